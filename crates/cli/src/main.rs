@@ -1,0 +1,3 @@
+//! The `butternut` command.
+
+fn main() {}

@@ -1,0 +1,13 @@
+//! Floor 0: what the bytes of a btrfs volume mean.
+//!
+//! Every structure exists twice: a `Raw` type is the bytes as they lie on disk (little-endian,
+//! unaligned, size asserted), and a checked type is proof that they passed the check beside it.
+//! Checks run once, after every read and before every write; floors above trust the type.
+//!
+//! This crate never does I/O, never reads a clock, and never panics or allocates without bound on
+//! any input.
+
+pub mod key;
+pub mod node;
+pub mod refused;
+pub mod units;

@@ -1,0 +1,67 @@
+//! The verdict on bytes that failed a check: where, which field, what it holds, what was wanted.
+//!
+//! A [`Refused`] starts with the field only; each caller that knows more about the place prepends
+//! it with [`Refused::at`], so the text reads from the outside in.
+
+use std::fmt;
+
+/// One field that is not what the format allows.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct Refused {
+    place: String,
+    field: &'static str,
+    have: String,
+    want: String,
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.place.is_empty() {
+            write!(f, "{}: ", self.place)?;
+        }
+        write!(f, "{}: have {}, want {}", self.field, self.have, self.want)
+    }
+}
+
+impl Refused {
+    pub fn new(field: &'static str, have: impl fmt::Display, want: impl fmt::Display) -> Self {
+        Self { place: String::new(), field, have: have.to_string(), want: want.to_string() }
+    }
+
+    /// The same verdict, said of a place: `leaf 30408704 slot 3`.
+    #[must_use]
+    pub fn at(mut self, place: impl fmt::Display) -> Self {
+        self.place = if self.place.is_empty() {
+            place.to_string()
+        } else {
+            format!("{place}: {}", self.place)
+        };
+        self
+    }
+
+    pub fn field(&self) -> &'static str {
+        self.field
+    }
+}
+
+/// `Ok` when `holds`, else the verdict.
+pub fn require(
+    holds: bool,
+    field: &'static str,
+    have: impl fmt::Display,
+    want: impl fmt::Display,
+) -> Result<(), Refused> {
+    if holds { Ok(()) } else { Err(Refused::new(field, have, want)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_read_from_the_outside_in() {
+        let refused = require(false, "level", 9, "at most 7").unwrap_err();
+        let refused = refused.at("header").at("node 65536");
+        assert_eq!(refused.to_string(), "node 65536: header: level: have 9, want at most 7");
+    }
+}

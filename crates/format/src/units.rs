@@ -1,0 +1,85 @@
+//! Newtypes for the integers that must not be mixed up: addresses, generations and identities.
+//!
+//! They carry no arithmetic beyond what an address needs; sizes and lengths stay plain `u64` bytes.
+
+use std::fmt;
+
+/// The only sector size this engine accepts, in bytes.
+pub const SECTOR_BYTES: u64 = 4096;
+
+/// Bounds of a tree block's size (`nodesize` in the superblock), in bytes.
+pub const NODE_BYTES_MIN: u32 = 4096;
+pub const NODE_BYTES_MAX: u32 = 65536;
+
+/// Levels a tree may have: 0 (leaf) to 7.
+pub const LEVELS_MAX: usize = 8;
+
+macro_rules! unit {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(pub u64);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    };
+}
+
+unit! {
+    /// An address in the volume's logical space, in bytes. Chunks map it to devices.
+    Logical
+}
+unit! {
+    /// A byte offset on one device.
+    Physical
+}
+unit! {
+    /// A transaction number. Every tree block carries the one that wrote it.
+    Generation
+}
+unit! {
+    /// The object id of a tree: 1 is the root tree, 5 the top-level subvolume, 256 and up the rest.
+    TreeId
+}
+unit! {
+    /// An inode number inside one subvolume.
+    Ino
+}
+unit! {
+    /// A device's number inside its volume, from 1.
+    DevId
+}
+
+impl Logical {
+    /// The address `bytes` further on, or `None` past the end of the address space.
+    pub fn checked_add(self, bytes: u64) -> Option<Self> {
+        self.0.checked_add(bytes).map(Self)
+    }
+}
+
+impl TreeId {
+    pub const ROOT: Self = Self(1);
+    pub const EXTENT: Self = Self(2);
+    pub const CHUNK: Self = Self(3);
+    pub const DEVICE: Self = Self(4);
+    pub const FS: Self = Self(5);
+    pub const ROOT_DIR: Self = Self(6);
+    pub const CHECKSUM: Self = Self(7);
+    pub const QUOTA: Self = Self(8);
+    pub const UUID: Self = Self(9);
+    pub const FREE_SPACE: Self = Self(10);
+    pub const BLOCK_GROUP: Self = Self(11);
+    pub const RAID_STRIPE: Self = Self(12);
+    pub const TREE_LOG: Self = Self(u64::MAX - 5);
+    pub const TREE_LOG_FIXUP: Self = Self(u64::MAX - 6);
+    pub const TREE_RELOCATION: Self = Self(u64::MAX - 7);
+    pub const DATA_RELOCATION: Self = Self(u64::MAX - 8);
+
+    /// Whether this tree holds inodes: the top-level subvolume, and every other one.
+    pub fn is_subvolume(self) -> bool {
+        self == Self::FS || (self.0 >= 256 && self.0 <= u64::MAX - 256)
+    }
+}

@@ -1,0 +1,1 @@
+//! btrfs in user space: one mounted filesystem, the only stable interface.

@@ -1,0 +1,3 @@
+//! Floor 0: the machine. The only crate with `unsafe`: io_uring, aligned memory, raw files, parity.
+//!
+//! It knows nothing of btrfs and holds no policy.

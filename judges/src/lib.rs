@@ -1,0 +1,1 @@
+//! What the judges share: mounting by the kernel, and comparing what two views of a volume show.
