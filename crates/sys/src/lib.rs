@@ -1,3 +1,5 @@
-//! Floor 0: the machine. The only crate with `unsafe`: io_uring, aligned memory, raw files, parity.
+//! Floor 0: the machine. The only crate with `unsafe`: `io_uring`, aligned memory, raw files, parity.
 //!
 //! It knows nothing of btrfs and holds no policy.
+
+pub mod parity;
