@@ -1,0 +1,97 @@
+//! File identities: which inode of which subvolume.
+//!
+//! 1. An id is stable: the same inode has the same id after every reopen, in every process.
+//! 2. No two inodes of a volume share an id; [`FileId::as_u64`] keeps that for subvolume ids below
+//!    2^23 and inode numbers below 2^40, and hashes beyond.
+//! 3. `as_u64` is never 0, and is the plain inode number in the top-level subvolume.
+
+/// The id of the top-level subvolume.
+pub(crate) const TOP_LEVEL: u64 = 5;
+
+const INO_BITS: u32 = 40;
+const SUBVOLUME_BITS: u32 = 23;
+
+/// One inode of one subvolume. A plain value: it may name an inode that does not exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FileId {
+    /// The subvolume's id: 5 for the top level, 256 and up for the rest.
+    pub subvolume: u64,
+    /// The inode number in that subvolume; 256 is its root directory.
+    pub ino: u64,
+}
+
+impl FileId {
+    pub const fn new(subvolume: u64, ino: u64) -> Self {
+        Self { subvolume, ino }
+    }
+
+    /// 16 bytes that [`FileId::from_bytes`] turns back into this id, on any machine.
+    pub fn to_bytes(self) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&self.subvolume.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.ino.to_le_bytes());
+        bytes
+    }
+
+    pub fn from_bytes(bytes: [u8; 16]) -> Self {
+        let word = |at: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&bytes[at..at + 8]);
+            u64::from_le_bytes(word)
+        };
+        Self::new(word(0), word(8))
+    }
+
+    /// One number for the whole volume, for interfaces that have only an inode number.
+    pub fn as_u64(self) -> u64 {
+        let Self { subvolume, ino } = self;
+        if subvolume == TOP_LEVEL && ino != 0 {
+            return ino;
+        }
+        if subvolume >> SUBVOLUME_BITS == 0 && ino >> INO_BITS == 0 && subvolume != 0 {
+            return subvolume << INO_BITS | ino;
+        }
+        1 << 63 | mix(subvolume.rotate_left(32) ^ mix(ino))
+    }
+}
+
+/// A bijective scramble of 64 bits.
+fn mix(word: u64) -> u64 {
+    let word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ word >> 31
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn top_level_inodes_keep_their_number() {
+        assert_eq!(FileId::new(5, 257).as_u64(), 257);
+        assert_eq!(FileId::new(5, u64::MAX - 256).as_u64(), u64::MAX - 256);
+    }
+
+    #[test]
+    fn the_same_inode_number_in_two_subvolumes_gives_two_numbers() {
+        let mut seen = std::collections::HashSet::new();
+        for subvolume in [5, 256, 257, 1 << 22, 1 << 23, 1 << 40, u64::MAX - 300] {
+            for ino in [2, 256, 257, (1 << 40) - 1, 1 << 40, u64::MAX - 256] {
+                assert!(seen.insert(FileId::new(subvolume, ino).as_u64()), "{subvolume} {ino}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_id_folds_to_zero() {
+        for id in [FileId::new(0, 0), FileId::new(5, 0), FileId::new(256, 0)] {
+            assert_ne!(id.as_u64(), 0, "{id:?}");
+        }
+    }
+
+    #[test]
+    fn bytes_give_the_id_back() {
+        let id = FileId::new(0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210);
+        assert_eq!(FileId::from_bytes(id.to_bytes()), id);
+    }
+}
