@@ -1,8 +1,8 @@
 //! Tree blocks: the header, and the slots of leaves and inner nodes.
 //!
 //! ```text
-//! header   0      32     48         56      64                80           88      96        100     101
-//!          | csum | fsid | bytenr   | flags | chunk_tree_uuid | generation | owner | nritems | level |
+//! header   0      32     48       56      64                80           88      96        100
+//!          | csum | fsid | bytenr | flags | chunk tree uuid | generation | owner | nritems | level
 //! node     101 + 33 i: | key 17 | blockptr 8 | generation 8 |
 //! leaf     101 + 25 i: | key 17 | offset 4 | size 4 |      data grows down from the end;
 //!                                                          `offset` counts from byte 101

@@ -1,0 +1,3 @@
+//! Chores of the repository, as a library so that its tests can run them.
+
+pub mod tidy;

@@ -1,0 +1,108 @@
+//! Style as a test: what no compiler lint checks about the repository.
+//!
+//! Laws, each in its own file:
+//!
+//! 1. [`floors`]: a crate imports lower floors only, rooms on one floor never meet, doors see the
+//!    library and the ground; every crate keeps the workspace's lints.
+//! 2. [`shape`]: files open with a header, stay short, narrow and ASCII; `unsafe` only in `sys`.
+//! 3. [`words`]: no plan talk, no banned call where a better one exists.
+//! 4. [`reach`]: every source file is part of a crate.
+//! 5. An exception is a line of [`EXCEPTIONS`] with a reason, and one that is not needed is found.
+//!
+//! It leaves to clippy what clippy does: function length, `unwrap`, missing SAFETY comments.
+
+pub mod floors;
+pub mod reach;
+pub mod shape;
+pub mod tree;
+pub mod words;
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use tree::Tree;
+
+/// Something to put right: where, what, and what to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    pub path: String,
+    pub line: usize,
+    pub rule: Rule,
+    pub what: String,
+    pub cure: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: {}: {}", self.path, self.line, self.what, self.cure)
+    }
+}
+
+/// The rules by the name that an exception uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rule {
+    Floor,
+    Lints,
+    Header,
+    Length,
+    Width,
+    Ascii,
+    Unsafe,
+    FileName,
+    Word,
+    Call,
+    Dead,
+    Exception,
+}
+
+/// A file that may break one rule, and why.
+pub struct Exception {
+    pub path: &'static str,
+    pub rule: Rule,
+    pub reason: &'static str,
+}
+
+/// Every exception of the repository.
+pub const EXCEPTIONS: &[Exception] = &[];
+
+/// The root of the repository that this crate was built from.
+pub fn repository() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here).to_path_buf()
+}
+
+/// Runs every law over the repository at `root`; an empty list is a clean bill.
+pub fn tidy(root: &Path) -> io::Result<Vec<Finding>> {
+    let tree = Tree::read(root)?;
+    Ok(excepted(&findings(&tree), EXCEPTIONS))
+}
+
+/// Every finding, exceptions not yet applied.
+pub fn findings(tree: &Tree) -> Vec<Finding> {
+    let mut all = Vec::new();
+    all.extend(floors::check(tree));
+    all.extend(shape::check(tree));
+    all.extend(words::check(tree));
+    all.extend(reach::check(tree));
+    all.sort_by(|a, b| (&a.path, a.line).cmp(&(&b.path, b.line)));
+    all
+}
+
+/// Takes excepted findings out, and adds one for each exception that nothing needed.
+pub fn excepted(found: &[Finding], exceptions: &[Exception]) -> Vec<Finding> {
+    let covers =
+        |e: &Exception, f: &Finding| e.path == f.path && e.rule == f.rule && !e.reason.is_empty();
+    let mut left: Vec<Finding> =
+        found.iter().filter(|f| !exceptions.iter().any(|e| covers(e, f))).cloned().collect();
+    for e in exceptions.iter().filter(|e| !found.iter().any(|f| covers(e, f))) {
+        left.push(Finding {
+            path: e.path.to_owned(),
+            line: 1,
+            rule: Rule::Exception,
+            what: format!("exception from {:?} that is not needed or has no reason", e.rule),
+            cure: "remove it from EXCEPTIONS in xtask/src/tidy.rs, or give its reason".to_owned(),
+        });
+    }
+    left
+}
