@@ -7,7 +7,16 @@
 //! This crate never does I/O, never reads a clock, and never panics or allocates without bound on
 //! any input.
 
+pub mod balance;
+pub mod dir;
+pub mod file_extent;
+pub mod inode;
+pub mod inode_ref;
 pub mod key;
+pub mod log_item;
 pub mod node;
+pub mod orphan;
 pub mod refused;
 pub mod units;
+pub mod uuid;
+pub mod verity;

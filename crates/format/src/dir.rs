@@ -1,0 +1,170 @@
+//! Directory entries and extended attributes: one structure under three item types.
+//!
+//! ```text
+//! RawDirItem
+//! 0          17        25         27         29              30
+//! | location | transid | data_len | name_len | entry_type(1) |
+//! then `name_len` bytes of name, then `data_len` bytes of data
+//! ```
+//!
+//! A name in a directory is stored twice: as `DIR_ITEM` under the hash of the name, for lookup, and
+//! as `DIR_INDEX` under a number that only grows, for listing in a stable order. An `XATTR_ITEM`
+//! lies under the hash of the attribute's name, and is the only one with data. Items keyed by a
+//! hash hold several entries where names collide; a `DIR_INDEX` holds one.
+//!
+//! Laws, for each entry of [`DirEntries`]:
+//!
+//! 1. The entry with its name and data lies inside the item.
+//! 2. `entry_type` is one of the known types; only attributes have data.
+//! 3. A name has 1 to 255 bytes and no NUL; outside attributes no `/` either.
+//!
+//! What depends on the key (hash, type, what `location` may name) is [`crate::check`]'s.
+
+use crate::inode::FileKind;
+use crate::key::{Key, RawKey};
+use crate::refused::{Refused, require};
+use crate::units::Generation;
+use std::fmt;
+use zerocopy::little_endian::{U16, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Bytes in the longest name, of a file as of an attribute.
+pub const NAME_BYTES_MAX: usize = 255;
+
+/// An entry as it lies on disk (`struct btrfs_dir_item`).
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct RawDirItem {
+    pub location: RawKey,
+    pub transid: U64,
+    pub data_len: U16,
+    pub name_len: U16,
+    /// The kernel's `type`.
+    pub entry_type: u8,
+}
+const _: () = assert!(size_of::<RawDirItem>() == 30);
+
+/// What an entry names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EntryKind {
+    File(FileKind),
+    Xattr,
+}
+
+/// An entry that passed the laws above.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirEntry<'a> {
+    /// The inode item or the root item that the name leads to; zero for attributes.
+    pub location: Key,
+    pub transid: Generation,
+    pub kind: EntryKind,
+    pub name: &'a [u8],
+    /// An attribute's value; empty for names in directories.
+    pub data: &'a [u8],
+}
+
+/// The entries of one item. Ends after the first entry that is refused.
+#[derive(Clone, Debug)]
+pub struct DirEntries<'a> {
+    rest: &'a [u8],
+}
+
+impl EntryKind {
+    /// The kind that `entry_type` stands for, or `None` for unknown ones.
+    pub fn from_entry_type(entry_type: u8) -> Option<Self> {
+        Some(match entry_type {
+            1 => Self::File(FileKind::File),
+            2 => Self::File(FileKind::Directory),
+            3 => Self::File(FileKind::CharDevice),
+            4 => Self::File(FileKind::BlockDevice),
+            5 => Self::File(FileKind::Fifo),
+            6 => Self::File(FileKind::Socket),
+            7 => Self::File(FileKind::Symlink),
+            8 => Self::Xattr,
+            _ => return None,
+        })
+    }
+
+    pub fn entry_type(self) -> u8 {
+        match self {
+            Self::File(FileKind::File) => 1,
+            Self::File(FileKind::Directory) => 2,
+            Self::File(FileKind::CharDevice) => 3,
+            Self::File(FileKind::BlockDevice) => 4,
+            Self::File(FileKind::Fifo) => 5,
+            Self::File(FileKind::Socket) => 6,
+            Self::File(FileKind::Symlink) => 7,
+            Self::Xattr => 8,
+        }
+    }
+}
+
+impl<'a> DirEntries<'a> {
+    pub fn new(item: &'a [u8]) -> Self {
+        Self { rest: item }
+    }
+
+    fn split(&mut self) -> Result<DirEntry<'a>, Refused> {
+        let (raw, rest) = RawDirItem::ref_from_prefix(self.rest).map_err(|_| {
+            let want = format_args!("at least {}", size_of::<RawDirItem>()).to_string();
+            Refused::new("bytes left in item", self.rest.len(), want)
+        })?;
+        let kind = EntryKind::from_entry_type(raw.entry_type)
+            .ok_or_else(|| Refused::new("type", raw.entry_type, "1 to 8"))?;
+        let (name, rest) = split(rest, raw.name_len, "name_len")?;
+        let (data, rest) = split(rest, raw.data_len, "data_len")?;
+        match kind {
+            EntryKind::File(_) => {
+                check_name(name)?;
+                require(data.is_empty(), "data_len", data.len(), "0 outside attributes")?;
+            }
+            EntryKind::Xattr => check_xattr_name(name)?,
+        }
+        self.rest = rest;
+        let location = Key::from(&raw.location);
+        Ok(DirEntry { location, transid: Generation(raw.transid.get()), kind, name, data })
+    }
+}
+
+impl<'a> Iterator for DirEntries<'a> {
+    type Item = Result<DirEntry<'a>, Refused>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.rest.is_empty() {
+            return None;
+        }
+        Some(self.split().inspect_err(|_| self.rest = &[]))
+    }
+}
+
+/// Checks a name that a directory, a reference or a root reference holds.
+pub fn check_name(name: &[u8]) -> Result<(), Refused> {
+    check_xattr_name(name)?;
+    require(!name.contains(&b'/'), "name", ShownName(name), "no '/'")
+}
+
+fn check_xattr_name(name: &[u8]) -> Result<(), Refused> {
+    let want = format_args!("1 to {NAME_BYTES_MAX}");
+    require((1..=NAME_BYTES_MAX).contains(&name.len()), "name_len", name.len(), want)?;
+    require(!name.contains(&0), "name", ShownName(name), "no NUL")
+}
+
+fn split<'a>(
+    bytes: &'a [u8],
+    len: U16,
+    field: &'static str,
+) -> Result<(&'a [u8], &'a [u8]), Refused> {
+    let len = usize::from(len.get());
+    bytes
+        .split_at_checked(len)
+        .ok_or_else(|| Refused::new(field, len, format_args!("at most the {} left", bytes.len())))
+}
+
+/// A name in an error, with bytes that are not printable escaped.
+struct ShownName<'a>(&'a [u8]);
+
+impl fmt::Display for ShownName<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{}\"", self.0.escape_ascii())
+    }
+}

@@ -1,0 +1,137 @@
+//! Inode references: the names of an inode, kept beside the inode, in two forms.
+//!
+//! ```text
+//! RawInodeRef
+//! 0       8          10
+//! | index | name_len |    then `name_len` bytes of name
+//!
+//! RawInodeExtref
+//! 0                 8       16         18
+//! | parent_objectid | index | name_len |    then `name_len` bytes of name
+//! ```
+//!
+//! An `INODE_REF` item has the key (ino, 12, parent) and holds every name that one parent gives.
+//! When it is full, further names go to `INODE_EXTREF` items, keyed (ino, 13, hash of parent and
+//! name); several entries share an item where the hashes collide.
+//!
+//! Laws, for each entry of [`InodeRefs`] and [`InodeExtrefs`]:
+//!
+//! 1. The entry with its name lies inside the item, and an item holds at least one.
+//! 2. A name has 1 to 255 bytes, none of them `/` or NUL.
+
+use crate::dir::check_name;
+use crate::refused::Refused;
+use crate::units::Ino;
+use zerocopy::little_endian::{U16, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// One name in an `INODE_REF` item as it lies on disk (`struct btrfs_inode_ref`).
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct RawInodeRef {
+    pub index: U64,
+    pub name_len: U16,
+}
+const _: () = assert!(size_of::<RawInodeRef>() == 10);
+
+/// One name in an `INODE_EXTREF` item as it lies on disk (`struct btrfs_inode_extref`).
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct RawInodeExtref {
+    pub parent_objectid: U64,
+    pub index: U64,
+    pub name_len: U16,
+}
+const _: () = assert!(size_of::<RawInodeExtref>() == 18);
+
+/// A name of an inode in the directory that the item's key names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InodeRef<'a> {
+    /// The key offset of the name's `DIR_INDEX` item.
+    pub index: u64,
+    pub name: &'a [u8],
+}
+
+/// A name of an inode in the directory `parent`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InodeExtref<'a> {
+    pub parent: Ino,
+    /// The key offset of the name's `DIR_INDEX` item.
+    pub index: u64,
+    pub name: &'a [u8],
+}
+
+/// The names in an `INODE_REF` item. Ends after the first entry that is refused.
+#[derive(Clone, Debug)]
+pub struct InodeRefs<'a> {
+    rest: &'a [u8],
+}
+
+/// The names in an `INODE_EXTREF` item. Ends after the first entry that is refused.
+#[derive(Clone, Debug)]
+pub struct InodeExtrefs<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> InodeRefs<'a> {
+    pub fn new(item: &'a [u8]) -> Self {
+        Self { rest: item }
+    }
+
+    fn split(&mut self) -> Result<InodeRef<'a>, Refused> {
+        let (raw, rest) = RawInodeRef::ref_from_prefix(self.rest)
+            .map_err(|_| truncated(self.rest.len(), size_of::<RawInodeRef>()))?;
+        let (name, rest) = split_name(rest, raw.name_len)?;
+        self.rest = rest;
+        Ok(InodeRef { index: raw.index.get(), name })
+    }
+}
+
+impl<'a> InodeExtrefs<'a> {
+    pub fn new(item: &'a [u8]) -> Self {
+        Self { rest: item }
+    }
+
+    fn split(&mut self) -> Result<InodeExtref<'a>, Refused> {
+        let (raw, rest) = RawInodeExtref::ref_from_prefix(self.rest)
+            .map_err(|_| truncated(self.rest.len(), size_of::<RawInodeExtref>()))?;
+        let (name, rest) = split_name(rest, raw.name_len)?;
+        self.rest = rest;
+        Ok(InodeExtref { parent: Ino(raw.parent_objectid.get()), index: raw.index.get(), name })
+    }
+}
+
+impl<'a> Iterator for InodeRefs<'a> {
+    type Item = Result<InodeRef<'a>, Refused>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.rest.is_empty() {
+            return None;
+        }
+        Some(self.split().inspect_err(|_| self.rest = &[]))
+    }
+}
+
+impl<'a> Iterator for InodeExtrefs<'a> {
+    type Item = Result<InodeExtref<'a>, Refused>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.rest.is_empty() {
+            return None;
+        }
+        Some(self.split().inspect_err(|_| self.rest = &[]))
+    }
+}
+
+fn truncated(have: usize, want: usize) -> Refused {
+    Refused::new("bytes left in item", have, format_args!("at least {want}"))
+}
+
+fn split_name(bytes: &[u8], name_len: U16) -> Result<(&[u8], &[u8]), Refused> {
+    let name_bytes = usize::from(name_len.get());
+    let (name, rest) = bytes.split_at_checked(name_bytes).ok_or_else(|| {
+        Refused::new("name_len", name_bytes, format_args!("at most the {} left", bytes.len()))
+    })?;
+    check_name(name)?;
+    Ok((name, rest))
+}

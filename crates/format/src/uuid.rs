@@ -1,0 +1,58 @@
+//! UUIDs, and the items of the UUID tree, which finds subvolumes by them.
+//!
+//! The key is the UUID itself: its first 8 bytes, little-endian, are the object id, and its last 8
+//! the offset; the type is `UUID_SUBVOL` for a subvolume's own UUID and `UUID_RECEIVED_SUBVOL` for
+//! the one it was received as. The item is a list of 8-byte subvolume ids, at least one: several
+//! subvolumes may have been received from one.
+
+use crate::key::{ItemType, Key};
+use crate::refused::{Refused, require};
+use crate::units::TreeId;
+use std::fmt;
+use zerocopy::FromBytes;
+use zerocopy::little_endian::U64;
+
+/// A UUID, which `Display` shows in the usual 8-4-4-4-12 form.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Uuid(pub [u8; 16]);
+
+impl Uuid {
+    pub const NIL: Self = Self([0; 16]);
+
+    pub fn is_nil(self) -> bool {
+        self == Self::NIL
+    }
+
+    /// The key of this UUID in the UUID tree; `item_type` says whose UUID it is.
+    pub fn key(self, item_type: ItemType) -> Key {
+        let halves: [U64; 2] = zerocopy::transmute!(self.0);
+        let [objectid, offset] = halves.map(U64::get);
+        Key::new(objectid, item_type, offset)
+    }
+
+    /// The UUID that a key of the UUID tree stands for.
+    pub fn from_key(key: &Key) -> Self {
+        let halves = [U64::new(key.objectid), U64::new(key.offset)];
+        Self(zerocopy::transmute!(halves))
+    }
+}
+
+impl fmt::Display for Uuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, byte) in self.0.iter().enumerate() {
+            if matches!(at, 4 | 6 | 8 | 10) {
+                f.write_str("-")?;
+            }
+            write!(f, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Checks a UUID tree's item and lists the subvolumes that it names.
+pub fn subvolume_ids(item: &[u8]) -> Result<impl Iterator<Item = TreeId> + '_, Refused> {
+    let ids = <[U64]>::ref_from_bytes(item)
+        .map_err(|_| Refused::new("item size", item.len(), "a multiple of 8"))?;
+    require(!ids.is_empty(), "item size", 0, "at least 8")?;
+    Ok(ids.iter().map(|id| TreeId(id.get())))
+}

@@ -1,0 +1,25 @@
+//! fs-verity: the items that seal a file. Read and shown, never verified here.
+//!
+//! ```text
+//! RawVerityDescriptorItem
+//! 0      8          24              25
+//! | size | reserved | encryption(1) |
+//! ```
+//!
+//! The key (ino, `VERITY_DESC_ITEM`, 0) holds this structure; from offset 1 on, the items of that
+//! type hold the descriptor that the kernel's fs-verity layer wrote, `size` bytes in all. Items of
+//! type `VERITY_MERKLE_ITEM` hold the Merkle tree, their key offset counting its bytes.
+
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// The item at key offset 0 (`struct btrfs_verity_descriptor_item`).
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct RawVerityDescriptorItem {
+    /// Bytes of the descriptor that follows from key offset 1 on.
+    pub size: U64,
+    pub reserved: [U64; 2],
+    pub encryption: u8,
+}
+const _: () = assert!(size_of::<RawVerityDescriptorItem>() == 25);
