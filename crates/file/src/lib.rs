@@ -1,1 +1,3 @@
-//! Floor 5: the bytes of a file. Never knows paths or open inodes.
+//! Floor 5: a file's bytes. Never knows paths, names or open handles.
+
+pub mod compress;

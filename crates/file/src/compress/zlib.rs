@@ -1,0 +1,75 @@
+//! zlib extents: one deflate stream per extent behind a two-byte zlib header.
+//!
+//! ```text
+//! 0     2                                n          disk_bytes
+//! | hdr | deflate blocks ... end | adler | padding |
+//! ```
+//!
+//! 1. Output is at most `out.len()` bytes; a stream that would say more is not read further.
+//! 2. A stream that ends early leaves zeroes: the last extent of a file holds a partial sector.
+//! 3. A stream that runs out of input before either is refused.
+//! 4. The Adler sum is not looked at, as in the kernel: the checksum tree vouches for the bytes.
+
+use butternut_format::refused::{Refused, require};
+use flate2::{Decompress, FlushDecompress, Status};
+
+/// The compression method every zlib header names in its low four bits.
+const METHOD_DEFLATE: u8 = 8;
+/// Largest window a deflate stream may ask for, as the header's high four bits tell it.
+const WINDOW_LOG_MAX: u8 = 7;
+/// The header's flag of a preset dictionary, which no extent has.
+const PRESET_DICTIONARY: u8 = 0x20;
+
+/// A reusable inflater.
+pub(super) struct Inflater(Decompress);
+
+impl Inflater {
+    pub(super) fn new() -> Self {
+        Self(Decompress::new(false))
+    }
+
+    /// Fills `out` from the start of the stream in `input`; see the laws above.
+    pub(super) fn fill(&mut self, input: &[u8], out: &mut [u8]) -> Result<(), Refused> {
+        let deflate = body(input)?;
+        self.0.reset(false);
+        let mut taken = 0;
+        let mut made = 0;
+        while made < out.len() {
+            let rest_in = deflate.get(taken..).unwrap_or_default();
+            let rest_out = out.get_mut(made..).unwrap_or_default();
+            let (in_before, out_before) = (self.0.total_in(), self.0.total_out());
+            let status = self
+                .0
+                .decompress(rest_in, rest_out, FlushDecompress::None)
+                .map_err(|_| Refused::new("deflate block", "a damaged stream", "valid codes"))?;
+            let took = count(self.0.total_in(), in_before);
+            let gave = count(self.0.total_out(), out_before);
+            taken += took;
+            made += gave;
+            if matches!(status, Status::StreamEnd) {
+                break;
+            }
+            require(took + gave > 0, "deflate stream", "an early end of input", "an end mark")?;
+        }
+        out.get_mut(made..).unwrap_or_default().fill(0);
+        Ok(())
+    }
+}
+
+/// The deflate blocks behind a header that the kernel would accept.
+fn body(input: &[u8]) -> Result<&[u8], Refused> {
+    let Some((&[method, flags], deflate)) = input.split_first_chunk::<2>() else {
+        return Err(Refused::new("zlib header", format!("{} bytes", input.len()), "2 bytes"));
+    };
+    require(method & 0xf == METHOD_DEFLATE, "zlib method", method & 0xf, METHOD_DEFLATE)?;
+    require(method >> 4 <= WINDOW_LOG_MAX, "zlib window", method >> 4, "at most 7")?;
+    require(flags & PRESET_DICTIONARY == 0, "zlib flags", flags, "no preset dictionary")?;
+    let check = u16::from(method) * 256 + u16::from(flags);
+    require(check.is_multiple_of(31), "zlib header", check, "a multiple of 31")?;
+    Ok(deflate)
+}
+
+/// What a running total grew by. Both ends count bytes of slices, so it fits.
+fn count(after: u64, before: u64) -> usize {
+    usize::try_from(after.saturating_sub(before)).unwrap_or(0)
+}

@@ -1,0 +1,74 @@
+//! zstd extents: one frame per extent, then padding to the sector.
+//!
+//! ```text
+//! 0                         n          disk_bytes
+//! | frame: header, blocks   | padding |
+//! ```
+//!
+//! 1. Only the first frame counts; what follows it is padding.
+//! 2. Output is at most `out.len()` bytes. A frame that holds less leaves zeroes.
+//! 3. A frame cut short by the end of the extent is refused. (The kernel would serve zeroes for
+//!    what is missing; it writes no such frame.)
+//! 4. A frame may look back 128 KiB at most, so that a decoder's memory is bounded.
+
+use butternut_format::refused::{Refused, require};
+use zstd::zstd_safe::{
+    self, DCtx, DParameter, ErrorCode, InBuffer, OutBuffer, ResetDirective, get_error_name,
+};
+
+/// Law 4.
+const WINDOW_LOG_MAX: u32 = 17;
+
+/// A reusable decoder.
+pub(super) struct Frames(DCtx<'static>);
+
+impl Frames {
+    pub(super) fn new() -> Result<Self, Refused> {
+        let mut context = DCtx::try_create()
+            .ok_or_else(|| Refused::new("zstd context", "none", "memory for a decoder"))?;
+        context.set_parameter(DParameter::WindowLogMax(WINDOW_LOG_MAX)).map_err(refused)?;
+        Ok(Self(context))
+    }
+
+    /// Fills `out` from the start of the first frame in `input`; see the laws above.
+    pub(super) fn fill(&mut self, input: &[u8], out: &mut [u8]) -> Result<(), Refused> {
+        let made = match whole_frame(input, out.len()) {
+            Some(frame) => self.0.decompress(out, frame).map_err(refused)?,
+            None => self.stream(input, out)?,
+        };
+        out.get_mut(made..).unwrap_or_default().fill(0);
+        Ok(())
+    }
+
+    /// Decodes block by block, until `out` is full or the frame ends.
+    fn stream(&mut self, input: &[u8], out: &mut [u8]) -> Result<usize, Refused> {
+        self.0.reset(ResetDirective::SessionOnly).map_err(refused)?;
+        let bytes_wanted = out.len();
+        let mut input = InBuffer::around(input);
+        let mut out = OutBuffer::around(out);
+        while out.pos() < bytes_wanted {
+            let before = (input.pos(), out.pos());
+            let hint = self.0.decompress_stream(&mut out, &mut input).map_err(refused)?;
+            if hint == 0 {
+                break;
+            }
+            let moved = before != (input.pos(), out.pos());
+            require(moved, "zstd frame", "an early end of input", "a last block")?;
+        }
+        Ok(out.pos())
+    }
+}
+
+/// The first frame's bytes, where it states its content size and all of it fits `room`: such a
+/// frame is decoded in one pass straight into its place.
+fn whole_frame(input: &[u8], room: usize) -> Option<&[u8]> {
+    let content = zstd_safe::get_frame_content_size(input).ok().flatten()?;
+    if usize::try_from(content).ok()? > room {
+        return None;
+    }
+    input.get(..zstd_safe::find_frame_compressed_size(input).ok()?)
+}
+
+fn refused(code: ErrorCode) -> Refused {
+    Refused::new("zstd frame", get_error_name(code), "a valid frame")
+}
