@@ -82,7 +82,7 @@ impl fmt::Display for Key {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ItemType(pub u8);
 
-/// Item types (btrfs_tree.h, `BTRFS_*_KEY`).
+/// Item types (`btrfs_tree.h`, `BTRFS_*_KEY`).
 impl ItemType {
     pub const INODE_ITEM: Self = Self(1);
     pub const INODE_REF: Self = Self(12);

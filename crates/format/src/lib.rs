@@ -7,8 +7,23 @@
 //! This crate never does I/O, never reads a clock, and never panics or allocates without bound on
 //! any input.
 
+#![deny(clippy::as_conversions, clippy::indexing_slicing)]
+#![cfg_attr(
+    test,
+    allow(
+        clippy::as_conversions,
+        clippy::indexing_slicing,
+        reason = "a test that panics has failed, as it should"
+    )
+)]
+
 pub mod balance;
+pub mod check;
+pub mod checksum;
+pub mod chunk;
+pub mod device_item;
 pub mod dir;
+pub mod feature;
 pub mod file_extent;
 pub mod inode;
 pub mod inode_ref;
@@ -17,6 +32,7 @@ pub mod log_item;
 pub mod node;
 pub mod orphan;
 pub mod refused;
+pub mod super_block;
 pub mod units;
 pub mod uuid;
 pub mod verity;

@@ -9,19 +9,35 @@
 //! ```
 //!
 //! [`TreeBlock`] is proof that the block passed [`TreeBlock::check`]: the checksum, the header
-//! against what the parent promised ([`Expected`]), the order of the keys, and the placing of
-//! every item. What the items hold is checked by [`crate::check`], which `check` calls for leaves.
+//! against what the parent promised ([`Expected`]), the order of the keys, the placing of every
+//! item, and what the items hold. The laws themselves are in [`crate::check`].
 //!
 //! The bytes may live in any buffer `B`: memory that a device read into, or a test's vector.
+//! Every accessor is O(1) or a binary search, allocates nothing, and answers `None` rather than
+//! panic where a slot is not there.
 
-use crate::key::{ItemType, Key, RawKey};
-use crate::refused::{Refused, require};
-use crate::units::{Generation, LEVELS_MAX, Logical, TreeId};
+use crate::check;
+use crate::checksum::ChecksumKind;
+use crate::key::{Key, RawKey};
+use crate::refused::Refused;
+use crate::super_block::SuperBlock;
+use crate::units::{Generation, Logical, TreeId, index};
+use std::fmt;
+use std::ops::Deref;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Bytes of the header in front of every block's slots.
 pub const HEADER_BYTES: usize = 101;
+
+/// Bytes at the front of a block that its checksum does not cover: the digest's own field.
+pub const CSUM_BYTES: usize = 32;
+
+/// Bits of a header's `flags`; the top byte is the revision of back references.
+pub const HEADER_FLAG_WRITTEN: u64 = 1 << 0;
+pub const HEADER_FLAG_RELOC: u64 = 1 << 1;
+pub const BACKREF_REVISION_SHIFT: u32 = 56;
+pub const BACKREF_REVISION_MIXED: u64 = 1;
 
 /// A block header as it lies on disk (`struct btrfs_header`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -66,10 +82,39 @@ pub struct Expected {
     pub generation: Generation,
     pub level: u8,
     /// The tree the block is reached from. Shared blocks may name another owner; the check uses
-    /// it to tell subvolume trees from the rest.
+    /// it to tell subvolume trees from the rest. Tree 0 means unknown: any owner will do.
     pub tree: TreeId,
     /// The first key the parent's slot holds, where there is a parent.
     pub first_key: Option<Key>,
+}
+
+/// What a volume's superblock says that every block of it must keep.
+#[derive(Clone, Debug)]
+pub struct BlockRules {
+    pub csum: ChecksumKind,
+    pub node_bytes: u32,
+    /// The ids a header may carry: the volume's metadata id, and those of its seeds.
+    pub fsids: Vec<[u8; 16]>,
+    /// `incompat_flags` and `compat_ro_flags` of the superblock ([`crate::super_block`]).
+    pub incompat: u64,
+    pub compat_ro: u64,
+}
+
+impl BlockRules {
+    pub fn of(super_block: &SuperBlock) -> Self {
+        Self {
+            csum: super_block.csum(),
+            node_bytes: super_block.node_bytes(),
+            fsids: vec![super_block.metadata_uuid()],
+            incompat: super_block.raw().incompat_flags.get(),
+            compat_ro: super_block.raw().compat_ro_flags.get(),
+        }
+    }
+
+    /// Bytes of a block behind its header.
+    pub fn slot_bytes(&self) -> usize {
+        index(self.node_bytes).saturating_sub(HEADER_BYTES)
+    }
 }
 
 /// A child that an inner node points at.
@@ -78,4 +123,180 @@ pub struct Child {
     pub key: Key,
     pub logical: Logical,
     pub generation: Generation,
+}
+
+/// A tree block that passed [`TreeBlock::check`].
+#[derive(Clone)]
+pub struct TreeBlock<B> {
+    bytes: B,
+}
+
+impl<B: Deref<Target = [u8]>> TreeBlock<B> {
+    /// Checks every law of a block: see [`check::block`].
+    pub fn check(bytes: B, expected: &Expected, rules: &BlockRules) -> Result<Self, Refused> {
+        check::block(&bytes, expected, rules)?;
+        Ok(Self { bytes })
+    }
+
+    pub fn header(&self) -> &RawHeader {
+        header(&self.bytes)
+    }
+
+    pub fn logical(&self) -> Logical {
+        Logical(self.header().bytenr.get())
+    }
+
+    pub fn generation(&self) -> Generation {
+        Generation(self.header().generation.get())
+    }
+
+    pub fn owner(&self) -> TreeId {
+        TreeId(self.header().owner.get())
+    }
+
+    pub fn level(&self) -> u8 {
+        self.header().level
+    }
+
+    pub fn is_leaf(&self) -> bool {
+        self.level() == 0
+    }
+
+    /// Items of a leaf, or children of an inner node.
+    pub fn len(&self) -> usize {
+        index(self.header().nritems.get())
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    pub fn into_bytes(self) -> B {
+        self.bytes
+    }
+
+    pub fn key(&self, slot: usize) -> Option<Key> {
+        let slots = Slots::of(&self.bytes)?;
+        slots.key(slot).map(Key::from)
+    }
+
+    /// The slot that holds `key`, or else the slot it would be inserted at.
+    pub fn find(&self, key: &Key) -> Result<usize, usize> {
+        let Some(slots) = Slots::of(&self.bytes) else { return Err(0) };
+        let (mut low, mut high) = (0, slots.len());
+        while low < high {
+            let middle = low.midpoint(high);
+            let Some(found) = slots.key(middle).map(Key::from) else { return Err(low) };
+            match found.cmp(key) {
+                std::cmp::Ordering::Less => low = middle.saturating_add(1),
+                std::cmp::Ordering::Greater => high = middle,
+                std::cmp::Ordering::Equal => return Ok(middle),
+            }
+        }
+        Err(low)
+    }
+
+    /// The child in a slot of an inner node; `None` in a leaf.
+    pub fn child(&self, slot: usize) -> Option<Child> {
+        match Slots::of(&self.bytes)? {
+            Slots::Node(children) => children.get(slot).map(Child::from),
+            Slots::Leaf(_) => None,
+        }
+    }
+
+    /// The item in a slot of a leaf; `None` in an inner node.
+    pub fn item(&self, slot: usize) -> Option<(Key, &[u8])> {
+        match Slots::of(&self.bytes)? {
+            Slots::Leaf(items) => {
+                let item = items.get(slot)?;
+                Some((Key::from(&item.key), item_data(&self.bytes, item)?))
+            }
+            Slots::Node(_) => None,
+        }
+    }
+}
+
+impl<B: Deref<Target = [u8]>> fmt::Debug for TreeBlock<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TreeBlock")
+            .field("logical", &self.logical())
+            .field("owner", &self.owner())
+            .field("generation", &self.generation())
+            .field("level", &self.level())
+            .field("len", &self.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl From<&RawKeyPtr> for Child {
+    fn from(raw: &RawKeyPtr) -> Self {
+        Self {
+            key: Key::from(&raw.key),
+            logical: Logical(raw.blockptr.get()),
+            generation: Generation(raw.generation.get()),
+        }
+    }
+}
+
+/// The slots behind a header, as many as `nritems` says.
+#[derive(Clone, Copy)]
+pub(crate) enum Slots<'a> {
+    Leaf(&'a [RawItem]),
+    Node(&'a [RawKeyPtr]),
+}
+
+impl<'a> Slots<'a> {
+    /// `None` where the block is too small for its `nritems`.
+    pub(crate) fn of(bytes: &'a [u8]) -> Option<Self> {
+        let (header, slots) = RawHeader::ref_from_prefix(bytes).ok()?;
+        let count = index(header.nritems.get());
+        if header.level == 0 {
+            let (items, _) = <[RawItem]>::ref_from_prefix_with_elems(slots, count).ok()?;
+            Some(Self::Leaf(items))
+        } else {
+            let (children, _) = <[RawKeyPtr]>::ref_from_prefix_with_elems(slots, count).ok()?;
+            Some(Self::Node(children))
+        }
+    }
+
+    fn len(self) -> usize {
+        match self {
+            Self::Leaf(items) => items.len(),
+            Self::Node(children) => children.len(),
+        }
+    }
+
+    fn key(self, slot: usize) -> Option<&'a RawKey> {
+        match self {
+            Self::Leaf(items) => items.get(slot).map(|item| &item.key),
+            Self::Node(children) => children.get(slot).map(|child| &child.key),
+        }
+    }
+}
+
+/// The bytes an item's slot names, where they lie inside the block.
+pub(crate) fn item_data<'a>(bytes: &'a [u8], item: &RawItem) -> Option<&'a [u8]> {
+    let start = HEADER_BYTES.checked_add(index(item.offset.get()))?;
+    let end = start.checked_add(index(item.size.get()))?;
+    bytes.get(start..end)
+}
+
+/// The header of a checked block. The fallback is never met: the check refused shorter blocks.
+fn header(bytes: &[u8]) -> &RawHeader {
+    const NONE: &RawHeader = &RawHeader {
+        csum: [0; 32],
+        fsid: [0; 16],
+        bytenr: U64::ZERO,
+        flags: U64::ZERO,
+        chunk_tree_uuid: [0; 16],
+        generation: U64::ZERO,
+        owner: U64::ZERO,
+        nritems: U32::ZERO,
+        level: 0,
+    };
+    RawHeader::ref_from_prefix(bytes).map_or(NONE, |(header, _)| header)
 }

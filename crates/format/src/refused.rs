@@ -54,6 +54,26 @@ pub fn require(
     if holds { Ok(()) } else { Err(Refused::new(field, have, want)) }
 }
 
+/// Bytes in the order they lie in, as a digest or an id is said.
+#[derive(Clone, Copy, Debug)]
+pub struct Hex<'a>(pub &'a [u8]);
+
+impl fmt::Display for Hex<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// A word of flags.
+#[derive(Clone, Copy, Debug)]
+pub struct Bits(pub u64);
+
+impl fmt::Display for Bits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -78,8 +78,19 @@ impl TreeId {
     pub const TREE_RELOCATION: Self = Self(u64::MAX - 7);
     pub const DATA_RELOCATION: Self = Self(u64::MAX - 8);
 
-    /// Whether this tree holds inodes: the top-level subvolume, and every other one.
+    /// Whether this tree is a subvolume: the top-level one, or any other. Ids from 2^48 up are
+    /// quota groups above level 0, and the trees of the engine itself.
     pub fn is_subvolume(self) -> bool {
-        self == Self::FS || (self.0 >= 256 && self.0 <= u64::MAX - 256)
+        self == Self::FS || (self.0 >= 256 && self.0 < 1 << 48)
     }
+}
+
+/// A 32-bit count or offset as an index. Lossless wherever a pointer has 32 bits or more.
+pub fn index(value: u32) -> usize {
+    usize::try_from(value).unwrap_or(usize::MAX)
+}
+
+/// A length as a 64-bit number. Lossless wherever a pointer has at most 64 bits.
+pub fn length(value: usize) -> u64 {
+    u64::try_from(value).unwrap_or(u64::MAX)
 }

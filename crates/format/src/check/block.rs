@@ -1,0 +1,191 @@
+//! The laws of a block's header and of its slots, leaf or inner node.
+//!
+//! 1. The block has the volume's node size, and its checksum covers all but the checksum field.
+//! 2. Header: the address, generation, level and owner are what the parent promised; the id is
+//!    the volume's; the block was marked as written; back references are of the mixed revision.
+//! 3. Keys rise strictly from slot to slot, and the first is the one the parent's slot holds.
+//! 4. A leaf's items fill the block from its end downwards without gap or overlap, and stop
+//!    before the slots do. Only a root may be empty, and only in trees that may hold nothing.
+//! 5. A node has at least one child; every child is sector aligned, is not address 0, and is not
+//!    newer than the node: copy-on-write never changes a child alone.
+
+use super::{Around, LeafItem, leaf_item};
+use crate::key::Key;
+use crate::node::{
+    BACKREF_REVISION_MIXED, BACKREF_REVISION_SHIFT, BlockRules, CSUM_BYTES, Expected,
+    HEADER_FLAG_WRITTEN, RawHeader, RawItem, RawKeyPtr, Slots, item_data,
+};
+use crate::refused::{Bits, Hex, Refused, require};
+use crate::units::{Generation, LEVELS_MAX, SECTOR_BYTES, TreeId, index, length};
+use zerocopy::FromBytes;
+
+/// Checks every law of a block against what its parent promised.
+pub fn block(bytes: &[u8], expected: &Expected, rules: &BlockRules) -> Result<(), Refused> {
+    let kind = if expected.level == 0 { "leaf" } else { "node" };
+    check(bytes, expected, rules)
+        .map_err(|refused| refused.at(format_args!("{kind} {}", expected.logical)))
+}
+
+fn check(bytes: &[u8], expected: &Expected, rules: &BlockRules) -> Result<(), Refused> {
+    require(bytes.len() == index(rules.node_bytes), "bytes", bytes.len(), rules.node_bytes)?;
+    let (header, _) = RawHeader::ref_from_prefix(bytes)
+        .map_err(|_| Refused::new("bytes", bytes.len(), "a header"))?;
+    checksum(bytes, header, rules)?;
+    promised(header, expected, rules)?;
+    let slots = Slots::of(bytes).ok_or_else(|| {
+        Refused::new("nritems", header.nritems, "no more than the block has room for")
+    })?;
+    match slots {
+        Slots::Leaf(items) => leaf(bytes, header, items, expected, rules),
+        Slots::Node(children) => node(header, children, expected),
+    }
+}
+
+fn checksum(bytes: &[u8], header: &RawHeader, rules: &BlockRules) -> Result<(), Refused> {
+    let covered = bytes.get(CSUM_BYTES..).unwrap_or_default();
+    let digest = rules.csum.digest(covered);
+    let (want, have) = (digest.get(..rules.csum.bytes()), header.csum.get(..rules.csum.bytes()));
+    require(have == want, "csum", Hex(have.unwrap_or_default()), Hex(want.unwrap_or_default()))
+}
+
+fn promised(header: &RawHeader, expected: &Expected, rules: &BlockRules) -> Result<(), Refused> {
+    let bytenr = header.bytenr.get();
+    require(bytenr == expected.logical.0, "bytenr", bytenr, expected.logical)?;
+    require(bytenr.is_multiple_of(SECTOR_BYTES), "bytenr", bytenr, "sector aligned")?;
+    require(
+        rules.fsids.contains(&header.fsid),
+        "fsid",
+        Hex(&header.fsid),
+        Hex(rules.fsids.first().map_or(&[], |fsid| fsid.as_slice())),
+    )?;
+    let generation = header.generation.get();
+    require(generation == expected.generation.0, "generation", generation, expected.generation)?;
+    require(index(u32::from(header.level)) < LEVELS_MAX, "level", header.level, "below 8")?;
+    require(header.level == expected.level, "level", header.level, expected.level)?;
+    let flags = header.flags.get();
+    require(flags & HEADER_FLAG_WRITTEN != 0, "flags", Bits(flags), "WRITTEN (bit 0) set")?;
+    let revision = flags >> BACKREF_REVISION_SHIFT;
+    require(
+        revision == BACKREF_REVISION_MIXED,
+        "flags: backref revision",
+        revision,
+        BACKREF_REVISION_MIXED,
+    )?;
+    owner(TreeId(header.owner.get()), expected.tree)
+}
+
+/// A block of a subvolume may be shared with, and so be owned by, any other subvolume.
+fn owner(have: TreeId, tree: TreeId) -> Result<(), Refused> {
+    if tree == TreeId(0) || tree == TreeId::TREE_RELOCATION {
+        return Ok(());
+    }
+    if tree.is_subvolume() {
+        return require(have.is_subvolume(), "owner", have, "a subvolume");
+    }
+    require(have == tree, "owner", have, tree)
+}
+
+fn node(header: &RawHeader, children: &[RawKeyPtr], expected: &Expected) -> Result<(), Refused> {
+    require(!children.is_empty(), "nritems", 0, "at least one child")?;
+    let generation = header.generation.get();
+    let mut previous = None;
+    for (slot, child) in children.iter().enumerate() {
+        let key = Key::from(&child.key);
+        child_laws(key, child, generation, previous)
+            .map_err(|refused| refused.at(format_args!("slot {slot}")))?;
+        previous = Some(key);
+    }
+    first_key(children.first().map(|child| Key::from(&child.key)), expected)
+}
+
+fn child_laws(
+    key: Key,
+    child: &RawKeyPtr,
+    parent: u64,
+    previous: Option<Key>,
+) -> Result<(), Refused> {
+    rising(key, previous)?;
+    let (blockptr, generation) = (child.blockptr.get(), child.generation.get());
+    require(blockptr != 0, "blockptr", blockptr, "not 0")?;
+    require(blockptr.is_multiple_of(SECTOR_BYTES), "blockptr", blockptr, "sector aligned")?;
+    require(generation <= parent, "generation", generation, format_args!("at most {parent}"))
+}
+
+fn leaf(
+    bytes: &[u8],
+    header: &RawHeader,
+    items: &[RawItem],
+    expected: &Expected,
+    rules: &BlockRules,
+) -> Result<(), Refused> {
+    let owner = TreeId(header.owner.get());
+    if items.is_empty() {
+        return empty_leaf(owner, expected);
+    }
+    let slots_end = items.len().saturating_mul(size_of::<RawItem>());
+    let mut around =
+        Around { previous: None, owner, generation: Generation(header.generation.get()), rules };
+    let mut data_end = length(rules.slot_bytes());
+    for (slot, raw) in items.iter().enumerate() {
+        let key = Key::from(&raw.key);
+        let placed = rising(key, around.previous.map(|item| item.key))
+            .and_then(|()| placing(raw, data_end, slots_end))
+            .and_then(|()| {
+                let data = item_data(bytes, raw)
+                    .ok_or_else(|| Refused::new("offset", raw.offset, "inside the block"))?;
+                let item = LeafItem { key, data };
+                leaf_item(&item, &around)?;
+                Ok(item)
+            })
+            .map_err(|refused| refused.at(format_args!("slot {slot}: key {key}")))?;
+        around.previous = Some(placed);
+        data_end = u64::from(raw.offset.get());
+    }
+    first_key(items.first().map(|item| Key::from(&item.key)), expected)
+}
+
+/// Items lie back to back: each ends where the one before begins, the first at the block's end.
+fn placing(item: &RawItem, data_end: u64, slots_end: usize) -> Result<(), Refused> {
+    let offset = u64::from(item.offset.get());
+    let end = offset.saturating_add(u64::from(item.size.get()));
+    require(end == data_end, "offset + size", end, data_end)?;
+    require(offset >= length(slots_end), "offset", offset, format_args!("at least {slots_end}"))
+}
+
+fn empty_leaf(owner: TreeId, expected: &Expected) -> Result<(), Refused> {
+    if expected.first_key.is_some() {
+        return Err(Refused::new("nritems", 0, "at least one item in a leaf below a node"));
+    }
+    let never_empty = [
+        TreeId(0),
+        TreeId::ROOT,
+        TreeId::EXTENT,
+        TreeId::CHUNK,
+        TreeId::DEVICE,
+        TreeId::FS,
+        TreeId::DATA_RELOCATION,
+    ];
+    require(
+        !never_empty.contains(&owner),
+        "nritems",
+        0,
+        format_args!("at least one item in tree {owner}"),
+    )
+}
+
+fn rising(key: Key, previous: Option<Key>) -> Result<(), Refused> {
+    match previous {
+        Some(previous) if previous >= key => {
+            Err(Refused::new("key", key, format_args!("above {previous}")))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn first_key(have: Option<Key>, expected: &Expected) -> Result<(), Refused> {
+    match (have, expected.first_key) {
+        (Some(have), Some(want)) => require(have == want, "first key", have, want),
+        (_, None) => Ok(()),
+        (None, Some(want)) => Err(Refused::new("first key", "none", want)),
+    }
+}
