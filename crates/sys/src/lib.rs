@@ -2,4 +2,9 @@
 //!
 //! It knows nothing of btrfs and holds no policy.
 
+pub mod arena;
+pub mod buffer;
+pub mod errno;
+pub mod file;
+pub mod holder;
 pub mod parity;

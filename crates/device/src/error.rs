@@ -1,0 +1,103 @@
+//! [`DeviceError`]: why a device could not do what was asked. Cloned freely: one failed read may be
+//! the answer to many questions.
+
+use crate::device::Device;
+use butternut_sys::errno::Errno;
+use butternut_sys::file::OpenError;
+use std::sync::Arc;
+
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum DeviceError {
+    #[error(transparent)]
+    Open(#[from] Arc<OpenError>),
+    #[error("{device}: window of {bytes} bytes at {offset} is beyond the end, {file_bytes}")]
+    Window { device: Box<str>, offset: u64, bytes: u64, file_bytes: u64 },
+    #[error("{device}: {bytes} bytes at {offset} are beyond the end, {device_bytes}")]
+    OutOfRange { device: Box<str>, offset: u64, bytes: u64, device_bytes: u64 },
+    #[error("{device}: is open for reading only")]
+    ReadOnly { device: Box<str> },
+    #[error("{device}: cannot read {bytes} bytes at {offset}")]
+    Read {
+        device: Box<str>,
+        offset: u64,
+        bytes: u64,
+        #[source]
+        cause: Errno,
+    },
+    #[error("{device}: cannot write {bytes} bytes at {offset}")]
+    Write {
+        device: Box<str>,
+        offset: u64,
+        bytes: u64,
+        #[source]
+        cause: Errno,
+    },
+    #[error("{device}: cannot flush")]
+    Flush {
+        device: Box<str>,
+        #[source]
+        cause: Errno,
+    },
+    #[error("{device}: cannot discard {bytes} bytes at {offset}")]
+    Discard {
+        device: Box<str>,
+        offset: u64,
+        bytes: u64,
+        #[source]
+        cause: Errno,
+    },
+    #[error("no device has number {index}")]
+    NoDevice { index: usize },
+    /// What a [`ReadInto`](crate::ReadInto) holds until its batch has run.
+    #[error("the request has not been run")]
+    NotRun,
+}
+
+impl DeviceError {
+    pub fn errno(&self) -> Errno {
+        match self {
+            DeviceError::Open(error) => error.errno(),
+            DeviceError::ReadOnly { .. } => Errno::READ_ONLY,
+            DeviceError::Window { .. }
+            | DeviceError::OutOfRange { .. }
+            | DeviceError::NoDevice { .. }
+            | DeviceError::NotRun => Errno::INVALID,
+            DeviceError::Read { cause, .. }
+            | DeviceError::Write { cause, .. }
+            | DeviceError::Flush { cause, .. }
+            | DeviceError::Discard { cause, .. } => *cause,
+        }
+    }
+
+    pub(crate) fn read(device: &dyn Device, offset: u64, bytes: usize, cause: Errno) -> Self {
+        DeviceError::Read { device: device.name().into(), offset, bytes: bytes as u64, cause }
+    }
+
+    pub(crate) fn write(device: &dyn Device, offset: u64, bytes: usize, cause: Errno) -> Self {
+        DeviceError::Write { device: device.name().into(), offset, bytes: bytes as u64, cause }
+    }
+
+    pub(crate) fn flush(device: &dyn Device, cause: Errno) -> Self {
+        DeviceError::Flush { device: device.name().into(), cause }
+    }
+
+    pub(crate) fn discard(device: &dyn Device, offset: u64, bytes: u64, cause: Errno) -> Self {
+        DeviceError::Discard { device: device.name().into(), offset, bytes, cause }
+    }
+}
+
+/// Whether `bytes` at `offset` lie inside the device.
+pub(crate) fn check_range(device: &dyn Device, offset: u64, bytes: u64) -> Result<(), DeviceError> {
+    let device_bytes = device.bytes();
+    if offset.checked_add(bytes).is_some_and(|end| end <= device_bytes) {
+        return Ok(());
+    }
+    Err(DeviceError::OutOfRange { device: device.name().into(), offset, bytes, device_bytes })
+}
+
+pub(crate) fn check_writable(device: &dyn Device) -> Result<(), DeviceError> {
+    if device.is_writable() {
+        return Ok(());
+    }
+    Err(DeviceError::ReadOnly { device: device.name().into() })
+}

@@ -1,0 +1,149 @@
+//! Requests and their completions.
+//!
+//! A [`Request`] is a linear token: it owns its buffer, goes into a queue pair once, and comes out
+//! as one [`Completion`]. Dropping one that is neither submitted nor given up by
+//! [`Request::abandon`] is a mistake of the program, and panics in debug builds.
+//!
+//! [`ReadInto`] and [`WriteFrom`] borrow their memory instead; a batch of them is run to the end by
+//! one blocking call.
+
+use crate::error::DeviceError;
+use butternut_sys::buffer::Buffer;
+
+/// What is to be done, on which device of the queue pair.
+#[derive(Debug)]
+pub struct Request {
+    pub(crate) device: usize,
+    pub(crate) tag: u64,
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
+    pub(crate) kind: RequestKind,
+    /// Empty for flush and discard.
+    pub(crate) buffer: Buffer,
+    is_pending: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestKind {
+    Read,
+    Write,
+    Flush,
+    Discard,
+}
+
+/// The end of a request: its tag, its buffer again, and how it went.
+#[derive(Debug)]
+pub struct Completion {
+    pub tag: u64,
+    pub device: usize,
+    pub kind: RequestKind,
+    pub buffer: Buffer,
+    pub result: Result<(), DeviceError>,
+}
+
+impl Request {
+    /// Fills the buffer's whole length from `offset`.
+    pub fn read(device: usize, offset: u64, buffer: Buffer, tag: u64) -> Request {
+        Request::new(device, RequestKind::Read, offset, buffer.len() as u64, buffer, tag)
+    }
+
+    pub fn write(device: usize, offset: u64, buffer: Buffer, tag: u64) -> Request {
+        Request::new(device, RequestKind::Write, offset, buffer.len() as u64, buffer, tag)
+    }
+
+    /// Covers the writes that completed before it was submitted, no others.
+    pub fn flush(device: usize, tag: u64) -> Request {
+        Request::new(device, RequestKind::Flush, 0, 0, Buffer::default(), tag)
+    }
+
+    pub fn discard(device: usize, offset: u64, bytes: u64, tag: u64) -> Request {
+        Request::new(device, RequestKind::Discard, offset, bytes, Buffer::default(), tag)
+    }
+
+    /// Gives the request up, and its buffer back.
+    pub fn abandon(mut self) -> Buffer {
+        self.is_pending = false;
+        std::mem::take(&mut self.buffer)
+    }
+
+    pub fn tag(&self) -> u64 {
+        self.tag
+    }
+
+    pub(crate) fn complete(mut self, result: Result<(), DeviceError>) -> Completion {
+        self.is_pending = false;
+        let buffer = std::mem::take(&mut self.buffer);
+        Completion { tag: self.tag, device: self.device, kind: self.kind, buffer, result }
+    }
+
+    fn new(
+        device: usize,
+        kind: RequestKind,
+        offset: u64,
+        bytes: u64,
+        buffer: Buffer,
+        tag: u64,
+    ) -> Request {
+        Request { device, tag, offset, bytes, kind, buffer, is_pending: true }
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        debug_assert!(
+            !self.is_pending || std::thread::panicking(),
+            "request {} was dropped before its completion",
+            self.tag
+        );
+    }
+}
+
+/// A read into borrowed memory, one of a batch; made by [`ReadInto::new`].
+#[derive(Debug)]
+pub struct ReadInto<'a> {
+    pub device: usize,
+    pub offset: u64,
+    pub buf: &'a mut [u8],
+    /// [`DeviceError::NotRun`] until the batch has run.
+    pub result: Result<(), DeviceError>,
+    pub(crate) bounce: Option<Buffer>,
+}
+
+impl<'a> ReadInto<'a> {
+    pub fn new(device: usize, offset: u64, buf: &'a mut [u8]) -> ReadInto<'a> {
+        ReadInto { device, offset, buf, result: Err(DeviceError::NotRun), bounce: None }
+    }
+}
+
+/// A write out of borrowed memory, one of a batch; made by [`WriteFrom::new`].
+#[derive(Debug)]
+pub struct WriteFrom<'a> {
+    pub device: usize,
+    pub offset: u64,
+    pub buf: &'a [u8],
+    /// [`DeviceError::NotRun`] until the batch has run.
+    pub result: Result<(), DeviceError>,
+}
+
+impl<'a> WriteFrom<'a> {
+    pub fn new(device: usize, offset: u64, buf: &'a [u8]) -> WriteFrom<'a> {
+        WriteFrom { device, offset, buf, result: Err(DeviceError::NotRun) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "request 7 was dropped before its completion")]
+    #[cfg(debug_assertions)]
+    fn dropping_an_uncompleted_request_shouts() {
+        drop(Request::flush(0, 7));
+    }
+
+    #[test]
+    fn an_abandoned_request_gives_its_buffer_back() {
+        assert_eq!(Request::read(0, 0, Buffer::zeroed(5), 1).abandon().len(), 5);
+    }
+}

@@ -1,0 +1,188 @@
+//! [`Buffer`]: owned bytes that a device can read and write directly.
+//!
+//! 1. The first byte lies on a 4096-byte boundary, and the capacity is a multiple of 4096, so that
+//!    a direct read may always be rounded up to whole blocks inside the buffer's own memory.
+//! 2. The memory is initialised from the start: zeroed, or (from an arena) what the slot's previous
+//!    user left.
+//! 3. A buffer has one owner. It moves into a request and comes back with its completion.
+//! 4. A buffer cut from an [`Arena`](crate::arena::Arena) returns its slot when it is dropped, and
+//!    keeps the arena alive until then.
+
+use crate::arena::Slot;
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+/// The alignment of every buffer, and the unit of its capacity.
+pub const BUFFER_ALIGN: usize = 4096;
+
+/// The longest buffer; one more bound between a hostile length and the allocator.
+pub const BUFFER_BYTES_MAX: usize = 1 << 30;
+
+pub struct Buffer {
+    start: NonNull<u8>,
+    len: usize,
+    capacity: usize,
+    home: Home,
+}
+
+/// Where the memory goes back to.
+enum Home {
+    /// Capacity zero: no memory at all.
+    Nowhere,
+    Heap,
+    /// Held for its drop, which frees the slot.
+    Arena {
+        _slot: Slot,
+    },
+}
+
+// SAFETY: the buffer owns its memory alone, like a `Box<[u8]>`; its slot, if any, is `Send`.
+unsafe impl Send for Buffer {}
+// SAFETY: shared access only reads the bytes.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// `len` zero bytes. Panics beyond [`BUFFER_BYTES_MAX`]: lengths from a disk are checked by
+    /// their reader, long before.
+    pub fn zeroed(len: usize) -> Buffer {
+        assert!(len <= BUFFER_BYTES_MAX, "a buffer is at most {BUFFER_BYTES_MAX} bytes");
+        let capacity = len.next_multiple_of(BUFFER_ALIGN);
+        if capacity == 0 {
+            return Buffer::default();
+        }
+        let layout = layout(capacity);
+        // SAFETY: the layout's size is not zero.
+        let start = unsafe { alloc_zeroed(layout) };
+        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
+        Buffer { start, len, capacity, home: Home::Heap }
+    }
+
+    /// A buffer that holds a copy of `bytes`.
+    pub fn copy_of(bytes: &[u8]) -> Buffer {
+        let mut buffer = Buffer::zeroed(bytes.len());
+        buffer.copy_from_slice(bytes);
+        buffer
+    }
+
+    pub(crate) fn from_slot(slot: Slot, len: usize) -> Buffer {
+        let (start, capacity) = slot.memory();
+        assert!(len <= capacity && capacity.is_multiple_of(BUFFER_ALIGN), "law 1");
+        Buffer { start, len, capacity, home: Home::Arena { _slot: slot } }
+    }
+
+    /// The bytes that [`Buffer::set_len`] may grow to without moving.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Changes the length within the capacity; bytes that appear hold whatever was there (law 2).
+    pub fn set_len(&mut self, len: usize) {
+        assert!(len <= self.capacity, "length {len} beyond capacity {}", self.capacity);
+        self.len = len;
+    }
+
+    /// Whether the memory belongs to an arena.
+    pub fn is_from_arena(&self) -> bool {
+        matches!(self.home, Home::Arena { .. })
+    }
+
+    /// The whole memory, beyond the length too.
+    pub fn whole_mut(&mut self) -> &mut [u8] {
+        // SAFETY: `capacity` bytes from `start` are ours, initialised, and borrowed with `self`.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.capacity) }
+    }
+
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+}
+
+impl Default for Buffer {
+    fn default() -> Buffer {
+        let nowhere = std::ptr::without_provenance_mut(BUFFER_ALIGN);
+        let start = NonNull::new(nowhere).expect("the alignment is not zero");
+        Buffer { start, len: 0, capacity: 0, home: Home::Nowhere }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if matches!(self.home, Home::Heap) {
+            // SAFETY: allocated by `zeroed` with this very layout, and freed once.
+            unsafe { dealloc(self.start.as_ptr(), layout(self.capacity)) }
+        }
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: `len <= capacity` initialised bytes that we own (laws 1 and 2).
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`, and `&mut self` makes the access exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl AsRef<[u8]> for Buffer {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl AsMut<[u8]> for Buffer {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({} of {} bytes)", self.len, self.capacity)
+    }
+}
+
+fn layout(capacity: usize) -> Layout {
+    Layout::from_size_align(capacity, BUFFER_ALIGN)
+        .expect("capacity is bounded, the alignment 4096")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_is_aligned_zeroed_and_as_long_as_asked() {
+        for len in [0, 1, 511, 4096, 4097, 16384, 1 << 20] {
+            let mut buffer = Buffer::zeroed(len);
+            assert_eq!(buffer.len(), len);
+            assert_eq!(buffer.as_ptr().addr() % BUFFER_ALIGN, 0);
+            assert!(buffer.capacity().is_multiple_of(BUFFER_ALIGN) && buffer.capacity() >= len);
+            assert!(buffer.iter().all(|byte| *byte == 0));
+            buffer.fill(7);
+            assert!(buffer.iter().all(|byte| *byte == 7));
+        }
+    }
+
+    #[test]
+    fn growing_within_the_capacity_keeps_the_bytes() {
+        let mut buffer = Buffer::copy_of(b"abc");
+        buffer.set_len(5);
+        assert_eq!(&buffer[..], b"abc\0\0");
+        assert_eq!(buffer.whole_mut().len(), 4096);
+    }
+
+    #[test]
+    #[should_panic(expected = "beyond capacity")]
+    fn growing_beyond_the_capacity_is_refused() {
+        Buffer::zeroed(10).set_len(4097);
+    }
+}
