@@ -106,7 +106,7 @@ impl<'a> DirEntries<'a> {
 
     fn split(&mut self) -> Result<DirEntry<'a>, Refused> {
         let (raw, rest) = RawDirItem::ref_from_prefix(self.rest).map_err(|_| {
-            let want = format_args!("at least {}", size_of::<RawDirItem>()).to_string();
+            let want = format_args!("at least {}", size_of::<RawDirItem>());
             Refused::new("bytes left in item", self.rest.len(), want)
         })?;
         let kind = EntryKind::from_entry_type(raw.entry_type)
@@ -143,7 +143,8 @@ pub fn check_name(name: &[u8]) -> Result<(), Refused> {
     require(!name.contains(&b'/'), "name", ShownName(name), "no '/'")
 }
 
-fn check_xattr_name(name: &[u8]) -> Result<(), Refused> {
+/// Checks the name of an extended attribute.
+pub fn check_xattr_name(name: &[u8]) -> Result<(), Refused> {
     let want = format_args!("1 to {NAME_BYTES_MAX}");
     require((1..=NAME_BYTES_MAX).contains(&name.len()), "name_len", name.len(), want)?;
     require(!name.contains(&0), "name", ShownName(name), "no NUL")

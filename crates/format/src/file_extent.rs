@@ -199,14 +199,14 @@ fn check_run(
     aligned("disk_num_bytes", disk_bytes)?;
     aligned("offset", offset)?;
     aligned("num_bytes", num_bytes)?;
-    let below = format_args!("at most {}", u64::MAX - file_offset).to_string();
+    let below = format_args!("at most {}", u64::MAX - file_offset);
     require(file_offset.checked_add(num_bytes).is_some(), "num_bytes", num_bytes, below)?;
     if logical == 0 && raw.header.extent_type == TYPE_REGULAR {
         return Ok(ExtentBody::Hole { num_bytes });
     }
     let room = if compression == Compression::None { disk_bytes } else { ram_bytes };
     let end = offset.checked_add(num_bytes).filter(|&end| end <= room);
-    let within = format_args!("at most {}", room.saturating_sub(offset)).to_string();
+    let within = format_args!("at most {}", room.saturating_sub(offset));
     require(end.is_some(), "num_bytes", num_bytes, within)?;
     require(
         logical.checked_add(disk_bytes).is_some(),
@@ -232,6 +232,6 @@ fn aligned(field: &'static str, value: u64) -> Result<(), Refused> {
 }
 
 fn bounded(field: &'static str, bytes: u64) -> Result<(), Refused> {
-    let want = format_args!("at most {COMPRESSED_BYTES_MAX} where compressed").to_string();
+    let want = format_args!("at most {COMPRESSED_BYTES_MAX} where compressed");
     require(bytes <= COMPRESSED_BYTES_MAX, field, bytes, want)
 }
