@@ -32,6 +32,8 @@ pub mod log_item;
 pub mod node;
 pub mod orphan;
 pub mod refused;
+pub mod root;
+pub mod root_ref;
 pub mod super_block;
 pub mod units;
 pub mod uuid;

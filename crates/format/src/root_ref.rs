@@ -1,0 +1,68 @@
+//! Root references: which directory of which subvolume holds a subvolume, and under what name.
+//!
+//! ```text
+//! RawRootRef
+//! 0       8          16         18
+//! | dirid | sequence | name_len |    then `name_len` bytes of name
+//! ```
+//!
+//! The same bytes stand twice in the root tree: forward under (parent, `ROOT_REF`, child) and back
+//! under (child, `ROOT_BACKREF`, parent).
+//!
+//! 1. The item is exactly the struct and its name.
+//! 2. A name has 1 to 255 bytes, none of them `/` or NUL.
+
+use crate::dir::check_name;
+use crate::refused::{Refused, require};
+use crate::units::Ino;
+use zerocopy::little_endian::{U16, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// A root reference as it lies on disk (`struct btrfs_root_ref`), without its name.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct RawRootRef {
+    pub dirid: U64,
+    pub sequence: U64,
+    pub name_len: U16,
+}
+const _: () = assert!(size_of::<RawRootRef>() == 18);
+
+/// Where a subvolume is entered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RootRef<'a> {
+    /// The directory, in the parent subvolume.
+    pub dir: Ino,
+    /// The key offset of the name's `DIR_INDEX` item.
+    pub index: u64,
+    pub name: &'a [u8],
+}
+
+impl<'a> RootRef<'a> {
+    pub fn check(data: &'a [u8]) -> Result<Self, Refused> {
+        let (raw, name) = RawRootRef::ref_from_prefix(data)
+            .map_err(|_| Refused::new("item size", data.len(), "at least 18"))?;
+        let named = usize::from(raw.name_len.get());
+        require(name.len() == named, "name_len", named, name.len())?;
+        check_name(name)?;
+        Ok(Self { dir: Ino(raw.dirid.get()), index: raw.sequence.get(), name })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_longer_than_the_item_is_refused() {
+        let mut bytes =
+            RawRootRef { dirid: U64::new(256), sequence: U64::new(2), name_len: U16::new(3) }
+                .as_bytes()
+                .to_vec();
+        bytes.extend_from_slice(b"snap");
+        let refused = RootRef::check(&bytes).unwrap_err();
+        assert_eq!(refused.to_string(), "name_len: have 3, want 4");
+        bytes[16] = 4;
+        assert_eq!(RootRef::check(&bytes).unwrap().name, b"snap");
+    }
+}
