@@ -18,19 +18,24 @@
 )]
 
 pub mod balance;
+pub mod block_group;
 pub mod check;
 pub mod checksum;
 pub mod chunk;
+pub mod device_extent;
 pub mod device_item;
 pub mod dir;
+pub mod extent;
 pub mod feature;
 pub mod file_extent;
+pub mod free_space;
 pub mod inode;
 pub mod inode_ref;
 pub mod key;
 pub mod log_item;
 pub mod node;
 pub mod orphan;
+pub mod quota;
 pub mod refused;
 pub mod root;
 pub mod root_ref;

@@ -4,6 +4,7 @@
 //! it with [`Refused::at`], so the text reads from the outside in.
 
 use std::fmt;
+use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 /// One field that is not what the format allows.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -52,6 +53,24 @@ pub fn require(
     want: impl fmt::Display,
 ) -> Result<(), Refused> {
     if holds { Ok(()) } else { Err(Refused::new(field, have, want)) }
+}
+
+/// An item that is exactly one `T`.
+pub(crate) fn whole<T>(item: &[u8]) -> Result<&T, Refused>
+where
+    T: FromBytes + KnownLayout + Immutable + Unaligned,
+{
+    T::ref_from_bytes(item).map_err(|_| Refused::new("item size", item.len(), size_of::<T>()))
+}
+
+/// An item that starts with one `T`, and what follows it.
+pub(crate) fn front<T>(item: &[u8]) -> Result<(&T, &[u8]), Refused>
+where
+    T: FromBytes + KnownLayout + Immutable + Unaligned,
+{
+    T::ref_from_prefix(item).map_err(|_| {
+        Refused::new("item size", item.len(), format_args!("at least {}", size_of::<T>()))
+    })
 }
 
 /// Bytes in the order they lie in, as a digest or an id is said.

@@ -3,7 +3,8 @@
 //! 1. The block has the volume's node size, and its checksum covers all but the checksum field.
 //! 2. Header: the address, generation, level and owner are what the parent promised; the id is
 //!    the volume's; the block was marked as written; back references are of the mixed revision.
-//! 3. Keys rise strictly from slot to slot, and the first is the one the parent's slot holds.
+//! 3. Keys rise strictly from slot to slot, the first is not all zero, and it is the one the
+//!    parent's slot holds.
 //! 4. A leaf's items fill the block from its end downwards without gap or overlap, and stop
 //!    before the slots do. Only a root may be empty, and only in trees that may hold nothing.
 //! 5. A node has at least one child; every child is sector aligned, is not address 0, and is not
@@ -13,7 +14,7 @@ use super::{Around, LeafItem, leaf_item};
 use crate::key::Key;
 use crate::node::{
     BACKREF_REVISION_MIXED, BACKREF_REVISION_SHIFT, BlockRules, CSUM_BYTES, Expected,
-    HEADER_FLAG_WRITTEN, RawHeader, RawItem, RawKeyPtr, Slots, item_data,
+    HEADER_FLAG_RELOC, HEADER_FLAG_WRITTEN, RawHeader, RawItem, RawKeyPtr, Slots, item_data,
 };
 use crate::refused::{Bits, Hex, Refused, require};
 use crate::units::{Generation, LEVELS_MAX, SECTOR_BYTES, TreeId, index, length};
@@ -120,7 +121,7 @@ fn leaf(
 ) -> Result<(), Refused> {
     let owner = TreeId(header.owner.get());
     if items.is_empty() {
-        return empty_leaf(owner, expected);
+        return empty_leaf(header, owner, expected);
     }
     let slots_end = items.len().saturating_mul(size_of::<RawItem>());
     let mut around =
@@ -152,7 +153,8 @@ fn placing(item: &RawItem, data_end: u64, slots_end: usize) -> Result<(), Refuse
     require(offset >= length(slots_end), "offset", offset, format_args!("at least {slots_end}"))
 }
 
-fn empty_leaf(owner: TreeId, expected: &Expected) -> Result<(), Refused> {
+/// The root of a relocated tree may be empty whichever tree its header names.
+fn empty_leaf(header: &RawHeader, owner: TreeId, expected: &Expected) -> Result<(), Refused> {
     if expected.first_key.is_some() {
         return Err(Refused::new("nritems", 0, "at least one item in a leaf below a node"));
     }
@@ -165,21 +167,13 @@ fn empty_leaf(owner: TreeId, expected: &Expected) -> Result<(), Refused> {
         TreeId::FS,
         TreeId::DATA_RELOCATION,
     ];
-    require(
-        !never_empty.contains(&owner),
-        "nritems",
-        0,
-        format_args!("at least one item in tree {owner}"),
-    )
+    let may_be = !never_empty.contains(&owner) || header.flags.get() & HEADER_FLAG_RELOC != 0;
+    require(may_be, "nritems", 0, format_args!("at least one item in tree {owner}"))
 }
 
 fn rising(key: Key, previous: Option<Key>) -> Result<(), Refused> {
-    match previous {
-        Some(previous) if previous >= key => {
-            Err(Refused::new("key", key, format_args!("above {previous}")))
-        }
-        Some(_) | None => Ok(()),
-    }
+    let previous = previous.unwrap_or(Key::MIN);
+    require(previous < key, "key", key, format_args!("above {previous}"))
 }
 
 fn first_key(have: Option<Key>, expected: &Expected) -> Result<(), Refused> {
