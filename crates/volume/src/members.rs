@@ -1,0 +1,179 @@
+//! The devices of a volume: which of those given belong together, and what each has done wrong.
+//!
+//! Laws:
+//! 1. Devices belong together by the fsid of their superblocks. A device of another volume is
+//!    refused by name, unless that volume is a seed; whether the seed is ours is known once the
+//!    device items are.
+//! 2. Of the volumes given, the one that is no seed is the one to open; of a chain of seeds the
+//!    one with the newest generation, which is the last grown.
+//! 3. The newest superblock of the volume speaks for it. A device with an older one is stale: its
+//!    copies are asked last, because what they hold passes its checksum and is out of date.
+//! 4. Two devices with one devid and one uuid are the same device at two times, as after cloning
+//!    an image: the newer generation wins, as in the kernel. At equal generations nobody can tell
+//!    them apart, and both are refused by name.
+//! 5. One devid with two uuids is two devices. Chunks name the uuid, so each finds its own.
+
+use crate::error::VolumeError;
+use butternut_device::Device;
+use butternut_format::device_item::DeviceItem;
+use butternut_format::super_block::SuperBlock;
+use butternut_format::units::{DevId, Generation};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A device that was given, and its superblock.
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) super_block: SuperBlock,
+    /// Of another volume, which this one may have grown from.
+    pub(crate) is_seed: bool,
+    pub(crate) is_stale: bool,
+    pub(crate) errors: ErrorCounters,
+}
+
+impl Member {
+    pub(crate) fn item(&self) -> &DeviceItem {
+        self.super_block.device()
+    }
+
+    pub(crate) fn is(&self, devid: DevId, uuid: &[u8; 16]) -> bool {
+        self.item().devid == devid && self.item().uuid == *uuid
+    }
+}
+
+/// Copies of a device that were no good, by what was wrong with them.
+#[derive(Debug, Default)]
+pub(crate) struct ErrorCounters {
+    reads: AtomicU64,
+    corruptions: AtomicU64,
+    generations: AtomicU64,
+}
+
+/// The error counters at one moment, named as `btrfs device stats` names them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ErrorCounts {
+    /// Read requests that failed.
+    pub read_errors: u64,
+    /// Sectors and blocks with a wrong checksum or wrong contents.
+    pub corruption_errors: u64,
+    /// Blocks of another generation than their parent promised.
+    pub generation_errors: u64,
+}
+
+impl ErrorCounters {
+    pub(crate) fn count_read(&self) {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_corruption(&self) {
+        self.corruptions.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_generation(&self) {
+        self.generations.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn now(&self) -> ErrorCounts {
+        ErrorCounts {
+            read_errors: self.reads.load(Ordering::Relaxed),
+            corruption_errors: self.corruptions.load(Ordering::Relaxed),
+            generation_errors: self.generations.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// One device of the volume, there or missing.
+#[derive(Clone, Debug)]
+pub struct DeviceStatus {
+    pub devid: DevId,
+    pub uuid: [u8; 16],
+    /// The device item of the chunk tree; `None` for a device that the volume does not list.
+    pub item: Option<DeviceItem>,
+    /// `None` for a missing device.
+    pub device: Option<Arc<dyn Device>>,
+    /// The generation of its superblock; `None` for a missing device.
+    pub generation: Option<Generation>,
+    pub is_stale: bool,
+    pub is_seed: bool,
+    pub errors: ErrorCounts,
+}
+
+impl DeviceStatus {
+    pub fn is_missing(&self) -> bool {
+        self.device.is_none()
+    }
+}
+
+/// Sorts out the devices given (laws 1 to 4): the members, and the newest superblock.
+pub(crate) fn gather(
+    given: Vec<(Arc<dyn Device>, SuperBlock)>,
+) -> Result<(Vec<Member>, SuperBlock), VolumeError> {
+    let primary = primary(&given)?;
+    let (fsid, newest) = (primary.fsid(), primary.generation());
+    let mut members: Vec<Member> = Vec::with_capacity(given.len());
+    for (device, super_block) in given {
+        let is_seed = super_block.fsid() != fsid;
+        let is_stale = !is_seed && super_block.generation() < newest;
+        let errors = ErrorCounters::default();
+        let member = Member { device, super_block, is_seed, is_stale, errors };
+        match members.iter_mut().find(|other| other.is(member.item().devid, &member.item().uuid)) {
+            Some(other) => keep_newer(other, member)?,
+            None => members.push(member),
+        }
+    }
+    Ok((members, primary))
+}
+
+/// The superblock that speaks for the volume to open.
+fn primary(given: &[(Arc<dyn Device>, SuperBlock)]) -> Result<SuperBlock, VolumeError> {
+    let all_seeds = given.iter().all(|(_, super_block)| super_block.is_seeding());
+    let mut best: Option<&(Arc<dyn Device>, SuperBlock)> = None;
+    for candidate in given {
+        if candidate.1.is_seeding() && !all_seeds {
+            continue;
+        }
+        match best {
+            Some((device, super_block)) if super_block.fsid() != candidate.1.fsid() => {
+                if !all_seeds {
+                    return Err(other_volume(candidate, device.name(), super_block));
+                }
+                if candidate.1.generation() > super_block.generation() {
+                    best = Some(candidate);
+                }
+            }
+            Some((_, super_block)) if super_block.generation() >= candidate.1.generation() => {}
+            Some(_) | None => best = Some(candidate),
+        }
+    }
+    best.map(|(_, super_block)| super_block.clone()).ok_or(VolumeError::NoDevices)
+}
+
+fn other_volume(
+    (device, super_block): &(Arc<dyn Device>, SuperBlock),
+    other: &str,
+    wanted: &SuperBlock,
+) -> VolumeError {
+    VolumeError::OtherVolume {
+        device: device.name().to_owned(),
+        have: super_block.fsid(),
+        want: wanted.fsid(),
+        other: other.to_owned(),
+    }
+}
+
+fn keep_newer(kept: &mut Member, other: Member) -> Result<(), VolumeError> {
+    let (first, second) = (kept.super_block.generation(), other.super_block.generation());
+    if first == second {
+        return Err(VolumeError::DuplicateDevice {
+            first: kept.device.name().to_owned(),
+            second: other.device.name().to_owned(),
+            devid: kept.item().devid,
+            generation: first,
+        });
+    }
+    if second > first {
+        *kept = other;
+    }
+    Ok(())
+}

@@ -1,0 +1,176 @@
+//! From logical ranges to one batch of device reads, and back.
+//!
+//! Laws:
+//! 1. Each piece of a range is read once, from one copy; a range that lies together on one device
+//!    is one read.
+//! 2. Which copy is decided by the address alone: neighbours go to different copies, the same
+//!    address to the same one, so that no reader shares a counter with another and a cache below
+//!    holds each byte once. Devices that are stale are asked only when no other copy is there.
+//! 3. A piece none of whose devices is there is not read; it goes to [`crate::rescue`] at once.
+
+use crate::chunk_map::Chunks;
+use crate::error::VolumeError;
+use crate::stripe::{Layout, Piece};
+use crate::volume::Volume;
+use butternut_device::{DeviceError, ReadInto};
+use butternut_format::units::{Logical, length};
+
+/// A power of two near the size of a block, and one near the size of a large read: the address
+/// bits from there on choose the copy.
+const BLOCK_SHIFT: u32 = 14;
+const EXTENT_SHIFT: u32 = 20;
+
+/// One piece of a range, and how its read went.
+#[derive(Debug)]
+pub(crate) struct Asked<'c> {
+    /// Which range of the batch, and where in it the piece begins.
+    pub(crate) range: usize,
+    pub(crate) start: usize,
+    pub(crate) layout: &'c Layout,
+    pub(crate) piece: Piece,
+    pub(crate) answer: Answer,
+}
+
+#[derive(Debug)]
+pub(crate) enum Answer {
+    /// No copy's device is there.
+    NoCopy,
+    /// Copy `copy` of the piece was read into its range.
+    Read {
+        copy: usize,
+    },
+    Failed {
+        copy: usize,
+        error: DeviceError,
+    },
+}
+
+/// A batch being put together.
+#[derive(Debug)]
+pub(crate) struct Batch<'c, 'b> {
+    asked: Vec<Asked<'c>>,
+    reads: Vec<ReadInto<'b>>,
+}
+
+impl<'c, 'b> Batch<'c, 'b> {
+    pub(crate) fn with_capacity(ranges: usize) -> Self {
+        Self { asked: Vec::with_capacity(ranges), reads: Vec::with_capacity(ranges) }
+    }
+
+    /// Adds a range, to be read into `memory`. A range that is not all in chunks adds nothing.
+    pub(crate) fn add(
+        &mut self,
+        chunks: &'c Chunks,
+        range: usize,
+        logical: Logical,
+        memory: &'b mut [u8],
+    ) -> Result<(), VolumeError> {
+        let (asked, reads) = (self.asked.len(), self.reads.len());
+        let bytes = length(memory.len());
+        self.add_pieces(chunks, range, logical, memory).ok_or_else(|| {
+            self.asked.truncate(asked);
+            self.reads.truncate(reads);
+            VolumeError::Unmapped { logical, bytes }
+        })
+    }
+
+    fn add_pieces(
+        &mut self,
+        chunks: &'c Chunks,
+        range: usize,
+        logical: Logical,
+        mut memory: &'b mut [u8],
+    ) -> Option<()> {
+        let mut start: usize = 0;
+        while !memory.is_empty() {
+            let logical = logical.checked_add(length(start))?;
+            let layout = chunks.find(logical)?;
+            let piece = layout.piece(logical, length(memory.len()))?;
+            let bytes = usize::try_from(piece.bytes).ok()?;
+            let (now, later) = memory.split_at_mut_checked(bytes)?;
+            memory = later;
+            let chosen = choose(layout, &piece);
+            let answer = match chosen {
+                Some((copy, slot, physical)) => {
+                    self.reads.push(ReadInto::new(slot, physical, now));
+                    Answer::Read { copy }
+                }
+                None => Answer::NoCopy,
+            };
+            self.asked.push(Asked { range, start, layout, piece, answer });
+            start = start.checked_add(bytes)?;
+        }
+        Some(())
+    }
+
+    /// Reads everything, and says how it went, piece by piece in the order of the ranges.
+    pub(crate) fn run(mut self, volume: &Volume) -> Vec<Asked<'c>> {
+        volume.lanes.run(&mut self.reads);
+        let mut reads = self.reads.into_iter();
+        for asked in &mut self.asked {
+            if let Answer::Read { copy } = asked.answer
+                && let Some(read) = reads.next()
+                && let Err(error) = read.result
+            {
+                volume.count_read_error(read.device);
+                asked.answer = Answer::Failed { copy, error };
+            }
+        }
+        self.asked
+    }
+}
+
+/// The copy to read first, with its device's slot and the place on it (laws 2 and 3).
+fn choose(layout: &Layout, piece: &Piece) -> Option<(usize, usize, u64)> {
+    let copies = layout.copies(piece);
+    let turn = (piece.logical.0 >> BLOCK_SHIFT) ^ (piece.logical.0 >> EXTENT_SHIFT);
+    let turn = usize::try_from(turn.checked_rem(length(copies.len()))?).ok()?;
+    let order = || copies.iter().enumerate().cycle().skip(turn).take(copies.len());
+    let fresh = order().find(|(_, place)| place.slot.is_some() && !place.is_stale);
+    let (copy, place) = fresh.or_else(|| order().find(|(_, place)| place.slot.is_some()))?;
+    Some((copy, place.slot?, piece.physical(place).0))
+}
+
+impl Volume {
+    pub(crate) fn count_read_error(&self, slot: usize) {
+        if let Some(member) = self.members.get(slot) {
+            member.errors.count_read();
+        }
+    }
+
+    /// Reads one copy (from 0) of a range, unverified: what is there, good or not.
+    pub fn read_raw(
+        &self,
+        logical: Logical,
+        copy: usize,
+        memory: &mut [u8],
+    ) -> Result<(), VolumeError> {
+        let unmapped = || VolumeError::Unmapped { logical, bytes: length(memory.len()) };
+        let chunks = self.chunks.load();
+        let layout = chunks.find(logical).ok_or_else(unmapped)?;
+        let mut places = Vec::new();
+        for piece in layout.pieces(logical, length(memory.len())) {
+            let place = layout.copies(&piece).get(copy).ok_or_else(unmapped)?;
+            let missing = || VolumeError::MissingDevices { devids: vec![place.devid] };
+            let slot = place.slot.ok_or_else(missing)?;
+            places.push((slot, piece.physical(place).0, usize::try_from(piece.bytes)));
+        }
+        if layout.end().saturating_sub(logical.0) < length(memory.len()) {
+            return Err(unmapped());
+        }
+        let mut rest = memory;
+        for (slot, physical, bytes) in places {
+            let Some(member) = self.members.get(slot) else { continue };
+            let at = bytes.unwrap_or(usize::MAX).min(rest.len());
+            let (now, later) = rest.split_at_mut(at);
+            rest = later;
+            member.device.read_at(physical, now).map_err(|source| VolumeError::Device {
+                device: member.device.name().to_owned(),
+                offset: physical,
+                bytes: length(at),
+                source,
+            })?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,99 @@
+//! The copies of one device's superblock: reading all of them, and picking the one to believe.
+//!
+//! Laws:
+//! 1. Every copy that the device has room for is read and checked; nothing of a refused copy is
+//!    used.
+//! 2. The newest good copy wins; of equally new ones the first. A log sync writes the first copy
+//!    alone, without a new generation, so the first knows more than its equals.
+//! 3. Copies of another volume never win while the first copy is good: making a file system leaves
+//!    old copies behind where the old one was larger.
+//! 4. A copy that names a feature we cannot read settles the matter, unless one before it is good:
+//!    an older copy is no way around it.
+
+use crate::error::VolumeError;
+use butternut_device::{Device, DeviceError};
+use butternut_format::refused::Refused;
+use butternut_format::super_block::{COPY_OFFSETS, SUPER_BLOCK_BYTES, SuperBlock};
+use butternut_sys::buffer::Buffer;
+use std::fmt;
+
+/// What one copy said.
+#[derive(Debug)]
+pub struct CopyReport {
+    /// 0 to 2.
+    pub copy: usize,
+    pub offset: u64,
+    pub verdict: Result<SuperBlock, CopyRefused>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum CopyRefused {
+    #[error("unreadable: {0}")]
+    Device(DeviceError),
+    #[error(transparent)]
+    Refused(Refused),
+}
+
+impl fmt::Display for CopyReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "copy {} at {}: ", self.copy, self.offset)?;
+        match &self.verdict {
+            Ok(good) => write!(f, "good, generation {}", good.generation()),
+            Err(refused) => refused.fmt(f),
+        }
+    }
+}
+
+/// Reads and checks every copy that the device has room for (law 1). The bytes themselves, good
+/// or not, are read with [`read_bytes`].
+pub fn read_copies(device: &dyn Device) -> Vec<CopyReport> {
+    let mut reports = Vec::new();
+    for (copy, &offset) in COPY_OFFSETS.iter().enumerate() {
+        let end = offset.saturating_add(butternut_format::units::length(SUPER_BLOCK_BYTES));
+        if copy > 0 && device.bytes() < end {
+            break;
+        }
+        let verdict = read_bytes(device, offset)
+            .map_err(CopyRefused::Device)
+            .and_then(|bytes| SuperBlock::check(&bytes, copy).map_err(CopyRefused::Refused));
+        reports.push(CopyReport { copy, offset, verdict });
+    }
+    reports
+}
+
+/// The bytes at a copy's place, unchecked.
+pub fn read_bytes(device: &dyn Device, offset: u64) -> Result<Buffer, DeviceError> {
+    let mut bytes = Buffer::zeroed(SUPER_BLOCK_BYTES);
+    device.read_at(offset, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// The superblock that a device is to be believed by; `only` asks for one copy and no other.
+pub fn choose(device: &dyn Device, only: Option<usize>) -> Result<SuperBlock, VolumeError> {
+    let mut copies = read_copies(device);
+    if let Some(only) = only {
+        copies.retain(|report| report.copy == only);
+    }
+    let name = || device.name().to_owned();
+    let until_good = copies.iter().take_while(|report| report.verdict.is_err());
+    if let Some(refused) = until_good.into_iter().find_map(unsupported) {
+        return Err(VolumeError::Unsupported { device: name(), refused: refused.clone() });
+    }
+    let first = copies.iter().find(|report| report.copy == 0);
+    let fsid = first.and_then(|report| report.verdict.as_ref().ok()).map(SuperBlock::fsid);
+    let best = copies
+        .iter()
+        .filter_map(|report| Some((report.copy, report.verdict.as_ref().ok()?)))
+        .filter(|(_, good)| fsid.is_none_or(|fsid| good.fsid() == fsid))
+        // `max_by_key` takes the last of equals; the copies count backwards (law 2).
+        .max_by_key(|(copy, good)| (good.generation(), std::cmp::Reverse(*copy)))
+        .map(|(_, good)| good.clone());
+    best.ok_or_else(|| VolumeError::NoSuperBlock { device: name(), copies })
+}
+
+fn unsupported(report: &CopyReport) -> Option<&Refused> {
+    match &report.verdict {
+        Err(CopyRefused::Refused(refused)) if refused.field() == "incompat_flags" => Some(refused),
+        Ok(_) | Err(_) => None,
+    }
+}
