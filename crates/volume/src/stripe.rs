@@ -342,7 +342,7 @@ mod tests {
                 parity_on.entry(row).or_default().extend(parity);
                 data_on.entry(row).or_default().insert(layout.copies(&piece)[0].devid);
             }
-            let mut all = HashSet::new();
+            let mut all: HashSet<DevId> = HashSet::new();
             for (row, parity) in &parity_on {
                 assert_eq!(parity.len(), layout.facts().parities);
                 assert!(parity.is_disjoint(&data_on[row]));
