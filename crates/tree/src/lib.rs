@@ -1,1 +1,35 @@
 //! Floor 4: copy-on-write B-trees. Never knows files or names.
+//!
+//! A [`Forest`] is the set of trees of one volume and the node cache they share. A [`Tree`] is one
+//! root in it, fixed when it is looked up: whoever holds it sees that state for as long as he
+//! likes. A [`Cursor`] is a position in a tree, an [`Item`] a leaf slot that keeps its block alive.
+//!
+//! Laws:
+//!
+//! 1. A block reached from a parent has the level, generation and first key the parent promises,
+//!    whether it came from the device or from the cache; so every descent ends.
+//! 2. A committed block is immutable: readers share it and take no lock.
+//! 3. The cache never holds more blocks than its byte limit allows.
+//!
+//! Left to others: what items mean (`format`), where blocks lie (`volume`).
+
+#![deny(clippy::as_conversions, clippy::indexing_slicing)]
+#![cfg_attr(test, allow(clippy::indexing_slicing, reason = "a test may panic"))]
+
+mod cache;
+mod cursor;
+mod error;
+mod forest;
+mod tree;
+
+pub use cache::CacheCounters;
+pub use cursor::Cursor;
+pub use error::TreeError;
+pub use forest::{Forest, ForestOptions};
+pub use tree::{Item, Tree};
+
+use butternut_format::node::TreeBlock;
+use butternut_sys::buffer::Buffer;
+
+/// A tree block in the memory that the device read it into.
+pub type Block = TreeBlock<Buffer>;

@@ -1,0 +1,115 @@
+//! One tree: a root that stays as it was looked up, and the exact search in it.
+//!
+//! Left to others: ordered iteration (`cursor`), where blocks come from (`forest`).
+
+use crate::Block;
+use crate::cursor::Cursor;
+use crate::error::TreeError;
+use crate::forest::Forest;
+use butternut_format::key::Key;
+use butternut_format::node::Expected;
+use butternut_format::refused::Refused;
+use butternut_format::units::TreeId;
+use std::sync::Arc;
+
+/// A tree as of one root block. Cheap to clone; every clone sees the same state.
+#[derive(Clone, Debug)]
+pub struct Tree {
+    forest: Arc<Forest>,
+    root: Expected,
+}
+
+/// A leaf slot. It keeps its block alive.
+#[derive(Clone, Debug)]
+pub struct Item {
+    block: Arc<Block>,
+    slot: usize,
+}
+
+impl Tree {
+    pub(crate) fn new(forest: Arc<Forest>, root: Expected) -> Self {
+        Self { forest, root }
+    }
+
+    pub fn id(&self) -> TreeId {
+        self.root.tree
+    }
+
+    pub fn forest(&self) -> &Arc<Forest> {
+        &self.forest
+    }
+
+    /// What the root block must be: address, generation and level.
+    pub fn root(&self) -> &Expected {
+        &self.root
+    }
+
+    /// The item with exactly this key. Allocates nothing when the path to it is cached.
+    pub fn find(&self, key: &Key) -> Result<Option<Item>, TreeError> {
+        let mut held = self.forest.hold(&self.root)?;
+        loop {
+            let block = held.block();
+            if block.level() == 0 {
+                let found = block.find(key).ok();
+                return Ok(found.map(|slot| Item { block: held.into_arc(), slot }));
+            }
+            let Some(slot) = covering_slot(block, key) else { return Ok(None) };
+            let child = self.child(block, slot)?;
+            held = self.forest.hold(&child)?;
+        }
+    }
+
+    /// A position in this tree, for a few steps from a key.
+    pub fn cursor(&self) -> Cursor {
+        Cursor::new(self.clone(), false)
+    }
+
+    /// A position in this tree, for a walk over many items: leaves ahead are read in batches.
+    pub fn scan(&self) -> Cursor {
+        Cursor::new(self.clone(), true)
+    }
+
+    /// What the block in a slot of an inner node must be.
+    pub(crate) fn child(&self, parent: &Block, slot: usize) -> Result<Expected, TreeError> {
+        let Some((child, level)) = parent.child(slot).zip(parent.level().checked_sub(1)) else {
+            let refused = Refused::new("slot", slot, "one the block has");
+            return Err(TreeError::Corrupt {
+                tree: self.id(),
+                source: refused.at(format_args!("node {}", parent.logical())),
+            });
+        };
+        Ok(Expected {
+            logical: child.logical,
+            generation: child.generation,
+            level,
+            tree: self.root.tree,
+            first_key: Some(child.key),
+        })
+    }
+}
+
+impl Item {
+    pub(crate) fn new(block: Arc<Block>, slot: usize) -> Option<Self> {
+        block.item(slot).is_some().then_some(Self { block, slot })
+    }
+
+    pub fn key(&self) -> Key {
+        self.parts().0
+    }
+
+    pub fn data(&self) -> &[u8] {
+        self.parts().1
+    }
+
+    fn parts(&self) -> (Key, &[u8]) {
+        self.block.item(self.slot).expect("an item is made only of a slot its leaf has")
+    }
+}
+
+/// The slot whose child covers the key, or `None` where the key is before the whole block.
+pub(crate) fn covering_slot(block: &Block, key: &Key) -> Option<usize> {
+    match block.find(key) {
+        Ok(slot) => Some(slot),
+        Err(slot) => slot.checked_sub(1),
+    }
+}
