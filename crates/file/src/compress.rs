@@ -1,6 +1,6 @@
 //! Decompression: the bytes of one extent into the bytes of a file.
 //!
-//! Laws, for each of the three algorithms:
+//! Laws, for each of the three algorithms (and for none, a copy):
 //!
 //! 1. The output is exactly the slice given; nothing is allocated that the input sizes.
 //! 2. It holds the first bytes of what the extent says, then zeroes where the extent ends early:
@@ -15,19 +15,9 @@ mod lzo;
 mod zlib;
 mod zstd;
 
+use butternut_format::file_extent::Compression;
 use butternut_format::refused::Refused;
 use std::cell::RefCell;
-
-/// The most that one compressed extent may hold, on disk or in the file, in bytes.
-pub const EXTENT_BYTES_MAX: u64 = 128 << 10;
-
-/// How an extent is packed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Algorithm {
-    Zlib,
-    Lzo,
-    Zstd,
-}
 
 /// Where the packed bytes come from. It matters to LZO, whose frames differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,25 +42,36 @@ thread_local! {
 
 /// Fills `out` with the first bytes that `input` holds; see the laws above.
 pub fn decompress(
-    algorithm: Algorithm,
+    compression: Compression,
     origin: Origin,
     input: &[u8],
     out: &mut [u8],
 ) -> Result<(), Refused> {
-    DECODERS.with_borrow_mut(|decoders| match algorithm {
-        Algorithm::Zlib => decoders.zlib.get_or_insert_with(zlib::Inflater::new).fill(input, out),
-        Algorithm::Lzo => {
+    DECODERS.with_borrow_mut(|decoders| match compression {
+        Compression::None => {
+            copy(input, out);
+            Ok(())
+        }
+        Compression::Zlib => decoders.zlib.get_or_insert_with(zlib::Inflater::new).fill(input, out),
+        Compression::Lzo => {
             let lzo = decoders.lzo.get_or_insert_with(lzo::Segments::new);
             match origin {
                 Origin::Disk => lzo.fill(input, out),
                 Origin::Inline => lzo.fill_inline(input, out),
             }
         }
-        Algorithm::Zstd => match &mut decoders.zstd {
+        Compression::Zstd => match &mut decoders.zstd {
             Some(zstd) => zstd.fill(input, out),
             none => none.insert(zstd::Frames::new()?).fill(input, out),
         },
     })
+}
+
+fn copy(input: &[u8], out: &mut [u8]) {
+    let bytes = input.len().min(out.len());
+    let (head, tail) = out.split_at_mut(bytes);
+    head.copy_from_slice(input.get(..bytes).unwrap_or_default());
+    tail.fill(0);
 }
 
 #[cfg(test)]

@@ -1,0 +1,160 @@
+//! A cache of values by key, bounded in bytes, that many threads use at once.
+//!
+//! Laws:
+//!
+//! 1. The values held never weigh more than the limit together; a value that alone would is not
+//!    held at all.
+//! 2. A value found is alive as long as its finder likes; dropping it from the cache only makes
+//!    it be read again.
+//! 3. Eviction is second chance: the oldest value goes, unless it was found since it came up last.
+
+use std::collections::VecDeque;
+use std::collections::hash_map::{Entry, HashMap};
+use std::hash::{BuildHasherDefault, Hash, Hasher};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Independent locks.
+const SHARDS: usize = 16;
+
+#[derive(Debug)]
+pub(crate) struct BoundedCache<K, V: ?Sized> {
+    shards: [Mutex<Shard<K, V>>; SHARDS],
+    shard_bytes_max: usize,
+}
+
+#[derive(Debug)]
+struct Shard<K, V: ?Sized> {
+    slots: HashMap<K, Slot<V>, BuildHasherDefault<Mixer>>,
+    queue: VecDeque<K>,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Slot<V: ?Sized> {
+    value: Arc<V>,
+    bytes: usize,
+    is_used: bool,
+}
+
+impl<K: Copy + Eq + Hash, V: ?Sized> BoundedCache<K, V> {
+    pub(crate) fn new(bytes_max: usize) -> Self {
+        let shards = std::array::from_fn(|_| {
+            Mutex::new(Shard { slots: HashMap::default(), queue: VecDeque::new(), bytes: 0 })
+        });
+        Self { shards, shard_bytes_max: bytes_max / SHARDS }
+    }
+
+    pub(crate) fn find(&self, key: &K) -> Option<Arc<V>> {
+        let mut shard = self.shard(key);
+        let slot = shard.slots.get_mut(key)?;
+        slot.is_used = true;
+        Some(Arc::clone(&slot.value))
+    }
+
+    /// Holds a value that weighs `bytes`, unless one is held for the key already.
+    pub(crate) fn insert(&self, key: K, value: Arc<V>, bytes: usize) {
+        if bytes > self.shard_bytes_max {
+            return;
+        }
+        let mut shard = self.shard(&key);
+        let Entry::Vacant(vacant) = shard.slots.entry(key) else { return };
+        vacant.insert(Slot { value, bytes, is_used: false });
+        shard.queue.push_back(key);
+        shard.bytes += bytes;
+        while shard.bytes > self.shard_bytes_max {
+            shard.evict();
+        }
+    }
+
+    /// The weight of everything held.
+    #[cfg(test)]
+    pub(crate) fn bytes(&self) -> usize {
+        self.shards.iter().map(|shard| lock(shard).bytes).sum()
+    }
+
+    fn shard(&self, key: &K) -> MutexGuard<'_, Shard<K, V>> {
+        let mut mixer = Mixer::default();
+        key.hash(&mut mixer);
+        // The map inside uses the low bits of the same hash, so the shard is chosen by others.
+        let index = usize::try_from(mixer.finish() >> 24).unwrap_or(0) % SHARDS;
+        let [first, ..] = &self.shards;
+        lock(self.shards.get(index).unwrap_or(first))
+    }
+}
+
+impl<K: Copy + Eq + Hash, V: ?Sized> Shard<K, V> {
+    /// Lets one value go, or gives it its second chance (law 3).
+    fn evict(&mut self) {
+        let Some(key) = self.queue.pop_front() else { return };
+        let Entry::Occupied(mut oldest) = self.slots.entry(key) else { return };
+        if std::mem::take(&mut oldest.get_mut().is_used) {
+            self.queue.push_back(key);
+        } else {
+            self.bytes -= oldest.remove().bytes;
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A hash for keys made of a few integers: multiply and fold. Keys are the volume's own numbers;
+/// whoever makes them collide slows only his own image down.
+#[derive(Debug, Default)]
+pub(crate) struct Mixer(u64);
+
+impl Hasher for Mixer {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        let product = u128::from(self.0 ^ value ^ 0x2545_F491_4F6C_DD1D)
+            .wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835);
+        let [low, high] = [product & u128::from(u64::MAX), product >> 64];
+        self.0 = u64::try_from(low ^ high).unwrap_or(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_holds_whatever_is_inserted() {
+        let cache = BoundedCache::new(SHARDS * 1000);
+        for key in 0..10_000_u64 {
+            let bytes = usize::try_from(key % 150).unwrap();
+            cache.insert(key, Arc::new(key), bytes);
+            assert!(cache.bytes() <= SHARDS * 1000);
+        }
+        cache.insert(1 << 40, Arc::new(0), 1001);
+        assert!(cache.find(&(1 << 40)).is_none(), "heavier than a shard");
+    }
+
+    #[test]
+    fn what_is_used_outlives_what_is_not() {
+        let cache = BoundedCache::new(SHARDS * 1000);
+        cache.insert(7_u64, Arc::new(7_u64), 100);
+        for key in 100..2000 {
+            cache.insert(key, Arc::new(key), 100);
+            assert_eq!(cache.find(&7).as_deref(), Some(&7));
+        }
+    }
+
+    #[test]
+    fn keys_spread_over_the_shards() {
+        let cache = BoundedCache::new(SHARDS * 1000);
+        for key in 0..160_u64 {
+            cache.insert(key << 20, Arc::new(key), 1);
+        }
+        assert!(cache.shards.iter().all(|shard| (3..30).contains(&lock(shard).bytes)));
+    }
+}

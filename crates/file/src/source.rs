@@ -1,0 +1,194 @@
+//! [`Source`]: what every read of a volume's files shares.
+//!
+//! It holds the checksum tree, the caches that keep small reads from searching trees and unpacking
+//! extents again, memory for reads under way, and the threads that unpack. The volume is immutable
+//! while it is open, so nothing here is ever out of date.
+//!
+//! Laws:
+//!
+//! 1. Each cache holds at most the bytes that [`SourceOptions`] grants it.
+//! 2. No lock is held over a device read, a tree search or an unpacking.
+
+use crate::cache::BoundedCache;
+use crate::error::FileError;
+use crate::map::{Mapping, MappingKind, Mappings};
+use crate::plan::Plan;
+use crate::sums::SumIndex;
+use crate::view::FileView;
+use butternut_format::file_extent::{Compression, DiskExtent};
+use butternut_format::units::{Logical, TreeId, length};
+use butternut_sys::buffer::Buffer;
+use butternut_tree::Forest;
+use rayon::ThreadPool;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A file is mapped in pieces of this size, and the pieces are cached.
+pub(crate) const REGION_BYTES: u64 = 1 << 20;
+
+/// Memory of finished reads that is kept for the next: this many pieces, of at most this size.
+const IDLE_WORKSPACES_MAX: usize = 8;
+const IDLE_SCRATCH_BYTES_MAX: usize = 2 << 20;
+
+/// How much memory the caches may take, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct SourceOptions {
+    pub map_cache_bytes: usize,
+    pub sum_cache_bytes: usize,
+    pub unpacked_cache_bytes: usize,
+}
+
+impl Default for SourceOptions {
+    fn default() -> Self {
+        Self { map_cache_bytes: 8 << 20, sum_cache_bytes: 8 << 20, unpacked_cache_bytes: 8 << 20 }
+    }
+}
+
+/// A mapped piece of a file: the mappings of one region, without gaps, neighbours on disk joined.
+pub(crate) type Region = [Mapping];
+
+/// A region's identity: tree, inode, number of the region in the file.
+type RegionKey = (u64, u64, u64);
+
+/// An extent's identity: where it is, and who wrote it.
+pub(crate) type PackedKey = (Logical, u64);
+
+/// Memory that one read under way needs. Kept from read to read.
+#[derive(Debug, Default)]
+pub(crate) struct Workspace {
+    pub(crate) plan: Plan,
+    pub(crate) scratch: Buffer,
+}
+
+/// What every read of a volume's files shares. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Source(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    forest: Arc<Forest>,
+    workers: Arc<ThreadPool>,
+    sums: SumIndex,
+    regions: BoundedCache<RegionKey, Region>,
+    unpacked: BoundedCache<PackedKey, Vec<u8>>,
+    idle: Mutex<Vec<Workspace>>,
+}
+
+impl Source {
+    /// Finds the checksum tree. `workers` unpack extents and read ahead.
+    pub fn open(
+        forest: Arc<Forest>,
+        workers: Arc<ThreadPool>,
+        options: SourceOptions,
+    ) -> Result<Self, FileError> {
+        let tree = forest.tree(TreeId::CHECKSUM)?;
+        let digest_bytes = forest.volume().super_block().csum().bytes();
+        Ok(Self(Arc::new(Shared {
+            forest,
+            workers,
+            sums: SumIndex::new(tree, digest_bytes, options.sum_cache_bytes),
+            regions: BoundedCache::new(options.map_cache_bytes),
+            unpacked: BoundedCache::new(options.unpacked_cache_bytes),
+            idle: Mutex::default(),
+        })))
+    }
+
+    pub fn forest(&self) -> &Arc<Forest> {
+        &self.0.forest
+    }
+
+    pub(crate) fn workers(&self) -> &ThreadPool {
+        &self.0.workers
+    }
+
+    pub(crate) fn sums(&self) -> &SumIndex {
+        &self.0.sums
+    }
+
+    pub(crate) fn unpacked(&self) -> &BoundedCache<PackedKey, Vec<u8>> {
+        &self.0.unpacked
+    }
+
+    /// The region of the file that holds byte `offset`.
+    pub(crate) fn region(&self, view: &FileView, offset: u64) -> Result<Arc<Region>, FileError> {
+        let number = offset / REGION_BYTES;
+        let key = (view.tree().id().0, view.ino().0, number);
+        if let Some(region) = self.0.regions.find(&key) {
+            return Ok(region);
+        }
+        let start = number * REGION_BYTES;
+        let mut region: Vec<Mapping> = Vec::new();
+        for mapping in Mappings::near(view, start..start.saturating_add(REGION_BYTES)) {
+            let mapping = mapping?;
+            if !region.last_mut().is_some_and(|last| last.absorb(&mapping)) {
+                region.push(mapping);
+            }
+        }
+        let bytes = region.len() * size_of::<Mapping>() + size_of::<RegionKey>() * 4;
+        let region: Arc<Region> = Arc::from(region);
+        self.0.regions.insert(key, Arc::clone(&region), bytes);
+        Ok(region)
+    }
+
+    pub(crate) fn take_workspace(&self) -> Workspace {
+        let mut idle = self.0.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        idle.pop().unwrap_or_default()
+    }
+
+    pub(crate) fn give_back(&self, mut workspace: Workspace) {
+        if workspace.scratch.capacity() > IDLE_SCRATCH_BYTES_MAX {
+            workspace.scratch = Buffer::default();
+        }
+        let mut idle = self.0.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() < IDLE_WORKSPACES_MAX {
+            idle.push(workspace);
+        }
+    }
+}
+
+impl Workspace {
+    /// Makes the scratch memory at least `bytes` long.
+    pub(crate) fn grow_scratch(&mut self, bytes: usize) {
+        if self.scratch.capacity() < bytes {
+            self.scratch = Buffer::zeroed(bytes.next_power_of_two());
+        }
+        self.scratch.set_len(bytes);
+    }
+}
+
+impl Mapping {
+    /// Grows by `next`, if that reads on where this one ends.
+    fn absorb(&mut self, next: &Self) -> bool {
+        match (&mut self.kind, &next.kind) {
+            (MappingKind::Hole, MappingKind::Hole) => {}
+            (
+                MappingKind::Regular { extent, packing, skip },
+                MappingKind::Regular { extent: follower, packing: its_packing, skip: its_skip },
+            ) => {
+                let is_plain = packing.compression == Compression::None
+                    && its_packing.compression == Compression::None;
+                let (start, end) =
+                    (extent.logical.0 + *skip, extent.logical.0 + *skip + self.bytes);
+                if !is_plain || end != follower.logical.0 + its_skip {
+                    return false;
+                }
+                *extent = DiskExtent { logical: Logical(start), bytes: self.bytes + next.bytes };
+                *skip = 0;
+            }
+            _ => return false,
+        }
+        self.bytes += next.bytes;
+        true
+    }
+}
+
+/// The mapping of a region that holds byte `offset`.
+pub(crate) fn mapping_at(region: &Region, offset: u64) -> Option<&Mapping> {
+    let index = region.partition_point(|mapping| mapping.end() <= offset);
+    region.get(index).filter(|mapping| mapping.offset <= offset)
+}
+
+/// Bytes, as a length in memory. On the 64-bit machines this runs on, it always fits.
+pub(crate) fn in_memory(bytes: u64) -> usize {
+    debug_assert!(length(usize::MAX) >= bytes, "a length in memory is at most the address space");
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}

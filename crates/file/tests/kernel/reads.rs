@@ -1,0 +1,126 @@
+//! Every byte as the kernel reads it, at any offset and length.
+
+use crate::content::{Dice, Seen, fill};
+use crate::image::{Image, is_left_out, view};
+use butternut_file::{MappingKind, Mappings, ReadAt, Source, SourceOptions};
+
+/// Caches so small that most look-ups miss.
+const TINY: SourceOptions =
+    SourceOptions { map_cache_bytes: 20_000, sum_cache_bytes: 40_000, unpacked_cache_bytes: 0 };
+
+#[test]
+fn every_kind_of_file_reads_as_the_kernel_reads_it() {
+    if !is_left_out("every_kind_of_file_reads_as_the_kernel_reads_it") {
+        check("--csum crc32c", SourceOptions::default());
+    }
+}
+
+#[test]
+fn volumes_with_explicit_holes_read_the_same() {
+    if !is_left_out("volumes_with_explicit_holes_read_the_same") {
+        check("-O ^no-holes --csum xxhash64 -n 4096", TINY);
+    }
+}
+
+#[test]
+fn wide_checksums_and_mixed_groups_read_the_same() {
+    if !is_left_out("wide_checksums_and_mixed_groups_read_the_same") {
+        check("--csum sha256 --mixed", TINY);
+        check("--csum blake2", SourceOptions::default());
+    }
+}
+
+fn check(mkfs: &str, options: SourceOptions) {
+    let image = Image::make(256, mkfs);
+    let files = fill(&image);
+    let source = image.open(options);
+    for file in &files {
+        whole(&source, file);
+        parts(&source, file);
+        many(&source, file);
+        mappings(&source, file);
+    }
+}
+
+fn whole(source: &Source, file: &Seen) {
+    let view = view(source, file.ino);
+    assert_eq!(view.size(), file.bytes.len() as u64, "{}", file.name);
+    let mut bytes = vec![0xEE; file.bytes.len() + 5000];
+    let filled = source.read_at(&view, 0, &mut bytes).unwrap();
+    assert_eq!(filled, file.bytes.len(), "{}", file.name);
+    assert!(bytes[..filled] == file.bytes, "{}", file.name);
+}
+
+/// Any offset, most of them near each other or near an edge.
+fn offset(dice: &mut Dice, size: u64) -> u64 {
+    match dice.below(4) {
+        0 => dice.below(size + 10_000),
+        1 => dice.below(size / 4096 + 2) * 4096,
+        2 => (dice.below(size / (128 << 10) + 2) * (128 << 10)).saturating_sub(dice.below(3)),
+        _ => size.saturating_sub(dice.below(9000)),
+    }
+}
+
+fn length(dice: &mut Dice) -> usize {
+    let bound = [2, 4097, 20_000, 300_000, 2_500_000][dice.below(5) as usize];
+    let bytes = dice.below(bound) as usize;
+    if dice.below(3) == 0 { bytes.next_multiple_of(4096) } else { bytes }
+}
+
+fn expected(file: &Seen, offset: u64, bytes: usize) -> &[u8] {
+    let start = file.bytes.len().min(offset as usize);
+    &file.bytes[start..file.bytes.len().min(start + bytes)]
+}
+
+fn parts(source: &Source, file: &Seen) {
+    let view = view(source, file.ino);
+    let mut dice = Dice::new(60);
+    let mut bytes = vec![0; 3 << 20];
+    for _ in 0..60 {
+        let at = offset(&mut dice, view.size());
+        let room = length(&mut dice);
+        let shift = [0, 0, 1, 512, 4000][dice.below(5) as usize];
+        let out = &mut bytes[shift..shift + room];
+        out.fill(0xEE);
+        let filled = source.read_at(&view, at, out).unwrap();
+        let want = expected(file, at, room);
+        assert_eq!(filled, want.len(), "{} at {at} + {room}", file.name);
+        assert!(out[..filled] == *want, "{} at {at} + {room}", file.name);
+    }
+}
+
+fn many(source: &Source, file: &Seen) {
+    let view = view(source, file.ino);
+    let mut dice = Dice::new(61);
+    let mut buffers = vec![vec![0xEE; 9000]; 200];
+    let mut reads: Vec<ReadAt<'_>> = buffers
+        .iter_mut()
+        .map(|buffer| {
+            let room = if dice.below(2) == 0 { 4096 } else { dice.below(9001) as usize };
+            ReadAt::new(offset(&mut dice, view.size()), &mut buffer[..room])
+        })
+        .collect();
+    source.read_many(&view, &mut reads);
+    for read in &reads {
+        let want = expected(file, read.offset, read.buf.len());
+        let filled = *read.result.as_ref().unwrap();
+        assert_eq!(filled, want.len(), "{} at {}", file.name, read.offset);
+        assert!(read.buf[..filled] == *want, "{} at {}", file.name, read.offset);
+    }
+}
+
+/// Mappings leave no gap, and what they call a hole holds zeroes.
+fn mappings(source: &Source, file: &Seen) {
+    let view = view(source, file.ino);
+    let mut at = 0;
+    for mapping in Mappings::of(&view, 0..view.size()) {
+        let mapping = mapping.unwrap();
+        assert_eq!(mapping.offset, at, "{}", file.name);
+        at = mapping.end();
+        if matches!(mapping.kind, MappingKind::Hole | MappingKind::Preallocated { .. }) {
+            let part = &file.bytes[mapping.offset as usize..mapping.end() as usize];
+            assert!(part.iter().all(|byte| *byte == 0), "{}: {mapping:?}", file.name);
+        }
+    }
+    assert_eq!(at, view.size(), "{}", file.name);
+}
