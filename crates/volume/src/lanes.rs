@@ -105,7 +105,8 @@ mod tests {
                 });
             }
         });
-        assert!(lanes.lock().made <= LANES_MAX);
-        assert_eq!(lanes.lock().made, lanes.lock().pairs.len(), "all came back");
+        let idle = lanes.lock();
+        assert!(idle.made <= LANES_MAX);
+        assert_eq!(idle.made, idle.pairs.len(), "all came back");
     }
 }
