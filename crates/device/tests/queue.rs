@@ -29,7 +29,9 @@ impl Random {
     }
 
     fn fill(&mut self, memory: &mut [u8]) {
-        memory.iter_mut().for_each(|byte| *byte = self.below(256).to_le_bytes()[0]);
+        for byte in memory {
+            *byte = self.below(256).to_le_bytes()[0];
+        }
     }
 
     /// A range of at most 200 KB, aligned half of the time.

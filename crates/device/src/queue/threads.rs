@@ -36,7 +36,12 @@ impl Threads {
     pub(super) fn submit(&mut self, device: Arc<dyn Device>, request: Request) {
         self.outstanding += 1;
         let mailbox = Arc::clone(&self.mailbox);
-        workers().spawn(move || mailbox.deliver(execute_safely(&*device, request)));
+        workers().spawn(move || {
+            let completion = execute_safely(&*device, request);
+            // Before the delivery: who has all completions may expect the device to be free.
+            drop(device);
+            mailbox.deliver(completion);
+        });
     }
 
     /// Waits for `min` completions, or all, or the deadline; takes all that are there.
