@@ -1,10 +1,15 @@
-//! Directories: lookup, listing, links, extended attributes.
+//! Directories: lookup, listing, the way up.
 //!
 //! A cookie is where to go on: passing the cookie of an entry to [`Filesystem::read_dir`] gives
 //! the entries after it. It is made of the entry's index, so it stays true across reopening and
 //! whatever else is in the directory: 0 starts at `.`, 1 at `..`, 2 at the first real entry.
 
-use crate::{FileId, FileKind, Filesystem, Result};
+use crate::root::ROOT_DIRECTORY;
+use crate::{Error, FileId, FileKind, Filesystem, Result};
+use butternut_format::dir::NAME_BYTES_MAX;
+use butternut_format::units::{Ino, TreeId};
+use butternut_names::{self as names, Found, List, Target};
+use std::fmt;
 
 /// The cookie at which a listing starts with the first real entry, past `.` and `..`.
 pub const FIRST_ENTRY: u64 = 2;
@@ -20,58 +25,137 @@ pub struct DirEntry {
     pub cookie: u64,
 }
 
-/// The entries of a directory, in the order of their index.
+/// The entries of a directory, in the order of their index. Ends after the first error.
 pub struct ReadDir {
-    pub(crate) never: std::convert::Infallible,
+    filesystem: Filesystem,
+    dir: FileId,
+    cookie: u64,
+    /// `None` for directories without entries in a tree.
+    list: Option<List>,
+}
+
+impl fmt::Debug for ReadDir {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadDir")
+            .field("dir", &self.dir)
+            .field("cookie", &self.cookie)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ReadDir {
+    fn dot(&mut self, name: &[u8], id: Result<FileId>) -> Result<DirEntry> {
+        self.cookie += 1;
+        let cookie = self.cookie;
+        Ok(DirEntry { name: name.to_vec(), id: id?, kind: FileKind::Directory, cookie })
+    }
+
+    fn entry(&mut self, entry: names::Entry) -> Result<DirEntry> {
+        let found = Found { target: entry.target, kind: entry.kind };
+        let id = self.filesystem.cross(self.dir, &entry.name, found)?;
+        self.cookie = entry.index.saturating_add(1);
+        Ok(DirEntry { name: entry.name, id, kind: entry.kind, cookie: self.cookie })
+    }
 }
 
 impl Iterator for ReadDir {
     type Item = Result<DirEntry>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        match self.never {}
+        if self.cookie == 0 {
+            return Some(self.dot(b".", Ok(self.dir)));
+        }
+        if self.cookie == 1 {
+            let parent = self.filesystem.parent(self.dir);
+            return Some(self.dot(b"..", parent));
+        }
+        let entry = match self.list.as_mut()?.next()? {
+            Ok(entry) => self.entry(entry),
+            Err(error) => Err(error.into()),
+        };
+        if entry.is_err() {
+            self.list = None;
+        }
+        Some(entry)
     }
 }
 
 impl Filesystem {
-    /// The inode that `name` leads to. `.` and `..` are names too; `..` of the volume's root is
-    /// the root itself. Crosses into subvolumes.
+    /// The inode that `name` leads to. `.` and `..` are names too; `..` of the filesystem's root
+    /// is the root itself. Crosses into subvolumes.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::NotDirectory`], [`Error::NameTooLong`] past 255 bytes.
     pub fn lookup(&self, dir: FileId, name: &[u8]) -> Result<FileId> {
-        let _ = name;
-        self.not_yet(dir)
+        match name {
+            b"." => self.require_directory(dir).map(|()| dir),
+            b".." => self.parent(dir),
+            _ => self.entry(dir, name).map(|(id, _)| id),
+        }
     }
 
     /// The directory that `dir` is in. The root of a subvolume is in its parent subvolume; the
     /// filesystem's [`root`](Filesystem::root) is its own parent.
     pub fn parent(&self, dir: FileId) -> Result<FileId> {
-        self.not_yet(dir)
+        if dir == self.root() {
+            return Ok(dir);
+        }
+        if let Some(above) = dir.placeholder_dir() {
+            return self.directory(above).map(|_| above);
+        }
+        self.directory(dir)?;
+        if dir.ino == ROOT_DIRECTORY {
+            let root_tree = self.forest().root_tree();
+            let link = names::parent_link(&root_tree, TreeId(dir.subvolume))?;
+            return Ok(link.map_or(dir, |link| FileId::new(link.parent.0, link.dir.0)));
+        }
+        let link = names::first_link(&self.tree_of(dir)?, Ino(dir.ino))?;
+        link.map(|link| FileId::new(dir.subvolume, link.parent.0)).ok_or(Error::NotFound)
     }
 
     /// Lists `dir` from `cookie` on: 0 for everything with `.` and `..`, [`FIRST_ENTRY`] for
     /// everything without them, an entry's [`cookie`](DirEntry::cookie) for what comes after it.
     pub fn read_dir(&self, dir: FileId, cookie: u64) -> Result<ReadDir> {
-        let _ = cookie;
-        self.not_yet(dir)
+        self.require_directory(dir)?;
+        let list = match dir.placeholder_dir() {
+            Some(_) => None,
+            None => Some(names::list(&self.tree_of(dir)?, Ino(dir.ino), cookie.max(FIRST_ENTRY))),
+        };
+        Ok(ReadDir { filesystem: self.clone(), dir, cookie, list })
     }
 
-    /// The text of a symlink, at most 4095 bytes.
-    pub fn read_link(&self, id: FileId) -> Result<Vec<u8>> {
-        self.not_yet(id)
+    /// What an entry of `dir` leads to, and its kind. `.` and `..` are no entries.
+    pub(crate) fn entry(&self, dir: FileId, name: &[u8]) -> Result<(FileId, FileKind)> {
+        if name.len() > NAME_BYTES_MAX {
+            return Err(Error::NameTooLong);
+        }
+        if dir.placeholder_dir().is_some() {
+            return self.require_directory(dir).and(Err(Error::NotFound));
+        }
+        match names::lookup(&self.tree_of(dir)?, Ino(dir.ino), name)? {
+            Some(found) => self.cross(dir, name, found).map(|id| (id, found.kind)),
+            None => self.directory(dir).and(Err(Error::NotFound)),
+        }
     }
 
-    /// The names of all extended attributes, as stored: with their namespace
-    /// (`user.`, `trusted.`, `security.`, `system.posix_acl_*`, `btrfs.`).
-    pub fn xattr_names(&self, id: FileId) -> Result<Vec<Vec<u8>>> {
-        self.not_yet(id)
+    /// The id behind an entry. An entry of a subvolume that does not hang here is a copy that a
+    /// snapshot made: a placeholder.
+    fn cross(&self, dir: FileId, name: &[u8], found: Found) -> Result<FileId> {
+        let child = match found.target {
+            Target::Inode(ino) => return Ok(FileId::new(dir.subvolume, ino.0)),
+            Target::Subvolume(child) => child,
+        };
+        let parent = TreeId(dir.subvolume);
+        let root_tree = self.forest().root_tree();
+        if names::hangs_at(&root_tree, parent, child, Ino(dir.ino), name)? {
+            Ok(FileId::new(child.0, ROOT_DIRECTORY))
+        } else {
+            Ok(FileId::placeholder(dir))
+        }
     }
 
-    /// The value of one extended attribute. ACLs are in the form that the kernel's `getxattr`
-    /// gives.
-    ///
-    /// # Errors
-    /// [`Error::NoAttribute`](crate::Error::NoAttribute) where the inode has none of that name.
-    pub fn xattr(&self, id: FileId, name: &[u8]) -> Result<Vec<u8>> {
-        let _ = name;
-        self.not_yet(id)
+    /// `Ok` for a directory, be it a placeholder.
+    fn require_directory(&self, dir: FileId) -> Result<()> {
+        self.directory(dir.placeholder_dir().unwrap_or(dir)).map(|_| ())
     }
 }

@@ -4,12 +4,19 @@
 //! [`source`](std::error::Error::source). [`Error::errno`] is decided in `errno.rs` alone.
 
 use crate::FileId;
+use butternut_device::DeviceError;
+use butternut_file::FileError;
+use butternut_format::refused::Refused;
+use butternut_format::units::TreeId;
+use butternut_names::NamesError;
+use butternut_tree::TreeError;
+use butternut_volume::VolumeError;
 
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A name that its directory does not hold.
+    /// A name that its directory does not hold, or an address that nothing holds.
     #[error("no such file or directory")]
     NotFound,
     /// A [`FileId`] whose inode does not exist (any more).
@@ -36,6 +43,9 @@ pub enum Error {
     /// A subvolume that the volume does not have.
     #[error("no subvolume {what}")]
     NoSubvolume { what: String },
+    /// A tree that every volume must have, and this one has not.
+    #[error("the volume has no tree {id}")]
+    NoTree { id: TreeId },
     /// A value that no call may pass.
     #[error("{what}")]
     InvalidArgument { what: &'static str },
@@ -45,4 +55,63 @@ pub enum Error {
     /// The search went past its limit; the answer would be incomplete.
     #[error("{what}: more than {limit}")]
     LimitExceeded { what: &'static str, limit: u64 },
+    /// An item that is not what the format allows.
+    #[error("tree {tree} is corrupt")]
+    Corrupt {
+        tree: TreeId,
+        #[source]
+        source: Refused,
+    },
+    /// A device or image that cannot be opened.
+    #[error("the device cannot be opened")]
+    Device(#[source] DeviceError),
+    /// Devices that do not make up a volume this library can read.
+    #[error("the volume cannot be opened")]
+    Volume(#[source] VolumeError),
+    /// Threads that the system did not give.
+    #[error("worker threads cannot be started")]
+    Workers(#[source] rayon::ThreadPoolBuildError),
+    /// A tree that cannot be read.
+    #[error("metadata cannot be read")]
+    Tree(#[source] TreeError),
+    /// Names or attributes that cannot be read.
+    #[error("names cannot be read")]
+    Names(#[source] NamesError),
+    /// File data that cannot be read.
+    #[error("file data cannot be read")]
+    File(#[source] FileError),
+}
+
+impl From<DeviceError> for Error {
+    fn from(source: DeviceError) -> Self {
+        Self::Device(source)
+    }
+}
+
+impl From<VolumeError> for Error {
+    fn from(source: VolumeError) -> Self {
+        Self::Volume(source)
+    }
+}
+
+impl From<TreeError> for Error {
+    fn from(source: TreeError) -> Self {
+        Self::Tree(source)
+    }
+}
+
+impl From<NamesError> for Error {
+    fn from(source: NamesError) -> Self {
+        match source {
+            NamesError::Tree(source) => Self::Tree(source),
+            NamesError::Corrupt { tree, source } => Self::Corrupt { tree, source },
+            source @ NamesError::TooMany { .. } => Self::Names(source),
+        }
+    }
+}
+
+impl From<FileError> for Error {
+    fn from(source: FileError) -> Self {
+        Self::File(source)
+    }
 }

@@ -1,12 +1,25 @@
 //! Open files: reads, holes, extents.
 
-use crate::{FileId, Filesystem, Result, Stat};
+use crate::{Error, FileId, FileKind, Filesystem, Result, Stat};
+use butternut_file::{self as data, FileView, Mapping, MappingKind, Mappings, Source};
+use butternut_format::units::Ino;
+use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
+
+pub use butternut_format::file_extent::Compression;
 
 /// A file open for reading. Cheap to clone; any number of threads may read through one at once.
-#[derive(Clone, Debug)]
+/// It keeps the filesystem open.
+#[derive(Clone)]
 pub struct File {
-    pub(crate) stat: Stat,
+    filesystem: Filesystem,
+    shared: Arc<Opened>,
+}
+
+struct Opened {
+    stat: Stat,
+    view: FileView,
 }
 
 /// One of the reads of [`File::read_many`].
@@ -16,15 +29,6 @@ pub struct ReadAt<'a> {
     pub buf: &'a mut [u8],
     /// Set by the call: how many bytes of `buf` were filled.
     pub result: Result<usize>,
-}
-
-/// How an extent's bytes are packed on disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Compression {
-    None,
-    Zlib,
-    Lzo,
-    Zstd,
 }
 
 /// A range of a file and where its bytes live.
@@ -56,16 +60,31 @@ pub enum ExtentKind {
     },
 }
 
-/// The extents of a range of a file, without gaps: holes are extents too.
+/// The extents of a range of a file, without gaps: holes are extents too. Ends after the first
+/// error.
+#[derive(Debug)]
 pub struct Extents {
-    pub(crate) never: std::convert::Infallible,
+    mappings: Mappings,
+}
+
+impl<'a> ReadAt<'a> {
+    pub fn new(offset: u64, buf: &'a mut [u8]) -> Self {
+        Self { offset, buf, result: Ok(0) }
+    }
 }
 
 impl Iterator for Extents {
     type Item = Result<Extent>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        match self.never {}
+        let mapping = self.mappings.next()?;
+        Some(mapping.map(extent).map_err(Error::from))
+    }
+}
+
+impl fmt::Debug for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("File").field("stat", &self.shared.stat).finish_non_exhaustive()
     }
 }
 
@@ -73,55 +92,107 @@ impl Filesystem {
     /// Opens a regular file.
     ///
     /// # Errors
-    /// [`Error::IsDirectory`](crate::Error::IsDirectory) for a directory,
-    /// [`Error::WrongKind`](crate::Error::WrongKind) for other kinds.
+    /// [`Error::IsDirectory`] for a directory, [`Error::WrongKind`] for other kinds.
     pub fn open_file(&self, id: FileId) -> Result<File> {
-        self.not_yet(id)
+        let stat = self.stat(id)?;
+        match stat.kind {
+            FileKind::File => {}
+            FileKind::Directory => return Err(Error::IsDirectory),
+            FileKind::Symlink
+            | FileKind::CharDevice
+            | FileKind::BlockDevice
+            | FileKind::Fifo
+            | FileKind::Socket => return Err(Error::WrongKind { want: "a regular file" }),
+        }
+        let view = self.view(id)?;
+        Ok(File { filesystem: self.clone(), shared: Arc::new(Opened { stat, view }) })
+    }
+
+    /// The bytes of a symlink, at most `bytes_max`.
+    pub(crate) fn symlink_text(&self, id: FileId, bytes_max: u64) -> Result<Vec<u8>> {
+        let view = self.view(id)?;
+        let bytes = usize::try_from(view.size().min(bytes_max)).unwrap_or(0);
+        let mut text = vec![0; bytes];
+        let read = self.shared.source.read_at(&view, 0, &mut text)?;
+        text.truncate(read);
+        Ok(text)
+    }
+
+    fn view(&self, id: FileId) -> Result<FileView> {
+        let inode = self.inode(id)?;
+        Ok(FileView::new(self.tree_of(id)?, Ino(id.ino), &inode))
     }
 }
 
 impl File {
-    /// Reads into `buf` from `offset`, any alignment. The result is short only at the end of the
-    /// file: 0 at or past it.
+    /// Reads into `buf` from `offset`, any alignment, and says how many bytes came: 0 at or past
+    /// the end of the file, fewer than asked where the file ends, or where what follows is damaged
+    /// (a read that starts there fails). What `buf` holds behind them is undefined.
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        let _ = (offset, buf);
-        Err(crate::Error::Unsupported { what: "reading files" })
+        Ok(self.source().read_at(self.view(), offset, buf)?)
     }
 
-    /// Many independent reads at once, each with its own result.
+    /// Many independent reads, handed to the devices together; each has its own result.
     pub fn read_many(&self, reads: &mut [ReadAt<'_>]) {
-        for read in reads {
-            read.result = self.read_at(read.offset, read.buf);
+        let mut batch: Vec<data::ReadAt<'_>> =
+            reads.iter_mut().map(|read| data::ReadAt::new(read.offset, &mut *read.buf)).collect();
+        self.source().read_many(self.view(), &mut batch);
+        let results: Vec<_> = batch.into_iter().map(|read| read.result).collect();
+        for (read, result) in reads.iter_mut().zip(results) {
+            read.result = result.map_err(Error::from);
         }
     }
 
     /// The first offset at or after `offset` that holds data, or `None` where only a hole, or
     /// nothing, follows (`lseek` says `ENXIO`).
     pub fn seek_data(&self, offset: u64) -> Result<Option<u64>> {
-        let _ = offset;
-        Err(crate::Error::Unsupported { what: "seeking" })
+        Ok(data::seek_data(self.view(), offset)?)
     }
 
     /// The first offset at or after `offset` that is in a hole; the end of the file is one.
-    /// `None` past the end.
+    /// `None` at or past the end.
     pub fn seek_hole(&self, offset: u64) -> Result<Option<u64>> {
-        let _ = offset;
-        Err(crate::Error::Unsupported { what: "seeking" })
+        Ok(data::seek_hole(self.view(), offset)?)
     }
 
-    /// What the range is made of. Ends at the end of the file.
-    pub fn extents(&self, range: Range<u64>) -> Result<Extents> {
-        let _ = range;
-        Err(crate::Error::Unsupported { what: "extents" })
+    /// What the range is made of. Ends with the file and its extents.
+    pub fn extents(&self, range: Range<u64>) -> Extents {
+        Extents { mappings: Mappings::of(self.view(), range) }
     }
 
-    /// The attributes, as they were when the file was opened.
+    /// The attributes.
     pub fn stat(&self) -> &Stat {
-        &self.stat
+        &self.shared.stat
     }
 
     /// Bytes.
     pub fn size(&self) -> u64 {
-        self.stat.size
+        self.shared.view.size()
     }
+
+    fn view(&self) -> &FileView {
+        &self.shared.view
+    }
+
+    fn source(&self) -> &Source {
+        &self.filesystem.shared.source
+    }
+}
+
+fn extent(mapping: Mapping) -> Extent {
+    let kind = match mapping.kind {
+        MappingKind::Hole => ExtentKind::Hole,
+        MappingKind::Preallocated { extent, skip } => {
+            ExtentKind::Prealloc { logical: extent.logical.0.saturating_add(skip) }
+        }
+        MappingKind::Inline { compression, .. } => ExtentKind::Inline { compression },
+        MappingKind::Regular { extent, packing, skip } => ExtentKind::Regular {
+            logical: extent.logical.0,
+            disk_bytes: extent.bytes,
+            ram_bytes: packing.ram_bytes,
+            extent_offset: skip,
+            compression: packing.compression,
+        },
+    };
+    Extent { offset: mapping.offset, bytes: mapping.bytes, kind }
 }

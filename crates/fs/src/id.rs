@@ -11,6 +11,12 @@ pub(crate) const TOP_LEVEL: u64 = 5;
 const INO_BITS: u32 = 40;
 const SUBVOLUME_BITS: u32 = 23;
 
+/// Set in the inode number of a placeholder. Inode numbers grow from 256, one by one.
+const PLACEHOLDER_BIT: u64 = 1 << 63;
+
+/// Object ids from here up are not inode numbers a user's file has.
+const RESERVED_INOS: u64 = u64::MAX - 255;
+
 /// One inode of one subvolume. A plain value: it may name an inode that does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileId {
@@ -23,6 +29,23 @@ pub struct FileId {
 impl FileId {
     pub const fn new(subvolume: u64, ino: u64) -> Self {
         Self { subvolume, ino }
+    }
+
+    /// The inode number that the kernel shows for every placeholder.
+    pub(crate) const PLACEHOLDER_INO: u64 = 2;
+
+    /// The empty directory that a snapshot shows in `dir` in place of a subvolume that it does not
+    /// hold. The id carries the directory, whose owner the placeholder has.
+    pub(crate) const fn placeholder(dir: Self) -> Self {
+        Self { subvolume: dir.subvolume, ino: dir.ino | PLACEHOLDER_BIT }
+    }
+
+    /// The directory that a placeholder is in; `None` for real inodes.
+    pub(crate) const fn placeholder_dir(self) -> Option<Self> {
+        if self.ino & PLACEHOLDER_BIT == 0 || self.ino >= RESERVED_INOS {
+            return None;
+        }
+        Some(Self { subvolume: self.subvolume, ino: self.ino & !PLACEHOLDER_BIT })
     }
 
     /// 16 bytes that [`FileId::from_bytes`] turns back into this id, on any machine.
@@ -69,7 +92,7 @@ mod tests {
     #[test]
     fn top_level_inodes_keep_their_number() {
         assert_eq!(FileId::new(5, 257).as_u64(), 257);
-        assert_eq!(FileId::new(5, u64::MAX - 256).as_u64(), u64::MAX - 256);
+        assert_eq!(FileId::new(5, 1 << 50).as_u64(), 1 << 50);
     }
 
     #[test]
@@ -80,6 +103,13 @@ mod tests {
                 assert!(seen.insert(FileId::new(subvolume, ino).as_u64()), "{subvolume} {ino}");
             }
         }
+    }
+
+    #[test]
+    fn a_placeholder_leads_back_to_its_directory() {
+        let dir = FileId::new(300, 257);
+        assert_eq!(FileId::placeholder(dir).placeholder_dir(), Some(dir));
+        assert_eq!(dir.placeholder_dir(), None);
     }
 
     #[test]

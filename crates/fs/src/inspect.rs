@@ -1,13 +1,26 @@
 //! The volume's raw structures, for tools that show them: superblock copies, trees, blocks.
+//!
+//! Blocks are verified before anyone sees them; superblock copies are shown as they lie.
 
+use crate::backref::Backrefs;
 use crate::{Error, Filesystem, Result};
-use butternut_format::node::Expected;
+use butternut_format::chunk::BlockGroupFlags;
+use butternut_format::key::{ItemType, Key};
+use butternut_format::node::{Expected, TreeBlock};
+use butternut_format::root::RootItem;
+use butternut_format::super_block::{SuperBlock, copy_offset};
 use butternut_format::units::{Generation, Logical, TreeId};
+use butternut_sys::buffer::Buffer;
+use butternut_volume::super_blocks;
+use std::sync::Arc;
 
-/// A view of the volume below files. Blocks are verified; superblock copies are as they lie.
+/// A tree block that passed every check, in the memory the device read it into.
+pub type Block = TreeBlock<Buffer>;
+
+/// A view of the volume below files.
 #[derive(Clone, Debug)]
 pub struct Inspect {
-    pub(crate) filesystem: Filesystem,
+    filesystem: Filesystem,
 }
 
 /// One copy of the superblock, good or bad.
@@ -16,11 +29,11 @@ pub struct SuperCopy {
     /// The device's path or name.
     pub device: String,
     /// 0, 1 or 2.
-    pub copy: u32,
+    pub copy: usize,
     /// Where on the device, in bytes.
     pub offset: u64,
-    /// The 4096 bytes.
-    pub bytes: Vec<u8>,
+    /// The 4096 bytes, or what the device said instead.
+    pub bytes: Result<Vec<u8>, String>,
 }
 
 /// The root block of a tree, and the key of its root item.
@@ -34,8 +47,18 @@ pub struct TreeRoot {
     pub level: u8,
 }
 
+/// A range of logical addresses and where it lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChunkInfo {
+    pub logical: Logical,
+    pub bytes: u64,
+    pub flags: BlockGroupFlags,
+    /// Device id and offset on it, in stripe order.
+    pub stripes: Vec<(u64, u64)>,
+}
+
 impl TreeRoot {
-    /// What the root block must be, for [`Inspect`] to read it.
+    /// What the root block must be, for [`Inspect::block`] to read it.
     pub fn expected(&self) -> Expected {
         Expected {
             logical: self.logical,
@@ -45,23 +68,120 @@ impl TreeRoot {
             first_key: None,
         }
     }
+
+    fn of(expected: &Expected) -> Self {
+        Self {
+            tree: expected.tree,
+            key_offset: 0,
+            logical: expected.logical,
+            generation: expected.generation,
+            level: expected.level,
+        }
+    }
 }
 
 impl Filesystem {
+    /// The raw side of this filesystem.
     pub fn inspect(&self) -> Inspect {
         Inspect { filesystem: self.clone() }
     }
 }
 
 impl Inspect {
-    /// Every superblock copy that fits on each device, device by device.
-    pub fn super_copies(&self) -> Result<Vec<SuperCopy>> {
-        self.filesystem.not_yet(self.filesystem.root())
+    /// The superblock that the volume was opened with.
+    pub fn super_block(&self) -> &SuperBlock {
+        self.filesystem.super_block()
     }
 
-    /// Root tree, chunk tree (and log root tree) from the superblock, then every tree with a root
-    /// item, in key order.
-    pub fn tree_roots(&self) -> Result<Vec<TreeRoot>> {
-        Err(Error::Unsupported { what: "listing trees" })
+    /// Every superblock copy that fits on each device, device by device.
+    pub fn super_copies(&self) -> Vec<SuperCopy> {
+        let mut copies = Vec::new();
+        for status in self.filesystem.volume().devices() {
+            let Some(device) = status.device else { continue };
+            for (copy, offset) in (0..).map_while(|copy| Some((copy, copy_offset(copy)?))) {
+                if offset.saturating_add(4096) > device.bytes() {
+                    break;
+                }
+                let bytes = super_blocks::read_bytes(device.as_ref(), offset);
+                copies.push(SuperCopy {
+                    device: device.name().to_owned(),
+                    copy,
+                    offset,
+                    bytes: bytes.map(|bytes| bytes.to_vec()).map_err(|error| error.to_string()),
+                });
+            }
+        }
+        copies
     }
+
+    /// Root tree, chunk tree and log root tree from the superblock, then every tree that has a
+    /// root item, in key order.
+    pub fn tree_roots(&self) -> Result<Vec<TreeRoot>> {
+        let super_block = self.super_block();
+        let mut roots =
+            vec![TreeRoot::of(&super_block.root()), TreeRoot::of(&super_block.chunk_root())];
+        roots.extend(super_block.log_root().map(|log| TreeRoot::of(&log)));
+        let mut cursor = self.filesystem.forest().root_tree().scan();
+        cursor.seek(&Key::MIN)?;
+        while let Some((key, data)) = cursor.item_parts() {
+            if key.item_type == ItemType::ROOT_ITEM {
+                let root = RootItem::check(key, data).map_err(|refused| Error::Corrupt {
+                    tree: TreeId::ROOT,
+                    source: refused.at(format_args!("item {key}")),
+                })?;
+                roots.push(TreeRoot {
+                    tree: TreeId(key.objectid),
+                    key_offset: key.offset,
+                    logical: root.logical(),
+                    generation: root.generation(),
+                    level: root.level(),
+                });
+            }
+            cursor.advance()?;
+        }
+        Ok(roots)
+    }
+
+    /// One verified block: as its parent, or a [`TreeRoot`], promises it.
+    pub fn block(&self, expected: &Expected) -> Result<Arc<Block>> {
+        Ok(self.filesystem.forest().block(expected)?)
+    }
+
+    /// The verified block at an address, found through the extent tree.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where the extent tree knows of no block there.
+    pub fn block_at(&self, logical: Logical) -> Result<Arc<Block>> {
+        let search = Backrefs::new(&self.filesystem)?;
+        search.block_at(logical)?.ok_or(Error::NotFound)
+    }
+
+    /// What the child in a slot of an inner node of `tree` must be; `None` in a leaf.
+    pub fn child(&self, parent: &Block, slot: usize, tree: TreeId) -> Option<Expected> {
+        child(parent, slot, tree)
+    }
+
+    /// The chunks, by address.
+    pub fn chunks(&self) -> Vec<ChunkInfo> {
+        let chunks = self.filesystem.volume().chunks();
+        let info = chunks.iter().map(|chunk| ChunkInfo {
+            logical: chunk.logical(),
+            bytes: chunk.bytes(),
+            flags: chunk.flags(),
+            stripes: chunk.places().iter().map(|p| (p.devid.0, p.physical.0)).collect(),
+        });
+        info.collect()
+    }
+}
+
+/// What the child in a slot of an inner node of `tree` must be; `None` in a leaf.
+pub(crate) fn child(parent: &Block, slot: usize, tree: TreeId) -> Option<Expected> {
+    let child = parent.child(slot)?;
+    Some(Expected {
+        logical: child.logical,
+        generation: child.generation,
+        level: parent.level().checked_sub(1)?,
+        tree,
+        first_key: Some(child.key),
+    })
 }

@@ -11,29 +11,36 @@
 //!
 //! This crate never speaks FUSE, prints, or parses command lines.
 
+mod attribute;
+mod backref;
 mod directory;
 mod disk_usage;
 mod errno;
 mod error;
+mod extent_items;
 mod extent_owners;
 mod file;
 mod id;
+mod inode_cache;
 mod inspect;
 mod mount;
 mod path;
+mod root;
 mod stat;
 mod statfs;
 mod subvolume;
 mod tree_stats;
 mod usage;
 
+pub use butternut_device as device;
+pub use butternut_format as format;
 pub use directory::{DirEntry, FIRST_ENTRY, ReadDir};
 pub use disk_usage::DiskUsage;
 pub use error::Error;
 pub use extent_owners::ExtentOwner;
 pub use file::{Compression, Extent, ExtentKind, Extents, File, ReadAt};
 pub use id::FileId;
-pub use inspect::{Inspect, SuperCopy, TreeRoot};
+pub use inspect::{Block, ChunkInfo, Inspect, SuperCopy, TreeRoot};
 pub use mount::{Counters, DevicePath, Filesystem, MountOptions, Notice, Subvolume};
 pub use path::Follow;
 pub use stat::{FileKind, Stat, Time};

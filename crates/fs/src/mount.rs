@@ -1,7 +1,20 @@
 //! Opening a volume: devices, options, the subvolume to show.
+//!
+//! A volume is opened read-only. Its devices are read here, its chunk tree by the forest; then the
+//! one subvolume that is the root is looked up. Nothing else is read: what an open costs does not
+//! depend on how many files there are.
 
-use crate::{Error, FileId, Result, id::TOP_LEVEL};
+use crate::inode_cache::InodeCache;
+use crate::root::{ROOT_DIRECTORY, Roots};
+use crate::{Error, FileId, FileKind, Follow, Result, id::TOP_LEVEL};
+use butternut_device::{Device, FileDevice, OpenDevice};
+use butternut_file::{Source, SourceOptions};
+use butternut_format::super_block::SuperBlock;
+use butternut_tree::{Forest, ForestOptions};
+use butternut_volume::{OpenOptions, Volume};
+use rayon::ThreadPoolBuilder;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A device or image file, and where in it the volume starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,7 +37,7 @@ pub enum Subvolume {
     #[default]
     Default,
     Id(u64),
-    /// A path from the top level.
+    /// A path from the top level. Any directory may be the root, as with the kernel's `subvol=`.
     Path(Vec<u8>),
 }
 
@@ -42,6 +55,8 @@ pub struct MountOptions {
     pub workers: usize,
     /// Say nothing when the volume holds a log tree from a crash, whose changes are not shown.
     pub ignore_log: bool,
+    /// Believe only this superblock copy (0 to 2) of every device.
+    pub super_copy: Option<usize>,
 }
 
 impl Default for MountOptions {
@@ -53,6 +68,7 @@ impl Default for MountOptions {
             inode_cache_entries: 16 << 10,
             workers: 0,
             ignore_log: false,
+            super_copy: None,
         }
     }
 }
@@ -70,41 +86,152 @@ impl std::fmt::Display for Notice {
 /// What has been read so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
+    /// Reads of all devices together.
     pub device_reads: u64,
     pub device_bytes_read: u64,
-    pub node_cache_hits: u64,
+    /// Tree blocks that were not in memory when they were asked for, and ones that had to make
+    /// room.
     pub node_cache_misses: u64,
+    pub node_cache_evictions: u64,
 }
 
 /// One mounted filesystem. Cloning gives another handle on the same one; all methods may be
 /// called from many threads at once.
 #[derive(Clone, Debug)]
 pub struct Filesystem {
+    pub(crate) shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    forest: Arc<Forest>,
     root: FileId,
+    notices: Vec<Notice>,
+    pub(crate) roots: Roots,
+    pub(crate) inodes: InodeCache,
+    pub(crate) source: Source,
 }
 
 impl Filesystem {
-    /// Opens the volume that `devices` make up, for reading.
+    /// Opens the volume that the given devices or images make up, for reading.
+    ///
+    /// # Errors
+    /// What is no btrfs, has features this library does not know (they are named), misses devices
+    /// (they are named) or has no such subvolume is refused.
     pub fn open(devices: &[DevicePath], options: &MountOptions) -> Result<Self> {
-        let _ = (devices, options);
-        Self { root: FileId::new(TOP_LEVEL, 256) }.not_yet(FileId::new(TOP_LEVEL, 256))
+        let open = |device: &DevicePath| -> Result<Arc<dyn Device>> {
+            let how = OpenDevice { offset: device.offset, ..OpenDevice::default() };
+            Ok(Arc::new(FileDevice::open(&device.path, &how)?))
+        };
+        Self::open_devices(devices.iter().map(open).collect::<Result<_>>()?, options)
+    }
+
+    /// As [`Filesystem::open`], over devices of any kind.
+    pub fn open_devices(devices: Vec<Arc<dyn Device>>, options: &MountOptions) -> Result<Self> {
+        let how = OpenOptions {
+            degraded: options.degraded,
+            super_copy: options.super_copy,
+            ..OpenOptions::default()
+        };
+        let volume = Arc::new(Volume::open(devices, how)?);
+        let cache = ForestOptions { cache_bytes: options.node_cache_bytes };
+        let forest = Forest::open(Arc::clone(&volume), cache)?;
+        let workers = ThreadPoolBuilder::new()
+            .num_threads(options.workers)
+            .thread_name(|number| format!("butternut-{number}"))
+            .build()
+            .map_err(Error::Workers)?;
+        let caches = SourceOptions::default();
+        let source = Source::open(Arc::clone(&forest), Arc::new(workers), caches)?;
+        let mut filesystem = Self {
+            shared: Arc::new(Shared {
+                notices: notices(&volume, options),
+                forest,
+                root: FileId::new(TOP_LEVEL, ROOT_DIRECTORY),
+                roots: Roots::default(),
+                inodes: InodeCache::new(options.inode_cache_entries),
+                source,
+            }),
+        };
+        let root = filesystem.chosen_root(&options.subvolume)?;
+        let shared = Arc::get_mut(&mut filesystem.shared);
+        shared.expect("the filesystem has not been handed out yet").root = root;
+        Ok(filesystem)
     }
 
     /// The root directory of the chosen subvolume.
     pub fn root(&self) -> FileId {
-        self.root
+        self.shared.root
     }
 
     /// What the owner should know about this volume.
     pub fn notices(&self) -> &[Notice] {
-        &[]
+        &self.shared.notices
     }
 
+    /// What has been read so far, by anyone using this filesystem.
     pub fn counters(&self) -> Counters {
-        Counters::default()
+        let cache = self.forest().counters();
+        let mut counters = Counters {
+            node_cache_misses: cache.misses,
+            node_cache_evictions: cache.evicted,
+            ..Counters::default()
+        };
+        for device in self.volume().devices().iter().filter_map(|status| status.device.as_ref()) {
+            let counts = device.counters().now();
+            counters.device_reads += counts.reads;
+            counters.device_bytes_read += counts.read_bytes;
+        }
+        counters
     }
 
-    pub(crate) fn not_yet<T>(&self, _id: FileId) -> Result<T> {
-        Err(Error::Unsupported { what: "reading volumes" })
+    /// The newest superblock of the volume.
+    pub fn super_block(&self) -> &SuperBlock {
+        self.volume().super_block()
     }
+
+    pub(crate) fn forest(&self) -> &Arc<Forest> {
+        &self.shared.forest
+    }
+
+    pub(crate) fn volume(&self) -> &Arc<Volume> {
+        self.shared.forest.volume()
+    }
+
+    fn chosen_root(&self, subvolume: &Subvolume) -> Result<FileId> {
+        let id = match subvolume {
+            Subvolume::Default => self.default_subvolume()?,
+            Subvolume::Id(id) => *id,
+            Subvolume::Path(path) => {
+                let root = self.resolve(path, Follow::Last).map_err(|error| match error {
+                    Error::NotFound => Error::NoSubvolume { what: path.escape_ascii().to_string() },
+                    error => error,
+                })?;
+                if self.stat(root)?.kind != FileKind::Directory {
+                    return Err(Error::NotDirectory);
+                }
+                return Ok(root);
+            }
+        };
+        self.subvolume_tree(id)?;
+        Ok(FileId::new(id, ROOT_DIRECTORY))
+    }
+}
+
+fn notices(volume: &Volume, options: &MountOptions) -> Vec<Notice> {
+    let mut notices = Vec::new();
+    if volume.super_block().log_root().is_some() && !options.ignore_log {
+        let text = "the volume was not unmounted cleanly and holds a log tree: what was synced \
+                    after the last commit is not shown (mount it read-write once to replay it)";
+        notices.push(Notice(text.to_owned()));
+    }
+    for device in volume.devices() {
+        if device.is_missing() {
+            notices.push(Notice(format!("device {} is missing", device.devid)));
+        } else if device.is_stale {
+            let text = format!("device {} is older than the others", device.devid);
+            notices.push(Notice(text));
+        }
+    }
+    notices
 }

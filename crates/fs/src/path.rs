@@ -1,27 +1,133 @@
 //! Paths: from names to an inode, and back.
+//!
+//! Resolution is the kernel's: every component but `.` and `..` is looked up in the directory
+//! reached so far; a symlink's text takes the place of its name; `..` goes to where the directory
+//! hangs, across subvolumes, never above the root.
 
-use crate::{FileId, Filesystem, Result};
+use crate::{Error, FileId, FileKind, Filesystem, Result};
+use butternut_format::units::Ino;
+use butternut_names as names;
+use std::borrow::Cow;
+
+/// Symlinks followed on one path.
+const SYMLINKS_MAX: u32 = 40;
+
+/// Bytes of a path, as the kernel's `PATH_MAX` without its NUL.
+const PATH_BYTES_MAX: usize = 4095;
+
+/// Paths that [`Filesystem::paths_of`] gives at most.
+const PATHS_MAX: usize = 1 << 20;
 
 /// What to do with a symlink at the end of a path. Symlinks on the way are always followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Follow {
     /// `stat`: go on to what it points at.
     Last,
-    /// `lstat`: the symlink itself.
+    /// `lstat`: the symlink itself. With a trailing `/` it is followed after all.
     NotLast,
 }
 
 impl Filesystem {
-    /// The inode at `path`, which starts at [`Filesystem::root`] with or without a leading `/`.
-    /// Absolute symlinks start there too, and `..` never leaves it. At most 40 symlinks.
+    /// The inode at `path`, which starts at [`Filesystem::root`] with or without a leading `/`;
+    /// "" is the root too. Absolute symlinks start there as well, and `..` never leaves it.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::NotDirectory`] where the path goes on past something else,
+    /// [`Error::SymlinkLoop`] past 40 symlinks, [`Error::NameTooLong`] for a name of more than
+    /// 255 bytes or a path of more than 4095.
     pub fn resolve(&self, path: &[u8], follow: Follow) -> Result<FileId> {
-        let _ = (path, follow);
-        self.not_yet(self.root())
+        if path.len() > PATH_BYTES_MAX {
+            return Err(Error::NameTooLong);
+        }
+        let mut symlinks = 0;
+        let mut at = (self.root(), FileKind::Directory);
+        let mut rest = Cow::Borrowed(path);
+        let mut from = 0;
+        while let Some(step) = next_step(&rest, from) {
+            if at.1 != FileKind::Directory {
+                return Err(Error::NotDirectory);
+            }
+            let dir = at.0;
+            at = match step.name {
+                b"." => at,
+                b".." => (self.parent(dir)?, FileKind::Directory),
+                name => self.entry(dir, name)?,
+            };
+            from = step.end;
+            let is_followed = follow == Follow::Last || !step.is_last;
+            if at.1 != FileKind::Symlink || !is_followed {
+                continue;
+            }
+            symlinks += 1;
+            if symlinks > SYMLINKS_MAX {
+                return Err(Error::SymlinkLoop);
+            }
+            let mut text = self.read_link(at.0)?;
+            let start = if text.first() == Some(&b'/') { self.root() } else { dir };
+            text.extend_from_slice(&rest[from..]);
+            at = (start, FileKind::Directory);
+            (rest, from) = (Cow::Owned(text), 0);
+        }
+        let must_be_directory = rest.ends_with(b"/");
+        if must_be_directory && at.1 != FileKind::Directory {
+            return Err(Error::NotDirectory);
+        }
+        Ok(at.0)
     }
 
     /// Every path of an inode (one for each hard link), from the root of its subvolume, without a
-    /// leading `/`. The subvolume's root itself has the one path "".
+    /// leading `/`. The subvolume's root itself has the one path "". An inode that is deleted but
+    /// still on disk has none.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] where there is no such inode.
     pub fn paths_of(&self, id: FileId) -> Result<Vec<Vec<u8>>> {
-        self.not_yet(id)
+        self.inode(id)?;
+        Ok(names::paths(&self.tree_of(id)?, Ino(id.ino), PATHS_MAX)?)
+    }
+}
+
+struct Step<'a> {
+    name: &'a [u8],
+    /// Where the name ends in the path.
+    end: usize,
+    /// Nothing follows, not even a `/`.
+    is_last: bool,
+}
+
+/// The first name at or after `from`.
+fn next_step(path: &[u8], from: usize) -> Option<Step<'_>> {
+    let start = from + path[from..].iter().position(|byte| *byte != b'/')?;
+    let length = path[start..].iter().position(|byte| *byte == b'/');
+    let end = length.map_or(path.len(), |length| start + length);
+    Some(Step { name: &path[start..end], end, is_last: end == path.len() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(path: &[u8]) -> Vec<(String, bool)> {
+        let mut from = 0;
+        std::iter::from_fn(|| {
+            let step = next_step(path, from)?;
+            from = step.end;
+            Some((String::from_utf8_lossy(step.name).into_owned(), step.is_last))
+        })
+        .collect()
+    }
+
+    #[test]
+    fn slashes_separate_names_however_many_they_are() {
+        let expected = vec![("a".into(), false), ("b".into(), true)];
+        assert_eq!(names(b"a/b"), expected);
+        assert_eq!(names(b"//a///b"), expected);
+        assert_eq!(names(b""), vec![]);
+        assert_eq!(names(b"///"), vec![]);
+    }
+
+    #[test]
+    fn a_name_before_a_trailing_slash_is_not_the_last() {
+        assert_eq!(names(b"a/"), vec![("a".into(), false)]);
     }
 }

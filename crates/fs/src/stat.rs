@@ -2,25 +2,24 @@
 //!
 //! Every field is what the kernel's `statx` shows for the same image mounted read-only.
 
-use crate::{FileId, Filesystem, Result};
+use crate::inode_cache::InodeCache;
+use crate::{Error, FileId, Filesystem, Result};
+use butternut_format::inode::{self, Inode};
+use butternut_format::key::{ItemType, Key};
+use butternut_format::units::{SECTOR_BYTES, TreeId};
+
+const NANOS_MAX: u32 = 999_999_999;
+
+/// Bytes in the unit of [`Stat::blocks`].
+const BLOCK_BYTES: u64 = 512;
+
+pub use butternut_format::inode::FileKind;
 
 /// A point in time. `secs` counts from 1970 and may be negative; `nanos` is below 1e9.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time {
     pub secs: i64,
     pub nanos: u32,
-}
-
-/// The kinds of inode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum FileKind {
-    File,
-    Directory,
-    Symlink,
-    CharDevice,
-    BlockDevice,
-    Fifo,
-    Socket,
 }
 
 /// The attributes of an inode.
@@ -56,12 +55,91 @@ pub struct Stat {
     pub flags: u64,
 }
 
+impl From<inode::Time> for Time {
+    fn from(time: inode::Time) -> Self {
+        Self { secs: time.secs, nanos: time.nanos.min(NANOS_MAX) }
+    }
+}
+
 impl Filesystem {
     /// The attributes of `id`.
     ///
     /// # Errors
-    /// [`Error::Stale`](crate::Error::Stale) where there is no such inode.
+    /// [`Error::Stale`] where there is no such inode.
     pub fn stat(&self, id: FileId) -> Result<Stat> {
-        self.not_yet(id)
+        match id.placeholder_dir() {
+            None => self.inode(id).map(|inode| stat_of(id, &inode)),
+            Some(dir) => self.inode(dir).map(|dir| placeholder(id, &dir)),
+        }
+    }
+
+    /// The inode item of `id`, from memory or its tree.
+    pub(crate) fn inode(&self, id: FileId) -> Result<Inode> {
+        let cache: &InodeCache = &self.shared.inodes;
+        if let Some(inode) = cache.find(id) {
+            return Ok(inode);
+        }
+        let key = Key::new(id.ino, ItemType::INODE_ITEM, 0);
+        let item = self.tree_of(id)?.find(&key)?.ok_or(Error::Stale { id })?;
+        let inode = Inode::check(item.data()).map_err(|refused| Error::Corrupt {
+            tree: TreeId(id.subvolume),
+            source: refused.at(format_args!("item {key}")),
+        })?;
+        cache.insert(id, inode);
+        Ok(inode)
+    }
+
+    pub(crate) fn directory(&self, id: FileId) -> Result<Inode> {
+        let inode = self.inode(id)?;
+        if inode.kind == FileKind::Directory { Ok(inode) } else { Err(Error::NotDirectory) }
+    }
+}
+
+fn stat_of(id: FileId, inode: &Inode) -> Stat {
+    let is_device = matches!(inode.kind, FileKind::CharDevice | FileKind::BlockDevice);
+    let sectors = inode.bytes_used.div_ceil(SECTOR_BYTES);
+    Stat {
+        id,
+        ino: id.ino,
+        kind: inode.kind,
+        mode: inode.mode,
+        uid: inode.uid,
+        gid: inode.gid,
+        size: inode.size,
+        blocks: sectors.saturating_mul(SECTOR_BYTES / BLOCK_BYTES),
+        block_bytes: 4096,
+        nlink: inode.nlink,
+        rdev: if is_device { (inode.rdev.major(), inode.rdev.minor()) } else { (0, 0) },
+        atime: inode.atime.into(),
+        mtime: inode.mtime.into(),
+        ctime: inode.ctime.into(),
+        btime: inode.otime.into(),
+        generation: inode.generation.0,
+        flags: inode.flags.0,
+    }
+}
+
+/// The empty directory that stands where a snapshot has the entry of a subvolume it does not hold.
+/// It has the owner and access time of the directory it is in. The kernel shows the moment of
+/// asking as its other times; here they are the directory's, so that they hold still.
+fn placeholder(id: FileId, dir: &Inode) -> Stat {
+    Stat {
+        id,
+        ino: FileId::PLACEHOLDER_INO,
+        kind: FileKind::Directory,
+        mode: FileKind::Directory.mode_bits() | 0o755,
+        uid: dir.uid,
+        gid: dir.gid,
+        size: 0,
+        blocks: 0,
+        block_bytes: 4096,
+        nlink: 1,
+        rdev: (0, 0),
+        atime: dir.atime.into(),
+        mtime: dir.mtime.into(),
+        ctime: dir.ctime.into(),
+        btime: Time::default(),
+        generation: 0,
+        flags: 0,
     }
 }

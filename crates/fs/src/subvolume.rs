@@ -1,6 +1,16 @@
 //! Subvolumes and snapshots: what there is, where it hangs.
 
-use crate::{Filesystem, Result, Time};
+use crate::{Error, Filesystem, Result, Time, id::TOP_LEVEL};
+use butternut_format::key::{ItemType, Key};
+use butternut_format::root::{RootFlags, RootItem};
+use butternut_format::units::TreeId;
+use butternut_names::{self as names, SubvolumeLink};
+
+/// Subvolumes above one another on a path.
+const NESTING_MAX: usize = 2048;
+
+/// Subvolumes that are listed of one subvolume.
+const CHILDREN_MAX: usize = 1 << 20;
 
 /// One subvolume.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,17 +48,106 @@ pub struct SubvolumeInfo {
 impl Filesystem {
     /// All subvolumes but the top level, by id; deleted ones that are still on disk too.
     pub fn subvolumes(&self) -> Result<Vec<SubvolumeInfo>> {
-        self.not_yet(self.root())
+        let mut found = Vec::new();
+        let mut cursor = self.forest().root_tree().scan();
+        cursor.seek(&Key::new(256, ItemType::ROOT_ITEM, 0))?;
+        while let Some((key, data)) = cursor.item_parts() {
+            if !TreeId(key.objectid).is_subvolume() {
+                break;
+            }
+            if key.item_type == ItemType::ROOT_ITEM {
+                let root = root_item(key, data)?;
+                found.push(self.subvolume_info(key.objectid, &root)?);
+            }
+            cursor.advance()?;
+        }
+        Ok(found)
     }
 
     /// One subvolume; 5 is the top level.
+    ///
+    /// # Errors
+    /// [`Error::NoSubvolume`] where there is none with this id.
     pub fn subvolume(&self, id: u64) -> Result<SubvolumeInfo> {
-        let _ = id;
-        self.not_yet(self.root())
+        let tree = TreeId(id);
+        let root = if tree.is_subvolume() { self.forest().root_item(tree)? } else { None };
+        let (_, root) = root.ok_or_else(|| Error::NoSubvolume { what: id.to_string() })?;
+        self.subvolume_info(id, &root)
+    }
+
+    /// The subvolumes that hang directly in `parent`: id, directory and name.
+    pub fn nested_subvolumes(&self, parent: u64) -> Result<Vec<(u64, u64, Vec<u8>)>> {
+        let children = names::children(&self.forest().root_tree(), TreeId(parent), CHILDREN_MAX)?;
+        Ok(children.into_iter().map(|link| (link.child.0, link.dir.0, link.name)).collect())
     }
 
     /// The subvolume that a mount without options shows.
     pub fn default_subvolume(&self) -> Result<u64> {
-        self.not_yet(self.root())
+        let set = names::default_subvolume(&self.forest().root_tree())?;
+        Ok(set.map_or(TOP_LEVEL, |id| id.0))
     }
+
+    fn subvolume_info(&self, id: u64, root: &RootItem) -> Result<SubvolumeInfo> {
+        let link = names::parent_link(&self.forest().root_tree(), TreeId(id))?;
+        let deleted = id != TOP_LEVEL && (root.refs() == 0 || link.is_none());
+        let link = link.filter(|_| !deleted);
+        let path = if deleted { None } else { self.subvolume_path(id)? };
+        let (parent, dir, name) = match link {
+            Some(SubvolumeLink { parent, dir, name, .. }) => (Some(parent.0), dir.0, name),
+            None => (None, 0, Vec::new()),
+        };
+        let history = root.history().unwrap_or_default();
+        Ok(SubvolumeInfo {
+            id,
+            parent,
+            dir,
+            name,
+            path,
+            uuid: history.uuid,
+            parent_uuid: history.parent_uuid,
+            received_uuid: history.received_uuid,
+            generation: root.generation().0,
+            created_generation: history.origin.0.0,
+            changed_generation: history.change.0.0,
+            sent_generation: history.send.0.0,
+            received_generation: history.receive.0.0,
+            created: history.origin.1.into(),
+            changed: history.change.1.into(),
+            sent: history.send.1.into(),
+            received: history.receive.1.into(),
+            flags: root.flags().0,
+            read_only: root.flags().contains(RootFlags::READ_ONLY),
+            deleted,
+        })
+    }
+
+    /// The path of a subvolume from the top level; `None` where it, or one above it, hangs
+    /// nowhere.
+    fn subvolume_path(&self, id: u64) -> Result<Option<Vec<u8>>> {
+        let root_tree = self.forest().root_tree();
+        let mut parts = Vec::new();
+        let mut at = TreeId(id);
+        for _ in 0..NESTING_MAX {
+            if at == TreeId::FS {
+                parts.reverse();
+                return Ok(Some(parts.join(&b'/')));
+            }
+            let Some(link) = names::parent_link(&root_tree, at)? else { return Ok(None) };
+            let Some(parent) = self.forest().tree(link.parent)? else { return Ok(None) };
+            let Some(dir) = names::directory_path(&parent, link.dir)? else { return Ok(None) };
+            parts.push(link.name);
+            if !dir.is_empty() {
+                parts.push(dir);
+            }
+            at = link.parent;
+        }
+        Ok(None)
+    }
+}
+
+fn root_item(key: Key, data: &[u8]) -> Result<RootItem> {
+    RootItem::check(key, data).map_err(|refused| Error::Corrupt {
+        tree: TreeId::ROOT,
+        source: refused.at(format_args!("item {key}")),
+    })
 }

@@ -1,6 +1,13 @@
 //! The shape of a tree: blocks per level, how far apart they lie.
+//!
+//! The walk is depth first, parents before children, children in key order: the order in which a
+//! whole read of the tree would visit the device.
 
-use crate::{Filesystem, Result};
+use crate::inspect::{Block, child};
+use crate::{Error, Filesystem, Result};
+use butternut_format::file_extent::{ExtentBody, FileExtent};
+use butternut_format::key::ItemType;
+use butternut_format::units::{LEVELS_MAX, Logical, TreeId};
 
 /// What `inspect tree-stats` shows of one tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -15,24 +22,114 @@ pub struct TreeStats {
     pub total_bytes: u64,
     /// Bytes of file data in the leaves.
     pub inline_bytes: u64,
-    /// Steps from one block to the next in tree order that are not to the following address.
+    /// Steps from one block to the next that are not to the address right behind it.
     pub forward_seeks: u64,
     pub backward_seeks: u64,
+    /// Bytes between the blocks of all these steps together, and of the longest.
     pub seek_bytes: u64,
     pub seek_bytes_max: u64,
-    /// Runs of blocks that lie one after the other.
+    /// Runs of blocks that lie one right behind the other, in the order of the walk.
     pub clusters: u64,
-    pub cluster_bytes: u64,
     pub cluster_bytes_min: u64,
     pub cluster_bytes_max: u64,
-    /// From the lowest block to the end of the highest.
+    /// From the start of the lowest block to the end of the highest.
     pub spread_bytes: u64,
 }
 
 impl Filesystem {
     /// Walks a whole tree. `tree` is its object id: 1 root, 2 extent, 5 top-level subvolume ...
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] where the volume has no such tree.
     pub fn tree_stats(&self, tree: u64) -> Result<TreeStats> {
-        let _ = tree;
-        self.not_yet(self.root())
+        let tree = self.forest().tree(TreeId(tree))?.ok_or(Error::NotFound)?;
+        let root = *tree.root();
+        let mut walk = Walk::default();
+        walk.stats.levels = root.level.saturating_add(1);
+        walk.stats.blocks = vec![0; usize::from(walk.stats.levels).min(LEVELS_MAX)];
+        let mut pending = vec![root];
+        while let Some(expected) = pending.pop() {
+            let block = self.forest().block(&expected)?;
+            walk.visit(&block);
+            pending
+                .extend((0..block.len()).rev().filter_map(|slot| child(&block, slot, root.tree)));
+        }
+        Ok(walk.end())
     }
+}
+
+#[derive(Default)]
+struct Walk {
+    stats: TreeStats,
+    /// The end of the block visited last, and the bytes of the run it is in.
+    end: Option<u64>,
+    run_bytes: u64,
+    lowest: Option<u64>,
+    highest: u64,
+}
+
+impl Walk {
+    fn visit(&mut self, block: &Block) {
+        let bytes = u64::try_from(block.bytes().len()).unwrap_or(u64::MAX);
+        let Logical(start) = block.logical();
+        let stats = &mut self.stats;
+        stats.total_bytes = stats.total_bytes.saturating_add(bytes);
+        if let Some(count) = stats.blocks.get_mut(usize::from(block.level())) {
+            *count += 1;
+        }
+        if block.is_leaf() {
+            stats.items += u64::try_from(block.len()).unwrap_or_default();
+            stats.inline_bytes += inline_bytes(block);
+        }
+        self.step(start);
+        let end = start.saturating_add(bytes);
+        self.run_bytes = self.run_bytes.saturating_add(bytes);
+        self.end = Some(end);
+        self.lowest = Some(self.lowest.unwrap_or(start).min(start));
+        self.highest = self.highest.max(end);
+    }
+
+    /// Accounts for the way from the last block to the one at `start`.
+    fn step(&mut self, start: u64) {
+        let Some(end) = self.end.filter(|end| *end != start) else { return };
+        if start > end {
+            self.stats.forward_seeks += 1;
+        } else {
+            self.stats.backward_seeks += 1;
+        }
+        let distance = start.abs_diff(end);
+        self.stats.seek_bytes = self.stats.seek_bytes.saturating_add(distance);
+        self.stats.seek_bytes_max = self.stats.seek_bytes_max.max(distance);
+        self.close_run();
+    }
+
+    fn close_run(&mut self) {
+        let stats = &mut self.stats;
+        let is_first = stats.clusters == 0;
+        stats.clusters += 1;
+        stats.cluster_bytes_max = stats.cluster_bytes_max.max(self.run_bytes);
+        stats.cluster_bytes_min =
+            if is_first { self.run_bytes } else { stats.cluster_bytes_min.min(self.run_bytes) };
+        self.run_bytes = 0;
+    }
+
+    fn end(mut self) -> TreeStats {
+        self.close_run();
+        self.stats.spread_bytes = self.highest.saturating_sub(self.lowest.unwrap_or(self.highest));
+        self.stats
+    }
+}
+
+/// Bytes of inline file data in a leaf, as stored.
+fn inline_bytes(leaf: &Block) -> u64 {
+    let items = (0..leaf.len()).filter_map(|slot| leaf.item(slot));
+    items
+        .filter(|(key, _)| key.item_type == ItemType::EXTENT_DATA)
+        .filter_map(|(key, data)| FileExtent::check(data, key.offset).ok())
+        .map(|extent| match extent.body {
+            ExtentBody::Inline(data) => u64::try_from(data.len()).unwrap_or_default(),
+            ExtentBody::Regular { .. } | ExtentBody::Preallocated { .. } => 0,
+            ExtentBody::Hole { .. } => 0,
+        })
+        .sum()
 }

@@ -1,11 +1,33 @@
 //! How the volume's space is spent: by block group type and profile, and by device.
+//!
+//! Block groups are found by their chunks, one search each, so that the cost does not grow with
+//! the number of files.
 
-use crate::{Filesystem, Result};
+use crate::{Error, Filesystem, Result};
+use butternut_format::block_group::BlockGroup;
+use butternut_format::chunk::BlockGroupFlags;
+use butternut_format::feature::{BLOCK_GROUP_TREE, FREE_SPACE_TREE};
+use butternut_format::key::{ItemType, Key};
+use butternut_format::units::TreeId;
+use butternut_tree::Tree;
+use butternut_volume::{DeviceStatus, Layout};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What the kernel's global reserve never exceeds, in bytes.
+const RESERVE_BYTES_MAX: u64 = 512 << 20;
+
+/// Blocks that the kernel reckons for one change of a tree: every level twice.
+const BLOCKS_PER_CHANGE: u64 = 16;
+
+/// Changes that the reserve must hold besides one per tree: those of unlinking a file, and of the
+/// references that this delays.
+const UNLINK_CHANGES: u64 = 6;
 
 /// Space by kind and by device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// One per combination of type and profile, in the order of their first block group.
+    /// One per combination of type and profile: data, system, metadata, mixed.
     pub groups: Vec<GroupUsage>,
     pub devices: Vec<DeviceInfo>,
     /// What the kernel would hold back for its own trees (`GlobalReserve`), in bytes.
@@ -13,7 +35,7 @@ pub struct Usage {
 }
 
 /// All block groups of one type and profile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GroupUsage {
     /// `BTRFS_BLOCK_GROUP_*` bits: data 1, system 2, metadata 4, raid0 8, raid1 16, dup 32,
     /// raid10 64, raid5 128, raid6 256, raid1c3 512, raid1c4 1024; no profile bit is single.
@@ -23,34 +45,185 @@ pub struct GroupUsage {
     pub used_bytes: u64,
     /// Bytes on devices behind `total_bytes`, copies and parity counted.
     pub raw_bytes: u64,
+    /// How many block groups.
+    pub count: u64,
 }
 
 /// One device of the volume.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceInfo {
     pub id: u64,
     pub uuid: [u8; 16],
-    /// Where it was opened from; `None` when it is missing.
+    /// What it was opened as; `None` when it is missing.
     pub path: Option<String>,
     pub missing: bool,
+    /// Holds older data than the others, or belongs to the volume this one sprouted from.
+    pub stale: bool,
+    pub seed: bool,
+    /// Bytes of the device itself; 0 when it is missing.
+    pub device_bytes: u64,
     /// The bytes that btrfs uses of it.
     pub total_bytes: u64,
-    /// Bytes in chunks, from the device item.
+    /// Bytes in chunks, as the device item has it.
     pub allocated_bytes: u64,
-    /// Bytes in chunks by block group flags, from the device extents.
+    /// Bytes in chunks by block group flags.
     pub allocated: Vec<(u64, u64)>,
-    /// Reads of this device that failed, and reads whose bytes did not pass their check.
+    /// Since the volume was opened: reads that failed, reads whose bytes did not pass their check,
+    /// and blocks of another generation than asked for.
     pub read_errors: u64,
-    pub corruptions: u64,
+    pub corruption_errors: u64,
+    pub generation_errors: u64,
 }
 
 impl Filesystem {
+    /// Space by type and profile, and by device. Reads one block group item per chunk.
     pub fn usage(&self) -> Result<Usage> {
-        self.not_yet(self.root())
+        Ok(Usage {
+            groups: self.groups()?,
+            devices: self.devices(),
+            global_reserve_bytes: self.global_reserve_bytes()?,
+        })
     }
 
-    /// The volume's devices, missing ones too, by id.
-    pub fn devices(&self) -> Result<Vec<DeviceInfo>> {
-        self.not_yet(self.root())
+    /// The volume's devices, missing ones too, by id. Reads nothing.
+    pub fn devices(&self) -> Vec<DeviceInfo> {
+        let volume = self.volume();
+        let mut allocated: BTreeMap<(u64, [u8; 16]), BTreeMap<u64, u64>> = BTreeMap::new();
+        for chunk in volume.chunks().iter() {
+            for place in chunk.places() {
+                let device = allocated.entry((place.devid.0, place.uuid)).or_default();
+                *device.entry(chunk.flags().0).or_default() += chunk.place_bytes();
+            }
+        }
+        let statuses = volume.devices();
+        let info = |status: DeviceStatus| {
+            let by_flags = allocated.remove(&(status.devid.0, status.uuid)).unwrap_or_default();
+            device_info(&status, by_flags.into_iter().collect())
+        };
+        statuses.into_iter().map(info).collect()
+    }
+
+    /// Type and profile sums, in the order of `order`.
+    pub(crate) fn groups(&self) -> Result<Vec<GroupUsage>> {
+        let tree = self.block_group_tree()?;
+        let mut groups: BTreeMap<(u32, u32), GroupUsage> = BTreeMap::new();
+        for chunk in self.volume().chunks().iter() {
+            let flags = chunk.flags();
+            let group = groups.entry(order(flags)).or_default();
+            group.flags = flags.0;
+            group.count += 1;
+            group.total_bytes = group.total_bytes.saturating_add(chunk.bytes());
+            group.used_bytes = group.used_bytes.saturating_add(used_bytes(&tree, chunk)?);
+            let places = u64::try_from(chunk.places().len()).unwrap_or(u64::MAX);
+            let raw_bytes = chunk.place_bytes().saturating_mul(places);
+            group.raw_bytes = group.raw_bytes.saturating_add(raw_bytes);
+        }
+        Ok(groups.into_values().collect())
+    }
+
+    fn block_group_tree(&self) -> Result<Tree> {
+        if self.super_block().has_compat_ro(BLOCK_GROUP_TREE) {
+            return self.tree(TreeId::BLOCK_GROUP);
+        }
+        self.extent_tree()
+    }
+
+    pub(crate) fn extent_tree(&self) -> Result<Tree> {
+        self.tree(TreeId::EXTENT)
+    }
+
+    fn tree(&self, id: TreeId) -> Result<Tree> {
+        self.forest().tree(id)?.ok_or(Error::NoTree { id })
+    }
+
+    /// What the kernel sets aside for its own trees when it mounts the volume: as much as the
+    /// trees that every change touches take up, within bounds.
+    pub(crate) fn global_reserve_bytes(&self) -> Result<u64> {
+        let super_block = self.super_block();
+        let mut trees = vec![TreeId::EXTENT, TreeId::CHECKSUM];
+        let has_free_space_tree = super_block.has_compat_ro(FREE_SPACE_TREE);
+        if has_free_space_tree {
+            trees.push(TreeId::FREE_SPACE);
+        }
+        if super_block.has_compat_ro(BLOCK_GROUP_TREE) {
+            trees.push(TreeId::BLOCK_GROUP);
+        }
+        let (mut used_bytes, mut changes) = (0_u64, 1 + UNLINK_CHANGES);
+        for tree in trees {
+            let Some((_, root)) = self.forest().root_item(tree)? else { continue };
+            used_bytes = used_bytes.saturating_add(root.raw().bytes_used.get());
+            changes += 1;
+        }
+        // With a free space tree every delayed reference changes that tree too.
+        changes += UNLINK_CHANGES * if has_free_space_tree { 2 } else { 1 };
+        let change_bytes = u64::from(super_block.node_bytes()) * BLOCKS_PER_CHANGE;
+        Ok(used_bytes.max(changes * change_bytes).min(RESERVE_BYTES_MAX))
+    }
+}
+
+/// Bytes used of a chunk's block group. A chunk without one is not in use yet.
+fn used_bytes(tree: &Tree, chunk: &Arc<Layout>) -> Result<u64> {
+    let key = Key::new(chunk.logical().0, ItemType::BLOCK_GROUP_ITEM, chunk.bytes());
+    let Some(item) = tree.find(&key)? else { return Ok(0) };
+    let incompat = tree.forest().volume().super_block().raw().incompat_flags.get();
+    let group = BlockGroup::check(key, item.data(), incompat).map_err(|refused| {
+        Error::Corrupt { tree: tree.id(), source: refused.at(format_args!("item {key}")) }
+    })?;
+    Ok(group.bytes_used)
+}
+
+fn device_info(status: &DeviceStatus, allocated: Vec<(u64, u64)>) -> DeviceInfo {
+    DeviceInfo {
+        id: status.devid.0,
+        uuid: status.uuid,
+        path: status.device.as_ref().map(|device| device.name().to_owned()),
+        missing: status.is_missing(),
+        stale: status.is_stale,
+        seed: status.is_seed,
+        device_bytes: status.device.as_ref().map_or(0, |device| device.bytes()),
+        total_bytes: status.item.map_or(0, |item| item.total_bytes),
+        allocated_bytes: status.item.map_or(0, |item| item.bytes_used),
+        allocated,
+        read_errors: status.errors.read_errors,
+        corruption_errors: status.errors.corruption_errors,
+        generation_errors: status.errors.generation_errors,
+    }
+}
+
+/// The place of a type and profile in reports: the one that the kernel's tools use.
+pub(crate) fn order(flags: BlockGroupFlags) -> (u32, u32) {
+    let types = match flags.types() {
+        BlockGroupFlags::DATA => 0,
+        BlockGroupFlags::SYSTEM => 1,
+        BlockGroupFlags::METADATA => 2,
+        _ => 3,
+    };
+    let profiles = [
+        BlockGroupFlags::RAID10,
+        BlockGroupFlags::RAID1,
+        BlockGroupFlags::DUP,
+        BlockGroupFlags::RAID0,
+        BlockGroupFlags(0),
+        BlockGroupFlags::RAID5,
+        BlockGroupFlags::RAID6,
+        BlockGroupFlags::RAID1C3,
+        BlockGroupFlags::RAID1C4,
+    ];
+    let profile_bits = flags.0 & !BlockGroupFlags::TYPES.0;
+    let place = (0..).zip(profiles).find(|(_, profile)| profile.0 == profile_bits);
+    (types, place.map_or(u32::MAX, |(place, _)| place))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_is_reported_before_system_and_metadata() {
+        let (data, dup) = (BlockGroupFlags(1), BlockGroupFlags(4 | 32));
+        assert!(order(data) < order(BlockGroupFlags(2)));
+        assert!(order(BlockGroupFlags(2)) < order(dup));
+        assert!(order(dup) < order(BlockGroupFlags(4)), "dup stands before single");
+        assert!(order(dup) < order(BlockGroupFlags(5)), "mixed is last");
     }
 }

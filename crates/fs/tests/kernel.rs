@@ -1,0 +1,255 @@
+//! Images that the kernel wrote, seen through the library and through the kernel's own mount.
+//!
+//! Needs root and loop devices; `BUTTERNUT_NO_KERNEL=1` leaves these tests out, and says so.
+
+mod kernel_image;
+
+use butternut::{
+    DevicePath, FIRST_ENTRY, FileId, FileKind, Filesystem, MountOptions, Stat, Subvolume,
+};
+use kernel_image::{KernelImage, kernel_is_here};
+use rustix::fs::{self, AtFlags, StatxFlags};
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+
+const PLACEHOLDER_INO: u64 = 2;
+
+fn open(image: &KernelImage, subvolume: Subvolume) -> Filesystem {
+    let options = MountOptions { subvolume, ..MountOptions::default() };
+    let devices: Vec<DevicePath> = image.devices.iter().map(DevicePath::from).collect();
+    Filesystem::open(&devices, &options).unwrap()
+}
+
+fn seconds(time: fs::StatxTimestamp) -> (i64, u32) {
+    (time.tv_sec, time.tv_nsec)
+}
+
+/// What both sides say of an inode, in one comparable form.
+fn ours(stat: &Stat) -> Vec<(&'static str, String)> {
+    let changed = if stat.ino == PLACEHOLDER_INO { None } else { Some((stat.mtime, stat.ctime)) };
+    let changed = changed.map(|(m, c)| ((m.secs, m.nanos), (c.secs, c.nanos)));
+    vec![
+        ("ino", stat.ino.to_string()),
+        ("mode", format!("{:o}", stat.mode)),
+        ("owner", format!("{}:{}", stat.uid, stat.gid)),
+        ("size", stat.size.to_string()),
+        ("blocks", stat.blocks.to_string()),
+        ("block size", stat.block_bytes.to_string()),
+        ("nlink", stat.nlink.to_string()),
+        ("rdev", format!("{:?}", stat.rdev)),
+        ("atime", format!("{:?}", (stat.atime.secs, stat.atime.nanos))),
+        ("mtime, ctime", format!("{changed:?}")),
+        ("btime", format!("{:?}", (stat.btime.secs, stat.btime.nanos))),
+    ]
+}
+
+fn kernels(path: &Path) -> Vec<(&'static str, String)> {
+    let flags = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+    let stat = fs::statx(fs::CWD, path, AtFlags::SYMLINK_NOFOLLOW, flags).unwrap();
+    let changed = if stat.stx_ino == PLACEHOLDER_INO {
+        None
+    } else {
+        Some((seconds(stat.stx_mtime), seconds(stat.stx_ctime)))
+    };
+    vec![
+        ("ino", stat.stx_ino.to_string()),
+        ("mode", format!("{:o}", stat.stx_mode)),
+        ("owner", format!("{}:{}", stat.stx_uid, stat.stx_gid)),
+        ("size", stat.stx_size.to_string()),
+        ("blocks", stat.stx_blocks.to_string()),
+        ("block size", stat.stx_blksize.to_string()),
+        ("nlink", stat.stx_nlink.to_string()),
+        ("rdev", format!("{:?}", (stat.stx_rdev_major, stat.stx_rdev_minor))),
+        ("atime", format!("{:?}", seconds(stat.stx_atime))),
+        ("mtime, ctime", format!("{changed:?}")),
+        ("btime", format!("{:?}", seconds(stat.stx_btime))),
+    ]
+}
+
+fn kernel_xattr_names(path: &Path) -> Vec<Vec<u8>> {
+    let mut list = vec![0; 65536];
+    let bytes = fs::llistxattr(path, &mut list[..]).unwrap();
+    let names = list[..bytes].split(|byte| *byte == 0).filter(|name| !name.is_empty());
+    let mut names: Vec<Vec<u8>> = names.map(<[u8]>::to_vec).collect();
+    names.sort();
+    names
+}
+
+fn kernel_xattr(path: &Path, name: &[u8]) -> Vec<u8> {
+    let mut value = vec![0; 65536];
+    let name = OsString::from_vec(name.to_vec());
+    let bytes = fs::lgetxattr(path, name.as_os_str(), &mut value[..]).unwrap();
+    value.truncate(bytes);
+    value
+}
+
+fn compare_xattrs(filesystem: &Filesystem, id: FileId, path: &Path) {
+    let mut names = filesystem.xattr_names(id).unwrap();
+    names.sort();
+    assert_eq!(names, kernel_xattr_names(path), "attributes of {}", path.display());
+    for name in names {
+        let have = filesystem.xattr(id, &name).unwrap();
+        assert_eq!(
+            have,
+            kernel_xattr(path, &name),
+            "{} of {}",
+            name.escape_ascii(),
+            path.display()
+        );
+    }
+}
+
+fn compare_data(filesystem: &Filesystem, id: FileId, path: &Path) {
+    let ours = filesystem.open_file(id).unwrap();
+    let mut theirs = File::open(path).unwrap();
+    let (mut have, mut want) = (vec![0; 300_000], vec![0; 300_000]);
+    let mut offset = 0;
+    loop {
+        let read = ours.read_at(offset, &mut have).unwrap();
+        let mut filled = 0;
+        while filled < read {
+            let more = theirs.read(&mut want[filled..read]).unwrap();
+            assert_ne!(more, 0, "{} ends early", path.display());
+            filled += more;
+        }
+        assert!(have[..read] == want[..read], "{} differs past {offset}", path.display());
+        if read == 0 {
+            assert_eq!(theirs.read(&mut want).unwrap(), 0, "{} goes on", path.display());
+            break;
+        }
+        offset += read as u64;
+    }
+    compare_holes(&ours, &theirs, path);
+}
+
+fn compare_holes(ours: &butternut::File, theirs: &File, path: &Path) {
+    let mut offset = 0;
+    loop {
+        let data = fs::seek(theirs, fs::SeekFrom::Data(offset)).ok();
+        assert_eq!(
+            ours.seek_data(offset).unwrap(),
+            data,
+            "data of {} past {offset}",
+            path.display()
+        );
+        let Some(data) = data else { return };
+        let hole = fs::seek(theirs, fs::SeekFrom::Hole(data)).ok();
+        assert_eq!(ours.seek_hole(data).unwrap(), hole, "hole of {} past {data}", path.display());
+        let Some(hole) = hole else { return };
+        offset = hole;
+    }
+}
+
+/// Compares everything at and below a directory; gives the number of inodes seen.
+fn compare(filesystem: &Filesystem, id: FileId, path: &Path) -> u64 {
+    let stat = filesystem.stat(id).unwrap();
+    assert_eq!(ours(&stat), kernels(path), "{}", path.display());
+    compare_xattrs(filesystem, id, path);
+    match stat.kind {
+        FileKind::File => compare_data(filesystem, id, path),
+        FileKind::Symlink => {
+            let target = std::fs::read_link(path).unwrap();
+            assert_eq!(filesystem.read_link(id).unwrap(), target.as_os_str().as_bytes());
+        }
+        FileKind::Directory => return 1 + compare_entries(filesystem, id, path),
+        FileKind::CharDevice | FileKind::BlockDevice | FileKind::Fifo | FileKind::Socket => {}
+    }
+    1
+}
+
+fn compare_entries(filesystem: &Filesystem, id: FileId, path: &Path) -> u64 {
+    let entries: Vec<_> =
+        filesystem.read_dir(id, FIRST_ENTRY).unwrap().collect::<Result<_, _>>().unwrap();
+    let names: Vec<_> = entries.iter().map(|e| OsString::from_vec(e.name.clone())).collect();
+    let kernel = std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name());
+    assert_eq!(names, kernel.collect::<Vec<_>>(), "entries of {}", path.display());
+    let mut seen = 0;
+    for (entry, name) in entries.iter().zip(&names) {
+        assert_eq!(filesystem.lookup(id, &entry.name).unwrap(), entry.id);
+        if entry.kind == FileKind::Directory {
+            assert_eq!(filesystem.parent(entry.id).unwrap(), id, "{}", path.join(name).display());
+        }
+        seen += compare(filesystem, entry.id, &path.join(name));
+    }
+    seen
+}
+
+fn compare_statfs(filesystem: &Filesystem, path: &Path) {
+    let (have, want) = (filesystem.statfs().unwrap(), fs::statvfs(path).unwrap());
+    assert_eq!(u64::from(have.block_bytes), want.f_bsize);
+    assert_eq!(have.blocks, want.f_blocks, "blocks");
+    assert_eq!(have.blocks_free, want.f_bfree, "free blocks");
+    assert_eq!(have.blocks_available, want.f_bavail, "available blocks");
+    assert_eq!(have.fsid, want.f_fsid, "fsid");
+    assert_eq!((have.files, have.files_free), (want.f_files, want.f_ffree));
+}
+
+/// Compares a whole image, from each of the given subvolumes.
+fn compare_image(image: &KernelImage, subvolumes: &[&str], inodes_min: u64) {
+    for subvolume in subvolumes {
+        let mount = image.mount(&format!("ro,subvol={subvolume}"));
+        let filesystem = open(image, Subvolume::Path(subvolume.as_bytes().to_vec()));
+        compare_statfs(&filesystem, mount.path());
+        let seen = compare(&filesystem, filesystem.root(), mount.path());
+        assert!(seen >= inodes_min, "{subvolume}: only {seen} inodes");
+    }
+}
+
+#[test]
+fn a_rich_volume_shows_as_the_kernel_shows_it() {
+    if !kernel_is_here() {
+        return;
+    }
+    let image = KernelImage::make(1, &[], "compress=zstd", include_str!("kernel_image/rich.sh"));
+    compare_image(&image, &["/snap", "/own", "/ownsnap"], 3);
+    compare_image(&image, &["/"], 1000);
+}
+
+#[test]
+fn the_default_subvolume_is_the_root_unless_another_is_asked_for() {
+    if !kernel_is_here() {
+        return;
+    }
+    let script = "btrfs -q subvolume create a; echo in a > a/file; \
+                  btrfs subvolume set-default a";
+    let image = KernelImage::make(1, &["--nodesize", "4096"], "", script);
+    let filesystem = open(&image, Subvolume::Default);
+    assert_eq!(filesystem.root(), FileId::new(256, 256));
+    assert!(filesystem.lookup(filesystem.root(), b"file").is_ok());
+    assert_eq!(open(&image, Subvolume::Id(5)).root(), FileId::new(5, 256));
+    let mount = image.mount("ro");
+    compare(&filesystem, filesystem.root(), mount.path());
+}
+
+#[test]
+fn free_space_is_counted_as_the_kernel_counts_it() {
+    if !kernel_is_here() {
+        return;
+    }
+    let profiles = [
+        (1, "single", "dup"),
+        (2, "raid1", "raid1"),
+        (2, "raid0", "raid1"),
+        (3, "raid5", "raid1c3"),
+        (4, "raid10", "raid1c4"),
+        (4, "raid6", "raid1c3"),
+        (3, "single", "raid1"),
+    ];
+    for (devices, data, metadata) in profiles {
+        let options = ["-d", data, "-m", metadata];
+        let script = "head -c 30000000 /dev/urandom > noise; truncate -s 1G hole";
+        let image = KernelImage::make(devices, &options, "", script);
+        let mount = image.mount("ro");
+        let filesystem = open(&image, Subvolume::Default);
+        compare_statfs(&filesystem, mount.path());
+        compare(&filesystem, filesystem.root(), mount.path());
+    }
+    for options in [&["--mixed"][..], &["-O", "^free-space-tree"], &["-O", "block-group-tree"]] {
+        let image = KernelImage::make(1, options, "", "head -c 3000000 /dev/urandom > noise");
+        let mount = image.mount("ro");
+        compare_statfs(&open(&image, Subvolume::Default), mount.path());
+    }
+}

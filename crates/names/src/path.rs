@@ -1,0 +1,70 @@
+//! From an inode up to the root of its subvolume: paths.
+
+use crate::error::NamesError;
+use crate::link::{first_link, links};
+use butternut_format::refused::Refused;
+use butternut_format::units::Ino;
+use butternut_tree::Tree;
+
+/// Directories above one another that a path may have; with one byte a name, the kernel's longest
+/// path has as many.
+pub const DEPTH_MAX: usize = 2048;
+
+/// The root directory of every subvolume.
+const ROOT_DIRECTORY: Ino = Ino(256);
+
+/// The path of a directory from its subvolume's root, which is "". `None` where it hangs nowhere.
+pub fn directory_path(tree: &Tree, dir: Ino) -> Result<Option<Vec<u8>>, NamesError> {
+    let mut names = Vec::new();
+    let mut dir = dir;
+    while dir != ROOT_DIRECTORY {
+        if names.len() >= DEPTH_MAX {
+            let refused = Refused::new("depth", "more", DEPTH_MAX);
+            return Err(NamesError::Corrupt {
+                tree: tree.id(),
+                source: refused.at(format_args!("directory {dir}")),
+            });
+        }
+        let Some(link) = first_link(tree, dir)? else { return Ok(None) };
+        dir = link.parent;
+        names.push(link.name);
+    }
+    names.reverse();
+    Ok(Some(names.join(&b'/')))
+}
+
+/// Every path of an inode from its subvolume's root, at most `limit`.
+pub fn paths(tree: &Tree, ino: Ino, limit: usize) -> Result<Vec<Vec<u8>>, NamesError> {
+    if ino == ROOT_DIRECTORY {
+        return Ok(vec![Vec::new()]);
+    }
+    let mut paths = Vec::new();
+    let mut above: Option<(Ino, Option<Vec<u8>>)> = None;
+    for link in links(tree, ino, limit)? {
+        let known = above.take().filter(|(dir, _)| *dir == link.parent);
+        let dir = match known {
+            Some((_, path)) => path,
+            None => directory_path(tree, link.parent)?,
+        };
+        if let Some(dir) = &dir {
+            paths.push(joined(dir, &link.name));
+        }
+        above = Some((link.parent, dir));
+    }
+    Ok(paths)
+}
+
+fn joined(dir: &[u8], name: &[u8]) -> Vec<u8> {
+    if dir.is_empty() { name.to_vec() } else { [dir, name].join(&b'/') }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_in_the_root_directory_has_no_slash() {
+        assert_eq!(joined(b"", b"name"), b"name");
+        assert_eq!(joined(b"a/b", b"name"), b"a/b/name");
+    }
+}
