@@ -195,8 +195,12 @@ impl Device for FileDevice {
 
 /// Whether a file of this alignment can transfer `memory` at `offset` without a bounce.
 pub(crate) fn is_aligned(alignment: Alignment, offset: u64, memory: &[u8]) -> bool {
-    let (block, address) = (u64::from(alignment.offset_bytes), memory.as_ptr().addr());
-    offset.is_multiple_of(block)
-        && (memory.len() as u64).is_multiple_of(block)
-        && address.is_multiple_of(alignment.memory_bytes as usize)
+    is_block_aligned(alignment, offset, memory.len() as u64)
+        && memory.as_ptr().addr().is_multiple_of(alignment.memory_bytes as usize)
+}
+
+/// Whether a range is whole blocks.
+pub(crate) fn is_block_aligned(alignment: Alignment, offset: u64, bytes: u64) -> bool {
+    let block = u64::from(alignment.offset_bytes);
+    offset.is_multiple_of(block) && bytes.is_multiple_of(block)
 }

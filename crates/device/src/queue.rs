@@ -1,11 +1,40 @@
 //! [`QueuePair`]: many requests in flight on all devices of a volume.
+//!
+//! | device | kernel gives a ring | it does not, or [`RingUse::Never`] |
+//! |---|---|---|
+//! | file or block device | one ring for all of them | threads of the process-wide pool |
+//! | any other | on the calling thread, in `submit` or `run` | the same |
+//!
+//! 1. At most `depth` requests are submitted and not yet polled; one more is given back.
+//! 2. Every request comes back exactly once; requests complete in any order.
+//! 3. A failure is the result of its own request and of no other.
+//! 4. All results and all counters are the same on both lanes.
+//! 5. Direct transfers that are not aligned go through memory of the queue pair: reads in the ring
+//!    up to a size, the rest by the device's own blocking calls. Discards block as well, there is
+//!    no ring operation for them that all kernels have.
+//! 6. A queue pair serves one thread at a time and may move between threads. Dropping it waits for
+//!    what is in flight.
+//! 7. A ring does not survive a fork, nor do threads: make queue pairs in the process that uses
+//!    them.
+
+mod bounce;
+mod threads;
 
 use crate::device::Device;
-use crate::error::DeviceError;
+use crate::error::{DeviceError, check_range, check_writable};
+use crate::file::is_block_aligned;
 use crate::request::{Completion, ReadInto, Request, RequestKind, WriteFrom};
+use bounce::Shared;
+use butternut_sys::arena::Arena;
+use butternut_sys::errno::Errno;
+use butternut_sys::file::Alignment;
+use butternut_sys::ring::{
+    Done, Operation, RING_DEPTH_MAX, Ring, RingOptions, RingRefused, Submission,
+};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use threads::Threads;
 
 /// Whether to ask the kernel for an `io_uring`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,14 +48,16 @@ pub enum RingUse {
 
 #[derive(Clone, Debug)]
 pub struct QueueOptions {
-    /// The most requests submitted and not yet polled.
+    /// The most requests submitted and not yet polled; at most [`RING_DEPTH_MAX`].
     pub depth: usize,
     pub ring: RingUse,
+    /// Memory to register with the ring: transfers in it cost less. All of it stays resident.
+    pub arenas: Vec<Arena>,
 }
 
 impl Default for QueueOptions {
     fn default() -> QueueOptions {
-        QueueOptions { depth: 128, ring: RingUse::Try }
+        QueueOptions { depth: 128, ring: RingUse::Try, arenas: Vec::new() }
     }
 }
 
@@ -34,44 +65,127 @@ impl Default for QueueOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
     Ring,
-    Threads,
+    /// Of the process-wide pool. `refused` is what the kernel said, if it was asked.
+    Threads {
+        refused: Option<RingRefused>,
+    },
+    /// No device is a file: all run on the calling thread.
+    Inline,
 }
 
 #[derive(Debug)]
 pub struct QueuePair {
-    devices: Arc<[Arc<dyn Device>]>,
     depth: usize,
+    shared: Shared,
+    lane: Lane,
+    refused: Option<RingRefused>,
+    /// Completions that nobody has polled yet.
     ready: VecDeque<Completion>,
 }
 
+#[derive(Debug)]
+enum Lane {
+    Ring(Box<Ring<Request>>),
+    Threads(Threads),
+    Inline,
+}
+
+/// What a queue pair remembers of a device, so that a request asks it nothing.
+#[derive(Debug)]
+struct Target {
+    device: Arc<dyn Device>,
+    /// Its number in the ring, if it can be reached by one.
+    file: Option<u32>,
+    /// Where in its file it begins.
+    offset: u64,
+    alignment: Alignment,
+}
+
 impl QueuePair {
-    pub fn new(devices: Arc<[Arc<dyn Device>]>, depth: usize) -> QueuePair {
-        QueuePair::with_options(devices, &QueueOptions { depth, ..QueueOptions::default() })
+    pub fn new(devices: impl AsRef<[Arc<dyn Device>]>, depth: usize) -> QueuePair {
+        QueuePair::with_options(
+            devices.as_ref(),
+            &QueueOptions { depth, ..QueueOptions::default() },
+        )
     }
 
-    pub fn with_options(devices: Arc<[Arc<dyn Device>]>, options: &QueueOptions) -> QueuePair {
-        let depth = options.depth.max(1);
-        QueuePair { devices, depth, ready: VecDeque::with_capacity(depth) }
-    }
-
-    pub fn devices(&self) -> &Arc<[Arc<dyn Device>]> {
-        &self.devices
+    pub fn with_options(devices: &[Arc<dyn Device>], options: &QueueOptions) -> QueuePair {
+        let depth = options.depth.clamp(1, RING_DEPTH_MAX);
+        let reachable = devices.iter().filter_map(|device| device.ring_target());
+        let files: Vec<_> = reachable.map(|target| target.file).collect();
+        let mut refused = None;
+        let lane = if files.is_empty() {
+            Lane::Inline
+        } else if options.ring == RingUse::Never {
+            Lane::Threads(Threads::default())
+        } else {
+            let ring = RingOptions { depth, arenas: options.arenas.clone() };
+            match Ring::new(&files, &ring) {
+                Ok(ring) => Lane::Ring(Box::new(ring)),
+                Err(cause) => {
+                    refused = Some(cause);
+                    Lane::Threads(Threads::default())
+                }
+            }
+        };
+        let shared = Shared::new(targets(devices));
+        QueuePair { depth, shared, lane, refused, ready: VecDeque::with_capacity(depth) }
     }
 
     pub fn backend(&self) -> Backend {
-        Backend::Threads
+        match &self.lane {
+            Lane::Ring(_) => Backend::Ring,
+            Lane::Threads(_) => Backend::Threads { refused: self.refused },
+            Lane::Inline => Backend::Inline,
+        }
     }
 
-    /// Takes the request, or gives it back when `depth` requests are out already.
-    pub fn submit(&mut self, mut request: Request) -> Result<(), Request> {
-        if self.ready.len() >= self.depth {
+    pub fn depth(&self) -> usize {
+        self.depth
+    }
+
+    /// Requests submitted and not yet polled.
+    pub fn outstanding(&self) -> usize {
+        let in_lane = match &self.lane {
+            Lane::Ring(ring) => ring.outstanding(),
+            Lane::Threads(threads) => threads.outstanding(),
+            Lane::Inline => 0,
+        };
+        in_lane + self.ready.len()
+    }
+
+    /// Takes the request, or gives it back when `depth` requests are out already. It begins to run
+    /// at the next `poll` at the latest.
+    pub fn submit(&mut self, request: Request) -> Result<(), Request> {
+        if self.outstanding() >= self.depth {
             return Err(request);
         }
-        let result = match self.devices.get(request.device) {
-            None => Err(DeviceError::NoDevice { index: request.device }),
-            Some(device) => execute(&**device, &mut request),
+        self.leave_broken_ring();
+        let Some(target) = self.shared.targets.get(request.device) else {
+            let index = request.device;
+            self.ready.push_back(request.complete(Err(DeviceError::NoDevice { index })));
+            return Ok(());
         };
-        self.ready.push_back(request.complete(result));
+        if let Err(error) = check(&*target.device, &request) {
+            self.ready.push_back(request.complete(Err(error)));
+            return Ok(());
+        }
+        match (&mut self.lane, target.file) {
+            (Lane::Ring(ring), Some(file)) if target.suits_ring(&request) => {
+                target.count(&request);
+                return match ring.submit(target.submission(file, request)) {
+                    Ok(()) => Ok(()),
+                    Err(back) => Err(take_back(back)),
+                };
+            }
+            (Lane::Threads(threads), Some(_)) => {
+                threads.submit(Arc::clone(&target.device), request);
+            }
+            (Lane::Ring(_) | Lane::Threads(_) | Lane::Inline, _) => {
+                let device = Arc::clone(&target.device);
+                self.ready.push_back(execute(&*device, request));
+            }
+        }
         Ok(())
     }
 
@@ -83,38 +197,202 @@ impl QueuePair {
         timeout: Option<Duration>,
         out: &mut Vec<Completion>,
     ) -> usize {
-        let _ = (min, timeout);
-        let count = self.ready.len();
+        let before = out.len();
         out.extend(self.ready.drain(..));
-        count
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        let min = min.saturating_sub(out.len() - before);
+        match &mut self.lane {
+            Lane::Ring(ring) => {
+                ring.wait(min, deadline);
+                while let Some(done) = ring.take_done() {
+                    let completion = complete(&self.shared.targets, done);
+                    out.push(completion);
+                }
+            }
+            Lane::Threads(threads) => threads.wait(min, deadline, out),
+            Lane::Inline => {}
+        }
+        out.len() - before
     }
 
     /// Runs the batch to the end. Each request has its own result.
     pub fn run(&mut self, batch: &mut [ReadInto<'_>]) {
-        for read in batch {
-            read.result = match self.devices.get(read.device) {
-                None => Err(DeviceError::NoDevice { index: read.device }),
-                Some(device) => device.read_at(read.offset, read.buf),
-            };
+        self.leave_broken_ring();
+        match &mut self.lane {
+            Lane::Ring(ring) => ring.run(batch, &self.shared),
+            Lane::Threads(threads) => threads.run(batch, |read| self.shared.targets.read(read)),
+            Lane::Inline => batch.iter_mut().for_each(|read| self.shared.targets.read(read)),
         }
     }
 
     /// The same for writes.
     pub fn run_writes(&mut self, batch: &mut [WriteFrom<'_>]) {
-        for write in batch {
-            write.result = match self.devices.get(write.device) {
-                None => Err(DeviceError::NoDevice { index: write.device }),
-                Some(device) => device.write_at(write.offset, write.buf),
-            };
+        self.leave_broken_ring();
+        match &mut self.lane {
+            Lane::Ring(ring) => ring.run(batch, &self.shared),
+            Lane::Threads(threads) => threads.run(batch, |write| self.shared.targets.write(write)),
+            Lane::Inline => batch.iter_mut().for_each(|write| self.shared.targets.write(write)),
+        }
+    }
+
+    /// A ring that the kernel took away is replaced by threads.
+    fn leave_broken_ring(&mut self) {
+        let Lane::Ring(ring) = &mut self.lane else { return };
+        let Some(errno) = ring.broken() else { return };
+        ring.wait(usize::MAX, None);
+        while let Some(done) = ring.take_done() {
+            self.ready.push_back(complete(&self.shared.targets, done));
+        }
+        self.refused = Some(RingRefused::Failed(errno));
+        self.lane = Lane::Threads(Threads::default());
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        let mut last = Vec::with_capacity(self.outstanding());
+        while self.outstanding() > 0 {
+            self.poll(usize::MAX, None, &mut last);
+            last.clear();
         }
     }
 }
 
-fn execute(device: &dyn Device, request: &mut Request) -> Result<(), DeviceError> {
+/// The devices of a queue pair, by number.
+#[derive(Debug)]
+struct Targets(Vec<Target>);
+
+impl Targets {
+    fn get(&self, index: usize) -> Option<&Target> {
+        self.0.get(index)
+    }
+
+    /// Runs one read of a batch by the device's own call.
+    fn read(&self, read: &mut ReadInto<'_>) {
+        read.result = match self.get(read.device) {
+            None => Err(DeviceError::NoDevice { index: read.device }),
+            Some(target) => target.device.read_at(read.offset, read.buf),
+        };
+    }
+
+    fn write(&self, write: &mut WriteFrom<'_>) {
+        write.result = match self.get(write.device) {
+            None => Err(DeviceError::NoDevice { index: write.device }),
+            Some(target) => target.device.write_at(write.offset, write.buf),
+        };
+    }
+}
+
+impl Target {
+    /// Whether the ring can do it without a bounce. A buffer has room for whole blocks, so a read's
+    /// length does not matter.
+    fn suits_ring(&self, request: &Request) -> bool {
+        let address = request.buffer.as_ptr().addr();
+        let aligned = |len| is_block_aligned(self.alignment, self.offset + request.offset, len);
+        let memory_aligned = address.is_multiple_of(self.alignment.memory_bytes as usize);
+        match request.kind {
+            RequestKind::Read => {
+                let blocks = self.blocks(request.buffer.len());
+                aligned(0) && memory_aligned && blocks <= request.buffer.capacity()
+            }
+            RequestKind::Write => aligned(request.bytes) && memory_aligned,
+            RequestKind::Flush => true,
+            RequestKind::Discard => false,
+        }
+    }
+
+    fn blocks(&self, len: usize) -> usize {
+        len.next_multiple_of(self.alignment.offset_bytes as usize)
+    }
+
+    fn submission(&self, file: u32, mut request: Request) -> Submission<Request> {
+        let mut buffer = std::mem::take(&mut request.buffer);
+        let need = buffer.len();
+        let operation = match request.kind {
+            RequestKind::Read => {
+                buffer.set_len(self.blocks(need));
+                Operation::Read
+            }
+            RequestKind::Write => Operation::Write,
+            RequestKind::Flush | RequestKind::Discard => Operation::Flush,
+        };
+        let offset = self.offset + request.offset;
+        Submission { operation, file, offset, buffer, need, payload: request }
+    }
+
+    fn count(&self, request: &Request) {
+        let counters = self.device.counters();
+        match request.kind {
+            RequestKind::Read => counters.count_read(request.buffer.len()),
+            RequestKind::Write => counters.count_write(request.buffer.len()),
+            RequestKind::Flush => counters.count_flush(),
+            RequestKind::Discard => counters.count_discard(),
+        }
+    }
+}
+
+fn targets(devices: &[Arc<dyn Device>]) -> Targets {
+    let mut next_file = 0;
+    let target = |device: &Arc<dyn Device>| {
+        let ring_target = device.ring_target();
+        let file = ring_target.map(|_| next_file);
+        next_file += u32::from(file.is_some());
+        let offset = ring_target.map_or(0, |target| target.offset);
+        let (device, alignment) = (Arc::clone(device), device.alignment());
+        Target { device, file, offset, alignment }
+    };
+    Targets(devices.iter().map(target).collect())
+}
+
+fn check(device: &dyn Device, request: &Request) -> Result<(), DeviceError> {
     match request.kind {
+        RequestKind::Read => check_range(device, request.offset, request.bytes),
+        RequestKind::Write | RequestKind::Discard => {
+            check_writable(device)?;
+            check_range(device, request.offset, request.bytes)
+        }
+        RequestKind::Flush => Ok(()),
+    }
+}
+
+fn take_back(submission: Submission<Request>) -> Request {
+    let mut request = submission.payload;
+    request.buffer = submission.buffer;
+    if request.kind == RequestKind::Read {
+        request.buffer.set_len(submission.need);
+    }
+    request
+}
+
+/// A completion of the ring as one of the queue pair.
+fn complete(targets: &Targets, done: Done<Request>) -> Completion {
+    let Done { mut buffer, payload: mut request, result } = done;
+    buffer.set_len(usize::try_from(request.bytes).expect("it was a buffer's length"));
+    request.buffer = buffer;
+    let result = result.map_err(|cause| match targets.get(request.device) {
+        None => DeviceError::NoDevice { index: request.device },
+        Some(target) => failure(&*target.device, &request, cause),
+    });
+    request.complete(result)
+}
+
+fn failure(device: &dyn Device, request: &Request, cause: Errno) -> DeviceError {
+    let (offset, bytes) = (request.offset, request.buffer.len());
+    match request.kind {
+        RequestKind::Read => DeviceError::read(device, offset, bytes, cause),
+        RequestKind::Write => DeviceError::write(device, offset, bytes, cause),
+        RequestKind::Flush => DeviceError::flush(device, cause),
+        RequestKind::Discard => DeviceError::discard(device, offset, request.bytes, cause),
+    }
+}
+
+/// Runs a request by the device's own blocking calls.
+fn execute(device: &dyn Device, mut request: Request) -> Completion {
+    let result = match request.kind {
         RequestKind::Read => device.read_at(request.offset, &mut request.buffer),
         RequestKind::Write => device.write_at(request.offset, &request.buffer),
         RequestKind::Flush => device.flush(),
         RequestKind::Discard => device.discard(request.offset, request.bytes),
-    }
+    };
+    request.complete(result)
 }

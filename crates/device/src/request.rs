@@ -76,6 +76,17 @@ impl Request {
         Completion { tag: self.tag, device: self.device, kind: self.kind, buffer, result }
     }
 
+    /// The same request without its buffer, when that was lost.
+    pub(crate) fn again(
+        device: usize,
+        kind: RequestKind,
+        offset: u64,
+        bytes: u64,
+        tag: u64,
+    ) -> Request {
+        Request::new(device, kind, offset, bytes, Buffer::default(), tag)
+    }
+
     fn new(
         device: usize,
         kind: RequestKind,
@@ -123,11 +134,12 @@ pub struct WriteFrom<'a> {
     pub buf: &'a [u8],
     /// [`DeviceError::NotRun`] until the batch has run.
     pub result: Result<(), DeviceError>,
+    pub(crate) bounce: Option<Buffer>,
 }
 
 impl<'a> WriteFrom<'a> {
     pub fn new(device: usize, offset: u64, buf: &'a [u8]) -> WriteFrom<'a> {
-        WriteFrom { device, offset, buf, result: Err(DeviceError::NotRun) }
+        WriteFrom { device, offset, buf, result: Err(DeviceError::NotRun), bounce: None }
     }
 }
 

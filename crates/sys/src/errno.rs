@@ -29,6 +29,12 @@ impl From<std::io::Error> for Errno {
     }
 }
 
+impl From<&std::io::Error> for Errno {
+    fn from(error: &std::io::Error) -> Errno {
+        Errno(error.raw_os_error().unwrap_or(libc::EIO))
+    }
+}
+
 impl From<rustix::io::Errno> for Errno {
     fn from(error: rustix::io::Errno) -> Errno {
         Errno(error.raw_os_error())

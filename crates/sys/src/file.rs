@@ -20,7 +20,7 @@ use crate::errno::Errno;
 use crate::holder::{self, Holder};
 use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, StatxFlags};
 use std::fmt;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 /// The alignment assumed for direct transfers where the kernel does not say.
@@ -268,10 +268,6 @@ impl DiskFile {
                 if answer == 0 { Ok(()) } else { Err(Errno::last()) }
             }
         }
-    }
-
-    pub(crate) fn raw_fd(&self) -> RawFd {
-        self.fd.as_raw_fd()
     }
 }
 

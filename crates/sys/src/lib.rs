@@ -2,10 +2,13 @@
 //!
 //! It knows nothing of btrfs and holds no policy.
 
-pub mod alloc_count;
+pub mod allocations;
 pub mod arena;
 pub mod buffer;
 pub mod errno;
 pub mod file;
+pub mod forbid;
 pub mod holder;
 pub mod parity;
+pub mod ring;
+pub mod workers;

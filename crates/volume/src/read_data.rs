@@ -130,7 +130,7 @@ impl Volume {
                     Fault::Failed { copy: *copy, error: error.clone() }
                 }
             };
-            let bad = self.rescue_data(asked.layout, &part, fault, run, run_sums);
+            let bad = self.rescue_data(asked.layout, &part, &fault, run, run_sums);
             if bad.is_empty() {
                 continue;
             }

@@ -27,7 +27,8 @@ pub(crate) struct Mounted {
 pub(crate) fn is_left_out(test: &str) -> bool {
     let is_left_out = std::env::var_os("BUTTERNUT_NO_KERNEL").is_some();
     if is_left_out {
-        writeln!(std::io::stderr(), "left out for BUTTERNUT_NO_KERNEL: {test}").unwrap();
+        let said = format!("left out for BUTTERNUT_NO_KERNEL: {test}\n");
+        std::io::stderr().write_all(said.as_bytes()).unwrap();
     }
     is_left_out
 }

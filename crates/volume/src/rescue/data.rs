@@ -45,7 +45,7 @@ impl Volume {
         &self,
         layout: &Layout,
         piece: &Piece,
-        fault: Fault,
+        fault: &Fault,
         memory: &mut [u8],
         sums: Sums<'_>,
     ) -> Vec<BadRange> {
@@ -64,8 +64,8 @@ impl Volume {
                 csum,
                 open: (0..sectors).map(|_| Some(Vec::new())).collect(),
             };
-            run.note_first(&fault, part);
-            run.try_mirrors(&fault, part);
+            run.note_first(fault, part);
+            run.try_mirrors(fault, part);
             run.try_parity(part);
             bad.extend(run.finish(part));
         }
@@ -88,7 +88,6 @@ impl Run<'_> {
                 self.say_of_mirror(sector, copy, CopyFault::Missing);
             }
             match fault {
-                Fault::NotRead => {}
                 Fault::Corrupt { copy } => {
                     let start = sector.saturating_mul(SECTOR);
                     let bytes = memory.get(start..start.saturating_add(SECTOR));
@@ -99,8 +98,8 @@ impl Run<'_> {
                 Fault::Failed { copy, error } if self.open.len() == 1 => {
                     self.say_of_mirror(sector, *copy, CopyFault::Device(error.clone()));
                 }
-                // Read again by sectors, which will tell.
-                Fault::Failed { .. } => {}
+                // What failed in one go is read again by sectors, which will tell.
+                Fault::NotRead | Fault::Failed { .. } => {}
             }
         }
     }

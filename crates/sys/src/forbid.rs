@@ -1,0 +1,37 @@
+//! What a container's seccomp filter does to `io_uring`, on one thread, for tests of the fallback.
+
+use crate::errno::Errno;
+
+/// From now on, every `io_uring` system call of this thread (and of threads that it starts) fails
+/// with EPERM. There is no way back.
+pub fn forbid_rings_on_this_thread() -> Result<(), Errno> {
+    const LOAD_WORD: u16 = 0x20;
+    const JUMP_IF_EQUAL: u16 = 0x15;
+    const JUMP_IF_GREATER: u16 = 0x25;
+    const RETURN: u16 = 0x06;
+    const FORBID: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM.unsigned_abs();
+    let setup = u32::try_from(libc::SYS_io_uring_setup).map_err(|_| Errno::INVALID)?;
+    let register = u32::try_from(libc::SYS_io_uring_register).map_err(|_| Errno::INVALID)?;
+    let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+    // The number of the system call is the first word of what the filter sees; setup, enter and
+    // register are neighbours.
+    let mut steps = [
+        step(LOAD_WORD, 0, 0, 0),
+        step(JUMP_IF_GREATER, 2, 0, register),
+        step(JUMP_IF_GREATER, 2, 0, setup - 1),
+        step(JUMP_IF_EQUAL, 1, 0, setup),
+        step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
+        step(RETURN, 0, 0, FORBID),
+    ];
+    let len = u16::try_from(steps.len()).expect("six steps");
+    let program = libc::sock_fprog { len, filter: steps.as_mut_ptr() };
+    // SAFETY: takes integers only.
+    let bound = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+    if bound != 0 {
+        return Err(Errno::last());
+    }
+    let mode = libc::SECCOMP_MODE_FILTER;
+    // SAFETY: the kernel copies the program, which `steps` keeps alive meanwhile.
+    let installed = unsafe { libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program) };
+    if installed == 0 { Ok(()) } else { Err(Errno::last()) }
+}

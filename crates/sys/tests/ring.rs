@@ -1,0 +1,268 @@
+//! The ring against real files: what comes back, when, and what a refusal looks like.
+
+#![allow(clippy::unwrap_used, reason = "a test's helpers are tests")]
+
+use butternut_sys::arena::Arena;
+use butternut_sys::buffer::Buffer;
+use butternut_sys::errno::Errno;
+use butternut_sys::file::{DiskFile, OpenDisk};
+use butternut_sys::forbid::forbid_rings_on_this_thread;
+use butternut_sys::ring::{
+    Memory, Operation, Ring, RingOptions, RingRefused, Scoped, Submission, Transfer,
+};
+use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+const BLOCK: usize = 4096;
+const BLOCKS: usize = 256;
+
+/// A file whose every block is filled with its own number.
+fn numbered() -> (tempfile::NamedTempFile, DiskFile) {
+    let mut image = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+    for block in 0..BLOCKS {
+        image.write_all(&[number(block); BLOCK]).unwrap();
+    }
+    let file = DiskFile::open(image.path(), OpenDisk::default()).unwrap();
+    (image, file)
+}
+
+fn number(block: usize) -> u8 {
+    u8::try_from(block % 251).unwrap()
+}
+
+fn ring<T>(file: &DiskFile, depth: usize) -> Ring<T> {
+    Ring::new(&[file], &RingOptions { depth, arenas: Vec::new() }).unwrap()
+}
+
+fn read<T>(block: usize, payload: T) -> Submission<T> {
+    let (offset, buffer) = ((block * BLOCK) as u64, Buffer::zeroed(BLOCK));
+    Submission { operation: Operation::Read, file: 0, offset, buffer, need: BLOCK, payload }
+}
+
+/// A borrowed read of one block. `panics` says where it panics on purpose.
+struct Block<'a> {
+    number: usize,
+    memory: &'a mut [u8],
+    result: Option<Result<(), Errno>>,
+    panics: Panics,
+}
+
+#[derive(PartialEq)]
+enum Panics {
+    Never,
+    InTransfer,
+    InFinish,
+}
+
+impl Scoped<()> for Block<'_> {
+    fn transfer(&mut self, (): &()) -> Option<Transfer<'_>> {
+        assert!(self.panics != Panics::InTransfer, "on purpose");
+        let need = self.memory.len();
+        let memory = Memory::ReadInto(self.memory);
+        Some(Transfer { file: 0, offset: (self.number * BLOCK) as u64, memory, need })
+    }
+
+    fn finish(&mut self, (): &(), result: Result<(), Errno>) {
+        assert!(self.panics != Panics::InFinish, "on purpose");
+        self.result = Some(result);
+    }
+}
+
+fn blocks(memory: &mut [u8]) -> Vec<Block<'_>> {
+    let block = |(number, memory)| Block { number, memory, result: None, panics: Panics::Never };
+    memory.chunks_mut(BLOCK).enumerate().map(block).collect()
+}
+
+#[test]
+fn owned_requests_come_back_once_each_with_their_buffers() {
+    let (_image, file) = numbered();
+    let mut ring = ring::<usize>(&file, 8);
+    let (mut next, mut seen) = (0, vec![0; BLOCKS]);
+    while seen.contains(&0) {
+        while next < BLOCKS && ring.submit(read(next, next)).is_ok() {
+            next += 1;
+        }
+        assert!(ring.outstanding() <= 8);
+        ring.wait(1, None);
+        while let Some(done) = ring.take_done() {
+            assert_eq!(done.result, Ok(()));
+            assert!(done.buffer.iter().all(|byte| *byte == number(done.payload)));
+            seen[done.payload] += 1;
+        }
+    }
+    assert!(seen.iter().all(|times| *times == 1));
+    assert_eq!(ring.outstanding(), 0);
+}
+
+#[test]
+fn a_batch_larger_than_the_ring_runs_to_its_end_beside_owned_requests() {
+    let (_image, file) = numbered();
+    let mut ring = ring::<usize>(&file, 5);
+    (0..5).for_each(|block| ring.submit(read(block, block)).unwrap());
+    let mut memory = Buffer::zeroed(BLOCKS * BLOCK);
+    let mut batch = blocks(&mut memory);
+    ring.run(&mut batch, &());
+    assert!(batch.iter().all(|block| block.result == Some(Ok(()))));
+    drop(batch);
+    let right = |(block, bytes): (usize, &[u8])| bytes.iter().all(|byte| *byte == number(block));
+    assert!(memory.chunks(BLOCK).enumerate().all(right));
+    ring.wait(usize::MAX, None);
+    assert_eq!(std::iter::from_fn(|| ring.take_done()).count(), 5);
+}
+
+#[test]
+fn a_panic_in_the_batch_waits_for_the_kernel_and_leaves_the_ring_usable() {
+    let (_image, file) = numbered();
+    let mut ring = ring::<usize>(&file, 16);
+    for (at, panics) in [(100, Panics::InTransfer), (40, Panics::InFinish)] {
+        let mut memory = Buffer::zeroed(BLOCKS * BLOCK);
+        let mut batch = blocks(&mut memory);
+        batch[at].panics = panics;
+        let outcome = catch_unwind(AssertUnwindSafe(|| ring.run(&mut batch, &())));
+        assert!(outcome.is_err());
+        drop(memory);
+        ring.submit(read(9, 9)).unwrap();
+        ring.wait(1, None);
+        let done = ring.take_done().unwrap();
+        assert!(done.buffer.iter().all(|byte| *byte == number(9)));
+    }
+}
+
+#[test]
+fn a_transfer_beyond_the_end_fails_unless_what_is_needed_came() {
+    let (_image, file) = numbered();
+    let mut ring = ring::<&str>(&file, 4);
+    let mut over = read(BLOCKS - 1, "over");
+    over.buffer = Buffer::zeroed(2 * BLOCK);
+    over.need = BLOCK + 1;
+    let mut just = read(BLOCKS - 1, "just");
+    just.buffer = Buffer::zeroed(2 * BLOCK);
+    ring.submit(over).unwrap();
+    ring.submit(just).unwrap();
+    ring.wait(2, None);
+    while let Some(done) = ring.take_done() {
+        let want = if done.payload == "just" { Ok(()) } else { Err(Errno::NO_DATA) };
+        assert_eq!(done.result, want, "{}", done.payload);
+    }
+}
+
+#[test]
+fn waiting_ends_at_the_deadline_and_at_once_when_nothing_is_out() {
+    let (_image, file) = numbered();
+    let mut ring = ring::<usize>(&file, 4);
+    let start = Instant::now();
+    ring.wait(3, None);
+    ring.wait(1, Some(start + Duration::from_mins(1)));
+    assert!(start.elapsed() < Duration::from_secs(30));
+    ring.submit(read(0, 0)).unwrap();
+    ring.wait(1, Some(Instant::now() + Duration::from_mins(1)));
+    assert!(ring.take_done().is_some());
+}
+
+#[test]
+fn memory_of_a_registered_arena_is_used_as_such() {
+    let (_image, file) = numbered();
+    let arena = Arena::new(2 << 20).unwrap();
+    let options = RingOptions { depth: 8, arenas: vec![arena.clone()] };
+    let mut ring = Ring::<usize>::new(&[&file], &options).unwrap();
+    let (buffer, elsewhere) = (arena.take(BLOCK).unwrap(), Buffer::zeroed(BLOCK));
+    assert!(ring.is_registered(&buffer), "root may lock memory");
+    assert!(!ring.is_registered(&elsewhere));
+    ring.submit(Submission { buffer, ..read(77, 77) }).unwrap();
+    ring.wait(1, None);
+    assert!(ring.take_done().unwrap().buffer.iter().all(|byte| *byte == number(77)));
+    let free = arena.free_bytes();
+    let held = arena.take(1 << 20).unwrap();
+    drop(ring);
+    drop(held);
+    assert_eq!(arena.free_bytes(), free);
+}
+
+#[test]
+fn writes_and_flushes_reach_the_file() {
+    let image = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+    image.as_file().set_len(1 << 20).unwrap();
+    let how = OpenDisk { writable: true, ..OpenDisk::default() };
+    let file = DiskFile::open(image.path(), how).unwrap();
+    let mut ring = ring::<()>(&file, 4);
+    let mut write = read(3, ());
+    write.operation = Operation::Write;
+    write.buffer.fill(0x5a);
+    ring.submit(write).unwrap();
+    ring.wait(1, None);
+    assert_eq!(ring.take_done().unwrap().result, Ok(()));
+    let flush = Submission { operation: Operation::Flush, need: 0, ..read(0, ()) };
+    ring.submit(flush).unwrap();
+    ring.wait(1, None);
+    assert_eq!(ring.take_done().unwrap().result, Ok(()));
+    let bytes = std::fs::read(image.path()).unwrap();
+    assert!(bytes[3 * BLOCK..4 * BLOCK].iter().all(|byte| *byte == 0x5a));
+}
+
+#[test]
+fn a_forbidden_ring_is_a_typed_answer() {
+    let (_image, file) = numbered();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            forbid_rings_on_this_thread().unwrap();
+            let options = RingOptions { depth: 4, arenas: Vec::new() };
+            let refused = Ring::<()>::new(&[&file], &options).map(drop).unwrap_err();
+            assert_eq!(refused, RingRefused::Forbidden);
+            assert!(std::fs::read("/proc/self/comm").is_ok(), "other calls work");
+        });
+    });
+}
+
+#[test]
+fn a_ring_taken_away_in_mid_flight_gives_every_buffer_back() {
+    let (_image, file) = numbered();
+    let mut ring = ring::<usize>(&file, 32);
+    (0..10).for_each(|block| ring.submit(read(block, block)).unwrap());
+    ring.kick();
+    (10..20).for_each(|block| ring.submit(read(block, block)).unwrap());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            forbid_rings_on_this_thread().unwrap();
+            ring.wait(usize::MAX, None);
+            assert_eq!(ring.broken(), Some(Errno(1)));
+            let mut seen = 0;
+            while let Some(done) = ring.take_done() {
+                if done.payload < 10 {
+                    assert_eq!(done.result, Ok(()));
+                    assert!(done.buffer.iter().all(|byte| *byte == number(done.payload)));
+                } else {
+                    assert_eq!(done.result, Err(Errno(1)));
+                }
+                seen += 1;
+            }
+            assert_eq!(seen, 20);
+            let mut memory = Buffer::zeroed(40 * BLOCK);
+            let mut batch = blocks(&mut memory);
+            ring.run(&mut batch, &());
+            assert!(batch.iter().all(|block| block.result == Some(Err(Errno(1)))));
+            drop(ring);
+        });
+    });
+}
+
+#[test]
+fn requests_of_a_thread_that_ends_are_completed_for_another() {
+    let (_image, file) = numbered();
+    let mut ring = ring::<usize>(&file, 64);
+    for _ in 0..20 {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                (0..64).for_each(|block| ring.submit(read(block, block)).unwrap());
+                ring.kick();
+            });
+        });
+        ring.wait(usize::MAX, None);
+        let mut seen = 0;
+        while let Some(done) = ring.take_done() {
+            assert_eq!(done.result, Ok(()));
+            seen += 1;
+        }
+        assert_eq!(seen, 64);
+    }
+}

@@ -1,0 +1,132 @@
+//! Volumes made by `mkfs.btrfs` and filled by the kernel over loop devices.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use tempfile::TempDir;
+
+/// Sparse bytes of each device.
+const DEVICE_BYTES: u64 = 384 << 20;
+
+/// The image files of one volume; gone when it is dropped.
+pub struct Image {
+    directory: TempDir,
+    pub paths: Vec<PathBuf>,
+}
+
+/// What the kernel holds for us: let go of in the order of the fields, also by a panic.
+struct Mounted {
+    point: Option<PathBuf>,
+    loops: Vec<String>,
+}
+
+impl Image {
+    /// A volume of `count` devices; `mkfs` is the rest of the command line.
+    pub fn make(count: usize, mkfs: &[&str]) -> Image {
+        let image = Image::blank(count);
+        let mut command = Command::new("mkfs.btrfs");
+        command.args(["-q", "-f"]).args(mkfs).args(&image.paths);
+        run(&mut command);
+        image
+    }
+
+    /// Files of the size of devices, with nothing in them.
+    pub fn blank(count: usize) -> Image {
+        let memory = Path::new("/dev/shm");
+        let parent = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
+        let directory = tempfile::tempdir_in(parent).expect("a temporary directory");
+        let paths: Vec<_> =
+            (0..count).map(|index| directory.path().join(format!("{index}.img"))).collect();
+        for path in &paths {
+            fs::File::create(path).unwrap().set_len(DEVICE_BYTES).unwrap();
+        }
+        Image { directory, paths }
+    }
+
+    /// Mounts the volume with the kernel, lets `fill` write to it, and unmounts it.
+    pub fn with_kernel(&self, paths: &[PathBuf], options: &str, fill: impl FnOnce(&Path)) {
+        let point = self.directory.path().join("mnt");
+        fs::create_dir_all(&point).unwrap();
+        let mut mounted = Mounted { point: None, loops: Vec::new() };
+        for path in paths {
+            let device =
+                run(Command::new("losetup").args(["--find", "--show", "--nooverlap"]).arg(path));
+            mounted.loops.push(device);
+        }
+        let members: Vec<String> =
+            mounted.loops.iter().map(|device| format!("device={device}")).collect();
+        let mut all = members.join(",");
+        if !options.is_empty() {
+            all = format!("{all},{options}");
+        }
+        let mut mount = Command::new("mount");
+        run(mount.args(["-t", "btrfs", "-o", &all]).arg(&mounted.loops[0]).arg(&point));
+        mounted.point = Some(point.clone());
+        fill(&point);
+        drop(mounted);
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if let Some(point) = &self.point {
+            quietly(Command::new("umount").arg(point));
+        }
+        for device in &self.loops {
+            quietly(Command::new("btrfs").args(["device", "scan", "--forget"]).arg(device));
+            quietly(Command::new("losetup").arg("--detach").arg(device));
+        }
+    }
+}
+
+/// A few megabytes of data of which no two sectors are alike, and enough names for a tree of two
+/// levels.
+pub fn fill(point: &Path) {
+    let mut big = fs::File::create(point.join("big")).unwrap();
+    for sector in 0..2048_u64 {
+        big.write_all(&pattern(sector, 4096)).unwrap();
+    }
+    big.sync_all().unwrap();
+    for directory in 0..4 {
+        let directory = point.join(format!("directory {directory}"));
+        fs::create_dir(&directory).unwrap();
+        for file in 0..150_u64 {
+            let bytes = pattern(file << 32, usize::try_from(file * 41).unwrap());
+            fs::write(directory.join(format!("a file with a longish name {file}")), bytes).unwrap();
+        }
+    }
+}
+
+pub fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let words = std::iter::from_fn(|| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        Some(state)
+    });
+    words.flat_map(u64::to_le_bytes).take(bytes).collect()
+}
+
+/// Runs a command to its end and returns what it printed; a missing or failing one fails the test.
+pub fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| {
+        panic!(
+            "cannot run {command:?}: {error} (this test needs root, loop devices, and the \
+             packages btrfs-progs, mount and util-linux)"
+        )
+    });
+    assert!(
+        output.status.success(),
+        "{command:?} failed: {} (this test needs root and loop devices)",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+fn quietly(command: &mut Command) {
+    if let Err(error) = command.output() {
+        eprintln!("{command:?}: {error}");
+    }
+}
