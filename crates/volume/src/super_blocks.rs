@@ -28,7 +28,7 @@ pub struct CopyReport {
 
 #[derive(Debug, thiserror::Error)]
 pub enum CopyRefused {
-    #[error("unreadable: {0}")]
+    #[error(transparent)]
     Device(DeviceError),
     #[error(transparent)]
     Refused(Refused),
@@ -36,10 +36,12 @@ pub enum CopyRefused {
 
 impl fmt::Display for CopyReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "copy {} at {}: ", self.copy, self.offset)?;
+        let copy = self.copy;
         match &self.verdict {
-            Ok(good) => write!(f, "good, generation {}", good.generation()),
-            Err(refused) => refused.fmt(f),
+            Ok(good) => write!(f, "superblock copy {copy}: good, generation {}", good.generation()),
+            Err(CopyRefused::Device(error)) => write!(f, "superblock copy {copy}: {error}"),
+            // The check says which copy it was of.
+            Err(CopyRefused::Refused(refused)) => refused.fmt(f),
         }
     }
 }

@@ -10,9 +10,9 @@ use tempfile::TempDir;
 const DEVICE_BYTES: u64 = 384 << 20;
 
 /// The image files of one volume; gone when it is dropped.
-pub struct Image {
+pub(crate) struct Image {
     directory: TempDir,
-    pub paths: Vec<PathBuf>,
+    pub(crate) paths: Vec<PathBuf>,
 }
 
 /// What the kernel holds for us: let go of in the order of the fields, also by a panic.
@@ -23,7 +23,7 @@ struct Mounted {
 
 impl Image {
     /// A volume of `count` devices; `mkfs` is the rest of the command line.
-    pub fn make(count: usize, mkfs: &[&str]) -> Image {
+    pub(crate) fn make(count: usize, mkfs: &[&str]) -> Image {
         let image = Image::blank(count);
         let mut command = Command::new("mkfs.btrfs");
         command.args(["-q", "-f"]).args(mkfs).args(&image.paths);
@@ -32,7 +32,7 @@ impl Image {
     }
 
     /// Files of the size of devices, with nothing in them.
-    pub fn blank(count: usize) -> Image {
+    pub(crate) fn blank(count: usize) -> Image {
         let memory = Path::new("/dev/shm");
         let parent = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
         let directory = tempfile::tempdir_in(parent).expect("a temporary directory");
@@ -45,7 +45,7 @@ impl Image {
     }
 
     /// Mounts the volume with the kernel, lets `fill` write to it, and unmounts it.
-    pub fn with_kernel(&self, paths: &[PathBuf], options: &str, fill: impl FnOnce(&Path)) {
+    pub(crate) fn with_kernel(&self, paths: &[PathBuf], options: &str, fill: impl FnOnce(&Path)) {
         let point = self.directory.path().join("mnt");
         fs::create_dir_all(&point).unwrap();
         let mut mounted = Mounted { point: None, loops: Vec::new() };
@@ -64,6 +64,8 @@ impl Image {
         run(mount.args(["-t", "btrfs", "-o", &all]).arg(&mounted.loops[0]).arg(&point));
         mounted.point = Some(point.clone());
         fill(&point);
+        // A copy of the mount in another namespace would keep unmounting from writing it out.
+        run(Command::new("sync").arg("--file-system").arg(&point));
         drop(mounted);
     }
 }
@@ -82,7 +84,7 @@ impl Drop for Mounted {
 
 /// A few megabytes of data of which no two sectors are alike, and enough names for a tree of two
 /// levels.
-pub fn fill(point: &Path) {
+pub(crate) fn fill(point: &Path) {
     let mut big = fs::File::create(point.join("big")).unwrap();
     for sector in 0..2048_u64 {
         big.write_all(&pattern(sector, 4096)).unwrap();
@@ -98,7 +100,7 @@ pub fn fill(point: &Path) {
     }
 }
 
-pub fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
+pub(crate) fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let words = std::iter::from_fn(|| {
         state ^= state << 13;
@@ -110,7 +112,7 @@ pub fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
 }
 
 /// Runs a command to its end and returns what it printed; a missing or failing one fails the test.
-pub fn run(command: &mut Command) -> String {
+pub(crate) fn run(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| {
         panic!(
             "cannot run {command:?}: {error} (this test needs root, loop devices, and the \
@@ -126,7 +128,8 @@ pub fn run(command: &mut Command) -> String {
 }
 
 fn quietly(command: &mut Command) {
-    if let Err(error) = command.output() {
-        eprintln!("{command:?}: {error}");
+    let output = command.output();
+    if !output.as_ref().is_ok_and(|output| output.status.success()) {
+        eprintln!("{command:?}: {output:?}");
     }
 }

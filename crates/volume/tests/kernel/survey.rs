@@ -13,27 +13,27 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 /// An open volume over devices that can be told to fail.
-pub struct Opened {
-    pub volume: Volume,
+pub(crate) struct Opened {
+    pub(crate) volume: Volume,
     /// In the order of the paths; `None` for those left out.
-    pub devices: Vec<Option<Arc<FaultyDevice>>>,
+    pub(crate) devices: Vec<Option<Arc<FaultyDevice>>>,
 }
 
 /// What a walk found: every block, and every sector that has a checksum.
-pub struct Survey {
-    pub blocks: Vec<Expected>,
+pub(crate) struct Survey {
+    pub(crate) blocks: Vec<Expected>,
     /// Runs of sectors with their packed digests.
-    pub data: Vec<(Logical, Vec<u8>)>,
+    pub(crate) data: Vec<(Logical, Vec<u8>)>,
     /// The good bytes of each, from a volume with nothing wrong.
-    pub block_bytes: BTreeMap<u64, Vec<u8>>,
-    pub sectors: BTreeMap<u64, Vec<u8>>,
+    pub(crate) block_bytes: BTreeMap<u64, Vec<u8>>,
+    pub(crate) sectors: BTreeMap<u64, Vec<u8>>,
 }
 
-pub const DEGRADED: OpenOptions =
+pub(crate) const DEGRADED: OpenOptions =
     OpenOptions { degraded: true, allow_lost_chunks: false, super_copy: None };
 
 /// Opens the devices at `paths` but those whose index is in `without`, up to the seal.
-pub fn open(
+pub(crate) fn open(
     paths: &[PathBuf],
     without: &[usize],
     options: &OpenOptions,
@@ -75,7 +75,7 @@ fn feed(volume: &Volume) -> Result<(), VolumeError> {
 }
 
 /// Visits every block of a tree.
-pub fn walk(
+pub(crate) fn walk(
     volume: &Volume,
     root: Expected,
     visit: &mut dyn FnMut(&Expected, &TreeBlock<butternut_sys::buffer::Buffer>),
@@ -96,7 +96,7 @@ pub fn walk(
 }
 
 impl Survey {
-    pub fn of(volume: &Volume) -> Survey {
+    pub(crate) fn of(volume: &Volume) -> Survey {
         let mut roots = vec![volume.super_block().chunk_root(), volume.super_block().root()];
         walk(volume, volume.super_block().root(), &mut |_, block| {
             roots.extend((0..block.len()).filter_map(|slot| block.item(slot)).filter_map(root));
@@ -139,7 +139,7 @@ impl Survey {
     }
 
     /// The digest of the sector at `logical`.
-    pub fn sum(&self, volume: &Volume, logical: u64) -> &[u8] {
+    pub(crate) fn sum(&self, volume: &Volume, logical: u64) -> &[u8] {
         let digest = volume.super_block().csum().bytes();
         let holds = |start: u64, sums: &[u8]| {
             (start..start + (sums.len() / digest) as u64 * 4096).contains(&logical)
@@ -151,7 +151,7 @@ impl Survey {
     }
 
     /// Reads everything and compares it: blocks in one batch, data in one batch.
-    pub fn check_all(&self, volume: &Volume, what: &str) {
+    pub(crate) fn check_all(&self, volume: &Volume, what: &str) {
         for (expected, block) in self.blocks.iter().zip(volume.read_blocks(&self.blocks)) {
             let block = block.unwrap_or_else(|error| panic!("{what}: {error}"));
             assert_eq!(block.bytes(), self.block_bytes[&expected.logical.0], "{what}");
@@ -160,7 +160,7 @@ impl Survey {
     }
 
     /// Reads all data in one batch; says which sectors failed, and checks all others.
-    pub fn bad_sectors(&self, volume: &Volume, what: &str) -> Vec<u64> {
+    pub(crate) fn bad_sectors(&self, volume: &Volume, what: &str) -> Vec<u64> {
         let digest = volume.super_block().csum().bytes();
         let mut buffers: Vec<Vec<u8>> =
             self.data.iter().map(|(_, sums)| vec![0xee; sums.len() / digest * 4096]).collect();
@@ -195,7 +195,7 @@ impl Survey {
     }
 
     /// Reads one sector.
-    pub fn sector(&self, volume: &Volume, logical: u64) -> Result<(), VolumeError> {
+    pub(crate) fn sector(&self, volume: &Volume, logical: u64) -> Result<(), VolumeError> {
         let mut bytes = vec![0; 4096];
         let sums = Sums::Packed(self.sum(volume, logical));
         let mut reads = [DataRead::new(Logical(logical), &mut bytes, sums)];
@@ -207,12 +207,12 @@ impl Survey {
 
 impl Opened {
     /// Makes a rule of the device that holds a place strike there.
-    pub fn harm(&self, slot: usize, rule: Rule) {
+    pub(crate) fn harm(&self, slot: usize, rule: Rule) {
         let there = self.devices.iter().flatten().nth(slot);
         there.expect("the slot of a device that is there").add(rule);
     }
 
-    pub fn heal(&self) {
+    pub(crate) fn heal(&self) {
         self.devices.iter().flatten().for_each(|device| device.clear());
     }
 }

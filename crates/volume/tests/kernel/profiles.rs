@@ -2,16 +2,11 @@
 //! copies rotten. What redundancy allows is served right; what it does not is an error for exactly
 //! that range.
 
-#[path = "kernel/image.rs"]
-mod image;
-#[path = "kernel/survey.rs"]
-mod survey;
-
+use crate::image::{Image, fill};
+use crate::survey::{DEGRADED, Opened, Survey, open};
 use butternut_device::{Device, Fault, Rule};
 use butternut_format::units::Logical;
 use butternut_volume::{DataRead, ErrorCounts, Layout, OpenOptions, Piece, Sums, VolumeError};
-use image::{Image, fill};
-use survey::{DEGRADED, Opened, Survey, open};
 
 const ROT: Fault = Fault::Rot { bits: 3 };
 

@@ -1,0 +1,12 @@
+//! Volumes that `mkfs.btrfs` and the kernel made, over loop devices, read through this crate alone.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a test stops at the first thing that is not as it should be, and may say why"
+)]
+
+mod devices;
+mod image;
+mod profiles;
+mod survey;
