@@ -430,3 +430,6 @@ fn mix(seed: u64, id: u64, block: u64, salt: u64) -> u64 {
     }
     state
 }
+
+#[cfg(test)]
+mod tests;

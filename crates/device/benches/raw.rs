@@ -1,0 +1,197 @@
+//! Reads of one device by each lane of a queue pair, beside fio reading the same device.
+//!
+//! The device is a loop device over a file in /dev/shm, or the one named by the environment
+//! variable `BENCH_DEVICE` (read only). Each row is the median of interleaved rounds; the ratio is
+//! to fio with registered files and buffers and the same batches. `BENCH_SECONDS` is the time of one
+//! round of one row.
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark prints, and may fail")]
+
+#[path = "../tests/loops/mod.rs"]
+mod loops;
+
+use butternut_device::{
+    Completion, Device, FileDevice, OpenDevice, QueueOptions, QueuePair, ReadInto, Request, RingUse,
+};
+use butternut_sys::arena::Arena;
+use butternut_sys::buffer::Buffer;
+use loops::{Image, LoopDevice};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const DEVICE_BYTES: u64 = 1 << 30;
+const ROUNDS: usize = 5;
+
+/// One pattern of reads.
+struct Load {
+    name: &'static str,
+    block: usize,
+    depth: usize,
+    /// Completions waited for, and requests submitted, at a time.
+    batch: usize,
+    is_random: bool,
+}
+
+const LOADS: [Load; 2] = [
+    Load { name: "4K random, depth 64", block: 4096, depth: 64, batch: 16, is_random: true },
+    Load { name: "1M sequential, depth 4", block: 1 << 20, depth: 4, batch: 1, is_random: false },
+];
+
+/// Offsets as the load wants them.
+struct Offsets {
+    state: u64,
+    block: u64,
+    blocks: u64,
+    is_random: bool,
+}
+
+impl Offsets {
+    fn new(load: &Load, device: &dyn Device) -> Offsets {
+        let block = load.block as u64;
+        Offsets { state: 1, block, blocks: device.bytes() / block, is_random: load.is_random }
+    }
+
+    fn next(&mut self) -> u64 {
+        if !self.is_random {
+            self.state += 1;
+            return self.state % self.blocks * self.block;
+        }
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        (self.state >> 16) % self.blocks * self.block
+    }
+}
+
+fn main() {
+    let named = std::env::var_os("BENCH_DEVICE").map(PathBuf::from);
+    let seconds = std::env::var("BENCH_SECONDS").ok().and_then(|text| text.parse().ok());
+    let time = Duration::from_secs_f64(seconds.unwrap_or(2.0));
+    let made = named.is_none().then(|| {
+        let image = Image::new_in("/dev/shm", DEVICE_BYTES);
+        fill(image.path());
+        let looped = LoopDevice::new(&image, &["--direct-io=on"]);
+        (looped, image)
+    });
+    let path = named.unwrap_or_else(|| made.as_ref().unwrap().0.path().to_owned());
+    for load in &LOADS {
+        measure(&path, load, time);
+    }
+}
+
+fn fill(path: &Path) {
+    let how = OpenDevice { writable: true, direct: false, ..OpenDevice::default() };
+    let device = FileDevice::open(path, &how).unwrap();
+    let bytes: Vec<u8> =
+        (0..1u32 << 20).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    for at in 0..DEVICE_BYTES >> 20 {
+        device.write_at(at << 20, &bytes).unwrap();
+    }
+}
+
+fn measure(path: &Path, load: &Load, time: Duration) {
+    type Row<'a> = (&'static str, Box<dyn Fn() -> f64 + 'a>);
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(path, &OpenDevice::default()).unwrap());
+    let devices = [device];
+    let (ring, never) = (RingUse::Try, RingUse::Never);
+    let rows: [Row<'_>; 7] = [
+        ("fio io_uring, registered, batched", Box::new(|| fio(path, load, time, true, load.batch))),
+        ("fio io_uring, registered", Box::new(|| fio(path, load, time, true, 1))),
+        ("fio io_uring", Box::new(|| fio(path, load, time, false, 1))),
+        ("queue pair, owned, registered", Box::new(|| owned(&devices, load, time, true))),
+        ("queue pair, owned", Box::new(|| owned(&devices, load, time, false))),
+        ("queue pair, run", Box::new(|| borrowed(&devices, load, time, ring))),
+        ("queue pair, run, threads", Box::new(|| borrowed(&devices, load, time, never))),
+    ];
+    let mut samples = vec![Vec::new(); rows.len()];
+    for round in 0..ROUNDS {
+        for at in 0..rows.len() {
+            let at = if round % 2 == 0 { at } else { rows.len() - 1 - at };
+            samples[at].push(rows[at].1());
+        }
+    }
+    let medians: Vec<f64> = samples.iter_mut().map(|row| median(row)).collect();
+    println!("{}", load.name);
+    for ((name, _), median) in rows.iter().zip(&medians) {
+        let megabytes = median * f64::from(u32::try_from(load.block).unwrap()) / 1e6;
+        let ratio = median / medians[0];
+        println!("  {name:<36} {median:>10.0}/s {megabytes:>8.0} MB/s  {ratio:>5.2}");
+    }
+}
+
+fn median(samples: &mut [f64]) -> f64 {
+    samples.sort_by(f64::total_cmp);
+    samples[samples.len() / 2]
+}
+
+/// Reads per second.
+fn owned(devices: &[Arc<dyn Device>], load: &Load, time: Duration, is_registered: bool) -> f64 {
+    let arena = Arena::new(load.block * load.depth).unwrap();
+    let arenas = if is_registered { vec![arena.clone()] } else { Vec::new() };
+    let options = QueueOptions { depth: load.depth, arenas, ..QueueOptions::default() };
+    let mut pair = QueuePair::with_options(devices, &options);
+    let mut offsets = Offsets::new(load, &*devices[0]);
+    let buffer = || if is_registered { arena.take(load.block) } else { None };
+    let mut spare: Vec<Buffer> =
+        (0..load.depth).map(|_| buffer().unwrap_or_else(|| Buffer::zeroed(load.block))).collect();
+    let mut out: Vec<Completion> = Vec::with_capacity(load.depth);
+    let (start, mut reads) = (Instant::now(), 0u32);
+    while start.elapsed() < time {
+        for buffer in spare.drain(..) {
+            pair.submit(Request::read(0, offsets.next(), buffer, 0)).unwrap();
+        }
+        pair.poll(load.batch, None, &mut out);
+        for done in out.drain(..) {
+            assert!(done.result.is_ok());
+            reads += 1;
+            spare.push(done.buffer);
+        }
+    }
+    f64::from(reads) / start.elapsed().as_secs_f64()
+}
+
+/// Reads per second, in batches of sixteen times the depth.
+fn borrowed(devices: &[Arc<dyn Device>], load: &Load, time: Duration, ring: RingUse) -> f64 {
+    let options = QueueOptions { depth: load.depth, ring, ..QueueOptions::default() };
+    let mut pair = QueuePair::with_options(devices, &options);
+    let mut offsets = Offsets::new(load, &*devices[0]);
+    let count = load.depth * 16;
+    // The same cache footprint as the others: the memory is used in turn.
+    let mut memory = Buffer::zeroed(load.block * count);
+    let mut batch: Vec<_> =
+        memory.chunks_mut(load.block).map(|memory| ReadInto::new(0, 0, memory)).collect();
+    let (start, mut reads) = (Instant::now(), 0u32);
+    while start.elapsed() < time {
+        for read in &mut batch {
+            read.offset = offsets.next();
+        }
+        pair.run(&mut batch);
+        assert!(batch.iter().all(|read| read.result.is_ok()));
+        reads += u32::try_from(count).unwrap();
+    }
+    f64::from(reads) / start.elapsed().as_secs_f64()
+}
+
+/// Reads per second, as fio tells.
+fn fio(path: &Path, load: &Load, time: Duration, is_registered: bool, batch: usize) -> f64 {
+    let pattern = if load.is_random { "randread" } else { "read" };
+    let mut fio = Command::new("fio");
+    fio.arg(format!("--filename={}", path.display()))
+        .arg(format!("--rw={pattern}"))
+        .arg(format!("--bs={}", load.block))
+        .arg(format!("--iodepth={}", load.depth))
+        .arg(format!("--iodepth_batch_submit={batch}"))
+        .arg(format!("--iodepth_batch_complete_min={batch}"))
+        .arg(format!("--runtime={}ms", time.as_millis()))
+        .args(["--name=raw", "--ioengine=io_uring", "--direct=1", "--readonly", "--thread=1"])
+        .args(["--time_based", "--norandommap", "--gtod_reduce=1", "--output-format=terse"])
+        .args(["--random_generator=tausworthe64", "--terse-version=3"]);
+    if is_registered {
+        fio.args(["--registerfiles=1", "--fixedbufs=1"]);
+    }
+    let line = loops::run(&mut fio);
+    // Field 8 of the terse format, counted from 1, is the reads per second.
+    line.trim().split(';').nth(7).and_then(|text| text.parse().ok()).unwrap()
+}
