@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! RawDirItem
-//! 0          17        25         27         29              30
-//! | location | transid | data_len | name_len | entry_type(1) |
+//! 0          17        25         27         29           30
+//! | location | transid | data_len | name_len | entry_type |
 //! then `name_len` bytes of name, then `data_len` bytes of data
 //! ```
 //!

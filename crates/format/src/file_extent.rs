@@ -2,8 +2,12 @@
 //!
 //! ```text
 //! RawFileExtentHeader
-//! 0            8           17            18               20               21
-//! | generation | ram_bytes | compression | encryption(1) | other_encoding | extent_type(1) |
+//! 0            8           16            17           18               20            21
+//! | generation | ram_bytes | compression | encryption | other_encoding | extent_type |
+//!
+//! RawFileExtentItem
+//! 0        21            29               37       45          53
+//! | header | disk_bytenr | disk_num_bytes | offset | num_bytes |
 //! ```
 //!
 //! Laws of [`FileExtent::check`], which need nothing but the item and its file offset:

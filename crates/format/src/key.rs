@@ -1,8 +1,9 @@
 //! The three-part key that orders every item of every tree.
 //!
 //! ```text
-//! 0          8      9        17
-//! | objectid | type | offset |
+//! RawKey
+//! 0          8           9        17
+//! | objectid | item_type | offset |
 //! ```
 //!
 //! Keys compare by object id, then type, then offset (On-disk-format, "Key").

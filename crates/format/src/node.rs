@@ -1,11 +1,17 @@
 //! Tree blocks: the header, and the slots of leaves and inner nodes.
 //!
 //! ```text
-//! header   0      32     48       56      64                80           88      96        100
-//!          | csum | fsid | bytenr | flags | chunk tree uuid | generation | owner | nritems | level
-//! node     101 + 33 i: | key 17 | blockptr 8 | generation 8 |
-//! leaf     101 + 25 i: | key 17 | offset 4 | size 4 |      data grows down from the end;
-//!                                                          `offset` counts from byte 101
+//! RawHeader
+//! 0      32     48       56      64                80           88      96        100     101
+//! | csum | fsid | bytenr | flags | chunk_tree_uuid | generation | owner | nritems | level |
+//!
+//! RawKeyPtr: the slots of an inner node, from byte 101 on
+//! 0     17         25           33
+//! | key | blockptr | generation |
+//!
+//! RawItem: the slots of a leaf, from byte 101 on
+//! 0     17       21     25
+//! | key | offset | size |   data grows down from the block's end; `offset` counts from byte 101
 //! ```
 //!
 //! [`TreeBlock`] is proof that the block passed [`TreeBlock::check`]: the checksum, the header

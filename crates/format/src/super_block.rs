@@ -14,7 +14,7 @@
 //! | root_level | chunk_root_level | log_root_level | dev_item | label | cache_generation |
 //! 563                    571             587               595
 //! | uuid_tree_generation | metadata_uuid | nr_global_roots | remap_root |
-//! 603                     611                619        811               2859
+//! 603                     611                612        811               2859
 //! | remap_root_generation | remap_root_level | reserved | sys_chunk_array | super_roots |
 //! 3531      4096
 //! | padding |

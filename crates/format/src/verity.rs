@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! RawVerityDescriptorItem
-//! 0      8          24              25
-//! | size | reserved | encryption(1) |
+//! 0      8          24           25
+//! | size | reserved | encryption |
 //! ```
 //!
 //! The key (ino, `VERITY_DESC_ITEM`, 0) holds this structure; from offset 1 on, the items of that
