@@ -6,13 +6,14 @@
 //! | inode | generation | root_dirid | bytenr | byte_limit | bytes_used | last_snapshot | flags |
 //! 216    220             237          238     239
 //! | refs | drop_progress | drop_level | level |   the whole of an item from before Linux 3.6
-//! 239             247    263           279             295         303         311         319
-//! | generation_v2 | uuid | parent_uuid | received_uuid | ctransid | otransid | stransid | rtransid |
-//! 327     339     351     363     375        439
-//! | ctime | otime | stime | rtime | reserved |
+//! 239             247    263           279             295
+//! | generation_v2 | uuid | parent_uuid | received_uuid |
+//! 295        303        311        319        327     339     351     363     375        439
+//! | ctransid | otransid | stransid | rtransid | ctime | otime | stime | rtime | reserved |
 //! ```
 //!
-//! The key is (tree, `ROOT_ITEM`, offset); the offset is 0, or the transaction that made a snapshot.
+//! The key is (tree, `ROOT_ITEM`, offset); the offset is 0, or the transaction that made a
+//! snapshot.
 //!
 //! 1. `bytenr` is sector aligned and not 0; `level` and `drop_level` are below 8.
 //! 2. `flags` holds known bits only.

@@ -125,7 +125,9 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 4000, ..ProptestConfig::default() })]
 
     #[test]
-    fn changed_blocks_are_judged_without_a_panic(which in any::<usize>(), changes in any_changes()) {
+    fn changed_blocks_are_judged_without_a_panic(
+        which in any::<usize>(), changes in any_changes(),
+    ) {
         let Corpus { blocks, rules, .. } = &*CORPUS;
         let mut bytes = changed(&blocks[which % blocks.len()], &changes);
         seal(&mut bytes, rules.csum);
@@ -149,7 +151,8 @@ proptest! {
 
     #[test]
     fn changed_items_are_judged_without_a_panic(
-        which in any::<usize>(), slot in any::<usize>(), changes in any_changes(), cut in 0_usize..80,
+        which in any::<usize>(), slot in any::<usize>(),
+        changes in any_changes(), cut in 0_usize..80,
     ) {
         let Corpus { blocks, rules, .. } = &*CORPUS;
         let bytes = blocks[which % blocks.len()].clone();
@@ -182,7 +185,11 @@ proptest! {
         data in prop::collection::vec(any::<u8>(), 0..5000), key in any_key(),
     ) {
         let expected = Expected {
-            logical: Logical(0), generation: Generation(0), level: 0, tree: TreeId(0), first_key: None,
+            logical: Logical(0),
+            generation: Generation(0),
+            level: 0,
+            tree: TreeId(0),
+            first_key: None,
         };
         let is_refused = TreeBlock::check(data.as_slice(), &expected, &CORPUS.rules).is_err();
         prop_assert!(is_refused && SuperBlock::check(&data, 0).is_err());

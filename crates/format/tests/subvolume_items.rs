@@ -240,7 +240,9 @@ fn a_uuid_item_lists_every_subvolume() {
 
 proptest! {
     #[test]
-    fn no_bytes_panic_any_decoder(bytes in proptest::collection::vec(any::<u8>(), 0..200), at: u64) {
+    fn no_bytes_panic_any_decoder(
+        bytes in proptest::collection::vec(any::<u8>(), 0..200), at: u64,
+    ) {
         drop(Inode::check(&bytes));
         drop(FileExtent::check(&bytes, at));
         prop_assert!(DirEntries::new(&bytes).count() <= bytes.len());
@@ -251,7 +253,8 @@ proptest! {
 
     #[test]
     fn a_damaged_extent_is_refused_or_stays_inside_its_disk_extent(
-        at in 0_usize..53, byte: u8, file_offset in (0_u64..1 << 52).prop_map(|sector| sector << 12),
+        at in 0_usize..53, byte: u8,
+        file_offset in (0_u64..1 << 52).prop_map(|sector| sector << 12),
     ) {
         let mut bytes = raw_extent(1, 1 << 20, 65536, 4096, 8192).as_bytes().to_vec();
         bytes[at] = byte;
