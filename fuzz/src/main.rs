@@ -1,0 +1,16 @@
+//! libFuzzer's harness over one of the targets, named by `BUTTERNUT_FUZZ_TARGET`.
+
+#![no_main]
+
+use butternut_fuzz_targets::{Target, target};
+use libfuzzer_sys::fuzz_target;
+use std::sync::LazyLock;
+
+static TARGET: LazyLock<&Target> = LazyLock::new(|| {
+    let name = std::env::var("BUTTERNUT_FUZZ_TARGET").unwrap_or_default();
+    target(&name).unwrap_or_else(|| {
+        panic!("BUTTERNUT_FUZZ_TARGET='{name}' is no target; make fuzz lists them")
+    })
+});
+
+fuzz_target!(|input: &[u8]| (TARGET.run)(input));

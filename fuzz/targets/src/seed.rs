@@ -1,0 +1,200 @@
+//! Seeds: small volumes that the kernel wrote, kept compressed, and devices over them whose pages
+//! can be changed one by one.
+//!
+//! A seed is shared by every input; a [`PatchedDevice`] holds only the pages that differ.
+
+use butternut_device::{Counters, Device, DeviceError};
+use butternut_format::checksum::ChecksumKind;
+use butternut_format::super_block::SuperBlock;
+use std::collections::HashMap;
+use std::io::Read;
+use std::sync::{Arc, LazyLock};
+
+pub const PAGE_BYTES: usize = 4096;
+
+/// Where the first superblock lies.
+pub const SUPER_OFFSET: u64 = 64 << 10;
+
+type Page = [u8; PAGE_BYTES];
+
+/// A volume of one device.
+pub struct Seed {
+    pub name: &'static str,
+    pub bytes: u64,
+    pages: HashMap<u64, Box<Page>>,
+    /// Where tree blocks lie, and how long each is.
+    pub blocks: Vec<u64>,
+    pub node_bytes: usize,
+    pub csum: ChecksumKind,
+    /// Pages that hold neither zeros, nor a superblock, nor a tree block: data.
+    pub data_pages: Vec<u64>,
+}
+
+const PACKED: &[(&str, &[u8])] = &[
+    ("rich-4k", include_bytes!("../../seeds/rich-4k.img.zst")),
+    ("plain-16k", include_bytes!("../../seeds/plain-16k.img.zst")),
+];
+
+/// All seeds, unpacked once.
+pub static SEEDS: LazyLock<Vec<Arc<Seed>>> = LazyLock::new(|| {
+    PACKED.iter().map(|(name, packed)| Arc::new(Seed::unpack(name, packed))).collect()
+});
+
+impl Seed {
+    fn unpack(name: &'static str, packed: &[u8]) -> Self {
+        let mut pages = HashMap::new();
+        let mut reader = zstd::Decoder::new(packed).expect("a kept seed unpacks");
+        let mut page: Box<Page> = Box::new([0; PAGE_BYTES]);
+        let mut bytes = 0;
+        while reader.read_exact(page.as_mut_slice()).is_ok() {
+            if page.iter().any(|byte| *byte != 0) {
+                pages.insert(bytes, page.clone());
+            }
+            bytes += PAGE_BYTES as u64;
+        }
+        let super_block = SuperBlock::check(pages[&SUPER_OFFSET].as_slice(), 0)
+            .expect("a kept seed has a good superblock");
+        let node_bytes = usize::try_from(super_block.node_bytes()).expect("a 64-bit machine");
+        let mut seed = Self {
+            name,
+            bytes,
+            pages,
+            blocks: Vec::new(),
+            node_bytes,
+            csum: super_block.csum(),
+            data_pages: Vec::new(),
+        };
+        seed.survey(&super_block.metadata_uuid());
+        seed
+    }
+
+    /// Tells tree blocks from data by their id and checksum.
+    fn survey(&mut self, fsid: &[u8; 16]) {
+        let mut offsets: Vec<u64> = self.pages.keys().copied().collect();
+        offsets.sort_unstable();
+        let mut covered = 0;
+        for offset in offsets {
+            if offset < covered || offset == SUPER_OFFSET || offset == 64 << 20 {
+                continue;
+            }
+            let block = self.read(offset, self.node_bytes);
+            if &block[32..48] == fsid && self.csum.matches(&block[32..], &block[..32]) {
+                self.blocks.push(offset);
+                covered = offset + self.node_bytes as u64;
+            } else {
+                self.data_pages.push(offset);
+            }
+        }
+    }
+
+    pub fn read(&self, offset: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        for (index, page) in bytes.chunks_mut(PAGE_BYTES).enumerate() {
+            let at = offset + (index * PAGE_BYTES) as u64;
+            if let Some(from) = self.pages.get(&at) {
+                page.copy_from_slice(&from[..page.len()]);
+            }
+        }
+        bytes
+    }
+}
+
+/// A seed with some pages changed. Read-only.
+pub struct PatchedDevice {
+    seed: Arc<Seed>,
+    changed: HashMap<u64, Page>,
+    counters: Counters,
+    reads_max: u64,
+}
+
+impl PatchedDevice {
+    /// `reads_max` is law: more reads than that mean that a walk does not end.
+    pub fn new(seed: &Arc<Seed>, reads_max: u64) -> Self {
+        let counters = Counters::default();
+        Self { seed: Arc::clone(seed), changed: HashMap::new(), counters, reads_max }
+    }
+
+    fn page(&self, offset: u64) -> Option<&Page> {
+        self.changed.get(&offset).or_else(|| self.seed.pages.get(&offset).map(|page| &**page))
+    }
+
+    /// The bytes as they are now. The offset is a multiple of the page size.
+    pub fn bytes_at(&self, offset: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        for (index, to) in bytes.chunks_mut(PAGE_BYTES).enumerate() {
+            if let Some(page) = self.page(offset + (index * PAGE_BYTES) as u64) {
+                to.copy_from_slice(&page[..to.len()]);
+            }
+        }
+        bytes
+    }
+
+    pub fn change(&mut self, offset: u64, bytes: &[u8]) {
+        for (index, from) in bytes.chunks(PAGE_BYTES).enumerate() {
+            let at = offset + (index * PAGE_BYTES) as u64;
+            let mut page = self.page(at).copied().unwrap_or([0; PAGE_BYTES]);
+            page[..from.len()].copy_from_slice(from);
+            self.changed.insert(at, page);
+        }
+    }
+}
+
+impl std::fmt::Debug for PatchedDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut changed: Vec<_> = self.changed.keys().collect();
+        changed.sort_unstable();
+        f.debug_struct("PatchedDevice")
+            .field("seed", &self.seed.name)
+            .field("changed", &changed)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Device for PatchedDevice {
+    fn name(&self) -> &str {
+        self.seed.name
+    }
+
+    fn bytes(&self) -> u64 {
+        self.seed.bytes
+    }
+
+    fn is_writable(&self) -> bool {
+        false
+    }
+
+    fn read_at(&self, offset: u64, memory: &mut [u8]) -> Result<(), DeviceError> {
+        self.counters.count_read(memory.len());
+        let reads = self.counters.now().reads;
+        assert!(reads <= self.reads_max, "{reads} device reads: the walk does not end");
+        let mut done = 0;
+        while done < memory.len() {
+            let at = offset + done as u64;
+            let inside = usize::try_from(at % PAGE_BYTES as u64).expect("below a page");
+            let len = (PAGE_BYTES - inside).min(memory.len() - done);
+            let to = &mut memory[done..done + len];
+            match self.page(at - inside as u64) {
+                Some(page) => to.copy_from_slice(&page[inside..inside + len]),
+                None => to.fill(0),
+            }
+            done += len;
+        }
+        Ok(())
+    }
+
+    fn write_at(&self, _offset: u64, _memory: &[u8]) -> Result<(), DeviceError> {
+        Err(DeviceError::ReadOnly { device: self.name().into() })
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn discard(&self, _offset: u64, _bytes: u64) -> Result<(), DeviceError> {
+        Err(DeviceError::ReadOnly { device: self.name().into() })
+    }
+
+    fn counters(&self) -> &Counters {
+        &self.counters
+    }
+}

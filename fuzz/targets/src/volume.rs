@@ -1,0 +1,132 @@
+//! Whole volumes: a seed with changed bytes is opened and asked everything.
+//!
+//! ```text
+//! input = seed 1 | change 9 | change 9 | ...
+//! change = kind 1 | which block or page 2 | where in it 2 | value 4
+//! ```
+//!
+//! Crafted volumes get their checksums made right again, so that a change reaches the laws behind
+//! them; they may show anything, but must end. Rotten ones do not: whatever they show must be what
+//! the seed shows.
+
+use crate::seed::{PAGE_BYTES, PatchedDevice, SEEDS, SUPER_OFFSET, Seed};
+use crate::walk::{Facts, walk};
+use butternut::{Filesystem, MountOptions};
+use butternut_device::Device;
+use std::sync::{Arc, LazyLock};
+
+/// Device reads that one walk may take; the largest seed takes a tenth.
+const READS_MAX: u64 = 50_000;
+
+/// Changes that one input may make.
+const CHANGES_MAX: usize = 32;
+
+/// The file of the seeds whose data has no checksums, so that nobody can tell that it rotted.
+const UNCHECKED: &[u8] = b"/nodatacow/\0bytes";
+
+/// How a walk ended, for tests that count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    Refused,
+    Walked,
+}
+
+struct Change {
+    kind: u8,
+    which: usize,
+    place: usize,
+    value: u32,
+}
+
+fn changes(input: &[u8]) -> impl Iterator<Item = Change> + '_ {
+    let (chunks, _) = input.as_chunks::<9>();
+    chunks.iter().take(CHANGES_MAX).map(|c| Change {
+        kind: c[0],
+        which: usize::from(u16::from_le_bytes([c[1], c[2]])),
+        place: usize::from(u16::from_le_bytes([c[3], c[4]])),
+        value: u32::from_le_bytes([c[5], c[6], c[7], c[8]]),
+    })
+}
+
+impl Change {
+    /// Writes the value, or a number that tends to be a limit, over some bytes.
+    fn apply(&self, bytes: &mut [u8]) {
+        let place = self.place % bytes.len();
+        let limits = [0, 1, u64::MAX, u64::MAX - 1, 1 << 63, 1 << 32, 4096, 4095, 256, 255];
+        let limit = limits[usize::try_from(self.value).unwrap_or(0) % limits.len()];
+        let (value, len) = match self.kind % 6 {
+            0 => (u64::from(self.value), 1),
+            1 => (u64::from(self.value), 2),
+            2 => (u64::from(self.value), 4),
+            3 => (limit, 8),
+            4 => (limit, 4),
+            _ => (u64::from(bytes[place] ^ 1 << (self.value % 8)), 1),
+        };
+        let end = (place + len).min(bytes.len());
+        bytes[place..end].copy_from_slice(&value.to_le_bytes()[..end - place]);
+    }
+}
+
+fn open(device: PatchedDevice) -> Option<Facts> {
+    let device: Arc<dyn Device> = Arc::new(device);
+    let options = MountOptions { node_cache_bytes: 1 << 20, workers: 1, ..MountOptions::default() };
+    let fs = Filesystem::open_devices(vec![device], &options).ok()?;
+    Some(walk(&fs))
+}
+
+fn seed_of(input: &[u8]) -> Option<(usize, &Arc<Seed>, &[u8])> {
+    let (first, rest) = input.split_first()?;
+    let index = usize::from(*first) % SEEDS.len();
+    Some((index, &SEEDS[index], rest))
+}
+
+/// Makes the changes with checksums to match, and walks what comes of it.
+pub fn crafted_ending(input: &[u8]) -> Ending {
+    let Some((_, seed, input)) = seed_of(input) else { return Ending::Refused };
+    let mut device = PatchedDevice::new(seed, READS_MAX);
+    for change in changes(input) {
+        let in_super = change.kind >= 0xe0;
+        let (offset, len) = if in_super {
+            (SUPER_OFFSET, PAGE_BYTES)
+        } else {
+            (seed.blocks[change.which % seed.blocks.len()], seed.node_bytes)
+        };
+        let mut bytes = device.bytes_at(offset, len);
+        change.apply(&mut bytes[32..]);
+        let digest = seed.csum.digest(&bytes[32..]);
+        bytes[..32].copy_from_slice(&digest);
+        device.change(offset, &bytes);
+    }
+    if open(device).is_some() { Ending::Walked } else { Ending::Refused }
+}
+
+pub(crate) fn crafted(input: &[u8]) {
+    crafted_ending(input);
+}
+
+static TRUTH: LazyLock<Vec<Facts>> = LazyLock::new(|| {
+    let whole = |seed| open(PatchedDevice::new(seed, READS_MAX)).expect("a seed opens");
+    SEEDS.iter().map(whole).collect()
+});
+
+/// Makes the changes and nothing else; whatever is still shown must be true.
+pub(crate) fn rotten(input: &[u8]) {
+    let Some((index, seed, input)) = seed_of(input) else { return };
+    let mut device = PatchedDevice::new(seed, READS_MAX);
+    for change in changes(input) {
+        let places = if change.kind & 0x80 == 0 { &seed.data_pages } else { &seed.blocks };
+        let offset = places[change.which % places.len()];
+        let mut bytes = device.bytes_at(offset, PAGE_BYTES);
+        change.apply(&mut bytes);
+        device.change(offset, &bytes);
+    }
+    let Some(facts) = open(device) else { return };
+    let truth = &TRUTH[index];
+    for (name, fact) in facts.iter().filter(|(name, _)| !name.starts_with(UNCHECKED)) {
+        let name_shown = String::from_utf8_lossy(name);
+        if let Some(fact) = fact {
+            let want = truth.get(name).unwrap_or_else(|| panic!("{name_shown}: was not there"));
+            assert_eq!(Some(*fact), *want, "{name_shown}: not what the seed holds");
+        }
+    }
+}

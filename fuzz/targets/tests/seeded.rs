@@ -1,0 +1,102 @@
+//! Every target over the inputs that once found something, and over seeded random ones.
+//!
+//! `BUTTERNUT_FUZZ_ROUNDS` says how many random inputs each target gets; `make test-long` raises
+//! it.
+
+use butternut_fuzz_targets::{Ending, TARGETS, Target, crafted_ending, target};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+/// A small generator, so that a seed means the same bytes for ever.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// Up to `max` bytes: noise, small numbers, or runs, since noise alone opens few doors.
+    fn input(&mut self, max: usize) -> Vec<u8> {
+        let len = usize::try_from(self.next()).expect("a 64-bit machine") % max;
+        let style = self.next() % 3;
+        (0..len)
+            .map(|_| {
+                let byte = self.next();
+                match style {
+                    0 => byte.to_le_bytes()[0],
+                    1 if byte % 4 != 0 => 0,
+                    _ => (byte % 16).to_le_bytes()[0],
+                }
+            })
+            .collect()
+    }
+}
+
+fn rounds(default: u64) -> u64 {
+    std::env::var("BUTTERNUT_FUZZ_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(default)
+}
+
+fn run(target: &Target, input: &[u8], from: &str) {
+    let ended = catch_unwind(AssertUnwindSafe(|| (target.run)(input)));
+    assert!(ended.is_ok(), "{}: {from}: {input:02x?}", target.name);
+}
+
+fn seeded(name: &str, count: u64, bytes_max: usize) {
+    let target = target(name).expect("a target of this name");
+    for round in 0..rounds(count) {
+        let input = Random(round).input(bytes_max);
+        run(target, &input, &format!("seed {round}"));
+    }
+}
+
+#[test]
+fn what_once_found_something_finds_nothing_now() {
+    let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kept");
+    for target in TARGETS {
+        let Ok(inputs) = std::fs::read_dir(kept.join(target.name)) else { continue };
+        for input in inputs {
+            let path = input.expect("a readable directory").path();
+            if path.extension().is_some_and(|extension| extension == "md") {
+                continue;
+            }
+            let bytes = std::fs::read(&path).expect("a readable input");
+            run(target, &bytes, &path.display().to_string());
+        }
+    }
+}
+
+#[test]
+fn decoders_end_on_any_bytes() {
+    for target in TARGETS.iter().filter(|target| !target.name.starts_with("volume")) {
+        seeded(target.name, 20_000, 600);
+    }
+}
+
+#[test]
+fn blocks_with_right_checksums_end() {
+    for name in ["super_block", "tree_block", "leaf_items"] {
+        seeded(name, 5_000, 4096);
+    }
+}
+
+#[test]
+fn crafted_volumes_end_and_most_still_open() {
+    let (mut walked, rounds) = (0, rounds(400));
+    for round in 0..rounds {
+        let mut input = Random(round).input(9 * 12);
+        input.extend(std::iter::repeat_n(0, 10));
+        if crafted_ending(&input) == Ending::Walked {
+            walked += 1;
+        }
+    }
+    assert!(walked * 4 > rounds, "{walked} of {rounds}: the mutations reach too little");
+}
+
+#[test]
+fn rotten_volumes_never_show_a_wrong_byte() {
+    seeded("volume_rotten", 300, 9 * 24);
+}

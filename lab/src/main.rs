@@ -1,0 +1,52 @@
+//! `bench`: what Butternut reads, beside the raw device and the kernel's btrfs, in one run.
+//!
+//! Every row runs all its contestants in turn, several times over, and reports medians, the spread
+//! and the ratio. Absolute figures belong to the machine; the ratios are the result.
+
+mod cpu;
+mod fio;
+mod memory;
+mod report;
+mod rig;
+mod streams;
+
+use anyhow::Result;
+use clap::Parser;
+use std::path::PathBuf;
+
+/// Measures Butternut beside the raw device and the kernel.
+#[derive(Parser)]
+#[command(name = "bench", version)]
+struct Flags {
+    /// Smaller files and fewer repeats: for a look, not for a claim.
+    #[arg(long)]
+    quick: bool,
+    /// Where the volume's image goes; memory-backed by default, so that the device is not the
+    /// limit.
+    #[arg(long, default_value = "/dev/shm")]
+    dir: PathBuf,
+    /// Only the rows whose name contains this.
+    #[arg(long, default_value = "")]
+    only: String,
+    /// The `butternut` command to mount with; the one beside this program by default.
+    #[arg(long)]
+    butternut: Option<PathBuf>,
+    /// Internal: walk every entry of the first subvolume of this image, then say how much memory
+    /// it took.
+    #[arg(long, hide = true)]
+    walk: Option<PathBuf>,
+}
+
+fn main() -> Result<()> {
+    let flags = Flags::parse();
+    if let Some(image) = &flags.walk {
+        return memory::walk(image);
+    }
+    let size = if flags.quick { &rig::Size::QUICK } else { &rig::Size::FULL };
+    let rig = rig::Rig::make(&flags.dir, size, flags.butternut.clone())?;
+    let mut report = report::Report::new(&flags.only);
+    cpu::rows(&rig, &mut report)?;
+    streams::rows(&rig, &mut report)?;
+    memory::rows(&rig, &mut report)?;
+    report.finish()
+}

@@ -1,0 +1,125 @@
+//! The table: rows of contestants, medians, spreads and ratios, printed as they come.
+
+use anyhow::Result;
+use std::io::Write;
+
+/// One contestant's samples of a row.
+pub(crate) struct Column {
+    pub(crate) name: &'static str,
+    pub(crate) samples: Vec<f64>,
+}
+
+pub(crate) struct Report {
+    only: String,
+    rows: usize,
+}
+
+impl Report {
+    pub(crate) fn new(only: &str) -> Self {
+        Self { only: only.to_owned(), rows: 0 }
+    }
+
+    pub(crate) fn wants(&self, row: &str) -> bool {
+        row.contains(&self.only)
+    }
+
+    /// Runs every contestant `repeats` times, in turn and back again (A B B A ...), and prints the
+    /// row. The first contestant is compared with each of the others.
+    pub(crate) fn row(
+        &mut self,
+        name: &str,
+        unit: &str,
+        repeats: usize,
+        contestants: &mut [(&'static str, &mut dyn FnMut() -> Result<f64>)],
+    ) -> Result<()> {
+        if !self.wants(name) {
+            return Ok(());
+        }
+        let mut columns: Vec<Column> = contestants
+            .iter()
+            .map(|(name, _)| Column { name, samples: Vec::with_capacity(repeats) })
+            .collect();
+        for repeat in 0..repeats {
+            let mut order: Vec<usize> = (0..columns.len()).collect();
+            if repeat % 2 == 1 {
+                order.reverse();
+            }
+            for index in order {
+                let sample = (contestants[index].1)()?;
+                columns[index].samples.push(sample);
+            }
+        }
+        self.print(name, unit, &columns)
+    }
+
+    /// A figure that is a count or a size, not a race.
+    pub(crate) fn fact(&mut self, name: &str, value: &str) -> Result<()> {
+        if self.wants(name) {
+            self.rows += 1;
+            writeln!(std::io::stdout(), "{name:<44} {value}")?;
+        }
+        Ok(())
+    }
+
+    fn print(&mut self, name: &str, unit: &str, columns: &[Column]) -> Result<()> {
+        let mut out = std::io::stdout().lock();
+        write!(out, "{name:<44}")?;
+        let ours = median(&columns[0].samples);
+        for column in columns {
+            let middle = median(&column.samples);
+            let (low, high) = range(&column.samples);
+            write!(
+                out,
+                " {} {} [{}..{}] {unit}",
+                column.name,
+                show(middle),
+                show(low),
+                show(high)
+            )?;
+            if !std::ptr::eq(column, &raw const columns[0]) && middle > 0.0 {
+                write!(out, " (ratio {:.2})", ours / middle)?;
+            }
+            write!(out, ";")?;
+        }
+        writeln!(out)?;
+        self.rows += 1;
+        Ok(())
+    }
+
+    pub(crate) fn finish(&self) -> Result<()> {
+        anyhow::ensure!(self.rows > 0, "no row's name contains '{}'", self.only);
+        Ok(())
+    }
+}
+
+fn show(value: f64) -> String {
+    if value >= 100.0 { format!("{value:.0}") } else { format!("{value:.2}") }
+}
+
+fn range(samples: &[f64]) -> (f64, f64) {
+    samples
+        .iter()
+        .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), s| (low.min(*s), high.max(*s)))
+}
+
+pub(crate) fn median(samples: &[f64]) -> f64 {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match (sorted.len(), sorted.len() % 2) {
+        (0, _) => 0.0,
+        (_, 1) => sorted[middle],
+        _ => f64::midpoint(sorted[middle - 1], sorted[middle]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_of_an_even_count_lies_between() {
+        assert!((median(&[4.0, 1.0, 3.0, 2.0]) - 2.5).abs() < 1e-9);
+        assert!((median(&[3.0, 1.0, 2.0]) - 2.0).abs() < 1e-9);
+    }
+}
