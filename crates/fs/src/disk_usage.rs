@@ -7,6 +7,15 @@ use butternut_format::key::{ItemType, Key};
 use butternut_format::units::{Logical, TreeId};
 use std::ops::ControlFlow;
 
+/// A range of a shared extent. Ranges of plain extents are logical addresses; those of a
+/// compressed extent count its unpacked bytes, beside the extent's address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct SharedRange {
+    packed: Option<Logical>,
+    start: u64,
+    end: u64,
+}
+
 /// Space of one or more files. Inline data and holes do not count.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DiskUsage {
@@ -14,8 +23,7 @@ pub struct DiskUsage {
     pub total_bytes: u64,
     /// Of these, bytes in extents that nothing else refers to.
     pub exclusive_bytes: u64,
-    /// Logical ranges of the shared ones: start, end.
-    shared: Vec<(u64, u64)>,
+    shared: Vec<SharedRange>,
 }
 
 impl DiskUsage {
@@ -26,23 +34,27 @@ impl DiskUsage {
         self.shared.extend_from_slice(&other.shared);
     }
 
-    /// Bytes of the shared extents, each byte of disk counted once ("Set shared").
+    /// Bytes of the shared extents, each byte counted once however many files show it ("Set shared").
     pub fn set_shared_bytes(&self) -> u64 {
         let mut ranges = self.shared.clone();
         ranges.sort_unstable();
-        let (mut total, mut reached) = (0_u64, 0_u64);
-        for (start, end) in ranges {
-            let start = start.max(reached);
-            total = total.saturating_add(end.saturating_sub(start));
-            reached = reached.max(end);
+        let (mut total, mut reached, mut within) = (0_u64, 0_u64, None);
+        for range in ranges {
+            if within != range.packed {
+                (within, reached) = (range.packed, 0);
+            }
+            let start = range.start.max(reached);
+            total = total.saturating_add(range.end.saturating_sub(start));
+            reached = reached.max(range.end);
         }
         total
     }
 
-    fn count(&mut self, start: u64, bytes: u64, is_shared: bool) {
+    fn count(&mut self, range: SharedRange, is_shared: bool) {
+        let bytes = range.end.saturating_sub(range.start);
         self.total_bytes = self.total_bytes.saturating_add(bytes);
         if is_shared {
-            self.shared.push((start, start.saturating_add(bytes)));
+            self.shared.push(range);
         } else {
             self.exclusive_bytes = self.exclusive_bytes.saturating_add(bytes);
         }
@@ -74,8 +86,14 @@ impl Filesystem {
                     None => is_shared(&mut search, disk.logical, id)?,
                 };
                 known = Some((disk.logical, is_shared));
-                let into = if item.compression == Compression::None { run.offset } else { 0 };
-                usage.count(disk.logical.0.saturating_add(into), run.num_bytes, is_shared);
+                let (packed, start) = match item.compression {
+                    Compression::None => (None, disk.logical.0.saturating_add(run.offset)),
+                    Compression::Zlib | Compression::Lzo | Compression::Zstd => {
+                        (Some(disk.logical), run.offset)
+                    }
+                };
+                let end = start.saturating_add(run.num_bytes);
+                usage.count(SharedRange { packed, start, end }, is_shared);
             }
             cursor.advance()?;
         }
@@ -100,8 +118,18 @@ mod tests {
 
     #[test]
     fn overlapping_shared_ranges_count_once() {
-        let mut usage = DiskUsage { shared: vec![(4096, 8192), (0, 4096)], ..DiskUsage::default() };
-        usage.add(&DiskUsage { shared: vec![(2048, 6144), (10000, 10001)], ..usage.clone() });
-        assert_eq!(usage.set_shared_bytes(), 8193);
+        let plain = |start, end| SharedRange { packed: None, start, end };
+        let packed = SharedRange { packed: Some(Logical(4096)), start: 0, end: 100 };
+        let mut usage = DiskUsage::default();
+        for range in [plain(4096, 8192), plain(0, 4096), packed] {
+            usage.count(range, true);
+        }
+        let mut both = usage.clone();
+        both.add(&usage);
+        both.count(plain(2048, 6144), true);
+        both.count(plain(10000, 10001), true);
+        assert_eq!(usage.set_shared_bytes(), 8192 + 100);
+        assert_eq!(both.set_shared_bytes(), 8193 + 100);
+        assert_eq!(both.exclusive_bytes, 0);
     }
 }

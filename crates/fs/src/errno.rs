@@ -42,8 +42,7 @@ impl Error {
             Self::NoTree { .. } | Self::Corrupt { .. } | Self::File(_) => code::EIO,
             Self::Device(source) => device(source),
             Self::Volume(source) => volume(source),
-            Self::Tree(TreeError::Assemble(source)) => volume(source),
-            Self::Tree(TreeError::Block { .. } | TreeError::Corrupt { .. }) => code::EIO,
+            Self::Tree(source) => tree(source),
             Self::Names(source) => names(source),
             Self::Workers(_) => code::EAGAIN,
         }
@@ -84,9 +83,113 @@ fn volume(error: &VolumeError) -> i32 {
     }
 }
 
+fn tree(error: &TreeError) -> i32 {
+    match error {
+        TreeError::Assemble(source) => volume(source),
+        TreeError::Block { .. } | TreeError::Corrupt { .. } => code::EIO,
+    }
+}
+
 fn names(error: &NamesError) -> i32 {
     match error {
         NamesError::Tree(_) | NamesError::Corrupt { .. } => code::EIO,
         NamesError::TooMany { .. } => code::E2BIG,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::FileId;
+    use butternut_file::FileError;
+    use butternut_format::refused::Refused;
+    use butternut_format::units::{DevId, Ino, TreeId};
+
+    fn refused() -> Refused {
+        Refused::new("field", 1, 2)
+    }
+
+    /// Every variant once; the match below does not compile when one is added.
+    fn all() -> Vec<Error> {
+        let id = FileId::new(5, 257);
+        let corrupt = || TreeError::Corrupt { tree: TreeId::FS, source: refused() };
+        let workers = rayon::ThreadPoolBuilder::new()
+            .spawn_handler(|_| Err(std::io::Error::other("no thread")))
+            .build()
+            .unwrap_err();
+        vec![
+            Error::NotFound,
+            Error::Stale { id },
+            Error::NotDirectory,
+            Error::IsDirectory,
+            Error::WrongKind { want: "a regular file" },
+            Error::SymlinkLoop,
+            Error::NameTooLong,
+            Error::NoAttribute,
+            Error::NoSubvolume { what: "300".into() },
+            Error::NoTree { id: TreeId::EXTENT },
+            Error::InvalidArgument { what: "the address is a tree block's" },
+            Error::Unsupported { what: "writing" },
+            Error::LimitExceeded { what: "references", limit: 9 },
+            Error::Corrupt { tree: TreeId::FS, source: refused() },
+            Error::Device(DeviceError::NotRun),
+            Error::Volume(VolumeError::MissingDevices { devids: vec![DevId(2)] }),
+            Error::Workers(workers),
+            Error::Tree(corrupt()),
+            Error::Names(NamesError::TooMany { what: "names", limit: 9 }),
+            Error::File(FileError::Tree(std::sync::Arc::new(corrupt()))),
+        ]
+    }
+
+    fn expected(error: &Error) -> i32 {
+        match error {
+            Error::NotFound | Error::NoSubvolume { .. } => 2,
+            Error::NoTree { .. }
+            | Error::Corrupt { .. }
+            | Error::Device(_)
+            | Error::Volume(_)
+            | Error::Tree(_)
+            | Error::File(_) => 5,
+            Error::LimitExceeded { .. } | Error::Names(_) => 7,
+            Error::Workers(_) => 11,
+            Error::NotDirectory => 20,
+            Error::IsDirectory => 21,
+            Error::WrongKind { .. } | Error::InvalidArgument { .. } => 22,
+            Error::NameTooLong => 36,
+            Error::SymlinkLoop => 40,
+            Error::NoAttribute => 61,
+            Error::Unsupported { .. } => 95,
+            Error::Stale { .. } => 116,
+        }
+    }
+
+    #[test]
+    fn every_error_has_its_errno() {
+        let all = all();
+        let kinds: std::collections::HashSet<_> = all.iter().map(std::mem::discriminant).collect();
+        assert_eq!(kinds.len(), 20, "one of each variant");
+        for error in &all {
+            assert_eq!(error.errno(), expected(error), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_taken_for_a_volume_and_is_none_is_the_callers_mistake() {
+        assert_eq!(Error::Volume(VolumeError::NoDevices).errno(), 22);
+        let boxed = Box::new(VolumeError::NoDevices);
+        assert_eq!(Error::Tree(TreeError::Assemble(boxed)).errno(), 22);
+    }
+
+    #[test]
+    fn the_refusal_stays_reachable_as_a_source() {
+        let extents = FileError::Extents { tree: TreeId::FS, ino: Ino(257), source: refused() };
+        for error in [Error::Corrupt { tree: TreeId::FS, source: refused() }, Error::File(extents)]
+        {
+            let mut cause: &dyn std::error::Error = &error;
+            while let Some(next) = cause.source() {
+                cause = next;
+            }
+            assert_eq!(cause.downcast_ref::<Refused>(), Some(&refused()), "{error}");
+        }
     }
 }

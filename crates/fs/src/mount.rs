@@ -203,10 +203,12 @@ impl Filesystem {
             Subvolume::Default => self.default_subvolume()?,
             Subvolume::Id(id) => *id,
             Subvolume::Path(path) => {
-                let root = self.resolve(path, Follow::Last).map_err(|error| match error {
-                    Error::NotFound => Error::NoSubvolume { what: path.escape_ascii().to_string() },
-                    error => error,
-                })?;
+                let root = match self.resolve(path, Follow::Last) {
+                    Err(Error::NotFound) => {
+                        return Err(Error::NoSubvolume { what: path.escape_ascii().to_string() });
+                    }
+                    root => root?,
+                };
                 if self.stat(root)?.kind != FileKind::Directory {
                     return Err(Error::NotDirectory);
                 }

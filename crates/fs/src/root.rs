@@ -59,9 +59,9 @@ impl Filesystem {
 
     /// The tree that `id` is in; an id of a subvolume that is gone is stale.
     pub(crate) fn tree_of(&self, id: FileId) -> Result<Tree> {
-        self.subvolume_tree(id.subvolume).map_err(|error| match error {
-            Error::NoSubvolume { .. } => Error::Stale { id },
-            error => error,
-        })
+        match self.subvolume_tree(id.subvolume) {
+            Err(Error::NoSubvolume { .. }) => Err(Error::Stale { id }),
+            tree => tree,
+        }
     }
 }

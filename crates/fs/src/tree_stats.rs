@@ -128,8 +128,9 @@ fn inline_bytes(leaf: &Block) -> u64 {
         .filter_map(|(key, data)| FileExtent::check(data, key.offset).ok())
         .map(|extent| match extent.body {
             ExtentBody::Inline(data) => u64::try_from(data.len()).unwrap_or_default(),
-            ExtentBody::Regular { .. } | ExtentBody::Preallocated { .. } => 0,
-            ExtentBody::Hole { .. } => 0,
+            ExtentBody::Regular { .. }
+            | ExtentBody::Preallocated { .. }
+            | ExtentBody::Hole { .. } => 0,
         })
         .sum()
 }

@@ -1,7 +1,7 @@
 //! The names of an inode: which directories hold it, under which names.
 //!
-//! INODE_REF items come first, one for each directory; names that found no room there are in
-//! INODE_EXTREF items. Both are read as one list.
+//! `INODE_REF` items come first, one for each directory; names that found no room there are in
+//! `INODE_EXTREF` items. Both are read as one list.
 
 use crate::error::{NamesError, corrupt};
 use butternut_format::inode_ref::{InodeExtrefs, InodeRefs};

@@ -1,6 +1,6 @@
 //! From a name to what it leads to.
 //!
-//! A name's DIR_ITEM lies under the hash of the name; where hashes collide the item holds several
+//! A name's `DIR_ITEM` lies under the hash of the name; where hashes collide the item holds several
 //! entries and the name itself decides.
 
 use crate::error::{NamesError, corrupt};

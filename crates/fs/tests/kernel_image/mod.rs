@@ -85,7 +85,7 @@ impl Drop for KernelImage {
 }
 
 /// Runs a command to its end; what it printed, without the last newline.
-fn run(program: &str, arguments: &[&str]) -> String {
+pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output();
     let output = output.unwrap_or_else(|error| panic!("{program} cannot be run: {error}"));
     let said = String::from_utf8_lossy(&output.stderr);
