@@ -1,1 +1,17 @@
-//! What the judges share: mounting by the kernel, and comparing what two views of a volume show.
+//! What the judges share: images made by the kernel, the kernel's own view of them, and comparing
+//! that with what Butternut shows.
+//!
+//! The judges believe the kernel and btrfs-progs, never the crates under test: what fills an
+//! image, what walks it and what finds its sectors on the devices is written here anew.
+
+pub mod compare;
+pub mod image;
+pub mod kernel_log;
+pub mod kernel_mount;
+pub mod maker;
+pub mod manifest;
+pub mod populate;
+pub mod recipe;
+pub mod recipes;
+pub mod tool;
+pub mod walk;

@@ -1,0 +1,34 @@
+# The few commands that matter. Each installs or says what it needs (scripts/setup).
+
+export PATH := $(CURDIR)/target/tools/bin:$(PATH)
+NEXTEST = cargo nextest run --workspace
+
+.PHONY: demo test test-long lint bench fuzz clean-mounts
+
+# Makes volumes, mounts them with Butternut, compares, shows what is in them and how fast.
+demo:
+	@scripts/setup demo
+	@scripts/demo
+
+# Everything: style, unit tests, the judges over the kernel-made images, examples in the docs.
+test: lint
+	@scripts/test
+
+# The same, with the longer runs of seeded tests.
+test-long: lint
+	@BUTTERNUT_LONG=1 scripts/test
+
+lint:
+	@scripts/setup
+	cargo fmt --all --check
+	cargo clippy --quiet --workspace --all-targets -- -D warnings
+
+bench:
+	@scripts/setup
+	@scripts/bench
+
+fuzz:
+	@scripts/fuzz
+
+clean-mounts:
+	@scripts/clean-mounts
