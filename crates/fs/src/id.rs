@@ -65,6 +65,16 @@ impl FileId {
         Self::new(word(0), word(8))
     }
 
+    /// The id that [`FileId::as_u64`] folded into `number`; `None` where it was hashed.
+    pub fn from_u64(number: u64) -> Option<Self> {
+        let (subvolume, ino) = match number >> INO_BITS {
+            0 => (TOP_LEVEL, number),
+            subvolume => (subvolume, number & ((1 << INO_BITS) - 1)),
+        };
+        let id = Self::new(subvolume, ino);
+        (id.as_u64() == number).then_some(id)
+    }
+
     /// One number for the whole volume, for interfaces that have only an inode number.
     pub fn as_u64(self) -> u64 {
         let Self { subvolume, ino } = self;
@@ -110,6 +120,15 @@ mod tests {
         let dir = FileId::new(300, 257);
         assert_eq!(FileId::placeholder(dir).placeholder_dir(), Some(dir));
         assert_eq!(dir.placeholder_dir(), None);
+    }
+
+    #[test]
+    fn folded_numbers_give_the_id_back_and_hashed_ones_do_not() {
+        for id in [FileId::new(5, 256), FileId::new(256, 257), FileId::new(300, (1 << 40) - 1)] {
+            assert_eq!(FileId::from_u64(id.as_u64()), Some(id));
+        }
+        assert_eq!(FileId::from_u64(FileId::new(1 << 23, 256).as_u64()), None);
+        assert_eq!(FileId::from_u64(0), None);
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Floor 0: the machine. The only crate with `unsafe`: `io_uring`, aligned memory, raw files, parity.
+//! Floor 0: the machine. The only crate with `unsafe`: `io_uring`, aligned memory, raw files,
+//! parity, signals.
 //!
 //! It knows nothing of btrfs and holds no policy.
 
@@ -11,4 +12,5 @@ pub mod forbid;
 pub mod holder;
 pub mod parity;
 pub mod ring;
+pub mod signal;
 pub mod workers;

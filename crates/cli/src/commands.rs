@@ -1,0 +1,53 @@
+//! One file per command: `commands/<noun>/<verb>`. A command asks the library and prints; what is
+//! computed, the library computes.
+
+mod cat;
+mod completions;
+mod export;
+mod filesystem;
+mod find;
+mod inspect;
+mod ls;
+mod man;
+mod mount;
+pub(crate) mod mount_helper;
+mod stat;
+mod subvolume;
+mod umount;
+mod walk;
+
+use crate::failure::Outcome;
+use crate::flags::{FilesystemVerb, InspectVerb, LowArgs, Noun, SubvolumeVerb};
+use crate::output::Output;
+
+/// Runs the command that was typed.
+pub(crate) fn run(low: &LowArgs, out: &mut Output) -> Outcome {
+    let global = &low.global;
+    match &low.noun {
+        Noun::Ls(args) => ls::run(global, args, out),
+        Noun::Cat(args) => cat::run(global, args, out),
+        Noun::Stat(args) => stat::run(global, args, out),
+        Noun::Find(args) => find::run(global, args, out),
+        Noun::Export(args) => export::run(global, args, out),
+        Noun::Subvolume(SubvolumeVerb::List(args)) => subvolume::list::run(global, args, out),
+        Noun::Subvolume(SubvolumeVerb::Show(args)) => subvolume::show::run(global, args, out),
+        Noun::Filesystem(FilesystemVerb::Show(args)) => filesystem::show::run(global, args, out),
+        Noun::Filesystem(FilesystemVerb::Df(args)) => filesystem::df::run(global, args, out),
+        Noun::Filesystem(FilesystemVerb::Usage(args)) => filesystem::usage::run(global, args, out),
+        Noun::Filesystem(FilesystemVerb::Du(args)) => filesystem::du::run(global, args, out),
+        Noun::Inspect(InspectVerb::DumpSuper(args)) => inspect::dump_super::run(global, args, out),
+        Noun::Inspect(InspectVerb::DumpTree(args)) => inspect::dump_tree::run(global, args, out),
+        Noun::Inspect(InspectVerb::TreeStats(args)) => inspect::tree_stats::run(global, args, out),
+        Noun::Inspect(InspectVerb::InodeResolve(args)) => {
+            inspect::inode_resolve::run(global, args, out)
+        }
+        Noun::Inspect(InspectVerb::LogicalResolve(args)) => {
+            inspect::logical_resolve::run(global, args, out)
+        }
+        Noun::Inspect(InspectVerb::Rootid(args)) => inspect::rootid::run(global, args, out),
+        Noun::Mount(args) => mount::run(global, args, out),
+        Noun::Umount(args) => umount::run(global, args, out),
+        Noun::Completions(args) => completions::run(args, out),
+        Noun::Man(args) => man::run(args),
+    }
+}

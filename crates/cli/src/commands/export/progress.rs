@@ -1,0 +1,41 @@
+//! The progress bar: only where a person watches, and not under --quiet.
+
+use std::io::{IsTerminal, stderr};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::flags::GlobalArgs;
+
+const TEMPLATE: &str = "{spinner} {bytes} of {total_bytes} found so far, {bytes_per_sec} {bar:30}";
+
+pub(super) struct Progress {
+    bar: ProgressBar,
+}
+
+impl Progress {
+    pub(super) fn new(global: &GlobalArgs) -> Self {
+        if global.quiet || global.json || !stderr().is_terminal() {
+            return Self { bar: ProgressBar::hidden() };
+        }
+        let bar = ProgressBar::new(0);
+        if let Ok(style) = ProgressStyle::with_template(TEMPLATE) {
+            bar.set_style(style);
+        }
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Self { bar }
+    }
+
+    /// More bytes to copy.
+    pub(super) fn found(&self, bytes: u64) {
+        self.bar.inc_length(bytes);
+    }
+
+    pub(super) fn done(&self, bytes: u64) {
+        self.bar.inc(bytes);
+    }
+
+    pub(super) fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}

@@ -1,0 +1,7 @@
+//! The volume as a whole: devices and space.
+
+pub(crate) mod df;
+pub(crate) mod du;
+mod groups;
+pub(crate) mod show;
+pub(crate) mod usage;

@@ -1,0 +1,57 @@
+//! Names and order of block groups, as btrfs-progs has them, and the units that were asked for.
+
+use butternut::GroupUsage;
+
+use crate::flags::UnitArgs;
+use crate::output::size::Units;
+
+pub(super) const DATA: u64 = 1;
+pub(super) const SYSTEM: u64 = 2;
+pub(super) const METADATA: u64 = 4;
+const TYPES: u64 = DATA | SYSTEM | METADATA;
+
+/// What the group holds.
+pub(super) fn kind(flags: u64) -> &'static str {
+    match flags & TYPES {
+        DATA => "Data",
+        SYSTEM => "System",
+        METADATA => "Metadata",
+        5 => "Data+Metadata",
+        _ => "unknown",
+    }
+}
+
+/// How it is kept.
+pub(super) fn profile(flags: u64) -> &'static str {
+    match flags & 0x7f8 {
+        0 => "single",
+        0x8 => "RAID0",
+        0x10 => "RAID1",
+        0x20 => "DUP",
+        0x40 => "RAID10",
+        0x80 => "RAID5",
+        0x100 => "RAID6",
+        0x200 => "RAID1C3",
+        0x400 => "RAID1C4",
+        _ => "unknown",
+    }
+}
+
+/// Sorts by kind, in the order given, then by profile.
+pub(super) fn sorted(groups: &[GroupUsage], kinds: [u64; 4]) -> Vec<GroupUsage> {
+    let mut groups = groups.to_vec();
+    let rank = |flags: u64| kinds.iter().position(|kind| *kind == flags & TYPES);
+    groups.sort_by_key(|group| (rank(group.flags), group.flags & !TYPES));
+    groups
+}
+
+pub(super) fn units(args: &UnitArgs) -> Units {
+    match args {
+        UnitArgs { raw: true, .. } => Units::Bytes,
+        UnitArgs { si: true, .. } => Units::Decimal,
+        UnitArgs { kbytes: true, .. } => Units::Fixed(1 << 10, "KiB"),
+        UnitArgs { mbytes: true, .. } => Units::Fixed(1 << 20, "MiB"),
+        UnitArgs { gbytes: true, .. } => Units::Fixed(1 << 30, "GiB"),
+        _ => Units::Binary,
+    }
+}

@@ -1,0 +1,154 @@
+//! `find`: walks a tree and prints what matches.
+
+mod glob;
+
+use std::io::Write;
+
+use butternut::{FileKind, Follow};
+
+use super::walk::{Broken, Found, Walk};
+use crate::failure::{Done, Failure, Outcome};
+use crate::flags::{FindArgs, GlobalArgs};
+use crate::options::{self, Opened};
+use crate::output::{Output, json, say, text};
+
+/// The inode number of the root directory of every subvolume.
+const SUBVOLUME_ROOT: u64 = 256;
+
+/// What must be true of a file to be printed.
+struct Wanted {
+    name: Option<Vec<u8>>,
+    kinds: Option<Vec<char>>,
+    size: Option<Size>,
+    depth_min: usize,
+    depth_max: usize,
+}
+
+enum Size {
+    AtLeast(u64),
+    AtMost(u64),
+    Exactly(u64),
+}
+
+pub(crate) fn run(global: &GlobalArgs, args: &FindArgs, out: &mut Output) -> Outcome {
+    let wanted = Wanted::of(args)?;
+    let opened = Opened::one(global, &args.volume)?;
+    let id = opened.resolve(&args.path, Follow::NotLast)?;
+    let path = text::bytes(&args.path);
+    let kind = opened.filesystem.stat(id).map_err(|e| Failure::of(text::escaped(&path), &e))?.kind;
+    let mut walk = Walk::new(&opened.filesystem, args.one_subvolume);
+    let mut printer =
+        Printer { opened: &opened, null: args.null, json: global.json.then(json::List::default) };
+    let mut done = Done::Well;
+    let mut next = Some(Ok(Found { path, id, kind, depth: 0 }));
+    while let Some(step) = next {
+        let checked = step.and_then(|found| {
+            let matches = wanted.matches(&opened, &found)?;
+            Ok((found, matches))
+        });
+        let entered = match checked {
+            Ok((found, matches)) => {
+                if matches {
+                    printer.print(&found, out)?;
+                }
+                let deeper = found.is_directory() && found.depth < wanted.depth_max;
+                if deeper { walk.enter(&found) } else { Ok(()) }
+            }
+            Err(broken) => Err(broken),
+        };
+        if let Err(Broken { path, error }) = entered {
+            out.flush()?;
+            say(&Failure::of(text::escaped(&path), &error).to_string());
+            done = Done::WithFailures;
+        }
+        next = walk.next();
+    }
+    if let Some(list) = printer.json.take() {
+        list.end(out)?;
+    }
+    Ok(done)
+}
+
+impl Wanted {
+    fn of(args: &FindArgs) -> Result<Self, Failure> {
+        let kinds = args.kinds.as_ref().map(|text| text.split(',').collect::<String>());
+        if let Some(strange) =
+            kinds.as_ref().and_then(|k| k.chars().find(|c| !"fdlbcpsv".contains(*c)))
+        {
+            return Err(Failure::new("--type", format!("{strange:?} is no kind"))
+                .cure("f, d, l, b, c, p, s, or v for subvolumes"));
+        }
+        Ok(Self {
+            name: args.name.as_ref().map(text::bytes),
+            kinds: kinds.map(|text| text.chars().collect()),
+            size: args.size.as_deref().map(size).transpose()?,
+            depth_min: args.min_depth.unwrap_or(0),
+            depth_max: args.max_depth.unwrap_or(usize::MAX),
+        })
+    }
+
+    fn matches(&self, opened: &Opened, found: &Found) -> Result<bool, Broken> {
+        if found.depth < self.depth_min {
+            return Ok(false);
+        }
+        let named = self.name.as_ref().is_none_or(|glob| glob::matches(glob, found.name()));
+        let kind = self.kinds.as_ref().is_none_or(|kinds| kinds.iter().any(|k| is(*k, found)));
+        if !named || !kind {
+            return Ok(false);
+        }
+        let Some(size) = &self.size else { return Ok(true) };
+        let stat = opened
+            .filesystem
+            .stat(found.id)
+            .map_err(|error| Broken { path: found.path.clone(), error })?;
+        Ok(match size {
+            Size::AtLeast(bytes) => stat.size >= *bytes,
+            Size::AtMost(bytes) => stat.size <= *bytes,
+            Size::Exactly(bytes) => stat.size == *bytes,
+        })
+    }
+}
+
+fn size(typed: &str) -> Result<Size, Failure> {
+    Ok(match (typed.strip_prefix('+'), typed.strip_prefix('-')) {
+        (Some(number), _) => Size::AtLeast(options::bytes("--size", number)?),
+        (_, Some(number)) => Size::AtMost(options::bytes("--size", number)?),
+        (None, None) => Size::Exactly(options::bytes("--size", typed)?),
+    })
+}
+
+fn is(letter: char, found: &Found) -> bool {
+    let kind = match found.kind {
+        FileKind::File => 'f',
+        FileKind::Directory => 'd',
+        FileKind::Symlink => 'l',
+        FileKind::CharDevice => 'c',
+        FileKind::BlockDevice => 'b',
+        FileKind::Fifo => 'p',
+        FileKind::Socket => 's',
+    };
+    letter == kind || (letter == 'v' && kind == 'd' && found.id.ino == SUBVOLUME_ROOT)
+}
+
+struct Printer<'a> {
+    opened: &'a Opened,
+    null: bool,
+    json: Option<json::List>,
+}
+
+impl Printer<'_> {
+    fn print(&mut self, found: &Found, out: &mut Output) -> Result<(), Failure> {
+        let Some(list) = &mut self.json else {
+            let escape = out.is_terminal && !self.null;
+            out.write_all(&text::name(&found.path, escape))?;
+            out.write_all(if self.null { b"\0" } else { b"\n" })?;
+            return Ok(());
+        };
+        let object = json::Object::new().name("path", &found.path);
+        let object = match self.opened.filesystem.stat(found.id) {
+            Ok(stat) => super::stat::fields(object, &stat),
+            Err(error) => object.put("error", error.to_string()),
+        };
+        Ok(list.push(out, object)?)
+    }
+}

@@ -1,0 +1,99 @@
+//! Patterns of names: `*`, `?`, `[a-z]`, `[!a-z]`, and `\` before a literal.
+//!
+//! Bytes are matched, but `?` and `*` do not cut a UTF-8 character: `?` takes a whole one.
+
+/// Whether all of `name` matches all of `glob`. Time is bounded by the product of the lengths.
+pub(crate) fn matches(glob: &[u8], name: &[u8]) -> bool {
+    let (mut at, mut pos) = (0, 0);
+    // Where to go on when the text after the last `*` does not fit: give that `*` one byte more.
+    let mut retry: Option<(usize, usize)> = None;
+    loop {
+        if glob.get(at) == Some(&b'*') {
+            retry = Some((at + 1, pos));
+            at += 1;
+            continue;
+        }
+        if at == glob.len() && pos == name.len() {
+            return true;
+        }
+        if let Some((glob_bytes, name_bytes)) = step(&glob[at..], &name[pos..]) {
+            at += glob_bytes;
+            pos += name_bytes;
+            continue;
+        }
+        match retry {
+            Some((star, from)) if from < name.len() => {
+                retry = Some((star, from + 1));
+                at = star;
+                pos = from + 1;
+            }
+            _ => return false,
+        }
+    }
+}
+
+/// Matches one element of the pattern; how many bytes of each it takes.
+fn step(glob: &[u8], name: &[u8]) -> Option<(usize, usize)> {
+    let first = *name.first()?;
+    match glob {
+        [b'?', ..] => Some((1, character_bytes(name))),
+        [b'[', rest @ ..] => set(rest, first).or((first == b'[').then_some((1, 1))),
+        [b'\\', literal, ..] => (*literal == first).then_some((2, 1)),
+        [literal, ..] => (*literal == first).then_some((1, 1)),
+        [] => None,
+    }
+}
+
+/// A set after its `[`; `None` where the byte is not in it or it is not closed.
+fn set(rest: &[u8], byte: u8) -> Option<(usize, usize)> {
+    let negated = matches!(rest.first(), Some(b'!' | b'^'));
+    let start = usize::from(negated);
+    // A `]` right at the start is a member.
+    let close = start + 1 + rest.get(start + 1..)?.iter().position(|b| *b == b']')?;
+    let members = &rest[start..close];
+    let mut inside = false;
+    let mut at = 0;
+    while at < members.len() {
+        if let [low, b'-', high, ..] = &members[at..] {
+            inside |= (*low..=*high).contains(&byte);
+            at += 3;
+        } else {
+            inside |= members[at] == byte;
+            at += 1;
+        }
+    }
+    (inside != negated).then_some((close + 2, 1))
+}
+
+fn character_bytes(name: &[u8]) -> usize {
+    let valid = name.utf8_chunks().next().map_or("", |chunk| chunk.valid());
+    valid.chars().next().map_or(1, char::len_utf8)
+}
+
+#[cfg(test)]
+mod tests {
+    fn check(glob: &str, name: &str) -> bool {
+        super::matches(glob.as_bytes(), name.as_bytes())
+    }
+
+    #[test]
+    fn stars_and_question_marks() {
+        assert!(check("*.txt", "a.txt") && check("*", "") && check("a*b*c", "a-b-b-c"));
+        assert!(!check("*.txt", "a.txt.gz") && !check("?", "") && !check("a?", "a"));
+        assert!(check("?", "\u{e9}") && !check("??", "\u{e9}"));
+        assert!(super::matches(b"?", b"\xff"));
+    }
+
+    #[test]
+    fn sets_and_literals() {
+        assert!(check("[a-c]x", "bx") && !check("[a-c]x", "dx"));
+        assert!(check("[!a-c]", "d") && !check("[^a-c]", "a"));
+        assert!(check("[]]", "]") && check("[", "[") && check("\\*", "*") && !check("\\*", "a"));
+        assert!(check("[ab", "[ab"));
+    }
+
+    #[test]
+    fn many_stars_do_not_take_for_ever() {
+        assert!(!check(&"*a".repeat(200), &"a".repeat(190)));
+    }
+}

@@ -1,0 +1,8 @@
+//! The structures on disk.
+
+pub(crate) mod dump_super;
+pub(crate) mod dump_tree;
+pub(crate) mod inode_resolve;
+pub(crate) mod logical_resolve;
+pub(crate) mod rootid;
+pub(crate) mod tree_stats;

@@ -1,0 +1,64 @@
+//! `inspect logical-resolve`: the files that hold a byte of the volume's address space.
+//!
+//! Paths start at the top-level subvolume; an inode that no name leads to is shown by number.
+
+use std::io::Write;
+
+use butternut::{ExtentOwner, FileId};
+
+use crate::failure::{Done, Failure, Outcome};
+use crate::flags::{GlobalArgs, LogicalResolveArgs};
+use crate::options::Opened;
+use crate::output::{Output, json, text};
+
+pub(crate) fn run(global: &GlobalArgs, args: &LogicalResolveArgs, out: &mut Output) -> Outcome {
+    let opened = Opened::many(global, &args.volume)?;
+    let what = format!("logical address {}", args.logical);
+    let owners = opened
+        .filesystem
+        .owners_of_logical(args.logical, args.any_offset)
+        .map_err(|error| Failure::of(&*what, &error))?;
+    if owners.is_empty() {
+        return Err(Failure::new(what, "no file holds it").cure(
+            "it may be metadata, free space, or past the end; -o also looks at whole extents",
+        ));
+    }
+    let mut list = json::List::default();
+    for owner in owners {
+        let paths = if args.no_paths { Vec::new() } else { paths(&opened, &owner)? };
+        if global.json {
+            let object = json::Object::new()
+                .put("subvolume", owner.subvolume)
+                .put("inode", owner.ino)
+                .put("offset", owner.offset);
+            let paths = paths.iter().map(|path| json::Object::new().name("path", path).into());
+            list.push(out, object.put("paths", paths.collect::<Vec<serde_json::Value>>()))?;
+            continue;
+        }
+        for path in &paths {
+            let shown = out.shown(path);
+            out.line(&shown)?;
+        }
+        if paths.is_empty() {
+            let ExtentOwner { subvolume, ino, offset } = owner;
+            writeln!(out, "inode {ino} offset {offset} root {subvolume}")?;
+        }
+    }
+    if global.json {
+        list.end(out)?;
+    }
+    Ok(Done::Well)
+}
+
+/// The owner's paths from the top level; none where its subvolume has been deleted.
+fn paths(opened: &Opened, owner: &ExtentOwner) -> Result<Vec<Vec<u8>>, Failure> {
+    let filesystem = &opened.filesystem;
+    let what = || format!("inode {} of subvolume {}", owner.ino, owner.subvolume);
+    let subvolume =
+        filesystem.subvolume(owner.subvolume).map_err(|error| Failure::of(what(), &error))?;
+    let Some(above) = subvolume.path else { return Ok(Vec::new()) };
+    let id = FileId::new(owner.subvolume, owner.ino);
+    let inside = filesystem.paths_of(id).map_err(|error| Failure::of(what(), &error))?;
+    let top = [b"/", above.as_slice()].concat();
+    Ok(inside.iter().map(|path| text::joined(&top, path)).collect())
+}

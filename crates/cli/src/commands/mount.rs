@@ -1,0 +1,210 @@
+//! `mount`: serves a volume through FUSE.
+//!
+//! 1. Unless --foreground is given, the command returns when the mount serves: it starts itself
+//!    again as the daemon, with a pipe on which the daemon says so. No process is forked that has
+//!    threads.
+//! 2. Whoever starts it gets one line on stderr and a status that is not 0 where it cannot serve.
+//! 3. A signal to end unmounts; what is still open keeps its volume until it is closed.
+
+pub(super) mod options;
+
+use std::ffi::OsString;
+use std::io::{self, Read, Write};
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+
+use butternut_fuse::{FuseError, Mounted, Unmounter};
+use butternut_sys::signal::EndSignals;
+
+use super::umount;
+use crate::failure::{Done, Failure, Outcome, chain};
+use crate::flags::{GlobalArgs, MountArgs};
+use crate::options as volume_options;
+use crate::output::{Output, say};
+use crate::volume_arg::VolumeArg;
+use options::Meaning;
+
+/// What the daemon writes when it serves.
+const READY: &[u8] = b"ready\n";
+
+/// What is to be mounted where.
+struct Plan {
+    volume: VolumeArg,
+    mountpoint: PathBuf,
+    meaning: Meaning,
+}
+
+pub(crate) fn run(global: &GlobalArgs, args: &MountArgs, _: &mut Output) -> Outcome {
+    let plan = Plan::of(global, args)?;
+    if args.foreground || args.ready { serve(global, args, plan) } else { start(global, args) }
+}
+
+impl Plan {
+    fn of(global: &GlobalArgs, args: &MountArgs) -> Result<Self, Failure> {
+        let Some((mountpoint, words)) = args.places.split_last() else {
+            return Err(Failure::new("mount", "no volume and mount point"));
+        };
+        let mountpoint = PathBuf::from(mountpoint);
+        let mut volume = volume_options::volume(words)?;
+        let mut meaning = Meaning::of(&args.options)?;
+        meaning.place(&mut volume)?;
+        meaning.volume.degraded |= global.degraded;
+        meaning.fuse.source = volume.typed.clone();
+        let cores = thread::available_parallelism().map_or(2, NonZero::get).max(2);
+        meaning.fuse.threads = args.threads.or(meaning.threads).unwrap_or(cores).clamp(1, 64);
+        let shown = mountpoint.display().to_string();
+        let meta = std::fs::metadata(&mountpoint).map_err(|error| {
+            let failure = Failure::io(&*shown, &error);
+            match error.kind() {
+                io::ErrorKind::NotFound => failure.cure("make the directory first"),
+                _ if error.raw_os_error() == Some(rustix::io::Errno::NOTCONN.raw_os_error()) => {
+                    failure.cure("a dead mount is still there: `butternut umount` takes it away")
+                }
+                _ => failure,
+            }
+        })?;
+        if !meta.is_dir() {
+            return Err(Failure::new(shown, "is not a directory")
+                .cure("the last argument is the mount point, before it come the devices"));
+        }
+        Ok(Self { volume, mountpoint, meaning })
+    }
+}
+
+/// Starts the daemon and waits until it serves, or has said why it cannot.
+fn start(global: &GlobalArgs, args: &MountArgs) -> Outcome {
+    let failed = |error: &io::Error| Failure::io("the daemon", error);
+    let mut command = Command::new("/proc/self/exe");
+    command.arg("mount").arg("--ready");
+    for (given, flag) in
+        [(global.verbose, "--verbose"), (global.quiet, "--quiet"), (global.degraded, "--degraded")]
+    {
+        if given {
+            command.arg(flag);
+        }
+    }
+    for options in &args.options {
+        command.arg("-o").arg(options);
+    }
+    if let Some(threads) = args.threads {
+        command.arg("--threads").arg(threads.to_string());
+    }
+    command.arg("--").args(&args.places);
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut daemon = command.spawn().map_err(|error| failed(&error))?;
+    let mut said = Vec::new();
+    if let Some(mut pipe) = daemon.stdout.take() {
+        pipe.read_to_end(&mut said).map_err(|error| failed(&error))?;
+    }
+    if said == READY {
+        return Ok(Done::Well);
+    }
+    // It has said why on the stderr that it shares with us.
+    let status = daemon.wait().map_err(|error| failed(&error))?;
+    match status.code() {
+        Some(_) => Ok(Done::WithFailures),
+        None => Err(Failure::new("the daemon", format!("ended by a {status}"))),
+    }
+}
+
+/// Serves until the mount is gone.
+fn serve(global: &GlobalArgs, args: &MountArgs, plan: Plan) -> Outcome {
+    if args.ready {
+        // Fails only for a leader of processes, which a daemon's child is not.
+        rustix::process::setsid().map(drop).unwrap_or_default();
+    }
+    let signals = EndSignals::block()
+        .map_err(|errno| Failure::io("signals", &io::Error::from_raw_os_error(errno.0)))?;
+    let filesystem = volume_options::open(&plan.volume, &plan.meaning.volume)?;
+    if !global.quiet {
+        for notice in filesystem.notices() {
+            say(&format!("{}: note: {notice}", plan.volume.typed));
+        }
+    }
+    let mountpoint = plan.mountpoint.canonicalize().unwrap_or(plan.mountpoint);
+    let mut mounted = butternut_fuse::mount(filesystem, &mountpoint, &plan.meaning.fuse)
+        .map_err(|error| refused(&mountpoint, &error))?;
+    let unmounter = mounted.unmounter();
+    if args.ready {
+        if let Err(error) = detach_from_parent() {
+            drop(mounted);
+            return Err(Failure::io("the daemon's parent", &error));
+        }
+    } else if !global.quiet {
+        say(&format!(
+            "{}: serves (end it with `butternut umount`, or Ctrl-C)",
+            mountpoint.display()
+        ));
+    }
+    end_on_signal(signals, unmounter, mountpoint.clone());
+    finish(mounted, &mountpoint)
+}
+
+fn finish(mounted: Mounted, mountpoint: &Path) -> Outcome {
+    let served = mounted.serve();
+    served.map_err(|error| Failure::new(mountpoint.display().to_string(), chain(&error)))?;
+    Ok(Done::Well)
+}
+
+/// Says that the mount serves, and lets go of the terminal and the working directory.
+fn detach_from_parent() -> io::Result<()> {
+    let nowhere = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
+    io::stdout().write_all(READY)?;
+    io::stdout().flush()?;
+    rustix::stdio::dup2_stdin(&nowhere)?;
+    rustix::stdio::dup2_stdout(&nowhere)?;
+    rustix::stdio::dup2_stderr(&nowhere)?;
+    Ok(rustix::process::chdir("/")?)
+}
+
+/// Unmounts at the first signal to end. Where the mount is busy it is detached, and the process
+/// ends when the last file is closed.
+fn end_on_signal(signals: EndSignals, mut unmounter: Unmounter, mountpoint: PathBuf) {
+    thread::spawn(move || {
+        if signals.wait().is_ok()
+            && unmounter.unmount().is_err()
+            && let Err(failure) = umount::unmount(&mountpoint, true)
+        {
+            say(&failure.to_string());
+        }
+    });
+}
+
+/// A mount that the system refuses, with what to do about it.
+fn refused(mountpoint: &Path, error: &FuseError) -> Failure {
+    let text = chain(error);
+    let failure = Failure::new(mountpoint.display().to_string(), one_line(&text));
+    if text.contains("user_allow_other") {
+        return failure.cure("root can add `user_allow_other` to /etc/fuse.conf");
+    }
+    match error {
+        FuseError::NoFuse(_) => {
+            failure.cure("load the fuse module, or give the container /dev/fuse")
+        }
+        FuseError::Refused(source) if source.kind() == io::ErrorKind::NotFound => {
+            failure.cure("install fuse3, which has fusermount3")
+        }
+        FuseError::Refused(source) if source.kind() == io::ErrorKind::PermissionDenied => {
+            failure.cure("/dev/fuse must be open to you, and the mount point yours to write")
+        }
+        _ => failure,
+    }
+}
+
+fn one_line(text: &str) -> String {
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    lines.collect::<Vec<_>>().join("; ")
+}
+
+/// The words of a mount that another program starts.
+pub(super) fn words(places: &[OsString], options: &OsString) -> Vec<OsString> {
+    let mut words: Vec<OsString> = vec!["butternut".into(), "mount".into()];
+    if !options.is_empty() {
+        words.extend(["-o".into(), options.clone()]);
+    }
+    words.push("--".into());
+    words.extend_from_slice(places);
+    words
+}

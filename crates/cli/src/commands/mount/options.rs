@@ -1,0 +1,130 @@
+//! The words after `-o`: what each means. An unknown one is refused by name.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+
+use butternut::{MountOptions, Subvolume};
+use butternut_fuse::Options;
+
+use crate::failure::Failure;
+use crate::output::size;
+use crate::volume_arg::{self, VolumeArg};
+
+/// Listed in the man page and in the message about an unknown option.
+pub(crate) const KNOWN: &str = "ro, subvol=PATH, subvolid=N, degraded, allow_other, \
+     default_permissions, offset=N, cache=N, threads=N, dev, suid, exec, and their opposites";
+
+/// What all options together mean.
+#[derive(Debug, Default)]
+pub(crate) struct Meaning {
+    pub(crate) volume: MountOptions,
+    pub(crate) fuse: Options,
+    pub(crate) threads: Option<usize>,
+    offset: Option<u64>,
+}
+
+impl Meaning {
+    pub(crate) fn of(lists: &[OsString]) -> Result<Self, Failure> {
+        let mut meaning = Self::default();
+        for list in lists {
+            for word in list.as_bytes().split(|byte| *byte == b',').filter(|w| !w.is_empty()) {
+                meaning.take(word)?;
+            }
+        }
+        Ok(meaning)
+    }
+
+    fn take(&mut self, word: &[u8]) -> Result<(), Failure> {
+        let text = String::from_utf8_lossy(word).into_owned();
+        let (name, value) = text.split_once('=').unwrap_or((&text, ""));
+        let number = || size::parse(value).ok_or_else(|| refused(&text, "is not a number"));
+        match (name, value.is_empty()) {
+            ("subvol", false) => {
+                self.volume.subvolume = Subvolume::Path(word["subvol=".len()..].to_vec());
+            }
+            ("subvolid", false) => self.volume.subvolume = Subvolume::Id(number()?),
+            ("offset", false) => self.offset = Some(number()?),
+            ("cache", false) => self.volume.node_cache_bytes = number()?,
+            ("threads", false) => self.threads = usize::try_from(number()?).ok(),
+            ("fsname", false) => value.clone_into(&mut self.fuse.source),
+            ("degraded", true) => self.volume.degraded = true,
+            ("nologreplay" | "norecovery", true) => self.volume.ignore_log = true,
+            ("allow_other", true) => self.fuse.allow_other = true,
+            ("default_permissions", true) => self.fuse.default_permissions = true,
+            ("dev", true) => self.fuse.devices = true,
+            ("nodev", true) => self.fuse.devices = false,
+            ("suid", true) => self.fuse.set_user_id = true,
+            ("nosuid", true) => self.fuse.set_user_id = false,
+            ("exec", true) => self.fuse.execute = true,
+            ("noexec", true) => self.fuse.execute = false,
+            // A read-only mount has nothing that these could change.
+            ("ro" | "defaults", true)
+            | ("atime" | "noatime" | "relatime" | "strictatime", true) => {}
+            ("norelatime" | "diratime" | "nodiratime" | "lazytime" | "nolazytime", true) => {}
+            ("sync" | "async" | "dirsync" | "silent" | "loud", true) => {}
+            ("rw", true) => return Err(refused("rw", "this mount is read-only").cure("say ro")),
+            _ => {
+                return Err(refused(&text, "is not known").cure(format!("known: {KNOWN}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets the options say what the volume argument left open, and nothing that it did say.
+    pub(crate) fn place(&mut self, volume: &mut VolumeArg) -> Result<(), Failure> {
+        if let Some(offset) = self.offset {
+            let [device] = volume.devices.as_mut_slice() else {
+                return Err(refused("offset", "stands for one device")
+                    .cure("write ?offset=N after each of several"));
+            };
+            device.offset = offset;
+        }
+        match (&volume.subvolume, &self.volume.subvolume) {
+            (Subvolume::Default, _) => {}
+            (named, Subvolume::Default) => self.volume.subvolume = named.clone(),
+            (named, other) => {
+                let (named, other) = (volume_arg::shown(named), volume_arg::shown(other));
+                return Err(refused("subvol", format!("names {other}, the volume {named}"))
+                    .cure("name one"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn refused(option: &str, why: impl Into<String>) -> Failure {
+    Failure::new(format!("option {option}"), why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(list: &str) -> Result<Meaning, String> {
+        Meaning::of(&[list.into()]).map_err(|failure| failure.to_string())
+    }
+
+    #[test]
+    fn options_mean_what_they_say() {
+        let meaning = check("ro,subvol=/a/b,degraded,allow_other,cache=1M,threads=3").unwrap();
+        assert_eq!(meaning.volume.subvolume, Subvolume::Path(b"/a/b".to_vec()));
+        assert!(meaning.volume.degraded && meaning.fuse.allow_other);
+        assert!(meaning.fuse.permissions(), "others are let in only with permissions checked");
+        assert_eq!((meaning.volume.node_cache_bytes, meaning.threads), (1 << 20, Some(3)));
+        assert_eq!(check("subvolid=257").unwrap().volume.subvolume, Subvolume::Id(257));
+    }
+
+    #[test]
+    fn unknown_options_are_refused_by_name() {
+        for list in ["ro,compress=zstd", "frob", "degraded=1", "subvol="] {
+            let said = check(list).unwrap_err();
+            let name = list.strip_prefix("ro,").unwrap_or(list);
+            assert!(
+                said.starts_with(&format!("option {name}: is not known (known: ro,")),
+                "{said}"
+            );
+        }
+        assert_eq!(check("rw").unwrap_err(), "option rw: this mount is read-only (say ro)");
+        assert_eq!(check("subvolid=x").unwrap_err(), "option subvolid=x: is not a number");
+    }
+}

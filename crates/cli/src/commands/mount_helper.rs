@@ -1,0 +1,92 @@
+//! What mount(8) and umount(8) call for the type `fuse.butternut`, under the names
+//! `mount.fuse.butternut` and `umount.fuse.butternut`: their words become those of the commands.
+//!
+//! ```text
+//! mount.fuse.butternut VOLUME MOUNTPOINT [-sfnvrw] [-t TYPE] [-N NAMESPACE] [-o OPTIONS]
+//! umount.fuse.butternut MOUNTPOINT [-nlfvr] [-t TYPE] [-N NAMESPACE]
+//! ```
+//!
+//! Options that are for mount(8) itself, or that it adds on its own (`rw`), are left out.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+use super::mount;
+
+/// Words of fstab that mean nothing to a filesystem.
+const FOR_MOUNT_ALONE: [&str; 17] = [
+    "rw", "auto", "noauto", "user", "nouser", "users", "nousers", "owner", "noowner", "group",
+    "nogroup", "_netdev", "nofail", "defaults", "loop", "quiet", "remount",
+];
+
+/// The words of `butternut mount`.
+pub(crate) fn mount_words(words: &[OsString]) -> Vec<OsString> {
+    let (places, lists, _) = sorted(words);
+    let mut options = Vec::new();
+    for word in lists.iter().flat_map(|list| list.as_bytes().split(|byte| *byte == b',')) {
+        let text = String::from_utf8_lossy(word);
+        let is_comment = ["x-", "X-", "comment="].iter().any(|start| text.starts_with(start));
+        if !word.is_empty() && !is_comment && !FOR_MOUNT_ALONE.contains(&&*text) {
+            options.push(word);
+        }
+    }
+    mount::words(&places, &OsString::from_vec(options.join(&b',')))
+}
+
+/// The words of `butternut umount`.
+pub(crate) fn umount_words(words: &[OsString]) -> Vec<OsString> {
+    let (places, _, letters) = sorted(words);
+    let mut umount: Vec<OsString> = vec!["butternut".into(), "umount".into()];
+    if letters.contains(&b'l') {
+        umount.push("--lazy".into());
+    }
+    umount.push("--".into());
+    umount.extend(places);
+    umount
+}
+
+/// Places, lists of options, and single letters.
+fn sorted(words: &[OsString]) -> (Vec<OsString>, Vec<OsString>, Vec<u8>) {
+    let (mut places, mut lists, mut letters) = (Vec::new(), Vec::new(), Vec::new());
+    let mut words = words.iter().skip(1);
+    while let Some(word) = words.next() {
+        match word.as_bytes() {
+            b"-o" => lists.extend(words.next().cloned()),
+            b"-t" | b"-N" => drop(words.next()),
+            [b'-', b'o', list @ ..] => lists.push(OsStr::from_bytes(list).to_owned()),
+            [b'-', letter, more @ ..] if letter.is_ascii_alphabetic() => {
+                letters.push(*letter);
+                letters.extend_from_slice(more);
+            }
+            _ => places.push(word.clone()),
+        }
+    }
+    (places, lists, letters)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(helper: fn(&[OsString]) -> Vec<OsString>, line: &str) -> String {
+        let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+        let words = helper(&words);
+        words.iter().map(|word| word.to_str().unwrap()).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn the_words_of_fstab_become_those_of_the_command() {
+        assert_eq!(
+            check(mount_words, "mount.fuse.butternut a.img /m -s -o rw,noauto,subvol=x,x-a.b"),
+            "butternut mount -o subvol=x -- a.img /m"
+        );
+        assert_eq!(
+            check(mount_words, "mount.fuse.butternut a.img /m -t fuse.butternut"),
+            "butternut mount -- a.img /m"
+        );
+        assert_eq!(
+            check(umount_words, "umount.fuse.butternut /m -l"),
+            "butternut umount --lazy -- /m"
+        );
+    }
+}

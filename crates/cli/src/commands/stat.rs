@@ -1,0 +1,227 @@
+//! `stat`: everything about a file, in the form of stat(1), with what btrfs adds.
+
+use std::ffi::OsString;
+use std::io::Write;
+
+use butternut::{Compression, Extent, ExtentKind, FileId, FileKind, Follow, Stat};
+use serde_json::{Value, json};
+
+use crate::failure::{Done, Failure, Outcome};
+use crate::flags::{GlobalArgs, StatArgs};
+use crate::options::Opened;
+use crate::output::json::Object;
+use crate::output::table::{Side, Table};
+use crate::output::{Output, json, say, text, time};
+
+/// One file, with the parts that the flags ask for.
+struct Facts {
+    path: Vec<u8>,
+    stat: Stat,
+    target: Option<Vec<u8>>,
+    extents: Option<Vec<Extent>>,
+    xattrs: Option<Vec<(Vec<u8>, Vec<u8>)>>,
+}
+
+pub(crate) fn run(global: &GlobalArgs, args: &StatArgs, out: &mut Output) -> Outcome {
+    let opened = Opened::one(global, &args.volume)?;
+    let mut list = json::List::default();
+    let mut done = Done::Well;
+    for path in &args.paths {
+        match facts(&opened, args, path) {
+            Ok(facts) if global.json => list.push(out, as_json(&facts))?,
+            Ok(facts) => print(&facts, out)?,
+            Err(failure) => {
+                out.flush()?;
+                say(&failure.to_string());
+                done = Done::WithFailures;
+            }
+        }
+    }
+    if global.json {
+        list.end(out)?;
+    }
+    Ok(done)
+}
+
+fn facts(opened: &Opened, args: &StatArgs, path: &OsString) -> Result<Facts, Failure> {
+    let follow = if args.dereference { Follow::Last } else { Follow::NotLast };
+    let id = opened.resolve(path, follow)?;
+    let path = text::bytes(path);
+    let gather = || -> butternut::Result<Facts> {
+        let filesystem = &opened.filesystem;
+        let stat = filesystem.stat(id)?;
+        let is_link = stat.kind == FileKind::Symlink;
+        let target = if is_link { Some(filesystem.read_link(id)?) } else { None };
+        let extents = if args.extents && stat.kind == FileKind::File {
+            let file = filesystem.open_file(id)?;
+            Some(file.extents(0..stat.size).collect::<Result<Vec<_>, _>>()?)
+        } else {
+            None
+        };
+        let xattrs = if args.xattrs { Some(xattrs(opened, id)?) } else { None };
+        Ok(Facts { path: path.clone(), stat, target, extents, xattrs })
+    };
+    gather().map_err(|error| Failure::of(text::escaped(&path), &error))
+}
+
+fn xattrs(opened: &Opened, id: FileId) -> butternut::Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    let names = opened.filesystem.xattr_names(id)?.into_iter();
+    names.map(|name| opened.filesystem.xattr(id, &name).map(|value| (name, value))).collect()
+}
+
+fn print(facts: &Facts, out: &mut Output) -> std::io::Result<()> {
+    let stat = &facts.stat;
+    let mut name = out.shown(&facts.path);
+    if let Some(target) = &facts.target {
+        name.extend_from_slice(b" -> ");
+        name.extend_from_slice(&out.shown(target));
+    }
+    out.write_all(b"  File: ")?;
+    out.line(&name)?;
+    writeln!(
+        out,
+        "  Size: {:<10}\tBlocks: {:<10} IO Block: {:<6} {}",
+        stat.size,
+        stat.blocks,
+        stat.block_bytes,
+        text::kind(stat.kind, stat.size == 0)
+    )?;
+    write!(
+        out,
+        "Subvol: {:<10}\tInode: {:<11} Links: {}",
+        stat.id.subvolume, stat.ino, stat.nlink
+    )?;
+    if matches!(stat.kind, FileKind::CharDevice | FileKind::BlockDevice) {
+        write!(out, "     Device type: {},{}", stat.rdev.0, stat.rdev.1)?;
+    }
+    writeln!(
+        out,
+        "\nAccess: ({:04o}/{})  Uid: {:>5}   Gid: {:>5}",
+        stat.mode & 0o7777,
+        text::mode(stat.kind, stat.mode),
+        stat.uid,
+        stat.gid
+    )?;
+    writeln!(out, "Access: {}", time::full(stat.atime))?;
+    writeln!(out, "Modify: {}", time::full(stat.mtime))?;
+    writeln!(out, "Change: {}", time::full(stat.ctime))?;
+    writeln!(out, " Birth: {}", time::full(stat.btime))?;
+    let flags = text::inode_flags(stat.flags);
+    let flags = if flags.is_empty() { "none".to_owned() } else { flags.join(",") };
+    writeln!(
+        out,
+        " Btrfs: generation {}, flags {flags}, file id {}",
+        stat.generation,
+        stat.id.as_u64()
+    )?;
+    for (name, value) in facts.xattrs.iter().flatten() {
+        let value = String::from_utf8(value.clone())
+            .ok()
+            .filter(|text| text.chars().all(|c| !c.is_control()))
+            .map_or_else(|| format!("0x{}", text::hex(value)), |text| format!("{text:?}"));
+        writeln!(out, " Xattr: {}={value}", text::escaped(name))?;
+    }
+    print_extents(facts, out)
+}
+
+fn print_extents(facts: &Facts, out: &mut Output) -> std::io::Result<()> {
+    let Some(extents) = &facts.extents else { return Ok(()) };
+    let mut table = Table::new(&[Side::Right, Side::Right, Side::Left, Side::Right, Side::Left]);
+    let head = ["OFFSET", "BYTES", "KIND", "LOGICAL", "ON DISK"];
+    table.row(head.iter().map(|cell| (*cell).to_owned()).collect());
+    for extent in extents {
+        let (kind, logical, packed) = match extent.kind {
+            ExtentKind::Hole => ("hole", String::new(), String::new()),
+            ExtentKind::Prealloc { logical } => ("prealloc", logical.to_string(), String::new()),
+            ExtentKind::Inline { compression } => ("inline", String::new(), word(compression)),
+            ExtentKind::Regular { logical, disk_bytes, ram_bytes, extent_offset, compression } => {
+                let whole = format!(
+                    "{disk_bytes} {} of {ram_bytes}, from {extent_offset}",
+                    word(compression)
+                );
+                ("regular", logical.to_string(), whole)
+            }
+        };
+        table.row(vec![
+            extent.offset.to_string(),
+            extent.bytes.to_string(),
+            kind.to_owned(),
+            logical,
+            packed,
+        ]);
+    }
+    for line in table.lines() {
+        writeln!(out, " {line}")?;
+    }
+    Ok(())
+}
+
+fn word(compression: Compression) -> String {
+    match compression {
+        Compression::None => "none",
+        Compression::Zlib => "zlib",
+        Compression::Lzo => "lzo",
+        Compression::Zstd => "zstd",
+    }
+    .to_owned()
+}
+
+/// The attributes, as every command prints them under --json.
+pub(crate) fn fields(object: Object, stat: &Stat) -> Object {
+    object
+        .put("type", text::kind_word(stat.kind))
+        .put("subvolume", stat.id.subvolume)
+        .put("inode", stat.ino)
+        .put("file_id", stat.id.as_u64())
+        .put("mode", format!("{:04o}", stat.mode & 0o7777))
+        .put("links", stat.nlink)
+        .put("uid", stat.uid)
+        .put("gid", stat.gid)
+        .put("size", stat.size)
+        .put("blocks", stat.blocks)
+        .put("device", json!({ "major": stat.rdev.0, "minor": stat.rdev.1 }))
+        .time("atime", stat.atime)
+        .time("mtime", stat.mtime)
+        .time("ctime", stat.ctime)
+        .time("btime", stat.btime)
+        .put("generation", stat.generation)
+        .put("flags", text::inode_flags(stat.flags))
+}
+
+fn as_json(facts: &Facts) -> Object {
+    let mut object = fields(Object::new().name("path", &facts.path), &facts.stat);
+    if let Some(target) = &facts.target {
+        object = object.name("target", target);
+    }
+    if let Some(xattrs) = &facts.xattrs {
+        let list = xattrs.iter().map(|(name, value)| {
+            Value::from(Object::new().name("name", name).name("value", value))
+        });
+        object = object.put("xattrs", list.collect::<Vec<_>>());
+    }
+    if let Some(extents) = &facts.extents {
+        object = object.put("extents", extents.iter().map(extent_json).collect::<Vec<_>>());
+    }
+    object
+}
+
+fn extent_json(extent: &Extent) -> Value {
+    let object = Object::new().put("offset", extent.offset).put("bytes", extent.bytes);
+    let object = match extent.kind {
+        ExtentKind::Hole => object.put("kind", "hole"),
+        ExtentKind::Prealloc { logical } => object.put("kind", "prealloc").put("logical", logical),
+        ExtentKind::Inline { compression } => {
+            object.put("kind", "inline").put("compression", word(compression))
+        }
+        ExtentKind::Regular { logical, disk_bytes, ram_bytes, extent_offset, compression } => {
+            object
+                .put("kind", "regular")
+                .put("logical", logical)
+                .put("disk_bytes", disk_bytes)
+                .put("ram_bytes", ram_bytes)
+                .put("extent_offset", extent_offset)
+                .put("compression", word(compression))
+        }
+    };
+    object.into()
+}

@@ -1,0 +1,4 @@
+//! Subvolumes and snapshots.
+
+pub(crate) mod list;
+pub(crate) mod show;

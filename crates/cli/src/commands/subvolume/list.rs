@@ -1,0 +1,135 @@
+//! `subvolume list`, in the form of `btrfs subvolume list`: paths from the top level.
+
+use std::io::Write;
+
+use butternut::SubvolumeInfo;
+
+use crate::failure::{Done, Outcome};
+use crate::flags::{GlobalArgs, ListSort, SubvolumeListArgs};
+use crate::options::Opened;
+use crate::output::{Output, json, text, time};
+
+/// Shown for a parent that there is none of.
+const NO_UUID: &str = "-                                   ";
+
+/// A field: its word in the lines, its head in the table, its text.
+struct Column {
+    word: &'static str,
+    text: fn(&SubvolumeInfo) -> String,
+}
+
+pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeListArgs, out: &mut Output) -> Outcome {
+    let opened = Opened::many(global, &args.volume)?;
+    let top = opened.filesystem.root().subvolume;
+    let mut all = opened.filesystem.subvolumes().map_err(|error| opened.whole(&error))?;
+    all.retain(|subvolume| wanted(args, top, subvolume));
+    sort(&mut all, args.sort);
+    if global.json {
+        let mut list = json::List::default();
+        for subvolume in &all {
+            list.push(out, as_json(subvolume))?;
+        }
+        list.end(out)?;
+        return Ok(Done::Well);
+    }
+    let columns = columns(args);
+    if args.table {
+        let heads: Vec<&str> = columns.iter().map(|column| column.word).collect();
+        writeln!(out, "{}\tpath\t", heads.join("\t"))?;
+        let rules: Vec<String> = heads.iter().map(|head| "-".repeat(head.len())).collect();
+        writeln!(out, "{}\t----\t", rules.join("\t"))?;
+    }
+    for subvolume in &all {
+        let mut line = String::new();
+        for column in &columns {
+            let text = (column.text)(subvolume);
+            if args.table {
+                line.push_str(&text);
+                line.push_str(if column.word == "top level" { "\t\t" } else { "\t" });
+            } else {
+                line.push_str(&format!("{} {text} ", column.word));
+            }
+        }
+        if !args.table {
+            line.push_str("path ");
+        }
+        out.write_all(line.as_bytes())?;
+        let path = shown_path(args, top, subvolume);
+        let shown = out.shown(&path);
+        out.line(&shown)?;
+    }
+    Ok(Done::Well)
+}
+
+fn wanted(args: &SubvolumeListArgs, top: u64, subvolume: &SubvolumeInfo) -> bool {
+    let is_snapshot = subvolume.parent_uuid != [0; 16];
+    subvolume.deleted == args.deleted
+        && (!args.snapshots || is_snapshot)
+        && (!args.read_only || subvolume.read_only)
+        && (!args.only_below || subvolume.parent == Some(top))
+}
+
+fn sort(all: &mut [SubvolumeInfo], by: Option<(bool, ListSort)>) {
+    let (backwards, key) = by.unwrap_or((false, ListSort::Rootid));
+    match key {
+        ListSort::Rootid => all.sort_by_key(|subvolume| subvolume.id),
+        ListSort::Gen => all.sort_by_key(|subvolume| subvolume.generation),
+        ListSort::Ogen => all.sort_by_key(|subvolume| subvolume.created_generation),
+        ListSort::Path => all.sort_by(|a, b| a.path.cmp(&b.path)),
+    }
+    if backwards {
+        all.reverse();
+    }
+}
+
+fn columns(args: &SubvolumeListArgs) -> Vec<Column> {
+    let parent = |subvolume: &SubvolumeInfo| subvolume.parent.unwrap_or(0).to_string();
+    let all: [(bool, &'static str, fn(&SubvolumeInfo) -> String); 9] = [
+        (true, "ID", |s| s.id.to_string()),
+        (true, "gen", |s| s.generation.to_string()),
+        (args.created || args.snapshots, "cgen", |s| s.created_generation.to_string()),
+        (args.parent, "parent", parent),
+        (true, "top level", parent),
+        (args.snapshots, "otime", |s| time::seconds(s.created)),
+        (args.parent_uuid, "parent_uuid", |s| padded(&s.parent_uuid)),
+        (args.received_uuid, "received_uuid", |s| padded(&s.received_uuid)),
+        (args.uuid, "uuid", |s| padded(&s.uuid)),
+    ];
+    let shown = all.into_iter().filter(|(shown, _, _)| *shown);
+    shown.map(|(_, word, text)| Column { word, text }).collect()
+}
+
+fn padded(uuid: &[u8; 16]) -> String {
+    if *uuid == [0; 16] { NO_UUID.to_owned() } else { text::uuid(uuid) }
+}
+
+fn shown_path(args: &SubvolumeListArgs, top: u64, subvolume: &SubvolumeInfo) -> Vec<u8> {
+    let Some(path) = &subvolume.path else { return b"DELETED".to_vec() };
+    if args.all && subvolume.parent != Some(top) {
+        return text::joined(b"<FS_TREE>", path);
+    }
+    path.clone()
+}
+
+/// A subvolume, as every command prints it under --json.
+pub(crate) fn as_json(subvolume: &SubvolumeInfo) -> json::Object {
+    let object = json::Object::new().put("id", subvolume.id);
+    let object = match &subvolume.path {
+        Some(path) => object.name("path", path),
+        None => object.put("path", serde_json::Value::Null),
+    };
+    object
+        .name("name", &subvolume.name)
+        .put("parent", subvolume.parent)
+        .put("generation", subvolume.generation)
+        .put("created_generation", subvolume.created_generation)
+        .uuid("uuid", &subvolume.uuid)
+        .uuid("parent_uuid", &subvolume.parent_uuid)
+        .uuid("received_uuid", &subvolume.received_uuid)
+        .time("created", subvolume.created)
+        .time("changed", subvolume.changed)
+        .put("sent_generation", subvolume.sent_generation)
+        .put("received_generation", subvolume.received_generation)
+        .put("read_only", subvolume.read_only)
+        .put("deleted", subvolume.deleted)
+}

@@ -1,0 +1,82 @@
+//! `subvolume show`: one subvolume, in the form of `btrfs subvolume show`.
+
+use std::io::Write;
+
+use butternut::{Follow, SubvolumeInfo, Time};
+
+use crate::failure::{Done, Failure, Outcome};
+use crate::flags::{GlobalArgs, SubvolumeShowArgs};
+use crate::options::Opened;
+use crate::output::{Output, json, text, time};
+
+/// The id of the top-level subvolume, and the inode number of every subvolume's root.
+const TOP_LEVEL: u64 = 5;
+const SUBVOLUME_ROOT: u64 = 256;
+
+pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeShowArgs, out: &mut Output) -> Outcome {
+    let opened = Opened::one(global, &args.volume)?;
+    let id = opened.resolve(&args.path, Follow::Last)?;
+    let what = text::escaped(&text::bytes(&args.path));
+    if id.ino != SUBVOLUME_ROOT {
+        return Err(Failure::new(what, "not a subvolume")
+            .cure("`butternut subvolume list` shows what there is"));
+    }
+    let shown =
+        opened.filesystem.subvolume(id.subvolume).map_err(|error| Failure::of(&*what, &error))?;
+    let mut snapshots = opened.filesystem.subvolumes().map_err(|error| opened.whole(&error))?;
+    snapshots.retain(|other| {
+        other.parent_uuid == shown.uuid && shown.uuid != [0; 16] && other.path.is_some()
+    });
+    if global.json {
+        let paths = snapshots.iter().filter_map(|s| s.path.as_ref());
+        let paths = paths.map(|path| json::Object::new().name("path", path).into());
+        let object = super::list::as_json(&shown)
+            .put("snapshots", paths.collect::<Vec<serde_json::Value>>());
+        json::document(out, object)?;
+    } else {
+        print(&shown, &snapshots, out)?;
+    }
+    Ok(Done::Well)
+}
+
+fn print(
+    shown: &SubvolumeInfo,
+    snapshots: &[SubvolumeInfo],
+    out: &mut Output,
+) -> std::io::Result<()> {
+    let is_top = shown.id == TOP_LEVEL;
+    let title = match &shown.path {
+        Some(path) if !path.is_empty() => out.shown(path),
+        _ => b"/".to_vec(),
+    };
+    out.line(&title)?;
+    out.write_all(b"\tName: \t\t\t")?;
+    let name = if is_top { b"<FS_TREE>".to_vec() } else { out.shown(&shown.name) };
+    out.line(&name)?;
+    let parent = shown.parent.unwrap_or(0);
+    writeln!(out, "\tUUID: \t\t\t{}", text::uuid_or_dash(&shown.uuid))?;
+    writeln!(out, "\tParent UUID: \t\t{}", text::uuid_or_dash(&shown.parent_uuid))?;
+    writeln!(out, "\tReceived UUID: \t\t{}", text::uuid_or_dash(&shown.received_uuid))?;
+    writeln!(out, "\tCreation time: \t\t{}", when(shown.created))?;
+    writeln!(out, "\tSubvolume ID: \t\t{}", shown.id)?;
+    writeln!(out, "\tGeneration: \t\t{}", shown.generation)?;
+    writeln!(out, "\tGen at creation: \t{}", shown.created_generation)?;
+    writeln!(out, "\tParent ID: \t\t{parent}")?;
+    writeln!(out, "\tTop level ID: \t\t{parent}")?;
+    writeln!(out, "\tFlags: \t\t\t{}", if shown.read_only { "readonly" } else { "-" })?;
+    writeln!(out, "\tSend transid: \t\t{}", shown.sent_generation)?;
+    writeln!(out, "\tSend time: \t\t{}", when(shown.sent))?;
+    writeln!(out, "\tReceive transid: \t{}", shown.received_generation)?;
+    writeln!(out, "\tReceive time: \t\t{}", when(shown.received))?;
+    writeln!(out, "\tSnapshot(s):")?;
+    for path in snapshots.iter().filter_map(|snapshot| snapshot.path.as_ref()) {
+        out.write_all(b"\t\t\t\t")?;
+        let path = out.shown(path);
+        out.line(&path)?;
+    }
+    Ok(())
+}
+
+fn when(at: Time) -> String {
+    if at.secs == 0 { "-".to_owned() } else { time::with_zone(at) }
+}

@@ -1,0 +1,117 @@
+//! The command line as typed: one clap tree, from which help, man pages and completions come.
+//!
+//! Nothing here opens a volume or looks at a file; what the words mean is decided in `options`.
+
+mod inspect;
+mod listing;
+mod mounting;
+
+pub(crate) use inspect::{
+    DumpSuperArgs, DumpTreeArgs, InodeResolveArgs, InspectVerb, LogicalResolveArgs, RootidArgs,
+    TreeStatsArgs,
+};
+pub(crate) use listing::{
+    CatArgs, DuArgs, ExportArgs, FilesystemVerb, FindArgs, ListSort, LsArgs, StatArgs,
+    SubvolumeListArgs, SubvolumeShowArgs, SubvolumeVerb, UnitArgs, UsageArgs, UsageTableArgs,
+    VolumesArgs,
+};
+pub(crate) use mounting::{MountArgs, UmountArgs};
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+/// What a volume argument may be; the same text stands in every man page.
+const VOLUME_HELP: &str = "\
+A VOLUME is the path of a device or image file. A volume on several devices is all of them, \
+joined with commas: a.img,b.img. To it may be added:
+  @SUBVOL      another root: the path of a subvolume or snapshot, or its id (disk.img@snap1)
+  ?offset=N    where in a bigger image the volume starts, in bytes or with K, M, G, T (1024)
+A file whose own name holds one of these characters wins over what they would mean.
+
+PATH is a path in the volume, from its root. Names are bytes: on a terminal, those that are not
+printable are shown escaped, elsewhere as they are. In JSON, a name that is not UTF-8 has its exact
+bytes beside it, in hex, under the same key with `_bytes` added.
+
+Exit status: 0 when all went well, 1 when something failed (said on stderr), 2 for a wrong command
+line.";
+
+/// btrfs in user space: reads any btrfs volume, without root, without a kernel driver.
+#[derive(Debug, Parser)]
+#[command(name = "butternut", version, propagate_version = true, after_help = VOLUME_HELP)]
+#[command(disable_help_subcommand = true, max_term_width = 100)]
+pub(crate) struct LowArgs {
+    #[command(flatten)]
+    pub(crate) global: GlobalArgs,
+    #[command(subcommand)]
+    pub(crate) noun: Noun,
+}
+
+/// Flags that every command takes.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct GlobalArgs {
+    /// Say more on stderr: what the volume's owner should know, and what was read
+    #[arg(short, long, global = true, conflicts_with = "quiet")]
+    pub(crate) verbose: bool,
+    /// Say nothing on stderr but errors: no progress bar, no notices
+    #[arg(short, long, global = true)]
+    pub(crate) quiet: bool,
+    /// Print JSON
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// Open the volume although devices are missing, if everything can still be read
+    #[arg(long, global = true)]
+    pub(crate) degraded: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Noun {
+    /// List a directory
+    Ls(LsArgs),
+    /// Print files
+    Cat(CatArgs),
+    /// Show everything about files, as stat(1), and what btrfs keeps of them
+    Stat(StatArgs),
+    /// Walk a tree and print what matches
+    Find(FindArgs),
+    /// Copy a file or tree out, with everything that belongs to it
+    Export(ExportArgs),
+    /// Subvolumes and snapshots
+    #[command(subcommand, visible_alias = "sub")]
+    Subvolume(SubvolumeVerb),
+    /// The volume: devices and space
+    #[command(subcommand, visible_alias = "fi")]
+    Filesystem(FilesystemVerb),
+    /// The structures on disk
+    #[command(subcommand)]
+    Inspect(InspectVerb),
+    /// Mount a volume read-only, through FUSE
+    Mount(MountArgs),
+    /// Unmount, and wait until the volume is released
+    Umount(UmountArgs),
+    /// Print a completion script for a shell
+    Completions(CompletionsArgs),
+    /// Write the man pages into a folder
+    Man(ManArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArgs {
+    /// bash, elvish, fish, powershell or zsh
+    pub(crate) shell: clap_complete::Shell,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ManArgs {
+    /// The folder; it is made where missing
+    pub(crate) folder: PathBuf,
+}
+
+/// The volume of a command that also takes a path: one argument.
+#[derive(Debug, Args)]
+pub(crate) struct VolumeArgs {
+    /// Device or image: PATH[,PATH...][@SUBVOL][?offset=N]
+    #[arg(value_name = "VOLUME")]
+    pub(crate) volume: OsString,
+}

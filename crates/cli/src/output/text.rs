@@ -1,0 +1,173 @@
+//! Names, modes and ids as text.
+//!
+//! A name is bytes. On a terminal what is not printable is escaped (`\n`, `\xff`, `\\`), so that a
+//! hostile name cannot drive the terminal; into a pipe or a file it goes as it is.
+
+use std::ffi::OsString;
+use std::fmt::Write;
+use std::os::unix::ffi::OsStringExt;
+
+use butternut::FileKind;
+
+/// `name` with everything escaped that a terminal would not show as itself.
+pub(crate) fn escaped(name: &[u8]) -> String {
+    let mut text = String::with_capacity(name.len());
+    for chunk in name.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            match c {
+                '\\' => text.push_str("\\\\"),
+                '\n' => text.push_str("\\n"),
+                '\t' => text.push_str("\\t"),
+                '\r' => text.push_str("\\r"),
+                // Directional and other format characters can make one name look like another.
+                c if c.is_control() || is_format(c) => text.extend(c.escape_unicode()),
+                c => text.push(c),
+            }
+        }
+        for byte in chunk.invalid() {
+            // Writing into a String cannot fail.
+            write!(text, "\\x{byte:02x}").unwrap_or_default();
+        }
+    }
+    text
+}
+
+fn is_format(c: char) -> bool {
+    matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
+        || c == '\u{feff}'
+}
+
+/// The bytes to print for a name.
+pub(crate) fn name(name: &[u8], terminal: bool) -> Vec<u8> {
+    if terminal { escaped(name).into_bytes() } else { name.to_vec() }
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+        write!(text, "{byte:02x}").unwrap_or_default();
+        text
+    })
+}
+
+pub(crate) fn uuid(bytes: &[u8; 16]) -> String {
+    let all = hex(bytes);
+    [&all[..8], &all[8..12], &all[12..16], &all[16..20], &all[20..]].join("-")
+}
+
+/// A UUID, or `-` for the one of zeros.
+pub(crate) fn uuid_or_dash(bytes: &[u8; 16]) -> String {
+    if bytes.iter().all(|byte| *byte == 0) { "-".to_owned() } else { uuid(bytes) }
+}
+
+/// `drwxr-sr-x` and so on.
+pub(crate) fn mode(kind: FileKind, mode: u32) -> String {
+    let mut text = String::with_capacity(10);
+    text.push(match kind {
+        FileKind::File => '-',
+        FileKind::Directory => 'd',
+        FileKind::Symlink => 'l',
+        FileKind::CharDevice => 'c',
+        FileKind::BlockDevice => 'b',
+        FileKind::Fifo => 'p',
+        FileKind::Socket => 's',
+    });
+    for (shift, special, letter) in [(6, 0o4000, 's'), (3, 0o2000, 's'), (0, 0o1000, 't')] {
+        let bits = mode >> shift;
+        text.push(if bits & 4 == 0 { '-' } else { 'r' });
+        text.push(if bits & 2 == 0 { '-' } else { 'w' });
+        text.push(match (bits & 1 == 0, mode & special == 0) {
+            (false, true) => 'x',
+            (true, true) => '-',
+            (false, false) => letter,
+            (true, false) => letter.to_ascii_uppercase(),
+        });
+    }
+    text
+}
+
+/// What stat(1) calls the kind.
+pub(crate) fn kind(kind: FileKind, empty: bool) -> &'static str {
+    match kind {
+        FileKind::File if empty => "regular empty file",
+        FileKind::File => "regular file",
+        FileKind::Directory => "directory",
+        FileKind::Symlink => "symbolic link",
+        FileKind::CharDevice => "character special file",
+        FileKind::BlockDevice => "block special file",
+        FileKind::Fifo => "fifo",
+        FileKind::Socket => "socket",
+    }
+}
+
+/// The kind in one word, for JSON.
+pub(crate) fn kind_word(kind: FileKind) -> &'static str {
+    match kind {
+        FileKind::File => "file",
+        FileKind::Directory => "directory",
+        FileKind::Symlink => "symlink",
+        FileKind::CharDevice => "char_device",
+        FileKind::BlockDevice => "block_device",
+        FileKind::Fifo => "fifo",
+        FileKind::Socket => "socket",
+    }
+}
+
+/// The flags of an inode by their names in chattr and btrfs property terms.
+pub(crate) fn inode_flags(flags: u64) -> Vec<&'static str> {
+    const NAMES: [&str; 12] = [
+        "nodatasum",
+        "nodatacow",
+        "readonly",
+        "nocompress",
+        "prealloc",
+        "sync",
+        "immutable",
+        "append",
+        "nodump",
+        "noatime",
+        "dirsync",
+        "compress",
+    ];
+    let low = NAMES.iter().enumerate().filter(|(bit, _)| flags >> bit & 1 == 1);
+    let mut names: Vec<&str> = low.map(|(_, name)| *name).collect();
+    if flags >> 32 & 1 == 1 {
+        names.push("verity");
+    }
+    names
+}
+
+/// A path of the volume from two parts.
+pub(crate) fn joined(folder: &[u8], name: &[u8]) -> Vec<u8> {
+    let mut path = folder.to_vec();
+    if !path.ends_with(b"/") && !path.is_empty() {
+        path.push(b'/');
+    }
+    path.extend_from_slice(name);
+    path
+}
+
+pub(crate) fn bytes(word: &OsString) -> Vec<u8> {
+    word.clone().into_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_could_drive_a_terminal_are_escaped() {
+        assert_eq!(escaped(b"plain name"), "plain name");
+        assert_eq!(escaped(b"a\nb\\c"), "a\\nb\\\\c");
+        assert_eq!(escaped(b"\x1b[2J"), "\\u{1b}[2J");
+        assert_eq!(escaped(b"bad\xff"), "bad\\xff");
+        assert_eq!(escaped("x\u{202e}y".as_bytes()), "x\\u{202e}y");
+        assert_eq!(name(b"\xff", false), b"\xff");
+    }
+
+    #[test]
+    fn modes_show_special_bits() {
+        assert_eq!(mode(FileKind::File, 0o104_755), "-rwsr-xr-x");
+        assert_eq!(mode(FileKind::File, 0o102_644), "-rw-r-Sr--");
+        assert_eq!(mode(FileKind::Directory, 0o041_777), "drwxrwxrwt");
+    }
+}
