@@ -1,8 +1,9 @@
 //! Floor 5: a file's bytes. Never knows paths, names or open handles.
 //!
 //! A [`FileView`] is one file in one state of its subvolume; a [`Source`] is what reads of all the
-//! files of a volume share. [`Mappings`] is the one mapper, from a range of the file to where its
-//! bytes live; reads, seeks and listings of extents all ask it.
+//! files of a volume share; a [`Stream`] reads an open file, and ahead of its reader. [`Mappings`]
+//! is the one mapper, from a range of the file to where its bytes live; reads, seeks and listings
+//! of extents all ask it.
 //!
 //! ```text
 //! read_at, read_many -> plan (searches trees) -> one batch to the volume -> unpack -> copy
@@ -19,6 +20,7 @@ mod plan;
 mod read;
 mod seek;
 mod source;
+mod stream;
 mod sums;
 mod unpack;
 mod view;
@@ -28,4 +30,5 @@ pub use map::{Mapping, MappingKind, Mappings, Packing};
 pub use read::ReadAt;
 pub use seek::{seek_data, seek_hole};
 pub use source::{Source, SourceOptions};
+pub use stream::Stream;
 pub use view::{FILE_BYTES_MAX, FileView};

@@ -13,7 +13,7 @@
 
 use crate::compress::{Origin, decompress};
 use crate::error::FileError;
-use crate::plan::{PieceKind, Plan, PlannedRead};
+use crate::plan::{Manner, PieceKind, Plan, PlannedRead};
 use crate::source::{Source, Workspace, in_memory};
 use crate::unpack::Unpackings;
 use crate::view::FileView;
@@ -116,6 +116,10 @@ impl Source {
 
     /// Does many reads of one file as one batch; each has its own result.
     pub fn read_many(&self, view: &FileView, reads: &mut [ReadAt<'_>]) {
+        self.read_in(Manner::Single, view, reads);
+    }
+
+    pub(crate) fn read_in(&self, manner: Manner, view: &FileView, reads: &mut [ReadAt<'_>]) {
         for read in &mut *reads {
             (read.result, read.is_over) = (Ok(0), false);
         }
@@ -123,7 +127,7 @@ impl Source {
         let mut rest = reads;
         while let Some(skip) = rest.iter().position(|read| read.left(view) > 0) {
             rest = rest.get_mut(skip..).unwrap_or_default();
-            workspace.plan.clear();
+            workspace.plan.begin(manner);
             for read in rest.iter() {
                 if workspace.plan.is_full() {
                     break;
@@ -233,7 +237,7 @@ impl Source {
                 }
             }
         }
-        for (number, refused) in unpackings.run(self) {
+        for (number, refused) in unpackings.run(self, plan.manner) {
             faults.packed.insert(number, Fault::Packed(refused));
         }
     }

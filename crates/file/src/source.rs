@@ -13,6 +13,7 @@ use crate::cache::BoundedCache;
 use crate::error::FileError;
 use crate::map::{Mapping, MappingKind, Mappings};
 use crate::plan::Plan;
+use crate::stream::AheadBudget;
 use crate::sums::SumIndex;
 use crate::view::FileView;
 use butternut_format::file_extent::{Compression, DiskExtent};
@@ -71,6 +72,7 @@ struct Shared {
     regions: BoundedCache<RegionKey, Region>,
     unpacked: BoundedCache<PackedKey, Vec<u8>>,
     idle: Mutex<Vec<Workspace>>,
+    ahead: Arc<AheadBudget>,
 }
 
 impl Source {
@@ -89,6 +91,7 @@ impl Source {
             regions: BoundedCache::new(options.map_cache_bytes),
             unpacked: BoundedCache::new(options.unpacked_cache_bytes),
             idle: Mutex::default(),
+            ahead: Arc::default(),
         })))
     }
 
@@ -102,6 +105,10 @@ impl Source {
 
     pub(crate) fn sums(&self) -> &SumIndex {
         &self.0.sums
+    }
+
+    pub(crate) fn ahead_budget(&self) -> &Arc<AheadBudget> {
+        &self.0.ahead
     }
 
     pub(crate) fn unpacked(&self) -> &BoundedCache<PackedKey, Vec<u8>> {

@@ -4,11 +4,12 @@
 //!
 //! 1. An extent that one piece wants whole is unpacked straight into that piece. Any other is
 //!    unpacked into memory of its own, which is kept for the next read of the extent.
-//! 2. Several extents are unpacked on all workers, each by one.
+//! 2. Several extents are unpacked on all workers, each by one; by a worker that reads ahead, one
+//!    after the other.
 //! 3. What cannot be unpacked is not kept.
 
 use crate::compress::{Origin, decompress};
-use crate::plan::{PackedNeed, Plan};
+use crate::plan::{Manner, PackedNeed, Plan};
 use crate::source::{Source, in_memory};
 use butternut_format::refused::Refused;
 use rayon::iter::{IntoParallelRefMutIterator, ParallelIterator};
@@ -52,8 +53,9 @@ impl<'p> Unpackings<'p> {
     }
 
     /// Fills every place. Says which extents could not be unpacked, and why.
-    pub(crate) fn run(mut self, source: &Source) -> Vec<(usize, Refused)> {
-        if self.0.iter().filter(|job| job.packed.is_some()).count() > 1 {
+    pub(crate) fn run(mut self, source: &Source, manner: Manner) -> Vec<(usize, Refused)> {
+        let several = self.0.iter().filter(|job| job.packed.is_some()).count() > 1;
+        if several && manner != Manner::Ahead {
             source.workers().install(|| self.0.par_iter_mut().for_each(Job::run));
         } else {
             self.0.iter_mut().for_each(Job::run);

@@ -2,7 +2,8 @@
 
 use crate::content::{Dice, Seen, fill};
 use crate::image::{Image, is_left_out, view};
-use butternut_file::{MappingKind, Mappings, ReadAt, Source, SourceOptions};
+use butternut_file::{MappingKind, Mappings, ReadAt, Source, SourceOptions, Stream};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Caches so small that most look-ups miss.
 const TINY: SourceOptions =
@@ -38,6 +39,7 @@ fn check(mkfs: &str, options: SourceOptions) {
         whole(&source, file);
         parts(&source, file);
         many(&source, file);
+        stream(&source, file);
         mappings(&source, file);
     }
 }
@@ -106,6 +108,43 @@ fn many(source: &Source, file: &Seen) {
         let filled = *read.result.as_ref().unwrap();
         assert_eq!(filled, want.len(), "{} at {}", file.name, read.offset);
         assert!(read.buf[..filled] == *want, "{} at {}", file.name, read.offset);
+    }
+}
+
+/// Reads in a row, by one thread or several, with a jump now and then.
+fn stream(source: &Source, file: &Seen) {
+    for (block, threads, jumps) in [
+        (4096, 1, false),
+        (1000, 1, true),
+        (65_536, 1, false),
+        (131_072, 3, true),
+        (1 << 20, 1, false),
+    ] {
+        let stream = Stream::new(source.clone(), view(source, file.ino));
+        let next = AtomicUsize::new(0);
+        let reader = |seed: u64| {
+            let mut dice = Dice::new(seed);
+            let mut bytes = vec![0xEE; block];
+            loop {
+                let mut at = next.fetch_add(block, Ordering::Relaxed) as u64;
+                if at > stream.view().size() {
+                    break;
+                }
+                if jumps && dice.below(40) == 0 {
+                    at = dice.below(stream.view().size() + 1);
+                }
+                let filled = stream.read_at(at, &mut bytes).unwrap();
+                let want = expected(file, at, block);
+                assert_eq!(filled, want.len(), "{} at {at} + {block}", file.name);
+                assert!(bytes[..filled] == *want, "{} at {at} + {block}", file.name);
+            }
+        };
+        std::thread::scope(|scope| {
+            for seed in 0..threads {
+                let reader = &reader;
+                scope.spawn(move || reader(seed));
+            }
+        });
     }
 }
 

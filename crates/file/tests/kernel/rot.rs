@@ -2,7 +2,7 @@
 
 use crate::content::{noise, text};
 use crate::image::{Image, is_left_out, view};
-use butternut_file::{FileError, MappingKind, Mappings, ReadAt, Source, SourceOptions};
+use butternut_file::{FileError, MappingKind, Mappings, ReadAt, Source, SourceOptions, Stream};
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt};
 
@@ -69,6 +69,12 @@ fn a_read_stops_at_the_first_bad_sector_and_goes_on_behind_it() {
         let error = read(&source, ino, at, bytes).unwrap_err();
         let FileError::Data { offset, .. } = error else { panic!("{error}") };
         assert_eq!(offset, at);
+    }
+    let stream = Stream::new(source.clone(), view(&source, ino));
+    let mut bytes = vec![0; 4096];
+    for sector in 0..245 {
+        let result = stream.read_at(sector * SECTOR, &mut bytes);
+        assert_eq!(result.is_err(), [10, 11, 200].contains(&sector), "sector {sector}");
     }
     let mut buffers = vec![vec![0; 4096]; 245];
     let numbered = buffers.iter_mut().enumerate();
