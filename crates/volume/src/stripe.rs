@@ -387,11 +387,13 @@ mod tests {
                 devid: DevId(1), uuid: [0; 16], physical: Physical(physical),
                 slot: None, is_stale: false,
             };
-            if let Ok(layout) = Layout::new(Logical(logical), bytes, BlockGroupFlags(flags & 0x7ff), vec![place; count]) {
+            let flags = BlockGroupFlags(flags & 0x7ff);
+            if let Ok(layout) = Layout::new(Logical(logical), bytes, flags, vec![place; count]) {
                 for logical in [at, logical, layout.end().wrapping_sub(1)] {
                     if let Some(piece) = layout.piece(Logical(logical), len) {
                         for place in layout.copies(&piece) {
-                            prop_assert!(piece.physical(place).0.checked_add(piece.bytes).is_some());
+                            let start = piece.physical(place).0;
+                            prop_assert!(start.checked_add(piece.bytes).is_some());
                         }
                     }
                 }

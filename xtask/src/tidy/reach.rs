@@ -1,7 +1,8 @@
 //! Dead files: a `.rs` file that no crate root reaches through `mod`.
 //!
 //! Roots are `src/lib.rs`, `src/main.rs`, `build.rs`, every file directly in `src/bin`, `tests`,
-//! `benches` and `examples`, and every `path = "..."` of a manifest.
+//! `benches` and `examples`, every `main.rs` one folder further down, and every `path = "..."` of a
+//! manifest.
 
 use std::collections::BTreeSet;
 
@@ -38,7 +39,7 @@ fn roots(tree: &Tree) -> Vec<String> {
         }
         for place in ["src/bin/", "tests/", "benches/", "examples/"] {
             let place = format!("{folder}{place}");
-            let inside = |path: &str| path.strip_prefix(&place).is_some_and(|r| !r.contains('/'));
+            let inside = |path: &str| path.strip_prefix(&place).is_some_and(is_target);
             roots.extend(tree.rust().map(|s| s.path.clone()).filter(|path| inside(path)));
         }
         for (_, line) in manifest.lines() {
@@ -50,6 +51,14 @@ fn roots(tree: &Tree) -> Vec<String> {
         }
     }
     roots
+}
+
+/// Whether Cargo makes a target of a file at this path below `tests` and the like.
+fn is_target(path: &str) -> bool {
+    match path.split_once('/') {
+        None => true,
+        Some((_, file)) => file == "main.rs",
+    }
 }
 
 /// The files that `mod name;` lines of the file at `path` may mean.

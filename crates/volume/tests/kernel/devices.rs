@@ -1,7 +1,7 @@
 //! Which devices make a volume, and which superblock speaks for it: over volumes made by
 //! `mkfs.btrfs`, changed by `btrfstune` and by the kernel.
 
-use crate::image::{Image, fill, run};
+use crate::image::{Image, fill, kernel_is_here, run};
 use crate::survey::{DEGRADED, Survey, open};
 use butternut_device::{Device, MemoryDevice};
 use butternut_format::super_block::{COPY_OFFSETS, SUPER_BLOCK_BYTES, SuperBlock};
@@ -72,6 +72,9 @@ fn chosen(device: &Arc<dyn Device>) -> Result<(String, u64), VolumeError> {
 
 #[test]
 fn the_newest_good_copy_wins_and_the_first_of_equals() {
+    if !kernel_is_here() {
+        return;
+    }
     let t = template();
     let torn = |(copy, mut bytes): (usize, Vec<u8>)| {
         bytes[3000] ^= 1;
@@ -94,6 +97,9 @@ fn the_newest_good_copy_wins_and_the_first_of_equals() {
 
 #[test]
 fn a_copy_left_by_another_volume_does_not_win() {
+    if !kernel_is_here() {
+        return;
+    }
     let t = template();
     let own = copy_of(&t, 0, 5, label("own"));
     let old = copy_of(&t, 1, 500, |bytes| {
@@ -105,6 +111,9 @@ fn a_copy_left_by_another_volume_does_not_win() {
 
 #[test]
 fn without_a_good_copy_each_says_why() {
+    if !kernel_is_here() {
+        return;
+    }
     let t = template();
     let mut first = copy_of(&t, 0, 5, |_| ());
     first.1[100] ^= 1;
@@ -120,6 +129,9 @@ fn without_a_good_copy_each_says_why() {
 
 #[test]
 fn an_older_copy_is_no_way_round_an_unknown_feature() {
+    if !kernel_is_here() {
+        return;
+    }
     let t = template();
     let new = copy_of(&t, 0, 6, |bytes| bytes[INCOMPAT + 6] |= 0x20);
     let old = copy_of(&t, 1, 5, |_| ());
@@ -130,6 +142,9 @@ fn an_older_copy_is_no_way_round_an_unknown_feature() {
 
 #[test]
 fn a_device_of_another_volume_is_named() {
+    if !kernel_is_here() {
+        return;
+    }
     let (a, b) = (Image::make(1, &[]), Image::make(1, &[]));
     let paths = [a.paths[0].clone(), b.paths[0].clone()];
     let error = open(&paths, &[], &OpenOptions::default()).map(|_| ()).unwrap_err();
@@ -140,6 +155,9 @@ fn a_device_of_another_volume_is_named() {
 
 #[test]
 fn of_a_device_given_at_two_times_the_newer_counts_and_twins_are_refused() {
+    if !kernel_is_here() {
+        return;
+    }
     let image = Image::make(1, &[]);
     let old = image.paths[0].with_extension("old");
     fs::copy(&image.paths[0], &old).unwrap();
@@ -157,6 +175,9 @@ fn of_a_device_given_at_two_times_the_newer_counts_and_twins_are_refused() {
 /// A device that missed commits: what it holds is out of date, and is asked last or found out.
 #[test]
 fn a_stale_device_is_read_round() {
+    if !kernel_is_here() {
+        return;
+    }
     let image = Image::make(2, &["-d", "raid1", "-m", "raid1"]);
     image.with_kernel(&image.paths, "", |point| fs::write(point.join("early"), "x").unwrap());
     image.with_kernel(&image.paths[..1], "degraded", fill);
@@ -177,6 +198,9 @@ fn a_stale_device_is_read_round() {
 /// A stale copy met all the same (here: its device claims to be new) is a generation error.
 #[test]
 fn a_lost_write_is_found_by_its_generation() {
+    if !kernel_is_here() {
+        return;
+    }
     let image = Image::make(2, &["-d", "raid1", "-m", "raid1"]);
     image.with_kernel(&image.paths, "", |point| fs::write(point.join("early"), "x").unwrap());
     let old = image.paths[1].with_extension("old");
@@ -201,6 +225,9 @@ fn a_lost_write_is_found_by_its_generation() {
 
 #[test]
 fn a_changed_fsid_leaves_the_blocks_their_old_one() {
+    if !kernel_is_here() {
+        return;
+    }
     let image = Image::make(1, &[]);
     image.with_kernel(&image.paths, "", fill);
     let before = open(&image.paths, &[], &OpenOptions::default()).unwrap();
@@ -223,6 +250,9 @@ fn ids(volume: &Volume) -> ([u8; 16], [u8; 16]) {
 /// A volume grown from a seed: old blocks and old data stay on the seed, under the seed's fsid.
 #[test]
 fn a_sprout_is_read_together_with_its_seed() {
+    if !kernel_is_here() {
+        return;
+    }
     let image = Image::blank(2);
     run(Command::new("mkfs.btrfs").args(["-q", "-f"]).arg(&image.paths[0]));
     image.with_kernel(&image.paths[..1], "", fill);

@@ -1,4 +1,6 @@
 //! Volumes that `mkfs.btrfs` and the kernel made, over loop devices, read through this crate alone.
+//!
+//! Needs root, loop devices and btrfs-progs; `BUTTERNUT_NO_KERNEL=1` leaves these tests out.
 
 #![allow(
     clippy::unwrap_used,
@@ -9,4 +11,5 @@
 mod devices;
 mod image;
 mod profiles;
+mod straddle;
 mod survey;
