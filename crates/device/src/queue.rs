@@ -199,7 +199,8 @@ impl QueuePair {
     ) -> usize {
         let before = out.len();
         out.extend(self.ready.drain(..));
-        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        // A time too far away to be told is no deadline.
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let min = min.saturating_sub(out.len() - before);
         match &mut self.lane {
             Lane::Ring(ring) => {

@@ -320,6 +320,24 @@ fn flushes_and_discards_work_on_both_lanes() {
 }
 
 #[test]
+fn a_long_transfer_that_is_not_aligned_goes_in_pieces() {
+    let image = Image::new(8 << 20);
+    let devices = [writable(image.path(), 0, None, true)];
+    for ring in RINGS {
+        let mut pair = pair(&devices, 8, ring);
+        let source: Vec<u8> = (0..3_333_333u32).map(|at| (at % 253) as u8).collect();
+        let mut batch = [WriteFrom::new(0, 777, &source)];
+        pair.run_writes(&mut batch);
+        batch[0].result.clone().unwrap();
+        let mut memory = vec![0; source.len()];
+        let mut batch = [ReadInto::new(0, 777, &mut memory)];
+        pair.run(&mut batch);
+        batch[0].result.clone().unwrap();
+        assert!(memory == source);
+    }
+}
+
+#[test]
 fn polling_nothing_returns_at_once_and_a_timeout_is_kept() {
     let image = Image::new(1 << 20);
     let devices = [writable(image.path(), 0, None, true)];
@@ -332,6 +350,8 @@ fn polling_nothing_returns_at_once_and_a_timeout_is_kept() {
         while out.is_empty() {
             pair.poll(2, Some(Duration::from_millis(20)), &mut out);
         }
+        pair.submit(Request::flush(0, 1)).unwrap();
+        assert_eq!(pair.poll(1, Some(Duration::MAX), &mut out), 1);
         assert!(start.elapsed() < Duration::from_secs(30));
     }
 }

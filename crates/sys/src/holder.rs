@@ -8,6 +8,7 @@ use crate::file::DiskKind;
 use std::fmt;
 use std::fs;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -68,10 +69,9 @@ pub(crate) fn mount_over_loop(image: &Path) -> Option<Holder> {
     let image = fs::canonicalize(image).ok()?;
     let devices = fs::read_dir("/sys/block").ok()?;
     for device in devices.take(LOOKED_AT_MAX).flatten() {
-        let Ok(backing) = fs::read_to_string(device.path().join("loop/backing_file")) else {
-            continue;
-        };
-        if Path::new(backing.trim_end_matches('\n')) != image {
+        let Ok(backing) = fs::read(device.path().join("loop/backing_file")) else { continue };
+        let backing = backing.strip_suffix(b"\n").unwrap_or(&backing);
+        if backing != image.as_os_str().as_bytes() {
             continue;
         }
         let numbers = fs::read_to_string(device.path().join("dev")).ok();
@@ -91,7 +91,9 @@ fn parse_numbers(text: &str) -> Option<(u32, u32)> {
 /// another device of the same file system.
 fn mount_of(numbers: (u32, u32)) -> Option<Holder> {
     let siblings = btrfs_siblings(numbers);
-    let table = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    // Names in it are bytes; the odd one out must not hide all others.
+    let table = fs::read("/proc/self/mountinfo").ok()?;
+    let table = String::from_utf8_lossy(&table);
     table.lines().take(LOOKED_AT_MAX).find_map(|line| {
         let (left, right) = line.split_once(" - ")?;
         let mut left = left.split(' ');

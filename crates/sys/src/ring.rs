@@ -340,7 +340,7 @@ impl<T> Ring<T> {
 
     /// The completion queue is shared memory, and completions arrive on any way into the kernel.
     fn enter_broken(&mut self, want: usize, timeout: Option<Duration>) {
-        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let is_late = || deadline.is_some_and(|at| Instant::now() >= at);
         while want > 0 && self.uring.completion().is_empty() && self.reaped.is_empty() {
             if is_late() {
