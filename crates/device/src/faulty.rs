@@ -20,8 +20,8 @@
 //! strikes a request if it strikes one of the blocks that lie both in the rule's range and in the
 //! request. [`When::Always`] strikes each; [`When::OneIn`] strikes those that the seed picks, the
 //! same ones every time, as bad sectors do; [`When::Times`] strikes the first requests only, as a
-//! passing fault does. Which blocks, which bits and where a tear lies are functions of the seed, the
-//! rule's number and the block: they depend on neither time, thread nor order.
+//! passing fault does. Which blocks, which bits and where a tear lies are functions of the seed,
+//! the rule's number and the block: they depend on neither time, thread nor order.
 //!
 //! Rules may be added and removed while requests run. They are applied in the order they were
 //! added; errors come before damage. Flush errors ignore the range.

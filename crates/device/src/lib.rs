@@ -1,8 +1,8 @@
 //! Floor 1: sectors in, sectors out. Never retries, caches, or knows btrfs.
 //!
 //! A [`Device`] is a row of bytes that can be read, written, flushed and discarded by one blocking
-//! call each. A [`QueuePair`] keeps many requests in flight on all devices of a volume at once: over
-//! one `io_uring` where the kernel allows it, over a bounded pool of threads where it does not.
+//! call each. A [`QueuePair`] keeps many requests in flight on all devices of a volume at once:
+//! over one `io_uring` where the kernel allows it, over a bounded pool of threads where it does not.
 //!
 //! What is assumed of a medium:
 //!

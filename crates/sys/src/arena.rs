@@ -74,7 +74,7 @@ impl Arena {
         }
         let bytes = bytes.max(1).next_multiple_of(HUGE_PAGE_BYTES);
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-        // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing of ours.
+        // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing else.
         let start = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, protection, flags) }?;
         // SAFETY: the range is the mapping just made; the advice changes no content.
         // A refusal costs speed only (law 5).

@@ -69,7 +69,7 @@ struct Left {
     panic: Option<Panic>,
 }
 
-// SAFETY: `closure` points to a `Sync` closure, and is used only while the caller of `for_each` waits.
+// SAFETY: `closure` points to a `Sync` closure, used only while the caller of `for_each` waits.
 unsafe impl Send for Batch {}
 // SAFETY: as above; all else is atomics and locks.
 unsafe impl Sync for Batch {}

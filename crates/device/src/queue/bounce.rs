@@ -3,8 +3,8 @@
 //!
 //! 1. A read that is not aligned reads the whole blocks around its range into a buffer of the queue
 //!    pair, and copies its part out when it is complete.
-//! 2. A write whose range is whole blocks but whose memory is not aligned is copied first. One whose
-//!    range is not whole blocks must read before it writes: the device's own call does that.
+//! 2. A write whose range is whole blocks but whose memory is not aligned is copied first. One
+//!    whose range is not whole blocks must read before it writes: the device's own call does that.
 //! 3. Anything longer than [`BOUNCE_BYTES_MAX`] goes through the device's own call, which bounces
 //!    it in pieces.
 //! 4. Buffers are kept for the next bounce, a few of them.
