@@ -2,7 +2,7 @@
 
 #![no_main]
 
-use butternut_fuzz_targets::{Target, target};
+use butternut_fuzz::{Target, target};
 use libfuzzer_sys::fuzz_target;
 use std::sync::LazyLock;
 

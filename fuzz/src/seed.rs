@@ -31,8 +31,8 @@ pub struct Seed {
 }
 
 const PACKED: &[(&str, &[u8])] = &[
-    ("rich-4k", include_bytes!("../../seeds/rich-4k.img.zst")),
-    ("plain-16k", include_bytes!("../../seeds/plain-16k.img.zst")),
+    ("rich-4k", include_bytes!("../seeds/rich-4k.img.zst")),
+    ("plain-16k", include_bytes!("../seeds/plain-16k.img.zst")),
 ];
 
 /// All seeds, unpacked once.

@@ -3,7 +3,7 @@
 //! `BUTTERNUT_FUZZ_ROUNDS` says how many random inputs each target gets; `make test-long` raises
 //! it.
 
-use butternut_fuzz_targets::{Ending, TARGETS, Target, crafted_ending, target};
+use butternut_fuzz::{Ending, TARGETS, Target, crafted_ending, target};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
@@ -55,7 +55,7 @@ fn seeded(name: &str, count: u64, bytes_max: usize) {
 
 #[test]
 fn what_once_found_something_finds_nothing_now() {
-    let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kept");
+    let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("kept");
     for target in TARGETS {
         let Ok(inputs) = std::fs::read_dir(kept.join(target.name)) else { continue };
         for input in inputs {
