@@ -2,7 +2,8 @@
 //!
 //! A [`Device`] is a row of bytes that can be read, written, flushed and discarded by one blocking
 //! call each. A [`QueuePair`] keeps many requests in flight on all devices of a volume at once:
-//! over one `io_uring` where the kernel allows it, over a bounded pool of threads where it does not.
+//! over one `io_uring` where the kernel allows it, over a bounded pool of threads where it does
+//! not.
 //!
 //! What is assumed of a medium:
 //!

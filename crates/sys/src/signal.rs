@@ -27,7 +27,8 @@ impl EndSignals {
         // SAFETY: sigemptyset has initialised it.
         let set = unsafe { set.assume_init() };
         // SAFETY: the set lives through the call; a null old set is allowed.
-        let failed = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) };
+        let failed =
+            unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
         if failed == 0 { Ok(EndSignals { set }) } else { Err(Errno(failed)) }
     }
 
@@ -35,7 +36,7 @@ impl EndSignals {
     pub fn wait(&self) -> Result<i32, Errno> {
         let mut signal = 0;
         // SAFETY: both pointers are to live values of the right types.
-        let failed = unsafe { libc::sigwait(&self.set, &mut signal) };
+        let failed = unsafe { libc::sigwait(&raw const self.set, &raw mut signal) };
         if failed == 0 { Ok(signal) } else { Err(Errno(failed)) }
     }
 }
@@ -47,8 +48,10 @@ mod tests {
     #[test]
     fn a_blocked_signal_is_waited_for_instead_of_killing() {
         let signals = EndSignals::block().unwrap();
+        // SAFETY: has no preconditions.
+        let thread = unsafe { libc::pthread_self() };
         // SAFETY: a signal to this very thread, which has it blocked.
-        let failed = unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGTERM) };
+        let failed = unsafe { libc::pthread_kill(thread, libc::SIGTERM) };
         assert_eq!(failed, 0);
         assert_eq!(signals.wait(), Ok(libc::SIGTERM));
     }
