@@ -37,7 +37,7 @@ pub(crate) struct Rescues {
 /// Reads that the first copy did not satisfy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RescueCounts {
-    /// Served from another copy or from parity.
+    /// Served from another copy, from parity, or (sectors) by a read of their own.
     pub blocks: u64,
     pub sectors: u64,
     /// Not served: no copy was good.
@@ -102,6 +102,14 @@ impl Volume {
             }
         }
         copies
+    }
+
+    /// Reads one place that is known not to be readable in one go.
+    fn read_by_sectors(&self, slot: usize, physical: u64, bytes: usize) -> CopyBytes {
+        let errors = vec![None; bytes.div_ceil(SECTOR)];
+        let mut copy = CopyBytes { bytes: vec![0; bytes], errors };
+        self.read_sectors(slot, physical, &mut copy);
+        copy
     }
 
     fn read_sectors(&self, slot: usize, physical: u64, copy: &mut CopyBytes) {

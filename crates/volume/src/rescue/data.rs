@@ -105,11 +105,7 @@ impl Run<'_> {
     }
 
     fn try_mirrors(&mut self, fault: &Fault, memory: &mut [u8]) {
-        let known = match fault {
-            Fault::Corrupt { copy } => Some(*copy),
-            Fault::Failed { copy, .. } if self.open.len() == 1 => Some(*copy),
-            Fault::NotRead | Fault::Failed { .. } => None,
-        };
+        let sectors = self.open.len();
         for copy in in_order(self.layout, &self.piece) {
             if self.is_done() {
                 return;
@@ -117,12 +113,18 @@ impl Run<'_> {
             let place = self.layout.copies(&self.piece).get(copy);
             let Some(slot) = place.and_then(|place| place.slot) else { continue };
             let Some(physical) = place.map(|place| self.piece.physical(place).0) else { continue };
-            if known == Some(copy) {
-                continue;
-            }
-            let read = self.volume.read_places(&[(slot, physical)], memory.len());
-            if let Some(read) = read.first() {
-                self.take_mirror(copy, read, memory);
+            let read = match fault {
+                Fault::Corrupt { copy: known } if *known == copy => continue,
+                Fault::Failed { copy: known, .. } if *known == copy && sectors == 1 => continue,
+                Fault::Failed { copy: known, .. } if *known == copy => {
+                    Some(self.volume.read_by_sectors(slot, physical, memory.len()))
+                }
+                Fault::NotRead | Fault::Corrupt { .. } | Fault::Failed { .. } => {
+                    self.volume.read_places(&[(slot, physical)], memory.len()).pop()
+                }
+            };
+            if let Some(read) = read {
+                self.take_mirror(copy, &read, memory);
             }
         }
     }

@@ -7,6 +7,7 @@ use crate::survey::{DEGRADED, Opened, Survey, open};
 use butternut_device::{Device, Fault, Rule};
 use butternut_format::units::Logical;
 use butternut_volume::{DataRead, ErrorCounts, Layout, OpenOptions, Piece, Sums, VolumeError};
+use std::sync::Arc;
 
 const ROT: Fault = Fault::Rot { bits: 3 };
 
@@ -21,10 +22,13 @@ fn check(profile: &str, devices: usize, tolerated: usize) {
     if !kernel_is_here() {
         return;
     }
-    let image = make(profile, devices);
+    check_image(&make(profile, devices), devices, tolerated);
+}
+
+fn check_image(image: &Image, devices: usize, tolerated: usize) {
     let whole = open(&image.paths, &[], &OpenOptions::default()).unwrap();
     let survey = Survey::of(&whole.volume);
-    survey.check_all(&whole.volume, profile);
+    survey.check_all(&whole.volume, "with nothing wrong");
     assert!(whole.volume.writable_degraded());
     every_copy_is_where_the_arithmetic_says(&whole, &survey);
     for status in whole.volume.devices() {
@@ -32,11 +36,11 @@ fn check(profile: &str, devices: usize, tolerated: usize) {
     }
     assert_eq!(whole.volume.rescue_counts(), butternut_volume::RescueCounts::default());
     for missing in subsets(devices, tolerated) {
-        without(&image, &survey, &missing);
+        without(image, &survey, &missing);
     }
     for missing in subsets(devices, tolerated + 1) {
         if missing.len() > tolerated && missing.len() < devices {
-            beyond(&image, &survey, &missing);
+            beyond(image, &survey, &missing);
         }
     }
     rotten_blocks(&whole, &survey);
@@ -373,5 +377,49 @@ fn a_read_that_lies_together_is_one_device_read() {
         reads[0].result.as_ref().unwrap();
         let after = device.counters().now() - before;
         assert_eq!((after.reads, after.read_bytes), (1, 1 << 20));
+    }
+}
+
+/// A long read over one bad sector: the read is counted, the sector is counted, the rest is good.
+#[test]
+fn one_unreadable_sector_takes_no_more_than_itself() {
+    if !kernel_is_here() {
+        return;
+    }
+    let image = make("single", 1);
+    let whole = open(&image.paths, &[], &OpenOptions::default()).unwrap();
+    let survey = Survey::of(&whole.volume);
+    let (logical, sums) = survey.data.iter().max_by_key(|(_, sums)| sums.len()).unwrap();
+    let victim = logical.0 + 100 * 4096;
+    let layout = Arc::clone(whole.volume.chunks().find(*logical).unwrap());
+    let piece = layout.piece(Logical(victim), 4096).unwrap();
+    let (slot, range) = range(&layout, &piece, 0);
+    whole.harm(slot, Rule::at(range, Fault::ReadError));
+    let mut bytes = vec![0; 1 << 20];
+    let mut reads = [DataRead::new(*logical, &mut bytes, Sums::Packed(&sums[..1024]))];
+    whole.volume.read_data(&mut reads);
+    let error = reads[0].result.as_ref().unwrap_err();
+    let [bad] = error.bad_ranges() else { panic!("{error}") };
+    assert_eq!((bad.logical.0, bad.bytes), (victim, 4096));
+    assert_eq!(read_errors(&whole), 2);
+    let lost = whole.volume.rescue_counts();
+    assert_eq!((lost.sectors, lost.sectors_lost), (255, 1));
+}
+
+#[test]
+fn other_checksums_and_block_sizes_are_read_right() {
+    if !kernel_is_here() {
+        return;
+    }
+    for (csum, node_bytes, profile, devices, tolerated) in [
+        ("xxhash", "4096", "raid1", 2, 1),
+        ("sha256", "65536", "raid10", 4, 1),
+        ("blake2", "32768", "raid6", 4, 2),
+        ("blake2", "65536", "raid5", 3, 1),
+    ] {
+        let mkfs = ["-d", profile, "-m", profile, "--csum", csum, "-n", node_bytes];
+        let image = Image::make(devices, &mkfs);
+        image.with_kernel(&image.paths, "", fill);
+        check_image(&image, devices, tolerated);
     }
 }
