@@ -17,7 +17,7 @@ pub struct Image {
     pub name: String,
     /// One line for people: what is special about it.
     pub about: String,
-    /// File names of the devices, in the order of their ids.
+    /// File names of the devices; the kernel mounts the first and is told of the others.
     pub devices: Vec<String>,
     /// Where the volume starts in each file.
     pub offset: u64,

@@ -2,16 +2,19 @@
 //! that with what Butternut shows.
 //!
 //! The judges believe the kernel and btrfs-progs, never the crates under test: what fills an
-//! image, what walks it and what finds its sectors on the devices is written here anew.
+//! image, what walks it and what finds its sectors on the devices is written here anew. The
+//! exception is [`library`], the view that is judged.
 
 pub mod compare;
 pub mod image;
 pub mod kernel_log;
 pub mod kernel_mount;
+pub mod library;
 pub mod maker;
 pub mod manifest;
 pub mod populate;
 pub mod recipe;
 pub mod recipes;
 pub mod tool;
+pub mod trial;
 pub mod walk;

@@ -159,11 +159,10 @@ impl Workshop {
     }
 
     pub fn mount_with(&self, devices: &[PathBuf], options: &str) -> Result<KernelMount> {
-        let options = if options.is_empty() {
-            "subvolid=5".to_owned()
-        } else {
-            format!("subvolid=5,{options}")
-        };
+        // Barriers would wait for the disk under the image, and a half-made image is made again.
+        let common = "subvolid=5,nobarrier";
+        let options =
+            if options.is_empty() { common.to_owned() } else { format!("{common},{options}") };
         let how = MountHow { read_only: false, options: &options, offset: self.recipe.offset };
         KernelMount::new(devices, &how)
     }

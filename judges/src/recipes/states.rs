@@ -91,7 +91,8 @@ fn seed_alone(shop: &Workshop) -> Result<()> {
 }
 
 fn seed_and_sprout(shop: &Workshop) -> Result<()> {
-    let seed = shop.device(0);
+    // The kernel mounts the volume whose device it is given first: the sprout.
+    let seed = shop.device(1);
     tool::run("mkfs.btrfs", &tool::words_and_path("-q -f -K", &seed))?;
     let mount = shop.mount_with(std::slice::from_ref(&seed), "")?;
     populate::everything(mount.root())?;
@@ -99,7 +100,7 @@ fn seed_and_sprout(shop: &Workshop) -> Result<()> {
     tool::run("btrfstune", &tool::words_and_path("-f -S 1", &seed))?;
     let how = crate::kernel_mount::MountHow { read_only: true, ..Default::default() };
     let mount = KernelMount::new(std::slice::from_ref(&seed), &how)?;
-    let sprout = LoopDevice::attach(&shop.device(1), false, 0)?;
+    let sprout = LoopDevice::attach(&shop.device(0), false, 0)?;
     subvolumes::btrfs("device add -f -K", &[sprout.path(), mount.root()])?;
     tool::run("mount", &["-o".as_ref(), "remount,rw".as_ref(), mount.root().as_os_str()])?;
     fs::write(mount.root().join("only-in-the-sprout"), vec![3; 100_000])?;
