@@ -4,6 +4,7 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 use tempfile::TempDir;
 
 /// Sparse bytes of each device.
@@ -82,7 +83,7 @@ impl Image {
 impl Drop for Mounted {
     fn drop(&mut self) {
         if let Some(point) = &self.point {
-            quietly(Command::new("umount").arg(point));
+            unmount(point);
         }
         for device in &self.loops {
             quietly(Command::new("btrfs").args(["device", "scan", "--forget"]).arg(device));
@@ -134,6 +135,19 @@ pub(crate) fn run(command: &mut Command) -> String {
         String::from_utf8_lossy(&output.stderr)
     );
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+/// Unmounts. A process that another test is just starting may hold a file of the mount between its
+/// fork and its exec, so a busy mount is asked again for a while.
+fn unmount(point: &Path) {
+    for _ in 0..100 {
+        let output = Command::new("umount").arg(point).output();
+        if output.is_ok_and(|output| output.status.success()) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    eprintln!("{} stays mounted", point.display());
 }
 
 fn quietly(command: &mut Command) {
