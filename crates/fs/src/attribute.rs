@@ -16,8 +16,7 @@ impl Filesystem {
     /// # Errors
     /// [`Error::WrongKind`] for anything else.
     pub fn read_link(&self, id: FileId) -> Result<Vec<u8>> {
-        let placed = id.placeholder_dir().is_some();
-        if placed || self.inode(id)?.kind != FileKind::Symlink {
+        if self.stat(id)?.kind != FileKind::Symlink {
             return Err(Error::WrongKind { want: "a symbolic link" });
         }
         self.symlink_text(id, SYMLINK_BYTES_MAX)
@@ -26,10 +25,10 @@ impl Filesystem {
     /// The names of all extended attributes, as stored: with their namespace
     /// (`user.`, `trusted.`, `security.`, `system.posix_acl_*`, `btrfs.`).
     pub fn xattr_names(&self, id: FileId) -> Result<Vec<Vec<u8>>> {
+        self.stat(id)?;
         if id.placeholder_dir().is_some() {
             return Ok(Vec::new());
         }
-        self.inode(id)?;
         Ok(names::xattr_names(&self.tree_of(id)?, Ino(id.ino), XATTRS_MAX)?)
     }
 
@@ -40,7 +39,7 @@ impl Filesystem {
     /// [`Error::NoAttribute`] where the inode has none of that name.
     pub fn xattr(&self, id: FileId, name: &[u8]) -> Result<Vec<u8>> {
         if id.placeholder_dir().is_some() {
-            return Err(Error::NoAttribute);
+            return self.stat(id).and(Err(Error::NoAttribute));
         }
         match names::xattr(&self.tree_of(id)?, Ino(id.ino), name)? {
             Some(value) => Ok(value),

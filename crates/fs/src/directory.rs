@@ -132,7 +132,7 @@ impl Filesystem {
         if dir.placeholder_dir().is_some() {
             return self.require_directory(dir).and(Err(Error::NotFound));
         }
-        match names::lookup(&self.tree_of(dir)?, Ino(dir.ino), name)? {
+        match self.in_tree_of(dir, |tree| Ok(names::lookup(tree, Ino(dir.ino), name)?))? {
             Some(found) => self.cross(dir, name, found).map(|id| (id, found.kind)),
             None => self.directory(dir).and(Err(Error::NotFound)),
         }

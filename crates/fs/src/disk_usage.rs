@@ -34,7 +34,8 @@ impl DiskUsage {
         self.shared.extend_from_slice(&other.shared);
     }
 
-    /// Bytes of the shared extents, each byte counted once however many files show it ("Set shared").
+    /// Bytes of the shared extents ("Set shared"), each byte counted once however many files show
+    /// it.
     pub fn set_shared_bytes(&self) -> u64 {
         let mut ranges = self.shared.clone();
         ranges.sort_unstable();
@@ -65,7 +66,7 @@ impl Filesystem {
     /// The space of one inode, not of what is below it.
     pub fn disk_usage(&self, id: FileId) -> Result<DiskUsage> {
         let mut usage = DiskUsage::default();
-        if id.placeholder_dir().is_some() || self.inode(id)?.kind != FileKind::File {
+        if self.stat(id)?.kind != FileKind::File {
             return Ok(usage);
         }
         let mut search = Backrefs::new(self)?;

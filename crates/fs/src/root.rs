@@ -23,8 +23,10 @@ pub(crate) struct Roots {
 }
 
 impl Roots {
-    fn find(&self, subvolume: u64) -> Option<Tree> {
-        self.trees.load().get(&subvolume).cloned()
+    /// What `call` makes of a known tree. The tree is borrowed: a clone of it would be counted in
+    /// memory that all threads write.
+    fn with<R>(&self, subvolume: u64, call: impl FnOnce(&Tree) -> R) -> Option<R> {
+        self.trees.load().get(&subvolume).map(call)
     }
 
     fn insert(&self, subvolume: u64, tree: &Tree) {
@@ -40,7 +42,7 @@ impl Roots {
 impl Filesystem {
     /// The tree of a subvolume that exists and is not being deleted.
     pub(crate) fn subvolume_tree(&self, subvolume: u64) -> Result<Tree> {
-        if let Some(tree) = self.shared.roots.find(subvolume) {
+        if let Some(tree) = self.shared.roots.with(subvolume, Tree::clone) {
             return Ok(tree);
         }
         let gone = || Error::NoSubvolume { what: subvolume.to_string() };
@@ -62,6 +64,14 @@ impl Filesystem {
         match self.subvolume_tree(id.subvolume) {
             Err(Error::NoSubvolume { .. }) => Err(Error::Stale { id }),
             tree => tree,
+        }
+    }
+
+    /// As [`Self::tree_of`], for a call that needs the tree no longer than it runs.
+    pub(crate) fn in_tree_of<R>(&self, id: FileId, call: impl Fn(&Tree) -> Result<R>) -> Result<R> {
+        match self.shared.roots.with(id.subvolume, &call) {
+            Some(result) => result,
+            None => call(&self.tree_of(id)?),
         }
     }
 }

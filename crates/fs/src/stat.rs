@@ -80,7 +80,7 @@ impl Filesystem {
             return Ok(inode);
         }
         let key = Key::new(id.ino, ItemType::INODE_ITEM, 0);
-        let item = self.tree_of(id)?.find(&key)?.ok_or(Error::Stale { id })?;
+        let item = self.in_tree_of(id, |tree| Ok(tree.find(&key)?))?.ok_or(Error::Stale { id })?;
         let inode = Inode::check(item.data()).map_err(|refused| Error::Corrupt {
             tree: TreeId(id.subvolume),
             source: refused.at(format_args!("item {key}")),

@@ -2,6 +2,13 @@
 //!
 //! Needs root and loop devices; `BUTTERNUT_NO_KERNEL=1` leaves these tests out, and says so.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    clippy::manual_assert,
+    reason = "a test panics where it fails, and says what it left out"
+)]
+
 mod kernel_image;
 
 use butternut::{

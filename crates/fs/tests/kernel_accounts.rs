@@ -3,6 +3,13 @@
 //!
 //! Needs root and loop devices; `BUTTERNUT_NO_KERNEL=1` leaves these tests out, and says so.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    clippy::manual_assert,
+    reason = "a test panics where it fails, and says what it left out"
+)]
+
 mod kernel_image;
 
 use butternut::{
@@ -12,7 +19,7 @@ use butternut::{
 use kernel_image::{KernelImage, Mount, kernel_is_here, run};
 use std::collections::BTreeSet;
 
-const SCRIPT: &str = r#"
+const SCRIPT: &str = r"
 btrfs -q subvolume create sub; btrfs -q subvolume create sub/inner; mkdir sub/dir
 head -c 4000000 /dev/urandom > sub/dir/noise
 cp --reflink=always sub/dir/noise sub/dir/clone
@@ -26,10 +33,11 @@ for i in $(seq 400); do cp --reflink=always alone many/c$i; done
 for i in $(seq 3000); do echo $i > many/f$i; done
 btrfs -q filesystem sync .; btrfs -q subvolume snapshot . whole
 xfs_io -f -c 'falloc 0 256k' -c 'pwrite 64k 8k' sub/pre 2>/dev/null || fallocate -l 256k sub/pre
-yes text | head -c 900000 > packed; btrfs -q property set . compression zstd; yes more | head -c 900000 > packed2
+yes text | head -c 900000 > packed; btrfs -q property set . compression zstd
+yes more | head -c 900000 > packed2
 cp --reflink=always packed2 packed3
 for i in $(seq 5); do ln alone link$i; done
-"#;
+";
 
 fn image() -> KernelImage {
     KernelImage::make(1, &["--nodesize", "4096"], "", SCRIPT)
@@ -202,7 +210,8 @@ fn a_deleted_subvolume_has_no_path_and_cannot_be_entered() {
         return;
     }
     // The cleaner is kept from finishing: the volume goes away too soon for it.
-    let script = "btrfs -q subvolume create gone; for i in $(seq 2000); do echo $i > gone/$i; done; \
+    let script = "btrfs -q subvolume create gone; \
+                  for i in $(seq 2000); do echo $i > gone/$i; done; \
                   btrfs -q filesystem sync .; btrfs -q subvolume delete -c gone";
     let image = KernelImage::make(1, &["--nodesize", "4096"], "", script);
     let filesystem = open(&image);

@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// A directory that holds an image, and goes away with it.
-pub struct Image {
-    pub dir: tempfile::TempDir,
-    pub path: PathBuf,
+pub(crate) struct Image {
+    _dir: tempfile::TempDir,
+    pub(crate) path: PathBuf,
 }
 
 /// Makes an image of what `fill` puts into an empty directory.
-pub fn image_of(options: &[&str], fill: impl FnOnce(&Path)) -> Image {
+pub(crate) fn image_of(options: &[&str], fill: impl FnOnce(&Path)) -> Image {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let (source, path) = (dir.path().join("source"), dir.path().join("volume.img"));
     std::fs::create_dir(&source).expect("an empty directory");
@@ -27,15 +27,5 @@ pub fn image_of(options: &[&str], fill: impl FnOnce(&Path)) -> Image {
         .expect("mkfs.btrfs runs (Debian: apt-get install btrfs-progs)");
     assert!(made.status.success(), "mkfs.btrfs: {}", String::from_utf8_lossy(&made.stderr));
     std::fs::remove_dir_all(&source).expect("the source directory is ours");
-    Image { dir, path }
-}
-
-/// `hello.txt` with "hello, world\n", `docs/guide.txt`, and `link` that points at `hello.txt`.
-pub fn small_image() -> Image {
-    image_of(&[], |root| {
-        std::fs::write(root.join("hello.txt"), "hello, world\n").expect("written");
-        std::fs::create_dir(root.join("docs")).expect("made");
-        std::fs::write(root.join("docs/guide.txt"), "read me\n".repeat(1000)).expect("written");
-        std::os::unix::fs::symlink("hello.txt", root.join("link")).expect("made");
-    })
+    Image { _dir: dir, path }
 }
