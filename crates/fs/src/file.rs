@@ -1,7 +1,7 @@
 //! Open files: reads, holes, extents.
 
 use crate::{Error, FileId, FileKind, Filesystem, Result, Stat};
-use butternut_file::{self as data, FileView, Mapping, MappingKind, Mappings, Source};
+use butternut_file::{self as data, FileView, Mapping, MappingKind, Mappings, Stream};
 use butternut_format::units::Ino;
 use std::fmt;
 use std::ops::Range;
@@ -10,16 +10,16 @@ use std::sync::Arc;
 pub use butternut_format::file_extent::Compression;
 
 /// A file open for reading. Cheap to clone; any number of threads may read through one at once.
-/// It keeps the filesystem open.
+/// It keeps the volume open, and reads ahead where reads follow one another: open a file once for
+/// each reader that goes through it from start to end, and clone it for readers that share a place.
 #[derive(Clone)]
 pub struct File {
-    filesystem: Filesystem,
     shared: Arc<Opened>,
 }
 
 struct Opened {
     stat: Stat,
-    view: FileView,
+    stream: Stream,
 }
 
 /// One of the reads of [`File::read_many`].
@@ -104,8 +104,8 @@ impl Filesystem {
             | FileKind::Fifo
             | FileKind::Socket => return Err(Error::WrongKind { want: "a regular file" }),
         }
-        let view = self.view(id)?;
-        Ok(File { filesystem: self.clone(), shared: Arc::new(Opened { stat, view }) })
+        let stream = Stream::new(self.shared.source.clone(), self.view(id)?);
+        Ok(File { shared: Arc::new(Opened { stat, stream }) })
     }
 
     /// The bytes of a symlink, at most `bytes_max`.
@@ -129,14 +129,14 @@ impl File {
     /// the end of the file, fewer than asked where the file ends, or where what follows is damaged
     /// (a read that starts there fails). What `buf` holds behind them is undefined.
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        Ok(self.source().read_at(self.view(), offset, buf)?)
+        Ok(self.shared.stream.read_at(offset, buf)?)
     }
 
     /// Many independent reads, handed to the devices together; each has its own result.
     pub fn read_many(&self, reads: &mut [ReadAt<'_>]) {
         let mut batch: Vec<data::ReadAt<'_>> =
             reads.iter_mut().map(|read| data::ReadAt::new(read.offset, &mut *read.buf)).collect();
-        self.source().read_many(self.view(), &mut batch);
+        self.shared.stream.source().read_many(self.view(), &mut batch);
         let results: Vec<_> = batch.into_iter().map(|read| read.result).collect();
         for (read, result) in reads.iter_mut().zip(results) {
             read.result = result.map_err(Error::from);
@@ -167,15 +167,11 @@ impl File {
 
     /// Bytes.
     pub fn size(&self) -> u64 {
-        self.shared.view.size()
+        self.view().size()
     }
 
     fn view(&self) -> &FileView {
-        &self.shared.view
-    }
-
-    fn source(&self) -> &Source {
-        &self.filesystem.shared.source
+        self.shared.stream.view()
     }
 }
 

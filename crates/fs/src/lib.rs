@@ -7,9 +7,82 @@
 //!
 //! Everywhere in this crate: sizes and offsets are bytes in `u64`; names and paths are bytes
 //! (`[u8]`), not UTF-8; every byte that is returned has passed its checksum and its structural
-//! check; errors are [`Error`], and [`Error::errno`] is what a system call would have said.
+//! check; errors are [`Error`], and [`Error::errno`] is what a system call would have said. Calls
+//! block the thread that makes them. No call panics, hangs or takes memory without bound, whatever
+//! the devices hold.
 //!
 //! This crate never speaks FUSE, prints, or parses command lines.
+//!
+//! # Examples
+//!
+//! Read a file, by its path:
+//!
+//! ```
+//! # #[path = "../tests/image/mod.rs"]
+//! # mod image;
+//! # use image::image_of;
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let image = image_of(&[], |root| {
+//! #     std::fs::create_dir(root.join("docs")).unwrap();
+//! #     std::fs::write(root.join("docs/guide.txt"), "Start here.\n").unwrap();
+//! # });
+//! # let image = &image.path;
+//! use butternut::{DevicePath, Filesystem, Follow, MountOptions};
+//!
+//! let filesystem = Filesystem::open(&[DevicePath::from(image)], &MountOptions::default())?;
+//! let guide = filesystem.resolve(b"/docs/guide.txt", Follow::Last)?;
+//! let file = filesystem.open_file(guide)?;
+//! let mut text = vec![0; usize::try_from(file.size())?];
+//! let read = file.read_at(0, &mut text)?;
+//! assert_eq!(&text[..read], b"Start here.\n");
+//! # Ok(()) }
+//! ```
+//!
+//! List a directory, and keep the place to go on from:
+//!
+//! ```
+//! # #[path = "../tests/image/mod.rs"]
+//! # mod image;
+//! # use image::image_of;
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let image = image_of(&[], |root| {
+//! #     for name in ["a", "b", "c"] {
+//! #         std::fs::write(root.join(name), name).unwrap();
+//! #     }
+//! # });
+//! # let devices = [butternut::DevicePath::from(&image.path)];
+//! use butternut::{Filesystem, FIRST_ENTRY, MountOptions};
+//!
+//! let filesystem = Filesystem::open(&devices, &MountOptions::default())?;
+//! let mut listing = filesystem.read_dir(filesystem.root(), FIRST_ENTRY)?;
+//! let first = listing.next().ok_or("no entries")??;
+//! println!("{} is a {:?}", first.name.escape_ascii(), first.kind);
+//!
+//! // Later, perhaps in another process: the entries after the first.
+//! let rest = filesystem.read_dir(filesystem.root(), first.cookie)?;
+//! assert_eq!(rest.count(), 2);
+//! # Ok(()) }
+//! ```
+//!
+//! Tell what is wrong in words and in numbers:
+//!
+//! ```
+//! # #[path = "../tests/image/mod.rs"]
+//! # mod image;
+//! # use image::image_of;
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let image = image_of(&[], |_| {});
+//! # let devices = [butternut::DevicePath::from(&image.path)];
+//! use butternut::{Filesystem, Follow, MountOptions};
+//!
+//! let filesystem = Filesystem::open(&devices, &MountOptions::default())?;
+//! let error = filesystem.resolve(b"nowhere", Follow::Last).unwrap_err();
+//! assert_eq!(error.to_string(), "no such file or directory");
+//! assert_eq!(error.errno(), 2); // ENOENT
+//! # Ok(()) }
+//! ```
+//!
+//! The programs in `examples/` list a whole tree and copy a file out.
 
 mod attribute;
 mod backref;
