@@ -47,7 +47,7 @@ pub(crate) fn open(
         let how = OpenDevice { direct: false, ..OpenDevice::default() };
         let file: Arc<dyn Device> = Arc::new(FileDevice::open(path, &how).unwrap());
         // Each rots in its own way: equal rot on three elements of a row can cancel out.
-        devices.push(Some(Arc::new(FaultyDevice::new(file, 7 + index as u64))));
+        devices.push(Some(Arc::new(FaultyDevice::new(file, (index as u64 + 7) << 32))));
     }
     let there = devices.iter().flatten().map(|device| Arc::clone(device) as Arc<dyn Device>);
     let volume = Volume::open(there.collect(), options.clone())?;
