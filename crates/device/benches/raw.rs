@@ -96,13 +96,16 @@ fn measure(path: &Path, load: &Load, time: Duration) {
     type Row<'a> = (&'static str, Box<dyn Fn() -> f64 + 'a>);
     let device: Arc<dyn Device> = Arc::new(FileDevice::open(path, &OpenDevice::default()).unwrap());
     let devices = [device];
+    let arena = Arena::new(load.block * load.depth).unwrap();
+    let huge = Arena::with_huge_pages(load.block * load.depth).unwrap();
     let (ring, never) = (RingUse::Try, RingUse::Never);
-    let rows: [Row<'_>; 7] = [
+    let rows: [Row<'_>; 8] = [
         ("fio io_uring, registered, batched", Box::new(|| fio(path, load, time, true, load.batch))),
         ("fio io_uring, registered", Box::new(|| fio(path, load, time, true, 1))),
         ("fio io_uring", Box::new(|| fio(path, load, time, false, 1))),
-        ("queue pair, owned, registered", Box::new(|| owned(&devices, load, time, true))),
-        ("queue pair, owned", Box::new(|| owned(&devices, load, time, false))),
+        ("queue pair, owned, registered", Box::new(|| owned(&devices, load, time, Some(&arena)))),
+        ("queue pair, owned, huge pages", Box::new(|| owned(&devices, load, time, Some(&huge)))),
+        ("queue pair, owned", Box::new(|| owned(&devices, load, time, None))),
         ("queue pair, run", Box::new(|| borrowed(&devices, load, time, ring))),
         ("queue pair, run, threads", Box::new(|| borrowed(&devices, load, time, never))),
     ];
@@ -125,13 +128,12 @@ fn measure(path: &Path, load: &Load, time: Duration) {
 }
 
 /// Reads per second.
-fn owned(devices: &[Arc<dyn Device>], load: &Load, time: Duration, is_registered: bool) -> f64 {
-    let arena = Arena::new(load.block * load.depth).unwrap();
-    let arenas = if is_registered { vec![arena.clone()] } else { Vec::new() };
+fn owned(devices: &[Arc<dyn Device>], load: &Load, time: Duration, arena: Option<&Arena>) -> f64 {
+    let arenas = arena.cloned().into_iter().collect();
     let options = QueueOptions { depth: load.depth, arenas, ..QueueOptions::default() };
     let mut pair = QueuePair::with_options(devices, &options);
     let mut offsets = Offsets::new(load, &*devices[0]);
-    let buffer = || if is_registered { arena.take(load.block) } else { None };
+    let buffer = || arena.and_then(|arena| arena.take(load.block));
     let mut spare: Vec<Buffer> =
         (0..load.depth).map(|_| buffer().unwrap_or_else(|| Buffer::zeroed(load.block))).collect();
     let mut out: Vec<Completion> = Vec::with_capacity(load.depth);

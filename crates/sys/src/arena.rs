@@ -11,7 +11,10 @@
 //! 3. Taking and returning a slot allocates nothing; the books are made with the arena.
 //! 4. The region stays mapped until the arena and every buffer cut from it are gone, so that a ring
 //!    may have it registered.
-//! 5. The region asks for huge pages; whether the kernel grants them changes speed only.
+//! 5. Pages are ordinary unless [`Arena::with_huge_pages`] asks for huge ones, which the kernel may
+//!    refuse; both change speed only. With huge pages a long transfer has fewer segments and passes
+//!    as one request where ordinary pages split it; loop devices were measured slower for it
+//!    (1 MiB reads at depth 4: median 0.6 to 0.8 of ordinary pages), 4 KiB reads the same.
 
 use crate::buffer::{BUFFER_ALIGN, Buffer};
 use crate::errno::Errno;
@@ -76,12 +79,18 @@ impl Arena {
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
         // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing else.
         let start = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, protection, flags) }?;
-        // SAFETY: the range is the mapping just made; the advice changes no content.
-        // A refusal costs speed only (law 5).
-        unsafe { madvise(start, bytes, Advice::LinuxHugepage) }.ok();
         let start = NonNull::new(start.cast::<u8>()).ok_or(Errno::INVALID)?;
         let books = Mutex::new(Books::new(bytes));
         Ok(Arena { region: Arc::new(Region { start, bytes, books }) })
+    }
+
+    /// The same, asking for huge pages (law 5).
+    pub fn with_huge_pages(bytes: usize) -> Result<Arena, Errno> {
+        let arena = Arena::new(bytes)?;
+        let start = arena.region.start.as_ptr().cast();
+        // SAFETY: the range is the arena's own mapping; the advice changes no content.
+        unsafe { madvise(start, arena.region.bytes, Advice::LinuxHugepage) }.ok();
+        Ok(arena)
     }
 
     /// A buffer of `len` bytes (holding whatever its last user left), or `None` when no slot is
