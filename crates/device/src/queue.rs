@@ -24,7 +24,7 @@ use crate::device::Device;
 use crate::error::{DeviceError, check_range, check_writable};
 use crate::file::is_block_aligned;
 use crate::request::{Completion, ReadInto, Request, RequestKind, WriteFrom};
-use bounce::Shared;
+use bounce::{Looking, Shared};
 use butternut_sys::arena::Arena;
 use butternut_sys::errno::Errno;
 use butternut_sys::file::Alignment;
@@ -223,6 +223,21 @@ impl QueuePair {
             Lane::Ring(ring) => ring.run(batch, &self.shared),
             Lane::Threads(threads) => threads.run(batch, |read| self.shared.targets.read(read)),
             Lane::Inline => batch.iter_mut().for_each(|read| self.shared.targets.read(read)),
+        }
+    }
+
+    /// As [`QueuePair::run`]; `look` may be shown reads that succeeded while others are still on
+    /// their way. It is called for all of them, some or none.
+    pub fn run_looking(
+        &mut self,
+        batch: &mut [ReadInto<'_>],
+        look: &(dyn Fn(&ReadInto<'_>) + Sync),
+    ) {
+        self.leave_broken_ring();
+        if let Lane::Ring(ring) = &mut self.lane {
+            ring.run(batch, &Looking { shared: &self.shared, look });
+        } else {
+            self.run(batch);
         }
     }
 

@@ -115,6 +115,8 @@ pub struct ReadInto<'a> {
     pub device: usize,
     pub offset: u64,
     pub buf: &'a mut [u8],
+    /// The caller's own.
+    pub tag: usize,
     /// [`DeviceError::NotRun`] until the batch has run.
     pub result: Result<(), DeviceError>,
     pub(crate) bounce: Option<Buffer>,
@@ -122,7 +124,7 @@ pub struct ReadInto<'a> {
 
 impl<'a> ReadInto<'a> {
     pub fn new(device: usize, offset: u64, buf: &'a mut [u8]) -> ReadInto<'a> {
-        ReadInto { device, offset, buf, result: Err(DeviceError::NotRun), bounce: None }
+        ReadInto { device, offset, buf, tag: 0, result: Err(DeviceError::NotRun), bounce: None }
     }
 }
 

@@ -186,8 +186,8 @@ impl Bench {
 
     fn random(&self) {
         let words = "--rw=randread --bs=4k --size=1G --direct=1 --ioengine=io_uring --iodepth=64 \
-                     --iodepth_batch=64 --iodepth_batch_complete_min=1 --iodepth_batch_complete_max=64 \
-                     --runtime=4 --time_based --norandommap";
+                     --iodepth_batch=64 --iodepth_batch_complete_min=1 \
+                     --iodepth_batch_complete_max=64 --runtime=4 --time_based --norandommap";
         let raw = Self::fio(&format!("--filename={} {words}", self.device)).1;
         println!("  raw device, fio depth 64: {raw:.0} reads/s");
         let root = self.mount("ro");

@@ -35,6 +35,11 @@ pub const RING_DEPTH_MAX: usize = 4096;
 /// The longest piece of a transfer that is given to the kernel at once.
 const PIECE_BYTES_MAX: usize = 1 << 30;
 
+/// Transfers of a batch that are this long on average are handed back one by one as they complete,
+/// so that the caller works on one while the others are on their way. Shorter ones are waited for
+/// together: one system call for all of them costs less.
+const LONG_TRANSFER_BYTES: usize = 32 << 10;
+
 /// How often a transfer that made no progress is submitted again.
 const TRIES_MAX: u8 = 64;
 
@@ -221,6 +226,7 @@ impl<T> Ring<T> {
         let guard = Guard { ring: self };
         let ring = &mut *guard.ring;
         let mut next = 0;
+        let mut bytes: usize = 0;
         while next < count || ring.borrowed > 0 {
             while next < count && ring.borrowed < ring.depth {
                 // SAFETY: `next` is below the length of the batch, and no reference to this item
@@ -228,6 +234,7 @@ impl<T> Ring<T> {
                 // the slot is complete, and the item is not touched again before that.
                 let item = unsafe { &mut *items.wrapping_add(next) };
                 if let Some(transfer) = item.transfer(context) {
+                    bytes = bytes.saturating_add(transfer.need);
                     let slot = Slot::borrowed(transfer, next);
                     ring.borrowed += 1;
                     ring.launch(slot);
@@ -237,7 +244,13 @@ impl<T> Ring<T> {
             if ring.borrowed > 0 {
                 // With more to come, a quarter of what is out is waited for: the disk always has
                 // something to do, and one system call moves many requests.
-                let want = if next < count { ring.borrowed.div_ceil(4) } else { ring.borrowed };
+                let want = if bytes / next >= LONG_TRANSFER_BYTES {
+                    1
+                } else if next < count {
+                    ring.borrowed.div_ceil(4)
+                } else {
+                    ring.borrowed
+                };
                 ring.enter(want, None);
             }
             ring.reap();

@@ -33,12 +33,21 @@ impl Lanes {
 
     /// Runs a batch to its end, on this thread's time.
     pub(crate) fn run(&self, batch: &mut [ReadInto<'_>]) {
+        self.run_looking(batch, &|_| {});
+    }
+
+    /// As [`Self::run`]; `look` may see reads that succeeded while others are on their way.
+    pub(crate) fn run_looking(
+        &self,
+        batch: &mut [ReadInto<'_>],
+        look: &(dyn Fn(&ReadInto<'_>) + Sync),
+    ) {
         if batch.is_empty() {
             return;
         }
         let mut lane = Lane { lanes: self, pair: Some(self.take()) };
         if let Some(pair) = &mut lane.pair {
-            pair.run(batch);
+            pair.run_looking(batch, look);
         }
     }
 

@@ -14,6 +14,7 @@ use crate::stripe::{Layout, Piece};
 use crate::volume::Volume;
 use butternut_device::{DeviceError, ReadInto};
 use butternut_format::units::{Logical, length};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A power of two near the size of a block, and one near the size of a large read: the address
 /// bits from there on choose the copy.
@@ -29,6 +30,8 @@ pub(crate) struct Asked<'c> {
     pub(crate) layout: &'c Layout,
     pub(crate) piece: Piece,
     pub(crate) answer: Answer,
+    /// What was read is known to be good.
+    pub(crate) is_verified: bool,
 }
 
 #[derive(Debug)]
@@ -92,20 +95,41 @@ impl<'c, 'b> Batch<'c, 'b> {
             let chosen = choose(layout, &piece);
             let answer = match chosen {
                 Some((copy, slot, physical)) => {
-                    self.reads.push(ReadInto::new(slot, physical, now));
+                    let mut read = ReadInto::new(slot, physical, now);
+                    read.tag = self.asked.len();
+                    self.reads.push(read);
                     Answer::Read { copy }
                 }
                 None => Answer::NoCopy,
             };
-            self.asked.push(Asked { range, start, layout, piece, answer });
+            let is_verified = false;
+            self.asked.push(Asked { range, start, layout, piece, answer, is_verified });
             start = start.checked_add(bytes)?;
         }
         Some(())
     }
 
     /// Reads everything, and says how it went, piece by piece in the order of the ranges.
-    pub(crate) fn run(mut self, volume: &Volume) -> Vec<Asked<'c>> {
-        volume.lanes.run(&mut self.reads);
+    pub(crate) fn run(self, volume: &Volume) -> Vec<Asked<'c>> {
+        self.run_verifying(volume, &|_, _| false)
+    }
+
+    /// As [`Self::run`]; `is_good` may be asked about pieces that were read while others are still
+    /// on their way.
+    pub(crate) fn run_verifying(
+        mut self,
+        volume: &Volume,
+        is_good: &(dyn Fn(&Asked<'_>, &[u8]) -> bool + Sync),
+    ) -> Vec<Asked<'c>> {
+        let good: Vec<AtomicBool> = self.asked.iter().map(|_| AtomicBool::new(false)).collect();
+        volume.lanes.run_looking(&mut self.reads, &|read| {
+            if let Some((asked, good)) = self.asked.get(read.tag).zip(good.get(read.tag)) {
+                good.store(is_good(asked, read.buf), Ordering::Relaxed);
+            }
+        });
+        for (asked, good) in self.asked.iter_mut().zip(good) {
+            asked.is_verified = good.into_inner();
+        }
         let mut reads = self.reads.into_iter();
         for asked in &mut self.asked {
             if let Answer::Read { copy } = asked.answer

@@ -111,6 +111,25 @@ impl Scoped<Shared> for ReadInto<'_> {
     }
 }
 
+/// What the reads of a batch share whose caller looks at each as it completes.
+pub(super) struct Looking<'a> {
+    pub(super) shared: &'a Shared,
+    pub(super) look: &'a (dyn Fn(&ReadInto<'_>) + Sync),
+}
+
+impl Scoped<Looking<'_>> for ReadInto<'_> {
+    fn transfer(&mut self, context: &Looking<'_>) -> Option<Transfer<'_>> {
+        Scoped::<Shared>::transfer(self, context.shared)
+    }
+
+    fn finish(&mut self, context: &Looking<'_>, result: Result<(), Errno>) {
+        Scoped::<Shared>::finish(self, context.shared, result);
+        if self.result.is_ok() {
+            (context.look)(self);
+        }
+    }
+}
+
 impl Scoped<Shared> for WriteFrom<'_> {
     fn transfer(&mut self, shared: &Shared) -> Option<Transfer<'_>> {
         let len = self.buf.len();
