@@ -47,7 +47,7 @@ pub(crate) fn run(low: &LowArgs, out: &mut Output) -> Outcome {
         Noun::Inspect(InspectVerb::Rootid(args)) => inspect::rootid::run(global, args, out),
         Noun::Mount(args) => mount::run(global, args, out),
         Noun::Umount(args) => umount::run(global, args, out),
-        Noun::Completions(args) => completions::run(args, out),
+        Noun::Completions(args) => Ok(completions::run(args, out)),
         Noun::Man(args) => man::run(args),
     }
 }

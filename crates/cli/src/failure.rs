@@ -99,16 +99,20 @@ pub(crate) fn plain(error: &io::Error) -> String {
 /// What to do about an error of the library.
 fn cure_of(error: &Error) -> Option<String> {
     let io_kind = error.source().and_then(innermost_io).map(io::Error::kind);
-    let text = match io_kind {
-        Some(io::ErrorKind::NotFound) => "check the path",
-        Some(io::ErrorKind::PermissionDenied) => "ask its owner, or use a copy you may read",
-        _ => match error {
-            Error::NotFound => "`butternut ls` shows what is there",
-            Error::NotDirectory | Error::WrongKind { .. } => "`butternut stat` shows what it is",
-            Error::NoSubvolume { .. } => "`butternut subvolume list` shows what there is",
-            Error::IsDirectory => "name a file in it; `butternut ls` shows them",
-            _ => return None,
-        },
+    let text = if io_kind == Some(io::ErrorKind::NotFound) {
+        "check the path"
+    } else if io_kind == Some(io::ErrorKind::PermissionDenied) {
+        "ask its owner, or use a copy you may read"
+    } else if matches!(error, Error::NotFound) {
+        "`butternut ls` shows what is there"
+    } else if matches!(error, Error::NotDirectory | Error::WrongKind { .. }) {
+        "`butternut stat` shows what it is"
+    } else if matches!(error, Error::NoSubvolume { .. }) {
+        "`butternut subvolume list` shows what there is"
+    } else if matches!(error, Error::IsDirectory) {
+        "name a file in it; `butternut ls` shows them"
+    } else {
+        return None;
     };
     Some(text.to_owned())
 }

@@ -24,7 +24,7 @@ use clap::{Args, Parser, Subcommand};
 
 /// What a volume argument may be; the same text stands in every man page.
 const VOLUME_HELP: &str = "\
-A VOLUME is the path of a device or image file. A volume on several devices is all of them, \
+A VOLUME is the path of a device or image file. A volume on several devices is all of them,
 joined with commas: a.img,b.img. To it may be added:
   @SUBVOL      another root: the path of a subvolume or snapshot, or its id (disk.img@snap1)
   ?offset=N    where in a bigger image the volume starts, in bytes or with K, M, G, T (1024)
@@ -36,6 +36,27 @@ bytes beside it, in hex, under the same key with `_bytes` added.
 
 Exit status: 0 when all went well, 1 when something failed (said on stderr), 2 for a wrong command
 line.";
+
+/// What may stand after `mount -o`.
+const MOUNT_HELP: &str = "\
+Options after -o:
+  ro                    the default, and all there is
+  subvol=PATH           another root, by path from the top level (as @PATH)
+  subvolid=N            another root, by id (as @N)
+  degraded              go on without missing devices, if everything can still be read
+  allow_other           let other users in; permissions and ACLs are then always checked
+  default_permissions   check permissions and ACLs for the one who mounts, too
+  offset=N              where in the image the volume starts (as ?offset=N)
+  cache=N               bytes of tree blocks to keep in memory [64M]
+  threads=N             as --threads
+  dev, suid, exec       device nodes, set-user-id bits, programs work [nodev, nosuid, exec]
+  nologreplay           say nothing of a log tree that is not shown
+Options about access times and syncing are taken and change nothing.
+
+Without allow_other and default_permissions, the one who mounts sees everything in the volume,
+whatever its modes say: its bytes are his to read anyway.
+
+In fstab: disk.img@snap1  /mnt  fuse.butternut  ro,allow_other  0 0";
 
 /// btrfs in user space: reads any btrfs volume, without root, without a kernel driver.
 #[derive(Debug, Parser)]
@@ -49,6 +70,7 @@ pub(crate) struct LowArgs {
 }
 
 /// Flags that every command takes.
+#[expect(clippy::struct_excessive_bools, reason = "flags, as typed")]
 #[derive(Debug, Clone, Args)]
 pub(crate) struct GlobalArgs {
     /// Say more on stderr: what the volume's owner should know, and what was read
@@ -87,6 +109,7 @@ pub(crate) enum Noun {
     #[command(subcommand)]
     Inspect(InspectVerb),
     /// Mount a volume read-only, through FUSE
+    #[command(after_help = MOUNT_HELP)]
     Mount(MountArgs),
     /// Unmount, and wait until the volume is released
     Umount(UmountArgs),

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use butternut::{FileId, Filesystem, Follow, MountOptions};
+use rustix::io::Errno;
 
 use crate::failure::Failure;
 use crate::flags::{GlobalArgs, VolumeArgs, VolumesArgs};
@@ -105,11 +106,11 @@ fn check_device(path: &Path) -> Result<(), Failure> {
     let what = path.display().to_string();
     let meta = std::fs::metadata(path).map_err(|error| {
         let failure = Failure::io(what.clone(), &error);
-        match error.kind() {
-            std::io::ErrorKind::NotFound => {
+        match Errno::from_io_error(&error) {
+            Some(Errno::NOENT) => {
                 failure.cure("name an image file or a block device, as in disk.img@snap1")
             }
-            std::io::ErrorKind::PermissionDenied => failure.cure("ask its owner, or become root"),
+            Some(Errno::ACCESS) => failure.cure("ask its owner, or become root"),
             _ => failure,
         }
     })?;

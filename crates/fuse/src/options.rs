@@ -5,6 +5,7 @@ use fuser::{Config, MountOption, SessionACL};
 use crate::requests::READ_BYTES_MAX;
 
 /// The options of one mount.
+#[expect(clippy::struct_excessive_bools, reason = "each is a mount option that is on or off")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Shown as the source of the mount.

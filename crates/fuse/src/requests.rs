@@ -146,12 +146,9 @@ impl Door {
         Ok(())
     }
 
-    fn add_plus(&self, reply: &mut ReplyDirectoryPlus, entry: &DirEntry) -> Result<bool> {
-        let stat = match self.filesystem.stat(entry.id) {
-            Ok(stat) => stat,
-            // The name is still shown; whoever asks for the file gets its error.
-            Err(_) => return Ok(add_bare(reply, entry)),
-        };
+    fn add_plus(&self, reply: &mut ReplyDirectoryPlus, entry: &DirEntry) -> bool {
+        // Without attributes the name is still shown; whoever asks for the file gets its error.
+        let Ok(stat) = self.filesystem.stat(entry.id) else { return add_bare(reply, entry) };
         let is_dots = entry.name == b"." || entry.name == b"..";
         // The kernel does not count dots as told.
         let number = if is_dots { entry.id.as_u64() } else { self.ids.tell(entry.id) };
@@ -163,7 +160,7 @@ impl Door {
         if full && !is_dots {
             self.ids.forget(number, 1);
         }
-        Ok(full)
+        full
     }
 }
 
@@ -277,7 +274,7 @@ impl fuser::Filesystem for Door {
         cookie: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
-        match self.entries(node, cookie, |entry| self.add_plus(&mut reply, &entry)) {
+        match self.entries(node, cookie, |entry| Ok(self.add_plus(&mut reply, &entry))) {
             Ok(()) => reply.ok(),
             Err(error) => reply.error(replies::errno(&error)),
         }

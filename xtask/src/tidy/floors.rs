@@ -60,7 +60,7 @@ fn refusal(room: &Room<'_>, floor: u32, other: &Room<'_>) -> Option<String> {
     if DOOR_PAIRS.contains(&(room.name.as_str(), other.name.as_str())) {
         return None;
     }
-    if below >= floor {
+    if below >= floor && floor != OUTSIDE {
         return Some(format!("floor {floor} imports {} on floor {below}", other.name));
     }
     if floor == DOORS && below != 0 && other.name != LIBRARY {

@@ -19,7 +19,7 @@ const PIECE_BYTES: usize = 3 << 20;
 
 /// Why the bytes of a file ended early.
 enum Stop {
-    Reading(u64, Error),
+    Reading(u64, Box<Error>),
     Writing(io::Error),
 }
 
@@ -83,8 +83,9 @@ fn copy(
     let mut at = range.start;
     while at < range.end {
         let left = usize::try_from(range.end - at).unwrap_or(PIECE_BYTES).min(PIECE_BYTES);
-        let read =
-            file.read_at(at, &mut piece[..left]).map_err(|error| Stop::Reading(at, error))?;
+        let read = file
+            .read_at(at, &mut piece[..left])
+            .map_err(|error| Stop::Reading(at, Box::new(error)))?;
         if read == 0 {
             break;
         }

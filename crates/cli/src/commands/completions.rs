@@ -2,11 +2,11 @@
 
 use clap::CommandFactory;
 
-use crate::failure::{Done, Outcome};
+use crate::failure::Done;
 use crate::flags::{CompletionsArgs, LowArgs};
 use crate::output::Output;
 
-pub(crate) fn run(args: &CompletionsArgs, out: &mut Output) -> Outcome {
+pub(crate) fn run(args: &CompletionsArgs, out: &mut Output) -> Done {
     clap_complete::generate(args.shell, &mut LowArgs::command(), "butternut", out);
-    Ok(Done::Well)
+    Done::Well
 }

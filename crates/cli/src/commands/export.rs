@@ -95,7 +95,10 @@ impl Place {
         let has_name = !name.is_empty() && name != b"." && name != b"..";
         if dest.is_dir() {
             let folder = File::open(dest).map_err(|error| Failure::io(&*shown, &error))?;
-            return Ok(Self { folder, name: has_name.then_some(name), shown });
+            let name = has_name.then_some(name);
+            let inside = name.as_ref().map(|name| format!("/{}", text::escaped(name)));
+            let shown = format!("{}{}", shown.trim_end_matches('/'), inside.unwrap_or_default());
+            return Ok(Self { folder, name, shown });
         }
         if dest.symlink_metadata().is_ok() {
             return Err(Failure::new(shown, "exists and is not a directory")

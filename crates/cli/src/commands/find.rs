@@ -100,7 +100,7 @@ impl Wanted {
         let stat = opened
             .filesystem
             .stat(found.id)
-            .map_err(|error| Broken { path: found.path.clone(), error })?;
+            .map_err(|error| Broken { path: found.path.clone(), error: Box::new(error) })?;
         Ok(match size {
             Size::AtLeast(bytes) => stat.size >= *bytes,
             Size::AtMost(bytes) => stat.size <= *bytes,

@@ -102,7 +102,7 @@ impl Lister<'_> {
     }
 
     fn entries(&self, found: &Found) -> Result<Vec<DirEntry>, Broken> {
-        let broken = |error| Broken { path: found.path.clone(), error };
+        let broken = |error| Broken { path: found.path.clone(), error: Box::new(error) };
         let cookie = if self.args.all { 0 } else { FIRST_ENTRY };
         let entries = self.opened.filesystem.read_dir(found.id, cookie).map_err(broken)?;
         let mut entries = entries.collect::<Result<Vec<_>, _>>().map_err(broken)?;
@@ -177,12 +177,12 @@ impl Lister<'_> {
     fn columns(&self, entry: &Entry) -> Vec<String> {
         let ino = if self.args.inode { entry.id.ino.to_string() } else { String::new() };
         let Some(stat) = &entry.stat else { return vec![ino] };
-        let size = match stat.kind {
-            FileKind::CharDevice | FileKind::BlockDevice => {
-                format!("{}, {}", stat.rdev.0, stat.rdev.1)
-            }
-            _ if self.args.human => size::short(stat.size),
-            _ => stat.size.to_string(),
+        let size = if matches!(stat.kind, FileKind::CharDevice | FileKind::BlockDevice) {
+            format!("{}, {}", stat.rdev.0, stat.rdev.1)
+        } else if self.args.human {
+            size::short(stat.size)
+        } else {
+            stat.size.to_string()
         };
         vec![
             ino,

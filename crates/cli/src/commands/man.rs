@@ -24,6 +24,8 @@ fn write_page(folder: &Path, command: &clap::Command, name: &str) -> std::io::Re
     let mut page = Vec::new();
     // Without a date, so that the pages change only when the flags do.
     clap_mangen::Man::new(named).date("").render(&mut page)?;
+    // What stands after the options is laid out already.
+    let page = String::from_utf8_lossy(&page).replace(".SH EXTRA\n", ".SH NOTES\n.nf\n");
     fs::write(folder.join(format!("{name}.1")), page)?;
     for below in command.get_subcommands().filter(|below| !below.is_hide_set()) {
         write_page(folder, below, &format!("{name}-{}", below.get_name()))?;

@@ -17,6 +17,7 @@ use std::thread;
 
 use butternut_fuse::{FuseError, Mounted, Unmounter};
 use butternut_sys::signal::EndSignals;
+use rustix::io::Errno;
 
 use super::umount;
 use crate::failure::{Done, Failure, Outcome, chain};
@@ -51,15 +52,15 @@ impl Plan {
         let mut meaning = Meaning::of(&args.options)?;
         meaning.place(&mut volume)?;
         meaning.volume.degraded |= global.degraded;
-        meaning.fuse.source = volume.typed.clone();
+        meaning.fuse.source.clone_from(&volume.typed);
         let cores = thread::available_parallelism().map_or(2, NonZero::get).max(2);
         meaning.fuse.threads = args.threads.or(meaning.threads).unwrap_or(cores).clamp(1, 64);
         let shown = mountpoint.display().to_string();
         let meta = std::fs::metadata(&mountpoint).map_err(|error| {
             let failure = Failure::io(&*shown, &error);
-            match error.kind() {
-                io::ErrorKind::NotFound => failure.cure("make the directory first"),
-                _ if error.raw_os_error() == Some(rustix::io::Errno::NOTCONN.raw_os_error()) => {
+            match Errno::from_io_error(&error) {
+                Some(Errno::NOENT) => failure.cure("make the directory first"),
+                Some(Errno::NOTCONN) => {
                     failure.cure("a dead mount is still there: `butternut umount` takes it away")
                 }
                 _ => failure,
@@ -179,14 +180,13 @@ fn refused(mountpoint: &Path, error: &FuseError) -> Failure {
     if text.contains("user_allow_other") {
         return failure.cure("root can add `user_allow_other` to /etc/fuse.conf");
     }
-    match error {
-        FuseError::NoFuse(_) => {
-            failure.cure("load the fuse module, or give the container /dev/fuse")
-        }
-        FuseError::Refused(source) if source.kind() == io::ErrorKind::NotFound => {
-            failure.cure("install fuse3, which has fusermount3")
-        }
-        FuseError::Refused(source) if source.kind() == io::ErrorKind::PermissionDenied => {
+    if let FuseError::NoFuse(_) = error {
+        return failure.cure("load the fuse module, or give the container /dev/fuse");
+    }
+    let FuseError::Refused(source) = error else { return failure };
+    match Errno::from_io_error(source) {
+        Some(Errno::NOENT) => failure.cure("install fuse3, which has fusermount3"),
+        Some(Errno::PERM | Errno::ACCESS) => {
             failure.cure("/dev/fuse must be open to you, and the mount point yours to write")
         }
         _ => failure,

@@ -37,7 +37,7 @@ impl Found {
 #[derive(Debug)]
 pub(crate) struct Broken {
     pub(crate) path: Vec<u8>,
-    pub(crate) error: Error,
+    pub(crate) error: Box<Error>,
 }
 
 struct Level {
@@ -61,7 +61,7 @@ impl<'a> Walk<'a> {
 
     /// Goes on with what is in `found`, before anything else.
     pub(crate) fn enter(&mut self, found: &Found) -> Result<(), Broken> {
-        let broken = |error| Broken { path: found.path.clone(), error };
+        let broken = |error| Broken { path: found.path.clone(), error: Box::new(error) };
         if let Some(above) = self.levels.last()
             && self.one_subvolume
             && above.id.subvolume != found.id.subvolume
@@ -92,7 +92,7 @@ impl Iterator for Walk<'_> {
                 Some(Err(error)) => {
                     let path = level.path.clone();
                     self.levels.pop();
-                    return Some(Err(Broken { path, error }));
+                    return Some(Err(Broken { path, error: Box::new(error) }));
                 }
                 Some(Ok(DirEntry { name, id, kind, .. })) => {
                     let path = text::joined(&level.path, &name);

@@ -7,6 +7,7 @@ use clap::{Args, Subcommand, ValueEnum};
 
 use super::VolumeArgs;
 
+#[expect(clippy::struct_excessive_bools, reason = "flags, as typed")]
 #[derive(Debug, Args)]
 pub(crate) struct LsArgs {
     #[command(flatten)]
@@ -111,7 +112,8 @@ pub(crate) struct ExportArgs {
     pub(crate) path: OsString,
     /// Where to: made under this name, or, if it is a directory already, in it under PATH's name
     pub(crate) dest: PathBuf,
-    /// Do not set owners and groups (the default for users other than root)
+    /// Do not set owners and groups (users other than root never do); set-user-id bits of files
+    /// are then left out
     #[arg(long)]
     pub(crate) no_owner: bool,
     /// Do not set extended attributes, ACLs and capabilities
@@ -167,7 +169,7 @@ pub(crate) struct SubvolumeListArgs {
     /// Parent id
     #[arg(short)]
     pub(crate) parent: bool,
-    /// Mark paths that are not directly in the volume's root with <FS_TREE>
+    /// Mark paths that are not directly in the volume's root
     #[arg(short)]
     pub(crate) all: bool,
     /// Generation at creation
@@ -237,6 +239,7 @@ pub(crate) enum FilesystemVerb {
 }
 
 /// How sizes are printed, as in btrfs-progs.
+#[expect(clippy::struct_excessive_bools, reason = "flags, as typed")]
 #[derive(Debug, Args)]
 pub(crate) struct UnitArgs {
     /// Bytes

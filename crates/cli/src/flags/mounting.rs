@@ -8,7 +8,7 @@ use clap::Args;
 #[derive(Debug, Args)]
 pub(crate) struct MountArgs {
     /// Devices or images of one volume, then the mount point
-    #[arg(required = true, num_args = 2.., value_name = "VOLUME... MOUNTPOINT")]
+    #[arg(required = true, num_args = 2.., value_names = ["VOLUME", "MOUNTPOINT"])]
     pub(crate) places: Vec<OsString>,
     /// Options, joined with commas (see below)
     #[arg(short, long, value_name = "OPT,...")]

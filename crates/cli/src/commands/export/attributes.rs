@@ -7,7 +7,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use butternut::{FileId, Stat, Time};
+use butternut::{FileId, FileKind, Stat, Time};
 use rustix::fs::{
     AtFlags, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags, chmod, chownat, fchmod,
     fsetxattr, lsetxattr, openat, utimensat,
@@ -49,7 +49,7 @@ pub(super) fn finish(export: &Export, fd: BorrowedFd<'_>, stat: &Stat, path: &[u
     give_owner(export, stat, path, |uid, gid| Ok(rustix::fs::fchown(fd, uid, gid)?));
     let set = |name: &[u8], value: &[u8]| Ok(fsetxattr(fd, name, value, XattrFlags::empty())?);
     give_xattrs(export, stat.id, path, |name| !name.starts_with(ACL), &set);
-    if let Err(error) = fchmod(fd, mode(stat)) {
+    if let Err(error) = fchmod(fd, mode(export, stat)) {
         report.lost(Lost::Mode, path, &error.into());
     }
     give_xattrs(export, stat.id, path, |name| name.starts_with(ACL), &set);
@@ -98,7 +98,7 @@ pub(super) fn finish_special(
         Ok(rustix::fs::setxattr(place.as_str(), name, value, XattrFlags::empty())?)
     };
     give_xattrs(export, stat.id, path, |name| !name.starts_with(ACL), &set);
-    if let Err(error) = chmod(place.as_str(), mode(stat)) {
+    if let Err(error) = chmod(place.as_str(), mode(export, stat)) {
         export.report.lost(Lost::Mode, path, &error.into());
     }
     give_xattrs(export, stat.id, path, |name| name.starts_with(ACL), &set);
@@ -107,6 +107,9 @@ pub(super) fn finish_special(
         export.report.lost(Lost::Times, path, &error.into());
     }
 }
+
+/// Sets one attribute, by name and value.
+type SetXattr<'a> = dyn Fn(&[u8], &[u8]) -> io::Result<()> + 'a;
 
 fn give_owner(
     export: &Export,
@@ -130,7 +133,7 @@ fn give_xattrs(
     id: FileId,
     path: &[u8],
     wanted: impl Fn(&[u8]) -> bool,
-    set: &dyn Fn(&[u8], &[u8]) -> io::Result<()>,
+    set: &SetXattr<'_>,
 ) {
     if !export.keeping.xattrs {
         return;
@@ -165,8 +168,10 @@ fn namespace(name: &[u8]) -> &'static str {
     }
 }
 
-fn mode(stat: &Stat) -> Mode {
-    Mode::from_raw_mode(stat.mode & 0o7777)
+/// A file that changes its owner keeps no bits that would lend the new one's rights.
+fn mode(export: &Export, stat: &Stat) -> Mode {
+    let lends = stat.kind == FileKind::File && !export.keeping.owners;
+    Mode::from_raw_mode(stat.mode & if lends { 0o1777 } else { 0o7777 })
 }
 
 fn times(stat: &Stat) -> Timestamps {

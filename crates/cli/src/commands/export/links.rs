@@ -66,6 +66,8 @@ impl Links {
         }
         match &linked {
             Ok(()) => report.link(),
+            // The copy that follows finds the same, and says it.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => report.lost(Lost::Link, &found.path, error),
         }
         linked.is_ok()

@@ -87,7 +87,12 @@ impl Report {
 
     /// Something that the system refuses to make.
     pub(super) fn io(&self, path: &[u8], error: &io::Error) {
-        self.failed(path, &plain(error));
+        let cures = [
+            (io::ErrorKind::AlreadyExists, " (remove it, or choose another DEST)"),
+            (io::ErrorKind::StorageFull, " (make room, or choose another DEST)"),
+        ];
+        let cure = cures.iter().find(|(kind, _)| *kind == error.kind()).map_or("", |(_, c)| *c);
+        self.failed(path, &format!("{}{cure}", plain(error)));
     }
 
     pub(super) fn failed(&self, path: &[u8], why: &str) {
@@ -139,7 +144,7 @@ impl Report {
         }
         for (what, (count, example, why)) in &counts.lost {
             let failure = Failure::new(
-                format!("{dest}: {} of {count} files not kept", what.name()),
+                format!("{dest}: {} not kept, {count} in all", what.name()),
                 format!("{}: {why}", text::escaped(example)),
             );
             say(&cure(*what, failure).to_string());

@@ -1,11 +1,12 @@
 //! `filesystem du`: the space of files, and how much of it is shared, as btrfs-progs shows it.
 //!
-//! A directory's line comes after what is in it, and is the sum of that. "Set shared" counts each
-//! shared byte of disk once, over the whole of a PATH.
+//! A file with several names counts at the first. A directory's line comes after what is in it, and
+//! is the sum of that. "Set shared" counts each shared byte of disk once, over the whole of a PATH.
 
+use std::collections::HashSet;
 use std::io::Write;
 
-use butternut::{DiskUsage, FileKind, Follow};
+use butternut::{DiskUsage, FileId, FileKind, Follow};
 
 use super::groups::units;
 use crate::commands::walk::{Broken, Found, Walk};
@@ -21,6 +22,8 @@ struct Summer<'a> {
     units: Units,
     json: Option<json::List>,
     done: Done,
+    /// Files with more than one name that have been counted.
+    linked: HashSet<FileId>,
 }
 
 pub(crate) fn run(global: &GlobalArgs, args: &DuArgs, out: &mut Output) -> Outcome {
@@ -31,6 +34,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &DuArgs, out: &mut Output) -> Outco
         units: units(&args.units),
         json: global.json.then(json::List::default),
         done: Done::Well,
+        linked: HashSet::new(),
     };
     if !global.json {
         writeln!(out, "{:>10}  {:>10}  {:>10}  Filename", "Total", "Exclusive", "Set shared")?;
@@ -80,6 +84,10 @@ impl Summer<'_> {
         found: &Found,
         out: &mut Output,
     ) -> Result<(), Failure> {
+        let links = self.opened.filesystem.stat(found.id).map_or(1, |stat| stat.nlink);
+        if links > 1 && !self.linked.insert(found.id) {
+            return Ok(());
+        }
         match self.opened.filesystem.disk_usage(found.id) {
             Ok(usage) => {
                 self.print(found, &usage, open.is_empty(), out)?;
@@ -87,7 +95,9 @@ impl Summer<'_> {
                     sum.add(&usage);
                 }
             }
-            Err(error) => self.failed(&Broken { path: found.path.clone(), error }),
+            Err(error) => {
+                self.failed(&Broken { path: found.path.clone(), error: Box::new(error) });
+            }
         }
         Ok(())
     }

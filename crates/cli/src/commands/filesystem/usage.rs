@@ -119,33 +119,35 @@ fn multiple(usage: &Usage) -> Vec<&'static str> {
 
 fn print_overall(overall: &Overall, units: Units, out: &mut dyn Write) -> std::io::Result<()> {
     let size = |bytes| pretty(bytes, units);
+    // Wide enough for every number of bytes.
+    let width = if units == Units::Bytes { 18 } else { 10 };
     let unallocated = overall.device_bytes.saturating_sub(overall.allocated_bytes);
     writeln!(out, "Overall:")?;
-    writeln!(out, "    Device size:\t\t{:>10}", size(overall.device_bytes))?;
-    writeln!(out, "    Device allocated:\t\t{:>10}", size(overall.allocated_bytes))?;
-    writeln!(out, "    Device unallocated:\t\t{:>10}", size(unallocated))?;
-    writeln!(out, "    Device missing:\t\t{:>10}", size(overall.missing_bytes))?;
-    writeln!(out, "    Device slack:\t\t{:>10}", size(overall.slack_bytes))?;
-    writeln!(out, "    Used:\t\t\t{:>10}", size(overall.used_bytes))?;
+    writeln!(out, "    Device size:\t\t{:>width$}", size(overall.device_bytes))?;
+    writeln!(out, "    Device allocated:\t\t{:>width$}", size(overall.allocated_bytes))?;
+    writeln!(out, "    Device unallocated:\t\t{:>width$}", size(unallocated))?;
+    writeln!(out, "    Device missing:\t\t{:>width$}", size(overall.missing_bytes))?;
+    writeln!(out, "    Device slack:\t\t{:>width$}", size(overall.slack_bytes))?;
+    writeln!(out, "    Used:\t\t\t{:>width$}", size(overall.used_bytes))?;
     writeln!(
         out,
-        "    Free (estimated):\t\t{:>10}\t(min: {})",
+        "    Free (estimated):\t\t{:>width$}\t(min: {})",
         size(overall.free_bytes),
         size(overall.free_min_bytes)
     )?;
-    writeln!(out, "    Free (statfs, df):\t\t{:>10}", size(overall.free_statfs_bytes))?;
-    writeln!(out, "    Data ratio:\t\t\t{:>10}", overall.data_ratio)?;
-    writeln!(out, "    Metadata ratio:\t\t{:>10}", overall.metadata_ratio)?;
+    writeln!(out, "    Free (statfs, df):\t\t{:>width$}", size(overall.free_statfs_bytes))?;
+    writeln!(out, "    Data ratio:\t\t\t{:>width$}", overall.data_ratio)?;
+    writeln!(out, "    Metadata ratio:\t\t{:>width$}", overall.metadata_ratio)?;
     writeln!(
         out,
-        "    Global reserve:\t\t{:>10}\t(used: {})",
+        "    Global reserve:\t\t{:>width$}\t(used: {})",
         size(overall.reserve_bytes),
         size(0)
     )?;
     let multiple = if overall.multiple.is_empty() {
-        format!("{:>10}", "no")
+        format!("{:>width$}", "no")
     } else {
-        format!("{:>10}\t({})", "yes", overall.multiple.join(", "))
+        format!("{:>width$}\t({})", "yes", overall.multiple.join(", "))
     };
     writeln!(out, "    Multiple profiles:\t\t{multiple}")?;
     writeln!(out)

@@ -4,7 +4,7 @@
 
 use std::io::Write;
 
-use butternut::{ExtentOwner, FileId};
+use butternut::{Error, ExtentOwner, FileId};
 
 use crate::failure::{Done, Failure, Outcome};
 use crate::flags::{GlobalArgs, LogicalResolveArgs};
@@ -14,10 +14,11 @@ use crate::output::{Output, json, text};
 pub(crate) fn run(global: &GlobalArgs, args: &LogicalResolveArgs, out: &mut Output) -> Outcome {
     let opened = Opened::many(global, &args.volume)?;
     let what = format!("logical address {}", args.logical);
-    let owners = opened
-        .filesystem
-        .owners_of_logical(args.logical, args.any_offset)
-        .map_err(|error| Failure::of(&*what, &error))?;
+    let owners =
+        opened.filesystem.owners_of_logical(args.logical, args.any_offset).or_else(|error| {
+            let nobody = matches!(error, Error::NotFound);
+            if nobody { Ok(Vec::new()) } else { Err(Failure::of(&*what, &error)) }
+        })?;
     if owners.is_empty() {
         return Err(Failure::new(what, "no file holds it").cure(
             "it may be metadata, free space, or past the end; -o also looks at whole extents",

@@ -14,6 +14,26 @@ use crate::volume_arg::{self, VolumeArg};
 pub(crate) const KNOWN: &str = "ro, subvol=PATH, subvolid=N, degraded, allow_other, \
      default_permissions, offset=N, cache=N, threads=N, dev, suid, exec, and their opposites";
 
+/// A read-only mount has nothing that these could change.
+const NO_CHANGE: [&str; 16] = [
+    "ro",
+    "defaults",
+    "atime",
+    "noatime",
+    "relatime",
+    "norelatime",
+    "strictatime",
+    "nostrictatime",
+    "diratime",
+    "nodiratime",
+    "lazytime",
+    "nolazytime",
+    "sync",
+    "async",
+    "dirsync",
+    "silent",
+];
+
 /// What all options together mean.
 #[derive(Debug, Default)]
 pub(crate) struct Meaning {
@@ -58,10 +78,7 @@ impl Meaning {
             ("exec", true) => self.fuse.execute = true,
             ("noexec", true) => self.fuse.execute = false,
             // A read-only mount has nothing that these could change.
-            ("ro" | "defaults", true)
-            | ("atime" | "noatime" | "relatime" | "strictatime", true) => {}
-            ("norelatime" | "diratime" | "nodiratime" | "lazytime" | "nolazytime", true) => {}
-            ("sync" | "async" | "dirsync" | "silent" | "loud", true) => {}
+            (word, true) if NO_CHANGE.contains(&word) => {}
             ("rw", true) => return Err(refused("rw", "this mount is read-only").cure("say ro")),
             _ => {
                 return Err(refused(&text, "is not known").cure(format!("known: {KNOWN}")));

@@ -15,8 +15,10 @@ const NO_UUID: &str = "-                                   ";
 /// A field: its word in the lines, its head in the table, its text.
 struct Column {
     word: &'static str,
-    text: fn(&SubvolumeInfo) -> String,
+    text: Text,
 }
+
+type Text = fn(&SubvolumeInfo) -> String;
 
 pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeListArgs, out: &mut Output) -> Outcome {
     let opened = Opened::many(global, &args.volume)?;
@@ -47,7 +49,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeListArgs, out: &mut Outpu
                 line.push_str(&text);
                 line.push_str(if column.word == "top level" { "\t\t" } else { "\t" });
             } else {
-                line.push_str(&format!("{} {text} ", column.word));
+                line.extend([column.word, " ", &text, " "]);
             }
         }
         if !args.table {
@@ -84,7 +86,7 @@ fn sort(all: &mut [SubvolumeInfo], by: Option<(bool, ListSort)>) {
 
 fn columns(args: &SubvolumeListArgs) -> Vec<Column> {
     let parent = |subvolume: &SubvolumeInfo| subvolume.parent.unwrap_or(0).to_string();
-    let all: [(bool, &'static str, fn(&SubvolumeInfo) -> String); 9] = [
+    let all: [(bool, &'static str, Text); 9] = [
         (true, "ID", |s| s.id.to_string()),
         (true, "gen", |s| s.generation.to_string()),
         (args.created || args.snapshots, "cgen", |s| s.created_generation.to_string()),

@@ -1,0 +1,64 @@
+//! Running the program under test, and others.
+
+use std::ffi::OsStr;
+use std::process::{Command, Output};
+
+/// What a program said.
+pub(crate) struct Ran {
+    pub(crate) code: Option<i32>,
+    pub(crate) out: String,
+    pub(crate) err: String,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl From<Output> for Ran {
+    fn from(output: Output) -> Self {
+        Self {
+            code: output.status.code(),
+            out: String::from_utf8_lossy(&output.stdout).into_owned(),
+            err: String::from_utf8_lossy(&output.stderr).into_owned(),
+            bytes: output.stdout,
+        }
+    }
+}
+
+impl Ran {
+    /// Stdout of a run that went well.
+    #[track_caller]
+    pub(crate) fn ok(self) -> String {
+        assert_eq!((self.code, self.err.as_str()), (Some(0), ""), "stdout: {}", self.out);
+        self.out
+    }
+
+    /// Stderr of a run that failed with status 1 and printed nothing.
+    #[track_caller]
+    pub(crate) fn failure(self) -> String {
+        assert_eq!((self.code, self.out.as_str()), (Some(1), ""), "stderr: {}", self.err);
+        self.err.trim_end().to_owned()
+    }
+}
+
+pub(crate) fn command() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_butternut"));
+    command.env("TZ", "UTC");
+    command
+}
+
+pub(crate) fn butternut<S: AsRef<OsStr>>(words: &[S]) -> Ran {
+    command().args(words).output().unwrap().into()
+}
+
+/// Another program, which must go well.
+#[track_caller]
+pub(crate) fn run(program: &str, words: &[&OsStr]) -> String {
+    let output = Command::new(program).env("TZ", "UTC").args(words).output();
+    let output = output.unwrap_or_else(|error| panic!("{program}: {error}; install it"));
+    let ran = Ran::from(output);
+    assert_eq!(ran.code, Some(0), "{program} {words:?}: {}{}", ran.out, ran.err);
+    ran.out
+}
+
+#[track_caller]
+pub(crate) fn shell(script: &str) -> String {
+    run("sh", &["-ec".as_ref(), script.as_ref()])
+}

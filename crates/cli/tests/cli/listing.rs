@@ -1,0 +1,133 @@
+//! ls, cat, stat, find: what they print, in text and in JSON.
+
+use std::process::Stdio;
+
+use serde_json::{Value, json};
+
+use super::command::{butternut, command};
+use super::image::plain;
+
+fn on_plain(words: &[&str]) -> super::command::Ran {
+    let image = plain().0.to_str().unwrap();
+    let words: Vec<&str> =
+        words.iter().map(|word| if *word == "IMG" { image } else { word }).collect();
+    butternut(&words)
+}
+
+fn json_of(words: &[&str]) -> Value {
+    let mut words = words.to_vec();
+    words.push("--json");
+    serde_json::from_str(&on_plain(&words).ok()).unwrap()
+}
+
+#[test]
+fn ls_lists_names_in_order() {
+    assert_eq!(on_plain(&["ls", "IMG"]).ok(), "dirlink\ndocs\nempty\nhello.txt\nodd\nname\n");
+    assert_eq!(on_plain(&["ls", "IMG", "docs/deep"]).ok(), "");
+    assert_eq!(on_plain(&["ls", "-a", "IMG", "docs/deep"]).ok(), ".\n..\n.hidden\n");
+    assert_eq!(on_plain(&["ls", "IMG", "hello.txt"]).ok(), "hello.txt\n");
+    assert_eq!(on_plain(&["ls", "-d", "IMG", "docs"]).ok(), "docs\n");
+}
+
+#[test]
+fn ls_null_ends_each_name_with_a_zero_byte() {
+    let names = on_plain(&["ls", "-0", "IMG"]).ok();
+    assert_eq!(names, "dirlink\0docs\0empty\0hello.txt\0odd\nname\0");
+}
+
+#[test]
+fn ls_long_shows_what_ls_shows() {
+    let lines = on_plain(&["ls", "-l", "IMG", "docs"]).ok();
+    let again = lines.lines().find(|line| line.ends_with(" again")).unwrap();
+    assert!(again.starts_with("-rw-r----- 2 "), "{again}");
+    let link = lines.lines().find(|line| line.contains(" link ")).unwrap();
+    assert!(link.starts_with("lrwxrwxrwx") && link.ends_with("link -> ../hello.txt"), "{link}");
+    let itself = on_plain(&["ls", "-ld", "IMG", "docs"]).ok();
+    assert!(
+        itself.starts_with("drwxr-x--- 1 ") && itself.contains(" 2001-02-03 04:05 "),
+        "{itself}"
+    );
+}
+
+#[test]
+fn ls_recursive_goes_to_the_bottom() {
+    let text = on_plain(&["ls", "-R", "IMG", "docs"]).ok();
+    assert_eq!(text, "docs:\nagain\ndeep\nlink\nnumbers\n\ndocs/deep:\n");
+}
+
+#[test]
+fn cat_prints_files_and_parts_of_them() {
+    let numbers = std::fs::read(plain().1.join("docs/numbers")).unwrap();
+    assert_eq!(on_plain(&["cat", "IMG", "docs/numbers"]).bytes, numbers);
+    assert_eq!(on_plain(&["cat", "IMG", "docs/link", "hello.txt"]).ok(), "hello\nhello\n");
+    let part = on_plain(&["cat", "IMG", "docs/numbers", "--offset", "4K", "--length", "100"]);
+    assert_eq!(part.bytes, numbers[4096..4196]);
+    assert_eq!(on_plain(&["cat", "IMG", "hello.txt", "--offset", "1G"]).ok(), "");
+    let value = json_of(&["cat", "IMG", "hello.txt"]);
+    assert_eq!(value, json!([{ "path": "hello.txt", "offset": 0, "data": "aGVsbG8K" }]));
+}
+
+#[test]
+fn cat_goes_on_after_a_file_that_fails() {
+    let ran = on_plain(&["cat", "IMG", "nope", "hello.txt"]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(1), "hello\n"));
+    assert!(ran.err.starts_with("butternut: nope: no such file or directory ("), "{}", ran.err);
+}
+
+#[test]
+fn stat_shows_what_btrfs_keeps() {
+    let text = on_plain(&["stat", "IMG", "hello.txt", "--extents"]).ok();
+    assert!(text.contains("  File: hello.txt\n  Size: 6 "), "{text}");
+    assert!(text.contains("Access: (0640/-rw-r-----)"), "{text}");
+    assert!(text.contains("inline"), "{text}");
+    let value = json_of(&["stat", "IMG", "docs/numbers", "-e"]);
+    assert_eq!(value[0]["type"], "file");
+    assert_eq!(value[0]["subvolume"], 5);
+    assert_eq!(value[0]["extents"][0]["kind"], "regular");
+    let link = json_of(&["stat", "IMG", "docs/link"]);
+    assert_eq!((&link[0]["type"], &link[0]["target"]), (&json!("symlink"), &json!("../hello.txt")));
+    assert_eq!(json_of(&["stat", "-L", "IMG", "docs/link"])[0]["size"], 6);
+}
+
+#[test]
+fn find_selects_by_name_kind_size_and_depth() {
+    let check = |words: &[&str]| {
+        let mut all = vec!["find", "IMG", "/"];
+        all.extend_from_slice(words);
+        let text = on_plain(&all).ok();
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    assert_eq!(check(&["--name", "*.txt"]), ["/hello.txt"]);
+    assert_eq!(check(&["--type", "l"]), ["/dirlink", "/docs/link"]);
+    assert_eq!(check(&["--type", "v"]), ["/"]);
+    assert_eq!(check(&["--size", "+64K", "--type", "f"]), ["/docs/numbers"]);
+    assert_eq!(check(&["--size", "-0", "--type", "f"]), ["/empty"]);
+    assert_eq!(check(&["--type", "d", "--max-depth", "1"]), ["/", "/docs"]);
+    assert_eq!(check(&["--min-depth", "3"]), ["/docs/deep/.hidden"]);
+    assert_eq!(on_plain(&["find", "IMG", "hello.txt", "-0"]).ok(), "hello.txt\0");
+}
+
+#[test]
+fn every_listing_is_json_that_names_the_same_files() {
+    let value = json_of(&["ls", "IMG"]);
+    let names: Vec<&str> =
+        value.as_array().unwrap().iter().map(|entry| entry["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["dirlink", "docs", "empty", "hello.txt", "odd\nname"]);
+    assert_eq!(json_of(&["find", "IMG", "docs", "--name", "deep"])[0]["path"], "docs/deep");
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_failure() {
+    let image = plain().0.to_str().unwrap();
+    let mut child = command()
+        .args(["cat", image, "docs/numbers"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]));
+}

@@ -1,0 +1,19 @@
+//! The command line, run as its users run it.
+//!
+//! Needs `mkfs.btrfs`; those that say so need root, loop devices and FUSE too, and
+//! `BUTTERNUT_NO_KERNEL=1` leaves them out.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "helpers of tests panic as tests do, and say what is left out"
+)]
+
+mod command;
+mod errors;
+mod export;
+mod image;
+mod listing;
+mod mount;
+mod pages;
+mod progs;

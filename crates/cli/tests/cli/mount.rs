@@ -1,0 +1,306 @@
+//! Mounts: served, compared with the kernel's own, unmounted, released.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+
+use rustix::fs::{SeekFrom, seek};
+use tempfile::TempDir;
+
+use super::command::{butternut, command, shell};
+use super::image::{KernelView, kernel, kernel_is_here, plain};
+
+/// A place to mount on, unmounted at the end whatever happened.
+struct Place {
+    folder: TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap() }
+    }
+
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn name(&self) -> &str {
+        self.path().to_str().unwrap()
+    }
+
+    fn is_mounted(&self) -> bool {
+        fs::read_to_string("/proc/self/mounts").unwrap().contains(self.name())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        shell(&format!("umount -l {} 2>/dev/null || true", self.name()));
+    }
+}
+
+fn mount(image: &Path, place: &Place, options: &[&str]) {
+    let mut words = vec!["mount", image.to_str().unwrap(), place.name()];
+    words.extend_from_slice(options);
+    butternut(&words).ok();
+}
+
+/// The processes that hold `file` open.
+fn holders(file: &Path) -> Vec<PathBuf> {
+    let file = file.canonicalize().unwrap();
+    let mut found = Vec::new();
+    for process in fs::read_dir("/proc").unwrap().flatten() {
+        let Ok(open) = fs::read_dir(process.path().join("fd")) else { continue };
+        if open.flatten().any(|fd| fs::read_link(fd.path()).is_ok_and(|to| to == file)) {
+            found.push(process.path());
+        }
+    }
+    found
+}
+
+/// An image of this test's own, so that who holds it is known.
+fn own_copy(scratch: &TempDir) -> PathBuf {
+    let copy = scratch.path().join("own.img");
+    shell(&format!("cp --sparse=always {} {}", plain().0.display(), copy.display()));
+    copy
+}
+
+fn listing(root: &Path) -> Vec<String> {
+    let root = root.display();
+    let text = shell(&format!(
+        "cd {root}
+         find . -printf '%p %y %m %n %U %G %s %b %A@ %T@ %C@ %l\\n' | sort
+         find . -print0 | sort -z | xargs -0 getfattr -h -d -m - -e hex
+         find . -type f -print0 | sort -z | xargs -0 sha256sum"
+    ));
+    text.lines().filter(|line| !line.contains("/nested ")).map(str::to_owned).collect()
+}
+
+#[test]
+fn a_mount_shows_what_the_kernel_shows() {
+    if !kernel_is_here("a_mount_shows_what_the_kernel_shows") {
+        return;
+    }
+    let (view, place) = (KernelView::new(), Place::new());
+    mount(kernel(), &place, &[]);
+    assert_eq!(listing(place.path()), listing(view.path()));
+    let table = shell(&format!("findmnt -no FSTYPE,OPTIONS {}", place.name()));
+    assert!(table.starts_with("fuse.butternut ro,"), "{table}");
+    butternut(&["umount", place.name()]).ok();
+}
+
+#[test]
+fn umount_returns_when_the_volume_is_released() {
+    if !kernel_is_here("umount_returns_when_the_volume_is_released") {
+        return;
+    }
+    let scratch = tempfile::tempdir().unwrap();
+    let (image, place) = (own_copy(&scratch), Place::new());
+    mount(&image, &place, &[]);
+    assert_eq!(fs::read(place.path().join("hello.txt")).unwrap(), b"hello\n");
+    assert_eq!(holders(&image).len(), 1);
+    butternut(&["umount", place.name()]).ok();
+    assert!(!place.is_mounted());
+    assert_eq!(holders(&image), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn plain_umount_and_fusermount_end_the_daemon_too() {
+    if !kernel_is_here("plain_umount_and_fusermount_end_the_daemon_too") {
+        return;
+    }
+    let scratch = tempfile::tempdir().unwrap();
+    let image = own_copy(&scratch);
+    for way in ["umount", "fusermount3 -u"] {
+        let place = Place::new();
+        mount(&image, &place, &[]);
+        shell(&format!("{way} {}", place.name()));
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while !holders(&image).is_empty() {
+            assert!(std::time::Instant::now() < end, "{way} leaves {:?}", holders(&image));
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    }
+}
+
+#[test]
+fn a_busy_mount_is_not_unmounted_unless_lazily() {
+    if !kernel_is_here("a_busy_mount_is_not_unmounted_unless_lazily") {
+        return;
+    }
+    let place = Place::new();
+    mount(&plain().0, &place, &[]);
+    let open = fs::File::open(place.path().join("docs/numbers")).unwrap();
+    let said = butternut(&["umount", place.name()]).failure();
+    assert!(said.contains(": is busy (close what is open in it"), "{said}");
+    butternut(&["umount", "--lazy", place.name()]).ok();
+    assert!(!place.is_mounted());
+    assert!(std::io::read_to_string(open).unwrap().ends_with("20000\n"), "open files live on");
+}
+
+fn served(image: &Path, place: &Place, options: &[&str]) -> Child {
+    let mut words = vec!["mount", "--foreground", image.to_str().unwrap(), place.name()];
+    words.extend_from_slice(options);
+    let mut child = command().args(&words).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = String::new();
+    let stderr = child.stderr.take().unwrap();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(stderr), &mut said).unwrap();
+    assert!(said.contains(": serves ("), "{said}");
+    child
+}
+
+#[test]
+fn a_signal_unmounts_a_foreground_mount() {
+    if !kernel_is_here("a_signal_unmounts_a_foreground_mount") {
+        return;
+    }
+    let place = Place::new();
+    let mut child = served(&plain().0, &place, &[]);
+    assert!(place.is_mounted());
+    shell(&format!("kill -TERM {}", child.id()));
+    assert!(child.wait().unwrap().success());
+    assert!(!place.is_mounted());
+}
+
+#[test]
+fn a_subvolume_is_mounted_by_name_option_or_id() {
+    if !kernel_is_here("a_subvolume_is_mounted_by_name_option_or_id") {
+        return;
+    }
+    let image = kernel().display().to_string();
+    let ways: [(String, &[&str]); 4] = [
+        (format!("{image}@snap-ro"), &[]),
+        (image.clone(), &["-o", "ro,subvol=snap-ro"]),
+        (image.clone(), &["-o", "subvol=/snap-ro"]),
+        (image.clone(), &["-o", "subvolid=259,noatime"]),
+    ];
+    for (volume, options) in ways {
+        let place = Place::new();
+        mount(Path::new(&volume), &place, options);
+        assert!(place.path().join("clone").exists(), "{volume} {options:?}");
+        butternut(&["umount", place.name()]).ok();
+    }
+    let place = Place::new();
+    let both = butternut(&["mount", &format!("{image}@s1"), place.name(), "-o", "subvol=s2"]);
+    assert!(both.failure().contains("option subvol: names s2, the volume s1 (name one)"));
+}
+
+#[test]
+fn a_daemon_that_cannot_serve_says_why_and_fails() {
+    let place = Place::new();
+    let said = butternut(&["mount", "/proc/self/exe", place.name()]).failure();
+    assert!(said.starts_with("butternut: /proc/self/exe: the volume cannot be opened"), "{said}");
+    assert!(!said.contains('\n') && !place.is_mounted());
+}
+
+#[test]
+fn inode_numbers_differ_between_subvolumes() {
+    if !kernel_is_here("inode_numbers_differ_between_subvolumes") {
+        return;
+    }
+    let place = Place::new();
+    mount(kernel(), &place, &[]);
+    let ino = |name: &str| fs::metadata(place.path().join(name)).unwrap().ino();
+    assert_ne!(ino("s1/clone"), ino("snap-ro/clone"));
+    assert_ne!(ino("s1"), ino("s2"));
+    assert_eq!(ino("hello.txt"), ino("hard"));
+    // As a cold kernel sees it: by name, not by listing.
+    let before = ino("s1/d/e/random");
+    shell("echo 2 > /proc/sys/vm/drop_caches");
+    assert_eq!(ino("s1/d/e/random"), before);
+    butternut(&["umount", place.name()]).ok();
+}
+
+#[test]
+fn holes_are_found_through_the_mount() {
+    if !kernel_is_here("holes_are_found_through_the_mount") {
+        return;
+    }
+    let place = Place::new();
+    mount(kernel(), &place, &[]);
+    let file = fs::File::open(place.path().join("sparse")).unwrap();
+    assert_eq!(seek(&file, SeekFrom::Data(0)), Ok(5 << 20));
+    assert_eq!(seek(&file, SeekFrom::Hole(5 << 20)), Ok((5 << 20) + 4096));
+    assert_eq!(seek(&file, SeekFrom::Data(6 << 20)), Err(rustix::io::Errno::NXIO));
+    drop(file);
+    butternut(&["umount", place.name()]).ok();
+}
+
+#[test]
+fn others_are_let_in_only_with_permissions_and_acls_checked() {
+    if !kernel_is_here("others_are_let_in_only_with_permissions_and_acls_checked") {
+        return;
+    }
+    let place = Place::new();
+    shell(&format!("chmod 755 {}", place.name()));
+    let may = |id: u32, name: &str| {
+        let path = place.path().join(name);
+        let words =
+            format!("setpriv --reuid={id} --regid={id} --clear-groups cat {}", path.display());
+        shell(&format!("{words} >/dev/null 2>&1 && echo yes || echo no")).trim() == "yes"
+    };
+    mount(&plain().0, &place, &[]);
+    assert!(!may(1234, "docs/numbers"), "a mount without allow_other is its owner's");
+    butternut(&["umount", place.name()]).ok();
+    mount(&plain().0, &place, &["-o", "allow_other"]);
+    assert!(may(1234, "empty"));
+    assert!(!may(1234, "hello.txt"), "mode 640");
+    butternut(&["umount", place.name()]).ok();
+    mount(kernel(), &place, &["-o", "allow_other"]);
+    assert!(may(1234, "d/seq"), "others may read");
+    let execute = |id: u32| {
+        let path = place.path().join("d/seq");
+        let test =
+            format!("setpriv --reuid={id} --regid={id} --clear-groups test -x {}", path.display());
+        shell(&format!("{test} && echo yes || echo no")).trim() == "yes"
+    };
+    assert!(execute(1000), "the ACL gives user 1000 rwx");
+    assert!(!execute(1234), "and nobody else");
+    butternut(&["umount", place.name()]).ok();
+}
+
+#[test]
+fn a_user_without_root_mounts_through_fusermount() {
+    if !kernel_is_here("a_user_without_root_mounts_through_fusermount") {
+        return;
+    }
+    let scratch = tempfile::tempdir_in("/var/tmp").unwrap();
+    let (dir, image) = (scratch.path().display(), plain().0.display());
+    let program = env!("CARGO_BIN_EXE_butternut");
+    let had = fs::metadata("/dev/fuse").unwrap().mode() & 0o777;
+    let said = shell(&format!(
+        "cp --sparse=always {image} {dir}/a.img; cp {program} {dir}/butternut
+         chmod 755 {dir}; mkdir {dir}/m; chown nobody {dir}/m; chmod 644 {dir}/a.img
+         chmod 666 /dev/fuse
+         trap 'chmod {had:o} /dev/fuse' EXIT
+         # fusermount3 wants a user that has a name.
+         as='setpriv --reuid=nobody --regid=nogroup --clear-groups'
+         $as {dir}/butternut mount {dir}/a.img {dir}/m
+         $as cat {dir}/m/hello.txt
+         $as {dir}/butternut umount {dir}/m
+         if grep -q {dir}/m /proc/self/mounts; then echo still mounted; fi"
+    ));
+    assert_eq!(said, "hello\n");
+    assert!(holders(&scratch.path().join("a.img")).is_empty());
+}
+
+#[test]
+fn mount_and_umount_of_the_system_find_the_helpers() {
+    if !kernel_is_here("mount_and_umount_of_the_system_find_the_helpers") {
+        return;
+    }
+    let (scratch, place) = (tempfile::tempdir().unwrap(), Place::new());
+    let image = own_copy(&scratch);
+    let (i, m, dir) = (image.display(), place.name(), scratch.path().display());
+    let program = env!("CARGO_BIN_EXE_butternut");
+    // mount(8) looks for helpers in /sbin alone, which a test leaves as it is: the helpers are
+    // called as it calls them.
+    shell(&format!(
+        "ln -s {program} {dir}/mount.fuse.butternut; ln -s {program} {dir}/umount.fuse.butternut
+         {dir}/mount.fuse.butternut {i} {m} -o rw,noauto,user,x-systemd.automount,subvol=docs
+         test -e {m}/numbers
+         {dir}/umount.fuse.butternut {m}"
+    ));
+    assert!(!place.is_mounted() && holders(&image).is_empty());
+}
