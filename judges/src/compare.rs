@@ -119,7 +119,8 @@ fn compare_entries(want: &Entry, have: &Entry, excused: &[Field], report: &mut R
     // disk: the kernel gives it the time of the mount, and one identity to all of them.
     let is_placeholder = want.kind == Kind::Directory && want.ino == PLACEHOLDER_INO;
     let made_up = [Field::Mtime, Field::Ctime, Field::Btime, Field::Flags, Field::Twin];
-    let shown = |field| !excused.contains(&field) && !(is_placeholder && made_up.contains(&field));
+    let hidden = |field| excused.contains(&field) || is_placeholder && made_up.contains(&field);
+    let shown = |field| !hidden(field);
     let is_directory = want.kind == Kind::Directory;
     let mut check = |field: &str, a: String, b: String| {
         if a != b {

@@ -5,7 +5,9 @@
 //! image, what walks it and what finds its sectors on the devices is written here anew. The
 //! exception is [`library`], the view that is judged.
 
+pub mod command;
 pub mod compare;
+pub mod fuse_mount;
 pub mod image;
 pub mod kernel_log;
 pub mod kernel_mount;
@@ -15,6 +17,7 @@ pub mod manifest;
 pub mod populate;
 pub mod recipe;
 pub mod recipes;
+pub mod scratch;
 pub mod tool;
 pub mod trial;
 pub mod walk;

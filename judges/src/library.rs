@@ -181,7 +181,7 @@ fn read_piece(file: &File, offset: u64, buf: &mut [u8]) -> Result<Piece> {
         let until =
             if done < FIRST_READ_BYTES { buf.len().min(FIRST_READ_BYTES) } else { buf.len() };
         match file.read_at(offset + u64::try_from(done)?, &mut buf[done..until]) {
-            Ok(0) => anyhow::bail!("the file ends at {}, before its size", offset),
+            Ok(0) => anyhow::bail!("the file ends at {offset}, before its size"),
             Ok(bytes) => done += bytes,
             Err(error) => return Ok(Piece::Errno(error.errno())),
         }

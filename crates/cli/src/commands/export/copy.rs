@@ -21,6 +21,8 @@ use super::{Export, attributes};
 
 /// Files above this are copied by several workers.
 pub(super) const PIECE_BYTES: u64 = 64 << 20;
+/// Pieces of one file, at most: sparse files may have any size.
+const PIECES_MAX: u64 = 1024;
 /// Bytes per read.
 const READ_BYTES: usize = 4 << 20;
 /// The unit in which data is checked, and so in which it is lost.
@@ -97,9 +99,7 @@ impl Target {
 
     /// The file in ranges for one worker each; at least one.
     pub(super) fn pieces(&self) -> Vec<Range<u64>> {
-        let size = self.from.size();
-        let starts = (0..size.div_ceil(PIECE_BYTES).max(1)).map(|piece| piece * PIECE_BYTES);
-        starts.map(|start| start..size.min(start + PIECE_BYTES)).collect()
+        pieces(self.from.size())
     }
 
     fn copy(&self, range: Range<u64>, buffer: &mut [u8]) {
@@ -181,6 +181,13 @@ impl Drop for Target {
     }
 }
 
+/// Ranges of [`PIECE_BYTES`], or longer ones where a file, most of it a hole, has too many.
+fn pieces(size: u64) -> Vec<Range<u64>> {
+    let bytes = PIECE_BYTES.max(size.div_ceil(PIECES_MAX));
+    let starts = (0..size.div_ceil(bytes).max(1)).map(|piece| piece * bytes);
+    starts.map(|start| start..size.min(start.saturating_add(bytes))).collect()
+}
+
 /// Makes a symlink, device, pipe or socket.
 fn make_special(export: &Export, wanted: &Wanted) -> io::Result<()> {
     let Wanted { folder, name, path, stat } = wanted;
@@ -208,4 +215,21 @@ fn make_special(export: &Export, wanted: &Wanted) -> io::Result<()> {
     mknodat(folder, name, kind, Mode::RUSR | Mode::WUSR, device)?;
     attributes::finish_special(export, folder, name, stat, path);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_cover_a_file_of_any_size_and_are_not_too_many() {
+        let largest = i64::MAX.unsigned_abs();
+        for size in [0, 1, PIECE_BYTES, PIECE_BYTES + 1, PIECE_BYTES * PIECES_MAX + 1, largest] {
+            let pieces = pieces(size);
+            assert!(pieces.len() as u64 <= PIECES_MAX, "{} pieces", pieces.len());
+            assert_eq!(pieces.first().map(|piece| piece.start), Some(0));
+            assert_eq!(pieces.last().map(|piece| piece.end), Some(size));
+            assert!(pieces.windows(2).all(|two| two[0].end == two[1].start));
+        }
+    }
 }
