@@ -2,3 +2,4 @@
 
 pub(crate) mod dump_super;
 pub(crate) mod dump_tree;
+mod tree;

@@ -1,0 +1,120 @@
+//! The walk through a tree's blocks, in either order, and the visit of its items.
+//!
+//! Breadth first is done without a queue: for each level, one descent that shows only the blocks of
+//! that level. Inner nodes are read again for each, which is cheap (a node has hundreds of
+//! children), and memory stays bounded by the depth.
+
+use super::{Blocks, Dump, Expected, Order, RawHeader, RawItem, expected};
+use butternut_format::key::Key;
+use butternut_format::node::{HEADER_BYTES, RawKeyPtr};
+use butternut_format::units::TreeId;
+use std::io;
+use zerocopy::FromBytes;
+
+impl<B: Blocks> Dump<'_, B> {
+    /// Shows a tree, or the part of it below `root`.
+    pub(super) fn walk(&mut self, root: &Expected) -> io::Result<()> {
+        match self.options.order {
+            Order::Depth => self.descend(root, None),
+            Order::Breadth => {
+                for level in (0..=root.level).rev() {
+                    self.descend(root, Some(level))?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) fn walk_leaves(&mut self, root: &Expected) -> io::Result<()> {
+        self.descend(root, Some(0))
+    }
+
+    /// Shows the tree below a block that is already read.
+    pub(super) fn walk_from(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let Ok((header, _)) = RawHeader::ref_from_prefix(bytes) else { return Ok(()) };
+        let tree = TreeId(header.owner.get());
+        let (logical, generation) = (header.bytenr.get(), header.generation.get());
+        self.walk(&expected(tree, logical, generation, header.level))
+    }
+
+    /// Shows the blocks of one level at or below `at`, or of all. A block that cannot be read is
+    /// said by the descent that would show it, and so once.
+    fn descend(&mut self, at: &Expected, only: Option<u8>) -> io::Result<()> {
+        let shows = only.is_none_or(|level| level == at.level);
+        let bytes = match self.blocks.block(at) {
+            Ok(bytes) => bytes,
+            Err(error) if shows => {
+                self.say(format_args!("block {}: {error}", at.logical));
+                return Ok(());
+            }
+            Err(_) => return Ok(()),
+        };
+        if shows {
+            self.form.block(&bytes)?;
+        }
+        if only.is_some_and(|level| level >= at.level) {
+            return Ok(());
+        }
+        for child in children(&bytes, at) {
+            self.descend(&child, only)?;
+        }
+        Ok(())
+    }
+
+    /// Calls `visitor` with every item of a tree, in key order.
+    pub(super) fn visit(
+        &mut self,
+        at: &Expected,
+        visitor: &mut dyn FnMut(Key, &[u8]),
+    ) -> io::Result<()> {
+        let bytes = match self.blocks.block(at) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                self.say(format_args!("block {}: {error}", at.logical));
+                return Ok(());
+            }
+        };
+        if at.level == 0 {
+            for (key, _, data) in items(&bytes) {
+                visitor(key, data);
+            }
+        }
+        for child in children(&bytes, at) {
+            self.visit(&child, visitor)?;
+        }
+        Ok(())
+    }
+}
+
+/// The children of an inner node; none of a leaf.
+fn children(bytes: &[u8], parent: &Expected) -> Vec<Expected> {
+    let Some(level) = parent.level.checked_sub(1) else { return Vec::new() };
+    let child = |slot: &RawKeyPtr| Expected {
+        first_key: Some(Key::from(&slot.key)),
+        ..expected(parent.tree, slot.blockptr.get(), slot.generation.get(), level)
+    };
+    slots::<RawKeyPtr>(bytes).iter().map(child).collect()
+}
+
+/// The key, slot and bytes of each item of a leaf.
+pub(super) fn items(bytes: &[u8]) -> impl Iterator<Item = (Key, &RawItem, &[u8])> {
+    slots::<RawItem>(bytes).iter().map(|slot| {
+        let start =
+            usize::try_from(slot.offset.get()).ok().and_then(|at| at.checked_add(HEADER_BYTES));
+        let data = start.and_then(|start| {
+            let end = start.checked_add(usize::try_from(slot.size.get()).ok()?)?;
+            bytes.get(start..end)
+        });
+        (Key::from(&slot.key), slot, data.unwrap_or_default())
+    })
+}
+
+/// The slots behind a block's header; none where the block has no room for as many as it says.
+pub(super) fn slots<T>(bytes: &[u8]) -> &[T]
+where
+    T: FromBytes + zerocopy::KnownLayout + zerocopy::Immutable + zerocopy::Unaligned,
+{
+    let Ok((header, rest)) = RawHeader::ref_from_prefix(bytes) else { return &[] };
+    let count = usize::try_from(header.nritems.get()).unwrap_or(usize::MAX);
+    <[T]>::ref_from_prefix_with_elems(rest, count).map_or(&[], |(slots, _)| slots)
+}
