@@ -6,13 +6,17 @@ use crate::backref::Backrefs;
 use crate::{Error, Filesystem, Result};
 use butternut_format::chunk::BlockGroupFlags;
 use butternut_format::key::{ItemType, Key};
-use butternut_format::node::{Expected, TreeBlock};
+use butternut_format::node::{Expected, RawHeader, TreeBlock};
 use butternut_format::root::RootItem;
 use butternut_format::super_block::{SuperBlock, copy_offset};
 use butternut_format::units::{Generation, Logical, TreeId};
 use butternut_sys::buffer::Buffer;
 use butternut_volume::super_blocks;
 use std::sync::Arc;
+use zerocopy::FromBytes;
+
+/// Copies that a block has, at most.
+const COPIES_MAX: usize = 4;
 
 /// A tree block that passed every check, in the memory the device read it into.
 pub type Block = TreeBlock<Buffer>;
@@ -147,13 +151,36 @@ impl Inspect {
         Ok(self.filesystem.forest().block(expected)?)
     }
 
-    /// The verified block at an address, found through the extent tree.
+    /// The verified block at an address of which nothing else is known: it must be what its own
+    /// header says. Blocks that no tree holds any more are found too, for as long as they last.
     ///
     /// # Errors
-    /// [`Error::NotFound`] where the extent tree knows of no block there.
+    /// [`Error::NotFound`] where no block lies there.
     pub fn block_at(&self, logical: Logical) -> Result<Arc<Block>> {
-        let search = Backrefs::new(&self.filesystem)?;
-        search.block_at(logical)?.ok_or(Error::NotFound)
+        for copy in 0..COPIES_MAX {
+            if let Some(expected) = self.header_at(logical, copy)
+                && let Ok(block) = self.block(&expected)
+            {
+                return Ok(block);
+            }
+        }
+        // Where the device with the header is missing, the extent tree knows of live blocks.
+        Backrefs::new(&self.filesystem)?.block_at(logical)?.ok_or(Error::NotFound)
+    }
+
+    /// What the header in one copy of a block says of it.
+    fn header_at(&self, logical: Logical, copy: usize) -> Option<Expected> {
+        let node_bytes = usize::try_from(self.super_block().node_bytes()).ok()?;
+        let mut bytes = Buffer::zeroed(node_bytes);
+        self.filesystem.volume().read_raw(logical, copy, &mut bytes).ok()?;
+        let (header, _) = RawHeader::ref_from_prefix(&bytes).ok()?;
+        (header.bytenr.get() == logical.0).then(|| Expected {
+            logical,
+            generation: Generation(header.generation.get()),
+            level: header.level,
+            tree: TreeId(0),
+            first_key: None,
+        })
     }
 
     /// What the child in a slot of an inner node of `tree` must be; `None` in a leaf.
