@@ -336,3 +336,29 @@ impl Job {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_ahead_is_bounded_and_comes_back() {
+        let budget = Arc::new(AheadBudget::default());
+        let tickets: Vec<_> = (0..100).filter_map(|_| budget.take(CHUNK_BYTES)).collect();
+        assert_eq!(tickets.len(), AHEAD_BYTES_MAX / CHUNK_BYTES);
+        drop(tickets);
+        assert_eq!(budget.bytes_used.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn only_reads_that_go_on_are_a_stream() {
+        let mut course = Course::default();
+        let to_and_fro =
+            (0..20).any(|turn| course.follows(turn % 2 * 4096, turn % 2 * 4096 + 4096));
+        assert!(!to_and_fro, "two places, read in turn");
+        let mut course = Course::default();
+        let row: Vec<bool> = (0..5).map(|at| course.follows(at * 4096, at * 4096 + 4096)).collect();
+        assert_eq!(row, [false, false, true, true, true]);
+        assert!(!course.follows(1 << 30, (1 << 30) + 4096), "a jump ends it");
+    }
+}

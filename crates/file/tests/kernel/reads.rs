@@ -1,8 +1,9 @@
 //! Every byte as the kernel reads it, at any offset and length.
 
-use crate::content::{Dice, Seen, fill};
+use crate::content::{Dice, Seen, fill, noise, text};
 use crate::image::{Image, is_left_out, view};
 use butternut_file::{MappingKind, Mappings, ReadAt, Source, SourceOptions, Stream};
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Caches so small that most look-ups miss.
@@ -162,4 +163,39 @@ fn mappings(source: &Source, file: &Seen) {
         }
     }
     assert_eq!(at, view.size(), "{}", file.name);
+}
+
+#[test]
+fn one_extent_is_one_device_read_and_what_was_unpacked_is_none() {
+    if is_left_out("one_extent_is_one_device_read_and_what_was_unpacked_is_none") {
+        return;
+    }
+    let image = Image::make(128, "-d single");
+    let (plain, packed) = {
+        let mounted = image.mount("compress=no");
+        std::fs::write(mounted.file("plain"), noise(90, 4 << 20)).unwrap();
+        mounted.remount("compress-force=zstd");
+        std::fs::write(mounted.file("packed"), text(91, 1 << 20)).unwrap();
+        let ino = |name| std::fs::metadata(mounted.file(name)).unwrap().ino();
+        (ino("plain"), ino("packed"))
+    };
+    let source = image.open(SourceOptions::default());
+    let reads = || {
+        let devices = source.forest().volume().devices();
+        devices[0].device.as_ref().unwrap().counters().now().reads
+    };
+    let count = |ino: u64, at: u64, bytes: usize| {
+        let view = view(&source, ino);
+        let before = reads();
+        assert_eq!(source.read_at(&view, at, &mut vec![0; bytes]).unwrap(), bytes);
+        reads() - before
+    };
+    // The trees are read with the first bytes of each file.
+    count(plain, 0, 1);
+    assert_eq!(count(plain, 0, 1 << 20), 1, "a whole MiB");
+    assert_eq!(count(plain, 1 << 19, 1 << 20), 1, "across what the map is cached by");
+    assert_eq!(count(plain, 5000, 10), 1);
+    count(packed, 0, 1);
+    assert_eq!(count(packed, 1, 4096), 0, "part of an extent that was just unpacked");
+    assert_eq!(count(packed, 128 << 10, 128 << 10), 1);
 }

@@ -3,7 +3,13 @@
 use crate::content::{noise, text};
 use crate::image::{Image, is_left_out, view};
 use butternut_file::{FileError, MappingKind, Mappings, ReadAt, Source, SourceOptions, Stream};
+use butternut_format::checksum::ChecksumKind;
+use butternut_format::key::{ItemType, Key};
+use butternut_format::units::TreeId;
+use butternut_tree::Cursor;
+use flate2::write::ZlibEncoder;
 use std::fs::{self, OpenOptions};
+use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 const SECTOR: u64 = 4096;
@@ -138,4 +144,117 @@ fn without_checksums_what_is_there_is_served() {
     content[4096 + 1000] ^= 0x40;
     let source = image.open(SourceOptions::default());
     assert!(read(&source, ino, 0, 50_000).unwrap() == content);
+}
+
+/// Changes the item at the cursor, and the block's checksum with it. Metadata is single.
+fn change_item(image: &Image, cursor: &Cursor, change: impl FnOnce(&mut [u8])) {
+    let item = cursor.data().unwrap();
+    let old = cursor.position().unwrap().0.bytes();
+    let at = item.as_ptr().addr() - old.as_ptr().addr();
+    let mut new = old.to_vec();
+    change(&mut new[at..at + item.len()]);
+    let digest = ChecksumKind::Crc32c.digest(&new[32..]);
+    new[..32].copy_from_slice(&digest);
+    write_over(image, old, &new);
+}
+
+/// Puts new bytes where the old ones are.
+fn write_over(image: &Image, old: &[u8], new: &[u8]) {
+    let bytes = fs::read(image.path()).unwrap();
+    let place = bytes.chunks(4096).position(|chunk| chunk == &old[..4096]).unwrap();
+    let file = OpenOptions::new().write(true).open(image.path()).unwrap();
+    file.write_all_at(new, place as u64 * SECTOR).unwrap();
+}
+
+/// Takes the flag from the inode that says its data has no checksums.
+fn promise_checksums(image: &Image, ino: u64) {
+    let source = image.open(SourceOptions::default());
+    let mut cursor = view(&source, ino).tree().cursor();
+    cursor.seek(&Key::new(ino, ItemType::INODE_ITEM, 0)).unwrap();
+    change_item(image, &cursor, |inode| {
+        assert_eq!(inode[64] & 1, 1, "NODATASUM was set");
+        inode[64] &= !1;
+    });
+}
+
+/// Puts other packed bytes into the file's first extent, with checksums that vouch for them.
+fn repack(image: &Image, ino: u64, packed: &[u8]) {
+    let source = image.open(SourceOptions::default());
+    let mapping = Mappings::of(&view(&source, ino), 0..4096).next().unwrap().unwrap();
+    let MappingKind::Regular { extent, .. } = mapping.kind else { panic!("{mapping:?}") };
+    let mut old = vec![0; extent.bytes as usize];
+    source.forest().volume().read_raw(extent.logical, 0, &mut old).unwrap();
+    let mut new = packed.to_vec();
+    assert!(new.len() <= old.len());
+    new.resize(old.len(), 0);
+    let sums = source.forest().tree(TreeId::CHECKSUM).unwrap().unwrap();
+    let mut cursor = sums.cursor();
+    let key = Key::new(u64::MAX - 9, ItemType::EXTENT_CSUM, extent.logical.0);
+    cursor.seek_last(&key).unwrap();
+    let first = (extent.logical.0 - cursor.key().unwrap().offset) / SECTOR * 4;
+    change_item(image, &cursor, |sums| {
+        for (sum, sector) in sums[first as usize..].chunks_mut(4).zip(new.chunks(4096)) {
+            sum.copy_from_slice(&ChecksumKind::Crc32c.digest(sector)[..4]);
+        }
+    });
+    write_over(image, &old, &new);
+}
+
+/// A packed extent of 20,000 bytes, of which the disk holds only what `repacked` says.
+fn both_read(algorithm: &str, repacked: &[u8]) -> (Option<Vec<u8>>, Option<Vec<u8>>) {
+    let image = Image::make(128, "-d single -m single");
+    let mut content = text(75, 20_000);
+    content[8000..].rotate_left(1000);
+    let ino = one_file(&image, &format!("compress-force={algorithm}"), &content);
+    repack(&image, ino, repacked);
+    let ours = read(&image.open(SourceOptions::default()), ino, 0, 20_000).ok();
+    let mounted = image.mount("ro");
+    (ours, fs::read(mounted.file("file")).ok())
+}
+
+#[test]
+fn packed_extents_that_say_less_or_nonsense_read_as_the_kernel_reads_them() {
+    if is_left_out("packed_extents_that_say_less_or_nonsense_read_as_the_kernel_reads_them") {
+        return;
+    }
+    let less = text(76, 5000);
+    let zlib = {
+        let mut encoder = ZlibEncoder::new(Vec::new(), flate2::Compression::new(3));
+        encoder.write_all(&less).unwrap();
+        encoder.finish().unwrap()
+    };
+    let zstd = zstd::bulk::compress(&less, 3).unwrap();
+    let mut bad_sum = zlib.clone();
+    *bad_sum.last_mut().unwrap() ^= 1;
+    let filled: Vec<u8> = less.iter().copied().chain([0; 15_000]).collect();
+    for (algorithm, packed, want) in [
+        ("zlib", &zlib, Some(&filled)),
+        ("zlib", &bad_sum, Some(&filled)),
+        ("zstd", &zstd, Some(&filled)),
+        ("zlib", &noise(77, 4096), None),
+        ("lzo", &noise(77, 4096), None),
+        ("zstd", &noise(77, 4096), None),
+    ] {
+        let (ours, kernels) = both_read(algorithm, packed);
+        let named = |bytes: &Option<Vec<u8>>| bytes.as_ref().map(Vec::len);
+        assert!(ours == kernels, "{algorithm}: {:?}, {:?}", named(&ours), named(&kernels));
+        assert!(ours.as_ref() == want, "{algorithm}");
+    }
+}
+
+#[test]
+fn data_that_should_have_checksums_and_has_none_is_refused_as_the_kernel_does() {
+    if is_left_out("data_that_should_have_checksums_and_has_none_is_refused_as_the_kernel_does") {
+        return;
+    }
+    let image = Image::make(128, "-d single -m single");
+    let ino = one_file(&image, "nodatasum", &noise(74, 50_000));
+    promise_checksums(&image, ino);
+    let source = image.open(SourceOptions::default());
+    let error = read(&source, ino, 20_000, 5).unwrap_err();
+    assert!(matches!(error, FileError::NoChecksum { offset: 20_000, .. }), "{error}");
+    drop(source);
+    let mounted = image.mount("ro");
+    let error = fs::read(mounted.file("file")).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
 }
