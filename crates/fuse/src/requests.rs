@@ -95,10 +95,10 @@ impl Door {
             if let Some((number, file)) = last
                 && *number == node.0
             {
-                return file.read_at(offset, memory);
+                return read_whole(file, offset, memory);
             }
             let file = self.filesystem.open_file(self.id(node)?)?;
-            let read = file.read_at(offset, memory);
+            let read = read_whole(&file, offset, memory);
             *last = Some((node.0, file));
             read
         })
@@ -162,6 +162,19 @@ impl Door {
         }
         full
     }
+}
+
+/// Fills `memory` up to the end of the file. The kernel takes a short answer for the end, so what
+/// is damaged must be an error; it then asks again for the single pages that it needs.
+fn read_whole(file: &File, offset: u64, memory: &mut [u8]) -> Result<usize> {
+    let mut read = 0;
+    while read < memory.len() {
+        match file.read_at(offset + read as u64, &mut memory[read..])? {
+            0 => break,
+            more => read += more,
+        }
+    }
+    Ok(read)
 }
 
 /// An entry without attributes: the kernel looks the name up when it needs them.

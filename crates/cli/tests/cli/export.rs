@@ -5,7 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
 use super::command::{butternut, shell};
-use super::image::{KernelView, kernel, kernel_is_here, plain};
+use super::image::{KernelView, ROTTEN_OFFSET, kernel, kernel_is_here, plain, rotten};
 
 /// Every file below `root` with what a copy must keep; directories without sizes and times that
 /// depend on the filesystem. Making the plain image reads its tree, which changes access times.
@@ -128,4 +128,31 @@ fn what_a_user_cannot_keep_is_said() {
         assert!(said.contains(want), "{want} in {said}");
     }
     assert_eq!(fs::read(scratch.path().join("w/out/hello.txt")).unwrap(), b"hello\n");
+}
+
+#[test]
+fn what_is_rotten_is_a_hole_in_the_copy_and_said() {
+    if !kernel_is_here("what_is_rotten_is_a_hole_in_the_copy_and_said") {
+        return;
+    }
+    let (image, was) = rotten();
+    let scratch = tempfile::tempdir().unwrap();
+    let out = scratch.path().join("out");
+    let words = ["export", image.to_str().unwrap(), "file", out.to_str().unwrap()];
+    let said = butternut(&words).failure();
+    assert!(
+        said.contains(&format!("file: from byte {ROTTEN_OFFSET} on, left as a hole: ")),
+        "{said}"
+    );
+    assert!(said.contains(": 4.00KiB could not be read and are holes in the copy"), "{said}");
+    let mut want = fs::read(was).unwrap();
+    want[ROTTEN_OFFSET..ROTTEN_OFFSET + 4096].fill(0);
+    assert!(fs::read(&out).unwrap() == want, "everything else is right");
+    let ran = butternut(&["cat", image.to_str().unwrap(), "file"]);
+    assert_eq!((ran.code, ran.bytes.len()), (Some(1), ROTTEN_OFFSET));
+    assert!(
+        ran.err.starts_with(&format!("butternut: file: at byte {ROTTEN_OFFSET}: ")),
+        "{}",
+        ran.err
+    );
 }

@@ -1,7 +1,7 @@
 //! Mounts: served, compared with the kernel's own, unmounted, released.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
@@ -9,7 +9,7 @@ use rustix::fs::{SeekFrom, seek};
 use tempfile::TempDir;
 
 use super::command::{butternut, command, shell};
-use super::image::{KernelView, kernel, kernel_is_here, plain};
+use super::image::{KernelView, ROTTEN_OFFSET, kernel, kernel_is_here, plain, rotten};
 
 /// A place to mount on, unmounted at the end whatever happened.
 struct Place {
@@ -303,4 +303,28 @@ fn mount_and_umount_of_the_system_find_the_helpers() {
          {dir}/umount.fuse.butternut {m}"
     ));
     assert!(!place.is_mounted() && holders(&image).is_empty());
+}
+
+#[test]
+fn what_is_rotten_is_an_error_for_exactly_that_sector() {
+    if !kernel_is_here("what_is_rotten_is_an_error_for_exactly_that_sector") {
+        return;
+    }
+    let (image, was) = rotten();
+    let place = Place::new();
+    mount(&image, &place, &[]);
+    let want = fs::read(was).unwrap();
+    let file = fs::File::open(place.path().join("file")).unwrap();
+    let mut failed = Vec::new();
+    for (at, want) in want.chunks(4096).enumerate() {
+        let mut sector = vec![0; want.len()];
+        match file.read_exact_at(&mut sector, at as u64 * 4096) {
+            Ok(()) => assert!(sector == want, "wrong bytes at sector {at}"),
+            Err(error) => failed.push((at * 4096, error.raw_os_error())),
+        }
+    }
+    let eio = rustix::io::Errno::IO.raw_os_error();
+    assert_eq!(failed, [(ROTTEN_OFFSET, Some(eio))]);
+    drop(file);
+    butternut(&["umount", place.name()]).ok();
 }
