@@ -13,7 +13,8 @@
 //!
 //! Laws:
 //!
-//! 1. A walk visits a block once, and a [`Backrefs`] at most [`VISITS_MAX`] blocks and items.
+//! 1. A walk visits a block once, and the search for one extent's holders at most [`VISITS_MAX`]
+//!    blocks and items.
 //! 2. References that lead nowhere (a tree that is being deleted) are passed over.
 
 use crate::extent_items::{ExtentRecord, Reference};
@@ -76,6 +77,7 @@ impl<'a> Backrefs<'a> {
         extent: &ExtentRecord,
         mut each: impl FnMut(Holder) -> ControlFlow<()>,
     ) -> Result<()> {
+        self.visits = 0;
         for reference in extent.references(&self.extent_tree, VISITS_MAX)? {
             let flow = match reference {
                 Reference::Data(data) => self.holders_in_tree(extent, data, &mut each)?,

@@ -6,7 +6,7 @@
 
 use crate::{Error, FileId, FileKind, Filesystem, Result};
 use butternut_format::units::Ino;
-use butternut_names as names;
+use butternut_names::{self as names, Climb};
 use std::borrow::Cow;
 
 /// Symlinks followed on one path.
@@ -15,8 +15,11 @@ const SYMLINKS_MAX: u32 = 40;
 /// Bytes of a path, as the kernel's `PATH_MAX` without its NUL.
 const PATH_BYTES_MAX: usize = 4095;
 
-/// Paths that [`Filesystem::paths_of`] gives at most.
-const PATHS_MAX: usize = 1 << 20;
+/// Names that an inode can have: the kernel gives it no more.
+const LINKS_MAX: usize = 65_535;
+
+/// Directories that one call climbs through, over all paths it gives.
+pub(crate) const CLIMB_STEPS_MAX: usize = 1 << 22;
 
 /// What to do with a symlink at the end of a path. Symlinks on the way are always followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +86,8 @@ impl Filesystem {
     /// [`Error::Stale`] where there is no such inode.
     pub fn paths_of(&self, id: FileId) -> Result<Vec<Vec<u8>>> {
         self.inode(id)?;
-        Ok(names::paths(&self.tree_of(id)?, Ino(id.ino), PATHS_MAX)?)
+        let mut climb = Climb::new(CLIMB_STEPS_MAX);
+        Ok(names::paths(&self.tree_of(id)?, Ino(id.ino), LINKS_MAX, &mut climb)?)
     }
 }
 

@@ -1,10 +1,11 @@
 //! Subvolumes and snapshots: what there is, where it hangs.
 
+use crate::path::CLIMB_STEPS_MAX;
 use crate::{Error, Filesystem, Result, Time, id::TOP_LEVEL};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::root::{RootFlags, RootItem};
 use butternut_format::units::TreeId;
-use butternut_names::{self as names, SubvolumeLink};
+use butternut_names::{self as names, Climb, SubvolumeLink};
 
 /// Subvolumes above one another on a path.
 const NESTING_MAX: usize = 2048;
@@ -49,6 +50,7 @@ impl Filesystem {
     /// All subvolumes but the top level, by id; deleted ones that are still on disk too.
     pub fn subvolumes(&self) -> Result<Vec<SubvolumeInfo>> {
         let mut found = Vec::new();
+        let mut climb = Climb::new(CLIMB_STEPS_MAX);
         let mut cursor = self.forest().root_tree().scan();
         cursor.seek(&Key::new(256, ItemType::ROOT_ITEM, 0))?;
         while let Some((key, data)) = cursor.item_parts() {
@@ -57,7 +59,7 @@ impl Filesystem {
             }
             if key.item_type == ItemType::ROOT_ITEM {
                 let root = root_item(key, data)?;
-                found.push(self.subvolume_info(key.objectid, &root)?);
+                found.push(self.subvolume_info(key.objectid, &root, &mut climb)?);
             }
             cursor.advance()?;
         }
@@ -72,7 +74,7 @@ impl Filesystem {
         let tree = TreeId(id);
         let root = if tree.is_subvolume() { self.forest().root_item(tree)? } else { None };
         let (_, root) = root.ok_or_else(|| Error::NoSubvolume { what: id.to_string() })?;
-        self.subvolume_info(id, &root)
+        self.subvolume_info(id, &root, &mut Climb::new(CLIMB_STEPS_MAX))
     }
 
     /// The subvolumes that hang directly in `parent`: id, directory and name.
@@ -87,11 +89,11 @@ impl Filesystem {
         Ok(set.map_or(TOP_LEVEL, |id| id.0))
     }
 
-    fn subvolume_info(&self, id: u64, root: &RootItem) -> Result<SubvolumeInfo> {
+    fn subvolume_info(&self, id: u64, root: &RootItem, climb: &mut Climb) -> Result<SubvolumeInfo> {
         let link = names::parent_link(&self.forest().root_tree(), TreeId(id))?;
         let deleted = id != TOP_LEVEL && (root.refs() == 0 || link.is_none());
         let link = link.filter(|_| !deleted);
-        let path = if deleted { None } else { self.subvolume_path(id)? };
+        let path = if deleted { None } else { self.subvolume_path(id, climb)? };
         let (parent, dir, name) = match link {
             Some(SubvolumeLink { parent, dir, name, .. }) => (Some(parent.0), dir.0, name),
             None => (None, 0, Vec::new()),
@@ -123,7 +125,7 @@ impl Filesystem {
 
     /// The path of a subvolume from the top level; `None` where it, or one above it, hangs
     /// nowhere.
-    fn subvolume_path(&self, id: u64) -> Result<Option<Vec<u8>>> {
+    fn subvolume_path(&self, id: u64, climb: &mut Climb) -> Result<Option<Vec<u8>>> {
         let root_tree = self.forest().root_tree();
         let mut parts = Vec::new();
         let mut at = TreeId(id);
@@ -132,9 +134,12 @@ impl Filesystem {
                 parts.reverse();
                 return Ok(Some(parts.join(&b'/')));
             }
+            climb.step()?;
             let Some(link) = names::parent_link(&root_tree, at)? else { return Ok(None) };
             let Some(parent) = self.forest().tree(link.parent)? else { return Ok(None) };
-            let Some(dir) = names::directory_path(&parent, link.dir)? else { return Ok(None) };
+            let Some(dir) = names::directory_path(&parent, link.dir, climb)? else {
+                return Ok(None);
+            };
             parts.push(link.name);
             if !dir.is_empty() {
                 parts.push(dir);

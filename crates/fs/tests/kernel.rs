@@ -17,6 +17,7 @@ use butternut::{
 use kernel_image::{KernelImage, kernel_is_here};
 use rustix::fs::{self, AtFlags, StatxFlags};
 use std::ffi::OsString;
+use std::fmt::Write;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -259,4 +260,57 @@ fn free_space_is_counted_as_the_kernel_counts_it() {
         let mount = image.mount("ro");
         compare_statfs(&open(&image, Subvolume::Default), mount.path());
     }
+}
+
+/// Pairs of names that share a hash, found by trying.
+fn colliding_names(prefix: &str) -> Vec<[String; 2]> {
+    let mut seen = std::collections::HashMap::new();
+    let mut pairs = Vec::new();
+    for number in 0..300_000_u64 {
+        // Names that differ in a few neighbouring digits only never share a CRC.
+        let name = format!("{prefix}{:016x}", number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let hash = butternut::format::checksum::name_hash(name.as_bytes());
+        if let Some(other) = seen.insert(hash, name.clone()) {
+            pairs.push([other, name]);
+        }
+    }
+    assert!(!pairs.is_empty(), "no two of the names starting with {prefix:?} share a hash");
+    pairs
+}
+
+#[test]
+fn names_that_share_a_hash_are_told_apart() {
+    if !kernel_is_here() {
+        return;
+    }
+    let (files, attributes) = (colliding_names("name-"), colliding_names("user.attribute-"));
+    let mut script = "touch all\n".to_owned();
+    for name in files.iter().flatten() {
+        writeln!(script, "echo {name} > {name}").unwrap();
+    }
+    for name in attributes.iter().flatten() {
+        writeln!(script, "setfattr -n {name} -v {name} all").unwrap();
+    }
+    let image = KernelImage::make(1, &[], "", &script);
+    let mount = image.mount("ro");
+    let filesystem = open(&image, Subvolume::Default);
+    compare(&filesystem, filesystem.root(), mount.path());
+    let all = filesystem.lookup(filesystem.root(), b"all").unwrap();
+    let [one, other] = &attributes[0];
+    assert_eq!(filesystem.xattr(all, one.as_bytes()).unwrap(), one.as_bytes());
+    assert_eq!(filesystem.xattr(all, other.as_bytes()).unwrap(), other.as_bytes());
+}
+
+#[test]
+fn a_colliding_name_that_is_not_there_is_not_found() {
+    if !kernel_is_here() {
+        return;
+    }
+    let pairs = colliding_names("name-");
+    let [here, absent] = &pairs[0];
+    let image = KernelImage::make(1, &[], "", &format!("touch {here}"));
+    let filesystem = open(&image, Subvolume::Default);
+    assert!(filesystem.lookup(filesystem.root(), here.as_bytes()).is_ok());
+    let found = filesystem.lookup(filesystem.root(), absent.as_bytes());
+    assert!(matches!(found, Err(butternut::Error::NotFound)), "{found:?}");
 }

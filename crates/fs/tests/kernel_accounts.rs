@@ -185,7 +185,7 @@ fn subvolumes_are_listed_with_their_paths() {
         if bytes == [0; 16] {
             return "-".to_owned();
         }
-        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        let hex = bytes.iter().fold(String::new(), |hex, byte| hex + &format!("{byte:02x}"));
         [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
     };
     let line = |subvolume: &butternut::SubvolumeInfo| {
@@ -222,4 +222,67 @@ fn a_deleted_subvolume_has_no_path_and_cannot_be_entered() {
     assert!(matches!(error, Error::Stale { .. }), "{error}");
     let found = filesystem.lookup(filesystem.root(), b"gone");
     assert!(matches!(found, Err(Error::NotFound)), "{found:?}");
+}
+
+#[test]
+fn paths_of_an_inode_are_all_its_links() {
+    if !kernel_is_here() {
+        return;
+    }
+    let script = "mkdir -p a/b; touch a/b/target; \
+        for i in $(seq 1200); do ln a/b/target a/a_name_that_fills_the_item_soon_$i; done; \
+        ln a/b/target top; btrfs -q subvolume create sub; touch sub/file";
+    let image = KernelImage::make(1, &["--nodesize", "4096"], "", script);
+    let filesystem = open(&image);
+    let mount = image.mount("ro,subvolid=5");
+    let id = filesystem.resolve(b"top", Follow::NotLast).unwrap();
+    let top = mount.path().to_string_lossy().into_owned();
+    let said = run("find", &[&top, "-samefile", &at(&mount, "top")]);
+    let theirs: BTreeSet<&str> =
+        said.lines().map(|line| line.strip_prefix(&format!("{top}/")).unwrap()).collect();
+    let ours = filesystem.paths_of(id).unwrap();
+    let ours: BTreeSet<&str> = ours.iter().map(|path| std::str::from_utf8(path).unwrap()).collect();
+    assert_eq!(ours.len(), 1202);
+    assert!(ours == theirs, "{:?}", ours.symmetric_difference(&theirs).next());
+    let file = filesystem.resolve(b"sub/file", Follow::NotLast).unwrap();
+    assert_eq!(filesystem.paths_of(file).unwrap(), [b"file"]);
+    assert_eq!(filesystem.paths_of(filesystem.root()).unwrap(), [b""]);
+}
+
+#[test]
+fn every_tree_can_be_walked_block_by_block() {
+    if !kernel_is_here() {
+        return;
+    }
+    let image = image();
+    let filesystem = open(&image);
+    let inspect = filesystem.inspect();
+    assert_eq!(inspect.super_copies().len(), 2, "a device of 1 GiB has two");
+    let roots = inspect.tree_roots().unwrap();
+    for root in &roots {
+        let mut pending = vec![root.expected()];
+        let (mut blocks, mut items) = (0, 0);
+        while let Some(expected) = pending.pop() {
+            let block = inspect.block(&expected).unwrap();
+            blocks += 1;
+            items += if block.is_leaf() { block.len() as u64 } else { 0 };
+            pending.extend((0..block.len()).filter_map(|s| inspect.child(&block, s, root.tree)));
+        }
+        let stats = filesystem.tree_stats(root.tree.0).unwrap();
+        assert_eq!(stats.blocks.iter().sum::<u64>(), blocks, "tree {}", root.tree);
+        assert_eq!((stats.items, stats.total_bytes), (items, blocks * 4096), "tree {}", root.tree);
+    }
+    let said = run("btrfs", &["inspect-internal", "tree-stats", "-b", &device(&image)]);
+    let theirs: Vec<&str> = said.lines().filter(|line| line.contains("Total size")).collect();
+    // It shows the root, extent, checksum and top-level trees.
+    for (line, tree) in theirs.iter().zip([1, 2, 7, 5]) {
+        let stats = filesystem.tree_stats(tree).unwrap();
+        let bytes: u64 = line.rsplit(' ').next().unwrap().parse().unwrap();
+        assert_eq!(stats.total_bytes, bytes, "tree {tree}: {said}");
+    }
+    assert!(theirs.len() >= 4, "{said}");
+}
+
+fn device(image: &KernelImage) -> String {
+    image.devices[0].to_string_lossy().into_owned()
 }

@@ -8,7 +8,8 @@
 //!
 //! 1. A lookup of a cached name allocates nothing.
 //! 2. What a loop gathers is bounded by a limit that the caller gives, or by the size of one item.
-//! 3. A walk up from an inode ends: a path that is longer than [`DEPTH_MAX`] is refused.
+//! 3. A walk up from an inode ends: a path that is longer than [`DEPTH_MAX`] is refused, and all
+//!    the paths of one call together take no more steps than its [`Climb`] allows.
 //!
 //! Left to others: crossing from one subvolume into another, and what `.` and `..` mean (`fs`).
 
@@ -24,6 +25,6 @@ pub use error::NamesError;
 pub use link::{Link, first_link, links};
 pub use list::{Entry, List, list};
 pub use lookup::{Found, Target, lookup};
-pub use path::{DEPTH_MAX, directory_path, paths};
+pub use path::{Climb, DEPTH_MAX, directory_path, paths};
 pub use subvolume::{SubvolumeLink, children, default_subvolume, hangs_at, parent_link};
 pub use xattr::{xattr, xattr_names};

@@ -13,11 +13,38 @@ pub const DEPTH_MAX: usize = 2048;
 /// The root directory of every subvolume.
 const ROOT_DIRECTORY: Ino = Ino(256);
 
+/// How many steps up a call may still take, over all the paths it asks for. Without it, a volume
+/// made to hurt could have any number of names under the deepest directory.
+#[derive(Debug)]
+pub struct Climb {
+    steps_left: usize,
+    steps_max: usize,
+}
+
+impl Climb {
+    pub fn new(steps_max: usize) -> Self {
+        Self { steps_left: steps_max, steps_max }
+    }
+
+    pub fn step(&mut self) -> Result<(), NamesError> {
+        let limit = self.steps_max;
+        let left = self.steps_left.checked_sub(1);
+        self.steps_left =
+            left.ok_or(NamesError::TooMany { what: "directories to climb", limit })?;
+        Ok(())
+    }
+}
+
 /// The path of a directory from its subvolume's root, which is "". `None` where it hangs nowhere.
-pub fn directory_path(tree: &Tree, dir: Ino) -> Result<Option<Vec<u8>>, NamesError> {
+pub fn directory_path(
+    tree: &Tree,
+    dir: Ino,
+    climb: &mut Climb,
+) -> Result<Option<Vec<u8>>, NamesError> {
     let mut names = Vec::new();
     let mut dir = dir;
     while dir != ROOT_DIRECTORY {
+        climb.step()?;
         if names.len() >= DEPTH_MAX {
             let refused = Refused::new("depth", "more", DEPTH_MAX);
             return Err(NamesError::Corrupt {
@@ -34,7 +61,12 @@ pub fn directory_path(tree: &Tree, dir: Ino) -> Result<Option<Vec<u8>>, NamesErr
 }
 
 /// Every path of an inode from its subvolume's root, at most `limit`.
-pub fn paths(tree: &Tree, ino: Ino, limit: usize) -> Result<Vec<Vec<u8>>, NamesError> {
+pub fn paths(
+    tree: &Tree,
+    ino: Ino,
+    limit: usize,
+    climb: &mut Climb,
+) -> Result<Vec<Vec<u8>>, NamesError> {
     if ino == ROOT_DIRECTORY {
         return Ok(vec![Vec::new()]);
     }
@@ -44,7 +76,7 @@ pub fn paths(tree: &Tree, ino: Ino, limit: usize) -> Result<Vec<Vec<u8>>, NamesE
         let known = above.take().filter(|(dir, _)| *dir == link.parent);
         let dir = match known {
             Some((_, path)) => path,
-            None => directory_path(tree, link.parent)?,
+            None => directory_path(tree, link.parent, climb)?,
         };
         if let Some(dir) = &dir {
             paths.push(joined(dir, &link.name));
@@ -66,5 +98,13 @@ mod tests {
     fn a_name_in_the_root_directory_has_no_slash() {
         assert_eq!(joined(b"", b"name"), b"name");
         assert_eq!(joined(b"a/b", b"name"), b"a/b/name");
+    }
+
+    #[test]
+    fn a_climb_ends_when_its_steps_are_used_up() {
+        let mut climb = Climb::new(2);
+        assert!(climb.step().is_ok() && climb.step().is_ok());
+        let error = climb.step().unwrap_err();
+        assert_eq!(error.to_string(), "directories to climb: more than 2");
     }
 }
