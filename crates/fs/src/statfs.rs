@@ -50,11 +50,10 @@ impl Filesystem {
         let in_order = data.iter().map(|group| order(BlockGroupFlags(group.flags)).1);
         let last = data.iter().zip(in_order).max_by_key(|(_, place)| *place);
         let factor = last.map_or(1, |(group, _)| copies(group.flags));
-        let used: u64 = groups.iter().map(|g| g.used_bytes.saturating_mul(copies(g.flags))).sum();
-        let free_in_data: u64 = data
-            .iter()
-            .map(|g| g.total_bytes.saturating_sub(g.used_bytes).saturating_mul(copies(g.flags)))
-            .sum();
+        let used = total(&groups, |g| g.used_bytes.saturating_mul(copies(g.flags)));
+        let free_in_data = total(data.iter().copied(), |g| {
+            g.total_bytes.saturating_sub(g.used_bytes).saturating_mul(copies(g.flags))
+        });
         let free_bytes = devices
             .iter()
             .filter(|device| !device.missing && !device.seed)
@@ -70,13 +69,21 @@ impl Filesystem {
             blocks_free: blocks
                 .saturating_sub(used / factor / SECTOR_BYTES)
                 .saturating_sub(reserve / SECTOR_BYTES),
-            blocks_available: (free_in_data / factor + unallocated / factor) / SECTOR_BYTES,
+            blocks_available: (free_in_data / factor).saturating_add(unallocated / factor)
+                / SECTOR_BYTES,
             files: 0,
             files_free: 0,
             name_bytes_max: NAME_BYTES_MAX,
             fsid: fsid(self.super_block().fsid(), self.root().subvolume),
         })
     }
+}
+
+fn total<'a>(
+    groups: impl IntoIterator<Item = &'a GroupUsage>,
+    bytes: impl Fn(&GroupUsage) -> u64,
+) -> u64 {
+    groups.into_iter().fold(0, |sum, group| sum.saturating_add(bytes(group)))
 }
 
 fn kinds(group: &GroupUsage) -> BlockGroupFlags {

@@ -92,7 +92,8 @@ impl Filesystem {
         for chunk in volume.chunks().iter() {
             for place in chunk.places() {
                 let device = allocated.entry((place.devid.0, place.uuid)).or_default();
-                *device.entry(chunk.flags().0).or_default() += chunk.place_bytes();
+                let bytes = device.entry(chunk.flags().0).or_default();
+                *bytes = bytes.saturating_add(chunk.place_bytes());
             }
         }
         let statuses = volume.devices();

@@ -12,7 +12,7 @@
 mod kernel_image;
 
 use butternut::{
-    DevicePath, FIRST_ENTRY, FileId, FileKind, Filesystem, MountOptions, Stat, Subvolume,
+    DevicePath, FIRST_ENTRY, FileId, FileKind, Filesystem, MountOptions, ReadAt, Stat, Subvolume,
 };
 use kernel_image::{KernelImage, kernel_is_here};
 use rustix::fs::{self, AtFlags, StatxFlags};
@@ -21,6 +21,7 @@ use std::fmt::Write;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 const PLACEHOLDER_INO: u64 = 2;
@@ -130,7 +131,26 @@ fn compare_data(filesystem: &Filesystem, id: FileId, path: &Path) {
         }
         offset += read as u64;
     }
+    compare_scattered(&ours, &theirs, path);
     compare_holes(&ours, &theirs, path);
+}
+
+/// Many reads at once, of odd lengths at odd places, some of them past the end.
+fn compare_scattered(ours: &butternut::File, theirs: &File, path: &Path) {
+    let mut memory = vec![[0_u8; 7001]; 16];
+    let step = ours.size() / 13 + 1;
+    let places: Vec<u64> = (0..16).map(|number| number * step).collect();
+    let reads = places.iter().zip(&mut memory);
+    let mut reads: Vec<_> = reads.map(|(at, buf)| ReadAt::new(*at, buf)).collect();
+    ours.read_many(&mut reads);
+    for read in reads {
+        let mut want = [0; 7001];
+        let bytes = read.result.unwrap();
+        let left = ours.size().saturating_sub(read.offset);
+        assert_eq!(bytes as u64, left.min(7001), "{} at {}", path.display(), read.offset);
+        theirs.read_exact_at(&mut want[..bytes], read.offset).unwrap();
+        assert!(read.buf[..bytes] == want[..bytes], "{} at {}", path.display(), read.offset);
+    }
 }
 
 fn compare_holes(ours: &butternut::File, theirs: &File, path: &Path) {
@@ -313,4 +333,52 @@ fn a_colliding_name_that_is_not_there_is_not_found() {
     assert!(filesystem.lookup(filesystem.root(), here.as_bytes()).is_ok());
     let found = filesystem.lookup(filesystem.root(), absent.as_bytes());
     assert!(matches!(found, Err(butternut::Error::NotFound)), "{found:?}");
+}
+
+#[test]
+fn a_log_tree_is_left_alone_and_said_so() {
+    if !kernel_is_here() {
+        return;
+    }
+    let image = KernelImage::make(1, &[], "", "echo committed > before");
+    let copy = image.devices[0].with_extension("copy");
+    {
+        let mount = image.mount("rw,commit=300");
+        std::fs::write(mount.path().join("after"), "synced").unwrap();
+        File::open(mount.path().join("after")).unwrap().sync_all().unwrap();
+        std::fs::copy(&image.devices[0], &copy).unwrap();
+    }
+    let filesystem =
+        Filesystem::open(&[DevicePath::from(&copy)], &MountOptions::default()).unwrap();
+    assert!(filesystem.lookup(filesystem.root(), b"before").is_ok());
+    let notices: Vec<String> = filesystem.notices().iter().map(ToString::to_string).collect();
+    assert!(notices.len() == 1 && notices[0].contains("log tree"), "{notices:?}");
+    let ignored = MountOptions { ignore_log: true, ..MountOptions::default() };
+    let filesystem = Filesystem::open(&[DevicePath::from(&copy)], &ignored).unwrap();
+    assert!(filesystem.notices().is_empty());
+    assert!(open(&image, Subvolume::Default).notices().is_empty(), "unmounted cleanly");
+}
+
+#[test]
+fn a_missing_device_is_named_and_done_without_when_allowed() {
+    if !kernel_is_here() {
+        return;
+    }
+    let options = ["-d", "raid1", "-m", "raid1"];
+    let image = KernelImage::make(2, &options, "", "head -c 3000000 /dev/urandom > noise");
+    let devices = [DevicePath::from(&image.devices[0])];
+    let error = Filesystem::open(&devices, &MountOptions::default()).unwrap_err();
+    let mut said = error.to_string();
+    let mut cause: &dyn std::error::Error = &error;
+    while let Some(next) = cause.source() {
+        cause = next;
+        write!(said, ": {cause}").unwrap();
+    }
+    assert!(said.contains("device 2"), "{said}");
+    let degraded = MountOptions { degraded: true, ..MountOptions::default() };
+    let filesystem = Filesystem::open(&devices, &degraded).unwrap();
+    assert_eq!(filesystem.notices()[0].to_string(), "device 2 is missing");
+    assert!(filesystem.devices()[1].missing);
+    let mount = image.mount("ro");
+    compare(&filesystem, filesystem.root(), mount.path());
 }
