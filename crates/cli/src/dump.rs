@@ -2,4 +2,5 @@
 
 pub(crate) mod dump_super;
 pub(crate) mod dump_tree;
+pub(crate) mod super_block;
 mod tree;

@@ -12,9 +12,9 @@
 //! What is shown is decided here; how, by a [`Form`]: text, or JSON with the same content.
 
 mod block;
-mod item;
+pub(super) mod item;
 mod json;
-mod key;
+pub(super) mod key;
 mod text;
 mod walk;
 mod words;

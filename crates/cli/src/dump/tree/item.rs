@@ -12,6 +12,8 @@ mod quota;
 mod root;
 mod space;
 
+pub(in crate::dump) use device::chunk;
+
 use super::Style;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::log_item::RawDirLogItem;

@@ -16,7 +16,7 @@ const CSUM_CHANGE: u64 = u64::MAX - 12;
 const MULTIPLE: u64 = u64::MAX - 254;
 
 /// A key in the form `key (FS_TREE ROOT_ITEM 0)`.
-pub(super) struct KeyText(pub(super) Key);
+pub(in crate::dump) struct KeyText(pub(in crate::dump) Key);
 
 /// An object id, by name where it has one under keys of this type.
 pub(super) struct ObjectIdText {

@@ -14,7 +14,7 @@ use std::io::{self, Write};
 use zerocopy::FromBytes;
 use zerocopy::little_endian::U64;
 
-pub(super) fn chunk(data: &[u8], out: &mut dyn Write) -> io::Result<()> {
+pub(in crate::dump) fn chunk(data: &[u8], out: &mut dyn Write) -> io::Result<()> {
     let raw: RawChunk = padded(data);
     let count = usize::from(raw.num_stripes.get());
     let Ok((stripes, _)) =
