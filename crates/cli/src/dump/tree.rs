@@ -12,6 +12,8 @@
 //! What is shown is decided here; how, by a [`Form`]: text, or JSON with the same content.
 
 mod block;
+#[cfg(test)]
+mod golden;
 pub(super) mod item;
 mod json;
 pub(super) mod key;

@@ -10,6 +10,7 @@
 )]
 
 mod command;
+mod dump_tree;
 mod errors;
 mod export;
 mod image;

@@ -77,7 +77,8 @@ pub(super) fn file_extent(data: &[u8], out: &mut dyn Write) -> io::Result<()> {
         let (bytes, ram) = (after::<RawFileExtentHeader>(data).len(), header.ram_bytes);
         return writeln!(
             out,
-            "\t\tinline extent data size {bytes} ram_bytes {ram} compression {number} ({compression})"
+            "\t\tinline extent data size {bytes} ram_bytes {ram} \
+             compression {number} ({compression})"
         );
     }
     let (disk, disk_bytes) = (raw.disk_bytenr, raw.disk_num_bytes);

@@ -4,7 +4,7 @@ use super::super::Style;
 use super::super::key::KeyText;
 use super::super::words::EscapedText;
 use super::{after, padded};
-use butternut_format::dir::RawDirItem;
+use butternut_format::dir::{NAME_BYTES_MAX, RawDirItem};
 use butternut_format::inode_ref::{RawInodeExtref, RawInodeRef};
 use butternut_format::key::Key;
 use butternut_format::root_ref::RawRootRef;
@@ -34,7 +34,9 @@ pub(super) fn entries(data: &[u8], style: Style, out: &mut dyn Write) -> io::Res
         if raw.data_len.get() != 0 && style.hide_names {
             writeln!(out, "\t\tdata HIDDEN")?;
         } else if raw.data_len.get() != 0 {
-            writeln!(out, "\t\tdata {}", EscapedText(value))?;
+            // The form cuts values off where a name would have to end.
+            let shown = value.get(..NAME_BYTES_MAX).unwrap_or(value);
+            writeln!(out, "\t\tdata {}", EscapedText(shown))?;
         }
         rest = after_value;
     }

@@ -1,0 +1,124 @@
+//! `inspect dump-tree` prints what `btrfs inspect-internal dump-tree` prints, whatever is asked.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+
+use super::command::{butternut, command};
+use super::image::{kernel, kernel_is_here, plain};
+
+/// Options, in combinations that narrow each other.
+const OPTIONS: [&str; 28] = [
+    "",
+    "-e",
+    "-d",
+    "-r",
+    "-R",
+    "-u",
+    "-e -d",
+    "-d -u",
+    "-d -r",
+    "-u -r",
+    "--dfs",
+    "--bfs",
+    "--hide-names",
+    "--csum-headers",
+    "--csum-items",
+    "-t fs",
+    "-t 5 -R",
+    "-t ROOT_TREE",
+    "-t chunk -r",
+    "-t extent -e",
+    "-t csum --csum-items --csum-headers",
+    "-t uuid",
+    "-t free-space",
+    "-t data_reloc_tree",
+    "-t dev -d",
+    "-t 256",
+    "-t 9999",
+    "-t 5 --dfs --hide-names",
+];
+
+#[track_caller]
+fn same(image: &Path, options: &str) {
+    let words = options.split_whitespace();
+    let theirs = Command::new("btrfs")
+        .env("TZ", "UTC")
+        .args(["inspect-internal", "dump-tree"])
+        .args(words.clone())
+        .arg(image)
+        .output()
+        .unwrap();
+    let ours = command().args(["inspect", "dump-tree"]).args(words).arg(image).output().unwrap();
+    let (want, have) =
+        (String::from_utf8_lossy(&theirs.stdout), String::from_utf8_lossy(&ours.stdout));
+    let differing = want.lines().zip(have.lines()).find(|(want, have)| want != have);
+    assert_eq!(differing, None, "{options}");
+    assert!(theirs.stdout == ours.stdout, "{options}: one goes on where the other ends");
+}
+
+/// The addresses of the first blocks that a dump shows.
+fn addresses(image: &Path) -> Vec<String> {
+    let shown = butternut(&["inspect", "dump-tree", image.to_str().unwrap()]).ok();
+    let blocks = shown.lines().filter(|line| line.contains(" items "));
+    blocks.filter_map(|line| line.split(' ').nth(1)).map(str::to_owned).collect()
+}
+
+fn all_options(image: &Path) {
+    for options in OPTIONS {
+        same(image, options);
+    }
+    let blocks = addresses(image);
+    for block in &blocks {
+        same(image, &format!("-b {block}"));
+    }
+    let (first, last) = (&blocks[0], &blocks[blocks.len() - 1]);
+    same(image, &format!("-b {last} -b {first} --hide-names"));
+    let node = blocks.iter().max().unwrap();
+    same(image, &format!("-b {node} --follow --dfs"));
+    same(image, &format!("-b {node} --follow"));
+}
+
+#[test]
+fn a_volume_of_mkfs_is_dumped_alike() {
+    all_options(&plain().0);
+}
+
+#[test]
+fn a_volume_of_the_kernel_is_dumped_alike() {
+    if kernel_is_here("a_volume_of_the_kernel_is_dumped_alike") {
+        all_options(kernel());
+    }
+}
+
+#[test]
+fn json_has_the_blocks_of_the_text() {
+    let image = &plain().0;
+    let words = ["inspect", "dump-tree", "--json", image.to_str().unwrap()];
+    let json: serde_json::Value = serde_json::from_str(&butternut(&words).ok()).unwrap();
+    let trees = json["trees"].as_array().unwrap();
+    let blocks = trees.iter().flat_map(|tree| tree["blocks"].as_array().unwrap());
+    let shown: BTreeSet<_> = blocks.map(|block| block["bytenr"].to_string()).collect();
+    assert_eq!(shown, addresses(image).into_iter().collect());
+    assert_eq!(trees[0]["name"], "root tree");
+    let key = &trees[1]["blocks"][0]["items"][0]["key"];
+    assert_eq!(key["text"], "(DEV_ITEMS DEV_ITEM 1)");
+    assert!(json["uuid"].is_string());
+}
+
+#[test]
+fn a_tree_or_block_that_is_not_there_is_said() {
+    let image = plain().0.to_str().unwrap();
+    let ran = butternut(&["inspect", "dump-tree", "-t", "bogus", image]);
+    assert_eq!(
+        ran.failure(),
+        "butternut: inspect dump-tree: bogus: no tree has this id or name (a number, or a name as \
+         fs, root, chunk, extent, csum, uuid, quota)"
+    );
+    let ran = butternut(&["inspect", "dump-tree", "-t", "tree-log", image]);
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.err.contains("log root tree: the volume has none"), "{}", ran.err);
+    let ran = butternut(&["inspect", "dump-tree", "-b", "12345", image]);
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.err.contains("block 12345: its address is not sector aligned"), "{}", ran.err);
+}
