@@ -1,7 +1,6 @@
 # The few commands that matter. Each installs or says what it needs (scripts/setup).
 
 export PATH := $(CURDIR)/target/tools/bin:$(PATH)
-NEXTEST = cargo nextest run --workspace
 
 .PHONY: demo test test-long lint bench fuzz clean-mounts
 
@@ -16,7 +15,7 @@ test: lint
 
 # The same, with the longer runs of seeded tests.
 test-long: lint
-	@BUTTERNUT_LONG=1 scripts/test
+	@BUTTERNUT_LONG=1 BUTTERNUT_FUZZ_ROUNDS=20000 scripts/test
 
 lint:
 	@scripts/setup
