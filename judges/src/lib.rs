@@ -17,6 +17,7 @@ pub mod manifest;
 pub mod populate;
 pub mod recipe;
 pub mod recipes;
+pub mod rot;
 pub mod scratch;
 pub mod tool;
 pub mod trial;
