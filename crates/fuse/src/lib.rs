@@ -13,6 +13,7 @@
 mod ids;
 mod options;
 mod readahead;
+mod recent;
 mod replies;
 mod requests;
 mod session;

@@ -14,6 +14,7 @@ use fuser::{
 };
 
 use crate::ids::Ids;
+use crate::recent::Recent;
 use crate::replies::{self, FOR_GOOD};
 use crate::session::DAEMON_XATTR;
 
@@ -30,20 +31,19 @@ const SEEK_HOLE: i32 = 4;
 pub(crate) struct Door {
     filesystem: Filesystem,
     ids: Ids,
+    recent: Recent,
     posix_acls: bool,
 }
 
 thread_local! {
     /// Where a worker reads into: the memory that the reply is sent from.
     static READ_BUFFER: RefCell<Buffer> = RefCell::new(Buffer::zeroed(READ_BYTES_MAX as usize));
-    /// The file that a worker read last; the next request is mostly for the same one.
-    static LAST_FILE: RefCell<Option<(u64, File)>> = const { RefCell::new(None) };
 }
 
 impl Door {
     pub(crate) fn new(filesystem: Filesystem, posix_acls: bool) -> Self {
         let ids = Ids::new(filesystem.root());
-        Self { filesystem, ids, posix_acls }
+        Self { filesystem, ids, recent: Recent::default(), posix_acls }
     }
 
     fn id(&self, node: INodeNo) -> Result<FileId> {
@@ -91,17 +91,8 @@ impl Door {
     }
 
     fn read_into(&self, node: INodeNo, offset: u64, memory: &mut [u8]) -> Result<usize> {
-        LAST_FILE.with_borrow_mut(|last| {
-            if let Some((number, file)) = last
-                && *number == node.0
-            {
-                return read_whole(file, offset, memory);
-            }
-            let file = self.filesystem.open_file(self.id(node)?)?;
-            let read = read_whole(&file, offset, memory);
-            *last = Some((node.0, file));
-            read
-        })
+        let file = self.recent.file(node.0, || self.filesystem.open_file(self.id(node)?))?;
+        read_whole(&file, offset, memory)
     }
 
     fn seek(&self, node: INodeNo, offset: i64, whence: i32) -> Result<Option<u64>> {
@@ -216,6 +207,7 @@ impl fuser::Filesystem for Door {
 
     fn forget(&self, _: &Request, node: INodeNo, count: u64) {
         self.ids.forget(node.0, count);
+        self.recent.forget(node.0);
     }
 
     fn getattr(&self, _: &Request, node: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {

@@ -104,7 +104,7 @@ pub(crate) fn rotten() -> (PathBuf, PathBuf) {
 pub(crate) const ROTTEN_OFFSET: usize = 244 * 4096;
 
 /// The sector is found by what stands in it.
-const ROTTEN: &str = r#"
+const ROTTEN: &str = r"
     truncate -s 300M IMG; mkfs.btrfs -q -d single IMG
     mkdir -p DIR/m; mount -o loop IMG DIR/m
     trap 'cd /; umount DIR/m 2>/dev/null || true' EXIT
@@ -112,7 +112,7 @@ const ROTTEN: &str = r#"
     printf 'here-it-will-rot' | dd of=DIR/was bs=4096 seek=244 conv=notrunc status=none
     cp DIR/was DIR/m/file; sync -f DIR/m; umount DIR/m
     at=$(grep -abo here-it-will-rot IMG | head -1 | cut -d: -f1)
-    printf X | dd of=IMG bs=1 seek=$at conv=notrunc status=none"#;
+    printf X | dd of=IMG bs=1 seek=$at conv=notrunc status=none";
 
 /// The kernel's own read-only mount of its image, for as long as this lives.
 pub(crate) struct KernelView {
