@@ -72,10 +72,10 @@ impl fmt::Display for Failure {
 
 /// An error and its causes, each once.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
+    let mut text = unnumbered(&error.to_string());
     let mut cause = error.source();
     while let Some(error) = cause {
-        let part = error.to_string();
+        let part = unnumbered(&error.to_string());
         if !text.ends_with(&part) {
             text.push_str(": ");
             text.push_str(&part);
@@ -87,13 +87,14 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
 
 /// A system error in its own words, without the number.
 pub(crate) fn plain(error: &io::Error) -> String {
-    let text = error.to_string();
-    let words = text.split(" (os error").next().unwrap_or(&text);
-    let mut letters = words.chars();
-    match letters.next() {
-        Some(first) => first.to_lowercase().chain(letters).collect(),
-        None => text,
-    }
+    unnumbered(&error.to_string())
+}
+
+/// A system error's text starts small and has no number: the words say it.
+fn unnumbered(text: &str) -> String {
+    let Some(at) = text.find(" (os error") else { return text.to_owned() };
+    let mut letters = text[..at].chars();
+    letters.next().map(|first| first.to_lowercase().chain(letters).collect()).unwrap_or_default()
 }
 
 /// What to do about an error of the library.

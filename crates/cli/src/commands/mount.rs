@@ -11,6 +11,7 @@ pub(super) mod options;
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
 use std::num::NonZero;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -23,7 +24,7 @@ use super::umount;
 use crate::failure::{Done, Failure, Outcome, chain};
 use crate::flags::{GlobalArgs, MountArgs};
 use crate::options as volume_options;
-use crate::output::{Output, say};
+use crate::output::{Output, json, say};
 use crate::volume_arg::VolumeArg;
 use options::Meaning;
 
@@ -37,9 +38,13 @@ struct Plan {
     meaning: Meaning,
 }
 
-pub(crate) fn run(global: &GlobalArgs, args: &MountArgs, _: &mut Output) -> Outcome {
+pub(crate) fn run(global: &GlobalArgs, args: &MountArgs, out: &mut Output) -> Outcome {
     let plan = Plan::of(global, args)?;
-    if args.foreground || args.ready { serve(global, args, plan) } else { start(global, args) }
+    if args.foreground || args.ready {
+        serve(global, args, plan)
+    } else {
+        start(global, args, &plan, out)
+    }
 }
 
 impl Plan {
@@ -75,10 +80,12 @@ impl Plan {
 }
 
 /// Starts the daemon and waits until it serves, or has said why it cannot.
-fn start(global: &GlobalArgs, args: &MountArgs) -> Outcome {
+fn start(global: &GlobalArgs, args: &MountArgs, plan: &Plan, out: &mut Output) -> Outcome {
     let failed = |error: &io::Error| Failure::io("the daemon", error);
-    let mut command = Command::new("/proc/self/exe");
-    command.arg("mount").arg("--ready");
+    // By its own path rather than /proc/self/exe, so that ps shows a name.
+    let program = std::env::current_exe().map_err(|error| failed(&error))?;
+    let mut command = Command::new(program);
+    command.arg0("butternut").arg("mount").arg("--ready");
     for (given, flag) in
         [(global.verbose, "--verbose"), (global.quiet, "--quiet"), (global.degraded, "--degraded")]
     {
@@ -100,6 +107,11 @@ fn start(global: &GlobalArgs, args: &MountArgs) -> Outcome {
         pipe.read_to_end(&mut said).map_err(|error| failed(&error))?;
     }
     if said == READY {
+        if global.json {
+            let mountpoint = plan.mountpoint.as_os_str().as_encoded_bytes();
+            let object = json::Object::new().name("mountpoint", mountpoint);
+            json::document(out, object.put("process", daemon.id()))?;
+        }
         return Ok(Done::Well);
     }
     // It has said why on the stderr that it shares with us.

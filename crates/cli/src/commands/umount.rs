@@ -15,9 +15,20 @@ use butternut_fuse::DAEMON_XATTR;
 
 use crate::failure::{Done, Failure, Outcome};
 use crate::flags::{GlobalArgs, UmountArgs};
-use crate::output::{Output, say};
+use crate::output::{Output, json, say};
 
-pub(crate) fn run(global: &GlobalArgs, args: &UmountArgs, _: &mut Output) -> Outcome {
+pub(crate) fn run(global: &GlobalArgs, args: &UmountArgs, out: &mut Output) -> Outcome {
+    let released = end(global, args)?;
+    if global.json {
+        let mountpoint = args.mountpoint.as_os_str().as_encoded_bytes();
+        let object = json::Object::new().name("mountpoint", mountpoint);
+        json::document(out, object.put("released", released))?;
+    }
+    Ok(Done::Well)
+}
+
+/// Unmounts; whether the volume is known to be released.
+fn end(global: &GlobalArgs, args: &UmountArgs) -> Result<bool, Failure> {
     let mountpoint = absolute(&args.mountpoint)?;
     let shown = mountpoint.display().to_string();
     check_ours(&mountpoint)?;
@@ -29,10 +40,10 @@ pub(crate) fn run(global: &GlobalArgs, args: &UmountArgs, _: &mut Output) -> Out
                 "{shown}: note: its process is gone or out of sight, nothing to wait for"
             ));
         }
-        return Ok(Done::Well);
+        return Ok(false);
     };
     if args.lazy {
-        return Ok(Done::Well);
+        return Ok(false);
     }
     let timeout = Timespec { tv_sec: i64::try_from(args.timeout).unwrap_or(i64::MAX), tv_nsec: 0 };
     let mut ended = [PollFd::new(&pidfd, PollFlags::IN)];
@@ -41,7 +52,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &UmountArgs, _: &mut Output) -> Out
             let why = format!("process {pid} still holds the volume after {} s", args.timeout);
             Err(Failure::new(shown, why).cure("it ends when the last open file is closed"))
         }
-        Ok(_) => Ok(Done::Well),
+        Ok(_) => Ok(true),
         Err(errno) => Err(Failure::io(shown, &errno.into())),
     }
 }

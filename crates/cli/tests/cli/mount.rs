@@ -91,6 +91,22 @@ fn a_mount_shows_what_the_kernel_shows() {
 }
 
 #[test]
+fn mount_and_umount_say_in_json_what_they_did() {
+    if !kernel_is_here("mount_and_umount_say_in_json_what_they_did") {
+        return;
+    }
+    let place = Place::new();
+    let image = plain().0.to_str().unwrap();
+    let said = butternut(&["mount", "--json", image, place.name()]).ok();
+    let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+    let process = said["process"].as_u64().unwrap();
+    let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap();
+    assert_eq!((said["mountpoint"].as_str(), name.as_str()), (Some(place.name()), "butternut\n"));
+    let said = butternut(&["umount", "--json", place.name()]).ok();
+    assert!(said.contains("\"released\": true"), "{said}");
+}
+
+#[test]
 fn umount_returns_when_the_volume_is_released() {
     if !kernel_is_here("umount_returns_when_the_volume_is_released") {
         return;
@@ -303,6 +319,45 @@ fn mount_and_umount_of_the_system_find_the_helpers() {
          {dir}/umount.fuse.butternut {m}"
     ));
     assert!(!place.is_mounted() && holders(&image).is_empty());
+}
+
+#[test]
+fn a_busy_mount_outlives_the_signal_until_its_files_are_closed() {
+    if !kernel_is_here("a_busy_mount_outlives_the_signal_until_its_files_are_closed") {
+        return;
+    }
+    let place = Place::new();
+    let mut child = served(&plain().0, &place, &[]);
+    let file = fs::File::open(place.path().join("docs/numbers")).unwrap();
+    shell(&format!("kill -TERM {}", child.id()));
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while place.is_mounted() {
+        assert!(std::time::Instant::now() < end, "the mount is not detached");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert!(child.try_wait().unwrap().is_none(), "it still serves the open file");
+    assert!(std::io::read_to_string(file).unwrap().ends_with("20000\n"));
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn a_mount_whose_daemon_was_killed_is_taken_away() {
+    if !kernel_is_here("a_mount_whose_daemon_was_killed_is_taken_away") {
+        return;
+    }
+    let place = Place::new();
+    let mut child = served(&plain().0, &place, &[]);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let image = plain().0.to_str().unwrap();
+    let said = butternut(&["mount", image, place.name()]).failure();
+    assert!(
+        said.contains("(a dead mount is still there: `butternut umount` takes it away)"),
+        "{said}"
+    );
+    let ran = butternut(&["umount", place.name()]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert!(!place.is_mounted());
 }
 
 #[test]
