@@ -92,8 +92,11 @@ pub(crate) fn open(named: &VolumeArg, options: &MountOptions) -> Result<Filesyst
 fn open_failure(named: &VolumeArg, error: &butternut::Error) -> Failure {
     let failure = Failure::of(named.typed.clone(), error);
     let text = failure.to_string();
-    if text.contains("missing") && text.contains("devid") {
+    if text.contains("missing device") {
         return failure.cure("name all its devices, joined with commas, or add --degraded");
+    }
+    if text.contains("chunks cannot be read") {
+        return failure.cure("name more of its devices, joined with commas");
     }
     if text.contains("magic") || text.contains("not btrfs") {
         return failure.cure("is it btrfs? In a bigger image, say where it starts: ?offset=N");

@@ -1,6 +1,6 @@
 //! Every failure says what, why and what to do, on stderr, with the right status.
 
-use super::command::butternut;
+use super::command::{butternut, shell};
 use super::image::plain;
 
 #[track_caller]
@@ -36,6 +36,25 @@ fn paths_and_subvolumes_that_are_none() {
     check(&["subvolume", "show", "IMG", "docs"], "docs: not a subvolume (");
     check(&["inspect", "inode-resolve", "99999", "IMG"], "inode 99999 of subvolume 5: ");
     check(&["inspect", "logical-resolve", "1", "IMG"], "logical address 1: no file holds it (");
+}
+
+#[test]
+fn devices_that_are_missing_are_named() {
+    let scratch = tempfile::tempdir().unwrap();
+    let dir = scratch.path().display();
+    shell(&format!(
+        "cd {dir}; truncate -s 300M a b; mkfs.btrfs -q -d raid1 -m raid1 a b
+         truncate -s 300M c d; mkfs.btrfs -q -d raid0 -m raid0 c d"
+    ));
+    let said = butternut(&["ls", &format!("{dir}/b")]).failure();
+    assert!(said.contains(": missing device 1 (name all its devices, joined with"), "{said}");
+    let ran = butternut(&["ls", "--degraded", &format!("{dir}/b")]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert!(ran.err.ends_with(": note: device 1 is missing\n"), "{}", ran.err);
+    let said = butternut(&["ls", "--degraded", &format!("{dir}/c")]).failure();
+    assert!(said.contains(" cannot be read") && said.contains("(name more of"), "{said}");
+    butternut(&["ls", &format!("{dir}/a,{dir}/b")]).ok();
+    butternut(&["filesystem", "df", &format!("{dir}/c"), &format!("{dir}/d")]).ok();
 }
 
 #[test]
