@@ -25,11 +25,13 @@ pub enum Field {
     Order,
     Flags,
     Btime,
+    Atime,
     Mtime,
     Ctime,
     Data,
     DirectorySize,
     DirectoryLinks,
+    DirectoryTimes,
     /// Names in the `btrfs.` xattr namespace, which only btrfs itself can hold.
     BtrfsXattrs,
 }
@@ -160,7 +162,12 @@ fn compare_times(
     shown: &impl Fn(Field) -> bool,
     check: &mut impl FnMut(&str, String, String),
 ) {
-    check("atime", want.atime.to_string(), have.atime.to_string());
+    if want.kind == Kind::Directory && !shown(Field::DirectoryTimes) {
+        return;
+    }
+    if shown(Field::Atime) {
+        check("atime", want.atime.to_string(), have.atime.to_string());
+    }
     if shown(Field::Mtime) {
         check("mtime", want.mtime.to_string(), have.mtime.to_string());
     }
