@@ -28,6 +28,9 @@ use crate::output::{Output, json, say};
 use crate::volume_arg::VolumeArg;
 use options::Meaning;
 
+/// Fewer threads leave the devices idle while answers are copied to the kernel.
+const THREADS_MIN: usize = 4;
+
 /// What the daemon writes when it serves.
 const READY: &[u8] = b"ready\n";
 
@@ -58,7 +61,7 @@ impl Plan {
         meaning.place(&mut volume)?;
         meaning.volume.degraded |= global.degraded;
         meaning.fuse.source.clone_from(&volume.typed);
-        let cores = thread::available_parallelism().map_or(2, NonZero::get).max(2);
+        let cores = thread::available_parallelism().map_or(1, NonZero::get).max(THREADS_MIN);
         meaning.fuse.threads = args.threads.or(meaning.threads).unwrap_or(cores).clamp(1, 64);
         let shown = mountpoint.display().to_string();
         let meta = std::fs::metadata(&mountpoint).map_err(|error| {
