@@ -35,6 +35,8 @@ pub(super) fn recipes() -> Vec<Recipe> {
             .mkfs("-O ^free-space-tree,^block-group-tree")
             .mount("nospace_cache"),
         Recipe::new("space-cache-v1", "the free space cache of old, in files of the root tree")
+            // Block groups of less than 100 MiB get no cache.
+            .devices(&[2048])
             .mkfs("-O ^free-space-tree,^block-group-tree")
             .mount("space_cache=v1"),
         Recipe::new("group-tree-off", "free space tree, and block groups in the extent tree")
