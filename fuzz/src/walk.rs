@@ -64,10 +64,7 @@ impl Walk<'_> {
         self.inode(dir, path);
         let fs = self.fs;
         self.note(path, "parent", fs.parent(dir));
-        let entries = match fs.read_dir(dir, FIRST_ENTRY) {
-            Ok(entries) => entries,
-            Err(_) => return,
-        };
+        let Ok(entries) = fs.read_dir(dir, FIRST_ENTRY) else { return };
         for entry in entries {
             self.entries += 1;
             let Ok(entry) = entry else { return };

@@ -28,7 +28,7 @@ impl Random {
                 let byte = self.next();
                 match style {
                     0 => byte.to_le_bytes()[0],
-                    1 if byte % 4 != 0 => 0,
+                    1 if !byte.is_multiple_of(4) => 0,
                     _ => (byte % 16).to_le_bytes()[0],
                 }
             })

@@ -13,7 +13,7 @@ use butternut_volume::{OpenOptions, Volume};
 use std::sync::Arc;
 use std::time::Instant;
 
-const SEARCHES: usize = 1_000_000;
+const SEARCHES: u32 = 1_000_000;
 const DEEP: &str = "/level-0/level-1/level-2/level-3/level-4/level-5/level-6/leaf";
 
 pub(crate) fn rows(rig: &Rig, report: &mut Report) -> Result<()> {
@@ -38,7 +38,7 @@ fn search_ns(tree: &Tree, keys: &[Key]) -> Result<f64> {
         index = (index + 7919) % keys.len();
         tree.find(&keys[index])?.context("a key that was listed is not found")?;
     }
-    Ok(start.elapsed().as_nanos() as f64 / SEARCHES as f64)
+    Ok(start.elapsed().as_secs_f64() * 1e9 / f64::from(SEARCHES))
 }
 
 fn searches(rig: &Rig, report: &mut Report) -> Result<()> {
@@ -77,7 +77,7 @@ fn path_ns(fs: &Filesystem) -> Result<f64> {
     for _ in 0..rounds {
         fs.resolve(DEEP.as_bytes(), Follow::Last)?;
     }
-    Ok(start.elapsed().as_nanos() as f64 / (rounds * 8) as f64)
+    Ok(start.elapsed().as_secs_f64() * 1e9 / f64::from(rounds * 8))
 }
 
 fn paths(rig: &Rig, report: &mut Report) -> Result<()> {

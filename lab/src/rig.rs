@@ -41,7 +41,6 @@ impl Size {
 
 pub(crate) struct Rig {
     pub(crate) size: &'static Size,
-    pub(crate) image: PathBuf,
     pub(crate) device: PathBuf,
     /// Where the kernel has the volume mounted, read-only.
     pub(crate) kernel: PathBuf,
@@ -96,7 +95,6 @@ impl Rig {
             size,
             kernel: dir.path().join("kernel"),
             ours: dir.path().join("ours"),
-            image,
             device,
             butternut,
             _dir: dir,

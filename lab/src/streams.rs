@@ -60,6 +60,7 @@ fn mounted_stream(path: &Path) -> Result<f64> {
     Ok(per_second(bytes, start) / 1e6)
 }
 
+#[expect(clippy::cast_precision_loss, reason = "a count of an hour fits the mantissa")]
 fn per_second(count: u64, start: Instant) -> f64 {
     count as f64 / start.elapsed().as_secs_f64()
 }
