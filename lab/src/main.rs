@@ -3,6 +3,8 @@
 //! Every row runs all its contestants in turn, several times over, and reports medians, the spread
 //! and the ratio. Absolute figures belong to the machine; the ratios are the result.
 
+#![allow(clippy::cast_precision_loss, reason = "figures are rounded before they are read")]
+
 mod cpu;
 mod fio;
 mod memory;
