@@ -1,7 +1,7 @@
 //! Streams: reads of one open file, and what is read ahead of them.
 //!
 //! A [`Stream`] sees that reads follow one another. Then small ones find their bytes in memory,
-//! because the workers read (and verify, and unpack) ahead; large ones are cut into several
+//! because the workers read (and verify, and unpack) ahead; large plain ones are cut into several
 //! requests, so that a part is verified while the next is on its way.
 //!
 //! ```text
@@ -22,9 +22,10 @@
 //!    that is suspended below it on its own stack.
 
 use crate::error::FileError;
+use crate::map::Mapping;
 use crate::plan::Manner;
 use crate::read::ReadAt;
-use crate::source::{Source, in_memory};
+use crate::source::{Source, in_memory, mapping_at};
 use crate::view::FileView;
 use butternut_format::units::length;
 use butternut_sys::buffer::Buffer;
@@ -40,7 +41,8 @@ const WINDOW_BYTES_MAX: u64 = 4 << 20;
 const WINDOW_BYTES_MIN: u64 = CHUNK_BYTES as u64;
 /// What all streams of a volume hold together (law 2).
 const AHEAD_BYTES_MAX: usize = 32 << 20;
-/// Reads from this size on are not read ahead: copying would cost as much as it gains.
+/// Plain data that is read in pieces of this size or more is not read ahead: copying would cost as
+/// much as it gains. Unpacking costs ten times that, so packed data always is.
 const LARGE_READ_BYTES: usize = 256 << 10;
 /// Reads that follow each other, before anything is done about it.
 const STEPS_MIN: u32 = 2;
@@ -172,7 +174,7 @@ impl Stream {
         if !follows || bytes == 0 {
             return self.read_now(offset, buf, Manner::Single);
         }
-        if bytes >= LARGE_READ_BYTES {
+        if bytes >= LARGE_READ_BYTES && !self.is_packed(offset) {
             return self.read_now(offset, buf, Manner::Streaming);
         }
         self.spread_out(end);
@@ -201,6 +203,12 @@ impl Stream {
             }
         }
         Ok(done)
+    }
+
+    /// Whether the data at `offset` has to be unpacked. Errors are the read's to tell.
+    fn is_packed(&self, offset: u64) -> bool {
+        let Ok(region) = self.source.region(&self.view, offset) else { return false };
+        mapping_at(&region, offset).is_some_and(Mapping::is_packed)
     }
 
     fn read_now(&self, at: u64, buf: &mut [u8], manner: Manner) -> Result<usize, FileError> {
