@@ -57,12 +57,6 @@ impl Mapping {
         self.offset.saturating_add(self.bytes)
     }
 
-    /// Whether its bytes are in a compressed data extent.
-    pub fn is_packed(&self) -> bool {
-        let MappingKind::Regular { packing, .. } = self.kind else { return false };
-        packing.compression != Compression::None
-    }
-
     /// The part of this mapping inside `range`, which overlaps it.
     pub(crate) fn within(&self, range: &Range<u64>) -> Self {
         let offset = self.offset.max(range.start);

@@ -30,9 +30,6 @@ const PLAN_BYTES_MAX: usize = 8 << 20;
 const EDGE_BYTES_MAX: usize = 128 << 10;
 const SECTOR: usize = 4096;
 
-/// Sectors of one request of a streaming read.
-const STREAMING_SECTORS: usize = 32;
-
 /// Where to look again for an extent that several pieces are in.
 const PACKED_LOOK_BACK: usize = 64;
 
@@ -42,9 +39,6 @@ pub(crate) enum Manner {
     /// Itself: as few requests as can be.
     #[default]
     Single,
-    /// One of a row of large reads: several requests, so that one is verified while the next is
-    /// on its way.
-    Streaming,
     /// Read ahead, by a worker; the other workers have chunks of their own.
     Ahead,
 }
@@ -290,11 +284,9 @@ impl Plan {
             if first > 0 {
                 self.push_edge(logical, part(0, 1), head, SECTOR - head);
             }
-            let step = if self.manner == Manner::Streaming { STREAMING_SECTORS } else { last };
-            for from in (first..last).step_by(step.max(1)) {
-                let to = last.min(from + step);
-                let kind = PieceKind::Direct { logical: at(from), sums: part(from, to) };
-                self.pieces.push(Piece { bytes: (to - from) * SECTOR, kind });
+            if first < last {
+                let kind = PieceKind::Direct { logical: at(first), sums: part(first, last) };
+                self.pieces.push(Piece { bytes: (last - first) * SECTOR, kind });
             }
             if tail > 0 {
                 self.push_edge(at(last), part(last, found), 0, tail);

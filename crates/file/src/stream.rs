@@ -1,8 +1,8 @@
 //! Streams: reads of one open file, and what is read ahead of them.
 //!
-//! A [`Stream`] sees that reads follow one another. Then small ones find their bytes in memory,
-//! because the workers read (and verify, and unpack) ahead; large plain ones are cut into several
-//! requests, so that a part is verified while the next is on its way.
+//! A [`Stream`] sees that reads follow one another. Then they find their bytes in memory, because
+//! the workers read (and verify, and unpack) ahead. That pays for large reads of plain data too:
+//! the copy costs less than waiting for the device and verifying in turn.
 //!
 //! ```text
 //! Waiting --a worker comes, or a reader--> Running --> Landed
@@ -22,10 +22,9 @@
 //!    that is suspended below it on its own stack.
 
 use crate::error::FileError;
-use crate::map::Mapping;
 use crate::plan::Manner;
 use crate::read::ReadAt;
-use crate::source::{Source, in_memory, mapping_at};
+use crate::source::{Source, in_memory};
 use crate::view::FileView;
 use butternut_format::units::length;
 use butternut_sys::buffer::Buffer;
@@ -41,9 +40,6 @@ const WINDOW_BYTES_MAX: u64 = 4 << 20;
 const WINDOW_BYTES_MIN: u64 = CHUNK_BYTES as u64;
 /// What all streams of a volume hold together (law 2).
 const AHEAD_BYTES_MAX: usize = 32 << 20;
-/// Plain data that is read in pieces of this size or more is not read ahead: copying would cost as
-/// much as it gains. Unpacking costs ten times that, so packed data always is.
-const LARGE_READ_BYTES: usize = 256 << 10;
 /// Reads that follow each other, before anything is done about it.
 const STEPS_MIN: u32 = 2;
 /// How far a read may be from where the last one ended and still follow it: several threads that
@@ -174,10 +170,7 @@ impl Stream {
         if !follows || bytes == 0 {
             return self.read_now(offset, buf, Manner::Single);
         }
-        if bytes >= LARGE_READ_BYTES && !self.is_packed(offset) {
-            return self.read_now(offset, buf, Manner::Streaming);
-        }
-        self.spread_out(end);
+        self.spread_out(offset, end);
         let mut done = 0;
         while done < bytes {
             let at = offset + length(done);
@@ -205,12 +198,6 @@ impl Stream {
         Ok(done)
     }
 
-    /// Whether the data at `offset` has to be unpacked. Errors are the read's to tell.
-    fn is_packed(&self, offset: u64) -> bool {
-        let Ok(region) = self.source.region(&self.view, offset) else { return false };
-        mapping_at(&region, offset).is_some_and(Mapping::is_packed)
-    }
-
     fn read_now(&self, at: u64, buf: &mut [u8], manner: Manner) -> Result<usize, FileError> {
         let mut read = [ReadAt::new(at, buf)];
         self.source.read_in(manner, &self.view, &mut read);
@@ -218,10 +205,11 @@ impl Stream {
         read.result
     }
 
-    /// Sends workers after the chunks that lie ahead of `end`.
-    fn spread_out(&self, end: u64) {
+    /// Sends workers after the chunks that lie ahead of `end`. Lets go of those behind `offset`:
+    /// the ones between are what this read is about to find.
+    fn spread_out(&self, offset: u64, end: u64) {
         let mut course = lock(&self.course);
-        course.drop_chunks(|chunk| chunk.end.saturating_add(length(CHUNK_BYTES)) <= end);
+        course.drop_chunks(|chunk| chunk.end.saturating_add(length(CHUNK_BYTES)) <= offset);
         let size = self.view.size();
         let until = end.saturating_add(course.window_bytes).min(size);
         let mut start = course.chunks.back().map_or(end, |last| last.end.max(end));

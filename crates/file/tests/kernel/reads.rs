@@ -199,3 +199,40 @@ fn one_extent_is_one_device_read_and_what_was_unpacked_is_none() {
     assert_eq!(count(packed, 1, 4096), 0, "part of an extent that was just unpacked");
     assert_eq!(count(packed, 128 << 10, 128 << 10), 1);
 }
+
+/// Large reads once let go of what had been read ahead between their start and their end, and had
+/// it read again.
+#[test]
+fn a_stream_reads_each_packed_extent_once_however_large_its_reads() {
+    if is_left_out("a_stream_reads_each_packed_extent_once_however_large_its_reads") {
+        return;
+    }
+    let image = Image::make(256, "");
+    let mounted = image.mount("compress-force=zstd");
+    let text = text(1, 16 << 20);
+    std::fs::write(mounted.file("packed"), &text).unwrap();
+    let ino = std::fs::metadata(mounted.file("packed")).unwrap().ino();
+    drop(mounted);
+    for read_bytes in [4096, 128 << 10, 1 << 20, 3 << 20] {
+        let source = image.open(SourceOptions { unpacked_cache_bytes: 0, ..Default::default() });
+        let view = view(&source, ino);
+        let device = source.forest().volume().devices()[0].device.clone().unwrap();
+        let before = device.counters().now();
+        let stream = Stream::new(source, view);
+        let (mut bytes, mut offset) = (vec![0; read_bytes], 0);
+        loop {
+            let filled = stream.read_at(offset as u64, &mut bytes).unwrap();
+            if filled == 0 {
+                break;
+            }
+            assert!(bytes[..filled] == text[offset..offset + filled]);
+            offset += filled;
+        }
+        assert_eq!(offset, text.len());
+        let reads = (device.counters().now() - before).reads;
+        let extents = text.len() as u64 / (128 << 10);
+        // The start of a stream, before it is known to be one, and the trees.
+        let most = extents + 40;
+        assert!(reads <= most, "{reads} reads of {extents} extents, {read_bytes} bytes a time");
+    }
+}
