@@ -1,7 +1,7 @@
 //! Files that are being read: the kernel opens nothing here, so reads find their file by number.
 //!
-//! All threads share one handle per file, because the library reads ahead of a handle: two handles
-//! would read everything ahead twice. What is here is bounded, and losing it costs one look-up.
+//! All threads share one handle per file, so that a read does not begin with opening it. What is
+//! here is bounded, and losing it costs one look-up.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};

@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 
-use butternut::{DirEntry, Error, File, FileId, Filesystem, Result};
+use butternut::{DirEntry, Error, File, FileId, Filesystem, ReadAt, Result};
 use butternut_sys::buffer::Buffer;
 use fuser::{
     AccessFlags, Errno, FileHandle, Generation, INodeNo, InitFlags, KernelConfig, LockOwner,
@@ -157,10 +157,16 @@ impl Door {
 
 /// Fills `memory` up to the end of the file. The kernel takes a short answer for the end, so what
 /// is damaged must be an error; it then asks again for the single pages that it needs.
+///
+/// The kernel reads ahead on its own, and several threads serve it: each reads straight into its
+/// reply. Going through the library's readahead as well would only copy everything once more.
 fn read_whole(file: &File, offset: u64, memory: &mut [u8]) -> Result<usize> {
     let mut read = 0;
     while read < memory.len() {
-        match file.read_at(offset + read as u64, &mut memory[read..])? {
+        let mut one = [ReadAt::new(offset + read as u64, &mut memory[read..])];
+        file.read_many(&mut one);
+        let [one] = one;
+        match one.result? {
             0 => break,
             more => read += more,
         }
