@@ -174,6 +174,14 @@ impl Drop for Mounted<'_> {
     }
 }
 
+/// The next number of a row that is the same in every run. The state is any number but 0.
+pub(crate) fn next(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
 /// Bytes that do not compress, the same in every run.
 fn write_noise(path: &Path, bytes: u64) -> Result<()> {
     let mut file = File::create(path)?;
@@ -181,10 +189,7 @@ fn write_noise(path: &Path, bytes: u64) -> Result<()> {
     let mut block = vec![0_u8; 1 << 20];
     for _ in 0..bytes >> 20 {
         for word in block.chunks_exact_mut(8) {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            word.copy_from_slice(&state.to_le_bytes());
+            word.copy_from_slice(&next(&mut state).to_le_bytes());
         }
         file.write_all(&block)?;
     }
@@ -203,9 +208,7 @@ fn write_words(path: &Path, bytes: u64) -> Result<()> {
     let mut state = 0x2545_F491_4F6C_DD1D_u64;
     let mut written = 0;
     while written < bytes {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
+        next(&mut state);
         let word = WORDS[usize::try_from(state >> 60)?];
         let line = format!("{word} {} ", state & 0xFFF);
         file.write_all(line.as_bytes())?;

@@ -2,7 +2,7 @@
 
 use crate::fio;
 use crate::report::Report;
-use crate::rig::{Rig, drop_caches, text};
+use crate::rig::{Rig, drop_caches, next, text};
 use anyhow::{Context, Result};
 use butternut::{DevicePath, File, Filesystem, Follow, MountOptions, ReadAt};
 use butternut_sys::buffer::Buffer;
@@ -134,11 +134,10 @@ fn library_random(rig: &Rig) -> Result<f64> {
     while start.elapsed().as_secs() < u64::from(rig.size.seconds) {
         let mut batch: Vec<ReadAt<'_>> = buffers
             .iter_mut()
-            .map(|buffer| {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                ReadAt { offset: state % blocks * 4096, buf: buffer, result: Ok(0) }
+            .map(|buffer| ReadAt {
+                offset: next(&mut state) % blocks * 4096,
+                buf: buffer,
+                result: Ok(0),
             })
             .collect();
         file.read_many(&mut batch);

@@ -168,7 +168,7 @@ impl Stream {
         let end = offset.saturating_add(length(bytes));
         let follows = lock(&self.course).follows(offset, end);
         if !follows || bytes == 0 {
-            return self.read_now(offset, buf, Manner::Single);
+            return self.source.read_at(&self.view, offset, buf);
         }
         self.spread_out(offset, end);
         let mut done = 0;
@@ -188,7 +188,7 @@ impl Stream {
                 done += part;
                 continue;
             }
-            match self.read_now(at, rest, Manner::Single) {
+            match self.source.read_at(&self.view, at, rest) {
                 Ok(filled) if filled == part => done += part,
                 Ok(filled) => return Ok(done + filled),
                 Err(_) if done > 0 => return Ok(done),
@@ -196,13 +196,6 @@ impl Stream {
             }
         }
         Ok(done)
-    }
-
-    fn read_now(&self, at: u64, buf: &mut [u8], manner: Manner) -> Result<usize, FileError> {
-        let mut read = [ReadAt::new(at, buf)];
-        self.source.read_in(manner, &self.view, &mut read);
-        let [read] = read;
-        read.result
     }
 
     /// Sends workers after the chunks that lie ahead of `end`. Lets go of those behind `offset`:
