@@ -18,6 +18,8 @@
 //! 2. `entry_type` is one of the known types; only attributes have data.
 //! 3. A name has 1 to 255 bytes and no NUL; outside attributes no `/` either.
 //!
+//! [`DirEntry::append_to`] is the way back, and [`without_entry`] takes one entry out of an item.
+//!
 //! What depends on the key (hash, type, what `location` may name) is [`crate::check`]'s.
 
 use crate::inode::FileKind;
@@ -67,6 +69,35 @@ pub struct DirEntry<'a> {
 #[derive(Clone, Debug)]
 pub struct DirEntries<'a> {
     rest: &'a [u8],
+}
+
+impl DirEntry<'_> {
+    /// Bytes of the entry in its item.
+    pub fn item_bytes(&self) -> usize {
+        size_of::<RawDirItem>().saturating_add(self.name.len()).saturating_add(self.data.len())
+    }
+
+    /// Appends the entry's bytes, which is how an item gains an entry. Name and data must be
+    /// within their limits: [`NAME_BYTES_MAX`], and what fits into a leaf.
+    pub fn append_to(&self, item: &mut Vec<u8>) {
+        let raw = RawDirItem {
+            location: RawKey::from(self.location),
+            transid: U64::new(self.transid.0),
+            data_len: short_length(self.data),
+            name_len: short_length(self.name),
+            entry_type: self.kind.entry_type(),
+        };
+        item.reserve(self.item_bytes());
+        item.extend_from_slice(raw.as_bytes());
+        item.extend_from_slice(self.name);
+        item.extend_from_slice(self.data);
+    }
+
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.append_to(&mut bytes);
+        bytes
+    }
 }
 
 impl EntryKind {
@@ -135,6 +166,35 @@ impl<'a> Iterator for DirEntries<'a> {
         }
         Some(self.split().inspect_err(|_| self.rest = &[]))
     }
+}
+
+/// An item without its entry of this name; empty where it was the only one. `None` where the item
+/// has no such entry.
+pub fn without_entry(item: &[u8], name: &[u8]) -> Result<Option<Vec<u8>>, Refused> {
+    let mut entries = DirEntries::new(item);
+    let mut before = item.len();
+    while let Some(entry) = entries.next() {
+        let entry = entry?;
+        let after = entries.rest.len();
+        if entry.name == name {
+            return Ok(Some(cut(item, before, after)));
+        }
+        before = after;
+    }
+    Ok(None)
+}
+
+/// An item without what lies from `before` bytes in front of its end to `after` bytes in front.
+pub(crate) fn cut(item: &[u8], before: usize, after: usize) -> Vec<u8> {
+    let front = item.len().saturating_sub(before);
+    let back = item.len().saturating_sub(after);
+    let parts = [item.get(..front), item.get(back..)];
+    parts.map(Option::unwrap_or_default).concat()
+}
+
+/// The length of a name or a value that is known to be within its limit.
+pub(crate) fn short_length(bytes: &[u8]) -> U16 {
+    U16::new(u16::try_from(bytes.len()).unwrap_or(u16::MAX))
 }
 
 /// Checks a name that a directory, a reference or a root reference holds.

@@ -23,9 +23,12 @@
 //!    kernels have written wrong ones, and do not read it.)
 //! 6. A compressed extent has at most 128 KiB, on disk and in memory, so that reading it takes
 //!    bounded memory.
+//!
+//! [`FileExtent::append_to`] is the way back: what it writes passes the check, and is what the
+//! kernel writes for the same extent.
 
 use crate::refused::{Refused, require};
-use crate::units::{Generation, Logical, SECTOR_BYTES};
+use crate::units::{Generation, Logical, SECTOR_BYTES, length};
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -120,9 +123,85 @@ impl Compression {
             _ => return None,
         })
     }
+
+    /// The value of `compression`.
+    pub fn to_byte(self) -> u8 {
+        match self {
+            Self::None => 0,
+            Self::Zlib => 1,
+            Self::Lzo => 2,
+            Self::Zstd => 3,
+        }
+    }
 }
 
 impl<'a> FileExtent<'a> {
+    /// A small file as a whole, not compressed: `data` is the file's bytes.
+    pub fn inline(generation: Generation, data: &'a [u8]) -> Self {
+        let body = ExtentBody::Inline(data);
+        Self { generation, ram_bytes: length(data.len()), compression: Compression::None, body }
+    }
+
+    /// A run of a written extent that is not compressed.
+    pub fn regular(generation: Generation, disk: DiskExtent, run: ExtentRun) -> Self {
+        let body = ExtentBody::Regular { disk, run };
+        Self { generation, ram_bytes: disk.bytes, compression: Compression::None, body }
+    }
+
+    /// A run of an extent that is set aside and not written.
+    pub fn preallocated(generation: Generation, disk: DiskExtent, run: ExtentRun) -> Self {
+        let body = ExtentBody::Preallocated { disk, run };
+        Self { generation, ram_bytes: disk.bytes, compression: Compression::None, body }
+    }
+
+    /// A run of zeros, which only volumes without the feature no-holes keep as an item.
+    pub fn hole(generation: Generation, num_bytes: u64) -> Self {
+        let body = ExtentBody::Hole { num_bytes };
+        Self { generation, ram_bytes: num_bytes, compression: Compression::None, body }
+    }
+
+    /// Appends the item's bytes.
+    pub fn append_to(&self, bytes: &mut Vec<u8>) {
+        let nowhere = DiskExtent { logical: Logical(0), bytes: 0 };
+        let (extent_type, disk, run) = match self.body {
+            ExtentBody::Inline(data) => {
+                bytes.extend_from_slice(self.header(TYPE_INLINE).as_bytes());
+                bytes.extend_from_slice(data);
+                return;
+            }
+            ExtentBody::Regular { disk, run } => (TYPE_REGULAR, disk, run),
+            ExtentBody::Preallocated { disk, run } => (TYPE_PREALLOCATED, disk, run),
+            ExtentBody::Hole { num_bytes } => {
+                (TYPE_REGULAR, nowhere, ExtentRun { offset: 0, num_bytes })
+            }
+        };
+        let raw = RawFileExtentItem {
+            header: self.header(extent_type),
+            disk_bytenr: U64::new(disk.logical.0),
+            disk_num_bytes: U64::new(disk.bytes),
+            offset: U64::new(run.offset),
+            num_bytes: U64::new(run.num_bytes),
+        };
+        bytes.extend_from_slice(raw.as_bytes());
+    }
+
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.append_to(&mut bytes);
+        bytes
+    }
+
+    fn header(&self, extent_type: u8) -> RawFileExtentHeader {
+        RawFileExtentHeader {
+            generation: U64::new(self.generation.0),
+            ram_bytes: U64::new(self.ram_bytes),
+            compression: self.compression.to_byte(),
+            encryption: 0,
+            other_encoding: U16::new(0),
+            extent_type,
+        }
+    }
+
     /// Checks the bytes of an `EXTENT_DATA` item that starts at `file_offset` of its file.
     pub fn check(bytes: &'a [u8], file_offset: u64) -> Result<Self, Refused> {
         aligned("key offset", file_offset)?;

@@ -19,6 +19,8 @@
 //! 3. A directory has at most one link: subdirectories are not counted, and names of it are one.
 //! 4. `flags` holds known bits only. The upper half are bits that forbid writing, not reading.
 //!
+//! [`Inode::to_bytes`] is the way back.
+//!
 //! What a leaf adds (generations, key) is [`crate::check`]'s.
 
 use crate::refused::{Refused, require};
@@ -26,6 +28,9 @@ use crate::units::Generation;
 use std::fmt;
 use zerocopy::little_endian::{I64, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Bytes of an inode item.
+pub const INODE_ITEM_BYTES: usize = 160;
 
 /// The bits of `mode` that hold the file type.
 const MODE_TYPE_MASK: u32 = 0o170_000;
@@ -65,7 +70,7 @@ pub struct RawInodeItem {
     pub mtime: RawTimespec,
     pub otime: RawTimespec,
 }
-const _: () = assert!(size_of::<RawInodeItem>() == 160);
+const _: () = assert!(size_of::<RawInodeItem>() == INODE_ITEM_BYTES);
 
 /// A point in time. Seconds count from 1970 and may be negative; `nanos` is what the disk holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -164,6 +169,35 @@ impl Inode {
             otime: Time::from(&raw.otime),
         })
     }
+
+    /// The bytes of the inode's item.
+    pub fn to_bytes(&self) -> [u8; INODE_ITEM_BYTES] {
+        zerocopy::transmute!(RawInodeItem {
+            generation: U64::new(self.generation.0),
+            transid: U64::new(self.transid.0),
+            size: U64::new(self.size),
+            nbytes: U64::new(self.bytes_used),
+            block_group: U64::new(self.block_group),
+            nlink: U32::new(self.nlink),
+            uid: U32::new(self.uid),
+            gid: U32::new(self.gid),
+            mode: U32::new(self.mode),
+            rdev: U64::new(self.rdev.0),
+            flags: U64::new(self.flags.0),
+            sequence: U64::new(self.sequence),
+            reserved: [U64::new(0); 4],
+            atime: self.atime.into(),
+            ctime: self.ctime.into(),
+            mtime: self.mtime.into(),
+            otime: self.otime.into(),
+        })
+    }
+}
+
+impl From<Time> for RawTimespec {
+    fn from(time: Time) -> Self {
+        Self { sec: I64::new(time.secs), nsec: U32::new(time.nanos) }
+    }
 }
 
 impl From<&RawTimespec> for Time {
@@ -242,6 +276,16 @@ impl InodeFlags {
 
     pub fn contains(self, flags: Self) -> bool {
         self.0 & flags.0 == flags.0
+    }
+
+    #[must_use]
+    pub fn with(self, flags: Self) -> Self {
+        Self(self.0 | flags.0)
+    }
+
+    #[must_use]
+    pub fn without(self, flags: Self) -> Self {
+        Self(self.0 & !flags.0)
     }
 
     /// The bits that have no meaning here.

@@ -18,8 +18,11 @@
 //!
 //! 1. The entry with its name lies inside the item, and an item holds at least one.
 //! 2. A name has 1 to 255 bytes, none of them `/` or NUL.
+//!
+//! `append_to` of both entries is the way back; [`without_ref`] and [`without_extref`] take one
+//! entry out of an item.
 
-use crate::dir::check_name;
+use crate::dir::{check_name, cut, short_length};
 use crate::refused::Refused;
 use crate::units::Ino;
 use zerocopy::little_endian::{U16, U64};
@@ -71,6 +74,79 @@ pub struct InodeRefs<'a> {
 #[derive(Clone, Debug)]
 pub struct InodeExtrefs<'a> {
     rest: &'a [u8],
+}
+
+/// An item with one entry less, and the index that the entry had.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shortened {
+    /// The rest; empty where it was the only entry.
+    pub item: Vec<u8>,
+    pub index: u64,
+}
+
+impl InodeRef<'_> {
+    /// Bytes of the entry in its item.
+    pub fn item_bytes(&self) -> usize {
+        size_of::<RawInodeRef>().saturating_add(self.name.len())
+    }
+
+    /// Appends the entry's bytes. The name must be one that [`check_name`] lets pass.
+    pub fn append_to(&self, item: &mut Vec<u8>) {
+        let raw = RawInodeRef { index: U64::new(self.index), name_len: short_length(self.name) };
+        item.reserve(self.item_bytes());
+        item.extend_from_slice(raw.as_bytes());
+        item.extend_from_slice(self.name);
+    }
+}
+
+impl InodeExtref<'_> {
+    /// Bytes of the entry in its item.
+    pub fn item_bytes(&self) -> usize {
+        size_of::<RawInodeExtref>().saturating_add(self.name.len())
+    }
+
+    /// Appends the entry's bytes. The name must be one that [`check_name`] lets pass.
+    pub fn append_to(&self, item: &mut Vec<u8>) {
+        let raw = RawInodeExtref {
+            parent_objectid: U64::new(self.parent.0),
+            index: U64::new(self.index),
+            name_len: short_length(self.name),
+        };
+        item.reserve(self.item_bytes());
+        item.extend_from_slice(raw.as_bytes());
+        item.extend_from_slice(self.name);
+    }
+}
+
+/// An `INODE_REF` item without its entry of this name. `None` where the item has no such entry.
+pub fn without_ref(item: &[u8], name: &[u8]) -> Result<Option<Shortened>, Refused> {
+    let mut entries = InodeRefs::new(item);
+    let mut before = item.len();
+    while let Some(entry) = entries.next() {
+        let entry = entry?;
+        let after = entries.rest.len();
+        if entry.name == name {
+            return Ok(Some(Shortened { item: cut(item, before, after), index: entry.index }));
+        }
+        before = after;
+    }
+    Ok(None)
+}
+
+/// An `INODE_EXTREF` item without its entry of this name in this directory. `None` where the item
+/// has no such entry.
+pub fn without_extref(item: &[u8], parent: Ino, name: &[u8]) -> Result<Option<Shortened>, Refused> {
+    let mut entries = InodeExtrefs::new(item);
+    let mut before = item.len();
+    while let Some(entry) = entries.next() {
+        let entry = entry?;
+        let after = entries.rest.len();
+        if entry.parent == parent && entry.name == name {
+            return Ok(Some(Shortened { item: cut(item, before, after), index: entry.index }));
+        }
+        before = after;
+    }
+    Ok(None)
 }
 
 impl<'a> InodeRefs<'a> {

@@ -12,7 +12,7 @@
 //! 1. The item is exactly the struct and its name.
 //! 2. A name has 1 to 255 bytes, none of them `/` or NUL.
 
-use crate::dir::check_name;
+use crate::dir::{check_name, short_length};
 use crate::refused::{Refused, require};
 use crate::units::Ino;
 use zerocopy::little_endian::{U16, U64};
@@ -47,6 +47,16 @@ impl<'a> RootRef<'a> {
         check_name(name)?;
         Ok(Self { dir: Ino(raw.dirid.get()), index: raw.sequence.get(), name })
     }
+
+    /// The item's bytes. The name must be one that [`check_name`] lets pass.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let raw = RawRootRef {
+            dirid: U64::new(self.dir.0),
+            sequence: U64::new(self.index),
+            name_len: short_length(self.name),
+        };
+        [raw.as_bytes(), self.name].concat()
+    }
 }
 
 #[cfg(test)]
@@ -63,6 +73,8 @@ mod tests {
         let refused = RootRef::check(&bytes).unwrap_err();
         assert_eq!(refused.to_string(), "name_len: have 3, want 4");
         bytes[16] = 4;
-        assert_eq!(RootRef::check(&bytes).unwrap().name, b"snap");
+        let reference = RootRef::check(&bytes).unwrap();
+        assert_eq!(reference.name, b"snap");
+        assert_eq!(reference.to_bytes(), bytes);
     }
 }
