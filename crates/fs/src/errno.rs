@@ -74,6 +74,7 @@ fn volume(error: &VolumeError) -> i32 {
         | VolumeError::OtherVolume { .. }
         | VolumeError::DuplicateDevice { .. }
         | VolumeError::Misshapen { .. } => code::EINVAL,
+        VolumeError::ParityWrite { .. } => code::EOPNOTSUPP,
         VolumeError::MissingDevices { .. }
         | VolumeError::ChunksLost { .. }
         | VolumeError::Chunk(_)

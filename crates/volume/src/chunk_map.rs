@@ -2,8 +2,8 @@
 //!
 //! Laws:
 //! 1. Chunks never overlap; one that would is refused, and the snapshot stays as it was.
-//! 2. A snapshot never changes. Adding chunks makes a new one, which readers see at their next
-//!    load; the old one lives as long as somebody reads by it.
+//! 2. A snapshot never changes. Adding or removing chunks makes a new one, which readers see at
+//!    their next load; the old one lives as long as somebody reads by it.
 //! 3. The same chunk added again is no change: system chunks stand in the superblock and in the
 //!    chunk tree.
 
@@ -60,6 +60,17 @@ impl ChunkMap {
         let mut staged = self.lock();
         self.merge(&mut staged);
         staged.refused.take().map_or(Ok(()), Err)
+    }
+
+    /// Takes the chunk that begins at an address out, if there is one.
+    pub(crate) fn remove(&self, logical: Logical) -> Option<Arc<Layout>> {
+        let mut staged = self.lock();
+        self.merge(&mut staged);
+        let mut chunks = Chunks::clone(&self.snapshot.load());
+        let at = chunks.sorted.binary_search_by_key(&logical, |chunk| chunk.logical()).ok()?;
+        let removed = chunks.sorted.remove(at);
+        self.snapshot.store(Arc::new(chunks));
+        Some(removed)
     }
 
     fn merge(&self, staged: &mut Staged) {

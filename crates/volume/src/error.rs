@@ -35,12 +35,14 @@ pub enum VolumeError {
     #[error("{bytes} bytes at logical {logical} are not in any chunk")]
     Unmapped { logical: Logical, bytes: u64 },
     /// The caller's lengths do not fit each other or the sector size.
-    #[error("a read at logical {logical} cannot be done as asked")]
+    #[error("a transfer at logical {logical} cannot be done as asked")]
     Misshapen {
         logical: Logical,
         #[source]
         refused: Refused,
     },
+    #[error("logical {logical}: writing to {profile} chunks is not supported")]
+    ParityWrite { logical: Logical, profile: &'static str },
     #[error(transparent)]
     Unreadable(Box<Unreadable>),
     #[error("{device}: {bytes} bytes at {offset}")]

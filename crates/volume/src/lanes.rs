@@ -1,9 +1,9 @@
-//! Idle queue pairs: who reads takes one, runs a batch on it, and puts it back.
+//! Idle queue pairs: who reads or writes takes one, runs a batch on it, and puts it back.
 //!
 //! No lock is held while a batch runs; the list is locked for a push or a pop. There are at most
-//! [`LANES_MAX`] queue pairs; a reader beyond that waits for one to come back.
+//! [`LANES_MAX`] queue pairs; a thread beyond that waits for one to come back.
 
-use butternut_device::{Device, QueuePair, ReadInto};
+use butternut_device::{Device, DeviceError, QueuePair, ReadInto, Request, WriteFrom};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Queue pairs that may exist at once.
@@ -49,6 +49,36 @@ impl Lanes {
         if let Some(pair) = &mut lane.pair {
             pair.run_looking(batch, look);
         }
+    }
+
+    /// Runs a batch of writes to its end.
+    pub(crate) fn run_writes(&self, batch: &mut [WriteFrom<'_>]) {
+        if batch.is_empty() {
+            return;
+        }
+        let mut lane = Lane { lanes: self, pair: Some(self.take()) };
+        if let Some(pair) = &mut lane.pair {
+            pair.run_writes(batch);
+        }
+    }
+
+    /// Flushes the devices of these slots, all at once.
+    pub(crate) fn flush(&self, slots: &[usize]) -> Vec<(usize, Result<(), DeviceError>)> {
+        let mut lane = Lane { lanes: self, pair: Some(self.take()) };
+        let Some(pair) = &mut lane.pair else { return Vec::new() };
+        let mut done = Vec::with_capacity(slots.len());
+        for slot in slots {
+            let mut request = Request::flush(*slot, 0);
+            // A full queue pair gives the request back, and has something to wait for.
+            while let Err(back) = pair.submit(request) {
+                request = back;
+                pair.poll(1, None, &mut done);
+            }
+        }
+        while pair.outstanding() > 0 {
+            pair.poll(1, None, &mut done);
+        }
+        done.into_iter().map(|done| (done.device, done.result)).collect()
     }
 
     fn take(&self) -> QueuePair {

@@ -2,8 +2,8 @@
 //!
 //! A [`Volume`] is made of the devices that were given; it maps logical addresses to them through
 //! its chunks, reads from the copy that costs least, verifies what it read, and asks the other
-//! copies (or the parity) where it is wrong. Chunks and device items are fed to it by who reads
-//! the chunk tree; what the blocks mean is not its business.
+//! copies (or the parity) where it is wrong. What it writes goes to every copy. Chunks and device
+//! items are fed to it by who reads the chunk tree; what the blocks mean is not its business.
 
 #![deny(clippy::as_conversions, clippy::indexing_slicing)]
 #![cfg_attr(
@@ -15,7 +15,9 @@
     allow(clippy::cast_possible_truncation, reason = "test patterns keep the low bits")
 )]
 
+mod barrier;
 mod chunk_map;
+mod discard;
 mod error;
 mod lanes;
 mod members;
@@ -27,6 +29,8 @@ mod rescue;
 mod stripe;
 pub mod super_blocks;
 mod volume;
+mod write_data;
+mod write_run;
 
 pub use chunk_map::Chunks;
 pub use error::{BadRange, CopyFault, CopyKind, CopyVerdict, Unreadable, VolumeError};
@@ -36,3 +40,4 @@ pub use read_data::{DataRead, Sums};
 pub use rescue::RescueCounts;
 pub use stripe::{Layout, Piece, Place};
 pub use volume::{OpenOptions, Volume};
+pub use write_data::DataWrite;

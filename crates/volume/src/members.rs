@@ -46,6 +46,8 @@ impl Member {
 #[derive(Debug, Default)]
 pub(crate) struct ErrorCounters {
     reads: AtomicU64,
+    writes: AtomicU64,
+    flushes: AtomicU64,
     corruptions: AtomicU64,
     generations: AtomicU64,
 }
@@ -55,6 +57,10 @@ pub(crate) struct ErrorCounters {
 pub struct ErrorCounts {
     /// Read requests that failed.
     pub read_errors: u64,
+    /// Write requests that failed.
+    pub write_errors: u64,
+    /// Flushes that failed.
+    pub flush_errors: u64,
     /// Sectors and blocks with a wrong checksum or wrong contents.
     pub corruption_errors: u64,
     /// Blocks of another generation than their parent promised.
@@ -64,6 +70,14 @@ pub struct ErrorCounts {
 impl ErrorCounters {
     pub(crate) fn count_read(&self) {
         self.reads.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_write(&self) {
+        self.writes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_flush(&self) {
+        self.flushes.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn count_corruption(&self) {
@@ -77,6 +91,8 @@ impl ErrorCounters {
     pub(crate) fn now(&self) -> ErrorCounts {
         ErrorCounts {
             read_errors: self.reads.load(Ordering::Relaxed),
+            write_errors: self.writes.load(Ordering::Relaxed),
+            flush_errors: self.flushes.load(Ordering::Relaxed),
             corruption_errors: self.corruptions.load(Ordering::Relaxed),
             generation_errors: self.generations.load(Ordering::Relaxed),
         }

@@ -24,6 +24,7 @@ use crate::members::{DeviceStatus, ErrorCounts, Member, gather};
 use crate::rescue::Rescues;
 use crate::stripe::{Layout, Place};
 use crate::super_blocks;
+use crate::write_run::Slabs;
 use arc_swap::ArcSwap;
 use butternut_device::Device;
 use butternut_format::chunk::{Chunk, Stripe};
@@ -54,6 +55,7 @@ pub struct Volume {
     pub(crate) chunks: ChunkMap,
     pub(crate) rules: ArcSwap<BlockRules>,
     pub(crate) rescues: Rescues,
+    pub(crate) slabs: Slabs,
     super_block: SuperBlock,
     options: OpenOptions,
     items: Mutex<BTreeMap<(DevId, [u8; 16]), DeviceItem>>,
@@ -80,6 +82,7 @@ impl Volume {
             chunks: ChunkMap::default(),
             rules: ArcSwap::from_pointee(rules),
             rescues: Rescues::default(),
+            slabs: Slabs::default(),
             super_block: super_block.clone(),
             options,
             items: Mutex::default(),
@@ -102,7 +105,18 @@ impl Volume {
         Ok(())
     }
 
-    /// Adds what the chunk tree says of a device.
+    /// Says whether all chunks that were installed fit, for who installs them in a volume that is
+    /// in use; one that overlaps another is refused, and left out.
+    pub fn settle_chunks(&self) -> Result<(), VolumeError> {
+        self.chunks.settle().map_err(VolumeError::Chunk)
+    }
+
+    /// Takes out the chunk that begins at an address. Says whether there was one.
+    pub fn remove_chunk(&self, logical: Logical) -> bool {
+        self.chunks.remove(logical).is_some()
+    }
+
+    /// Adds what the chunk tree says of a device, or what it says now.
     pub fn install_device(&self, item: &DeviceItem) {
         let rules = self.rules.load();
         if !rules.fsids.contains(&item.fsid) {
@@ -115,7 +129,7 @@ impl Volume {
 
     /// Decides whether the volume can be used with the devices that are there (laws 2 and 3).
     pub fn seal(&self) -> Result<(), VolumeError> {
-        self.chunks.settle().map_err(VolumeError::Chunk)?;
+        self.settle_chunks()?;
         let chunks = self.chunks();
         self.refuse_strangers()?;
         let devids = self.missing(&chunks);
@@ -138,7 +152,7 @@ impl Volume {
         Err(VolumeError::ChunksLost { devids, chunks: chunks.len(), lost })
     }
 
-    /// The newest superblock of the volume.
+    /// The newest superblock of the volume, as it was when the volume was opened.
     pub fn super_block(&self) -> &SuperBlock {
         &self.super_block
     }
@@ -238,7 +252,7 @@ impl Volume {
         devids
     }
 
-    fn items(&self) -> MutexGuard<'_, BTreeMap<(DevId, [u8; 16]), DeviceItem>> {
+    pub(crate) fn items(&self) -> MutexGuard<'_, BTreeMap<(DevId, [u8; 16]), DeviceItem>> {
         self.items.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
