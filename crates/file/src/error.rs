@@ -1,4 +1,4 @@
-//! Why a file's bytes could not be had.
+//! Why a file's bytes could not be had, or not written.
 
 use butternut_format::refused::Refused;
 use butternut_format::units::{Ino, Logical, TreeId};
@@ -6,7 +6,7 @@ use butternut_tree::TreeError;
 use butternut_volume::VolumeError;
 use std::sync::Arc;
 
-/// An error of a map, a seek or a read of one file.
+/// An error of a map, a seek, a read or a write of one file.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// The subvolume's tree or the checksum tree could not be searched.
@@ -41,6 +41,24 @@ pub enum FileError {
         #[source]
         source: Refused,
     },
+    /// Data could not be written on every copy; the range reads as before.
+    #[error("tree {tree} inode {ino}: cannot write at byte {offset}")]
+    Write {
+        tree: TreeId,
+        ino: Ino,
+        offset: u64,
+        #[source]
+        source: Arc<VolumeError>,
+    },
+    /// No file reaches as far as was asked.
+    #[error("tree {tree} inode {ino}: a file has at most {} bytes", crate::view::FILE_BYTES_MAX)]
+    TooLarge { tree: TreeId, ino: Ino },
+    /// The inode item is not there any more.
+    #[error("tree {tree} inode {ino}: no such inode")]
+    Gone { tree: TreeId, ino: Ino },
+    /// The volume, or what the file is in, is not open for writing.
+    #[error("tree {tree} inode {ino}: not open for writing")]
+    ReadOnly { tree: TreeId, ino: Ino },
 }
 
 impl From<TreeError> for FileError {

@@ -40,6 +40,8 @@ pub enum MappingKind {
     Inline { compression: Compression, ram_bytes: u64, skip: u64 },
     /// In `extent`, from byte `skip` of what it holds once unpacked.
     Regular { extent: DiskExtent, packing: Packing, skip: u64 },
+    /// In memory, written and not yet on disk.
+    Buffered,
 }
 
 /// How a data extent is packed. `ram_bytes` is its whole length once unpacked, and only meaningful
@@ -73,6 +75,7 @@ impl Mapping {
             MappingKind::Regular { extent, packing, skip } => {
                 MappingKind::Regular { extent, packing, skip: skip + cut }
             }
+            MappingKind::Buffered => MappingKind::Buffered,
         };
         Self { offset, bytes, kind }
     }

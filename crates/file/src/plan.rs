@@ -205,7 +205,9 @@ impl Plan {
         mapping: &Mapping,
     ) -> Result<(), FileError> {
         let kind = match mapping.kind {
-            MappingKind::Hole | MappingKind::Preallocated { .. } => PieceKind::Zeroes,
+            MappingKind::Hole | MappingKind::Preallocated { .. } | MappingKind::Buffered => {
+                PieceKind::Zeroes
+            }
             MappingKind::Inline { skip, .. } => PieceKind::Inline { skip },
             MappingKind::Regular { extent, packing, skip } => {
                 let index = self.need(source, view, mapping.offset, extent, packing)?;

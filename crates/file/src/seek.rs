@@ -28,8 +28,7 @@ pub fn seek_hole(view: &FileView, offset: u64) -> Result<Option<u64>, FileError>
 fn first(view: &FileView, offset: u64, want_data: bool) -> Result<Option<u64>, FileError> {
     for mapping in Mappings::of(view, offset..view.size()) {
         let mapping = mapping?;
-        let is_data =
-            matches!(mapping.kind, MappingKind::Inline { .. } | MappingKind::Regular { .. });
+        let is_data = !matches!(mapping.kind, MappingKind::Hole | MappingKind::Preallocated { .. });
         if is_data == want_data {
             return Ok(Some(mapping.offset));
         }

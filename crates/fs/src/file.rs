@@ -58,6 +58,8 @@ pub enum ExtentKind {
         extent_offset: u64,
         compression: Compression,
     },
+    /// In memory, written and not yet on disk.
+    Buffered,
 }
 
 /// The extents of a range of a file, without gaps: holes are extents too. Ends after the first
@@ -189,6 +191,7 @@ fn extent(mapping: Mapping) -> Extent {
             extent_offset: skip,
             compression: packing.compression,
         },
+        MappingKind::Buffered => ExtentKind::Buffered,
     };
     Extent { offset: mapping.offset, bytes: mapping.bytes, kind }
 }

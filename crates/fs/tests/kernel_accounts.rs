@@ -65,7 +65,7 @@ fn addresses(filesystem: &Filesystem, path: &str) -> Vec<u64> {
                 addresses.extend([logical, logical + disk_bytes / 8192 * 4096]);
             }
             ExtentKind::Prealloc { logical } => addresses.push(logical),
-            ExtentKind::Hole | ExtentKind::Inline { .. } => {}
+            ExtentKind::Hole | ExtentKind::Inline { .. } | ExtentKind::Buffered => {}
         }
     }
     assert!(!addresses.is_empty(), "{path} has no extents");

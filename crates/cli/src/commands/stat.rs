@@ -132,6 +132,7 @@ fn print_extents(facts: &Facts, out: &mut Output) -> std::io::Result<()> {
     for extent in extents {
         let (kind, logical, packed) = match extent.kind {
             ExtentKind::Hole => ("hole", String::new(), String::new()),
+            ExtentKind::Buffered => ("buffered", String::new(), String::new()),
             ExtentKind::Prealloc { logical } => ("prealloc", logical.to_string(), String::new()),
             ExtentKind::Inline { compression } => ("inline", String::new(), word(compression)),
             ExtentKind::Regular { logical, disk_bytes, ram_bytes, extent_offset, compression } => {
@@ -209,6 +210,7 @@ fn extent_json(extent: &Extent) -> Value {
     let object = Object::new().put("offset", extent.offset).put("bytes", extent.bytes);
     let object = match extent.kind {
         ExtentKind::Hole => object.put("kind", "hole"),
+        ExtentKind::Buffered => object.put("kind", "buffered"),
         ExtentKind::Prealloc { logical } => object.put("kind", "prealloc").put("logical", logical),
         ExtentKind::Inline { compression } => {
             object.put("kind", "inline").put("compression", word(compression))

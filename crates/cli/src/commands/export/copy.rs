@@ -127,7 +127,7 @@ impl Target {
                     self.copy_bytes(data, buffer)?;
                     data = end..end;
                 }
-                ExtentKind::Inline { .. } | ExtentKind::Regular { .. } => {
+                ExtentKind::Inline { .. } | ExtentKind::Regular { .. } | ExtentKind::Buffered => {
                     if data.is_empty() {
                         data.start = extent.offset.max(range.start);
                     }
