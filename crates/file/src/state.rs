@@ -19,7 +19,7 @@
 use crate::error::FileError;
 use crate::source::Source;
 use crate::view::FileView;
-use butternut_format::inode::{Inode, RawInodeItem};
+use butternut_format::inode::Inode;
 use butternut_format::units::{Generation, Ino};
 use butternut_tree::Tree;
 use std::ops::Range;
@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 /// What a caller changes in the inode item, in the transaction that also changes its size and byte
 /// count: times, sequence, flags. It runs after the file's own fields are set.
-pub type Stamp<'a> = &'a mut dyn FnMut(&mut RawInodeItem);
+pub type Stamp<'a> = &'a mut dyn FnMut(&mut Inode);
 
 /// Whether space set aside behind the end of a file makes the file longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
