@@ -1,0 +1,21 @@
+//! Why nothing could be said about a volume.
+
+use butternut_device::DeviceError;
+use butternut_volume::VolumeError;
+
+#[derive(Debug, thiserror::Error)]
+pub enum CheckError {
+    /// No superblock, devices missing, devices that do not belong together.
+    #[error("the volume cannot be opened")]
+    Volume(#[source] VolumeError),
+    #[error("{device}: cannot be opened")]
+    Device {
+        device: String,
+        #[source]
+        source: DeviceError,
+    },
+    #[error("no threads to work with")]
+    Threads(#[source] rayon::ThreadPoolBuildError),
+    #[error("this build cannot check")]
+    Unsupported,
+}
