@@ -11,6 +11,7 @@ pub mod file;
 pub mod forbid;
 pub mod holder;
 pub mod parity;
+pub mod random;
 pub mod ring;
 pub mod signal;
 pub mod workers;

@@ -1,0 +1,39 @@
+//! [`MkfsError`]: why no volume was made.
+
+use crate::signature::Signature;
+use butternut_device::DeviceError;
+use butternut_sys::errno::Errno;
+
+#[derive(Debug, thiserror::Error)]
+pub enum MkfsError {
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    #[error("the device is open for reading only")]
+    ReadOnly,
+    #[error("it holds {signature}")]
+    InUse { signature: Signature },
+    #[error("{bytes} bytes are too few: {what} takes at least {bytes_min} bytes")]
+    TooSmall { bytes: u64, bytes_min: u64, what: String },
+    #[error("a volume of {bytes} bytes does not fit on the {device_bytes} bytes of the device")]
+    TooLarge { bytes: u64, device_bytes: u64 },
+    #[error("node size {bytes}: want a power of two from 4096 to 65536")]
+    NodeSize { bytes: u32 },
+    #[error("node size {bytes}: mixed groups have nodes as large as sectors, 4096 bytes")]
+    MixedNodeSize { bytes: u32 },
+    #[error("mixed groups hold data and metadata, which then have one profile, not two")]
+    MixedProfiles,
+    #[error("profile {name}: a volume on one device is single or dup")]
+    Profile { name: &'static str },
+    #[error("feature {name} is not known")]
+    FeatureUnknown { name: String },
+    #[error("feature {name} is not supported")]
+    FeatureUnsupported { name: String },
+    #[error("block-group-tree needs {missing}")]
+    FeatureMissing { missing: &'static str },
+    #[error("a label has at most 255 bytes, this one has {bytes}")]
+    LabelTooLong { bytes: usize },
+    #[error("a label holds no NUL and no newline")]
+    LabelBytes,
+    #[error("no random numbers for a new uuid")]
+    Random(#[source] Errno),
+}

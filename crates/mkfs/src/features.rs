@@ -1,0 +1,194 @@
+//! [`Features`]: the feature words of a new volume, and the names that turn their bits on and off.
+//!
+//! The names are those of `mkfs.btrfs -O`. Those that it knows and this does not are refused as
+//! unsupported, the rest as unknown.
+
+use crate::error::MkfsError;
+use butternut_format::feature;
+
+/// Names that `mkfs.btrfs` takes, or will, and this crate does not.
+const UNSUPPORTED: [&str; 7] =
+    ["quota", "squota", "raid56", "raid1c34", "zoned", "raid-stripe-tree", "extent-tree-v2"];
+
+/// Which of the two words a feature is a bit of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Word {
+    Incompat,
+    CompatRo,
+}
+
+/// A feature that can be chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FeatureName {
+    pub name: &'static str,
+    pub alias: Option<&'static str>,
+    pub about: &'static str,
+    word: Word,
+    mask: u64,
+}
+
+/// The features of a new volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Features {
+    incompat: u64,
+    compat_ro: u64,
+}
+
+const fn incompat(name: &'static str, mask: u64, about: &'static str) -> FeatureName {
+    FeatureName { name, alias: None, about, word: Word::Incompat, mask }
+}
+
+const fn compat_ro(
+    name: &'static str,
+    alias: &'static str,
+    mask: u64,
+    about: &'static str,
+) -> FeatureName {
+    FeatureName { name, alias: Some(alias), about, word: Word::CompatRo, mask }
+}
+
+impl Features {
+    /// Everything that can be chosen, in the order in which it is listed.
+    pub const ALL: [FeatureName; 6] = [
+        incompat("mixed-bg", feature::MIXED_GROUPS.mask(), "data and metadata in the same groups"),
+        incompat("extref", feature::EXTENDED_IREF.mask(), "up to 65536 hard links to a file"),
+        incompat("skinny-metadata", feature::SKINNY_METADATA.mask(), "short metadata references"),
+        incompat("no-holes", feature::NO_HOLES.mask(), "no items for the holes of files"),
+        compat_ro(
+            "free-space-tree",
+            "fst",
+            feature::FREE_SPACE_TREE.mask() | feature::FREE_SPACE_TREE_VALID.mask(),
+            "free space kept in a tree",
+        ),
+        compat_ro(
+            "block-group-tree",
+            "bgt",
+            feature::BLOCK_GROUP_TREE.mask(),
+            "block groups in a tree of their own, so that mounting is fast",
+        ),
+    ];
+
+    /// Turns a feature on, or off where its name begins with `^`.
+    pub fn choose(&mut self, word: &str) -> Result<(), MkfsError> {
+        let (name, is_on) = word.strip_prefix('^').map_or((word, true), |name| (name, false));
+        let found = Self::ALL.iter().find(|known| known.name == name || known.alias == Some(name));
+        let Some(found) = found else {
+            let name = name.to_owned();
+            return Err(if UNSUPPORTED.contains(&&*name) {
+                MkfsError::FeatureUnsupported { name }
+            } else {
+                MkfsError::FeatureUnknown { name }
+            });
+        };
+        let bits = match found.word {
+            Word::Incompat => &mut self.incompat,
+            Word::CompatRo => &mut self.compat_ro,
+        };
+        *bits = if is_on { *bits | found.mask } else { *bits & !found.mask };
+        Ok(())
+    }
+
+    /// Those that are on.
+    pub fn names(self) -> impl Iterator<Item = &'static str> {
+        Self::ALL.into_iter().filter(move |known| self.has(known)).map(|known| known.name)
+    }
+
+    pub fn has(self, feature: &FeatureName) -> bool {
+        let bits = match feature.word {
+            Word::Incompat => self.incompat,
+            Word::CompatRo => self.compat_ro,
+        };
+        bits & feature.mask == feature.mask
+    }
+
+    pub fn is_mixed(self) -> bool {
+        self.incompat & feature::MIXED_GROUPS.mask() != 0
+    }
+
+    pub(crate) fn is_skinny(self) -> bool {
+        self.incompat & feature::SKINNY_METADATA.mask() != 0
+    }
+
+    pub(crate) fn has_free_space_tree(self) -> bool {
+        self.compat_ro & feature::FREE_SPACE_TREE.mask() != 0
+    }
+
+    pub(crate) fn has_block_group_tree(self) -> bool {
+        self.compat_ro & feature::BLOCK_GROUP_TREE.mask() != 0
+    }
+
+    /// Refuses what builds on something that is off.
+    pub(crate) fn check(self) -> Result<(), MkfsError> {
+        if !self.has_block_group_tree() {
+            return Ok(());
+        }
+        if self.incompat & feature::NO_HOLES.mask() == 0 {
+            return Err(MkfsError::FeatureMissing { missing: "no-holes" });
+        }
+        if !self.has_free_space_tree() {
+            return Err(MkfsError::FeatureMissing { missing: "free-space-tree" });
+        }
+        Ok(())
+    }
+
+    /// `incompat_flags` of a volume with nodes of this size.
+    pub(crate) fn incompat_flags(self, node_bytes: u32) -> u64 {
+        let is_big = u64::from(node_bytes) > butternut_format::units::SECTOR_BYTES;
+        let big = if is_big { feature::BIG_METADATA.mask() } else { 0 };
+        self.incompat | feature::MIXED_BACKREF.mask() | big
+    }
+
+    pub(crate) fn compat_ro_flags(self) -> u64 {
+        self.compat_ro
+    }
+}
+
+impl Default for Features {
+    /// As `mkfs.btrfs` 6.14 has them.
+    fn default() -> Self {
+        Self {
+            incompat: feature::EXTENDED_IREF.mask()
+                | feature::SKINNY_METADATA.mask()
+                | feature::NO_HOLES.mask(),
+            compat_ro: feature::FREE_SPACE_TREE.mask() | feature::FREE_SPACE_TREE_VALID.mask(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_aliases_turn_bits_on_and_off() {
+        let mut features = Features::default();
+        for word in ["^extref", "bgt", "^no-holes", "no-holes"] {
+            features.choose(word).unwrap();
+        }
+        let names: Vec<_> = features.names().collect();
+        assert_eq!(names, ["skinny-metadata", "no-holes", "free-space-tree", "block-group-tree"]);
+        assert_eq!(features.compat_ro_flags(), 0xb);
+    }
+
+    #[test]
+    fn what_is_not_supported_is_refused_by_name() {
+        let refuse = |word: &str| Features::default().choose(word).unwrap_err().to_string();
+        assert_eq!(refuse("zoned"), "feature zoned is not supported");
+        assert_eq!(refuse("^zoned"), "feature zoned is not supported");
+        assert_eq!(refuse("holes"), "feature holes is not known");
+    }
+
+    #[test]
+    fn a_block_group_tree_needs_no_holes_and_the_free_space_tree() {
+        let check = |words: &[&str]| {
+            let mut features = Features::default();
+            for word in words {
+                features.choose(word).unwrap();
+            }
+            features.check().map_err(|error| error.to_string())
+        };
+        assert_eq!(check(&["bgt"]), Ok(()));
+        assert_eq!(check(&["bgt", "^fst"]), Err("block-group-tree needs free-space-tree".into()));
+        assert_eq!(check(&["bgt", "^no-holes"]), Err("block-group-tree needs no-holes".into()));
+    }
+}

@@ -1,0 +1,75 @@
+//! [`Identity`]: the uuids of a new volume.
+
+use crate::error::MkfsError;
+use butternut_format::checksum::ChecksumKind;
+use butternut_format::uuid::Uuid;
+use butternut_sys::random;
+
+/// Every uuid that a new volume holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    pub fsid: Uuid,
+    pub device: Uuid,
+    pub chunk_tree: Uuid,
+    /// Of the top-level subvolume.
+    pub subvolume: Uuid,
+}
+
+impl Identity {
+    /// A volume of this id, and otherwise like no other.
+    pub fn random(fsid: Option<Uuid>) -> Result<Self, MkfsError> {
+        let fresh = || -> Result<Uuid, MkfsError> {
+            Ok(version_4(random::bytes::<16>().map_err(MkfsError::Random)?))
+        };
+        let fsid = fsid.map_or_else(fresh, Ok)?;
+        Ok(Self { fsid, device: fresh()?, chunk_tree: fresh()?, subvolume: fresh()? })
+    }
+
+    /// The one identity that follows from a volume's id.
+    pub fn derived(fsid: Uuid) -> Self {
+        let part = |name: &str| {
+            let digest = ChecksumKind::Sha256.digest(&[name.as_bytes(), &fsid.0].concat());
+            let mut bytes = [0; 16];
+            bytes.iter_mut().zip(digest).for_each(|(to, from)| *to = from);
+            version_4(bytes)
+        };
+        Self {
+            fsid,
+            device: part("butternut device "),
+            chunk_tree: part("butternut chunk tree "),
+            subvolume: part("butternut subvolume "),
+        }
+    }
+}
+
+/// Marks 16 bytes as a uuid whose bits are random.
+fn version_4(mut bytes: [u8; 16]) -> Uuid {
+    bytes[6] = bytes[6] & 0x0f | 0x40;
+    bytes[8] = bytes[8] & 0x3f | 0x80;
+    Uuid(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn derived_uuids_follow_from_the_volume_and_differ_from_each_other() {
+        let first = Identity::derived(Uuid([1; 16]));
+        assert_eq!(first, Identity::derived(Uuid([1; 16])));
+        let second = Identity::derived(Uuid([2; 16]));
+        let all = [first, second].map(|i| [i.fsid, i.device, i.chunk_tree, i.subvolume]).concat();
+        let distinct: std::collections::BTreeSet<_> = all.iter().collect();
+        assert_eq!(distinct.len(), 8);
+        assert!(first.device.to_string()[14..].starts_with('4'));
+    }
+
+    #[test]
+    fn random_uuids_are_new_each_time() {
+        let (a, b) = (Identity::random(None).unwrap(), Identity::random(None).unwrap());
+        assert_ne!(a.fsid, b.fsid);
+        let kept = Identity::random(Some(a.fsid)).unwrap();
+        assert_eq!(kept.fsid, a.fsid);
+        assert_ne!(kept.device, a.device);
+    }
+}

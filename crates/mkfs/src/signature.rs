@@ -1,0 +1,126 @@
+//! What a device already holds, by the marks that filesystems and partition tables leave at its
+//! front: enough to stop a hand that slipped, not a survey.
+
+use butternut_device::{Device, DeviceError};
+use butternut_format::units::{index, length};
+use butternut_sys::buffer::Buffer;
+use std::fmt;
+
+/// All marks lie in front of this.
+const FRONT_BYTES: usize = 68 << 10;
+
+/// Where the mark of swap space ends: the first page, whatever the machine's pages are.
+const PAGE_BYTES: [usize; 5] = [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10];
+const SWAP_MARKS: [&[u8]; 2] = [b"SWAPSPACE2", b"SWAP-SPACE"];
+
+/// Fixed marks. Filesystems come before partition tables: some begin like a boot sector.
+const MARKS: [(usize, &[u8], &str); 26] = [
+    (65600, b"_BHRfS_M", "a btrfs volume"),
+    (1080, b"\x53\xef", "an ext2, ext3 or ext4 filesystem"),
+    (0, b"XFSB", "an XFS filesystem"),
+    (0, b"LUKS\xba\xbe", "an encrypted LUKS volume"),
+    (24, b"LVM2 001", "an LVM physical volume"),
+    (536, b"LVM2 001", "an LVM physical volume"),
+    (1048, b"LVM2 001", "an LVM physical volume"),
+    (1560, b"LVM2 001", "an LVM physical volume"),
+    (0, b"\xfc\x4e\x2b\xa9", "a member of an MD array"),
+    (4096, b"\xfc\x4e\x2b\xa9", "a member of an MD array"),
+    (4120, b"\xc6\x85\x73\xf6\x4e\x1a\x45\xca", "a bcache device"),
+    (4120, b"\xc6\x85\x73\xf6\x66\xce\x90\xa9", "a bcachefs filesystem"),
+    (1024, b"\x10\x20\xf5\xf2", "an F2FS filesystem"),
+    (1024, b"\xe2\xe1\xf5\xe0", "an EROFS filesystem"),
+    (0, b"hsqs", "a SquashFS filesystem"),
+    (32769, b"CD001", "an ISO 9660 filesystem"),
+    (32769, b"BEA01", "a UDF filesystem"),
+    (32768, b"JFS1", "a JFS filesystem"),
+    (65588, b"ReIsEr", "a ReiserFS filesystem"),
+    (3, b"NTFS    ", "an NTFS filesystem"),
+    (3, b"EXFAT   ", "an exFAT filesystem"),
+    (54, b"FAT12   ", "a FAT filesystem"),
+    (54, b"FAT16   ", "a FAT filesystem"),
+    (82, b"FAT32   ", "a FAT filesystem"),
+    (512, b"EFI PART", "a GPT partition table"),
+    (4096, b"EFI PART", "a GPT partition table"),
+];
+
+/// A mark that was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Signature {
+    /// What left it, with its article.
+    pub what: &'static str,
+    pub offset: u64,
+}
+
+impl fmt::Display for Signature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.what)
+    }
+}
+
+/// The first mark on the device, or `None`.
+pub fn find(device: &dyn Device) -> Result<Option<Signature>, DeviceError> {
+    let bytes = device.bytes().min(length(FRONT_BYTES));
+    let mut front = Buffer::zeroed(FRONT_BYTES);
+    let bytes = u32::try_from(bytes).map_or(FRONT_BYTES, index);
+    device.read_at(0, &mut front[..bytes])?;
+    Ok(marked(&front))
+}
+
+fn marked(front: &[u8]) -> Option<Signature> {
+    let is_at = |offset: usize, mark: &[u8]| front.get(offset..offset + mark.len()) == Some(mark);
+    let found = |what, offset| Some(Signature { what, offset: length(offset) });
+    for (offset, mark, what) in MARKS {
+        if is_at(offset, mark) {
+            return found(what, offset);
+        }
+    }
+    for page in PAGE_BYTES {
+        for mark in SWAP_MARKS {
+            if is_at(page - mark.len(), mark) {
+                return found("swap space", page - mark.len());
+            }
+        }
+    }
+    if is_at(510, b"\x55\xaa") && is_partition_table(front) {
+        return found("an MBR partition table", 510);
+    }
+    None
+}
+
+/// Whether each of the four entries is marked as active or not, and nothing else.
+fn is_partition_table(front: &[u8]) -> bool {
+    [446, 462, 478, 494].iter().all(|at| matches!(front.get(*at), Some(0 | 0x80)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use butternut_device::MemoryDevice;
+
+    fn check(offset: usize, mark: &[u8]) -> Option<&'static str> {
+        let mut front = vec![0; FRONT_BYTES];
+        front[offset..offset + mark.len()].copy_from_slice(mark);
+        let found = find(&MemoryDevice::copy_of("m", &front)).unwrap();
+        found.map(|signature| signature.what)
+    }
+
+    #[test]
+    fn every_mark_is_found_where_it_belongs() {
+        for (offset, mark, what) in MARKS {
+            assert_eq!(check(offset, mark), Some(what));
+        }
+        assert_eq!(check(4086, b"SWAPSPACE2"), Some("swap space"));
+        assert_eq!(check(65526, b"SWAPSPACE2"), Some("swap space"));
+        assert_eq!(check(510, b"\x55\xaa"), Some("an MBR partition table"));
+    }
+
+    #[test]
+    fn zeros_a_boot_sector_of_code_and_a_tiny_device_hold_nothing() {
+        assert_eq!(check(0, b""), None);
+        let mut sector = [0x17; 512];
+        (sector[510], sector[511]) = (0x55, 0xaa);
+        assert_eq!(check(0, &sector), None);
+        assert_eq!(find(&MemoryDevice::new("m", 0)).unwrap(), None);
+        assert_eq!(find(&MemoryDevice::new("m", 1000)).unwrap(), None);
+    }
+}

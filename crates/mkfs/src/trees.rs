@@ -1,0 +1,283 @@
+//! What the trees of an empty volume hold.
+
+use crate::compose::Arrangement;
+use crate::item::Item;
+use crate::layout::Group;
+use crate::options::Plan;
+use butternut_format::block_group::RawBlockGroup;
+use butternut_format::checksum::name_hash;
+use butternut_format::chunk::{
+    BlockGroupFlags, FIRST_CHUNK_TREE, Profile, RawChunk, RawStripe, STRIPE_BYTES,
+};
+use butternut_format::device_extent::{DEV_STATS, RawDeviceExtent, RawDeviceStats};
+use butternut_format::device_item::{DEV_ITEMS, RawDeviceItem};
+use butternut_format::dir::{EntryKind, RawDirItem};
+use butternut_format::extent::{
+    EXTENT_FLAG_TREE_BLOCK, RawExtentItem, RawInlineRef, RawTreeBlockInfo,
+};
+use butternut_format::free_space::RawFreeSpaceInfo;
+use butternut_format::inode::{FileKind, InodeFlags, RawInodeItem, RawTimespec, Time};
+use butternut_format::inode_ref::RawInodeRef;
+use butternut_format::key::{ItemType, Key, RawKey};
+use butternut_format::root::RawRootItem;
+use butternut_format::units::TreeId;
+use zerocopy::FromZeros;
+use zerocopy::little_endian::{I64, U16, U32, U64};
+
+/// The only device's number.
+pub(crate) const DEVICE_ID: u64 = 1;
+
+/// The first inode of a subvolume, and the first object of every other kind.
+const FIRST_INO: u64 = 256;
+
+/// The name under which the tree of roots keeps the subvolume to mount.
+const DEFAULT: &[u8] = b"default";
+
+const GENERATION: U64 = U64::new(Plan::GENERATION.0);
+
+/// The trees of a volume with these features, in the order of their blocks.
+pub(crate) fn ids(plan: &Plan) -> Vec<TreeId> {
+    let mut ids = vec![
+        TreeId::CHUNK,
+        TreeId::ROOT,
+        TreeId::EXTENT,
+        TreeId::DEVICE,
+        TreeId::FS,
+        TreeId::CHECKSUM,
+        TreeId::UUID,
+    ];
+    if plan.features.has_free_space_tree() {
+        ids.push(TreeId::FREE_SPACE);
+    }
+    if plan.features.has_block_group_tree() {
+        ids.push(TreeId::BLOCK_GROUP);
+    }
+    ids.push(TreeId::DATA_RELOCATION);
+    ids
+}
+
+/// The items of every tree, sorted, as they are when the blocks lie as arranged.
+pub(crate) fn items(plan: &Plan, arrangement: &Arrangement) -> Vec<(TreeId, Vec<Item>)> {
+    let mut all = Vec::new();
+    for tree in ids(plan) {
+        let mut items = match tree {
+            TreeId::CHUNK => chunk_items(plan),
+            TreeId::ROOT => root_items(plan, arrangement),
+            TreeId::EXTENT => extent_items(plan, arrangement),
+            TreeId::DEVICE => device_items(plan),
+            TreeId::UUID => vec![
+                Item { key: plan.identity.subvolume.key(ItemType::UUID_SUBVOL), data: Vec::new() }
+                    .with(&U64::new(TreeId::FS.0)),
+            ],
+            TreeId::FREE_SPACE => free_space_items(plan, arrangement),
+            TreeId::BLOCK_GROUP => block_group_items(plan, arrangement),
+            TreeId::FS | TreeId::DATA_RELOCATION => first_directory(plan, FIRST_INO, FIRST_INO),
+            _ => Vec::new(),
+        };
+        items.sort_by_key(|item| item.key);
+        all.push((tree, items));
+    }
+    all
+}
+
+/// The chunk item of a group.
+pub(crate) fn chunk_item(plan: &Plan, group: &Group) -> Item {
+    // The first chunk of all describes itself in the superblock before anything can be known of
+    // the device: its transfers are counted in sectors.
+    let is_first = group.profile() == Profile::Single && group.holds(BlockGroupFlags::SYSTEM);
+    let io_bytes = U32::new(if is_first { 4096 } else { 65536 });
+    let stripes = u16::try_from(group.copies.len()).expect("one copy or two");
+    let chunk = RawChunk {
+        length: U64::new(group.bytes),
+        owner: U64::new(TreeId::EXTENT.0),
+        stripe_len: U64::new(STRIPE_BYTES),
+        r#type: U64::new(group.flags.0),
+        io_align: io_bytes,
+        io_width: io_bytes,
+        sector_size: U32::new(4096),
+        num_stripes: U16::new(stripes),
+        sub_stripes: U16::new(u16::from(!is_first)),
+    };
+    let item = Item::new(FIRST_CHUNK_TREE, ItemType::CHUNK_ITEM, group.logical.0).with(&chunk);
+    group.copies.iter().fold(item, |item, copy| {
+        item.with(&RawStripe {
+            devid: U64::new(DEVICE_ID),
+            offset: U64::new(copy.0),
+            dev_uuid: plan.identity.device.0,
+        })
+    })
+}
+
+pub(crate) fn device_item(plan: &Plan) -> RawDeviceItem {
+    let copies = |group: &Group| group.copies.iter().map(|_| group.bytes).sum::<u64>();
+    RawDeviceItem {
+        devid: U64::new(DEVICE_ID),
+        total_bytes: U64::new(plan.bytes),
+        bytes_used: U64::new(plan.groups.iter().map(copies).sum()),
+        io_align: U32::new(4096),
+        io_width: U32::new(4096),
+        sector_size: U32::new(4096),
+        uuid: plan.identity.device.0,
+        fsid: plan.identity.fsid.0,
+        ..RawDeviceItem::new_zeroed()
+    }
+}
+
+fn chunk_items(plan: &Plan) -> Vec<Item> {
+    let device = Item::new(DEV_ITEMS, ItemType::DEV_ITEM, DEVICE_ID).with(&device_item(plan));
+    let chunks = plan.groups.iter().map(|group| chunk_item(plan, group));
+    std::iter::once(device).chain(chunks).collect()
+}
+
+fn device_items(plan: &Plan) -> Vec<Item> {
+    let stats = Item::new(DEV_STATS, ItemType::PERSISTENT_ITEM, DEVICE_ID)
+        .with(&RawDeviceStats::new_zeroed());
+    let mut items = vec![stats];
+    for group in &plan.groups {
+        for copy in &group.copies {
+            let extent = RawDeviceExtent {
+                chunk_tree: U64::new(TreeId::CHUNK.0),
+                chunk_objectid: U64::new(FIRST_CHUNK_TREE),
+                chunk_offset: U64::new(group.logical.0),
+                length: U64::new(group.bytes),
+                chunk_tree_uuid: plan.identity.chunk_tree.0,
+            };
+            items.push(Item::new(DEVICE_ID, ItemType::DEV_EXTENT, copy.0).with(&extent));
+        }
+    }
+    items
+}
+
+fn root_items(plan: &Plan, arrangement: &Arrangement) -> Vec<Item> {
+    let root_dir = TreeId::ROOT_DIR.0;
+    let mut items = first_directory(plan, root_dir, root_dir);
+    items.push(name_of(TreeId::FS.0, root_dir, DEFAULT));
+    let entry = RawDirItem {
+        location: RawKey::from(Key::new(TreeId::FS.0, ItemType::ROOT_ITEM, u64::MAX)),
+        transid: GENERATION,
+        data_len: U16::ZERO,
+        name_len: U16::new(u16::try_from(DEFAULT.len()).expect("a short name")),
+        entry_type: EntryKind::File(FileKind::Directory).entry_type(),
+    };
+    let entry = Item::new(root_dir, ItemType::DIR_ITEM, name_hash(DEFAULT)).with(&entry);
+    items.push(entry.with(DEFAULT));
+    for tree in ids(plan) {
+        if !matches!(tree, TreeId::ROOT | TreeId::CHUNK) {
+            let root = root_item(plan, arrangement, tree);
+            items.push(Item::new(tree.0, ItemType::ROOT_ITEM, 0).with(&root));
+        }
+    }
+    items
+}
+
+fn root_item(plan: &Plan, arrangement: &Arrangement, tree: TreeId) -> RawRootItem {
+    let root = arrangement.root(tree);
+    let blocks = arrangement.of(tree).map(|_| u64::from(plan.node_bytes));
+    let mut inode = directory(plan);
+    (inode.generation, inode.size) = (U64::new(1), U64::new(3));
+    let mut item = RawRootItem {
+        inode,
+        generation: GENERATION,
+        bytenr: U64::new(root.logical.0),
+        bytes_used: U64::new(blocks.sum()),
+        refs: U32::new(1),
+        level: root.level,
+        generation_v2: GENERATION,
+        ..RawRootItem::new_zeroed()
+    };
+    if matches!(tree, TreeId::FS | TreeId::DATA_RELOCATION) {
+        item.root_dirid = U64::new(FIRST_INO);
+        item.inode.flags = U64::new(InodeFlags::ROOT_ITEM_INIT.0);
+    }
+    if tree == TreeId::FS {
+        item.uuid = plan.identity.subvolume.0;
+        (item.ctime, item.otime) = (timespec(plan.time), timespec(plan.time));
+    }
+    item
+}
+
+/// A directory with nothing in it but its own `..`.
+fn first_directory(plan: &Plan, ino: u64, parent: u64) -> Vec<Item> {
+    let time = timespec(plan.time);
+    let inode = RawInodeItem {
+        generation: GENERATION,
+        atime: time,
+        ctime: time,
+        mtime: time,
+        otime: time,
+        ..directory(plan)
+    };
+    let inode = Item::new(ino, ItemType::INODE_ITEM, 0).with(&inode);
+    vec![inode, name_of(ino, parent, b"..")]
+}
+
+/// What all directories of a new volume have.
+fn directory(plan: &Plan) -> RawInodeItem {
+    RawInodeItem {
+        nbytes: U64::new(u64::from(plan.node_bytes)),
+        nlink: U32::new(1),
+        mode: U32::new(FileKind::Directory.mode_bits() | 0o755),
+        ..RawInodeItem::new_zeroed()
+    }
+}
+
+/// The item that keeps a name beside what it names.
+fn name_of(objectid: u64, parent: u64, name: &[u8]) -> Item {
+    let name_len = U16::new(u16::try_from(name.len()).expect("a short name"));
+    let reference = RawInodeRef { index: U64::ZERO, name_len };
+    Item::new(objectid, ItemType::INODE_REF, parent).with(&reference).with(name)
+}
+
+fn extent_items(plan: &Plan, arrangement: &Arrangement) -> Vec<Item> {
+    let mut items = if plan.features.has_block_group_tree() {
+        Vec::new()
+    } else {
+        block_group_items(plan, arrangement)
+    };
+    let extent = RawExtentItem {
+        refs: U64::new(1),
+        generation: GENERATION,
+        flags: U64::new(EXTENT_FLAG_TREE_BLOCK),
+    };
+    for block in &arrangement.blocks {
+        let (at, level) = (block.logical.0, block.level);
+        let item = if plan.features.is_skinny() {
+            Item::new(at, ItemType::METADATA_ITEM, u64::from(level)).with(&extent)
+        } else {
+            let info = RawTreeBlockInfo { key: RawKey::from(block.first_key), level };
+            let node_bytes = u64::from(plan.node_bytes);
+            Item::new(at, ItemType::EXTENT_ITEM, node_bytes).with(&extent).with(&info)
+        };
+        let owner = U64::new(block.tree.0);
+        items.push(item.with(&RawInlineRef { r#type: ItemType::TREE_BLOCK_REF.0, offset: owner }));
+    }
+    items
+}
+
+fn block_group_items(plan: &Plan, arrangement: &Arrangement) -> Vec<Item> {
+    let item = |group: &Group| {
+        let raw = RawBlockGroup {
+            used: U64::new(arrangement.bytes_used(group, plan.node_bytes)),
+            chunk_objectid: U64::new(FIRST_CHUNK_TREE),
+            flags: U64::new(group.flags.0),
+        };
+        Item::new(group.logical.0, ItemType::BLOCK_GROUP_ITEM, group.bytes).with(&raw)
+    };
+    plan.groups.iter().map(item).collect()
+}
+
+/// Blocks lie at the front of their group, so each group has one free range behind them.
+fn free_space_items(plan: &Plan, arrangement: &Arrangement) -> Vec<Item> {
+    let items = |group: &Group| {
+        let used = arrangement.bytes_used(group, plan.node_bytes);
+        let info = RawFreeSpaceInfo { extent_count: U32::new(1), flags: U32::ZERO };
+        let info = Item::new(group.logical.0, ItemType::FREE_SPACE_INFO, group.bytes).with(&info);
+        let (start, bytes) = (group.logical.0 + used, group.bytes - used);
+        [info, Item::new(start, ItemType::FREE_SPACE_EXTENT, bytes)]
+    };
+    plan.groups.iter().flat_map(items).collect()
+}
+
+fn timespec(time: Time) -> RawTimespec {
+    RawTimespec { sec: I64::new(time.secs), nsec: U32::new(time.nanos) }
+}

@@ -1,0 +1,71 @@
+//! Wiping what other readers would take for a filesystem: both ends of the volume, and old copies
+//! of the superblock behind its end.
+//!
+//! 1. Only what is not zero is written, so that a sparse image stays sparse.
+//! 2. Behind the volume's end nothing is touched but superblocks of btrfs at their places.
+
+use crate::error::MkfsError;
+use butternut_device::Device;
+use butternut_format::super_block::{COPY_OFFSETS, MAGIC, RawSuperBlock, SUPER_BLOCK_BYTES};
+use butternut_format::units::{index, length};
+use butternut_sys::buffer::Buffer;
+use zerocopy::FromBytes;
+
+/// What is wiped at each end, as `mkfs.btrfs` does.
+const END_BYTES: u64 = 2 << 20;
+
+/// Zeros are looked for and written in pieces of this size.
+const PIECE_BYTES: usize = 64 << 10;
+
+/// A device is told of this much at a time: one that erases for real takes long over all of it.
+const DISCARD_BYTES: u64 = 1 << 30;
+
+/// Tells the device that nothing in the volume's range is of value.
+pub(crate) fn discard(device: &dyn Device, volume_bytes: u64) -> Result<(), MkfsError> {
+    let mut at = 0;
+    while at < volume_bytes {
+        let bytes = DISCARD_BYTES.min(volume_bytes - at);
+        device.discard(at, bytes)?;
+        at += bytes;
+    }
+    Ok(())
+}
+
+pub(crate) fn wipe(device: &dyn Device, volume_bytes: u64) -> Result<(), MkfsError> {
+    let end = volume_bytes.saturating_sub(END_BYTES);
+    zero(device, 0, END_BYTES.min(volume_bytes))?;
+    zero(device, end, volume_bytes - end)?;
+    let copy_bytes = length(SUPER_BLOCK_BYTES);
+    for offset in COPY_OFFSETS {
+        let is_behind = offset + copy_bytes >= volume_bytes;
+        if offset + copy_bytes > device.bytes() {
+            break;
+        }
+        if !is_behind || holds_super_block(device, offset)? {
+            zero(device, offset, copy_bytes)?;
+        }
+    }
+    Ok(())
+}
+
+fn holds_super_block(device: &dyn Device, offset: u64) -> Result<bool, MkfsError> {
+    let mut memory = Buffer::zeroed(SUPER_BLOCK_BYTES);
+    device.read_at(offset, &mut memory)?;
+    let raw = RawSuperBlock::ref_from_bytes(&memory);
+    Ok(raw.is_ok_and(|raw| raw.magic.get() == MAGIC))
+}
+
+fn zero(device: &dyn Device, start: u64, bytes: u64) -> Result<(), MkfsError> {
+    let len = u32::try_from(bytes).map(index).expect("an end, or a superblock");
+    let mut memory = Buffer::zeroed(len);
+    device.read_at(start, &mut memory)?;
+    let mut at = start;
+    for piece in memory.chunks_mut(PIECE_BYTES) {
+        if piece.iter().any(|byte| *byte != 0) {
+            piece.fill(0);
+            device.write_at(at, piece)?;
+        }
+        at += length(piece.len());
+    }
+    Ok(())
+}
