@@ -1,0 +1,38 @@
+//! Making a device longer or shorter.
+//!
+//! Laws:
+//! 1. A device is never made shorter than its last extent ends: what lies behind is named first,
+//!    and moved by who can.
+//! 2. From the moment it is shorter, nothing is placed behind its end.
+
+use crate::devices::RESERVED_BYTES;
+use crate::error::SpaceError;
+use crate::state::Space;
+use butternut_format::units::{DevId, Logical, SECTOR_BYTES};
+
+impl Space {
+    /// The chunks that lie, with any byte, behind the first `bytes` of a device.
+    pub fn chunks_beyond(&self, devid: DevId, bytes: u64) -> Result<Vec<Logical>, SpaceError> {
+        let state = self.lock();
+        let map = state.devices.by_devid.get(&devid);
+        let map = map.ok_or(SpaceError::NoDevice { devid: devid.0 })?;
+        let mut chunks: Vec<Logical> = map.chunks_beyond(bytes).collect();
+        chunks.sort_unstable();
+        chunks.dedup();
+        Ok(chunks)
+    }
+
+    /// Changes a device's length; fails where an extent ends behind it.
+    pub fn resize_device(&self, devid: DevId, bytes: u64) -> Result<(), SpaceError> {
+        let mut state = self.lock();
+        let map = state.devices.by_devid.get_mut(&devid);
+        let map = map.ok_or(SpaceError::NoDevice { devid: devid.0 })?;
+        let is_good = bytes.is_multiple_of(SECTOR_BYTES) && bytes > RESERVED_BYTES;
+        if !is_good || map.chunks_beyond(bytes).next().is_some() {
+            let rest = map.bytes.saturating_sub(bytes);
+            return Err(SpaceError::DeviceExtent { devid: devid.0, start: bytes, bytes: rest });
+        }
+        map.bytes = bytes;
+        Ok(())
+    }
+}
