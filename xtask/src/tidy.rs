@@ -2,8 +2,8 @@
 //!
 //! Laws, each in its own file:
 //!
-//! 1. [`floors`]: a crate imports lower floors only, rooms on one floor never meet, doors see the
-//!    library and the ground; every crate keeps the workspace's lints.
+//! 1. [`floors`]: a crate imports lower floors only, rooms on one floor never meet, doors see
+//!    floor 6 and the ground; every crate keeps the workspace's lints.
 //! 2. [`shape`]: files open with a header, stay short, narrow and ASCII; `unsafe` only in `sys`.
 //! 3. [`words`]: no plan talk, no banned call where a better one exists.
 //! 4. [`reach`]: every source file is part of a crate.

@@ -42,8 +42,9 @@ fn a_lower_floor_may_be_imported_and_no_other() {
 }
 
 #[test]
-fn a_door_sees_the_library_and_the_ground_only() {
+fn a_door_sees_floor_6_and_the_ground_only() {
     let library = manifest("butternut", 6, "ground");
+    let tool = manifest("butternut-mkfs", 6, "ground");
     let middle = manifest("butternut-tree", 4, "ground");
     let door = |import: &str| {
         let door = manifest("butternut-cli", 7, import);
@@ -51,12 +52,14 @@ fn a_door_sees_the_library_and_the_ground_only() {
         rules(&[
             ("crates/g/Cargo.toml", GROUND),
             ("crates/s/Cargo.toml", &library),
+            ("crates/m/Cargo.toml", &tool),
             ("crates/t/Cargo.toml", &middle),
             ("crates/f/Cargo.toml", &fuse),
             ("crates/c/Cargo.toml", &door),
         ])
     };
     assert_eq!(door("butternut"), []);
+    assert_eq!(door("butternut-mkfs"), []);
     assert_eq!(door("ground"), []);
     assert_eq!(door("butternut-fuse"), []);
     assert_eq!(door("butternut-tree"), [Rule::Floor]);
