@@ -15,12 +15,16 @@ mod code {
     pub(super) const EIO: i32 = 5;
     pub(super) const E2BIG: i32 = 7;
     pub(super) const EAGAIN: i32 = 11;
+    pub(super) const EEXIST: i32 = 17;
     pub(super) const ENOTDIR: i32 = 20;
     pub(super) const EISDIR: i32 = 21;
     pub(super) const EINVAL: i32 = 22;
+    pub(super) const ENOSPC: i32 = 28;
+    pub(super) const EMLINK: i32 = 31;
     pub(super) const ENAMETOOLONG: i32 = 36;
     pub(super) const ELOOP: i32 = 40;
     pub(super) const ENODATA: i32 = 61;
+    pub(super) const EOVERFLOW: i32 = 75;
     pub(super) const EOPNOTSUPP: i32 = 95;
     pub(super) const ESTALE: i32 = 116;
 }
@@ -95,6 +99,15 @@ fn names(error: &NamesError) -> i32 {
     match error {
         NamesError::Tree(_) | NamesError::Corrupt { .. } => code::EIO,
         NamesError::TooMany { .. } => code::E2BIG,
+        NamesError::Exists | NamesError::AttributeExists => code::EEXIST,
+        NamesError::NoEntry => code::ENOENT,
+        NamesError::NameTooLong => code::ENAMETOOLONG,
+        NamesError::BadName(_) | NamesError::Invalid { .. } => code::EINVAL,
+        NamesError::Crowded => code::EOVERFLOW,
+        NamesError::TooManyLinks => code::EMLINK,
+        NamesError::NumbersUsedUp { .. } | NamesError::AttributeTooLarge { .. } => code::ENOSPC,
+        NamesError::NoAttribute => code::ENODATA,
+        NamesError::Unsupported { .. } => code::EOPNOTSUPP,
     }
 }
 
@@ -171,6 +184,27 @@ mod tests {
         assert_eq!(kinds.len(), 20, "one of each variant");
         for error in &all {
             assert_eq!(error.errno(), expected(error), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn refused_changes_of_names_say_what_the_kernel_says() {
+        let cases = [
+            (NamesError::NoEntry, 2),
+            (NamesError::Exists, 17),
+            (NamesError::AttributeExists, 17),
+            (NamesError::BadName(refused()), 22),
+            (NamesError::Invalid { what: "an ACL needs a mask" }, 22),
+            (NamesError::NumbersUsedUp { tree: TreeId::FS, what: "inode numbers" }, 28),
+            (NamesError::AttributeTooLarge { bytes: 2, limit: 1 }, 28),
+            (NamesError::TooManyLinks, 31),
+            (NamesError::NameTooLong, 36),
+            (NamesError::NoAttribute, 61),
+            (NamesError::Crowded, 75),
+            (NamesError::Unsupported { what: "an ACL of version 1" }, 95),
+        ];
+        for (error, errno) in cases {
+            assert_eq!(Error::from(error).errno(), errno);
         }
     }
 

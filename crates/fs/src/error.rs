@@ -105,7 +105,19 @@ impl From<NamesError> for Error {
         match source {
             NamesError::Tree(source) => Self::Tree(source),
             NamesError::Corrupt { tree, source } => Self::Corrupt { tree, source },
-            source @ NamesError::TooMany { .. } => Self::Names(source),
+            source @ (NamesError::TooMany { .. }
+            | NamesError::Exists
+            | NamesError::NoEntry
+            | NamesError::NameTooLong
+            | NamesError::BadName(_)
+            | NamesError::Crowded
+            | NamesError::TooManyLinks
+            | NamesError::NumbersUsedUp { .. }
+            | NamesError::NoAttribute
+            | NamesError::AttributeExists
+            | NamesError::AttributeTooLarge { .. }
+            | NamesError::Invalid { .. }
+            | NamesError::Unsupported { .. }) => Self::Names(source),
         }
     }
 }

@@ -1,14 +1,16 @@
-//! Why a name could not be had.
+//! Why a name could not be had or changed.
 
 use butternut_format::key::Key;
 use butternut_format::refused::Refused;
 use butternut_format::units::TreeId;
 use butternut_tree::TreeError;
 
-/// An error of a lookup or a listing. That a name does not exist is not an error here.
+/// An error of a lookup, a listing or a change. For a lookup, that a name does not exist is not an
+/// error. A change that is refused, by any variant but [`Tree`](Self::Tree) and
+/// [`Corrupt`](Self::Corrupt), has changed nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum NamesError {
-    #[error("names cannot be read")]
+    #[error("names cannot be read or changed")]
     Tree(#[source] TreeError),
     /// An item, or how two items fit together, is not what the format allows.
     #[error("tree {tree}: names are corrupt")]
@@ -20,6 +22,34 @@ pub enum NamesError {
     /// The answer has more parts than the caller allowed.
     #[error("{what}: more than {limit}")]
     TooMany { what: &'static str, limit: usize },
+    #[error("the name exists")]
+    Exists,
+    #[error("no such name")]
+    NoEntry,
+    #[error("the name is longer than 255 bytes")]
+    NameTooLong,
+    #[error("not a name")]
+    BadName(#[source] Refused),
+    /// Names whose hashes are the same share an item, and that item is full.
+    #[error("too many names of this directory have the same hash")]
+    Crowded,
+    #[error("too many names lead to one inode")]
+    TooManyLinks,
+    /// No number is left for another inode, or for another entry of a directory.
+    #[error("all {what} of tree {tree} are used up")]
+    NumbersUsedUp { tree: TreeId, what: &'static str },
+    #[error("no such attribute")]
+    NoAttribute,
+    #[error("the attribute exists")]
+    AttributeExists,
+    /// The attribute, or all that share its hash together, would not fit into a leaf.
+    #[error("attributes of {bytes} bytes do not fit into an item of {limit}")]
+    AttributeTooLarge { bytes: usize, limit: usize },
+    /// A value that the attribute or the flag cannot have.
+    #[error("{what}")]
+    Invalid { what: &'static str },
+    #[error("{what}")]
+    Unsupported { what: &'static str },
 }
 
 impl From<TreeError> for NamesError {

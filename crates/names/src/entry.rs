@@ -1,0 +1,158 @@
+//! The entry of a name in its directory, in both its places: by hash and by index.
+//!
+//! ```text
+//! (dir, DIR_ITEM, hash of the name)   for lookup; names whose hashes collide share the item
+//! (dir, DIR_INDEX, index)             for listing
+//! ```
+//!
+//! A name that does not fit beside those with its hash is refused before anything is changed.
+
+use crate::error::{NamesError, corrupt};
+use crate::items::{Edit, Look};
+use crate::lookup::{Found, Target};
+use butternut_format::checksum::name_hash;
+use butternut_format::dir::{
+    DirEntries, DirEntry, EntryKind, NAME_BYTES_MAX, check_name, without_entry,
+};
+use butternut_format::key::{ItemType, Key};
+use butternut_format::refused::Refused;
+use butternut_format::units::{Generation, Ino};
+
+/// A name that is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewName<'a> {
+    pub dir: Ino,
+    pub name: &'a [u8],
+    /// The entry's place in the listing; see [`next_index`](crate::next_index).
+    pub index: u64,
+    /// What the name is to lead to.
+    pub leads: Found,
+    /// The running transaction's.
+    pub generation: Generation,
+}
+
+impl NewName<'_> {
+    fn item(&self) -> Vec<u8> {
+        let location = match self.leads.target {
+            Target::Inode(ino) => Key::new(ino.0, ItemType::INODE_ITEM, 0),
+            Target::Subvolume(id) => Key::new(id.0, ItemType::ROOT_ITEM, u64::MAX),
+        };
+        let kind = EntryKind::File(self.leads.kind);
+        let (transid, name) = (self.generation, self.name);
+        DirEntry { location, transid, kind, name, data: &[] }.to_bytes()
+    }
+}
+
+/// Checks a name that a caller brings.
+pub(crate) fn check_new(name: &[u8]) -> Result<(), NamesError> {
+    if name.len() > NAME_BYTES_MAX {
+        return Err(NamesError::NameTooLong);
+    }
+    check_name(name).map_err(NamesError::BadName)
+}
+
+fn hash_key(dir: Ino, name: &[u8]) -> Key {
+    Key::new(dir.0, ItemType::DIR_ITEM, name_hash(name))
+}
+
+fn index_key(dir: Ino, index: u64) -> Key {
+    Key::new(dir.0, ItemType::DIR_INDEX, index)
+}
+
+/// Adds an entry whose name is new to the directory.
+pub(crate) fn add(edit: &impl Edit, new: &NewName<'_>) -> Result<(), NamesError> {
+    let (key, item) = (hash_key(new.dir, new.name), new.item());
+    if !edit.insert(&key, &item)? {
+        let refuse = |refused| corrupt(edit.tree_id(), key, refused);
+        let mut shared = edit.find(&key)?.unwrap_or_default();
+        for entry in DirEntries::new(&shared) {
+            if entry.map_err(refuse)?.name == new.name {
+                return Err(NamesError::Exists);
+            }
+        }
+        shared.extend_from_slice(&item);
+        if shared.len() > edit.limits().item_bytes_max {
+            return Err(NamesError::Crowded);
+        }
+        edit.put(&key, &shared)?;
+    }
+    add_index(edit, new, &item)
+}
+
+/// Gives an entry another target and another index, under the same name. That it is there its
+/// reference has said.
+pub(crate) fn replace(
+    edit: &impl Edit,
+    new: &NewName<'_>,
+    old_index: u64,
+) -> Result<(), NamesError> {
+    let key = hash_key(new.dir, new.name);
+    let refuse = |refused| corrupt(edit.tree_id(), key, refused);
+    let shared = edit.find(&key)?.unwrap_or_default();
+    let rest = without_entry(&shared, new.name).map_err(refuse)?;
+    let mut rest = rest.ok_or_else(|| refuse(missing()))?;
+    let item = new.item();
+    rest.extend_from_slice(&item);
+    edit.put(&key, &rest)?;
+    remove_index(edit, new.dir, old_index)?;
+    add_index(edit, new, &item)
+}
+
+/// Takes an entry out. That it is there its reference has said.
+pub(crate) fn remove(
+    edit: &impl Edit,
+    dir: Ino,
+    name: &[u8],
+    index: u64,
+) -> Result<(), NamesError> {
+    let key = hash_key(dir, name);
+    let refuse = |refused| corrupt(edit.tree_id(), key, refused);
+    let shared = edit.find(&key)?.unwrap_or_default();
+    let rest = without_entry(&shared, name).map_err(refuse)?.ok_or_else(|| refuse(missing()))?;
+    if rest.is_empty() {
+        edit.remove(&key)?;
+    } else {
+        edit.put(&key, &rest)?;
+    }
+    remove_index(edit, dir, index)
+}
+
+/// The index of a name, found by a walk through the directory. References know it at once; this is
+/// for entries that have none: of subvolumes that hang elsewhere.
+pub fn find_index(tree: &impl Look, dir: Ino, name: &[u8]) -> Result<Option<u64>, NamesError> {
+    let mut next = Some(index_key(dir, 0));
+    while let Some(from) = next {
+        let Some((key, data)) = tree.first_from(&from)? else { return Ok(None) };
+        if key.objectid != dir.0 || key.item_type != ItemType::DIR_INDEX {
+            return Ok(None);
+        }
+        for entry in DirEntries::new(&data) {
+            let entry = entry.map_err(|refused| corrupt(tree.tree_id(), key, refused))?;
+            if entry.name == name {
+                return Ok(Some(key.offset));
+            }
+        }
+        next = key.successor();
+    }
+    Ok(None)
+}
+
+fn add_index(edit: &impl Edit, new: &NewName<'_>, item: &[u8]) -> Result<(), NamesError> {
+    let key = index_key(new.dir, new.index);
+    if edit.insert(&key, item)? {
+        return Ok(());
+    }
+    Err(corrupt(edit.tree_id(), key, Refused::new("index", "taken", "above all in use")))
+}
+
+fn missing() -> Refused {
+    Refused::new("entry", "none", "the name that a reference has")
+}
+
+fn remove_index(edit: &impl Edit, dir: Ino, index: u64) -> Result<(), NamesError> {
+    let key = index_key(dir, index);
+    if edit.remove(&key)? {
+        return Ok(());
+    }
+    Err(corrupt(edit.tree_id(), key, Refused::new("item", "none", "the entry by its index")))
+}
