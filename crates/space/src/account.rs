@@ -2,6 +2,7 @@
 
 use crate::class::Class;
 use crate::error::SpaceError;
+use crate::group::BlockGroup;
 use crate::state::Space;
 use butternut_format::chunk::BlockGroupFlags;
 use butternut_format::units::Logical;
@@ -56,7 +57,13 @@ impl Space {
         };
         let used = used.filter(|&used| used <= group.bytes);
         group.used = used.ok_or(SpaceError::Used { start, have, want })?;
+        let class = group.class;
         state.dirty.insert(start);
+        let pool = state.pool_mut(class);
+        pool.used = match delta {
+            Delta::Used => pool.used.saturating_add(bytes),
+            Delta::Freed => pool.used.saturating_sub(bytes),
+        };
         Ok(())
     }
 
@@ -78,26 +85,24 @@ impl Space {
 
     pub fn totals(&self, class: Class) -> Totals {
         let state = self.lock();
-        let pool = state.pool_ref(class);
-        let mut totals = Totals {
-            free: pool.free,
+        let (pool, class) = (state.pool_ref(class), state.pool_class(class));
+        let is_read_only = |group: &&BlockGroup| group.class == class && group.is_read_only;
+        let read_only = state.groups.iter().filter(is_read_only);
+        Totals {
+            bytes: pool.bytes,
+            used: pool.used,
             pinned: pool.pinned,
             reserved: pool.reserved,
-            ..Totals::default()
-        };
-        let class = state.pool_class(class);
-        for group in state.groups.iter().filter(|group| group.class == class) {
-            totals.bytes = totals.bytes.saturating_add(group.bytes);
-            totals.used = totals.used.saturating_add(group.used);
-            if group.is_read_only {
-                totals.free_read_only = totals.free_read_only.saturating_add(group.free_bytes());
-            }
+            free: pool.free,
+            free_read_only: read_only.map(BlockGroup::free_bytes).sum(),
         }
-        totals
     }
 
     /// Bytes that the extent items of all groups name: `bytes_used` of the superblock.
     pub fn bytes_used(&self) -> u64 {
-        self.lock().groups.iter().fold(0, |sum, group| sum.saturating_add(group.used))
+        let state = self.lock();
+        // Of a mixed volume the pool of metadata is empty: its class is data.
+        let classes = Class::ALL.iter().filter(|class| state.pool_class(**class) == **class);
+        classes.map(|class| state.pool_ref(*class).used).sum()
     }
 }

@@ -75,9 +75,13 @@ impl FreeExtents {
         self.by_start.iter().map(|(&start, &sectors)| Run { start, sectors })
     }
 
-    /// The runs that begin at `start` or behind it.
+    /// The runs that end behind `start`: the first may begin before it.
     pub(crate) fn from(&self, start: u32) -> impl Iterator<Item = Run> + '_ {
-        self.by_start.range(start..).map(|(&start, &sectors)| Run { start, sectors })
+        let before = self.by_start.range(..start).next_back();
+        let after = self.by_start.range(start..);
+        let runs = before.into_iter().chain(after);
+        let runs = runs.map(|(&start, &sectors)| Run { start, sectors });
+        runs.filter(move |run| run.end() > start)
     }
 
     /// The run that begins exactly here.

@@ -29,6 +29,9 @@ const LARGE_BYTES: u64 = 50 << 30;
 /// The granule of a chunk that is shorter than its stripes could be.
 const STRIPE_GRANULE: u64 = 16 << 20;
 
+/// Shorter stripes are not worth a chunk.
+const STRIPE_BYTES_MIN: u64 = 1 << 20;
+
 /// Devices that a striped chunk spreads over at most: an item must fit into a node of 4 KiB.
 const DEVICES_MAX: usize = 32;
 
@@ -97,7 +100,7 @@ impl State {
         let (chunk_max, stripe_max) = limits(class, total);
         let per_device = length(facts.stripes_per_device);
         let mut holes = holes(&self.devices, stripe_max.checked_mul(per_device)?);
-        holes.retain(|hole| length_of(&hole.range) >= STRIPE_BYTES.saturating_mul(per_device));
+        holes.retain(|hole| length_of(&hole.range) >= STRIPE_BYTES_MIN.saturating_mul(per_device));
         let used = devices_used(facts, holes.len())?;
         holes.truncate(used);
         let shortest = holes.iter().map(|hole| length_of(&hole.range)).min()?;
@@ -138,7 +141,7 @@ fn limits(class: Class, total: u64) -> (u64, u64) {
         Class::System => SYSTEM_BYTES_MAX,
     };
     let tenth = total.div_euclid(10);
-    (most.min(tenth).max(STRIPE_BYTES), most.min(STRIPE_BYTES_MAX))
+    (most.min(tenth).max(STRIPE_BYTES_MIN), most.min(STRIPE_BYTES_MAX))
 }
 
 /// How long each stripe is: as the shortest hole allows, or as the chunk needs.

@@ -5,6 +5,7 @@
 //! 1. Pinned runs do not overlap each other or anything free.
 //! 2. A run comes out once: when its generation, or a later one, is let go.
 
+use crate::class::Class;
 use crate::error::SpaceError;
 use crate::free::Run;
 use crate::state::{Space, State};
@@ -110,7 +111,9 @@ impl Space {
 
     /// Bytes of all classes that wait for a commit.
     pub fn pinned_bytes(&self) -> u64 {
-        self.lock().groups.iter().map(super::group::BlockGroup::pinned_bytes).sum()
+        let state = self.lock();
+        let classes = Class::ALL.iter().filter(|class| state.pool_class(**class) == **class);
+        classes.map(|class| state.pool_ref(*class).pinned).sum()
     }
 }
 

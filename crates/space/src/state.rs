@@ -46,6 +46,9 @@ pub(crate) struct State {
 /// All groups of one class, together.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
+    /// Of all its groups, read-only or not.
+    pub(crate) bytes: u64,
+    pub(crate) used: u64,
     /// Of groups that may be written to.
     pub(crate) free: u64,
     pub(crate) pinned: u64,
@@ -102,9 +105,10 @@ impl Space {
             return false;
         }
         state.return_windows_of(class, start.0);
-        state.groups.remove(index);
+        let removed = state.groups.remove(index);
         state.dirty.remove(&start.0);
         let pool = state.pool_mut(class);
+        pool.bytes = pool.bytes.saturating_sub(removed.bytes);
         (pool.free, pool.hint) = (left, 0);
         true
     }
@@ -267,9 +271,11 @@ impl State {
         }
         self.logical_end = self.logical_end.max(group.end());
         let free = if group.is_read_only { 0 } else { group.free_bytes() };
-        let (class, flags) = (group.class, group.flags);
+        let (class, flags, bytes, used) = (group.class, group.flags, group.bytes, group.used);
         self.groups.insert(at, group);
         let pool = self.pool_mut(class);
+        pool.bytes = pool.bytes.saturating_add(bytes);
+        pool.used = pool.used.saturating_add(used);
         pool.free = pool.free.saturating_add(free);
         pool.flags = Some(flags);
         Ok(())

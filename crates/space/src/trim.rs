@@ -4,6 +4,7 @@
 //! writes to it in between and most of the free space stays usable meanwhile.
 
 use crate::error::SpaceError;
+use crate::free::Run;
 use crate::group::{bytes_of, sectors_of};
 use crate::state::Space;
 use butternut_format::units::{DevId, Logical};
@@ -33,22 +34,18 @@ impl Space {
         }
         let first = sectors_of(from.saturating_sub(group.start));
         let Ok(first) = u32::try_from(first) else { return Vec::new() };
+        let long = group.free.from(first);
+        let long = long.filter(|run| bytes_of(u64::from(run.sectors)) >= bytes_min);
         let mut runs = Vec::new();
-        for mut run in group.free.from(first) {
-            let bytes = bytes_of(u64::from(run.sectors));
-            if bytes < bytes_min {
-                continue;
-            }
-            if bytes > room {
-                run.sectors = u32::try_from(sectors_of(room)).unwrap_or(0);
-            }
-            room = room.saturating_sub(bytes);
-            if run.sectors > 0 {
-                runs.push(run);
-            }
-            if room == 0 {
+        for run in long {
+            let start = run.start.max(first);
+            let most = u32::try_from(sectors_of(room)).unwrap_or(u32::MAX);
+            let sectors = run.end().saturating_sub(start).min(most);
+            if sectors == 0 {
                 break;
             }
+            room = room.saturating_sub(bytes_of(u64::from(sectors)));
+            runs.push(Run { start, sectors });
         }
         let mut ranges = Vec::with_capacity(runs.len());
         let mut taken: u64 = 0;

@@ -1,0 +1,407 @@
+//! What who writes, commits and grows a volume can rely on.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+#![allow(clippy::single_range_in_vec_init, reason = "one range is what is meant")]
+
+use butternut_format::chunk::{BlockGroupFlags, Profile};
+use butternut_format::units::{DevId, Generation, Logical, Physical};
+use butternut_space::{
+    Class, Cluster, Delta, DeviceExtent, Group, GroupChange, Space, SpaceError, SpaceOptions, Want,
+    excluded_ranges,
+};
+use butternut_volume::{Layout, Place};
+use std::ops::Range;
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+const SECTOR: u64 = 4096;
+const NODE: u32 = 16384;
+
+fn space() -> Space {
+    Space::new(SpaceOptions { node_bytes: NODE, is_mixed: false })
+}
+
+fn group(start: u64, bytes: u64, flags: BlockGroupFlags) -> Group {
+    let free = vec![start..start + bytes];
+    Group { start: Logical(start), bytes, flags, used: 0, free, is_read_only: false }
+}
+
+fn data_space() -> Space {
+    let space = space();
+    space.add_group(&group(GIB, GIB, BlockGroupFlags::DATA)).unwrap();
+    space
+}
+
+#[test]
+fn writers_side_by_side_each_get_long_runs() {
+    let space = data_space();
+    let mut runs: Vec<Vec<Range<u64>>> = vec![Vec::new(); 8];
+    for nth in 0..8 * 2048 {
+        let writer = nth % 8;
+        let want = Want::data(SECTOR, SECTOR, Cluster(writer as u64));
+        let range = space.allocate(Class::Data, want).unwrap();
+        match runs[writer].last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            Some(_) | None => runs[writer].push(range),
+        }
+    }
+    for (writer, runs) in runs.iter().enumerate() {
+        assert_eq!(runs.len(), 1, "writer {writer} has {runs:?}");
+    }
+}
+
+#[test]
+fn one_writer_of_large_pieces_fills_a_group_from_end_to_end() {
+    let space = data_space();
+    let mut at = GIB;
+    while at < 2 * GIB {
+        let range = space.allocate(Class::Data, Want::data(SECTOR, 3 * MIB, Cluster(1))).unwrap();
+        assert_eq!(range.start, at);
+        at = range.end;
+    }
+    assert_eq!(at, 2 * GIB);
+    assert!(space.allocate(Class::Data, Want::data(SECTOR, SECTOR, Cluster(1))).is_none());
+}
+
+#[test]
+fn what_other_writers_hold_is_used_before_anybody_is_turned_away() {
+    let space = data_space();
+    for writer in 0..64 {
+        let want = Want::data(SECTOR, SECTOR, Cluster(writer));
+        space.allocate(Class::Data, want).unwrap();
+    }
+    let mut left = space.totals(Class::Data).free;
+    while left > 0 {
+        let want = Want::data(SECTOR, GIB, Cluster(99));
+        let range = space.allocate(Class::Data, want).unwrap();
+        left -= range.end - range.start;
+    }
+    assert_eq!(space.totals(Class::Data).free, 0);
+}
+
+#[test]
+fn tree_blocks_are_aligned_though_their_group_is_not() {
+    let space = space();
+    space.add_group(&group(GIB + SECTOR, MIB, BlockGroupFlags::METADATA)).unwrap();
+    let mut count = 0;
+    while let Some(range) = space.allocate(Class::Metadata, Want::node(NODE, Cluster(2))) {
+        assert!(range.start.is_multiple_of(u64::from(NODE)));
+        assert_eq!(range.end - range.start, u64::from(NODE));
+        count += 1;
+    }
+    assert_eq!(count, MIB / u64::from(NODE) - 1);
+}
+
+#[test]
+fn freed_bytes_come_back_when_their_commit_is_down_and_not_before() {
+    let space = data_space();
+    let all = space.allocate(Class::Data, Want::data(GIB, GIB, Cluster(1))).unwrap();
+    space.pin(all.start..all.start + MIB, Generation(7)).unwrap();
+    space.pin(all.start + MIB..all.start + 2 * MIB, Generation(8)).unwrap();
+    let want = Want::data(SECTOR, GIB, Cluster(1));
+    assert!(space.allocate(Class::Data, want).is_none());
+    assert_eq!(space.pinned_bytes(), 2 * MIB);
+    let first = all.start..all.start + MIB;
+    assert_eq!(space.unpin(Generation(7)), std::slice::from_ref(&first));
+    assert_eq!(space.allocate(Class::Data, want), Some(first));
+    assert!(space.allocate(Class::Data, want).is_none());
+    let second = all.start + MIB..all.start + 2 * MIB;
+    assert_eq!(space.take_pinned(Generation(8)), std::slice::from_ref(&second));
+    assert!(space.allocate(Class::Data, want).is_none(), "it is being discarded");
+    space.release(second.clone()).unwrap();
+    assert_eq!(space.allocate(Class::Data, want), Some(second));
+}
+
+#[test]
+fn the_ledger_names_each_changed_group_once() {
+    let space = data_space();
+    space.add_group(&group(4 * GIB, GIB, BlockGroupFlags::DATA)).unwrap();
+    space.account(&(GIB..GIB + 2 * MIB), Delta::Used).unwrap();
+    space.account(&(GIB..GIB + MIB), Delta::Freed).unwrap();
+    let change =
+        GroupChange { start: Logical(GIB), bytes: GIB, flags: BlockGroupFlags::DATA, used: MIB };
+    assert_eq!(space.take_ledger(), [change]);
+    assert_eq!(space.take_ledger(), []);
+    assert_eq!(space.bytes_used(), MIB);
+    let over = space.account(&(4 * GIB..4 * GIB + MIB), Delta::Freed).unwrap_err();
+    assert!(matches!(over, SpaceError::Used { .. }));
+}
+
+#[test]
+fn tickets_are_spent_split_and_returned() {
+    let space = data_space();
+    space.set_reserve(Class::Data, MIB);
+    let mut ticket = space.reserve(Class::Data, GIB - MIB).unwrap();
+    let refused = space.reserve(Class::Data, SECTOR).unwrap_err();
+    assert!(!refused.unallocated);
+    let urgent = space.reserve_urgent(Class::Data, MIB).unwrap();
+    assert!(space.reserve_urgent(Class::Data, SECTOR).is_err());
+    let half = ticket.split(GIB / 2).unwrap();
+    assert!(ticket.split(GIB).is_none());
+    assert_eq!(ticket.spend(SECTOR), SECTOR);
+    drop((half, urgent));
+    assert_eq!(space.totals(Class::Data).reserved, GIB - MIB - GIB / 2 - SECTOR);
+    assert_eq!(ticket.spend(u64::MAX), GIB / 2 - MIB - SECTOR);
+    assert_eq!(space.totals(Class::Data).reserved, 0);
+}
+
+#[test]
+fn tickets_of_many_threads_never_promise_more_than_there_is() {
+    let space = data_space();
+    let granted: u64 = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut held = Vec::new();
+                    while let Ok(ticket) = space.reserve(Class::Data, 300 * 1024) {
+                        held.push(ticket);
+                    }
+                    let sum: u64 = held.iter().map(butternut_space::Ticket::bytes).sum();
+                    std::mem::forget(held);
+                    sum
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    assert!(granted <= GIB && granted > GIB - 300 * 1024, "{granted}");
+}
+
+#[test]
+fn groups_that_lie_about_themselves_are_refused() {
+    let space = data_space();
+    let good = group(4 * GIB, MIB, BlockGroupFlags::DATA);
+    let bad = [
+        Group { free: vec![4 * GIB..4 * GIB + 2 * MIB], ..good.clone() },
+        Group { free: vec![4 * GIB + 1..4 * GIB + 4096], ..good.clone() },
+        Group {
+            free: vec![4 * GIB + 8192..4 * GIB + 12288, 4 * GIB..4 * GIB + 12288],
+            ..good.clone()
+        },
+        Group { used: 4096, ..good.clone() },
+        Group { used: 2 * MIB, ..good.clone() },
+        Group { bytes: 0, ..good.clone() },
+        Group { start: Logical(u64::MAX - 4095), free: Vec::new(), ..good.clone() },
+        Group { start: Logical(GIB + MIB), free: Vec::new(), ..good.clone() },
+    ];
+    for group in bad {
+        assert!(space.add_group(&group).is_err(), "{group:?}");
+    }
+    space.add_group(&good).unwrap();
+    assert!(space.add_group(&good).is_err());
+}
+
+#[test]
+fn only_groups_that_nobody_needs_go() {
+    let space = data_space();
+    space.add_group(&group(4 * GIB, GIB, BlockGroupFlags::DATA)).unwrap();
+    space.add_group(&group(8 * GIB, GIB, BlockGroupFlags::METADATA)).unwrap();
+    let starts = |space: &Space| -> Vec<u64> {
+        space.empty_groups().iter().map(|group| group.start.0).collect()
+    };
+    assert_eq!(starts(&space), [GIB], "one of two; the last of a kind stays");
+    let range = space.allocate(Class::Data, Want::data(SECTOR, SECTOR, Cluster(0))).unwrap();
+    let (busy, idle) = if range.start < 4 * GIB { (GIB, 4 * GIB) } else { (4 * GIB, GIB) };
+    assert_eq!(starts(&space), [idle]);
+    assert!(!space.remove_group(Logical(busy)));
+    let ticket = space.reserve(Class::Data, GIB).unwrap();
+    assert!(!space.remove_group(Logical(idle)), "it is promised");
+    drop(ticket);
+    assert!(space.remove_group(Logical(idle)));
+    assert_eq!(space.totals(Class::Data).bytes, GIB);
+    space.pin(range.clone(), Generation(1)).unwrap();
+    assert!(!space.remove_group(Logical(busy)), "pinned");
+    space.unpin(Generation(1));
+    assert!(space.remove_group(Logical(busy)));
+    assert_eq!(space.totals(Class::Data).free, 0);
+}
+
+fn one_device(bytes: u64, extents: &[(Range<u64>, u64)]) -> Space {
+    let space = space();
+    let extents = extents
+        .iter()
+        .map(|(range, chunk)| DeviceExtent { range: range.clone(), chunk: Logical(*chunk) });
+    space.add_device(DevId(1), [1; 16], bytes, extents.collect()).unwrap();
+    space
+}
+
+#[test]
+fn chunks_are_as_large_as_the_kernels() {
+    let plan = |device: u64, class, flags| {
+        let space = one_device(device, &[]);
+        space.plan_chunk(class, flags, 0).map(|plan| (plan.chunk.bytes, plan.stripe_bytes))
+    };
+    let (single, dup) = (BlockGroupFlags(0), BlockGroupFlags::DUP);
+    assert_eq!(plan(100 * GIB, Class::Data, single), Some((GIB, GIB)));
+    assert_eq!(plan(100 * GIB, Class::Metadata, dup), Some((GIB, GIB)));
+    assert_eq!(plan(20 * GIB, Class::Metadata, dup), Some((256 * MIB, 256 * MIB)));
+    assert_eq!(plan(20 * GIB, Class::System, dup), Some((32 * MIB, 32 * MIB)));
+    // A tenth, in whole units of 16 MiB.
+    assert_eq!(plan(2 * GIB, Class::Data, single), Some((208 * MIB, 208 * MIB)));
+    assert_eq!(plan(GIB, Class::Metadata, dup), Some((112 * MIB, 112 * MIB)));
+    assert_eq!(plan(3 * MIB, Class::Metadata, dup), Some((MIB, MIB)));
+    assert_eq!(plan(2 * MIB, Class::Metadata, dup), None);
+}
+
+#[test]
+fn plans_hold_their_place_until_it_is_given_back() {
+    let space = one_device(GIB, &[(MIB..600 * MIB, 0)]);
+    let mut taken: Vec<Range<u64>> = vec![0..600 * MIB];
+    let mut plans = Vec::new();
+    while let Some(plan) = space.plan_chunk(Class::Data, BlockGroupFlags::DUP, 0) {
+        assert_eq!(plan.chunk.profile, Profile::Dup);
+        assert_eq!(plan.chunk.flags.0, BlockGroupFlags::DUP.0 | BlockGroupFlags::DATA.0);
+        for stripe in &plan.chunk.stripes {
+            let range = stripe.offset.0..stripe.offset.0 + plan.stripe_bytes;
+            assert!(range.end <= GIB);
+            assert!(taken.iter().all(|other| range.start >= other.end || range.end <= other.start));
+            taken.push(range);
+        }
+        plans.push(plan);
+    }
+    let addresses: Vec<_> = plans.iter().map(|plan| plan.chunk.logical.0).collect();
+    assert!(addresses.is_sorted_by(|a, b| a < b), "{addresses:?}");
+    assert!(space.unallocated_bytes() < MIB + 4 * MIB, "{}", space.unallocated_bytes());
+    let first = plans.first().unwrap();
+    space.release_chunk(&first.chunk, first.stripe_bytes);
+    let again = space.plan_chunk(Class::Data, BlockGroupFlags::DUP, 0).unwrap();
+    assert_eq!(again.chunk.stripes, first.chunk.stripes);
+    assert!(again.chunk.logical > plans.last().unwrap().chunk.logical, "addresses are new");
+}
+
+#[test]
+fn chunks_leave_the_front_and_the_superblock_copies_alone() {
+    let space = one_device(200 * MIB, &[]);
+    let mut sum = 0;
+    while let Some(plan) = space.plan_chunk(Class::Data, BlockGroupFlags(0), 0) {
+        let at = plan.chunk.stripes[0].offset.0;
+        assert!(at >= MIB);
+        let copy = 64 * MIB;
+        assert!(at + plan.stripe_bytes <= copy || at >= copy + 65536, "{plan:?}");
+        sum += plan.chunk.bytes;
+    }
+    assert!(sum >= 197 * MIB, "{sum}");
+}
+
+#[test]
+fn mirrors_and_stripes_go_to_different_devices() {
+    let space = space();
+    for devid in 1..=4 {
+        space.add_device(DevId(devid), [1; 16], 10 * GIB, Vec::new()).unwrap();
+    }
+    for (flags, stripes, bytes) in [
+        (BlockGroupFlags::RAID1, 2, GIB),
+        (BlockGroupFlags::RAID1C3, 3, GIB),
+        (BlockGroupFlags::RAID0, 4, 4 * GIB),
+        (BlockGroupFlags::RAID10, 4, 2 * GIB),
+        (BlockGroupFlags::RAID6, 4, 2 * GIB),
+    ] {
+        let plan = space.plan_chunk(Class::Data, flags, 0).unwrap();
+        let mut devids: Vec<_> = plan.chunk.stripes.iter().map(|stripe| stripe.devid).collect();
+        devids.sort();
+        devids.dedup();
+        assert_eq!((devids.len(), plan.chunk.bytes), (stripes, bytes), "{flags:?}");
+    }
+    let one = one_device(10 * GIB, &[]);
+    assert_eq!(one.plan_chunk(Class::Data, BlockGroupFlags::RAID1, 0), None);
+}
+
+#[test]
+fn no_space_says_whether_a_chunk_or_a_commit_would_help() {
+    let space = one_device(GIB, &[]);
+    let error = space.reserve(Class::Metadata, MIB).unwrap_err();
+    assert!(error.unallocated && error.pinned_bytes == 0);
+    let full = one_device(GIB, &[(MIB..GIB, 0)]);
+    full.add_group(&group(GIB, MIB, BlockGroupFlags::METADATA)).unwrap();
+    let all =
+        full.allocate(Class::Metadata, Want { bytes_min: MIB, ..Want::node(NODE, Cluster(1)) });
+    full.pin(all.unwrap(), Generation(3)).unwrap();
+    let error = full.reserve(Class::Metadata, MIB).unwrap_err();
+    assert!(!error.unallocated && error.pinned_bytes == MIB, "{error:?}");
+}
+
+#[test]
+fn a_device_shrinks_to_its_last_extent_and_grows() {
+    let space = one_device(GIB, &[(MIB..100 * MIB, 5), (300 * MIB..400 * MIB, 9)]);
+    assert_eq!(space.chunks_beyond(DevId(1), 350 * MIB).unwrap(), [Logical(9)]);
+    assert!(space.resize_device(DevId(1), 350 * MIB).is_err());
+    space.resize_device(DevId(1), 400 * MIB).unwrap();
+    let unallocated = space.unallocated_bytes();
+    space.resize_device(DevId(1), 2 * GIB).unwrap();
+    assert_eq!(space.unallocated_bytes() - unallocated, 2 * GIB - 400 * MIB);
+    assert!(space.resize_device(DevId(2), GIB).is_err());
+}
+
+#[test]
+fn holes_of_a_device_are_taken_for_a_discard_and_given_back() {
+    let space = one_device(GIB, &[(MIB..100 * MIB, 5), (300 * MIB..400 * MIB, 9)]);
+    let first = space.take_hole(DevId(1), 0, MIB, 64 * MIB).unwrap().unwrap();
+    assert_eq!(first, 100 * MIB..164 * MIB);
+    let used = space.devices()[0].bytes_used;
+    assert_eq!(used, 199 * MIB, "a hole on its way through a discard is no chunk");
+    let mut at = first.end;
+    let mut sum = 0;
+    while let Some(hole) = space.take_hole(DevId(1), at, MIB, GIB).unwrap() {
+        sum += hole.end - hole.start;
+        at = hole.end;
+        space.release_hole(DevId(1), &hole);
+    }
+    assert_eq!(sum, GIB - 400 * MIB + 136 * MIB);
+    space.release_hole(DevId(1), &first);
+    assert!(space.take_hole(DevId(7), 0, 0, 1).is_err());
+}
+
+#[test]
+fn a_trim_takes_each_long_free_range_once() {
+    let space = space();
+    let free: Vec<Range<u64>> =
+        (0..100).map(|nth| GIB + nth * MIB..GIB + nth * MIB + (nth + 1) * SECTOR).collect();
+    let sum: u64 = free.iter().map(|range| range.end - range.start).sum();
+    let used = 200 * MIB - sum;
+    let base = Group { used, free: free.clone(), ..group(GIB, 200 * MIB, BlockGroupFlags::DATA) };
+    space.add_group(&base).unwrap();
+    let (mut at, mut seen) = (GIB, Vec::new());
+    loop {
+        let batch = space.take_free(Logical(GIB), at, 10 * SECTOR, 64 * SECTOR);
+        let Some(last) = batch.last() else { break };
+        at = last.end;
+        for range in batch {
+            assert!(space.release(range.clone()).is_ok());
+            seen.push(range);
+        }
+    }
+    let covered: u64 = seen.iter().map(|range| range.end - range.start).sum();
+    let long: u64 = free
+        .iter()
+        .map(|range| range.end - range.start)
+        .filter(|bytes| *bytes >= 10 * SECTOR)
+        .sum();
+    assert_eq!(covered, long);
+    assert!(seen.is_sorted_by(|a, b| a.end <= b.start));
+    assert_eq!(space.free_ranges(Logical(GIB)), free);
+}
+
+fn layout(logical: u64, bytes: u64, flags: BlockGroupFlags, places: &[u64]) -> Layout {
+    let places = places.iter().map(|physical| Place {
+        devid: DevId(1),
+        uuid: [1; 16],
+        physical: Physical(*physical),
+        slot: Some(0),
+        is_stale: false,
+    });
+    Layout::new(Logical(logical), bytes, flags, places.collect()).unwrap()
+}
+
+#[test]
+fn superblock_copies_are_left_out_of_the_chunks_over_them() {
+    let dup = layout(GIB, 100 * MIB, BlockGroupFlags::DUP, &[MIB, 50 * MIB]);
+    let at = |offset: u64| GIB + offset..GIB + offset + 65536;
+    assert_eq!(excluded_ranges(&dup), [at(14 * MIB), at(63 * MIB)]);
+    let none = layout(GIB, 10 * MIB, BlockGroupFlags::DATA, &[MIB]);
+    assert!(excluded_ranges(&none).is_empty());
+    // Row 1008 of two elements; the copy is in the second.
+    let raid0 = layout(GIB, 512 * MIB, BlockGroupFlags::RAID0, &[200 * MIB, MIB]);
+    assert_eq!(excluded_ranges(&raid0), [at((1008 * 2 + 1) * 65536)]);
+    let first = layout(0, 4 * MIB, BlockGroupFlags::SYSTEM, &[0]);
+    assert_eq!(excluded_ranges(&first), [0..65536 + 65536]);
+}
