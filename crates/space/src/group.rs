@@ -4,8 +4,8 @@
 //! bytes = free + in windows + pinned + excluded + taken
 //! ```
 //!
-//! `taken` is not kept: it is the rest. `excluded` are bytes that were neither free nor used when
-//! the group was added: superblock copies, mostly.
+//! `taken` is not kept: it is the rest. `excluded` are bytes that are neither free nor used:
+//! superblock copies, which the free space tree calls free.
 
 use crate::class::Class;
 use crate::error::SpaceError;
@@ -24,8 +24,12 @@ pub struct Group {
     pub flags: BlockGroupFlags,
     /// As in its item.
     pub used: u64,
-    /// Logical ranges, sorted, without overlap. Neighbours may touch.
+    /// Logical ranges, sorted, without overlap. Neighbours may touch. What no extent item names is
+    /// free here, as in the free space tree: superblock copies too.
     pub free: Vec<Range<u64>>,
+    /// What is never handed out, though no extent names it:
+    /// [`excluded_ranges`](crate::excluded_ranges) of the chunk.
+    pub excluded: Vec<Range<u64>>,
     pub is_read_only: bool,
 }
 
@@ -57,6 +61,8 @@ pub(crate) struct BlockGroup {
     pub(crate) lent: u64,
     pub(crate) pinned: Pinned,
     excluded: u64,
+    /// Where superblock copies lie: sorted, and hardly ever any.
+    copies: Vec<Run>,
 }
 
 impl BlockGroup {
@@ -75,6 +81,8 @@ impl BlockGroup {
         let sectors = u32::try_from(sectors_of(bytes)).unwrap_or(u32::MAX);
         require(sectors < u32::MAX >> 1, "length", bytes, "less than 8 TiB")?;
         require(group.used <= bytes, "used", group.used, format_args!("at most {bytes}"))?;
+        let copies: Vec<Run> =
+            group.excluded.iter().filter_map(|range| run_in(start, range)).collect();
         let mut runs: Vec<Run> = Vec::with_capacity(group.free.len());
         let mut at = start;
         for range in &group.free {
@@ -83,12 +91,13 @@ impl BlockGroup {
             let inside = range.start >= at && range.end <= end;
             let want = format_args!("inside {at}..{end}").to_string();
             require(inside, "free range", format_args!("{range:?}"), want)?;
-            let run = run_in(start, range).unwrap_or(Run { start: 0, sectors: 0 });
-            match runs.last_mut() {
-                Some(last) if last.end() == run.start => {
-                    last.sectors = last.sectors.saturating_add(run.sectors);
+            for run in run_in(start, range).into_iter().flat_map(|run| without(run, &copies)) {
+                match runs.last_mut() {
+                    Some(last) if last.end() == run.start => {
+                        last.sectors = last.sectors.saturating_add(run.sectors);
+                    }
+                    Some(_) | None => runs.push(run),
                 }
-                Some(_) | None => runs.push(run),
             }
             at = range.end;
         }
@@ -107,6 +116,7 @@ impl BlockGroup {
             lent: 0,
             pinned: Pinned::default(),
             excluded: room.saturating_sub(free_bytes),
+            copies,
         })
     }
 
@@ -126,6 +136,21 @@ impl BlockGroup {
     pub(crate) fn taken_bytes(&self) -> u64 {
         let other = self.free_bytes().saturating_add(self.pinned_bytes());
         self.bytes.saturating_sub(other.saturating_add(self.excluded))
+    }
+
+    /// Frees a run, but for what of it is never free. Returns the bytes that are free now.
+    pub(crate) fn give_back(&mut self, run: Run) -> u64 {
+        let before = self.free.sectors();
+        let is_free = if self.copies.is_empty() {
+            self.free.insert(run)
+        } else {
+            without(run, &self.copies).into_iter().all(|part| self.free.insert(part))
+        };
+        debug_assert!(is_free, "what is in use is not free");
+        let sectors = self.free.sectors().saturating_sub(before);
+        let never = u64::from(run.sectors).saturating_sub(sectors);
+        self.excluded = self.excluded.saturating_add(bytes_of(never));
+        bytes_of(sectors)
     }
 
     /// Nothing of it is in use, or will be needed.
@@ -173,6 +198,19 @@ pub(crate) fn sectors_of(bytes: u64) -> u64 {
 
 pub(crate) fn bytes_of(sectors: u64) -> u64 {
     sectors.saturating_mul(SECTOR_BYTES)
+}
+
+/// A run without some others, which are sorted.
+fn without(run: Run, others: &[Run]) -> Vec<Run> {
+    let mut parts = Vec::with_capacity(others.len().saturating_add(1));
+    let mut at = run.start;
+    for other in others.iter().filter(|other| other.start < run.end() && other.end() > run.start) {
+        parts.push(Run { start: at, sectors: other.start.saturating_sub(at) });
+        at = other.end();
+    }
+    parts.push(Run { start: at, sectors: run.end().saturating_sub(at) });
+    parts.retain(|part| part.sectors > 0);
+    parts
 }
 
 fn run_in(start: u64, range: &Range<u64>) -> Option<Run> {

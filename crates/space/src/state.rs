@@ -4,7 +4,7 @@ use crate::class::Class;
 use crate::devices::Devices;
 use crate::error::SpaceError;
 use crate::free::Run;
-use crate::group::{BlockGroup, Group, GroupStatus, bytes_of, sectors_of};
+use crate::group::{BlockGroup, Group, GroupStatus, sectors_of};
 use crate::window::Windows;
 use butternut_format::chunk::BlockGroupFlags;
 use butternut_format::units::Logical;
@@ -247,12 +247,11 @@ impl State {
     /// As [`Self::free`], of sectors that are known to be in use.
     pub(crate) fn free_taken(&mut self, index: usize, run: Run) {
         let Some(group) = self.groups.get_mut(index) else { return };
-        let is_freed = group.free.insert(run);
-        debug_assert!(is_freed, "what is in use is not free");
+        let bytes = group.give_back(run);
         let (class, is_read_only) = (group.class, group.is_read_only);
-        if is_freed && !is_read_only {
+        if !is_read_only {
             let pool = self.pool_mut(class);
-            pool.free = pool.free.saturating_add(bytes_of(u64::from(run.sectors)));
+            pool.free = pool.free.saturating_add(bytes);
         }
     }
 

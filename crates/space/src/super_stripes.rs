@@ -1,8 +1,9 @@
-//! Where superblock copies lie inside a chunk: bytes that are neither free nor used.
+//! Where superblock copies lie inside a chunk: bytes that no extent names, and that must not be
+//! handed out all the same.
 //!
-//! The kernel leaves a stripe unit from each copy on out of a group's free space, wherever the
-//! chunk lies over one, and so must who builds free space from the extent tree. Of a chunk whose
-//! address is below the first copy's everything up to there is left out as well.
+//! The free space tree calls them free; the kernel leaves a stripe unit from each copy on out when
+//! it loads a group, wherever the chunk lies over one. Of a chunk whose address is below the first
+//! copy's everything up to there is left out as well.
 
 use butternut_format::chunk::STRIPE_BYTES;
 use butternut_format::super_block::COPY_OFFSETS;

@@ -23,7 +23,15 @@ fn space() -> Space {
 
 fn group(start: u64, bytes: u64, flags: BlockGroupFlags) -> Group {
     let free = vec![start..start + bytes];
-    Group { start: Logical(start), bytes, flags, used: 0, free, is_read_only: false }
+    Group {
+        start: Logical(start),
+        bytes,
+        flags,
+        used: 0,
+        free,
+        excluded: Vec::new(),
+        is_read_only: false,
+    }
 }
 
 fn data_space() -> Space {
@@ -379,6 +387,27 @@ fn a_trim_takes_each_long_free_range_once() {
     assert_eq!(covered, long);
     assert!(seen.is_sorted_by(|a, b| a.end <= b.start));
     assert_eq!(space.free_ranges(Logical(GIB)), free);
+}
+
+#[test]
+fn superblock_copies_are_never_handed_out_though_an_extent_lay_over_them() {
+    let space = space();
+    let excluded = vec![GIB + 8 * SECTOR..GIB + 24 * SECTOR];
+    let bytes = 64 * SECTOR;
+    // What an image holds whose maker did not know.
+    let free = vec![GIB + 16 * SECTOR..GIB + bytes];
+    let used = 16 * SECTOR;
+    space
+        .add_group(&Group { used, free, excluded, ..group(GIB, bytes, BlockGroupFlags::DATA) })
+        .unwrap();
+    assert_eq!(space.totals(Class::Data).free, 40 * SECTOR);
+    space.account(&(GIB..GIB + 16 * SECTOR), Delta::Freed).unwrap();
+    space.pin(GIB..GIB + 16 * SECTOR, Generation(1)).unwrap();
+    space.unpin(Generation(1));
+    let ranges = [GIB..GIB + 8 * SECTOR, GIB + 24 * SECTOR..GIB + bytes];
+    assert_eq!(space.free_ranges(Logical(GIB)), ranges);
+    assert_eq!(space.totals(Class::Data).free, 48 * SECTOR);
+    assert!(space.remove_group(Logical(GIB)), "it is empty");
 }
 
 fn layout(logical: u64, bytes: u64, flags: BlockGroupFlags, places: &[u64]) -> Layout {

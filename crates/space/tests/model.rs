@@ -98,9 +98,12 @@ impl Model {
             let flags = if is_mixed { BlockGroupFlags(5) } else { flags };
             let taken = runs(start, &sectors[index], |sector| sector == Sector::Taken);
             let used = taken.iter().map(|range| range.end - range.start).sum();
-            let free = runs(start, &sectors[index], |sector| sector == Sector::Free);
             let (start, bytes) = (Logical(start), GROUP_SECTORS * SECTOR);
-            let group = Group { start, bytes, flags, used, free, is_read_only: false };
+            let excluded = runs(start.0, &sectors[index], |sector| sector == Sector::Excluded);
+            // The free space tree calls them free.
+            let is_free = |sector| matches!(sector, Sector::Free | Sector::Excluded);
+            let free = runs(start.0, &sectors[index], is_free);
+            let group = Group { start, bytes, flags, used, free, excluded, is_read_only: false };
             space.add_group(&group).unwrap();
             held.extend(taken);
         }
