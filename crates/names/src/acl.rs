@@ -113,7 +113,7 @@ impl Acl {
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = U32::new(VERSION).as_bytes().to_vec();
         for entry in &self.entries {
-            bytes.extend_from_slice(entry.raw().as_bytes());
+            bytes.extend_from_slice(&entry.to_bytes());
         }
         bytes
     }
@@ -213,6 +213,11 @@ impl AclEntry {
             return Err(NamesError::Invalid { what: "an ACL has permissions beyond rwx" });
         }
         Ok(Self { tag, permissions })
+    }
+
+    /// The entry as it stands in a list.
+    pub fn to_bytes(self) -> [u8; 8] {
+        zerocopy::transmute!(self.raw())
     }
 
     fn raw(self) -> RawAclEntry {
