@@ -20,8 +20,10 @@
 //! strikes a request if it strikes one of the blocks that lie both in the rule's range and in the
 //! request. [`When::Always`] strikes each; [`When::OneIn`] strikes those that the seed picks, the
 //! same ones every time, as bad sectors do; [`When::Times`] strikes the first requests only, as a
-//! passing fault does. Which blocks, which bits and where a tear lies are functions of the seed,
-//! the rule's number and the block: they depend on neither time, thread nor order.
+//! passing fault does; [`When::Nth`] strikes one request, so that a test can fail each one in turn.
+//! [`When::From`] strikes it and all after it. These three count the requests that touch the range
+//! and that the fault concerns. Which blocks, which bits and where a tear lies are functions of the
+//! seed, the rule's number and the block: they depend on neither time, thread nor order.
 //!
 //! Rules may be added and removed while requests run. They are applied in the order they were
 //! added; errors come before damage. Flush errors ignore the range.
@@ -81,6 +83,10 @@ pub enum When {
     OneIn(u64),
     /// The first so many requests.
     Times(u64),
+    /// This request and no other, counted from 0.
+    Nth(u64),
+    /// This request, counted from 0, and all after it: a device that dies.
+    From(u64),
 }
 
 #[derive(Clone, Debug)]
@@ -131,7 +137,8 @@ struct Rules {
 struct Armed {
     id: u64,
     rule: Rule,
-    struck: AtomicU64,
+    /// Requests that it could have struck.
+    seen: AtomicU64,
 }
 
 /// A rule that strikes the request at hand.
@@ -154,7 +161,7 @@ impl FaultyDevice {
         let mut rules = self.rules.write().unwrap_or_else(PoisonError::into_inner);
         let id = rules.next_id;
         rules.next_id += 1;
-        rules.rules.push(Armed { id, rule, struck: AtomicU64::new(0) });
+        rules.rules.push(Armed { id, rule, seen: AtomicU64::new(0) });
         RuleId(id)
     }
 
@@ -203,14 +210,17 @@ impl FaultyDevice {
             let blocks = start / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES);
             let one_in = match armed.rule.when {
                 When::OneIn(one_in) => one_in.max(1),
-                When::Always | When::Times(_) => 1,
+                When::Always | When::Times(_) | When::Nth(_) | When::From(_) => 1,
             };
             let first = blocks.clone().find(|block| self.picks(armed.id, *block, one_in))?;
-            if let When::Times(times) = armed.rule.when {
-                let spent = armed.struck.fetch_add(1, Ordering::Relaxed) >= times;
-                return (!spent).then_some(Strike { id: armed.id, fault, first, blocks, one_in });
-            }
-            Some(Strike { id: armed.id, fault, first, blocks, one_in })
+            let number = armed.seen.fetch_add(1, Ordering::Relaxed);
+            let is_due = match armed.rule.when {
+                When::Always | When::OneIn(_) => true,
+                When::Times(times) => number < times,
+                When::Nth(nth) => number == nth,
+                When::From(nth) => number >= nth,
+            };
+            is_due.then_some(Strike { id: armed.id, fault, first, blocks, one_in })
         };
         rules.rules.iter().filter_map(strike).collect()
     }

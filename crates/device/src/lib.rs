@@ -21,6 +21,7 @@ mod faulty;
 mod file;
 mod memory;
 mod queue;
+mod recording;
 mod request;
 
 pub use butternut_sys::file::{Alignment, OpenError, Sharing, WriteCache};
@@ -32,4 +33,7 @@ pub use faulty::{Fault, FaultCounts, FaultyDevice, Rule, RuleId, When};
 pub use file::{FileDevice, OpenDevice};
 pub use memory::MemoryDevice;
 pub use queue::{Backend, QueueOptions, QueuePair, RingUse};
+pub use recording::{
+    Crash, CrashImage, CrashOptions, Crashes, Fate, Pivotal, Record, Recording, RecordingDevice,
+};
 pub use request::{Completion, ReadInto, Request, RequestKind, WriteFrom};

@@ -123,3 +123,27 @@ fn a_delay_delays() {
     assert!(start.elapsed() >= Duration::from_millis(30));
     assert_eq!(device.fault_counts().delays, 1);
 }
+
+#[test]
+fn the_nth_read_write_and_flush_fail_and_no_other() {
+    for nth in 0..4 {
+        let (_, device) = numbered(1);
+        for fault in [Fault::ReadError, Fault::WriteError, Fault::FlushError] {
+            device.add(Rule { when: When::Nth(nth), ..Rule::everywhere(fault) });
+        }
+        for number in 0..5 {
+            let is_nth = number == nth;
+            assert_eq!(device.write_at(number * 4096, &[1; 4096]).is_err(), is_nth);
+            assert_eq!(read(&device, number * 4096, 4096).is_err(), is_nth);
+            assert_eq!(device.flush().is_err(), is_nth);
+        }
+    }
+}
+
+#[test]
+fn a_device_that_dies_stays_dead() {
+    let (_, device) = numbered(1);
+    device.add(Rule { when: When::From(2), ..Rule::everywhere(Fault::WriteError) });
+    let writes = [0u64, 1, 2, 3, 4].map(|at| device.write_at(at * 4096, &[1; 512]).is_ok());
+    assert_eq!(writes, [true, true, false, false, false]);
+}

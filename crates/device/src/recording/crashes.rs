@@ -1,0 +1,283 @@
+//! [`Crashes`]: the ways in which a power cut can end a recording, one after another.
+//!
+//! For every gap between two flushes (the last one ends with the log):
+//!
+//! 1. all of its writes lasted: the prefix at the barrier;
+//! 2. none did;
+//! 3. for each *pivotal* write (the caller says which; superblocks): all but it, it alone, and it
+//!    torn among all others, once in sectors and once in blocks where it has several;
+//! 4. so many seeded crashes: a random position in the gap, each write before it kept, lost or torn,
+//!    in order or shuffled.
+//!
+//! A gap with a single unflushed write that is whole or missing has no more than the first two. The
+//! sequence is a function of the recording and the options alone.
+
+use super::image::CrashImage;
+use super::pages::{Over, PAGE_BYTES, Pages};
+use super::{Record, Recording};
+use crate::error::DeviceError;
+use std::ops::Range;
+use std::sync::Arc;
+
+const SECTOR_BYTES: usize = 512;
+
+/// A write is asked about by its offset and its length.
+pub type Pivotal = fn(u64, u64) -> bool;
+
+#[derive(Clone, Copy, Debug)]
+pub struct CrashOptions {
+    pub seed: u64,
+    /// Seeded crashes in each gap.
+    pub seeded_per_gap: u32,
+    pub pivotal: Pivotal,
+}
+
+/// What became of the writes after the last flush.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fate {
+    All,
+    None,
+    /// All but this one.
+    Lost(usize),
+    /// This one and no other.
+    Alone(usize),
+    /// All, this one torn in pieces of so many bytes.
+    Torn {
+        write: usize,
+        piece_bytes: usize,
+    },
+    /// As this number says.
+    Seeded(u64),
+}
+
+/// One way to crash.
+#[derive(Clone, Debug)]
+pub struct Crash {
+    /// Its number in the sequence.
+    pub number: u64,
+    /// Everything before it in the log was issued, nothing else.
+    pub position: usize,
+    pub fate: Fate,
+    /// Where in the log the unflushed part begins.
+    gap_start: usize,
+    durable: Arc<Pages>,
+}
+
+/// Crashes of one recording, in the order of their gaps.
+#[derive(Debug)]
+pub struct Crashes {
+    recording: Recording,
+    options: CrashOptions,
+    number: u64,
+    /// Of the gap at hand.
+    gap: Range<usize>,
+    durable: Arc<Pages>,
+    fates: std::vec::IntoIter<(usize, Fate)>,
+    is_done: bool,
+}
+
+impl Crashes {
+    pub fn new(recording: Recording, options: CrashOptions) -> Crashes {
+        let durable = Arc::default();
+        let fates = Vec::new().into_iter();
+        let mut crashes =
+            Crashes { recording, options, number: 0, gap: 0..0, durable, fates, is_done: false };
+        crashes.enter(0);
+        crashes
+    }
+
+    fn enter(&mut self, start: usize) {
+        let log = self.recording.log();
+        let rest = log.get(start..).unwrap_or_default();
+        let len = rest.iter().position(|record| *record == Record::Flush).unwrap_or(rest.len());
+        self.gap = start..start + len;
+        self.fates = self.fates_of_gap().into_iter();
+    }
+
+    fn fates_of_gap(&self) -> Vec<(usize, Fate)> {
+        let Range { start, end } = self.gap.clone();
+        let gap = self.recording.log().get(start..end).unwrap_or_default();
+        let mut fates = vec![(end, Fate::All)];
+        if gap.is_empty() {
+            return fates;
+        }
+        fates.push((end, Fate::None));
+        for (at, record) in (start..).zip(gap) {
+            let Record::Write { offset, bytes } = record else { continue };
+            if !(self.options.pivotal)(*offset, bytes.len() as u64) {
+                continue;
+            }
+            if gap.len() > 1 {
+                fates.extend([(end, Fate::Lost(at)), (end, Fate::Alone(at))]);
+            }
+            let pieces = [SECTOR_BYTES, PAGE_BYTES].into_iter().filter(|p| bytes.len() > *p);
+            fates.extend(pieces.map(|piece_bytes| (end, Fate::Torn { write: at, piece_bytes })));
+        }
+        let is_atom = |record: &Record| match record {
+            Record::Write { bytes, .. } => bytes.len() <= SECTOR_BYTES,
+            Record::Discard { .. } | Record::Flush => true,
+        };
+        if gap.len() > 1 || !gap.iter().all(is_atom) {
+            for salt in 0..u64::from(self.options.seeded_per_gap) {
+                let mut random = Random(mix(self.options.seed ^ mix(start as u64 + 1) ^ salt));
+                // Half of them at the barrier, where the most writes are in flight.
+                let back = if random.one_in(2) { 0 } else { random.below(gap.len()) };
+                fates.push((end - back, Fate::Seeded(random.next())));
+            }
+        }
+        fates
+    }
+}
+
+impl Iterator for Crashes {
+    type Item = Result<Crash, DeviceError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            if self.is_done {
+                return None;
+            }
+            if let Some((position, fate)) = self.fates.next() {
+                let (number, gap_start) = (self.number, self.gap.start);
+                self.number += 1;
+                let durable = Arc::clone(&self.durable);
+                return Some(Ok(Crash { number, position, fate, gap_start, durable }));
+            }
+            if self.gap.end >= self.recording.log().len() {
+                self.is_done = true;
+                continue;
+            }
+            let mut durable = Pages::clone(&self.durable);
+            for record in &self.recording.log()[self.gap.clone()] {
+                if let Err(error) = record.apply(&mut durable, &self.recording.base) {
+                    self.is_done = true;
+                    return Some(Err(error));
+                }
+            }
+            self.durable = Arc::new(durable);
+            self.enter(self.gap.end + 1);
+        }
+    }
+}
+
+impl Crash {
+    /// The medium after it. Costs the unflushed writes, no more.
+    pub fn image(&self, recording: &Recording) -> Result<CrashImage, DeviceError> {
+        let mut own = Pages::default();
+        let under = Over(&self.durable, &recording.base);
+        let gap = recording.log.get(self.gap_start..self.position).unwrap_or_default();
+        let numbered = (self.gap_start..).zip(gap);
+        match &self.fate {
+            Fate::None => {}
+            Fate::All => {
+                for (_, record) in numbered {
+                    record.apply(&mut own, &under)?;
+                }
+            }
+            Fate::Lost(lost) => {
+                for (_, record) in numbered.filter(|(at, _)| at != lost) {
+                    record.apply(&mut own, &under)?;
+                }
+            }
+            Fate::Alone(kept) => {
+                for (_, record) in numbered.filter(|(at, _)| at == kept) {
+                    record.apply(&mut own, &under)?;
+                }
+            }
+            Fate::Torn { write, piece_bytes } => {
+                for (at, record) in numbered {
+                    if at == *write {
+                        let mut random = Random(mix(self.number + 1));
+                        tear(record, *piece_bytes, &mut random, &mut own, &under)?;
+                    } else {
+                        record.apply(&mut own, &under)?;
+                    }
+                }
+            }
+            Fate::Seeded(seed) => seeded(gap, *seed, &mut own, &under)?,
+        }
+        Ok(CrashImage::new(Arc::clone(&recording.base), Arc::clone(&self.durable), own))
+    }
+}
+
+fn seeded(
+    gap: &[Record],
+    seed: u64,
+    own: &mut Pages,
+    under: &impl super::pages::Under,
+) -> Result<(), DeviceError> {
+    let mut random = Random(seed);
+    let mut order: Vec<&Record> = gap.iter().collect();
+    if random.one_in(3) {
+        for last in (1..order.len()).rev() {
+            order.swap(last, random.below(last + 1));
+        }
+    }
+    // From nearly nothing to nearly everything.
+    let kept_of_8 = 1 + random.below(7);
+    let torn_one_in = 2 + random.below(14);
+    for record in order {
+        let is_kept = random.below(8) < kept_of_8;
+        let is_torn = random.one_in(torn_one_in);
+        if is_torn {
+            let piece = if random.one_in(2) { SECTOR_BYTES } else { PAGE_BYTES };
+            tear(record, piece, &mut random, own, under)?;
+        } else if is_kept {
+            record.apply(own, under)?;
+        }
+    }
+    Ok(())
+}
+
+/// Keeps some pieces of a write: a prefix, a suffix, or any.
+fn tear(
+    record: &Record,
+    piece_bytes: usize,
+    random: &mut Random,
+    own: &mut Pages,
+    under: &impl super::pages::Under,
+) -> Result<(), DeviceError> {
+    let Record::Write { offset, bytes } = record else { return record.apply(own, under) };
+    // Pieces are aligned on the device, not in the write.
+    let skew = usize::try_from(*offset % piece_bytes as u64).expect("below a piece");
+    let count = (skew + bytes.len()).div_ceil(piece_bytes);
+    let (kind, cut) = (random.below(3), random.below(count + 1));
+    for piece in 0..count {
+        let is_kept = match kind {
+            0 => piece < cut,
+            1 => piece >= cut,
+            _ => random.one_in(2),
+        };
+        let start = (piece * piece_bytes).saturating_sub(skew);
+        let end = ((piece + 1) * piece_bytes - skew).min(bytes.len());
+        if is_kept {
+            own.write(under, offset + start as u64, &bytes[start..end])?;
+        }
+    }
+    Ok(())
+}
+
+/// Seeded numbers (splitmix64).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0)
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        let number = self.next() % bound.max(1) as u64;
+        usize::try_from(number).expect("below a usize")
+    }
+
+    fn one_in(&mut self, times: usize) -> bool {
+        self.below(times) == 0
+    }
+}
+
+fn mix(state: u64) -> u64 {
+    let state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let state = (state ^ (state >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    state ^ (state >> 31)
+}
