@@ -8,6 +8,10 @@ use crate::tool;
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+const UNMOUNT_TRIES: u32 = 50;
+const UNMOUNT_PAUSE: Duration = Duration::from_millis(20);
 
 static MOUNTS: AtomicU32 = AtomicU32::new(0);
 
@@ -100,9 +104,16 @@ impl KernelMount {
         &self.loops
     }
 
-    /// Unmounts and says so when that fails, which dropping cannot do.
+    /// Unmounts and says so when that fails, which dropping cannot do. A process that another test
+    /// starts holds our open files for a moment, so a busy mount is asked again.
     pub fn unmount(mut self) -> Result<()> {
         self.is_mounted = false;
+        for _ in 0..UNMOUNT_TRIES {
+            if tool::output("umount", &[&self.root])?.status.success() {
+                return Ok(());
+            }
+            std::thread::sleep(UNMOUNT_PAUSE);
+        }
         tool::run("umount", &[&self.root]).map(drop)
     }
 }

@@ -1,0 +1,73 @@
+//! A fresh btrfs of the kernel's, for subjects of the model: each gets a directory of its own, so
+//! that trying many scripts needs no new volume.
+
+use crate::kernel_mount::{KernelMount, MountHow};
+use crate::tool;
+use anyhow::{Context, Result};
+use butternut_sim::posix::PosixSubject;
+use std::cell::RefCell;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+const BYTES: u64 = 8 << 30;
+
+/// Nothing is lost by a power cut here, so syncs need not wait.
+const OPTIONS: &str = "nobarrier";
+
+/// The mount goes before the directory with its image.
+#[derive(Debug)]
+pub struct KernelVolume {
+    mount: Option<KernelMount>,
+    image: PathBuf,
+    subjects: u32,
+    _dir: tempfile::TempDir,
+}
+
+impl KernelVolume {
+    /// Made in `dir`, sparse, by `mkfs.btrfs` with these options.
+    pub fn new(dir: &Path, mkfs: &str) -> Result<Self> {
+        let dir = tempfile::Builder::new().prefix("butternut-judge-model-").tempdir_in(dir)?;
+        let image = dir.path().join("model.img");
+        std::fs::File::create(&image)?.set_len(BYTES)?;
+        tool::run("mkfs.btrfs", &tool::words_and_path(&format!("-q -K {mkfs}"), &image))?;
+        let mut volume = Self { mount: None, image, subjects: 0, _dir: dir };
+        volume.mount()?;
+        Ok(volume)
+    }
+
+    fn mount(&mut self) -> Result<()> {
+        let how = MountHow { options: OPTIONS, ..MountHow::default() };
+        self.mount = Some(KernelMount::new(std::slice::from_ref(&self.image), &how)?);
+        Ok(())
+    }
+
+    fn remount(&mut self) -> Result<()> {
+        if let Some(mount) = self.mount.take() {
+            mount.unmount()?;
+        }
+        self.mount()
+    }
+
+    pub fn root(&self) -> Result<&Path> {
+        Ok(self.mount.as_ref().context("the volume is not mounted")?.root())
+    }
+
+    /// A subject that is an empty directory.
+    pub fn subject(volume: &Rc<RefCell<Self>>) -> Result<PosixSubject<'static>> {
+        let name = {
+            let mut volume = volume.borrow_mut();
+            volume.subjects += 1;
+            format!("subject-{}", volume.subjects)
+        };
+        let root = volume.borrow().root()?.join(&name);
+        std::fs::create_dir(&root)?;
+        std::fs::set_permissions(&root, std::fs::Permissions::from_mode(0o755))?;
+        let volume = Rc::clone(volume);
+        let remount = move || {
+            volume.borrow_mut().remount()?;
+            Ok(volume.borrow().root()?.join(&name))
+        };
+        Ok(PosixSubject::new(root, Box::new(remount)))
+    }
+}

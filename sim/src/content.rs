@@ -1,0 +1,185 @@
+//! [`Content`]: the bytes of a file, sparse; and the bytes that operations write.
+//!
+//! The digest of a content does not depend on what is a hole and what is a written zero: it sums a
+//! hash of each block of 4096 bytes that holds anything else.
+
+use crate::random::mix;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+pub const BLOCK_BYTES: usize = 4096;
+
+/// Bytes beyond the size are zero in every block.
+#[derive(Clone, Debug, Default)]
+pub struct Content {
+    size: u64,
+    blocks: BTreeMap<u64, Arc<[u8; BLOCK_BYTES]>>,
+}
+
+impl Content {
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// How much memory it takes, about.
+    pub fn stored_bytes(&self) -> u64 {
+        self.blocks.len() as u64 * BLOCK_BYTES as u64
+    }
+
+    pub fn write(&mut self, offset: u64, memory: &[u8]) {
+        let mut at = offset;
+        let mut rest = memory;
+        while !rest.is_empty() {
+            let inside = usize::try_from(at % BLOCK_BYTES as u64).expect("below a block");
+            let (part, after) = rest.split_at((BLOCK_BYTES - inside).min(rest.len()));
+            let block = self.blocks.entry(at / BLOCK_BYTES as u64);
+            let block = block.or_insert_with(|| Arc::new([0; BLOCK_BYTES]));
+            Arc::make_mut(block)[inside..inside + part.len()].copy_from_slice(part);
+            at += part.len() as u64;
+            rest = after;
+        }
+        if !memory.is_empty() {
+            self.size = self.size.max(at);
+        }
+    }
+
+    /// What a read of so many bytes gives: less at the end.
+    pub fn read(&self, offset: u64, bytes: u64) -> Vec<u8> {
+        let end = self.size.min(offset.saturating_add(bytes));
+        let len = usize::try_from(end.saturating_sub(offset)).expect("fits memory");
+        let mut memory = vec![0; len];
+        let mut done = 0;
+        while done < len {
+            let at = offset + done as u64;
+            let inside = usize::try_from(at % BLOCK_BYTES as u64).expect("below a block");
+            let part = (BLOCK_BYTES - inside).min(len - done);
+            if let Some(block) = self.blocks.get(&(at / BLOCK_BYTES as u64)) {
+                memory[done..done + part].copy_from_slice(&block[inside..inside + part]);
+            }
+            done += part;
+        }
+        memory
+    }
+
+    pub fn zero(&mut self, offset: u64, bytes: u64) {
+        let end = offset.saturating_add(bytes).min(self.size);
+        if offset >= end {
+            return;
+        }
+        let block_bytes = BLOCK_BYTES as u64;
+        let (first, last) = (offset / block_bytes, (end - 1) / block_bytes);
+        let numbers: Vec<u64> =
+            self.blocks.range(first..=last).map(|(number, _)| *number).collect();
+        for number in numbers {
+            let start = offset.saturating_sub(number * block_bytes);
+            let stop = (end - number * block_bytes).min(block_bytes);
+            if start == 0 && stop == block_bytes {
+                self.blocks.remove(&number);
+            } else if let Some(block) = self.blocks.get_mut(&number) {
+                let index = |at: u64| usize::try_from(at).expect("in a block");
+                Arc::make_mut(block)[index(start)..index(stop)].fill(0);
+            }
+        }
+    }
+
+    pub fn resize(&mut self, size: u64) {
+        if size < self.size {
+            self.zero(size, self.size - size);
+            self.blocks.split_off(&size.div_ceil(BLOCK_BYTES as u64));
+        }
+        self.size = size;
+    }
+
+    pub fn is_zero(&self, offset: u64, end: u64) -> bool {
+        let end = end.min(self.size);
+        if offset >= end {
+            return true;
+        }
+        let block_bytes = BLOCK_BYTES as u64;
+        self.blocks.range(offset / block_bytes..=(end - 1) / block_bytes).all(|(number, block)| {
+            let start = offset.saturating_sub(number * block_bytes);
+            let stop = (end - number * block_bytes).min(block_bytes);
+            let index = |at: u64| usize::try_from(at).expect("in a block");
+            block[index(start)..index(stop)].iter().all(|byte| *byte == 0)
+        })
+    }
+
+    pub fn digest(&self) -> u64 {
+        self.blocks.iter().fold(0, |sum, (number, block)| {
+            sum.wrapping_add(block_digest(*number, block.as_slice()))
+        })
+    }
+}
+
+/// The digest's share of one block, which may be cut short by the end of the file.
+pub fn block_digest(number: u64, block: &[u8]) -> u64 {
+    if block.iter().all(|byte| *byte == 0) {
+        return 0;
+    }
+    let mut whole = [0; BLOCK_BYTES];
+    whole[..block.len()].copy_from_slice(block);
+    twox_hash::XxHash64::oneshot(number, &whole)
+}
+
+/// The hash of what a read gave.
+pub fn read_digest(memory: &[u8]) -> u64 {
+    twox_hash::XxHash64::oneshot(0, memory)
+}
+
+/// What a write with this seed writes: zeros for 0, else noise, every fourth of it repetitive.
+pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    if seed == 0 {
+        return vec![0; len];
+    }
+    let mut memory = Vec::with_capacity(len + 8);
+    let period = if seed.is_multiple_of(4) { 16 } else { u64::MAX };
+    let mut word = 0u64;
+    while memory.len() < len {
+        memory.extend_from_slice(&mix(seed.wrapping_add(word % period) ^ 0xb1e55).to_le_bytes());
+        word += 1;
+    }
+    memory.truncate(len);
+    memory
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sparse_content_agrees_with_a_plain_vector() {
+        let (mut sparse, mut plain) = (Content::default(), Vec::<u8>::new());
+        let mut random = crate::random::Random::new(1);
+        for _ in 0..3000 {
+            let (at, len) = (random.index(40_000), random.index(9_000));
+            match random.below(4) {
+                0 => {
+                    sparse.resize(at as u64);
+                    plain.resize(at, 0);
+                }
+                1 => {
+                    sparse.zero(at as u64, len as u64);
+                    let end = plain.len().min(at + len);
+                    if at < end {
+                        plain[at..end].fill(0);
+                    }
+                }
+                _ if len > 0 => {
+                    let bytes = pattern(random.number(), len);
+                    sparse.write(at as u64, &bytes);
+                    plain.resize(plain.len().max(at + len), 0);
+                    plain[at..at + len].copy_from_slice(&bytes);
+                }
+                _ => {}
+            }
+            assert_eq!(sparse.size(), plain.len() as u64);
+            assert_eq!(sparse.read(0, u64::MAX), plain);
+            let end = at + len;
+            let all_zero = plain.get(at..end.min(plain.len())).unwrap_or_default();
+            assert_eq!(sparse.is_zero(at as u64, end as u64), all_zero.iter().all(|b| *b == 0));
+            let blocks = plain.chunks(BLOCK_BYTES).zip(0u64..);
+            let digest = blocks.fold(0u64, |sum, (b, n)| sum.wrapping_add(block_digest(n, b)));
+            assert_eq!(sparse.digest(), digest);
+        }
+    }
+}

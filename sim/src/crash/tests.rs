@@ -1,0 +1,127 @@
+//! The judge over a store that is small enough to be seen through: two superblocks in turn, each
+//! naming a body that was written before. Told to forget something, it must be caught.
+
+use super::*;
+use butternut_device::{Device, MemoryDevice};
+use std::sync::Arc;
+
+const DEVICE_BYTES: u64 = 1 << 20;
+const SUPER_BYTES: usize = 4096;
+const BODY_BYTES: usize = 20_000;
+const BODIES: u64 = 65_536;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mistake {
+    None,
+    /// The superblock may be there before the body.
+    NoFlushBefore,
+    /// The commit has returned, and nothing was promised by the device.
+    NoFlushAfter,
+    /// The body that the last superblock names is written over.
+    BodyInPlace,
+    /// A torn superblock is believed.
+    NoChecksum,
+}
+
+/// The state is a number; a body is that number all over.
+struct Store<'a> {
+    device: &'a dyn Device,
+    mistake: Mistake,
+    sequence: u64,
+}
+
+impl Store<'_> {
+    fn commit(&mut self, state: u64) {
+        self.sequence += 1;
+        let turn = if self.mistake == Mistake::BodyInPlace { 0 } else { self.sequence % 2 };
+        let at = BODIES + turn * 65_536;
+        let body = state.to_le_bytes().repeat(BODY_BYTES / 8);
+        for (number, piece) in (0u64..).zip(body.chunks(7_777)) {
+            self.device.write_at(at + number * 7_777, piece).unwrap();
+        }
+        if self.mistake != Mistake::NoFlushBefore {
+            self.device.flush().unwrap();
+        }
+        let mut block = vec![0; SUPER_BYTES];
+        block[..8].copy_from_slice(&self.sequence.to_le_bytes());
+        block[4088..4096].copy_from_slice(&at.to_le_bytes());
+        let sum = checksum(&block[..8], &block[16..]);
+        block[8..16].copy_from_slice(&sum.to_le_bytes());
+        self.device.write_at((self.sequence % 2) * SUPER_BYTES as u64, &block).unwrap();
+        if self.mistake != Mistake::NoFlushAfter {
+            self.device.flush().unwrap();
+        }
+    }
+}
+
+fn checksum(head: &[u8], tail: &[u8]) -> u64 {
+    crate::content::read_digest(&[head, tail].concat())
+}
+
+fn word(bytes: &[u8]) -> u64 {
+    u64::from_le_bytes(bytes.try_into().unwrap())
+}
+
+/// The newest state that the medium holds.
+fn recover(device: &dyn Device, mistake: Mistake) -> Result<u64, String> {
+    let mut newest = (0, 0);
+    for turn in 0..2 {
+        let mut block = vec![0; SUPER_BYTES];
+        device.read_at(turn * SUPER_BYTES as u64, &mut block).unwrap();
+        let is_sound = word(&block[8..16]) == checksum(&block[..8], &block[16..]);
+        if is_sound || mistake == Mistake::NoChecksum {
+            newest = newest.max((word(&block[..8]), word(&block[4088..4096])));
+        }
+    }
+    if newest.0 == 0 {
+        return Ok(0);
+    }
+    let mut body = vec![0; BODY_BYTES];
+    device.read_at(newest.1, &mut body).map_err(|error| error.to_string())?;
+    let state = word(&body[..8]);
+    let is_whole = body.chunks(8).all(|piece| word(piece) == state);
+    if is_whole { Ok(state) } else { Err("the body is torn".into()) }
+}
+
+fn verdict(mistake: Mistake) -> Verdict {
+    let device = RecordingDevice::new(Arc::new(MemoryDevice::new("toy", DEVICE_BYTES)));
+    let mut telling = Telling::default();
+    let mut store = Store { device: &device, mistake, sequence: 0 };
+    for step in 1..=60u64 {
+        telling.begin_step(&device);
+        // Two steps of three only change memory.
+        if step.is_multiple_of(3) {
+            store.commit(step);
+            telling.promise(&device);
+        }
+    }
+    let told = telling.end(&device);
+    let crashes = CrashOptions {
+        seed: 1,
+        seeded_per_gap: 8,
+        pivotal: |offset, _| offset < 2 * SUPER_BYTES as u64,
+    };
+    let options = JudgeOptions { crashes, threads: 2, one_in: 1 };
+    judge(&told, &options, &|_, image, allowed| {
+        let state = usize::try_from(recover(&image, mistake)?).unwrap();
+        if allowed.contains(&state) { Ok(()) } else { Err(format!("state {state}")) }
+    })
+}
+
+#[test]
+fn a_store_that_keeps_its_barriers_survives_every_crash() {
+    let verdict = verdict(Mistake::None);
+    assert_eq!(verdict.failed, 0, "{verdict}");
+    assert!(verdict.states > 400, "{verdict}");
+}
+
+#[test]
+fn every_forgotten_barrier_is_found() {
+    let mistakes =
+        [Mistake::NoFlushBefore, Mistake::NoFlushAfter, Mistake::BodyInPlace, Mistake::NoChecksum];
+    for mistake in mistakes {
+        let verdict = verdict(mistake);
+        assert!(verdict.failed > 0, "{mistake:?}: {verdict}");
+        assert!(!verdict.failures.is_empty());
+    }
+}

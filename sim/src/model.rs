@@ -1,0 +1,226 @@
+//! [`Model`]: a filesystem that is inodes in a map, and says what each operation must do.
+//!
+//! 1. Errors come in the order in which Linux finds them.
+//! 2. An attribute is known or not: times are known from when they are set until something moves
+//!    them; change times and birth times never are.
+//! 3. An inode lives while it has a name or is open.
+//! 4. A directory has one link, and its size is twice the length of its names.
+//! 5. Where a seek ends depends on the layout, which is not modelled: [`Model::accepts_seek`] says
+//!    which answers are no lies.
+
+mod attributes;
+mod data;
+mod look;
+mod names;
+
+use crate::acl::Acl;
+use crate::bytes::Bytes;
+use crate::content::Content;
+use crate::errno;
+use crate::operation::{File, Moment, Operation, Outcome, flags};
+use crate::tree::Kind;
+use std::collections::BTreeMap;
+
+const ROOT: u64 = 1;
+const NAME_BYTES_MAX: usize = 255;
+
+/// Name and value of an xattr, with nodes of 16 KiB.
+const XATTR_BYTES_MAX: u64 = 16_228;
+
+pub(crate) type Answer<T> = Result<T, i32>;
+
+#[derive(Clone, Debug)]
+pub struct Model {
+    inodes: BTreeMap<u64, Inode>,
+    slots: BTreeMap<u8, u64>,
+    next: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Inode {
+    body: Body,
+    mode: u32,
+    uid: u32,
+    gid: u32,
+    nlink: u64,
+    atime: Option<Moment>,
+    mtime: Option<Moment>,
+    xattrs: BTreeMap<Bytes, Bytes>,
+    access: Option<Acl>,
+    default: Option<Acl>,
+    flags: u32,
+    /// Made without a name, and not named yet.
+    is_linkable: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Body {
+    File(Content),
+    Directory(BTreeMap<Vec<u8>, u64>),
+    Symlink(Bytes),
+    Special(Kind, u32, u32),
+}
+
+impl Default for Model {
+    fn default() -> Model {
+        let root = Inode::new(Body::Directory(BTreeMap::new()), 0o755);
+        Model { inodes: BTreeMap::from([(ROOT, root)]), slots: BTreeMap::new(), next: ROOT + 1 }
+    }
+}
+
+impl Model {
+    pub fn apply(&mut self, operation: &Operation) -> Outcome {
+        match self.answer(operation) {
+            Ok(outcome) => outcome,
+            Err(errno) => Outcome::Failed(errno),
+        }
+    }
+
+    fn answer(&mut self, operation: &Operation) -> Answer<Outcome> {
+        if let Some(outcome) = self.name_operation(operation) {
+            return outcome.map(|()| Outcome::Done);
+        }
+        if let Some(outcome) = self.attribute_operation(operation) {
+            return outcome.map(|()| Outcome::Done);
+        }
+        self.data_operation(operation)
+    }
+
+    fn inode(&self, ino: u64) -> &Inode {
+        self.inodes.get(&ino).expect("law 3")
+    }
+
+    fn inode_mut(&mut self, ino: u64) -> &mut Inode {
+        self.inodes.get_mut(&ino).expect("law 3")
+    }
+
+    /// The directory that a path's last component is in, and that component.
+    fn parent<'a>(&self, at: &'a Bytes) -> Answer<(u64, &'a [u8])> {
+        let mut components = at.components();
+        let name = components.next_back().ok_or(errno::INVALID)?;
+        let mut dir = ROOT;
+        for component in components {
+            dir = self.step(dir, component)?;
+        }
+        self.entries(dir)?;
+        Ok((dir, name))
+    }
+
+    fn step(&self, dir: u64, name: &[u8]) -> Answer<u64> {
+        let entries = self.entries(dir)?;
+        if name.len() > NAME_BYTES_MAX {
+            return Err(errno::NAME_TOO_LONG);
+        }
+        entries.get(name).copied().ok_or(errno::NOT_FOUND)
+    }
+
+    fn entries(&self, dir: u64) -> Answer<&BTreeMap<Vec<u8>, u64>> {
+        match &self.inode(dir).body {
+            Body::Directory(entries) => Ok(entries),
+            // In the middle of a path it is followed, and leads nowhere.
+            Body::Symlink(_) => Err(errno::NOT_FOUND),
+            Body::File(_) | Body::Special(..) => Err(errno::NOT_DIRECTORY),
+        }
+    }
+
+    fn entries_mut(&mut self, dir: u64) -> &mut BTreeMap<Vec<u8>, u64> {
+        let inode = self.inode_mut(dir);
+        inode.mtime = None;
+        match &mut inode.body {
+            Body::Directory(entries) => entries,
+            Body::File(_) | Body::Symlink(_) | Body::Special(..) => {
+                unreachable!("only asked for a directory")
+            }
+        }
+    }
+
+    fn lookup(&self, at: &Bytes) -> Answer<u64> {
+        if at.0.is_empty() {
+            return Ok(ROOT);
+        }
+        let (dir, name) = self.parent(at)?;
+        self.step(dir, name)
+    }
+
+    /// The file behind a name, or an open one.
+    fn file(&self, file: &File, is_writing: bool) -> Answer<u64> {
+        let at = match file {
+            File::Open(slot) => return self.slots.get(slot).copied().ok_or(errno::BAD_FILE),
+            File::At(at) => at,
+        };
+        let ino = self.lookup(at)?;
+        let inode = self.inode(ino);
+        match inode.body {
+            Body::File(_) if is_writing && inode.is_guarded() => Err(errno::NOT_PERMITTED),
+            Body::File(_) => Ok(ino),
+            Body::Directory(_) => Err(errno::IS_DIRECTORY),
+            Body::Symlink(_) => Err(errno::LOOP),
+            Body::Special(..) => Err(errno::NO_ADDRESS),
+        }
+    }
+
+    fn content(&self, ino: u64) -> &Content {
+        match &self.inode(ino).body {
+            Body::File(content) => content,
+            Body::Directory(_) | Body::Symlink(_) | Body::Special(..) => {
+                unreachable!("only asked for a file")
+            }
+        }
+    }
+
+    fn content_mut(&mut self, ino: u64) -> &mut Content {
+        let inode = self.inode_mut(ino);
+        inode.mtime = None;
+        match &mut inode.body {
+            Body::File(content) => content,
+            Body::Directory(_) | Body::Symlink(_) | Body::Special(..) => {
+                unreachable!("only asked for a file")
+            }
+        }
+    }
+
+    fn close(&mut self, slot: u8) {
+        if let Some(ino) = self.slots.remove(&slot) {
+            self.forget_unused(ino);
+        }
+    }
+
+    /// Law 3.
+    fn forget_unused(&mut self, ino: u64) {
+        if self.inode(ino).nlink == 0 && !self.slots.values().any(|open| *open == ino) {
+            self.inodes.remove(&ino);
+        }
+    }
+}
+
+impl Inode {
+    fn new(body: Body, mode: u32) -> Inode {
+        Inode {
+            body,
+            mode,
+            uid: 0,
+            gid: 0,
+            nlink: 1,
+            atime: None,
+            mtime: None,
+            xattrs: BTreeMap::new(),
+            access: None,
+            default: None,
+            flags: 0,
+            is_linkable: false,
+        }
+    }
+
+    fn is_directory(&self) -> bool {
+        matches!(self.body, Body::Directory(_))
+    }
+
+    fn has(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// Immutable or append-only.
+    fn is_guarded(&self) -> bool {
+        self.has(flags::IMMUTABLE | flags::APPEND)
+    }
+}

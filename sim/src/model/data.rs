@@ -1,0 +1,116 @@
+//! Operations on a file's bytes.
+
+use super::{Answer, Body, Model};
+use crate::content::{pattern, read_digest};
+use crate::errno;
+use crate::operation::{Allocating, File, Operation, Outcome, Seeking, flags};
+
+impl Model {
+    pub(super) fn data_operation(&mut self, operation: &Operation) -> Answer<Outcome> {
+        match operation {
+            Operation::Write { file, offset, bytes, seed } => {
+                let ino = self.file(file, true)?;
+                self.write(ino, *offset, *bytes, *seed);
+            }
+            Operation::Append { at, bytes, seed } => {
+                // An append-only file is opened for appending, and for no other writing.
+                let ino = self.file(&File::At(at.clone()), false)?;
+                if self.inode(ino).has(flags::IMMUTABLE) {
+                    return Err(errno::NOT_PERMITTED);
+                }
+                self.write(ino, self.content(ino).size(), *bytes, *seed);
+            }
+            Operation::Truncate { file, size } => {
+                let ino = self.file(file, true)?;
+                if self.inode(ino).has(flags::APPEND) {
+                    return Err(errno::NOT_PERMITTED);
+                }
+                self.content_mut(ino).resize(*size);
+            }
+            Operation::Fallocate { file, how, offset, bytes } => {
+                self.fallocate(file, *how, *offset, *bytes)?;
+            }
+            Operation::Read { file, offset, bytes } => {
+                let ino = self.file(file, false)?;
+                let memory = self.content(ino).read(*offset, *bytes);
+                let (bytes, digest) = (memory.len() as u64, read_digest(&memory));
+                return Ok(Outcome::Read { bytes, digest });
+            }
+            Operation::Seek { file, what: _, offset } => {
+                let ino = self.file(file, false)?;
+                if *offset >= self.content(ino).size() {
+                    return Err(errno::NO_ADDRESS);
+                }
+                return Ok(Outcome::Found(*offset));
+            }
+            Operation::Copy { from, from_offset, to, to_offset, bytes } => {
+                let (from, to) = (self.file(from, false)?, self.file(to, true)?);
+                return self.copy((from, *from_offset), (to, *to_offset), *bytes);
+            }
+            Operation::Fsync { file } => drop(self.file(file, false)?),
+            _ => {}
+        }
+        Ok(Outcome::Done)
+    }
+
+    fn write(&mut self, ino: u64, offset: u64, bytes: u64, seed: u64) {
+        if bytes > 0 {
+            let memory = pattern(seed, usize::try_from(bytes).expect("fits memory"));
+            self.content_mut(ino).write(offset, &memory);
+        }
+    }
+
+    fn fallocate(&mut self, file: &File, how: Allocating, offset: u64, bytes: u64) -> Answer<()> {
+        let ino = self.file(file, true)?;
+        if bytes == 0 {
+            return Err(errno::INVALID);
+        }
+        let keeps_bytes = matches!(how, Allocating::Allocate | Allocating::KeepSize);
+        let inode = self.inode(ino);
+        if inode.has(flags::APPEND) && !keeps_bytes || inode.has(flags::IMMUTABLE) {
+            return Err(errno::NOT_PERMITTED);
+        }
+        let content = self.content_mut(ino);
+        if !keeps_bytes {
+            content.zero(offset, bytes);
+        }
+        if matches!(how, Allocating::Allocate | Allocating::ZeroRange) {
+            content.resize(content.size().max(offset + bytes));
+        }
+        Ok(())
+    }
+
+    fn copy(&mut self, from: (u64, u64), to: (u64, u64), bytes: u64) -> Answer<Outcome> {
+        if self.inode(to.0).has(flags::IMMUTABLE) {
+            return Err(errno::NOT_PERMITTED);
+        }
+        let bytes = bytes.min(self.content(from.0).size().saturating_sub(from.1));
+        if from.0 == to.0 && to.1 + bytes > from.1 && to.1 < from.1 + bytes {
+            return Err(errno::INVALID);
+        }
+        let memory = self.content(from.0).read(from.1, bytes);
+        if bytes > 0 {
+            self.content_mut(to.0).write(to.1, &memory);
+        }
+        Ok(Outcome::Copied(bytes))
+    }
+
+    /// Whether the answer to a seek is no lie: what was skipped as a hole is zero, and where a hole
+    /// was found there is nothing but zero (law 5).
+    pub fn accepts_seek(&self, operation: &Operation, outcome: &Outcome) -> bool {
+        let Operation::Seek { file, what, offset } = operation else { return false };
+        let Ok(ino) = self.file(file, false) else { return false };
+        let Body::File(content) = &self.inode(ino).body else { return false };
+        let size = content.size();
+        match (what, outcome) {
+            (Seeking::Data, Outcome::Failed(errno::NO_ADDRESS)) => content.is_zero(*offset, size),
+            (Seeking::Data, Outcome::Found(at)) => {
+                at >= offset && *at < size && content.is_zero(*offset, *at)
+            }
+            (Seeking::Hole, Outcome::Found(at)) => {
+                at >= offset && *at <= size && content.is_zero(*at, *at + 1)
+            }
+            _ => false,
+        }
+    }
+}

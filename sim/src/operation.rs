@@ -1,0 +1,245 @@
+//! [`Operation`]: one thing that is asked of a filesystem; [`Outcome`]: the answer.
+//!
+//! Paths are relative to the root, without `.` and `..`. No operation follows a symlink, except
+//! that one in the middle of a path is followed; all symlinks lead nowhere. Operations on a file's
+//! bytes open it for themselves ([`File::At`]) or use one of a few open files ([`File::Open`]), which
+//! outlive their names.
+
+use crate::acl::Acl;
+use crate::bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+/// How many files can be open.
+pub const SLOTS: u8 = 6;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Operation {
+    Create {
+        at: Bytes,
+        mode: u32,
+    },
+    Mkdir {
+        at: Bytes,
+        mode: u32,
+    },
+    Mknod {
+        at: Bytes,
+        kind: Special,
+        mode: u32,
+        major: u32,
+        minor: u32,
+    },
+    Symlink {
+        at: Bytes,
+        target: Bytes,
+    },
+    Link {
+        from: Bytes,
+        to: Bytes,
+    },
+    Unlink {
+        at: Bytes,
+    },
+    Rmdir {
+        at: Bytes,
+    },
+    Rename {
+        from: Bytes,
+        to: Bytes,
+        how: Renaming,
+    },
+    /// A file without a name, opened.
+    Tmpfile {
+        dir: Bytes,
+        mode: u32,
+        slot: u8,
+    },
+    /// Gives an open file a name.
+    LinkOpen {
+        slot: u8,
+        to: Bytes,
+    },
+    /// For reading and writing; what was open in the slot is closed first.
+    Open {
+        at: Bytes,
+        slot: u8,
+    },
+    Close {
+        slot: u8,
+    },
+    /// What is written is [`crate::content::pattern`] of the seed.
+    Write {
+        file: File,
+        offset: u64,
+        bytes: u64,
+        seed: u64,
+    },
+    Append {
+        at: Bytes,
+        bytes: u64,
+        seed: u64,
+    },
+    Truncate {
+        file: File,
+        size: u64,
+    },
+    Fallocate {
+        file: File,
+        how: Allocating,
+        offset: u64,
+        bytes: u64,
+    },
+    Read {
+        file: File,
+        offset: u64,
+        bytes: u64,
+    },
+    Seek {
+        file: File,
+        what: Seeking,
+        offset: u64,
+    },
+    Copy {
+        from: File,
+        from_offset: u64,
+        to: File,
+        to_offset: u64,
+        bytes: u64,
+    },
+    Chmod {
+        at: Bytes,
+        mode: u32,
+    },
+    Chown {
+        at: Bytes,
+        uid: Option<u32>,
+        gid: Option<u32>,
+    },
+    Times {
+        at: Bytes,
+        atime: Option<Moment>,
+        mtime: Option<Moment>,
+    },
+    SetXattr {
+        at: Bytes,
+        name: Bytes,
+        bytes: u64,
+        seed: u64,
+        how: Setting,
+    },
+    RemoveXattr {
+        at: Bytes,
+        name: Bytes,
+    },
+    SetAcl {
+        at: Bytes,
+        is_default: bool,
+        acl: Option<Acl>,
+    },
+    /// Attribute flags as `chattr` sets them, all at once: see [`flags`].
+    SetFlags {
+        at: Bytes,
+        flags: u32,
+    },
+    Fsync {
+        file: File,
+    },
+    Sync,
+    /// Down and up again; everything open is closed before.
+    Reopen,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum File {
+    At(Bytes),
+    Open(u8),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Special {
+    Fifo,
+    Character,
+    Block,
+    Socket,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Renaming {
+    Plain,
+    NoReplace,
+    Exchange,
+    Whiteout,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Allocating {
+    Allocate,
+    KeepSize,
+    PunchHole,
+    ZeroRange,
+    ZeroRangeKeepSize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Seeking {
+    Data,
+    Hole,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Setting {
+    Any,
+    Create,
+    Replace,
+}
+
+/// Seconds since 1970 and nanoseconds, which count upward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Moment {
+    pub secs: i64,
+    pub nanos: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Done,
+    /// The error number.
+    Failed(i32),
+    /// How many bytes a read gave, and their digest.
+    Read {
+        bytes: u64,
+        digest: u64,
+    },
+    Copied(u64),
+    /// Where a seek ended.
+    Found(u64),
+}
+
+/// Attribute flags, as `FS_IOC_SETFLAGS` has them.
+pub mod flags {
+    pub const COMPRESS: u32 = 0x4;
+    pub const SYNC: u32 = 0x8;
+    pub const IMMUTABLE: u32 = 0x10;
+    pub const APPEND: u32 = 0x20;
+    pub const NO_DUMP: u32 = 0x40;
+    pub const NO_ATIME: u32 = 0x80;
+    pub const NO_COMPRESS: u32 = 0x400;
+    pub const DIR_SYNC: u32 = 0x1_0000;
+    pub const NO_COW: u32 = 0x80_0000;
+    pub const ALL: u32 =
+        COMPRESS | SYNC | IMMUTABLE | APPEND | NO_DUMP | NO_ATIME | NO_COMPRESS | DIR_SYNC | NO_COW;
+}
+
+impl Operation {
+    /// Whether everything done before it is on the medium when it has returned.
+    pub fn is_sync(&self) -> bool {
+        matches!(self, Operation::Sync | Operation::Reopen)
+    }
+}

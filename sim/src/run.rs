@@ -1,0 +1,124 @@
+//! A subject held to the model: outcomes after every operation, the whole tree at every sync and
+//! after every reopen, and once more at the end.
+
+use crate::generator::Generator;
+use crate::model::Model;
+use crate::operation::{Operation, Outcome};
+use crate::script;
+use crate::shrink::shrink;
+use crate::subject::Subject;
+use anyhow::Result;
+use std::fmt;
+use std::time::Duration;
+
+/// Where and how a subject disagreed.
+#[derive(Clone, Debug)]
+pub struct Disagreement {
+    /// The operation's place in the run; its length if the tree differed at the end.
+    pub at: usize,
+    pub text: String,
+}
+
+impl fmt::Display for Disagreement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "operation {}: {}", self.at, self.text)
+    }
+}
+
+#[derive(Debug, Default)]
+pub struct Run {
+    pub model: Model,
+    steps: usize,
+}
+
+impl Run {
+    /// Does one operation on both.
+    pub fn step(
+        &mut self,
+        subject: &mut dyn Subject,
+        operation: &Operation,
+    ) -> Result<Option<Disagreement>> {
+        let at = self.steps;
+        self.steps += 1;
+        let have = subject.apply(operation)?;
+        let is_seek = matches!(operation, Operation::Seek { .. });
+        let want = self.model.apply(operation);
+        let agrees = want == have
+            || is_seek && !is_refusal(&want) && self.model.accepts_seek(operation, &have);
+        if !agrees {
+            let text = format!("{operation:?}: have {have:?}, want {want:?}");
+            return Ok(Some(Disagreement { at, text }));
+        }
+        if operation.is_sync() { self.compare(subject, at) } else { Ok(None) }
+    }
+
+    pub fn compare(&self, subject: &mut dyn Subject, at: usize) -> Result<Option<Disagreement>> {
+        let difference = self.model.tree().difference(&subject.tree()?);
+        Ok(difference.map(|text| Disagreement { at, text: format!("the tree differs:\n{text}") }))
+    }
+}
+
+/// Whether a seek could not even begin.
+fn is_refusal(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Failed(_))
+}
+
+/// Runs a script against a fresh subject.
+pub fn replay(subject: &mut dyn Subject, operations: &[Operation]) -> Result<Option<Disagreement>> {
+    let mut run = Run::default();
+    for operation in operations {
+        if let Some(found) = run.step(subject, operation)? {
+            return Ok(Some(found));
+        }
+    }
+    run.compare(subject, operations.len())
+}
+
+/// A seeded run that failed, made short.
+#[derive(Clone, Debug)]
+pub struct Found {
+    pub seed: u64,
+    pub script: Vec<Operation>,
+    pub disagreement: Disagreement,
+}
+
+/// Runs so many generated operations. `make` gives a fresh, empty subject each time it is called:
+/// once, and once more for every shorter script that is tried after a failure.
+pub fn hold(
+    mut generator: Generator,
+    seed: u64,
+    operations: usize,
+    shrinking: Duration,
+    make: &mut dyn FnMut() -> Result<Box<dyn Subject>>,
+) -> Result<Option<Found>> {
+    let mut run = Run::default();
+    let mut script = Vec::new();
+    let mut found = None;
+    {
+        let mut subject = make()?;
+        while script.len() < operations && found.is_none() {
+            let operation = generator.next(&run.model);
+            found = run.step(&mut *subject, &operation)?;
+            script.push(operation);
+        }
+        if found.is_none() {
+            found = run.compare(&mut *subject, script.len())?;
+        }
+    }
+    let Some(found) = found else { return Ok(None) };
+    let (script, disagreement) =
+        shrink(script, found, shrinking, |script| replay(&mut *make()?, script))?;
+    Ok(Some(Found { seed, script, disagreement }))
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "# seed {}, {}",
+            self.seed,
+            self.disagreement.to_string().replace('\n', "\n# ")
+        )?;
+        f.write_str(&script::to_text(&self.script))
+    }
+}
