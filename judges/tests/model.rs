@@ -1,7 +1,7 @@
 //! The model against the kernel's btrfs: the model says what Linux does, or it is wrong.
 //!
-//! `BUTTERNUT_LONG=1` runs a million operations; `BUTTERNUT_SEED=N` runs one seed alone. Scripts that
-//! once found something are replayed first.
+//! `BUTTERNUT_LONG=1` runs a million operations; `BUTTERNUT_SEED=N` runs one seed alone. Scripts
+//! that once found something are replayed too.
 
 use anyhow::{Result, bail};
 use butternut_judges::kernel_volume::KernelVolume;

@@ -2,8 +2,8 @@
 //!
 //! Paths are relative to the root, without `.` and `..`. No operation follows a symlink, except
 //! that one in the middle of a path is followed; all symlinks lead nowhere. Operations on a file's
-//! bytes open it for themselves ([`File::At`]) or use one of a few open files ([`File::Open`]), which
-//! outlive their names.
+//! bytes open it for themselves ([`File::At`]) or use one of a few open files ([`File::Open`]),
+//! which outlive their names.
 
 use crate::acl::Acl;
 use crate::bytes::Bytes;

@@ -6,8 +6,8 @@
 //! 2. none did;
 //! 3. for each *pivotal* write (the caller says which; superblocks): all but it, it alone, and it
 //!    torn among all others, once in sectors and once in blocks where it has several;
-//! 4. so many seeded crashes: a random position in the gap, each write before it kept, lost or torn,
-//!    in order or shuffled.
+//! 4. so many seeded crashes: a random position in the gap, each write before it kept, lost or
+//!    torn, in order or shuffled.
 //!
 //! A gap with a single unflushed write that is whole or missing has no more than the first two. The
 //! sequence is a function of the recording and the options alone.

@@ -1,3 +1,5 @@
+//! What a recording keeps, and what its crashes leave.
+
 use super::*;
 use crate::memory::MemoryDevice;
 use std::collections::BTreeSet;
