@@ -22,6 +22,10 @@
 //! Every accessor is O(1) or a binary search, allocates nothing, and answers `None` rather than
 //! panic where a slot is not there.
 
+mod compose;
+
+pub use compose::NewBlock;
+
 use crate::check;
 use crate::checksum::ChecksumKind;
 use crate::key::{Key, RawKey};

@@ -99,6 +99,13 @@ impl Buffer {
     }
 }
 
+/// A copy lies on the heap, wherever the original does.
+impl Clone for Buffer {
+    fn clone(&self) -> Buffer {
+        Buffer::copy_of(self)
+    }
+}
+
 impl Default for Buffer {
     fn default() -> Buffer {
         let nowhere = std::ptr::without_provenance_mut(BUFFER_ALIGN);

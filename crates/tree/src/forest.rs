@@ -3,6 +3,9 @@
 //! Opening it completes the volume: the chunk tree, readable through the superblock's own chunk
 //! array, tells of the devices and of all the other chunks.
 //!
+//! Opened for writing, it has a running state besides: every tree it gives then follows the
+//! transaction that is under way.
+//!
 //! Laws:
 //!
 //! 1. A missing block is read once however many threads ask for it at the same time.
@@ -13,9 +16,11 @@
 use crate::Block;
 use crate::cache::{CacheCounters, CachedBlock, NodeCache};
 use crate::error::TreeError;
+use crate::running::Running;
 use crate::tree::Tree;
 use butternut_format::chunk::Chunk;
 use butternut_format::device_item::DeviceItem;
+use butternut_format::inode::Time;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::node::Expected;
 use butternut_format::refused::{Refused, require};
@@ -24,7 +29,8 @@ use butternut_format::units::{Logical, TreeId};
 use butternut_volume::{Volume, VolumeError};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// How much memory the node cache may take unless told otherwise, in bytes.
 const CACHE_BYTES_DEFAULT: u64 = 64 << 20;
@@ -36,12 +42,21 @@ const FLIGHT_SHARDS: usize = 16;
 pub struct ForestOptions {
     /// Limit of the node cache, in bytes.
     pub cache_bytes: u64,
+    /// The time that commits write down.
+    pub clock: fn() -> Time,
 }
 
 impl Default for ForestOptions {
     fn default() -> Self {
-        Self { cache_bytes: CACHE_BYTES_DEFAULT }
+        Self { cache_bytes: CACHE_BYTES_DEFAULT, clock: system_time }
     }
+}
+
+/// The system's clock. Before 1970 it says 1970.
+fn system_time() -> Time {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let secs = i64::try_from(since.as_secs()).unwrap_or(i64::MAX);
+    Time { secs, nanos: since.subsec_nanos() }
 }
 
 /// A block in use: borrowed from the cache, or just read.
@@ -106,6 +121,9 @@ pub struct Forest {
     volume: Arc<Volume>,
     cache: NodeCache,
     flights: [Mutex<HashMap<Logical, Arc<Flight>>>; FLIGHT_SHARDS],
+    clock: fn() -> Time,
+    /// Set where the volume was opened for writing.
+    running: OnceLock<Running>,
 }
 
 impl std::fmt::Debug for Forest {
@@ -122,9 +140,41 @@ impl Forest {
             volume,
             cache: NodeCache::new(options.cache_bytes, node_bytes),
             flights: std::array::from_fn(|_| Mutex::default()),
+            clock: options.clock,
+            running: OnceLock::new(),
         });
         forest.assemble()?;
         Ok(forest)
+    }
+
+    /// As [`Self::open`], and ready for transactions.
+    ///
+    /// # Errors
+    /// What the volume is or holds cannot be written, by name.
+    pub fn open_writable(
+        volume: Arc<Volume>,
+        options: ForestOptions,
+    ) -> Result<Arc<Self>, TreeError> {
+        let forest = Self::open(volume, options)?;
+        crate::writable::check(&forest)?;
+        let running = Running::open(&forest)?;
+        if forest.running.set(running).is_ok() {
+            forest.running()?.set_reserve(&forest)?;
+        }
+        Ok(forest)
+    }
+
+    pub(crate) fn running(&self) -> Result<&Running, TreeError> {
+        self.running.get().ok_or(TreeError::NotWritable)
+    }
+
+    /// Whether the volume was opened for writing.
+    pub fn is_writable(&self) -> bool {
+        self.running.get().is_some()
+    }
+
+    pub(crate) fn now(&self) -> Time {
+        (self.clock)()
     }
 
     pub fn volume(&self) -> &Arc<Volume> {
@@ -137,16 +187,41 @@ impl Forest {
 
     /// The tree that the superblock names as the root of all others.
     pub fn root_tree(self: &Arc<Self>) -> Tree {
-        Tree::new(Arc::clone(self), self.volume.super_block().root())
+        self.live_tree(TreeId::ROOT).unwrap_or_else(|| {
+            Tree::new(Arc::clone(self), self.volume.super_block().root())
+        })
     }
 
     /// The tree of chunks and devices.
     pub fn chunk_tree(self: &Arc<Self>) -> Tree {
+        self.live_tree(TreeId::CHUNK).unwrap_or_else(|| self.committed_chunk_tree())
+    }
+
+    pub(crate) fn committed_chunk_tree(self: &Arc<Self>) -> Tree {
         Tree::new(Arc::clone(self), self.volume.super_block().chunk_root())
     }
 
-    /// The tree with this id, or `None` where the volume has none.
+    /// The root tree and the chunk tree as the running transaction has them.
+    fn live_tree(self: &Arc<Self>, id: TreeId) -> Option<Tree> {
+        let live = self.running.get()?.tree(self, id).ok().flatten()?;
+        Some(Tree::live(Arc::clone(self), live))
+    }
+
+    /// The tree with this id, or `None` where the volume has none. On a volume that was opened for
+    /// writing it follows the running transaction.
     pub fn tree(self: &Arc<Self>, id: TreeId) -> Result<Option<Tree>, TreeError> {
+        if let Some(running) = self.running.get() {
+            let live = running.tree(self, id)?;
+            return Ok(live.map(|live| Tree::live(Arc::clone(self), live)));
+        }
+        self.committed_tree(id)
+    }
+
+    /// The tree with this id as the volume had it when it was opened.
+    pub(crate) fn committed_tree(
+        self: &Arc<Self>,
+        id: TreeId,
+    ) -> Result<Option<Tree>, TreeError> {
         match id {
             TreeId::ROOT => Ok(Some(self.root_tree())),
             TreeId::CHUNK => Ok(Some(self.chunk_tree())),
@@ -177,6 +252,28 @@ impl Forest {
     /// A tree given by what its root block must be.
     pub fn tree_at(self: &Arc<Self>, root: Expected) -> Tree {
         Tree::new(Arc::clone(self), root)
+    }
+
+    /// A committed block, if it is cached.
+    pub(crate) fn cached_block(
+        &self,
+        expected: &Expected,
+    ) -> Result<Option<Arc<Block>>, TreeError> {
+        let Some(found) = self.cache.find(expected.logical, expected.generation) else {
+            return Ok(None);
+        };
+        keeps_promise(found.block(), expected)?;
+        Ok(Some(found.into_arc()))
+    }
+
+    /// A committed block, from the cache or a device; it may have been frozen a moment ago.
+    pub(crate) fn committed_block(&self, expected: &Expected) -> Result<Arc<Block>, TreeError> {
+        self.block(expected)
+    }
+
+    /// Puts a block that was just written into the cache.
+    pub(crate) fn keep(&self, block: Arc<Block>) {
+        self.cache.insert(block);
     }
 
     /// One verified block, from the cache or a device.

@@ -16,16 +16,31 @@
 #![deny(clippy::as_conversions, clippy::indexing_slicing)]
 #![cfg_attr(test, allow(clippy::indexing_slicing, reason = "a test may panic"))]
 
+mod block_groups;
 mod cache;
+mod chunks;
+mod commit;
 mod cursor;
+mod data;
+mod edit;
 mod error;
 mod forest;
+mod free_space;
+mod live;
+mod references;
+mod running;
+mod sums;
+mod transaction;
 mod tree;
+mod writable;
 
 pub use cache::CacheCounters;
 pub use cursor::Cursor;
 pub use error::TreeError;
+pub use data::DATA_EXTENT_BYTES_MAX;
 pub use forest::{Forest, ForestOptions};
+pub use live::change::Change;
+pub use transaction::{Handle, Need, TreeEdit};
 pub use tree::{Item, Tree};
 
 use butternut_format::node::TreeBlock;

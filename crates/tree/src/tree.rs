@@ -1,4 +1,5 @@
-//! One tree: a root that stays as it was looked up, and the exact search in it.
+//! One tree: a root that stays as it was looked up, or follows the running transaction, and the
+//! exact search in it.
 //!
 //! Left to others: ordered iteration (`cursor`), where blocks come from (`forest`).
 
@@ -6,17 +7,20 @@ use crate::Block;
 use crate::cursor::Cursor;
 use crate::error::TreeError;
 use crate::forest::Forest;
+use crate::live::LiveTree;
 use butternut_format::key::Key;
 use butternut_format::node::Expected;
 use butternut_format::refused::Refused;
 use butternut_format::units::TreeId;
 use std::sync::Arc;
 
-/// A tree as of one root block. Cheap to clone; every clone sees the same state.
+/// A tree: as of one root block, or, on a volume that was opened for writing, as the running
+/// transaction has it. Cheap to clone; every clone sees the same state.
 #[derive(Clone, Debug)]
 pub struct Tree {
     forest: Arc<Forest>,
     root: Expected,
+    live: Option<Arc<LiveTree>>,
 }
 
 /// A leaf slot. It keeps its block alive.
@@ -28,7 +32,15 @@ pub struct Item {
 
 impl Tree {
     pub(crate) fn new(forest: Arc<Forest>, root: Expected) -> Self {
-        Self { forest, root }
+        Self { forest, root, live: None }
+    }
+
+    pub(crate) fn live(forest: Arc<Forest>, live: Arc<LiveTree>) -> Self {
+        Self { forest, root: live.root(), live: Some(live) }
+    }
+
+    pub(crate) fn running(&self) -> Option<&Arc<LiveTree>> {
+        self.live.as_ref()
     }
 
     pub fn id(&self) -> TreeId {
@@ -40,12 +52,17 @@ impl Tree {
     }
 
     /// What the root block must be: address, generation and level.
-    pub fn root(&self) -> &Expected {
-        &self.root
+    pub fn root(&self) -> Expected {
+        self.live.as_ref().map_or(self.root, |live| live.root())
     }
 
     /// The item with exactly this key. Allocates nothing when the path to it is cached.
     pub fn find(&self, key: &Key) -> Result<Option<Item>, TreeError> {
+        if let Some(live) = &self.live {
+            let place = live.read(&self.forest, |reader| reader.descend(key, 0))?;
+            let is_it = place.leaf.key(place.slot) == Some(*key);
+            return Ok(is_it.then(|| Item { block: place.leaf, slot: place.slot }));
+        }
         let mut held = self.forest.hold(&self.root)?;
         loop {
             let block = held.block();

@@ -1,0 +1,96 @@
+//! Making and changing tree blocks: the bytes of a block that belongs to a running transaction.
+//!
+//! [`TreeBlock`] proves that a block was checked. One that is made here has only the promise of who
+//! edits it that it keeps the laws; so it is sealed and checked once more before it is written.
+
+use super::{
+    BACKREF_REVISION_MIXED, BACKREF_REVISION_SHIFT, CSUM_BYTES, HEADER_BYTES, HEADER_FLAG_WRITTEN,
+    RawHeader, RawItem, RawKeyPtr, TreeBlock,
+};
+use crate::checksum::ChecksumKind;
+use crate::units::{Generation, Logical, TreeId, index};
+use std::ops::{Deref, DerefMut};
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, FromZeros};
+
+/// What the header of a new block says.
+#[derive(Clone, Copy, Debug)]
+pub struct NewBlock {
+    pub logical: Logical,
+    pub generation: Generation,
+    pub owner: TreeId,
+    pub level: u8,
+    /// The volume's metadata id.
+    pub fsid: [u8; 16],
+    pub chunk_tree_uuid: [u8; 16],
+}
+
+impl<B: Deref<Target = [u8]> + DerefMut> TreeBlock<B> {
+    /// An empty block in `bytes`, which must be as long as the volume's nodes.
+    pub fn compose(mut bytes: B, new: &NewBlock) -> Self {
+        bytes.fill(0);
+        if let Ok((header, _)) = RawHeader::mut_from_prefix(&mut bytes) {
+            *header = RawHeader::new_zeroed();
+            header.level = new.level;
+            header.chunk_tree_uuid = new.chunk_tree_uuid;
+        }
+        let mut block = Self { bytes };
+        block.readdress(new);
+        block
+    }
+
+    /// Gives a copy of a block its own place: everything the header says but level, slots and the
+    /// id of the chunk tree.
+    pub fn readdress(&mut self, new: &NewBlock) {
+        if let Ok((header, _)) = RawHeader::mut_from_prefix(&mut self.bytes) {
+            header.bytenr = U64::new(new.logical.0);
+            header.generation = U64::new(new.generation.0);
+            header.owner = U64::new(new.owner.0);
+            header.fsid = new.fsid;
+            let revision = BACKREF_REVISION_MIXED << BACKREF_REVISION_SHIFT;
+            header.flags = U64::new(HEADER_FLAG_WRITTEN | revision);
+        }
+    }
+
+    /// The bytes, to be edited. Who does so keeps the laws of the block.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+
+    /// Clears what no slot names, so that nothing stale reaches a device, and stamps the checksum.
+    pub fn seal(&mut self, csum: ChecksumKind) {
+        let unused = self.unused();
+        if let Some(unused) = self.bytes.get_mut(unused) {
+            unused.fill(0);
+        }
+        let digest = csum.digest(self.bytes.get(CSUM_BYTES..).unwrap_or_default());
+        if let Ok((header, _)) = RawHeader::mut_from_prefix(&mut self.bytes) {
+            header.csum = digest;
+        }
+    }
+
+    /// Bytes that no slot and no item takes.
+    pub fn bytes_free(&self) -> usize {
+        self.unused().len()
+    }
+
+    /// The bytes between the slots and the items' data, or behind a node's slots.
+    fn unused(&self) -> std::ops::Range<usize> {
+        let end = self.bytes.len();
+        if self.level() > 0 {
+            return HEADER_BYTES.saturating_add(self.len().saturating_mul(size_of::<RawKeyPtr>()))
+                ..end;
+        }
+        let slots =
+            HEADER_BYTES.saturating_add(self.len().saturating_mul(size_of::<RawItem>()));
+        let last = self.len().checked_sub(1).and_then(|last| {
+            let (_, slots) = RawHeader::ref_from_prefix(&self.bytes).ok()?;
+            let (items, _) = <[RawItem]>::ref_from_prefix_with_elems(slots, self.len()).ok()?;
+            items.get(last)
+        });
+        let data = last.map_or(end, |item| {
+            HEADER_BYTES.saturating_add(index(item.offset.get()))
+        });
+        slots..data
+    }
+}

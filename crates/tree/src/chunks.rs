@@ -1,0 +1,249 @@
+//! New chunks: space is taken from devices when a class of groups is full, and the items that say
+//! so are written by the commit that follows.
+//!
+//! Laws:
+//!
+//! 1. A chunk is usable at once, and its items are in the transaction of its first block: it is
+//!    made only while a handle is open, so never between the two.
+//! 2. A chunk of the system class is in the superblock too.
+
+use crate::block_groups;
+use crate::commit::Step;
+use crate::error::TreeError;
+use crate::forest::Forest;
+use crate::running::Running;
+use butternut_format::chunk::{Chunk, RawChunk, RawStripe, STRIPE_BYTES};
+use butternut_format::device_extent::{DeviceExtent as ExtentItem, RawDeviceExtent};
+use butternut_format::device_item::{DEV_ITEMS, DeviceItem, RawDeviceItem};
+use butternut_format::key::{ItemType, Key, RawKey};
+use butternut_format::refused::Refused;
+use butternut_format::super_block::SYS_CHUNK_ARRAY_BYTES;
+use butternut_format::units::{DevId, Logical, TreeId, index};
+use butternut_space::{ChunkPlan, Class, DeviceExtent, Group, GroupChange, Space, excluded_ranges};
+use butternut_volume::Layout;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U16, U32, U64};
+
+/// Object id and type of chunk items.
+fn chunk_key(at: Logical) -> Key {
+    Key::new(butternut_format::chunk::FIRST_CHUNK_TREE, ItemType::CHUNK_ITEM, at.0)
+}
+
+/// Chunks that were made in the running transaction.
+#[derive(Debug, Default)]
+pub(crate) struct Chunks {
+    pending: Vec<ChunkPlan>,
+}
+
+impl Chunks {
+    /// Tells `space` of the devices and what is on them.
+    pub(crate) fn load(forest: &Arc<Forest>, space: &Space) -> Result<(), TreeError> {
+        let mut extents = device_extents(forest)?;
+        let mut cursor = forest.committed_chunk_tree().scan();
+        cursor.seek(&Key::new(DEV_ITEMS, ItemType::DEV_ITEM, 0))?;
+        while let Some((key, data)) = cursor.item_parts() {
+            if key.objectid != DEV_ITEMS || key.item_type != ItemType::DEV_ITEM {
+                break;
+            }
+            let device = DeviceItem::check(key, data).map_err(|refused| TreeError::Corrupt {
+                tree: TreeId::CHUNK,
+                source: refused.at(format_args!("item {key}")),
+            })?;
+            let extents = extents.remove(&device.devid).unwrap_or_default();
+            space
+                .add_device(device.devid, device.uuid, device.total_bytes, extents)
+                .map_err(|error| TreeError::Space(Box::new(error)))?;
+            cursor.advance()?;
+        }
+        Ok(())
+    }
+}
+
+fn device_extents(
+    forest: &Arc<Forest>,
+) -> Result<BTreeMap<DevId, Vec<DeviceExtent>>, TreeError> {
+    let mut extents: BTreeMap<DevId, Vec<DeviceExtent>> = BTreeMap::new();
+    let tree = forest.committed_tree(TreeId::DEVICE)?;
+    let tree = tree.ok_or(TreeError::NoTree { tree: TreeId::DEVICE })?;
+    let mut cursor = tree.scan();
+    cursor.seek(&Key::MIN)?;
+    while let Some((key, data)) = cursor.item_parts() {
+        if key.item_type == ItemType::DEV_EXTENT {
+            let item = ExtentItem::check(key, data).map_err(|refused| TreeError::Corrupt {
+                tree: TreeId::DEVICE,
+                source: refused.at(format_args!("item {key}")),
+            })?;
+            let range = item.offset.0..item.end().0;
+            let list = extents.entry(DevId(key.objectid)).or_default();
+            list.push(DeviceExtent { range, chunk: item.chunk });
+        }
+        cursor.advance()?;
+    }
+    Ok(extents)
+}
+
+impl Running {
+    /// Makes one more chunk of a class; `false` where there is no room for one. The caller holds
+    /// the gate open.
+    pub(crate) fn add_chunk(&self, forest: &Forest, class: Class) -> bool {
+        let mut chunks = self.chunks();
+        let Some(plan) = self.space.plan_chunk(class, self.group_flags(class), 0) else {
+            return false;
+        };
+        match self.install(forest, &plan) {
+            Ok(()) => {
+                chunks.pending.push(plan);
+                self.gate.mark_changed();
+                true
+            }
+            Err(error) => {
+                self.gate.poison(error);
+                false
+            }
+        }
+    }
+
+    fn install(&self, forest: &Forest, plan: &ChunkPlan) -> Result<(), TreeError> {
+        let volume = forest.volume();
+        let chunk = &plan.chunk;
+        volume
+            .install_chunk(chunk.logical, chunk)
+            .and_then(|()| volume.settle_chunks())
+            .map_err(|source| TreeError::Assemble(Box::new(source)))?;
+        let (whole, free) = free_of(forest, chunk.logical)?;
+        let group = Group {
+            start: chunk.logical,
+            bytes: whole.end.saturating_sub(whole.start),
+            flags: chunk.flags,
+            used: 0,
+            free,
+            is_read_only: false,
+        };
+        self.space.add_group(group).map_err(|error| TreeError::Space(Box::new(error)))
+    }
+}
+
+/// A fresh chunk's range, and what of it can be used.
+fn free_of(forest: &Forest, at: Logical) -> Result<(Range<u64>, Vec<Range<u64>>), TreeError> {
+    let chunks = forest.volume().chunks();
+    let layout: &Arc<Layout> = chunks.find(at).ok_or_else(|| TreeError::Corrupt {
+        tree: TreeId::CHUNK,
+        source: Refused::new("chunk", at, "one that was just installed"),
+    })?;
+    let whole = layout.logical().0..layout.end();
+    let free = block_groups::complement(whole.clone(), &excluded_ranges(layout));
+    Ok((whole, free))
+}
+
+impl Step<'_> {
+    /// Writes the items of chunks that were made. `false`: there are none.
+    pub(crate) fn write_chunks(&self) -> Result<bool, TreeError> {
+        let pending = std::mem::take(&mut self.running.chunks().pending);
+        for plan in &pending {
+            self.write_chunk(plan)?;
+        }
+        if !pending.is_empty() {
+            self.write_devices()?;
+        }
+        Ok(!pending.is_empty())
+    }
+
+    fn write_chunk(&self, plan: &ChunkPlan) -> Result<(), TreeError> {
+        let chunk = &plan.chunk;
+        let item = encode(chunk);
+        self.edit(TreeId::CHUNK)?.insert(&chunk_key(chunk.logical), &item)?;
+        let devices = self.edit(TreeId::DEVICE)?;
+        for stripe in &chunk.stripes {
+            let extent = RawDeviceExtent {
+                chunk_tree: U64::new(TreeId::CHUNK.0),
+                chunk_objectid: U64::new(butternut_format::chunk::FIRST_CHUNK_TREE),
+                chunk_offset: U64::new(chunk.logical.0),
+                length: U64::new(plan.stripe_bytes),
+                chunk_tree_uuid: self.running.facts.chunk_tree_uuid,
+            };
+            let key = Key::new(stripe.devid.0, ItemType::DEV_EXTENT, stripe.offset.0);
+            devices.insert(&key, extent.as_bytes())?;
+        }
+        let (whole, free) = free_of(self.forest, chunk.logical)?;
+        let group = GroupChange {
+            start: chunk.logical,
+            bytes: whole.end.saturating_sub(whole.start),
+            flags: chunk.flags,
+            used: 0,
+        };
+        let (key, item) = block_groups::encode(&group);
+        self.edit(self.running.facts.group_tree())?.insert(&key, &item)?;
+        self.add_free_group(&whole, &free)?;
+        if chunk.flags.contains(butternut_format::chunk::BlockGroupFlags::SYSTEM) {
+            self.list_system_chunk(chunk)?;
+        }
+        Ok(())
+    }
+
+    /// Law 2.
+    fn list_system_chunk(&self, chunk: &Chunk) -> Result<(), TreeError> {
+        let mut raw = self.running.super_block();
+        let mut entry = RawKey::from(chunk_key(chunk.logical)).as_bytes().to_vec();
+        entry.extend_from_slice(&encode(chunk));
+        let used = index(raw.sys_chunk_array_size.get());
+        let end = used.saturating_add(entry.len());
+        let place = raw.sys_chunk_array.get_mut(used..end).ok_or_else(|| TreeError::Corrupt {
+            tree: TreeId::CHUNK,
+            source: Refused::new("sys_chunk_array", end, SYS_CHUNK_ARRAY_BYTES),
+        })?;
+        place.copy_from_slice(&entry);
+        raw.sys_chunk_array_size = U32::new(u32::try_from(end).unwrap_or(u32::MAX));
+        Ok(())
+    }
+
+    /// Brings the device items up to date.
+    pub(crate) fn write_devices(&self) -> Result<(), TreeError> {
+        let tree = self.edit(TreeId::CHUNK)?;
+        for usage in self.running.space.devices() {
+            let key = Key::new(DEV_ITEMS, ItemType::DEV_ITEM, usage.devid.0);
+            tree.update(&key, &mut |data| {
+                let raw = zerocopy::FromBytes::mut_from_bytes(data);
+                if let Ok::<&mut RawDeviceItem, _>(raw) = raw {
+                    raw.bytes_used.set(usage.bytes_used);
+                    raw.total_bytes.set(usage.bytes);
+                }
+            })?;
+            if let Some(found) = tree.tree().find(&key)? {
+                let item = DeviceItem::check(key, found.data()).map_err(|refused| {
+                    let source = refused.at(format_args!("item {key}"));
+                    TreeError::Corrupt { tree: TreeId::CHUNK, source }
+                })?;
+                self.forest.volume().install_device(&item);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A chunk's item.
+fn encode(chunk: &Chunk) -> Vec<u8> {
+    let front = RawChunk {
+        length: U64::new(chunk.bytes),
+        owner: U64::new(TreeId::EXTENT.0),
+        stripe_len: U64::new(STRIPE_BYTES),
+        r#type: U64::new(chunk.flags.0),
+        io_align: U32::new(65536),
+        io_width: U32::new(65536),
+        sector_size: U32::new(4096),
+        num_stripes: U16::new(u16::try_from(chunk.stripes.len()).unwrap_or(u16::MAX)),
+        sub_stripes: U16::new(chunk.sub_stripes),
+    };
+    let mut bytes = front.as_bytes().to_vec();
+    for stripe in &chunk.stripes {
+        let raw = RawStripe {
+            devid: U64::new(stripe.devid.0),
+            offset: U64::new(stripe.offset.0),
+            dev_uuid: stripe.dev_uuid,
+        };
+        bytes.extend_from_slice(raw.as_bytes());
+    }
+    bytes
+}

@@ -1,0 +1,162 @@
+//! Data extents: their space, the references of files to them, and their checksums.
+//!
+//! ```text
+//! allocate_data --(the data is written)--> claim_data --> add_data_ref, drop_data_ref --> free
+//!       |
+//!       +--> release_data                (nothing came of it)
+//! ```
+//!
+//! Laws:
+//!
+//! 1. An extent is claimed after its data is down, in the same handle as the item that names it.
+//! 2. An extent that loses its last reference keeps its bytes until the commit is down: whoever
+//!    reads it by an older state reads what he was promised.
+
+use crate::error::TreeError;
+use crate::forest::Forest;
+use crate::references::{Head, Ref};
+use crate::transaction::Handle;
+use butternut_format::extent::{DataRef, Extent};
+use butternut_format::key::{ItemType, Key};
+use butternut_format::units::{Generation, Logical, TreeId};
+use butternut_space::{Class, Cluster, NoSpace, Want};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The longest extent of data (`BTRFS_MAX_EXTENT_SIZE`), in bytes.
+pub const DATA_EXTENT_BYTES_MAX: u64 = 128 << 20;
+
+impl Forest {
+    /// Space for data: as long a run as there is, between the two lengths, in whole sectors. Makes
+    /// chunks, and commits, where that helps; so the caller must hold no handle.
+    ///
+    /// # Errors
+    /// No space.
+    pub fn allocate_data(
+        self: &Arc<Self>,
+        bytes_min: u64,
+        bytes_max: u64,
+        cluster: Cluster,
+    ) -> Result<Range<u64>, TreeError> {
+        let running = self.running()?;
+        let want = Want::data(bytes_min, bytes_max.min(DATA_EXTENT_BYTES_MAX), cluster);
+        let mut has_committed = false;
+        loop {
+            if let Some(range) = running.space.allocate(Class::Data, want) {
+                return Ok(range);
+            }
+            let why = match running.space.reserve(Class::Data, bytes_min) {
+                Err(why) => why,
+                // There is room, but not in one piece.
+                Ok(_) => NoSpace {
+                    class: Class::Data,
+                    wanted: bytes_min,
+                    pinned_bytes: running.space.pinned_bytes(),
+                    unallocated: true,
+                },
+            };
+            if why.unallocated && self.grow(Class::Data)? {
+                continue;
+            }
+            if has_committed || running.space.pinned_bytes() == 0 {
+                return Err(TreeError::NoSpace { wanted: bytes_min });
+            }
+            self.commit()?;
+            has_committed = true;
+        }
+    }
+
+    /// Makes a chunk, inside the running transaction.
+    fn grow(self: &Arc<Self>, class: Class) -> Result<bool, TreeError> {
+        let running = self.running()?;
+        let _inside = running.gate.inside()?;
+        Ok(running.add_chunk(self, class))
+    }
+
+    /// Gives back space that was allocated and never claimed.
+    ///
+    /// # Errors
+    /// The volume was opened for reading.
+    pub fn release_data(&self, range: Range<u64>) -> Result<(), TreeError> {
+        let running = self.running()?;
+        running.check(running.space.release(range));
+        Ok(())
+    }
+
+    /// How often an extent is referred to, as of the running transaction; 0 where there is none.
+    ///
+    /// # Errors
+    /// The extent tree cannot be read.
+    pub fn data_refs(self: &Arc<Self>, at: Logical, bytes: u64) -> Result<u64, TreeError> {
+        let running = self.running()?;
+        let extents = self.tree(TreeId::EXTENT)?;
+        let extents = extents.ok_or(TreeError::NoTree { tree: TreeId::EXTENT })?;
+        let key = Key::new(at.0, ItemType::EXTENT_ITEM, bytes);
+        let rules = self.volume().block_rules();
+        let written = match extents.find(&key)? {
+            Some(item) => {
+                Extent::check(key, item.data(), Generation(u64::MAX), &rules)
+                    .map_err(|refused| TreeError::Corrupt {
+                        tree: TreeId::EXTENT,
+                        source: refused.at(format_args!("item {key}")),
+                    })?
+                    .refs
+            }
+            None => 0,
+        };
+        let delta = running.references().get(at).map_or(0, Head::sum);
+        Ok(written.saturating_add_signed(delta))
+    }
+}
+
+impl Handle {
+    /// An extent of data comes into being, with its first reference.
+    pub fn claim_data(&self, range: Range<u64>, reference: DataRef) {
+        let bytes = range.end.saturating_sub(range.start);
+        self.running().create_data(Logical(range.start), bytes, Ref::data(reference));
+        self.touch();
+    }
+
+    /// One more reference to an extent.
+    pub fn add_data_ref(&self, at: Logical, bytes: u64, reference: DataRef) {
+        self.running().change_data(at, bytes, Ref::data(reference), 1);
+        self.touch();
+    }
+
+    /// One reference less; an extent without any is freed when the transaction is committed.
+    ///
+    /// # Errors
+    /// The checksums of an extent that came and went in this transaction cannot be removed.
+    pub fn drop_data_ref(
+        &self,
+        at: Logical,
+        bytes: u64,
+        reference: DataRef,
+    ) -> Result<(), TreeError> {
+        self.touch();
+        let is_gone = self.running().change_data(at, bytes, Ref::data(reference), -1);
+        if is_gone {
+            let range = at.0..at.0.saturating_add(bytes);
+            self.tree(TreeId::CHECKSUM)?.remove_sums(range.clone())?;
+            let running = self.running();
+            running.check(running.space.pin(range, self.generation()));
+        }
+        Ok(())
+    }
+
+    /// Keeps the digests of the sectors from `start` on, packed one after another.
+    ///
+    /// # Errors
+    /// The checksum tree cannot be read.
+    pub fn put_sums(&self, start: Logical, digests: &[u8]) -> Result<(), TreeError> {
+        self.tree(TreeId::CHECKSUM)?.put_sums(start, digests)
+    }
+
+    /// Forgets the digests of a range.
+    ///
+    /// # Errors
+    /// The checksum tree cannot be read.
+    pub fn remove_sums(&self, range: Range<u64>) -> Result<(), TreeError> {
+        self.tree(TreeId::CHECKSUM)?.remove_sums(range)
+    }
+}

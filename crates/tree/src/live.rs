@@ -1,0 +1,293 @@
+//! A tree of the running transaction: its root, the blocks that belong to the transaction, and the
+//! way to every other block.
+//!
+//! ```text
+//! state (lock) -> root
+//!              -> dirty    blocks of the running transaction: edited in place
+//!              -> frozen   blocks of the transaction that is being written: immutable
+//! elsewhere       the node cache and the devices: committed, immutable
+//! ```
+//!
+//! Laws:
+//!
+//! 1. Each edit is atomic towards readers: they hold the lock shared for one descent, the writer
+//!    holds it alone for one edit.
+//! 2. No device is read while the lock is held. A descent that misses a block ends, the block is
+//!    read, and the descent begins anew; blocks read that way are carried along, so that a small
+//!    cache cannot make it begin for ever.
+//! 3. A block that a reader holds is never changed under him: the writer then edits a copy.
+//! 4. Blocks of older generations are never edited: they are copied first (`cow`).
+//!
+//! Left to others: changes (`change`), what they cost in references (`cow`), when the transaction
+//! ends (`commit`).
+
+pub(crate) mod change;
+pub(crate) mod cow;
+pub(crate) mod shape;
+
+use crate::Block;
+use crate::error::TreeError;
+use crate::forest::Forest;
+use crate::tree::covering_slot;
+use butternut_format::key::Key;
+use butternut_format::node::Expected;
+use butternut_format::root::RawRootItem;
+use butternut_format::units::{Generation, Logical, TreeId};
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// Blocks by address.
+pub(crate) type BlockMap = HashMap<Logical, Arc<Block>, BuildHasherDefault<AddressHasher>>;
+
+/// Addresses are multiples of the node size: a multiplication spreads them well enough.
+#[derive(Default)]
+pub(crate) struct AddressHasher(u64);
+
+impl Hasher for AddressHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        let mixed = (self.0 ^ (value >> 12)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        self.0 = mixed ^ (mixed >> 29);
+    }
+}
+
+/// Why a descent did not end.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// This block is not in memory.
+    Missing(Expected),
+    Failed(TreeError),
+}
+
+impl From<TreeError> for Stop {
+    fn from(error: TreeError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// What the root tree says of a tree, as of the running transaction.
+#[derive(Clone)]
+pub(crate) struct RootRecord {
+    pub(crate) key: Key,
+    pub(crate) raw: Box<RawRootItem>,
+    /// Bytes of the item: items of old kernels are shorter.
+    pub(crate) bytes: usize,
+}
+
+/// A tree of the running transaction.
+pub(crate) struct LiveTree {
+    id: TreeId,
+    /// Counts finished edits; a cursor that finds another count seeks again.
+    version: AtomicU64,
+    state: RwLock<LiveState>,
+}
+
+pub(crate) struct LiveState {
+    pub(crate) root: Expected,
+    pub(crate) dirty: BlockMap,
+    pub(crate) frozen: Option<Arc<BlockMap>>,
+    /// `None` for the root tree and the chunk tree, which the superblock names.
+    pub(crate) record: Option<RootRecord>,
+    /// The root moved since the root item was last written.
+    pub(crate) is_moved: bool,
+    /// Inodes changed in the running transaction.
+    pub(crate) is_touched: bool,
+}
+
+impl std::fmt::Debug for LiveTree {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LiveTree").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+impl LiveTree {
+    pub(crate) fn new(root: Expected, record: Option<RootRecord>) -> Self {
+        let state = LiveState {
+            root,
+            dirty: BlockMap::default(),
+            frozen: None,
+            record,
+            is_moved: false,
+            is_touched: false,
+        };
+        Self { id: root.tree, version: AtomicU64::new(0), state: RwLock::new(state) }
+    }
+
+    pub(crate) fn id(&self) -> TreeId {
+        self.id
+    }
+
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn bump(&self) {
+        self.version.fetch_add(1, Ordering::Release);
+    }
+
+    pub(crate) fn root(&self) -> Expected {
+        self.state().root
+    }
+
+    pub(crate) fn state(&self) -> RwLockReadGuard<'_, LiveState> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn state_mut(&self) -> RwLockWriteGuard<'_, LiveState> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs a descent over the state as of one moment (law 2).
+    pub(crate) fn read<R>(
+        &self,
+        forest: &Forest,
+        mut descend: impl FnMut(&Reader<'_>) -> Result<R, Stop>,
+    ) -> Result<R, TreeError> {
+        let mut carried = Vec::new();
+        loop {
+            match self.read_once(forest, &carried, &mut descend) {
+                Ok(found) => return Ok(found),
+                Err(stopped) => carry(forest, &mut carried, stopped)?,
+            }
+        }
+    }
+
+    /// One try of [`Self::read`]: it ends where a block is not in memory.
+    pub(crate) fn read_once<R>(
+        &self,
+        forest: &Forest,
+        carried: &[Arc<Block>],
+        mut descend: impl FnMut(&Reader<'_>) -> Result<R, Stop>,
+    ) -> Result<R, Stop> {
+        let state = self.state();
+        let version = self.version();
+        descend(&Reader { state: &state, forest, carried, version })
+    }
+}
+
+/// Reads the block that a descent missed, or ends it.
+pub(crate) fn carry(
+    forest: &Forest,
+    carried: &mut Vec<Arc<Block>>,
+    stopped: Stop,
+) -> Result<(), TreeError> {
+    match stopped {
+        Stop::Missing(expected) => {
+            carried.push(forest.committed_block(&expected)?);
+            Ok(())
+        }
+        Stop::Failed(error) => Err(error),
+    }
+}
+
+impl LiveState {
+    /// A block, if it is in memory.
+    pub(crate) fn find(
+        &self,
+        forest: &Forest,
+        carried: &[Arc<Block>],
+        expected: &Expected,
+    ) -> Result<Arc<Block>, Stop> {
+        if let Some(block) = self.dirty.get(&expected.logical) {
+            return Ok(Arc::clone(block));
+        }
+        let matches = |block: &Arc<Block>| block.generation() == expected.generation;
+        let frozen = self.frozen.as_ref().and_then(|frozen| frozen.get(&expected.logical));
+        if let Some(block) = frozen.filter(|block| matches(block)) {
+            return Ok(Arc::clone(block));
+        }
+        if let Some(block) = forest.cached_block(expected)? {
+            return Ok(block);
+        }
+        let found = carried.iter().find(|block| block.logical() == expected.logical);
+        let found = found.filter(|block| matches(block));
+        found.cloned().ok_or(Stop::Missing(*expected))
+    }
+}
+
+/// One descent's view of the tree.
+pub(crate) struct Reader<'a> {
+    pub(crate) state: &'a LiveState,
+    forest: &'a Forest,
+    carried: &'a [Arc<Block>],
+    pub(crate) version: u64,
+}
+
+/// Where a descent came to.
+pub(crate) struct Place {
+    pub(crate) leaf: Arc<Block>,
+    /// The first item at or after the key; one past the last where there is none in this leaf.
+    pub(crate) slot: usize,
+    /// The first key of the next leaf, as its parent has it.
+    pub(crate) next: Option<Key>,
+    pub(crate) version: u64,
+    /// The leaves from this one on, below the same parent, where they were asked for.
+    pub(crate) ahead: Vec<Expected>,
+}
+
+impl Reader<'_> {
+    pub(crate) fn block(&self, expected: &Expected) -> Result<Arc<Block>, Stop> {
+        self.state.find(self.forest, self.carried, expected)
+    }
+
+    /// The leaf that covers the key, with up to `ahead` of the leaves that follow it.
+    pub(crate) fn descend(&self, key: &Key, ahead: usize) -> Result<Place, Stop> {
+        let mut expected = self.state.root;
+        let mut next = None;
+        let mut leaves = Vec::new();
+        loop {
+            let block = self.block(&expected)?;
+            if block.level() == 0 {
+                let slot = block.find(key).unwrap_or_else(|slot| slot);
+                let version = self.version;
+                return Ok(Place { leaf: block, slot, next, version, ahead: leaves });
+            }
+            let slot = covering_slot(&block, key).unwrap_or(0);
+            let after = slot.saturating_add(1);
+            next = block.key(after).or(next);
+            if block.level() == 1 && ahead > 0 {
+                let end = after.saturating_add(ahead).min(block.len());
+                let children = (after..end).filter_map(|slot| child(&block, slot, expected.tree));
+                leaves = children.collect();
+            }
+            expected = child(&block, slot, expected.tree).ok_or_else(|| no_child(&block, slot))?;
+        }
+    }
+}
+
+/// What the block in a slot of an inner node must be.
+pub(crate) fn child(parent: &Block, slot: usize, tree: TreeId) -> Option<Expected> {
+    let (child, level) = parent.child(slot).zip(parent.level().checked_sub(1))?;
+    Some(Expected {
+        logical: child.logical,
+        generation: child.generation,
+        level,
+        tree,
+        first_key: Some(child.key),
+    })
+}
+
+pub(crate) fn no_child(parent: &Block, slot: usize) -> Stop {
+    let refused =
+        butternut_format::refused::Refused::new("slot", slot, "one the block has");
+    Stop::Failed(TreeError::Corrupt {
+        tree: parent.owner(),
+        source: refused.at(format_args!("node {}", parent.logical())),
+    })
+}
+
+/// Whether a block belongs to the transaction of this generation.
+pub(crate) fn is_of(block: &Block, generation: Generation) -> bool {
+    block.generation() == generation
+}

@@ -1,0 +1,185 @@
+//! Delayed references: what the running transaction does to the references of extents, gathered
+//! until it is written into the extent tree in one sorted pass.
+//!
+//! ```text
+//! create ----> head { created } --+1, -1, ...--> applied: a new extent item
+//!                  |                             or nothing at all, where they cancelled
+//! change ----> head { } -------+1, -1, ...-----> applied: the item's references change,
+//!                                                and at none the extent is freed
+//! ```
+//!
+//! Laws:
+//!
+//! 1. A reference taken and given back in one transaction never reaches the extent tree.
+//! 2. An extent has at most one head.
+//! 3. The heads are a leaf of the lock order: nothing is locked, read or allocated under them.
+//!
+//! Left to others: the extent items (`references::apply`), the space (`running`).
+
+pub(crate) mod apply;
+pub(crate) mod item;
+
+use butternut_format::extent::DataRef;
+use butternut_format::file_extent::{ExtentBody, FileExtent};
+use butternut_format::key::Key;
+use butternut_format::units::{Ino, Logical, TreeId};
+use std::collections::BTreeMap;
+
+/// One way of referring to an extent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ref {
+    /// To a tree block, by the tree that it belongs to.
+    Tree(TreeId),
+    /// To a tree block, by the node that names it.
+    Shared(Logical),
+    /// To data, by a file.
+    Data(DataRef),
+    /// To data, by the leaf that names it.
+    SharedData(Logical),
+}
+
+impl Ref {
+    /// By a file; how often is counted apart.
+    pub(crate) fn data(data: DataRef) -> Self {
+        Self::Data(DataRef { count: 1, ..data })
+    }
+}
+
+/// What a block's children are referred to by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Referrer {
+    Tree(TreeId),
+    Block(Logical),
+}
+
+impl Referrer {
+    pub(crate) fn to_block(self) -> Ref {
+        match self {
+            Self::Tree(tree) => Ref::Tree(tree),
+            Self::Block(parent) => Ref::Shared(parent),
+        }
+    }
+
+    /// The extent that a file extent item names, and the reference to it; `None` for inline
+    /// extents and holes.
+    pub(crate) fn to_data(self, key: &Key, extent: &FileExtent<'_>) -> Option<(Logical, u64, Ref)> {
+        let (ExtentBody::Regular { disk, run } | ExtentBody::Preallocated { disk, run }) =
+            extent.body
+        else {
+            return None;
+        };
+        let reference = match self {
+            Self::Tree(tree) => Ref::Data(DataRef {
+                tree,
+                ino: Ino(key.objectid),
+                offset: key.offset.wrapping_sub(run.offset),
+                count: 1,
+            }),
+            Self::Block(parent) => Ref::SharedData(parent),
+        };
+        Some((disk.logical, disk.bytes, reference))
+    }
+}
+
+/// What an extent holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Content {
+    Block { level: u8, first_key: Key },
+    Data,
+}
+
+/// What one transaction does to one extent.
+#[derive(Clone, Debug)]
+pub(crate) struct Head {
+    pub(crate) bytes: u64,
+    pub(crate) content: Content,
+    /// The extent was allocated in this transaction and is not in the extent tree yet.
+    pub(crate) is_created: bool,
+    /// Its references become full back references.
+    pub(crate) is_full_backref: bool,
+    pub(crate) deltas: Vec<(Ref, i64)>,
+}
+
+impl Head {
+    pub(crate) fn sum(&self) -> i64 {
+        self.deltas.iter().fold(0, |sum: i64, (_, delta)| sum.saturating_add(*delta))
+    }
+
+    fn change(&mut self, reference: Ref, delta: i64) {
+        match self.deltas.iter_mut().find(|(known, _)| *known == reference) {
+            Some((_, sum)) => *sum = sum.saturating_add(delta),
+            None => self.deltas.push((reference, delta)),
+        }
+        self.deltas.retain(|(_, sum)| *sum != 0);
+    }
+}
+
+/// The heads of the running transaction, by address.
+#[derive(Debug, Default)]
+pub(crate) struct References {
+    heads: BTreeMap<Logical, Head>,
+}
+
+impl References {
+    pub(crate) fn len(&self) -> usize {
+        self.heads.len()
+    }
+
+    pub(crate) fn get(&self, logical: Logical) -> Option<&Head> {
+        self.heads.get(&logical)
+    }
+
+    /// An extent that was just allocated, with its first reference.
+    pub(crate) fn create(&mut self, at: Logical, bytes: u64, content: Content, first: Ref) {
+        let head = Head {
+            bytes,
+            content,
+            is_created: true,
+            is_full_backref: false,
+            deltas: vec![(first, 1)],
+        };
+        self.heads.insert(at, head);
+    }
+
+    /// Changes the references of an extent. `true`: it was created in this transaction, and nobody
+    /// refers to it any more; its head is gone.
+    pub(crate) fn change(
+        &mut self,
+        at: Logical,
+        bytes: u64,
+        content: Content,
+        reference: Ref,
+        delta: i64,
+    ) -> bool {
+        let head = self.heads.entry(at).or_insert_with(|| Head {
+            bytes,
+            content,
+            is_created: false,
+            is_full_backref: false,
+            deltas: Vec::with_capacity(1),
+        });
+        head.change(reference, delta);
+        let is_gone = head.is_created && head.deltas.is_empty();
+        let is_idle = !head.is_created && !head.is_full_backref && head.deltas.is_empty();
+        if is_gone || is_idle {
+            self.heads.remove(&at);
+        }
+        is_gone
+    }
+
+    pub(crate) fn set_full_backref(&mut self, at: Logical, bytes: u64, content: Content) {
+        let head = self.heads.entry(at).or_insert_with(|| Head {
+            bytes,
+            content,
+            is_created: false,
+            is_full_backref: false,
+            deltas: Vec::new(),
+        });
+        head.is_full_backref = true;
+    }
+
+    /// Hands all heads over to be applied.
+    pub(crate) fn take(&mut self) -> BTreeMap<Logical, Head> {
+        std::mem::take(&mut self.heads)
+    }
+}

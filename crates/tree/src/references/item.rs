@@ -1,0 +1,196 @@
+//! An extent item in memory: its references counted up and down, and its bytes again.
+//!
+//! Laws:
+//!
+//! 1. Inline references rise by type, and within a type fall by offset or hash, as the checks of
+//!    the format have it.
+//! 2. An item that would grow beyond [`inline_bytes_max`] keeps its new references as keyed items.
+
+use super::{Content, Ref};
+use butternut_format::extent::{
+    EXTENT_FLAG_DATA, EXTENT_FLAG_FULL_BACKREF, EXTENT_FLAG_TREE_BLOCK, Extent, ExtentKind,
+    InlineRef, RawExtentDataRef, RawExtentItem, RawInlineRef, RawSharedDataRef, RawTreeBlockInfo,
+};
+use butternut_format::key::{ItemType, Key, RawKey};
+use butternut_format::node::HEADER_BYTES;
+use butternut_format::refused::Refused;
+use butternut_format::units::{Generation, Logical};
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U32, U64};
+
+/// The longest extent item with inline references (`BTRFS_MAX_EXTENT_ITEM_SIZE`), in bytes.
+pub(crate) fn inline_bytes_max(node_len: usize) -> usize {
+    (node_len.saturating_sub(HEADER_BYTES) >> 4).saturating_sub(crate::edit::ITEM_BYTES)
+}
+
+/// An extent item, taken apart.
+#[derive(Clone, Debug)]
+pub(crate) struct ExtentItem {
+    pub(crate) refs: u64,
+    generation: Generation,
+    pub(crate) flags: u64,
+    /// Level and first key: of tree blocks with an `EXTENT_ITEM`.
+    info: Option<(u8, Key)>,
+    inline: Vec<(Ref, u64)>,
+}
+
+impl ExtentItem {
+    /// The item of an extent that was just allocated.
+    pub(crate) fn new(content: Content, generation: Generation, is_skinny: bool) -> Self {
+        let (flags, info) = match content {
+            Content::Data => (EXTENT_FLAG_DATA, None),
+            Content::Block { level, first_key } => {
+                (EXTENT_FLAG_TREE_BLOCK, (!is_skinny).then_some((level, first_key)))
+            }
+        };
+        Self { refs: 0, generation, flags, info, inline: Vec::with_capacity(1) }
+    }
+
+    /// Takes a checked item apart. An owner reference is of simple quotas, which are not written.
+    pub(crate) fn parse(extent: &Extent<'_>) -> Result<Self, Refused> {
+        let info = match extent.kind {
+            ExtentKind::TreeBlock { level, first_key } => first_key.map(|key| (level, key)),
+            ExtentKind::Data => None,
+        };
+        let mut inline = Vec::new();
+        for reference in extent.inline_refs() {
+            let reference = reference?;
+            let known = Ref::of(reference)
+                .ok_or_else(|| Refused::new("inline reference", "an owner", "no simple quotas"))?;
+            inline.push((known, u64::from(reference.count())));
+        }
+        let (refs, generation, flags) = (extent.refs, extent.generation, extent.flags);
+        Ok(Self { refs, generation, flags, info, inline })
+    }
+
+    pub(crate) fn set_full_backref(&mut self) {
+        self.flags |= EXTENT_FLAG_FULL_BACKREF;
+    }
+
+    /// Changes a reference that is inline, or makes one where there is room. `false`: it is, or
+    /// must become, a keyed item.
+    pub(crate) fn change(&mut self, reference: Ref, delta: i64, bytes_max: usize) -> bool {
+        if let Some(at) = self.inline.iter().position(|(known, _)| *known == reference) {
+            let count = self.inline.get(at).map_or(0, |(_, count)| *count);
+            let count = count.saturating_add_signed(delta);
+            if count == 0 {
+                self.inline.remove(at);
+            } else if let Some((_, place)) = self.inline.get_mut(at) {
+                *place = count;
+            }
+            return true;
+        }
+        if delta < 0 || !self.has_room(reference, bytes_max) {
+            return false;
+        }
+        let order = order(reference);
+        let at = self.inline.partition_point(|(known, _)| self::order(*known) < order);
+        self.inline.insert(at, (reference, delta.unsigned_abs()));
+        true
+    }
+
+    pub(crate) fn has_room(&self, reference: Ref, bytes_max: usize) -> bool {
+        self.bytes().saturating_add(inline_bytes(reference)) <= bytes_max
+    }
+
+    fn bytes(&self) -> usize {
+        let info = self.info.map_or(0, |_| size_of::<RawTreeBlockInfo>());
+        let inline: usize = self.inline.iter().map(|(known, _)| inline_bytes(*known)).sum();
+        size_of::<RawExtentItem>().saturating_add(info).saturating_add(inline)
+    }
+
+    /// The item's bytes.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(self.bytes());
+        let front = RawExtentItem {
+            refs: U64::new(self.refs),
+            generation: U64::new(self.generation.0),
+            flags: U64::new(self.flags),
+        };
+        bytes.extend_from_slice(front.as_bytes());
+        if let Some((level, key)) = self.info {
+            let info = RawTreeBlockInfo { key: RawKey::from(key), level };
+            bytes.extend_from_slice(info.as_bytes());
+        }
+        for (reference, count) in &self.inline {
+            let kind = reference.item_type().0;
+            match reference {
+                Ref::Data(_) => bytes.push(kind),
+                Ref::Tree(_) | Ref::Shared(_) | Ref::SharedData(_) => {
+                    let offset = U64::new(reference.sequence());
+                    bytes.extend_from_slice(RawInlineRef { r#type: kind, offset }.as_bytes());
+                }
+            }
+            bytes.extend_from_slice(&keyed_bytes(*reference, *count));
+        }
+        bytes
+    }
+}
+
+impl Ref {
+    /// `None` for the mark of simple quotas, which is no reference.
+    pub(crate) fn of(inline: InlineRef) -> Option<Self> {
+        Some(match inline {
+            InlineRef::TreeBlock(tree) => Self::Tree(tree),
+            InlineRef::SharedBlock(parent) => Self::Shared(parent),
+            InlineRef::Data(data) => Self::data(data),
+            InlineRef::SharedData { parent, .. } => Self::SharedData(parent),
+            InlineRef::Owner(_) => return None,
+        })
+    }
+
+    pub(crate) fn item_type(self) -> ItemType {
+        match self {
+            Self::Tree(_) => ItemType::TREE_BLOCK_REF,
+            Self::Shared(_) => ItemType::SHARED_BLOCK_REF,
+            Self::Data(_) => ItemType::EXTENT_DATA_REF,
+            Self::SharedData(_) => ItemType::SHARED_DATA_REF,
+        }
+    }
+
+    fn sequence(self) -> u64 {
+        match self {
+            Self::Tree(tree) => tree.0,
+            Self::Shared(parent) | Self::SharedData(parent) => parent.0,
+            Self::Data(data) => data.hash(),
+        }
+    }
+
+    /// The key of this reference as an item of its own.
+    pub(crate) fn key(self, at: Logical) -> Key {
+        Key::new(at.0, self.item_type(), self.sequence())
+    }
+}
+
+/// Where an inline reference stands among the others (law 1).
+fn order(reference: Ref) -> (u8, u64) {
+    (reference.item_type().0, u64::MAX.saturating_sub(reference.sequence()))
+}
+
+fn inline_bytes(reference: Ref) -> usize {
+    match reference {
+        Ref::Tree(_) | Ref::Shared(_) => size_of::<RawInlineRef>(),
+        Ref::Data(_) => size_of::<RawExtentDataRef>().saturating_add(1),
+        Ref::SharedData(_) => {
+            size_of::<RawInlineRef>().saturating_add(size_of::<RawSharedDataRef>())
+        }
+    }
+}
+
+/// The bytes of a reference as an item of its own.
+pub(crate) fn keyed_bytes(reference: Ref, count: u64) -> Vec<u8> {
+    let count = U32::new(u32::try_from(count).unwrap_or(u32::MAX));
+    match reference {
+        Ref::Tree(_) | Ref::Shared(_) => Vec::new(),
+        Ref::Data(data) => {
+            let raw = RawExtentDataRef {
+                root: U64::new(data.tree.0),
+                objectid: U64::new(data.ino.0),
+                offset: U64::new(data.offset),
+                count,
+            };
+            raw.as_bytes().to_vec()
+        }
+        Ref::SharedData(_) => RawSharedDataRef { count }.as_bytes().to_vec(),
+    }
+}

@@ -1,0 +1,51 @@
+//! What must not be written, and why: asked once, before a volume is opened for writing.
+
+use crate::error::TreeError;
+use crate::forest::Forest;
+use butternut_format::feature;
+use butternut_format::key::{ItemType, Key};
+use butternut_format::quota::QgroupStatus;
+use butternut_format::refused::{Refused, require};
+use butternut_format::units::TreeId;
+use std::sync::Arc;
+
+/// The quotas are switched on (`BTRFS_QGROUP_STATUS_FLAG_ON`).
+const QUOTA_ON: u64 = 1 << 0;
+
+/// Refuses a volume that would not be right any more once we had written to it.
+pub(crate) fn check(forest: &Arc<Forest>) -> Result<(), TreeError> {
+    let super_block = forest.volume().super_block();
+    super_block.writable().map_err(TreeError::Unwritable)?;
+    let have = "one";
+    require(super_block.log_root().is_none(), "log tree", have, "none: it must be replayed first")
+        .map_err(TreeError::Unwritable)?;
+    require(!super_block.is_seeding(), "seed", "a seed device", "a device that may change")
+        .map_err(TreeError::Unwritable)?;
+    require(!super_block.has(feature::SIMPLE_QUOTA), "quotas", "simple quotas", "none")
+        .map_err(TreeError::Unwritable)?;
+    require(forest.volume().is_writable(), "devices", "read-only, stale or missing", "all of them")
+        .map_err(TreeError::Unwritable)?;
+    no_quotas(forest)?;
+    no_relocation(forest)
+}
+
+fn no_quotas(forest: &Arc<Forest>) -> Result<(), TreeError> {
+    let Some(tree) = forest.tree(TreeId::QUOTA)? else { return Ok(()) };
+    let key = Key::new(0, ItemType::QGROUP_STATUS, 0);
+    let Some(item) = tree.find(&key)? else { return Ok(()) };
+    let corrupt = |source: Refused| TreeError::Corrupt { tree: TreeId::QUOTA, source };
+    let status = QgroupStatus::check(key, item.data()).map_err(corrupt)?;
+    require(status.flags & QUOTA_ON == 0, "quotas", "quota groups", "none: switch them off first")
+        .map_err(TreeError::Unwritable)
+}
+
+/// A balance that was interrupted keeps trees that only its own kind of commit brings to an end.
+fn no_relocation(forest: &Arc<Forest>) -> Result<(), TreeError> {
+    let mut cursor = forest.root_tree().cursor();
+    cursor.seek(&Key::new(TreeId::TREE_RELOCATION.0, ItemType::ROOT_ITEM, 0))?;
+    let is_one = cursor.key().is_some_and(|key| {
+        key.objectid == TreeId::TREE_RELOCATION.0 && key.item_type == ItemType::ROOT_ITEM
+    });
+    require(!is_one, "balance", "one that was interrupted", "none: mount with the kernel first")
+        .map_err(TreeError::Unwritable)
+}
