@@ -218,7 +218,7 @@ impl<'a> Backrefs<'a> {
         let Some(first) = self.read(record)?.and_then(|block| block.key(0)) else {
             return Ok(Above::Nothing);
         };
-        let mut expected = *tree.root();
+        let mut expected = tree.root();
         loop {
             self.visit(1)?;
             let block = self.filesystem.forest().block(&expected)?;

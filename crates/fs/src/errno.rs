@@ -20,6 +20,7 @@ mod code {
     pub(super) const EISDIR: i32 = 21;
     pub(super) const EINVAL: i32 = 22;
     pub(super) const ENOSPC: i32 = 28;
+    pub(super) const EROFS: i32 = 30;
     pub(super) const EMLINK: i32 = 31;
     pub(super) const ENAMETOOLONG: i32 = 36;
     pub(super) const ELOOP: i32 = 40;
@@ -91,7 +92,17 @@ fn volume(error: &VolumeError) -> i32 {
 fn tree(error: &TreeError) -> i32 {
     match error {
         TreeError::Assemble(source) => volume(source),
-        TreeError::Block { .. } | TreeError::Corrupt { .. } => code::EIO,
+        TreeError::Block { .. }
+        | TreeError::Corrupt { .. }
+        | TreeError::NoTree { .. }
+        | TreeError::Commit { .. }
+        | TreeError::Space(_) => code::EIO,
+        TreeError::Exists { .. } => code::EEXIST,
+        TreeError::TooLarge { .. } => code::EOVERFLOW,
+        TreeError::NoSpace { .. } => code::ENOSPC,
+        TreeError::NotWritable | TreeError::Unwritable(_) | TreeError::ReadOnly { .. } => {
+            code::EROFS
+        }
     }
 }
 

@@ -134,7 +134,8 @@ impl Filesystem {
             ..OpenOptions::default()
         };
         let volume = Arc::new(Volume::open(devices, how)?);
-        let cache = ForestOptions { cache_bytes: options.node_cache_bytes };
+        let cache =
+            ForestOptions { cache_bytes: options.node_cache_bytes, ..ForestOptions::default() };
         let forest = Forest::open(Arc::clone(&volume), cache)?;
         let workers = ThreadPoolBuilder::new()
             .num_threads(options.workers)

@@ -43,7 +43,7 @@ impl Filesystem {
     /// [`Error::NotFound`] where the volume has no such tree.
     pub fn tree_stats(&self, tree: u64) -> Result<TreeStats> {
         let tree = self.forest().tree(TreeId(tree))?.ok_or(Error::NotFound)?;
-        let root = *tree.root();
+        let root = tree.root();
         let mut walk = Walk::default();
         walk.stats.levels = root.level.saturating_add(1);
         walk.stats.blocks = vec![0; usize::from(walk.stats.levels).min(LEVELS_MAX)];

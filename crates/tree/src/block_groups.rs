@@ -45,9 +45,10 @@ pub(crate) fn load(forest: &Arc<Forest>, facts: &Facts, space: &Space) -> Result
             flags: item.flags,
             used: item.bytes_used,
             free,
+            excluded,
             is_read_only: !layout.is_writable(),
         };
-        space.add_group(group).map_err(|error| TreeError::Space(Box::new(error)))?;
+        space.add_group(&group).map_err(|error| TreeError::Space(Box::new(error)))?;
     }
     Ok(())
 }

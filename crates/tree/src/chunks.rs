@@ -62,9 +62,7 @@ impl Chunks {
     }
 }
 
-fn device_extents(
-    forest: &Arc<Forest>,
-) -> Result<BTreeMap<DevId, Vec<DeviceExtent>>, TreeError> {
+fn device_extents(forest: &Arc<Forest>) -> Result<BTreeMap<DevId, Vec<DeviceExtent>>, TreeError> {
     let mut extents: BTreeMap<DevId, Vec<DeviceExtent>> = BTreeMap::new();
     let tree = forest.committed_tree(TreeId::DEVICE)?;
     let tree = tree.ok_or(TreeError::NoTree { tree: TreeId::DEVICE })?;
@@ -113,29 +111,37 @@ impl Running {
             .install_chunk(chunk.logical, chunk)
             .and_then(|()| volume.settle_chunks())
             .map_err(|source| TreeError::Assemble(Box::new(source)))?;
-        let (whole, free) = free_of(forest, chunk.logical)?;
+        let Fresh { whole, free, excluded } = fresh(forest, chunk.logical)?;
         let group = Group {
             start: chunk.logical,
             bytes: whole.end.saturating_sub(whole.start),
             flags: chunk.flags,
             used: 0,
             free,
+            excluded,
             is_read_only: false,
         };
-        self.space.add_group(group).map_err(|error| TreeError::Space(Box::new(error)))
+        self.space.add_group(&group).map_err(|error| TreeError::Space(Box::new(error)))
     }
 }
 
 /// A fresh chunk's range, and what of it can be used.
-fn free_of(forest: &Forest, at: Logical) -> Result<(Range<u64>, Vec<Range<u64>>), TreeError> {
+struct Fresh {
+    whole: Range<u64>,
+    free: Vec<Range<u64>>,
+    excluded: Vec<Range<u64>>,
+}
+
+fn fresh(forest: &Forest, at: Logical) -> Result<Fresh, TreeError> {
     let chunks = forest.volume().chunks();
     let layout: &Arc<Layout> = chunks.find(at).ok_or_else(|| TreeError::Corrupt {
         tree: TreeId::CHUNK,
         source: Refused::new("chunk", at, "one that was just installed"),
     })?;
     let whole = layout.logical().0..layout.end();
-    let free = block_groups::complement(whole.clone(), &excluded_ranges(layout));
-    Ok((whole, free))
+    let excluded = excluded_ranges(layout);
+    let free = block_groups::complement(whole.clone(), &excluded);
+    Ok(Fresh { whole, free, excluded })
 }
 
 impl Step<'_> {
@@ -167,7 +173,7 @@ impl Step<'_> {
             let key = Key::new(stripe.devid.0, ItemType::DEV_EXTENT, stripe.offset.0);
             devices.insert(&key, extent.as_bytes())?;
         }
-        let (whole, free) = free_of(self.forest, chunk.logical)?;
+        let Fresh { whole, free, .. } = fresh(self.forest, chunk.logical)?;
         let group = GroupChange {
             start: chunk.logical,
             bytes: whole.end.saturating_sub(whole.start),

@@ -12,12 +12,15 @@
 //! A scanning cursor reads leaves ahead in batches that double with every batch used up, so that a
 //! short walk costs no more than its own leaves and a long one keeps the device busy.
 
+mod live;
+
 use crate::Block;
 use crate::error::TreeError;
 use crate::tree::{Item, Tree, covering_slot};
 use butternut_format::key::Key;
 use butternut_format::node::Expected;
 use butternut_format::units::{LEVELS_MAX, Logical};
+use live::{LiveAhead, LivePosition, Walk};
 use std::sync::Arc;
 
 /// The most leaves that one readahead batch holds.
@@ -44,6 +47,9 @@ pub struct Cursor {
     /// Leaf first. Levels above the root are `None`; so is the leaf while unplaced.
     path: [Option<Step>; LEVELS_MAX],
     ahead: Option<Ahead>,
+    /// In a tree of the running transaction, in place of the path.
+    live: Option<LivePosition>,
+    live_ahead: Option<LiveAhead>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -55,7 +61,23 @@ enum Direction {
 impl Cursor {
     pub(crate) fn new(tree: Tree, scanning: bool) -> Self {
         let ahead = scanning.then_some(Ahead { leaves: 1, parent: Logical(0), until: 0 });
-        Self { tree, path: std::array::from_fn(|_| None), ahead }
+        let live_ahead = scanning.then(LiveAhead::default);
+        Self { tree, path: std::array::from_fn(|_| None), ahead, live: None, live_ahead }
+    }
+
+    /// Makes a move in a running tree; `None` in a committed one. An error unplaces the cursor.
+    fn walk(
+        &mut self,
+        step: impl FnOnce(
+            &mut Walk<'_>,
+            Option<LivePosition>,
+        ) -> Result<Option<LivePosition>, TreeError>,
+    ) -> Option<Result<(), TreeError>> {
+        let live = self.tree.running()?;
+        let forest = self.tree.forest();
+        let mut walk = Walk { forest, live, ahead: self.live_ahead.as_mut() };
+        let from = self.live.take();
+        Some(step(&mut walk, from).map(|to| self.live = to))
     }
 
     pub fn tree(&self) -> &Tree {
@@ -64,6 +86,16 @@ impl Cursor {
 
     /// Moves to the first item at or after the key.
     pub fn seek(&mut self, key: &Key) -> Result<(), TreeError> {
+        let moved = self.walk(|walk, from| match from {
+            Some(at) => match at.slot_of(walk.live, key) {
+                Some(slot) => Ok(Some(LivePosition { slot, ..at })),
+                None => walk.seek(key),
+            },
+            None => walk.seek(key),
+        });
+        if let Some(moved) = moved {
+            return moved;
+        }
         if let Some(slot) = self.slot_in_leaf(key) {
             self.set_leaf_slot(slot);
             return Ok(());
@@ -81,6 +113,9 @@ impl Cursor {
 
     /// Moves to the last item at or before the key.
     pub fn seek_last(&mut self, key: &Key) -> Result<(), TreeError> {
+        if let Some(moved) = self.walk(|walk, _| walk.seek_last(key)) {
+            return moved;
+        }
         self.placed(|cursor| {
             let slot = cursor.descend_to(key)?;
             cursor.set_leaf_slot(slot);
@@ -101,28 +136,45 @@ impl Cursor {
 
     /// Key and bytes here, or `None` past either end.
     pub fn item_parts(&self) -> Option<(Key, &[u8])> {
-        let leaf = self.leaf()?;
-        leaf.block.item(leaf.slot)
+        let (leaf, slot) = self.position()?;
+        leaf.item(slot)
     }
 
     /// The item here, kept alive on its own.
     pub fn item(&self) -> Option<Item> {
-        let leaf = self.leaf()?;
-        Item::new(Arc::clone(&leaf.block), leaf.slot)
+        let (leaf, slot) = self.position()?;
+        Item::new(Arc::clone(leaf), slot)
     }
 
     /// The leaf the cursor is in, and its slot there.
     pub fn position(&self) -> Option<(&Arc<Block>, usize)> {
+        if let Some(at) = &self.live {
+            return Some((&at.leaf, at.slot));
+        }
         self.leaf().map(|leaf| (&leaf.block, leaf.slot))
     }
 
     /// Moves to the next item.
     pub fn advance(&mut self) -> Result<(), TreeError> {
+        let step = |walk: &mut Walk<'_>, from| match from {
+            Some(at) => walk.advance(at),
+            None => Ok(None),
+        };
+        if let Some(moved) = self.walk(step) {
+            return moved;
+        }
         self.placed(|cursor| cursor.step(Direction::Forward))
     }
 
     /// Moves to the item before.
     pub fn retreat(&mut self) -> Result<(), TreeError> {
+        let step = |walk: &mut Walk<'_>, from| match from {
+            Some(at) => walk.retreat(at),
+            None => Ok(None),
+        };
+        if let Some(moved) = self.walk(step) {
+            return moved;
+        }
         self.placed(|cursor| cursor.step(Direction::Backward))
     }
 
@@ -168,7 +220,7 @@ impl Cursor {
     /// after it, or one past the last.
     fn descend_to(&mut self, key: &Key) -> Result<usize, TreeError> {
         self.unplace();
-        let mut expected = *self.tree.root();
+        let mut expected = self.tree.root();
         loop {
             let block = self.tree.forest().block(&expected)?;
             if block.level() == 0 {

@@ -153,12 +153,6 @@ impl<'a> LeafEdit<'a> {
         true
     }
 
-    pub(crate) fn set_key(&mut self, slot: usize, key: &Key) {
-        if let Some(item) = self.items_mut().get_mut(slot) {
-            item.key = RawKey::from(*key);
-        }
-    }
-
     /// Moves the items from `slot` on into an empty leaf.
     pub(crate) fn move_tail(&mut self, slot: usize, right: &mut LeafEdit<'_>) {
         let len = self.len();

@@ -187,9 +187,8 @@ impl Forest {
 
     /// The tree that the superblock names as the root of all others.
     pub fn root_tree(self: &Arc<Self>) -> Tree {
-        self.live_tree(TreeId::ROOT).unwrap_or_else(|| {
-            Tree::new(Arc::clone(self), self.volume.super_block().root())
-        })
+        self.live_tree(TreeId::ROOT)
+            .unwrap_or_else(|| Tree::new(Arc::clone(self), self.volume.super_block().root()))
     }
 
     /// The tree of chunks and devices.
@@ -218,10 +217,7 @@ impl Forest {
     }
 
     /// The tree with this id as the volume had it when it was opened.
-    pub(crate) fn committed_tree(
-        self: &Arc<Self>,
-        id: TreeId,
-    ) -> Result<Option<Tree>, TreeError> {
+    pub(crate) fn committed_tree(self: &Arc<Self>, id: TreeId) -> Result<Option<Tree>, TreeError> {
         match id {
             TreeId::ROOT => Ok(Some(self.root_tree())),
             TreeId::CHUNK => Ok(Some(self.chunk_tree())),

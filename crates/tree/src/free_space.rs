@@ -99,9 +99,9 @@ impl Step<'_> {
         }
         let mut rest = changes.as_slice();
         while let Some((first, _)) = rest.first() {
-            let group = self.group_of(Logical(first.start)).ok_or_else(|| {
-                corrupt(first.start, Refused::new("block group", "none", "one"))
-            })?;
+            let group = self
+                .group_of(Logical(first.start))
+                .ok_or_else(|| corrupt(first.start, Refused::new("block group", "none", "one")))?;
             let count = rest.partition_point(|(range, _)| range.start < group.end);
             let (now, later) = rest.split_at(count.max(1));
             GroupEdit::open(self, group)?.write(now)?;

@@ -36,8 +36,8 @@ mod writable;
 
 pub use cache::CacheCounters;
 pub use cursor::Cursor;
-pub use error::TreeError;
 pub use data::DATA_EXTENT_BYTES_MAX;
+pub use error::TreeError;
 pub use forest::{Forest, ForestOptions};
 pub use live::change::Change;
 pub use transaction::{Handle, Need, TreeEdit};

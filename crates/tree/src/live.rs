@@ -81,8 +81,6 @@ impl From<TreeError> for Stop {
 pub(crate) struct RootRecord {
     pub(crate) key: Key,
     pub(crate) raw: Box<RawRootItem>,
-    /// Bytes of the item: items of old kernels are shorter.
-    pub(crate) bytes: usize,
 }
 
 /// A tree of the running transaction.
@@ -216,6 +214,14 @@ impl LiveState {
     }
 }
 
+impl LiveState {
+    /// Whether a block can be read from a device.
+    fn is_committed(&self, at: Logical) -> bool {
+        let is_frozen = self.frozen.as_ref().is_some_and(|frozen| frozen.contains_key(&at));
+        !is_frozen && !self.dirty.contains_key(&at)
+    }
+}
+
 /// One descent's view of the tree.
 pub(crate) struct Reader<'a> {
     pub(crate) state: &'a LiveState,
@@ -259,7 +265,7 @@ impl Reader<'_> {
             if block.level() == 1 && ahead > 0 {
                 let end = after.saturating_add(ahead).min(block.len());
                 let children = (after..end).filter_map(|slot| child(&block, slot, expected.tree));
-                leaves = children.collect();
+                leaves = children.filter(|leaf| self.state.is_committed(leaf.logical)).collect();
             }
             expected = child(&block, slot, expected.tree).ok_or_else(|| no_child(&block, slot))?;
         }
@@ -279,8 +285,7 @@ pub(crate) fn child(parent: &Block, slot: usize, tree: TreeId) -> Option<Expecte
 }
 
 pub(crate) fn no_child(parent: &Block, slot: usize) -> Stop {
-    let refused =
-        butternut_format::refused::Refused::new("slot", slot, "one the block has");
+    let refused = butternut_format::refused::Refused::new("slot", slot, "one the block has");
     Stop::Failed(TreeError::Corrupt {
         tree: parent.owner(),
         source: refused.at(format_args!("node {}", parent.logical())),

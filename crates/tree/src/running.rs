@@ -117,8 +117,7 @@ impl Running {
         let super_block = forest.volume().super_block();
         let root = forest.block(&super_block.root())?;
         let facts = Facts::of(super_block, root.header().chunk_tree_uuid);
-        let options =
-            SpaceOptions { node_bytes: facts.node_bytes, is_mixed: facts.is_mixed };
+        let options = SpaceOptions { node_bytes: facts.node_bytes, is_mixed: facts.is_mixed };
         let running = Self {
             gate: Gate::new(super_block.generation()),
             space: Space::new(options),
@@ -149,7 +148,7 @@ impl Running {
         let live = match id {
             TreeId::ROOT => LiveTree::new(super_block.root(), None),
             TreeId::CHUNK => LiveTree::new(super_block.chunk_root(), None),
-            _ => match self.root_record(forest, id)? {
+            _ => match Self::root_record(forest, id)? {
                 Some((root, record)) => LiveTree::new(root, Some(record)),
                 None => return Ok(None),
             },
@@ -159,14 +158,11 @@ impl Running {
     }
 
     fn root_record(
-        &self,
         forest: &Arc<Forest>,
         id: TreeId,
     ) -> Result<Option<(Expected, RootRecord)>, TreeError> {
         let Some((key, item)) = forest.root_item(id)? else { return Ok(None) };
-        let found = forest.root_tree().find(&key)?;
-        let bytes = found.map_or(0, |found| found.data().len());
-        let record = RootRecord { key, raw: Box::new(*item.raw()), bytes };
+        let record = RootRecord { key, raw: Box::new(*item.raw()) };
         Ok(Some((item.block(id), record)))
     }
 

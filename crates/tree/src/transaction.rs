@@ -342,11 +342,7 @@ impl<'a> TreeEdit<'a> {
     }
 
     /// Changes an item's bytes in place; `false` where it was not there.
-    pub fn update(
-        &self,
-        key: &Key,
-        edit: &mut dyn FnMut(&mut [u8]),
-    ) -> Result<bool, TreeError> {
+    pub fn update(&self, key: &Key, edit: &mut dyn FnMut(&mut [u8])) -> Result<bool, TreeError> {
         self.edit(|writer| writer.update(key, edit))
     }
 

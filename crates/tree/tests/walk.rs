@@ -44,7 +44,8 @@ fn open(image: &Path) -> Arc<dyn Device> {
 
 fn plant(device: &Arc<dyn Device>, cache_bytes: u64) -> Arc<Forest> {
     let volume = Volume::open(vec![Arc::clone(device)], OpenOptions::default()).expect("a volume");
-    Forest::open(Arc::new(volume), ForestOptions { cache_bytes }).expect("a forest")
+    Forest::open(Arc::new(volume), ForestOptions { cache_bytes, ..ForestOptions::default() })
+        .expect("a forest")
 }
 
 fn files(forest: &Arc<Forest>) -> Tree {

@@ -81,16 +81,13 @@ impl<B: Deref<Target = [u8]> + DerefMut> TreeBlock<B> {
             return HEADER_BYTES.saturating_add(self.len().saturating_mul(size_of::<RawKeyPtr>()))
                 ..end;
         }
-        let slots =
-            HEADER_BYTES.saturating_add(self.len().saturating_mul(size_of::<RawItem>()));
+        let slots = HEADER_BYTES.saturating_add(self.len().saturating_mul(size_of::<RawItem>()));
         let last = self.len().checked_sub(1).and_then(|last| {
             let (_, slots) = RawHeader::ref_from_prefix(&self.bytes).ok()?;
             let (items, _) = <[RawItem]>::ref_from_prefix_with_elems(slots, self.len()).ok()?;
             items.get(last)
         });
-        let data = last.map_or(end, |item| {
-            HEADER_BYTES.saturating_add(index(item.offset.get()))
-        });
+        let data = last.map_or(end, |item| HEADER_BYTES.saturating_add(index(item.offset.get())));
         slots..data
     }
 }

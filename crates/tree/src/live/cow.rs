@@ -213,12 +213,8 @@ impl Writer<'_> {
         if block.generation().0 > snapshot {
             return Ok(ALONE);
         }
-        let found = self.running.block_refs(
-            self.forest,
-            self.carried,
-            block.logical(),
-            block.level(),
-        )?;
+        let found =
+            self.running.block_refs(self.forest, self.carried, block.logical(), block.level())?;
         let is_full_backref = found.flags & EXTENT_FLAG_FULL_BACKREF != 0;
         Ok(Sharing { refs: found.refs, is_full_backref })
     }

@@ -30,11 +30,7 @@ pub(crate) struct Path {
 
 impl Path {
     fn new(height: u8) -> Self {
-        Self {
-            steps: [(Logical(0), 0); LEVELS_MAX],
-            height: usize::from(height),
-            bound: None,
-        }
+        Self { steps: [(Logical(0), 0); LEVELS_MAX], height: usize::from(height), bound: None }
     }
 
     fn set(&mut self, level: usize, at: Logical, slot: usize) {
@@ -326,7 +322,8 @@ impl Writer<'_> {
         let above = level.saturating_add(1);
         let Some((parent, slot)) = path.step(above) else { return Ok(()) };
         let left = slot.checked_sub(1);
-        let right = slot.checked_add(1).filter(|right| *right < self.dirty(parent).map_or(0, |b| b.len()));
+        let right =
+            slot.checked_add(1).filter(|right| *right < self.dirty(parent).map_or(0, |b| b.len()));
         for (into, from) in [left.zip(Some(slot)), Some(slot).zip(right)].into_iter().flatten() {
             let beside = if from == slot { into } else { from };
             if !self.fits_beside(parent, slot, beside)? {

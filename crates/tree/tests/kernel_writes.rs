@@ -1,0 +1,182 @@
+//! Transactions on volumes that mkfs.btrfs made, judged by `btrfs check`.
+
+use butternut_device::{Device, FileDevice, OpenDevice};
+use butternut_format::checksum::name_hash;
+use butternut_format::key::{ItemType, Key};
+use butternut_format::units::TreeId;
+use butternut_tree::{Change, Forest, ForestOptions, Need};
+use butternut_volume::{OpenOptions, Volume};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+struct Image {
+    _dir: tempfile::TempDir,
+    path: PathBuf,
+}
+
+fn mkfs(bytes: u64, arguments: &[&str]) -> Image {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = dir.path().join("volume.img");
+    std::fs::File::create(&path).and_then(|file| file.set_len(bytes)).expect("an image");
+    let made = Command::new("mkfs.btrfs")
+        .arg("-q")
+        .args(arguments)
+        .arg(&path)
+        .status()
+        .expect("mkfs.btrfs is missing: apt-get install btrfs-progs");
+    assert!(made.success());
+    Image { _dir: dir, path }
+}
+
+fn check(image: &Path, what: &str) {
+    let output = Command::new("btrfs")
+        .args(["check", "--check-data-csum"])
+        .arg(image)
+        .output()
+        .expect("btrfs is missing: apt-get install btrfs-progs");
+    let text = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8_lossy(&text);
+    assert!(output.status.success(), "{what}: {text}");
+    for sign in ["ERROR", "WARNING", "error:", "mismatch", "invalid", "bad "] {
+        assert!(!text.contains(sign), "{what}: {text}");
+    }
+}
+
+fn open(image: &Path) -> Arc<Forest> {
+    let how = OpenDevice { writable: true, ..OpenDevice::default() };
+    let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, &how).expect("the image"));
+    let volume = Volume::open(vec![device], OpenOptions::default()).expect("a volume");
+    Forest::open_writable(Arc::new(volume), ForestOptions::default()).expect("a writable forest")
+}
+
+/// An extended attribute of the top directory: the simplest item of any size there is.
+fn xattr(number: u64, bytes: u64) -> (Key, Vec<u8>) {
+    let name = format!("user.{number}");
+    let mut item = vec![0; 17];
+    item.extend_from_slice(&7_u64.to_le_bytes());
+    item.extend_from_slice(&u16::try_from(bytes).unwrap().to_le_bytes());
+    item.extend_from_slice(&u16::try_from(name.len()).unwrap().to_le_bytes());
+    item.push(8);
+    item.extend_from_slice(name.as_bytes());
+    item.extend((0..bytes).map(|at| u8::try_from(at % 251).unwrap()));
+    (Key::new(256, ItemType::XATTR_ITEM, name_hash(name.as_bytes())), item)
+}
+
+fn all(forest: &Arc<Forest>) -> BTreeMap<Key, Vec<u8>> {
+    let mut cursor = forest.tree(TreeId::FS).unwrap().unwrap().scan();
+    cursor.seek(&Key::new(256, ItemType::XATTR_ITEM, 0)).unwrap();
+    let mut found = BTreeMap::new();
+    while let Some((key, data)) = cursor.item_parts() {
+        if key.item_type != ItemType::XATTR_ITEM {
+            break;
+        }
+        found.insert(key, data.to_vec());
+        cursor.advance().unwrap();
+    }
+    found
+}
+
+/// A small generator, so that a run is its seed.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % end
+    }
+}
+
+/// Puts, replaces and removes items at random, with commits between; the volume stays clean.
+fn churn(bytes: u64, arguments: &[&str], item_bytes_max: u64, rounds: u64) {
+    let image = mkfs(bytes, arguments);
+    let mut want: BTreeMap<Key, Vec<u8>> = BTreeMap::new();
+    let mut dice = Dice(7);
+    for reopened in 0..3 {
+        let forest = open(&image.path);
+        assert_eq!(all(&forest), want, "{arguments:?}, opened {reopened} times before");
+        for round in 0..rounds {
+            for _ in 0..1 + dice.below(400) {
+                let handle = forest.join(Need::items(2)).unwrap();
+                let edit = handle.tree(TreeId::FS).unwrap();
+                let (key, item) = xattr(dice.below(1500), dice.below(item_bytes_max));
+                if dice.below(3) == 0 {
+                    let was_there = want.remove(&key).is_some();
+                    assert_eq!(edit.remove(&key).unwrap(), was_there);
+                } else {
+                    edit.put(&key, &item).unwrap();
+                    want.insert(key, item);
+                }
+            }
+            if dice.below(2) == 0 {
+                let mut changes = BTreeMap::new();
+                for _ in 0..dice.below(600) {
+                    let (key, item) = xattr(dice.below(1500), dice.below(item_bytes_max));
+                    changes.insert(key, (dice.below(3) > 0).then_some(item));
+                }
+                for (key, to) in &changes {
+                    match to {
+                        Some(item) => drop(want.insert(*key, item.clone())),
+                        None => drop(want.remove(key)),
+                    }
+                }
+                let changes: Vec<Change> =
+                    changes.into_iter().map(|(key, to)| Change { key, to }).collect();
+                let handle = forest.join(Need::items(100)).unwrap();
+                handle.tree(TreeId::FS).unwrap().merge(&changes).unwrap();
+            }
+            assert_eq!(all(&forest), want, "{arguments:?}, round {round}");
+            forest.commit().unwrap();
+            check(&image.path, &format!("{arguments:?}, opened {reopened}, round {round}"));
+        }
+    }
+}
+
+#[test]
+fn a_default_volume_stays_clean() {
+    churn(512 << 20, &[], 900, 6);
+}
+
+#[test]
+fn a_volume_of_small_nodes_stays_clean() {
+    churn(512 << 20, &["-n", "4096"], 300, 6);
+}
+
+#[test]
+fn a_volume_of_large_nodes_with_another_checksum_stays_clean() {
+    churn(512 << 20, &["-n", "65536", "--csum", "blake2"], 4000, 4);
+}
+
+#[test]
+fn a_mixed_volume_stays_clean() {
+    churn(128 << 20, &["-M"], 300, 4);
+}
+
+#[test]
+fn a_volume_without_trees_for_free_space_and_groups_stays_clean() {
+    churn(512 << 20, &["-O", "^free-space-tree,^block-group-tree", "-m", "single"], 900, 4);
+}
+
+#[test]
+fn a_volume_of_fat_extent_items_stays_clean() {
+    churn(512 << 20, &["-O", "^skinny-metadata,^no-holes", "-n", "4096"], 300, 4);
+}
+
+#[test]
+fn chunks_are_made_when_groups_are_full() {
+    let image = mkfs(1 << 30, &["-m", "single"]);
+    let forest = open(&image.path);
+    let mut want = BTreeMap::new();
+    for number in 0..40_000_u64 {
+        let (key, item) = xattr(number, 3000);
+        let handle = forest.join(Need::items(1)).unwrap();
+        handle.tree(TreeId::FS).unwrap().put(&key, &item).unwrap();
+        want.insert(key, item);
+    }
+    forest.commit().unwrap();
+    check(&image.path, "after 120 MB of items");
+    drop(forest);
+    assert_eq!(all(&open(&image.path)), want);
+}

@@ -1,0 +1,133 @@
+//! Transactions on volumes made here: what is put in is there, before a commit and after reopening.
+
+use butternut_device::{Device, MemoryDevice};
+use butternut_format::checksum::name_hash;
+use butternut_format::key::{ItemType, Key};
+use butternut_format::units::TreeId;
+use butternut_mkfs::MkfsOptions;
+use butternut_tree::{Change, Forest, ForestOptions, Need};
+use butternut_volume::{OpenOptions, Volume};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+const MIB: u64 = 1 << 20;
+
+fn fresh(bytes: u64) -> Arc<dyn Device> {
+    let device = MemoryDevice::new("memory", bytes);
+    butternut_mkfs::make(&device, &MkfsOptions::default()).expect("a fresh volume");
+    Arc::new(device)
+}
+
+fn open(device: &Arc<dyn Device>) -> Arc<Forest> {
+    let volume = Volume::open(vec![Arc::clone(device)], OpenOptions::default()).expect("a volume");
+    Forest::open_writable(Arc::new(volume), ForestOptions::default()).expect("a writable forest")
+}
+
+/// An extended attribute of the top directory: the simplest item of any size there is.
+fn xattr(number: u32, bytes: usize) -> (Key, Vec<u8>) {
+    let name = format!("user.{number}");
+    let mut item = vec![0; 17];
+    item.extend_from_slice(&7_u64.to_le_bytes());
+    item.extend_from_slice(&u16::try_from(bytes).unwrap().to_le_bytes());
+    item.extend_from_slice(&u16::try_from(name.len()).unwrap().to_le_bytes());
+    item.push(8);
+    item.extend_from_slice(name.as_bytes());
+    item.extend((0..bytes).map(|at| u8::try_from(at % 251).unwrap()));
+    (Key::new(256, ItemType::XATTR_ITEM, name_hash(name.as_bytes())), item)
+}
+
+fn all(forest: &Arc<Forest>) -> BTreeMap<Key, Vec<u8>> {
+    let mut cursor = forest.tree(TreeId::FS).unwrap().unwrap().scan();
+    cursor.seek(&Key::MIN).unwrap();
+    let mut found = BTreeMap::new();
+    while let Some((key, data)) = cursor.item_parts() {
+        if key.item_type == ItemType::XATTR_ITEM {
+            assert!(found.insert(key, data.to_vec()).is_none(), "{key} twice");
+        }
+        cursor.advance().unwrap();
+    }
+    found
+}
+
+#[test]
+fn items_put_in_are_there_before_and_after_the_commit_and_after_reopening() {
+    let device = fresh(256 * MIB);
+    let mut want = BTreeMap::new();
+    let forest = open(&device);
+    for round in 0..4_u32 {
+        for number in 0..500 {
+            let (key, item) =
+                xattr(round * 500 + number, 40 + usize::try_from(number).unwrap() % 900);
+            let handle = forest.join(Need::items(1)).unwrap();
+            handle.tree(TreeId::FS).unwrap().insert(&key, &item).unwrap();
+            want.insert(key, item);
+        }
+        assert_eq!(all(&forest), want);
+        forest.commit().unwrap();
+        assert_eq!(all(&forest), want);
+    }
+    drop(forest);
+    assert_eq!(all(&open(&device)), want);
+}
+
+#[test]
+fn a_tree_that_grew_and_was_emptied_gives_its_space_back() {
+    let device = fresh(256 * MIB);
+    let forest = open(&device);
+    let items: BTreeMap<Key, Vec<u8>> = (0..3000).map(|number| xattr(number, 300)).collect();
+    let changes: Vec<Change> =
+        items.iter().map(|(key, to)| Change { key: *key, to: Some(to.clone()) }).collect();
+    {
+        let handle = forest.join(Need::items(100)).unwrap();
+        handle.tree(TreeId::FS).unwrap().merge(&changes).unwrap();
+    }
+    forest.commit().unwrap();
+    assert_eq!(all(&forest), items);
+    {
+        let handle = forest.join(Need::items(100).deleting()).unwrap();
+        let edit = handle.tree(TreeId::FS).unwrap();
+        let mut seen = 0;
+        let range = Key::new(256, ItemType::XATTR_ITEM, 0)..Key::new(256, ItemType::DIR_ITEM, 0);
+        let removed = edit.remove_range(range, &mut |_, _| seen += 1).unwrap();
+        assert_eq!((removed, seen), (3000, 3000));
+    }
+    forest.commit().unwrap();
+    assert!(all(&forest).is_empty());
+    assert_eq!(forest.tree(TreeId::FS).unwrap().unwrap().root().level, 0);
+    drop(forest);
+    assert!(all(&open(&device)).is_empty());
+}
+
+#[test]
+fn an_uncommitted_change_is_gone_after_reopening() {
+    let device = fresh(256 * MIB);
+    let forest = open(&device);
+    let (key, item) = xattr(1, 10);
+    let handle = forest.join(Need::items(1)).unwrap();
+    handle.tree(TreeId::FS).unwrap().insert(&key, &item).unwrap();
+    drop(handle);
+    drop(forest);
+    assert!(all(&open(&device)).is_empty());
+}
+
+#[test]
+fn a_cursor_sees_what_was_put_in_behind_it() {
+    let device = fresh(256 * MIB);
+    let forest = open(&device);
+    let handle = forest.join(Need::items(10)).unwrap();
+    let edit = handle.tree(TreeId::FS).unwrap();
+    let key = |at: u64| Key::new(256, ItemType::XATTR_ITEM, at);
+    for at in [10, 20, 30] {
+        edit.insert(&key(at), b"x").unwrap();
+    }
+    let mut cursor = edit.tree().cursor();
+    cursor.seek(&key(10)).unwrap();
+    edit.insert(&key(15), b"y").unwrap();
+    edit.remove(&key(20)).unwrap();
+    cursor.advance().unwrap();
+    assert_eq!(cursor.key(), Some(key(15)));
+    cursor.advance().unwrap();
+    assert_eq!(cursor.key(), Some(key(30)));
+    cursor.retreat().unwrap();
+    assert_eq!(cursor.key(), Some(key(15)));
+}
