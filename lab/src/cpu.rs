@@ -25,7 +25,7 @@ pub(crate) fn rows(rig: &Rig, report: &mut Report) -> Result<()> {
 fn subvolume_tree(rig: &Rig) -> Result<Tree> {
     let device: Arc<dyn Device> = Arc::new(FileDevice::open(&rig.device, &OpenDevice::default())?);
     let volume = Volume::open(vec![device], OpenOptions::default())?;
-    let options = ForestOptions { cache_bytes: 256 << 20 };
+    let options = ForestOptions { cache_bytes: 256 << 20, ..ForestOptions::default() };
     let forest = Forest::open(Arc::new(volume), options)?;
     forest.tree(TreeId::FS)?.context("the volume has no top-level tree")
 }
