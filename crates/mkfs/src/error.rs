@@ -3,11 +3,21 @@
 use crate::signature::Signature;
 use butternut_device::DeviceError;
 use butternut_sys::errno::Errno;
+use std::path::PathBuf;
 
 #[derive(Debug, thiserror::Error)]
 pub enum MkfsError {
     #[error(transparent)]
     Device(#[from] DeviceError),
+    #[error("cannot make {} {bytes} bytes long", path.display())]
+    Extend {
+        path: PathBuf,
+        bytes: u64,
+        #[source]
+        cause: Errno,
+    },
+    #[error("offset and size together are more than a file can have")]
+    OffsetTooLarge,
     #[error("the device is open for reading only")]
     ReadOnly,
     #[error("it holds {signature}")]

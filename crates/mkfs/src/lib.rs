@@ -11,6 +11,8 @@
 //! - Under mixed groups, dup has a minimum size of its own: `mkfs.btrfs` names one that it then
 //!   fails at.
 //!
+//! [`Target`] opens a path for it, and makes or extends an image file first.
+//!
 //! Laws of [`make`]:
 //!
 //! 1. Nothing outside the device's window is touched, and inside it nothing but the ranges that
@@ -30,6 +32,7 @@ mod layout;
 mod options;
 mod signature;
 mod super_block;
+mod target;
 mod trees;
 mod wipe;
 
@@ -42,6 +45,7 @@ pub use features::{FeatureName, Features};
 pub use identity::Identity;
 pub use options::MkfsOptions;
 pub use signature::{Signature, find as find_signature};
+pub use target::Target;
 
 use butternut_device::Device;
 use compose::Composed;
@@ -72,9 +76,12 @@ pub struct MadeGroup {
     pub bytes: u64,
 }
 
-/// Makes an empty volume, over whatever was there.
+/// Makes an empty volume; where something is there already, only if told to.
 pub fn make(device: &dyn Device, options: &MkfsOptions) -> Result<Made, MkfsError> {
-    let plan = Plan::check(device, options)?;
+    if !device.is_writable() {
+        return Err(MkfsError::ReadOnly);
+    }
+    let plan = Plan::check(device.bytes(), options)?;
     if !options.overwrite
         && let Some(signature) = signature::find(device)?
     {

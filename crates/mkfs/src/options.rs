@@ -4,7 +4,6 @@ use crate::error::MkfsError;
 use crate::features::Features;
 use crate::identity::Identity;
 use crate::layout::{Group, Profiles};
-use butternut_device::Device;
 use butternut_format::checksum::ChecksumKind;
 use butternut_format::chunk::Profile;
 use butternut_format::inode::Time;
@@ -73,15 +72,13 @@ impl Plan {
     /// The only generation of a new volume.
     pub(crate) const GENERATION: Generation = Generation(1);
 
-    pub(crate) fn check(device: &dyn Device, options: &MkfsOptions) -> Result<Self, MkfsError> {
-        if !device.is_writable() {
-            return Err(MkfsError::ReadOnly);
-        }
+    /// Checks the options for a device of this size.
+    pub(crate) fn check(device_bytes: u64, options: &MkfsOptions) -> Result<Self, MkfsError> {
         options.features.check()?;
         check_label(&options.label)?;
         let node_bytes = node_bytes(options)?;
         let profiles = profiles(options)?;
-        let bytes = volume_bytes(device.bytes(), options, profiles)?;
+        let bytes = volume_bytes(device_bytes, options, profiles)?;
         let identity = options.identity.map_or_else(|| Identity::random(None), Ok)?;
         Ok(Self {
             identity,
@@ -160,12 +157,11 @@ fn volume_bytes(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use butternut_device::MemoryDevice;
 
     fn refuse(change: impl FnOnce(&mut MkfsOptions), mib: u64) -> String {
         let mut options = MkfsOptions::default();
         change(&mut options);
-        Plan::check(&MemoryDevice::new("m", mib << 20), &options).unwrap_err().to_string()
+        Plan::check(mib << 20, &options).unwrap_err().to_string()
     }
 
     #[test]

@@ -1,0 +1,102 @@
+//! [`Target`]: the file or block device that a volume is made on, opened for nobody else.
+//!
+//! 1. With a size, an image file that is not there is made, and one that is too short is
+//!    extended; neither happens before everything that can be refused has been. A file that was
+//!    made goes again if the volume could not be.
+//! 2. Inside a bigger image, with a size, nothing behind the volume is looked at. Elsewhere the
+//!    whole device is the window: old copies of superblocks behind a smaller volume are found.
+//! 3. Only block devices are told to discard: an image file keeps the blocks it was given.
+
+use crate::error::MkfsError;
+use crate::options::{MkfsOptions, Plan};
+use crate::{Made, make, signature};
+use butternut_device::{Device, FileDevice, OpenDevice};
+use butternut_sys::errno::Errno;
+use butternut_sys::file::DiskKind;
+use std::fs::OpenOptions;
+use std::path::{Path, PathBuf};
+
+/// Where a volume is made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    pub path: PathBuf,
+    /// Where in the file the volume begins.
+    pub offset: u64,
+}
+
+impl Target {
+    /// Makes a volume here; `bytes` of the options is the size of law 1.
+    pub fn make(&self, options: &MkfsOptions) -> Result<Made, MkfsError> {
+        let is_new = self.prepare(options)?;
+        let made = self.open(options).and_then(|device| {
+            let kind = device.ring_target().map(|target| target.file.kind());
+            let is_block = kind != Some(DiskKind::Image);
+            make(&device, &MkfsOptions { discard: options.discard && is_block, ..options.clone() })
+        });
+        if made.is_err() && is_new {
+            // The failure is worth telling, not that what it left could not be removed either.
+            std::fs::remove_file(&self.path).ok();
+        }
+        made
+    }
+
+    fn open(&self, options: &MkfsOptions) -> Result<FileDevice, MkfsError> {
+        let bytes = options.bytes.filter(|_| self.offset != 0);
+        let how =
+            OpenDevice { writable: true, offset: self.offset, bytes, ..OpenDevice::default() };
+        Ok(FileDevice::open(&self.path, &how)?)
+    }
+
+    /// Makes an image as long as it has to be; whether it is a new one.
+    fn prepare(&self, options: &MkfsOptions) -> Result<bool, MkfsError> {
+        let Some(bytes) = options.bytes else { return Ok(false) };
+        let end = self.offset.checked_add(bytes).ok_or(MkfsError::OffsetTooLarge)?;
+        match std::fs::metadata(&self.path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                Plan::check(bytes, options)?;
+                extend(&self.path, end, true)?;
+                Ok(true)
+            }
+            Ok(meta) if meta.is_file() && meta.len() < end => {
+                Plan::check(bytes, options)?;
+                self.check_short(options)?;
+                extend(&self.path, end, false)?;
+                Ok(false)
+            }
+            // Longer files, devices, and what is neither: opening tells.
+            _ => Ok(false),
+        }
+    }
+
+    /// Refuses an image that is in use, or holds something, before it is made longer.
+    fn check_short(&self, options: &MkfsOptions) -> Result<(), MkfsError> {
+        let how = OpenDevice { writable: true, ..OpenDevice::default() };
+        let whole = FileDevice::open(&self.path, &how)?;
+        let rest = whole.bytes().saturating_sub(self.offset);
+        drop(whole);
+        if rest == 0 || options.overwrite {
+            return Ok(());
+        }
+        let window = FileDevice::open(&self.path, &OpenDevice { offset: self.offset, ..how })?;
+        match signature::find(&window)? {
+            Some(signature) => Err(MkfsError::InUse { signature }),
+            None => Ok(()),
+        }
+    }
+}
+
+fn extend(path: &Path, bytes: u64, is_new: bool) -> Result<(), MkfsError> {
+    let failed = |error: std::io::Error| MkfsError::Extend {
+        path: path.to_owned(),
+        bytes,
+        cause: Errno::from(&error),
+    };
+    let mut how = OpenOptions::new();
+    let file = how.write(true).create_new(is_new).open(path).map_err(failed)?;
+    file.set_len(bytes).map_err(|error| {
+        if is_new {
+            std::fs::remove_file(path).ok();
+        }
+        failed(error)
+    })
+}
