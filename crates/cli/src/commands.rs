@@ -9,6 +9,7 @@ mod find;
 mod inspect;
 mod ls;
 mod man;
+mod mkfs;
 mod mount;
 pub(crate) mod mount_helper;
 mod stat;
@@ -45,6 +46,7 @@ pub(crate) fn run(low: &LowArgs, out: &mut Output) -> Outcome {
             inspect::logical_resolve::run(global, args, out)
         }
         Noun::Inspect(InspectVerb::Rootid(args)) => inspect::rootid::run(global, args, out),
+        Noun::Mkfs(args) => mkfs::run(global, args, out),
         Noun::Mount(args) => mount::run(global, args, out),
         Noun::Umount(args) => umount::run(global, args, out),
         Noun::Completions(args) => Ok(completions::run(args, out)),

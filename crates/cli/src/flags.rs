@@ -4,6 +4,7 @@
 
 mod inspect;
 mod listing;
+mod making;
 mod mounting;
 
 pub(crate) use inspect::{
@@ -15,6 +16,7 @@ pub(crate) use listing::{
     SubvolumeListArgs, SubvolumeShowArgs, SubvolumeVerb, UnitArgs, UsageArgs, UsageTableArgs,
     VolumesArgs,
 };
+pub(crate) use making::MkfsArgs;
 pub(crate) use mounting::{MountArgs, UmountArgs};
 
 use std::ffi::OsString;
@@ -57,6 +59,18 @@ Without allow_other and default_permissions, the one who mounts sees everything 
 whatever its modes say: its bytes are his to read anyway.
 
 In fstab: disk.img@snap1  /mnt  fuse.butternut  ro,allow_other  0 0";
+
+/// What `mkfs` does that its flags do not say.
+const MKFS_HELP: &str = "\
+What lies on the device is looked at first: a filesystem, swap or a partition table is not
+overwritten without --force. A device in use is refused, with --force too.
+
+With the variable SOURCE_DATE_EPOCH set (seconds since 1970) and --uuid given, the same command
+line makes the same bytes.
+
+    butternut mkfs --size 1G disk.img            makes the file
+    butternut mkfs -L backup -O bgt /dev/sdx1
+    butternut mkfs --size 512M disk.img?offset=1M";
 
 /// btrfs in user space: reads any btrfs volume, without root, without a kernel driver.
 #[derive(Debug, Parser)]
@@ -108,6 +122,9 @@ pub(crate) enum Noun {
     /// The structures on disk
     #[command(subcommand)]
     Inspect(InspectVerb),
+    /// Make an empty volume
+    #[command(after_help = MKFS_HELP)]
+    Mkfs(MkfsArgs),
     /// Mount a volume read-only, through FUSE
     #[command(after_help = MOUNT_HELP)]
     Mount(MountArgs),

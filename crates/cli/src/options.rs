@@ -105,7 +105,7 @@ fn open_failure(named: &VolumeArg, error: &butternut::Error) -> Failure {
 }
 
 /// Says what is wrong with a device before the engine has to guess.
-fn check_device(path: &Path) -> Result<(), Failure> {
+pub(crate) fn check_device(path: &Path) -> Result<(), Failure> {
     let what = path.display().to_string();
     let meta = std::fs::metadata(path).map_err(|error| {
         let failure = Failure::io(what.clone(), &error);

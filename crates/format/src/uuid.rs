@@ -23,6 +23,23 @@ impl Uuid {
         self == Self::NIL
     }
 
+    /// Reads the usual form, in capitals or not.
+    pub fn parse(text: &str) -> Option<Self> {
+        let bytes = text.as_bytes();
+        let dashes = [8, 13, 18, 23];
+        let is_placed = |(at, byte): (usize, &u8)| (*byte == b'-') == dashes.contains(&at);
+        if bytes.len() != 36 || !bytes.iter().enumerate().all(is_placed) {
+            return None;
+        }
+        let digit = |byte: &u8| char::from(*byte).to_digit(16).and_then(|d| u8::try_from(d).ok());
+        let mut digits = bytes.iter().filter(|byte| **byte != b'-').map(digit);
+        let mut uuid = [0; 16];
+        for byte in &mut uuid {
+            *byte = digits.next()?? << 4 | digits.next()??;
+        }
+        Some(Self(uuid))
+    }
+
     /// The key of this UUID in the UUID tree; `item_type` says whose UUID it is.
     pub fn key(self, item_type: ItemType) -> Key {
         let halves: [U64; 2] = zerocopy::transmute!(self.0);
@@ -55,4 +72,25 @@ pub fn subvolume_ids(item: &[u8]) -> Result<impl Iterator<Item = TreeId> + '_, R
         .map_err(|_| Refused::new("item size", item.len(), "a multiple of 8"))?;
     require(!ids.is_empty(), "item size", 0, "at least 8")?;
     Ok(ids.iter().map(|id| TreeId(id.get())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_shown_is_read_back_and_nothing_else() {
+        let uuid = Uuid(*b"0123456789\xab\xcd\xef\x00\x7f\xff");
+        assert_eq!(Uuid::parse(&uuid.to_string()), Some(uuid));
+        assert_eq!(Uuid::parse(&uuid.to_string().to_uppercase()), Some(uuid));
+        let wrong = [
+            "",
+            "30313233-3435-3637-3839-abcdef007ff",
+            "30313233-3435-3637-3839-abcdef007fffa",
+            "303132333435-3637-3839-abcd-ef007fff-",
+            "30313233-3435-3637-3839-abcdef007ffg",
+            "30313233-3435-3637-3839--abcdef007ff",
+        ];
+        assert!(wrong.iter().all(|text| Uuid::parse(text).is_none()));
+    }
 }

@@ -76,6 +76,22 @@ pub struct MadeGroup {
     pub bytes: u64,
 }
 
+impl MadeGroup {
+    /// What the group holds, by name.
+    pub fn kind(&self) -> &'static str {
+        let holds = |kind| self.flags.contains(kind);
+        if holds(BlockGroupFlags::SYSTEM) {
+            "system"
+        } else if !holds(BlockGroupFlags::DATA) {
+            "metadata"
+        } else if holds(BlockGroupFlags::METADATA) {
+            "data+metadata"
+        } else {
+            "data"
+        }
+    }
+}
+
 /// Makes an empty volume; where something is there already, only if told to.
 pub fn make(device: &dyn Device, options: &MkfsOptions) -> Result<Made, MkfsError> {
     if !device.is_writable() {

@@ -15,6 +15,7 @@ mod errors;
 mod export;
 mod image;
 mod listing;
+mod mkfs;
 mod mount;
 mod pages;
 mod progs;

@@ -1,0 +1,261 @@
+//! `mkfs`: an empty volume on a device, or in an image file that it makes.
+//!
+//! With `SOURCE_DATE_EPOCH` set, the volume's date is that, and every id in it follows from the
+//! volume's own: the same command line gives the same bytes.
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use butternut::Subvolume;
+use butternut_mkfs::{
+    ChecksumKind, FeatureName, Features, Identity, Made, MadeGroup, MkfsError, MkfsOptions,
+    Profile, Target, Time, Uuid,
+};
+use serde_json::Value;
+
+use crate::failure::{Done, Failure, Outcome, chain};
+use crate::flags::{GlobalArgs, MkfsArgs};
+use crate::options;
+use crate::output::size::{Units, pretty};
+use crate::output::{Output, json, text};
+use crate::volume_arg::VolumeArg;
+
+/// Profiles that a name can mean; the library says which it makes.
+const PROFILES: [Profile; 9] = [
+    Profile::Single,
+    Profile::Dup,
+    Profile::Raid0,
+    Profile::Raid1,
+    Profile::Raid1c3,
+    Profile::Raid1c4,
+    Profile::Raid10,
+    Profile::Raid5,
+    Profile::Raid6,
+];
+
+pub(crate) fn run(global: &GlobalArgs, args: &MkfsArgs, out: &mut Output) -> Outcome {
+    if words(&args.features).any(|word| word == "list-all") {
+        return list_features(global, out);
+    }
+    let named = one_device(&args.devices)?;
+    let options = meant(args)?;
+    let [device] = named.devices.as_slice() else { return Err(one_only(&named.typed)) };
+    if options.bytes.is_none() {
+        options::check_device(&device.path).map_err(|failure| {
+            failure.cure("name an image file or a block device, or make a file with --size")
+        })?;
+    }
+    let target = Target { path: device.path.clone(), offset: device.offset };
+    let made = target.make(&options).map_err(|error| failure(&named, &target, &error))?;
+    if global.json {
+        json::document(out, as_json(&target, &made))?;
+    } else if !global.quiet {
+        print(out, &made)?;
+    }
+    Ok(Done::Well)
+}
+
+fn words(features: &[String]) -> impl Iterator<Item = &str> {
+    features.iter().flat_map(|list| list.split(',')).map(str::trim).filter(|word| !word.is_empty())
+}
+
+fn one_device(words: &[OsString]) -> Result<VolumeArg, Failure> {
+    if words.is_empty() {
+        return Err(
+            Failure::new("mkfs", "no device is named").cure("name an image file or a block device")
+        );
+    }
+    let named = options::volume(words)?;
+    if named.devices.len() > 1 {
+        return Err(one_only(&named.typed));
+    }
+    if named.subvolume != Subvolume::Default {
+        return Err(Failure::new(named.typed, "names a subvolume, and a new volume has none")
+            .cure("leave the @ out; if it is part of a file's name, make the file first"));
+    }
+    Ok(named)
+}
+
+fn one_only(typed: &str) -> Failure {
+    Failure::new(typed, "a new volume lies on one device").cure("name one")
+}
+
+/// The options as meant.
+fn meant(args: &MkfsArgs) -> Result<MkfsOptions, Failure> {
+    let mut features = Features::default();
+    let mixed = args.mixed.then_some("mixed-bg");
+    for word in words(&args.features).chain(mixed) {
+        features.choose(word).map_err(|error| {
+            Failure::new("--features", chain(&error)).cure("`-O list-all` shows what there is")
+        })?;
+    }
+    let size = |flag: &str, typed: &Option<String>| {
+        typed.as_ref().map(|typed| options::bytes(flag, typed)).transpose()
+    };
+    let node_bytes = size("--nodesize", &args.nodesize)?;
+    let epoch = epoch()?;
+    Ok(MkfsOptions {
+        identity: Some(identity(args.uuid.as_deref(), epoch.is_some())?),
+        time: epoch.unwrap_or_else(now),
+        label: args.label.as_ref().map(text::bytes).unwrap_or_default(),
+        bytes: size("--size", &args.size)?,
+        node_bytes: node_bytes.map(|bytes| u32::try_from(bytes).unwrap_or(u32::MAX)),
+        csum: csum(&args.csum)?,
+        data: profile("--data", args.data.as_deref())?,
+        metadata: profile("--metadata", args.metadata.as_deref())?,
+        features,
+        overwrite: args.force,
+        discard: !args.nodiscard,
+    })
+}
+
+fn identity(typed: Option<&str>, is_reproducible: bool) -> Result<Identity, Failure> {
+    let fsid = typed.map(|typed| {
+        Uuid::parse(typed).filter(|uuid| !uuid.is_nil()).ok_or_else(|| {
+            Failure::new("--uuid", format!("{typed:?} is not a uuid"))
+                .cure("write 32 hex digits as 8-4-4-4-12, or leave it out for a new one")
+        })
+    });
+    let random =
+        Identity::random(fsid.transpose()?).map_err(|error| Failure::new("mkfs", chain(&error)))?;
+    Ok(if is_reproducible { Identity::derived(random.fsid) } else { random })
+}
+
+/// The date that a reproducible build wants in what it makes.
+fn epoch() -> Result<Option<Time>, Failure> {
+    let Some(typed) = std::env::var_os("SOURCE_DATE_EPOCH") else { return Ok(None) };
+    let secs = typed.to_str().and_then(|typed| typed.parse().ok());
+    secs.map(|secs| Some(Time { secs, nanos: 0 })).ok_or_else(|| {
+        Failure::new("SOURCE_DATE_EPOCH", format!("{} is not a number", typed.display()))
+            .cure("set it to seconds since 1970, or unset it")
+    })
+}
+
+fn now() -> Time {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Time { secs: i64::try_from(since.as_secs()).unwrap_or_default(), nanos: since.subsec_nanos() }
+}
+
+fn csum(typed: &str) -> Result<ChecksumKind, Failure> {
+    match typed.to_ascii_lowercase().as_str() {
+        "crc32c" => Ok(ChecksumKind::Crc32c),
+        "xxhash" | "xxhash64" => Ok(ChecksumKind::Xxhash64),
+        "sha256" => Ok(ChecksumKind::Sha256),
+        "blake2" | "blake2b" => Ok(ChecksumKind::Blake2b),
+        _ => Err(Failure::new("--csum", format!("{typed:?} is not a checksum"))
+            .cure("write crc32c, xxhash, sha256 or blake2")),
+    }
+}
+
+fn profile(flag: &str, typed: Option<&str>) -> Result<Option<Profile>, Failure> {
+    let Some(typed) = typed else { return Ok(None) };
+    let lower = typed.to_ascii_lowercase();
+    let known = PROFILES.into_iter().find(|profile| profile.name() == lower);
+    known.map(Some).ok_or_else(|| {
+        Failure::new(flag, format!("{typed:?} is not a profile")).cure("write single or dup")
+    })
+}
+
+fn failure(named: &VolumeArg, target: &Target, error: &MkfsError) -> Failure {
+    // What is said of the device names it already.
+    let path = target.path.display().to_string();
+    let why = chain(error);
+    let why = why.strip_prefix(&format!("{path} ")).unwrap_or(&why);
+    let why = why.replace(&format!("cannot open {path}"), "cannot be opened");
+    let failure = Failure::new(named.typed.clone(), why.clone());
+    if why.contains("is busy") {
+        return failure.cure("unmount it, or wait until it is free");
+    }
+    match error {
+        MkfsError::InUse { .. } => failure.cure("--force makes the volume over it"),
+        MkfsError::TooSmall { bytes_min, .. } => failure.cure(format!(
+            "make it {} or more; --mixed volumes start at 16.00MiB",
+            pretty(*bytes_min, Units::Binary)
+        )),
+        MkfsError::TooLarge { .. } => failure.cure("ask for less, or leave --size out"),
+        MkfsError::NodeSize { .. } => failure.cure("write 4K, 8K, 16K, 32K or 64K"),
+        MkfsError::MixedNodeSize { .. } => failure.cure("leave --nodesize out"),
+        MkfsError::MixedProfiles => failure.cure("give both as single or both as dup"),
+        MkfsError::Profile { .. } => failure.cure("write single or dup"),
+        MkfsError::FeatureMissing { missing } => {
+            failure.cure(format!("leave ^{missing} out, or block-group-tree"))
+        }
+        MkfsError::Device(_)
+        | MkfsError::Extend { .. }
+        | MkfsError::OffsetTooLarge
+        | MkfsError::ReadOnly
+        | MkfsError::FeatureUnknown { .. }
+        | MkfsError::FeatureUnsupported { .. }
+        | MkfsError::LabelTooLong { .. }
+        | MkfsError::LabelBytes
+        | MkfsError::Random(_) => failure,
+    }
+}
+
+fn print(out: &mut Output, made: &Made) -> std::io::Result<()> {
+    let label = match made.label.as_slice() {
+        b"" => "none".to_owned(),
+        label => format!("'{}'", text::escaped(label)),
+    };
+    let size = |bytes| pretty(bytes, Units::Binary);
+    let names: Vec<_> = made.features.names().collect();
+    writeln!(out, "Label: {label}  uuid: {}", made.fsid)?;
+    writeln!(out, "\tsize {} used {}", size(made.bytes), size(made.bytes_used))?;
+    writeln!(out, "\tnode size {} checksum {}", size(made.node_bytes.into()), made.csum.name())?;
+    writeln!(
+        out,
+        "\tfeatures {}",
+        if names.is_empty() { "none".into() } else { names.join(", ") }
+    )?;
+    for group in &made.groups {
+        let (kind, profile) = (group.kind(), group.profile.name());
+        writeln!(out, "\tgroup {kind}, {profile}: {}", size(group.bytes))?;
+    }
+    Ok(())
+}
+
+fn as_json(target: &Target, made: &Made) -> Value {
+    let group = |group: &MadeGroup| -> Value {
+        json::Object::new()
+            .put("type", group.kind())
+            .put("profile", group.profile.name())
+            .put("bytes", group.bytes)
+            .into()
+    };
+    json::Object::new()
+        .name("device", target.path.as_os_str().as_encoded_bytes())
+        .put("offset", target.offset)
+        .name("label", &made.label)
+        .uuid("uuid", &made.fsid.0)
+        .uuid("device_uuid", &made.device_uuid.0)
+        .put("bytes", made.bytes)
+        .put("used_bytes", made.bytes_used)
+        .put("node_bytes", made.node_bytes)
+        .put("checksum", made.csum.name())
+        .put("features", made.features.names().collect::<Vec<_>>())
+        .put("groups", made.groups.iter().map(group).collect::<Vec<Value>>())
+        .into()
+}
+
+fn list_features(global: &GlobalArgs, out: &mut Output) -> Outcome {
+    let default = Features::default();
+    if global.json {
+        let feature = |feature: &FeatureName| -> Value {
+            json::Object::new()
+                .put("name", feature.name)
+                .put("alias", feature.alias)
+                .put("about", feature.about)
+                .put("default", default.has(feature))
+                .into()
+        };
+        json::document(out, Features::ALL.iter().map(feature).collect::<Vec<Value>>())?;
+        return Ok(Done::Well);
+    }
+    for feature in &Features::ALL {
+        let alias = feature.alias.map(|alias| format!(" (or {alias})")).unwrap_or_default();
+        let is_default = if default.has(feature) { ", on unless ^" } else { "" };
+        writeln!(out, "{:<16} {}{is_default}{alias}", feature.name, feature.about)?;
+    }
+    Ok(Done::Well)
+}
