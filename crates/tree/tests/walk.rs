@@ -130,7 +130,7 @@ fn many_threads_asking_for_one_block_cost_one_read() {
         for _ in 0..8 {
             scope.spawn(|| {
                 gate.wait();
-                forest.block(tree.root()).expect("readable");
+                forest.block(&tree.root()).expect("readable");
             });
         }
     });
