@@ -16,6 +16,4 @@ pub enum CheckError {
     },
     #[error("no threads to work with")]
     Threads(#[source] rayon::ThreadPoolBuildError),
-    #[error("this build cannot check")]
-    Unsupported,
 }

@@ -40,8 +40,21 @@ impl Refused {
         self
     }
 
+    /// Where it is, as far as [`Self::at`] was told.
+    pub fn place(&self) -> &str {
+        &self.place
+    }
+
     pub fn field(&self) -> &'static str {
         self.field
+    }
+
+    pub fn have(&self) -> &str {
+        &self.have
+    }
+
+    pub fn want(&self) -> &str {
+        &self.want
     }
 }
 

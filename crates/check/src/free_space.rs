@@ -1,0 +1,230 @@
+//! The free space tree against what is allocated: each is what the other leaves over.
+//!
+//! 1. Every block group has one info. Those of block groups that are not there any more do no harm:
+//!    mkfs.btrfs leaves the ones of its temporary groups behind.
+//! 2. The free ranges of a group, neighbours joined, are its range without its extents.
+//! 3. `extent_count` is how many they are; a group keeps either extents or bitmaps, as its flags
+//!    say, and extents are joined already.
+
+use crate::blocks::{Block, Reader};
+use crate::finding::Kind;
+use crate::sink::Sink;
+use crate::spans::Spans;
+use crate::stray::stray;
+use crate::walk::Survey;
+use butternut_format::block_group::BlockGroup;
+use butternut_format::free_space::{FreeBitmap, FreeRange, FreeSpaceInfo, check_extent};
+use butternut_format::key::ItemType;
+use butternut_format::units::TreeId;
+
+/// What was read of the free space tree.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FreeSpace {
+    infos: Vec<FreeSpaceInfo>,
+    free: Spans,
+    /// Items by where they begin, to know of which form a group's are.
+    items: Vec<FreeItem>,
+    is_lost: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct FreeItem {
+    start: u64,
+    is_bitmap: bool,
+}
+
+pub(crate) struct FreeSurvey<'a> {
+    pub(crate) reader: &'a Reader<'a>,
+}
+
+impl FreeSurvey<'_> {
+    fn add(&self, range: FreeRange, out: &mut Spans) {
+        if let Err(end) = out.push(range.logical.0, range.end().0, false) {
+            self.overlap(range.logical.0, end);
+        }
+    }
+
+    fn overlap(&self, start: u64, end: u64) {
+        let want = format!("at least {end}, where the range before ends");
+        let sink = self.reader.sink();
+        sink.add(Kind::FreeSpaceCount, "tree free space", "range", start, want);
+    }
+}
+
+impl Survey for FreeSurvey<'_> {
+    type Out = FreeSpace;
+
+    fn leaf(&self, leaf: &Block<'_>, _is_first: bool) -> FreeSpace {
+        let mut out = FreeSpace::default();
+        for slot in 0..leaf.len() {
+            let Some((key, data)) = leaf.item(slot) else { continue };
+            let start = key.objectid;
+            match key.item_type {
+                ItemType::FREE_SPACE_INFO => out.infos.extend(FreeSpaceInfo::check(key, data)),
+                ItemType::FREE_SPACE_EXTENT => {
+                    if let Ok(range) = check_extent(key, data) {
+                        self.add(range, &mut out.free);
+                        out.items.push(FreeItem { start, is_bitmap: false });
+                    }
+                }
+                ItemType::FREE_SPACE_BITMAP => {
+                    if let Ok(bitmap) = FreeBitmap::check(key, data) {
+                        bitmap.ranges().for_each(|range| self.add(range, &mut out.free));
+                        out.items.push(FreeItem { start, is_bitmap: true });
+                    }
+                }
+                _ => stray(self.reader, TreeId::FREE_SPACE, leaf, key),
+            }
+        }
+        out
+    }
+
+    fn join(&self, left: &mut FreeSpace, right: FreeSpace) {
+        left.infos.extend(right.infos);
+        left.items.extend(right.items);
+        left.is_lost |= right.is_lost;
+        if let Err((start, end)) = left.free.append(right.free) {
+            self.overlap(start, end);
+        }
+    }
+
+    fn lost(&self) -> FreeSpace {
+        FreeSpace { is_lost: true, ..FreeSpace::default() }
+    }
+}
+
+/// Holds the free space against the block groups and what is allocated in them.
+pub(crate) fn check(free: &FreeSpace, groups: &[BlockGroup], spans: &Spans, sink: &Sink<'_>) {
+    if free.is_lost {
+        return;
+    }
+    for info in &free.infos {
+        let (start, bytes) = (info.group.logical, info.group.bytes);
+        if !groups.iter().any(|group| group.logical == start && group.bytes == bytes) {
+            let place = format!("free space info {start}");
+            let want = format!("one of {bytes} bytes");
+            sink.add(Kind::FreeSpaceStray, place, "block group", "none", want);
+        }
+    }
+    let mut infos = free.infos.iter().peekable();
+    for group in groups {
+        while infos.next_if(|info| info.group.logical < group.logical).is_some() {}
+        if let Some(info) = infos.peek().filter(|info| info.group.logical == group.logical) {
+            check_group(free, info, group, spans, sink);
+        } else {
+            let place = format!("block group {}", group.logical);
+            sink.add(Kind::FreeSpaceGroup, place, "free space info", "none", "one");
+        }
+    }
+    check_outside(free, groups, sink);
+}
+
+/// Laws 2 and 3.
+fn check_group(
+    free: &FreeSpace,
+    info: &FreeSpaceInfo,
+    group: &BlockGroup,
+    spans: &Spans,
+    sink: &Sink<'_>,
+) {
+    let (start, end) = (group.logical.0, group.logical.0.saturating_add(group.bytes));
+    let place = format!("free space of block group {start}");
+    let mut ranges = 0_u64;
+    let mut allocated = spans.within(start, end).peekable();
+    let mut at = start;
+    for range in free.free.within(start, end) {
+        ranges += 1;
+        // What is allocated before this range must reach from the last one to this one.
+        while let Some(span) = allocated.next_if(|span| span.start < range.start) {
+            if span.start > at {
+                missing(&place, at, span.start, sink);
+            }
+            at = at.max(span.end);
+        }
+        if range.start > at {
+            missing(&place, at, range.start, sink);
+        }
+        let taken = at.min(range.end).saturating_sub(range.start);
+        if taken > 0 {
+            taken_space(&place, range.start, taken, sink);
+        }
+        while let Some(span) = allocated.next_if(|span| span.start < range.end) {
+            taken_space(&place, span.start, span.end.min(range.end) - span.start, sink);
+            at = at.max(span.end);
+        }
+        at = at.max(range.end);
+    }
+    for span in allocated {
+        if span.start > at {
+            missing(&place, at, span.start, sink);
+        }
+        at = at.max(span.end);
+    }
+    if end > at {
+        missing(&place, at, end, sink);
+    }
+    check_form(free, info, (start, end), ranges, sink);
+}
+
+fn check_form(
+    free: &FreeSpace,
+    info: &FreeSpaceInfo,
+    (start, end): (u64, u64),
+    ranges: u64,
+    sink: &Sink<'_>,
+) {
+    let place = format!("free space of block group {start}");
+    if u64::from(info.extent_count) != ranges {
+        sink.add(Kind::FreeSpaceCount, &place, "extent_count", info.extent_count, ranges);
+    }
+    let first = free.items.partition_point(|item| item.start < start);
+    let items = free.items.iter().skip(first).take_while(|item| item.start < end);
+    let mut extents = 0_u64;
+    for item in items {
+        extents += 1;
+        if item.is_bitmap != info.is_bitmaps {
+            let form = |is_bitmap| if is_bitmap { "bitmap" } else { "extent" };
+            let place = format!("{place}: item {}", item.start);
+            sink.add(
+                Kind::FreeSpaceCount,
+                place,
+                "form",
+                form(item.is_bitmap),
+                form(info.is_bitmaps),
+            );
+            return;
+        }
+    }
+    if !info.is_bitmaps && extents != ranges {
+        let want = format!("{ranges}, neighbours joined");
+        sink.add(Kind::FreeSpaceCount, place, "items", extents, want);
+    }
+}
+
+/// Free ranges that no block group holds.
+fn check_outside(free: &FreeSpace, groups: &[BlockGroup], sink: &Sink<'_>) {
+    let mut known = Spans::default();
+    for group in groups {
+        // Groups that overlap are said elsewhere.
+        let end = group.logical.0.saturating_add(group.bytes);
+        known.push(group.logical.0, end, false).unwrap_or_default();
+    }
+    for range in free.free.iter() {
+        let inside = known.covered(range.start, range.end);
+        let bytes = range.end.saturating_sub(range.start);
+        if inside != bytes {
+            let place = format!("free space {} + {bytes}", range.start);
+            sink.add(Kind::FreeSpaceStray, place, "bytes in block groups", inside, bytes);
+        }
+    }
+}
+
+fn missing(place: &str, start: u64, end: u64, sink: &Sink<'_>) {
+    let have = format!("nothing of {start} + {}", end.saturating_sub(start));
+    sink.add(Kind::FreeSpaceMissing, place, "free ranges", have, "it, for no extent holds it");
+}
+
+fn taken_space(place: &str, start: u64, bytes: u64, sink: &Sink<'_>) {
+    let have = format!("{start} + {bytes}");
+    sink.add(Kind::FreeSpaceTaken, place, "free ranges", have, "nothing that an extent holds");
+}

@@ -1,0 +1,63 @@
+//! Opening devices and the volume on them.
+
+use crate::chunk_tree::ChunkTree;
+use crate::error::CheckError;
+use crate::finding::Kind;
+use crate::options::CheckOptions;
+use crate::sink::Sink;
+use butternut_device::{Device, FileDevice, OpenDevice};
+use butternut_volume::{OpenOptions, Volume, VolumeError};
+use std::path::Path;
+use std::sync::Arc;
+
+/// A device or image file, for reading; the volume begins at `offset`.
+///
+/// Reads go through the page cache: what lies there already costs nothing.
+pub fn open_device(path: &Path, offset: u64) -> Result<Arc<dyn Device>, CheckError> {
+    let how = OpenDevice { offset, direct: false, ..OpenDevice::default() };
+    let device = FileDevice::open(path, &how)
+        .map_err(|source| CheckError::Device { device: path.display().to_string(), source })?;
+    Ok(Arc::new(device))
+}
+
+pub(crate) fn volume(
+    devices: Vec<Arc<dyn Device>>,
+    options: &CheckOptions<'_>,
+) -> Result<Volume, CheckError> {
+    let how = OpenOptions { degraded: options.degraded, ..OpenOptions::default() };
+    Volume::open(devices, how).map_err(CheckError::Volume)
+}
+
+/// Hands the chunk tree to the volume. Says whether everything else can be read now.
+pub(crate) fn install(
+    volume: &Volume,
+    chunk_tree: &ChunkTree,
+    sink: &Sink<'_>,
+) -> Result<bool, CheckError> {
+    if chunk_tree.is_lost {
+        sink.note("the chunk tree cannot be read, so nothing else was");
+        return Ok(false);
+    }
+    for device in &chunk_tree.devices {
+        volume.install_device(device);
+    }
+    for chunk in &chunk_tree.chunks {
+        if let Err(error) = volume.install_chunk(chunk.logical, chunk) {
+            return refused(error, sink);
+        }
+    }
+    match volume.seal() {
+        Ok(()) => Ok(true),
+        Err(error) => refused(error, sink),
+    }
+}
+
+/// Chunks that do not fit together are damage; everything else is in the way of checking.
+fn refused(error: VolumeError, sink: &Sink<'_>) -> Result<bool, CheckError> {
+    if let VolumeError::Chunk(refused) = &error {
+        sink.refused(Kind::ChunkLayout, "chunk tree", refused);
+        sink.note("the chunks do not fit together, so nothing else was read");
+        return Ok(false);
+    }
+    Err(CheckError::Volume(error))
+}

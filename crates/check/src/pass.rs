@@ -1,0 +1,268 @@
+//! One pass over all trees, in the order in which each can be understood.
+//!
+//! ```text
+//! chunk tree        where everything lies                    (walked when the volume was opened)
+//! root tree         which trees there are
+//! extent tree       what is allocated, who is said to use it; from here on blocks have items
+//! block groups, free space, checksums, devices, uuids
+//! subvolumes        who does use it; names, inodes, files
+//! what is left      relocation trees, logs, trees that are being removed
+//! ```
+//!
+//! A pass posts every reference to its ledger; whether they come out even is seen at its end.
+
+use crate::blocks::Reader;
+use crate::chunk_tree::{ChunkSurvey, ChunkTree};
+use crate::device_tree::{self, DeviceSurvey};
+use crate::extent_items::{BlockTable, ExtentSurvey, Extents};
+use crate::finding::Kind;
+use crate::free_space::{self, FreeSurvey};
+use crate::group_tree::{self, GroupSurvey};
+use crate::inode::Rules;
+use crate::ledger::Ledger;
+use crate::names;
+use crate::roots::{self, Root, RootSurvey, Roots, UuidSurvey};
+use crate::spans::Spans;
+use crate::stray::Nothing;
+use crate::subvolume::{ReferenceSurvey, SubvolumeSurvey, Summary, check_root};
+use crate::sum_items::{self, SumSurvey};
+use crate::walk::{Memo, Route, Survey, Walker};
+use butternut_format::block_group::BlockGroup;
+use butternut_format::feature;
+use butternut_format::key::ItemType;
+use butternut_format::units::TreeId;
+use std::sync::atomic::Ordering;
+
+/// Trees that are walked by themselves; what is left is walked for its references alone.
+const OWN_SURVEY: [TreeId; 9] = [
+    TreeId::ROOT,
+    TreeId::CHUNK,
+    TreeId::EXTENT,
+    TreeId::BLOCK_GROUP,
+    TreeId::FREE_SPACE,
+    TreeId::CHECKSUM,
+    TreeId::DEVICE,
+    TreeId::UUID,
+    TreeId::QUOTA,
+];
+
+pub(crate) struct Pass<'a> {
+    pub(crate) walker: Walker<'a>,
+    pub(crate) reader: &'a Reader<'a>,
+    pub(crate) ledger: &'a Ledger,
+}
+
+impl<'a> Pass<'a> {
+    pub(crate) fn new(
+        reader: &'a Reader<'a>,
+        ledger: &'a Ledger,
+        pool: Option<&'a rayon::ThreadPool>,
+    ) -> Self {
+        Self { walker: Walker::new(reader, ledger, pool), reader, ledger }
+    }
+
+    /// Walks the chunk tree.
+    pub(crate) fn chunk_tree(&self) -> ChunkTree {
+        let root = self.reader.volume().super_block().chunk_root();
+        self.walker.tree(&ChunkSurvey { reader: self.reader }, root, &Route::default())
+    }
+
+    /// Walks everything else.
+    pub(crate) fn trees(&self, chunk_tree: &ChunkTree) {
+        let super_block = self.reader.volume().super_block();
+        let survey = RootSurvey { reader: self.reader, ledger: self.ledger };
+        let roots = self.walker.tree(&survey, super_block.root(), &Route::default());
+        self.require_trees(&roots);
+        roots::check(&roots, self.reader);
+        let mut extents = self.extents(&roots);
+        let blocks = std::mem::take(&mut extents.blocks);
+        self.walker.set_table(BlockTable::new(blocks));
+        let mut groups = std::mem::take(&mut extents.groups);
+        groups.extend(self.group_tree(&roots));
+        groups.sort_by_key(|group| group.logical);
+        self.accounts(&groups, &extents.spans, chunk_tree);
+        self.free_space(&roots, &groups, &extents.spans);
+        let sums = self.sums(&roots, &extents.spans);
+        self.devices(&roots, chunk_tree);
+        self.uuids(&roots);
+        self.left_alone(&roots);
+        self.subvolumes(&roots, &sums);
+        self.others(&roots);
+        self.log();
+        if !self.reader.sink().is_mute() {
+            roots::check_entries(&roots, self.reader);
+        }
+    }
+
+    fn walk<S: Survey>(&self, survey: &S, root: &Root) -> S::Out {
+        self.walker.tree(survey, root.expected(), &Route::default())
+    }
+
+    fn extents(&self, roots: &Roots) -> Extents {
+        let survey = ExtentSurvey::new(self.reader, self.ledger);
+        let Some(root) = roots.find(TreeId::EXTENT) else { return Extents::default() };
+        let mut extents = self.walk(&survey, root);
+        survey.finish(&mut extents);
+        extents
+    }
+
+    fn group_tree(&self, roots: &Roots) -> Vec<BlockGroup> {
+        let root = roots.find(TreeId::BLOCK_GROUP);
+        root.map_or_else(Vec::new, |root| self.walk(&GroupSurvey { reader: self.reader }, root))
+    }
+
+    /// What is allocated, added up in every place that says so.
+    fn accounts(&self, groups: &[BlockGroup], spans: &Spans, chunk_tree: &ChunkTree) {
+        let sink = self.reader.sink();
+        if sink.lost.extents.load(Ordering::Relaxed) {
+            return;
+        }
+        group_tree::check_chunks(groups, &chunk_tree.chunks, sink);
+        let used = group_tree::check_used(groups, spans, sink);
+        let have = self.reader.volume().super_block().raw().bytes_used.get();
+        if have != used {
+            let want = format!("{used}, as the extents");
+            sink.add(Kind::SuperField, "superblock", "bytes_used", have, want);
+        }
+    }
+
+    fn free_space(&self, roots: &Roots, groups: &[BlockGroup], spans: &Spans) {
+        let super_block = self.reader.volume().super_block();
+        let sink = self.reader.sink();
+        let Some(root) = roots.find(TreeId::FREE_SPACE) else { return };
+        let free = self.walk(&FreeSurvey { reader: self.reader }, root);
+        if !super_block.has_compat_ro(feature::FREE_SPACE_TREE_VALID) {
+            sink.note("the free space tree is not valid, and is not compared");
+            return;
+        }
+        if !sink.lost.extents.load(Ordering::Relaxed) {
+            free_space::check(&free, groups, spans, sink);
+        }
+    }
+
+    fn sums(&self, roots: &Roots, spans: &Spans) -> Spans {
+        let digest_bytes = self.reader.volume().super_block().csum().bytes();
+        let Some(root) = roots.find(TreeId::CHECKSUM) else { return Spans::default() };
+        let sums = self.walk(&SumSurvey { reader: self.reader, digest_bytes }, root);
+        if !self.reader.sink().lost.extents.load(Ordering::Relaxed) {
+            sum_items::check_allocated(&sums, spans, self.reader.sink());
+        }
+        sums
+    }
+
+    fn devices(&self, roots: &Roots, chunk_tree: &ChunkTree) {
+        let Some(root) = roots.find(TreeId::DEVICE) else { return };
+        let tree = self.walk(&DeviceSurvey { reader: self.reader }, root);
+        let chunks = self.reader.volume().chunks();
+        device_tree::check(&tree, chunk_tree, &chunks, self.reader.sink());
+    }
+
+    fn uuids(&self, roots: &Roots) {
+        let Some(root) = roots.find(TreeId::UUID) else { return };
+        let lost = &self.reader.sink().lost.users;
+        let was_lost = lost.load(Ordering::Relaxed);
+        let entries = self.walk(&UuidSurvey { reader: self.reader }, root);
+        let raw = self.reader.volume().super_block().raw();
+        // An older one is of a kernel that did not know of it; it is made again at the next mount.
+        let is_current = raw.uuid_tree_generation == raw.generation;
+        if is_current && !roots.is_lost && lost.load(Ordering::Relaxed) == was_lost {
+            roots::check_uuids(&entries, roots, self.reader);
+        }
+    }
+
+    fn left_alone(&self, roots: &Roots) {
+        let Some(root) = roots.find(TreeId::QUOTA) else { return };
+        let own = [
+            ItemType::QGROUP_STATUS,
+            ItemType::QGROUP_INFO,
+            ItemType::QGROUP_LIMIT,
+            ItemType::QGROUP_RELATION,
+        ];
+        self.walk(&Nothing { reader: self.reader, tree: TreeId::QUOTA, own: &own }, root);
+        self.reader.sink().note("quotas are on; what they count is not checked");
+    }
+
+    fn subvolumes(&self, roots: &Roots, sums: &Spans) {
+        let super_block = self.reader.volume().super_block();
+        let sink = self.reader.sink();
+        let memo = Memo::<Summary>::default();
+        let is_one =
+            |root: &&Root| root.tree.is_subvolume() || root.tree == TreeId::DATA_RELOCATION;
+        for root in roots.trees.iter().filter(is_one).filter(|root| !root.is_dying()) {
+            let rules = Rules {
+                tree: root.tree.0,
+                has_no_holes: super_block.has(feature::NO_HOLES),
+                wants_sums: root.tree != TreeId::DATA_RELOCATION
+                    && !sink.lost.users.load(Ordering::Relaxed),
+            };
+            let survey = SubvolumeSurvey {
+                reader: self.reader,
+                ledger: self.ledger,
+                table: self.walker.table(),
+                sums,
+                memo: &memo,
+                rules,
+            };
+            let summary = self.walk(&survey, root);
+            let verdict = survey.finish(summary);
+            sink.count(&sink.counters.subvolumes, u64::from(root.tree.is_subvolume()));
+            check_root(root.tree, &verdict, self.reader);
+            if verdict.is_uneven && !sink.is_mute() {
+                names::explain(&self.walker, root.tree, root.expected());
+            }
+        }
+    }
+
+    /// Trees of which only the references count.
+    fn others(&self, roots: &Roots) {
+        let survey = ReferenceSurvey { ledger: self.ledger, table: self.walker.table() };
+        for root in &roots.trees {
+            let is_walked = OWN_SURVEY.contains(&root.tree)
+                || root.tree == TreeId::DATA_RELOCATION
+                || (root.tree.is_subvolume() && !root.is_dying());
+            if !is_walked {
+                let route = Route { removed_to: root.removed_to(), ..Route::default() };
+                self.walker.tree(&survey, root.expected(), &route);
+            }
+        }
+    }
+
+    /// The blocks of the log trees can be read; no extent item knows of them.
+    fn log(&self) {
+        let Some(log_root) = self.reader.volume().super_block().log_root() else { return };
+        let nowhere = Ledger::new();
+        let survey = RootSurvey { reader: self.reader, ledger: &nowhere };
+        let route = Route { is_unaccounted: true, ..Route::default() };
+        let logs = self.walker.tree(&survey, log_root, &route);
+        let own = ReferenceSurvey { ledger: &nowhere, table: None };
+        for root in &logs.trees {
+            self.walker.tree(&own, root.expected(), &route);
+        }
+    }
+
+    /// The trees that no volume is without.
+    fn require_trees(&self, roots: &Roots) {
+        if roots.is_lost {
+            return;
+        }
+        let super_block = self.reader.volume().super_block();
+        let mut want = vec![
+            (TreeId::EXTENT, "extent tree"),
+            (TreeId::DEVICE, "device tree"),
+            (TreeId::FS, "top-level subvolume"),
+            (TreeId::CHECKSUM, "checksum tree"),
+        ];
+        if super_block.has_compat_ro(feature::FREE_SPACE_TREE) {
+            want.push((TreeId::FREE_SPACE, "free space tree"));
+        }
+        if super_block.has_compat_ro(feature::BLOCK_GROUP_TREE) {
+            want.push((TreeId::BLOCK_GROUP, "block group tree"));
+        }
+        for (tree, name) in want {
+            if roots.find(tree).is_none() {
+                let sink = self.reader.sink();
+                sink.add(Kind::TreeMissing, "tree root", format!("{name} ({tree})"), "none", "one");
+            }
+        }
+    }
+}

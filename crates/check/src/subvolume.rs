@@ -1,0 +1,354 @@
+//! A subvolume: its leaves, and what they add up to.
+//!
+//! Leaves that snapshots share are looked at once; so are the references that go out from them.
+//! Names and inodes are compared over the whole tree by sums ([`crate::hash`]); only where these
+//! do not come out even does [`crate::names`] look for the ones that do not fit.
+
+use crate::blocks::{Block, Reader};
+use crate::extent_items::BlockTable;
+use crate::finding::Kind;
+use crate::hash;
+use crate::inode::{
+    Balance, ExtentFacts, InodeFacts, InodePart, ROOT_DIR, Rules, SumFacts, entry_kind, kind_word,
+    link, orphan,
+};
+use crate::ledger::{Ledger, RefKind, Reference};
+use crate::run::Run;
+use crate::spans::Spans;
+use crate::stray::stray;
+use crate::walk::{Memo, Survey};
+use butternut_format::dir::{DirEntries, DirEntry, EntryKind};
+use butternut_format::file_extent::{Compression, ExtentBody, FileExtent};
+use butternut_format::inode::Inode;
+use butternut_format::inode_ref::{InodeExtrefs, InodeRefs};
+use butternut_format::key::{ItemType, Key};
+use butternut_format::units::{SECTOR_BYTES, TreeId};
+
+/// The longest inline extent, unpacked.
+const INLINE_BYTES_MAX: u64 = SECTOR_BYTES;
+
+/// What the leaves of a subtree came to.
+#[derive(Clone, Default)]
+pub(crate) struct Summary {
+    run: Run<Box<InodePart>>,
+    balance: Balance,
+    is_lost: bool,
+}
+
+pub(crate) struct SubvolumeSurvey<'a> {
+    pub(crate) reader: &'a Reader<'a>,
+    pub(crate) ledger: &'a Ledger,
+    pub(crate) table: Option<&'a BlockTable>,
+    pub(crate) sums: &'a Spans,
+    pub(crate) memo: &'a Memo<Summary>,
+    pub(crate) rules: Rules,
+}
+
+/// What a tree's names and inodes came to.
+pub(crate) struct Verdict {
+    /// Names, kinds or orphans do not come out even.
+    pub(crate) is_uneven: bool,
+    pub(crate) has_root: bool,
+    pub(crate) is_lost: bool,
+}
+
+impl SubvolumeSurvey<'_> {
+    /// Nothing comes before or behind.
+    pub(crate) fn finish(&self, summary: Summary) -> Verdict {
+        let mut balance = summary.balance;
+        summary.run.finish(&mut |part| self.close(&part, &mut balance));
+        let is_even = balance.names == 0 && balance.kinds == 0 && balance.orphans == 0;
+        let is_lost = summary.is_lost;
+        Verdict { is_uneven: !is_even && !is_lost, has_root: balance.has_root, is_lost }
+    }
+
+    fn close(&self, part: &InodePart, balance: &mut Balance) {
+        part.judge(&self.rules, self.reader.sink(), balance);
+    }
+
+    fn item(&self, leaf: &LeafFacts<'_, '_>, key: Key, data: &[u8], out: &mut Summary) {
+        let Summary { run, balance, .. } = out;
+        if key.item_type == ItemType::ORPHAN_ITEM {
+            balance.orphans = balance.orphans.wrapping_sub(orphan(key.offset));
+            return;
+        }
+        if !is_of_an_inode(key.item_type) {
+            stray(self.reader, TreeId(self.rules.tree), leaf.block, key);
+            return;
+        }
+        let mut closed = Balance::default();
+        let make = |ino| Box::new(InodePart::new(ino));
+        let part = run.part_of(key.objectid, make, &mut |part| self.close(&part, &mut closed));
+        balance.add(closed);
+        let Some(part) = part else { return };
+        match key.item_type {
+            ItemType::INODE_ITEM => {
+                if let Ok(inode) = Inode::check(data) {
+                    part.set_item(InodeFacts::from(&inode));
+                }
+            }
+            ItemType::INODE_REF => {
+                for entry in InodeRefs::new(data).flatten() {
+                    let link = (key.offset, entry.index, entry.name);
+                    add_ref(part, balance, link);
+                }
+            }
+            ItemType::INODE_EXTREF => {
+                for entry in InodeExtrefs::new(data).flatten() {
+                    add_ref(part, balance, (entry.parent.0, entry.index, entry.name));
+                }
+            }
+            ItemType::DIR_ITEM | ItemType::DIR_INDEX => {
+                for entry in DirEntries::new(data).flatten() {
+                    add_name(part, balance, key, &entry);
+                }
+            }
+            ItemType::XATTR_ITEM => self.xattrs(key, data),
+            ItemType::EXTENT_DATA => self.file_extent(leaf, key, data, part),
+            _ => {}
+        }
+    }
+
+    fn file_extent(&self, leaf: &LeafFacts<'_, '_>, key: Key, data: &[u8], part: &mut InodePart) {
+        let Ok(extent) = FileExtent::check(data, key.offset) else { return };
+        if leaf.is_first {
+            count_data(self.ledger, leaf, key, &extent);
+        }
+        let sink = self.reader.sink();
+        let place =
+            || format!("tree {} inode {} extent at {}", self.rules.tree, part.ino, key.offset);
+        let (bytes, is_inline) = match extent.body {
+            ExtentBody::Inline(_) => (extent.ram_bytes, true),
+            ExtentBody::Hole { .. } => (0, false),
+            ExtentBody::Regular { run, .. } | ExtentBody::Preallocated { run, .. } => {
+                (run.num_bytes, false)
+            }
+        };
+        if is_inline && extent.ram_bytes > INLINE_BYTES_MAX {
+            let want = format!("at most {INLINE_BYTES_MAX} of an inline extent");
+            sink.add(Kind::FileExtentForm, place(), "ram_bytes", extent.ram_bytes, want);
+        }
+        if matches!(extent.body, ExtentBody::Preallocated { .. })
+            && extent.compression != Compression::None
+        {
+            let want = "none where preallocated";
+            let have = format!("{:?}", extent.compression);
+            sink.add(Kind::FileExtentForm, place(), "compression", have, want);
+        }
+        let newest = self.reader.volume().super_block().generation();
+        if extent.generation > newest {
+            let want = format!("at most {newest}, the volume's");
+            sink.add(Kind::FileExtentForm, place(), "generation", extent.generation, want);
+        }
+        let sums = self.sums_of(&extent);
+        if sums == SumFacts::Odd {
+            sink.add(Kind::SumsOdd, place(), "checksums", "some", "none where preallocated");
+        }
+        let end = key.offset.saturating_add(extent.file_bytes());
+        let facts = ExtentFacts { start: key.offset, end, bytes, is_inline, sums };
+        if let Err(end) = part.add_extent(&facts) {
+            self.overlap(part.ino, key.offset, end);
+        }
+    }
+
+    fn overlap(&self, ino: u64, start: u64, end: u64) {
+        let place = format!("tree {} inode {ino}", self.rules.tree);
+        let want = format!("at least {end}, where the extent before ends");
+        self.reader.sink().add(Kind::FileExtentOverlap, place, "extent", start, want);
+    }
+
+    fn sums_of(&self, extent: &FileExtent<'_>) -> SumFacts {
+        if !self.rules.wants_sums {
+            return SumFacts::None;
+        }
+        let (disk, run, is_written) = match extent.body {
+            ExtentBody::Regular { disk, run } => (disk, run, true),
+            ExtentBody::Preallocated { disk, run } => (disk, run, false),
+            ExtentBody::Inline(_) | ExtentBody::Hole { .. } => return SumFacts::None,
+        };
+        let start = disk.logical.0;
+        let (start, end) = if extent.compression == Compression::None {
+            let start = start.saturating_add(run.offset);
+            (start, start.saturating_add(run.num_bytes))
+        } else {
+            (start, start.saturating_add(disk.bytes))
+        };
+        let covered = self.sums.covered(start, end);
+        match (covered, is_written) {
+            (0, true) if end > start => SumFacts::Missing,
+            (0, _) => SumFacts::None,
+            (_, false) => SumFacts::Odd,
+            (covered, true) if covered == end.saturating_sub(start) => SumFacts::All,
+            (_, true) => SumFacts::Some,
+        }
+    }
+
+    /// An attribute's name is there once; those whose hashes collide share an item.
+    fn xattrs(&self, key: Key, data: &[u8]) {
+        let mut names: Vec<&[u8]> =
+            DirEntries::new(data).flatten().map(|entry| entry.name).collect();
+        let count = names.len();
+        if count < 2 {
+            return;
+        }
+        names.sort_unstable();
+        names.dedup();
+        if names.len() != count {
+            let place = format!("tree {} inode {}", self.rules.tree, key.objectid);
+            let want = format!("{} names, each once", names.len());
+            self.reader.sink().add(Kind::XattrTwice, place, "attributes", count, want);
+        }
+    }
+}
+
+impl Survey for SubvolumeSurvey<'_> {
+    type Out = Summary;
+
+    fn leaf(&self, leaf: &Block<'_>, is_first: bool) -> Summary {
+        let facts = LeafFacts::of(leaf, is_first, self.table);
+        let mut out = Summary::default();
+        for slot in 0..leaf.len() {
+            if let Some((key, data)) = leaf.item(slot) {
+                self.item(&facts, key, data, &mut out);
+            }
+        }
+        out
+    }
+
+    fn join(&self, left: &mut Summary, right: Summary) {
+        left.balance.add(right.balance);
+        left.is_lost |= right.is_lost;
+        if let Some((ino, (start, end))) = left.run.seam(&right.run).and_then(|(before, behind)| {
+            before.overlap(behind).map(|overlap| (before.ino, overlap))
+        }) {
+            self.overlap(ino, start, end);
+        }
+        let Summary { run, balance, .. } = left;
+        run.join(right.run, &mut |part| self.close(&part, balance));
+    }
+
+    fn lost(&self) -> Summary {
+        Summary { run: Run::lost(), is_lost: true, ..Summary::default() }
+    }
+
+    fn memo(&self) -> Option<&Memo<Summary>> {
+        Some(self.memo)
+    }
+}
+
+/// A leaf, and how its references go out.
+pub(crate) struct LeafFacts<'l, 'b> {
+    pub(crate) block: &'l Block<'b>,
+    is_first: bool,
+    is_full: bool,
+}
+
+impl<'l, 'b> LeafFacts<'l, 'b> {
+    fn of(block: &'l Block<'b>, is_first: bool, table: Option<&BlockTable>) -> Self {
+        let item = table.filter(|_| is_first).and_then(|table| table.find(block.logical()));
+        Self { block, is_first, is_full: item.is_some_and(|item| item.is_full) }
+    }
+}
+
+/// Posts the reference of one file extent, if it has one.
+fn count_data(ledger: &Ledger, leaf: &LeafFacts<'_, '_>, key: Key, extent: &FileExtent<'_>) {
+    let (disk, run) = match extent.body {
+        ExtentBody::Regular { disk, run } | ExtentBody::Preallocated { disk, run } => (disk, run),
+        ExtentBody::Inline(_) | ExtentBody::Hole { .. } => return,
+    };
+    let start = disk.logical.0;
+    let reference = if leaf.is_full {
+        Reference::of(start, RefKind::SharedData, leaf.block.logical().0)
+    } else {
+        Reference {
+            start,
+            kind: RefKind::Data,
+            from: leaf.block.owner().0,
+            ino: key.objectid,
+            offset: key.offset.wrapping_sub(run.offset),
+        }
+    };
+    ledger.add_use(&reference);
+    ledger.add_use(&Reference::of(start, RefKind::Bytes, disk.bytes));
+}
+
+fn add_ref(part: &mut InodePart, balance: &mut Balance, (dir, index, name): (u64, u64, &[u8])) {
+    part.add_ref();
+    // The root directory is its own parent, and no entry says so.
+    if part.ino != ROOT_DIR || dir != ROOT_DIR {
+        let link = link(dir, index, hash::name(name), part.ino);
+        balance.names = balance.names.wrapping_sub(link);
+    }
+}
+
+fn add_name(part: &mut InodePart, balance: &mut Balance, key: Key, entry: &DirEntry<'_>) {
+    let name = hash::name(entry.name);
+    let EntryKind::File(kind) = entry.kind else { return };
+    let location = &entry.location;
+    let is_index = key.item_type == ItemType::DIR_INDEX;
+    let target =
+        hash::words([location.objectid, u64::from(location.item_type.0), kind_word(kind), name]);
+    part.add_name(is_index, entry.name.len(), target);
+    // Entries that lead to subvolumes meet the references in the root tree.
+    if is_index && location.item_type == ItemType::INODE_ITEM {
+        let link = link(key.objectid, key.offset, name, location.objectid);
+        balance.names = balance.names.wrapping_add(link);
+        balance.kinds = balance.kinds.wrapping_add(entry_kind(location.objectid, kind));
+    }
+}
+
+pub(crate) fn is_of_an_inode(item_type: ItemType) -> bool {
+    matches!(
+        item_type,
+        ItemType::INODE_ITEM
+            | ItemType::INODE_REF
+            | ItemType::INODE_EXTREF
+            | ItemType::XATTR_ITEM
+            | ItemType::VERITY_DESC_ITEM
+            | ItemType::VERITY_MERKLE_ITEM
+            | ItemType::DIR_ITEM
+            | ItemType::DIR_INDEX
+            | ItemType::EXTENT_DATA
+    )
+}
+
+/// Counts the references of a tree whose inodes are not judged: one that is being removed, or the
+/// root tree.
+pub(crate) struct ReferenceSurvey<'a> {
+    pub(crate) ledger: &'a Ledger,
+    pub(crate) table: Option<&'a BlockTable>,
+}
+
+impl Survey for ReferenceSurvey<'_> {
+    type Out = ();
+
+    fn leaf(&self, leaf: &Block<'_>, is_first: bool) {
+        if is_first {
+            count_leaf(self.ledger, leaf, self.table);
+        }
+    }
+
+    fn join(&self, _left: &mut (), _right: ()) {}
+}
+
+/// Posts all references that go out from a leaf.
+pub(crate) fn count_leaf(ledger: &Ledger, leaf: &Block<'_>, table: Option<&BlockTable>) {
+    let facts = LeafFacts::of(leaf, true, table);
+    for slot in 0..leaf.len() {
+        let Some((key, data)) = leaf.item(slot) else { continue };
+        if key.item_type == ItemType::EXTENT_DATA
+            && let Ok(extent) = FileExtent::check(data, key.offset)
+        {
+            count_data(ledger, &facts, key, &extent);
+        }
+    }
+}
+
+/// A subvolume's root directory is there.
+pub(crate) fn check_root(tree: TreeId, verdict: &Verdict, reader: &Reader<'_>) {
+    if !verdict.has_root && !verdict.is_lost {
+        let place = format!("tree {tree}");
+        let have = format!("no directory {ROOT_DIR}");
+        reader.sink().add(Kind::RootDirectory, place, "root directory", have, "one");
+    }
+}
