@@ -98,14 +98,6 @@ pub(crate) fn check(free: &FreeSpace, groups: &[BlockGroup], spans: &Spans, sink
     if free.is_lost {
         return;
     }
-    for info in &free.infos {
-        let (start, bytes) = (info.group.logical, info.group.bytes);
-        if !groups.iter().any(|group| group.logical == start && group.bytes == bytes) {
-            let place = format!("free space info {start}");
-            let want = format!("one of {bytes} bytes");
-            sink.add(Kind::FreeSpaceStray, place, "block group", "none", want);
-        }
-    }
     let mut infos = free.infos.iter().peekable();
     for group in groups {
         while infos.next_if(|info| info.group.logical < group.logical).is_some() {}
@@ -201,21 +193,31 @@ fn check_form(
     }
 }
 
-/// Free ranges that no block group holds.
+/// Infos and free ranges that no block group has.
 fn check_outside(free: &FreeSpace, groups: &[BlockGroup], sink: &Sink<'_>) {
+    let is_stray = |info: &&FreeSpaceInfo| {
+        let (start, bytes) = (info.group.logical, info.group.bytes);
+        !groups.iter().any(|group| group.logical == start && group.bytes == bytes)
+    };
+    let infos = free.infos.iter().filter(is_stray).count();
     let mut known = Spans::default();
     for group in groups {
         // Groups that overlap are said elsewhere.
         let end = group.logical.0.saturating_add(group.bytes);
         known.push(group.logical.0, end, false).unwrap_or_default();
     }
-    for range in free.free.iter() {
-        let inside = known.covered(range.start, range.end);
-        let bytes = range.end.saturating_sub(range.start);
-        if inside != bytes {
-            let place = format!("free space {} + {bytes}", range.start);
-            sink.add(Kind::FreeSpaceStray, place, "bytes in block groups", inside, bytes);
-        }
+    let bytes: u64 = free
+        .free
+        .iter()
+        .map(|range| {
+            let bytes = range.end.saturating_sub(range.start);
+            bytes.saturating_sub(known.covered(range.start, range.end))
+        })
+        .fold(0, u64::saturating_add);
+    if infos > 0 || bytes > 0 {
+        let have = format!("{infos} infos, {bytes} bytes");
+        let field = "of no block group";
+        sink.add(Kind::FreeSpaceStray, "tree free space", field, have, "none");
     }
 }
 

@@ -2,6 +2,7 @@
 //! computed, the library computes.
 
 mod cat;
+mod check;
 mod completions;
 mod export;
 mod filesystem;
@@ -47,6 +48,7 @@ pub(crate) fn run(low: &LowArgs, out: &mut Output) -> Outcome {
         }
         Noun::Inspect(InspectVerb::Rootid(args)) => inspect::rootid::run(global, args, out),
         Noun::Mkfs(args) => mkfs::run(global, args, out),
+        Noun::Check(args) => check::run(global, args, out),
         Noun::Mount(args) => mount::run(global, args, out),
         Noun::Umount(args) => umount::run(global, args, out),
         Noun::Completions(args) => Ok(completions::run(args, out)),

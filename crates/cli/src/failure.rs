@@ -24,6 +24,8 @@ pub(crate) enum Done {
     Well,
     /// Parts failed, and each was said.
     WithFailures,
+    /// The command has exit statuses of its own.
+    Status(u8),
 }
 
 impl Failure {

@@ -2,11 +2,13 @@
 //!
 //! Nothing here opens a volume or looks at a file; what the words mean is decided in `options`.
 
+mod checking;
 mod inspect;
 mod listing;
 mod making;
 mod mounting;
 
+pub(crate) use checking::CheckArgs;
 pub(crate) use inspect::{
     DumpSuperArgs, DumpTreeArgs, InodeResolveArgs, InspectVerb, LogicalResolveArgs, RootidArgs,
     TreeStatsArgs,
@@ -72,6 +74,18 @@ line makes the same bytes.
     butternut mkfs -L backup -O bgt /dev/sdx1
     butternut mkfs --size 512M disk.img?offset=1M";
 
+/// What the exit status of `check` means.
+const CHECK_HELP: &str = "\
+Every tree is read, and what is kept twice is compared: extents with who uses them, block groups
+with chunks, device extents and devices, free space with what is allocated, checksums with files,
+names with inodes. Nothing is written. What is wrong is said as
+  error: KIND: WHERE: FIELD: have X, want Y
+Warnings are of things that no reader and no writer goes wrong by. What quota groups count is not
+checked, nor the space cache of old.
+
+Exit status: 0 when nothing is damaged, 4 when something is, 8 when that cannot be said, 16 for a
+wrong command line.";
+
 /// btrfs in user space: reads any btrfs volume, without root, without a kernel driver.
 #[derive(Debug, Parser)]
 #[command(name = "butternut", version, propagate_version = true, after_help = VOLUME_HELP)]
@@ -122,6 +136,9 @@ pub(crate) enum Noun {
     /// The structures on disk
     #[command(subcommand)]
     Inspect(InspectVerb),
+    /// Compare everything on a volume with everything else, and say what is wrong
+    #[command(after_help = CHECK_HELP)]
+    Check(CheckArgs),
     /// Make an empty volume
     #[command(after_help = MKFS_HELP)]
     Mkfs(MkfsArgs),

@@ -22,8 +22,9 @@ use failure::{Done, Failure};
 use flags::LowArgs;
 use output::{Output, say};
 
-/// The status of a wrong command line.
+/// The status of a wrong command line; `check` has that of fsck(8).
 const USAGE: u8 = 2;
+const USAGE_OF_CHECK: u8 = 16;
 
 fn main() -> ExitCode {
     let mut words: Vec<OsString> = std::env::args_os().collect();
@@ -34,9 +35,11 @@ fn main() -> ExitCode {
             _ => {}
         }
     }
+    let status =
+        if noun(&words).is_some_and(|noun| noun == "check") { USAGE_OF_CHECK } else { USAGE };
     let low = match LowArgs::try_parse_from(with_parent_uuid_spelled(words)) {
         Ok(low) => low,
-        Err(error) => return usage(&error),
+        Err(error) => return usage(&error, status),
     };
     let mut out = Output::new();
     let outcome = commands::run(&low, &mut out).and_then(|done| {
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(Done::Well) | Err(Failure::Closed) => ExitCode::SUCCESS,
         Ok(Done::WithFailures) => ExitCode::FAILURE,
+        Ok(Done::Status(status)) => ExitCode::from(status),
         Err(failure) => {
             // What was printed before the failure is still the user's.
             out.flush().unwrap_or_default();
@@ -56,13 +60,18 @@ fn main() -> ExitCode {
 }
 
 /// Help and version go to stdout; a wrong command line is said as every other failure is.
-fn usage(error: &clap::Error) -> ExitCode {
+fn usage(error: &clap::Error, status: u8) -> ExitCode {
     if !error.use_stderr() {
         return if error.print().is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
     let text = error.to_string();
     say(text.strip_prefix("error: ").unwrap_or(&text).trim_end());
-    ExitCode::from(USAGE)
+    ExitCode::from(status)
+}
+
+/// The command, as typed.
+fn noun(words: &[OsString]) -> Option<&OsString> {
+    words.iter().skip(1).find(|word| !word.as_encoded_bytes().starts_with(b"-"))
 }
 
 /// In `subvolume list`, `-q` is the parent UUID, as in btrfs-progs, not `--quiet`.

@@ -9,6 +9,7 @@
     reason = "helpers of tests panic as tests do, and say what is left out"
 )]
 
+mod check;
 mod command;
 mod dump_tree;
 mod errors;

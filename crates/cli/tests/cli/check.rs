@@ -1,0 +1,64 @@
+//! `check` says what is wrong, and ends as fsck(8) does.
+
+use std::fs;
+use std::path::Path;
+
+use super::command::{Ran, butternut};
+use super::image::plain;
+
+/// A copy of the plain image with one byte changed where `marks` begin for the last time.
+fn changed(folder: &Path, marks: &[u8]) -> String {
+    let mut bytes = fs::read(&plain().0).unwrap();
+    let at = bytes.windows(marks.len()).rposition(|window| window == marks).unwrap();
+    bytes[at] ^= 0x20;
+    let path = folder.join("changed.img");
+    fs::write(&path, bytes).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+fn json(ran: &Ran) -> serde_json::Value {
+    serde_json::from_str(&ran.out).unwrap()
+}
+
+#[test]
+fn a_good_volume_is_clean_and_ends_with_0() {
+    let image = plain().0.to_str().unwrap();
+    let said = butternut(&["check", "--check-data-csum", image]).ok();
+    assert!(said.ends_with(" errors, 0 warnings\n") || said.contains("FreeSpaceStray"), "{said}");
+    assert!(said.contains(": clean at generation "), "{said}");
+    let ran = butternut(&["check", "--json", "--threads", "1", "--check-data-csum", image]);
+    assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""));
+    let report = json(&ran);
+    assert_eq!(report["clean"], true);
+    assert!(report["counts"]["data_sectors"].as_u64().unwrap() > 10);
+}
+
+#[test]
+fn damage_ends_with_4_and_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let super_block = changed(folder.path(), b"_BHRfS_M");
+    let ran = butternut(&["check", &super_block]);
+    assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""), "a mirror is worth a warning");
+    assert!(ran.out.contains("warning: SuperMirror: "), "{}", ran.out);
+    let data = changed(folder.path(), b"9997\n9998\n9999\n");
+    assert_eq!(butternut(&["check", &data]).code, Some(0), "data is not read");
+    let ran = butternut(&["check", "--check-data-csum", &data]);
+    assert_eq!((ran.code, ran.err.as_str()), (Some(4), ""));
+    assert!(ran.out.starts_with("error: DataCorrupt: data "), "{}", ran.out);
+    assert!(ran.out.contains(": checksum: have "), "{}", ran.out);
+    let report = json(&butternut(&["check", "--json", "--check-data-csum", &data]));
+    assert_eq!(report["findings"][0]["kind"], "DataCorrupt");
+    assert_eq!(report["errors"], 1);
+}
+
+#[test]
+fn what_cannot_be_checked_ends_with_8_and_a_wrong_line_with_16() {
+    let ran = butternut(&["check", env!("CARGO_BIN_EXE_butternut")]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(8), ""));
+    assert!(ran.err.contains("magic") && ran.err.contains("is it btrfs?"), "{}", ran.err);
+    assert_eq!(butternut(&["check", "/nowhere.img"]).code, Some(8));
+    let subvolume = format!("{}@5", plain().0.display());
+    assert_eq!(butternut(&["check", &subvolume]).code, Some(8));
+    assert_eq!(butternut(&["check"]).code, Some(16));
+    assert_eq!(butternut(&["-q", "check", "--wrong", "x"]).code, Some(16));
+}
