@@ -34,6 +34,21 @@ impl Space {
         })
     }
 
+    /// Takes exactly this range, as who replays a log must. `false` if it is not all free.
+    pub fn claim(&self, range: &Range<u64>) -> Result<bool, SpaceError> {
+        let mut state = self.lock();
+        let (index, run) = state.run_of(range)?;
+        let Some(group) = state.groups.get(index) else { return Ok(false) };
+        let (class, start, is_read_only) = (group.class, group.start, group.is_read_only);
+        state.return_windows_of(class, start);
+        let is_taken = state.groups.get_mut(index).is_some_and(|group| group.free.take(run));
+        if is_taken && !is_read_only {
+            let pool = state.pool_mut(class);
+            pool.free = pool.free.saturating_sub(bytes_of(u64::from(run.sectors)));
+        }
+        Ok(is_taken)
+    }
+
     /// Gives back a range, or a part of one, that never came into a committed state.
     pub fn release(&self, range: Range<u64>) -> Result<(), SpaceError> {
         self.lock().free(&range)
@@ -83,7 +98,7 @@ fn grow_window(pool: &mut Pool, groups: &mut [BlockGroup], ask: Ask) -> Option<u
     }
     let Some(behind) = group.free.at(window.run.end()) else { return Some(have) };
     let missing = ask.most.saturating_sub(have).saturating_add(alignment.unit);
-    let more = behind.sectors.min(missing.max(sectors_wanted(group, ask.class)));
+    let more = behind.sectors.min(missing.max(sectors_wanted(group, ask.class, window.given)));
     let part = Run { start: behind.start, sectors: more };
     if !group.free.take(part) {
         return Some(have);
@@ -91,7 +106,7 @@ fn grow_window(pool: &mut Pool, groups: &mut [BlockGroup], ask: Ask) -> Option<u
     group.lent = group.lent.saturating_add(u64::from(more));
     let sectors = window.run.sectors.saturating_add(more);
     let run = Run { start: window.run.start, sectors };
-    pool.windows.set(ask.want.cluster, window.group, run);
+    pool.windows.set(ask.want.cluster, window.group, run, more);
     Some(usable(run))
 }
 
@@ -102,7 +117,8 @@ fn move_window(pool: &mut Pool, groups: &mut [BlockGroup], ask: Ask, left: u32) 
         return;
     }
     let Some(group) = groups.get_mut(index) else { return };
-    let sectors = run.sectors.min(sectors_wanted(group, ask.class).max(ask.most));
+    let given = pool.windows.find(ask.want.cluster).map_or(0, |window| window.given);
+    let sectors = run.sectors.min(sectors_wanted(group, ask.class, given).max(ask.most));
     let run = Run { start: run.start, sectors };
     if !group.free.take(run) {
         return;
@@ -114,11 +130,12 @@ fn move_window(pool: &mut Pool, groups: &mut [BlockGroup], ask: Ask, left: u32) 
     if let Some(gone) = gone {
         put_back(groups, gone);
     }
-    pool.windows.set(ask.want.cluster, start, run);
+    pool.windows.set(ask.want.cluster, start, run, run.sectors);
 }
 
 /// A run for a new window: its aligned part, and the index of its group.
 fn find_run(pool: &Pool, groups: &[BlockGroup], ask: Ask) -> Option<(usize, Run)> {
+    let given = pool.windows.find(ask.want.cluster).map_or(0, |window| window.given);
     let usable = || {
         let after = groups.iter().enumerate().skip(pool.hint);
         let all = after.chain(groups.iter().enumerate().take(pool.hint));
@@ -129,7 +146,7 @@ fn find_run(pool: &Pool, groups: &[BlockGroup], ask: Ask) -> Option<(usize, Run)
         is_long.then(|| group.free.best_fit(sectors, group.alignment(ask.want.align))).flatten()
     };
     let for_window = usable().find_map(|(index, group)| {
-        let run = fit(group, ask.most.max(sectors_wanted(group, ask.class)))?;
+        let run = fit(group, ask.most.max(sectors_wanted(group, ask.class, given)))?;
         Some((index, run))
     });
     for_window
@@ -172,7 +189,7 @@ fn take_from_window(pool: &mut Pool, groups: &mut [BlockGroup], ask: Ask) -> Opt
     let rest = Run { start: taken.end(), sectors: window.run.end().saturating_sub(taken.end()) };
     let gone = u64::from(taken.sectors).saturating_add(u64::from(skipped.sectors));
     group.lent = group.lent.saturating_sub(gone);
-    pool.windows.set(ask.want.cluster, window.group, rest);
+    pool.windows.set(ask.want.cluster, window.group, rest, window.given);
     debug_assert!(bytes_of(u64::from(taken.sectors)) >= ask.want.bytes_min);
     Some(group.range(taken))
 }

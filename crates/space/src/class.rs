@@ -12,7 +12,8 @@ pub enum Class {
 }
 
 /// Who writes: writes of one cluster lie together. Any number will do, as long as those who write
-/// side by side have different ones; it costs nothing to make one up.
+/// side by side have different ones. A thread, or a file that is large, is a good cluster; each of
+/// many small files is not, for they would lie apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Cluster(pub u64);
 

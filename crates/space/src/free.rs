@@ -9,6 +9,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Runs that may fit, looked at before a longer one that does.
+const TRIES: usize = 16;
+
 /// Sectors from `start` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Run {
@@ -152,8 +155,11 @@ impl FreeExtents {
                 .inside(Run { start, sectors: sectors_of })
                 .filter(|part| part.sectors >= sectors)
         };
-        let lucky = self.by_length.range((sectors, 0)..(sure, 0)).find_map(fits);
-        lucky.or_else(|| self.by_length.range((sure, 0)..).find_map(fits))
+        let perhaps = || self.by_length.range((sectors, 0)..(sure, 0));
+        let lucky = perhaps().take(TRIES).find_map(fits);
+        lucky
+            .or_else(|| self.by_length.range((sure, 0)..).find_map(fits))
+            .or_else(|| perhaps().skip(TRIES).find_map(fits))
     }
 
     /// The longest aligned part of any run.

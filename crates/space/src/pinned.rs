@@ -8,13 +8,14 @@
 use crate::class::Class;
 use crate::error::SpaceError;
 use crate::free::Run;
+use crate::group::bytes_of;
 use crate::state::{Space, State};
 use butternut_format::units::Generation;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Ranges set free at once: others get the lock in between.
-const BATCH_RANGES: usize = 256;
+/// Runs looked at in one go.
+const BATCH_RUNS: usize = 256;
 
 /// The pinned runs of one group, by their first sector.
 #[derive(Debug, Default)]
@@ -56,19 +57,25 @@ impl Pinned {
         self.sectors = self.sectors.saturating_add(u64::from(run.sectors));
     }
 
-    /// Takes out all runs up to a generation, in order.
-    fn let_go(&mut self, generation: Generation) -> Vec<Run> {
+    /// Takes out the first runs up to a generation, from sector `from` on. With the sector to go
+    /// on from, unless these were the last.
+    fn let_go(&mut self, generation: Generation, from: u32) -> (Vec<Run>, Option<u32>) {
         let mut out = Vec::new();
-        self.runs.retain(|&start, &mut (sectors, of)| {
-            let stays = of > generation;
-            if !stays {
+        let mut next = None;
+        for (nth, (&start, &(sectors, of))) in self.runs.range(from..).enumerate() {
+            if nth >= BATCH_RUNS {
+                next = Some(start);
+                break;
+            }
+            if of <= generation {
                 out.push(Run { start, sectors });
             }
-            stays
-        });
-        let gone: u64 = out.iter().map(|run| u64::from(run.sectors)).sum();
-        self.sectors = self.sectors.saturating_sub(gone);
-        out
+        }
+        for run in &out {
+            self.runs.remove(&run.start);
+            self.sectors = self.sectors.saturating_sub(u64::from(run.sectors));
+        }
+        (out, next)
     }
 }
 
@@ -91,22 +98,12 @@ impl Space {
     /// All that was pinned up to `generation` is free. Returns the ranges, which may be in use
     /// again by now.
     pub fn unpin(&self, generation: Generation) -> Vec<Range<u64>> {
-        let ranges = self.lock().let_go(generation);
-        for batch in ranges.chunks(BATCH_RANGES) {
-            let mut state = self.lock();
-            for range in batch {
-                // Law 1: it was in use until now. A group with something in use is not removed.
-                if let Ok((index, run)) = state.run_of(range) {
-                    state.free_taken(index, run);
-                }
-            }
-        }
-        ranges
+        self.let_go(generation, true)
     }
 
     /// As [`Space::unpin`], but what comes out is the caller's, who discards it and releases it.
     pub fn take_pinned(&self, generation: Generation) -> Vec<Range<u64>> {
-        self.lock().let_go(generation)
+        self.let_go(generation, false)
     }
 
     /// Bytes of all classes that wait for a commit.
@@ -115,24 +112,47 @@ impl Space {
         let classes = Class::ALL.iter().filter(|class| state.pool_class(**class) == **class);
         classes.map(|class| state.pool_ref(*class).pinned).sum()
     }
+
+    /// In batches: others get the lock in between.
+    fn let_go(&self, generation: Generation, is_freed: bool) -> Vec<Range<u64>> {
+        let groups: Vec<u64> = self.lock().pinned_groups.iter().copied().collect();
+        let mut all = Vec::new();
+        for start in groups {
+            let mut next = Some(0);
+            while let Some(from) = next {
+                let ranges;
+                (ranges, next) = self.lock().let_go(start, (generation, from, is_freed));
+                all.extend(ranges);
+            }
+        }
+        all
+    }
 }
 
 impl State {
-    fn let_go(&mut self, generation: Generation) -> Vec<Range<u64>> {
-        let mut ranges = Vec::new();
-        for start in std::mem::take(&mut self.pinned_groups) {
-            let Some(index) = self.index_at(start) else { continue };
-            let Some(group) = self.groups.get_mut(index) else { continue };
-            let runs = group.pinned.let_go(generation);
-            let sectors: u64 = runs.iter().map(|run| u64::from(run.sectors)).sum();
-            ranges.extend(runs.into_iter().map(|run| group.range(run)));
-            let (class, rest) = (group.class, group.pinned.sectors());
-            let pool = self.pool_mut(class);
-            pool.pinned = pool.pinned.saturating_sub(crate::group::bytes_of(sectors));
-            if rest > 0 {
-                self.pinned_groups.insert(start);
+    /// Lets go of one batch of a group. With the ranges, and where to go on.
+    fn let_go(
+        &mut self,
+        start: u64,
+        (generation, from, is_freed): (Generation, u32, bool),
+    ) -> (Vec<Range<u64>>, Option<u32>) {
+        let nothing = (Vec::new(), None);
+        let Some(index) = self.index_at(start) else { return nothing };
+        let Some(group) = self.groups.get_mut(index) else { return nothing };
+        let (runs, next) = group.pinned.let_go(generation, from);
+        let ranges = runs.iter().map(|run| group.range(*run)).collect();
+        let (class, rest) = (group.class, group.pinned.sectors());
+        let sectors: u64 = runs.iter().map(|run| u64::from(run.sectors)).sum();
+        let pool = self.pool_mut(class);
+        pool.pinned = pool.pinned.saturating_sub(bytes_of(sectors));
+        if rest == 0 {
+            self.pinned_groups.remove(&start);
+        }
+        if is_freed {
+            for run in runs {
+                self.free_taken(index, run);
             }
         }
-        ranges
+        (ranges, next)
     }
 }

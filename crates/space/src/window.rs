@@ -16,6 +16,10 @@ use std::collections::HashMap;
 
 const WINDOWS_MAX: usize = 64;
 
+/// A cluster's first window is the shortest, each further one so many times longer: who writes
+/// little does not keep others off.
+const GROWTH: u32 = 4;
+
 /// The longest window, in sectors: data 32 MiB, tree blocks 4 MiB.
 const DATA_SECTORS_MAX: u32 = 8192;
 const NODE_SECTORS_MAX: u32 = 1024;
@@ -30,12 +34,14 @@ pub(crate) struct Windows {
     clock: u64,
 }
 
-/// What is left of the run that a cluster writes into.
+/// What is left of the run that a cluster writes into; maybe nothing but its place.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
     /// The start of the group.
     pub(crate) group: u64,
     pub(crate) run: Run,
+    /// The sectors it was given last.
+    pub(crate) given: u32,
     used_at: u64,
 }
 
@@ -44,14 +50,11 @@ impl Windows {
         self.by_cluster.get(&cluster).copied()
     }
 
-    /// Sets what a cluster has, which may be nothing.
-    pub(crate) fn set(&mut self, cluster: Cluster, group: u64, run: Run) {
-        if run.sectors == 0 {
-            self.by_cluster.remove(&cluster);
-            return;
-        }
+    /// Sets what a cluster has.
+    pub(crate) fn set(&mut self, cluster: Cluster, group: u64, run: Run, given: u32) {
         self.clock = self.clock.saturating_add(1);
-        self.by_cluster.insert(cluster, Window { group, run, used_at: self.clock });
+        let used_at = self.clock;
+        self.by_cluster.insert(cluster, Window { group, run, given, used_at });
     }
 
     pub(crate) fn remove(&mut self, cluster: Cluster) -> Option<Window> {
@@ -60,7 +63,8 @@ impl Windows {
 
     pub(crate) fn overlaps(&self, group: u64, run: Run) -> bool {
         self.by_cluster.values().any(|window| {
-            window.group == group && window.run.start < run.end() && run.start < window.run.end()
+            let is_beside = window.run.start >= run.end() || run.start >= window.run.end();
+            window.group == group && window.run.sectors > 0 && !is_beside
         })
     }
 
@@ -81,15 +85,15 @@ impl Windows {
     }
 }
 
-/// How long a window of a group should be: shorter where little is left, so that there is
-/// something for everybody.
-pub(crate) fn sectors_wanted(group: &BlockGroup, class: Class) -> u32 {
+/// How long a cluster's next window should be: longer than the one it was given last, shorter
+/// where little is left, so that there is something for everybody.
+pub(crate) fn sectors_wanted(group: &BlockGroup, class: Class, given: u32) -> u32 {
     let (most, least) = match class {
         Class::Data => (DATA_SECTORS_MAX, DATA_SECTORS_MIN),
         Class::Metadata | Class::System => (NODE_SECTORS_MAX, NODE_SECTORS_MIN),
     };
     let share = u32::try_from(group.free.sectors().div_euclid(16)).unwrap_or(u32::MAX);
-    share.clamp(least, most)
+    share.min(given.saturating_mul(GROWTH)).clamp(least, most)
 }
 
 /// Puts a window back into its group's free extents.

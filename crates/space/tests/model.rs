@@ -38,6 +38,7 @@ enum Op {
     Unpin { generation: u64, is_held: bool },
     ReadOnly { group: usize, is_read_only: bool },
     Look { group: usize },
+    Claim { group: usize, from: u64, sectors: u64 },
     Trim { group: usize, least: u64, batch: u64 },
     Reserve { metadata: bool, sectors: u64, is_urgent: bool },
     Drop { which: usize },
@@ -62,6 +63,9 @@ fn op() -> impl Strategy<Value = Op> {
             |(group, is_read_only)| Op::ReadOnly { group, is_read_only }
         ),
         1 => (0_usize..4).prop_map(|group| Op::Look { group }),
+        2 => (0_usize..4, 0_u64..1024, 1_u64..50).prop_map(
+            |(group, from, sectors)| Op::Claim { group, from, sectors }
+        ),
         1 => (0_usize..4, 1_u64..8, 1_u64..600).prop_map(
             |(group, least, batch)| Op::Trim { group, least, batch }
         ),
@@ -196,6 +200,18 @@ impl Model {
                 let base = GROUPS[group].0;
                 let free = runs(base, &self.sectors[group], |sector| sector == Sector::Free);
                 assert_eq!(self.space.free_ranges(Logical(base)), free);
+            }
+            Op::Claim { group, from, sectors } => {
+                let to = (from + sectors).min(GROUP_SECTORS);
+                let (low, high) = (usize::try_from(from).unwrap(), usize::try_from(to).unwrap());
+                let is_free = self.sectors[group][low..high].iter().all(|at| *at == Sector::Free);
+                let base = GROUPS[group].0;
+                let range = base + from * SECTOR..base + to * SECTOR;
+                assert_eq!(self.space.claim(&range).unwrap(), is_free);
+                if is_free {
+                    self.set(&range, &[Sector::Free], Sector::Taken);
+                    self.held.push(range);
+                }
             }
             Op::Trim { group, least, batch } => {
                 let base = GROUPS[group].0;
