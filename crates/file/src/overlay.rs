@@ -1,0 +1,292 @@
+//! The overlay: what one file holds that is newer than its tree.
+//!
+//! ```text
+//! reads look here first    dirty blocks     in memory, whole blocks of 4 KiB
+//! then here                patches          on disk, in no tree yet, with their digests
+//! then in the tree         extent items
+//! ```
+//!
+//! Laws:
+//!
+//! 1. Patches are sorted, do not overlap, and lie on whole blocks. Two that follow each other both
+//!    in the file and on disk are one, up to [`EXTENT_BYTES_MAX`].
+//! 2. A patch that is cut gives back exactly the new space that it no longer shows.
+//! 3. Dirty blocks are whole, and zero behind the end of the file.
+//! 4. A patch has one digest for each of its sectors, or none at all.
+//!
+//! It does not know the file's size, nor whether there is room for what it holds.
+
+use butternut_format::file_extent::DiskExtent;
+use butternut_format::units::{Logical, SECTOR_BYTES, length};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::source::in_memory;
+
+/// The longest extent that a write makes.
+pub(crate) const EXTENT_BYTES_MAX: u64 = 128 << 20;
+/// A block, as a length in memory.
+pub(crate) const BLOCK: usize = 4096;
+const _: () = assert!(SECTOR_BYTES == 4096);
+
+/// What a file holds that is newer than its tree.
+#[derive(Debug, Default)]
+pub(crate) struct Overlay {
+    dirty: BTreeMap<u64, DirtyBlock>,
+    patches: BTreeMap<u64, Patch>,
+    patch_bytes: u64,
+}
+
+/// A block in memory.
+#[derive(Clone, Debug)]
+pub(crate) struct DirtyBlock {
+    pub(crate) bytes: Arc<[u8]>,
+    pub(crate) backing: Backing,
+}
+
+/// Where a dirty block will find its space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Backing {
+    /// Held for it already.
+    Reserved,
+    /// Where the file has it.
+    InPlace,
+    /// In the tree: the file is small.
+    Inline,
+}
+
+/// A run of the file that is on disk, and in no tree yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Patch {
+    pub(crate) bytes: u64,
+    pub(crate) place: Place,
+    /// Packed; empty where nothing vouches for the data.
+    pub(crate) digests: Vec<u8>,
+}
+
+/// Where a patch is on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In space that nothing references yet.
+    New(Logical),
+    /// `skip` bytes into an extent that the tree has as set aside.
+    SetAside { extent: DiskExtent, skip: u64 },
+}
+
+/// What the overlay says of one place in the file.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Found<'a> {
+    /// A dirty block, from its start on.
+    Dirty { start: u64, bytes: &'a Arc<[u8]> },
+    /// A patch, up to `end`; what lies behind that is something else.
+    Patch { start: u64, patch: &'a Patch, end: u64 },
+    /// Nothing, up to here.
+    Gap { end: u64 },
+}
+
+impl Place {
+    /// Where the first byte is.
+    pub(crate) fn logical(self) -> Logical {
+        match self {
+            Self::New(logical) => logical,
+            Self::SetAside { extent, skip } => Logical(extent.logical.0.saturating_add(skip)),
+        }
+    }
+
+    fn advanced(self, bytes: u64) -> Self {
+        match self {
+            Self::New(logical) => Self::New(Logical(logical.0.saturating_add(bytes))),
+            Self::SetAside { extent, skip } => {
+                Self::SetAside { extent, skip: skip.saturating_add(bytes) }
+            }
+        }
+    }
+}
+
+impl Patch {
+    /// The part of the patch from byte `from` to byte `to` of it.
+    fn part(&self, from: u64, to: u64) -> Self {
+        let digests = if self.digests.is_empty() {
+            Vec::new()
+        } else {
+            let each = self.digests.len() / in_memory(self.bytes / SECTOR_BYTES).max(1);
+            let at = |bytes: u64| in_memory(bytes / SECTOR_BYTES) * each;
+            self.digests.get(at(from)..at(to)).unwrap_or_default().to_vec()
+        };
+        Self { bytes: to - from, place: self.place.advanced(from), digests }
+    }
+
+    /// Bytes of one digest.
+    pub(crate) fn digest_bytes(&self) -> usize {
+        self.digests.len() / in_memory(self.bytes / SECTOR_BYTES).max(1)
+    }
+
+    fn is_followed_by(&self, next: &Self) -> bool {
+        self.bytes + next.bytes <= EXTENT_BYTES_MAX
+            && self.place.advanced(self.bytes) == next.place
+            && self.digests.is_empty() == next.digests.is_empty()
+    }
+}
+
+impl Overlay {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.dirty.is_empty() && self.patches.is_empty()
+    }
+
+    pub(crate) fn dirty_blocks(&self) -> usize {
+        self.dirty.len()
+    }
+
+    pub(crate) fn patch_count(&self) -> usize {
+        self.patches.len()
+    }
+
+    /// Bytes of the file that are newer than the tree. What is so twice counts twice.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.patch_bytes + length(self.dirty.len()) * SECTOR_BYTES
+    }
+
+    /// One behind the last byte that the overlay says anything of.
+    pub(crate) fn end(&self) -> u64 {
+        let dirty = self.dirty.last_key_value().map_or(0, |(start, _)| start + SECTOR_BYTES);
+        let patch = self.patches.last_key_value().map_or(0, |(start, patch)| start + patch.bytes);
+        dirty.max(patch)
+    }
+
+    /// What there is at byte `at`, looking no further than `until`.
+    pub(crate) fn find(&self, at: u64, until: u64) -> Found<'_> {
+        let block = at - at % SECTOR_BYTES;
+        if let Some(dirty) = self.dirty.get(&block) {
+            return Found::Dirty { start: block, bytes: &dirty.bytes };
+        }
+        let next_dirty = self.dirty.range(at..until).next().map_or(until, |(start, _)| *start);
+        let before = self.patches.range(..=at).next_back();
+        if let Some((start, patch)) = before.filter(|(start, patch)| at < *start + patch.bytes) {
+            let end = (start + patch.bytes).min(next_dirty);
+            return Found::Patch { start: *start, patch, end };
+        }
+        let next_patch = self.patches.range(at..until).next().map_or(until, |(start, _)| *start);
+        Found::Gap { end: next_dirty.min(next_patch) }
+    }
+
+    pub(crate) fn dirty_block(&self, start: u64) -> Option<&DirtyBlock> {
+        self.dirty.get(&start)
+    }
+
+    pub(crate) fn dirty_block_mut(&mut self, start: u64) -> Option<&mut DirtyBlock> {
+        self.dirty.get_mut(&start)
+    }
+
+    pub(crate) fn dirty_in(
+        &self,
+        range: Range<u64>,
+    ) -> impl Iterator<Item = (u64, &DirtyBlock)> + '_ {
+        let range = range.start..range.end.max(range.start);
+        self.dirty.range(range).map(|(start, block)| (*start, block))
+    }
+
+    pub(crate) fn insert_dirty(&mut self, start: u64, block: DirtyBlock) {
+        debug_assert!(start.is_multiple_of(SECTOR_BYTES) && block.bytes.len() == BLOCK, "law 3");
+        self.dirty.insert(start, block);
+    }
+
+    /// Forgets the dirty blocks that start in `range`. Says how many there were, and how many of
+    /// them had space held for them.
+    pub(crate) fn drop_dirty(&mut self, range: Range<u64>) -> (usize, usize) {
+        let doomed: Vec<(u64, bool)> = self
+            .dirty_in(range)
+            .map(|(start, block)| (start, block.backing == Backing::Reserved))
+            .collect();
+        for (start, _) in &doomed {
+            self.dirty.remove(start);
+        }
+        (doomed.len(), doomed.iter().filter(|(_, is_reserved)| *is_reserved).count())
+    }
+
+    /// The patches, in file order.
+    pub(crate) fn patches(&self) -> impl Iterator<Item = (u64, &Patch)> {
+        self.patches.iter().map(|(start, patch)| (*start, patch))
+    }
+
+    /// Takes a patch out, without giving space back: it is in the tree now.
+    pub(crate) fn settle_patch(&mut self, start: u64) {
+        if let Some(patch) = self.patches.remove(&start) {
+            self.patch_bytes -= patch.bytes;
+        }
+    }
+
+    /// Forgets what patches say of `range`. Returns the new space that nothing shows any more
+    /// (law 2).
+    pub(crate) fn cut(&mut self, range: &Range<u64>) -> Vec<Range<u64>> {
+        let mut freed = Vec::new();
+        let before = self.patches.range(..range.start).next_back();
+        let first = before.filter(|(start, patch)| *start + patch.bytes > range.start);
+        let first = first.map_or(range.start, |(start, _)| *start);
+        let touched: Vec<u64> =
+            self.patches.range(first..range.end.max(first)).map(|(start, _)| *start).collect();
+        for start in touched {
+            let Some(patch) = self.patches.remove(&start) else { continue };
+            self.patch_bytes -= patch.bytes;
+            let end = start + patch.bytes;
+            let (from, to) = (range.start.max(start), range.end.min(end));
+            if let Place::New(logical) = patch.place {
+                freed.push(logical.0 + (from - start)..logical.0 + (to - start));
+            }
+            if start < from {
+                self.put(start, patch.part(0, from - start));
+            }
+            if to < end {
+                self.put(to, patch.part(to - start, patch.bytes));
+            }
+        }
+        freed
+    }
+
+    /// Adds a patch in place of what patches said of its range. Returns the new space that
+    /// nothing shows any more.
+    pub(crate) fn insert(&mut self, start: u64, mut patch: Patch) -> Vec<Range<u64>> {
+        debug_assert!(start.is_multiple_of(SECTOR_BYTES), "law 1");
+        debug_assert!(patch.bytes.is_multiple_of(SECTOR_BYTES) && patch.bytes > 0, "law 1");
+        let freed = self.cut(&(start..start + patch.bytes));
+        let mut at = start;
+        let before = self.patches.range(..start).next_back().map(|(start, _)| *start);
+        if let Some(before) = before
+            && let Some(left) = self.patches.get_mut(&before)
+            && before + left.bytes == start
+            && left.is_followed_by(&patch)
+        {
+            // The left one grows: a file that is appended to stays one patch, at no cost.
+            self.patch_bytes += patch.bytes;
+            left.bytes += patch.bytes;
+            left.digests.append(&mut patch.digests);
+            at = before;
+        } else {
+            self.put(start, patch);
+        }
+        self.join_next(at);
+        freed
+    }
+
+    fn join_next(&mut self, at: u64) {
+        let Some(end) = self.patches.get(&at).map(|patch| at + patch.bytes) else { return };
+        let Some(next) = self.patches.get(&end) else { return };
+        if !self.patches.get(&at).is_some_and(|patch| patch.is_followed_by(next)) {
+            return;
+        }
+        if let Some(mut next) = self.patches.remove(&end)
+            && let Some(patch) = self.patches.get_mut(&at)
+        {
+            patch.bytes += next.bytes;
+            patch.digests.append(&mut next.digests);
+        }
+    }
+
+    fn put(&mut self, start: u64, patch: Patch) {
+        self.patch_bytes += patch.bytes;
+        self.patches.insert(start, patch);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,203 @@
+//! The overlay against a vector that says of each block what it should be.
+
+use super::*;
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+
+const BLOCKS: u64 = 64;
+/// Bytes of a digest here.
+const DIGEST: usize = 4;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Model {
+    Tree,
+    New(u64),
+    SetAside(u64),
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    New { start: u64, blocks: u64, logical: u64 },
+    SetAside { start: u64, blocks: u64 },
+    Cut { start: u64, blocks: u64 },
+    Dirty { start: u64 },
+    DropDirty { start: u64, blocks: u64 },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let start = || 0..BLOCKS;
+    let blocks = || 1..10_u64;
+    prop_oneof![
+        4 => (start(), blocks(), 0..2_u64).prop_map(|(start, blocks, logical)| Step::New {
+            start,
+            blocks,
+            logical
+        }),
+        2 => (start(), blocks()).prop_map(|(start, blocks)| Step::SetAside { start, blocks }),
+        2 => (start(), blocks()).prop_map(|(start, blocks)| Step::Cut { start, blocks }),
+        2 => start().prop_map(|start| Step::Dirty { start }),
+        1 => (start(), blocks()).prop_map(|(start, blocks)| Step::DropDirty { start, blocks }),
+    ]
+}
+
+fn digests(first: u64, blocks: u64) -> Vec<u8> {
+    (first..first + blocks).flat_map(|block| u32::try_from(block).unwrap().to_le_bytes()).collect()
+}
+
+/// The extent that the tree has set aside for the whole file, block for block.
+const SET_ASIDE: DiskExtent =
+    DiskExtent { logical: Logical(1 << 40), bytes: (BLOCKS + 10) * SECTOR_BYTES };
+
+#[derive(Default)]
+struct Both {
+    overlay: Overlay,
+    model: Vec<Model>,
+    dirty: BTreeSet<u64>,
+    used: BTreeSet<u64>,
+    next: u64,
+}
+
+impl Both {
+    fn apply(&mut self, step: &Step) {
+        self.model.resize(usize::try_from(BLOCKS + 10).unwrap(), Model::Tree);
+        match *step {
+            Step::New { start, blocks, logical } => {
+                // Right behind the last one, or somewhere else.
+                self.next += logical * 100;
+                let at = self.next;
+                self.next += blocks;
+                let place = Place::New(Logical(at * SECTOR_BYTES));
+                self.insert(start, blocks, place, at);
+                self.used.extend(at..at + blocks);
+                for index in 0..blocks {
+                    self.model[usize::try_from(start + index).unwrap()] = Model::New(at + index);
+                }
+            }
+            Step::SetAside { start, blocks } => {
+                let place = Place::SetAside { extent: SET_ASIDE, skip: start * SECTOR_BYTES };
+                self.insert(start, blocks, place, start);
+                for index in start..start + blocks {
+                    self.model[usize::try_from(index).unwrap()] = Model::SetAside(index);
+                }
+            }
+            Step::Cut { start, blocks } => {
+                let range = start * SECTOR_BYTES..(start + blocks) * SECTOR_BYTES;
+                let freed = self.overlay.cut(&range);
+                self.free(freed);
+                for index in start..start + blocks {
+                    self.model[usize::try_from(index).unwrap()] = Model::Tree;
+                }
+            }
+            Step::Dirty { start } => {
+                let bytes = Arc::from(vec![u8::try_from(start).unwrap(); BLOCK]);
+                let block = DirtyBlock { bytes, backing: Backing::Reserved };
+                self.overlay.insert_dirty(start * SECTOR_BYTES, block);
+                self.dirty.insert(start);
+            }
+            Step::DropDirty { start, blocks } => {
+                let range = start * SECTOR_BYTES..(start + blocks) * SECTOR_BYTES;
+                let dropped = self.overlay.drop_dirty(range);
+                let before = self.dirty.len();
+                self.dirty.retain(|block| !(start..start + blocks).contains(block));
+                assert_eq!(dropped, (before - self.dirty.len(), before - self.dirty.len()));
+            }
+        }
+    }
+
+    fn insert(&mut self, start: u64, blocks: u64, place: Place, first_digest: u64) {
+        let digests = digests(first_digest, blocks);
+        let patch = Patch { bytes: blocks * SECTOR_BYTES, place, digests };
+        let freed = self.overlay.insert(start * SECTOR_BYTES, patch);
+        self.free(freed);
+    }
+
+    fn free(&mut self, freed: Vec<Range<u64>>) {
+        for range in freed {
+            for block in range.start / SECTOR_BYTES..range.end / SECTOR_BYTES {
+                assert!(self.used.remove(&block), "given back once, and not before it was used");
+            }
+        }
+    }
+
+    fn compare(&self) {
+        for (index, want) in (0..).zip(&self.model) {
+            let at: u64 = index * SECTOR_BYTES;
+            let found = self.overlay.find(at, u64::MAX);
+            if self.dirty.contains(&index) {
+                assert!(matches!(found, Found::Dirty { start, bytes }
+                    if start == at && u64::from(bytes[0]) == index));
+                continue;
+            }
+            match (found, *want) {
+                (Found::Gap { end }, Model::Tree) => assert!(end > at),
+                (Found::Patch { start, patch, end }, want) => {
+                    assert!(start <= at && at < end && end <= start + patch.bytes);
+                    let logical = patch.place.advanced(at - start).logical().0 / SECTOR_BYTES;
+                    let sector = usize::try_from((at - start) / SECTOR_BYTES).unwrap() * DIGEST;
+                    let digest = &patch.digests[sector..sector + DIGEST];
+                    let known = u64::from(u32::from_le_bytes(digest.try_into().unwrap()));
+                    match want {
+                        Model::New(block) => assert_eq!((logical, known), (block, block)),
+                        Model::SetAside(block) => {
+                            assert_eq!(known, block);
+                            assert_eq!(logical, (1 << 40) / SECTOR_BYTES + block);
+                        }
+                        Model::Tree => panic!("block {index} is the tree's"),
+                    }
+                }
+                (found, want) => panic!("block {index}: {found:?}, want {want:?}"),
+            }
+        }
+        let shown = self.model.iter().filter(|model| matches!(model, Model::New(_))).count();
+        assert_eq!(self.used.len(), shown, "all new space is shown or given back");
+        self.sorted();
+    }
+
+    fn sorted(&self) {
+        let patches: Vec<_> = self.overlay.patches().collect();
+        for pair in patches.windows(2) {
+            let [(start, patch), (next_start, next)] = pair else { unreachable!() };
+            assert!(start + patch.bytes <= *next_start);
+            let joins = start + patch.bytes == *next_start && patch.is_followed_by(next);
+            assert!(!joins, "neighbours are joined: {patch:?} {next:?}");
+        }
+        let bytes: u64 = patches.iter().map(|(_, patch)| patch.bytes).sum();
+        assert_eq!(bytes, self.overlay.patch_bytes);
+    }
+}
+
+proptest! {
+    #[test]
+    fn the_overlay_shows_each_block_as_it_was_last_said(steps in prop::collection::vec(step(), 1..60)) {
+        let mut both = Both::default();
+        for step in &steps {
+            both.apply(step);
+        }
+        both.compare();
+    }
+}
+
+#[test]
+fn appends_to_one_run_stay_one_patch() {
+    let mut overlay = Overlay::default();
+    for block in 0..1000 {
+        let place = Place::New(Logical((500 + block) * SECTOR_BYTES));
+        let patch = Patch { bytes: SECTOR_BYTES, place, digests: digests(block, 1) };
+        assert!(overlay.insert(block * SECTOR_BYTES, patch).is_empty());
+    }
+    assert_eq!(overlay.patch_count(), 1);
+    let (_, patch) = overlay.patches().next().unwrap();
+    assert_eq!((patch.digests.len(), patch.digest_bytes()), (4000, 4));
+}
+
+#[test]
+fn a_patch_is_at_most_one_extent() {
+    let mut overlay = Overlay::default();
+    for half in 0..3 {
+        let bytes = EXTENT_BYTES_MAX / 2;
+        let place = Place::New(Logical(half * bytes));
+        overlay.insert(half * bytes, Patch { bytes, place, digests: Vec::new() });
+    }
+    let sizes: Vec<u64> = overlay.patches().map(|(_, patch)| patch.bytes).collect();
+    assert_eq!(sizes, [EXTENT_BYTES_MAX, EXTENT_BYTES_MAX / 2]);
+}
