@@ -7,6 +7,8 @@
 //! 2. A value found is alive as long as its finder likes; dropping it from the cache only makes
 //!    it be read again.
 //! 3. Eviction is second chance: the oldest value goes, unless it was found since it came up last.
+//! 4. A value that is forgotten is not found again. Whoever was making one meanwhile can tell
+//!    ([`BoundedCache::insert_if`]): then his is not held either.
 
 use std::collections::VecDeque;
 use std::collections::hash_map::{Entry, HashMap};
@@ -31,7 +33,8 @@ struct Shard<K, V: ?Sized> {
 
 #[derive(Debug)]
 struct Slot<V: ?Sized> {
-    value: Arc<V>,
+    /// `None` where it was forgotten: the slot keeps its place in the queue.
+    value: Option<Arc<V>>,
     bytes: usize,
     is_used: bool,
 }
@@ -48,22 +51,53 @@ impl<K: Copy + Eq + Hash, V: ?Sized> BoundedCache<K, V> {
         let mut shard = self.shard(key);
         let slot = shard.slots.get_mut(key)?;
         slot.is_used = true;
-        Some(Arc::clone(&slot.value))
+        slot.value.clone()
     }
 
     /// Holds a value that weighs `bytes`, unless one is held for the key already.
     pub(crate) fn insert(&self, key: K, value: Arc<V>, bytes: usize) {
+        self.insert_if(key, value, bytes, || true);
+    }
+
+    /// As [`Self::insert`], if the value is `still_good` once nobody else can touch its key.
+    pub(crate) fn insert_if(
+        &self,
+        key: K,
+        value: Arc<V>,
+        bytes: usize,
+        still_good: impl FnOnce() -> bool,
+    ) {
         if bytes > self.shard_bytes_max {
             return;
         }
         let mut shard = self.shard(&key);
-        let Entry::Vacant(vacant) = shard.slots.entry(key) else { return };
-        vacant.insert(Slot { value, bytes, is_used: false });
-        shard.queue.push_back(key);
+        if !still_good() {
+            return;
+        }
+        match shard.slots.entry(key) {
+            Entry::Vacant(vacant) => {
+                vacant.insert(Slot { value: Some(value), bytes, is_used: false });
+                shard.queue.push_back(key);
+            }
+            Entry::Occupied(mut slot) if slot.get().value.is_none() => {
+                slot.get_mut().value = Some(value);
+                slot.get_mut().bytes = bytes;
+            }
+            Entry::Occupied(_) => return,
+        }
         shard.bytes += bytes;
         while shard.bytes > self.shard_bytes_max {
             shard.evict();
         }
+    }
+
+    /// Forgets the value of a key (law 4).
+    pub(crate) fn forget(&self, key: &K) {
+        let mut shard = self.shard(key);
+        let Some(slot) = shard.slots.get_mut(key) else { return };
+        slot.value = None;
+        let bytes = std::mem::take(&mut slot.bytes);
+        shard.bytes -= bytes;
     }
 
     /// The weight of everything held.
@@ -147,6 +181,21 @@ mod tests {
             cache.insert(key, Arc::new(key), 100);
             assert_eq!(cache.find(&7).as_deref(), Some(&7));
         }
+    }
+
+    #[test]
+    fn what_is_forgotten_weighs_nothing_and_can_come_back() {
+        let cache = BoundedCache::new(SHARDS * 1000);
+        for turn in 0..100 {
+            cache.insert(7_u64, Arc::new(turn), 400);
+            assert_eq!(cache.find(&7).as_deref(), Some(&turn));
+            cache.forget(&7);
+            assert!(cache.find(&7).is_none() && cache.bytes() == 0);
+            cache.insert_if(7, Arc::new(0), 400, || false);
+            assert!(cache.find(&7).is_none());
+        }
+        let queued: usize = cache.shards.iter().map(|shard| lock(shard).queue.len()).sum();
+        assert_eq!(queued, 1, "a key waits once however often it comes back");
     }
 
     #[test]

@@ -15,6 +15,7 @@
 mod cache;
 pub mod compress;
 mod error;
+mod live;
 mod map;
 mod overlay;
 mod piece;

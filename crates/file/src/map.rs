@@ -1,5 +1,8 @@
 //! The mapper: from a range of a file to where its bytes live.
 //!
+//! [`ItemMappings`] are what the tree's items say; [`Mappings`] lay over them what is newer, where
+//! the file is being written.
+//!
 //! Laws:
 //!
 //! 1. Mappings follow one another without gap or overlap, from the start of the range to its end
@@ -12,6 +15,8 @@
 //! Left to others: what the bytes are (`read`), which of them count as data (`seek`).
 
 use crate::error::FileError;
+use crate::live::Live;
+use crate::overlay::{Found, Patch, Place};
 use crate::view::FileView;
 use butternut_format::file_extent::{Compression, DiskExtent, ExtentBody, FileExtent};
 use butternut_format::key::{ItemType, Key};
@@ -19,6 +24,7 @@ use butternut_format::refused::{Refused, require};
 use butternut_format::units::{Generation, SECTOR_BYTES};
 use butternut_tree::Cursor;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// A range of a file and where its bytes live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +65,26 @@ impl Mapping {
         self.offset.saturating_add(self.bytes)
     }
 
+    fn buffered(offset: u64) -> Self {
+        Self { offset, bytes: SECTOR_BYTES, kind: MappingKind::Buffered }
+    }
+
+    /// What is on disk, and not in the tree yet.
+    fn patch(offset: u64, patch: &Patch) -> Self {
+        let (extent, skip) = match patch.place {
+            Place::New(logical) => (DiskExtent { logical, bytes: patch.bytes }, 0),
+            Place::SetAside { extent, skip } => (extent, skip),
+        };
+        // The running transaction's number would say nothing: nothing is packed.
+        let packing = Packing {
+            compression: Compression::None,
+            ram_bytes: extent.bytes,
+            generation: Generation(0),
+        };
+        let kind = MappingKind::Regular { extent, packing, skip };
+        Self { offset, bytes: patch.bytes, kind }
+    }
+
     /// The part of this mapping inside `range`, which overlaps it.
     pub(crate) fn within(&self, range: &Range<u64>) -> Self {
         let offset = self.offset.max(range.start);
@@ -84,6 +110,15 @@ impl Mapping {
 /// The mappings of a range of a file, in order. Ends after the first error.
 #[derive(Debug)]
 pub struct Mappings {
+    items: ItemMappings,
+    /// What is newer than the items, and the item that is to be looked at next.
+    over: Option<(Arc<Live>, Option<Mapping>)>,
+    range: Range<u64>,
+}
+
+/// What the items of a range of a file say.
+#[derive(Debug)]
+pub(crate) struct ItemMappings {
     view: FileView,
     range: Range<u64>,
     cursor: Cursor,
@@ -95,13 +130,73 @@ pub struct Mappings {
 }
 
 impl Mappings {
+    /// The mappings of a range that may be long: leaves ahead are read in batches.
+    pub fn of(view: &FileView, range: Range<u64>) -> Self {
+        Self::over(view, range, ItemMappings::of)
+    }
+
     /// The mappings of a few neighbouring bytes.
+    pub(crate) fn near(view: &FileView, range: Range<u64>) -> Self {
+        Self::over(view, range, ItemMappings::near)
+    }
+
+    fn over(
+        view: &FileView,
+        range: Range<u64>,
+        items: impl Fn(&FileView, Range<u64>) -> ItemMappings,
+    ) -> Self {
+        let over = view.live().map(|live| (Arc::clone(live), None));
+        Self { items: items(view, range.clone()), over, range }
+    }
+
+    /// What is at the start of the range: the overlay's, or else the items'.
+    fn find_next(&mut self) -> Result<Option<Mapping>, FileError> {
+        let Some((live, next)) = &mut self.over else { return self.items.next().transpose() };
+        if self.range.is_empty() {
+            return Ok(None);
+        }
+        let overlay = live.overlay();
+        let known_end = live.size().max(overlay.end()).next_multiple_of(SECTOR_BYTES);
+        let gap_end = match overlay.find(self.range.start, self.range.end) {
+            Found::Dirty { start, .. } => {
+                return Ok(Some(Mapping::buffered(start).within(&self.range)));
+            }
+            Found::Patch { start, patch, end } => {
+                let found = Mapping::patch(start, patch);
+                return Ok(Some(found.within(&(self.range.start..end.min(self.range.end)))));
+            }
+            Found::Gap { end } => end,
+        };
+        drop(overlay);
+        let gap = self.range.start..gap_end;
+        while next.is_none_or(|mapping| mapping.end() <= gap.start) {
+            *next = self.items.next().transpose()?;
+            if next.is_none() {
+                break;
+            }
+        }
+        Ok(match *next {
+            Some(mapping) if mapping.offset < gap.end => {
+                debug_assert!(mapping.offset <= gap.start, "law 1");
+                Some(mapping.within(&gap))
+            }
+            // Behind all items there is a hole, up to what the overlay has or the file's end.
+            _ => {
+                let end = gap.end.min(known_end.max(gap.start));
+                let bytes = end - gap.start;
+                let hole = Mapping { offset: gap.start, bytes, kind: MappingKind::Hole };
+                Some(hole).filter(|hole| hole.bytes > 0)
+            }
+        })
+    }
+}
+
+impl ItemMappings {
     pub(crate) fn near(view: &FileView, range: Range<u64>) -> Self {
         Self::with_cursor(view, range, view.tree().cursor())
     }
 
-    /// The mappings of a range that may be long: leaves ahead are read in batches.
-    pub fn of(view: &FileView, range: Range<u64>) -> Self {
+    fn of(view: &FileView, range: Range<u64>) -> Self {
         Self::with_cursor(view, range, view.tree().scan())
     }
 
@@ -183,6 +278,19 @@ impl Mappings {
 }
 
 impl Iterator for Mappings {
+    type Item = Result<Mapping, FileError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let found = self.find_next();
+        self.range.start = match &found {
+            Ok(Some(mapping)) => mapping.end(),
+            Ok(None) | Err(_) => self.range.end,
+        };
+        found.transpose()
+    }
+}
+
+impl Iterator for ItemMappings {
     type Item = Result<Mapping, FileError>;
 
     fn next(&mut self) -> Option<Self::Item> {

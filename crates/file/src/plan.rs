@@ -15,6 +15,7 @@
 //! 4. A plan stops at [`PLAN_BYTES_MAX`]: a read's memory is bounded, whatever it asks for.
 
 use crate::error::FileError;
+use crate::live::{Layer, Live};
 use crate::map::{Mapping, MappingKind, Packing};
 use crate::source::{Region, Source, in_memory, mapping_at};
 use crate::view::FileView;
@@ -74,6 +75,11 @@ pub(crate) struct Piece {
 #[derive(Debug)]
 pub(crate) enum PieceKind {
     Zeroes,
+    /// From byte `skip` of a block that is not on disk yet.
+    Buffered {
+        block: Arc<[u8]>,
+        skip: usize,
+    },
     /// From byte `skip` of an inline extent.
     Inline {
         skip: u64,
@@ -155,10 +161,57 @@ impl Plan {
     /// Plans a read of `bytes` bytes at `offset`, which all lie within the file.
     pub(crate) fn add(&mut self, source: &Source, view: &FileView, offset: u64, bytes: usize) {
         let first = self.pieces.len();
-        let failure = self.add_pieces(source, view, offset..offset + length(bytes)).err();
+        let range = offset..offset + length(bytes);
+        let failure = match view.live() {
+            None => self.add_pieces(source, view, range).err(),
+            Some(live) => self.add_layers(source, view, live, range).err(),
+        };
         let pieces = first..self.pieces.len();
         let bytes = self.pieces.iter().skip(first).map(|piece| piece.bytes).sum();
         self.reads.push(PlannedRead { pieces, bytes, failure });
+    }
+
+    /// Adds what is newer than the tree, and the tree's pieces between.
+    fn add_layers(
+        &mut self,
+        source: &Source,
+        view: &FileView,
+        live: &Live,
+        mut range: Range<u64>,
+    ) -> Result<(), FileError> {
+        while range.start < range.end && !self.is_full() {
+            let first = self.digests.len();
+            let (bytes, kind) = match live.layer(&range, &mut self.digests) {
+                Layer::Dirty { bytes, skip } => {
+                    let left = in_memory(range.end - range.start).min(bytes.len() - skip);
+                    (left, PieceKind::Buffered { block: bytes, skip })
+                }
+                Layer::Written { logical, end, has_digests } => {
+                    let bytes = in_memory(end - range.start);
+                    let run = Run { offset: range.start, bytes, logical };
+                    let sums = has_digests.then(|| first..self.digests.len());
+                    self.push_run(run, run.sectors(), sums, source.sums().digest_bytes());
+                    self.direct_bytes += bytes;
+                    range.start = end;
+                    continue;
+                }
+                Layer::Tree { end } => {
+                    let pieces = self.pieces.len();
+                    self.add_pieces(source, view, range.start..end)?;
+                    let done: usize = self.pieces.iter().skip(pieces).map(|p| p.bytes).sum();
+                    range.start += length(done);
+                    let left = in_memory(end - range.start);
+                    if left == 0 || self.is_full() {
+                        continue;
+                    }
+                    // Behind the tree's last item there is a hole, however far the file grew.
+                    (left, PieceKind::Zeroes)
+                }
+            };
+            self.pieces.push(Piece { bytes, kind });
+            range.start += length(bytes);
+        }
+        Ok(())
     }
 
     fn add_pieces(
@@ -205,6 +258,7 @@ impl Plan {
         mapping: &Mapping,
     ) -> Result<(), FileError> {
         let kind = match mapping.kind {
+            // The tree's items have nothing in memory.
             MappingKind::Hole | MappingKind::Preallocated { .. } | MappingKind::Buffered => {
                 PieceKind::Zeroes
             }
@@ -261,20 +315,24 @@ impl Plan {
         view: &FileView,
         run: Option<Run>,
     ) -> Result<(), FileError> {
-        let Some(mut run) = run else { return Ok(()) };
-        let head = in_memory(run.logical.0) % SECTOR;
-        let logical = Logical(run.logical.0 - length(head));
-        let sectors = (head + run.bytes).div_ceil(SECTOR);
+        let Some(run) = run else { return Ok(()) };
+        let (head, logical, sectors) = (run.head(), run.first_sector(), run.sectors());
         let (found, sums) = self.gather(source, view, logical, sectors)?;
-        let digest_bytes = source.sums().digest_bytes();
+        self.push_run(run, found, sums, source.sums().digest_bytes());
+        if found < sectors {
+            let offset = run.offset + length((found * SECTOR).saturating_sub(head));
+            return Err(no_checksum(view, offset, logical, found));
+        }
+        Ok(())
+    }
+
+    /// Adds the pieces of the first `found` sectors of a run (law 2).
+    fn push_run(&mut self, mut run: Run, found: usize, sums: SumRange, digest_bytes: usize) {
+        let (head, logical) = (run.head(), run.first_sector());
         let part = |from: usize, to: usize| {
             let start = sums.as_ref()?.start;
             Some(start + from * digest_bytes..start + to * digest_bytes)
         };
-        let missing = (found < sectors).then(|| {
-            let offset = run.offset + length((found * SECTOR).saturating_sub(head));
-            no_checksum(view, offset, logical, found)
-        });
         run.bytes = run.bytes.min((found * SECTOR).saturating_sub(head));
         let at = |sector: usize| Logical(logical.0 + length(sector * SECTOR));
         let tail = (head + run.bytes) % SECTOR;
@@ -294,7 +352,6 @@ impl Plan {
                 self.push_edge(at(last), part(last, found), 0, tail);
             }
         }
-        missing.map_or(Ok(()), Err)
     }
 
     fn push_edge(&mut self, logical: Logical, sums: SumRange, skip: usize, bytes: usize) {
@@ -321,6 +378,19 @@ impl Plan {
 }
 
 impl Run {
+    /// Bytes of the first sector that come before the run.
+    fn head(&self) -> usize {
+        in_memory(self.logical.0) % SECTOR
+    }
+
+    fn first_sector(&self) -> Logical {
+        Logical(self.logical.0 - length(self.head()))
+    }
+
+    fn sectors(&self) -> usize {
+        (self.head() + self.bytes).div_ceil(SECTOR)
+    }
+
     fn is_followed_by(&self, next: &Self) -> bool {
         self.logical.checked_add(length(self.bytes)) == Some(next.logical)
     }

@@ -176,6 +176,9 @@ impl Source {
                     PieceKind::Edge { logical, sums, span, .. } => {
                         add(Asker::Piece(number), *logical, edges.next(*span), sums);
                     }
+                    PieceKind::Buffered { block, skip } => {
+                        copy_from(block, length(*skip), place);
+                    }
                     PieceKind::Inline { .. } | PieceKind::Packed { .. } => {}
                 }
             }
@@ -222,7 +225,7 @@ impl Source {
             for (number, piece) in plan.pieces_of(planned) {
                 let place = bytes.next(piece.bytes);
                 match &piece.kind {
-                    PieceKind::Zeroes | PieceKind::Direct { .. } => {}
+                    PieceKind::Zeroes | PieceKind::Buffered { .. } | PieceKind::Direct { .. } => {}
                     PieceKind::Edge { span, skip, .. } => {
                         let sectors = edges.next(*span);
                         let cut_out = sectors.get(*skip..*skip + piece.bytes);
@@ -301,7 +304,10 @@ impl Fault {
         let (start, skip) = match piece {
             PieceKind::Direct { logical, .. } => (logical, 0),
             PieceKind::Edge { logical, skip, .. } => (logical, *skip),
-            PieceKind::Zeroes | PieceKind::Inline { .. } | PieceKind::Packed { .. } => return 0,
+            PieceKind::Zeroes
+            | PieceKind::Buffered { .. }
+            | PieceKind::Inline { .. }
+            | PieceKind::Packed { .. } => return 0,
         };
         let bad = error.bad_ranges().iter().map(|range| range.logical.0.saturating_sub(start.0));
         bad.min().map_or(0, |bad| in_memory(bad).saturating_sub(skip))

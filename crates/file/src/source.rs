@@ -1,17 +1,19 @@
 //! [`Source`]: what every read of a volume's files shares.
 //!
 //! It holds the checksum tree, the caches that keep small reads from searching trees and unpacking
-//! extents again, memory for reads under way, and the threads that unpack. The volume is immutable
-//! while it is open, so nothing here is ever out of date.
+//! extents again, memory for reads under way, and the threads that unpack.
 //!
 //! Laws:
 //!
 //! 1. Each cache holds at most the bytes that [`SourceOptions`] grants it.
 //! 2. No lock is held over a device read, a tree search or an unpacking.
+//! 3. Nothing found here is out of date. A volume that is only read never changes; files that are
+//!    written have a stamp for each state of their items ([`crate::live`]), and who changes
+//!    checksums forgets them here ([`crate::sums`]).
 
 use crate::cache::BoundedCache;
 use crate::error::FileError;
-use crate::map::{Mapping, MappingKind, Mappings};
+use crate::map::{ItemMappings, Mapping, MappingKind};
 use crate::plan::Plan;
 use crate::stream::AheadBudget;
 use crate::sums::SumIndex;
@@ -47,8 +49,9 @@ impl Default for SourceOptions {
 /// A mapped piece of a file: the mappings of one region, without gaps, neighbours on disk joined.
 pub(crate) type Region = [Mapping];
 
-/// A region's identity: tree, inode, number of the region in the file.
-type RegionKey = (u64, u64, u64);
+/// A region's identity: tree, inode, number of the region in the file, and the state of a file
+/// that is being written.
+type RegionKey = (u64, u64, u64, u64);
 
 /// An extent's identity: where it is, and who wrote it.
 pub(crate) type PackedKey = (Logical, u64);
@@ -115,16 +118,16 @@ impl Source {
         &self.0.unpacked
     }
 
-    /// The region of the file that holds byte `offset`.
+    /// The region of the file that holds byte `offset`, as the tree has it.
     pub(crate) fn region(&self, view: &FileView, offset: u64) -> Result<Arc<Region>, FileError> {
         let number = offset / REGION_BYTES;
-        let key = (view.tree().id().0, view.ino().0, number);
+        let key = (view.tree().id().0, view.ino().0, number, view.stamp());
         if let Some(region) = self.0.regions.find(&key) {
             return Ok(region);
         }
         let start = number * REGION_BYTES;
         let mut region: Vec<Mapping> = Vec::new();
-        for mapping in Mappings::near(view, start..start.saturating_add(REGION_BYTES)) {
+        for mapping in ItemMappings::near(view, start..start.saturating_add(REGION_BYTES)) {
             let mapping = mapping?;
             if !region.last_mut().is_some_and(|last| last.absorb(&mapping)) {
                 region.push(mapping);

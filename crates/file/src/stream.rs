@@ -18,7 +18,9 @@
 //! 3. A reader never waits for a chunk that nobody works on: he reads it himself.
 //! 4. A worker lets go of the volume before its chunk lands, and a stream that ends waits for its
 //!    running chunks: nothing of it outlives it.
-//! 5. A chunk is read by one worker alone. It waits for no other, so no thread can wait for a chunk
+//! 5. Of a file that is being written, a chunk is good only while nothing was written since it
+//!    was sent for. Its reader looks under the lock that keeps writers away.
+//! 6. A chunk is read by one worker alone. It waits for no other, so no thread can wait for a chunk
 //!    that is suspended below it on its own stack.
 
 use crate::error::FileError;
@@ -57,6 +59,8 @@ pub struct Stream {
 /// Where the reads of a stream are going.
 #[derive(Debug, Default)]
 struct Course {
+    /// The file's version that the chunks are of (law 5).
+    version: u64,
     next_offset: u64,
     steps: u32,
     window_bytes: u64,
@@ -166,7 +170,11 @@ impl Stream {
         let left = self.view.size().saturating_sub(offset);
         let bytes = in_memory(left.min(length(buf.len())));
         let end = offset.saturating_add(length(bytes));
-        let follows = lock(&self.course).follows(offset, end);
+        let follows = {
+            let mut course = lock(&self.course);
+            course.renew(self.view.version());
+            course.follows(offset, end)
+        };
         if !follows || bytes == 0 {
             return self.source.read_at(&self.view, offset, buf);
         }
@@ -234,6 +242,14 @@ impl Drop for Stream {
 }
 
 impl Course {
+    /// Lets go of what was read of another version of the file (law 5).
+    fn renew(&mut self, version: u64) {
+        if self.version != version {
+            self.version = version;
+            self.drop_chunks(|_| true);
+        }
+    }
+
     /// Takes note of a read. Says whether reads follow one another.
     fn follows(&mut self, offset: u64, end: u64) -> bool {
         if offset.abs_diff(self.next_offset) > STRAY_BYTES {

@@ -7,13 +7,19 @@
 //! item key (EXTENT_CSUM_OBJECTID, EXTENT_CSUM, logical)    data | digest | digest | ...
 //! ```
 //!
+//! Laws:
+//!
 //! 1. A region holds for each of its sectors the digest, or that the tree has none.
+//! 2. Whoever puts digests into the tree forgets the regions they are in, before anybody can ask
+//!    for those sectors; a region that was being read meanwhile is not kept.
 
 use crate::cache::BoundedCache;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::{Logical, SECTOR_BYTES, length};
 use butternut_tree::{Tree, TreeError};
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The object id of every checksum item (`BTRFS_EXTENT_CSUM_OBJECTID`, -10).
 const EXTENT_CSUM_OBJECTID: u64 = u64::MAX - 9;
@@ -31,6 +37,8 @@ pub(crate) struct SumIndex {
     tree: Option<Tree>,
     digest_bytes: usize,
     regions: BoundedCache<u64, SumRegion>,
+    /// How often digests were put into the tree (law 2).
+    changes: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -42,7 +50,8 @@ struct SumRegion {
 
 impl SumIndex {
     pub(crate) fn new(tree: Option<Tree>, digest_bytes: usize, cache_bytes: usize) -> Self {
-        Self { tree, digest_bytes, regions: BoundedCache::new(cache_bytes) }
+        let regions = BoundedCache::new(cache_bytes);
+        Self { tree, digest_bytes, regions, changes: AtomicU64::new(0) }
     }
 
     pub(crate) fn digest_bytes(&self) -> usize {
@@ -78,10 +87,26 @@ impl SumIndex {
         if let Some(region) = self.regions.find(&number) {
             return Ok(region);
         }
+        let changes = self.changes.load(Ordering::Acquire);
         let region = Arc::new(self.load(number)?);
         let bytes = region.digests.len() + size_of::<SumRegion>();
-        self.regions.insert(number, Arc::clone(&region), bytes);
+        let still_good = || self.changes.load(Ordering::Acquire) == changes;
+        self.regions.insert_if(number, Arc::clone(&region), bytes, still_good);
         Ok(region)
+    }
+
+    /// The tree has other digests for these ranges of logical space now (law 2).
+    pub(crate) fn forget(&self, ranges: impl Iterator<Item = Range<u64>>) {
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        let mut forgotten = None;
+        for range in ranges.filter(|range| !range.is_empty()) {
+            for number in range.start >> REGION_SHIFT..=(range.end - 1) >> REGION_SHIFT {
+                if forgotten != Some(number) {
+                    self.regions.forget(&number);
+                    forgotten = Some(number);
+                }
+            }
+        }
     }
 
     /// Reads a region from the tree.

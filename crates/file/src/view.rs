@@ -1,4 +1,5 @@
-//! [`FileView`]: one file as one state of its subvolume shows it.
+//! [`FileView`]: one file as one state of its subvolume shows it, or, where it is being written, as
+//! it is.
 
 use butternut_format::inode::{Inode, InodeFlags};
 use butternut_format::refused::Refused;
@@ -6,6 +7,8 @@ use butternut_format::units::{Ino, TreeId};
 use butternut_tree::Tree;
 
 use crate::error::FileError;
+use crate::live::Live;
+use std::sync::Arc;
 
 /// The longest a file can be: offsets are signed 64-bit numbers to everyone who asks.
 pub const FILE_BYTES_MAX: u64 = i64::MAX.unsigned_abs();
@@ -17,6 +20,9 @@ pub struct FileView {
     ino: Ino,
     size: u64,
     has_sums: bool,
+    /// There where the file is being written: then it knows the size, and what is newer than the
+    /// tree.
+    live: Option<Arc<Live>>,
 }
 
 impl FileView {
@@ -24,7 +30,30 @@ impl FileView {
     pub fn new(tree: Tree, ino: Ino, inode: &Inode) -> Self {
         let has_sums =
             !inode.flags.contains(InodeFlags::NODATASUM) && tree.id() != TreeId::DATA_RELOCATION;
-        Self { tree, ino, size: inode.size.min(FILE_BYTES_MAX), has_sums }
+        Self { tree, ino, size: inode.size.min(FILE_BYTES_MAX), has_sums, live: None }
+    }
+
+    /// The same file, while it is being written.
+    pub(crate) fn written(self, live: Arc<Live>) -> Self {
+        Self { live: Some(live), ..self }
+    }
+
+    pub(crate) fn live(&self) -> Option<&Arc<Live>> {
+        self.live.as_ref()
+    }
+
+    pub(crate) fn set_sums(&mut self, has_sums: bool) {
+        self.has_sums = has_sums;
+    }
+
+    /// Another number whenever the file reads otherwise.
+    pub(crate) fn version(&self) -> u64 {
+        self.live.as_ref().map_or(0, |live| live.version())
+    }
+
+    /// Another number whenever the tree's items of the file are others.
+    pub(crate) fn stamp(&self) -> u64 {
+        self.live.as_ref().map_or(0, |live| live.stamp())
     }
 
     pub fn tree(&self) -> &Tree {
@@ -37,7 +66,7 @@ impl FileView {
 
     /// Bytes of the file (`i_size`).
     pub fn size(&self) -> u64 {
-        self.size
+        self.live.as_ref().map_or(self.size, |live| live.size())
     }
 
     /// Whether the checksum tree vouches for the file's data.

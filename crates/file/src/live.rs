@@ -1,0 +1,116 @@
+//! [`Live`]: what the readers of a file that is being written share with its writer.
+//!
+//! Laws:
+//!
+//! 1. Reads under the caller's shared lock see one state: only the writer, who has that lock
+//!    alone, changes anything here.
+//! 2. Every change of what the file reads as changes [`Live::version`]: what was read ahead of a
+//!    change can be told from what was read behind it.
+//! 3. Every change of the file's items in the tree changes [`Live::stamp`], and no two states of
+//!    any file ever have the same stamp: maps that are cached under one are never out of date.
+//!
+//! The lock of the overlay is held for a look or a change, never over I/O or a tree search.
+
+use crate::overlay::{Found, Overlay};
+use crate::source::in_memory;
+use butternut_format::units::{Logical, SECTOR_BYTES};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// The next stamp. No file that cannot change has one (they are 0).
+static NEXT_STAMP: AtomicU64 = AtomicU64::new(1);
+
+/// What readers share with the writer of a file.
+#[derive(Debug)]
+pub(crate) struct Live {
+    overlay: RwLock<Overlay>,
+    size: AtomicU64,
+    version: AtomicU64,
+    stamp: AtomicU64,
+}
+
+/// What a read finds above the tree.
+#[derive(Debug)]
+pub(crate) enum Layer {
+    /// From byte `skip` of a block in memory.
+    Dirty { bytes: Arc<[u8]>, skip: usize },
+    /// On disk, from `logical` on, up to byte `end` of the file. Digests are appended for every
+    /// sector that this touches, if there are any.
+    Written { logical: Logical, end: u64, has_digests: bool },
+    /// Whatever the tree says, up to byte `end` of the file.
+    Tree { end: u64 },
+}
+
+impl Live {
+    pub(crate) fn new(size: u64) -> Self {
+        Self {
+            overlay: RwLock::default(),
+            size: AtomicU64::new(size),
+            version: AtomicU64::new(1),
+            stamp: AtomicU64::new(next_stamp()),
+        }
+    }
+
+    pub(crate) fn overlay(&self) -> RwLockReadGuard<'_, Overlay> {
+        self.overlay.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The overlay, to be changed; the file reads otherwise from now on.
+    pub(crate) fn overlay_mut(&self) -> RwLockWriteGuard<'_, Overlay> {
+        self.touch();
+        self.overlay.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn size(&self) -> u64 {
+        self.size.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_size(&self, size: u64) {
+        self.touch();
+        self.size.store(size, Ordering::Release);
+    }
+
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn stamp(&self) -> u64 {
+        self.stamp.load(Ordering::Acquire)
+    }
+
+    /// The file reads otherwise than before (law 2).
+    pub(crate) fn touch(&self) {
+        self.version.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The tree's items are others than before (law 3).
+    pub(crate) fn restamp(&self) {
+        self.stamp.store(next_stamp(), Ordering::Release);
+    }
+
+    /// What to read for the start of `range`.
+    pub(crate) fn layer(&self, range: &Range<u64>, digests: &mut Vec<u8>) -> Layer {
+        let overlay = self.overlay();
+        match overlay.find(range.start, range.end) {
+            Found::Dirty { start, bytes } => {
+                Layer::Dirty { bytes: Arc::clone(bytes), skip: in_memory(range.start - start) }
+            }
+            Found::Patch { start, patch, end } => {
+                let end = end.min(range.end);
+                let each = patch.digest_bytes();
+                let first = in_memory((range.start - start) / SECTOR_BYTES);
+                let last = in_memory((end - start).div_ceil(SECTOR_BYTES));
+                let found = patch.digests.get(first * each..last * each);
+                digests.extend_from_slice(found.unwrap_or_default());
+                let logical = Logical(patch.place.logical().0 + (range.start - start));
+                Layer::Written { logical, end, has_digests: each > 0 }
+            }
+            Found::Gap { end } => Layer::Tree { end },
+        }
+    }
+}
+
+fn next_stamp() -> u64 {
+    NEXT_STAMP.fetch_add(1, Ordering::Relaxed)
+}
