@@ -7,7 +7,7 @@ use butternut_volume::VolumeError;
 use std::sync::Arc;
 
 /// An error of a map, a seek, a read or a write of one file.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum FileError {
     /// The subvolume's tree or the checksum tree could not be searched.
     #[error("the trees that describe a file cannot be searched")]
@@ -59,6 +59,13 @@ pub enum FileError {
     /// The volume, or what the file is in, is not open for writing.
     #[error("tree {tree} inode {ino}: not open for writing")]
     ReadOnly { tree: TreeId, ino: Ino },
+}
+
+impl FileError {
+    /// The volume is full.
+    pub fn is_no_space(&self) -> bool {
+        matches!(self, Self::Tree(tree) if matches!(**tree, TreeError::NoSpace { .. }))
+    }
 }
 
 impl From<TreeError> for FileError {

@@ -12,29 +12,42 @@
 //! Left to others: checksums against bytes, copies and parity (`volume`); what an inode is called
 //! (`names`); open handles and errno (`fs`).
 
+mod budget;
 mod cache;
 pub mod compress;
+mod down;
+mod edit;
 mod error;
+mod flush;
+mod hole;
+mod items;
 mod live;
 mod map;
+mod merge;
 mod overlay;
 mod piece;
+mod place;
 mod plan;
 mod read;
 mod rewrite;
+mod room;
 mod seek;
+mod small;
 mod source;
 mod state;
 mod stream;
 mod sums;
+mod truncate;
 mod unpack;
 mod view;
+mod write;
 
 pub use error::FileError;
 pub use map::{Mapping, MappingKind, Mappings, Packing};
+pub use merge::Merging;
 pub use read::ReadAt;
 pub use seek::{seek_data, seek_hole};
 pub use source::{Source, SourceOptions};
-pub use state::{FileEnd, FileState, Merging, Stamp};
+pub use state::{FileEnd, FileState, Stamp};
 pub use stream::Stream;
 pub use view::{FILE_BYTES_MAX, FileView};

@@ -62,6 +62,11 @@ impl Live {
         self.overlay.write().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The overlay, to lose what the tree has now: the file reads as before.
+    pub(crate) fn overlay_to_settle(&self) -> RwLockWriteGuard<'_, Overlay> {
+        self.overlay.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn size(&self) -> u64 {
         self.size.load(Ordering::Acquire)
     }

@@ -94,7 +94,8 @@ impl Place {
         }
     }
 
-    fn advanced(self, bytes: u64) -> Self {
+    /// The place `bytes` further on.
+    pub(crate) fn advanced(self, bytes: u64) -> Self {
         match self {
             Self::New(logical) => Self::New(Logical(logical.0.saturating_add(bytes))),
             Self::SetAside { extent, skip } => {
@@ -168,6 +169,16 @@ impl Overlay {
         }
         let next_patch = self.patches.range(at..until).next().map_or(until, |(start, _)| *start);
         Found::Gap { end: next_dirty.min(next_patch) }
+    }
+
+    /// The patch at byte `at`, from there on, and where it ends, whatever is dirty above it; or else
+    /// where the next one starts. Looks no further than `until`.
+    pub(crate) fn find_patch(&self, at: u64, until: u64) -> Result<(Place, u64), u64> {
+        let before = self.patches.range(..=at).next_back();
+        if let Some((start, patch)) = before.filter(|(start, patch)| at < *start + patch.bytes) {
+            return Ok((patch.place.advanced(at - start), (start + patch.bytes).min(until)));
+        }
+        Err(self.patches.range(at..until).next().map_or(until, |(start, _)| *start))
     }
 
     pub(crate) fn dirty_block(&self, start: u64) -> Option<&DirtyBlock> {

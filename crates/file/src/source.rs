@@ -11,6 +11,7 @@
 //!    written have a stamp for each state of their items ([`crate::live`]), and who changes
 //!    checksums forgets them here ([`crate::sums`]).
 
+use crate::budget::DirtyBudget;
 use crate::cache::BoundedCache;
 use crate::error::FileError;
 use crate::map::{ItemMappings, Mapping, MappingKind};
@@ -76,6 +77,7 @@ struct Shared {
     unpacked: BoundedCache<PackedKey, Vec<u8>>,
     idle: Mutex<Vec<Workspace>>,
     ahead: Arc<AheadBudget>,
+    dirty: DirtyBudget,
 }
 
 impl Source {
@@ -95,6 +97,7 @@ impl Source {
             unpacked: BoundedCache::new(options.unpacked_cache_bytes),
             idle: Mutex::default(),
             ahead: Arc::default(),
+            dirty: DirtyBudget::default(),
         })))
     }
 
@@ -112,6 +115,20 @@ impl Source {
 
     pub(crate) fn ahead_budget(&self) -> &Arc<AheadBudget> {
         &self.0.ahead
+    }
+
+    /// Bytes that files being written have in memory only.
+    pub fn dirty_bytes(&self) -> u64 {
+        self.0.dirty.bytes_used()
+    }
+
+    /// More is in memory only than is wanted: files are to be flushed.
+    pub fn is_over_dirty_limit(&self) -> bool {
+        self.0.dirty.is_exceeded()
+    }
+
+    pub(crate) fn dirty_budget(&self) -> &DirtyBudget {
+        &self.0.dirty
     }
 
     pub(crate) fn unpacked(&self) -> &BoundedCache<PackedKey, Vec<u8>> {

@@ -3,10 +3,20 @@
 //! It owns what is newer than the trees: blocks that are dirty in memory, extents that are on disk
 //! but in no tree yet, and the file's size. It does not own names, times or permissions.
 //!
+//! ```text
+//!            write_at, small             flush                     merge
+//! caller ---------------------> dirty ------------> on disk, ----------------> trees
+//!    |                                              in no tree                   ^
+//!    +---- write_at, large ---------------------------^                          |
+//!    +---- truncate, punch_hole, zero_range, allocate ---------------------------+
+//! ```
+//!
 //! Locking: there is no lock to take here beyond the caller's. The caller keeps a lock for each
 //! inode around its state: shared for everything that takes `&self` and for every read through a
 //! [`FileView`] of it, exclusive for what takes `&mut self`. That lock comes before a transaction:
-//! calls that edit trees join one themselves, so nobody may hold a handle when making them.
+//! calls that edit trees join one themselves, so nobody may hold a handle when making them. Before
+//! others can come to share a file's extents (a snapshot, a clone), the caller merges it and keeps
+//! its lock until they do.
 //!
 //! Laws:
 //!
@@ -15,12 +25,20 @@
 //!    is told, and [`FileState::take_error`] tells once more.
 //! 3. Space is found before a write is accepted, not when its data goes down.
 //! 4. No data is read or written while a transaction handle is open.
+//! 5. The item of the inode never says more bytes than the trees show of it: its size and byte
+//!    count change in the transaction that changes its extents.
 
 use crate::error::FileError;
+use crate::live::Live;
+use crate::overlay::Backing;
+use crate::room::Room;
+use crate::small::Shape;
 use crate::source::Source;
 use crate::view::FileView;
-use butternut_format::inode::Inode;
-use butternut_format::units::{Generation, Ino};
+use butternut_format::feature;
+use butternut_format::inode::{Inode, InodeFlags};
+use butternut_format::units::{Ino, SECTOR_BYTES, TreeId, length};
+use butternut_space::Cluster;
 use butternut_tree::Tree;
 use std::ops::Range;
 use std::sync::Arc;
@@ -39,20 +57,45 @@ pub enum FileEnd {
 /// One inode's data while it is being written.
 #[derive(Debug)]
 pub struct FileState {
-    view: FileView,
-}
-
-/// One of the files of [`FileState::merge_many`].
-pub struct Merging<'a> {
-    pub file: &'a mut FileState,
-    pub stamp: Stamp<'a>,
+    pub(crate) source: Source,
+    pub(crate) view: FileView,
+    pub(crate) live: Arc<Live>,
+    pub(crate) flags: InodeFlags,
+    /// Space for the dirty blocks that are [`Backing::Reserved`], and perhaps more.
+    pub(crate) room: Room,
+    /// How much of the room dirty blocks count on.
+    pub(crate) bytes_reserved: u64,
+    /// What the budget of all files was charged.
+    pub(crate) bytes_charged: u64,
+    /// Written since the state was made: tells large files from small ones.
+    pub(crate) bytes_written: u64,
+    /// What the inode item says.
+    pub(crate) size_in_tree: u64,
+    pub(crate) bytes_in_tree: u64,
+    pub(crate) shape: Option<Shape>,
+    pub(crate) error: Option<FileError>,
 }
 
 impl FileState {
     /// The state of file `ino` of `tree`, as its inode item says. There is one for each inode at a
     /// time.
-    pub fn new(_source: &Source, tree: &Tree, ino: Ino, inode: &Inode) -> Self {
-        Self { view: FileView::new(tree.clone(), ino, inode) }
+    pub fn new(source: &Source, tree: &Tree, ino: Ino, inode: &Inode) -> Self {
+        let view = FileView::new(tree.clone(), ino, inode);
+        let live = Arc::new(Live::new(view.size()));
+        Self {
+            source: source.clone(),
+            view: view.written(Arc::clone(&live)),
+            live,
+            flags: inode.flags,
+            room: Room::default(),
+            bytes_reserved: 0,
+            bytes_charged: 0,
+            bytes_written: 0,
+            size_in_tree: inode.size,
+            bytes_in_tree: inode.bytes_used,
+            shape: None,
+            error: None,
+        }
     }
 
     /// For reads, seeks and lists of extents. It shows every change from now on too.
@@ -61,91 +104,133 @@ impl FileState {
     }
 
     pub fn size(&self) -> u64 {
-        self.view.size()
+        self.live.size()
     }
 
-    /// Bytes of data space, as `stat` shows them: what is not in the trees yet counts.
+    /// Bytes of data space, as `stat` shows them: what is not in the trees yet counts, and what
+    /// is there both ways counts once where that can be told from the file's size.
     pub fn bytes_used(&self) -> u64 {
-        0
+        let whole = self.size().checked_next_multiple_of(SECTOR_BYTES).unwrap_or(u64::MAX);
+        let both = self.bytes_in_tree.saturating_add(self.live.overlay().bytes());
+        both.min(whole.max(self.bytes_in_tree))
     }
 
     /// Nothing here is newer than the trees.
     pub fn is_clean(&self) -> bool {
-        true
+        self.size() == self.size_in_tree && self.live.overlay().is_empty()
     }
 
-    /// Writes all of `bytes`, or as much as there is space for; the file grows as needed.
-    pub fn write_at(&mut self, _offset: u64, _bytes: &[u8]) -> Result<usize, FileError> {
-        Err(self.read_only())
+    /// Bytes in memory only.
+    pub fn dirty_bytes(&self) -> u64 {
+        self.bytes_charged
     }
 
-    /// Sets the size: what is behind it is gone, what is new reads as zeroes.
-    pub fn truncate(&mut self, _size: u64, _stamp: Stamp<'_>) -> Result<(), FileError> {
-        Err(self.read_only())
-    }
-
-    /// Sets space aside for the holes of a range.
-    pub fn allocate(
-        &mut self,
-        _range: Range<u64>,
-        _end: FileEnd,
-        _stamp: Stamp<'_>,
-    ) -> Result<(), FileError> {
-        Err(self.read_only())
-    }
-
-    /// Makes a range read as zeroes and gives its whole blocks back. The size stays.
-    pub fn punch_hole(&mut self, _range: Range<u64>, _stamp: Stamp<'_>) -> Result<(), FileError> {
-        Err(self.read_only())
-    }
-
-    /// Makes a range read as zeroes, with space set aside for it.
-    pub fn zero_range(
-        &mut self,
-        _range: Range<u64>,
-        _end: FileEnd,
-        _stamp: Stamp<'_>,
-    ) -> Result<(), FileError> {
-        Err(self.read_only())
-    }
-
-    /// Brings all dirty data down. The trees do not change.
-    pub fn flush(&mut self) -> Result<(), FileError> {
-        Self::flush_many(&mut [self])
-    }
-
-    /// Brings the dirty data of many files down, as one batch. Each file keeps its own error; the
-    /// first is returned.
-    pub fn flush_many(_files: &mut [&mut Self]) -> Result<(), FileError> {
-        Ok(())
-    }
-
-    /// Flushes, then brings the trees up to date in the running transaction.
-    pub fn merge(&mut self, stamp: Stamp<'_>) -> Result<Option<Generation>, FileError> {
-        Self::merge_many(&mut [Merging { file: self, stamp }])
-    }
-
-    /// Merges many files, sharing batches and transaction handles: best in ascending order of
-    /// tree and inode. Says which transaction has the last change, if there was any.
-    pub fn merge_many(_files: &mut [Merging<'_>]) -> Result<Option<Generation>, FileError> {
-        Ok(None)
+    /// The inode's flags are others now (`chattr`).
+    pub fn set_flags(&mut self, flags: InodeFlags) {
+        self.flags = flags;
+        self.view.set_sums(!flags.contains(InodeFlags::NODATASUM));
     }
 
     /// Throws away what is not in the trees: for an inode that is gone.
-    pub fn discard(&mut self) {}
-
-    /// Why data was lost since the last call, if any was: for `fsync`, which reports it once.
-    pub fn take_error(&mut self) -> Option<Arc<FileError>> {
-        None
+    pub fn discard(&mut self) {
+        self.drop_overlay(0..u64::MAX);
+        self.live.set_size(self.size_in_tree);
+        self.give_back_room();
     }
 
-    fn read_only(&self) -> FileError {
-        FileError::ReadOnly { tree: self.view.tree().id(), ino: self.view.ino() }
+    /// Why data was lost since the last call, if any was: for `fsync`, which reports it once.
+    pub fn take_error(&mut self) -> Option<FileError> {
+        self.error.take()
+    }
+
+    pub(crate) fn tree_id(&self) -> TreeId {
+        self.view.tree().id()
+    }
+
+    pub(crate) fn ino(&self) -> Ino {
+        self.view.ino()
+    }
+
+    /// Whether the volume wants an item for every hole.
+    pub(crate) fn has_hole_items(&self) -> bool {
+        !self.source.forest().volume().super_block().has_incompat(feature::NO_HOLES)
+    }
+
+    /// Large files lie each for themselves, small ones together.
+    pub(crate) fn cluster(&self) -> Cluster {
+        const LARGE_BYTES: u64 = 1 << 20;
+        const LARGE_CLUSTERS: u64 = 8;
+        let is_large = self.bytes_written.max(self.size_in_tree) >= LARGE_BYTES;
+        Cluster(if is_large { 1 + self.ino().0 % LARGE_CLUSTERS } else { 0 })
+    }
+
+    /// Makes sure that there is room for `blocks` more blocks than those that count on it.
+    pub(crate) fn reserve(&mut self, blocks: usize) -> Result<(), FileError> {
+        /// A file that goes on is given room ahead, so that it lies in long runs.
+        const AHEAD_BYTES_MAX: u64 = 4 << 20;
+        let wanted = self.bytes_reserved + length(blocks) * SECTOR_BYTES;
+        while self.room.bytes() < wanted {
+            let lack = wanted - self.room.bytes();
+            let ahead = self.bytes_charged.min(AHEAD_BYTES_MAX) / SECTOR_BYTES * SECTOR_BYTES;
+            let run = self.allocate_run(lack.max(ahead))?;
+            self.room.add(run);
+        }
+        self.bytes_reserved = wanted;
+        Ok(())
+    }
+
+    /// New space, at most `bytes_max`.
+    pub(crate) fn allocate_run(&self, bytes_max: u64) -> Result<Range<u64>, FileError> {
+        let forest = self.source.forest();
+        Ok(forest.allocate_data(SECTOR_BYTES, bytes_max, self.cluster())?)
+    }
+
+    /// Space that nothing will ever have referenced is free again.
+    pub(crate) fn release(&self, ranges: impl IntoIterator<Item = Range<u64>>) {
+        for range in ranges {
+            self.source.forest().release_data(range);
+        }
+    }
+
+    /// Gives back the room that no dirty block counts on.
+    pub(crate) fn give_back_room(&mut self) {
+        if self.bytes_reserved == 0 {
+            let left: Vec<_> = self.room.empty().collect();
+            self.release(left);
+        }
+    }
+
+    /// Forgets all that is newer than the tree in `range`, which starts and ends with blocks.
+    pub(crate) fn drop_overlay(&mut self, range: Range<u64>) {
+        self.drop_dirty(range.clone());
+        let freed = self.live.overlay_mut().cut(&range);
+        self.release(freed);
+    }
+
+    /// Forgets dirty blocks; their room is no longer counted on.
+    pub(crate) fn drop_dirty(&mut self, range: Range<u64>) {
+        let (dropped, reserved) = self.live.overlay_mut().drop_dirty(range);
+        self.bytes_reserved -= length(reserved) * SECTOR_BYTES;
+        let bytes = length(dropped) * SECTOR_BYTES;
+        self.bytes_charged -= bytes;
+        self.source.dirty_budget().refund(bytes);
+    }
+
+    /// A dirty block that waited for something else counts on room now.
+    pub(crate) fn back_with_room(&mut self, start: u64) {
+        if let Some(block) = self.live.overlay_mut().dirty_block_mut(start) {
+            block.backing = Backing::Reserved;
+        }
+    }
+
+    /// Keeps a failure for the next `fsync`.
+    pub(crate) fn note(&mut self, error: &FileError) {
+        self.error.get_or_insert_with(|| error.clone());
     }
 }
 
-impl std::fmt::Debug for Merging<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Merging").field("file", &self.file).finish_non_exhaustive()
+impl Drop for FileState {
+    fn drop(&mut self) {
+        self.discard();
     }
 }

@@ -1,0 +1,268 @@
+//! Edits: planned changes of files' items, carried out in the running transaction.
+//!
+//! ```text
+//! plan, without a handle     read the items, see what becomes of them
+//! apply, with one handle     extent items and inode items of many files, sorted, in one merge;
+//!                            references; checksums
+//! settle, without            what the trees say now, the overlays need not say any more
+//! ```
+//!
+//! Laws:
+//!
+//! 1. Plans stay true until they are applied: nobody else changes the items of a file whose state
+//!    is borrowed.
+//! 2. Everything that reads data, allocates it or searches for items comes before the handle. With
+//!    the handle the trees are changed, in blocks that planning has brought into memory.
+//! 3. An edit is whole: with its items, the inode's size and byte count, the references and the
+//!    checksums change in one transaction. When that fails half-way, nothing of it is committed.
+
+use crate::error::FileError;
+use crate::items;
+use crate::piece::{Piece, Reference};
+use crate::rewrite;
+use crate::state::FileState;
+use butternut_format::extent::DataRef;
+use butternut_format::file_extent::{ExtentBody, FileExtent};
+use butternut_format::inode::{Inode, InodeFlags};
+use butternut_format::key::{ItemType, Key};
+use butternut_format::units::{Generation, Ino, Logical, SECTOR_BYTES, TreeId, length};
+use butternut_tree::{Change, Handle, Need, TreeError};
+use std::ops::Range;
+
+/// Digests that share an item of the checksum tree, at the very least.
+const SUM_ITEM_BYTES: usize = 1024;
+
+/// What becomes of one file, as the caller puts it.
+#[derive(Debug, Default)]
+pub(crate) struct Draft<'a> {
+    /// Ranges whose items go, in file order.
+    pub(crate) gone: Vec<Range<u64>>,
+    /// Items that come; in ranges that go.
+    pub(crate) come: Vec<Piece<'a>>,
+    /// Ranges that must have items, if the volume wants items for holes.
+    pub(crate) covered: Vec<Range<u64>>,
+    /// What the inode item is to say.
+    pub(crate) size: u64,
+    /// Flags that the inode gets.
+    pub(crate) flags: InodeFlags,
+    /// Starts of extents that nothing has referenced yet, ascending.
+    pub(crate) fresh: Vec<Logical>,
+    pub(crate) sums: Vec<(Logical, Vec<u8>)>,
+    /// Patches that are in the trees then.
+    pub(crate) patches: Vec<u64>,
+    /// The first block, which is dirty, is in the tree then.
+    pub(crate) is_inline: bool,
+}
+
+/// A planned change of one file.
+#[derive(Debug)]
+pub(crate) struct Edit {
+    changes: Vec<(u64, Option<Item>)>,
+    references: Vec<(Reference, i64)>,
+    bytes_used: i64,
+    size: u64,
+    flags: InodeFlags,
+    fresh: Vec<Logical>,
+    sums: Vec<(Logical, Vec<u8>)>,
+    patches: Vec<u64>,
+    is_inline: bool,
+}
+
+/// An item that is to be put.
+#[derive(Debug)]
+struct Item {
+    extent: FileExtent<'static>,
+    inline: Option<Vec<u8>>,
+    is_new: bool,
+}
+
+impl Item {
+    fn of(piece: Piece<'_>) -> Self {
+        let FileExtent { generation, ram_bytes, compression, body } = piece.extent;
+        let (body, inline) = match body {
+            ExtentBody::Inline(bytes) => (ExtentBody::Inline(&[][..]), Some(bytes.to_vec())),
+            ExtentBody::Regular { disk, run } => (ExtentBody::Regular { disk, run }, None),
+            ExtentBody::Hole { num_bytes } => (ExtentBody::Hole { num_bytes }, None),
+            ExtentBody::Preallocated { disk, run } => {
+                (ExtentBody::Preallocated { disk, run }, None)
+            }
+        };
+        let extent = FileExtent { generation, ram_bytes, compression, body };
+        Self { extent, inline, is_new: piece.is_new }
+    }
+
+    fn bytes(&self, generation: Generation) -> Vec<u8> {
+        let mut extent = self.extent;
+        if self.is_new {
+            extent.generation = generation;
+        }
+        if let Some(inline) = &self.inline {
+            return FileExtent { body: ExtentBody::Inline(inline), ..extent }.to_bytes();
+        }
+        extent.to_bytes()
+    }
+}
+
+impl Edit {
+    /// Items that it may change.
+    pub(crate) fn items(&self) -> u32 {
+        let sums: usize =
+            self.sums.iter().map(|(_, digests)| 1 + digests.len() / SUM_ITEM_BYTES).sum();
+        let items = 1 + self.changes.len() + self.references.len() + sums;
+        u32::try_from(items).unwrap_or(u32::MAX)
+    }
+
+    fn inode(&self, was: &Inode, generation: Generation) -> Inode {
+        let bytes_used = was.bytes_used.saturating_add_signed(self.bytes_used);
+        Inode {
+            size: self.size,
+            bytes_used,
+            transid: generation,
+            flags: was.flags.with(self.flags),
+            ..*was
+        }
+    }
+}
+
+impl FileState {
+    /// Plans an edit: reads the items that it touches.
+    pub(crate) fn plan(&self, draft: Draft<'_>) -> Result<Edit, FileError> {
+        let covered = if self.has_hole_items() { draft.covered } else { Vec::new() };
+        let mut ranges: Vec<Range<u64>> = draft.gone.iter().chain(&covered).cloned().collect();
+        ranges.retain(|range| !range.is_empty());
+        ranges.sort_by_key(|range| range.start);
+        let old = items::touching(&self.view, &ranges)?;
+        let rewrite = rewrite::plan(&old, &draft.gone, draft.come, &covered)
+            .map_err(|refused| self.view.corrupt(refused))?;
+        // Brings the inode item's leaf into memory (law 2).
+        self.inode()?;
+        let changes = rewrite.changes.into_iter().map(|(at, piece)| (at, piece.map(Item::of)));
+        Ok(Edit {
+            changes: changes.collect(),
+            references: rewrite.references,
+            bytes_used: rewrite.bytes_used,
+            size: draft.size,
+            flags: draft.flags,
+            fresh: draft.fresh,
+            sums: draft.sums,
+            patches: draft.patches,
+            is_inline: draft.is_inline,
+        })
+    }
+
+    /// The inode as its item says.
+    pub(crate) fn inode(&self) -> Result<Inode, FileError> {
+        let key = inode_key(self.ino());
+        let item = self.view.tree().find(&key)?;
+        let gone = FileError::Gone { tree: self.tree_id(), ino: self.ino() };
+        let item = item.ok_or(gone)?;
+        Inode::check(item.data())
+            .map_err(|refused| self.view.corrupt(refused.at(format_args!("item {key}"))))
+    }
+
+    /// Takes note that an edit is in the trees.
+    pub(crate) fn settle(&mut self, edit: &Edit) {
+        let digest_bytes = self.source.sums().digest_bytes();
+        self.source.sums().forget(edit.sums.iter().map(|(start, digests)| {
+            start.0..start.0 + length(digests.len() / digest_bytes) * SECTOR_BYTES
+        }));
+        // First the new stamp: whoever does not find a patch any more must see the new items.
+        self.live.restamp();
+        let mut overlay = self.live.overlay_to_settle();
+        for start in &edit.patches {
+            overlay.settle_patch(*start);
+        }
+        drop(overlay);
+        if edit.is_inline {
+            self.drop_dirty(0..SECTOR_BYTES);
+        }
+        self.size_in_tree = edit.size;
+        self.bytes_in_tree = self.bytes_in_tree.saturating_add_signed(edit.bytes_used);
+        self.flags = self.flags.with(edit.flags);
+        self.shape = None;
+    }
+}
+
+/// One file of an application.
+pub(crate) struct Applied<'a, 'b> {
+    pub(crate) file: &'a mut FileState,
+    pub(crate) edit: Edit,
+    pub(crate) stamp: &'a mut (dyn FnMut(&mut Inode) + 'b),
+}
+
+/// Applies edits of several files of one volume in one transaction, and settles them.
+pub(crate) fn apply(
+    files: &mut [Applied<'_, '_>],
+    is_deleting: bool,
+) -> Result<Option<Generation>, FileError> {
+    let Some(first) = files.first() else { return Ok(None) };
+    let forest = first.file.source.forest().clone();
+    let items = files.iter().fold(0_u32, |sum, file| sum.saturating_add(file.edit.items()));
+    let need = Need::items(items);
+    let handle = forest.join(if is_deleting { need.deleting() } else { need })?;
+    let generation = handle.generation();
+    change(&handle, files)?;
+    drop(handle);
+    for applied in files {
+        applied.file.settle(&applied.edit);
+    }
+    Ok(Some(generation))
+}
+
+/// Changes the trees (law 3).
+fn change(handle: &Handle, files: &mut [Applied<'_, '_>]) -> Result<(), FileError> {
+    let mut changes: Vec<(TreeId, Change)> = Vec::new();
+    for applied in &mut *files {
+        let (tree, ino) = (applied.file.tree_id(), applied.file.ino());
+        let mut inode = applied.edit.inode(&applied.file.inode()?, handle.generation());
+        (applied.stamp)(&mut inode);
+        let to = Some(inode.to_bytes().to_vec());
+        changes.push((tree, Change { key: inode_key(ino), to }));
+        for (at, item) in &applied.edit.changes {
+            let key = Key::new(ino.0, ItemType::EXTENT_DATA, *at);
+            let to = item.as_ref().map(|item| item.bytes(handle.generation()));
+            changes.push((tree, Change { key, to }));
+        }
+    }
+    changes.sort_by_key(|(tree, change)| (*tree, change.key));
+    let mut rest = changes.into_iter().peekable();
+    while let Some((tree, first)) = rest.next() {
+        let mut batch = vec![first];
+        while let Some((_, next)) = rest.next_if(|(next, _)| *next == tree) {
+            batch.push(next);
+        }
+        handle.tree(tree)?.merge(&batch)?;
+    }
+    let told = files.iter().try_for_each(|applied| tell(handle, applied));
+    told.map_err(|error| FileError::from(handle.abort(error)))
+}
+
+/// Tells of references and checksums.
+fn tell(handle: &Handle, applied: &Applied<'_, '_>) -> Result<(), TreeError> {
+    let edit = &applied.edit;
+    for (Reference { extent, offset }, by) in &edit.references {
+        let (start, bytes) = (extent.logical, extent.bytes);
+        let reference = DataRef {
+            tree: applied.file.tree_id(),
+            ino: applied.file.ino(),
+            offset: *offset,
+            count: 1,
+        };
+        let mut by = *by;
+        if by > 0 && edit.fresh.binary_search(&start).is_ok() {
+            handle.claim_data(start.0..start.0 + bytes, reference)?;
+            by -= 1;
+        }
+        for _ in 0..by {
+            handle.add_data_ref(start, bytes, reference)?;
+        }
+        for _ in by..0 {
+            handle.drop_data_ref(start, bytes, reference)?;
+        }
+    }
+    edit.sums.iter().try_for_each(|(start, digests)| handle.put_sums(*start, digests))
+}
+
+fn inode_key(ino: Ino) -> Key {
+    Key::new(ino.0, ItemType::INODE_ITEM, 0)
+}

@@ -1,0 +1,203 @@
+//! Merges: what is down of many files, into the trees.
+//!
+//! Laws:
+//!
+//! 1. A merge goes in pieces that a transaction can reserve for. Each piece leaves the file as it
+//!    might have been: its size reaches no further than what is in the tree, until the last.
+//! 2. Files share transactions, and walks over leaves.
+//! 3. One file's failure is its own.
+
+use crate::edit::{Applied, Draft, Edit, apply};
+use crate::error::FileError;
+use crate::overlay::{Backing, Place};
+use crate::piece::Piece;
+use crate::source::in_memory;
+use crate::state::{FileState, Stamp};
+use butternut_format::file_extent::{DiskExtent, ExtentRun, FileExtent};
+use butternut_format::inode::InodeFlags;
+use butternut_format::units::{Generation, SECTOR_BYTES};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Items of one piece of a merge (law 1).
+const ITEMS_MAX: u32 = 1024;
+/// Patches of one file in one piece.
+const PATCHES_MAX: usize = 256;
+/// The same, where space is short.
+const SQUEEZED_PATCHES_MAX: usize = 8;
+
+/// One of the files of [`FileState::merge_many`].
+pub struct Merging<'a> {
+    pub file: &'a mut FileState,
+    pub stamp: Stamp<'a>,
+}
+
+impl std::fmt::Debug for Merging<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Merging").field("file", &self.file).finish_non_exhaustive()
+    }
+}
+
+/// What is to be applied together.
+#[derive(Default)]
+struct Batch {
+    edits: Vec<(usize, Edit)>,
+    items: u32,
+}
+
+impl FileState {
+    /// Flushes, then brings the trees up to date in the running transaction. Says in which one the
+    /// last change is; a clean file has none, and is not stamped.
+    pub fn merge(&mut self, stamp: Stamp<'_>) -> Result<Option<Generation>, FileError> {
+        Self::merge_many(&mut [Merging { file: self, stamp }])
+    }
+
+    /// Merges many files of one volume, sharing batches and transactions: best in ascending order
+    /// of tree and inode. The first failure is returned; the others are merged all the same.
+    pub fn merge_many(files: &mut [Merging<'_>]) -> Result<Option<Generation>, FileError> {
+        let mut states: Vec<&mut Self> = files.iter_mut().map(|file| &mut *file.file).collect();
+        let mut result = Self::flush_many(&mut states).map(|()| None);
+        let mut batch = Batch::default();
+        for number in 0..files.len() {
+            let merged = batch.add(files, number);
+            keep(&mut result, merged);
+        }
+        keep(&mut result, batch.apply(files));
+        // The data is down and was promised a place: what is set aside for such needs is used.
+        if result.as_ref().is_err_and(FileError::is_no_space) {
+            result = files.iter_mut().try_fold(None, |_, file| file.squeeze());
+        }
+        result
+    }
+
+    /// Plans the first piece of what is newer than the tree. Says whether it is all.
+    fn plan_merge(&self, patches_max: usize) -> Result<(Edit, bool), FileError> {
+        let mut draft = Draft::default();
+        let overlay = self.live.overlay();
+        let is_last = overlay.patch_count() <= patches_max;
+        let mut end = 0;
+        for (start, patch) in overlay.patches().take(patches_max.max(1)) {
+            end = start + patch.bytes;
+            draft.gone.push(start..end);
+            draft.patches.push(start);
+            draft.come.push(Piece::new(start, extent_of(patch.place, patch.bytes)));
+            if let Place::New(logical) = patch.place {
+                draft.fresh.push(logical);
+            }
+            if !patch.digests.is_empty() {
+                draft.sums.push((patch.place.logical(), patch.digests.clone()));
+            }
+        }
+        let inline = overlay.dirty_block(0).filter(|block| block.backing == Backing::Inline);
+        let inline = inline.map(|block| Arc::clone(&block.bytes));
+        drop(overlay);
+        draft.fresh.sort_unstable();
+        let size = self.size();
+        draft.size = if is_last { size } else { self.size_in_tree.max(end.min(size)) };
+        if let Some(bytes) = inline.as_deref().and_then(|bytes| bytes.get(..in_memory(size))) {
+            draft.gone.push(0..SECTOR_BYTES);
+            draft.come.push(Piece::new(0, FileExtent::inline(Generation(0), bytes)));
+            draft.is_inline = true;
+        }
+        draft.covered.push(self.grown(draft.size));
+        Ok((self.plan(draft)?, is_last))
+    }
+
+    /// Blocks that the file has more, with `size`, than its tree knows.
+    pub(crate) fn grown(&self, size: u64) -> Range<u64> {
+        let blocks = |size: u64| size.checked_next_multiple_of(SECTOR_BYTES).unwrap_or(size);
+        let start = blocks(self.size_in_tree);
+        start..blocks(size).max(start)
+    }
+
+    /// Applies one edit of this file.
+    pub(crate) fn apply(
+        &mut self,
+        draft: Draft<'_>,
+        is_deleting: bool,
+        stamp: Stamp<'_>,
+    ) -> Result<Option<Generation>, FileError> {
+        let edit = self.plan(draft)?;
+        apply(&mut [Applied { file: self, edit, stamp }], is_deleting)
+    }
+
+    /// A draft that changes nothing.
+    pub(crate) fn draft(&self) -> Draft<'static> {
+        Draft { size: self.size_in_tree, flags: InodeFlags::default(), ..Draft::default() }
+    }
+}
+
+impl Merging<'_> {
+    /// Merges a file on a full volume, little by little.
+    fn squeeze(&mut self) -> Result<Option<Generation>, FileError> {
+        let mut generation = None;
+        while !self.file.is_clean() {
+            let (edit, _) = self.file.plan_merge(SQUEEZED_PATCHES_MAX)?;
+            let (file, stamp) = (&mut *self.file, &mut *self.stamp);
+            generation = apply(&mut [Applied { file, edit, stamp }], true)?;
+        }
+        Ok(generation)
+    }
+}
+
+impl Batch {
+    /// Adds a file; whatever does not fit is applied at once.
+    fn add(
+        &mut self,
+        files: &mut [Merging<'_>],
+        number: usize,
+    ) -> Result<Option<Generation>, FileError> {
+        let mut result = Ok(None);
+        while let Some(merging) = files.get(number).filter(|merging| !merging.file.is_clean()) {
+            let (edit, is_last) = merging.file.plan_merge(PATCHES_MAX)?;
+            if self.items.saturating_add(edit.items()) > ITEMS_MAX {
+                keep(&mut result, self.apply(files));
+            }
+            self.items = self.items.saturating_add(edit.items());
+            self.edits.push((number, edit));
+            if is_last {
+                break;
+            }
+            // The next piece of this file is planned on what this one leaves.
+            keep(&mut result, self.apply(files));
+            if result.is_err() {
+                break;
+            }
+        }
+        result
+    }
+
+    /// Applies what was gathered.
+    fn apply(&mut self, files: &mut [Merging<'_>]) -> Result<Option<Generation>, FileError> {
+        self.items = 0;
+        let mut edits = std::mem::take(&mut self.edits).into_iter().peekable();
+        let mut applied = Vec::with_capacity(edits.len());
+        for (number, merging) in files.iter_mut().enumerate() {
+            if let Some((_, edit)) = edits.next_if(|(file, _)| *file == number) {
+                let (file, stamp) = (&mut *merging.file, &mut *merging.stamp);
+                applied.push(Applied { file, edit, stamp });
+            }
+        }
+        apply(&mut applied, false)
+    }
+}
+
+/// Keeps the first error, or else the last generation.
+fn keep(
+    result: &mut Result<Option<Generation>, FileError>,
+    next: Result<Option<Generation>, FileError>,
+) {
+    match (&*result, &next) {
+        (Ok(_), Err(_) | Ok(Some(_))) => *result = next,
+        (Ok(_), Ok(None)) | (Err(_), _) => {}
+    }
+}
+
+/// The item of a run that is on disk and not compressed.
+fn extent_of(place: Place, bytes: u64) -> FileExtent<'static> {
+    let (disk, offset) = match place {
+        Place::New(logical) => (DiskExtent { logical, bytes }, 0),
+        Place::SetAside { extent, skip } => (extent, skip),
+    };
+    FileExtent::regular(Generation(0), disk, ExtentRun { offset, num_bytes: bytes })
+}

@@ -1,0 +1,96 @@
+//! Small files: whose bytes are in the tree itself.
+//!
+//! Laws, which are the kernel's:
+//!
+//! 1. A file is inline whole or not at all: it has at most [`INLINE_BYTES_MAX`] bytes, and no
+//!    extent behind its first block.
+//! 2. A file that outgrows this gets its first block on disk with the write that does it.
+//! 3. Files that are written in place are never inline.
+
+use crate::error::FileError;
+use crate::overlay::{Backing, DirtyBlock};
+use crate::piece::Piece;
+use crate::state::FileState;
+use butternut_format::inode::InodeFlags;
+use butternut_format::key::{ItemType, Key};
+use butternut_format::units::SECTOR_BYTES;
+use std::ops::Range;
+
+/// The largest inline file (the kernel's `max_inline`).
+pub(crate) const INLINE_BYTES_MAX: u64 = 2048;
+
+/// What the tree's items are, as far as small files care.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub(crate) is_inline: bool,
+    /// Some item shows more than the first block.
+    pub(crate) reaches_on: bool,
+}
+
+impl FileState {
+    pub(crate) fn shape(&mut self) -> Result<Shape, FileError> {
+        if let Some(shape) = self.shape {
+            return Ok(shape);
+        }
+        let mut shape = Shape { is_inline: false, reaches_on: false };
+        let mut cursor = self.view.tree().cursor();
+        cursor.seek(&Key::new(self.ino().0, ItemType::EXTENT_DATA, 0))?;
+        while let Some((key, data)) = cursor.item_parts() {
+            if (key.objectid, key.item_type) != (self.ino().0, ItemType::EXTENT_DATA) {
+                break;
+            }
+            let piece = Piece::of_item(key.offset, data)
+                .map_err(|r| self.view.corrupt(r.at(format_args!("extent item {key}"))))?;
+            shape.is_inline |= piece.is_inline();
+            shape.reaches_on = piece.end() > SECTOR_BYTES;
+            if shape.reaches_on {
+                break;
+            }
+            cursor.advance()?;
+        }
+        self.shape = Some(shape);
+        Ok(shape)
+    }
+
+    /// Whether the file may be inline with this size, blocks of `range` being written (law 1).
+    pub(crate) fn is_small(&mut self, size: u64, range: &Range<u64>) -> Result<bool, FileError> {
+        if size > INLINE_BYTES_MAX
+            || range.end > SECTOR_BYTES
+            || self.flags.contains(InodeFlags::NODATACOW)
+        {
+            return Ok(false);
+        }
+        let has_more = {
+            let overlay = self.live.overlay();
+            overlay.patch_count() > 0 || overlay.dirty_in(SECTOR_BYTES..u64::MAX).next().is_some()
+        };
+        Ok(!has_more && !self.shape()?.reaches_on)
+    }
+
+    /// Law 2, before the blocks of `range` are written and the file has `size` bytes.
+    pub(crate) fn outgrow(&mut self, size: u64, range: &Range<u64>) -> Result<(), FileError> {
+        if self.is_small(size, range)? {
+            return Ok(());
+        }
+        let first = self.live.overlay().dirty_block(0).map(|block| block.backing);
+        if first == Some(Backing::Inline) {
+            self.reserve(1)?;
+            self.back_with_room(0);
+        } else if first.is_none() && !range.contains(&0) && self.is_inline_now()? {
+            let bytes = self.read_block(0)?;
+            self.reserve(1)?;
+            self.add_dirty(0, DirtyBlock { bytes, backing: Backing::Reserved });
+        }
+        Ok(())
+    }
+
+    /// The file reads from an inline item.
+    pub(crate) fn is_inline_now(&mut self) -> Result<bool, FileError> {
+        let is_covered = {
+            let overlay = self.live.overlay();
+            overlay.dirty_block(0).is_some()
+                || overlay.patches().next().is_some_and(|(start, _)| start == 0)
+        };
+        Ok(!is_covered && self.shape()?.is_inline)
+    }
+}

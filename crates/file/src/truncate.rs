@@ -1,0 +1,104 @@
+//! Truncation, both ways.
+//!
+//! Laws:
+//!
+//! 1. What is behind the new end is gone, also where the file is made longer again later: its last
+//!    block is zero there.
+//! 2. A truncation that makes a file shorter succeeds on a full volume.
+//! 3. A long file is cut from its end, in pieces that a transaction can reserve for; each leaves
+//!    the file as a truncation to another size would.
+
+use crate::edit::Draft;
+use crate::error::FileError;
+use crate::items;
+use crate::overlay::Backing;
+use crate::source::in_memory;
+use crate::state::{FileState, Stamp};
+use butternut_format::units::SECTOR_BYTES;
+use std::sync::Arc;
+
+/// Items that go in one piece (law 3).
+pub(crate) const PIECE_ITEMS: usize = 256;
+
+impl FileState {
+    /// Sets the size: what is behind it is gone, what is new reads as zeroes.
+    pub fn truncate(&mut self, size: u64, stamp: Stamp<'_>) -> Result<(), FileError> {
+        self.check_writable()?;
+        self.check_end(size, 0)?;
+        if size > self.size() {
+            self.close_end()?;
+            self.outgrow(size, &(0..0))?;
+            self.live.set_size(size);
+            return self.merge_and_stamp(stamp);
+        }
+        self.close_at(size)?;
+        let end = size.next_multiple_of(SECTOR_BYTES);
+        self.drop_overlay(end..u64::MAX);
+        self.live.set_size(size);
+        self.cut_items(end, stamp)?;
+        let is_inline = {
+            let overlay = self.live.overlay();
+            overlay.dirty_block(0).is_some_and(|block| block.backing == Backing::Inline)
+        };
+        if is_inline {
+            self.merge(&mut |_| {})?;
+        }
+        Ok(())
+    }
+
+    /// Merges; the inode is stamped also if there was nothing to merge.
+    pub(crate) fn merge_and_stamp(&mut self, stamp: Stamp<'_>) -> Result<(), FileError> {
+        if self.merge(&mut *stamp)?.is_none() {
+            self.apply(self.draft(), false, stamp)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the rest of the block at the new end zeroes (law 1). Without space for that it stays:
+    /// it is made zeroes before it can be seen.
+    fn close_at(&mut self, size: u64) -> Result<(), FileError> {
+        let start = size - size % SECTOR_BYTES;
+        if start == size {
+            return Ok(());
+        }
+        let is_dirty = self.live.overlay().dirty_block(start).is_some();
+        if !is_dirty {
+            if !self.has_data_at(start)? {
+                return Ok(());
+            }
+            let bytes = self.read_block(start)?;
+            let blocks = start..start + SECTOR_BYTES;
+            match self.back(&blocks, size) {
+                Err(error) if error.is_no_space() => return Ok(()),
+                backed => backed?,
+            }
+            if let Some(block) = self.live.overlay_mut().dirty_block_mut(start) {
+                block.bytes = bytes;
+            }
+        }
+        if let Some(block) = self.live.overlay_mut().dirty_block_mut(start)
+            && let Some(tail) =
+                Arc::make_mut(&mut block.bytes).get_mut(in_memory(size - start)..)
+        {
+            tail.fill(0);
+        }
+        Ok(())
+    }
+
+    /// Takes all items behind `from` out of the tree, and their inode's size back to the file's.
+    fn cut_items(&mut self, from: u64, stamp: Stamp<'_>) -> Result<(), FileError> {
+        loop {
+            let last = items::last(&self.view, from, PIECE_ITEMS)?;
+            let is_whole = last.len() < PIECE_ITEMS;
+            let first = last.first().map_or(from, |piece| piece.start.max(from));
+            let start = if is_whole { from } else { first };
+            let size = self.size_in_tree.min(if is_whole { self.size() } else { start });
+            let draft = Draft { gone: vec![start..u64::MAX], size, ..self.draft() };
+            if is_whole {
+                self.apply(draft, true, stamp)?;
+                return Ok(());
+            }
+            self.apply(draft, true, &mut |_| {})?;
+        }
+    }
+}

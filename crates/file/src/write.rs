@@ -1,0 +1,290 @@
+//! Writes of any alignment.
+//!
+//! Laws:
+//!
+//! 1. Whole blocks of a large write go straight down from the caller's memory. Everything else
+//!    waits in dirty blocks, the first and last completed from what the file has.
+//! 2. A write that cannot be done whole is done from its start on, as far as it can be; one of
+//!    which nothing can be done fails, and changes nothing.
+//! 3. Behind the end of a file its last block reads as zeroes before the end moves on.
+
+use crate::budget::FILE_PATCHES_MAX;
+use crate::down::{BATCH_BYTES_MAX, Data, Descent, bring_down};
+use crate::error::FileError;
+use crate::overlay::{BLOCK, Backing, DirtyBlock};
+use crate::place::Target;
+use crate::source::in_memory;
+use crate::state::FileState;
+use crate::view::FILE_BYTES_MAX;
+use butternut_format::units::{Logical, SECTOR_BYTES, length};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Whole blocks of this many bytes are not worth a copy (law 1).
+const DIRECT_BYTES_MIN: usize = 256 << 10;
+/// What is buffered at once: what is lost to a smaller try when space runs out.
+const BUFFER_BYTES_MAX: usize = 256 << 10;
+
+impl FileState {
+    /// Writes all of `bytes`, or as much as there is space for; the file grows as needed.
+    pub fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<usize, FileError> {
+        self.check_writable()?;
+        self.check_end(offset, length(bytes.len()))?;
+        if bytes.is_empty() {
+            return Ok(0);
+        }
+        if offset > self.size() {
+            self.close_end()?;
+        }
+        let mut done = 0;
+        while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
+            match self.write_some(offset + length(done), rest) {
+                Ok(written) => done += written,
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
+            let end = offset + length(done);
+            if end > self.size() {
+                self.live.set_size(end);
+            }
+        }
+        self.keep_bounds();
+        Ok(done)
+    }
+
+    /// The volume is open for writing.
+    pub(crate) fn check_writable(&self) -> Result<(), FileError> {
+        if self.source.forest().is_writable() {
+            return Ok(());
+        }
+        Err(FileError::ReadOnly { tree: self.tree_id(), ino: self.ino() })
+    }
+
+    /// A range ends where a file may.
+    pub(crate) fn check_end(&self, offset: u64, bytes: u64) -> Result<u64, FileError> {
+        let end = offset.checked_add(bytes).filter(|end| *end <= FILE_BYTES_MAX);
+        end.ok_or(FileError::TooLarge { tree: self.tree_id(), ino: self.ino() })
+    }
+
+    fn write_some(&mut self, at: u64, bytes: &[u8]) -> Result<usize, FileError> {
+        let to_block = in_memory(at.next_multiple_of(SECTOR_BYTES) - at);
+        let whole = bytes.len().saturating_sub(to_block) / BLOCK * BLOCK;
+        let is_large = whole >= DIRECT_BYTES_MIN;
+        if is_large && to_block == 0 {
+            let batch = whole.min(in_memory(BATCH_BYTES_MAX));
+            let part = bytes.get(..batch).unwrap_or_default();
+            return self.write_down(at, part).map(|()| batch);
+        }
+        let most = if is_large { to_block } else { BUFFER_BYTES_MAX };
+        let part = bytes.get(..most.min(bytes.len())).unwrap_or_default();
+        match self.write_buffered(at, part) {
+            Ok(()) => Ok(part.len()),
+            // Perhaps there is space for the first block at least.
+            Err(error) if part.len() > BLOCK => {
+                let left = BLOCK - in_memory(at % SECTOR_BYTES);
+                let first = part.get(..left).unwrap_or_default();
+                self.write_buffered(at, first).map(|()| left).map_err(|_| error)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Writes whole blocks to disk at once.
+    fn write_down(&mut self, start: u64, bytes: &[u8]) -> Result<(), FileError> {
+        let range = start..start + length(bytes.len());
+        self.outgrow(self.size().max(range.end), &range)?;
+        let mut runs = Vec::new();
+        let planned = self.plan_down(&range, bytes, &mut runs);
+        if planned.is_err() {
+            let new = runs.iter().filter(|run| run.target == Target::New);
+            self.release(new.map(|run| run.logical.0..run.logical.0 + run.bytes()));
+            return planned;
+        }
+        bring_down(&self.source, &mut runs);
+        let mut result = Ok(());
+        for run in runs {
+            let landed = self.land(run);
+            result = result.and(landed);
+        }
+        result
+    }
+
+    fn plan_down<'a>(
+        &mut self,
+        range: &Range<u64>,
+        bytes: &'a [u8],
+        runs: &mut Vec<Descent<'a>>,
+    ) -> Result<(), FileError> {
+        let has_sums = self.view.has_sums();
+        for (part, target) in self.targets(range)? {
+            let mut at = part.start;
+            while at < part.end {
+                let target = target.advanced(at - part.start);
+                let space = match target.place() {
+                    Some(logical) => logical.0..logical.0 + (part.end - at),
+                    None => self.allocate_run(part.end - at)?,
+                };
+                let end = at + (space.end - space.start);
+                let slice = in_memory(at - range.start)..in_memory(end - range.start);
+                let data = Data::Slice(bytes.get(slice).unwrap_or_default());
+                let place = (target, Logical(space.start));
+                runs.push(Descent::new(0, at, data, place, has_sums));
+                at = end;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes into dirty blocks.
+    fn write_buffered(&mut self, at: u64, bytes: &[u8]) -> Result<(), FileError> {
+        let end = at + length(bytes.len());
+        let blocks = at - at % SECTOR_BYTES..end.next_multiple_of(SECTOR_BYTES);
+        self.outgrow(self.size().max(end), &blocks)?;
+        let head = self.base(blocks.start, at..end)?;
+        let last = blocks.end - SECTOR_BYTES;
+        let tail = if last > blocks.start { self.base(last, at..end)? } else { None };
+        self.back(&blocks, end)?;
+        let mut overlay = self.live.overlay_mut();
+        for (start, base) in [(blocks.start, head), (last, tail)] {
+            if let Some(bytes) = base
+                && let Some(block) = overlay.dirty_block_mut(start)
+            {
+                block.bytes = bytes;
+            }
+        }
+        let mut start = blocks.start;
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let skip = in_memory(at.saturating_sub(start));
+            let (now, later) = rest.split_at(rest.len().min(BLOCK - skip));
+            if let Some(block) = overlay.dirty_block_mut(start) {
+                if now.len() == BLOCK {
+                    block.bytes = Arc::from(now);
+                } else if let Some(place) =
+                    Arc::make_mut(&mut block.bytes).get_mut(skip..skip + now.len())
+                {
+                    place.copy_from_slice(now);
+                }
+            }
+            rest = later;
+            start += SECTOR_BYTES;
+        }
+        Ok(())
+    }
+
+    /// What the block at `start` holds before `written` is written, if that does not replace all
+    /// of it and it is not dirty already.
+    fn base(&self, start: u64, written: Range<u64>) -> Result<Option<Arc<[u8]>>, FileError> {
+        let is_replaced = written.start <= start && written.end >= start + SECTOR_BYTES;
+        if is_replaced || self.live.overlay().dirty_block(start).is_some() {
+            return Ok(None);
+        }
+        self.read_block(start).map(Some)
+    }
+
+    /// Makes all blocks of a range dirty, each with a way to its space; those that were not hold
+    /// zeroes now.
+    fn back(&mut self, blocks: &Range<u64>, end: u64) -> Result<(), FileError> {
+        let is_small = self.is_small(self.size().max(end), blocks)?;
+        let mut wanted: Vec<(u64, Backing)> = Vec::new();
+        let mut to_reserve = 0;
+        let targets = if is_small { Vec::new() } else { self.targets(blocks)? };
+        let mut targets = targets.iter().peekable();
+        let mut start = blocks.start;
+        while start < blocks.end {
+            while targets.next_if(|(range, _)| range.end <= start).is_some() {}
+            let is_dirty = self.live.overlay().dirty_block(start).is_some();
+            let backing = match targets.peek() {
+                _ if is_small => Backing::Inline,
+                Some((_, target)) if *target != Target::New => Backing::InPlace,
+                _ => Backing::Reserved,
+            };
+            if !is_dirty {
+                to_reserve += usize::from(backing == Backing::Reserved);
+                wanted.push((start, backing));
+            }
+            start += SECTOR_BYTES;
+        }
+        self.reserve(to_reserve)?;
+        let zeroes: Arc<[u8]> = Arc::from([0; BLOCK].as_slice());
+        for (start, backing) in wanted {
+            self.add_dirty(start, DirtyBlock { bytes: Arc::clone(&zeroes), backing });
+        }
+        Ok(())
+    }
+
+    /// Adds a block that was not dirty. Its room, if it wants any, is reserved.
+    pub(crate) fn add_dirty(&mut self, start: u64, block: DirtyBlock) {
+        self.live.overlay_mut().insert_dirty(start, block);
+        self.bytes_charged += SECTOR_BYTES;
+        self.source.dirty_budget().charge(SECTOR_BYTES);
+    }
+
+    /// The block at `start` as the file reads, with zeroes behind the end.
+    pub(crate) fn read_block(&self, start: u64) -> Result<Arc<[u8]>, FileError> {
+        let mut bytes = [0; BLOCK];
+        let mut done = 0;
+        let size = self.size();
+        let want = in_memory(size.saturating_sub(start).min(SECTOR_BYTES));
+        while done < want {
+            let place = bytes.get_mut(done..want).unwrap_or_default();
+            let read = self.source.read_at(&self.view, start + length(done), place)?;
+            if read == 0 {
+                break;
+            }
+            done += read;
+        }
+        bytes.get_mut(done..).unwrap_or_default().fill(0);
+        Ok(Arc::from(bytes.as_slice()))
+    }
+
+    /// Law 3: makes what is on disk behind the end of the file, in its last block, zeroes.
+    pub(crate) fn close_end(&mut self) -> Result<(), FileError> {
+        let size = self.size();
+        let start = size - size % SECTOR_BYTES;
+        if start == size || !self.has_data_at(start)? {
+            return Ok(());
+        }
+        let blocks = start..start + SECTOR_BYTES;
+        let bytes = self.read_block(start)?;
+        self.back(&blocks, size)?;
+        if let Some(block) = self.live.overlay_mut().dirty_block_mut(start) {
+            block.bytes = bytes;
+        }
+        Ok(())
+    }
+
+    /// Whether the block at `start` is on disk, or in the tree, and not dirty.
+    pub(crate) fn has_data_at(&self, start: u64) -> Result<bool, FileError> {
+        use crate::map::{MappingKind, Mappings};
+        let mapping = Mappings::near(&self.view, start..start + SECTOR_BYTES).next().transpose()?;
+        Ok(mapping.is_some_and(|mapping| match mapping.kind {
+            MappingKind::Inline { .. } | MappingKind::Regular { .. } => true,
+            MappingKind::Hole | MappingKind::Preallocated { .. } | MappingKind::Buffered => false,
+        }))
+    }
+
+    /// Keeps what is in memory within its limits. What fails here is for the next `fsync`.
+    fn keep_bounds(&mut self) {
+        if self.source.dirty_budget().wants_flush(self.bytes_charged) {
+            // Kept by the flush itself.
+            self.flush().ok();
+        }
+        if self.live.overlay().patch_count() >= FILE_PATCHES_MAX
+            && let Err(error) = self.merge(&mut |_| {})
+        {
+            self.note(&error);
+        }
+    }
+}
+
+impl Target {
+    /// Where on disk, if that is known.
+    pub(crate) fn place(self) -> Option<Logical> {
+        match self {
+            Self::New => None,
+            Self::SetAside { extent, skip } => Some(Logical(extent.logical.0.saturating_add(skip))),
+            Self::Over(logical) => Some(logical),
+        }
+    }
+}
