@@ -250,11 +250,11 @@ fn tell(handle: &Handle, applied: &Applied<'_, '_>) -> Result<(), TreeError> {
         };
         let mut by = *by;
         if by > 0 && edit.fresh.binary_search(&start).is_ok() {
-            handle.claim_data(start.0..start.0 + bytes, reference)?;
+            handle.claim_data(start.0..start.0 + bytes, reference);
             by -= 1;
         }
         for _ in 0..by {
-            handle.add_data_ref(start, bytes, reference)?;
+            handle.add_data_ref(start, bytes, reference);
         }
         for _ in by..0 {
             handle.drop_data_ref(start, bytes, reference)?;

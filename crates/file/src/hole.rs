@@ -68,8 +68,8 @@ impl FileState {
         if range.start.max(size) > self.size() {
             self.close_end()?;
         }
-        let blocks = range.start - range.start % SECTOR_BYTES
-            ..range.end.next_multiple_of(SECTOR_BYTES);
+        let blocks =
+            range.start - range.start % SECTOR_BYTES..range.end.next_multiple_of(SECTOR_BYTES);
         let holes = self.without_space(&blocks)?;
         self.outgrow(size, &(0..0))?;
         self.set_aside(&holes, size, stamp)
@@ -161,9 +161,9 @@ impl FileState {
         size: u64,
         stamp: Stamp<'_>,
     ) -> Result<(), FileError> {
-        let reaches = parts.first().map_or(0..0, |first| {
-            first.start..parts.last().map_or(first.end, |last| last.end)
-        });
+        let reaches = parts
+            .first()
+            .map_or(0..0, |first| first.start..parts.last().map_or(first.end, |last| last.end));
         if !reaches.is_empty() {
             // Extents behind the first block, or instead of it: the file is not inline any more.
             self.outgrow(INLINE_BYTES_MAX + 1, &reaches)?;

@@ -135,10 +135,6 @@ impl Overlay {
         self.dirty.is_empty() && self.patches.is_empty()
     }
 
-    pub(crate) fn dirty_blocks(&self) -> usize {
-        self.dirty.len()
-    }
-
     pub(crate) fn patch_count(&self) -> usize {
         self.patches.len()
     }
@@ -231,6 +227,9 @@ impl Overlay {
     /// (law 2).
     pub(crate) fn cut(&mut self, range: &Range<u64>) -> Vec<Range<u64>> {
         let mut freed = Vec::new();
+        if range.is_empty() {
+            return freed;
+        }
         let before = self.patches.range(..range.start).next_back();
         let first = before.filter(|(start, patch)| *start + patch.bytes > range.start);
         let first = first.map_or(range.start, |(start, _)| *start);

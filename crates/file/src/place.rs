@@ -10,15 +10,16 @@
 //!    the trees change.
 
 use crate::error::FileError;
-use crate::map::{ItemMappings, Mapping, MappingKind};
+use crate::items;
+use crate::overlay::Place;
+use crate::piece::{Piece, Reference};
 use crate::state::FileState;
 use butternut_format::extent::DataRef;
-use butternut_format::file_extent::{Compression, DiskExtent};
+use butternut_format::file_extent::{Compression, DiskExtent, ExtentBody};
 use butternut_format::inode::InodeFlags;
 use butternut_format::units::Logical;
 use std::ops::Range;
-
-use crate::overlay::Place;
+use std::slice;
 
 /// Where a run of blocks is to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,15 +60,18 @@ impl FileState {
                     at = end;
                 }
                 Err(gap_end) => {
-                    for mapping in ItemMappings::near(&self.view, at..gap_end) {
-                        let mapping = mapping?;
-                        let target = self.target_of(&mapping)?;
-                        push(&mut targets, mapping.offset..mapping.end(), target);
-                        at = mapping.end();
+                    let gap = at..gap_end;
+                    for piece in items::touching(&self.view, slice::from_ref(&gap))? {
+                        let part = piece.start.max(at)..piece.end().min(gap_end);
+                        if part.is_empty() {
+                            continue;
+                        }
+                        push(&mut targets, at..part.start, Target::New);
+                        let target = self.target_of(&piece)?;
+                        at = part.end;
+                        push(&mut targets, part.clone(), target.advanced(part.start - piece.start));
                     }
-                    if at < gap_end {
-                        push(&mut targets, at..gap_end, Target::New);
-                    }
+                    push(&mut targets, at..gap_end, Target::New);
                     at = gap_end;
                 }
             }
@@ -75,31 +79,32 @@ impl FileState {
         Ok(targets)
     }
 
-    fn target_of(&self, mapping: &Mapping) -> Result<Target, FileError> {
-        let (extent, skip, target) = match mapping.kind {
-            MappingKind::Preallocated { extent, skip } => {
-                (extent, skip, Target::SetAside { extent, skip })
+    /// Where what an item shows is to be written.
+    fn target_of(&self, piece: &Piece<'_>) -> Result<Target, FileError> {
+        let is_over = self.flags.contains(InodeFlags::NODATACOW)
+            && !self.view.has_sums()
+            && piece.extent.compression == Compression::None;
+        let target = match piece.extent.body {
+            ExtentBody::Preallocated { disk, run } => {
+                Target::SetAside { extent: disk, skip: run.offset }
             }
-            MappingKind::Regular { extent, packing, skip }
-                if packing.compression == Compression::None
-                    && self.flags.contains(InodeFlags::NODATACOW)
-                    && !self.view.has_sums() =>
-            {
-                (extent, skip, Target::Over(Logical(extent.logical.0.saturating_add(skip))))
+            ExtentBody::Regular { disk, run } if is_over => {
+                Target::Over(Logical(disk.logical.0.saturating_add(run.offset)))
             }
-            MappingKind::Hole
-            | MappingKind::Inline { .. }
-            | MappingKind::Regular { .. }
-            | MappingKind::Buffered => return Ok(Target::New),
+            ExtentBody::Hole { .. } | ExtentBody::Inline(_) | ExtentBody::Regular { .. } => {
+                return Ok(Target::New);
+            }
         };
-        let reference = DataRef {
-            tree: self.tree_id(),
-            ino: self.ino(),
-            offset: mapping.offset.wrapping_sub(skip),
-            count: 1,
-        };
+        let Some(Reference { extent, offset }) = piece.reference() else { return Ok(Target::New) };
+        let (tree, ino) = (self.tree_id(), self.ino());
         let forest = self.source.forest();
-        let is_shared = forest.is_shared(extent.logical, extent.bytes, &reference)?;
+        // A leaf that a snapshot shares counts as one reference.
+        let is_shared = piece.extent.generation <= forest.last_snapshot(tree)?
+            || forest.is_shared(
+                extent.logical,
+                extent.bytes,
+                &DataRef { tree, ino, offset, count: 1 },
+            )?;
         Ok(if is_shared { Target::New } else { target })
     }
 }

@@ -153,7 +153,7 @@ impl FileState {
 
     /// Whether the volume wants an item for every hole.
     pub(crate) fn has_hole_items(&self) -> bool {
-        !self.source.forest().volume().super_block().has_incompat(feature::NO_HOLES)
+        !self.source.forest().volume().super_block().has(feature::NO_HOLES)
     }
 
     /// Large files lie each for themselves, small ones together.
@@ -188,7 +188,8 @@ impl FileState {
     /// Space that nothing will ever have referenced is free again.
     pub(crate) fn release(&self, ranges: impl IntoIterator<Item = Range<u64>>) {
         for range in ranges {
-            self.source.forest().release_data(range);
+            // Refused only on a volume that is not written.
+            self.source.forest().release_data(range).ok();
         }
     }
 

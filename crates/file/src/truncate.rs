@@ -77,8 +77,7 @@ impl FileState {
             }
         }
         if let Some(block) = self.live.overlay_mut().dirty_block_mut(start)
-            && let Some(tail) =
-                Arc::make_mut(&mut block.bytes).get_mut(in_memory(size - start)..)
+            && let Some(tail) = Arc::make_mut(&mut block.bytes).get_mut(in_memory(size - start)..)
         {
             tail.fill(0);
         }

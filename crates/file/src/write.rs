@@ -136,7 +136,7 @@ impl FileState {
     }
 
     /// Writes into dirty blocks.
-    fn write_buffered(&mut self, at: u64, bytes: &[u8]) -> Result<(), FileError> {
+    pub(crate) fn write_buffered(&mut self, at: u64, bytes: &[u8]) -> Result<(), FileError> {
         let end = at + length(bytes.len());
         let blocks = at - at % SECTOR_BYTES..end.next_multiple_of(SECTOR_BYTES);
         self.outgrow(self.size().max(end), &blocks)?;
@@ -184,7 +184,7 @@ impl FileState {
 
     /// Makes all blocks of a range dirty, each with a way to its space; those that were not hold
     /// zeroes now.
-    fn back(&mut self, blocks: &Range<u64>, end: u64) -> Result<(), FileError> {
+    pub(crate) fn back(&mut self, blocks: &Range<u64>, end: u64) -> Result<(), FileError> {
         let is_small = self.is_small(self.size().max(end), blocks)?;
         let mut wanted: Vec<(u64, Backing)> = Vec::new();
         let mut to_reserve = 0;

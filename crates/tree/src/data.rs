@@ -16,8 +16,9 @@ use crate::error::TreeError;
 use crate::forest::Forest;
 use crate::references::{Head, Ref};
 use crate::transaction::Handle;
-use butternut_format::extent::{DataRef, Extent};
+use butternut_format::extent::{DataRef, Extent, InlineRef};
 use butternut_format::key::{ItemType, Key};
+use butternut_format::refused::Refused;
 use butternut_format::units::{Generation, Logical, TreeId};
 use butternut_space::{Class, Cluster, NoSpace, Want};
 use std::ops::Range;
@@ -106,6 +107,58 @@ impl Forest {
         };
         let delta = running.references().get(at).map_or(0, Head::sum);
         Ok(written.saturating_add_signed(delta))
+    }
+
+    /// Whether an extent is referred to in any other way than by `reference`, however often that
+    /// is. Trees that share a leaf do not show here: that is told by the generations of the item
+    /// and of the tree's last snapshot ([`Forest::last_snapshot`]).
+    ///
+    /// # Errors
+    /// The extent tree cannot be read.
+    pub fn is_shared(
+        self: &Arc<Self>,
+        at: Logical,
+        bytes: u64,
+        reference: &DataRef,
+    ) -> Result<bool, TreeError> {
+        let running = self.running()?;
+        let own = Ref::data(*reference);
+        let others_come = running
+            .references()
+            .get(at)
+            .is_some_and(|head| head.deltas.iter().any(|(known, _)| *known != own));
+        if others_come {
+            return Ok(true);
+        }
+        let extents = self.tree(TreeId::EXTENT)?;
+        let extents = extents.ok_or(TreeError::NoTree { tree: TreeId::EXTENT })?;
+        let key = Key::new(at.0, ItemType::EXTENT_ITEM, bytes);
+        let Some(item) = extents.find(&key)? else { return Ok(false) };
+        let corrupt = |refused: Refused| TreeError::Corrupt {
+            tree: TreeId::EXTENT,
+            source: refused.at(format_args!("item {key}")),
+        };
+        let rules = self.volume().block_rules();
+        let extent =
+            Extent::check(key, item.data(), Generation(u64::MAX), &rules).map_err(corrupt)?;
+        let mut own_count = 0;
+        for known in extent.inline_refs() {
+            if let InlineRef::Data(known) = known.map_err(corrupt)?
+                && Ref::data(known) == own
+            {
+                own_count = u64::from(known.count);
+            }
+        }
+        Ok(own_count != extent.refs)
+    }
+
+    /// The transaction in which a snapshot of a tree was made last; 0 where none was.
+    ///
+    /// # Errors
+    /// There is no such tree.
+    pub fn last_snapshot(self: &Arc<Self>, tree: TreeId) -> Result<Generation, TreeError> {
+        let (_, root) = self.root_item(tree)?.ok_or(TreeError::NoTree { tree })?;
+        Ok(Generation(root.raw().last_snapshot.get()))
     }
 }
 

@@ -34,7 +34,7 @@ fn step() -> impl Strategy<Value = Step> {
             logical
         }),
         2 => (start(), blocks()).prop_map(|(start, blocks)| Step::SetAside { start, blocks }),
-        2 => (start(), blocks()).prop_map(|(start, blocks)| Step::Cut { start, blocks }),
+        2 => (start(), blocks()).prop_map(|(start, blocks)| Step::Cut { start, blocks: blocks - 1 }),
         2 => start().prop_map(|start| Step::Dirty { start }),
         1 => (start(), blocks()).prop_map(|(start, blocks)| Step::DropDirty { start, blocks }),
     ]

@@ -1,0 +1,11 @@
+//! Files written on volumes in memory, against vectors of bytes.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "a test that panics has failed; its patterns keep the low bits"
+)]
+
+mod model;
+mod script;
+mod volume;

@@ -1,0 +1,74 @@
+//! Any changes in any order: the file reads as a vector of bytes would, at once, after a commit
+//! and after reopening.
+
+use crate::script::{Script, compare};
+use crate::volume::{create, fresh, inode, open, state};
+use butternut_format::inode::InodeFlags;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+const INO: u64 = 300;
+
+fn check(seed: u64, reach: u64, steps: usize, flags: InodeFlags) {
+    let device = fresh(512);
+    create(&open(&device), INO, flags);
+    let mut source = open(&device);
+    create(&source, INO, flags);
+    let mut model = Vec::new();
+    let mut script = Script::new(seed, reach);
+    let mut file = state(&source, INO);
+    for number in 0..steps {
+        let went = catch_unwind(AssertUnwindSafe(|| {
+            script.run(&source, &mut file, &mut model);
+            script.look(&source, &file, &model);
+        }));
+        if let Err(panic) = went {
+            let log = &script.log[script.log.len().saturating_sub(12)..];
+            say(seed, number, log);
+            resume_unwind(panic);
+        }
+        if number % 97 == 96 {
+            file.merge(&mut |_| {}).unwrap();
+            source.forest().commit().unwrap();
+            let (bytes, size) = (file.bytes_used(), file.size());
+            drop(file);
+            drop(source);
+            source = open(&device);
+            assert_eq!((inode(&source, INO).size, inode(&source, INO).bytes_used), (size, bytes));
+            file = state(&source, INO);
+            compare(&source, &file, &model);
+        }
+    }
+}
+
+fn say(seed: u64, number: usize, log: &[crate::script::Step]) {
+    use std::io::Write;
+    writeln!(std::io::stderr(), "seed {seed}, step {number}, after {log:#?}").unwrap();
+}
+
+#[test]
+fn files_of_a_few_blocks_read_as_written() {
+    for seed in 0..12 {
+        check(seed, 12_000, 400, InodeFlags::default());
+    }
+}
+
+#[test]
+fn files_of_megabytes_read_as_written() {
+    for seed in 100..104 {
+        check(seed, 5 << 20, 300, InodeFlags::default());
+    }
+}
+
+#[test]
+fn files_written_in_place_read_as_written() {
+    let flags = InodeFlags::NODATACOW.with(InodeFlags::NODATASUM);
+    for seed in 200..204 {
+        check(seed, 1 << 20, 300, flags);
+        check(seed + 50, 9000, 200, flags);
+    }
+}
+
+#[test]
+fn files_without_checksums_read_as_written() {
+    check(300, 1 << 20, 300, InodeFlags::NODATASUM);
+}

@@ -1,0 +1,48 @@
+//! A small volume in memory, with files that only their inode items tell of.
+
+use butternut_device::{Device, MemoryDevice};
+use butternut_file::{FileState, Source, SourceOptions};
+use butternut_format::inode::{Inode, InodeFlags};
+use butternut_format::key::{ItemType, Key};
+use butternut_format::units::{Ino, TreeId};
+use butternut_mkfs::MkfsOptions;
+use butternut_tree::{Forest, ForestOptions, Need, Tree};
+use butternut_volume::{OpenOptions, Volume};
+use std::sync::Arc;
+
+pub(crate) fn fresh(mib: u64) -> Arc<dyn Device> {
+    let device = MemoryDevice::new("memory", mib << 20);
+    butternut_mkfs::make(&device, &MkfsOptions::default()).expect("a fresh volume");
+    Arc::new(device)
+}
+
+pub(crate) fn open(device: &Arc<dyn Device>) -> Source {
+    let volume = Volume::open(vec![Arc::clone(device)], OpenOptions::default()).expect("a volume");
+    let forest = Forest::open_writable(Arc::new(volume), ForestOptions::default());
+    let workers = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+    let forest = forest.expect("a writable forest");
+    Source::open(forest, Arc::new(workers), SourceOptions::default()).unwrap()
+}
+
+pub(crate) fn subvolume(source: &Source) -> Tree {
+    source.forest().tree(TreeId::FS).unwrap().unwrap()
+}
+
+/// An empty file.
+pub(crate) fn create(source: &Source, ino: u64, flags: InodeFlags) {
+    let top = subvolume(source).find(&Key::new(256, ItemType::INODE_ITEM, 0)).unwrap().unwrap();
+    let top = Inode::check(top.data()).unwrap();
+    let inode = Inode { size: 0, bytes_used: 0, mode: 0o100_644, flags, ..top };
+    let handle = source.forest().join(Need::items(1)).unwrap();
+    let edit = handle.tree(TreeId::FS).unwrap();
+    edit.put(&Key::new(ino, ItemType::INODE_ITEM, 0), &inode.to_bytes()).unwrap();
+}
+
+pub(crate) fn inode(source: &Source, ino: u64) -> Inode {
+    let key = Key::new(ino, ItemType::INODE_ITEM, 0);
+    Inode::check(subvolume(source).find(&key).unwrap().unwrap().data()).unwrap()
+}
+
+pub(crate) fn state(source: &Source, ino: u64) -> FileState {
+    FileState::new(source, &subvolume(source), Ino(ino), &inode(source, ino))
+}
