@@ -19,7 +19,7 @@
 //! of subvolumes in the root tree (`root_ref`), permissions and loops in the directory tree (`fs`).
 
 use crate::entry::{self, NewName, check_new};
-use crate::error::{NamesError, corrupt};
+use crate::error::{NamesError, corrupt_midway};
 use crate::inode::{insert_inode, remove_inode};
 use crate::items::Edit;
 use crate::lookup::{Found, Target};
@@ -129,8 +129,8 @@ pub fn exchange(
     })?;
     let one_index = take_known_reference(edit, &one.old())?;
     let other_index = take_known_reference(edit, &other.old())?;
-    entry::replace(edit, &to_one, one_index)?;
-    entry::replace(edit, &to_other, other_index)
+    entry::replace(edit, &to_other, other_index)?;
+    entry::replace(edit, &to_one, one_index)
 }
 
 /// One side of an exchange.
@@ -177,7 +177,7 @@ fn take_known_reference(edit: &impl Edit, old: &OldName<'_>) -> Result<u64, Name
             return error;
         }
         let key = Key::new(old.dir.0, ItemType::DIR_ITEM, name_hash(old.name));
-        corrupt(edit.tree_id(), key, Refused::new("reference", "none", "one to the name"))
+        corrupt_midway(edit, key, Refused::new("reference", "none", "one to the name"))
     })
 }
 

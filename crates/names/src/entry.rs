@@ -7,7 +7,7 @@
 //!
 //! A name that does not fit beside those with its hash is refused before anything is changed.
 
-use crate::error::{NamesError, corrupt};
+use crate::error::{NamesError, corrupt, corrupt_midway};
 use crate::items::{Edit, Look};
 use crate::lookup::{Found, Target};
 use butternut_format::checksum::name_hash;
@@ -87,7 +87,7 @@ pub(crate) fn replace(
     old_index: u64,
 ) -> Result<(), NamesError> {
     let key = hash_key(new.dir, new.name);
-    let refuse = |refused| corrupt(edit.tree_id(), key, refused);
+    let refuse = |refused| corrupt_midway(edit, key, refused);
     let shared = edit.find(&key)?.unwrap_or_default();
     let rest = without_entry(&shared, new.name).map_err(refuse)?;
     let mut rest = rest.ok_or_else(|| refuse(missing()))?;
@@ -106,7 +106,7 @@ pub(crate) fn remove(
     index: u64,
 ) -> Result<(), NamesError> {
     let key = hash_key(dir, name);
-    let refuse = |refused| corrupt(edit.tree_id(), key, refused);
+    let refuse = |refused| corrupt_midway(edit, key, refused);
     let shared = edit.find(&key)?.unwrap_or_default();
     let rest = without_entry(&shared, name).map_err(refuse)?.ok_or_else(|| refuse(missing()))?;
     if rest.is_empty() {
@@ -142,7 +142,7 @@ fn add_index(edit: &impl Edit, new: &NewName<'_>, item: &[u8]) -> Result<(), Nam
     if edit.insert(&key, item)? {
         return Ok(());
     }
-    Err(corrupt(edit.tree_id(), key, Refused::new("index", "taken", "above all in use")))
+    Err(corrupt_midway(edit, key, Refused::new("index", "taken", "above all in use")))
 }
 
 fn missing() -> Refused {
@@ -154,5 +154,5 @@ fn remove_index(edit: &impl Edit, dir: Ino, index: u64) -> Result<(), NamesError
     if edit.remove(&key)? {
         return Ok(());
     }
-    Err(corrupt(edit.tree_id(), key, Refused::new("item", "none", "the entry by its index")))
+    Err(corrupt_midway(edit, key, Refused::new("item", "none", "the entry by its index")))
 }

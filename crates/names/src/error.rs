@@ -1,13 +1,14 @@
 //! Why a name could not be had or changed.
 
+use crate::items::Edit;
 use butternut_format::key::Key;
 use butternut_format::refused::Refused;
 use butternut_format::units::TreeId;
 use butternut_tree::TreeError;
 
 /// An error of a lookup, a listing or a change. For a lookup, that a name does not exist is not an
-/// error. A change that is refused, by any variant but [`Tree`](Self::Tree) and
-/// [`Corrupt`](Self::Corrupt), has changed nothing.
+/// error. A change that is refused, by any variant but [`Tree`](Self::Tree), has changed nothing;
+/// one that a tree's error cut short will not be committed.
 #[derive(Debug, thiserror::Error)]
 pub enum NamesError {
     #[error("names cannot be read or changed")]
@@ -56,6 +57,12 @@ impl From<TreeError> for NamesError {
     fn from(source: TreeError) -> Self {
         Self::Tree(source)
     }
+}
+
+/// As [`corrupt`], found in the midst of a change.
+pub(crate) fn corrupt_midway(edit: &impl Edit, key: Key, source: Refused) -> NamesError {
+    let (tree, source) = (edit.tree_id(), source.at(format_args!("item {key}")));
+    NamesError::Tree(edit.fail(TreeError::Corrupt { tree, source }))
 }
 
 /// The refusal of an item, with where it is.

@@ -5,10 +5,10 @@
 
 use butternut_format::feature;
 use butternut_format::key::Key;
-use butternut_format::node::RawItem;
+use butternut_format::node::{HEADER_BYTES, RawItem};
 use butternut_format::super_block::SuperBlock;
 use butternut_format::units::{TreeId, index};
-use butternut_tree::{Tree, TreeError};
+use butternut_tree::{Tree, TreeEdit, TreeError};
 use std::ops::Range;
 
 /// An item, copied out of its leaf.
@@ -54,17 +54,72 @@ pub trait Edit: Look {
 
     /// Takes out all items from one key to before another; how many there were.
     fn remove_range(&self, keys: Range<Key>) -> Result<u64, TreeError>;
+
+    /// Says that a change of several items cannot go on: what was done so far must never be
+    /// committed.
+    fn fail(&self, error: TreeError) -> TreeError;
 }
 
 impl Limits {
     pub fn of(super_block: &SuperBlock) -> Self {
-        let rules = butternut_format::node::BlockRules::of(super_block);
-        Self::new(rules.node_bytes, super_block.has(feature::EXTENDED_IREF))
+        Self::new(super_block.node_bytes(), super_block.has(feature::EXTENDED_IREF))
     }
 
     pub(crate) fn new(node_bytes: u32, extended_refs: bool) -> Self {
-        let taken = butternut_format::node::HEADER_BYTES.saturating_add(size_of::<RawItem>());
+        let taken = HEADER_BYTES.saturating_add(size_of::<RawItem>());
         Self { item_bytes_max: index(node_bytes).saturating_sub(taken), extended_refs }
+    }
+}
+
+impl Look for TreeEdit<'_> {
+    fn tree_id(&self) -> TreeId {
+        self.id()
+    }
+
+    fn find(&self, key: &Key) -> Result<Option<Vec<u8>>, TreeError> {
+        Look::find(self.tree(), key)
+    }
+
+    fn first_from(&self, key: &Key) -> Result<Option<OwnedItem>, TreeError> {
+        self.tree().first_from(key)
+    }
+
+    fn last_to(&self, key: &Key) -> Result<Option<OwnedItem>, TreeError> {
+        self.tree().last_to(key)
+    }
+}
+
+impl Edit for TreeEdit<'_> {
+    fn limits(&self) -> Limits {
+        Limits::of(self.tree().forest().volume().super_block())
+    }
+
+    fn insert(&self, key: &Key, data: &[u8]) -> Result<bool, TreeError> {
+        match TreeEdit::insert(self, key, data) {
+            Ok(()) => Ok(true),
+            Err(TreeError::Exists { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn put(&self, key: &Key, data: &[u8]) -> Result<(), TreeError> {
+        TreeEdit::put(self, key, data)
+    }
+
+    fn remove(&self, key: &Key) -> Result<bool, TreeError> {
+        TreeEdit::remove(self, key)
+    }
+
+    fn update(&self, key: &Key, change: &mut dyn FnMut(&mut [u8])) -> Result<bool, TreeError> {
+        TreeEdit::update(self, key, change)
+    }
+
+    fn remove_range(&self, keys: Range<Key>) -> Result<u64, TreeError> {
+        TreeEdit::remove_range(self, keys, &mut |_, _| {})
+    }
+
+    fn fail(&self, error: TreeError) -> TreeError {
+        TreeEdit::fail(self, error)
     }
 }
 

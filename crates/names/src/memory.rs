@@ -140,6 +140,10 @@ impl Edit for Memory {
         items.retain(|key, _| !keys.contains(key));
         Ok((before - items.len()) as u64)
     }
+
+    fn fail(&self, error: TreeError) -> TreeError {
+        error
+    }
 }
 
 /// Names of one length that all have the same hash, starting with `prefix`.

@@ -1,7 +1,7 @@
 //! The references between a subvolume and the one it hangs in: written in the root tree, both ways
 //! at once.
 
-use crate::error::{NamesError, corrupt};
+use crate::error::{NamesError, corrupt_midway};
 use crate::items::Edit;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::refused::Refused;
@@ -42,7 +42,7 @@ pub fn remove_root_ref(root_tree: &impl Edit, hanging: Hanging) -> Result<(), Na
     for key in hanging.keys() {
         if !root_tree.remove(&key)? {
             let refused = Refused::new("item", "none", "the reference of a subvolume that hangs");
-            return Err(corrupt(root_tree.tree_id(), key, refused));
+            return Err(corrupt_midway(root_tree, key, refused));
         }
     }
     Ok(())

@@ -406,8 +406,9 @@ impl<'a> TreeEdit<'a> {
         }
     }
 
-    /// Law 2: half a change is never committed.
-    fn fail(&self, error: TreeError) -> TreeError {
+    /// Law 2: half a change is never committed. For those who find, between two edits, that their
+    /// change cannot go on.
+    pub fn fail(&self, error: TreeError) -> TreeError {
         let is_answer = matches!(error, TreeError::Exists { .. } | TreeError::TooLarge { .. });
         match self.handle {
             Some(handle) if handle.is_changed.get() && !is_answer => handle.abort(error),
