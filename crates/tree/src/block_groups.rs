@@ -46,7 +46,7 @@ pub(crate) fn load(forest: &Arc<Forest>, facts: &Facts, space: &Space) -> Result
             used: item.bytes_used,
             free,
             excluded,
-            is_read_only: !layout.is_writable(),
+            is_read_only: !forest.volume().can_write(layout),
         };
         space.add_group(&group).map_err(|error| TreeError::Space(Box::new(error)))?;
     }

@@ -39,6 +39,7 @@ const BLOCKS_OF_AN_ITEM: u64 = 3;
 
 /// What does not change while a volume is open.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a feature bit of the superblock")]
 pub(crate) struct Facts {
     pub(crate) node_bytes: u32,
     pub(crate) fsid: [u8; 16],

@@ -25,8 +25,17 @@ pub(crate) fn check(forest: &Arc<Forest>) -> Result<(), TreeError> {
         .map_err(TreeError::Unwritable)?;
     require(forest.volume().is_writable(), "devices", "read-only, stale or missing", "all of them")
         .map_err(TreeError::Unwritable)?;
+    no_parity(forest)?;
     no_quotas(forest)?;
     no_relocation(forest)
+}
+
+/// Rows with parity are read, not yet written.
+fn no_parity(forest: &Arc<Forest>) -> Result<(), TreeError> {
+    let chunks = forest.volume().chunks();
+    let parity = chunks.iter().find(|layout| layout.facts().parities > 0);
+    let have = parity.map_or("", |_| "raid5 or raid6");
+    require(parity.is_none(), "profile", have, "one without parity").map_err(TreeError::Unwritable)
 }
 
 fn no_quotas(forest: &Arc<Forest>) -> Result<(), TreeError> {

@@ -1,5 +1,7 @@
 //! Transactions on volumes that mkfs.btrfs made, judged by `btrfs check`.
 
+#![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
+
 use butternut_device::{Device, FileDevice, OpenDevice};
 use butternut_format::checksum::name_hash;
 use butternut_format::key::{ItemType, Key};
@@ -98,7 +100,7 @@ fn churn(bytes: u64, arguments: &[&str], item_bytes_max: u64, rounds: u64) {
         let forest = open(&image.path);
         assert_eq!(all(&forest), want, "{arguments:?}, opened {reopened} times before");
         for round in 0..rounds {
-            for _ in 0..1 + dice.below(400) {
+            for _ in 0..=dice.below(400) {
                 let handle = forest.join(Need::items(2)).unwrap();
                 let edit = handle.tree(TreeId::FS).unwrap();
                 let (key, item) = xattr(dice.below(1500), dice.below(item_bytes_max));

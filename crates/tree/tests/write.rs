@@ -1,5 +1,7 @@
 //! Transactions on volumes made here: what is put in is there, before a commit and after reopening.
 
+#![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
+
 use butternut_device::{Device, MemoryDevice};
 use butternut_format::checksum::name_hash;
 use butternut_format::key::{ItemType, Key};

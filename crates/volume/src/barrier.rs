@@ -13,6 +13,7 @@
 
 use crate::error::VolumeError;
 use crate::members::Member;
+use crate::stripe::Layout;
 use crate::volume::Volume;
 use butternut_device::WriteFrom;
 use butternut_format::super_block::{COPY_OFFSETS, RawSuperBlock, SUPER_BLOCK_BYTES};
@@ -28,6 +29,12 @@ impl Volume {
         own.peek().is_some()
             && own.all(|member| member.device.is_writable() && !member.is_stale)
             && self.devices().iter().all(|status| !status.is_missing())
+    }
+
+    /// Whether all copies of a chunk can be written: none is missing, stale or on a seed.
+    pub fn can_write(&self, chunk: &Layout) -> bool {
+        let own = |slot: usize| self.members.get(slot).is_some_and(|member| !member.is_seed);
+        chunk.is_writable() && chunk.places().iter().all(|place| place.slot.is_some_and(own))
     }
 
     /// Returns when every write that completed before is on the medium, on every device.

@@ -14,8 +14,8 @@
 //! Laws:
 //!
 //! 1. A block is copied once in a transaction; after that it is edited in place.
-//! 2. Only blocks of subvolumes can have several references, and only those that are older than
-//!    the last snapshot and not the root.
+//! 2. Only blocks of subvolumes can have several references or full back references, and only
+//!    those that are older than the last snapshot or were moved by a balance; never the root.
 
 use super::{LiveState, Stop, child, is_of, no_child};
 use crate::Block;
@@ -27,7 +27,7 @@ use crate::running::Running;
 use butternut_format::extent::EXTENT_FLAG_FULL_BACKREF;
 use butternut_format::file_extent::FileExtent;
 use butternut_format::key::ItemType;
-use butternut_format::node::{Expected, NewBlock};
+use butternut_format::node::{Expected, HEADER_FLAG_RELOC, NewBlock};
 use butternut_format::refused::Refused;
 use butternut_format::units::{Generation, Logical, TreeId, length};
 use butternut_sys::buffer::Buffer;
@@ -210,7 +210,8 @@ impl Writer<'_> {
             return Ok(ALONE);
         }
         let snapshot = self.state.record.as_ref().map_or(0, |r| r.raw.last_snapshot.get());
-        if block.generation().0 > snapshot {
+        let is_moved = block.header().flags.get() & HEADER_FLAG_RELOC != 0;
+        if block.generation().0 > snapshot && !is_moved {
             return Ok(ALONE);
         }
         let found =
