@@ -25,6 +25,8 @@ pub struct SubvolumeLink {
     pub child: TreeId,
     pub parent: TreeId,
     pub dir: Ino,
+    /// The entry's index in `dir`.
+    pub index: u64,
     pub name: Vec<u8>,
 }
 
@@ -93,5 +95,6 @@ fn link(
 ) -> Result<SubvolumeLink, NamesError> {
     let reference =
         RootRef::check(data).map_err(|refused| corrupt(root_tree.id(), key, refused))?;
-    Ok(SubvolumeLink { child, parent, dir: reference.dir, name: reference.name.to_vec() })
+    let RootRef { dir, index, name } = reference;
+    Ok(SubvolumeLink { child, parent, dir, index, name: name.to_vec() })
 }

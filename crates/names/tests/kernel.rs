@@ -258,10 +258,16 @@ fn rolled(seed: u64) -> Vec<Step> {
     first.into_iter().chain((0..STEPS).map(|_| roll(&mut dice))).collect()
 }
 
+/// What two volumes start from, which the kernel makes for both.
+#[derive(Clone, Copy, Default)]
+struct Start<'a> {
+    mkfs: &'a [&'a str],
+    script: &'a str,
+}
+
 /// Plays the steps on both sides; how many did something.
-fn play(steps: &[Step], mkfs: &[&str], seed: u64) -> usize {
-    // What two volumes start from must be the same: the kernel's own mount does it for both.
-    let [theirs, mine] = [(); 2].map(|()| KernelImage::make(1, mkfs, "", ""));
+fn play(steps: &[Step], start: Start<'_>, seed: u64) -> usize {
+    let [theirs, mine] = [(); 2].map(|()| KernelImage::make(1, start.mkfs, "", start.script));
     let forest = writable(&mine.devices[0]);
     let mut plain = Plain::new(&forest);
     let mut done = 0;
@@ -299,14 +305,15 @@ fn play(steps: &[Step], mkfs: &[&str], seed: u64) -> usize {
     let mount = mine.mount("rw");
     assert_eq!(listing(mount.path()), shown);
     // And the kernel goes on from there.
-    run("bash", &["-c", &format!("rm -rf {}/*", mount.path().display())]);
+    let script = format!("cd '{}'; rm -rf p q a b c x y z", mount.path().display());
+    run("bash", &["-c", &script]);
     drop(mount);
     check(&mine.devices[0]);
     done
 }
 
-fn play_rolled(seed: u64, mkfs: &[&str]) {
-    let done = play(&rolled(seed), mkfs, seed);
+fn play_rolled(seed: u64, start: Start<'_>) {
+    let done = play(&rolled(seed), start, seed);
     assert!(done > STEPS / 5, "only {done} of {STEPS} steps did something");
 }
 
@@ -322,7 +329,7 @@ fn the_same_operations_leave_the_items_that_the_kernel_leaves() {
     }
     rustix::process::umask(Mode::empty());
     for seed in seeds() {
-        play_rolled(seed, &[]);
+        play_rolled(seed, Start::default());
     }
 }
 
@@ -332,8 +339,9 @@ fn the_same_holds_with_small_nodes_and_old_features() {
         return;
     }
     rustix::process::umask(Mode::empty());
-    play_rolled(11, &["-n", "4096"]);
-    play_rolled(12, &["-O", "^extref,^no-holes,^free-space-tree,^block-group-tree"]);
+    let of = |mkfs| Start { mkfs, script: "" };
+    play_rolled(11, of(&["-n", "4096"]));
+    play_rolled(12, of(&["-O", "^extref,^no-holes,^free-space-tree,^block-group-tree"]));
 }
 
 #[test]
@@ -352,9 +360,67 @@ fn references_run_over_and_come_back_as_in_the_kernel() {
         let to = name(number).replace("00", "x");
         Step::Rename { from: name(number), to, how }
     }));
-    let done = play(&steps, &["-n", "4096"], 0);
+    let of = |mkfs| Start { mkfs, script: "" };
+    let done = play(&steps, of(&["-n", "4096"]), 0);
     assert!(done > 170, "{done}");
     // Without the second form, some of the links are too many.
-    let done = play(&steps, &["-n", "4096", "-O", "^extref"], 0);
+    let done = play(&steps, of(&["-n", "4096", "-O", "^extref"]), 0);
     assert!((40..80).contains(&done), "{done}");
+}
+
+/// A volume with a past: names whose blocks two snapshots share, one of them changed since.
+const PAST: &str = r#"
+mkdir p q p/r old; touch p/x q/y
+for i in $(seq 1500); do touch "old/file number $i"; done
+for i in $(seq 300); do ln old/"file number $i" p/"link number $i"; done
+for i in $(seq 100); do ln -s target$i q/symlink$i; setfattr -n user.n -v $i q/y; done
+btrfs -q subvolume create sub; touch sub/inside
+sync; btrfs -q subvolume snapshot -r . first
+for i in $(seq 200); do mv old/"file number $i" q/moved$i; done
+sync; btrfs -q subvolume snapshot . second; rm second/q/moved1*
+"#;
+
+#[test]
+fn names_that_snapshots_share_are_changed_in_one_of_them_only() {
+    if !kernel_is_here() {
+        return;
+    }
+    rustix::process::umask(Mode::empty());
+    for (seed, node_bytes) in [(21, "4096"), (22, "16384")] {
+        let start = Start { mkfs: &["-n", node_bytes], script: PAST };
+        let mut steps = rolled(seed);
+        for number in 1..=300 {
+            let (from, to) = (format!("p/link number {number}"), format!("q/r{number}"));
+            let how = RenameFlags::empty();
+            steps.insert(number * 5, Step::Rename { from, to, how });
+            let path = format!("old/file number {}", number * 5);
+            steps.insert(number * 7, Step::Remove { path });
+        }
+        assert!(play(&steps, start, seed) > 1000);
+    }
+}
+
+#[test]
+fn a_subvolume_that_we_move_hangs_at_its_new_place() {
+    if !kernel_is_here() {
+        return;
+    }
+    let script = "mkdir to; btrfs -q subvolume create sub; echo text > sub/file; mkdir full";
+    let image = KernelImage::make(1, &[], "", script);
+    let forest = writable(&image.devices[0]);
+    let mut plain = Plain::new(&forest);
+    plain.rename_subvolume("sub", "to/moved").unwrap();
+    forest.commit().unwrap();
+    plain.rename_subvolume("to/moved", "to/again").unwrap();
+    forest.commit().unwrap();
+    drop((plain, forest));
+    check(&image.devices[0]);
+    let mount = image.mount("rw");
+    let root = mount.path();
+    assert_eq!(std::fs::read(root.join("to/again/file")).unwrap(), b"text\n");
+    let listed = run("btrfs", &["subvolume", "list", &root.to_string_lossy()]);
+    assert!(listed.ends_with("path to/again"), "{listed}");
+    let again = root.join("to/again").to_string_lossy().into_owned();
+    run("btrfs", &["subvolume", "delete", &again]);
+    assert!(!root.join("to/again").exists());
 }

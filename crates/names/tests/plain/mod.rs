@@ -4,12 +4,14 @@
 use butternut_device::{Device, FileDevice, OpenDevice};
 use butternut_format::inode::{DeviceNumber, FileKind, Inode, Time};
 use butternut_format::key::{ItemType, Key};
+use butternut_format::root_ref::RootRef;
 use butternut_format::units::{Ino, TreeId};
 use butternut_names::{
-    Exchanged, Found, Leads, Moment, Move, NamesError, NewInode, NewName, OldName, SetXattr,
-    Target, Xattr, add_orphan, changed, create, entry_added, entry_removed, exchange, inode,
-    insert_inode, link, link_added, link_removed, lookup, next_index, next_ino, put_inode,
-    put_symlink_text, remove_inode, remove_orphan, remove_xattr, rename, set_xattr, unlink,
+    Exchanged, Found, Hanging, Leads, Moment, Move, NamesError, NewInode, NewName, OldName,
+    SetXattr, Target, Xattr, add_orphan, changed, create, entry_added, entry_removed, exchange,
+    inode, insert_inode, link, link_added, link_removed, lookup, next_index, next_ino, parent_link,
+    put_inode, put_root_ref, put_symlink_text, remove_inode, remove_orphan, remove_xattr, rename,
+    set_xattr, unlink,
 };
 use butternut_tree::{Forest, ForestOptions, Handle, Need, TreeEdit};
 use butternut_volume::{OpenOptions, Volume};
@@ -255,6 +257,31 @@ impl Plain {
             self.made(&operation, from, &new)?;
         }
         Ok(())
+    }
+
+    /// Moves a subvolume, with its references in the root tree.
+    pub(crate) fn rename_subvolume(&mut self, from: &str, to: &str) -> Result<(), NamesError> {
+        let handle = self.join();
+        let operation = operation(&handle);
+        let (from, to) = (operation.place(from), operation.place(to));
+        let leads = lookup(operation.edit.tree(), from.dir, from.name)?.unwrap();
+        let Target::Subvolume(child) = leads.target else { panic!("no subvolume") };
+        let roots = handle.tree(TreeId::ROOT)?;
+        let hanging = Hanging { child, parent: TreeId::FS };
+        let old = parent_link(roots.tree(), child)?.unwrap();
+        assert_eq!((old.parent, old.dir, old.name.as_slice()), (TreeId::FS, from.dir, from.name));
+        let index = self.take_index(&operation, to.dir);
+        let old_leads = Leads::Subvolume { index: old.index };
+        let generation = operation.moment.generation;
+        let change = Move {
+            from: OldName { dir: from.dir, name: from.name, leads: old_leads },
+            to: NewName { dir: to.dir, name: to.name, index, leads, generation },
+            replaces: None,
+        };
+        rename(&operation.edit, &change)?;
+        put_root_ref(&roots, hanging, &RootRef { dir: to.dir, index, name: to.name })?;
+        operation.entry_removed(from)?;
+        operation.entry_added(to)
     }
 
     pub(crate) fn exchange(&mut self, one: &str, other: &str) -> Result<(), NamesError> {
