@@ -21,6 +21,13 @@ pub(crate) struct Image {
 /// The kernel's mount of an image; unmounted when dropped.
 pub(crate) struct Mounted {
     root: PathBuf,
+    /// The last line that the kernel had logged before.
+    log_end: String,
+}
+
+fn kernel_log() -> String {
+    let out = Command::new("dmesg").output().unwrap();
+    String::from_utf8_lossy(&out.stdout).into_owned()
 }
 
 /// Whether this run has no kernel to ask; says so.
@@ -61,8 +68,9 @@ impl Image {
     pub(crate) fn mount(&self, options: &str) -> Mounted {
         let root = self.dir.path().join("mnt");
         std::fs::create_dir_all(&root).unwrap();
+        let log_end = kernel_log().lines().last().unwrap_or_default().to_owned();
         run(&format!("mount -t btrfs -o loop,noatime,{options}"), &[&self.path(), &root]);
-        Mounted { root }
+        Mounted { root, log_end }
     }
 
     /// Opens the image with as little memory as `options` says.
@@ -96,6 +104,22 @@ impl Mounted {
     pub(crate) fn remount(&self, options: &str) {
         self.sync();
         run(&format!("mount -o remount,{options}"), &[&self.root]);
+    }
+
+    /// The kernel has found nothing wrong with the volume since it was mounted.
+    pub(crate) fn assert_quiet(&self) {
+        let mut command = Command::new("findmnt");
+        let out = command.args(["-no", "SOURCE"]).arg(&self.root).output().unwrap();
+        let device = String::from_utf8(out.stdout).unwrap();
+        let device = format!("(device {})", device.trim().trim_start_matches("/dev/"));
+        let log = kernel_log();
+        // Its numbers are times, of equal length.
+        let since = log.lines().skip_while(|line| *line <= self.log_end.as_str());
+        let words = ["error", "warning", "critical", "corrupt"];
+        let loud: Vec<&str> = since
+            .filter(|line| line.contains(&device) && words.iter().any(|word| line.contains(word)))
+            .collect();
+        assert!(loud.is_empty(), "{loud:#?}");
     }
 
     pub(crate) fn sync(&self) {

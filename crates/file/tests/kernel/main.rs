@@ -12,4 +12,7 @@ mod content;
 mod image;
 mod reads;
 mod rot;
+#[path = "../writes/script.rs"]
+mod script;
 mod seeks;
+mod writes;

@@ -1,0 +1,187 @@
+//! Files that the kernel made, written by us: into every kind of extent, on volumes of every kind
+//! that matters to files. `btrfs check` finds nothing, and the kernel reads the same bytes.
+
+use crate::content::{fill, noise, text};
+use crate::image::{Image, Mounted, is_left_out, run};
+use crate::script::{Script, compare};
+use butternut_device::{Device, FileDevice, OpenDevice};
+use butternut_file::{FileState, Merging, Source, SourceOptions};
+use butternut_format::inode::Inode;
+use butternut_format::key::{ItemType, Key};
+use butternut_format::units::{Ino, TreeId};
+use butternut_tree::{Forest, ForestOptions};
+use butternut_volume::{OpenOptions, Volume};
+use rustix::fs::{FallocateFlags, fallocate};
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+/// What the kernel shows: bytes by name; and which inode that is.
+type Contents = BTreeMap<String, (u64, Vec<u8>)>;
+
+#[test]
+fn a_default_volume_is_right_after_our_writes() {
+    judge("a_default_volume_is_right_after_our_writes", "", 1);
+}
+
+#[test]
+fn a_volume_with_explicit_holes_is_right_after_our_writes() {
+    judge("a_volume_with_explicit_holes_is_right_after_our_writes", "-O ^no-holes -n 4096", 2);
+}
+
+#[test]
+fn a_volume_of_wide_checksums_is_right_after_our_writes() {
+    judge("a_volume_of_wide_checksums_is_right_after_our_writes", "--csum sha256", 3);
+}
+
+#[test]
+fn a_mixed_volume_is_right_after_our_writes() {
+    judge("a_mixed_volume_is_right_after_our_writes", "--mixed --csum xxhash64 -O ^no-holes", 4);
+}
+
+fn judge(test: &str, mkfs: &str, seed: u64) {
+    if is_left_out(test) {
+        return;
+    }
+    let image = Image::make(768, mkfs);
+    fill(&image);
+    let mounted = image.mount("compress=no");
+    in_place(&mounted);
+    mounted.sync();
+    run("btrfs subvolume snapshot", &[&mounted.file(""), &mounted.file("snap")]);
+    after_the_snapshot(&mounted);
+    mounted.sync();
+    let mut contents = contents_of(&mounted.file(""));
+    let snapshot = contents_of(&mounted.file("snap"));
+    drop(mounted);
+    for round in 0..2 {
+        write_all(&image, &mut contents, seed * 10 + round);
+        clean(&image, &format!("{mkfs}: after round {round}"));
+        let mounted = image.mount("ro");
+        agree(&contents_of(&mounted.file("")), &contents);
+        agree(&contents_of(&mounted.file("snap")), &snapshot);
+        drop(mounted);
+        // The kernel goes on with what we wrote.
+        let mounted = image.mount("compress=no");
+        for (number, (name, (_, bytes))) in (0..).zip(&mut contents) {
+            let file = fs::OpenOptions::new().write(true).open(mounted.file(name)).unwrap();
+            let data = noise(number, 5000);
+            let at = number * 3000 % (bytes.len() as u64 + 1);
+            file.write_all_at(&data, at).unwrap();
+            bytes.resize(bytes.len().max(at as usize + data.len()), 0);
+            bytes[at as usize..at as usize + data.len()].copy_from_slice(&data);
+        }
+        run("btrfs scrub start -Bq", &[&mounted.file("")]);
+        mounted.assert_quiet();
+        drop(mounted);
+        clean(&image, &format!("{mkfs}: after the kernel's round {round}"));
+    }
+}
+
+/// Files that are written in place, and space set aside in every state.
+fn in_place(mounted: &Mounted) {
+    for name in ["nocow", "nocow-shared", "nocow-prealloc"] {
+        fs::write(mounted.file(name), "").unwrap();
+        run("chattr +C", &[&mounted.file(name)]);
+    }
+    fs::write(mounted.file("nocow"), noise(60, 700_000)).unwrap();
+    fs::write(mounted.file("nocow-shared"), noise(61, 700_000)).unwrap();
+    let aside = |name: &str, bytes: u64| {
+        let mut options = fs::OpenOptions::new();
+        options.create(true).truncate(false).write(true);
+        let file = options.open(mounted.file(name)).unwrap();
+        fallocate(&file, FallocateFlags::empty(), 0, bytes).unwrap();
+        file
+    };
+    aside("nocow-prealloc", 900_000).write_all_at(&noise(62, 100_000), 40_000).unwrap();
+    aside("aside-shared", 500_000).write_all_at(&noise(63, 9000), 8192).unwrap();
+    fs::write(mounted.file("shared-text"), text(64, 300_000)).unwrap();
+}
+
+fn after_the_snapshot(mounted: &Mounted) {
+    let file = |name: &str| fs::OpenOptions::new().write(true).open(mounted.file(name)).unwrap();
+    file("nocow").write_all_at(&noise(65, 200_000), 100_000).unwrap();
+    fallocate(file("nocow-prealloc"), FallocateFlags::KEEP_SIZE, 0, 2_000_000).unwrap();
+    fs::write(mounted.file("aside-own"), noise(66, 3000)).unwrap();
+    fallocate(file("aside-own"), FallocateFlags::KEEP_SIZE, 0, 1_000_000).unwrap();
+}
+
+fn contents_of(folder: &Path) -> Contents {
+    let files = fs::read_dir(folder).unwrap().map(Result::unwrap);
+    let files = files.filter(|entry| entry.file_type().unwrap().is_file());
+    files
+        .map(|entry| {
+            let name = entry.file_name().into_string().unwrap();
+            (name, (entry.metadata().unwrap().ino(), fs::read(entry.path()).unwrap()))
+        })
+        .collect()
+}
+
+fn agree(have: &Contents, want: &Contents) {
+    assert_eq!(have.len(), want.len());
+    for (name, (_, bytes)) in want {
+        let (_, read) = &have[name];
+        assert_eq!(read.len(), bytes.len(), "{name}");
+        if read != bytes {
+            let first = read.iter().zip(bytes).position(|(have, want)| have != want);
+            panic!("{name} differs at byte {}", first.unwrap_or(0));
+        }
+    }
+}
+
+/// Changes every file at random, and leaves them committed.
+fn write_all(image: &Image, contents: &mut Contents, seed: u64) {
+    let device =
+        FileDevice::open(&image.path(), &OpenDevice { writable: true, ..OpenDevice::default() });
+    let device: Arc<dyn Device> = Arc::new(device.unwrap());
+    let volume = Volume::open(vec![device], OpenOptions::default()).unwrap();
+    let forest = Forest::open_writable(Arc::new(volume), ForestOptions::default()).unwrap();
+    let workers = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+    let source = Source::open(forest, Arc::new(workers), SourceOptions::default()).unwrap();
+    let tree = source.forest().tree(TreeId::FS).unwrap().unwrap();
+    let mut files: Vec<(FileState, &mut Vec<u8>)> = Vec::new();
+    for (name, (ino, bytes)) in contents.iter_mut() {
+        let item = tree.find(&Key::new(*ino, ItemType::INODE_ITEM, 0)).unwrap().unwrap();
+        let inode = Inode::check(item.data()).unwrap();
+        let file = FileState::new(&source, &tree, Ino(*ino), &inode);
+        assert_eq!(file.size(), bytes.len() as u64, "{name}");
+        files.push((file, bytes));
+    }
+    for turn in 0..6 {
+        for (number, (file, bytes)) in (0..).zip(&mut files) {
+            let reach = (bytes.len() as u64 + 200_000).min(4 << 20);
+            let mut script = Script::new(seed * 100_000 + turn * 1000 + number, reach);
+            for _ in 0..4 {
+                script.run(&source, file, bytes);
+                script.look(&source, file, bytes);
+            }
+        }
+    }
+    files.sort_by_key(|(file, _)| file.view().ino());
+    let stamps: Vec<_> = files.iter().map(|_| |inode: &mut Inode| inode.sequence += 1).collect();
+    let mut stamps = stamps;
+    let mut merging: Vec<Merging<'_>> = files
+        .iter_mut()
+        .zip(&mut stamps)
+        .map(|((file, _), stamp)| Merging { file, stamp })
+        .collect();
+    FileState::merge_many(&mut merging).unwrap();
+    source.forest().commit().unwrap();
+    for (file, bytes) in &files {
+        assert!(file.is_clean());
+        compare(&source, file, bytes);
+    }
+}
+
+/// `btrfs check` has nothing to say.
+fn clean(image: &Image, what: &str) {
+    let mut command = Command::new("btrfs");
+    let out = command.args(["check", "--check-data-csum"]).arg(image.path()).output().unwrap();
+    let said =
+        format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    let is_clean = out.status.success() && !said.to_lowercase().contains("error:");
+    assert!(is_clean, "{what}:\n{said}");
+}
