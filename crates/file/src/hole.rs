@@ -20,6 +20,7 @@ use crate::truncate::PIECE_ITEMS;
 use butternut_format::file_extent::{DiskExtent, ExtentRun, FileExtent};
 use butternut_format::inode::InodeFlags;
 use butternut_format::units::{Generation, Logical, SECTOR_BYTES};
+use std::iter::once;
 use std::ops::Range;
 
 /// A part of the file, and the space that is set aside for it.
@@ -37,8 +38,8 @@ impl FileState {
             let stop = items::stop_after(&self.view, at..blocks.end, PIECE_ITEMS)?;
             let in_tree = self.size_in_tree.next_multiple_of(SECTOR_BYTES);
             let draft = Draft {
-                gone: vec![at..stop],
-                covered: vec![at.min(in_tree)..stop.min(in_tree)],
+                gone: once(at..stop).collect(),
+                covered: once(at.min(in_tree)..stop.min(in_tree)).collect(),
                 ..self.draft()
             };
             at = stop;

@@ -167,8 +167,8 @@ impl Overlay {
         Found::Gap { end: next_dirty.min(next_patch) }
     }
 
-    /// The patch at byte `at`, from there on, and where it ends, whatever is dirty above it; or else
-    /// where the next one starts. Looks no further than `until`.
+    /// The patch at byte `at`, from there on, and where it ends, whatever is dirty above it; or
+    /// else where the next one starts. Looks no further than `until`.
     pub(crate) fn find_patch(&self, at: u64, until: u64) -> Result<(Place, u64), u64> {
         let before = self.patches.range(..=at).next_back();
         if let Some((start, patch)) = before.filter(|(start, patch)| at < *start + patch.bytes) {

@@ -11,7 +11,7 @@ use butternut_format::units::Generation;
 use std::ops::Range;
 
 /// One extent item of a file.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece<'a> {
     /// Where in the file.
     pub(crate) start: u64,

@@ -189,8 +189,8 @@ impl Plan {
                 Layer::Written { logical, end, has_digests } => {
                     let bytes = in_memory(end - range.start);
                     let run = Run { offset: range.start, bytes, logical };
-                    let sums = has_digests.then(|| first..self.digests.len());
-                    self.push_run(run, run.sectors(), sums, source.sums().digest_bytes());
+                    let sums = has_digests.then_some(first..self.digests.len());
+                    self.push_run(run, run.sectors(), &sums, source.sums().digest_bytes());
                     self.direct_bytes += bytes;
                     range.start = end;
                     continue;
@@ -318,7 +318,7 @@ impl Plan {
         let Some(run) = run else { return Ok(()) };
         let (head, logical, sectors) = (run.head(), run.first_sector(), run.sectors());
         let (found, sums) = self.gather(source, view, logical, sectors)?;
-        self.push_run(run, found, sums, source.sums().digest_bytes());
+        self.push_run(run, found, &sums, source.sums().digest_bytes());
         if found < sectors {
             let offset = run.offset + length((found * SECTOR).saturating_sub(head));
             return Err(no_checksum(view, offset, logical, found));
@@ -327,7 +327,7 @@ impl Plan {
     }
 
     /// Adds the pieces of the first `found` sectors of a run (law 2).
-    fn push_run(&mut self, mut run: Run, found: usize, sums: SumRange, digest_bytes: usize) {
+    fn push_run(&mut self, mut run: Run, found: usize, sums: &SumRange, digest_bytes: usize) {
         let (head, logical) = (run.head(), run.first_sector());
         let part = |from: usize, to: usize| {
             let start = sums.as_ref()?.start;

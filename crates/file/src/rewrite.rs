@@ -56,7 +56,7 @@ pub(crate) fn plan<'a>(
 fn remains<'a>(old: &[Piece<'a>], gone: &[Range<u64>]) -> Result<Vec<Piece<'a>>, Refused> {
     let mut left = Vec::with_capacity(old.len());
     for piece in old {
-        let mut rest = Some(piece.clone());
+        let mut rest = Some(*piece);
         let first = gone.partition_point(|range| range.end <= piece.start);
         for range in gone
             .iter()

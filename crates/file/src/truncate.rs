@@ -15,6 +15,7 @@ use crate::overlay::Backing;
 use crate::source::in_memory;
 use crate::state::{FileState, Stamp};
 use butternut_format::units::SECTOR_BYTES;
+use std::iter::once;
 use std::sync::Arc;
 
 /// Items that go in one piece (law 3).
@@ -92,7 +93,7 @@ impl FileState {
             let first = last.first().map_or(from, |piece| piece.start.max(from));
             let start = if is_whole { from } else { first };
             let size = self.size_in_tree.min(if is_whole { self.size() } else { start });
-            let draft = Draft { gone: vec![start..u64::MAX], size, ..self.draft() };
+            let draft = Draft { gone: once(start..u64::MAX).collect(), size, ..self.draft() };
             if is_whole {
                 self.apply(draft, true, stamp)?;
                 return Ok(());

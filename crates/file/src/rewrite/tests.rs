@@ -77,9 +77,9 @@ fn check(
 fn an_item_is_cut_at_its_front_its_back_its_middle_or_goes() {
     let old = [regular(4, 12, 1, 2)];
     let front = regular(4, 6, 1, 2);
-    check(&old, blocks(6, 20), vec![], vec![(4 * K, Some(front.clone()))], vec![], -6);
+    check(&old, blocks(6, 20), vec![], vec![(4 * K, Some(front))], vec![], -6);
     let back = regular(10, 12, 1, 8);
-    let changes = vec![(4 * K, None), (10 * K, Some(back.clone()))];
+    let changes = vec![(4 * K, None), (10 * K, Some(back))];
     check(&old, blocks(0, 10), vec![], changes, vec![], -6);
     let changes = vec![(4 * K, Some(front)), (10 * K, Some(back))];
     check(&old, blocks(6, 10), vec![], changes, vec![reference(1, 2, 1)], -4);
@@ -94,7 +94,7 @@ fn what_comes_takes_the_place_of_what_goes() {
     let come = fresh(regular(6, 10, 3, 0));
     let changes = vec![
         (0, Some(regular(0, 6, 1, 0))),
-        (6 * K, Some(come.clone())),
+        (6 * K, Some(come)),
         (8 * K, None),
         (10 * K, Some(regular(10, 16, 2, 10))),
     ];
@@ -128,7 +128,7 @@ fn written_space_that_was_set_aside_keeps_its_extent() {
     let come = fresh(regular(4, 6, 1, 4));
     let changes = vec![
         (0, Some(set_aside(0, 4, 1, 0))),
-        (4 * K, Some(come.clone())),
+        (4 * K, Some(come)),
         (6 * K, Some(set_aside(6, 16, 1, 6))),
     ];
     check(&old, blocks(4, 6), vec![come], changes, vec![reference(1, 0, 2)], 0);
@@ -154,7 +154,7 @@ fn neighbours_on_disk_of_two_extents_stay_two_items() {
     let mut come = fresh(regular(4, 8, 1, 0));
     let extent = DiskExtent { logical: Logical((1 << 30) + 16 * K), bytes: 4 * K };
     come.extent = FileExtent::regular(OLD, extent, ExtentRun { offset: 0, num_bytes: 4 * K });
-    let rewrite = plan(&old, &[blocks(4, 8)], vec![come.clone()], &[]).unwrap();
+    let rewrite = plan(&old, &[blocks(4, 8)], vec![come], &[]).unwrap();
     assert_eq!(rewrite.changes, [(4 * K, Some(come))]);
 }
 
@@ -162,7 +162,7 @@ fn neighbours_on_disk_of_two_extents_stay_two_items() {
 fn an_inline_item_goes_as_a_whole() {
     let come = fresh(regular(0, 1, 1, 0));
     let old = [inline(1000)];
-    let rewrite = plan(&old, &[blocks(0, 1)], vec![come.clone()], &[]).unwrap();
+    let rewrite = plan(&old, &[blocks(0, 1)], vec![come], &[]).unwrap();
     assert_eq!(rewrite.changes, [(0, Some(come))]);
     assert_eq!(rewrite.bytes_used, 4096 - 1000);
     assert!(plan(&[inline(5000)], &[blocks(0, 1)], vec![], &[]).is_err());
@@ -287,12 +287,12 @@ proptest! {
             want[block] = new.or(want[block]);
         }
         let mut items: BTreeMap<u64, Piece<'_>> =
-            old.iter().map(|piece| (piece.start, piece.clone())).collect();
+            old.iter().map(|piece| (piece.start, *piece)).collect();
         for (start, change) in &rewrite.changes {
             match change {
                 Some(piece) => {
                     prop_assert_eq!(piece.start, *start);
-                    items.insert(*start, piece.clone());
+                    items.insert(*start, *piece);
                 }
                 None => prop_assert!(items.remove(start).is_some()),
             }

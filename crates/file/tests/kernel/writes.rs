@@ -46,6 +46,7 @@ fn judge(test: &str, mkfs: &str, seed: u64) {
     if is_left_out(test) {
         return;
     }
+    let seed = seed + std::env::var("BUTTERNUT_SEED").map_or(0, |more| more.parse().unwrap());
     let image = Image::make(768, mkfs);
     fill(&image);
     let mounted = image.mount("compress=no");

@@ -4,6 +4,7 @@
 use crate::script::{Script, compare};
 use crate::volume::{create, fresh, inode, open, state};
 use butternut_format::inode::InodeFlags;
+use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 const INO: u64 = 300;
@@ -23,7 +24,8 @@ fn check(seed: u64, reach: u64, steps: usize, flags: InodeFlags) {
         }));
         if let Err(panic) = went {
             let log = &script.log[script.log.len().saturating_sub(12)..];
-            say(seed, number, log);
+            let said = format!("seed {seed}, step {number}, after {log:#?}\n");
+            std::io::stderr().write_all(said.as_bytes()).unwrap();
             resume_unwind(panic);
         }
         if number % 97 == 96 {
@@ -38,11 +40,6 @@ fn check(seed: u64, reach: u64, steps: usize, flags: InodeFlags) {
             compare(&source, &file, &model);
         }
     }
-}
-
-fn say(seed: u64, number: usize, log: &[crate::script::Step]) {
-    use std::io::Write;
-    writeln!(std::io::stderr(), "seed {seed}, step {number}, after {log:#?}").unwrap();
 }
 
 #[test]
