@@ -13,6 +13,8 @@
 //! [`judge`] lets every crash be looked at by the caller's verifier, on several threads. The
 //! verifier knows how to open the image and what state `n` looks like.
 
+pub mod workload;
+
 use butternut_device::{Crash, CrashImage, CrashOptions, Crashes, Recording, RecordingDevice};
 use std::fmt;
 use std::ops::RangeInclusive;

@@ -41,6 +41,8 @@ pub struct Generator {
     random: Random,
     limits: Limits,
     without: Without,
+    /// One in so many is a sync; 0 is the usual mix.
+    sync_one_in: u64,
     names: Vec<Vec<u8>>,
     /// Of the model, as it was last asked.
     places: Vec<(Bytes, Kind)>,
@@ -65,6 +67,7 @@ impl Generator {
             random,
             limits: Limits::default(),
             without: Without::default(),
+            sync_one_in: 0,
             names,
             places: Vec::new(),
             directories: Vec::new(),
@@ -85,9 +88,19 @@ impl Generator {
         self
     }
 
+    /// Syncs more often.
+    #[must_use]
+    pub fn with_syncs(mut self, one_in: u64) -> Generator {
+        self.sync_one_in = one_in;
+        self
+    }
+
     /// The next operation for a filesystem that is as the model is.
     pub fn next(&mut self, model: &Model) -> Operation {
         self.look(model);
+        if self.sync_one_in > 0 && self.random.one_in(self.sync_one_in) {
+            return Operation::Sync;
+        }
         if self.places.len() > self.limits.names && self.random.one_in(2) {
             return self.removal();
         }

@@ -32,6 +32,11 @@ pub struct Run {
 }
 
 impl Run {
+    /// A run over a subject that is already as this model is.
+    pub fn from_model(model: Model) -> Run {
+        Run { model, steps: 0 }
+    }
+
     /// Does one operation on both.
     pub fn step(
         &mut self,

@@ -1,7 +1,13 @@
 //! The judge over a store that is small enough to be seen through: two superblocks in turn, each
 //! naming a body that was written before. Told to forget something, it must be caught.
 
+use super::workload::{Engine, Workload};
 use super::*;
+use crate::model::Model;
+use crate::operation::{Operation, Outcome};
+use crate::script;
+use crate::subject::Subject;
+use crate::tree::Tree;
 use butternut_device::{Device, MemoryDevice};
 use std::sync::Arc;
 
@@ -124,4 +130,114 @@ fn every_forgotten_barrier_is_found() {
         assert!(verdict.failed > 0, "{mistake:?}: {verdict}");
         assert!(!verdict.failures.is_empty());
     }
+}
+
+/// An engine that keeps the script of everything it was asked, and becomes what it was by doing it
+/// all again.
+#[derive(Clone, Copy)]
+struct Scripted {
+    forgets_flush: bool,
+}
+
+struct ScriptSubject {
+    device: Arc<dyn Device>,
+    how: Scripted,
+    model: Model,
+    script: Vec<Operation>,
+    sequence: u64,
+}
+
+impl ScriptSubject {
+    fn commit(&mut self) {
+        self.sequence += 1;
+        let text = script::to_text(&self.script);
+        let at = BODIES + (self.sequence % 2) * (4 << 20);
+        self.device.write_at(at, text.as_bytes()).unwrap();
+        if !self.how.forgets_flush {
+            self.device.flush().unwrap();
+        }
+        let fields = [self.sequence, text.len() as u64, at];
+        let fields: Vec<u8> = fields.iter().flat_map(|field| field.to_le_bytes()).collect();
+        let sum = checksum(&fields, text.as_bytes());
+        let block = [&fields[..], &sum.to_le_bytes()[..]].concat();
+        self.device.write_at((self.sequence % 2) * SUPER_BYTES as u64, &block).unwrap();
+        self.device.flush().unwrap();
+    }
+}
+
+impl Subject for ScriptSubject {
+    fn apply(&mut self, operation: &Operation) -> anyhow::Result<Outcome> {
+        let outcome = self.model.apply(operation);
+        self.script.push(operation.clone());
+        if operation.is_sync() {
+            self.commit();
+        }
+        Ok(outcome)
+    }
+
+    fn tree(&mut self) -> anyhow::Result<Tree> {
+        Ok(self.model.tree())
+    }
+}
+
+impl Engine for Scripted {
+    fn open(&self, device: Arc<dyn Device>) -> anyhow::Result<Box<dyn Subject>> {
+        let mut newest = (0, Vec::new());
+        let mut believed = 0;
+        for turn in 0..2 {
+            let mut block = [0; 32];
+            device.read_at(turn * SUPER_BYTES as u64, &mut block)?;
+            let fields: Vec<u64> = block.chunks(8).map(word).collect();
+            let mut text = vec![0; usize::try_from(fields[1])?];
+            device.read_at(fields[2], &mut text)?;
+            believed = believed.max(fields[0]);
+            if fields[0] > newest.0 && fields[3] == checksum(&block[..24], &text) {
+                newest = (fields[0], script::parse(std::str::from_utf8(&text)?)?);
+            }
+        }
+        // A script that was named and is not there is damage, not an older state.
+        anyhow::ensure!(newest.0 == believed, "sequence {believed} has no script");
+        let mut model = Model::default();
+        for operation in &newest.1 {
+            model.apply(operation);
+        }
+        model.apply(&Operation::Reopen);
+        let (script, sequence) = (newest.1, newest.0);
+        Ok(Box::new(ScriptSubject { device, how: *self, model, script, sequence }))
+    }
+
+    fn check(&self, _: &Arc<dyn Device>) -> anyhow::Result<()> {
+        Ok(())
+    }
+}
+
+fn workloads(engine: Scripted) -> Verdict {
+    let mut sum = Verdict::default();
+    for seed in 0..6 {
+        let crashes = CrashOptions {
+            seed,
+            seeded_per_gap: 6,
+            pivotal: |offset, _| offset < 2 * SUPER_BYTES as u64,
+        };
+        let judging = JudgeOptions { crashes, threads: 2, one_in: 1 };
+        let workload =
+            Workload { seed, steps: 40, sync_one_in: 6, going_on: 10, going_on_one_in: 4, judging };
+        let base: Arc<dyn Device> = Arc::new(MemoryDevice::new("toy", 16 << 20));
+        let told = workload.tell(&engine, base, workload.generator(), None).unwrap().unwrap();
+        sum.merge(workload.judge(&engine, &told));
+    }
+    sum
+}
+
+#[test]
+fn workloads_of_an_engine_that_keeps_its_barriers_are_right_after_every_crash() {
+    let verdict = workloads(Scripted { forgets_flush: false });
+    assert_eq!(verdict.failed, 0, "{verdict}");
+    assert!(verdict.states > 300, "{verdict}");
+}
+
+#[test]
+fn workloads_find_an_engine_that_forgets_a_flush() {
+    let verdict = workloads(Scripted { forgets_flush: true });
+    assert!(verdict.failed > 10, "{verdict}");
 }
