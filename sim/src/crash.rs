@@ -76,6 +76,16 @@ impl Telling {
         self.promised.push((device.position(), self.begun.len()));
     }
 
+    /// How many steps have begun.
+    pub fn steps(&self) -> usize {
+        self.begun.len()
+    }
+
+    /// The same, of somebody who syncs beside the steps: so many of them had ended when he began.
+    pub fn promise_steps(&mut self, device: &RecordingDevice, steps: usize) {
+        self.promised.push((device.position(), steps));
+    }
+
     pub fn end(self, device: &RecordingDevice) -> Story {
         let recording = device.recording();
         Story { recording, begun: self.begun, promised: self.promised }

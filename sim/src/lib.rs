@@ -13,6 +13,7 @@
 //! | [`shrink`] | a failing run made short |
 //! | [`script`] | runs as text files |
 //! | [`crash`] | every crash of a recording held to what was promised |
+//! | [`volume`] | fresh volumes, and the oracle's word on them |
 //!
 //! The model says what Linux and its btrfs do, with all capabilities (root): permission bits are
 //! kept, never enforced. It believes nobody; where it was wrong, the kernel's btrfs has said so.
@@ -37,3 +38,4 @@ pub mod script;
 pub mod shrink;
 pub mod subject;
 pub mod tree;
+pub mod volume;

@@ -92,7 +92,7 @@ impl Workload {
     }
 
     pub fn judge(&self, engine: &dyn Engine, told: &Told) -> Verdict {
-        let trees: Vec<Tree> = told.states.iter().map(Model::tree).collect();
+        let trees = told.trees();
         judge(&told.story, &self.judging, &|crash, image, allowed| {
             let goes_on = crash.number.is_multiple_of(self.going_on_one_in.max(1));
             let going_on = if goes_on { self.going_on } else { 0 };
@@ -101,6 +101,19 @@ impl Workload {
                 .map_err(|error| format!("{error:#}"))
         })
     }
+}
+
+impl Told {
+    /// What each state looks like.
+    pub fn trees(&self) -> Vec<Tree> {
+        self.states.iter().map(Model::tree).collect()
+    }
+}
+
+/// Which of the allowed states this is; the newest, if several look the same.
+pub fn state_of(have: &Tree, allowed: RangeInclusive<usize>, trees: &[Tree]) -> Result<usize> {
+    let newest = allowed.clone().rev().find(|state| trees[*state].difference(have).is_none());
+    newest.ok_or_else(|| anyhow::anyhow!("{}", nearest(have, allowed, trees)))
 }
 
 fn look(
@@ -116,8 +129,7 @@ fn look(
         .open(Arc::clone(&image))
         .map_err(|error| error.context("the image does not open"))?;
     let have = subject.tree()?;
-    let matching = allowed.clone().rev().find(|state| trees[*state].difference(&have).is_none());
-    let Some(state) = matching else { bail!("{}", nearest(&have, allowed, trees)) };
+    let state = state_of(&have, allowed, trees)?;
     if going_on == 0 {
         return Ok(());
     }

@@ -9,6 +9,9 @@
 //! 4. so many seeded crashes: a random position in the gap, each write before it kept, lost or
 //!    torn, in order or shuffled.
 //!
+//! In a seeded crash one pivotal write at most is torn: two copies of a superblock are there so that
+//! one of them outlives a write that stops in the middle.
+//!
 //! A gap with a single unflushed write that is whole or missing has no more than the first two. The
 //! sequence is a function of the recording and the options alone.
 
@@ -61,6 +64,7 @@ pub struct Crash {
     /// Where in the log the unflushed part begins.
     gap_start: usize,
     durable: Arc<Pages>,
+    pivotal: Pivotal,
 }
 
 /// Crashes of one recording, in the order of their gaps.
@@ -141,7 +145,9 @@ impl Iterator for Crashes {
                 let (number, gap_start) = (self.number, self.gap.start);
                 self.number += 1;
                 let durable = Arc::clone(&self.durable);
-                return Some(Ok(Crash { number, position, fate, gap_start, durable }));
+                let pivotal = self.options.pivotal;
+                let crash = Crash { number, position, fate, gap_start, durable, pivotal };
+                return Some(Ok(crash));
             }
             if self.gap.end >= self.recording.log().len() {
                 self.is_done = true;
@@ -194,7 +200,13 @@ impl Crash {
                     }
                 }
             }
-            Fate::Seeded(seed) => seeded(gap, *seed, &mut own, &under)?,
+            Fate::Seeded(seed) => {
+                let is_pivotal = |record: &Record| match record {
+                    Record::Write { offset, bytes } => (self.pivotal)(*offset, bytes.len() as u64),
+                    Record::Discard { .. } | Record::Flush => false,
+                };
+                seeded(gap, *seed, &is_pivotal, &mut own, &under)?;
+            }
         }
         Ok(CrashImage::new(Arc::clone(&recording.base), Arc::clone(&self.durable), own))
     }
@@ -203,10 +215,12 @@ impl Crash {
 fn seeded(
     gap: &[Record],
     seed: u64,
+    is_pivotal: &dyn Fn(&Record) -> bool,
     own: &mut Pages,
     under: &impl super::pages::Under,
 ) -> Result<(), DeviceError> {
     let mut random = Random(seed);
+    let mut has_torn_pivotal = false;
     let mut order: Vec<&Record> = gap.iter().collect();
     if random.one_in(3) {
         for last in (1..order.len()).rev() {
@@ -219,7 +233,10 @@ fn seeded(
     for record in order {
         let is_kept = random.below(8) < kept_of_8;
         let is_torn = random.one_in(torn_one_in);
-        if is_torn {
+        let is_pivotal = is_pivotal(record);
+        let is_spared = is_pivotal && has_torn_pivotal;
+        has_torn_pivotal |= is_pivotal && is_torn;
+        if is_torn && !is_spared {
             let piece = if random.one_in(2) { SECTOR_BYTES } else { PAGE_BYTES };
             tear(record, piece, &mut random, own, under)?;
         } else if is_kept {
