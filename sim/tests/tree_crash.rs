@@ -32,8 +32,8 @@ fn xattr(number: u64, bytes: usize, fill: u8) -> (Key, Vec<u8>) {
     let name = format!("user.{number}");
     let mut item = vec![0; 17];
     item.extend_from_slice(&7_u64.to_le_bytes());
-    item.extend_from_slice(&u16::try_from(bytes).unwrap().to_le_bytes());
-    item.extend_from_slice(&u16::try_from(name.len()).unwrap().to_le_bytes());
+    item.extend_from_slice(&u16::try_from(bytes).expect("small").to_le_bytes());
+    item.extend_from_slice(&u16::try_from(name.len()).expect("short").to_le_bytes());
     item.push(8);
     item.extend_from_slice(name.as_bytes());
     item.resize(item.len() + bytes, fill);
@@ -135,14 +135,14 @@ fn tell_beside(seed: u64, base: Arc<dyn Device>, steps: usize) -> Result<(Story,
             while !is_over.load(Ordering::SeqCst) {
                 let steps = ended.load(Ordering::SeqCst);
                 forest.commit()?;
-                telling.lock().unwrap().promise_steps(&device, steps);
+                telling.lock().expect("nobody panics").promise_steps(&device, steps);
             }
             Ok::<(), butternut_tree::TreeError>(())
         });
         let mut random = Random::new(seed);
         for _ in 0..steps {
             let mut state = states.last().expect("the first one").clone();
-            telling.lock().unwrap().begin_step(&device);
+            telling.lock().expect("nobody panics").begin_step(&device);
             step(&forest, &mut random, &mut state)?;
             ended.fetch_add(1, Ordering::SeqCst);
             states.push(state);
@@ -151,7 +151,7 @@ fn tell_beside(seed: u64, base: Arc<dyn Device>, steps: usize) -> Result<(Story,
         committer.join().expect("the committer does not panic")?;
         Ok::<(), anyhow::Error>(())
     })?;
-    let telling = telling.into_inner().unwrap();
+    let telling = telling.into_inner().expect("nobody panics");
     Ok((telling.end(&device), states))
 }
 
@@ -199,7 +199,6 @@ fn trees_are_whole_and_clean_after_every_crash() {
     }
     assert_eq!(sum.failed, 0, "{sum}");
     assert!(sum.states > 100, "{sum}");
-    println!("{} crashes of trees", sum.states);
 }
 
 #[test]

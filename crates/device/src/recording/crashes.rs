@@ -9,8 +9,8 @@
 //! 4. so many seeded crashes: a random position in the gap, each write before it kept, lost or
 //!    torn, in order or shuffled.
 //!
-//! In a seeded crash one pivotal write at most is torn: two copies of a superblock are there so that
-//! one of them outlives a write that stops in the middle.
+//! In a seeded crash one pivotal write at most is torn: two copies of a superblock are there so
+//! that one of them outlives a write that stops in the middle.
 //!
 //! A gap with a single unflushed write that is whole or missing has no more than the first two. The
 //! sequence is a function of the recording and the options alone.
