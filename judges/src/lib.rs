@@ -7,6 +7,7 @@
 
 pub mod command;
 pub mod compare;
+pub mod crash_image;
 pub mod fuse_mount;
 pub mod image;
 pub mod kept;
