@@ -97,20 +97,43 @@ pub fn unlink(edit: &impl Edit, old: &OldName<'_>) -> Result<u64, NamesError> {
 pub fn rename(edit: &impl Edit, change: &Move<'_>) -> Result<(), NamesError> {
     let Move { from, to, replaces } = change;
     check_new(to.name)?;
-    add_reference(edit, to)?;
-    let added = match replaces {
-        None => entry::add(edit, to),
+    let old_index = match replaces {
+        None => {
+            entry::add(edit, to)?;
+            move_reference(edit, from, to).or_else(|refused| {
+                entry::remove(edit, to.dir, to.name, to.index)?;
+                Err(refused)
+            })?
+        }
         Some(leads) => {
+            let old_index = move_reference(edit, from, to)?;
             let victim = OldName { dir: to.dir, name: to.name, leads: *leads };
-            take_reference(edit, &victim).and_then(|index| entry::replace(edit, to, index))
+            let index = take_known_reference(edit, &victim)?;
+            entry::replace(edit, to, index)?;
+            old_index
         }
     };
-    added.or_else(|refused| {
-        take_back(edit, to)?;
-        Err(refused)
-    })?;
-    let index = take_known_reference(edit, from)?;
-    entry::remove(edit, from.dir, from.name, index)
+    entry::remove(edit, from.dir, from.name, old_index)
+}
+
+/// Lets the reference to a name lead to another; the index that the old name had.
+fn move_reference(
+    edit: &impl Edit,
+    from: &OldName<'_>,
+    to: &NewName<'_>,
+) -> Result<u64, NamesError> {
+    let at_once = match from.leads {
+        Leads::Inode(ino) if from.dir == to.dir => {
+            let new = InodeRef { index: to.index, name: to.name };
+            reference::rename(edit, ino, to.dir, from.name, &new)?
+        }
+        Leads::Inode(_) | Leads::Subvolume { .. } => None,
+    };
+    if let Some(index) = at_once {
+        return Ok(index);
+    }
+    add_reference(edit, to)?;
+    take_known_reference(edit, from)
 }
 
 /// Lets two names change places. Each gets an index of its own in its directory.

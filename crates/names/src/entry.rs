@@ -16,7 +16,8 @@ use butternut_format::dir::{
 };
 use butternut_format::key::{ItemType, Key};
 use butternut_format::refused::Refused;
-use butternut_format::units::{Generation, Ino};
+use butternut_format::units::{Generation, Ino, TreeId};
+use butternut_tree::Alter;
 
 /// A name that is to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,21 +63,50 @@ fn index_key(dir: Ino, index: u64) -> Key {
 /// Adds an entry whose name is new to the directory.
 pub(crate) fn add(edit: &impl Edit, new: &NewName<'_>) -> Result<(), NamesError> {
     let (key, item) = (hash_key(new.dir, new.name), new.item());
-    if !edit.insert(&key, &item)? {
-        let refuse = |refused| corrupt(edit.tree_id(), key, refused);
-        let mut shared = edit.find(&key)?.unwrap_or_default();
-        for entry in DirEntries::new(&shared) {
-            if entry.map_err(refuse)?.name == new.name {
-                return Err(NamesError::Exists);
+    let limit = edit.limits().item_bytes_max;
+    let mut verdict = Ok(());
+    edit.alter(
+        &key,
+        &mut |shared| match with(shared.unwrap_or_default(), new.name, &item, limit) {
+            Ok(item) => Alter::Put(item),
+            Err(refused) => {
+                verdict = Err(refused);
+                Alter::Keep
             }
-        }
-        shared.extend_from_slice(&item);
-        if shared.len() > edit.limits().item_bytes_max {
-            return Err(NamesError::Crowded);
-        }
-        edit.put(&key, &shared)?;
-    }
+        },
+    )?;
+    verdict.map_err(|refused| refused.at(edit.tree_id(), key))?;
     add_index(edit, new, &item)
+}
+
+/// An item with one entry more.
+fn with(shared: &[u8], name: &[u8], entry: &[u8], limit: usize) -> Result<Vec<u8>, Full> {
+    for other in DirEntries::new(shared) {
+        if other.map_err(Full::Corrupt)?.name == name {
+            return Err(Full::Exists);
+        }
+    }
+    if shared.len().saturating_add(entry.len()) > limit {
+        return Err(Full::Crowded);
+    }
+    Ok([shared, entry].concat())
+}
+
+/// Why an entry does not come to an item.
+enum Full {
+    Exists,
+    Crowded,
+    Corrupt(Refused),
+}
+
+impl Full {
+    fn at(self, tree: TreeId, key: Key) -> NamesError {
+        match self {
+            Self::Exists => NamesError::Exists,
+            Self::Crowded => NamesError::Crowded,
+            Self::Corrupt(refused) => corrupt(tree, key, refused),
+        }
+    }
 }
 
 /// Gives an entry another target and another index, under the same name. That it is there its
@@ -86,14 +116,8 @@ pub(crate) fn replace(
     new: &NewName<'_>,
     old_index: u64,
 ) -> Result<(), NamesError> {
-    let key = hash_key(new.dir, new.name);
-    let refuse = |refused| corrupt_midway(edit, key, refused);
-    let shared = edit.find(&key)?.unwrap_or_default();
-    let rest = without_entry(&shared, new.name).map_err(refuse)?;
-    let mut rest = rest.ok_or_else(|| refuse(missing()))?;
     let item = new.item();
-    rest.extend_from_slice(&item);
-    edit.put(&key, &rest)?;
+    take(edit, new.dir, new.name, &item)?;
     remove_index(edit, new.dir, old_index)?;
     add_index(edit, new, &item)
 }
@@ -105,16 +129,29 @@ pub(crate) fn remove(
     name: &[u8],
     index: u64,
 ) -> Result<(), NamesError> {
-    let key = hash_key(dir, name);
-    let refuse = |refused| corrupt_midway(edit, key, refused);
-    let shared = edit.find(&key)?.unwrap_or_default();
-    let rest = without_entry(&shared, name).map_err(refuse)?.ok_or_else(|| refuse(missing()))?;
-    if rest.is_empty() {
-        edit.remove(&key)?;
-    } else {
-        edit.put(&key, &rest)?;
-    }
+    take(edit, dir, name, &[])?;
     remove_index(edit, dir, index)
+}
+
+/// Takes an entry out of its item, and puts another at the item's end.
+fn take(edit: &impl Edit, dir: Ino, name: &[u8], instead: &[u8]) -> Result<(), NamesError> {
+    let key = hash_key(dir, name);
+    let mut verdict = Ok(());
+    edit.alter(&key, &mut |shared| {
+        let missing = || Refused::new("entry", "none", "the name that a reference has");
+        let rest = without_entry(shared.unwrap_or_default(), name);
+        match rest.and_then(|rest| rest.ok_or_else(missing)) {
+            Ok(mut rest) => {
+                rest.extend_from_slice(instead);
+                if rest.is_empty() { Alter::Remove } else { Alter::Put(rest) }
+            }
+            Err(refused) => {
+                verdict = Err(refused);
+                Alter::Keep
+            }
+        }
+    })?;
+    verdict.map_err(|refused| corrupt_midway(edit, key, refused))
 }
 
 /// The index of a name, found by a walk through the directory. References know it at once; this is
@@ -143,10 +180,6 @@ fn add_index(edit: &impl Edit, new: &NewName<'_>, item: &[u8]) -> Result<(), Nam
         return Ok(());
     }
     Err(corrupt_midway(edit, key, Refused::new("index", "taken", "above all in use")))
-}
-
-fn missing() -> Refused {
-    Refused::new("entry", "none", "the name that a reference has")
 }
 
 fn remove_index(edit: &impl Edit, dir: Ino, index: u64) -> Result<(), NamesError> {

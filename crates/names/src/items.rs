@@ -8,7 +8,7 @@ use butternut_format::key::Key;
 use butternut_format::node::{HEADER_BYTES, RawItem};
 use butternut_format::super_block::SuperBlock;
 use butternut_format::units::{TreeId, index};
-use butternut_tree::{Tree, TreeEdit, TreeError};
+use butternut_tree::{Alter, Tree, TreeEdit, TreeError};
 use std::ops::Range;
 
 /// An item, copied out of its leaf.
@@ -51,6 +51,14 @@ pub trait Edit: Look {
 
     /// Changes an item in place. `false` where there is none.
     fn update(&self, key: &Key, change: &mut dyn FnMut(&mut [u8])) -> Result<bool, TreeError>;
+
+    /// Shows an item, or that there is none, to `decide`, and does what that says. It may be asked
+    /// more than once.
+    fn alter(
+        &self,
+        key: &Key,
+        decide: &mut dyn FnMut(Option<&[u8]>) -> Alter,
+    ) -> Result<(), TreeError>;
 
     /// Takes out all items from one key to before another; how many there were.
     fn remove_range(&self, keys: Range<Key>) -> Result<u64, TreeError>;
@@ -112,6 +120,14 @@ impl Edit for TreeEdit<'_> {
 
     fn update(&self, key: &Key, change: &mut dyn FnMut(&mut [u8])) -> Result<bool, TreeError> {
         TreeEdit::update(self, key, change)
+    }
+
+    fn alter(
+        &self,
+        key: &Key,
+        decide: &mut dyn FnMut(Option<&[u8]>) -> Alter,
+    ) -> Result<(), TreeError> {
+        TreeEdit::alter(self, key, decide)
     }
 
     fn remove_range(&self, keys: Range<Key>) -> Result<u64, TreeError> {

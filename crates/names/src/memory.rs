@@ -9,7 +9,7 @@ use butternut_format::inode_ref::{InodeExtrefs, InodeRefs};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::node::BlockRules;
 use butternut_format::units::{Generation, TreeId};
-use butternut_tree::TreeError;
+use butternut_tree::{Alter, TreeError};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -132,6 +132,20 @@ impl Edit for Memory {
         let Some(item) = items.get_mut(key) else { return Ok(false) };
         change(item);
         Ok(true)
+    }
+
+    fn alter(
+        &self,
+        key: &Key,
+        decide: &mut dyn FnMut(Option<&[u8]>) -> Alter,
+    ) -> Result<(), TreeError> {
+        let mut items = self.items.borrow_mut();
+        match decide(items.get(key).map(Vec::as_slice)) {
+            Alter::Keep => None,
+            Alter::Put(data) => items.insert(*key, data),
+            Alter::Remove => items.remove(key),
+        };
+        Ok(())
     }
 
     fn remove_range(&self, keys: Range<Key>) -> Result<u64, TreeError> {

@@ -12,10 +12,12 @@ use crate::error::{NamesError, corrupt};
 use crate::items::Edit;
 use butternut_format::checksum::extref_hash;
 use butternut_format::inode_ref::{
-    InodeExtref, InodeExtrefs, InodeRef, InodeRefs, without_extref, without_ref,
+    InodeExtref, InodeExtrefs, InodeRef, InodeRefs, Shortened, without_extref, without_ref,
 };
 use butternut_format::key::{ItemType, Key};
+use butternut_format::refused::Refused;
 use butternut_format::units::Ino;
+use butternut_tree::Alter;
 
 /// Adds the reference from `ino` to its name in `parent`.
 pub(crate) fn add(
@@ -25,49 +27,85 @@ pub(crate) fn add(
     reference: &InodeRef<'_>,
 ) -> Result<(), NamesError> {
     let key = Key::new(ino.0, ItemType::INODE_REF, parent.0);
-    let mut item = Vec::new();
-    reference.append_to(&mut item);
-    if edit.insert(&key, &item)? {
-        return Ok(());
-    }
-    let mut shared = edit.find(&key)?.unwrap_or_default();
-    for entry in InodeRefs::new(&shared) {
-        let entry = entry.map_err(|refused| corrupt(edit.tree_id(), key, refused))?;
-        if entry.name == reference.name {
-            return Err(NamesError::Exists);
-        }
-    }
-    shared.extend_from_slice(&item);
-    if shared.len() <= edit.limits().item_bytes_max {
-        return Ok(edit.put(&key, &shared)?);
-    }
     let InodeRef { index, name } = *reference;
-    add_extended(edit, ino, &InodeExtref { parent, index, name })
+    let added = extend(edit, key, |item| {
+        for entry in InodeRefs::new(item) {
+            if entry?.name == name {
+                return Ok(None);
+            }
+        }
+        let mut item = item.to_vec();
+        reference.append_to(&mut item);
+        Ok(Some(item))
+    });
+    match added {
+        Err(NamesError::TooManyLinks) if edit.limits().extended_refs => {
+            add_extended(edit, ino, &InodeExtref { parent, index, name })
+        }
+        done => done,
+    }
 }
 
 fn add_extended(edit: &impl Edit, ino: Ino, reference: &InodeExtref<'_>) -> Result<(), NamesError> {
-    let limits = edit.limits();
-    if !limits.extended_refs {
-        return Err(NamesError::TooManyLinks);
-    }
-    let key = extended_key(ino, reference.parent, reference.name);
-    let mut item = Vec::new();
-    reference.append_to(&mut item);
-    if edit.insert(&key, &item)? {
-        return Ok(());
-    }
-    let mut shared = edit.find(&key)?.unwrap_or_default();
-    for entry in InodeExtrefs::new(&shared) {
-        let entry = entry.map_err(|refused| corrupt(edit.tree_id(), key, refused))?;
-        if entry.parent == reference.parent && entry.name == reference.name {
-            return Err(NamesError::Exists);
+    let InodeExtref { parent, name, .. } = *reference;
+    extend(edit, extended_key(ino, parent, name), |item| {
+        for entry in InodeExtrefs::new(item) {
+            let entry = entry?;
+            if entry.parent == parent && entry.name == name {
+                return Ok(None);
+            }
         }
-    }
-    shared.extend_from_slice(&item);
-    if shared.len() > limits.item_bytes_max {
-        return Err(NamesError::TooManyLinks);
-    }
-    Ok(edit.put(&key, &shared)?)
+        let mut item = item.to_vec();
+        reference.append_to(&mut item);
+        Ok(Some(item))
+    })
+}
+
+/// Puts into an item what `longer` makes of it: `None` where the reference is there already.
+fn extend(
+    edit: &impl Edit,
+    key: Key,
+    longer: impl Fn(&[u8]) -> Result<Option<Vec<u8>>, Refused>,
+) -> Result<(), NamesError> {
+    let limit = edit.limits().item_bytes_max;
+    let mut verdict = Ok(());
+    edit.alter(&key, &mut |item| {
+        verdict = match longer(item.unwrap_or_default()) {
+            Ok(Some(item)) if item.len() <= limit => return Alter::Put(item),
+            Ok(Some(_)) => Err(NamesError::TooManyLinks),
+            Ok(None) => Err(NamesError::Exists),
+            Err(refused) => Err(corrupt(edit.tree_id(), key, refused)),
+        };
+        Alter::Keep
+    })?;
+    verdict
+}
+
+/// Gives the reference to a name in `parent` another name and index; the index that it had. `None`
+/// where the two do not fit into the first form, one after the other: nothing is changed then.
+pub(crate) fn rename(
+    edit: &impl Edit,
+    ino: Ino,
+    parent: Ino,
+    old: &[u8],
+    new: &InodeRef<'_>,
+) -> Result<Option<u64>, NamesError> {
+    let key = Key::new(ino.0, ItemType::INODE_REF, parent.0);
+    let limit = edit.limits().item_bytes_max;
+    let mut index = None;
+    edit.alter(&key, &mut |item| {
+        let item = item.unwrap_or_default();
+        let fits = item.len().saturating_add(new.item_bytes()) <= limit;
+        match without_ref(item, old) {
+            Ok(Some(mut shortened)) if fits => {
+                index = Some(shortened.index);
+                new.append_to(&mut shortened.item);
+                Alter::Put(shortened.item)
+            }
+            _ => Alter::Keep,
+        }
+    })?;
+    Ok(index)
 }
 
 /// Takes the reference to a name out, in whichever form it is; the index that the name has.
@@ -78,27 +116,34 @@ pub(crate) fn remove(
     name: &[u8],
 ) -> Result<u64, NamesError> {
     let key = Key::new(ino.0, ItemType::INODE_REF, parent.0);
-    let shortened = match edit.find(&key)? {
-        Some(item) => without_ref(&item, name)
-            .map_err(|refused| corrupt(edit.tree_id(), key, refused))?
-            .map(|shortened| (key, shortened)),
-        None => None,
-    };
-    let (key, shortened) = if let Some(found) = shortened {
-        found
-    } else {
-        let key = extended_key(ino, parent, name);
-        let item = edit.find(&key)?.ok_or(NamesError::NoEntry)?;
-        let shortened = without_extref(&item, parent, name)
-            .map_err(|refused| corrupt(edit.tree_id(), key, refused))?;
-        (key, shortened.ok_or(NamesError::NoEntry)?)
-    };
-    if shortened.item.is_empty() {
-        edit.remove(&key)?;
-    } else {
-        edit.put(&key, &shortened.item)?;
+    match shorten(edit, key, |item| without_ref(item, name)) {
+        Err(NamesError::NoEntry) => shorten(edit, extended_key(ino, parent, name), |item| {
+            without_extref(item, parent, name)
+        }),
+        done => done,
     }
-    Ok(shortened.index)
+}
+
+/// Leaves of an item what `shorter` leaves; the index of what went.
+fn shorten(
+    edit: &impl Edit,
+    key: Key,
+    shorter: impl Fn(&[u8]) -> Result<Option<Shortened>, Refused>,
+) -> Result<u64, NamesError> {
+    let mut verdict = Err(NamesError::NoEntry);
+    edit.alter(&key, &mut |item| match shorter(item.unwrap_or_default()) {
+        Ok(Some(shortened)) => {
+            verdict = Ok(shortened.index);
+            let is_last = shortened.item.is_empty();
+            if is_last { Alter::Remove } else { Alter::Put(shortened.item) }
+        }
+        Ok(None) => Alter::Keep,
+        Err(refused) => {
+            verdict = Err(corrupt(edit.tree_id(), key, refused));
+            Alter::Keep
+        }
+    })?;
+    verdict
 }
 
 fn extended_key(ino: Ino, parent: Ino, name: &[u8]) -> Key {

@@ -13,7 +13,9 @@ use butternut_format::dir::{
     DirEntry, EntryKind, NAME_BYTES_MAX, RawDirItem, check_xattr_name, without_entry,
 };
 use butternut_format::key::{ItemType, Key};
+use butternut_format::refused::Refused;
 use butternut_format::units::{Generation, Ino};
+use butternut_tree::Alter;
 
 /// What must be so for an attribute to be set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,39 +58,55 @@ pub fn set_xattr(
     let limit = edit.limits().item_bytes_max;
     fits(entry.item_bytes(), limit)?;
     let key = xattr_key(ino, name);
-    let Some(shared) = edit.find(&key)? else {
-        if how == SetXattr::Replace {
-            return Err(NamesError::NoAttribute);
-        }
-        return Ok(edit.put(&key, &entry.to_bytes())?);
-    };
-    let rest =
-        without_entry(&shared, name).map_err(|refused| corrupt(edit.tree_id(), key, refused))?;
+    let mut verdict = Ok(());
+    edit.alter(&key, &mut |item| {
+        verdict = match with(item.unwrap_or_default(), &entry, how, limit) {
+            Ok(Ok(item)) => return Alter::Put(item),
+            Ok(Err(refused)) => Err(refused),
+            Err(refused) => Err(corrupt(edit.tree_id(), key, refused)),
+        };
+        Alter::Keep
+    })?;
+    verdict
+}
+
+/// An item with the attribute at its end.
+fn with(
+    item: &[u8],
+    entry: &DirEntry<'_>,
+    how: SetXattr,
+    limit: usize,
+) -> Result<Result<Vec<u8>, NamesError>, Refused> {
+    let rest = without_entry(item, entry.name)?;
     let mut item = match (rest, how) {
-        (Some(_), SetXattr::Create) => return Err(NamesError::AttributeExists),
-        (None, SetXattr::Replace) => return Err(NamesError::NoAttribute),
+        (Some(_), SetXattr::Create) => return Ok(Err(NamesError::AttributeExists)),
+        (None, SetXattr::Replace) => return Ok(Err(NamesError::NoAttribute)),
         (Some(rest), _) => rest,
-        (None, _) => shared,
+        (None, _) => item.to_vec(),
     };
-    fits(item.len().saturating_add(entry.item_bytes()), limit)?;
+    if let Err(refused) = fits(item.len().saturating_add(entry.item_bytes()), limit) {
+        return Ok(Err(refused));
+    }
     entry.append_to(&mut item);
-    Ok(edit.put(&key, &item)?)
+    Ok(Ok(item))
 }
 
 /// Removes an attribute; `false` where the inode has none of that name.
 pub fn remove_xattr(edit: &impl Edit, ino: Ino, name: &[u8]) -> Result<bool, NamesError> {
     let key = xattr_key(ino, name);
-    let Some(shared) = edit.find(&key)? else { return Ok(false) };
-    let rest =
-        without_entry(&shared, name).map_err(|refused| corrupt(edit.tree_id(), key, refused))?;
-    match rest {
-        None => return Ok(false),
-        Some(rest) if rest.is_empty() => {
-            edit.remove(&key)?;
+    let mut verdict = Ok(false);
+    edit.alter(&key, &mut |item| match without_entry(item.unwrap_or_default(), name) {
+        Ok(None) => Alter::Keep,
+        Ok(Some(rest)) => {
+            verdict = Ok(true);
+            if rest.is_empty() { Alter::Remove } else { Alter::Put(rest) }
         }
-        Some(rest) => edit.put(&key, &rest)?,
-    }
-    Ok(true)
+        Err(refused) => {
+            verdict = Err(corrupt(edit.tree_id(), key, refused));
+            Alter::Keep
+        }
+    })?;
+    verdict
 }
 
 /// Bytes of the largest value that an attribute of this name can have.

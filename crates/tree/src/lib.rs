@@ -39,7 +39,7 @@ pub use cursor::Cursor;
 pub use data::DATA_EXTENT_BYTES_MAX;
 pub use error::TreeError;
 pub use forest::{Forest, ForestOptions};
-pub use live::change::Change;
+pub use live::change::{Alter, Change};
 pub use transaction::{Handle, Need, TreeEdit};
 pub use tree::{Item, Tree};
 

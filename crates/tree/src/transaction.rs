@@ -28,7 +28,7 @@
 
 use crate::error::TreeError;
 use crate::forest::Forest;
-use crate::live::change::Change;
+use crate::live::change::{Alter, Change};
 use crate::live::cow::Writer;
 use crate::live::{LiveTree, Stop, carry};
 use crate::running::Running;
@@ -344,6 +344,16 @@ impl<'a> TreeEdit<'a> {
     /// Changes an item's bytes in place; `false` where it was not there.
     pub fn update(&self, key: &Key, edit: &mut dyn FnMut(&mut [u8])) -> Result<bool, TreeError> {
         self.edit(|writer| writer.update(key, edit))
+    }
+
+    /// Shows an item, or that there is none, to `decide`, and does what that says: one search for
+    /// what else takes two. It may be asked more than once.
+    pub fn alter(
+        &self,
+        key: &Key,
+        decide: &mut dyn FnMut(Option<&[u8]>) -> Alter,
+    ) -> Result<(), TreeError> {
+        self.edit(|writer| writer.alter(key, decide))
     }
 
     /// Takes out all items in `range`, showing each first; gives how many.

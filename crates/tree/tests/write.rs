@@ -7,7 +7,7 @@ use butternut_format::checksum::name_hash;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::TreeId;
 use butternut_mkfs::MkfsOptions;
-use butternut_tree::{Change, Forest, ForestOptions, Need};
+use butternut_tree::{Alter, Change, Forest, ForestOptions, Need};
 use butternut_volume::{OpenOptions, Volume};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -132,4 +132,38 @@ fn a_cursor_sees_what_was_put_in_behind_it() {
     assert_eq!(cursor.key(), Some(key(30)));
     cursor.retreat().unwrap();
     assert_eq!(cursor.key(), Some(key(15)));
+}
+
+#[test]
+fn an_item_that_is_altered_is_what_was_decided_on_seeing_it() {
+    let device = fresh(256 * MIB);
+    let forest = open(&device);
+    let mut want = BTreeMap::new();
+    for turn in 0..6_000_u32 {
+        // Longer, shorter, out and in again, over many leaves.
+        let (key, item) = xattr(turn * 7 % 1_000, usize::try_from(turn % 800).unwrap());
+        let decision = match turn % 4 {
+            0 => Alter::Remove,
+            1 => Alter::Keep,
+            _ => Alter::Put(item),
+        };
+        let handle = forest.join(Need::items(1)).unwrap();
+        let mut seen = None;
+        let edit = handle.tree(TreeId::FS).unwrap();
+        edit.alter(&key, &mut |item| {
+            seen = item.map(<[u8]>::to_vec);
+            decision.clone()
+        })
+        .unwrap();
+        assert_eq!(seen.as_ref(), want.get(&key));
+        match decision {
+            Alter::Remove => drop(want.remove(&key)),
+            Alter::Keep => {}
+            Alter::Put(item) => drop(want.insert(key, item)),
+        }
+    }
+    assert_eq!(all(&forest), want);
+    forest.commit().unwrap();
+    drop(forest);
+    assert_eq!(all(&open(&device)), want);
 }

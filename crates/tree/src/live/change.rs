@@ -18,7 +18,36 @@ pub struct Change {
     pub to: Option<Vec<u8>>,
 }
 
+/// What is to become of an item that was shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Alter {
+    Keep,
+    /// The item holds this from now on, whether it was there or not.
+    Put(Vec<u8>),
+    Remove,
+}
+
 impl Writer<'_> {
+    /// Shows an item, or that it is not there, to `decide`, and does what that says. It may be
+    /// asked again where the first answer could not be carried out.
+    pub(crate) fn alter(
+        &mut self,
+        key: &Key,
+        decide: &mut dyn FnMut(Option<&[u8]>) -> Alter,
+    ) -> Result<(), Stop> {
+        let (mut path, found) = self.descend(key, true)?;
+        let (at, slot) = path.leaf();
+        let item = found.ok().and(self.dirty(at)?.item(slot));
+        match (decide(item.map(|(_, data)| data)), found) {
+            (Alter::Keep, _) | (Alter::Remove, Err(_)) => Ok(()),
+            (Alter::Put(data), _) => self.put_at(&mut path, found, key, &data),
+            (Alter::Remove, Ok(slot)) => {
+                self.leaf_mut(at)?.remove(slot..slot.saturating_add(1));
+                self.settle(&path)
+            }
+        }
+    }
+
     /// Puts a new item in.
     pub(crate) fn insert(&mut self, key: &Key, data: &[u8]) -> Result<(), Stop> {
         let (mut path, found) = self.descend(key, true)?;
