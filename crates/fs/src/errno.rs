@@ -96,9 +96,11 @@ fn tree(error: &TreeError) -> i32 {
         | TreeError::Corrupt { .. }
         | TreeError::NoTree { .. }
         | TreeError::Commit { .. }
+        | TreeError::Discard(_)
         | TreeError::Space(_) => code::EIO,
         TreeError::Exists { .. } => code::EEXIST,
         TreeError::TooLarge { .. } => code::EOVERFLOW,
+        TreeError::Invalid(_) => code::EINVAL,
         TreeError::NoSpace { .. } => code::ENOSPC,
         TreeError::NotWritable | TreeError::Unwritable(_) | TreeError::ReadOnly { .. } => {
             code::EROFS

@@ -75,8 +75,13 @@ impl Space {
     /// Gives back the place of a chunk on the devices: a plan that came to nothing, or a chunk that
     /// was removed by a transaction that is down.
     pub fn release_chunk(&self, chunk: &Chunk, stripe_bytes: u64) {
+        self.release_places(&chunk.stripes, stripe_bytes);
+    }
+
+    /// As [`Space::release_chunk`], given only where the chunk lay.
+    pub fn release_places(&self, stripes: &[Stripe], stripe_bytes: u64) {
         let mut state = self.lock();
-        for stripe in &chunk.stripes {
+        for stripe in stripes {
             let range = stripe.offset.0..stripe.offset.0.saturating_add(stripe_bytes);
             if let Some(map) = state.devices.by_devid.get_mut(&stripe.devid) {
                 map.remove(&range);

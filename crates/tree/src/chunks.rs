@@ -1,26 +1,30 @@
-//! New chunks: space is taken from devices when a class of groups is full, and the items that say
-//! so are written by the commit that follows.
+//! Chunks that come and go: space is taken from devices when a class of groups is full, and given
+//! back when a group is empty. The items that say so are written by the commit.
 //!
 //! Laws:
 //!
 //! 1. A chunk is usable at once, and its items are in the transaction of its first block: it is
 //!    made only while a handle is open, so never between the two.
-//! 2. A chunk of the system class is in the superblock too.
+//! 2. A chunk of the system class is in the superblock too, and never goes.
+//! 3. The place of a chunk that goes is not used before the commit that says so is down.
+//! 4. The last group of a kind stays, and so does one whose room has been promised.
 
 use crate::block_groups;
 use crate::commit::Step;
 use crate::error::TreeError;
 use crate::forest::Forest;
 use crate::running::Running;
-use butternut_format::chunk::{Chunk, RawChunk, RawStripe, STRIPE_BYTES};
+use butternut_format::chunk::{BlockGroupFlags, Chunk, RawChunk, RawStripe, STRIPE_BYTES, Stripe};
 use butternut_format::device_extent::{DeviceExtent as ExtentItem, RawDeviceExtent};
 use butternut_format::device_item::{DEV_ITEMS, DeviceItem, RawDeviceItem};
 use butternut_format::key::{ItemType, Key, RawKey};
 use butternut_format::refused::Refused;
 use butternut_format::super_block::SYS_CHUNK_ARRAY_BYTES;
-use butternut_format::units::{DevId, Logical, TreeId, index};
-use butternut_space::{ChunkPlan, Class, DeviceExtent, Group, GroupChange, Space, excluded_ranges};
-use butternut_volume::Layout;
+use butternut_format::units::{DevId, Logical, TreeId, index, length};
+use butternut_space::{
+    ChunkPlan, Class, DeviceExtent, Group, GroupChange, GroupStatus, Space, excluded_ranges,
+};
+use butternut_volume::{Layout, Place};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,13 +36,34 @@ fn chunk_key(at: Logical) -> Key {
     Key::new(butternut_format::chunk::FIRST_CHUNK_TREE, ItemType::CHUNK_ITEM, at.0)
 }
 
-/// Chunks that were made in the running transaction.
+/// Chunks that were made in the running transaction, and chunks whose items are gone.
 #[derive(Debug, Default)]
 pub(crate) struct Chunks {
     pending: Vec<ChunkPlan>,
+    leaving: Vec<Arc<Layout>>,
+    /// Groups that go though they are the last of their kind.
+    evicted: Vec<Logical>,
+    /// A device became longer or shorter.
+    is_resized: bool,
 }
 
 impl Chunks {
+    /// Empty groups that the next commit takes away, whatever room is left without them.
+    pub(crate) fn evict(&mut self, groups: Vec<Logical>) {
+        self.evicted = groups;
+    }
+
+    /// A chunk goes in the transaction that made it. `false`: it is older, and has items.
+    fn forget(&mut self, start: Logical) -> bool {
+        let before = self.pending.len();
+        self.pending.retain(|plan| plan.chunk.logical != start);
+        self.pending.len() < before
+    }
+
+    pub(crate) fn set_resized(&mut self) {
+        self.is_resized = true;
+    }
+
     /// Tells `space` of the devices and what is on them.
     pub(crate) fn load(forest: &Arc<Forest>, space: &Space) -> Result<(), TreeError> {
         let mut extents = device_extents(forest)?;
@@ -147,14 +172,18 @@ fn fresh(forest: &Forest, at: Logical) -> Result<Fresh, TreeError> {
 impl Step<'_> {
     /// Writes the items of chunks that were made. `false`: there are none.
     pub(crate) fn write_chunks(&self) -> Result<bool, TreeError> {
-        let pending = std::mem::take(&mut self.running.chunks().pending);
+        let (pending, is_resized) = {
+            let mut chunks = self.running.chunks();
+            (std::mem::take(&mut chunks.pending), std::mem::take(&mut chunks.is_resized))
+        };
         for plan in &pending {
             self.write_chunk(plan)?;
         }
-        if !pending.is_empty() {
+        let is_busy = is_resized || !pending.is_empty();
+        if is_busy {
             self.write_devices()?;
         }
-        Ok(!pending.is_empty())
+        Ok(is_busy)
     }
 
     fn write_chunk(&self, plan: &ChunkPlan) -> Result<(), TreeError> {
@@ -173,7 +202,7 @@ impl Step<'_> {
             let key = Key::new(stripe.devid.0, ItemType::DEV_EXTENT, stripe.offset.0);
             devices.insert(&key, extent.as_bytes())?;
         }
-        let Fresh { whole, free, .. } = fresh(self.forest, chunk.logical)?;
+        let Fresh { whole, .. } = fresh(self.forest, chunk.logical)?;
         let group = GroupChange {
             start: chunk.logical,
             bytes: whole.end.saturating_sub(whole.start),
@@ -182,11 +211,72 @@ impl Step<'_> {
         };
         let (key, item) = block_groups::encode(&group);
         self.edit(self.running.facts.group_tree())?.insert(&key, &item)?;
-        self.add_free_group(&whole, &free)?;
-        if chunk.flags.contains(butternut_format::chunk::BlockGroupFlags::SYSTEM) {
+        self.add_free_group(&whole)?;
+        if chunk.flags.contains(BlockGroupFlags::SYSTEM) {
             self.list_system_chunk(chunk)?;
         }
         Ok(())
+    }
+
+    /// Takes away the items of groups that are empty (law 4).
+    pub(crate) fn remove_empty_chunks(&self) -> Result<(), TreeError> {
+        let mut leaving = Vec::new();
+        let idle = self.running.space.empty_groups().into_iter().filter(|group| {
+            !group.flags.contains(BlockGroupFlags::SYSTEM) && self.has_room_without(group)
+        });
+        let mut starts = std::mem::take(&mut self.running.chunks().evicted);
+        starts.extend(idle.map(|group| group.start));
+        for start in starts {
+            let chunks = self.forest.volume().chunks();
+            let Some(layout) = chunks.find(start).cloned() else { continue };
+            if self.running.space.remove_group(start) {
+                if !self.running.chunks().forget(start) {
+                    self.remove_chunk_items(&layout)?;
+                }
+                leaving.push(layout);
+            }
+        }
+        if !leaving.is_empty() {
+            self.running.chunks().leaving = leaving;
+            self.write_devices()?;
+        }
+        Ok(())
+    }
+
+    /// Whether the other groups of its kind have as much free space again: a chunk that is taken
+    /// away now and made anew a moment later helps nobody.
+    fn has_room_without(&self, group: &GroupStatus) -> bool {
+        let class =
+            if group.flags.contains(BlockGroupFlags::DATA) { Class::Data } else { Class::Metadata };
+        let free = self.running.space.totals(class).free;
+        free.saturating_sub(group.bytes) >= group.bytes / 2
+    }
+
+    fn remove_chunk_items(&self, layout: &Layout) -> Result<(), TreeError> {
+        let whole = layout.logical().0..layout.end();
+        self.edit(TreeId::CHUNK)?.remove(&chunk_key(layout.logical()))?;
+        let devices = self.edit(TreeId::DEVICE)?;
+        for place in layout.places() {
+            let key = Key::new(place.devid.0, ItemType::DEV_EXTENT, place.physical.0);
+            devices.remove(&key)?;
+        }
+        let key = Key::new(whole.start, ItemType::BLOCK_GROUP_ITEM, layout.bytes());
+        self.edit(self.running.facts.group_tree())?.remove(&key)?;
+        self.remove_free_group(&whole)
+    }
+
+    /// The commit that took the items away is down (law 3).
+    pub(crate) fn release_chunks(&self) {
+        for layout in std::mem::take(&mut self.running.chunks().leaving) {
+            self.forest.volume().remove_chunk(layout.logical());
+            let stripe = |place: &Place| Stripe {
+                devid: place.devid,
+                offset: place.physical,
+                dev_uuid: place.uuid,
+            };
+            let places: Vec<Stripe> = layout.places().iter().map(stripe).collect();
+            self.running.space.release_places(&places, layout.place_bytes());
+        }
     }
 
     /// Law 2.
@@ -208,7 +298,13 @@ impl Step<'_> {
     /// Brings the device items up to date.
     pub(crate) fn write_devices(&self) -> Result<(), TreeError> {
         let tree = self.edit(TreeId::CHUNK)?;
-        for usage in self.running.space.devices() {
+        let leaving = self.running.chunks().leaving.clone();
+        for mut usage in self.running.space.devices() {
+            for layout in &leaving {
+                let here = layout.places().iter().filter(|place| place.devid == usage.devid);
+                let bytes = layout.place_bytes().saturating_mul(length(here.count()));
+                usage.bytes_used = usage.bytes_used.saturating_sub(bytes);
+            }
             let key = Key::new(DEV_ITEMS, ItemType::DEV_ITEM, usage.devid.0);
             tree.update(&key, &mut |data| {
                 let raw = zerocopy::FromBytes::mut_from_bytes(data);

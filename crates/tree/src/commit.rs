@@ -108,6 +108,7 @@ impl<'a> Step<'a> {
 
     /// Step 2.
     fn settle(&self) -> Result<(), TreeError> {
+        self.remove_empty_chunks()?;
         for _ in 0..ROUNDS_MAX {
             let mut is_busy = self.write_chunks()?;
             self.apply_references()?;
@@ -170,6 +171,7 @@ impl<'a> Step<'a> {
             state.frozen = Some(Arc::new(dirty));
             state.is_touched = false;
         }
+        self.running.reset_dirty();
         blocks.sort_by_key(|block| block.logical());
         let super_block = self.super_block()?;
         Ok(Frozen { trees, blocks, super_block })
@@ -273,6 +275,7 @@ impl<'a> Step<'a> {
         for tree in frozen.trees {
             tree.state_mut().frozen = None;
         }
+        self.release_chunks();
         self.running.gate.set_committed(self.generation);
         self.running.space.unpin(self.generation);
     }

@@ -55,6 +55,10 @@ pub enum TreeError {
         #[source]
         source: Box<VolumeError>,
     },
+    #[error("the volume cannot be changed like that")]
+    Invalid(#[source] Refused),
+    #[error("free space cannot be discarded")]
+    Discard(#[source] Box<VolumeError>),
     /// What the trees say of the space does not fit together.
     #[error("the volume's space cannot be accounted for")]
     Space(#[source] Box<SpaceError>),

@@ -30,7 +30,6 @@ use butternut_volume::{Volume, VolumeError};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// How much memory the node cache may take unless told otherwise, in bytes.
 const CACHE_BYTES_DEFAULT: u64 = 64 << 20;
@@ -52,11 +51,9 @@ impl Default for ForestOptions {
     }
 }
 
-/// The system's clock. Before 1970 it says 1970.
 fn system_time() -> Time {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let secs = i64::try_from(since.as_secs()).unwrap_or(i64::MAX);
-    Time { secs, nanos: since.subsec_nanos() }
+    let (secs, nanos) = butternut_sys::clock::now();
+    Time { secs, nanos }
 }
 
 /// A block in use: borrowed from the cache, or just read.

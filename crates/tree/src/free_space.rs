@@ -8,7 +8,8 @@
 //!
 //! Laws:
 //!
-//! 1. After a commit the tree is exactly what the extent tree and the superblock's copies leave.
+//! 1. After a commit the tree is exactly what the extent tree leaves. The superblock's copies are
+//!    free here, as the kernel has it: who loads the tree leaves them out.
 //! 2. `extent_count` counts runs of free sectors, whichever way they are kept.
 //! 3. A group goes over to bitmaps when its extents take more room than bitmaps would, and back
 //!    when they would take clearly less ([`Limits`]).
@@ -60,12 +61,16 @@ impl FreeChanges {
         }
     }
 
-    /// All changes, neighbours of one kind joined.
-    fn drain(&mut self) -> Vec<(Range<u64>, bool)> {
+    /// All changes, neighbours of one kind joined, but not over the border of two groups.
+    fn drain(&mut self, is_border: impl Fn(u64) -> bool) -> Vec<(Range<u64>, bool)> {
         let mut joined: Vec<(Range<u64>, bool)> = Vec::new();
         for (start, (end, is_free)) in std::mem::take(&mut self.changes) {
             match joined.last_mut() {
-                Some((last, kind)) if last.end == start && *kind == is_free => last.end = end,
+                Some((last, kind))
+                    if last.end == start && *kind == is_free && !is_border(start) =>
+                {
+                    last.end = end;
+                }
                 _ => joined.push((start..end, is_free)),
             }
         }
@@ -93,39 +98,36 @@ impl Limits {
 impl Step<'_> {
     /// Writes what was taken and given. `false`: there was nothing to do.
     pub(crate) fn write_free_space(&self) -> Result<bool, TreeError> {
-        let changes = self.running.free_changes().drain();
+        let chunks = self.forest.volume().chunks();
+        let is_border = |at| chunks.find(Logical(at)).is_none_or(|l| l.logical().0 == at);
+        let changes = self.running.free_changes().drain(is_border);
         if changes.is_empty() || !self.running.facts.has_free_space_tree {
             return Ok(false);
         }
-        let mut rest = changes.as_slice();
-        while let Some((first, _)) = rest.first() {
+        let mut rest = changes.into_iter().peekable();
+        while let Some((first, _)) = rest.peek() {
             let group = self
                 .group_of(Logical(first.start))
                 .ok_or_else(|| corrupt(first.start, Refused::new("block group", "none", "one")))?;
-            let count = rest.partition_point(|(range, _)| range.start < group.end);
-            let (now, later) = rest.split_at(count.max(1));
-            GroupEdit::open(self, group)?.write(now)?;
-            rest = later;
+            let is_here = |(range, _): &(Range<u64>, bool)| range.start < group.end;
+            let mut here = Vec::new();
+            while let Some(change) = rest.next_if(is_here) {
+                here.push(change);
+            }
+            GroupEdit::open(self, group)?.write(&here)?;
         }
         Ok(true)
     }
 
-    /// The items of a group that was just made: all free but what is excluded.
-    pub(crate) fn add_free_group(
-        &self,
-        group: &Range<u64>,
-        free: &[Range<u64>],
-    ) -> Result<(), TreeError> {
+    /// The items of a group that was just made: all free (law 1).
+    pub(crate) fn add_free_group(&self, group: &Range<u64>) -> Result<(), TreeError> {
         if !self.running.facts.has_free_space_tree {
             return Ok(());
         }
         let tree = self.edit(TreeId::FREE_SPACE)?;
-        let (key, info) = info_item(group, length(free.len()), false);
+        let (key, info) = info_item(group, 1, false);
         tree.put(&key, &info)?;
-        for range in free {
-            tree.put(&extent_key(range), &[])?;
-        }
-        Ok(())
+        tree.put(&extent_key(group), &[])
     }
 
     /// Takes away the items of a group that is no more.

@@ -32,6 +32,7 @@ mod running;
 mod sums;
 mod transaction;
 mod tree;
+mod upkeep;
 mod writable;
 
 pub use cache::CacheCounters;

@@ -28,14 +28,18 @@ use butternut_format::key::{ItemType, Key};
 use butternut_format::node::{Expected, HEADER_BYTES};
 use butternut_format::refused::Refused;
 use butternut_format::super_block::{RawSuperBlock, SuperBlock};
-use butternut_format::units::{Generation, Logical, TreeId, index};
+use butternut_format::units::{Generation, Logical, TreeId, index, length};
 use butternut_space::{Class, Cluster, Delta, NoSpace, Space, SpaceOptions, Ticket, Want};
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 /// Levels of copies that a changed item may cost, with what a split adds.
 const BLOCKS_OF_AN_ITEM: u64 = 3;
+
+/// About what one delayed reference takes in memory.
+const HEAD_BYTES: u64 = 160;
 
 /// What does not change while a volume is open.
 #[derive(Clone, Debug)]
@@ -98,6 +102,8 @@ pub(crate) struct Running {
     pub(crate) space: Space,
     trees: RwLock<HashMap<TreeId, Arc<LiveTree>>>,
     references: Mutex<References>,
+    /// Blocks of the running transaction.
+    dirty_blocks: AtomicU64,
     free_changes: Mutex<FreeChanges>,
     chunks: Mutex<Chunks>,
     /// The superblock of the last commit.
@@ -124,6 +130,7 @@ impl Running {
             space: Space::new(options),
             trees: RwLock::default(),
             references: Mutex::default(),
+            dirty_blocks: AtomicU64::new(0),
             free_changes: Mutex::default(),
             chunks: Mutex::new(Chunks::default()),
             super_block: Mutex::new(*super_block.raw()),
@@ -231,6 +238,7 @@ impl Running {
     pub(crate) fn create_block(&self, block: &Block, tree: TreeId) {
         let content = content(block.level(), block.key(0));
         let bytes = self.facts.node_bytes.into();
+        self.dirty_blocks.fetch_add(1, Ordering::Relaxed);
         self.references().create(block.logical(), bytes, content, Ref::Tree(tree));
     }
 
@@ -277,6 +285,17 @@ impl Running {
         self.check(self.space.account(&range, Delta::Freed));
         self.check(self.space.pin(range.clone(), generation));
         self.free_changes().give(range);
+    }
+
+    /// Memory that the running transaction holds: blocks, and references that wait.
+    pub(crate) fn dirty_bytes(&self) -> u64 {
+        let references = length(self.references().len()).saturating_mul(HEAD_BYTES);
+        let blocks = self.dirty_blocks.load(Ordering::Relaxed);
+        blocks.saturating_mul(self.facts.node_bytes.into()).saturating_add(references)
+    }
+
+    pub(crate) fn reset_dirty(&self) {
+        self.dirty_blocks.store(0, Ordering::Relaxed);
     }
 
     /// What `space` refuses is a contradiction between trees; nothing more must be written.

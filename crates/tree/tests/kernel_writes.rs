@@ -6,6 +6,7 @@ use butternut_device::{Device, FileDevice, OpenDevice};
 use butternut_format::checksum::name_hash;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::TreeId;
+use butternut_space::Cluster;
 use butternut_tree::{Change, Forest, ForestOptions, Need};
 use butternut_volume::{OpenOptions, Volume};
 use std::collections::BTreeMap;
@@ -181,4 +182,67 @@ fn chunks_are_made_when_groups_are_full() {
     check(&image.path, "after 120 MB of items");
     drop(forest);
     assert_eq!(all(&open(&image.path)), want);
+}
+
+#[test]
+fn chunks_go_when_their_groups_are_empty() {
+    let image = mkfs(1 << 30, &["-m", "single"]);
+    let forest = open(&image.path);
+    let groups = || forest.volume().chunks().len();
+    let at_first = groups();
+    for number in 0..60_000_u64 {
+        let (key, item) = xattr(number, 3000);
+        let handle = forest.join(Need::items(1)).unwrap();
+        handle.tree(TreeId::FS).unwrap().put(&key, &item).unwrap();
+    }
+    forest.commit().unwrap();
+    let when_full = groups();
+    assert!(when_full > at_first, "{when_full} chunks");
+    let range = Key::new(256, ItemType::XATTR_ITEM, 0)..Key::new(256, ItemType::DIR_ITEM, 0);
+    for round in 0..4 {
+        let handle = forest.join(Need::items(10).deleting()).unwrap();
+        handle.tree(TreeId::FS).unwrap().remove_range(range.clone(), &mut |_, _| {}).unwrap();
+        let (key, item) = xattr(round, 10);
+        handle.tree(TreeId::FS).unwrap().put(&key, &item).unwrap();
+        drop(handle);
+        forest.commit().unwrap();
+        check(&image.path, &format!("round {round} after the deletion"));
+    }
+    assert!(groups() < when_full, "{} of {when_full} chunks", groups());
+    drop(forest);
+    assert_eq!(all(&open(&image.path)).len(), 1);
+}
+
+#[test]
+fn a_volume_grows_and_shrinks_to_what_is_in_use_and_takes_a_label() {
+    let image = mkfs(512 << 20, &[]);
+    std::fs::File::options().write(true).open(&image.path).unwrap().set_len(1 << 30).unwrap();
+    let one = butternut_format::units::DevId(1);
+    let forest = open(&image.path);
+    forest.resize(one, 1 << 30).unwrap();
+    forest.set_label(b"grown").unwrap();
+    forest.commit().unwrap();
+    check(&image.path, "grown");
+    // A chunk behind the old end is given back, and the end with it.
+    let range = forest.allocate_data(900 << 20, 900 << 20, Cluster(0));
+    assert!(range.is_err(), "no run is that long");
+    let mut taken = Vec::new();
+    while let Ok(range) = forest.allocate_data(16 << 20, 16 << 20, Cluster(0)) {
+        taken.push(range);
+    }
+    assert!(taken.len() > 32, "{} runs", taken.len());
+    forest.commit().unwrap();
+    assert!(forest.resize(one, 400 << 20).is_err(), "it is in use");
+    for range in taken {
+        forest.release_data(range).unwrap();
+    }
+    forest.resize(one, 400 << 20).unwrap();
+    forest.commit().unwrap();
+    drop(forest);
+    std::fs::File::options().write(true).open(&image.path).unwrap().set_len(400 << 20).unwrap();
+    check(&image.path, "shrunk");
+    let forest = open(&image.path);
+    assert_eq!(forest.volume().super_block().label(), b"grown");
+    assert!(forest.trim(4096).unwrap() > 300 << 20);
+    check(&image.path, "trimmed");
 }

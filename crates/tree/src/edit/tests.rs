@@ -1,3 +1,5 @@
+//! The bytes of leaves and nodes under random edits, against a plain map.
+
 use super::*;
 use butternut_format::key::ItemType;
 use butternut_format::node::{NewBlock, TreeBlock};

@@ -322,8 +322,8 @@ impl Writer<'_> {
         let above = level.saturating_add(1);
         let Some((parent, slot)) = path.step(above) else { return Ok(()) };
         let left = slot.checked_sub(1);
-        let right =
-            slot.checked_add(1).filter(|right| *right < self.dirty(parent).map_or(0, |b| b.len()));
+        let len = self.dirty(parent)?.len();
+        let right = slot.checked_add(1).filter(|right| *right < len);
         for (into, from) in [left.zip(Some(slot)), Some(slot).zip(right)].into_iter().flatten() {
             let beside = if from == slot { into } else { from };
             if !self.fits_beside(parent, slot, beside)? {
