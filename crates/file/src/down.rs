@@ -168,6 +168,12 @@ fn digest_piece(csum: ChecksumKind, piece: &[u8], room: &mut [u8], at: usize) ->
 }
 
 impl FileState {
+    /// Where the block group starts that an address is in.
+    fn group_of(&self, logical: Logical) -> Logical {
+        let chunks = self.source.forest().volume().chunks();
+        chunks.find(logical).map_or(logical, |chunk| chunk.logical())
+    }
+
     /// Takes note of a run of this file that is down, or is not.
     pub(crate) fn land(&mut self, mut run: Descent<'_>) -> Result<(), FileError> {
         let range = run.range();
@@ -187,7 +193,7 @@ impl FileState {
         }
         self.bytes_written = self.bytes_written.saturating_add(run.bytes());
         let place = match run.target {
-            Target::New => Place::New(run.logical),
+            Target::New => Place::New { logical: run.logical, group: self.group_of(run.logical) },
             Target::SetAside { extent, skip } => Place::SetAside { extent, skip },
             Target::Over(_) => {
                 self.live.touch();

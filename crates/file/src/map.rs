@@ -72,7 +72,7 @@ impl Mapping {
     /// What is on disk, and not in the tree yet.
     fn patch(offset: u64, patch: &Patch) -> Self {
         let (extent, skip) = match patch.place {
-            Place::New(logical) => (DiskExtent { logical, bytes: patch.bytes }, 0),
+            Place::New { logical, .. } => (DiskExtent { logical, bytes: patch.bytes }, 0),
             Place::SetAside { extent, skip } => (extent, skip),
         };
         // The running transaction's number would say nothing: nothing is packed.

@@ -81,7 +81,7 @@ impl FileState {
             draft.gone.push(start..end);
             draft.patches.push(start);
             draft.come.push(Piece::new(start, extent_of(patch.place, patch.bytes)));
-            if let Place::New(logical) = patch.place {
+            if let Place::New { logical, .. } = patch.place {
                 draft.fresh.push(logical);
             }
             if !patch.digests.is_empty() {
@@ -196,7 +196,7 @@ fn keep(
 /// The item of a run that is on disk and not compressed.
 fn extent_of(place: Place, bytes: u64) -> FileExtent<'static> {
     let (disk, offset) = match place {
-        Place::New(logical) => (DiskExtent { logical, bytes }, 0),
+        Place::New { logical, .. } => (DiskExtent { logical, bytes }, 0),
         Place::SetAside { extent, skip } => (extent, skip),
     };
     FileExtent::regular(Generation(0), disk, ExtentRun { offset, num_bytes: bytes })

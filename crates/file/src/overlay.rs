@@ -9,7 +9,8 @@
 //! Laws:
 //!
 //! 1. Patches are sorted, do not overlap, and lie on whole blocks. Two that follow each other both
-//!    in the file and on disk are one, up to [`EXTENT_BYTES_MAX`].
+//!    in the file and on disk are one, up to [`EXTENT_BYTES_MAX`]: but no extent lies in two block
+//!    groups.
 //! 2. A patch that is cut gives back exactly the new space that it no longer shows.
 //! 3. Dirty blocks are whole, and zero behind the end of the file.
 //! 4. A patch has one digest for each of its sectors, or none at all.
@@ -68,8 +69,8 @@ pub(crate) struct Patch {
 /// Where a patch is on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// In space that nothing references yet.
-    New(Logical),
+    /// In space that nothing references yet, of the block group that starts at `group`.
+    New { logical: Logical, group: Logical },
     /// `skip` bytes into an extent that the tree has as set aside.
     SetAside { extent: DiskExtent, skip: u64 },
 }
@@ -89,7 +90,7 @@ impl Place {
     /// Where the first byte is.
     pub(crate) fn logical(self) -> Logical {
         match self {
-            Self::New(logical) => logical,
+            Self::New { logical, .. } => logical,
             Self::SetAside { extent, skip } => Logical(extent.logical.0.saturating_add(skip)),
         }
     }
@@ -97,7 +98,9 @@ impl Place {
     /// The place `bytes` further on.
     pub(crate) fn advanced(self, bytes: u64) -> Self {
         match self {
-            Self::New(logical) => Self::New(Logical(logical.0.saturating_add(bytes))),
+            Self::New { logical, group } => {
+                Self::New { logical: Logical(logical.0.saturating_add(bytes)), group }
+            }
             Self::SetAside { extent, skip } => {
                 Self::SetAside { extent, skip: skip.saturating_add(bytes) }
             }
@@ -240,7 +243,7 @@ impl Overlay {
             self.patch_bytes -= patch.bytes;
             let end = start + patch.bytes;
             let (from, to) = (range.start.max(start), range.end.min(end));
-            if let Place::New(logical) = patch.place {
+            if let Place::New { logical, .. } = patch.place {
                 freed.push(logical.0 + (from - start)..logical.0 + (to - start));
             }
             if start < from {

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 const BLOCKS: u64 = 64;
 /// Bytes of a digest here.
 const DIGEST: usize = 4;
+const GROUP_BYTES: u64 = 1 << 40;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Model {
@@ -34,10 +35,16 @@ fn step() -> impl Strategy<Value = Step> {
             logical
         }),
         2 => (start(), blocks()).prop_map(|(start, blocks)| Step::SetAside { start, blocks }),
-        2 => (start(), blocks()).prop_map(|(start, blocks)| Step::Cut { start, blocks: blocks - 1 }),
+        2 => (start(), 0..9_u64).prop_map(|(start, blocks)| Step::Cut { start, blocks }),
         2 => start().prop_map(|start| Step::Dirty { start }),
         1 => (start(), blocks()).prop_map(|(start, blocks)| Step::DropDirty { start, blocks }),
     ]
+}
+
+/// Space in groups of [`GROUP_BYTES`].
+fn new(logical: u64) -> Place {
+    let group = Logical(logical / GROUP_BYTES * GROUP_BYTES);
+    Place::New { logical: Logical(logical), group }
 }
 
 fn digests(first: u64, blocks: u64) -> Vec<u8> {
@@ -66,7 +73,7 @@ impl Both {
                 self.next += logical * 100;
                 let at = self.next;
                 self.next += blocks;
-                let place = Place::New(Logical(at * SECTOR_BYTES));
+                let place = new(at * SECTOR_BYTES);
                 self.insert(start, blocks, place, at);
                 self.used.extend(at..at + blocks);
                 for index in 0..blocks {
@@ -168,7 +175,9 @@ impl Both {
 
 proptest! {
     #[test]
-    fn the_overlay_shows_each_block_as_it_was_last_said(steps in prop::collection::vec(step(), 1..60)) {
+    fn the_overlay_shows_each_block_as_it_was_last_said(
+        steps in prop::collection::vec(step(), 1..60)
+    ) {
         let mut both = Both::default();
         for step in &steps {
             both.apply(step);
@@ -181,7 +190,7 @@ proptest! {
 fn appends_to_one_run_stay_one_patch() {
     let mut overlay = Overlay::default();
     for block in 0..1000 {
-        let place = Place::New(Logical((500 + block) * SECTOR_BYTES));
+        let place = new((500 + block) * SECTOR_BYTES);
         let patch = Patch { bytes: SECTOR_BYTES, place, digests: digests(block, 1) };
         assert!(overlay.insert(block * SECTOR_BYTES, patch).is_empty());
     }
@@ -195,9 +204,21 @@ fn a_patch_is_at_most_one_extent() {
     let mut overlay = Overlay::default();
     for half in 0..3 {
         let bytes = EXTENT_BYTES_MAX / 2;
-        let place = Place::New(Logical(half * bytes));
+        let place = new(half * bytes);
         overlay.insert(half * bytes, Patch { bytes, place, digests: Vec::new() });
     }
     let sizes: Vec<u64> = overlay.patches().map(|(_, patch)| patch.bytes).collect();
     assert_eq!(sizes, [EXTENT_BYTES_MAX, EXTENT_BYTES_MAX / 2]);
+}
+
+#[test]
+fn a_patch_never_reaches_into_another_block_group() {
+    let mut overlay = Overlay::default();
+    for block in 0..4_u64 {
+        let place = new(GROUP_BYTES + block * SECTOR_BYTES - 2 * SECTOR_BYTES);
+        let patch = Patch { bytes: SECTOR_BYTES, place, digests: Vec::new() };
+        overlay.insert(block * SECTOR_BYTES, patch);
+    }
+    let starts: Vec<u64> = overlay.patches().map(|(start, _)| start).collect();
+    assert_eq!(starts, [0, 2 * SECTOR_BYTES]);
 }

@@ -129,9 +129,17 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        let umount = |flags: &[&str]| Command::new("umount").args(flags).arg(&self.root).status();
-        if !umount(&[]).is_ok_and(|status| status.success()) {
-            umount(&["--lazy"]).ok();
+        let umount = |flags: &[&str]| {
+            let status = Command::new("umount").args(flags).arg(&self.root).status();
+            status.is_ok_and(|status| status.success())
+        };
+        // Whoever looks through all mounts of the machine is gone in a moment.
+        for _ in 0..20 {
+            if umount(&[]) {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(50));
         }
+        umount(&["--lazy"]);
     }
 }

@@ -69,13 +69,19 @@ fn judge(test: &str, mkfs: &str, seed: u64) {
         let mounted = image.mount("compress=no");
         for (number, (name, (_, bytes))) in (0..).zip(&mut contents) {
             let file = fs::OpenOptions::new().write(true).open(mounted.file(name)).unwrap();
-            let data = noise(number, 5000);
             let at = number * 3000 % (bytes.len() as u64 + 1);
+            let mut data = noise(number, 5000);
+            if mkfs.contains("^no-holes") {
+                // Linux 6.18 forgets the size where it writes into space set aside behind the end
+                // of a file that was closed meanwhile, on volumes with hole items.
+                data.truncate(bytes.len() - at as usize);
+            }
             file.write_all_at(&data, at).unwrap();
             bytes.resize(bytes.len().max(at as usize + data.len()), 0);
             bytes[at as usize..at as usize + data.len()].copy_from_slice(&data);
         }
         run("btrfs scrub start -Bq", &[&mounted.file("")]);
+        mounted.sync();
         mounted.assert_quiet();
         drop(mounted);
         clean(&image, &format!("{mkfs}: after the kernel's round {round}"));

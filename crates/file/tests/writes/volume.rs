@@ -1,6 +1,6 @@
 //! A small volume in memory, with files that only their inode items tell of.
 
-use butternut_device::{Device, MemoryDevice};
+use butternut_device::{Device, FaultyDevice, MemoryDevice};
 use butternut_file::{FileState, Source, SourceOptions};
 use butternut_format::inode::{Inode, InodeFlags};
 use butternut_format::key::{ItemType, Key};
@@ -14,6 +14,11 @@ pub(crate) fn fresh(mib: u64) -> Arc<dyn Device> {
     let device = MemoryDevice::new("memory", mib << 20);
     butternut_mkfs::make(&device, &MkfsOptions::default()).expect("a fresh volume");
     Arc::new(device)
+}
+
+pub(crate) fn open_faulty(device: &Arc<FaultyDevice>) -> Source {
+    let device: Arc<dyn Device> = Arc::<FaultyDevice>::clone(device);
+    open(&device)
 }
 
 pub(crate) fn open(device: &Arc<dyn Device>) -> Source {
