@@ -1,8 +1,12 @@
-//! A failing run made short: pieces are taken out as long as it still fails.
+//! A failing run made short: pieces are taken out as long as it still fails, and long names become
+//! short ones.
 
+use crate::bytes::Bytes;
 use crate::operation::Operation;
 use crate::run::Disagreement;
+use crate::script;
 use anyhow::Result;
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// The shortest script that was found within the time, and how it fails. `try_script` runs a
@@ -35,12 +39,48 @@ pub fn shrink(
             }
         }
         if piece == 1 && !has_shrunk {
-            return Ok((failing, found));
+            return rename(failing, found, end, try_script);
         }
         if piece > 1 {
             piece = piece.div_ceil(2);
         }
     }
+}
+
+/// Gives every long name a short one, where that changes nothing.
+fn rename(
+    mut failing: Vec<Operation>,
+    mut found: Disagreement,
+    end: Instant,
+    mut try_script: impl FnMut(&[Operation]) -> Result<Option<Disagreement>>,
+) -> Result<(Vec<Operation>, Disagreement)> {
+    let mut text = script::to_text(&failing);
+    let mut long: Vec<Bytes> = long_names(&text).into_iter().collect();
+    long.sort_by_key(|name| std::cmp::Reverse(name.0.len()));
+    for (number, name) in long.into_iter().enumerate() {
+        if Instant::now() > end {
+            break;
+        }
+        let typed = serde_json::to_string(&name)?;
+        let renamed = text.replace(typed.trim_matches('"'), &format!("n{number}"));
+        let Ok(script) = script::parse(&renamed) else { continue };
+        if let Some(still) = try_script(&script)?.filter(|still| still.at + 1 == script.len()) {
+            (text, failing, found) = (renamed, script, still);
+        }
+    }
+    Ok((failing, found))
+}
+
+/// The names of two and more bytes in the paths of a script.
+fn long_names(text: &str) -> BTreeSet<Bytes> {
+    let mut names = BTreeSet::new();
+    for quoted in text.split('"').skip(1).step_by(2) {
+        let Ok(path) = serde_json::from_str::<Bytes>(&format!("\"{quoted}\"")) else { continue };
+        let is_word = |name: &[u8]| name.len() < 16 && name.iter().all(u8::is_ascii_lowercase);
+        let long = path.components().filter(|name| name.len() > 1 && !is_word(name));
+        names.extend(long.map(|name| Bytes(name.to_vec())));
+    }
+    names
 }
 
 #[cfg(test)]
@@ -60,5 +100,25 @@ mod tests {
         let found = fails(&script).unwrap().unwrap();
         let (short, _) = shrink(script, found, Duration::from_mins(1), fails).unwrap();
         assert_eq!(short, [create(5), create(90), create(177)]);
+    }
+
+    #[test]
+    fn long_names_become_short_where_that_changes_nothing() {
+        let path = |tail: &str| Bytes([&[0xff; 200][..], tail.as_bytes()].concat());
+        let script = vec![
+            Operation::Mkdir { at: path(""), mode: 0 },
+            Operation::Create { at: path("/keep this"), mode: 0 },
+        ];
+        let fails = |script: &[Operation]| {
+            let keeps = script.len() == 2 && format!("{script:?}").contains("keep this");
+            Ok(keeps.then(|| Disagreement { at: 1, text: String::new() }))
+        };
+        let found = fails(&script).unwrap().unwrap();
+        let (short, _) = shrink(script, found, Duration::from_mins(1), fails).unwrap();
+        let want = [
+            Operation::Mkdir { at: "n0".into(), mode: 0 },
+            Operation::Create { at: "n0/keep this".into(), mode: 0 },
+        ];
+        assert_eq!(short, want);
     }
 }

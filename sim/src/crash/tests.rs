@@ -241,3 +241,17 @@ fn workloads_find_an_engine_that_forgets_a_flush() {
     let verdict = workloads(Scripted { forgets_flush: true });
     assert!(verdict.failed > 10, "{verdict}");
 }
+
+#[test]
+fn a_workload_that_breaks_a_promise_is_made_short() {
+    let crashes = CrashOptions { seed: 1, seeded_per_gap: 8, pivotal: |_, _| false };
+    let judging = JudgeOptions { crashes, threads: 2, one_in: 1 };
+    let workload =
+        Workload { seed: 1, steps: 40, sync_one_in: 6, going_on: 0, going_on_one_in: 1, judging };
+    let base: Arc<dyn Device> = Arc::new(MemoryDevice::new("toy", 16 << 20));
+    let engine = Scripted { forgets_flush: true };
+    let found = workload.hold(&engine, &base, std::time::Duration::from_mins(1)).unwrap();
+    let found = found.expect_err("a flush is missing");
+    assert!(found.script.len() <= 4, "{found}");
+    assert!(found.script.contains(&Operation::Sync), "{found}");
+}

@@ -12,7 +12,8 @@ use super::{JudgeOptions, Story, Telling, Verdict, judge};
 use crate::generator::Generator;
 use crate::model::Model;
 use crate::operation::Operation;
-use crate::run::{Disagreement, Run};
+use crate::run::{Disagreement, Found, Run};
+use crate::shrink::shrink;
 use crate::subject::Subject;
 use crate::tree::Tree;
 use anyhow::{Result, bail};
@@ -20,6 +21,7 @@ use butternut_device::{CrashImage, Device, RecordingDevice};
 use std::fmt::Write;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Something that keeps a filesystem on a device.
 pub trait Engine: Sync {
@@ -63,7 +65,7 @@ impl Workload {
         base: Arc<dyn Device>,
         mut generator: Generator,
         script: Option<&[Operation]>,
-    ) -> Result<Result<Told, Disagreement>> {
+    ) -> Result<Result<Told, Found>> {
         let device = Arc::new(RecordingDevice::new(base));
         let recorded: Arc<dyn Device> = Arc::<RecordingDevice>::clone(&device);
         let mut subject = engine.open(recorded)?;
@@ -76,8 +78,9 @@ impl Workload {
                 None => generator.next(&run.model),
             };
             telling.begin_step(&device);
-            if let Some(found) = run.step(&mut *subject, &operation)? {
-                return Ok(Err(found));
+            if let Some(disagreement) = run.step(&mut *subject, &operation)? {
+                told.0.push(operation);
+                return Ok(Err(Found { seed: self.seed, script: told.0, disagreement }));
             }
             if operation.is_sync() {
                 telling.promise(&device);
@@ -89,6 +92,39 @@ impl Workload {
         }
         let story = telling.end(&device);
         Ok(Ok(Told { script: told.0, story, states: told.1 }))
+    }
+
+    /// Generates, runs and judges; a script whose crashes break promises is made short.
+    pub fn hold(
+        &self,
+        engine: &dyn Engine,
+        base: &Arc<dyn Device>,
+        shrinking: Duration,
+    ) -> Result<Result<Verdict, Found>> {
+        let whole = |script: &[Operation], verdict: &Verdict| Disagreement {
+            at: script.len().saturating_sub(1),
+            text: verdict.to_string(),
+        };
+        let look = |script: Option<&[Operation]>| -> Result<Result<Verdict, Found>> {
+            let told = self.tell(engine, Arc::clone(base), self.generator(), script)?;
+            Ok(told.and_then(|told| {
+                let verdict = self.judge(engine, &told);
+                if verdict.failed == 0 {
+                    return Ok(verdict);
+                }
+                let disagreement = whole(&told.script, &verdict);
+                Err(Found { seed: self.seed, script: told.script, disagreement })
+            }))
+        };
+        let found = match look(None)? {
+            Ok(verdict) => return Ok(Ok(verdict)),
+            Err(found) => found,
+        };
+        let (script, disagreement) =
+            shrink(found.script, found.disagreement, shrinking, |script| {
+                Ok(look(Some(script))?.err().map(|found| found.disagreement))
+            })?;
+        Ok(Err(Found { seed: self.seed, script, disagreement }))
     }
 
     pub fn judge(&self, engine: &dyn Engine, told: &Told) -> Verdict {
