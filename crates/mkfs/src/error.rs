@@ -20,6 +20,8 @@ pub enum MkfsError {
     OffsetTooLarge,
     #[error("the device is open for reading only")]
     ReadOnly,
+    #[error("it is a zoned device, which is not supported")]
+    Zoned,
     #[error("it holds {signature}")]
     InUse { signature: Signature },
     #[error("{bytes} bytes are too few: {what} takes at least {bytes_min} bytes")]

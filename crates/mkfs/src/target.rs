@@ -5,7 +5,9 @@
 //!    made goes again if the volume could not be.
 //! 2. Inside a bigger image, with a size, nothing behind the volume is looked at. Elsewhere the
 //!    whole device is the window: old copies of superblocks behind a smaller volume are found.
-//! 3. Only block devices are told to discard: an image file keeps the blocks it was given.
+//! 3. A zoned block device is refused: it takes writes in order only, and a superblock has a fixed
+//!    place.
+//! 4. Only block devices are told to discard: an image file keeps the blocks it was given.
 
 use crate::error::MkfsError;
 use crate::options::{MkfsOptions, Plan};
@@ -31,6 +33,11 @@ impl Target {
         let made = self.open(options).and_then(|device| {
             let kind = device.ring_target().map(|target| target.file.kind());
             let is_block = kind != Some(DiskKind::Image);
+            if let Some(DiskKind::BlockDevice { major, minor }) = kind
+                && is_zoned(&PathBuf::from(format!("/sys/dev/block/{major}:{minor}")))
+            {
+                return Err(MkfsError::Zoned);
+            }
             make(&device, &MkfsOptions { discard: options.discard && is_block, ..options.clone() })
         });
         if made.is_err() && is_new {
@@ -85,6 +92,13 @@ impl Target {
     }
 }
 
+/// Whether the kernel calls the device, or the one it is a partition of, zoned.
+fn is_zoned(sysfs: &Path) -> bool {
+    let model = |path: PathBuf| std::fs::read_to_string(path).ok();
+    let own = model(sysfs.join("queue/zoned"));
+    own.or_else(|| model(sysfs.join("../queue/zoned"))).is_some_and(|model| model.trim() != "none")
+}
+
 fn extend(path: &Path, bytes: u64, is_new: bool) -> Result<(), MkfsError> {
     let failed = |error: std::io::Error| MkfsError::Extend {
         path: path.to_owned(),
@@ -99,4 +113,25 @@ fn extend(path: &Path, bytes: u64, is_new: bool) -> Result<(), MkfsError> {
         }
         failed(error)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn a_zoned_device_and_its_partitions_are_known() {
+        let check = |model: &str| {
+            let disk = tempfile::tempdir().unwrap();
+            fs::create_dir_all(disk.path().join("queue")).unwrap();
+            fs::create_dir_all(disk.path().join("part1")).unwrap();
+            fs::write(disk.path().join("queue/zoned"), model).unwrap();
+            (is_zoned(disk.path()), is_zoned(&disk.path().join("part1")))
+        };
+        assert_eq!(check("none\n"), (false, false));
+        assert_eq!(check("host-managed\n"), (true, true));
+        assert_eq!(check("host-aware\n"), (true, true));
+        assert!(!is_zoned(Path::new("/nowhere")));
+    }
 }

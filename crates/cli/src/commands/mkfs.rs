@@ -185,6 +185,7 @@ fn failure(named: &VolumeArg, target: &Target, error: &MkfsError) -> Failure {
         | MkfsError::Extend { .. }
         | MkfsError::OffsetTooLarge
         | MkfsError::ReadOnly
+        | MkfsError::Zoned
         | MkfsError::FeatureUnknown { .. }
         | MkfsError::FeatureUnsupported { .. }
         | MkfsError::LabelTooLong { .. }

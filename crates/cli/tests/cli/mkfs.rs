@@ -52,6 +52,10 @@ fn an_epoch_and_a_uuid_give_the_same_bytes_twice() {
         fs::read(dir.path().join(name)).unwrap()
     };
     assert!(make("a.img") == make("b.img"));
+    let mut wrong = command();
+    wrong.env("SOURCE_DATE_EPOCH", "today").args(["mkfs", "--size", "120M", "/nowhere/c.img"]);
+    let said = super::command::Ran::from(wrong.output().unwrap()).failure();
+    assert!(said.starts_with("butternut: SOURCE_DATE_EPOCH: today is not a number ("), "{said}");
     let said = butternut(&["stat", dir.path().join("a.img").to_str().unwrap(), "/"]).ok();
     assert!(said.contains("2023-11-14 22:13:20"), "{said}");
 }

@@ -1,0 +1,72 @@
+//! A device that dies while a volume is made: what is left is the old volume whole, or none.
+
+#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+
+use butternut_device::{Device, Fault, FaultyDevice, MemoryDevice, Rule, When};
+use butternut_format::super_block::{COPY_OFFSETS, SUPER_BLOCK_BYTES, SuperBlock};
+use butternut_mkfs::{Identity, MkfsError, MkfsOptions, Uuid, make};
+use std::sync::Arc;
+
+const BYTES: u64 = 120 << 20;
+
+fn options(id: u8) -> MkfsOptions {
+    let identity = Some(Identity::derived(Uuid([id; 16])));
+    MkfsOptions { identity, overwrite: true, ..MkfsOptions::default() }
+}
+
+fn image(device: &dyn Device) -> Vec<u8> {
+    let mut bytes = vec![0; usize::try_from(BYTES).unwrap()];
+    device.read_at(0, &mut bytes).unwrap();
+    bytes
+}
+
+fn super_block(device: &dyn Device, copy: usize) -> Option<SuperBlock> {
+    let mut bytes = vec![0; SUPER_BLOCK_BYTES];
+    device.read_at(COPY_OFFSETS[copy], &mut bytes).unwrap();
+    SuperBlock::check(&bytes, copy).ok()
+}
+
+/// Makes a second volume over a first, on a device with this fault.
+fn remade(fault: Fault, when: When) -> (Arc<MemoryDevice>, Result<(), MkfsError>) {
+    let medium = Arc::new(MemoryDevice::new("m", BYTES));
+    make(&*medium, &options(1)).unwrap();
+    let device = FaultyDevice::new(Arc::clone(&medium) as Arc<dyn Device>, 7);
+    device.add(Rule { when, ..Rule::everywhere(fault) });
+    let made = make(&device, &options(2)).map(drop);
+    (medium, made)
+}
+
+#[test]
+fn cut_off_at_any_write_there_is_no_half_made_volume() {
+    let whole = Arc::new(MemoryDevice::new("m", BYTES));
+    make(&*whole, &options(1)).unwrap();
+    let before = image(&*whole);
+    let mut writes = 0;
+    loop {
+        let (medium, made) = remade(Fault::WriteError, When::From(writes));
+        if made.is_ok() {
+            break;
+        }
+        assert!(matches!(made, Err(MkfsError::Device(_))));
+        if writes == 0 {
+            assert!(image(&*medium) == before);
+        } else {
+            assert!(super_block(&*medium, 0).is_none(), "after {writes} writes");
+            let other = super_block(&*medium, 1);
+            assert!(other.is_none_or(|copy| copy.fsid() == [if writes < 3 { 1 } else { 2 }; 16]));
+        }
+        writes += 1;
+    }
+    assert!(writes >= 6, "{writes} writes");
+}
+
+#[test]
+fn a_flush_that_fails_fails_the_making() {
+    for flush in 0..3 {
+        let (medium, made) = remade(Fault::FlushError, When::Nth(flush));
+        assert!(matches!(made, Err(MkfsError::Device(_))), "flush {flush}");
+        assert_eq!(super_block(&*medium, 0).is_some(), flush == 2);
+    }
+    let (_, made) = remade(Fault::FlushError, When::Nth(3));
+    made.unwrap();
+}
