@@ -6,6 +6,8 @@
 //!
 //! - Everything has generation 1, and there is one backup of the roots: the volume is written in
 //!   one transaction, not eight.
+//! - The superblock says that the uuid tree is complete, which it is: the kernel then does not scan
+//!   all subvolumes at the first mount, for which the smallest volumes have no room.
 //! - Tree blocks lie one behind the other, and the free space tree says nothing of groups that are
 //!   not there.
 //! - Under mixed groups, dup has a minimum size of its own: `mkfs.btrfs` names one that it then

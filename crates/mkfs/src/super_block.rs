@@ -64,6 +64,7 @@ fn super_block(plan: &Plan, composed: &Composed) -> RawSuperBlock {
         dev_item: device_item(plan),
         // Without a free space tree, the older cache is one that was never written.
         cache_generation: U64::new(if has_free_space_tree { 0 } else { u64::MAX }),
+        uuid_tree_generation: generation,
         ..RawSuperBlock::new_zeroed()
     };
     raw.label[..plan.label.len()].copy_from_slice(&plan.label);

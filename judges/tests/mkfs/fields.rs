@@ -5,6 +5,7 @@
 //! | what | why |
 //! |---|---|
 //! | generations, transaction ids | ours writes one transaction, not eight |
+//! | `uuid_tree_generation` | ours says that the uuid tree is complete |
 //! | backup roots 1 to 3 | nor are there roots of earlier ones |
 //! | addresses of tree blocks | ours lie one behind the other; whose they are is compared |
 //! | free space behind and between them | follows; its sum in each group is compared |
@@ -24,8 +25,15 @@ use std::path::Path;
 const UUID: &str = "4d7f0e3a-1b2c-4d5e-8f90-a1b2c3d4e5f6";
 
 /// Fields of dump-super that may differ.
-const SUPER_FREE: [&str; 6] =
-    ["superblock:", "csum", "generation", "root", "chunk_root", "chunk_root_generation"];
+const SUPER_FREE: [&str; 7] = [
+    "superblock:",
+    "csum",
+    "generation",
+    "root",
+    "chunk_root",
+    "chunk_root_generation",
+    "uuid_tree_generation",
+];
 
 /// Words whose value is not compared.
 const MASKED: [&str; 7] =
