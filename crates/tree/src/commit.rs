@@ -82,7 +82,7 @@ impl Forest {
         }
         running.gate.thaw();
         step.write(&frozen).map_err(|error| running.gate.poison(error))?;
-        step.release(frozen);
+        step.release(frozen)?;
         Ok(generation)
     }
 
@@ -267,7 +267,7 @@ impl<'a> Step<'a> {
     }
 
     /// Step 9.
-    fn release(&self, frozen: Frozen) {
+    fn release(&self, frozen: Frozen) -> Result<(), TreeError> {
         *self.running.super_block() = frozen.super_block;
         for block in frozen.blocks {
             self.forest.keep(block);
@@ -277,6 +277,21 @@ impl<'a> Step<'a> {
         }
         self.release_chunks();
         self.running.gate.set_committed(self.generation);
-        self.running.space.unpin(self.generation);
+        self.unpin();
+        self.running.set_reserve(self.forest)
+    }
+
+    /// What this transaction freed can be used again, told to the devices first if that is wanted.
+    /// A device that refuses loses nothing by it.
+    fn unpin(&self) {
+        if !self.forest.discards() {
+            self.running.space.unpin(self.generation);
+            return;
+        }
+        for range in self.running.space.take_pinned(self.generation) {
+            let bytes = range.end.saturating_sub(range.start);
+            self.forest.volume().discard(Logical(range.start), bytes).ok();
+            self.running.check(self.running.space.release(range));
+        }
     }
 }

@@ -43,11 +43,13 @@ pub struct ForestOptions {
     pub cache_bytes: u64,
     /// The time that commits write down.
     pub clock: fn() -> Time,
+    /// Tell the devices of what each commit frees.
+    pub discard: bool,
 }
 
 impl Default for ForestOptions {
     fn default() -> Self {
-        Self { cache_bytes: CACHE_BYTES_DEFAULT, clock: system_time }
+        Self { cache_bytes: CACHE_BYTES_DEFAULT, clock: system_time, discard: false }
     }
 }
 
@@ -119,6 +121,7 @@ pub struct Forest {
     cache: NodeCache,
     flights: [Mutex<HashMap<Logical, Arc<Flight>>>; FLIGHT_SHARDS],
     clock: fn() -> Time,
+    discard: bool,
     /// Set where the volume was opened for writing.
     running: OnceLock<Running>,
 }
@@ -138,6 +141,7 @@ impl Forest {
             cache: NodeCache::new(options.cache_bytes, node_bytes),
             flights: std::array::from_fn(|_| Mutex::default()),
             clock: options.clock,
+            discard: options.discard,
             running: OnceLock::new(),
         });
         forest.assemble()?;
@@ -168,6 +172,10 @@ impl Forest {
     /// Whether the volume was opened for writing.
     pub fn is_writable(&self) -> bool {
         self.running.get().is_some()
+    }
+
+    pub(crate) fn discards(&self) -> bool {
+        self.discard
     }
 
     pub(crate) fn now(&self) -> Time {

@@ -38,6 +38,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 /// Levels of copies that a changed item may cost, with what a split adds.
 const BLOCKS_OF_AN_ITEM: u64 = 3;
 
+/// Bounds of what is set aside for a commit. The most is what the kernel sets aside.
+const RESERVE_BYTES_MAX: u64 = 512 << 20;
+const RESERVE_NODES_MIN: u64 = 48;
+
+/// What a delayed reference may add to the trees of a commit, and how finely that is followed.
+const RESERVE_OF_A_REFERENCE: u64 = 256;
+const RESERVE_STEP: u64 = 256 << 10;
+
 /// About what one delayed reference takes in memory.
 const HEAD_BYTES: u64 = 160;
 
@@ -104,6 +112,9 @@ pub(crate) struct Running {
     references: Mutex<References>,
     /// Blocks of the running transaction.
     dirty_blocks: AtomicU64,
+    /// What is set aside for a commit: without what waits, and with it.
+    reserve_base: AtomicU64,
+    reserved: AtomicU64,
     free_changes: Mutex<FreeChanges>,
     chunks: Mutex<Chunks>,
     /// The superblock of the last commit.
@@ -131,6 +142,8 @@ impl Running {
             trees: RwLock::default(),
             references: Mutex::default(),
             dirty_blocks: AtomicU64::new(0),
+            reserve_base: AtomicU64::new(0),
+            reserved: AtomicU64::new(0),
             free_changes: Mutex::default(),
             chunks: Mutex::new(Chunks::default()),
             super_block: Mutex::new(*super_block.raw()),
@@ -204,6 +217,7 @@ impl Running {
         forest: &Arc<Forest>,
         need: Need,
     ) -> Result<Ticket, NoSpace> {
+        self.adjust_reserve();
         let blocks = u64::from(need.items).saturating_mul(BLOCKS_OF_AN_ITEM);
         let bytes = blocks.saturating_mul(self.facts.node_bytes.into());
         loop {
@@ -369,10 +383,8 @@ impl Running {
         Ok(Some(item))
     }
 
-    /// Sets aside what a commit may cost: the trees that it changes, once over.
+    /// Sets aside what a commit may cost: the trees that it changes, once over and to spare.
     pub(crate) fn set_reserve(&self, forest: &Arc<Forest>) -> Result<(), TreeError> {
-        const RESERVE_BYTES_MAX: u64 = 512 << 20;
-        const RESERVE_NODES_MIN: u64 = 48;
         let mut bytes: u64 = 0;
         for id in [
             TreeId::EXTENT,
@@ -391,8 +403,19 @@ impl Running {
         let least = node.saturating_mul(RESERVE_NODES_MIN);
         let total = self.space.totals(Class::Metadata).bytes;
         let bytes = bytes.saturating_mul(2).clamp(least, RESERVE_BYTES_MAX).min(total / 4);
-        self.space.set_reserve(Class::Metadata, bytes);
+        self.reserve_base.store(bytes, Ordering::Relaxed);
+        self.adjust_reserve();
         Ok(())
+    }
+
+    /// Sets aside more the more references wait: each may bring the commit an item.
+    fn adjust_reserve(&self) {
+        let waiting = length(self.references().len()).saturating_mul(RESERVE_OF_A_REFERENCE);
+        let waiting = waiting - waiting % RESERVE_STEP;
+        let wanted = self.reserve_base.load(Ordering::Relaxed).saturating_add(waiting);
+        if self.reserved.swap(wanted, Ordering::Relaxed) != wanted {
+            self.space.set_reserve(Class::Metadata, wanted);
+        }
     }
 
     /// Flags of the groups that a new chunk of a class joins: those of the newest one there is.
