@@ -1,0 +1,138 @@
+//! Writes of one file: large in a row, small in a row, 4 KiB anywhere; then what a merge and a
+//! commit of them cost. Beside them, the same bytes to the same device by itself.
+//!
+//! Non-goal: absolute figures. The line of the device says what the machine can do.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    reason = "a bench prints, and stops where it fails"
+)]
+
+use butternut_device::{Device, FileDevice, OpenDevice};
+use butternut_file::{FileState, Source, SourceOptions};
+use butternut_format::inode::Inode;
+use butternut_format::key::{ItemType, Key};
+use butternut_format::units::{Ino, TreeId};
+use butternut_mkfs::MkfsOptions;
+use butternut_tree::{Forest, ForestOptions, Need};
+use butternut_volume::{OpenOptions, Volume};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+const MIB: u64 = 1 << 20;
+const IMAGE_BYTES: u64 = 1600 * MIB;
+const FILE_BYTES: u64 = 512 * MIB;
+const RANDOM_WRITES: u64 = 100_000;
+
+fn main() {
+    let is_quick = std::env::args().any(|argument| argument == "--test");
+    let scale = if is_quick { 64 } else { 1 };
+    let place =
+        if Path::new("/dev/shm").is_dir() { "/dev/shm".into() } else { std::env::temp_dir() };
+    let dir = tempfile::TempDir::with_prefix_in("butternut-writes-", place).unwrap();
+    let path = dir.path().join("image");
+    std::fs::File::create(&path).unwrap().set_len(IMAGE_BYTES).unwrap();
+    let options = OpenDevice { writable: true, ..OpenDevice::default() };
+    let device = FileDevice::open(&path, &options).unwrap();
+    raw(&device, FILE_BYTES / scale);
+    butternut_mkfs::make(&device, &MkfsOptions { overwrite: true, ..MkfsOptions::default() })
+        .unwrap();
+    let volume = Volume::open(vec![Arc::new(device)], OpenOptions::default()).unwrap();
+    let forest = Forest::open_writable(Arc::new(volume), ForestOptions::default()).unwrap();
+    let workers = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+    let source = Source::open(forest, Arc::new(workers), SourceOptions::default()).unwrap();
+    for ino in 300..303 {
+        create(&source, ino);
+    }
+    in_a_row(&source, 300, MIB as usize, FILE_BYTES / scale);
+    in_a_row(&source, 301, 4096, FILE_BYTES / 8 / scale);
+    anywhere(&source, 300, FILE_BYTES / scale, RANDOM_WRITES / scale);
+}
+
+fn report(what: &str, bytes: u64, writes: u64, start: Instant) {
+    let seconds = start.elapsed().as_secs_f64();
+    let rate = bytes as f64 / seconds / 1e6;
+    let each = seconds / writes as f64 * 1e6;
+    println!("{what:<32} {rate:8.0} MB/s {each:10.2} us each");
+}
+
+fn raw(device: &FileDevice, bytes: u64) {
+    let data = butternut_sys::buffer::Buffer::copy_of(&noise(1, MIB as usize));
+    for turn in 0..2 {
+        let start = Instant::now();
+        for at in 0..bytes / MIB {
+            device.write_at(at * MIB, &data).unwrap();
+        }
+        if turn == 1 {
+            report("device, 1 MiB in a row", bytes, bytes / MIB, start);
+        }
+    }
+}
+
+fn in_a_row(source: &Source, ino: u64, each: usize, bytes: u64) {
+    let mut file = state(source, ino);
+    let data = noise(2, each);
+    let writes = bytes / each as u64;
+    let start = Instant::now();
+    for number in 0..writes {
+        file.write_at(number * each as u64, &data).unwrap();
+    }
+    report(&format!("{} KiB in a row", each >> 10), bytes, writes, start);
+    finish(source, &mut file, writes);
+}
+
+fn anywhere(source: &Source, ino: u64, file_bytes: u64, writes: u64) {
+    let mut file = state(source, ino);
+    let data = noise(3, 4096);
+    let mut seed = 7_u64;
+    let start = Instant::now();
+    for _ in 0..writes {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let at = (seed >> 20) % (file_bytes / 4096) * 4096;
+        file.write_at(at, &data).unwrap();
+    }
+    report("4 KiB anywhere", writes * 4096, writes, start);
+    finish(source, &mut file, writes);
+}
+
+fn finish(source: &Source, file: &mut FileState, writes: u64) {
+    let start = Instant::now();
+    file.flush().unwrap();
+    report("  flush", 0, writes, start);
+    let start = Instant::now();
+    file.merge(&mut |_| {}).unwrap();
+    report("  merge", 0, writes, start);
+    let start = Instant::now();
+    source.forest().commit().unwrap();
+    report("  commit", 0, writes, start);
+}
+
+fn create(source: &Source, ino: u64) {
+    let tree = source.forest().tree(TreeId::FS).unwrap().unwrap();
+    let top = tree.find(&Key::new(256, ItemType::INODE_ITEM, 0)).unwrap().unwrap();
+    let top = Inode::check(top.data()).unwrap();
+    let inode = Inode { size: 0, bytes_used: 0, mode: 0o100_644, ..top };
+    let handle = source.forest().join(Need::items(1)).unwrap();
+    let edit = handle.tree(TreeId::FS).unwrap();
+    edit.put(&Key::new(ino, ItemType::INODE_ITEM, 0), &inode.to_bytes()).unwrap();
+}
+
+fn state(source: &Source, ino: u64) -> FileState {
+    let tree = source.forest().tree(TreeId::FS).unwrap().unwrap();
+    let item = tree.find(&Key::new(ino, ItemType::INODE_ITEM, 0)).unwrap().unwrap();
+    FileState::new(source, &tree, Ino(ino), &Inode::check(item.data()).unwrap())
+}
+
+fn noise(seed: u64, bytes: usize) -> Vec<u8> {
+    let mut state = seed;
+    let mut next = || {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state
+    };
+    (0..bytes / 8).flat_map(|_| next().to_le_bytes()).collect()
+}
