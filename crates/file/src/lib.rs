@@ -9,6 +9,13 @@
 //! read_at, read_many -> plan (searches trees) -> one batch to the volume -> unpack -> copy
 //! ```
 //!
+//! A [`FileState`] is a file that is being written. What is newer than its tree lies above it, in
+//! an overlay that every read looks at first, and is merged into the trees from time to time.
+//!
+//! ```text
+//! write_at -> dirty blocks -> flush: one batch to the volume -> patches -> merge: plan, join, apply
+//! ```
+//!
 //! Left to others: checksums against bytes, copies and parity (`volume`); what an inode is called
 //! (`names`); open handles and errno (`fs`).
 

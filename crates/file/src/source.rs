@@ -15,6 +15,7 @@ use crate::budget::DirtyBudget;
 use crate::cache::BoundedCache;
 use crate::error::FileError;
 use crate::map::{ItemMappings, Mapping, MappingKind};
+use crate::overlay::BLOCK;
 use crate::plan::Plan;
 use crate::stream::AheadBudget;
 use crate::sums::SumIndex;
@@ -78,6 +79,8 @@ struct Shared {
     idle: Mutex<Vec<Workspace>>,
     ahead: Arc<AheadBudget>,
     dirty: DirtyBudget,
+    /// What a block is before anything is written to it.
+    zero_block: Arc<[u8]>,
 }
 
 impl Source {
@@ -98,6 +101,7 @@ impl Source {
             idle: Mutex::default(),
             ahead: Arc::default(),
             dirty: DirtyBudget::default(),
+            zero_block: Arc::from([0; BLOCK].as_slice()),
         })))
     }
 
@@ -129,6 +133,10 @@ impl Source {
 
     pub(crate) fn dirty_budget(&self) -> &DirtyBudget {
         &self.0.dirty
+    }
+
+    pub(crate) fn zero_block(&self) -> &Arc<[u8]> {
+        &self.0.zero_block
     }
 
     pub(crate) fn unpacked(&self) -> &BoundedCache<PackedKey, Vec<u8>> {

@@ -206,9 +206,9 @@ impl FileState {
             start += SECTOR_BYTES;
         }
         self.reserve(to_reserve)?;
-        let zeroes: Arc<[u8]> = Arc::from([0; BLOCK].as_slice());
         for (start, backing) in wanted {
-            self.add_dirty(start, DirtyBlock { bytes: Arc::clone(&zeroes), backing });
+            let bytes = Arc::clone(self.source.zero_block());
+            self.add_dirty(start, DirtyBlock { bytes, backing });
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 
 use crate::content::{fill, noise, text};
 use crate::image::{Image, Mounted, is_left_out, run};
-use crate::script::{Script, compare};
+use crate::script::{Dice, Script, compare};
 use butternut_device::{Device, FileDevice, OpenDevice};
 use butternut_file::{FileState, Merging, Source, SourceOptions};
 use butternut_format::inode::Inode;
@@ -40,6 +40,67 @@ fn a_volume_of_wide_checksums_is_right_after_our_writes() {
 #[test]
 fn a_mixed_volume_is_right_after_our_writes() {
     judge("a_mixed_volume_is_right_after_our_writes", "--mixed --csum xxhash64 -O ^no-holes", 4);
+}
+
+#[test]
+fn thousands_of_extents_and_files_go_into_the_trees_together() {
+    if is_left_out("thousands_of_extents_and_files_go_into_the_trees_together") {
+        return;
+    }
+    for mkfs in ["", "-O ^no-holes -n 4096"] {
+        let image = Image::make(1024, mkfs);
+        let mounted = image.mount("compress=no");
+        for number in 0..600 {
+            fs::write(mounted.file(&format!("small-{number}")), "").unwrap();
+        }
+        fs::write(mounted.file("large"), noise(70, 64 << 20)).unwrap();
+        fs::write(mounted.file("cut"), noise(71, 16 << 20)).unwrap();
+        mounted.sync();
+        let mut contents = contents_of(&mounted.file(""));
+        drop(mounted);
+        many(&image, &mut contents);
+        clean(&image, mkfs);
+        let mounted = image.mount("compress=no");
+        agree(&contents_of(&mounted.file("")), &contents);
+        run("btrfs scrub start -Bq", &[&mounted.file("")]);
+        mounted.assert_quiet();
+    }
+}
+
+/// Fragments two large files, cuts one of them again, and fills many small ones.
+fn many(image: &Image, contents: &mut Contents) {
+    let source = open(image);
+    let mut files = states(&source, contents);
+    let mut dice = Dice::new(72);
+    for (number, (name, file, bytes)) in (0..).zip(&mut files) {
+        if name.starts_with("small") {
+            let data = noise(number, [10, 2048, 2049, 4096, 12_345][number as usize % 5]);
+            assert_eq!(file.write_at(0, &data).unwrap(), data.len());
+            **bytes = data;
+            continue;
+        }
+        for turn in 0..bytes.len() as u64 / 8192 {
+            let at = dice.below(bytes.len() as u64 / 4096) * 4096;
+            let data = noise(turn, 4096);
+            assert_eq!(file.write_at(at, &data).unwrap(), 4096);
+            bytes[at as usize..at as usize + 4096].copy_from_slice(&data);
+        }
+    }
+    merge_all(&mut files);
+    source.forest().commit().unwrap();
+    for (name, file, bytes) in &mut files {
+        if name == "cut" {
+            file.punch_hole(5_000_000..9_000_000, &mut |_| {}).unwrap();
+            bytes[5_000_000..9_000_000].fill(0);
+            file.truncate(1_234_567, &mut |_| {}).unwrap();
+            bytes.truncate(1_234_567);
+        }
+    }
+    merge_all(&mut files);
+    source.forest().commit().unwrap();
+    for (_, file, bytes) in &files {
+        compare(&source, file, bytes);
+    }
 }
 
 fn judge(test: &str, mkfs: &str, seed: u64) {
@@ -141,24 +202,10 @@ fn agree(have: &Contents, want: &Contents) {
 
 /// Changes every file at random, and leaves them committed.
 fn write_all(image: &Image, contents: &mut Contents, seed: u64) {
-    let device =
-        FileDevice::open(&image.path(), &OpenDevice { writable: true, ..OpenDevice::default() });
-    let device: Arc<dyn Device> = Arc::new(device.unwrap());
-    let volume = Volume::open(vec![device], OpenOptions::default()).unwrap();
-    let forest = Forest::open_writable(Arc::new(volume), ForestOptions::default()).unwrap();
-    let workers = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
-    let source = Source::open(forest, Arc::new(workers), SourceOptions::default()).unwrap();
-    let tree = source.forest().tree(TreeId::FS).unwrap().unwrap();
-    let mut files: Vec<(FileState, &mut Vec<u8>)> = Vec::new();
-    for (name, (ino, bytes)) in contents.iter_mut() {
-        let item = tree.find(&Key::new(*ino, ItemType::INODE_ITEM, 0)).unwrap().unwrap();
-        let inode = Inode::check(item.data()).unwrap();
-        let file = FileState::new(&source, &tree, Ino(*ino), &inode);
-        assert_eq!(file.size(), bytes.len() as u64, "{name}");
-        files.push((file, bytes));
-    }
+    let source = open(image);
+    let mut files = states(&source, contents);
     for turn in 0..6 {
-        for (number, (file, bytes)) in (0..).zip(&mut files) {
+        for (number, (_, file, bytes)) in (0..).zip(&mut files) {
             let reach = (bytes.len() as u64 + 200_000).min(4 << 20);
             let mut script = Script::new(seed * 100_000 + turn * 1000 + number, reach);
             for _ in 0..4 {
@@ -167,20 +214,51 @@ fn write_all(image: &Image, contents: &mut Contents, seed: u64) {
             }
         }
     }
-    files.sort_by_key(|(file, _)| file.view().ino());
-    let stamps: Vec<_> = files.iter().map(|_| |inode: &mut Inode| inode.sequence += 1).collect();
-    let mut stamps = stamps;
+    merge_all(&mut files);
+    source.forest().commit().unwrap();
+    for (_, file, bytes) in &files {
+        compare(&source, file, bytes);
+    }
+}
+
+fn open(image: &Image) -> Source {
+    let device =
+        FileDevice::open(&image.path(), &OpenDevice { writable: true, ..OpenDevice::default() });
+    let device: Arc<dyn Device> = Arc::new(device.unwrap());
+    let volume = Volume::open(vec![device], OpenOptions::default()).unwrap();
+    let forest = Forest::open_writable(Arc::new(volume), ForestOptions::default()).unwrap();
+    let workers = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+    Source::open(forest, Arc::new(workers), SourceOptions::default()).unwrap()
+}
+
+/// A file that is being written, and what it is to hold.
+type Writing<'a> = (String, FileState, &'a mut Vec<u8>);
+
+/// In the order of inodes.
+fn states<'a>(source: &Source, contents: &'a mut Contents) -> Vec<Writing<'a>> {
+    let tree = source.forest().tree(TreeId::FS).unwrap().unwrap();
+    let mut files: Vec<Writing<'a>> = Vec::new();
+    for (name, (ino, bytes)) in contents.iter_mut() {
+        let item = tree.find(&Key::new(*ino, ItemType::INODE_ITEM, 0)).unwrap().unwrap();
+        let inode = Inode::check(item.data()).unwrap();
+        let file = FileState::new(source, &tree, Ino(*ino), &inode);
+        assert_eq!(file.size(), bytes.len() as u64, "{name}");
+        files.push((name.clone(), file, bytes));
+    }
+    files.sort_by_key(|(_, file, _)| file.view().ino());
+    files
+}
+
+fn merge_all(files: &mut [Writing<'_>]) {
+    let mut stamps: Vec<_> =
+        files.iter().map(|_| |inode: &mut Inode| inode.sequence += 1).collect();
     let mut merging: Vec<Merging<'_>> = files
         .iter_mut()
         .zip(&mut stamps)
-        .map(|((file, _), stamp)| Merging { file, stamp })
+        .map(|((_, file, _), stamp)| Merging { file, stamp })
         .collect();
     FileState::merge_many(&mut merging).unwrap();
-    source.forest().commit().unwrap();
-    for (file, bytes) in &files {
-        assert!(file.is_clean());
-        compare(&source, file, bytes);
-    }
+    assert!(files.iter().all(|(_, file, _)| file.is_clean()));
 }
 
 /// `btrfs check` has nothing to say.
