@@ -116,7 +116,6 @@ kinds! {
     RootOrphan Error "a deleted subvolume without its orphan item",
     UuidEntry Warning "the uuid tree and the subvolumes disagree",
     InodeMissing Error "items of an inode that is not there",
-    InodeField Error "a field of an inode is wrong",
     InodeLinks Error "an inode's link count is not that of its names",
     InodeBytes Error "an inode's count of bytes is not that of its extents",
     DirectorySize Error "a directory's size is not that of its names",

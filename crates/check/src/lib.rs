@@ -89,10 +89,12 @@ fn look(
     let ledger = Ledger::new();
     let pass = Pass::new(&reader, &ledger, pool);
     let chunk_tree = pass.chunk_tree();
+    if !chunk_tree.is_lost {
+        supers::check_system_chunks(&chunk_tree.chunks, &reader);
+    }
     if !open::install(volume, &chunk_tree, sink)? {
         return Ok(());
     }
-    supers::check_system_chunks(&chunk_tree.chunks, &reader);
     device_tree::check_devices(&chunk_tree, &reader);
     pass.trees(&chunk_tree);
     if volume.super_block().has(feature::RAID56) {
