@@ -20,8 +20,8 @@
 //! 1. Nothing outside the device's window is touched, and inside it nothing but the ranges that
 //!    are wiped and the blocks that are written: a large device costs no more than a small one.
 //! 2. What is refused is refused before the first write.
-//! 3. The old superblocks go first, the new ones come last, the first copy at the very end, with
-//!    flushes between: cut short, there is no volume rather than half of one.
+//! 3. The old superblocks go before all else, the new ones come last, the first copy at the very
+//!    end, with flushes between: cut short, there is the old volume whole, or none.
 //! 4. The same options, with an identity, give the same bytes.
 
 mod block;
@@ -106,11 +106,12 @@ pub fn make(device: &dyn Device, options: &MkfsOptions) -> Result<Made, MkfsErro
         return Err(MkfsError::InUse { signature });
     }
     let composed = compose::compose(&plan);
+    wipe::super_blocks(device, plan.bytes)?;
+    device.flush()?;
     if options.discard {
         wipe::discard(device, plan.bytes)?;
     }
-    wipe::wipe(device, plan.bytes)?;
-    device.flush()?;
+    wipe::ends(device, plan.bytes)?;
     write_groups(device, &composed)?;
     device.flush()?;
     super_block::write(device, &plan, &composed)?;

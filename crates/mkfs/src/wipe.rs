@@ -31,10 +31,8 @@ pub(crate) fn discard(device: &dyn Device, volume_bytes: u64) -> Result<(), Mkfs
     Ok(())
 }
 
-pub(crate) fn wipe(device: &dyn Device, volume_bytes: u64) -> Result<(), MkfsError> {
-    let end = volume_bytes.saturating_sub(END_BYTES);
-    zero(device, 0, END_BYTES.min(volume_bytes))?;
-    zero(device, end, volume_bytes - end)?;
+/// Wipes the superblocks: without them, what else is there belongs to no volume.
+pub(crate) fn super_blocks(device: &dyn Device, volume_bytes: u64) -> Result<(), MkfsError> {
     let copy_bytes = length(SUPER_BLOCK_BYTES);
     for offset in COPY_OFFSETS {
         let is_behind = offset + copy_bytes >= volume_bytes;
@@ -46,6 +44,13 @@ pub(crate) fn wipe(device: &dyn Device, volume_bytes: u64) -> Result<(), MkfsErr
         }
     }
     Ok(())
+}
+
+/// Wipes the volume's two ends.
+pub(crate) fn ends(device: &dyn Device, volume_bytes: u64) -> Result<(), MkfsError> {
+    let end = volume_bytes.saturating_sub(END_BYTES);
+    zero(device, 0, END_BYTES.min(volume_bytes))?;
+    zero(device, end, volume_bytes - end)
 }
 
 fn holds_super_block(device: &dyn Device, offset: u64) -> Result<bool, MkfsError> {

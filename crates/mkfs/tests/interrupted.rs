@@ -2,9 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
-use butternut_device::{Device, Fault, FaultyDevice, MemoryDevice, Rule, When};
+use butternut_device::{
+    CrashOptions, Crashes, Device, Fault, FaultyDevice, MemoryDevice, RecordingDevice, Rule, When,
+};
 use butternut_format::super_block::{COPY_OFFSETS, SUPER_BLOCK_BYTES, SuperBlock};
-use butternut_mkfs::{Identity, MkfsError, MkfsOptions, Uuid, make};
+use butternut_mkfs::{Identity, MkfsError, MkfsOptions, Profile, Uuid, make};
 use std::sync::Arc;
 
 const BYTES: u64 = 120 << 20;
@@ -52,8 +54,8 @@ fn cut_off_at_any_write_there_is_no_half_made_volume() {
             assert!(image(&*medium) == before);
         } else {
             assert!(super_block(&*medium, 0).is_none(), "after {writes} writes");
-            let other = super_block(&*medium, 1);
-            assert!(other.is_none_or(|copy| copy.fsid() == [if writes < 3 { 1 } else { 2 }; 16]));
+            let is_old = super_block(&*medium, 1).is_some_and(|copy| copy.fsid() == [1; 16]);
+            assert_eq!(is_old, writes == 1, "after {writes} writes");
         }
         writes += 1;
     }
@@ -69,4 +71,39 @@ fn a_flush_that_fails_fails_the_making() {
     }
     let (_, made) = remade(Fault::FlushError, When::Nth(3));
     made.unwrap();
+}
+
+#[test]
+fn whatever_a_power_cut_leaves_of_the_writes_a_superblock_has_its_whole_volume() {
+    // The groups of a single volume begin where the front is wiped.
+    let single = |id| MkfsOptions { metadata: Some(Profile::Single), ..options(id) };
+    let (bytes, front) = (60 << 20, 16 << 20);
+    let look = |device: &dyn Device| {
+        let mut bytes = vec![0; front];
+        device.read_at(0, &mut bytes).unwrap();
+        bytes
+    };
+    let medium = Arc::new(MemoryDevice::new("m", bytes));
+    make(&*medium, &single(1)).unwrap();
+    let old = look(&*medium);
+    let device = RecordingDevice::new(medium);
+    make(&device, &MkfsOptions { discard: true, node_bytes: Some(4096), ..single(2) }).unwrap();
+    let new = look(&device);
+    let recording = device.recording();
+    let pivotal = |offset, bytes| COPY_OFFSETS.contains(&offset) && bytes == 4096;
+    let mut seen = [0; 3];
+    for crash in
+        Crashes::new(recording.clone(), CrashOptions { seed: 3, seeded_per_gap: 40, pivotal })
+    {
+        let crash = crash.unwrap();
+        let image = crash.image(&recording).unwrap();
+        let which = super_block(&image, 0).map_or(0, |super_block| super_block.fsid()[0]);
+        let whole = [None, Some(&old), Some(&new)][usize::from(which)];
+        assert!(
+            whole.is_none_or(|whole| *whole == look(&image)),
+            "{crash:?} leaves half of {which}"
+        );
+        seen[usize::from(which)] += 1;
+    }
+    assert!(seen.iter().all(|count| *count > 0), "none, old, new: {seen:?}");
 }
