@@ -10,7 +10,7 @@ use butternut_format::key::{ItemType, Key};
 use butternut_format::node::BlockRules;
 use butternut_format::units::{Generation, TreeId};
 use butternut_tree::{Alter, TreeError};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -20,12 +20,19 @@ pub(crate) const NODE_BYTES: u32 = 4096;
 #[derive(Debug)]
 pub(crate) struct Memory {
     items: RefCell<BTreeMap<Key, Vec<u8>>>,
+    /// A change could not go on.
+    failed: Cell<bool>,
     pub(crate) limits: Limits,
 }
 
 impl Memory {
     pub(crate) fn new(extended_refs: bool) -> Self {
-        Self { items: RefCell::default(), limits: Limits::new(NODE_BYTES, extended_refs) }
+        let limits = Limits::new(NODE_BYTES, extended_refs);
+        Self { items: RefCell::default(), failed: Cell::new(false), limits }
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.get()
     }
 
     pub(crate) fn items(&self) -> BTreeMap<Key, Vec<u8>> {
@@ -156,6 +163,7 @@ impl Edit for Memory {
     }
 
     fn fail(&self, error: TreeError) -> TreeError {
+        self.failed.set(true);
         error
     }
 }

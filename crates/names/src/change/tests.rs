@@ -6,6 +6,7 @@ use crate::memory::{Memory, colliding};
 use crate::number::{INDEX_FIRST, next_index, next_ino};
 use butternut_format::inode::{DeviceNumber, FileKind, Inode, RawInodeItem, Time};
 use butternut_format::units::TreeId;
+use butternut_tree::TreeError;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use zerocopy::{FromZeros, IntoBytes};
@@ -117,6 +118,20 @@ fn without_the_second_form_a_full_item_means_too_many_links() {
     let refused = rename(&memory, &Move { from, to, replaces: None }).unwrap_err();
     assert!(matches!(refused, NamesError::TooManyLinks), "{refused}");
     assert_eq!(memory.items(), before);
+}
+
+#[test]
+fn a_change_that_cannot_go_on_is_the_trees_error_and_never_committed() {
+    let memory = volume(true, 2);
+    link(&memory, &new(&memory, ROOT, b"one", 300)).unwrap();
+    link(&memory, &new(&memory, ROOT, b"two", 301)).unwrap();
+    memory.remove(&Key::new(ROOT.0, ItemType::DIR_INDEX, 2)).unwrap();
+    assert!(!memory.has_failed());
+    let error = unlink(&memory, &old(ROOT, b"one", 300)).unwrap_err();
+    let NamesError::Tree(TreeError::Corrupt { source, .. }) = &error else { panic!("{error:?}") };
+    let want = "item (256 96 2): item: have none, want the entry by its index";
+    assert_eq!(source.to_string(), want);
+    assert!(memory.has_failed());
 }
 
 #[test]
