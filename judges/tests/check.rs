@@ -1,0 +1,90 @@
+//! Our check never cries over a volume that the kernel made, whole or with devices missing, and
+//! calls damaged exactly what `btrfs check` calls damaged.
+
+use anyhow::{Context, Result, ensure};
+use butternut_check::{CheckOptions, Kind, Report, check, open_device};
+use butternut_judges::image::{Image, View};
+use butternut_judges::kernel_mount::LoopDevice;
+use butternut_judges::recipe::Recipe;
+use butternut_judges::{recipes, tool, trial};
+use libtest_mimic::Trial;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Images whose superblocks were damaged on purpose, and what is found.
+const DAMAGED: [(&str, Kind); 4] = [
+    ("super-first-bad", Kind::SuperCopy),
+    ("super-first-old", Kind::SuperCopy),
+    ("super-last-good", Kind::SuperCopy),
+    ("super-mirrors-bad", Kind::SuperMirror),
+];
+
+fn main() -> ExitCode {
+    let mut trials = trial::over_all_views(ours);
+    trials.extend(recipes::all().into_iter().filter(is_readable_by_progs).map(theirs));
+    trial::run(trials)
+}
+
+fn ours(recipe: &Recipe, view: &View) -> Result<()> {
+    let image = Image::load(&recipe.name)?;
+    let inline = look(&image, view, 1)?;
+    let threaded = look(&image, view, 0)?;
+    ensure!(inline.findings == threaded.findings, "threads change what is found");
+    ensure!(inline.counts == threaded.counts, "threads change what is counted");
+    let damaged = DAMAGED.iter().find(|(name, _)| *name == recipe.name);
+    let mut kinds: Vec<Kind> = inline.findings.iter().map(|finding| finding.kind).collect();
+    kinds.dedup();
+    if let Some((_, kind)) = damaged {
+        ensure!(kinds.contains(kind), "not found: {kind:?}");
+    }
+    // What mkfs.btrfs leaves behind, and what a view leaves out.
+    let expected = |kind: &Kind| {
+        matches!(kind, Kind::FreeSpaceStray | Kind::DeviceMissing)
+            || damaged.is_some() && matches!(kind, Kind::SuperCopy | Kind::SuperMirror)
+    };
+    let findings: Vec<String> = inline.findings.iter().map(ToString::to_string).collect();
+    ensure!(kinds.iter().all(expected), "{}", findings.join("\n"));
+    Ok(())
+}
+
+fn look(image: &Image, view: &View, threads: usize) -> Result<Report> {
+    let paths = image.paths_of(view);
+    let devices = paths.iter().map(|path| open_device(path, image.offset));
+    let devices = devices.collect::<Result<Vec<_>, _>>()?;
+    let options = CheckOptions {
+        check_data_csum: true,
+        degraded: !view.missing.is_empty(),
+        threads,
+        ..CheckOptions::default()
+    };
+    check(devices, &options).context("the check itself")
+}
+
+/// btrfs-progs reads neither volumes inside a bigger file nor ones without their first superblock.
+fn is_readable_by_progs(recipe: &Recipe) -> bool {
+    recipe.offset == 0 && !recipe.name.starts_with("super-")
+}
+
+fn theirs(recipe: Recipe) -> Trial {
+    let name = format!("{}::btrfs-check", recipe.name);
+    trial::trial(&name, move || {
+        let image = Image::load(&recipe.name)?;
+        let mut args: Vec<OsString> = vec!["check".into(), "--check-data-csum".into()];
+        let paths = image.paths();
+        // Of a volume on several devices it takes one, and finds the others by itself.
+        let loops = if paths.len() > 1 { paths.iter().map(attach).collect() } else { Ok(vec![]) };
+        let loops: Vec<LoopDevice> = loops?;
+        let first = loops.first().map(|first| first.path().to_path_buf());
+        args.push(first.or_else(|| paths.first().cloned()).context("a device")?.into());
+        let output = tool::output("btrfs", &args)?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let report = look(&image, &View::top(), 1)?;
+        ensure!(report.is_clean() == output.status.success(), "btrfs check says: {said}");
+        Ok(())
+    })
+}
+
+fn attach(path: &PathBuf) -> Result<LoopDevice> {
+    LoopDevice::attach(path, true, 0)
+}
