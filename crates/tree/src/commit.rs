@@ -29,6 +29,7 @@ use crate::live::LiveTree;
 use crate::running::Running;
 use crate::transaction::TreeEdit;
 use butternut_format::check;
+use butternut_format::key::{ItemType, Key};
 use butternut_format::node::Expected;
 use butternut_format::super_block::{RawRootBackup, RawSuperBlock};
 use butternut_format::units::{Generation, Logical, TreeId};
@@ -126,7 +127,7 @@ impl<'a> Step<'a> {
 
     /// Brings the root items of trees that moved up to date. `false`: none had.
     fn write_roots(&self) -> Result<bool, TreeError> {
-        let mut is_busy = false;
+        let mut is_busy = self.move_root_tree()?;
         for tree in self.running.trees() {
             let Some((key, item)) = self.root_item(&tree) else { continue };
             self.edit(TreeId::ROOT)?.put(&key, &item)?;
@@ -135,8 +136,19 @@ impl<'a> Step<'a> {
         Ok(is_busy)
     }
 
+    /// The superblock promises a root tree of its own generation, even when nothing in it changed.
+    /// `false`: it has moved already.
+    fn move_root_tree(&self) -> Result<bool, TreeError> {
+        let root = self.root_of(TreeId::ROOT)?;
+        if root.is_none_or(|root| root.generation == self.generation) {
+            return Ok(false);
+        }
+        let key = Key::new(TreeId::EXTENT.0, ItemType::ROOT_ITEM, 0);
+        self.edit(TreeId::ROOT)?.update(&key, &mut |_| {})
+    }
+
     /// The new root item of a tree, if it moved.
-    fn root_item(&self, tree: &LiveTree) -> Option<(butternut_format::key::Key, Vec<u8>)> {
+    fn root_item(&self, tree: &LiveTree) -> Option<(Key, Vec<u8>)> {
         let mut state = tree.state_mut();
         if !std::mem::take(&mut state.is_moved) {
             return None;

@@ -167,3 +167,17 @@ fn an_item_that_is_altered_is_what_was_decided_on_seeing_it() {
     drop(forest);
     assert_eq!(all(&open(&device)), want);
 }
+
+#[test]
+fn a_commit_that_changes_nothing_but_the_superblock_can_be_opened() {
+    let device = fresh(256 * MIB);
+    let forest = open(&device);
+    forest.set_label(b"before").unwrap();
+    forest.commit().unwrap();
+    forest.set_label(b"after").unwrap();
+    let generation = forest.commit().unwrap();
+    drop(forest);
+    let forest = open(&device);
+    assert!(forest.volume().super_block().raw().label.starts_with(b"after"));
+    assert_eq!(forest.root_tree().root().generation, generation);
+}

@@ -10,9 +10,9 @@ use anyhow::{Result, ensure};
 use butternut_device::Device;
 use butternut_format::checksum::name_hash;
 use butternut_format::key::{ItemType, Key};
-use butternut_format::units::TreeId;
+use butternut_format::units::{DevId, TreeId};
 use butternut_sim::random::Random;
-use butternut_tree::{Change, Forest, ForestOptions, Need};
+use butternut_tree::{Change, Forest, ForestOptions, Need, TreeError};
 use butternut_volume::{OpenOptions, Volume};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -55,8 +55,30 @@ pub(crate) fn items(forest: &Arc<Forest>) -> Result<Items> {
     Ok(found)
 }
 
+/// What looks after a volume and changes no item.
+fn upkeep(forest: &Arc<Forest>, random: &mut Random) -> Result<()> {
+    let which = random.below(3);
+    eprintln!("upkeep {which}");
+    match which {
+        0 => drop(forest.trim(4096)?),
+        1 => forest.set_label(random.number().to_string().as_bytes())?,
+        _ => {
+            let bytes = VOLUME_BYTES / 2 + random.below(VOLUME_BYTES / 2) / 4096 * 4096;
+            match forest.resize(DevId(1), bytes) {
+                // Chunks that are in use may lie there.
+                Ok(()) | Err(TreeError::Invalid(_)) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    Ok(())
+}
+
 /// One change of one to a few hundred items.
 pub(crate) fn step(forest: &Arc<Forest>, random: &mut Random, state: &mut Items) -> Result<()> {
+    if random.one_in(8) {
+        return upkeep(forest, random);
+    }
     let many = if random.one_in(4) { 400 } else { 6 };
     let mut changes: BTreeMap<Key, Option<Vec<u8>>> = BTreeMap::new();
     for _ in 0..=random.below(many) {
