@@ -27,7 +27,9 @@ impl Space {
         let Some(class) = class else { return Vec::new() };
         state.return_windows_of(class, group.0);
         let spare = state.pool_ref(class);
-        let mut room = batch_bytes.min(spare.free.saturating_sub(spare.reserved));
+        // A commit beside this allocates without a ticket: the reserve stays, and half in any case.
+        let left = spare.kept.max(spare.free / 2).saturating_add(spare.reserved);
+        let mut room = batch_bytes.min(spare.free.saturating_sub(left));
         let Some(group) = state.groups.get_mut(index) else { return Vec::new() };
         if group.is_read_only {
             room = batch_bytes;

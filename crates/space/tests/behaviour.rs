@@ -460,3 +460,16 @@ fn superblock_copies_are_left_out_of_the_chunks_over_them() {
     let first = layout(0, 4 * MIB, BlockGroupFlags::SYSTEM, &[0]);
     assert_eq!(excluded_ranges(&first), [0..65536 + 65536]);
 }
+
+#[test]
+fn a_trim_leaves_a_commit_beside_it_room() {
+    let space = space();
+    space.add_group(&group(GIB, 8 * MIB, BlockGroupFlags::SYSTEM)).unwrap();
+    space.add_group(&group(2 * GIB, 32 * MIB, BlockGroupFlags::METADATA)).unwrap();
+    space.set_reserve(Class::Metadata, 20 * MIB);
+    let bytes = |taken: &[Range<u64>]| taken.iter().map(|run| run.end - run.start).sum::<u64>();
+    let system = space.take_free(Logical(GIB), GIB, 0, u64::MAX);
+    assert_eq!(bytes(&system), 4 * MIB);
+    let metadata = space.take_free(Logical(2 * GIB), 2 * GIB, 0, u64::MAX);
+    assert_eq!(bytes(&metadata), 12 * MIB);
+}

@@ -186,6 +186,8 @@ impl<'a> Step<'a> {
         self.running.reset_dirty();
         blocks.sort_by_key(|block| block.logical());
         let super_block = self.super_block()?;
+        // From here on it is the next transaction's, which begins before this one is written.
+        *self.running.super_block() = super_block;
         Ok(Frozen { trees, blocks, super_block })
     }
 
@@ -280,7 +282,6 @@ impl<'a> Step<'a> {
 
     /// Step 9.
     fn release(&self, frozen: Frozen) -> Result<(), TreeError> {
-        *self.running.super_block() = frozen.super_block;
         for block in frozen.blocks {
             self.forest.keep(block);
         }

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
 
-use butternut_device::{Device, MemoryDevice};
+use butternut_device::{Counters, Device, DeviceError, MemoryDevice};
 use butternut_format::checksum::name_hash;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::TreeId;
@@ -10,7 +10,7 @@ use butternut_mkfs::MkfsOptions;
 use butternut_tree::{Alter, Change, Forest, ForestOptions, Need};
 use butternut_volume::{OpenOptions, Volume};
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 const MIB: u64 = 1 << 20;
 
@@ -180,4 +180,71 @@ fn a_commit_that_changes_nothing_but_the_superblock_can_be_opened() {
     let forest = open(&device);
     assert!(forest.volume().super_block().raw().label.starts_with(b"after"));
     assert_eq!(forest.root_tree().root().generation, generation);
+}
+
+/// A device that calls somebody at its next flush.
+struct Interrupting {
+    inner: Arc<dyn Device>,
+    call: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl std::fmt::Debug for Interrupting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+impl Device for Interrupting {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.inner.bytes()
+    }
+
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn read_at(&self, offset: u64, memory: &mut [u8]) -> Result<(), DeviceError> {
+        self.inner.read_at(offset, memory)
+    }
+
+    fn write_at(&self, offset: u64, memory: &[u8]) -> Result<(), DeviceError> {
+        self.inner.write_at(offset, memory)
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        let call = self.call.lock().expect("no panics").take();
+        if let Some(call) = call {
+            call();
+        }
+        self.inner.flush()
+    }
+
+    fn discard(&self, offset: u64, bytes: u64) -> Result<(), DeviceError> {
+        self.inner.discard(offset, bytes)
+    }
+
+    fn counters(&self) -> &Counters {
+        self.inner.counters()
+    }
+}
+
+#[test]
+fn a_label_that_is_set_while_a_commit_is_written_is_in_the_next() {
+    let inner = fresh(256 * MIB);
+    let device = Arc::new(Interrupting { inner: Arc::clone(&inner), call: Mutex::default() });
+    let dynamic: Arc<dyn Device> = Arc::<Interrupting>::clone(&device);
+    let forest = open(&dynamic);
+    forest.set_label(b"before").unwrap();
+    let other = Arc::clone(&forest);
+    let call = move || other.set_label(b"meanwhile").unwrap();
+    *device.call.lock().unwrap() = Some(Box::new(call));
+    forest.commit().unwrap();
+    forest.commit().unwrap();
+    drop(forest);
+    let raw = *open(&inner).volume().super_block().raw();
+    assert!(raw.label.starts_with(b"meanwhile"));
 }

@@ -57,9 +57,7 @@ pub(crate) fn items(forest: &Arc<Forest>) -> Result<Items> {
 
 /// What looks after a volume and changes no item.
 fn upkeep(forest: &Arc<Forest>, random: &mut Random) -> Result<()> {
-    let which = random.below(3);
-    eprintln!("upkeep {which}");
-    match which {
+    match random.below(3) {
         0 => drop(forest.trim(4096)?),
         1 => forest.set_label(random.number().to_string().as_bytes())?,
         _ => {
