@@ -17,7 +17,7 @@
 //! 2. Pinned bytes are not allocatable.
 //! 3. In every group, free, taken, pinned and excluded bytes add up to its size.
 //! 4. A ticket is granted only while what is free covers all tickets, and the reserve unless it
-//!    was asked for urgently.
+//!    was asked for urgently: then half of it.
 //! 5. No range crosses the border of a group, and addresses have the alignment that was asked for.
 //! 6. Nothing here waits for anything but the one lock, which is held for a bounded time.
 //!

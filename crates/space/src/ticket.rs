@@ -30,7 +30,8 @@ impl Space {
         self.promise(class, bytes, false)
     }
 
-    /// As [`Space::reserve`], but may use up the reserve: for what sets space free.
+    /// As [`Space::reserve`], but may use half of the reserve: for what sets space free. The other
+    /// half is what the commit needs, without which nothing gets free.
     pub fn reserve_urgent(&self, class: Class, bytes: u64) -> Result<Ticket, NoSpace> {
         self.promise(class, bytes, true)
     }
@@ -43,7 +44,7 @@ impl Space {
     fn promise(&self, class: Class, bytes: u64, is_urgent: bool) -> Result<Ticket, NoSpace> {
         let mut state = self.lock();
         let pool = state.pool_mut(class);
-        let kept = if is_urgent { 0 } else { pool.kept };
+        let kept = if is_urgent { pool.kept / 2 } else { pool.kept };
         let promised = pool.reserved.checked_add(bytes);
         let needed = promised.and_then(|promised| promised.checked_add(kept));
         if needed.is_some_and(|needed| needed <= pool.free) || bytes == 0 {

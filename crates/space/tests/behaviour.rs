@@ -164,8 +164,8 @@ fn the_ledger_names_each_changed_group_once() {
 #[test]
 fn tickets_are_spent_split_and_returned() {
     let space = data_space();
-    space.set_reserve(Class::Data, MIB);
-    let mut ticket = space.reserve(Class::Data, GIB - MIB).unwrap();
+    space.set_reserve(Class::Data, 2 * MIB);
+    let mut ticket = space.reserve(Class::Data, GIB - 2 * MIB).unwrap();
     let refused = space.reserve(Class::Data, SECTOR).unwrap_err();
     assert!(!refused.unallocated);
     let urgent = space.reserve_urgent(Class::Data, MIB).unwrap();
@@ -174,8 +174,8 @@ fn tickets_are_spent_split_and_returned() {
     assert!(ticket.split(GIB).is_none());
     assert_eq!(ticket.spend(SECTOR), SECTOR);
     drop((half, urgent));
-    assert_eq!(space.totals(Class::Data).reserved, GIB - MIB - GIB / 2 - SECTOR);
-    assert_eq!(ticket.spend(u64::MAX), GIB / 2 - MIB - SECTOR);
+    assert_eq!(space.totals(Class::Data).reserved, GIB - 2 * MIB - GIB / 2 - SECTOR);
+    assert_eq!(ticket.spend(u64::MAX), GIB / 2 - 2 * MIB - SECTOR);
     assert_eq!(space.totals(Class::Data).reserved, 0);
 }
 

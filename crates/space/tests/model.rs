@@ -281,7 +281,8 @@ impl Model {
 
     fn reserve(&mut self, metadata: bool, bytes: u64, is_urgent: bool) {
         let class = if metadata { Class::Metadata } else { Class::Data };
-        let kept = if !is_urgent && (metadata || self.is_mixed) { RESERVE } else { 0 };
+        let reserve = if metadata || self.is_mixed { RESERVE } else { 0 };
+        let kept = if is_urgent { reserve / 2 } else { reserve };
         let fits = self.reserved(metadata) + bytes + kept <= self.free_bytes(metadata);
         let ticket = if is_urgent {
             self.space.reserve_urgent(class, bytes)

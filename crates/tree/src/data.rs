@@ -20,7 +20,7 @@ use butternut_format::extent::{DataRef, Extent, InlineRef};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::refused::Refused;
 use butternut_format::units::{Generation, Logical, TreeId};
-use butternut_space::{Class, Cluster, NoSpace, Want};
+use butternut_space::{Class, Cluster, NoSpace, Ticket, Want};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -59,11 +59,35 @@ impl Forest {
             if why.unallocated && self.grow(Class::Data)? {
                 continue;
             }
-            if has_committed || running.space.pinned_bytes() == 0 {
+            if has_committed || !running.commit_gains(running.space.pinned_bytes()) {
                 return Err(TreeError::NoSpace { wanted: bytes_min });
             }
             self.commit()?;
             has_committed = true;
+        }
+    }
+
+    /// Promises space of the trees, for what will be merged into them some time later. Whoever
+    /// then joins a transaction for it gives the promise back first. Makes chunks, and commits,
+    /// where that helps; so the caller must hold no handle.
+    ///
+    /// # Errors
+    /// No space.
+    pub fn promise_metadata(self: &Arc<Self>, bytes: u64) -> Result<Ticket, TreeError> {
+        let running = self.running()?;
+        let mut has_committed = false;
+        loop {
+            match running.space.reserve(Class::Metadata, bytes) {
+                Ok(ticket) => return Ok(ticket),
+                Err(why) if why.unallocated && self.grow(Class::Metadata)? => {}
+                Err(why) if has_committed || !running.commit_gains(why.pinned_bytes) => {
+                    return Err(TreeError::NoSpace { wanted: bytes });
+                }
+                Err(_) => {
+                    self.commit()?;
+                    has_committed = true;
+                }
+            }
         }
     }
 

@@ -408,6 +408,12 @@ impl Running {
         Ok(())
     }
 
+    /// Whether a commit may set space free: what is pinned, or what references that wait give
+    /// up.
+    pub(crate) fn commit_gains(&self, pinned_bytes: u64) -> bool {
+        pinned_bytes > 0 || self.references().len() > 0
+    }
+
     /// Sets aside more the more references wait: each may bring the commit an item.
     fn adjust_reserve(&self) {
         let waiting = length(self.references().len()).saturating_mul(RESERVE_OF_A_REFERENCE);

@@ -228,7 +228,7 @@ impl Forest {
                 Err(why) => why,
             };
             running.gate.leave();
-            if has_committed || why.pinned_bytes == 0 {
+            if has_committed || !running.commit_gains(why.pinned_bytes) {
                 return Err(TreeError::NoSpace { wanted: why.wanted });
             }
             self.commit()?;
