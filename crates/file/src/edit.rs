@@ -197,6 +197,9 @@ pub(crate) fn apply(
 ) -> Result<Option<Generation>, FileError> {
     let Some(first) = files.first() else { return Ok(None) };
     let forest = first.file.source.forest().clone();
+    for applied in &mut *files {
+        applied.file.ticket = None;
+    }
     let items = files.iter().fold(0_u32, |sum, file| sum.saturating_add(file.edit.items()));
     let need = Need::items(items);
     let handle = forest.join(if is_deleting { need.deleting() } else { need })?;

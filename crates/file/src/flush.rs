@@ -63,6 +63,9 @@ impl FileState {
         result: &mut Result<(), FileError>,
     ) -> bool {
         let (rows, is_whole) = self.rows(bytes_max);
+        if !rows.is_empty() {
+            self.live.quiesce();
+        }
         for row in rows {
             let range = row.range.clone();
             if let Err(error) = self.plan_row(number, row, runs) {

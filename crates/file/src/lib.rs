@@ -13,7 +13,7 @@
 //! an overlay that every read looks at first, and is merged into the trees from time to time.
 //!
 //! ```text
-//! write_at -> dirty blocks -> flush: one batch to the volume -> patches -> merge: plan, join, apply
+//! write_at -> dirty blocks -> flush: one batch to the volume -> patches -> merge into the trees
 //! ```
 //!
 //! Left to others: checksums against bytes, copies and parity (`volume`); what an inode is called
@@ -35,6 +35,7 @@ mod overlay;
 mod piece;
 mod place;
 mod plan;
+mod promise;
 mod read;
 mod rewrite;
 mod room;

@@ -6,7 +6,10 @@
 //!    alone, changes anything here.
 //! 2. Every change of what the file reads as changes [`Live::version`]: what was read ahead of a
 //!    change can be told from what was read behind it.
-//! 3. Every change of the file's items in the tree changes [`Live::stamp`], and no two states of
+//! 3. Whoever reads ahead without the caller's lock keeps [`Live::read_ahead`] meanwhile. Before
+//!    space that the file shows can become another's, its writer waits for those who do
+//!    ([`Live::quiesce`]): nobody ever reads a block that somebody else writes.
+//! 4. Every change of the file's items in the tree changes [`Live::stamp`], and no two states of
 //!    any file ever have the same stamp: maps that are cached under one are never out of date.
 //!
 //! The lock of the overlay is held for a look or a change, never over I/O or a tree search.
@@ -28,6 +31,8 @@ pub(crate) struct Live {
     size: AtomicU64,
     version: AtomicU64,
     stamp: AtomicU64,
+    /// Held shared by those who read ahead (law 3).
+    ahead: RwLock<()>,
 }
 
 /// What a read finds above the tree.
@@ -49,6 +54,7 @@ impl Live {
             size: AtomicU64::new(size),
             version: AtomicU64::new(1),
             stamp: AtomicU64::new(next_stamp()),
+            ahead: RwLock::default(),
         }
     }
 
@@ -89,7 +95,19 @@ impl Live {
         self.version.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// The tree's items are others than before (law 3).
+    /// To be kept while reading ahead, if the file is still as it was in `version` (law 3).
+    pub(crate) fn read_ahead(&self, version: u64) -> Option<RwLockReadGuard<'_, ()>> {
+        let guard = self.ahead.read().unwrap_or_else(PoisonError::into_inner);
+        (self.version() == version).then_some(guard)
+    }
+
+    /// Waits for those who read the file as it was; nobody begins to any more (law 3).
+    pub(crate) fn quiesce(&self) {
+        self.touch();
+        drop(self.ahead.write().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// The tree's items are others than before (law 4).
     pub(crate) fn restamp(&self) {
         self.stamp.store(next_stamp(), Ordering::Release);
     }

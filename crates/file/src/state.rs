@@ -23,7 +23,8 @@
 //! 1. A tree names data only when it is down on every copy.
 //! 2. What could not be written was never there: the range reads as before. The writer who asks
 //!    is told, and [`FileState::take_error`] tells once more.
-//! 3. Space is found before a write is accepted, not when its data goes down.
+//! 3. Space is found before a write is accepted, not when its data goes down: for the data itself
+//!    and, as well as it can be told ([`crate::promise`]), for the trees to name it.
 //! 4. No data is read or written while a transaction handle is open.
 //! 5. The item of the inode never says more bytes than the trees show of it: its size and byte
 //!    count change in the transaction that changes its extents.
@@ -38,7 +39,7 @@ use crate::view::FileView;
 use butternut_format::feature;
 use butternut_format::inode::{Inode, InodeFlags};
 use butternut_format::units::{Ino, SECTOR_BYTES, TreeId, length};
-use butternut_space::Cluster;
+use butternut_space::{Cluster, Ticket};
 use butternut_tree::Tree;
 use std::ops::Range;
 use std::sync::Arc;
@@ -69,6 +70,8 @@ pub struct FileState {
     pub(crate) bytes_charged: u64,
     /// Written since the state was made: tells large files from small ones.
     pub(crate) bytes_written: u64,
+    /// Space of the trees for what is above them.
+    pub(crate) ticket: Option<Ticket>,
     /// What the inode item says.
     pub(crate) size_in_tree: u64,
     pub(crate) bytes_in_tree: u64,
@@ -91,6 +94,7 @@ impl FileState {
             bytes_reserved: 0,
             bytes_charged: 0,
             bytes_written: 0,
+            ticket: None,
             size_in_tree: inode.size,
             bytes_in_tree: inode.bytes_used,
             shape: None,
@@ -136,6 +140,7 @@ impl FileState {
         self.drop_overlay(0..u64::MAX);
         self.live.set_size(self.size_in_tree);
         self.give_back_room();
+        self.ticket = None;
     }
 
     /// Why data was lost since the last call, if any was: for `fsync`, which reports it once.
@@ -203,6 +208,7 @@ impl FileState {
 
     /// Forgets all that is newer than the tree in `range`, which starts and ends with blocks.
     pub(crate) fn drop_overlay(&mut self, range: Range<u64>) {
+        self.live.quiesce();
         self.drop_dirty(range.clone());
         let freed = self.live.overlay_mut().cut(&range);
         self.release(freed);

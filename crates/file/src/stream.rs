@@ -97,6 +97,8 @@ enum State {
 struct Job {
     source: Source,
     view: FileView,
+    /// The file's version that it is of (law 5).
+    version: u64,
     start: u64,
     bytes: usize,
     ticket: Ticket,
@@ -219,7 +221,7 @@ impl Stream {
             let bytes = in_memory((size - start).min(to_boundary));
             let Some(ticket) = self.source.ahead_budget().take(bytes) else { return };
             let (source, view) = (self.source.clone(), self.view.clone());
-            let job = Job { source, view, start, bytes, ticket };
+            let job = Job { source, view, version: course.version, start, bytes, ticket };
             let state = Mutex::new(State::Waiting(Box::new(job)));
             let slot = Arc::new(Slot { state, landed: Condvar::new() });
             let chunk = Chunk { start, end: start + length(bytes), slot: Arc::clone(&slot) };
@@ -329,6 +331,11 @@ impl Slot {
 
 impl Job {
     fn read(self) -> Option<Ahead> {
+        // Readers come here under the caller's lock too: then the file is as it was.
+        let _unchanged = match self.view.live() {
+            Some(live) => Some(live.read_ahead(self.version)?),
+            None => None,
+        };
         let mut memory = self.ticket.budget.memory(self.bytes);
         let mut read = [ReadAt::new(self.start, &mut memory)];
         self.source.read_in(Manner::Ahead, &self.view, &mut read);

@@ -94,12 +94,16 @@ impl FileState {
         let range = start..start + length(bytes.len());
         self.outgrow(self.size().max(range.end), &range)?;
         let mut runs = Vec::new();
-        let planned = self.plan_down(&range, bytes, &mut runs);
+        let blocks = length(bytes.len()) / SECTOR_BYTES;
+        let planned = self
+            .plan_down(&range, bytes, &mut runs)
+            .and_then(|()| self.promise(runs.len(), blocks, range.end));
         if planned.is_err() {
             let new = runs.iter().filter(|run| run.target == Target::New);
             self.release(new.map(|run| run.logical.0..run.logical.0 + run.bytes()));
             return planned;
         }
+        self.live.quiesce();
         bring_down(&self.source, &mut runs);
         let mut result = Ok(());
         for run in runs {
@@ -205,6 +209,7 @@ impl FileState {
             }
             start += SECTOR_BYTES;
         }
+        self.promise(wanted.len(), length(wanted.len()), self.size().max(end))?;
         self.reserve(to_reserve)?;
         for (start, backing) in wanted {
             let bytes = Arc::clone(self.source.zero_block());

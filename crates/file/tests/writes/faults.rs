@@ -1,10 +1,10 @@
 //! What happens when a device fails, or is full.
 
 use crate::script::{Dice, compare};
-use crate::volume::{create, fresh, inode, open, open_faulty, state};
+use crate::volume::{create, fresh, inode, open, open_faulty, state, try_create};
 use butternut_device::{Fault, FaultyDevice, Rule, When};
-use butternut_file::{FileEnd, FileError, FileState, Source};
-use butternut_format::inode::InodeFlags;
+use butternut_file::{FileEnd, FileError, FileState, Merging, Source};
+use butternut_format::inode::{Inode, InodeFlags};
 use std::sync::Arc;
 
 const MIB: usize = 1 << 20;
@@ -125,6 +125,50 @@ fn a_full_volume_refuses_writes_before_it_takes_them() {
     }
     commit(&source, &mut small);
     compare(&source, &small, &noise(9, 10_000));
+}
+
+#[test]
+fn trees_without_space_refuse_small_files_and_let_them_go() {
+    let device = fresh(160);
+    let source = open(&device);
+    for round in 0..3 {
+        let mut files: Vec<FileState> = Vec::new();
+        let error = loop {
+            let ino = 1000 + files.len() as u64;
+            if let Err(error) = try_create(&source, ino) {
+                break FileError::from(error);
+            }
+            let mut file = state(&source, ino);
+            match file.write_at(0, &noise(ino + round, 2000)) {
+                Ok(written) => assert_eq!(written, 2000),
+                Err(error) => break error,
+            }
+            files.push(file);
+            if files.len().is_multiple_of(1000) {
+                // As whoever holds many of them does.
+                merge_all(&mut files);
+            }
+        };
+        assert!(error.is_no_space(), "{error}");
+        assert!(files.len() > 5000, "round {round}: {}", files.len());
+        merge_all(&mut files);
+        source.forest().commit().unwrap();
+        for (number, file) in (0..).zip(&files).step_by(97) {
+            compare(&source, file, &noise(1000 + number + round, 2000));
+        }
+        for file in &mut files {
+            file.truncate(0, &mut |_| {}).unwrap();
+        }
+        source.forest().commit().unwrap();
+    }
+}
+
+fn merge_all(files: &mut [FileState]) {
+    let mut stamps: Vec<_> = files.iter().map(|_| |_: &mut Inode| {}).collect();
+    let mut merging: Vec<Merging<'_>> =
+        files.iter_mut().zip(&mut stamps).map(|(file, stamp)| Merging { file, stamp }).collect();
+    FileState::merge_many(&mut merging).unwrap();
+    assert!(files.iter().all(FileState::is_clean));
 }
 
 #[test]

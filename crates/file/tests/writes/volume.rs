@@ -6,7 +6,7 @@ use butternut_format::inode::{Inode, InodeFlags};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::{Ino, TreeId};
 use butternut_mkfs::MkfsOptions;
-use butternut_tree::{Forest, ForestOptions, Need, Tree};
+use butternut_tree::{Forest, ForestOptions, Need, Tree, TreeError};
 use butternut_volume::{OpenOptions, Volume};
 use std::sync::Arc;
 
@@ -35,12 +35,20 @@ pub(crate) fn subvolume(source: &Source) -> Tree {
 
 /// An empty file.
 pub(crate) fn create(source: &Source, ino: u64, flags: InodeFlags) {
-    let top = subvolume(source).find(&Key::new(256, ItemType::INODE_ITEM, 0)).unwrap().unwrap();
-    let top = Inode::check(top.data()).unwrap();
+    let top = inode(source, 256);
     let inode = Inode { size: 0, bytes_used: 0, mode: 0o100_644, flags, ..top };
-    let handle = source.forest().join(Need::items(1)).unwrap();
-    let edit = handle.tree(TreeId::FS).unwrap();
-    edit.put(&Key::new(ino, ItemType::INODE_ITEM, 0), &inode.to_bytes()).unwrap();
+    put(source, ino, &inode).unwrap();
+}
+
+/// As [`create`], where there may be no space for it.
+pub(crate) fn try_create(source: &Source, ino: u64) -> Result<(), TreeError> {
+    let top = inode(source, 256);
+    put(source, ino, &Inode { size: 0, bytes_used: 0, mode: 0o100_644, ..top })
+}
+
+fn put(source: &Source, ino: u64, inode: &Inode) -> Result<(), TreeError> {
+    let handle = source.forest().join(Need::items(1))?;
+    handle.tree(TreeId::FS)?.put(&Key::new(ino, ItemType::INODE_ITEM, 0), &inode.to_bytes())
 }
 
 pub(crate) fn inode(source: &Source, ino: u64) -> Inode {

@@ -1,0 +1,64 @@
+//! Promises: space of the trees, held for what is not merged into them yet.
+//!
+//! Laws:
+//!
+//! 1. Nothing is accepted that the trees might not be able to name: what a file has above them is
+//!    covered by a ticket, item by item.
+//! 2. The ticket is given back right before the transaction that merges reserves for itself. What
+//!    that asks for beyond the items' own size is there for as long as it takes.
+//!
+//! The estimate is for items packed as loosely as leaves ever are, on the files' side and on the
+//! extents'. It is no bound for a single item: the reserve of the volume is.
+
+use crate::error::FileError;
+use crate::small::INLINE_BYTES_MAX;
+use crate::state::FileState;
+use butternut_format::units::{SECTOR_BYTES, length};
+
+/// An inode item, and half a leaf's share of slack.
+const FILE_BYTES: u64 = 1024;
+/// An extent item in a file's tree, and one in the extent tree.
+const EXTENT_BYTES: u64 = 512;
+/// A ticket grows at least this much at once, where it has grown as much already.
+const STEP_BYTES_MAX: u64 = 64 << 10;
+
+impl FileState {
+    /// Covers what the file has above the trees, and `extents` and `blocks` more, which it will
+    /// have with `size` bytes.
+    pub(crate) fn promise(
+        &mut self,
+        extents: usize,
+        blocks: u64,
+        size: u64,
+    ) -> Result<(), FileError> {
+        let wanted = self.bytes_to_promise(extents, blocks, size);
+        let has = self.ticket.as_ref().map_or(0, butternut_space::Ticket::bytes);
+        if has >= wanted {
+            return Ok(());
+        }
+        let step = (wanted - has).max(has.min(STEP_BYTES_MAX));
+        let forest = self.source.forest().clone();
+        let more = match forest.promise_metadata(step) {
+            Err(_) if !self.is_clean() => {
+                // What is merged needs no promise any more.
+                self.merge(&mut |_| {})?;
+                forest.promise_metadata(self.bytes_to_promise(extents, blocks, size))?
+            }
+            decided => decided?,
+        };
+        match &mut self.ticket {
+            Some(ticket) => ticket.join(more),
+            none => *none = Some(more),
+        }
+        Ok(())
+    }
+
+    fn bytes_to_promise(&self, extents: usize, blocks: u64, size: u64) -> u64 {
+        let overlay = self.live.overlay();
+        let extents = length(extents + overlay.patch_count()) + self.bytes_charged / SECTOR_BYTES;
+        let blocks = blocks + overlay.bytes() / SECTOR_BYTES;
+        let inline = if size <= INLINE_BYTES_MAX { 2 * size } else { 0 };
+        let digests = 2 * blocks * length(self.source.sums().digest_bytes());
+        FILE_BYTES + inline + extents * EXTENT_BYTES + digests
+    }
+}
