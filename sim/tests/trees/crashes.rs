@@ -118,9 +118,11 @@ fn small_nodes_make_deep_trees_and_are_whole_after_every_crash() {
 
 #[test]
 fn commits_beside_changes_are_whole_after_every_crash() {
-    let base = fresh(VOLUME_BYTES, &MkfsOptions::default()).unwrap();
-    let (story, states) = tell_beside(5, base, 300).unwrap();
-    let verdict = judged(5, &story, &states);
-    assert_eq!(verdict.failed, 0, "{verdict}");
-    assert!(verdict.states > 40, "{verdict}");
+    for seed in 0..if is_long() { 20 } else { 2 } {
+        let base = fresh(VOLUME_BYTES, &MkfsOptions::default()).unwrap();
+        let (story, states) = tell_beside(seed, base, 200).unwrap();
+        let verdict = judged(seed, &story, &states);
+        assert_eq!(verdict.failed, 0, "{verdict}");
+        assert!(verdict.states > 40, "{verdict}");
+    }
 }

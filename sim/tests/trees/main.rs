@@ -25,7 +25,9 @@ pub(crate) type Items = BTreeMap<Key, Vec<u8>>;
 
 pub(crate) fn open(device: Arc<dyn Device>) -> Result<Arc<Forest>> {
     let volume = Volume::open(vec![device], OpenOptions::default())?;
-    Ok(Forest::open_writable(Arc::new(volume), ForestOptions::default())?)
+    // What a commit frees is junk at once: a block that is still needed would be missed.
+    let options = ForestOptions { discard: true, ..ForestOptions::default() };
+    Ok(Forest::open_writable(Arc::new(volume), options)?)
 }
 
 /// An extended attribute of the top directory: the simplest item of any size there is.
