@@ -69,6 +69,9 @@ impl KernelImage {
     pub(crate) fn mount(&self, options: &str) -> Mount<'_> {
         let path = self.dir.path().join("mount");
         std::fs::create_dir_all(&path).unwrap();
+        // The image may have been written as a file. While anybody has a loop device open, the
+        // kernel keeps what it last read through it, and would mount the superblock of then.
+        self.loops.iter().for_each(|device| drop(run("blockdev", &["--flushbufs", device])));
         let others = self.loops.iter().map(|device| format!(",device={device}"));
         let options = format!("{options}{}", others.collect::<String>());
         run("mount", &["-t", "btrfs", "-o", &options, &self.loops[0], &path.to_string_lossy()]);
