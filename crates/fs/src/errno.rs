@@ -5,24 +5,31 @@
 
 use crate::Error;
 use butternut_device::DeviceError;
+use butternut_file::FileError;
 use butternut_names::NamesError;
 use butternut_tree::TreeError;
 use butternut_volume::VolumeError;
 
 /// Linux errno values that the table uses.
 mod code {
+    pub(super) const EPERM: i32 = 1;
     pub(super) const ENOENT: i32 = 2;
     pub(super) const EIO: i32 = 5;
     pub(super) const E2BIG: i32 = 7;
     pub(super) const EAGAIN: i32 = 11;
+    pub(super) const EACCES: i32 = 13;
+    pub(super) const EBUSY: i32 = 16;
     pub(super) const EEXIST: i32 = 17;
+    pub(super) const EXDEV: i32 = 18;
     pub(super) const ENOTDIR: i32 = 20;
     pub(super) const EISDIR: i32 = 21;
     pub(super) const EINVAL: i32 = 22;
+    pub(super) const EFBIG: i32 = 27;
     pub(super) const ENOSPC: i32 = 28;
     pub(super) const EROFS: i32 = 30;
     pub(super) const EMLINK: i32 = 31;
     pub(super) const ENAMETOOLONG: i32 = 36;
+    pub(super) const ENOTEMPTY: i32 = 39;
     pub(super) const ELOOP: i32 = 40;
     pub(super) const ENODATA: i32 = 61;
     pub(super) const EOVERFLOW: i32 = 75;
@@ -44,12 +51,20 @@ impl Error {
             Self::NoAttribute => code::ENODATA,
             Self::Unsupported { .. } => code::EOPNOTSUPP,
             Self::LimitExceeded { .. } => code::E2BIG,
-            Self::NoTree { .. } | Self::Corrupt { .. } | Self::File(_) => code::EIO,
+            Self::Exists => code::EEXIST,
+            Self::NotEmpty => code::ENOTEMPTY,
+            Self::CrossesSubvolumes => code::EXDEV,
+            Self::NotPermitted { .. } => code::EPERM,
+            Self::Denied { .. } => code::EACCES,
+            Self::Busy => code::EBUSY,
+            Self::ReadOnly { .. } => code::EROFS,
+            Self::NoTree { .. } | Self::Corrupt { .. } => code::EIO,
+            Self::File(source) => file(source),
             Self::Device(source) => device(source),
             Self::Volume(source) => volume(source),
             Self::Tree(source) => tree(source),
             Self::Names(source) => names(source),
-            Self::Workers(_) => code::EAGAIN,
+            Self::Workers(_) | Self::Committer(_) => code::EAGAIN,
         }
     }
 }
@@ -108,6 +123,20 @@ fn tree(error: &TreeError) -> i32 {
     }
 }
 
+fn file(error: &FileError) -> i32 {
+    match error {
+        FileError::Tree(source) => tree(source),
+        FileError::TooLarge { .. } => code::EFBIG,
+        FileError::Gone { .. } => code::ESTALE,
+        FileError::ReadOnly { .. } => code::EROFS,
+        FileError::Extents { .. }
+        | FileError::Data { .. }
+        | FileError::NoChecksum { .. }
+        | FileError::Packed { .. }
+        | FileError::Write { .. } => code::EIO,
+    }
+}
+
 fn names(error: &NamesError) -> i32 {
     match error {
         NamesError::Tree(_) | NamesError::Corrupt { .. } => code::EIO,
@@ -128,7 +157,6 @@ fn names(error: &NamesError) -> i32 {
 mod tests {
     use super::*;
     use crate::FileId;
-    use butternut_file::FileError;
     use butternut_format::refused::Refused;
     use butternut_format::units::{DevId, Ino, TreeId};
 
@@ -146,6 +174,14 @@ mod tests {
             .unwrap_err();
         vec![
             Error::NotFound,
+            Error::Exists,
+            Error::NotEmpty,
+            Error::CrossesSubvolumes,
+            Error::NotPermitted { what: "immutable" },
+            Error::Denied { what: "a default ACL" },
+            Error::Busy,
+            Error::ReadOnly { what: "the filesystem" },
+            Error::Committer(std::io::Error::other("no thread")),
             Error::Stale { id },
             Error::NotDirectory,
             Error::IsDirectory,
@@ -178,7 +214,14 @@ mod tests {
             | Error::Tree(_)
             | Error::File(_) => 5,
             Error::LimitExceeded { .. } | Error::Names(_) => 7,
-            Error::Workers(_) => 11,
+            Error::NotPermitted { .. } => 1,
+            Error::Workers(_) | Error::Committer(_) => 11,
+            Error::Denied { .. } => 13,
+            Error::Busy => 16,
+            Error::Exists => 17,
+            Error::CrossesSubvolumes => 18,
+            Error::ReadOnly { .. } => 30,
+            Error::NotEmpty => 39,
             Error::NotDirectory => 20,
             Error::IsDirectory => 21,
             Error::WrongKind { .. } | Error::InvalidArgument { .. } => 22,

@@ -22,6 +22,27 @@ pub enum Error {
     /// A [`FileId`] whose inode does not exist (any more).
     #[error("no inode {} in subvolume {}", id.ino, id.subvolume)]
     Stale { id: FileId },
+    /// A name that is there already.
+    #[error("file exists")]
+    Exists,
+    /// A directory that cannot go as long as it has entries.
+    #[error("directory not empty")]
+    NotEmpty,
+    /// Links and renames stay within one subvolume.
+    #[error("not in the same subvolume")]
+    CrossesSubvolumes,
+    /// What the flags of an inode forbid to everyone.
+    #[error("operation not permitted: {what}")]
+    NotPermitted { what: &'static str },
+    /// What this inode cannot have.
+    #[error("permission denied: {what}")]
+    Denied { what: &'static str },
+    /// A subvolume's own root directory.
+    #[error("the root of a subvolume is in use")]
+    Busy,
+    /// Open for reading only.
+    #[error("{what} is read-only")]
+    ReadOnly { what: &'static str },
     /// A directory operation on something else.
     #[error("not a directory")]
     NotDirectory,
@@ -71,14 +92,17 @@ pub enum Error {
     /// Threads that the system did not give.
     #[error("worker threads cannot be started")]
     Workers(#[source] rayon::ThreadPoolBuildError),
-    /// A tree that cannot be read.
-    #[error("metadata cannot be read")]
+    /// The committing thread, which the system did not give.
+    #[error("the committing thread cannot be started")]
+    Committer(#[source] std::io::Error),
+    /// A tree that cannot be read or changed.
+    #[error("metadata cannot be read or changed")]
     Tree(#[source] TreeError),
-    /// Names or attributes that cannot be read.
-    #[error("names cannot be read")]
+    /// Names or attributes that cannot be read or changed.
+    #[error("names or attributes cannot be read or changed")]
     Names(#[source] NamesError),
-    /// File data that cannot be read.
-    #[error("file data cannot be read")]
+    /// File data that cannot be read or written.
+    #[error("file data cannot be read or written")]
     File(#[source] FileError),
 }
 
@@ -105,15 +129,15 @@ impl From<NamesError> for Error {
         match source {
             NamesError::Tree(source) => Self::Tree(source),
             NamesError::Corrupt { tree, source } => Self::Corrupt { tree, source },
+            NamesError::Exists => Self::Exists,
+            NamesError::NoEntry => Self::NotFound,
+            NamesError::NameTooLong => Self::NameTooLong,
+            NamesError::NoAttribute => Self::NoAttribute,
             source @ (NamesError::TooMany { .. }
-            | NamesError::Exists
-            | NamesError::NoEntry
-            | NamesError::NameTooLong
             | NamesError::BadName(_)
             | NamesError::Crowded
             | NamesError::TooManyLinks
             | NamesError::NumbersUsedUp { .. }
-            | NamesError::NoAttribute
             | NamesError::AttributeExists
             | NamesError::AttributeTooLarge { .. }
             | NamesError::Invalid { .. }

@@ -1,24 +1,32 @@
-//! Open files: reads, holes, extents.
+//! Open files: reads, holes, extents. What changes a file is in `data`.
+//!
+//! Where the filesystem is open for writing, every read shares the inode's lock (`inode_table`).
 
-use crate::{Error, FileId, FileKind, Filesystem, Result, Stat};
+use crate::held::Held;
+use crate::inode_table::Body;
+use crate::{Error, FileId, FileKind, Filesystem, NewInode, Result, Stat};
 use butternut_file::{self as data, FileView, Mapping, MappingKind, Mappings, Stream};
 use butternut_format::units::Ino;
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, RwLockReadGuard};
 
 pub use butternut_format::file_extent::Compression;
 
-/// A file open for reading. Cheap to clone; any number of threads may read through one at once.
-/// It keeps the volume open, and reads ahead where reads follow one another: open a file once for
-/// each reader that goes through it from start to end, and clone it for readers that share a place.
+/// An open file. Cheap to clone; any number of threads may read and write through one at once. It
+/// keeps the volume open and its inode in being, also without a name, and reads ahead where reads
+/// follow one another: open a file once for each reader that goes through it from start to end, and
+/// clone it for readers that share a place.
 #[derive(Clone)]
 pub struct File {
     shared: Arc<Opened>,
+    filesystem: Filesystem,
+    /// There where the filesystem is open for writing.
+    pub(crate) held: Option<Arc<Held>>,
 }
 
 struct Opened {
-    stat: Stat,
+    id: FileId,
     stream: Stream,
 }
 
@@ -67,6 +75,7 @@ pub enum ExtentKind {
 #[derive(Debug)]
 pub struct Extents {
     mappings: Mappings,
+    file: File,
 }
 
 impl<'a> ReadAt<'a> {
@@ -79,6 +88,7 @@ impl Iterator for Extents {
     type Item = Result<Extent>;
 
     fn next(&mut self) -> Option<Self::Item> {
+        let _body = self.file.shared_lock();
         let mapping = self.mappings.next()?;
         Some(mapping.map(extent).map_err(Error::from))
     }
@@ -86,7 +96,7 @@ impl Iterator for Extents {
 
 impl fmt::Debug for File {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("File").field("stat", &self.shared.stat).finish_non_exhaustive()
+        f.debug_struct("File").field("id", &self.shared.id).finish_non_exhaustive()
     }
 }
 
@@ -106,8 +116,35 @@ impl Filesystem {
             | FileKind::Fifo
             | FileKind::Socket => return Err(Error::WrongKind { want: "a regular file" }),
         }
-        let stream = Stream::new(self.shared.source.clone(), self.view(id)?);
-        Ok(File { shared: Arc::new(Opened { stat, stream }) })
+        let Some(held) = self.hold(id)? else {
+            let view = self.view(id)?;
+            return Ok(self.file(id, view, None));
+        };
+        self.open_held(held)
+    }
+
+    /// Makes a file without a name and opens it: it goes with its last handle, unless
+    /// [`Filesystem::link`] gives it a name before. `dir` is the directory that it inherits of.
+    ///
+    /// # Errors
+    /// As [`Filesystem::create`].
+    pub fn open_unnamed(&self, dir: FileId, new: &NewInode) -> Result<File> {
+        let entry = self.make_unnamed(dir, new)?;
+        self.open_held(self.held(entry))
+    }
+
+    fn open_held(&self, held: Held) -> Result<File> {
+        let tree = self.tree_of(held.id())?;
+        let view = {
+            let mut body = held.entry().body_mut();
+            self.file_state(&tree, held.entry(), &mut body)?.view().clone()
+        };
+        Ok(self.file(held.id(), view, Some(Arc::new(held))))
+    }
+
+    fn file(&self, id: FileId, view: FileView, held: Option<Arc<Held>>) -> File {
+        let stream = Stream::new(self.shared.source.clone(), view);
+        File { shared: Arc::new(Opened { id, stream }), filesystem: self.clone(), held }
     }
 
     /// The bytes of a symlink, at most `bytes_max`.
@@ -131,11 +168,13 @@ impl File {
     /// the end of the file, fewer than asked where the file ends, or where what follows is damaged
     /// (a read that starts there fails). What `buf` holds behind them is undefined.
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let _body = self.shared_lock();
         Ok(self.shared.stream.read_at(offset, buf)?)
     }
 
     /// Many independent reads, handed to the devices together; each has its own result.
     pub fn read_many(&self, reads: &mut [ReadAt<'_>]) {
+        let _body = self.shared_lock();
         let mut batch: Vec<data::ReadAt<'_>> =
             reads.iter_mut().map(|read| data::ReadAt::new(read.offset, &mut *read.buf)).collect();
         self.shared.stream.source().read_many(self.view(), &mut batch);
@@ -148,28 +187,42 @@ impl File {
     /// The first offset at or after `offset` that holds data, or `None` where only a hole, or
     /// nothing, follows (`lseek` says `ENXIO`).
     pub fn seek_data(&self, offset: u64) -> Result<Option<u64>> {
+        let _body = self.shared_lock();
         Ok(data::seek_data(self.view(), offset)?)
     }
 
     /// The first offset at or after `offset` that is in a hole; the end of the file is one.
     /// `None` at or past the end.
     pub fn seek_hole(&self, offset: u64) -> Result<Option<u64>> {
+        let _body = self.shared_lock();
         Ok(data::seek_hole(self.view(), offset)?)
     }
 
-    /// What the range is made of. Ends with the file and its extents.
+    /// What the range is made of. Ends with the file and its extents. While the file is written,
+    /// what was written behind the listing's back may be in it or not.
     pub fn extents(&self, range: Range<u64>) -> Extents {
-        Extents { mappings: Mappings::of(self.view(), range) }
+        Extents { mappings: Mappings::of(self.view(), range), file: self.clone() }
     }
 
     /// The attributes.
-    pub fn stat(&self) -> &Stat {
-        &self.shared.stat
+    ///
+    /// # Errors
+    /// An inode that cannot be read.
+    pub fn stat(&self) -> Result<Stat> {
+        self.filesystem.stat(self.shared.id)
+    }
+
+    pub fn id(&self) -> FileId {
+        self.shared.id
     }
 
     /// Bytes.
     pub fn size(&self) -> u64 {
         self.view().size()
+    }
+
+    fn shared_lock(&self) -> Option<RwLockReadGuard<'_, Body>> {
+        self.held.as_ref().map(|held| held.entry().body())
     }
 
     fn view(&self) -> &FileView {

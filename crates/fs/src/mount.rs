@@ -1,12 +1,14 @@
 //! Opening a volume: devices, options, the subvolume to show.
 //!
-//! A volume is opened read-only. Its devices are read here, its chunk tree by the forest; then the
-//! one subvolume that is the root is looked up. Nothing else is read: what an open costs does not
-//! depend on how many files there are.
+//! Its devices are read here, its chunk tree by the forest; then the one subvolume that is the root
+//! is looked up. Nothing else is read: what an open costs does not depend on how many files there
+//! are. An open for writing reads the free space besides, and deletes what was left without a name.
 
+use crate::committer::Committer;
 use crate::inode_cache::InodeCache;
 use crate::root::{ROOT_DIRECTORY, Roots};
-use crate::{Error, FileId, FileKind, Follow, Result, id::TOP_LEVEL};
+use crate::writer::Writer;
+use crate::{Clock, Error, FileId, FileKind, Follow, Result, id::TOP_LEVEL};
 use butternut_device::{Device, FileDevice, OpenDevice};
 use butternut_file::{Source, SourceOptions};
 use butternut_format::super_block::SuperBlock;
@@ -15,6 +17,7 @@ use butternut_volume::{OpenOptions, Volume};
 use rayon::ThreadPoolBuilder;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A device or image file, and where in it the volume starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,12 +47,18 @@ pub enum Subvolume {
 /// How to open a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountOptions {
+    /// Only look: the default.
+    pub read_only: bool,
+    /// Seconds after which a change is brought down on the devices, unasked; at least 1.
+    pub commit_seconds: u32,
+    /// What inodes are stamped by.
+    pub clock: Clock,
     /// Open although devices are missing, as long as every chunk can still be read.
     pub degraded: bool,
     pub subvolume: Subvolume,
     /// Bytes of tree blocks to keep in memory.
     pub node_cache_bytes: u64,
-    /// Inodes to keep in memory.
+    /// Inodes to keep in memory, beside those in use.
     pub inode_cache_entries: usize,
     /// Threads for decompression and readahead; 0 is one per core.
     pub workers: usize,
@@ -62,6 +71,9 @@ pub struct MountOptions {
 impl Default for MountOptions {
     fn default() -> Self {
         Self {
+            read_only: true,
+            commit_seconds: 30,
+            clock: Clock::default(),
             degraded: false,
             subvolume: Subvolume::Default,
             node_cache_bytes: 64 << 20,
@@ -97,9 +109,30 @@ pub struct Counters {
 
 /// One mounted filesystem. Cloning gives another handle on the same one; all methods may be
 /// called from many threads at once.
+///
+/// Open for writing, it commits now and then, and once more when the last handle on it, its files
+/// and listings goes: call [`Filesystem::close`] or [`Filesystem::sync`] to hear of errors.
 #[derive(Clone, Debug)]
 pub struct Filesystem {
     pub(crate) shared: Arc<Shared>,
+    /// `None` for the filesystem's own threads, which do not keep it open.
+    #[expect(dead_code, reason = "it is there to be dropped")]
+    pub(crate) life: Option<Arc<Life>>,
+}
+
+/// What all handles that keep a filesystem open share. It goes with the last of them.
+#[derive(Debug)]
+pub(crate) struct Life {
+    shared: Arc<Shared>,
+    committer: Option<Committer>,
+}
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        self.committer = None;
+        // Nobody is left to be told; whoever wants to know closes the filesystem.
+        drop(Filesystem { shared: Arc::clone(&self.shared), life: None }.sync());
+    }
 }
 
 #[derive(Debug)]
@@ -110,17 +143,22 @@ pub(crate) struct Shared {
     pub(crate) roots: Roots,
     pub(crate) inodes: InodeCache,
     pub(crate) source: Source,
+    /// There where the volume is open for writing.
+    pub(crate) writer: Option<Arc<Writer>>,
 }
 
 impl Filesystem {
-    /// Opens the volume that the given devices or images make up, for reading.
+    /// Opens the volume that the given devices or images make up: for reading, unless the options
+    /// say otherwise. Devices of a volume that is open for writing are nobody else's.
     ///
     /// # Errors
     /// What is no btrfs, has features this library does not know (they are named), misses devices
-    /// (they are named) or has no such subvolume is refused.
+    /// (they are named) or has no such subvolume is refused; so is, for writing, what cannot be
+    /// written (`EROFS`, with the reason as the source).
     pub fn open(devices: &[DevicePath], options: &MountOptions) -> Result<Self> {
         let open = |device: &DevicePath| -> Result<Arc<dyn Device>> {
-            let how = OpenDevice { offset: device.offset, ..OpenDevice::default() };
+            let writable = !options.read_only;
+            let how = OpenDevice { offset: device.offset, writable, ..OpenDevice::default() };
             Ok(Arc::new(FileDevice::open(&device.path, &how)?))
         };
         Self::open_devices(devices.iter().map(open).collect::<Result<_>>()?, options)
@@ -134,9 +172,7 @@ impl Filesystem {
             ..OpenOptions::default()
         };
         let volume = Arc::new(Volume::open(devices, how)?);
-        let cache =
-            ForestOptions { cache_bytes: options.node_cache_bytes, ..ForestOptions::default() };
-        let forest = Forest::open(Arc::clone(&volume), cache)?;
+        let forest = forest(&volume, options)?;
         let workers = ThreadPoolBuilder::new()
             .num_threads(options.workers)
             .thread_name(|number| format!("butternut-{number}"))
@@ -144,20 +180,49 @@ impl Filesystem {
             .map_err(Error::Workers)?;
         let caches = SourceOptions::default();
         let source = Source::open(Arc::clone(&forest), Arc::new(workers), caches)?;
-        let mut filesystem = Self {
-            shared: Arc::new(Shared {
-                notices: notices(&volume, options),
-                forest,
-                root: FileId::new(TOP_LEVEL, ROOT_DIRECTORY),
-                roots: Roots::default(),
-                inodes: InodeCache::new(options.inode_cache_entries),
-                source,
-            }),
-        };
-        let root = filesystem.chosen_root(&options.subvolume)?;
-        let shared = Arc::get_mut(&mut filesystem.shared);
-        shared.expect("the filesystem has not been handed out yet").root = root;
+        let writer = (!options.read_only)
+            .then(|| Arc::new(Writer::new(options.inode_cache_entries, options.clock)));
+        let mut shared = Arc::new(Shared {
+            notices: notices(&volume, options),
+            forest,
+            root: FileId::new(TOP_LEVEL, ROOT_DIRECTORY),
+            roots: Roots::default(),
+            inodes: InodeCache::new(options.inode_cache_entries),
+            source,
+            writer,
+        });
+        let unborn = Self { shared: Arc::clone(&shared), life: None };
+        let root = unborn.chosen_root(&options.subvolume)?;
+        drop(unborn);
+        let inner = Arc::get_mut(&mut shared);
+        inner.expect("the filesystem has not been handed out yet").root = root;
+        Self::begin_life(shared, options)
+    }
+
+    fn begin_life(shared: Arc<Shared>, options: &MountOptions) -> Result<Self> {
+        let mut committer = None;
+        if let Some(writer) = &shared.writer {
+            let every = Duration::from_secs(options.commit_seconds.max(1).into());
+            committer = Some(Committer::start(&shared, Arc::clone(&writer.signal), every)?);
+        }
+        let life = Life { shared: Arc::clone(&shared), committer };
+        let filesystem = Self { shared, life: Some(Arc::new(life)) };
+        if let Some(writer) = &filesystem.shared.writer {
+            match filesystem.writable_subvolume(writer, filesystem.root()) {
+                // A subvolume that is read-only is no reason not to open the others.
+                Ok(_) | Err(Error::ReadOnly { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
         Ok(filesystem)
+    }
+
+    /// Brings everything down on the devices, and lets go of them, if this is the last handle.
+    ///
+    /// # Errors
+    /// As [`Filesystem::sync`].
+    pub fn close(self) -> Result<()> {
+        self.sync()
     }
 
     /// The root directory of the chosen subvolume.
@@ -219,6 +284,15 @@ impl Filesystem {
         self.subvolume_tree(id)?;
         Ok(FileId::new(id, ROOT_DIRECTORY))
     }
+}
+
+fn forest(volume: &Arc<Volume>, options: &MountOptions) -> Result<Arc<Forest>> {
+    let cache = ForestOptions { cache_bytes: options.node_cache_bytes, ..ForestOptions::default() };
+    let volume = Arc::clone(volume);
+    if options.read_only {
+        return Ok(Forest::open(volume, cache)?);
+    }
+    Ok(Forest::open_writable(volume, cache)?)
 }
 
 fn notices(volume: &Volume, options: &MountOptions) -> Vec<Notice> {

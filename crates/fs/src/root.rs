@@ -54,7 +54,13 @@ impl Filesystem {
         if root.refs() == 0 && subvolume != TOP_LEVEL {
             return Err(gone());
         }
-        let tree = self.forest().tree_of_root(id, &root);
+        let forest = self.forest();
+        let tree = if forest.is_writable() {
+            // One that follows what is written.
+            forest.tree(id)?.ok_or_else(gone)?
+        } else {
+            forest.tree_of_root(id, &root)
+        };
         self.shared.roots.insert(subvolume, &tree);
         Ok(tree)
     }

@@ -73,20 +73,28 @@ impl Filesystem {
         }
     }
 
-    /// The inode item of `id`, from memory or its tree.
+    /// What inode `id` is, from memory or its tree.
     pub(crate) fn inode(&self, id: FileId) -> Result<Inode> {
+        if let Some(writer) = &self.shared.writer {
+            return self.facts(&writer.table.entry(id));
+        }
         let cache: &InodeCache = &self.shared.inodes;
         if let Some(inode) = cache.find(id) {
             return Ok(inode);
         }
-        let key = Key::new(id.ino, ItemType::INODE_ITEM, 0);
-        let item = self.in_tree_of(id, |tree| Ok(tree.find(&key)?))?.ok_or(Error::Stale { id })?;
-        let inode = Inode::check(item.data()).map_err(|refused| Error::Corrupt {
-            tree: TreeId(id.subvolume),
-            source: refused.at(format_args!("item {key}")),
-        })?;
+        let inode = self.read_inode(id)?;
         cache.insert(id, inode);
         Ok(inode)
+    }
+
+    /// The inode item of `id`, as its tree has it.
+    pub(crate) fn read_inode(&self, id: FileId) -> Result<Inode> {
+        let key = Key::new(id.ino, ItemType::INODE_ITEM, 0);
+        let item = self.in_tree_of(id, |tree| Ok(tree.find(&key)?))?.ok_or(Error::Stale { id })?;
+        Inode::check(item.data()).map_err(|refused| Error::Corrupt {
+            tree: TreeId(id.subvolume),
+            source: refused.at(format_args!("item {key}")),
+        })
     }
 
     pub(crate) fn directory(&self, id: FileId) -> Result<Inode> {

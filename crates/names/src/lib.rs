@@ -53,7 +53,7 @@ pub use items::{Edit, Limits, Look, OwnedItem};
 pub use link::{Link, first_link, links};
 pub use list::{Entry, List, list};
 pub use lookup::{Found, Target, lookup};
-pub use number::{INDEX_FIRST, next_index, next_ino};
+pub use number::{INDEX_FIRST, INO_LAST, next_index, next_ino};
 pub use orphan::{add_orphan, orphans, remove_orphan};
 pub use path::{Climb, DEPTH_MAX, directory_path, paths};
 pub use property::{

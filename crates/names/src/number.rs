@@ -11,8 +11,8 @@ use butternut_format::units::Ino;
 /// The first inode number that a file can have: 256 is the subvolume's own root directory.
 const INO_FIRST: u64 = 257;
 
-/// The last, as the kernel has it.
-const INO_LAST: u64 = u64::MAX - 256;
+/// The last, as the kernel has it; it is never given out.
+pub const INO_LAST: u64 = u64::MAX - 256;
 
 /// The first index that an entry can have: the two below are those of `.` and `..`.
 pub const INDEX_FIRST: u64 = 2;

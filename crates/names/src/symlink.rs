@@ -3,7 +3,7 @@
 //! The link's inode has the length of the text as its size and as its bytes used.
 
 use crate::error::NamesError;
-use crate::items::Edit;
+use crate::items::{Edit, Limits};
 use butternut_format::file_extent::{FileExtent, RawFileExtentHeader};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::{Generation, Ino};
@@ -12,8 +12,8 @@ use butternut_format::units::{Generation, Ino};
 const PATH_BYTES_MAX: usize = 4095;
 
 /// Bytes of the longest text that fits into an item.
-pub fn symlink_bytes_max(edit: &impl Edit) -> usize {
-    let room = edit.limits().item_bytes_max.saturating_sub(size_of::<RawFileExtentHeader>());
+pub fn symlink_bytes_max(limits: Limits) -> usize {
+    let room = limits.item_bytes_max.saturating_sub(size_of::<RawFileExtentHeader>());
     room.min(PATH_BYTES_MAX)
 }
 
@@ -24,7 +24,7 @@ pub fn put_symlink_text(
     text: &[u8],
     generation: Generation,
 ) -> Result<(), NamesError> {
-    if text.len() > symlink_bytes_max(edit) {
+    if text.len() > symlink_bytes_max(edit.limits()) {
         return Err(NamesError::NameTooLong);
     }
     let item = FileExtent::inline(generation, text).to_bytes();

@@ -1,0 +1,171 @@
+//! The thread that commits: now and then, and when much has changed.
+//!
+//! Laws:
+//!
+//! 1. What was changed is on the medium `commit_seconds` later, if the medium lets it.
+//! 2. The thread has no part in the filesystem's life: when the filesystem goes, it is told to stop
+//!    and waited for.
+//! 3. Nobody waits for the thread. Who changes things faster than it commits does so himself.
+
+use crate::Filesystem;
+use crate::mount::Shared;
+use crate::writer::Writer;
+use crate::{Error, Result};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// Tree blocks in memory at which a commit is asked for, and at which a writer makes one himself.
+const DIRTY_TREE_BYTES_KICK: u64 = 96 << 20;
+const DIRTY_TREE_BYTES_MAX: u64 = 256 << 20;
+
+/// Changes between two looks at how much there is.
+const CHANGES_PER_LOOK: u64 = 512;
+
+/// What operations tell the thread.
+#[derive(Debug, Default)]
+pub(crate) struct Signal {
+    state: Mutex<State>,
+    wake: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The first change since the last commit.
+    changed_at: Option<Instant>,
+    changes: u64,
+    is_kicked: bool,
+    is_stopped: bool,
+}
+
+impl Signal {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Something was changed.
+    pub(crate) fn changed(&self) {
+        let mut state = self.state();
+        state.changes = state.changes.wrapping_add(1);
+        if state.changed_at.is_none() {
+            state.changed_at = Some(Instant::now());
+            self.wake.notify_all();
+        }
+    }
+
+    /// It is time to look at how much has changed.
+    fn is_time_to_look(&self) -> bool {
+        self.state().changes.is_multiple_of(CHANGES_PER_LOOK)
+    }
+
+    /// Asks for a commit soon.
+    pub(crate) fn kick(&self) {
+        self.state().is_kicked = true;
+        self.wake.notify_all();
+    }
+
+    fn stop(&self) {
+        self.state().is_stopped = true;
+        self.wake.notify_all();
+    }
+
+    /// A commit begins: it takes up what was changed so far.
+    fn begin(&self) {
+        let mut state = self.state();
+        state.changed_at = None;
+        state.is_kicked = false;
+    }
+
+    /// Waits until it is time to commit; `false`: it is time to stop.
+    fn wait(&self, every: Duration) -> bool {
+        let mut state = self.state();
+        loop {
+            if state.is_stopped {
+                return false;
+            }
+            if state.is_kicked {
+                return true;
+            }
+            let Some(since) = state.changed_at else {
+                state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            let left = every.saturating_sub(since.elapsed());
+            if left.is_zero() {
+                return true;
+            }
+            let waited = self.wake.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+/// The thread. It ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Committer {
+    signal: Arc<Signal>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Committer {
+    /// Starts the thread; `every` is never zero.
+    pub(crate) fn start(
+        shared: &Arc<Shared>,
+        signal: Arc<Signal>,
+        every: Duration,
+    ) -> Result<Self> {
+        let (told, shared) = (Arc::clone(&signal), Arc::clone(shared));
+        let run = move || {
+            let filesystem = Filesystem { shared, life: None };
+            while told.wait(every) {
+                // What fails here is kept: the volume is read-only then, and says why.
+                drop(filesystem.sync());
+            }
+        };
+        let thread = Builder::new().name("butternut-commit".into()).spawn(run);
+        Ok(Self { signal, thread: Some(thread.map_err(Error::Committer)?) })
+    }
+}
+
+impl Drop for Committer {
+    fn drop(&mut self) {
+        self.signal.stop();
+        if let Some(thread) = self.thread.take() {
+            drop(thread.join());
+        }
+    }
+}
+
+impl Filesystem {
+    /// Brings everything that was changed before the call down on the devices: file data and
+    /// metadata.
+    ///
+    /// # Errors
+    /// Data that could not be written, or a commit that failed. On a filesystem that is not open
+    /// for writing there is nothing to do.
+    pub fn sync(&self) -> Result<()> {
+        let Some(writer) = &self.shared.writer else { return Ok(()) };
+        writer.signal.begin();
+        let written = self.write_back(writer);
+        self.forest().commit()?;
+        written
+    }
+
+    /// Keeps what is in memory only within its limits (law 3).
+    pub(crate) fn throttle(&self, writer: &Writer) -> Result<()> {
+        if self.shared.source.is_over_dirty_limit() {
+            writer.signal.kick();
+        }
+        if !writer.signal.is_time_to_look() {
+            return Ok(());
+        }
+        let dirty = self.forest().dirty_tree_bytes();
+        if dirty >= DIRTY_TREE_BYTES_KICK {
+            writer.signal.kick();
+        }
+        if dirty >= DIRTY_TREE_BYTES_MAX {
+            self.forest().commit()?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,271 @@
+//! Changes of a file's bytes, through an open [`File`].
+//!
+//! Laws:
+//!
+//! 1. Who changes a file has its inode lock alone; who reads it shares it. So a read sees all of a
+//!    write, or nothing.
+//! 2. The size and the times that `stat` shows are those of the last write that returned. Its item
+//!    in the tree follows with its data.
+//! 3. A write that fails has changed nothing; one that finds space for a part says how much.
+
+use crate::held::Held;
+use crate::inode_table::{Body, InodeEntry};
+use crate::writer::{WritableSubvolume, Writer};
+use crate::{Error, File, Filesystem, Result};
+use butternut_file::{FileEnd, FileState, Stamp};
+use butternut_format::inode::{Inode, InodeFlags};
+use butternut_format::units::{Ino, length};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Bytes that a copy moves at once.
+const COPY_BYTES: usize = 1 << 20;
+
+/// Whether a change is made by someone with the right to keep the file's privileges
+/// (`CAP_FSETID`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Privileges {
+    #[default]
+    Keep,
+    /// Set-user-id, set-group-id where the group may execute, and capabilities go first.
+    Strip,
+}
+
+/// What `fallocate` does to a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Allocate {
+    /// Sets space aside; the file ends no earlier than the range.
+    Extend,
+    /// Sets space aside, past the end of the file too.
+    KeepSize,
+    /// Gives space back; the range reads as zeroes.
+    PunchHole,
+    /// Makes the range zeroes, with space set aside; the file ends no earlier.
+    Zero,
+    /// Makes the range zeroes, with space set aside, past the end of the file too.
+    ZeroKeepSize,
+}
+
+impl File {
+    /// Writes `bytes` at `offset`, any alignment, and says how many were written: fewer than all
+    /// only where space ran out. The data is in memory or on the devices; it survives a crash after
+    /// [`File::sync_all`], [`Filesystem::sync`] or the next commit.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`], no space, a file that would be too large; [`Error::NotPermitted`] for
+    /// what is immutable, or append-only (only its end may be written).
+    pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<usize> {
+        self.write_as(offset, bytes, Privileges::Keep)
+    }
+
+    /// As [`File::write_at`], by someone who may not keep the file's privileges.
+    pub fn write_as(&self, offset: u64, bytes: &[u8], privileges: Privileges) -> Result<usize> {
+        self.write(Some(offset), bytes, privileges).map(|(_, written)| written)
+    }
+
+    /// Writes `bytes` at the end of the file, as it is then; says where that was, and how many.
+    pub fn append(&self, bytes: &[u8], privileges: Privileges) -> Result<(u64, usize)> {
+        self.write(None, bytes, privileges)
+    }
+
+    fn write(
+        &self,
+        offset: Option<u64>,
+        bytes: &[u8],
+        privileges: Privileges,
+    ) -> Result<(u64, usize)> {
+        self.alter(privileges, |file, inode, _| {
+            let end = file.size();
+            let offset = offset.unwrap_or(end);
+            if inode.flags.contains(InodeFlags::APPEND) && offset != end {
+                return Err(Error::NotPermitted { what: "the file is append-only" });
+            }
+            Ok((offset, file.write_at(offset, bytes)?))
+        })
+    }
+
+    /// Sets the size: what is behind it is gone, what is new reads as zeroes.
+    pub fn truncate(&self, size: u64) -> Result<()> {
+        let set = crate::SetAttributes::size(size);
+        let held = self.held()?;
+        held.filesystem().set_attributes(held.id(), &set).map(drop)
+    }
+
+    /// Sets space aside for a range, gives it back, or makes it zeroes.
+    ///
+    /// # Errors
+    /// As [`File::write_at`]; [`Error::InvalidArgument`] for an empty range.
+    pub fn allocate(&self, range: Range<u64>, how: Allocate) -> Result<()> {
+        if range.is_empty() {
+            return Err(Error::InvalidArgument { what: "the range is empty" });
+        }
+        self.alter(Privileges::Strip, |file, inode, stamp| {
+            let sets_aside = matches!(how, Allocate::Extend | Allocate::KeepSize);
+            if inode.flags.contains(InodeFlags::APPEND) && !sets_aside {
+                return Err(Error::NotPermitted { what: "the file is append-only" });
+            }
+            match how {
+                Allocate::Extend => file.allocate(range, FileEnd::Moves, stamp),
+                Allocate::KeepSize => file.allocate(range, FileEnd::Stays, stamp),
+                Allocate::PunchHole => file.punch_hole(range, stamp),
+                Allocate::Zero => file.zero_range(range, FileEnd::Moves, stamp),
+                Allocate::ZeroKeepSize => file.zero_range(range, FileEnd::Stays, stamp),
+            }
+            .map_err(Error::from)
+        })
+    }
+
+    /// Copies up to `bytes` bytes at `from` of another file (or of this one) to `to`, and says how
+    /// many: fewer where the other file ends.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] where both ranges are of one file and overlap.
+    pub fn copy_range(&self, to: u64, other: &Self, from: u64, bytes: u64) -> Result<u64> {
+        let too_far = || Error::InvalidArgument { what: "the range has no end" };
+        let from_end = from.checked_add(bytes).ok_or_else(too_far)?;
+        let to_end = to.checked_add(bytes).ok_or_else(too_far)?;
+        if self.id() == other.id() && from < to_end && to < from_end {
+            return Err(Error::InvalidArgument { what: "the ranges overlap" });
+        }
+        let mut buf = vec![0; COPY_BYTES.min(usize::try_from(bytes).unwrap_or(COPY_BYTES))];
+        let mut done = 0;
+        while done < bytes {
+            let want = buf.len().min(usize::try_from(bytes - done).unwrap_or(buf.len()));
+            let copied = other.read_at(from + done, &mut buf[..want]).and_then(|read| {
+                let written = self.write_as(to + done, &buf[..read], Privileges::Strip)?;
+                Ok((read, written))
+            });
+            match copied {
+                Ok((read, written)) => {
+                    done += length(written);
+                    if read == 0 || written < read {
+                        break;
+                    }
+                }
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Brings the file's data and attributes down on the devices.
+    ///
+    /// # Errors
+    /// What could not be written, also of earlier writes: each loss is told once.
+    pub fn sync_all(&self) -> Result<()> {
+        let Some(held) = self.held.as_ref() else { return Ok(()) };
+        let filesystem = held.filesystem();
+        let writer = filesystem.writer()?;
+        let merged = filesystem.write_back_one(writer, held.entry());
+        let lost = {
+            let mut body = held.entry().body_mut();
+            body.file.as_mut().and_then(FileState::take_error)
+        };
+        filesystem.forest().commit()?;
+        merged?;
+        lost.map_or(Ok(()), |error| Err(error.into()))
+    }
+
+    /// Brings the file's data down on the devices, and what is needed to read it.
+    pub fn sync_data(&self) -> Result<()> {
+        self.sync_all()
+    }
+
+    fn held(&self) -> Result<&Held> {
+        self.held.as_deref().ok_or(Error::ReadOnly { what: "the filesystem" })
+    }
+
+    /// Runs a change of the file's bytes under its lock, and stamps the inode (law 2).
+    fn alter<R>(
+        &self,
+        privileges: Privileges,
+        change: impl FnOnce(&mut FileState, &Inode, Stamp<'_>) -> Result<R>,
+    ) -> Result<R> {
+        let held = self.held()?;
+        let filesystem = held.filesystem();
+        let writer = filesystem.begin()?;
+        let entry = held.entry();
+        let subvolume = filesystem.writable_subvolume(writer, entry.id)?;
+        let mut body = entry.body_mut();
+        Filesystem::may_write(&filesystem.facts(entry)?)?;
+        if privileges == Privileges::Strip {
+            filesystem.strip_privileges(writer, &subvolume, entry)?;
+        }
+        filesystem.alter_file(writer, &subvolume, entry, &mut body, change)
+    }
+}
+
+impl Filesystem {
+    pub(crate) fn set_size(
+        &self,
+        writer: &Writer,
+        subvolume: &WritableSubvolume,
+        entry: &Arc<InodeEntry>,
+        body: &mut Body,
+        size: u64,
+    ) -> Result<()> {
+        self.alter_file(writer, subvolume, entry, body, |file, _, stamp| {
+            Ok(file.truncate(size, stamp)?)
+        })
+    }
+
+    /// The state of a file's data. The caller has its body.
+    pub(crate) fn file_state<'a>(
+        &self,
+        subvolume: &butternut_tree::Tree,
+        entry: &InodeEntry,
+        body: &'a mut Body,
+    ) -> Result<&'a mut FileState> {
+        if body.file.is_none() {
+            let (source, inode) = (&self.shared.source, self.facts(entry)?);
+            body.file = Some(FileState::new(source, subvolume, Ino(entry.id.ino), &inode));
+        }
+        Ok(body.file.as_mut().expect("it was just made"))
+    }
+
+    fn alter_file<R>(
+        &self,
+        writer: &Writer,
+        subvolume: &WritableSubvolume,
+        entry: &Arc<InodeEntry>,
+        body: &mut Body,
+        change: impl FnOnce(&mut FileState, &Inode, Stamp<'_>) -> Result<R>,
+    ) -> Result<R> {
+        let was = self.facts(entry)?;
+        let now = writer.clock.now();
+        let sequence = was.sequence.wrapping_add(1);
+        let mut facts = Inode { mtime: now, ctime: now, sequence, ..was };
+        let file = self.file_state(&subvolume.tree, entry, body)?;
+        let mut stamped = None;
+        let result = change(file, &was, &mut |item| stamped = Some(stamp(item, &facts)));
+        if result.is_err() {
+            let Inode { mtime, ctime, sequence, .. } = was;
+            facts = Inode { mtime, ctime, sequence, ..facts };
+        }
+        if let Some(Inode { flags, transid, .. }) = stamped {
+            facts = Inode { flags, transid, ..facts };
+        }
+        (facts.size, facts.bytes_used) = (file.size(), file.bytes_used());
+        let is_clean = file.is_clean();
+        body.is_stamp_due |= result.is_ok() && stamped.is_none();
+        entry.set(facts);
+        if body.is_stamp_due || !is_clean {
+            writer.mark_dirty(entry);
+        }
+        writer.signal.changed();
+        result
+    }
+}
+
+/// Stamps an inode's item with everything that does not belong to its extents; what it is then.
+pub(crate) fn stamp(item: &mut Inode, facts: &Inode) -> Inode {
+    let kept = if item.flags.contains(InodeFlags::PREALLOC) {
+        InodeFlags::PREALLOC
+    } else {
+        InodeFlags::default()
+    };
+    let Inode { size, bytes_used, transid, .. } = *item;
+    *item = Inode { size, bytes_used, transid, flags: facts.flags.with(kept), ..*facts };
+    *item
+}

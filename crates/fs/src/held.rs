@@ -1,0 +1,195 @@
+//! Inodes in use: what is held stays when its last name goes, and is deleted when it is let go.
+//!
+//! Laws:
+//!
+//! 1. An inode without a name that is held, or whose deletion takes more than one transaction, has
+//!    an orphan item: should nobody get to delete it, the next open for writing does.
+//! 2. A deletion goes in transactions that each leave the volume whole: data first, the inode and
+//!    its orphan item last, together.
+
+use crate::inode_table::{Body, InodeEntry};
+use crate::writer::{WritableSubvolume, Writer};
+use crate::{FileId, FileKind, Filesystem, Result};
+use butternut_file::FileState;
+use butternut_format::inode::Inode;
+use butternut_format::key::{ItemType, Key};
+use butternut_format::units::Ino;
+use butternut_names as names;
+use butternut_tree::Need;
+use std::fmt;
+use std::sync::Arc;
+
+/// Items that deleting an inode without data may change, when it has no more attributes than
+/// usual. With more, blocks are freed rather than made.
+const ITEMS_OF_DELETION: u32 = 8;
+
+/// Orphans looked up at once.
+const ORPHANS_PER_LOOK: usize = 256;
+
+/// An inode in use. While this lives, so does the inode, without a name if need be.
+pub struct Held {
+    filesystem: Filesystem,
+    entry: Arc<InodeEntry>,
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Held").field("id", &self.entry.id).finish_non_exhaustive()
+    }
+}
+
+impl Held {
+    pub(crate) fn entry(&self) -> &Arc<InodeEntry> {
+        &self.entry
+    }
+
+    pub(crate) fn filesystem(&self) -> &Filesystem {
+        &self.filesystem
+    }
+
+    pub fn id(&self) -> FileId {
+        self.entry.id
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if self.entry.let_go() && self.entry.known().is_some_and(|inode| inode.nlink == 0) {
+            // What cannot be deleted now is found when the volume is opened again (law 1).
+            drop(self.filesystem.bury(&self.entry));
+        }
+    }
+}
+
+impl Filesystem {
+    /// Keeps an inode in being while the answer lives, even if it loses its last name. An open
+    /// [`File`](crate::File) does the same. `None` on a filesystem that is not open for writing:
+    /// nothing ever goes there.
+    ///
+    /// # Errors
+    /// [`Error::Stale`](crate::Error::Stale) where there is no such inode.
+    pub fn hold(&self, id: FileId) -> Result<Option<Held>> {
+        let Some(writer) = &self.shared.writer else { return Ok(None) };
+        if id.placeholder_dir().is_some() {
+            return Ok(None);
+        }
+        let entry = writer.table.entry(id);
+        let body = entry.body();
+        self.facts(&entry)?;
+        entry.hold();
+        drop(body);
+        Ok(Some(self.held(entry)))
+    }
+
+    /// A handle that was counted.
+    pub(crate) fn held(&self, entry: Arc<InodeEntry>) -> Held {
+        Held { filesystem: self.clone(), entry }
+    }
+
+    /// Deletes an inode that has no name, unless it is in use.
+    pub(crate) fn bury(&self, entry: &Arc<InodeEntry>) -> Result<()> {
+        let writer = self.writer()?;
+        let mut body = entry.body_mut();
+        let Some(inode) = entry.known().filter(|inode| inode.nlink == 0) else { return Ok(()) };
+        if entry.is_held() {
+            return Ok(());
+        }
+        let subvolume = self.writable_subvolume(writer, entry.id)?;
+        self.drop_data(&subvolume, entry, &inode, &mut body)?;
+        self.change(writer, &subvolume, Need::items(ITEMS_OF_DELETION).deleting(), |change| {
+            let ino = Ino(entry.id.ino);
+            change.must(delete_items(&change.edit, ino, inode.kind))?;
+            change.must(names::remove_orphan(&change.edit, ino)).map(drop)
+        })?;
+        forget(writer, entry, &mut body);
+        Ok(())
+    }
+
+    /// Gives the space of a file's data back.
+    fn drop_data(
+        &self,
+        subvolume: &WritableSubvolume,
+        entry: &InodeEntry,
+        inode: &Inode,
+        body: &mut Body,
+    ) -> Result<()> {
+        if inode.kind != FileKind::File {
+            return Ok(());
+        }
+        if body.file.is_none() && inode.size == 0 && inode.bytes_used == 0 {
+            return Ok(());
+        }
+        let mut file = body.file.take().unwrap_or_else(|| {
+            let ino = Ino(entry.id.ino);
+            FileState::new(&self.shared.source, &subvolume.tree, ino, inode)
+        });
+        file.discard();
+        if file.size() > 0 || file.bytes_used() > 0 {
+            file.truncate(0, &mut |_| {})?;
+        }
+        Ok(())
+    }
+
+    /// Deletes what was without a name when the volume was last closed, or cut off from its power.
+    /// Nobody has written to the subvolume yet.
+    pub(crate) fn delete_orphans(
+        &self,
+        writer: &Writer,
+        subvolume: &WritableSubvolume,
+    ) -> Result<()> {
+        let mut from = Ino(0);
+        loop {
+            let found = names::orphans(&subvolume.tree, from, ORPHANS_PER_LOOK)?;
+            let Some(last) = found.last() else { return Ok(()) };
+            from = Ino(last.0.saturating_add(1));
+            for ino in found {
+                self.delete_orphan(writer, subvolume, ino)?;
+            }
+        }
+    }
+
+    fn delete_orphan(
+        &self,
+        writer: &Writer,
+        subvolume: &WritableSubvolume,
+        ino: Ino,
+    ) -> Result<()> {
+        let inode = names::inode(&subvolume.tree, ino)?;
+        let gone = inode.filter(|inode| inode.nlink == 0);
+        if let Some(inode) = &gone {
+            let id = FileId::new(subvolume.id.0, ino.0);
+            let entry = InodeEntry::new(id, Some(*inode), Body::default());
+            self.drop_data(subvolume, &entry, inode, &mut Body::default())?;
+        }
+        self.change(writer, subvolume, Need::items(ITEMS_OF_DELETION).deleting(), |change| {
+            if let Some(inode) = &gone {
+                change.must(delete_items(&change.edit, ino, inode.kind))?;
+            }
+            change.must(names::remove_orphan(&change.edit, ino)).map(drop)
+        })
+    }
+}
+
+/// Takes out all items of an inode whose data has been dropped.
+pub(crate) fn delete_items(
+    edit: &impl names::Edit,
+    ino: Ino,
+    kind: FileKind,
+) -> Result<(), names::NamesError> {
+    names::remove_inode(edit, ino)?;
+    if kind == FileKind::Symlink {
+        edit.remove(&Key::new(ino.0, ItemType::EXTENT_DATA, 0))?;
+    }
+    Ok(())
+}
+
+/// The inode is no more. The caller has its body.
+pub(crate) fn forget(writer: &Writer, entry: &InodeEntry, body: &mut Body) {
+    if let Some(mut file) = body.file.take() {
+        file.discard();
+    }
+    *body = Body::default();
+    entry.set_gone();
+    writer.mark_clean(entry.id);
+    writer.table.remove(entry.id);
+}

@@ -1,0 +1,289 @@
+//! The inodes of a volume that is open for writing: one entry each, with its lock.
+//!
+//! ```text
+//! FileId -> entry   facts   what the inode is: size, mode, times ... (a short lock)
+//!                   body    the inode lock; what writers keep: file data, the next index
+//!                   held    open handles: while there are any, the inode lives without a name
+//! ```
+//!
+//! Laws:
+//!
+//! 1. There is one entry for an inode at a time. An entry leaves the table when nobody else has it
+//!    in hand; who has an entry in hand keeps it there.
+//! 2. Who changes an inode has its body alone, and has read its facts before he changes a tree. So
+//!    facts that are read from a tree never replace newer ones, and nobody waits for a device while
+//!    another has the facts locked in a transaction.
+//! 3. Bodies are locked in ascending order of their ids ([`Bodies`]), before a transaction is
+//!    joined, never in one.
+//! 4. The table keeps as many entries as it was told to, and those in hand besides.
+
+use crate::new_inode::HandedDown;
+use crate::{Error, FileId, Result};
+use butternut_file::FileState;
+use butternut_format::inode::Inode;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+const SHARDS: usize = 64;
+
+/// Slots that one insertion looks at to find one that may go.
+const STEPS_MAX: usize = 8;
+
+/// What an inode is, as far as it is known.
+#[derive(Clone, Copy, Debug)]
+enum Facts {
+    Unread,
+    Known(Inode),
+    /// Deleted: no inode will ever have this id again while the volume is open.
+    Gone,
+}
+
+/// One inode.
+#[derive(Debug)]
+pub(crate) struct InodeEntry {
+    pub(crate) id: FileId,
+    facts: Mutex<Facts>,
+    body: RwLock<Body>,
+    held: AtomicU64,
+}
+
+/// What writers of an inode keep, under its lock.
+#[derive(Debug, Default)]
+pub(crate) struct Body {
+    /// Of a regular file that was opened or written.
+    pub(crate) file: Option<FileState>,
+    /// Of a directory: the index of its next entry, once known.
+    pub(crate) next_index: Option<u64>,
+    /// Of a directory: what new inodes inherit, once known.
+    pub(crate) handed_down: Option<HandedDown>,
+    /// Of an inode without a name: it may be given one.
+    pub(crate) is_linkable: bool,
+    /// The facts are newer than the inode's item.
+    pub(crate) is_stamp_due: bool,
+}
+
+impl InodeEntry {
+    pub(crate) fn new(id: FileId, inode: Option<Inode>, body: Body) -> Arc<Self> {
+        let facts = inode.map_or(Facts::Unread, Facts::Known);
+        let (facts, body) = (Mutex::new(facts), RwLock::new(body));
+        Arc::new(Self { id, facts, body, held: AtomicU64::new(0) })
+    }
+
+    fn facts(&self) -> MutexGuard<'_, Facts> {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the inode is; `read` looks it up where that is not known.
+    pub(crate) fn inode(&self, read: impl FnOnce() -> Result<Inode>) -> Result<Inode> {
+        let mut facts = self.facts();
+        match *facts {
+            Facts::Known(inode) => Ok(inode),
+            Facts::Gone => Err(Error::Stale { id: self.id }),
+            Facts::Unread => {
+                let inode = read()?;
+                *facts = Facts::Known(inode);
+                Ok(inode)
+            }
+        }
+    }
+
+    /// What the inode is, if that is known and it exists.
+    pub(crate) fn known(&self) -> Option<Inode> {
+        match *self.facts() {
+            Facts::Known(inode) => Some(inode),
+            Facts::Unread | Facts::Gone => None,
+        }
+    }
+
+    pub(crate) fn set(&self, inode: Inode) {
+        *self.facts() = Facts::Known(inode);
+    }
+
+    pub(crate) fn set_gone(&self) {
+        *self.facts() = Facts::Gone;
+    }
+
+    pub(crate) fn body(&self) -> RwLockReadGuard<'_, Body> {
+        self.body.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn body_mut(&self) -> RwLockWriteGuard<'_, Body> {
+        self.body.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One more handle. The caller has the body locked, or the entry to himself.
+    pub(crate) fn hold(&self) {
+        self.held.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// One handle less; whether it was the last.
+    pub(crate) fn let_go(&self) -> bool {
+        self.held.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    pub(crate) fn is_held(&self) -> bool {
+        self.held.load(Ordering::Acquire) > 0
+    }
+}
+
+/// The bodies of several inodes, locked.
+#[derive(Debug)]
+pub(crate) struct Bodies<'a> {
+    locked: Vec<(FileId, RwLockWriteGuard<'a, Body>)>,
+}
+
+impl<'a> Bodies<'a> {
+    /// Locks them in order (law 3). An inode may be named twice.
+    pub(crate) fn lock(entries: &[&'a InodeEntry]) -> Self {
+        let mut sorted: Vec<&'a InodeEntry> = entries.to_vec();
+        sorted.sort_unstable_by_key(|entry| entry.id);
+        sorted.dedup_by_key(|entry| entry.id);
+        Self { locked: sorted.into_iter().map(|entry| (entry.id, entry.body_mut())).collect() }
+    }
+
+    /// In order of their ids.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Body> {
+        self.locked.iter_mut().map(|(_, body)| &mut **body)
+    }
+
+    pub(crate) fn of(&mut self, entry: &InodeEntry) -> &mut Body {
+        let found = self.locked.iter_mut().find(|(id, _)| *id == entry.id);
+        found.map(|(_, body)| &mut **body).expect("only what was locked is asked for")
+    }
+}
+
+#[derive(Debug)]
+struct Slot {
+    entry: Arc<InodeEntry>,
+    used: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    places: HashMap<FileId, usize>,
+    slots: Vec<Slot>,
+    hand: usize,
+}
+
+/// The entries, by id.
+#[derive(Debug)]
+pub(crate) struct InodeTable {
+    shards: Box<[RwLock<Shard>]>,
+    shard_limit: usize,
+}
+
+impl InodeTable {
+    pub(crate) fn new(limit: usize) -> Self {
+        Self {
+            shards: (0..SHARDS).map(|_| RwLock::default()).collect(),
+            shard_limit: (limit / SHARDS).max(1),
+        }
+    }
+
+    /// The entry of an inode, which may not exist.
+    pub(crate) fn entry(&self, id: FileId) -> Arc<InodeEntry> {
+        let shard = self.shard(id);
+        let find = |shard: &Shard| {
+            let slot = shard.slots.get(*shard.places.get(&id)?)?;
+            slot.used.store(true, Ordering::Relaxed);
+            Some(Arc::clone(&slot.entry))
+        };
+        if let Some(entry) = find(&shard.read().unwrap_or_else(PoisonError::into_inner)) {
+            return entry;
+        }
+        let mut shard = shard.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(entry) = find(&shard) {
+            return entry;
+        }
+        let entry = InodeEntry::new(id, None, Body::default());
+        shard.insert(Arc::clone(&entry), self.shard_limit);
+        entry
+    }
+
+    /// Adds the entry of an inode that was just made.
+    pub(crate) fn insert(&self, entry: &Arc<InodeEntry>) {
+        let mut shard = self.shard(entry.id).write().unwrap_or_else(PoisonError::into_inner);
+        shard.remove(entry.id);
+        shard.insert(Arc::clone(entry), self.shard_limit);
+    }
+
+    /// Forgets an inode that is gone.
+    pub(crate) fn remove(&self, id: FileId) {
+        self.shard(id).write().unwrap_or_else(PoisonError::into_inner).remove(id);
+    }
+
+    fn shard(&self, id: FileId) -> &RwLock<Shard> {
+        let mixed = (id.ino ^ id.subvolume.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        &self.shards[usize::from(mixed.to_le_bytes()[7]) % SHARDS]
+    }
+}
+
+impl Shard {
+    fn insert(&mut self, entry: Arc<InodeEntry>, limit: usize) {
+        for _ in 0..STEPS_MAX {
+            if self.slots.len() < limit {
+                break;
+            }
+            self.turn();
+        }
+        self.places.insert(entry.id, self.slots.len());
+        self.slots.push(Slot { entry, used: AtomicBool::new(false) });
+    }
+
+    /// Looks at the next slot: it goes if nobody used it lately and nobody has it in hand (law 1).
+    fn turn(&mut self) {
+        self.hand = if self.hand < self.slots.len() { self.hand } else { 0 };
+        let Some(slot) = self.slots.get(self.hand) else { return };
+        let was_used = slot.used.swap(false, Ordering::Relaxed);
+        if was_used || Arc::strong_count(&slot.entry) > 1 {
+            self.hand += 1;
+            return;
+        }
+        let id = slot.entry.id;
+        self.remove(id);
+    }
+
+    fn remove(&mut self, id: FileId) {
+        let Some(place) = self.places.remove(&id) else { return };
+        self.slots.swap_remove(place);
+        if let Some(moved) = self.slots.get(place) {
+            self.places.insert(moved.entry.id, place);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_in_hand_stays_and_others_make_room() {
+        let table = InodeTable::new(SHARDS * 2);
+        let kept = table.entry(FileId::new(5, 257));
+        for ino in 258..10_000 {
+            table.entry(FileId::new(5, ino));
+        }
+        assert!(Arc::ptr_eq(&kept, &table.entry(kept.id)));
+        let held: usize = table.shards.iter().map(|shard| shard.read().unwrap().slots.len()).sum();
+        assert!(held <= SHARDS * 2 + 1, "{held} entries");
+    }
+
+    #[test]
+    fn an_inode_named_twice_is_locked_once() {
+        let table = InodeTable::new(64);
+        let (one, other) = (table.entry(FileId::new(5, 300)), table.entry(FileId::new(5, 299)));
+        let mut bodies = Bodies::lock(&[&one, &other, &one]);
+        bodies.of(&one).next_index = Some(7);
+        assert_eq!(bodies.of(&one).next_index, Some(7));
+        assert_eq!(bodies.of(&other).next_index, None);
+    }
+
+    #[test]
+    fn what_is_gone_stays_gone() {
+        let entry = InodeEntry::new(FileId::new(5, 257), None, Body::default());
+        entry.set_gone();
+        let error = entry.inode(|| panic!("nothing is read")).unwrap_err();
+        assert!(matches!(error, Error::Stale { .. }));
+    }
+}

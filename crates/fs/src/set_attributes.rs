@@ -1,0 +1,207 @@
+//! Changes of mode, owner, size and times, and the privileges that go with them.
+//!
+//! | what | besides |
+//! |---|---|
+//! | mode | the access ACL mirrors it |
+//! | owner or group | set-user-id, set-group-id and capabilities of a file go, if asked for |
+//! | size | mtime is now; the same privileges go, if asked for |
+//! | any | ctime is now |
+
+use crate::change::Change;
+use crate::inode_table::InodeEntry;
+use crate::writer::{WritableSubvolume, Writer};
+use crate::{Error, FileId, FileKind, Filesystem, Result, Stat, Time};
+use butternut_format::inode::{self, Inode, InodeFlags};
+use butternut_format::units::Ino;
+use butternut_names::{self as names, ACCESS_ACL, Acl, SetXattr, Xattr};
+use butternut_tree::Need;
+
+/// Items that may change: the inode's, and two attributes.
+const ITEMS_OF_ATTRIBUTES: u32 = 4;
+
+/// The attribute that holds a program's capabilities.
+pub(crate) const CAPABILITIES: &[u8] = b"security.capability";
+
+const PERMISSIONS: u32 = 0o7777;
+const SET_USER_ID: u32 = 0o4000;
+const SET_GROUP_ID: u32 = 0o2000;
+const GROUP_EXECUTE: u32 = 0o010;
+
+/// A time to set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SetTime {
+    /// What the clock says.
+    Now,
+    At(Time),
+}
+
+/// What to change of an inode; what is `None` stays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SetAttributes {
+    /// Permission bits, with set-user-id, set-group-id and sticky; bits of the type are ignored.
+    pub mode: Option<u32>,
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+    /// Of a regular file.
+    pub size: Option<u64>,
+    pub atime: Option<SetTime>,
+    pub mtime: Option<SetTime>,
+    /// The change is made by someone without the right to keep a file's privileges: a file that
+    /// gets another owner, group or size loses set-user-id, set-group-id where the group may
+    /// execute it, and its capabilities.
+    pub strip_privileges: bool,
+}
+
+impl SetAttributes {
+    /// Nothing but the size.
+    pub fn size(size: u64) -> Self {
+        Self { size: Some(size), ..Self::default() }
+    }
+}
+
+impl Filesystem {
+    /// Changes attributes, and says what they are then.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`]; [`Error::NotPermitted`] for what is immutable or append-only;
+    /// [`Error::IsDirectory`] or [`Error::InvalidArgument`] for the size of something else than a
+    /// file.
+    pub fn set_attributes(&self, id: FileId, set: &SetAttributes) -> Result<Stat> {
+        let writer = self.begin()?;
+        let subvolume = self.writable_subvolume(writer, id)?;
+        let entry = self.entry_of(writer, id)?;
+        let mut body = entry.body_mut();
+        let inode = self.facts(&entry)?;
+        may_change(&inode, set)?;
+        if let Some(size) = set.size {
+            self.set_size(writer, &subvolume, &entry, &mut body, size)?;
+        }
+        let inode = self.facts(&entry)?;
+        let changed = self.change_attributes(writer, &subvolume, &entry, &inode, set)?;
+        entry.set(changed);
+        drop(body);
+        self.stat(id)
+    }
+
+    fn change_attributes(
+        &self,
+        writer: &Writer,
+        subvolume: &WritableSubvolume,
+        entry: &InodeEntry,
+        inode: &Inode,
+        set: &SetAttributes,
+    ) -> Result<Inode> {
+        let ino = Ino(entry.id.ino);
+        let mut changed = *inode;
+        changed.uid = set.uid.unwrap_or(inode.uid);
+        changed.gid = set.gid.unwrap_or(inode.gid);
+        if let Some(mode) = set.mode {
+            changed.mode = inode.kind.mode_bits() | (mode & PERMISSIONS);
+        }
+        let is_new_owner = set.uid.is_some() || set.gid.is_some();
+        let strips = set.strip_privileges && (is_new_owner || set.size.is_some());
+        let mut drops_capabilities = false;
+        if strips && inode.kind == FileKind::File {
+            changed.mode = without_privileges(changed.mode);
+            drops_capabilities = names::xattr(&subvolume.tree, ino, CAPABILITIES)?.is_some();
+        }
+        let mut acl = None;
+        if changed.mode != inode.mode
+            && let Some(value) = names::xattr(&subvolume.tree, ino, ACCESS_ACL)?
+        {
+            acl = Acl::parse(&value)?.map(|acl| acl.with_mode(changed.mode).to_bytes());
+        }
+        self.change(writer, subvolume, Need::items(ITEMS_OF_ATTRIBUTES), |change| {
+            let now = change.moment.now;
+            let time = |set: Option<SetTime>, was| match set {
+                None => was,
+                Some(SetTime::Now) => now,
+                Some(SetTime::At(Time { secs, nanos })) => inode::Time { secs, nanos },
+            };
+            let of_size = set.size.map(|_| SetTime::Now);
+            changed.atime = time(set.atime, inode.atime);
+            changed.mtime = time(set.mtime.or(of_size), inode.mtime);
+            names::changed(&mut changed, change.moment);
+            if let Some(value) = &acl {
+                let xattr = Xattr { name: ACCESS_ACL, value };
+                let (how, generation) = (SetXattr::Replace, change.moment.generation);
+                names::set_xattr(&change.edit, ino, &xattr, how, generation)?;
+            }
+            if drops_capabilities {
+                change.must(names::remove_xattr(&change.edit, ino, CAPABILITIES))?;
+            }
+            change.put(ino, &changed)
+        })?;
+        Ok(changed)
+    }
+
+    /// Takes away the privileges of a file that is written to, if it has any. The caller has its
+    /// body.
+    pub(crate) fn strip_privileges(
+        &self,
+        writer: &Writer,
+        subvolume: &WritableSubvolume,
+        entry: &InodeEntry,
+    ) -> Result<()> {
+        let mut inode = self.facts(entry)?;
+        let ino = Ino(entry.id.ino);
+        let mode = without_privileges(inode.mode);
+        let has_capabilities = names::xattr(&subvolume.tree, ino, CAPABILITIES)?.is_some();
+        if mode == inode.mode && !has_capabilities {
+            return Ok(());
+        }
+        self.change(writer, subvolume, Need::items(ITEMS_OF_ATTRIBUTES), |change: &Change<'_>| {
+            inode.mode = mode;
+            names::changed(&mut inode, change.moment);
+            if has_capabilities {
+                names::remove_xattr(&change.edit, ino, CAPABILITIES)?;
+            }
+            change.put(ino, &inode)
+        })?;
+        entry.set(inode);
+        Ok(())
+    }
+}
+
+/// The mode of a file that may keep no privileges: set-group-id without the right to execute means
+/// mandatory locking, and stays.
+fn without_privileges(mode: u32) -> u32 {
+    let mode = mode & !SET_USER_ID;
+    if mode & GROUP_EXECUTE != 0 { mode & !SET_GROUP_ID } else { mode }
+}
+
+/// Whether the inode's flags let this be changed.
+fn may_change(inode: &Inode, set: &SetAttributes) -> Result<()> {
+    if set.size.is_some() {
+        match inode.kind {
+            FileKind::File => {}
+            FileKind::Directory => return Err(Error::IsDirectory),
+            FileKind::Symlink
+            | FileKind::CharDevice
+            | FileKind::BlockDevice
+            | FileKind::Fifo
+            | FileKind::Socket => {
+                return Err(Error::InvalidArgument { what: "only files have a size" });
+            }
+        }
+    }
+    if inode.flags.contains(InodeFlags::IMMUTABLE) {
+        return Err(Error::NotPermitted { what: "the inode is immutable" });
+    }
+    let is_given = |time| matches!(time, Some(SetTime::At(_)));
+    let is_more_than_now = set.mode.is_some()
+        || set.uid.is_some()
+        || set.gid.is_some()
+        || set.size.is_some()
+        || is_given(set.atime)
+        || is_given(set.mtime);
+    if inode.flags.contains(InodeFlags::APPEND) && is_more_than_now {
+        return Err(Error::NotPermitted { what: "the inode is append-only" });
+    }
+    for time in [set.atime, set.mtime] {
+        if let Some(SetTime::At(Time { nanos: 1_000_000_000.., .. })) = time {
+            return Err(Error::InvalidArgument { what: "nanoseconds are below one second" });
+        }
+    }
+    Ok(())
+}

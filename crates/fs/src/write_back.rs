@@ -1,0 +1,101 @@
+//! Bringing what files have in memory into the trees, many files at a time.
+
+use crate::data::stamp;
+use crate::inode_table::{Bodies, Body, InodeEntry};
+use crate::writer::Writer;
+use crate::{Error, FileId, Filesystem, Result};
+use butternut_file::{FileState, Merging};
+use butternut_format::inode::Inode;
+use butternut_format::units::Ino;
+use butternut_tree::Need;
+use std::sync::Arc;
+
+/// Files that share a batch, their locks held meanwhile.
+const FILES_PER_BATCH: usize = 128;
+
+/// What a file's item is to say, and what it says in the end.
+struct Stamping {
+    facts: Inode,
+    item: Option<Inode>,
+}
+
+impl Filesystem {
+    /// Writes the data of all files that have some in memory only, and brings their items up to
+    /// date. The first failure is returned; the rest is written all the same.
+    pub(crate) fn write_back(&self, writer: &Writer) -> Result<()> {
+        let mut result = Ok(());
+        let mut from = FileId::new(0, 0);
+        loop {
+            let batch = writer.dirty_from(from, FILES_PER_BATCH);
+            let Some(last) = batch.last() else { return result };
+            from = FileId::new(last.id.subvolume, last.id.ino.saturating_add(1));
+            let written = self.write_back_batch(writer, &batch);
+            result = result.and(written);
+        }
+    }
+
+    pub(crate) fn write_back_one(&self, writer: &Writer, entry: &Arc<InodeEntry>) -> Result<()> {
+        self.write_back_batch(writer, std::slice::from_ref(entry))
+    }
+
+    /// Writes back files in ascending order of their ids.
+    fn write_back_batch(&self, writer: &Writer, batch: &[Arc<InodeEntry>]) -> Result<()> {
+        let entries: Vec<&InodeEntry> = batch.iter().map(|entry| &**entry).collect();
+        let mut bodies = Bodies::lock(&entries);
+        let mut files: Vec<(&InodeEntry, &mut FileState, Stamping)> = Vec::new();
+        let mut dues: Vec<&mut bool> = Vec::new();
+        for (entry, body) in entries.iter().zip(bodies.iter_mut()) {
+            let Body { file, is_stamp_due, .. } = body;
+            if let (Some(file), Some(facts)) = (file, entry.known()) {
+                files.push((entry, file, Stamping { facts, item: None }));
+                dues.push(is_stamp_due);
+            } else {
+                writer.mark_clean(entry.id);
+            }
+        }
+        let merged = merge(&mut files);
+        let mut result = merged;
+        for ((entry, file, stamping), is_due) in files.iter_mut().zip(dues) {
+            let Stamping { mut facts, item } = *stamping;
+            if let Some(Inode { flags, transid, .. }) = item {
+                facts = Inode { flags, transid, ..facts };
+                *is_due = false;
+            }
+            (facts.size, facts.bytes_used) = (file.size(), file.bytes_used());
+            entry.set(facts);
+            if *is_due {
+                let stamped = self.stamp_alone(writer, entry, &mut facts);
+                *is_due = stamped.is_err();
+                result = result.and(stamped);
+            }
+            if !*is_due && file.is_clean() {
+                writer.mark_clean(entry.id);
+            }
+        }
+        result
+    }
+
+    /// Writes an inode's item whose data is in the trees already.
+    fn stamp_alone(&self, writer: &Writer, entry: &InodeEntry, facts: &mut Inode) -> Result<()> {
+        let subvolume = self.writable_subvolume(writer, entry.id)?;
+        self.change(writer, &subvolume, Need::items(1), |change| {
+            facts.transid = change.moment.generation;
+            change.put(Ino(entry.id.ino), facts)
+        })?;
+        entry.set(*facts);
+        Ok(())
+    }
+}
+
+fn merge(files: &mut [(&InodeEntry, &mut FileState, Stamping)]) -> Result<()> {
+    let mut stamps: Vec<_> = Vec::with_capacity(files.len());
+    let mut states: Vec<&mut FileState> = Vec::with_capacity(files.len());
+    for (_, file, Stamping { facts, item }) in files {
+        states.push(file);
+        let facts = *facts;
+        stamps.push(move |inode: &mut Inode| *item = Some(stamp(inode, &facts)));
+    }
+    let mut merging: Vec<Merging<'_>> =
+        states.into_iter().zip(&mut stamps).map(|(file, stamp)| Merging { file, stamp }).collect();
+    FileState::merge_many(&mut merging).map(drop).map_err(Error::from)
+}

@@ -1,0 +1,172 @@
+//! What a filesystem has besides where it is open for writing.
+//!
+//! Locks, each before the ones below it:
+//!
+//! ```text
+//! renames          directories move one at a time
+//! inode locks      ascending by id
+//! a transaction    joined; no inode lock is waited for, no data read or written
+//! trees            one edit at a time
+//! facts, dirty     short, with nothing below them
+//! ```
+
+use crate::committer::Signal;
+use crate::inode_table::{InodeEntry, InodeTable};
+use crate::{Clock, Error, FileId, Filesystem, Result};
+use butternut_format::inode::Inode;
+use butternut_format::root::RootFlags;
+use butternut_format::units::{Ino, TreeId};
+use butternut_names as names;
+use butternut_tree::Tree;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+#[derive(Debug)]
+pub(crate) struct Writer {
+    pub(crate) table: InodeTable,
+    pub(crate) signal: Arc<Signal>,
+    pub(crate) clock: Clock,
+    subvolumes: Mutex<HashMap<u64, Arc<WritableSubvolume>>>,
+    /// Inodes with data or times that no tree has yet.
+    dirty: Mutex<BTreeMap<FileId, Arc<InodeEntry>>>,
+    renames: Mutex<()>,
+    /// Held while a subvolume is looked at for the first time.
+    opening: Mutex<()>,
+}
+
+/// A subvolume that something was written to, or is about to be.
+#[derive(Debug)]
+pub(crate) struct WritableSubvolume {
+    pub(crate) id: TreeId,
+    pub(crate) tree: Tree,
+    next_ino: Mutex<Ino>,
+}
+
+impl Writer {
+    pub(crate) fn new(inodes: usize, clock: Clock) -> Self {
+        Self {
+            table: InodeTable::new(inodes),
+            signal: Arc::default(),
+            clock,
+            subvolumes: Mutex::default(),
+            dirty: Mutex::default(),
+            renames: Mutex::default(),
+            opening: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn lock_renames(&self) -> MutexGuard<'_, ()> {
+        self.renames.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn subvolumes(&self) -> MutexGuard<'_, HashMap<u64, Arc<WritableSubvolume>>> {
+        self.subvolumes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn dirty(&self) -> MutexGuard<'_, BTreeMap<FileId, Arc<InodeEntry>>> {
+        self.dirty.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The inode has something that no tree has yet. The caller has its body alone. How many have.
+    pub(crate) fn mark_dirty(&self, entry: &Arc<InodeEntry>) -> usize {
+        let mut dirty = self.dirty();
+        dirty.entry(entry.id).or_insert_with(|| Arc::clone(entry));
+        dirty.len()
+    }
+
+    /// All is in the trees. The caller has the inode's body alone.
+    pub(crate) fn mark_clean(&self, id: FileId) {
+        self.dirty().remove(&id);
+    }
+
+    /// Dirty inodes from one id on, in order.
+    pub(crate) fn dirty_from(&self, from: FileId, limit: usize) -> Vec<Arc<InodeEntry>> {
+        self.dirty().range(from..).take(limit).map(|(_, entry)| Arc::clone(entry)).collect()
+    }
+}
+
+impl WritableSubvolume {
+    /// A number for a new inode. Numbers are not given twice, used or not.
+    pub(crate) fn take_ino(&self) -> Result<Ino> {
+        let mut next = self.next_ino.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = *next;
+        if taken.0 >= names::INO_LAST {
+            let (tree, what) = (self.id, "inode numbers");
+            return Err(names::NamesError::NumbersUsedUp { tree, what }.into());
+        }
+        *next = Ino(taken.0 + 1);
+        Ok(taken)
+    }
+}
+
+impl Filesystem {
+    /// Whether the volume is open for writing, and nothing has gone wrong with that.
+    pub fn is_writable(&self) -> bool {
+        self.shared.writer.is_some() && self.write_error().is_none()
+    }
+
+    /// Why nothing is written any more, if that is so: a commit failed, or a change stopped
+    /// half-way. Reads go on.
+    pub fn write_error(&self) -> Option<Error> {
+        self.forest().write_error().map(Error::Tree)
+    }
+
+    pub(crate) fn writer(&self) -> Result<&Arc<Writer>> {
+        self.shared.writer.as_ref().ok_or(Error::ReadOnly { what: "the filesystem" })
+    }
+
+    /// The beginning of every operation that writes: may it, and is there room for its changes?
+    /// The caller has nothing locked.
+    pub(crate) fn begin(&self) -> Result<&Arc<Writer>> {
+        let writer = self.writer()?;
+        if let Some(error) = self.write_error() {
+            return Err(error);
+        }
+        self.throttle(writer)?;
+        Ok(writer)
+    }
+
+    /// The entry of an inode that is to be changed.
+    pub(crate) fn entry_of(&self, writer: &Writer, id: FileId) -> Result<Arc<InodeEntry>> {
+        if id.placeholder_dir().is_some() {
+            return Err(Error::NotPermitted { what: "a subvolume that is not here" });
+        }
+        let entry = writer.table.entry(id);
+        self.facts(&entry)?;
+        Ok(entry)
+    }
+
+    /// What an inode is, be it that its tree does not have it so yet.
+    pub(crate) fn facts(&self, entry: &InodeEntry) -> Result<Inode> {
+        entry.inode(|| self.read_inode(entry.id))
+    }
+
+    /// The subvolume of an inode that is to be changed. The caller has no inode locked, unless it
+    /// is one of a subvolume that was changed before.
+    pub(crate) fn writable_subvolume(
+        &self,
+        writer: &Writer,
+        id: FileId,
+    ) -> Result<Arc<WritableSubvolume>> {
+        if let Some(found) = writer.subvolumes().get(&id.subvolume) {
+            return Ok(Arc::clone(found));
+        }
+        let _alone = writer.opening.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = writer.subvolumes().get(&id.subvolume) {
+            return Ok(Arc::clone(found));
+        }
+        let tree = self.tree_of(id)?;
+        let tree_id = TreeId(id.subvolume);
+        let root = self.forest().root_item(tree_id)?.ok_or(Error::Stale { id })?.1;
+        if root.flags().contains(RootFlags::READ_ONLY) {
+            return Err(Error::ReadOnly { what: "the subvolume" });
+        }
+        let next_ino = Mutex::new(names::next_ino(&tree)?);
+        let made = Arc::new(WritableSubvolume { id: tree_id, tree, next_ino });
+        // Nobody has written to it yet: whatever is an orphan is nobody's. One that cannot be
+        // deleted stays for the next time.
+        drop(self.delete_orphans(writer, &made));
+        writer.subvolumes().insert(id.subvolume, Arc::clone(&made));
+        Ok(made)
+    }
+}
