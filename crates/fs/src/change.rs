@@ -78,7 +78,19 @@ fn cause(edit: &TreeEdit<'_>, error: NamesError) -> TreeError {
     match error {
         NamesError::Tree(error) => error,
         NamesError::Corrupt { tree, source } => TreeError::Corrupt { tree, source },
-        refused => {
+        refused @ (NamesError::TooMany { .. }
+        | NamesError::Exists
+        | NamesError::NoEntry
+        | NamesError::NameTooLong
+        | NamesError::BadName(_)
+        | NamesError::Crowded
+        | NamesError::TooManyLinks
+        | NamesError::NumbersUsedUp { .. }
+        | NamesError::NoAttribute
+        | NamesError::AttributeExists
+        | NamesError::AttributeTooLarge { .. }
+        | NamesError::Invalid { .. }
+        | NamesError::Unsupported { .. }) => {
             let source = Refused::new("change", refused.to_string(), "no refusal half-way");
             TreeError::Corrupt { tree: edit.id(), source }
         }

@@ -1,12 +1,13 @@
 //! Making inodes under a name: files, directories, device nodes, pipes, sockets, symbolic links.
 
 use crate::inode_table::InodeEntry;
-use crate::new_inode::{Made, NewInode, Prepared};
+use crate::new_inode::{ITEMS_OF_CREATION, Made, NewInode, Prepared, next_index};
 use crate::{Error, FileId, FileKind, Filesystem, Result};
 use butternut_format::dir::NAME_BYTES_MAX;
 use butternut_format::inode::{DeviceNumber, Inode, InodeFlags};
 use butternut_format::units::Ino;
 use butternut_names::{self as names, Found, NewName, Target};
+use butternut_tree::Need;
 
 /// The bits that a device number has room for.
 const MAJOR_MAX: u32 = (1 << 12) - 1;
@@ -84,9 +85,9 @@ impl Filesystem {
         if names::lookup(&subvolume.tree, at, name)?.is_some() {
             return Err(Error::Exists);
         }
-        let index = self.next_index(&subvolume, &parent, &mut body)?;
+        let index = next_index(&subvolume, &parent, &mut body)?;
         let prepared = Prepared::new(&subvolume, (at, &parent_inode), &mut body, (new, made))?;
-        let entry = self.change(writer, &subvolume, prepared.need(), |change| {
+        let entry = self.change(writer, &subvolume, Need::items(ITEMS_OF_CREATION), |change| {
             let inode = prepared.inode(&parent_inode, change);
             let leads = Found { target: Target::Inode(prepared.ino), kind: made.kind };
             let generation = change.moment.generation;

@@ -2,6 +2,7 @@
 
 use crate::create::check_name;
 use crate::inode_table::{Bodies, InodeEntry};
+use crate::new_inode::next_index;
 use crate::writer::{WritableSubvolume, Writer};
 use crate::{Error, FileId, FileKind, Filesystem, Result};
 use butternut_format::inode::InodeFlags;
@@ -60,7 +61,7 @@ impl Filesystem {
         if inode.nlink >= LINKS_MAX {
             return Err(NamesError::TooManyLinks.into());
         }
-        let index = self.next_index(subvolume, parent, bodies.of(parent))?;
+        let index = next_index(subvolume, parent, bodies.of(parent))?;
         self.change(writer, subvolume, Need::items(ITEMS_OF_LINK), |change| {
             let ino = Ino(target.id.ino);
             let leads = Found { target: Target::Inode(ino), kind: inode.kind };

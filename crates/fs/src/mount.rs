@@ -287,7 +287,11 @@ impl Filesystem {
 }
 
 fn forest(volume: &Arc<Volume>, options: &MountOptions) -> Result<Arc<Forest>> {
-    let cache = ForestOptions { cache_bytes: options.node_cache_bytes, ..ForestOptions::default() };
+    let cache = ForestOptions {
+        cache_bytes: options.node_cache_bytes,
+        clock: options.clock.0,
+        ..ForestOptions::default()
+    };
     let volume = Arc::clone(volume);
     if options.read_only {
         return Ok(Forest::open(volume, cache)?);

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 /// Items that making an inode may change: its own, its reference, two of the entry, the
 /// directory's, an orphan's, the text of a link, and three attributes.
-const ITEMS_OF_CREATION: u32 = 10;
+pub(crate) const ITEMS_OF_CREATION: u32 = 10;
 
 /// What the maker of an inode decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,10 +116,6 @@ impl<'a> Prepared<'a> {
         Ok(Self { ino, kind, rdev, text, new: *new, permissions, flags, xattrs })
     }
 
-    pub(crate) fn need(&self) -> Need {
-        Need::items(ITEMS_OF_CREATION)
-    }
-
     /// The inode as it is with its first name.
     pub(crate) fn inode(&self, parent: &Inode, change: &Change<'_>) -> Inode {
         let (uid, gid) = (self.new.uid, self.new.gid);
@@ -155,24 +151,21 @@ impl<'a> Prepared<'a> {
     }
 }
 
-impl Filesystem {
-    /// The index for the next entry of a directory. The caller has its body.
-    pub(crate) fn next_index(
-        &self,
-        subvolume: &WritableSubvolume,
-        dir: &InodeEntry,
-        body: &mut Body,
-    ) -> Result<u64> {
-        match body.next_index {
-            Some(index) => Ok(index),
-            None => {
-                let index = names::next_index(&subvolume.tree, Ino(dir.id.ino))?;
-                body.next_index = Some(index);
-                Ok(index)
-            }
-        }
+/// The index for the next entry of a directory.
+pub(crate) fn next_index(
+    subvolume: &WritableSubvolume,
+    dir: &InodeEntry,
+    body: &mut Body,
+) -> Result<u64> {
+    if let Some(index) = body.next_index {
+        return Ok(index);
     }
+    let index = names::next_index(&subvolume.tree, Ino(dir.id.ino))?;
+    body.next_index = Some(index);
+    Ok(index)
+}
 
+impl Filesystem {
     /// A file without a name, held open: it goes with its last handle, unless it is given a name.
     /// `dir` is the directory that it inherits of.
     pub(crate) fn make_unnamed(&self, dir: FileId, new: &NewInode) -> Result<Arc<InodeEntry>> {
@@ -184,7 +177,7 @@ impl Filesystem {
         let made = Made::of(FileKind::File);
         let prepared =
             Prepared::new(&subvolume, (Ino(dir.ino), &parent_inode), &mut body, (new, &made))?;
-        let entry = self.change(writer, &subvolume, prepared.need(), |change| {
+        let entry = self.change(writer, &subvolume, Need::items(ITEMS_OF_CREATION), |change| {
             let inode = Inode { nlink: 0, ..prepared.inode(&parent_inode, change) };
             names::insert_inode(&change.edit, prepared.ino, &inode)?;
             change.must(names::add_orphan(&change.edit, prepared.ino))?;

@@ -12,8 +12,8 @@ use crate::change::Change;
 use crate::create::check_name;
 use crate::held::forget;
 use crate::inode_table::{Bodies, InodeEntry};
-use crate::new_inode::{Made, NewInode, Prepared};
-use crate::unlink::{Fate, FoundEntry, fate, may_lose_entry};
+use crate::new_inode::{ITEMS_OF_CREATION, Made, NewInode, Prepared, next_index};
+use crate::unlink::{Fate, FoundEntry, fate, may_lose_entry, require_empty, still_leads};
 use crate::writer::{WritableSubvolume, Writer};
 use crate::{Error, FileId, FileKind, Filesystem, Result};
 use butternut_format::inode::Inode;
@@ -132,34 +132,19 @@ impl Filesystem {
             return Ok(());
         }
     }
-
-    /// Whether `below` is `above` or somewhere below it. Nothing moves between directories now.
-    fn is_below(&self, subvolume: &WritableSubvolume, below: Ino, above: Ino) -> Result<bool> {
-        let mut climb = Climb::new(CLIMB_STEPS_MAX);
-        let mut at = below;
-        while at != above {
-            climb.step()?;
-            match names::first_link(&subvolume.tree, at)? {
-                Some(link) if link.parent != at => at = link.parent,
-                _ => return Ok(false),
-            }
-        }
-        Ok(true)
-    }
 }
 
 impl Renaming<'_> {
     /// Whether both names lead where they did before the locks were had.
     fn is_still_so(&self) -> Result<bool> {
-        let (filesystem, subvolume) = (self.filesystem, self.subvolume);
-        let (from, to) = (self.from, self.to);
-        if !filesystem.still_leads(subvolume, from.dir.id, from.name, self.moved)? {
+        let (subvolume, from, to) = (self.subvolume, self.from, self.to);
+        if !still_leads(subvolume, from.dir.id, from.name, self.moved)? {
             return Ok(false);
         }
         let Some(victim) = self.victim else {
             return Ok(names::lookup(&subvolume.tree, to.ino(), to.name)?.is_none());
         };
-        match filesystem.still_leads(subvolume, to.dir.id, to.name, victim) {
+        match still_leads(subvolume, to.dir.id, to.name, victim) {
             Err(Error::NotFound) => Ok(false),
             so => so,
         }
@@ -206,7 +191,7 @@ impl Renaming<'_> {
             return Ok(());
         }
         let is_below = |place: &Place<'_>, entry: &FoundEntry| {
-            self.filesystem.is_below(self.subvolume, place.ino(), Ino(entry.entry.id.ino))
+            is_below(self.subvolume, place.ino(), Ino(entry.entry.id.ino))
         };
         if moved.kind == FileKind::Directory && is_below(&self.to, self.moved)? {
             return Err(Error::InvalidArgument { what: "a directory cannot be below itself" });
@@ -226,21 +211,22 @@ impl Renaming<'_> {
             (true, false) => Err(Error::NotDirectory),
             (false, true) => Err(Error::IsDirectory),
             (false, false) => Ok(()),
-            (true, true) => self.filesystem.require_empty(self.subvolume, &found.entry, victim),
+            (true, true) => require_empty(self.subvolume, &found.entry, victim),
         }
     }
 
     /// Moves the entry; the indexes that it takes are then known to the directories.
     fn move_entry(&self, bodies: &mut Bodies<'_>, flags: RenameFlags, fate: Fate) -> Result<()> {
         let (filesystem, subvolume) = (self.filesystem, self.subvolume);
-        let to_index = filesystem.next_index(subvolume, self.to.dir, bodies.of(self.to.dir))?;
+        let to_index = next_index(subvolume, self.to.dir, bodies.of(self.to.dir))?;
         bodies.of(self.to.dir).next_index = to_index.checked_add(1);
         let whiteout = match flags.whiteout {
             Some(owner) => Some(self.whiteout(bodies, owner)?),
             None => None,
         };
         let mut facts = self.all_facts()?;
-        let need = Need::items(ITEMS_OF_RENAME + if whiteout.is_some() { 10 } else { 0 });
+        let more = whiteout.as_ref().map_or(0, |_| ITEMS_OF_CREATION);
+        let need = Need::items(ITEMS_OF_RENAME + more);
         let need = if self.victim.is_some() { need.deleting() } else { need };
         let made = filesystem.change(self.writer, subvolume, need, |change| {
             let ino = Ino(self.moved.entry.id.ino);
@@ -281,7 +267,7 @@ impl Renaming<'_> {
         let (filesystem, dir) = (self.filesystem, self.from.dir);
         let inode = filesystem.facts(dir)?;
         let body = bodies.of(dir);
-        let index = filesystem.next_index(self.subvolume, dir, body)?;
+        let index = next_index(self.subvolume, dir, body)?;
         body.next_index = index.checked_add(1);
         let new = NewInode { permissions: 0, umask: 0, uid, gid };
         let made = Made::of(FileKind::CharDevice);
@@ -303,7 +289,7 @@ impl Renaming<'_> {
         let Some(victim) = self.victim else { return Err(Error::NotFound) };
         let mut index = |place: &Place<'_>| {
             let body = bodies.of(place.dir);
-            let index = filesystem.next_index(subvolume, place.dir, body)?;
+            let index = next_index(subvolume, place.dir, body)?;
             body.next_index = index.checked_add(1);
             Ok::<u64, Error>(index)
         };
@@ -392,4 +378,18 @@ impl AllFacts {
             names::changed(dir, change.moment);
         }
     }
+}
+
+/// Whether `below` is `above` or somewhere below it. Nothing moves between directories now.
+fn is_below(subvolume: &WritableSubvolume, below: Ino, above: Ino) -> Result<bool> {
+    let mut climb = Climb::new(CLIMB_STEPS_MAX);
+    let mut at = below;
+    while at != above {
+        climb.step()?;
+        match names::first_link(&subvolume.tree, at)? {
+            Some(link) if link.parent != at => at = link.parent,
+            _ => return Ok(false),
+        }
+    }
+    Ok(true)
 }

@@ -2,7 +2,7 @@
 //!
 //! | attribute | besides |
 //! |---|---|
-//! | `system.posix_acl_access` | the mode mirrors it; a list that says no more than a mode is not kept |
+//! | `system.posix_acl_access` | the mode mirrors it; one that says no more is not kept |
 //! | `system.posix_acl_default` | what is made in the directory inherits it |
 //! | `btrfs.compression` | the inode's compression flags |
 //!

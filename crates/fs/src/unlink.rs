@@ -73,7 +73,7 @@ impl Filesystem {
             suits(target.kind)?;
             let mut bodies = Bodies::lock(&[&parent, &target.entry]);
             // Whoever had the directory before may have changed what the name leads to.
-            if !self.still_leads(&subvolume, dir, name, &target)? {
+            if !still_leads(&subvolume, dir, name, &target)? {
                 continue;
             }
             let fate = self.remove_locked(writer, &subvolume, &parent, name, &target.entry)?;
@@ -106,19 +106,6 @@ impl Filesystem {
         Ok(FoundEntry { entry: self.entry_of(writer, id)?, kind })
     }
 
-    /// Whether a name still leads where it did. The caller has the directory's body.
-    pub(crate) fn still_leads(
-        &self,
-        subvolume: &WritableSubvolume,
-        dir: FileId,
-        name: &[u8],
-        found: &FoundEntry,
-    ) -> Result<bool> {
-        let now = names::lookup(&subvolume.tree, Ino(dir.ino), name)?.ok_or(Error::NotFound)?;
-        let ino = Ino(found.entry.id.ino);
-        Ok(now.target == names::Target::Inode(ino) && now.kind == found.kind)
-    }
-
     fn remove_locked(
         &self,
         writer: &Writer,
@@ -131,7 +118,7 @@ impl Filesystem {
         let mut inode = self.facts(target)?;
         may_lose_entry(&dir, &inode)?;
         if inode.kind == FileKind::Directory {
-            self.require_empty(subvolume, target, &inode)?;
+            require_empty(subvolume, target, &inode)?;
         }
         let fate = fate(subvolume, target, &inode)?;
         let need = Need::items(ITEMS_OF_REMOVAL).deleting();
@@ -147,20 +134,31 @@ impl Filesystem {
         target.set(inode);
         Ok(fate)
     }
+}
 
-    /// Refuses a directory that has entries.
-    pub(crate) fn require_empty(
-        &self,
-        subvolume: &WritableSubvolume,
-        dir: &InodeEntry,
-        inode: &Inode,
-    ) -> Result<()> {
-        let first = || names::list(&subvolume.tree, Ino(dir.id.ino), 0).next().transpose();
-        if inode.size > 0 || first()?.is_some() {
-            return Err(Error::NotEmpty);
-        }
-        Ok(())
+/// Whether a name still leads where it did. The caller has the directory's body.
+pub(crate) fn still_leads(
+    subvolume: &WritableSubvolume,
+    dir: FileId,
+    name: &[u8],
+    found: &FoundEntry,
+) -> Result<bool> {
+    let now = names::lookup(&subvolume.tree, Ino(dir.ino), name)?.ok_or(Error::NotFound)?;
+    let ino = Ino(found.entry.id.ino);
+    Ok(now.target == names::Target::Inode(ino) && now.kind == found.kind)
+}
+
+/// Refuses a directory that has entries.
+pub(crate) fn require_empty(
+    subvolume: &WritableSubvolume,
+    dir: &InodeEntry,
+    inode: &Inode,
+) -> Result<()> {
+    let first = || names::list(&subvolume.tree, Ino(dir.id.ino), 0).next().transpose();
+    if inode.size > 0 || first()?.is_some() {
+        return Err(Error::NotEmpty);
     }
+    Ok(())
 }
 
 /// What becomes of an inode when it loses a name.

@@ -2,7 +2,8 @@
 //! closed, and opened again.
 
 use butternut::device::{Device, MemoryDevice};
-use butternut::{Clock, FileId, Filesystem, MountOptions, NewInode, Time};
+use butternut::format::inode::Time;
+use butternut::{Clock, FileId, Filesystem, MountOptions, NewInode};
 use butternut_check::CheckOptions;
 use butternut_mkfs::MkfsOptions;
 use std::sync::Arc;
