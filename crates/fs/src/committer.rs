@@ -159,7 +159,7 @@ impl Filesystem {
         if !writer.signal.is_time_to_look() {
             return Ok(());
         }
-        let dirty = self.forest().dirty_tree_bytes();
+        let dirty = self.forest().dirty_bytes()?;
         if dirty >= DIRTY_TREE_BYTES_KICK {
             writer.signal.kick();
         }

@@ -32,7 +32,7 @@ use butternut_format::check;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::node::Expected;
 use butternut_format::super_block::{RawRootBackup, RawSuperBlock};
-use butternut_format::units::{Generation, Logical, TreeId, length};
+use butternut_format::units::{Generation, Logical, TreeId};
 use butternut_volume::VolumeError;
 use std::sync::{Arc, PoisonError};
 use zerocopy::FromZeros;
@@ -93,13 +93,6 @@ impl Forest {
     /// The volume was opened for reading.
     pub fn generation(&self) -> Result<Generation, TreeError> {
         self.running().map(|running| running.gate.generation())
-    }
-
-    /// Bytes of tree blocks that the running transaction has changed, and must write.
-    pub fn dirty_tree_bytes(&self) -> u64 {
-        let Ok(running) = self.running() else { return 0 };
-        let blocks: usize = running.trees().iter().map(|tree| tree.state().dirty.len()).sum();
-        length(blocks).saturating_mul(running.facts.node_bytes.into())
     }
 
     /// Why nothing is written any more, if that is so.
