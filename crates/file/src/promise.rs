@@ -24,10 +24,11 @@ const STEP_BYTES_MAX: u64 = 64 << 10;
 
 impl FileState {
     /// Covers what the file has above the trees, and `extents` and `blocks` more, which it will
-    /// have with `size` bytes.
+    /// have with `size` bytes. May merge the file: so this comes before anything else is found out
+    /// about where it is to be written.
     pub(crate) fn promise(
         &mut self,
-        extents: usize,
+        extents: u64,
         blocks: u64,
         size: u64,
     ) -> Result<(), FileError> {
@@ -53,9 +54,9 @@ impl FileState {
         Ok(())
     }
 
-    fn bytes_to_promise(&self, extents: usize, blocks: u64, size: u64) -> u64 {
+    fn bytes_to_promise(&self, extents: u64, blocks: u64, size: u64) -> u64 {
         let overlay = self.live.overlay();
-        let extents = length(extents + overlay.patch_count()) + self.bytes_charged / SECTOR_BYTES;
+        let extents = extents + length(overlay.patch_count()) + self.bytes_charged / SECTOR_BYTES;
         let blocks = blocks + overlay.bytes() / SECTOR_BYTES;
         let inline = if size <= INLINE_BYTES_MAX { 2 * size } else { 0 };
         let digests = 2 * blocks * length(self.source.sums().digest_bytes());

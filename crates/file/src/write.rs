@@ -22,6 +22,8 @@ use std::sync::Arc;
 
 /// Whole blocks of this many bytes are not worth a copy (law 1).
 const DIRECT_BYTES_MIN: usize = 256 << 10;
+/// What a large write is expected to be cut into, at worst.
+const BLOCKS_PER_EXTENT: u64 = 16;
 /// What is buffered at once: what is lost to a smaller try when space runs out.
 const BUFFER_BYTES_MAX: usize = 256 << 10;
 
@@ -92,12 +94,11 @@ impl FileState {
     /// Writes whole blocks to disk at once.
     fn write_down(&mut self, start: u64, bytes: &[u8]) -> Result<(), FileError> {
         let range = start..start + length(bytes.len());
+        let blocks = length(bytes.len()) / SECTOR_BYTES;
+        self.promise(blocks / BLOCKS_PER_EXTENT, blocks, range.end)?;
         self.outgrow(self.size().max(range.end), &range)?;
         let mut runs = Vec::new();
-        let blocks = length(bytes.len()) / SECTOR_BYTES;
-        let planned = self
-            .plan_down(&range, bytes, &mut runs)
-            .and_then(|()| self.promise(runs.len(), blocks, range.end));
+        let planned = self.plan_down(&range, bytes, &mut runs);
         if planned.is_err() {
             let new = runs.iter().filter(|run| run.target == Target::New);
             self.release(new.map(|run| run.logical.0..run.logical.0 + run.bytes()));
@@ -143,6 +144,8 @@ impl FileState {
     pub(crate) fn write_buffered(&mut self, at: u64, bytes: &[u8]) -> Result<(), FileError> {
         let end = at + length(bytes.len());
         let blocks = at - at % SECTOR_BYTES..end.next_multiple_of(SECTOR_BYTES);
+        let count = (blocks.end - blocks.start) / SECTOR_BYTES;
+        self.promise(count, count, self.size().max(end))?;
         self.outgrow(self.size().max(end), &blocks)?;
         let head = self.base(blocks.start, at..end)?;
         let last = blocks.end - SECTOR_BYTES;
@@ -209,7 +212,6 @@ impl FileState {
             }
             start += SECTOR_BYTES;
         }
-        self.promise(wanted.len(), length(wanted.len()), self.size().max(end))?;
         self.reserve(to_reserve)?;
         for (start, backing) in wanted {
             let bytes = Arc::clone(self.source.zero_block());
