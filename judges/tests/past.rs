@@ -8,7 +8,7 @@ use butternut_format::checksum::name_hash;
 use butternut_format::dir::{DirEntry, EntryKind};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::TreeId;
-use butternut_judges::image::Image;
+use butternut_judges::image::{self, Image};
 use butternut_judges::kernel_log::Mark;
 use butternut_judges::kernel_mount::{KernelMount, MountHow};
 use butternut_judges::{recipes, tool, trial};
@@ -111,8 +111,8 @@ fn alone(copies: &Copies) -> Result<std::fs::File> {
     let mut fsid = [0; 16];
     let path = copies.paths.first().context("a device")?;
     std::fs::File::open(path)?.read_exact_at(&mut fsid, 65536 + 32)?;
-    let name = format!("butternut-past-{:032x}", u128::from_le_bytes(fsid));
-    let lock = std::fs::File::create(std::env::temp_dir().join(name))?;
+    let name = format!("{:032x}.lock", u128::from_le_bytes(fsid));
+    let lock = std::fs::File::create(image::shelf().join(name))?;
     lock.lock()?;
     Ok(lock)
 }
