@@ -102,7 +102,8 @@ impl FileState {
         }
     }
 
-    /// For reads, seeks and lists of extents. It shows every change from now on too.
+    /// For reads, seeks and lists of extents. It shows every change from now on too, as long as
+    /// this state lives: who keeps views open keeps the state.
     pub fn view(&self) -> &FileView {
         &self.view
     }

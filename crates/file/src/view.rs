@@ -26,7 +26,9 @@ pub struct FileView {
 }
 
 impl FileView {
-    /// The file that `inode` describes, number `ino` of the subvolume `tree`.
+    /// The file that `inode` describes, number `ino` of the subvolume `tree`. Nobody writes it
+    /// while its volume is open; a file that may be written has a [`crate::FileState`], and that
+    /// its own view.
     pub fn new(tree: Tree, ino: Ino, inode: &Inode) -> Self {
         let has_sums =
             !inode.flags.contains(InodeFlags::NODATASUM) && tree.id() != TreeId::DATA_RELOCATION;
