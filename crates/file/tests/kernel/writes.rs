@@ -67,6 +67,43 @@ fn thousands_of_extents_and_files_go_into_the_trees_together() {
     }
 }
 
+#[test]
+fn threads_write_their_files_while_others_commit() {
+    if is_left_out("threads_write_their_files_while_others_commit") {
+        return;
+    }
+    let image = Image::make(1024, "");
+    let mounted = image.mount("compress=no");
+    for number in 0..8 {
+        fs::write(mounted.file(&format!("file-{number}")), noise(number, 300_000)).unwrap();
+        let copy = mounted.file(&format!("twin-{number}"));
+        run("cp --reflink=always", &[&mounted.file(&format!("file-{number}")), &copy]);
+    }
+    mounted.sync();
+    let mut contents = contents_of(&mounted.file(""));
+    drop(mounted);
+    {
+        let source = open(&image);
+        let mut files = states(&source, &mut contents);
+        std::thread::scope(|scope| {
+            for (number, (_, file, bytes)) in (0..).zip(&mut files) {
+                let source = &source;
+                scope.spawn(move || {
+                    let mut script = Script::new(9000 + number, 1 << 20);
+                    for _ in 0..60 {
+                        script.run(source, file, bytes);
+                        script.look(source, file, bytes);
+                    }
+                });
+            }
+        });
+        merge_all(&mut files);
+        source.forest().commit().unwrap();
+    }
+    clean(&image, "threads");
+    agree(&contents_of(&image.mount("ro").file("")), &contents);
+}
+
 /// Fragments two large files, cuts one of them again, and fills many small ones.
 fn many(image: &Image, contents: &mut Contents) {
     let source = open(image);
