@@ -142,9 +142,12 @@ impl Filesystem {
     ///
     /// # Errors
     /// Data that could not be written, or a commit that failed. On a filesystem that is not open
-    /// for writing there is nothing to do.
+    /// for writing, or was abandoned, there is nothing to do.
     pub fn sync(&self) -> Result<()> {
         let Some(writer) = &self.shared.writer else { return Ok(()) };
+        if writer.is_abandoned() {
+            return Ok(());
+        }
         writer.signal.begin();
         let written = self.write_back(writer);
         self.forest().commit()?;
@@ -154,7 +157,11 @@ impl Filesystem {
     /// Keeps what is in memory only within its limits (law 3).
     pub(crate) fn throttle(&self, writer: &Writer) -> Result<()> {
         if self.shared.source.is_over_dirty_limit() {
-            writer.signal.kick();
+            if writer.has_committer {
+                writer.signal.kick();
+            } else {
+                self.write_back(writer)?;
+            }
         }
         if !writer.signal.is_time_to_look() {
             return Ok(());

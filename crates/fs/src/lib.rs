@@ -117,6 +117,7 @@ mod statfs;
 mod subvolume;
 mod tree_stats;
 mod unlink;
+mod upkeep;
 mod usage;
 mod write_back;
 mod writer;

@@ -49,7 +49,8 @@ pub enum Subvolume {
 pub struct MountOptions {
     /// Only look: the default.
     pub read_only: bool,
-    /// Seconds after which a change is brought down on the devices, unasked; at least 1.
+    /// Seconds after which a change is brought down on the devices, unasked. 0: never, unless more
+    /// is changed than memory is to hold (256 MiB of tree blocks); see [`Filesystem::abandon`].
     pub commit_seconds: u32,
     /// What inodes are stamped by.
     pub clock: Clock,
@@ -180,8 +181,13 @@ impl Filesystem {
             .map_err(Error::Workers)?;
         let caches = SourceOptions::default();
         let source = Source::open(Arc::clone(&forest), Arc::new(workers), caches)?;
-        let writer = (!options.read_only)
-            .then(|| Arc::new(Writer::new(options.inode_cache_entries, options.clock)));
+        let writer = (!options.read_only).then(|| {
+            Arc::new(Writer::new(
+                options.inode_cache_entries,
+                options.clock,
+                options.commit_seconds > 0,
+            ))
+        });
         let mut shared = Arc::new(Shared {
             notices: notices(&volume, options),
             forest,
@@ -201,8 +207,8 @@ impl Filesystem {
 
     fn begin_life(shared: Arc<Shared>, options: &MountOptions) -> Result<Self> {
         let mut committer = None;
-        if let Some(writer) = &shared.writer {
-            let every = Duration::from_secs(options.commit_seconds.max(1).into());
+        if let Some(writer) = shared.writer.as_ref().filter(|writer| writer.has_committer) {
+            let every = Duration::from_secs(options.commit_seconds.into());
             committer = Some(Committer::start(&shared, Arc::clone(&writer.signal), every)?);
         }
         let life = Life { shared: Arc::clone(&shared), committer };

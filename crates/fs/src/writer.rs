@@ -19,6 +19,7 @@ use butternut_format::units::{Ino, TreeId};
 use butternut_names as names;
 use butternut_tree::Tree;
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 #[derive(Debug)]
@@ -26,6 +27,10 @@ pub(crate) struct Writer {
     pub(crate) table: InodeTable,
     pub(crate) signal: Arc<Signal>,
     pub(crate) clock: Clock,
+    /// A thread commits now and then. Without one, only who asks for it, and who changes more than
+    /// memory is to hold.
+    pub(crate) has_committer: bool,
+    is_abandoned: AtomicBool,
     subvolumes: Mutex<HashMap<u64, Arc<WritableSubvolume>>>,
     /// Inodes with data or times that no tree has yet.
     dirty: Mutex<BTreeMap<FileId, Arc<InodeEntry>>>,
@@ -43,16 +48,22 @@ pub(crate) struct WritableSubvolume {
 }
 
 impl Writer {
-    pub(crate) fn new(inodes: usize, clock: Clock) -> Self {
+    pub(crate) fn new(inodes: usize, clock: Clock, has_committer: bool) -> Self {
         Self {
             table: InodeTable::new(inodes),
             signal: Arc::default(),
             clock,
+            has_committer,
+            is_abandoned: AtomicBool::new(false),
             subvolumes: Mutex::default(),
             dirty: Mutex::default(),
             renames: Mutex::default(),
             opening: Mutex::default(),
         }
+    }
+
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.is_abandoned.load(Ordering::Acquire)
     }
 
     pub(crate) fn lock_renames(&self) -> MutexGuard<'_, ()> {
@@ -100,6 +111,17 @@ impl WritableSubvolume {
 }
 
 impl Filesystem {
+    /// Leaves everything undone that is not committed yet: when the last handle goes, nothing is
+    /// written any more. Where nobody commits unasked ([`MountOptions::commit_seconds`] is 0), that
+    /// is everything since the last [`Filesystem::sync`].
+    ///
+    /// [`MountOptions::commit_seconds`]: crate::MountOptions::commit_seconds
+    pub fn abandon(&self) {
+        if let Some(writer) = &self.shared.writer {
+            writer.is_abandoned.store(true, Ordering::Release);
+        }
+    }
+
     /// Whether the volume is open for writing, and nothing has gone wrong with that.
     pub fn is_writable(&self) -> bool {
         self.shared.writer.is_some() && self.write_error().is_none()
@@ -121,6 +143,9 @@ impl Filesystem {
         let writer = self.writer()?;
         if let Some(error) = self.write_error() {
             return Err(error);
+        }
+        if writer.is_abandoned() {
+            return Err(Error::ReadOnly { what: "what was abandoned" });
         }
         self.throttle(writer)?;
         Ok(writer)

@@ -1,0 +1,56 @@
+//! The volume as a whole: label, size, free space; and changes that are left undone.
+
+#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+#![allow(dead_code, reason = "what volumes of tests share, not every test uses")]
+
+mod volume;
+
+use butternut::{Filesystem, MountOptions};
+use volume::{TestVolume, names, new};
+
+fn open_quiet(volume: &TestVolume) -> Filesystem {
+    let options = MountOptions { read_only: false, commit_seconds: 0, ..MountOptions::default() };
+    Filesystem::open_devices(volume.devices(), &options).unwrap()
+}
+
+#[test]
+fn what_is_abandoned_is_as_it_was() {
+    let volume = TestVolume::new();
+    let fs = open_quiet(&volume);
+    fs.create(fs.root(), b"kept", &new(0o644)).unwrap();
+    fs.sync().unwrap();
+    let file = fs.create(fs.root(), b"left", &new(0o644)).unwrap();
+    // More than is held in memory: it is written, and belongs to nobody.
+    let file = fs.open_file(file).unwrap();
+    for piece in 0..24_u64 {
+        file.write_at(piece << 22, &vec![7; 4 << 20]).unwrap();
+    }
+    drop(file);
+    for number in 0..100_u64 {
+        let name = format!("small{number}");
+        let id = fs.create(fs.root(), name.as_bytes(), &new(0o644)).unwrap();
+        fs.open_file(id).unwrap().write_at(0, &vec![1; 1 << 20]).unwrap();
+    }
+    fs.abandon();
+    assert_eq!(fs.create(fs.root(), b"late", &new(0o644)).unwrap_err().errno(), 30);
+    let fs = volume.reopen(fs);
+    assert_eq!(names(&fs, fs.root()), ["kept"]);
+}
+
+#[test]
+fn a_label_and_a_size_are_those_of_the_last_commit() {
+    let volume = TestVolume::new();
+    let fs = open_quiet(&volume);
+    fs.set_label(b"new name").unwrap();
+    fs.resize(1, 400 << 20).unwrap();
+    assert!(fs.set_label(&[b'x'; 256]).is_err() && fs.resize(1, 600 << 20).is_err());
+    let fs = volume.reopen(fs);
+    assert_eq!(fs.super_block().label(), b"new name");
+    assert_eq!(fs.devices()[0].total_bytes, 400 << 20);
+    let fs = open_quiet(&volume);
+    assert!(fs.trim(4096).unwrap() > 300 << 20);
+    fs.set_label(b"").unwrap();
+    fs.abandon();
+    let fs = volume.reopen(fs);
+    assert_eq!(fs.super_block().label(), b"new name");
+}
