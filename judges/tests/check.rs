@@ -9,7 +9,7 @@ use butternut_judges::recipe::Recipe;
 use butternut_judges::{recipes, tool, trial};
 use libtest_mimic::Trial;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::ExitCode;
 
 /// Images whose superblocks were damaged on purpose, and what is found.
@@ -73,7 +73,7 @@ fn theirs(recipe: Recipe) -> Trial {
         let mut args: Vec<OsString> = vec!["check".into(), "--check-data-csum".into()];
         let paths = image.paths();
         // Of a volume on several devices it takes one, and finds the others by itself.
-        let loops = if paths.len() > 1 { paths.iter().map(attach).collect() } else { Ok(vec![]) };
+        let loops = if paths.len() > 1 { paths.iter().map(|path| attach(path)).collect() } else { Ok(vec![]) };
         let loops: Vec<LoopDevice> = loops?;
         let first = loops.first().map(|first| first.path().to_path_buf());
         args.push(first.or_else(|| paths.first().cloned()).context("a device")?.into());
@@ -85,6 +85,6 @@ fn theirs(recipe: Recipe) -> Trial {
     })
 }
 
-fn attach(path: &PathBuf) -> Result<LoopDevice> {
+fn attach(path: &Path) -> Result<LoopDevice> {
     LoopDevice::attach(path, true, 0)
 }

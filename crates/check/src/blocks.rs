@@ -12,9 +12,10 @@ use butternut_device::{Device, QueuePair, ReadInto};
 use butternut_format::node::{BlockRules, Expected, TreeBlock};
 use butternut_format::refused::Refused;
 use butternut_format::units::{DevId, Logical, index};
+use butternut_format::uuid::Uuid;
 use butternut_sys::buffer::Buffer;
 use butternut_volume::{Chunks, Volume, VolumeError};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Blocks of one batch.
 pub(crate) const BATCH_BLOCKS: usize = 32;
@@ -38,6 +39,8 @@ pub(crate) struct Reader<'a> {
     members: Vec<Member>,
     devices: Arc<[Arc<dyn Device>]>,
     lanes: Mutex<Vec<Lane>>,
+    /// The id of the chunk tree, as its root says: the first block that is read.
+    chunk_tree_uuid: OnceLock<[u8; 16]>,
 }
 
 /// A queue, and memory for one batch.
@@ -66,7 +69,9 @@ impl<'a> Reader<'a> {
             })
             .collect();
         let devices = members.iter().map(|member| Arc::clone(&member.device)).collect();
-        Self { volume, sink, members, devices, lanes: Mutex::default() }
+        let lanes = Mutex::default();
+        let chunk_tree_uuid = OnceLock::new();
+        Self { volume, sink, members, devices, lanes, chunk_tree_uuid }
     }
 
     pub(crate) fn volume(&self) -> &'a Volume {
@@ -75,6 +80,16 @@ impl<'a> Reader<'a> {
 
     pub(crate) fn sink(&self) -> &'a Sink<'a> {
         self.sink
+    }
+
+    /// Says where a block was written for another chunk tree.
+    pub(crate) fn check_uuid(&self, tree: u64, block: &Block<'_>) {
+        let have = block.header().chunk_tree_uuid;
+        let want = *self.chunk_tree_uuid.get_or_init(|| have);
+        if have != want {
+            let place = block_at(tree, block.logical());
+            self.sink.add(Kind::BlockUuid, place, "chunk_tree_uuid", Uuid(have), Uuid(want));
+        }
     }
 
     pub(crate) fn members(&self) -> &[Member] {

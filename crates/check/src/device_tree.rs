@@ -10,6 +10,7 @@ use crate::walk::Survey;
 use butternut_format::device_extent::{DEV_STATS, DeviceExtent, DeviceStats};
 use butternut_format::key::ItemType;
 use butternut_format::units::{DevId, Logical, TreeId};
+use butternut_format::uuid::Uuid;
 use butternut_volume::Chunks;
 
 /// What was read of the device tree.
@@ -190,6 +191,11 @@ pub(crate) fn check_devices(chunk_tree: &ChunkTree, reader: &Reader<'_>) {
             continue;
         };
         let Some(item) = status.item else { continue };
+        let fsid = volume.super_block().metadata_uuid();
+        if !status.is_seed && item.fsid != fsid {
+            let want = Uuid(fsid);
+            sink.add(Kind::DeviceUsage, &place, "fsid of its item", Uuid(item.fsid), want);
+        }
         if device.bytes() < item.total_bytes {
             let want = format!("at least {}, as its device item says", item.total_bytes);
             sink.add(Kind::DeviceUsage, &place, "size", device.bytes(), want);

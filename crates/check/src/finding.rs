@@ -85,6 +85,7 @@ kinds! {
     BlockKeys Error "keys of a tree block do not lie between those of its parent",
     BlockPlace Error "a tree block lies outside the chunks for tree blocks",
     BlockExtent Error "a tree block is not what its extent item says",
+    BlockUuid Warning "a tree block names another chunk tree",
     ItemStray Error "an item in a tree that has none of its kind",
     TreeMissing Error "a tree that a volume must have is not there",
     ExtentOverlap Error "extents overlap",
@@ -128,6 +129,7 @@ kinds! {
     FileExtentOverlap Error "file extents overlap",
     FileExtentGap Error "a file has a range that no extent covers",
     FileExtentForm Error "a file extent that such a file cannot have",
+    FileExtentBehind Warning "a written extent lies behind the end of its file",
     XattrTwice Error "an attribute is there twice",
     RootDirectory Error "a subvolume without its root directory",
 }

@@ -197,7 +197,8 @@ fn check_form(
 fn check_outside(free: &FreeSpace, groups: &[BlockGroup], sink: &Sink<'_>) {
     let is_stray = |info: &&FreeSpaceInfo| {
         let (start, bytes) = (info.group.logical, info.group.bytes);
-        !groups.iter().any(|group| group.logical == start && group.bytes == bytes)
+        let at = groups.binary_search_by_key(&start, |group| group.logical).ok();
+        at.and_then(|at| groups.get(at)).is_none_or(|group| group.bytes != bytes)
     };
     let infos = free.infos.iter().filter(is_stray).count();
     let mut known = Spans::default();

@@ -40,10 +40,12 @@ impl Survey for GroupSurvey<'_> {
 }
 
 /// Every chunk has one block group, as long and of the same type, and no group is without chunk.
+/// Both are in the order of their addresses.
 pub(crate) fn check_chunks(groups: &[BlockGroup], chunks: &[Chunk], sink: &Sink<'_>) {
     for group in groups {
         let place = format!("block group {}", group.logical);
-        let Some(chunk) = chunks.iter().find(|chunk| chunk.logical == group.logical) else {
+        let at = chunks.binary_search_by_key(&group.logical, |chunk| chunk.logical);
+        let Some(chunk) = at.ok().and_then(|at| chunks.get(at)) else {
             sink.add(Kind::GroupChunk, place, "chunk", "none", "one at this address");
             continue;
         };
@@ -57,7 +59,7 @@ pub(crate) fn check_chunks(groups: &[BlockGroup], chunks: &[Chunk], sink: &Sink<
         }
     }
     for chunk in chunks {
-        if !groups.iter().any(|group| group.logical == chunk.logical) {
+        if groups.binary_search_by_key(&chunk.logical, |group| group.logical).is_err() {
             let place = format!("chunk {}", chunk.logical);
             sink.add(Kind::ChunkGroup, place, "block group", "none", "one");
         }

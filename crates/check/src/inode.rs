@@ -8,7 +8,8 @@
 //! 2. A directory has names by hash and by index, the same ones; its size is the length of all
 //!    names in both. Nothing else has names.
 //! 3. File extents do not overlap; without no-holes they leave no gap before the end of the file.
-//!    `nbytes` is what they hold.
+//!    `nbytes` is what they hold. What is inline is no longer than the file, and what is written
+//!    does not lie behind its end.
 //! 4. A symlink is one inline extent, as long as its size, or with a zero behind it.
 //! 5. What is written and has no flag against it has checksums; what has the flag has none.
 
@@ -17,6 +18,7 @@ use crate::hash;
 use crate::run::Part;
 use crate::sink::Sink;
 use butternut_format::inode::{FileKind, Inode, InodeFlags};
+use butternut_format::units::SECTOR_BYTES;
 
 /// The root directory of every subvolume.
 pub(crate) const ROOT_DIR: u64 = 256;
@@ -52,8 +54,11 @@ struct ExtentSum {
     bytes: u64,
     /// Where the first range begins that none covers.
     gap: Option<u64>,
-    /// The length of an inline extent.
+    /// The length of an inline extent, and of one that is not compressed.
     inline: Option<u64>,
+    inline_plain: Option<u64>,
+    /// Where the last extent ends that was written, not only preallocated.
+    written_end: u64,
     /// File offsets of the first written extent with a checksum missing, and of the first with one.
     unsummed: Option<u64>,
     summed: Option<u64>,
@@ -103,6 +108,9 @@ pub(crate) struct ExtentFacts {
     /// Bytes that count in `nbytes`.
     pub(crate) bytes: u64,
     pub(crate) is_inline: bool,
+    pub(crate) is_compressed: bool,
+    /// Neither a hole nor preallocated.
+    pub(crate) is_written: bool,
     pub(crate) sums: SumFacts,
 }
 
@@ -164,6 +172,8 @@ impl InodePart {
             bytes: extent.bytes,
             gap: None,
             inline: extent.is_inline.then_some(extent.bytes),
+            inline_plain: (extent.is_inline && !extent.is_compressed).then_some(extent.bytes),
+            written_end: if extent.is_written { extent.end } else { 0 },
             unsummed: matches!(sums, SumFacts::Some | SumFacts::Missing).then_some(start),
             summed: matches!(sums, SumFacts::All | SumFacts::Some | SumFacts::Odd).then_some(start),
         })
@@ -258,13 +268,37 @@ impl InodePart {
                 let want = format_args!("one, inline, of {} bytes", item.size);
                 sink.add(Kind::FileExtentForm, place, "symlink", have, want);
             }
-        } else if !rules.has_no_holes && item.size > 0 {
-            let first = if extents.count == 0 || extents.start > 0 { Some(0) } else { extents.gap };
-            let gap = first.unwrap_or(extents.end);
-            if gap < item.size {
-                let want = format_args!("extents up to {}, the file's size", item.size);
-                sink.add(Kind::FileExtentGap, place, "gap", format_args!("at {gap}"), want);
-            }
+        } else {
+            self.judge_end(item, rules, place, sink);
+        }
+    }
+
+    /// Law 3, about the end of the file.
+    fn judge_end(
+        &self,
+        item: &InodeFacts,
+        rules: &Rules,
+        place: std::fmt::Arguments<'_>,
+        sink: &Sink<'_>,
+    ) {
+        let extents = &self.extents;
+        if let Some(bytes) = extents.inline_plain.filter(|bytes| *bytes > item.size) {
+            let want = format_args!("at most {}, the file's size", item.size);
+            sink.add(Kind::FileExtentForm, place, "bytes inline", bytes, want);
+        }
+        let end = item.size.checked_next_multiple_of(SECTOR_BYTES).unwrap_or(u64::MAX);
+        if extents.written_end > end {
+            let want = format_args!("at most {end}, the end of the file");
+            sink.add(Kind::FileExtentBehind, place, "written up to", extents.written_end, want);
+        }
+        if rules.has_no_holes || item.size == 0 {
+            return;
+        }
+        let first = if extents.count == 0 || extents.start > 0 { Some(0) } else { extents.gap };
+        let gap = first.unwrap_or(extents.end);
+        if gap < item.size {
+            let want = format_args!("extents up to {}, the file's size", item.size);
+            sink.add(Kind::FileExtentGap, place, "gap", format_args!("at {gap}"), want);
         }
     }
 
@@ -338,6 +372,8 @@ impl ExtentSum {
         self.gap = self.gap.or(between).or(next.gap);
         self.end = end.max(next.end);
         self.inline = self.inline.or(next.inline);
+        self.inline_plain = self.inline_plain.or(next.inline_plain);
+        self.written_end = self.written_end.max(next.written_end);
         self.unsummed = self.unsummed.or(next.unsummed);
         self.summed = self.summed.or(next.summed);
         if next.start < end { Err(end) } else { Ok(()) }

@@ -22,6 +22,7 @@ use butternut_format::root::RootItem;
 use butternut_format::root_ref::RootRef;
 use butternut_format::units::TreeId;
 use butternut_format::uuid::{Uuid, subvolume_ids};
+use std::collections::{HashMap, HashSet};
 
 /// A tree, as its root item has it.
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +73,9 @@ pub(crate) struct Roots {
 
 impl Roots {
     pub(crate) fn find(&self, tree: TreeId) -> Option<&Root> {
-        self.trees.iter().rev().find(|root| root.tree == tree)
+        // In the order of the root tree; of several items for one tree the last is the newest.
+        let after = self.trees.partition_point(|root| root.tree <= tree);
+        self.trees.get(after.checked_sub(1)?).filter(|root| root.tree == tree)
     }
 }
 
@@ -154,18 +157,22 @@ pub(crate) fn check(roots: &Roots, reader: &Reader<'_>) {
     }
     let sink = reader.sink();
     pairs(roots, reader);
+    let mut parents: HashMap<u64, (usize, usize)> = HashMap::new();
+    roots.forward.iter().for_each(|found| parents.entry(found.child).or_default().0 += 1);
+    roots.back.iter().for_each(|found| parents.entry(found.child).or_default().1 += 1);
     for root in roots.trees.iter().filter(|root| root.tree.is_subvolume()) {
         let tree = root.tree;
         let place = format!("root item of tree {tree}");
-        let is_orphan = roots.orphans.contains(&tree.0);
+        // Orphans are in the order of their keys.
+        let is_orphan = roots.orphans.binary_search(&tree.0).is_ok();
         if root.is_dying() {
             if !is_orphan {
                 sink.add(Kind::RootOrphan, &place, "orphan item", "none", "one, for refs is 0");
             }
             continue;
         }
-        let parents = roots.forward.iter().filter(|found| found.child == tree.0).count();
-        let parents = parents.max(roots.back.iter().filter(|found| found.child == tree.0).count());
+        let (forward, back) = parents.get(&tree.0).copied().unwrap_or_default();
+        let parents = forward.max(back);
         if tree != TreeId::FS && parents == 0 {
             sink.add(Kind::RootUnreachable, &place, "references", "none", "one");
         }
@@ -306,6 +313,7 @@ impl Survey for UuidSurvey<'_> {
 /// Law 4.
 pub(crate) fn check_uuids(entries: &[(Key, u64)], roots: &Roots, reader: &Reader<'_>) {
     let sink = reader.sink();
+    let known: HashSet<(Key, u64)> = entries.iter().copied().collect();
     let uuids = |root: &Root| {
         let history = root.item.history().unwrap_or_default();
         [
@@ -316,7 +324,7 @@ pub(crate) fn check_uuids(entries: &[(Key, u64)], roots: &Roots, reader: &Reader
     for root in roots.trees.iter().filter(|root| root.tree.is_subvolume() && !root.is_dying()) {
         for (item_type, uuid) in uuids(root).into_iter().filter(|(_, uuid)| !uuid.is_nil()) {
             let key = uuid.key(item_type);
-            if !entries.contains(&(key, root.tree.0)) {
+            if !known.contains(&(key, root.tree.0)) {
                 let place = format!("tree {}", root.tree);
                 sink.add(Kind::UuidEntry, place, "entry in the uuid tree", "none", uuid);
             }

@@ -145,7 +145,15 @@ impl SubvolumeSurvey<'_> {
             sink.add(Kind::SumsOdd, place(), "checksums", "some", "none where preallocated");
         }
         let end = key.offset.saturating_add(extent.file_bytes());
-        let facts = ExtentFacts { start: key.offset, end, bytes, is_inline, sums };
+        let facts = ExtentFacts {
+            start: key.offset,
+            end,
+            bytes,
+            is_inline,
+            is_compressed: extent.compression != Compression::None,
+            is_written: matches!(extent.body, ExtentBody::Inline(_) | ExtentBody::Regular { .. }),
+            sums,
+        };
         if let Err(end) = part.add_extent(&facts) {
             self.overlap(part.ino, key.offset, end);
         }

@@ -22,8 +22,12 @@ use butternut_format::refused::Bits;
 use butternut_format::units::{Logical, TreeId};
 use rayon::prelude::*;
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// Leaves whose results are kept for other trees. Those beyond are looked at again for each node
+/// that leads to them, which costs time and not memory.
+const LEAVES_KEPT_MAX: usize = 1 << 20;
 
 /// What is made of the leaves of a tree.
 pub(crate) trait Survey: Sync {
@@ -49,6 +53,7 @@ pub(crate) trait Survey: Sync {
 /// Results by the address of the block on top.
 pub(crate) struct Memo<T> {
     known: Mutex<HashMap<Logical, Arc<Known<T>>>>,
+    leaves: AtomicUsize,
 }
 
 /// The result of a subtree, and what was promised of it when it was made.
@@ -60,7 +65,7 @@ pub(crate) struct Known<T> {
 
 impl<T> Default for Memo<T> {
     fn default() -> Self {
-        Self { known: Mutex::default() }
+        Self { known: Mutex::default(), leaves: AtomicUsize::new(0) }
     }
 }
 
@@ -74,6 +79,10 @@ impl<T> Memo<T> {
     }
 
     fn keep(&self, known: Known<T>) {
+        let is_leaf = known.expected.level == 0;
+        if is_leaf && self.leaves.fetch_add(1, Ordering::Relaxed) >= LEAVES_KEPT_MAX {
+            return;
+        }
         self.lock().insert(known.expected.logical, Arc::new(known));
     }
 
@@ -331,6 +340,7 @@ impl<'a> Walker<'a> {
         let sink = self.reader.sink();
         sink.count_block(u64::try_from(block.len()).unwrap_or_default());
         let tree = expected.tree;
+        self.reader.check_uuid(tree.0, block);
         let chunks = self.reader.volume().chunks();
         let flags = chunks.find(block.logical()).map_or(BlockGroupFlags(0), |chunk| chunk.flags());
         let want =

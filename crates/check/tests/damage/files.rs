@@ -67,6 +67,16 @@ fn inodes() -> Vec<Case> {
             |p| inode(p, "link", |raw| raw.size = U64::new(3)),
             &[Kind::FileExtentForm],
         ),
+        case(
+            "file shorter than its extents",
+            |p| inode(p, "d/plain", |raw| raw.size = U64::new(4096)),
+            &[Kind::FileExtentBehind],
+        ),
+        case(
+            "file shorter than what is inline",
+            |p| inode(p, "d/small", |raw| raw.size = U64::new(1)),
+            &[Kind::FileExtentForm],
+        ),
         old(
             "file longer than its extents",
             |p| inode(p, "d/plain", |raw| raw.size = U64::new(1 << 20)),
@@ -134,7 +144,7 @@ fn extents() -> Vec<Case> {
                     data[16] = 1;
                 });
             },
-            &[Kind::FileExtentForm, Kind::InodeBytes],
+            &[Kind::FileExtentForm, Kind::InodeBytes, Kind::FileExtentBehind],
         ),
         case(
             "shorter extent of a file",

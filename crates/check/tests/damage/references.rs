@@ -150,6 +150,11 @@ fn blocks() -> Vec<Case> {
             },
             &[Kind::ReferenceMissing, Kind::ReferenceExtra],
         ),
+        case(
+            "block of another chunk tree",
+            |p| header(p, quiet_leaf(p), |raw| raw.chunk_tree_uuid[0] ^= 1),
+            &[Kind::BlockUuid],
+        ),
         case("item where none belongs", stray, &[Kind::ItemStray]),
     ]
 }

@@ -135,6 +135,11 @@ fn devices() -> Vec<Case> {
             },
             &[Kind::DeviceUsage],
         ),
+        case(
+            "device item of another volume",
+            |p| device_item(p, |raw| raw.fsid[0] ^= 1),
+            &[Kind::DeviceUsage],
+        ),
         case("device errors counted", count_errors, &[Kind::DeviceErrors]),
         case(
             "chunks overlap",
