@@ -1,5 +1,5 @@
 //! Writes of one file: large in a row, small in a row, 4 KiB anywhere; then what a merge and a
-//! commit of them cost. Beside them, the same bytes to the same device by itself.
+//! commit of them cost; and small files. Beside them, the same bytes to the same device by itself.
 //!
 //! Non-goal: absolute figures. The line of the device says what the machine can do.
 
@@ -12,7 +12,7 @@
 )]
 
 use butternut_device::{Device, FileDevice, OpenDevice};
-use butternut_file::{FileState, Source, SourceOptions};
+use butternut_file::{FileState, Merging, Source, SourceOptions};
 use butternut_format::inode::Inode;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::{Ino, TreeId};
@@ -27,6 +27,7 @@ const MIB: u64 = 1 << 20;
 const IMAGE_BYTES: u64 = 1600 * MIB;
 const FILE_BYTES: u64 = 512 * MIB;
 const RANDOM_WRITES: u64 = 100_000;
+const SMALL_FILES: u64 = 30_000;
 
 fn main() {
     let is_quick = std::env::args().any(|argument| argument == "--test");
@@ -48,9 +49,46 @@ fn main() {
     for ino in 300..303 {
         create(&source, ino);
     }
-    in_a_row(&source, 300, MIB as usize, FILE_BYTES / scale);
-    in_a_row(&source, 301, 4096, FILE_BYTES / 8 / scale);
-    anywhere(&source, 300, FILE_BYTES / scale, RANDOM_WRITES / scale);
+    let chosen = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
+    if chosen.is_none_or(|chosen| chosen == "large") {
+        in_a_row(&source, 300, MIB as usize, FILE_BYTES / scale);
+        in_a_row(&source, 301, 4096, FILE_BYTES / 8 / scale);
+        anywhere(&source, 300, FILE_BYTES / scale, RANDOM_WRITES / scale);
+    }
+    small(&source, 1000, 4096, SMALL_FILES / scale);
+    small(&source, 100_000, 1000, SMALL_FILES / scale);
+}
+
+/// Small files, merged as many at a time as their owner has locks for.
+fn small(source: &Source, first_ino: u64, each: usize, count: u64) {
+    let data = noise(4, each);
+    let start = Instant::now();
+    for ino in first_ino..first_ino + count {
+        create(source, ino);
+    }
+    report(&format!("{each} bytes in a file: create"), 0, count, start);
+    let start = Instant::now();
+    let mut files: Vec<FileState> = Vec::new();
+    for ino in first_ino..first_ino + count {
+        let mut file = state(source, ino);
+        file.write_at(0, &data).unwrap();
+        files.push(file);
+    }
+    report("  write", count * each as u64, count, start);
+    let start = Instant::now();
+    for batch in files.chunks_mut(128) {
+        let mut stamps: Vec<_> = batch.iter().map(|_| |_: &mut Inode| {}).collect();
+        let mut merging: Vec<Merging<'_>> = batch
+            .iter_mut()
+            .zip(&mut stamps)
+            .map(|(file, stamp)| Merging { file, stamp })
+            .collect();
+        FileState::merge_many(&mut merging).unwrap();
+    }
+    report("  flush and merge", 0, count, start);
+    let start = Instant::now();
+    source.forest().commit().unwrap();
+    report("  commit", 0, count, start);
 }
 
 fn report(what: &str, bytes: u64, writes: u64, start: Instant) {

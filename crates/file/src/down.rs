@@ -21,8 +21,9 @@ use std::sync::Arc;
 
 /// Data of one batch (law 3).
 pub(crate) const BATCH_BYTES_MAX: u64 = 16 << 20;
-/// From here on digests are made on the workers, while the device writes.
-const PARALLEL_BYTES_MIN: u64 = 512 << 10;
+/// From here on digests are made on the workers, while the device writes: quick ones, and others.
+const PARALLEL_BYTES_MIN: u64 = 1 << 20;
+const PARALLEL_SLOW_BYTES_MIN: u64 = 64 << 10;
 /// A worker makes this many digests in a row.
 const DIGESTS_PER_PIECE: usize = 32;
 
@@ -93,7 +94,11 @@ pub(crate) fn bring_down(source: &Source, runs: &mut [Descent<'_>]) {
     let mut digests: Vec<Vec<u8>> = runs.iter().map(|run| run.room_for_digests(csum)).collect();
     let mut failures: Vec<Option<VolumeError>> = runs.iter().map(|_| None).collect();
     let bytes: u64 = runs.iter().map(Descent::bytes).sum();
-    if bytes >= PARALLEL_BYTES_MIN {
+    let parallel_bytes_min = match csum {
+        ChecksumKind::Crc32c | ChecksumKind::Xxhash64 => PARALLEL_BYTES_MIN,
+        ChecksumKind::Sha256 | ChecksumKind::Blake2b => PARALLEL_SLOW_BYTES_MIN,
+    };
+    if bytes >= parallel_bytes_min {
         let runs = &*runs;
         source.workers().in_place_scope(|scope| {
             scope.spawn(|_| digest_in_parallel(csum, runs, &mut digests));

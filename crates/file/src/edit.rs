@@ -237,10 +237,33 @@ fn change(handle: &Handle, files: &mut [Applied<'_, '_>]) -> Result<(), FileErro
         handle.tree(tree)?.merge(&batch)?;
     }
     let told = files.iter().try_for_each(|applied| tell(handle, applied));
+    let told = told.and_then(|()| put_sums(handle, files));
     told.map_err(|error| FileError::from(handle.abort(error)))
 }
 
-/// Tells of references and checksums.
+/// Puts the checksums of all files into their tree: what is together on disk at once.
+fn put_sums(handle: &Handle, files: &[Applied<'_, '_>]) -> Result<(), TreeError> {
+    let Some(first) = files.first() else { return Ok(()) };
+    let digest_bytes = first.file.source.sums().digest_bytes();
+    let mut sums: Vec<&(Logical, Vec<u8>)> =
+        files.iter().flat_map(|applied| &applied.edit.sums).collect();
+    sums.sort_unstable_by_key(|(start, _)| *start);
+    let mut run: Option<(Logical, Vec<u8>)> = None;
+    for (start, digests) in sums {
+        if let Some((first, known)) = &mut run {
+            let end = first.0 + length(known.len() / digest_bytes) * SECTOR_BYTES;
+            if end == start.0 {
+                known.extend_from_slice(digests);
+                continue;
+            }
+            handle.put_sums(*first, known)?;
+        }
+        run = Some((*start, digests.clone()));
+    }
+    run.map_or(Ok(()), |(start, digests)| handle.put_sums(start, &digests))
+}
+
+/// Tells of references.
 fn tell(handle: &Handle, applied: &Applied<'_, '_>) -> Result<(), TreeError> {
     let edit = &applied.edit;
     for (Reference { extent, offset }, by) in &edit.references {
@@ -263,7 +286,7 @@ fn tell(handle: &Handle, applied: &Applied<'_, '_>) -> Result<(), TreeError> {
             handle.drop_data_ref(start, bytes, reference)?;
         }
     }
-    edit.sums.iter().try_for_each(|(start, digests)| handle.put_sums(*start, digests))
+    Ok(())
 }
 
 fn inode_key(ino: Ino) -> Key {
