@@ -7,6 +7,7 @@
 //! 1. No input makes a decoder panic, loop, or take memory that the input did not bring.
 //! 2. A volume whose bytes rotted yields what it held before, or an error; never other bytes. Data
 //!    without checksums is excepted.
+//! 3. A check of a crafted volume ends, and reads no more than the volume has.
 
 mod block;
 mod decoders;
@@ -41,6 +42,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "lzo", run: decoders::lzo },
     Target { name: "zstd", run: decoders::zstd },
     Target { name: "volume_crafted", run: volume::crafted },
+    Target { name: "volume_checked", run: volume::checked },
     Target { name: "volume_rotten", run: volume::rotten },
 ];
 

@@ -12,6 +12,7 @@
 use crate::seed::{PAGE_BYTES, PatchedDevice, SEEDS, SUPER_OFFSET, Seed};
 use crate::walk::{Facts, walk};
 use butternut::{Filesystem, MountOptions};
+use butternut_check::{CheckOptions, check};
 use butternut_device::Device;
 use std::sync::{Arc, LazyLock};
 
@@ -80,9 +81,9 @@ fn seed_of(input: &[u8]) -> Option<(usize, &Arc<Seed>, &[u8])> {
     Some((index, &SEEDS[index], rest))
 }
 
-/// Makes the changes with checksums to match, and walks what comes of it.
-pub fn crafted_ending(input: &[u8]) -> Ending {
-    let Some((_, seed, input)) = seed_of(input) else { return Ending::Refused };
+/// A seed with the changes made, and checksums to match.
+fn craft(input: &[u8]) -> Option<PatchedDevice> {
+    let (_, seed, input) = seed_of(input)?;
     let mut device = PatchedDevice::new(seed, READS_MAX);
     for change in changes(input) {
         let in_super = change.kind >= 0xe0;
@@ -97,7 +98,21 @@ pub fn crafted_ending(input: &[u8]) -> Ending {
         bytes[..32].copy_from_slice(&digest);
         device.change(offset, &bytes);
     }
-    if open(device).is_some() { Ending::Walked } else { Ending::Refused }
+    Some(device)
+}
+
+/// Makes the changes with checksums to match, and walks what comes of it.
+pub fn crafted_ending(input: &[u8]) -> Ending {
+    let opened = craft(input).and_then(open);
+    if opened.is_some() { Ending::Walked } else { Ending::Refused }
+}
+
+/// The same, for the check; it may find whatever it likes.
+pub(crate) fn checked(input: &[u8]) {
+    let Some(device) = craft(input) else { return };
+    let device: Arc<dyn Device> = Arc::new(device);
+    let options = CheckOptions { check_data_csum: true, ..CheckOptions::default() };
+    check(vec![device], &options).map(drop).unwrap_or_default();
 }
 
 pub(crate) fn crafted(input: &[u8]) {

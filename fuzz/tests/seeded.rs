@@ -97,6 +97,11 @@ fn crafted_volumes_end_and_most_still_open() {
 }
 
 #[test]
+fn checks_of_crafted_volumes_end() {
+    seeded("volume_checked", 400, 9 * 12);
+}
+
+#[test]
 fn rotten_volumes_never_show_a_wrong_byte() {
     seeded("volume_rotten", 300, 9 * 24);
 }
