@@ -69,6 +69,7 @@ macro_rules! kinds {
 kinds! {
     SuperCopy Error "the first copy of a superblock is no good",
     SuperMirror Warning "another copy of a superblock is no good, or older",
+    SuperBackup Warning "the newest backup of the roots is not of the roots",
     SuperField Error "the superblock disagrees with the trees",
     SystemChunks Error "the superblock's system chunks are not those of the chunk tree",
     ChunkLayout Error "chunks overlap, or cannot be laid out",

@@ -26,6 +26,7 @@ use crate::spans::Spans;
 use crate::stray::Nothing;
 use crate::subvolume::{ReferenceSurvey, SubvolumeSurvey, Summary, check_root};
 use crate::sum_items::{self, SumSurvey};
+use crate::supers;
 use crate::walk::{Memo, Route, Survey, Walker};
 use butternut_format::block_group::BlockGroup;
 use butternut_format::feature;
@@ -77,6 +78,9 @@ impl<'a> Pass<'a> {
         let roots = self.walker.tree(&survey, super_block.root(), &Route::default());
         self.require_trees(&roots);
         roots::check(&roots, self.reader);
+        if !roots.is_lost {
+            supers::check_backup(self.reader, &roots);
+        }
         let mut extents = self.extents(&roots);
         let blocks = std::mem::take(&mut extents.blocks);
         self.walker.set_table(BlockTable::new(blocks));
@@ -197,6 +201,7 @@ impl<'a> Pass<'a> {
                 tree: root.tree.0,
                 has_no_holes: super_block.has(feature::NO_HOLES),
                 wants_sums: root.tree != TreeId::DATA_RELOCATION
+                    && roots.find(TreeId::CHECKSUM).is_some()
                     && !sink.lost.users.load(Ordering::Relaxed),
             };
             let survey = SubvolumeSurvey {

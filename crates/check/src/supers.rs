@@ -5,8 +5,10 @@
 
 use crate::blocks::Reader;
 use crate::finding::Kind;
+use crate::roots::Roots;
 use butternut_format::chunk::{BlockGroupFlags, Chunk};
 use butternut_format::super_block::SuperBlock;
+use butternut_format::units::TreeId;
 use butternut_volume::super_blocks::{CopyRefused, CopyReport, read_copies};
 
 pub(crate) fn check_copies(reader: &Reader<'_>) {
@@ -43,6 +45,57 @@ fn check_copy(reader: &Reader<'_>, device: &str, report: &CopyReport, newest: &S
                 sink.add(kind, place, "generation", have, want);
             }
         }
+    }
+}
+
+/// The backup of this generation, where there is one, names the roots that are.
+pub(crate) fn check_backup(reader: &Reader<'_>, roots: &Roots) {
+    let raw = reader.volume().super_block().raw();
+    let mut backups = raw.super_roots.iter();
+    let Some(backup) = backups.find(|backup| backup.tree_root_gen == raw.generation) else {
+        return;
+    };
+    let root = |tree: TreeId| {
+        roots.find(tree).map_or((0, 0, 0), |root| {
+            (root.item.logical().0, root.item.generation().0, root.item.level())
+        })
+    };
+    let chunk = (raw.chunk_root.get(), raw.chunk_root_generation.get(), raw.chunk_root_level);
+    let top = (raw.root.get(), raw.generation.get(), raw.root_level);
+    let extent = (backup.extent_root, backup.extent_root_gen, backup.extent_root_level);
+    let rows = [
+        ("tree_root", (backup.tree_root, backup.tree_root_gen, backup.tree_root_level), top),
+        ("chunk_root", (backup.chunk_root, backup.chunk_root_gen, backup.chunk_root_level), chunk),
+        ("extent_root", extent, root(TreeId::EXTENT)),
+        ("fs_root", (backup.fs_root, backup.fs_root_gen, backup.fs_root_level), root(TreeId::FS)),
+        (
+            "dev_root",
+            (backup.dev_root, backup.dev_root_gen, backup.dev_root_level),
+            root(TreeId::DEVICE),
+        ),
+        (
+            "csum_root",
+            (backup.csum_root, backup.csum_root_gen, backup.csum_root_level),
+            root(TreeId::CHECKSUM),
+        ),
+    ];
+    for (field, (logical, generation, level), want) in rows {
+        let have = (logical.get(), generation.get(), level);
+        if have != want {
+            let shown = |(logical, generation, level): (u64, u64, u8)| {
+                format!("{logical} of generation {generation}, level {level}")
+            };
+            let place = "superblock: newest backup";
+            reader.sink().add(Kind::SuperBackup, place, field, shown(have), shown(want));
+        }
+    }
+    let sizes = [
+        ("total_bytes", backup.total_bytes, raw.total_bytes),
+        ("bytes_used", backup.bytes_used, raw.bytes_used),
+        ("num_devices", backup.num_devices, raw.num_devices),
+    ];
+    for (field, have, want) in sizes.into_iter().filter(|(_, have, want)| have != want) {
+        reader.sink().add(Kind::SuperBackup, "superblock: newest backup", field, have, want);
     }
 }
 

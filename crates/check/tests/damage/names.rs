@@ -105,7 +105,7 @@ fn roots() -> Vec<Case> {
         case(
             "tree missing",
             no_checksum_tree,
-            &[Kind::TreeMissing, Kind::ExtentUnused, Kind::SumsMissing],
+            &[Kind::TreeMissing, Kind::ExtentUnused, Kind::SuperBackup],
         ),
         case(
             "subvolume without its entries",

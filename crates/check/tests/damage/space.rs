@@ -44,29 +44,39 @@ fn supers() -> Vec<Case> {
         case(
             "super bytes used",
             |p| p.edit_super(|raw| raw.bytes_used = U64::new(raw.bytes_used.get() + 4096)),
-            &[Kind::SuperField],
+            &[Kind::SuperField, Kind::SuperBackup],
         ),
         case(
             "super total bytes",
             |p| p.edit_super(|raw| raw.total_bytes = U64::new(raw.total_bytes.get() - 4096)),
-            &[Kind::SuperField],
+            &[Kind::SuperField, Kind::SuperBackup],
         ),
         case(
             "super number of devices",
             |p| p.edit_super(|raw| raw.num_devices = U64::new(2)),
-            &[Kind::SuperField],
+            &[Kind::SuperField, Kind::SuperBackup],
         ),
         case(
             "super device item",
             |p| p.edit_super(|raw| raw.dev_item.bytes_used = U64::new(4096)),
             &[Kind::SuperField],
         ),
+        case("super backup of other roots", backup, &[Kind::SuperBackup]),
         case(
             "super system chunk elsewhere",
             system_chunk,
             &[Kind::BlockCopy, Kind::ChunkLayout, Kind::SystemChunks],
         ),
     ]
+}
+
+fn backup(p: &Patient) {
+    p.edit_super(|raw| {
+        let generation = raw.generation;
+        let newest = raw.super_roots.iter_mut().find(|backup| backup.tree_root_gen == generation);
+        let newest = newest.expect("the kernel wrote one at the last commit");
+        newest.fs_root = U64::new(newest.fs_root.get() + 4096);
+    });
 }
 
 /// The second stripe of the first system chunk, 64 KiB further.
@@ -133,7 +143,7 @@ fn devices() -> Vec<Case> {
                     grow(&mut raw.dev_item.total_bytes);
                 });
             },
-            &[Kind::DeviceUsage],
+            &[Kind::DeviceUsage, Kind::SuperBackup],
         ),
         case(
             "device item of another volume",
