@@ -73,7 +73,11 @@ fn theirs(recipe: Recipe) -> Trial {
         let mut args: Vec<OsString> = vec!["check".into(), "--check-data-csum".into()];
         let paths = image.paths();
         // Of a volume on several devices it takes one, and finds the others by itself.
-        let loops = if paths.len() > 1 { paths.iter().map(|path| attach(path)).collect() } else { Ok(vec![]) };
+        let loops = if paths.len() > 1 {
+            paths.iter().map(|path| attach(path)).collect()
+        } else {
+            Ok(vec![])
+        };
         let loops: Vec<LoopDevice> = loops?;
         let first = loops.first().map(|first| first.path().to_path_buf());
         args.push(first.or_else(|| paths.first().cloned()).context("a device")?.into());

@@ -8,6 +8,7 @@
 //! | [`model`] | the truth: inodes in a map |
 //! | [`subject`] | what a filesystem under test has to offer |
 //! | [`posix`] | the subject that is a directory of this machine, by system calls |
+//! | [`library`] | the subject that is the library itself |
 //! | [`tree`] | everything that can be seen of a tree, and what differs between two |
 //! | [`run`] | a subject held to the model, operation by operation |
 //! | [`shrink`] | a failing run made short |
@@ -29,6 +30,7 @@ pub mod content;
 pub mod crash;
 pub mod errno;
 pub mod generator;
+pub mod library;
 pub mod model;
 pub mod operation;
 pub mod posix;

@@ -29,8 +29,17 @@ const XATTR_BYTES_MAX: u64 = 16_228;
 
 pub(crate) type Answer<T> = Result<T, i32>;
 
+/// Where subjects may differ from Linux and be right.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rules {
+    /// Linux asks whether a file is immutable or append-only when it is opened; without Linux above
+    /// it, a library asks at every change.
+    pub guards_open_files: bool,
+}
+
 #[derive(Clone, Debug)]
 pub struct Model {
+    rules: Rules,
     inodes: BTreeMap<u64, Inode>,
     slots: BTreeMap<u8, u64>,
     next: u64,
@@ -64,11 +73,17 @@ enum Body {
 impl Default for Model {
     fn default() -> Model {
         let root = Inode::new(Body::Directory(BTreeMap::new()), 0o755);
-        Model { inodes: BTreeMap::from([(ROOT, root)]), slots: BTreeMap::new(), next: ROOT + 1 }
+        let rules = Rules::default();
+        let inodes = BTreeMap::from([(ROOT, root)]);
+        Model { rules, inodes, slots: BTreeMap::new(), next: ROOT + 1 }
     }
 }
 
 impl Model {
+    pub fn with_rules(rules: Rules) -> Model {
+        Model { rules, ..Model::default() }
+    }
+
     pub fn apply(&mut self, operation: &Operation) -> Outcome {
         match self.answer(operation) {
             Ok(outcome) => outcome,
@@ -157,6 +172,17 @@ impl Model {
             Body::Symlink(_) => Err(errno::LOOP),
             Body::Special(..) => Err(errno::NO_ADDRESS),
         }
+    }
+
+    /// Whether the flags of a file let bytes at `offset` be written, where open files are asked.
+    fn may_write_open(&self, ino: u64, offset: u64) -> Answer<()> {
+        let inode = self.inode(ino);
+        let is_elsewhere = offset != self.content(ino).size();
+        let is_refused = inode.has(flags::IMMUTABLE) || inode.has(flags::APPEND) && is_elsewhere;
+        if self.rules.guards_open_files && is_refused {
+            return Err(errno::NOT_PERMITTED);
+        }
+        Ok(())
     }
 
     fn content(&self, ino: u64) -> &Content {

@@ -25,13 +25,18 @@ impl fmt::Display for Disagreement {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Run {
     pub model: Model,
     steps: usize,
 }
 
 impl Run {
+    /// A run over a fresh subject.
+    pub fn of(subject: &dyn Subject) -> Run {
+        Run::from_model(Model::with_rules(subject.rules()))
+    }
+
     /// A run over a subject that is already as this model is.
     pub fn from_model(model: Model) -> Run {
         Run { model, steps: 0 }
@@ -70,7 +75,7 @@ fn is_refusal(outcome: &Outcome) -> bool {
 
 /// Runs a script against a fresh subject.
 pub fn replay(subject: &mut dyn Subject, operations: &[Operation]) -> Result<Option<Disagreement>> {
-    let mut run = Run::default();
+    let mut run = Run::of(subject);
     for operation in operations {
         if let Some(found) = run.step(subject, operation)? {
             return Ok(Some(found));
@@ -96,11 +101,11 @@ pub fn hold(
     shrinking: Duration,
     make: &mut dyn FnMut() -> Result<Box<dyn Subject>>,
 ) -> Result<Option<Found>> {
-    let mut run = Run::default();
     let mut script = Vec::new();
     let mut found = None;
     {
         let mut subject = make()?;
+        let mut run = Run::of(&*subject);
         while script.len() < operations && found.is_none() {
             let operation = generator.next(&run.model);
             found = run.step(&mut *subject, &operation)?;

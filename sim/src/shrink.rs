@@ -64,7 +64,7 @@ fn rename(
         let typed = serde_json::to_string(&name)?;
         let renamed = text.replace(typed.trim_matches('"'), &format!("n{number}"));
         let Ok(script) = script::parse(&renamed) else { continue };
-        if let Some(still) = try_script(&script)?.filter(|still| still.at + 1 == script.len()) {
+        if let Some(still) = try_script(&script)?.filter(|still| still.at + 1 >= script.len()) {
             (text, failing, found) = (renamed, script, still);
         }
     }

@@ -1,5 +1,6 @@
 //! [`Subject`]: a filesystem that is held to the model.
 
+use crate::model::Rules;
 use crate::operation::{Operation, Outcome};
 use crate::tree::Tree;
 use anyhow::Result;
@@ -8,6 +9,11 @@ use anyhow::Result;
 /// answer: answers are outcomes.
 pub trait Subject {
     fn apply(&mut self, operation: &Operation) -> Result<Outcome>;
+
+    /// Where it differs from Linux, and is right.
+    fn rules(&self) -> Rules {
+        Rules::default()
+    }
 
     /// Everything that can be seen, of the tree and of the open files.
     fn tree(&mut self) -> Result<Tree>;

@@ -80,11 +80,11 @@ impl Filesystem {
         let subvolume = self.writable_subvolume(writer, dir)?;
         let parent = self.entry_of(writer, dir)?;
         let mut body = parent.body_mut();
-        let mut parent_inode = self.directory_to_change(&parent)?;
         let at = Ino(dir.ino);
         if names::lookup(&subvolume.tree, at, name)?.is_some() {
             return Err(Error::Exists);
         }
+        let mut parent_inode = self.directory_to_change(&parent)?;
         let index = next_index(&subvolume, &parent, &mut body)?;
         let prepared = Prepared::new(&subvolume, (at, &parent_inode), &mut body, (new, made))?;
         let entry = self.change(writer, &subvolume, Need::items(ITEMS_OF_CREATION), |change| {

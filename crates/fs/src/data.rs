@@ -74,6 +74,11 @@ impl File {
         bytes: &[u8],
         privileges: Privileges,
     ) -> Result<(u64, usize)> {
+        if bytes.is_empty() {
+            let held = self.held()?;
+            Filesystem::may_write(&held.filesystem().facts(held.entry())?)?;
+            return Ok((offset.unwrap_or_else(|| self.size()), 0));
+        }
         self.alter(privileges, |file, inode, _| {
             let end = file.size();
             let offset = offset.unwrap_or(end);
@@ -99,7 +104,7 @@ impl File {
         if range.is_empty() {
             return Err(Error::InvalidArgument { what: "the range is empty" });
         }
-        self.alter(Privileges::Strip, |file, inode, stamp| {
+        self.alter(Privileges::Keep, |file, inode, stamp| {
             let sets_aside = matches!(how, Allocate::Extend | Allocate::KeepSize);
             if inode.flags.contains(InodeFlags::APPEND) && !sets_aside {
                 return Err(Error::NotPermitted { what: "the file is append-only" });
@@ -122,6 +127,10 @@ impl File {
     /// [`Error::InvalidArgument`] where both ranges are of one file and overlap.
     pub fn copy_range(&self, to: u64, other: &Self, from: u64, bytes: u64) -> Result<u64> {
         let too_far = || Error::InvalidArgument { what: "the range has no end" };
+        let held = self.held()?;
+        Filesystem::may_write(&held.filesystem().facts(held.entry())?)?;
+        // The other file ends where it ended at the start, also if it is this one and grows.
+        let bytes = bytes.min(other.size().saturating_sub(from));
         let from_end = from.checked_add(bytes).ok_or_else(too_far)?;
         let to_end = to.checked_add(bytes).ok_or_else(too_far)?;
         if self.id() == other.id() && from < to_end && to < from_end {
@@ -132,7 +141,7 @@ impl File {
         while done < bytes {
             let want = buf.len().min(usize::try_from(bytes - done).unwrap_or(buf.len()));
             let copied = other.read_at(from + done, &mut buf[..want]).and_then(|read| {
-                let written = self.write_as(to + done, &buf[..read], Privileges::Strip)?;
+                let written = self.write_as(to + done, &buf[..read], Privileges::Keep)?;
                 Ok((read, written))
             });
             match copied {

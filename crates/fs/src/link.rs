@@ -41,12 +41,12 @@ impl Filesystem {
         target: &InodeEntry,
     ) -> Result<()> {
         let mut bodies = Bodies::lock(&[parent, target]);
-        let mut dir = self.directory_to_change(parent)?;
-        let mut inode = self.facts(target)?;
         let at = Ino(parent.id.ino);
         if names::lookup(&subvolume.tree, at, name)?.is_some() {
             return Err(Error::Exists);
         }
+        let mut dir = self.directory_to_change(parent)?;
+        let mut inode = self.facts(target)?;
         let is_fixed = |flag| inode.flags.contains(flag);
         if inode.kind == FileKind::Directory
             || is_fixed(InodeFlags::IMMUTABLE)

@@ -90,7 +90,6 @@ impl Filesystem {
     ) -> Result<()> {
         let writer = self.begin()?;
         check_name(from.1)?;
-        check_name(to.1)?;
         if flags.exchange && (flags.no_replace || flags.whiteout.is_some()) {
             return Err(Error::InvalidArgument { what: "an exchange excludes the other flags" });
         }
@@ -103,6 +102,7 @@ impl Filesystem {
         let _alone = is_across.then(|| writer.lock_renames());
         loop {
             let moved = self.found_entry(writer, from.0, from.1)?;
+            check_name(to.1)?;
             let victim = match self.found_entry(writer, to.0, to.1) {
                 Ok(victim) => Some(victim),
                 Err(Error::NotFound) => None,
@@ -160,12 +160,12 @@ impl Renaming<'_> {
         if flags.exchange && victim.is_none() {
             return Err(Error::NotFound);
         }
-        let from_dir = self.filesystem.directory_to_change(self.from.dir)?;
-        let to_dir = self.filesystem.directory_to_change(self.to.dir)?;
+        self.stay_a_tree(&moved, victim.as_ref(), flags.exchange)?;
         if self.victim.is_some_and(|victim| victim.entry.id == self.moved.entry.id) {
             return Ok(Fate::Stays);
         }
-        self.stay_a_tree(&moved, victim.as_ref(), flags.exchange)?;
+        let from_dir = self.filesystem.directory_to_change(self.from.dir)?;
+        let to_dir = self.filesystem.directory_to_change(self.to.dir)?;
         may_lose_entry(&from_dir, &moved)?;
         if let Some(victim) = &victim {
             may_lose_entry(&to_dir, victim)?;

@@ -101,7 +101,7 @@ impl Filesystem {
         let is_new_owner = set.uid.is_some() || set.gid.is_some();
         let strips = set.strip_privileges && (is_new_owner || set.size.is_some());
         let mut drops_capabilities = false;
-        if strips && inode.kind == FileKind::File {
+        if strips && inode.kind != FileKind::Directory {
             changed.mode = without_privileges(changed.mode);
             drops_capabilities = names::xattr(&subvolume.tree, ino, CAPABILITIES)?.is_some();
         }

@@ -94,6 +94,8 @@ impl Filesystem {
             (_, false) if is_acl && value.is_none() && inode.mode == self.facts(entry)?.mode => {
                 return Ok(());
             }
+            // A value is first found too large, then to be there or not: by what sets it.
+            _ if value.is_some() => {}
             (SetXattr::Create, true) => return Err(NamesError::AttributeExists.into()),
             (SetXattr::Replace, false) => return Err(Error::NoAttribute),
             _ => {}

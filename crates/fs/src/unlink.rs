@@ -70,13 +70,12 @@ impl Filesystem {
         let parent = self.entry_of(writer, dir)?;
         loop {
             let target = self.found_entry(writer, dir, name)?;
-            suits(target.kind)?;
             let mut bodies = Bodies::lock(&[&parent, &target.entry]);
             // Whoever had the directory before may have changed what the name leads to.
             if !still_leads(&subvolume, dir, name, &target)? {
                 continue;
             }
-            let fate = self.remove_locked(writer, &subvolume, &parent, name, &target.entry)?;
+            let fate = self.remove_locked(writer, &subvolume, (&parent, name), &target, &suits)?;
             if fate == Fate::Goes {
                 forget(writer, &target.entry, bodies.of(&target.entry));
             }
@@ -110,13 +109,14 @@ impl Filesystem {
         &self,
         writer: &Writer,
         subvolume: &WritableSubvolume,
-        parent: &InodeEntry,
-        name: &[u8],
-        target: &InodeEntry,
+        (parent, name): (&InodeEntry, &[u8]),
+        FoundEntry { entry: target, kind }: &FoundEntry,
+        suits: &dyn Fn(FileKind) -> Result<()>,
     ) -> Result<Fate> {
         let mut dir = self.directory_to_change(parent)?;
         let mut inode = self.facts(target)?;
         may_lose_entry(&dir, &inode)?;
+        suits(*kind)?;
         if inode.kind == FileKind::Directory {
             require_empty(subvolume, target, &inode)?;
         }

@@ -106,6 +106,14 @@ impl AttributeFlags {
         if compress && (wants.contains(Self::NOCOMPRESS) || wants.contains(Self::NOCOW)) {
             return Err(NamesError::Invalid { what: "c excludes m and C" });
         }
+        // From one call to the next, C excludes m too.
+        let is_packed = |set: Self| set.contains(Self::COMPRESS) || set.contains(Self::NOCOMPRESS);
+        let has = Self::of(inode.flags);
+        if has.contains(Self::NOCOW) && is_packed(wants)
+            || wants.contains(Self::NOCOW) && is_packed(has)
+        {
+            return Err(NamesError::Invalid { what: "C excludes c and m" });
+        }
         let mut flags = nocow(inode, wants.contains(Self::NOCOW));
         for (wanted, kept) in Self::PLAIN {
             flags = if wants.contains(wanted) { flags.with(kept) } else { flags.without(kept) };

@@ -69,7 +69,7 @@ impl Workload {
         let device = Arc::new(RecordingDevice::new(base));
         let recorded: Arc<dyn Device> = Arc::<RecordingDevice>::clone(&device);
         let mut subject = engine.open(recorded)?;
-        let (mut run, mut telling) = (Run::default(), Telling::default());
+        let (mut run, mut telling) = (Run::of(&*subject), Telling::default());
         let mut told = (Vec::new(), vec![run.model.clone()]);
         let steps = script.map_or(self.steps, <[Operation]>::len);
         for step in 0..steps {

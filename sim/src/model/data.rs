@@ -10,6 +10,7 @@ impl Model {
         match operation {
             Operation::Write { file, offset, bytes, seed } => {
                 let ino = self.file(file, true)?;
+                self.may_write_open(ino, *offset)?;
                 self.write(ino, *offset, *bytes, *seed);
             }
             Operation::Append { at, bytes, seed } => {
@@ -25,6 +26,7 @@ impl Model {
                 if self.inode(ino).has(flags::APPEND) {
                     return Err(errno::NOT_PERMITTED);
                 }
+                self.may_write_open(ino, *size)?;
                 self.content_mut(ino).resize(*size);
             }
             Operation::Fallocate { file, how, offset, bytes } => {
@@ -87,6 +89,9 @@ impl Model {
         let bytes = bytes.min(self.content(from.0).size().saturating_sub(from.1));
         if from.0 == to.0 && to.1 + bytes > from.1 && to.1 < from.1 + bytes {
             return Err(errno::INVALID);
+        }
+        if bytes > 0 {
+            self.may_write_open(to.0, to.1)?;
         }
         let memory = self.content(from.0).read(from.1, bytes);
         if bytes > 0 {

@@ -1,0 +1,71 @@
+//! The library held to the model, on fresh volumes of several shapes, judged by the checker.
+
+use anyhow::Result;
+use butternut_device::Device;
+use butternut_mkfs::MkfsOptions;
+use butternut_sim::generator::Generator;
+use butternut_sim::library::LibrarySubject;
+use butternut_sim::run;
+use butternut_sim::script;
+use butternut_sim::subject::Subject;
+use butternut_sim::volume::{check, fresh};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+const VOLUME_BYTES: u64 = 512 << 20;
+const OPERATIONS: usize = 3000;
+
+fn hold(seed: u64, options: &MkfsOptions) {
+    let last: Rc<RefCell<Option<Arc<dyn Device>>>> = Rc::default();
+    let mut make = || -> Result<Box<dyn Subject>> {
+        let device = fresh(VOLUME_BYTES, options)?;
+        *last.borrow_mut() = Some(Arc::clone(&device));
+        Ok(Box::new(LibrarySubject::open(device)?))
+    };
+    let generator = Generator::new(seed);
+    let found = run::hold(generator, seed, OPERATIONS, Duration::from_mins(2), &mut make).unwrap();
+    if let Some(found) = found {
+        panic!("{found}");
+    }
+    let device = last.borrow().clone().expect("a volume was made");
+    check(&device).unwrap_or_else(|error| panic!("seed {seed}: {error:#}"));
+}
+
+fn seeds(few: u64, many: u64) -> std::ops::Range<u64> {
+    let only = std::env::var("BUTTERNUT_SEED").ok().and_then(|seed| seed.parse().ok());
+    if let Some(seed) = only {
+        return seed..seed + 1;
+    }
+    let is_long = std::env::var_os("BUTTERNUT_LONG").is_some_and(|value| !value.is_empty());
+    0..if is_long { many } else { few }
+}
+
+#[test]
+fn the_library_does_what_the_model_says() {
+    for seed in seeds(4, 300) {
+        hold(seed, &MkfsOptions::default());
+    }
+}
+
+/// Scripts that once found something, in the model or in a subject.
+#[test]
+fn kept_scripts_agree() {
+    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../judges/kept");
+    let mut count = 0;
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let script = script::parse(&text).unwrap();
+        let device = fresh(VOLUME_BYTES, &MkfsOptions::default()).unwrap();
+        let mut subject = LibrarySubject::open(Arc::clone(&device)).unwrap();
+        if let Some(found) = run::replay(&mut subject, &script).unwrap() {
+            panic!("{}: {found}", path.display());
+        }
+        drop(subject);
+        check(&device).unwrap_or_else(|error| panic!("{}: {error:#}", path.display()));
+        count += 1;
+    }
+    assert!(count > 0);
+}
