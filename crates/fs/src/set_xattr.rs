@@ -23,6 +23,9 @@ pub use butternut_names::SetXattr;
 /// Items that an attribute may change: its own, and the inode's.
 const ITEMS_OF_XATTR: u32 = 3;
 
+/// The namespace that everyone who may write to a file or directory has.
+const USERS: &[u8] = b"user.";
+
 /// An attribute as it is to be stored, and what becomes of the inode.
 struct Planned {
     inode: Inode,
@@ -65,6 +68,10 @@ impl Filesystem {
         let is_fixed = |flag| inode.flags.contains(flag);
         if is_fixed(InodeFlags::IMMUTABLE) || is_fixed(InodeFlags::APPEND) {
             return Err(Error::NotPermitted { what: "the inode is immutable or append-only" });
+        }
+        let has_users = matches!(inode.kind, FileKind::File | FileKind::Directory);
+        if name.starts_with(USERS) && !has_users {
+            return Err(Error::NotPermitted { what: "files and directories have such attributes" });
         }
         let planned = plan(&inode)?;
         self.store_xattr(writer, &subvolume, &entry, name, how, planned)?;

@@ -41,7 +41,7 @@ struct Shape {
 }
 
 impl Filesystem {
-    /// How full the volume is.
+    /// How full the volume is: as of this moment, what waits to be committed included.
     pub fn statfs(&self) -> Result<StatFs> {
         let groups = self.groups()?;
         let devices = self.devices();
@@ -61,7 +61,12 @@ impl Filesystem {
             .collect();
         let present: u64 = data.iter().fold(0, |bits, group| bits | group.flags);
         let unallocated = new_chunk_bytes(free_bytes, present);
-        let blocks = self.super_block().raw().total_bytes.get() / factor / SECTOR_BYTES;
+        let total_bytes = if self.forest().is_writable() {
+            devices.iter().fold(0, |sum: u64, device| sum.saturating_add(device.total_bytes))
+        } else {
+            self.super_block().raw().total_bytes.get()
+        };
+        let blocks = total_bytes / factor / SECTOR_BYTES;
         let reserve = self.global_reserve_bytes()?;
         Ok(StatFs {
             block_bytes: 4096,

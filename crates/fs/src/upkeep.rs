@@ -4,14 +4,24 @@ use crate::{Filesystem, Result};
 use butternut_format::units::DevId;
 
 impl Filesystem {
+    /// The name of the volume, as it is now.
+    pub fn label(&self) -> Vec<u8> {
+        match self.forest().label() {
+            Ok(label) => label,
+            Err(_) => self.super_block().label().to_vec(),
+        }
+    }
+
     /// Names the volume, with the next commit.
     ///
     /// # Errors
     /// [`Error::ReadOnly`](crate::Error::ReadOnly); a label of more than 255 bytes, or with a zero
     /// or a line break in it.
     pub fn set_label(&self, label: &[u8]) -> Result<()> {
-        self.begin()?;
-        Ok(self.forest().set_label(label)?)
+        let writer = self.begin()?;
+        self.forest().set_label(label)?;
+        writer.signal.changed();
+        Ok(())
     }
 
     /// Makes the volume larger or smaller on one device, with the next commit. Groups that are
@@ -23,7 +33,9 @@ impl Filesystem {
     pub fn resize(&self, devid: u64, bytes: u64) -> Result<()> {
         let writer = self.begin()?;
         self.write_back(writer)?;
-        Ok(self.forest().resize(DevId(devid), bytes)?)
+        self.forest().resize(DevId(devid), bytes)?;
+        writer.signal.changed();
+        Ok(())
     }
 
     /// Tells the devices of free space in runs of at least `bytes_min`; says how many bytes.

@@ -97,15 +97,25 @@ impl Filesystem {
             }
         }
         let statuses = volume.devices();
+        let running = self.forest().device_usage().unwrap_or_default();
         let info = |status: DeviceStatus| {
             let by_flags = allocated.remove(&(status.devid.0, status.uuid)).unwrap_or_default();
-            device_info(&status, by_flags.into_iter().collect())
+            let mut info = device_info(&status, by_flags.into_iter().collect());
+            if let Some(now) = running.iter().find(|usage| usage.devid == status.devid) {
+                (info.total_bytes, info.allocated_bytes) = (now.bytes, now.bytes_used);
+            }
+            info
         };
         statuses.into_iter().map(info).collect()
     }
 
-    /// Type and profile sums, in the order of `order`.
+    /// Type and profile sums, in the order of `order`: as of this moment, where the volume is open
+    /// for writing.
     pub(crate) fn groups(&self) -> Result<Vec<GroupUsage>> {
+        let running: Option<BTreeMap<u64, u64>> =
+            self.forest().groups().ok().map(|groups| {
+                groups.into_iter().map(|group| (group.start.0, group.taken)).collect()
+            });
         let tree = self.block_group_tree()?;
         let mut groups: BTreeMap<(u32, u32), GroupUsage> = BTreeMap::new();
         for chunk in self.volume().chunks().iter() {
@@ -114,7 +124,11 @@ impl Filesystem {
             group.flags = flags.0;
             group.count += 1;
             group.total_bytes = group.total_bytes.saturating_add(chunk.bytes());
-            group.used_bytes = group.used_bytes.saturating_add(used_bytes(&tree, chunk)?);
+            let used_bytes = match &running {
+                Some(used) => used.get(&chunk.logical().0).copied().unwrap_or_default(),
+                None => used_bytes(&tree, chunk)?,
+            };
+            group.used_bytes = group.used_bytes.saturating_add(used_bytes);
             let places = u64::try_from(chunk.places().len()).unwrap_or(u64::MAX);
             let raw_bytes = chunk.place_bytes().saturating_mul(places);
             group.raw_bytes = group.raw_bytes.saturating_add(raw_bytes);

@@ -54,3 +54,25 @@ fn a_label_and_a_size_are_those_of_the_last_commit() {
     let fs = volume.reopen(fs);
     assert_eq!(fs.super_block().label(), b"new name");
 }
+
+#[test]
+fn what_is_free_is_counted_as_it_is_now() {
+    let volume = TestVolume::new();
+    let fs = open_quiet(&volume);
+    let before = fs.statfs().unwrap();
+    let id = fs.create(fs.root(), b"file", &new(0o644)).unwrap();
+    let file = fs.open_file(id).unwrap();
+    file.write_at(0, &vec![7; 8 << 20]).unwrap();
+    let during = fs.statfs().unwrap();
+    assert!(during.blocks_free <= before.blocks_free - 2048, "{before:?} {during:?}");
+    drop(file);
+    fs.unlink(fs.root(), b"file").unwrap();
+    fs.sync().unwrap();
+    let after = fs.statfs().unwrap();
+    assert!(after.blocks_free + 100 > before.blocks_free, "{before:?} {after:?}");
+    fs.resize(1, 400 << 20).unwrap();
+    fs.set_label(b"small").unwrap();
+    assert_eq!((fs.statfs().unwrap().blocks, fs.label()), ((400 << 20) / 4096, b"small".to_vec()));
+    let fs = volume.reopen(fs);
+    assert_eq!(fs.statfs().unwrap().blocks, (400 << 20) / 4096);
+}

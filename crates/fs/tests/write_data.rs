@@ -90,7 +90,7 @@ fn a_file_is_cut_and_made_longer() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let file = made(&fs, "file");
-    file.write_at(0, &[7; 20_000]).unwrap();
+    file.write_at(0, &vec![7; 20_000]).unwrap();
     file.truncate(5001).unwrap();
     fs.sync().unwrap();
     file.truncate(12_000).unwrap();
@@ -133,7 +133,7 @@ fn ranges_are_set_aside_and_given_back() {
     file.allocate(0..1 << 20, Allocate::KeepSize).unwrap();
     assert_eq!((file.size(), file.stat().unwrap().blocks), (0, 2048));
     file.allocate(0..100_000, Allocate::Extend).unwrap();
-    file.write_at(0, &[1; 50_000]).unwrap();
+    file.write_at(0, &vec![1; 50_000]).unwrap();
     file.allocate(4096..8192, Allocate::PunchHole).unwrap();
     file.allocate(10_000..20_000, Allocate::Zero).unwrap();
     assert_eq!(file.allocate(5..5, Allocate::Extend).unwrap_err().errno(), 22);
@@ -158,7 +158,7 @@ fn a_range_is_copied_within_a_file_and_between_files() {
     assert_eq!(one.copy_range(10, &one, 0, 100).unwrap_err().errno(), 22);
     drop((one, other));
     let fs = volume.reopen(fs);
-    assert_eq!(contents(&opened(&fs, "one")), [3; 18_000]);
+    assert_eq!(contents(&opened(&fs, "one")), vec![3; 18_000]);
     let other = contents(&opened(&fs, "other"));
     assert_eq!((other.len(), &other[..100]), (8100, &[0; 100][..]));
     assert!(other[100..].iter().all(|byte| *byte == 3));
@@ -170,7 +170,7 @@ fn an_open_file_is_whole_after_its_last_name_is_gone() {
     let fs = volume.open();
     let file = made(&fs, "file");
     let id = file.id();
-    file.write_at(0, &[9; 300_000]).unwrap();
+    file.write_at(0, &vec![9; 300_000]).unwrap();
     fs.unlink(fs.root(), b"file").unwrap();
     fs.sync().unwrap();
     file.write_at(300_000, &[9; 5000]).unwrap();
@@ -227,7 +227,7 @@ fn a_file_without_copies_on_write_is_written_in_place() {
     let fs = volume.open();
     let file = made(&fs, "file");
     fs.set_attribute_flags(file.id(), AttributeFlags::NOCOW).unwrap();
-    file.write_at(0, &[1; 1 << 20]).unwrap();
+    file.write_at(0, &vec![1; 1 << 20]).unwrap();
     fs.sync().unwrap();
     let place = |file: &File| file.extents(0..1 << 20).map(|e| e.unwrap()).collect::<Vec<_>>();
     let before = place(&file);
@@ -250,7 +250,7 @@ fn a_full_volume_says_so_and_takes_deletions() {
             let file = made(&fs, &format!("file {count}"));
             count += 1;
             for at in 0..64 {
-                let written = file.write_at(at << 16, &[5; 1 << 16]);
+                let written = file.write_at(at << 16, &vec![5; 1 << 16]);
                 match written {
                     Ok(bytes) if bytes == 1 << 16 => {}
                     Ok(_) => {}
@@ -294,10 +294,10 @@ fn change(dice: &mut Dice, fs: &Filesystem, file: &File, plain: &mut Vec<u8>) {
     let (from, to) = (usize::try_from(at).unwrap(), usize::try_from(at + bytes).unwrap());
     match dice.pick(12) {
         0..5 => {
-            let fill = u8::try_from(1 + dice.pick(250)).unwrap();
+            let byte = u8::try_from(1 + dice.pick(250)).unwrap();
             plain.resize(plain.len().max(to), 0);
-            plain[from..to].fill(fill);
-            file.write_at(at, &vec![fill; to - from]).unwrap();
+            plain[from..to].fill(byte);
+            file.write_at(at, &vec![byte; to - from]).unwrap();
         }
         5 => {
             plain.resize(from, 0);

@@ -14,7 +14,7 @@ use crate::transaction::Need;
 use butternut_format::refused::require;
 use butternut_format::super_block::LABEL_BYTES;
 use butternut_format::units::{DevId, Logical, Physical};
-use butternut_space::{Class, GroupStatus, Totals};
+use butternut_space::{Class, DeviceUsage, GroupStatus, Totals};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -56,6 +56,23 @@ impl Forest {
     /// The volume was opened for reading.
     pub fn dirty_bytes(&self) -> Result<u64, TreeError> {
         self.running().map(crate::running::Running::dirty_bytes)
+    }
+
+    /// The name of the volume, as the next commit writes it.
+    ///
+    /// # Errors
+    /// The volume was opened for reading.
+    pub fn label(&self) -> Result<Vec<u8>, TreeError> {
+        let raw = self.running()?.super_block();
+        Ok(raw.label.iter().copied().take_while(|byte| *byte != 0).collect())
+    }
+
+    /// Bytes of each device, and how many of them chunks take, as of this moment.
+    ///
+    /// # Errors
+    /// The volume was opened for reading.
+    pub fn device_usage(&self) -> Result<Vec<DeviceUsage>, TreeError> {
+        self.running().map(|running| running.space.devices())
     }
 
     /// Names the volume; the next commit writes it.

@@ -1,0 +1,278 @@
+//! Volumes that we and the kernel write in turn: after each of our turns `btrfs check` finds
+//! nothing, and the kernel's mount shows what we do.
+//!
+//! Needs root and loop devices; `BUTTERNUT_NO_KERNEL=1` leaves these tests out, and says so.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    clippy::manual_assert,
+    reason = "a test panics where it fails, and says what it left out"
+)]
+
+mod kernel_compare;
+mod kernel_image;
+
+use butternut::{
+    Allocate, AttributeFlags, DevicePath, Error, FileId, FileKind, Filesystem, MountOptions,
+    NewInode, Privileges, RenameFlags, SetAttributes, SetTime, SetXattr, Time,
+};
+use kernel_compare::compare;
+use kernel_image::{KernelImage, kernel_is_here, run};
+
+/// Changes in one of our turns.
+const STEPS: u32 = 1500;
+
+fn open(image: &KernelImage, read_only: bool) -> Filesystem {
+    let options = MountOptions { read_only, ..MountOptions::default() };
+    let devices: Vec<DevicePath> = image.devices.iter().map(DevicePath::from).collect();
+    Filesystem::open(&devices, &options).unwrap()
+}
+
+/// What outside judges say of the volume.
+fn judge(image: &KernelImage) {
+    let path = image.devices[0].to_string_lossy().into_owned();
+    run("btrfs", &["check", "--check-data-csum", &path]);
+    let mount = image.mount("ro");
+    let filesystem = open(image, true);
+    compare(&filesystem, filesystem.root(), mount.path());
+}
+
+/// Numbers that look random, the same for the same seed.
+struct Dice(u64);
+
+impl Dice {
+    fn pick(&mut self, count: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (self.0 >> 33) % count
+    }
+
+    fn name(&mut self) -> Vec<u8> {
+        let number = self.pick(60);
+        let long = "x".repeat(if number % 7 == 0 { 180 } else { 0 });
+        format!("name {number}{long}").into_bytes()
+    }
+
+    fn permissions(&mut self) -> NewInode {
+        let permissions = u32::try_from(self.pick(0o10_000)).unwrap() | 0o600;
+        NewInode { permissions, umask: 0o022, uid: 1000, gid: 1001 }
+    }
+
+    fn bytes_max(&mut self) -> u64 {
+        [3000, 20_000, 300_000, 3_000_000][usize::try_from(self.pick(4)).unwrap()]
+    }
+}
+
+/// Random changes of whatever is there.
+struct Changes<'a> {
+    fs: &'a Filesystem,
+    dice: Dice,
+    dirs: Vec<FileId>,
+}
+
+impl Changes<'_> {
+    fn dir(&mut self) -> FileId {
+        let at = usize::try_from(self.dice.pick(self.dirs.len() as u64)).unwrap();
+        self.dirs[at]
+    }
+
+    fn step(&mut self) -> butternut::Result<()> {
+        let (dir, name) = (self.dir(), self.dice.name());
+        match self.dice.pick(16) {
+            0..3 => self.fs.create(dir, &name, &self.dice.permissions()).map(drop),
+            3 => {
+                let made = self.fs.mkdir(dir, &name, &self.dice.permissions())?;
+                self.dirs.push(made);
+                Ok(())
+            }
+            4 => {
+                let text = "t".repeat(1 + usize::try_from(self.dice.pick(2000)).unwrap());
+                self.fs.symlink(dir, &name, text.as_bytes(), &NewInode::new(0)).map(drop)
+            }
+            5 => {
+                let kind =
+                    if self.dice.pick(2) == 0 { FileKind::Fifo } else { FileKind::BlockDevice };
+                self.fs.mknod(dir, &name, &NewInode::new(0o644), kind, (8, 300)).map(drop)
+            }
+            6 => {
+                let id = self.fs.lookup(dir, &name)?;
+                let (to, name) = (self.dir(), self.dice.name());
+                self.fs.link(id, to, &name)
+            }
+            7 => self.fs.unlink(dir, &name),
+            8 => {
+                self.fs.rmdir(dir, &name)?;
+                self.dirs.retain(|dir| self.fs.stat(*dir).is_ok());
+                Ok(())
+            }
+            9 | 10 => self.rename(dir, &name),
+            11 => self.attributes(dir, &name),
+            _ => self.data(dir, &name),
+        }
+    }
+
+    fn rename(&mut self, dir: FileId, name: &[u8]) -> butternut::Result<()> {
+        let (to, to_name) = (self.dir(), self.dice.name());
+        let mut flags = RenameFlags::default();
+        match self.dice.pick(6) {
+            0 => flags.exchange = true,
+            1 => flags.no_replace = true,
+            2 => flags.whiteout = Some((5, 6)),
+            _ => {}
+        }
+        self.fs.rename((dir, name), (to, &to_name), flags)?;
+        self.dirs.retain(|dir| self.fs.stat(*dir).is_ok());
+        Ok(())
+    }
+
+    fn attributes(&mut self, dir: FileId, name: &[u8]) -> butternut::Result<()> {
+        let id = self.fs.lookup(dir, name)?;
+        let is_link = self.fs.stat(id)?.kind == FileKind::Symlink;
+        match self.dice.pick(5) {
+            0 => {
+                let name = format!("user.{}", self.dice.pick(4));
+                let value = vec![b'v'; usize::try_from(self.dice.pick(3000)).unwrap()];
+                self.fs.set_xattr(id, name.as_bytes(), &value, SetXattr::Either)
+            }
+            1 => {
+                let name = format!("user.{}", self.dice.pick(4));
+                self.fs.remove_xattr(id, name.as_bytes())
+            }
+            2 if !is_link => {
+                let flags =
+                    [AttributeFlags::NODUMP, AttributeFlags::NOCOW, AttributeFlags::COMPRESS];
+                let flags = flags[usize::try_from(self.dice.pick(3)).unwrap()];
+                self.fs.set_attribute_flags(id, flags)
+            }
+            _ => {
+                let time = Time { secs: 1_500_000_000, nanos: 11 };
+                let set = SetAttributes {
+                    mode: (!is_link).then(|| u32::try_from(self.dice.pick(0o10_000)).unwrap()),
+                    uid: Some(u32::try_from(self.dice.pick(70_000)).unwrap()),
+                    mtime: Some(SetTime::At(time)),
+                    strip_privileges: true,
+                    ..SetAttributes::default()
+                };
+                self.fs.set_attributes(id, &set).map(drop)
+            }
+        }
+    }
+
+    fn data(&mut self, dir: FileId, name: &[u8]) -> butternut::Result<()> {
+        let file = self.fs.open_file(self.fs.lookup(dir, name)?)?;
+        let bytes_max = self.dice.bytes_max();
+        let at = self.dice.pick(bytes_max);
+        let bytes = 1 + self.dice.pick(bytes_max / 3);
+        let range = at..at + bytes;
+        let byte = u8::try_from(self.dice.pick(256)).unwrap();
+        let data = vec![byte; usize::try_from(bytes).unwrap()];
+        match self.dice.pick(12) {
+            0..5 => file.write_at(at, &data).map(drop),
+            5 => file.append(&data, Privileges::Strip).map(drop),
+            6 => file.truncate(at),
+            7 => file.allocate(range, Allocate::PunchHole),
+            8 => file.allocate(range, Allocate::Zero),
+            9 => file.allocate(range, Allocate::KeepSize),
+            10 => file.allocate(range, Allocate::Extend),
+            _ => file.sync_all(),
+        }
+    }
+}
+
+/// One of our turns.
+fn write(image: &KernelImage, seed: u64) {
+    let fs = open(image, false);
+    let mut changes = Changes { fs: &fs, dice: Dice(seed), dirs: vec![fs.root()] };
+    let entries = fs.read_dir(fs.root(), butternut::FIRST_ENTRY).unwrap();
+    let found = entries.map(Result::unwrap).filter(|entry| entry.kind == FileKind::Directory);
+    let ours = found.filter(|entry| entry.id.subvolume == fs.root().subvolume);
+    changes.dirs.extend(ours.map(|entry| entry.id));
+    let mut done = 0;
+    for step in 0..STEPS {
+        match changes.step() {
+            Ok(()) => done += 1,
+            Err(error) => assert!(is_refusal(&error), "seed {seed}, step {step}: {error:?}"),
+        }
+    }
+    assert!(done > STEPS / 3, "only {done} steps did anything");
+    fs.close().unwrap();
+}
+
+/// What random steps run into.
+fn is_refusal(error: &Error) -> bool {
+    let names = [1, 2, 17, 18, 20, 21, 22, 39, 61, 95];
+    names.contains(&error.errno())
+}
+
+/// A turn of the kernel's: more of everything, and some of ours gone.
+const KERNEL_TURN: &str = "
+    for n in $(seq 40); do head -c $((n * 977)) /dev/urandom > \"kernel $n\"; done
+    rm -rf 'name 1' 'name 2' 'name 3'
+    find . -xdev -type f -name 'name 1*' -exec truncate -s 5000 {} +
+    find . -xdev -type f -name 'name 2*' -print0 |
+        xargs -0 -I{} dd if=/dev/urandom of={} bs=4k count=3 conv=notrunc status=none
+    mkdir -p deep/er; ln -f 'kernel 7' deep/er/link
+";
+
+fn take_turns(mkfs: &[&str], mount: &str, script: &str) {
+    if !kernel_is_here() {
+        return;
+    }
+    let image = KernelImage::make(1, mkfs, mount, script);
+    for seed in 0..3 {
+        write(&image, seed);
+        judge(&image);
+        let mounted = image.mount("rw");
+        let turn = format!("set -e; cd '{}'\n{KERNEL_TURN}", mounted.path().display());
+        run("bash", &["-c", &turn]);
+        run("btrfs", &["scrub", "start", "-B", &mounted.path().to_string_lossy()]);
+        drop(mounted);
+    }
+    write(&image, 99);
+    judge(&image);
+}
+
+#[test]
+fn we_and_the_kernel_write_a_volume_in_turn() {
+    take_turns(&[], "", "mkdir dir; echo hello > dir/file");
+}
+
+#[test]
+fn we_and_the_kernel_write_a_volume_of_small_nodes_in_turn() {
+    let mkfs = ["--nodesize", "4096", "--csum", "xxhash", "-O", "^no-holes", "--mixed"];
+    take_turns(&mkfs, "", "mkdir dir; echo hello > dir/file");
+}
+
+#[test]
+fn a_volume_with_a_past_is_written() {
+    let script = include_str!("kernel_image/rich.sh");
+    let fill = "for n in $(seq 60); do head -c $((n * 3000)) /dev/zero > \"name $n\"; done; sync";
+    let snapshots = "btrfs -q subvolume snapshot . past; btrfs -q subvolume snapshot -r . sealed";
+    take_turns(&[], "compress=zstd", &format!("{script}\n{fill}\n{snapshots}"));
+}
+
+#[test]
+fn a_read_only_snapshot_is_not_written_to() {
+    if !kernel_is_here() {
+        return;
+    }
+    let script = "btrfs -q subvolume create a; echo in a > a/file; \
+                  btrfs -q subvolume snapshot -r a sealed";
+    let image = KernelImage::make(1, &[], "", script);
+    let fs = open(&image, false);
+    let (a, sealed) =
+        (fs.lookup(fs.root(), b"a").unwrap(), fs.lookup(fs.root(), b"sealed").unwrap());
+    let file = fs.lookup(sealed, b"file").unwrap();
+    assert_eq!(fs.create(sealed, b"x", &NewInode::new(0o644)).unwrap_err().errno(), 30);
+    assert_eq!(fs.unlink(sealed, b"file").unwrap_err().errno(), 30);
+    assert_eq!(fs.open_file(file).unwrap().write_at(0, b"x").unwrap_err().errno(), 30);
+    assert_eq!(fs.rmdir(fs.root(), b"sealed").unwrap_err().errno(), 95);
+    let from = (a, &b"file"[..]);
+    let moved = fs.rename(from, (fs.root(), b"file"), RenameFlags::default());
+    assert_eq!(moved.unwrap_err().errno(), 18);
+    let file = fs.open_file(fs.lookup(a, b"file").unwrap()).unwrap();
+    file.write_at(0, b"IN").unwrap();
+    drop(file);
+    fs.close().unwrap();
+    judge(&image);
+}

@@ -1,0 +1,179 @@
+//! Modes, owners, times, attributes, ACLs and flags: what is set, and what it brings with it.
+
+#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+#![allow(dead_code, reason = "what volumes of tests share, not every test uses")]
+
+mod volume;
+
+use butternut::{AttributeFlags, FileId, Filesystem, SetAttributes, SetTime, SetXattr, Time};
+use volume::{TestVolume, new};
+
+const NONE: SetAttributes = SetAttributes {
+    mode: None,
+    uid: None,
+    gid: None,
+    size: None,
+    atime: None,
+    mtime: None,
+    strip_privileges: false,
+};
+
+fn file(fs: &Filesystem, name: &[u8], permissions: u32) -> FileId {
+    fs.create(fs.root(), name, &new(permissions)).unwrap()
+}
+
+/// An ACL as the kernel passes it: version 2, then tag, permissions and id of each entry.
+fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
+    let mut bytes = 2_u32.to_le_bytes().to_vec();
+    for (tag, permissions, id) in entries {
+        bytes.extend_from_slice(&tag.to_le_bytes());
+        bytes.extend_from_slice(&permissions.to_le_bytes());
+        bytes.extend_from_slice(&id.to_le_bytes());
+    }
+    bytes
+}
+
+const NO_ID: u32 = u32::MAX;
+const ACCESS: &[u8] = b"system.posix_acl_access";
+const DEFAULT: &[u8] = b"system.posix_acl_default";
+
+#[test]
+fn what_is_set_stays_and_the_rest_too() {
+    let volume = TestVolume::new();
+    let fs = volume.open();
+    let id = file(&fs, b"file", 0o644);
+    let before = fs.stat(id).unwrap();
+    let at = |secs, nanos| Some(SetTime::At(Time { secs, nanos }));
+    let set =
+        SetAttributes { mode: Some(0o4711), uid: Some(7), atime: at(-5, 999_999_999), ..NONE };
+    let after = fs.set_attributes(id, &set).unwrap();
+    assert_eq!((after.mode, after.uid, after.gid), (0o104_711, 7, 100));
+    assert_eq!(after.atime, Time { secs: -5, nanos: 999_999_999 });
+    assert_eq!((after.mtime, after.btime), (before.mtime, before.btime));
+    assert!(after.ctime > before.ctime);
+    let set = SetAttributes { atime: Some(SetTime::Now), mtime: at(9, 1), ..NONE };
+    let last = fs.set_attributes(id, &set).unwrap();
+    assert!(last.atime > after.ctime && last.atime == last.ctime);
+    assert_eq!(last.mtime, Time { secs: 9, nanos: 1 });
+    let wrong = SetAttributes { mtime: at(0, 1_000_000_000), ..NONE };
+    assert_eq!(fs.set_attributes(id, &wrong).unwrap_err().errno(), 22);
+    let fs = volume.reopen(fs);
+    assert_eq!(fs.stat(id).unwrap(), last);
+}
+
+#[test]
+fn a_new_owner_takes_privileges_away_if_asked_to() {
+    let volume = TestVolume::new();
+    let fs = volume.open();
+    let id = file(&fs, b"file", 0o6755);
+    let owner = SetAttributes { uid: Some(1), ..NONE };
+    assert_eq!(fs.set_attributes(id, &owner).unwrap().mode, 0o106_755);
+    let stripping = SetAttributes { strip_privileges: true, ..owner };
+    assert_eq!(fs.set_attributes(id, &stripping).unwrap().mode, 0o100_755);
+    let id = file(&fs, b"locked", 0o2644);
+    assert_eq!(fs.set_attributes(id, &stripping).unwrap().mode, 0o102_644);
+    volume.reopen(fs);
+}
+
+#[test]
+fn attributes_are_set_replaced_and_removed() {
+    let volume = TestVolume::new();
+    let fs = volume.open();
+    let id = file(&fs, b"file", 0o644);
+    let before = fs.stat(id).unwrap();
+    let set = |name: &[u8], value: &[u8], how| fs.set_xattr(id, name, value, how);
+    set(b"user.one", b"1", SetXattr::Create).unwrap();
+    assert!(fs.stat(id).unwrap().ctime > before.ctime);
+    assert_eq!(set(b"user.one", b"2", SetXattr::Create).unwrap_err().errno(), 17);
+    assert_eq!(set(b"user.two", b"2", SetXattr::Replace).unwrap_err().errno(), 61);
+    set(b"user.one", b"other", SetXattr::Replace).unwrap();
+    set(b"user.two", &[5; 10_000], SetXattr::Either).unwrap();
+    assert_eq!(set(b"user.three", &vec![5; 20_000], SetXattr::Either).unwrap_err().errno(), 28);
+    assert_eq!(fs.remove_xattr(id, b"user.three").unwrap_err().errno(), 61);
+    set(b"user.three", b"", SetXattr::Either).unwrap();
+    fs.remove_xattr(id, b"user.three").unwrap();
+    let fs = volume.reopen(fs);
+    assert_eq!(fs.xattr(id, b"user.one").unwrap(), b"other");
+    assert_eq!(fs.xattr(id, b"user.two").unwrap(), [5; 10_000]);
+    assert_eq!(fs.xattr_names(id).unwrap().len(), 2);
+}
+
+#[test]
+fn an_access_list_and_the_mode_mirror_each_other() {
+    let volume = TestVolume::new();
+    let fs = volume.open();
+    let id = file(&fs, b"file", 0o644);
+    let plain = acl(&[(1, 6, NO_ID), (4, 4, NO_ID), (32, 0, NO_ID)]);
+    fs.set_xattr(id, ACCESS, &plain, SetXattr::Either).unwrap();
+    assert_eq!(fs.stat(id).unwrap().mode, 0o100_640);
+    assert_eq!(fs.xattr(id, ACCESS).unwrap_err().errno(), 61, "the mode says it all");
+    let named = acl(&[(1, 7, NO_ID), (2, 6, 5), (4, 4, NO_ID), (16, 6, NO_ID), (32, 1, NO_ID)]);
+    fs.set_xattr(id, ACCESS, &named, SetXattr::Either).unwrap();
+    assert_eq!(fs.stat(id).unwrap().mode, 0o100_761);
+    fs.set_attributes(id, &SetAttributes { mode: Some(0o640), ..NONE }).unwrap();
+    let masked = acl(&[(1, 6, NO_ID), (2, 6, 5), (4, 4, NO_ID), (16, 4, NO_ID), (32, 0, NO_ID)]);
+    assert_eq!(fs.xattr(id, ACCESS).unwrap(), masked);
+    assert_eq!(fs.set_xattr(id, DEFAULT, &named, SetXattr::Either).unwrap_err().errno(), 13);
+    assert_eq!(fs.set_xattr(id, ACCESS, b"short ac", SetXattr::Either).unwrap_err().errno(), 95);
+    fs.remove_xattr(id, ACCESS).unwrap();
+    fs.remove_xattr(id, ACCESS).unwrap();
+    assert_eq!(fs.stat(id).unwrap().mode, 0o100_640);
+    volume.reopen(fs);
+}
+
+#[test]
+fn a_default_list_is_handed_down_and_takes_the_place_of_the_umask() {
+    let volume = TestVolume::new();
+    let fs = volume.open();
+    let dir = fs.mkdir(fs.root(), b"dir", &new(0o755)).unwrap();
+    let masked = butternut::NewInode { umask: 0o077, ..new(0o666) };
+    let before = fs.create(dir, b"before", &masked).unwrap();
+    assert_eq!(fs.stat(before).unwrap().mode, 0o100_600);
+    let list = acl(&[(1, 7, NO_ID), (2, 7, 5), (4, 5, NO_ID), (16, 7, NO_ID), (32, 0, NO_ID)]);
+    fs.set_xattr(dir, DEFAULT, &list, SetXattr::Either).unwrap();
+    let made = fs.create(dir, b"file", &masked).unwrap();
+    assert_eq!(fs.stat(made).unwrap().mode, 0o100_660);
+    let inherited = acl(&[(1, 6, NO_ID), (2, 7, 5), (4, 5, NO_ID), (16, 6, NO_ID), (32, 0, NO_ID)]);
+    assert_eq!(fs.xattr(made, ACCESS).unwrap(), inherited);
+    let sub = fs.mkdir(dir, b"sub", &butternut::NewInode { umask: 0o077, ..new(0o777) }).unwrap();
+    assert_eq!(fs.xattr(sub, DEFAULT).unwrap(), list);
+    fs.remove_xattr(dir, DEFAULT).unwrap();
+    let after = fs.create(dir, b"after", &masked).unwrap();
+    assert_eq!(fs.stat(after).unwrap().mode, 0o100_600);
+    volume.reopen(fs);
+}
+
+#[test]
+fn a_set_group_id_directory_hands_down_its_group() {
+    let volume = TestVolume::new();
+    let fs = volume.open();
+    let dir = fs.mkdir(fs.root(), b"dir", &new(0o2755)).unwrap();
+    fs.set_attributes(dir, &SetAttributes { gid: Some(77), ..NONE }).unwrap();
+    let made = fs.create(dir, b"file", &new(0o644)).unwrap();
+    assert_eq!((fs.stat(made).unwrap().gid, fs.stat(made).unwrap().mode), (77, 0o100_644));
+    let sub = fs.mkdir(dir, b"sub", &new(0o755)).unwrap();
+    assert_eq!((fs.stat(sub).unwrap().gid, fs.stat(sub).unwrap().mode), (77, 0o042_755));
+    volume.reopen(fs);
+}
+
+#[test]
+fn compression_and_nocow_are_handed_down() {
+    let volume = TestVolume::new();
+    let fs = volume.open();
+    let dir = fs.mkdir(fs.root(), b"dir", &new(0o755)).unwrap();
+    fs.set_xattr(dir, b"btrfs.compression", b"zstd", SetXattr::Either).unwrap();
+    let made = fs.create(dir, b"file", &new(0o644)).unwrap();
+    assert_eq!(fs.xattr(made, b"btrfs.compression").unwrap(), b"zstd");
+    assert!(fs.attribute_flags(made).unwrap().contains(AttributeFlags::COMPRESS));
+    fs.set_attribute_flags(dir, AttributeFlags::NOCOW).unwrap();
+    assert_eq!(fs.xattr(dir, b"btrfs.compression").unwrap_err().errno(), 61);
+    let made = fs.create(dir, b"other", &new(0o644)).unwrap();
+    assert_eq!(fs.attribute_flags(made).unwrap(), AttributeFlags::NOCOW);
+    let wrong = fs.set_xattr(made, b"btrfs.compression", b"lzo", SetXattr::Either);
+    assert_eq!(wrong.unwrap_err().errno(), 22);
+    let wrong = fs.set_xattr(dir, b"btrfs.colour", b"red", SetXattr::Either);
+    assert_eq!(wrong.unwrap_err().errno(), 22);
+    let wrong = fs.set_attribute_flags(dir, AttributeFlags(1));
+    assert_eq!(wrong.unwrap_err().errno(), 95);
+    volume.reopen(fs);
+}
