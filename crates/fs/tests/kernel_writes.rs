@@ -49,7 +49,7 @@ impl Dice {
 
     fn name(&mut self) -> Vec<u8> {
         let number = self.pick(60);
-        let long = "x".repeat(if number % 7 == 0 { 180 } else { 0 });
+        let long = "x".repeat(if number.is_multiple_of(7) { 180 } else { 0 });
         format!("name {number}{long}").into_bytes()
     }
 
