@@ -1,4 +1,4 @@
-//! `bench`: what Butternut reads, beside the raw device and the kernel's btrfs, in one run.
+//! `bench`: what Butternut reads and writes, beside the raw device and the kernel's btrfs, in one run.
 //!
 //! Every row runs all its contestants in turn, several times over, and reports medians, the spread
 //! and the ratio. Absolute figures belong to the machine; the ratios are the result.
@@ -8,9 +8,12 @@
 mod cpu;
 mod fio;
 mod memory;
+mod names;
 mod report;
 mod rig;
+mod scratch;
 mod streams;
+mod writes;
 
 use anyhow::Result;
 use clap::Parser;
@@ -50,5 +53,8 @@ fn main() -> Result<()> {
     cpu::rows(&rig, &mut report)?;
     streams::rows(&rig, &mut report)?;
     memory::rows(&rig, &mut report)?;
+    let scratch = scratch::Scratch::make(&flags.dir, &rig.butternut)?;
+    names::rows(&rig, &scratch, &mut report)?;
+    writes::rows(&rig, &scratch, &mut report)?;
     report.finish()
 }

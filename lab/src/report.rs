@@ -61,7 +61,7 @@ impl Report {
         Ok(())
     }
 
-    fn print(&mut self, name: &str, unit: &str, columns: &[Column]) -> Result<()> {
+    pub(crate) fn print(&mut self, name: &str, unit: &str, columns: &[Column]) -> Result<()> {
         let mut out = std::io::stdout().lock();
         write!(out, "{name:<44}")?;
         let ours = median(&columns[0].samples);

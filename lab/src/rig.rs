@@ -18,6 +18,11 @@ pub(crate) struct Size {
     pub(crate) stream_bytes: u64,
     pub(crate) zstd_bytes: u64,
     pub(crate) small_files: u32,
+    /// Files of a row about names, and of one through a mount.
+    pub(crate) names: u32,
+    pub(crate) mounted_names: u32,
+    /// The file that is overwritten at random.
+    pub(crate) overwritten_bytes: u64,
     pub(crate) repeats: usize,
     pub(crate) seconds: u32,
 }
@@ -27,6 +32,9 @@ impl Size {
         stream_bytes: 1 << 30,
         zstd_bytes: 512 << 20,
         small_files: 60_000,
+        names: 100_000,
+        mounted_names: 20_000,
+        overwritten_bytes: 4 << 30,
         repeats: 5,
         seconds: 4,
     };
@@ -34,6 +42,9 @@ impl Size {
         stream_bytes: 256 << 20,
         zstd_bytes: 128 << 20,
         small_files: 10_000,
+        names: 20_000,
+        mounted_names: 5_000,
+        overwritten_bytes: 512 << 20,
         repeats: 3,
         seconds: 1,
     };

@@ -96,12 +96,16 @@ impl std::fmt::Display for Notice {
     }
 }
 
-/// What has been read so far.
+/// What has been read and written so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Reads of all devices together.
     pub device_reads: u64,
     pub device_bytes_read: u64,
+    /// Writes of all devices together, every copy counted, and flushes.
+    pub device_writes: u64,
+    pub device_bytes_written: u64,
+    pub device_flushes: u64,
     /// Tree blocks that were not in memory when they were asked for, and ones that had to make
     /// room.
     pub node_cache_misses: u64,
@@ -241,7 +245,7 @@ impl Filesystem {
         &self.shared.notices
     }
 
-    /// What has been read so far, by anyone using this filesystem.
+    /// What has been read and written so far, by anyone using this filesystem.
     pub fn counters(&self) -> Counters {
         let cache = self.forest().counters();
         let mut counters = Counters {
@@ -253,6 +257,9 @@ impl Filesystem {
             let counts = device.counters().now();
             counters.device_reads += counts.reads;
             counters.device_bytes_read += counts.read_bytes;
+            counters.device_writes += counts.writes;
+            counters.device_bytes_written += counts.write_bytes;
+            counters.device_flushes += counts.flushes;
         }
         counters
     }

@@ -1,0 +1,170 @@
+//! Rows about names: many small files made, filled, looked at, renamed and removed, by the library
+//! and by mounts. Each phase ends with a sync, which counts.
+
+use crate::report::{Column, Report};
+use crate::rig::Rig;
+use crate::scratch::Scratch;
+use anyhow::Result;
+use butternut::{FileId, Filesystem, NewInode, RenameFlags};
+use std::path::Path;
+use std::time::Instant;
+
+const PHASES: [&str; 5] = ["create", "create 4K", "stat", "rename", "unlink"];
+
+pub(crate) fn rows(rig: &Rig, scratch: &Scratch, report: &mut Report) -> Result<()> {
+    let files = rig.size.names;
+    races(
+        report,
+        "names",
+        rig.size.repeats,
+        &mut [
+            ("library", &mut || library(&scratch.library()?, files)),
+            ("kernel", &mut || posix(scratch.kernel()?.root(), files)),
+        ],
+    )?;
+    let files = rig.size.mounted_names;
+    races(
+        report,
+        "names, mounted",
+        rig.size.repeats,
+        &mut [
+            ("mount", &mut || posix(scratch.ours()?.root(), files)),
+            ("kernel", &mut || posix(scratch.kernel()?.root(), files)),
+        ],
+    )
+}
+
+type Contestant<'a> = (&'static str, &'a mut dyn FnMut() -> Result<Vec<f64>>);
+
+/// As a row, but each run of a contestant gives a sample for each phase.
+fn races(
+    report: &mut Report,
+    name: &str,
+    repeats: usize,
+    contestants: &mut [Contestant<'_>],
+) -> Result<()> {
+    if !report.wants(name) {
+        return Ok(());
+    }
+    let mut phases: Vec<Vec<Column>> = PHASES
+        .iter()
+        .map(|_| contestants.iter().map(|(name, _)| Column { name, samples: Vec::new() }).collect())
+        .collect();
+    for repeat in 0..repeats {
+        let mut order: Vec<usize> = (0..contestants.len()).collect();
+        if repeat % 2 == 1 {
+            order.reverse();
+        }
+        for index in order {
+            for (phase, sample) in (contestants[index].1)()?.into_iter().enumerate() {
+                phases[phase][index].samples.push(sample);
+            }
+        }
+    }
+    for (phase, columns) in PHASES.iter().zip(&phases) {
+        report.print(&format!("{name}: {phase}"), "k/s", columns)?;
+    }
+    Ok(())
+}
+
+/// Thousands a second of a phase.
+fn timed(files: u32, run: impl FnOnce() -> Result<()>) -> Result<f64> {
+    let start = Instant::now();
+    run()?;
+    Ok(f64::from(files) / start.elapsed().as_secs_f64() / 1e3)
+}
+
+fn name(kind: &str, number: u32) -> String {
+    format!("{kind}-{number:06}")
+}
+
+fn library(filesystem: &Filesystem, files: u32) -> Result<Vec<f64>> {
+    let root = filesystem.root();
+    let new = NewInode::new(0o644);
+    let make_dir = |name: &str| -> Result<FileId> {
+        Ok(filesystem.mkdir(root, name.as_bytes(), &NewInode::new(0o755))?)
+    };
+    let (empty, full) = (make_dir("empty")?, make_dir("full")?);
+    let create = timed(files, || {
+        for number in 0..files {
+            filesystem.create(empty, name("file", number).as_bytes(), &new)?;
+        }
+        Ok(filesystem.sync()?)
+    })?;
+    let bytes = vec![0x5A; 4096];
+    let fill = timed(files, || {
+        for number in 0..files {
+            let id = filesystem.create(full, name("file", number).as_bytes(), &new)?;
+            filesystem.open_file(id)?.write_at(0, &bytes)?;
+        }
+        Ok(filesystem.sync()?)
+    })?;
+    let stat = timed(files, || {
+        for number in 0..files {
+            let id = filesystem.lookup(full, name("file", number).as_bytes())?;
+            anyhow::ensure!(filesystem.stat(id)?.size == 4096, "a size");
+        }
+        Ok(())
+    })?;
+    let rename = timed(files, || {
+        for number in 0..files {
+            let (from, to) = (name("file", number), name("moved", number));
+            filesystem.rename(
+                (full, from.as_bytes()),
+                (full, to.as_bytes()),
+                RenameFlags::default(),
+            )?;
+        }
+        Ok(filesystem.sync()?)
+    })?;
+    let unlink = timed(files, || {
+        for number in 0..files {
+            filesystem.unlink(full, name("moved", number).as_bytes())?;
+        }
+        Ok(filesystem.sync()?)
+    })?;
+    Ok(vec![create, fill, stat, rename, unlink])
+}
+
+fn posix(root: &Path, files: u32) -> Result<Vec<f64>> {
+    let sync = || -> Result<()> {
+        let root = std::fs::File::open(root)?;
+        Ok(rustix::fs::syncfs(&root)?)
+    };
+    let (empty, full) = (root.join("empty"), root.join("full"));
+    std::fs::create_dir(&empty)?;
+    std::fs::create_dir(&full)?;
+    let create = timed(files, || {
+        for number in 0..files {
+            std::fs::File::create(empty.join(name("file", number)))?;
+        }
+        sync()
+    })?;
+    let bytes = vec![0x5A; 4096];
+    let fill = timed(files, || {
+        for number in 0..files {
+            std::fs::write(full.join(name("file", number)), &bytes)?;
+        }
+        sync()
+    })?;
+    let stat = timed(files, || {
+        for number in 0..files {
+            let size = std::fs::metadata(full.join(name("file", number)))?.len();
+            anyhow::ensure!(size == 4096, "a size");
+        }
+        Ok(())
+    })?;
+    let rename = timed(files, || {
+        for number in 0..files {
+            std::fs::rename(full.join(name("file", number)), full.join(name("moved", number)))?;
+        }
+        sync()
+    })?;
+    let unlink = timed(files, || {
+        for number in 0..files {
+            std::fs::remove_file(full.join(name("moved", number)))?;
+        }
+        sync()
+    })?;
+    Ok(vec![create, fill, stat, rename, unlink])
+}
