@@ -85,14 +85,14 @@ fn library(filesystem: &Filesystem, files: u32) -> Result<Vec<f64>> {
         Ok(filesystem.mkdir(root, name.as_bytes(), &NewInode::new(0o755))?)
     };
     let (empty, full) = (make_dir("empty")?, make_dir("full")?);
-    let create = timed(files, || {
+    let create_empty = timed(files, || {
         for number in 0..files {
             filesystem.create(empty, name("file", number).as_bytes(), &new)?;
         }
         Ok(filesystem.sync()?)
     })?;
     let bytes = vec![0x5A; 4096];
-    let fill = timed(files, || {
+    let create_full = timed(files, || {
         for number in 0..files {
             let id = filesystem.create(full, name("file", number).as_bytes(), &new)?;
             filesystem.open_file(id)?.write_at(0, &bytes)?;
@@ -123,7 +123,7 @@ fn library(filesystem: &Filesystem, files: u32) -> Result<Vec<f64>> {
         }
         Ok(filesystem.sync()?)
     })?;
-    Ok(vec![create, fill, stat, rename, unlink])
+    Ok(vec![create_empty, create_full, stat, rename, unlink])
 }
 
 fn posix(root: &Path, files: u32) -> Result<Vec<f64>> {
@@ -134,14 +134,14 @@ fn posix(root: &Path, files: u32) -> Result<Vec<f64>> {
     let (empty, full) = (root.join("empty"), root.join("full"));
     std::fs::create_dir(&empty)?;
     std::fs::create_dir(&full)?;
-    let create = timed(files, || {
+    let create_empty = timed(files, || {
         for number in 0..files {
             std::fs::File::create(empty.join(name("file", number)))?;
         }
         sync()
     })?;
     let bytes = vec![0x5A; 4096];
-    let fill = timed(files, || {
+    let create_full = timed(files, || {
         for number in 0..files {
             std::fs::write(full.join(name("file", number)), &bytes)?;
         }
@@ -166,5 +166,5 @@ fn posix(root: &Path, files: u32) -> Result<Vec<f64>> {
         }
         sync()
     })?;
-    Ok(vec![create, fill, stat, rename, unlink])
+    Ok(vec![create_empty, create_full, stat, rename, unlink])
 }
