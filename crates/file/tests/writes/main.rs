@@ -6,6 +6,7 @@
     reason = "a test that panics has failed; its patterns keep the low bits"
 )]
 
+mod crashes;
 mod faults;
 mod model;
 mod script;

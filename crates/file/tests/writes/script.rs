@@ -59,11 +59,13 @@ pub(crate) struct Script {
     /// No file grows beyond this.
     pub(crate) reach: u64,
     pub(crate) log: Vec<Step>,
+    /// Steps that are not to be.
+    pub(crate) is_left_out: fn(&Step) -> bool,
 }
 
 impl Script {
     pub(crate) fn new(seed: u64, reach: u64) -> Self {
-        Self { dice: Dice::new(seed), reach, log: Vec::new() }
+        Self { dice: Dice::new(seed), reach, log: Vec::new(), is_left_out: |_| false }
     }
 
     fn step(&mut self, size: u64) -> Step {
@@ -85,7 +87,10 @@ impl Script {
 
     /// Does one random thing to both.
     pub(crate) fn run(&mut self, source: &Source, file: &mut FileState, model: &mut Vec<u8>) {
-        let step = self.step(model.len() as u64);
+        let mut step = self.step(model.len() as u64);
+        while (self.is_left_out)(&step) {
+            step = self.step(model.len() as u64);
+        }
         self.log.push(step.clone());
         let stamp = &mut |_: &mut _| {};
         match step {

@@ -29,6 +29,13 @@ pub(crate) fn open(device: &Arc<dyn Device>) -> Source {
     Source::open(forest, Arc::new(workers), SourceOptions::default()).unwrap()
 }
 
+pub(crate) fn open_device_to_read(device: &Arc<dyn Device>) -> Source {
+    let volume = Volume::open(vec![Arc::clone(device)], OpenOptions::default()).expect("a volume");
+    let forest = Forest::open(Arc::new(volume), ForestOptions::default()).expect("a forest");
+    let workers = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+    Source::open(forest, Arc::new(workers), SourceOptions::default()).unwrap()
+}
+
 pub(crate) fn subvolume(source: &Source) -> Tree {
     source.forest().tree(TreeId::FS).unwrap().unwrap()
 }
