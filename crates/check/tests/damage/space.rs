@@ -272,6 +272,7 @@ fn info(p: &Patient) -> Key {
     .0
 }
 
+#[expect(clippy::too_many_lines, reason = "a table")]
 fn free_space() -> Vec<Case> {
     vec![
         case(
@@ -333,8 +334,56 @@ fn free_space() -> Vec<Case> {
             },
             &[Kind::FreeSpaceCount],
         ),
+        case("free extents as a bitmap", as_bitmap, &[]),
+        case(
+            "free bitmap with a bit too many",
+            |p| {
+                as_bitmap(p);
+                flip(p, false);
+            },
+            &[Kind::FreeSpaceTaken, Kind::FreeSpaceCount],
+        ),
+        case(
+            "free bitmap with a bit too few",
+            |p| {
+                as_bitmap(p);
+                flip(p, true);
+            },
+            &[Kind::FreeSpaceMissing, Kind::FreeSpaceCount],
+        ),
         case("free space info missing", |p| p.remove(FREE, &info(p)), &[Kind::FreeSpaceGroup]),
     ]
+}
+
+/// The group's free ranges become one bitmap, as the kernel makes of many small ones.
+fn as_bitmap(p: &Patient) {
+    let group = data_group(p);
+    let range = group.objectid..group.objectid + group.offset;
+    let mut bits = vec![0_u8; (group.offset / 4096 / 8) as usize];
+    let is_ours =
+        |key: &Key| key.item_type == ItemType::FREE_SPACE_EXTENT && range.contains(&key.objectid);
+    assert!(bits.len() <= 256, "one bitmap is enough");
+    p.edit(FREE, &info(p), |items| {
+        for (key, _) in items.iter().filter(|(key, _)| is_ours(key)) {
+            let first = (key.objectid - group.objectid) / 4096;
+            for sector in first..first + key.offset / 4096 {
+                bits[sector as usize / 8] |= 1 << (sector % 8);
+            }
+        }
+        items.retain(|(key, _)| !is_ours(key));
+        items.push((Key { item_type: ItemType::FREE_SPACE_BITMAP, ..group }, bits));
+    });
+    p.alter(FREE, &info(p), |raw: &mut RawFreeSpaceInfo| raw.flags = U32::new(1));
+}
+
+/// Turns one bit amid eight that are alike.
+fn flip(p: &Patient, is_free: bool) {
+    let key = Key { item_type: ItemType::FREE_SPACE_BITMAP, ..data_group(p) };
+    p.change(FREE, &key, |bits| {
+        let alike = if is_free { 0xff } else { 0 };
+        let byte = bits.iter_mut().find(|byte| **byte == alike);
+        *byte.expect("eight sectors alike") ^= 0x10;
+    });
 }
 
 const CSUM: TreeId = TreeId::CHECKSUM;
