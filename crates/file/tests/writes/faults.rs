@@ -3,7 +3,7 @@
 use crate::script::{Dice, compare};
 use crate::volume::{create, fresh, inode, open, open_faulty, state, try_create};
 use butternut_device::{Fault, FaultyDevice, Rule, When};
-use butternut_file::{FileEnd, FileError, FileState, Merging, Source};
+use butternut_file::{FILE_BYTES_MAX, FileEnd, FileError, FileState, Merging, Source};
 use butternut_format::inode::{Inode, InodeFlags};
 use std::sync::Arc;
 
@@ -218,4 +218,54 @@ fn what_is_not_merged_takes_no_space_when_its_file_goes() {
 fn a_state_can_be_shared_and_sent() {
     fn both<T: Send + Sync>() {}
     both::<FileState>();
+}
+
+#[test]
+fn more_space_than_there_is_is_not_set_aside_at_all() {
+    let device = fresh(192);
+    let source = open(&device);
+    create(&source, 300, InodeFlags::default());
+    let mut file = state(&source, 300);
+    file.write_at(0, &noise(1, 5000)).unwrap();
+    for _ in 0..3 {
+        let error = file.allocate(0..10 << 30, FileEnd::Moves, &mut |_| {}).unwrap_err();
+        assert!(error.is_no_space(), "{error}");
+        assert_eq!(file.size(), 5000);
+        // Nothing of it is kept: most of the volume can be had right after.
+        file.allocate(0..70 << 20, FileEnd::Stays, &mut |_| {}).unwrap();
+        assert!(file.bytes_used() >= 70 << 20);
+        file.punch_hole(8192..1 << 40, &mut |_| {}).unwrap();
+        commit(&source, &mut file);
+        assert_eq!(inode(&source, 300).bytes_used, 8192);
+    }
+    compare(&source, &file, &noise(1, 5000));
+}
+
+#[test]
+fn a_file_ends_where_offsets_do() {
+    let device = fresh(192);
+    let source = open(&device);
+    create(&source, 300, InodeFlags::default());
+    let mut file = state(&source, 300);
+    let last = FILE_BYTES_MAX - 5000;
+    assert_eq!(file.write_at(last, &noise(1, 5000)).unwrap(), 5000);
+    assert_eq!(file.size(), FILE_BYTES_MAX);
+    let too_far = [
+        file.write_at(FILE_BYTES_MAX, b"x").map(drop),
+        file.write_at(u64::MAX, b"xy").map(drop),
+        file.truncate(FILE_BYTES_MAX + 1, &mut |_| {}),
+        file.allocate(0..FILE_BYTES_MAX + 1, FileEnd::Stays, &mut |_| {}),
+        file.punch_hole(0..u64::MAX, &mut |_| {}),
+    ];
+    for result in too_far {
+        assert!(matches!(result, Err(FileError::TooLarge { .. })), "{result:?}");
+    }
+    commit(&source, &mut file);
+    let mut bytes = vec![0; 6000];
+    assert_eq!(source.read_at(file.view(), last, &mut bytes).unwrap(), 5000);
+    assert!(bytes[..5000] == noise(1, 5000));
+    file.truncate(100, &mut |_| {}).unwrap();
+    file.truncate(FILE_BYTES_MAX, &mut |_| {}).unwrap();
+    commit(&source, &mut file);
+    assert_eq!(inode(&source, 300).size, FILE_BYTES_MAX);
 }
