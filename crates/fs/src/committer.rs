@@ -19,6 +19,9 @@ use std::time::{Duration, Instant};
 const DIRTY_TREE_BYTES_KICK: u64 = 96 << 20;
 const DIRTY_TREE_BYTES_MAX: u64 = 256 << 20;
 
+/// Files with something in memory only, at which a writer brings all of it into the trees himself.
+const DIRTY_INODES_MAX: usize = 64 << 10;
+
 /// Changes between two looks at how much there is.
 const CHANGES_PER_LOOK: u64 = 512;
 
@@ -150,8 +153,16 @@ impl Filesystem {
         }
         writer.signal.begin();
         let written = self.write_back(writer);
-        self.forest().commit()?;
-        written
+        let committed = self.commit();
+        written.and(committed)
+    }
+
+    /// Commits. The one who finds that this is not possible any more hears of a failure; whoever
+    /// comes later hears that the volume is read-only.
+    pub(crate) fn commit(&self) -> Result<()> {
+        let was_read_only = self.write_error().is_some();
+        let failed = if was_read_only { Error::Tree } else { Error::Commit };
+        self.forest().commit().map(drop).map_err(failed)
     }
 
     /// Keeps what is in memory only within its limits (law 3).
@@ -160,8 +171,11 @@ impl Filesystem {
             if writer.has_committer {
                 writer.signal.kick();
             } else {
-                self.write_back(writer)?;
+                // Whoever syncs a file is told of what it lost.
+                drop(self.write_back(writer));
             }
+        } else if writer.dirty_count() >= DIRTY_INODES_MAX {
+            drop(self.write_back(writer));
         }
         if !writer.signal.is_time_to_look() {
             return Ok(());
@@ -171,7 +185,7 @@ impl Filesystem {
             writer.signal.kick();
         }
         if dirty >= DIRTY_TREE_BYTES_MAX {
-            self.forest().commit()?;
+            self.commit()?;
         }
         Ok(())
     }

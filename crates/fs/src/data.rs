@@ -171,9 +171,9 @@ impl File {
             let mut body = held.entry().body_mut();
             body.file.as_mut().and_then(FileState::take_error)
         };
-        filesystem.forest().commit()?;
-        merged?;
-        lost.map_or(Ok(()), |error| Err(error.into()))
+        let committed = filesystem.commit();
+        let kept = lost.map_or(Ok(()), |error| Err(error.into()));
+        merged.and(kept).and(committed)
     }
 
     /// Brings the file's data down on the devices, and what is needed to read it.

@@ -58,7 +58,7 @@ impl Error {
             Self::Denied { .. } => code::EACCES,
             Self::Busy => code::EBUSY,
             Self::ReadOnly { .. } => code::EROFS,
-            Self::NoTree { .. } | Self::Corrupt { .. } => code::EIO,
+            Self::NoTree { .. } | Self::Corrupt { .. } | Self::Commit(_) => code::EIO,
             Self::File(source) => file(source),
             Self::Device(source) => device(source),
             Self::Volume(source) => volume(source),
@@ -199,6 +199,7 @@ mod tests {
             Error::Volume(VolumeError::MissingDevices { devids: vec![DevId(2)] }),
             Error::Workers(workers),
             Error::Tree(corrupt()),
+            Error::Commit(corrupt()),
             Error::Names(NamesError::TooMany { what: "names", limit: 9 }),
             Error::File(FileError::Tree(std::sync::Arc::new(corrupt()))),
         ]
@@ -212,6 +213,7 @@ mod tests {
             | Error::Device(_)
             | Error::Volume(_)
             | Error::Tree(_)
+            | Error::Commit(_)
             | Error::File(_) => 5,
             Error::LimitExceeded { .. } | Error::Names(_) => 7,
             Error::NotPermitted { .. } => 1,
@@ -237,7 +239,7 @@ mod tests {
     fn every_error_has_its_errno() {
         let all = all();
         let kinds: std::collections::HashSet<_> = all.iter().map(std::mem::discriminant).collect();
-        assert_eq!(kinds.len(), 20, "one of each variant");
+        assert_eq!(kinds.len(), 29, "one of each variant");
         for error in &all {
             assert_eq!(error.errno(), expected(error), "{error:?}");
         }

@@ -95,6 +95,9 @@ pub enum Error {
     /// The committing thread, which the system did not give.
     #[error("the committing thread cannot be started")]
     Committer(#[source] std::io::Error),
+    /// Changes that were made and can never be written: from now on the volume is read-only.
+    #[error("changes cannot be committed")]
+    Commit(#[source] TreeError),
     /// A tree that cannot be read or changed.
     #[error("metadata cannot be read or changed")]
     Tree(#[source] TreeError),

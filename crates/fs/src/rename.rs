@@ -108,6 +108,10 @@ impl Filesystem {
                 Err(Error::NotFound) => None,
                 Err(error) => return Err(error),
             };
+            if victim.is_some() && writer.is_dirty(moved.entry.id) {
+                // Whoever replaces a file by a new one must not find it empty after a crash.
+                drop(self.write_back_one(writer, &moved.entry));
+            }
             let mut entries: Vec<&InodeEntry> = vec![&from_dir, &to_dir, &moved.entry];
             entries.extend(victim.as_ref().map(|victim| &*victim.entry));
             let mut bodies = Bodies::lock(&entries);

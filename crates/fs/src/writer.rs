@@ -78,11 +78,17 @@ impl Writer {
         self.dirty.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The inode has something that no tree has yet. The caller has its body alone. How many have.
-    pub(crate) fn mark_dirty(&self, entry: &Arc<InodeEntry>) -> usize {
-        let mut dirty = self.dirty();
-        dirty.entry(entry.id).or_insert_with(|| Arc::clone(entry));
-        dirty.len()
+    /// The inode has something that no tree has yet. The caller has its body alone.
+    pub(crate) fn mark_dirty(&self, entry: &Arc<InodeEntry>) {
+        self.dirty().entry(entry.id).or_insert_with(|| Arc::clone(entry));
+    }
+
+    pub(crate) fn is_dirty(&self, id: FileId) -> bool {
+        self.dirty().contains_key(&id)
+    }
+
+    pub(crate) fn dirty_count(&self) -> usize {
+        self.dirty().len()
     }
 
     /// All is in the trees. The caller has the inode's body alone.

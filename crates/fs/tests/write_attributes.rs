@@ -165,6 +165,8 @@ fn compression_and_nocow_are_handed_down() {
     let made = fs.create(dir, b"file", &new(0o644)).unwrap();
     assert_eq!(fs.xattr(made, b"btrfs.compression").unwrap(), b"zstd");
     assert!(fs.attribute_flags(made).unwrap().contains(AttributeFlags::COMPRESS));
+    assert_eq!(fs.set_attribute_flags(dir, AttributeFlags::NOCOW).unwrap_err().errno(), 22);
+    fs.set_attribute_flags(dir, AttributeFlags::default()).unwrap();
     fs.set_attribute_flags(dir, AttributeFlags::NOCOW).unwrap();
     assert_eq!(fs.xattr(dir, b"btrfs.compression").unwrap_err().errno(), 61);
     let made = fs.create(dir, b"other", &new(0o644)).unwrap();
