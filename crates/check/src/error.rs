@@ -1,6 +1,6 @@
 //! Why nothing could be said about a volume.
 
-use butternut_device::DeviceError;
+use butternut_device::{DeviceError, Holder};
 use butternut_volume::VolumeError;
 
 #[derive(Debug, thiserror::Error)]
@@ -14,6 +14,9 @@ pub enum CheckError {
         #[source]
         source: DeviceError,
     },
+    /// What the kernel is changing holds trees that no longer exist.
+    #[error("{device} is in use: {holder}")]
+    Mounted { device: String, holder: Holder },
     #[error("no threads to work with")]
     Threads(#[source] rayon::ThreadPoolBuildError),
 }

@@ -5,18 +5,25 @@ use crate::error::CheckError;
 use crate::finding::Kind;
 use crate::options::CheckOptions;
 use crate::sink::Sink;
-use butternut_device::{Device, FileDevice, OpenDevice};
+use butternut_device::{Device, FileDevice, OpenDevice, Sharing};
+use butternut_sys::holder;
 use butternut_volume::{OpenOptions, Volume, VolumeError};
 use std::path::Path;
 use std::sync::Arc;
 
 /// A device or image file, for reading; the volume begins at `offset`.
 ///
-/// Reads go through the page cache: what lies there already costs nothing.
-pub fn open_device(path: &Path, offset: u64) -> Result<Arc<dyn Device>, CheckError> {
-    let how = OpenDevice { offset, direct: false, ..OpenDevice::default() };
+/// Reads go through the page cache: what lies there already costs nothing. A volume that somebody
+/// may be changing is refused, unless `force` asks for a look at it all the same.
+pub fn open_device(path: &Path, offset: u64, force: bool) -> Result<Arc<dyn Device>, CheckError> {
+    let device = || path.display().to_string();
+    if let Some(holder) = holder::writing_mount(path).filter(|_| !force) {
+        return Err(CheckError::Mounted { device: device(), holder });
+    }
+    let sharing = if force { Sharing::Unlocked } else { Sharing::Locked };
+    let how = OpenDevice { offset, direct: false, sharing, ..OpenDevice::default() };
     let device = FileDevice::open(path, &how)
-        .map_err(|source| CheckError::Device { device: path.display().to_string(), source })?;
+        .map_err(|source| CheckError::Device { device: device(), source })?;
     Ok(Arc::new(device))
 }
 

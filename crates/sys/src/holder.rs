@@ -2,7 +2,7 @@
 //!
 //! Every answer is a hint for a person: it is asked after the refusal, so the holder may be gone
 //! already, and other users' processes may be hidden. Nothing here decides anything, except
-//! [`mount_over_loop`], which finds a kernel mount that no lock would show.
+//! [`mount_over_loop`] and [`writing_mount`], which find a kernel mount that no lock would show.
 
 use crate::file::DiskKind;
 use std::fmt;
@@ -52,7 +52,7 @@ impl fmt::Display for Holder {
 pub(crate) fn of_device(path: &Path, kind: DiskKind) -> Holder {
     let DiskKind::BlockDevice { major, minor } = kind else { return Holder::Unknown };
     let numbers = (major, minor);
-    mount_of(numbers)
+    mount_of(numbers, Mounts::All)
         .or_else(|| holder_device(numbers))
         .or_else(|| swap_on(numbers))
         .or_else(|| process_with(path, |_| true))
@@ -64,8 +64,28 @@ pub(crate) fn of_lock(path: &Path, _fd: &OwnedFd) -> Holder {
     process_with(path, |fdinfo| fdinfo.contains("OFDLCK")).unwrap_or(Holder::Unknown)
 }
 
+/// The kernel's mount through which a disk is being changed: one for reading and writing, of the
+/// block device itself or of a loop device that stands on the image.
+pub fn writing_mount(disk: &Path) -> Option<Holder> {
+    match device_numbers(disk) {
+        Some(numbers) => mount_of(numbers, Mounts::Writing),
+        None => over_loop(disk, Mounts::Writing),
+    }
+}
+
 /// The kernel's mount of a loop device that stands on this image, if there is one.
 pub(crate) fn mount_over_loop(image: &Path) -> Option<Holder> {
+    over_loop(image, Mounts::All)
+}
+
+/// Which mounts count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mounts {
+    All,
+    Writing,
+}
+
+fn over_loop(image: &Path, which: Mounts) -> Option<Holder> {
     let image = fs::canonicalize(image).ok()?;
     let devices = fs::read_dir("/sys/block").ok()?;
     for device in devices.take(LOOKED_AT_MAX).flatten() {
@@ -75,7 +95,8 @@ pub(crate) fn mount_over_loop(image: &Path) -> Option<Holder> {
             continue;
         }
         let numbers = fs::read_to_string(device.path().join("dev")).ok();
-        if let Some(mount) = numbers.and_then(|text| parse_numbers(&text)).and_then(mount_of) {
+        let numbers = numbers.and_then(|text| parse_numbers(&text));
+        if let Some(mount) = numbers.and_then(|numbers| mount_of(numbers, which)) {
             return Some(mount);
         }
     }
@@ -89,7 +110,7 @@ fn parse_numbers(text: &str) -> Option<(u32, u32)> {
 
 /// The mount whose source is the device, or (btrfs names one device of several in the mount table)
 /// another device of the same file system.
-fn mount_of(numbers: (u32, u32)) -> Option<Holder> {
+fn mount_of(numbers: (u32, u32), which: Mounts) -> Option<Holder> {
     let siblings = btrfs_siblings(numbers);
     // Names in it are bytes; the odd one out must not hide all others.
     let table = fs::read("/proc/self/mountinfo").ok()?;
@@ -99,7 +120,11 @@ fn mount_of(numbers: (u32, u32)) -> Option<Holder> {
         let mut left = left.split(' ');
         let mounted = parse_numbers(left.nth(2)?)?;
         let mountpoint = left.nth(1)?;
-        let source = right.split(' ').nth(1)?;
+        let mut right = right.split(' ').skip(1);
+        let (source, options) = (right.next()?, right.next()?);
+        if which == Mounts::Writing && !options.split(',').any(|option| option == "rw") {
+            return None;
+        }
         let by_source = || source.starts_with('/').then(|| device_numbers(Path::new(source)));
         let is_ours = |candidate| candidate == numbers || siblings.contains(&candidate);
         (is_ours(mounted) || by_source().flatten().is_some_and(is_ours)).then(|| Holder::Mount {

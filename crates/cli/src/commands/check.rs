@@ -5,7 +5,9 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use butternut::Subvolume;
-use butternut_check::{CheckOptions, Counts, Finding, Report, Severity, check, open_device};
+use butternut_check::{
+    CheckError, CheckOptions, Counts, Finding, Report, Severity, check, open_device,
+};
 use serde_json::Value;
 
 use crate::failure::{Done, Failure, Outcome, chain};
@@ -45,7 +47,7 @@ fn look(global: &GlobalArgs, args: &CheckArgs) -> Result<(VolumeArg, Report), Fa
     let mut devices = Vec::with_capacity(named.devices.len());
     for device in &named.devices {
         options::check_device(&device.path)?;
-        let opened = open_device(&device.path, device.offset);
+        let opened = open_device(&device.path, device.offset, args.force);
         devices.push(opened.map_err(|error| failure(&named, &error))?);
     }
     let said = Mutex::new(Instant::now());
@@ -70,8 +72,11 @@ fn look(global: &GlobalArgs, args: &CheckArgs) -> Result<(VolumeArg, Report), Fa
     Ok((named, report))
 }
 
-fn failure(named: &VolumeArg, error: &butternut_check::CheckError) -> Failure {
+fn failure(named: &VolumeArg, error: &CheckError) -> Failure {
     let failure = Failure::new(named.typed.clone(), chain(error));
+    if let CheckError::Mounted { .. } = error {
+        return failure.cure("unmount it, mount it read-only, or add --force");
+    }
     let text = failure.to_string();
     if text.contains("missing device") {
         return failure.cure("name all its devices, joined with commas, or add --degraded");

@@ -11,6 +11,9 @@ pub(crate) struct CheckArgs {
     /// Also read all data that has checksums, on every copy, and verify it
     #[arg(long)]
     pub(crate) check_data_csum: bool,
+    /// Look although somebody may be changing the volume; what is found may be of that
+    #[arg(long)]
+    pub(crate) force: bool,
     /// Threads to work with [default: one per core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) threads: Option<u16>,

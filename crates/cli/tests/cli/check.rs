@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use super::command::{Ran, butternut};
-use super::image::plain;
+use super::command::{Ran, butternut, shell};
+use super::image::{kernel_is_here, plain};
 
 /// A copy of the plain image with one byte changed where `marks` begin for the last time.
 fn changed(folder: &Path, marks: &[u8]) -> String {
@@ -49,6 +49,29 @@ fn damage_ends_with_4_and_is_said() {
     let report = json(&butternut(&["check", "--json", "--check-data-csum", &data]));
     assert_eq!(report["findings"][0]["kind"], "DataCorrupt");
     assert_eq!(report["errors"], 1);
+}
+
+#[test]
+fn what_the_kernel_is_changing_is_not_checked_unless_forced() {
+    if !kernel_is_here("what_the_kernel_is_changing_is_not_checked_unless_forced") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (image, mount) = (folder.path().join("used.img"), folder.path().join("mount"));
+    let (image, mount) = (image.to_str().unwrap(), mount.to_str().unwrap());
+    let source = plain().0.display();
+    shell(&format!("cp --sparse=always {source} {image}; mkdir {mount}"));
+    shell(&format!("mount -o loop {image} {mount}"));
+    let refused = butternut(&["check", image]);
+    let forced = butternut(&["check", "--force", image]);
+    shell(&format!("mount -o remount,ro {mount}"));
+    let read_only = butternut(&["check", image]);
+    shell(&format!("umount {mount}"));
+    assert_eq!((refused.code, refused.out.as_str()), (Some(8), ""));
+    assert!(refused.err.contains(" is in use: the kernel has mounted "), "{}", refused.err);
+    assert!(refused.err.contains("(unmount it, "), "{}", refused.err);
+    assert_eq!(forced.code, Some(0), "{}", forced.out);
+    assert_eq!(read_only.code, Some(0), "{}{}", read_only.out, read_only.err);
 }
 
 #[test]
