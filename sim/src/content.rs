@@ -1,6 +1,6 @@
 //! [`Content`]: the bytes of a file, sparse; and the bytes that operations write.
 //!
-//! The digest of a content does not depend on what is a hole and what is a written zero: it sums a
+//! The digest of a content does not depend on what is a hole and what is a written zero: it is a
 //! hash of each block of 4096 bytes that holds anything else.
 
 use crate::random::mix;
@@ -104,21 +104,40 @@ impl Content {
         })
     }
 
-    pub fn digest(&self) -> u64 {
-        self.blocks.iter().fold(0, |sum, (number, block)| {
-            sum.wrapping_add(block_digest(*number, block.as_slice()))
-        })
+    pub fn digest(&self) -> Digest {
+        let mut digest = Digest::default();
+        for (number, block) in &self.blocks {
+            digest.add(*number, block.as_slice());
+        }
+        digest
     }
 }
 
-/// The digest's share of one block, which may be cut short by the end of the file.
-pub fn block_digest(number: u64, block: &[u8]) -> u64 {
-    if block.iter().all(|byte| *byte == 0) {
-        return 0;
+/// The hashes of the blocks that are not zero, by ascending number.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Digest(Vec<(u64, u64)>);
+
+impl Digest {
+    /// The next block, which may be cut short by the end of the file.
+    pub fn add(&mut self, number: u64, block: &[u8]) {
+        if block.iter().all(|byte| *byte == 0) {
+            return;
+        }
+        let mut whole = [0; BLOCK_BYTES];
+        whole[..block.len()].copy_from_slice(block);
+        self.0.push((number, twox_hash::XxHash64::oneshot(number, &whole)));
     }
-    let mut whole = [0; BLOCK_BYTES];
-    whole[..block.len()].copy_from_slice(block);
-    twox_hash::XxHash64::oneshot(number, &whole)
+
+    /// The hash of a block; 0 where it is zero.
+    pub fn block(&self, number: u64) -> u64 {
+        let found = self.0.binary_search_by_key(&number, |(number, _)| *number);
+        found.ok().and_then(|at| self.0.get(at)).map_or(0, |(_, hash)| *hash)
+    }
+
+    /// The numbers of the blocks that are not zero.
+    pub fn numbers(&self) -> impl Iterator<Item = u64> {
+        self.0.iter().map(|(number, _)| *number)
+    }
 }
 
 /// The hash of what a read gave.
@@ -177,8 +196,8 @@ mod tests {
             let end = at + len;
             let all_zero = plain.get(at..end.min(plain.len())).unwrap_or_default();
             assert_eq!(sparse.is_zero(at as u64, end as u64), all_zero.iter().all(|b| *b == 0));
-            let blocks = plain.chunks(BLOCK_BYTES).zip(0u64..);
-            let digest = blocks.fold(0u64, |sum, (b, n)| sum.wrapping_add(block_digest(n, b)));
+            let mut digest = Digest::default();
+            plain.chunks(BLOCK_BYTES).zip(0..).for_each(|(block, n)| digest.add(n, block));
             assert_eq!(sparse.digest(), digest);
         }
     }

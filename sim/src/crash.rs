@@ -29,6 +29,7 @@ const FAILURES_KEPT: usize = 8;
 pub struct Telling {
     begun: Vec<usize>,
     promised: Vec<(usize, usize)>,
+    promised_whole: Vec<(usize, usize)>,
 }
 
 #[derive(Clone, Debug)]
@@ -38,6 +39,8 @@ pub struct Story {
     begun: Vec<usize>,
     /// From this position on, so many steps are promised.
     promised: Vec<(usize, usize)>,
+    /// The same, of the bytes of all files too.
+    promised_whole: Vec<(usize, usize)>,
 }
 
 /// One crash that broke a promise.
@@ -73,6 +76,11 @@ impl Telling {
 
     /// To be called when a step has returned that promises itself and all steps before it.
     pub fn promise(&mut self, device: &RecordingDevice) {
+        self.promise_steps(device, self.begun.len());
+    }
+
+    /// The same, of a step that promises the bytes of no files but those that the caller knows.
+    pub fn promise_names(&mut self, device: &RecordingDevice) {
         self.promised.push((device.position(), self.begun.len()));
     }
 
@@ -84,23 +92,34 @@ impl Telling {
     /// The same, of somebody who syncs beside the steps: so many of them had ended when he began.
     pub fn promise_steps(&mut self, device: &RecordingDevice, steps: usize) {
         self.promised.push((device.position(), steps));
+        self.promised_whole.push((device.position(), steps));
     }
 
     pub fn end(self, device: &RecordingDevice) -> Story {
         let recording = device.recording();
-        Story { recording, begun: self.begun, promised: self.promised }
+        let Telling { begun, promised, promised_whole } = self;
+        Story { recording, begun, promised, promised_whole }
     }
 }
 
 impl Story {
+    /// How many steps are promised with all bytes of all files, to a crash at this position.
+    pub fn whole_promise(&self, position: usize) -> usize {
+        newest_promise(&self.promised_whole, position)
+    }
+
     /// The states that a crash at this position of the log may leave.
     pub fn allowed(&self, position: usize) -> RangeInclusive<usize> {
-        let promised = self.promised.iter().filter(|(at, _)| *at <= position);
-        let oldest = promised.map(|(_, steps)| *steps).max().unwrap_or(0);
+        let oldest = newest_promise(&self.promised, position);
         // A step that began at this very position has not reached the device.
         let newest = self.begun.iter().take_while(|at| **at < position).count();
         oldest..=newest.max(oldest)
     }
+}
+
+fn newest_promise(promised: &[(usize, usize)], position: usize) -> usize {
+    let promised = promised.iter().filter(|(at, _)| *at <= position);
+    promised.map(|(_, steps)| *steps).max().unwrap_or(0)
 }
 
 /// Says what is wrong with what a crash left, given which states it may have left.

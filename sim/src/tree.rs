@@ -1,6 +1,7 @@
 //! [`Tree`]: everything that can be seen of a filesystem, and what differs between two.
 
 use crate::bytes::Bytes;
+use crate::content::Digest;
 use crate::operation::Moment;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -38,8 +39,7 @@ pub struct Node {
     pub size: u64,
     pub nlink: u64,
     pub rdev: (u32, u32),
-    /// [`crate::content`]'s digest.
-    pub content: u64,
+    pub content: Digest,
     pub target: Bytes,
     pub xattrs: BTreeMap<Bytes, Bytes>,
     pub flags: Option<u32>,
@@ -47,6 +47,8 @@ pub struct Node {
     pub mtime: Option<Moment>,
     /// The first path of the same inode.
     pub twin: Bytes,
+    /// Of the inode; means nothing to another filesystem, and is not compared.
+    pub number: u64,
 }
 
 impl Tree {
@@ -75,7 +77,7 @@ impl Tree {
         let mut first: BTreeMap<u64, Bytes> = BTreeMap::new();
         let twin = |(path, (node, number)): (Bytes, (Node, u64))| {
             let twin = first.entry(number).or_insert_with(|| path.clone()).clone();
-            (path, Node { twin, ..node })
+            (path, Node { twin, number, ..node })
         };
         Tree { nodes: nodes.into_iter().map(twin).collect(), open }
     }
@@ -119,7 +121,14 @@ impl Found {
         field("size", want.size.to_string(), have.size.to_string());
         field("nlink", want.nlink.to_string(), have.nlink.to_string());
         field("device", format!("{:?}", want.rdev), format!("{:?}", have.rdev));
-        field("content", format!("{:x}", want.content), format!("{:x}", have.content));
+        if let Some(block) = first_difference(&want.content, &have.content) {
+            let shown = |digest: &Digest| match digest.block(block) {
+                0 => "zeros".to_owned(),
+                hash => format!("{hash:x}"),
+            };
+            let name = format!("content in block {block}");
+            field(&name, shown(&want.content), shown(&have.content));
+        }
         field("target", want.target.to_string(), have.target.to_string());
         field("same inode as", want.twin.to_string(), have.twin.to_string());
         if let (Some(want), Some(have)) = (want.flags, have.flags) {
@@ -148,6 +157,11 @@ impl Found {
         }
         (self.count > 0).then_some(self.text)
     }
+}
+
+fn first_difference(want: &Digest, have: &Digest) -> Option<u64> {
+    let numbers = want.numbers().chain(have.numbers());
+    numbers.filter(|number| want.block(*number) != have.block(*number)).min()
 }
 
 /// Values that differ are compared whole and shown short.

@@ -4,7 +4,8 @@
 //!
 //! 1. the engine's own checker finds the image clean, as it lies there;
 //! 2. it opens, for writing;
-//! 3. what it shows is the model after some step of the allowed range, whole;
+//! 3. what it shows is the model after some step of the allowed range, whole; but for the bytes of
+//!    files that nobody has synced, which may be as they were after any step since their last sync;
 //! 4. and it goes on from there: more operations agree with that model, and so does what is there
 //!    after closing and opening it once more.
 
@@ -13,9 +14,10 @@ use crate::generator::Generator;
 use crate::model::Model;
 use crate::operation::Operation;
 use crate::run::{Disagreement, Found, Run};
+use crate::script;
 use crate::shrink::shrink;
 use crate::subject::Subject;
-use crate::tree::Tree;
+use crate::tree::{Kind, Node, Tree};
 use anyhow::{Result, bail};
 use butternut_device::{CrashImage, Device, RecordingDevice};
 use std::fmt::Write;
@@ -51,6 +53,18 @@ pub struct Told {
     pub story: Story,
     /// State `n`: the model after `n` steps, with nothing open.
     pub states: Vec<Model>,
+    /// Which file was synced by which step.
+    pub synced: Vec<FileSync>,
+}
+
+/// A file that was synced alone: its bytes are promised, and all changes of names and attributes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileSync {
+    pub number: u64,
+    /// From this position of the log on.
+    pub position: usize,
+    /// The state after the sync.
+    pub step: usize,
 }
 
 impl Workload {
@@ -71,6 +85,7 @@ impl Workload {
         let mut subject = engine.open(recorded)?;
         let (mut run, mut telling) = (Run::of(&*subject), Telling::default());
         let mut told = (Vec::new(), vec![run.model.clone()]);
+        let mut synced = Vec::new();
         let steps = script.map_or(self.steps, <[Operation]>::len);
         for step in 0..steps {
             let operation = match script {
@@ -85,13 +100,19 @@ impl Workload {
             if operation.is_sync() {
                 telling.promise(&device);
             }
+            if let Operation::Fsync { file } = &operation
+                && let Some(number) = run.model.number_of(file)
+            {
+                telling.promise_names(&device);
+                synced.push(FileSync { number, position: device.position(), step: step + 1 });
+            }
             let mut state = run.model.clone();
             state.apply(&Operation::Reopen);
             told.0.push(operation);
             told.1.push(state);
         }
         let story = telling.end(&device);
-        Ok(Ok(Told { script: told.0, story, states: told.1 }))
+        Ok(Ok(Told { script: told.0, story, states: told.1, synced }))
     }
 
     /// Generates, runs and judges; a script whose crashes break promises is made short.
@@ -133,7 +154,8 @@ impl Workload {
             let goes_on = crash.number.is_multiple_of(self.going_on_one_in.max(1));
             let going_on = if goes_on { self.going_on } else { 0 };
             let seed = self.seed ^ crash.number;
-            look(engine, image, allowed, (told, &trees), (going_on, seed))
+            let place = CrashPlace { position: crash.position, allowed };
+            look(engine, image, &place, (told, &trees), (going_on, seed))
                 .map_err(|error| format!("{error:#}"))
         })
     }
@@ -146,16 +168,86 @@ impl Told {
     }
 }
 
-/// Which of the allowed states this is; the newest, if several look the same.
-pub fn state_of(have: &Tree, allowed: RangeInclusive<usize>, trees: &[Tree]) -> Result<usize> {
-    let newest = allowed.clone().rev().find(|state| trees[*state].difference(have).is_none());
-    newest.ok_or_else(|| anyhow::anyhow!("{}", nearest(have, allowed, trees)))
+/// Where in a story a crash was, and which states that allows.
+#[derive(Clone, Debug)]
+pub struct CrashPlace {
+    pub position: usize,
+    pub allowed: RangeInclusive<usize>,
+}
+
+impl Told {
+    /// Which of the allowed states this is; the newest, if several look the same.
+    pub fn state_of(&self, have: &Tree, place: &CrashPlace, trees: &[Tree]) -> Result<usize> {
+        let is_it = |state: &usize| {
+            let want = self.adapt(*state, have, place, trees);
+            want.difference(have).is_none()
+        };
+        let newest = place.allowed.clone().rev().find(is_it);
+        newest.ok_or_else(|| anyhow::anyhow!("{}", self.nearest(have, place, trees)))
+    }
+
+    /// State `state`, with the bytes of files as `have` has them where that is allowed: data that
+    /// was written and not synced goes down when it likes, so each block of a file may be as after
+    /// any step since its last sync, and so may the file's size.
+    fn adapt(&self, state: usize, have: &Tree, place: &CrashPlace, trees: &[Tree]) -> Tree {
+        let mut adapted = trees[state].clone();
+        let whole = self.story.whole_promise(place.position);
+        for (path, node) in &mut adapted.nodes {
+            let Some(have) = have.nodes.get(path) else { continue };
+            if node.kind != Kind::File || node.size == have.size && node.content == have.content {
+                continue;
+            }
+            let own = self
+                .synced
+                .iter()
+                .filter(|sync| sync.number == node.number && sync.position <= place.position);
+            let oldest = own.map(|sync| sync.step).max().unwrap_or(0).max(whole);
+            let since: Vec<&Node> = (oldest..=state)
+                .filter_map(|state| trees[state].nodes.values().find(|n| n.number == node.number))
+                .collect();
+            let is_of = |number: u64| {
+                let hash = have.content.block(number);
+                since.iter().any(|node| node.content.block(number) == hash)
+            };
+            let numbers = since.iter().flat_map(|node| node.content.numbers());
+            if since.iter().any(|node| node.size == have.size)
+                && numbers
+                    .chain(have.content.numbers())
+                    .all(|number| number * 4096 >= have.size || is_of(number))
+            {
+                node.size = have.size;
+                node.content = have.content.clone();
+                node.mtime = None;
+            }
+        }
+        adapted
+    }
+
+    /// What is nearest to a state that is none of the allowed ones.
+    fn nearest(&self, have: &Tree, place: &CrashPlace, trees: &[Tree]) -> String {
+        let mut text = String::from("what is there is no state that is allowed");
+        let elsewhere = (0..trees.len()).find(|state| trees[*state].difference(have).is_none());
+        if let Some(state) = elsewhere {
+            write!(text, ", but state {state}").expect("writing to a string cannot fail");
+            return text;
+        }
+        let differs = |state: usize| {
+            let want = self.adapt(state, have, place, trees);
+            Some((want.difference(have)?, state))
+        };
+        let best = place.allowed.clone().filter_map(differs);
+        if let Some((difference, state)) = best.min_by_key(|(difference, _)| difference.len()) {
+            write!(text, "; from state {state} it differs so:\n{difference}")
+                .expect("writing to a string cannot fail");
+        }
+        text
+    }
 }
 
 fn look(
     engine: &dyn Engine,
     image: CrashImage,
-    allowed: RangeInclusive<usize>,
+    place: &CrashPlace,
     (told, trees): (&Told, &[Tree]),
     (going_on, seed): (usize, u64),
 ) -> Result<()> {
@@ -165,39 +257,27 @@ fn look(
         .open(Arc::clone(&image))
         .map_err(|error| error.context("the image does not open"))?;
     let have = subject.tree()?;
-    let state = state_of(&have, allowed, trees)?;
-    if going_on == 0 {
+    let state = told.state_of(&have, place, trees)?;
+    let is_whole = trees[state].difference(&have).is_none();
+    if going_on == 0 || !is_whole {
         return Ok(());
     }
     let mut run = Run::from_model(told.states[state].clone());
     let mut generator = Generator::new(seed).with_syncs(8);
-    for _ in 0..going_on {
-        let operation = generator.next(&run.model);
-        if let Some(found) = run.step(&mut *subject, &operation)? {
-            bail!("going on from state {state}: {found}");
-        }
-    }
-    for operation in [Operation::Sync, Operation::Reopen] {
-        if let Some(found) = run.step(&mut *subject, &operation)? {
-            bail!("going on from state {state}: {found}");
+    let mut script = Vec::new();
+    let last = [Operation::Sync, Operation::Reopen];
+    for number in 0..going_on + last.len() {
+        let operation = match number.checked_sub(going_on) {
+            None => generator.next(&run.model),
+            Some(number) => last[number].clone(),
+        };
+        script.push(operation);
+        let found = run.step(&mut *subject, &script[number]).map_err(|error| format!("{error:#}"));
+        if let Some(text) = found.map_or_else(Some, |found| found.map(|found| found.to_string())) {
+            let script = script::to_text(&script);
+            bail!("going on from state {state}: {text}\n{script}");
         }
     }
     drop(subject);
     engine.check(&image).map_err(|error| error.context("the image, after going on"))
-}
-
-/// What is nearest to a state that is none of the allowed ones.
-fn nearest(have: &Tree, allowed: RangeInclusive<usize>, trees: &[Tree]) -> String {
-    let mut text = String::from("what is there is no state that is allowed");
-    let elsewhere = (0..trees.len()).find(|state| trees[*state].difference(have).is_none());
-    if let Some(state) = elsewhere {
-        write!(text, ", but state {state}").expect("writing to a string cannot fail");
-        return text;
-    }
-    let best = allowed.filter_map(|state| Some((trees[state].difference(have)?, state)));
-    if let Some((difference, state)) = best.min_by_key(|(difference, _)| difference.len()) {
-        write!(text, "; from state {state} it differs so:\n{difference}")
-            .expect("writing to a string cannot fail");
-    }
-    text
 }

@@ -1,7 +1,7 @@
 //! Everything that the library shows of a filesystem.
 
 use crate::bytes::Bytes;
-use crate::content::{BLOCK_BYTES, block_digest};
+use crate::content::{BLOCK_BYTES, Digest};
 use crate::operation::{Moment, flags};
 use crate::tree::{Kind, Node, Tree};
 use anyhow::{Context, Result, ensure};
@@ -80,19 +80,20 @@ fn node(filesystem: &Filesystem, id: FileId) -> Result<Node> {
         size: stat.size,
         nlink: u64::from(stat.nlink),
         rdev: stat.rdev,
-        content: 0,
+        content: Digest::default(),
         target: Bytes::default(),
         xattrs,
         flags: Some(filesystem.attribute_flags(id)?.0 & flags::ALL),
         atime: moment(stat.atime),
         mtime: moment(stat.mtime),
         twin: Bytes::default(),
+        number: 0,
     })
 }
 
-fn contents(file: &File, size: u64) -> Result<u64> {
+fn contents(file: &File, size: u64) -> Result<Digest> {
     let block_bytes = BLOCK_BYTES as u64;
-    let mut sum = 0u64;
+    let mut digest = Digest::default();
     let mut next = 0;
     while next < size {
         let (start, end) = if size <= WHOLE_BYTES_MAX {
@@ -114,10 +115,10 @@ fn contents(file: &File, size: u64) -> Result<u64> {
                 ensure!(came > 0, "ends at {}, before its size", at + done as u64);
                 done += came;
             }
-            sum = sum.wrapping_add(block_digest(block, &memory[..want]));
+            digest.add(block, &memory[..want]);
             block += 1;
         }
         next = end;
     }
-    Ok(sum)
+    Ok(digest)
 }

@@ -2,6 +2,8 @@
 
 use super::{Body, Inode, Model, ROOT};
 use crate::bytes::Bytes;
+use crate::content::Digest;
+use crate::operation::File;
 use crate::tree::{Kind, Node, Tree};
 use std::collections::BTreeMap;
 
@@ -47,6 +49,11 @@ impl Model {
         }
     }
 
+    /// The number of the inode behind a file; numbers are not given twice.
+    pub fn number_of(&self, file: &File) -> Option<u64> {
+        self.file(file, false).ok()
+    }
+
     pub fn size_open(&self, slot: u8) -> Option<u64> {
         self.slots.get(&slot).map(|ino| self.content(*ino).size())
     }
@@ -76,10 +83,14 @@ impl Inode {
             Body::File(content) => (content.size(), content.digest(), Bytes::default(), (0, 0)),
             Body::Directory(entries) => {
                 let size = entries.keys().map(|name| 2 * name.len() as u64).sum();
-                (size, 0, Bytes::default(), (0, 0))
+                (size, Digest::default(), Bytes::default(), (0, 0))
             }
-            Body::Symlink(target) => (target.0.len() as u64, 0, target.clone(), (0, 0)),
-            Body::Special(_, major, minor) => (0, 0, Bytes::default(), (*major, *minor)),
+            Body::Symlink(target) => {
+                (target.0.len() as u64, Digest::default(), target.clone(), (0, 0))
+            }
+            Body::Special(_, major, minor) => {
+                (0, Digest::default(), Bytes::default(), (*major, *minor))
+            }
         };
         let shows_flags = matches!(self.body, Body::File(_) | Body::Directory(_));
         Node {
@@ -97,6 +108,7 @@ impl Inode {
             atime: self.atime,
             mtime: self.mtime,
             twin: Bytes::default(),
+            number: 0,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::context;
 use crate::bytes::Bytes;
-use crate::content::{BLOCK_BYTES, block_digest};
+use crate::content::{BLOCK_BYTES, Digest};
 use crate::operation::{Moment, flags};
 use crate::tree::{Kind, Node, Tree};
 use anyhow::{Context, Result, ensure};
@@ -93,13 +93,14 @@ fn from_statx(stat: &Statx) -> Node {
         size: stat.stx_size,
         nlink: u64::from(stat.stx_nlink),
         rdev: (stat.stx_rdev_major, stat.stx_rdev_minor),
-        content: 0,
+        content: Digest::default(),
         target: Bytes::default(),
         xattrs: BTreeMap::new(),
         flags: None,
         atime: moment(stat.stx_atime),
         mtime: moment(stat.stx_mtime),
         twin: Bytes::default(),
+        number: 0,
     }
 }
 
@@ -140,7 +141,7 @@ fn shown_flags(file: &OwnedFd) -> Option<u32> {
 fn contents(file: &OwnedFd, node: &mut Node, at: &Bytes) -> Result<()> {
     const WHOLE_BYTES_MAX: u64 = 1 << 20;
     node.flags = shown_flags(file);
-    let mut sum = 0u64;
+    let mut digest = Digest::default();
     let mut next = 0;
     while next < node.size {
         let start = if node.size <= WHOLE_BYTES_MAX {
@@ -174,11 +175,11 @@ fn contents(file: &OwnedFd, node: &mut Node, at: &Bytes) -> Result<()> {
                 ensure!(came > 0, "{at}: ends at {from}, before its size");
                 done += came;
             }
-            sum = sum.wrapping_add(block_digest(block, &memory[..want]));
+            digest.add(block, &memory[..want]);
             block += 1;
         }
         next = end;
     }
-    node.content = sum;
+    node.content = digest;
     Ok(())
 }

@@ -1,0 +1,73 @@
+//! Workloads of the library over a device that loses power: every crash is clean for the checker,
+//! opens, is one of the model's states, and goes on (see `crash::workload`).
+//!
+//! `BUTTERNUT_LONG=1` looks at 20,000 crashes and more; `BUTTERNUT_SEED=N` at one workload.
+
+use butternut_device::CrashOptions;
+use butternut_mkfs::MkfsOptions;
+use butternut_sim::crash::workload::Workload;
+use butternut_sim::crash::{JudgeOptions, Verdict};
+use butternut_sim::library::LibraryEngine;
+use butternut_sim::random::Random;
+use butternut_sim::script;
+use butternut_sim::volume::{fresh, is_super_block};
+use std::time::Duration;
+
+const VOLUME_BYTES: u64 = 256 << 20;
+
+/// Short workloads and long ones: from 3 operations to 200.
+fn workload(seed: u64) -> Workload {
+    let mut random = Random::new(seed);
+    let steps = match random.below(4) {
+        0 => 3 + random.index(8),
+        1 | 2 => 10 + random.index(50),
+        _ => 60 + random.index(140),
+    };
+    let crashes = CrashOptions { seed, seeded_per_gap: 6, pivotal: is_super_block };
+    Workload {
+        seed,
+        steps,
+        sync_one_in: 3 + random.below(12),
+        going_on: 6,
+        going_on_one_in: 8,
+        judging: JudgeOptions { crashes, threads: 2, one_in: 1 },
+    }
+}
+
+/// `BUTTERNUT_SCRIPT=PATH` looks at the crashes of one script.
+#[test]
+fn a_script_keeps_its_promises_after_every_crash() {
+    let Some(path) = std::env::var_os("BUTTERNUT_SCRIPT") else { return };
+    let script = script::parse(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let seed = std::env::var("BUTTERNUT_SEED").ok().and_then(|seed| seed.parse().ok());
+    let workload = workload(seed.unwrap_or(0));
+    let base = fresh(VOLUME_BYTES, &MkfsOptions::default()).unwrap();
+    let told = workload.tell(&LibraryEngine, base, workload.generator(), Some(&script)).unwrap();
+    let told = told.unwrap_or_else(|found| panic!("{found}"));
+    let verdict = workload.judge(&LibraryEngine, &told);
+    assert_eq!(verdict.failed, 0, "{verdict}");
+}
+
+#[test]
+fn the_library_keeps_its_promises_after_every_crash() {
+    let only = std::env::var("BUTTERNUT_SEED").ok().and_then(|seed| seed.parse().ok());
+    let is_long = std::env::var_os("BUTTERNUT_LONG").is_some_and(|value| !value.is_empty());
+    let seeds = match only {
+        Some(seed) => seed..seed + 1,
+        None => 0..if is_long { 320 } else { 10 },
+    };
+    let mut sum = Verdict::default();
+    for seed in seeds {
+        let base = fresh(VOLUME_BYTES, &MkfsOptions::default()).unwrap();
+        match workload(seed).hold(&LibraryEngine, &base, Duration::from_mins(2)).unwrap() {
+            Ok(verdict) => sum.merge(verdict),
+            Err(found) => panic!("{found}"),
+        }
+    }
+    let wanted = match (only, is_long) {
+        (Some(_), _) => 10,
+        (None, false) => 400,
+        (None, true) => 20_000,
+    };
+    assert!(sum.states >= wanted, "{sum}");
+}
