@@ -18,7 +18,7 @@ use crate::overlay::{Found, Overlay};
 use crate::source::in_memory;
 use butternut_format::units::{Logical, SECTOR_BYTES};
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// The next stamp. No file that cannot change has one (they are 0).
@@ -29,6 +29,7 @@ static NEXT_STAMP: AtomicU64 = AtomicU64::new(1);
 pub(crate) struct Live {
     overlay: RwLock<Overlay>,
     size: AtomicU64,
+    has_sums: AtomicBool,
     version: AtomicU64,
     stamp: AtomicU64,
     /// Held shared by those who read ahead (law 3).
@@ -48,14 +49,24 @@ pub(crate) enum Layer {
 }
 
 impl Live {
-    pub(crate) fn new(size: u64) -> Self {
+    pub(crate) fn new(size: u64, has_sums: bool) -> Self {
         Self {
             overlay: RwLock::default(),
             size: AtomicU64::new(size),
+            has_sums: AtomicBool::new(has_sums),
             version: AtomicU64::new(1),
             stamp: AtomicU64::new(next_stamp()),
             ahead: RwLock::default(),
         }
+    }
+
+    /// Whether data that is written now has checksums; decided while there is none.
+    pub(crate) fn has_sums(&self) -> bool {
+        self.has_sums.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_sums(&self, has_sums: bool) {
+        self.has_sums.store(has_sums, Ordering::Release);
     }
 
     pub(crate) fn overlay(&self) -> RwLockReadGuard<'_, Overlay> {

@@ -84,7 +84,7 @@ impl FileState {
     /// time.
     pub fn new(source: &Source, tree: &Tree, ino: Ino, inode: &Inode) -> Self {
         let view = FileView::new(tree.clone(), ino, inode);
-        let live = Arc::new(Live::new(view.size()));
+        let live = Arc::new(Live::new(view.size(), view.has_sums()));
         Self {
             source: source.clone(),
             view: view.written(Arc::clone(&live)),
@@ -133,7 +133,7 @@ impl FileState {
     /// The inode's flags are others now (`chattr`).
     pub fn set_flags(&mut self, flags: InodeFlags) {
         self.flags = flags;
-        self.view.set_sums(!flags.contains(InodeFlags::NODATASUM));
+        self.live.set_sums(!flags.contains(InodeFlags::NODATASUM));
     }
 
     /// Throws away what is not in the trees: for an inode that is gone.

@@ -44,10 +44,6 @@ impl FileView {
         self.live.as_ref()
     }
 
-    pub(crate) fn set_sums(&mut self, has_sums: bool) {
-        self.has_sums = has_sums;
-    }
-
     /// Another number whenever the file reads otherwise.
     pub(crate) fn version(&self) -> u64 {
         self.live.as_ref().map_or(0, |live| live.version())
@@ -73,7 +69,7 @@ impl FileView {
 
     /// Whether the checksum tree vouches for the file's data.
     pub fn has_sums(&self) -> bool {
-        self.has_sums
+        self.live.as_ref().map_or(self.has_sums, |live| live.has_sums())
     }
 
     pub(crate) fn corrupt(&self, refused: Refused) -> FileError {
