@@ -1,4 +1,4 @@
-//! `bench`: what Butternut reads and writes, beside the raw device and the kernel's btrfs, in one run.
+//! `bench`: what Butternut reads and writes, beside the raw device and the kernel's btrfs.
 //!
 //! Every row runs all its contestants in turn, several times over, and reports medians, the spread
 //! and the ratio. Absolute figures belong to the machine; the ratios are the result.
