@@ -2,8 +2,14 @@
 //!
 //! [`Filesystem::open`] takes the paths of a volume's devices (or image files) and gives a handle
 //! that is cheap to clone and may be used from any number of threads at once. Inodes are named by
-//! [`FileId`], a plain value that stays true across reopening; file data is read through a
-//! [`File`].
+//! [`FileId`], a plain value that stays true across reopening; file data is read and written
+//! through a [`File`].
+//!
+//! A volume is opened for reading unless [`MountOptions::read_only`] is off. What is changed then
+//! is seen by everyone at once, and is on the devices after the next commit: every
+//! [`commit_seconds`](MountOptions::commit_seconds), with [`Filesystem::sync`] and
+//! [`File::sync_all`], and when the filesystem is closed. A crash leaves the last commit. Who may
+//! change what is for the caller to know; what an inode's flags forbid is forbidden to everyone.
 //!
 //! Everywhere in this crate: sizes and offsets are bytes in `u64`; names and paths are bytes
 //! (`[u8]`), not UTF-8; every byte that is returned has passed its checksum and its structural
@@ -61,6 +67,54 @@
 //! // Later, perhaps in another process: the entries after the first.
 //! let rest = filesystem.read_dir(filesystem.root(), first.cookie)?;
 //! assert_eq!(rest.count(), 2);
+//! # Ok(()) }
+//! ```
+//!
+//! Change a volume, and know that it is done:
+//!
+//! ```
+//! # #[path = "../tests/image/mod.rs"]
+//! # mod image;
+//! # use image::image_of;
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let image = image_of(&[], |root| std::fs::write(root.join("notes"), "old").unwrap());
+//! # let devices = [butternut::DevicePath::from(&image.path)];
+//! use butternut::{Filesystem, Follow, MountOptions, NewInode, RenameFlags};
+//!
+//! let options = MountOptions { read_only: false, ..MountOptions::default() };
+//! let filesystem = Filesystem::open(&devices, &options)?;
+//! let root = filesystem.root();
+//! let id = filesystem.create(root, b"notes.new", &NewInode::new(0o644))?;
+//! filesystem.open_file(id)?.write_at(0, b"new")?;
+//! filesystem.rename((root, b"notes.new"), (root, b"notes"), RenameFlags::default())?;
+//! filesystem.close()?;
+//!
+//! let filesystem = Filesystem::open(&devices, &MountOptions::default())?;
+//! let file = filesystem.open_file(filesystem.resolve(b"notes", Follow::Last)?)?;
+//! let mut text = [0; 8];
+//! assert_eq!(file.read_at(0, &mut text)?, 3);
+//! assert_eq!(&text[..3], b"new");
+//! # Ok(()) }
+//! ```
+//!
+//! Keep a file in being while it is in use, whatever becomes of its names:
+//!
+//! ```
+//! # #[path = "../tests/image/mod.rs"]
+//! # mod image;
+//! # use image::image_of;
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let image = image_of(&[], |_| {});
+//! # let devices = [butternut::DevicePath::from(&image.path)];
+//! # use butternut::{Filesystem, MountOptions, NewInode};
+//! # let options = MountOptions { read_only: false, ..MountOptions::default() };
+//! # let filesystem = Filesystem::open(&devices, &options)?;
+//! let unnamed = filesystem.open_unnamed(filesystem.root(), &NewInode::new(0o600))?;
+//! unnamed.write_at(0, b"nobody else can find this")?;
+//! filesystem.link(unnamed.id(), filesystem.root(), b"now they can")?;
+//! filesystem.unlink(filesystem.root(), b"now they can")?;
+//! assert_eq!(unnamed.stat()?.nlink, 0);
+//! assert_eq!(unnamed.size(), 25);
 //! # Ok(()) }
 //! ```
 //!
