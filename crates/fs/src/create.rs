@@ -106,7 +106,11 @@ impl Filesystem {
 
     /// A directory that gets another entry. The caller has its body.
     pub(crate) fn directory_to_change(&self, dir: &InodeEntry) -> Result<Inode> {
-        let inode = self.facts(dir)?;
+        let inode = match self.facts(dir) {
+            // It was there when its entry was taken in hand.
+            Err(Error::Stale { .. }) => return Err(Error::NotFound),
+            inode => inode?,
+        };
         if inode.kind != FileKind::Directory {
             return Err(Error::NotDirectory);
         }

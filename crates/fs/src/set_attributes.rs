@@ -76,9 +76,11 @@ impl Filesystem {
         if let Some(size) = set.size {
             self.set_size(writer, &subvolume, &entry, &mut body, size)?;
         }
-        let inode = self.facts(&entry)?;
-        let changed = self.change_attributes(writer, &subvolume, &entry, &inode, set)?;
-        entry.set(changed);
+        // A change of size stamps the inode itself.
+        if set.size.is_none_or(|size| *set != SetAttributes::size(size)) {
+            let inode = self.facts(&entry)?;
+            entry.set(self.change_attributes(writer, &subvolume, &entry, &inode, set)?);
+        }
         drop(body);
         self.stat(id)
     }
@@ -111,7 +113,10 @@ impl Filesystem {
         {
             acl = Acl::parse(&value)?.map(|acl| acl.with_mode(changed.mode).to_bytes());
         }
-        self.change(writer, subvolume, Need::items(ITEMS_OF_ATTRIBUTES), |change| {
+        // A file can be cut on a full volume, whatever else is changed with its size.
+        let need = Need::items(ITEMS_OF_ATTRIBUTES);
+        let need = if set.size.is_some() { need.deleting() } else { need };
+        self.change(writer, subvolume, need, |change| {
             let now = change.moment.now;
             let time = |set: Option<SetTime>, was| match set {
                 None => was,

@@ -68,6 +68,10 @@ impl Filesystem {
         check_name(name)?;
         let subvolume = self.writable_subvolume(writer, dir)?;
         let parent = self.entry_of(writer, dir)?;
+        if self.entry(dir, name)?.0.placeholder_dir().is_some() {
+            suits(FileKind::Directory)?;
+            return self.remove_placeholder(writer, &subvolume, &parent, name);
+        }
         loop {
             let target = self.found_entry(writer, dir, name)?;
             let mut bodies = Bodies::lock(&[&parent, &target.entry]);
@@ -95,14 +99,49 @@ impl Filesystem {
         dir: FileId,
         name: &[u8],
     ) -> Result<FoundEntry> {
-        let (id, kind) = self.entry(dir, name)?;
-        if id.placeholder_dir().is_some() || id.subvolume != dir.subvolume {
-            return Err(Error::Unsupported { what: "changing the entry of a subvolume" });
+        loop {
+            let (id, kind) = self.entry(dir, name)?;
+            if id.placeholder_dir().is_some() || id.subvolume != dir.subvolume {
+                return Err(Error::Unsupported { what: "changing the entry of a subvolume" });
+            }
+            if id.ino == ROOT_DIRECTORY {
+                return Err(Error::Busy);
+            }
+            match self.entry_of(writer, id) {
+                // It went since it was looked up, and its name with it.
+                Err(Error::Stale { .. }) if self.entry(dir, name)?.0 != id => {}
+                entry => return Ok(FoundEntry { entry: entry?, kind }),
+            }
         }
-        if id.ino == ROOT_DIRECTORY {
-            return Err(Error::Busy);
+    }
+
+    /// Removes what a snapshot has in place of a subvolume that it does not hold.
+    fn remove_placeholder(
+        &self,
+        writer: &Writer,
+        subvolume: &WritableSubvolume,
+        parent: &InodeEntry,
+        name: &[u8],
+    ) -> Result<()> {
+        let _body = parent.body_mut();
+        let mut dir = self.directory_to_change(parent)?;
+        let at = Ino(parent.id.ino);
+        if dir.flags.contains(InodeFlags::APPEND) {
+            return Err(Error::NotPermitted { what: "the directory is append-only" });
         }
-        Ok(FoundEntry { entry: self.entry_of(writer, id)?, kind })
+        let index = names::find_index(&subvolume.tree, at, name)?.ok_or(Error::NotFound)?;
+        if self.entry(parent.id, name)?.0.placeholder_dir().is_none() {
+            return Err(Error::NotFound);
+        }
+        let need = Need::items(ITEMS_OF_REMOVAL).deleting();
+        self.change(writer, subvolume, need, |change| {
+            let old = OldName { dir: at, name, leads: Leads::Subvolume { index } };
+            names::unlink(&change.edit, &old)?;
+            names::entry_removed(&mut dir, name, change.moment);
+            change.put(at, &dir)
+        })?;
+        parent.set(dir);
+        Ok(())
     }
 
     fn remove_locked(

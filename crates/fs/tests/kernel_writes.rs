@@ -276,3 +276,23 @@ fn a_read_only_snapshot_is_not_written_to() {
     fs.close().unwrap();
     judge(&image);
 }
+
+#[test]
+fn what_stands_for_a_subvolume_in_a_snapshot_can_be_removed() {
+    if !kernel_is_here() {
+        return;
+    }
+    let script = "btrfs -q subvolume create a; mkdir a/dir; btrfs -q subvolume create a/dir/inner; \
+                  btrfs -q subvolume snapshot a copy";
+    let image = KernelImage::make(1, &[], "", script);
+    let fs = open(&image, false);
+    let dir = fs.resolve(b"copy/dir", butternut::Follow::Last).unwrap();
+    assert_eq!(fs.unlink(dir, b"inner").unwrap_err().errno(), 21);
+    let held = fs.lookup(dir, b"inner").unwrap();
+    assert_eq!(fs.create(held, b"x", &NewInode::new(0o644)).unwrap_err().errno(), 1);
+    fs.rmdir(dir, b"inner").unwrap();
+    let copy = fs.lookup(fs.root(), b"copy").unwrap();
+    fs.rmdir(copy, b"dir").unwrap();
+    fs.close().unwrap();
+    judge(&image);
+}

@@ -286,3 +286,33 @@ fn many_entries_come_and_go() {
     let fs = volume.reopen(fs);
     assert_eq!(names(&fs, fs.root()), Vec::<String>::new());
 }
+
+#[test]
+fn names_that_threads_fight_for_are_whole() {
+    let volume = TestVolume::new();
+    let fs = volume.open();
+    let dirs = [fs.root(), fs.mkdir(fs.root(), b"dir", &new(0o755)).unwrap()];
+    std::thread::scope(|scope| {
+        for thread in 0..4_usize {
+            let fs = &fs;
+            scope.spawn(move || {
+                for round in 0..2000_usize {
+                    let (from, to) = (dirs[(round + thread) % 2], dirs[round / 2 % 2]);
+                    let (name, other) = ([b"abc"[round % 3]], [b"abcde"[round % 5]]);
+                    let flags = RenameFlags { exchange: round % 7 == 0, ..RenameFlags::default() };
+                    let results = [
+                        fs.create(from, &name, &new(0o644)).map(drop),
+                        fs.rename((from, &name), (to, &other), flags),
+                        fs.mkdir(to, &name, &new(0o755)).map(drop),
+                        fs.unlink(to, &other),
+                        fs.rmdir(to, &name),
+                    ];
+                    for error in results.into_iter().filter_map(Result::err) {
+                        assert!([2, 17, 20, 21, 39].contains(&error.errno()), "{error:?}");
+                    }
+                }
+            });
+        }
+    });
+    volume.reopen(fs);
+}
