@@ -15,8 +15,11 @@ pub struct FuseMount {
 }
 
 impl FuseMount {
+    /// Mounts to look: tests share their images.
     pub fn new(image: &Image, view: &View) -> Result<Self> {
-        Self::with(&command::devices(image, view), &view.mount_options())
+        let options = ["ro".to_owned(), view.mount_options()];
+        let options = options.into_iter().filter(|list| !list.is_empty()).collect::<Vec<_>>();
+        Self::with(&command::devices(image, view), &options.join(","))
     }
 
     /// Mounts devices that are written as for the command line.

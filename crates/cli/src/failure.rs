@@ -41,6 +41,10 @@ impl Failure {
         }
     }
 
+    pub(crate) fn has_cure(&self) -> bool {
+        matches!(self, Self::Said { cure: Some(_), .. })
+    }
+
     /// A call of the library that failed on `what`.
     pub(crate) fn of(what: impl Into<String>, error: &Error) -> Self {
         Self::Said { what: what.into(), why: chain(error), cure: cure_of(error) }

@@ -44,7 +44,9 @@ line.";
 /// What may stand after `mount -o`.
 const MOUNT_HELP: &str = "\
 Options after -o:
-  ro                    the default, and all there is
+  ro                    only look; without it, what cannot be written is not mounted
+  commit=SECONDS        how old a change becomes before it is brought down, unasked [30]
+  sync                  bring every write down before it returns
   subvol=PATH           another root, by path from the top level (as @PATH)
   subvolid=N            another root, by id (as @N)
   degraded              go on without missing devices, if everything can still be read
@@ -55,10 +57,14 @@ Options after -o:
   threads=N             as --threads
   dev, suid, exec       device nodes, set-user-id bits, programs work [nodev, nosuid, exec]
   nologreplay           say nothing of a log tree that is not shown
-Options about access times and syncing are taken and change nothing.
+Options about access times are taken and change nothing: access times stay as they are.
 
-Without allow_other and default_permissions, the one who mounts sees everything in the volume,
-whatever its modes say: its bytes are his to read anyway.
+Without allow_other and default_permissions, the one who mounts sees and changes everything in the
+volume, whatever its modes say: its bytes are his anyway.
+
+fsync(2) returns when all changes are on the medium. sync(2) does not reach the mount's process;
+`butternut umount` does, and returns when the last change is down and the volume released. umount(8)
+does the same where umount.fuse.butternut is installed, and else returns before.
 
 In fstab: disk.img@snap1  /mnt  fuse.butternut  ro,allow_other  0 0";
 

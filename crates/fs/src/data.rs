@@ -63,6 +63,12 @@ impl File {
         self.write(Some(offset), bytes, privileges).map(|(_, written)| written)
     }
 
+    /// As [`File::write_at`], for a cache in front of this library that sends late what was allowed
+    /// when it was written: the flags of the inode are not asked again.
+    pub fn write_back(&self, offset: u64, bytes: &[u8]) -> Result<usize> {
+        self.alter_unasked(|file, _, _| Ok(file.write_at(offset, bytes)?))
+    }
+
     /// Writes `bytes` at the end of the file, as it is then; says where that was, and how many.
     pub fn append(&self, bytes: &[u8], privileges: Privileges) -> Result<(u64, usize)> {
         self.write(None, bytes, privileges)
@@ -191,14 +197,32 @@ impl File {
         privileges: Privileges,
         change: impl FnOnce(&mut FileState, &Inode, Stamp<'_>) -> Result<R>,
     ) -> Result<R> {
+        self.alter_as(Some(privileges), change)
+    }
+
+    /// The same, whatever the flags of the inode say.
+    fn alter_unasked<R>(
+        &self,
+        change: impl FnOnce(&mut FileState, &Inode, Stamp<'_>) -> Result<R>,
+    ) -> Result<R> {
+        self.alter_as(None, change)
+    }
+
+    fn alter_as<R>(
+        &self,
+        asked: Option<Privileges>,
+        change: impl FnOnce(&mut FileState, &Inode, Stamp<'_>) -> Result<R>,
+    ) -> Result<R> {
         let held = self.held()?;
         let filesystem = held.filesystem();
         let writer = filesystem.begin()?;
         let entry = held.entry();
         let subvolume = filesystem.writable_subvolume(writer, entry.id)?;
         let mut body = entry.body_mut();
-        Filesystem::may_write(&filesystem.facts(entry)?)?;
-        if privileges == Privileges::Strip {
+        if asked.is_some() {
+            Filesystem::may_write(&filesystem.facts(entry)?)?;
+        }
+        if asked == Some(Privileges::Strip) {
             filesystem.strip_privileges(writer, &subvolume, entry)?;
         }
         filesystem.alter_file(writer, &subvolume, entry, &mut body, change)

@@ -46,6 +46,12 @@ pub struct SetAttributes {
     pub size: Option<u64>,
     pub atime: Option<SetTime>,
     pub mtime: Option<SetTime>,
+    /// When the change was made, where a cache in front of this library knows that better than its
+    /// clock.
+    pub ctime: Option<Time>,
+    /// Such a cache sends late what was allowed when it was done: the flags of the inode are not
+    /// asked again.
+    pub is_late: bool,
     /// The change is made by someone without the right to keep a file's privileges: a file that
     /// gets another owner, group or size loses set-user-id, set-group-id where the group may
     /// execute it, and its capabilities.
@@ -127,6 +133,9 @@ impl Filesystem {
             changed.atime = time(set.atime, inode.atime);
             changed.mtime = time(set.mtime.or(of_size), inode.mtime);
             names::changed(&mut changed, change.moment);
+            if let Some(Time { secs, nanos }) = set.ctime {
+                changed.ctime = inode::Time { secs, nanos };
+            }
             if let Some(value) = &acl {
                 let xattr = Xattr { name: ACCESS_ACL, value };
                 let (how, generation) = (SetXattr::Replace, change.moment.generation);
@@ -190,7 +199,7 @@ fn may_change(inode: &Inode, set: &SetAttributes) -> Result<()> {
             }
         }
     }
-    if inode.flags.contains(InodeFlags::IMMUTABLE) {
+    if !set.is_late && inode.flags.contains(InodeFlags::IMMUTABLE) {
         return Err(Error::NotPermitted { what: "the inode is immutable" });
     }
     let is_given = |time| matches!(time, Some(SetTime::At(_)));
@@ -200,10 +209,10 @@ fn may_change(inode: &Inode, set: &SetAttributes) -> Result<()> {
         || set.size.is_some()
         || is_given(set.atime)
         || is_given(set.mtime);
-    if inode.flags.contains(InodeFlags::APPEND) && is_more_than_now {
+    if !set.is_late && inode.flags.contains(InodeFlags::APPEND) && is_more_than_now {
         return Err(Error::NotPermitted { what: "the inode is append-only" });
     }
-    for time in [set.atime, set.mtime] {
+    for time in [set.atime, set.mtime, set.ctime.map(SetTime::At)] {
         if let Some(SetTime::At(Time { nanos: 1_000_000_000.., .. })) = time {
             return Err(Error::InvalidArgument { what: "nanoseconds are below one second" });
         }

@@ -15,6 +15,8 @@ const NONE: SetAttributes = SetAttributes {
     size: None,
     atime: None,
     mtime: None,
+    ctime: None,
+    is_late: false,
     strip_privileges: false,
 };
 

@@ -1,22 +1,39 @@
-//! Floor 7, a door: FUSE requests in, replies out. Never decides an errno or keeps a cache.
+//! Floor 7, a door: FUSE requests in, replies out. Never decides an errno of the library's, or
+//! keeps a cache.
 //!
-//! One mount serves one [`Filesystem`], read-only. The kernel does the caching: the volume cannot
-//! change while it is mounted, so names, attributes, pages and symlinks are given to it for good.
+//! One mount serves one [`Filesystem`](butternut::Filesystem). The kernel does the caching, of
+//! names, attributes, pages and symlinks, for good: nobody else changes the volume while it is
+//! mounted. Of a volume that is open for writing it keeps what is written, too, and the times of
+//! its files, until it sends them (decision 0008).
 //!
-//! 1. A node id is the file's own id, so nothing has to be remembered per file ([`ids`]).
-//! 2. Files and directories need no handles: the kernel is told so at the first open.
+//! 1. A node id is the file's own id, so nothing has to be remembered per file ([`nodes`]).
+//! 2. Directories need no handles; files only where they can be written ([`handles`]).
 //! 3. Everyone but the owner of the mount is refused, unless `allow_other` is given; then the
 //!    kernel checks modes and ACLs ([`Options::permissions`]).
+//! 4. `fsync` returns when everything is on the medium, and so does the end of the process. Access
+//!    times stay as they are.
 //!
-//! The transport is the `fuser` crate; only `requests` and `replies` know it.
+//! ```text
+//! session     attach -> the mount        connection -> a thread's requests and replies
+//! door        what each request asks of the library
+//! wire        the protocol's bytes       request, reply -> taken apart, put together
+//! ```
 
-mod ids;
+mod attach;
+mod connection;
+mod door;
+mod handles;
+mod nodes;
 mod options;
-mod readahead;
+mod pages;
 mod recent;
-mod replies;
-mod requests;
+mod refusal;
+mod reply;
+mod request;
 mod session;
+mod shown;
+mod wire;
 
+pub use door::Report;
 pub use options::Options;
-pub use session::{DAEMON_XATTR, FuseError, Mounted, Unmounter, mount};
+pub use session::{DAEMON_XATTR, FuseError, Mounted, SYNC_XATTR, Unmounter, mount};

@@ -10,6 +10,7 @@ pub mod clock;
 pub mod errno;
 pub mod file;
 pub mod forbid;
+pub mod fuse_device;
 pub mod holder;
 pub mod parity;
 pub mod random;

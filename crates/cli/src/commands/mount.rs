@@ -11,12 +11,14 @@ pub(super) mod options;
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
 use std::num::NonZero;
+use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 
-use butternut_fuse::{FuseError, Mounted, Unmounter};
+use butternut::{Filesystem, MountOptions};
+use butternut_fuse::{FuseError, Mounted, Report, Unmounter};
 use butternut_sys::signal::EndSignals;
 use rustix::io::Errno;
 
@@ -33,6 +35,10 @@ const THREADS_MIN: usize = 4;
 
 /// What the daemon writes when it serves.
 const READY: &[u8] = b"ready\n";
+
+/// The system's log, and how much a volume that fails matters to it (facility "daemon").
+const LOG: &str = "/dev/log";
+const LOG_CRITICAL: u32 = 3 << 3 | 2;
 
 /// What is to be mounted where.
 struct Plan {
@@ -133,14 +139,15 @@ fn serve(global: &GlobalArgs, args: &MountArgs, plan: Plan) -> Outcome {
     }
     let signals = EndSignals::block()
         .map_err(|errno| Failure::io("signals", &io::Error::from_raw_os_error(errno.0)))?;
-    let filesystem = volume_options::open(&plan.volume, &plan.meaning.volume)?;
+    let filesystem = open(&plan)?;
     if !global.quiet {
         for notice in filesystem.notices() {
             say(&format!("{}: note: {notice}", plan.volume.typed));
         }
     }
     let mountpoint = plan.mountpoint.canonicalize().unwrap_or(plan.mountpoint);
-    let mut mounted = butternut_fuse::mount(filesystem, &mountpoint, &plan.meaning.fuse)
+    let report = report(plan.volume.typed.clone());
+    let mounted = butternut_fuse::mount(filesystem, &mountpoint, &plan.meaning.fuse, report)
         .map_err(|error| refused(&mountpoint, &error))?;
     let unmounter = mounted.unmounter();
     if args.ready {
@@ -156,6 +163,35 @@ fn serve(global: &GlobalArgs, args: &MountArgs, plan: Plan) -> Outcome {
     }
     end_on_signal(signals, unmounter, mountpoint.clone());
     finish(mounted, &mountpoint)
+}
+
+/// Opens the volume. What cannot be written is refused, with the way to look at it, if there is.
+fn open(plan: &Plan) -> Result<Filesystem, Failure> {
+    let options = &plan.meaning.volume;
+    let failure = match volume_options::open(&plan.volume, options) {
+        Err(failure) if !options.read_only => failure,
+        opened => return opened,
+    };
+    let to_look = MountOptions { read_only: true, ..options.clone() };
+    if !failure.has_cure() && volume_options::open(&plan.volume, &to_look).is_ok() {
+        return Err(failure.cure("with -o ro it can be looked at"));
+    }
+    Err(failure)
+}
+
+/// Says that writing has failed for good: on stderr, and in the system's log, which is what there
+/// is once the terminal is let go.
+fn report(volume: String) -> Report {
+    Box::new(move |error| {
+        let text = format!("{volume}: the volume is read-only from now on: {}", chain(error));
+        say(&text);
+        let line = format!("<{LOG_CRITICAL}>butternut[{}]: {text}", std::process::id());
+        // Without a log there is nobody else to tell.
+        UnixDatagram::unbound()
+            .and_then(|socket| socket.send_to(line.as_bytes(), LOG))
+            .map(drop)
+            .unwrap_or_default();
+    })
 }
 
 fn finish(mounted: Mounted, mountpoint: &Path) -> Outcome {
@@ -175,14 +211,18 @@ fn detach_from_parent() -> io::Result<()> {
     Ok(rustix::process::chdir("/")?)
 }
 
-/// Unmounts at the first signal to end. Where the mount is busy it is detached, and the process
-/// ends when the last file is closed.
-fn end_on_signal(signals: EndSignals, mut unmounter: Unmounter, mountpoint: PathBuf) {
+/// Unmounts at the first signal to end. Where the mount is busy, what was written is committed and
+/// the mount detached; the process ends when the last file is closed.
+fn end_on_signal(signals: EndSignals, unmounter: Unmounter, mountpoint: PathBuf) {
     thread::spawn(move || {
-        if signals.wait().is_ok()
-            && unmounter.unmount().is_err()
-            && let Err(failure) = umount::unmount(&mountpoint, true)
-        {
+        if signals.wait().is_err() || unmounter.unmount().is_ok() {
+            return;
+        }
+        // Whoever sends signals may not wait for the last file to be closed.
+        if let Err(error) = unmounter.commit() {
+            say(&format!("{}: {}", mountpoint.display(), chain(&error)));
+        }
+        if let Err(failure) = umount::unmount(&mountpoint, true) {
             say(&failure.to_string());
         }
     });

@@ -6,7 +6,7 @@
 //! umount.fuse.butternut MOUNTPOINT [-nlfvr] [-t TYPE] [-N NAMESPACE]
 //! ```
 //!
-//! Options that are for mount(8) itself, or that it adds on its own (`rw`), are left out.
+//! Options that are for mount(8) itself are left out.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -14,9 +14,9 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use super::mount;
 
 /// Words of fstab that mean nothing to a filesystem.
-const FOR_MOUNT_ALONE: [&str; 17] = [
-    "rw", "auto", "noauto", "user", "nouser", "users", "nousers", "owner", "noowner", "group",
-    "nogroup", "_netdev", "nofail", "defaults", "loop", "quiet", "remount",
+const FOR_MOUNT_ALONE: [&str; 16] = [
+    "auto", "noauto", "user", "nouser", "users", "nousers", "owner", "noowner", "group", "nogroup",
+    "_netdev", "nofail", "defaults", "loop", "quiet", "remount",
 ];
 
 /// The words of `butternut mount`.
@@ -78,7 +78,7 @@ mod tests {
     fn the_words_of_fstab_become_those_of_the_command() {
         assert_eq!(
             check(mount_words, "mount.fuse.butternut a.img /m -s -o rw,noauto,subvol=x,x-a.b"),
-            "butternut mount -o subvol=x -- a.img /m"
+            "butternut mount -o rw,subvol=x -- a.img /m"
         );
         assert_eq!(
             check(mount_words, "mount.fuse.butternut a.img /m -t fuse.butternut"),

@@ -1,5 +1,5 @@
-//! `umount`: unmounts, and returns when the process that served the mount has ended, which is when
-//! the volume's devices are released.
+//! `umount`: brings everything down, unmounts, and returns when the process that served the mount
+//! has ended, which is when the volume's devices are released.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,9 +11,9 @@ use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use butternut_fuse::DAEMON_XATTR;
+use butternut_fuse::{DAEMON_XATTR, SYNC_XATTR};
 
-use crate::failure::{Done, Failure, Outcome};
+use crate::failure::{Done, Failure, Outcome, plain};
 use crate::flags::{GlobalArgs, UmountArgs};
 use crate::output::{Output, json, say};
 
@@ -33,7 +33,12 @@ fn end(global: &GlobalArgs, args: &UmountArgs) -> Result<bool, Failure> {
     let shown = mountpoint.display().to_string();
     check_ours(&mountpoint)?;
     let daemon = daemon(&mountpoint);
+    let committed = if daemon.is_some() { commit(&mountpoint) } else { Ok(()) };
     unmount(&mountpoint, args.lazy)?;
+    committed.map_err(|error| {
+        Failure::new(&*shown, format!("the last changes could not be written: {}", plain(&error)))
+            .cure("it is unmounted; `butternut check` tells what state the volume is in")
+    })?;
     let Some((pid, pidfd)) = daemon else {
         if !global.quiet {
             say(&format!(
@@ -99,6 +104,15 @@ fn unescaped(field: &str) -> String {
     [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
         .iter()
         .fold(field.to_owned(), |text, (escape, plain)| text.replace(escape, plain))
+}
+
+/// Has the kernel send what it holds back, and the process bring it down on the devices. Nobody
+/// could be told of errors after the unmount.
+fn commit(mountpoint: &Path) -> io::Result<()> {
+    rustix::fs::syncfs(std::fs::File::open(mountpoint)?)?;
+    let mut value = [0; 1];
+    rustix::fs::getxattr(mountpoint, SYNC_XATTR, &mut value[..])?;
+    Ok(())
 }
 
 /// The process that serves the mount, held so that its number cannot pass to another.

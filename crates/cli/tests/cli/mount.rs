@@ -40,8 +40,9 @@ impl Drop for Place {
     }
 }
 
+/// Mounts to look: tests share their images.
 fn mount(image: &Path, place: &Place, options: &[&str]) {
-    let mut words = vec!["mount", image.to_str().unwrap(), place.name()];
+    let mut words = vec!["mount", "-o", "ro", image.to_str().unwrap(), place.name()];
     words.extend_from_slice(options);
     butternut(&words).ok();
 }
@@ -97,7 +98,7 @@ fn mount_and_umount_say_in_json_what_they_did() {
     }
     let place = Place::new();
     let image = plain().0.to_str().unwrap();
-    let said = butternut(&["mount", "--json", image, place.name()]).ok();
+    let said = butternut(&["mount", "--json", "-o", "ro", image, place.name()]).ok();
     let said: serde_json::Value = serde_json::from_str(&said).unwrap();
     let process = said["process"].as_u64().unwrap();
     let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap();
@@ -156,7 +157,8 @@ fn a_busy_mount_is_not_unmounted_unless_lazily() {
 }
 
 fn served(image: &Path, place: &Place, options: &[&str]) -> Child {
-    let mut words = vec!["mount", "--foreground", image.to_str().unwrap(), place.name()];
+    let mut words =
+        vec!["mount", "--foreground", "-o", "ro", image.to_str().unwrap(), place.name()];
     words.extend_from_slice(options);
     let mut child = command().args(&words).stderr(Stdio::piped()).spawn().unwrap();
     let mut said = String::new();
@@ -292,7 +294,7 @@ fn a_user_without_root_mounts_through_fusermount() {
          trap 'chmod {had:o} /dev/fuse' EXIT
          # fusermount3 wants a user that has a name.
          as='setpriv --reuid=nobody --regid=nogroup --clear-groups'
-         $as {dir}/butternut mount {dir}/a.img {dir}/m
+         $as {dir}/butternut mount -o ro {dir}/a.img {dir}/m
          $as cat {dir}/m/hello.txt
          $as {dir}/butternut umount {dir}/m
          if grep -q {dir}/m /proc/self/mounts; then echo still mounted; fi"

@@ -11,12 +11,12 @@ use crate::output::size;
 use crate::volume_arg::{self, VolumeArg};
 
 /// Listed in the man page and in the message about an unknown option.
-pub(crate) const KNOWN: &str = "ro, subvol=PATH, subvolid=N, degraded, allow_other, \
-     default_permissions, offset=N, cache=N, threads=N, dev, suid, exec, and their opposites";
+pub(crate) const KNOWN: &str = "ro, rw, commit=SECONDS, sync, subvol=PATH, subvolid=N, degraded, \
+     allow_other, default_permissions, offset=N, cache=N, threads=N, dev, suid, exec, and their \
+     opposites";
 
-/// A read-only mount has nothing that these could change.
-const NO_CHANGE: [&str; 16] = [
-    "ro",
+/// Access times stay as they are, and nothing is written at once unless that is asked for.
+const NO_CHANGE: [&str; 13] = [
     "defaults",
     "atime",
     "noatime",
@@ -28,9 +28,7 @@ const NO_CHANGE: [&str; 16] = [
     "nodiratime",
     "lazytime",
     "nolazytime",
-    "sync",
     "async",
-    "dirsync",
     "silent",
 ];
 
@@ -46,6 +44,7 @@ pub(crate) struct Meaning {
 impl Meaning {
     pub(crate) fn of(lists: &[OsString]) -> Result<Self, Failure> {
         let mut meaning = Self::default();
+        meaning.set_read_only(false);
         for list in lists {
             for word in list.as_bytes().split(|byte| *byte == b',').filter(|w| !w.is_empty()) {
                 meaning.take(word)?;
@@ -67,6 +66,14 @@ impl Meaning {
             ("cache", false) => self.volume.node_cache_bytes = number()?,
             ("threads", false) => self.threads = usize::try_from(number()?).ok(),
             ("fsname", false) => value.clone_into(&mut self.fuse.source),
+            ("commit", false) => {
+                let seconds = u32::try_from(number()?).ok().filter(|seconds| *seconds > 0);
+                self.volume.commit_seconds =
+                    seconds.ok_or_else(|| refused(&text, "is no number of seconds"))?;
+            }
+            ("ro", true) => self.set_read_only(true),
+            ("rw", true) => self.set_read_only(false),
+            ("sync", true) => self.fuse.is_synchronous = true,
             ("degraded", true) => self.volume.degraded = true,
             ("nologreplay" | "norecovery", true) => self.volume.ignore_log = true,
             ("allow_other", true) => self.fuse.allow_other = true,
@@ -77,14 +84,18 @@ impl Meaning {
             ("nosuid", true) => self.fuse.set_user_id = false,
             ("exec", true) => self.fuse.execute = true,
             ("noexec", true) => self.fuse.execute = false,
-            // A read-only mount has nothing that these could change.
             (word, true) if NO_CHANGE.contains(&word) => {}
-            ("rw", true) => return Err(refused("rw", "this mount is read-only").cure("say ro")),
             _ => {
                 return Err(refused(&text, "is not known").cure(format!("known: {KNOWN}")));
             }
         }
         Ok(())
+    }
+
+    /// Of several words the last one counts, as with mount(8).
+    pub(super) fn set_read_only(&mut self, read_only: bool) {
+        self.volume.read_only = read_only;
+        self.fuse.is_writable = !read_only;
     }
 
     /// Lets the options say what the volume argument left open, and nothing that it did say.
@@ -132,6 +143,17 @@ mod tests {
     }
 
     #[test]
+    fn a_mount_is_for_writing_unless_the_last_word_is_ro() {
+        for (list, read_only) in [("", false), ("ro", true), ("ro,rw", false), ("rw,ro", true)] {
+            let meaning = check(list).unwrap();
+            assert_eq!(meaning.volume.read_only, read_only, "{list}");
+            assert_eq!(meaning.fuse.is_writable, !read_only, "{list}");
+        }
+        let meaning = check("commit=5,sync").unwrap();
+        assert_eq!((meaning.volume.commit_seconds, meaning.fuse.is_synchronous), (5, true));
+    }
+
+    #[test]
     fn unknown_options_are_refused_by_name() {
         for list in ["ro,compress=zstd", "frob", "degraded=1", "subvol="] {
             let said = check(list).unwrap_err();
@@ -141,7 +163,7 @@ mod tests {
                 "{said}"
             );
         }
-        assert_eq!(check("rw").unwrap_err(), "option rw: this mount is read-only (say ro)");
+        assert_eq!(check("commit=0").unwrap_err(), "option commit=0: is no number of seconds");
         assert_eq!(check("subvolid=x").unwrap_err(), "option subvolid=x: is not a number");
     }
 }

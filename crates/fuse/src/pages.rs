@@ -1,22 +1,24 @@
-//! The kernel's readahead of a mount: 128 KiB by default, which is a fraction of one good read.
+//! The kernel's page cache of a mount: by default it reads 128 KiB ahead, and holds back whoever
+//! has written a hundredth of the memory. Both are a fraction of what a disk's filesystem gets.
 //!
-//! It stands in sysfs, by the mount's device number, and only root may change it. Where it cannot
-//! be changed the mount is slower, and nothing else.
+//! The limits stand in sysfs, by the mount's device number, and only root may change them. Where
+//! they cannot be changed the mount is slower, and nothing else.
 
 use std::fs;
 use std::path::Path;
 
-/// Two reads in flight ahead of the reader.
-const READAHEAD_KIB: u32 = 4096;
+/// Two reads in flight ahead of the reader, and the limits of a disk.
+const LIMITS: [(&str, &str); 3] =
+    [("read_ahead_kb", "4096"), ("strict_limit", "0"), ("max_ratio", "100")];
 
-/// Raises the readahead of the mount on `mountpoint`, an absolute path without symlinks.
-pub(crate) fn raise(mountpoint: &Path) {
+/// Raises the limits of the mount on `mountpoint`, an absolute path without symlinks.
+pub(crate) fn raise_limits(mountpoint: &Path) {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let Some(device) = device_of(&mounts, mountpoint) else { return };
-    let place = format!("/sys/class/bdi/{device}/read_ahead_kb");
-    fs::write(place, READAHEAD_KIB.to_string()).unwrap_or_default();
+    for (name, value) in LIMITS {
+        fs::write(format!("/sys/class/bdi/{device}/{name}"), value).unwrap_or_default();
+    }
 }
-
 /// The device number of the last mount on `mountpoint`. Asking the mount itself would wait for an
 /// answer that nobody gives yet.
 fn device_of<'a>(mounts: &'a str, mountpoint: &Path) -> Option<&'a str> {

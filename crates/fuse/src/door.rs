@@ -1,0 +1,184 @@
+//! The door of one filesystem: requests in, replies out. What a request means, the library says.
+//!
+//! | file | requests |
+//! |---|---|
+//! | `negotiation` | INIT |
+//! | `names` | LOOKUP, what makes and takes names, FORGET |
+//! | `attributes` | GETATTR, SETATTR, STATX, STATFS, the flags of `chattr` |
+//! | `xattrs` | extended attributes |
+//! | `listing` | READDIR, READDIRPLUS |
+//! | `data` | OPEN, READ, WRITE, RELEASE, FALLOCATE, COPY_FILE_RANGE, FSYNC |
+//! | `seek` | LSEEK |
+
+mod attributes;
+mod data;
+mod flags;
+mod listing;
+mod names;
+pub(crate) mod negotiation;
+mod seek;
+mod xattrs;
+
+use std::error::Error as StdError;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use butternut::{Error, FileId, Filesystem};
+
+use crate::connection;
+use crate::handles::Handles;
+use crate::nodes::Nodes;
+use crate::recent::Recent;
+use crate::refusal::{Answer, Refusal};
+use crate::reply::Reply;
+use crate::request::Request;
+use crate::wire::op;
+
+/// Called once, when the volume becomes read-only because something went wrong.
+pub type Report = Box<dyn Fn(&(dyn StdError + 'static)) + Send + Sync>;
+
+/// Whether the kernel waits for an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    Reply,
+    Nothing,
+}
+
+/// How the door behaves.
+pub(crate) struct Manner {
+    /// The kernel checks permissions and ACLs.
+    pub(crate) checks_permissions: bool,
+    pub(crate) is_writable: bool,
+    pub(crate) report: Report,
+}
+
+pub(crate) struct Door {
+    filesystem: Filesystem,
+    nodes: Nodes,
+    handles: Handles,
+    /// Of a mount where nothing is opened.
+    recent: Recent,
+    manner: Manner,
+    /// For telling the kernel something unasked.
+    device: Arc<OwnedFd>,
+    has_reported: AtomicBool,
+    /// The kernel sends the longer form of SETXATTR.
+    has_long_setxattr: AtomicBool,
+    seekers: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Door {
+    pub(crate) fn new(filesystem: Filesystem, manner: Manner, device: Arc<OwnedFd>) -> Self {
+        Self {
+            nodes: Nodes::new(filesystem.root()),
+            filesystem,
+            handles: Handles::default(),
+            recent: Recent::default(),
+            manner,
+            device,
+            has_reported: AtomicBool::new(false),
+            has_long_setxattr: AtomicBool::new(false),
+            seekers: Mutex::default(),
+        }
+    }
+
+    /// Answers one request.
+    pub(crate) fn serve(
+        self: &Arc<Self>,
+        request: &mut Request<'_>,
+        reply: &mut Reply,
+    ) -> Answer<Wanted> {
+        let opcode = request.header.opcode;
+        match opcode {
+            op::LSEEK => return self.seek(request, reply),
+            op::FORGET | op::BATCH_FORGET => {
+                self.forget(request)?;
+                return Ok(Wanted::Nothing);
+            }
+            // Nothing takes long enough to be interrupted, and nothing was asked of the kernel.
+            op::INTERRUPT | op::NOTIFY_REPLY => return Ok(Wanted::Nothing),
+            _ => {}
+        }
+        let answer = self.answer(opcode, request, reply);
+        if answer == Err(Refusal::READ_ONLY) {
+            self.report();
+        }
+        answer.map(|()| Wanted::Reply)
+    }
+
+    fn answer(&self, opcode: u32, request: &mut Request<'_>, reply: &mut Reply) -> Answer<()> {
+        match opcode {
+            op::LOOKUP => self.lookup(request, reply),
+            op::GETATTR => self.attributes(request, reply),
+            op::SETATTR => self.set_attributes(request, reply),
+            op::STATX => self.statx(request, reply),
+            op::STATFS => reply.put(&crate::shown::statfs(&self.filesystem.statfs()?)),
+            op::READLINK => reply.data(&self.filesystem.read_link(self.node(request)?)?),
+            op::SYMLINK => self.symlink(request, reply),
+            op::MKNOD => self.mknod(request, reply),
+            op::MKDIR => self.mkdir(request, reply),
+            op::CREATE => self.create(request, reply),
+            op::TMPFILE => self.tmpfile(request, reply),
+            op::LINK => self.link(request, reply),
+            op::UNLINK => Ok(self.filesystem.unlink(self.node(request)?, request.name()?)?),
+            op::RMDIR => Ok(self.filesystem.rmdir(self.node(request)?, request.name()?)?),
+            op::RENAME | op::RENAME2 => self.rename(request),
+            op::OPEN => self.open(request, reply),
+            op::READ => self.read(request, reply),
+            op::WRITE => self.write(request, reply),
+            op::RELEASE => self.release(request),
+            op::FSYNC => self.sync(request),
+            // The last request of all, where there is one, is DESTROY: who unmounts waits for it.
+            op::FSYNCDIR | op::SYNCFS | op::DESTROY => Ok(self.filesystem.sync()?),
+            op::FALLOCATE => self.allocate(request),
+            op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64 => self.copy_range(request, reply),
+            op::SETXATTR => self.set_xattr(request),
+            op::GETXATTR => self.xattr(request, reply),
+            op::LISTXATTR => self.xattr_names(request, reply),
+            op::REMOVEXATTR => self.remove_xattr(request),
+            op::IOCTL => self.ioctl(request, reply),
+            op::READDIR | op::READDIRPLUS => self.list(request, reply),
+            // Among them OPENDIR, FLUSH and ACCESS, which the kernel knows to do without.
+            _ => Err(Refusal::NO_CALL),
+        }
+    }
+
+    /// The file that a request is about.
+    fn node(&self, request: &Request<'_>) -> Answer<FileId> {
+        self.id(request.header.nodeid)
+    }
+
+    fn id(&self, node: u64) -> Answer<FileId> {
+        let unknown = Error::Stale { id: FileId::new(0, node) };
+        self.nodes.id(node).ok_or(unknown.into())
+    }
+
+    /// Says why the volume is read-only, if it was not opened so.
+    fn report(&self) {
+        if let Some(error) = self.filesystem.write_error()
+            && !self.has_reported.swap(true, Ordering::AcqRel)
+        {
+            (self.manner.report)(&error);
+        }
+    }
+
+    /// Has the kernel ask for a file's attributes again.
+    fn invalidate_attributes(&self, node: u64) {
+        connection::invalidate_attributes(&self.device, node);
+    }
+
+    /// Brings down what was written.
+    pub(crate) fn commit(&self) -> butternut::Result<()> {
+        self.filesystem.sync()
+    }
+
+    /// Lets go of everything that is open, and of the filesystem.
+    pub(crate) fn close(self) -> butternut::Result<()> {
+        let Self { filesystem, nodes, handles, recent, seekers, .. } = self;
+        Self::end_seekers(seekers.into_inner().unwrap_or_else(PoisonError::into_inner));
+        drop((nodes, handles, recent));
+        filesystem.close()
+    }
+}

@@ -1,0 +1,62 @@
+//! Attributes, shown and set.
+
+use butternut::{SetAttributes, SetTime, Time};
+
+use crate::door::Door;
+use crate::refusal::Answer;
+use crate::reply::Reply;
+use crate::request::Request;
+use crate::shown;
+use crate::wire::{SetattrIn, fattr};
+
+impl Door {
+    pub(super) fn attributes(&self, request: &Request<'_>, reply: &mut Reply) -> Answer<()> {
+        let stat = self.filesystem.stat(self.node(request)?)?;
+        reply.put(&shown::attributes_out(&stat, self.nodes.number(stat.id)))
+    }
+
+    pub(super) fn statx(&self, request: &Request<'_>, reply: &mut Reply) -> Answer<()> {
+        let stat = self.filesystem.stat(self.node(request)?)?;
+        reply.put(&shown::statx(&stat, self.nodes.number(stat.id)))
+    }
+
+    pub(super) fn set_attributes(
+        &self,
+        request: &mut Request<'_>,
+        reply: &mut Reply,
+    ) -> Answer<()> {
+        let set: SetattrIn = request.take()?;
+        let stat = self.filesystem.set_attributes(self.node(request)?, &meant(&set))?;
+        reply.put(&shown::attributes_out(&stat, self.nodes.number(stat.id)))
+    }
+}
+
+/// The times that the kernel keeps of what it caches.
+const OF_CACHE: u32 = fattr::MTIME | fattr::CTIME;
+
+/// A change of attributes, as the library has it.
+///
+/// A change of the owner always costs a file its privileges, as in the kernel; one of the size
+/// only where the kernel says so.
+fn meant(set: &SetattrIn) -> SetAttributes {
+    let has = |flag| set.valid & flag != 0;
+    let time = |given, now, secs: u64, nanos| {
+        if has(now) {
+            Some(SetTime::Now)
+        } else {
+            has(given).then_some(SetTime::At(Time { secs: secs.cast_signed(), nanos }))
+        }
+    };
+    let ctime = Time { secs: set.ctime.cast_signed(), nanos: set.ctimensec };
+    SetAttributes {
+        ctime: has(fattr::CTIME).then_some(ctime),
+        is_late: set.valid & !fattr::HANDLE == OF_CACHE,
+        mode: has(fattr::MODE).then_some(set.mode),
+        uid: has(fattr::UID).then_some(set.uid),
+        gid: has(fattr::GID).then_some(set.gid),
+        size: has(fattr::SIZE).then_some(set.size),
+        atime: time(fattr::ATIME, fattr::ATIME_NOW, set.atime, set.atimensec),
+        mtime: time(fattr::MTIME, fattr::MTIME_NOW, set.mtime, set.mtimensec),
+        strip_privileges: has(fattr::UID) || has(fattr::GID) || has(fattr::KILL_SUIDGID),
+    }
+}

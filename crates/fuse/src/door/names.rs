@@ -1,0 +1,146 @@
+//! Names: found, made, moved, taken away.
+
+use butternut::{Error, FileId, FileKind, NewInode, RenameFlags};
+
+use crate::door::Door;
+use crate::refusal::{Answer, Refusal};
+use crate::reply::Reply;
+use crate::request::Request;
+use crate::shown;
+use crate::wire::{
+    BatchForgetIn, CreateIn, FOPEN_KEEP_CACHE, ForgetIn, ForgetOne, LinkIn, MkdirIn, MknodIn,
+    OpenOut, Rename2In, RenameIn, op,
+};
+
+const RENAME_NOREPLACE: u32 = 1;
+const RENAME_EXCHANGE: u32 = 1 << 1;
+const RENAME_WHITEOUT: u32 = 1 << 2;
+
+const PERMISSIONS: u32 = 0o7777;
+
+impl Door {
+    pub(super) fn lookup(&self, request: &mut Request<'_>, reply: &mut Reply) -> Answer<()> {
+        let parent = self.node(request)?;
+        // The kernel asks for dots when it has only a node id.
+        let found = match request.name()? {
+            b"." => Ok(parent),
+            b".." => self.filesystem.parent(parent),
+            name => self.filesystem.lookup(parent, name),
+        };
+        match found {
+            Ok(id) => self.entry(id, reply),
+            Err(Error::NotFound) => reply.put(&shown::nothing()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Replies with a file that the kernel knows from now on.
+    fn entry(&self, id: FileId, reply: &mut Reply) -> Answer<()> {
+        let stat = self.filesystem.stat(id)?;
+        let number = self.nodes.tell(&self.filesystem, &stat);
+        reply.put(&shown::entry(&stat, number))
+    }
+
+    pub(super) fn forget(&self, request: &mut Request<'_>) -> Answer<()> {
+        if request.header.opcode == op::FORGET {
+            let forget: ForgetIn = request.take()?;
+            self.forget_one(request.header.nodeid, forget.nlookup);
+            return Ok(());
+        }
+        let batch: BatchForgetIn = request.take()?;
+        for _ in 0..batch.count {
+            let one: ForgetOne = request.take()?;
+            self.forget_one(one.nodeid, one.nlookup);
+        }
+        Ok(())
+    }
+
+    fn forget_one(&self, node: u64, count: u64) {
+        self.nodes.forget(node, count);
+        if !self.manner.is_writable {
+            self.recent.forget(node);
+        }
+    }
+
+    pub(super) fn mkdir(&self, request: &mut Request<'_>, reply: &mut Reply) -> Answer<()> {
+        let made: MkdirIn = request.take()?;
+        let new = new_inode(request, made.mode, made.umask);
+        let id = self.filesystem.mkdir(self.node(request)?, request.name()?, &new)?;
+        self.entry(id, reply)
+    }
+
+    pub(super) fn mknod(&self, request: &mut Request<'_>, reply: &mut Reply) -> Answer<()> {
+        let made: MknodIn = request.take()?;
+        let new = new_inode(request, made.mode, made.umask);
+        let kind = shown::kind_of_mode(made.mode).ok_or(Refusal::INVALID)?;
+        let (dir, name) = (self.node(request)?, request.name()?);
+        let id = if kind == FileKind::File {
+            self.filesystem.create(dir, name, &new)?
+        } else {
+            let rdev = shown::device_parts(made.rdev);
+            self.filesystem.mknod(dir, name, &new, kind, rdev)?
+        };
+        self.entry(id, reply)
+    }
+
+    pub(super) fn symlink(&self, request: &mut Request<'_>, reply: &mut Reply) -> Answer<()> {
+        let (name, text) = (request.name()?, request.name()?);
+        let new = new_inode(request, 0o777, 0);
+        let id = self.filesystem.symlink(self.node(request)?, name, text, &new)?;
+        self.entry(id, reply)
+    }
+
+    pub(super) fn create(&self, request: &mut Request<'_>, reply: &mut Reply) -> Answer<()> {
+        let made: CreateIn = request.take()?;
+        let new = new_inode(request, made.mode, made.umask);
+        let id = self.filesystem.create(self.node(request)?, request.name()?, &new)?;
+        let file = self.filesystem.open_file(id)?;
+        self.entry(id, reply)?;
+        let fh = self.handles.open(file, true);
+        reply.put(&OpenOut { fh, open_flags: FOPEN_KEEP_CACHE, backing_id: 0 })
+    }
+
+    /// A file without a name, open.
+    pub(super) fn tmpfile(&self, request: &mut Request<'_>, reply: &mut Reply) -> Answer<()> {
+        let made: CreateIn = request.take()?;
+        let new = new_inode(request, made.mode, made.umask);
+        let file = self.filesystem.open_unnamed(self.node(request)?, &new)?;
+        self.entry(file.id(), reply)?;
+        let fh = self.handles.open(file, true);
+        reply.put(&OpenOut { fh, open_flags: FOPEN_KEEP_CACHE, backing_id: 0 })
+    }
+
+    pub(super) fn link(&self, request: &mut Request<'_>, reply: &mut Reply) -> Answer<()> {
+        let link: LinkIn = request.take()?;
+        let id = self.id(link.oldnodeid)?;
+        self.filesystem.link(id, self.node(request)?, request.name()?)?;
+        self.entry(id, reply)
+    }
+
+    pub(super) fn rename(&self, request: &mut Request<'_>) -> Answer<()> {
+        let (to, flags) = if request.header.opcode == op::RENAME {
+            (request.take::<RenameIn>()?.newdir, 0)
+        } else {
+            let rename: Rename2In = request.take()?;
+            (rename.newdir, rename.flags)
+        };
+        if flags & !(RENAME_NOREPLACE | RENAME_EXCHANGE | RENAME_WHITEOUT) != 0 {
+            return Err(Refusal::INVALID);
+        }
+        let owner = (request.header.uid, request.header.gid);
+        let flags = RenameFlags {
+            no_replace: flags & RENAME_NOREPLACE != 0,
+            exchange: flags & RENAME_EXCHANGE != 0,
+            whiteout: (flags & RENAME_WHITEOUT != 0).then_some(owner),
+        };
+        let (from, to) = (self.node(request)?, self.id(to)?);
+        let (old, new) = (request.name()?, request.name()?);
+        Ok(self.filesystem.rename((from, old), (to, new), flags)?)
+    }
+}
+
+/// An inode that the caller of a request makes.
+fn new_inode(request: &Request<'_>, mode: u32, umask: u32) -> NewInode {
+    let (uid, gid) = (request.header.uid, request.header.gid);
+    NewInode { permissions: mode & PERMISSIONS, umask, uid, gid }
+}

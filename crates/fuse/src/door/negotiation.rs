@@ -1,0 +1,73 @@
+//! INIT: what the kernel and we can do, settled before anything else.
+
+use crate::door::Door;
+use crate::refusal::{Answer, Refusal};
+use crate::reply::Reply;
+use crate::request::Request;
+use crate::wire::{InitIn, InitOut, MAJOR, MINOR, MINOR_MIN, init, op};
+
+/// The largest read or write that the kernel may ask for.
+pub(crate) const TRANSFER_BYTES_MAX: u32 = 1 << 20;
+const TRANSFER_PAGES_MAX: u16 = 256;
+/// Requests that the kernel may have in flight for readahead and writeback, and from how many on
+/// it slows down.
+const BACKGROUND_MAX: u16 = 256;
+const BACKGROUND_MANY: u16 = 192;
+
+const ALWAYS: u64 = init::ASYNC_READ
+    | init::BIG_WRITES
+    | init::MAX_PAGES
+    | init::ASYNC_DIO
+    | init::PARALLEL_DIROPS
+    | init::DO_READDIRPLUS
+    | init::READDIRPLUS_AUTO
+    | init::CACHE_SYMLINKS
+    | init::EXPLICIT_INVAL_DATA
+    | init::EXPORT_SUPPORT
+    | init::NO_OPENDIR_SUPPORT
+    | init::INIT_EXT;
+
+/// Nothing that is open can go, so nothing has to be opened.
+const READ_ONLY: u64 = init::NO_OPEN_SUPPORT;
+
+const WRITABLE: u64 = init::WRITEBACK_CACHE
+    | init::ATOMIC_O_TRUNC
+    | init::DONT_MASK
+    | init::HANDLE_KILLPRIV_V2
+    | init::SETXATTR_EXT;
+
+impl Door {
+    /// Answers the first request. An older kernel goes without what it does not know, and is
+    /// slower.
+    pub(crate) fn negotiate(&self, request: &mut Request<'_>, reply: &mut Reply) -> Answer<()> {
+        if request.header.opcode != op::INIT {
+            return Err(Refusal::IO);
+        }
+        let asked: InitIn = request.take()?;
+        if asked.major != MAJOR || asked.minor < MINOR_MIN {
+            return Err(Refusal::UNSUPPORTED);
+        }
+        let more: u32 = request.take().unwrap_or(0);
+        let known = u64::from(asked.flags) | u64::from(more) << 32;
+        let mut wanted = ALWAYS | if self.manner.is_writable { WRITABLE } else { READ_ONLY };
+        if self.manner.checks_permissions {
+            wanted |= init::POSIX_ACL;
+        }
+        let agreed = wanted & known;
+        self.set_has_long_setxattr(agreed & init::SETXATTR_EXT != 0);
+        let half = |flags: u64| u32::try_from(flags & u64::from(u32::MAX)).unwrap_or(0);
+        reply.put(&InitOut {
+            major: MAJOR,
+            minor: MINOR,
+            max_readahead: TRANSFER_BYTES_MAX,
+            flags: half(agreed),
+            flags2: half(agreed >> 32),
+            max_background: BACKGROUND_MAX,
+            congestion_threshold: BACKGROUND_MANY,
+            max_write: TRANSFER_BYTES_MAX,
+            max_pages: TRANSFER_PAGES_MAX,
+            time_gran: 1,
+            ..InitOut::default()
+        })
+    }
+}

@@ -1,0 +1,65 @@
+//! Files that are open, by the numbers that the kernel was given for them.
+//!
+//! An open file is in being until it is released, with a name or without. Numbers start at 1, and
+//! are given again.
+
+use std::sync::{PoisonError, RwLock};
+
+use butternut::{File, FileId};
+
+use crate::refusal::{Answer, Refusal};
+
+/// The open files of one mount.
+#[derive(Default)]
+pub(crate) struct Handles {
+    table: RwLock<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    files: Vec<Option<Open>>,
+    free: Vec<usize>,
+}
+
+struct Open {
+    file: File,
+    is_written: bool,
+}
+
+impl Handles {
+    pub(crate) fn open(&self, file: File, is_written: bool) -> u64 {
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let at = table.free.pop().unwrap_or_else(|| {
+            table.files.push(None);
+            table.files.len() - 1
+        });
+        table.files[at] = Some(Open { file, is_written });
+        at as u64 + 1
+    }
+
+    pub(crate) fn file(&self, number: u64) -> Answer<File> {
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        let at = index(number).ok_or(Refusal::BAD_HANDLE)?;
+        let open = table.files.get(at).and_then(Option::as_ref).ok_or(Refusal::BAD_HANDLE)?;
+        Ok(open.file.clone())
+    }
+
+    /// Whether anybody has the file open for writing.
+    pub(crate) fn is_written(&self, id: FileId) -> bool {
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        table.files.iter().flatten().any(|open| open.is_written && open.file.id() == id)
+    }
+
+    /// The file that nobody has open under this number any more. Dropping it may delete it.
+    pub(crate) fn close(&self, number: u64) -> Option<File> {
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let at = index(number)?;
+        let open = table.files.get_mut(at)?.take()?;
+        table.free.push(at);
+        Some(open.file)
+    }
+}
+
+fn index(number: u64) -> Option<usize> {
+    usize::try_from(number.checked_sub(1)?).ok()
+}
