@@ -122,6 +122,7 @@ kinds! {
     InodeBytes Error "an inode's count of bytes is not that of its extents",
     DirectorySize Error "a directory's size is not that of its names",
     DirectoryItems Error "a directory's items by hash and by index disagree",
+    DirectoryRing Error "directories that hold each other, where no path leads",
     EntryUnpaired Error "a directory entry without the reference of an inode",
     ReferenceUnpaired Error "an inode's reference without a directory entry",
     EntryKind Error "a directory entry says another kind than its inode",

@@ -70,6 +70,8 @@ pub(crate) struct InodePart {
     pub(crate) ino: u64,
     item: Option<InodeFacts>,
     refs: u32,
+    /// The directory of one of the references.
+    parent: Option<u64>,
     /// Names by hash and by index: how many, how long, and whether they are the same.
     by_hash: u32,
     by_index: u32,
@@ -80,7 +82,7 @@ pub(crate) struct InodePart {
 }
 
 /// What the inodes of a tree came to together: sums that are zero where names and inodes agree.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Balance {
     /// Entries by index less references.
     pub(crate) names: u64,
@@ -89,6 +91,8 @@ pub(crate) struct Balance {
     /// Inodes without links less orphan items.
     pub(crate) orphans: u64,
     pub(crate) has_root: bool,
+    /// Every directory but the root, and the directory that it is in.
+    pub(crate) parents: Vec<(u64, u64)>,
 }
 
 impl Balance {
@@ -97,6 +101,7 @@ impl Balance {
         self.kinds = self.kinds.wrapping_add(other.kinds);
         self.orphans = self.orphans.wrapping_add(other.orphans);
         self.has_root |= other.has_root;
+        self.parents.extend(other.parents);
     }
 }
 
@@ -145,7 +150,8 @@ impl InodePart {
         self.item = Some(item);
     }
 
-    pub(crate) fn add_ref(&mut self) {
+    pub(crate) fn add_ref(&mut self, dir: u64) {
+        self.parent = Some(dir);
         self.refs = self.refs.saturating_add(1);
     }
 
@@ -192,6 +198,9 @@ impl InodePart {
         if self.ino == ROOT_DIR {
             balance.has_root |= item.kind == FileKind::Directory;
         } else {
+            if item.kind == FileKind::Directory {
+                balance.parents.extend(self.parent.map(|parent| (self.ino, parent)));
+            }
             let kinds = entry_kind(self.ino, item.kind).wrapping_mul(u64::from(self.refs));
             balance.kinds = balance.kinds.wrapping_sub(kinds);
         }
@@ -333,6 +342,7 @@ impl Part for Box<InodePart> {
     fn glue(&mut self, next: Self) {
         self.item = self.item.or(next.item);
         self.refs = self.refs.saturating_add(next.refs);
+        self.parent = self.parent.or(next.parent);
         self.by_hash = self.by_hash.saturating_add(next.by_hash);
         self.by_index = self.by_index.saturating_add(next.by_index);
         self.name_bytes = self.name_bytes.saturating_add(next.name_bytes);

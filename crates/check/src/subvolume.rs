@@ -14,6 +14,7 @@ use crate::inode::{
 };
 use crate::ledger::{Ledger, RefKind, Reference};
 use crate::run::Run;
+use crate::sink::Sink;
 use crate::spans::Spans;
 use crate::stray::stray;
 use crate::walk::{Memo, Survey};
@@ -55,10 +56,12 @@ pub(crate) struct Verdict {
 impl SubvolumeSurvey<'_> {
     /// Nothing comes before or behind.
     pub(crate) fn finish(&self, summary: Summary) -> Verdict {
-        let mut balance = summary.balance;
-        summary.run.finish(&mut |part| self.close(&part, &mut balance));
+        let Summary { run, mut balance, is_lost } = summary;
+        run.finish(&mut |part| self.close(&part, &mut balance));
         let is_even = balance.names == 0 && balance.kinds == 0 && balance.orphans == 0;
-        let is_lost = summary.is_lost;
+        if !is_lost {
+            rings(&mut balance.parents, self.rules.tree, self.reader.sink());
+        }
         Verdict { is_uneven: !is_even && !is_lost, has_root: balance.has_root, is_lost }
     }
 
@@ -281,7 +284,7 @@ fn count_data(ledger: &Ledger, leaf: &LeafFacts<'_, '_>, key: Key, extent: &File
 }
 
 fn add_ref(part: &mut InodePart, balance: &mut Balance, (dir, index, name): (u64, u64, &[u8])) {
-    part.add_ref();
+    part.add_ref(dir);
     // The root directory is its own parent, and no entry says so.
     if part.ino != ROOT_DIR || dir != ROOT_DIR {
         let link = link(dir, index, hash::name(name), part.ino);
@@ -318,6 +321,30 @@ pub(crate) fn is_of_an_inode(item_type: ItemType) -> bool {
             | ItemType::DIR_INDEX
             | ItemType::EXTENT_DATA
     )
+}
+
+/// Says which directories are in no path from the root, because each is inside another of them.
+/// One whose parent is no directory is said by its missing entry.
+fn rings(parents: &mut Vec<(u64, u64)>, tree: u64, sink: &Sink<'_>) {
+    parents.sort_unstable();
+    let find = |dir: u64| parents.binary_search_by_key(&dir, |(dir, _)| *dir).ok();
+    // The walk upwards on which each was first met.
+    let mut met = vec![0_usize; parents.len()];
+    for start in 0..parents.len() {
+        let mut next = Some(start);
+        while let Some(at) = next.filter(|at| met.get(*at) == Some(&0)) {
+            if let Some(met) = met.get_mut(at) {
+                *met = start + 1;
+            }
+            next = parents.get(at).and_then(|(_, parent)| find(*parent));
+        }
+        let Some(end) = next.filter(|at| met.get(*at) == Some(&(start + 1))) else { continue };
+        if let Some((dir, parent)) = parents.get(end) {
+            let place = format!("tree {tree} directory {dir}");
+            let have = format!("{parent}, which is inside it");
+            sink.add(Kind::DirectoryRing, place, "parent", have, "a directory above it");
+        }
+    }
 }
 
 /// Counts the references of a tree whose inodes are not judged: one that is being removed, or the

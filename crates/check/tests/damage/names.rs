@@ -251,12 +251,34 @@ fn directories() -> Vec<Case> {
             },
             &[Kind::DirectoryItems, Kind::EntryUnpaired],
         ),
+        case("directories inside each other", ring, &[Kind::DirectoryRing]),
         case(
             "root directory is none",
             root_is_a_file,
             &[Kind::RootDirectory, Kind::DirectoryItems],
         ),
     ]
+}
+
+/// `d` moves into `d/e`, as a rename that looks at nothing would do it.
+fn ring(p: &Patient) {
+    let (dir, inner) = (dir(p), p.ino(FS, "d/e"));
+    let (by_hash, by_index) = entries(p, 256, b"d");
+    let data = p.find(FS, |key, _| *key == by_hash).1;
+    p.remove(FS, &by_hash);
+    p.remove(FS, &by_index);
+    p.insert(FS, Key { objectid: inner, ..by_hash }, &data);
+    p.insert(FS, Key { objectid: inner, offset: 5000, ..by_index }, &data);
+    let reference = Key::new(dir, ItemType::INODE_REF, 256);
+    p.change(FS, &reference, |data| data[..8].copy_from_slice(&5000_u64.to_le_bytes()));
+    p.rekey(FS, &reference, Key { offset: inner, ..reference });
+    let resize = |ino, by: i64| {
+        p.alter(FS, &Key::new(ino, ItemType::INODE_ITEM, 0), |raw: &mut RawInodeItem| {
+            raw.size = U64::new(raw.size.get().checked_add_signed(by).unwrap());
+        });
+    };
+    resize(256, -2);
+    resize(inner, 2);
 }
 
 fn root_is_a_file(p: &Patient) {

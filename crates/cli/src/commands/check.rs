@@ -88,7 +88,7 @@ fn failure(named: &VolumeArg, error: &CheckError) -> Failure {
 }
 
 fn counted(counts: &Counts) -> String {
-    let mut text = format!(
+    let text = format!(
         "{} trees, {} tree blocks, {} items, {} extents, {} subvolumes, {} inodes",
         counts.trees,
         counts.tree_blocks,
@@ -97,11 +97,11 @@ fn counted(counts: &Counts) -> String {
         counts.subvolumes,
         counts.inodes,
     );
-    if counts.data_bytes_read > 0 {
-        let bytes = pretty(counts.data_bytes_read, Units::Binary);
-        text.push_str(&format!(", {bytes} of data verified"));
+    if counts.data_bytes_read == 0 {
+        return text;
     }
-    text
+    let bytes = pretty(counts.data_bytes_read, Units::Binary);
+    format!("{text}, {bytes} of data verified")
 }
 
 fn print(
