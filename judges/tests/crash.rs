@@ -1,0 +1,97 @@
+//! What the library leaves, after a crash and after a run, as the kernel and btrfs-progs see it: a
+//! sample of the crashes that `sim` looks at all of.
+//!
+//! `BUTTERNUT_LONG=1` looks at more.
+
+use anyhow::{Context, Result, bail, ensure};
+use butternut_device::{CrashOptions, Device};
+use butternut_format::super_block::{SUPER_BLOCK_BYTES, SuperBlock, copy_offset};
+use butternut_judges::crash_image::ImageFile;
+use butternut_judges::{kept, trial};
+use butternut_mkfs::MkfsOptions;
+use butternut_sim::crash::workload::{CrashPlace, Workload};
+use butternut_sim::crash::{JudgeOptions, Verdict, judge};
+use butternut_sim::generator::Generator;
+use butternut_sim::library::{LibraryEngine, LibrarySubject};
+use butternut_sim::operation::Operation;
+use butternut_sim::run::Run;
+use butternut_sim::volume::{fresh, is_super_block};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+/// More than 64 MiB, so that the superblock has a second copy.
+const VOLUME_BYTES: u64 = 256 << 20;
+
+fn main() -> ExitCode {
+    let seeds = if is_long() { 40 } else { 3 };
+    let mut trials = Vec::new();
+    for seed in 0..seeds {
+        trials.push(trial::trial(&format!("crashes::seed-{seed}"), move || crashes(seed)));
+        trials.push(trial::trial(&format!("runs::seed-{seed}"), move || run(seed)));
+    }
+    trial::run(trials)
+}
+
+fn is_long() -> bool {
+    std::env::var_os("BUTTERNUT_LONG").is_some_and(|value| !value.is_empty())
+}
+
+fn crashes(seed: u64) -> Result<()> {
+    let crashes = CrashOptions { seed, seeded_per_gap: 4, pivotal: is_super_block };
+    // A prime, so that the sample meets every kind of crash.
+    let judging = JudgeOptions { crashes, threads: 1, one_in: 11 };
+    let (sync_one_in, going_on, going_on_one_in) = (8, 0, 1);
+    let workload = Workload { seed, steps: 80, sync_one_in, going_on, going_on_one_in, judging };
+    let base = fresh(VOLUME_BYTES, &MkfsOptions::default())?;
+    let told = workload.tell(&LibraryEngine, base, workload.generator(), None)?;
+    let told = told.map_err(|found| anyhow::anyhow!("{found}"))?;
+    let trees = told.trees();
+    let verdict: Verdict = judge(&told.story, &workload.judging, &|crash, image, allowed| {
+        // The kernel mounts by the first superblock alone; one that is torn has to be restored.
+        if !has_first_super_block(&image) {
+            return Ok(());
+        }
+        let look = || -> Result<()> {
+            let file = ImageFile::of(&image, kept::scratch())?;
+            file.check()?;
+            let have = file.kernel_tree()?;
+            let place = CrashPlace { position: crash.position, allowed };
+            told.state_of(&have, &place, &trees)?;
+            file.check().context("after the kernel had it")
+        };
+        look().map_err(|error| format!("{error:#}"))
+    });
+    ensure!(verdict.failed == 0, "{verdict}");
+    ensure!(verdict.states > 4, "{verdict}");
+    Ok(())
+}
+
+fn has_first_super_block(device: &dyn Device) -> bool {
+    let mut bytes = vec![0; SUPER_BLOCK_BYTES];
+    let read = device.read_at(copy_offset(0).unwrap_or(0), &mut bytes);
+    read.is_ok() && SuperBlock::check(&bytes, 0).is_ok()
+}
+
+/// A run of the library, and what the kernel shows of it.
+fn run(seed: u64) -> Result<()> {
+    let device = fresh(512 << 20, &MkfsOptions::default())?;
+    let mut subject = LibrarySubject::open(Arc::clone(&device))?;
+    let mut run = Run::of(&subject);
+    let mut generator = Generator::new(1000 + seed);
+    for number in 0..2000 {
+        let operation = generator.next(&run.model);
+        if let Some(found) = run.step(&mut subject, &operation)? {
+            bail!("operation {number}: {found}");
+        }
+    }
+    if let Some(found) = run.step(&mut subject, &Operation::Reopen)? {
+        bail!("{found}");
+    }
+    drop(subject);
+    let file = ImageFile::of(&*device, kept::scratch())?;
+    file.check()?;
+    if let Some(text) = run.model.tree().difference(&file.kernel_tree()?) {
+        bail!("the kernel shows another tree:\n{text}");
+    }
+    file.check().context("after the kernel had it")
+}
