@@ -25,7 +25,8 @@ fn hold(seed: u64, options: &MkfsOptions) {
         Ok(Box::new(LibrarySubject::open(device)?))
     };
     let generator = Generator::new(seed);
-    let found = run::hold(generator, seed, OPERATIONS, Duration::from_mins(2), &mut make).unwrap();
+    let found = run::hold(generator, seed, OPERATIONS, Duration::from_mins(2), &mut make)
+        .expect("a subject");
     if let Some(found) = found {
         panic!("{found}");
     }
