@@ -325,7 +325,7 @@ pub(crate) fn is_of_an_inode(item_type: ItemType) -> bool {
 
 /// Says which directories are in no path from the root, because each is inside another of them.
 /// One whose parent is no directory is said by its missing entry.
-fn rings(parents: &mut Vec<(u64, u64)>, tree: u64, sink: &Sink<'_>) {
+fn rings(parents: &mut [(u64, u64)], tree: u64, sink: &Sink<'_>) {
     parents.sort_unstable();
     let find = |dir: u64| parents.binary_search_by_key(&dir, |(dir, _)| *dir).ok();
     // The walk upwards on which each was first met.
