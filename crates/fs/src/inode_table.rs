@@ -22,6 +22,7 @@ use crate::{Error, FileId, Result};
 use butternut_file::FileState;
 use butternut_format::inode::Inode;
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -159,9 +160,30 @@ struct Slot {
     used: AtomicBool,
 }
 
+/// Ids are numbers that count up: a multiplication spreads them well enough.
+#[derive(Default)]
+struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64((*byte).into());
+        }
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        let mixed = (self.0.rotate_left(32) ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = mixed ^ (mixed >> 29);
+    }
+}
+
 #[derive(Debug, Default)]
 struct Shard {
-    places: HashMap<FileId, usize>,
+    places: HashMap<FileId, usize, BuildHasherDefault<IdHasher>>,
     slots: Vec<Slot>,
     hand: usize,
 }
@@ -181,20 +203,24 @@ impl InodeTable {
         }
     }
 
+    /// What an inode is, if that is known and nobody is about to find out.
+    pub(crate) fn known(&self, id: FileId) -> Option<Inode> {
+        let shard = self.shard(id).read().unwrap_or_else(PoisonError::into_inner);
+        match shard.find(id)?.facts.try_lock().as_deref() {
+            Ok(Facts::Known(inode)) => Some(*inode),
+            Ok(Facts::Unread | Facts::Gone) | Err(_) => None,
+        }
+    }
+
     /// The entry of an inode, which may not exist.
     pub(crate) fn entry(&self, id: FileId) -> Arc<InodeEntry> {
         let shard = self.shard(id);
-        let find = |shard: &Shard| {
-            let slot = shard.slots.get(*shard.places.get(&id)?)?;
-            slot.used.store(true, Ordering::Relaxed);
-            Some(Arc::clone(&slot.entry))
-        };
-        if let Some(entry) = find(&shard.read().unwrap_or_else(PoisonError::into_inner)) {
-            return entry;
+        if let Some(entry) = shard.read().unwrap_or_else(PoisonError::into_inner).find(id) {
+            return Arc::clone(entry);
         }
         let mut shard = shard.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(entry) = find(&shard) {
-            return entry;
+        if let Some(entry) = shard.find(id) {
+            return Arc::clone(entry);
         }
         let entry = InodeEntry::new(id, None, Body::default());
         shard.insert(Arc::clone(&entry), self.shard_limit);
@@ -220,6 +246,14 @@ impl InodeTable {
 }
 
 impl Shard {
+    fn find(&self, id: FileId) -> Option<&Arc<InodeEntry>> {
+        let slot = self.slots.get(*self.places.get(&id)?)?;
+        if !slot.used.load(Ordering::Relaxed) {
+            slot.used.store(true, Ordering::Relaxed);
+        }
+        Some(&slot.entry)
+    }
+
     fn insert(&mut self, entry: Arc<InodeEntry>, limit: usize) {
         for _ in 0..STEPS_MAX {
             if self.slots.len() < limit {

@@ -76,7 +76,10 @@ impl Filesystem {
     /// What inode `id` is, from memory or its tree.
     pub(crate) fn inode(&self, id: FileId) -> Result<Inode> {
         if let Some(writer) = &self.shared.writer {
-            return self.facts(&writer.table.entry(id));
+            return match writer.table.known(id) {
+                Some(inode) => Ok(inode),
+                None => self.facts(&writer.table.entry(id)),
+            };
         }
         let cache: &InodeCache = &self.shared.inodes;
         if let Some(inode) = cache.find(id) {
