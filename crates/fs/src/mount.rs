@@ -45,6 +45,7 @@ pub enum Subvolume {
 }
 
 /// How to open a volume.
+#[expect(clippy::struct_excessive_bools, reason = "switches, each on its own")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountOptions {
     /// Only look: the default.
@@ -52,6 +53,9 @@ pub struct MountOptions {
     /// Seconds after which a change is brought down on the devices, unasked. 0: never, unless more
     /// is changed than memory is to hold (256 MiB of tree blocks); see [`Filesystem::abandon`].
     pub commit_seconds: u32,
+    /// Where space is short, commit to have what is freed: what is deleted on a full volume may need
+    /// that. Without it, what does not fit fails.
+    pub commits_for_space: bool,
     /// What inodes are stamped by.
     pub clock: Clock,
     /// Open although devices are missing, as long as every chunk can still be read.
@@ -74,6 +78,7 @@ impl Default for MountOptions {
         Self {
             read_only: true,
             commit_seconds: 30,
+            commits_for_space: true,
             clock: Clock::default(),
             degraded: false,
             subvolume: Subvolume::Default,
@@ -303,6 +308,7 @@ fn forest(volume: &Arc<Volume>, options: &MountOptions) -> Result<Arc<Forest>> {
     let cache = ForestOptions {
         cache_bytes: options.node_cache_bytes,
         clock: options.clock.0,
+        commits_for_space: options.commits_for_space,
         ..ForestOptions::default()
     };
     let volume = Arc::clone(volume);

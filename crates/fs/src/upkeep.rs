@@ -3,6 +3,9 @@
 use crate::{Filesystem, Result};
 use butternut_format::units::DevId;
 
+/// Where no group lies.
+const RESERVED_BYTES: u64 = 1 << 20;
+
 impl Filesystem {
     /// The name of the volume, as it is now.
     pub fn label(&self) -> Vec<u8> {
@@ -36,6 +39,25 @@ impl Filesystem {
         self.forest().resize(DevId(devid), bytes)?;
         writer.signal.changed();
         Ok(())
+    }
+
+    /// The fewest bytes that [`Filesystem::resize`] takes for a device: where its last group ends
+    /// that is in use, as of now. At least 1 MiB.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`](crate::Error::ReadOnly).
+    pub fn size_min(&self, devid: u64) -> Result<u64> {
+        self.begin()?;
+        let (groups, chunks) = (self.forest().groups()?, self.volume().chunks());
+        let busy = groups.iter().filter(|group| group.used > 0 || group.taken > 0);
+        let mut end = RESERVED_BYTES;
+        for group in busy {
+            let Some(chunk) = chunks.find(group.start) else { continue };
+            for place in chunk.places().iter().filter(|place| place.devid.0 == devid) {
+                end = end.max(place.physical.0.saturating_add(chunk.place_bytes()));
+            }
+        }
+        Ok(end)
     }
 
     /// Tells the devices of free space in runs of at least `bytes_min`; says how many bytes.

@@ -9,7 +9,12 @@ use butternut::{Filesystem, MountOptions};
 use volume::{TestVolume, names, new};
 
 fn open_quiet(volume: &TestVolume) -> Filesystem {
-    let options = MountOptions { read_only: false, commit_seconds: 0, ..MountOptions::default() };
+    let options = MountOptions {
+        read_only: false,
+        commit_seconds: 0,
+        commits_for_space: false,
+        ..MountOptions::default()
+    };
     Filesystem::open_devices(volume.devices(), &options).unwrap()
 }
 
@@ -35,6 +40,45 @@ fn what_is_abandoned_is_as_it_was() {
     assert_eq!(fs.create(fs.root(), b"late", &new(0o644)).unwrap_err().errno(), 30);
     let fs = volume.reopen(fs);
     assert_eq!(names(&fs, fs.root()), ["kept"]);
+}
+
+#[test]
+fn a_volume_that_fills_up_meanwhile_can_be_abandoned_too() {
+    let volume = TestVolume::new();
+    let fs = open_quiet(&volume);
+    let file = fs.open_file(fs.create(fs.root(), b"old", &new(0o644)).unwrap()).unwrap();
+    file.write_at(0, &vec![7; 100 << 20]).unwrap();
+    fs.sync().unwrap();
+    fs.unlink(fs.root(), b"old").unwrap();
+    drop(file);
+    let file = fs.open_file(fs.create(fs.root(), b"new", &new(0o644)).unwrap()).unwrap();
+    let mut at = 0;
+    let error = loop {
+        match file.write_at(at, &vec![7; 4 << 20]) {
+            Ok(written) => at += u64::try_from(written).unwrap(),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.errno(), 28, "{error}");
+    fs.abandon();
+    drop(file);
+    let fs = volume.reopen(fs);
+    assert_eq!(names(&fs, fs.root()), ["old"]);
+}
+
+#[test]
+fn the_least_size_is_taken_and_less_is_not() {
+    let volume = TestVolume::new();
+    let fs = open_quiet(&volume);
+    let file = fs.create(fs.root(), b"file", &new(0o644)).unwrap();
+    fs.open_file(file).unwrap().write_at(0, &vec![7; 60 << 20]).unwrap();
+    fs.sync().unwrap();
+    let least = fs.size_min(1).unwrap();
+    assert!((60 << 20..512 << 20).contains(&least), "{least}");
+    assert!(fs.resize(1, least - 4096).is_err());
+    fs.resize(1, least).unwrap();
+    let fs = volume.reopen(fs);
+    assert_eq!(fs.devices()[0].total_bytes, least);
 }
 
 #[test]

@@ -59,7 +59,9 @@ impl Forest {
             if why.unallocated && self.grow(Class::Data)? {
                 continue;
             }
-            if has_committed || !running.commit_gains(running.space.pinned_bytes()) {
+            let gains =
+                self.commits_for_space() && running.commit_gains(running.space.pinned_bytes());
+            if has_committed || !gains {
                 return Err(TreeError::NoSpace { wanted: bytes_min });
             }
             self.commit()?;
@@ -80,7 +82,11 @@ impl Forest {
             match running.space.reserve(Class::Metadata, bytes) {
                 Ok(ticket) => return Ok(ticket),
                 Err(why) if why.unallocated && self.grow(Class::Metadata)? => {}
-                Err(why) if has_committed || !running.commit_gains(why.pinned_bytes) => {
+                Err(why)
+                    if has_committed
+                        || !self.commits_for_space()
+                        || !running.commit_gains(why.pinned_bytes) =>
+                {
                     return Err(TreeError::NoSpace { wanted: bytes });
                 }
                 Err(_) => {

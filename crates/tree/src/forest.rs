@@ -45,11 +45,19 @@ pub struct ForestOptions {
     pub clock: fn() -> Time,
     /// Tell the devices of what each commit frees.
     pub discard: bool,
+    /// Where space is short, commit to have what is freed: on a full volume, what asks for space
+    /// may find some only then. Without it, nothing is committed that nobody asked for.
+    pub commits_for_space: bool,
 }
 
 impl Default for ForestOptions {
     fn default() -> Self {
-        Self { cache_bytes: CACHE_BYTES_DEFAULT, clock: system_time, discard: false }
+        Self {
+            cache_bytes: CACHE_BYTES_DEFAULT,
+            clock: system_time,
+            discard: false,
+            commits_for_space: true,
+        }
     }
 }
 
@@ -122,6 +130,7 @@ pub struct Forest {
     flights: [Mutex<HashMap<Logical, Arc<Flight>>>; FLIGHT_SHARDS],
     clock: fn() -> Time,
     discard: bool,
+    commits_for_space: bool,
     /// Set where the volume was opened for writing.
     running: OnceLock<Running>,
 }
@@ -142,6 +151,7 @@ impl Forest {
             flights: std::array::from_fn(|_| Mutex::default()),
             clock: options.clock,
             discard: options.discard,
+            commits_for_space: options.commits_for_space,
             running: OnceLock::new(),
         });
         forest.assemble()?;
@@ -172,6 +182,10 @@ impl Forest {
     /// Whether the volume was opened for writing.
     pub fn is_writable(&self) -> bool {
         self.running.get().is_some()
+    }
+
+    pub(crate) fn commits_for_space(&self) -> bool {
+        self.commits_for_space
     }
 
     pub(crate) fn discards(&self) -> bool {

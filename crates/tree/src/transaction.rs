@@ -228,7 +228,8 @@ impl Forest {
                 Err(why) => why,
             };
             running.gate.leave();
-            if has_committed || !running.commit_gains(why.pinned_bytes) {
+            let gains = self.commits_for_space() && running.commit_gains(why.pinned_bytes);
+            if has_committed || !gains {
                 return Err(TreeError::NoSpace { wanted: why.wanted });
             }
             self.commit()?;
