@@ -103,6 +103,9 @@ fn unnumbered(text: &str) -> String {
     letters.next().map(|first| first.to_lowercase().chain(letters).collect()).unwrap_or_default()
 }
 
+/// The error number of a full volume.
+const NO_SPACE: i32 = 28;
+
 /// What to do about an error of the library.
 fn cure_of(error: &Error) -> Option<String> {
     let io_kind = error.source().and_then(innermost_io).map(io::Error::kind);
@@ -118,6 +121,14 @@ fn cure_of(error: &Error) -> Option<String> {
         "`butternut subvolume list` shows what there is"
     } else if matches!(error, Error::IsDirectory) {
         "name a file in it; `butternut ls` shows them"
+    } else if matches!(error, Error::Exists) {
+        "remove it, or choose another name"
+    } else if matches!(error, Error::NotEmpty) {
+        "`butternut rm -r` removes it with what is in it"
+    } else if matches!(error, Error::CrossesSubvolumes) {
+        "copy it with `butternut export` and `butternut import`"
+    } else if error.errno() == NO_SPACE {
+        "remove something, or make the volume larger with `butternut filesystem resize`"
     } else {
         return None;
     };

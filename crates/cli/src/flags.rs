@@ -2,13 +2,21 @@
 //!
 //! Nothing here opens a volume or looks at a file; what the words mean is decided in `options`.
 
+mod changing;
 mod checking;
+mod importing;
 mod inspect;
 mod listing;
 mod making;
 mod mounting;
+mod upkeep;
 
+pub(crate) use changing::{
+    ChmodArgs, ChownArgs, Encoding, GetfattrArgs, LnArgs, MkdirArgs, MvArgs, RmArgs, SetfattrArgs,
+    TouchArgs, TruncateArgs, WriteArgs,
+};
 pub(crate) use checking::CheckArgs;
+pub(crate) use importing::{ImportArgs, ImportHow};
 pub(crate) use inspect::{
     DumpSuperArgs, DumpTreeArgs, InodeResolveArgs, InspectVerb, LogicalResolveArgs, RootidArgs,
     TreeStatsArgs,
@@ -20,6 +28,7 @@ pub(crate) use listing::{
 };
 pub(crate) use making::MkfsArgs;
 pub(crate) use mounting::{MountArgs, UmountArgs};
+pub(crate) use upkeep::{LabelArgs, ResizeArgs, SyncArgs, TrimArgs};
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -68,17 +77,47 @@ does the same where umount.fuse.butternut is installed, and else returns before.
 
 In fstab: disk.img@snap1  /mnt  fuse.butternut  ro,allow_other  0 0";
 
+/// What every command that changes a volume keeps to.
+const CHANGE_HELP: &str = "\
+The volume must not be mounted, nor open anywhere else. What is changed is changed in one
+transaction: if anything fails, the volume is as it was. (Two exceptions: what changes so much that
+256 MiB of metadata wait in memory is committed up to there; so is what rm and truncate did on a
+volume so full that there is no other way.)
+
+Symlinks in a path are followed inside the volume only; the last part of what is removed, moved or
+linked is never followed. What is made belongs to whoever runs the command.";
+
+/// The same, of `import`.
+const IMPORT_HELP: &str = "\
+Copied are bytes, holes, modes, owners, access and modification times, extended attributes, ACLs,
+capabilities, hard links, symlinks, device nodes, pipes and sockets. Nothing in the volume is
+overwritten: what is there already makes the import fail.
+
+The volume must not be mounted, nor open anywhere else. The import is one transaction: if anything
+fails, the volume is as it was. (One exception: an import of so many files, some hundred thousand,
+that 256 MiB of metadata wait in memory, is committed up to there.)
+
+    butternut import disk.img ./site /srv        makes /srv/site, if /srv is there
+    butternut import disk.img ./site/. /srv      copies what is in ./site into /srv";
+
+/// What `filesystem resize` does with image files.
+const RESIZE_HELP: &str = "\
+An image file is made longer when its volume grows, and cut when its volume shrinks, if the volume
+reached to its end. A volume shrinks only to where no group that is in use lies.";
+
 /// What `mkfs` does that its flags do not say.
 const MKFS_HELP: &str = "\
 What lies on the device is looked at first: a filesystem, swap or a partition table is not
 overwritten without --force. A device in use is refused, with --force too.
 
 With the variable SOURCE_DATE_EPOCH set (seconds since 1970) and --uuid given, the same command
-line makes the same bytes.
+line makes the same bytes. With --rootdir too, from the same tree: no time in the volume is later
+then, and access times are those of modification.
 
     butternut mkfs --size 1G disk.img            makes the file
     butternut mkfs -L backup -O bgt /dev/sdx1
-    butternut mkfs --size 512M disk.img?offset=1M";
+    butternut mkfs --size 512M disk.img?offset=1M
+    butternut mkfs --rootdir ./site --shrink site.img";
 
 /// What the exit status of `check` means.
 const CHECK_HELP: &str = "\
@@ -92,7 +131,7 @@ checked, nor the space cache of old.
 Exit status: 0 when nothing is damaged, 4 when something is, 8 when that cannot be said, 16 for a
 wrong command line.";
 
-/// btrfs in user space: reads any btrfs volume, without root, without a kernel driver.
+/// btrfs in user space: reads, makes and changes volumes, without root, without a kernel driver.
 #[derive(Debug, Parser)]
 #[command(name = "butternut", version, propagate_version = true, after_help = VOLUME_HELP)]
 #[command(disable_help_subcommand = true, max_term_width = 100)]
@@ -133,6 +172,43 @@ pub(crate) enum Noun {
     Find(FindArgs),
     /// Copy a file or tree out, with everything that belongs to it
     Export(ExportArgs),
+    /// Copy a file or tree in, with everything that belongs to it
+    #[command(after_help = IMPORT_HELP)]
+    Import(ImportArgs),
+    /// Write what comes on stdin to a file
+    #[command(after_help = CHANGE_HELP)]
+    Write(WriteArgs),
+    /// Make directories
+    #[command(after_help = CHANGE_HELP)]
+    Mkdir(MkdirArgs),
+    /// Remove files and trees
+    #[command(after_help = CHANGE_HELP)]
+    Rm(RmArgs),
+    /// Move and rename
+    #[command(after_help = CHANGE_HELP)]
+    Mv(MvArgs),
+    /// Make hard and symbolic links
+    #[command(after_help = CHANGE_HELP)]
+    Ln(LnArgs),
+    /// Change permissions
+    #[command(after_help = CHANGE_HELP)]
+    Chmod(ChmodArgs),
+    /// Change owners and groups
+    #[command(after_help = CHANGE_HELP)]
+    Chown(ChownArgs),
+    /// Change access and modification times
+    #[command(after_help = CHANGE_HELP)]
+    Touch(TouchArgs),
+    /// Change the size of files
+    #[command(after_help = CHANGE_HELP)]
+    Truncate(TruncateArgs),
+    /// Set and remove extended attributes
+    #[command(after_help = CHANGE_HELP)]
+    Setfattr(SetfattrArgs),
+    /// Print extended attributes
+    Getfattr(GetfattrArgs),
+    /// Tell the devices which of their space is free
+    Trim(TrimArgs),
     /// Subvolumes and snapshots
     #[command(subcommand, visible_alias = "sub")]
     Subvolume(SubvolumeVerb),
@@ -145,7 +221,7 @@ pub(crate) enum Noun {
     /// Compare everything on a volume with everything else, and say what is wrong
     #[command(after_help = CHECK_HELP)]
     Check(CheckArgs),
-    /// Make an empty volume
+    /// Make a volume, empty or from a directory
     #[command(after_help = MKFS_HELP)]
     Mkfs(MkfsArgs),
     /// Mount a volume read-only, through FUSE

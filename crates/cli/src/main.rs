@@ -11,8 +11,9 @@ mod options;
 mod output;
 mod volume_arg;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -37,7 +38,7 @@ fn main() -> ExitCode {
     }
     let status =
         if noun(&words).is_some_and(|noun| noun == "check") { USAGE_OF_CHECK } else { USAGE };
-    let low = match LowArgs::try_parse_from(with_parent_uuid_spelled(words)) {
+    let low = match LowArgs::try_parse_from(with_letters_spelled(words)) {
         Ok(low) => low,
         Err(error) => return usage(&error, status),
     };
@@ -74,26 +75,39 @@ fn noun(words: &[OsString]) -> Option<&OsString> {
     words.iter().skip(1).find(|word| !word.as_encoded_bytes().starts_with(b"-"))
 }
 
-/// In `subvolume list`, `-q` is the parent UUID, as in btrfs-progs, not `--quiet`.
-fn with_parent_uuid_spelled(mut words: Vec<OsString>) -> Vec<OsString> {
+/// Two letters that every command has mean something else where the tools that people know have
+/// them so: `-q` is the parent UUID in `subvolume list`, `-v` the value in `setfattr`.
+fn with_letters_spelled(mut words: Vec<OsString>) -> Vec<OsString> {
     let is = |word: &OsString, names: &[&str]| names.iter().any(|name| word == name);
     let mut nouns = words
         .iter()
         .enumerate()
         .skip(1)
         .filter(|(_, word)| !word.as_encoded_bytes().starts_with(b"-"));
-    let noun = nouns.next().map(|(_, word)| is(word, &["subvolume", "sub"]));
+    let noun = nouns.next();
     let verb = nouns.next().filter(|(_, word)| is(word, &["list"])).map(|(at, _)| at);
-    if let (Some(true), Some(verb)) = (noun, verb) {
-        for word in &mut words[verb + 1..] {
-            let Some(text) = word.to_str() else { continue };
-            let letters = text.strip_prefix('-').unwrap_or_default();
-            if !letters.is_empty() && letters.chars().all(char::is_alphabetic) {
-                *word = text.replace('q', "Q").into();
-            }
-        }
+    let Some((at, word)) = noun else { return words };
+    if is(word, &["setfattr"]) {
+        words[at + 1..].iter_mut().for_each(spell_value);
+    } else if let (true, Some(verb)) = (is(word, &["subvolume", "sub"]), verb) {
+        words[verb + 1..].iter_mut().for_each(spell_parent_uuid);
     }
     words
+}
+
+fn spell_parent_uuid(word: &mut OsString) {
+    let Some(text) = word.to_str() else { return };
+    let letters = text.strip_prefix('-').unwrap_or_default();
+    if !letters.is_empty() && letters.chars().all(char::is_alphabetic) {
+        *word = text.replace('q', "Q").into();
+    }
+}
+
+fn spell_value(word: &mut OsString) {
+    let Some(value) = word.as_encoded_bytes().strip_prefix(b"-v") else { return };
+    let mut spelled = OsString::from(if value.is_empty() { "--value" } else { "--value=" });
+    spelled.push(OsStr::from_bytes(value));
+    *word = spelled;
 }
 
 #[cfg(test)]
@@ -107,10 +121,10 @@ mod tests {
     }
 
     #[test]
-    fn q_is_the_parent_uuid_in_subvolume_list_alone() {
+    fn letters_mean_what_they_mean_in_the_tools_that_people_know() {
         let check = |line: &str| {
             let words = line.split(' ').map(OsString::from).collect();
-            let words = with_parent_uuid_spelled(words);
+            let words = with_letters_spelled(words);
             words.iter().map(|word| word.to_str().unwrap()).collect::<Vec<_>>().join(" ")
         };
         assert_eq!(
@@ -119,5 +133,9 @@ mod tests {
         );
         assert_eq!(check("butternut sub list --quiet q"), "butternut sub list --quiet q");
         assert_eq!(check("butternut ls -q d"), "butternut ls -q d");
+        let value = "butternut -v setfattr -n user.a --value --verbose d f";
+        assert_eq!(check("butternut -v setfattr -n user.a -v --verbose d f"), value);
+        assert_eq!(check("butternut setfattr -v0x00 d"), "butternut setfattr --value=0x00 d");
+        assert_eq!(check("butternut getfattr -v d"), "butternut getfattr -v d");
     }
 }

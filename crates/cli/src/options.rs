@@ -20,19 +20,39 @@ pub(crate) struct Opened {
 
 impl Opened {
     pub(crate) fn one(global: &GlobalArgs, volume: &VolumeArgs) -> Result<Self, Failure> {
-        Self::open(global, std::slice::from_ref(&volume.volume))
+        Self::open(global, std::slice::from_ref(&volume.volume), &MountOptions::default())
     }
 
     pub(crate) fn many(global: &GlobalArgs, volumes: &VolumesArgs) -> Result<Self, Failure> {
-        Self::open(global, &volumes.volume)
+        Self::open(global, &volumes.volume, &MountOptions::default())
     }
 
-    fn open(global: &GlobalArgs, words: &[OsString]) -> Result<Self, Failure> {
+    /// For writing; nothing is committed that is not asked for, unless a full volume needs it to
+    /// delete what is on it.
+    pub(crate) fn to_change(
+        global: &GlobalArgs,
+        words: &[OsString],
+        commits_for_space: bool,
+    ) -> Result<Self, Failure> {
+        let options = MountOptions {
+            read_only: false,
+            commit_seconds: 0,
+            commits_for_space,
+            ..MountOptions::default()
+        };
+        Self::open(global, words, &options)
+    }
+
+    fn open(
+        global: &GlobalArgs,
+        words: &[OsString],
+        options: &MountOptions,
+    ) -> Result<Self, Failure> {
         let named = volume(words)?;
         let options = MountOptions {
             degraded: global.degraded,
             subvolume: named.subvolume.clone(),
-            ..MountOptions::default()
+            ..options.clone()
         };
         let filesystem = open(&named, &options)?;
         if !global.quiet {
@@ -97,6 +117,9 @@ fn open_failure(named: &VolumeArg, error: &butternut::Error) -> Failure {
     }
     if text.contains("chunks cannot be read") {
         return failure.cure("name more of its devices, joined with commas");
+    }
+    if text.contains("busy") {
+        return failure.cure("unmount it, or wait until it is free");
     }
     if text.contains("magic") || text.contains("not btrfs") {
         return failure.cure("is it btrfs? In a bigger image, say where it starts: ?offset=N");

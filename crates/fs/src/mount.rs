@@ -53,8 +53,8 @@ pub struct MountOptions {
     /// Seconds after which a change is brought down on the devices, unasked. 0: never, unless more
     /// is changed than memory is to hold (256 MiB of tree blocks); see [`Filesystem::abandon`].
     pub commit_seconds: u32,
-    /// Where space is short, commit to have what is freed: what is deleted on a full volume may need
-    /// that. Without it, what does not fit fails.
+    /// Where space is short, commit to have what is freed: what is deleted on a full volume may
+    /// need that. Without it, what does not fit fails.
     pub commits_for_space: bool,
     /// What inodes are stamped by.
     pub clock: Clock,

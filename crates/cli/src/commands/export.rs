@@ -12,7 +12,6 @@ mod attributes;
 mod copy;
 mod folder;
 mod links;
-mod progress;
 mod report;
 
 use std::fs::File;
@@ -24,6 +23,7 @@ use std::thread;
 
 use butternut::{FileKind, Filesystem, Follow, Stat};
 
+use super::progress::Progress;
 use crate::failure::{Failure, Outcome};
 use crate::flags::{ExportArgs, GlobalArgs};
 use crate::options::Opened;
@@ -31,8 +31,8 @@ use crate::output::{Output, text};
 use attributes::Keeping;
 use copy::{Job, Target, Wanted};
 use folder::Folder;
+pub(super) use folder::raise_open_files_limit;
 use links::Links;
-use progress::Progress;
 use report::Report;
 
 use super::walk::{Found, Walk};
@@ -56,7 +56,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &ExportArgs, out: &mut Output) -> O
     let path = text::bytes(&args.path);
     let stat =
         opened.filesystem.stat(id).map_err(|error| Failure::of(text::escaped(&path), &error))?;
-    folder::raise_open_files_limit();
+    raise_open_files_limit();
     let export = Arc::new(Export {
         filesystem: opened.filesystem.clone(),
         keeping: Keeping::of(args),

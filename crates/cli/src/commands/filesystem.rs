@@ -3,5 +3,8 @@
 pub(crate) mod df;
 pub(crate) mod du;
 mod groups;
+pub(crate) mod label;
+pub(crate) mod resize;
 pub(crate) mod show;
+pub(crate) mod sync;
 pub(crate) mod usage;

@@ -1,7 +1,9 @@
-//! `mkfs`: an empty volume on a device, or in an image file that it makes.
+//! `mkfs`: a volume on a device, or in an image file that it makes; `rootdir` fills it.
 //!
 //! With `SOURCE_DATE_EPOCH` set, the volume's date is that, and every id in it follows from the
 //! volume's own: the same command line gives the same bytes.
+
+mod rootdir;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -21,6 +23,8 @@ use crate::output::size::{Units, pretty};
 use crate::output::{Output, json, text};
 use crate::volume_arg::VolumeArg;
 
+use super::import::Counts;
+
 /// Profiles that a name can mean; the library says which it makes.
 const PROFILES: [Profile; 9] = [
     Profile::Single,
@@ -39,17 +43,31 @@ pub(crate) fn run(global: &GlobalArgs, args: &MkfsArgs, out: &mut Output) -> Out
         return list_features(global, out);
     }
     let named = one_device(&args.devices)?;
-    let options = meant(args)?;
+    let mut options = meant(args)?;
     let [device] = named.devices.as_slice() else { return Err(one_only(&named.typed)) };
+    if let Some(dir) = &args.rootdir {
+        rootdir::choose_size(dir, device, &args.how, &mut options)?;
+    }
     if options.bytes.is_none() {
         options::check_device(&device.path).map_err(|failure| {
             failure.cure("name an image file or a block device, or make a file with --size")
         })?;
     }
     let target = Target { path: device.path.clone(), offset: device.offset };
-    let made = target.make(&options).map_err(|error| failure(&named, &target, &error))?;
+    let is_new = !target.path.exists();
+    let mut made = target.make(&options).map_err(|error| failure(&named, &target, &error))?;
+    let mut counts = None;
+    if let Some(dir) = &args.rootdir {
+        let filled = rootdir::fill(global, args, dir, &named, &mut made);
+        counts = Some(filled.inspect_err(|_| {
+            if is_new {
+                // The failure is worth telling, not that what it left could not be removed either.
+                std::fs::remove_file(&target.path).unwrap_or_default();
+            }
+        })?);
+    }
     if global.json {
-        json::document(out, as_json(&target, &made))?;
+        json::document(out, as_json(&target, &made, counts))?;
     } else if !global.quiet {
         print(out, &made)?;
     }
@@ -216,7 +234,7 @@ fn print(out: &mut Output, made: &Made) -> std::io::Result<()> {
     Ok(())
 }
 
-fn as_json(target: &Target, made: &Made) -> Value {
+fn as_json(target: &Target, made: &Made, counts: Option<Counts>) -> Value {
     let group = |group: &MadeGroup| -> Value {
         json::Object::new()
             .put("type", group.kind())
@@ -224,7 +242,7 @@ fn as_json(target: &Target, made: &Made) -> Value {
             .put("bytes", group.bytes)
             .into()
     };
-    json::Object::new()
+    let object = json::Object::new()
         .name("device", target.path.as_os_str().as_encoded_bytes())
         .put("offset", target.offset)
         .name("label", &made.label)
@@ -235,8 +253,11 @@ fn as_json(target: &Target, made: &Made) -> Value {
         .put("node_bytes", made.node_bytes)
         .put("checksum", made.csum.name())
         .put("features", made.features.names().collect::<Vec<_>>())
-        .put("groups", made.groups.iter().map(group).collect::<Vec<Value>>())
-        .into()
+        .put("groups", made.groups.iter().map(group).collect::<Vec<Value>>());
+    match counts {
+        Some(counts) => counts.put_into(object).into(),
+        None => object.into(),
+    }
 }
 
 fn list_features(global: &GlobalArgs, out: &mut Output) -> Outcome {

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::VolumeArgs;
+use super::upkeep::{LabelArgs, ResizeArgs, SyncArgs};
+use super::{RESIZE_HELP, VolumeArgs};
 
 #[expect(clippy::struct_excessive_bools, reason = "flags, as typed")]
 #[derive(Debug, Args)]
@@ -236,6 +237,13 @@ pub(crate) enum FilesystemVerb {
     Usage(UsageTableArgs),
     /// Space of files, and how much of it is shared
     Du(DuArgs),
+    /// Print or change the volume's name
+    Label(LabelArgs),
+    /// Bring everything down on the devices
+    Sync(SyncArgs),
+    /// Make the volume larger or smaller
+    #[command(after_help = RESIZE_HELP)]
+    Resize(ResizeArgs),
 }
 
 /// How sizes are printed, as in btrfs-progs.

@@ -1,9 +1,13 @@
 //! As typed: making volumes. Flags are those of mkfs.btrfs.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 use clap::Args;
 
+use super::ImportHow;
+
+#[expect(clippy::struct_excessive_bools, reason = "flags, as typed")]
 #[derive(Debug, Args)]
 pub(crate) struct MkfsArgs {
     /// Device or image: PATH[?offset=N]
@@ -42,4 +46,13 @@ pub(crate) struct MkfsArgs {
     /// Do not tell a block device that what was there is of no value
     #[arg(short = 'K', long)]
     pub(crate) nodiscard: bool,
+    /// Fill the volume with what is in a directory; an image file without --size is made as large
+    /// as it takes, and some more
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) rootdir: Option<PathBuf>,
+    /// Make the volume, and its image file, end where what is used ends
+    #[arg(long, requires = "rootdir")]
+    pub(crate) shrink: bool,
+    #[command(flatten)]
+    pub(crate) how: ImportHow,
 }

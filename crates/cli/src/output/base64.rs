@@ -1,4 +1,4 @@
-//! Base64 in pieces, for file bytes in JSON.
+//! Base64: in pieces, for file bytes in JSON, and whole, for the values of attributes.
 
 use std::io::{self, Write};
 
@@ -17,6 +17,39 @@ pub(crate) fn write(out: &mut dyn Write, bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
+/// `bytes` as base64.
+pub(crate) fn text(bytes: &[u8]) -> String {
+    let mut out = Vec::with_capacity(bytes.len().div_ceil(3) * 4);
+    // Writing into memory cannot fail.
+    write(&mut out, bytes).unwrap_or_default();
+    String::from_utf8(out).unwrap_or_default()
+}
+
+/// The bytes that base64 text means; `None` where it is broken.
+pub(crate) fn read(text: &[u8]) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
+    let padding = text.iter().rev().take_while(|byte| **byte == b'=').count();
+    if !text.len().is_multiple_of(4) || padding > 2 {
+        return None;
+    }
+    let digits = &text[..text.len() - padding];
+    for group in digits.chunks(4) {
+        let mut word = 0_u32;
+        for at in 0..4 {
+            let digit = match group.get(at) {
+                Some(byte) => DIGITS.iter().position(|digit| digit == byte)?,
+                None => 0,
+            };
+            word = word << 6 | u32::try_from(digit).ok()?;
+        }
+        let byte = |at: usize| u8::try_from(word >> (16 - 8 * at) & 255).ok();
+        for at in 0..group.len() - 1 {
+            bytes.push(byte(at)?);
+        }
+    }
+    Some(bytes)
+}
+
 #[cfg(test)]
 mod tests {
     #[test]
@@ -27,6 +60,10 @@ mod tests {
             let mut out = Vec::new();
             super::write(&mut out, bytes.as_bytes()).unwrap();
             assert_eq!(String::from_utf8(out).unwrap(), want);
+            assert_eq!(super::read(want.as_bytes()).as_deref(), Some(bytes.as_bytes()));
+        }
+        for broken in ["Z", "Zg", "Zg=", "Z===", "Zm9v====", "Zm9*"] {
+            assert_eq!(super::read(broken.as_bytes()), None, "{broken}");
         }
     }
 }

@@ -9,12 +9,14 @@
     reason = "helpers of tests panic as tests do, and say what is left out"
 )]
 
+mod change;
 mod check;
 mod command;
 mod dump_tree;
 mod errors;
 mod export;
 mod image;
+mod import;
 mod listing;
 mod mkfs;
 mod mount;

@@ -102,7 +102,7 @@ pub(super) fn is_safe(name: &[u8]) -> bool {
 
 /// One descriptor is open per directory on the way and per waiting file: takes all that are to be
 /// had. Where that fails the old limit stands, and a copy that passes it says so.
-pub(super) fn raise_open_files_limit() {
+pub(in super::super) fn raise_open_files_limit() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
     setrlimit(Resource::Nofile, raised).unwrap_or_default();

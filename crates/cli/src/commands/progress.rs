@@ -9,12 +9,12 @@ use crate::flags::GlobalArgs;
 
 const TEMPLATE: &str = "{spinner} {bytes} of {total_bytes} found so far, {bytes_per_sec} {bar:30}";
 
-pub(super) struct Progress {
+pub(crate) struct Progress {
     bar: ProgressBar,
 }
 
 impl Progress {
-    pub(super) fn new(global: &GlobalArgs) -> Self {
+    pub(crate) fn new(global: &GlobalArgs) -> Self {
         if global.quiet || global.json || !stderr().is_terminal() {
             return Self { bar: ProgressBar::hidden() };
         }
@@ -27,15 +27,15 @@ impl Progress {
     }
 
     /// More bytes to copy.
-    pub(super) fn found(&self, bytes: u64) {
+    pub(crate) fn found(&self, bytes: u64) {
         self.bar.inc_length(bytes);
     }
 
-    pub(super) fn done(&self, bytes: u64) {
+    pub(crate) fn done(&self, bytes: u64) {
         self.bar.inc(bytes);
     }
 
-    pub(super) fn finish(&self) {
+    pub(crate) fn finish(&self) {
         self.bar.finish_and_clear();
     }
 }

@@ -1,0 +1,83 @@
+//! `getfattr`: prints extended attributes, in the form of getfattr(1).
+
+use std::ffi::OsString;
+use std::io::Write;
+
+use butternut::Follow;
+use serde_json::Value;
+
+use super::xattr_value;
+use crate::failure::{Done, Failure, Outcome};
+use crate::flags::{GetfattrArgs, GlobalArgs};
+use crate::options::Opened;
+use crate::output::json::Object;
+use crate::output::{Output, json, say, text};
+
+pub(crate) fn run(global: &GlobalArgs, args: &GetfattrArgs, out: &mut Output) -> Outcome {
+    let opened = Opened::one(global, &args.volume)?;
+    let mut list = json::List::default();
+    let mut done = Done::Well;
+    for path in &args.paths {
+        match xattrs(&opened, args, path) {
+            Ok(found) if global.json => list.push(out, as_json(path, &found))?,
+            Ok(found) if args.only_values => {
+                found.iter().try_for_each(|(_, value)| out.write_all(value))?;
+            }
+            Ok(found) => print(path, &found, args, out)?,
+            Err(failure) => {
+                out.flush()?;
+                say(&failure.to_string());
+                done = Done::WithFailures;
+            }
+        }
+    }
+    if global.json {
+        list.end(out)?;
+    }
+    Ok(done)
+}
+
+type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
+
+fn xattrs(opened: &Opened, args: &GetfattrArgs, path: &OsString) -> Result<Xattrs, Failure> {
+    let follow = if args.no_dereference { Follow::NotLast } else { Follow::Last };
+    let id = opened.resolve(path, follow)?;
+    let filesystem = &opened.filesystem;
+    let read = || -> butternut::Result<Xattrs> {
+        let mut names = match &args.name {
+            Some(name) => vec![text::bytes(name)],
+            None => filesystem.xattr_names(id)?,
+        };
+        names.sort_unstable();
+        let names = names.into_iter();
+        names.map(|name| filesystem.xattr(id, &name).map(|value| (name, value))).collect()
+    };
+    read().map_err(|error| Failure::of(text::escaped(&text::bytes(path)), &error))
+}
+
+fn print(
+    path: &OsString,
+    found: &Xattrs,
+    args: &GetfattrArgs,
+    out: &mut Output,
+) -> std::io::Result<()> {
+    if found.is_empty() {
+        return Ok(());
+    }
+    out.write_all(b"# file: ")?;
+    let shown = out.shown(&text::bytes(path));
+    out.line(&shown)?;
+    for (name, value) in found {
+        let name = out.shown(name);
+        out.write_all(&name)?;
+        writeln!(out, "={}", xattr_value::shown(value, args.encoding))?;
+    }
+    out.line(b"")
+}
+
+fn as_json(path: &OsString, found: &Xattrs) -> Object {
+    let list = found
+        .iter()
+        .map(|(name, value)| Value::from(Object::new().name("name", name).name("value", value)));
+    Object::new().name("path", &text::bytes(path)).put("xattrs", list.collect::<Vec<_>>())
+}

@@ -1,0 +1,250 @@
+//! What there is to know of one file outside, read by one of many threads.
+//!
+//! 1. A file is opened in the directory that it was found in, itself and not what a symlink points
+//!    at; what is no regular file is not opened for real.
+//! 2. Small files are read whole, holes left out; of large ones only where their data is.
+
+use std::fs::{File, Metadata};
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+
+use butternut::{FileKind, Time};
+use rustix::fs::{
+    Mode, OFlags, SeekFrom, fgetxattr, flistxattr, flistxattr_query, lgetxattr, llistxattr, major,
+    minor, openat, readlinkat, seek,
+};
+use rustix::io::Errno;
+
+/// Files up to this are read whole.
+pub(super) const SMALL_BYTES: u64 = 128 << 10;
+/// What a list of names, or a value, may take.
+const XATTR_BYTES_MAX: usize = 64 << 10;
+/// Namespaces that go along; ACLs do too.
+const NAMESPACES: [&[u8]; 4] = [b"user.", b"trusted.", b"security.", b"btrfs."];
+const ACLS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
+
+/// A file, directory or anything else outside.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) attributes: Attributes,
+    pub(super) content: Content,
+}
+
+/// What a copy is to have.
+#[derive(Debug)]
+pub(super) struct Attributes {
+    pub(super) kind: FileKind,
+    pub(super) permissions: u32,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    pub(super) rdev: (u32, u32),
+    pub(super) size: u64,
+    pub(super) nlink: u64,
+    /// Device and inode number: which names are of one file.
+    pub(super) identity: (u64, u64),
+    pub(super) atime: Time,
+    pub(super) mtime: Time,
+    pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+#[derive(Debug)]
+pub(super) enum Content {
+    None,
+    /// The text of a symlink.
+    Text(Vec<u8>),
+    /// The data of a small file, by offset.
+    Pieces(Vec<(u64, Vec<u8>)>),
+    /// A large file, and where its data is.
+    Large(File, Vec<Range<u64>>),
+}
+
+/// What is to be read.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wanted {
+    pub(super) xattrs: bool,
+}
+
+impl Entry {
+    /// Reads what has a name in a directory; `is_file` is what the directory says.
+    pub(super) fn read(
+        dir: BorrowedFd<'_>,
+        name: &[u8],
+        is_file: bool,
+        wanted: Wanted,
+    ) -> io::Result<Self> {
+        if is_file {
+            let file = File::from(open_to_read(dir, name, OFlags::NONBLOCK)?);
+            let meta = file.metadata()?;
+            if !meta.is_file() {
+                return Err(io::Error::other("it was replaced while it was read"));
+            }
+            let xattrs = if wanted.xattrs { xattrs_of_open(&file)? } else { Vec::new() };
+            let attributes = Attributes::of(&meta, xattrs);
+            let content = content(file, &meta)?;
+            return Ok(Self { attributes, content });
+        }
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let handle = File::from(openat(dir, name, flags, Mode::empty())?);
+        let meta = handle.metadata()?;
+        let xattrs = if wanted.xattrs { xattrs_at(dir, name)? } else { Vec::new() };
+        let attributes = Attributes::of(&meta, xattrs);
+        let content = if attributes.kind == FileKind::Symlink {
+            Content::Text(readlinkat(&handle, "", Vec::new())?.into_bytes())
+        } else {
+            Content::None
+        };
+        Ok(Self { attributes, content })
+    }
+}
+
+impl Attributes {
+    /// Those of an open directory.
+    pub(super) fn of_directory(dir: &File, wanted: Wanted) -> io::Result<Self> {
+        let xattrs = if wanted.xattrs { xattrs_of_open(dir)? } else { Vec::new() };
+        Ok(Self::of(&dir.metadata()?, xattrs))
+    }
+
+    fn of(meta: &Metadata, xattrs: Vec<(Vec<u8>, Vec<u8>)>) -> Self {
+        let kind = meta.file_type();
+        let kind = if kind.is_dir() {
+            FileKind::Directory
+        } else if kind.is_symlink() {
+            FileKind::Symlink
+        } else if kind.is_char_device() {
+            FileKind::CharDevice
+        } else if kind.is_block_device() {
+            FileKind::BlockDevice
+        } else if kind.is_fifo() {
+            FileKind::Fifo
+        } else if kind.is_socket() {
+            FileKind::Socket
+        } else {
+            FileKind::File
+        };
+        let time =
+            |secs, nanos: i64| Time { secs, nanos: u32::try_from(nanos).unwrap_or_default() };
+        Self {
+            kind,
+            permissions: meta.mode() & 0o7777,
+            uid: meta.uid(),
+            gid: meta.gid(),
+            rdev: (major(meta.rdev()), minor(meta.rdev())),
+            size: meta.size(),
+            nlink: meta.nlink(),
+            identity: (meta.dev(), meta.ino()),
+            atime: time(meta.atime(), meta.atime_nsec()),
+            mtime: time(meta.mtime(), meta.mtime_nsec()),
+            xattrs,
+        }
+    }
+}
+
+/// Opens without leaving a trace in access times, where that is allowed.
+pub(super) fn open_to_read(
+    dir: impl AsFd,
+    name: impl rustix::path::Arg + Copy,
+    more: OFlags,
+) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | more;
+    match openat(&dir, name, flags | OFlags::NOATIME, Mode::empty()) {
+        Err(Errno::PERM) => Ok(openat(&dir, name, flags, Mode::empty())?),
+        opened => Ok(opened?),
+    }
+}
+
+fn content(file: File, meta: &Metadata) -> io::Result<Content> {
+    let size = meta.size();
+    if size == 0 {
+        return Ok(Content::None);
+    }
+    let is_sparse = meta.blocks().saturating_mul(512) < size;
+    let ranges =
+        if is_sparse { data_ranges(&file, size)? } else { std::iter::once(0..size).collect() };
+    if size > SMALL_BYTES {
+        return Ok(Content::Large(file, ranges));
+    }
+    let pieces = ranges.into_iter().map(|range| Ok((range.start, read_range(&file, &range)?)));
+    Ok(Content::Pieces(pieces.collect::<io::Result<_>>()?))
+}
+
+/// All bytes of a range.
+pub(super) fn read_range(file: &File, range: &Range<u64>) -> io::Result<Vec<u8>> {
+    let bytes = usize::try_from(range.end - range.start).map_err(io::Error::other)?;
+    let mut buffer = vec![0; bytes];
+    file.read_exact_at(&mut buffer, range.start).map_err(|error| {
+        if error.kind() == io::ErrorKind::UnexpectedEof {
+            return io::Error::other("it was cut while it was read");
+        }
+        error
+    })?;
+    Ok(buffer)
+}
+
+/// Where a file has data.
+fn data_ranges(file: &File, size: u64) -> io::Result<Vec<Range<u64>>> {
+    let mut ranges = Vec::new();
+    let mut at = 0;
+    while at < size {
+        let start = match seek(file, SeekFrom::Data(at)) {
+            Ok(start) => start,
+            Err(Errno::NXIO) => break,
+            // A filesystem that knows no holes.
+            Err(Errno::INVAL) => at,
+            Err(error) => return Err(error.into()),
+        };
+        let end = seek(file, SeekFrom::Hole(start)).unwrap_or(size).min(size);
+        if end <= start {
+            break;
+        }
+        ranges.push(start..end);
+        at = end;
+    }
+    Ok(ranges)
+}
+
+fn xattrs_of_open(file: &File) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    // Most files have none: that is known without a buffer.
+    if matches!(flistxattr_query(file), Ok(0) | Err(Errno::NOTSUP)) {
+        return Ok(Vec::new());
+    }
+    let mut list = vec![0; XATTR_BYTES_MAX];
+    let bytes = flistxattr(file, list.as_mut_slice())?;
+    values(&list[..bytes], |name, value| fgetxattr(file, name, value))
+}
+
+fn xattrs_at(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    let mut path = format!("/proc/self/fd/{}/", dir.as_raw_fd()).into_bytes();
+    path.extend_from_slice(name);
+    let mut list = vec![0; XATTR_BYTES_MAX];
+    let bytes = match llistxattr(path.as_slice(), list.as_mut_slice()) {
+        Err(Errno::NOTSUP) => return Ok(Vec::new()),
+        bytes => bytes?,
+    };
+    values(&list[..bytes], |name, value| lgetxattr(path.as_slice(), name, value))
+}
+
+fn values(
+    list: &[u8],
+    read: impl Fn(&[u8], &mut [u8]) -> rustix::io::Result<usize>,
+) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    let mut found = Vec::new();
+    let is_wanted = |name: &&[u8]| {
+        NAMESPACES.iter().any(|space| name.starts_with(space)) || ACLS.contains(name)
+    };
+    for name in list.split(|byte| *byte == 0).filter(is_wanted) {
+        let mut value = vec![0; XATTR_BYTES_MAX];
+        match read(name, &mut value) {
+            Ok(bytes) => {
+                value.truncate(bytes);
+                found.push((name.to_vec(), value));
+            }
+            // Gone since it was listed.
+            Err(Errno::NODATA) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    found.sort_unstable();
+    Ok(found)
+}

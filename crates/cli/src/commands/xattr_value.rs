@@ -1,0 +1,119 @@
+//! Values of extended attributes as text, in the forms of setfattr(1) and getfattr(1).
+//!
+//! | form | means |
+//! |---|---|
+//! | `0x...` | hex digits |
+//! | `0s...` | base64 |
+//! | `"..."` | text; `\"`, `\\` and `\NNN` (octal) within |
+//! | anything else | itself |
+
+use std::fmt::Write;
+
+use crate::flags::Encoding;
+use crate::output::{base64, text};
+
+/// The bytes that a value as typed means; `None` where it is broken.
+pub(super) fn parse(typed: &[u8]) -> Option<Vec<u8>> {
+    if let Some(digits) = typed.strip_prefix(b"0x").or_else(|| typed.strip_prefix(b"0X")) {
+        return from_hex(digits);
+    }
+    if let Some(digits) = typed.strip_prefix(b"0s").or_else(|| typed.strip_prefix(b"0S")) {
+        return base64::read(digits);
+    }
+    match typed.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")) {
+        Some(quoted) => unescape(quoted),
+        None => Some(typed.to_vec()),
+    }
+}
+
+/// A value to print, so that [`parse`] gives it back.
+pub(super) fn shown(value: &[u8], encoding: Option<Encoding>) -> String {
+    let is_text = |text: &str| !text.chars().any(char::is_control);
+    let is_plain = std::str::from_utf8(value).is_ok_and(is_text);
+    match encoding.unwrap_or(if is_plain { Encoding::Text } else { Encoding::Hex }) {
+        Encoding::Hex => format!("0x{}", text::hex(value)),
+        Encoding::Base64 => format!("0s{}", base64::text(value)),
+        Encoding::Text => format!("\"{}\"", escape(value)),
+    }
+}
+
+fn from_hex(digits: &[u8]) -> Option<Vec<u8>> {
+    if !digits.len().is_multiple_of(2) {
+        return None;
+    }
+    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    digits.chunks(2).map(|pair| Some(digit(pair[0])? << 4 | digit(pair[1])?)).collect()
+}
+
+fn unescape(quoted: &[u8]) -> Option<Vec<u8>> {
+    let mut value = Vec::with_capacity(quoted.len());
+    let mut rest = quoted;
+    while let Some((first, tail)) = rest.split_first() {
+        rest = tail;
+        match (first, tail) {
+            (b'\\', [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', tail @ ..]) => {
+                value.push((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'));
+                rest = tail;
+            }
+            (b'\\', [escaped @ (b'\\' | b'"'), tail @ ..]) => {
+                value.push(*escaped);
+                rest = tail;
+            }
+            (b'\\' | b'"', _) => return None,
+            (plain, _) => value.push(*plain),
+        }
+    }
+    Some(value)
+}
+
+fn escape(value: &[u8]) -> String {
+    let mut text = String::with_capacity(value.len());
+    for chunk in value.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            match c {
+                '\\' | '"' => text.extend(['\\', c]),
+                c if c.is_control() => octal(&mut text, c.encode_utf8(&mut [0; 4]).as_bytes()),
+                c => text.push(c),
+            }
+        }
+        octal(&mut text, chunk.invalid());
+    }
+    text
+}
+
+fn octal(text: &mut String, bytes: &[u8]) {
+    for byte in bytes {
+        // Writing into a String cannot fail.
+        write!(text, "\\{byte:03o}").unwrap_or_default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_value_survives_every_encoding() {
+        let all: Vec<u8> = (0..=255).collect();
+        for value in
+            [&b""[..], b"bar", b"a \"b\" \\c", b"\0\n", "\u{e9}".as_bytes(), b"\xff7", &all]
+        {
+            for encoding in [Encoding::Text, Encoding::Hex, Encoding::Base64] {
+                let shown = shown(value, Some(encoding));
+                assert_eq!(parse(shown.as_bytes()).as_deref(), Some(value), "{shown}");
+            }
+            assert_eq!(parse(shown(value, None).as_bytes()).as_deref(), Some(value));
+        }
+        assert_eq!(shown(b"bar", None), "\"bar\"");
+        assert_eq!(shown(b"\x01", None), "0x01");
+    }
+
+    #[test]
+    fn broken_values_are_refused_and_plain_ones_taken_as_they_are() {
+        for typed in [&b"0x1"[..], b"0xzz", b"0s!", b"0sQQ", b"\"a\\\"", b"\"a\"b\""] {
+            assert_eq!(parse(typed), None, "{typed:?}");
+        }
+        assert_eq!(parse(b"plain \\ text"), Some(b"plain \\ text".to_vec()));
+        assert_eq!(parse(b""), Some(Vec::new()));
+    }
+}

@@ -1,0 +1,353 @@
+//! The commands that change a volume: what they do, what they refuse, and that a failure changes
+//! nothing. Every volume is one of our own mkfs, and `btrfs check` judges it at the end.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::command::{Ran, butternut, command, run};
+
+/// user::rw-,user:1000:r--,group::r--,mask::rw-,other::---
+pub(crate) const ACL: &str = "0x0200000001000600ffffffff02000400e8030000\
+04000400ffffffff10000600ffffffff20000000ffffffff";
+
+/// A new volume in a folder of its own.
+pub(crate) struct Volume {
+    pub(crate) dir: TempDir,
+    pub(crate) image: PathBuf,
+}
+
+impl Volume {
+    pub(crate) fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("a.img");
+        butternut(&["mkfs", "-q", "--size", "256M", image.to_str().unwrap()]).ok();
+        Self { dir, image }
+    }
+
+    /// Runs a command; `VOL` in the line is the image.
+    pub(crate) fn run(&self, line: &str) -> Ran {
+        let image = self.image.to_str().unwrap();
+        let words: Vec<String> =
+            line.split_whitespace().map(|word| word.replace("VOL", image)).collect();
+        let mut command = command();
+        command.current_dir(self.dir.path()).args(words).output().unwrap().into()
+    }
+
+    #[track_caller]
+    pub(crate) fn ok(&self, line: &str) -> String {
+        self.run(line).ok()
+    }
+
+    /// What stderr said of a command that must fail, and must leave every byte as it is.
+    #[track_caller]
+    pub(crate) fn failure(&self, line: &str) -> String {
+        let before = self.bytes();
+        let said = self.run(line).failure();
+        assert!(self.bytes() == before, "{line}: the superblock or a tree has changed");
+        let image = self.image.display().to_string();
+        said.strip_prefix("butternut: ").unwrap_or(&said).replace(&image, "VOL")
+    }
+
+    /// Everything that a commit writes to: the superblock names the trees.
+    fn bytes(&self) -> Vec<u8> {
+        fs::read(&self.image).unwrap()[65536..65536 + 4096].to_vec()
+    }
+
+    #[track_caller]
+    pub(crate) fn write(&self, path: &str, bytes: &[u8]) {
+        self.feed(&format!("write VOL {path} --truncate"), bytes).ok();
+    }
+
+    pub(crate) fn feed(&self, line: &str, bytes: &[u8]) -> Ran {
+        let image = self.image.to_str().unwrap();
+        let words = line.split_whitespace().map(|word| word.replace("VOL", image));
+        let mut child = command();
+        child.args(words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = child.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(bytes).unwrap();
+        child.wait_with_output().unwrap().into()
+    }
+
+    pub(crate) fn cat(&self, path: &str) -> Vec<u8> {
+        let ran = butternut(&["cat", self.image.to_str().unwrap(), path]);
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+        ran.bytes
+    }
+
+    /// One file's attributes.
+    #[track_caller]
+    pub(crate) fn stat(&self, path: &str) -> Value {
+        let said = self.ok(&format!("stat --json --xattrs VOL {path}"));
+        serde_json::from_str::<Vec<Value>>(&said).unwrap().remove(0)
+    }
+
+    /// All paths, sorted.
+    pub(crate) fn paths(&self) -> Vec<String> {
+        let mut paths: Vec<String> =
+            self.ok("find VOL /").lines().map(str::to_owned).filter(|path| path != "/").collect();
+        paths.sort();
+        paths
+    }
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        check(&self.image);
+    }
+}
+
+/// Clean for `btrfs check` and for our own.
+#[track_caller]
+pub(crate) fn check(image: &Path) {
+    let words = ["check".as_ref(), "--check-data-csum".as_ref(), image.as_os_str()];
+    run("btrfs", &words);
+    butternut(&["check".as_ref(), "-q".as_ref(), "--check-data-csum".as_ref(), image.as_os_str()])
+        .ok();
+}
+
+#[test]
+fn directories_are_made_with_those_above_them() {
+    let volume = Volume::new();
+    volume.ok("mkdir VOL a b");
+    volume.ok("mkdir -p -m 2750 VOL a/b/c /a/b/d/");
+    volume.ok("mkdir -p VOL a a/b");
+    assert_eq!(volume.paths(), ["/a", "/a/b", "/a/b/c", "/a/b/d", "/b"]);
+    let mode = |path| volume.stat(path)["mode"].clone();
+    assert_eq!(
+        (mode("a"), mode("a/b"), mode("a/b/c")),
+        ("0755".into(), "0755".into(), "2750".into())
+    );
+    assert_eq!(
+        volume.failure("mkdir VOL new a"),
+        "a: file exists (remove it, or choose another name)"
+    );
+    assert!(volume.failure("mkdir VOL no/such").starts_with("no: no such file or directory ("));
+    assert!(volume.failure("mkdir VOL /").starts_with("/: no name of anything in a directory ("));
+    assert!(volume.failure("mkdir -m 888 VOL x").starts_with("mode: \"888\" is no mode ("));
+    let said: Value = serde_json::from_str(&volume.ok("mkdir --json VOL x")).unwrap();
+    assert_eq!(said["changes"], serde_json::json!([{ "did": "made", "path": "x" }]));
+    let said = volume.run("mkdir -v VOL y");
+    assert!(said.err.starts_with("butternut: y: made\n"), "{}", said.err);
+}
+
+#[test]
+fn bytes_are_written_where_they_are_told_to_go() {
+    let volume = Volume::new();
+    volume.write("f", b"0123456789");
+    volume.feed("write VOL f --offset 4", b"abc").ok();
+    assert_eq!(volume.cat("f"), b"0123abc789");
+    volume.feed("write VOL f --append", b"!").ok();
+    assert_eq!(volume.cat("f"), b"0123abc789!");
+    volume.feed("write VOL f --offset 2 --truncate", b"-").ok();
+    assert_eq!(volume.cat("f"), b"01-");
+    let large: Vec<u8> = (0..9_000_001_u32).map(|at| (at / 7 % 251) as u8).collect();
+    let said = volume.feed("write --json VOL large --offset 1M", &large).ok();
+    let said: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((&said["offset"], &said["bytes"]), (&(1 << 20).into(), &large.len().into()));
+    let read = volume.cat("large");
+    assert!(read[..1 << 20].iter().all(|byte| *byte == 0) && read[1 << 20..] == large[..]);
+    volume.ok("mkdir VOL d");
+    let said = volume.feed("write VOL d", b"x").failure();
+    assert!(said.starts_with("butternut: d: is a directory ("), "{said}");
+}
+
+#[test]
+fn trees_are_removed_and_symlinks_are_not_followed() {
+    let volume = Volume::new();
+    volume.ok("mkdir -p VOL a/b/c keep");
+    for path in ["a/one", "a/b/two", "keep/file", "file"] {
+        volume.write(path, &[7; 5000]);
+    }
+    volume.ok("ln -s VOL ../keep a/out");
+    volume.ok("ln -s VOL /keep away");
+    volume.ok("rm VOL away file");
+    assert!(volume.failure("rm VOL a").starts_with("a: is a directory (`rm -r` removes it"));
+    assert!(volume.failure("rm -d VOL a").starts_with("a: directory not empty (`butternut rm -r`"));
+    assert!(volume.failure("rm -r VOL keep gone").starts_with("gone: no such file or directory ("));
+    assert!(volume.failure("rm -r VOL /").starts_with("/: is the root directory, which stays ("));
+    volume.ok("rm -rf VOL a gone");
+    assert_eq!(volume.paths(), ["/keep", "/keep/file"]);
+    volume.ok("rm -r VOL keep");
+    assert!(volume.paths().is_empty());
+}
+
+#[test]
+fn names_move_replace_and_change_places() {
+    let volume = Volume::new();
+    volume.ok("mkdir VOL d e");
+    volume.write("one", b"1");
+    volume.write("two", b"2");
+    volume.ok("mv VOL one three");
+    volume.ok("mv VOL three two d");
+    assert_eq!(volume.paths(), ["/d", "/d/three", "/d/two", "/e"]);
+    assert!(volume.failure("mv -n VOL d/three d/two").starts_with("d/two: file exists ("));
+    volume.ok("mv --exchange VOL d/three d/two");
+    assert_eq!((volume.cat("d/three"), volume.cat("d/two")), (b"2".to_vec(), b"1".to_vec()));
+    volume.ok("mv VOL d/three d/two");
+    assert_eq!(volume.cat("d/two"), b"2");
+    volume.ok("mv VOL d e/f");
+    assert_eq!(volume.paths(), ["/e", "/e/f", "/e/f/two"]);
+    assert!(volume.failure("mv VOL e e/f/g").starts_with("e/f/g: "));
+    assert!(volume.failure("mv VOL gone x").starts_with("gone: no such file or directory ("));
+    assert!(volume.failure("mv VOL e/f/two e x").contains("no directory to move several things"));
+    volume.ok("ln VOL e/f/two hard");
+    volume.ok("mv VOL hard e/f/two");
+    assert_eq!(volume.paths(), ["/e", "/e/f", "/e/f/two"]);
+    assert_eq!(volume.stat("e/f/two")["links"], 1);
+}
+
+#[test]
+fn links_are_hard_or_symbolic() {
+    let volume = Volume::new();
+    volume.ok("mkdir VOL d");
+    volume.write("file", b"x");
+    volume.ok("ln VOL file d");
+    volume.ok("ln VOL file d/other");
+    assert_eq!(volume.stat("d/other")["links"], 3);
+    volume.ok("ln -s VOL any/where d/link");
+    assert_eq!(volume.stat("d/link")["target"], "any/where");
+    assert!(volume.failure("ln VOL file d/link").starts_with("d/link: file exists ("));
+    volume.ok("ln -sf VOL ../file d/link");
+    assert_eq!(volume.cat("d/link"), b"x");
+    assert!(volume.failure("ln VOL d hard").starts_with("d: directories have one name ("));
+    assert!(volume.failure("ln -f VOL file d/other").contains("is that file already"));
+}
+
+#[test]
+fn permissions_and_owners_change() {
+    let volume = Volume::new();
+    volume.ok("mkdir -p VOL d/e");
+    volume.write("d/f", b"x");
+    volume.ok("ln -s VOL d/f link");
+    volume.ok("chmod VOL 4755 d/f");
+    assert_eq!(volume.stat("d/f")["mode"], "4755");
+    volume.ok("chmod -R VOL go-rx d");
+    assert_eq!(
+        (volume.stat("d")["mode"].as_str(), volume.stat("d/f")["mode"].as_str()),
+        (Some("0700"), Some("4700"))
+    );
+    volume.ok("chmod VOL -w d/f");
+    assert_eq!(volume.stat("d/f")["mode"], "4500");
+    volume.ok("chown VOL 1000:1001 link");
+    let owner = |path| (volume.stat(path)["uid"].clone(), volume.stat(path)["gid"].clone());
+    assert_eq!(owner("d/f"), (1000.into(), 1001.into()));
+    assert_eq!(volume.stat("d/f")["mode"], "0500", "a new owner gets no set-user-id program");
+    volume.ok("chown --no-dereference VOL :7 link");
+    assert_eq!(owner("link").1, 7);
+    volume.ok("chown -R VOL root:root d");
+    assert_eq!(owner("d/f"), (0.into(), 0.into()));
+    assert!(
+        volume
+            .failure("chown VOL no-such-user d")
+            .starts_with("owner: \"no-such-user\" is no user (")
+    );
+    assert!(volume.failure("chmod VOL u+z d").starts_with("mode: \"u+z\" is no mode ("));
+    assert!(
+        volume.failure("chmod VOL 700 d gone").starts_with("gone: no such file or directory (")
+    );
+}
+
+#[test]
+fn attributes_are_set_shown_and_removed() {
+    let volume = Volume::new();
+    volume.write("f", b"x");
+    volume.ok("setfattr -n user.one -v bar VOL f");
+    volume.ok("setfattr -n trusted.two -v 0x00ff VOL f");
+    volume.ok("setfattr -n user.none VOL f");
+    let said = volume.ok("getfattr VOL f");
+    assert_eq!(said, "# file: f\ntrusted.two=0x00ff\nuser.none=\"\"\nuser.one=\"bar\"\n\n");
+    assert_eq!(volume.ok("getfattr -n user.one -e base64 VOL f"), "# file: f\nuser.one=0sYmFy\n\n");
+    assert_eq!(volume.ok("getfattr -n user.one --only-values VOL f"), "bar");
+    let said: Value = serde_json::from_str(&volume.ok("getfattr --json VOL f")).unwrap();
+    assert_eq!(said[0]["xattrs"][2]["value"], "bar");
+    volume.ok("setfattr -x user.one VOL f");
+    assert!(
+        volume.failure("setfattr -x user.one VOL f").starts_with("f: no such extended attribute")
+    );
+    assert!(volume.failure("setfattr -n color -v x VOL f").contains("is in no namespace ("));
+    assert!(
+        volume.failure("setfattr -n user.x -v 0x1 VOL f").starts_with("--value: 0x1 is broken (")
+    );
+    volume.ok(&format!("setfattr -n system.posix_acl_access -v {ACL} VOL f"));
+    assert_eq!(volume.stat("f")["mode"], "0660", "the mode mirrors the mask");
+}
+
+#[test]
+fn sizes_and_times_change() {
+    let volume = Volume::new();
+    volume.write("f", &[7; 10_000]);
+    volume.ok("truncate -s 5K VOL f new");
+    volume.ok("truncate -s +1 VOL f");
+    volume.ok("truncate -s -21 VOL f");
+    assert_eq!((volume.cat("f"), volume.cat("new")), (vec![7; 5100], vec![0; 5120]));
+    volume.ok("truncate -c -s 1 VOL gone");
+    assert!(volume.failure("truncate -s x VOL f").starts_with("--size: \"x\" is not a number"));
+    volume.ok("mkdir VOL d");
+    assert!(volume.failure("truncate -s 0 VOL f d").starts_with("d: is a directory ("));
+    volume.ok("touch -d 2001-02-03T04:05:06.5Z VOL f made");
+    volume.ok("touch -c -d @5 VOL gone");
+    let mtime = volume.stat("f")["mtime"].clone();
+    assert_eq!(mtime, serde_json::json!({ "secs": 981_173_106, "nanos": 500_000_000 }));
+    assert_eq!(volume.paths(), ["/d", "/f", "/made", "/new"]);
+    assert!(volume.failure("touch -d soon VOL f").starts_with("--date: \"soon\" is no time ("));
+}
+
+#[test]
+fn the_volume_is_named_and_resized_and_its_file_with_it() {
+    let volume = Volume::new();
+    let len = || fs::metadata(&volume.image).unwrap().len();
+    volume.ok("filesystem label VOL new-name");
+    assert_eq!(volume.ok("filesystem label VOL"), "new-name\n");
+    let said = volume.failure(&format!("filesystem label VOL {}", "x".repeat(256)));
+    assert!(said.starts_with("VOL: "), "{said}");
+    volume.ok("filesystem resize VOL +100M");
+    assert_eq!(len(), 356 << 20);
+    volume.ok("filesystem resize VOL 1:300M");
+    assert_eq!(len(), 300 << 20);
+    volume.ok("filesystem resize --keep-file VOL -20M");
+    assert_eq!(len(), 300 << 20);
+    volume.ok("filesystem resize VOL max");
+    let said: Value = serde_json::from_str(&volume.ok("filesystem resize --json VOL 1G")).unwrap();
+    assert_eq!((&said["bytes_was"], &said["bytes"]), (&(300 << 20).into(), &(1 << 30).into()));
+    let said = volume.failure("filesystem resize VOL 20M");
+    assert!(said.contains("(ask for at least what is allocated"), "{said}");
+    assert_eq!(len(), 1 << 30);
+    assert!(volume.failure("filesystem resize VOL 2:max").starts_with("size: no device 2 ("));
+    volume.ok("filesystem sync VOL");
+    assert!(volume.ok("trim VOL").ends_with(" trimmed\n"));
+}
+
+#[test]
+fn a_volume_in_use_is_not_changed() {
+    let volume = Volume::new();
+    // A writer that waits for what comes on stdin.
+    let mut child = command();
+    child.args(["write", volume.image.to_str().unwrap(), "f"]);
+    let mut child = child.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let open_files = format!("/proc/{}/fd", child.id());
+    let holds = || {
+        let files = fs::read_dir(&open_files).unwrap().flatten();
+        files.flat_map(|file| fs::read_link(file.path())).any(|file| file == volume.image)
+    };
+    while !holds() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    // It has the file open, and locks it right after.
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    let said = volume.failure("mkdir VOL busy");
+    assert!(
+        said.contains("busy") && said.ends_with("(unmount it, or wait until it is free)"),
+        "{said}"
+    );
+    drop(child.stdin.take());
+    assert!(child.wait().unwrap().success());
+    assert_eq!(volume.paths(), ["/f"]);
+}
