@@ -49,7 +49,8 @@ pub enum Allocate {
 impl File {
     /// Writes `bytes` at `offset`, any alignment, and says how many were written: fewer than all
     /// only where space ran out. The data is in memory or on the devices; it survives a crash after
-    /// [`File::sync_all`], [`Filesystem::sync`] or the next commit.
+    /// [`File::sync_all`], [`Filesystem::sync`] or the next commit; at once where the file has the
+    /// flag for that (`chattr +S`).
     ///
     /// # Errors
     /// [`Error::ReadOnly`], no space, a file that would be too large; [`Error::NotPermitted`] for
@@ -219,13 +220,19 @@ impl File {
         let entry = held.entry();
         let subvolume = filesystem.writable_subvolume(writer, entry.id)?;
         let mut body = entry.body_mut();
+        let inode = filesystem.facts(entry)?;
         if asked.is_some() {
-            Filesystem::may_write(&filesystem.facts(entry)?)?;
+            Filesystem::may_write(&inode)?;
         }
         if asked == Some(Privileges::Strip) {
             filesystem.strip_privileges(writer, &subvolume, entry)?;
         }
-        filesystem.alter_file(writer, &subvolume, entry, &mut body, change)
+        let altered = filesystem.alter_file(writer, &subvolume, entry, &mut body, change)?;
+        drop(body);
+        if inode.flags.contains(InodeFlags::SYNC) {
+            self.sync_all()?;
+        }
+        Ok(altered)
     }
 }
 

@@ -5,9 +5,11 @@
 mod volume;
 
 use butternut::{
-    Allocate, AttributeFlags, Error, File, FileId, Filesystem, Privileges, SetAttributes,
+    Allocate, AttributeFlags, Error, File, FileId, Filesystem, MountOptions, Privileges,
+    SetAttributes,
 };
 use butternut_mkfs::MkfsOptions;
+use std::time::{Duration, Instant};
 use volume::{TestVolume, names, new};
 
 fn contents(file: &File) -> Vec<u8> {
@@ -268,6 +270,40 @@ fn a_full_volume_says_so_and_takes_deletions() {
     }
     let fs = volume.reopen(fs);
     assert_eq!(names(&fs, fs.root()), Vec::<String>::new());
+}
+
+#[test]
+fn what_nobody_syncs_is_committed_after_a_while() {
+    let volume = TestVolume::new();
+    let options = MountOptions { read_only: false, commit_seconds: 1, ..MountOptions::default() };
+    let fs = Filesystem::open_devices(volume.devices(), &options).unwrap();
+    made(&fs, "file").write_at(0, b"unasked").unwrap();
+    let limit = Instant::now() + Duration::from_secs(20);
+    loop {
+        std::thread::sleep(Duration::from_millis(100));
+        let cut = volume.copy();
+        cut.check();
+        let seen = Filesystem::open_devices(cut.devices(), &MountOptions::default()).unwrap();
+        if names(&seen, seen.root()) == ["file"] {
+            assert_eq!(contents(&opened(&seen, "file")), b"unasked");
+            break;
+        }
+        assert!(Instant::now() < limit, "nothing was committed");
+    }
+    volume.reopen(fs);
+}
+
+#[test]
+fn a_file_that_wants_it_is_down_with_every_write() {
+    let volume = TestVolume::new();
+    let fs = volume.open();
+    let file = made(&fs, "file");
+    fs.set_attribute_flags(file.id(), AttributeFlags::SYNC).unwrap();
+    file.write_at(0, b"down").unwrap();
+    let cut = volume.copy();
+    cut.check();
+    let seen = cut.open();
+    assert_eq!(contents(&opened(&seen, "file")), b"down");
 }
 
 /// Numbers that look random, the same for the same seed.
