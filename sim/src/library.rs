@@ -434,7 +434,7 @@ impl Subject for LibrarySubject {
     }
 
     fn rules(&self) -> Rules {
-        Rules { guards_open_files: true }
+        Rules { guards_open_files: true, node_bytes: self.filesystem().super_block().node_bytes() }
     }
 
     fn tree(&mut self) -> Result<Tree> {

@@ -24,17 +24,43 @@ use std::collections::BTreeMap;
 const ROOT: u64 = 1;
 const NAME_BYTES_MAX: usize = 255;
 
-/// Name and value of an xattr, with nodes of 16 KiB.
-const XATTR_BYTES_MAX: u64 = 16_228;
+const BLOCK_HEADER_BYTES: u64 = 101;
+const ITEM_HEADER_BYTES: u64 = 25;
+const XATTR_HEADER_BYTES: u64 = 30;
+const INLINE_HEADER_BYTES: u64 = 21;
 
 pub(crate) type Answer<T> = Result<T, i32>;
 
 /// Where subjects may differ from Linux and be right.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
     /// Linux asks whether a file is immutable or append-only when it is opened; without Linux above
     /// it, a library asks at every change.
     pub guards_open_files: bool,
+    /// How large a tree block is decides what fits into an item.
+    pub node_bytes: u32,
+}
+
+impl Default for Rules {
+    fn default() -> Rules {
+        Rules { guards_open_files: false, node_bytes: 16_384 }
+    }
+}
+
+impl Rules {
+    /// The data of the largest item.
+    fn item_bytes_max(self) -> u64 {
+        u64::from(self.node_bytes) - BLOCK_HEADER_BYTES - ITEM_HEADER_BYTES
+    }
+
+    /// Name and value of the largest xattr.
+    fn xattr_bytes_max(self) -> u64 {
+        self.item_bytes_max() - XATTR_HEADER_BYTES
+    }
+
+    fn symlink_bytes_max(self) -> u64 {
+        self.item_bytes_max() - INLINE_HEADER_BYTES
+    }
 }
 
 #[derive(Clone, Debug)]

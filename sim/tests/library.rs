@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use butternut_device::Device;
-use butternut_mkfs::MkfsOptions;
+use butternut_mkfs::{ChecksumKind, MkfsOptions, Profile};
 use butternut_sim::generator::Generator;
 use butternut_sim::library::LibrarySubject;
 use butternut_sim::run;
@@ -47,6 +47,32 @@ fn seeds(few: u64, many: u64) -> std::ops::Range<u64> {
 fn the_library_does_what_the_model_says() {
     for seed in seeds(4, 300) {
         hold(seed, &MkfsOptions::default());
+    }
+}
+
+/// Items that lie otherwise: in small and large nodes, with holes that are items, among data, and
+/// with other checksums.
+#[test]
+fn volumes_of_every_shape_do_what_the_model_says() {
+    let default = MkfsOptions::default();
+    let with = |word: &str| {
+        let mut features = default.features;
+        features.choose(word).unwrap();
+        MkfsOptions { features, ..default.clone() }
+    };
+    let shapes = [
+        MkfsOptions { node_bytes: Some(4096), ..default.clone() },
+        MkfsOptions { node_bytes: Some(65536), ..default.clone() },
+        MkfsOptions { csum: ChecksumKind::Blake2b, ..default.clone() },
+        MkfsOptions { data: Some(Profile::Dup), ..default.clone() },
+        with("mixed-bg"),
+        with("^no-holes"),
+        with("^block-group-tree"),
+    ];
+    for (seed, shape) in (1000..).zip(&shapes) {
+        for seed in seeds(1, 8).map(|more| seed + more * 100) {
+            hold(seed, shape);
+        }
     }
 }
 

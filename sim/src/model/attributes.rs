@@ -1,10 +1,11 @@
 //! Operations on attributes: modes, owners, times, xattrs, ACLs and attribute flags.
 
-use super::{Answer, Body, Inode, Model, XATTR_BYTES_MAX};
+use super::{Answer, Body, Inode, Model};
 use crate::acl::{ACCESS_NAME, Acl, DEFAULT_NAME};
 use crate::bytes::Bytes;
 use crate::content::pattern;
 use crate::errno;
+use crate::generator::COLLIDING;
 use crate::operation::{Operation, Setting, flags};
 
 const SET_UID: u32 = 0o4000;
@@ -91,8 +92,9 @@ impl Model {
         if bytes > XATTR_VALUE_BYTES_MAX {
             return Err(errno::TOO_BIG);
         }
+        let bytes_max = self.rules.xattr_bytes_max();
         let inode = self.for_xattr(at, name)?;
-        if name.0.len() as u64 + bytes > XATTR_BYTES_MAX {
+        if name.0.len() as u64 + bytes > bytes_max {
             return Err(errno::NO_SPACE);
         }
         let is_there = inode.xattrs.contains_key(name);
@@ -100,6 +102,13 @@ impl Model {
             Setting::Create if is_there => return Err(errno::EXISTS),
             Setting::Replace if !is_there => return Err(errno::NO_DATA),
             Setting::Any | Setting::Create | Setting::Replace => {}
+        }
+        let entry_bytes = |name: &Bytes, bytes: u64| name.0.len() as u64 + bytes;
+        let beside = inode.xattrs.iter().filter(|(other, _)| collide(other, name));
+        let beside: u64 =
+            beside.map(|(other, value)| entry_bytes(other, value.0.len() as u64 + 30)).sum();
+        if beside > 0 && beside + entry_bytes(name, bytes) > bytes_max {
+            return Err(errno::NO_SPACE);
         }
         let value = pattern(seed, usize::try_from(bytes).expect("fits memory"));
         inode.xattrs.insert(name.clone(), Bytes(value));
@@ -163,6 +172,17 @@ impl Model {
         }
         Ok(())
     }
+}
+
+/// Whether two different names share an item: of those that are generated.
+fn collide(one: &Bytes, other: &Bytes) -> bool {
+    COLLIDING.iter().any(|pair| {
+        let stem =
+            |name: &Bytes, end: &str| name.0.strip_suffix(end.as_bytes()).map(<[u8]>::to_vec);
+        let stems = |a: &str, b: &str| stem(one, a).zip(stem(other, b));
+        let found = stems(pair[0], pair[1]).or_else(|| stems(pair[1], pair[0]));
+        found.is_some_and(|(one, other)| one == other)
+    })
 }
 
 impl Inode {
