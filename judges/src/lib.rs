@@ -17,6 +17,7 @@ pub mod kernel_volume;
 pub mod library;
 pub mod maker;
 pub mod manifest;
+pub mod our_volume;
 pub mod populate;
 pub mod recipe;
 pub mod recipes;

@@ -1,13 +1,13 @@
 //! Attributes, shown and set.
 
-use butternut::{SetAttributes, SetTime, Time};
+use butternut::{Error, SetAttributes, SetTime, Time};
 
 use crate::door::Door;
 use crate::refusal::Answer;
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::shown;
-use crate::wire::{SetattrIn, fattr};
+use crate::wire::{AttrOut, SetattrIn, fattr};
 
 impl Door {
     pub(super) fn attributes(&self, request: &Request<'_>, reply: &mut Reply) -> Answer<()> {
@@ -26,7 +26,13 @@ impl Door {
         reply: &mut Reply,
     ) -> Answer<()> {
         let set: SetattrIn = request.take()?;
-        let stat = self.filesystem.set_attributes(self.node(request)?, &meant(&set))?;
+        let set = meant(&set);
+        let stat = match self.filesystem.set_attributes(self.node(request)?, &set) {
+            // The kernel sends the time of the removal after the file has gone, and would take a
+            // refusal for lost data. It does not look at the attributes.
+            Err(Error::Stale { .. }) if set.is_late => return reply.put(&AttrOut::default()),
+            set => set?,
+        };
         reply.put(&shown::attributes_out(&stat, self.nodes.number(stat.id)))
     }
 }

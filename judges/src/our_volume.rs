@@ -1,0 +1,94 @@
+//! A fresh volume under our own mount, for writing: checked by btrfs-progs whenever it is unmounted.
+
+use crate::fuse_mount::FuseMount;
+use crate::kernel_mount::{KernelMount, MountHow};
+use crate::tool;
+use anyhow::{Context, Result, bail};
+use butternut_sim::posix::PosixSubject;
+use std::cell::RefCell;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+const BYTES: u64 = 4 << 30;
+
+/// The mount goes before the directory with its image.
+#[derive(Debug)]
+pub struct OurVolume {
+    mount: Option<FuseMount>,
+    image: PathBuf,
+    options: String,
+    subjects: u32,
+    _dir: tempfile::TempDir,
+}
+
+impl OurVolume {
+    /// Made in `dir`, sparse, by `mkfs.btrfs`, and mounted with these options.
+    pub fn new(dir: &Path, options: &str) -> Result<Self> {
+        let dir = tempfile::Builder::new().prefix("butternut-judge-ours-").tempdir_in(dir)?;
+        let image = dir.path().join("ours.img");
+        std::fs::File::create(&image)?.set_len(BYTES)?;
+        tool::run("mkfs.btrfs", &tool::words_and_path("-q -K", &image))?;
+        let options = options.to_owned();
+        let mut volume = Self { mount: None, image, options, subjects: 0, _dir: dir };
+        volume.mount()?;
+        Ok(volume)
+    }
+
+    pub fn mount(&mut self) -> Result<()> {
+        let devices = [self.image.clone().into_os_string()];
+        self.mount = Some(FuseMount::with(&devices, &self.options)?);
+        Ok(())
+    }
+
+    /// Unmounts; then the volume is clean.
+    pub fn unmount(&mut self) -> Result<()> {
+        if let Some(mount) = self.mount.take() {
+            mount.unmount()?;
+        }
+        self.check()
+    }
+
+    /// Forgets a mount whose process is gone.
+    pub fn abandon(&mut self) {
+        self.mount = None;
+    }
+
+    /// What btrfs-progs says.
+    pub fn check(&self) -> Result<()> {
+        let words = tool::words_and_path("check --check-data-csum", &self.image);
+        let checked = tool::output("btrfs", &words)?;
+        if !checked.status.success() {
+            bail!("btrfs check: {}", String::from_utf8_lossy(&checked.stderr));
+        }
+        Ok(())
+    }
+
+    /// The kernel's mount of the volume, which is not under ours.
+    pub fn kernel(&self) -> Result<KernelMount> {
+        KernelMount::new(std::slice::from_ref(&self.image), &MountHow::default())
+    }
+
+    pub fn root(&self) -> Result<&Path> {
+        Ok(self.mount.as_ref().context("the volume is not mounted")?.root())
+    }
+
+    /// A subject of the model that is an empty directory.
+    pub fn subject(volume: &Rc<RefCell<Self>>) -> Result<PosixSubject<'static>> {
+        let name = {
+            let mut volume = volume.borrow_mut();
+            volume.subjects += 1;
+            format!("subject-{}", volume.subjects)
+        };
+        let root = volume.borrow().root()?.join(&name);
+        std::fs::create_dir(&root)?;
+        std::fs::set_permissions(&root, std::fs::Permissions::from_mode(0o755))?;
+        let volume = Rc::clone(volume);
+        let remount = move || {
+            volume.borrow_mut().unmount()?;
+            volume.borrow_mut().mount()?;
+            Ok(volume.borrow().root()?.join(&name))
+        };
+        Ok(PosixSubject::new(root, Box::new(remount)))
+    }
+}

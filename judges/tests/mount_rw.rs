@@ -1,0 +1,155 @@
+//! Our mount, written to: by the model, by one tour of everything beside the kernel's btrfs, by fsx
+//! and pjdfstest, by a process that is killed. Each time btrfs-progs finds the volume clean.
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use butternut_judges::compare::{Field, Side, compare};
+use butternut_judges::kernel_mount::{KernelMount, MountHow};
+use butternut_judges::our_volume::OurVolume;
+use butternut_judges::{kept, tool, trial, walk};
+use butternut_sim::generator::Generator;
+use butternut_sim::run;
+use std::cell::RefCell;
+use std::ffi::OsStr;
+use std::io::Write as _;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::rc::Rc;
+use std::time::Duration;
+
+const SHRINKING: Duration = Duration::from_mins(1);
+
+/// Seeds and operations of the model; with `BUTTERNUT_LONG`, forty times as many.
+const SEEDS: u64 = 5;
+const OPERATIONS_PER_SEED: usize = 1000;
+
+/// Seeds and operations of fsx.
+const FSX_SEEDS: u32 = 4;
+const FSX_OPERATIONS: u32 = 3000;
+
+/// One of everything, as a shell says it. What it leaves behind is compared.
+const TOUR: &str = include_str!("mount_rw/tour.sh");
+
+fn main() -> ExitCode {
+    trial::run(vec![
+        trial::trial("model", the_mount_agrees_with_the_model),
+        trial::trial("tour", a_tour_leaves_what_the_kernel_leaves),
+        trial::trial("killed", what_was_synced_survives_a_killed_process),
+        trial::trial("fsx", fsx_finds_nothing),
+        trial::trial("pjdfstest", pjdfstest_finds_what_it_finds_on_btrfs),
+    ])
+}
+
+fn the_mount_agrees_with_the_model() -> Result<()> {
+    let is_long = std::env::var_os("BUTTERNUT_LONG").is_some_and(|value| !value.is_empty());
+    let volume = Rc::new(RefCell::new(OurVolume::new(kept::scratch(), "dev,suid")?));
+    for seed in 0..if is_long { SEEDS * 40 } else { SEEDS } {
+        let found =
+            run::hold(Generator::new(seed), seed, OPERATIONS_PER_SEED, SHRINKING, &mut || {
+                Ok(Box::new(OurVolume::subject(&volume)?))
+            })?;
+        if let Some(found) = found {
+            bail!("{}", kept::save("mount", &found)?);
+        }
+    }
+    volume.borrow_mut().unmount()
+}
+
+/// Inode numbers are the library's; the kernel counts directories' times from its own clock.
+const EXCUSED: [Field; 6] =
+    [Field::Ino, Field::Btime, Field::Atime, Field::Mtime, Field::Ctime, Field::Blocks];
+
+fn a_tour_leaves_what_the_kernel_leaves() -> Result<()> {
+    let dir = tempfile::tempdir_in(kept::scratch())?;
+    let image = dir.path().join("kernel.img");
+    std::fs::File::create(&image)?.set_len(4 << 30)?;
+    tool::run("mkfs.btrfs", &tool::words_and_path("-q -K", &image))?;
+    let theirs = KernelMount::new(&[image], &MountHow::default())?;
+    let mut volume = OurVolume::new(kept::scratch(), "dev,suid,allow_other")?;
+    let said = [theirs.root(), volume.root()?].map(|root| {
+        let words: [&OsStr; 4] = ["-c".as_ref(), TOUR.as_ref(), "tour".as_ref(), root.as_os_str()];
+        tool::text("bash", &words)
+    });
+    let [said_there, said_here] = said;
+    ensure!(said_there.as_ref().ok() == said_here.as_ref().ok(), "{said_there:?} {said_here:?}");
+    let want = walk::walk(theirs.root())?;
+    let have = walk::walk(volume.root()?)?;
+    same("kernel", &want, "our mount", &have, &EXCUSED)?;
+    volume.unmount()?;
+    let kernel = volume.kernel()?;
+    let after = walk::walk(kernel.root())?;
+    kernel.unmount()?;
+    same("our mount", &have, "the kernel, afterwards", &after, &[Field::Ino, Field::Flags])
+}
+
+fn same(
+    name: &str,
+    want: &butternut_judges::manifest::Manifest,
+    other: &str,
+    have: &butternut_judges::manifest::Manifest,
+    excused: &[Field],
+) -> Result<()> {
+    let want = Side { name, manifest: want };
+    let have = Side { name: other, manifest: have };
+    compare(want, have, excused).map(drop).map_err(|text| anyhow!("{text}"))
+}
+
+fn what_was_synced_survives_a_killed_process() -> Result<()> {
+    let mut volume = OurVolume::new(kept::scratch(), "")?;
+    let root = volume.root()?.to_path_buf();
+    let synced = vec![0x5a; 3 << 20];
+    for number in 0..50 {
+        std::fs::write(root.join(format!("synced-{number}")), &synced[..number << 14])?;
+    }
+    let mut file = std::fs::File::create(root.join("large"))?;
+    file.write_all(&synced)?;
+    file.sync_all()?;
+    for number in 0..50 {
+        std::fs::remove_file(root.join(format!("synced-{number}")))?;
+        std::fs::write(root.join(format!("later-{number}")), &synced)?;
+    }
+    let mut value = [0; 16];
+    let bytes = rustix::fs::getxattr(&root, "butternut.daemon", &mut value[..])?;
+    let daemon: i32 = std::str::from_utf8(&value[..bytes])?.parse()?;
+    let daemon = rustix::process::Pid::from_raw(daemon).context("a process")?;
+    rustix::process::kill_process(daemon, rustix::process::Signal::KILL)?;
+    // Writes find nobody, and what the kernel cached is lost, as in a crash.
+    drop(file.write_all_at(b"x", 0));
+    drop(file);
+    volume.abandon();
+    volume.check()?;
+    volume.mount()?;
+    ensure!(std::fs::read(volume.root()?.join("large"))? == synced, "synced bytes are lost");
+    volume.unmount()
+}
+
+/// A tool that `scripts/setup` builds.
+fn tool_path(name: &str) -> PathBuf {
+    let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools/bin").join(name);
+    if tools.exists() { tools } else { name.into() }
+}
+
+fn fsx_finds_nothing() -> Result<()> {
+    let mut volume = OurVolume::new(kept::scratch(), "")?;
+    let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("posix/fsx.toml");
+    for seed in 1..=FSX_SEEDS {
+        let file = volume.root()?.join(format!("fsx-{seed}"));
+        let words = format!("-q -S {seed} -N {FSX_OPERATIONS} -P /tmp -f");
+        let mut args: Vec<_> = words.split(' ').map(std::ffi::OsString::from).collect();
+        args.extend([config.clone().into(), file.into()]);
+        tool::run(&tool_path("fsx").to_string_lossy(), &args)?;
+    }
+    volume.unmount()
+}
+
+fn pjdfstest_finds_what_it_finds_on_btrfs() -> Result<()> {
+    let mut volume = OurVolume::new(kept::scratch(), "dev,suid,allow_other")?;
+    let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("posix/pjdfstest.toml");
+    std::fs::set_permissions(volume.root()?, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+    let args = ["-c".as_ref(), config.as_os_str(), "-p".as_ref(), volume.root()?.as_os_str()];
+    let ran = tool::output(&tool_path("pjdfstest").to_string_lossy(), &args)?;
+    let said = String::from_utf8_lossy(&ran.stdout);
+    ensure!(said.contains(" passed"), "pjdfstest ran nothing: {said}");
+    ensure!(ran.status.success(), "{said}");
+    volume.unmount()
+}
