@@ -55,7 +55,7 @@ fn the_mount_agrees_with_the_model() -> Result<()> {
     volume.borrow_mut().unmount()
 }
 
-/// Inode numbers are the library's; the kernel counts directories' times from its own clock.
+/// The two tours are not at the same time.
 const EXCUSED: [Field; 6] =
     [Field::Ino, Field::Btime, Field::Atime, Field::Mtime, Field::Ctime, Field::Blocks];
 
@@ -70,8 +70,8 @@ fn a_tour_leaves_what_the_kernel_leaves() -> Result<()> {
         let words: [&OsStr; 4] = ["-c".as_ref(), TOUR.as_ref(), "tour".as_ref(), root.as_os_str()];
         tool::text("bash", &words)
     });
-    let [said_there, said_here] = said;
-    ensure!(said_there.as_ref().ok() == said_here.as_ref().ok(), "{said_there:?} {said_here:?}");
+    let [wanted, said] = said;
+    ensure!(wanted.as_ref().ok() == said.as_ref().ok(), "{wanted:?} {said:?}");
     let want = walk::walk(theirs.root())?;
     let have = walk::walk(volume.root()?)?;
     same("kernel", &want, "our mount", &have, &EXCUSED)?;
@@ -79,7 +79,12 @@ fn a_tour_leaves_what_the_kernel_leaves() -> Result<()> {
     let kernel = volume.kernel()?;
     let after = walk::walk(kernel.root())?;
     kernel.unmount()?;
-    same("our mount", &have, "the kernel, afterwards", &after, &[Field::Ino, Field::Flags])
+    volume.mount()?;
+    let again = walk::walk(volume.root()?)?;
+    same("the kernel, afterwards", &after, "our mount, again", &again, &[Field::Ino])?;
+    // Until it forgets a file, the kernel does not know when its flags were changed.
+    same("our mount", &have, "our mount, again", &again, &[Field::Ctime])?;
+    volume.unmount()
 }
 
 fn same(

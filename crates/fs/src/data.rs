@@ -46,7 +46,22 @@ pub enum Allocate {
     ZeroKeepSize,
 }
 
+/// What becomes of a file's times when its bytes change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Times {
+    Now,
+    Stay,
+}
+
 impl File {
+    /// The same handle, for a cache in front of this library that keeps the times of the file: what
+    /// is changed through it leaves them as they are, until the cache sets them.
+    #[must_use]
+    pub fn leaving_times(mut self) -> Self {
+        self.times = Times::Stay;
+        self
+    }
+
     /// Writes `bytes` at `offset`, any alignment, and says how many were written: fewer than all
     /// only where space ran out. The data is in memory or on the devices; it survives a crash after
     /// [`File::sync_all`], [`Filesystem::sync`] or the next commit; at once where the file has the
@@ -227,7 +242,8 @@ impl File {
         if asked == Some(Privileges::Strip) {
             filesystem.strip_privileges(writer, &subvolume, entry)?;
         }
-        let altered = filesystem.alter_file(writer, &subvolume, entry, &mut body, change)?;
+        let altered =
+            filesystem.alter_file(writer, &subvolume, entry, &mut body, self.times, change)?;
         drop(body);
         if inode.flags.contains(InodeFlags::SYNC) {
             self.sync_all()?;
@@ -245,7 +261,7 @@ impl Filesystem {
         body: &mut Body,
         size: u64,
     ) -> Result<()> {
-        self.alter_file(writer, subvolume, entry, body, |file, _, stamp| {
+        self.alter_file(writer, subvolume, entry, body, Times::Now, |file, _, stamp| {
             Ok(file.truncate(size, stamp)?)
         })
     }
@@ -270,12 +286,19 @@ impl Filesystem {
         subvolume: &WritableSubvolume,
         entry: &Arc<InodeEntry>,
         body: &mut Body,
+        times: Times,
         change: impl FnOnce(&mut FileState, &Inode, Stamp<'_>) -> Result<R>,
     ) -> Result<R> {
         let was = self.facts(entry)?;
-        let now = writer.clock.now();
+        let (mtime, ctime) = match times {
+            Times::Now => {
+                let now = writer.clock.now();
+                (now, now)
+            }
+            Times::Stay => (was.mtime, was.ctime),
+        };
         let sequence = was.sequence.wrapping_add(1);
-        let mut facts = Inode { mtime: now, ctime: now, sequence, ..was };
+        let mut facts = Inode { mtime, ctime, sequence, ..was };
         let file = self.file_state(&subvolume.tree, entry, body)?;
         let mut stamped = None;
         let result = change(file, &was, &mut |item| stamped = Some(stamp(item, &facts)));

@@ -2,6 +2,7 @@
 //!
 //! Where the filesystem is open for writing, every read shares the inode's lock (`inode_table`).
 
+use crate::data::Times;
 use crate::held::Held;
 use crate::inode_table::Body;
 use crate::{Error, FileId, FileKind, Filesystem, NewInode, Result, Stat};
@@ -23,6 +24,7 @@ pub struct File {
     filesystem: Filesystem,
     /// There where the filesystem is open for writing.
     pub(crate) held: Option<Arc<Held>>,
+    pub(crate) times: Times,
 }
 
 struct Opened {
@@ -144,7 +146,8 @@ impl Filesystem {
 
     fn file(&self, id: FileId, view: FileView, held: Option<Arc<Held>>) -> File {
         let stream = Stream::new(self.shared.source.clone(), view);
-        File { shared: Arc::new(Opened { id, stream }), filesystem: self.clone(), held }
+        let shared = Arc::new(Opened { id, stream });
+        File { shared, filesystem: self.clone(), held, times: Times::Now }
     }
 
     /// The bytes of a symlink, at most `bytes_max`.

@@ -2,9 +2,11 @@
 //!
 //! 1. The kernel caches what is written, and sends it when it likes. What it sends from its cache
 //!    was allowed when the program wrote it, so the flags of the inode are asked at the open only.
-//! 2. Such a write succeeds whole or not at all: nobody would send the rest of it again.
+//! 2. The times of a file that is open are the kernel's, which sends them when it likes: nothing
+//!    here sets them.
+//! 3. A write from the cache succeeds whole or not at all: nobody would send the rest of it again.
 
-use butternut::{Allocate, Error, File, FileId, Privileges, ReadAt, SetAttributes};
+use butternut::{Allocate, Error, File, FileId, Privileges, ReadAt, SetAttributes, SetTime, Stat};
 
 use crate::door::Door;
 use crate::door::negotiation::TRANSFER_BYTES_MAX;
@@ -47,10 +49,13 @@ impl Door {
         }
         if how.flags & O_TRUNC != 0 {
             let strip_privileges = how.open_flags & OPEN_KILL_SUIDGID != 0;
-            let set = SetAttributes { strip_privileges, ..SetAttributes::size(0) };
+            let Stat { mtime, ctime, .. } = self.filesystem.stat(id)?;
+            let (mtime, ctime) = (Some(SetTime::At(mtime)), Some(ctime));
+            let size = SetAttributes::size(0);
+            let set = SetAttributes { strip_privileges, mtime, ctime, ..size };
             self.filesystem.set_attributes(id, &set)?;
         }
-        let fh = self.handles.open(file, writes);
+        let fh = self.handles.open(file.leaving_times(), writes);
         reply.put(&OpenOut { fh, open_flags: FOPEN_KEEP_CACHE, backing_id: 0 })
     }
 
@@ -140,7 +145,7 @@ impl Door {
     }
 }
 
-/// Writes all of `bytes`, or fails (law 2).
+/// Writes all of `bytes`, or fails (law 3).
 fn write_whole(file: &File, offset: u64, bytes: &[u8]) -> Answer<usize> {
     let mut written = 0;
     while written < bytes.len() {

@@ -96,7 +96,7 @@ impl Door {
         let id = self.filesystem.create(self.node(request)?, request.name()?, &new)?;
         let file = self.filesystem.open_file(id)?;
         self.entry(id, reply)?;
-        let fh = self.handles.open(file, true);
+        let fh = self.handles.open(file.leaving_times(), true);
         reply.put(&OpenOut { fh, open_flags: FOPEN_KEEP_CACHE, backing_id: 0 })
     }
 
@@ -106,7 +106,7 @@ impl Door {
         let new = new_inode(request, made.mode, made.umask);
         let file = self.filesystem.open_unnamed(self.node(request)?, &new)?;
         self.entry(file.id(), reply)?;
-        let fh = self.handles.open(file, true);
+        let fh = self.handles.open(file.leaving_times(), true);
         reply.put(&OpenOut { fh, open_flags: FOPEN_KEEP_CACHE, backing_id: 0 })
     }
 
