@@ -1,4 +1,4 @@
-//! A fresh volume under our own mount, for writing: checked by btrfs-progs whenever it is unmounted.
+//! A fresh volume under our own mount, for writing; btrfs-progs checks it when it is unmounted.
 
 use crate::fuse_mount::FuseMount;
 use crate::kernel_mount::{KernelMount, MountHow};

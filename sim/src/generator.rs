@@ -34,6 +34,8 @@ impl Default for Limits {
 pub struct Without {
     pub compression: bool,
     pub reopen: bool,
+    /// The flags that forbid changes.
+    pub fixing: bool,
 }
 
 #[derive(Clone, Debug)]

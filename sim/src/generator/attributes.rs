@@ -114,6 +114,9 @@ impl Generator {
             for _ in 0..=self.random.below(2) {
                 all |= sets[self.random.index(few)];
             }
+            if self.without.fixing {
+                all &= !(flags::IMMUTABLE | flags::APPEND);
+            }
         }
         Operation::SetFlags { at, flags: all }
     }
