@@ -77,6 +77,8 @@ pub struct FileState {
     pub(crate) bytes_in_tree: u64,
     pub(crate) shape: Option<Shape>,
     pub(crate) error: Option<FileError>,
+    /// The same, for whoever syncs all files at once.
+    unreported: Option<FileError>,
 }
 
 impl FileState {
@@ -99,6 +101,7 @@ impl FileState {
             bytes_in_tree: inode.bytes_used,
             shape: None,
             error: None,
+            unreported: None,
         }
     }
 
@@ -147,6 +150,11 @@ impl FileState {
     /// Why data was lost since the last call, if any was: for `fsync`, which reports it once.
     pub fn take_error(&mut self) -> Option<FileError> {
         self.error.take()
+    }
+
+    /// The same, for a sync of all files, which reports each loss once too.
+    pub fn take_unreported(&mut self) -> Option<FileError> {
+        self.unreported.take()
     }
 
     pub(crate) fn tree_id(&self) -> TreeId {
@@ -234,6 +242,7 @@ impl FileState {
     /// Keeps a failure for the next `fsync`.
     pub(crate) fn note(&mut self, error: &FileError) {
         self.error.get_or_insert_with(|| error.clone());
+        self.unreported.get_or_insert_with(|| error.clone());
     }
 }
 

@@ -122,7 +122,7 @@ impl Committer {
             let filesystem = Filesystem { shared, life: None };
             while told.wait(every) {
                 // What fails here is kept: the volume is read-only then, and says why.
-                drop(filesystem.sync());
+                drop(filesystem.bring_down());
             }
         };
         let thread = Builder::new().name("butternut-commit".into()).spawn(run);
@@ -144,9 +144,16 @@ impl Filesystem {
     /// metadata.
     ///
     /// # Errors
-    /// Data that could not be written, or a commit that failed. On a filesystem that is not open
-    /// for writing, or was abandoned, there is nothing to do.
+    /// Data that could not be written, now or since the last sync, or a commit that failed. On a
+    /// filesystem that is not open for writing, or was abandoned, there is nothing to do.
     pub fn sync(&self) -> Result<()> {
+        let done = self.bring_down();
+        let lost = self.shared.writer.as_ref().and_then(|writer| writer.take_lost());
+        done.and(lost.map_or(Ok(()), Err))
+    }
+
+    /// The same, by nobody who could be told: what was lost is kept for who asks.
+    fn bring_down(&self) -> Result<()> {
         let Some(writer) = &self.shared.writer else { return Ok(()) };
         if writer.is_abandoned() {
             return Ok(());

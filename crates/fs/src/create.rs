@@ -66,10 +66,6 @@ impl Filesystem {
         if text.is_empty() {
             return Err(Error::NotFound);
         }
-        let limits = names::Limits::of(self.super_block());
-        if text.len() > names::symlink_bytes_max(limits) {
-            return Err(Error::NameTooLong);
-        }
         let new = NewInode { permissions: 0o777, umask: 0, ..*new };
         self.make(dir, name, &new, &Made { text, ..Made::of(FileKind::Symlink) })
     }
@@ -85,6 +81,10 @@ impl Filesystem {
             return Err(Error::Exists);
         }
         let mut parent_inode = self.directory_to_change(&parent)?;
+        let limits = names::Limits::of(self.super_block());
+        if made.text.len() > names::symlink_bytes_max(limits) {
+            return Err(Error::NameTooLong);
+        }
         let index = next_index(&subvolume, &parent, &mut body)?;
         let prepared = Prepared::new(&subvolume, (at, &parent_inode), &mut body, (new, made))?;
         let entry = self.change(writer, &subvolume, Need::items(ITEMS_OF_CREATION), |change| {

@@ -68,6 +68,9 @@ impl Filesystem {
                 *is_due = stamped.is_err();
                 result = result.and(stamped);
             }
+            if let Some(error) = file.take_unreported() {
+                writer.note_lost(error.into());
+            }
             if !*is_due && file.is_clean() {
                 writer.mark_clean(entry.id);
             }

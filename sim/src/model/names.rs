@@ -25,10 +25,10 @@ impl Model {
                 let (kind, rdev) = special(*kind, (*major, *minor));
                 self.make(at, Body::Special(kind, rdev.0, rdev.1), *mode).map(drop)
             }
-            Operation::Symlink { target, .. }
+            Operation::Symlink { at, target }
                 if target.0.len() as u64 > self.rules.symlink_bytes_max() =>
             {
-                Err(errno::NAME_TOO_LONG)
+                self.vacancy(at).and(Err(errno::NAME_TOO_LONG))
             }
             Operation::Symlink { at, target } => {
                 self.make(at, Body::Symlink(target.clone()), 0o777).map(drop)
