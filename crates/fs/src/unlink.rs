@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 /// Items that taking a name away may change: two of the entry, the reference, the directory's, the
 /// inode's, its orphan's, and what goes with the inode.
-const ITEMS_OF_REMOVAL: u32 = 12;
+const ITEMS_OF_REMOVAL: u32 = 8;
 
 /// What becomes of an inode that loses a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

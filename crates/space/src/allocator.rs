@@ -26,12 +26,20 @@ impl Space {
     /// The longest run that can be had, from `bytes_min` to `bytes_max`; `None` if there is none.
     /// It is the caller's until [`Space::release`] or [`Space::pin`].
     pub fn allocate(&self, class: Class, want: Want) -> Option<Range<u64>> {
+        self.lock().allocate_any(class, want)
+    }
+
+    /// As [`Space::allocate`], without a promise: leaves alone what others were promised, and the
+    /// reserve. In mixed groups data would take it from the trees otherwise.
+    pub fn allocate_spare(&self, class: Class, want: Want) -> Option<Range<u64>> {
         let mut state = self.lock();
-        let ask = Ask::of(class, want)?;
-        state.allocate(ask).or_else(|| {
-            let more = state.return_windows(class);
-            more.then(|| state.allocate(ask)).flatten()
-        })
+        let pool = state.pool_ref(class);
+        let left = pool.free.saturating_sub(pool.reserved).saturating_sub(pool.kept);
+        let bytes_max = want.bytes_max.min(left);
+        if bytes_max < want.bytes_min {
+            return None;
+        }
+        state.allocate_any(class, Want { bytes_max, ..want })
     }
 
     /// Takes exactly this range, as who replays a log must. `false` if it is not all free.
@@ -68,6 +76,15 @@ impl Ask {
 }
 
 impl State {
+    /// From free space, or else from what other clusters hold.
+    fn allocate_any(&mut self, class: Class, want: Want) -> Option<Range<u64>> {
+        let ask = Ask::of(class, want)?;
+        self.allocate(ask).or_else(|| {
+            let more = self.return_windows(class);
+            more.then(|| self.allocate(ask)).flatten()
+        })
+    }
+
     fn allocate(&mut self, ask: Ask) -> Option<Range<u64>> {
         let ask = Ask { class: self.pool_class(ask.class), ..ask };
         let (pool, groups) = self.with_groups(ask.class);

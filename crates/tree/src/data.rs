@@ -43,7 +43,7 @@ impl Forest {
         let want = Want::data(bytes_min, bytes_max.min(DATA_EXTENT_BYTES_MAX), cluster);
         let mut has_committed = false;
         loop {
-            if let Some(range) = running.space.allocate(Class::Data, want) {
+            if let Some(range) = running.space.allocate_spare(Class::Data, want) {
                 return Ok(range);
             }
             let why = match running.space.reserve(Class::Data, bytes_min) {

@@ -38,9 +38,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 /// Levels of copies that a changed item may cost, with what a split adds.
 const BLOCKS_OF_AN_ITEM: u64 = 3;
 
+/// Items of a deletion that may lie in leaves of their own, and how many of the rest share one.
+const ITEMS_APART_MAX: u64 = 8;
+const ITEMS_OF_A_LEAF_MIN: u64 = 8;
+
 /// Bounds of what is set aside for a commit. The most is what the kernel sets aside.
 const RESERVE_BYTES_MAX: u64 = 512 << 20;
-const RESERVE_NODES_MIN: u64 = 48;
+const RESERVE_NODES_MIN: u64 = 160;
 
 /// What a delayed reference may add to the trees of a commit, and how finely that is followed.
 const RESERVE_OF_A_REFERENCE: u64 = 256;
@@ -218,7 +222,14 @@ impl Running {
         need: Need,
     ) -> Result<Ticket, NoSpace> {
         self.adjust_reserve();
-        let blocks = u64::from(need.items).saturating_mul(BLOCKS_OF_AN_ITEM);
+        let items = u64::from(need.items);
+        let blocks = if need.is_deleting {
+            // What goes together lies together, but for its first few items.
+            let apart = items.min(ITEMS_APART_MAX).saturating_mul(BLOCKS_OF_AN_ITEM);
+            apart.saturating_add(items / ITEMS_OF_A_LEAF_MIN)
+        } else {
+            items.saturating_mul(BLOCKS_OF_AN_ITEM)
+        };
         let bytes = blocks.saturating_mul(self.facts.node_bytes.into());
         loop {
             let ticket = if need.is_deleting {
