@@ -83,6 +83,9 @@ fn kept_scripts_agree() {
     let mut count = 0;
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
+        if path.extension().is_none_or(|end| end != "script") {
+            continue;
+        }
         let text = std::fs::read_to_string(&path).unwrap();
         let script = script::parse(&text).unwrap();
         let device = fresh(VOLUME_BYTES, &MkfsOptions::default()).unwrap();
