@@ -207,9 +207,44 @@ fn a_subvolume_is_mounted_by_name_option_or_id() {
 #[test]
 fn a_daemon_that_cannot_serve_says_why_and_fails() {
     let place = Place::new();
-    let said = butternut(&["mount", "/proc/self/exe", place.name()]).failure();
+    let said = butternut(&["mount", "-o", "ro", "/proc/self/exe", place.name()]).failure();
     assert!(said.starts_with("butternut: /proc/self/exe: the volume cannot be opened"), "{said}");
     assert!(!said.contains('\n') && !place.is_mounted());
+}
+
+#[test]
+fn what_is_written_is_there_when_umount_returns() {
+    if !kernel_is_here("what_is_written_is_there_when_umount_returns") {
+        return;
+    }
+    let scratch = tempfile::tempdir().unwrap();
+    let (image, place) = (own_copy(&scratch), Place::new());
+    let path = image.to_str().unwrap();
+    butternut(&["mount", path, place.name(), "-o", "commit=3600"]).ok();
+    fs::write(place.path().join("new"), "written\n").unwrap();
+    let other = Place::new();
+    let said = butternut(&["mount", path, other.name()]).failure();
+    assert!(!said.contains('\n') && !other.is_mounted(), "a second writer: {said}");
+    butternut(&["umount", place.name()]).ok();
+    assert_eq!(butternut(&["cat", path, "/new"]).ok(), "written\n");
+    shell(&format!("btrfs check --check-data-csum {path} >/dev/null 2>&1"));
+}
+
+#[test]
+fn what_cannot_be_written_is_refused_with_the_way_to_look_at_it() {
+    if !kernel_is_here("what_cannot_be_written_is_refused_with_the_way_to_look_at_it") {
+        return;
+    }
+    let scratch = tempfile::tempdir().unwrap();
+    let (image, place) = (own_copy(&scratch), Place::new());
+    let device = shell(&format!("losetup --find --show --read-only {}", image.display()));
+    let device = device.trim();
+    let said = butternut(&["mount", device, place.name()]).failure();
+    let looked = butternut(&["mount", device, place.name(), "-o", "ro"]);
+    butternut(&["umount", place.name()]);
+    shell(&format!("losetup --detach {device}"));
+    assert!(said.ends_with("(with -o ro it can be looked at)"), "{said}");
+    assert_eq!(looked.code, Some(0), "{}", looked.err);
 }
 
 #[test]
