@@ -19,6 +19,7 @@ use rustix::io::Errno;
 
 /// Files up to this are read whole.
 pub(super) const SMALL_BYTES: u64 = 128 << 10;
+const SECTOR_BYTES: u64 = 4096;
 /// What a list of names, or a value, may take.
 const XATTR_BYTES_MAX: usize = 64 << 10;
 /// Namespaces that go along; ACLs do too.
@@ -159,7 +160,9 @@ fn content(file: File, meta: &Metadata) -> io::Result<Content> {
     if size == 0 {
         return Ok(Content::None);
     }
-    let is_sparse = meta.blocks().saturating_mul(512) < size;
+    // What is set aside and not written takes space and is a hole all the same: so it is asked for,
+    // but not in files of one sector.
+    let is_sparse = size > SECTOR_BYTES || meta.blocks().saturating_mul(512) < size;
     let ranges =
         if is_sparse { data_ranges(&file, size)? } else { std::iter::once(0..size).collect() };
     if size > SMALL_BYTES {
