@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 /// Bytes of each device, sparse.
 const DEVICE_BYTES: u64 = 1 << 30;
@@ -36,7 +37,16 @@ impl Mount<'_> {
 
 impl Drop for Mount<'_> {
     fn drop(&mut self) {
-        run("umount", &[&self.path.to_string_lossy()]);
+        let path = self.path.to_string_lossy().into_owned();
+        // Whoever looks at all mounts, or forks while this one is looked at, keeps it busy a while.
+        for _ in 0..50 {
+            let tried = Command::new("umount").arg(&path).output();
+            if tried.is_ok_and(|output| output.status.success()) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        run("umount", &[&path]);
     }
 }
 
@@ -61,7 +71,8 @@ impl KernelImage {
         let mounted = image.mount(options);
         let script = format!("set -e; cd '{}'\n{script}", mounted.path().display());
         run("bash", &["-c", &script]);
-        run("sync", &[]);
+        // Not of all mounts: other tests have theirs, with what they have not committed.
+        run("sync", &["--file-system", &mounted.path().to_string_lossy()]);
         drop(mounted);
         image
     }
