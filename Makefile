@@ -15,6 +15,7 @@ test: lint
 
 # The same, with the longer runs of seeded tests.
 test-long: lint
+	@scripts/setup long
 	@BUTTERNUT_LONG=1 BUTTERNUT_FUZZ_ROUNDS=20000 scripts/test
 
 lint:
