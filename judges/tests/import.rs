@@ -12,7 +12,7 @@ use butternut_judges::manifest::Manifest;
 use butternut_judges::scratch::Scratch;
 use butternut_judges::{command, populate, tool, trial, walk};
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// What a copy cannot have: other inode numbers, its own times of birth and change, its own
@@ -23,11 +23,13 @@ const EXCUSED: [Field; 6] =
 /// The largest nodes: only they hold the largest attributes.
 const NODES: &str = "-n 64K";
 
+/// The shelf, which is there even where no image was made yet.
+fn place() -> Result<PathBuf> {
+    std::fs::create_dir_all(shelf())?;
+    Ok(shelf())
+}
+
 fn main() -> ExitCode {
-    if let Err(error) = std::fs::create_dir_all(shelf()) {
-        eprintln!("{}: {error}", shelf().display());
-        return ExitCode::FAILURE;
-    }
     let mut trials = vec![
         trial::trial("import::everything", everything_goes_in),
         trial::trial("import::in_turns_with_the_kernel", in_turns_with_the_kernel),
@@ -41,7 +43,7 @@ fn main() -> ExitCode {
 
 /// A tree of everything, and what the kernel shows of it.
 fn source() -> Result<(Scratch, Manifest)> {
-    let scratch = Scratch::new(&shelf())?;
+    let scratch = Scratch::new(&place()?)?;
     populate::everything(scratch.root())?;
     // What was read once has its access times; reading it again changes nothing.
     let manifest = walk::walk(scratch.root())?;
@@ -88,7 +90,7 @@ fn same(want: &Manifest, have: &Manifest) -> Result<()> {
 
 fn everything_goes_in() -> Result<()> {
     let (scratch, want) = source()?;
-    let dir = tempfile::tempdir_in(shelf())?;
+    let dir = tempfile::tempdir_in(place()?)?;
     let image = dir.path().join("a.img");
     butternut(&format!("mkfs --size 1G {NODES} @"), &[&image])?;
     butternut("import @ @ /", &[&image, &scratch.root().join(".")])?;
@@ -97,7 +99,7 @@ fn everything_goes_in() -> Result<()> {
 
 fn a_volume_is_made_from_a_tree(more: &str) -> Result<()> {
     let (scratch, want) = source()?;
-    let dir = tempfile::tempdir_in(shelf())?;
+    let dir = tempfile::tempdir_in(place()?)?;
     let image = dir.path().join("a.img");
     butternut(&format!("mkfs {NODES} {more} --rootdir @ @"), &[scratch.root(), &image])?;
     let has_free_space_tree = !more.contains("^fst");
@@ -107,9 +109,9 @@ fn a_volume_is_made_from_a_tree(more: &str) -> Result<()> {
 /// Rounds of changes: by our commands on a volume, and by the kernel on a copy of the same tree and
 /// then on the volume itself.
 fn in_turns_with_the_kernel() -> Result<()> {
-    let dir = tempfile::tempdir_in(shelf())?;
+    let dir = tempfile::tempdir_in(place()?)?;
     let image = dir.path().join("a.img");
-    let twin = Scratch::new(&shelf())?;
+    let twin = Scratch::new(&place()?)?;
     butternut(&format!("mkfs --size 1G {NODES} @"), &[&image])?;
     for round in 0..3 {
         let tree = twin.root().join(format!("round{round}"));

@@ -37,12 +37,10 @@ fn run(seed: u64, device: Arc<dyn Device>, is_struck: &dyn Fn() -> bool) -> Resu
     let mut ended = Ended { is_told: false, promised: 0, trees: vec![run.model.tree().closed()] };
     for step in 1..=STEPS {
         // Only a whole sync promises, and has all data that waits written at a known moment.
-        let operation = match generator.next(&run.model) {
-            Operation::Fsync { .. } => Operation::Sync,
-            // The last step too, or an error would find nobody to be told.
-            _ if step == STEPS => Operation::Sync,
-            operation => operation,
-        };
+        // The last step is one too, or an error would find nobody to be told.
+        let next = generator.next(&run.model);
+        let is_sync = step == STEPS || matches!(next, Operation::Fsync { .. });
+        let operation = if is_sync { Operation::Sync } else { next };
         let have = subject.apply(&operation)?;
         let mut model = run.model.clone();
         let want = model.apply(&operation);

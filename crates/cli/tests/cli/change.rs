@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use super::command::{Ran, butternut, command, run};
 
-/// user::rw-,user:1000:r--,group::r--,mask::rw-,other::---
+/// `user::rw-,user:1000:r--,group::r--,mask::rw-,other::---`
 pub(crate) const ACL: &str = "0x0200000001000600ffffffff02000400e8030000\
 04000400ffffffff10000600ffffffff20000000ffffffff";
 
