@@ -10,7 +10,9 @@
 //!    starts under a reader and no reader under a writer, for a reader of a volume that changes
 //!    sees trees that no longer exist. [`Sharing::Unlocked`] asks for such a look all the same.
 //!    The kernel takes no such lock: reading a device that it has mounted is allowed.
-//! 4. Both locks end with the last descriptor, however the process ends.
+//! 4. Both locks end with the last descriptor, however the process ends. The kernel takes a killed
+//!    process's rings down a moment after the process: a lock that nobody is seen to hold is waited
+//!    for, [`RELEASE_WAIT`] at most.
 //! 5. Where locks do not exist (some network file systems), a reader goes without, and a writer is
 //!    refused.
 //!
@@ -22,6 +24,7 @@ use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, StatxFlags};
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// The alignment assumed for direct transfers where the kernel does not say.
 const DIRECT_ALIGN_DEFAULT: u32 = 512;
@@ -61,6 +64,10 @@ impl Default for OpenDisk {
         OpenDisk { writable: false, direct: true, sharing: Sharing::Locked }
     }
 }
+
+/// How long a lock is waited for whose holder has ended, and how often it is tried.
+const RELEASE_WAIT: Duration = Duration::from_secs(2);
+const RELEASE_PAUSE: Duration = Duration::from_millis(10);
 
 /// Whether the lock of laws 2 and 3 is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -313,6 +320,20 @@ fn disk_kind(path: &Path, stat: &rustix::fs::Stat) -> Result<DiskKind, OpenError
 
 /// Opens, directly if that is wanted and possible.
 fn open_fd(path: &Path, kind: DiskKind, how: OpenDisk) -> Result<(OwnedFd, bool), OpenError> {
+    let start = Instant::now();
+    loop {
+        match try_open_fd(path, kind, how) {
+            Err(OpenError::Busy { holder: Holder::Unknown, .. })
+                if start.elapsed() < RELEASE_WAIT =>
+            {
+                std::thread::sleep(RELEASE_PAUSE);
+            }
+            decided => return decided,
+        }
+    }
+}
+
+fn try_open_fd(path: &Path, kind: DiskKind, how: OpenDisk) -> Result<(OwnedFd, bool), OpenError> {
     let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY;
     flags |= if how.writable { OFlags::RDWR } else { OFlags::RDONLY };
     if how.writable && is_block_device(kind) {
@@ -340,13 +361,21 @@ fn lock(path: &Path, fd: &OwnedFd, how: OpenDisk) -> Result<(), OpenError> {
         return Ok(());
     }
     let exclusive = how.writable;
-    match lock_whole_file(fd, exclusive) {
-        Err(Errno(libc::EAGAIN | libc::EACCES)) => {
-            let holder = holder::of_lock(path, fd);
-            Err(OpenError::Busy { path: path.to_owned(), holder })
+    let start = Instant::now();
+    loop {
+        match lock_whole_file(fd, exclusive) {
+            Err(Errno(libc::EAGAIN | libc::EACCES)) => {
+                let holder = holder::of_lock(path, fd);
+                if holder != Holder::Unknown || start.elapsed() > RELEASE_WAIT {
+                    return Err(OpenError::Busy { path: path.to_owned(), holder });
+                }
+                std::thread::sleep(RELEASE_PAUSE);
+            }
+            Err(cause) if exclusive => {
+                return Err(OpenError::CannotLock { path: path.to_owned(), cause });
+            }
+            Ok(()) | Err(_) => return Ok(()),
         }
-        Err(cause) if exclusive => Err(OpenError::CannotLock { path: path.to_owned(), cause }),
-        Ok(()) | Err(_) => Ok(()),
     }
 }
 
