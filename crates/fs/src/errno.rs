@@ -17,6 +17,7 @@ mod code {
     pub(super) const EIO: i32 = 5;
     pub(super) const E2BIG: i32 = 7;
     pub(super) const EAGAIN: i32 = 11;
+    pub(super) const ENOMEM: i32 = 12;
     pub(super) const EACCES: i32 = 13;
     pub(super) const EBUSY: i32 = 16;
     pub(super) const EEXIST: i32 = 17;
@@ -64,7 +65,8 @@ impl Error {
             Self::Volume(source) => volume(source),
             Self::Tree(source) => tree(source),
             Self::Names(source) => names(source),
-            Self::Workers(_) | Self::Committer(_) => code::EAGAIN,
+            Self::Workers(_) | Self::Committer(_) | Self::WouldBlock => code::EAGAIN,
+            Self::NoMemory => code::ENOMEM,
         }
     }
 }
@@ -217,7 +219,8 @@ mod tests {
             | Error::File(_) => 5,
             Error::LimitExceeded { .. } | Error::Names(_) => 7,
             Error::NotPermitted { .. } => 1,
-            Error::Workers(_) | Error::Committer(_) => 11,
+            Error::Workers(_) | Error::Committer(_) | Error::WouldBlock => 11,
+            Error::NoMemory => 12,
             Error::Denied { .. } => 13,
             Error::Busy => 16,
             Error::Exists => 17,

@@ -73,6 +73,12 @@ pub enum Error {
     /// What this library does not do.
     #[error("not supported: {what}")]
     Unsupported { what: &'static str },
+    /// A request that may not wait, and would have to; or one more than a queue takes.
+    #[error("the request would have to wait")]
+    WouldBlock,
+    /// Memory that the system did not give.
+    #[error("out of memory")]
+    NoMemory,
     /// The search went past its limit; the answer would be incomplete.
     #[error("{what}: more than {limit}")]
     LimitExceeded { what: &'static str, limit: u64 },
