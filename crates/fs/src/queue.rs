@@ -168,7 +168,7 @@ impl Queue {
         buffer: Buffer,
         flags: IoFlags,
         tag: u64,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Box<Refused>> {
         let _ = flags;
         self.take(Request {
             file: file.clone(),
@@ -186,13 +186,13 @@ impl Queue {
         buffer: Buffer,
         flags: IoFlags,
         tag: u64,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Box<Refused>> {
         let operation = Operation::Write { offset, flags };
         self.take(Request { file: file.clone(), tag, buffer, operation })
     }
 
     /// Brings down what was written and reaped before.
-    pub fn sync(&mut self, file: &File, kind: SyncKind, tag: u64) -> Result<(), Refused> {
+    pub fn sync(&mut self, file: &File, kind: SyncKind, tag: u64) -> Result<(), Box<Refused>> {
         let (buffer, operation) = (Buffer::default(), Operation::Sync(kind));
         self.take(Request { file: file.clone(), tag, buffer, operation })
     }
@@ -209,9 +209,9 @@ impl Queue {
         reaped
     }
 
-    fn take(&mut self, request: Request) -> Result<(), Refused> {
+    fn take(&mut self, request: Request) -> Result<(), Box<Refused>> {
         if self.queued.len() >= self.depth {
-            return Err(Refused { buffer: request.buffer, error: Error::WouldBlock });
+            return Err(Box::new(Refused { buffer: request.buffer, error: Error::WouldBlock }));
         }
         self.queued.push_back(request);
         Ok(())
