@@ -32,6 +32,10 @@ const DIRECT_ALIGN_DEFAULT: u32 = 512;
 /// The largest believable answer; beyond it the kernel's words are not trusted.
 const DIRECT_ALIGN_MAX: u32 = 1 << 16;
 
+/// How long a lock is waited for whose holder has ended, and how often it is tried.
+const RELEASE_WAIT: Duration = Duration::from_secs(2);
+const RELEASE_PAUSE: Duration = Duration::from_millis(10);
+
 pub struct DiskFile {
     fd: OwnedFd,
     path: PathBuf,
@@ -64,10 +68,6 @@ impl Default for OpenDisk {
         OpenDisk { writable: false, direct: true, sharing: Sharing::Locked }
     }
 }
-
-/// How long a lock is waited for whose holder has ended, and how often it is tried.
-const RELEASE_WAIT: Duration = Duration::from_secs(2);
-const RELEASE_PAUSE: Duration = Duration::from_millis(10);
 
 /// Whether the lock of laws 2 and 3 is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,7 +143,22 @@ impl OpenError {
 }
 
 impl DiskFile {
+    /// Opens a disk; waits for a lock that nobody is seen to hold (law 4).
     pub fn open(path: &Path, how: OpenDisk) -> Result<DiskFile, OpenError> {
+        let start = Instant::now();
+        loop {
+            match Self::open_once(path, how) {
+                Err(OpenError::Busy { holder: Holder::Unknown, .. })
+                    if start.elapsed() < RELEASE_WAIT =>
+                {
+                    std::thread::sleep(RELEASE_PAUSE);
+                }
+                decided => return decided,
+            }
+        }
+    }
+
+    fn open_once(path: &Path, how: OpenDisk) -> Result<DiskFile, OpenError> {
         let refused = |cause: Errno| OpenError::Refused { path: path.to_owned(), cause };
         // Asked before the open, because opening a fifo waits, and O_EXCL is for devices only.
         let stat = rustix::fs::stat(path).map_err(|cause| refused(cause.into()))?;
@@ -320,20 +335,6 @@ fn disk_kind(path: &Path, stat: &rustix::fs::Stat) -> Result<DiskKind, OpenError
 
 /// Opens, directly if that is wanted and possible.
 fn open_fd(path: &Path, kind: DiskKind, how: OpenDisk) -> Result<(OwnedFd, bool), OpenError> {
-    let start = Instant::now();
-    loop {
-        match try_open_fd(path, kind, how) {
-            Err(OpenError::Busy { holder: Holder::Unknown, .. })
-                if start.elapsed() < RELEASE_WAIT =>
-            {
-                std::thread::sleep(RELEASE_PAUSE);
-            }
-            decided => return decided,
-        }
-    }
-}
-
-fn try_open_fd(path: &Path, kind: DiskKind, how: OpenDisk) -> Result<(OwnedFd, bool), OpenError> {
     let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY;
     flags |= if how.writable { OFlags::RDWR } else { OFlags::RDONLY };
     if how.writable && is_block_device(kind) {
@@ -360,22 +361,12 @@ fn lock(path: &Path, fd: &OwnedFd, how: OpenDisk) -> Result<(), OpenError> {
     if how.sharing == Sharing::Unlocked && !how.writable {
         return Ok(());
     }
-    let exclusive = how.writable;
-    let start = Instant::now();
-    loop {
-        match lock_whole_file(fd, exclusive) {
-            Err(Errno(libc::EAGAIN | libc::EACCES)) => {
-                let holder = holder::of_lock(path, fd);
-                if holder != Holder::Unknown || start.elapsed() > RELEASE_WAIT {
-                    return Err(OpenError::Busy { path: path.to_owned(), holder });
-                }
-                std::thread::sleep(RELEASE_PAUSE);
-            }
-            Err(cause) if exclusive => {
-                return Err(OpenError::CannotLock { path: path.to_owned(), cause });
-            }
-            Ok(()) | Err(_) => return Ok(()),
+    match lock_whole_file(fd, how.writable) {
+        Err(Errno(libc::EAGAIN | libc::EACCES)) => {
+            Err(OpenError::Busy { path: path.to_owned(), holder: holder::of_lock(path) })
         }
+        Err(cause) if how.writable => Err(OpenError::CannotLock { path: path.to_owned(), cause }),
+        Ok(()) | Err(_) => Ok(()),
     }
 }
 

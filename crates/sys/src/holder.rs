@@ -1,13 +1,15 @@
 //! Who holds a busy disk, as far as /proc and /sys tell.
 //!
 //! Every answer is a hint for a person: it is asked after the refusal, so the holder may be gone
-//! already, and other users' processes may be hidden. Nothing here decides anything, except
-//! [`mount_over_loop`] and [`writing_mount`], which find a kernel mount that no lock would show.
+//! already, and other users' processes may be hidden. Nothing here decides anything, except:
+//!
+//! 1. [`mount_over_loop`] and [`writing_mount`] find a kernel mount that no lock would show.
+//! 2. [`Holder::Unknown`] makes an opener wait a moment: a holder who cannot be seen may have
+//!    ended, and then his lock soon ends too ([`crate::file`]).
 
 use crate::file::DiskKind;
 use std::fmt;
 use std::fs;
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -31,6 +33,7 @@ pub enum Holder {
         id: u32,
         name: String,
     },
+    /// Nobody is seen to hold it, any more or at all.
     Unknown,
 }
 
@@ -60,7 +63,7 @@ pub(crate) fn of_device(path: &Path, kind: DiskKind) -> Holder {
 }
 
 /// Who has the open-file-description lock.
-pub(crate) fn of_lock(path: &Path, _fd: &OwnedFd) -> Holder {
+pub(crate) fn of_lock(path: &Path) -> Holder {
     process_with(path, |fdinfo| fdinfo.contains("OFDLCK")).unwrap_or(Holder::Unknown)
 }
 
