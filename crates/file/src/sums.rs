@@ -14,15 +14,13 @@
 //!    for those sectors; a region that was being read meanwhile is not kept.
 
 use crate::cache::BoundedCache;
+use butternut_format::checksum::EXTENT_CSUM_OBJECTID;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::{Logical, SECTOR_BYTES, length};
 use butternut_tree::{Tree, TreeError};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// The object id of every checksum item (`BTRFS_EXTENT_CSUM_OBJECTID`, -10).
-const EXTENT_CSUM_OBJECTID: u64 = u64::MAX - 9;
 
 const REGION_SHIFT: u32 = 20;
 const REGION_SECTORS: usize = 256;

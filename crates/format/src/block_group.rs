@@ -30,6 +30,16 @@ pub struct RawBlockGroup {
 }
 const _: () = assert!(size_of::<RawBlockGroup>() == 24);
 
+impl RawBlockGroup {
+    pub fn of(bytes_used: u64, flags: BlockGroupFlags) -> Self {
+        Self {
+            used: U64::new(bytes_used),
+            chunk_objectid: U64::new(FIRST_CHUNK_TREE),
+            flags: U64::new(flags.0),
+        }
+    }
+}
+
 /// A chunk's range, and how much of it is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockGroup {

@@ -13,6 +13,9 @@ use crate::refused::Refused;
 use crc_fast::CrcAlgorithm;
 use sha2::Digest as _;
 
+/// The object id of every checksum item (`BTRFS_EXTENT_CSUM_OBJECTID`, -10).
+pub const EXTENT_CSUM_OBJECTID: u64 = u64::MAX - 9;
+
 /// Bytes that a digest's field has in a superblock and in a tree block's header.
 pub const DIGEST_BYTES: usize = 32;
 

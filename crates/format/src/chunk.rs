@@ -23,12 +23,15 @@
 use crate::feature::MIXED_GROUPS;
 use crate::key::{ItemType, Key};
 use crate::refused::{Bits, Refused, require};
-use crate::units::{DevId, Logical, Physical, SECTOR_BYTES};
+use crate::units::{DevId, Logical, Physical, SECTOR_BYTES, TreeId};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The unit that striped profiles deal out, in bytes: the only `stripe_len` ever written.
 pub const STRIPE_BYTES: u64 = 65536;
+
+/// `io_align` and `io_width` of the chunks of a running volume.
+pub const CHUNK_IO_BYTES: u32 = 65536;
 
 /// The object id of every chunk item (`BTRFS_FIRST_CHUNK_TREE_OBJECTID`).
 pub const FIRST_CHUNK_TREE: u64 = 256;
@@ -225,6 +228,40 @@ impl Chunk {
     /// The address behind the chunk. The check made sure that it does not overflow.
     pub fn end(&self) -> Logical {
         Logical(self.logical.0.saturating_add(self.bytes))
+    }
+
+    pub fn key(&self) -> Key {
+        Key::new(FIRST_CHUNK_TREE, ItemType::CHUNK_ITEM, self.logical.0)
+    }
+
+    /// The item's bytes, with these `io_align` and `io_width`.
+    pub fn to_bytes(&self, io_bytes: u32) -> Vec<u8> {
+        let front = RawChunk {
+            length: U64::new(self.bytes),
+            owner: U64::new(TreeId::EXTENT.0),
+            stripe_len: U64::new(STRIPE_BYTES),
+            r#type: U64::new(self.flags.0),
+            io_align: U32::new(io_bytes),
+            io_width: U32::new(io_bytes),
+            sector_size: U32::new(4096),
+            num_stripes: U16::new(u16::try_from(self.stripes.len()).unwrap_or(u16::MAX)),
+            sub_stripes: U16::new(self.sub_stripes),
+        };
+        let mut bytes = front.as_bytes().to_vec();
+        for stripe in &self.stripes {
+            bytes.extend_from_slice(RawStripe::of(stripe).as_bytes());
+        }
+        bytes
+    }
+}
+
+impl RawStripe {
+    fn of(stripe: &Stripe) -> Self {
+        Self {
+            devid: U64::new(stripe.devid.0),
+            offset: U64::new(stripe.offset.0),
+            dev_uuid: stripe.dev_uuid,
+        }
     }
 }
 

@@ -76,6 +76,19 @@ pub struct RawDeviceReplace {
 }
 const _: () = assert!(size_of::<RawDeviceReplace>() == 72);
 
+impl RawDeviceExtent {
+    /// What is stored of a stripe of this chunk that takes `bytes` of its device.
+    pub fn of(chunk: Logical, bytes: u64, chunk_tree_uuid: [u8; 16]) -> Self {
+        Self {
+            chunk_tree: U64::new(TreeId::CHUNK.0),
+            chunk_objectid: U64::new(FIRST_CHUNK_TREE),
+            chunk_offset: U64::new(chunk.0),
+            length: U64::new(bytes),
+            chunk_tree_uuid,
+        }
+    }
+}
+
 /// A range of a device that a chunk's stripe fills.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceExtent {

@@ -45,6 +45,13 @@ pub struct RawFreeSpaceInfo {
 }
 const _: () = assert!(size_of::<RawFreeSpaceInfo>() == 8);
 
+impl RawFreeSpaceInfo {
+    pub fn of(extent_count: u32, is_bitmaps: bool) -> Self {
+        let flags = if is_bitmaps { USING_BITMAPS } else { 0 };
+        Self { extent_count: U32::new(extent_count), flags: U32::new(flags) }
+    }
+}
+
 /// The head of the older cache of one block group (`struct btrfs_free_space_header`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]

@@ -4,8 +4,12 @@
 
 mod image;
 
+use butternut_format::block_group::{BlockGroup, RawBlockGroup};
+use butternut_format::chunk::{CHUNK_IO_BYTES, Chunk, RawChunk};
+use butternut_format::device_extent::{DeviceExtent, RawDeviceExtent};
 use butternut_format::dir::{DirEntries, DirEntry, EntryKind, without_entry};
 use butternut_format::file_extent::{Compression, DiskExtent, ExtentBody, ExtentRun, FileExtent};
+use butternut_format::free_space::{FreeSpaceInfo, RawFreeSpaceInfo};
 use butternut_format::inode::{FileKind, Inode};
 use butternut_format::inode_ref::{
     InodeExtref, InodeExtrefs, InodeRef, InodeRefs, without_extref, without_ref,
@@ -16,6 +20,7 @@ use butternut_format::units::{Generation, Ino, Logical};
 use image::{Folder, Image, fill, items, mkfs};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
+use zerocopy::{FromBytes, IntoBytes};
 
 /// The item written again from what was read of it; `None` for types without an encoder.
 fn again(key: Key, data: &[u8]) -> Option<Vec<u8>> {
@@ -34,6 +39,27 @@ fn again(key: Key, data: &[u8]) -> Option<Vec<u8>> {
         ItemType::EXTENT_DATA => FileExtent::check(data, key.offset).unwrap().append_to(&mut bytes),
         ItemType::ROOT_REF | ItemType::ROOT_BACKREF => {
             bytes = RootRef::check(data).unwrap().to_bytes();
+        }
+        ItemType::CHUNK_ITEM => {
+            let (raw, _) = RawChunk::ref_from_prefix(data).unwrap();
+            assert!([4096, CHUNK_IO_BYTES].contains(&raw.io_align.get()));
+            let chunk = Chunk::check(key, data, 0).unwrap();
+            assert_eq!(chunk.key(), key);
+            bytes = chunk.to_bytes(raw.io_align.get());
+        }
+        ItemType::DEV_EXTENT => {
+            let extent = DeviceExtent::check(key, data).unwrap();
+            let uuid = RawDeviceExtent::ref_from_bytes(data).unwrap().chunk_tree_uuid;
+            let raw = RawDeviceExtent::of(extent.chunk, extent.bytes, uuid);
+            bytes.extend(raw.as_bytes());
+        }
+        ItemType::BLOCK_GROUP_ITEM => {
+            let group = BlockGroup::check(key, data, 0).unwrap();
+            bytes.extend(RawBlockGroup::of(group.bytes_used, group.flags).as_bytes());
+        }
+        ItemType::FREE_SPACE_INFO => {
+            let info = FreeSpaceInfo::check(key, data).unwrap();
+            bytes.extend(RawFreeSpaceInfo::of(info.extent_count, info.is_bitmaps).as_bytes());
         }
         _ => return None,
     }
@@ -63,8 +89,10 @@ fn every_item_of_a_real_volume_is_written_as_it_was_read() {
             }
         });
     }
-    for (item_type, least) in [(1, 6000), (12, 6000), (13, 10), (84, 6000), (96, 6000), (108, 6000)]
-    {
+    let of_files = [(1, 6000), (12, 6000), (13, 10), (84, 6000), (96, 6000), (108, 6000)];
+    // Three chunks on each of two volumes, at least.
+    let of_space = [(192, 6), (198, 6), (204, 6), (228, 6)];
+    for (item_type, least) in of_files.into_iter().chain(of_space) {
         let have = seen.get(&item_type).copied().unwrap_or_default();
         assert!(have >= least, "type {item_type}: {have} of {least} in {seen:?}");
     }

@@ -6,9 +6,7 @@ use crate::layout::Group;
 use crate::options::Plan;
 use butternut_format::block_group::RawBlockGroup;
 use butternut_format::checksum::name_hash;
-use butternut_format::chunk::{
-    BlockGroupFlags, FIRST_CHUNK_TREE, Profile, RawChunk, RawStripe, STRIPE_BYTES,
-};
+use butternut_format::chunk::{BlockGroupFlags, CHUNK_IO_BYTES, Chunk, Profile, Stripe};
 use butternut_format::device_extent::{DEV_STATS, RawDeviceExtent, RawDeviceStats};
 use butternut_format::device_item::{DEV_ITEMS, RawDeviceItem};
 use butternut_format::dir::{EntryKind, RawDirItem};
@@ -20,7 +18,7 @@ use butternut_format::inode::{FileKind, InodeFlags, RawInodeItem, RawTimespec, T
 use butternut_format::inode_ref::RawInodeRef;
 use butternut_format::key::{ItemType, Key, RawKey};
 use butternut_format::root::RawRootItem;
-use butternut_format::units::TreeId;
+use butternut_format::units::{DevId, Physical, TreeId};
 use zerocopy::FromZeros;
 use zerocopy::little_endian::{I64, U16, U32, U64};
 
@@ -85,27 +83,21 @@ pub(crate) fn chunk_item(plan: &Plan, group: &Group) -> Item {
     // The first chunk of all describes itself in the superblock before anything can be known of
     // the device: its transfers are counted in sectors.
     let is_first = group.profile() == Profile::Single && group.holds(BlockGroupFlags::SYSTEM);
-    let io_bytes = U32::new(if is_first { 4096 } else { 65536 });
-    let stripes = u16::try_from(group.copies.len()).expect("one copy or two");
-    let chunk = RawChunk {
-        length: U64::new(group.bytes),
-        owner: U64::new(TreeId::EXTENT.0),
-        stripe_len: U64::new(STRIPE_BYTES),
-        r#type: U64::new(group.flags.0),
-        io_align: io_bytes,
-        io_width: io_bytes,
-        sector_size: U32::new(4096),
-        num_stripes: U16::new(stripes),
-        sub_stripes: U16::new(u16::from(!is_first)),
+    let io_bytes = if is_first { 4096 } else { CHUNK_IO_BYTES };
+    let stripe = |copy: &Physical| Stripe {
+        devid: DevId(DEVICE_ID),
+        offset: *copy,
+        dev_uuid: plan.identity.device.0,
     };
-    let item = Item::new(FIRST_CHUNK_TREE, ItemType::CHUNK_ITEM, group.logical.0).with(&chunk);
-    group.copies.iter().fold(item, |item, copy| {
-        item.with(&RawStripe {
-            devid: U64::new(DEVICE_ID),
-            offset: U64::new(copy.0),
-            dev_uuid: plan.identity.device.0,
-        })
-    })
+    let chunk = Chunk {
+        logical: group.logical,
+        bytes: group.bytes,
+        flags: group.flags,
+        profile: group.profile(),
+        sub_stripes: u16::from(!is_first),
+        stripes: group.copies.iter().map(stripe).collect(),
+    };
+    Item { key: chunk.key(), data: chunk.to_bytes(io_bytes) }
 }
 
 pub(crate) fn device_item(plan: &Plan) -> RawDeviceItem {
@@ -135,13 +127,8 @@ fn device_items(plan: &Plan) -> Vec<Item> {
     let mut items = vec![stats];
     for group in &plan.groups {
         for copy in &group.copies {
-            let extent = RawDeviceExtent {
-                chunk_tree: U64::new(TreeId::CHUNK.0),
-                chunk_objectid: U64::new(FIRST_CHUNK_TREE),
-                chunk_offset: U64::new(group.logical.0),
-                length: U64::new(group.bytes),
-                chunk_tree_uuid: plan.identity.chunk_tree.0,
-            };
+            let uuid = plan.identity.chunk_tree.0;
+            let extent = RawDeviceExtent::of(group.logical, group.bytes, uuid);
             items.push(Item::new(DEVICE_ID, ItemType::DEV_EXTENT, copy.0).with(&extent));
         }
     }
@@ -256,11 +243,8 @@ fn extent_items(plan: &Plan, arrangement: &Arrangement) -> Vec<Item> {
 
 fn block_group_items(plan: &Plan, arrangement: &Arrangement) -> Vec<Item> {
     let item = |group: &Group| {
-        let raw = RawBlockGroup {
-            used: U64::new(arrangement.bytes_used(group, plan.node_bytes)),
-            chunk_objectid: U64::new(FIRST_CHUNK_TREE),
-            flags: U64::new(group.flags.0),
-        };
+        let bytes_used = arrangement.bytes_used(group, plan.node_bytes);
+        let raw = RawBlockGroup::of(bytes_used, group.flags);
         Item::new(group.logical.0, ItemType::BLOCK_GROUP_ITEM, group.bytes).with(&raw)
     };
     plan.groups.iter().map(item).collect()
@@ -270,8 +254,8 @@ fn block_group_items(plan: &Plan, arrangement: &Arrangement) -> Vec<Item> {
 fn free_space_items(plan: &Plan, arrangement: &Arrangement) -> Vec<Item> {
     let items = |group: &Group| {
         let used = arrangement.bytes_used(group, plan.node_bytes);
-        let info = RawFreeSpaceInfo { extent_count: U32::new(1), flags: U32::ZERO };
-        let info = Item::new(group.logical.0, ItemType::FREE_SPACE_INFO, group.bytes).with(&info);
+        let info = Item::new(group.logical.0, ItemType::FREE_SPACE_INFO, group.bytes)
+            .with(&RawFreeSpaceInfo::of(1, false));
         let (start, bytes) = (group.logical.0 + used, group.bytes - used);
         [info, Item::new(start, ItemType::FREE_SPACE_EXTENT, bytes)]
     };

@@ -34,7 +34,7 @@ impl Class {
     pub const ALL: [Self; 3] = [Self::Data, Self::Metadata, Self::System];
 
     /// The class that groups of these flags serve, where groups are not mixed.
-    pub(crate) fn of(flags: BlockGroupFlags) -> Self {
+    pub fn of(flags: BlockGroupFlags) -> Self {
         if flags.contains(BlockGroupFlags::SYSTEM) {
             Self::System
         } else if flags.contains(BlockGroupFlags::DATA) {
@@ -44,7 +44,8 @@ impl Class {
         }
     }
 
-    pub(crate) fn flag(self) -> BlockGroupFlags {
+    /// The flag that the class's own groups have.
+    pub fn flag(self) -> BlockGroupFlags {
         match self {
             Self::Data => BlockGroupFlags::DATA,
             Self::Metadata => BlockGroupFlags::METADATA,

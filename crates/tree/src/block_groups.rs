@@ -16,7 +16,6 @@ use crate::forest::Forest;
 use crate::running::Facts;
 use crate::tree::Tree;
 use butternut_format::block_group::{BlockGroup, RawBlockGroup};
-use butternut_format::chunk::FIRST_CHUNK_TREE;
 use butternut_format::free_space::{FreeBitmap, check_extent};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::refused::Refused;
@@ -26,7 +25,6 @@ use butternut_volume::Layout;
 use std::ops::Range;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
-use zerocopy::little_endian::U64;
 
 /// Reads all groups into `space`.
 pub(crate) fn load(forest: &Arc<Forest>, facts: &Facts, space: &Space) -> Result<(), TreeError> {
@@ -154,11 +152,7 @@ pub(crate) fn complement(whole: Range<u64>, used: &[Range<u64>]) -> Vec<Range<u6
 
 /// The item of a group.
 pub(crate) fn encode(change: &GroupChange) -> (Key, Vec<u8>) {
-    let raw = RawBlockGroup {
-        used: U64::new(change.used),
-        chunk_objectid: U64::new(FIRST_CHUNK_TREE),
-        flags: U64::new(change.flags.0),
-    };
+    let raw = RawBlockGroup::of(change.used, change.flags);
     let key = Key::new(change.start.0, ItemType::BLOCK_GROUP_ITEM, change.bytes);
     (key, raw.as_bytes().to_vec())
 }

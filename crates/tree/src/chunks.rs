@@ -14,7 +14,7 @@ use crate::commit::Step;
 use crate::error::TreeError;
 use crate::forest::Forest;
 use crate::running::Running;
-use butternut_format::chunk::{BlockGroupFlags, Chunk, RawChunk, RawStripe, STRIPE_BYTES, Stripe};
+use butternut_format::chunk::{BlockGroupFlags, CHUNK_IO_BYTES, Chunk, FIRST_CHUNK_TREE, Stripe};
 use butternut_format::device_extent::{DeviceExtent as ExtentItem, RawDeviceExtent};
 use butternut_format::device_item::{DEV_ITEMS, DeviceItem, RawDeviceItem};
 use butternut_format::key::{ItemType, Key, RawKey};
@@ -29,12 +29,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
-use zerocopy::little_endian::{U16, U32, U64};
-
-/// Object id and type of chunk items.
-fn chunk_key(at: Logical) -> Key {
-    Key::new(butternut_format::chunk::FIRST_CHUNK_TREE, ItemType::CHUNK_ITEM, at.0)
-}
+use zerocopy::little_endian::U32;
 
 /// Chunks that were made in the running transaction, and chunks whose items are gone.
 #[derive(Debug, Default)]
@@ -188,30 +183,19 @@ impl Step<'_> {
 
     fn write_chunk(&self, plan: &ChunkPlan) -> Result<(), TreeError> {
         let chunk = &plan.chunk;
-        let item = encode(chunk);
-        self.edit(TreeId::CHUNK)?.insert(&chunk_key(chunk.logical), &item)?;
+        self.edit(TreeId::CHUNK)?.insert(&chunk.key(), &chunk.to_bytes(CHUNK_IO_BYTES))?;
         let devices = self.edit(TreeId::DEVICE)?;
         for stripe in &chunk.stripes {
-            let extent = RawDeviceExtent {
-                chunk_tree: U64::new(TreeId::CHUNK.0),
-                chunk_objectid: U64::new(butternut_format::chunk::FIRST_CHUNK_TREE),
-                chunk_offset: U64::new(chunk.logical.0),
-                length: U64::new(plan.stripe_bytes),
-                chunk_tree_uuid: self.running.facts.chunk_tree_uuid,
-            };
+            let uuid = self.running.facts.chunk_tree_uuid;
+            let extent = RawDeviceExtent::of(chunk.logical, plan.stripe_bytes, uuid);
             let key = Key::new(stripe.devid.0, ItemType::DEV_EXTENT, stripe.offset.0);
             devices.insert(&key, extent.as_bytes())?;
         }
-        let Fresh { whole, .. } = fresh(self.forest, chunk.logical)?;
-        let group = GroupChange {
-            start: chunk.logical,
-            bytes: whole.end.saturating_sub(whole.start),
-            flags: chunk.flags,
-            used: 0,
-        };
+        let group =
+            GroupChange { start: chunk.logical, bytes: chunk.bytes, flags: chunk.flags, used: 0 };
         let (key, item) = block_groups::encode(&group);
         self.edit(self.running.facts.group_tree())?.insert(&key, &item)?;
-        self.add_free_group(&whole)?;
+        self.add_free_group(&(chunk.logical.0..chunk.end().0))?;
         if chunk.flags.contains(BlockGroupFlags::SYSTEM) {
             self.list_system_chunk(chunk)?;
         }
@@ -246,15 +230,14 @@ impl Step<'_> {
     /// Whether the other groups of its kind have as much free space again: a chunk that is taken
     /// away now and made anew a moment later helps nobody.
     fn has_room_without(&self, group: &GroupStatus) -> bool {
-        let class =
-            if group.flags.contains(BlockGroupFlags::DATA) { Class::Data } else { Class::Metadata };
-        let free = self.running.space.totals(class).free;
+        let free = self.running.space.totals(Class::of(group.flags)).free;
         free.saturating_sub(group.bytes) >= group.bytes / 2
     }
 
     fn remove_chunk_items(&self, layout: &Layout) -> Result<(), TreeError> {
         let whole = layout.logical().0..layout.end();
-        self.edit(TreeId::CHUNK)?.remove(&chunk_key(layout.logical()))?;
+        let key = Key::new(FIRST_CHUNK_TREE, ItemType::CHUNK_ITEM, whole.start);
+        self.edit(TreeId::CHUNK)?.remove(&key)?;
         let devices = self.edit(TreeId::DEVICE)?;
         for place in layout.places() {
             let key = Key::new(place.devid.0, ItemType::DEV_EXTENT, place.physical.0);
@@ -282,8 +265,8 @@ impl Step<'_> {
     /// Law 2.
     fn list_system_chunk(&self, chunk: &Chunk) -> Result<(), TreeError> {
         let mut raw = self.running.super_block();
-        let mut entry = RawKey::from(chunk_key(chunk.logical)).as_bytes().to_vec();
-        entry.extend_from_slice(&encode(chunk));
+        let mut entry = RawKey::from(chunk.key()).as_bytes().to_vec();
+        entry.extend_from_slice(&chunk.to_bytes(CHUNK_IO_BYTES));
         let used = index(raw.sys_chunk_array_size.get());
         let end = used.saturating_add(entry.len());
         let place = raw.sys_chunk_array.get_mut(used..end).ok_or_else(|| TreeError::Corrupt {
@@ -323,29 +306,4 @@ impl Step<'_> {
         }
         Ok(())
     }
-}
-
-/// A chunk's item.
-fn encode(chunk: &Chunk) -> Vec<u8> {
-    let front = RawChunk {
-        length: U64::new(chunk.bytes),
-        owner: U64::new(TreeId::EXTENT.0),
-        stripe_len: U64::new(STRIPE_BYTES),
-        r#type: U64::new(chunk.flags.0),
-        io_align: U32::new(65536),
-        io_width: U32::new(65536),
-        sector_size: U32::new(4096),
-        num_stripes: U16::new(u16::try_from(chunk.stripes.len()).unwrap_or(u16::MAX)),
-        sub_stripes: U16::new(chunk.sub_stripes),
-    };
-    let mut bytes = front.as_bytes().to_vec();
-    for stripe in &chunk.stripes {
-        let raw = RawStripe {
-            devid: U64::new(stripe.devid.0),
-            offset: U64::new(stripe.offset.0),
-            dev_uuid: stripe.dev_uuid,
-        };
-        bytes.extend_from_slice(raw.as_bytes());
-    }
-    bytes
 }

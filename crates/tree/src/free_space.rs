@@ -19,16 +19,13 @@ use crate::commit::Step;
 use crate::error::TreeError;
 use crate::live::change::Change;
 use crate::transaction::TreeEdit;
-use butternut_format::free_space::{
-    BITMAP_BYTES_MAX, FreeSpaceInfo, RawFreeSpaceInfo, USING_BITMAPS,
-};
+use butternut_format::free_space::{BITMAP_BYTES_MAX, FreeSpaceInfo, RawFreeSpaceInfo};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::refused::Refused;
 use butternut_format::units::{Logical, SECTOR_BYTES, TreeId, length};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use zerocopy::IntoBytes;
-use zerocopy::little_endian::U32;
 
 /// Bytes that a whole bitmap speaks of: 8 MiB.
 const BITMAP_COVERS: u64 = SECTOR_BYTES * 8 * 256;
@@ -152,10 +149,7 @@ fn extent_key(range: &Range<u64>) -> Key {
 
 fn info_item(group: &Range<u64>, count: u64, is_bitmaps: bool) -> (Key, Vec<u8>) {
     let bytes = group.end.saturating_sub(group.start);
-    let info = RawFreeSpaceInfo {
-        extent_count: U32::new(u32::try_from(count).unwrap_or(u32::MAX)),
-        flags: U32::new(if is_bitmaps { USING_BITMAPS } else { 0 }),
-    };
+    let info = RawFreeSpaceInfo::of(u32::try_from(count).unwrap_or(u32::MAX), is_bitmaps);
     let key = Key::new(group.start, ItemType::FREE_SPACE_INFO, bytes);
     (key, info.as_bytes().to_vec())
 }

@@ -437,11 +437,7 @@ impl Running {
 
     /// Flags of the groups that a new chunk of a class joins: those of the newest one there is.
     pub(crate) fn group_flags(&self, class: Class) -> BlockGroupFlags {
-        let wanted = match class {
-            Class::Data => BlockGroupFlags::DATA,
-            Class::Metadata => BlockGroupFlags::METADATA,
-            Class::System => BlockGroupFlags::SYSTEM,
-        };
+        let wanted = class.flag();
         let groups = self.space.groups();
         let found = groups.iter().rev().find(|group| group.flags.contains(wanted));
         found.map_or(wanted, |group| group.flags)

@@ -13,19 +13,17 @@
 use crate::error::TreeError;
 use crate::live::change::Change;
 use crate::transaction::TreeEdit;
+use butternut_format::checksum::EXTENT_CSUM_OBJECTID;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::{Logical, SECTOR_BYTES, length};
 use std::ops::Range;
-
-/// The object id of all items (`BTRFS_EXTENT_CSUM_OBJECTID`).
-const SUMS: u64 = u64::MAX - 9;
 
 /// What fills about a quarter of a leaf of 16 KiB: long enough to be dense, short enough that
 /// neither an insertion nor a removal in its middle moves much.
 const ITEM_BYTES_MAX: usize = 4096;
 
 fn key(at: u64) -> Key {
-    Key::new(SUMS, ItemType::EXTENT_CSUM, at)
+    Key::new(EXTENT_CSUM_OBJECTID, ItemType::EXTENT_CSUM, at)
 }
 
 /// How long an item may become in leaves with room for `leaf` bytes in one.
@@ -69,7 +67,8 @@ impl TreeEdit<'_> {
         let mut cursor = self.tree().cursor();
         cursor.seek_last(&key(at))?;
         let Some((key, data)) = cursor.item_parts() else { return Ok(None) };
-        let is_sums = key.objectid == SUMS && key.item_type == ItemType::EXTENT_CSUM;
+        let is_sums =
+            key.objectid == EXTENT_CSUM_OBJECTID && key.item_type == ItemType::EXTENT_CSUM;
         let ends_here = key.offset.saturating_add(covered(data.len(), digest)) == at;
         Ok((is_sums && ends_here).then(|| (key, data.to_vec())))
     }
@@ -114,7 +113,8 @@ fn first_overlap(
 ) -> Result<Option<(Key, Vec<u8>)>, TreeError> {
     let mut cursor = tree.tree().cursor();
     cursor.seek_last(&key(at))?;
-    let is_sums = |key: &Key| key.objectid == SUMS && key.item_type == ItemType::EXTENT_CSUM;
+    let is_sums =
+        |key: &Key| key.objectid == EXTENT_CSUM_OBJECTID && key.item_type == ItemType::EXTENT_CSUM;
     let covers = cursor.item_parts().is_some_and(|(key, data)| {
         is_sums(&key) && key.offset.saturating_add(covered(data.len(), digest)) > at
     });

@@ -4,6 +4,7 @@ use crate::patient::Patient;
 use crate::{Case, case, old};
 use butternut_check::Kind;
 use butternut_format::block_group::RawBlockGroup;
+use butternut_format::checksum::EXTENT_CSUM_OBJECTID;
 use butternut_format::chunk::{BlockGroupFlags, RawChunk, RawStripe};
 use butternut_format::device_extent::RawDeviceExtent;
 use butternut_format::device_item::RawDeviceItem;
@@ -12,8 +13,6 @@ use butternut_format::free_space::RawFreeSpaceInfo;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::{Logical, TreeId};
 use zerocopy::little_endian::{U32, U64};
-
-const SUMS: u64 = u64::MAX - 9;
 
 pub(crate) fn cases() -> Vec<Case> {
     let mut cases = supers();
@@ -427,7 +426,11 @@ fn sums() -> Vec<Case> {
             |p| {
                 let (free, _) = free_pair(p);
                 let start = free.objectid + free.offset - 4096;
-                p.insert(CSUM, Key::new(SUMS, ItemType::EXTENT_CSUM, start), &[1; 4]);
+                p.insert(
+                    CSUM,
+                    Key::new(EXTENT_CSUM_OBJECTID, ItemType::EXTENT_CSUM, start),
+                    &[1; 4],
+                );
             },
             &[Kind::SumsUnallocated, Kind::DataCorrupt],
         ),
@@ -442,7 +445,8 @@ fn sums() -> Vec<Case> {
         case(
             "checksums of what is nodatasum",
             |p| {
-                let key = Key::new(SUMS, ItemType::EXTENT_CSUM, extent_of(p, "d/bare"));
+                let key =
+                    Key::new(EXTENT_CSUM_OBJECTID, ItemType::EXTENT_CSUM, extent_of(p, "d/bare"));
                 p.insert(CSUM, key, &[1; 4]);
             },
             &[Kind::SumsOdd, Kind::DataCorrupt],
@@ -450,7 +454,11 @@ fn sums() -> Vec<Case> {
         case(
             "checksums of what is preallocated",
             |p| {
-                let key = Key::new(SUMS, ItemType::EXTENT_CSUM, extent_of(p, "d/reserved"));
+                let key = Key::new(
+                    EXTENT_CSUM_OBJECTID,
+                    ItemType::EXTENT_CSUM,
+                    extent_of(p, "d/reserved"),
+                );
                 p.insert(CSUM, key, &[1; 4]);
             },
             &[Kind::SumsOdd, Kind::DataCorrupt],

@@ -5,13 +5,11 @@
 
 use super::{Around, LeafItem, after};
 use crate::block_group::BlockGroup;
+use crate::checksum::EXTENT_CSUM_OBJECTID;
 use crate::free_space::{FreeBitmap, FreeRange, FreeSpaceHeader, FreeSpaceInfo, check_extent};
 use crate::key::{ItemType, Key};
 use crate::refused::{Refused, require};
 use crate::units::{SECTOR_BYTES, length};
-
-/// The object id of every checksum item (`BTRFS_EXTENT_CSUM_OBJECTID`).
-const EXTENT_CSUM: u64 = u64::MAX - 9;
 
 /// Checks one item whose type speaks of space, or of what data sums to; others pass.
 pub(super) fn item(item: &LeafItem<'_>, around: &Around<'_>) -> Result<(), Refused> {
@@ -53,7 +51,12 @@ fn free(range: &FreeRange, around: &Around<'_>) -> Result<(), Refused> {
 }
 
 fn checksums(key: Key, data: &[u8], around: &Around<'_>) -> Result<(), Refused> {
-    require(key.objectid == EXTENT_CSUM, "key objectid", key.objectid, EXTENT_CSUM)?;
+    require(
+        key.objectid == EXTENT_CSUM_OBJECTID,
+        "key objectid",
+        key.objectid,
+        EXTENT_CSUM_OBJECTID,
+    )?;
     let start = key.offset;
     require(start.is_multiple_of(SECTOR_BYTES), "key offset", start, "sector aligned")?;
     let digest_bytes = around.rules.csum.bytes();

@@ -1,5 +1,6 @@
 //! Keys as text: names for the object ids and types that have one.
 
+use butternut_format::checksum::EXTENT_CSUM_OBJECTID;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::TreeId;
 use std::fmt;
@@ -9,7 +10,6 @@ const QGROUP_LEVEL_SHIFT: u32 = 48;
 const FIRST_CHUNK_TREE: u64 = 256;
 const BALANCE: u64 = u64::MAX - 3;
 const ORPHAN: u64 = u64::MAX - 4;
-const EXTENT_CSUM: u64 = u64::MAX - 9;
 const FREE_SPACE: u64 = u64::MAX - 10;
 const FREE_INO: u64 = u64::MAX - 11;
 const CSUM_CHANGE: u64 = u64::MAX - 12;
@@ -103,7 +103,7 @@ fn objectid_name(objectid: u64) -> Option<&'static str> {
         12 => "RAID_STRIPE_TREE",
         BALANCE => "BALANCE",
         ORPHAN => "ORPHAN",
-        EXTENT_CSUM => "EXTENT_CSUM",
+        EXTENT_CSUM_OBJECTID => "EXTENT_CSUM",
         FREE_SPACE => "FREE_SPACE",
         FREE_INO => "FREE_INO",
         CSUM_CHANGE => "CSUM_CHANGE",
@@ -139,7 +139,7 @@ pub(super) fn tree_name(objectid: u64) -> &'static str {
         TreeId::TREE_LOG_FIXUP => "log fixup",
         TreeId::TREE_RELOCATION => "reloc",
         TreeId::DATA_RELOCATION => "data reloc",
-        TreeId(EXTENT_CSUM) => "extent checksum",
+        TreeId(EXTENT_CSUM_OBJECTID) => "extent checksum",
         TreeId(MULTIPLE) => "multiple",
         _ => "file",
     }
