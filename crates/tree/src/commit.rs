@@ -78,8 +78,7 @@ impl Forest {
             Err(error) => return Err(running.gate.poison(error)),
         };
         if let Some(error) = running.gate.cause() {
-            running.gate.poison(error);
-            return Err(running.gate.cause().unwrap_or(TreeError::NotWritable));
+            return Err(running.gate.poison(error));
         }
         running.gate.thaw();
         step.write(&frozen).map_err(|error| running.gate.poison(error))?;

@@ -101,6 +101,11 @@ pub(crate) struct Head {
 }
 
 impl Head {
+    fn new(bytes: u64, content: Content, is_created: bool) -> Self {
+        let deltas = Vec::with_capacity(1);
+        Self { bytes, content, is_created, is_full_backref: false, deltas }
+    }
+
     pub(crate) fn sum(&self) -> i64 {
         self.deltas.iter().fold(0, |sum: i64, (_, delta)| sum.saturating_add(*delta))
     }
@@ -131,13 +136,8 @@ impl References {
 
     /// An extent that was just allocated, with its first reference.
     pub(crate) fn create(&mut self, at: Logical, bytes: u64, content: Content, first: Ref) {
-        let head = Head {
-            bytes,
-            content,
-            is_created: true,
-            is_full_backref: false,
-            deltas: vec![(first, 1)],
-        };
+        let mut head = Head::new(bytes, content, true);
+        head.deltas.push((first, 1));
         self.heads.insert(at, head);
     }
 
@@ -151,13 +151,7 @@ impl References {
         reference: Ref,
         delta: i64,
     ) -> bool {
-        let head = self.heads.entry(at).or_insert_with(|| Head {
-            bytes,
-            content,
-            is_created: false,
-            is_full_backref: false,
-            deltas: Vec::with_capacity(1),
-        });
+        let head = self.heads.entry(at).or_insert_with(|| Head::new(bytes, content, false));
         head.change(reference, delta);
         let is_gone = head.is_created && head.deltas.is_empty();
         let is_idle = !head.is_created && !head.is_full_backref && head.deltas.is_empty();
@@ -168,13 +162,7 @@ impl References {
     }
 
     pub(crate) fn set_full_backref(&mut self, at: Logical, bytes: u64, content: Content) {
-        let head = self.heads.entry(at).or_insert_with(|| Head {
-            bytes,
-            content,
-            is_created: false,
-            is_full_backref: false,
-            deltas: Vec::new(),
-        });
+        let head = self.heads.entry(at).or_insert_with(|| Head::new(bytes, content, false));
         head.is_full_backref = true;
     }
 

@@ -3,15 +3,13 @@
 //! It holds its leaf as it was, and the count of the tree's edits at that moment. A step that finds
 //! another count looks its key up again: it sees what is there now, and never an item twice.
 
+use super::AHEAD_LEAVES_MAX;
 use crate::Block;
 use crate::error::TreeError;
 use crate::forest::Forest;
 use crate::live::{LiveTree, Place};
 use butternut_format::key::{ItemType, Key};
 use std::sync::Arc;
-
-/// The most leaves that one readahead batch holds.
-const AHEAD_LEAVES_MAX: usize = 32;
 
 /// A leaf of a running tree, and a slot in it that holds an item.
 #[derive(Clone, Debug)]
