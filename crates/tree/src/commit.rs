@@ -103,7 +103,7 @@ impl Forest {
 impl<'a> Step<'a> {
     /// A tree, to be changed by the commit itself.
     pub(crate) fn edit(&self, id: TreeId) -> Result<TreeEdit<'a>, TreeError> {
-        TreeEdit::new(self.forest, id, None)
+        TreeEdit::new(self.forest, id, self.generation, None)
     }
 
     /// Step 2.

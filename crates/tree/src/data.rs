@@ -14,11 +14,11 @@
 
 use crate::error::TreeError;
 use crate::forest::Forest;
+use crate::references::item::read_extent;
 use crate::references::{Head, Ref};
 use crate::transaction::Handle;
-use butternut_format::extent::{DataRef, Extent, InlineRef};
+use butternut_format::extent::{DataRef, InlineRef};
 use butternut_format::key::{ItemType, Key};
-use butternut_format::refused::Refused;
 use butternut_format::units::{Generation, Logical, TreeId};
 use butternut_space::{Class, Cluster, NoSpace, Ticket, Want};
 use std::ops::Range;
@@ -123,16 +123,8 @@ impl Forest {
         let extents = self.tree(TreeId::EXTENT)?;
         let extents = extents.ok_or(TreeError::NoTree { tree: TreeId::EXTENT })?;
         let key = Key::new(at.0, ItemType::EXTENT_ITEM, bytes);
-        let rules = self.volume().block_rules();
         let written = match extents.find(&key)? {
-            Some(item) => {
-                Extent::check(key, item.data(), Generation(u64::MAX), &rules)
-                    .map_err(|refused| TreeError::Corrupt {
-                        tree: TreeId::EXTENT,
-                        source: refused.at(format_args!("item {key}")),
-                    })?
-                    .refs
-            }
+            Some(item) => read_extent(self, key, item.data(), |extent| Ok(extent.refs))?,
             None => 0,
         };
         let delta = running.references().get(at).map_or(0, Head::sum);
@@ -164,22 +156,17 @@ impl Forest {
         let extents = extents.ok_or(TreeError::NoTree { tree: TreeId::EXTENT })?;
         let key = Key::new(at.0, ItemType::EXTENT_ITEM, bytes);
         let Some(item) = extents.find(&key)? else { return Ok(false) };
-        let corrupt = |refused: Refused| TreeError::Corrupt {
-            tree: TreeId::EXTENT,
-            source: refused.at(format_args!("item {key}")),
-        };
-        let rules = self.volume().block_rules();
-        let extent =
-            Extent::check(key, item.data(), Generation(u64::MAX), &rules).map_err(corrupt)?;
-        let mut own_count = 0;
-        for known in extent.inline_refs() {
-            if let InlineRef::Data(known) = known.map_err(corrupt)?
-                && Ref::data(known) == own
-            {
-                own_count = u64::from(known.count);
+        read_extent(self, key, item.data(), |extent| {
+            let mut own_count = 0;
+            for known in extent.inline_refs() {
+                if let InlineRef::Data(known) = known?
+                    && Ref::data(known) == own
+                {
+                    own_count = u64::from(known.count);
+                }
             }
-        }
-        Ok(own_count != extent.refs)
+            Ok(own_count != extent.refs)
+        })
     }
 
     /// The transaction in which a snapshot of a tree was made last; 0 where none was.

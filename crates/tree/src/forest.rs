@@ -281,11 +281,6 @@ impl Forest {
         Ok(Some(found.into_arc()))
     }
 
-    /// A committed block, from the cache or a device; it may have been frozen a moment ago.
-    pub(crate) fn committed_block(&self, expected: &Expected) -> Result<Arc<Block>, TreeError> {
-        self.block(expected)
-    }
-
     /// Puts a block that was just written into the cache.
     pub(crate) fn keep(&self, block: Arc<Block>) {
         self.cache.insert(block);

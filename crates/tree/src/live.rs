@@ -28,11 +28,11 @@ pub(crate) mod shape;
 use crate::Block;
 use crate::error::TreeError;
 use crate::forest::Forest;
-use crate::tree::covering_slot;
+use crate::tree::{child, covering_slot, no_child};
 use butternut_format::key::Key;
 use butternut_format::node::Expected;
 use butternut_format::root::RawRootItem;
-use butternut_format::units::{Generation, Logical, TreeId};
+use butternut_format::units::{Logical, TreeId};
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -182,7 +182,7 @@ pub(crate) fn carry(
 ) -> Result<(), TreeError> {
     match stopped {
         Stop::Missing(expected) => {
-            carried.push(forest.committed_block(&expected)?);
+            carried.push(forest.block(&expected)?);
             Ok(())
         }
         Stop::Failed(error) => Err(error),
@@ -212,9 +212,7 @@ impl LiveState {
         let found = found.filter(|block| matches(block));
         found.cloned().ok_or(Stop::Missing(*expected))
     }
-}
 
-impl LiveState {
     /// Whether a block can be read from a device.
     fn is_committed(&self, at: Logical) -> bool {
         let is_frozen = self.frozen.as_ref().is_some_and(|frozen| frozen.contains_key(&at));
@@ -270,29 +268,4 @@ impl Reader<'_> {
             expected = child(&block, slot, expected.tree).ok_or_else(|| no_child(&block, slot))?;
         }
     }
-}
-
-/// What the block in a slot of an inner node must be.
-pub(crate) fn child(parent: &Block, slot: usize, tree: TreeId) -> Option<Expected> {
-    let (child, level) = parent.child(slot).zip(parent.level().checked_sub(1))?;
-    Some(Expected {
-        logical: child.logical,
-        generation: child.generation,
-        level,
-        tree,
-        first_key: Some(child.key),
-    })
-}
-
-pub(crate) fn no_child(parent: &Block, slot: usize) -> Stop {
-    let refused = butternut_format::refused::Refused::new("slot", slot, "one the block has");
-    Stop::Failed(TreeError::Corrupt {
-        tree: parent.owner(),
-        source: refused.at(format_args!("node {}", parent.logical())),
-    })
-}
-
-/// Whether a block belongs to the transaction of this generation.
-pub(crate) fn is_of(block: &Block, generation: Generation) -> bool {
-    block.generation() == generation
 }

@@ -17,7 +17,7 @@ use crate::error::TreeError;
 use crate::forest::Forest;
 use crate::free_space::FreeChanges;
 use crate::live::{LiveTree, RootRecord, Stop};
-use crate::references::item::ExtentItem;
+use crate::references::item::{ExtentItem, read_extent};
 use crate::references::{Content, Ref, References};
 use crate::transaction::{Gate, Need};
 use butternut_format::checksum::ChecksumKind;
@@ -384,14 +384,8 @@ impl Running {
         else {
             return Ok(None);
         };
-        let rules = forest.volume().block_rules();
-        let item = Extent::check(found, data, Generation(u64::MAX), &rules)
-            .and_then(|extent| ExtentItem::parse(&extent))
-            .map_err(|refused| TreeError::Corrupt {
-                tree: TreeId::EXTENT,
-                source: refused.at(format_args!("item {found}")),
-            })?;
-        Ok(Some(item))
+        let parse = |extent: Extent<'_>| ExtentItem::parse(&extent);
+        Ok(Some(read_extent(forest, found, data, parse)?))
     }
 
     /// Sets aside what a commit may cost: the trees that it changes, once over and to spare.

@@ -142,25 +142,19 @@ impl Gate {
     /// Closes the gate and waits until nobody is inside. `None`: nothing was changed.
     pub(crate) fn freeze(&self) -> Result<Option<Generation>, TreeError> {
         let mut state = self.state();
-        if let Some(cause) = &state.cause {
-            return Err(read_only(cause));
-        }
         state.is_freezing = true;
-        while state.handles > 0 {
+        while state.handles > 0 && state.cause.is_none() {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        if let Some(cause) = &state.cause {
-            let error = read_only(cause);
-            state.is_freezing = false;
+        let frozen = match &state.cause {
+            Some(cause) => Err(read_only(cause)),
+            None => Ok(state.is_changed.then_some(state.generation)),
+        };
+        state.is_freezing = matches!(frozen, Ok(Some(_)));
+        if !state.is_freezing {
             self.changed.notify_all();
-            return Err(error);
         }
-        if !state.is_changed {
-            state.is_freezing = false;
-            self.changed.notify_all();
-            return Ok(None);
-        }
-        Ok(Some(state.generation))
+        frozen
     }
 
     /// Opens the gate for the next generation.
@@ -263,7 +257,7 @@ impl Handle {
     /// # Errors
     /// There is no such tree, or it cannot be read.
     pub fn tree(&self, id: TreeId) -> Result<TreeEdit<'_>, TreeError> {
-        TreeEdit::new(&self.forest, id, Some(self))
+        TreeEdit::new(&self.forest, id, self.generation, Some(self))
     }
 
     /// What was done through this handle cannot be finished: the volume becomes read-only.
@@ -298,12 +292,12 @@ impl<'a> TreeEdit<'a> {
     pub(crate) fn new(
         forest: &'a Arc<Forest>,
         id: TreeId,
+        generation: Generation,
         handle: Option<&'a Handle>,
     ) -> Result<Self, TreeError> {
         let running = forest.running()?;
         let live = running.tree(forest, id)?.ok_or(TreeError::NoTree { tree: id })?;
         let tree = Tree::live(Arc::clone(forest), Arc::clone(&live));
-        let generation = running.gate.generation();
         Ok(Self { forest, live, tree, generation, handle })
     }
 

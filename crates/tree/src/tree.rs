@@ -19,8 +19,13 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub struct Tree {
     forest: Arc<Forest>,
-    root: Expected,
-    live: Option<Arc<LiveTree>>,
+    root: Root,
+}
+
+#[derive(Clone, Debug)]
+enum Root {
+    Fixed(Expected),
+    Live(Arc<LiveTree>),
 }
 
 /// A leaf slot. It keeps its block alive.
@@ -32,19 +37,25 @@ pub struct Item {
 
 impl Tree {
     pub(crate) fn new(forest: Arc<Forest>, root: Expected) -> Self {
-        Self { forest, root, live: None }
+        Self { forest, root: Root::Fixed(root) }
     }
 
     pub(crate) fn live(forest: Arc<Forest>, live: Arc<LiveTree>) -> Self {
-        Self { forest, root: live.root(), live: Some(live) }
+        Self { forest, root: Root::Live(live) }
     }
 
     pub(crate) fn running(&self) -> Option<&Arc<LiveTree>> {
-        self.live.as_ref()
+        match &self.root {
+            Root::Fixed(_) => None,
+            Root::Live(live) => Some(live),
+        }
     }
 
     pub fn id(&self) -> TreeId {
-        self.root.tree
+        match &self.root {
+            Root::Fixed(root) => root.tree,
+            Root::Live(live) => live.id(),
+        }
     }
 
     pub fn forest(&self) -> &Arc<Forest> {
@@ -53,17 +64,23 @@ impl Tree {
 
     /// What the root block must be: address, generation and level.
     pub fn root(&self) -> Expected {
-        self.live.as_ref().map_or(self.root, |live| live.root())
+        match &self.root {
+            Root::Fixed(root) => *root,
+            Root::Live(live) => live.root(),
+        }
     }
 
     /// The item with exactly this key. Allocates nothing when the path to it is cached.
     pub fn find(&self, key: &Key) -> Result<Option<Item>, TreeError> {
-        if let Some(live) = &self.live {
-            let place = live.read(&self.forest, |reader| reader.descend(key, 0))?;
-            let is_it = place.leaf.key(place.slot) == Some(*key);
-            return Ok(is_it.then(|| Item { block: place.leaf, slot: place.slot }));
-        }
-        let mut held = self.forest.hold(&self.root)?;
+        let root = match &self.root {
+            Root::Fixed(root) => root,
+            Root::Live(live) => {
+                let place = live.read(&self.forest, |reader| reader.descend(key, 0))?;
+                let is_it = place.leaf.key(place.slot) == Some(*key);
+                return Ok(is_it.then(|| Item { block: place.leaf, slot: place.slot }));
+            }
+        };
+        let mut held = self.forest.hold(root)?;
         loop {
             let block = held.block();
             if block.level() == 0 {
@@ -88,20 +105,7 @@ impl Tree {
 
     /// What the block in a slot of an inner node must be.
     pub(crate) fn child(&self, parent: &Block, slot: usize) -> Result<Expected, TreeError> {
-        let Some((child, level)) = parent.child(slot).zip(parent.level().checked_sub(1)) else {
-            let refused = Refused::new("slot", slot, "one the block has");
-            return Err(TreeError::Corrupt {
-                tree: self.id(),
-                source: refused.at(format_args!("node {}", parent.logical())),
-            });
-        };
-        Ok(Expected {
-            logical: child.logical,
-            generation: child.generation,
-            level,
-            tree: self.root.tree,
-            first_key: Some(child.key),
-        })
+        child(parent, slot, self.id()).ok_or_else(|| no_child(parent, slot))
     }
 }
 
@@ -128,5 +132,25 @@ pub(crate) fn covering_slot(block: &Block, key: &Key) -> Option<usize> {
     match block.find(key) {
         Ok(slot) => Some(slot),
         Err(slot) => slot.checked_sub(1),
+    }
+}
+
+/// What the block in a slot of an inner node must be; `None` for a leaf, or a slot it has not.
+pub(crate) fn child(parent: &Block, slot: usize, tree: TreeId) -> Option<Expected> {
+    let (child, level) = parent.child(slot).zip(parent.level().checked_sub(1))?;
+    Some(Expected {
+        logical: child.logical,
+        generation: child.generation,
+        level,
+        tree,
+        first_key: Some(child.key),
+    })
+}
+
+pub(crate) fn no_child(parent: &Block, slot: usize) -> TreeError {
+    let refused = Refused::new("slot", slot, "one the block has");
+    TreeError::Corrupt {
+        tree: parent.owner(),
+        source: refused.at(format_args!("node {}", parent.logical())),
     }
 }

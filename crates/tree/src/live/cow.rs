@@ -17,13 +17,14 @@
 //! 2. Only blocks of subvolumes can have several references or full back references, and only
 //!    those that are older than the last snapshot or were moved by a balance; never the root.
 
-use super::{LiveState, Stop, child, is_of, no_child};
+use super::{LiveState, Stop};
 use crate::Block;
 use crate::edit::{LeafEdit, NodeEdit};
 use crate::error::TreeError;
 use crate::forest::Forest;
 use crate::references::{Ref, Referrer};
 use crate::running::Running;
+use crate::tree::{child, no_child};
 use butternut_format::extent::EXTENT_FLAG_FULL_BACKREF;
 use butternut_format::file_extent::FileExtent;
 use butternut_format::key::ItemType;
@@ -159,7 +160,7 @@ impl Writer<'_> {
 
     /// Copies a block into the transaction and moves the references (the table above).
     fn copy(&mut self, old: &Arc<Block>, sharing: Sharing) -> Result<Logical, Stop> {
-        debug_assert!(!is_of(old, self.generation), "law 1");
+        debug_assert!(old.generation() != self.generation, "law 1");
         let new = self.new_block(old.level())?;
         let mut block = Block::clone(old);
         block.readdress(&new);

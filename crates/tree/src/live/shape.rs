@@ -10,10 +10,10 @@
 //! 4. No block but a root is empty. Blocks under a quarter full are merged with a neighbour that is
 //!    in memory and has room; a merge that would need more is left out, and nothing is lost by it.
 
+use super::Stop;
 use super::cow::Writer;
-use super::{Stop, child};
 use crate::edit::{ITEM_BYTES, LeafEdit, NodeEdit};
-use crate::tree::covering_slot;
+use crate::tree::{child, covering_slot, no_child};
 use butternut_format::key::Key;
 use butternut_format::node::Child;
 use butternut_format::units::{LEVELS_MAX, Logical};
@@ -101,7 +101,7 @@ impl Writer<'_> {
         let old = self.state.root;
         let level = old.level.saturating_add(1);
         if usize::from(level) >= LEVELS_MAX {
-            return Err(super::no_child(self.dirty(old.logical)?, usize::from(level)));
+            return Err(no_child(self.dirty(old.logical)?, usize::from(level)).into());
         }
         let key = self.dirty(old.logical)?.key(0).unwrap_or_default();
         let root = self.create(level)?;
@@ -148,13 +148,13 @@ impl Writer<'_> {
     fn adopt(&mut self, path: &Path, level: usize, new: Logical, key: Key) -> Result<(), Stop> {
         let above = level.saturating_add(1);
         let Some((parent, slot)) = path.step(above) else {
-            return Err(super::no_child(self.dirty(new)?, above));
+            return Err(no_child(self.dirty(new)?, above).into());
         };
         let child = Child { key, logical: new, generation: self.generation };
         if self.node_mut(parent)?.insert(slot.saturating_add(1), &child) {
             return Ok(());
         }
-        Err(super::no_child(self.dirty(parent)?, slot))
+        Err(no_child(self.dirty(parent)?, slot).into())
     }
 
     /// Makes room in the leaf of the path for an item of `size` bytes, and moves the path's leaf
@@ -217,7 +217,7 @@ impl Writer<'_> {
     ) -> Result<R, Stop> {
         self.dirty_mut(first)?;
         let Some(mut taken) = self.state.dirty.remove(&second) else {
-            return Err(super::no_child(self.dirty(first)?, 0));
+            return Err(no_child(self.dirty(first)?, 0).into());
         };
         let result = self
             .dirty_mut(first)

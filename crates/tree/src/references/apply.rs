@@ -8,7 +8,7 @@
 //! 3. An extent without references is freed: its item and its checksums go, its range is pinned
 //!    until the commit is down.
 
-use super::item::{ExtentItem, inline_bytes_max, keyed_bytes};
+use super::item::{ExtentItem, inline_bytes_max, keyed_bytes, read_extent};
 use super::{Content, Head, Ref};
 use crate::commit::Step;
 use crate::error::TreeError;
@@ -16,7 +16,7 @@ use crate::live::change::Change;
 use butternut_format::extent::{DataRef, Extent, check_data_ref, check_shared_data_ref};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::refused::Refused;
-use butternut_format::units::{Generation, Logical, TreeId};
+use butternut_format::units::{Logical, TreeId};
 
 /// Items changed at once.
 const BATCH_ITEMS: usize = 512;
@@ -104,12 +104,9 @@ impl Step<'_> {
         let found = found.ok_or_else(|| {
             corrupt(at, Refused::new("extent item", "none", "one for what is referred to"))
         })?;
-        let (key, leaf) = (found.key(), Generation(u64::MAX));
-        let rules = self.forest.volume().block_rules();
-        let item = Extent::check(key, found.data(), leaf, &rules)
-            .and_then(|extent| ExtentItem::parse(&extent))
-            .map_err(|refused| corrupt(at, refused))?;
-        Ok((key, item))
+        let key = found.key();
+        let parse = |extent: Extent<'_>| ExtentItem::parse(&extent);
+        Ok((key, read_extent(self.forest, key, found.data(), parse)?))
     }
 
     /// Changes a reference that has, or gets, an item of its own.

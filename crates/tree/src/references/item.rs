@@ -7,6 +7,8 @@
 //! 2. An item that would grow beyond [`inline_bytes_max`] keeps its new references as keyed items.
 
 use super::{Content, Ref};
+use crate::error::TreeError;
+use crate::forest::Forest;
 use butternut_format::extent::{
     EXTENT_FLAG_DATA, EXTENT_FLAG_FULL_BACKREF, EXTENT_FLAG_TREE_BLOCK, Extent, ExtentKind,
     InlineRef, RawExtentDataRef, RawExtentItem, RawInlineRef, RawSharedDataRef, RawTreeBlockInfo,
@@ -14,7 +16,7 @@ use butternut_format::extent::{
 use butternut_format::key::{ItemType, Key, RawKey};
 use butternut_format::node::HEADER_BYTES;
 use butternut_format::refused::Refused;
-use butternut_format::units::{Generation, Logical};
+use butternut_format::units::{Generation, Logical, TreeId};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
@@ -160,6 +162,23 @@ impl Ref {
     pub(crate) fn key(self, at: Logical) -> Key {
         Key::new(at.0, self.item_type(), self.sequence())
     }
+}
+
+/// Checks an item of the extent tree, and makes of it what is wanted.
+pub(crate) fn read_extent<'a, R>(
+    forest: &Forest,
+    key: Key,
+    data: &'a [u8],
+    read: impl FnOnce(Extent<'a>) -> Result<R, Refused>,
+) -> Result<R, TreeError> {
+    // No newer than its leaf: that was checked with the leaf.
+    let leaf = Generation(u64::MAX);
+    Extent::check(key, data, leaf, &forest.volume().block_rules()).and_then(read).map_err(
+        |refused| {
+            let source = refused.at(format_args!("item {key}"));
+            TreeError::Corrupt { tree: TreeId::EXTENT, source }
+        },
+    )
 }
 
 /// Where an inline reference stands among the others (law 1).
