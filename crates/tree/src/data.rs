@@ -39,34 +39,19 @@ impl Forest {
         bytes_max: u64,
         cluster: Cluster,
     ) -> Result<Range<u64>, TreeError> {
-        let running = self.running()?;
         let want = Want::data(bytes_min, bytes_max.min(DATA_EXTENT_BYTES_MAX), cluster);
-        let mut has_committed = false;
-        loop {
-            if let Some(range) = running.space.allocate_spare(Class::Data, want) {
-                return Ok(range);
+        self.find_room(|running| {
+            let space = &running.space;
+            if let Some(range) = space.allocate_spare(Class::Data, want) {
+                return Ok(Ok(range));
             }
-            let why = match running.space.reserve(Class::Data, bytes_min) {
-                Err(why) => why,
-                // There is room, but not in one piece.
-                Ok(_) => NoSpace {
-                    class: Class::Data,
-                    wanted: bytes_min,
-                    pinned_bytes: running.space.pinned_bytes(),
-                    unallocated: true,
-                },
-            };
-            if why.unallocated && self.grow(Class::Data)? {
-                continue;
-            }
-            let gains =
-                self.commits_for_space() && running.commit_gains(running.space.pinned_bytes());
-            if has_committed || !gains {
-                return Err(TreeError::NoSpace { wanted: bytes_min });
-            }
-            self.commit()?;
-            has_committed = true;
-        }
+            // Where there is room, but not in one piece, a chunk more helps too.
+            let (class, wanted) = (Class::Data, bytes_min);
+            let refused = space.reserve(class, wanted).err();
+            let unallocated = refused.is_none_or(|why| why.unallocated);
+            let pinned_bytes = space.pinned_bytes();
+            Ok(Err(NoSpace { class, wanted, pinned_bytes, unallocated }))
+        })
     }
 
     /// Promises space of the trees, for what will be merged into them some time later. Whoever
@@ -76,32 +61,7 @@ impl Forest {
     /// # Errors
     /// No space.
     pub fn promise_metadata(self: &Arc<Self>, bytes: u64) -> Result<Ticket, TreeError> {
-        let running = self.running()?;
-        let mut has_committed = false;
-        loop {
-            match running.space.reserve(Class::Metadata, bytes) {
-                Ok(ticket) => return Ok(ticket),
-                Err(why) if why.unallocated && self.grow(Class::Metadata)? => {}
-                Err(why)
-                    if has_committed
-                        || !self.commits_for_space()
-                        || !running.commit_gains(why.pinned_bytes) =>
-                {
-                    return Err(TreeError::NoSpace { wanted: bytes });
-                }
-                Err(_) => {
-                    self.commit()?;
-                    has_committed = true;
-                }
-            }
-        }
-    }
-
-    /// Makes a chunk, inside the running transaction.
-    fn grow(self: &Arc<Self>, class: Class) -> Result<bool, TreeError> {
-        let running = self.running()?;
-        let _inside = running.gate.inside()?;
-        Ok(running.add_chunk(self, class))
+        self.find_room(|running| Ok(running.space.reserve(Class::Metadata, bytes)))
     }
 
     /// Gives back space that was allocated and never claimed.

@@ -28,6 +28,7 @@ mod forest;
 mod free_space;
 mod live;
 mod references;
+mod room;
 mod running;
 mod sums;
 mod transaction;

@@ -216,11 +216,7 @@ impl Running {
     }
 
     /// A ticket for what changing some items may cost.
-    pub(crate) fn reserve_items(
-        &self,
-        forest: &Arc<Forest>,
-        need: Need,
-    ) -> Result<Ticket, NoSpace> {
+    pub(crate) fn reserve_items(&self, need: Need) -> Result<Ticket, NoSpace> {
         self.adjust_reserve();
         let items = u64::from(need.items);
         let blocks = if need.is_deleting {
@@ -231,16 +227,10 @@ impl Running {
             items.saturating_mul(BLOCKS_OF_AN_ITEM)
         };
         let bytes = blocks.saturating_mul(self.facts.node_bytes.into());
-        loop {
-            let ticket = if need.is_deleting {
-                self.space.reserve_urgent(Class::Metadata, bytes)
-            } else {
-                self.space.reserve(Class::Metadata, bytes)
-            };
-            match ticket {
-                Err(why) if why.unallocated && self.add_chunk(forest, Class::Metadata) => {}
-                decided => return decided,
-            }
+        if need.is_deleting {
+            self.space.reserve_urgent(Class::Metadata, bytes)
+        } else {
+            self.space.reserve(Class::Metadata, bytes)
         }
     }
 

@@ -210,25 +210,17 @@ impl Forest {
     /// # Errors
     /// No space, or a volume that is read-only since a commit failed.
     pub fn join(self: &Arc<Self>, need: Need) -> Result<Handle, TreeError> {
-        let running = self.running()?;
-        let mut has_committed = false;
-        loop {
+        self.find_room(|running| {
             let generation = running.gate.enter()?;
-            let why = match running.reserve_items(self, need) {
-                Ok(ticket) => {
-                    let (forest, is_changed) = (Arc::clone(self), Cell::new(false));
-                    return Ok(Handle { forest, generation, _ticket: ticket, is_changed });
-                }
-                Err(why) => why,
-            };
-            running.gate.leave();
-            let gains = self.commits_for_space() && running.commit_gains(why.pinned_bytes);
-            if has_committed || !gains {
-                return Err(TreeError::NoSpace { wanted: why.wanted });
+            let ticket = running.reserve_items(need);
+            if ticket.is_err() {
+                running.gate.leave();
             }
-            self.commit()?;
-            has_committed = true;
-        }
+            Ok(ticket.map(|ticket| {
+                let (forest, is_changed) = (Arc::clone(self), Cell::new(false));
+                Handle { forest, generation, _ticket: ticket, is_changed }
+            }))
+        })
     }
 }
 
