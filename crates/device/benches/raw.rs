@@ -146,7 +146,7 @@ fn owned(devices: &[Arc<dyn Device>], load: &Load, time: Duration, arena: Option
         for done in out.drain(..) {
             assert!(done.result.is_ok());
             reads += 1;
-            spare.push(done.buffer);
+            spare.push(done.load.into_one().unwrap());
         }
     }
     f64::from(reads) / start.elapsed().as_secs_f64()

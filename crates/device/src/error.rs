@@ -69,12 +69,12 @@ impl DeviceError {
         }
     }
 
-    pub(crate) fn read(device: &dyn Device, offset: u64, bytes: usize, cause: Errno) -> Self {
-        DeviceError::Read { device: device.name().into(), offset, bytes: bytes as u64, cause }
+    pub(crate) fn read(device: &dyn Device, offset: u64, bytes: u64, cause: Errno) -> Self {
+        DeviceError::Read { device: device.name().into(), offset, bytes, cause }
     }
 
-    pub(crate) fn write(device: &dyn Device, offset: u64, bytes: usize, cause: Errno) -> Self {
-        DeviceError::Write { device: device.name().into(), offset, bytes: bytes as u64, cause }
+    pub(crate) fn write(device: &dyn Device, offset: u64, bytes: u64, cause: Errno) -> Self {
+        DeviceError::Write { device: device.name().into(), offset, bytes, cause }
     }
 
     pub(crate) fn flush(device: &dyn Device, cause: Errno) -> Self {

@@ -351,7 +351,7 @@ impl Device for FaultyDevice {
         });
         if let Err(cause) = self.delay_or_fail(&strikes) {
             self.counters().count_read(memory.len());
-            return Err(DeviceError::read(self, offset, memory.len(), cause));
+            return Err(DeviceError::read(self, offset, memory.len() as u64, cause));
         }
         self.inner.read_at(offset, memory)?;
         for strike in &strikes {
@@ -372,7 +372,7 @@ impl Device for FaultyDevice {
         });
         if let Err(cause) = self.delay_or_fail(&strikes) {
             self.counters().count_write(memory.len());
-            return Err(DeviceError::write(self, offset, memory.len(), cause));
+            return Err(DeviceError::write(self, offset, memory.len() as u64, cause));
         }
         let damage = strikes.iter().find(|strike| !matches!(strike.fault, Fault::Delay(_)));
         let Some(strike) = damage else { return self.inner.write_at(offset, memory) };

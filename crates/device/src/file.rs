@@ -91,6 +91,14 @@ impl FileDevice {
         (start, usize::try_from(end - start).expect("a piece and two blocks"))
     }
 
+    fn write_any(&self, offset: u64, memory: &[u8]) -> Result<(), Errno> {
+        if self.is_aligned(offset, memory) {
+            self.file.write_at(self.offset + offset, memory)
+        } else {
+            self.write_bounced(offset, memory)
+        }
+    }
+
     fn read_bounced(&self, offset: u64, memory: &mut [u8]) -> Result<(), Errno> {
         let mut at = self.offset + offset;
         for piece in memory.chunks_mut(BOUNCE_BYTES_MAX) {
@@ -154,19 +162,29 @@ impl Device for FileDevice {
         } else {
             self.read_bounced(offset, memory)
         };
-        result.map_err(|cause| DeviceError::read(self, offset, memory.len(), cause))
+        result.map_err(|cause| DeviceError::read(self, offset, memory.len() as u64, cause))
     }
 
     fn write_at(&self, offset: u64, memory: &[u8]) -> Result<(), DeviceError> {
         check_writable(self)?;
         check_range(self, offset, memory.len() as u64)?;
         self.counters.count_write(memory.len());
-        let result = if self.is_aligned(offset, memory) {
-            self.file.write_at(self.offset + offset, memory)
-        } else {
-            self.write_bounced(offset, memory)
-        };
-        result.map_err(|cause| DeviceError::write(self, offset, memory.len(), cause))
+        let result = self.write_any(offset, memory);
+        result.map_err(|cause| DeviceError::write(self, offset, memory.len() as u64, cause))
+    }
+
+    fn write_row_at(&self, offset: u64, row: &[Buffer]) -> Result<(), DeviceError> {
+        let bytes = row.iter().map(|buffer| buffer.len()).fold(0, usize::saturating_add);
+        check_writable(self)?;
+        check_range(self, offset, bytes as u64)?;
+        self.counters.count_write(bytes);
+        let mut at = offset;
+        for buffer in row {
+            let result = self.write_any(at, buffer);
+            result.map_err(|cause| DeviceError::write(self, offset, bytes as u64, cause))?;
+            at += buffer.len() as u64;
+        }
+        Ok(())
     }
 
     fn flush(&self) -> Result<(), DeviceError> {

@@ -12,9 +12,11 @@
 //! 5. Direct transfers that are not aligned go through memory of the queue pair: reads in the ring
 //!    up to a size, the rest by the device's own blocking calls. Discards block as well, there is
 //!    no ring operation for them that all kernels have.
-//! 6. A queue pair serves one thread at a time and may move between threads. Dropping it waits for
-//!    what is in flight.
-//! 7. A ring does not survive a fork, nor do threads: make queue pairs in the process that uses
+//! 6. A queue pair serves one thread at a time, and any thread: whoever has `&mut` may poll, and
+//!    gets completions of requests that another thread submitted while that thread does nothing
+//!    (law 8 of [`butternut_sys::ring`]). Dropping it waits for what is in flight.
+//! 7. A write from several buffers is one write of the device, and one completion.
+//! 8. A ring does not survive a fork, nor do threads: make queue pairs in the process that uses
 //!    them.
 
 mod bounce;
@@ -26,6 +28,8 @@ use crate::file::is_block_aligned;
 use crate::request::{Completion, ReadInto, Request, RequestKind, WriteFrom};
 use bounce::{Looking, Shared};
 use butternut_sys::arena::Arena;
+use butternut_sys::buffer::Buffer;
+use butternut_sys::buffers::Load;
 use butternut_sys::errno::Errno;
 use butternut_sys::file::Alignment;
 use butternut_sys::ring::{
@@ -144,6 +148,18 @@ impl QueuePair {
         self.depth
     }
 
+    /// Requests that can still be submitted.
+    pub fn room(&self) -> usize {
+        self.depth.saturating_sub(self.outstanding())
+    }
+
+    /// Lets the kernel see what was submitted, without waiting.
+    pub fn kick(&mut self) {
+        if let Lane::Ring(ring) = &mut self.lane {
+            ring.kick();
+        }
+    }
+
     /// Requests submitted and not yet polled.
     pub fn outstanding(&self) -> usize {
         let in_lane = match &self.lane {
@@ -155,7 +171,7 @@ impl QueuePair {
     }
 
     /// Takes the request, or gives it back when `depth` requests are out already. It begins to run
-    /// at the next `poll` at the latest.
+    /// at the next [`QueuePair::kick`] or [`QueuePair::poll`] at the latest.
     pub fn submit(&mut self, request: Request) -> Result<(), Request> {
         if self.outstanding() >= self.depth {
             return Err(request);
@@ -303,15 +319,18 @@ impl Target {
     /// Whether the ring can do it without a bounce. A buffer has room for whole blocks, so a read's
     /// length does not matter.
     fn suits_ring(&self, request: &Request) -> bool {
-        let address = request.buffer.as_ptr().addr();
+        let row = request.load.as_slice();
         let aligned = |len| is_block_aligned(self.alignment, self.offset + request.offset, len);
-        let memory_aligned = address.is_multiple_of(self.alignment.memory_bytes as usize);
+        let in_memory = |buffer: &Buffer| {
+            buffer.as_ptr().addr().is_multiple_of(self.alignment.memory_bytes as usize)
+        };
         match request.kind {
-            RequestKind::Read => {
-                let blocks = self.blocks(request.buffer.len());
-                aligned(0) && memory_aligned && blocks <= request.buffer.capacity()
+            RequestKind::Read => row.iter().all(|buffer| {
+                aligned(0) && in_memory(buffer) && self.blocks(buffer.len()) <= buffer.capacity()
+            }),
+            RequestKind::Write => {
+                row.iter().all(|buffer| aligned(buffer.len() as u64) && in_memory(buffer))
             }
-            RequestKind::Write => aligned(request.bytes) && memory_aligned,
             RequestKind::Flush => true,
             RequestKind::Discard => false,
         }
@@ -322,25 +341,27 @@ impl Target {
     }
 
     fn submission(&self, file: u32, mut request: Request) -> Submission<Request> {
-        let mut buffer = std::mem::take(&mut request.buffer);
-        let need = buffer.len();
+        let mut load = std::mem::take(&mut request.load);
+        let need = load.bytes();
         let operation = match request.kind {
             RequestKind::Read => {
-                buffer.set_len(self.blocks(need));
+                if let Some(buffer) = load.one_mut() {
+                    buffer.set_len(self.blocks(need));
+                }
                 Operation::Read
             }
             RequestKind::Write => Operation::Write,
             RequestKind::Flush | RequestKind::Discard => Operation::Flush,
         };
         let offset = self.offset + request.offset;
-        Submission { operation, file, offset, buffer, need, payload: request }
+        Submission { operation, file, offset, load, need, payload: request }
     }
 
     fn count(&self, request: &Request) {
         let counters = self.device.counters();
         match request.kind {
-            RequestKind::Read => counters.count_read(request.buffer.len()),
-            RequestKind::Write => counters.count_write(request.buffer.len()),
+            RequestKind::Read => counters.count_read(len_of(request)),
+            RequestKind::Write => counters.count_write(len_of(request)),
             RequestKind::Flush => counters.count_flush(),
             RequestKind::Discard => counters.count_discard(),
         }
@@ -372,19 +393,30 @@ fn check(device: &dyn Device, request: &Request) -> Result<(), DeviceError> {
 }
 
 fn take_back(submission: Submission<Request>) -> Request {
-    let mut request = submission.payload;
-    request.buffer = submission.buffer;
-    if request.kind == RequestKind::Read {
-        request.buffer.set_len(submission.need);
+    restored(submission.payload, submission.load)
+}
+
+/// The request with its memory again, as long as it was.
+fn restored(mut request: Request, load: Load) -> Request {
+    request.load = load;
+    let len = len_of(&request);
+    if request.kind == RequestKind::Read
+        && let Some(buffer) = request.load.one_mut()
+    {
+        buffer.set_len(len);
     }
     request
 }
 
+/// The length of a request's memory.
+fn len_of(request: &Request) -> usize {
+    usize::try_from(request.bytes).expect("it was the length of its memory")
+}
+
 /// A completion of the ring as one of the queue pair.
 fn complete(targets: &Targets, done: Done<Request>) -> Completion {
-    let Done { mut buffer, payload: mut request, result } = done;
-    buffer.set_len(usize::try_from(request.bytes).expect("it was a buffer's length"));
-    request.buffer = buffer;
+    let Done { load, payload, result } = done;
+    let request = restored(payload, load);
     let result = result.map_err(|cause| match targets.get(request.device) {
         None => DeviceError::NoDevice { index: request.device },
         Some(target) => failure(&*target.device, &request, cause),
@@ -393,20 +425,23 @@ fn complete(targets: &Targets, done: Done<Request>) -> Completion {
 }
 
 fn failure(device: &dyn Device, request: &Request, cause: Errno) -> DeviceError {
-    let (offset, bytes) = (request.offset, request.buffer.len());
+    let (offset, bytes) = (request.offset, request.bytes);
     match request.kind {
         RequestKind::Read => DeviceError::read(device, offset, bytes, cause),
         RequestKind::Write => DeviceError::write(device, offset, bytes, cause),
         RequestKind::Flush => DeviceError::flush(device, cause),
-        RequestKind::Discard => DeviceError::discard(device, offset, request.bytes, cause),
+        RequestKind::Discard => DeviceError::discard(device, offset, bytes, cause),
     }
 }
 
 /// Runs a request by the device's own blocking calls.
 fn execute(device: &dyn Device, mut request: Request) -> Completion {
     let result = match request.kind {
-        RequestKind::Read => device.read_at(request.offset, &mut request.buffer),
-        RequestKind::Write => device.write_at(request.offset, &request.buffer),
+        RequestKind::Read => match request.load.one_mut() {
+            Some(buffer) => device.read_at(request.offset, buffer),
+            None => Err(DeviceError::read(device, request.offset, request.bytes, Errno::INVALID)),
+        },
+        RequestKind::Write => device.write_row_at(request.offset, request.load.as_slice()),
         RequestKind::Flush => device.flush(),
         RequestKind::Discard => device.discard(request.offset, request.bytes),
     };

@@ -1,6 +1,6 @@
 //! Requests and their completions.
 //!
-//! A [`Request`] is a linear token: it owns its buffer, goes into a queue pair once, and comes out
+//! A [`Request`] is a linear token: it owns its memory, goes into a queue pair once, and comes out
 //! as one [`Completion`]. Dropping one that is neither submitted nor given up by
 //! [`Request::abandon`] is a mistake of the program, and panics in debug builds.
 //!
@@ -9,6 +9,7 @@
 
 use crate::error::DeviceError;
 use butternut_sys::buffer::Buffer;
+use butternut_sys::buffers::Load;
 
 /// What is to be done, on which device of the queue pair.
 #[derive(Debug)]
@@ -19,7 +20,7 @@ pub struct Request {
     pub(crate) bytes: u64,
     pub(crate) kind: RequestKind,
     /// Empty for flush and discard.
-    pub(crate) buffer: Buffer,
+    pub(crate) load: Load,
     is_pending: bool,
 }
 
@@ -31,39 +32,44 @@ pub enum RequestKind {
     Discard,
 }
 
-/// The end of a request: its tag, its buffer again, and how it went.
+/// The end of a request: its tag, its memory again, and how it went.
 #[derive(Debug)]
 pub struct Completion {
     pub tag: u64,
     pub device: usize,
     pub kind: RequestKind,
-    pub buffer: Buffer,
+    pub offset: u64,
+    pub bytes: u64,
+    /// Empty if the device panicked.
+    pub load: Load,
     pub result: Result<(), DeviceError>,
 }
 
 impl Request {
     /// Fills the buffer's whole length from `offset`.
     pub fn read(device: usize, offset: u64, buffer: Buffer, tag: u64) -> Request {
-        Request::new(device, RequestKind::Read, offset, buffer.len() as u64, buffer, tag)
+        Request::new(device, RequestKind::Read, offset, buffer.len() as u64, buffer.into(), tag)
     }
 
-    pub fn write(device: usize, offset: u64, buffer: Buffer, tag: u64) -> Request {
-        Request::new(device, RequestKind::Write, offset, buffer.len() as u64, buffer, tag)
+    /// Writes a buffer, or several in a row, as one transfer.
+    pub fn write(device: usize, offset: u64, load: impl Into<Load>, tag: u64) -> Request {
+        let load = load.into();
+        Request::new(device, RequestKind::Write, offset, load.bytes() as u64, load, tag)
     }
 
     /// Covers the writes that completed before it was submitted, no others.
     pub fn flush(device: usize, tag: u64) -> Request {
-        Request::new(device, RequestKind::Flush, 0, 0, Buffer::default(), tag)
+        Request::new(device, RequestKind::Flush, 0, 0, Load::default(), tag)
     }
 
     pub fn discard(device: usize, offset: u64, bytes: u64, tag: u64) -> Request {
-        Request::new(device, RequestKind::Discard, offset, bytes, Buffer::default(), tag)
+        Request::new(device, RequestKind::Discard, offset, bytes, Load::default(), tag)
     }
 
-    /// Gives the request up, and its buffer back.
-    pub fn abandon(mut self) -> Buffer {
+    /// Gives the request up, and its memory back.
+    pub fn abandon(mut self) -> Load {
         self.is_pending = false;
-        std::mem::take(&mut self.buffer)
+        std::mem::take(&mut self.load)
     }
 
     pub fn tag(&self) -> u64 {
@@ -72,11 +78,12 @@ impl Request {
 
     pub(crate) fn complete(mut self, result: Result<(), DeviceError>) -> Completion {
         self.is_pending = false;
-        let buffer = std::mem::take(&mut self.buffer);
-        Completion { tag: self.tag, device: self.device, kind: self.kind, buffer, result }
+        let load = std::mem::take(&mut self.load);
+        let Request { device, tag, offset, bytes, kind, .. } = self;
+        Completion { tag, device, kind, offset, bytes, load, result }
     }
 
-    /// The same request without its buffer, when that was lost.
+    /// The same request without its memory, when that was lost.
     pub(crate) fn again(
         device: usize,
         kind: RequestKind,
@@ -84,7 +91,7 @@ impl Request {
         bytes: u64,
         tag: u64,
     ) -> Request {
-        Request::new(device, kind, offset, bytes, Buffer::default(), tag)
+        Request::new(device, kind, offset, bytes, Load::default(), tag)
     }
 
     fn new(
@@ -92,10 +99,10 @@ impl Request {
         kind: RequestKind,
         offset: u64,
         bytes: u64,
-        buffer: Buffer,
+        load: Load,
         tag: u64,
     ) -> Request {
-        Request { device, tag, offset, bytes, kind, buffer, is_pending: true }
+        Request { device, tag, offset, bytes, kind, load, is_pending: true }
     }
 }
 
@@ -157,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn an_abandoned_request_gives_its_buffer_back() {
-        assert_eq!(Request::read(0, 0, Buffer::zeroed(5), 1).abandon().len(), 5);
+    fn an_abandoned_request_gives_its_memory_back() {
+        assert_eq!(Request::read(0, 0, Buffer::zeroed(5), 1).abandon().bytes(), 5);
     }
 }

@@ -46,7 +46,7 @@ fn a_steady_queue_pair_allocates_nothing() {
                 assert!(pair.submit(Request::read(0, tag * 4096, buffer, tag)).is_ok());
             }
             pair.poll(32, None, &mut out);
-            spare.extend(out.drain(..).map(|done| done.buffer));
+            spare.extend(out.drain(..).map(|done| done.load.into_one().unwrap()));
         }
     });
     assert_eq!((owned, spare.len()), (0, 32), "submit and poll");

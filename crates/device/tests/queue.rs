@@ -130,7 +130,7 @@ fn workload(devices: &[Arc<dyn Device>], ring: RingUse, seed: u64) -> Vec<Counts
         for done in drain(&mut pair) {
             done.result.unwrap();
             let (device, (start, len)) = wanted[usize::try_from(done.tag).unwrap()];
-            assert!(done.buffer[..] == models[device][start..start + len]);
+            assert!(done.load.into_one().unwrap()[..] == models[device][start..start + len]);
         }
     }
     let both = devices.iter().zip(before);
@@ -213,7 +213,7 @@ fn one_request_more_than_the_depth_is_given_back() {
                 pair.submit(Request::read(0, 0, Buffer::zeroed(4096), tag)).unwrap();
             }
             let back = pair.submit(Request::read(0, 0, Buffer::zeroed(100), 7)).unwrap_err();
-            assert_eq!((back.tag(), back.abandon().len()), (7, 100));
+            assert_eq!((back.tag(), back.abandon().bytes()), (7, 100));
             let mut tags: Vec<_> = drain(&mut pair).iter().map(|done| done.tag).collect();
             tags.sort_unstable();
             assert_eq!(tags, [0, 1, 2, 3, 4, 5, 6]);
@@ -277,7 +277,7 @@ fn requests_that_cannot_be_are_refused_before_the_device_sees_them() {
         pair.submit(Request::read(1, 1, block(), 5)).unwrap();
         for done in drain(&mut pair) {
             let error = done.result.unwrap_err();
-            assert_eq!(done.buffer.len(), if done.kind == RequestKind::Discard { 0 } else { 4096 });
+            assert_eq!(done.load.bytes(), if done.kind == RequestKind::Discard { 0 } else { 4096 });
             match done.tag {
                 0 | 1 | 5 => assert!(matches!(error, DeviceError::OutOfRange { .. }), "{error}"),
                 2 => assert!(matches!(error, DeviceError::NoDevice { index: 2 }), "{error}"),
@@ -386,7 +386,8 @@ fn buffers_of_a_registered_arena_are_read_and_written() {
     drain_well(&mut pair);
     pair.submit(Request::read(0, 0, arena.take(20_000).unwrap(), 2)).unwrap();
     let done = drain(&mut pair).remove(0);
-    assert!(done.buffer.is_from_arena());
-    assert!(done.buffer[..4096].iter().chain(&done.buffer[14_096..]).all(|byte| *byte == 0));
-    assert!(done.buffer[4096..14_096].iter().all(|byte| *byte == 3));
+    let buffer = done.load.into_one().unwrap();
+    assert!(buffer.is_from_arena());
+    assert!(buffer[..4096].iter().chain(&buffer[14_096..]).all(|byte| *byte == 0));
+    assert!(buffer[4096..14_096].iter().all(|byte| *byte == 3));
 }

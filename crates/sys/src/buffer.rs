@@ -1,12 +1,16 @@
 //! [`Buffer`]: owned bytes that a device can read and write directly.
 //!
 //! 1. The first byte lies on a 4096-byte boundary, and the capacity is a multiple of 4096, so that
-//!    a direct read may always be rounded up to whole blocks inside the buffer's own memory.
+//!    a direct read may always be rounded up to whole blocks inside the buffer's own memory. A
+//!    borrowed buffer lies where its lender says, and its capacity is its length.
 //! 2. The memory is initialised from the start: zeroed, or (from an arena) what the slot's previous
-//!    user left.
+//!    user left, or what the lender wrote.
 //! 3. A buffer has one owner. It moves into a request and comes back with its completion.
 //! 4. A buffer cut from an [`Arena`](crate::arena::Arena) returns its slot when it is dropped, and
 //!    keeps the arena alive until then.
+//! 5. The bytes of a [borrowed](Buffer::borrowed) buffer are not stable: its lender may change them
+//!    at any moment. Who needs one value of them, to sum and then to write it, takes it out once
+//!    ([`Buffer::copy_to`]) and looks at the copy. All other buffers are stable.
 
 use crate::arena::Slot;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -31,6 +35,8 @@ pub struct Buffer {
 enum Home {
     /// Capacity zero: no memory at all.
     Nowhere,
+    /// The lender's, who has it all the time.
+    Lender,
     Heap,
     /// Held for its drop, which frees the slot.
     Arena {
@@ -38,7 +44,8 @@ enum Home {
     },
 }
 
-// SAFETY: the buffer owns its memory alone, like a `Box<[u8]>`; its slot, if any, is `Send`.
+// SAFETY: the buffer owns its memory alone, like a `Box<[u8]>`; its slot, if any, is `Send`. Who
+// lends memory promises that it may be used from any thread.
 unsafe impl Send for Buffer {}
 // SAFETY: shared access only reads the bytes.
 unsafe impl Sync for Buffer {}
@@ -72,6 +79,18 @@ impl Buffer {
         Buffer { start, len, capacity, home: Home::Arena { _slot: slot } }
     }
 
+    /// A buffer over memory that somebody lends (laws 1 and 5).
+    ///
+    /// # Safety
+    ///
+    /// Until the buffer is dropped, `len` bytes from `start` are initialised memory that any thread
+    /// may read and write, and that no Rust reference leads to but those made from this buffer. The
+    /// lender may change them meanwhile, by means that the compiler does not see.
+    pub unsafe fn borrowed(start: NonNull<u8>, len: usize) -> Buffer {
+        assert!(len <= BUFFER_BYTES_MAX, "a buffer is at most {BUFFER_BYTES_MAX} bytes");
+        Buffer { start, len, capacity: len, home: Home::Lender }
+    }
+
     /// The bytes that [`Buffer::set_len`] may grow to without moving.
     pub fn capacity(&self) -> usize {
         self.capacity
@@ -86,6 +105,22 @@ impl Buffer {
     /// Whether the memory belongs to an arena.
     pub fn is_from_arena(&self) -> bool {
         matches!(self.home, Home::Arena { .. })
+    }
+
+    /// Whether nobody else can change the bytes (law 5).
+    pub fn is_stable(&self) -> bool {
+        !matches!(self.home, Home::Lender)
+    }
+
+    /// Copies the bytes from `at` on, as they are at this moment, and looks at each only once.
+    pub fn copy_to(&self, at: usize, copy: &mut [u8]) {
+        let fits = at.checked_add(copy.len()).is_some_and(|end| end <= self.len);
+        assert!(fits, "{} bytes at {at} are not in {} bytes", copy.len(), self.len);
+        // SAFETY: `at` lies within the memory.
+        let from = unsafe { self.start.add(at) };
+        // SAFETY: as many bytes as `copy` has are there from `from` on; `copy` is exclusive, so it
+        // is other memory. No reference to bytes that may change is made.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), copy.as_mut_ptr(), copy.len()) }
     }
 
     /// The whole memory, beyond the length too.
@@ -185,6 +220,29 @@ mod tests {
         buffer.set_len(5);
         assert_eq!(&buffer[..], b"abc\0\0");
         assert_eq!(buffer.whole_mut().len(), 4096);
+    }
+
+    #[test]
+    fn a_borrowed_buffer_is_the_lenders_memory_and_not_stable() {
+        let mut memory = vec![3u8; 5000];
+        let start = NonNull::new(memory.as_mut_ptr().wrapping_add(1)).unwrap();
+        // SAFETY: the bytes are there, and the test leaves them alone while the buffer is.
+        let mut buffer = unsafe { Buffer::borrowed(start, 4998) };
+        assert!(!buffer.is_stable() && Buffer::zeroed(1).is_stable() && !buffer.is_from_arena());
+        assert_eq!((buffer.len(), buffer.capacity()), (4998, 4998));
+        buffer.fill(4);
+        let mut copy = [0; 9];
+        buffer.copy_to(4989, &mut copy);
+        assert_eq!(copy, [4; 9]);
+        assert!(buffer.clone().is_stable());
+        drop(buffer);
+        assert_eq!((memory[0], memory[1], memory[4998], memory[4999]), (3, 4, 4, 3));
+    }
+
+    #[test]
+    #[should_panic(expected = "are not in")]
+    fn no_byte_behind_the_end_is_copied_out() {
+        Buffer::zeroed(10).copy_to(5, &mut [0; 6]);
     }
 
     #[test]

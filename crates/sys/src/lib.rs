@@ -6,6 +6,7 @@
 pub mod allocations;
 pub mod arena;
 pub mod buffer;
+pub mod buffers;
 pub mod clock;
 pub mod errno;
 pub mod file;

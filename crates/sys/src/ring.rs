@@ -1,7 +1,7 @@
 //! [`Ring`]: reads, writes and flushes of a fixed set of disks over one `io_uring`.
 //!
-//! 1. *Owned* requests bring their buffer along; the ring keeps it until the kernel has completed
-//!    the request, and hands it back exactly once, with the completion.
+//! 1. *Owned* requests bring their buffers along; the ring keeps them until the kernel has
+//!    completed the request, and hands them back exactly once, with the completion.
 //! 2. *Borrowed* requests live inside one call of [`Ring::run`], which never returns, nor unwinds,
 //!    before the kernel has completed all of them.
 //! 3. At most `depth` requests of each sort are out at a time. The kernel's queues are large enough
@@ -12,15 +12,22 @@
 //! 6. The kernel may take the ring away in mid-flight (a process can forbid itself system calls).
 //!    Requests that the kernel has not seen then fail with its errno, those that it has seen are
 //!    waited for without system calls, and the ring is [broken](Ring::broken) from there on.
-//! 7. A steady state allocates nothing: every list is made with the ring.
+//! 7. A steady state allocates nothing: every list is made with the ring, but for the vectors of
+//!    writes from several buffers, which are made when so many are first out at once, and kept.
+//! 8. Whoever has `&mut` may wait and take completions, whichever thread submitted. The kernel
+//!    finishes a request in the context of the thread that submitted it, which it interrupts for
+//!    that; the thread's own code need do nothing. Rings whose completions only one thread can
+//!    bring about (`SINGLE_ISSUER`, `DEFER_TASKRUN`) are never asked for.
 //!
 //! How the kernel is asked for a ring, and what it may refuse, is in [`setup`].
 
 mod setup;
+mod vector;
 
 pub use setup::{RingOptions, RingRefused};
+pub use vector::SEGMENTS_MAX;
 
-use crate::buffer::Buffer;
+use crate::buffers::{Buffers, Load};
 use crate::errno::Errno;
 use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode, squeue};
@@ -28,6 +35,7 @@ use setup::Table;
 use std::collections::VecDeque;
 use std::fmt;
 use std::time::{Duration, Instant};
+use vector::{Segment, Vector};
 
 /// The deepest ring: requests in flight of each sort.
 pub const RING_DEPTH_MAX: usize = 4096;
@@ -61,6 +69,8 @@ pub struct Ring<T> {
     /// Completions as they came out of the completion queue.
     reaped: VecDeque<(u64, i32)>,
     done: VecDeque<Done<T>>,
+    /// Vectors in no slot.
+    vectors: Vec<Vector>,
     owned: usize,
     borrowed: usize,
     broken: Option<Errno>,
@@ -81,7 +91,8 @@ pub struct Submission<T> {
     /// The number of the disk, in the order that the ring was made with.
     pub file: u32,
     pub offset: u64,
-    pub buffer: Buffer,
+    /// A read has one buffer of its own.
+    pub load: Load,
     /// How far the buffer is to be filled; less than its length if the file may end inside it.
     pub need: usize,
     pub payload: T,
@@ -90,7 +101,7 @@ pub struct Submission<T> {
 /// The completion of an owned request.
 #[derive(Debug)]
 pub struct Done<T> {
-    pub buffer: Buffer,
+    pub load: Load,
     pub payload: T,
     pub result: Result<(), Errno>,
 }
@@ -130,12 +141,14 @@ struct Slot<T> {
     need: usize,
     done: usize,
     tries: u8,
+    /// The memory is the owner's buffers, not `start`.
+    vector: Option<Vector>,
     owner: Owner<T>,
 }
 
 enum Owner<T> {
     Nobody,
-    Ring { buffer: Buffer, payload: T },
+    Ring { load: Load, payload: T },
     Batch { index: usize },
 }
 
@@ -179,12 +192,9 @@ impl<T> Ring<T> {
         if self.outstanding() >= self.depth {
             return Err(submission);
         }
-        let Submission { operation, file, offset, buffer, need, payload } = submission;
-        assert!(need <= buffer.len() || operation == Operation::Flush, "need is inside the buffer");
-        let (start, len) = (buffer.start().as_ptr(), buffer.len());
-        let owner = Owner::Ring { buffer, payload };
+        let slot = self.owned_slot(submission);
         self.owned += 1;
-        self.launch(Slot { operation, file, offset, start, len, need, done: 0, tries: 0, owner });
+        self.launch(slot);
         Ok(())
     }
 
@@ -267,6 +277,21 @@ impl<T> Ring<T> {
         }
     }
 
+    fn owned_slot(&mut self, submission: Submission<T>) -> Slot<T> {
+        let Submission { operation, file, offset, load, need, payload } = submission;
+        let is_own = matches!(load, Load::Owned(Buffers::One(_)));
+        assert!(is_own || operation != Operation::Read, "a read has one buffer of its own");
+        let len = load.bytes();
+        assert!(need <= len || operation == Operation::Flush, "need is inside the buffer");
+        let (start, vector) = match load.as_slice() {
+            [one] => (one.start().as_ptr(), None),
+            [] => (std::ptr::null_mut(), None),
+            _ => (std::ptr::null_mut(), Some(self.vectors.pop().unwrap_or_default())),
+        };
+        let owner = Owner::Ring { load, payload };
+        Slot { operation, file, offset, start, len, need, done: 0, tries: 0, vector, owner }
+    }
+
     /// Puts a request into a free slot and into the submission queue.
     fn launch(&mut self, slot: Slot<T>) {
         let index = self.free.pop().expect("there are slots for `depth` of both sorts (law 3)");
@@ -295,25 +320,43 @@ impl<T> Ring<T> {
         }
     }
 
-    fn entry(&self, index: u32) -> squeue::Entry {
-        let slot = &self.slots[index as usize];
-        let fd = Fd(self.table.target(slot.file));
-        let start = slot.start.wrapping_add(slot.done);
-        let piece = (slot.len - slot.done).min(PIECE_BYTES_MAX);
+    fn entry(&mut self, index: u32) -> squeue::Entry {
+        let table = &self.table;
+        let slot = &mut self.slots[index as usize];
+        let fd = Fd(table.target(slot.file));
         let offset = slot.offset.wrapping_add(slot.done as u64);
-        let len = u32::try_from(piece).expect("a piece is at most 1 GiB");
-        let entry = match (slot.operation, self.table.buffer_index(start.addr(), piece)) {
-            (Operation::Read, Some(buffer)) => {
-                opcode::ReadFixed::new(fd, start, len, buffer).offset(offset).build()
+        let segment = match (&mut slot.vector, &slot.owner) {
+            (Some(vector), Owner::Ring { load, .. }) => {
+                vector.fill(load.as_slice(), slot.done, PIECE_BYTES_MAX)
             }
-            (Operation::Read, None) => opcode::Read::new(fd, start, len).offset(offset).build(),
-            (Operation::Write, Some(buffer)) => {
-                opcode::WriteFixed::new(fd, start, len, buffer).offset(offset).build()
-            }
-            (Operation::Write, None) => opcode::Write::new(fd, start, len).offset(offset).build(),
-            (Operation::Flush, _) => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
+            (Some(_) | None, _) => Segment {
+                start: slot.start.wrapping_add(slot.done),
+                len: (slot.len - slot.done).min(PIECE_BYTES_MAX),
+                vector: None,
+            },
         };
-        entry.flags(self.table.entry_flags()).user_data(u64::from(index))
+        let Segment { start, len, vector } = segment;
+        let registered = table.buffer_index(start.addr(), len);
+        let bytes = u32::try_from(len).expect("a piece is at most 1 GiB");
+        let entry = match (slot.operation, vector, registered) {
+            (Operation::Write, Some((list, count)), _) => {
+                opcode::Writev::new(fd, list, count).offset(offset).build()
+            }
+            (Operation::Read, _, Some(buffer)) => {
+                opcode::ReadFixed::new(fd, start, bytes, buffer).offset(offset).build()
+            }
+            (Operation::Read, _, None) => {
+                opcode::Read::new(fd, start, bytes).offset(offset).build()
+            }
+            (Operation::Write, None, Some(buffer)) => {
+                opcode::WriteFixed::new(fd, start, bytes, buffer).offset(offset).build()
+            }
+            (Operation::Write, None, None) => {
+                opcode::Write::new(fd, start, bytes).offset(offset).build()
+            }
+            (Operation::Flush, ..) => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
+        };
+        entry.flags(table.entry_flags()).user_data(u64::from(index))
     }
 
     /// One `io_uring_enter`: submits what is queued and waits for `want` completions. Returns early
@@ -392,10 +435,11 @@ impl<T> Ring<T> {
             }
         };
         self.free.push(index);
+        self.vectors.extend(slot.vector.take());
         match std::mem::replace(&mut slot.owner, Owner::Nobody) {
-            Owner::Ring { buffer, payload } => {
+            Owner::Ring { load, payload } => {
                 self.owned -= 1;
-                self.done.push_back(Done { buffer, payload, result });
+                self.done.push_back(Done { load, payload, result });
                 Outcome::Nothing
             }
             Owner::Batch { index } => {
@@ -410,8 +454,9 @@ impl<T> Ring<T> {
 impl<T> Slot<T> {
     fn empty() -> Slot<T> {
         let (operation, owner) = (Operation::Flush, Owner::Nobody);
-        let start = std::ptr::null_mut();
-        Slot { operation, file: 0, offset: 0, start, len: 0, need: 0, done: 0, tries: 0, owner }
+        let (start, vector) = (std::ptr::null_mut(), None);
+        let (file, offset, len, need, done, tries) = (0, 0, 0, 0, 0, 0);
+        Slot { operation, file, offset, start, len, need, done, tries, vector, owner }
     }
 
     fn borrowed(transfer: Transfer<'_>, index: usize) -> Slot<T> {
@@ -425,7 +470,7 @@ impl<T> Slot<T> {
         };
         assert!(need <= len, "need is inside the memory");
         let owner = Owner::Batch { index };
-        Slot { operation, file, offset, start, len, need, done: 0, tries: 0, owner }
+        Slot { operation, file, offset, start, len, need, done: 0, tries: 0, vector: None, owner }
     }
 
     /// Takes the kernel's answer in; `None` if the request must go on (law 4).

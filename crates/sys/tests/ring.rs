@@ -4,6 +4,7 @@
 
 use butternut_sys::arena::Arena;
 use butternut_sys::buffer::Buffer;
+use butternut_sys::buffers::Load;
 use butternut_sys::errno::Errno;
 use butternut_sys::file::{DiskFile, OpenDisk};
 use butternut_sys::forbid::forbid_rings_on_this_thread;
@@ -36,8 +37,16 @@ fn ring<T>(file: &DiskFile, depth: usize) -> Ring<T> {
 }
 
 fn read<T>(block: usize, payload: T) -> Submission<T> {
-    let (offset, buffer) = ((block * BLOCK) as u64, Buffer::zeroed(BLOCK));
-    Submission { operation: Operation::Read, file: 0, offset, buffer, need: BLOCK, payload }
+    read_into(Buffer::zeroed(BLOCK), block, payload)
+}
+
+fn read_into<T>(buffer: Buffer, block: usize, payload: T) -> Submission<T> {
+    let (offset, load) = ((block * BLOCK) as u64, Load::from(buffer));
+    Submission { operation: Operation::Read, file: 0, offset, load, need: BLOCK, payload }
+}
+
+fn bytes_of(load: Load) -> Buffer {
+    load.into_one().unwrap()
 }
 
 /// A borrowed read of one block. `panics` says where it panics on purpose.
@@ -87,7 +96,7 @@ fn owned_requests_come_back_once_each_with_their_buffers() {
         ring.wait(1, None);
         while let Some(done) = ring.take_done() {
             assert_eq!(done.result, Ok(()));
-            assert!(done.buffer.iter().all(|byte| *byte == number(done.payload)));
+            assert!(bytes_of(done.load).iter().all(|byte| *byte == number(done.payload)));
             seen[done.payload] += 1;
         }
     }
@@ -125,7 +134,7 @@ fn a_panic_in_the_batch_waits_for_the_kernel_and_leaves_the_ring_usable() {
         ring.submit(read(9, 9)).unwrap();
         ring.wait(1, None);
         let done = ring.take_done().unwrap();
-        assert!(done.buffer.iter().all(|byte| *byte == number(9)));
+        assert!(bytes_of(done.load).iter().all(|byte| *byte == number(9)));
     }
 }
 
@@ -133,11 +142,9 @@ fn a_panic_in_the_batch_waits_for_the_kernel_and_leaves_the_ring_usable() {
 fn a_transfer_beyond_the_end_fails_unless_what_is_needed_came() {
     let (_image, file) = numbered();
     let mut ring = ring::<&str>(&file, 4);
-    let mut over = read(BLOCKS - 1, "over");
-    over.buffer = Buffer::zeroed(2 * BLOCK);
+    let mut over = read_into(Buffer::zeroed(2 * BLOCK), BLOCKS - 1, "over");
     over.need = BLOCK + 1;
-    let mut just = read(BLOCKS - 1, "just");
-    just.buffer = Buffer::zeroed(2 * BLOCK);
+    let just = read_into(Buffer::zeroed(2 * BLOCK), BLOCKS - 1, "just");
     ring.submit(over).unwrap();
     ring.submit(just).unwrap();
     ring.wait(2, None);
@@ -169,9 +176,9 @@ fn memory_of_a_registered_arena_is_used_as_such() {
     let (buffer, elsewhere) = (arena.take(BLOCK).unwrap(), Buffer::zeroed(BLOCK));
     assert!(ring.is_registered(&buffer), "root may lock memory");
     assert!(!ring.is_registered(&elsewhere));
-    ring.submit(Submission { buffer, ..read(77, 77) }).unwrap();
+    ring.submit(read_into(buffer, 77, 77)).unwrap();
     ring.wait(1, None);
-    assert!(ring.take_done().unwrap().buffer.iter().all(|byte| *byte == number(77)));
+    assert!(bytes_of(ring.take_done().unwrap().load).iter().all(|byte| *byte == number(77)));
     let free = arena.free_bytes();
     let held = arena.take(1 << 20).unwrap();
     drop(ring);
@@ -188,7 +195,7 @@ fn writes_and_flushes_reach_the_file() {
     let mut ring = ring::<()>(&file, 4);
     let mut write = read(3, ());
     write.operation = Operation::Write;
-    write.buffer.fill(0x5a);
+    write.load.one_mut().unwrap().fill(0x5a);
     ring.submit(write).unwrap();
     ring.wait(1, None);
     assert_eq!(ring.take_done().unwrap().result, Ok(()));
@@ -230,7 +237,7 @@ fn a_ring_taken_away_in_mid_flight_gives_every_buffer_back() {
             while let Some(done) = ring.take_done() {
                 if done.payload < 10 {
                     assert_eq!(done.result, Ok(()));
-                    assert!(done.buffer.iter().all(|byte| *byte == number(done.payload)));
+                    assert!(bytes_of(done.load).iter().all(|byte| *byte == number(done.payload)));
                 } else {
                     assert_eq!(done.result, Err(Errno(1)));
                 }

@@ -81,7 +81,8 @@ impl Volume {
         let mut first = None;
         for write in batch {
             let Err(source) = write.result else { continue };
-            let failure = self.write_failure(write.device, write.offset, write.buf.len(), source);
+            let failure =
+                self.write_failure(write.device, write.offset, length(write.buf.len()), source);
             first.get_or_insert(failure);
         }
         first.map_or(Ok(()), Err)

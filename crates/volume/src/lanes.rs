@@ -31,6 +31,15 @@ impl Lanes {
         Self { devices, idle: Mutex::default(), returned: Condvar::new() }
     }
 
+    pub(crate) fn devices(&self) -> Arc<[Arc<dyn Device>]> {
+        Arc::clone(&self.devices)
+    }
+
+    /// Whether these are its devices, and not those of another.
+    pub(crate) fn is_over(&self, devices: &Arc<[Arc<dyn Device>]>) -> bool {
+        Arc::ptr_eq(&self.devices, devices)
+    }
+
     /// Runs a batch to its end, on this thread's time.
     pub(crate) fn run(&self, batch: &mut [ReadInto<'_>]) {
         self.run_looking(batch, &|_| {});

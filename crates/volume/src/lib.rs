@@ -17,6 +17,7 @@
 
 mod barrier;
 mod chunk_map;
+mod data_queue;
 mod discard;
 mod error;
 mod lanes;
@@ -33,6 +34,7 @@ mod write_data;
 mod write_run;
 
 pub use chunk_map::Chunks;
+pub use data_queue::{DataDone, DataQueue, DataQueueOptions, NotTaken};
 pub use error::{BadRange, CopyFault, CopyKind, CopyVerdict, Unreadable, VolumeError};
 pub use members::{DeviceStatus, ErrorCounts};
 pub use profile::Facts;

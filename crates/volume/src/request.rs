@@ -145,7 +145,7 @@ impl<'c, 'b> Batch<'c, 'b> {
 }
 
 /// The copy to read first, with its device's slot and the place on it (laws 2 and 3).
-fn choose(layout: &Layout, piece: &Piece) -> Option<(usize, usize, u64)> {
+pub(crate) fn choose(layout: &Layout, piece: &Piece) -> Option<(usize, usize, u64)> {
     let copies = layout.copies(piece);
     let turn = (piece.logical.0 >> BLOCK_SHIFT) ^ (piece.logical.0 >> EXTENT_SHIFT);
     let turn = usize::try_from(turn.checked_rem(length(copies.len()))?).ok()?;
@@ -160,6 +160,20 @@ impl Volume {
         if let Some(member) = self.members.get(slot) {
             member.errors.count_read();
         }
+    }
+
+    /// Counts a failed read, and says which it was.
+    pub(crate) fn read_failure(
+        &self,
+        slot: usize,
+        offset: u64,
+        bytes: u64,
+        source: DeviceError,
+    ) -> VolumeError {
+        self.count_read_error(slot);
+        let member = self.members.get(slot);
+        let device = member.map_or_else(String::new, |member| member.device.name().to_owned());
+        VolumeError::Device { device, offset, bytes, source }
     }
 
     /// Reads one copy (from 0) of a range, unverified: what is there, good or not.

@@ -63,7 +63,7 @@ impl Volume {
     }
 }
 
-fn check_shape(logical: Logical, bytes: usize) -> Result<(), VolumeError> {
+pub(crate) fn check_shape(logical: Logical, bytes: usize) -> Result<(), VolumeError> {
     let shape = || -> Result<(), Refused> {
         let aligned = logical.0.is_multiple_of(SECTOR_BYTES);
         require(aligned, "logical", logical, "a multiple of 4096")?;

@@ -182,7 +182,7 @@ fn continues(before: &Part<'_, '_>, part: &Part<'_, '_>, run_bytes: usize) -> bo
 
 impl Volume {
     /// Law 1 of [`crate::write_data`], before anything is written.
-    fn check_places(&self, layout: &Layout, piece: &Piece) -> Result<(), VolumeError> {
+    pub(crate) fn check_places(&self, layout: &Layout, piece: &Piece) -> Result<(), VolumeError> {
         let facts = layout.facts();
         if facts.parities > 0 {
             return Err(VolumeError::ParityWrite { logical: piece.logical, profile: facts.name });
@@ -268,7 +268,8 @@ impl Volume {
         for (write, owner) in batch.into_iter().zip(owners) {
             let Err(source) = write.result else { continue };
             let Some(error) = errors.get_mut(owner) else { continue };
-            let failure = self.write_failure(write.device, write.offset, write.buf.len(), source);
+            let failure =
+                self.write_failure(write.device, write.offset, length(write.buf.len()), source);
             error.get_or_insert(failure);
         }
         runs.into_iter().zip(errors).filter_map(|(run, error)| Some((run, error?))).collect()
@@ -279,7 +280,7 @@ impl Volume {
         &self,
         slot: usize,
         offset: u64,
-        bytes: usize,
+        bytes: u64,
         source: DeviceError,
     ) -> VolumeError {
         let member = self.members.get(slot);
@@ -287,7 +288,7 @@ impl Volume {
             member.errors.count_write();
         }
         let device = member.map_or_else(String::new, |member| member.device.name().to_owned());
-        VolumeError::Device { device, offset, bytes: length(bytes), source }
+        VolumeError::Device { device, offset, bytes, source }
     }
 }
 

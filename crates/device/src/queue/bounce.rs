@@ -106,7 +106,7 @@ impl Scoped<Shared> for ReadInto<'_> {
             shared.give_back(bounce);
         }
         self.result = result.map_err(|cause| {
-            DeviceError::read(&*target.device, self.offset, self.buf.len(), cause)
+            DeviceError::read(&*target.device, self.offset, self.buf.len() as u64, cause)
         });
     }
 }
@@ -171,7 +171,7 @@ impl Scoped<Shared> for WriteFrom<'_> {
             shared.give_back(bounce);
         }
         self.result = result.map_err(|cause| {
-            DeviceError::write(&*target.device, self.offset, self.buf.len(), cause)
+            DeviceError::write(&*target.device, self.offset, self.buf.len() as u64, cause)
         });
     }
 }

@@ -71,6 +71,7 @@ impl<T> Ring<T> {
             again: Vec::with_capacity(slots),
             reaped: VecDeque::with_capacity(2 * slots),
             done: VecDeque::with_capacity(depth),
+            vectors: Vec::new(),
             owned: 0,
             borrowed: 0,
             broken: None,
@@ -197,6 +198,7 @@ fn check_features(uring: &IoUring) -> Result<(), RingRefused> {
     need(probe.is_supported(opcode::Write::CODE), "write")?;
     need(probe.is_supported(opcode::ReadFixed::CODE), "read into registered memory")?;
     need(probe.is_supported(opcode::WriteFixed::CODE), "write from registered memory")?;
+    need(probe.is_supported(opcode::Writev::CODE), "write from several buffers")?;
     need(probe.is_supported(opcode::Fsync::CODE), "fsync")
 }
 

@@ -1,0 +1,148 @@
+//! [`Buffers`] and [`Load`]: the memory of one request.
+//!
+//! 1. The bytes of several buffers are one row, in their order, wherever each of them lies.
+//! 2. Memory that is shared is only read: it goes to devices and does not come from them. It is
+//!    nobody's to change until one owner is left ([`std::sync::Arc::get_mut`]).
+
+use crate::buffer::Buffer;
+use std::sync::Arc;
+
+/// One buffer, or several in a row. A list that is lent comes back with its buffers in it.
+#[derive(Debug)]
+pub enum Buffers {
+    One(Buffer),
+    Many(Vec<Buffer>),
+}
+
+/// The memory that a request brings along, and its completion gives back.
+#[derive(Debug)]
+pub enum Load {
+    Owned(Buffers),
+    /// For writes of the same bytes to several places.
+    Shared(Arc<Buffers>),
+}
+
+impl Buffers {
+    pub fn as_slice(&self) -> &[Buffer] {
+        match self {
+            Buffers::One(buffer) => std::slice::from_ref(buffer),
+            Buffers::Many(buffers) => buffers,
+        }
+    }
+
+    /// All bytes of the row.
+    pub fn bytes(&self) -> usize {
+        let lengths = self.as_slice().iter().map(|buffer| buffer.len());
+        lengths.fold(0, usize::saturating_add)
+    }
+
+    /// Whether nobody can change the bytes.
+    pub fn is_stable(&self) -> bool {
+        self.as_slice().iter().all(Buffer::is_stable)
+    }
+
+    /// The one buffer, if there is one.
+    pub fn into_one(self) -> Option<Buffer> {
+        match self {
+            Buffers::One(buffer) => Some(buffer),
+            Buffers::Many(mut buffers) if buffers.len() == 1 => buffers.pop(),
+            Buffers::Many(_) => None,
+        }
+    }
+}
+
+impl Load {
+    pub fn as_slice(&self) -> &[Buffer] {
+        self.buffers().as_slice()
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.buffers().bytes()
+    }
+
+    /// The one buffer of this request alone, which a device may write to.
+    pub fn one_mut(&mut self) -> Option<&mut Buffer> {
+        match self {
+            Load::Owned(Buffers::One(buffer)) => Some(buffer),
+            Load::Owned(Buffers::Many(_)) | Load::Shared(_) => None,
+        }
+    }
+
+    /// The buffers, unless others share them.
+    pub fn into_buffers(self) -> Option<Buffers> {
+        match self {
+            Load::Owned(buffers) => Some(buffers),
+            Load::Shared(shared) => Arc::into_inner(shared),
+        }
+    }
+
+    /// The one buffer, if that is what the load is.
+    pub fn into_one(self) -> Option<Buffer> {
+        self.into_buffers()?.into_one()
+    }
+
+    fn buffers(&self) -> &Buffers {
+        match self {
+            Load::Owned(buffers) => buffers,
+            Load::Shared(shared) => shared,
+        }
+    }
+}
+
+impl Default for Buffers {
+    fn default() -> Buffers {
+        Buffers::One(Buffer::default())
+    }
+}
+
+impl Default for Load {
+    fn default() -> Load {
+        Load::Owned(Buffers::default())
+    }
+}
+
+impl From<Buffer> for Buffers {
+    fn from(buffer: Buffer) -> Buffers {
+        Buffers::One(buffer)
+    }
+}
+
+impl From<Vec<Buffer>> for Buffers {
+    fn from(buffers: Vec<Buffer>) -> Buffers {
+        Buffers::Many(buffers)
+    }
+}
+
+impl<B: Into<Buffers>> From<B> for Load {
+    fn from(buffers: B) -> Load {
+        Load::Owned(buffers.into())
+    }
+}
+
+impl From<Arc<Buffers>> for Load {
+    fn from(buffers: Arc<Buffers>) -> Load {
+        Load::Shared(buffers)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_is_as_long_as_its_buffers_together() {
+        let row = Buffers::from(vec![Buffer::zeroed(5), Buffer::default(), Buffer::zeroed(7)]);
+        assert_eq!((row.bytes(), row.as_slice().len()), (12, 3));
+        assert!(row.into_one().is_none());
+        assert_eq!(Buffers::from(vec![Buffer::zeroed(9)]).into_one().unwrap().len(), 9);
+    }
+
+    #[test]
+    fn shared_memory_comes_back_to_the_last_who_has_it() {
+        let shared = Arc::new(Buffers::from(Buffer::zeroed(8)));
+        let (mut first, second) = (Load::from(Arc::clone(&shared)), Load::from(shared));
+        assert!(first.one_mut().is_none());
+        assert!(first.into_buffers().is_none());
+        assert_eq!(second.into_one().unwrap().len(), 8);
+    }
+}
