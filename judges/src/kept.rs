@@ -5,6 +5,7 @@ use anyhow::{Context, Result, bail};
 use butternut_sim::run::{self, Found};
 use butternut_sim::script;
 use butternut_sim::subject::Subject;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 /// Where images of tests go: in memory if there is such a place.
@@ -23,15 +24,19 @@ pub fn save(subject: &str, found: &Found) -> Result<String> {
     Ok(format!("{subject}: see {}\n{text}", path.display()))
 }
 
-/// Runs every kept script on a fresh subject each.
-pub fn replay(make: &mut dyn FnMut() -> Result<Box<dyn Subject>>) -> Result<()> {
+/// Runs every kept script, but for some by their names, on a fresh subject each.
+pub fn replay(without: &[&str], make: &mut dyn FnMut() -> Result<Box<dyn Subject>>) -> Result<()> {
     let dir = workspace().join("judges/kept");
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(&dir).with_context(|| dir.display().to_string())? {
         paths.push(entry?.path());
     }
     paths.sort();
-    for path in paths.iter().filter(|path| path.extension().is_some_and(|end| end == "script")) {
+    let is_left_out = |path: &Path| {
+        let name = path.file_stem().and_then(OsStr::to_str).unwrap_or_default();
+        path.extension().is_none_or(|end| end != "script") || without.contains(&name)
+    };
+    for path in paths.iter().filter(|path| !is_left_out(path)) {
         let name = path.display().to_string();
         let script = script::parse(&std::fs::read_to_string(path)?).context(name.clone())?;
         if let Some(found) = run::replay(&mut *make()?, &script).context(name.clone())? {

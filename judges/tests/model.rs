@@ -56,5 +56,5 @@ fn seeded(mut seeds: Vec<u64>) -> Result<()> {
 
 fn replayed() -> Result<()> {
     let volume = Rc::new(RefCell::new(KernelVolume::new(kept::scratch(), "")?));
-    kept::replay(&mut || Ok(Box::new(KernelVolume::subject(&volume)?)))
+    kept::replay(&[], &mut || Ok(Box::new(KernelVolume::subject(&volume)?)))
 }

@@ -11,6 +11,7 @@ use butternut_sim::run;
 use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::io::Write as _;
+use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -19,8 +20,9 @@ use std::time::Duration;
 
 const SHRINKING: Duration = Duration::from_mins(1);
 
-/// Seeds and operations of the model; with `BUTTERNUT_LONG`, forty times as many.
-const SEEDS: u64 = 5;
+/// Seeds of the model on one volume, and operations of each: 5,000 operations in all; with
+/// `BUTTERNUT_LONG`, forty such volumes.
+const SEEDS_PER_VOLUME: u64 = 5;
 const OPERATIONS_PER_SEED: usize = 1000;
 
 /// Seeds and operations of fsx.
@@ -31,21 +33,33 @@ const FSX_OPERATIONS: u32 = 3000;
 const TOUR: &str = include_str!("mount_rw/tour.sh");
 
 fn main() -> ExitCode {
-    trial::run(vec![
-        trial::trial("model", the_mount_agrees_with_the_model),
+    let mut trials = vec![
+        trial::trial("model::kept", the_mount_agrees_with_what_was_kept),
         trial::trial("tour", a_tour_leaves_what_the_kernel_leaves),
         trial::trial("killed", what_was_synced_survives_a_killed_process),
         trial::trial("fsx", fsx_finds_nothing),
         trial::trial("pjdfstest", pjdfstest_finds_what_it_finds_on_btrfs),
-    ])
+    ];
+    trials.extend((0..volumes()).map(|volume| {
+        let seeds = volume * SEEDS_PER_VOLUME..(volume + 1) * SEEDS_PER_VOLUME;
+        let name = format!("model::volume-{volume}");
+        trial::trial(&name, move || the_mount_agrees_with_the_model(seeds))
+    }));
+    trial::run(trials)
 }
 
-fn the_mount_agrees_with_the_model() -> Result<()> {
+/// `BUTTERNUT_MODEL_VOLUMES=N` runs more of them: 200 make a million operations.
+fn volumes() -> u64 {
+    let wanted = std::env::var("BUTTERNUT_MODEL_VOLUMES").ok().and_then(|text| text.parse().ok());
     let is_long = std::env::var_os("BUTTERNUT_LONG").is_some_and(|value| !value.is_empty());
+    wanted.unwrap_or(if is_long { 40 } else { 1 })
+}
+
+fn the_mount_agrees_with_the_model(seeds: Range<u64>) -> Result<()> {
     let volume = Rc::new(RefCell::new(OurVolume::new(kept::scratch(), "dev,suid")?));
     // The kernel does not know the flags that forbid changes, so it may see another reason first.
     let without = Without { fixing: true, ..Without::default() };
-    for seed in 0..if is_long { SEEDS * 40 } else { SEEDS } {
+    for seed in seeds {
         let generator = Generator::new(seed).without(without);
         let found = run::hold(generator, seed, OPERATIONS_PER_SEED, SHRINKING, &mut || {
             Ok(Box::new(OurVolume::subject(&volume)?))
@@ -54,6 +68,13 @@ fn the_mount_agrees_with_the_model() -> Result<()> {
             bail!("{}", kept::save("mount", &found)?);
         }
     }
+    volume.borrow_mut().unmount()
+}
+
+fn the_mount_agrees_with_what_was_kept() -> Result<()> {
+    let volume = Rc::new(RefCell::new(OurVolume::new(kept::scratch(), "dev,suid")?));
+    // The kernel does not know the flags that forbid changes, and sees another reason first.
+    kept::replay(&["order-of-refusals"], &mut || Ok(Box::new(OurVolume::subject(&volume)?)))?;
     volume.borrow_mut().unmount()
 }
 

@@ -4,12 +4,15 @@
 //! |---|---|
 //! | `negotiation` | INIT |
 //! | `names` | LOOKUP, what makes and takes names, FORGET |
-//! | `attributes` | GETATTR, SETATTR, STATX, STATFS, the flags of `chattr` |
+//! | `attributes` | GETATTR, SETATTR, STATX, STATFS |
 //! | `xattrs` | extended attributes |
 //! | `listing` | READDIR, READDIRPLUS |
 //! | `data` | OPEN, READ, WRITE, RELEASE, FALLOCATE, COPY_FILE_RANGE, FSYNC |
 //! | `seek` | LSEEK |
+//! | `flags` | IOCTL: the flags of `chattr` |
+//! | `aside` | what waits for the kernel's cache |
 
+mod aside;
 mod attributes;
 mod data;
 mod flags;
@@ -66,7 +69,7 @@ pub(crate) struct Door {
     has_reported: AtomicBool,
     /// The kernel sends the longer form of SETXATTR.
     has_long_setxattr: AtomicBool,
-    seekers: Mutex<Vec<JoinHandle<()>>>,
+    aside: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Door {
@@ -80,19 +83,16 @@ impl Door {
             device,
             has_reported: AtomicBool::new(false),
             has_long_setxattr: AtomicBool::new(false),
-            seekers: Mutex::default(),
+            aside: Mutex::default(),
         }
     }
 
     /// Answers one request.
-    pub(crate) fn serve(
-        self: &Arc<Self>,
-        request: &mut Request<'_>,
-        reply: &mut Reply,
-    ) -> Answer<Wanted> {
+    pub(crate) fn serve(&self, request: &mut Request<'_>, reply: &mut Reply) -> Answer<Wanted> {
         let opcode = request.header.opcode;
         match opcode {
             op::LSEEK => return self.seek(request, reply),
+            op::IOCTL => return self.ioctl(request, reply),
             op::FORGET | op::BATCH_FORGET => {
                 self.forget(request)?;
                 return Ok(Wanted::Nothing);
@@ -138,7 +138,6 @@ impl Door {
             op::GETXATTR => self.xattr(request, reply),
             op::LISTXATTR => self.xattr_names(request, reply),
             op::REMOVEXATTR => self.remove_xattr(request),
-            op::IOCTL => self.ioctl(request, reply),
             op::READDIR | op::READDIRPLUS => self.list(request, reply),
             // Among them OPENDIR, FLUSH and ACCESS, which the kernel knows to do without.
             _ => Err(Refusal::NO_CALL),
@@ -176,8 +175,8 @@ impl Door {
 
     /// Lets go of everything that is open, and of the filesystem.
     pub(crate) fn close(self) -> butternut::Result<()> {
-        let Self { filesystem, nodes, handles, recent, seekers, .. } = self;
-        Self::end_seekers(seekers.into_inner().unwrap_or_else(PoisonError::into_inner));
+        let Self { filesystem, nodes, handles, recent, aside, .. } = self;
+        Self::end_aside(aside.into_inner().unwrap_or_else(PoisonError::into_inner));
         drop((nodes, handles, recent));
         filesystem.close()
     }

@@ -2,10 +2,13 @@
 //!
 //! Who may set which is the kernel's to know: it asks for the flags before it sets them.
 
+use std::sync::Arc;
+
 use butternut::{AttributeFlags, FileId};
 use zerocopy::{Immutable, IntoBytes};
 
-use crate::door::Door;
+use crate::connection;
+use crate::door::{Door, Wanted};
 use crate::refusal::{Answer, Refusal};
 use crate::reply::Reply;
 use crate::request::Request;
@@ -28,25 +31,54 @@ const XFLAGS: [(AttributeFlags, u32); 5] = [
 ];
 
 impl Door {
-    pub(super) fn ioctl(&self, request: &mut Request<'_>, reply: &mut Reply) -> Answer<()> {
+    pub(super) fn ioctl(&self, request: &mut Request<'_>, reply: &mut Reply) -> Answer<Wanted> {
         let call: IoctlIn = request.take()?;
+        if SET_FLAGS.contains(&call.cmd) {
+            let flags = AttributeFlags(request.take()?);
+            return self.set_flags(request, reply, flags);
+        }
+        self.answer_call(&call, request, reply).map(|()| Wanted::Reply)
+    }
+
+    /// Some flags are only for a file that holds nothing.
+    fn set_flags(
+        &self,
+        request: &Request<'_>,
+        reply: &mut Reply,
+        flags: AttributeFlags,
+    ) -> Answer<Wanted> {
+        let id = self.node(request)?;
+        if !self.handles.is_written(id) {
+            self.filesystem.set_attribute_flags(id, flags)?;
+            return self.flags_changed(request, reply).map(|()| Wanted::Reply);
+        }
+        let filesystem = self.filesystem.clone();
+        let (device, node) = (Arc::clone(request.device), request.header.nodeid);
+        self.answer_aside(request, size_of::<IoctlOut>(), move |reply| {
+            filesystem.set_attribute_flags(id, flags)?;
+            connection::invalidate_attributes(&device, node);
+            reply.put(&IoctlOut::default())
+        })
+    }
+
+    fn answer_call(
+        &self,
+        call: &IoctlIn,
+        request: &mut Request<'_>,
+        reply: &mut Reply,
+    ) -> Answer<()> {
         let id = self.node(request)?;
         if GET_FLAGS.contains(&call.cmd) {
-            return answer(reply, &call, &self.filesystem.attribute_flags(id)?.0);
+            return answer(reply, call, &self.filesystem.attribute_flags(id)?.0);
         }
         if GET_VERSION.contains(&call.cmd) {
             let generation = self.filesystem.stat(id)?.generation & u64::from(u32::MAX);
-            return answer(reply, &call, &u32::try_from(generation).unwrap_or(0));
-        }
-        if SET_FLAGS.contains(&call.cmd) {
-            let flags = AttributeFlags(request.take()?);
-            self.filesystem.set_attribute_flags(id, flags)?;
-            return self.flags_changed(request, reply);
+            return answer(reply, call, &u32::try_from(generation).unwrap_or(0));
         }
         match call.cmd {
             GET_XFLAGS => {
                 let xflags = xflags(self.filesystem.attribute_flags(id)?);
-                answer(reply, &call, &FsXattr { xflags, ..FsXattr::default() })
+                answer(reply, call, &FsXattr { xflags, ..FsXattr::default() })
             }
             SET_XFLAGS => {
                 let set: FsXattr = request.take()?;

@@ -1,0 +1,48 @@
+//! Requests about a file that the kernel may have written to in its cache, where it asks without
+//! sending what it holds back.
+//!
+//! So it is asked for that first; and because it then waits for other threads to take it, and all
+//! of them may be busy with such requests, each gets a thread of its own.
+
+use std::sync::{Arc, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use crate::connection;
+use crate::door::{Door, Wanted};
+use crate::refusal::{Answer, Refusal};
+use crate::reply::Reply;
+use crate::request::Request;
+
+impl Door {
+    /// Answers, in so many bytes, when the kernel has sent all that it holds of the request's file.
+    /// The answer must not keep the door: who closes it waits for the thread.
+    pub(super) fn answer_aside(
+        &self,
+        request: &Request<'_>,
+        bytes: usize,
+        answer: impl FnOnce(&mut Reply) -> Answer<()> + Send + 'static,
+    ) -> Answer<Wanted> {
+        let (unique, node) = (request.header.unique, request.header.nodeid);
+        let device = Arc::clone(request.device);
+        let work = move || {
+            let mut reply = Reply::new(bytes);
+            connection::write_pages_back(&device, node);
+            let answer = answer(&mut reply);
+            connection::answer(&device, unique, answer, &reply);
+        };
+        let thread = thread::Builder::new().name("butternut-aside".into()).spawn(work);
+        let thread = thread.map_err(|error| Refusal(error.raw_os_error().unwrap_or(11)))?;
+        let mut aside = self.aside.lock().unwrap_or_else(PoisonError::into_inner);
+        aside.retain(|thread| !thread.is_finished());
+        aside.push(thread);
+        Ok(Wanted::Nothing)
+    }
+
+    /// Waits until all that is answered aside is.
+    pub(super) fn end_aside(aside: Vec<JoinHandle<()>>) {
+        for thread in aside {
+            // One that panicked has no answer, and is at its end all the same.
+            thread.join().unwrap_or_default();
+        }
+    }
+}
