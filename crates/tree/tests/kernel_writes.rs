@@ -2,8 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
 
+mod xattrs;
+
 use butternut_device::{Device, FileDevice, OpenDevice};
-use butternut_format::checksum::name_hash;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::TreeId;
 use butternut_space::Cluster;
@@ -13,6 +14,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use xattrs::{all, xattr};
 
 struct Image {
     _dir: tempfile::TempDir,
@@ -52,33 +54,6 @@ fn open(image: &Path) -> Arc<Forest> {
     let device: Arc<dyn Device> = Arc::new(FileDevice::open(image, &how).expect("the image"));
     let volume = Volume::open(vec![device], OpenOptions::default()).expect("a volume");
     Forest::open_writable(Arc::new(volume), ForestOptions::default()).expect("a writable forest")
-}
-
-/// An extended attribute of the top directory: the simplest item of any size there is.
-fn xattr(number: u64, bytes: u64) -> (Key, Vec<u8>) {
-    let name = format!("user.{number}");
-    let mut item = vec![0; 17];
-    item.extend_from_slice(&7_u64.to_le_bytes());
-    item.extend_from_slice(&u16::try_from(bytes).unwrap().to_le_bytes());
-    item.extend_from_slice(&u16::try_from(name.len()).unwrap().to_le_bytes());
-    item.push(8);
-    item.extend_from_slice(name.as_bytes());
-    item.extend((0..bytes).map(|at| u8::try_from(at % 251).unwrap()));
-    (Key::new(256, ItemType::XATTR_ITEM, name_hash(name.as_bytes())), item)
-}
-
-fn all(forest: &Arc<Forest>) -> BTreeMap<Key, Vec<u8>> {
-    let mut cursor = forest.tree(TreeId::FS).unwrap().unwrap().scan();
-    cursor.seek(&Key::new(256, ItemType::XATTR_ITEM, 0)).unwrap();
-    let mut found = BTreeMap::new();
-    while let Some((key, data)) = cursor.item_parts() {
-        if key.item_type != ItemType::XATTR_ITEM {
-            break;
-        }
-        found.insert(key, data.to_vec());
-        cursor.advance().unwrap();
-    }
-    found
 }
 
 /// A small generator, so that a run is its seed.

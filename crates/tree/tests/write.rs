@@ -2,8 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
 
+mod xattrs;
+
 use butternut_device::{Counters, Device, DeviceError, MemoryDevice};
-use butternut_format::checksum::name_hash;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::TreeId;
 use butternut_mkfs::MkfsOptions;
@@ -11,6 +12,7 @@ use butternut_tree::{Alter, Change, Forest, ForestOptions, Need};
 use butternut_volume::{OpenOptions, Volume};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
+use xattrs::{all, xattr};
 
 const MIB: u64 = 1 << 20;
 
@@ -25,41 +27,14 @@ fn open(device: &Arc<dyn Device>) -> Arc<Forest> {
     Forest::open_writable(Arc::new(volume), ForestOptions::default()).expect("a writable forest")
 }
 
-/// An extended attribute of the top directory: the simplest item of any size there is.
-fn xattr(number: u32, bytes: usize) -> (Key, Vec<u8>) {
-    let name = format!("user.{number}");
-    let mut item = vec![0; 17];
-    item.extend_from_slice(&7_u64.to_le_bytes());
-    item.extend_from_slice(&u16::try_from(bytes).unwrap().to_le_bytes());
-    item.extend_from_slice(&u16::try_from(name.len()).unwrap().to_le_bytes());
-    item.push(8);
-    item.extend_from_slice(name.as_bytes());
-    item.extend((0..bytes).map(|at| u8::try_from(at % 251).unwrap()));
-    (Key::new(256, ItemType::XATTR_ITEM, name_hash(name.as_bytes())), item)
-}
-
-fn all(forest: &Arc<Forest>) -> BTreeMap<Key, Vec<u8>> {
-    let mut cursor = forest.tree(TreeId::FS).unwrap().unwrap().scan();
-    cursor.seek(&Key::MIN).unwrap();
-    let mut found = BTreeMap::new();
-    while let Some((key, data)) = cursor.item_parts() {
-        if key.item_type == ItemType::XATTR_ITEM {
-            assert!(found.insert(key, data.to_vec()).is_none(), "{key} twice");
-        }
-        cursor.advance().unwrap();
-    }
-    found
-}
-
 #[test]
 fn items_put_in_are_there_before_and_after_the_commit_and_after_reopening() {
     let device = fresh(256 * MIB);
     let mut want = BTreeMap::new();
     let forest = open(&device);
-    for round in 0..4_u32 {
+    for round in 0..4 {
         for number in 0..500 {
-            let (key, item) =
-                xattr(round * 500 + number, 40 + usize::try_from(number).unwrap() % 900);
+            let (key, item) = xattr(round * 500 + number, 40 + number % 900);
             let handle = forest.join(Need::items(1)).unwrap();
             handle.tree(TreeId::FS).unwrap().insert(&key, &item).unwrap();
             want.insert(key, item);
@@ -139,9 +114,9 @@ fn an_item_that_is_altered_is_what_was_decided_on_seeing_it() {
     let device = fresh(256 * MIB);
     let forest = open(&device);
     let mut want = BTreeMap::new();
-    for turn in 0..6_000_u32 {
+    for turn in 0..6_000 {
         // Longer, shorter, out and in again, over many leaves.
-        let (key, item) = xattr(turn * 7 % 1_000, usize::try_from(turn % 800).unwrap());
+        let (key, item) = xattr(turn * 7 % 1_000, turn % 800);
         let decision = match turn % 4 {
             0 => Alter::Remove,
             1 => Alter::Keep,

@@ -11,12 +11,14 @@
     reason = "a benchmark prints its ratios, and stops at the first surprise"
 )]
 
+mod one_chunk;
+
 use butternut_device::{Device, FileDevice, MemoryDevice, OpenDevice, QueuePair, ReadInto};
 use butternut_format::checksum::ChecksumKind;
-use butternut_format::chunk::{BlockGroupFlags, Chunk, Profile, Stripe};
-use butternut_format::units::{Logical, Physical};
+use butternut_format::units::Logical;
 use butternut_sys::buffer::Buffer;
 use butternut_volume::{DataRead, OpenOptions, Sums, Volume};
+use one_chunk::{DATA_AT, LOGICAL, install};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -25,9 +27,6 @@ use std::time::{Duration, Instant};
 const DEPTH: usize = 64;
 const DATA_BYTES: u64 = 256 << 20;
 const DEVICE_BYTES: u64 = 512 << 20;
-/// Where the data lies, on the device and in the volume.
-const DATA_AT: u64 = 128 << 20;
-const LOGICAL: u64 = 1 << 40;
 const RUN: Duration = Duration::from_millis(1500);
 
 fn main() {
@@ -47,7 +46,7 @@ fn main() {
     };
     let digests = write_data(device.as_ref());
     let volume = Volume::open(vec![Arc::clone(&device)], OpenOptions::default()).unwrap();
-    install(&volume);
+    install(&volume, DATA_BYTES);
     let mut pair = QueuePair::new(Arc::from(vec![Arc::clone(&device)]), 128);
     for (name, bytes, depth) in [("4K x 64", 4096, DEPTH), ("1M x 1", 1 << 20, 1)] {
         let raw = measure(bytes, depth, |offsets, buffers| {
@@ -114,20 +113,4 @@ fn write_data(device: &dyn Device) -> Vec<u8> {
         at += 1 << 20;
     }
     digests
-}
-
-fn install(volume: &Volume) {
-    let device = *volume.super_block().device();
-    let stripe = Stripe { devid: device.devid, offset: Physical(DATA_AT), dev_uuid: device.uuid };
-    let chunk = Chunk {
-        logical: Logical(LOGICAL),
-        bytes: DATA_BYTES,
-        flags: BlockGroupFlags::DATA,
-        profile: Profile::Single,
-        sub_stripes: 1,
-        stripes: vec![stripe],
-    };
-    volume.install_chunk(chunk.logical, &chunk).unwrap();
-    volume.install_device(&device);
-    volume.seal().unwrap();
 }

@@ -11,11 +11,13 @@
     reason = "a benchmark prints its ratios, and stops at the first surprise"
 )]
 
+mod one_chunk;
+
 use butternut_device::{Device, FileDevice, OpenDevice, QueuePair, WriteFrom};
-use butternut_format::chunk::{BlockGroupFlags, Chunk, Profile, Stripe};
-use butternut_format::units::{Logical, Physical};
+use butternut_format::units::Logical;
 use butternut_sys::buffer::Buffer;
 use butternut_volume::{DataWrite, OpenOptions, Volume};
+use one_chunk::{DATA_AT, LOGICAL, install};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
@@ -23,9 +25,6 @@ use std::time::{Duration, Instant};
 
 const DATA_BYTES: u64 = 1 << 30;
 const DEVICE_BYTES: u64 = 1200 << 20;
-/// Where the data lies, on the device and in the volume.
-const DATA_AT: u64 = 128 << 20;
-const LOGICAL: u64 = 1 << 40;
 const RUN: Duration = Duration::from_millis(200);
 
 /// What one round writes.
@@ -59,7 +58,7 @@ fn main() {
     let how = OpenDevice { writable: true, ..OpenDevice::default() };
     let device: Arc<dyn Device> = Arc::new(FileDevice::open(&disk.path, &how).unwrap());
     let volume = Volume::open(vec![Arc::clone(&device)], OpenOptions::default()).unwrap();
-    install(&volume);
+    install(&volume, DATA_BYTES);
     let mut pair = QueuePair::new(Arc::from(vec![Arc::clone(&device)]), 128);
     let mut raw = |offsets: &[u64], buffers: &[Buffer]| {
         let writes = offsets.iter().zip(buffers);
@@ -144,20 +143,4 @@ impl Drop for Disk {
             assert!(detached.is_ok_and(|status| status.success()));
         }
     }
-}
-
-fn install(volume: &Volume) {
-    let device = *volume.super_block().device();
-    let stripe = Stripe { devid: device.devid, offset: Physical(DATA_AT), dev_uuid: device.uuid };
-    let chunk = Chunk {
-        logical: Logical(LOGICAL),
-        bytes: DATA_BYTES,
-        flags: BlockGroupFlags::DATA,
-        profile: Profile::Single,
-        sub_stripes: 1,
-        stripes: vec![stripe],
-    };
-    volume.install_chunk(chunk.logical, &chunk).unwrap();
-    volume.install_device(&device);
-    volume.seal().unwrap();
 }

@@ -37,12 +37,12 @@ impl Volume {
     /// Writes a batch; each write has its own result.
     pub fn write_data(&self, writes: &mut [DataWrite<'_>]) {
         let chunks = self.chunks.load();
-        let mut batch = WriteBatch::with_capacity(writes.len());
+        let mut batch = WriteBatch::new(self, &chunks, writes.len());
         for (range, write) in writes.iter_mut().enumerate() {
             write.result = check_shape(write.logical, write.buf.len())
-                .and_then(|()| batch.add(self, &chunks, range, write.logical, write.buf));
+                .and_then(|()| batch.add(range, write.logical, write.buf));
         }
-        for (range, error) in batch.run(self) {
+        for (range, error) in batch.run() {
             if let Some(write) = writes.get_mut(range)
                 && write.result.is_ok()
             {
@@ -54,12 +54,12 @@ impl Volume {
     /// Writes blocks, all of them or an error: the first, in the order of the addresses.
     pub fn write_blocks(&self, blocks: &[(Logical, &[u8])]) -> Result<(), VolumeError> {
         let chunks = self.chunks.load();
-        let mut batch = WriteBatch::with_capacity(blocks.len());
+        let mut batch = WriteBatch::new(self, &chunks, blocks.len());
         for (range, (logical, bytes)) in blocks.iter().enumerate() {
             check_shape(*logical, bytes.len())?;
-            batch.add(self, &chunks, range, *logical, bytes)?;
+            batch.add(range, *logical, bytes)?;
         }
-        batch.run(self).into_iter().next().map_or(Ok(()), |(_, error)| Err(error))
+        batch.run().into_iter().next().map_or(Ok(()), |(_, error)| Err(error))
     }
 }
 

@@ -60,6 +60,8 @@ struct Run {
 /// A batch being put together.
 #[derive(Debug)]
 pub(crate) struct WriteBatch<'c, 'b> {
+    volume: &'c Volume,
+    chunks: &'c Chunks,
     parts: Vec<Part<'c, 'b>>,
 }
 
@@ -81,21 +83,20 @@ impl Slabs {
 }
 
 impl<'c, 'b> WriteBatch<'c, 'b> {
-    pub(crate) fn with_capacity(writes: usize) -> Self {
-        Self { parts: Vec::with_capacity(writes) }
+    /// Room for `writes`, and more.
+    pub(crate) fn new(volume: &'c Volume, chunks: &'c Chunks, writes: usize) -> Self {
+        Self { volume, chunks, parts: Vec::with_capacity(writes) }
     }
 
     /// Adds a write. One that cannot reach every copy adds nothing.
     pub(crate) fn add(
         &mut self,
-        volume: &Volume,
-        chunks: &'c Chunks,
         range: usize,
         logical: Logical,
         buf: &'b [u8],
     ) -> Result<(), VolumeError> {
         let before = self.parts.len();
-        let added = self.add_parts(volume, chunks, range, logical, buf);
+        let added = self.add_parts(range, logical, buf);
         if added.is_err() {
             self.parts.truncate(before);
         }
@@ -104,8 +105,6 @@ impl<'c, 'b> WriteBatch<'c, 'b> {
 
     fn add_parts(
         &mut self,
-        volume: &Volume,
-        chunks: &'c Chunks,
         range: usize,
         logical: Logical,
         buf: &'b [u8],
@@ -113,10 +112,10 @@ impl<'c, 'b> WriteBatch<'c, 'b> {
         let unmapped = || VolumeError::Unmapped { logical, bytes: length(buf.len()) };
         let (mut at, mut rest) = (logical, buf);
         while !rest.is_empty() {
-            let layout = chunks.find(at).ok_or_else(unmapped)?;
+            let layout = self.chunks.find(at).ok_or_else(unmapped)?;
             let most = length(rest.len().min(RUN_BYTES_MAX));
             let piece = layout.piece(at, most).ok_or_else(unmapped)?;
-            volume.check_places(layout, &piece)?;
+            self.volume.check_places(layout, &piece)?;
             let bytes = usize::try_from(piece.bytes).unwrap_or(usize::MAX);
             let (now, later) = rest.split_at_checked(bytes).ok_or_else(unmapped)?;
             self.parts.push(Part { range, layout, piece, buf: now });
@@ -127,14 +126,14 @@ impl<'c, 'b> WriteBatch<'c, 'b> {
     }
 
     /// Writes everything; says which writes failed, in the order of their places.
-    pub(crate) fn run(mut self, volume: &Volume) -> Vec<(usize, VolumeError)> {
+    pub(crate) fn run(mut self) -> Vec<(usize, VolumeError)> {
         self.parts.sort_unstable_by_key(|part| {
             (part.layout.logical(), part.piece.first, part.piece.within)
         });
         let parts = &self.parts;
         let mut failures = Vec::new();
         let mut singly = Vec::new();
-        for (run, error) in volume.write_runs(parts, joined(parts)) {
+        for (run, error) in self.volume.write_runs(parts, joined(parts)) {
             if run.parts.len() == 1 {
                 failures.push((run.parts.start, error));
             } else {
@@ -144,7 +143,7 @@ impl<'c, 'b> WriteBatch<'c, 'b> {
                 }));
             }
         }
-        let failed = volume.write_runs(parts, singly);
+        let failed = self.volume.write_runs(parts, singly);
         failures.extend(failed.into_iter().map(|(run, error)| (run.parts.start, error)));
         failures.sort_by_key(|(part, _)| *part);
         let failures = failures.into_iter();
