@@ -224,7 +224,7 @@ pub(crate) enum Noun {
     /// Make a volume, empty or from a directory
     #[command(after_help = MKFS_HELP)]
     Mkfs(MkfsArgs),
-    /// Mount a volume read-only, through FUSE
+    /// Mount a volume, through FUSE
     #[command(after_help = MOUNT_HELP)]
     Mount(MountArgs),
     /// Unmount, and wait until the volume is released

@@ -1,8 +1,10 @@
 //! Floor 4: copy-on-write B-trees. Never knows files or names.
 //!
 //! A [`Forest`] is the set of trees of one volume and the node cache they share. A [`Tree`] is one
-//! root in it, fixed when it is looked up: whoever holds it sees that state for as long as he
-//! likes. A [`Cursor`] is a position in a tree, an [`Item`] a leaf slot that keeps its block alive.
+//! root in it: fixed where the volume is only read, and where it is open for writing whatever the
+//! running transaction makes of it. A [`Cursor`] is a position in a tree, an [`Item`] a leaf slot
+//! that keeps its block alive. Who holds a [`Handle`] takes part in the transaction, and changes
+//! trees by [`TreeEdit`]s until he drops it.
 //!
 //! Laws:
 //!
