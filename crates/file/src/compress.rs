@@ -1,19 +1,33 @@
-//! Decompression: the bytes of one extent into the bytes of a file.
+//! Compression: the bytes of one extent into the bytes of a file, and back.
 //!
-//! Laws, for each of the three algorithms (and for none, a copy):
+//! Laws of unpacking, for each of the three algorithms (and for none, a copy):
 //!
 //! 1. The output is exactly the slice given; nothing is allocated that the input sizes.
 //! 2. It holds the first bytes of what the extent says, then zeroes where the extent ends early:
 //!    the last extent of a file may hold a partial sector.
 //! 3. Damaged or truncated input is refused by the field that betrays it; the output is then
 //!    undefined.
-//! 4. Decoders live with their thread and are used again: no allocation for each extent.
 //!
-//! Left to others: which extent, its checksums (`read`), where its bytes go (`plan`).
+//! Laws of packing:
+//!
+//! 4. What is packed is what the kernel reads: it unpacks to exactly the input, which is at most
+//!    128 KiB.
+//! 5. It has at most the bytes asked for, or is not there at all.
+//!
+//! For both: encoders and decoders live with their thread and are used again, so that no extent
+//! makes one.
+//!
+//! Left to others: which extent, its checksums (`read`), where its bytes go (`plan`); what is worth
+//! packing at all and what becomes of it (`pack`).
 
+mod level;
 mod lzo;
+mod lzo_match;
+mod sample;
 mod zlib;
 mod zstd;
+
+pub use level::{BadPacker, Packer};
 
 use butternut_format::file_extent::Compression;
 use butternut_format::refused::Refused;
@@ -36,8 +50,17 @@ struct Decoders {
     zstd: Option<zstd::Frames>,
 }
 
+/// The encoders of one thread, for the level that was asked for last.
+#[derive(Default)]
+struct Encoders {
+    zlib: Option<zlib::Deflater>,
+    lzo: Option<lzo_match::Matcher>,
+    zstd: Option<zstd::Packer>,
+}
+
 thread_local! {
     static DECODERS: RefCell<Decoders> = RefCell::default();
+    static ENCODERS: RefCell<Encoders> = RefCell::default();
 }
 
 /// Fills `out` with the first bytes that `input` holds; see the laws above.
@@ -65,6 +88,45 @@ pub fn decompress(
             none => none.insert(zstd::Frames::new()?).fill(input, out),
         },
     })
+}
+
+/// Packs `input` into at most `bytes_max` bytes; `None` where it takes more.
+pub fn compress(packer: Packer, input: &[u8], bytes_max: usize) -> Option<Vec<u8>> {
+    ENCODERS.with_borrow_mut(|encoders| {
+        let mut out = Vec::new();
+        let bytes = match packer.compression() {
+            Compression::None => return None,
+            Compression::Zlib => {
+                let level = packer.level().unsigned_abs();
+                let zlib = encoders.zlib.take().filter(|zlib| zlib.level() == level);
+                let zlib = encoders.zlib.insert(zlib.unwrap_or_else(|| zlib::Deflater::new(level)));
+                out.resize(bytes_max, 0);
+                zlib.pack(input, &mut out)?
+            }
+            Compression::Lzo => {
+                let matcher = encoders.lzo.get_or_insert_with(lzo_match::Matcher::new);
+                out.reserve(bytes_max);
+                let is_whole = lzo::pack(matcher, input, bytes_max, &mut out);
+                is_whole.then_some(out.len())?
+            }
+            Compression::Zstd => {
+                let zstd = encoders.zstd.take().filter(|zstd| zstd.level() == packer.level());
+                let zstd = match zstd {
+                    Some(zstd) => zstd,
+                    None => zstd::Packer::new(packer.level())?,
+                };
+                out.resize(bytes_max, 0);
+                encoders.zstd.insert(zstd).pack(input, &mut out)?
+            }
+        };
+        out.truncate(bytes);
+        Some(out)
+    })
+}
+
+/// Whether a sample of `input` says that packing it may pay.
+pub(crate) fn is_promising(input: &[u8]) -> bool {
+    sample::is_promising(input)
 }
 
 fn copy(input: &[u8], out: &mut [u8]) {

@@ -11,7 +11,10 @@
 //! 3. A segment yields at most one sector; the segments' outputs follow one another.
 //! 4. Output that ends early leaves zeroes. Output is never more than `out.len()` bytes.
 //! 5. An inline extent has exactly one segment, and `total` is its whole length.
+//!
+//! Packing writes the gap of law 2 behind the last segment too, and counts it, as the kernel does.
 
+use super::lzo_match::Matcher;
 use butternut_format::refused::{Refused, require};
 
 const SECTOR: usize = 4096;
@@ -80,6 +83,38 @@ impl Segments {
         }
         Ok(wanted)
     }
+}
+
+/// Appends all of `input` as an extent (laws 1 to 3), unless that takes more than `bytes_max`.
+pub(super) fn pack(
+    matcher: &mut Matcher,
+    input: &[u8],
+    bytes_max: usize,
+    out: &mut Vec<u8>,
+) -> bool {
+    out.extend_from_slice(&[0; LENGTH_BYTES]);
+    for sector in input.chunks(SECTOR) {
+        let header = out.len();
+        out.extend_from_slice(&[0; LENGTH_BYTES]);
+        matcher.append(sector, out);
+        let segment = out.len() - header - LENGTH_BYTES;
+        put_length(out, header, segment);
+        if input.len() > SECTOR {
+            out.resize(skip_gap(out.len()), 0);
+        }
+        if out.len() > bytes_max {
+            return false;
+        }
+    }
+    let total = out.len();
+    put_length(out, 0, total);
+    true
+}
+
+/// Writes the length at `at`, where there is room for it.
+fn put_length(out: &mut [u8], at: usize, bytes: usize) {
+    let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+    out[at..at + LENGTH_BYTES].copy_from_slice(&bytes.to_le_bytes());
 }
 
 /// Where the next segment header starts (law 2).

@@ -1,6 +1,6 @@
-//! The decoders against packers that follow the format, and against damage.
+//! The decoders against other packers that follow the format, against our own, and against damage.
 
-use super::{Compression, Origin, decompress};
+use super::{Compression, Origin, Packer, compress, decompress};
 use proptest::prelude::*;
 
 const SECTOR: usize = 4096;
@@ -174,4 +174,46 @@ fn an_inline_lzo_extent_is_one_segment_and_nothing_else() {
     let two = pack_lzo(&b"inline ".repeat(800));
     let refused = decompress(Compression::Lzo, Origin::Inline, &two, &mut out).unwrap_err();
     assert_eq!(refused.field(), "lzo segment length");
+}
+
+/// Every algorithm, at the ends of its levels too.
+fn packers() -> impl Iterator<Item = Packer> {
+    let named = ["zlib:1", "zlib", "zlib:9", "lzo", "zstd:-15", "zstd:1", "zstd", "zstd:15"];
+    named.into_iter().map(|name| name.parse().unwrap())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn what_we_pack_comes_back(text in texts(), room in 1..140_000_usize) {
+        for packer in packers() {
+            let Some(packed) = compress(packer, &text, room) else {
+                let whole = compress(packer, &text, 2 * text.len() + 1000).unwrap();
+                prop_assert!(whole.len() > room, "{packer}: {} fit {room}", whole.len());
+                continue;
+            };
+            prop_assert!(packed.len() <= room, "{packer}");
+            let mut padded = packed.clone();
+            padded.resize(packed.len().next_multiple_of(SECTOR), 0);
+            let found = unpack(packer.compression(), &padded, text.len()).unwrap();
+            prop_assert_eq!(&found, &text, "{}", packer);
+            if text.len() <= SECTOR {
+                let mut out = vec![0xAA; text.len()];
+                decompress(packer.compression(), Origin::Inline, &packed, &mut out).unwrap();
+                prop_assert_eq!(&out, &text, "{}", packer);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_largest_extent_is_packed_and_comes_back() {
+    let text: Vec<u8> = (0..131_072_u32).map(|n| (n.wrapping_mul(n) >> 9).to_le_bytes()[0]).collect();
+    for packer in packers() {
+        let packed = compress(packer, &text, 140_000).unwrap();
+        let mut padded = packed.clone();
+        padded.resize(packed.len().next_multiple_of(SECTOR), 0);
+        assert_eq!(unpack(packer.compression(), &padded, text.len()).unwrap(), text, "{packer}");
+    }
 }

@@ -11,7 +11,7 @@
 //! 4. The Adler sum is not looked at, as in the kernel: the checksum tree vouches for the bytes.
 
 use butternut_format::refused::{Refused, require};
-use flate2::{Decompress, FlushDecompress, Status};
+use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
 
 /// The compression method every zlib header names in its low four bits.
 const METHOD_DEFLATE: u8 = 8;
@@ -53,6 +53,30 @@ impl Inflater {
         }
         out.get_mut(made..).unwrap_or_default().fill(0);
         Ok(())
+    }
+}
+
+/// A reusable deflater.
+pub(super) struct Deflater {
+    stream: Compress,
+    level: u32,
+}
+
+impl Deflater {
+    pub(super) fn new(level: u32) -> Self {
+        Self { stream: Compress::new(Compression::new(level), true), level }
+    }
+
+    pub(super) fn level(&self) -> u32 {
+        self.level
+    }
+
+    /// Packs all of `input` into the front of `out`, and says how many bytes that took; `None`
+    /// where there is no room.
+    pub(super) fn pack(&mut self, input: &[u8], out: &mut [u8]) -> Option<usize> {
+        self.stream.reset();
+        let status = self.stream.compress(input, out, FlushCompress::Finish).ok()?;
+        matches!(status, Status::StreamEnd).then(|| count(self.stream.total_out(), 0))
     }
 }
 

@@ -13,7 +13,8 @@
 
 use butternut_format::refused::{Refused, require};
 use zstd::zstd_safe::{
-    self, DCtx, DParameter, ErrorCode, InBuffer, OutBuffer, ResetDirective, get_error_name,
+    self, CCtx, CParameter, DCtx, DParameter, ErrorCode, InBuffer, OutBuffer, ResetDirective,
+    get_error_name,
 };
 
 /// Law 4.
@@ -56,6 +57,32 @@ impl Frames {
             require(moved, "zstd frame", "an early end of input", "a last block")?;
         }
         Ok(out.pos())
+    }
+}
+
+/// A reusable encoder.
+pub(super) struct Packer {
+    context: CCtx<'static>,
+    level: i32,
+}
+
+impl Packer {
+    /// None where there is no memory for one.
+    pub(super) fn new(level: i32) -> Option<Self> {
+        let mut context = CCtx::try_create()?;
+        context.set_parameter(CParameter::CompressionLevel(level)).ok()?;
+        Some(Self { context, level })
+    }
+
+    pub(super) fn level(&self) -> i32 {
+        self.level
+    }
+
+    /// Packs all of `input`, at most 128 KiB, into the front of `out` as one frame that states its
+    /// content size, and says how many bytes that took; `None` where there is no room. Such a frame
+    /// looks back no further than its content is long (law 4).
+    pub(super) fn pack(&mut self, input: &[u8], out: &mut [u8]) -> Option<usize> {
+        self.context.compress2(out, input).ok()
     }
 }
 

@@ -1,0 +1,134 @@
+//! [`Packer`]: an algorithm and how hard it tries, as options and properties name them.
+//!
+//! ```text
+//! zlib  zlib:LEVEL     1 to 9, 3 where none is named
+//! zstd  zstd:LEVEL     -15 to 15, 3 where none is named
+//! lzo                  has no levels
+//! ```
+//!
+//! As with the kernel a level beyond an end is that end, and 0 is none.
+
+use butternut_format::file_extent::Compression;
+use std::fmt;
+use std::str::FromStr;
+
+const ZLIB_LEVEL_MAX: i32 = 9;
+const ZSTD_LEVEL_MIN: i32 = -15;
+const ZSTD_LEVEL_MAX: i32 = 15;
+/// The level of both where none is named.
+const LEVEL: i32 = 3;
+
+/// An algorithm, and its level. The default is zlib, as the kernel's is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Packer {
+    compression: Compression,
+    level: i32,
+}
+
+/// A text that names no [`Packer`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not zlib[:1-9], lzo or zstd[:-15-15]")]
+pub struct BadPacker;
+
+impl Packer {
+    /// `compression` at its own level, where it is one.
+    pub fn new(compression: Compression) -> Option<Self> {
+        Self::with_level(compression, 0)
+    }
+
+    /// `compression` at a level, where it is one; lzo has none.
+    pub fn with_level(compression: Compression, level: i32) -> Option<Self> {
+        let level = if level == 0 { LEVEL } else { level };
+        let level = match compression {
+            Compression::None => return None,
+            Compression::Lzo => 0,
+            Compression::Zlib => level.clamp(1, ZLIB_LEVEL_MAX),
+            Compression::Zstd => level.clamp(ZSTD_LEVEL_MIN, ZSTD_LEVEL_MAX),
+        };
+        Some(Self { compression, level })
+    }
+
+    pub fn compression(self) -> Compression {
+        self.compression
+    }
+
+    pub fn level(self) -> i32 {
+        self.level
+    }
+
+    fn name(self) -> &'static str {
+        match self.compression {
+            Compression::None => "none",
+            Compression::Zlib => "zlib",
+            Compression::Lzo => "lzo",
+            Compression::Zstd => "zstd",
+        }
+    }
+}
+
+impl Default for Packer {
+    fn default() -> Self {
+        Self { compression: Compression::Zlib, level: LEVEL }
+    }
+}
+
+impl fmt::Debug for Packer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for Packer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.compression {
+            Compression::None | Compression::Lzo => f.write_str(self.name()),
+            Compression::Zlib | Compression::Zstd => write!(f, "{}:{}", self.name(), self.level),
+        }
+    }
+}
+
+impl FromStr for Packer {
+    type Err = BadPacker;
+
+    fn from_str(text: &str) -> Result<Self, BadPacker> {
+        let (name, level) = match text.split_once(':') {
+            None => (text, None),
+            Some((name, level)) => (name, Some(level.parse().map_err(|_| BadPacker)?)),
+        };
+        let compression = match name {
+            "zlib" => Compression::Zlib,
+            "zstd" => Compression::Zstd,
+            "lzo" if level.is_none() => Compression::Lzo,
+            _ => return Err(BadPacker),
+        };
+        Self::with_level(compression, level.unwrap_or(0)).ok_or(BadPacker)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_levels_are_read_as_the_kernel_reads_them() {
+        for (text, means) in [
+            ("zlib", Some("zlib:3")),
+            ("zlib:9", Some("zlib:9")),
+            ("zlib:99", Some("zlib:9")),
+            ("zlib:0", Some("zlib:3")),
+            ("zstd", Some("zstd:3")),
+            ("zstd:-7", Some("zstd:-7")),
+            ("zstd:-99", Some("zstd:-15")),
+            ("zstd:19", Some("zstd:15")),
+            ("lzo", Some("lzo")),
+            ("lzo:3", None),
+            ("zstd:", None),
+            ("zstd:x", None),
+            ("gzip", None),
+            ("", None),
+        ] {
+            let read = text.parse::<Packer>().ok().map(|packer| packer.to_string());
+            assert_eq!(read.as_deref(), means, "{text}");
+        }
+    }
+}
