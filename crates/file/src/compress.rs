@@ -90,38 +90,49 @@ pub fn decompress(
     })
 }
 
-/// Packs `input` into at most `bytes_max` bytes; `None` where it takes more.
-pub fn compress(packer: Packer, input: &[u8], bytes_max: usize) -> Option<Vec<u8>> {
-    ENCODERS.with_borrow_mut(|encoders| {
-        let mut out = Vec::new();
+/// Packs `input` into at most `bytes_max` bytes, the whole of `out`. Says whether it fits; where it
+/// does not, `out` is undefined.
+pub fn compress(packer: Packer, input: &[u8], bytes_max: usize, out: &mut Vec<u8>) -> bool {
+    ENCODERS.with_borrow_mut(|encoders| encoders.pack(packer, input, bytes_max, out).is_some())
+}
+
+impl Encoders {
+    fn pack(
+        &mut self,
+        packer: Packer,
+        input: &[u8],
+        bytes_max: usize,
+        out: &mut Vec<u8>,
+    ) -> Option<()> {
+        out.clear();
         let bytes = match packer.compression() {
             Compression::None => return None,
             Compression::Zlib => {
                 let level = packer.level().unsigned_abs();
-                let zlib = encoders.zlib.take().filter(|zlib| zlib.level() == level);
-                let zlib = encoders.zlib.insert(zlib.unwrap_or_else(|| zlib::Deflater::new(level)));
+                let zlib = self.zlib.take().filter(|zlib| zlib.level() == level);
+                let zlib = self.zlib.insert(zlib.unwrap_or_else(|| zlib::Deflater::new(level)));
                 out.resize(bytes_max, 0);
-                zlib.pack(input, &mut out)?
+                zlib.pack(input, out)?
             }
             Compression::Lzo => {
-                let matcher = encoders.lzo.get_or_insert_with(lzo_match::Matcher::new);
+                let matcher = self.lzo.get_or_insert_with(lzo_match::Matcher::new);
                 out.reserve(bytes_max);
-                let is_whole = lzo::pack(matcher, input, bytes_max, &mut out);
+                let is_whole = lzo::pack(matcher, input, bytes_max, out);
                 is_whole.then_some(out.len())?
             }
             Compression::Zstd => {
-                let zstd = encoders.zstd.take().filter(|zstd| zstd.level() == packer.level());
+                let zstd = self.zstd.take().filter(|zstd| zstd.level() == packer.level());
                 let zstd = match zstd {
                     Some(zstd) => zstd,
                     None => zstd::Packer::new(packer.level())?,
                 };
                 out.resize(bytes_max, 0);
-                encoders.zstd.insert(zstd).pack(input, &mut out)?
+                self.zstd.insert(zstd).pack(input, out)?
             }
         };
         out.truncate(bytes);
-        Some(out)
-    })
+        Some(())
+    }
 }
 
 /// Whether a sample of `input` says that packing it may pay.

@@ -1,23 +1,32 @@
-//! Bringing data down: runs of blocks, to where they were told to go, with their digests.
+//! Bringing data down: the one way from bytes in memory to extents on disk.
+//!
+//! ```text
+//! runs -> pack (`pack`) -> find space (`assign`) -> write, and make digests -> land: patches
+//! ```
 //!
 //! Laws:
 //!
 //! 1. A run is down when every copy of all of it is; otherwise it counts as not written at all.
 //! 2. Digests are of the bytes that were handed to the device: they are in memory that nobody
 //!    changes meanwhile.
-//! 3. What a batch holds and asks for is bounded by [`BATCH_BYTES_MAX`].
+//! 3. What a batch holds and asks for is bounded by [`BATCH_BYTES_MAX`], and as much once more
+//!    for what is packed.
 
+use crate::assign::{Unplaced, assign};
 use crate::error::FileError;
-use crate::overlay::{BLOCK, Patch, Place};
+use crate::overlay::{BLOCK, PackedExtent, Patch, Place};
+use crate::pack::{Packing, pack};
 use crate::place::Target;
-use crate::source::Source;
+use crate::source::{Source, in_memory};
 use crate::state::FileState;
 use butternut_format::checksum::ChecksumKind;
+use butternut_format::file_extent::{Compression, DiskExtent};
 use butternut_format::units::{Logical, SECTOR_BYTES, length};
 use butternut_volume::{DataWrite, VolumeError};
 use rayon::iter::{IntoParallelRefMutIterator, ParallelIterator};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Data of one batch (law 3).
 pub(crate) const BATCH_BYTES_MAX: u64 = 16 << 20;
@@ -36,9 +45,14 @@ pub(crate) struct Descent<'a> {
     pub(crate) start: u64,
     pub(crate) data: Data<'a>,
     pub(crate) target: Target,
-    /// Where on disk.
+    /// It is to be packed, if that pays.
+    pub(crate) packing: Option<Packing>,
+    /// That did not pay, which is to be remembered.
+    pub(crate) has_given_up: bool,
+    pub(crate) owner: Owner,
+    /// Where on disk, once that is found.
     pub(crate) logical: Logical,
-    pub(crate) wants_digests: bool,
+    wants_digests: bool,
     digests: Vec<u8>,
     failure: Option<VolumeError>,
 }
@@ -48,24 +62,87 @@ pub(crate) struct Descent<'a> {
 pub(crate) enum Data<'a> {
     Blocks(Vec<Arc<[u8]>>),
     Slice(&'a [u8]),
+    /// Packed, in whole sectors; and what was packed.
+    Packed {
+        packed: Vec<u8>,
+        compression: Compression,
+        plain: Box<Data<'a>>,
+    },
+}
+
+/// Whose the bytes of a run are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Owner {
+    Caller,
+    /// Dirty blocks.
+    File,
+    /// The same, and space for them is held in the file's room.
+    FileWithRoom,
+}
+
+/// How a batch went.
+#[derive(Debug)]
+pub(crate) struct Down {
+    /// The first failure to write; the files keep each its own.
+    pub(crate) result: Result<(), FileError>,
+    /// What was not written, in the order of the runs.
+    pub(crate) unplaced: Vec<Unplaced>,
+}
+
+impl Owner {
+    pub(crate) fn is_dirty(self) -> bool {
+        self != Self::Caller
+    }
+
+    pub(crate) fn has_room(self) -> bool {
+        self == Self::FileWithRoom
+    }
+}
+
+impl Data<'_> {
+    /// Bytes of the file.
+    fn bytes(&self) -> u64 {
+        match self {
+            Data::Blocks(blocks) => length(blocks.len()) * SECTOR_BYTES,
+            Data::Slice(bytes) => length(bytes.len()),
+            Data::Packed { plain, .. } => plain.bytes(),
+        }
+    }
 }
 
 impl<'a> Descent<'a> {
+    /// A run of `file`, which is the `number`th of those that go down together.
     pub(crate) fn new(
-        file: usize,
+        file: &FileState,
+        number: usize,
         start: u64,
-        data: Data<'a>,
-        (target, logical): (Target, Logical),
-        wants_digests: bool,
+        (owner, data): (Owner, Data<'a>),
+        target: Target,
     ) -> Self {
-        let (digests, failure) = (Vec::new(), None);
-        Self { file, start, data, target, logical, wants_digests, digests, failure }
+        Self {
+            file: number,
+            start,
+            owner,
+            data,
+            target,
+            packing: file.packing().filter(|_| target == Target::New),
+            has_given_up: false,
+            logical: Logical(0),
+            wants_digests: file.view.has_sums(),
+            digests: Vec::new(),
+            failure: None,
+        }
     }
 
+    /// Bytes of the file.
     pub(crate) fn bytes(&self) -> u64 {
+        self.data.bytes()
+    }
+
+    pub(crate) fn disk_bytes(&self) -> u64 {
         match &self.data {
-            Data::Blocks(blocks) => length(blocks.len()) * SECTOR_BYTES,
-            Data::Slice(bytes) => length(bytes.len()),
+            Data::Packed { packed, .. } => length(packed.len()),
+            plain @ (Data::Blocks(_) | Data::Slice(_)) => plain.bytes(),
         }
     }
 
@@ -73,9 +150,28 @@ impl<'a> Descent<'a> {
         self.start..self.start + self.bytes()
     }
 
+    /// Keeps the first `bytes` bytes, whole blocks; returns the rest. It is not packed yet.
+    pub(crate) fn split_off(&mut self, bytes: u64) -> Self {
+        let at = in_memory(bytes);
+        let data = match &mut self.data {
+            Data::Blocks(blocks) => Data::Blocks(blocks.split_off((at / BLOCK).min(blocks.len()))),
+            Data::Slice(slice) => {
+                let (now, later) = slice.split_at(at.min(slice.len()));
+                *slice = now;
+                Data::Slice(later)
+            }
+            Data::Packed { .. } => {
+                debug_assert!(false, "what is packed is one extent");
+                Data::Slice(&[])
+            }
+        };
+        let (start, digests, failure) = (self.start + bytes, Vec::new(), None);
+        Self { start, data, digests, failure, ..*self }
+    }
+
     /// Where on disk it went.
     fn space(&self) -> Range<u64> {
-        self.logical.0..self.logical.0 + self.bytes()
+        self.logical.0..self.logical.0 + self.disk_bytes()
     }
 
     /// Pieces of memory that follow one another on disk.
@@ -83,17 +179,37 @@ impl<'a> Descent<'a> {
         let (blocks, slice) = match &self.data {
             Data::Blocks(blocks) => (blocks.as_slice(), None),
             Data::Slice(bytes) => (&[][..], Some(*bytes)),
+            Data::Packed { packed, .. } => (&[][..], Some(packed.as_slice())),
         };
         blocks.iter().map(|block| &**block).chain(slice)
     }
 }
 
+/// Brings runs of some files down, and tells the files.
+pub(crate) fn bring_down(
+    source: &Source,
+    files: &mut [&mut FileState],
+    runs: Vec<Descent<'_>>,
+) -> Down {
+    let runs = pack(source, files, runs);
+    let (mut runs, unplaced) = assign(files, runs);
+    write_and_digest(source, &mut runs);
+    let mut result = Ok(());
+    for run in runs {
+        debug_assert!(files.len() > run.file, "runs are of these files");
+        let Some(file) = files.get_mut(run.file) else { continue };
+        let landed = file.land(run);
+        result = result.and(landed);
+    }
+    Down { result, unplaced }
+}
+
 /// Writes all runs and makes their digests. Each run knows how it went.
-pub(crate) fn bring_down(source: &Source, runs: &mut [Descent<'_>]) {
+fn write_and_digest(source: &Source, runs: &mut [Descent<'_>]) {
     let csum = source.forest().volume().super_block().csum();
     let mut digests: Vec<Vec<u8>> = runs.iter().map(|run| run.room_for_digests(csum)).collect();
     let mut failures: Vec<Option<VolumeError>> = runs.iter().map(|_| None).collect();
-    let bytes: u64 = runs.iter().map(Descent::bytes).sum();
+    let bytes: u64 = runs.iter().map(Descent::disk_bytes).sum();
     let parallel_bytes_min = match csum {
         ChecksumKind::Crc32c | ChecksumKind::Xxhash64 => PARALLEL_BYTES_MIN,
         ChecksumKind::Sha256 | ChecksumKind::Blake2b => PARALLEL_SLOW_BYTES_MIN,
@@ -118,8 +234,8 @@ pub(crate) fn bring_down(source: &Source, runs: &mut [Descent<'_>]) {
 impl Descent<'_> {
     /// Zeroes where the digests will be.
     fn room_for_digests(&self, csum: ChecksumKind) -> Vec<u8> {
-        let sectors = if self.wants_digests { self.bytes() / SECTOR_BYTES } else { 0 };
-        vec![0; crate::source::in_memory(sectors) * csum.bytes()]
+        let sectors = if self.wants_digests { self.disk_bytes() / SECTOR_BYTES } else { 0 };
+        vec![0; in_memory(sectors) * csum.bytes()]
     }
 }
 
@@ -184,7 +300,7 @@ impl FileState {
         let range = run.range();
         // What was dirty there is either what went down, or older than it. Where dirty blocks are
         // what did not go down, they are lost.
-        if run.failure.is_none() || matches!(run.data, Data::Blocks(_)) {
+        if run.failure.is_none() || run.owner.is_dirty() {
             self.drop_dirty(range.clone());
         }
         let new_space = (run.target == Target::New).then(|| run.space());
@@ -197,6 +313,10 @@ impl FileState {
             return Err(error);
         }
         self.bytes_written = self.bytes_written.saturating_add(run.bytes());
+        if let Data::Packed { compression, .. } = run.data {
+            self.land_packed(run, compression);
+            return Ok(());
+        }
         let place = match run.target {
             Target::New => Place::New { logical: run.logical, group: self.group_of(run.logical) },
             Target::SetAside { extent, skip } => Place::SetAside { extent, skip },
@@ -209,11 +329,11 @@ impl FileState {
         let mut overlay = self.live.overlay_mut();
         // A patch is one extent at most.
         let mut digests = std::mem::take(&mut run.digests);
-        let each = digests.len() / crate::source::in_memory(run.bytes() / SECTOR_BYTES).max(1);
+        let each = digests.len() / in_memory(run.bytes() / SECTOR_BYTES).max(1);
         let mut at = range.start;
         while at < range.end {
             let bytes = (range.end - at).min(crate::overlay::EXTENT_BYTES_MAX);
-            let later = crate::source::in_memory(bytes / SECTOR_BYTES) * each;
+            let later = in_memory(bytes / SECTOR_BYTES) * each;
             let rest = digests.split_off(later.min(digests.len()));
             let place = place.advanced(at - range.start);
             freed.extend(overlay.insert(at, Patch { bytes, place, digests }));
@@ -223,5 +343,18 @@ impl FileState {
         drop(overlay);
         self.release(freed);
         Ok(())
+    }
+
+    fn land_packed(&mut self, run: Descent<'_>, compression: Compression) {
+        /// The next packed extent of any file.
+        static NEXT_SERIAL: AtomicU64 = AtomicU64::new(0);
+        let extent = PackedExtent {
+            disk: DiskExtent { logical: run.logical, bytes: run.disk_bytes() },
+            ram_bytes: run.bytes(),
+            compression,
+            serial: NEXT_SERIAL.fetch_add(1, Ordering::Relaxed),
+        };
+        let freed = self.live.overlay_mut().insert_packed(run.start, extent, run.digests);
+        self.release(freed);
     }
 }

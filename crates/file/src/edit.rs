@@ -22,7 +22,8 @@ use crate::piece::{Piece, Reference};
 use crate::rewrite;
 use crate::state::FileState;
 use butternut_format::extent::DataRef;
-use butternut_format::file_extent::{ExtentBody, FileExtent};
+use butternut_format::feature::{self, Feature};
+use butternut_format::file_extent::{Compression, ExtentBody, FileExtent};
 use butternut_format::inode::{Inode, InodeFlags};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::{Generation, Ino, Logical, SECTOR_BYTES, TreeId, length};
@@ -66,6 +67,8 @@ pub(crate) struct Edit {
     sums: Vec<(Logical, Vec<u8>)>,
     patches: Vec<u64>,
     is_inline: bool,
+    /// What those who read the volume have to know of.
+    features: Vec<Feature>,
 }
 
 /// An item that is to be put.
@@ -131,6 +134,10 @@ impl FileState {
         let mut ranges: Vec<Range<u64>> = draft.gone.iter().chain(&covered).cloned().collect();
         ranges.retain(|range| !range.is_empty());
         ranges.sort_by_key(|range| range.start);
+        let mut features: Vec<Feature> = Vec::new();
+        for piece in &draft.come {
+            features.extend(feature_of(piece.extent.compression).filter(|f| !features.contains(f)));
+        }
         let old = items::touching(&self.view, &ranges)?;
         let rewrite = rewrite::plan(&old, &draft.gone, draft.come, &covered)
             .map_err(|refused| self.view.corrupt(refused))?;
@@ -147,6 +154,7 @@ impl FileState {
             sums: draft.sums,
             patches: draft.patches,
             is_inline: draft.is_inline,
+            features,
         })
     }
 
@@ -175,10 +183,14 @@ impl FileState {
         drop(overlay);
         if edit.is_inline {
             self.drop_dirty(0..SECTOR_BYTES);
+            self.packed_inline = None;
         }
         self.size_in_tree = edit.size;
         self.bytes_in_tree = self.bytes_in_tree.saturating_add_signed(edit.bytes_used);
         self.flags = self.flags.with(edit.flags);
+        if edit.flags.contains(InodeFlags::NOCOMPRESS) {
+            self.has_given_up = false;
+        }
         self.shape = None;
     }
 }
@@ -216,6 +228,7 @@ pub(crate) fn apply(
 fn change(handle: &Handle, files: &mut [Applied<'_, '_>]) -> Result<(), FileError> {
     let mut changes: Vec<(TreeId, Change)> = Vec::new();
     for applied in &mut *files {
+        applied.edit.features.iter().for_each(|feature| handle.add_feature(*feature));
         let (tree, ino) = (applied.file.tree_id(), applied.file.ino());
         let mut inode = applied.edit.inode(&applied.file.inode()?, handle.generation());
         (applied.stamp)(&mut inode);
@@ -287,6 +300,15 @@ fn tell(handle: &Handle, applied: &Applied<'_, '_>) -> Result<(), TreeError> {
         }
     }
     Ok(())
+}
+
+/// The feature that extents of some algorithm need. Every btrfs reads zlib.
+fn feature_of(compression: Compression) -> Option<Feature> {
+    match compression {
+        Compression::None | Compression::Zlib => None,
+        Compression::Lzo => Some(feature::COMPRESS_LZO),
+        Compression::Zstd => Some(feature::COMPRESS_ZSTD),
+    }
 }
 
 fn inode_key(ino: Ino) -> Key {

@@ -8,12 +8,14 @@
 //!    knows of it.
 //! 3. Inline files stay in memory: they go into the trees with the next merge.
 
-use crate::down::{BATCH_BYTES_MAX, Data, Descent, bring_down};
+use crate::assign::Unplaced;
+use crate::down::{BATCH_BYTES_MAX, Data, Descent, Down, Owner, bring_down};
 use crate::error::FileError;
 use crate::overlay::Backing;
 use crate::place::Target;
+use crate::source::{Source, in_memory};
 use crate::state::FileState;
-use butternut_format::units::{Logical, SECTOR_BYTES, length};
+use butternut_format::units::SECTOR_BYTES;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -35,6 +37,10 @@ impl FileState {
     pub fn flush_many(files: &mut [&mut Self]) -> Result<(), FileError> {
         let Some(source) = files.first().map(|file| file.source.clone()) else { return Ok(()) };
         let mut result = Ok(());
+        for file in &mut *files {
+            let decided = file.decide_inline();
+            result = result.and(decided);
+        }
         let mut runs = Vec::new();
         let mut first = 0;
         while let Some(file) = files.get_mut(first) {
@@ -45,7 +51,8 @@ impl FileState {
                 first += 1;
             }
             if !is_whole || first == files.len() {
-                land_all(files, &source, &mut runs, &mut result);
+                let lost = bring_all(files, &source, std::mem::take(&mut runs));
+                result = result.and(lost);
             }
         }
         for file in files {
@@ -70,10 +77,7 @@ impl FileState {
             let range = row.range.clone();
             if let Err(error) = self.plan_row(number, row, runs) {
                 self.note(&error);
-                // What was planned of the row goes down; the rest is lost.
-                let planned = runs.last().filter(|run| run.file == number);
-                let from = planned.map_or(range.start, |run| run.range().end.max(range.start));
-                self.drop_dirty(from..range.end);
+                self.drop_dirty(range);
                 if result.is_ok() {
                     *result = Err(error);
                 }
@@ -115,55 +119,34 @@ impl FileState {
         row: Row,
         runs: &mut Vec<Descent<'_>>,
     ) -> Result<(), FileError> {
-        let has_sums = self.view.has_sums();
-        let targets = match row.backing {
-            Backing::Reserved => vec![(row.range.clone(), Target::New)],
-            Backing::InPlace => self.targets(&row.range)?,
+        let (owner, targets) = match row.backing {
+            Backing::Reserved => (Owner::FileWithRoom, vec![(row.range.clone(), Target::New)]),
+            Backing::InPlace => (Owner::File, self.targets(&row.range)?),
             Backing::Inline => return Ok(()),
         };
         let mut blocks = row.blocks.into_iter();
         for (part, target) in targets {
-            let mut at = part.start;
-            while at < part.end {
-                let target = target.advanced(at - part.start);
-                let left = part.end - at;
-                let space = match target.place() {
-                    Some(logical) => logical.0..logical.0 + left,
-                    None if row.backing == Backing::Reserved => {
-                        self.take_room(left).map_or_else(|| self.allocate_run(left), Ok)?
-                    }
-                    None => self.allocate_run(left)?,
-                };
-                let bytes = space.end - space.start;
-                let count = crate::source::in_memory(bytes / SECTOR_BYTES);
-                let data = Data::Blocks(blocks.by_ref().take(count).collect());
-                let place = (target, Logical(space.start));
-                runs.push(Descent::new(number, at, data, place, has_sums));
-                at += bytes;
-            }
+            let count = in_memory((part.end - part.start) / SECTOR_BYTES);
+            let data = Data::Blocks(blocks.by_ref().take(count).collect());
+            runs.push(Descent::new(self, number, part.start, (owner, data), target));
         }
         Ok(())
     }
-
-    /// Room for blocks that count on it. They stay counted until they are down.
-    fn take_room(&mut self, bytes_max: u64) -> Option<Range<u64>> {
-        self.room.take(bytes_max)
-    }
 }
 
-fn land_all(
+/// Brings a batch down. What found no space is lost.
+fn bring_all(
     files: &mut [&mut FileState],
-    source: &crate::source::Source,
-    runs: &mut Vec<Descent<'_>>,
-    result: &mut Result<(), FileError>,
-) {
-    bring_down(source, runs);
-    for run in runs.drain(..) {
-        debug_assert!(length(files.len()) > length(run.file), "runs are of these files");
-        let Some(file) = files.get_mut(run.file) else { continue };
-        let landed = file.land(run);
-        if result.is_ok() {
-            *result = landed;
+    source: &Source,
+    runs: Vec<Descent<'_>>,
+) -> Result<(), FileError> {
+    let Down { mut result, unplaced } = bring_down(source, files, runs);
+    for Unplaced { file, range, error } in unplaced {
+        if let Some(file) = files.get_mut(file) {
+            file.note(&error);
+            file.drop_dirty(range);
         }
+        result = result.and(Err(error));
     }
+    result
 }

@@ -13,12 +13,13 @@
 //! an overlay that every read looks at first, and is merged into the trees from time to time.
 //!
 //! ```text
-//! write_at -> dirty blocks -> flush: one batch to the volume -> patches -> merge into the trees
+//! write_at -> dirty blocks -> flush: packed, one batch to the volume -> patches -> merge into trees
 //! ```
 //!
 //! Left to others: checksums against bytes, copies and parity (`volume`); what an inode is called
 //! (`names`); open handles and errno (`fs`).
 
+mod assign;
 mod budget;
 mod cache;
 pub mod compress;
@@ -32,6 +33,7 @@ mod live;
 mod map;
 mod merge;
 mod overlay;
+mod pack;
 mod piece;
 mod place;
 mod plan;
@@ -50,9 +52,11 @@ mod unpack;
 mod view;
 mod write;
 
+pub use compress::{BadPacker, Packer};
 pub use error::FileError;
 pub use map::{Mapping, MappingKind, Mappings, Packing};
 pub use merge::Merging;
+pub use pack::Compress;
 pub use read::ReadAt;
 pub use seek::{seek_data, seek_hole};
 pub use source::{Source, SourceOptions};

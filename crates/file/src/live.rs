@@ -14,7 +14,7 @@
 //!
 //! The lock of the overlay is held for a look or a change, never over I/O or a tree search.
 
-use crate::overlay::{Found, Overlay};
+use crate::overlay::{Found, Overlay, PackedExtent, Place};
 use crate::source::in_memory;
 use butternut_format::units::{Logical, SECTOR_BYTES};
 use std::ops::Range;
@@ -44,6 +44,9 @@ pub(crate) enum Layer {
     /// On disk, from `logical` on, up to byte `end` of the file. Digests are appended for every
     /// sector that this touches, if there are any.
     Written { logical: Logical, end: u64, has_digests: bool },
+    /// From byte `skip` of what a packed extent holds, up to byte `end` of the file. The digests of
+    /// its sectors are appended.
+    Packed { extent: PackedExtent, skip: u64, end: u64 },
     /// Whatever the tree says, up to byte `end` of the file.
     Tree { end: u64 },
 }
@@ -132,6 +135,10 @@ impl Live {
             }
             Found::Patch { start, patch, end } => {
                 let end = end.min(range.end);
+                if let Place::Packed { extent, skip } = patch.place {
+                    digests.extend_from_slice(overlay.packed_digests(&extent));
+                    return Layer::Packed { extent, skip: skip + (range.start - start), end };
+                }
                 let each = patch.digest_bytes();
                 let first = in_memory((range.start - start) / SECTOR_BYTES);
                 let last = in_memory((end - start).div_ceil(SECTOR_BYTES));

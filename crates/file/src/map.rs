@@ -16,7 +16,7 @@
 
 use crate::error::FileError;
 use crate::live::Live;
-use crate::overlay::{Found, Patch, Place};
+use crate::overlay::{Found, PackedExtent, Patch, Place};
 use crate::view::FileView;
 use butternut_format::file_extent::{Compression, DiskExtent, ExtentBody, FileExtent};
 use butternut_format::key::{ItemType, Key};
@@ -51,12 +51,22 @@ pub enum MappingKind {
 }
 
 /// How a data extent is packed. `ram_bytes` is its whole length once unpacked, and only meaningful
-/// where it is compressed at all.
+/// where it is compressed at all. Of an extent that is in no tree yet, the generation only tells it
+/// from others that were at its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packing {
     pub compression: Compression,
     pub ram_bytes: u64,
     pub generation: Generation,
+}
+
+impl PackedExtent {
+    pub(crate) fn packing(&self) -> Packing {
+        /// No transaction ever has such a number.
+        const IN_NO_TREE: u64 = 1 << 63;
+        let Self { ram_bytes, compression, serial, .. } = *self;
+        Packing { compression, ram_bytes, generation: Generation(IN_NO_TREE | serial) }
+    }
 }
 
 impl Mapping {
@@ -71,15 +81,18 @@ impl Mapping {
 
     /// What is on disk, and not in the tree yet.
     fn patch(offset: u64, patch: &Patch) -> Self {
-        let (extent, skip) = match patch.place {
-            Place::New { logical, .. } => (DiskExtent { logical, bytes: patch.bytes }, 0),
-            Place::SetAside { extent, skip } => (extent, skip),
-        };
-        // The running transaction's number would say nothing: nothing is packed.
-        let packing = Packing {
+        let plain = |extent: DiskExtent| Packing {
             compression: Compression::None,
             ram_bytes: extent.bytes,
             generation: Generation(0),
+        };
+        let (extent, packing, skip) = match patch.place {
+            Place::New { logical, .. } => {
+                let extent = DiskExtent { logical, bytes: patch.bytes };
+                (extent, plain(extent), 0)
+            }
+            Place::SetAside { extent, skip } => (extent, plain(extent), skip),
+            Place::Packed { extent, skip } => (extent.disk, extent.packing(), skip),
         };
         let kind = MappingKind::Regular { extent, packing, skip };
         Self { offset, bytes: patch.bytes, kind }

@@ -9,13 +9,14 @@
 
 use crate::edit::{Applied, Draft, Edit, apply};
 use crate::error::FileError;
-use crate::overlay::{Backing, Place};
+use crate::overlay::{Backing, PackedExtent, Place};
 use crate::piece::Piece;
 use crate::source::in_memory;
 use crate::state::{FileState, Stamp};
 use butternut_format::file_extent::{DiskExtent, ExtentRun, FileExtent};
 use butternut_format::inode::InodeFlags;
 use butternut_format::units::{Generation, SECTOR_BYTES};
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -76,13 +77,22 @@ impl FileState {
         let overlay = self.live.overlay();
         let is_last = overlay.patch_count() <= patches_max;
         let mut end = 0;
+        let mut named = BTreeSet::new();
         for (start, patch) in overlay.patches().take(patches_max.max(1)) {
             end = start + patch.bytes;
             draft.gone.push(start..end);
             draft.patches.push(start);
             draft.come.push(Piece::new(start, extent_of(patch.place, patch.bytes)));
-            if let Place::New { logical, .. } = patch.place {
-                draft.fresh.push(logical);
+            match patch.place {
+                Place::New { logical, .. } => draft.fresh.push(logical),
+                Place::Packed { extent, .. } => {
+                    let logical = extent.disk.logical;
+                    if !overlay.is_named(&extent) && named.insert(logical) {
+                        draft.fresh.push(logical);
+                        draft.sums.push((logical, overlay.packed_digests(&extent).to_vec()));
+                    }
+                }
+                Place::SetAside { .. } => {}
             }
             if !patch.digests.is_empty() {
                 draft.sums.push((patch.place.logical(), patch.digests.clone()));
@@ -91,12 +101,19 @@ impl FileState {
         let inline = overlay.dirty_block(0).filter(|block| block.backing == Backing::Inline);
         let inline = inline.map(|block| Arc::clone(&block.bytes));
         drop(overlay);
+        if self.has_given_up {
+            draft.flags = InodeFlags::NOCOMPRESS;
+        }
         draft.fresh.sort_unstable();
         let size = self.size();
         draft.size = if is_last { size } else { self.size_in_tree.max(end.min(size)) };
         if let Some(bytes) = inline.as_deref().and_then(|bytes| bytes.get(..in_memory(size))) {
+            let extent = match &self.packed_inline {
+                Some(packed) => packed.extent(size),
+                None => FileExtent::inline(Generation(0), bytes),
+            };
             draft.gone.push(0..SECTOR_BYTES);
-            draft.come.push(Piece::new(0, FileExtent::inline(Generation(0), bytes)));
+            draft.come.push(Piece::new(0, extent));
             draft.is_inline = true;
         }
         draft.covered.push(self.grown(draft.size));
@@ -193,11 +210,17 @@ fn keep(
     }
 }
 
-/// The item of a run that is on disk and not compressed.
+/// The item of a run that is on disk.
 fn extent_of(place: Place, bytes: u64) -> FileExtent<'static> {
     let (disk, offset) = match place {
         Place::New { logical, .. } => (DiskExtent { logical, bytes }, 0),
         Place::SetAside { extent, skip } => (extent, skip),
+        Place::Packed { extent, skip } => {
+            let run = ExtentRun { offset: skip, num_bytes: bytes };
+            let plain = FileExtent::regular(Generation(0), extent.disk, run);
+            let PackedExtent { ram_bytes, compression, .. } = extent;
+            return FileExtent { ram_bytes, compression, ..plain };
+        }
     };
     FileExtent::regular(Generation(0), disk, ExtentRun { offset, num_bytes: bytes })
 }

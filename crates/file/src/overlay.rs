@@ -13,11 +13,14 @@
 //!    groups.
 //! 2. A patch that is cut gives back exactly the new space that it no longer shows.
 //! 3. Dirty blocks are whole, and zero behind the end of the file.
-//! 4. A patch has one digest for each of its sectors, or none at all.
+//! 4. A patch has one digest for each of its sectors, or none at all. Of a packed extent, which
+//!    several patches may show parts of, the digests are kept once.
+//! 5. The space of a packed extent is given back when no patch shows any of it any more, unless a
+//!    tree came to name it.
 //!
 //! It does not know the file's size, nor whether there is room for what it holds.
 
-use butternut_format::file_extent::DiskExtent;
+use butternut_format::file_extent::{Compression, DiskExtent};
 use butternut_format::units::{Logical, SECTOR_BYTES, length};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -37,6 +40,18 @@ pub(crate) struct Overlay {
     dirty: BTreeMap<u64, DirtyBlock>,
     patches: BTreeMap<u64, Patch>,
     patch_bytes: u64,
+    /// The packed extents that patches show, by where they are.
+    packed: BTreeMap<Logical, Shown>,
+}
+
+/// A packed extent that patches show.
+#[derive(Debug)]
+struct Shown {
+    patches: usize,
+    /// Of its sectors on disk.
+    digests: Vec<u8>,
+    /// A tree names it: its space is not ours to give back.
+    is_named: bool,
 }
 
 /// A block in memory.
@@ -73,6 +88,19 @@ pub(crate) enum Place {
     New { logical: Logical, group: Logical },
     /// `skip` bytes into an extent that the tree has as set aside.
     SetAside { extent: DiskExtent, skip: u64 },
+    /// `skip` bytes into what a packed extent holds.
+    Packed { extent: PackedExtent, skip: u64 },
+}
+
+/// An extent that was packed as it was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PackedExtent {
+    pub(crate) disk: DiskExtent,
+    /// Bytes of the file that it holds.
+    pub(crate) ram_bytes: u64,
+    pub(crate) compression: Compression,
+    /// Unlike that of any other that ever was at the same place.
+    pub(crate) serial: u64,
 }
 
 /// What the overlay says of one place in the file.
@@ -87,11 +115,12 @@ pub(crate) enum Found<'a> {
 }
 
 impl Place {
-    /// Where the first byte is.
+    /// Where the first byte is; of a packed extent, all of it.
     pub(crate) fn logical(self) -> Logical {
         match self {
             Self::New { logical, .. } => logical,
             Self::SetAside { extent, skip } => Logical(extent.logical.0.saturating_add(skip)),
+            Self::Packed { extent, .. } => extent.disk.logical,
         }
     }
 
@@ -103,6 +132,9 @@ impl Place {
             }
             Self::SetAside { extent, skip } => {
                 Self::SetAside { extent, skip: skip.saturating_add(bytes) }
+            }
+            Self::Packed { extent, skip } => {
+                Self::Packed { extent, skip: skip.saturating_add(bytes) }
             }
         }
     }
@@ -127,7 +159,9 @@ impl Patch {
     }
 
     fn is_followed_by(&self, next: &Self) -> bool {
-        self.bytes + next.bytes <= EXTENT_BYTES_MAX
+        let is_packed = matches!(self.place, Place::Packed { .. });
+        !is_packed
+            && self.bytes + next.bytes <= EXTENT_BYTES_MAX
             && self.place.advanced(self.bytes) == next.place
             && self.digests.is_empty() == next.digests.is_empty()
     }
@@ -223,7 +257,36 @@ impl Overlay {
     pub(crate) fn settle_patch(&mut self, start: u64) {
         if let Some(patch) = self.patches.remove(&start) {
             self.patch_bytes -= patch.bytes;
+            if let Place::Packed { extent, .. } = patch.place {
+                if let Some(shown) = self.packed.get_mut(&extent.disk.logical) {
+                    shown.is_named = true;
+                }
+                self.recount(&extent, 0);
+            }
         }
+    }
+
+    /// The digests of a packed extent, by its sectors on disk.
+    pub(crate) fn packed_digests(&self, extent: &PackedExtent) -> &[u8] {
+        self.packed.get(&extent.disk.logical).map_or(&[], |shown| &shown.digests)
+    }
+
+    /// Whether a tree names a packed extent already.
+    pub(crate) fn is_named(&self, extent: &PackedExtent) -> bool {
+        self.packed.get(&extent.disk.logical).is_some_and(|shown| shown.is_named)
+    }
+
+    /// `left` patches show what one did. Returns the space, if nothing does any more (law 5).
+    fn recount(&mut self, extent: &PackedExtent, left: usize) -> Option<Range<u64>> {
+        let at = extent.disk.logical;
+        let shown = self.packed.get_mut(&at)?;
+        shown.patches = (shown.patches + left).saturating_sub(1);
+        if shown.patches > 0 {
+            return None;
+        }
+        let is_ours = !shown.is_named;
+        self.packed.remove(&at);
+        is_ours.then_some(at.0..at.0 + extent.disk.bytes)
     }
 
     /// Forgets what patches say of `range`. Returns the new space that nothing shows any more
@@ -243,8 +306,15 @@ impl Overlay {
             self.patch_bytes -= patch.bytes;
             let end = start + patch.bytes;
             let (from, to) = (range.start.max(start), range.end.min(end));
-            if let Place::New { logical, .. } = patch.place {
-                freed.push(logical.0 + (from - start)..logical.0 + (to - start));
+            match patch.place {
+                Place::New { logical, .. } => {
+                    freed.push(logical.0 + (from - start)..logical.0 + (to - start));
+                }
+                Place::Packed { extent, .. } => {
+                    let left = usize::from(start < from) + usize::from(to < end);
+                    freed.extend(self.recount(&extent, left));
+                }
+                Place::SetAside { .. } => {}
             }
             if start < from {
                 self.put(start, patch.part(0, from - start));
@@ -278,6 +348,21 @@ impl Overlay {
             self.put(start, patch);
         }
         self.join_next(at);
+        freed
+    }
+
+    /// Adds a patch that shows all of a new packed extent, with its digests; as [`Self::insert`].
+    pub(crate) fn insert_packed(
+        &mut self,
+        start: u64,
+        extent: PackedExtent,
+        digests: Vec<u8>,
+    ) -> Vec<Range<u64>> {
+        let bytes = extent.ram_bytes;
+        let freed = self.cut(&(start..start + bytes));
+        self.packed.insert(extent.disk.logical, Shown { patches: 1, digests, is_named: false });
+        let place = Place::Packed { extent, skip: 0 };
+        self.put(start, Patch { bytes, place, digests: Vec::new() });
         freed
     }
 

@@ -53,7 +53,7 @@ impl FileState {
             match found {
                 Ok((place, end)) => {
                     let target = match place {
-                        Place::New { .. } => Target::New,
+                        Place::New { .. } | Place::Packed { .. } => Target::New,
                         Place::SetAside { extent, skip } => Target::SetAside { extent, skip },
                     };
                     push(&mut targets, at..end, target);

@@ -17,6 +17,7 @@
 use crate::error::FileError;
 use crate::live::{Layer, Live};
 use crate::map::{Mapping, MappingKind, Packing};
+use crate::overlay::PackedExtent;
 use crate::source::{Region, Source, in_memory, mapping_at};
 use crate::view::FileView;
 use butternut_format::file_extent::{Compression, DiskExtent};
@@ -195,6 +196,13 @@ impl Plan {
                     range.start = end;
                     continue;
                 }
+                Layer::Packed { extent, skip, end } => {
+                    let bytes = in_memory(end - range.start);
+                    let sums = first..self.digests.len();
+                    let index = self.need_of_patch(source, view, &extent, sums);
+                    let is_to_end = end == view.size() || skip + length(bytes) == extent.ram_bytes;
+                    (bytes, self.use_packed(index, skip, is_to_end))
+                }
                 Layer::Tree { end } => {
                     let pieces = self.pieces.len();
                     self.add_pieces(source, view, range.start..end)?;
@@ -267,15 +275,50 @@ impl Plan {
                 let index = self.need(source, view, mapping.offset, extent, packing)?;
                 let is_to_end =
                     skip + mapping.bytes == packing.ram_bytes || mapping.end() == view.size();
-                if let Some(need) = self.packed.get_mut(index) {
-                    need.users += 1;
-                    need.is_direct = need.users == 1 && skip == 0 && is_to_end;
-                }
-                PieceKind::Packed { index, skip: in_memory(skip) }
+                self.use_packed(index, skip, is_to_end)
             }
         };
         self.pieces.push(Piece { bytes: in_memory(mapping.bytes), kind });
         Ok(())
+    }
+
+    /// One more piece needs what need `index` holds, from byte `skip` on.
+    fn use_packed(&mut self, index: usize, skip: u64, is_to_end: bool) -> PieceKind {
+        if let Some(need) = self.packed.get_mut(index) {
+            need.users += 1;
+            need.is_direct = need.users == 1 && skip == 0 && is_to_end;
+        }
+        PieceKind::Packed { index, skip: in_memory(skip) }
+    }
+
+    /// The need for a packed extent that is in no tree, whose digests are the plan's last.
+    fn need_of_patch(
+        &mut self,
+        source: &Source,
+        view: &FileView,
+        extent: &PackedExtent,
+        sums: Range<usize>,
+    ) -> usize {
+        let (disk, packing) = (extent.disk, extent.packing());
+        if let Some(index) = self.planned(disk, packing) {
+            self.digests.truncate(sums.start);
+            return index;
+        }
+        let known = known(source, disk, packing);
+        if known.is_none() {
+            self.packed_bytes += in_memory(disk.bytes);
+        }
+        let sums = Some(sums).filter(|_| view.has_sums());
+        let need = PackedNeed { extent: disk, packing, sums, known, users: 0, is_direct: false };
+        self.packed.push(need);
+        self.packed.len() - 1
+    }
+
+    /// The number of a need that is planned already.
+    fn planned(&self, extent: DiskExtent, packing: Packing) -> Option<usize> {
+        let is_same = |need: &PackedNeed| need.extent == extent && need.packing == packing;
+        let recent = self.packed.len().saturating_sub(PACKED_LOOK_BACK);
+        self.packed.iter().skip(recent).position(is_same).map(|index| recent + index)
     }
 
     /// The need for a packed extent, new or one that is planned already.
@@ -287,13 +330,10 @@ impl Plan {
         extent: DiskExtent,
         packing: Packing,
     ) -> Result<usize, FileError> {
-        let is_same = |need: &PackedNeed| need.extent == extent && need.packing == packing;
-        let recent = self.packed.len().saturating_sub(PACKED_LOOK_BACK);
-        if let Some(index) = self.packed.iter().skip(recent).position(is_same) {
-            return Ok(recent + index);
+        if let Some(index) = self.planned(extent, packing) {
+            return Ok(index);
         }
-        let known = source.unpacked().find(&(extent.logical, packing.generation.0));
-        let known = known.filter(|known| length(known.len()) == packing.ram_bytes);
+        let known = known(source, extent, packing);
         let mut sums = None;
         if known.is_none() {
             let sectors = in_memory(extent.bytes) / SECTOR;
@@ -394,6 +434,12 @@ impl Run {
     fn is_followed_by(&self, next: &Self) -> bool {
         self.logical.checked_add(length(self.bytes)) == Some(next.logical)
     }
+}
+
+/// What a packed extent holds, if it was unpacked a while ago.
+fn known(source: &Source, extent: DiskExtent, packing: Packing) -> Option<Arc<Vec<u8>>> {
+    let known = source.unpacked().find(&(extent.logical, packing.generation.0));
+    known.filter(|known| length(known.len()) == packing.ram_bytes)
 }
 
 /// A mapping as a run of sectors, if it is one.

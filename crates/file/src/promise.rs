@@ -58,7 +58,10 @@ impl FileState {
         let overlay = self.live.overlay();
         let extents = extents + length(overlay.patch_count()) + self.bytes_charged / SECTOR_BYTES;
         let blocks = blocks + overlay.bytes() / SECTOR_BYTES;
-        let inline = if size <= INLINE_BYTES_MAX { 2 * size } else { 0 };
+        // Packed, a file that is longer may go inline as well.
+        let may_be_inline =
+            size <= INLINE_BYTES_MAX || size <= SECTOR_BYTES && self.packing().is_some();
+        let inline = if may_be_inline { 2 * size.min(INLINE_BYTES_MAX) } else { 0 };
         let digests = 2 * blocks * length(self.source.sums().digest_bytes());
         FILE_BYTES + inline + extents * EXTENT_BYTES + digests
     }

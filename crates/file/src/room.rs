@@ -39,6 +39,19 @@ impl Room {
         Some(taken)
     }
 
+    /// Exactly `bytes` bytes in one run, of the first that has as many.
+    pub(crate) fn take_whole(&mut self, bytes: u64) -> Option<Range<u64>> {
+        let index = self.runs.iter().position(|run| run.end - run.start >= bytes)?;
+        let run = self.runs.get_mut(index)?;
+        let taken = run.start..run.start + bytes;
+        run.start = taken.end;
+        if run.is_empty() {
+            self.runs.remove(index);
+        }
+        self.bytes -= bytes;
+        Some(taken)
+    }
+
     /// Everything that is left.
     pub(crate) fn empty(&mut self) -> impl Iterator<Item = Range<u64>> {
         self.bytes = 0;
@@ -63,6 +76,18 @@ mod tests {
         assert_eq!(room.take(4), Some(50..54));
         assert_eq!(room.bytes(), 6);
         assert!(room.empty().eq(std::iter::once(54..60)));
+        assert_eq!((room.bytes(), room.take(1)), (0, None));
+    }
+
+    #[test]
+    fn a_whole_run_comes_of_the_first_that_is_long_enough() {
+        let mut room = Room::default();
+        room.add(0..4);
+        room.add(10..20);
+        assert_eq!(room.take_whole(11), None);
+        assert_eq!(room.take_whole(6), Some(10..16));
+        assert_eq!(room.take_whole(4), Some(0..4));
+        assert_eq!(room.take_whole(4), Some(16..20));
         assert_eq!((room.bytes(), room.take(1)), (0, None));
     }
 }

@@ -6,18 +6,31 @@
 //!    extent behind its first block.
 //! 2. A file that outgrows this gets its first block on disk with the write that does it.
 //! 3. Files that are written in place are never inline.
+//! 4. What is inline is packed where the file is, and where that makes it smaller. A file of up to
+//!    a block is inline if packing makes it so small that it may be (law 1).
 
 use crate::error::FileError;
 use crate::overlay::{Backing, DirtyBlock};
+use crate::pack::Packed;
 use crate::piece::Piece;
+use crate::source::in_memory;
 use crate::state::FileState;
+use butternut_format::file_extent::{Compression, ExtentBody, FileExtent};
 use butternut_format::inode::InodeFlags;
 use butternut_format::key::{ItemType, Key};
-use butternut_format::units::SECTOR_BYTES;
+use butternut_format::units::{Generation, SECTOR_BYTES, length};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// The largest inline file (the kernel's `max_inline`).
 pub(crate) const INLINE_BYTES_MAX: u64 = 2048;
+
+/// The bytes of a file, packed, as an inline item holds them.
+#[derive(Debug)]
+pub(crate) struct PackedInline {
+    compression: Compression,
+    bytes: Vec<u8>,
+}
 
 /// What the tree's items are, as far as small files care.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,11 +73,62 @@ impl FileState {
         {
             return Ok(false);
         }
-        let has_more = {
-            let overlay = self.live.overlay();
-            overlay.patch_count() > 0 || overlay.dirty_in(SECTOR_BYTES..u64::MAX).next().is_some()
+        Ok(!self.has_more() && !self.shape()?.reaches_on)
+    }
+
+    /// Something newer than the tree is behind the first block, or on disk.
+    fn has_more(&self) -> bool {
+        let overlay = self.live.overlay();
+        overlay.patch_count() > 0 || overlay.dirty_in(SECTOR_BYTES..u64::MAX).next().is_some()
+    }
+
+    /// Law 4, before what is dirty goes down: whether the first block goes into the tree, and how.
+    pub(crate) fn decide_inline(&mut self) -> Result<(), FileError> {
+        self.packed_inline = None;
+        let size = self.size();
+        let found = self.live.overlay().dirty_block(0).map(|block| {
+            let bytes = Arc::clone(&block.bytes);
+            (block.backing, bytes)
+        });
+        let Some((backing, block)) = found else { return Ok(()) };
+        let may_be = match backing {
+            Backing::Inline => true,
+            Backing::Reserved if self.packing().is_some() => {
+                size <= SECTOR_BYTES && !self.has_more() && !self.shape()?.reaches_on
+            }
+            Backing::Reserved | Backing::InPlace => false,
         };
-        Ok(!has_more && !self.shape()?.reaches_on)
+        if !may_be {
+            return Ok(());
+        }
+        self.packed_inline = self.pack_inline(block.get(..in_memory(size)).unwrap_or_default());
+        match (backing, &self.packed_inline) {
+            (Backing::Reserved, Some(_)) => {
+                self.back_with(0, Backing::Inline);
+                self.bytes_reserved -= SECTOR_BYTES;
+            }
+            (Backing::Inline, None) if size > INLINE_BYTES_MAX => {
+                if let Err(error) = self.reserve(1) {
+                    self.note(&error);
+                    self.drop_dirty(0..SECTOR_BYTES);
+                    return Err(error);
+                }
+                self.back_with(0, Backing::Reserved);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn pack_inline(&self, bytes: &[u8]) -> Option<PackedInline> {
+        let packing = self.packing()?;
+        let bytes_max = bytes.len().checked_sub(1)?.min(in_memory(INLINE_BYTES_MAX));
+        match packing.try_pack(bytes, bytes_max) {
+            Packed::Smaller(bytes) => {
+                Some(PackedInline { compression: packing.compression(), bytes })
+            }
+            Packed::Plain { .. } => None,
+        }
     }
 
     /// Law 2, before the blocks of `range` are written and the file has `size` bytes.
@@ -75,7 +139,7 @@ impl FileState {
         let first = self.live.overlay().dirty_block(0).map(|block| block.backing);
         if first == Some(Backing::Inline) {
             self.reserve(1)?;
-            self.back_with_room(0);
+            self.back_with(0, Backing::Reserved);
         } else if first.is_none() && !range.contains(&0) && self.is_inline_now()? {
             let bytes = self.read_block(0)?;
             self.reserve(1)?;
@@ -92,5 +156,18 @@ impl FileState {
                 || overlay.patches().next().is_some_and(|(start, _)| start == 0)
         };
         Ok(!is_covered && self.shape()?.is_inline)
+    }
+}
+
+impl PackedInline {
+    /// The item of a file of `size` bytes.
+    pub(crate) fn extent(&self, size: u64) -> FileExtent<'_> {
+        debug_assert!(length(self.bytes.len()) < size, "packing made it smaller");
+        FileExtent {
+            generation: Generation(0),
+            ram_bytes: size,
+            compression: self.compression,
+            body: ExtentBody::Inline(&self.bytes),
+        }
     }
 }

@@ -16,6 +16,7 @@ use crate::cache::BoundedCache;
 use crate::error::FileError;
 use crate::map::{ItemMappings, Mapping, MappingKind};
 use crate::overlay::BLOCK;
+use crate::pack::Compress;
 use crate::plan::Plan;
 use crate::stream::AheadBudget;
 use crate::sums::SumIndex;
@@ -34,17 +35,24 @@ pub(crate) const REGION_BYTES: u64 = 1 << 20;
 const IDLE_WORKSPACES_MAX: usize = 8;
 const IDLE_SCRATCH_BYTES_MAX: usize = 2 << 20;
 
-/// How much memory the caches may take, in bytes.
+/// How much memory the caches may take, in bytes; and how files are written.
 #[derive(Clone, Copy, Debug)]
 pub struct SourceOptions {
     pub map_cache_bytes: usize,
     pub sum_cache_bytes: usize,
     pub unpacked_cache_bytes: usize,
+    /// Whether what is written is packed.
+    pub compress: Option<Compress>,
 }
 
 impl Default for SourceOptions {
     fn default() -> Self {
-        Self { map_cache_bytes: 8 << 20, sum_cache_bytes: 8 << 20, unpacked_cache_bytes: 8 << 20 }
+        Self {
+            map_cache_bytes: 8 << 20,
+            sum_cache_bytes: 8 << 20,
+            unpacked_cache_bytes: 8 << 20,
+            compress: None,
+        }
     }
 }
 
@@ -79,6 +87,7 @@ struct Shared {
     idle: Mutex<Vec<Workspace>>,
     ahead: Arc<AheadBudget>,
     dirty: DirtyBudget,
+    compress: Option<Compress>,
     /// What a block is before anything is written to it.
     zero_block: Arc<[u8]>,
 }
@@ -101,12 +110,18 @@ impl Source {
             idle: Mutex::default(),
             ahead: Arc::default(),
             dirty: DirtyBudget::default(),
+            compress: options.compress,
             zero_block: Arc::from([0; BLOCK].as_slice()),
         })))
     }
 
     pub fn forest(&self) -> &Arc<Forest> {
         &self.0.forest
+    }
+
+    /// Whether, and how, the volume's files are packed as they are written.
+    pub fn compress(&self) -> Option<Compress> {
+        self.0.compress
     }
 
     pub(crate) fn workers(&self) -> &ThreadPool {

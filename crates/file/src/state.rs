@@ -33,10 +33,11 @@ use crate::error::FileError;
 use crate::live::Live;
 use crate::overlay::Backing;
 use crate::room::Room;
-use crate::small::Shape;
+use crate::small::{PackedInline, Shape};
 use crate::source::Source;
 use crate::view::FileView;
 use butternut_format::feature;
+use butternut_format::file_extent::Compression;
 use butternut_format::inode::{Inode, InodeFlags};
 use butternut_format::units::{Ino, SECTOR_BYTES, TreeId, length};
 use butternut_space::{Cluster, Ticket};
@@ -76,6 +77,12 @@ pub struct FileState {
     pub(crate) size_in_tree: u64,
     pub(crate) bytes_in_tree: u64,
     pub(crate) shape: Option<Shape>,
+    /// The algorithm that the file's property names.
+    pub(crate) property: Option<Compression>,
+    /// Packing did not pay; the flag that says so is to come into the tree.
+    pub(crate) has_given_up: bool,
+    /// The file as it is to be in the tree, packed, where that is so.
+    pub(crate) packed_inline: Option<PackedInline>,
     pub(crate) error: Option<FileError>,
     /// The same, for whoever syncs all files at once.
     unreported: Option<FileError>,
@@ -100,6 +107,9 @@ impl FileState {
             size_in_tree: inode.size,
             bytes_in_tree: inode.bytes_used,
             shape: None,
+            property: None,
+            has_given_up: false,
+            packed_inline: None,
             error: None,
             unreported: None,
         }
@@ -136,6 +146,7 @@ impl FileState {
     /// The inode's flags are others now (`chattr`).
     pub fn set_flags(&mut self, flags: InodeFlags) {
         self.flags = flags;
+        self.has_given_up = false;
         self.live.set_sums(!flags.contains(InodeFlags::NODATASUM));
     }
 
@@ -195,8 +206,17 @@ impl FileState {
 
     /// New space, at most `bytes_max`.
     pub(crate) fn allocate_run(&self, bytes_max: u64) -> Result<Range<u64>, FileError> {
+        self.allocate_between(SECTOR_BYTES, bytes_max)
+    }
+
+    /// New space in one run.
+    pub(crate) fn allocate_between(
+        &self,
+        bytes_min: u64,
+        bytes_max: u64,
+    ) -> Result<Range<u64>, FileError> {
         let forest = self.source.forest();
-        Ok(forest.allocate_data(SECTOR_BYTES, bytes_max, self.cluster())?)
+        Ok(forest.allocate_data(bytes_min, bytes_max, self.cluster())?)
     }
 
     /// Space that nothing will ever have referenced is free again.
@@ -232,10 +252,10 @@ impl FileState {
         self.source.dirty_budget().refund(bytes);
     }
 
-    /// A dirty block that waited for something else counts on room now.
-    pub(crate) fn back_with_room(&mut self, start: u64) {
+    /// A dirty block will find its space elsewhere than was thought.
+    pub(crate) fn back_with(&mut self, start: u64, backing: Backing) {
         if let Some(block) = self.live.overlay_mut().dirty_block_mut(start) {
-            block.backing = Backing::Reserved;
+            block.backing = backing;
         }
     }
 

@@ -38,8 +38,9 @@ impl FileState {
         self.live.set_size(size);
         self.cut_items(end, stamp)?;
         let is_inline = {
-            let overlay = self.live.overlay();
-            overlay.dirty_block(0).is_some_and(|block| block.backing == Backing::Inline)
+            let backing = self.live.overlay().dirty_block(0).map(|block| block.backing);
+            // A packed one may wait for space on disk: it may have become too long.
+            backing == Some(Backing::Inline) || backing.is_some() && self.shape()?.is_inline
         };
         if is_inline {
             self.merge(&mut |_| {})?;

@@ -8,8 +8,9 @@
 //!    which nothing can be done fails, and changes nothing.
 //! 3. Behind the end of a file its last block reads as zeroes before the end moves on.
 
+use crate::assign::Unplaced;
 use crate::budget::FILE_PATCHES_MAX;
-use crate::down::{BATCH_BYTES_MAX, Data, Descent, bring_down};
+use crate::down::{BATCH_BYTES_MAX, Data, Descent, Down, Owner, bring_down};
 use crate::error::FileError;
 use crate::overlay::{BLOCK, Backing, DirtyBlock};
 use crate::place::Target;
@@ -75,7 +76,7 @@ impl FileState {
         if is_large && to_block == 0 {
             let batch = whole.min(in_memory(BATCH_BYTES_MAX));
             let part = bytes.get(..batch).unwrap_or_default();
-            return self.write_down(at, part).map(|()| batch);
+            return self.write_down(at, part);
         }
         let most = if is_large { to_block } else { BUFFER_BYTES_MAX };
         let part = bytes.get(..most.min(bytes.len())).unwrap_or_default();
@@ -91,53 +92,28 @@ impl FileState {
         }
     }
 
-    /// Writes whole blocks to disk at once.
-    fn write_down(&mut self, start: u64, bytes: &[u8]) -> Result<(), FileError> {
+    /// Writes whole blocks to disk at once, as many as there is space for.
+    fn write_down(&mut self, start: u64, bytes: &[u8]) -> Result<usize, FileError> {
         let range = start..start + length(bytes.len());
         let blocks = length(bytes.len()) / SECTOR_BYTES;
         self.promise(blocks / BLOCKS_PER_EXTENT, blocks, range.end)?;
         self.outgrow(self.size().max(range.end), &range)?;
         let mut runs = Vec::new();
-        let planned = self.plan_down(&range, bytes, &mut runs);
-        if planned.is_err() {
-            let new = runs.iter().filter(|run| run.target == Target::New);
-            self.release(new.map(|run| run.logical.0..run.logical.0 + run.bytes()));
-            return planned;
+        for (part, target) in self.targets(&range)? {
+            let slice = in_memory(part.start - start)..in_memory(part.end - start);
+            let data = Data::Slice(bytes.get(slice).unwrap_or_default());
+            runs.push(Descent::new(self, 0, part.start, (Owner::Caller, data), target));
         }
         self.live.quiesce();
-        bring_down(&self.source, &mut runs);
-        let mut result = Ok(());
-        for run in runs {
-            let landed = self.land(run);
-            result = result.and(landed);
+        let source = self.source.clone();
+        let Down { result, unplaced } = bring_down(&source, &mut [self], runs);
+        let short = unplaced.into_iter().next();
+        result?;
+        match short {
+            Some(Unplaced { range, error, .. }) if range.start == start => Err(error),
+            Some(Unplaced { range, .. }) => Ok(in_memory(range.start - start)),
+            None => Ok(bytes.len()),
         }
-        result
-    }
-
-    fn plan_down<'a>(
-        &mut self,
-        range: &Range<u64>,
-        bytes: &'a [u8],
-        runs: &mut Vec<Descent<'a>>,
-    ) -> Result<(), FileError> {
-        let has_sums = self.view.has_sums();
-        for (part, target) in self.targets(range)? {
-            let mut at = part.start;
-            while at < part.end {
-                let target = target.advanced(at - part.start);
-                let space = match target.place() {
-                    Some(logical) => logical.0..logical.0 + (part.end - at),
-                    None => self.allocate_run(part.end - at)?,
-                };
-                let end = at + (space.end - space.start);
-                let slice = in_memory(at - range.start)..in_memory(end - range.start);
-                let data = Data::Slice(bytes.get(slice).unwrap_or_default());
-                let place = (target, Logical(space.start));
-                runs.push(Descent::new(0, at, data, place, has_sums));
-                at = end;
-            }
-        }
-        Ok(())
     }
 
     /// Writes into dirty blocks.

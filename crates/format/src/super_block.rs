@@ -175,7 +175,7 @@ pub struct RawSuperBlock {
 const _: () = assert!(size_of::<RawSuperBlock>() == SUPER_BLOCK_BYTES);
 
 impl RawSuperBlock {
-    fn has(&self, feature: Feature) -> bool {
+    pub fn has(&self, feature: Feature) -> bool {
         self.incompat_flags.get() & feature.mask() != 0
     }
 

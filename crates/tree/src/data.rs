@@ -18,6 +18,7 @@ use crate::references::item::read_extent;
 use crate::references::{Head, Ref};
 use crate::transaction::Handle;
 use butternut_format::extent::{DataRef, InlineRef};
+use butternut_format::feature::Feature;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::{Generation, Logical, TreeId};
 use butternut_space::{Class, Cluster, NoSpace, Ticket, Want};
@@ -145,6 +146,17 @@ impl Handle {
         let bytes = range.end.saturating_sub(range.start);
         self.running().create_data(Logical(range.start), bytes, Ref::data(reference));
         self.touch();
+    }
+
+    /// Whoever reads the volume has to know a feature from now on: the superblock says so with the
+    /// commit of this transaction.
+    pub fn add_feature(&self, feature: Feature) {
+        let mut raw = self.running().super_block();
+        if !raw.has(feature) {
+            let with = raw.incompat_flags.get() | feature.mask();
+            raw.incompat_flags.set(with);
+            self.touch();
+        }
     }
 
     /// One more reference to an extent.

@@ -7,8 +7,12 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Caches so small that most look-ups miss.
-const TINY: SourceOptions =
-    SourceOptions { map_cache_bytes: 20_000, sum_cache_bytes: 40_000, unpacked_cache_bytes: 0 };
+const TINY: SourceOptions = SourceOptions {
+    map_cache_bytes: 20_000,
+    sum_cache_bytes: 40_000,
+    unpacked_cache_bytes: 0,
+    compress: None,
+};
 
 #[test]
 fn every_kind_of_file_reads_as_the_kernel_reads_it() {

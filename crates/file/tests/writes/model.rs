@@ -3,6 +3,7 @@
 
 use crate::script::{Script, compare};
 use crate::volume::{create, fresh, inode, open, state};
+use butternut_format::file_extent::Compression;
 use butternut_format::inode::InodeFlags;
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -10,6 +11,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 const INO: u64 = 300;
 
 fn check(seed: u64, reach: u64, steps: usize, flags: InodeFlags) {
+    check_packed(seed, reach, steps, flags, None);
+}
+
+fn check_packed(
+    seed: u64,
+    reach: u64,
+    steps: usize,
+    flags: InodeFlags,
+    property: Option<Compression>,
+) {
     let seed = seed + std::env::var("BUTTERNUT_SEED").map_or(0, |more| more.parse().unwrap());
     let device = fresh(512);
     create(&open(&device), INO, flags);
@@ -18,6 +29,7 @@ fn check(seed: u64, reach: u64, steps: usize, flags: InodeFlags) {
     let mut model = Vec::new();
     let mut script = Script::new(seed, reach);
     let mut file = state(&source, INO);
+    file.set_property(property);
     for number in 0..steps {
         let went = catch_unwind(AssertUnwindSafe(|| {
             script.run(&source, &mut file, &mut model);
@@ -38,6 +50,7 @@ fn check(seed: u64, reach: u64, steps: usize, flags: InodeFlags) {
             source = open(&device);
             assert_eq!((inode(&source, INO).size, inode(&source, INO).bytes_used), (size, bytes));
             file = state(&source, INO);
+            file.set_property(property);
             compare(&source, &file, &model);
         }
     }
@@ -63,6 +76,26 @@ fn files_written_in_place_read_as_written() {
     for seed in 200..204 {
         check(seed, 1 << 20, 300, flags);
         check(seed + 50, 9000, 200, flags);
+    }
+}
+
+#[test]
+fn packed_files_read_as_written() {
+    for (number, packing) in (0..).zip([Compression::Zlib, Compression::Lzo, Compression::Zstd]) {
+        let property = Some(packing);
+        check_packed(400 + number, 5 << 20, 300, InodeFlags::default(), property);
+        for seed in 0..4 {
+            check_packed(410 + 4 * number + seed, 12_000, 400, InodeFlags::default(), property);
+            check_packed(430 + 4 * number + seed, 700_000, 200, InodeFlags::default(), property);
+        }
+    }
+}
+
+#[test]
+fn files_that_are_packed_until_it_does_not_pay_read_as_written() {
+    for seed in 0..6 {
+        check(450 + seed, 700_000, 300, InodeFlags::COMPRESS);
+        check(460 + seed, 12_000, 300, InodeFlags::COMPRESS);
     }
 }
 

@@ -34,6 +34,21 @@ impl Dice {
         }
     }
 
+    /// Noise, or bytes that get smaller when packed, or some of each.
+    fn content(&mut self, bytes: usize) -> Vec<u8> {
+        let kind = self.below(4);
+        let mut data = Vec::with_capacity(bytes);
+        while data.len() < bytes {
+            match if kind < 3 { kind } else { self.below(3) } {
+                0 => data.extend((0..3000).flat_map(|_| self.next().to_le_bytes())),
+                1 => data.resize(data.len() + 20_000, self.next() as u8),
+                _ => data.extend((0..9000).map(|_| b"butternut squash"[self.below(16) as usize])),
+            }
+        }
+        data.truncate(bytes);
+        data
+    }
+
     fn bytes(&mut self) -> u64 {
         let bound = [3, 100, 4097, 20_000, 300_000, 900_000][self.below(6) as usize];
         let bytes = 1 + self.below(bound);
@@ -96,7 +111,7 @@ impl Script {
         match step {
             Step::Write { at, bytes } => {
                 let mut dice = Dice::new(self.dice.next());
-                let data: Vec<u8> = (0..bytes).map(|_| dice.next() as u8).collect();
+                let data = dice.content(bytes as usize);
                 let written = file.write_at(at, &data).unwrap();
                 assert_eq!(written, data.len());
                 put(model, at as usize, &data);
