@@ -13,7 +13,7 @@
 //! an overlay that every read looks at first, and is merged into the trees from time to time.
 //!
 //! ```text
-//! write_at -> dirty blocks -> flush: packed, one batch to the volume -> patches -> merge into trees
+//! write_at -> dirty blocks -> flush: pack, one batch to the volume -> patches -> merge into trees
 //! ```
 //!
 //! Left to others: checksums against bytes, copies and parity (`volume`); what an inode is called

@@ -206,7 +206,8 @@ mod tests {
                 for n in 0..bytes {
                     let noise = (salt ^ u32::try_from(input.len()).unwrap())
                         .wrapping_mul(2_246_822_519).to_le_bytes()[2];
-                    input.push(if kind < 4 { kind } else if n % 5 == 0 { noise } else { noise & 3 });
+                    let few = if n % 5 == 0 { noise } else { noise & 3 };
+                    input.push(if kind < 4 { kind } else { few });
                 }
             }
             input.truncate(INPUT_BYTES_MAX);
