@@ -1,8 +1,9 @@
 //! Choosing a range: from the cluster's window, or from a run that becomes its window.
 //!
-//! The window first, longer where the sectors behind it are free: a writer goes on where it
-//! stopped. Then the shortest run that is long enough for a whole window, then the shortest that is
-//! long enough for the request, then the longest there is; last, what other clusters hold.
+//! What the cluster gave back first. Then the window, longer where the sectors behind it are free:
+//! a writer goes on where it stopped. Then the shortest run that is long enough for a whole window,
+//! then the shortest that is long enough for the request, then the longest there is; last, what
+//! other clusters hold.
 
 use crate::class::{Class, Want};
 use crate::error::SpaceError;
@@ -88,6 +89,9 @@ impl State {
     fn allocate(&mut self, ask: Ask) -> Option<Range<u64>> {
         let ask = Ask { class: self.pool_class(ask.class), ..ask };
         let (pool, groups) = self.with_groups(ask.class);
+        if let Some(range) = take_spare(pool, groups, ask) {
+            return Some(range);
+        }
         let left = grow_window(pool, groups, ask).unwrap_or(0);
         if left < ask.most {
             move_window(pool, groups, ask, left);
@@ -101,6 +105,19 @@ impl State {
 fn group_at(groups: &mut [BlockGroup], start: u64) -> Option<&mut BlockGroup> {
     let index = groups.binary_search_by_key(&start, |group| group.start).ok()?;
     groups.get_mut(index)
+}
+
+/// What the cluster gave back last, if that is just what is asked for.
+fn take_spare(pool: &mut Pool, groups: &mut [BlockGroup], ask: Ask) -> Option<Range<u64>> {
+    let (at, start, run) = pool.windows.spare(ask.want.cluster)?;
+    let group = group_at(groups, start)?;
+    let usable = group.alignment(ask.want.align).inside(run);
+    let fits = |part: &Run| *part == run && ask.least == ask.most && part.sectors == ask.most;
+    usable.filter(fits)?;
+    pool.windows.remove_spare(at);
+    group.lent = group.lent.saturating_sub(u64::from(run.sectors));
+    pool.free = pool.free.saturating_sub(bytes_of(u64::from(run.sectors)));
+    Some(group.range(run))
 }
 
 /// Lengthens a window that is too short by what is free behind it; says what it could give now.
@@ -145,7 +162,7 @@ fn move_window(pool: &mut Pool, groups: &mut [BlockGroup], ask: Ask, left: u32) 
     pool.hint = index;
     let gone = pool.windows.remove(ask.want.cluster).or_else(|| pool.windows.evict());
     if let Some(gone) = gone {
-        put_back(groups, gone);
+        put_back(groups, gone.group, gone.run);
     }
     pool.windows.set(ask.want.cluster, start, run, run.sectors);
 }

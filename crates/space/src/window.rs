@@ -4,17 +4,24 @@
 //! middle of it; its bytes still count as free. When space runs out, or somebody wants to see all
 //! free extents, windows are put back; their clusters find another.
 //!
+//! What a cluster took and gave back before anybody else saw it is its spare: the next of that
+//! length goes there, so that what lies together stays without holes.
+//!
 //! Laws:
-//! 1. A window is in one group, and overlaps neither free extents nor other windows.
+//! 1. A window is in one group, and overlaps neither free extents nor other windows nor spares.
 //! 2. At most [`WINDOWS_MAX`] per pool: of more writers, the one that wrote longest ago loses its.
+//! 3. At most [`SPARES_MAX`] per pool; what more is given back is free for everybody.
 
 use crate::class::{Class, Cluster};
+use crate::error::SpaceError;
 use crate::free::Run;
-use crate::group::BlockGroup;
-use crate::state::State;
+use crate::group::{BlockGroup, bytes_of};
+use crate::state::{Space, State};
 use std::collections::HashMap;
+use std::ops::Range;
 
 const WINDOWS_MAX: usize = 64;
+const SPARES_MAX: usize = 256;
 
 /// A cluster's first window is the shortest, each further one so many times longer: who writes
 /// little does not keep others off.
@@ -31,7 +38,16 @@ const NODE_SECTORS_MIN: u32 = 64;
 #[derive(Debug, Default)]
 pub(crate) struct Windows {
     by_cluster: HashMap<Cluster, Window>,
+    spares: Vec<Spare>,
     clock: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Spare {
+    cluster: Cluster,
+    /// The start of the group.
+    group: u64,
+    run: Run,
 }
 
 /// What is left of the run that a cluster writes into; maybe nothing but its place.
@@ -62,10 +78,31 @@ impl Windows {
     }
 
     pub(crate) fn overlaps(&self, group: u64, run: Run) -> bool {
-        self.by_cluster.values().any(|window| {
-            let is_beside = window.run.start >= run.end() || run.start >= window.run.end();
-            window.group == group && window.run.sectors > 0 && !is_beside
+        let windows = self.by_cluster.values().map(|window| (window.group, window.run));
+        let spares = self.spares.iter().map(|spare| (spare.group, spare.run));
+        windows.chain(spares).any(|(of, other)| {
+            let is_beside = other.start >= run.end() || run.start >= other.end();
+            of == group && other.sectors > 0 && !is_beside
         })
+    }
+
+    /// Law 3: says whether it was kept.
+    pub(crate) fn keep_spare(&mut self, cluster: Cluster, group: u64, run: Run) -> bool {
+        let has_room = self.spares.len() < SPARES_MAX;
+        if has_room {
+            self.spares.push(Spare { cluster, group, run });
+        }
+        has_room
+    }
+
+    /// Where a cluster's last spare is.
+    pub(crate) fn spare(&self, cluster: Cluster) -> Option<(usize, u64, Run)> {
+        let at = self.spares.iter().rposition(|spare| spare.cluster == cluster)?;
+        self.spares.get(at).map(|spare| (at, spare.group, spare.run))
+    }
+
+    pub(crate) fn remove_spare(&mut self, at: usize) {
+        self.spares.remove(at);
     }
 
     /// Law 2: takes out the one that has to go before another comes.
@@ -78,10 +115,19 @@ impl Windows {
         self.remove(cluster)
     }
 
-    /// Takes out those of one group, or all.
-    fn drain(&mut self, group: Option<u64>) -> Vec<Window> {
+    /// Takes out those of one group, or all, with the spares.
+    fn drain(&mut self, group: Option<u64>) -> Vec<(u64, Run)> {
         let goes = |_: &Cluster, window: &mut Window| group.is_none_or(|at| at == window.group);
-        self.by_cluster.extract_if(goes).map(|(_, window)| window).collect()
+        let windows = self.by_cluster.extract_if(goes).map(|(_, window)| window);
+        let mut gone: Vec<_> = windows.map(|window| (window.group, window.run)).collect();
+        gone.extend(self.drain_spares(group));
+        gone
+    }
+
+    fn drain_spares(&mut self, group: Option<u64>) -> impl Iterator<Item = (u64, Run)> + '_ {
+        let spares =
+            self.spares.extract_if(.., move |spare| group.is_none_or(|at| at == spare.group));
+        spares.map(|spare| (spare.group, spare.run))
     }
 }
 
@@ -96,20 +142,50 @@ pub(crate) fn sectors_wanted(group: &BlockGroup, class: Class, given: u32) -> u3
     share.min(given.saturating_mul(GROWTH)).clamp(least, most)
 }
 
-/// Puts a window back into its group's free extents.
-pub(crate) fn put_back(groups: &mut [BlockGroup], window: Window) {
-    let index = groups.binary_search_by_key(&window.group, |group| group.start);
+/// Puts a window or spare back into its group's free extents.
+pub(crate) fn put_back(groups: &mut [BlockGroup], start: u64, run: Run) {
+    let index = groups.binary_search_by_key(&start, |group| group.start);
     let Some(group) = index.ok().and_then(|index| groups.get_mut(index)) else { return };
-    group.lent = group.lent.saturating_sub(u64::from(window.run.sectors));
-    let is_back = group.free.insert(window.run);
+    group.lent = group.lent.saturating_sub(u64::from(run.sectors));
+    let is_back = group.free.insert(run);
     debug_assert!(is_back, "law 1");
+}
+
+impl Space {
+    /// As [`Space::release`], of what a cluster was handed out and nobody knows of: it gets that
+    /// first when it asks for as much again.
+    pub fn release_near(&self, range: &Range<u64>, cluster: Cluster) -> Result<(), SpaceError> {
+        let mut state = self.lock();
+        let (index, run) = state.taken_run(range)?;
+        let Some(group) = state.groups.get(index) else { return Ok(()) };
+        let (class, start, is_read_only) = (group.class, group.start, group.is_read_only);
+        let pool = state.pool_mut(class);
+        if is_read_only || !pool.windows.keep_spare(cluster, start, run) {
+            state.free_taken(index, run);
+            return Ok(());
+        }
+        pool.free = pool.free.saturating_add(bytes_of(u64::from(run.sectors)));
+        if let Some(group) = state.groups.get_mut(index) {
+            group.lent = group.lent.saturating_add(u64::from(run.sectors));
+        }
+        Ok(())
+    }
+
+    /// What was given back near is anybody's: what comes now lies elsewhere, in one piece.
+    pub fn forget_spares(&self, class: Class) {
+        let mut state = self.lock();
+        let (pool, groups) = state.with_groups(class);
+        for (start, run) in pool.windows.drain_spares(None) {
+            put_back(groups, start, run);
+        }
+    }
 }
 
 impl State {
     pub(crate) fn return_windows_of(&mut self, class: Class, start: u64) {
         let (pool, groups) = self.with_groups(class);
-        for window in pool.windows.drain(Some(start)) {
-            put_back(groups, window);
+        for (start, run) in pool.windows.drain(Some(start)) {
+            put_back(groups, start, run);
         }
     }
 
@@ -117,8 +193,8 @@ impl State {
     pub(crate) fn return_windows(&mut self, class: Class) -> bool {
         let (pool, groups) = self.with_groups(class);
         let windows = pool.windows.drain(None);
-        for window in &windows {
-            put_back(groups, *window);
+        for (start, run) in &windows {
+            put_back(groups, *start, *run);
         }
         !windows.is_empty()
     }

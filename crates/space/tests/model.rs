@@ -31,17 +31,65 @@ enum Sector {
 
 #[derive(Clone, Copy, Debug)]
 enum Op {
-    Allocate { metadata: bool, least: u64, most: u64, cluster: u64 },
-    Node { cluster: u64 },
-    Release { which: usize, from: u64, sectors: u64 },
-    Pin { which: usize, from: u64, sectors: u64, generation: u64 },
-    Unpin { generation: u64, is_held: bool },
-    ReadOnly { group: usize, is_read_only: bool },
-    Look { group: usize },
-    Claim { group: usize, from: u64, sectors: u64 },
-    Trim { group: usize, least: u64, batch: u64 },
-    Reserve { metadata: bool, sectors: u64, is_urgent: bool },
-    Drop { which: usize },
+    Allocate {
+        metadata: bool,
+        least: u64,
+        most: u64,
+        cluster: u64,
+    },
+    Node {
+        cluster: u64,
+    },
+    Release {
+        which: usize,
+        from: u64,
+        sectors: u64,
+    },
+    /// To the cluster, whoever had it.
+    ReleaseNear {
+        which: usize,
+        from: u64,
+        sectors: u64,
+        cluster: u64,
+    },
+    Forget {
+        metadata: bool,
+    },
+    Pin {
+        which: usize,
+        from: u64,
+        sectors: u64,
+        generation: u64,
+    },
+    Unpin {
+        generation: u64,
+        is_held: bool,
+    },
+    ReadOnly {
+        group: usize,
+        is_read_only: bool,
+    },
+    Look {
+        group: usize,
+    },
+    Claim {
+        group: usize,
+        from: u64,
+        sectors: u64,
+    },
+    Trim {
+        group: usize,
+        least: u64,
+        batch: u64,
+    },
+    Reserve {
+        metadata: bool,
+        sectors: u64,
+        is_urgent: bool,
+    },
+    Drop {
+        which: usize,
+    },
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -53,6 +101,10 @@ fn op() -> impl Strategy<Value = Op> {
         6 => (any::<usize>(), 0_u64..64, 1_u64..64).prop_map(
             |(which, from, sectors)| Op::Release { which, from, sectors }
         ),
+        4 => (any::<usize>(), 0_u64..64, 1_u64..8, 0_u64..5).prop_map(
+            |(which, from, sectors, cluster)| Op::ReleaseNear { which, from, sectors, cluster }
+        ),
+        1 => any::<bool>().prop_map(|metadata| Op::Forget { metadata }),
         6 => (any::<usize>(), 0_u64..64, 1_u64..64, 0_u64..4).prop_map(
             |(which, from, sectors, generation)| Op::Pin { which, from, sectors, generation }
         ),
@@ -183,6 +235,16 @@ impl Model {
                 self.space.release(range.clone()).unwrap();
                 self.set(&range, &[Sector::Taken], Sector::Free);
                 self.space.release(range).unwrap_err();
+            }
+            Op::ReleaseNear { which, from, sectors, cluster } => {
+                let Some(range) = self.part(which, from, sectors) else { return };
+                self.space.release_near(&range, Cluster(cluster)).unwrap();
+                self.set(&range, &[Sector::Taken], Sector::Free);
+                self.space.release_near(&range, Cluster(cluster)).unwrap_err();
+            }
+            Op::Forget { metadata } => {
+                let class = if metadata { Class::Metadata } else { Class::Data };
+                self.space.forget_spares(class);
             }
             Op::Pin { which, from, sectors, generation } => {
                 let Some(range) = self.part(which, from, sectors) else { return };

@@ -33,6 +33,7 @@ use butternut_format::key::{ItemType, Key};
 use butternut_format::node::Expected;
 use butternut_format::super_block::{RawRootBackup, RawSuperBlock};
 use butternut_format::units::{Generation, Logical, TreeId};
+use butternut_space::Class;
 use butternut_volume::VolumeError;
 use std::sync::{Arc, PoisonError};
 use zerocopy::FromZeros;
@@ -183,6 +184,7 @@ impl<'a> Step<'a> {
             state.is_touched = false;
         }
         self.running.reset_dirty();
+        Class::ALL.iter().for_each(|class| self.running.space.forget_spares(*class));
         blocks.sort_by_key(|block| block.logical());
         let super_block = self.super_block()?;
         // From here on it is the next transaction's, which begins before this one is written.

@@ -238,9 +238,7 @@ impl Running {
     pub(crate) fn allocate_block(&self, tree: TreeId) -> Result<Logical, TreeError> {
         let is_system = tree == TreeId::CHUNK;
         let class = if is_system { Class::System } else { Class::Metadata };
-        // Trees that change together at a commit lie apart from those that change with the files.
-        let cluster = Cluster(if tree.is_subvolume() { 1 } else { 2 });
-        let want = Want::node(self.facts.node_bytes, cluster);
+        let want = Want::node(self.facts.node_bytes, cluster(tree));
         let found = self.space.allocate(class, want);
         let wanted = u64::from(self.facts.node_bytes);
         found.map(|range| Logical(range.start)).ok_or(TreeError::NoSpace { wanted })
@@ -263,7 +261,9 @@ impl Running {
         let (at, bytes) = (block.logical(), self.facts.node_bytes.into());
         let is_gone = self.references().change(at, bytes, content, reference, -1);
         if is_gone {
-            self.check(self.space.release(self.node_range(at)));
+            // The next block of its kind fills the hole, and the commit writes them in one piece.
+            let range = self.node_range(at);
+            self.check(self.space.release_near(&range, cluster(block.owner())));
         }
     }
 
@@ -426,6 +426,11 @@ impl Running {
         let found = groups.iter().rev().find(|group| group.flags.contains(wanted));
         found.map_or(wanted, |group| group.flags)
     }
+}
+
+/// Trees that change together at a commit lie apart from those that change with the files.
+fn cluster(tree: TreeId) -> Cluster {
+    Cluster(if tree.is_subvolume() { 1 } else { 2 })
 }
 
 fn content(level: u8, first_key: Option<Key>) -> Content {

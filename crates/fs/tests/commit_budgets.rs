@@ -1,0 +1,219 @@
+//! What a commit may cost: flushes, superblocks and device writes, whatever was changed.
+
+#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+#![allow(dead_code, reason = "what volumes of tests share, not every test uses")]
+
+mod volume;
+
+use butternut::device::{Device, Record, RecordingDevice};
+use butternut::{FileId, Filesystem, MountOptions, RenameFlags, SetAttributes, SetXattr};
+use butternut_check::CheckOptions;
+use butternut_mkfs::{MkfsOptions, Profile};
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::Arc;
+use volume::{TestVolume, new};
+
+const VOLUME_BYTES: u64 = 2 << 30;
+const NODE_BYTES: usize = 16 << 10;
+
+/// Where the superblocks of a volume of this length lie.
+const SUPER_OFFSETS: [u64; 2] = [64 << 10, 64 << 20];
+const SUPER_BYTES: usize = 4096;
+
+/// Items of an inode that is made: itself, its name, and two entries of its directory.
+const ITEMS_OF_A_FILE: u32 = 4;
+
+/// What a commit did to its device.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Cost {
+    flushes: u32,
+    supers: [u32; SUPER_OFFSETS.len()],
+    /// Writes of tree blocks, of every copy.
+    writes: u64,
+    bytes: u64,
+    /// Owners of the blocks that were written.
+    trees: BTreeSet<u64>,
+}
+
+struct Bench {
+    volume: TestVolume,
+    device: Arc<RecordingDevice>,
+    fs: Filesystem,
+    /// Of a tree block.
+    copies: u64,
+}
+
+impl Cost {
+    fn of(records: &[Record]) -> Self {
+        let mut cost = Self::default();
+        for record in records {
+            let (offset, bytes) = match record {
+                Record::Flush => {
+                    cost.flushes += 1;
+                    continue;
+                }
+                Record::Discard { .. } => panic!("nobody asked for a discard"),
+                Record::Write { offset, bytes } => (offset, bytes),
+            };
+            if let Some(copy) = SUPER_OFFSETS.iter().position(|at| at == offset) {
+                assert_eq!(bytes.len(), SUPER_BYTES);
+                cost.supers[copy] += 1;
+                continue;
+            }
+            cost.writes += 1;
+            cost.bytes += bytes.len() as u64;
+            cost.trees.extend(bytes.chunks(NODE_BYTES).map(owner));
+        }
+        cost
+    }
+}
+
+/// The tree that a block says it is of.
+fn owner(block: &[u8]) -> u64 {
+    u64::from_le_bytes(block[88..96].try_into().unwrap())
+}
+
+impl Bench {
+    fn new(metadata: Profile) -> Self {
+        let options = MkfsOptions { metadata: Some(metadata), ..MkfsOptions::default() };
+        let volume = TestVolume::of(VOLUME_BYTES, &options);
+        let device = Arc::new(RecordingDevice::new(volume.devices().remove(0)));
+        let devices = vec![Arc::clone(&device) as Arc<dyn Device>];
+        let options =
+            MountOptions { read_only: false, commit_seconds: 0, ..MountOptions::default() };
+        let fs = Filesystem::open_devices(devices, &options).unwrap();
+        let copies = if metadata == Profile::Dup { 2 } else { 1 };
+        Self { volume, device, fs, copies }
+    }
+
+    /// The cost of one commit, which is within bounds.
+    ///
+    /// Blocks of a commit lie one after another in runs that were free: 256 KiB long at least as
+    /// long as there are such, but for the first and the last of a cluster of trees, and no tree
+    /// is in two. What comes and goes within the transaction leaves no holes if it goes in the
+    /// order of its keys.
+    fn commit(&self, what: &str) -> Cost {
+        let before = self.device.position();
+        self.fs.sync().unwrap();
+        let cost = Cost::of(&self.device.recording().log()[before..]);
+        assert_eq!((cost.flushes, cost.supers), (2, [1; SUPER_OFFSETS.len()]), "{what}: {cost:?}");
+        let of_a_copy = cost.bytes.div_ceil(self.copies * (256 << 10)) + cost.trees.len() as u64;
+        assert!(cost.writes <= of_a_copy * self.copies, "{what}: {cost:?}");
+        cost
+    }
+
+    fn files(&self, dir: FileId, numbers: Range<u32>) -> Vec<FileId> {
+        let create =
+            |number| self.fs.create(dir, format!("file-{number}").as_bytes(), &new(0o644)).unwrap();
+        numbers.map(create).collect()
+    }
+
+    fn chmod(&self, id: FileId, mode: u32) {
+        let set = SetAttributes { mode: Some(mode), ..SetAttributes::default() };
+        self.fs.set_attributes(id, &set).unwrap();
+    }
+
+    fn close(self) {
+        self.fs.close().unwrap();
+        let options = CheckOptions::default();
+        let report = butternut_check::check(vec![self.device], &options).unwrap();
+        assert!(report.findings.is_empty(), "{:?}", report.findings);
+    }
+}
+
+fn is_long() -> bool {
+    std::env::var_os("BUTTERNUT_LONG").is_some_and(|value| !value.is_empty())
+}
+
+#[test]
+fn a_commit_of_little_is_two_flushes_and_a_write_or_two_of_each_copy() {
+    for metadata in [Profile::Dup, Profile::Single] {
+        let bench = Bench::new(metadata);
+        let root = bench.fs.root();
+        let commit = |what| {
+            let cost = bench.commit(what);
+            assert!(cost.writes <= 2 * bench.copies, "{what}: {cost:?}");
+        };
+        for number in 0..5 {
+            bench.files(root, number..number + 1);
+            commit("create");
+        }
+        let id = bench.files(root, 5..6)[0];
+        bench.fs.set_xattr(id, b"user.a", b"b", SetXattr::Either).unwrap();
+        commit("attribute");
+        bench.fs.rename((root, b"file-0"), (root, b"x"), RenameFlags::default()).unwrap();
+        commit("rename");
+        bench.chmod(id, 0o600);
+        commit("mode");
+        bench.fs.unlink(root, b"x").unwrap();
+        commit("unlink");
+        bench.close();
+    }
+}
+
+#[test]
+fn a_file_is_synced_with_two_flushes() {
+    let bench = Bench::new(Profile::Dup);
+    let id = bench.files(bench.fs.root(), 0..1)[0];
+    let file = bench.fs.open_file(id).unwrap();
+    for number in 0..5 {
+        file.write_at(number << 20, &[7; 100_000]).unwrap();
+        let before = bench.device.position();
+        file.sync_all().unwrap();
+        let log = bench.device.recording();
+        let log = &log.log()[before..];
+        let cost = Cost::of(log);
+        assert_eq!((cost.flushes, cost.supers), (2, [1; SUPER_OFFSETS.len()]), "{cost:?}");
+        // The data in one piece, and the blocks as above.
+        assert!(cost.writes <= 1 + 2 * bench.copies, "{cost:?}");
+    }
+    drop(file);
+    bench.close();
+}
+
+#[test]
+fn what_changed_nothing_writes_nothing() {
+    let bench = Bench::new(Profile::Dup);
+    bench.files(bench.fs.root(), 0..1);
+    bench.commit("create");
+    let before = bench.device.position();
+    bench.fs.sync().unwrap();
+    assert_eq!(bench.device.position(), before);
+    bench.close();
+}
+
+#[test]
+fn a_commit_of_many_items_is_few_writes() {
+    let items = if is_long() { 100_000 } else { 20_000 };
+    for metadata in [Profile::Dup, Profile::Single] {
+        let bench = Bench::new(metadata);
+        let dir = bench.fs.mkdir(bench.fs.root(), b"dir", &new(0o755)).unwrap();
+        let files = bench.files(dir, 0..items / ITEMS_OF_A_FILE);
+        let cost = bench.commit("files");
+        assert!(cost.bytes > u64::from(items) * 50 * bench.copies, "{cost:?}");
+        // So that each further item is one of its own.
+        let files = [files, bench.files(dir, items / ITEMS_OF_A_FILE..items)].concat();
+        bench.commit("more files");
+        for round in 0..3 {
+            files.iter().for_each(|id| bench.chmod(*id, 0o600 + round));
+            bench.commit("every inode");
+            // In another order, and with holes.
+            let some = (0..files.len()).map(|step| step * 7919 % files.len()).step_by(3);
+            some.for_each(|at| bench.chmod(files[at], 0o700 + round));
+            bench.commit("some inodes");
+        }
+        for number in (0..items).filter(|number| number % 3 > 0) {
+            bench.fs.unlink(dir, format!("file-{number}").as_bytes()).unwrap();
+        }
+        bench.commit("unlink");
+        // What was freed lies here and there; what comes now finds longer runs.
+        for round in 0..3 {
+            bench.files(dir, items * (round + 2)..items * (round + 2) + items / 7);
+            bench.commit("files again");
+            files.iter().step_by(3).for_each(|id| bench.chmod(*id, 0o640 + round));
+            bench.commit("what is left");
+        }
+        bench.close();
+    }
+}
