@@ -184,7 +184,9 @@ impl<'a> Step<'a> {
             state.is_touched = false;
         }
         self.running.reset_dirty();
-        Class::ALL.iter().for_each(|class| self.running.space.forget_spares(*class));
+        for class in Class::ALL {
+            self.running.space.forget_spares(class);
+        }
         blocks.sort_by_key(|block| block.logical());
         let super_block = self.super_block()?;
         // From here on it is the next transaction's, which begins before this one is written.
