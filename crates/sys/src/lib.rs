@@ -11,6 +11,7 @@ pub mod clock;
 pub mod errno;
 pub mod file;
 pub mod forbid;
+pub mod frames;
 pub mod fuse_device;
 pub mod holder;
 pub mod parity;
