@@ -62,7 +62,7 @@
 //! | | evict | clean pages go one way or the other |
 //! | | writeback | waits for its end first: older bytes never land on newer |
 //! | | fsync | nothing: its bytes are no pages |
-//! | truncate, punch | truncate, punch | one after the other; invalidating what is not there is nothing |
+//! | truncate, punch | truncate, punch | one after the other; the second finds nothing |
 //! | | evict | who comes second finds nothing; a page in an evictor's hand is let go |
 //! | | writeback | waits for its end: no space is freed under a write |
 //! | | fsync | what is cut before it is sent never is |
