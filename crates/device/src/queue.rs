@@ -57,11 +57,14 @@ pub struct QueueOptions {
     pub ring: RingUse,
     /// Memory to register with the ring: transfers in it cost less. All of it stays resident.
     pub arenas: Vec<Arena>,
+    /// Completions come at once even while the thread that submitted computes, for a thread that
+    /// waits for them in its place (law 6); this costs it an interrupt now and then.
+    pub is_prompt: bool,
 }
 
 impl Default for QueueOptions {
     fn default() -> QueueOptions {
-        QueueOptions { depth: 128, ring: RingUse::Try, arenas: Vec::new() }
+        QueueOptions { depth: 128, ring: RingUse::Try, arenas: Vec::new(), is_prompt: false }
     }
 }
 
@@ -123,7 +126,8 @@ impl QueuePair {
         } else if options.ring == RingUse::Never {
             Lane::Threads(Threads::default())
         } else {
-            let ring = RingOptions { depth, arenas: options.arenas.clone() };
+            let (arenas, is_prompt) = (options.arenas.clone(), options.is_prompt);
+            let ring = RingOptions { depth, arenas, is_prompt };
             match Ring::new(&files, &ring) {
                 Ok(ring) => Lane::Ring(Box::new(ring)),
                 Err(cause) => {

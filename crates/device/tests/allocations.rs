@@ -1,8 +1,9 @@
-//! In a steady state, batches of aligned reads allocate nothing.
+//! In a steady state, aligned reads and writes allocate nothing.
 
 use butternut_device::{Device, FileDevice, OpenDevice, QueuePair, ReadInto, Request};
 use butternut_sys::allocations::{CountingAllocator, allocations_of};
 use butternut_sys::buffer::Buffer;
+use butternut_sys::buffers::Buffers;
 use std::sync::Arc;
 
 #[global_allocator]
@@ -12,7 +13,8 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 fn a_steady_queue_pair_allocates_nothing() {
     let image = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
     image.as_file().set_len(4 << 20).unwrap();
-    let device = FileDevice::open(image.path(), &OpenDevice::default()).unwrap();
+    let how = OpenDevice { writable: true, ..OpenDevice::default() };
+    let device = FileDevice::open(image.path(), &how).unwrap();
     assert!(device.is_direct());
     let devices: [Arc<dyn Device>; 1] = [Arc::new(device)];
     let mut pair = QueuePair::new(devices, 32);
@@ -50,4 +52,21 @@ fn a_steady_queue_pair_allocates_nothing() {
         }
     });
     assert_eq!((owned, spare.len()), (0, 32), "submit and poll");
+
+    let mut rows: Vec<Vec<Buffer>> =
+        (0..8).map(|_| (0..9).map(|_| Buffer::zeroed(4096)).collect()).collect();
+    let mut write_rows = |pair: &mut QueuePair| {
+        for (row, tag) in rows.drain(..).zip(0..) {
+            assert!(pair.submit(Request::write(0, tag << 16, row, tag)).is_ok());
+        }
+        pair.poll(8, None, &mut out);
+        rows.extend(out.drain(..).map(|done| match done.load.into_buffers().unwrap() {
+            Buffers::Many(row) => row,
+            Buffers::One(_) => Vec::new(),
+        }));
+    };
+    write_rows(&mut pair);
+    let (rowed, ()) = allocations_of(|| (0..10).for_each(|_| write_rows(&mut pair)));
+    assert_eq!(rowed, 0, "writes from several buffers");
+    assert!(rows.iter().all(|row| row.len() == 9));
 }

@@ -6,8 +6,8 @@ mod loops;
 
 use butternut_device::{
     Backend, Completion, Counts, Device, DeviceError, Fault, FaultyDevice, FileDevice,
-    MemoryDevice, OpenDevice, QueueOptions, QueuePair, ReadInto, Request, RequestKind, RingUse,
-    Rule, WriteFrom,
+    MemoryDevice, OpenDevice, QueueOptions, QueuePair, ReadInto, Record, RecordingDevice, Request,
+    RequestKind, RingUse, Rule, WriteFrom,
 };
 use butternut_sys::arena::Arena;
 use butternut_sys::buffer::Buffer;
@@ -32,6 +32,19 @@ impl Random {
         for byte in memory {
             *byte = self.below(256).to_le_bytes()[0];
         }
+    }
+
+    /// The same bytes in several buffers, cut on block boundaries half of the time.
+    fn cut(&mut self, mut memory: &[u8]) -> Vec<Buffer> {
+        let align = [1, 4096][self.below(2)];
+        let mut row = Vec::new();
+        while !memory.is_empty() {
+            let len = (self.below(20_000) / align * align).max(align).min(memory.len());
+            let (now, later) = memory.split_at(len);
+            row.push(Buffer::copy_of(now));
+            memory = later;
+        }
+        row
     }
 
     /// A range of at most 200 KB, aligned half of the time.
@@ -97,13 +110,19 @@ fn workload(devices: &[Arc<dyn Device>], ring: RingUse, seed: u64) -> Vec<Counts
         let mut batch: Vec<_> = (sources.iter().enumerate())
             .map(|(device, (start, source))| WriteFrom::new(device, *start, source))
             .collect();
-        if random.below(2) == 0 {
+        let lane = random.below(3);
+        if lane == 0 {
             pair.run_writes(&mut batch);
             assert!(batch.iter().all(|write| write.result.is_ok()));
         } else {
             for write in &batch {
-                let buffer = Buffer::copy_of(write.buf);
-                pair.submit(Request::write(write.device, write.offset, buffer, 0)).unwrap();
+                let (device, offset) = (write.device, write.offset);
+                pair.submit(if lane == 1 {
+                    Request::write(device, offset, Buffer::copy_of(write.buf), 0)
+                } else {
+                    Request::write(device, offset, random.cut(write.buf), 0)
+                })
+                .unwrap();
             }
             drain_well(&mut pair);
         }
@@ -390,4 +409,69 @@ fn buffers_of_a_registered_arena_are_read_and_written() {
     assert!(buffer.is_from_arena());
     assert!(buffer[..4096].iter().chain(&buffer[14_096..]).all(|byte| *byte == 0));
     assert!(buffer[4096..14_096].iter().all(|byte| *byte == 3));
+}
+
+#[test]
+fn a_fault_fails_the_one_write_from_several_buffers_that_it_strikes() {
+    let memory = Arc::new(MemoryDevice::new("m", 1 << 20));
+    let faulty = Arc::new(FaultyDevice::new(Arc::clone(&memory) as Arc<dyn Device>, 1));
+    let recording = Arc::new(RecordingDevice::new(Arc::new(MemoryDevice::new("r", 1 << 20))));
+    faulty.add(Rule::at(3 * 4096..4 * 4096, Fault::WriteError));
+    let devices: [Arc<dyn Device>; 2] = [Arc::clone(&faulty) as _, Arc::clone(&recording) as _];
+    let mut pair = pair(&devices, 16, RingUse::Try);
+    assert_eq!(pair.backend(), Backend::Inline);
+    let row = |byte: u8| -> Vec<Buffer> {
+        (0..2).map(|_| Buffer::copy_of(&[byte; 4096])).collect::<Vec<_>>()
+    };
+    for nth in 0..4u8 {
+        let offset = u64::from(nth) * 8192;
+        pair.submit(Request::write(0, offset, row(nth + 1), u64::from(nth))).unwrap();
+        pair.submit(Request::write(1, offset, row(nth + 1), 100)).unwrap();
+    }
+    for done in drain(&mut pair) {
+        assert_eq!(done.result.is_err(), done.tag == 1);
+        assert_eq!((done.load.as_slice().len(), done.load.bytes()), (2, 8192));
+    }
+    assert_eq!(faulty.fault_counts().write_errors, 1);
+    let recording = recording.recording();
+    let lengths: Vec<usize> = recording
+        .log()
+        .iter()
+        .map(|record| if let Record::Write { bytes, .. } = record { bytes.len() } else { 0 })
+        .collect();
+    assert_eq!(lengths, [8192; 4], "each row is one write");
+    let mut bytes = vec![0; 4 * 8192];
+    memory.read_at(0, &mut bytes).unwrap();
+    for (nth, bytes) in bytes.chunks(8192).enumerate() {
+        let want = if nth == 1 { 0 } else { u8::try_from(nth + 1).unwrap() };
+        assert!(bytes.iter().all(|byte| *byte == want));
+    }
+}
+
+#[test]
+fn completions_go_to_whoever_polls() {
+    let image = Image::new(1 << 20);
+    for ring in RINGS {
+        let devices = [writable(image.path(), 0, None, true)];
+        let options = QueueOptions { depth: 32, ring, is_prompt: true, ..QueueOptions::default() };
+        let mut pair = QueuePair::with_options(&devices, &options);
+        let (handed, taken) = std::sync::mpsc::sync_channel(1);
+        let (over, is_over) = std::sync::mpsc::channel::<()>();
+        let first = &mut pair;
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for tag in 0..32 {
+                    let request = Request::read(0, tag * 4096, Buffer::zeroed(4096), tag);
+                    first.submit(request).unwrap();
+                }
+                first.kick();
+                assert_eq!((first.room(), first.outstanding()), (0, 32));
+                handed.send(first).unwrap();
+                assert!(is_over.recv().is_err(), "waits until the other has all");
+            });
+            let pair = taken.recv().unwrap();
+            assert_eq!(drain_well(pair).len(), 32);
+            drop(over);
+        });
+    }
 }

@@ -15,9 +15,9 @@
 //! 7. A steady state allocates nothing: every list is made with the ring, but for the vectors of
 //!    writes from several buffers, which are made when so many are first out at once, and kept.
 //! 8. Whoever has `&mut` may wait and take completions, whichever thread submitted. The kernel
-//!    finishes a request in the context of the thread that submitted it, which it interrupts for
-//!    that; the thread's own code need do nothing. Rings whose completions only one thread can
-//!    bring about (`SINGLE_ISSUER`, `DEFER_TASKRUN`) are never asked for.
+//!    completes a request in the context of the thread that submitted it, whatever that thread's
+//!    own code does, or waits for: at once if the ring [is prompt](RingOptions::is_prompt). Rings
+//!    whose completions one thread must ask for (`SINGLE_ISSUER`, `DEFER_TASKRUN`) are never made.
 //!
 //! How the kernel is asked for a ring, and what it may refuse, is in [`setup`].
 

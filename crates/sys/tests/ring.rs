@@ -4,15 +4,17 @@
 
 use butternut_sys::arena::Arena;
 use butternut_sys::buffer::Buffer;
-use butternut_sys::buffers::Load;
+use butternut_sys::buffers::{Buffers, Load};
 use butternut_sys::errno::Errno;
 use butternut_sys::file::{DiskFile, OpenDisk};
 use butternut_sys::forbid::forbid_rings_on_this_thread;
 use butternut_sys::ring::{
-    Memory, Operation, Ring, RingOptions, RingRefused, Scoped, Submission, Transfer,
+    Memory, Operation, Ring, RingOptions, RingRefused, SEGMENTS_MAX, Scoped, Submission, Transfer,
 };
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const BLOCK: usize = 4096;
@@ -33,7 +35,7 @@ fn number(block: usize) -> u8 {
 }
 
 fn ring<T>(file: &DiskFile, depth: usize) -> Ring<T> {
-    Ring::new(&[file], &RingOptions { depth, arenas: Vec::new() }).unwrap()
+    Ring::new(&[file], &RingOptions { depth, ..RingOptions::default() }).unwrap()
 }
 
 fn read<T>(block: usize, payload: T) -> Submission<T> {
@@ -171,7 +173,7 @@ fn waiting_ends_at_the_deadline_and_at_once_when_nothing_is_out() {
 fn memory_of_a_registered_arena_is_used_as_such() {
     let (_image, file) = numbered();
     let arena = Arena::new(2 << 20).unwrap();
-    let options = RingOptions { depth: 8, arenas: vec![arena.clone()] };
+    let options = RingOptions { depth: 8, arenas: vec![arena.clone()], is_prompt: true };
     let mut ring = Ring::<usize>::new(&[&file], &options).unwrap();
     let (buffer, elsewhere) = (arena.take(BLOCK).unwrap(), Buffer::zeroed(BLOCK));
     assert!(ring.is_registered(&buffer), "root may lock memory");
@@ -208,12 +210,139 @@ fn writes_and_flushes_reach_the_file() {
 }
 
 #[test]
+fn a_write_from_many_buffers_is_one_row_in_the_file() {
+    let image = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+    image.as_file().set_len(8 << 20).unwrap();
+    let how = OpenDisk { writable: true, ..OpenDisk::default() };
+    let file = DiskFile::open(image.path(), how).unwrap();
+    let arena = Arena::new(2 << 20).unwrap();
+    let options = RingOptions { depth: 8, arenas: vec![arena.clone()], ..RingOptions::default() };
+    let mut ring = Ring::<usize>::new(&[&file], &options).unwrap();
+    let mut want = vec![0; 8 << 20];
+    // More segments than one list has, a few, neighbours in one arena, and none.
+    for (nth, count) in [2 * SEGMENTS_MAX + 7, 3, 20, 0].into_iter().enumerate() {
+        let at = nth << 21;
+        let row: Vec<Buffer> = (0..count)
+            .map(|index| {
+                let len = BLOCK * (1 + index % 3);
+                let taken = if nth == 2 { arena.take(len) } else { None };
+                let mut buffer = taken.unwrap_or_else(|| Buffer::zeroed(len));
+                buffer.fill(number(7 * nth + index + 1));
+                buffer
+            })
+            .collect();
+        let bytes: Vec<u8> = row.iter().flat_map(|buffer| buffer.iter().copied()).collect();
+        want[at..at + bytes.len()].copy_from_slice(&bytes);
+        let (operation, offset, need) = (Operation::Write, at as u64, bytes.len());
+        let load = Load::from(row);
+        ring.submit(Submission { operation, file: 0, offset, load, need, payload: count }).unwrap();
+    }
+    ring.wait(usize::MAX, None);
+    for _ in 0..4 {
+        let done = ring.take_done().unwrap();
+        assert_eq!(done.result, Ok(()));
+        assert_eq!(done.load.as_slice().len(), done.payload, "all buffers come back");
+    }
+    assert!(std::fs::read(image.path()).unwrap() == want);
+}
+
+#[test]
+fn shared_memory_goes_to_several_places_and_is_free_after_the_last() {
+    let image = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+    image.as_file().set_len(1 << 20).unwrap();
+    let how = OpenDisk { writable: true, ..OpenDisk::default() };
+    let file = DiskFile::open(image.path(), how).unwrap();
+    let mut ring = ring::<()>(&file, 4);
+    let mut row = vec![Buffer::zeroed(BLOCK), Buffer::zeroed(2 * BLOCK)];
+    for buffer in &mut row {
+        buffer.fill(9);
+    }
+    let mut shared = Arc::new(Buffers::from(row));
+    for place in 0..3 {
+        let load = Load::from(Arc::clone(&shared));
+        let (operation, offset, need) = (Operation::Write, place * 65536, 3 * BLOCK);
+        ring.submit(Submission { operation, file: 0, offset, load, need, payload: () }).unwrap();
+    }
+    ring.wait(3, None);
+    assert!(Arc::get_mut(&mut shared).is_none());
+    while let Some(done) = ring.take_done() {
+        assert_eq!(done.result, Ok(()));
+    }
+    assert!(Arc::get_mut(&mut shared).is_some());
+    let bytes = std::fs::read(image.path()).unwrap();
+    for place in 0..3 {
+        let at = place * 65536;
+        assert!(bytes[at..at + 3 * BLOCK].iter().all(|byte| *byte == 9));
+    }
+}
+
+/// One thread submits and then does what `idles` says until another has every completion.
+fn completed_by_another(idles: impl Fn(&AtomicBool) + Sync) {
+    let (_image, file) = numbered();
+    let options = RingOptions { depth: 64, is_prompt: true, ..RingOptions::default() };
+    let mut ring = Ring::<usize>::new(&[&file], &options).unwrap();
+    let is_over = AtomicBool::new(false);
+    for _ in 0..20 {
+        is_over.store(false, Ordering::Relaxed);
+        let (handed, taken) = std::sync::mpsc::sync_channel(1);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                (0..64).for_each(|block| ring.submit(read(block, block)).unwrap());
+                ring.kick();
+                handed.send(&mut ring).unwrap();
+                idles(&is_over);
+            });
+            let ring = taken.recv().unwrap();
+            ring.wait(64, Some(Instant::now() + Duration::from_secs(30)));
+            let mut seen = 0;
+            while let Some(done) = ring.take_done() {
+                assert!(bytes_of(done.load).iter().all(|byte| *byte == number(done.payload)));
+                seen += 1;
+            }
+            is_over.store(true, Ordering::Release);
+            assert_eq!(seen, 64, "within half a minute");
+        });
+    }
+}
+
+#[test]
+fn requests_are_completed_for_another_while_their_thread_waits_for_a_lock() {
+    let lock = Mutex::new(());
+    completed_by_another(|is_over| {
+        // Held by a third thread until the requests are complete.
+        std::thread::scope(|scope| {
+            let (locked, is_locked) = std::sync::mpsc::channel();
+            let lock = &lock;
+            scope.spawn(move || {
+                let held = lock.lock().unwrap();
+                locked.send(()).unwrap();
+                while !is_over.load(Ordering::Acquire) {
+                    std::thread::sleep(Duration::from_micros(100));
+                }
+                drop(held);
+            });
+            is_locked.recv().unwrap();
+            drop(lock.lock().unwrap());
+        });
+    });
+}
+
+#[test]
+fn requests_are_completed_for_another_while_their_thread_computes() {
+    completed_by_another(|is_over| {
+        while !is_over.load(Ordering::Acquire) {
+            std::hint::spin_loop();
+        }
+    });
+}
+
+#[test]
 fn a_forbidden_ring_is_a_typed_answer() {
     let (_image, file) = numbered();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             forbid_rings_on_this_thread().unwrap();
-            let options = RingOptions { depth: 4, arenas: Vec::new() };
+            let options = RingOptions { depth: 4, ..RingOptions::default() };
             let refused = Ring::<()>::new(&[&file], &options).map(drop).unwrap_err();
             assert_eq!(refused, RingRefused::Forbidden);
             assert!(std::fs::read("/proc/self/comm").is_ok(), "other calls work");

@@ -18,7 +18,8 @@
 //! 5. A device request that fails is counted on its device, once, and fails the request that it
 //!    belongs to, and no other.
 //! 6. In a steady state neither reads nor writes allocate.
-//! 7. Whoever has `&mut` may poll, whichever thread queued.
+//! 7. Whoever has `&mut` may poll, whichever thread queued, and gets what is complete at once,
+//!    whatever that thread does meanwhile.
 //! 8. Requests in flight at the same time run in any order: who writes what another writes or reads
 //!    waits for that first.
 
@@ -110,7 +111,8 @@ impl Volume {
         let devices = self.lanes.devices();
         let depth = options.depth.max(COPIES_MAX);
         let arenas = options.arenas.clone();
-        let pair_options = QueueOptions { depth, arenas, ..QueueOptions::default() };
+        let pair_options =
+            QueueOptions { depth, arenas, is_prompt: true, ..QueueOptions::default() };
         let pair = QueuePair::with_options(&devices, &pair_options);
         let depth = pair.depth();
         DataQueue {

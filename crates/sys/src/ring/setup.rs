@@ -1,7 +1,8 @@
 //! Asking the kernel for a ring.
 //!
 //! 1. Flags that only make a ring cheaper are tried first and given up one by one, newest first:
-//!    `NO_SQARRAY` (Linux 6.6), `COOP_TASKRUN` (5.19), `SUBMIT_ALL` (5.18).
+//!    `NO_SQARRAY` (Linux 6.6), `COOP_TASKRUN` (5.19, not if the ring is to be prompt),
+//!    `SUBMIT_ALL` (5.18).
 //! 2. What is required: reads, writes and fsync by opcode (5.6), waiting with a timeout (5.11), and
 //!    that no completion is ever dropped (5.5). A kernel without them is a refusal, like one whose
 //!    administrator or seccomp filter forbids rings.
@@ -20,13 +21,17 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct RingOptions {
     /// How many requests of each sort, owned and borrowed, may be in flight.
     pub depth: usize,
     /// Memory to register: transfers into it skip the kernel's page look-up. All of its pages stay
     /// pinned, hence resident, as long as the ring lives.
     pub arenas: Vec<Arena>,
+    /// The kernel interrupts the thread that submitted to complete its requests, which another
+    /// thread may wait for. Otherwise it waits until that thread enters the kernel, for the next
+    /// tick of its timer at the latest: cheaper, and no different where the thread itself waits.
+    pub is_prompt: bool,
 }
 
 /// Why there is no ring.
@@ -56,7 +61,7 @@ impl<T> Ring<T> {
     pub fn new(files: &[&DiskFile], options: &RingOptions) -> Result<Ring<T>, RingRefused> {
         let depth = options.depth.clamp(1, RING_DEPTH_MAX);
         let entries = u32::try_from(depth.next_power_of_two()).expect("at most 4096");
-        let uring = build(entries)?;
+        let uring = build(entries, options.is_prompt)?;
         check_features(&uring)?;
         let table = Table::register(&uring, files, &options.arenas)?;
         let slots = 2 * depth;
@@ -157,7 +162,7 @@ impl Table {
     }
 }
 
-fn build(entries: u32) -> Result<IoUring, RingRefused> {
+fn build(entries: u32, is_prompt: bool) -> Result<IoUring, RingRefused> {
     let mut last = Errno::INVALID;
     for drop in 0..4 {
         let mut builder = IoUring::builder();
@@ -165,7 +170,7 @@ fn build(entries: u32) -> Result<IoUring, RingRefused> {
         if drop < 3 {
             builder.setup_submit_all();
         }
-        if drop < 2 {
+        if drop < 2 && !is_prompt {
             builder.setup_coop_taskrun();
         }
         if drop < 1 {

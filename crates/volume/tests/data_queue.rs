@@ -1,0 +1,387 @@
+//! The data queue over devices in memory and in files: every copy, one completion for each request,
+//! and failures that belong to exactly one.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod set;
+
+use butternut_device::{
+    Backend, Device, Fault, FaultyDevice, FileDevice, MemoryDevice, OpenDevice, Record,
+    RecordingDevice, Rule,
+};
+use butternut_format::checksum::ChecksumKind;
+use butternut_format::chunk::BlockGroupFlags;
+use butternut_format::units::Logical;
+use butternut_sys::arena::Arena;
+use butternut_sys::buffer::Buffer;
+use butternut_sys::buffers::Buffers;
+use butternut_volume::{
+    DataDone, DataQueue, DataQueueOptions, DataRead, NotTaken, OpenOptions, Sums, Volume,
+    VolumeError,
+};
+use set::{BYTES, DEVICE_BYTES, START, open, pattern, profiles, set, volume_of};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+fn queue(volume: &Volume, depth: usize) -> DataQueue {
+    volume.data_queue(&DataQueueOptions { depth, ..DataQueueOptions::default() })
+}
+
+fn drain(queue: &mut DataQueue, volume: &Volume) -> Vec<DataDone> {
+    let mut done = Vec::new();
+    queue.poll(volume, usize::MAX, None, &mut done);
+    assert_eq!(queue.outstanding(), 0);
+    done
+}
+
+fn bytes_of(buffers: &Buffers) -> Vec<u8> {
+    buffers.as_slice().iter().flat_map(|buffer| buffer.iter().copied()).collect()
+}
+
+fn one(bytes: &[u8]) -> Buffers {
+    Buffers::from(Buffer::copy_of(bytes))
+}
+
+/// The same bytes in buffers of one to three sectors.
+fn cut(bytes: &[u8]) -> Vec<Buffer> {
+    let mut row = Vec::new();
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let len = rest.len().min(4096 * (1 + row.len() % 3));
+        row.push(Buffer::copy_of(&rest[..len]));
+        rest = &rest[len..];
+    }
+    row
+}
+
+/// Volumes of this profile over files, which a ring reaches.
+fn on_files(profile: BlockGroupFlags, count: u64) -> (Vec<tempfile::NamedTempFile>, Volume) {
+    let images: Vec<_> = (0..count)
+        .map(|_| {
+            let image = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+            image.as_file().set_len(DEVICE_BYTES).unwrap();
+            image
+        })
+        .collect();
+    let how = OpenDevice { writable: true, ..OpenDevice::default() };
+    let device = |image: &tempfile::NamedTempFile| -> Arc<dyn Device> {
+        Arc::new(FileDevice::open(image.path(), &how).unwrap())
+    };
+    let volume = volume_of(profile, images.iter().map(device).collect());
+    (images, volume)
+}
+
+/// Writes at random through a queue of few requests, from one or several buffers, then reads all of
+/// it back, through the queue and copy by copy.
+fn write_and_read(volume: &Volume, seed: u64) {
+    let mut queue = queue(volume, 8);
+    let chunks = volume.chunks();
+    let copies = chunks.find(Logical(START)).unwrap().facts().copies;
+    let mut model = vec![0; 4 << 20];
+    let mut state = seed;
+    let mut below = |end: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 33) % end
+    };
+    let (mut done, mut taken) = (Vec::new(), 0);
+    for turn in 0..8 {
+        // Writes of one turn do not meet: each has 128K of its own.
+        for place in 0..32 {
+            let at = place * (128 << 10) + below(16) * 4096;
+            let wanted = 4096 * (1 + below(16));
+            let bytes = volume.contiguous(Logical(START + at), wanted);
+            assert!(bytes > 0 && bytes <= wanted);
+            let bytes = pattern(seed + turn * 100 + place, usize::try_from(bytes).unwrap());
+            let from = usize::try_from(at).unwrap();
+            model[from..from + bytes.len()].copy_from_slice(&bytes);
+            let several = below(2) == 0;
+            let mut buffers = if several { Buffers::from(cut(&bytes)) } else { one(&bytes) };
+            while let Err((back, why)) = queue.write(volume, Logical(START + at), buffers, at) {
+                assert!(matches!(why, NotTaken::Full), "{why:?}");
+                assert!(queue.room() < copies);
+                buffers = back;
+                taken += queue.poll(volume, 1, None, &mut done);
+            }
+        }
+        taken += queue.poll(volume, usize::MAX, None, &mut done);
+        assert_eq!((queue.outstanding(), queue.room()), (0, 8));
+    }
+    assert_eq!((taken, done.len()), (8 * 32, 8 * 32));
+    assert!(done.iter().all(|done| done.result.is_ok() && done.logical.0 == START + done.tag));
+    let mut found_at = HashMap::new();
+    for at in (0..4 << 20).step_by(65536) {
+        let mut buffer = Buffer::zeroed(65536);
+        while let Err((back, why)) = queue.read(volume, Logical(START + at), buffer, at) {
+            assert!(matches!(why, NotTaken::Full), "{why:?}");
+            buffer = back;
+            queue.poll(volume, 1, None, &mut done);
+        }
+        queue.submit();
+    }
+    queue.poll(volume, usize::MAX, None, &mut done);
+    for done in done.drain(8 * 32..) {
+        assert!(done.result.is_ok());
+        found_at.insert(done.tag, bytes_of(&done.buffers));
+    }
+    for (at, want) in (0..).step_by(65536).zip(model.chunks(65536)) {
+        assert!(found_at[&at] == want, "read at {at}");
+    }
+    for copy in 0..copies {
+        let mut found = vec![0; 4 << 20];
+        volume.read_raw(Logical(START), copy, &mut found).unwrap();
+        assert!(found == model, "copy {copy}");
+    }
+}
+
+#[test]
+fn what_is_written_to_any_profile_is_on_every_copy_and_read_back() {
+    for (nth, (profile, devices)) in (0..).zip(profiles()) {
+        write_and_read(&set(profile, devices).volume, nth);
+        let (_images, volume) = on_files(profile, devices);
+        write_and_read(&volume, nth + 10);
+    }
+}
+
+#[test]
+fn what_does_not_lie_together_is_given_back_untouched() {
+    let striped = set(BlockGroupFlags::RAID0, 3);
+    let volume = &striped.volume;
+    assert_eq!(volume.contiguous(Logical(START), 1 << 20), 65536);
+    assert_eq!(volume.contiguous(Logical(START + 61440), 1 << 20), 4096);
+    assert_eq!(volume.contiguous(Logical(START - 4096), 4096), 0);
+    let single = set(BlockGroupFlags(0), 1);
+    assert_eq!(single.volume.contiguous(Logical(START), 1 << 40), BYTES);
+    assert_eq!(single.volume.contiguous(Logical(START + BYTES - 8192), 1 << 40), 8192);
+
+    let before = striped.writes();
+    let mut queue = queue(volume, 8);
+    let mut try_both = |logical: u64, bytes: usize| {
+        let (buffer, read) =
+            queue.read(volume, Logical(logical), Buffer::zeroed(bytes), 1).unwrap_err();
+        let row = vec![buffer];
+        let (buffers, written) = queue.write(volume, Logical(logical), row, 1).unwrap_err();
+        assert_eq!((buffers.bytes(), buffers.as_slice().len()), (bytes, 1));
+        (read, written)
+    };
+    let split = try_both(START + 61440, 8192);
+    assert!(matches!(split, (NotTaken::Split, NotTaken::Split)), "{split:?}");
+    let unmapped = try_both(START + (256 << 20), 4096);
+    assert!(matches!(unmapped, (NotTaken::Split, NotTaken::Split)), "{unmapped:?}");
+    for (at, bytes) in [(START + 512, 4096), (START, 4095)] {
+        let odd = try_both(at, bytes);
+        let is_misshapen = |why: &NotTaken| {
+            matches!(why, NotTaken::Refused(error)
+                if matches!(**error, VolumeError::Misshapen { .. }))
+        };
+        assert!(is_misshapen(&odd.0) && is_misshapen(&odd.1), "{odd:?}");
+    }
+    assert_eq!((queue.outstanding(), striped.writes()), (0, before));
+}
+
+#[test]
+fn a_write_without_room_for_all_its_copies_is_not_begun() {
+    let set = set(BlockGroupFlags::RAID1, 2);
+    let mut queue = queue(&set.volume, 4);
+    let at = |nth: u64| Logical(START + nth * 4096);
+    queue.write(&set.volume, at(0), one(&[1; 4096]), 0).unwrap();
+    queue.read(&set.volume, at(9), Buffer::zeroed(4096), 1).unwrap();
+    assert_eq!((queue.room(), queue.outstanding()), (1, 2));
+    let (buffers, why) = queue.write(&set.volume, at(1), one(&[2; 4096]), 2).unwrap_err();
+    assert!(matches!(why, NotTaken::Full));
+    queue.read(&set.volume, at(9), Buffer::zeroed(4096), 3).unwrap();
+    let (_, why) = queue.read(&set.volume, at(9), Buffer::zeroed(4096), 3).unwrap_err();
+    assert!(matches!(why, NotTaken::Full));
+    assert_eq!(drain(&mut queue, &set.volume).len(), 3);
+    queue.write(&set.volume, at(1), buffers, 2).unwrap();
+    assert_eq!(drain(&mut queue, &set.volume).len(), 1);
+    set.check(at(1).0, &[2; 4096]);
+}
+
+#[test]
+fn a_write_that_one_copy_refuses_fails_alone_and_is_counted_there() {
+    let set = set(BlockGroupFlags::RAID1, 2);
+    // The second device fails one sector in the middle.
+    set.fail(1, (4 << 20) + 2 * 4096..(4 << 20) + 3 * 4096);
+    let mut queue = queue(&set.volume, 16);
+    let bytes = pattern(5, 5 * 4096);
+    for (nth, sector) in (0..).zip(bytes.chunks(4096)) {
+        queue.write(&set.volume, Logical(START + nth * 4096), one(sector), nth).unwrap();
+    }
+    let done = drain(&mut queue, &set.volume);
+    assert_eq!(done.len(), 5);
+    for done in &done {
+        let nth = usize::try_from(done.tag).unwrap();
+        assert_eq!(done.result.is_err(), nth == 2);
+        assert_eq!(bytes_of(&done.buffers), bytes[nth * 4096..(nth + 1) * 4096]);
+        if nth != 2 {
+            set.check(done.logical.0, &bytes[nth * 4096..(nth + 1) * 4096]);
+        }
+    }
+    let errors: Vec<u64> =
+        set.volume.devices().iter().map(|status| status.errors.write_errors).collect();
+    assert_eq!(errors, [0, 1]);
+}
+
+#[test]
+fn a_read_that_fails_or_is_rotten_is_found_out_and_the_general_path_mends_it() {
+    let set = set(BlockGroupFlags::DUP, 1);
+    let bytes = pattern(6, 16 * 4096);
+    let mut queue = queue(&set.volume, 16);
+    queue.write(&set.volume, Logical(START), one(&bytes), 0).unwrap();
+    assert!(drain(&mut queue, &set.volume)[0].result.is_ok());
+    // Rot in one sector of the first copy, an error in another.
+    set.devices[0].add(Rule::at(4 << 20..(4 << 20) + 4096, Fault::Rot { bits: 3 }));
+    set.devices[0].add(Rule::at((4 << 20) + 4096..(4 << 20) + 8192, Fault::ReadError));
+    let (mut failed, mut rotten) = (0, 0);
+    for (nth, want) in (0..).zip(bytes.chunks(4096)) {
+        let logical = Logical(START + nth * 4096);
+        let sums = ChecksumKind::Crc32c.digest(want);
+        let sums = Sums::Packed(&sums[..4]);
+        queue.read(&set.volume, logical, Buffer::zeroed(4096), nth).unwrap();
+        let done = drain(&mut queue, &set.volume).remove(0);
+        let mut buffer = done.buffers.into_one().unwrap();
+        if done.result.is_err() || !set.volume.verify(&buffer, sums) {
+            failed += u32::from(done.result.is_err());
+            rotten += u32::from(done.result.is_ok());
+            let mut reads = [DataRead::new(logical, &mut buffer, sums)];
+            set.volume.read_data(&mut reads);
+            assert!(reads[0].result.is_ok());
+        }
+        assert!(buffer[..] == *want);
+    }
+    assert_eq!((failed, rotten), (1, 1));
+    let errors = set.volume.devices()[0].errors;
+    assert_eq!(errors.read_errors, 2, "by the queue, and by the general path");
+}
+
+#[test]
+fn verifying_asks_for_a_digest_of_every_sector() {
+    let set = set(BlockGroupFlags(0), 1);
+    let bytes = pattern(7, 3 * 4096);
+    let mut sums: Vec<u8> = bytes
+        .chunks(4096)
+        .flat_map(|sector| ChecksumKind::Crc32c.digest(sector)[..4].to_vec())
+        .collect();
+    let holds = |bytes: &[u8], sums: &[u8]| set.volume.verify(bytes, Sums::Packed(sums));
+    assert!(holds(&bytes, &sums) && holds(&[], &[]));
+    assert!(set.volume.verify(&bytes, Sums::None));
+    assert!(!holds(&bytes, &sums[..8]) && !holds(&bytes[..8192], &sums));
+    assert!(!holds(&bytes[..8191], &sums[..8]));
+    sums[11] ^= 1;
+    assert!(!holds(&bytes, &sums) && holds(&bytes[..8192], &sums[..8]));
+}
+
+#[test]
+fn a_missing_device_is_read_around_and_not_written_around() {
+    let whole = set(BlockGroupFlags::RAID1, 2);
+    let bytes = pattern(8, 64 * 4096);
+    let mut first = queue(&whole.volume, 8);
+    first.write(&whole.volume, Logical(START), cut(&bytes), 0).unwrap();
+    assert!(drain(&mut first, &whole.volume)[0].result.is_ok());
+    let there = vec![Arc::clone(&whole.devices[1]) as Arc<dyn Device>];
+    let options = OpenOptions { degraded: true, ..OpenOptions::default() };
+    // The system chunk is on the device that is not there.
+    let options = OpenOptions { allow_lost_chunks: true, ..options };
+    let volume = open(BlockGroupFlags::RAID1, there, 2, options);
+    let mut queue = queue(&volume, 8);
+    for (nth, want) in (0..).zip(bytes.chunks(4096)) {
+        queue.read(&volume, Logical(START + nth * 4096), Buffer::zeroed(4096), nth).unwrap();
+        let done = drain(&mut queue, &volume).remove(0);
+        assert!(done.result.is_ok() && bytes_of(&done.buffers) == *want);
+    }
+    let (_, why) = queue.write(&volume, Logical(START), one(&bytes), 1).unwrap_err();
+    let NotTaken::Refused(error) = why else { panic!("{why:?}") };
+    assert!(matches!(*error, VolumeError::MissingDevices { .. }));
+    let parity = set(BlockGroupFlags::RAID5, 3);
+    let mut queue = parity.volume.data_queue(&DataQueueOptions::default());
+    let refused = queue.write(&parity.volume, Logical(START), one(&bytes[..4096]), 1);
+    let (_, NotTaken::Refused(error)) = refused.unwrap_err() else { panic!("it was taken") };
+    assert!(matches!(*error, VolumeError::ParityWrite { .. }));
+    queue.read(&parity.volume, Logical(START), Buffer::zeroed(65536), 2).unwrap();
+    assert!(drain(&mut queue, &parity.volume)[0].result.is_ok());
+}
+
+#[test]
+fn a_row_of_buffers_is_one_write_for_each_copy() {
+    let recordings: Vec<Arc<RecordingDevice>> = (0..2)
+        .map(|_| Arc::new(RecordingDevice::new(Arc::new(MemoryDevice::new("m", DEVICE_BYTES)))))
+        .collect();
+    let devices = recordings.iter().map(|device| Arc::clone(device) as Arc<dyn Device>).collect();
+    let volume = volume_of(BlockGroupFlags::RAID1, devices);
+    let before: Vec<usize> = recordings.iter().map(|device| device.position()).collect();
+    let mut queue = queue(&volume, 8);
+    let bytes = pattern(9, 100 * 4096);
+    queue.write(&volume, Logical(START), cut(&bytes), 0).unwrap();
+    assert!(drain(&mut queue, &volume)[0].result.is_ok());
+    for (device, before) in recordings.iter().zip(before) {
+        let recording = device.recording();
+        let want = Record::Write { offset: 4 << 20, bytes: bytes.as_slice().into() };
+        assert!(recording.log()[before..] == [want]);
+    }
+}
+
+#[test]
+fn requests_are_completed_by_whoever_polls_and_a_queue_in_use_can_be_dropped() {
+    let (_images, volume) = on_files(BlockGroupFlags::DUP, 1);
+    let arena = Arena::new(2 << 20).unwrap();
+    let options = DataQueueOptions { depth: 64, arenas: vec![arena.clone()] };
+    let mut queue = volume.data_queue(&options);
+    assert_eq!(queue.backend(), Backend::Ring);
+    let fill = |queue: &mut DataQueue| {
+        for nth in 0..32 {
+            let mut buffer = arena.take(4096).unwrap();
+            buffer.fill(7);
+            queue.write(&volume, Logical(START + nth * 8192), buffer, nth).unwrap();
+        }
+        queue.submit();
+    };
+    let (handed, taken) = std::sync::mpsc::sync_channel(1);
+    let (over, is_over) = std::sync::mpsc::channel::<()>();
+    let fill_it = &fill;
+    let mut queue = std::thread::scope(|scope| {
+        scope.spawn(move || {
+            fill_it(&mut queue);
+            handed.send(queue).unwrap();
+            assert!(is_over.recv().is_err(), "waits until the other has all");
+        });
+        let mut queue = taken.recv().unwrap();
+        let done = drain(&mut queue, &volume);
+        assert!(done.len() == 32 && done.iter().all(|done| done.result.is_ok()));
+        drop(over);
+        queue
+    });
+    fill(&mut queue);
+    drop(queue);
+    assert_eq!(arena.free_bytes(), arena.bytes(), "all buffers came back");
+}
+
+#[test]
+#[should_panic(expected = "serves the volume that it was made for")]
+fn a_queue_of_another_volume_is_refused() {
+    let (one, other) = (set(BlockGroupFlags(0), 1), set(BlockGroupFlags(0), 1));
+    let mut queue = queue(&one.volume, 8);
+    drop(queue.read(&other.volume, Logical(START), Buffer::zeroed(4096), 0));
+}
+
+#[test]
+fn every_fault_in_a_batch_strikes_its_own_request_once() {
+    // Each write of a batch in turn fails on one copy, whatever else is in flight.
+    for nth in 0..24 {
+        let memory = Arc::new(MemoryDevice::new("m", DEVICE_BYTES));
+        let faulty = Arc::new(FaultyDevice::new(memory, 1));
+        let volume = volume_of(BlockGroupFlags::DUP, vec![Arc::clone(&faulty) as _]);
+        let when = butternut_device::When::Nth(nth);
+        faulty.add(Rule { range: 0..u64::MAX, when, fault: Fault::WriteError });
+        let mut queue = queue(&volume, 64);
+        for tag in 0..12 {
+            let row = vec![Buffer::zeroed(4096), Buffer::zeroed(4096)];
+            queue.write(&volume, Logical(START + tag * 65536), row, tag).unwrap();
+        }
+        let failed: Vec<u64> = drain(&mut queue, &volume)
+            .into_iter()
+            .filter_map(|done| done.result.err().map(|_| done.tag))
+            .collect();
+        assert_eq!(failed, [nth / 2]);
+        assert_eq!(volume.devices()[0].errors.write_errors, 1);
+    }
+}
