@@ -6,11 +6,12 @@ use butternut_device::{Device, MemoryDevice};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::TreeId;
 use butternut_mkfs::MkfsOptions;
-use butternut_tree::{Forest, ForestOptions, Need};
+use butternut_tree::{Forest, ForestOptions, Need, TreeError};
 use butternut_volume::{OpenOptions, Volume};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 const WRITERS: u64 = 3;
 const ROUNDS: u64 = 4000;
@@ -117,4 +118,57 @@ fn writers_readers_and_commits_do_not_get_in_each_others_way() {
     assert_eq!(all(&forest), want);
     drop(forest);
     assert_eq!(all(&open(&device)), want);
+}
+
+#[test]
+fn threads_that_fill_a_volume_are_all_refused_and_it_can_be_emptied() {
+    let device = MemoryDevice::new("memory", 160 << 20);
+    butternut_mkfs::make(&device, &MkfsOptions::default()).unwrap();
+    let device: Arc<dyn Device> = Arc::new(device);
+    let forest = open(&device);
+    let fill = |writer: u64| {
+        for number in 0.. {
+            let handle = match forest.join(Need::items(1)) {
+                Ok(handle) => handle,
+                Err(TreeError::NoSpace { .. }) => return number,
+                Err(error) => panic!("{error:?}"),
+            };
+            let edit = handle.tree(TreeId::FS).unwrap();
+            edit.insert(&key(writer, number), &[7; 3000]).unwrap();
+        }
+        unreachable!("a volume has an end")
+    };
+    let filled: u64 = std::thread::scope(|scope| {
+        let fill = &fill;
+        let writers: Vec<_> =
+            (0..WRITERS).map(|writer| scope.spawn(move || fill(writer))).collect();
+        writers.into_iter().map(|writer| writer.join().unwrap()).sum()
+    });
+    assert!(filled > 5000, "{filled} items");
+    forest.commit().unwrap();
+    let handle = forest.join(Need::items(1).deleting()).unwrap();
+    let all = Key::new(1000, ItemType(0), 0)..Key::new(u64::MAX, ItemType(0), 0);
+    let edit = handle.tree(TreeId::FS).unwrap();
+    assert_eq!(edit.remove_range(all, &mut |_, _| {}).unwrap(), filled);
+    drop(handle);
+    forest.commit().unwrap();
+    drop(forest);
+    let forest = open(&device);
+    assert!(forest.join(Need::items(100)).is_ok());
+}
+
+#[test]
+fn a_commit_that_waits_for_a_handle_is_told_when_writing_ends() {
+    let forest = open(&fresh());
+    let handle = forest.join(Need::items(1)).unwrap();
+    std::thread::scope(|scope| {
+        let committer = scope.spawn(|| forest.commit());
+        // Long enough for it to wait, as a rule; it is told either way.
+        std::thread::sleep(Duration::from_millis(50));
+        handle.abort(TreeError::NotWritable);
+        let refused = committer.join().unwrap().unwrap_err();
+        assert!(matches!(refused, TreeError::ReadOnly { .. }), "{refused:?}");
+    });
+    drop(handle);
+    assert!(matches!(forest.join(Need::items(1)), Err(TreeError::ReadOnly { .. })));
 }
