@@ -187,7 +187,7 @@ impl Model {
     }
 
     fn allocate(&mut self, metadata: bool, want: Want) {
-        let class = if metadata { Class::Metadata } else { Class::Data };
+        let class = class_of(metadata);
         let least = want.bytes_min.next_multiple_of(want.align);
         let Some(range) = self.space.allocate(class, want) else {
             for group in (0..GROUPS.len()).filter(|group| self.serves(*group, metadata)) {
@@ -242,10 +242,7 @@ impl Model {
                 self.set(&range, &[Sector::Taken], Sector::Free);
                 self.space.release_near(&range, Cluster(cluster)).unwrap_err();
             }
-            Op::Forget { metadata } => {
-                let class = if metadata { Class::Metadata } else { Class::Data };
-                self.space.forget_spares(class);
-            }
+            Op::Forget { metadata } => self.space.forget_spares(class_of(metadata)),
             Op::Pin { which, from, sectors, generation } => {
                 let Some(range) = self.part(which, from, sectors) else { return };
                 self.space.pin(range.clone(), Generation(generation)).unwrap();
@@ -342,7 +339,7 @@ impl Model {
     }
 
     fn reserve(&mut self, metadata: bool, bytes: u64, is_urgent: bool) {
-        let class = if metadata { Class::Metadata } else { Class::Data };
+        let class = class_of(metadata);
         let reserve = if metadata || self.is_mixed { RESERVE } else { 0 };
         let kept = if is_urgent { reserve / 2 } else { reserve };
         let fits = self.reserved(metadata) + bytes + kept <= self.free_bytes(metadata);
@@ -377,6 +374,10 @@ impl Model {
             assert_eq!(totals.reserved, self.reserved(metadata));
         }
     }
+}
+
+fn class_of(metadata: bool) -> Class {
+    if metadata { Class::Metadata } else { Class::Data }
 }
 
 fn runs(base: u64, sectors: &[Sector], is: impl Fn(Sector) -> bool) -> Vec<Range<u64>> {
