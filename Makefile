@@ -2,7 +2,7 @@
 
 export PATH := $(CURDIR)/target/tools/bin:$(PATH)
 
-.PHONY: demo test test-long lint bench fuzz clean-mounts
+.PHONY: demo test test-long lint bench fio fuzz clean-mounts
 
 # Makes volumes, mounts them with Butternut, compares, shows what is in them and how fast.
 demo:
@@ -26,6 +26,10 @@ lint:
 bench:
 	@scripts/setup
 	@scripts/bench
+
+# The fio engine, for the fio that is installed; skipped where fio's source cannot be had.
+fio:
+	@scripts/fio
 
 fuzz:
 	@scripts/fuzz

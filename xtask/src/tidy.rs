@@ -4,7 +4,8 @@
 //!
 //! 1. [`floors`]: a crate imports lower floors only, rooms on one floor never meet, doors see
 //!    floor 6 and the ground; every crate keeps the workspace's lints.
-//! 2. [`shape`]: files open with a header, stay short, narrow and ASCII; `unsafe` only in `sys`.
+//! 2. [`shape`]: files open with a header, stay short, narrow and ASCII; `unsafe` only in `sys` and
+//!    in the file of the fio engine that C calls.
 //! 3. [`words`]: no plan talk, no banned call where a better one exists.
 //! 4. [`reach`]: every source file is part of a crate.
 //! 5. An exception is a line of [`EXCEPTIONS`] with a reason, and one that is not needed is found.

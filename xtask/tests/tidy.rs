@@ -83,6 +83,18 @@ fn shape_is_checked() {
 }
 
 #[test]
+fn of_the_fio_engine_one_file_may_be_unsafe() {
+    let text = "//! a\nunsafe fn a() {}\n";
+    let check = |path: &str| {
+        let manifest = GROUND.replace("\"ground\"", "\"butternut-fio\"");
+        let crate_ = ("crates/fio/Cargo.toml", &*manifest);
+        rules(&[crate_, ("crates/fio/src/lib.rs", "//! a\nmod abi;\n"), (path, text)])
+    };
+    assert_eq!(check("crates/fio/src/abi.rs"), []);
+    assert_eq!(check("crates/fio/build.rs"), [Rule::Unsafe]);
+}
+
+#[test]
 fn plan_talk_is_found() {
     assert_eq!(rules_of(concat!("//! TO", "DO: later\n")), [Rule::Word]);
     assert_eq!(rules_of(concat!("//! done in sta", "ge 2\n")), [Rule::Word]);

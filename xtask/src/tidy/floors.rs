@@ -4,7 +4,7 @@
 //! 2. A crate imports only crates of lower floors; rooms on one floor never meet.
 //! 3. A door (floor 7) sees the rooms of floor 6 and the ground (floor 0), nothing between; the one
 //!    pair of doors that meets is in [`DOOR_PAIRS`].
-//! 4. Every crate keeps the workspace's lints; only `sys` writes its own table.
+//! 4. Every crate keeps the workspace's lints; only those of [`OWN_LINTS`] write a table.
 
 use super::tree::{Source, Tree};
 use super::{Finding, Rule};
@@ -16,6 +16,9 @@ const BEHIND_DOORS: u32 = 6;
 const OUTSIDE: u32 = 9;
 /// Doors that may import one another: the command line starts the mount.
 const DOOR_PAIRS: &[(&str, &str)] = &[("butternut-cli", "butternut-fuse")];
+
+/// Crates with `unsafe`, which the workspace's lints forbid: the ground, and the door that C calls.
+const OWN_LINTS: &[&str] = &["butternut-sys", "butternut-fio"];
 
 /// A manifest, as much as the law needs.
 struct Room<'a> {
@@ -71,14 +74,15 @@ fn refusal(room: &Room<'_>, floor: u32, other: &Room<'_>) -> Option<String> {
 }
 
 fn lints(room: &Room<'_>) -> Option<Finding> {
-    let free = room.keeps_lints || room.name == "butternut-sys" || room.path.starts_with("fuzz/");
+    let has_own = OWN_LINTS.contains(&room.name.as_str());
+    let free = room.keeps_lints || has_own || room.path.starts_with("fuzz/");
     (!free).then(|| {
         finding(
             room,
             1,
             Rule::Lints,
             "own lints",
-            "write `workspace = true` under [lints]; only sys has a table of its own",
+            "write `workspace = true` under [lints]; crates with `unsafe` have tables of their own",
         )
     })
 }
