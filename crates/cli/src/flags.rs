@@ -58,6 +58,9 @@ Options after -o:
   sync                  bring every write down before it returns
   subvol=PATH           another root, by path from the top level (as @PATH)
   subvolid=N            another root, by id (as @N)
+  compress[=ALGO[:N]]   pack what is written, where that pays: with zlib (levels 1 to 9 [3]), lzo
+                        or zstd (-15 to 15 [3]); no or none: not, the default
+  compress-force[=...]  the same, whatever a sample of the data, or flags, say
   degraded              go on without missing devices, if everything can still be read
   allow_other           let other users in; permissions and ACLs are then always checked
   default_permissions   check permissions and ACLs for the one who mounts, too

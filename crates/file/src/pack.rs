@@ -166,6 +166,11 @@ impl FileState {
         self.property = property;
     }
 
+    /// Packing does not pay, or is not to be tried: the inode has the flag nocompress, or gets it.
+    pub fn has_given_up_packing(&self) -> bool {
+        self.has_given_up || self.flags.contains(InodeFlags::NOCOMPRESS)
+    }
+
     /// How what is written now is packed, if it is.
     pub(crate) fn packing(&self) -> Option<Packing> {
         let has = |flag| self.flags.contains(flag);

@@ -145,8 +145,10 @@ impl FileState {
 
     /// The inode's flags are others now (`chattr`).
     pub fn set_flags(&mut self, flags: InodeFlags) {
+        let packing = [InodeFlags::COMPRESS, InodeFlags::NOCOMPRESS];
+        self.has_given_up &=
+            packing.iter().all(|flag| flags.contains(*flag) == self.flags.contains(*flag));
         self.flags = flags;
-        self.has_given_up = false;
         self.live.set_sums(!flags.contains(InodeFlags::NODATASUM));
     }
 

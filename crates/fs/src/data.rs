@@ -13,8 +13,11 @@ use crate::inode_table::{Body, InodeEntry};
 use crate::writer::{WritableSubvolume, Writer};
 use crate::{Error, File, Filesystem, Result};
 use butternut_file::{FileEnd, FileState, Stamp};
+use butternut_format::file_extent::Compression;
 use butternut_format::inode::{Inode, InodeFlags};
 use butternut_format::units::{Ino, length};
+use butternut_names::{self as names, COMPRESSION, CompressionProperty};
+use butternut_tree::Tree;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -269,13 +272,16 @@ impl Filesystem {
     /// The state of a file's data. The caller has its body.
     pub(crate) fn file_state<'a>(
         &self,
-        subvolume: &butternut_tree::Tree,
+        subvolume: &Tree,
         entry: &InodeEntry,
         body: &'a mut Body,
     ) -> Result<&'a mut FileState> {
         if body.file.is_none() {
             let (source, inode) = (&self.shared.source, self.facts(entry)?);
-            body.file = Some(FileState::new(source, subvolume, Ino(entry.id.ino), &inode));
+            let ino = Ino(entry.id.ino);
+            let mut file = FileState::new(source, subvolume, ino, &inode);
+            file.set_property(compression_of(subvolume, ino, &inode)?);
+            body.file = Some(file);
         }
         Ok(body.file.as_mut().expect("it was just made"))
     }
@@ -310,6 +316,9 @@ impl Filesystem {
             facts = Inode { flags, transid, ..facts };
         }
         (facts.size, facts.bytes_used) = (file.size(), file.bytes_used());
+        if file.has_given_up_packing() {
+            facts.flags = facts.flags.with(InodeFlags::NOCOMPRESS);
+        }
         let is_clean = file.is_clean();
         body.is_stamp_due |= result.is_ok() && stamped.is_none();
         entry.set(facts);
@@ -321,13 +330,25 @@ impl Filesystem {
     }
 }
 
+/// The algorithm that a file's property names, if it has one.
+pub(crate) fn compression_of(tree: &Tree, ino: Ino, inode: &Inode) -> Result<Option<Compression>> {
+    if !inode.flags.contains(InodeFlags::COMPRESS) {
+        return Ok(None);
+    }
+    let value = names::xattr(tree, ino, COMPRESSION)?;
+    Ok(match value.as_deref().and_then(CompressionProperty::parse) {
+        Some(CompressionProperty::With(compression)) => Some(compression),
+        Some(CompressionProperty::Unset | CompressionProperty::Never) | None => None,
+    })
+}
+
 /// Stamps an inode's item with everything that does not belong to its extents; what it is then.
 pub(crate) fn stamp(item: &mut Inode, facts: &Inode) -> Inode {
-    let kept = if item.flags.contains(InodeFlags::PREALLOC) {
-        InodeFlags::PREALLOC
-    } else {
-        InodeFlags::default()
-    };
+    // What the data itself brought about.
+    let mut kept = InodeFlags::default();
+    for flag in [InodeFlags::PREALLOC, InodeFlags::NOCOMPRESS] {
+        kept = if item.flags.contains(flag) { kept.with(flag) } else { kept };
+    }
     let Inode { size, bytes_used, transid, .. } = *item;
     *item = Inode { size, bytes_used, transid, flags: facts.flags.with(kept), ..*facts };
     *item

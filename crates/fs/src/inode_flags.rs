@@ -1,5 +1,6 @@
 //! The flags that `chattr` changes and `lsattr` shows.
 
+use crate::data::compression_of;
 use crate::writer::{WritableSubvolume, Writer};
 use crate::{Error, FileId, FileKind, Filesystem, Result};
 use butternut_format::inode::{Inode, InodeFlags};
@@ -22,7 +23,8 @@ impl Filesystem {
     }
 
     /// Sets all flags of an inode at once, as `FS_IOC_SETFLAGS` does. Flags that mean nothing to
-    /// its kind are left out. Who may set immutable and append-only is the door's to know.
+    /// its kind are left out. `COMPRESS` asks for what the volume is opened with, else for zlib. Who
+    /// may set immutable and append-only is the door's to know.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for flags that btrfs does not have, [`Error::Names`] with `EINVAL`
@@ -37,12 +39,16 @@ impl Filesystem {
         if !matches!(inode.kind, FileKind::File | FileKind::Directory) {
             return Err(Error::WrongKind { want: "a file or directory" });
         }
-        let planned = flags.change(&inode)?;
+        let mut planned = flags.change(&inode)?;
+        if let (Some(_), Some(volume)) = (planned.compression, self.shared.source.compress()) {
+            planned.compression = Some(volume.packer.name().as_bytes());
+        }
         self.change_flags(writer, &subvolume, Ino(id.ino), &mut inode, &planned)?;
         entry.set(inode);
         body.handed_down = None;
         if let Some(file) = &mut body.file {
             file.set_flags(inode.flags);
+            file.set_property(compression_of(&subvolume.tree, Ino(id.ino), &inode)?);
         }
         Ok(())
     }

@@ -178,6 +178,7 @@ mod write_back;
 mod writer;
 
 pub use butternut_device as device;
+pub use butternut_file::{BadPacker, Compress, Packer};
 pub use butternut_format as format;
 pub use butternut_sys::buffer::Buffer;
 pub use clock::Clock;

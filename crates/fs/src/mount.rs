@@ -10,7 +10,7 @@ use crate::root::{ROOT_DIRECTORY, Roots};
 use crate::writer::Writer;
 use crate::{Clock, Error, FileId, FileKind, Follow, Result, id::TOP_LEVEL};
 use butternut_device::{Device, FileDevice, OpenDevice};
-use butternut_file::{Source, SourceOptions};
+use butternut_file::{Compress, Source, SourceOptions};
 use butternut_format::super_block::SuperBlock;
 use butternut_tree::{Forest, ForestOptions};
 use butternut_volume::{OpenOptions, Volume};
@@ -60,6 +60,9 @@ pub struct MountOptions {
     pub clock: Clock,
     /// Open although devices are missing, as long as every chunk can still be read.
     pub degraded: bool,
+    /// Pack what is written, with this; files and directories may say otherwise by flag or
+    /// property.
+    pub compress: Option<Compress>,
     pub subvolume: Subvolume,
     /// Bytes of tree blocks to keep in memory.
     pub node_cache_bytes: u64,
@@ -81,6 +84,7 @@ impl Default for MountOptions {
             commits_for_space: true,
             clock: Clock::default(),
             degraded: false,
+            compress: None,
             subvolume: Subvolume::Default,
             node_cache_bytes: 64 << 20,
             inode_cache_entries: 16 << 10,
@@ -188,7 +192,7 @@ impl Filesystem {
             .thread_name(|number| format!("butternut-{number}"))
             .build()
             .map_err(Error::Workers)?;
-        let caches = SourceOptions::default();
+        let caches = SourceOptions { compress: options.compress, ..SourceOptions::default() };
         let source = Source::open(Arc::clone(&forest), Arc::new(workers), caches)?;
         let writer = (!options.read_only).then(|| {
             Arc::new(Writer::new(

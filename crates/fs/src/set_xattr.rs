@@ -8,6 +8,7 @@
 //!
 //! Who may set which attribute of which inode is the door's to know.
 
+use crate::data::compression_of;
 use crate::inode_table::InodeEntry;
 use crate::writer::{WritableSubvolume, Writer};
 use crate::{Error, FileId, FileKind, Filesystem, Result};
@@ -80,6 +81,9 @@ impl Filesystem {
         }
         if let (Some(file), Some(inode)) = (&mut body.file, entry.known()) {
             file.set_flags(inode.flags);
+            if name == COMPRESSION {
+                file.set_property(compression_of(&subvolume.tree, Ino(id.ino), &inode)?);
+            }
         }
         Ok(())
     }

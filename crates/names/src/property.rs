@@ -8,7 +8,7 @@
 //! empty, or removed           neither
 //! ```
 //!
-//! `chattr +c` sets zlib; `-c` and `+m` remove the property. A file that is written in place is
+//! `chattr +c` sets zlib, or what the volume is opened with; `-c` and `+m` remove the property. A file that is written in place is
 //! not compressed; which of the two it is, an empty file alone may change.
 
 use crate::error::NamesError;
@@ -38,7 +38,8 @@ pub struct AttributeFlags(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlagChange {
     pub flags: InodeFlags,
-    /// The value that [`COMPRESSION`] gets; `None` removes it, where it is.
+    /// The value that [`COMPRESSION`] gets, unless the volume is opened with another algorithm;
+    /// `None` removes it, where it is.
     pub compression: Option<&'static [u8]>,
 }
 

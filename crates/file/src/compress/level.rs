@@ -27,7 +27,7 @@ pub struct Packer {
 
 /// A text that names no [`Packer`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not zlib[:1-9], lzo or zstd[:-15-15]")]
+#[error("is none of no, none, lzo, zlib[:1 to 9], zstd[:-15 to 15]")]
 pub struct BadPacker;
 
 impl Packer {
@@ -56,7 +56,8 @@ impl Packer {
         self.level
     }
 
-    fn name(self) -> &'static str {
+    /// As options and properties name the algorithm.
+    pub fn name(self) -> &'static str {
         match self.compression {
             Compression::None => "none",
             Compression::Zlib => "zlib",

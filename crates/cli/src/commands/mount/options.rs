@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
-use butternut::{MountOptions, Subvolume};
+use butternut::{BadPacker, Compress, MountOptions, Packer, Subvolume};
 use butternut_fuse::Options;
 
 use crate::failure::Failure;
@@ -12,7 +12,7 @@ use crate::volume_arg::{self, VolumeArg};
 
 /// Listed in the man page and in the message about an unknown option.
 pub(crate) const KNOWN: &str = "ro, rw, commit=SECONDS, sync, subvol=PATH, subvolid=N, degraded, \
-     allow_other, default_permissions, offset=N, cache=N, threads=N, dev, suid, exec, and their \
+     compress[=ALGO[:LEVEL]], compress-force[=ALGO[:LEVEL]], allow_other, default_permissions, offset=N, cache=N, threads=N, dev, suid, exec, and their \
      opposites";
 
 /// Access times stay as they are, and nothing is written at once unless that is asked for.
@@ -64,6 +64,11 @@ impl Meaning {
             ("subvolid", false) => self.volume.subvolume = Subvolume::Id(number()?),
             ("offset", false) => self.offset = Some(number()?),
             ("cache", false) => self.volume.node_cache_bytes = number()?,
+            ("compress" | "compress-force", _) => {
+                let is_forced = name == "compress-force";
+                self.volume.compress = compress(value, is_forced)
+                    .map_err(|error| refused(&text, error.to_string()))?;
+            }
             ("threads", false) => self.threads = usize::try_from(number()?).ok(),
             ("fsname", false) => value.clone_into(&mut self.fuse.source),
             ("commit", false) => {
@@ -120,6 +125,15 @@ impl Meaning {
     }
 }
 
+/// Packing, as the kernel's option of the same name says it: without a value it is zlib.
+fn compress(value: &str, is_forced: bool) -> Result<Option<Compress>, BadPacker> {
+    Ok(match value {
+        "no" | "none" => None,
+        "" => Some(Compress { packer: Packer::default(), is_forced }),
+        named => Some(Compress { packer: named.parse()?, is_forced }),
+    })
+}
+
 fn refused(option: &str, why: impl Into<String>) -> Failure {
     Failure::new(format!("option {option}"), why)
 }
@@ -155,7 +169,7 @@ mod tests {
 
     #[test]
     fn unknown_options_are_refused_by_name() {
-        for list in ["ro,compress=zstd", "frob", "degraded=1", "subvol="] {
+        for list in ["ro,discard=async", "frob", "degraded=1", "subvol="] {
             let said = check(list).unwrap_err();
             let name = list.strip_prefix("ro,").unwrap_or(list);
             assert!(
@@ -165,5 +179,29 @@ mod tests {
         }
         assert_eq!(check("commit=0").unwrap_err(), "option commit=0: is no number of seconds");
         assert_eq!(check("subvolid=x").unwrap_err(), "option subvolid=x: is not a number");
+        assert_eq!(
+            check("compress=gzip").unwrap_err(),
+            "option compress=gzip: is none of no, none, lzo, zlib[:1 to 9], zstd[:-15 to 15]"
+        );
+    }
+
+    #[test]
+    fn packing_is_named_as_the_kernel_names_it() {
+        let packing = |list| {
+            check(list)
+                .unwrap()
+                .volume
+                .compress
+                .map(|compress| (compress.packer.to_string(), compress.is_forced))
+        };
+        let is = |name: &str, is_forced| Some((name.to_owned(), is_forced));
+        assert_eq!(packing("rw"), None);
+        assert_eq!(packing("compress"), is("zlib:3", false));
+        assert_eq!(packing("compress=zstd:15"), is("zstd:15", false));
+        assert_eq!(packing("compress=lzo"), is("lzo", false));
+        assert_eq!(packing("compress-force=zstd"), is("zstd:3", true));
+        assert_eq!(packing("compress-force"), is("zlib:3", true));
+        assert_eq!(packing("compress=zstd,compress=no"), None);
+        assert_eq!(packing("compress-force=zstd,compress=lzo"), is("lzo", false));
     }
 }
