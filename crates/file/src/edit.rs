@@ -210,7 +210,7 @@ pub(crate) fn apply(
     let Some(first) = files.first() else { return Ok(None) };
     let forest = first.file.source.forest().clone();
     for applied in &mut *files {
-        applied.file.ticket = None;
+        applied.file.drop_ticket();
     }
     let items = files.iter().fold(0_u32, |sum, file| sum.saturating_add(file.edit.items()));
     let need = Need::items(items);

@@ -3,7 +3,8 @@
 //! Laws:
 //!
 //! 1. Reads under the caller's shared lock see one state: only the writer, who has that lock
-//!    alone, changes anything here.
+//!    alone, changes anything here; and direct writes, block by block whole, as they land
+//!    ([`crate::direct`]).
 //! 2. Every change of what the file reads as changes [`Live::version`]: what was read ahead of a
 //!    change can be told from what was read behind it.
 //! 3. Whoever reads ahead without the caller's lock keeps [`Live::read_ahead`] meanwhile. Before
@@ -11,15 +12,22 @@
 //!    ([`Live::quiesce`]): nobody ever reads a block that somebody else writes.
 //! 4. Every change of the file's items in the tree changes [`Live::stamp`], and no two states of
 //!    any file ever have the same stamp: maps that are cached under one are never out of date.
+//! 5. Places that are known under a stamp are the file's alone, to be written where they are:
+//!    before others can come to share them the stamp changes.
 //!
 //! The lock of the overlay is held for a look or a change, never over I/O or a tree search.
 
 use crate::overlay::{Found, Overlay, PackedExtent, Place};
 use crate::source::in_memory;
+use crate::traffic::Traffic;
 use butternut_format::units::{Logical, SECTOR_BYTES};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// Runs that are known to be the file's alone, at most.
+const RUNS_MAX: usize = 4096;
 
 /// The next stamp. No file that cannot change has one (they are 0).
 static NEXT_STAMP: AtomicU64 = AtomicU64::new(1);
@@ -34,6 +42,15 @@ pub(crate) struct Live {
     stamp: AtomicU64,
     /// Held shared by those who read ahead (law 3).
     ahead: RwLock<()>,
+    traffic: Traffic,
+    in_place: RwLock<InPlace>,
+}
+
+/// Runs of the file that may be written where they are (law 5): start -> end, and where.
+#[derive(Debug, Default)]
+struct InPlace {
+    stamp: u64,
+    runs: BTreeMap<u64, (u64, Logical)>,
 }
 
 /// What a read finds above the tree.
@@ -60,6 +77,8 @@ impl Live {
             version: AtomicU64::new(1),
             stamp: AtomicU64::new(next_stamp()),
             ahead: RwLock::default(),
+            traffic: Traffic::default(),
+            in_place: RwLock::default(),
         }
     }
 
@@ -102,6 +121,29 @@ impl Live {
 
     pub(crate) fn stamp(&self) -> u64 {
         self.stamp.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn traffic(&self) -> &Traffic {
+        &self.traffic
+    }
+
+    /// Where a range may be written where it is, if that is known.
+    pub(crate) fn known_in_place(&self, range: &Range<u64>) -> Option<Logical> {
+        let known = self.in_place.read().unwrap_or_else(PoisonError::into_inner);
+        if known.stamp != self.stamp() {
+            return None;
+        }
+        let (start, (end, logical)) = known.runs.range(..=range.start).next_back()?;
+        (range.end <= *end).then(|| Logical(logical.0 + (range.start - start)))
+    }
+
+    /// Takes note of a run that may be written where it is, as of `stamp`.
+    pub(crate) fn learn_in_place(&self, stamp: u64, range: &Range<u64>, logical: Logical) {
+        let mut known = self.in_place.write().unwrap_or_else(PoisonError::into_inner);
+        if known.stamp != stamp || known.runs.len() >= RUNS_MAX {
+            *known = InPlace { stamp, runs: BTreeMap::new() };
+        }
+        known.runs.insert(range.start, (range.end, logical));
     }
 
     /// The file reads otherwise than before (law 2).

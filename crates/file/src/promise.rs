@@ -14,6 +14,8 @@ use crate::error::FileError;
 use crate::small::INLINE_BYTES_MAX;
 use crate::state::FileState;
 use butternut_format::units::{SECTOR_BYTES, length};
+use butternut_space::Ticket;
+use std::sync::{MutexGuard, PoisonError};
 
 /// An inode item, and half a leaf's share of slack.
 const FILE_BYTES: u64 = 1024;
@@ -33,11 +35,7 @@ impl FileState {
         size: u64,
     ) -> Result<(), FileError> {
         let wanted = self.bytes_to_promise(extents, blocks, size);
-        let has = self.ticket.as_ref().map_or(0, butternut_space::Ticket::bytes);
-        if has >= wanted {
-            return Ok(());
-        }
-        let step = (wanted - has).max(has.min(STEP_BYTES_MAX));
+        let Some(step) = self.step_to(wanted) else { return Ok(()) };
         let forest = self.source.forest().clone();
         let more = match forest.promise_metadata(step) {
             Err(_) if !self.is_clean() => {
@@ -47,11 +45,41 @@ impl FileState {
             }
             decided => decided?,
         };
-        match &mut self.ticket {
+        self.add_ticket(more);
+        Ok(())
+    }
+
+    /// Covers what is in flight, inside the file. The caller shares the file. Says whether there
+    /// is space for that; who has the file alone can do more.
+    pub(crate) fn promise_shared(&self) -> bool {
+        let (blocks, extents) = self.live.traffic().coming();
+        let wanted = self.bytes_to_promise(extents, blocks, u64::MAX);
+        let Some(step) = self.step_to(wanted) else { return true };
+        let Ok(more) = self.source.forest().promise_metadata(step) else { return false };
+        self.add_ticket(more);
+        true
+    }
+
+    /// How much more the ticket is to grow for that, if it is not enough.
+    fn step_to(&self, wanted: u64) -> Option<u64> {
+        let has = self.ticket().as_ref().map_or(0, Ticket::bytes);
+        (has < wanted).then(|| (wanted - has).max(has.min(STEP_BYTES_MAX)))
+    }
+
+    fn add_ticket(&self, more: Ticket) {
+        match &mut *self.ticket() {
             Some(ticket) => ticket.join(more),
             none => *none = Some(more),
         }
-        Ok(())
+    }
+
+    /// What is above the trees is not covered any more.
+    pub(crate) fn drop_ticket(&self) {
+        *self.ticket() = None;
+    }
+
+    fn ticket(&self) -> MutexGuard<'_, Option<Ticket>> {
+        self.ticket.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn bytes_to_promise(&self, extents: u64, blocks: u64, size: u64) -> u64 {

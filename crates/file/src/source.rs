@@ -20,13 +20,14 @@ use crate::pack::Compress;
 use crate::plan::Plan;
 use crate::stream::AheadBudget;
 use crate::sums::SumIndex;
+use crate::traffic::{Help, Helpers};
 use crate::view::FileView;
 use butternut_format::file_extent::{Compression, DiskExtent};
 use butternut_format::units::{Logical, TreeId, length};
 use butternut_sys::buffer::Buffer;
 use butternut_tree::Forest;
 use rayon::ThreadPool;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// A file is mapped in pieces of this size, and the pieces are cached.
 pub(crate) const REGION_BYTES: u64 = 1 << 20;
@@ -88,6 +89,7 @@ struct Shared {
     ahead: Arc<AheadBudget>,
     dirty: DirtyBudget,
     compress: Option<Compress>,
+    helpers: Helpers,
     /// What a block is before anything is written to it.
     zero_block: Arc<[u8]>,
 }
@@ -111,6 +113,7 @@ impl Source {
             ahead: Arc::default(),
             dirty: DirtyBudget::default(),
             compress: options.compress,
+            helpers: Helpers::default(),
             zero_block: Arc::from([0; BLOCK].as_slice()),
         })))
     }
@@ -158,10 +161,24 @@ impl Source {
         &self.0.unpacked
     }
 
+    /// Whom to ask for what is in flight; forgotten when it is gone.
+    pub fn add_helper(&self, helper: Weak<dyn Help>) {
+        self.0.helpers.add(helper);
+    }
+
+    pub(crate) fn helpers(&self) -> &Helpers {
+        &self.0.helpers
+    }
+
+    /// The region, if it is in memory.
+    pub(crate) fn known_region(&self, view: &FileView, offset: u64) -> Option<Arc<Region>> {
+        self.0.regions.find(&region_key(view, offset / REGION_BYTES))
+    }
+
     /// The region of the file that holds byte `offset`, as the tree has it.
     pub(crate) fn region(&self, view: &FileView, offset: u64) -> Result<Arc<Region>, FileError> {
         let number = offset / REGION_BYTES;
-        let key = (view.tree().id().0, view.ino().0, number, view.stamp());
+        let key = region_key(view, number);
         if let Some(region) = self.0.regions.find(&key) {
             return Ok(region);
         }
@@ -193,6 +210,10 @@ impl Source {
             idle.push(workspace);
         }
     }
+}
+
+fn region_key(view: &FileView, number: u64) -> RegionKey {
+    (view.tree().id().0, view.ino().0, number, view.stamp())
 }
 
 impl Workspace {

@@ -43,7 +43,7 @@ use butternut_format::units::{Ino, SECTOR_BYTES, TreeId, length};
 use butternut_space::{Cluster, Ticket};
 use butternut_tree::Tree;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// What a caller changes in the inode item, in the transaction that also changes its size and byte
 /// count: times, sequence, flags. It runs after the file's own fields are set.
@@ -72,7 +72,7 @@ pub struct FileState {
     /// Written since the state was made: tells large files from small ones.
     pub(crate) bytes_written: u64,
     /// Space of the trees for what is above them.
-    pub(crate) ticket: Option<Ticket>,
+    pub(crate) ticket: Mutex<Option<Ticket>>,
     /// What the inode item says.
     pub(crate) size_in_tree: u64,
     pub(crate) bytes_in_tree: u64,
@@ -103,7 +103,7 @@ impl FileState {
             bytes_reserved: 0,
             bytes_charged: 0,
             bytes_written: 0,
-            ticket: None,
+            ticket: Mutex::default(),
             size_in_tree: inode.size,
             bytes_in_tree: inode.bytes_used,
             shape: None,
@@ -157,7 +157,7 @@ impl FileState {
         self.drop_overlay(0..u64::MAX);
         self.live.set_size(self.size_in_tree);
         self.give_back_room();
-        self.ticket = None;
+        self.drop_ticket();
     }
 
     /// Why data was lost since the last call, if any was: for `fsync`, which reports it once.

@@ -64,12 +64,29 @@ impl SumIndex {
         sectors: usize,
         digests: &mut Vec<u8>,
     ) -> Result<usize, TreeError> {
+        self.gather_noting(logical, sectors, digests, &mut true)
+    }
+
+    /// The same; `is_cached` becomes false where the tree had to be asked.
+    pub(crate) fn gather_noting(
+        &self,
+        logical: Logical,
+        sectors: usize,
+        digests: &mut Vec<u8>,
+        is_cached: &mut bool,
+    ) -> Result<usize, TreeError> {
         let mut done = 0;
         while done < sectors {
             let Some(at) = logical.checked_add(length(done) << SECTOR_SHIFT) else { break };
             let first = sector_in_region(at);
             let wanted = (sectors - done).min(REGION_SECTORS - first);
-            let region = self.region(at.0 >> REGION_SHIFT)?;
+            let number = at.0 >> REGION_SHIFT;
+            let region = if let Some(region) = self.regions.find(&number) {
+                region
+            } else {
+                *is_cached = false;
+                self.region(number)?
+            };
             let found = region.run(first, wanted);
             let bytes = first * self.digest_bytes..(first + found) * self.digest_bytes;
             digests.extend_from_slice(region.digests.get(bytes).unwrap_or_default());
@@ -82,9 +99,6 @@ impl SumIndex {
     }
 
     fn region(&self, number: u64) -> Result<Arc<SumRegion>, TreeError> {
-        if let Some(region) = self.regions.find(&number) {
-            return Ok(region);
-        }
         let changes = self.changes.load(Ordering::Acquire);
         let region = Arc::new(self.load(number)?);
         let bytes = region.digests.len() + size_of::<SumRegion>();

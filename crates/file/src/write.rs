@@ -31,6 +31,16 @@ const BUFFER_BYTES_MAX: usize = 256 << 10;
 impl FileState {
     /// Writes all of `bytes`, or as much as there is space for; the file grows as needed.
     pub fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<usize, FileError> {
+        self.write_split(offset, bytes, DIRECT_BYTES_MIN)
+    }
+
+    /// Whole blocks of at least so many bytes go straight down.
+    fn write_split(
+        &mut self,
+        offset: u64,
+        bytes: &[u8],
+        direct_bytes_min: usize,
+    ) -> Result<usize, FileError> {
         self.check_writable()?;
         self.check_end(offset, length(bytes.len()))?;
         if bytes.is_empty() {
@@ -41,7 +51,7 @@ impl FileState {
         }
         let mut done = 0;
         while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
-            match self.write_some(offset + length(done), rest) {
+            match self.write_some(offset + length(done), rest, direct_bytes_min) {
                 Ok(written) => done += written,
                 Err(_) if done > 0 => break,
                 Err(error) => return Err(error),
@@ -53,6 +63,13 @@ impl FileState {
         }
         self.keep_bounds();
         Ok(done)
+    }
+
+    /// The same; whole blocks go straight down, however few they are.
+    pub fn write_direct(&mut self, offset: u64, bytes: &[u8]) -> Result<usize, FileError> {
+        let written = self.write_split(offset, bytes, BLOCK);
+        let flushed = if self.bytes_charged > 0 { self.flush() } else { Ok(()) };
+        written.and_then(|written| flushed.map(|()| written))
     }
 
     /// The volume is open for writing.
@@ -69,10 +86,15 @@ impl FileState {
         end.ok_or(FileError::TooLarge { tree: self.tree_id(), ino: self.ino() })
     }
 
-    fn write_some(&mut self, at: u64, bytes: &[u8]) -> Result<usize, FileError> {
+    fn write_some(
+        &mut self,
+        at: u64,
+        bytes: &[u8],
+        direct_bytes_min: usize,
+    ) -> Result<usize, FileError> {
         let to_block = in_memory(at.next_multiple_of(SECTOR_BYTES) - at);
         let whole = bytes.len().saturating_sub(to_block) / BLOCK * BLOCK;
-        let is_large = whole >= DIRECT_BYTES_MIN;
+        let is_large = whole >= direct_bytes_min;
         if is_large && to_block == 0 {
             let batch = whole.min(in_memory(BATCH_BYTES_MAX));
             let part = bytes.get(..batch).unwrap_or_default();

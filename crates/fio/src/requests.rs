@@ -90,7 +90,7 @@ impl Requests {
                 .and_then(|bytes| bytes.max(4096).checked_mul(how.depth))
                 .ok_or_else(|| no_memory(how.buffer_bytes))?;
         }
-        let options = QueueOptions { depth: how.depth, arena_bytes };
+        let options = QueueOptions { depth: how.depth, arena_bytes, ..QueueOptions::default() };
         let queue = volume.filesystem().queue(&options).map_err(FioError::library("queue"))?;
         let mut slots: Vec<Slot> = Vec::new();
         for _ in 0..how.depth {

@@ -8,6 +8,7 @@
 //! 3. Nobody waits for the thread. Who changes things faster than it commits does so himself.
 
 use crate::Filesystem;
+use crate::inode_table::InodeEntry;
 use crate::mount::Shared;
 use crate::writer::Writer;
 use crate::{Error, Result};
@@ -39,6 +40,15 @@ struct State {
     changes: u64,
     is_kicked: bool,
     is_stopped: bool,
+    /// Files that have much that is down and in no tree.
+    to_merge: Vec<Arc<InodeEntry>>,
+}
+
+/// What it is time for.
+enum Task {
+    Commit,
+    Merge(Vec<Arc<InodeEntry>>),
+    Stop,
 }
 
 impl Signal {
@@ -67,6 +77,15 @@ impl Signal {
         self.wake.notify_all();
     }
 
+    /// Asks for what is down of a file to be brought into the trees.
+    pub(crate) fn want_merge(&self, entry: &Arc<InodeEntry>) {
+        let mut state = self.state();
+        if !state.to_merge.iter().any(|known| known.id == entry.id) {
+            state.to_merge.push(Arc::clone(entry));
+            self.wake.notify_all();
+        }
+    }
+
     fn stop(&self) {
         self.state().is_stopped = true;
         self.wake.notify_all();
@@ -79,15 +98,18 @@ impl Signal {
         state.is_kicked = false;
     }
 
-    /// Waits until it is time to commit; `false`: it is time to stop.
-    fn wait(&self, every: Duration) -> bool {
+    /// Waits until it is time for something.
+    fn wait(&self, every: Duration) -> Task {
         let mut state = self.state();
         loop {
             if state.is_stopped {
-                return false;
+                return Task::Stop;
             }
             if state.is_kicked {
-                return true;
+                return Task::Commit;
+            }
+            if !state.to_merge.is_empty() {
+                return Task::Merge(std::mem::take(&mut state.to_merge));
             }
             let Some(since) = state.changed_at else {
                 state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -95,7 +117,7 @@ impl Signal {
             };
             let left = every.saturating_sub(since.elapsed());
             if left.is_zero() {
-                return true;
+                return Task::Commit;
             }
             let waited = self.wake.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -120,9 +142,13 @@ impl Committer {
         let (told, shared) = (Arc::clone(&signal), Arc::clone(shared));
         let run = move || {
             let filesystem = Filesystem { shared, life: None };
-            while told.wait(every) {
-                // What fails here is kept: the volume is read-only then, and says why.
-                drop(filesystem.bring_down());
+            loop {
+                match told.wait(every) {
+                    // What fails here is kept: the volume is read-only then, and says why.
+                    Task::Commit => drop(filesystem.bring_down()),
+                    Task::Merge(entries) => filesystem.merge_some(&entries),
+                    Task::Stop => return,
+                }
             }
         };
         let thread = Builder::new().name("butternut-commit".into()).spawn(run);
@@ -162,6 +188,17 @@ impl Filesystem {
         let written = self.write_back(writer);
         let committed = self.commit();
         written.and(committed)
+    }
+
+    /// Brings what is down of some files into the trees. What is lost by it is kept for who asks.
+    fn merge_some(&self, entries: &[Arc<InodeEntry>]) {
+        let Some(writer) = self.shared.writer.as_ref().filter(|writer| !writer.is_abandoned())
+        else {
+            return;
+        };
+        for entry in entries {
+            drop(self.write_back_one(writer, entry));
+        }
     }
 
     /// Commits. The one who finds that this is not possible any more hears of a failure; whoever

@@ -88,6 +88,16 @@ impl File {
         self.alter_unasked(|file, _, _| Ok(file.write_at(offset, bytes)?))
     }
 
+    /// As [`File::write_as`]; whole blocks go straight to the devices, whatever their number.
+    pub fn write_direct(&self, offset: u64, bytes: &[u8], privileges: Privileges) -> Result<usize> {
+        self.alter(privileges, |file, inode, _| {
+            if inode.flags.contains(InodeFlags::APPEND) && offset != file.size() {
+                return Err(Error::NotPermitted { what: "the file is append-only" });
+            }
+            Ok(file.write_direct(offset, bytes)?)
+        })
+    }
+
     /// Writes `bytes` at the end of the file, as it is then; says where that was, and how many.
     pub fn append(&self, bytes: &[u8], privileges: Privileges) -> Result<(u64, usize)> {
         self.write(None, bytes, privileges)
@@ -206,7 +216,7 @@ impl File {
         self.sync_all()
     }
 
-    fn held(&self) -> Result<&Held> {
+    pub(crate) fn held(&self) -> Result<&Held> {
         self.held.as_deref().ok_or(Error::ReadOnly { what: "the filesystem" })
     }
 
@@ -320,9 +330,11 @@ impl Filesystem {
             facts.flags = facts.flags.with(InodeFlags::NOCOMPRESS);
         }
         let is_clean = file.is_clean();
-        body.is_stamp_due |= result.is_ok() && stamped.is_none();
+        let is_due = body.is_stamp_due.get_mut();
+        *is_due |= result.is_ok() && stamped.is_none();
+        let is_due = *is_due;
         entry.set(facts);
-        if body.is_stamp_due || !is_clean {
+        if is_due || !is_clean {
             writer.mark_dirty(entry);
         }
         writer.signal.changed();

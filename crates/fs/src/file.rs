@@ -6,7 +6,7 @@ use crate::data::Times;
 use crate::held::Held;
 use crate::inode_table::Body;
 use crate::{Error, FileId, FileKind, Filesystem, NewInode, Result, Stat};
-use butternut_file::{self as data, FileView, Mapping, MappingKind, Mappings, Stream};
+use butternut_file::{self as data, FileView, Mapping, MappingKind, Mappings, Source, Stream};
 use butternut_format::units::Ino;
 use std::fmt;
 use std::ops::Range;
@@ -180,7 +180,7 @@ impl File {
         let _body = self.shared_lock();
         let mut batch: Vec<data::ReadAt<'_>> =
             reads.iter_mut().map(|read| data::ReadAt::new(read.offset, &mut *read.buf)).collect();
-        self.shared.stream.source().read_many(self.view(), &mut batch);
+        self.source().read_many(self.view(), &mut batch);
         let results: Vec<_> = batch.into_iter().map(|read| read.result).collect();
         for (read, result) in reads.iter_mut().zip(results) {
             read.result = result.map_err(Error::from);
@@ -228,8 +228,17 @@ impl File {
         self.held.as_ref().map(|held| held.entry().body())
     }
 
-    fn view(&self) -> &FileView {
+    pub(crate) fn view(&self) -> &FileView {
         self.shared.stream.view()
+    }
+
+    pub(crate) fn source(&self) -> &Source {
+        self.shared.stream.source()
+    }
+
+    /// Reads what a request in flight is to read, which shares the file already.
+    pub(crate) fn read_in_flight(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        Ok(self.source().read_at(self.view(), offset, buf)?)
     }
 }
 

@@ -190,6 +190,6 @@ pub(crate) fn forget(writer: &Writer, entry: &InodeEntry, body: &mut Body) {
     }
     *body = Body::default();
     entry.set_gone();
-    writer.mark_clean(entry.id);
+    writer.mark_clean(entry);
     writer.table.remove(entry.id);
 }

@@ -16,6 +16,8 @@
 //! 3. Bodies are locked in ascending order of their ids ([`Bodies`]), before a transaction is
 //!    joined, never in one.
 //! 4. The table keeps as many entries as it was told to, and those in hand besides.
+//! 5. Requests in flight share the body without keeping it locked. Who takes it alone completes
+//!    them first; so nobody takes it with a transaction joined.
 
 use crate::new_inode::HandedDown;
 use crate::{Error, FileId, Result};
@@ -24,7 +26,9 @@ use butternut_format::inode::Inode;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
+};
 
 const SHARDS: usize = 64;
 
@@ -47,6 +51,10 @@ pub(crate) struct InodeEntry {
     facts: Mutex<Facts>,
     body: RwLock<Body>,
     held: AtomicU64,
+    /// It is in the writer's list of those that no tree has as they are.
+    is_listed: AtomicBool,
+    /// It is known to carry nothing that a write would have to strip.
+    has_no_privileges: AtomicBool,
 }
 
 /// What writers of an inode keep, under its lock.
@@ -61,14 +69,21 @@ pub(crate) struct Body {
     /// Of an inode without a name: it may be given one.
     pub(crate) is_linkable: bool,
     /// The facts are newer than the inode's item.
-    pub(crate) is_stamp_due: bool,
+    pub(crate) is_stamp_due: AtomicBool,
 }
 
 impl InodeEntry {
     pub(crate) fn new(id: FileId, inode: Option<Inode>, body: Body) -> Arc<Self> {
         let facts = inode.map_or(Facts::Unread, Facts::Known);
         let (facts, body) = (Mutex::new(facts), RwLock::new(body));
-        Arc::new(Self { id, facts, body, held: AtomicU64::new(0) })
+        Arc::new(Self {
+            id,
+            facts,
+            body,
+            held: AtomicU64::new(0),
+            is_listed: AtomicBool::new(false),
+            has_no_privileges: AtomicBool::new(false),
+        })
     }
 
     fn facts(&self) -> MutexGuard<'_, Facts> {
@@ -101,6 +116,13 @@ impl InodeEntry {
         *self.facts() = Facts::Known(inode);
     }
 
+    /// Changes the facts, by one of several who share the inode.
+    pub(crate) fn update(&self, change: impl FnOnce(&mut Inode)) {
+        if let Facts::Known(inode) = &mut *self.facts() {
+            change(inode);
+        }
+    }
+
     pub(crate) fn set_gone(&self) {
         *self.facts() = Facts::Gone;
     }
@@ -109,8 +131,40 @@ impl InodeEntry {
         self.body.read().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The body shared, unless somebody has it alone or waits for that.
+    pub(crate) fn try_body(&self) -> Option<RwLockReadGuard<'_, Body>> {
+        match self.body.try_read() {
+            Ok(body) => Some(body),
+            Err(TryLockError::Poisoned(body)) => Some(body.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// The body alone, with nothing in flight on the inode's data (law 5).
     pub(crate) fn body_mut(&self) -> RwLockWriteGuard<'_, Body> {
-        self.body.write().unwrap_or_else(PoisonError::into_inner)
+        let body = self.body.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(file) = &body.file {
+            file.quiet();
+        }
+        body
+    }
+
+    pub(crate) fn is_listed(&self) -> bool {
+        self.is_listed.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_listed(&self, is_listed: bool) {
+        self.is_listed.store(is_listed, Ordering::Release);
+    }
+
+    /// Whether it is known that a write has nothing to strip.
+    pub(crate) fn has_no_privileges(&self) -> bool {
+        self.has_no_privileges.load(Ordering::Acquire)
+    }
+
+    /// Somebody looked, and has the body alone; or gave it some.
+    pub(crate) fn set_no_privileges(&self, has_none: bool) {
+        self.has_no_privileges.store(has_none, Ordering::Release);
     }
 
     /// One more handle. The caller has the body locked, or the entry to himself.

@@ -6,7 +6,9 @@
 
 use crate::committer::Committer;
 use crate::inode_cache::InodeCache;
+use crate::lane_counters::LaneCounters;
 use crate::root::{ROOT_DIRECTORY, Roots};
+use crate::switches::{SwitchBoard, Switches};
 use crate::writer::Writer;
 use crate::{Clock, Error, FileId, FileKind, Follow, Result, id::TOP_LEVEL};
 use butternut_device::{Device, FileDevice, OpenDevice};
@@ -72,6 +74,8 @@ pub struct MountOptions {
     pub workers: usize,
     /// Say nothing when the volume holds a log tree from a crash, whose changes are not shown.
     pub ignore_log: bool,
+    /// What of the I/O path is turned back, to be measured.
+    pub switches: Switches,
     /// Believe only this superblock copy (0 to 2) of every device.
     pub super_copy: Option<usize>,
 }
@@ -90,6 +94,7 @@ impl Default for MountOptions {
             inode_cache_entries: 16 << 10,
             workers: 0,
             ignore_log: false,
+            switches: Switches::default(),
             super_copy: None,
         }
     }
@@ -157,8 +162,16 @@ pub(crate) struct Shared {
     pub(crate) roots: Roots,
     pub(crate) inodes: InodeCache,
     pub(crate) source: Source,
+    pub(crate) switches: SwitchBoard,
+    pub(crate) counters: LaneCounters,
     /// There where the volume is open for writing.
     pub(crate) writer: Option<Arc<Writer>>,
+}
+
+impl Shared {
+    pub(crate) fn volume(&self) -> &Arc<Volume> {
+        self.forest.volume()
+    }
 }
 
 impl Filesystem {
@@ -208,6 +221,8 @@ impl Filesystem {
             roots: Roots::default(),
             inodes: InodeCache::new(options.inode_cache_entries),
             source,
+            switches: SwitchBoard::new(options.switches),
+            counters: LaneCounters::default(),
             writer,
         });
         let unborn = Self { shared: Arc::clone(&shared), life: None };
@@ -283,7 +298,7 @@ impl Filesystem {
     }
 
     pub(crate) fn volume(&self) -> &Arc<Volume> {
-        self.shared.forest.volume()
+        self.shared.volume()
     }
 
     fn chosen_root(&self, subvolume: &Subvolume) -> Result<FileId> {

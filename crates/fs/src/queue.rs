@@ -12,13 +12,25 @@
 //! 2. Requests in flight run in no particular order: who needs one reaps the first before he
 //!    submits the second. What was reaped is seen by every reader.
 //! 3. A failure is the result of its own request and of no other.
+//! 4. Nothing that another thread waits for depends on the queue's thread: who waits for a file
+//!    completes what is in flight on it himself.
+//! 5. Direct requests of whole blocks are in flight together. Everything else is served by the
+//!    blocking calls of [`File`], when it is queued.
 
+mod core;
+mod direct;
+mod request;
+
+use self::core::Core;
+use self::request::{Operation, Request};
 use crate::{Error, File, Filesystem, Privileges, Result};
+use butternut_file::{DirectRoom, Help};
 use butternut_sys::arena::Arena;
 use butternut_sys::buffer::Buffer;
-use std::collections::VecDeque;
 use std::fmt;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 /// The most requests that a queue takes before they are reaped.
 pub const QUEUE_DEPTH_MAX: usize = 1024;
@@ -30,11 +42,20 @@ pub struct QueueOptions {
     pub depth: usize,
     /// Memory for [`Queue::buffer`], all of it resident, in bytes.
     pub arena_bytes: usize,
+    /// Memory that borrowed buffers are copied to, all of it resident, in bytes.
+    pub bounce_bytes: usize,
+    /// Whose requests they are.
+    pub privileges: Privileges,
 }
 
 impl Default for QueueOptions {
     fn default() -> Self {
-        Self { depth: 128, arena_bytes: 4 << 20 }
+        Self {
+            depth: 128,
+            arena_bytes: 4 << 20,
+            bounce_bytes: 8 << 20,
+            privileges: Privileges::Keep,
+        }
     }
 }
 
@@ -57,6 +78,11 @@ impl IoFlags {
     #[must_use]
     pub const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
+    }
+
+    #[must_use]
+    pub const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
     }
 
     pub const fn contains(self, other: Self) -> bool {
@@ -114,23 +140,13 @@ pub struct Refused {
 #[derive(Debug)]
 pub struct Queue {
     depth: usize,
+    privileges: Privileges,
     arena: Arena,
-    queued: VecDeque<Request>,
-}
-
-#[derive(Debug)]
-struct Request {
-    file: File,
-    tag: u64,
-    buffer: Buffer,
-    operation: Operation,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Operation {
-    Read { offset: u64 },
-    Write { offset: u64, flags: IoFlags },
-    Sync(SyncKind),
+    core: Arc<Core>,
+    /// Taken and not yet reaped.
+    taken: usize,
+    /// Digests of the read that is being planned.
+    digests: Vec<u8>,
 }
 
 impl Filesystem {
@@ -139,9 +155,17 @@ impl Filesystem {
     /// # Errors
     /// [`Error::NoMemory`] where there is no memory for it.
     pub fn queue(&self, options: &QueueOptions) -> Result<Queue> {
-        let arena = Arena::new(options.arena_bytes).map_err(|_| Error::NoMemory)?;
+        static NEXT_WRITER: AtomicU64 = AtomicU64::new(0);
+        let arena = |bytes| Arena::new(bytes).map_err(|_| Error::NoMemory);
+        let (own, slabs) = (arena(options.arena_bytes)?, arena(options.bounce_bytes)?);
         let depth = options.depth.clamp(1, QUEUE_DEPTH_MAX);
-        Ok(Queue { depth, arena, queued: VecDeque::with_capacity(depth) })
+        let source = &self.shared.source;
+        let room = DirectRoom::new(source, NEXT_WRITER.fetch_add(1, Ordering::Relaxed));
+        let core = Core::new(&self.shared, depth, &own, slabs, room);
+        let helper: Weak<Core> = Arc::downgrade(&core);
+        source.add_helper(helper);
+        let (privileges, digests) = (options.privileges, Vec::with_capacity(64));
+        Ok(Queue { depth, privileges, arena: own, core, taken: 0, digests })
     }
 }
 
@@ -154,13 +178,13 @@ impl Queue {
 
     /// Requests that were taken and not yet reaped.
     pub fn outstanding(&self) -> usize {
-        self.queued.len()
+        self.taken
     }
 
     /// Fills the whole buffer from `offset` on; short at the end of the file.
     ///
     /// # Errors
-    /// [`Error::WouldBlock`] when `depth` requests are out.
+    /// [`Error::WouldBlock`] when `depth` requests are out, or for one that is not to wait.
     pub fn read(
         &mut self,
         file: &File,
@@ -169,16 +193,15 @@ impl Queue {
         flags: IoFlags,
         tag: u64,
     ) -> Result<(), Box<Refused>> {
-        let _ = flags;
-        self.take(Request {
-            file: file.clone(),
-            tag,
-            buffer,
-            operation: Operation::Read { offset },
-        })
+        let operation = Operation::Read { offset };
+        let request = Request { file: file.clone(), tag, buffer, operation };
+        self.take(request, flags)
     }
 
     /// Writes the whole buffer at `offset`.
+    ///
+    /// # Errors
+    /// As [`Queue::read`].
     pub fn write(
         &mut self,
         file: &File,
@@ -187,55 +210,82 @@ impl Queue {
         flags: IoFlags,
         tag: u64,
     ) -> Result<(), Box<Refused>> {
-        let operation = Operation::Write { offset, flags };
-        self.take(Request { file: file.clone(), tag, buffer, operation })
+        let operation = Operation::Write { offset, flags, privileges: self.privileges };
+        let request = Request { file: file.clone(), tag, buffer, operation };
+        self.take(request, flags)
     }
 
     /// Brings down what was written and reaped before.
+    ///
+    /// # Errors
+    /// As [`Queue::read`].
     pub fn sync(&mut self, file: &File, kind: SyncKind, tag: u64) -> Result<(), Box<Refused>> {
         let (buffer, operation) = (Buffer::default(), Operation::Sync(kind));
-        self.take(Request { file: file.clone(), tag, buffer, operation })
+        let request = Request { file: file.clone(), tag, buffer, operation };
+        self.take(request, IoFlags::default())
     }
 
     /// Lets the devices see what was queued.
-    pub fn submit(&mut self) {}
+    pub fn submit(&mut self) {
+        self.core.poll(0, None);
+    }
 
     /// Waits until `min` requests are complete (or all that are out, or until the timeout), adds
     /// all that are to `out`, and says how many.
     pub fn reap(&mut self, min: usize, timeout: Option<Duration>, out: &mut Vec<Done>) -> usize {
-        let _ = (min, timeout);
-        let reaped = self.queued.len();
-        out.extend(self.queued.drain(..).map(Request::run));
-        reaped
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let before = out.len();
+        let min = min.min(self.taken);
+        self.submit();
+        loop {
+            self.finish_synced();
+            self.core.take_done(out);
+            let reaped = out.len() - before;
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            if reaped >= min || left.is_some_and(|left| left.is_zero()) {
+                self.taken -= reaped;
+                return reaped;
+            }
+            self.core.poll(1, left);
+        }
     }
 
-    fn take(&mut self, request: Request) -> Result<(), Box<Refused>> {
-        if self.queued.len() >= self.depth {
-            return Err(Box::new(Refused { buffer: request.buffer, error: Error::WouldBlock }));
+    fn take(&mut self, request: Request, flags: IoFlags) -> Result<(), Box<Refused>> {
+        if self.taken >= self.depth {
+            return Err(self.again(request.buffer));
         }
-        self.queued.push_back(request);
+        let Some(request) = self.take_direct(request, flags)? else { return Ok(()) };
+        if flags.contains(IoFlags::NOWAIT) {
+            return Err(self.again(request.buffer));
+        }
+        self.taken += 1;
+        self.core.push_done(request.run());
         Ok(())
+    }
+
+    fn again(&self, buffer: Buffer) -> Box<Refused> {
+        self.core.counters().nowait_again.add();
+        Box::new(Refused { buffer, error: Error::WouldBlock })
+    }
+
+    /// Makes durable what is down and was asked to be.
+    fn finish_synced(&self) {
+        for (file, mut done) in self.core.take_unsynced() {
+            if let Err(error) = file.sync_data() {
+                done.result = Err(error);
+            }
+            self.core.push_done(done);
+        }
     }
 }
 
-impl Request {
-    fn run(self) -> Done {
-        let Self { file, tag, mut buffer, operation } = self;
-        let result = match operation {
-            Operation::Read { offset } => file.read_at(offset, &mut buffer),
-            Operation::Write { offset, flags } => {
-                let written = if flags.contains(IoFlags::APPEND) {
-                    file.append(&buffer, Privileges::Keep).map(|(_, written)| written)
-                } else {
-                    file.write_at(offset, &buffer)
-                };
-                let synced =
-                    || if flags.contains(IoFlags::DSYNC) { file.sync_data() } else { Ok(()) };
-                written.and_then(|written| synced().map(|()| written))
-            }
-            Operation::Sync(SyncKind::Data) => file.sync_data().map(|()| 0),
-            Operation::Sync(SyncKind::All) => file.sync_all().map(|()| 0),
-        };
-        Done { tag, buffer, result }
+impl Drop for Queue {
+    /// Everything that was taken is carried out.
+    fn drop(&mut self) {
+        while self.core.in_flight() > 0 {
+            self.core.poll(1, None);
+        }
+        self.finish_synced();
+        self.core.give_back_space();
     }
 }

@@ -104,6 +104,7 @@ impl Filesystem {
         changed.uid = set.uid.unwrap_or(inode.uid);
         changed.gid = set.gid.unwrap_or(inode.gid);
         if let Some(mode) = set.mode {
+            entry.set_no_privileges(false);
             changed.mode = inode.kind.mode_bits() | (mode & PERMISSIONS);
         }
         let is_new_owner = set.uid.is_some() || set.gid.is_some();
@@ -162,8 +163,10 @@ impl Filesystem {
         let mode = without_privileges(inode.mode);
         let has_capabilities = names::xattr(&subvolume.tree, ino, CAPABILITIES)?.is_some();
         if mode == inode.mode && !has_capabilities {
+            entry.set_no_privileges(true);
             return Ok(());
         }
+        self.shared.counters.privs_stripped.add();
         self.change(writer, subvolume, Need::items(ITEMS_OF_ATTRIBUTES), |change: &Change<'_>| {
             inode.mode = mode;
             names::changed(&mut inode, change.moment);

@@ -75,6 +75,7 @@ impl Filesystem {
             return Err(Error::NotPermitted { what: "files and directories have such attributes" });
         }
         let planned = plan(&inode)?;
+        entry.set_no_privileges(false);
         self.store_xattr(writer, &subvolume, &entry, name, how, planned)?;
         if matches!(name, DEFAULT_ACL | COMPRESSION) {
             body.handed_down = None;

@@ -48,9 +48,9 @@ impl Filesystem {
             let Body { file, is_stamp_due, .. } = body;
             if let (Some(file), Some(facts)) = (file, entry.known()) {
                 files.push((entry, file, Stamping { facts, item: None }));
-                dues.push(is_stamp_due);
+                dues.push(is_stamp_due.get_mut());
             } else {
-                writer.mark_clean(entry.id);
+                writer.mark_clean(entry);
             }
         }
         let merged = merge(&mut files);
@@ -72,7 +72,7 @@ impl Filesystem {
                 writer.note_lost(error.into());
             }
             if !*is_due && file.is_clean() {
-                writer.mark_clean(entry.id);
+                writer.mark_clean(entry);
             }
         }
         result

@@ -90,8 +90,12 @@ impl Writer {
         self.dirty.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The inode has something that no tree has yet. The caller has its body alone.
+    /// The inode has something that no tree has yet. The caller has its body.
     pub(crate) fn mark_dirty(&self, entry: &Arc<InodeEntry>) {
+        if entry.is_listed() {
+            return;
+        }
+        entry.set_listed(true);
         self.dirty().entry(entry.id).or_insert_with(|| Arc::clone(entry));
     }
 
@@ -104,8 +108,9 @@ impl Writer {
     }
 
     /// All is in the trees. The caller has the inode's body alone.
-    pub(crate) fn mark_clean(&self, id: FileId) {
-        self.dirty().remove(&id);
+    pub(crate) fn mark_clean(&self, entry: &InodeEntry) {
+        entry.set_listed(false);
+        self.dirty().remove(&entry.id);
     }
 
     /// Dirty inodes from one id on, in order.

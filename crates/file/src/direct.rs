@@ -1,0 +1,326 @@
+//! Direct reads and writes: where their sectors are, and what becomes of a file when they are down.
+//!
+//! ```text
+//! read     place                     -> the device -> verified by who reaps it
+//! write    begin (space, promise)    -> the device -> land (a patch), or fail
+//! ```
+//!
+//! Both begin under the caller's shared lock, and are in flight without it ([`crate::traffic`]).
+//!
+//! Laws:
+//!
+//! 1. A direct read is of whole sectors that lie together on disk as they are; whatever else a file
+//!    is made of is read by [`Source::read_at`].
+//! 2. A direct write replaces whole blocks inside the file, none of which is dirty in memory. It
+//!    changes neither the file's size nor what is in memory only.
+//! 3. While it is in flight the range reads as before; when it has landed, as it was written. Two
+//!    in flight on the same blocks land in some order, block by block whole.
+//! 4. Everything that landing needs is held before the write begins: space on disk, space of the
+//!    trees. What it frees is retired.
+
+use crate::error::FileError;
+use crate::live::{Layer, Live};
+use crate::map::{Mapping, MappingKind};
+use crate::overlay::{EXTENT_BYTES_MAX, Patch, Place};
+use crate::place::Target;
+use crate::source::{REGION_BYTES, Source, in_memory, mapping_at};
+use crate::state::FileState;
+use crate::view::FileView;
+use butternut_format::file_extent::Compression;
+use butternut_format::units::{Logical, SECTOR_BYTES, length};
+use butternut_space::Cluster;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Space that one writer takes at once, for writes to come: they lie together.
+const RUN_BYTES: u64 = 1 << 20;
+/// Of clusters, those that are not queues' ([`FileState::cluster`]).
+const CLUSTERS_BEFORE: u64 = 1 << 16;
+
+/// Where whole sectors are, all in one run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirectPlace {
+    pub logical: Logical,
+    /// Their digests were appended.
+    pub has_digests: bool,
+    /// Everything was in memory.
+    pub is_cached: bool,
+}
+
+/// A request on a file that is in flight; it ends when this is dropped.
+#[derive(Debug)]
+pub struct InFlight(Arc<Live>);
+
+/// A direct write that has begun.
+#[derive(Debug)]
+pub struct DirectWrite {
+    live: Arc<Live>,
+    start: u64,
+    bytes: u64,
+    target: Target,
+    logical: Logical,
+    /// Where the block group starts that new space is in.
+    group: Logical,
+}
+
+/// Space that a writer holds for his next writes.
+#[derive(Debug)]
+pub struct DirectRoom {
+    source: Source,
+    cluster: Cluster,
+    run: Range<u64>,
+    group: Logical,
+}
+
+impl Source {
+    /// Where the sectors of `range` are (law 1), and whether their digests were appended; `None`
+    /// where they are not sectors in one run. The caller shares the file.
+    pub fn direct_place(
+        &self,
+        view: &FileView,
+        range: &Range<u64>,
+        digests: &mut Vec<u8>,
+    ) -> Result<Option<DirectPlace>, FileError> {
+        if let Some(live) = view.live() {
+            match live.layer(range, digests) {
+                Layer::Written { logical, end, has_digests } => {
+                    let is_whole = end >= range.end && has_digests == view.has_sums();
+                    let place = DirectPlace { logical, has_digests, is_cached: true };
+                    return Ok(is_whole.then_some(place));
+                }
+                Layer::Tree { end } if end >= range.end => {}
+                Layer::Dirty { .. } | Layer::Packed { .. } | Layer::Tree { .. } => return Ok(None),
+            }
+        }
+        let mut is_cached = true;
+        let Some(logical) = self.run_in_tree(view, range, &mut is_cached)? else {
+            return Ok(None);
+        };
+        let mut has_digests = false;
+        if view.has_sums() {
+            let sectors = in_memory((range.end - range.start) / SECTOR_BYTES);
+            let found = self.sums().gather_noting(logical, sectors, digests, &mut is_cached)?;
+            if found < sectors {
+                return Ok(None);
+            }
+            has_digests = true;
+        }
+        Ok(Some(DirectPlace { logical, has_digests, is_cached }))
+    }
+
+    /// Where a range starts on disk, if the tree has it as sectors in one run.
+    fn run_in_tree(
+        &self,
+        view: &FileView,
+        range: &Range<u64>,
+        is_cached: &mut bool,
+    ) -> Result<Option<Logical>, FileError> {
+        let mut start: Option<Logical> = None;
+        let mut at = range.start;
+        while at < range.end {
+            let region = if let Some(region) = self.known_region(view, at) {
+                region
+            } else {
+                *is_cached = false;
+                self.region(view, at)?
+            };
+            let Some(mapping) = mapping_at(&region, at) else { return Ok(None) };
+            let here = mapping.within(&(at..range.end));
+            let Some(logical) = plain_start(&here) else { return Ok(None) };
+            if start.is_some_and(|start| start.0 + (at - range.start) != logical.0) {
+                return Ok(None);
+            }
+            start.get_or_insert(logical);
+            at = here.end();
+        }
+        Ok(start.filter(|start| start.0.is_multiple_of(SECTOR_BYTES)))
+    }
+}
+
+fn plain_start(mapping: &Mapping) -> Option<Logical> {
+    let MappingKind::Regular { extent, packing, skip } = mapping.kind else { return None };
+    if packing.compression != Compression::None {
+        return None;
+    }
+    extent.logical.checked_add(skip)
+}
+
+impl FileView {
+    /// Takes note of a request that is in flight from now on. The caller shares the file; `None`
+    /// where nobody can have it alone.
+    pub fn begin_request(&self) -> Option<InFlight> {
+        let live = self.live()?;
+        live.traffic().begin();
+        Some(InFlight(Arc::clone(live)))
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.traffic().end();
+    }
+}
+
+impl FileState {
+    /// Waits until nothing is in flight, and frees what was retired. The caller has the file alone,
+    /// and no handle open.
+    pub fn quiet(&self) {
+        self.live.traffic().wait(&self.source);
+        if self.live.traffic().has_retired() {
+            self.live.quiesce();
+            let retired = self.live.traffic().take_retired();
+            self.release(retired);
+        }
+    }
+
+    /// Begins a direct write of the blocks of `range`, or says that it needs the file alone. The
+    /// caller shares the file, and has no handle open.
+    ///
+    /// # Errors
+    /// Trees that cannot be read. No space is no error here: who has the file alone may find some.
+    pub fn begin_direct_write(
+        &self,
+        range: &Range<u64>,
+        room: &mut DirectRoom,
+    ) -> Result<Option<DirectWrite>, FileError> {
+        let is_plain = range.start.is_multiple_of(SECTOR_BYTES)
+            && range.end.is_multiple_of(SECTOR_BYTES)
+            && !range.is_empty()
+            && range.end - range.start <= EXTENT_BYTES_MAX
+            && range.end <= self.size();
+        if !is_plain || self.live.overlay().dirty_in(range.clone()).next().is_some() {
+            return Ok(None);
+        }
+        let Some(target) = self.single_target(range)? else { return Ok(None) };
+        let (bytes, live) = (range.end - range.start, Arc::clone(&self.live));
+        let blocks = bytes / SECTOR_BYTES;
+        live.traffic().begin_write(blocks);
+        let (logical, group) = (target.place().unwrap_or_default(), Logical::default());
+        let mut write = DirectWrite { live, start: range.start, bytes, target, logical, group };
+        if target == Target::New {
+            // Counted already: of two that begin at once, each makes sure of both.
+            let space = if self.promise_shared() { room.take(bytes) } else { None };
+            let Some(space) = space else { return Ok(None) };
+            (write.logical, write.group) = (Logical(space.start), room.group);
+        }
+        Ok(Some(write))
+    }
+
+    /// Writes that are down, or on their way, and in no tree yet.
+    pub fn pending_writes(&self) -> u64 {
+        self.live.traffic().coming().1 + length(self.live.overlay().patch_count())
+    }
+
+    /// The target of all of a range, if it has only one.
+    fn single_target(&self, range: &Range<u64>) -> Result<Option<Target>, FileError> {
+        if !self.may_be_in_place() {
+            return Ok(Some(Target::New));
+        }
+        let has_patch = self.live.overlay().find_patch(range.start, range.end) != Err(range.end);
+        if let Some(logical) = self.live.known_in_place(range).filter(|_| !has_patch) {
+            return Ok(Some(Target::Over(logical)));
+        }
+        // What lies around it will be asked for next.
+        let start = range.start - range.start % REGION_BYTES;
+        let end = range.end.next_multiple_of(REGION_BYTES).min(self.size());
+        let end = end - end % SECTOR_BYTES;
+        let stamp = self.live.stamp();
+        let targets = self.targets(&(start..end.max(range.end)))?;
+        for (part, target) in &targets {
+            if let Target::Over(logical) = target {
+                self.live.learn_in_place(stamp, part, *logical);
+            }
+        }
+        let whole = |part: &Range<u64>| part.start <= range.start && range.end <= part.end;
+        let found = targets.iter().find(|(part, _)| whole(part));
+        Ok(found.map(|(part, target)| target.advanced(range.start - part.start)))
+    }
+}
+
+impl DirectRoom {
+    /// No space yet. Writers who write side by side have different numbers.
+    pub fn new(source: &Source, writer: u64) -> Self {
+        let cluster = Cluster(CLUSTERS_BEFORE.saturating_add(writer));
+        Self { source: source.clone(), cluster, run: 0..0, group: Logical::default() }
+    }
+
+    /// A run of so many bytes, in one block group; it follows the one before if it can.
+    fn take(&mut self, bytes: u64) -> Option<Range<u64>> {
+        if self.run.end - self.run.start < bytes {
+            self.give_back();
+            let forest = self.source.forest();
+            // A shorter run is of use to whoever has the file alone.
+            let run =
+                forest.allocate_data(SECTOR_BYTES, bytes.max(RUN_BYTES), self.cluster).ok()?;
+            let chunks = forest.volume().chunks();
+            self.group = chunks.find(Logical(run.start))?.logical();
+            self.run = run;
+        }
+        let end = self.run.start.checked_add(bytes).filter(|end| *end <= self.run.end)?;
+        let taken = self.run.start..end;
+        self.run.start = end;
+        Some(taken)
+    }
+
+    /// What is left is free for others.
+    pub fn give_back(&mut self) {
+        let run = std::mem::replace(&mut self.run, 0..0);
+        if !run.is_empty() {
+            // Refused only on a volume that is not written.
+            self.source.forest().release_data(run).ok();
+        }
+    }
+}
+
+impl Drop for DirectRoom {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}
+
+impl DirectWrite {
+    /// Where on disk it goes.
+    pub fn logical(&self) -> Logical {
+        self.logical
+    }
+
+    /// Whether it goes to new space: writes that do lie together.
+    pub fn is_new(&self) -> bool {
+        self.target == Target::New
+    }
+
+    pub fn wants_digests(&self) -> bool {
+        self.live.has_sums()
+    }
+
+    /// The write is down on every copy; `digests` are of its sectors, if it wants any.
+    pub fn land(&self, digests: &[u8]) {
+        let place = match self.target {
+            Target::New => Place::New { logical: self.logical, group: self.group },
+            Target::SetAside { extent, skip } => Place::SetAside { extent, skip },
+            Target::Over(_) => {
+                self.live.touch();
+                return;
+            }
+        };
+        let patch = Patch { bytes: self.bytes, place, digests: digests.to_vec() };
+        let freed = self.live.overlay_mut().insert(self.start, patch);
+        self.live.traffic().retire(freed);
+    }
+
+    /// The write is not down: the range reads as before, or, where it was written in place, as it
+    /// is there.
+    pub fn fail(&self, source: &Source) {
+        self.live.touch();
+        if self.target == Target::New {
+            let space = self.logical.0..self.logical.0.saturating_add(self.bytes);
+            source.forest().release_data(space).ok();
+        }
+    }
+}
+
+impl Drop for DirectWrite {
+    fn drop(&mut self) {
+        self.live.traffic().end_write(self.bytes / SECTOR_BYTES);
+    }
+}

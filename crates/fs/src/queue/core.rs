@@ -1,0 +1,548 @@
+//! [`Core`]: what of a queue is in flight, and what becomes of it when devices are done.
+//!
+//! ```text
+//! read   placed ----------------------------------> device -> verified -----------> done
+//! write  begun --> staged with its neighbours ----> device -> each landed ---------> done
+//!                  (copied and summed, or summed)             (DSYNC: synced first)
+//! ```
+//!
+//! Laws:
+//!
+//! 1. Whoever has the core locked may complete what is in flight: the thread that owns the queue,
+//!    or one that waits for a file ([`Help`]). Under the lock nobody waits for a file.
+//! 2. Direct writes that follow one another on disk are one device write, up to
+//!    [`STAGE_BYTES_MAX`]; where it fails, each is written alone, and fails alone.
+//! 3. A read that a device fails, or that its checksums refuse, is read again the general way, from
+//!    the other copies.
+//! 4. In a steady state nothing is allocated for a read, nor for a write in place: lists keep
+//!    their memory.
+
+use super::{Done, IoFlags};
+use crate::lane_counters::LaneCounters;
+use crate::mount::Shared;
+use crate::{Error, File, Result, Switches};
+use butternut_file::{DirectRoom, DirectWrite, Help, InFlight};
+use butternut_format::checksum::ChecksumKind;
+use butternut_format::units::{Logical, length};
+use butternut_sys::arena::Arena;
+use butternut_sys::buffer::Buffer;
+use butternut_sys::buffers::Buffers;
+use butternut_volume::{
+    DataDone, DataQueue, DataQueueOptions, DataWrite, NotTaken, Sums, Volume, VolumeError,
+};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// What is staged as one device write, at most.
+pub(super) const STAGE_BYTES_MAX: usize = 128 << 10;
+/// Buffers that are staged as one device write, at most.
+const STAGE_BUFFERS_MAX: usize = 64;
+const SECTOR: usize = 4096;
+
+#[derive(Debug)]
+pub(super) struct Core {
+    shared: Arc<Shared>,
+    inner: Mutex<Inner>,
+    /// Space for the queue's next writes.
+    room: Mutex<DirectRoom>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    volume: Arc<Volume>,
+    csum: ChecksumKind,
+    data: DataQueue,
+    slabs: Arena,
+    flights: Vec<Flight>,
+    free: Vec<usize>,
+    staged: Option<Staged>,
+    polled: Vec<DataDone>,
+    done: VecDeque<Done>,
+    /// Writes that are down, and are not done before they are durable.
+    unsynced: Vec<(File, Done)>,
+    /// Requests that were taken and are neither done nor unsynced.
+    in_flight: usize,
+}
+
+/// What one device request is for. Kept with its lists from use to use.
+#[derive(Debug, Default)]
+struct Flight {
+    read: Option<Reading>,
+    writes: Vec<Writing>,
+    digests: Vec<u8>,
+    /// The writes were copied: their callers' buffers are with them.
+    is_slab: bool,
+}
+
+/// A direct read on its way.
+#[derive(Debug)]
+pub(super) struct Reading {
+    pub(super) file: File,
+    pub(super) hold: Option<InFlight>,
+    pub(super) tag: u64,
+    pub(super) offset: u64,
+    /// What the file has of it.
+    pub(super) want: usize,
+}
+
+/// A direct write on its way down.
+#[derive(Debug)]
+pub(super) struct Writing {
+    pub(super) file: File,
+    pub(super) write: DirectWrite,
+    pub(super) tag: u64,
+    pub(super) bytes: usize,
+    pub(super) flags: IoFlags,
+    /// The caller's, where it was copied.
+    buffer: Option<Buffer>,
+    digests: std::ops::Range<usize>,
+}
+
+/// Direct writes that will be one device write.
+#[derive(Debug)]
+struct Staged {
+    flight: usize,
+    logical: Logical,
+    bytes: usize,
+    /// What can be one device write from `logical` on.
+    bytes_max: usize,
+    load: Load,
+}
+
+#[derive(Debug)]
+enum Load {
+    Slab(Buffer),
+    Owned(Vec<Buffer>),
+}
+
+/// How a direct write's bytes are kept from changing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Carry {
+    ZeroCopy,
+    Bounce,
+}
+
+impl Core {
+    pub(super) fn new(
+        shared: &Arc<Shared>,
+        depth: usize,
+        arena: &Arena,
+        slabs: Arena,
+        room: DirectRoom,
+    ) -> Arc<Self> {
+        let volume = Arc::clone(shared.volume());
+        let arenas = vec![arena.clone(), slabs.clone()];
+        let data = volume.data_queue(&DataQueueOptions { depth: depth * 2, arenas });
+        let inner = Inner {
+            csum: volume.super_block().csum(),
+            volume,
+            data,
+            slabs,
+            flights: Vec::with_capacity(depth),
+            free: Vec::with_capacity(depth),
+            staged: None,
+            polled: Vec::with_capacity(2 * depth),
+            done: VecDeque::with_capacity(depth),
+            unsynced: Vec::new(),
+            in_flight: 0,
+        };
+        let (inner, room) = (Mutex::new(inner), Mutex::new(room));
+        Arc::new(Self { shared: Arc::clone(shared), inner, room })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn room(&self) -> MutexGuard<'_, DirectRoom> {
+        self.room.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn counters(&self) -> &LaneCounters {
+        &self.shared.counters
+    }
+
+    /// Moves what is done to `out`.
+    pub(super) fn take_done(&self, out: &mut Vec<Done>) {
+        out.extend(self.lock().done.drain(..));
+    }
+
+    /// Hands what was queued to the devices, and completes what they have done, waiting for at
+    /// least `min` device requests, or so long.
+    pub(super) fn poll(&self, min: usize, patience: Option<Duration>) {
+        let mut inner = self.lock();
+        inner.send_staged(&self.shared);
+        inner.data.submit();
+        inner.poll(&self.shared, min, patience);
+    }
+
+    pub(super) fn switches(&self) -> Switches {
+        self.shared.switches.now()
+    }
+
+    /// Whether what is written there is written more than once.
+    pub(super) fn has_copies(&self, logical: Logical) -> bool {
+        let chunks = self.shared.volume().chunks();
+        chunks.find(logical).is_none_or(|layout| layout.facts().copies > 1)
+    }
+
+    /// As [`Inner::read`].
+    pub(super) fn read(
+        &self,
+        reading: Reading,
+        place: (Logical, &mut Vec<u8>),
+        buffer: Buffer,
+    ) -> std::result::Result<(), Box<(Reading, Buffer)>> {
+        self.lock().read(&self.shared, reading, place, buffer)
+    }
+
+    /// As [`Inner::write`].
+    pub(super) fn write(
+        &self,
+        writing: Writing,
+        buffer: Buffer,
+        carry: Carry,
+    ) -> std::result::Result<(), Box<(Writing, Buffer)>> {
+        self.lock().write(&self.shared, writing, buffer, carry)
+    }
+
+    /// Requests that are on their way.
+    pub(super) fn in_flight(&self) -> usize {
+        self.lock().in_flight
+    }
+
+    pub(super) fn push_done(&self, done: Done) {
+        self.lock().done.push_back(done);
+    }
+
+    pub(super) fn take_unsynced(&self) -> Vec<(File, Done)> {
+        std::mem::take(&mut self.lock().unsynced)
+    }
+}
+
+impl Help for Core {
+    fn help(&self, patience: Duration) {
+        if self.in_flight() > 0 {
+            self.poll(1, Some(patience));
+        }
+    }
+
+    fn give_back_space(&self) {
+        self.room().give_back();
+    }
+}
+
+impl Inner {
+    /// A read of whole sectors that are together on disk. Gives it back where the general path has
+    /// to do it.
+    fn read(
+        &mut self,
+        shared: &Shared,
+        reading: Reading,
+        (logical, digests): (Logical, &mut Vec<u8>),
+        mut buffer: Buffer,
+    ) -> std::result::Result<(), Box<(Reading, Buffer)>> {
+        let asked = buffer.len();
+        buffer.set_len(reading.want.next_multiple_of(SECTOR));
+        let flight = self.enter();
+        loop {
+            match self.data.read(&self.volume, logical, buffer, length(flight)) {
+                Ok(()) => break,
+                Err((back, NotTaken::Full)) => {
+                    buffer = back;
+                    self.make_room(shared);
+                }
+                Err((mut back, NotTaken::Split | NotTaken::Refused(_))) => {
+                    self.free.push(flight);
+                    back.set_len(asked);
+                    return Err(Box::new((reading, back)));
+                }
+            }
+        }
+        let place = &mut self.flights[flight];
+        std::mem::swap(&mut place.digests, digests);
+        place.read = Some(reading);
+        self.in_flight += 1;
+        Ok(())
+    }
+
+    /// Takes a direct write that has begun. Gives it back where it would have to wait for memory
+    /// and may not.
+    fn write(
+        &mut self,
+        shared: &Shared,
+        mut writing: Writing,
+        buffer: Buffer,
+        carry: Carry,
+    ) -> std::result::Result<(), Box<(Writing, Buffer)>> {
+        let (logical, bytes) = (writing.write.logical(), writing.bytes);
+        let joins = self
+            .staged
+            .as_ref()
+            .is_some_and(|staged| staged.takes(logical, bytes, carry) && writing.write.is_new());
+        if !joins {
+            self.send_staged(shared);
+            let load = match carry {
+                Carry::ZeroCopy => Load::Owned(Vec::with_capacity(1)),
+                Carry::Bounce => match self.slab(shared, bytes, writing.flags) {
+                    Some(slab) => Load::Slab(slab),
+                    None => return Err(Box::new((writing, buffer))),
+                },
+            };
+            let flight = self.enter();
+            self.flights[flight].is_slab = carry == Carry::Bounce;
+            let most = length(STAGE_BYTES_MAX.max(bytes));
+            let bytes_max = self.volume.contiguous(logical, most);
+            let bytes_max = usize::try_from(bytes_max).unwrap_or(STAGE_BYTES_MAX);
+            self.staged = Some(Staged { flight, logical, bytes: 0, bytes_max, load });
+        }
+        let Some(staged) = &mut self.staged else { return Ok(()) };
+        let flight = &mut self.flights[staged.flight];
+        let first = flight.digests.len();
+        let sums = writing.write.wants_digests().then_some(self.csum);
+        match &mut staged.load {
+            Load::Slab(slab) => {
+                let place = &mut slab.whole_mut()[staged.bytes..staged.bytes + bytes];
+                carry_over(place, &buffer, sums, &mut flight.digests);
+                writing.buffer = Some(buffer);
+            }
+            Load::Owned(buffers) => {
+                digest(&buffer, sums, &mut flight.digests);
+                buffers.push(buffer);
+            }
+        }
+        writing.digests = first..flight.digests.len();
+        staged.bytes += bytes;
+        let is_alone = !writing.write.is_new() || staged.bytes >= staged.bytes_max;
+        flight.writes.push(writing);
+        self.in_flight += 1;
+        if is_alone {
+            self.send_staged(shared);
+        }
+        Ok(())
+    }
+
+    /// Memory to copy into; waits for some to come back, if the request may.
+    fn slab(&mut self, shared: &Shared, bytes: usize, flags: IoFlags) -> Option<Buffer> {
+        let want = bytes.max(STAGE_BYTES_MAX);
+        loop {
+            if let Some(slab) = self.slabs.take(want) {
+                return Some(slab);
+            }
+            if flags.contains(IoFlags::NOWAIT) {
+                return None;
+            }
+            if self.data.outstanding() == 0 {
+                return Some(Buffer::zeroed(want));
+            }
+            self.poll(shared, 1, None);
+        }
+    }
+
+    /// A place for a flight.
+    fn enter(&mut self) -> usize {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.flights.push(Flight::default());
+            self.flights.len() - 1
+        });
+        self.flights[index].digests.clear();
+        index
+    }
+
+    fn make_room(&mut self, shared: &Shared) {
+        self.data.submit();
+        self.poll(shared, 1, None);
+    }
+
+    /// Hands what is staged to the data queue.
+    fn send_staged(&mut self, shared: &Shared) {
+        let Some(Staged { flight, logical, bytes, load, .. }) = self.staged.take() else { return };
+        let mut buffers = match load {
+            Load::Slab(mut slab) => {
+                slab.set_len(bytes);
+                Buffers::One(slab)
+            }
+            Load::Owned(mut buffers) => match buffers.pop() {
+                Some(only) if buffers.is_empty() => Buffers::One(only),
+                last => {
+                    buffers.extend(last);
+                    Buffers::Many(buffers)
+                }
+            },
+        };
+        loop {
+            match self.data.write(&self.volume, logical, buffers, length(flight)) {
+                Ok(()) => return,
+                Err((back, NotTaken::Full)) => {
+                    buffers = back;
+                    self.make_room(shared);
+                }
+                Err((buffers, NotTaken::Split | NotTaken::Refused(_))) => {
+                    self.write_singly(shared, flight, buffers);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn poll(&mut self, shared: &Shared, min: usize, patience: Option<Duration>) {
+        let mut polled = std::mem::take(&mut self.polled);
+        self.data.poll(&self.volume, min, patience, &mut polled);
+        for done in polled.drain(..) {
+            self.complete(shared, done);
+        }
+        self.polled = polled;
+    }
+
+    fn complete(&mut self, shared: &Shared, done: DataDone) {
+        let DataDone { tag, buffers, result, .. } = done;
+        let Some(index) = usize::try_from(tag).ok().filter(|index| *index < self.flights.len())
+        else {
+            return;
+        };
+        if let Some(reading) = self.flights[index].read.take() {
+            let buffer = buffers.into_one().unwrap_or_default();
+            self.complete_read(shared, index, reading, buffer, &result);
+        } else if result.is_err() {
+            // Law 2.
+            self.write_singly(shared, index, buffers);
+        } else {
+            self.complete_writes(index, buffers, &mut |_| Ok(()));
+        }
+    }
+
+    fn complete_read(
+        &mut self,
+        shared: &Shared,
+        index: usize,
+        reading: Reading,
+        mut buffer: Buffer,
+        result: &std::result::Result<(), VolumeError>,
+    ) {
+        let Reading { file, hold, tag, offset, want } = reading;
+        let digests = &self.flights[index].digests;
+        let sums = if digests.is_empty() { Sums::None } else { Sums::Packed(digests) };
+        let is_good = result.is_ok() && self.volume.verify(&buffer, sums);
+        let result = if is_good {
+            Ok(want)
+        } else {
+            // Law 3. It is still in flight: nobody has changed where it is.
+            shared.counters.read_retry_mirror.add();
+            file.read_in_flight(offset, &mut buffer[..want])
+        };
+        drop(hold);
+        self.free.push(index);
+        self.finish(None, Done { tag, buffer, result });
+    }
+
+    /// Lands the writes of a flight that went well, fails the others, and gives the buffers back.
+    fn complete_writes(
+        &mut self,
+        index: usize,
+        buffers: Buffers,
+        outcome: &mut dyn FnMut(usize) -> Result<()>,
+    ) {
+        let flight = &mut self.flights[index];
+        let (is_slab, digests) = (flight.is_slab, std::mem::take(&mut flight.digests));
+        let mut writes = std::mem::take(&mut flight.writes);
+        let (first, others) = match buffers {
+            Buffers::One(buffer) => (Some(buffer), Vec::new()),
+            Buffers::Many(buffers) => (None, buffers),
+        };
+        let mut own = first.into_iter().chain(others);
+        for (number, writing) in writes.drain(..).enumerate() {
+            let Writing { file, write, tag, bytes, flags, buffer, digests: sums } = writing;
+            let result = outcome(number);
+            match &result {
+                Ok(()) => write.land(digests.get(sums).unwrap_or_default()),
+                Err(_) => write.fail(file.source()),
+            }
+            drop(write);
+            let buffer = if is_slab { buffer } else { own.next() };
+            let buffer = buffer.unwrap_or_default();
+            let is_durable = !flags.contains(IoFlags::DSYNC) || result.is_err();
+            let done = Done { tag, buffer, result: result.map(|()| bytes) };
+            self.finish((!is_durable).then_some(file), done);
+        }
+        let flight = &mut self.flights[index];
+        (flight.writes, flight.digests) = (writes, digests);
+        self.free.push(index);
+    }
+
+    /// Writes each write of a flight for itself, so that each has its own result.
+    fn write_singly(&mut self, shared: &Shared, index: usize, buffers: Buffers) {
+        let volume = Arc::clone(shared.volume());
+        let mut results: VecDeque<Result<()>> = VecDeque::new();
+        {
+            let flight = &self.flights[index];
+            let slab = flight.is_slab.then(|| buffers.as_slice().first()).flatten();
+            let mut at = 0;
+            let mut rows = Vec::with_capacity(flight.writes.len());
+            for (number, writing) in flight.writes.iter().enumerate() {
+                let bytes = match slab {
+                    Some(slab) => slab.get(at..at + writing.bytes).unwrap_or_default(),
+                    None => buffers.as_slice().get(number).map_or(&[][..], |buffer| buffer),
+                };
+                rows.push(DataWrite::new(writing.write.logical(), bytes));
+                at += writing.bytes;
+            }
+            volume.write_data(&mut rows);
+            results.extend(rows.into_iter().map(|row| row.result.map_err(Error::Volume)));
+        }
+        self.complete_writes(index, buffers, &mut |_| results.pop_front().unwrap_or(Ok(())));
+    }
+
+    fn finish(&mut self, to_sync: Option<File>, done: Done) {
+        self.in_flight -= 1;
+        match to_sync {
+            Some(file) => self.unsynced.push((file, done)),
+            None => self.done.push_back(done),
+        }
+    }
+}
+
+impl Staged {
+    /// Whether a write goes on where this ends, in the same kind of memory.
+    fn takes(&self, logical: Logical, bytes: usize, carry: Carry) -> bool {
+        let follows = self.logical.0 + length(self.bytes) == logical.0;
+        let fits = self.bytes + bytes <= self.bytes_max.min(STAGE_BYTES_MAX);
+        let is_same = match &self.load {
+            Load::Slab(_) => carry == Carry::Bounce,
+            Load::Owned(buffers) => carry == Carry::ZeroCopy && buffers.len() < STAGE_BUFFERS_MAX,
+        };
+        follows && fits && is_same
+    }
+}
+
+impl Writing {
+    pub(super) fn new(
+        file: &File,
+        write: DirectWrite,
+        tag: u64,
+        bytes: usize,
+        flags: IoFlags,
+    ) -> Self {
+        Self { file: file.clone(), write, tag, bytes, flags, buffer: None, digests: 0..0 }
+    }
+
+    /// Nothing of it was done.
+    pub(super) fn give_up(self) {
+        self.write.fail(self.file.source());
+    }
+}
+
+/// Copies sectors, and digests the copies: nobody can change those.
+fn carry_over(place: &mut [u8], from: &[u8], sums: Option<ChecksumKind>, digests: &mut Vec<u8>) {
+    for (place, sector) in place.chunks_mut(SECTOR).zip(from.chunks(SECTOR)) {
+        place.copy_from_slice(sector);
+        digest(place, sums, digests);
+    }
+}
+
+fn digest(bytes: &[u8], sums: Option<ChecksumKind>, digests: &mut Vec<u8>) {
+    let Some(csum) = sums else { return };
+    for sector in bytes.chunks_exact(SECTOR) {
+        digests.extend_from_slice(&csum.digest(sector)[..csum.bytes()]);
+    }
+}

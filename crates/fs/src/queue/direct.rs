@@ -1,0 +1,254 @@
+//! Direct requests: which of them can be in flight, and how they begin.
+//!
+//! Laws:
+//!
+//! 1. A direct read is in flight if its sectors are together on disk as they are; a direct write,
+//!    if it changes whole blocks inside the file, may share the file, and finds its space.
+//! 2. A request that cannot be in flight is served by the blocking calls, direct all the same.
+//! 3. The inode is shared while a request begins, and by the request from then on
+//!    (`butternut_file`'s laws of traffic). No lock outlives the call.
+
+use super::core::{Carry, Reading, Writing};
+use super::request::{Operation, Request};
+use super::{Done, IoFlags, Queue, Refused};
+use crate::data::Times;
+use crate::inode_table::{Body, InodeEntry};
+use crate::{DirectStability, Filesystem, Privileges, Result};
+use butternut_file::{DirectWrite, FileState};
+use butternut_format::inode::InodeFlags;
+use butternut_format::units::length;
+use std::sync::RwLockReadGuard;
+use std::sync::atomic::Ordering;
+
+const SECTOR: usize = 4096;
+
+/// Writes of one file that are down and in no tree, at which they are merged, and at which who
+/// writes does that himself.
+const PENDING_KICK: u64 = 16 << 10;
+const PENDING_MAX: u64 = 64 << 10;
+const PENDING_LOOK: u64 = 256;
+/// Memory that is not aligned to this is copied.
+const ALIGN: usize = 512;
+
+/// How a direct write goes on.
+enum Way {
+    InFlight(DirectWrite, Carry),
+    /// With the file alone.
+    Alone,
+    /// Through the page cache.
+    Cached,
+}
+
+impl Queue {
+    /// Takes a direct request that can be in flight; gives others back.
+    pub(super) fn take_direct(
+        &mut self,
+        request: Request,
+        flags: IoFlags,
+    ) -> Result<Option<Request>, Box<Refused>> {
+        if !flags.contains(IoFlags::DIRECT) {
+            return Ok(Some(request));
+        }
+        match request.operation {
+            Operation::Read { offset } if is_whole(offset, request.buffer.len()) => {
+                self.read_direct(request, offset, flags)
+            }
+            Operation::Read { .. } => {
+                self.core.counters().dio_read_general.add();
+                Ok(Some(request))
+            }
+            Operation::Write { offset, privileges, .. } => {
+                self.write_direct(request, offset, flags, privileges)
+            }
+            Operation::Sync(_) => Ok(Some(request)),
+        }
+    }
+
+    fn read_direct(
+        &mut self,
+        request: Request,
+        offset: u64,
+        flags: IoFlags,
+    ) -> Result<Option<Request>, Box<Refused>> {
+        let Request { file, tag, buffer, operation } = request;
+        let body = match shared(file.held.as_deref().map(crate::Held::entry), flags) {
+            Ok(body) => body,
+            Err(Busy) => return Err(self.again(buffer)),
+        };
+        let left = file.size().saturating_sub(offset);
+        let want = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
+        if want == 0 {
+            self.taken += 1;
+            self.core.push_done(Done { tag, buffer, result: Ok(0) });
+            return Ok(None);
+        }
+        let range = offset..offset + length(want.next_multiple_of(SECTOR));
+        self.digests.clear();
+        let place = match file.source().direct_place(file.view(), &range, &mut self.digests) {
+            Ok(place) => place,
+            Err(error) => {
+                self.taken += 1;
+                self.core.push_done(Done { tag, buffer, result: Err(error.into()) });
+                return Ok(None);
+            }
+        };
+        let counters = self.core.counters();
+        let Some(place) = place else {
+            counters.dio_read_general.add();
+            drop(body);
+            return Ok(Some(Request { file, tag, buffer, operation }));
+        };
+        let is_simple = place.is_cached && want <= SECTOR && self.core.switches().simple_read;
+        let count = if is_simple { &counters.dio_read_simple } else { &counters.dio_read_general };
+        count.add();
+        let hold = file.view().begin_request();
+        drop(body);
+        let reading = Reading { file, hold, tag, offset, want };
+        match self.core.read(reading, (place.logical, &mut self.digests), buffer) {
+            Ok(()) => {
+                self.taken += 1;
+                Ok(None)
+            }
+            Err(back) => {
+                let (Reading { file, .. }, buffer) = *back;
+                Ok(Some(Request { file, tag, buffer, operation }))
+            }
+        }
+    }
+
+    fn write_direct(
+        &mut self,
+        request: Request,
+        offset: u64,
+        flags: IoFlags,
+        privileges: Privileges,
+    ) -> Result<Option<Request>, Box<Refused>> {
+        let Request { file, tag, buffer, operation } = request;
+        let counters = self.core.counters();
+        let way = match self.begin_write(&file, offset, &buffer, flags, privileges) {
+            Ok(Some(way)) => way,
+            Ok(None) => return Err(self.again(buffer)),
+            Err(error) => {
+                self.taken += 1;
+                self.core.push_done(Done { tag, buffer, result: Err(error) });
+                return Ok(None);
+            }
+        };
+        let (write, carry) = match way {
+            Way::InFlight(write, carry) => (write, carry),
+            Way::Alone => {
+                counters.dio_write_exclusive.add();
+                return Ok(Some(Request { file, tag, buffer, operation }));
+            }
+            Way::Cached => {
+                counters.dio_write_fallback.add();
+                let flags = flags.without(IoFlags::DIRECT);
+                let operation = Operation::Write { offset, flags, privileges };
+                return Ok(Some(Request { file, tag, buffer, operation }));
+            }
+        };
+        let writing = Writing::new(&file, write, tag, buffer.len(), flags);
+        match self.core.write(writing, buffer, carry) {
+            Ok(()) => {
+                counters.dio_write_shared.add();
+                match carry {
+                    Carry::ZeroCopy => counters.dio_write_zero_copy.add(),
+                    Carry::Bounce => counters.dio_write_bounced.add(),
+                }
+                self.taken += 1;
+                Ok(None)
+            }
+            Err(refused) => {
+                let (writing, buffer) = *refused;
+                writing.give_up();
+                Err(self.again(buffer))
+            }
+        }
+    }
+
+    /// Begins a direct write; `None` if it would have to wait, and may not.
+    fn begin_write(
+        &self,
+        file: &crate::File,
+        offset: u64,
+        buffer: &butternut_sys::buffer::Buffer,
+        flags: IoFlags,
+        privileges: Privileges,
+    ) -> Result<Option<Way>> {
+        let held = file.held()?;
+        let (filesystem, entry) = (held.filesystem(), held.entry());
+        let writer = filesystem.begin()?;
+        let switches = filesystem.switches();
+        let is_stable = buffer.is_stable() || switches.direct_stability == DirectStability::Trust;
+        if !is_whole(offset, buffer.len()) || flags.contains(IoFlags::APPEND) {
+            return Ok(Some(Way::Alone));
+        }
+        let Ok(mut body) = shared(Some(entry), flags) else { return Ok(None) };
+        let state = body.as_ref().and_then(|body| body.file.as_ref());
+        let pending = state.map_or(0, FileState::pending_writes);
+        if pending >= PENDING_MAX && !flags.contains(IoFlags::NOWAIT) {
+            drop(body);
+            // What is lost by it is for whoever syncs.
+            drop(filesystem.write_back_one(writer, entry));
+            body = Some(entry.body());
+        } else if pending >= PENDING_KICK && pending.is_multiple_of(PENDING_LOOK) {
+            writer.signal.want_merge(entry);
+        }
+        let inode = filesystem.facts(entry)?;
+        Filesystem::may_write(&inode)?;
+        let may_share = match privileges {
+            Privileges::Keep => true,
+            Privileges::Strip => entry.has_no_privileges(),
+        };
+        let Some(body) = body
+            .filter(|_| may_share && switches.nosec && !inode.flags.contains(InodeFlags::APPEND))
+        else {
+            return Ok(Some(Way::Alone));
+        };
+        let Some(state) = &body.file else { return Ok(Some(Way::Alone)) };
+        let range = offset..offset + length(buffer.len());
+        let Some(write) = state.begin_direct_write(&range, &mut self.core.room())? else {
+            return Ok(Some(Way::Alone));
+        };
+        let needs_stable = write.wants_digests() || self.core.has_copies(write.logical());
+        if needs_stable && !is_stable && switches.direct_stability == DirectStability::Buffered {
+            write.fail(file.source());
+            return Ok(Some(Way::Cached));
+        }
+        let is_aligned = buffer.as_ptr().addr().is_multiple_of(ALIGN);
+        let is_fit = is_aligned && (is_stable || !needs_stable);
+        let carry = if is_fit { Carry::ZeroCopy } else { Carry::Bounce };
+        if file.times == Times::Now {
+            let now = writer.clock.now();
+            entry.update(|inode| {
+                (inode.mtime, inode.ctime) = (now, now);
+                inode.sequence = inode.sequence.wrapping_add(1);
+            });
+            body.is_stamp_due.store(true, Ordering::Release);
+        }
+        if !entry.is_listed() {
+            writer.mark_dirty(entry);
+            writer.signal.changed();
+        }
+        Ok(Some(Way::InFlight(write, carry)))
+    }
+}
+
+/// A lock that would have to be waited for.
+struct Busy;
+
+/// The inode shared, or at once or not at all.
+fn shared(
+    entry: Option<&std::sync::Arc<InodeEntry>>,
+    flags: IoFlags,
+) -> Result<Option<RwLockReadGuard<'_, Body>>, Busy> {
+    let Some(entry) = entry else { return Ok(None) };
+    if !flags.contains(IoFlags::NOWAIT) {
+        return Ok(Some(entry.body()));
+    }
+    entry.try_body().map(Some).ok_or(Busy)
+}
+
+fn is_whole(offset: u64, bytes: usize) -> bool {
+    bytes > 0 && bytes.is_multiple_of(SECTOR) && offset.is_multiple_of(length(SECTOR))
+}

@@ -1,0 +1,56 @@
+//! One request of a queue, and the blocking calls that serve what no shorter way does.
+
+use super::{Done, IoFlags, SyncKind};
+use crate::{File, Privileges, Result};
+use butternut_sys::buffer::Buffer;
+
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) file: File,
+    pub(super) tag: u64,
+    pub(super) buffer: Buffer,
+    pub(super) operation: Operation,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Operation {
+    Read { offset: u64 },
+    Write { offset: u64, flags: IoFlags, privileges: Privileges },
+    Sync(SyncKind),
+}
+
+impl Request {
+    /// Carries the request out, however long that takes.
+    pub(super) fn run(self) -> Done {
+        let Self { file, tag, mut buffer, operation } = self;
+        let result = match operation {
+            Operation::Read { offset } => file.read_at(offset, &mut buffer),
+            Operation::Write { offset, flags, privileges } => {
+                write(&file, offset, &buffer, flags, privileges)
+            }
+            Operation::Sync(SyncKind::Data) => file.sync_data().map(|()| 0),
+            Operation::Sync(SyncKind::All) => file.sync_all().map(|()| 0),
+        };
+        Done { tag, buffer, result }
+    }
+}
+
+fn write(
+    file: &File,
+    offset: u64,
+    bytes: &[u8],
+    flags: IoFlags,
+    privileges: Privileges,
+) -> Result<usize> {
+    let written = if flags.contains(IoFlags::APPEND) {
+        file.append(bytes, privileges)?.1
+    } else if flags.contains(IoFlags::DIRECT) {
+        file.write_direct(offset, bytes, privileges)?
+    } else {
+        file.write_as(offset, bytes, privileges)?
+    };
+    if flags.contains(IoFlags::DSYNC) {
+        file.sync_data()?;
+    }
+    Ok(written)
+}

@@ -1,0 +1,326 @@
+//! Queues: direct requests in flight, beside every other way to a file.
+
+#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+
+use butternut::device::{Device, FileDevice, OpenDevice};
+use butternut::{
+    Buffer, Done, File, Filesystem, IoFlags, LaneCounts, MountOptions, NewInode, Queue,
+    QueueOptions, SyncKind,
+};
+use butternut_mkfs::MkfsOptions;
+use std::sync::Arc;
+use std::time::Duration;
+use tempfile::NamedTempFile;
+
+const BLOCK: usize = 4096;
+
+/// A volume in a file, which a ring reaches.
+struct FileVolume {
+    image: NamedTempFile,
+}
+
+impl FileVolume {
+    fn new() -> Self {
+        let image = NamedTempFile::new_in("/dev/shm").unwrap();
+        image.as_file().set_len(1 << 30).unwrap();
+        let how = OpenDevice { writable: true, ..OpenDevice::default() };
+        let device = FileDevice::open(image.path(), &how).unwrap();
+        butternut_mkfs::make(&device, &MkfsOptions::default()).unwrap();
+        Self { image }
+    }
+
+    fn open(&self) -> Filesystem {
+        let options = MountOptions { read_only: false, ..MountOptions::default() };
+        Filesystem::open(&[self.image.path().into()], &options).unwrap()
+    }
+
+    fn reopened(&self, name: &str) -> File {
+        let options = MountOptions::default();
+        let fs = Filesystem::open(&[self.image.path().into()], &options).unwrap();
+        fs.open_file(fs.lookup(fs.root(), name.as_bytes()).unwrap()).unwrap()
+    }
+
+    fn check(&self) {
+        let how = OpenDevice::default();
+        let device: Arc<dyn Device> = Arc::new(FileDevice::open(self.image.path(), &how).unwrap());
+        let options = butternut_check::CheckOptions { check_data_csum: true, ..Default::default() };
+        let report = butternut_check::check(vec![device], &options).unwrap();
+        let found: Vec<String> = report.findings.iter().map(ToString::to_string).collect();
+        assert!(found.is_empty(), "{}", found.join("\n"));
+    }
+}
+
+fn made(fs: &Filesystem, name: &str, bytes: &[u8]) -> File {
+    let id = fs.create(fs.root(), name.as_bytes(), &NewInode::new(0o644)).unwrap();
+    let file = fs.open_file(id).unwrap();
+    assert_eq!(file.write_at(0, bytes).unwrap(), bytes.len());
+    file
+}
+
+/// Bytes that tell where they are from.
+fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
+    let mut state = seed | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    (0..bytes.div_ceil(8)).flat_map(|_| next().to_le_bytes()).take(bytes).collect()
+}
+
+fn owned(queue: &Queue, bytes: &[u8]) -> Buffer {
+    let mut buffer = queue.buffer(bytes.len()).unwrap();
+    buffer.copy_from_slice(bytes);
+    buffer
+}
+
+fn reap_all(queue: &mut Queue) -> Vec<Done> {
+    let mut done = Vec::new();
+    while queue.outstanding() > 0 {
+        queue.reap(1, None, &mut done);
+    }
+    done
+}
+
+fn read_back(file: &File, offset: u64, bytes: usize) -> Vec<u8> {
+    let mut buf = vec![0; bytes];
+    let read = file.read_at(offset, &mut buf).unwrap();
+    buf.truncate(read);
+    buf
+}
+
+fn since(fs: &Filesystem, before: LaneCounts) -> impl Fn(&str) -> u64 + use<> {
+    let (before, after) = (before.named(), fs.lane_counts().named());
+    move |name: &str| {
+        let at = |counts: &[(&'static str, u64)]| {
+            counts.iter().find(|(known, _)| *known == name).unwrap().1
+        };
+        at(&after) - at(&before)
+    }
+}
+
+#[test]
+fn a_batch_of_neighbours_is_one_device_write_and_every_reader_sees_it() {
+    let volume = FileVolume::new();
+    let fs = volume.open();
+    let mut bytes = pattern(1, 1 << 20);
+    let file = made(&fs, "file", &bytes);
+    fs.sync().unwrap();
+    let mut queue = fs.queue(&QueueOptions::default()).unwrap();
+    let (counts, before) = (fs.lane_counts(), fs.counters());
+    for n in 0..16 {
+        let at = (n * 37 % 256) * BLOCK;
+        let block = pattern(100 + n as u64, BLOCK);
+        bytes[at..at + BLOCK].copy_from_slice(&block);
+        let buffer = owned(&queue, &block);
+        queue.write(&file, at as u64, buffer, IoFlags::DIRECT, n as u64).unwrap();
+    }
+    let done = reap_all(&mut queue);
+    assert!(done.iter().all(|done| matches!(done.result, Ok(BLOCK))), "{done:?}");
+    let mut tags: Vec<u64> = done.iter().map(|done| done.tag).collect();
+    tags.sort_unstable();
+    assert_eq!(tags, (0..16).collect::<Vec<_>>());
+    assert_eq!(fs.counters().device_writes - before.device_writes, 1);
+    let count = since(&fs, counts);
+    assert_eq!((count("dio_write_shared"), count("dio_write_zero_copy")), (16, 16));
+    assert!(read_back(&file, 0, 1 << 20) == bytes);
+    drop((queue, done));
+    fs.sync().unwrap();
+    assert!(read_back(&file, 0, 1 << 20) == bytes);
+    drop(file);
+    fs.close().unwrap();
+    volume.check();
+    assert!(read_back(&volume.reopened("file"), 0, 1 << 20) == bytes);
+}
+
+#[test]
+fn reads_of_one_block_take_the_short_way_once_all_is_in_memory() {
+    let volume = FileVolume::new();
+    let fs = volume.open();
+    let bytes = pattern(2, 1 << 20);
+    let file = made(&fs, "file", &bytes);
+    fs.sync().unwrap();
+    let mut queue = fs.queue(&QueueOptions::default()).unwrap();
+    let counts = fs.lane_counts();
+    for round in 0..3 {
+        for n in 0..64_usize {
+            let at = (n * 89 % 256) * BLOCK;
+            let buffer = queue.buffer(BLOCK).unwrap();
+            queue.read(&file, at as u64, buffer, IoFlags::DIRECT, at as u64).unwrap();
+        }
+        for done in reap_all(&mut queue) {
+            let at = usize::try_from(done.tag).unwrap();
+            assert_eq!(done.result.unwrap(), BLOCK);
+            assert!(done.buffer[..] == bytes[at..at + BLOCK], "round {round}, byte {at}");
+        }
+    }
+    let count = since(&fs, counts);
+    assert!(count("dio_read_simple") >= 128, "{:?}", fs.lane_counts());
+}
+
+#[test]
+fn the_end_of_a_file_and_what_is_not_aligned_are_served_rightly() {
+    let volume = FileVolume::new();
+    let fs = volume.open();
+    let bytes = pattern(3, 10_000);
+    let file = made(&fs, "file", &bytes);
+    let mut queue = fs.queue(&QueueOptions::default()).unwrap();
+    let mut read = |offset: u64, bytes: usize| {
+        let buffer = queue.buffer(bytes).unwrap();
+        queue.read(&file, offset, buffer, IoFlags::DIRECT, 0).unwrap();
+        let done = reap_all(&mut queue).pop().unwrap();
+        let read = done.result.unwrap();
+        done.buffer[..read].to_vec()
+    };
+    assert!(read(0, 16384) == bytes, "dirty in memory");
+    fs.sync().unwrap();
+    assert!(read(0, 16384) == bytes);
+    assert!(read(8192, 4096) == bytes[8192..]);
+    assert!(read(1000, 3000) == bytes[1000..4000]);
+    assert!(read(12288, 4096).is_empty() && read(1 << 40, 4096).is_empty());
+    let (more, odd) = (pattern(4, 4096), pattern(5, 777));
+    let mut write = |offset: u64, bytes: &[u8]| {
+        let buffer = owned(&queue, bytes);
+        queue.write(&file, offset, buffer, IoFlags::DIRECT, 0).unwrap();
+        assert_eq!(reap_all(&mut queue).pop().unwrap().result.unwrap(), bytes.len());
+    };
+    write(20_480, &more);
+    write(3, &odd);
+    assert_eq!(file.size(), 24_576);
+    let mut want = bytes;
+    want.resize(24_576, 0);
+    want[20_480..].copy_from_slice(&more);
+    want[3..780].copy_from_slice(&odd);
+    assert!(read_back(&file, 0, 30_000) == want);
+    drop((file, queue));
+    fs.close().unwrap();
+    volume.check();
+    assert!(read_back(&volume.reopened("file"), 0, 30_000) == want);
+}
+
+#[test]
+fn others_get_on_though_a_queue_is_never_reaped() {
+    let volume = FileVolume::new();
+    let fs = volume.open();
+    let file = made(&fs, "file", &pattern(6, 1 << 20));
+    let other = made(&fs, "other", &pattern(7, 1 << 20));
+    fs.sync().unwrap();
+    let mut queue = fs.queue(&QueueOptions::default()).unwrap();
+    for n in 0..8_u64 {
+        for file in [&file, &other] {
+            let buffer = owned(&queue, &pattern(n, BLOCK));
+            queue.write(file, n * 8192, buffer, IoFlags::DIRECT, n).unwrap();
+            let buffer = queue.buffer(BLOCK).unwrap();
+            queue.read(file, n * 8192 + 4096, buffer, IoFlags::DIRECT, n).unwrap();
+        }
+        if n == 3 {
+            // Some are with the kernel, the rest with nobody.
+            queue.submit();
+        }
+    }
+    std::thread::scope(|scope| {
+        let truncates = scope.spawn(|| file.truncate(5000).unwrap());
+        let syncs = scope.spawn(|| other.sync_all().unwrap());
+        let commits = scope.spawn(|| fs.sync().unwrap());
+        for thread in [truncates, syncs, commits] {
+            thread.join().unwrap();
+        }
+    });
+    assert_eq!(file.size(), 5000);
+    for n in 0..8_u64 {
+        assert!(read_back(&other, n * 8192, BLOCK) == pattern(n, BLOCK), "write {n}");
+    }
+    let done = reap_all(&mut queue);
+    assert_eq!(done.len(), 32);
+    assert!(done.iter().all(|done| matches!(done.result, Ok(BLOCK))));
+    drop((queue, done, file, other));
+    fs.close().unwrap();
+    volume.check();
+}
+
+#[test]
+fn a_queue_that_is_dropped_carries_everything_out() {
+    let volume = FileVolume::new();
+    let fs = volume.open();
+    let file = made(&fs, "file", &pattern(8, 1 << 20));
+    fs.sync().unwrap();
+    let mut queue = fs.queue(&QueueOptions::default()).unwrap();
+    let block = pattern(9, BLOCK);
+    for n in 0..32 {
+        let flags = IoFlags::DIRECT.with(if n == 31 { IoFlags::DSYNC } else { IoFlags::DIRECT });
+        queue.write(&file, n * 8192, owned(&queue, &block), flags, n).unwrap();
+    }
+    drop(queue);
+    for n in 0..32 {
+        assert!(read_back(&file, n * 8192, BLOCK) == block);
+    }
+    drop(file);
+    fs.close().unwrap();
+    volume.check();
+}
+
+#[test]
+fn a_full_queue_refuses_and_gives_the_buffer_back() {
+    let volume = FileVolume::new();
+    let fs = volume.open();
+    let file = made(&fs, "file", &pattern(8, 1 << 20));
+    fs.sync().unwrap();
+    let mut queue = fs.queue(&QueueOptions { depth: 2, ..QueueOptions::default() }).unwrap();
+    for n in 0..2 {
+        queue.read(&file, n * 4096, queue.buffer(BLOCK).unwrap(), IoFlags::DIRECT, n).unwrap();
+    }
+    let buffer = queue.buffer(BLOCK).unwrap();
+    let refused = queue.read(&file, 0, buffer, IoFlags::DIRECT, 3).unwrap_err();
+    assert_eq!((refused.buffer.len(), refused.error.errno()), (BLOCK, 11));
+    let mut done = Vec::new();
+    assert!(queue.reap(2, Some(Duration::from_mins(1)), &mut done) == 2);
+    queue.sync(&file, SyncKind::Data, 4).unwrap();
+    assert_eq!(reap_all(&mut queue)[0].tag, 4);
+}
+
+#[test]
+fn many_threads_write_one_file_at_once_while_others_change_it() {
+    let volume = FileVolume::new();
+    let fs = volume.open();
+    let file = made(&fs, "file", &vec![0; 8 << 20]);
+    fs.sync().unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..4_u64 {
+            let (fs, file) = (&fs, &file);
+            scope.spawn(move || {
+                let mut queue = fs.queue(&QueueOptions::default()).unwrap();
+                let mut done = Vec::new();
+                // Each thread has every fourth block.
+                for n in 0..2000_u64 {
+                    let block = (n * 7919 % 512) * 4 + thread;
+                    let mut buffer = queue.buffer(BLOCK).unwrap();
+                    buffer.fill(u8::try_from(n % 251).unwrap());
+                    buffer[..8].copy_from_slice(&block.to_le_bytes());
+                    let at = block * 4096;
+                    queue.write(file, at, buffer, IoFlags::DIRECT, n).unwrap();
+                    if queue.outstanding() == 16 {
+                        queue.reap(16, None, &mut done);
+                        assert!(done.drain(..).all(|done| done.result.is_ok()));
+                    }
+                }
+            });
+        }
+        scope.spawn(|| {
+            for n in 0..50_u64 {
+                file.write_at((8 << 20) + n, b"x").unwrap();
+                if n % 10 == 0 {
+                    fs.sync().unwrap();
+                }
+            }
+        });
+    });
+    let bytes = read_back(&file, 0, 8 << 20);
+    for (block, bytes) in bytes.chunks(BLOCK).enumerate() {
+        assert_eq!(bytes[..8], (block as u64).to_le_bytes(), "block {block}");
+        assert!(bytes[8..].iter().all(|byte| *byte == bytes[8]), "block {block} is torn");
+    }
+    drop(file);
+    fs.close().unwrap();
+    volume.check();
+}
