@@ -189,9 +189,10 @@ impl PageCache {
         self.0.flushers.wait(at_most)
     }
 
-    /// For a flusher: what to write now. It asks again when it has done that.
+    /// For a flusher: what to write now. It asks again when it has done that, and waits where it
+    /// found nothing of it that it could write.
     pub fn orders(&self) -> Option<Orders> {
-        self.0.flushers.orders(self.0.counters.dirty.now(), &self.0.limits.dirty)
+        self.0.flushers.orders(|| self.0.counters.dirty.now(), &self.0.limits.dirty)
     }
 
     /// There is work for a flusher.

@@ -132,32 +132,32 @@ impl Flushers {
         self.rung.notify_all();
     }
 
-    /// What is to be done, most urgent first; `None`: nothing.
-    pub(crate) fn orders(&self, dirty_pages: usize, limits: &DirtyLimits) -> Option<Orders> {
+    /// What is to be done, most urgent first; `None`: nothing. The pages that are dirty are counted
+    /// behind what was asked for is taken, so that nobody's are forgotten (law 1).
+    pub(crate) fn orders(
+        &self,
+        dirty_pages: impl Fn() -> usize,
+        limits: &DirtyLimits,
+    ) -> Option<Orders> {
         let pages_of = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX) / FRAME_BYTES;
         let background = pages_of(limits.background_bytes);
-        if dirty_pages == 0 {
-            self.uncached_pages.store(0, Ordering::SeqCst);
-            self.pressed_pages.store(0, Ordering::SeqCst);
-            self.bell().files.clear();
-            return None;
-        }
         let order = |pages, reason| Some(Orders { pages, reason, file: None });
-        if dirty_pages >= pages_of(limits.hard_bytes) {
-            return order(dirty_pages - background, Reason::HardLimit);
+        let dirty = dirty_pages();
+        if dirty > background && dirty >= pages_of(limits.hard_bytes) {
+            return order(dirty - background, Reason::HardLimit);
         }
-        let pressed = self.pressed_pages.swap(0, Ordering::SeqCst);
+        let pressed = self.pressed_pages.swap(0, Ordering::SeqCst).min(dirty_pages());
         if pressed > 0 {
-            return order(pressed.min(dirty_pages), Reason::Pressure);
+            return order(pressed, Reason::Pressure);
         }
-        if dirty_pages > background {
-            return order(dirty_pages - background, Reason::Background);
+        if dirty > background {
+            return order(dirty - background, Reason::Background);
         }
         if let Some((file, pages)) = self.bell().files.pop_front() {
             return Some(Orders { pages, reason: Reason::Uncached, file: Some(file) });
         }
-        let uncached = self.uncached_pages.swap(0, Ordering::SeqCst);
-        if uncached > 0 { order(uncached.min(dirty_pages), Reason::Uncached) } else { None }
+        let uncached = self.uncached_pages.swap(0, Ordering::SeqCst).min(dirty_pages());
+        if uncached > 0 { order(uncached, Reason::Uncached) } else { None }
     }
 
     /// Kicks that woke somebody.

@@ -1,0 +1,31 @@
+//! A full cache does its work in the memory that it has.
+
+use crate::{bring, cache, key, mark};
+use butternut_pages::{Finding, Stay};
+use butternut_sys::allocations::allocations_of;
+
+#[test]
+fn a_hit_allocates_nothing() {
+    let cache = cache(64);
+    let file = cache.file(key(1));
+    bring(&cache, &file, 0..32, 1);
+    let mut buf = vec![0; 32 * 4096];
+    let (allocations, read) = allocations_of(|| file.read(0, &mut buf, Finding::CACHED));
+    assert_eq!((allocations, read), (0, buf.len()));
+}
+
+#[test]
+fn pages_that_come_and_go_in_a_full_cache_allocate_next_to_nothing() {
+    let cache = cache(1024);
+    let file = cache.file(key(1));
+    bring(&cache, &file, 0..4096, 1);
+    let (allocations, ()) = allocations_of(|| {
+        for page in 4096..8192 {
+            let claimed = file.claim(&(page..page + 1)).unwrap();
+            let frame = cache.frame().unwrap();
+            claimed.complete([frame], Stay::Cached);
+        }
+    });
+    assert!(mark(&file, 8191).is_some());
+    assert!(allocations < 4096 / 20, "{allocations} allocations for 4096 pages");
+}

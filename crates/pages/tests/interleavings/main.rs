@@ -1,0 +1,157 @@
+//! The page cache under every order of threads that chance finds: its own sources, compiled with
+//! locks and atomics that a scheduler controls. A lock that is never given back, a wake-up that is
+//! lost, a stale page: each fails, and says which order of steps led there.
+
+#![allow(
+    dead_code,
+    unreachable_pub,
+    unused_imports,
+    clippy::unwrap_used,
+    reason = "the sources are those of the library, of which a test uses a part; it stops at the \
+              first surprise"
+)]
+
+#[path = "../../src/cache.rs"]
+mod cache;
+#[path = "../../src/change.rs"]
+mod change;
+#[path = "../../src/chunk.rs"]
+mod chunk;
+#[path = "../../src/counters.rs"]
+mod counters;
+#[path = "../../src/dirty.rs"]
+mod dirty;
+#[path = "../../src/file_pages.rs"]
+mod file_pages;
+#[path = "../../src/fill.rs"]
+mod fill;
+#[path = "../../src/filling.rs"]
+mod filling;
+#[path = "../../src/flusher.rs"]
+mod flusher;
+#[path = "../../src/ghosts.rs"]
+mod ghosts;
+#[path = "../../src/index.rs"]
+mod index;
+#[path = "../../src/replacement.rs"]
+mod replacement;
+#[path = "../../src/tag.rs"]
+mod tag;
+#[path = "../../src/throttle.rs"]
+mod throttle;
+#[path = "../../src/turn.rs"]
+mod turn;
+#[path = "../../src/writeback.rs"]
+mod writeback;
+
+/// In the place of the library's `sync`.
+mod sync {
+    pub(crate) use shuttle::sync::atomic;
+    pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
+    pub(crate) use shuttle::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+}
+
+mod flushers;
+mod races;
+
+pub use cache::{CacheLimits, FileKey, PageCache};
+pub use change::Change;
+pub use chunk::PageState;
+pub use file_pages::{FilePages, Finding};
+pub use flusher::UncachedFlush;
+pub use index::{Landing, Patched, Stay};
+pub use tag::{Tag, Tags};
+
+use butternut_sys::frames::Frame;
+use counters::Reason;
+use shuttle::sync::Mutex;
+use std::sync::Arc;
+
+pub const TAG: Tag = Tag::ALL[0];
+pub const KEY: FileKey = FileKey { tree: 5, ino: 257 };
+
+/// A cache, a file in it, and the disk beneath: one byte a page.
+#[derive(Clone, Debug)]
+pub struct World {
+    pub cache: PageCache,
+    pub disk: Arc<Mutex<Vec<u8>>>,
+}
+
+impl World {
+    pub fn new(cache_pages: usize, disk: &[u8]) -> Self {
+        let cache = PageCache::new(CacheLimits::of(cache_pages * 4096));
+        Self { cache, disk: Arc::new(Mutex::new(disk.to_vec())) }
+    }
+
+    pub fn file(&self) -> FilePages {
+        self.cache.file(KEY)
+    }
+
+    pub fn frame(&self, mark: u8) -> Frame {
+        let mut frame = self.cache.frame().expect("the test is small");
+        frame.bytes_mut().expect("a new frame has one user").fill(mark);
+        frame
+    }
+
+    pub fn on_disk(&self, page: u64) -> u8 {
+        self.disk.lock().unwrap()[usize::try_from(page).unwrap()]
+    }
+
+    pub fn write(&self, file: &FilePages, page: u64, mark: u8, stay: Stay) {
+        let frame = self.frame(mark);
+        file.change().put(page, frame, TAG, stay);
+    }
+
+    /// A page as a reader sees it: from the cache, or brought there from the disk.
+    pub fn read(&self, file: &FilePages, page: u64) -> u8 {
+        let mut buf = [0; 4096];
+        loop {
+            if file.read(page * 4096, &mut buf, Finding::CACHED) == buf.len() {
+                assert!(buf.iter().all(|byte| *byte == buf[0]), "a page is of one write");
+                return buf[0];
+            }
+            let Some(claimed) = file.claim(&(page..page + 1)) else {
+                file.wait_for_fills(&(page..page + 1));
+                continue;
+            };
+            let mark = self.on_disk(page);
+            claimed.complete([self.frame(mark)], Stay::Cached);
+            return mark;
+        }
+    }
+
+    /// Brings down what is dirty in the file; once.
+    pub fn flush(&self, file: &FilePages) -> usize {
+        let runs = file.begin_writeback(&(0..100), 100, Tags::ALL, Reason::Sync);
+        let mut pages = 0;
+        for run in runs {
+            for (page, frame) in run.pages().zip(run.frames()) {
+                self.disk.lock().unwrap()[usize::try_from(page).unwrap()] = frame[0];
+                assert!(
+                    frame.iter().all(|byte| *byte == frame[0]),
+                    "bytes on their way are stable"
+                );
+                pages += 1;
+            }
+            run.end(Landing::Written);
+        }
+        pages
+    }
+
+    /// Nothing is in use any more, and the counts say so.
+    pub fn check_rest(&self) {
+        let counters = self.cache.counters();
+        assert_eq!((counters.dirty_pages, counters.written_pages), (0, 0));
+        let file = self.file();
+        file.change().check();
+        assert_eq!(file.pages(), counters.cached_pages);
+        file.invalidate(&(0..u64::MAX));
+        assert_eq!(self.cache.counters().cached_pages, 0);
+    }
+}
+
+/// Under so many orders, found at random and by few preemptions.
+pub fn explore(rounds: usize, test: impl Fn() + Send + Sync + Clone + 'static) {
+    shuttle::check_random(test.clone(), rounds);
+    shuttle::check_pct(test, rounds, 3);
+}
