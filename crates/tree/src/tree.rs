@@ -136,6 +136,7 @@ pub(crate) fn covering_slot(block: &Block, key: &Key) -> Option<usize> {
 }
 
 /// What the block in a slot of an inner node must be; `None` for a leaf, or a slot it has not.
+#[inline]
 pub(crate) fn child(parent: &Block, slot: usize, tree: TreeId) -> Option<Expected> {
     let (child, level) = parent.child(slot).zip(parent.level().checked_sub(1))?;
     Some(Expected {
