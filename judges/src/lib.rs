@@ -8,6 +8,7 @@
 pub mod command;
 pub mod compare;
 pub mod crash_image;
+pub mod fio;
 pub mod fuse_mount;
 pub mod image;
 pub mod kept;

@@ -1,0 +1,107 @@
+//! fio with the engine that `make fio` builds, over a fresh volume in an image; the kernel then
+//! looks at what it left.
+
+use crate::kernel_mount::{KernelMount, MountHow};
+use crate::tool;
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+const BYTES: u64 = 2 << 30;
+
+/// The engine, where it is built: `BUTTERNUT_FIO_ENGINE`, or beside this test.
+pub fn engine() -> Option<PathBuf> {
+    if let Some(path) = std::env::var_os("BUTTERNUT_FIO_ENGINE") {
+        return Some(path.into());
+    }
+    let test = std::env::current_exe().ok()?;
+    let engine = test.ancestors().nth(3)?.join("release/libbutternut_fio.so");
+    engine.exists().then_some(engine)
+}
+
+/// The fio that the engine is for: `BUTTERNUT_FIO`, or the one that is installed.
+fn program() -> OsString {
+    std::env::var_os("BUTTERNUT_FIO").unwrap_or_else(|| "fio".into())
+}
+
+/// A volume in an image, open for nobody but the jobs that run.
+#[derive(Debug)]
+pub struct FioVolume {
+    image: PathBuf,
+    dir: tempfile::TempDir,
+}
+
+impl FioVolume {
+    /// Made by `mkfs.btrfs` with these options.
+    pub fn new(mkfs: &str) -> Result<Self> {
+        let dir = tempfile::Builder::new().prefix("butternut-judge-fio-").tempdir()?;
+        let image = dir.path().join("fio.img");
+        std::fs::File::create(&image)?.set_len(BYTES)?;
+        tool::run("mkfs.btrfs", &tool::words_and_path(&format!("-q -K {mkfs}"), &image))?;
+        Ok(Self { image, dir })
+    }
+
+    /// fio on the volume, through the engine: `--name=value` words.
+    fn command(&self, words: &str) -> Result<Command> {
+        let engine = engine().context("the engine is not built (make fio)")?;
+        let mut command = Command::new(program());
+        command.current_dir(self.dir.path()).arg("--output-format=json");
+        // The engine's options stand after the engine.
+        command.arg("--name=job").arg(prefixed("--ioengine=external:", &engine));
+        command.arg(prefixed("--volume=", &self.image)).arg("--verify_state_save=0");
+        command.args(words.split_whitespace());
+        Ok(command)
+    }
+
+    pub fn output(&self, words: &str) -> Result<Output> {
+        self.command(words)?.output().context("fio")
+    }
+
+    /// Runs a job of threads, which must succeed, and gives what fio says of the first.
+    pub fn run(&self, words: &str) -> Result<Value> {
+        let output = self.output(&format!("--thread=1 {words}"))?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        ensure!(
+            output.status.success(),
+            "fio {words}: {}\n{said}\n{}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+        let json = said.find('{').context("fio printed no JSON")?;
+        let value: Value = serde_json::from_str(&said[json..])?;
+        Ok(value["jobs"][0].clone())
+    }
+
+    /// Starts a job of threads; the caller waits for it, or kills it.
+    pub fn start(&self, words: &str) -> Result<Child> {
+        let mut command = self.command(&format!("--thread=1 {words}"))?;
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        command.spawn().context("fio")
+    }
+
+    /// What btrfs-progs says of the volume, and the kernel's view of it.
+    pub fn judged(&self) -> Result<KernelMount> {
+        tool::run("btrfs", &tool::words_and_path("check --check-data-csum", &self.image))?;
+        let how = MountHow { read_only: true, ..MountHow::default() };
+        KernelMount::new(std::slice::from_ref(&self.image), &how)
+    }
+}
+
+/// fio reads a file on the kernel's mount, and finds in each block the checksum that the job put
+/// there which wrote it.
+pub fn verify_with_kernel(file: &Path, block_bytes: u64) -> Result<()> {
+    let mut args: Vec<OsString> = vec!["--name=job".into(), "--ioengine=psync".into()];
+    args.push(prefixed("--filename=", file));
+    let words = "--rw=read --verify=crc32c --verify_state_save=0 --thread=1 --readonly";
+    args.extend(words.split_whitespace().map(Into::into));
+    args.push(format!("--bs={block_bytes}").into());
+    tool::run("fio", &args).map(drop)
+}
+
+fn prefixed(option: &str, path: &Path) -> OsString {
+    let mut word = OsString::from(option);
+    word.push(path);
+    word
+}

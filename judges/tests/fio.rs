@@ -1,0 +1,226 @@
+//! fio over the engine: what its verify says, what the kernel sees afterwards, what is refused.
+//!
+//! Without the engine (`make fio`, which needs fio's source) these tests are left out.
+
+use anyhow::{Context, Result, ensure};
+use butternut_judges::fio::{FioVolume, engine, verify_with_kernel};
+use butternut_judges::{tool, trial};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::ExitCode;
+use std::thread::sleep;
+use std::time::Duration;
+
+const MODES: [&str; 3] = ["direct", "buffered", "uncached"];
+const BUFFERS: [&str; 2] = ["borrowed", "owned"];
+
+fn main() -> ExitCode {
+    let mut tests: Vec<(String, Test)> = Vec::new();
+    for mode in MODES {
+        for buffers in BUFFERS {
+            let run = move || every_block_verifies(mode, buffers);
+            tests.push((format!("every_block_verifies::{mode}::{buffers}"), Box::new(run)));
+        }
+    }
+    let named: [(&str, fn() -> Result<()>); 10] = [
+        ("threads_share_a_volume", threads_share_a_volume),
+        ("processes_are_refused", processes_are_refused),
+        ("a_second_fio_is_refused", a_second_fio_is_refused),
+        ("a_missing_file_is_made_and_grown", a_missing_file_is_made_and_grown),
+        ("space_is_set_aside_as_fallocate_says", space_is_set_aside_as_fallocate_says),
+        ("trimmed_blocks_are_holes", trimmed_blocks_are_holes),
+        ("every_sync_option_is_honoured", every_sync_option_is_honoured),
+        ("files_written_in_place_are_marked", files_written_in_place_are_marked),
+        ("what_was_synced_survives_a_kill", what_was_synced_survives_a_kill),
+        ("options_that_make_no_sense_are_refused", options_that_make_no_sense_are_refused),
+    ];
+    tests.extend(named.map(|(name, run)| -> (String, Test) { (name.into(), Box::new(run)) }));
+    let is_left_out = trial::is_without_kernel() || engine().is_none();
+    let trials = tests
+        .into_iter()
+        .map(|(name, run)| trial::trial(&name, run).with_ignored_flag(is_left_out));
+    trial::run(trials.collect())
+}
+
+type Test = Box<dyn FnOnce() -> Result<()> + Send>;
+
+/// Blocks of several sizes, at odd places too where the lane allows it, read back by fio through
+/// the same lane, and by the kernel.
+fn every_block_verifies(mode: &str, buffers: &str) -> Result<()> {
+    let volume = FioVolume::new("")?;
+    let lane = format!("--mode={mode} --buffers={buffers} --iodepth=32 --verify=crc32c");
+    for (file, words) in [
+        ("random", "--rw=randwrite --bs=4k --size=16M --overwrite=1"),
+        ("again", "--rw=randwrite --bs=4k --size=4M --loops=3"),
+        ("long", "--rw=write --bs=1M --size=64M --end_fsync=1"),
+        ("mixed", "--rw=randwrite --bsrange=4k-64k --size=16M --fsync=50"),
+        ("read-too", "--rw=randrw --bs=8k --size=16M --fdatasync=40"),
+    ] {
+        volume.run(&format!("--filename={file} {words} {lane}"))?;
+    }
+    if mode != "direct" {
+        volume.run(&format!("--filename=odd --rw=randwrite --bs=3k --size=6M {lane}"))?;
+    }
+    let kernel = volume.judged()?;
+    verify_with_kernel(&kernel.root().join("random"), 4096)?;
+    verify_with_kernel(&kernel.root().join("again"), 4096)?;
+    verify_with_kernel(&kernel.root().join("long"), 1 << 20)?;
+    if mode != "direct" {
+        verify_with_kernel(&kernel.root().join("odd"), 3072)?;
+    }
+    Ok(())
+}
+
+fn threads_share_a_volume() -> Result<()> {
+    let volume = FioVolume::new("")?;
+    let own = "--numjobs=4 --filename_format=dir/$jobname.$jobnum --rw=randwrite --bs=4k --size=4M \
+               --iodepth=8 --verify=crc32c --direct=1 --group_reporting";
+    let job = volume.run(own)?;
+    ensure!(job["write"]["io_bytes"] == 16 << 20, "{job}");
+    let one = "--numjobs=4 --filename=one --rw=randread --bs=4k --size=8M --iodepth=8 --direct=1";
+    volume.run(one)?;
+    let kernel = volume.judged()?;
+    for number in 0..4 {
+        verify_with_kernel(&kernel.root().join(format!("dir/job.{number}")), 4096)?;
+    }
+    ensure!(fs::metadata(kernel.root().join("one"))?.len() == 8 << 20, "the size of one");
+    Ok(())
+}
+
+fn processes_are_refused() -> Result<()> {
+    refused("--rw=read --size=1M --numjobs=2", "cannot share an open volume (set thread=1)")
+}
+
+fn options_that_make_no_sense_are_refused() -> Result<()> {
+    let threads = "--rw=write --size=1M --thread=1";
+    refused(&format!("{threads} --switches=warp=on"), "want KEY=VALUE with KEY one of")?;
+    refused(&format!("{threads} --subvolume=nowhere"), "nowhere")?;
+    refused(&format!("{threads} --volume=/no/such/device"), "/no/such/device")?;
+    refused(&format!("{threads} --rw=read --allow_file_create=0"), "allow_file_create=0")
+}
+
+/// fio ends with an error and says why; the volume is as it was.
+fn refused(words: &str, why: &str) -> Result<()> {
+    let volume = FioVolume::new("")?;
+    let output = volume.output(words)?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(!output.status.success(), "fio {words} succeeded");
+    ensure!(said.contains("butternut: ") && said.contains(why), "fio {words}: {said}");
+    let kernel = volume.judged()?;
+    ensure!(fs::read_dir(kernel.root())?.next().is_none(), "something was made");
+    Ok(())
+}
+
+fn a_second_fio_is_refused() -> Result<()> {
+    let volume = FioVolume::new("")?;
+    let long = "--filename=a --rw=randwrite --bs=4k --size=4M --time_based --runtime=30";
+    let mut first = volume.start(long)?;
+    sleep(Duration::from_secs(2));
+    let second = volume.output("--thread=1 --filename=b --rw=write --size=1M");
+    first.kill()?;
+    first.wait()?;
+    let second = second?;
+    let said = String::from_utf8_lossy(&second.stderr);
+    ensure!(!second.status.success() && said.contains("butternut: open"), "{said}");
+    Ok(())
+}
+
+fn a_missing_file_is_made_and_grown() -> Result<()> {
+    let volume = FioVolume::new("")?;
+    volume.run("--filename=/a/b/read --rw=randread --bs=4k --size=8M --io_size=1M")?;
+    volume.run("--filename=a/written --rw=randwrite --bs=4k --size=8M --io_size=1M")?;
+    volume.run("--filename=a/part --rw=write --bs=4k --size=8M --io_size=1M --fallocate=none")?;
+    let grown = "--filename=a/b/read --rw=randread --bs=4k --size=12M --io_size=1M";
+    volume.run(grown)?;
+    let kernel = volume.judged()?;
+    let at = |path: &str| kernel.root().join(path);
+    ensure!(fs::metadata(at("a/written"))?.len() == 8 << 20, "what is written has its size");
+    ensure!(fs::metadata(at("a/part"))?.len() == 1 << 20, "nothing is set aside unasked");
+    let laid_out = fs::read(at("a/b/read"))?;
+    ensure!(laid_out.len() == 12 << 20, "{} bytes to read", laid_out.len());
+    let is_zero = |block: &[u8]| block.iter().all(|byte| *byte == 0);
+    ensure!(!laid_out.chunks(4096).any(is_zero), "what is read is no hole");
+    Ok(())
+}
+
+fn space_is_set_aside_as_fallocate_says() -> Result<()> {
+    let volume = FioVolume::new("")?;
+    let make = "--rw=randwrite --bs=4k --size=8M --io_size=4k";
+    for how in ["native", "keep", "truncate", "none"] {
+        volume.run(&format!("--filename={how} --fallocate={how} {make}"))?;
+    }
+    let kernel = volume.judged()?;
+    let blocks =
+        |how: &str| -> Result<u64> { Ok(fs::metadata(kernel.root().join(how))?.blocks() * 512) };
+    for (how, want) in [("native", 8 << 20), ("keep", 8 << 20), ("truncate", 4096), ("none", 4096)]
+    {
+        ensure!(blocks(how)? == want, "{how}: {} bytes", blocks(how)?);
+    }
+    Ok(())
+}
+
+fn trimmed_blocks_are_holes() -> Result<()> {
+    let volume = FioVolume::new("")?;
+    volume.run("--filename=f --rw=write --bs=1M --size=8M --end_fsync=1")?;
+    volume.run("--filename=f --rw=trim --bs=64k --size=4M")?;
+    let kernel = volume.judged()?;
+    let file = kernel.root().join("f");
+    ensure!(fs::metadata(&file)?.blocks() * 512 == 4 << 20, "half of it is given back");
+    let bytes = fs::read(&file)?;
+    ensure!(bytes.len() == 8 << 20, "the size stays");
+    ensure!(bytes[..4 << 20].iter().all(|byte| *byte == 0), "what was trimmed reads as zeroes");
+    Ok(())
+}
+
+fn every_sync_option_is_honoured() -> Result<()> {
+    let volume = FioVolume::new("")?;
+    let write = "--filename=f --rw=randwrite --bs=4k --size=256k --iodepth=4";
+    for (words, syncs) in [
+        ("--fsync=8", 8),
+        ("--fdatasync=16", 4),
+        ("--sync_file_range=write:16", 4),
+        ("--end_fsync=1", 1),
+    ] {
+        let job = volume.run(&format!("{write} {words}"))?;
+        let counted = job["sync"]["total_ios"].as_u64().context("no count of syncs")?;
+        // fio does not count the one at the end.
+        ensure!(words == "--end_fsync=1" || counted >= syncs - 1, "{words}: {counted} syncs");
+    }
+    for words in ["--sync=1", "--sync=dsync", "--sync=sync --direct=1"] {
+        volume.run(&format!("{write} {words} --verify=crc32c"))?;
+    }
+    volume.judged().map(drop)
+}
+
+fn files_written_in_place_are_marked() -> Result<()> {
+    let volume = FioVolume::new("")?;
+    volume.run("--filename=d/f --nodatacow=1 --rw=randwrite --bs=4k --size=1M --verify=crc32c")?;
+    let kernel = volume.judged()?;
+    let file = kernel.root().join("d/f");
+    let flags = tool::text("lsattr", &[&file])?;
+    ensure!(flags.split(' ').next().is_some_and(|flags| flags.contains('C')), "{flags}");
+    verify_with_kernel(&file, 4096)
+}
+
+/// The process goes without a word while it writes elsewhere; what it synced is there.
+fn what_was_synced_survives_a_kill() -> Result<()> {
+    for mode in MODES {
+        let volume = FioVolume::new("")?;
+        let write = format!("--mode={mode} --rw=randwrite --bs=4k --size=4M --iodepth=16");
+        let mut child = volume.start(&format!(
+            "--filename=synced {write} --verify=crc32c --do_verify=0 --end_fsync=1 \
+             --name=more --stonewall --filename=more {write} --time_based --runtime=60"
+        ))?;
+        sleep(Duration::from_secs(4));
+        child.kill()?;
+        child.wait()?;
+        let kernel = volume.judged()?;
+        verify_synced(&kernel.root().join("synced"))?;
+    }
+    Ok(())
+}
+
+fn verify_synced(file: &Path) -> Result<()> {
+    verify_with_kernel(file, 4096).context("what was synced before the kill")
+}
