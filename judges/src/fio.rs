@@ -43,15 +43,19 @@ impl FioVolume {
         Ok(Self { image, dir })
     }
 
-    /// fio on the volume, through the engine: `--name=value` words.
-    fn command(&self, words: &str) -> Result<Command> {
+    /// What every job of a line needs that goes through the engine: the engine, and after it its
+    /// options.
+    pub fn engine_words(&self) -> Result<String> {
         let engine = engine().context("the engine is not built (make fio)")?;
+        let (engine, image) = (engine.display(), self.image.display());
+        Ok(format!("--ioengine=external:{engine} --volume={image} --verify_state_save=0"))
+    }
+
+    /// fio on the volume: a job of `--name=value` words.
+    fn command(&self, words: &str) -> Result<Command> {
         let mut command = Command::new(program());
-        command.current_dir(self.dir.path()).arg("--output-format=json");
-        // The engine's options stand after the engine.
-        command.arg("--name=job").arg(prefixed("--ioengine=external:", &engine));
-        command.arg(prefixed("--volume=", &self.image)).arg("--verify_state_save=0");
-        command.args(words.split_whitespace());
+        command.current_dir(self.dir.path()).arg("--output-format=json").arg("--name=job");
+        command.args(self.engine_words()?.split_whitespace()).args(words.split_whitespace());
         Ok(command)
     }
 

@@ -251,7 +251,7 @@ pub unsafe extern "C" fn butternut_queue_add(
             Request::Sync(_) => Memory::None,
             Request::Read { .. } | Request::Write { .. } => {
                 let start = NonNull::new(buffer.cast::<u8>()).ok_or(NULL)?;
-                memory(queue, slot, &request, start, bytes)
+                memory(queue, slot, start, bytes)
             }
         };
         queue.add(slot, reference(file)?, request, memory)
@@ -287,12 +287,6 @@ pub unsafe extern "C" fn butternut_queue_reap(
                 Ok(bytes) => i64::try_from(bytes).unwrap_or(i64::MAX),
                 Err(errno) => -i64::from(errno),
             };
-            if let Some((to, from)) = ended.copy {
-                let bytes = ended.result.unwrap_or(0).min(from.len());
-                // SAFETY: `bytes` bytes of the buffer that the request was added with: the caller's
-                // still, until this call returns, and not ours otherwise.
-                unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), bytes) };
-            }
             // SAFETY: the shim's array has `max` entries.
             let entry = unsafe { done.add(usize::try_from(*count).unwrap_or(0)) };
             *exclusive(entry)? = RawDone { slot: u64::try_from(ended.slot).unwrap_or(0), result };
@@ -308,23 +302,14 @@ pub unsafe extern "C" fn butternut_queue_reap(
 const NULL: FioError = FioError::Shim { what: "a null pointer" };
 
 /// Where a request's bytes are to come from or go to.
-fn memory(
-    queue: &mut Requests,
-    slot: usize,
-    request: &Request,
-    start: NonNull<u8>,
-    bytes: usize,
-) -> Memory {
+fn memory(queue: &mut Requests, slot: usize, start: NonNull<u8>, bytes: usize) -> Memory {
     let owned = queue.owned(slot);
     if owned.is_some_and(|own| own.as_ptr() == start.as_ptr() && bytes <= own.capacity()) {
         return Memory::Slot { bytes };
     }
-    if matches!(request, Request::Read { .. }) {
-        return Memory::CopiedOut(Buffer::zeroed(bytes), start);
-    }
-    // SAFETY: the shim's buffer has `bytes` bytes, and is left alone until this call returns.
-    let bytes = unsafe { std::slice::from_raw_parts(start.as_ptr(), bytes) };
-    Memory::Given(Buffer::copy_of(bytes))
+    // SAFETY: the shim's buffer has `bytes` bytes, initialised, which stay until the slot is reaped;
+    // no reference leads there. Only fio changes them, from C.
+    Memory::Borrowed(unsafe { Buffer::borrowed(start, bytes) })
 }
 
 /// Runs a call: its errno, and why, where it fails or panics. `why` starts out empty.

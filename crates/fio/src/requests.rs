@@ -10,14 +10,17 @@
 //! 1. One request per slot is in flight; it is reaped once, with its slot.
 //! 2. An owned buffer is in its slot, or in the request of that slot. fio leaves its memory alone
 //!    in between, so that it is stable.
-//! 3. What fio asks for at an address that is not its slot's goes through a copy: the rest of a
-//!    request that came back short.
+//! 3. What fio asks for at an address that is not its slot's is borrowed: the rest of a request that
+//!    came back short.
 
 use crate::volumes::Volume;
 use crate::{FioError, Result, line};
 use butternut::{Buffer, Done, File, IoFlags, Queue, QueueOptions, SyncKind};
-use std::ptr::NonNull;
 use std::time::Duration;
+
+/// Bounds of the memory that a job's borrowed buffers are copied to, where they are.
+const BOUNCE_BYTES_MIN: usize = 1 << 20;
+const BOUNCE_BYTES_MAX: usize = 64 << 20;
 
 /// How a job's requests are made.
 #[derive(Clone, Copy, Debug)]
@@ -45,10 +48,8 @@ pub(crate) enum Memory {
     Slot {
         bytes: usize,
     },
-    /// The caller's, or a copy of it.
-    Given(Buffer),
-    /// What is read goes on to this address when the request is reaped.
-    CopiedOut(Buffer, NonNull<u8>),
+    /// The caller's.
+    Borrowed(Buffer),
 }
 
 /// A reaped request.
@@ -57,26 +58,18 @@ pub(crate) struct Ended {
     pub(crate) slot: usize,
     /// Bytes, or an errno.
     pub(crate) result: Result<usize, i32>,
-    /// Bytes that the caller wants at this address.
-    pub(crate) copy: Option<(NonNull<u8>, Buffer)>,
 }
 
 #[derive(Debug)]
 pub struct Requests {
     queue: Queue,
     flags: IoFlags,
-    slots: Vec<Slot>,
+    /// The owned buffers that no request has.
+    slots: Vec<Option<Buffer>>,
     /// Reaped from the queue; those before `handed_on` went on to fio.
     done: Vec<Done>,
     handed_on: usize,
     failure: Option<String>,
-}
-
-#[derive(Debug, Default)]
-struct Slot {
-    /// Of `buffers=owned`, while no request has it.
-    owned: Option<Buffer>,
-    copied_to: Option<NonNull<u8>>,
 }
 
 impl Requests {
@@ -90,16 +83,18 @@ impl Requests {
                 .and_then(|bytes| bytes.max(4096).checked_mul(how.depth))
                 .ok_or_else(|| no_memory(how.buffer_bytes))?;
         }
-        let options = QueueOptions { depth: how.depth, arena_bytes, ..QueueOptions::default() };
+        let in_flight = how.buffer_bytes.saturating_mul(how.depth);
+        let options = QueueOptions {
+            depth: how.depth,
+            arena_bytes,
+            bounce_bytes: in_flight.saturating_mul(2).clamp(BOUNCE_BYTES_MIN, BOUNCE_BYTES_MAX),
+            ..QueueOptions::default()
+        };
         let queue = volume.filesystem().queue(&options).map_err(FioError::library("queue"))?;
-        let mut slots: Vec<Slot> = Vec::new();
+        let mut slots = Vec::new();
         for _ in 0..how.depth {
-            let mut slot = Slot::default();
-            if how.is_owned {
-                let buffer = queue.buffer(how.buffer_bytes);
-                slot.owned = Some(buffer.ok_or_else(|| no_memory(arena_bytes))?);
-            }
-            slots.push(slot);
+            let buffer = how.is_owned.then(|| queue.buffer(how.buffer_bytes));
+            slots.push(buffer.map(|made| made.ok_or_else(|| no_memory(arena_bytes))).transpose()?);
         }
         let done = Vec::with_capacity(how.depth);
         Ok(Self { queue, flags: how.flags, slots, done, handed_on: 0, failure: None })
@@ -107,7 +102,7 @@ impl Requests {
 
     /// The slot's own buffer, where it has one and no request has that.
     pub(crate) fn owned(&mut self, slot: usize) -> Option<&mut Buffer> {
-        self.slots.get_mut(slot)?.owned.as_mut()
+        self.slots.get_mut(slot)?.as_mut()
     }
 
     /// # Errors
@@ -122,13 +117,9 @@ impl Requests {
         let at = self.slots.get_mut(slot).ok_or(FioError::Shim { what: "no such slot" })?;
         let (buffer, is_own) = match memory {
             Memory::None => (Buffer::default(), false),
-            Memory::Given(buffer) => (buffer, false),
-            Memory::CopiedOut(buffer, to) => {
-                at.copied_to = Some(to);
-                (buffer, false)
-            }
+            Memory::Borrowed(buffer) => (buffer, false),
             Memory::Slot { bytes } => {
-                let owned = at.owned.take().filter(|buffer| bytes <= buffer.capacity());
+                let owned = at.take_if(|buffer| bytes <= buffer.capacity());
                 let mut buffer = owned.ok_or(FioError::Shim { what: "a slot in flight" })?;
                 buffer.set_len(bytes);
                 (buffer, true)
@@ -141,9 +132,8 @@ impl Requests {
             Request::Sync(kind) => self.queue.sync(file, kind, tag),
         };
         let Err(refused) = taken else { return Ok(()) };
-        at.copied_to = None;
         if is_own {
-            at.owned = Some(refused.buffer);
+            *at = Some(refused.buffer);
         }
         if matches!(refused.error, butternut::Error::WouldBlock) {
             return Err(FioError::Full);
@@ -180,14 +170,10 @@ impl Requests {
             }
         };
         let slot = usize::try_from(done.tag).expect("tags are slots");
-        let at = self.slots.get_mut(slot).expect("tags are slots");
-        let mut copy = None;
-        if let Some(to) = at.copied_to.take() {
-            copy = Some((to, buffer));
-        } else if buffer.is_from_arena() {
-            at.owned = Some(buffer);
+        if buffer.is_from_arena() {
+            *self.slots.get_mut(slot).expect("tags are slots") = Some(buffer);
         }
-        Some(Ended { slot, result, copy })
+        Some(Ended { slot, result })
     }
 
     /// What failed first, once.

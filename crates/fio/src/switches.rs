@@ -1,27 +1,38 @@
 //! The option `switches=KEY=VALUE[,KEY=VALUE...]`: how jobs want their volume open.
 
 use crate::{FioError, Result};
-use butternut::MountOptions;
+use butternut::{Compress, DirectStability, MountOptions};
 
 /// Sets one switch; says what it wants where the value is not that.
 type Set = fn(&mut MountOptions, &str) -> Result<(), &'static str>;
 
-const SWITCHES: [(&str, Set); 3] = [
+const SWITCHES: [(&str, Set); 8] = [
+    ("nosec", |options, value| on_off(value, &mut options.switches.nosec)),
+    ("simple_read", |options, value| on_off(value, &mut options.switches.simple_read)),
+    ("dio_stable", |options, value| {
+        options.switches.direct_stability = match value {
+            "bounce" => DirectStability::Bounce,
+            "trust" => DirectStability::Trust,
+            "buffered" => DirectStability::Buffered,
+            _ => return Err("bounce, trust or buffered"),
+        };
+        Ok(())
+    }),
+    ("compress", |options, value| compress(options, value, false)),
+    ("compress-force", |options, value| compress(options, value, true)),
     ("commit", |options, value| {
         options.commit_seconds = value.parse().map_err(|_| "seconds, 0 for never")?;
         Ok(())
     }),
-    ("node_cache", |options, value| {
-        options.node_cache_bytes = bytes(value).ok_or(BYTES)?;
+    ("cache", |options, value| {
+        options.node_cache_bytes = bytes(value).ok_or("bytes, or bytes with K, M or G")?;
         Ok(())
     }),
-    ("workers", |options, value| {
+    ("threads", |options, value| {
         options.workers = value.parse().map_err(|_| "a number of threads, 0 for one per core")?;
         Ok(())
     }),
 ];
-
-const BYTES: &str = "bytes, or bytes with K, M or G";
 
 /// Applies `text` to the options.
 pub(crate) fn apply(text: &str, options: &mut MountOptions) -> Result<()> {
@@ -37,6 +48,21 @@ pub(crate) fn apply(text: &str, options: &mut MountOptions) -> Result<()> {
         set(options, value)
             .map_err(|want| FioError::SwitchValue { word: word.to_owned(), want })?;
     }
+    Ok(())
+}
+
+fn on_off(value: &str, switch: &mut bool) -> Result<(), &'static str> {
+    *switch = match value {
+        "on" => true,
+        "off" => false,
+        _ => return Err("on or off"),
+    };
+    Ok(())
+}
+
+fn compress(options: &mut MountOptions, value: &str, is_forced: bool) -> Result<(), &'static str> {
+    let packer = value.parse().map_err(|_| "zlib, lzo or zstd, with a level after a colon")?;
+    options.compress = Some(Compress { packer, is_forced });
     Ok(())
 }
 
@@ -57,8 +83,12 @@ mod tests {
     #[test]
     fn switches_are_applied_in_order() {
         let mut options = MountOptions::default();
-        apply("commit=7, node_cache=16M,commit=8", &mut options).unwrap();
+        apply("commit=7, cache=16M,commit=8,nosec=off,dio_stable=trust", &mut options).unwrap();
         assert_eq!((options.commit_seconds, options.node_cache_bytes), (8, 16 << 20));
+        assert!(!options.switches.nosec && options.switches.simple_read);
+        assert_eq!(options.switches.direct_stability, DirectStability::Trust);
+        apply("compress-force=zstd:3", &mut options).unwrap();
+        assert!(options.compress.is_some_and(|compress| compress.is_forced));
     }
 
     #[test]
@@ -67,6 +97,7 @@ mod tests {
         assert!(check("no_such=on").contains(r#""no_such=on": want KEY=VALUE with KEY one of"#));
         assert!(check("commit").contains(r#""commit": want KEY=VALUE"#));
         assert_eq!(check("commit=x"), r#"switches: "commit=x": want seconds, 0 for never"#);
+        assert_eq!(check("nosec=maybe"), r#"switches: "nosec=maybe": want on or off"#);
     }
 
     #[test]
