@@ -25,7 +25,7 @@ mod threads;
 use crate::device::Device;
 use crate::error::{DeviceError, check_range, check_writable};
 use crate::file::is_block_aligned;
-use crate::request::{Completion, ReadInto, Request, RequestKind, WriteFrom};
+use crate::request::{Completion, Outline, ReadInto, Request, RequestKind, WriteFrom};
 use bounce::{Looking, Shared};
 use butternut_sys::arena::Arena;
 use butternut_sys::buffer::Buffer;
@@ -92,7 +92,7 @@ pub struct QueuePair {
 
 #[derive(Debug)]
 enum Lane {
-    Ring(Box<Ring<Request>>),
+    Ring(Box<Ring<Outline>>),
     Threads(Threads),
     Inline,
 }
@@ -181,18 +181,18 @@ impl QueuePair {
             return Err(request);
         }
         self.leave_broken_ring();
-        let Some(target) = self.shared.targets.get(request.device) else {
-            let index = request.device;
+        let index = request.outline.device;
+        let Some(target) = self.shared.targets.get(index) else {
             self.ready.push_back(request.complete(Err(DeviceError::NoDevice { index })));
             return Ok(());
         };
-        if let Err(error) = check(&*target.device, &request) {
+        if let Err(error) = check(&*target.device, &request.outline) {
             self.ready.push_back(request.complete(Err(error)));
             return Ok(());
         }
         match (&mut self.lane, target.file) {
             (Lane::Ring(ring), Some(file)) if target.suits_ring(&request) => {
-                target.count(&request);
+                target.count(&request.outline);
                 return match ring.submit(target.submission(file, request)) {
                     Ok(()) => Ok(()),
                     Err(back) => Err(take_back(back)),
@@ -217,23 +217,38 @@ impl QueuePair {
         timeout: Option<Duration>,
         out: &mut Vec<Completion>,
     ) -> usize {
-        let before = out.len();
-        out.extend(self.ready.drain(..));
+        self.poll_each(min, timeout, |completion| out.push(completion))
+    }
+
+    /// The same; shows each completion.
+    pub fn poll_each(
+        &mut self,
+        min: usize,
+        timeout: Option<Duration>,
+        mut each: impl FnMut(Completion),
+    ) -> usize {
+        let mut count = self.ready.len();
+        self.ready.drain(..).for_each(&mut each);
         // A time too far away to be told is no deadline.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let min = min.saturating_sub(out.len() - before);
+        let min = min.saturating_sub(count);
         match &mut self.lane {
             Lane::Ring(ring) => {
                 ring.wait(min, deadline);
                 while let Some(done) = ring.take_done() {
-                    let completion = complete(&self.shared.targets, done);
-                    out.push(completion);
+                    each(complete(&self.shared.targets, done));
+                    count += 1;
                 }
             }
-            Lane::Threads(threads) => threads.wait(min, deadline, out),
+            Lane::Threads(threads) => {
+                let mut arrived = Vec::new();
+                threads.wait(min, deadline, &mut arrived);
+                count += arrived.len();
+                arrived.into_iter().for_each(each);
+            }
             Lane::Inline => {}
         }
-        out.len() - before
+        count
     }
 
     /// Runs the batch to the end. Each request has its own result.
@@ -324,11 +339,12 @@ impl Target {
     /// length does not matter.
     fn suits_ring(&self, request: &Request) -> bool {
         let row = request.load.as_slice();
-        let aligned = |len| is_block_aligned(self.alignment, self.offset + request.offset, len);
+        let offset = self.offset + request.outline.offset;
+        let aligned = |len| is_block_aligned(self.alignment, offset, len);
         let in_memory = |buffer: &Buffer| {
             buffer.as_ptr().addr().is_multiple_of(self.alignment.memory_bytes as usize)
         };
-        match request.kind {
+        match request.outline.kind {
             RequestKind::Read => row.iter().all(|buffer| {
                 aligned(0) && in_memory(buffer) && self.blocks(buffer.len()) <= buffer.capacity()
             }),
@@ -344,10 +360,10 @@ impl Target {
         len.next_multiple_of(self.alignment.offset_bytes as usize)
     }
 
-    fn submission(&self, file: u32, mut request: Request) -> Submission<Request> {
-        let mut load = std::mem::take(&mut request.load);
+    fn submission(&self, file: u32, request: Request) -> Submission<Outline> {
+        let (outline, mut load) = request.into_parts();
         let need = load.bytes();
-        let operation = match request.kind {
+        let operation = match outline.kind {
             RequestKind::Read => {
                 if let Some(buffer) = load.one_mut() {
                     buffer.set_len(self.blocks(need));
@@ -357,15 +373,15 @@ impl Target {
             RequestKind::Write => Operation::Write,
             RequestKind::Flush | RequestKind::Discard => Operation::Flush,
         };
-        let offset = self.offset + request.offset;
-        Submission { operation, file, offset, load, need, payload: request }
+        let offset = self.offset + outline.offset;
+        Submission { operation, file, offset, load, need, payload: outline }
     }
 
-    fn count(&self, request: &Request) {
+    fn count(&self, outline: &Outline) {
         let counters = self.device.counters();
-        match request.kind {
-            RequestKind::Read => counters.count_read(len_of(request)),
-            RequestKind::Write => counters.count_write(len_of(request)),
+        match outline.kind {
+            RequestKind::Read => counters.count_read(outline.len()),
+            RequestKind::Write => counters.count_write(outline.len()),
             RequestKind::Flush => counters.count_flush(),
             RequestKind::Discard => counters.count_discard(),
         }
@@ -385,52 +401,46 @@ fn targets(devices: &[Arc<dyn Device>]) -> Targets {
     Targets(devices.iter().map(target).collect())
 }
 
-fn check(device: &dyn Device, request: &Request) -> Result<(), DeviceError> {
-    match request.kind {
-        RequestKind::Read => check_range(device, request.offset, request.bytes),
+fn check(device: &dyn Device, outline: &Outline) -> Result<(), DeviceError> {
+    let Outline { offset, bytes, kind, .. } = *outline;
+    match kind {
+        RequestKind::Read => check_range(device, offset, bytes),
         RequestKind::Write | RequestKind::Discard => {
             check_writable(device)?;
-            check_range(device, request.offset, request.bytes)
+            check_range(device, offset, bytes)
         }
         RequestKind::Flush => Ok(()),
     }
 }
 
-fn take_back(submission: Submission<Request>) -> Request {
-    restored(submission.payload, submission.load)
+fn take_back(submission: Submission<Outline>) -> Request {
+    let Submission { payload, load, .. } = submission;
+    Request::from_parts(payload, restored(&payload, load))
 }
 
-/// The request with its memory again, as long as it was.
-fn restored(mut request: Request, load: Load) -> Request {
-    request.load = load;
-    let len = len_of(&request);
-    if request.kind == RequestKind::Read
-        && let Some(buffer) = request.load.one_mut()
+/// The memory of a request, as long as it was.
+fn restored(outline: &Outline, mut load: Load) -> Load {
+    if outline.kind == RequestKind::Read
+        && let Some(buffer) = load.one_mut()
     {
-        buffer.set_len(len);
+        buffer.set_len(outline.len());
     }
-    request
-}
-
-/// The length of a request's memory.
-fn len_of(request: &Request) -> usize {
-    usize::try_from(request.bytes).expect("it was the length of its memory")
+    load
 }
 
 /// A completion of the ring as one of the queue pair.
-fn complete(targets: &Targets, done: Done<Request>) -> Completion {
-    let Done { load, payload, result } = done;
-    let request = restored(payload, load);
-    let result = result.map_err(|cause| match targets.get(request.device) {
-        None => DeviceError::NoDevice { index: request.device },
-        Some(target) => failure(&*target.device, &request, cause),
+fn complete(targets: &Targets, done: Done<Outline>) -> Completion {
+    let Done { load, payload: outline, result } = done;
+    let result = result.map_err(|cause| match targets.get(outline.device) {
+        None => DeviceError::NoDevice { index: outline.device },
+        Some(target) => failure(&*target.device, &outline, cause),
     });
-    request.complete(result)
+    outline.complete(restored(&outline, load), result)
 }
 
-fn failure(device: &dyn Device, request: &Request, cause: Errno) -> DeviceError {
-    let (offset, bytes) = (request.offset, request.bytes);
-    match request.kind {
+fn failure(device: &dyn Device, outline: &Outline, cause: Errno) -> DeviceError {
+    let Outline { offset, bytes, kind, .. } = *outline;
+    match kind {
         RequestKind::Read => DeviceError::read(device, offset, bytes, cause),
         RequestKind::Write => DeviceError::write(device, offset, bytes, cause),
         RequestKind::Flush => DeviceError::flush(device, cause),
@@ -440,14 +450,15 @@ fn failure(device: &dyn Device, request: &Request, cause: Errno) -> DeviceError 
 
 /// Runs a request by the device's own blocking calls.
 fn execute(device: &dyn Device, mut request: Request) -> Completion {
-    let result = match request.kind {
+    let Outline { offset, bytes, kind, .. } = request.outline;
+    let result = match kind {
         RequestKind::Read => match request.load.one_mut() {
-            Some(buffer) => device.read_at(request.offset, buffer),
-            None => Err(DeviceError::read(device, request.offset, request.bytes, Errno::INVALID)),
+            Some(buffer) => device.read_at(offset, buffer),
+            None => Err(DeviceError::read(device, offset, bytes, Errno::INVALID)),
         },
-        RequestKind::Write => device.write_row_at(request.offset, request.load.as_slice()),
+        RequestKind::Write => device.write_row_at(offset, request.load.as_slice()),
         RequestKind::Flush => device.flush(),
-        RequestKind::Discard => device.discard(request.offset, request.bytes),
+        RequestKind::Discard => device.discard(offset, bytes),
     };
     request.complete(result)
 }

@@ -14,14 +14,20 @@ use butternut_sys::buffers::Load;
 /// What is to be done, on which device of the queue pair.
 #[derive(Debug)]
 pub struct Request {
+    pub(crate) outline: Outline,
+    /// Empty for flush and discard.
+    pub(crate) load: Load,
+    is_pending: bool,
+}
+
+/// A request but for its memory: what travels with it through a ring.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outline {
     pub(crate) device: usize,
     pub(crate) tag: u64,
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
     pub(crate) kind: RequestKind,
-    /// Empty for flush and discard.
-    pub(crate) load: Load,
-    is_pending: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,25 +79,22 @@ impl Request {
     }
 
     pub fn tag(&self) -> u64 {
-        self.tag
+        self.outline.tag
     }
 
     pub(crate) fn complete(mut self, result: Result<(), DeviceError>) -> Completion {
         self.is_pending = false;
-        let load = std::mem::take(&mut self.load);
-        let Request { device, tag, offset, bytes, kind, .. } = self;
-        Completion { tag, device, kind, offset, bytes, load, result }
+        self.outline.complete(std::mem::take(&mut self.load), result)
     }
 
-    /// The same request without its memory, when that was lost.
-    pub(crate) fn again(
-        device: usize,
-        kind: RequestKind,
-        offset: u64,
-        bytes: u64,
-        tag: u64,
-    ) -> Request {
-        Request::new(device, kind, offset, bytes, Load::default(), tag)
+    /// Both parts, for who sees to it that they are completed.
+    pub(crate) fn into_parts(mut self) -> (Outline, Load) {
+        self.is_pending = false;
+        (self.outline, std::mem::take(&mut self.load))
+    }
+
+    pub(crate) fn from_parts(outline: Outline, load: Load) -> Request {
+        Request { outline, load, is_pending: true }
     }
 
     fn new(
@@ -102,7 +105,19 @@ impl Request {
         load: Load,
         tag: u64,
     ) -> Request {
-        Request { device, tag, offset, bytes, kind, load, is_pending: true }
+        Request::from_parts(Outline { device, tag, offset, bytes, kind }, load)
+    }
+}
+
+impl Outline {
+    pub(crate) fn complete(self, load: Load, result: Result<(), DeviceError>) -> Completion {
+        let Outline { device, tag, offset, bytes, kind } = self;
+        Completion { tag, device, kind, offset, bytes, load, result }
+    }
+
+    /// The length of the memory.
+    pub(crate) fn len(self) -> usize {
+        usize::try_from(self.bytes).expect("it was the length of memory")
     }
 }
 
@@ -111,7 +126,7 @@ impl Drop for Request {
         debug_assert!(
             !self.is_pending || std::thread::panicking(),
             "request {} was dropped before its completion",
-            self.tag
+            self.tag()
         );
     }
 }

@@ -8,21 +8,25 @@
 //!    chunk tree.
 
 use crate::stripe::Layout;
-use arc_swap::{ArcSwap, Guard};
+use arc_swap::{ArcSwap, Cache, Guard};
 use butternut_format::refused::Refused;
 use butternut_format::units::Logical;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The chunks of a volume, as they are now.
 #[derive(Debug, Default)]
 pub(crate) struct ChunkMap {
-    snapshot: ArcSwap<Chunks>,
+    snapshot: Arc<ArcSwap<Chunks>>,
     /// Whether `staged` holds anything: asked by every reader, set almost never.
     has_staged: AtomicBool,
     /// Serialises writers.
     staged: Mutex<Staged>,
 }
+
+/// A snapshot that is looked at again only when there is a newer one. It keeps its snapshot alive.
+pub(crate) struct Follower(Cache<Arc<ArcSwap<Chunks>>, Arc<Chunks>>);
 
 /// One snapshot: chunks in the order of their addresses.
 #[derive(Debug, Default, Clone)]
@@ -46,6 +50,11 @@ impl ChunkMap {
             self.merge(&mut self.lock());
         }
         self.snapshot.load()
+    }
+
+    /// A view that follows the snapshots, for who looks often: cheaper than a load each time.
+    pub(crate) fn follow(&self) -> Follower {
+        Follower(Cache::new(Arc::clone(&self.snapshot)))
     }
 
     /// Adds one chunk, to be seen at the next load.
@@ -85,6 +94,22 @@ impl ChunkMap {
 
     fn lock(&self) -> MutexGuard<'_, Staged> {
         self.staged.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Follower {
+    /// As [`ChunkMap::load`] of the map that it follows.
+    pub(crate) fn load(&mut self, map: &ChunkMap) -> &Chunks {
+        if map.has_staged.load(Ordering::Acquire) {
+            map.merge(&mut map.lock());
+        }
+        self.0.load()
+    }
+}
+
+impl fmt::Debug for Follower {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Follower").finish_non_exhaustive()
     }
 }
 
@@ -205,6 +230,20 @@ mod tests {
         map.stage(chunk(0, 4096));
         assert!(map.settle().is_err());
         assert_eq!(map.load().len_available(Logical(0)), 8192);
+    }
+
+    #[test]
+    fn a_follower_sees_every_change() {
+        let map = ChunkMap::default();
+        let mut follower = map.follow();
+        assert!(follower.load(&map).is_empty());
+        map.stage(chunk(0, 4096));
+        assert_eq!(follower.load(&map).len(), 1);
+        map.stage(chunk(4096, 4096));
+        map.settle().unwrap();
+        assert_eq!(follower.load(&map).len_available(Logical(4096)), 4096);
+        map.remove(Logical(4096));
+        assert_eq!(follower.load(&map).len_available(Logical(4096)), 0);
     }
 
     #[test]

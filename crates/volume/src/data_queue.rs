@@ -23,8 +23,8 @@
 //! 8. Requests in flight at the same time run in any order: who writes what another writes or reads
 //!    waits for that first.
 
+use crate::chunk_map::Follower;
 use crate::error::VolumeError;
-use crate::read_data::{SECTOR, Sums};
 use crate::request::choose;
 use crate::stripe::Place;
 use crate::volume::Volume;
@@ -63,13 +63,17 @@ pub struct DataQueue {
     /// Those of the volume; says whether it is the same one.
     devices: Arc<[Arc<dyn Device>]>,
     pair: QueuePair,
-    /// Requests in flight; the tag of a device request is its place here.
+    chunks: Follower,
+    table: Table,
+}
+
+/// Requests in flight. The tag of a device request is the place of its request here.
+#[derive(Debug)]
+struct Table {
     requests: Box<[InFlight]>,
     free: Vec<usize>,
     /// Shared memory in no request.
     spares: Vec<Arc<Buffers>>,
-    /// Completions of device requests, while they are looked at.
-    polled: Vec<Completion>,
 }
 
 #[derive(Debug, Default)]
@@ -80,7 +84,8 @@ struct InFlight {
     left: usize,
     /// What the copies of a write share.
     shared: Option<Arc<Buffers>>,
-    error: Option<VolumeError>,
+    /// Boxed: almost always absent.
+    error: Option<Box<VolumeError>>,
 }
 
 /// The end of a read or a write.
@@ -115,14 +120,12 @@ impl Volume {
             QueueOptions { depth, arenas, is_prompt: true, ..QueueOptions::default() };
         let pair = QueuePair::with_options(&devices, &pair_options);
         let depth = pair.depth();
-        DataQueue {
-            devices,
-            pair,
+        let table = Table {
             requests: (0..depth).map(|_| InFlight::default()).collect(),
             free: (0..depth).rev().collect(),
             spares: Vec::new(),
-            polled: Vec::with_capacity(depth),
-        }
+        };
+        DataQueue { devices, pair, chunks: self.chunks.follow(), table }
     }
 
     /// How many of `bytes` from an address on can be one request of a data queue; none where no
@@ -131,19 +134,6 @@ impl Volume {
         let chunks = self.chunks.load();
         let piece = chunks.find(logical).and_then(|layout| layout.piece(logical, bytes));
         piece.map_or(0, |piece| piece.bytes)
-    }
-
-    /// Whether all sectors are as their checksums say. Bytes that have none hold.
-    pub fn verify(&self, bytes: &[u8], sums: Sums<'_>) -> bool {
-        let Sums::Packed(packed) = sums else { return true };
-        let csum = self.super_block().csum();
-        let (sectors, rest) = bytes.as_chunks::<SECTOR>();
-        rest.is_empty()
-            && packed.len() == sectors.len().saturating_mul(csum.bytes())
-            && sectors
-                .iter()
-                .zip(packed.chunks_exact(csum.bytes()))
-                .all(|(sector, stored)| csum.matches(sector, stored))
     }
 }
 
@@ -155,7 +145,7 @@ impl DataQueue {
 
     /// Reads and writes that were taken and not yet polled.
     pub fn outstanding(&self) -> usize {
-        self.requests.len().saturating_sub(self.free.len())
+        self.table.outstanding()
     }
 
     /// How requests reach the devices.
@@ -173,12 +163,12 @@ impl DataQueue {
     ) -> Result<(), (Buffer, NotTaken)> {
         match self.place_read(volume, logical, &buffer) {
             Ok((slot, physical)) => {
-                let Some(index) = self.enter(tag, logical, 1) else {
+                let Some(index) = self.table.enter(tag, logical, 1) else {
                     return Err((buffer, NotTaken::Full));
                 };
                 let sent = self.pair.submit(Request::read(slot, physical, buffer, length(index)));
                 sent.map_err(|back| {
-                    self.leave(index);
+                    self.table.leave(index);
                     (back.abandon().into_one().unwrap_or_default(), NotTaken::Full)
                 })
             }
@@ -219,10 +209,10 @@ impl DataQueue {
         loop {
             let done = out.len().saturating_sub(before);
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-            let mut polled = std::mem::take(&mut self.polled);
-            self.pair.poll(want.saturating_sub(done), left, &mut polled);
-            out.extend(polled.drain(..).filter_map(|completion| self.settle(volume, completion)));
-            self.polled = polled;
+            let table = &mut self.table;
+            self.pair.poll_each(want.saturating_sub(done), left, |completion| {
+                out.extend(table.settle(volume, completion));
+            });
             let done = out.len().saturating_sub(before);
             if done >= want || left.is_some_and(|left| left.is_zero()) {
                 return done;
@@ -232,7 +222,7 @@ impl DataQueue {
 
     /// Where a read goes: a slot, and the place on its device.
     fn place_read(
-        &self,
+        &mut self,
         volume: &Volume,
         logical: Logical,
         buffer: &Buffer,
@@ -243,7 +233,7 @@ impl DataQueue {
             return Err(NotTaken::Full);
         }
         let bytes = length(buffer.len());
-        let chunks = volume.chunks.load();
+        let chunks = self.chunks.load(&volume.chunks);
         let layout = chunks.find(logical).ok_or(NotTaken::Split)?;
         let piece = layout.piece(logical, bytes).filter(|piece| piece.bytes == bytes);
         let (_, slot, physical) =
@@ -263,7 +253,7 @@ impl DataQueue {
         if let Err(error) = check_shape(logical, bytes) {
             return Err((buffers, refused(error)));
         }
-        let chunks = volume.chunks.load();
+        let chunks = self.chunks.load(&volume.chunks);
         let layout = chunks.find(logical);
         let piece = layout.and_then(|layout| layout.piece(logical, length(bytes)));
         let Some((layout, piece)) = layout.zip(piece).filter(|(_, p)| p.bytes == length(bytes))
@@ -274,10 +264,10 @@ impl DataQueue {
             return Err((buffers, refused(error)));
         }
         let copies = layout.copies(&piece);
-        if self.room() < copies.len() {
+        if self.pair.room() < copies.len() {
             return Err((buffers, NotTaken::Full));
         }
-        let Some(index) = self.enter(tag, logical, copies.len()) else {
+        let Some(index) = self.table.enter(tag, logical, copies.len()) else {
             return Err((buffers, NotTaken::Full));
         };
         // The places were checked: `usize::MAX` is no device, and says so.
@@ -287,23 +277,29 @@ impl DataQueue {
             let (slot, physical) = slot_and_place(one);
             let sent = self.pair.submit(Request::write(slot, physical, buffers, length(index)));
             return sent.map_err(|back| {
-                self.leave(index);
+                self.table.leave(index);
                 (back.abandon().into_buffers().unwrap_or_default(), NotTaken::Full)
             });
         }
-        let shared = self.share(buffers);
+        let shared = self.table.share(buffers);
         for place in copies {
             let (slot, physical) = slot_and_place(place);
             let load = Arc::clone(&shared);
             let sent = self.pair.submit(Request::write(slot, physical, load, length(index)));
             assert!(sent.is_ok(), "there was room for all copies");
         }
-        if let Some(request) = self.requests.get_mut(index) {
-            request.shared = Some(shared);
-        }
+        self.table.lend(index, shared);
         Ok(())
     }
 
+    /// A place on the devices of one volume is nothing on those of another.
+    fn check_volume(&self, volume: &Volume) {
+        let same = volume.lanes.is_over(&self.devices);
+        assert!(same, "a data queue serves the volume that it was made for");
+    }
+}
+
+impl Table {
     fn enter(&mut self, tag: u64, logical: Logical, left: usize) -> Option<usize> {
         let index = self.free.pop()?;
         let request = self.requests.get_mut(index)?;
@@ -326,6 +322,16 @@ impl DataQueue {
         }
     }
 
+    fn lend(&mut self, index: usize, shared: Arc<Buffers>) {
+        if let Some(request) = self.requests.get_mut(index) {
+            request.shared = Some(shared);
+        }
+    }
+
+    fn outstanding(&self) -> usize {
+        self.requests.len().saturating_sub(self.free.len())
+    }
+
     /// Takes one completion in; says what is done by it.
     fn settle(&mut self, volume: &Volume, completion: Completion) -> Option<DataDone> {
         let Completion { tag, device, kind, offset, bytes, load, result } = completion;
@@ -338,13 +344,13 @@ impl DataQueue {
                     volume.read_failure(device, offset, bytes, source)
                 }
             };
-            request.error.get_or_insert(error);
+            request.error.get_or_insert_with(|| Box::new(error));
         }
         request.left = request.left.saturating_sub(1);
         if request.left > 0 {
             return None;
         }
-        let result = request.error.take().map_or(Ok(()), Err);
+        let result = request.error.take().map_or(Ok(()), |error| Err(*error));
         let (tag, logical) = (request.tag, request.logical);
         let buffers = match request.shared.take() {
             None => load.into_buffers().unwrap_or_default(),
@@ -358,12 +364,6 @@ impl DataQueue {
         };
         self.free.push(index);
         Some(DataDone { tag, logical, buffers, result })
-    }
-
-    /// A place on the devices of one volume is nothing on those of another.
-    fn check_volume(&self, volume: &Volume) {
-        let same = volume.lanes.is_over(&self.devices);
-        assert!(same, "a data queue serves the volume that it was made for");
     }
 }
 

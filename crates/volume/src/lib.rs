@@ -28,6 +28,7 @@ mod read_data;
 mod request;
 mod rescue;
 mod stripe;
+mod sums;
 pub mod super_blocks;
 mod volume;
 mod write_data;

@@ -272,6 +272,20 @@ fn verifying_asks_for_a_digest_of_every_sector() {
 }
 
 #[test]
+fn sums_are_those_of_the_copy_and_verify_it() {
+    let set = set(BlockGroupFlags(0), 1);
+    let bytes = pattern(8, 5 * 4096);
+    let buffer = Buffer::copy_of(&bytes);
+    let (mut copy, mut sums) = (vec![0; 3 * 4096], Vec::new());
+    set.volume.copy_and_sum(&buffer, 4096, &mut copy, &mut sums);
+    assert!(copy == bytes[4096..4 * 4096]);
+    assert!(set.volume.verify(&copy, Sums::Packed(&sums)));
+    let mut all = Vec::new();
+    set.volume.sum(&bytes, &mut all);
+    assert_eq!((all.len(), &all[4..16]), (20, &sums[..]));
+}
+
+#[test]
 fn a_missing_device_is_read_around_and_not_written_around() {
     let whole = set(BlockGroupFlags::RAID1, 2);
     let bytes = pattern(8, 64 * 4096);

@@ -7,6 +7,7 @@
 use super::{Errno, execute, failure};
 use crate::device::Device;
 use crate::request::{Completion, Request};
+use butternut_sys::buffers::Load;
 use butternut_sys::workers::Workers;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
@@ -90,11 +91,8 @@ fn workers() -> &'static Workers {
 
 /// A request that is lost to a panic would be waited for in vain.
 fn execute_safely(device: &dyn Device, request: Request) -> Completion {
-    let (index, tag, offset, bytes, kind) =
-        (request.device, request.tag, request.offset, request.bytes, request.kind);
+    let outline = request.outline;
     catch_unwind(AssertUnwindSafe(|| execute(device, request))).unwrap_or_else(|_| {
-        let lost = Request::again(index, kind, offset, bytes, tag);
-        let error = failure(device, &lost, Errno::IO);
-        lost.complete(Err(error))
+        outline.complete(Load::default(), Err(failure(device, &outline, Errno::IO)))
     })
 }
