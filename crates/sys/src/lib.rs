@@ -17,5 +17,6 @@ pub mod holder;
 pub mod parity;
 pub mod random;
 pub mod ring;
+pub mod scribble;
 pub mod signal;
 pub mod workers;

@@ -38,6 +38,8 @@ use std::time::Duration;
 pub(super) const STAGE_BYTES_MAX: usize = 128 << 10;
 /// Buffers that are staged as one device write, at most.
 const STAGE_BUFFERS_MAX: usize = 64;
+/// Lists of buffers that are kept.
+const ROWS_MAX: usize = 64;
 const SECTOR: usize = 4096;
 
 #[derive(Debug)]
@@ -57,6 +59,8 @@ struct Inner {
     flights: Vec<Flight>,
     free: Vec<usize>,
     staged: Option<Staged>,
+    /// Empty lists of buffers, for the next joint writes.
+    rows: Vec<Vec<Buffer>>,
     polled: Vec<DataDone>,
     done: VecDeque<Done>,
     /// Writes that are down, and are not done before they are durable.
@@ -113,7 +117,7 @@ struct Staged {
 #[derive(Debug)]
 enum Load {
     Slab(Buffer),
-    Owned(Vec<Buffer>),
+    Owned(Buffers),
 }
 
 /// How a direct write's bytes are kept from changing.
@@ -142,6 +146,7 @@ impl Core {
             flights: Vec::with_capacity(depth),
             free: Vec::with_capacity(depth),
             staged: None,
+            rows: Vec::new(),
             polled: Vec::with_capacity(2 * depth),
             done: VecDeque::with_capacity(depth),
             unsynced: Vec::new(),
@@ -284,7 +289,7 @@ impl Inner {
         if !joins {
             self.send_staged(shared);
             let load = match carry {
-                Carry::ZeroCopy => Load::Owned(Vec::with_capacity(1)),
+                Carry::ZeroCopy => Load::Owned(Buffers::default()),
                 Carry::Bounce => match self.slab(shared, bytes, writing.flags) {
                     Some(slab) => Load::Slab(slab),
                     None => return Err(Box::new((writing, buffer))),
@@ -309,7 +314,16 @@ impl Inner {
             }
             Load::Owned(buffers) => {
                 digest(&buffer, sums, &mut flight.digests);
-                buffers.push(buffer);
+                match buffers {
+                    Buffers::One(_) if staged.bytes == 0 => *buffers = Buffers::One(buffer),
+                    Buffers::One(first) => {
+                        let mut row = self.rows.pop().unwrap_or_default();
+                        row.push(std::mem::take(first));
+                        row.push(buffer);
+                        *buffers = Buffers::Many(row);
+                    }
+                    Buffers::Many(row) => row.push(buffer),
+                }
             }
         }
         writing.digests = first..flight.digests.len();
@@ -363,13 +377,7 @@ impl Inner {
                 slab.set_len(bytes);
                 Buffers::One(slab)
             }
-            Load::Owned(mut buffers) => match buffers.pop() {
-                Some(only) if buffers.is_empty() => Buffers::One(only),
-                last => {
-                    buffers.extend(last);
-                    Buffers::Many(buffers)
-                }
-            },
+            Load::Owned(buffers) => buffers,
         };
         loop {
             match self.data.write(&self.volume, logical, buffers, length(flight)) {
@@ -446,11 +454,11 @@ impl Inner {
         let flight = &mut self.flights[index];
         let (is_slab, digests) = (flight.is_slab, std::mem::take(&mut flight.digests));
         let mut writes = std::mem::take(&mut flight.writes);
-        let (first, others) = match buffers {
+        let (first, mut others) = match buffers {
             Buffers::One(buffer) => (Some(buffer), Vec::new()),
             Buffers::Many(buffers) => (None, buffers),
         };
-        let mut own = first.into_iter().chain(others);
+        let mut own = first.into_iter().chain(others.drain(..));
         for (number, writing) in writes.drain(..).enumerate() {
             let Writing { file, write, tag, bytes, flags, buffer, digests: sums } = writing;
             let result = outcome(number);
@@ -464,6 +472,10 @@ impl Inner {
             let is_durable = !flags.contains(IoFlags::DSYNC) || result.is_err();
             let done = Done { tag, buffer, result: result.map(|()| bytes) };
             self.finish((!is_durable).then_some(file), done);
+        }
+        drop(own);
+        if others.capacity() > 0 && self.rows.len() < ROWS_MAX {
+            self.rows.push(others);
         }
         let flight = &mut self.flights[index];
         (flight.writes, flight.digests) = (writes, digests);
@@ -509,7 +521,9 @@ impl Staged {
         let fits = self.bytes + bytes <= self.bytes_max.min(STAGE_BYTES_MAX);
         let is_same = match &self.load {
             Load::Slab(_) => carry == Carry::Bounce,
-            Load::Owned(buffers) => carry == Carry::ZeroCopy && buffers.len() < STAGE_BUFFERS_MAX,
+            Load::Owned(buffers) => {
+                carry == Carry::ZeroCopy && buffers.as_slice().len() < STAGE_BUFFERS_MAX
+            }
         };
         follows && fits && is_same
     }
@@ -532,10 +546,10 @@ impl Writing {
     }
 }
 
-/// Copies sectors, and digests the copies: nobody can change those.
-fn carry_over(place: &mut [u8], from: &[u8], sums: Option<ChecksumKind>, digests: &mut Vec<u8>) {
-    for (place, sector) in place.chunks_mut(SECTOR).zip(from.chunks(SECTOR)) {
-        place.copy_from_slice(sector);
+/// Copies sectors, and digests the copies while they are near: nobody can change those.
+fn carry_over(place: &mut [u8], from: &Buffer, sums: Option<ChecksumKind>, digests: &mut Vec<u8>) {
+    for (number, place) in place.chunks_mut(SECTOR).enumerate() {
+        from.copy_to(number * SECTOR, place);
         digest(place, sums, digests);
     }
 }

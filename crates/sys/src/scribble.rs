@@ -1,0 +1,34 @@
+//! [`Scribble`]: memory that changes under its readers. For tests of what must hold even so.
+
+use crate::buffer::Buffer;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// Memory that any thread may change at any time. It is never freed.
+#[derive(Clone, Copy, Debug)]
+pub struct Scribble {
+    bytes: &'static [AtomicU8],
+}
+
+impl Scribble {
+    /// Zeroes, so many, from a 4096-byte boundary on.
+    pub fn new(len: usize) -> Scribble {
+        let all: Vec<AtomicU8> = (0..len + 4096).map(|_| AtomicU8::new(0)).collect();
+        let all: &'static [AtomicU8] = all.leak();
+        let skip = all.as_ptr().align_offset(4096);
+        Scribble { bytes: &all[skip..skip + len] }
+    }
+
+    /// The memory as its user lends it to a request: not stable.
+    pub fn lend(&self) -> Buffer {
+        let start = NonNull::from(self.bytes).cast::<u8>();
+        // SAFETY: the memory is initialised and never freed, and may be written through shared
+        // references; others than atomic ones are made from buffers alone.
+        unsafe { Buffer::borrowed(start, self.bytes.len()) }
+    }
+
+    /// Changes one byte.
+    pub fn scribble(&self, at: usize, byte: u8) {
+        self.bytes[at % self.bytes.len()].store(byte, Ordering::Relaxed);
+    }
+}
