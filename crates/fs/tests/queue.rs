@@ -291,7 +291,7 @@ fn torn_writes(stability: DirectStability, rounds: u64) -> usize {
     fs.sync().unwrap();
     let memory = Scribble::new(BLOCKS * BLOCK);
     let stop = AtomicBool::new(false);
-    let bad = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut n = 0_usize;
             while !stop.load(Ordering::Relaxed) {
@@ -315,8 +315,7 @@ fn torn_writes(stability: DirectStability, rounds: u64) -> usize {
         }
         stop.store(true, Ordering::Relaxed);
         bad
-    });
-    bad
+    })
 }
 
 #[test]
