@@ -5,6 +5,7 @@
 
 #![allow(clippy::cast_precision_loss, reason = "figures are rounded before they are read")]
 
+mod commits;
 mod cpu;
 mod fio;
 mod memory;
@@ -55,6 +56,7 @@ fn main() -> Result<()> {
     memory::rows(&rig, &mut report)?;
     let scratch = scratch::Scratch::make(&flags.dir, &rig.butternut)?;
     names::rows(&rig, &scratch, &mut report)?;
+    commits::rows(&rig, &scratch, &mut report)?;
     writes::rows(&rig, &scratch, &mut report)?;
     report.finish()
 }

@@ -158,7 +158,7 @@ fn a_file_is_synced_with_two_flushes() {
     let id = bench.files(bench.fs.root(), 0..1)[0];
     let file = bench.fs.open_file(id).unwrap();
     for number in 0..5 {
-        file.write_at(number << 20, &[7; 100_000]).unwrap();
+        file.write_at(number << 20, &vec![7; 100_000]).unwrap();
         let before = bench.device.position();
         file.sync_all().unwrap();
         let log = bench.device.recording();
@@ -196,11 +196,15 @@ fn a_commit_of_many_items_is_few_writes() {
         let files = [files, bench.files(dir, items / ITEMS_OF_A_FILE..items)].concat();
         bench.commit("more files");
         for round in 0..3 {
-            files.iter().for_each(|id| bench.chmod(*id, 0o600 + round));
+            for id in &files {
+                bench.chmod(*id, 0o600 + round);
+            }
             bench.commit("every inode");
             // In another order, and with holes.
             let some = (0..files.len()).map(|step| step * 7919 % files.len()).step_by(3);
-            some.for_each(|at| bench.chmod(files[at], 0o700 + round));
+            for at in some {
+                bench.chmod(files[at], 0o700 + round);
+            }
             bench.commit("some inodes");
         }
         for number in (0..items).filter(|number| number % 3 > 0) {
@@ -211,7 +215,9 @@ fn a_commit_of_many_items_is_few_writes() {
         for round in 0..3 {
             bench.files(dir, items * (round + 2)..items * (round + 2) + items / 7);
             bench.commit("files again");
-            files.iter().step_by(3).for_each(|id| bench.chmod(*id, 0o640 + round));
+            for id in files.iter().step_by(3) {
+                bench.chmod(*id, 0o640 + round);
+            }
             bench.commit("what is left");
         }
         bench.close();
