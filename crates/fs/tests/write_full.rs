@@ -1,15 +1,25 @@
 //! Volumes filled to the last byte, with data and with names, emptied, and filled again.
+//!
+//! `BUTTERNUT_LONG=1` does so twenty times. The kernel mounts what is left, and btrfs-progs checks
+//! it; `BUTTERNUT_NO_KERNEL=1` leaves that out, and says so.
 
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 #![allow(dead_code, reason = "what volumes of tests share, not every test uses")]
 
+mod kernel_image;
 mod volume;
 
 use butternut::{Allocate, FileId, Filesystem, SetAttributes, SetXattr};
 use butternut_mkfs::MkfsOptions;
+use kernel_image::{kernel_is_here, run};
+use std::io::{Seek as _, SeekFrom, Write as _};
+use std::path::Path;
 use volume::{TestVolume, names, new};
 
-const ROUNDS: u32 = 4;
+fn round_count() -> u32 {
+    let is_long = std::env::var_os("BUTTERNUT_LONG").is_some_and(|value| !value.is_empty());
+    if is_long { 20 } else { 4 }
+}
 
 fn small(mixed: bool) -> TestVolume {
     let mut options = MkfsOptions::default();
@@ -40,7 +50,7 @@ fn rounds(volume: &TestVolume, mut round: impl FnMut(&Filesystem, FileId) -> u32
     let fs = volume.open();
     let dir = fs.mkdir(fs.root(), b"dir", &new(0o755)).unwrap();
     let mut counts = Vec::new();
-    for number in 0..ROUNDS {
+    for number in 0..round_count() {
         counts.push(round(&fs, dir));
         if number % 2 == 1 {
             fs.sync().unwrap();
@@ -54,6 +64,39 @@ fn rounds(volume: &TestVolume, mut round: impl FnMut(&Filesystem, FileId) -> u32
     assert!(counts.iter().all(|count| *count > counts[0] / 2), "{counts:?}");
     fs.rmdir(fs.root(), b"dir").unwrap();
     volume.reopen(fs);
+    if kernel_is_here() {
+        judge(volume);
+    }
+}
+
+/// What btrfs-progs and the kernel say, which fills the volume once more.
+fn judge(volume: &TestVolume) {
+    let shared_memory = Path::new("/dev/shm");
+    let place = if shared_memory.is_dir() { shared_memory } else { Path::new("/var/tmp") };
+    let dir = tempfile::Builder::new().prefix("butternut-").tempdir_in(place).unwrap();
+    let image = dir.path().join("image");
+    let device = volume.devices().remove(0);
+    let mut file = std::fs::File::create(&image).unwrap();
+    file.set_len(device.bytes()).unwrap();
+    let mut block = vec![0; 1 << 16];
+    for at in (0..device.bytes()).step_by(block.len()) {
+        device.read_at(at, &mut block).unwrap();
+        if block.iter().any(|byte| *byte != 0) {
+            file.seek(SeekFrom::Start(at)).unwrap();
+            file.write_all(&block).unwrap();
+        }
+    }
+    drop(file);
+    let (image, mount) = (image.to_str().unwrap(), dir.path().join("mount"));
+    std::fs::create_dir(&mount).unwrap();
+    run("btrfs", &["check", "--check-data-csum", image]);
+    // Whoever looks at all mounts keeps this one busy a while.
+    let script = "mount -o loop \"$0\" \"$1\" \
+        && trap 'umount \"$1\" || { sleep 2; umount \"$1\"; }' EXIT \
+        && test -z \"$(ls \"$1\")\" \
+        && ! dd if=/dev/zero of=\"$1/file\" bs=64K status=none && rm \"$1/file\"";
+    run("bash", &["-c", script, image, mount.to_str().unwrap()]);
+    run("btrfs", &["check", "--check-data-csum", image]);
 }
 
 #[test]
@@ -91,6 +134,9 @@ fn a_volume_is_filled_with_one_file_that_is_cut() {
             let file = fs.open_file(id).unwrap();
             let count =
                 fill(|number| file.write_at(u64::from(number) << 16, &[7; 1 << 14]).map(drop));
+            let more = count + 1;
+            fill(|number| file.write_at(u64::from(more + number) << 16, &[7; 1 << 12]).map(drop));
+            fill(|number| fs.create(dir, format!("{number}").as_bytes(), &new(0o644)).map(drop));
             fs.set_attributes(id, &SetAttributes::size(5000)).unwrap();
             fs.sync().unwrap();
             let again = fill(|number| {
