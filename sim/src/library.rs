@@ -19,7 +19,7 @@ use crate::volume;
 use anyhow::{Context, Result};
 use butternut::{
     Allocate, AttributeFlags, FileId, FileKind, Filesystem, MountOptions, NewInode, Privileges,
-    RenameFlags, SetAttributes, SetTime, SetXattr, Stat, Time,
+    Refusals, RenameFlags, SetAttributes, SetTime, SetXattr, Stat, Time,
 };
 use butternut_device::Device;
 use std::collections::BTreeMap;
@@ -33,6 +33,7 @@ const COMMIT_SECONDS: u32 = 1 << 30;
 
 pub struct LibrarySubject {
     device: Arc<dyn Device>,
+    refusals: Option<Refusals>,
     filesystem: Option<Filesystem>,
     open: BTreeMap<u8, butternut::File>,
 }
@@ -69,7 +70,17 @@ impl<T> Told<T> for Result<T, butternut::Error> {
 
 impl LibrarySubject {
     pub fn open(device: Arc<dyn Device>) -> Result<LibrarySubject> {
-        let mut subject = LibrarySubject { device, filesystem: None, open: BTreeMap::new() };
+        Self::with(device, None)
+    }
+
+    /// A volume that is full whenever somebody says so.
+    pub fn open_refusing(device: Arc<dyn Device>, refusals: &Refusals) -> Result<LibrarySubject> {
+        Self::with(device, Some(refusals.clone()))
+    }
+
+    fn with(device: Arc<dyn Device>, refusals: Option<Refusals>) -> Result<LibrarySubject> {
+        let open = BTreeMap::new();
+        let mut subject = LibrarySubject { device, refusals, filesystem: None, open };
         subject.mount()?;
         Ok(subject)
     }
@@ -79,6 +90,7 @@ impl LibrarySubject {
             read_only: false,
             commit_seconds: COMMIT_SECONDS,
             workers: 1,
+            refusals: self.refusals.clone(),
             ..MountOptions::default()
         };
         let devices = vec![Arc::clone(&self.device)];

@@ -183,6 +183,7 @@ pub use butternut_device as device;
 pub use butternut_file::{BadPacker, Compress, Packer};
 pub use butternut_format as format;
 pub use butternut_sys::buffer::Buffer;
+pub use butternut_tree::Refusals;
 pub use clock::Clock;
 pub use data::{Allocate, Privileges};
 pub use directory::{DirEntry, FIRST_ENTRY, ReadDir};

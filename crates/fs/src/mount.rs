@@ -14,7 +14,7 @@ use crate::{Clock, Error, FileId, FileKind, Follow, Result, id::TOP_LEVEL};
 use butternut_device::{Device, FileDevice, OpenDevice};
 use butternut_file::{Compress, Source, SourceOptions};
 use butternut_format::super_block::SuperBlock;
-use butternut_tree::{Forest, ForestOptions};
+use butternut_tree::{Forest, ForestOptions, Refusals};
 use butternut_volume::{OpenOptions, Volume};
 use rayon::ThreadPoolBuilder;
 use std::path::{Path, PathBuf};
@@ -58,6 +58,8 @@ pub struct MountOptions {
     /// Where space is short, commit to have what is freed: what is deleted on a full volume may
     /// need that. Without it, what does not fit fails.
     pub commits_for_space: bool,
+    /// For tests: room that is refused although there is some.
+    pub refusals: Option<Refusals>,
     /// What inodes are stamped by.
     pub clock: Clock,
     /// Open although devices are missing, as long as every chunk can still be read.
@@ -86,6 +88,7 @@ impl Default for MountOptions {
             read_only: true,
             commit_seconds: 30,
             commits_for_space: true,
+            refusals: None,
             clock: Clock::default(),
             degraded: false,
             compress: None,
@@ -328,6 +331,7 @@ fn forest(volume: &Arc<Volume>, options: &MountOptions) -> Result<Arc<Forest>> {
         cache_bytes: options.node_cache_bytes,
         clock: options.clock.0,
         commits_for_space: options.commits_for_space,
+        refusals: options.refusals.clone(),
         ..ForestOptions::default()
     };
     let volume = Arc::clone(volume);

@@ -16,6 +16,7 @@ use crate::error::TreeError;
 use crate::forest::Forest;
 use crate::references::item::read_extent;
 use crate::references::{Head, Ref};
+use crate::refusals::Purpose;
 use crate::transaction::Handle;
 use butternut_format::extent::{DataRef, InlineRef};
 use butternut_format::feature::Feature;
@@ -41,7 +42,7 @@ impl Forest {
         cluster: Cluster,
     ) -> Result<Range<u64>, TreeError> {
         let want = Want::data(bytes_min, bytes_max.min(DATA_EXTENT_BYTES_MAX), cluster);
-        self.find_room(|running| {
+        self.find_room(Purpose::Growth, |running| {
             let space = &running.space;
             if let Some(range) = space.allocate_spare(Class::Data, want) {
                 return Ok(Ok(range));
@@ -62,7 +63,7 @@ impl Forest {
     /// # Errors
     /// No space.
     pub fn promise_metadata(self: &Arc<Self>, bytes: u64) -> Result<Ticket, TreeError> {
-        self.find_room(|running| Ok(running.space.reserve(Class::Metadata, bytes)))
+        self.find_room(Purpose::Growth, |running| Ok(running.space.reserve(Class::Metadata, bytes)))
     }
 
     /// Gives back space that was allocated and never claimed.

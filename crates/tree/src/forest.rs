@@ -16,6 +16,7 @@
 use crate::Block;
 use crate::cache::{CacheCounters, CachedBlock, NodeCache};
 use crate::error::TreeError;
+use crate::refusals::{Purpose, Refusals};
 use crate::running::Running;
 use crate::tree::Tree;
 use butternut_format::chunk::Chunk;
@@ -37,7 +38,7 @@ const CACHE_BYTES_DEFAULT: u64 = 64 << 20;
 /// Independent locks over the reads under way.
 const FLIGHT_SHARDS: usize = 16;
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct ForestOptions {
     /// Limit of the node cache, in bytes.
     pub cache_bytes: u64,
@@ -48,6 +49,8 @@ pub struct ForestOptions {
     /// Where space is short, commit to have what is freed: on a full volume, what asks for space
     /// may find some only then. Without it, nothing is committed that nobody asked for.
     pub commits_for_space: bool,
+    /// For tests: room that is refused although there is some.
+    pub refusals: Option<Refusals>,
 }
 
 impl Default for ForestOptions {
@@ -57,6 +60,7 @@ impl Default for ForestOptions {
             clock: system_time,
             discard: false,
             commits_for_space: true,
+            refusals: None,
         }
     }
 }
@@ -131,6 +135,7 @@ pub struct Forest {
     clock: fn() -> Time,
     discard: bool,
     commits_for_space: bool,
+    refusals: Option<Refusals>,
     /// Set where the volume was opened for writing.
     running: OnceLock<Running>,
 }
@@ -152,6 +157,7 @@ impl Forest {
             clock: options.clock,
             discard: options.discard,
             commits_for_space: options.commits_for_space,
+            refusals: options.refusals,
             running: OnceLock::new(),
         });
         forest.assemble()?;
@@ -182,6 +188,11 @@ impl Forest {
     /// Whether the volume was opened for writing.
     pub fn is_writable(&self) -> bool {
         self.running.get().is_some()
+    }
+
+    /// Fails where a test wants it to.
+    pub(crate) fn ask(&self, purpose: Purpose) -> Result<(), TreeError> {
+        self.refusals.as_ref().map_or(Ok(()), |refusals| refusals.ask(purpose))
     }
 
     pub(crate) fn commits_for_space(&self) -> bool {

@@ -30,6 +30,7 @@ mod forest;
 mod free_space;
 mod live;
 mod references;
+mod refusals;
 mod room;
 mod running;
 mod sums;
@@ -44,6 +45,7 @@ pub use data::DATA_EXTENT_BYTES_MAX;
 pub use error::TreeError;
 pub use forest::{Forest, ForestOptions};
 pub use live::change::{Alter, Change};
+pub use refusals::Refusals;
 pub use transaction::{Handle, Need, TreeEdit};
 pub use tree::{Item, Tree};
 

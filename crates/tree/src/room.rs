@@ -13,6 +13,7 @@
 
 use crate::error::TreeError;
 use crate::forest::Forest;
+use crate::refusals::Purpose;
 use crate::running::Running;
 use butternut_space::{Class, NoSpace};
 use std::sync::Arc;
@@ -24,9 +25,11 @@ impl Forest {
     /// No space, or whatever else `want` fails for.
     pub(crate) fn find_room<R>(
         self: &Arc<Self>,
+        purpose: Purpose,
         mut want: impl FnMut(&Running) -> Result<Result<R, NoSpace>, TreeError>,
     ) -> Result<R, TreeError> {
         let running = self.running()?;
+        self.ask(purpose)?;
         let mut has_committed = false;
         loop {
             let why = match want(running)? {

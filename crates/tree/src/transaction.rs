@@ -31,6 +31,7 @@ use crate::forest::Forest;
 use crate::live::change::{Alter, Change};
 use crate::live::cow::Writer;
 use crate::live::{LiveTree, Stop, carry};
+use crate::refusals::Purpose;
 use crate::running::Running;
 use crate::tree::Tree;
 use butternut_format::key::Key;
@@ -210,7 +211,8 @@ impl Forest {
     /// # Errors
     /// No space, or a volume that is read-only since a commit failed.
     pub fn join(self: &Arc<Self>, need: Need) -> Result<Handle, TreeError> {
-        self.find_room(|running| {
+        let purpose = if need.is_deleting { Purpose::Deletion } else { Purpose::Growth };
+        self.find_room(purpose, |running| {
             let generation = running.gate.enter()?;
             let ticket = running.reserve_items(need);
             if ticket.is_err() {

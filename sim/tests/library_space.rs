@@ -1,0 +1,174 @@
+//! The library on a volume that is full at every n-th ask for room: what is refused is refused with
+//! ENOSPC, changes nothing but the bytes that went down before, and can be done when there is room
+//! again. Growth refused for good, everything can still be removed.
+//!
+//! `BUTTERNUT_LONG=1` runs more seeds, and every n up to a hundred.
+
+#![allow(clippy::wildcard_enum_match_arm, reason = "few operations write bytes")]
+
+use anyhow::{Context, Result, ensure};
+use butternut::Refusals;
+use butternut_mkfs::MkfsOptions;
+use butternut_sim::bytes::Bytes;
+use butternut_sim::content::Digest;
+use butternut_sim::generator::{Generator, Without};
+use butternut_sim::library::LibrarySubject;
+use butternut_sim::model::Model;
+use butternut_sim::operation::{File, Operation, Outcome};
+use butternut_sim::run::Run;
+use butternut_sim::subject::Subject;
+use butternut_sim::tree::{Kind, Tree};
+use butternut_sim::volume::{check, fresh};
+use std::sync::Arc;
+
+const VOLUME_BYTES: u64 = 160 << 20;
+const STEPS: usize = 150;
+const NO_SPACE: Outcome = Outcome::Failed(28);
+
+/// What a run saw.
+#[derive(Debug, Default)]
+struct Told {
+    /// Operations that were refused.
+    refused: u64,
+    /// Of them, those that were done in part.
+    partly: u64,
+    removed: u64,
+}
+
+/// A tree without what follows the bytes of a file that may have been written in part.
+fn without_bytes_of(file: Option<&File>, model: &Model, tree: &Tree) -> Tree {
+    let number = file.and_then(|file| model.number_of(file));
+    let is_it = |other: &File| number.is_some() && model.number_of(other) == number;
+    let mut tree = tree.clone();
+    let named = tree.nodes.iter_mut().map(|(at, node)| (File::At(at.clone()), node));
+    let open = tree.open.iter_mut().map(|(slot, node)| (File::Open(*slot), node));
+    for (_, node) in named.chain(open).filter(|(other, _)| is_it(other)) {
+        (node.size, node.content, node.mtime) = (0, Digest::default(), None);
+    }
+    tree
+}
+
+/// The file whose bytes an operation changes.
+fn written(operation: &Operation) -> Option<File> {
+    match operation {
+        Operation::Write { file, .. }
+        | Operation::Fallocate { file, .. }
+        | Operation::Truncate { file, .. }
+        | Operation::Copy { to: file, .. } => Some(file.clone()),
+        Operation::Append { at, .. } => Some(File::At(at.clone())),
+        _ => None,
+    }
+}
+
+/// After an operation that was refused: nothing else has changed.
+fn compare_refused(operation: &Operation, model: &Model, have: &Tree) -> Result<bool> {
+    let want = model.tree();
+    if want.difference(have).is_none() {
+        return Ok(false);
+    }
+    let file = written(operation);
+    let cleared = |tree: &Tree| without_bytes_of(file.as_ref(), model, tree);
+    let difference = cleared(&want).difference(&cleared(have));
+    ensure!(difference.is_none(), "refused, and changed:\n{}", difference.unwrap_or_default());
+    Ok(true)
+}
+
+fn run(seed: u64, every: u64) -> Result<Told> {
+    let device = fresh(VOLUME_BYTES, &MkfsOptions::default())?;
+    let refusals = Refusals::default();
+    let mut subject = LibrarySubject::open_refusing(Arc::clone(&device), &refusals)?;
+    let mut run = Run::of(&subject);
+    let without = Without { reopen: true, fixing: true, ..Without::default() };
+    let mut generator = Generator::new(seed).with_syncs(12).without(without);
+    let mut told = Told::default();
+    refusals.refuse_every(every);
+    for step in 0..STEPS {
+        let operation = generator.next(&run.model);
+        let where_ = || format!("step {step}: {operation:?}");
+        let mut model = run.model.clone();
+        let want = model.apply(&operation);
+        let have = subject.apply(&operation)?;
+        let is_short =
+            matches!((&have, &want), (Outcome::Copied(have), Outcome::Copied(want)) if have < want);
+        if have == want || run.model.accepts_seek(&operation, &have) {
+            run.model = model;
+            continue;
+        }
+        ensure!(have == NO_SPACE || is_short, "{}: have {have:?}, want {want:?}", where_());
+        told.refused += 1;
+        if let Operation::Tmpfile { slot, .. } | Operation::Open { slot, .. } = &operation {
+            // The subject closes what was open in the slot before it asks.
+            run.model.apply(&Operation::Close { slot: *slot });
+        }
+        let is_partly =
+            compare_refused(&operation, &run.model, &subject.tree()?).with_context(where_)?;
+        told.partly += u64::from(is_partly);
+        // There is room again: what was refused can be done.
+        refusals.refuse_none();
+        if let (Operation::Append { at, .. }, true) = (&operation, is_partly) {
+            let size = run.model.tree().nodes[at].size;
+            let cut = Operation::Truncate { file: File::At(at.clone()), size };
+            ensure!(subject.apply(&cut)? == Outcome::Done, "{}: what came is cut off", where_());
+        }
+        let again = subject.apply(&operation)?;
+        ensure!(again == want, "{}: again: have {again:?}, want {want:?}", where_());
+        let (have, want) = (subject.tree()?, model.tree());
+        let difference = want.difference(&have);
+        ensure!(difference.is_none(), "{}: {}", where_(), difference.unwrap_or_default());
+        run.model = model;
+        refusals.refuse_every(every);
+    }
+    refusals.refuse_none();
+    ensure!(told.refused == 0 || refusals.refused() > 0, "refused by nobody");
+    ensure!(subject.apply(&Operation::Reopen)? == Outcome::Done, "it closes and opens");
+    run.model.apply(&Operation::Reopen);
+    let difference = run.model.tree().difference(&subject.tree()?);
+    ensure!(difference.is_none(), "reopened:\n{}", difference.unwrap_or_default());
+    check(&device)?;
+    refusals.refuse_growth();
+    told.removed = remove_all(&mut subject, &mut run.model)?;
+    ensure!(subject.apply(&Operation::Sync)? == Outcome::Done, "the removals go down");
+    refusals.refuse_none();
+    ensure!(subject.apply(&Operation::Reopen)? == Outcome::Done, "it closes and opens");
+    ensure!(subject.tree()?.nodes.len() == 1, "all is gone");
+    check(&device)?;
+    Ok(told)
+}
+
+/// Where growth is refused, what there is can be removed.
+fn remove_all(subject: &mut LibrarySubject, model: &mut Model) -> Result<u64> {
+    let nodes = model.tree().nodes;
+    // Children come behind their parents.
+    for (at, node) in nodes.iter().rev().filter(|(at, _)| **at != Bytes::default()) {
+        let at = at.clone();
+        let removal = match node.kind {
+            Kind::Directory => Operation::Rmdir { at },
+            _ => Operation::Unlink { at },
+        };
+        let (have, want) = (subject.apply(&removal)?, model.apply(&removal));
+        ensure!(have == want && have == Outcome::Done, "{removal:?}: {have:?}");
+    }
+    Ok(nodes.len() as u64 - 1)
+}
+
+fn is_long() -> bool {
+    std::env::var_os("BUTTERNUT_LONG").is_some_and(|value| !value.is_empty())
+}
+
+#[test]
+fn what_finds_no_room_changes_nothing_and_can_be_done_later() {
+    let (seeds, most) = if is_long() { (40, 100) } else { (6, 8) };
+    let (mut runs, mut sum) = (0, Told::default());
+    for seed in 0..seeds {
+        for every in 1..=most {
+            let told = run(seed, every)
+                .unwrap_or_else(|error| panic!("seed {seed}, every {every}: {error:#}"));
+            runs += 1;
+            sum.refused += told.refused;
+            sum.partly += told.partly;
+            sum.removed += told.removed;
+        }
+    }
+    println!("{runs} runs: {sum:?}");
+    assert!(sum.refused > runs * 2 && sum.partly > 0 && sum.removed > runs, "{sum:?}");
+}
