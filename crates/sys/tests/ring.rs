@@ -13,6 +13,7 @@ use butternut_sys::ring::{
 };
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -274,6 +275,26 @@ fn shared_memory_goes_to_several_places_and_is_free_after_the_last() {
         let at = place * 65536;
         assert!(bytes[at..at + 3 * BLOCK].iter().all(|byte| *byte == 9));
     }
+}
+
+#[test]
+fn borrowed_memory_is_read_into_and_given_back_with_the_completion() {
+    let (_image, file) = numbered();
+    let mut ring = ring::<usize>(&file, 8);
+    let mut memory = Buffer::zeroed(3 * BLOCK);
+    let start = NonNull::new(memory[BLOCK..].as_mut_ptr()).unwrap();
+    // SAFETY: the block is there, and the test leaves it alone while the buffer is.
+    let borrowed = unsafe { Buffer::borrowed(start, BLOCK) };
+    ring.submit(read_into(borrowed, 33, 33)).unwrap();
+    ring.wait(1, None);
+    let done = ring.take_done().unwrap();
+    assert_eq!(done.result, Ok(()));
+    let buffer = bytes_of(done.load);
+    assert!(!buffer.is_stable());
+    drop(buffer);
+    let (before, rest) = memory.split_at(BLOCK);
+    assert!(rest[..BLOCK].iter().all(|byte| *byte == number(33)));
+    assert!(before.iter().chain(&rest[BLOCK..]).all(|byte| *byte == 0));
 }
 
 /// One thread submits and then does what `idles` says until another has every completion.

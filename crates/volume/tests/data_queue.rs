@@ -15,6 +15,7 @@ use butternut_format::units::Logical;
 use butternut_sys::arena::Arena;
 use butternut_sys::buffer::Buffer;
 use butternut_sys::buffers::Buffers;
+use butternut_sys::forbid::forbid_rings_on_this_thread;
 use butternut_volume::{
     DataDone, DataQueue, DataQueueOptions, DataRead, NotTaken, OpenOptions, Sums, Volume,
     VolumeError,
@@ -140,6 +141,18 @@ fn what_is_written_to_any_profile_is_on_every_copy_and_read_back() {
         let (_images, volume) = on_files(profile, devices);
         write_and_read(&volume, nth + 10);
     }
+}
+
+#[test]
+fn where_rings_are_forbidden_threads_do_the_same() {
+    let (_images, volume) = on_files(BlockGroupFlags::RAID1, 2);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            forbid_rings_on_this_thread().unwrap();
+            assert!(matches!(queue(&volume, 8).backend(), Backend::Threads { .. }));
+            write_and_read(&volume, 77);
+        });
+    });
 }
 
 #[test]
