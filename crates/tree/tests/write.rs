@@ -76,6 +76,31 @@ fn a_tree_that_grew_and_was_emptied_gives_its_space_back() {
 }
 
 #[test]
+fn a_merge_keeps_to_its_leaf_when_the_node_above_is_split_for_it() {
+    // A node has room for 493 leaves, and is split in its middle when it has 492.
+    const LEAVES: u64 = 492;
+    for last in LEAVES / 2 - 3..LEAVES / 2 + 3 {
+        let forest = open(&fresh(256 * MIB));
+        let handle = forest.join(Need::items(100)).unwrap();
+        let edit = handle.tree(TreeId::FS).unwrap();
+        let key = |at: u64| Key::new(256, ItemType::XATTR_ITEM, at);
+        // Three items fill a leaf, but for a little. The last leaf gets one: another would split
+        // the node.
+        for at in 0..LEAVES * 3 - 2 {
+            edit.insert(&key(at * 10), &[7; 5000]).unwrap();
+        }
+        let at = [0, 30, 60].map(|behind| last * 30 + 1 + behind);
+        let small = at.map(|at| Change { key: key(at), to: Some(vec![1; 9]) });
+        edit.merge(&small).unwrap();
+        for at in at {
+            assert!(edit.tree().find(&key(at)).unwrap().is_some(), "leaf {last}: {at}");
+        }
+        let keys: Vec<Key> = all(&forest).into_keys().collect();
+        assert_eq!(keys.len(), usize::try_from(LEAVES * 3 - 2 + 3).unwrap());
+    }
+}
+
+#[test]
 fn an_uncommitted_change_is_gone_after_reopening() {
     let device = fresh(256 * MIB);
     let forest = open(&device);

@@ -136,6 +136,8 @@ impl Writer<'_> {
         let first = self.dirty(right)?.key(0).unwrap_or_default();
         self.adopt(path, level, right, first)?;
         if *key < first {
+            // What the parents said of where this half ends was true before the split.
+            path.bound = Some(first);
             return Ok(at);
         }
         if let Some((_, slot)) = path.steps.get_mut(level.saturating_add(1)) {
