@@ -3,7 +3,12 @@
 //! `BUTTERNUT_LONG=1` does so twenty times. The kernel mounts what is left, and btrfs-progs checks
 //! it; `BUTTERNUT_NO_KERNEL=1` leaves that out, and says so.
 
-#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    clippy::manual_assert,
+    reason = "a test panics where it fails, and says what it left out"
+)]
 #![allow(dead_code, reason = "what volumes of tests share, not every test uses")]
 
 mod kernel_image;
