@@ -20,13 +20,12 @@
 
 use crate::error::FileError;
 use crate::live::{Layer, Live};
-use crate::map::{Mapping, MappingKind};
 use crate::overlay::{EXTENT_BYTES_MAX, Patch, Place};
 use crate::place::Target;
-use crate::source::{REGION_BYTES, Source, in_memory, mapping_at};
+use crate::plain;
+use crate::source::{REGION_BYTES, Source, in_memory};
 use crate::state::FileState;
 use crate::view::FileView;
-use butternut_format::file_extent::Compression;
 use butternut_format::units::{Logical, SECTOR_BYTES, length};
 use butternut_space::Cluster;
 use std::ops::Range;
@@ -118,31 +117,16 @@ impl Source {
         let mut start: Option<Logical> = None;
         let mut at = range.start;
         while at < range.end {
-            let region = if let Some(region) = self.known_region(view, at) {
-                region
-            } else {
-                *is_cached = false;
-                self.region(view, at)?
-            };
-            let Some(mapping) = mapping_at(&region, at) else { return Ok(None) };
-            let here = mapping.within(&(at..range.end));
-            let Some(logical) = plain_start(&here) else { return Ok(None) };
+            let map = self.plain_map(view, at / REGION_BYTES, is_cached)?;
+            let Some((logical, bytes)) = plain::find(&map, at) else { return Ok(None) };
             if start.is_some_and(|start| start.0 + (at - range.start) != logical.0) {
                 return Ok(None);
             }
             start.get_or_insert(logical);
-            at = here.end();
+            at = at.saturating_add(bytes).min(range.end);
         }
-        Ok(start.filter(|start| start.0.is_multiple_of(SECTOR_BYTES)))
+        Ok(start)
     }
-}
-
-fn plain_start(mapping: &Mapping) -> Option<Logical> {
-    let MappingKind::Regular { extent, packing, skip } = mapping.kind else { return None };
-    if packing.compression != Compression::None {
-        return None;
-    }
-    extent.logical.checked_add(skip)
 }
 
 impl FileView {
@@ -216,9 +200,14 @@ impl FileState {
         if !self.may_be_in_place() {
             return Ok(Some(Target::New));
         }
+        // A patch lies in space of its own, or where the tree has it set aside.
         let has_patch = self.live.overlay().find_patch(range.start, range.end) != Err(range.end);
-        if let Some(logical) = self.live.known_in_place(range).filter(|_| !has_patch) {
-            return Ok(Some(Target::Over(logical)));
+        if let Some(target) = self.live.known_target(range).filter(|_| !has_patch) {
+            return Ok(Some(target));
+        }
+        if has_patch {
+            let [(_, target)] = self.targets(range)?[..] else { return Ok(None) };
+            return Ok(Some(target));
         }
         // What lies around it will be asked for next.
         let start = range.start - range.start % REGION_BYTES;
@@ -226,11 +215,7 @@ impl FileState {
         let end = end - end % SECTOR_BYTES;
         let stamp = self.live.stamp();
         let targets = self.targets(&(start..end.max(range.end)))?;
-        for (part, target) in &targets {
-            if let Target::Over(logical) = target {
-                self.live.learn_in_place(stamp, part, *logical);
-            }
-        }
+        self.live.learn_targets(stamp, &targets);
         let whole = |part: &Range<u64>| part.start <= range.start && range.end <= part.end;
         let found = targets.iter().find(|(part, _)| whole(part));
         Ok(found.map(|(part, target)| target.advanced(range.start - part.start)))

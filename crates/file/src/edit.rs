@@ -175,7 +175,11 @@ impl FileState {
             start.0..start.0 + length(digests.len() / digest_bytes) * SECTOR_BYTES
         }));
         // First the new stamp: whoever does not find a patch any more must see the new items.
-        self.live.restamp();
+        if edit.patches.is_empty() {
+            self.live.restamp();
+        } else {
+            self.live.restamp_merged();
+        }
         let mut overlay = self.live.overlay_to_settle();
         for start in &edit.patches {
             overlay.settle_patch(*start);

@@ -119,8 +119,7 @@ impl Items<'_> {
             return Ok(());
         }
         let end = last.map_or(0, Piece::end);
-        let want = format_args!("at least {end}").to_string();
-        require(key.offset >= end, "key offset", key.offset, want)
+        require(key.offset >= end, "key offset", key.offset, format_args!("at least {end}"))
             .map_err(|r| self.view.corrupt(r.at(format_args!("extent item {key}"))))?;
         let piece = self.piece(key)?;
         self.pieces.push(piece);

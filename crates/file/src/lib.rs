@@ -37,6 +37,7 @@ mod overlay;
 mod pack;
 mod piece;
 mod place;
+mod plain;
 mod plan;
 mod promise;
 mod read;

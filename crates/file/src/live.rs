@@ -12,12 +12,13 @@
 //!    ([`Live::quiesce`]): nobody ever reads a block that somebody else writes.
 //! 4. Every change of the file's items in the tree changes [`Live::stamp`], and no two states of
 //!    any file ever have the same stamp: maps that are cached under one are never out of date.
-//! 5. Places that are known under a stamp are the file's alone, to be written where they are:
-//!    before others can come to share them the stamp changes.
+//! 5. What is known under a stamp of where a range is to be written stays true: before others can
+//!    come to share what is the file's alone, the stamp changes.
 //!
 //! The lock of the overlay is held for a look or a change, never over I/O or a tree search.
 
 use crate::overlay::{Found, Overlay, PackedExtent, Place};
+use crate::place::Target;
 use crate::source::in_memory;
 use crate::traffic::Traffic;
 use butternut_format::units::{Logical, SECTOR_BYTES};
@@ -26,8 +27,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// Runs that are known to be the file's alone, at most.
-const RUNS_MAX: usize = 4096;
+/// Runs of which it is known where they are to be written, at most.
+const RUNS_MAX: usize = 16 << 10;
 
 /// The next stamp. No file that cannot change has one (they are 0).
 static NEXT_STAMP: AtomicU64 = AtomicU64::new(1);
@@ -43,14 +44,14 @@ pub(crate) struct Live {
     /// Held shared by those who read ahead (law 3).
     ahead: RwLock<()>,
     traffic: Traffic,
-    in_place: RwLock<InPlace>,
+    targets: RwLock<KnownTargets>,
 }
 
-/// Runs of the file that may be written where they are (law 5): start -> end, and where.
+/// Where runs of the file are to be written (law 5): start -> end, and the target.
 #[derive(Debug, Default)]
-struct InPlace {
+struct KnownTargets {
     stamp: u64,
-    runs: BTreeMap<u64, (u64, Logical)>,
+    runs: BTreeMap<u64, (u64, Target)>,
 }
 
 /// What a read finds above the tree.
@@ -78,7 +79,7 @@ impl Live {
             stamp: AtomicU64::new(next_stamp()),
             ahead: RwLock::default(),
             traffic: Traffic::default(),
-            in_place: RwLock::default(),
+            targets: RwLock::default(),
         }
     }
 
@@ -127,23 +128,26 @@ impl Live {
         &self.traffic
     }
 
-    /// Where a range may be written where it is, if that is known.
-    pub(crate) fn known_in_place(&self, range: &Range<u64>) -> Option<Logical> {
-        let known = self.in_place.read().unwrap_or_else(PoisonError::into_inner);
+    /// Where a range is to be written, if that is known.
+    pub(crate) fn known_target(&self, range: &Range<u64>) -> Option<Target> {
+        let known = self.targets.read().unwrap_or_else(PoisonError::into_inner);
         if known.stamp != self.stamp() {
             return None;
         }
-        let (start, (end, logical)) = known.runs.range(..=range.start).next_back()?;
-        (range.end <= *end).then(|| Logical(logical.0 + (range.start - start)))
+        let (start, (end, target)) = known.runs.range(..=range.start).next_back()?;
+        (range.end <= *end).then(|| target.advanced(range.start - start))
     }
 
-    /// Takes note of a run that may be written where it is, as of `stamp`.
-    pub(crate) fn learn_in_place(&self, stamp: u64, range: &Range<u64>, logical: Logical) {
-        let mut known = self.in_place.write().unwrap_or_else(PoisonError::into_inner);
-        if known.stamp != stamp || known.runs.len() >= RUNS_MAX {
-            *known = InPlace { stamp, runs: BTreeMap::new() };
+    /// Takes note of where runs are to be written, as of `stamp`.
+    pub(crate) fn learn_targets(&self, stamp: u64, runs: &[(Range<u64>, Target)]) {
+        let mut known = self.targets.write().unwrap_or_else(PoisonError::into_inner);
+        if known.stamp != stamp || known.runs.len() + runs.len() > RUNS_MAX {
+            *known = KnownTargets { stamp, runs: BTreeMap::new() };
         }
-        known.runs.insert(range.start, (range.end, logical));
+        // What is set aside is so until it is written, under the same stamp.
+        let lasting =
+            runs.iter().filter(|(_, target)| matches!(target, Target::New | Target::Over(_)));
+        known.runs.extend(lasting.map(|(range, target)| (range.start, (range.end, *target))));
     }
 
     /// The file reads otherwise than before (law 2).
@@ -166,6 +170,16 @@ impl Live {
     /// The tree's items are others than before (law 4).
     pub(crate) fn restamp(&self) {
         self.stamp.store(next_stamp(), Ordering::Release);
+    }
+
+    /// The same, where patches were merged: what was to go to new space still is.
+    pub(crate) fn restamp_merged(&self) {
+        let mut known = self.targets.write().unwrap_or_else(PoisonError::into_inner);
+        let was = self.stamp.swap(next_stamp(), Ordering::AcqRel);
+        if known.stamp == was {
+            known.stamp = self.stamp();
+            known.runs.retain(|_, (_, target)| *target == Target::New);
+        }
     }
 
     /// What to read for the start of `range`.

@@ -17,6 +17,7 @@ use crate::error::FileError;
 use crate::map::{ItemMappings, Mapping, MappingKind};
 use crate::overlay::BLOCK;
 use crate::pack::Compress;
+use crate::plain::{self, PlainMap};
 use crate::plan::Plan;
 use crate::stream::AheadBudget;
 use crate::sums::SumIndex;
@@ -40,6 +41,8 @@ const IDLE_SCRATCH_BYTES_MAX: usize = 2 << 20;
 #[derive(Clone, Copy, Debug)]
 pub struct SourceOptions {
     pub map_cache_bytes: usize,
+    /// Maps for direct reads.
+    pub plain_map_cache_bytes: usize,
     pub sum_cache_bytes: usize,
     pub unpacked_cache_bytes: usize,
     /// Whether what is written is packed.
@@ -50,6 +53,7 @@ impl Default for SourceOptions {
     fn default() -> Self {
         Self {
             map_cache_bytes: 8 << 20,
+            plain_map_cache_bytes: 16 << 20,
             sum_cache_bytes: 8 << 20,
             unpacked_cache_bytes: 8 << 20,
             compress: None,
@@ -84,6 +88,7 @@ struct Shared {
     workers: Arc<ThreadPool>,
     sums: SumIndex,
     regions: BoundedCache<RegionKey, Region>,
+    plain_maps: BoundedCache<RegionKey, PlainMap>,
     unpacked: BoundedCache<PackedKey, Vec<u8>>,
     idle: Mutex<Vec<Workspace>>,
     ahead: Arc<AheadBudget>,
@@ -108,6 +113,7 @@ impl Source {
             workers,
             sums: SumIndex::new(tree, digest_bytes, options.sum_cache_bytes),
             regions: BoundedCache::new(options.map_cache_bytes),
+            plain_maps: BoundedCache::new(options.plain_map_cache_bytes),
             unpacked: BoundedCache::new(options.unpacked_cache_bytes),
             idle: Mutex::default(),
             ahead: Arc::default(),
@@ -170,9 +176,23 @@ impl Source {
         &self.0.helpers
     }
 
-    /// The region, if it is in memory.
-    pub(crate) fn known_region(&self, view: &FileView, offset: u64) -> Option<Arc<Region>> {
-        self.0.regions.find(&region_key(view, offset / REGION_BYTES))
+    /// Where the sectors of region `number` are that are on disk as they are; `is_cached` becomes
+    /// false where the tree had to be asked.
+    pub(crate) fn plain_map(
+        &self,
+        view: &FileView,
+        number: u64,
+        is_cached: &mut bool,
+    ) -> Result<Arc<PlainMap>, FileError> {
+        let key = region_key(view, number);
+        if let Some(map) = self.0.plain_maps.find(&key) {
+            return Ok(map);
+        }
+        *is_cached = false;
+        let map: Arc<PlainMap> = Arc::from(plain::load(view, number)?);
+        let bytes = size_of_val(&*map) + size_of::<RegionKey>() * 4;
+        self.0.plain_maps.insert(key, Arc::clone(&map), bytes);
+        Ok(map)
     }
 
     /// The region of the file that holds byte `offset`, as the tree has it.

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Caches so small that most look-ups miss.
 const TINY: SourceOptions = SourceOptions {
     map_cache_bytes: 20_000,
+    plain_map_cache_bytes: 20_000,
     sum_cache_bytes: 40_000,
     unpacked_cache_bytes: 0,
     compress: None,

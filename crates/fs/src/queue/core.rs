@@ -22,7 +22,6 @@ use crate::lane_counters::LaneCounters;
 use crate::mount::Shared;
 use crate::{Error, File, Result, Switches};
 use butternut_file::{DirectRoom, DirectWrite, Help, InFlight};
-use butternut_format::checksum::ChecksumKind;
 use butternut_format::units::{Logical, length};
 use butternut_sys::arena::Arena;
 use butternut_sys::buffer::Buffer;
@@ -53,7 +52,6 @@ pub(super) struct Core {
 #[derive(Debug)]
 struct Inner {
     volume: Arc<Volume>,
-    csum: ChecksumKind,
     data: DataQueue,
     slabs: Arena,
     flights: Vec<Flight>,
@@ -139,7 +137,6 @@ impl Core {
         let arenas = vec![arena.clone(), slabs.clone()];
         let data = volume.data_queue(&DataQueueOptions { depth: depth * 2, arenas });
         let inner = Inner {
-            csum: volume.super_block().csum(),
             volume,
             data,
             slabs,
@@ -305,15 +302,21 @@ impl Inner {
         let Some(staged) = &mut self.staged else { return Ok(()) };
         let flight = &mut self.flights[staged.flight];
         let first = flight.digests.len();
-        let sums = writing.write.wants_digests().then_some(self.csum);
+        let has_sums = writing.write.wants_digests();
         match &mut staged.load {
             Load::Slab(slab) => {
                 let place = &mut slab.whole_mut()[staged.bytes..staged.bytes + bytes];
-                carry_over(place, &buffer, sums, &mut flight.digests);
+                if has_sums {
+                    self.volume.copy_and_sum(&buffer, 0, place, &mut flight.digests);
+                } else {
+                    buffer.copy_to(0, place);
+                }
                 writing.buffer = Some(buffer);
             }
             Load::Owned(buffers) => {
-                digest(&buffer, sums, &mut flight.digests);
+                if has_sums {
+                    self.volume.sum(&buffer, &mut flight.digests);
+                }
                 match buffers {
                     Buffers::One(_) if staged.bytes == 0 => *buffers = Buffers::One(buffer),
                     Buffers::One(first) => {
@@ -543,20 +546,5 @@ impl Writing {
     /// Nothing of it was done.
     pub(super) fn give_up(self) {
         self.write.fail(self.file.source());
-    }
-}
-
-/// Copies sectors, and digests the copies while they are near: nobody can change those.
-fn carry_over(place: &mut [u8], from: &Buffer, sums: Option<ChecksumKind>, digests: &mut Vec<u8>) {
-    for (number, place) in place.chunks_mut(SECTOR).enumerate() {
-        from.copy_to(number * SECTOR, place);
-        digest(place, sums, digests);
-    }
-}
-
-fn digest(bytes: &[u8], sums: Option<ChecksumKind>, digests: &mut Vec<u8>) {
-    let Some(csum) = sums else { return };
-    for sector in bytes.chunks_exact(SECTOR) {
-        digests.extend_from_slice(&csum.digest(sector)[..csum.bytes()]);
     }
 }
