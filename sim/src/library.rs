@@ -18,8 +18,8 @@ use crate::tree::Tree;
 use crate::volume;
 use anyhow::{Context, Result};
 use butternut::{
-    Allocate, AttributeFlags, FileId, FileKind, Filesystem, MountOptions, NewInode, Privileges,
-    Refusals, RenameFlags, SetAttributes, SetTime, SetXattr, Stat, Time,
+    Allocate, AttributeFlags, Compress, FileId, FileKind, Filesystem, MountOptions, NewInode,
+    Privileges, Refusals, RenameFlags, SetAttributes, SetTime, SetXattr, Stat, Time,
 };
 use butternut_device::Device;
 use std::collections::BTreeMap;
@@ -35,10 +35,25 @@ pub struct LibrarySubject {
     device: Arc<dyn Device>,
     refusals: Option<Refusals>,
     filesystem: Option<Filesystem>,
+    compress: Option<Compress>,
     open: BTreeMap<u8, butternut::File>,
 }
 
 type Answer<T> = Result<T, i32>;
+
+/// The library as an engine for crashes, packing what it writes.
+#[derive(Clone, Copy, Debug)]
+pub struct PackingEngine(pub Compress);
+
+impl Engine for PackingEngine {
+    fn open(&self, device: Arc<dyn Device>) -> Result<Box<dyn Subject>> {
+        Ok(Box::new(LibrarySubject::packing(device, Some(self.0))?))
+    }
+
+    fn check(&self, device: &Arc<dyn Device>) -> Result<()> {
+        volume::check_crashed(device)
+    }
+}
 
 /// The library as an engine for crashes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -70,17 +85,26 @@ impl<T> Told<T> for Result<T, butternut::Error> {
 
 impl LibrarySubject {
     pub fn open(device: Arc<dyn Device>) -> Result<LibrarySubject> {
-        Self::with(device, None)
+        Self::with(device, None, None)
+    }
+
+    /// The same, opened to pack what is written.
+    pub fn packing(device: Arc<dyn Device>, compress: Option<Compress>) -> Result<LibrarySubject> {
+        Self::with(device, None, compress)
     }
 
     /// A volume that is full whenever somebody says so.
     pub fn open_refusing(device: Arc<dyn Device>, refusals: &Refusals) -> Result<LibrarySubject> {
-        Self::with(device, Some(refusals.clone()))
+        Self::with(device, Some(refusals.clone()), None)
     }
 
-    fn with(device: Arc<dyn Device>, refusals: Option<Refusals>) -> Result<LibrarySubject> {
+    fn with(
+        device: Arc<dyn Device>,
+        refusals: Option<Refusals>,
+        compress: Option<Compress>,
+    ) -> Result<LibrarySubject> {
         let open = BTreeMap::new();
-        let mut subject = LibrarySubject { device, refusals, filesystem: None, open };
+        let mut subject = LibrarySubject { device, refusals, filesystem: None, compress, open };
         subject.mount()?;
         Ok(subject)
     }
@@ -91,6 +115,7 @@ impl LibrarySubject {
             commit_seconds: COMMIT_SECONDS,
             workers: 1,
             refusals: self.refusals.clone(),
+            compress: self.compress,
             ..MountOptions::default()
         };
         let devices = vec![Arc::clone(&self.device)];
@@ -446,7 +471,9 @@ impl Subject for LibrarySubject {
     }
 
     fn rules(&self) -> Rules {
-        Rules { guards_open_files: true, node_bytes: self.filesystem().super_block().node_bytes() }
+        let packer = self.compress.map_or(Rules::default().packer, |asked| asked.packer.name());
+        let node_bytes = self.filesystem().super_block().node_bytes();
+        Rules { guards_open_files: true, node_bytes, packer }
     }
 
     fn tree(&mut self) -> Result<Tree> {

@@ -39,11 +39,13 @@ pub struct Rules {
     pub guards_open_files: bool,
     /// How large a tree block is decides what fits into an item.
     pub node_bytes: u32,
+    /// What `chattr +c` asks for: the algorithm that the volume is mounted with, or zlib.
+    pub packer: &'static str,
 }
 
 impl Default for Rules {
     fn default() -> Rules {
-        Rules { guards_open_files: false, node_bytes: 16_384 }
+        Rules { guards_open_files: false, node_bytes: 16_384, packer: "zlib" }
     }
 }
 

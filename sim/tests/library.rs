@@ -1,6 +1,7 @@
 //! The library held to the model, on fresh volumes of several shapes, judged by the checker.
 
 use anyhow::Result;
+use butternut::Compress;
 use butternut_device::Device;
 use butternut_mkfs::{ChecksumKind, MkfsOptions, Profile};
 use butternut_sim::generator::Generator;
@@ -18,11 +19,15 @@ const VOLUME_BYTES: u64 = 512 << 20;
 const OPERATIONS: usize = 3000;
 
 fn hold(seed: u64, options: &MkfsOptions) {
+    hold_packing(seed, options, None);
+}
+
+fn hold_packing(seed: u64, options: &MkfsOptions, compress: Option<Compress>) {
     let last: Rc<RefCell<Option<Arc<dyn Device>>>> = Rc::default();
     let mut make = || -> Result<Box<dyn Subject>> {
         let device = fresh(VOLUME_BYTES, options)?;
         *last.borrow_mut() = Some(Arc::clone(&device));
-        Ok(Box::new(LibrarySubject::open(device)?))
+        Ok(Box::new(LibrarySubject::packing(device, compress)?))
     };
     let generator = Generator::new(seed);
     let found = run::hold(generator, seed, OPERATIONS, Duration::from_mins(2), &mut make)
@@ -47,6 +52,17 @@ fn seeds(few: u64, many: u64) -> std::ops::Range<u64> {
 fn the_library_does_what_the_model_says() {
     for seed in seeds(4, 300) {
         hold(seed, &MkfsOptions::default());
+    }
+}
+
+/// The same, in extents that are packed wherever that makes them smaller.
+#[test]
+fn what_is_packed_does_what_the_model_says() {
+    for (number, name) in (2000..).zip(["zlib:1", "lzo", "zstd:1"]) {
+        let compress = Compress { packer: name.parse().unwrap(), is_forced: true };
+        for seed in seeds(2, 100).map(|more| number + more * 100) {
+            hold_packing(seed, &MkfsOptions::default(), Some(compress));
+        }
     }
 }
 

@@ -3,11 +3,12 @@
 //!
 //! `BUTTERNUT_LONG=1` looks at 20,000 crashes and more; `BUTTERNUT_SEED=N` at one workload.
 
+use butternut::Compress;
 use butternut_device::CrashOptions;
 use butternut_mkfs::MkfsOptions;
 use butternut_sim::crash::workload::Workload;
 use butternut_sim::crash::{JudgeOptions, Verdict};
-use butternut_sim::library::LibraryEngine;
+use butternut_sim::library::{LibraryEngine, PackingEngine};
 use butternut_sim::random::Random;
 use butternut_sim::script;
 use butternut_sim::volume::{fresh, is_super_block};
@@ -46,6 +47,24 @@ fn a_script_keeps_its_promises_after_every_crash() {
     let told = told.unwrap_or_else(|found| panic!("{found}"));
     let verdict = workload.judge(&LibraryEngine, &told);
     assert_eq!(verdict.failed, 0, "{verdict}");
+}
+
+/// The same, where what is written is packed.
+#[test]
+fn packed_files_keep_their_promises_after_every_crash() {
+    let is_long = std::env::var_os("BUTTERNUT_LONG").is_some_and(|value| !value.is_empty());
+    let mut sum = Verdict::default();
+    for seed in 5000..if is_long { 5060 } else { 5003 } {
+        let name = ["zlib:1", "lzo", "zstd:1"][usize::try_from(seed % 3).unwrap()];
+        let compress = Compress { packer: name.parse().unwrap(), is_forced: true };
+        let engine = PackingEngine(compress);
+        let base = fresh(VOLUME_BYTES, &MkfsOptions::default()).unwrap();
+        match workload(seed).hold(&engine, &base, Duration::from_mins(2)).unwrap() {
+            Ok(verdict) => sum.merge(verdict),
+            Err(found) => panic!("{found}"),
+        }
+    }
+    assert!(sum.states >= 30, "{sum}");
 }
 
 #[test]

@@ -110,9 +110,13 @@ impl Encoders {
             Compression::Zlib => {
                 let level = packer.level().unsigned_abs();
                 let zlib = self.zlib.take().filter(|zlib| zlib.level() == level);
-                let zlib = self.zlib.insert(zlib.unwrap_or_else(|| zlib::Deflater::new(level)));
+                let mut zlib = zlib.unwrap_or_else(|| zlib::Deflater::new(level));
                 out.resize(bytes_max, 0);
-                zlib.pack(input, out)?
+                let bytes = zlib.pack(input, out)?;
+                // One that did not come to its end does not begin anew: at level 1 its reset
+                // forgets that a block is open.
+                self.zlib = Some(zlib);
+                bytes
             }
             Compression::Lzo => {
                 let matcher = self.lzo.get_or_insert_with(lzo_match::Matcher::new);

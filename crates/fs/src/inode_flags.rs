@@ -23,8 +23,8 @@ impl Filesystem {
     }
 
     /// Sets all flags of an inode at once, as `FS_IOC_SETFLAGS` does. Flags that mean nothing to
-    /// its kind are left out. `COMPRESS` asks for what the volume is opened with, else for zlib. Who
-    /// may set immutable and append-only is the door's to know.
+    /// its kind are left out. `COMPRESS` asks for what the volume is opened with, or for zlib.
+    /// Who may set immutable and append-only is the door's to know.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for flags that btrfs does not have, [`Error::Names`] with `EINVAL`

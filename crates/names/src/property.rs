@@ -8,8 +8,9 @@
 //! empty, or removed           neither
 //! ```
 //!
-//! `chattr +c` sets zlib, or what the volume is opened with; `-c` and `+m` remove the property. A file that is written in place is
-//! not compressed; which of the two it is, an empty file alone may change.
+//! `chattr +c` sets zlib, or what the volume is opened with; `-c` and `+m` remove the property. A
+//! file that is written in place is not compressed; which of the two it is, an empty file alone may
+//! change.
 
 use crate::error::NamesError;
 use butternut_format::file_extent::Compression;

@@ -144,6 +144,7 @@ impl Model {
 
     fn set_flags(&mut self, at: &Bytes, wanted: u32) -> Answer<()> {
         let ino = self.lookup(at)?;
+        let packer = self.rules.packer;
         let inode = self.inode_mut(ino);
         let is_empty = match &inode.body {
             Body::File(content) => content.size() == 0,
@@ -168,7 +169,7 @@ impl Model {
         if wanted & flags::COMPRESS == 0 {
             inode.xattrs.remove(&name);
         } else {
-            inode.xattrs.insert(name, Bytes::from("zlib"));
+            inode.xattrs.insert(name, Bytes::from(packer));
         }
         Ok(())
     }

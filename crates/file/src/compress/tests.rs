@@ -212,6 +212,31 @@ proptest! {
     }
 }
 
+/// An encoder of zlib:1 that was begun again after that once went on with the block it was in.
+#[test]
+fn an_encoder_that_found_no_room_is_as_good_as_new() {
+    let mut state = 1_u64;
+    let mut next = move || {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(state >> 33).unwrap()
+    };
+    for packer in packers() {
+        for _ in 0..200 {
+            // Noise, or words that come again after sixteen others; in a room that may do.
+            let (bytes, period) =
+                (1 + next() % 131_072, if next() % 2 == 0 { 16 } else { 1 << 20 });
+            let salt = u32::try_from(next()).unwrap();
+            let word = |at: u32| (salt ^ (at % period)).wrapping_mul(2_654_435_761).to_le_bytes();
+            let text: Vec<u8> =
+                (0..).flat_map(|at| word(at).into_iter().skip(1)).take(bytes).collect();
+            let Some(packed) = packed(packer, &text, 1 + next() % (bytes + 100)) else { continue };
+            let found = unpack(packer.compression(), &packed, bytes);
+            assert!(found.is_ok_and(|found| found == text), "{packer}");
+        }
+    }
+}
+
 #[test]
 fn the_largest_extent_is_packed_and_comes_back() {
     let text: Vec<u8> =

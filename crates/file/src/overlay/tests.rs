@@ -14,15 +14,40 @@ enum Model {
     Tree,
     New(u64),
     SetAside(u64),
+    /// So many blocks into what the packed extent at a place holds.
+    Packed(u64, u64),
 }
 
 #[derive(Clone, Debug)]
 enum Step {
-    New { start: u64, blocks: u64, logical: u64 },
-    SetAside { start: u64, blocks: u64 },
-    Cut { start: u64, blocks: u64 },
-    Dirty { start: u64 },
-    DropDirty { start: u64, blocks: u64 },
+    New {
+        start: u64,
+        blocks: u64,
+        logical: u64,
+    },
+    SetAside {
+        start: u64,
+        blocks: u64,
+    },
+    Packed {
+        start: u64,
+        blocks: u64,
+    },
+    /// One of the patches comes into the tree.
+    Settle {
+        number: usize,
+    },
+    Cut {
+        start: u64,
+        blocks: u64,
+    },
+    Dirty {
+        start: u64,
+    },
+    DropDirty {
+        start: u64,
+        blocks: u64,
+    },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -35,6 +60,8 @@ fn step() -> impl Strategy<Value = Step> {
             logical
         }),
         2 => (start(), blocks()).prop_map(|(start, blocks)| Step::SetAside { start, blocks }),
+        3 => (start(), 2..10_u64).prop_map(|(start, blocks)| Step::Packed { start, blocks }),
+        1 => (0..9_usize).prop_map(|number| Step::Settle { number }),
         2 => (start(), 0..9_u64).prop_map(|(start, blocks)| Step::Cut { start, blocks }),
         2 => start().prop_map(|start| Step::Dirty { start }),
         1 => (start(), blocks()).prop_map(|(start, blocks)| Step::DropDirty { start, blocks }),
@@ -87,6 +114,21 @@ impl Both {
                     self.model[usize::try_from(index).unwrap()] = Model::SetAside(index);
                 }
             }
+            Step::Packed { start, blocks } => {
+                let at = self.next;
+                self.next += 1;
+                let disk = DiskExtent { logical: Logical(at * SECTOR_BYTES), bytes: SECTOR_BYTES };
+                let (ram_bytes, compression) = (blocks * SECTOR_BYTES, Compression::Zstd);
+                let extent = PackedExtent { disk, ram_bytes, compression, serial: at };
+                self.used.insert(at);
+                let start_bytes = start * SECTOR_BYTES;
+                let freed = self.overlay.insert_packed(start_bytes, extent, digests(at, 1));
+                self.free(freed);
+                for index in 0..blocks {
+                    self.model[usize::try_from(start + index).unwrap()] = Model::Packed(at, index);
+                }
+            }
+            Step::Settle { number } => self.settle(number),
             Step::Cut { start, blocks } => {
                 let range = start * SECTOR_BYTES..(start + blocks) * SECTOR_BYTES;
                 let freed = self.overlay.cut(&range);
@@ -118,6 +160,20 @@ impl Both {
         self.free(freed);
     }
 
+    fn settle(&mut self, number: usize) {
+        let Some((start, patch)) = self.overlay.patches().nth(number) else { return };
+        let (first, blocks) = (start / SECTOR_BYTES, patch.bytes / SECTOR_BYTES);
+        self.overlay.settle_patch(start);
+        for index in first..first + blocks {
+            let was = &mut self.model[usize::try_from(index).unwrap()];
+            // The tree's from now on: nothing gives it back.
+            if let Model::New(at) | Model::Packed(at, _) = *was {
+                self.used.remove(&at);
+            }
+            *was = Model::Tree;
+        }
+    }
+
     fn free(&mut self, freed: Vec<Range<u64>>) {
         for range in freed {
             for block in range.start / SECTOR_BYTES..range.end / SECTOR_BYTES {
@@ -137,6 +193,16 @@ impl Both {
             }
             match (found, *want) {
                 (Found::Gap { end }, Model::Tree) => assert!(end > at),
+                (Found::Patch { start, patch, end }, Model::Packed(place, skip)) => {
+                    assert!(start <= at && at < end && end <= start + patch.bytes);
+                    let Place::Packed { extent, skip: first } = patch.place else {
+                        panic!("block {index} is packed: {patch:?}")
+                    };
+                    assert_eq!(extent.serial, place);
+                    assert_eq!(first + (at - start), skip * SECTOR_BYTES);
+                    assert_eq!(self.overlay.packed_digests(&extent), digests(place, 1));
+                    assert_eq!(self.overlay.is_named(&extent), !self.used.contains(&place));
+                }
                 (Found::Patch { start, patch, end }, want) => {
                     assert!(start <= at && at < end && end <= start + patch.bytes);
                     let logical = patch.place.advanced(at - start).logical().0 / SECTOR_BYTES;
@@ -149,14 +215,26 @@ impl Both {
                             assert_eq!(known, block);
                             assert_eq!(logical, (1 << 40) / SECTOR_BYTES + block);
                         }
-                        Model::Tree => panic!("block {index} is the tree's"),
+                        Model::Tree | Model::Packed(..) => panic!("block {index}: {patch:?}"),
                     }
                 }
                 (found, want) => panic!("block {index}: {found:?}, want {want:?}"),
             }
         }
-        let shown = self.model.iter().filter(|model| matches!(model, Model::New(_))).count();
-        assert_eq!(self.used.len(), shown, "all new space is shown or given back");
+        let mut shown = BTreeSet::new();
+        let mut packed = BTreeSet::new();
+        for model in &self.model {
+            match *model {
+                Model::New(at) => assert!(shown.insert(at)),
+                Model::Packed(at, _) => {
+                    packed.insert(Logical(at * SECTOR_BYTES));
+                    shown.extend(Some(at).filter(|at| self.used.contains(at)));
+                }
+                Model::Tree | Model::SetAside(_) => {}
+            }
+        }
+        assert_eq!(self.used, shown, "all new space is shown or given back");
+        assert!(self.overlay.packed.keys().eq(&packed), "what is packed is kept while it is shown");
         self.sorted();
     }
 

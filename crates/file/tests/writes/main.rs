@@ -9,5 +9,6 @@
 mod crashes;
 mod faults;
 mod model;
+mod packing;
 mod script;
 mod volume;

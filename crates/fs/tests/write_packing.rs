@@ -1,0 +1,128 @@
+//! Which files are packed as they are written: by option, flag and property.
+
+#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+#![allow(dead_code, reason = "what volumes of tests share, not every test uses")]
+
+mod volume;
+
+use butternut::{
+    AttributeFlags, Compress, Compression, ExtentKind, FileId, Filesystem, MountOptions, Packer,
+    SetXattr,
+};
+use volume::{TestVolume, new};
+
+const PROPERTY: &[u8] = b"btrfs.compression";
+
+fn packing(volume: &TestVolume, name: &str) -> Filesystem {
+    let packer: Packer = name.parse().unwrap();
+    let compress = Some(Compress { packer, is_forced: false });
+    let options = MountOptions { read_only: false, compress, ..MountOptions::default() };
+    Filesystem::open_devices(volume.devices(), &options).unwrap()
+}
+
+/// Writes text to a file, and says how its extents are packed.
+fn packed(fs: &Filesystem, id: FileId) -> Vec<Compression> {
+    let mut text = b"not a melon, nor a pumpkin; ".repeat(20_000);
+    text.truncate(512 << 10);
+    let file = fs.open_file(id).unwrap();
+    file.write_at(0, &text).unwrap();
+    file.sync_all().unwrap();
+    let mut have = vec![0; text.len()];
+    assert_eq!(file.read_at(0, &mut have).unwrap(), text.len());
+    assert_eq!(have, text);
+    let mut packed: Vec<Compression> = file
+        .extents(0..u64::MAX)
+        .filter_map(|extent| match extent.unwrap().kind {
+            ExtentKind::Regular { compression, .. } | ExtentKind::Inline { compression } => {
+                Some(compression)
+            }
+            ExtentKind::Hole | ExtentKind::Prealloc { .. } | ExtentKind::Buffered => None,
+        })
+        .collect();
+    packed.dedup();
+    packed
+}
+
+#[test]
+fn the_option_packs_what_no_flag_excepts() {
+    let volume = TestVolume::new();
+    let fs = packing(&volume, "zstd:1");
+    let make = |name: &[u8]| fs.create(fs.root(), name, &new(0o644)).unwrap();
+    assert_eq!(packed(&fs, make(b"plain")), [Compression::Zstd]);
+    for (name, flags) in
+        [(&b"m"[..], AttributeFlags::NOCOMPRESS), (&b"C"[..], AttributeFlags::NOCOW)]
+    {
+        let id = make(name);
+        fs.set_attribute_flags(id, flags).unwrap();
+        assert_eq!(packed(&fs, id), [Compression::None]);
+        assert!(fs.attribute_flags(id).unwrap().contains(flags));
+    }
+    let id = make(b"none");
+    fs.set_xattr(id, PROPERTY, b"none", SetXattr::Either).unwrap();
+    assert_eq!(packed(&fs, id), [Compression::None]);
+    fs.set_xattr(id, PROPERTY, b"", SetXattr::Either).unwrap();
+    assert_eq!(packed(&fs, id), [Compression::Zstd]);
+    volume.reopen(fs);
+}
+
+#[test]
+fn a_property_names_the_algorithm_of_a_file_or_of_what_is_made_in_a_directory() {
+    let volume = TestVolume::new();
+    for is_packing in [false, true] {
+        let fs = if is_packing { packing(&volume, "zlib") } else { volume.open() };
+        let dir = fs.mkdir(fs.root(), b"dir", &new(0o755)).unwrap();
+        fs.set_xattr(dir, PROPERTY, b"lzo", SetXattr::Either).unwrap();
+        let file = fs.create(dir, b"file", &new(0o644)).unwrap();
+        assert_eq!(packed(&fs, file), [Compression::Lzo]);
+        // Before the file is written again, and while it is open for writing.
+        fs.set_xattr(file, PROPERTY, b"zstd", SetXattr::Either).unwrap();
+        assert_eq!(packed(&fs, file), [Compression::Zstd]);
+        fs.unlink(dir, b"file").unwrap();
+        fs.rmdir(fs.root(), b"dir").unwrap();
+        volume.reopen(fs);
+    }
+}
+
+#[test]
+fn chattr_asks_for_zlib_or_for_what_the_volume_is_opened_with() {
+    let volume = TestVolume::new();
+    for (option, name, want) in
+        [(None, &b"zlib"[..], Compression::Zlib), (Some("lzo"), b"lzo", Compression::Lzo)]
+    {
+        let fs = option.map_or_else(|| volume.open(), |option| packing(&volume, option));
+        let id = fs.create(fs.root(), name, &new(0o644)).unwrap();
+        fs.set_attribute_flags(id, AttributeFlags::COMPRESS).unwrap();
+        assert_eq!(fs.xattr(id, PROPERTY).unwrap(), name);
+        assert_eq!(packed(&fs, id), [want]);
+        volume.reopen(fs);
+    }
+}
+
+#[test]
+fn a_file_that_gave_up_shows_it_and_stays_so() {
+    let volume = TestVolume::new();
+    let fs = packing(&volume, "zstd");
+    let id = fs.create(fs.root(), b"file", &new(0o644)).unwrap();
+    // Noise that looks otherwise where a sample is taken.
+    let mut state = 1_u64;
+    let mut noise: Vec<u8> = (0..48 << 10)
+        .map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            state.to_le_bytes()[7]
+        })
+        .collect();
+    noise.chunks_mut(256).for_each(|chunk| chunk[..16].fill(0));
+    let file = fs.open_file(id).unwrap();
+    file.write_at(0, &noise).unwrap();
+    file.sync_all().unwrap();
+    assert!(fs.attribute_flags(id).unwrap().contains(AttributeFlags::NOCOMPRESS));
+    assert_eq!(packed(&fs, id), [Compression::None]);
+    let read = volume.reopen(fs);
+    assert!(read.attribute_flags(id).unwrap().contains(AttributeFlags::NOCOMPRESS));
+    drop(read);
+    // Whoever asks again is heard.
+    let fs = packing(&volume, "zstd");
+    fs.set_attribute_flags(id, AttributeFlags::default()).unwrap();
+    assert_eq!(packed(&fs, id), [Compression::Zstd]);
+    volume.reopen(fs);
+}
