@@ -37,13 +37,21 @@ fn main() -> ExitCode {
         trial::trial("model::kept", the_mount_agrees_with_what_was_kept),
         trial::trial("tour", a_tour_leaves_what_the_kernel_leaves),
         trial::trial("killed", what_was_synced_survives_a_killed_process),
-        trial::trial("fsx", fsx_finds_nothing),
+        trial::trial("fsx", || fsx_finds_nothing("")),
+        trial::trial("fsx::zlib", || fsx_finds_nothing("compress-force=zlib:1")),
+        trial::trial("fsx::lzo", || fsx_finds_nothing("compress-force=lzo")),
+        trial::trial("fsx::zstd", || fsx_finds_nothing("compress-force=zstd:1")),
+        // What `chattr +c` asks for is what the model knows.
+        trial::trial("model::packing", || {
+            let seeds = 5000..5000 + SEEDS_PER_VOLUME;
+            the_mount_agrees_with_the_model("dev,suid,compress-force=zlib:1", seeds)
+        }),
         trial::trial("pjdfstest", pjdfstest_finds_what_it_finds_on_btrfs),
     ];
     trials.extend((0..volumes()).map(|volume| {
         let seeds = volume * SEEDS_PER_VOLUME..(volume + 1) * SEEDS_PER_VOLUME;
         let name = format!("model::volume-{volume}");
-        trial::trial(&name, move || the_mount_agrees_with_the_model(seeds))
+        trial::trial(&name, move || the_mount_agrees_with_the_model("dev,suid", seeds))
     }));
     trial::run(trials)
 }
@@ -55,8 +63,8 @@ fn volumes() -> u64 {
     wanted.unwrap_or(if is_long { 40 } else { 1 })
 }
 
-fn the_mount_agrees_with_the_model(seeds: Range<u64>) -> Result<()> {
-    let volume = Rc::new(RefCell::new(OurVolume::new(kept::scratch(), "dev,suid")?));
+fn the_mount_agrees_with_the_model(options: &str, seeds: Range<u64>) -> Result<()> {
+    let volume = Rc::new(RefCell::new(OurVolume::new(kept::scratch(), options)?));
     // The kernel does not know the flags that forbid changes, so it may see another reason first.
     let without = Without { fixing: true, ..Without::default() };
     for seed in seeds {
@@ -157,8 +165,8 @@ fn tool_path(name: &str) -> PathBuf {
     if tools.exists() { tools } else { name.into() }
 }
 
-fn fsx_finds_nothing() -> Result<()> {
-    let mut volume = OurVolume::new(kept::scratch(), "")?;
+fn fsx_finds_nothing(options: &str) -> Result<()> {
+    let mut volume = OurVolume::new(kept::scratch(), options)?;
     let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("posix/fsx.toml");
     for seed in 1..=FSX_SEEDS {
         let file = volume.root()?.join(format!("fsx-{seed}"));
