@@ -43,6 +43,15 @@ impl FioVolume {
         Ok(Self { image, dir })
     }
 
+    pub fn image(&self) -> &Path {
+        &self.image
+    }
+
+    /// The kernel's mount of it, for writing.
+    pub fn mount(&self) -> Result<KernelMount> {
+        KernelMount::new(std::slice::from_ref(&self.image), &MountHow::default())
+    }
+
     /// What every job of a line needs that goes through the engine: the engine, and after it its
     /// options.
     pub fn engine_words(&self) -> Result<String> {

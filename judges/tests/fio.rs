@@ -8,7 +8,7 @@ use butternut_judges::{tool, trial};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn main() -> ExitCode {
             tests.push((format!("every_block_verifies::{mode}::{buffers}"), Box::new(run)));
         }
     }
-    let named: [Named; 10] = [
+    let named: [Named; 11] = [
         ("threads_share_a_volume", threads_share_a_volume),
         ("processes_are_refused", processes_are_refused),
         ("a_second_fio_is_refused", a_second_fio_is_refused),
@@ -33,6 +33,7 @@ fn main() -> ExitCode {
         ("every_sync_option_is_honoured", every_sync_option_is_honoured),
         ("files_written_in_place_are_marked", files_written_in_place_are_marked),
         ("what_was_synced_survives_a_kill", what_was_synced_survives_a_kill),
+        ("every_row_runs_on_every_target", every_row_runs_on_every_target),
         ("options_that_make_no_sense_are_refused", options_that_make_no_sense_are_refused),
     ];
     tests.extend(named.map(|(name, run)| -> (String, Test) { (name.into(), Box::new(run)) }));
@@ -198,6 +199,45 @@ fn files_written_in_place_are_marked() -> Result<()> {
     let flags = tool::text("lsattr", &[&file])?;
     ensure!(flags.split(' ').next().is_some_and(|flags| flags.contains('C')), "{flags}");
     verify_with_kernel(&file, 4096)
+}
+
+/// The job files of the lab's rows, each a moment long: on a file as the device, on the kernel's
+/// mount, through the engine.
+fn every_row_runs_on_every_target() -> Result<()> {
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let scratch = tempfile::tempdir()?;
+    let raw = scratch.path().join("raw");
+    fs::File::create(&raw)?.set_len(1 << 30)?;
+    let kernel = FioVolume::new("")?;
+    let mount = kernel.mount()?;
+    let ours = FioVolume::new("")?;
+    for job in fs::read_dir(repository.join("crates/fio/jobs"))? {
+        let job = job?.path();
+        let row = job.file_stem().context("a job without a name")?;
+        let places = [("raw", &*raw), ("kernel", mount.root()), ("butternut", ours.image())];
+        for (target, place) in places {
+            // The kernel's btrfs has no uncached lane.
+            if target == "kernel" && row == "neighbours-d" {
+                continue;
+            }
+            let output = Command::new(repository.join("scripts/fio-row"))
+                .current_dir(scratch.path())
+                .args([row, target.as_ref(), place.as_os_str()])
+                .envs([("SIZE", "4M"), ("READ_SIZE", "4M"), ("RUNTIME", "1"), ("RAMP", "0")])
+                .envs([("WRITERS", "4"), ("MODE", "direct")])
+                .env("ENGINE", engine().context("the engine is not built (make fio)")?)
+                .output()?;
+            ensure!(
+                output.status.success(),
+                "{} on {target}: {}{}",
+                row.display(),
+                String::from_utf8_lossy(&output.stdout),
+                String::from_utf8_lossy(&output.stderr)
+            );
+        }
+    }
+    mount.unmount()?;
+    ours.judged().map(drop)
 }
 
 /// The process goes without a word while it writes elsewhere; what it synced is there.

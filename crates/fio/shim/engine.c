@@ -265,7 +265,7 @@ static int write_out(struct thread_data *td, struct fio_file *f, struct butternu
 	if (!failed && td->o.create_fsync) {
 		error = butternut_file_sync(file, why);
 		if (error)
-			failed = fail(td, error, "sync", f->file_name, why);
+			failed = fail(td, error, "lay out", f->file_name, why);
 	}
 	return failed;
 }
@@ -294,7 +294,7 @@ static int lay_out(struct thread_data *td, struct butternut_volume *volume, stru
 		/* What is written at once needs no space set aside before. */
 		error = has_data ? 0 : butternut_file_grow(file, want, growth(td), why);
 		if (error)
-			failed = fail(td, error, "grow", f->file_name, why);
+			failed = fail(td, error, "lay out", f->file_name, why);
 		else if (has_data)
 			failed = write_out(td, f, file, had, want);
 		f->real_file_size = want;

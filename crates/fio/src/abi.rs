@@ -307,8 +307,8 @@ fn memory(queue: &mut Requests, slot: usize, start: NonNull<u8>, bytes: usize) -
     if owned.is_some_and(|own| own.as_ptr() == start.as_ptr() && bytes <= own.capacity()) {
         return Memory::Slot { bytes };
     }
-    // SAFETY: the shim's buffer has `bytes` bytes, initialised, which stay until the slot is reaped;
-    // no reference leads there. Only fio changes them, from C.
+    // SAFETY: the shim's buffer has `bytes` bytes, initialised, which stay until the slot is
+    // reaped; no reference leads there. Only fio changes them, from C.
     Memory::Borrowed(unsafe { Buffer::borrowed(start, bytes) })
 }
 

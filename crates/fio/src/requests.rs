@@ -10,8 +10,8 @@
 //! 1. One request per slot is in flight; it is reaped once, with its slot.
 //! 2. An owned buffer is in its slot, or in the request of that slot. fio leaves its memory alone
 //!    in between, so that it is stable.
-//! 3. What fio asks for at an address that is not its slot's is borrowed: the rest of a request that
-//!    came back short.
+//! 3. What fio asks for at an address that is not its slot's is borrowed: the rest of a request
+//!    that came back short.
 
 use crate::volumes::Volume;
 use crate::{FioError, Result, line};
