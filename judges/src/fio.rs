@@ -22,8 +22,8 @@ pub fn engine() -> Option<PathBuf> {
 }
 
 /// The fio that the engine is for: `BUTTERNUT_FIO`, or the one that is installed.
-fn program() -> OsString {
-    std::env::var_os("BUTTERNUT_FIO").unwrap_or_else(|| "fio".into())
+fn program() -> String {
+    std::env::var("BUTTERNUT_FIO").unwrap_or_else(|_| "fio".to_owned())
 }
 
 /// A volume in an image, open for nobody but the jobs that run.
@@ -102,15 +102,15 @@ impl FioVolume {
     }
 }
 
-/// fio reads a file on the kernel's mount, and finds in each block the checksum that the job put
-/// there which wrote it.
+/// The same fio, as what it writes into a block differs between versions, reads a file on the
+/// kernel's mount, and finds in each block the checksum that the job put there which wrote it.
 pub fn verify_with_kernel(file: &Path, block_bytes: u64) -> Result<()> {
     let mut args: Vec<OsString> = vec!["--name=job".into(), "--ioengine=psync".into()];
     args.push(prefixed("--filename=", file));
     let words = "--rw=read --verify=crc32c --verify_state_save=0 --thread=1 --readonly";
     args.extend(words.split_whitespace().map(Into::into));
     args.push(format!("--bs={block_bytes}").into());
-    tool::run("fio", &args).map(drop)
+    tool::run(&program(), &args).map(drop)
 }
 
 fn prefixed(option: &str, path: &Path) -> OsString {
