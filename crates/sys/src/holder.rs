@@ -6,6 +6,8 @@
 //! 1. [`mount_over_loop`] and [`writing_mount`] find a kernel mount that no lock would show.
 //! 2. [`Holder::Unknown`] makes an opener wait a moment: a holder who cannot be seen may have
 //!    ended, and then his lock soon ends too ([`crate::file`]).
+//! 3. No file is asked about that others have open and that cannot be the disk: it may lie on a
+//!    file system that does not answer.
 
 use crate::file::DiskKind;
 use std::fmt;
@@ -180,15 +182,23 @@ fn process_with(path: &Path, pleases: impl Fn(&str) -> bool) -> Option<Holder> {
         let same_node = (open.dev(), open.ino()) == (wanted.dev(), wanted.ino());
         same_node || (wanted.rdev() != 0 && open.rdev() == wanted.rdev())
     };
+    // Law 3. What is open is first asked of the kernel alone.
+    let may_be_wanted = |descriptor: &Path, info: &str| {
+        let of_device = || fs::read_link(descriptor).is_ok_and(|to| to.starts_with("/dev/"));
+        let ino = info.lines().find_map(|line| line.strip_prefix("ino:")?.trim().parse().ok());
+        ino == Some(wanted.ino()) || (wanted.rdev() != 0 && of_device())
+    };
     for process in fs::read_dir("/proc").ok()?.take(LOOKED_AT_MAX).flatten() {
         let Ok(id) = process.file_name().to_string_lossy().parse::<u32>() else { continue };
         let Ok(descriptors) = fs::read_dir(process.path().join("fd")) else { continue };
         for descriptor in descriptors.take(LOOKED_AT_MAX).flatten() {
-            if !fs::metadata(descriptor.path()).is_ok_and(|open| is_wanted(&open)) {
-                continue;
-            }
             let info = process.path().join("fdinfo").join(descriptor.file_name());
-            if fs::read_to_string(info).is_ok_and(|info| pleases(&info)) {
+            let Ok(info) = fs::read_to_string(info) else { continue };
+            let descriptor = descriptor.path();
+            if pleases(&info)
+                && may_be_wanted(&descriptor, &info)
+                && fs::metadata(&descriptor).is_ok_and(|open| is_wanted(&open))
+            {
                 let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
                 return Some(Holder::Process { id, name: name.trim().to_owned() });
             }

@@ -20,8 +20,8 @@
 //! 6. In a steady state neither reads nor writes allocate.
 //! 7. Whoever has `&mut` may poll, whichever thread queued, and gets what is complete at once,
 //!    whatever that thread does meanwhile.
-//! 8. Memory that a device cannot reach directly (borrowed, at an odd address) is transferred by the
-//!    thread that queues, then and there.
+//! 8. Memory that a device cannot reach directly (borrowed, at an odd address) is transferred by
+//!    the thread that queues, then and there.
 //! 9. Requests in flight at the same time run in any order: who writes what another writes or reads
 //!    waits for that first.
 

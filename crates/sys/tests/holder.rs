@@ -1,0 +1,51 @@
+//! Who holds a busy disk is found out, whatever else is open on the machine. Mounts a file system,
+//! which needs root; `BUTTERNUT_NO_KERNEL=1` leaves it out.
+
+#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+
+use butternut_sys::file::{DiskFile, OpenDisk, OpenError};
+use butternut_sys::holder::Holder;
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use std::ffi::CString;
+use std::os::fd::AsRawFd;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+#[test]
+fn a_busy_disk_is_refused_beside_a_file_system_that_does_not_answer() {
+    let test = "a_busy_disk_is_refused_beside_a_file_system_that_does_not_answer";
+    if std::env::var_os("BUTTERNUT_NO_KERNEL").is_some() {
+        eprintln!("left out for BUTTERNUT_NO_KERNEL: {test}");
+        return;
+    }
+    // A FUSE mount whose first request is never answered; a look at its root would wait for that.
+    let device = rustix::fs::open("/dev/fuse", OFlags::RDWR, Mode::empty()).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
+    let options = CString::new(options).unwrap();
+    mount("silent", dir.path(), "fuse", MountFlags::NOSUID, Some(&*options))
+        .expect("mounting needs root (or BUTTERNUT_NO_KERNEL=1)");
+    let root = rustix::fs::open(dir.path(), OFlags::PATH, Mode::empty()).unwrap();
+
+    let image = tempfile::NamedTempFile::new().unwrap();
+    image.as_file().set_len(1 << 20).unwrap();
+    let how = OpenDisk { writable: true, ..OpenDisk::default() };
+    let first = DiskFile::open(image.path(), how).unwrap();
+    let (told, answer) = mpsc::channel();
+    let path = image.path().to_path_buf();
+    let opener = thread::spawn(move || told.send(DiskFile::open(&path, how)));
+    let answered = answer.recv_timeout(Duration::from_secs(20));
+    // The end of the connection frees whoever waits.
+    drop(root);
+    unmount(dir.path(), UnmountFlags::DETACH).unwrap();
+    drop(device);
+    opener.join().unwrap().unwrap();
+    let refused = answered.expect("the second open hangs").unwrap_err();
+    let OpenError::Busy { holder: Holder::Process { id, .. }, .. } = refused else {
+        panic!("{refused}");
+    };
+    assert_eq!(id, std::process::id());
+    drop(first);
+}
