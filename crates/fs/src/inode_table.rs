@@ -18,6 +18,8 @@
 //! 4. The table keeps as many entries as it was told to, and those in hand besides.
 //! 5. Requests in flight share the body without keeping it locked. Who takes it alone completes
 //!    them first; so nobody takes it with a transaction joined.
+//! 6. In a full table nobody loses his place to an inode that is only looked at, unless that is for
+//!    the second time: a walk over many inodes costs no entries.
 
 use crate::new_inode::HandedDown;
 use crate::{Error, FileId, Result};
@@ -247,6 +249,18 @@ struct Shard {
 pub(crate) struct InodeTable {
     shards: Box<[RwLock<Shard>]>,
     shard_limit: usize,
+    /// Who was looked at lately without an entry (law 6): ids, mixed, each in its one place.
+    passers: Box<[AtomicU64]>,
+}
+
+/// What the table says of an inode that somebody looks at.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Seen {
+    Known(Inode),
+    /// Its entry is to be asked, be it a new one.
+    Ask,
+    /// It has no entry, and gets none now (law 6): its tree has what there is to know.
+    Passing,
 }
 
 impl InodeTable {
@@ -254,16 +268,34 @@ impl InodeTable {
         Self {
             shards: (0..SHARDS).map(|_| RwLock::default()).collect(),
             shard_limit: (limit / SHARDS).max(1),
+            passers: (0..limit.max(1)).map(|_| AtomicU64::new(0)).collect(),
         }
     }
 
     /// What an inode is, if that is known and nobody is about to find out.
-    pub(crate) fn known(&self, id: FileId) -> Option<Inode> {
+    pub(crate) fn look(&self, id: FileId) -> Seen {
         let shard = self.shard(id).read().unwrap_or_else(PoisonError::into_inner);
-        match shard.find(id)?.facts.try_lock().as_deref() {
-            Ok(Facts::Known(inode)) => Some(*inode),
-            Ok(Facts::Unread | Facts::Gone) | Err(_) => None,
+        let Some(entry) = shard.find(id) else {
+            let is_full = shard.slots.len() >= self.shard_limit;
+            return if is_full && self.passes(id) { Seen::Passing } else { Seen::Ask };
+        };
+        match entry.facts.try_lock().as_deref() {
+            Ok(Facts::Known(inode)) => Seen::Known(*inode),
+            Ok(Facts::Unread | Facts::Gone) | Err(_) => Seen::Ask,
         }
+    }
+
+    /// Whether an inode has an entry.
+    pub(crate) fn has(&self, id: FileId) -> bool {
+        let shard = self.shard(id).read().unwrap_or_else(PoisonError::into_inner);
+        shard.places.contains_key(&id)
+    }
+
+    /// Notes that an inode was looked at; whether it was not lately.
+    fn passes(&self, id: FileId) -> bool {
+        let mixed = mix(id);
+        let place = usize::try_from(mixed >> 16).unwrap_or(0) % self.passers.len();
+        self.passers[place].swap(mixed, Ordering::Relaxed) != mixed
     }
 
     /// The entry of an inode, which may not exist.
@@ -294,9 +326,12 @@ impl InodeTable {
     }
 
     fn shard(&self, id: FileId) -> &RwLock<Shard> {
-        let mixed = (id.ino ^ id.subvolume.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        &self.shards[usize::from(mixed.to_le_bytes()[7]) % SHARDS]
+        &self.shards[usize::from(mix(id).to_le_bytes()[7]) % SHARDS]
     }
+}
+
+fn mix(id: FileId) -> u64 {
+    (id.ino ^ id.subvolume.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 impl Shard {
@@ -355,6 +390,21 @@ mod tests {
         assert!(Arc::ptr_eq(&kept, &table.entry(kept.id)));
         let held: usize = table.shards.iter().map(|shard| shard.read().unwrap().slots.len()).sum();
         assert!(held <= SHARDS * 2 + 1, "{held} entries");
+    }
+
+    #[test]
+    fn a_walk_over_many_inodes_leaves_the_entries_of_others() {
+        let table = InodeTable::new(SHARDS);
+        for ino in 257..10_000 {
+            table.entry(FileId::new(5, ino));
+        }
+        let held: Vec<u64> =
+            (257..10_000).filter(|ino| table.has(FileId::new(5, *ino))).collect();
+        for ino in 10_000..20_000 {
+            assert!(matches!(table.look(FileId::new(5, ino)), Seen::Passing));
+        }
+        assert!(held.iter().all(|ino| table.has(FileId::new(5, *ino))));
+        assert!(matches!(table.look(FileId::new(5, 19_999)), Seen::Ask), "the second look");
     }
 
     #[test]

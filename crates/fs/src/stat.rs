@@ -3,6 +3,7 @@
 //! Every field is what the kernel's `statx` shows for the same image mounted read-only.
 
 use crate::inode_cache::InodeCache;
+use crate::inode_table::Seen;
 use crate::{Error, FileId, Filesystem, Result};
 use butternut_format::inode::{self, Inode};
 use butternut_format::key::{ItemType, Key};
@@ -76,10 +77,18 @@ impl Filesystem {
     /// What inode `id` is, from memory or its tree.
     pub(crate) fn inode(&self, id: FileId) -> Result<Inode> {
         if let Some(writer) = &self.shared.writer {
-            return match writer.table.known(id) {
-                Some(inode) => Ok(inode),
-                None => self.facts(&writer.table.entry(id)),
-            };
+            match writer.table.look(id) {
+                Seen::Known(inode) => return Ok(inode),
+                Seen::Ask => {}
+                Seen::Passing => {
+                    let inode = self.read_inode(id)?;
+                    // Who got it an entry meanwhile may be half-way through a change.
+                    if !writer.table.has(id) {
+                        return Ok(inode);
+                    }
+                }
+            }
+            return self.facts(&writer.table.entry(id));
         }
         let cache: &InodeCache = &self.shared.inodes;
         if let Some(inode) = cache.find(id) {
