@@ -138,6 +138,11 @@ impl FileState {
         self.size() == self.size_in_tree && self.live.overlay().is_empty()
     }
 
+    /// Size and byte count as the inode item has them.
+    pub fn in_tree(&self) -> (u64, u64) {
+        (self.size_in_tree, self.bytes_in_tree)
+    }
+
     /// Bytes in memory only.
     pub fn dirty_bytes(&self) -> u64 {
         self.bytes_charged

@@ -6,16 +6,18 @@
 
 use crate::writer::{WritableSubvolume, Writer};
 use crate::{Error, Filesystem, Result};
+use butternut_file::Gone;
 use butternut_format::inode::{FileKind, Inode};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::refused::Refused;
 use butternut_format::units::Ino;
 use butternut_names::{self as names, Moment, NamesError};
-use butternut_tree::{Need, TreeEdit, TreeError};
+use butternut_tree::{Handle, Need, TreeEdit, TreeError};
 
 /// A subvolume in the running transaction.
 #[derive(Debug)]
 pub(crate) struct Change<'h> {
+    handle: &'h Handle,
     pub(crate) edit: TreeEdit<'h>,
     pub(crate) moment: Moment,
 }
@@ -33,7 +35,7 @@ impl Filesystem {
         let handle = self.forest().join(need)?;
         let moment = Moment { generation: handle.generation(), now };
         let edit = handle.tree(subvolume.id)?;
-        let result = call(&Change { edit, moment });
+        let result = call(&Change { handle: &handle, edit, moment });
         drop(handle);
         if result.is_ok() {
             writer.signal.changed();
@@ -46,6 +48,23 @@ impl Change<'_> {
     /// A step that follows another.
     pub(crate) fn must<T>(&self, step: Result<T, NamesError>) -> Result<T> {
         step.map_err(|error| Error::Tree(self.edit.fail(cause(&self.edit, error))))
+    }
+
+    /// Deletes all items of an inode, which has no entries, with `removal`, to which each is shown
+    /// first; lets go what those of a file name.
+    pub(crate) fn delete(
+        &self,
+        ino: Ino,
+        removal: impl FnOnce(&mut dyn FnMut(Key, &[u8])) -> Result<(), NamesError>,
+    ) -> Result<()> {
+        let mut gone = Gone::new(self.edit.id(), ino);
+        self.must(removal(&mut |key, item| gone.see(key, item)))?;
+        gone.let_go(self.handle).map_err(|error| Error::Tree(self.edit.fail(error)))
+    }
+
+    /// As [`Self::delete`], of an inode that has lost its name.
+    pub(crate) fn delete_inode(&self, ino: Ino, kind: FileKind) -> Result<()> {
+        self.delete(ino, |see| names::remove_inode(&self.edit, ino, kind, see).map(drop))
     }
 
     /// Writes an inode's item. The size and the byte count of a file are not touched: they change

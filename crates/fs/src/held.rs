@@ -2,17 +2,16 @@
 //!
 //! Laws:
 //!
-//! 1. An inode without a name that is held, or whose deletion takes more than one transaction, has
-//!    an orphan item: should nobody get to delete it, the next open for writing does.
-//! 2. A deletion goes in transactions that each leave the volume whole: data first, the inode and
-//!    its orphan item last, together.
+//! 1. An inode without a name that is held, or whose deletion may take more than one transaction,
+//!    has an orphan item: should nobody get to delete it, the next open for writing does.
+//! 2. Its deletion goes in transactions that each leave the volume whole: data first, the inode and
+//!    its orphan item last, together. Others go with their names (`unlink`).
 
 use crate::inode_table::{Body, InodeEntry};
 use crate::writer::{WritableSubvolume, Writer};
 use crate::{FileId, FileKind, Filesystem, Result};
 use butternut_file::FileState;
 use butternut_format::inode::Inode;
-use butternut_format::key::{ItemType, Key};
 use butternut_format::units::Ino;
 use butternut_names as names;
 use butternut_tree::Need;
@@ -98,7 +97,7 @@ impl Filesystem {
         self.drop_data(&subvolume, entry, &inode, &mut body)?;
         self.change(writer, &subvolume, Need::items(ITEMS_OF_DELETION).deleting(), |change| {
             let ino = Ino(entry.id.ino);
-            change.must(delete_items(&change.edit, ino, inode.kind))?;
+            change.delete_inode(ino, inode.kind)?;
             change.must(names::remove_orphan(&change.edit, ino)).map(drop)
         })?;
         forget(writer, entry, &mut body);
@@ -163,24 +162,11 @@ impl Filesystem {
         }
         self.change(writer, subvolume, Need::items(ITEMS_OF_DELETION).deleting(), |change| {
             if let Some(inode) = &gone {
-                change.must(delete_items(&change.edit, ino, inode.kind))?;
+                change.delete_inode(ino, inode.kind)?;
             }
             change.must(names::remove_orphan(&change.edit, ino)).map(drop)
         })
     }
-}
-
-/// Takes out all items of an inode whose data has been dropped.
-pub(crate) fn delete_items(
-    edit: &impl names::Edit,
-    ino: Ino,
-    kind: FileKind,
-) -> Result<(), names::NamesError> {
-    names::remove_inode(edit, ino)?;
-    if kind == FileKind::Symlink {
-        edit.remove(&Key::new(ino.0, ItemType::EXTENT_DATA, 0))?;
-    }
-    Ok(())
 }
 
 /// The inode is no more. The caller has its body.

@@ -398,8 +398,7 @@ mod tests {
         for ino in 257..10_000 {
             table.entry(FileId::new(5, ino));
         }
-        let held: Vec<u64> =
-            (257..10_000).filter(|ino| table.has(FileId::new(5, *ino))).collect();
+        let held: Vec<u64> = (257..10_000).filter(|ino| table.has(FileId::new(5, *ino))).collect();
         for ino in 10_000..20_000 {
             assert!(matches!(table.look(FileId::new(5, ino)), Seen::Passing));
         }

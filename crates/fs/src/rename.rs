@@ -180,10 +180,10 @@ impl Renaming<'_> {
         let mut fate_of_victim = Fate::Stays;
         if let Some((inode, found)) = victim.as_ref().zip(self.victim) {
             self.may_replace(&moved, inode, found)?;
-            fate_of_victim = fate(self.subvolume, &found.entry, inode)?;
+            fate_of_victim = fate(&found.entry, bodies.of(&found.entry), inode);
         }
         self.move_entry(bodies, flags, fate_of_victim)?;
-        if let (Some(victim), Fate::Goes) = (self.victim, fate_of_victim) {
+        if let (Some(victim), Fate::Goes { .. }) = (self.victim, fate_of_victim) {
             forget(self.writer, &victim.entry, bodies.of(&victim.entry));
         }
         Ok(fate_of_victim)
@@ -230,7 +230,7 @@ impl Renaming<'_> {
         };
         let mut facts = self.all_facts()?;
         let more = whiteout.as_ref().map_or(0, |_| ITEMS_OF_CREATION);
-        let need = Need::items(ITEMS_OF_RENAME + more);
+        let need = Need::items(ITEMS_OF_RENAME + more + fate.data_items());
         let need = if self.victim.is_some() { need.deleting() } else { need };
         let made = filesystem.change(self.writer, subvolume, need, |change| {
             let ino = Ino(self.moved.entry.id.ino);

@@ -2,13 +2,14 @@
 
 use crate::change::Change;
 use crate::create::check_name;
-use crate::held::{delete_items, forget};
-use crate::inode_table::{Bodies, InodeEntry};
+use crate::held::forget;
+use crate::inode_table::{Bodies, Body, InodeEntry};
 use crate::root::ROOT_DIRECTORY;
 use crate::writer::{WritableSubvolume, Writer};
 use crate::{Error, FileId, FileKind, Filesystem, Result};
+use butternut_file::FileState;
 use butternut_format::inode::{Inode, InodeFlags};
-use butternut_format::units::Ino;
+use butternut_format::units::{Ino, SECTOR_BYTES};
 use butternut_names::{self as names, Leads, OldName};
 use butternut_tree::Need;
 use std::sync::Arc;
@@ -17,15 +18,28 @@ use std::sync::Arc;
 /// inode's, its orphan's, and what goes with the inode.
 const ITEMS_OF_REMOVAL: u32 = 8;
 
+/// A file of no more bytes than this goes with its name, in one transaction.
+const BYTES_AT_ONCE: u64 = 128 << 10;
+
 /// What becomes of an inode that loses a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// It has other names.
     Stays,
-    /// It is in use, or its data takes transactions of its own to go.
+    /// It is in use, or its data may take transactions of its own to go.
     Orphan,
-    /// It goes with its name.
-    Goes,
+    /// It goes with its name; its data may have so many items.
+    Goes { data_items: u32 },
+}
+
+impl Fate {
+    /// Items that may change beside those of the name.
+    pub(crate) fn data_items(self) -> u32 {
+        match self {
+            Self::Goes { data_items } => data_items,
+            Self::Stays | Self::Orphan => 0,
+        }
+    }
 }
 
 /// A name that is there and an inode of the same subvolume behind it.
@@ -68,20 +82,25 @@ impl Filesystem {
         check_name(name)?;
         let subvolume = self.writable_subvolume(writer, dir)?;
         let parent = self.entry_of(writer, dir)?;
-        if self.entry(dir, name)?.0.placeholder_dir().is_some() {
-            suits(FileKind::Directory)?;
-            return self.remove_placeholder(writer, &subvolume, &parent, name);
-        }
         loop {
-            let target = self.found_entry(writer, dir, name)?;
+            let edits = subvolume.tree.edits();
+            let found = self.entry(dir, name)?;
+            if found.0.placeholder_dir().is_some() {
+                suits(FileKind::Directory)?;
+                return self.remove_placeholder(writer, &subvolume, &parent, name);
+            }
+            let Some(target) = self.behind(writer, dir, name, found)? else { continue };
             let mut bodies = Bodies::lock(&[&parent, &target.entry]);
             // Whoever had the directory before may have changed what the name leads to.
-            if !still_leads(&subvolume, dir, name, &target)? {
+            let is_same = subvolume.tree.edits() == edits;
+            if !is_same && !still_leads(&subvolume, dir, name, &target)? {
                 continue;
             }
-            let fate = self.remove_locked(writer, &subvolume, (&parent, name), &target, &suits)?;
-            if fate == Fate::Goes {
-                forget(writer, &target.entry, bodies.of(&target.entry));
+            let body = bodies.of(&target.entry);
+            let at = (&*parent, name);
+            let fate = self.remove_locked(writer, &subvolume, at, (&target, body), &suits)?;
+            if let Fate::Goes { .. } = fate {
+                forget(writer, &target.entry, body);
             }
             drop(bodies);
             if fate == Fate::Orphan {
@@ -100,18 +119,30 @@ impl Filesystem {
         name: &[u8],
     ) -> Result<FoundEntry> {
         loop {
-            let (id, kind) = self.entry(dir, name)?;
-            if id.placeholder_dir().is_some() || id.subvolume != dir.subvolume {
-                return Err(Error::Unsupported { what: "changing the entry of a subvolume" });
+            let found = self.entry(dir, name)?;
+            if let Some(found) = self.behind(writer, dir, name, found)? {
+                return Ok(found);
             }
-            if id.ino == ROOT_DIRECTORY {
-                return Err(Error::Busy);
-            }
-            match self.entry_of(writer, id) {
-                // It went since it was looked up, and its name with it.
-                Err(Error::Stale { .. }) if self.entry(dir, name)?.0 != id => {}
-                entry => return Ok(FoundEntry { entry: entry?, kind }),
-            }
+        }
+    }
+
+    /// The inode that a name was found to lead to; `None`: it went since, and its name with it.
+    fn behind(
+        &self,
+        writer: &Writer,
+        dir: FileId,
+        name: &[u8],
+        (id, kind): (FileId, FileKind),
+    ) -> Result<Option<FoundEntry>> {
+        if id.placeholder_dir().is_some() || id.subvolume != dir.subvolume {
+            return Err(Error::Unsupported { what: "changing the entry of a subvolume" });
+        }
+        if id.ino == ROOT_DIRECTORY {
+            return Err(Error::Busy);
+        }
+        match self.entry_of(writer, id) {
+            Err(Error::Stale { .. }) if self.entry(dir, name)?.0 != id => Ok(None),
+            entry => Ok(Some(FoundEntry { entry: entry?, kind })),
         }
     }
 
@@ -149,7 +180,7 @@ impl Filesystem {
         writer: &Writer,
         subvolume: &WritableSubvolume,
         (parent, name): (&InodeEntry, &[u8]),
-        FoundEntry { entry: target, kind }: &FoundEntry,
+        (FoundEntry { entry: target, kind }, body): (&FoundEntry, &Body),
         suits: &dyn Fn(FileKind) -> Result<()>,
     ) -> Result<Fate> {
         let mut dir = self.directory_to_change(parent)?;
@@ -159,15 +190,20 @@ impl Filesystem {
         if inode.kind == FileKind::Directory {
             require_empty(subvolume, target, &inode)?;
         }
-        let fate = fate(subvolume, target, &inode)?;
-        let need = Need::items(ITEMS_OF_REMOVAL).deleting();
+        let fate = fate(target, body, &inode);
+        let need = Need::items(ITEMS_OF_REMOVAL + fate.data_items()).deleting();
         self.change(writer, subvolume, need, |change| {
-            let leads = Leads::Inode(Ino(target.id.ino));
-            let old = OldName { dir: Ino(parent.id.ino), name, leads };
-            names::unlink(&change.edit, &old)?;
+            let (at, ino) = (Ino(parent.id.ino), Ino(target.id.ino));
             names::entry_removed(&mut dir, name, change.moment);
-            change.put(Ino(parent.id.ino), &dir)?;
-            change.lose_name(Ino(target.id.ino), &mut inode, fate)
+            if let Fate::Goes { .. } = fate {
+                let whole = (ino, inode.kind);
+                let edit = &change.edit;
+                change.delete(ino, |see| names::unlink_last(edit, (at, name), whole, see))?;
+                return change.put(at, &dir);
+            }
+            names::unlink(&change.edit, &OldName { dir: at, name, leads: Leads::Inode(ino) })?;
+            change.put(at, &dir)?;
+            change.lose_name(ino, &mut inode, fate)
         })?;
         parent.set(dir);
         target.set(inode);
@@ -201,23 +237,25 @@ pub(crate) fn require_empty(
 }
 
 /// What becomes of an inode when it loses a name.
-pub(crate) fn fate(
-    subvolume: &WritableSubvolume,
-    entry: &InodeEntry,
-    inode: &Inode,
-) -> Result<Fate> {
+pub(crate) fn fate(entry: &InodeEntry, body: &Body, inode: &Inode) -> Fate {
     if inode.nlink > 1 {
-        return Ok(Fate::Stays);
+        return Fate::Stays;
     }
     if entry.is_held() {
-        return Ok(Fate::Orphan);
+        return Fate::Orphan;
     }
     if inode.kind != FileKind::File {
-        return Ok(Fate::Goes);
+        return Fate::Goes { data_items: 0 };
     }
-    let in_tree = names::inode(&subvolume.tree, Ino(entry.id.ino))?;
-    let has_data = in_tree.is_some_and(|inode| inode.size > 0 || inode.bytes_used > 0);
-    Ok(if has_data { Fate::Orphan } else { Fate::Goes })
+    let facts = (inode.size, inode.bytes_used);
+    let (size, bytes_used) = body.file.as_ref().map_or(facts, FileState::in_tree);
+    let bytes = size.max(bytes_used);
+    if bytes > BYTES_AT_ONCE {
+        return Fate::Orphan;
+    }
+    // Extents of a sector each, a hole behind each, and a checksum item apart.
+    let sectors = u32::try_from(bytes.div_ceil(SECTOR_BYTES)).unwrap_or(u32::MAX);
+    Fate::Goes { data_items: sectors.saturating_mul(3) }
 }
 
 impl Change<'_> {
@@ -233,7 +271,7 @@ impl Change<'_> {
                 self.must(names::add_orphan(&self.edit, ino))?;
                 self.put(ino, inode)
             }
-            Fate::Goes => self.must(delete_items(&self.edit, ino, inode.kind)),
+            Fate::Goes { .. } => self.delete_inode(ino, inode.kind),
         }
     }
 }

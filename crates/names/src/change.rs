@@ -6,6 +6,7 @@
 //! | [`create`] | added, and the inode with it | added |
 //! | [`link`] | added | added |
 //! | [`unlink`] | taken out | taken out |
+//! | [`unlink_last`] | taken out | taken out, and the inode with it |
 //! | [`rename`] | taken out at one place, added or replaced at another | moved |
 //! | [`exchange`] | each at its place, leading to the other's target | moved, both |
 //!
@@ -25,7 +26,7 @@ use crate::items::Edit;
 use crate::lookup::{Found, Target};
 use crate::reference;
 use butternut_format::checksum::name_hash;
-use butternut_format::inode::Inode;
+use butternut_format::inode::{FileKind, Inode};
 use butternut_format::inode_ref::InodeRef;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::refused::Refused;
@@ -68,7 +69,7 @@ pub fn create(
     check_new(new.name)?;
     insert_inode(edit, ino, inode)?;
     link(edit, new).or_else(|refused| {
-        remove_inode(edit, ino)?;
+        remove_inode(edit, ino, inode.kind, &mut |_, _| {})?;
         Err(refused)
     })
 }
@@ -88,6 +89,31 @@ pub fn unlink(edit: &impl Edit, old: &OldName<'_>) -> Result<u64, NamesError> {
     let index = take_reference(edit, old)?;
     entry::remove(edit, old.dir, old.name, index)?;
     Ok(index)
+}
+
+/// Takes the only name of an inode away, and all items of the inode as
+/// [`remove_inode`](crate::remove_inode) does: one walk over what lies together. The entry must
+/// have been looked up.
+pub fn unlink_last(
+    edit: &impl Edit,
+    (dir, name): (Ino, &[u8]),
+    (ino, kind): (Ino, FileKind),
+    see: &mut dyn FnMut(Key, &[u8]),
+) -> Result<(), NamesError> {
+    let mut index = None;
+    remove_inode(edit, ino, kind, &mut |key, item| {
+        index = index.or_else(|| reference::index_of(key, item, dir, name));
+        see(key, item);
+    })?;
+    let Some(index) = index else {
+        let key = Key::new(ino.0, ItemType::INODE_REF, dir.0);
+        return Err(corrupt_midway(edit, key, no_reference()));
+    };
+    entry::remove(edit, dir, name, index)
+}
+
+fn no_reference() -> Refused {
+    Refused::new("reference", "none", "one to the name")
 }
 
 /// Moves a name that is there, over the one at its new place where `replaces` says so.
@@ -200,7 +226,7 @@ fn take_known_reference(edit: &impl Edit, old: &OldName<'_>) -> Result<u64, Name
             return error;
         }
         let key = Key::new(old.dir.0, ItemType::DIR_ITEM, name_hash(old.name));
-        corrupt_midway(edit, key, Refused::new("reference", "none", "one to the name"))
+        corrupt_midway(edit, key, no_reference())
     })
 }
 

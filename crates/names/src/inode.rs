@@ -168,12 +168,25 @@ pub fn insert_inode(edit: &impl Edit, ino: Ino, inode: &Inode) -> Result<(), Nam
     Err(corrupt(edit.tree_id(), inode_key(ino), refused))
 }
 
-/// Deletes every item of an inode but the extents of its data, which must have been dropped, and
-/// the entries of a directory, which must be empty. How many items there were.
-pub fn remove_inode(edit: &impl Edit, ino: Ino) -> Result<u64, NamesError> {
+/// Deletes every item of an inode but the entries of a directory, which must be empty. Each is
+/// shown first: what the extents of a file name is the caller's to let go. How many there were.
+pub fn remove_inode(
+    edit: &impl Edit,
+    ino: Ino,
+    kind: FileKind,
+    see: &mut dyn FnMut(Key, &[u8]),
+) -> Result<u64, NamesError> {
     let first = Key::new(ino.0, ItemType(0), 0);
-    let end = Key::new(ino.0, ItemType::DIR_ITEM, 0);
-    Ok(edit.remove_range(first..end)?)
+    let end = match kind {
+        FileKind::Directory => Key::new(ino.0, ItemType::DIR_ITEM, 0),
+        FileKind::File
+        | FileKind::Symlink
+        | FileKind::CharDevice
+        | FileKind::BlockDevice
+        | FileKind::Fifo
+        | FileKind::Socket => Key::new(ino.0.saturating_add(1), ItemType(0), 0),
+    };
+    Ok(edit.remove_range(first..end, see)?)
 }
 
 fn inode_key(ino: Ino) -> Key {

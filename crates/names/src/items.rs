@@ -60,8 +60,12 @@ pub trait Edit: Look {
         decide: &mut dyn FnMut(Option<&[u8]>) -> Alter,
     ) -> Result<(), TreeError>;
 
-    /// Takes out all items from one key to before another; how many there were.
-    fn remove_range(&self, keys: Range<Key>) -> Result<u64, TreeError>;
+    /// Takes out all items from one key to before another, showing each first; how many there were.
+    fn remove_range(
+        &self,
+        keys: Range<Key>,
+        see: &mut dyn FnMut(Key, &[u8]),
+    ) -> Result<u64, TreeError>;
 
     /// Says that a change of several items cannot go on: what was done so far must never be
     /// committed.
@@ -130,8 +134,12 @@ impl Edit for TreeEdit<'_> {
         TreeEdit::alter(self, key, decide)
     }
 
-    fn remove_range(&self, keys: Range<Key>) -> Result<u64, TreeError> {
-        TreeEdit::remove_range(self, keys, &mut |_, _| {})
+    fn remove_range(
+        &self,
+        keys: Range<Key>,
+        see: &mut dyn FnMut(Key, &[u8]),
+    ) -> Result<u64, TreeError> {
+        TreeEdit::remove_range(self, keys, see)
     }
 
     fn fail(&self, error: TreeError) -> TreeError {

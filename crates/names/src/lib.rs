@@ -42,7 +42,9 @@ mod xattr;
 pub use acl::{
     ACCESS_ACL, Acl, AclEntry, AclTag, DEFAULT_ACL, Guarded, Inherited, inherit as inherit_acl,
 };
-pub use change::{Exchanged, Leads, Move, OldName, create, exchange, link, rename, unlink};
+pub use change::{
+    Exchanged, Leads, Move, OldName, create, exchange, link, rename, unlink, unlink_last,
+};
 pub use entry::{NewName, find_index};
 pub use error::NamesError;
 pub use inode::{

@@ -155,8 +155,13 @@ impl Edit for Memory {
         Ok(())
     }
 
-    fn remove_range(&self, keys: Range<Key>) -> Result<u64, TreeError> {
+    fn remove_range(
+        &self,
+        keys: Range<Key>,
+        see: &mut dyn FnMut(Key, &[u8]),
+    ) -> Result<u64, TreeError> {
         let mut items = self.items.borrow_mut();
+        items.range(keys.clone()).for_each(|(key, data)| see(*key, data));
         let before = items.len();
         items.retain(|key, _| !keys.contains(key));
         Ok((before - items.len()) as u64)

@@ -124,6 +124,23 @@ pub(crate) fn remove(
     }
 }
 
+/// The index of a name, if this is an item of references, in either form, that has it.
+pub(crate) fn index_of(key: Key, item: &[u8], parent: Ino, name: &[u8]) -> Option<u64> {
+    match key.item_type {
+        ItemType::INODE_REF if key.offset == parent.0 => {
+            let mut entries = InodeRefs::new(item).map_while(Result::ok);
+            entries.find(|entry| entry.name == name).map(|entry| entry.index)
+        }
+        ItemType::INODE_EXTREF => {
+            let mut entries = InodeExtrefs::new(item).map_while(Result::ok);
+            entries
+                .find(|entry| entry.parent == parent && entry.name == name)
+                .map(|entry| entry.index)
+        }
+        _ => None,
+    }
+}
+
 /// Leaves of an item what `shorter` leaves; the index of what went.
 fn shorten(
     edit: &impl Edit,

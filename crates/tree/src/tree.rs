@@ -70,6 +70,12 @@ impl Tree {
         }
     }
 
+    /// Counts the edits of a tree that follows the running transaction: while the number stays, so
+    /// does everything that was read since it was asked for.
+    pub fn edits(&self) -> u64 {
+        self.running().map_or(0, |live| live.version())
+    }
+
     /// The item with exactly this key. Allocates nothing when the path to it is cached.
     pub fn find(&self, key: &Key) -> Result<Option<Item>, TreeError> {
         let root = match &self.root {

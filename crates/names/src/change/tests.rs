@@ -4,7 +4,9 @@ use super::*;
 use crate::inode::{Moment, NewInode, insert_inode};
 use crate::memory::{Memory, colliding};
 use crate::number::{INDEX_FIRST, next_index, next_ino};
+use butternut_format::checksum::extref_hash;
 use butternut_format::inode::{DeviceNumber, FileKind, Inode, RawInodeItem, Time};
+use butternut_format::inode_ref::InodeExtref;
 use butternut_format::units::TreeId;
 use butternut_tree::TreeError;
 use proptest::prelude::*;
@@ -64,6 +66,46 @@ fn names_with_one_hash_share_an_item_until_it_is_full() {
     unlink(&memory, &old(ROOT, &names[4], 304)).unwrap();
     link(&memory, &new(&memory, ROOT, &names[13], 313)).unwrap();
     memory.audit();
+}
+
+#[test]
+fn an_inode_goes_with_its_last_name_in_either_form_of_reference() {
+    for extended in [false, true] {
+        let memory = volume(true, 4);
+        for (ino, name) in (300..).zip([b"one", b"two", b"six"]) {
+            link(&memory, &new(&memory, ROOT, name, ino)).unwrap();
+        }
+        let before = memory.items();
+        let index = next_index(&memory, ROOT).unwrap();
+        link(&memory, &new(&memory, ROOT, b"last", 303)).unwrap();
+        if extended {
+            let key = Key::new(303, ItemType::INODE_REF, ROOT.0);
+            memory.remove(&key).unwrap();
+            let extref = InodeExtref { parent: ROOT, index, name: b"last" };
+            let key = Key::new(303, ItemType::INODE_EXTREF, extref_hash(ROOT.0, b"last"));
+            let mut item = Vec::new();
+            extref.append_to(&mut item);
+            memory.put(&key, &item).unwrap();
+        }
+        let mut seen = Vec::new();
+        let whole = (Ino(303), FileKind::File);
+        unlink_last(&memory, (ROOT, b"last"), whole, &mut |key, _| seen.push(key.item_type))
+            .unwrap();
+        let form = if extended { ItemType::INODE_EXTREF } else { ItemType::INODE_REF };
+        assert_eq!(seen, [ItemType::INODE_ITEM, form]);
+        let mut expected = before;
+        expected.remove(&Key::new(303, ItemType::INODE_ITEM, 0));
+        assert_eq!(memory.items(), expected);
+        memory.audit();
+    }
+}
+
+#[test]
+fn an_inode_without_the_reference_to_its_last_name_ends_the_transaction() {
+    let memory = volume(true, 1);
+    let whole = (Ino(300), FileKind::File);
+    assert!(unlink_last(&memory, (ROOT, b"name"), whole, &mut |_, _| {}).is_err());
+    assert!(memory.has_failed());
 }
 
 #[test]

@@ -87,7 +87,13 @@ fn an_inode_goes_with_all_that_is_its_own_and_no_more() {
     let changed = Inode { size: 77, ..file };
     put_inode(&memory, Ino(258), &changed).unwrap();
     assert_eq!(inode(&memory, Ino(258)).unwrap(), Some(changed));
-    assert_eq!(remove_inode(&memory, Ino(258)).unwrap(), 2);
+    let mut seen = Vec::new();
+    let removed = remove_inode(&memory, Ino(258), FileKind::File, &mut |key, item| {
+        seen.push((key.item_type, item.len()));
+    });
+    assert_eq!(removed.unwrap(), 2);
+    assert_eq!(seen[0], (ItemType::INODE_ITEM, changed.to_bytes().len()));
+    assert_eq!(seen[1].0, ItemType::XATTR_ITEM);
     assert_eq!(inode(&memory, Ino(258)).unwrap(), None);
     assert_eq!(inode(&memory, Ino(257)).unwrap(), Some(file));
     assert_eq!(memory.items().len(), 4);

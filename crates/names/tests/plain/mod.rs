@@ -3,7 +3,6 @@
 
 use butternut_device::{Device, FileDevice, OpenDevice};
 use butternut_format::inode::{DeviceNumber, FileKind, Inode, Time};
-use butternut_format::key::{ItemType, Key};
 use butternut_format::root_ref::RootRef;
 use butternut_format::units::{Ino, TreeId};
 use butternut_names::{
@@ -120,10 +119,7 @@ impl Operation<'_> {
         let gone = inode(&self.edit, ino)?.unwrap().nlink == 0;
         if gone {
             add_orphan(&self.edit, ino)?;
-            if kind == FileKind::Symlink {
-                self.edit.remove(&Key::new(ino.0, ItemType::EXTENT_DATA, 0))?;
-            }
-            remove_inode(&self.edit, ino)?;
+            remove_inode(&self.edit, ino, kind, &mut |_, _| {})?;
             assert!(remove_orphan(&self.edit, ino)?);
         }
         Ok(())
@@ -350,7 +346,7 @@ impl Plain {
         insert_inode(&operation.edit, ino, &made)?;
         add_orphan(&operation.edit, ino)?;
         let Some(to) = to.map(|to| operation.place(to)) else {
-            assert_eq!(remove_inode(&operation.edit, ino)?, 1);
+            assert_eq!(remove_inode(&operation.edit, ino, kind, &mut |_, _| {})?, 1);
             assert!(remove_orphan(&operation.edit, ino)?);
             return Ok(());
         };

@@ -11,15 +11,26 @@
 use super::item::{ExtentItem, inline_bytes_max, keyed_bytes, read_extent};
 use super::{Content, Head, Ref};
 use crate::commit::Step;
+use crate::cursor::Cursor;
 use crate::error::TreeError;
 use crate::live::change::Change;
 use butternut_format::extent::{DataRef, Extent, check_data_ref, check_shared_data_ref};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::refused::Refused;
 use butternut_format::units::{Logical, TreeId};
+use std::ops::Range;
 
 /// Items changed at once.
 const BATCH_ITEMS: usize = 512;
+
+/// One pass over the heads.
+struct Pass {
+    items: Cursor,
+    /// What is to become of items, until they are a batch.
+    changes: Vec<Change>,
+    /// Data that was freed and still has its checksums: neighbours lose them together.
+    freed: Option<Range<u64>>,
+}
 
 impl Step<'_> {
     /// Applies all heads there are (law 2).
@@ -29,30 +40,33 @@ impl Step<'_> {
             if heads.is_empty() {
                 return Ok(());
             }
-            let mut changes = Vec::with_capacity(BATCH_ITEMS);
+            let tree = self.edit(TreeId::EXTENT)?;
+            let mut pass = Pass { items: tree.tree().cursor(), changes: Vec::new(), freed: None };
+            pass.changes.reserve(BATCH_ITEMS.min(heads.len()));
             for (at, head) in heads {
-                self.apply_head(at, &head, &mut changes)?;
-                if changes.len() >= BATCH_ITEMS {
-                    self.edit(TreeId::EXTENT)?.merge(&changes)?;
-                    changes.clear();
+                self.apply_head(at, &head, &mut pass)?;
+                if pass.changes.len() >= BATCH_ITEMS {
+                    tree.merge(&pass.changes)?;
+                    pass.changes.clear();
                 }
             }
-            self.edit(TreeId::EXTENT)?.merge(&changes)?;
+            tree.merge(&pass.changes)?;
+            self.forget_sums(pass.freed)?;
         }
     }
 
-    fn apply_head(
-        &self,
-        at: Logical,
-        head: &Head,
-        changes: &mut Vec<Change>,
-    ) -> Result<(), TreeError> {
+    fn forget_sums(&self, range: Option<Range<u64>>) -> Result<(), TreeError> {
+        let Some(range) = range else { return Ok(()) };
+        self.edit(TreeId::CHECKSUM)?.remove_sums(range)
+    }
+
+    fn apply_head(&self, at: Logical, head: &Head, pass: &mut Pass) -> Result<(), TreeError> {
         let (key, mut item) = if head.is_created {
             let is_skinny = self.running.facts.is_skinny;
             let item = ExtentItem::new(head.content, self.generation, is_skinny);
             (self.new_key(at, head), item)
         } else {
-            self.find_item(at, head)?
+            self.find_item(at, head, &mut pass.items)?
         };
         let bytes_max = inline_bytes_max(self.running.facts.node_len());
         for (reference, delta) in &head.deltas {
@@ -69,9 +83,18 @@ impl Step<'_> {
         item.refs = refs;
         let range = at.0..at.0.saturating_add(head.bytes);
         if refs == 0 {
-            changes.push(Change { key, to: None });
+            pass.changes.push(Change { key, to: None });
             if head.content == Content::Data {
-                self.edit(TreeId::CHECKSUM)?.remove_sums(range.clone())?;
+                let before = pass.freed.take();
+                match before {
+                    Some(before) if before.end == range.start => {
+                        pass.freed = Some(before.start..range.end);
+                    }
+                    before => {
+                        self.forget_sums(before)?;
+                        pass.freed = Some(range.clone());
+                    }
+                }
             }
             self.running.free_extent(range, self.generation);
             return Ok(());
@@ -79,7 +102,7 @@ impl Step<'_> {
         if head.is_created {
             self.running.use_extent(range);
         }
-        changes.push(Change { key, to: Some(item.encode()) });
+        pass.changes.push(Change { key, to: Some(item.encode()) });
         Ok(())
     }
 
@@ -94,19 +117,24 @@ impl Step<'_> {
         }
     }
 
-    fn find_item(&self, at: Logical, head: &Head) -> Result<(Key, ExtentItem), TreeError> {
-        let tree = self.edit(TreeId::EXTENT)?;
+    /// The item of an extent; the one before it was looked for with the same cursor.
+    fn find_item(
+        &self,
+        at: Logical,
+        head: &Head,
+        items: &mut Cursor,
+    ) -> Result<(Key, ExtentItem), TreeError> {
         let whole = Key::new(at.0, ItemType::EXTENT_ITEM, head.bytes);
-        let mut found = tree.tree().find(&self.new_key(at, head))?;
-        if found.is_none() {
-            found = tree.tree().find(&whole)?;
+        for key in [self.new_key(at, head), whole] {
+            items.seek(&key)?;
+            if let Some((found, data)) = items.item_parts()
+                && found == key
+            {
+                let parse = |extent: Extent<'_>| ExtentItem::parse(&extent);
+                return Ok((key, read_extent(self.forest, key, data, parse)?));
+            }
         }
-        let found = found.ok_or_else(|| {
-            corrupt(at, Refused::new("extent item", "none", "one for what is referred to"))
-        })?;
-        let key = found.key();
-        let parse = |extent: Extent<'_>| ExtentItem::parse(&extent);
-        Ok((key, read_extent(self.forest, key, found.data(), parse)?))
+        Err(corrupt(at, Refused::new("extent item", "none", "one for what is referred to")))
     }
 
     /// Changes a reference that has, or gets, an item of its own.
