@@ -255,7 +255,7 @@ impl QueuePair {
     pub fn run(&mut self, batch: &mut [ReadInto<'_>]) {
         self.leave_broken_ring();
         match &mut self.lane {
-            Lane::Ring(ring) => ring.run(batch, &self.shared),
+            Lane::Ring(ring) => ring.run(batch, &self.shared, None),
             Lane::Threads(threads) => threads.run(batch, |read| self.shared.targets.read(read)),
             Lane::Inline => batch.iter_mut().for_each(|read| self.shared.targets.read(read)),
         }
@@ -270,7 +270,7 @@ impl QueuePair {
     ) {
         self.leave_broken_ring();
         if let Lane::Ring(ring) = &mut self.lane {
-            ring.run(batch, &Looking { shared: &self.shared, look });
+            ring.run(batch, &Looking { shared: &self.shared, look }, None);
         } else {
             self.run(batch);
         }
@@ -278,9 +278,28 @@ impl QueuePair {
 
     /// The same for writes.
     pub fn run_writes(&mut self, batch: &mut [WriteFrom<'_>]) {
+        self.run_writes_meanwhile(batch, None);
+    }
+
+    /// The same; what there is to do `meanwhile` is done once, on this thread, and if possible
+    /// while the devices are at work.
+    pub fn run_writes_meanwhile(
+        &mut self,
+        batch: &mut [WriteFrom<'_>],
+        mut meanwhile: Option<&mut dyn FnMut()>,
+    ) {
         self.leave_broken_ring();
+        if !batch.is_empty()
+            && let Lane::Ring(ring) = &mut self.lane
+        {
+            ring.run(batch, &self.shared, meanwhile);
+            return;
+        }
+        if let Some(work) = meanwhile.take() {
+            work();
+        }
         match &mut self.lane {
-            Lane::Ring(ring) => ring.run(batch, &self.shared),
+            Lane::Ring(_) => {}
             Lane::Threads(threads) => threads.run(batch, |write| self.shared.targets.write(write)),
             Lane::Inline => batch.iter_mut().for_each(|write| self.shared.targets.write(write)),
         }

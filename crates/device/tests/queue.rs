@@ -112,7 +112,9 @@ fn workload(devices: &[Arc<dyn Device>], ring: RingUse, seed: u64) -> Vec<Counts
             .collect();
         let lane = random.below(3);
         if lane == 0 {
-            pair.run_writes(&mut batch);
+            let mut times = 0;
+            pair.run_writes_meanwhile(&mut batch, Some(&mut || times += 1));
+            assert_eq!(times, 1);
             assert!(batch.iter().all(|write| write.result.is_ok()));
         } else {
             for write in &batch {

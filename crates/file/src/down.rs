@@ -30,8 +30,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Data of one batch (law 3).
 pub(crate) const BATCH_BYTES_MAX: u64 = 16 << 20;
-/// From here on digests are made on the workers, while the device writes: quick ones, and others.
-const PARALLEL_BYTES_MIN: u64 = 1 << 20;
+/// From here on slow digests are made on the workers while the device writes. Quick ones take the
+/// writer less time than waking the workers would.
 const PARALLEL_SLOW_BYTES_MIN: u64 = 64 << 10;
 /// A worker makes this many digests in a row.
 const DIGESTS_PER_PIECE: usize = 32;
@@ -210,21 +210,20 @@ fn write_and_digest(source: &Source, runs: &mut [Descent<'_>]) {
     let mut digests: Vec<Vec<u8>> = runs.iter().map(|run| run.room_for_digests(csum)).collect();
     let mut failures: Vec<Option<VolumeError>> = runs.iter().map(|_| None).collect();
     let bytes: u64 = runs.iter().map(Descent::disk_bytes).sum();
-    let parallel_bytes_min = match csum {
-        ChecksumKind::Crc32c | ChecksumKind::Xxhash64 => PARALLEL_BYTES_MIN,
-        ChecksumKind::Sha256 | ChecksumKind::Blake2b => PARALLEL_SLOW_BYTES_MIN,
-    };
-    if bytes >= parallel_bytes_min {
+    let is_slow = matches!(csum, ChecksumKind::Sha256 | ChecksumKind::Blake2b);
+    if is_slow && bytes >= PARALLEL_SLOW_BYTES_MIN {
         let runs = &*runs;
         source.workers().in_place_scope(|scope| {
             scope.spawn(|_| digest_in_parallel(csum, runs, &mut digests));
-            write(source, runs, &mut failures);
+            write(source, runs, &mut failures, &mut || {});
         });
     } else {
-        for (run, digests) in runs.iter().zip(&mut digests) {
-            run.pieces().fold(0, |at, piece| digest_piece(csum, piece, digests, at));
-        }
-        write(source, runs, &mut failures);
+        let runs = &*runs;
+        write(source, runs, &mut failures, &mut || {
+            for (run, digests) in runs.iter().zip(&mut digests) {
+                run.pieces().fold(0, |at, piece| digest_piece(csum, piece, digests, at));
+            }
+        });
     }
     for ((run, digests), failure) in runs.iter_mut().zip(digests).zip(failures) {
         (run.digests, run.failure) = (digests, failure);
@@ -239,7 +238,13 @@ impl Descent<'_> {
     }
 }
 
-fn write(source: &Source, runs: &[Descent<'_>], failures: &mut [Option<VolumeError>]) {
+/// Writes all runs, and does the work meanwhile.
+fn write(
+    source: &Source,
+    runs: &[Descent<'_>],
+    failures: &mut [Option<VolumeError>],
+    work: &mut dyn FnMut(),
+) {
     let mut writes = Vec::new();
     let mut owners = Vec::new();
     for (index, run) in runs.iter().enumerate() {
@@ -250,7 +255,7 @@ fn write(source: &Source, runs: &[Descent<'_>], failures: &mut [Option<VolumeErr
             at += length(piece.len());
         }
     }
-    source.forest().volume().write_data(&mut writes);
+    source.forest().volume().write_data_meanwhile(&mut writes, work);
     for (write, owner) in writes.into_iter().zip(owners) {
         if let Err(error) = write.result
             && let Some(failure) = failures.get_mut(owner)

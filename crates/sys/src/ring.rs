@@ -228,8 +228,14 @@ impl<T> Ring<T> {
         self.done.pop_front()
     }
 
-    /// Runs a batch to the end; each request's `finish` tells its result.
-    pub fn run<C: ?Sized, S: Scoped<C>>(&mut self, batch: &mut [S], context: &C) {
+    /// Runs a batch to the end; each request's `finish` tells its result. What there is to do
+    /// `meanwhile` is done once, as soon as the disk has something to do.
+    pub fn run<C: ?Sized, S: Scoped<C>>(
+        &mut self,
+        batch: &mut [S],
+        context: &C,
+        mut meanwhile: Option<&mut dyn FnMut()>,
+    ) {
         let items = batch.as_mut_ptr();
         let count = batch.len();
         // Law 2: whatever happens below, the guard's drop waits for the borrowed slots.
@@ -250,6 +256,12 @@ impl<T> Ring<T> {
                     ring.launch(slot);
                 }
                 next += 1;
+            }
+            if let Some(work) = meanwhile.take() {
+                if ring.borrowed > 0 {
+                    ring.enter(0, None);
+                }
+                work();
             }
             if ring.borrowed > 0 {
                 // With more to come, a quarter of what is out is waited for: the disk always has

@@ -114,7 +114,7 @@ fn a_batch_larger_than_the_ring_runs_to_its_end_beside_owned_requests() {
     (0..5).for_each(|block| ring.submit(read(block, block)).unwrap());
     let mut memory = Buffer::zeroed(BLOCKS * BLOCK);
     let mut batch = blocks(&mut memory);
-    ring.run(&mut batch, &());
+    ring.run(&mut batch, &(), None);
     assert!(batch.iter().all(|block| block.result == Some(Ok(()))));
     drop(batch);
     let right = |(block, bytes): (usize, &[u8])| bytes.iter().all(|byte| *byte == number(block));
@@ -131,7 +131,7 @@ fn a_panic_in_the_batch_waits_for_the_kernel_and_leaves_the_ring_usable() {
         let mut memory = Buffer::zeroed(BLOCKS * BLOCK);
         let mut batch = blocks(&mut memory);
         batch[at].panics = panics;
-        let outcome = catch_unwind(AssertUnwindSafe(|| ring.run(&mut batch, &())));
+        let outcome = catch_unwind(AssertUnwindSafe(|| ring.run(&mut batch, &(), None)));
         assert!(outcome.is_err());
         drop(memory);
         ring.submit(read(9, 9)).unwrap();
@@ -396,7 +396,7 @@ fn a_ring_taken_away_in_mid_flight_gives_every_buffer_back() {
             assert_eq!(seen, 20);
             let mut memory = Buffer::zeroed(40 * BLOCK);
             let mut batch = blocks(&mut memory);
-            ring.run(&mut batch, &());
+            ring.run(&mut batch, &(), None);
             assert!(batch.iter().all(|block| block.result == Some(Err(Errno(1)))));
             drop(ring);
         });

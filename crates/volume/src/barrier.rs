@@ -77,7 +77,7 @@ impl Volume {
     fn write_copies(&self, copies: &[(usize, u64, Buffer)]) -> Result<(), VolumeError> {
         let mut batch: Vec<WriteFrom<'_>> =
             copies.iter().map(|(slot, at, bytes)| WriteFrom::new(*slot, *at, bytes)).collect();
-        self.lanes.run_writes(&mut batch);
+        self.lanes.run_writes(&mut batch, None);
         let mut first = None;
         for write in batch {
             let Err(source) = write.result else { continue };

@@ -60,14 +60,15 @@ impl Lanes {
         }
     }
 
-    /// Runs a batch of writes to its end.
-    pub(crate) fn run_writes(&self, batch: &mut [WriteFrom<'_>]) {
-        if batch.is_empty() {
-            return;
-        }
+    /// Runs a batch of writes to its end, and does once what there is to do meanwhile.
+    pub(crate) fn run_writes(
+        &self,
+        batch: &mut [WriteFrom<'_>],
+        meanwhile: Option<&mut dyn FnMut()>,
+    ) {
         let mut lane = Lane { lanes: self, pair: Some(self.take()) };
         if let Some(pair) = &mut lane.pair {
-            pair.run_writes(batch);
+            pair.run_writes_meanwhile(batch, meanwhile);
         }
     }
 

@@ -36,13 +36,19 @@ impl<'a> DataWrite<'a> {
 impl Volume {
     /// Writes a batch; each write has its own result.
     pub fn write_data(&self, writes: &mut [DataWrite<'_>]) {
+        self.write_data_meanwhile(writes, &mut || {});
+    }
+
+    /// As [`Self::write_data`]; `work` is done once on this thread, if possible while the devices
+    /// write.
+    pub fn write_data_meanwhile(&self, writes: &mut [DataWrite<'_>], work: &mut dyn FnMut()) {
         let chunks = self.chunks.load();
         let mut batch = WriteBatch::new(self, &chunks, writes.len());
         for (range, write) in writes.iter_mut().enumerate() {
             write.result = check_shape(write.logical, write.buf.len())
                 .and_then(|()| batch.add(range, write.logical, write.buf));
         }
-        for (range, error) in batch.run() {
+        for (range, error) in batch.run(Some(work)) {
             if let Some(write) = writes.get_mut(range)
                 && write.result.is_ok()
             {
@@ -59,7 +65,7 @@ impl Volume {
             check_shape(*logical, bytes.len())?;
             batch.add(range, *logical, bytes)?;
         }
-        batch.run().into_iter().next().map_or(Ok(()), |(_, error)| Err(error))
+        batch.run(None).into_iter().next().map_or(Ok(()), |(_, error)| Err(error))
     }
 }
 

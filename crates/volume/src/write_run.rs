@@ -125,15 +125,19 @@ impl<'c, 'b> WriteBatch<'c, 'b> {
         Ok(())
     }
 
-    /// Writes everything; says which writes failed, in the order of their places.
-    pub(crate) fn run(mut self) -> Vec<(usize, VolumeError)> {
+    /// Writes everything, and does once what there is to do meanwhile; says which writes failed,
+    /// in the order of their places.
+    pub(crate) fn run(
+        mut self,
+        mut meanwhile: Option<&mut dyn FnMut()>,
+    ) -> Vec<(usize, VolumeError)> {
         self.parts.sort_unstable_by_key(|part| {
             (part.layout.logical(), part.piece.first, part.piece.within)
         });
         let parts = &self.parts;
         let mut failures = Vec::new();
         let mut singly = Vec::new();
-        for (run, error) in self.volume.write_runs(parts, joined(parts)) {
+        for (run, error) in self.volume.write_runs(parts, joined(parts), &mut meanwhile) {
             if run.parts.len() == 1 {
                 failures.push((run.parts.start, error));
             } else {
@@ -143,7 +147,10 @@ impl<'c, 'b> WriteBatch<'c, 'b> {
                 }));
             }
         }
-        let failed = self.volume.write_runs(parts, singly);
+        let failed = self.volume.write_runs(parts, singly, &mut meanwhile);
+        if let Some(work) = meanwhile {
+            work();
+        }
         failures.extend(failed.into_iter().map(|(run, error)| (run.parts.start, error)));
         failures.sort_by_key(|(part, _)| *part);
         let failures = failures.into_iter();
@@ -205,20 +212,26 @@ impl Volume {
     }
 
     /// Writes runs in as many rounds as their memory needs (law 2), and returns those that failed.
-    fn write_runs(&self, parts: &[Part<'_, '_>], runs: Vec<Run>) -> Vec<(Run, VolumeError)> {
+    fn write_runs(
+        &self,
+        parts: &[Part<'_, '_>],
+        runs: Vec<Run>,
+        meanwhile: &mut Option<&mut dyn FnMut()>,
+    ) -> Vec<(Run, VolumeError)> {
         let mut failed = Vec::new();
         let mut round = Vec::with_capacity(runs.len());
         let mut copied: usize = 0;
         for run in runs {
             let joined = if run.parts.len() > 1 { run.bytes } else { 0 };
             if copied.saturating_add(joined) > SLAB_BYTES {
-                failed.extend(self.write_round(parts, std::mem::take(&mut round), copied > 0));
+                let full = std::mem::take(&mut round);
+                failed.extend(self.write_round(parts, full, copied > 0, meanwhile));
                 copied = 0;
             }
             copied = copied.saturating_add(joined);
             round.push(run);
         }
-        failed.extend(self.write_round(parts, round, copied > 0));
+        failed.extend(self.write_round(parts, round, copied > 0, meanwhile));
         failed
     }
 
@@ -227,12 +240,13 @@ impl Volume {
         parts: &[Part<'_, '_>],
         runs: Vec<Run>,
         needs_slab: bool,
+        meanwhile: &mut Option<&mut dyn FnMut()>,
     ) -> Vec<(Run, VolumeError)> {
         if !needs_slab {
-            return self.write_from(parts, runs, &mut []);
+            return self.write_from(parts, runs, &mut [], meanwhile);
         }
         let mut slab = self.slabs.take();
-        let failed = self.write_from(parts, runs, &mut slab);
+        let failed = self.write_from(parts, runs, &mut slab, meanwhile);
         self.slabs.give_back(slab);
         failed
     }
@@ -242,6 +256,7 @@ impl Volume {
         parts: &[Part<'_, '_>],
         runs: Vec<Run>,
         mut slab: &mut [u8],
+        meanwhile: &mut Option<&mut dyn FnMut()>,
     ) -> Vec<(Run, VolumeError)> {
         let mut batch = Vec::with_capacity(runs.len().saturating_mul(2));
         let mut owners = Vec::with_capacity(batch.capacity());
@@ -262,7 +277,10 @@ impl Volume {
                 owners.push(index);
             }
         }
-        self.lanes.run_writes(&mut batch);
+        if batch.is_empty() {
+            return Vec::new();
+        }
+        self.lanes.run_writes(&mut batch, meanwhile.take());
         let mut errors: Vec<Option<VolumeError>> = runs.iter().map(|_| None).collect();
         for (write, owner) in batch.into_iter().zip(owners) {
             let Err(source) = write.result else { continue };
