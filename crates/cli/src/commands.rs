@@ -7,6 +7,7 @@ mod check;
 mod chmod;
 mod chown;
 mod completions;
+mod ctl;
 mod export;
 mod filesystem;
 mod find;
@@ -25,6 +26,7 @@ mod progress;
 mod rm;
 mod setfattr;
 mod stat;
+mod stats;
 mod subvolume;
 mod touch;
 mod trim;
@@ -85,6 +87,8 @@ pub(crate) fn run(low: &LowArgs, out: &mut Output) -> Outcome {
         Noun::Check(args) => check::run(global, args, out),
         Noun::Mount(args) => mount::run(global, args, out),
         Noun::Umount(args) => umount::run(global, args, out),
+        Noun::Stats(args) => stats::run(global, args, out),
+        Noun::Ctl(args) => ctl::run(global, args, out),
         Noun::Completions(args) => Ok(completions::run(args, out)),
         Noun::Man(args) => man::run(args),
     }

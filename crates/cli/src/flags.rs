@@ -27,7 +27,7 @@ pub(crate) use listing::{
     VolumesArgs,
 };
 pub(crate) use making::MkfsArgs;
-pub(crate) use mounting::{MountArgs, UmountArgs};
+pub(crate) use mounting::{CtlArgs, MountArgs, StatsArgs, UmountArgs};
 pub(crate) use upkeep::{LabelArgs, ResizeArgs, SyncArgs, TrimArgs};
 
 use std::ffi::OsString;
@@ -69,6 +69,8 @@ Options after -o:
   threads=N             as --threads
   dev, suid, exec       device nodes, set-user-id bits, programs work [nodev, nosuid, exec]
   nologreplay           say nothing of a log tree that is not shown
+  nosec=..., simple_read=..., dio_stable=..., latency=...
+                        the switches of `butternut ctl`
 Options about access times are taken and change nothing: access times stay as they are.
 
 Without allow_other and default_permissions, the one who mounts sees and changes everything in the
@@ -79,6 +81,38 @@ fsync(2) returns when all changes are on the medium. sync(2) does not reach the 
 does the same where umount.fuse.butternut is installed, and else returns before.
 
 In fstab: disk.img@snap1  /mnt  fuse.butternut  ro,allow_other  0 0";
+
+/// What `stats` counts.
+const STATS_HELP: &str = "\
+Counts begin with the mount. Latencies are from the call in the mount's process to its end, of
+operations that failed too; quantiles are exact to within 3 %. A fsync is counted whole, and the
+commit in it once more as a commit. Reads of names and attributes are not measured.
+
+Keys of --json and names of --prometheus are kept from release to release. Only the owner of a mount
+and root may ask it.
+
+    butternut stats /mnt
+    butternut stats /mnt --json | jq .latency.fsync.p99_ns
+    butternut stats /mnt --prometheus > /var/lib/node_exporter/butternut.prom";
+
+/// What the switches do.
+const CTL_HELP: &str = "\
+Each switch turns a mechanism of the I/O path back to what it replaced, at once and without an
+unmount, so that its worth can be measured:
+  nosec=on|off          direct writes share a file that has no privileges to strip; off: each has
+                        the file alone
+  simple_read=on|off    direct reads of one block, whose place is known, take the short way
+  dio_stable=bounce|trust|buffered
+                        what keeps the memory of a direct write from changing before it is down: a
+                        copy; nothing (for measurements: what changes meanwhile gets a bad
+                        checksum); the page cache
+  latency=on|off        how long operations take is measured
+The first value is the default. `butternut mount -o` takes the same words. Only the owner of a mount
+and root may ask it.
+
+    butternut ctl /mnt                  all switches
+    butternut ctl /mnt nosec            one
+    butternut ctl /mnt nosec=off        set it";
 
 /// What every command that changes a volume keeps to.
 const CHANGE_HELP: &str = "\
@@ -232,6 +266,12 @@ pub(crate) enum Noun {
     Mount(MountArgs),
     /// Unmount, and wait until the volume is released
     Umount(UmountArgs),
+    /// Show what a mount has done: which way requests went, how long they took, what is in memory
+    #[command(after_help = STATS_HELP)]
+    Stats(StatsArgs),
+    /// Show and set the switches of a mount
+    #[command(after_help = CTL_HELP)]
+    Ctl(CtlArgs),
     /// Print a completion script for a shell
     Completions(CompletionsArgs),
     /// Write the man pages into a folder

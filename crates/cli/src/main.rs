@@ -4,6 +4,7 @@
 //! umount(8) call for that type of filesystem.
 
 mod commands;
+mod control;
 mod dump;
 mod failure;
 mod flags;

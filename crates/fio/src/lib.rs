@@ -31,7 +31,7 @@ pub enum FioError {
     #[error("switches: {word:?}: want KEY=VALUE with KEY one of {known}")]
     UnknownSwitch { word: String, known: String },
     #[error("switches: {word:?}: want {want}")]
-    SwitchValue { word: String, want: &'static str },
+    SwitchValue { word: String, want: String },
     #[error("another job has the volume open with switches={have:?}, this one wants {want:?}")]
     OtherSwitches { have: String, want: String },
     #[error("the volume is open for reading only")]

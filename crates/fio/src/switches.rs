@@ -1,23 +1,14 @@
-//! The option `switches=KEY=VALUE[,KEY=VALUE...]`: how jobs want their volume open.
+//! The option `switches=KEY=VALUE[,KEY=VALUE...]`: how jobs want their volume open. The switches of
+//! the library have the names that it gives them.
 
 use crate::{FioError, Result};
-use butternut::{Compress, DirectStability, MountOptions};
+use butternut::{BadSwitch, Compress, MountOptions, Switches};
 
 /// Sets one switch; says what it wants where the value is not that.
 type Set = fn(&mut MountOptions, &str) -> Result<(), &'static str>;
 
-const SWITCHES: [(&str, Set); 8] = [
-    ("nosec", |options, value| on_off(value, &mut options.switches.nosec)),
-    ("simple_read", |options, value| on_off(value, &mut options.switches.simple_read)),
-    ("dio_stable", |options, value| {
-        options.switches.direct_stability = match value {
-            "bounce" => DirectStability::Bounce,
-            "trust" => DirectStability::Trust,
-            "buffered" => DirectStability::Buffered,
-            _ => return Err("bounce, trust or buffered"),
-        };
-        Ok(())
-    }),
+/// What is no switch of the library.
+const OPTIONS: [(&str, Set); 5] = [
     ("compress", |options, value| compress(options, value, false)),
     ("compress-force", |options, value| compress(options, value, true)),
     ("commit", |options, value| {
@@ -37,27 +28,25 @@ const SWITCHES: [(&str, Set); 8] = [
 /// Applies `text` to the options.
 pub(crate) fn apply(text: &str, options: &mut MountOptions) -> Result<()> {
     for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
-        let named = word.split_once('=').and_then(|(key, value)| {
-            let (_, set) = SWITCHES.iter().find(|(name, _)| *name == key.trim())?;
-            Some((set, value.trim()))
-        });
-        let Some((set, value)) = named else {
-            let known = SWITCHES.map(|(name, _)| name).join(", ");
-            return Err(FioError::UnknownSwitch { word: word.to_owned(), known });
-        };
-        set(options, value)
-            .map_err(|want| FioError::SwitchValue { word: word.to_owned(), want })?;
+        let unknown = || FioError::UnknownSwitch { word: word.to_owned(), known: known() };
+        let bad = |want: String| FioError::SwitchValue { word: word.to_owned(), want };
+        let (key, value) = word.split_once('=').ok_or_else(unknown)?;
+        let (key, value) = (key.trim(), value.trim());
+        match OPTIONS.iter().find(|(name, _)| *name == key) {
+            Some((_, set)) => set(options, value).map_err(|want| bad(want.to_owned()))?,
+            None => options.switches.set_named(key, value).map_err(|error| match error {
+                BadSwitch::Unknown { .. } => unknown(),
+                BadSwitch::Value { allowed, .. } => bad(allowed.join(" or ")),
+            })?,
+        }
     }
     Ok(())
 }
 
-fn on_off(value: &str, switch: &mut bool) -> Result<(), &'static str> {
-    *switch = match value {
-        "on" => true,
-        "off" => false,
-        _ => return Err("on or off"),
-    };
-    Ok(())
+fn known() -> String {
+    let switches = Switches::default().named().into_iter().map(|switch| switch.key);
+    let options = OPTIONS.iter().map(|(name, _)| *name);
+    switches.chain(options).collect::<Vec<_>>().join(", ")
 }
 
 fn compress(options: &mut MountOptions, value: &str, is_forced: bool) -> Result<(), &'static str> {
@@ -79,6 +68,7 @@ fn bytes(text: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use butternut::DirectStability;
 
     #[test]
     fn switches_are_applied_in_order() {
@@ -97,6 +87,7 @@ mod tests {
         assert!(check("no_such=on").contains(r#""no_such=on": want KEY=VALUE with KEY one of"#));
         assert!(check("commit").contains(r#""commit": want KEY=VALUE"#));
         assert_eq!(check("commit=x"), r#"switches: "commit=x": want seconds, 0 for never"#);
+        assert!(check("dio_stable=x").ends_with("want bounce or trust or buffered"));
         assert_eq!(check("nosec=maybe"), r#"switches: "nosec=maybe": want on or off"#);
     }
 

@@ -9,6 +9,7 @@
 
 use crate::Filesystem;
 use crate::inode_table::InodeEntry;
+use crate::latency::Operation;
 use crate::mount::Shared;
 use crate::writer::Writer;
 use crate::{Error, Result};
@@ -205,6 +206,7 @@ impl Filesystem {
     /// comes later hears that the volume is read-only.
     pub(crate) fn commit(&self) -> Result<()> {
         let was_read_only = self.write_error().is_some();
+        let _timed = self.timed(Operation::Commit);
         let failed = if was_read_only { Error::Tree } else { Error::Commit };
         self.forest().commit().map(drop).map_err(failed)
     }

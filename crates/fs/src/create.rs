@@ -1,6 +1,7 @@
 //! Making inodes under a name: files, directories, device nodes, pipes, sockets, symbolic links.
 
 use crate::inode_table::InodeEntry;
+use crate::latency::Operation;
 use crate::new_inode::{ITEMS_OF_CREATION, Made, NewInode, Prepared, next_index};
 use crate::{Error, FileId, FileKind, Filesystem, Result};
 use butternut_format::dir::NAME_BYTES_MAX;
@@ -71,6 +72,7 @@ impl Filesystem {
     }
 
     fn make(&self, dir: FileId, name: &[u8], new: &NewInode, made: &Made<'_>) -> Result<FileId> {
+        let _timed = self.timed(Operation::Create);
         let writer = self.begin()?;
         check_name(name)?;
         let subvolume = self.writable_subvolume(writer, dir)?;

@@ -10,6 +10,7 @@
 
 use crate::held::Held;
 use crate::inode_table::{Body, InodeEntry};
+use crate::latency::Operation;
 use crate::writer::{WritableSubvolume, Writer};
 use crate::{Error, File, Filesystem, Result};
 use butternut_file::{FileEnd, FileState, Stamp};
@@ -85,11 +86,13 @@ impl File {
     /// As [`File::write_at`], for a cache in front of this library that sends late what was allowed
     /// when it was written: the flags of the inode are not asked again.
     pub fn write_back(&self, offset: u64, bytes: &[u8]) -> Result<usize> {
+        let _timed = self.timed(Operation::CachedWrite);
         self.alter_unasked(|file, _, _| Ok(file.write_at(offset, bytes)?))
     }
 
     /// As [`File::write_as`]; whole blocks go straight to the devices, whatever their number.
     pub fn write_direct(&self, offset: u64, bytes: &[u8], privileges: Privileges) -> Result<usize> {
+        let _timed = self.timed(Operation::DirectWrite);
         self.alter(privileges, |file, inode, _| {
             if inode.flags.contains(InodeFlags::APPEND) && offset != file.size() {
                 return Err(Error::NotPermitted { what: "the file is append-only" });
@@ -114,6 +117,7 @@ impl File {
             Filesystem::may_write(&held.filesystem().facts(held.entry())?)?;
             return Ok((offset.unwrap_or_else(|| self.size()), 0));
         }
+        let _timed = self.timed(Operation::CachedWrite);
         self.alter(privileges, |file, inode, _| {
             let end = file.size();
             let offset = offset.unwrap_or(end);
@@ -199,6 +203,7 @@ impl File {
     /// What could not be written, also of earlier writes: each loss is told once.
     pub fn sync_all(&self) -> Result<()> {
         let Some(held) = self.held.as_ref() else { return Ok(()) };
+        let _timed = self.timed(Operation::Sync);
         let filesystem = held.filesystem();
         let writer = filesystem.writer()?;
         let merged = filesystem.write_back_one(writer, held.entry());

@@ -5,6 +5,8 @@
 use crate::data::Times;
 use crate::held::Held;
 use crate::inode_table::Body;
+use crate::latency::{Operation, Timed};
+use crate::mount::Shared;
 use crate::{Error, FileId, FileKind, Filesystem, NewInode, Result, Stat};
 use butternut_file::{self as data, FileView, Mapping, MappingKind, Mappings, Source, Stream};
 use butternut_format::units::Ino;
@@ -171,12 +173,23 @@ impl File {
     /// the end of the file, fewer than asked where the file ends, or where what follows is damaged
     /// (a read that starts there fails). What `buf` holds behind them is undefined.
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        self.read_as(Operation::CachedRead, offset, buf)
+    }
+
+    pub(crate) fn read_as(
+        &self,
+        operation: Operation,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> Result<usize> {
+        let _timed = self.timed(operation);
         let _body = self.shared_lock();
         Ok(self.shared.stream.read_at(offset, buf)?)
     }
 
     /// Many independent reads, handed to the devices together; each has its own result.
     pub fn read_many(&self, reads: &mut [ReadAt<'_>]) {
+        let _timed = self.timed(Operation::CachedRead);
         let _body = self.shared_lock();
         let mut batch: Vec<data::ReadAt<'_>> =
             reads.iter_mut().map(|read| data::ReadAt::new(read.offset, &mut *read.buf)).collect();
@@ -222,6 +235,15 @@ impl File {
     /// Bytes.
     pub fn size(&self) -> u64 {
         self.view().size()
+    }
+
+    /// Measures an operation on the file, until it is dropped.
+    pub(crate) fn timed(&self, operation: Operation) -> Timed<'_> {
+        self.filesystem.timed(operation)
+    }
+
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.filesystem.shared
     }
 
     fn shared_lock(&self) -> Option<RwLockReadGuard<'_, Body>> {

@@ -3,11 +3,11 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {
+    ($($(#[doc = $doc:literal])* $name:ident),+ $(,)?) => {
         /// How many requests went which way so far.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct LaneCounts {
-            $($(#[$doc])* pub $name: u64,)+
+            $($(#[doc = $doc])* pub $name: u64,)+
         }
 
         /// The same, being counted.
@@ -26,6 +26,11 @@ macro_rules! counters {
             /// Each count with its name.
             pub fn named(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($name), self.$name),)+]
+            }
+
+            /// Each name with what it counts.
+            pub(crate) fn described() -> Vec<(&'static str, &'static str)> {
+                vec![$((stringify!($name), concat!($($doc,)*).trim_ascii()),)+]
             }
         }
     };

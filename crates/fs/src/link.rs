@@ -2,6 +2,7 @@
 
 use crate::create::check_name;
 use crate::inode_table::{Bodies, InodeEntry};
+use crate::latency::Operation;
 use crate::new_inode::next_index;
 use crate::writer::{WritableSubvolume, Writer};
 use crate::{Error, FileId, FileKind, Filesystem, Result};
@@ -22,6 +23,7 @@ impl Filesystem {
     /// [`Error::NotFound`] for an inode that lost all its names. One that never had any (see
     /// [`Filesystem::open_unnamed`]) is given its first.
     pub fn link(&self, id: FileId, dir: FileId, name: &[u8]) -> Result<()> {
+        let _timed = self.timed(Operation::Link);
         let writer = self.begin()?;
         check_name(name)?;
         let subvolume = self.writable_subvolume(writer, dir)?;

@@ -7,6 +7,7 @@
 use crate::committer::Committer;
 use crate::inode_cache::InodeCache;
 use crate::lane_counters::LaneCounters;
+use crate::latency::Latencies;
 use crate::root::{ROOT_DIRECTORY, Roots};
 use crate::switches::{SwitchBoard, Switches};
 use crate::writer::Writer;
@@ -167,6 +168,9 @@ pub(crate) struct Shared {
     pub(crate) source: Source,
     pub(crate) switches: SwitchBoard,
     pub(crate) counters: LaneCounters,
+    pub(crate) latencies: Latencies,
+    /// What the volume's transactions are counted from.
+    pub(crate) first_generation: u64,
     /// There where the volume is open for writing.
     pub(crate) writer: Option<Arc<Writer>>,
 }
@@ -217,6 +221,7 @@ impl Filesystem {
                 options.commit_seconds > 0,
             ))
         });
+        let first_generation = forest.generation().map_or(0, |generation| generation.0);
         let mut shared = Arc::new(Shared {
             notices: notices(&volume, options),
             forest,
@@ -226,6 +231,8 @@ impl Filesystem {
             source,
             switches: SwitchBoard::new(options.switches),
             counters: LaneCounters::default(),
+            latencies: Latencies::default(),
+            first_generation,
             writer,
         });
         let unborn = Self { shared: Arc::clone(&shared), life: None };

@@ -193,7 +193,7 @@ impl Queue {
         flags: IoFlags,
         tag: u64,
     ) -> Result<(), Box<Refused>> {
-        let operation = Operation::Read { offset };
+        let operation = Operation::Read { offset, flags };
         let request = Request { file: file.clone(), tag, buffer, operation };
         self.take(request, flags)
     }

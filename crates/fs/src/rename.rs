@@ -12,6 +12,7 @@ use crate::change::Change;
 use crate::create::check_name;
 use crate::held::forget;
 use crate::inode_table::{Bodies, InodeEntry};
+use crate::latency::Operation;
 use crate::new_inode::{ITEMS_OF_CREATION, Made, NewInode, Prepared, next_index};
 use crate::unlink::{Fate, FoundEntry, fate, may_lose_entry, require_empty, still_leads};
 use crate::writer::{WritableSubvolume, Writer};
@@ -88,6 +89,7 @@ impl Filesystem {
         to: (FileId, &[u8]),
         flags: RenameFlags,
     ) -> Result<()> {
+        let _timed = self.timed(Operation::Rename);
         let writer = self.begin()?;
         check_name(from.1)?;
         if flags.exchange && (flags.no_replace || flags.whiteout.is_some()) {

@@ -9,6 +9,7 @@
 
 use crate::change::Change;
 use crate::inode_table::InodeEntry;
+use crate::latency::Operation;
 use crate::writer::{WritableSubvolume, Writer};
 use crate::{Error, FileId, FileKind, Filesystem, Result, Stat, Time};
 use butternut_format::inode::{self, Inode, InodeFlags};
@@ -73,6 +74,7 @@ impl Filesystem {
     /// [`Error::IsDirectory`] or [`Error::InvalidArgument`] for the size of something else than a
     /// file.
     pub fn set_attributes(&self, id: FileId, set: &SetAttributes) -> Result<Stat> {
+        let _timed = self.timed(Operation::SetAttributes);
         let writer = self.begin()?;
         let subvolume = self.writable_subvolume(writer, id)?;
         let entry = self.entry_of(writer, id)?;

@@ -10,6 +10,7 @@
 
 use crate::data::compression_of;
 use crate::inode_table::InodeEntry;
+use crate::latency::Operation;
 use crate::writer::{WritableSubvolume, Writer};
 use crate::{Error, FileId, FileKind, Filesystem, Result};
 use butternut_format::inode::{Inode, InodeFlags};
@@ -61,6 +62,7 @@ impl Filesystem {
         how: SetXattr,
         plan: impl FnOnce(&Inode) -> Result<Planned>,
     ) -> Result<()> {
+        let _timed = self.timed(Operation::SetXattr);
         let writer = self.begin()?;
         let subvolume = self.writable_subvolume(writer, id)?;
         let entry = self.entry_of(writer, id)?;

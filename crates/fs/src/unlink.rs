@@ -4,6 +4,7 @@ use crate::change::Change;
 use crate::create::check_name;
 use crate::held::forget;
 use crate::inode_table::{Bodies, Body, InodeEntry};
+use crate::latency::Operation;
 use crate::root::ROOT_DIRECTORY;
 use crate::writer::{WritableSubvolume, Writer};
 use crate::{Error, FileId, FileKind, Filesystem, Result};
@@ -78,6 +79,7 @@ impl Filesystem {
         name: &[u8],
         suits: impl Fn(FileKind) -> Result<()>,
     ) -> Result<()> {
+        let _timed = self.timed(Operation::Unlink);
         let writer = self.begin()?;
         check_name(name)?;
         let subvolume = self.writable_subvolume(writer, dir)?;

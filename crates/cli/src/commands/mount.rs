@@ -23,7 +23,8 @@ use butternut_sys::signal::EndSignals;
 use rustix::io::Errno;
 
 use super::umount;
-use crate::failure::{Done, Failure, Outcome, chain};
+use crate::control::server::Server;
+use crate::failure::{Done, Failure, Outcome, chain, plain};
 use crate::flags::{GlobalArgs, MountArgs};
 use crate::options as volume_options;
 use crate::output::{Output, json, say};
@@ -147,8 +148,10 @@ fn serve(global: &GlobalArgs, args: &MountArgs, plan: Plan) -> Outcome {
     }
     let mountpoint = plan.mountpoint.canonicalize().unwrap_or(plan.mountpoint);
     let report = report(plan.volume.typed.clone());
-    let mounted = butternut_fuse::mount(filesystem, &mountpoint, &plan.meaning.fuse, report)
-        .map_err(|error| refused(&mountpoint, &error))?;
+    let mounted =
+        butternut_fuse::mount(filesystem.clone(), &mountpoint, &plan.meaning.fuse, report)
+            .map_err(|error| refused(&mountpoint, &error))?;
+    let control = serve_control(global, filesystem, &mountpoint);
     let unmounter = mounted.unmounter();
     if args.ready {
         if let Err(error) = detach_from_parent() {
@@ -162,7 +165,23 @@ fn serve(global: &GlobalArgs, args: &MountArgs, plan: Plan) -> Outcome {
         ));
     }
     end_on_signal(signals, unmounter, mountpoint.clone());
-    finish(mounted, &mountpoint)
+    let finished = finish(mounted, &mountpoint);
+    drop(control);
+    finished
+}
+
+/// The control socket. A mount without one is a mount.
+fn serve_control(global: &GlobalArgs, filesystem: Filesystem, mountpoint: &Path) -> Option<Server> {
+    match Server::start(filesystem, mountpoint) {
+        Ok(server) => Some(server),
+        Err(error) => {
+            if !global.quiet {
+                let (shown, why) = (mountpoint.display(), plain(&error));
+                say(&format!("{shown}: note: no socket for stats and ctl: {why}"));
+            }
+            None
+        }
+    }
 }
 
 /// Opens the volume. What cannot be written is refused, with the way to look at it, if there is.

@@ -35,3 +35,21 @@ pub(crate) struct UmountArgs {
     #[arg(long, default_value = "60", value_name = "N")]
     pub(crate) timeout: u64,
 }
+
+#[derive(Debug, Args)]
+pub(crate) struct StatsArgs {
+    /// The mount point, or anything in the mount
+    pub(crate) mountpoint: PathBuf,
+    /// Print the text that Prometheus reads
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) prometheus: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CtlArgs {
+    /// The mount point, or anything in the mount
+    pub(crate) mountpoint: PathBuf,
+    /// A switch to show, or to set [default: show all]
+    #[arg(value_name = "KEY[=VALUE]")]
+    pub(crate) switch: Option<String>,
+}

@@ -12,6 +12,7 @@
 mod change;
 mod check;
 mod command;
+mod control;
 mod dump_tree;
 mod errors;
 mod export;

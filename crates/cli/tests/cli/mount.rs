@@ -12,20 +12,20 @@ use super::command::{butternut, command, shell};
 use super::image::{KernelView, ROTTEN_OFFSET, kernel, kernel_is_here, plain, rotten};
 
 /// A place to mount on, unmounted at the end whatever happened.
-struct Place {
+pub(crate) struct Place {
     folder: TempDir,
 }
 
 impl Place {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { folder: tempfile::tempdir().unwrap() }
     }
 
-    fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.folder.path()
     }
 
-    fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         self.path().to_str().unwrap()
     }
 
@@ -61,7 +61,7 @@ fn holders(file: &Path) -> Vec<PathBuf> {
 }
 
 /// An image of this test's own, so that who holds it is known.
-fn own_copy(scratch: &TempDir) -> PathBuf {
+pub(crate) fn own_copy(scratch: &TempDir) -> PathBuf {
     let copy = scratch.path().join("own.img");
     shell(&format!("cp --sparse=always {} {}", plain().0.display(), copy.display()));
     copy

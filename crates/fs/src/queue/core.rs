@@ -19,6 +19,7 @@
 
 use super::{Done, IoFlags};
 use crate::lane_counters::LaneCounters;
+use crate::latency::{Mark, Operation};
 use crate::mount::Shared;
 use crate::{Error, File, Result, Switches};
 use butternut_file::{DirectRoom, DirectWrite, Help, InFlight};
@@ -60,6 +61,8 @@ struct Inner {
     /// Empty lists of buffers, for the next joint writes.
     rows: Vec<Vec<Buffer>>,
     polled: Vec<DataDone>,
+    /// When the devices were last seen to be done with something.
+    polled_at: Mark,
     done: VecDeque<Done>,
     /// Writes that are down, and are not done before they are durable.
     unsynced: Vec<(File, Done)>,
@@ -86,6 +89,7 @@ pub(super) struct Reading {
     pub(super) offset: u64,
     /// What the file has of it.
     pub(super) want: usize,
+    pub(super) since: Mark,
 }
 
 /// A direct write on its way down.
@@ -96,6 +100,7 @@ pub(super) struct Writing {
     pub(super) tag: u64,
     pub(super) bytes: usize,
     pub(super) flags: IoFlags,
+    since: Mark,
     /// The caller's, where it was copied.
     buffer: Option<Buffer>,
     digests: std::ops::Range<usize>,
@@ -145,6 +150,7 @@ impl Core {
             staged: None,
             rows: Vec::new(),
             polled: Vec::with_capacity(2 * depth),
+            polled_at: Mark::default(),
             done: VecDeque::with_capacity(depth),
             unsynced: Vec::new(),
             in_flight: 0,
@@ -163,6 +169,10 @@ impl Core {
 
     pub(super) fn counters(&self) -> &LaneCounters {
         &self.shared.counters
+    }
+
+    pub(super) fn mark(&self) -> Mark {
+        self.shared.mark()
     }
 
     /// Moves what is done to `out`.
@@ -400,6 +410,9 @@ impl Inner {
     fn poll(&mut self, shared: &Shared, min: usize, patience: Option<Duration>) {
         let mut polled = std::mem::take(&mut self.polled);
         self.data.poll(&self.volume, min, patience, &mut polled);
+        if !polled.is_empty() {
+            self.polled_at = shared.mark();
+        }
         for done in polled.drain(..) {
             self.complete(shared, done);
         }
@@ -431,7 +444,7 @@ impl Inner {
         mut buffer: Buffer,
         result: &std::result::Result<(), VolumeError>,
     ) {
-        let Reading { file, hold, tag, offset, want } = reading;
+        let Reading { file, hold, tag, offset, want, since } = reading;
         let digests = &self.flights[index].digests;
         let sums = if digests.is_empty() { Sums::None } else { Sums::Packed(digests) };
         let is_good = result.is_ok() && self.volume.verify(&buffer, sums);
@@ -440,8 +453,11 @@ impl Inner {
         } else {
             // Law 3. It is still in flight: nobody has changed where it is.
             shared.counters.read_retry_mirror.add();
-            file.read_in_flight(offset, &mut buffer[..want])
+            let read = file.read_in_flight(offset, &mut buffer[..want]);
+            self.polled_at = shared.mark();
+            read
         };
+        shared.latencies.record(Operation::DirectRead, since, self.polled_at);
         drop(hold);
         self.free.push(index);
         self.finish(None, Done { tag, buffer, result });
@@ -463,8 +479,9 @@ impl Inner {
         };
         let mut own = first.into_iter().chain(others.drain(..));
         for (number, writing) in writes.drain(..).enumerate() {
-            let Writing { file, write, tag, bytes, flags, buffer, digests: sums } = writing;
+            let Writing { file, write, tag, bytes, flags, since, buffer, digests: sums } = writing;
             let result = outcome(number);
+            file.shared().latencies.record(Operation::DirectWrite, since, self.polled_at);
             match &result {
                 Ok(()) => write.land(digests.get(sums).unwrap_or_default()),
                 Err(_) => write.fail(file.source()),
@@ -503,6 +520,7 @@ impl Inner {
                 at += writing.bytes;
             }
             volume.write_data(&mut rows);
+            self.polled_at = shared.mark();
             results.extend(rows.into_iter().map(|row| row.result.map_err(Error::Volume)));
         }
         self.complete_writes(index, buffers, &mut |_| results.pop_front().unwrap_or(Ok(())));
@@ -536,11 +554,12 @@ impl Writing {
     pub(super) fn new(
         file: &File,
         write: DirectWrite,
-        tag: u64,
+        (tag, since): (u64, Mark),
         bytes: usize,
         flags: IoFlags,
     ) -> Self {
-        Self { file: file.clone(), write, tag, bytes, flags, buffer: None, digests: 0..0 }
+        let file = file.clone();
+        Self { file, write, tag, bytes, flags, since, buffer: None, digests: 0..0 }
     }
 
     /// Nothing of it was done.

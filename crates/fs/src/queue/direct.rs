@@ -50,7 +50,7 @@ impl Queue {
             return Ok(Some(request));
         }
         match request.operation {
-            Operation::Read { offset } if is_whole(offset, request.buffer.len()) => {
+            Operation::Read { offset, .. } if is_whole(offset, request.buffer.len()) => {
                 self.read_direct(request, offset, flags)
             }
             Operation::Read { .. } => {
@@ -70,6 +70,7 @@ impl Queue {
         offset: u64,
         flags: IoFlags,
     ) -> Result<Option<Request>, Box<Refused>> {
+        let since = self.core.mark();
         let Request { file, tag, buffer, operation } = request;
         let body = match shared(file.held.as_deref().map(crate::Held::entry), flags) {
             Ok(body) => body,
@@ -103,7 +104,7 @@ impl Queue {
         count.add();
         let hold = file.view().begin_request();
         drop(body);
-        let reading = Reading { file, hold, tag, offset, want };
+        let reading = Reading { file, hold, tag, offset, want, since };
         match self.core.read(reading, (place.logical, &mut self.digests), buffer) {
             Ok(()) => {
                 self.taken += 1;
@@ -123,6 +124,7 @@ impl Queue {
         flags: IoFlags,
         privileges: Privileges,
     ) -> Result<Option<Request>, Box<Refused>> {
+        let since = self.core.mark();
         let Request { file, tag, buffer, operation } = request;
         let counters = self.core.counters();
         let way = match self.begin_write(&file, offset, &buffer, flags, privileges) {
@@ -147,7 +149,7 @@ impl Queue {
                 return Ok(Some(Request { file, tag, buffer, operation }));
             }
         };
-        let writing = Writing::new(&file, write, tag, buffer.len(), flags);
+        let writing = Writing::new(&file, write, (tag, since), buffer.len(), flags);
         match self.core.write(writing, buffer, carry) {
             Ok(()) => {
                 counters.dio_write_shared.add();

@@ -1,6 +1,7 @@
 //! One request of a queue, and the blocking calls that serve what no shorter way does.
 
 use super::{Done, IoFlags, SyncKind};
+use crate::latency;
 use crate::{File, Privileges, Result};
 use butternut_sys::buffer::Buffer;
 
@@ -14,7 +15,7 @@ pub(super) struct Request {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Operation {
-    Read { offset: u64 },
+    Read { offset: u64, flags: IoFlags },
     Write { offset: u64, flags: IoFlags, privileges: Privileges },
     Sync(SyncKind),
 }
@@ -24,7 +25,15 @@ impl Request {
     pub(super) fn run(self) -> Done {
         let Self { file, tag, mut buffer, operation } = self;
         let result = match operation {
-            Operation::Read { offset } => file.read_at(offset, &mut buffer),
+            Operation::Read { offset, flags } => {
+                let is_direct = flags.contains(IoFlags::DIRECT);
+                let measured = if is_direct {
+                    latency::Operation::DirectRead
+                } else {
+                    latency::Operation::CachedRead
+                };
+                file.read_as(measured, offset, &mut buffer)
+            }
             Operation::Write { offset, flags, privileges } => {
                 write(&file, offset, &buffer, flags, privileges)
             }

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
-use butternut::{BadPacker, Compress, MountOptions, Packer, Subvolume};
+use butternut::{BadPacker, Compress, MountOptions, Packer, Subvolume, Switches};
 use butternut_fuse::Options;
 
 use crate::failure::Failure;
@@ -56,6 +56,10 @@ impl Meaning {
     fn take(&mut self, word: &[u8]) -> Result<(), Failure> {
         let text = String::from_utf8_lossy(word).into_owned();
         let (name, value) = text.split_once('=').unwrap_or((&text, ""));
+        if Switches::is_named(name) && !value.is_empty() {
+            let set = self.volume.switches.set_named(name, value);
+            return set.map_err(|error| refused(&text, error.to_string()));
+        }
         let number = || size::parse(value).ok_or_else(|| refused(&text, "is not a number"));
         match (name, value.is_empty()) {
             ("subvol", false) => {
@@ -91,7 +95,10 @@ impl Meaning {
             ("noexec", true) => self.fuse.execute = false,
             (word, true) if NO_CHANGE.contains(&word) => {}
             _ => {
-                return Err(refused(&text, "is not known").cure(format!("known: {KNOWN}")));
+                let switches: Vec<_> =
+                    Switches::default().named().iter().map(|switch| switch.key).collect();
+                let known = format!("known: {KNOWN}; switches: {}", switches.join(", "));
+                return Err(refused(&text, "is not known").cure(known));
             }
         }
         Ok(())
@@ -183,6 +190,19 @@ mod tests {
             check("compress=gzip").unwrap_err(),
             "option compress=gzip: is none of no, none, lzo, zlib[:1 to 9], zstd[:-15 to 15]"
         );
+    }
+
+    #[test]
+    fn switches_are_set_by_the_names_that_ctl_has_for_them() {
+        let meaning = check("nosec=off,dio_stable=trust,nosec=on,simple_read=off").unwrap();
+        let switches = meaning.volume.switches;
+        assert!(switches.nosec && !switches.simple_read);
+        assert_eq!(switches.find_named("dio_stable").unwrap().value, "trust");
+        assert_eq!(
+            check("nosec=yes").unwrap_err(),
+            "option nosec=yes: nosec: have \"yes\", want on or off"
+        );
+        assert!(check("nosec").unwrap_err().starts_with("option nosec: is not known"));
     }
 
     #[test]

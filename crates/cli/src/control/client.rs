@@ -1,0 +1,92 @@
+//! Asking a mount: its socket found from the mount table, its answer waited for.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use serde_json::Value;
+
+use super::{ANSWER_BYTES_MAX, Answer, Question, device_number, folders, peer, receive, runtime};
+use super::{send, socket_name};
+use crate::failure::{Failure, plain};
+
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Asks the mount that `target` is in; `command` is who wants to know.
+pub(crate) fn ask(command: &str, target: &Path, question: &Question) -> Result<Value, Failure> {
+    let shown = target.display();
+    let nothing = |why: &str| Failure::new(command, format!("no butternut mount at {shown}{why}"));
+    let numbers =
+        device_number(target).map_err(|error| nothing(&format!(": {}", plain(&error))))?;
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let Some(user) = user_of(&mounts, numbers) else {
+        return Err(nothing("").cure("`findmnt -t fuse.butternut` lists what there is"));
+    };
+    let failed = |why: String| Failure::new(command, format!("the mount at {shown}: {why}"));
+    let mut stream = match connect(user, &socket_name(numbers)) {
+        Ok(stream) => stream,
+        Err(error) => {
+            let failure = failed(format!("no control socket: {}", plain(&error)));
+            return Err(failure.cure(match Errno::from_io_error(&error) {
+                Some(Errno::PERM | Errno::ACCESS) => "only its owner and root may ask it",
+                _ => "its process said why when it was mounted, or has ended",
+            }));
+        }
+    };
+    let until = Instant::now() + PATIENCE;
+    let line = send(&mut stream, question, until)
+        .and_then(|()| receive(&mut stream, ANSWER_BYTES_MAX, until));
+    let line = line.map_err(|error| {
+        let is_late = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
+        let late = || format!("no answer in {} s", PATIENCE.as_secs());
+        failed(if is_late { late() } else { plain(&error) })
+    })?;
+    match serde_json::from_slice(&line) {
+        Ok(Answer::Ok(value)) => Ok(value),
+        Ok(Answer::Error(why)) => Err(Failure::new(command, why)),
+        Err(error) => Err(failed(format!("its answer is not understood: {error}"))),
+    }
+}
+
+/// Whose mount has the device number, if it is a mount of ours.
+fn user_of(mounts: &str, (major, minor): (u32, u32)) -> Option<u32> {
+    let wanted = format!("{major}:{minor}");
+    mounts.lines().find_map(|line| {
+        let (place, filesystem) = line.split_once(" - ")?;
+        let mut fields = filesystem.split(' ');
+        let is_ours = fields.next()? == "fuse.butternut";
+        let is_it = is_ours && place.split(' ').nth(2)? == wanted;
+        let options = fields.nth(1).filter(|_| is_it)?;
+        options.split(',').find_map(|word| word.strip_prefix("user_id="))?.parse().ok()
+    })
+}
+
+/// Connects to the user's socket of that name. One that is not served by the user does not count.
+fn connect(user: u32, name: &str) -> io::Result<UnixStream> {
+    let own = rustix::process::geteuid().as_raw() == user;
+    let mut found: Option<io::Error> = None;
+    for folder in folders(user, runtime().filter(|_| own)) {
+        let path: PathBuf = folder.join(name);
+        match UnixStream::connect(&path).and_then(|stream| Ok((peer(&stream)?, stream))) {
+            Ok((server, stream)) if server == user => return Ok(stream),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => drop(found.get_or_insert(error)),
+        }
+    }
+    Err(found.unwrap_or_else(|| Errno::NOENT.into()))
+}
+
+#[test]
+fn the_mount_table_tells_whose_a_mount_is() {
+    let mounts = "22 1 0:5 / /mnt rw - ext4 /dev/a rw,user_id=3\n\
+                  23 1 0:44 / /mnt ro shared:1 - fuse.butternut a\\040-\\040b.img ro,user_id=7\n\
+                  24 1 0:45 / /m\\040x ro - fuse.butternut a.img ro,user_id=0,group_id=0\n";
+    assert_eq!(user_of(mounts, (0, 45)), Some(0));
+    assert_eq!(user_of(mounts, (0, 44)), Some(7));
+    assert_eq!(user_of(mounts, (0, 5)), None, "not ours");
+    assert_eq!(user_of(mounts, (0, 4)), None);
+}

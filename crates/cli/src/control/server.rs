@@ -1,0 +1,156 @@
+//! The end of the control socket that a mount serves: one thread, one connection after another.
+//!
+//! The thread keeps a handle on the filesystem, so it is ended before the volume counts as
+//! released.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use butternut::{Filesystem, NamedSwitch, Stats};
+use rustix::event::{PollFd, PollFlags, poll};
+use serde_json::{Value, json};
+
+use super::{Answer, Form, QUESTION_BYTES_MAX, Question, folders, make_folder, peer, receive};
+use super::{device_number, runtime, send, socket_name};
+
+/// How long a question may take, and how long its answer: others wait meanwhile.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// What is left to wait after a failed accept: out of descriptors, most likely.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// The socket of one mount, served until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Server {
+    path: PathBuf,
+    thread: Option<JoinHandle<()>>,
+    /// The thread ends when the other end of this is gone.
+    end: Option<UnixStream>,
+}
+
+impl Server {
+    /// Serves the mount on `mountpoint`, at the best place that there is.
+    pub(crate) fn start(filesystem: Filesystem, mountpoint: &Path) -> io::Result<Self> {
+        let name = socket_name(device_number(mountpoint)?);
+        let user = rustix::process::geteuid().as_raw();
+        let mut first = None;
+        for folder in folders(user, runtime()) {
+            let path = folder.join(&name);
+            match make_folder(&folder, user).and_then(|()| bind(&path)) {
+                Ok(listener) => return Self::serve(filesystem, listener, path),
+                Err(error) => drop(first.get_or_insert(error)),
+            }
+        }
+        Err(first.unwrap_or_else(|| io::ErrorKind::NotFound.into()))
+    }
+
+    fn serve(filesystem: Filesystem, listener: UnixListener, path: PathBuf) -> io::Result<Self> {
+        let (end, ended) = UnixStream::pair()?;
+        let run = move || accept(&filesystem, &listener, &ended);
+        let thread = thread::Builder::new().name("butternut-ctl".into()).spawn(run)?;
+        Ok(Self { path, thread: Some(thread), end: Some(end) })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Before the thread ends: whoever connects from now on finds nothing.
+        std::fs::remove_file(&self.path).unwrap_or_default();
+        self.end = None;
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap_or_default();
+        }
+    }
+}
+
+fn bind(path: &Path) -> io::Result<UnixListener> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = UnixListener::bind(path)?;
+    // Nobody else can enter the folder meanwhile.
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+fn accept(filesystem: &Filesystem, listener: &UnixListener, ended: &UnixStream) {
+    loop {
+        let (listening, ending) = (listener.as_fd(), ended.as_fd());
+        let mut asked =
+            [PollFd::new(&ending, PollFlags::IN), PollFd::new(&listening, PollFlags::IN)];
+        // A signal, at the worst.
+        if poll(&mut asked, None).is_err() {
+            continue;
+        }
+        if !asked[0].revents().is_empty() {
+            return;
+        }
+        match listener.accept() {
+            Ok((stream, _)) => answer_one(filesystem, stream),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) => thread::sleep(PAUSE),
+        }
+    }
+}
+
+/// Answers the question of one connection. Whoever does not wait for the answer does without.
+fn answer_one(filesystem: &Filesystem, mut stream: UnixStream) {
+    let until = Instant::now() + PATIENCE;
+    let own = rustix::process::geteuid().as_raw();
+    let answer = match peer(&stream) {
+        Ok(user) if user == own || user == 0 => {
+            if stream.set_nonblocking(false).is_err() {
+                return;
+            }
+            match receive(&mut stream, QUESTION_BYTES_MAX, until) {
+                Ok(line) => answer(filesystem, &line),
+                Err(error) => Answer::Error(format!("the question: {error}")),
+            }
+        }
+        _ => Answer::Error("the mount is another user's".to_owned()),
+    };
+    send(&mut stream, &answer, Instant::now() + PATIENCE).unwrap_or_default();
+}
+
+fn answer(filesystem: &Filesystem, line: &[u8]) -> Answer {
+    match serde_json::from_slice(line) {
+        Ok(Question::Stats { form }) => printed(&filesystem.stats(), form),
+        Ok(Question::Switches) => {
+            Answer::Ok(filesystem.switches().named().iter().map(object).collect())
+        }
+        Ok(Question::Set { key, value }) => {
+            let mut switches = filesystem.switches();
+            let set = switches.set_named(&key, &value).and_then(|()| switches.find_named(&key));
+            match set {
+                Ok(switch) => {
+                    filesystem.set_switches(switches);
+                    Answer::Ok(vec![object(&switch)].into())
+                }
+                Err(error) => Answer::Error(error.to_string()),
+            }
+        }
+        Err(error) => Answer::Error(format!("the question is not understood: {error}")),
+    }
+}
+
+fn printed(stats: &Stats, form: Form) -> Answer {
+    match form {
+        Form::Text => Answer::Ok(stats.to_string().into()),
+        Form::Prometheus => Answer::Ok(stats.to_prometheus().into()),
+        Form::Json => match serde_json::from_str(&stats.to_json()) {
+            Ok(value) => Answer::Ok(value),
+            Err(error) => Answer::Error(error.to_string()),
+        },
+    }
+}
+
+fn object(switch: &NamedSwitch) -> Value {
+    let NamedSwitch { key, value, allowed, what } = switch;
+    json!({ "key": key, "value": value, "allowed": allowed, "what": what })
+}

@@ -1,0 +1,304 @@
+//! `stats` and `ctl`: what a mount says of itself, and to whom.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::command::{butternut, shell};
+use super::image::{kernel_is_here, plain};
+use super::mount::{Place, own_copy};
+
+/// A volume of this test's own, mounted for writing.
+struct Served {
+    place: Place,
+    /// Goes after the mount.
+    _scratch: TempDir,
+}
+
+impl Served {
+    fn new(options: &str) -> Self {
+        let scratch = tempfile::tempdir().unwrap();
+        let (image, place) = (own_copy(&scratch), Place::new());
+        butternut(&["mount", "-o", options, image.to_str().unwrap(), place.name()]).ok();
+        Self { place, _scratch: scratch }
+    }
+
+    fn ctl(&self, words: &[&str]) -> super::command::Ran {
+        butternut(&[&["ctl", self.place.name()], words].concat())
+    }
+
+    fn stats(&self) -> Value {
+        let text = butternut(&["stats", "--json", self.place.name()]).ok();
+        serde_json::from_str(&text).unwrap()
+    }
+
+    fn socket(&self) -> PathBuf {
+        let device = fs::metadata(self.place.path()).unwrap().dev();
+        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+        format!("/run/butternut/{major}-{minor}.sock").into()
+    }
+}
+
+fn said_to(socket: &Path, bytes: &[u8]) -> String {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    // It may have heard enough before the end.
+    stream.write_all(bytes).unwrap_or_default();
+    stream.shutdown(std::net::Shutdown::Write).unwrap_or_default();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).map(drop).unwrap_or_default();
+    String::from_utf8(answer).unwrap()
+}
+
+#[test]
+fn stats_counts_what_was_done_in_the_mount() {
+    if !kernel_is_here("stats_counts_what_was_done_in_the_mount") {
+        return;
+    }
+    let served = Served::new("rw");
+    let before = served.stats();
+    let dir = served.place.name();
+    shell(&format!(
+        "echo something > {dir}/new; sync {dir}/new; mv {dir}/new {dir}/newer
+         mkdir {dir}/folder; rmdir {dir}/folder; sync -f {dir}"
+    ));
+    let after = served.stats();
+    let grown = |group: &str, key: &str, field: &str| {
+        let at = |stats: &Value| {
+            let value = &stats[group][key];
+            if field.is_empty() { value } else { &value[field] }.as_u64().unwrap()
+        };
+        at(&after) - at(&before)
+    };
+    assert_eq!(grown("latency", "create", "count"), 2);
+    assert_eq!(grown("latency", "rename", "count"), 1);
+    assert_eq!(grown("latency", "unlink", "count"), 1);
+    assert_eq!(grown("latency", "cached_write", "count"), 1);
+    assert!(grown("latency", "fsync", "count") >= 1);
+    assert!(grown("trees", "commits", "") >= 1);
+    let fsync = &after["latency"]["fsync"];
+    let at = |field: &str| fsync[field].as_u64().unwrap();
+    assert!(0 < at("p50_ns") && at("p50_ns") <= at("p999_ns") && at("p999_ns") <= at("max_ns"));
+    let device = &after["devices"][0];
+    assert!(device["flushes"].as_u64() >= Some(2) && device["bytes_written"].as_u64() > Some(0));
+    assert_eq!((&device["write_errors"], &after["is_writable"]), (&0.into(), &true.into()));
+
+    let text = butternut(&["stats", dir]).ok();
+    for word in ["dio_write_shared", "pending_writes", "commits", "p99.9", "fsync", "flushes"] {
+        assert!(text.contains(word), "{word}: {text}");
+    }
+    // Anything in the mount names it.
+    let text = butternut(&["stats", "--prometheus", &format!("{dir}/newer")]).ok();
+    assert!(text.contains("\n# TYPE butternut_commits_total counter\nbutternut_commits_total "));
+    assert!(text.contains("butternut_latency_seconds_count{operation=\"rename\"} 1\n"), "{text}");
+}
+
+#[test]
+fn ctl_shows_and_sets_switches_while_the_mount_serves() {
+    if !kernel_is_here("ctl_shows_and_sets_switches_while_the_mount_serves") {
+        return;
+    }
+    let served = Served::new("rw,dio_stable=trust");
+    let all = served.ctl(&[]).ok();
+    let words: Vec<&str> = all.lines().map(|line| line.split(' ').next().unwrap()).collect();
+    assert_eq!(words, ["nosec=on", "simple_read=on", "dio_stable=trust", "latency=on"]);
+    assert!(all.contains("bounce|trust|buffered"), "{all}");
+    assert_eq!(served.ctl(&["nosec"]).ok(), "on\n");
+    assert_eq!(served.ctl(&["nosec=off"]).ok(), "");
+    assert_eq!(served.ctl(&["nosec"]).ok(), "off\n");
+    assert_eq!(served.stats()["switches"]["nosec"], "off");
+    let said = served.ctl(&["--json", "dio_stable=bounce"]).ok();
+    let said: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((&said["key"], &said["value"]), (&"dio_stable".into(), &"bounce".into()));
+    let said: Value = serde_json::from_str(&served.ctl(&["--json"]).ok()).unwrap();
+    assert_eq!(said.as_array().map(Vec::len), Some(4));
+
+    // What is switched off does not count on.
+    served.ctl(&["latency=off"]).ok();
+    let before = served.stats();
+    fs::create_dir(served.place.path().join("unmeasured")).unwrap();
+    assert_eq!(served.stats()["latency"]["create"], before["latency"]["create"]);
+}
+
+#[test]
+fn ctl_refuses_by_name_what_it_does_not_know() {
+    if !kernel_is_here("ctl_refuses_by_name_what_it_does_not_know") {
+        return;
+    }
+    let served = Served::new("ro");
+    let known = "no such switch: \"nosuch\" (known: nosec, simple_read, dio_stable, latency)";
+    for word in ["nosuch", "nosuch=on"] {
+        assert_eq!(served.ctl(&[word]).failure(), format!("butternut: ctl: {known}"));
+    }
+    let said = served.ctl(&["nosec=maybe"]).failure();
+    assert_eq!(said, "butternut: ctl: nosec: have \"maybe\", want on or off");
+    let said = served.ctl(&["nosec="]).failure();
+    assert_eq!(said, "butternut: ctl: nosec: have \"\", want on or off");
+}
+
+#[test]
+fn what_is_no_mount_of_ours_is_said_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let name = folder.path().to_str().unwrap();
+    let cure = "(`findmnt -t fuse.butternut` lists what there is)";
+    for (words, command) in [(["ctl", name], "ctl"), (["stats", name], "stats")] {
+        let said = butternut(&words).failure();
+        assert_eq!(said, format!("butternut: {command}: no butternut mount at {name} {cure}"));
+    }
+    let said = butternut(&["ctl", &format!("{name}/gone")]).failure();
+    let want =
+        format!("butternut: ctl: no butternut mount at {name}/gone: no such file or directory");
+    assert_eq!(said, want);
+}
+
+#[test]
+fn the_socket_is_its_owners_alone_and_goes_with_the_mount() {
+    if !kernel_is_here("the_socket_is_its_owners_alone_and_goes_with_the_mount") {
+        return;
+    }
+    let served = Served::new("ro,allow_other");
+    let socket = served.socket();
+    let meta = fs::metadata(&socket).unwrap();
+    assert!(meta.file_type().is_socket());
+    assert_eq!(meta.mode() & 0o7777, 0o600);
+    let folder = fs::metadata(socket.parent().unwrap()).unwrap();
+    assert_eq!((folder.mode() & 0o7777, folder.uid()), (0o700, meta.uid()));
+
+    // Another user cannot reach it; nor is one heard who does.
+    let program = env!("CARGO_BIN_EXE_butternut");
+    let scratch = tempfile::tempdir_in("/var/tmp").unwrap();
+    let dir = scratch.path().display();
+    let said = shell(&format!(
+        "cp {program} {dir}/butternut; chmod 755 {dir}
+         setpriv --reuid=1234 --regid=1234 --clear-groups {dir}/butternut ctl {} 2>&1 || true",
+        served.place.name()
+    ));
+    assert!(said.contains("no control socket: permission denied (only its owner"), "{said}");
+
+    butternut(&["umount", served.place.name()]).ok();
+    assert!(!socket.exists());
+}
+
+#[test]
+fn a_socket_that_a_killed_mount_left_is_replaced_or_said_to_be_dead() {
+    if !kernel_is_here("a_socket_that_a_killed_mount_left_is_replaced_or_said_to_be_dead") {
+        return;
+    }
+    let served = Served::new("ro");
+    let socket = served.socket();
+    shell(&format!(
+        "kill -9 $(getfattr --only-values -n butternut.daemon {})",
+        served.place.name()
+    ));
+    let end = Instant::now() + Duration::from_secs(20);
+    loop {
+        let ran = served.ctl(&[]);
+        if ran.code == Some(1) && ran.err.contains("(its process ") {
+            break;
+        }
+        // It may be killed while it is asked.
+        assert!(Instant::now() < end, "{}{}", ran.out, ran.err);
+    }
+    assert!(socket.exists());
+    shell(&format!("umount -l {}", served.place.name()));
+    // The next mount is likely to be given the same device number.
+    for _ in 0..3 {
+        let next = Served::new("ro");
+        next.ctl(&["nosec"]).ok();
+        butternut(&["umount", next.place.name()]).ok();
+    }
+    fs::remove_file(socket).unwrap_or_default();
+}
+
+#[test]
+fn rubbish_over_the_socket_is_answered_and_changes_nothing() {
+    if !kernel_is_here("rubbish_over_the_socket_is_answered_and_changes_nothing") {
+        return;
+    }
+    let served = Served::new("ro");
+    let socket = served.socket();
+    let switches = served.ctl(&[]).ok();
+    let deep = "[".repeat(4000);
+    let mut state = 88_172_645_463_325_252_u64;
+    let mut noise = Vec::new();
+    for _ in 0..1000 {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        noise.push(state.to_le_bytes()[3]);
+    }
+    let cases: [&[u8]; 14] = [
+        b"",
+        b"\n",
+        b"\0\0\0\0\n",
+        b"{}\n",
+        b"null\n",
+        b"{\"ask\":\"stats\"}\n",
+        b"{\"ask\":\"stats\",\"as\":\"xml\"}\n",
+        b"{\"ask\":\"set\",\"key\":\"nosec\"}\n",
+        b"{\"ask\":\"set\",\"key\":\"nosec\",\"value\":0}\n",
+        b"{\"ask\":\"set\",\"key\":\"\\u0000\",\"value\":\"\\ud800\"}\n",
+        b"{\"ask\":\"set\",\"key\":\"nosec\",\"value\":\"off\"",
+        &[0xff; 10_000],
+        &[deep.as_bytes(), b"\n"].concat(),
+        &[&noise[..], b"\n"].concat(),
+    ];
+    for bytes in cases {
+        let answer = said_to(&socket, bytes);
+        let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(60)]).into_owned();
+        // Who sends more than is read may be cut off without an answer.
+        let is_error = answer.starts_with("{\"error\":\"") && answer.ends_with("\"}\n");
+        assert!(is_error || (answer.is_empty() && bytes.len() > 4096), "{shown}: {answer}");
+    }
+    let want = "{\"ok\":[{\"key\":\"nosec\",";
+    assert!(said_to(&socket, b"{\"ask\":\"switches\"}\nrest").starts_with(want));
+    assert_eq!(served.ctl(&[]).ok(), switches);
+}
+
+#[test]
+fn who_connects_and_says_nothing_keeps_others_waiting_for_seconds_only() {
+    if !kernel_is_here("who_connects_and_says_nothing_keeps_others_waiting_for_seconds_only") {
+        return;
+    }
+    let served = Served::new("ro");
+    let mut silent = UnixStream::connect(served.socket()).unwrap();
+    let began = Instant::now();
+    served.ctl(&["nosec"]).ok();
+    assert!(began.elapsed() < Duration::from_secs(9), "{:?}", began.elapsed());
+    let mut said = String::new();
+    silent.read_to_string(&mut said).unwrap();
+    assert!(said.starts_with("{\"error\":\"the question:"), "{said}");
+    // Nor does it keep the mount from ending.
+    let _silent = UnixStream::connect(served.socket()).unwrap();
+    butternut(&["umount", "--timeout", "10", served.place.name()]).ok();
+}
+
+#[test]
+fn a_user_without_root_asks_his_own_mount() {
+    if !kernel_is_here("a_user_without_root_asks_his_own_mount") {
+        return;
+    }
+    let scratch = tempfile::tempdir_in("/var/tmp").unwrap();
+    let (dir, image) = (scratch.path().display(), plain().0.display());
+    let program = env!("CARGO_BIN_EXE_butternut");
+    let had = fs::metadata("/dev/fuse").unwrap().mode() & 0o777;
+    let said = shell(&format!(
+        "cp --sparse=always {image} {dir}/a.img; cp {program} {dir}/butternut
+         chmod 755 {dir}; mkdir -m 700 {dir}/m {dir}/run; chown nobody {dir}/m {dir}/run
+         chmod 644 {dir}/a.img; chmod 666 /dev/fuse
+         trap 'chmod {had:o} /dev/fuse' EXIT
+         as='env XDG_RUNTIME_DIR={dir}/run setpriv --reuid=nobody --regid=nogroup --clear-groups'
+         $as {dir}/butternut mount -o ro {dir}/a.img {dir}/m
+         $as {dir}/butternut ctl {dir}/m nosec=off
+         $as {dir}/butternut ctl {dir}/m nosec
+         stat -c '%U %a' {dir}/run/butternut/*
+         $as {dir}/butternut umount {dir}/m
+         ls -A {dir}/run/butternut"
+    ));
+    assert_eq!(said, "off\nnobody 600\n");
+}

@@ -1,0 +1,74 @@
+//! Counts as JSON: an object for each group, times in nanoseconds.
+
+use super::Stats;
+use super::metrics::DEVICE;
+use crate::histogram::Latency;
+use serde_json::{Map, Value, json};
+use std::time::Duration;
+
+impl Stats {
+    /// One line of JSON. Keys are kept from release to release.
+    pub fn to_json(&self) -> String {
+        let mut all = Map::new();
+        all.insert("is_writable".into(), self.is_writable.into());
+        for (group, metrics) in self.groups() {
+            let values =
+                metrics.into_iter().map(|metric| (metric.name.to_owned(), metric.value.into()));
+            all.insert(group.into(), Value::Object(values.collect()));
+        }
+        let devices = self.devices.iter().map(|device| {
+            let mut row = Map::new();
+            row.insert("devid".into(), device.id.into());
+            row.insert("path".into(), device.path.clone().into());
+            row.extend(DEVICE.iter().map(|of| (of.name.to_owned(), (of.of)(device).into())));
+            Value::Object(row)
+        });
+        all.insert("devices".into(), devices.collect());
+        let latency = self.latency.iter();
+        let latency =
+            latency.map(|(operation, times)| (operation.name().to_owned(), object(times)));
+        all.insert("latency".into(), Value::Object(latency.collect()));
+        let switches = self.switches.named().into_iter();
+        let switches = switches.map(|switch| (switch.key.to_owned(), switch.value.into()));
+        all.insert("switches".into(), Value::Object(switches.collect()));
+        Value::Object(all).to_string()
+    }
+}
+
+fn object(times: &Latency) -> Value {
+    json!({
+        "count": times.count,
+        "sum_ns": nanos(times.sum),
+        "mean_ns": nanos(times.mean()),
+        "p50_ns": nanos(times.p50),
+        "p99_ns": nanos(times.p99),
+        "p999_ns": nanos(times.p999),
+        "max_ns": nanos(times.max),
+    })
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[test]
+fn keys_are_those_that_scripts_know() {
+    let text = Stats::sample().to_json();
+    assert!(!text.contains('\n'));
+    let value: Value = serde_json::from_str(&text).unwrap();
+    let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    let groups = ["is_writable", "lanes", "memory", "trees", "devices", "latency", "switches"];
+    assert_eq!(keys(&value), groups);
+    for (group, key) in [
+        ("lanes", "dio_read_simple"),
+        ("lanes", "nowait_again"),
+        ("memory", "pending_writes"),
+        ("trees", "commits"),
+    ] {
+        assert_eq!(value[group][key], 0, "{group}.{key}");
+    }
+    assert_eq!(value["devices"][0]["path"], "a \"b\"\\c.img");
+    let times = ["count", "sum_ns", "mean_ns", "p50_ns", "p99_ns", "p999_ns", "max_ns"];
+    assert_eq!(keys(&value["latency"]["fsync"]), times);
+    assert_eq!(value["switches"]["dio_stable"], "bounce");
+}
