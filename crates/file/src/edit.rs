@@ -107,6 +107,11 @@ impl Item {
 }
 
 impl Edit {
+    /// Where the last of the patches starts that it merges.
+    pub(crate) fn last_patch(&self) -> Option<u64> {
+        self.patches.last().copied()
+    }
+
     /// Items that it may change.
     pub(crate) fn items(&self) -> u32 {
         let sums: usize =

@@ -24,7 +24,9 @@ use std::sync::Arc;
 const ITEMS_MAX: u32 = 1024;
 /// Patches of one file in one piece.
 const PATCHES_MAX: usize = 256;
-/// The same, where space is short.
+/// Patches of a part of a merge that others wait behind.
+const PART_PATCHES_MAX: usize = 1024;
+/// Patches of one file in one piece, where space is short.
 const SQUEEZED_PATCHES_MAX: usize = 8;
 
 /// One of the files of [`FileState::merge_many`].
@@ -71,14 +73,35 @@ impl FileState {
         result
     }
 
+    /// Merges a part of what is down, and the next part with the next call, round and round. What
+    /// is dirty stays so. Says in which transaction.
+    pub fn merge_part(&mut self, stamp: Stamp<'_>) -> Result<Option<Generation>, FileError> {
+        // A file that is still to grow in its tree grows from its start (law 1).
+        let from = if self.size() == self.size_in_tree { self.merged_to } else { 0 };
+        let (edit, is_last) = self.plan_merge_from(from, PART_PATCHES_MAX)?;
+        self.merged_to = match edit.last_patch() {
+            Some(last) if !is_last => last.saturating_add(1),
+            _ => 0,
+        };
+        if edit.last_patch().is_none() {
+            return Ok(None);
+        }
+        apply(&mut [Applied { file: self, edit, stamp }], false)
+    }
+
     /// Plans the first piece of what is newer than the tree. Says whether it is all.
     fn plan_merge(&self, patches_max: usize) -> Result<(Edit, bool), FileError> {
+        self.plan_merge_from(0, patches_max)
+    }
+
+    /// The same for what is newer from a place in the file on.
+    fn plan_merge_from(&self, from: u64, patches_max: usize) -> Result<(Edit, bool), FileError> {
         let mut draft = Draft::default();
         let overlay = self.live.overlay();
-        let is_last = overlay.patch_count() <= patches_max;
+        let is_last = from == 0 && overlay.patch_count() <= patches_max;
         let mut end = 0;
         let mut named = BTreeSet::new();
-        for (start, patch) in overlay.patches().take(patches_max.max(1)) {
+        for (start, patch) in overlay.patches_from(from).take(patches_max.max(1)) {
             end = start + patch.bytes;
             draft.gone.push(start..end);
             draft.patches.push(start);

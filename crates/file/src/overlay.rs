@@ -250,7 +250,12 @@ impl Overlay {
 
     /// The patches, in file order.
     pub(crate) fn patches(&self) -> impl Iterator<Item = (u64, &Patch)> {
-        self.patches.iter().map(|(start, patch)| (*start, patch))
+        self.patches_from(0)
+    }
+
+    /// The patches that start at or behind a place, in file order.
+    pub(crate) fn patches_from(&self, from: u64) -> impl Iterator<Item = (u64, &Patch)> {
+        self.patches.range(from..).map(|(start, patch)| (*start, patch))
     }
 
     /// Takes a patch out, without giving space back: it is in the tree now.

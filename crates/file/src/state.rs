@@ -77,6 +77,8 @@ pub struct FileState {
     pub(crate) size_in_tree: u64,
     pub(crate) bytes_in_tree: u64,
     pub(crate) shape: Option<Shape>,
+    /// Up to where the last part of a merge went.
+    pub(crate) merged_to: u64,
     /// The algorithm that the file's property names.
     pub(crate) property: Option<Compression>,
     /// Packing did not pay; the flag that says so is to come into the tree.
@@ -107,6 +109,7 @@ impl FileState {
             size_in_tree: inode.size,
             bytes_in_tree: inode.bytes_used,
             shape: None,
+            merged_to: 0,
             property: None,
             has_given_up: false,
             packed_inline: None,

@@ -24,6 +24,10 @@ const DIRTY_TREE_BYTES_MAX: u64 = 256 << 20;
 /// Files with something in memory only, at which a writer brings all of it into the trees himself.
 const DIRTY_INODES_MAX: usize = 64 << 10;
 
+/// Writes of a file that are down and in no tree: so many are left for the next time, when others
+/// will lie between them.
+const PENDING_MIN: u64 = 24 << 10;
+
 /// Changes between two looks at how much there is.
 const CHANGES_PER_LOOK: u64 = 512;
 
@@ -198,7 +202,7 @@ impl Filesystem {
             return;
         };
         for entry in entries {
-            drop(self.write_back_one(writer, entry));
+            drop(self.merge_down_to(writer, entry, PENDING_MIN));
         }
     }
 

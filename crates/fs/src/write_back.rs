@@ -13,6 +13,14 @@ use std::sync::Arc;
 /// Files that share a batch, their locks held meanwhile.
 const FILES_PER_BATCH: usize = 128;
 
+/// How much of files is brought into the trees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum HowFar {
+    Whole,
+    /// Some of what is down.
+    Part,
+}
+
 /// What a file's item is to say, and what it says in the end.
 struct Stamping {
     facts: Inode,
@@ -29,17 +37,37 @@ impl Filesystem {
             let batch = writer.dirty_from(from, FILES_PER_BATCH);
             let Some(last) = batch.last() else { return result };
             from = FileId::new(last.id.subvolume, last.id.ino.saturating_add(1));
-            let written = self.write_back_batch(writer, &batch);
+            let written = self.write_back_batch(writer, &batch, HowFar::Whole);
             result = result.and(written);
         }
     }
 
     pub(crate) fn write_back_one(&self, writer: &Writer, entry: &Arc<InodeEntry>) -> Result<()> {
-        self.write_back_batch(writer, std::slice::from_ref(entry))
+        self.write_back_batch(writer, std::slice::from_ref(entry), HowFar::Whole)
+    }
+
+    /// Brings what is down of a file into the trees, until no more than `pending_max` writes are
+    /// in none. Others may have the file between one part and the next.
+    pub(crate) fn merge_down_to(
+        &self,
+        writer: &Writer,
+        entry: &Arc<InodeEntry>,
+        pending_max: u64,
+    ) -> Result<()> {
+        let pending = || entry.body().file.as_ref().map_or(0, FileState::pending_writes);
+        while pending() > pending_max {
+            self.write_back_batch(writer, std::slice::from_ref(entry), HowFar::Part)?;
+        }
+        Ok(())
     }
 
     /// Writes back files in ascending order of their ids.
-    fn write_back_batch(&self, writer: &Writer, batch: &[Arc<InodeEntry>]) -> Result<()> {
+    fn write_back_batch(
+        &self,
+        writer: &Writer,
+        batch: &[Arc<InodeEntry>],
+        how_far: HowFar,
+    ) -> Result<()> {
         let entries: Vec<&InodeEntry> = batch.iter().map(|entry| &**entry).collect();
         let mut bodies = Bodies::lock(&entries);
         let mut files: Vec<(&InodeEntry, &mut FileState, Stamping)> = Vec::new();
@@ -53,8 +81,7 @@ impl Filesystem {
                 writer.mark_clean(entry);
             }
         }
-        let merged = merge(&mut files);
-        let mut result = merged;
+        let mut result = merge(&mut files, how_far);
         for ((entry, file, stamping), is_due) in files.iter_mut().zip(dues) {
             let Stamping { mut facts, item } = *stamping;
             if let Some(Inode { flags, transid, .. }) = item {
@@ -90,13 +117,17 @@ impl Filesystem {
     }
 }
 
-fn merge(files: &mut [(&InodeEntry, &mut FileState, Stamping)]) -> Result<()> {
+fn merge(files: &mut [(&InodeEntry, &mut FileState, Stamping)], how_far: HowFar) -> Result<()> {
     let mut stamps: Vec<_> = Vec::with_capacity(files.len());
     let mut states: Vec<&mut FileState> = Vec::with_capacity(files.len());
     for (_, file, Stamping { facts, item }) in files {
         states.push(file);
         let facts = *facts;
         stamps.push(move |inode: &mut Inode| *item = Some(stamp(inode, &facts)));
+    }
+    if how_far == HowFar::Part {
+        let mut parts = states.into_iter().zip(&mut stamps);
+        return Ok(parts.try_for_each(|(file, stamp)| file.merge_part(stamp).map(drop))?);
     }
     let mut merging: Vec<Merging<'_>> =
         states.into_iter().zip(&mut stamps).map(|(file, stamp)| Merging { file, stamp }).collect();

@@ -24,9 +24,10 @@ const SECTOR: usize = 4096;
 
 /// Writes of one file that are down and in no tree, at which they are merged, and at which who
 /// writes does that himself.
-const PENDING_KICK: u64 = 16 << 10;
+const PENDING_KICK: u64 = 32 << 10;
 const PENDING_MAX: u64 = 64 << 10;
 const PENDING_LOOK: u64 = 256;
+const PENDING_STEP: u64 = 2 << 10;
 /// Memory that is not aligned to this is copied.
 const ALIGN: usize = 512;
 
@@ -191,7 +192,7 @@ impl Queue {
         if pending >= PENDING_MAX && !flags.contains(IoFlags::NOWAIT) {
             drop(body);
             // What is lost by it is for whoever syncs.
-            drop(filesystem.write_back_one(writer, entry));
+            drop(filesystem.merge_down_to(writer, entry, PENDING_MAX - PENDING_STEP));
             body = Some(entry.body());
         } else if pending >= PENDING_KICK && pending.is_multiple_of(PENDING_LOOK) {
             writer.signal.want_merge(entry);
