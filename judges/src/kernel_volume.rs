@@ -1,14 +1,10 @@
-//! A fresh btrfs of the kernel's, for subjects of the model: each gets a directory of its own, so
-//! that trying many scripts needs no new volume.
+//! A fresh btrfs of the kernel's, for subjects of the model.
 
 use crate::kernel_mount::{KernelMount, MountHow};
+use crate::subjects::Mounted;
 use crate::tool;
 use anyhow::{Context, Result};
-use butternut_sim::posix::PosixSubject;
-use std::cell::RefCell;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 
 const BYTES: u64 = 8 << 30;
 
@@ -41,6 +37,12 @@ impl KernelVolume {
         self.mount = Some(KernelMount::new(std::slice::from_ref(&self.image), &how)?);
         Ok(())
     }
+}
+
+impl Mounted for KernelVolume {
+    fn root(&self) -> Result<&Path> {
+        Ok(self.mount.as_ref().context("the volume is not mounted")?.root())
+    }
 
     fn remount(&mut self) -> Result<()> {
         if let Some(mount) = self.mount.take() {
@@ -49,25 +51,8 @@ impl KernelVolume {
         self.mount()
     }
 
-    pub fn root(&self) -> Result<&Path> {
-        Ok(self.mount.as_ref().context("the volume is not mounted")?.root())
-    }
-
-    /// A subject that is an empty directory.
-    pub fn subject(volume: &Rc<RefCell<Self>>) -> Result<PosixSubject<'static>> {
-        let name = {
-            let mut volume = volume.borrow_mut();
-            volume.subjects += 1;
-            format!("subject-{}", volume.subjects)
-        };
-        let root = volume.borrow().root()?.join(&name);
-        std::fs::create_dir(&root)?;
-        std::fs::set_permissions(&root, std::fs::Permissions::from_mode(0o755))?;
-        let volume = Rc::clone(volume);
-        let remount = move || {
-            volume.borrow_mut().remount()?;
-            Ok(volume.borrow().root()?.join(&name))
-        };
-        Ok(PosixSubject::new(root, Box::new(remount)))
+    fn next_subject(&mut self) -> u32 {
+        self.subjects += 1;
+        self.subjects
     }
 }

@@ -24,6 +24,7 @@ pub mod recipe;
 pub mod recipes;
 pub mod rot;
 pub mod scratch;
+pub mod subjects;
 pub mod tool;
 pub mod trial;
 pub mod walk;

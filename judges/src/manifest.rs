@@ -12,9 +12,10 @@
 //!    it says which names are hard links of each other without saying what the numbers are.
 
 use anyhow::{Context, Result};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+pub use butternut_sim::bytes::Bytes;
+pub use butternut_sim::operation::Moment;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::path::Path;
 
@@ -23,10 +24,6 @@ pub const PIECE_BYTES: u64 = 128 * 1024;
 
 /// Up to this size every byte of a file is read, also in its holes.
 pub const WHOLE_BYTES_MAX: u64 = 64 << 20;
-
-/// A string of bytes, printed and stored with everything but plain ASCII escaped as `\xNN`.
-#[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Bytes(pub Vec<u8>);
 
 /// What kind of thing a name stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,13 +37,6 @@ pub enum Kind {
     Fifo,
     Socket,
     Unknown,
-}
-
-/// A point in time as `stat` gives it: the nanoseconds always count upward.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Moment {
-    pub secs: i64,
-    pub nanos: u32,
 }
 
 /// One name and everything known about what it stands for.
@@ -162,76 +152,9 @@ pub fn hash(bytes: &[u8]) -> u64 {
     twox_hash::XxHash64::oneshot(0, bytes)
 }
 
-impl fmt::Display for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for byte in &self.0 {
-            match byte {
-                b'\\' => f.write_str("\\\\")?,
-                0x20..=0x7e => write!(f, "{}", char::from(*byte))?,
-                _ => write!(f, "\\x{byte:02x}")?,
-            }
-        }
-        Ok(())
-    }
-}
-
-impl fmt::Debug for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "'{self}'")
-    }
-}
-
-impl fmt::Display for Moment {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{:09}", self.secs, self.nanos)
-    }
-}
-
-impl Serialize for Bytes {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Bytes {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(from)?;
-        unescape(&text).ok_or_else(|| serde::de::Error::custom("a broken escape"))
-    }
-}
-
-fn unescape(text: &str) -> Option<Bytes> {
-    let mut out = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, tail @ ..] = rest {
-        (out, rest) = match (first, tail) {
-            (b'\\', [b'\\', tail @ ..]) => (pushed(out, b'\\'), tail),
-            (b'\\', [b'x', high, low, tail @ ..]) => {
-                let digits = [*high, *low];
-                let byte = u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?;
-                (pushed(out, byte), tail)
-            }
-            (b'\\', _) => return None,
-            (plain, tail) => (pushed(out, *plain), tail),
-        };
-    }
-    Some(Bytes(out))
-}
-
-fn pushed(mut bytes: Vec<u8>, byte: u8) -> Vec<u8> {
-    bytes.push(byte);
-    bytes
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_byte_survives_escaping() {
-        let all = Bytes((0..=255).collect());
-        assert_eq!(unescape(&all.to_string()), Some(all));
-    }
 
     #[test]
     fn a_large_file_is_read_around_its_data_and_at_its_end() {

@@ -2,13 +2,10 @@
 
 use crate::fuse_mount::FuseMount;
 use crate::kernel_mount::{KernelMount, MountHow};
+use crate::subjects::Mounted;
 use crate::tool;
 use anyhow::{Context, Result, bail};
-use butternut_sim::posix::PosixSubject;
-use std::cell::RefCell;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 
 const BYTES: u64 = 4 << 30;
 
@@ -68,27 +65,20 @@ impl OurVolume {
     pub fn kernel(&self) -> Result<KernelMount> {
         KernelMount::new(std::slice::from_ref(&self.image), &MountHow::default())
     }
+}
 
-    pub fn root(&self) -> Result<&Path> {
+impl Mounted for OurVolume {
+    fn root(&self) -> Result<&Path> {
         Ok(self.mount.as_ref().context("the volume is not mounted")?.root())
     }
 
-    /// A subject of the model that is an empty directory.
-    pub fn subject(volume: &Rc<RefCell<Self>>) -> Result<PosixSubject<'static>> {
-        let name = {
-            let mut volume = volume.borrow_mut();
-            volume.subjects += 1;
-            format!("subject-{}", volume.subjects)
-        };
-        let root = volume.borrow().root()?.join(&name);
-        std::fs::create_dir(&root)?;
-        std::fs::set_permissions(&root, std::fs::Permissions::from_mode(0o755))?;
-        let volume = Rc::clone(volume);
-        let remount = move || {
-            volume.borrow_mut().unmount()?;
-            volume.borrow_mut().mount()?;
-            Ok(volume.borrow().root()?.join(&name))
-        };
-        Ok(PosixSubject::new(root, Box::new(remount)))
+    fn remount(&mut self) -> Result<()> {
+        self.unmount()?;
+        self.mount()
+    }
+
+    fn next_subject(&mut self) -> u32 {
+        self.subjects += 1;
+        self.subjects
     }
 }

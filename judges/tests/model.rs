@@ -5,6 +5,7 @@
 
 use anyhow::{Result, bail};
 use butternut_judges::kernel_volume::KernelVolume;
+use butternut_judges::subjects::subject;
 use butternut_judges::{kept, trial};
 use butternut_sim::generator::Generator;
 use butternut_sim::run;
@@ -45,7 +46,7 @@ fn seeded(mut seeds: Vec<u64>) -> Result<()> {
     for seed in seeds {
         let found =
             run::hold(Generator::new(seed), seed, OPERATIONS_PER_SEED, SHRINKING, &mut || {
-                Ok(Box::new(KernelVolume::subject(&volume)?))
+                Ok(Box::new(subject(&volume)?))
             })?;
         if let Some(found) = found {
             bail!("{}", kept::save("kernel", &found)?);
@@ -56,5 +57,5 @@ fn seeded(mut seeds: Vec<u64>) -> Result<()> {
 
 fn replayed() -> Result<()> {
     let volume = Rc::new(RefCell::new(KernelVolume::new(kept::scratch(), "")?));
-    kept::replay(&[], &mut || Ok(Box::new(KernelVolume::subject(&volume)?)))
+    kept::replay(&[], &mut || Ok(Box::new(subject(&volume)?)))
 }

@@ -5,6 +5,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use butternut_judges::compare::{Field, Side, compare};
 use butternut_judges::kernel_mount::{KernelMount, MountHow};
 use butternut_judges::our_volume::OurVolume;
+use butternut_judges::subjects::{Mounted, subject};
 use butternut_judges::{kept, tool, trial, walk};
 use butternut_sim::generator::{Generator, Without};
 use butternut_sim::run;
@@ -70,7 +71,7 @@ fn the_mount_agrees_with_the_model(options: &str, seeds: Range<u64>) -> Result<(
     for seed in seeds {
         let generator = Generator::new(seed).without(without);
         let found = run::hold(generator, seed, OPERATIONS_PER_SEED, SHRINKING, &mut || {
-            Ok(Box::new(OurVolume::subject(&volume)?))
+            Ok(Box::new(subject(&volume)?))
         })?;
         if let Some(found) = found {
             bail!("{}", kept::save("mount", &found)?);
@@ -82,7 +83,7 @@ fn the_mount_agrees_with_the_model(options: &str, seeds: Range<u64>) -> Result<(
 fn the_mount_agrees_with_what_was_kept() -> Result<()> {
     let volume = Rc::new(RefCell::new(OurVolume::new(kept::scratch(), "dev,suid")?));
     // The kernel does not know the flags that forbid changes, and sees another reason first.
-    kept::replay(&["order-of-refusals"], &mut || Ok(Box::new(OurVolume::subject(&volume)?)))?;
+    kept::replay(&["order-of-refusals"], &mut || Ok(Box::new(subject(&volume)?)))?;
     volume.borrow_mut().unmount()
 }
 

@@ -61,7 +61,7 @@ pub(crate) fn rows(rig: &Rig, scratch: &Scratch, report: &mut Report) -> Result<
     let commits = commits.into_inner();
     let middle = |value: fn(&Commit) -> f64| median(&commits.iter().map(value).collect::<Vec<_>>());
     let text = format!(
-        "{:.1} ms wall, {:.1} ms CPU; {:.0} writes of {:.2} MB, {:.0} flushes",
+        "{:.1} ms wall, {:.1} ms CPU; {:.0} writes, {:.2} MB in all; {:.0} flushes",
         middle(|commit| milliseconds(commit.wall)),
         middle(|commit| milliseconds(commit.cpu)),
         middle(|commit| commit.writes as f64),

@@ -8,6 +8,7 @@
 use crate::acl::Acl;
 use crate::bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// How many files can be open.
 pub const SLOTS: u8 = 6;
@@ -205,6 +206,12 @@ pub enum Setting {
 pub struct Moment {
     pub secs: i64,
     pub nanos: u32,
+}
+
+impl fmt::Display for Moment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{:09}", self.secs, self.nanos)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

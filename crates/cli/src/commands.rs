@@ -8,6 +8,7 @@ mod chmod;
 mod chown;
 mod completions;
 mod ctl;
+mod each;
 mod export;
 mod filesystem;
 mod find;

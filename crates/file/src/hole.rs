@@ -56,6 +56,17 @@ impl FileState {
         Ok(())
     }
 
+    /// Before a range is changed that may lie behind the end: the size that the file will have.
+    fn begin_range(&mut self, range: &Range<u64>, end: FileEnd) -> Result<u64, FileError> {
+        self.check_writable()?;
+        self.check_end(range.end, 0)?;
+        let size = self.size_after(range, end);
+        if range.start.max(size) > self.size() {
+            self.close_end()?;
+        }
+        Ok(size)
+    }
+
     /// Sets space aside for the holes of a range.
     pub fn allocate(
         &mut self,
@@ -63,12 +74,7 @@ impl FileState {
         end: FileEnd,
         stamp: Stamp<'_>,
     ) -> Result<(), FileError> {
-        self.check_writable()?;
-        self.check_end(range.end, 0)?;
-        let size = self.size_after(&range, end);
-        if range.start.max(size) > self.size() {
-            self.close_end()?;
-        }
+        let size = self.begin_range(&range, end)?;
         let blocks =
             range.start - range.start % SECTOR_BYTES..range.end.next_multiple_of(SECTOR_BYTES);
         let holes = self.without_space(&blocks)?;
@@ -83,12 +89,7 @@ impl FileState {
         end: FileEnd,
         stamp: Stamp<'_>,
     ) -> Result<(), FileError> {
-        self.check_writable()?;
-        self.check_end(range.end, 0)?;
-        let size = self.size_after(&range, end);
-        if range.start.max(size) > self.size() {
-            self.close_end()?;
-        }
+        let size = self.begin_range(&range, end)?;
         self.outgrow(size, &(0..0))?;
         let mut blocks = self.zero_edges(&range, self.size())?;
         if range.end >= self.size() && range.start < range.end {

@@ -6,35 +6,25 @@ use std::io::Write;
 use butternut::Follow;
 use serde_json::Value;
 
+use super::each::tell_each;
 use super::xattr_value;
-use crate::failure::{Done, Failure, Outcome};
+use crate::failure::{Failure, Outcome};
 use crate::flags::{GetfattrArgs, GlobalArgs};
 use crate::options::Opened;
 use crate::output::json::Object;
-use crate::output::{Output, json, say, text};
+use crate::output::{Output, text};
 
 pub(crate) fn run(global: &GlobalArgs, args: &GetfattrArgs, out: &mut Output) -> Outcome {
     let opened = Opened::one(global, &args.volume)?;
-    let mut list = json::List::default();
-    let mut done = Done::Well;
-    for path in &args.paths {
-        match xattrs(&opened, args, path) {
-            Ok(found) if global.json => list.push(out, as_json(path, &found))?,
-            Ok(found) if args.only_values => {
-                found.iter().try_for_each(|(_, value)| out.write_all(value))?;
-            }
-            Ok(found) => print(path, &found, args, out)?,
-            Err(failure) => {
-                out.flush()?;
-                say(&failure.to_string());
-                done = Done::WithFailures;
-            }
+    let look = |path: &OsString| Ok((path.clone(), xattrs(&opened, args, path)?));
+    let show = |(path, found): &(OsString, Xattrs), out: &mut Output| {
+        if !args.only_values {
+            return print(path, found, args, out);
         }
-    }
-    if global.json {
-        list.end(out)?;
-    }
-    Ok(done)
+        found.iter().try_for_each(|(_, value)| out.write_all(value))
+    };
+    let as_json = |(path, found): &(OsString, Xattrs)| as_json(path, found);
+    tell_each(global, &args.paths, out, look, show, as_json)
 }
 
 type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;

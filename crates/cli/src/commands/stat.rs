@@ -6,12 +6,13 @@ use std::io::Write;
 use butternut::{Compression, Extent, ExtentKind, FileId, FileKind, Follow, Stat};
 use serde_json::{Value, json};
 
-use crate::failure::{Done, Failure, Outcome};
+use super::each::tell_each;
+use crate::failure::{Failure, Outcome};
 use crate::flags::{GlobalArgs, StatArgs};
 use crate::options::Opened;
 use crate::output::json::Object;
 use crate::output::table::{Side, Table};
-use crate::output::{Output, json, say, text, time};
+use crate::output::{Output, text, time};
 
 /// One file, with the parts that the flags ask for.
 struct Facts {
@@ -24,23 +25,7 @@ struct Facts {
 
 pub(crate) fn run(global: &GlobalArgs, args: &StatArgs, out: &mut Output) -> Outcome {
     let opened = Opened::one(global, &args.volume)?;
-    let mut list = json::List::default();
-    let mut done = Done::Well;
-    for path in &args.paths {
-        match facts(&opened, args, path) {
-            Ok(facts) if global.json => list.push(out, as_json(&facts))?,
-            Ok(facts) => print(&facts, out)?,
-            Err(failure) => {
-                out.flush()?;
-                say(&failure.to_string());
-                done = Done::WithFailures;
-            }
-        }
-    }
-    if global.json {
-        list.end(out)?;
-    }
-    Ok(done)
+    tell_each(global, &args.paths, out, |path| facts(&opened, args, path), print, as_json)
 }
 
 fn facts(opened: &Opened, args: &StatArgs, path: &OsString) -> Result<Facts, Failure> {

@@ -1,30 +1,10 @@
 //! Files of every kind that the kernel can be made to write, and what it reads back from them.
 
 use crate::image::{Image, Mounted, run};
+use crate::script::Dice;
 use rustix::fs::{FallocateFlags, SeekFrom, copy_file_range, fallocate, seek};
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt};
-
-/// A small generator; the same seed gives the same numbers.
-pub(crate) struct Dice(u64);
-
-impl Dice {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-}
 
 /// Bytes that do not compress.
 pub(crate) fn noise(seed: u64, bytes: usize) -> Vec<u8> {

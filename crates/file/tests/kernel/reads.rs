@@ -1,7 +1,8 @@
 //! Every byte as the kernel reads it, at any offset and length.
 
-use crate::content::{Dice, Seen, fill, noise, text};
+use crate::content::{Seen, fill, noise, text};
 use crate::image::{Image, is_left_out, view};
+use crate::script::Dice;
 use butternut_file::{MappingKind, Mappings, ReadAt, Source, SourceOptions, Stream};
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
