@@ -1,35 +1,46 @@
 //! Rows about names: many small files made, filled, looked at, renamed and removed, by the library
 //! and by mounts. Each phase ends with a sync, which counts.
+//!
+//! Through a mount files are looked at three times: just written, when a FUSE mount has to be asked
+//! how many blocks each takes by now; once more, from what the kernel keeps; and mounted anew.
 
 use crate::report::{Column, Report};
 use crate::rig::Rig;
-use crate::scratch::Scratch;
+use crate::scratch::{Mount, Scratch};
 use anyhow::Result;
 use butternut::{FileId, Filesystem, NewInode, RenameFlags};
 use std::path::Path;
 use std::time::Instant;
 
 const PHASES: [&str; 5] = ["create", "create 4K", "stat", "rename", "unlink"];
+const MOUNTED_PHASES: [&str; 7] =
+    ["create", "create 4K", "stat", "rename", "unlink", "stat again", "stat, mounted anew"];
 
 pub(crate) fn rows(rig: &Rig, scratch: &Scratch, report: &mut Report) -> Result<()> {
     let files = rig.size.names;
     races(
         report,
         "names",
+        &PHASES,
         rig.size.repeats,
         &mut [
             ("library", &mut || library(&scratch.library()?, files)),
-            ("kernel", &mut || posix(scratch.kernel()?.root(), files)),
+            ("kernel", &mut || {
+                let mut phases = posix(scratch.kernel()?, files)?;
+                phases.truncate(PHASES.len());
+                Ok(phases)
+            }),
         ],
     )?;
     let files = rig.size.mounted_names;
     races(
         report,
         "names, mounted",
+        &MOUNTED_PHASES,
         rig.size.repeats,
         &mut [
-            ("mount", &mut || posix(scratch.ours()?.root(), files)),
-            ("kernel", &mut || posix(scratch.kernel()?.root(), files)),
+            ("mount", &mut || posix(scratch.ours()?, files)),
+            ("kernel", &mut || posix(scratch.kernel()?, files)),
         ],
     )
 }
@@ -40,13 +51,14 @@ type Contestant<'a> = (&'static str, &'a mut dyn FnMut() -> Result<Vec<f64>>);
 fn races(
     report: &mut Report,
     name: &str,
+    phases: &[&str],
     repeats: usize,
     contestants: &mut [Contestant<'_>],
 ) -> Result<()> {
     if !report.wants(name) {
         return Ok(());
     }
-    let mut phases: Vec<Vec<Column>> = PHASES
+    let mut columns: Vec<Vec<Column>> = phases
         .iter()
         .map(|_| contestants.iter().map(|(name, _)| Column { name, samples: Vec::new() }).collect())
         .collect();
@@ -57,11 +69,11 @@ fn races(
         }
         for index in order {
             for (phase, sample) in (contestants[index].1)()?.into_iter().enumerate() {
-                phases[phase][index].samples.push(sample);
+                columns[phase][index].samples.push(sample);
             }
         }
     }
-    for (phase, columns) in PHASES.iter().zip(&phases) {
+    for (phase, columns) in phases.iter().zip(&columns) {
         report.print(&format!("{name}: {phase}"), "k/s", columns)?;
     }
     Ok(())
@@ -126,45 +138,54 @@ fn library(filesystem: &Filesystem, files: u32) -> Result<Vec<f64>> {
     Ok(vec![create_empty, create_full, stat, rename, unlink])
 }
 
-fn posix(root: &Path, files: u32) -> Result<Vec<f64>> {
-    let sync = || -> Result<()> {
-        let root = std::fs::File::open(root)?;
-        Ok(rustix::fs::syncfs(&root)?)
-    };
+/// Sends what is cached, and commits: of a FUSE mount `syncfs` does the first alone.
+fn sync(root: &Path) -> Result<()> {
+    let root = std::fs::File::open(root)?;
+    rustix::fs::syncfs(&root)?;
+    Ok(root.sync_all()?)
+}
+
+fn posix(mount: Mount<'_>, files: u32) -> Result<Vec<f64>> {
+    let root = mount.root().to_path_buf();
     let (empty, full) = (root.join("empty"), root.join("full"));
+    let stat = |dir: &Path, bytes| {
+        timed(files, || {
+            for number in 0..files {
+                let size = rustix::fs::stat(dir.join(name("file", number)))?.st_size;
+                anyhow::ensure!(size == bytes, "a size");
+            }
+            Ok(())
+        })
+    };
     std::fs::create_dir(&empty)?;
     std::fs::create_dir(&full)?;
     let create_empty = timed(files, || {
         for number in 0..files {
             std::fs::File::create(empty.join(name("file", number)))?;
         }
-        sync()
+        sync(&root)
     })?;
     let bytes = vec![0x5A; 4096];
     let create_full = timed(files, || {
         for number in 0..files {
             std::fs::write(full.join(name("file", number)), &bytes)?;
         }
-        sync()
+        sync(&root)
     })?;
-    let stat = timed(files, || {
-        for number in 0..files {
-            let size = std::fs::metadata(full.join(name("file", number)))?.len();
-            anyhow::ensure!(size == 4096, "a size");
-        }
-        Ok(())
-    })?;
+    let (stat_first, stat_again) = (stat(&full, 4096)?, stat(&full, 4096)?);
     let rename = timed(files, || {
         for number in 0..files {
             std::fs::rename(full.join(name("file", number)), full.join(name("moved", number)))?;
         }
-        sync()
+        sync(&root)
     })?;
     let unlink = timed(files, || {
         for number in 0..files {
             std::fs::remove_file(full.join(name("moved", number)))?;
         }
-        sync()
+        sync(&root)
     })?;
-    Ok(vec![create_empty, create_full, stat, rename, unlink])
+    let _mount = mount.anew()?;
+    let stat_anew = stat(&empty, 0)?;
+    Ok(vec![create_empty, create_full, stat_first, rename, unlink, stat_again, stat_anew])
 }

@@ -49,22 +49,36 @@ impl Scratch {
     /// A new volume, mounted by the kernel.
     pub(crate) fn kernel(&self) -> Result<Mount<'_>> {
         self.renew()?;
-        run("mount", &["-t", "btrfs", "-o", "noatime", text(&self.device), text(&self.place)])?;
-        Ok(Mount { scratch: self, is_ours: false })
+        self.mount(false)
     }
 
     /// A new volume, mounted by Butternut.
     pub(crate) fn ours(&self) -> Result<Mount<'_>> {
         self.renew()?;
-        let args = ["mount", text(&self.device), text(&self.place), "-o", "rw"];
-        run(text(&self.butternut), &args)?;
-        Ok(Mount { scratch: self, is_ours: true })
+        self.mount(true)
+    }
+
+    fn mount(&self, is_ours: bool) -> Result<Mount<'_>> {
+        let (device, place) = (text(&self.device), text(&self.place));
+        if is_ours {
+            run(text(&self.butternut), &["mount", device, place, "-o", "rw"])?;
+        } else {
+            run("mount", &["-t", "btrfs", "-o", "noatime", device, place])?;
+        }
+        Ok(Mount { scratch: self, is_ours })
     }
 }
 
 impl Mount<'_> {
     pub(crate) fn root(&self) -> &Path {
         &self.scratch.place
+    }
+
+    /// Unmounts, and mounts what was written: nobody has anything of it in memory.
+    pub(crate) fn anew(self) -> Result<Self> {
+        let (scratch, is_ours) = (self.scratch, self.is_ours);
+        drop(self);
+        scratch.mount(is_ours)
     }
 }
 
