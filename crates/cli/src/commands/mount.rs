@@ -85,6 +85,10 @@ impl Plan {
             return Err(Failure::new(shown, "is not a directory")
                 .cure("the last argument is the mount point, before it come the devices"));
         }
+        if mountpoint.canonicalize().is_ok_and(|place| place == Path::new("/")) {
+            return Err(Failure::new(shown, "is the root of the system, where nothing is mounted")
+                .cure("name another directory; `chroot` makes it a root"));
+        }
         Ok(Self { volume, mountpoint, meaning })
     }
 }

@@ -66,6 +66,12 @@ fn words_that_mean_nothing() {
     check(&["find", "IMG", "--type", "q"], "--type: 'q' is no kind (");
     check(&["mount", "IMG", "/nowhere", "-o", "frob"], "option frob: is not known (known: ro,");
     check(&["mount", "IMG", "/nowhere"], "/nowhere: no such file or directory (make the");
+    check(&["mount", "IMG", "/etc/passwd"], "/etc/passwd: is not a directory (the last argument");
+    // Of a volume that is not there, so that nothing is mounted whatever is said.
+    for root in ["/", "/usr/.."] {
+        let refused = format!("{root}: is the root of the system, where nothing is mounted (");
+        check(&["mount", "/nowhere.img", root], &refused);
+    }
     check(&["umount", "/proc"], "/proc: is a mount of proc (umount(8) ends it)");
     check(&["umount", "/usr"], "/usr: is not mounted (");
 }

@@ -79,6 +79,18 @@ fn listing(root: &Path) -> Vec<String> {
 }
 
 #[test]
+fn a_volume_is_mounted_over_the_directory_that_holds_it() {
+    let place = Place::new();
+    let image = own_copy(&place.folder);
+    butternut(&["mount", image.to_str().unwrap(), place.name()]).ok();
+    assert!(!image.exists(), "the mount hides its image");
+    fs::write(place.path().join("new"), b"text").unwrap();
+    butternut(&["umount", place.name()]).ok();
+    let read = butternut(&["cat", image.to_str().unwrap(), "new"]);
+    assert_eq!(read.ok(), "text");
+}
+
+#[test]
 fn a_mount_shows_what_the_kernel_shows() {
     if !kernel_is_here("a_mount_shows_what_the_kernel_shows") {
         return;
