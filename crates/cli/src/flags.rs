@@ -67,6 +67,7 @@ Options after -o:
   offset=N              where in the image the volume starts (as ?offset=N)
   cache=N               bytes of tree blocks to keep in memory [64M]
   threads=N             as --threads
+  all_wait              all threads wait for requests, rather than one near who asks
   dev, suid, exec       device nodes, set-user-id bits, programs work [nodev, nosuid, exec]
   nologreplay           say nothing of a log tree that is not shown
   nosec=..., simple_read=..., dio_stable=..., latency=...

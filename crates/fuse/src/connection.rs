@@ -1,7 +1,8 @@
 //! The connection to the kernel: /dev/fuse, requests read from it and answers written to it.
 //!
-//! Every thread has a descriptor of its own on the connection, which the kernel then wakes one at
-//! a time, and memory for one request and one answer.
+//! Every thread has a descriptor of its own on the connection, and memory for one request and one
+//! answer. One of them waits for requests, and answers what is brief itself
+//! ([`turn`](crate::turn)).
 
 use std::fs::OpenOptions;
 use std::io::{self, IoSlice};
@@ -11,14 +12,17 @@ use std::sync::Arc;
 use butternut_sys::buffer::Buffer;
 use butternut_sys::errno::Errno;
 use butternut_sys::fuse_device;
-use rustix::io::{read, writev};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{read, write, writev};
 use zerocopy::IntoBytes;
 
 use crate::door::negotiation::TRANSFER_BYTES_MAX;
 use crate::door::{Door, Wanted};
+use crate::near::{Callers, Near};
 use crate::refusal::Answer;
 use crate::reply::Reply;
-use crate::request::Request;
+use crate::request::{Pace, Request};
+use crate::turn::{Held, Turn};
 use crate::wire::{InHeader, InvalidInodeOut, NOTIFY_INVAL_INODE, OutHeader, TransferIn};
 
 const DEVICE: &str = "/dev/fuse";
@@ -33,6 +37,10 @@ pub(crate) fn open() -> io::Result<OwnedFd> {
     Ok(OpenOptions::new().read(true).write(true).open(DEVICE)?.into())
 }
 
+/// The length of a notice, as its header has it.
+const NOTICE_BYTES: u32 = 40;
+const _: () = assert!(size_of::<OutHeader>() + size_of::<InvalidInodeOut>() == 40);
+
 /// One thread's end of a connection.
 pub(crate) struct Worker {
     device: Arc<OwnedFd>,
@@ -40,11 +48,12 @@ pub(crate) struct Worker {
     reply: Reply,
 }
 
-/// What a look at the connection brought.
-enum Read {
-    Request(usize),
-    /// One that was taken back.
-    None,
+/// How the turn of a thread ended.
+enum Ended {
+    /// It was taken away.
+    Taken,
+    /// It is another's, who need not wait for the answer to a request of this length.
+    Given(usize),
     Unmounted,
 }
 
@@ -68,29 +77,87 @@ impl Worker {
 
     /// Answers the request that opens a connection; whether there was one.
     pub(crate) fn negotiate(&mut self, door: &Door) -> io::Result<bool> {
-        self.serve_one(|request, reply| door.negotiate(request, reply).map(|()| Wanted::Reply))
+        let Some(bytes) = self.wait()? else { return Ok(false) };
+        self.answer_with(bytes, |request, reply| {
+            door.negotiate(request, reply).map(|()| Wanted::Reply)
+        })
     }
 
-    /// Answers requests until the mount is gone.
-    pub(crate) fn serve(&mut self, door: &Arc<Door>) -> io::Result<()> {
-        while self.serve_one(|request, reply| door.serve(request, reply))? {}
-        Ok(())
-    }
-
-    /// Answers one request; `false` when the mount is gone.
-    fn serve_one(
+    /// Answers requests until the mount is gone, in turn with the other threads if there is one.
+    pub(crate) fn serve(
         &mut self,
+        door: &Arc<Door>,
+        turn: Option<&(Turn, Callers)>,
+    ) -> io::Result<()> {
+        let mut near = Near::default();
+        loop {
+            let held = turn.and_then(|(turn, _)| turn.take());
+            let ended = if let (Some(turn), Some(mut held)) = (turn, held) {
+                // However this thread ends, it is another's turn then.
+                let ended = self.serve_turn(door, turn, &mut held, &mut near)?;
+                drop(held);
+                near.roam();
+                ended
+            } else {
+                let waited = self.wait()?;
+                if let Some((turn, _)) = turn
+                    && waited.is_some()
+                    && is_pending(&self.device)
+                {
+                    turn.rush();
+                }
+                waited.map_or(Ended::Unmounted, Ended::Given)
+            };
+            match ended {
+                Ended::Given(bytes) if self.answer(bytes, door)? => {}
+                Ended::Taken => {}
+                Ended::Given(_) | Ended::Unmounted => return Ok(()),
+            }
+        }
+    }
+
+    /// Answers requests while they are brief and come one by one.
+    fn serve_turn(
+        &mut self,
+        door: &Arc<Door>,
+        (turn, callers): &(Turn, Callers),
+        held: &mut Held<'_>,
+        near: &mut Near,
+    ) -> io::Result<Ended> {
+        loop {
+            let Some(bytes) = self.wait()? else { return Ok(Ended::Unmounted) };
+            let request = parse(&self.memory, bytes, &self.device)?;
+            let pace = request.pace();
+            if pace != Pace::Unwaited && is_pending(&self.device) {
+                turn.rush();
+                return Ok(Ended::Given(bytes));
+            }
+            match pace {
+                Pace::Long => return Ok(Ended::Given(bytes)),
+                Pace::Brief => near.follow(callers, request.header.pid),
+                Pace::Unwaited => {}
+            }
+            held.begin();
+            if !self.answer(bytes, door)? {
+                return Ok(Ended::Unmounted);
+            }
+            if !held.end() {
+                return Ok(Ended::Taken);
+            }
+        }
+    }
+
+    /// Answers the request that was read; `false` when the mount is gone.
+    fn answer(&mut self, bytes: usize, door: &Arc<Door>) -> io::Result<bool> {
+        self.answer_with(bytes, |request, reply| door.serve(request, reply))
+    }
+
+    fn answer_with(
+        &mut self,
+        bytes: usize,
         answer: impl FnOnce(&mut Request<'_>, &mut Reply) -> Answer<Wanted>,
     ) -> io::Result<bool> {
-        let bytes = match self.read()? {
-            Read::Request(bytes) => bytes,
-            Read::None => return Ok(true),
-            Read::Unmounted => return Ok(false),
-        };
-        let memory = &self.memory[REQUEST_AT..REQUEST_AT + bytes];
-        let Some(mut request) = Request::parse(memory, &self.device) else {
-            return Err(io::Error::from(io::ErrorKind::InvalidData));
-        };
+        let mut request = parse(&self.memory, bytes, &self.device)?;
         let unique = request.header.unique;
         self.reply.clear();
         let error = match answer(&mut request, &mut self.reply) {
@@ -101,26 +168,43 @@ impl Worker {
                 -refusal.0
             }
         };
-        send(&self.device, error, unique, self.reply.bytes())
+        sent(write(&self.device, self.reply.message(error, unique)))
     }
 
-    fn read(&mut self) -> io::Result<Read> {
+    /// Waits for a request, and reads it; `None` when the mount is gone.
+    fn wait(&mut self) -> io::Result<Option<usize>> {
         use rustix::io::Errno;
-        match read(&self.device, &mut self.memory[REQUEST_AT..]) {
-            Ok(bytes) => Ok(Read::Request(bytes)),
-            Err(Errno::NOENT | Errno::INTR | Errno::AGAIN) => Ok(Read::None),
-            Err(Errno::NODEV) => Ok(Read::Unmounted),
-            Err(errno) => Err(errno.into()),
+        loop {
+            match read(&self.device, &mut self.memory[REQUEST_AT..]) {
+                Ok(bytes) => return Ok(Some(bytes)),
+                // One that was taken back.
+                Err(Errno::NOENT | Errno::INTR | Errno::AGAIN) => {}
+                Err(Errno::NODEV) => return Ok(None),
+                Err(errno) => return Err(errno.into()),
+            }
         }
     }
 }
 
-/// Sends an answer; `false` when the mount is gone.
-fn send(device: &OwnedFd, error: i32, unique: u64, payload: &[u8]) -> io::Result<bool> {
+fn parse<'a>(
+    memory: &'a Buffer,
+    bytes: usize,
+    device: &'a Arc<OwnedFd>,
+) -> io::Result<Request<'a>> {
+    let request = Request::parse(&memory[REQUEST_AT..REQUEST_AT + bytes], device);
+    request.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+}
+
+/// Whether more requests wait.
+fn is_pending(device: &OwnedFd) -> bool {
+    let mut asked = [PollFd::new(device, PollFlags::IN)];
+    poll(&mut asked, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1)
+}
+
+/// What became of an answer; `false` when the mount is gone.
+fn sent(result: rustix::io::Result<usize>) -> io::Result<bool> {
     use rustix::io::Errno;
-    let len = u32::try_from(size_of::<OutHeader>() + payload.len()).unwrap_or(u32::MAX);
-    let header = OutHeader { len, error, unique };
-    match writev(device, &[IoSlice::new(header.as_bytes()), IoSlice::new(payload)]) {
+    match result {
         // Whoever asked has gone.
         Ok(_) | Err(Errno::NOENT) => Ok(true),
         Err(Errno::NODEV) => Ok(false),
@@ -130,13 +214,16 @@ fn send(device: &OwnedFd, error: i32, unique: u64, payload: &[u8]) -> io::Result
 
 /// Answers a request from another thread than the one that took it, on the descriptor that it came
 /// from: the kernel looks for it nowhere else.
-pub(crate) fn answer(device: &OwnedFd, unique: u64, answer: Answer<()>, reply: &Reply) {
-    let (error, payload) = match answer {
-        Ok(()) => (0, reply.bytes()),
-        Err(refusal) => (-refusal.0, &[][..]),
+pub(crate) fn answer(device: &OwnedFd, unique: u64, answer: Answer<()>, reply: &mut Reply) {
+    let error = match answer {
+        Ok(()) => 0,
+        Err(refusal) => {
+            reply.clear();
+            -refusal.0
+        }
     };
     // Without a connection nobody waits.
-    send(device, error, unique, payload).map(drop).unwrap_or_default();
+    sent(write(device, reply.message(error, unique))).map(drop).unwrap_or_default();
 }
 
 /// Has the kernel ask for the attributes of a file again.
@@ -152,5 +239,7 @@ pub(crate) fn write_pages_back(device: &OwnedFd, node: u64) {
 
 /// A kernel that has forgotten the file has nothing to believe.
 fn notify(device: &OwnedFd, what: &InvalidInodeOut) {
-    send(device, NOTIFY_INVAL_INODE, 0, what.as_bytes()).map(drop).unwrap_or_default();
+    let header = OutHeader { len: NOTICE_BYTES, error: NOTIFY_INVAL_INODE, unique: 0 };
+    let message = [IoSlice::new(header.as_bytes()), IoSlice::new(what.as_bytes())];
+    sent(writev(device, &message)).map(drop).unwrap_or_default();
 }

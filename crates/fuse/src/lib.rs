@@ -10,7 +10,8 @@
 //! 2. Directories need no handles; files only where they can be written ([`handles`]).
 //! 3. Everyone but the owner of the mount is refused, unless `allow_other` is given; then the
 //!    kernel checks modes and ACLs ([`Options::permissions`]).
-//! 4. `fsync` returns when everything is on the medium, and so does the end of the process. Access
+//! 4. One thread waits for requests, near who asks ([`turn`], [`near`]; decision 0013).
+//! 5. `fsync` returns when everything is on the medium, and so does the end of the process. Access
 //!    times stay as they are.
 //!
 //! ```text
@@ -23,6 +24,7 @@ mod attach;
 mod connection;
 mod door;
 mod handles;
+mod near;
 mod nodes;
 mod options;
 mod pages;
@@ -32,6 +34,7 @@ mod reply;
 mod request;
 mod session;
 mod shown;
+mod turn;
 mod wire;
 
 pub use door::Report;

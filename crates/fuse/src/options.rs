@@ -22,6 +22,8 @@ pub struct Options {
     pub execute: bool,
     /// Threads that answer requests; at least 1.
     pub threads: usize,
+    /// All threads wait for requests, and the kernel wakes whichever it likes.
+    pub all_wait: bool,
 }
 
 impl Default for Options {
@@ -36,6 +38,7 @@ impl Default for Options {
             set_user_id: false,
             execute: true,
             threads: 2,
+            all_wait: false,
         }
     }
 }

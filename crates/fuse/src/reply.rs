@@ -1,43 +1,69 @@
 //! The answer to one request, put together in memory that is used again for the next.
+//!
+//! ```text
+//! small    | header | payload |
+//! large    | room of a page .... header | payload |      page-aligned, so that reads go into it
+//! ```
 
 use butternut_sys::buffer::Buffer;
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::refusal::{Answer, Refusal};
-use crate::wire::{Dirent, EntryOut, GetxattrOut};
+use crate::wire::{Dirent, EntryOut, GetxattrOut, OutHeader};
 
 /// Directory entries begin at multiples of this.
 const DIRENT_ALIGN: usize = 8;
 
-/// What is sent behind the header.
+const HEADER_BYTES: usize = size_of::<OutHeader>();
+/// Where the payload begins.
+const PAYLOAD_AT: usize = 4096;
+
+/// A header, and what is sent behind it.
 pub(crate) struct Reply {
     memory: Buffer,
+    /// Of the payload.
     len: usize,
 }
 
 impl Reply {
     /// Room for answers of up to `bytes_max`.
     pub(crate) fn new(bytes_max: usize) -> Self {
-        Self { memory: Buffer::zeroed(bytes_max), len: 0 }
+        Self { memory: Buffer::zeroed(PAYLOAD_AT + bytes_max), len: 0 }
     }
 
     pub(crate) fn clear(&mut self) {
         self.len = 0;
     }
 
-    pub(crate) fn bytes(&self) -> &[u8] {
-        &self.memory[..self.len]
+    #[cfg(test)]
+    fn bytes(&self) -> &[u8] {
+        &self.memory[PAYLOAD_AT..PAYLOAD_AT + self.len]
+    }
+
+    /// All that is sent: the kernel takes it in one piece, and a small one from one page.
+    pub(crate) fn message(&mut self, error: i32, unique: u64) -> &[u8] {
+        let bytes = HEADER_BYTES + self.len;
+        let header = OutHeader { len: u32::try_from(bytes).unwrap_or(u32::MAX), error, unique };
+        let at = if bytes <= PAYLOAD_AT {
+            self.memory.copy_within(PAYLOAD_AT..PAYLOAD_AT + self.len, HEADER_BYTES);
+            0
+        } else {
+            PAYLOAD_AT - HEADER_BYTES
+        };
+        self.memory[at..at + HEADER_BYTES].copy_from_slice(header.as_bytes());
+        &self.memory[at..at + bytes]
     }
 
     /// Memory for `bytes` more bytes, page-aligned in an empty answer; less where it ends. They
     /// count once they are [`filled`](Self::filled).
     pub(crate) fn room(&mut self, bytes: usize) -> &mut [u8] {
-        let end = self.len.saturating_add(bytes).min(self.memory.len());
-        &mut self.memory[self.len..end]
+        let payload = &mut self.memory[PAYLOAD_AT..];
+        let end = self.len.saturating_add(bytes).min(payload.len());
+        &mut payload[self.len..end]
     }
 
     pub(crate) fn filled(&mut self, bytes: usize) {
-        self.len = self.len.saturating_add(bytes).min(self.memory.len());
+        self.len = self.len.saturating_add(bytes).min(self.memory.len() - PAYLOAD_AT);
     }
 
     pub(crate) fn put<T: IntoBytes + Immutable>(&mut self, part: &T) -> Answer<()> {
@@ -76,7 +102,7 @@ impl Reply {
         let plus = plus.map_or(&[][..], IntoBytes::as_bytes);
         let bytes = plus.len() + size_of::<Dirent>() + name.len();
         let padded = bytes.next_multiple_of(DIRENT_ALIGN);
-        if self.len + padded > bytes_max.min(self.memory.len()) {
+        if self.len + padded > bytes_max.min(self.memory.len() - PAYLOAD_AT) {
             return false;
         }
         let room = self.room(padded);
@@ -106,6 +132,20 @@ mod tests {
         assert!(reply.entry(64, None, &dirent, b"abc"));
         assert!(!reply.entry(64, None, &dirent, b"abc"));
         assert_eq!(reply.bytes().len(), 64);
+    }
+
+    #[test]
+    fn a_message_is_its_header_and_its_payload_whatever_its_size() {
+        let mut reply = Reply::new(8192);
+        for bytes in [0, 1, 4080, 4081, 8192] {
+            reply.clear();
+            let payload: Vec<u8> = (0..bytes).map(|at: u32| at.to_le_bytes()[0]).collect();
+            reply.data(&payload).unwrap();
+            let header = OutHeader { len: 16 + bytes, error: -2, unique: 7 };
+            let message = [header.as_bytes(), &payload].concat();
+            assert!(reply.message(-2, 7) == message, "{bytes}");
+        }
+        assert_eq!(reply.data(b"more"), Err(Refusal::RANGE));
     }
 
     #[test]

@@ -10,7 +10,20 @@ use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 use crate::refusal::{Answer, Refusal};
-use crate::wire::InHeader;
+use crate::wire::{InHeader, TransferIn, op};
+
+/// Data from here on takes longer to move than a thread to wake.
+const LONG_BYTES_MIN: u32 = 64 << 10;
+
+/// How long a request may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pace {
+    /// Nobody waits for it, and it takes no time worth dividing.
+    Unwaited,
+    /// As a rule no longer than waking another thread takes.
+    Brief,
+    Long,
+}
 
 /// A request, and how far it has been read.
 pub(crate) struct Request<'a> {
@@ -25,6 +38,27 @@ impl<'a> Request<'a> {
     pub(crate) fn parse(bytes: &'a [u8], device: &'a Arc<OwnedFd>) -> Option<Self> {
         let (header, rest) = InHeader::read_from_prefix(bytes).ok()?;
         (usize::try_from(header.len) == Ok(bytes.len())).then_some(Self { header, device, rest })
+    }
+
+    /// How long it may take, as far as that can be told from it.
+    pub(crate) fn pace(&self) -> Pace {
+        match self.header.opcode {
+            op::FORGET | op::BATCH_FORGET | op::RELEASE | op::INTERRUPT | op::NOTIFY_REPLY => {
+                Pace::Unwaited
+            }
+            op::FSYNC
+            | op::FSYNCDIR
+            | op::SYNCFS
+            | op::DESTROY
+            | op::FALLOCATE
+            | op::COPY_FILE_RANGE
+            | op::COPY_FILE_RANGE_64 => Pace::Long,
+            op::READ | op::WRITE => match TransferIn::read_from_prefix(self.rest) {
+                Ok((transfer, _)) if transfer.size >= LONG_BYTES_MIN => Pace::Long,
+                _ => Pace::Brief,
+            },
+            _ => Pace::Brief,
+        }
     }
 
     /// The next fixed part.
@@ -53,7 +87,7 @@ impl<'a> Request<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::{ForgetIn, op};
+    use crate::wire::ForgetIn;
     use zerocopy::IntoBytes;
 
     fn bytes(rest: &[u8]) -> Vec<u8> {
@@ -76,6 +110,25 @@ mod tests {
         assert_eq!(request.name().unwrap(), b"new");
         assert_eq!(request.data(4).unwrap(), b"tail");
         assert_eq!(request.data(1).unwrap_err(), Refusal::IO);
+    }
+
+    #[test]
+    fn the_pace_of_a_transfer_is_that_of_its_size() {
+        let device = nowhere();
+        let pace = |opcode, size| {
+            let transfer = TransferIn { size, ..TransferIn::default() };
+            let len = u32::try_from(size_of::<InHeader>() + size_of::<TransferIn>()).unwrap();
+            let header = InHeader { len, opcode, ..InHeader::default() };
+            let bytes = [header.as_bytes(), transfer.as_bytes()].concat();
+            Request::parse(&bytes, &device).unwrap().pace()
+        };
+        for opcode in [op::READ, op::WRITE] {
+            assert_eq!(pace(opcode, LONG_BYTES_MIN - 1), Pace::Brief);
+            assert_eq!(pace(opcode, LONG_BYTES_MIN), Pace::Long);
+        }
+        assert_eq!(pace(op::FSYNC, 0), Pace::Long);
+        assert_eq!(pace(op::UNLINK, 1 << 20), Pace::Brief);
+        assert_eq!(pace(op::RELEASE, 0), Pace::Unwaited);
     }
 
     #[test]

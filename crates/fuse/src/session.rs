@@ -17,7 +17,9 @@ use butternut::{Error, Filesystem};
 
 use crate::connection::Worker;
 use crate::door::{Door, Manner, Report};
+use crate::near::Callers;
 use crate::options::Options;
+use crate::turn::Turn;
 use crate::{attach, pages};
 
 /// An extended attribute that every file of the mount answers, and none lists: the process that
@@ -57,6 +59,7 @@ pub struct Mounted {
     device: Arc<OwnedFd>,
     mountpoint: PathBuf,
     threads: usize,
+    all_wait: bool,
 }
 
 /// Ends a mount from another thread.
@@ -102,7 +105,8 @@ pub fn mount(
         FuseError::Refused(error)
     })?;
     pages::raise_limits(&place);
-    Ok(Mounted { door, worker, device, mountpoint: place, threads: options.threads.max(1) })
+    let Options { threads, all_wait, .. } = *options;
+    Ok(Mounted { door, worker, device, mountpoint: place, threads: threads.max(1), all_wait })
 }
 
 impl Mounted {
@@ -117,14 +121,23 @@ impl Mounted {
     /// Answers requests until the mount is gone, however that comes; then the filesystem is
     /// committed and closed, and with it its devices.
     pub fn serve(mut self) -> Result<(), FuseError> {
+        let turn = if self.all_wait {
+            None
+        } else {
+            Some(Arc::new((Turn::default(), Callers::new().map_err(FuseError::Served)?)))
+        };
         let mut others = Vec::new();
         for _ in 1..self.threads {
             let mut worker = self.worker.another().map_err(FuseError::Served)?;
-            let door = Arc::clone(&self.door);
+            let (door, turn) = (Arc::clone(&self.door), turn.clone());
             let named = thread::Builder::new().name("butternut-fuse".into());
-            others.push(named.spawn(move || worker.serve(&door)).map_err(FuseError::Served)?);
+            others.push(
+                named
+                    .spawn(move || worker.serve(&door, turn.as_deref()))
+                    .map_err(FuseError::Served)?,
+            );
         }
-        let mut served = self.worker.serve(&self.door);
+        let mut served = self.worker.serve(&self.door, turn.as_deref());
         for other in others {
             let ended = other.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")));
             served = served.and(ended);

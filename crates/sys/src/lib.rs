@@ -3,6 +3,7 @@
 //!
 //! It knows nothing of btrfs and holds no policy.
 
+pub mod affinity;
 pub mod allocations;
 pub mod arena;
 pub mod buffer;

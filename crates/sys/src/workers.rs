@@ -19,6 +19,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use crate::affinity;
+
 type Panic = Box<dyn Any + Send>;
 
 /// A shared handle; the threads end with the last one.
@@ -171,6 +173,7 @@ impl Shared {
 
     /// A worker's life. It was counted as idle by the one who started it.
     fn serve(&self) {
+        affinity::roam();
         let mut state = self.state();
         loop {
             if let Some(job) = state.jobs.pop_front() {

@@ -91,6 +91,20 @@ fn a_volume_is_mounted_over_the_directory_that_holds_it() {
 }
 
 #[test]
+fn a_process_that_becomes_another_program_closes_what_it_wrote() {
+    let (scratch, place) = (tempfile::tempdir().unwrap(), Place::new());
+    butternut(&["mount", own_copy(&scratch).to_str().unwrap(), place.name()]).ok();
+    let file = fs::File::create(place.path().join("new")).unwrap();
+    for round in 0..50_u64 {
+        // The child's execve closes its copy, and with that has the kernel send what was written.
+        file.write_all_at(&[7; 4096], round * 4096).unwrap();
+        assert!(std::process::Command::new("true").status().unwrap().success());
+    }
+    drop(file);
+    butternut(&["umount", place.name()]).ok();
+}
+
+#[test]
 fn a_mount_shows_what_the_kernel_shows() {
     if !kernel_is_here("a_mount_shows_what_the_kernel_shows") {
         return;

@@ -7,6 +7,8 @@
 use std::sync::{Arc, PoisonError};
 use std::thread::{self, JoinHandle};
 
+use butternut_sys::affinity;
+
 use crate::connection;
 use crate::door::{Door, Wanted};
 use crate::refusal::{Answer, Refusal};
@@ -25,10 +27,12 @@ impl Door {
         let (unique, node) = (request.header.unique, request.header.nodeid);
         let device = Arc::clone(request.device);
         let work = move || {
+            // The thread that starts this one stays near its caller.
+            affinity::roam();
             let mut reply = Reply::new(bytes);
             connection::write_pages_back(&device, node);
             let answer = answer(&mut reply);
-            connection::answer(&device, unique, answer, &reply);
+            connection::answer(&device, unique, answer, &mut reply);
         };
         let thread = thread::Builder::new().name("butternut-aside".into()).spawn(work);
         let thread = thread.map_err(|error| Refusal(error.raw_os_error().unwrap_or(11)))?;

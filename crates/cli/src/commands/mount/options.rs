@@ -13,7 +13,7 @@ use crate::volume_arg::{self, VolumeArg};
 /// Listed in the man page and in the message about an unknown option.
 pub(crate) const KNOWN: &str = "ro, rw, commit=SECONDS, sync, subvol=PATH, subvolid=N, degraded, \
      compress[=ALGO[:LEVEL]], compress-force[=ALGO[:LEVEL]], allow_other, default_permissions, \
-     offset=N, cache=N, threads=N, dev, suid, exec, and their opposites";
+     offset=N, cache=N, threads=N, all_wait, dev, suid, exec, and their opposites";
 
 /// Access times stay as they are, and nothing is written at once unless that is asked for.
 const NO_CHANGE: [&str; 13] = [
@@ -87,6 +87,8 @@ impl Meaning {
             ("nologreplay" | "norecovery", true) => self.volume.ignore_log = true,
             ("allow_other", true) => self.fuse.allow_other = true,
             ("default_permissions", true) => self.fuse.default_permissions = true,
+            ("all_wait", true) => self.fuse.all_wait = true,
+            ("noall_wait", true) => self.fuse.all_wait = false,
             ("dev", true) => self.fuse.devices = true,
             ("nodev", true) => self.fuse.devices = false,
             ("suid", true) => self.fuse.set_user_id = true,
@@ -170,8 +172,9 @@ mod tests {
             assert_eq!(meaning.volume.read_only, read_only, "{list}");
             assert_eq!(meaning.fuse.is_writable, !read_only, "{list}");
         }
-        let meaning = check("commit=5,sync").unwrap();
+        let meaning = check("commit=5,sync,all_wait").unwrap();
         assert_eq!((meaning.volume.commit_seconds, meaning.fuse.is_synchronous), (5, true));
+        assert!(meaning.fuse.all_wait);
     }
 
     #[test]
