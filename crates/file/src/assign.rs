@@ -102,7 +102,9 @@ impl Found {
             let space = match self.some(file, run.bytes(), run.owner.has_room()) {
                 Ok(space) => space,
                 Err(error) => {
-                    return Some(Unplaced { file: run.file, range: run.range(), error });
+                    let (file, range) = (run.file, run.range());
+                    run.give_up();
+                    return Some(Unplaced { file, range, error });
                 }
             };
             run.logical = Logical(space.start);

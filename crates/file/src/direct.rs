@@ -18,6 +18,7 @@
 //! 4. Everything that landing needs is held before the write begins: space on disk, space of the
 //!    trees. What it frees is retired.
 
+use crate::dirty::pages_of;
 use crate::error::FileError;
 use crate::live::{Layer, Live};
 use crate::overlay::{EXTENT_BYTES_MAX, Patch, Place};
@@ -172,7 +173,8 @@ impl FileState {
             && !range.is_empty()
             && range.end - range.start <= EXTENT_BYTES_MAX
             && range.end <= self.size();
-        if !is_plain || self.live.overlay().dirty_in(range.clone()).next().is_some() {
+        let is_newer = self.live.pages().next_newer(&pages_of(range)).is_some();
+        if !is_plain || is_newer {
             return Ok(None);
         }
         let Some(target) = self.single_target(range)? else { return Ok(None) };
@@ -284,19 +286,27 @@ impl DirectWrite {
             Target::New => Place::New { logical: self.logical, group: self.group },
             Target::SetAside { extent, skip } => Place::SetAside { extent, skip },
             Target::Over(_) => {
-                self.live.touch();
+                self.forget_clean();
                 return;
             }
         };
         let patch = Patch { bytes: self.bytes, place, digests: digests.to_vec() };
         let freed = self.live.overlay_mut().insert(self.start, patch);
         self.live.traffic().retire(freed);
+        self.forget_clean();
+    }
+
+    /// What memory has of the range is older than the disk, but for what is dirty.
+    fn forget_clean(&self) {
+        self.live.touch();
+        let range = self.start..self.start + self.bytes;
+        self.live.pages().change().discard_clean(&pages_of(&range));
     }
 
     /// The write is not down: the range reads as before, or, where it was written in place, as it
     /// is there.
     pub fn fail(&self, source: &Source) {
-        self.live.touch();
+        self.forget_clean();
         if self.target == Target::New {
             let space = self.logical.0..self.logical.0.saturating_add(self.bytes);
             source.forest().release_data(space).ok();

@@ -13,7 +13,9 @@
 //!    for what is packed.
 
 use crate::assign::{Unplaced, assign};
+use crate::dirty::pages_of;
 use crate::error::FileError;
+use crate::live::Live;
 use crate::overlay::{BLOCK, PackedExtent, Patch, Place};
 use crate::pack::{Packing, pack};
 use crate::place::Target;
@@ -21,7 +23,8 @@ use crate::source::{Source, in_memory};
 use crate::state::FileState;
 use butternut_format::checksum::ChecksumKind;
 use butternut_format::file_extent::{Compression, DiskExtent};
-use butternut_format::units::{Logical, SECTOR_BYTES, length};
+use butternut_format::units::{Ino, Logical, SECTOR_BYTES, TreeId, length};
+use butternut_pages::{Landing, Writeback};
 use butternut_volume::{DataWrite, VolumeError};
 use rayon::iter::{IntoParallelRefMutIterator, ParallelIterator};
 use std::ops::Range;
@@ -41,6 +44,7 @@ const DIGESTS_PER_PIECE: usize = 32;
 pub(crate) struct Descent<'a> {
     /// Which of the caller's files it is of.
     pub(crate) file: usize,
+    home: Home,
     /// Where in that file.
     pub(crate) start: u64,
     pub(crate) data: Data<'a>,
@@ -57,10 +61,19 @@ pub(crate) struct Descent<'a> {
     failure: Option<VolumeError>,
 }
 
+/// The file that a run is of, as far as it is told.
+#[derive(Clone, Debug)]
+struct Home {
+    live: Arc<Live>,
+    tree: TreeId,
+    ino: Ino,
+}
+
 /// The bytes of a run, in whole blocks.
 #[derive(Debug)]
 pub(crate) enum Data<'a> {
-    Blocks(Vec<Arc<[u8]>>),
+    /// Dirty blocks, which stay as they are until they are down.
+    Pages(Writeback),
     Slice(&'a [u8]),
     /// Packed, in whole sectors; and what was packed.
     Packed {
@@ -103,7 +116,7 @@ impl Data<'_> {
     /// Bytes of the file.
     fn bytes(&self) -> u64 {
         match self {
-            Data::Blocks(blocks) => length(blocks.len()) * SECTOR_BYTES,
+            Data::Pages(pages) => length(pages.frames().len()) * SECTOR_BYTES,
             Data::Slice(bytes) => length(bytes.len()),
             Data::Packed { plain, .. } => plain.bytes(),
         }
@@ -121,6 +134,7 @@ impl<'a> Descent<'a> {
     ) -> Self {
         Self {
             file: number,
+            home: Home { live: Arc::clone(&file.live), tree: file.tree_id(), ino: file.ino() },
             start,
             owner,
             data,
@@ -142,7 +156,7 @@ impl<'a> Descent<'a> {
     pub(crate) fn disk_bytes(&self) -> u64 {
         match &self.data {
             Data::Packed { packed, .. } => length(packed.len()),
-            plain @ (Data::Blocks(_) | Data::Slice(_)) => plain.bytes(),
+            plain @ (Data::Pages(_) | Data::Slice(_)) => plain.bytes(),
         }
     }
 
@@ -154,7 +168,7 @@ impl<'a> Descent<'a> {
     pub(crate) fn split_off(&mut self, bytes: u64) -> Self {
         let at = in_memory(bytes);
         let data = match &mut self.data {
-            Data::Blocks(blocks) => Data::Blocks(blocks.split_off((at / BLOCK).min(blocks.len()))),
+            Data::Pages(pages) => Data::Pages(pages.split_off(at / BLOCK)),
             Data::Slice(slice) => {
                 let (now, later) = slice.split_at(at.min(slice.len()));
                 *slice = now;
@@ -166,7 +180,22 @@ impl<'a> Descent<'a> {
             }
         };
         let (start, digests, failure) = (self.start + bytes, Vec::new(), None);
-        Self { start, data, digests, failure, ..*self }
+        let Self { file, target, packing, has_given_up, owner, logical, wants_digests, .. } = *self;
+        let home = self.home.clone();
+        Self {
+            file,
+            home,
+            start,
+            data,
+            target,
+            packing,
+            has_given_up,
+            owner,
+            logical,
+            wants_digests,
+            digests,
+            failure,
+        }
     }
 
     /// Where on disk it went.
@@ -176,12 +205,12 @@ impl<'a> Descent<'a> {
 
     /// Pieces of memory that follow one another on disk.
     fn pieces(&self) -> impl Iterator<Item = &[u8]> {
-        let (blocks, slice) = match &self.data {
-            Data::Blocks(blocks) => (blocks.as_slice(), None),
+        let (frames, slice) = match &self.data {
+            Data::Pages(pages) => (pages.frames(), None),
             Data::Slice(bytes) => (&[][..], Some(*bytes)),
             Data::Packed { packed, .. } => (&[][..], Some(packed.as_slice())),
         };
-        blocks.iter().map(|block| &**block).chain(slice)
+        frames.iter().map(|frame| &**frame).chain(slice)
     }
 }
 
@@ -191,17 +220,29 @@ pub(crate) fn bring_down(
     files: &mut [&mut FileState],
     runs: Vec<Descent<'_>>,
 ) -> Down {
+    let (runs, unplaced) = prepare(source, files, runs);
+    Down { result: carry(source, runs), unplaced }
+}
+
+/// Packs runs, and finds their space. Says what found none.
+pub(crate) fn prepare<'a>(
+    source: &Source,
+    files: &mut [&mut FileState],
+    runs: Vec<Descent<'a>>,
+) -> (Vec<Descent<'a>>, Vec<Unplaced>) {
     let runs = pack(source, files, runs);
-    let (mut runs, unplaced) = assign(files, runs);
+    assign(files, runs)
+}
+
+/// Writes runs that have their space, and lets them land. The first failure to write; the files
+/// keep each its own.
+pub(crate) fn carry(source: &Source, mut runs: Vec<Descent<'_>>) -> Result<(), FileError> {
     write_and_digest(source, &mut runs);
     let mut result = Ok(());
     for run in runs {
-        debug_assert!(files.len() > run.file, "runs are of these files");
-        let Some(file) = files.get_mut(run.file) else { continue };
-        let landed = file.land(run);
-        result = result.and(landed);
+        result = result.and(run.land(source));
     }
-    Down { result, unplaced }
+    result
 }
 
 /// Writes all runs and makes their digests. Each run knows how it went.
@@ -293,48 +334,54 @@ fn digest_piece(csum: ChecksumKind, piece: &[u8], room: &mut [u8], at: usize) ->
     at + piece.len() / BLOCK * each
 }
 
-impl FileState {
-    /// Where the block group starts that an address is in.
-    fn group_of(&self, logical: Logical) -> Logical {
-        let chunks = self.source.forest().volume().chunks();
-        chunks.find(logical).map_or(logical, |chunk| chunk.logical())
-    }
-
-    /// Takes note of a run of this file that is down, or is not.
-    pub(crate) fn land(&mut self, mut run: Descent<'_>) -> Result<(), FileError> {
-        let range = run.range();
-        // What was dirty there is either what went down, or older than it. Where dirty blocks are
-        // what did not go down, they are lost.
-        if run.failure.is_none() || run.owner.is_dirty() {
-            self.drop_dirty(range.clone());
-        }
-        let new_space = (run.target == Target::New).then(|| run.space());
-        if let Some(failure) = run.failure.take() {
-            self.release(new_space);
-            self.live.touch();
-            let (tree, ino, source) = (self.tree_id(), self.ino(), Arc::new(failure));
-            let error = FileError::Write { tree, ino, offset: run.start, source };
-            self.note(&error);
+impl Descent<'_> {
+    /// Takes note of a run that is down, or is not. The file may be shared meanwhile: space that
+    /// it shows no more is retired.
+    fn land(mut self, source: &Source) -> Result<(), FileError> {
+        let live = Arc::clone(&self.home.live);
+        let new_space = (self.target == Target::New).then(|| self.space());
+        if let Some(failure) = self.failure.take() {
+            // Refused only on a volume that is not written.
+            new_space.map(|space| source.forest().release_data(space).ok());
+            live.touch();
+            let (Home { tree, ino, .. }, offset) = (self.home, self.start);
+            self.data.end(Landing::Lost);
+            let error = FileError::Write { tree, ino, offset, source: Arc::new(failure) };
+            live.note(&error);
             return Err(error);
         }
-        self.bytes_written = self.bytes_written.saturating_add(run.bytes());
-        if let Data::Packed { compression, .. } = run.data {
-            self.land_packed(run, compression);
-            return Ok(());
-        }
-        let place = match run.target {
-            Target::New => Place::New { logical: run.logical, group: self.group_of(run.logical) },
-            Target::SetAside { extent, skip } => Place::SetAside { extent, skip },
-            Target::Over(_) => {
-                self.live.touch();
-                return Ok(());
+        live.add_written(self.bytes());
+        let range = self.range();
+        let freed = match (&self.data, self.target) {
+            (Data::Packed { compression, .. }, _) => self.show_packed(*compression),
+            (_, Target::New) => {
+                let group = group_of(source, self.logical);
+                self.show(Place::New { logical: self.logical, group })
+            }
+            (_, Target::SetAside { extent, skip }) => self.show(Place::SetAside { extent, skip }),
+            (_, Target::Over(_)) => {
+                live.touch();
+                Vec::new()
             }
         };
+        live.traffic().retire(freed);
+        if !self.owner.is_dirty() {
+            // Whatever memory has of it is older.
+            live.touch();
+            live.pages().invalidate(&pages_of(&range));
+        }
+        self.data.end(Landing::Written);
+        Ok(())
+    }
+
+    /// Puts patches over what is on disk now. Returns the space that nothing shows any more.
+    fn show(&mut self, place: Place) -> Vec<Range<u64>> {
+        let range = self.range();
         let mut freed = Vec::new();
-        let mut overlay = self.live.overlay_mut();
+        let mut overlay = self.home.live.overlay_to_settle();
         // A patch is one extent at most.
-        let mut digests = std::mem::take(&mut run.digests);
-        let each = digests.len() / in_memory(run.bytes() / SECTOR_BYTES).max(1);
+        let mut digests = std::mem::take(&mut self.digests);
+        let each = digests.len() / in_memory(self.bytes() / SECTOR_BYTES).max(1);
         let mut at = range.start;
         while at < range.end {
             let bytes = (range.end - at).min(crate::overlay::EXTENT_BYTES_MAX);
@@ -345,21 +392,41 @@ impl FileState {
             digests = rest;
             at += bytes;
         }
-        drop(overlay);
-        self.release(freed);
-        Ok(())
+        freed
     }
 
-    fn land_packed(&mut self, run: Descent<'_>, compression: Compression) {
+    fn show_packed(&mut self, compression: Compression) -> Vec<Range<u64>> {
         /// The next packed extent of any file.
         static NEXT_SERIAL: AtomicU64 = AtomicU64::new(0);
         let extent = PackedExtent {
-            disk: DiskExtent { logical: run.logical, bytes: run.disk_bytes() },
-            ram_bytes: run.bytes(),
+            disk: DiskExtent { logical: self.logical, bytes: self.disk_bytes() },
+            ram_bytes: self.bytes(),
             compression,
             serial: NEXT_SERIAL.fetch_add(1, Ordering::Relaxed),
         };
-        let freed = self.live.overlay_mut().insert_packed(run.start, extent, run.digests);
-        self.release(freed);
+        let digests = std::mem::take(&mut self.digests);
+        self.home.live.overlay_to_settle().insert_packed(self.start, extent, digests)
     }
+
+    /// It will not go down: what was dirty is lost.
+    pub(crate) fn give_up(self) {
+        self.data.end(Landing::Lost);
+    }
+}
+
+impl Data<'_> {
+    /// Tells the cache how its pages fared.
+    fn end(self, landing: Landing) {
+        match self {
+            Data::Pages(pages) => pages.end(landing),
+            Data::Packed { plain, .. } => plain.end(landing),
+            Data::Slice(_) => {}
+        }
+    }
+}
+
+/// Where the block group starts that an address is in.
+fn group_of(source: &Source, logical: Logical) -> Logical {
+    let chunks = source.forest().volume().chunks();
+    chunks.find(logical).map_or(logical, |chunk| chunk.logical())
 }

@@ -191,7 +191,7 @@ impl FileState {
         }
         drop(overlay);
         if edit.is_inline {
-            self.drop_dirty(0..SECTOR_BYTES);
+            self.settle_inline();
             self.packed_inline = None;
         }
         self.size_in_tree = edit.size;

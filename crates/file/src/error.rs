@@ -53,6 +53,9 @@ pub enum FileError {
     /// No file reaches as far as was asked.
     #[error("tree {tree} inode {ino}: a file has at most {} bytes", crate::view::FILE_BYTES_MAX)]
     TooLarge { tree: TreeId, ino: Ino },
+    /// Everything that the page cache may hold is newer than the disk, and stays so.
+    #[error("tree {tree} inode {ino}: no memory for what is written")]
+    NoMemory { tree: TreeId, ino: Ino },
     /// The inode item is not there any more.
     #[error("tree {tree} inode {ino}: no such inode")]
     Gone { tree: TreeId, ino: Ino },

@@ -1,152 +1,169 @@
 //! Flushes: dirty blocks of many files, to disk.
 //!
+//! ```text
+//! begin_flush, with the file alone        Flight, with no lock          landing
+//! which blocks, packed, and where to  --> digests, and the devices --> patches, clean pages
+//! ```
+//!
 //! Laws:
 //!
 //! 1. Blocks of a file go down in file order, so that what is together in the file is together on
 //!    disk. Files go one behind the other.
-//! 2. A block stays dirty until it is down, or lost: then the file reads as it did before, and
-//!    knows of it.
+//! 2. A block is newer than the disk until it is down, or lost: then the file reads as it did
+//!    before, and knows of it.
 //! 3. Inline files stay in memory: they go into the trees with the next merge.
+//! 4. A flight counts as traffic of its files until it has landed, and needs no lock of theirs for
+//!    that. Who has one in hand waits for no file.
 
 use crate::assign::Unplaced;
-use crate::down::{BATCH_BYTES_MAX, Data, Descent, Down, Owner, bring_down};
+use crate::direct::InFlight;
+use crate::dirty::{Backing, pages_of};
+use crate::down::{BATCH_BYTES_MAX, Data, Descent, Owner, carry, prepare};
 use crate::error::FileError;
-use crate::overlay::Backing;
 use crate::place::Target;
 use crate::source::{Source, in_memory};
 use crate::state::FileState;
 use butternut_format::units::SECTOR_BYTES;
-use std::ops::Range;
-use std::sync::Arc;
+use butternut_pages::{Reason, Writeback};
 
-/// Neighbouring dirty blocks with the same way to their space.
-struct Row {
-    range: Range<u64>,
-    backing: Backing,
-    blocks: Vec<Arc<[u8]>>,
+/// Dirty blocks of some files that know where they go.
+#[derive(Debug)]
+#[must_use = "its files wait for it"]
+pub struct Flight {
+    source: Source,
+    runs: Vec<Descent<'static>>,
+    /// Behind the runs: they have landed when these go (law 4).
+    holds: Vec<InFlight>,
+}
+
+impl Flight {
+    /// Bytes of the files.
+    pub fn bytes(&self) -> u64 {
+        self.runs.iter().map(Descent::bytes).sum()
+    }
+
+    /// Whether no more should join.
+    pub fn is_full(&self) -> bool {
+        self.bytes() >= BATCH_BYTES_MAX
+    }
+
+    /// Both, to go down together.
+    pub fn join(&mut self, mut other: Self) {
+        self.runs.append(&mut other.runs);
+        self.holds.append(&mut other.holds);
+    }
+
+    /// Writes everything, and lets it land. The first failure; each file keeps its own.
+    pub fn carry(self) -> Result<(), FileError> {
+        let Self { source, runs, holds } = self;
+        let carried = carry(&source, runs);
+        drop(holds);
+        carried
+    }
 }
 
 impl FileState {
     /// Brings all dirty data down. The trees do not change.
     pub fn flush(&mut self) -> Result<(), FileError> {
-        Self::flush_many(&mut [self])
+        Self::flush_many(&mut [self], Reason::Sync)
     }
 
     /// Brings the dirty data of many files down, in batches that they share. Each file keeps its
     /// own error; the first is returned.
-    pub fn flush_many(files: &mut [&mut Self]) -> Result<(), FileError> {
-        let Some(source) = files.first().map(|file| file.source.clone()) else { return Ok(()) };
+    pub fn flush_many(files: &mut [&mut Self], reason: Reason) -> Result<(), FileError> {
         let mut result = Ok(());
+        let mut flight: Option<Flight> = None;
         for file in &mut *files {
-            let decided = file.decide_inline();
-            result = result.and(decided);
+            loop {
+                let room = BATCH_BYTES_MAX - flight.as_ref().map_or(0, Flight::bytes);
+                let (more, planned) = file.begin_flush(room, reason);
+                result = result.and(planned);
+                let Some(more) = more else { break };
+                match &mut flight {
+                    Some(flight) => flight.join(more),
+                    none => *none = Some(more),
+                }
+                if let Some(full) = flight.take_if(|flight| flight.is_full()) {
+                    result = result.and(full.carry());
+                }
+            }
         }
-        let mut runs = Vec::new();
-        let mut first = 0;
-        while let Some(file) = files.get_mut(first) {
-            let planned: u64 = runs.iter().map(Descent::bytes).sum();
-            let room = BATCH_BYTES_MAX.saturating_sub(planned);
-            let is_whole = file.plan_flush(first, room, &mut runs, &mut result);
-            if is_whole {
-                first += 1;
-            }
-            if !is_whole || first == files.len() {
-                let lost = bring_all(files, &source, std::mem::take(&mut runs));
-                result = result.and(lost);
-            }
+        if let Some(rest) = flight {
+            result = result.and(rest.carry());
         }
         for file in files {
             file.give_back_room();
+            file.quiet();
         }
         result
     }
 
-    /// Plans at most `bytes_max` bytes. Says whether that is all there is.
-    fn plan_flush(
+    /// Begins to bring at most so many bytes down, in file order; `None` where there is nothing.
+    /// What finds no space is lost, and told of.
+    pub fn begin_flush(
         &mut self,
-        number: usize,
         bytes_max: u64,
-        runs: &mut Vec<Descent<'_>>,
-        result: &mut Result<(), FileError>,
-    ) -> bool {
-        let (rows, is_whole) = self.rows(bytes_max);
-        if !rows.is_empty() {
-            self.live.quiesce();
+        reason: Reason,
+    ) -> (Option<Flight>, Result<(), FileError>) {
+        let mut result = self.decide_inline();
+        let pages_max = in_memory((bytes_max / SECTOR_BYTES).max(1));
+        let all = 0..u64::MAX / SECTOR_BYTES;
+        let tags = Backing::flushable();
+        let rows = self.live.pages().begin_writeback(&all, pages_max, tags, reason);
+        if rows.is_empty() {
+            return (None, result);
         }
+        let holds: Vec<InFlight> = self.view.begin_request().into_iter().collect();
+        let mut runs = Vec::new();
         for row in rows {
-            let range = row.range.clone();
-            if let Err(error) = self.plan_row(number, row, runs) {
-                self.note(&error);
-                self.drop_dirty(range);
-                if result.is_ok() {
-                    *result = Err(error);
-                }
-            }
+            let planned = self.plan_row(row, &mut runs);
+            result = result.and(planned);
         }
-        is_whole
+        let source = self.source.clone();
+        let (runs, unplaced) = prepare(&source, &mut [&mut *self], runs);
+        for Unplaced { error, .. } in unplaced {
+            self.live.touch();
+            self.note(&error);
+            result = result.and(Err(error));
+        }
+        self.give_back_room();
+        ((!runs.is_empty()).then_some(Flight { source, runs, holds }), result)
     }
 
-    fn rows(&self, bytes_max: u64) -> (Vec<Row>, bool) {
-        let mut rows: Vec<Row> = Vec::new();
-        let mut bytes = 0;
-        let overlay = self.live.overlay();
-        for (start, block) in overlay.dirty_in(0..u64::MAX) {
-            if block.backing == Backing::Inline {
-                continue;
-            }
-            if bytes >= bytes_max {
-                return (rows, false);
-            }
-            bytes += SECTOR_BYTES;
-            match rows.last_mut() {
-                Some(row) if row.range.end == start && row.backing == block.backing => {
-                    row.range.end += SECTOR_BYTES;
-                    row.blocks.push(Arc::clone(&block.bytes));
-                }
-                _ => rows.push(Row {
-                    range: start..start + SECTOR_BYTES,
-                    backing: block.backing,
-                    blocks: vec![Arc::clone(&block.bytes)],
-                }),
-            }
-        }
-        (rows, true)
-    }
-
+    /// Plans a row: the room that it counts on goes with it.
     fn plan_row(
         &mut self,
-        number: usize,
-        row: Row,
-        runs: &mut Vec<Descent<'_>>,
+        row: Writeback,
+        runs: &mut Vec<Descent<'static>>,
     ) -> Result<(), FileError> {
-        let (owner, targets) = match row.backing {
-            Backing::Reserved => (Owner::FileWithRoom, vec![(row.range.clone(), Target::New)]),
-            Backing::InPlace => (Owner::File, self.targets(&row.range)?),
-            Backing::Inline => return Ok(()),
+        let pages = row.pages();
+        let range = pages.start * SECTOR_BYTES..pages.end * SECTOR_BYTES;
+        debug_assert_eq!(pages_of(&range), pages, "pages are blocks");
+        let planned = match Backing::of(row.tag()) {
+            Backing::Reserved => {
+                self.bytes_reserved -= range.end - range.start;
+                Ok((Owner::FileWithRoom, vec![(range, Target::New)]))
+            }
+            Backing::InPlace | Backing::Inline => {
+                self.targets(&range).map(|targets| (Owner::File, targets))
+            }
         };
-        let mut blocks = row.blocks.into_iter();
+        let (owner, targets) = match planned {
+            Ok(planned) => planned,
+            Err(error) => {
+                row.end(butternut_pages::Landing::Lost);
+                self.live.touch();
+                self.note(&error);
+                return Err(error);
+            }
+        };
+        let mut rest = row;
         for (part, target) in targets {
             let count = in_memory((part.end - part.start) / SECTOR_BYTES);
-            let data = Data::Blocks(blocks.by_ref().take(count).collect());
-            runs.push(Descent::new(self, number, part.start, (owner, data), target));
+            let later = rest.split_off(count);
+            let data = Data::Pages(std::mem::replace(&mut rest, later));
+            runs.push(Descent::new(self, 0, part.start, (owner, data), target));
         }
         Ok(())
     }
-}
-
-/// Brings a batch down. What found no space is lost.
-fn bring_all(
-    files: &mut [&mut FileState],
-    source: &Source,
-    runs: Vec<Descent<'_>>,
-) -> Result<(), FileError> {
-    let Down { mut result, unplaced } = bring_down(source, files, runs);
-    for Unplaced { file, range, error } in unplaced {
-        if let Some(file) = files.get_mut(file) {
-            file.note(&error);
-            file.drop_dirty(range);
-        }
-        result = result.and(Err(error));
-    }
-    result
 }

@@ -134,8 +134,7 @@ impl FileState {
         if part.is_empty() {
             return Ok(());
         }
-        let is_dirty = self.live.overlay().dirty_block(block).is_some();
-        if !is_dirty && !self.has_data_at(block)? {
+        if !self.is_newer(block) && !self.has_data_at(block)? {
             return Ok(());
         }
         self.write_buffered(part.start, &vec![0; in_memory(part.end - part.start)])

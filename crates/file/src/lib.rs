@@ -20,10 +20,10 @@
 //! (`names`); open handles and errno (`fs`).
 
 mod assign;
-mod budget;
 mod cache;
 pub mod compress;
 mod direct;
+mod dirty;
 mod down;
 mod edit;
 mod error;
@@ -59,6 +59,7 @@ mod write;
 pub use compress::{BadPacker, Packer};
 pub use direct::{DirectPlace, DirectRoom, DirectWrite, InFlight};
 pub use error::FileError;
+pub use flush::Flight;
 pub use gone::Gone;
 pub use map::{Mapping, MappingKind, Mappings, Packing};
 pub use merge::Merging;

@@ -17,15 +17,18 @@
 //!
 //! The lock of the overlay is held for a look or a change, never over I/O or a tree search.
 
+use crate::error::FileError;
 use crate::overlay::{Found, Overlay, PackedExtent, Place};
 use crate::place::Target;
 use crate::source::in_memory;
 use crate::traffic::Traffic;
 use butternut_format::units::{Logical, SECTOR_BYTES};
+use butternut_pages::FilePages;
+use butternut_sys::frames::Frame;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Runs of which it is known where they are to be written, at most.
 const RUNS_MAX: usize = 16 << 10;
@@ -37,6 +40,7 @@ static NEXT_STAMP: AtomicU64 = AtomicU64::new(1);
 #[derive(Debug)]
 pub(crate) struct Live {
     overlay: RwLock<Overlay>,
+    pages: FilePages,
     size: AtomicU64,
     has_sums: AtomicBool,
     version: AtomicU64,
@@ -45,6 +49,18 @@ pub(crate) struct Live {
     ahead: RwLock<()>,
     traffic: Traffic,
     targets: RwLock<KnownTargets>,
+    /// Brought down since the state was made: tells large files from small ones.
+    bytes_written: AtomicU64,
+    lost: Mutex<Lost>,
+}
+
+/// Why data was lost, for each who is to be told.
+#[derive(Debug, Default)]
+struct Lost {
+    /// Whoever syncs the file.
+    by_file: Option<FileError>,
+    /// Whoever syncs all files at once.
+    by_all: Option<FileError>,
 }
 
 /// Where runs of the file are to be written (law 5): start -> end, and the target.
@@ -58,7 +74,7 @@ struct KnownTargets {
 #[derive(Debug)]
 pub(crate) enum Layer {
     /// From byte `skip` of a block in memory.
-    Dirty { bytes: Arc<[u8]>, skip: usize },
+    Dirty { bytes: Frame, skip: usize },
     /// On disk, from `logical` on, up to byte `end` of the file. Digests are appended for every
     /// sector that this touches, if there are any.
     Written { logical: Logical, end: u64, has_digests: bool },
@@ -70,9 +86,10 @@ pub(crate) enum Layer {
 }
 
 impl Live {
-    pub(crate) fn new(size: u64, has_sums: bool) -> Self {
+    pub(crate) fn new(pages: FilePages, size: u64, has_sums: bool) -> Self {
         Self {
-            overlay: RwLock::default(),
+            overlay: RwLock::new(Overlay::new(pages.clone())),
+            pages,
             size: AtomicU64::new(size),
             has_sums: AtomicBool::new(has_sums),
             version: AtomicU64::new(1),
@@ -80,7 +97,36 @@ impl Live {
             ahead: RwLock::default(),
             traffic: Traffic::default(),
             targets: RwLock::default(),
+            bytes_written: AtomicU64::new(0),
+            lost: Mutex::default(),
         }
+    }
+
+    pub(crate) fn pages(&self) -> &FilePages {
+        &self.pages
+    }
+
+    pub(crate) fn bytes_written(&self) -> u64 {
+        self.bytes_written.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn add_written(&self, bytes: u64) {
+        self.bytes_written.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Keeps a failure for who syncs next.
+    pub(crate) fn note(&self, error: &FileError) {
+        let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        lost.by_file.get_or_insert_with(|| error.clone());
+        lost.by_all.get_or_insert_with(|| error.clone());
+    }
+
+    pub(crate) fn take_error(&self) -> Option<FileError> {
+        self.lost.lock().unwrap_or_else(PoisonError::into_inner).by_file.take()
+    }
+
+    pub(crate) fn take_unreported(&self) -> Option<FileError> {
+        self.lost.lock().unwrap_or_else(PoisonError::into_inner).by_all.take()
     }
 
     /// Whether data that is written now has checksums; decided while there is none.
@@ -187,7 +233,7 @@ impl Live {
         let overlay = self.overlay();
         match overlay.find(range.start, range.end) {
             Found::Dirty { start, bytes } => {
-                Layer::Dirty { bytes: Arc::clone(bytes), skip: in_memory(range.start - start) }
+                Layer::Dirty { bytes, skip: in_memory(range.start - start) }
             }
             Found::Patch { start, patch, end } => {
                 let end = end.min(range.end);

@@ -7,18 +7,19 @@
 //! 2. Files share transactions, and walks over leaves.
 //! 3. One file's failure is its own.
 
+use crate::dirty::Backing;
 use crate::edit::{Applied, Draft, Edit, apply};
 use crate::error::FileError;
-use crate::overlay::{Backing, PackedExtent, Place};
+use crate::overlay::{PackedExtent, Place};
 use crate::piece::Piece;
 use crate::source::in_memory;
 use crate::state::{FileState, Stamp};
 use butternut_format::file_extent::{DiskExtent, ExtentRun, FileExtent};
 use butternut_format::inode::InodeFlags;
 use butternut_format::units::{Generation, SECTOR_BYTES};
+use butternut_pages::Reason;
 use std::collections::BTreeSet;
 use std::ops::Range;
-use std::sync::Arc;
 
 /// Items of one piece of a merge (law 1).
 const ITEMS_MAX: u32 = 1024;
@@ -59,7 +60,7 @@ impl FileState {
     /// of tree and inode. The first failure is returned; the others are merged all the same.
     pub fn merge_many(files: &mut [Merging<'_>]) -> Result<Option<Generation>, FileError> {
         let mut states: Vec<&mut Self> = files.iter_mut().map(|file| &mut *file.file).collect();
-        let mut result = Self::flush_many(&mut states).map(|()| None);
+        let mut result = Self::flush_many(&mut states, Reason::Sync).map(|()| None);
         let mut batch = Batch::default();
         for number in 0..files.len() {
             let merged = batch.add(files, number);
@@ -121,9 +122,9 @@ impl FileState {
                 draft.sums.push((patch.place.logical(), patch.digests.clone()));
             }
         }
-        let inline = overlay.dirty_block(0).filter(|block| block.backing == Backing::Inline);
-        let inline = inline.map(|block| Arc::clone(&block.bytes));
         drop(overlay);
+        let inline = self.newer_block(0).filter(|(_, backing)| *backing == Backing::Inline);
+        let inline = inline.map(|(bytes, _)| bytes);
         if self.has_given_up {
             draft.flags = InodeFlags::NOCOMPRESS;
         }

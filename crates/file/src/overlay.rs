@@ -12,7 +12,8 @@
 //!    in the file and on disk are one, up to [`EXTENT_BYTES_MAX`]: but no extent lies in two block
 //!    groups.
 //! 2. A patch that is cut gives back exactly the new space that it no longer shows.
-//! 3. Dirty blocks are whole, and zero behind the end of the file.
+//! 3. Dirty blocks are whole, and zero behind the end of the file. They are pages of the cache:
+//!    dirty, or on their way down.
 //! 4. A patch has one digest for each of its sectors, or none at all. Of a packed extent, which
 //!    several patches may show parts of, the digests are kept once.
 //! 5. The space of a packed extent is given back when no patch shows any of it any more, unless a
@@ -22,9 +23,10 @@
 
 use butternut_format::file_extent::{Compression, DiskExtent};
 use butternut_format::units::{Logical, SECTOR_BYTES, length};
+use butternut_pages::FilePages;
+use butternut_sys::frames::Frame;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
 
 use crate::source::in_memory;
 
@@ -35,9 +37,9 @@ pub(crate) const BLOCK: usize = 4096;
 const _: () = assert!(SECTOR_BYTES == 4096);
 
 /// What a file holds that is newer than its tree.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Overlay {
-    dirty: BTreeMap<u64, DirtyBlock>,
+    pages: FilePages,
     patches: BTreeMap<u64, Patch>,
     patch_bytes: u64,
     /// The packed extents that patches show, by where they are.
@@ -52,24 +54,6 @@ struct Shown {
     digests: Vec<u8>,
     /// A tree names it: its space is not ours to give back.
     is_named: bool,
-}
-
-/// A block in memory.
-#[derive(Clone, Debug)]
-pub(crate) struct DirtyBlock {
-    pub(crate) bytes: Arc<[u8]>,
-    pub(crate) backing: Backing,
-}
-
-/// Where a dirty block will find its space.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Backing {
-    /// Held for it already.
-    Reserved,
-    /// Where the file has it.
-    InPlace,
-    /// In the tree: the file is small.
-    Inline,
 }
 
 /// A run of the file that is on disk, and in no tree yet.
@@ -104,10 +88,10 @@ pub(crate) struct PackedExtent {
 }
 
 /// What the overlay says of one place in the file.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum Found<'a> {
     /// A dirty block, from its start on.
-    Dirty { start: u64, bytes: &'a Arc<[u8]> },
+    Dirty { start: u64, bytes: Frame },
     /// A patch, up to `end`; what lies behind that is something else.
     Patch { start: u64, patch: &'a Patch, end: u64 },
     /// Nothing, up to here.
@@ -168,8 +152,13 @@ impl Patch {
 }
 
 impl Overlay {
+    pub(crate) fn new(pages: FilePages) -> Self {
+        let (patches, packed) = (BTreeMap::new(), BTreeMap::new());
+        Self { pages, patches, patch_bytes: 0, packed }
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
-        self.dirty.is_empty() && self.patches.is_empty()
+        self.patches.is_empty() && self.pages.newer_pages() == 0
     }
 
     pub(crate) fn patch_count(&self) -> usize {
@@ -178,12 +167,12 @@ impl Overlay {
 
     /// Bytes of the file that are newer than the tree. What is so twice counts twice.
     pub(crate) fn bytes(&self) -> u64 {
-        self.patch_bytes + length(self.dirty.len()) * SECTOR_BYTES
+        self.patch_bytes + length(self.pages.newer_pages()) * SECTOR_BYTES
     }
 
     /// One behind the last byte that the overlay says anything of.
     pub(crate) fn end(&self) -> u64 {
-        let dirty = self.dirty.last_key_value().map_or(0, |(start, _)| start + SECTOR_BYTES);
+        let dirty = self.pages.newer_end().saturating_mul(SECTOR_BYTES);
         let patch = self.patches.last_key_value().map_or(0, |(start, patch)| start + patch.bytes);
         dirty.max(patch)
     }
@@ -191,10 +180,12 @@ impl Overlay {
     /// What there is at byte `at`, looking no further than `until`.
     pub(crate) fn find(&self, at: u64, until: u64) -> Found<'_> {
         let block = at - at % SECTOR_BYTES;
-        if let Some(dirty) = self.dirty.get(&block) {
-            return Found::Dirty { start: block, bytes: &dirty.bytes };
+        if let Some((bytes, _)) = self.pages.newer(at / SECTOR_BYTES) {
+            return Found::Dirty { start: block, bytes };
         }
-        let next_dirty = self.dirty.range(at..until).next().map_or(until, |(start, _)| *start);
+        let pages = at / SECTOR_BYTES..until.div_ceil(SECTOR_BYTES);
+        let next_dirty = self.pages.next_newer(&pages).map_or(until, |page| page * SECTOR_BYTES);
+        let next_dirty = next_dirty.min(until);
         let before = self.patches.range(..=at).next_back();
         if let Some((start, patch)) = before.filter(|(start, patch)| at < *start + patch.bytes) {
             let end = (start + patch.bytes).min(next_dirty);
@@ -212,40 +203,6 @@ impl Overlay {
             return Ok((patch.place.advanced(at - start), (start + patch.bytes).min(until)));
         }
         Err(self.patches.range(at..until).next().map_or(until, |(start, _)| *start))
-    }
-
-    pub(crate) fn dirty_block(&self, start: u64) -> Option<&DirtyBlock> {
-        self.dirty.get(&start)
-    }
-
-    pub(crate) fn dirty_block_mut(&mut self, start: u64) -> Option<&mut DirtyBlock> {
-        self.dirty.get_mut(&start)
-    }
-
-    pub(crate) fn dirty_in(
-        &self,
-        range: Range<u64>,
-    ) -> impl Iterator<Item = (u64, &DirtyBlock)> + '_ {
-        let range = range.start..range.end.max(range.start);
-        self.dirty.range(range).map(|(start, block)| (*start, block))
-    }
-
-    pub(crate) fn insert_dirty(&mut self, start: u64, block: DirtyBlock) {
-        debug_assert!(start.is_multiple_of(SECTOR_BYTES) && block.bytes.len() == BLOCK, "law 3");
-        self.dirty.insert(start, block);
-    }
-
-    /// Forgets the dirty blocks that start in `range`. Says how many there were, and how many of
-    /// them had space held for them.
-    pub(crate) fn drop_dirty(&mut self, range: Range<u64>) -> (usize, usize) {
-        let doomed: Vec<(u64, bool)> = self
-            .dirty_in(range)
-            .map(|(start, block)| (start, block.backing == Backing::Reserved))
-            .collect();
-        for (start, _) in &doomed {
-            self.dirty.remove(start);
-        }
-        (doomed.len(), doomed.iter().filter(|(_, is_reserved)| *is_reserved).count())
     }
 
     /// The patches, in file order.

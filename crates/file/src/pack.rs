@@ -128,11 +128,11 @@ impl Descent<'_> {
         );
         let packed = match &self.data {
             Data::Slice(slice) => packing.try_pack(slice, bytes - BLOCK),
-            Data::Blocks(blocks) => {
+            Data::Pages(pages) => {
                 let mut whole = SCRATCH.with_borrow_mut(|(whole, _)| std::mem::take(whole));
                 whole.clear();
-                for block in blocks {
-                    whole.extend_from_slice(block);
+                for frame in pages.frames() {
+                    whole.extend_from_slice(frame);
                 }
                 let packed = packing.try_pack(&whole, bytes - BLOCK);
                 SCRATCH.with_borrow_mut(|(place, _)| *place = whole);

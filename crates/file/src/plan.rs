@@ -22,6 +22,7 @@ use crate::source::{Region, Source, in_memory, mapping_at};
 use crate::view::FileView;
 use butternut_format::file_extent::{Compression, DiskExtent};
 use butternut_format::units::{Logical, length};
+use butternut_sys::frames::Frame;
 use butternut_volume::Sums;
 use std::ops::Range;
 use std::sync::Arc;
@@ -78,7 +79,7 @@ pub(crate) enum PieceKind {
     Zeroes,
     /// From byte `skip` of a block that is not on disk yet.
     Buffered {
-        block: Arc<[u8]>,
+        block: Frame,
         skip: usize,
     },
     /// From byte `skip` of an inline extent.

@@ -40,6 +40,7 @@ impl FileState {
         let more = match forest.promise_metadata(step) {
             Err(_) if !self.is_clean() => {
                 // What is merged needs no promise any more.
+                self.quiet();
                 self.merge(&mut |_| {})?;
                 forest.promise_metadata(self.bytes_to_promise(extents, blocks, size))?
             }
@@ -84,7 +85,8 @@ impl FileState {
 
     fn bytes_to_promise(&self, extents: u64, blocks: u64, size: u64) -> u64 {
         let overlay = self.live.overlay();
-        let extents = extents + length(overlay.patch_count()) + self.bytes_charged / SECTOR_BYTES;
+        let newer = length(self.live.pages().newer_pages());
+        let extents = extents + length(overlay.patch_count()) + newer;
         let blocks = blocks + overlay.bytes() / SECTOR_BYTES;
         // Packed, a file that is longer may go inline as well.
         let may_be_inline =

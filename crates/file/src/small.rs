@@ -9,8 +9,8 @@
 //! 4. What is inline is packed where the file is, and where that makes it smaller. A file of up to
 //!    a block is inline if packing makes it so small that it may be (law 1).
 
+use crate::dirty::Backing;
 use crate::error::FileError;
-use crate::overlay::{Backing, DirtyBlock};
 use crate::pack::Packed;
 use crate::piece::Piece;
 use crate::source::in_memory;
@@ -20,7 +20,6 @@ use butternut_format::inode::InodeFlags;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::{Generation, SECTOR_BYTES, length};
 use std::ops::Range;
-use std::sync::Arc;
 
 /// The largest inline file (the kernel's `max_inline`).
 pub(crate) const INLINE_BYTES_MAX: u64 = 2048;
@@ -78,19 +77,16 @@ impl FileState {
 
     /// Something newer than the tree is behind the first block, or on disk.
     fn has_more(&self) -> bool {
-        let overlay = self.live.overlay();
-        overlay.patch_count() > 0 || overlay.dirty_in(SECTOR_BYTES..u64::MAX).next().is_some()
+        self.live.overlay().patch_count() > 0
+            || self.live.pages().state(0).is_written()
+            || self.live.pages().next_newer(&(1..u64::MAX)).is_some()
     }
 
     /// Law 4, before what is dirty goes down: whether the first block goes into the tree, and how.
     pub(crate) fn decide_inline(&mut self) -> Result<(), FileError> {
         self.packed_inline = None;
         let size = self.size();
-        let found = self.live.overlay().dirty_block(0).map(|block| {
-            let bytes = Arc::clone(&block.bytes);
-            (block.backing, bytes)
-        });
-        let Some((backing, block)) = found else { return Ok(()) };
+        let Some((block, backing)) = self.newer_block(0) else { return Ok(()) };
         let may_be = match backing {
             Backing::Inline => true,
             Backing::Reserved if self.packing().is_some() => {
@@ -110,7 +106,7 @@ impl FileState {
             (Backing::Inline, None) if size > INLINE_BYTES_MAX => {
                 if let Err(error) = self.reserve(1) {
                     self.note(&error);
-                    self.drop_dirty(0..SECTOR_BYTES);
+                    self.forget_pages(&(0..SECTOR_BYTES));
                     return Err(error);
                 }
                 self.back_with(0, Backing::Reserved);
@@ -136,25 +132,22 @@ impl FileState {
         if self.is_small(size, range)? {
             return Ok(());
         }
-        let first = self.live.overlay().dirty_block(0).map(|block| block.backing);
+        let first = self.newer_block(0).map(|(_, backing)| backing);
         if first == Some(Backing::Inline) {
             self.reserve(1)?;
             self.back_with(0, Backing::Reserved);
         } else if first.is_none() && !range.contains(&0) && self.is_inline_now()? {
             let bytes = self.read_block(0)?;
             self.reserve(1)?;
-            self.add_dirty(0, DirtyBlock { bytes, backing: Backing::Reserved });
+            self.put_block(0, bytes, Backing::Reserved);
         }
         Ok(())
     }
 
     /// The file reads from an inline item.
     pub(crate) fn is_inline_now(&mut self) -> Result<bool, FileError> {
-        let is_covered = {
-            let overlay = self.live.overlay();
-            overlay.dirty_block(0).is_some()
-                || overlay.patches().next().is_some_and(|(start, _)| start == 0)
-        };
+        let is_covered = self.is_newer(0)
+            || self.live.overlay().patches().next().is_some_and(|(start, _)| start == 0);
         Ok(!is_covered && self.shape()?.is_inline)
     }
 }

@@ -11,11 +11,9 @@
 //!    written have a stamp for each state of their items ([`crate::live`]), and who changes
 //!    checksums forgets them here ([`crate::sums`]).
 
-use crate::budget::DirtyBudget;
 use crate::cache::BoundedCache;
 use crate::error::FileError;
 use crate::map::{ItemMappings, Mapping, MappingKind};
-use crate::overlay::BLOCK;
 use crate::pack::Compress;
 use crate::plain::{self, PlainMap};
 use crate::plan::Plan;
@@ -25,13 +23,19 @@ use crate::traffic::{Help, Helpers};
 use crate::view::FileView;
 use butternut_format::file_extent::{Compression, DiskExtent};
 use butternut_format::units::{Logical, TreeId, length};
+use butternut_pages::{CacheLimits, PageCache};
 use butternut_sys::buffer::Buffer;
 use butternut_tree::Forest;
 use rayon::ThreadPool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// A file is mapped in pieces of this size, and the pieces are cached.
 pub(crate) const REGION_BYTES: u64 = 1 << 20;
+
+/// What a file writes together at least, to be worth it while others hold most of what may be
+/// dirty.
+const FILE_DIRTY_BYTES_MIN: u64 = 1 << 20;
 
 /// Memory of finished reads that is kept for the next: this many pieces, of at most this size.
 const IDLE_WORKSPACES_MAX: usize = 8;
@@ -45,6 +49,8 @@ pub struct SourceOptions {
     pub plain_map_cache_bytes: usize,
     pub sum_cache_bytes: usize,
     pub unpacked_cache_bytes: usize,
+    /// Of file data, clean and dirty.
+    pub page_cache_bytes: usize,
     /// Whether what is written is packed.
     pub compress: Option<Compress>,
 }
@@ -56,6 +62,7 @@ impl Default for SourceOptions {
             plain_map_cache_bytes: 16 << 20,
             sum_cache_bytes: 8 << 20,
             unpacked_cache_bytes: 8 << 20,
+            page_cache_bytes: 256 << 20,
             compress: None,
         }
     }
@@ -92,11 +99,10 @@ struct Shared {
     unpacked: BoundedCache<PackedKey, Vec<u8>>,
     idle: Mutex<Vec<Workspace>>,
     ahead: Arc<AheadBudget>,
-    dirty: DirtyBudget,
+    pages: PageCache,
+    has_flusher: AtomicBool,
     compress: Option<Compress>,
     helpers: Helpers,
-    /// What a block is before anything is written to it.
-    zero_block: Arc<[u8]>,
 }
 
 impl Source {
@@ -117,10 +123,10 @@ impl Source {
             unpacked: BoundedCache::new(options.unpacked_cache_bytes),
             idle: Mutex::default(),
             ahead: Arc::default(),
-            dirty: DirtyBudget::default(),
+            pages: PageCache::new(CacheLimits::of(options.page_cache_bytes)),
+            has_flusher: AtomicBool::new(false),
             compress: options.compress,
             helpers: Helpers::default(),
-            zero_block: Arc::from([0; BLOCK].as_slice()),
         })))
     }
 
@@ -147,20 +153,38 @@ impl Source {
 
     /// Bytes that files being written have in memory only.
     pub fn dirty_bytes(&self) -> u64 {
-        self.0.dirty.bytes_used()
+        self.0.pages.dirty_bytes()
     }
 
     /// More is in memory only than is wanted: files are to be flushed.
     pub fn is_over_dirty_limit(&self) -> bool {
-        self.0.dirty.is_exceeded()
+        self.dirty_bytes() > self.0.pages.limits().dirty.hard_bytes
     }
 
-    pub(crate) fn dirty_budget(&self) -> &DirtyBudget {
-        &self.0.dirty
+    /// The page cache of all files.
+    pub fn pages(&self) -> &PageCache {
+        &self.0.pages
     }
 
-    pub(crate) fn zero_block(&self) -> &Arc<[u8]> {
-        &self.0.zero_block
+    /// Somebody brings down what is dirty from now on, or does not any more: writers need not.
+    pub fn set_flusher(&self, is_there: bool) {
+        self.0.has_flusher.store(is_there, Ordering::Release);
+    }
+
+    pub(crate) fn has_flusher(&self) -> bool {
+        self.0.has_flusher.load(Ordering::Acquire)
+    }
+
+    /// Whether a file with so much in memory only is to bring it down now. Far beyond the limit
+    /// every writer does, however little he has.
+    pub(crate) fn wants_flush(&self, bytes: u64) -> bool {
+        let (used, limit) = (self.dirty_bytes(), self.0.pages.limits().dirty.hard_bytes);
+        if self.has_flusher() {
+            return false;
+        }
+        bytes >= limit / 4
+            || (used > limit && bytes >= FILE_DIRTY_BYTES_MIN.min(limit / 4))
+            || (used > 2 * limit && bytes > 0)
     }
 
     pub(crate) fn unpacked(&self) -> &BoundedCache<PackedKey, Vec<u8>> {

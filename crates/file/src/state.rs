@@ -31,7 +31,6 @@
 
 use crate::error::FileError;
 use crate::live::Live;
-use crate::overlay::Backing;
 use crate::room::Room;
 use crate::small::{PackedInline, Shape};
 use crate::source::Source;
@@ -40,6 +39,7 @@ use butternut_format::feature;
 use butternut_format::file_extent::Compression;
 use butternut_format::inode::{Inode, InodeFlags};
 use butternut_format::units::{Ino, SECTOR_BYTES, TreeId, length};
+use butternut_pages::Stay;
 use butternut_space::{Cluster, Ticket};
 use butternut_tree::Tree;
 use std::ops::Range;
@@ -67,10 +67,8 @@ pub struct FileState {
     pub(crate) room: Room,
     /// How much of the room dirty blocks count on.
     pub(crate) bytes_reserved: u64,
-    /// What the budget of all files was charged.
-    pub(crate) bytes_charged: u64,
-    /// Written since the state was made: tells large files from small ones.
-    pub(crate) bytes_written: u64,
+    /// Whether what is written now stays in the cache.
+    pub(crate) stay: Stay,
     /// Space of the trees for what is above them.
     pub(crate) ticket: Mutex<Option<Ticket>>,
     /// What the inode item says.
@@ -85,9 +83,6 @@ pub struct FileState {
     pub(crate) has_given_up: bool,
     /// The file as it is to be in the tree, packed, where that is so.
     pub(crate) packed_inline: Option<PackedInline>,
-    pub(crate) error: Option<FileError>,
-    /// The same, for whoever syncs all files at once.
-    unreported: Option<FileError>,
 }
 
 impl FileState {
@@ -95,7 +90,8 @@ impl FileState {
     /// time.
     pub fn new(source: &Source, tree: &Tree, ino: Ino, inode: &Inode) -> Self {
         let view = FileView::new(tree.clone(), ino, inode);
-        let live = Arc::new(Live::new(view.size(), view.has_sums()));
+        let pages = source.pages().file(view.key());
+        let live = Arc::new(Live::new(pages, view.size(), view.has_sums()));
         Self {
             source: source.clone(),
             view: view.written(Arc::clone(&live)),
@@ -103,8 +99,7 @@ impl FileState {
             flags: inode.flags,
             room: Room::default(),
             bytes_reserved: 0,
-            bytes_charged: 0,
-            bytes_written: 0,
+            stay: Stay::Cached,
             ticket: Mutex::default(),
             size_in_tree: inode.size,
             bytes_in_tree: inode.bytes_used,
@@ -113,8 +108,6 @@ impl FileState {
             property: None,
             has_given_up: false,
             packed_inline: None,
-            error: None,
-            unreported: None,
         }
     }
 
@@ -148,7 +141,7 @@ impl FileState {
 
     /// Bytes in memory only.
     pub fn dirty_bytes(&self) -> u64 {
-        self.bytes_charged
+        length(self.live.pages().newer_pages()) * SECTOR_BYTES
     }
 
     /// The inode's flags are others now (`chattr`).
@@ -162,6 +155,7 @@ impl FileState {
 
     /// Throws away what is not in the trees: for an inode that is gone.
     pub fn discard(&mut self) {
+        self.quiet();
         self.drop_overlay(0..u64::MAX);
         self.live.set_size(self.size_in_tree);
         self.give_back_room();
@@ -169,13 +163,13 @@ impl FileState {
     }
 
     /// Why data was lost since the last call, if any was: for `fsync`, which reports it once.
-    pub fn take_error(&mut self) -> Option<FileError> {
-        self.error.take()
+    pub fn take_error(&self) -> Option<FileError> {
+        self.live.take_error()
     }
 
     /// The same, for a sync of all files, which reports each loss once too.
-    pub fn take_unreported(&mut self) -> Option<FileError> {
-        self.unreported.take()
+    pub fn take_unreported(&self) -> Option<FileError> {
+        self.live.take_unreported()
     }
 
     pub(crate) fn tree_id(&self) -> TreeId {
@@ -195,7 +189,7 @@ impl FileState {
     pub(crate) fn cluster(&self) -> Cluster {
         const LARGE_BYTES: u64 = 1 << 20;
         const LARGE_CLUSTERS: u64 = 8;
-        let is_large = self.bytes_written.max(self.size_in_tree) >= LARGE_BYTES;
+        let is_large = self.live.bytes_written().max(self.size_in_tree) >= LARGE_BYTES;
         Cluster(if is_large { 1 + self.ino().0 % LARGE_CLUSTERS } else { 0 })
     }
 
@@ -206,7 +200,7 @@ impl FileState {
         let wanted = self.bytes_reserved + length(blocks) * SECTOR_BYTES;
         while self.room.bytes() < wanted {
             let lack = wanted - self.room.bytes();
-            let ahead = self.bytes_charged.min(AHEAD_BYTES_MAX) / SECTOR_BYTES * SECTOR_BYTES;
+            let ahead = self.dirty_bytes().min(AHEAD_BYTES_MAX) / SECTOR_BYTES * SECTOR_BYTES;
             let run = self.allocate_run(lack.max(ahead))?;
             self.room.add(run);
         }
@@ -248,36 +242,25 @@ impl FileState {
     /// Forgets all that is newer than the tree in `range`, which starts and ends with blocks.
     pub(crate) fn drop_overlay(&mut self, range: Range<u64>) {
         self.live.quiesce();
-        self.drop_dirty(range.clone());
+        self.forget_pages(&range);
         let freed = self.live.overlay_mut().cut(&range);
         self.release(freed);
     }
 
-    /// Forgets dirty blocks; their room is no longer counted on.
-    pub(crate) fn drop_dirty(&mut self, range: Range<u64>) {
-        let (dropped, reserved) = self.live.overlay_mut().drop_dirty(range);
-        self.bytes_reserved -= length(reserved) * SECTOR_BYTES;
-        let bytes = length(dropped) * SECTOR_BYTES;
-        self.bytes_charged -= bytes;
-        self.source.dirty_budget().refund(bytes);
-    }
-
-    /// A dirty block will find its space elsewhere than was thought.
-    pub(crate) fn back_with(&mut self, start: u64, backing: Backing) {
-        if let Some(block) = self.live.overlay_mut().dirty_block_mut(start) {
-            block.backing = backing;
-        }
-    }
-
     /// Keeps a failure for the next `fsync`.
-    pub(crate) fn note(&mut self, error: &FileError) {
-        self.error.get_or_insert_with(|| error.clone());
-        self.unreported.get_or_insert_with(|| error.clone());
+    pub(crate) fn note(&self, error: &FileError) {
+        self.live.note(error);
     }
 }
 
 impl Drop for FileState {
     fn drop(&mut self) {
-        self.discard();
+        // What is in the trees, and in the cache, stays there.
+        if self.is_clean() {
+            self.quiet();
+            self.give_back_room();
+        } else {
+            self.discard();
+        }
     }
 }

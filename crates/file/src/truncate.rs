@@ -8,15 +8,14 @@
 //! 3. A long file is cut from its end, in pieces that a transaction can reserve for; each leaves
 //!    the file as a truncation to another size would.
 
+use crate::dirty::Backing;
 use crate::edit::Draft;
 use crate::error::FileError;
 use crate::items;
-use crate::overlay::Backing;
 use crate::source::in_memory;
 use crate::state::{FileState, Stamp};
 use butternut_format::units::SECTOR_BYTES;
 use std::iter::once;
-use std::sync::Arc;
 
 /// Items that go in one piece (law 3).
 pub(crate) const PIECE_ITEMS: usize = 256;
@@ -38,7 +37,7 @@ impl FileState {
         self.live.set_size(size);
         self.cut_items(end, stamp)?;
         let is_inline = {
-            let backing = self.live.overlay().dirty_block(0).map(|block| block.backing);
+            let backing = self.newer_block(0).map(|(_, backing)| backing);
             // A packed one may wait for space on disk: it may have become too long.
             backing == Some(Backing::Inline) || backing.is_some() && self.shape()?.is_inline
         };
@@ -63,27 +62,22 @@ impl FileState {
         if start == size {
             return Ok(());
         }
-        let is_dirty = self.live.overlay().dirty_block(start).is_some();
-        if !is_dirty {
-            if !self.has_data_at(start)? {
+        if !self.is_newer(start) && !self.has_data_at(start)? {
+            self.forget_pages(&(start..start + SECTOR_BYTES));
+            return Ok(());
+        }
+        let blocks = start..start + SECTOR_BYTES;
+        let mut frames = self.frames(1)?;
+        let backed = match self.back(&blocks, size) {
+            Err(error) if error.is_no_space() => {
+                self.forget_pages(&blocks);
                 return Ok(());
             }
-            let bytes = self.read_block(start)?;
-            let blocks = start..start + SECTOR_BYTES;
-            match self.back(&blocks, size) {
-                Err(error) if error.is_no_space() => return Ok(()),
-                backed => backed?,
-            }
-            if let Some(block) = self.live.overlay_mut().dirty_block_mut(start) {
-                block.bytes = bytes;
-            }
-        }
-        if let Some(block) = self.live.overlay_mut().dirty_block_mut(start)
-            && let Some(tail) = Arc::make_mut(&mut block.bytes).get_mut(in_memory(size - start)..)
-        {
-            tail.fill(0);
-        }
-        Ok(())
+            backed => backed?,
+        };
+        let Some(backing) = backed.first() else { return Ok(()) };
+        let tail = vec![0; in_memory(start + SECTOR_BYTES - size)];
+        self.write_block(size, &tail, *backing, None, &mut frames)
     }
 
     /// Takes all items behind `from` out of the tree, and their inode's size back to the file's.

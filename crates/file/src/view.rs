@@ -4,6 +4,7 @@
 use butternut_format::inode::{Inode, InodeFlags};
 use butternut_format::refused::Refused;
 use butternut_format::units::{Ino, TreeId};
+use butternut_pages::FileKey;
 use butternut_tree::Tree;
 
 use crate::error::FileError;
@@ -52,6 +53,11 @@ impl FileView {
     /// Another number whenever the tree's items of the file are others.
     pub(crate) fn stamp(&self) -> u64 {
         self.live.as_ref().map_or(0, |live| live.stamp())
+    }
+
+    /// Whose pages the cache has.
+    pub(crate) fn key(&self) -> FileKey {
+        FileKey { tree: self.tree.id().0, ino: self.ino.0 }
     }
 
     pub fn tree(&self) -> &Tree {

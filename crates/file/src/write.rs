@@ -9,29 +9,42 @@
 //! 3. Behind the end of a file its last block reads as zeroes before the end moves on.
 
 use crate::assign::Unplaced;
-use crate::budget::FILE_PATCHES_MAX;
+use crate::dirty::{Backing, pages_of};
 use crate::down::{BATCH_BYTES_MAX, Data, Descent, Down, Owner, bring_down};
 use crate::error::FileError;
-use crate::overlay::{BLOCK, Backing, DirtyBlock};
+use crate::overlay::BLOCK;
 use crate::place::Target;
 use crate::source::in_memory;
 use crate::state::FileState;
 use crate::view::FILE_BYTES_MAX;
 use butternut_format::units::{Logical, SECTOR_BYTES, length};
+use butternut_pages::Stay;
+use butternut_sys::frames::Frame;
 use std::ops::Range;
-use std::sync::Arc;
 
 /// Whole blocks of this many bytes are not worth a copy (law 1).
 const DIRECT_BYTES_MIN: usize = 256 << 10;
 /// What a large write is expected to be cut into, at worst.
 const BLOCKS_PER_EXTENT: u64 = 16;
+/// Extents of one file that are on disk and in no tree.
+const FILE_PATCHES_MAX: usize = 1 << 16;
 /// What is buffered at once: what is lost to a smaller try when space runs out.
 const BUFFER_BYTES_MAX: usize = 256 << 10;
 
 impl FileState {
     /// Writes all of `bytes`, or as much as there is space for; the file grows as needed.
     pub fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<usize, FileError> {
-        self.write_split(offset, bytes, DIRECT_BYTES_MIN)
+        // Where nobody flushes, the writer had better not copy what he brings down himself.
+        let has_flusher = self.source.has_flusher();
+        self.write_split(offset, bytes, if has_flusher { usize::MAX } else { DIRECT_BYTES_MIN })
+    }
+
+    /// The same; memory keeps nothing of it that was not there before.
+    pub fn write_uncached(&mut self, offset: u64, bytes: &[u8]) -> Result<usize, FileError> {
+        self.stay = Stay::Uncached;
+        let written = self.write_at(offset, bytes);
+        self.stay = Stay::Cached;
+        written
     }
 
     /// Whole blocks of at least so many bytes go straight down.
@@ -68,7 +81,7 @@ impl FileState {
     /// The same; whole blocks go straight down, however few they are.
     pub fn write_direct(&mut self, offset: u64, bytes: &[u8]) -> Result<usize, FileError> {
         let written = self.write_split(offset, bytes, BLOCK);
-        let flushed = if self.bytes_charged > 0 { self.flush() } else { Ok(()) };
+        let flushed = if self.dirty_bytes() > 0 { self.flush() } else { Ok(()) };
         written.and_then(|written| flushed.map(|()| written))
     }
 
@@ -118,6 +131,7 @@ impl FileState {
     fn write_down(&mut self, start: u64, bytes: &[u8]) -> Result<usize, FileError> {
         let range = start..start + length(bytes.len());
         let blocks = length(bytes.len()) / SECTOR_BYTES;
+        self.quiet();
         self.promise(blocks / BLOCKS_PER_EXTENT, blocks, range.end)?;
         self.outgrow(self.size().max(range.end), &range)?;
         let mut runs = Vec::new();
@@ -145,89 +159,69 @@ impl FileState {
         let count = (blocks.end - blocks.start) / SECTOR_BYTES;
         self.promise(count, count, self.size().max(end))?;
         self.outgrow(self.size().max(end), &blocks)?;
+        let mut frames = self.frames(in_memory(count) + 1)?;
         let head = self.base(blocks.start, at..end)?;
         let last = blocks.end - SECTOR_BYTES;
         let tail = if last > blocks.start { self.base(last, at..end)? } else { None };
-        self.back(&blocks, end)?;
-        let mut overlay = self.live.overlay_mut();
-        for (start, base) in [(blocks.start, head), (last, tail)] {
-            if let Some(bytes) = base
-                && let Some(block) = overlay.dirty_block_mut(start)
-            {
-                block.bytes = bytes;
-            }
-        }
-        let mut start = blocks.start;
-        let mut rest = bytes;
-        while !rest.is_empty() {
-            let skip = in_memory(at.saturating_sub(start));
-            let (now, later) = rest.split_at(rest.len().min(BLOCK - skip));
-            if let Some(block) = overlay.dirty_block_mut(start) {
-                if now.len() == BLOCK {
-                    block.bytes = Arc::from(now);
-                } else if let Some(place) =
-                    Arc::make_mut(&mut block.bytes).get_mut(skip..skip + now.len())
-                {
-                    place.copy_from_slice(now);
-                }
-            }
+        let backings = self.back(&blocks, end)?;
+        let (mut head, mut tail) = (head, tail);
+        let (mut from, mut rest) = (at, bytes);
+        for backing in backings {
+            let start = from - from % SECTOR_BYTES;
+            let (now, later) = rest.split_at(rest.len().min(in_memory(start + SECTOR_BYTES - from)));
+            let base = if start == blocks.start { head.take() } else { None };
+            let base = if start == last { base.or_else(|| tail.take()) } else { base };
+            self.write_block(from, now, backing, base, &mut frames)?;
+            from = start + SECTOR_BYTES;
             rest = later;
-            start += SECTOR_BYTES;
         }
         Ok(())
     }
 
     /// What the block at `start` holds before `written` is written, if that does not replace all
-    /// of it and it is not dirty already.
-    fn base(&self, start: u64, written: Range<u64>) -> Result<Option<Arc<[u8]>>, FileError> {
+    /// of it and it is not in memory already.
+    fn base(&mut self, start: u64, written: Range<u64>) -> Result<Option<Frame>, FileError> {
         let is_replaced = written.start <= start && written.end >= start + SECTOR_BYTES;
-        if is_replaced || self.live.overlay().dirty_block(start).is_some() {
+        let pages = pages_of(&(start..start + SECTOR_BYTES));
+        if is_replaced || self.live.pages().missing(pages).is_none() {
             return Ok(None);
         }
         self.read_block(start).map(Some)
     }
 
-    /// Makes all blocks of a range dirty, each with a way to its space; those that were not hold
-    /// zeroes now.
-    pub(crate) fn back(&mut self, blocks: &Range<u64>, end: u64) -> Result<(), FileError> {
+    /// How each block of a range finds its space when it is dirty; for those that are not, that is
+    /// held from now on.
+    pub(crate) fn back(
+        &mut self,
+        blocks: &Range<u64>,
+        end: u64,
+    ) -> Result<Vec<Backing>, FileError> {
         let is_small = self.is_small(self.size().max(end), blocks)?;
-        let mut wanted: Vec<(u64, Backing)> = Vec::new();
+        let mut backings: Vec<Backing> = Vec::new();
         let mut to_reserve = 0;
         let targets = if is_small { Vec::new() } else { self.targets(blocks)? };
         let mut targets = targets.iter().peekable();
         let mut start = blocks.start;
         while start < blocks.end {
             while targets.next_if(|(range, _)| range.end <= start).is_some() {}
-            let is_dirty = self.live.overlay().dirty_block(start).is_some();
             let backing = match targets.peek() {
                 _ if is_small => Backing::Inline,
                 Some((_, target)) if *target != Target::New => Backing::InPlace,
                 _ => Backing::Reserved,
             };
-            if !is_dirty {
-                to_reserve += usize::from(backing == Backing::Reserved);
-                wanted.push((start, backing));
-            }
+            let known = self.dirty_backing(start);
+            to_reserve += usize::from(known.is_none() && backing == Backing::Reserved);
+            backings.push(known.unwrap_or(backing));
             start += SECTOR_BYTES;
         }
         self.reserve(to_reserve)?;
-        for (start, backing) in wanted {
-            let bytes = Arc::clone(self.source.zero_block());
-            self.add_dirty(start, DirtyBlock { bytes, backing });
-        }
-        Ok(())
-    }
-
-    /// Adds a block that was not dirty. Its room, if it wants any, is reserved.
-    pub(crate) fn add_dirty(&mut self, start: u64, block: DirtyBlock) {
-        self.live.overlay_mut().insert_dirty(start, block);
-        self.bytes_charged += SECTOR_BYTES;
-        self.source.dirty_budget().charge(SECTOR_BYTES);
+        Ok(backings)
     }
 
     /// The block at `start` as the file reads, with zeroes behind the end.
-    pub(crate) fn read_block(&self, start: u64) -> Result<Arc<[u8]>, FileError> {
-        let mut bytes = [0; BLOCK];
+    pub(crate) fn read_block(&mut self, start: u64) -> Result<Frame, FileError> {
+        let mut frame = self.frames(1)?.pop().expect("one was found");
+        let bytes = frame.bytes_mut().expect("a new frame has one user");
         let mut done = 0;
         let size = self.size();
         let want = in_memory(size.saturating_sub(start).min(SECTOR_BYTES));
@@ -240,7 +234,7 @@ impl FileState {
             done += read;
         }
         bytes.get_mut(done..).unwrap_or_default().fill(0);
-        Ok(Arc::from(bytes.as_slice()))
+        Ok(frame)
     }
 
     /// Law 3: makes what is on disk behind the end of the file, in its last block, zeroes.
@@ -251,10 +245,10 @@ impl FileState {
             return Ok(());
         }
         let blocks = start..start + SECTOR_BYTES;
-        let bytes = self.read_block(start)?;
-        self.back(&blocks, size)?;
-        if let Some(block) = self.live.overlay_mut().dirty_block_mut(start) {
-            block.bytes = bytes;
+        let frame = self.read_block(start)?;
+        let backed = self.back(&blocks, size)?;
+        if let Some(backing) = backed.first() {
+            self.put_block(start, frame, *backing);
         }
         Ok(())
     }
@@ -271,14 +265,15 @@ impl FileState {
 
     /// Keeps what is in memory within its limits. What fails here is for the next `fsync`.
     fn keep_bounds(&mut self) {
-        if self.source.dirty_budget().wants_flush(self.bytes_charged) {
+        if self.source.wants_flush(self.dirty_bytes()) {
             // Kept by the flush itself.
             self.flush().ok();
         }
-        if self.live.overlay().patch_count() >= FILE_PATCHES_MAX
-            && let Err(error) = self.merge(&mut |_| {})
-        {
-            self.note(&error);
+        if self.live.overlay().patch_count() >= FILE_PATCHES_MAX {
+            self.quiet();
+            if let Err(error) = self.merge(&mut |_| {}) {
+                self.note(&error);
+            }
         }
     }
 }

@@ -95,6 +95,12 @@ impl Change<'_> {
         before - self.index.dirty
     }
 
+    /// Forgets the clean pages of a range, and what is being read of it: the disk has something
+    /// else now, and what is dirty is newer than that.
+    pub fn discard_clean(&mut self, pages: &Range<u64>) {
+        self.index.remove_clean(&mut self.books, pages);
+    }
+
     /// Dirty pages of a range, with their bytes and tags.
     pub fn dirty(&self, pages: Range<u64>) -> impl Iterator<Item = (u64, &Frame, Tag)> {
         let mut from = pages.start;

@@ -50,6 +50,23 @@ pub enum PageState {
     WrittenDirty,
 }
 
+impl PageState {
+    /// Dirty, or on its way to the disk, or both.
+    pub fn is_newer(self) -> bool {
+        matches!(self, Self::Dirty | Self::Written | Self::WrittenDirty)
+    }
+
+    /// On its way to the disk, and newer than that perhaps.
+    pub fn is_written(self) -> bool {
+        matches!(self, Self::Written | Self::WrittenDirty)
+    }
+
+    /// Newer than the disk, and than what is on its way there.
+    pub fn is_dirty(self) -> bool {
+        matches!(self, Self::Dirty | Self::WrittenDirty)
+    }
+}
+
 /// A chunk's number, and a page's place in it.
 pub(crate) fn split(page: u64) -> (u64, usize) {
     (page / CHUNK_PAGES, usize::try_from(page % CHUNK_PAGES).unwrap_or(0))
@@ -105,6 +122,10 @@ impl Chunk {
 
     pub(crate) fn written_bits(&self) -> u16 {
         self.written
+    }
+
+    pub(crate) fn newer_bits(&self) -> u16 {
+        self.dirty | self.written
     }
 
     pub(crate) fn frame(&self, place: usize) -> Option<&Frame> {

@@ -76,8 +76,16 @@ impl FilePages {
     pub fn page(&self, page: u64) -> Option<(Frame, Option<Tag>)> {
         let index = self.inode.index();
         let (chunk, place) = index.find(page)?;
-        let is_dirty = matches!(chunk.state(place), PageState::Dirty | PageState::WrittenDirty);
+        let is_dirty = chunk.state(place).is_dirty();
         Some((chunk.frame(place)?.clone(), is_dirty.then(|| chunk.tag(place))))
+    }
+
+    /// A user of a page's bytes, if it is newer than the disk, and its tag.
+    pub fn newer(&self, page: u64) -> Option<(Frame, Tag)> {
+        let index = self.inode.index();
+        let (chunk, place) = index.find(page)?;
+        let is_newer = chunk.state(place).is_newer();
+        Some((chunk.frame(place).filter(|_| is_newer)?.clone(), chunk.tag(place)))
     }
 
     pub fn state(&self, page: u64) -> PageState {
@@ -91,14 +99,17 @@ impl FilePages {
 
     /// The first page of a range that is newer than the disk, or on its way there.
     pub fn next_newer(&self, pages: &Range<u64>) -> Option<u64> {
-        let index = self.inode.index();
-        let both = [index.next_dirty(pages), index.next_written(pages)];
-        both.into_iter().flatten().min()
+        self.inode.index().next_newer(pages)
     }
 
-    /// One behind the last dirty page.
-    pub fn dirty_end(&self) -> u64 {
-        self.inode.index().last_dirty().map_or(0, |page| page + 1)
+    /// One behind the last page that is newer than the disk.
+    pub fn newer_end(&self) -> u64 {
+        self.inode.index().last_newer().map_or(0, |page| page + 1)
+    }
+
+    /// Pages that are newer than the disk.
+    pub fn newer_pages(&self) -> usize {
+        self.inode.index().newer
     }
 
     /// Pages that are dirty.

@@ -12,7 +12,7 @@
 //! 2. A page on its way to the disk is not removed, and its bytes do not change: who writes to it
 //!    gets another frame.
 //! 3. A page that is being read is not inserted any more once it was written to or invalidated.
-//! 4. No chunk is empty.
+//! 4. No chunk is empty. Those with pages that are newer than the disk are known by number.
 
 use crate::cache::Books;
 use crate::chunk::{CHUNK_PAGES, Chunk, PageState, mask, places, split};
@@ -20,7 +20,7 @@ use crate::counters::add;
 use crate::filling::Fillings;
 use crate::tag::{Tag, Tags};
 use butternut_sys::frames::{FRAME_BYTES, Frame};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// Whether a page stays when nobody needs it at the moment.
@@ -54,10 +54,14 @@ pub(crate) struct Run {
 #[derive(Debug, Default)]
 pub(crate) struct Index {
     chunks: BTreeMap<u64, Box<Chunk>>,
+    /// Chunks with dirty pages, or such as are on their way (law 4).
+    newer_chunks: BTreeSet<u64>,
     pub(crate) fillings: Fillings,
     pub(crate) pages: usize,
     pub(crate) dirty: usize,
     pub(crate) written: usize,
+    /// Either, or both at once.
+    pub(crate) newer: usize,
     /// The place in the list of dirty files.
     pub(crate) listed: Option<u64>,
 }
@@ -87,30 +91,48 @@ impl Index {
         None
     }
 
-    /// The first page of a range whose state is wanted by its bits.
-    pub(crate) fn next_by(&self, pages: &Range<u64>, bits: impl Fn(&Chunk) -> u16) -> Option<u64> {
+    /// The first page of a range that is newer than the disk, of those that the bits say.
+    fn next_by(&self, pages: &Range<u64>, bits: impl Fn(&Chunk) -> u16) -> Option<u64> {
         if pages.is_empty() {
             return None;
         }
         let numbers = split(pages.start).0..=split(pages.end - 1).0;
-        self.chunks.range(numbers).find_map(|(number, chunk)| {
+        self.newer_chunks.range(numbers).find_map(|number| {
+            let chunk = self.chunks.get(number)?;
             let found = bits(chunk) & mask(&places(*number, pages));
             (found != 0).then(|| number * CHUNK_PAGES + u64::from(found.trailing_zeros()))
         })
     }
 
     pub(crate) fn next_dirty(&self, pages: &Range<u64>) -> Option<u64> {
-        if self.dirty == 0 { None } else { self.next_by(pages, Chunk::dirty_bits) }
+        self.next_by(pages, Chunk::dirty_bits)
     }
 
     pub(crate) fn next_written(&self, pages: &Range<u64>) -> Option<u64> {
-        if self.written == 0 { None } else { self.next_by(pages, Chunk::written_bits) }
+        self.next_by(pages, Chunk::written_bits)
     }
 
-    pub(crate) fn last_dirty(&self) -> Option<u64> {
-        let mut chunks = self.chunks.iter().rev().filter(|(_, chunk)| chunk.dirty_bits() != 0);
-        let (number, chunk) = chunks.next()?;
-        Some(number * CHUNK_PAGES + u64::from(chunk.dirty_bits().ilog2()))
+    pub(crate) fn next_newer(&self, pages: &Range<u64>) -> Option<u64> {
+        self.next_by(pages, Chunk::newer_bits)
+    }
+
+    pub(crate) fn last_newer(&self) -> Option<u64> {
+        let number = self.newer_chunks.last()?;
+        let bits = self.chunks.get(number)?.newer_bits();
+        Some(number * CHUNK_PAGES + u64::from(bits.ilog2()))
+    }
+
+    /// A page became newer than the disk, or is not any more.
+    fn note_newer(&mut self, page: u64, was_newer: bool) {
+        let (number, place) = split(page);
+        let chunk = self.chunks.get(&number);
+        let is_newer = chunk.is_some_and(|chunk| chunk.state(place).is_newer());
+        self.newer = self.newer + usize::from(is_newer) - usize::from(was_newer);
+        if chunk.is_some_and(|chunk| chunk.newer_bits() != 0) {
+            self.newer_chunks.insert(number);
+        } else {
+            self.newer_chunks.remove(&number);
+        }
     }
 
     /// Brings a page in that was read. It is absent.
@@ -146,6 +168,7 @@ impl Index {
             }
             self.pages += 1;
             self.dirty += 1;
+            self.note_newer(page, false);
             books.came();
             books.core().counters.dirty.add(1);
             self.fillings.spoil(&(page..page + 1));
@@ -202,6 +225,7 @@ impl Index {
         chunk.set_dirty(place, true);
         chunk.set_tag(place, tag);
         self.dirty += 1;
+        self.note_newer(page, was.is_newer());
         books.core().counters.dirty.add(1);
         match was {
             PageState::Clean => books.forget(node),
@@ -228,6 +252,16 @@ impl Index {
         removed
     }
 
+    /// The same for clean pages alone.
+    pub(crate) fn remove_clean(&mut self, books: &mut Books<'_>, pages: &Range<u64>) {
+        self.fillings.spoil(pages);
+        self.each(books, pages, |index, books, page| {
+            if index.state(page) == PageState::Clean {
+                index.remove_one(books, page);
+            }
+        });
+    }
+
     /// The same for clean pages that nobody wants to stay.
     pub(crate) fn remove_transient(&mut self, books: &mut Books<'_>, pages: &Range<u64>) -> usize {
         let mut removed = 0;
@@ -250,6 +284,8 @@ impl Index {
             PageState::Clean => books.forget(chunk.node(place)),
             PageState::Dirty => {
                 self.dirty -= 1;
+                chunk.set_dirty(place, false);
+                self.note_newer(page, true);
                 books.core().counters.dirty.subtract(1);
             }
         }
@@ -261,7 +297,7 @@ impl Index {
     pub(crate) fn vacate(&mut self, books: &mut Books<'_>, page: u64) {
         let (number, place) = split(page);
         let Some(chunk) = self.chunks.get_mut(&number) else { return };
-        chunk.set_dirty(place, false);
+        debug_assert!(!chunk.state(place).is_newer(), "what is newer is counted");
         chunk.want(place);
         chunk.set_frame(place, None);
         self.pages -= 1;
@@ -328,6 +364,11 @@ impl Index {
             return false;
         }
         chunk.set_written(place, false);
+        if landing == Landing::Again && was == PageState::Written {
+            chunk.set_dirty(place, true);
+        }
+        let (is_transient, heat) = (chunk.is_transient(place), chunk.heat(place));
+        self.note_newer(page, true);
         self.written -= 1;
         books.core().counters.written.subtract(1);
         if landing == Landing::Lost {
@@ -336,10 +377,8 @@ impl Index {
         if was == PageState::WrittenDirty {
             return false;
         }
-        let is_transient = chunk.is_transient(place);
         match landing {
             Landing::Again => {
-                chunk.set_dirty(place, true);
                 self.dirty += 1;
                 books.core().counters.dirty.add(1);
                 false
@@ -353,7 +392,8 @@ impl Index {
                 true
             }
             Landing::Written => {
-                let node = books.admit(page, chunk.heat(place));
+                let node = books.admit(page, heat);
+                let (chunk, place) = self.chunk(books, page);
                 chunk.set_node(place, node);
                 false
             }
@@ -393,6 +433,9 @@ impl Index {
         let is_written = |state| matches!(state, PageState::Written | PageState::WrittenDirty);
         assert_eq!(self.written, count(is_written), "law 1: written");
         assert!(self.chunks.values().all(|chunk| !chunk.is_empty()), "law 4");
+        assert_eq!(self.newer, count(PageState::is_newer), "law 1: newer");
+        let newer = self.chunks.iter().filter(|(_, chunk)| chunk.newer_bits() != 0);
+        assert!(newer.map(|(number, _)| number).eq(&self.newer_chunks), "law 4");
         assert_eq!(self.listed.is_some(), self.dirty > 0, "dirty files are listed");
     }
 }

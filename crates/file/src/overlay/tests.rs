@@ -1,6 +1,7 @@
 //! The overlay against a vector that says of each block what it should be.
 
 use super::*;
+use butternut_pages::{CacheLimits, FileKey, PageCache, Stay, Tag};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
@@ -82,8 +83,8 @@ fn digests(first: u64, blocks: u64) -> Vec<u8> {
 const SET_ASIDE: DiskExtent =
     DiskExtent { logical: Logical(1 << 40), bytes: (BLOCKS + 10) * SECTOR_BYTES };
 
-#[derive(Default)]
 struct Both {
+    cache: PageCache,
     overlay: Overlay,
     model: Vec<Model>,
     dirty: BTreeSet<u64>,
@@ -92,6 +93,13 @@ struct Both {
 }
 
 impl Both {
+    fn new() -> Self {
+        let cache = PageCache::new(CacheLimits::of(4 << 20));
+        let overlay = Overlay::new(cache.file(FileKey { tree: 5, ino: 257 }));
+        let (model, dirty, used) = Default::default();
+        Self { cache, overlay, model, dirty, used, next: 0 }
+    }
+
     fn apply(&mut self, step: &Step) {
         self.model.resize(usize::try_from(BLOCKS + 10).unwrap(), Model::Tree);
         match *step {
@@ -138,17 +146,16 @@ impl Both {
                 }
             }
             Step::Dirty { start } => {
-                let bytes = Arc::from(vec![u8::try_from(start).unwrap(); BLOCK]);
-                let block = DirtyBlock { bytes, backing: Backing::Reserved };
-                self.overlay.insert_dirty(start * SECTOR_BYTES, block);
+                let mut frame = self.cache.frame().unwrap();
+                frame.bytes_mut().unwrap().fill(u8::try_from(start).unwrap());
+                self.overlay.pages.change().put(start, frame, Tag::default(), Stay::Cached);
                 self.dirty.insert(start);
             }
             Step::DropDirty { start, blocks } => {
-                let range = start * SECTOR_BYTES..(start + blocks) * SECTOR_BYTES;
-                let dropped = self.overlay.drop_dirty(range);
+                let dropped = self.overlay.pages.invalidate(&(start..start + blocks));
                 let before = self.dirty.len();
                 self.dirty.retain(|block| !(start..start + blocks).contains(block));
-                assert_eq!(dropped, (before - self.dirty.len(), before - self.dirty.len()));
+                assert_eq!(dropped, before - self.dirty.len());
             }
         }
     }
@@ -256,7 +263,7 @@ proptest! {
     fn the_overlay_shows_each_block_as_it_was_last_said(
         steps in prop::collection::vec(step(), 1..60)
     ) {
-        let mut both = Both::default();
+        let mut both = Both::new();
         for step in &steps {
             both.apply(step);
         }
@@ -266,7 +273,7 @@ proptest! {
 
 #[test]
 fn appends_to_one_run_stay_one_patch() {
-    let mut overlay = Overlay::default();
+    let mut overlay = Both::new().overlay;
     for block in 0..1000 {
         let place = new((500 + block) * SECTOR_BYTES);
         let patch = Patch { bytes: SECTOR_BYTES, place, digests: digests(block, 1) };
@@ -279,7 +286,7 @@ fn appends_to_one_run_stay_one_patch() {
 
 #[test]
 fn a_patch_is_at_most_one_extent() {
-    let mut overlay = Overlay::default();
+    let mut overlay = Both::new().overlay;
     for half in 0..3 {
         let bytes = EXTENT_BYTES_MAX / 2;
         let place = new(half * bytes);
@@ -291,7 +298,7 @@ fn a_patch_is_at_most_one_extent() {
 
 #[test]
 fn a_patch_never_reaches_into_another_block_group() {
-    let mut overlay = Overlay::default();
+    let mut overlay = Both::new().overlay;
     for block in 0..4_u64 {
         let place = new(GROUP_BYTES + block * SECTOR_BYTES - 2 * SECTOR_BYTES);
         let patch = Patch { bytes: SECTOR_BYTES, place, digests: Vec::new() };

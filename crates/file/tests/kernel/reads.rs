@@ -13,6 +13,7 @@ const TINY: SourceOptions = SourceOptions {
     plain_map_cache_bytes: 20_000,
     sum_cache_bytes: 40_000,
     unpacked_cache_bytes: 0,
+    page_cache_bytes: 256 << 10,
     compress: None,
 };
 

@@ -128,7 +128,7 @@ fn write_and_direct_write_or_truncate() {
     let pages: Vec<_> = runs.iter().map(Writeback::pages).collect();
     assert_eq!(pages, [0..3, 6..7]);
     land(runs);
-    assert_eq!(file.dirty_end(), 0);
+    assert_eq!(file.newer_end(), 0);
 }
 
 #[test]
@@ -247,5 +247,5 @@ fn runs_are_of_one_tag_and_in_order() {
     let [zero, one, ..] = Tag::ALL;
     assert_eq!(ranges, [(0..2, zero), (2..3, one), (9..10, zero), (16..18, one)]);
     land(runs);
-    assert_eq!((file.dirty_pages(), file.dirty_end()), (1, 4));
+    assert_eq!((file.dirty_pages(), file.newer_end()), (1, 4));
 }
