@@ -17,7 +17,7 @@ use crate::map::{ItemMappings, Mapping, MappingKind};
 use crate::pack::Compress;
 use crate::plain::{self, PlainMap};
 use crate::plan::Plan;
-use crate::stream::AheadBudget;
+use crate::stream::Spares;
 use crate::sums::SumIndex;
 use crate::traffic::{Help, Helpers};
 use crate::view::FileView;
@@ -98,7 +98,7 @@ struct Shared {
     plain_maps: BoundedCache<RegionKey, PlainMap>,
     unpacked: BoundedCache<PackedKey, Vec<u8>>,
     idle: Mutex<Vec<Workspace>>,
-    ahead: Arc<AheadBudget>,
+    spares: Spares,
     pages: PageCache,
     has_flusher: AtomicBool,
     compress: Option<Compress>,
@@ -122,7 +122,7 @@ impl Source {
             plain_maps: BoundedCache::new(options.plain_map_cache_bytes),
             unpacked: BoundedCache::new(options.unpacked_cache_bytes),
             idle: Mutex::default(),
-            ahead: Arc::default(),
+            spares: Spares::default(),
             pages: PageCache::new(CacheLimits::of(options.page_cache_bytes)),
             has_flusher: AtomicBool::new(false),
             compress: options.compress,
@@ -147,8 +147,8 @@ impl Source {
         &self.0.sums
     }
 
-    pub(crate) fn ahead_budget(&self) -> &Arc<AheadBudget> {
-        &self.0.ahead
+    pub(crate) fn spares(&self) -> &Spares {
+        &self.0.spares
     }
 
     /// Bytes that files being written have in memory only.

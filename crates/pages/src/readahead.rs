@@ -23,7 +23,9 @@ use std::ops::Range;
 /// that a disk takes to find them.
 pub const WINDOW_PAGES_MAX: u64 = 1024;
 /// And to begin with.
-const WINDOW_PAGES_MIN: u64 = 32;
+const WINDOW_PAGES_MIN: u64 = 64;
+/// Windows end at multiples of this: what is packed together is read together.
+const ALIGN_PAGES: u64 = 32;
 /// Reads that follow one another before anything is read ahead.
 const STEPS_MIN: u32 = 2;
 /// How far from the end of the last read another may be and still follow it (law 4).
@@ -116,7 +118,8 @@ impl Readahead {
         if asked - self.next > self.window / 2 {
             return Ahead::Nothing;
         }
-        let until = (self.next + self.window).min(file_pages);
+        let until = self.next + self.window;
+        let until = (until - until % ALIGN_PAGES).min(file_pages);
         if until <= asked {
             return Ahead::Nothing;
         }
