@@ -37,6 +37,9 @@ pub struct Flight {
 }
 
 impl Flight {
+    /// Where one is full.
+    pub const BYTES_MAX: u64 = BATCH_BYTES_MAX;
+
     /// Bytes of the files.
     pub fn bytes(&self) -> u64 {
         self.runs.iter().map(Descent::bytes).sum()

@@ -34,6 +34,8 @@ impl FileState {
         blocks: u64,
         size: u64,
     ) -> Result<(), FileError> {
+        let (blocks_coming, extents_coming) = self.live.traffic().coming();
+        let (blocks, extents) = (blocks + blocks_coming, extents + extents_coming);
         let wanted = self.bytes_to_promise(extents, blocks, size);
         let Some(step) = self.step_to(wanted) else { return Ok(()) };
         let forest = self.source.forest().clone();

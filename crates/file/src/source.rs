@@ -171,7 +171,7 @@ impl Source {
         self.0.has_flusher.store(is_there, Ordering::Release);
     }
 
-    pub(crate) fn has_flusher(&self) -> bool {
+    pub fn has_flusher(&self) -> bool {
         self.0.has_flusher.load(Ordering::Acquire)
     }
 

@@ -56,7 +56,7 @@ impl FileView {
     }
 
     /// Whose pages the cache has.
-    pub(crate) fn key(&self) -> FileKey {
+    pub fn key(&self) -> FileKey {
         FileKey { tree: self.tree.id().0, ino: self.ino.0 }
     }
 

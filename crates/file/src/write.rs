@@ -168,7 +168,8 @@ impl FileState {
         let (mut from, mut rest) = (at, bytes);
         for backing in backings {
             let start = from - from % SECTOR_BYTES;
-            let (now, later) = rest.split_at(rest.len().min(in_memory(start + SECTOR_BYTES - from)));
+            let (now, later) =
+                rest.split_at(rest.len().min(in_memory(start + SECTOR_BYTES - from)));
             let base = if start == blocks.start { head.take() } else { None };
             let base = if start == last { base.or_else(|| tail.take()) } else { base };
             self.write_block(from, now, backing, base, &mut frames)?;

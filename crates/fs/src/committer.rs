@@ -217,13 +217,9 @@ impl Filesystem {
 
     /// Keeps what is in memory only within its limits (law 3).
     pub(crate) fn throttle(&self, writer: &Writer) -> Result<()> {
-        if self.shared.source.is_over_dirty_limit() {
-            if writer.has_committer {
-                writer.signal.kick();
-            } else {
-                // Whoever syncs a file is told of what it lost.
-                drop(self.write_back(writer));
-            }
+        if self.shared.source.is_over_dirty_limit() && !self.shared.source.has_flusher() {
+            // Whoever syncs a file is told of what it lost.
+            drop(self.write_back(writer));
         } else if writer.dirty_count() >= DIRTY_INODES_MAX {
             drop(self.write_back(writer));
         }

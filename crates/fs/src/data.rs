@@ -18,6 +18,7 @@ use butternut_format::file_extent::Compression;
 use butternut_format::inode::{Inode, InodeFlags};
 use butternut_format::units::{Ino, length};
 use butternut_names::{self as names, COMPRESSION, CompressionProperty};
+use butternut_pages::{Reason, Stay, UncachedFlush};
 use butternut_tree::Tree;
 use std::ops::Range;
 use std::sync::Arc;
@@ -48,6 +49,14 @@ pub enum Allocate {
     Zero,
     /// Makes the range zeroes, with space set aside, past the end of the file too.
     ZeroKeepSize,
+}
+
+/// Whether what is in flight on the file's data is waited for before a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Traffic {
+    Stops,
+    /// Only pages change, and whatever needs more waits itself.
+    GoesOn,
 }
 
 /// What becomes of a file's times when its bytes change.
@@ -87,7 +96,32 @@ impl File {
     /// when it was written: the flags of the inode are not asked again.
     pub fn write_back(&self, offset: u64, bytes: &[u8]) -> Result<usize> {
         let _timed = self.timed(Operation::CachedWrite);
-        self.alter_unasked(|file, _, _| Ok(file.write_at(offset, bytes)?))
+        let change =
+            |file: &mut FileState, _: &Inode, _: Stamp<'_>| Ok(file.write_at(offset, bytes)?);
+        let written = self.alter_as(None, Traffic::GoesOn, change)?;
+        self.pace(written)?;
+        Ok(written)
+    }
+
+    /// As [`File::write_as`], for bytes that are not asked for again: memory keeps nothing of them
+    /// once they are down, and a flusher brings them down soon.
+    pub fn write_uncached(
+        &self,
+        offset: u64,
+        bytes: &[u8],
+        privileges: Privileges,
+    ) -> Result<usize> {
+        let (_, written) = self.write_in(Some(offset), bytes, privileges, Stay::Uncached)?;
+        let held = self.held()?;
+        let filesystem = held.filesystem();
+        let source = &filesystem.shared.source;
+        let switch = filesystem.switches().uncached_flush;
+        if source.has_flusher() && switch != UncachedFlush::Inline {
+            source.pages().kick_uncached(self.view().key(), written.div_ceil(4096), switch);
+        } else {
+            filesystem.flush_files(std::slice::from_ref(held.entry()), Reason::Uncached);
+        }
+        Ok(written)
     }
 
     /// As [`File::write_as`]; whole blocks go straight to the devices, whatever their number.
@@ -112,20 +146,46 @@ impl File {
         bytes: &[u8],
         privileges: Privileges,
     ) -> Result<(u64, usize)> {
+        self.write_in(offset, bytes, privileges, Stay::Cached)
+    }
+
+    fn write_in(
+        &self,
+        offset: Option<u64>,
+        bytes: &[u8],
+        privileges: Privileges,
+        stay: Stay,
+    ) -> Result<(u64, usize)> {
         if bytes.is_empty() {
             let held = self.held()?;
             Filesystem::may_write(&held.filesystem().facts(held.entry())?)?;
             return Ok((offset.unwrap_or_else(|| self.size()), 0));
         }
         let _timed = self.timed(Operation::CachedWrite);
-        self.alter(privileges, |file, inode, _| {
+        let change = |file: &mut FileState, inode: &Inode, _: Stamp<'_>| {
             let end = file.size();
             let offset = offset.unwrap_or(end);
             if inode.flags.contains(InodeFlags::APPEND) && offset != end {
                 return Err(Error::NotPermitted { what: "the file is append-only" });
             }
-            Ok((offset, file.write_at(offset, bytes)?))
-        })
+            let written = match stay {
+                Stay::Cached => file.write_at(offset, bytes)?,
+                Stay::Uncached => file.write_uncached(offset, bytes)?,
+            };
+            Ok((offset, written))
+        };
+        let (at, written) = self.alter_as(Some(privileges), Traffic::GoesOn, change)?;
+        self.pace(written)?;
+        Ok((at, written))
+    }
+
+    /// Whoever writes faster than the devices do waits for them, with nothing locked.
+    fn pace(&self, bytes: usize) -> Result<()> {
+        let filesystem = self.held()?.filesystem();
+        if filesystem.shared.source.has_flusher() {
+            filesystem.pace(bytes);
+        }
+        Ok(())
     }
 
     /// Sets the size: what is behind it is gone, what is new reads as zeroes.
@@ -208,8 +268,8 @@ impl File {
         let writer = filesystem.writer()?;
         let merged = filesystem.write_back_one(writer, held.entry());
         let lost = {
-            let mut body = held.entry().body_mut();
-            body.file.as_mut().and_then(FileState::take_error)
+            let body = held.entry().body_mut();
+            body.file.as_ref().and_then(FileState::take_error)
         };
         let committed = filesystem.commit();
         let kept = lost.map_or(Ok(()), |error| Err(error.into()));
@@ -231,20 +291,13 @@ impl File {
         privileges: Privileges,
         change: impl FnOnce(&mut FileState, &Inode, Stamp<'_>) -> Result<R>,
     ) -> Result<R> {
-        self.alter_as(Some(privileges), change)
-    }
-
-    /// The same, whatever the flags of the inode say.
-    fn alter_unasked<R>(
-        &self,
-        change: impl FnOnce(&mut FileState, &Inode, Stamp<'_>) -> Result<R>,
-    ) -> Result<R> {
-        self.alter_as(None, change)
+        self.alter_as(Some(privileges), Traffic::Stops, change)
     }
 
     fn alter_as<R>(
         &self,
         asked: Option<Privileges>,
+        traffic: Traffic,
         change: impl FnOnce(&mut FileState, &Inode, Stamp<'_>) -> Result<R>,
     ) -> Result<R> {
         let held = self.held()?;
@@ -252,7 +305,10 @@ impl File {
         let writer = filesystem.begin()?;
         let entry = held.entry();
         let subvolume = filesystem.writable_subvolume(writer, entry.id)?;
-        let mut body = entry.body_mut();
+        let mut body = match traffic {
+            Traffic::Stops => entry.body_mut(),
+            Traffic::GoesOn => entry.body_in_traffic(),
+        };
         let inode = filesystem.facts(entry)?;
         if asked.is_some() {
             Filesystem::may_write(&inode)?;

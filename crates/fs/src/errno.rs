@@ -131,6 +131,7 @@ fn file(error: &FileError) -> i32 {
         FileError::TooLarge { .. } => code::EFBIG,
         FileError::Gone { .. } => code::ESTALE,
         FileError::ReadOnly { .. } => code::EROFS,
+        FileError::NoMemory { .. } => code::ENOMEM,
         FileError::Extents { .. }
         | FileError::Data { .. }
         | FileError::NoChecksum { .. }

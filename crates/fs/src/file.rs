@@ -173,18 +173,24 @@ impl File {
     /// the end of the file, fewer than asked where the file ends, or where what follows is damaged
     /// (a read that starts there fails). What `buf` holds behind them is undefined.
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        self.read_as(Operation::CachedRead, offset, buf)
-    }
-
-    pub(crate) fn read_as(
-        &self,
-        operation: Operation,
-        offset: u64,
-        buf: &mut [u8],
-    ) -> Result<usize> {
-        let _timed = self.timed(operation);
+        let _timed = self.timed(Operation::CachedRead);
         let _body = self.shared_lock();
         Ok(self.shared.stream.read_at(offset, buf)?)
+    }
+
+    /// As [`File::read_at`], for bytes that are not asked for again: memory keeps nothing of them
+    /// that others did not bring there.
+    pub fn read_uncached(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let _timed = self.timed(Operation::CachedRead);
+        let _body = self.shared_lock();
+        Ok(self.shared.stream.read_uncached(offset, buf)?)
+    }
+
+    /// As [`File::read_at`], past the page cache, but for what is in memory only.
+    pub fn read_direct(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let _timed = self.timed(Operation::DirectRead);
+        let _body = self.shared_lock();
+        self.read_in_flight(offset, buf)
     }
 
     /// Many independent reads, handed to the devices together; each has its own result.

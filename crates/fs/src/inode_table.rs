@@ -151,6 +151,20 @@ impl InodeEntry {
         body
     }
 
+    /// The body alone, whatever is in flight on the inode's data.
+    pub(crate) fn body_in_traffic(&self) -> RwLockWriteGuard<'_, Body> {
+        self.body.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The same, unless somebody has it.
+    pub(crate) fn try_body_in_traffic(&self) -> Option<RwLockWriteGuard<'_, Body>> {
+        match self.body.try_write() {
+            Ok(body) => Some(body),
+            Err(TryLockError::Poisoned(body)) => Some(body.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
     pub(crate) fn is_listed(&self) -> bool {
         self.is_listed.load(Ordering::Acquire)
     }

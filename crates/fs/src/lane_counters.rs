@@ -74,6 +74,11 @@ impl Count {
 }
 
 impl crate::Filesystem {
+    /// What the page cache holds, and did so far.
+    pub fn page_counts(&self) -> butternut_pages::PageCounters {
+        self.shared.source.pages().counters()
+    }
+
     /// How many requests went which way so far.
     pub fn lane_counts(&self) -> LaneCounts {
         self.shared.counters.now()

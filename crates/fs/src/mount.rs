@@ -5,6 +5,7 @@
 //! are. An open for writing reads the free space besides, and deletes what was left without a name.
 
 use crate::committer::Committer;
+use crate::flusher::{Flights, Flusher};
 use crate::inode_cache::InodeCache;
 use crate::lane_counters::LaneCounters;
 use crate::latency::Latencies;
@@ -71,6 +72,8 @@ pub struct MountOptions {
     pub subvolume: Subvolume,
     /// Bytes of tree blocks to keep in memory.
     pub node_cache_bytes: u64,
+    /// Bytes of file data to keep in memory, clean and dirty.
+    pub page_cache_bytes: u64,
     /// Inodes to keep in memory, beside those in use.
     pub inode_cache_entries: usize,
     /// Threads for decompression and readahead; 0 is one per core.
@@ -95,6 +98,7 @@ impl Default for MountOptions {
             compress: None,
             subvolume: Subvolume::Default,
             node_cache_bytes: 64 << 20,
+            page_cache_bytes: 256 << 20,
             inode_cache_entries: 16 << 10,
             workers: 0,
             ignore_log: false,
@@ -148,11 +152,13 @@ pub struct Filesystem {
 pub(crate) struct Life {
     shared: Arc<Shared>,
     committer: Option<Committer>,
+    flusher: Option<Flusher>,
 }
 
 impl Drop for Life {
     fn drop(&mut self) {
         self.committer = None;
+        self.flusher = None;
         // Nobody is left to be told; whoever wants to know closes the filesystem.
         drop(Filesystem { shared: Arc::clone(&self.shared), life: None }.sync());
     }
@@ -166,6 +172,7 @@ pub(crate) struct Shared {
     pub(crate) roots: Roots,
     pub(crate) inodes: InodeCache,
     pub(crate) source: Source,
+    pub(crate) flights: Arc<Flights>,
     pub(crate) switches: SwitchBoard,
     pub(crate) counters: LaneCounters,
     pub(crate) latencies: Latencies,
@@ -212,7 +219,11 @@ impl Filesystem {
             .thread_name(|number| format!("butternut-{number}"))
             .build()
             .map_err(Error::Workers)?;
-        let caches = SourceOptions { compress: options.compress, ..SourceOptions::default() };
+        let caches = SourceOptions {
+            compress: options.compress,
+            page_cache_bytes: usize::try_from(options.page_cache_bytes).unwrap_or(usize::MAX),
+            ..SourceOptions::default()
+        };
         let source = Source::open(Arc::clone(&forest), Arc::new(workers), caches)?;
         let writer = (!options.read_only).then(|| {
             Arc::new(Writer::new(
@@ -229,6 +240,7 @@ impl Filesystem {
             roots: Roots::default(),
             inodes: InodeCache::new(options.inode_cache_entries),
             source,
+            flights: Arc::default(),
             switches: SwitchBoard::new(options.switches),
             counters: LaneCounters::default(),
             latencies: Latencies::default(),
@@ -244,12 +256,14 @@ impl Filesystem {
     }
 
     fn begin_life(shared: Arc<Shared>, options: &MountOptions) -> Result<Self> {
-        let mut committer = None;
+        let (mut committer, mut flusher) = (None, None);
         if let Some(writer) = shared.writer.as_ref().filter(|writer| writer.has_committer) {
             let every = Duration::from_secs(options.commit_seconds.into());
             committer = Some(Committer::start(&shared, Arc::clone(&writer.signal), every)?);
+            shared.flights.offer_help(&shared.source);
+            flusher = Some(Flusher::start(&shared)?);
         }
-        let life = Life { shared: Arc::clone(&shared), committer };
+        let life = Life { shared: Arc::clone(&shared), committer, flusher };
         let filesystem = Self { shared, life: Some(Arc::new(life)) };
         if let Some(writer) = &filesystem.shared.writer {
             match filesystem.writable_subvolume(writer, filesystem.root()) {

@@ -4,12 +4,13 @@
 //! Each has a name and values with names ([`TABLE`]): what is typed anywhere is read here, by
 //! [`Switches::set_named`].
 
+use butternut_pages::UncachedFlush;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 const ON_OFF: &[&str] = &["on", "off"];
 
 /// Every switch.
-const TABLE: [Row; 4] = [
+const TABLE: [Row; 5] = [
     Row {
         key: "nosec",
         what: "direct writes share a file that has no privileges to strip",
@@ -41,6 +42,17 @@ const TABLE: [Row; 4] = [
         allowed: ON_OFF,
         read: |switches| on_off(switches.latency),
         set: |switches, value| switches.latency = value == 0,
+    },
+    Row {
+        key: "uncached_flush",
+        what: "who brings down what uncached writes made dirty",
+        allowed: &["device", "inode", "inline"],
+        read: |switches| match switches.uncached_flush {
+            UncachedFlush::Device => 0,
+            UncachedFlush::Inode => 1,
+            UncachedFlush::Inline => 2,
+        },
+        set: |switches, value| switches.uncached_flush = flush_of(value),
     },
 ];
 
@@ -78,6 +90,8 @@ pub struct Switches {
     /// How long operations take is measured ([`Stats::latency`](crate::Stats::latency)): two looks
     /// at the clock for each.
     pub latency: bool,
+    /// Who brings down what uncached writes made dirty.
+    pub uncached_flush: UncachedFlush,
 }
 
 /// A switch as it is typed and shown.
@@ -112,8 +126,13 @@ impl DirectStability {
 
 impl Default for Switches {
     fn default() -> Self {
-        let direct_stability = DirectStability::default();
-        Self { nosec: true, simple_read: true, direct_stability, latency: true }
+        Self {
+            nosec: true,
+            simple_read: true,
+            direct_stability: DirectStability::default(),
+            latency: true,
+            uncached_flush: UncachedFlush::default(),
+        }
     }
 }
 
@@ -154,6 +173,14 @@ impl Switches {
     }
 }
 
+fn flush_of(number: usize) -> UncachedFlush {
+    match number {
+        1 => UncachedFlush::Inode,
+        2 => UncachedFlush::Inline,
+        _ => UncachedFlush::Device,
+    }
+}
+
 fn on_off(is_on: bool) -> usize {
     usize::from(!is_on)
 }
@@ -169,16 +196,18 @@ pub(crate) struct SwitchBoard {
     simple_read: AtomicBool,
     direct_stability: AtomicU8,
     latency: AtomicBool,
+    uncached_flush: AtomicU8,
 }
 
 impl SwitchBoard {
     pub(crate) fn new(switches: Switches) -> Self {
-        let Switches { nosec, simple_read, direct_stability, latency } = switches;
+        let Switches { nosec, simple_read, direct_stability, latency, uncached_flush } = switches;
         Self {
             nosec: AtomicBool::new(nosec),
             simple_read: AtomicBool::new(simple_read),
             direct_stability: AtomicU8::new(direct_stability as u8),
             latency: AtomicBool::new(latency),
+            uncached_flush: AtomicU8::new(uncached_flush as u8),
         }
     }
 
@@ -189,6 +218,7 @@ impl SwitchBoard {
             simple_read: self.simple_read.load(Ordering::Relaxed),
             direct_stability: DirectStability::of(direct_stability.into()),
             latency: self.latency.load(Ordering::Relaxed),
+            uncached_flush: flush_of(self.uncached_flush.load(Ordering::Relaxed).into()),
         }
     }
 
@@ -197,11 +227,12 @@ impl SwitchBoard {
     }
 
     pub(crate) fn set(&self, switches: Switches) {
-        let Switches { nosec, simple_read, direct_stability, latency } = switches;
+        let Switches { nosec, simple_read, direct_stability, latency, uncached_flush } = switches;
         self.nosec.store(nosec, Ordering::Relaxed);
         self.simple_read.store(simple_read, Ordering::Relaxed);
         self.direct_stability.store(direct_stability as u8, Ordering::Relaxed);
         self.latency.store(latency, Ordering::Relaxed);
+        self.uncached_flush.store(uncached_flush as u8, Ordering::Relaxed);
     }
 }
 

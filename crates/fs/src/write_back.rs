@@ -7,6 +7,7 @@ use crate::{Error, FileId, Filesystem, Result};
 use butternut_file::{FileState, Merging};
 use butternut_format::inode::Inode;
 use butternut_format::units::Ino;
+use butternut_pages::Reason;
 use butternut_tree::Need;
 use std::sync::Arc;
 
@@ -61,8 +62,26 @@ impl Filesystem {
         Ok(())
     }
 
-    /// Writes back files in ascending order of their ids.
+    /// Writes back files in ascending order of their ids. Their data goes down before they are
+    /// locked, but for what is written to them meanwhile.
     fn write_back_batch(
+        &self,
+        writer: &Writer,
+        batch: &[Arc<InodeEntry>],
+        how_far: HowFar,
+    ) -> Result<()> {
+        if how_far == HowFar::Whole && self.shared.source.has_flusher() {
+            self.flush_files(batch, Reason::Sync);
+        }
+        self.merge_batch(writer, batch, how_far)
+    }
+
+    /// Brings files in ascending order of their ids into the trees.
+    pub(crate) fn merge_files(&self, writer: &Writer, batch: &[Arc<InodeEntry>]) -> Result<()> {
+        self.merge_batch(writer, batch, HowFar::Whole)
+    }
+
+    fn merge_batch(
         &self,
         writer: &Writer,
         batch: &[Arc<InodeEntry>],

@@ -103,6 +103,10 @@ impl Writer {
         self.dirty().contains_key(&id)
     }
 
+    pub(crate) fn dirty_entry(&self, id: FileId) -> Option<Arc<InodeEntry>> {
+        self.dirty().get(&id).map(Arc::clone)
+    }
+
     pub(crate) fn dirty_count(&self) -> usize {
         self.dirty().len()
     }

@@ -13,7 +13,7 @@ use crate::chunk::{Chunk, PageState};
 use crate::counters::{Counters, PageCounters, add};
 use crate::dirty::DirtyFiles;
 use crate::file_pages::FilePages;
-use crate::flusher::{Flushers, Orders};
+use crate::flusher::{Flushers, Orders, UncachedFlush};
 use crate::index::Index;
 use crate::replacement::{Candidate, NodeId, Queue, Replacement};
 use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -193,6 +193,16 @@ impl PageCache {
     /// found nothing of it that it could write.
     pub fn orders(&self) -> Option<Orders> {
         self.0.flushers.orders(|| self.0.counters.dirty.now(), &self.0.limits.dirty)
+    }
+
+    /// An uncached write made pages of a file dirty: tells the flushers, as the switch says. With
+    /// [`UncachedFlush::Inline`] there is nobody to be told.
+    pub fn kick_uncached(&self, file: FileKey, pages: usize, switch: UncachedFlush) {
+        match switch {
+            UncachedFlush::Device => self.0.flushers.add_uncached(pages),
+            UncachedFlush::Inode => self.0.flushers.add_file(file, pages),
+            UncachedFlush::Inline => {}
+        }
     }
 
     /// There is work for a flusher.

@@ -122,16 +122,6 @@ impl FilePages {
         self.inode.index().pages
     }
 
-    /// Tells the flushers that an uncached write made pages dirty, as the switch says; without one
-    /// the writer brings them down himself.
-    pub fn kick(&self, pages: usize, switch: crate::UncachedFlush) {
-        match switch {
-            crate::UncachedFlush::Device => self.core.flushers.add_uncached(pages),
-            crate::UncachedFlush::Inode => self.core.flushers.add_file(self.key(), pages),
-            crate::UncachedFlush::Inline => {}
-        }
-    }
-
     /// The file goes behind all others with dirty pages: it had its turn.
     pub fn yield_turn(&self) {
         self.core.relist(&self.inode, &mut self.inode.index_mut());

@@ -27,6 +27,7 @@ const FILES_MAX: usize = 1024;
 
 /// Who brings down what uncached writes made dirty.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
 pub enum UncachedFlush {
     /// The flusher, the oldest files first, whatever mode made them dirty.
     #[default]

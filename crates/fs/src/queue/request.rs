@@ -25,15 +25,13 @@ impl Request {
     pub(super) fn run(self) -> Done {
         let Self { file, tag, mut buffer, operation } = self;
         let result = match operation {
-            Operation::Read { offset, flags } => {
-                let is_direct = flags.contains(IoFlags::DIRECT);
-                let measured = if is_direct {
-                    latency::Operation::DirectRead
-                } else {
-                    latency::Operation::CachedRead
-                };
-                file.read_as(measured, offset, &mut buffer)
+            Operation::Read { offset, flags } if flags.contains(IoFlags::DIRECT) => {
+                file.read_direct(offset, &mut buffer)
             }
+            Operation::Read { offset, flags } if flags.contains(IoFlags::UNCACHED) => {
+                file.read_uncached(offset, &mut buffer)
+            }
+            Operation::Read { offset, .. } => file.read_at(offset, &mut buffer),
             Operation::Write { offset, flags, privileges } => {
                 write(&file, offset, &buffer, flags, privileges)
             }
@@ -55,6 +53,8 @@ fn write(
         file.append(bytes, privileges)?.1
     } else if flags.contains(IoFlags::DIRECT) {
         file.write_direct(offset, bytes, privileges)?
+    } else if flags.contains(IoFlags::UNCACHED) {
+        file.write_uncached(offset, bytes, privileges)?
     } else {
         file.write_as(offset, bytes, privileges)?
     };

@@ -47,8 +47,8 @@ fn flushers_owe_as_many_pages_as_uncached_writes_made_dirty() {
     (0..9).for_each(|page| put(&cache, &one, page, 1));
     assert_eq!(cache.orders(), None, "little is dirty, and it may stay so");
     (0..5).for_each(|page| put(&cache, &two, page, 1));
-    two.kick(3, UncachedFlush::Device);
-    two.kick(2, UncachedFlush::Device);
+    cache.kick_uncached(key(2), 3, UncachedFlush::Device);
+    cache.kick_uncached(key(2), 2, UncachedFlush::Device);
     assert_eq!(cache.kicks(), 1, "kicks join");
     assert!(cache.wait_for_work(None));
     let orders = cache.orders().unwrap();
@@ -57,9 +57,9 @@ fn flushers_owe_as_many_pages_as_uncached_writes_made_dirty() {
     one.yield_turn();
     assert_eq!(cache.oldest_dirty(2), [key(2), key(1)]);
     assert_eq!(cache.orders(), None, "orders are given once");
-    two.kick(4, UncachedFlush::Inode);
+    cache.kick_uncached(key(2), 4, UncachedFlush::Inode);
     assert_eq!(cache.orders().and_then(|orders| orders.file), Some(key(2)));
-    two.kick(4, UncachedFlush::Inline);
+    cache.kick_uncached(key(2), 4, UncachedFlush::Inline);
     assert_eq!(cache.orders(), None, "the writer does it himself");
     assert!(cache.wait_for_work(Some(std::time::Duration::ZERO)), "the kick of before");
 }

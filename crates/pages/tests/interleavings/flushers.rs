@@ -34,7 +34,7 @@ fn no_kick_is_lost(switch: UncachedFlush) {
                     let file = world.cache.file(FileKey { tree: 5, ino });
                     for page in 0..2 {
                         world.write(&file, page, 1, Stay::Uncached);
-                        file.kick(1, switch);
+                        world.cache.kick_uncached(file.key(), 1, switch);
                     }
                 })
             })

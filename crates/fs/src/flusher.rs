@@ -1,0 +1,257 @@
+//! The flusher: a thread that brings down what is dirty, so that no writer does.
+//!
+//! ```text
+//! writers --dirty pages, kicks--> page cache --orders--> flusher --flights--> devices
+//!    ^                                 |
+//!    +------ pauses, past a limit -----+
+//! ```
+//!
+//! Laws:
+//!
+//! 1. A file is locked while it is decided what of it goes down, and not while that is written.
+//!    With a flight in hand nobody waits for a file's lock.
+//! 2. Nothing that another thread waits for depends on the flusher alone: who brings data down for
+//!    himself (`sync`, a commit) does it the same way.
+//! 3. A writer pauses with nothing locked, and not for ever: a device that takes nothing does not
+//!    stop him.
+//! 4. The thread has no part in the filesystem's life: when the filesystem goes, it is told to stop
+//!    and waited for.
+
+use crate::inode_table::{Body, InodeEntry};
+use crate::mount::Shared;
+use crate::{Error, FileId, Filesystem, Result};
+use butternut_file::{Flight, Help, Source};
+use butternut_pages::{FileKey, Orders, Reason};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLockWriteGuard, Weak};
+use std::thread::{Builder, JoinHandle, sleep};
+use std::time::{Duration, Instant};
+
+/// Files that one look at the dirty ones finds.
+const FILES_PER_LOOK: usize = 256;
+/// Pauses of one writer behind another, while nothing goes down (law 3).
+const PAUSES_MAX: u32 = 50;
+
+/// Flights that have not landed.
+#[derive(Debug)]
+pub(crate) struct Flights {
+    begun: Instant,
+    count: Mutex<usize>,
+    landed: Condvar,
+}
+
+/// Files going down, as one flight or several.
+struct Loading<'a> {
+    filesystem: &'a Filesystem,
+    flight: Option<Flight>,
+    bytes: u64,
+}
+
+/// The thread. It ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Flusher {
+    source: Source,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Default for Flights {
+    fn default() -> Self {
+        Self { begun: Instant::now(), count: Mutex::default(), landed: Condvar::new() }
+    }
+}
+
+impl Flights {
+    /// Lets whoever waits for a file wait for flights.
+    pub(crate) fn offer_help(self: &Arc<Self>, source: &Source) {
+        let helper: Weak<Self> = Arc::downgrade(self);
+        source.add_helper(helper);
+    }
+
+    /// Since anything that stays: what the throttle is told.
+    pub(crate) fn now(&self) -> Duration {
+        self.begun.elapsed()
+    }
+
+    fn add(&self) {
+        *self.count() += 1;
+    }
+
+    fn land(&self) {
+        *self.count() -= 1;
+        self.landed.notify_all();
+    }
+
+    fn count(&self) -> MutexGuard<'_, usize> {
+        self.count.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Help for Flights {
+    fn help(&self, patience: Duration) {
+        let count = self.count();
+        if *count > 0 {
+            drop(self.landed.wait_timeout(count, patience));
+        }
+    }
+
+    fn give_back_space(&self) {}
+}
+
+impl Flusher {
+    pub(crate) fn start(shared: &Arc<Shared>) -> Result<Self> {
+        let source = shared.source.clone();
+        let (told, shared) = (source.clone(), Arc::clone(shared));
+        let run = move || {
+            let filesystem = Filesystem { shared, life: None };
+            while told.pages().wait_for_work(None) {
+                while let Some(orders) = told.pages().orders() {
+                    if filesystem.follow(&orders) == 0 {
+                        break;
+                    }
+                }
+            }
+        };
+        let thread = Builder::new().name("butternut-flush".into()).spawn(run);
+        let thread = Some(thread.map_err(Error::Committer)?);
+        source.set_flusher(true);
+        Ok(Self { source, thread })
+    }
+}
+
+impl Drop for Flusher {
+    fn drop(&mut self) {
+        self.source.set_flusher(false);
+        self.source.pages().stop();
+        if let Some(thread) = self.thread.take() {
+            drop(thread.join());
+        }
+    }
+}
+
+impl Filesystem {
+    /// Brings down what the cache orders; how many bytes that were.
+    fn follow(&self, orders: &Orders) -> u64 {
+        let Some(writer) = self.shared.writer.as_ref().filter(|writer| !writer.is_abandoned())
+        else {
+            return 0;
+        };
+        let pages = self.shared.source.pages();
+        let keys = orders.file.map_or_else(|| pages.oldest_dirty(FILES_PER_LOOK), |key| vec![key]);
+        let mut loading = Loading { filesystem: self, flight: None, bytes: 0 };
+        let ordered = u64::try_from(orders.pages).unwrap_or(u64::MAX).saturating_mul(4096);
+        let mut stuck = Vec::new();
+        for key in keys {
+            let left = ordered.saturating_sub(loading.bytes);
+            if left == 0 {
+                break;
+            }
+            let Some(entry) = writer.dirty_entry(id_of(key)) else { continue };
+            if loading.load(&entry, left, orders.reason) == 0 {
+                stuck.push(entry);
+            } else {
+                pages.file(key).yield_turn();
+            }
+        }
+        let mut bytes = loading.finish();
+        if bytes < ordered && orders.reason != Reason::Uncached {
+            // Small files go into the trees, and are clean then.
+            stuck.sort_by_key(|entry| entry.id);
+            let before = pages.dirty_bytes();
+            for batch in stuck.chunks(FILES_PER_LOOK / 2) {
+                drop(self.merge_files(writer, batch));
+            }
+            bytes += before.saturating_sub(pages.dirty_bytes());
+        }
+        bytes
+    }
+
+    /// Brings the data of some files down, without keeping their locks meanwhile. What is lost by
+    /// it is told of when they are merged.
+    pub(crate) fn flush_files(&self, entries: &[Arc<InodeEntry>], reason: Reason) {
+        let mut loading = Loading { filesystem: self, flight: None, bytes: 0 };
+        for entry in entries {
+            loading.load(entry, u64::MAX, reason);
+        }
+        loading.finish();
+    }
+
+    /// Makes a writer who has just written so many bytes pause, if more is dirty than should be
+    /// (law 3).
+    pub(crate) fn pace(&self, bytes: usize) {
+        let (pages, flights) = (self.shared.source.pages(), &self.shared.flights);
+        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+        let mut pause = pages.pause(flights.now(), bytes);
+        for _ in 0..PAUSES_MAX {
+            if pause.is_zero() {
+                return;
+            }
+            sleep(pause);
+            if pages.dirty_bytes() < pages.limits().dirty.hard_bytes {
+                return;
+            }
+            pause = pages.pause(flights.now(), 0);
+        }
+    }
+}
+
+impl Loading<'_> {
+    /// Loads at most so many bytes of a file; how many there were.
+    fn load(&mut self, entry: &Arc<InodeEntry>, bytes_max: u64, reason: Reason) -> u64 {
+        let before = self.bytes;
+        while self.bytes - before < bytes_max {
+            let left = bytes_max - (self.bytes - before);
+            let mut body = self.lock(entry);
+            let Some(file) = &mut body.file else { break };
+            if file.dirty_bytes() == 0 {
+                break;
+            }
+            // What fails here is kept for whoever syncs.
+            let (more, _) = file.begin_flush(left.min(Flight::BYTES_MAX), reason);
+            drop(body);
+            let Some(more) = more else { break };
+            self.bytes += more.bytes();
+            match &mut self.flight {
+                Some(flight) => flight.join(more),
+                none => {
+                    self.filesystem.shared.flights.add();
+                    *none = Some(more);
+                }
+            }
+            if self.flight.as_ref().is_some_and(Flight::is_full) {
+                self.carry();
+            }
+        }
+        self.bytes - before
+    }
+
+    /// Law 1.
+    fn lock<'a>(&mut self, entry: &'a InodeEntry) -> RwLockWriteGuard<'a, Body> {
+        if self.flight.is_some()
+            && let Some(body) = entry.try_body_in_traffic()
+        {
+            return body;
+        }
+        self.carry();
+        entry.body_in_traffic()
+    }
+
+    fn carry(&mut self) {
+        let Some(flight) = self.flight.take() else { return };
+        let (pages, flights) =
+            (self.filesystem.shared.source.pages(), &self.filesystem.shared.flights);
+        let bytes = flight.bytes();
+        pages.writing_started(flights.now());
+        let carried = flight.carry();
+        pages.writing_ended(flights.now(), if carried.is_ok() { bytes } else { 0 });
+        flights.land();
+    }
+
+    /// Brings down what is left; how many bytes that was in all.
+    fn finish(mut self) -> u64 {
+        self.carry();
+        self.bytes
+    }
+}
+
+fn id_of(key: FileKey) -> FileId {
+    FileId::new(key.tree, key.ino)
+}
