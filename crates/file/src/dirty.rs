@@ -133,19 +133,17 @@ impl FileState {
     /// counted on.
     pub(crate) fn forget_pages(&mut self, range: &Range<u64>) {
         let pages = pages_of(range);
-        self.uncount(&pages, |_| true);
+        let before = self.bytes_reserved_in(&pages);
         self.live.pages().invalidate(&pages);
+        self.bytes_reserved -= before;
     }
 
-    /// Room is no longer counted on for dirty blocks of these pages.
-    pub(crate) fn uncount(&mut self, pages: &Range<u64>, is_meant: impl Fn(u64) -> bool) {
+    /// Room that dirty blocks of these pages count on.
+    pub(crate) fn bytes_reserved_in(&self, pages: &Range<u64>) -> u64 {
         let change = self.live.pages().change();
-        let reserved = change
-            .dirty(pages.clone())
-            .filter(|(page, _, tag)| *tag == Backing::Reserved.tag() && is_meant(*page))
-            .count();
-        drop(change);
-        self.bytes_reserved -= length(reserved) * SECTOR_BYTES;
+        let reserved =
+            change.dirty(pages.clone()).filter(|(.., tag)| *tag == Backing::Reserved.tag());
+        length(reserved.count()) * SECTOR_BYTES
     }
 
     /// The first block is in the tree now.

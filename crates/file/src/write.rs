@@ -141,8 +141,11 @@ impl FileState {
             runs.push(Descent::new(self, 0, part.start, (Owner::Caller, data), target));
         }
         self.live.quiesce();
-        let source = self.source.clone();
+        let (source, pages) = (self.source.clone(), pages_of(&range));
+        let before = self.bytes_reserved_in(&pages);
         let Down { result, unplaced } = bring_down(&source, &mut [self], runs);
+        // What was dirty there, and is older than what landed, is gone.
+        self.bytes_reserved -= before - self.bytes_reserved_in(&pages);
         let short = unplaced.into_iter().next();
         result?;
         match short {

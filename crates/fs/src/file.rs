@@ -264,6 +264,10 @@ impl File {
         self.shared.stream.source()
     }
 
+    pub(crate) fn stability(&self) -> crate::DirectStability {
+        self.filesystem.switches().direct_stability
+    }
+
     /// Reads what a request in flight is to read, which shares the file already.
     pub(crate) fn read_in_flight(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
         Ok(self.source().read_at(self.view(), offset, buf)?)

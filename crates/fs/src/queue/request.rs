@@ -1,8 +1,7 @@
 //! One request of a queue, and the blocking calls that serve what no shorter way does.
 
 use super::{Done, IoFlags, SyncKind};
-use crate::latency;
-use crate::{File, Privileges, Result};
+use crate::{DirectStability, File, Privileges, Result};
 use butternut_sys::buffer::Buffer;
 
 #[derive(Debug)]
@@ -33,7 +32,15 @@ impl Request {
             }
             Operation::Read { offset, .. } => file.read_at(offset, &mut buffer),
             Operation::Write { offset, flags, privileges } => {
-                write(&file, offset, &buffer, flags, privileges)
+                // What goes down from here is summed and written: it must not change in between.
+                let trusted = file.stability() == DirectStability::Trust;
+                if flags.contains(IoFlags::DIRECT) && !buffer.is_stable() && !trusted {
+                    let mut copy = Buffer::zeroed(buffer.len());
+                    buffer.copy_to(0, &mut copy);
+                    write(&file, offset, &copy, flags, privileges)
+                } else {
+                    write(&file, offset, &buffer, flags, privileges)
+                }
             }
             Operation::Sync(SyncKind::Data) => file.sync_data().map(|()| 0),
             Operation::Sync(SyncKind::All) => file.sync_all().map(|()| 0),
