@@ -3,8 +3,8 @@
 //!
 //! Laws:
 //!
-//! 1. A block that becomes dirty has space held for it, or needs none of its own. What is on its way
-//!    down has taken its space with it: written to meanwhile, it needs space again.
+//! 1. A block that becomes dirty has space held for it, or needs none of its own. What is on its
+//!    way down has taken its space with it: written to meanwhile, it needs space again.
 //! 2. Memory is found before a block is changed: what fails for want of it has changed nothing.
 
 use crate::error::FileError;

@@ -5,7 +5,7 @@
 //! plain data too: the copy costs less than waiting for the device and verifying in turn.
 //!
 //! ```text
-//! Waiting --a worker comes, or a reader--> Running: claims pages that nobody has or reads --> pages in the cache
+//! Waiting --a worker comes, or a reader--> Running: claims pages, reads them --> in the cache
 //!    \-----the stream goes elsewhere, or ends--> Dropped
 //! ```
 //!

@@ -1,6 +1,7 @@
 //! The page cache, from above: what it saves, what it holds, and how the lanes meet in it.
 
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+#![allow(dead_code, reason = "what volumes of tests share, not every test uses")]
 
 mod volume;
 
