@@ -66,11 +66,12 @@ Options after -o:
   default_permissions   check permissions and ACLs for the one who mounts, too
   offset=N              where in the image the volume starts (as ?offset=N)
   cache=N               bytes of tree blocks to keep in memory [64M]
+  page_cache=N          bytes of file data to keep in memory, clean and dirty [256M]
   threads=N             as --threads
   all_wait              all threads wait for requests, rather than one near who asks
   dev, suid, exec       device nodes, set-user-id bits, programs work [nodev, nosuid, exec]
   nologreplay           say nothing of a log tree that is not shown
-  nosec=..., simple_read=..., dio_stable=..., latency=...
+  nosec=..., simple_read=..., dio_stable=..., latency=..., uncached_flush=...
                         the switches of `butternut ctl`
 Options about access times are taken and change nothing: access times stay as they are.
 
@@ -108,6 +109,9 @@ unmount, so that its worth can be measured:
                         copy; nothing (for measurements: what changes meanwhile gets a bad
                         checksum); the page cache
   latency=on|off        how long operations take is measured
+  uncached_flush=device|inode|inline
+                        who brings down what uncached writes made dirty: the flusher, oldest files
+                        first; the flusher, that file alone; the writer
 The first value is the default. `butternut mount -o` takes the same words. Only the owner of a mount
 and root may ask it.
 

@@ -277,7 +277,8 @@ mod tests {
         let said = switches.set_named("nosuch", "on").unwrap_err().to_string();
         assert_eq!(
             said,
-            "no such switch: \"nosuch\" (known: nosec, simple_read, dio_stable, latency, uncached_flush)"
+            "no such switch: \"nosuch\" \
+             (known: nosec, simple_read, dio_stable, latency, uncached_flush)"
         );
         let said = switches.set_named("dio_stable", "maybe").unwrap_err().to_string();
         assert_eq!(said, "dio_stable: have \"maybe\", want bounce or trust or buffered");

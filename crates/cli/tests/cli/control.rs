@@ -106,7 +106,10 @@ fn ctl_shows_and_sets_switches_while_the_mount_serves() {
     let served = Served::new("rw,dio_stable=trust");
     let all = served.ctl(&[]).ok();
     let words: Vec<&str> = all.lines().map(|line| line.split(' ').next().unwrap()).collect();
-    assert_eq!(words, ["nosec=on", "simple_read=on", "dio_stable=trust", "latency=on"]);
+    assert_eq!(
+        words,
+        ["nosec=on", "simple_read=on", "dio_stable=trust", "latency=on", "uncached_flush=device"]
+    );
     assert!(all.contains("bounce|trust|buffered"), "{all}");
     assert_eq!(served.ctl(&["nosec"]).ok(), "on\n");
     assert_eq!(served.ctl(&["nosec=off"]).ok(), "");
@@ -131,7 +134,8 @@ fn ctl_refuses_by_name_what_it_does_not_know() {
         return;
     }
     let served = Served::new("ro");
-    let known = "no such switch: \"nosuch\" (known: nosec, simple_read, dio_stable, latency)";
+    let known = "no such switch: \"nosuch\" \
+                 (known: nosec, simple_read, dio_stable, latency, uncached_flush)";
     for word in ["nosuch", "nosuch=on"] {
         assert_eq!(served.ctl(&[word]).failure(), format!("butternut: ctl: {known}"));
     }

@@ -68,6 +68,7 @@ impl Meaning {
             ("subvolid", false) => self.volume.subvolume = Subvolume::Id(number()?),
             ("offset", false) => self.offset = Some(number()?),
             ("cache", false) => self.volume.node_cache_bytes = number()?,
+            ("page_cache", false) => self.volume.page_cache_bytes = number()?,
             ("compress" | "compress-force", _) => {
                 let is_forced = name == "compress-force";
                 self.volume.compress = compress(value, is_forced)
