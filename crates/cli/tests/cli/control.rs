@@ -119,7 +119,7 @@ fn ctl_shows_and_sets_switches_while_the_mount_serves() {
     let said: Value = serde_json::from_str(&said).unwrap();
     assert_eq!((&said["key"], &said["value"]), (&"dio_stable".into(), &"bounce".into()));
     let said: Value = serde_json::from_str(&served.ctl(&["--json"]).ok()).unwrap();
-    assert_eq!(said.as_array().map(Vec::len), Some(4));
+    assert_eq!(said.as_array().map(Vec::len), Some(5));
 
     // What is switched off does not count on.
     served.ctl(&["latency=off"]).ok();
