@@ -99,14 +99,13 @@ impl Worker {
                 near.roam();
                 ended
             } else {
-                let waited = self.wait()?;
+                let Some(bytes) = self.wait()? else { return Ok(()) };
                 if let Some((turn, _)) = turn
-                    && waited.is_some()
-                    && is_pending(&self.device)
+                    && self.is_rush(bytes, &mut near)?
                 {
                     turn.rush();
                 }
-                waited.map_or(Ended::Unmounted, Ended::Given)
+                Ended::Given(bytes)
             };
             match ended {
                 Ended::Given(bytes) if self.answer(bytes, door)? => {}
@@ -126,13 +125,12 @@ impl Worker {
     ) -> io::Result<Ended> {
         loop {
             let Some(bytes) = self.wait()? else { return Ok(Ended::Unmounted) };
-            let request = parse(&self.memory, bytes, &self.device)?;
-            let pace = request.pace();
-            if pace != Pace::Unwaited && is_pending(&self.device) {
+            if self.is_rush(bytes, near)? {
                 turn.rush();
                 return Ok(Ended::Given(bytes));
             }
-            match pace {
+            let request = parse(&self.memory, bytes, &self.device)?;
+            match request.pace() {
                 Pace::Long => return Ok(Ended::Given(bytes)),
                 Pace::Brief => near.follow(callers, request.header.pid),
                 Pace::Unwaited => {}
@@ -145,6 +143,13 @@ impl Worker {
                 return Ok(Ended::Taken);
             }
         }
+    }
+
+    /// Whether requests come faster than one by one, with this one.
+    fn is_rush(&self, bytes: usize, near: &mut Near) -> io::Result<bool> {
+        let request = parse(&self.memory, bytes, &self.device)?;
+        let is_waited_for = request.pace() != Pace::Unwaited;
+        Ok(is_waited_for && (near.meets_many(request.header.pid) || is_pending(&self.device)))
     }
 
     /// Answers the request that was read; `false` when the mount is gone.

@@ -9,6 +9,7 @@
 //!    waited for at the end.
 //! 2. A thread that answers moves only after two looks found the same place.
 //! 3. A thread roams wherever what it does is not brief.
+//! 4. Callers that ask by turns are many: none of them is followed.
 
 use std::io;
 use std::sync::Arc;
@@ -23,7 +24,13 @@ const LOOK_EVERY: Duration = Duration::from_millis(2);
 /// Looks without a new request, after which nobody looks any more.
 const QUIET_LOOKS: u32 = 8;
 
-/// No caller, and the end.
+/// What a request adds by another caller than the one before; one by the same takes 1 away. From
+/// the second number on callers are many, so that programs that follow each other are not.
+const CHANGE_WEIGHS: u32 = 4;
+const CHANGES_MANY: u32 = 24;
+const CHANGES_MAX: u32 = 48;
+
+/// No caller.
 const NOBODY: u32 = 0;
 const NOWHERE: usize = usize::MAX;
 
@@ -112,9 +119,23 @@ impl Shared {
 #[derive(Default)]
 pub(crate) struct Near {
     stays_at: Option<usize>,
+    /// The last caller, and how much the callers changed of late.
+    last: u32,
+    changes: u32,
 }
 
 impl Near {
+    /// Whether callers are many, with this one.
+    pub(crate) fn meets_many(&mut self, caller: u32) -> bool {
+        if caller == self.last || caller == NOBODY {
+            self.changes = self.changes.saturating_sub(1);
+        } else {
+            self.last = caller;
+            self.changes = (self.changes + CHANGE_WEIGHS).min(CHANGES_MAX);
+        }
+        self.changes >= CHANGES_MANY
+    }
+
     /// Goes where callers are; `caller` sleeps until it has its answer.
     pub(crate) fn follow(&mut self, callers: &Callers, caller: u32) {
         if caller == NOBODY {
@@ -161,6 +182,16 @@ mod tests {
             near.roam();
             assert_eq!(near.stays_at, None);
         }
+    }
+
+    #[test]
+    fn callers_by_turns_are_many_and_those_that_follow_each_other_are_not() {
+        let mut near = Near::default();
+        for caller in 1..100 {
+            assert!((0..8).all(|_| !near.meets_many(caller)), "the {caller}th");
+        }
+        assert!((0..20).any(|request| near.meets_many(1 + request % 2)));
+        assert!((0..60).any(|_| !near.meets_many(7)), "alone again");
     }
 
     #[test]
