@@ -91,7 +91,7 @@ impl Rig {
         size: &'static Size,
         butternut: Option<PathBuf>,
     ) -> Result<Self> {
-        let dir = tempfile::Builder::new().prefix("butternut-bench").tempdir_in(dir)?;
+        let dir = tempfile::Builder::new().prefix("butternut-bench-").tempdir_in(dir)?;
         let butternut = match butternut {
             Some(path) => path,
             None => std::env::current_exe()?.with_file_name("butternut"),

@@ -24,7 +24,7 @@ pub(crate) struct Mount<'a> {
 
 impl Scratch {
     pub(crate) fn make(dir: &Path, butternut: &Path) -> Result<Self> {
-        let dir = tempfile::Builder::new().prefix("butternut-bench").tempdir_in(dir)?;
+        let dir = tempfile::Builder::new().prefix("butternut-bench-").tempdir_in(dir)?;
         let image = dir.path().join("scratch.img");
         File::create(&image)?.set_len(IMAGE_BYTES)?;
         let device = PathBuf::from(run("losetup", &["-f", "--show", text(&image)])?);

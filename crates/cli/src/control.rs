@@ -18,7 +18,8 @@
 //! 2. No byte that comes over it makes the mount panic, wait without end or take memory without
 //!    bound: lines and times have limits.
 //! 3. It is named after the mount's device number, which no other mount has at the same time: what
-//!    lies there when a mount begins is stale, and replaced. It goes with the mount.
+//!    lies there when a mount begins is stale, and replaced. It goes with the mount, unless it was
+//!    replaced: then the next mount has that number already, and keeps its own.
 
 pub(crate) mod client;
 pub(crate) mod server;

@@ -34,7 +34,7 @@ fn main() {
     let scale = if is_quick { 64 } else { 1 };
     let place =
         if Path::new("/dev/shm").is_dir() { "/dev/shm".into() } else { std::env::temp_dir() };
-    let dir = tempfile::TempDir::with_prefix_in("butternut-writes-", place).unwrap();
+    let dir = tempfile::TempDir::with_prefix_in("butternut-bench-", place).unwrap();
     let path = dir.path().join("image");
     std::fs::File::create(&path).unwrap().set_len(IMAGE_BYTES).unwrap();
     let options = OpenDevice { writable: true, ..OpenDevice::default() };

@@ -6,7 +6,6 @@ use crate::data::Times;
 use crate::held::Held;
 use crate::inode_table::Body;
 use crate::latency::{Operation, Timed};
-use crate::mount::Shared;
 use crate::{Error, FileId, FileKind, Filesystem, NewInode, Result, Stat};
 use butternut_file::{self as data, FileView, Mapping, MappingKind, Mappings, Source, Stream};
 use butternut_format::units::Ino;
@@ -246,10 +245,6 @@ impl File {
     /// Measures an operation on the file, until it is dropped.
     pub(crate) fn timed(&self, operation: Operation) -> Timed<'_> {
         self.filesystem.timed(operation)
-    }
-
-    pub(crate) fn shared(&self) -> &Shared {
-        &self.filesystem.shared
     }
 
     fn shared_lock(&self) -> Option<RwLockReadGuard<'_, Body>> {

@@ -193,9 +193,7 @@ impl Queue {
         flags: IoFlags,
         tag: u64,
     ) -> Result<(), Box<Refused>> {
-        let operation = Operation::Read { offset, flags };
-        let request = Request { file: file.clone(), tag, buffer, operation };
-        self.take(request, flags)
+        self.take(file, tag, buffer, Operation::Read { offset, flags })
     }
 
     /// Writes the whole buffer at `offset`.
@@ -210,9 +208,8 @@ impl Queue {
         flags: IoFlags,
         tag: u64,
     ) -> Result<(), Box<Refused>> {
-        let operation = Operation::Write { offset, flags, privileges: self.privileges };
-        let request = Request { file: file.clone(), tag, buffer, operation };
-        self.take(request, flags)
+        let privileges = self.privileges;
+        self.take(file, tag, buffer, Operation::Write { offset, flags, privileges })
     }
 
     /// Brings down what was written and reaped before.
@@ -220,9 +217,7 @@ impl Queue {
     /// # Errors
     /// As [`Queue::read`].
     pub fn sync(&mut self, file: &File, kind: SyncKind, tag: u64) -> Result<(), Box<Refused>> {
-        let (buffer, operation) = (Buffer::default(), Operation::Sync(kind));
-        let request = Request { file: file.clone(), tag, buffer, operation };
-        self.take(request, IoFlags::default())
+        self.take(file, tag, Buffer::default(), Operation::Sync(kind))
     }
 
     /// Lets the devices see what was queued.
@@ -236,36 +231,55 @@ impl Queue {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let before = out.len();
         let min = min.min(self.taken);
-        self.submit();
+        self.take_done(out);
         loop {
-            self.finish_synced();
-            self.core.take_done(out);
-            let reaped = out.len() - before;
+            // One call submits and waits.
+            let wait = usize::from(out.len() - before < min);
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            self.core.poll(wait, left);
+            self.take_done(out);
+            let reaped = out.len() - before;
             if reaped >= min || left.is_some_and(|left| left.is_zero()) {
                 self.taken -= reaped;
                 return reaped;
             }
-            self.core.poll(1, left);
         }
     }
 
-    fn take(&mut self, request: Request, flags: IoFlags) -> Result<(), Box<Refused>> {
+    fn take(
+        &mut self,
+        file: &File,
+        tag: u64,
+        buffer: Buffer,
+        operation: Operation,
+    ) -> Result<(), Box<Refused>> {
         if self.taken >= self.depth {
+            return Err(self.again(buffer));
+        }
+        let request = Request { file: file.clone(), tag, buffer, operation };
+        let Some(request) = self.take_direct(request)? else { return Ok(()) };
+        if request.flags().contains(IoFlags::NOWAIT) {
             return Err(self.again(request.buffer));
         }
-        let Some(request) = self.take_direct(request, flags)? else { return Ok(()) };
-        if flags.contains(IoFlags::NOWAIT) {
-            return Err(self.again(request.buffer));
-        }
-        self.taken += 1;
-        self.core.push_done(request.run());
+        self.complete(request.run());
         Ok(())
+    }
+
+    /// Takes a request that is complete already.
+    fn complete(&mut self, done: Done) {
+        self.taken += 1;
+        self.core.push_done(done);
     }
 
     fn again(&self, buffer: Buffer) -> Box<Refused> {
         self.core.counters().nowait_again.add();
         Box::new(Refused { buffer, error: Error::WouldBlock })
+    }
+
+    /// What is done so far, and what was only to be made durable.
+    fn take_done(&self, out: &mut Vec<Done>) {
+        self.finish_synced();
+        self.core.take_done(out);
     }
 
     /// Makes durable what is down and was asked to be.

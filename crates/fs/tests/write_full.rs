@@ -78,7 +78,7 @@ fn rounds(volume: &TestVolume, mut round: impl FnMut(&Filesystem, FileId) -> u32
 fn judge(volume: &TestVolume) {
     let shared_memory = Path::new("/dev/shm");
     let place = if shared_memory.is_dir() { shared_memory } else { Path::new("/var/tmp") };
-    let dir = tempfile::Builder::new().prefix("butternut-").tempdir_in(place).unwrap();
+    let dir = tempfile::Builder::new().prefix("butternut-test-").tempdir_in(place).unwrap();
     let image = dir.path().join("image");
     let device = volume.devices().remove(0);
     let mut file = std::fs::File::create(&image).unwrap();

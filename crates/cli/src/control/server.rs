@@ -3,9 +3,10 @@
 //! The thread keeps a handle on the filesystem, so it is ended before the volume counts as
 //! released.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use butternut::{Filesystem, NamedSwitch, Stats};
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
 
 use super::{Answer, Form, QUESTION_BYTES_MAX, Question, folders, make_folder, peer, receive};
@@ -27,6 +29,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(crate) struct Server {
     path: PathBuf,
+    /// The inode of the socket, which its listener keeps from being given to another.
+    inode: u64,
     thread: Option<JoinHandle<()>>,
     /// The thread ends when the other end of this is gone.
     end: Option<UnixStream>,
@@ -41,25 +45,30 @@ impl Server {
         for folder in folders(user, runtime()) {
             let path = folder.join(&name);
             match make_folder(&folder, user).and_then(|()| bind(&path)) {
-                Ok(listener) => return Self::serve(filesystem, listener, path),
+                Ok((listener, inode)) => return Self::serve(filesystem, listener, path, inode),
                 Err(error) => drop(first.get_or_insert(error)),
             }
         }
         Err(first.unwrap_or_else(|| io::ErrorKind::NotFound.into()))
     }
 
-    fn serve(filesystem: Filesystem, listener: UnixListener, path: PathBuf) -> io::Result<Self> {
+    fn serve(
+        filesystem: Filesystem,
+        listener: UnixListener,
+        path: PathBuf,
+        inode: u64,
+    ) -> io::Result<Self> {
         let (end, ended) = UnixStream::pair()?;
         let run = move || accept(&filesystem, &listener, &ended);
         let thread = thread::Builder::new().name("butternut-ctl".into()).spawn(run)?;
-        Ok(Self { path, thread: Some(thread), end: Some(end) })
+        Ok(Self { path, inode, thread: Some(thread), end: Some(end) })
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
         // Before the thread ends: whoever connects from now on finds nothing.
-        std::fs::remove_file(&self.path).unwrap_or_default();
+        remove(&self.path, self.inode).unwrap_or_default();
         self.end = None;
         if let Some(thread) = self.thread.take() {
             thread.join().unwrap_or_default();
@@ -67,7 +76,26 @@ impl Drop for Server {
     }
 }
 
-fn bind(path: &Path) -> io::Result<UnixListener> {
+/// The folder of the sockets, locked for as long as the answer lives.
+fn lock(path: &Path) -> io::Result<File> {
+    let folder = File::open(path.parent().unwrap_or(path))?;
+    flock(&folder, FlockOperation::LockExclusive)?;
+    Ok(folder)
+}
+
+/// Removes the socket, but not that of the mount which has the device number by now: the kernel
+/// gives it away before the process of the mount that had it ends.
+fn remove(path: &Path, inode: u64) -> io::Result<()> {
+    let _folder = lock(path)?;
+    if std::fs::symlink_metadata(path)?.ino() == inode {
+        std::fs::remove_file(path)
+    } else {
+        Ok(())
+    }
+}
+
+fn bind(path: &Path) -> io::Result<(UnixListener, u64)> {
+    let _folder = lock(path)?;
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -76,7 +104,7 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
     // Nobody else can enter the folder meanwhile.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     listener.set_nonblocking(true)?;
-    Ok(listener)
+    Ok((listener, std::fs::symlink_metadata(path)?.ino()))
 }
 
 fn accept(filesystem: &Filesystem, listener: &UnixListener, ended: &UnixStream) {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -217,6 +217,22 @@ fn a_socket_that_a_killed_mount_left_is_replaced_or_said_to_be_dead() {
         butternut(&["umount", next.place.name()]).ok();
     }
     fs::remove_file(socket).unwrap_or_default();
+}
+
+#[test]
+fn a_mount_that_ends_leaves_the_socket_of_the_next_one() {
+    if !kernel_is_here("a_mount_that_ends_leaves_the_socket_of_the_next_one") {
+        return;
+    }
+    let served = Served::new("ro");
+    let socket = served.socket();
+    // As the next mount does that is given this one's device number before this one's process ends.
+    fs::remove_file(&socket).unwrap();
+    let next = UnixListener::bind(&socket).unwrap();
+    butternut(&["umount", served.place.name()]).ok();
+    assert!(socket.exists());
+    fs::remove_file(socket).unwrap();
+    drop(next);
 }
 
 #[test]

@@ -124,7 +124,7 @@ pub(crate) struct KernelView {
 impl KernelView {
     pub(crate) fn new() -> Self {
         let lock = locked("cli-view.lock");
-        let mount = tempfile::tempdir().unwrap();
+        let mount = tempfile::TempDir::with_prefix("butternut-test-").unwrap();
         shell(&format!("mount -o loop,ro {} {}", kernel().display(), mount.path().display()));
         Self { mount, _lock: lock }
     }

@@ -18,7 +18,7 @@ pub(crate) struct Place {
 
 impl Place {
     pub(crate) fn new() -> Self {
-        Self { folder: tempfile::tempdir().unwrap() }
+        Self { folder: TempDir::with_prefix("butternut-test-").unwrap() }
     }
 
     pub(crate) fn path(&self) -> &Path {

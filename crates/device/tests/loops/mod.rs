@@ -54,7 +54,7 @@ pub(crate) struct Mount(tempfile::TempDir);
 
 impl Mount {
     pub(crate) fn new(device: &Path) -> Mount {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = tempfile::TempDir::with_prefix("butternut-test-").unwrap();
         run(Command::new("mount").args(["-t", "btrfs"]).arg(device).arg(directory.path()));
         Mount(directory)
     }

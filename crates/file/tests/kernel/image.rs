@@ -54,7 +54,7 @@ impl Image {
     pub(crate) fn make(mib: u64, mkfs: &str) -> Self {
         let memory = Path::new("/dev/shm");
         let place = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
-        let dir = TempDir::with_prefix_in("butternut-file-", place).unwrap();
+        let dir = TempDir::with_prefix_in("butternut-test-", place).unwrap();
         let image = Self { dir };
         std::fs::File::create(image.path()).unwrap().set_len(mib << 20).unwrap();
         run(&format!("mkfs.btrfs -q -f {mkfs}"), &[&image.path()]);

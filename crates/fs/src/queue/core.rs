@@ -28,7 +28,7 @@ use butternut_sys::arena::Arena;
 use butternut_sys::buffer::Buffer;
 use butternut_sys::buffers::Buffers;
 use butternut_volume::{
-    DataDone, DataQueue, DataQueueOptions, DataWrite, NotTaken, Sums, Volume, VolumeError,
+    DataDone, DataQueue, DataQueueOptions, DataWrite, NotTaken, Sums, VolumeError,
 };
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -52,7 +52,6 @@ pub(super) struct Core {
 
 #[derive(Debug)]
 struct Inner {
-    volume: Arc<Volume>,
     data: DataQueue,
     slabs: Arena,
     flights: Vec<Flight>,
@@ -138,11 +137,9 @@ impl Core {
         slabs: Arena,
         room: DirectRoom,
     ) -> Arc<Self> {
-        let volume = Arc::clone(shared.volume());
         let arenas = vec![arena.clone(), slabs.clone()];
-        let data = volume.data_queue(&DataQueueOptions { depth: depth * 2, arenas });
+        let data = shared.volume().data_queue(&DataQueueOptions { depth: depth * 2, arenas });
         let inner = Inner {
-            volume,
             data,
             slabs,
             flights: Vec::with_capacity(depth),
@@ -185,7 +182,6 @@ impl Core {
     pub(super) fn poll(&self, min: usize, patience: Option<Duration>) {
         let mut inner = self.lock();
         inner.send_staged(&self.shared);
-        inner.data.submit();
         inner.poll(&self.shared, min, patience);
     }
 
@@ -259,11 +255,11 @@ impl Inner {
         buffer.set_len(reading.want.next_multiple_of(SECTOR));
         let flight = self.enter();
         loop {
-            match self.data.read(&self.volume, logical, buffer, length(flight)) {
+            match self.data.read(shared.volume(), logical, buffer, length(flight)) {
                 Ok(()) => break,
                 Err((back, NotTaken::Full)) => {
                     buffer = back;
-                    self.make_room(shared);
+                    self.poll(shared, 1, None);
                 }
                 Err((mut back, NotTaken::Split | NotTaken::Refused(_))) => {
                     self.free.push(flight);
@@ -305,7 +301,7 @@ impl Inner {
             let flight = self.enter();
             self.flights[flight].is_slab = carry == Carry::Bounce;
             let most = length(STAGE_BYTES_MAX.max(bytes));
-            let bytes_max = self.volume.contiguous(logical, most);
+            let bytes_max = shared.volume().contiguous(logical, most);
             let bytes_max = usize::try_from(bytes_max).unwrap_or(STAGE_BYTES_MAX);
             self.staged = Some(Staged { flight, logical, bytes: 0, bytes_max, load });
         }
@@ -317,7 +313,7 @@ impl Inner {
             Load::Slab(slab) => {
                 let place = &mut slab.whole_mut()[staged.bytes..staged.bytes + bytes];
                 if has_sums {
-                    self.volume.copy_and_sum(&buffer, 0, place, &mut flight.digests);
+                    shared.volume().copy_and_sum(&buffer, 0, place, &mut flight.digests);
                 } else {
                     buffer.copy_to(0, place);
                 }
@@ -325,7 +321,7 @@ impl Inner {
             }
             Load::Owned(buffers) => {
                 if has_sums {
-                    self.volume.sum(&buffer, &mut flight.digests);
+                    shared.volume().sum(&buffer, &mut flight.digests);
                 }
                 match buffers {
                     Buffers::One(_) if staged.bytes == 0 => *buffers = Buffers::One(buffer),
@@ -377,11 +373,6 @@ impl Inner {
         index
     }
 
-    fn make_room(&mut self, shared: &Shared) {
-        self.data.submit();
-        self.poll(shared, 1, None);
-    }
-
     /// Hands what is staged to the data queue.
     fn send_staged(&mut self, shared: &Shared) {
         let Some(Staged { flight, logical, bytes, load, .. }) = self.staged.take() else { return };
@@ -393,11 +384,11 @@ impl Inner {
             Load::Owned(buffers) => buffers,
         };
         loop {
-            match self.data.write(&self.volume, logical, buffers, length(flight)) {
+            match self.data.write(shared.volume(), logical, buffers, length(flight)) {
                 Ok(()) => return,
                 Err((back, NotTaken::Full)) => {
                     buffers = back;
-                    self.make_room(shared);
+                    self.poll(shared, 1, None);
                 }
                 Err((buffers, NotTaken::Split | NotTaken::Refused(_))) => {
                     self.write_singly(shared, flight, buffers);
@@ -407,9 +398,10 @@ impl Inner {
         }
     }
 
+    /// Hands what was queued to the devices, and waits for so many of them.
     fn poll(&mut self, shared: &Shared, min: usize, patience: Option<Duration>) {
         let mut polled = std::mem::take(&mut self.polled);
-        self.data.poll(&self.volume, min, patience, &mut polled);
+        self.data.poll(shared.volume(), min, patience, &mut polled);
         if !polled.is_empty() {
             self.polled_at = shared.mark();
         }
@@ -432,7 +424,7 @@ impl Inner {
             // Law 2.
             self.write_singly(shared, index, buffers);
         } else {
-            self.complete_writes(index, buffers, &mut |_| Ok(()));
+            self.complete_writes(shared, index, buffers, &mut |_| Ok(()));
         }
     }
 
@@ -447,7 +439,7 @@ impl Inner {
         let Reading { file, hold, tag, offset, want, since } = reading;
         let digests = &self.flights[index].digests;
         let sums = if digests.is_empty() { Sums::None } else { Sums::Packed(digests) };
-        let is_good = result.is_ok() && self.volume.verify(&buffer, sums);
+        let is_good = result.is_ok() && shared.volume().verify(&buffer, sums);
         let result = if is_good {
             Ok(want)
         } else {
@@ -466,6 +458,7 @@ impl Inner {
     /// Lands the writes of a flight that went well, fails the others, and gives the buffers back.
     fn complete_writes(
         &mut self,
+        shared: &Shared,
         index: usize,
         buffers: Buffers,
         outcome: &mut dyn FnMut(usize) -> Result<()>,
@@ -481,7 +474,7 @@ impl Inner {
         for (number, writing) in writes.drain(..).enumerate() {
             let Writing { file, write, tag, bytes, flags, since, buffer, digests: sums } = writing;
             let result = outcome(number);
-            file.shared().latencies.record(Operation::DirectWrite, since, self.polled_at);
+            shared.latencies.record(Operation::DirectWrite, since, self.polled_at);
             match &result {
                 Ok(()) => write.land(digests.get(sums).unwrap_or_default()),
                 Err(_) => write.fail(file.source()),
@@ -504,7 +497,6 @@ impl Inner {
 
     /// Writes each write of a flight for itself, so that each has its own result.
     fn write_singly(&mut self, shared: &Shared, index: usize, buffers: Buffers) {
-        let volume = Arc::clone(shared.volume());
         let mut results: VecDeque<Result<()>> = VecDeque::new();
         {
             let flight = &self.flights[index];
@@ -519,11 +511,13 @@ impl Inner {
                 rows.push(DataWrite::new(writing.write.logical(), bytes));
                 at += writing.bytes;
             }
-            volume.write_data(&mut rows);
+            shared.volume().write_data(&mut rows);
             self.polled_at = shared.mark();
             results.extend(rows.into_iter().map(|row| row.result.map_err(Error::Volume)));
         }
-        self.complete_writes(index, buffers, &mut |_| results.pop_front().unwrap_or(Ok(())));
+        self.complete_writes(shared, index, buffers, &mut |_| {
+            results.pop_front().unwrap_or(Ok(()))
+        });
     }
 
     fn finish(&mut self, to_sync: Option<File>, done: Done) {

@@ -45,20 +45,19 @@ impl Queue {
     pub(super) fn take_direct(
         &mut self,
         request: Request,
-        flags: IoFlags,
     ) -> Result<Option<Request>, Box<Refused>> {
-        if !flags.contains(IoFlags::DIRECT) {
+        if !request.flags().contains(IoFlags::DIRECT) {
             return Ok(Some(request));
         }
         match request.operation {
-            Operation::Read { offset, .. } if is_whole(offset, request.buffer.len()) => {
+            Operation::Read { offset, flags } if is_whole(offset, request.buffer.len()) => {
                 self.read_direct(request, offset, flags)
             }
             Operation::Read { .. } => {
                 self.core.counters().dio_read_general.add();
                 Ok(Some(request))
             }
-            Operation::Write { offset, privileges, .. } => {
+            Operation::Write { offset, flags, privileges } => {
                 self.write_direct(request, offset, flags, privileges)
             }
             Operation::Sync(_) => Ok(Some(request)),
@@ -80,8 +79,7 @@ impl Queue {
         let left = file.size().saturating_sub(offset);
         let want = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
         if want == 0 {
-            self.taken += 1;
-            self.core.push_done(Done { tag, buffer, result: Ok(0) });
+            self.complete(Done { tag, buffer, result: Ok(0) });
             return Ok(None);
         }
         let range = offset..offset + length(want.next_multiple_of(SECTOR));
@@ -89,8 +87,7 @@ impl Queue {
         let place = match file.source().direct_place(file.view(), &range, &mut self.digests) {
             Ok(place) => place,
             Err(error) => {
-                self.taken += 1;
-                self.core.push_done(Done { tag, buffer, result: Err(error.into()) });
+                self.complete(Done { tag, buffer, result: Err(error.into()) });
                 return Ok(None);
             }
         };
@@ -132,8 +129,7 @@ impl Queue {
             Ok(Some(way)) => way,
             Ok(None) => return Err(self.again(buffer)),
             Err(error) => {
-                self.taken += 1;
-                self.core.push_done(Done { tag, buffer, result: Err(error) });
+                self.complete(Done { tag, buffer, result: Err(error) });
                 return Ok(None);
             }
         };

@@ -19,7 +19,20 @@ pub(super) enum Operation {
     Sync(SyncKind),
 }
 
+impl Operation {
+    fn flags(self) -> IoFlags {
+        match self {
+            Self::Read { flags, .. } | Self::Write { flags, .. } => flags,
+            Self::Sync(_) => IoFlags::default(),
+        }
+    }
+}
+
 impl Request {
+    pub(super) fn flags(&self) -> IoFlags {
+        self.operation.flags()
+    }
+
     /// Carries the request out, however long that takes.
     pub(super) fn run(self) -> Done {
         let Self { file, tag, mut buffer, operation } = self;

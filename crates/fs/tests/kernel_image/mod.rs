@@ -55,7 +55,7 @@ impl KernelImage {
     pub(crate) fn make(devices: usize, mkfs: &[&str], mount: &str, script: &str) -> Self {
         let shared_memory = Path::new("/dev/shm");
         let place = if shared_memory.is_dir() { shared_memory } else { Path::new("/var/tmp") };
-        let dir = tempfile::Builder::new().prefix("butternut-").tempdir_in(place).unwrap();
+        let dir = tempfile::Builder::new().prefix("butternut-test-").tempdir_in(place).unwrap();
         let mut image = Self { dir, devices: Vec::new(), loops: Vec::new() };
         for number in 0..devices {
             let path = image.dir.path().join(format!("device{number}"));

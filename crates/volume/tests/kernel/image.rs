@@ -45,7 +45,8 @@ impl Image {
     pub(crate) fn blank(count: usize) -> Image {
         let memory = Path::new("/dev/shm");
         let parent = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
-        let directory = tempfile::tempdir_in(parent).expect("a temporary directory");
+        let directory =
+            TempDir::with_prefix_in("butternut-test-", parent).expect("a temporary directory");
         let paths: Vec<_> =
             (0..count).map(|index| directory.path().join(format!("{index}.img"))).collect();
         for path in &paths {
