@@ -53,6 +53,8 @@ pub(crate) struct InodeEntry {
     facts: Mutex<Facts>,
     body: RwLock<Body>,
     held: AtomicU64,
+    /// Somebody looked for it since the table's hand came by.
+    used: AtomicBool,
     /// It is in the writer's list of those that no tree has as they are.
     is_listed: AtomicBool,
     /// It is known to carry nothing that a write would have to strip.
@@ -83,6 +85,7 @@ impl InodeEntry {
             facts,
             body,
             held: AtomicU64::new(0),
+            used: AtomicBool::new(false),
             is_listed: AtomicBool::new(false),
             has_no_privileges: AtomicBool::new(false),
         })
@@ -224,13 +227,12 @@ impl<'a> Bodies<'a> {
     }
 }
 
-#[derive(Debug)]
-struct Slot {
-    entry: Arc<InodeEntry>,
-    used: AtomicBool,
-}
+/// Inodes with neighbouring numbers have one shard and neighbouring places: they are looked at one
+/// after the other more often than not, and memory that is near is fast.
+const NEIGHBOUR_BITS: u32 = 5;
 
-/// Ids are numbers that count up: a multiplication spreads them well enough.
+/// Neighbourhoods are spread, and neighbours lie side by side: the low bits of a hash say where,
+/// the high ones tell those apart who are near.
 #[derive(Default)]
 struct IdHasher(u64);
 
@@ -246,16 +248,26 @@ impl Hasher for IdHasher {
     }
 
     fn write_u64(&mut self, value: u64) {
-        let mixed = (self.0.rotate_left(32) ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.0 = mixed ^ (mixed >> 29);
+        let near = value & ((1 << NEIGHBOUR_BITS) - 1);
+        let far = self.0.rotate_left(32) ^ (value >> NEIGHBOUR_BITS);
+        let mixed = far.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let spread = (mixed ^ (mixed >> 29)) << NEIGHBOUR_BITS;
+        self.0 = (spread | near) ^ (near << (u64::BITS - NEIGHBOUR_BITS));
     }
 }
 
 #[derive(Debug, Default)]
 struct Shard {
-    places: HashMap<FileId, usize, BuildHasherDefault<IdHasher>>,
-    slots: Vec<Slot>,
+    entries: HashMap<FileId, Place, BuildHasherDefault<IdHasher>>,
+    /// In the order in which the hand looks at them.
+    slots: Vec<FileId>,
     hand: usize,
+}
+
+#[derive(Debug)]
+struct Place {
+    entry: Arc<InodeEntry>,
+    slot: usize,
 }
 
 /// The entries, by id.
@@ -302,7 +314,7 @@ impl InodeTable {
     /// Whether an inode has an entry.
     pub(crate) fn has(&self, id: FileId) -> bool {
         let shard = self.shard(id).read().unwrap_or_else(PoisonError::into_inner);
-        shard.places.contains_key(&id)
+        shard.entries.contains_key(&id)
     }
 
     /// Notes that an inode was looked at; whether it was not lately.
@@ -340,7 +352,8 @@ impl InodeTable {
     }
 
     fn shard(&self, id: FileId) -> &RwLock<Shard> {
-        &self.shards[usize::from(mix(id).to_le_bytes()[7]) % SHARDS]
+        let neighbours = FileId::new(id.subvolume, id.ino >> NEIGHBOUR_BITS);
+        &self.shards[usize::from(mix(neighbours).to_le_bytes()[7]) % SHARDS]
     }
 }
 
@@ -350,11 +363,11 @@ fn mix(id: FileId) -> u64 {
 
 impl Shard {
     fn find(&self, id: FileId) -> Option<&Arc<InodeEntry>> {
-        let slot = self.slots.get(*self.places.get(&id)?)?;
-        if !slot.used.load(Ordering::Relaxed) {
-            slot.used.store(true, Ordering::Relaxed);
+        let entry = &self.entries.get(&id)?.entry;
+        if !entry.used.load(Ordering::Relaxed) {
+            entry.used.store(true, Ordering::Relaxed);
         }
-        Some(&slot.entry)
+        Some(entry)
     }
 
     fn insert(&mut self, entry: Arc<InodeEntry>, limit: usize) {
@@ -364,28 +377,29 @@ impl Shard {
             }
             self.turn();
         }
-        self.places.insert(entry.id, self.slots.len());
-        self.slots.push(Slot { entry, used: AtomicBool::new(false) });
+        let id = entry.id;
+        self.entries.insert(id, Place { entry, slot: self.slots.len() });
+        self.slots.push(id);
     }
 
     /// Looks at the next slot: it goes if nobody used it lately and nobody has it in hand (law 1).
     fn turn(&mut self) {
         self.hand = if self.hand < self.slots.len() { self.hand } else { 0 };
-        let Some(slot) = self.slots.get(self.hand) else { return };
-        let was_used = slot.used.swap(false, Ordering::Relaxed);
-        if was_used || Arc::strong_count(&slot.entry) > 1 {
+        let Some(&id) = self.slots.get(self.hand) else { return };
+        let Some(Place { entry, .. }) = self.entries.get(&id) else { return };
+        let was_used = entry.used.swap(false, Ordering::Relaxed);
+        if was_used || Arc::strong_count(entry) > 1 {
             self.hand += 1;
             return;
         }
-        let id = slot.entry.id;
         self.remove(id);
     }
 
     fn remove(&mut self, id: FileId) {
-        let Some(place) = self.places.remove(&id) else { return };
-        self.slots.swap_remove(place);
-        if let Some(moved) = self.slots.get(place) {
-            self.places.insert(moved.entry.id, place);
+        let Some(Place { slot, .. }) = self.entries.remove(&id) else { return };
+        self.slots.swap_remove(slot);
+        if let Some(moved) = self.slots.get(slot).and_then(|moved| self.entries.get_mut(moved)) {
+            moved.slot = slot;
         }
     }
 }

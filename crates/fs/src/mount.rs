@@ -74,7 +74,8 @@ pub struct MountOptions {
     pub node_cache_bytes: u64,
     /// Bytes of file data to keep in memory, clean and dirty.
     pub page_cache_bytes: u64,
-    /// Inodes to keep in memory, beside those in use.
+    /// Inodes to keep in memory, beside those in use: some 200 bytes each, or a kilobyte and more
+    /// where the volume is open for writing.
     pub inode_cache_entries: usize,
     /// Threads for decompression and readahead; 0 is one per core.
     pub workers: usize,
@@ -99,7 +100,7 @@ impl Default for MountOptions {
             subvolume: Subvolume::Default,
             node_cache_bytes: 64 << 20,
             page_cache_bytes: 256 << 20,
-            inode_cache_entries: 16 << 10,
+            inode_cache_entries: 128 << 10,
             workers: 0,
             ignore_log: false,
             switches: Switches::default(),
