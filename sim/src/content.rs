@@ -1,7 +1,7 @@
 //! [`Content`]: the bytes of a file, sparse; and the bytes that operations write.
 //!
-//! The digest of a content does not depend on what is a hole and what is a written zero: it is a
-//! hash of each block of 4096 bytes that holds anything else.
+//! The digest of a content does not depend on what is a hole and what is a written zero: it is of
+//! each block of 4096 bytes that holds anything else, a hash of each of its sectors.
 
 use crate::random::mix;
 use std::collections::BTreeMap;
@@ -113,9 +113,15 @@ impl Content {
     }
 }
 
+/// Hashes of the sectors of 512 bytes of a block; 0 for one that is zero.
+pub type Sectors = [u64; BLOCK_BYTES / SECTOR_BYTES];
+
+/// What a device writes whole or not at all.
+pub const SECTOR_BYTES: usize = 512;
+
 /// The hashes of the blocks that are not zero, by ascending number.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Digest(Vec<(u64, u64)>);
+pub struct Digest(Vec<(u64, Sectors)>);
 
 impl Digest {
     /// The next block, which may be cut short by the end of the file.
@@ -125,13 +131,24 @@ impl Digest {
         }
         let mut whole = [0; BLOCK_BYTES];
         whole[..block.len()].copy_from_slice(block);
-        self.0.push((number, twox_hash::XxHash64::oneshot(number, &whole)));
+        let mut hashes = Sectors::default();
+        for (sector, hash) in whole.chunks(SECTOR_BYTES).zip(&mut hashes) {
+            if sector.iter().any(|byte| *byte != 0) {
+                *hash = twox_hash::XxHash64::oneshot(number, sector);
+            }
+        }
+        self.0.push((number, hashes));
     }
 
-    /// The hash of a block; 0 where it is zero.
-    pub fn block(&self, number: u64) -> u64 {
+    /// The hashes of a block.
+    pub fn block(&self, number: u64) -> Sectors {
         let found = self.0.binary_search_by_key(&number, |(number, _)| *number);
-        found.ok().and_then(|at| self.0.get(at)).map_or(0, |(_, hash)| *hash)
+        found.ok().and_then(|at| self.0.get(at)).map_or(Sectors::default(), |(_, hashes)| *hashes)
+    }
+
+    /// Whether a block is not zero.
+    pub fn has(&self, number: u64) -> bool {
+        self.0.binary_search_by_key(&number, |(number, _)| *number).is_ok()
     }
 
     /// The numbers of the blocks that are not zero.

@@ -79,9 +79,9 @@ impl Telling {
         self.promise_steps(device, self.begun.len());
     }
 
-    /// The same, of a step that promises the bytes of no files but those that the caller knows.
-    pub fn promise_names(&mut self, device: &RecordingDevice) {
-        self.promised.push((device.position(), self.begun.len()));
+    /// The same, of so many steps, promising the bytes of no files but those that the caller knows.
+    pub fn promise_names(&mut self, device: &RecordingDevice, steps: usize) {
+        self.promised.push((device.position(), steps));
     }
 
     /// How many steps have begun.

@@ -7,6 +7,7 @@
 //! 4. A tree stays small ([`Limits`]), so that comparing it stays cheap: what has grown is cut.
 
 mod attributes;
+mod lanes;
 mod numbers;
 
 use crate::bytes::Bytes;
@@ -31,11 +32,13 @@ impl Default for Limits {
 
 /// What is left out, for subjects that do not have it.
 #[derive(Clone, Copy, Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is left out or not")]
 pub struct Without {
     pub compression: bool,
     pub reopen: bool,
     /// The flags that forbid changes.
     pub fixing: bool,
+    pub batches: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -197,11 +200,20 @@ impl Generator {
         let (offset, bytes) = (self.offset(size), self.length());
         let seed = if self.random.one_in(8) { 0 } else { self.random.below(1 << 30) };
         match self.random.below(42) {
-            0..=13 => Operation::Write { file, offset, bytes, seed },
+            0..=10 => {
+                let lane = self.lane();
+                let (offset, bytes) = self.for_lane(lane, offset, bytes);
+                Operation::Write { file, offset, bytes, seed, lane }
+            }
+            11..=13 => self.batch(model),
             14..=16 => Operation::Append { at: self.file_place(), bytes, seed },
             17..=20 => Operation::Truncate { file, size: self.new_size(size) },
             21..=26 => Operation::Fallocate { file, how: self.allocating(), offset, bytes },
-            27..=34 => Operation::Read { file, offset, bytes },
+            27..=34 => {
+                let lane = self.lane();
+                let (offset, bytes) = self.for_lane(lane, offset, bytes);
+                Operation::Read { file, offset, bytes, lane }
+            }
             35..=37 => {
                 let what = *self.random.pick(&[Seeking::Data, Seeking::Hole]);
                 Operation::Seek { file, what, offset }
@@ -336,7 +348,7 @@ mod tests {
             let is_refused = matches!(outcome, crate::operation::Outcome::Failed(_));
             done.entry(name).or_default()[usize::from(is_refused)] += 1;
         }
-        assert_eq!(done.len(), 29, "{done:?}");
+        assert_eq!(done.len(), 30, "{done:?}");
         for (name, [succeeded, failed]) in &done {
             assert!(*succeeded >= 40 && succeeded * 12 > *failed, "{name}: {done:?}");
         }

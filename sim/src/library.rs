@@ -3,6 +3,7 @@
 //! The library is what stands below Linux's own checks of names, kinds and rights; those are made
 //! here, as Linux makes them ([`Place`] says which). Everything else is the library's answer.
 
+mod batch;
 mod look;
 
 use crate::bytes::Bytes;
@@ -11,7 +12,7 @@ use crate::crash::workload::Engine;
 use crate::errno;
 use crate::model::Rules;
 use crate::operation::{
-    Allocating, File, Moment, Operation, Outcome, Renaming, Seeking, Setting, Special, flags,
+    Allocating, File, Lane, Moment, Operation, Outcome, Renaming, Seeking, Setting, Special, flags,
 };
 use crate::subject::Subject;
 use crate::tree::Tree;
@@ -37,6 +38,8 @@ pub struct LibrarySubject {
     filesystem: Option<Filesystem>,
     compress: Option<Compress>,
     open: BTreeMap<u8, butternut::File>,
+    /// Made for the first batch.
+    queue: Option<batch::Batches>,
 }
 
 type Answer<T> = Result<T, i32>;
@@ -104,7 +107,8 @@ impl LibrarySubject {
         compress: Option<Compress>,
     ) -> Result<LibrarySubject> {
         let open = BTreeMap::new();
-        let mut subject = LibrarySubject { device, refusals, filesystem: None, compress, open };
+        let mut subject =
+            LibrarySubject { device, refusals, filesystem: None, compress, open, queue: None };
         subject.mount()?;
         Ok(subject)
     }
@@ -209,6 +213,9 @@ impl LibrarySubject {
         }
         if let Some(done) = self.attribute_operation(operation) {
             return done.map(|()| Outcome::Done);
+        }
+        if let Operation::Batch { requests } = operation {
+            return self.batch(requests).map(Outcome::Batch);
         }
         self.data_operation(operation)
     }
@@ -399,9 +406,11 @@ impl LibrarySubject {
 
     fn data_operation(&self, operation: &Operation) -> Answer<Outcome> {
         match operation {
-            Operation::Write { file, offset, bytes, seed } => {
+            Operation::Write { file, offset, bytes, seed, lane } => {
                 let memory = pattern(*seed, usize::try_from(*bytes).expect("fits memory"));
-                self.with_file(file, Opening::Write, |file| write_all(file, *offset, &memory))?;
+                self.with_file(file, Opening::Write, |file| {
+                    write_all(file, *offset, &memory, *lane)
+                })?;
             }
             Operation::Append { at, bytes, seed } => {
                 let memory = pattern(*seed, usize::try_from(*bytes).expect("fits memory"));
@@ -420,9 +429,10 @@ impl LibrarySubject {
                 let how = allocating(*how);
                 self.with_file(file, Opening::Write, |file| file.allocate(range, how).told())?;
             }
-            Operation::Read { file, offset, bytes } => {
-                let memory =
-                    self.with_file(file, Opening::Read, |file| read_all(file, *offset, *bytes))?;
+            Operation::Read { file, offset, bytes, lane } => {
+                let memory = self.with_file(file, Opening::Read, |file| {
+                    read_all(file, *offset, *bytes, *lane)
+                })?;
                 let (bytes, digest) = (memory.len() as u64, read_digest(&memory));
                 return Ok(Outcome::Read { bytes, digest });
             }
@@ -463,6 +473,7 @@ impl Subject for LibrarySubject {
     fn apply(&mut self, operation: &Operation) -> Result<Outcome> {
         if *operation == Operation::Reopen {
             self.open.clear();
+            self.queue = None;
             self.filesystem.take().context("is open")?.close()?;
             self.mount()?;
             return Ok(Outcome::Done);
@@ -495,21 +506,33 @@ fn allocating(how: Allocating) -> Allocate {
     }
 }
 
-fn write_all(file: &butternut::File, offset: u64, memory: &[u8]) -> Answer<()> {
+fn write_all(file: &butternut::File, offset: u64, memory: &[u8], lane: Lane) -> Answer<()> {
     let mut done = 0;
     loop {
-        done += file.write_at(offset + done as u64, &memory[done..]).told()?;
+        let (at, rest) = (offset + done as u64, &memory[done..]);
+        let written = match lane {
+            Lane::Cached => file.write_at(at, rest),
+            Lane::Direct => file.write_direct(at, rest, Privileges::Keep),
+            Lane::Uncached => file.write_uncached(at, rest, Privileges::Keep),
+        };
+        done += written.told()?;
         if done == memory.len() {
             return Ok(());
         }
     }
 }
 
-fn read_all(file: &butternut::File, offset: u64, bytes: u64) -> Answer<Vec<u8>> {
+fn read_all(file: &butternut::File, offset: u64, bytes: u64, lane: Lane) -> Answer<Vec<u8>> {
     let mut memory = vec![0; usize::try_from(bytes).expect("fits memory")];
     let mut done = 0;
     while done < memory.len() {
-        let came = file.read_at(offset + done as u64, &mut memory[done..]).told()?;
+        let (at, rest) = (offset + done as u64, &mut memory[done..]);
+        let came = match lane {
+            Lane::Cached => file.read_at(at, rest),
+            Lane::Direct => file.read_direct(at, rest),
+            Lane::Uncached => file.read_uncached(at, rest),
+        };
+        let came = came.told()?;
         if came == 0 {
             break;
         }

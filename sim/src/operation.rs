@@ -75,6 +75,8 @@ pub enum Operation {
         offset: u64,
         bytes: u64,
         seed: u64,
+        #[serde(default, skip_serializing_if = "Lane::is_cached")]
+        lane: Lane,
     },
     Append {
         at: Bytes,
@@ -95,6 +97,13 @@ pub enum Operation {
         file: File,
         offset: u64,
         bytes: u64,
+        #[serde(default, skip_serializing_if = "Lane::is_cached")]
+        lane: Lane,
+    },
+    /// Requests that are queued one after another and then waited for. No two touch the same block,
+    /// and the last alone may move the end of a file: so it does not matter which is done first.
+    Batch {
+        requests: Vec<Request>,
     },
     Seek {
         file: File,
@@ -156,6 +165,53 @@ pub enum Operation {
 pub enum File {
     At(Bytes),
     Open(u8),
+}
+
+/// The way between a file's bytes and its medium.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Lane {
+    #[default]
+    Cached,
+    /// Past all caches.
+    Direct,
+    /// Through the page cache, leaving nothing there.
+    Uncached,
+}
+
+/// One request of a batch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    pub file: File,
+    pub what: Asked,
+    #[serde(default, skip_serializing_if = "Lane::is_cached")]
+    pub lane: Lane,
+    /// The memory is the caller's, who may change it at any time.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_lent: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Asked {
+    Read {
+        offset: u64,
+        bytes: u64,
+    },
+    Write {
+        offset: u64,
+        bytes: u64,
+        seed: u64,
+        /// It is on the medium when it is done.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        is_durable: bool,
+    },
+    Append {
+        bytes: u64,
+        seed: u64,
+    },
+    /// What was done before the batch is on the medium then.
+    Sync,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -227,6 +283,8 @@ pub enum Outcome {
     Copied(u64),
     /// Where a seek ended.
     Found(u64),
+    /// Of each request, in the order of the batch.
+    Batch(Vec<Outcome>),
 }
 
 /// Attribute flags, as `FS_IOC_SETFLAGS` has them.
@@ -242,6 +300,24 @@ pub mod flags {
     pub const NO_COW: u32 = 0x80_0000;
     pub const ALL: u32 =
         COMPRESS | SYNC | IMMUTABLE | APPEND | NO_DUMP | NO_ATIME | NO_COMPRESS | DIR_SYNC | NO_COW;
+}
+
+impl Lane {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes what it skips so")]
+    fn is_cached(&self) -> bool {
+        *self == Lane::Cached
+    }
+}
+
+impl Outcome {
+    /// Whether it, or that of a request of a batch, is one of these errors.
+    pub fn has_failed_with(&self, errnos: &[i32]) -> bool {
+        match self {
+            Outcome::Failed(errno) => errnos.contains(errno),
+            Outcome::Batch(all) => all.iter().any(|one| one.has_failed_with(errnos)),
+            _ => false,
+        }
+    }
 }
 
 impl Operation {

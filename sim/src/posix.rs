@@ -3,14 +3,16 @@
 //! 1. It needs root: everything is allowed, so that what is refused is the filesystem's doing.
 //! 2. No device, fifo or socket is ever opened: what a filesystem says of them ends at the inode.
 //! 3. The process's umask is set to 0 once.
-//! 4. A judge that mounts gives a way to mount again; the directory may then be another.
+//! 4. Linux has no uncached lane on btrfs: such requests are cached ones.
+//! 5. A judge that mounts gives a way to mount again; the directory may then be another.
 
+mod lanes;
 mod look;
 
 use crate::bytes::Bytes;
-use crate::content::{pattern, read_digest};
+use crate::content::pattern;
 use crate::operation::{
-    Allocating, File, Moment, Operation, Outcome, Renaming, Seeking, Setting, Special,
+    Allocating, File, Lane, Moment, Operation, Outcome, Renaming, Seeking, Setting, Special,
 };
 use crate::subject::Subject;
 use crate::tree::Tree;
@@ -223,18 +225,11 @@ impl<'a> PosixSubject<'a> {
 
     fn data_operation(&self, operation: &Operation) -> Answer<Outcome> {
         match operation {
-            Operation::Write { file, offset, bytes, seed } => {
-                let memory = pattern(*seed, usize::try_from(*bytes).expect("fits memory"));
-                self.with_file(file, OFlags::WRONLY, |file| write_all(file, *offset, &memory))?;
+            Operation::Write { file, offset, bytes, seed, lane } => {
+                self.write(file, (*offset, *bytes), *seed, *lane)?;
             }
             Operation::Append { at, bytes, seed } => {
-                let memory = pattern(*seed, usize::try_from(*bytes).expect("fits memory"));
-                let file = self.open_file(at, OFlags::WRONLY | OFlags::APPEND)?;
-                let mut rest = &memory[..];
-                while !rest.is_empty() {
-                    let written = rustix::io::write(&file, rest)?;
-                    rest = &rest[written..];
-                }
+                self.append(&File::At(at.clone()), *bytes, *seed, Lane::Cached)?;
             }
             Operation::Truncate { file, size } => {
                 self.with_file(file, OFlags::WRONLY, |file| rustix::fs::ftruncate(file, *size))?;
@@ -245,12 +240,10 @@ impl<'a> PosixSubject<'a> {
                     rustix::fs::fallocate(file, how, *offset, *bytes)
                 })?;
             }
-            Operation::Read { file, offset, bytes } => {
-                let memory =
-                    self.with_file(file, OFlags::RDONLY, |file| read_all(file, *offset, *bytes))?;
-                let (bytes, digest) = (memory.len() as u64, read_digest(&memory));
-                return Ok(Outcome::Read { bytes, digest });
+            Operation::Read { file, offset, bytes, lane } => {
+                return self.read(file, *offset, *bytes, *lane);
             }
+            Operation::Batch { requests } => return Ok(Outcome::Batch(self.batch(requests))),
             Operation::Seek { file, what, offset } => {
                 let from = match what {
                     Seeking::Data => SeekFrom::Data(*offset),
@@ -315,29 +308,6 @@ fn allocating(how: Allocating) -> FallocateFlags {
         Allocating::PunchHole => FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
         Allocating::ZeroRange => FallocateFlags::ZERO_RANGE,
         Allocating::ZeroRangeKeepSize => FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE,
-    }
-}
-
-fn write_all(file: &OwnedFd, offset: u64, memory: &[u8]) -> Answer<()> {
-    let mut done = 0;
-    loop {
-        done += rustix::io::pwrite(file, &memory[done..], offset + done as u64)?;
-        if done == memory.len() {
-            return Ok(());
-        }
-    }
-}
-
-fn read_all(file: &OwnedFd, offset: u64, bytes: u64) -> Answer<Vec<u8>> {
-    let mut memory = vec![0; usize::try_from(bytes).expect("fits memory")];
-    let mut done = 0;
-    loop {
-        let came = rustix::io::pread(file, &mut memory[done..], offset + done as u64)?;
-        done += came;
-        if came == 0 || done == memory.len() {
-            memory.truncate(done);
-            return Ok(memory);
-        }
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::bytes::Bytes;
 use crate::content::Digest;
 use crate::operation::Moment;
+use crate::random::mix;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
@@ -122,9 +123,10 @@ impl Found {
         field("nlink", want.nlink.to_string(), have.nlink.to_string());
         field("device", format!("{:?}", want.rdev), format!("{:?}", have.rdev));
         if let Some(block) = first_difference(&want.content, &have.content) {
-            let shown = |digest: &Digest| match digest.block(block) {
-                0 => "zeros".to_owned(),
-                hash => format!("{hash:x}"),
+            // One hash of the hashes of its sectors.
+            let shown = |digest: &Digest| {
+                let sum = digest.block(block).into_iter().fold(0, |sum, hash| mix(sum ^ hash));
+                if digest.has(block) { format!("{sum:x}") } else { "zeros".to_owned() }
             };
             let name = format!("content in block {block}");
             field(&name, shown(&want.content), shown(&have.content));

@@ -44,7 +44,7 @@ fn run(seed: u64, device: Arc<dyn Device>, is_struck: &dyn Fn() -> bool) -> Resu
         let have = subject.apply(&operation)?;
         let mut model = run.model.clone();
         let want = model.apply(&operation);
-        if matches!(have, Outcome::Failed(IO | READ_ONLY)) && have != want {
+        if have.has_failed_with(&[IO, READ_ONLY]) && have != want {
             ended.is_told = true;
             break;
         }

@@ -92,7 +92,7 @@ fn run(seed: u64, every: u64) -> Result<Told> {
     let refusals = Refusals::default();
     let mut subject = LibrarySubject::open_refusing(Arc::clone(&device), &refusals)?;
     let mut run = Run::of(&subject);
-    let without = Without { reopen: true, fixing: true, ..Without::default() };
+    let without = Without { reopen: true, fixing: true, batches: true, ..Without::default() };
     let mut generator = Generator::new(seed).with_syncs(12).without(without);
     let mut told = Told::default();
     refusals.refuse_every(every);

@@ -126,6 +126,9 @@ impl File {
 
     /// As [`File::write_as`]; whole blocks go straight to the devices, whatever their number.
     pub fn write_direct(&self, offset: u64, bytes: &[u8], privileges: Privileges) -> Result<usize> {
+        if bytes.is_empty() {
+            return self.write_nothing().map(|()| 0);
+        }
         let _timed = self.timed(Operation::DirectWrite);
         self.alter(privileges, |file, inode, _| {
             if inode.flags.contains(InodeFlags::APPEND) && offset != file.size() {
@@ -157,8 +160,7 @@ impl File {
         stay: Stay,
     ) -> Result<(u64, usize)> {
         if bytes.is_empty() {
-            let held = self.held()?;
-            Filesystem::may_write(&held.filesystem().facts(held.entry())?)?;
+            self.write_nothing()?;
             return Ok((offset.unwrap_or_else(|| self.size()), 0));
         }
         let _timed = self.timed(Operation::CachedWrite);
@@ -177,6 +179,12 @@ impl File {
         let (at, written) = self.alter_as(Some(privileges), Traffic::GoesOn, change)?;
         self.pace(written)?;
         Ok((at, written))
+    }
+
+    /// A write of no bytes is refused like any other, and changes nothing.
+    fn write_nothing(&self) -> Result<()> {
+        let held = self.held()?;
+        Filesystem::may_write(&held.filesystem().facts(held.entry())?)
     }
 
     /// Whoever writes faster than the devices do waits for them, with nothing locked.

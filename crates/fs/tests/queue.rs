@@ -173,6 +173,7 @@ fn the_end_of_a_file_and_what_is_not_aligned_are_served_rightly() {
         queue.read(&file, offset, buffer, IoFlags::DIRECT, 0).unwrap();
         let done = reap_all(&mut queue).pop().unwrap();
         let read = done.result.unwrap();
+        assert_eq!(done.buffer.len(), bytes, "a buffer comes back as it was lent");
         done.buffer[..read].to_vec()
     };
     assert!(read(0, 16384) == bytes, "dirty in memory");

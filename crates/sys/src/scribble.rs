@@ -27,6 +27,11 @@ impl Scribble {
         unsafe { Buffer::borrowed(start, self.bytes.len()) }
     }
 
+    /// How many.
+    pub fn bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
     /// Changes one byte.
     pub fn scribble(&self, at: usize, byte: u8) {
         self.bytes[at % self.bytes.len()].store(byte, Ordering::Relaxed);

@@ -10,9 +10,10 @@
 //!    after closing and opening it once more.
 
 use super::{JudgeOptions, Story, Telling, Verdict, judge};
+use crate::content::SECTOR_BYTES;
 use crate::generator::Generator;
 use crate::model::Model;
-use crate::operation::Operation;
+use crate::operation::{Asked, Operation, flags};
 use crate::run::{Disagreement, Found, Run};
 use crate::script;
 use crate::shrink::shrink;
@@ -21,7 +22,7 @@ use crate::tree::{Kind, Node, Tree};
 use anyhow::{Result, bail};
 use butternut_device::{CrashImage, Device, RecordingDevice};
 use std::fmt::Write;
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -57,10 +58,12 @@ pub struct Told {
     pub synced: Vec<FileSync>,
 }
 
-/// A file that was synced alone: its bytes are promised, and all changes of names and attributes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A file that was synced alone: its bytes are promised, or those of some blocks.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileSync {
     pub number: u64,
+    /// Numbers of blocks of 4096 bytes; a part of them promises nothing of the file's end.
+    pub blocks: Range<u64>,
     /// From this position of the log on.
     pub position: usize,
     /// The state after the sync.
@@ -100,12 +103,7 @@ impl Workload {
             if operation.is_sync() {
                 telling.promise(&device);
             }
-            if let Operation::Fsync { file } = &operation
-                && let Some(number) = run.model.number_of(file)
-            {
-                telling.promise_names(&device);
-                synced.push(FileSync { number, position: device.position(), step: step + 1 });
-            }
+            synced.extend(promises(&operation, &run.model, &mut telling, &device));
             let mut state = run.model.clone();
             state.apply(&Operation::Reopen);
             told.0.push(operation);
@@ -161,6 +159,45 @@ impl Workload {
     }
 }
 
+/// What an operation that has returned promises of single files.
+fn promises(
+    operation: &Operation,
+    model: &Model,
+    telling: &mut Telling,
+    device: &RecordingDevice,
+) -> Vec<FileSync> {
+    let (position, step) = (device.position(), telling.steps());
+    let whole = 0..u64::MAX;
+    if let Operation::Fsync { file } = operation
+        && let Some(number) = model.number_of(file)
+    {
+        telling.promise_names(device, step);
+        return vec![FileSync { number, blocks: whole, position, step }];
+    }
+    let Operation::Batch { requests } = operation else { return Vec::new() };
+    let mut synced = Vec::new();
+    for request in requests {
+        let Some(number) = model.number_of(&request.file) else { continue };
+        match request.what {
+            // What else is in the batch was not done before it.
+            Asked::Sync => {
+                telling.promise_names(device, step - 1);
+                let blocks = whole.clone();
+                synced.push(FileSync { number, blocks, position, step: step - 1 });
+            }
+            Asked::Write { offset, bytes, is_durable: true, .. }
+                if model.may_write(&request.file) =>
+            {
+                telling.promise_names(device, step);
+                let blocks = offset / 4096..(offset + bytes).div_ceil(4096);
+                synced.push(FileSync { number, blocks, position, step });
+            }
+            Asked::Read { .. } | Asked::Write { .. } | Asked::Append { .. } => {}
+        }
+    }
+    synced
+}
+
 impl Told {
     /// What each state looks like.
     pub fn trees(&self) -> Vec<Tree> {
@@ -197,20 +234,47 @@ impl Told {
             if node.kind != Kind::File || node.size == have.size && node.content == have.content {
                 continue;
             }
-            let own = self
+            let own: Vec<&FileSync> = self
                 .synced
                 .iter()
-                .filter(|sync| sync.number == node.number && sync.position <= place.position);
-            let oldest = own.map(|sync| sync.step).max().unwrap_or(0).max(whole);
-            let since: Vec<&Node> = (oldest..=state)
-                .filter_map(|state| trees[state].nodes.values().find(|n| n.number == node.number))
+                .filter(|sync| sync.number == node.number && sync.position <= place.position)
+                .collect();
+            let oldest_of = |is_it: &dyn Fn(&FileSync) -> bool| {
+                let steps = own.iter().filter(|sync| is_it(sync)).map(|sync| sync.step);
+                steps.max().unwrap_or(0).max(whole)
+            };
+            let oldest = oldest_of(&|sync| sync.blocks == (0..u64::MAX));
+            // What is written in place may be newer than the names, and may be torn.
+            let is_in_place = node.flags.is_some_and(|flags| flags & flags::NO_COW != 0);
+            let newest = if is_in_place { *place.allowed.end() } else { state };
+            let since: Vec<(usize, &Node)> = (oldest..=newest)
+                .filter_map(|state| {
+                    let found = trees[state].nodes.values().find(|n| n.number == node.number);
+                    found.map(|node| (state, node))
+                })
                 .collect();
             let is_of = |number: u64| {
-                let hash = have.content.block(number);
-                since.iter().any(|node| node.content.block(number) == hash)
+                let hashes = have.content.block(number);
+                let oldest = oldest_of(&|sync| sync.blocks.contains(&number));
+                let mut blocks = since
+                    .iter()
+                    .filter(|(step, _)| *step >= oldest)
+                    .map(|(_, node)| node.content.block(number));
+                if !is_in_place {
+                    return blocks.any(|block| block == hashes);
+                }
+                let blocks: Vec<_> = blocks.collect();
+                (0u64..).zip(hashes).all(|(at, hash)| {
+                    let start = number * 4096 + at * SECTOR_BYTES as u64;
+                    // Where the file ends, nobody sees what was written behind that.
+                    let is_cut = start < have.size && have.size < start + SECTOR_BYTES as u64;
+                    let is_behind = start >= have.size && hash == 0;
+                    let at = usize::try_from(at).expect("in a block");
+                    is_cut || is_behind || blocks.iter().any(|block| block[at] == hash)
+                })
             };
-            let numbers = since.iter().flat_map(|node| node.content.numbers());
-            if since.iter().any(|node| node.size == have.size)
+            let numbers = since.iter().flat_map(|(_, node)| node.content.numbers());
+            if since.iter().any(|(_, node)| node.size == have.size)
                 && numbers
                     .chain(have.content.numbers())
                     .all(|number| number * 4096 >= have.size || is_of(number))

@@ -3,23 +3,16 @@
 use super::{Answer, Body, Model};
 use crate::content::{pattern, read_digest};
 use crate::errno;
-use crate::operation::{Allocating, File, Operation, Outcome, Seeking, flags};
+use crate::operation::{Allocating, Asked, File, Operation, Outcome, Request, Seeking, flags};
 
 impl Model {
     pub(super) fn data_operation(&mut self, operation: &Operation) -> Answer<Outcome> {
         match operation {
-            Operation::Write { file, offset, bytes, seed } => {
-                let ino = self.file(file, true)?;
-                self.may_write_open(ino, *offset)?;
-                self.write(ino, *offset, *bytes, *seed);
+            Operation::Write { file, offset, bytes, seed, lane: _ } => {
+                self.write_file(file, *offset, *bytes, *seed)?;
             }
             Operation::Append { at, bytes, seed } => {
-                // An append-only file is opened for appending, and for no other writing.
-                let ino = self.file(&File::At(at.clone()), false)?;
-                if self.inode(ino).has(flags::IMMUTABLE) {
-                    return Err(errno::NOT_PERMITTED);
-                }
-                self.write(ino, self.content(ino).size(), *bytes, *seed);
+                self.append(&File::At(at.clone()), *bytes, *seed)?;
             }
             Operation::Truncate { file, size } => {
                 let ino = self.file(file, true)?;
@@ -32,11 +25,12 @@ impl Model {
             Operation::Fallocate { file, how, offset, bytes } => {
                 self.fallocate(file, *how, *offset, *bytes)?;
             }
-            Operation::Read { file, offset, bytes } => {
-                let ino = self.file(file, false)?;
-                let memory = self.content(ino).read(*offset, *bytes);
-                let (bytes, digest) = (memory.len() as u64, read_digest(&memory));
-                return Ok(Outcome::Read { bytes, digest });
+            Operation::Read { file, offset, bytes, lane: _ } => {
+                return self.read(file, *offset, *bytes);
+            }
+            Operation::Batch { requests } => {
+                let one = |request| self.request(request).unwrap_or_else(Outcome::Failed);
+                return Ok(Outcome::Batch(requests.iter().map(one).collect()));
             }
             Operation::Seek { file, what: _, offset } => {
                 let ino = self.file(file, false)?;
@@ -53,6 +47,42 @@ impl Model {
             _ => {}
         }
         Ok(Outcome::Done)
+    }
+
+    fn request(&mut self, request: &Request) -> Answer<Outcome> {
+        match request.what {
+            Asked::Read { offset, bytes } => return self.read(&request.file, offset, bytes),
+            Asked::Write { offset, bytes, seed, is_durable: _ } => {
+                self.write_file(&request.file, offset, bytes, seed)?;
+            }
+            Asked::Append { bytes, seed } => self.append(&request.file, bytes, seed)?,
+            Asked::Sync => drop(self.file(&request.file, false)?),
+        }
+        Ok(Outcome::Done)
+    }
+
+    fn read(&self, file: &File, offset: u64, bytes: u64) -> Answer<Outcome> {
+        let ino = self.file(file, false)?;
+        let memory = self.content(ino).read(offset, bytes);
+        let (bytes, digest) = (memory.len() as u64, read_digest(&memory));
+        Ok(Outcome::Read { bytes, digest })
+    }
+
+    fn write_file(&mut self, file: &File, offset: u64, bytes: u64, seed: u64) -> Answer<()> {
+        let ino = self.file(file, true)?;
+        self.may_write_open(ino, offset)?;
+        self.write(ino, offset, bytes, seed);
+        Ok(())
+    }
+
+    fn append(&mut self, file: &File, bytes: u64, seed: u64) -> Answer<()> {
+        // An append-only file is opened for appending, and for no other writing.
+        let ino = self.file(file, false)?;
+        if self.inode(ino).has(flags::IMMUTABLE) {
+            return Err(errno::NOT_PERMITTED);
+        }
+        self.write(ino, self.content(ino).size(), bytes, seed);
+        Ok(())
     }
 
     fn write(&mut self, ino: u64, offset: u64, bytes: u64, seed: u64) {

@@ -54,6 +54,11 @@ impl Model {
         self.file(file, false).ok()
     }
 
+    /// Whether a file may be written by whoever opens it now.
+    pub fn may_write(&self, file: &File) -> bool {
+        self.file(file, true).is_ok()
+    }
+
     pub fn size_open(&self, slot: u8) -> Option<u64> {
         self.slots.get(&slot).map(|ino| self.content(*ino).size())
     }

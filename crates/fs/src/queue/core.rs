@@ -86,7 +86,8 @@ pub(super) struct Reading {
     pub(super) hold: Option<InFlight>,
     pub(super) tag: u64,
     pub(super) offset: u64,
-    /// What the file has of it.
+    /// How long the buffer was, and what the file has of that.
+    pub(super) asked: usize,
     pub(super) want: usize,
     pub(super) since: Mark,
 }
@@ -251,7 +252,6 @@ impl Inner {
         (logical, digests): (Logical, &mut Vec<u8>),
         mut buffer: Buffer,
     ) -> std::result::Result<(), Box<(Reading, Buffer)>> {
-        let asked = buffer.len();
         buffer.set_len(reading.want.next_multiple_of(SECTOR));
         let flight = self.enter();
         loop {
@@ -263,7 +263,7 @@ impl Inner {
                 }
                 Err((mut back, NotTaken::Split | NotTaken::Refused(_))) => {
                     self.free.push(flight);
-                    back.set_len(asked);
+                    back.set_len(reading.asked);
                     return Err(Box::new((reading, back)));
                 }
             }
@@ -436,7 +436,7 @@ impl Inner {
         mut buffer: Buffer,
         result: &std::result::Result<(), VolumeError>,
     ) {
-        let Reading { file, hold, tag, offset, want, since } = reading;
+        let Reading { file, hold, tag, offset, asked, want, since } = reading;
         let digests = &self.flights[index].digests;
         let sums = if digests.is_empty() { Sums::None } else { Sums::Packed(digests) };
         let is_good = result.is_ok() && shared.volume().verify(&buffer, sums);
@@ -451,6 +451,7 @@ impl Inner {
         };
         shared.latencies.record(Operation::DirectRead, since, self.polled_at);
         drop(hold);
+        buffer.set_len(asked);
         self.free.push(index);
         self.finish(None, Done { tag, buffer, result });
     }

@@ -102,7 +102,8 @@ impl Queue {
         count.add();
         let hold = file.view().begin_request();
         drop(body);
-        let reading = Reading { file, hold, tag, offset, want, since };
+        let asked = buffer.len();
+        let reading = Reading { file, hold, tag, offset, asked, want, since };
         match self.core.read(reading, (place.logical, &mut self.digests), buffer) {
             Ok(()) => {
                 self.taken += 1;
