@@ -2,7 +2,7 @@
 
 export PATH := $(CURDIR)/target/tools/bin:$(PATH)
 
-.PHONY: demo test test-long lint bench fio fuzz clean-mounts
+.PHONY: demo test test-long lint bench bench-lanes fio fuzz clean-mounts
 
 # Makes volumes, mounts them with Butternut, compares, shows what is in them and how fast.
 demo:
@@ -26,6 +26,12 @@ lint:
 bench:
 	@scripts/setup
 	@scripts/bench
+
+# The I/O lanes beside the raw device and the kernel's btrfs, xfs and ext4, through fio; about twelve
+# minutes. Options: ARGS="--quick --only read" (scripts/bench-lanes --help).
+bench-lanes:
+	@scripts/setup
+	@scripts/bench-lanes $(ARGS)
 
 # The fio engine, for the fio that is installed; skipped where fio's source cannot be had.
 fio:

@@ -8,6 +8,7 @@
 mod commits;
 mod cpu;
 mod fio;
+mod lanes;
 mod memory;
 mod names;
 mod report;
@@ -17,13 +18,15 @@ mod streams;
 mod writes;
 
 use anyhow::Result;
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use std::path::PathBuf;
 
 /// Measures Butternut beside the raw device and the kernel.
 #[derive(Parser)]
-#[command(name = "bench", version)]
+#[command(name = "bench", version, args_conflicts_with_subcommands = true)]
 struct Flags {
+    #[command(subcommand)]
+    suite: Option<Suite>,
     /// Smaller files and fewer repeats: for a look, not for a claim.
     #[arg(long)]
     quick: bool,
@@ -43,8 +46,17 @@ struct Flags {
     walk: Option<PathBuf>,
 }
 
+#[derive(Subcommand)]
+enum Suite {
+    /// The I/O lanes, through fio, beside the raw device and the kernel's btrfs, xfs and ext4.
+    Lanes(lanes::Flags),
+}
+
 fn main() -> Result<()> {
     let flags = Flags::parse();
+    if let Some(Suite::Lanes(flags)) = &flags.suite {
+        return lanes::run(flags);
+    }
     if let Some(image) = &flags.walk {
         return memory::walk(image);
     }

@@ -38,6 +38,12 @@ pub enum FioError {
     ReadOnly,
     #[error("no memory for buffers of {bytes} bytes")]
     NoMemory { bytes: u64 },
+    #[error("stats={path}")]
+    Stats {
+        path: String,
+        #[source]
+        source: std::io::Error,
+    },
     #[error("the queue is full")]
     Full,
     #[error("the shim passed {what}")]
@@ -74,6 +80,7 @@ impl FioError {
             Self::ReadOnly => EROFS,
             Self::NoMemory { .. } => ENOMEM,
             Self::Full => EAGAIN,
+            Self::Stats { source, .. } => source.raw_os_error().unwrap_or(EIO),
             Self::Panic { .. } => EIO,
         }
     }

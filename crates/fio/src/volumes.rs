@@ -8,9 +8,10 @@
 //!    and opens anew.
 //! 3. Jobs that have a volume open at the same time agree on its switches.
 
-use crate::{FioError, Result, switches};
-use butternut::{DevicePath, FileId, Filesystem, MountOptions, Subvolume};
-use std::path::PathBuf;
+use crate::switches::{self, Wanted};
+use crate::{FioError, Result};
+use butternut::{DevicePath, FileId, Filesystem, Subvolume};
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The inode of a subvolume's root directory.
@@ -49,6 +50,8 @@ struct Shared {
     switches: String,
     filesystem: Filesystem,
     is_writable: bool,
+    /// Where what was counted goes in the end.
+    stats: Option<PathBuf>,
     jobs: usize,
 }
 
@@ -102,7 +105,9 @@ impl Volume {
             return Ok(());
         }
         let shared = open.swap_remove(at);
-        shared.filesystem.close().map_err(FioError::library("commit"))
+        let counted = shared.stats.map(|path| write_stats(&path, &shared.filesystem));
+        shared.filesystem.close().map_err(FioError::library("commit"))?;
+        counted.unwrap_or(Ok(()))
     }
 
     /// The root directory of the subvolume that a job names.
@@ -131,13 +136,12 @@ impl Drop for Volume {
 impl Shared {
     fn open(devices: Vec<PathBuf>, spec: &Spec) -> Result<Self> {
         let what = format!("volume {}", spec.devices);
-        let mut options = MountOptions {
-            read_only: spec.read_only,
-            // Jobs name their subvolumes, and the volume is shared.
-            subvolume: Subvolume::Id(TOP_LEVEL),
-            ..MountOptions::default()
-        };
-        switches::apply(&spec.switches, &mut options)?;
+        let mut wanted = Wanted::default();
+        switches::apply(&spec.switches, &mut wanted)?;
+        let Wanted { mut options, stats } = wanted;
+        options.read_only = spec.read_only;
+        // Jobs name their subvolumes, and the volume is shared.
+        options.subvolume = Subvolume::Id(TOP_LEVEL);
         let paths: Vec<_> = devices.iter().map(DevicePath::from).collect();
         let filesystem = match Filesystem::open(&paths, &options) {
             // What nobody can write can still be read.
@@ -152,9 +156,24 @@ impl Shared {
             switches: spec.switches.clone(),
             filesystem: filesystem.map_err(FioError::library(what))?,
             is_writable: !options.read_only,
+            stats,
             jobs: 0,
         })
     }
+}
+
+/// What was counted since the volume was opened, as one line of JSON; what closing does is not in
+/// it.
+fn write_stats(path: &Path, filesystem: &Filesystem) -> Result<()> {
+    let pages = filesystem.page_counts();
+    let text = format!(
+        "{{\"cached_pages_peak\":{},\"dirty_pages_peak\":{},\"stats\":{}}}\n",
+        pages.cached_pages_peak,
+        pages.dirty_pages_peak,
+        filesystem.stats().to_json()
+    );
+    std::fs::write(path, text)
+        .map_err(|source| FioError::Stats { path: path.display().to_string(), source })
 }
 
 fn open_volumes() -> MutexGuard<'static, Vec<Shared>> {

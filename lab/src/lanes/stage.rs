@@ -1,0 +1,111 @@
+//! The stage: one loop device over one image, which contestants have in turn.
+//!
+//! 1. Whoever gets the device finds it empty: all of the image is discarded, and its memory free.
+//! 2. What a contestant mounted is unmounted when his turn ends, also after a failure.
+//! 3. An image on a disk is read and written past the page cache of what is below; one in memory
+//!    is there already.
+
+use super::rows::Who;
+use super::turn::Turn;
+use crate::rig::{drop_caches, run, text};
+use anyhow::{Context, Result, ensure};
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const IMAGE_BYTES: u64 = 5 << 30;
+
+const UNMOUNT_WITHIN: Duration = Duration::from_secs(10);
+const UNMOUNT_AGAIN: Duration = Duration::from_millis(20);
+
+pub(crate) struct Stage {
+    pub(crate) device: PathBuf,
+    /// Where the kernel mounts.
+    pub(crate) place: PathBuf,
+    pub(crate) dir: tempfile::TempDir,
+}
+
+impl Stage {
+    /// A stage for these contestants.
+    pub(crate) fn make(dir: &Path, tag: &str, all: impl Iterator<Item = Who>) -> Result<Self> {
+        let tools: BTreeSet<_> = all.filter_map(mkfs).chain(["setpriv"]).collect();
+        let missing: Vec<_> = tools.into_iter().filter(|tool| !is_there(tool)).collect();
+        ensure!(missing.is_empty(), "missing: {} (scripts/setup)", missing.join(", "));
+        let dir = tempfile::Builder::new()
+            .prefix(&format!("butternut-bench-{tag}-"))
+            .tempdir_in(dir)
+            .with_context(|| format!("cannot make a directory in {}", dir.display()))?;
+        let image = dir.path().join("lanes.img");
+        File::create(&image)?.set_len(IMAGE_BYTES)?;
+        let place = dir.path().join("mount");
+        fs::create_dir(&place)?;
+        let below = run("stat", &["--file-system", "--format=%T", text(&image)])?;
+        let direct = if below == "tmpfs" { "--direct-io=off" } else { "--direct-io=on" };
+        let device = run("losetup", &["--find", "--show", direct, text(&image)])?;
+        Ok(Self { device: device.into(), place, dir })
+    }
+
+    /// The device, empty, with the contestant's file system on it.
+    pub(crate) fn turn(&self, who: Who) -> Result<Turn<'_>> {
+        let device = text(&self.device);
+        run("blkdiscard", &["-f", device])?;
+        match who {
+            Who::Raw => String::new(),
+            Who::Btrfs | Who::Ours => run("mkfs.btrfs", &["-q", "-f", "-K", device])?,
+            Who::Xfs => run("mkfs.xfs", &["-q", "-f", "-K", device])?,
+            // Nothing of it is left to a thread that runs beside the rows.
+            Who::Ext4 => {
+                let now = "nodiscard,lazy_itable_init=0,lazy_journal_init=0";
+                run("mkfs.ext4", &["-q", "-F", "-E", now, device])?
+            }
+        };
+        if who.is_kernel() {
+            run("mount", &["-t", who.label(), "-o", "noatime", device, text(&self.place)])?;
+        }
+        drop_caches()?;
+        Ok(Turn::new(self, who))
+    }
+
+    /// # Errors
+    /// Somebody keeps it busy.
+    pub(crate) fn unmount(&self) -> Result<()> {
+        let start = Instant::now();
+        loop {
+            // The kernel lets go of a ring's files a moment after the process that had them.
+            match run("umount", &[text(&self.place)]) {
+                Err(_) if start.elapsed() < UNMOUNT_WITHIN => thread::sleep(UNMOUNT_AGAIN),
+                done => return done.map(drop),
+            }
+        }
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        warn(run("losetup", &["-d", text(&self.device)]).map(drop));
+    }
+}
+
+fn mkfs(who: Who) -> Option<&'static str> {
+    match who {
+        Who::Raw => None,
+        Who::Btrfs | Who::Ours => Some("mkfs.btrfs"),
+        Who::Xfs => Some("mkfs.xfs"),
+        Who::Ext4 => Some("mkfs.ext4"),
+    }
+}
+
+/// For what fails when nobody is left to be told.
+pub(crate) fn warn(result: Result<()>) {
+    if let Err(error) = result {
+        drop(writeln!(std::io::stderr(), "bench: {error:#}"));
+    }
+}
+
+fn is_there(tool: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|dir| dir.join(tool).exists())
+}
