@@ -4,13 +4,11 @@
 
 use butternut::device::{Device, FileDevice, OpenDevice};
 use butternut::{
-    Buffer, DirectStability, Done, File, Filesystem, IoFlags, LaneCounts, MountOptions, NewInode,
-    Queue, QueueOptions, Switches, SyncKind,
+    Buffer, Done, File, Filesystem, IoFlags, LaneCounts, MountOptions, NewInode, Queue,
+    QueueOptions, SyncKind,
 };
 use butternut_mkfs::MkfsOptions;
-use butternut_sys::scribble::Scribble;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tempfile::NamedTempFile;
 
@@ -280,55 +278,6 @@ fn a_full_queue_refuses_and_gives_the_buffer_back() {
     assert!(queue.reap(2, Some(Duration::from_mins(1)), &mut done) == 2);
     queue.sync(&file, SyncKind::Data, 4).unwrap();
     assert_eq!(reap_all(&mut queue)[0].tag, 4);
-}
-
-/// Writes lent memory while it changes, again and again; how many blocks cannot be read then.
-fn torn_writes(stability: DirectStability, rounds: u64) -> usize {
-    const BLOCKS: usize = 16;
-    let volume = FileVolume::new();
-    let fs = volume.open();
-    fs.set_switches(Switches { direct_stability: stability, ..Switches::default() });
-    let file = made(&fs, "file", &vec![0; 16 << 20]);
-    fs.sync().unwrap();
-    let memory = Scribble::new(BLOCKS * BLOCK);
-    let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let mut n = 0_usize;
-            while !stop.load(Ordering::Relaxed) {
-                memory.scribble(n.wrapping_mul(811), n.to_le_bytes()[2]);
-                n += 1;
-            }
-        });
-        let mut queue = fs.queue(&QueueOptions::default()).unwrap();
-        for round in 0..rounds {
-            for n in 0..16 {
-                let at = (round * 16 + n) % 256 * (BLOCKS * BLOCK) as u64;
-                queue.write(&file, at, memory.lend(), IoFlags::DIRECT, n).unwrap();
-            }
-            assert!(reap_all(&mut queue).iter().all(|done| done.result.is_ok()));
-        }
-        let mut bad = 0;
-        for block in 0..(16 << 20) / BLOCK as u64 {
-            let buffer = queue.buffer(BLOCK).unwrap();
-            queue.read(&file, block * 4096, buffer, IoFlags::DIRECT, block).unwrap();
-            bad += reap_all(&mut queue).iter().filter(|done| done.result.is_err()).count();
-        }
-        stop.store(true, Ordering::Relaxed);
-        bad
-    })
-}
-
-#[test]
-fn memory_that_changes_while_it_is_written_gives_no_bad_checksum() {
-    assert_eq!(torn_writes(DirectStability::Bounce, 400), 0);
-    assert_eq!(torn_writes(DirectStability::Buffered, 40), 0);
-}
-
-#[test]
-fn memory_that_is_trusted_and_changes_gives_bad_checksums() {
-    let is_torn = (0..20).any(|_| torn_writes(DirectStability::Trust, 400) > 0);
-    assert!(is_torn, "nothing was torn: the test above proves nothing");
 }
 
 #[test]

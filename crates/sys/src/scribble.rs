@@ -19,12 +19,13 @@ impl Scribble {
         Scribble { bytes: &all[skip..skip + len] }
     }
 
-    /// The memory as its user lends it to a request: not stable.
-    pub fn lend(&self) -> Buffer {
-        let start = NonNull::from(self.bytes).cast::<u8>();
+    /// The first so many bytes as their user lends them to a request: not stable.
+    pub fn lend_part(&self, len: usize) -> Buffer {
+        let part = &self.bytes[..len];
+        let start = NonNull::from(part).cast::<u8>();
         // SAFETY: the memory is initialised and never freed, and may be written through shared
         // references; others than atomic ones are made from buffers alone.
-        unsafe { Buffer::borrowed(start, self.bytes.len()) }
+        unsafe { Buffer::borrowed(start, part.len()) }
     }
 
     /// How many.

@@ -46,8 +46,9 @@ impl Request {
             Operation::Read { offset, .. } => file.read_at(offset, &mut buffer),
             Operation::Write { offset, flags, privileges } => {
                 // What goes down from here is summed and written: it must not change in between.
-                let trusted = file.stability() == DirectStability::Trust;
-                if flags.contains(IoFlags::DIRECT) && !buffer.is_stable() && !trusted {
+                let goes_down = flags.contains(IoFlags::DIRECT) || !file.source().has_flusher();
+                let is_trusted = file.stability() == DirectStability::Trust;
+                if goes_down && !buffer.is_stable() && !is_trusted {
                     let mut copy = Buffer::zeroed(buffer.len());
                     buffer.copy_to(0, &mut copy);
                     write(&file, offset, &copy, flags, privileges)
