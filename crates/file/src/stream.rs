@@ -299,6 +299,7 @@ impl Job {
             self.source.read_in(Manner::Ahead, &self.view, &mut read);
             let [read] = read;
             let filled = read.result.unwrap_or(0);
+            self.source.pages().note_read_ahead(filled.div_ceil(PAGE));
             keep(&self.source, claimed, memory.get(..filled).unwrap_or_default(), bytes, self.stay);
             self.source.spares().give_back(memory);
         }

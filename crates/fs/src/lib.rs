@@ -186,9 +186,12 @@ mod writer;
 pub use butternut_device as device;
 pub use butternut_file::{BadPacker, Compress, Packer};
 pub use butternut_format as format;
-pub use butternut_pages::{PageCounters, Reason as WritebackReason, UncachedFlush};
+pub use butternut_pages::{
+    CacheLimits, DirtyLimits, PageCounters, Reason as WritebackReason, UncachedFlush,
+};
 pub use butternut_sys::buffer::Buffer;
 pub use butternut_tree::Refusals;
+pub use butternut_volume::RescueCounts;
 pub use clock::Clock;
 pub use data::{Allocate, Privileges};
 pub use directory::{DirEntry, FIRST_ENTRY, ReadDir};

@@ -12,14 +12,17 @@
 
 mod json;
 mod metrics;
+mod page_metrics;
 mod prometheus;
 mod text;
 
 use crate::histogram::Latency;
 use crate::latency::Operation;
 use crate::writer::Writer;
-use crate::{Counters, FileId, Filesystem, LaneCounts, Switches};
+use crate::{Counters, FileId, Filesystem, LaneCounts, PageCounters, Switches};
 use butternut_file::FileState;
+use butternut_pages::CacheLimits;
+use butternut_volume::RescueCounts;
 
 /// Dirty files that are looked at together.
 const FILES_PER_LOOK: usize = 1024;
@@ -28,9 +31,14 @@ const FILES_PER_LOOK: usize = 1024;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stats {
     pub lanes: LaneCounts,
+    /// The page cache.
+    pub pages: PageCounters,
+    pub page_limits: CacheLimits,
     /// All devices together, and the node cache.
     pub counters: Counters,
     pub memory: MemoryUse,
+    /// Reads that the first copy did not satisfy.
+    pub rescues: RescueCounts,
     /// Transactions that were committed, whoever asked for it.
     pub commits: u64,
     pub devices: Vec<DeviceCounts>,
@@ -81,8 +89,11 @@ impl Filesystem {
         let generation = self.forest().generation().map_or(0, |generation| generation.0);
         Stats {
             lanes: self.lane_counts(),
+            pages: self.page_counts(),
+            page_limits: *self.shared.source.pages().limits(),
             counters: self.counters(),
             memory: self.memory_use(),
+            rescues: self.volume().rescue_counts(),
             commits: generation.saturating_sub(self.shared.first_generation),
             devices: self.device_counts(),
             latency: self.shared.latencies.now(),
@@ -148,8 +159,11 @@ impl Stats {
         let latency = Operation::ALL.map(|operation| (operation, Latency::default())).to_vec();
         Self {
             lanes: LaneCounts::default(),
+            pages: PageCounters::default(),
+            page_limits: CacheLimits::of(64 << 20),
             counters: Counters::default(),
             memory: MemoryUse::default(),
+            rescues: RescueCounts::default(),
             commits: 0,
             devices: vec![device],
             latency,

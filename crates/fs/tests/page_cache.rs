@@ -42,6 +42,13 @@ fn read(file: &File, bytes: usize) -> Vec<u8> {
     buf
 }
 
+/// The pages of one group of numbers, as scripts see them.
+fn shown(filesystem: &Filesystem, name: &str) -> u64 {
+    let text = filesystem.stats().to_string();
+    let line = text.lines().find_map(|line| line.strip_prefix(&format!("  {name} ")));
+    line.unwrap_or_else(|| panic!("{name}: {text}")).trim().parse().unwrap()
+}
+
 /// Waits for something that a thread does in its own time.
 fn wait_until(mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
@@ -148,6 +155,58 @@ fn memory_is_bounded_however_much_is_written_and_read() {
     assert!(filesystem.page_counts().cached_pages_peak <= (18 << 20) / PAGE);
     drop(files);
     volume.reopen(filesystem);
+}
+
+#[test]
+fn what_the_cache_holds_and_does_is_shown() {
+    let volume = TestVolume::new();
+    let filesystem = open(&volume, 16 << 20);
+    let bytes = pattern(6, 1 << 20);
+    let one = file(&filesystem, b"file");
+    one.write_at(0, &bytes).unwrap();
+    let shows = |name: &str| shown(&filesystem, name);
+    assert_eq!((shows("page_cache_bytes_max"), shows("dirty_bytes_max")), (16 << 20, 4 << 20));
+    assert_eq!((shows("dirty_pages"), shows("dirty_page_bytes")), (256, 1 << 20));
+    assert_eq!((shows("cached_pages"), shows("cached_bytes")), (256, 1 << 20));
+    one.sync_data().unwrap();
+    assert_eq!((shows("dirty_pages"), shows("dirty_bytes_peak")), (0, 1 << 20));
+    assert_eq!((shows("in_writeback_pages"), shows("in_writeback_bytes")), (0, 0));
+    assert_eq!((shows("writeback_pages_sync"), shows("writeback_pages_uncached")), (256, 0));
+    assert_eq!(shows("hit_pages"), 0);
+    assert!(read(&one, bytes.len()) == bytes);
+    assert_eq!((shows("hit_pages"), shows("filled_pages")), (256, 0));
+    one.write_uncached(0, &bytes[..64 << 10], Privileges::Keep).unwrap();
+    one.write_uncached(4 << 20, &bytes, Privileges::Keep).unwrap();
+    wait_until(|| shows("dirty_bytes") == 0);
+    assert_eq!((shows("dropbehind_pages"), shows("cached_pages")), (256, 256), "others stay");
+    assert_eq!(shows("writeback_pages_uncached"), 256 + 16);
+    assert!(shows("flusher_kicks") > 0);
+
+    // More than may be dirty, and than the cache holds.
+    for part in 0..32 {
+        one.write_at(part << 20, &bytes).unwrap();
+    }
+    one.sync_data().unwrap();
+    assert!(shows("evicted_pages") > 0 && shows("cached_bytes_peak") <= 18 << 20);
+    assert!(shows("dirty_bytes_peak") <= 6 << 20, "{}", shows("dirty_bytes_peak"));
+    let by_reason = ["background", "hard_limit", "sync", "uncached", "pressure"];
+    let sent: u64 =
+        by_reason.iter().map(|reason| shows(&format!("writeback_pages_{reason}"))).sum();
+    assert!(sent >= 512 + 16 + 32 * 256, "each page went down for a reason: {sent}");
+    drop(one);
+
+    let filesystem = volume.reopen(filesystem);
+    let id = filesystem.lookup(filesystem.root(), b"file").unwrap();
+    let file = filesystem.open_file(id).unwrap();
+    for part in 0..32 {
+        let mut buf = vec![0; 1 << 20];
+        assert_eq!(file.read_at(part << 20, &mut buf).unwrap(), buf.len());
+        assert!(buf == bytes);
+    }
+    let shows = |name: &str| shown(&filesystem, name);
+    assert!(shows("readahead_pages") > 4096, "{}", filesystem.stats());
+    assert!(shows("filled_pages") >= shows("readahead_pages"), "{}", filesystem.stats());
+    assert_eq!((shows("throttled_writes"), shows("throttled_us")), (0, 0));
 }
 
 #[test]

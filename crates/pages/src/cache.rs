@@ -161,7 +161,9 @@ impl PageCache {
         if dirty <= limits.free_run_bytes() {
             return Duration::ZERO;
         }
-        self.0.throttle().pause(now, bytes, dirty, limits)
+        let pause = self.0.throttle().pause(now, bytes, dirty, limits);
+        self.0.counters.count_pause(pause);
+        pause
     }
 
     /// Pages are handed to the devices.
@@ -210,9 +212,9 @@ impl PageCache {
         self.0.flushers.kick();
     }
 
-    /// Kicks that found none pending.
-    pub fn kicks(&self) -> u64 {
-        self.0.flushers.kicks()
+    /// So many pages were read ahead of whoever asks for them.
+    pub fn note_read_ahead(&self, pages: usize) {
+        add(&self.0.counters.read_ahead, pages);
     }
 
     /// Ends the flushers.
@@ -230,7 +232,11 @@ impl PageCache {
     }
 
     pub fn counters(&self) -> PageCounters {
-        self.0.counters.snapshot()
+        let mut counters = self.0.counters.snapshot();
+        counters.ghost_hit_pages = self.0.replacement().ghost_hits();
+        counters.flusher_kicks = self.0.flushers.kicks();
+        counters.device_rate = self.device_rate();
+        counters
     }
 }
 

@@ -1,6 +1,7 @@
 //! What the cache counts, and why pages are written back.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 /// Why a page is written back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -50,9 +51,14 @@ pub struct PageCounters {
     pub hit_pages: u64,
     /// Pages that were read for the cache.
     pub filled_pages: u64,
+    /// Pages that were read ahead of whoever asked for them.
+    pub readahead_pages: u64,
     /// Pages that were read, and changed meanwhile: not kept.
     pub spoiled_pages: u64,
     pub evicted_pages: u64,
+    /// Pages that came back not long after they were evicted.
+    pub ghost_hit_pages: u64,
+    /// Pages that went once they were copied, or down, as uncached reads and writes want it.
     pub dropbehind_pages: u64,
     /// Pages that could not be written.
     pub lost_pages: u64,
@@ -61,6 +67,13 @@ pub struct PageCounters {
     /// Frames that were taken though the cache was full and nothing in it was clean.
     pub overdrawn_pages: u64,
     writeback_pages: [u64; 5],
+    /// Kicks that woke a flusher.
+    pub flusher_kicks: u64,
+    /// Pauses that writers were told to make, and how long those are together.
+    pub pauses: u64,
+    pub paused: Duration,
+    /// Bytes a second that the devices take.
+    pub device_rate: u64,
     pub cached_pages: usize,
     pub cached_pages_peak: usize,
     pub dirty_pages: usize,
@@ -110,7 +123,10 @@ pub(crate) struct Counters {
     pub(crate) lost: AtomicU64,
     pub(crate) redirtied: AtomicU64,
     pub(crate) overdrawn: AtomicU64,
+    pub(crate) read_ahead: AtomicU64,
     written_back: [AtomicU64; 5],
+    pauses: AtomicU64,
+    paused_nanos: AtomicU64,
     pub(crate) cached: Gauge,
     pub(crate) dirty: Gauge,
     pub(crate) written: Gauge,
@@ -121,19 +137,34 @@ impl Counters {
         add(&self.written_back[reason.place()], pages);
     }
 
+    pub(crate) fn count_pause(&self, pause: Duration) {
+        let nanos = u64::try_from(pause.as_nanos()).unwrap_or(0);
+        if nanos > 0 {
+            self.pauses.fetch_add(1, Ordering::Relaxed);
+            self.paused_nanos.fetch_add(nanos, Ordering::Relaxed);
+        }
+    }
+
+    /// What is counted here; the rest is 0.
     pub(crate) fn snapshot(&self) -> PageCounters {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let peak = |gauge: &Gauge| gauge.peak.load(Ordering::Relaxed);
         PageCounters {
             hit_pages: read(&self.hit),
             filled_pages: read(&self.filled),
+            readahead_pages: read(&self.read_ahead),
             spoiled_pages: read(&self.spoiled),
             evicted_pages: read(&self.evicted),
+            ghost_hit_pages: 0,
             dropbehind_pages: read(&self.dropped_behind),
             lost_pages: read(&self.lost),
             redirtied_pages: read(&self.redirtied),
             overdrawn_pages: read(&self.overdrawn),
             writeback_pages: std::array::from_fn(|place| read(&self.written_back[place])),
+            flusher_kicks: 0,
+            pauses: read(&self.pauses),
+            paused: Duration::from_nanos(read(&self.paused_nanos)),
+            device_rate: 0,
             cached_pages: self.cached.now(),
             cached_pages_peak: peak(&self.cached),
             dirty_pages: self.dirty.now(),

@@ -71,6 +71,8 @@ pub(crate) struct Replacement {
     small: Line,
     main: Line,
     ghosts: Ghosts,
+    /// Pages that came back while their ghosts were about.
+    ghost_hits: u64,
 }
 
 impl Line {
@@ -81,7 +83,8 @@ impl Replacement {
     /// For a cache of `pages_max` pages.
     pub(crate) fn new(pages_max: usize) -> Self {
         let ghosts = Ghosts::new(pages_max);
-        Self { nodes: Vec::new(), unused: END, small: Line::EMPTY, main: Line::EMPTY, ghosts }
+        let (nodes, unused, small, main) = (Vec::new(), END, Line::EMPTY, Line::EMPTY);
+        Self { nodes, unused, small, main, ghosts, ghost_hits: 0 }
     }
 
     /// Pages in the queues.
@@ -89,9 +92,15 @@ impl Replacement {
         self.small.len + self.main.len
     }
 
+    pub(crate) fn ghost_hits(&self) -> u64 {
+        self.ghost_hits
+    }
+
     /// Makes a page known that may be evicted from now on.
     pub(crate) fn admit(&mut self, file: u32, page: u64, hash: u64, is_hot: bool) -> NodeId {
-        let queue = if self.ghosts.take(hash) || is_hot { Queue::Main } else { Queue::Small };
+        let has_ghost = self.ghosts.take(hash);
+        self.ghost_hits += u64::from(has_ghost);
+        let queue = if has_ghost || is_hot { Queue::Main } else { Queue::Small };
         let node = Node { queue, file, page, older: END, newer: END };
         let id = if self.unused == END {
             self.nodes.push(node);

@@ -81,6 +81,8 @@ fn stats_counts_what_was_done_in_the_mount() {
     assert_eq!(grown("latency", "cached_write", "count"), 1);
     assert!(grown("latency", "fsync", "count") >= 1);
     assert!(grown("trees", "commits", "") >= 1);
+    assert!(grown("pages", "writeback_pages", "sync") >= 1);
+    assert!(after["pages"]["page_cache_bytes_max"].as_u64() > Some(0));
     let fsync = &after["latency"]["fsync"];
     let at = |field: &str| fsync[field].as_u64().unwrap();
     assert!(0 < at("p50_ns") && at("p50_ns") <= at("p999_ns") && at("p999_ns") <= at("max_ns"));
@@ -89,12 +91,22 @@ fn stats_counts_what_was_done_in_the_mount() {
     assert_eq!((&device["write_errors"], &after["is_writable"]), (&0.into(), &true.into()));
 
     let text = butternut(&["stats", dir]).ok();
-    for word in ["dio_write_shared", "pending_writes", "commits", "p99.9", "fsync", "flushes"] {
+    for word in [
+        "dio_write_shared",
+        "cached_bytes_peak",
+        "writeback_pages_uncached",
+        "pending_writes",
+        "commits",
+        "p99.9",
+        "fsync",
+        "flushes",
+    ] {
         assert!(text.contains(word), "{word}: {text}");
     }
     // Anything in the mount names it.
     let text = butternut(&["stats", "--prometheus", &format!("{dir}/newer")]).ok();
     assert!(text.contains("\n# TYPE butternut_commits_total counter\nbutternut_commits_total "));
+    assert!(text.contains("\nbutternut_writeback_pages_total{reason=\"sync\"} "), "{text}");
     assert!(text.contains("butternut_latency_seconds_count{operation=\"rename\"} 1\n"), "{text}");
 }
 

@@ -12,9 +12,20 @@ impl Stats {
         let mut all = Map::new();
         all.insert("is_writable".into(), self.is_writable.into());
         for (group, metrics) in self.groups() {
-            let values =
-                metrics.into_iter().map(|metric| (metric.name.to_owned(), metric.value.into()));
-            all.insert(group.into(), Value::Object(values.collect()));
+            let mut values = Map::new();
+            for metric in metrics {
+                let value = match metric.label {
+                    None => metric.value.into(),
+                    // Those of one name are one object.
+                    Some((_, label)) => {
+                        let mut labelled = values.remove(metric.name).unwrap_or_else(|| json!({}));
+                        labelled[label] = metric.value.into();
+                        labelled
+                    }
+                };
+                values.insert(metric.name.into(), value);
+            }
+            all.insert(group.into(), Value::Object(values));
         }
         let devices = self.devices.iter().map(|device| {
             let mut row = Map::new();
@@ -57,16 +68,22 @@ fn keys_are_those_that_scripts_know() {
     assert!(!text.contains('\n'));
     let value: Value = serde_json::from_str(&text).unwrap();
     let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
-    let groups = ["is_writable", "lanes", "memory", "trees", "devices", "latency", "switches"];
-    assert_eq!(keys(&value), groups);
+    let groups = ["is_writable", "lanes", "pages", "memory", "trees", "rescues"];
+    assert_eq!(keys(&value), [&groups[..], &["devices", "latency", "switches"]].concat());
     for (group, key) in [
         ("lanes", "dio_read_simple"),
         ("lanes", "nowait_again"),
+        ("pages", "cached_bytes_peak"),
+        ("pages", "dropbehind_pages"),
         ("memory", "pending_writes"),
+        ("rescues", "lost_sectors"),
         ("trees", "commits"),
     ] {
         assert_eq!(value[group][key], 0, "{group}.{key}");
     }
+    assert_eq!(value["pages"]["page_cache_bytes_max"], 64 << 20);
+    let reasons = ["background", "hard_limit", "sync", "uncached", "pressure"];
+    assert_eq!(keys(&value["pages"]["writeback_pages"]), reasons);
     assert_eq!(value["devices"][0]["path"], "a \"b\"\\c.img");
     let times = ["count", "sum_ns", "mean_ns", "p50_ns", "p99_ns", "p999_ns", "max_ns"];
     assert_eq!(keys(&value["latency"]["fsync"]), times);

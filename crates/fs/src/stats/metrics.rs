@@ -16,6 +16,8 @@ pub(super) enum Kind {
 /// A number with its name.
 pub(super) struct Metric {
     pub(super) name: &'static str,
+    /// Tells it from others of its name, which follow one another: a word, and its value here.
+    pub(super) label: Option<(&'static str, &'static str)>,
     pub(super) what: &'static str,
     pub(super) kind: Kind,
     pub(super) value: u64,
@@ -99,14 +101,34 @@ impl Stats {
                 counters.node_cache_evictions,
             ),
         ];
-        vec![("lanes", lanes), ("memory", memory), ("trees", trees)]
+        vec![
+            ("lanes", lanes),
+            ("pages", self.page_metrics()),
+            ("memory", memory),
+            ("trees", trees),
+            ("rescues", self.rescue_metrics()),
+        ]
+    }
+
+    fn rescue_metrics(&self) -> Vec<Metric> {
+        let rescues = &self.rescues;
+        vec![
+            counter(
+                "rescued_sectors",
+                "Sectors of files that another copy, parity or a second read gave.",
+                rescues.sectors,
+            ),
+            counter("lost_sectors", "Sectors of files that no copy had.", rescues.sectors_lost),
+            counter("rescued_blocks", "Tree blocks that another copy gave.", rescues.blocks),
+            counter("lost_blocks", "Tree blocks that no copy had.", rescues.blocks_lost),
+        ]
     }
 }
 
-fn counter(name: &'static str, what: &'static str, value: u64) -> Metric {
-    Metric { name, what, kind: Kind::Counter, value }
+pub(super) fn counter(name: &'static str, what: &'static str, value: u64) -> Metric {
+    Metric { name, label: None, what, kind: Kind::Counter, value }
 }
 
-fn gauge(name: &'static str, what: &'static str, value: u64) -> Metric {
-    Metric { name, what, kind: Kind::Gauge, value }
+pub(super) fn gauge(name: &'static str, what: &'static str, value: u64) -> Metric {
+    Metric { name, label: None, what, kind: Kind::Gauge, value }
 }

@@ -1,6 +1,6 @@
 //! Counts in the text format that Prometheus reads, version 0.0.4.
 //!
-//! Counters end in `_total`; times are seconds, each operation one line of a summary, and its
+//! Counters end in `_total`, before any label; times are seconds, each operation one line of a summary, and its
 //! longest a gauge. A switch is a gauge of 1 with its value as a label.
 
 use super::Stats;
@@ -20,14 +20,23 @@ impl Stats {
     }
 
     fn write_prometheus(&self, out: &mut String) -> fmt::Result {
+        let mut headed = "";
         for metric in self.groups().into_iter().flat_map(|(_, metrics)| metrics) {
             let (suffix, kind) = match metric.kind {
                 Kind::Counter => ("_total", "counter"),
                 Kind::Gauge => ("", "gauge"),
             };
             let name = format!("{PREFIX}{}{suffix}", metric.name);
-            head(out, &name, metric.what, kind)?;
-            writeln!(out, "{name} {}", metric.value)?;
+            if metric.name != headed {
+                head(out, &name, metric.what, kind)?;
+            }
+            headed = metric.name;
+            match metric.label {
+                None => writeln!(out, "{name} {}", metric.value)?,
+                Some((key, label)) => {
+                    writeln!(out, "{name}{{{key}=\"{label}\"}} {}", metric.value)?;
+                }
+            }
         }
         head(out, "butternut_writable", "Whether the volume can be written.", "gauge")?;
         writeln!(out, "butternut_writable {}", u8::from(self.is_writable))?;
@@ -157,6 +166,8 @@ mod tests {
         }
         assert_eq!(kinds["butternut_dio_read_simple_total"], "counter");
         assert_eq!(kinds["butternut_dirty_bytes"], "gauge");
+        assert_eq!(kinds["butternut_cached_pages_peak"], "gauge");
+        assert!(text.contains("\nbutternut_writeback_pages_total{reason=\"hard_limit\"} 0\n"));
         assert_eq!(kinds["butternut_latency_seconds"], "summary");
         let device = text.lines().find(|line| line.starts_with("butternut_device_reads")).unwrap();
         let (_, labels, _) = sample(device);

@@ -13,7 +13,9 @@ impl Display for Stats {
         for (group, metrics) in self.groups() {
             writeln!(f, "{group}")?;
             for metric in metrics {
-                writeln!(f, "  {:<22} {:>16}", metric.name, metric.value)?;
+                let of = metric.label.map_or(String::new(), |(_, label)| format!("_{label}"));
+                let name = format!("{}{of}", metric.name);
+                writeln!(f, "  {name:<26} {:>14}", metric.value)?;
             }
         }
         for device in &self.devices {
@@ -23,14 +25,14 @@ impl Display for Stats {
                 let value = (metric.of)(device);
                 // An error stands out where the other kinds of errors are not there.
                 if value > 0 || !metric.name.ends_with("_errors") {
-                    writeln!(f, "  {:<22} {value:>16}", metric.name)?;
+                    writeln!(f, "  {:<26} {value:>14}", metric.name)?;
                 }
             }
         }
         self.write_latency(f)?;
         writeln!(f, "switches")?;
         for switch in self.switches.named() {
-            writeln!(f, "  {:<22} {:>16}", switch.key, switch.value)?;
+            writeln!(f, "  {:<26} {:>14}", switch.key, switch.value)?;
         }
         Ok(())
     }
@@ -109,7 +111,9 @@ mod tests {
             words,
             ["fsync", "2", "1500.0us", "1500.0us", "1500.0us", "1500.0us", "1500.0us"]
         );
-        assert!(text.contains("  dio_read_simple                       0\n"), "{text}");
+        assert!(text.contains("  dio_read_simple                         0\n"), "{text}");
+        assert!(text.contains("\npages\n  page_cache_bytes_max"), "{text}");
+        assert!(text.contains("\n  writeback_pages_hard_limit              0\n"), "{text}");
         assert!(
             text.contains("device 1 (a \\\"b\\\"\\\\c.img)\n") && !text.contains("read_errors")
         );

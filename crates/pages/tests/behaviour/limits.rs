@@ -33,6 +33,20 @@ fn what_is_read_again_and_again_stays_while_others_are_scanned() {
 }
 
 #[test]
+fn pages_that_come_back_too_soon_are_counted() {
+    let cache = cache(1000);
+    let (file, scanned) = (cache.file(key(1)), cache.file(key(2)));
+    bring(&cache, &file, 0..50, 1);
+    for start in (0..1400).step_by(50) {
+        bring(&cache, &scanned, start..start + 50, 1);
+    }
+    assert_eq!((file.pages(), cache.counters().ghost_hit_pages), (0, 0));
+    bring(&cache, &file, 0..50, 1);
+    let hits = cache.counters().ghost_hit_pages;
+    assert!((40..=50).contains(&hits), "{hits} of 50");
+}
+
+#[test]
 fn with_nothing_clean_there_is_a_little_more_and_then_nothing() {
     let cache = cache(320);
     let file = cache.file(key(1));
@@ -60,13 +74,17 @@ fn writers_pause_above_the_free_run_only() {
     let cache = cache(4096);
     let file = cache.file(key(1));
     let mut paused_at = None;
+    let mut pauses = (0, Duration::ZERO);
     for page in 0..1200 {
         put(&cache, &file, page, 1);
         let pause = cache.pause(Duration::from_secs(1), 4096);
         if !pause.is_zero() {
             paused_at.get_or_insert(page);
+            pauses = (pauses.0 + 1, pauses.1 + pause);
         }
     }
+    let counters = cache.counters();
+    assert_eq!((counters.pauses, counters.paused), pauses, "each pause is counted");
     assert!(paused_at.is_some_and(|page| (768..1024).contains(&page)), "{paused_at:?}");
     assert_eq!(cache.orders().map(|orders| orders.reason), Some(Reason::HardLimit));
     assert_eq!(cache.dirty_bytes(), 1200 * 4096);

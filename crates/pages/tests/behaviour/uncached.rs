@@ -49,7 +49,7 @@ fn flushers_owe_as_many_pages_as_uncached_writes_made_dirty() {
     (0..5).for_each(|page| put(&cache, &two, page, 1));
     cache.kick_uncached(key(2), 3, UncachedFlush::Device);
     cache.kick_uncached(key(2), 2, UncachedFlush::Device);
-    assert_eq!(cache.kicks(), 1, "kicks join");
+    assert_eq!(cache.counters().flusher_kicks, 1, "kicks join");
     assert!(cache.wait_for_work(None));
     let orders = cache.orders().unwrap();
     assert_eq!((orders.pages, orders.reason, orders.file), (5, Reason::Uncached, None));
