@@ -73,7 +73,8 @@ impl FileState {
 
     /// Memory for some blocks (law 2).
     pub(crate) fn frames(&mut self, count: usize) -> Result<Vec<Frame>, FileError> {
-        let mut frames = Vec::with_capacity(count);
+        let spares = &mut self.in_hand.frames;
+        let mut frames = spares.split_off(spares.len().saturating_sub(count));
         while frames.len() < count {
             if let Some(frame) = self.source.pages().frame() {
                 frames.push(frame);

@@ -20,6 +20,7 @@
 //! (`names`); open handles and errno (`fs`).
 
 mod assign;
+mod at_once;
 mod cache;
 pub mod compress;
 mod direct;
@@ -33,6 +34,7 @@ mod hole;
 mod items;
 mod live;
 mod map;
+mod mapped;
 mod merge;
 mod overlay;
 mod pack;

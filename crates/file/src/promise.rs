@@ -63,6 +63,17 @@ impl FileState {
         true
     }
 
+    /// The same, by who has the file alone and does not wait, for what he is about to write.
+    pub(crate) fn promise_at_once(&self, blocks: u64, size: u64) -> bool {
+        let (blocks_coming, extents_coming) = self.live.traffic().coming();
+        let (blocks, extents) = (blocks + blocks_coming, blocks + extents_coming);
+        let wanted = self.bytes_to_promise(extents, blocks, size);
+        let Some(step) = self.step_to(wanted) else { return true };
+        let Some(more) = self.source.forest().promise_metadata_at_once(step) else { return false };
+        self.add_ticket(more);
+        true
+    }
+
     /// How much more the ticket is to grow for that, if it is not enough.
     fn step_to(&self, wanted: u64) -> Option<u64> {
         let has = self.ticket().as_ref().map_or(0, Ticket::bytes);

@@ -66,13 +66,24 @@ impl FileState {
 
     /// Whether the file may be inline with this size, blocks of `range` being written (law 1).
     pub(crate) fn is_small(&mut self, size: u64, range: &Range<u64>) -> Result<bool, FileError> {
-        if size > INLINE_BYTES_MAX
-            || range.end > SECTOR_BYTES
-            || self.flags.contains(InodeFlags::NODATACOW)
-        {
-            return Ok(false);
+        Ok(self.may_be_small(size, range) && !self.shape()?.reaches_on)
+    }
+
+    /// The same, as far as the tree need not be asked.
+    fn may_be_small(&self, size: u64, range: &Range<u64>) -> bool {
+        size <= INLINE_BYTES_MAX
+            && range.end <= SECTOR_BYTES
+            && !self.flags.contains(InodeFlags::NODATACOW)
+            && !self.has_more()
+    }
+
+    /// Whether [`FileState::is_small`] and [`FileState::outgrow`] ask nothing of the tree.
+    pub(crate) fn knows_smallness(&self, size: u64, range: &Range<u64>) -> bool {
+        if self.may_be_small(size, range) {
+            return self.shape.is_some();
         }
-        Ok(!self.has_more() && !self.shape()?.reaches_on)
+        let is_first_new = range.start == 0 || self.is_first_covered();
+        is_first_new || self.shape.is_some_and(|shape| !shape.is_inline)
     }
 
     /// Something newer than the tree is behind the first block, or on disk.
@@ -146,9 +157,13 @@ impl FileState {
 
     /// The file reads from an inline item.
     pub(crate) fn is_inline_now(&mut self) -> Result<bool, FileError> {
-        let is_covered = self.is_newer(0)
-            || self.live.overlay().patches().next().is_some_and(|(start, _)| start == 0);
-        Ok(!is_covered && self.shape()?.is_inline)
+        Ok(!self.is_first_covered() && self.shape()?.is_inline)
+    }
+
+    /// The tree's item of the first block is out of date.
+    fn is_first_covered(&self) -> bool {
+        self.is_newer(0)
+            || self.live.overlay().patches().next().is_some_and(|(start, _)| start == 0)
     }
 }
 

@@ -29,6 +29,7 @@
 //! 5. The item of the inode never says more bytes than the trees show of it: its size and byte
 //!    count change in the transaction that changes its extents.
 
+use crate::at_once::InHand;
 use crate::error::FileError;
 use crate::live::Live;
 use crate::room::Room;
@@ -67,6 +68,8 @@ pub struct FileState {
     pub(crate) room: Room,
     /// How much of the room dirty blocks count on.
     pub(crate) bytes_reserved: u64,
+    /// What the write that is being done took hold of before.
+    pub(crate) in_hand: InHand,
     /// Whether what is written now stays in the cache.
     pub(crate) stay: Stay,
     /// Space of the trees for what is above them.
@@ -99,6 +102,7 @@ impl FileState {
             flags: inode.flags,
             room: Room::default(),
             bytes_reserved: 0,
+            in_hand: InHand::default(),
             stay: Stay::Cached,
             ticket: Mutex::default(),
             size_in_tree: inode.size,

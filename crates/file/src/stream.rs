@@ -141,6 +141,30 @@ impl Stream {
         read
     }
 
+    /// The same, if all of it is in memory; how many bytes that is. It waits for nothing.
+    pub fn read_at_once(&self, offset: u64, buf: &mut [u8], stay: Stay) -> Option<usize> {
+        let left = self.view.size().saturating_sub(offset);
+        let bytes = in_memory(left.min(length(buf.len())));
+        let range = offset..offset + length(bytes);
+        if bytes == 0 {
+            return Some(0);
+        }
+        if self.pages.missing(pages_of(&range)).is_some() {
+            return None;
+        }
+        let how = Finding { stay, goes_on: false };
+        let read = self.pages.read(offset, buf.get_mut(..bytes)?, how);
+        // Some may be gone by now.
+        if read < bytes {
+            return None;
+        }
+        self.read_ahead(&range, stay);
+        if stay == Stay::Uncached {
+            self.pages.drop_behind(&pages_of(&range));
+        }
+        Some(read)
+    }
+
     fn read_in(&self, offset: u64, buf: &mut [u8], stay: Stay) -> Result<usize, FileError> {
         let left = self.view.size().saturating_sub(offset);
         let bytes = in_memory(left.min(length(buf.len())));
@@ -273,8 +297,9 @@ impl Drop for Stream {
 
 impl Crew {
     fn run(&self, slot: &Slot) {
-        let mut job = lock(&slot.job);
-        let Some(job) = job.take().inspect(|_| *lock(&self.running) += 1) else { return };
+        // Who asks whether it has begun does not wait until it is done.
+        let begun = lock(&slot.job).take().inspect(|_| *lock(&self.running) += 1);
+        let Some(job) = begun else { return };
         // Whoever waits for the pages must not wait for ever; he will meet the same panic.
         drop(catch_unwind(AssertUnwindSafe(|| job.read())));
         *lock(&self.running) -= 1;

@@ -27,9 +27,9 @@ const DIRECT_BYTES_MIN: usize = 256 << 10;
 /// What a large write is expected to be cut into, at worst.
 const BLOCKS_PER_EXTENT: u64 = 16;
 /// Extents of one file that are on disk and in no tree.
-const FILE_PATCHES_MAX: usize = 1 << 16;
+pub(crate) const FILE_PATCHES_MAX: usize = 1 << 16;
 /// What is buffered at once: what is lost to a smaller try when space runs out.
-const BUFFER_BYTES_MAX: usize = 256 << 10;
+pub(crate) const BUFFER_BYTES_MAX: usize = 256 << 10;
 
 impl FileState {
     /// Writes all of `bytes`, or as much as there is space for; the file grows as needed.

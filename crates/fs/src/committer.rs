@@ -217,22 +217,36 @@ impl Filesystem {
 
     /// Keeps what is in memory only within its limits (law 3).
     pub(crate) fn throttle(&self, writer: &Writer) -> Result<()> {
-        if self.shared.source.is_over_dirty_limit() && !self.shared.source.has_flusher() {
+        if self.has_much_to_write_back(writer) {
             // Whoever syncs a file is told of what it lost.
             drop(self.write_back(writer));
-        } else if writer.dirty_count() >= DIRTY_INODES_MAX {
-            drop(self.write_back(writer));
         }
+        if self.has_much_to_commit(writer)? {
+            self.commit()?;
+        }
+        Ok(())
+    }
+
+    /// Whether that would have nothing to do.
+    pub(crate) fn is_calm(&self, writer: &Writer) -> Result<bool> {
+        Ok(!self.has_much_to_write_back(writer) && !self.has_much_to_commit(writer)?)
+    }
+
+    fn has_much_to_write_back(&self, writer: &Writer) -> bool {
+        let source = &self.shared.source;
+        (source.is_over_dirty_limit() && !source.has_flusher())
+            || writer.dirty_count() >= DIRTY_INODES_MAX
+    }
+
+    /// Looks now and then; has a commit begin while there is room.
+    fn has_much_to_commit(&self, writer: &Writer) -> Result<bool> {
         if !writer.signal.is_time_to_look() {
-            return Ok(());
+            return Ok(false);
         }
         let dirty = self.forest().dirty_bytes()?;
         if dirty >= DIRTY_TREE_BYTES_KICK {
             writer.signal.kick();
         }
-        if dirty >= DIRTY_TREE_BYTES_MAX {
-            self.commit()?;
-        }
-        Ok(())
+        Ok(dirty >= DIRTY_TREE_BYTES_MAX)
     }
 }

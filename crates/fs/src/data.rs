@@ -130,6 +130,7 @@ impl File {
             return self.write_nothing().map(|()| 0);
         }
         let _timed = self.timed(Operation::DirectWrite);
+        self.lane_counters().dio_write_exclusive.add();
         self.alter(privileges, |file, inode, _| {
             if inode.flags.contains(InodeFlags::APPEND) && offset != file.size() {
                 return Err(Error::NotPermitted { what: "the file is append-only" });
@@ -365,7 +366,7 @@ impl Filesystem {
         Ok(body.file.as_mut().expect("it was just made"))
     }
 
-    fn alter_file<R>(
+    pub(crate) fn alter_file<R>(
         &self,
         writer: &Writer,
         subvolume: &WritableSubvolume,

@@ -5,6 +5,7 @@
 use crate::data::Times;
 use crate::held::Held;
 use crate::inode_table::Body;
+use crate::lane_counters::LaneCounters;
 use crate::latency::{Operation, Timed};
 use crate::{Error, FileId, FileKind, Filesystem, NewInode, Result, Stat};
 use butternut_file::{self as data, FileView, Mapping, MappingKind, Mappings, Source, Stream};
@@ -188,6 +189,7 @@ impl File {
     /// As [`File::read_at`], past the page cache, but for what is in memory only.
     pub fn read_direct(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
         let _timed = self.timed(Operation::DirectRead);
+        self.lane_counters().dio_read_general.add();
         let _body = self.shared_lock();
         self.read_in_flight(offset, buf)
     }
@@ -257,6 +259,14 @@ impl File {
 
     pub(crate) fn source(&self) -> &Source {
         self.shared.stream.source()
+    }
+
+    pub(crate) fn stream(&self) -> &Stream {
+        &self.shared.stream
+    }
+
+    pub(crate) fn lane_counters(&self) -> &LaneCounters {
+        &self.filesystem.shared.counters
     }
 
     pub(crate) fn stability(&self) -> crate::DirectStability {

@@ -117,6 +117,14 @@ impl InodeEntry {
         }
     }
 
+    /// The same, unless somebody is about to find out.
+    pub(crate) fn known_at_once(&self) -> Option<Inode> {
+        match self.facts.try_lock().as_deref() {
+            Ok(Facts::Known(inode)) => Some(*inode),
+            Ok(Facts::Unread | Facts::Gone) | Err(_) => None,
+        }
+    }
+
     pub(crate) fn set(&self, inode: Inode) {
         *self.facts() = Facts::Known(inode);
     }

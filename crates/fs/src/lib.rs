@@ -138,6 +138,7 @@
 //!
 //! The programs in `examples/` list a whole tree and copy a file out.
 
+mod at_once;
 mod attribute;
 mod backref;
 mod change;

@@ -256,12 +256,14 @@ impl Queue {
         if self.taken >= self.depth {
             return Err(self.again(buffer));
         }
-        let request = Request { file: file.clone(), tag, buffer, operation };
+        let request = Request { file: file.clone(), tag, buffer, operation, is_fallback: false };
         let Some(request) = self.take_direct(request)? else { return Ok(()) };
-        if request.flags().contains(IoFlags::NOWAIT) {
-            return Err(self.again(request.buffer));
-        }
-        self.complete(request.run());
+        let done = if request.flags().contains(IoFlags::NOWAIT) {
+            request.run_at_once().map_err(|request| self.again(request.buffer))?
+        } else {
+            request.run()
+        };
+        self.complete(done);
         Ok(())
     }
 

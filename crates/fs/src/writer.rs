@@ -86,6 +86,11 @@ impl Writer {
         self.subvolumes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The subvolume of an inode, if something was written to it before.
+    pub(crate) fn known_subvolume(&self, id: FileId) -> Option<Arc<WritableSubvolume>> {
+        self.subvolumes().get(&id.subvolume).map(Arc::clone)
+    }
+
     fn dirty(&self) -> MutexGuard<'_, BTreeMap<FileId, Arc<InodeEntry>>> {
         self.dirty.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -167,6 +172,13 @@ impl Filesystem {
     /// The beginning of every operation that writes: may it, and is there room for its changes?
     /// The caller has nothing locked.
     pub(crate) fn begin(&self) -> Result<&Arc<Writer>> {
+        let writer = self.may_begin()?;
+        self.throttle(writer)?;
+        Ok(writer)
+    }
+
+    /// The same, whatever room there is.
+    pub(crate) fn may_begin(&self) -> Result<&Arc<Writer>> {
         let writer = self.writer()?;
         if let Some(error) = self.write_error() {
             return Err(error);
@@ -174,7 +186,6 @@ impl Filesystem {
         if writer.is_abandoned() {
             return Err(Error::ReadOnly { what: "what was abandoned" });
         }
-        self.throttle(writer)?;
         Ok(writer)
     }
 

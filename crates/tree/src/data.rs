@@ -56,6 +56,18 @@ impl Forest {
         })
     }
 
+    /// The same, of what there is: nobody waits, nothing is made or committed.
+    pub fn allocate_data_at_once(
+        &self,
+        bytes_min: u64,
+        bytes_max: u64,
+        cluster: Cluster,
+    ) -> Option<Range<u64>> {
+        let want = Want::data(bytes_min, bytes_max.min(DATA_EXTENT_BYTES_MAX), cluster);
+        self.ask(Purpose::Growth).ok()?;
+        self.running().ok()?.space.allocate_spare(Class::Data, want)
+    }
+
     /// Promises space of the trees, for what will be merged into them some time later. Whoever
     /// then joins a transaction for it gives the promise back first. Makes chunks, and commits,
     /// where that helps; so the caller must hold no handle.
@@ -64,6 +76,12 @@ impl Forest {
     /// No space.
     pub fn promise_metadata(self: &Arc<Self>, bytes: u64) -> Result<Ticket, TreeError> {
         self.find_room(Purpose::Growth, |running| Ok(running.space.reserve(Class::Metadata, bytes)))
+    }
+
+    /// The same, of what there is: nobody waits, nothing is made or committed.
+    pub fn promise_metadata_at_once(&self, bytes: u64) -> Option<Ticket> {
+        self.ask(Purpose::Growth).ok()?;
+        self.running().ok()?.space.reserve(Class::Metadata, bytes).ok()
     }
 
     /// Gives back space that was allocated and never claimed.

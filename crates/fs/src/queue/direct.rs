@@ -53,14 +53,10 @@ impl Queue {
             Operation::Read { offset, flags } if is_whole(offset, request.buffer.len()) => {
                 self.read_direct(request, offset, flags)
             }
-            Operation::Read { .. } => {
-                self.core.counters().dio_read_general.add();
-                Ok(Some(request))
-            }
             Operation::Write { offset, flags, privileges } => {
                 self.write_direct(request, offset, flags, privileges)
             }
-            Operation::Sync(_) => Ok(Some(request)),
+            Operation::Read { .. } | Operation::Sync(_) => Ok(Some(request)),
         }
     }
 
@@ -71,7 +67,7 @@ impl Queue {
         flags: IoFlags,
     ) -> Result<Option<Request>, Box<Refused>> {
         let since = self.core.mark();
-        let Request { file, tag, buffer, operation } = request;
+        let Request { file, tag, buffer, operation, is_fallback } = request;
         let body = match shared(file.held.as_deref().map(crate::Held::entry), flags) {
             Ok(body) => body,
             Err(Busy) => return Err(self.again(buffer)),
@@ -84,34 +80,44 @@ impl Queue {
         }
         let range = offset..offset + length(want.next_multiple_of(SECTOR));
         self.digests.clear();
-        let place = match file.source().direct_place(file.view(), &range, &mut self.digests) {
+        // Without the short way, the general one is all there is.
+        let is_short = want <= SECTOR;
+        let is_mapped = is_short && !self.core.switches().simple_read;
+        let (source, view, digests) = (file.source(), file.view(), &mut self.digests);
+        let place = if is_mapped {
+            source.mapped_place(view, offset, want, digests)
+        } else {
+            source.direct_place(view, &range, digests)
+        };
+        let place = match place {
             Ok(place) => place,
             Err(error) => {
                 self.complete(Done { tag, buffer, result: Err(error.into()) });
                 return Ok(None);
             }
         };
-        let counters = self.core.counters();
         let Some(place) = place else {
-            counters.dio_read_general.add();
             drop(body);
-            return Ok(Some(Request { file, tag, buffer, operation }));
+            return Ok(Some(Request { file, tag, buffer, operation, is_fallback }));
         };
-        let is_simple = place.is_cached && want <= SECTOR && self.core.switches().simple_read;
-        let count = if is_simple { &counters.dio_read_simple } else { &counters.dio_read_general };
-        count.add();
         let hold = file.view().begin_request();
         drop(body);
         let asked = buffer.len();
         let reading = Reading { file, hold, tag, offset, asked, want, since };
         match self.core.read(reading, (place.logical, &mut self.digests), buffer) {
             Ok(()) => {
+                let counters = self.core.counters();
+                if place.is_cached && is_short {
+                    counters.dio_read_simple.add();
+                } else {
+                    counters.dio_read_general.add();
+                }
                 self.taken += 1;
                 Ok(None)
             }
             Err(back) => {
                 let (Reading { file, .. }, buffer) = *back;
-                Ok(Some(Request { file, tag, buffer, operation }))
+                Ok(Some(Request { file, tag, buffer, operation, is_fallback }))
             }
         }
     }
@@ -124,8 +130,7 @@ impl Queue {
         privileges: Privileges,
     ) -> Result<Option<Request>, Box<Refused>> {
         let since = self.core.mark();
-        let Request { file, tag, buffer, operation } = request;
-        let counters = self.core.counters();
+        let Request { file, tag, buffer, operation, is_fallback } = request;
         let way = match self.begin_write(&file, offset, &buffer, flags, privileges) {
             Ok(Some(way)) => way,
             Ok(None) => return Err(self.again(buffer)),
@@ -137,19 +142,18 @@ impl Queue {
         let (write, carry) = match way {
             Way::InFlight(write, carry) => (write, carry),
             Way::Alone => {
-                counters.dio_write_exclusive.add();
-                return Ok(Some(Request { file, tag, buffer, operation }));
+                return Ok(Some(Request { file, tag, buffer, operation, is_fallback }));
             }
             Way::Cached => {
-                counters.dio_write_fallback.add();
                 let flags = flags.without(IoFlags::DIRECT);
                 let operation = Operation::Write { offset, flags, privileges };
-                return Ok(Some(Request { file, tag, buffer, operation }));
+                return Ok(Some(Request { file, tag, buffer, operation, is_fallback: true }));
             }
         };
         let writing = Writing::new(&file, write, (tag, since), buffer.len(), flags);
         match self.core.write(writing, buffer, carry) {
             Ok(()) => {
+                let counters = self.core.counters();
                 counters.dio_write_shared.add();
                 match carry {
                     Carry::ZeroCopy => counters.dio_write_zero_copy.add(),
@@ -177,16 +181,24 @@ impl Queue {
     ) -> Result<Option<Way>> {
         let held = file.held()?;
         let (filesystem, entry) = (held.filesystem(), held.entry());
-        let writer = filesystem.begin()?;
+        let waits = !flags.contains(IoFlags::NOWAIT);
+        let writer = if waits { filesystem.begin()? } else { filesystem.may_begin()? };
         let switches = filesystem.switches();
         let is_stable = buffer.is_stable() || switches.direct_stability == DirectStability::Trust;
+        let falls_back = !is_stable && switches.direct_stability == DirectStability::Buffered;
+        if falls_back && file.view().has_sums() {
+            return Ok(Some(Way::Cached));
+        }
         if !is_whole(offset, buffer.len()) || flags.contains(IoFlags::APPEND) {
             return Ok(Some(Way::Alone));
         }
         let Ok(mut body) = shared(Some(entry), flags) else { return Ok(None) };
         let state = body.as_ref().and_then(|body| body.file.as_ref());
         let pending = state.map_or(0, FileState::pending_writes);
-        if pending >= PENDING_MAX && !flags.contains(IoFlags::NOWAIT) {
+        if !waits && (pending >= PENDING_MAX || !filesystem.is_calm(writer)?) {
+            return Ok(None);
+        }
+        if pending >= PENDING_MAX {
             drop(body);
             // What is lost by it is for whoever syncs.
             drop(filesystem.merge_down_to(writer, entry, PENDING_MAX - PENDING_STEP));
@@ -211,7 +223,7 @@ impl Queue {
             return Ok(Some(Way::Alone));
         };
         let needs_stable = write.wants_digests() || self.core.has_copies(write.logical());
-        if needs_stable && !is_stable && switches.direct_stability == DirectStability::Buffered {
+        if needs_stable && falls_back {
             write.fail(file.source());
             return Ok(Some(Way::Cached));
         }

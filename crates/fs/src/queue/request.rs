@@ -2,6 +2,7 @@
 
 use super::{Done, IoFlags, SyncKind};
 use crate::{DirectStability, File, Privileges, Result};
+use butternut_pages::Stay;
 use butternut_sys::buffer::Buffer;
 
 #[derive(Debug)]
@@ -10,6 +11,8 @@ pub(super) struct Request {
     pub(super) tag: u64,
     pub(super) buffer: Buffer,
     pub(super) operation: Operation,
+    /// A direct write that goes through the page cache.
+    pub(super) is_fallback: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -33,9 +36,33 @@ impl Request {
         self.operation.flags()
     }
 
+    /// Carries the request out if that waits for nothing; gives it back otherwise.
+    pub(super) fn run_at_once(self) -> std::result::Result<Done, Self> {
+        let Self { file, tag, mut buffer, operation, is_fallback } = self;
+        let flags = operation.flags();
+        let stay = if flags.contains(IoFlags::UNCACHED) { Stay::Uncached } else { Stay::Cached };
+        let result = match operation {
+            _ if flags.contains(IoFlags::DIRECT) || flags.contains(IoFlags::DSYNC) => None,
+            Operation::Sync(_) => None,
+            Operation::Read { offset, .. } => file.read_at_once(offset, &mut buffer, stay).map(Ok),
+            Operation::Write { offset, privileges, .. } => {
+                let offset = (!flags.contains(IoFlags::APPEND)).then_some(offset);
+                file.write_at_once(offset, &buffer, privileges, stay)
+            }
+        };
+        match result {
+            Some(result) => {
+                count_fallback(&file, is_fallback);
+                Ok(Done { tag, buffer, result })
+            }
+            None => Err(Self { file, tag, buffer, operation, is_fallback }),
+        }
+    }
+
     /// Carries the request out, however long that takes.
     pub(super) fn run(self) -> Done {
-        let Self { file, tag, mut buffer, operation } = self;
+        let Self { file, tag, mut buffer, operation, is_fallback } = self;
+        count_fallback(&file, is_fallback);
         let result = match operation {
             Operation::Read { offset, flags } if flags.contains(IoFlags::DIRECT) => {
                 file.read_direct(offset, &mut buffer)
@@ -49,6 +76,9 @@ impl Request {
                 let goes_down = flags.contains(IoFlags::DIRECT) || !file.source().has_flusher();
                 let is_trusted = file.stability() == DirectStability::Trust;
                 if goes_down && !buffer.is_stable() && !is_trusted {
+                    if flags.contains(IoFlags::DIRECT) {
+                        file.lane_counters().dio_write_bounced.add();
+                    }
                     let mut copy = Buffer::zeroed(buffer.len());
                     buffer.copy_to(0, &mut copy);
                     write(&file, offset, &copy, flags, privileges)
@@ -60,6 +90,12 @@ impl Request {
             Operation::Sync(SyncKind::All) => file.sync_all().map(|()| 0),
         };
         Done { tag, buffer, result }
+    }
+}
+
+fn count_fallback(file: &File, is_fallback: bool) {
+    if is_fallback {
+        file.lane_counters().dio_write_fallback.add();
     }
 }
 
