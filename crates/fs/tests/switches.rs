@@ -195,7 +195,6 @@ fn uncached_flush_says_who_brings_down_what() {
         let before = opened.fs.page_counts();
         assert_eq!((before.dirty_pages, before.written_pages), (256, 0));
         opened.file.write_uncached(4 << 20, &vec![2; 1 << 20], Privileges::Keep).unwrap();
-        let after = opened.fs.page_counts();
         let count = || opened.fs.page_counts();
         let sent = || {
             let of = |counts: PageCounters| counts.writeback_pages(WritebackReason::Uncached);
