@@ -19,6 +19,11 @@ impl Scribble {
         Scribble { bytes: &all[skip..skip + len] }
     }
 
+    /// The memory as its user lends it to a request: not stable.
+    pub fn lend(&self) -> Buffer {
+        self.lend_part(self.bytes.len())
+    }
+
     /// The first so many bytes as their user lends them to a request: not stable.
     pub fn lend_part(&self, len: usize) -> Buffer {
         let part = &self.bytes[..len];
