@@ -1,8 +1,8 @@
 //! Counts in the text format that Prometheus reads, version 0.0.4.
 //!
 //! Counters end in `_total`; what is counted in parts has a label for each. Times are seconds, each
-//! operation one line of a summary, and its longest a gauge. A switch is a gauge of 1 with its value
-//! as a label.
+//! operation one line of a summary, and its longest a gauge. A switch is a gauge of 1 with its
+//! value as a label.
 
 use super::Stats;
 use super::metrics::{DEVICE, Kind};
