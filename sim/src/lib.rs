@@ -9,6 +9,8 @@
 //! | [`subject`] | what a filesystem under test has to offer |
 //! | [`posix`] | the subject that is a directory of this machine, by system calls |
 //! | [`library`] | the subject that is the library itself |
+//! | [`lender`] | memory that is lent to requests |
+//! | [`together`] | threads on the same files, by every lane at once |
 //! | [`tree`] | everything that can be seen of a tree, and what differs between two |
 //! | [`run`] | a subject held to the model, operation by operation |
 //! | [`shrink`] | a failing run made short |
@@ -30,6 +32,7 @@ pub mod content;
 pub mod crash;
 pub mod errno;
 pub mod generator;
+pub mod lender;
 pub mod library;
 pub mod model;
 pub mod operation;
@@ -39,5 +42,6 @@ pub mod run;
 pub mod script;
 pub mod shrink;
 pub mod subject;
+pub mod together;
 pub mod tree;
 pub mod volume;

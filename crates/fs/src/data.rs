@@ -127,14 +127,12 @@ impl File {
     /// As [`File::write_as`]; whole blocks go straight to the devices, whatever their number.
     pub fn write_direct(&self, offset: u64, bytes: &[u8], privileges: Privileges) -> Result<usize> {
         if bytes.is_empty() {
-            return self.write_nothing().map(|()| 0);
+            return self.write_nothing(Some(offset)).map(|()| 0);
         }
         let _timed = self.timed(Operation::DirectWrite);
         self.lane_counters().dio_write_exclusive.add();
         self.alter(privileges, |file, inode, _| {
-            if inode.flags.contains(InodeFlags::APPEND) && offset != file.size() {
-                return Err(Error::NotPermitted { what: "the file is append-only" });
-            }
+            may_write_at(inode, file.size(), Some(offset))?;
             Ok(file.write_direct(offset, bytes)?)
         })
     }
@@ -161,16 +159,14 @@ impl File {
         stay: Stay,
     ) -> Result<(u64, usize)> {
         if bytes.is_empty() {
-            self.write_nothing()?;
+            self.write_nothing(offset)?;
             return Ok((offset.unwrap_or_else(|| self.size()), 0));
         }
         let _timed = self.timed(Operation::CachedWrite);
         let change = |file: &mut FileState, inode: &Inode, _: Stamp<'_>| {
             let end = file.size();
+            may_write_at(inode, end, offset)?;
             let offset = offset.unwrap_or(end);
-            if inode.flags.contains(InodeFlags::APPEND) && offset != end {
-                return Err(Error::NotPermitted { what: "the file is append-only" });
-            }
             let written = match stay {
                 Stay::Cached => file.write_at(offset, bytes)?,
                 Stay::Uncached => file.write_uncached(offset, bytes)?,
@@ -183,9 +179,11 @@ impl File {
     }
 
     /// A write of no bytes is refused like any other, and changes nothing.
-    fn write_nothing(&self) -> Result<()> {
+    fn write_nothing(&self, offset: Option<u64>) -> Result<()> {
         let held = self.held()?;
-        Filesystem::may_write(&held.filesystem().facts(held.entry())?)
+        let inode = held.filesystem().facts(held.entry())?;
+        Filesystem::may_write(&inode)?;
+        may_write_at(&inode, self.size(), offset)
     }
 
     /// Whoever writes faster than the devices do waits for them, with nothing locked.
@@ -333,6 +331,14 @@ impl File {
         }
         Ok(altered)
     }
+}
+
+/// Of a file that is append-only, nothing but the end is written.
+fn may_write_at(inode: &Inode, end: u64, offset: Option<u64>) -> Result<()> {
+    if inode.flags.contains(InodeFlags::APPEND) && offset.is_some_and(|offset| offset != end) {
+        return Err(Error::NotPermitted { what: "the file is append-only" });
+    }
+    Ok(())
 }
 
 impl Filesystem {

@@ -7,25 +7,20 @@
 use super::{Answer, LibrarySubject, Opening, Told};
 use crate::content::{pattern, read_digest};
 use crate::errno;
+use crate::lender::Lent;
 use crate::operation::{Asked, Lane, Outcome, Request};
 use butternut::{Buffer, Done, File, IoFlags, Queue, QueueOptions, SyncKind};
-use butternut_sys::scribble::Scribble;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 
 const DEPTH: usize = 32;
 const ARENA_BYTES: usize = 1 << 20;
 const BOUNCE_BYTES: usize = 512 << 10;
 const NOWAIT_ONE_IN: u64 = 3;
 
-/// Memory to lend is never freed, so it is kept, for all subjects.
-static LENDER: Mutex<Vec<Scribble>> = Mutex::new(Vec::new());
-const LENT_BYTES_MIN: usize = 256 << 10;
-
 /// A queue, and the memory that is lent to it, by the tag of the request.
 pub(super) struct Batches {
     queue: Queue,
-    lent: BTreeMap<u64, Scribble>,
+    lent: BTreeMap<u64, Lent>,
     asked: u64,
 }
 
@@ -120,7 +115,7 @@ impl Batches {
                 }
                 Err(back) => {
                     let errno = refused(back);
-                    self.take_back(tag);
+                    self.lent.remove(&tag);
                     return Err(errno);
                 }
                 Ok(()) => return Ok(()),
@@ -133,25 +128,7 @@ impl Batches {
         let Some(tag) = lent_to else {
             return self.queue.buffer(bytes).unwrap_or_else(|| Buffer::zeroed(bytes));
         };
-        let memory = {
-            let mut lender = LENDER.lock().unwrap_or_else(PoisonError::into_inner);
-            let found = lender.iter().position(|memory| memory.bytes() >= bytes);
-            found.map(|at| lender.swap_remove(at))
-        };
-        let new = || Scribble::new(bytes.next_power_of_two().max(LENT_BYTES_MIN));
-        let memory = memory.unwrap_or_else(new);
-        self.lent.insert(tag, memory);
-        let mut buffer = memory.lend();
-        buffer.set_len(bytes);
-        buffer
-    }
-
-    fn take_back(&mut self, tag: u64) {
-        if let Some(memory) = self.lent.remove(&tag) {
-            // Law 3.
-            memory.scribble(index(tag), 0xa5);
-            LENDER.lock().unwrap_or_else(PoisonError::into_inner).push(memory);
-        }
+        self.lent.entry(tag).or_insert_with(|| Lent::new(bytes)).buffer(bytes)
     }
 
     fn reap(&mut self, requests: &[Request], outcomes: &mut [Option<Outcome>]) {
@@ -161,7 +138,7 @@ impl Batches {
             let request = &requests[index(tag)];
             let outcome = outcome(request, &buffer, result);
             drop(buffer);
-            self.take_back(tag);
+            self.lent.remove(&tag);
             let before = outcomes[index(tag)].replace(outcome);
             assert!(before.is_none(), "request {tag} came back twice");
         }

@@ -1,0 +1,214 @@
+//! Several threads on the same files of one library, by every lane at once.
+//!
+//! 1. A file is cut into regions whose edges are not those of blocks. Each has one owner, who knows
+//!    what every byte of it is: that he reads, by any lane, whatever others do beside it.
+//! 2. A byte names the thread that wrote it: who reads another's region finds no byte of his own
+//!    there.
+//! 3. What is appended is there once and whole, and in its thread's order.
+//! 4. A further thread changes a file of its own and its size, syncs, commits and turns switches.
+//! 5. In the end the files are what their owners know, also after closing and opening, and the
+//!    checker finds nothing.
+
+mod append;
+mod disturb;
+mod worker;
+
+use crate::operation::{Lane, flags};
+use crate::random::Random;
+use crate::volume;
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use butternut::{AttributeFlags, Compress, File, Filesystem, MountOptions, NewInode};
+use butternut_device::Device;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use worker::Worker;
+
+/// Ten blocks and a piece.
+const REGION_BYTES: u64 = 41_000;
+const REGIONS: u64 = 30;
+/// Plain, without copy-on-write and checksums, and packed.
+const FILES: [(&str, u32); 3] =
+    [("plain", 0), ("in place", flags::NO_COW), ("packed", flags::COMPRESS)];
+
+#[derive(Clone, Copy, Debug)]
+pub struct Together {
+    pub seed: u64,
+    /// At most 14.
+    pub threads: u8,
+    /// Of each thread.
+    pub operations: usize,
+    pub page_cache_bytes: u64,
+    /// Commits come by themselves, too.
+    pub commit_seconds: u32,
+    pub compress: Option<Compress>,
+}
+
+/// What ran.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Ran {
+    pub operations: u64,
+    /// Requests that went through a queue.
+    pub queued: u64,
+    /// Direct ones that were in flight beside others.
+    pub shared: u64,
+}
+
+/// What an owner knows of a region.
+#[derive(Clone, Debug)]
+struct Region {
+    file: usize,
+    start: u64,
+    bytes: Vec<u8>,
+}
+
+impl Together {
+    /// # Errors
+    /// What was not as it had to be.
+    pub fn run(&self, device: &Arc<dyn Device>) -> Result<Ran> {
+        let options = MountOptions {
+            read_only: false,
+            commit_seconds: self.commit_seconds,
+            page_cache_bytes: self.page_cache_bytes,
+            compress: self.compress,
+            workers: 1,
+            ..MountOptions::default()
+        };
+        let filesystem = Filesystem::open_devices(vec![Arc::clone(device)], &options)?;
+        let files = make_files(&filesystem)?;
+        let log = make(&filesystem, "log", 0)?;
+        let mut ran = Ran::default();
+        let regions = self.run_threads(&filesystem, (&files, &log), &mut ran)?;
+        let lanes = filesystem.lane_counts();
+        ran.shared = lanes.dio_write_shared + lanes.dio_read_simple + lanes.dio_read_general;
+        for lane in [Lane::Direct, Lane::Uncached, Lane::Cached] {
+            compare(&files, &regions, lane).with_context(|| format!("in the end, {lane:?}"))?;
+            append::compare(&log, lane)?;
+        }
+        drop((files, log));
+        filesystem.close()?;
+        volume::check(device)?;
+        let options = MountOptions::default();
+        let filesystem = Filesystem::open_devices(vec![Arc::clone(device)], &options)?;
+        let open = |name: &str| -> Result<File> {
+            let id = filesystem.lookup(filesystem.root(), name.as_bytes())?;
+            Ok(filesystem.open_file(id)?)
+        };
+        let files: Vec<File> = FILES.iter().map(|(name, _)| open(name)).collect::<Result<_>>()?;
+        compare(&files, &regions, Lane::Cached).context("opened again")?;
+        append::compare(&open("log")?, Lane::Cached)?;
+        Ok(ran)
+    }
+
+    fn run_threads(
+        &self,
+        filesystem: &Filesystem,
+        (files, log): (&[File], &File),
+        ran: &mut Ran,
+    ) -> Result<Vec<Region>> {
+        let is_over = AtomicBool::new(false);
+        let mut regions = Vec::new();
+        std::thread::scope(|scope| {
+            let worker = |number: u8| {
+                let own = self.regions_of(number);
+                let seed = self.seed << 8 | u64::from(number);
+                let worker = Worker::new(number, seed, filesystem, (files, log), own);
+                scope.spawn(move || {
+                    let told = worker?.run(self.operations);
+                    told.with_context(|| format!("thread {number}"))
+                })
+            };
+            let workers: Vec<_> = (0..self.threads).map(worker).collect();
+            let (seed, is_over) = (self.seed << 8 | 0xff, &is_over);
+            let beside = scope.spawn(move || disturb::run(filesystem, seed, is_over));
+            let mut failure = None;
+            for worker in workers {
+                match worker.join().map_err(|_| anyhow!("a thread panicked")).flatten() {
+                    Ok((own, queued)) => {
+                        regions.extend(own);
+                        ran.operations += self.operations as u64;
+                        ran.queued += queued;
+                    }
+                    Err(error) => failure = failure.or(Some(error)),
+                }
+            }
+            is_over.store(true, Ordering::Release);
+            let disturbed = beside.join().map_err(|_| anyhow!("a thread panicked")).flatten();
+            failure.map_or(Ok(()), Err).and(disturbed.context("the disturber").map(drop))
+        })?;
+        Ok(regions)
+    }
+
+    fn regions_of(&self, number: u8) -> Vec<Region> {
+        let mut random = Random::new(self.seed);
+        let mut regions = Vec::new();
+        for file in 0..FILES.len() {
+            for start in (0..REGIONS).map(|at| at * REGION_BYTES) {
+                if random.below(u64::from(self.threads)) == u64::from(number) {
+                    let bytes = vec![0; usize::try_from(REGION_BYTES).expect("small")];
+                    regions.push(Region { file, start, bytes });
+                }
+            }
+        }
+        regions
+    }
+}
+
+fn make_files(filesystem: &Filesystem) -> Result<Vec<File>> {
+    let mut files = Vec::new();
+    for (name, flags) in FILES {
+        let file = make(filesystem, name, flags)?;
+        file.truncate(REGIONS * REGION_BYTES)?;
+        files.push(file);
+    }
+    Ok(files)
+}
+
+fn make(filesystem: &Filesystem, name: &str, flags: u32) -> Result<File> {
+    let id = filesystem.create(filesystem.root(), name.as_bytes(), &NewInode::new(0o644))?;
+    filesystem.set_attribute_flags(id, AttributeFlags(flags))?;
+    Ok(filesystem.open_file(id)?)
+}
+
+/// Reads all of a range that lies inside the file.
+fn read(file: &File, offset: u64, bytes: usize, lane: Lane) -> Result<Vec<u8>> {
+    let mut memory = vec![0xee; bytes];
+    let came = match lane {
+        Lane::Cached => file.read_at(offset, &mut memory),
+        Lane::Direct => file.read_direct(offset, &mut memory),
+        Lane::Uncached => file.read_uncached(offset, &mut memory),
+    };
+    let came = came?;
+    ensure!(came == bytes, "{bytes} bytes at {offset}: {came} came");
+    Ok(memory)
+}
+
+fn compare(files: &[File], regions: &[Region], lane: Lane) -> Result<()> {
+    for Region { file: number, start, bytes } in regions {
+        let file = files.get(*number).context("a file")?;
+        let have = read(file, *start, bytes.len(), lane)?;
+        same(&have, bytes, *number, *start)?;
+    }
+    Ok(())
+}
+
+/// Says where bytes differ.
+fn same(have: &[u8], want: &[u8], file: usize, start: u64) -> Result<()> {
+    if have == want {
+        return Ok(());
+    }
+    let differs = |pair: &(&u8, &u8)| pair.0 != pair.1;
+    let first = have.iter().zip(want).position(|pair| differs(&pair)).unwrap_or(0);
+    let count = have.iter().zip(want).filter(differs).count();
+    let at = start + first as u64;
+    let (have, want) = (have.get(first).copied(), want.get(first).copied());
+    bail!(
+        "file {file}, byte {at} (block {}): have {have:x?}, want {want:x?}; {count} bytes of {} \
+         from {start} on differ",
+        at / 4096,
+        REGION_BYTES,
+    )
+}
+
+fn any_lane(random: &mut Random) -> Lane {
+    *random.pick(&[Lane::Cached, Lane::Direct, Lane::Direct, Lane::Uncached])
+}

@@ -1,0 +1,65 @@
+//! The thread beside the others: a file of its own whose size it changes, syncs, commits, switches.
+
+use super::{any_lane, make, read};
+use crate::content::{Content, pattern};
+use crate::operation::Lane;
+use crate::random::Random;
+use anyhow::{Result, ensure};
+use butternut::{DirectStability, Filesystem, Privileges, Switches, UncachedFlush};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+const BYTES_MAX: u64 = 300_000;
+const PAUSE: Duration = Duration::from_micros(300);
+
+pub(super) fn run(filesystem: &Filesystem, seed: u64, is_over: &AtomicBool) -> Result<u64> {
+    let mut random = Random::new(seed);
+    let file = make(filesystem, "other", 0)?;
+    let mut model = Content::default();
+    let mut count = 0;
+    while !is_over.load(Ordering::Acquire) {
+        count += 1;
+        let (at, bytes) = (random.below(BYTES_MAX), 1 + random.index(40_000));
+        match random.below(12) {
+            0..=3 => {
+                let content = pattern(1 + random.below(1000), bytes);
+                let written = match any_lane(&mut random) {
+                    Lane::Cached => file.write_at(at, &content),
+                    Lane::Direct => file.write_direct(at, &content, Privileges::Keep),
+                    Lane::Uncached => file.write_uncached(at, &content, Privileges::Keep),
+                };
+                ensure!(written? == bytes, "a write was short");
+                model.write(at, &content);
+            }
+            4..=6 => {
+                file.truncate(at)?;
+                model.resize(at);
+            }
+            7 => file.sync_all()?,
+            8 => filesystem.sync()?,
+            9 => filesystem.set_switches(any_switches(&mut random)),
+            _ => {
+                let size = usize::try_from(model.size())?;
+                ensure!(file.size() == model.size(), "the size is {}", file.size());
+                let have = read(&file, 0, size, any_lane(&mut random))?;
+                ensure!(have == model.read(0, model.size()), "it reads otherwise");
+            }
+        }
+        std::thread::sleep(PAUSE);
+    }
+    filesystem.set_switches(Switches::default());
+    Ok(count)
+}
+
+/// All but memory that is trusted: it gives bad checksums where it changes.
+fn any_switches(random: &mut Random) -> Switches {
+    let stabilities = [DirectStability::Bounce, DirectStability::Buffered];
+    let flushes = [UncachedFlush::Device, UncachedFlush::Inode, UncachedFlush::Inline];
+    Switches {
+        nosec: !random.one_in(4),
+        simple_read: !random.one_in(4),
+        direct_stability: *random.pick(&stabilities),
+        latency: !random.one_in(4),
+        uncached_flush: *random.pick(&flushes),
+    }
+}
