@@ -321,6 +321,20 @@ impl Outcome {
 }
 
 impl Operation {
+    /// Whether something is promised to be on the medium when it has returned.
+    pub fn promises(&self) -> bool {
+        let is_promise = |request: &Request| match request.what {
+            Asked::Sync => true,
+            Asked::Write { is_durable, .. } => is_durable,
+            Asked::Read { .. } | Asked::Append { .. } => false,
+        };
+        match self {
+            Operation::Fsync { .. } => true,
+            Operation::Batch { requests } => requests.iter().any(is_promise),
+            _ => self.is_sync(),
+        }
+    }
+
     /// Whether everything done before it is on the medium when it has returned.
     pub fn is_sync(&self) -> bool {
         matches!(self, Operation::Sync | Operation::Reopen)

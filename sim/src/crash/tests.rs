@@ -169,7 +169,7 @@ impl Subject for ScriptSubject {
     fn apply(&mut self, operation: &Operation) -> anyhow::Result<Outcome> {
         let outcome = self.model.apply(operation);
         self.script.push(operation.clone());
-        if operation.is_sync() || matches!(operation, Operation::Fsync { .. }) {
+        if operation.promises() {
             self.commit();
         }
         Ok(outcome)
