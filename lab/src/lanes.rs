@@ -20,8 +20,9 @@ mod turn;
 
 use anyhow::{Context, Result, ensure};
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use crate::rig::{run as run_program, text};
 use rows::{Suite, Who};
 use stage::Stage;
 use table::Cells;
@@ -33,6 +34,8 @@ pub(crate) struct Plan {
     /// Of each file that is laid out.
     pub(crate) file_mib: u32,
     pub(crate) fio: PathBuf,
+    /// It asks for uncached reads and writes by the number that kernels know.
+    pub(crate) fio_has_uncached: bool,
     pub(crate) engine: PathBuf,
 }
 
@@ -72,6 +75,7 @@ pub(crate) struct Flags {
     footprint: Option<PathBuf>,
 }
 
+const UNCACHED_SINCE: (u32, u32) = (3, 40);
 const LONG_SECONDS: u32 = 600;
 const SECONDS: u32 = 2;
 
@@ -91,6 +95,7 @@ pub(crate) fn run(flags: &Flags) -> Result<()> {
         seconds: flags.seconds.unwrap_or(usual),
         file_mib: if is_small { 512 } else { 1024 },
         fio: flags.fio.clone(),
+        fio_has_uncached: version(&flags.fio)? >= UNCACHED_SINCE,
         engine,
     };
     if flags.long {
@@ -113,6 +118,16 @@ pub(crate) fn run(flags: &Flags) -> Result<()> {
     }
     ensure!(shown > 0, "no row's name contains '{}'", flags.only);
     Ok(())
+}
+
+/// As `fio-3.33` says it.
+fn version(fio: &Path) -> Result<(u32, u32)> {
+    let said = run_program(text(fio), &["--version"])?;
+    let number = said.trim_start_matches("fio-");
+    let mut parts = number.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    let (major, minor) = (parts.next(), parts.next());
+    let (major, minor) = major.zip(minor).with_context(|| format!("no version: {said}"))?;
+    Ok((major?, minor?))
 }
 
 /// Runs a suite and prints its rows; how many they were.
@@ -144,6 +159,10 @@ fn visit(stage: &Stage, plan: &Plan, suite: &Suite, who: Who, cells: &mut [Cells
     let mut turn = None;
     for (row, cells) in suite.rows.iter().zip(cells) {
         for (place, entry) in row.entries.iter().enumerate().filter(|(_, e)| e.who == who) {
+            if entry.may_refuse && !plan.fio_has_uncached {
+                cells.refuse(place, "fio can ask for it from 3.40 on (FIO_VERSION=3.41)");
+                continue;
+            }
             let mut held = match turn.take() {
                 Some(held) if !row.is_fresh => held,
                 old => {

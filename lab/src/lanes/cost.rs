@@ -54,16 +54,23 @@ fn ticks(count: u64) -> Duration {
     TICK.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX))
 }
 
-/// Of all children that were waited for, and theirs.
+/// Of all children that were waited for, and theirs: cutime and cstime, 16th and 17th.
 fn children() -> Result<Duration> {
-    let stat = std::fs::read_to_string("/proc/self/stat")?;
-    // The program's name, in brackets, may hold anything.
-    let (_, rest) = stat.rsplit_once(')').context("no name in /proc/self/stat")?;
-    let fields: Vec<&str> = rest.split_whitespace().collect();
-    let field =
-        |at: usize| -> Result<u64> { Ok(fields.get(at).context("no such field")?.parse()?) };
-    // cutime and cstime, 16th and 17th; the name is the 2nd.
-    Ok(ticks(field(13)? + field(14)?))
+    stat_fields("self", 16)
+}
+
+/// Of a process that has not been waited for: utime and stime, 14th and 15th.
+pub(crate) fn of_process(pid: u32) -> Result<Duration> {
+    stat_fields(&pid.to_string(), 14)
+}
+
+/// The sum of two fields of `/proc/PID/stat`, the first counted from 1.
+fn stat_fields(process: &str, first: usize) -> Result<Duration> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
+    // The second is the program's name, in brackets, and may hold anything.
+    let (_, rest) = stat.rsplit_once(')').context("no name in /proc/PID/stat")?;
+    let pair = rest.split_whitespace().skip(first.saturating_sub(3)).take(2);
+    Ok(ticks(pair.map(str::parse::<u64>).sum::<Result<_, _>>()?))
 }
 
 fn busy() -> Result<Duration> {

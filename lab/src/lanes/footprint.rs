@@ -42,10 +42,9 @@ pub(crate) fn facts(stage: &Stage, only: &str) -> Result<usize> {
     if wanted[0] {
         writeln!(
             out,
-            "{QUEUE_FACT}: {:.1} KiB at depth {DEPTH}, and its buffers: {:.1} MiB as they are by \
-             default",
-            of("bare_queue_bytes")? / 1024.0,
-            (of("queue_bytes")? - of("bare_queue_bytes")?) / 1_048_576.0,
+            "{QUEUE_FACT}: {:.1} KiB at depth {DEPTH}, beside its buffers ({} MiB by default)",
+            of("queue_bytes")? / 1024.0,
+            of("buffer_bytes")? / 1_048_576.0,
         )?;
     }
     if wanted[1] {
@@ -65,12 +64,12 @@ pub(crate) fn measure(device: &Path) -> Result<()> {
     let options = MountOptions { read_only: false, commit_seconds: 0, ..MountOptions::default() };
     let fs = Filesystem::open(&[DevicePath::from(device)], &options)?;
     let options = QueueOptions { depth: DEPTH, ..QueueOptions::default() };
-    let bare = QueueOptions { arena_bytes: 4096, bounce_bytes: 4096, ..options };
-    let (queue_bytes, bare_queue_bytes) = (queue_bytes(&fs, &options)?, queue_bytes(&fs, &bare)?);
+    let buffer_bytes = options.arena_bytes + options.bounce_bytes;
+    let queue_bytes = queue_bytes(&fs, &options)?.saturating_sub(buffer_bytes as u64);
     let (pending_writes, bytes) = pending(&fs, &options)?;
     let said = json!({
         "queue_bytes": queue_bytes,
-        "bare_queue_bytes": bare_queue_bytes,
+        "buffer_bytes": buffer_bytes,
         "pending_writes": pending_writes,
         "pending_bytes": bytes as f64 / pending_writes as f64,
     });

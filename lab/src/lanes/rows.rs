@@ -44,7 +44,7 @@ pub(crate) struct Entry {
     pub(crate) who: Who,
     pub(crate) variant: &'static str,
     pub(crate) set: Vec<Setting>,
-    /// Not every fio and kernel has it: one that refuses is left out.
+    /// Uncached by the kernel: not every fio can ask for it, nor does every file system have it.
     pub(crate) may_refuse: bool,
 }
 

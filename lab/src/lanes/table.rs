@@ -6,6 +6,9 @@ use crate::report::median;
 use anyhow::Result;
 use std::io::Write;
 
+/// As the system words it.
+const NOT_SUPPORTED: &str = "Operation not supported";
+
 /// Samples of one row, by entry.
 pub(crate) struct Cells {
     samples: Vec<Vec<Sample>>,
@@ -19,19 +22,23 @@ impl Cells {
     }
 
     /// # Errors
-    /// The sample's, where the entry is not one that may be refused.
+    /// The sample's, where the kernel did not refuse what it may refuse.
     pub(crate) fn add(&mut self, at: usize, entry: &Entry, sample: Result<Sample>) -> Result<()> {
         match sample {
             Ok(sample) => self.samples[at].push(sample),
-            Err(error) if entry.may_refuse => {
-                let text = format!("{error:#}");
-                self.refused[at] = text.lines().next().map(str::to_owned);
+            Err(error) if entry.may_refuse && error.to_string().contains(NOT_SUPPORTED) => {
+                self.refuse(at, "the kernel refuses it");
             }
             Err(error) => {
                 return Err(error.context(format!("{} {}", entry.who.label(), entry.variant)));
             }
         }
         Ok(())
+    }
+
+    /// No sample will come, and why.
+    pub(crate) fn refuse(&mut self, at: usize, why: &str) {
+        self.refused[at] = Some(why.to_owned());
     }
 
     fn median(&self, at: usize, of: impl Fn(&Sample) -> Option<f64>) -> Option<f64> {
@@ -47,6 +54,9 @@ impl Cells {
     fn spread(&self, at: usize) -> Option<f64> {
         let rates = || self.samples[at].iter().map(|sample| sample.rate);
         let (low, high) = (rates().reduce(f64::min)?, rates().reduce(f64::max)?);
+        if self.samples[at].len() == 1 {
+            return None;
+        }
         Some((high - low) / self.rate(at)?)
     }
 }
@@ -100,8 +110,9 @@ pub(crate) fn print(row: &Row, cells: &Cells) -> Result<()> {
         };
         let marks = Marks::of(row, cells, entry.variant);
         let of = |mark: Option<f64>| mark.filter(|mark| *mark > 0.0).map(|mark| rate / mark);
-        let spread = cells.spread(at).map_or(0.0, |spread| spread * 100.0);
-        write!(out, "{name:<38}{:>9}{spread:>6.0}%", figure(Some(rate), 1))?;
+        let spread = cells.spread(at).map(|spread| format!("{:.0}%", spread * 100.0));
+        let spread = spread.as_deref().unwrap_or("-");
+        write!(out, "{name:<38}{:>9}{spread:>7}", figure(Some(rate), 1))?;
         write!(
             out,
             "{:>8}{:>10}{:>9}{:>8}{:>11}{:>10}",
@@ -152,6 +163,7 @@ mod tests {
     fn a_spread_is_of_the_median() {
         assert_eq!(cells(&[90.0, 100.0, 120.0]).spread(0), Some(0.3));
         assert_eq!(cells(&[]).spread(0), None);
+        assert_eq!(cells(&[90.0]).spread(0), None, "one sample has none");
     }
 
     #[test]
