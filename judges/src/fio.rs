@@ -1,7 +1,7 @@
 //! fio with the engine that `make fio` builds, over a fresh volume in an image; the kernel then
 //! looks at what it left.
 
-use crate::kernel_mount::{KernelMount, MountHow};
+use crate::kernel_mount::{KernelMount, LoopDevice, MountHow};
 use crate::tool;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -26,38 +26,58 @@ fn program() -> String {
     std::env::var("BUTTERNUT_FIO").unwrap_or_else(|_| "fio".to_owned())
 }
 
-/// A volume in an image, open for nobody but the jobs that run.
+/// A volume in images, open for nobody but the jobs that run.
 #[derive(Debug)]
 pub struct FioVolume {
-    image: PathBuf,
+    images: Vec<PathBuf>,
     dir: tempfile::TempDir,
 }
 
 impl FioVolume {
-    /// Made by `mkfs.btrfs` with these options.
+    /// Made by `mkfs.btrfs` with these options, in one image.
     pub fn new(mkfs: &str) -> Result<Self> {
-        let dir = tempfile::Builder::new().prefix("butternut-judge-fio-").tempdir()?;
-        let image = dir.path().join("fio.img");
-        std::fs::File::create(&image)?.set_len(BYTES)?;
-        tool::run("mkfs.btrfs", &tool::words_and_path(&format!("-q -K {mkfs}"), &image))?;
-        Ok(Self { image, dir })
+        Self::of(mkfs, 1)
     }
 
+    /// The same, of so many devices.
+    pub fn of(mkfs: &str, devices: usize) -> Result<Self> {
+        let dir = tempfile::Builder::new().prefix("butternut-judge-fio-").tempdir()?;
+        let mut images = Vec::new();
+        for number in 0..devices {
+            let image = dir.path().join(format!("fio-{number}.img"));
+            std::fs::File::create(&image)?.set_len(BYTES)?;
+            images.push(image);
+        }
+        let words = format!("-q -K {mkfs}");
+        let words = words.split_whitespace().map(OsString::from);
+        let args: Vec<OsString> = words.chain(images.iter().map(Into::into)).collect();
+        tool::run("mkfs.btrfs", &args)?;
+        Ok(Self { images, dir })
+    }
+
+    /// The first, or only one.
     pub fn image(&self) -> &Path {
-        &self.image
+        &self.images[0]
+    }
+
+    /// Where fio runs, and leaves what it writes besides.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
     }
 
     /// The kernel's mount of it, for writing.
     pub fn mount(&self) -> Result<KernelMount> {
-        KernelMount::new(std::slice::from_ref(&self.image), &MountHow::default())
+        KernelMount::new(&self.images, &MountHow::default())
     }
 
     /// What every job of a line needs that goes through the engine: the engine, and after it its
     /// options.
     pub fn engine_words(&self) -> Result<String> {
         let engine = engine().context("the engine is not built (make fio)")?;
-        let (engine, image) = (engine.display(), self.image.display());
-        Ok(format!("--ioengine=external:{engine} --volume={image} --verify_state_save=0"))
+        let images: Vec<String> =
+            self.images.iter().map(|image| image.display().to_string()).collect();
+        let (engine, images) = (engine.display(), images.join(","));
+        Ok(format!("--ioengine=external:{engine} --volume={images} --verify_state_save=0"))
     }
 
     /// fio on the volume: a job of `--name=value` words.
@@ -89,16 +109,23 @@ impl FioVolume {
 
     /// Starts a job of threads; the caller waits for it, or kills it.
     pub fn start(&self, words: &str) -> Result<Child> {
+        self.start_telling(words, Stdio::null())
+    }
+
+    /// The same; what fio prints goes there.
+    pub fn start_telling(&self, words: &str, printed: Stdio) -> Result<Child> {
         let mut command = self.command(&format!("--thread=1 {words}"))?;
-        command.stdout(Stdio::null()).stderr(Stdio::null());
+        command.stdout(printed).stderr(Stdio::null());
         command.spawn().context("fio")
     }
 
     /// What btrfs-progs says of the volume, and the kernel's view of it.
     pub fn judged(&self) -> Result<KernelMount> {
-        tool::run("btrfs", &tool::words_and_path("check --check-data-csum", &self.image))?;
-        let how = MountHow { read_only: true, ..MountHow::default() };
-        KernelMount::new(std::slice::from_ref(&self.image), &how)
+        let attach = |image: &PathBuf| LoopDevice::attach(image, true, 0);
+        let loops = self.images.iter().map(attach).collect::<Result<Vec<_>>>()?;
+        let first = loops.first().context("a volume without devices")?;
+        tool::run("btrfs", &tool::words_and_path("check --check-data-csum", first.path()))?;
+        KernelMount::over(loops, &MountHow { read_only: true, ..MountHow::default() })
     }
 }
 

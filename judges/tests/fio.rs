@@ -5,14 +5,19 @@
 use anyhow::{Context, Result, ensure};
 use butternut_judges::fio::{FioVolume, engine, verify_with_kernel};
 use butternut_judges::{tool, trial};
+use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::thread::sleep;
 use std::time::Duration;
 
 const MODES: [&str; 3] = ["direct", "buffered", "uncached"];
+/// Profiles that are written, besides one device's; and the devices that each is tried on.
+const PROFILES: [(&str, usize); 5] =
+    [("raid0", 3), ("raid1", 2), ("raid1c3", 3), ("raid1c4", 4), ("raid10", 4)];
 const BUFFERS: [&str; 2] = ["borrowed", "owned"];
 
 fn main() -> ExitCode {
@@ -22,6 +27,16 @@ fn main() -> ExitCode {
             let run = move || every_block_verifies(mode, buffers);
             tests.push((format!("every_block_verifies::{mode}::{buffers}"), Box::new(run)));
         }
+    }
+    for mode in MODES {
+        let run = move || synced_blocks_survive_a_kill(mode);
+        tests.push((format!("synced_blocks_survive_a_kill::{mode}"), Box::new(run)));
+        let run = move || durable_writes_survive_a_kill(mode);
+        tests.push((format!("durable_writes_survive_a_kill::{mode}"), Box::new(run)));
+    }
+    for (profile, devices) in PROFILES {
+        let run = move || every_profile_is_written(profile, devices);
+        tests.push((format!("every_profile_is_written::{profile}"), Box::new(run)));
     }
     let named: [Named; 11] = [
         ("threads_share_a_volume", threads_share_a_volume),
@@ -72,6 +87,26 @@ fn every_block_verifies(mode: &str, buffers: &str) -> Result<()> {
         verify_with_kernel(&kernel.root().join("odd"), 3072)?;
     }
     Ok(())
+}
+
+/// Through every lane, lent memory and the queue's own; with checksums and in place.
+fn every_profile_is_written(profile: &str, devices: usize) -> Result<()> {
+    let volume = FioVolume::of(&format!("-d {profile} -m {profile}"), devices)?;
+    let random = "--rw=randwrite --bs=4k --size=16M --iodepth=32 --verify=crc32c";
+    for mode in MODES {
+        for buffers in BUFFERS {
+            let lane = format!("--mode={mode} --buffers={buffers} {random} --fsync=500");
+            volume.run(&format!("--filename={mode}-{buffers} {lane}"))?;
+        }
+    }
+    volume.run(&format!("--filename=in-place --nodatacow=1 --mode=direct {random}"))?;
+    let kernel = volume.judged()?;
+    for mode in MODES {
+        for buffers in BUFFERS {
+            verify_with_kernel(&kernel.root().join(format!("{mode}-{buffers}")), 4096)?;
+        }
+    }
+    verify_with_kernel(&kernel.root().join("in-place"), 4096)
 }
 
 fn threads_share_a_volume() -> Result<()> {
@@ -261,4 +296,75 @@ fn what_was_synced_survives_a_kill() -> Result<()> {
 
 fn verify_synced(file: &Path) -> Result<()> {
     verify_with_kernel(file, 4096).context("what was synced before the kill")
+}
+
+/// A sync after each so many blocks, in order, until the process is killed in the middle: what fio
+/// said to be synced is in the file, and every block of it is whole.
+fn synced_blocks_survive_a_kill(mode: &str) -> Result<()> {
+    const BLOCKS_PER_SYNC: u64 = 16;
+    let volume = FioVolume::new("")?;
+    let said = volume.dir().join("said");
+    let words = format!(
+        "--filename=f --mode={mode} --rw=write --bs=4k --size=1G --iodepth=1 --fallocate=none \
+         --fsync={BLOCKS_PER_SYNC} --verify=crc32c --do_verify=0 --status-interval=1"
+    );
+    let mut child = volume.start_telling(&words, fs::File::create(&said)?.into())?;
+    let syncs = |said: &str| -> u64 {
+        let starts = said.find('{').unwrap_or(said.len());
+        let told = serde_json::Deserializer::from_str(&said[starts..]).into_iter::<Value>();
+        let last = told.map_while(Result::ok).last();
+        last.and_then(|last| last["jobs"][0]["sync"]["total_ios"].as_u64()).unwrap_or(0)
+    };
+    let mut synced = 0;
+    for _ in 0..200 {
+        sleep(Duration::from_millis(100));
+        synced = syncs(&fs::read_to_string(&said)?);
+        if synced >= 20 {
+            break;
+        }
+    }
+    // Anywhere between two of its reports.
+    sleep(Duration::from_millis(u64::from(std::process::id()) % 300));
+    child.kill()?;
+    child.wait()?;
+    ensure!(synced >= 20, "fio has not come far: {synced} syncs");
+    let kernel = volume.judged()?;
+    let file = kernel.root().join("f");
+    let bytes = fs::metadata(&file)?.len();
+    let want = synced * BLOCKS_PER_SYNC * 4096;
+    ensure!(bytes >= want, "{bytes} bytes of {want} that were synced");
+    ensure!(bytes.is_multiple_of(4096), "{bytes} bytes are no whole blocks");
+    verify_with_kernel(&file, 4096)?;
+    drop(kernel);
+    for lane in MODES {
+        let read = format!("--mode={lane} --rw=read --bs=4k --size={bytes} --verify=crc32c");
+        volume.run(&format!("--filename=f {read} --readonly"))?;
+    }
+    Ok(())
+}
+
+/// Blocks anywhere, each durable when it is complete. fio keeps which of them were, kills itself,
+/// and looks for them afterwards.
+fn durable_writes_survive_a_kill(mode: &str) -> Result<()> {
+    let volume = FioVolume::new("")?;
+    let job = format!(
+        "--filename=f --mode={mode} --rw=randwrite --bs=4k --size=512M --sync=dsync \
+         --randseed=71 --verify=crc32c --verify_fatal=1"
+    );
+    let dies =
+        "--do_verify=0 --verify_state_save=1 --trigger-timeout=2 --trigger=kill${IFS}-9${IFS}$PPID";
+    let mut child = volume.start(&format!("{job} --iodepth=8 {dies}"))?;
+    let status = child.wait()?;
+    ensure!(status.signal() == Some(9), "fio was not killed: {status}");
+    let states = fs::read_dir(volume.dir())?.filter_map(Result::ok);
+    let states =
+        states.filter(|entry| entry.file_name().to_string_lossy().contains("verify.state"));
+    ensure!(states.count() == 1, "fio kept no state");
+    drop(volume.judged()?);
+    // One at a time: fio stops at the first that was not complete, when it has seen those before.
+    let looks = "--iodepth=1 --verify_only=1 --verify_state_load=1";
+    let verified = volume.run(&format!("{job} {looks}"))?;
+    let blocks = verified["read"]["total_ios"].as_u64().context("no count of reads")?;
+    ensure!(blocks >= 50, "{blocks} blocks were looked at");
+    volume.judged().map(drop)
 }
