@@ -354,8 +354,8 @@ fn durable_writes_survive_a_kill(mode: &str) -> Result<()> {
     let dies =
         "--do_verify=0 --verify_state_save=1 --trigger-timeout=2 --trigger=kill${IFS}-9${IFS}$PPID";
     let mut child = volume.start(&format!("{job} --iodepth=8 {dies}"))?;
-    let status = child.wait()?;
-    ensure!(status.signal() == Some(9), "fio was not killed: {status}");
+    let ended = child.wait()?;
+    ensure!(ended.signal() == Some(9), "fio was not killed: {ended}");
     let states = fs::read_dir(volume.dir())?.filter_map(Result::ok);
     let states =
         states.filter(|entry| entry.file_name().to_string_lossy().contains("verify.state"));

@@ -90,6 +90,10 @@ Counts begin with the mount. Latencies are from the call in the mount's process 
 operations that failed too; quantiles are exact to within 3 %. A fsync is counted whole, and the
 commit in it once more as a commit. Reads of names and attributes are not measured.
 
+The groups are: lanes, which way direct requests went; pages, what the page cache holds and did, and
+why it wrote back; memory, what is not on the devices yet; trees; rescues, what another copy gave;
+then each device, the latencies, and the switches.
+
 Keys of --json and names of --prometheus are kept from release to release. Only the owner of a mount
 and root may ask it.
 
@@ -103,7 +107,8 @@ Each switch turns a mechanism of the I/O path back to what it replaced, at once 
 unmount, so that its worth can be measured:
   nosec=on|off          direct writes share a file that has no privileges to strip; off: each has
                         the file alone
-  simple_read=on|off    direct reads of one block, whose place is known, take the short way
+  simple_read=on|off    direct reads of one block, whose place is known, take the short way; off:
+                        all go through the mapper of every read
   dio_stable=bounce|trust|buffered
                         what keeps the memory of a direct write from changing before it is down: a
                         copy; nothing (for measurements: what changes meanwhile gets a bad
