@@ -41,7 +41,15 @@ fn crashes(seed: u64) -> Result<()> {
     // A prime, so that the sample meets every kind of crash.
     let judging = JudgeOptions { crashes, threads: 1, one_in: 11 };
     let (sync_one_in, going_on, going_on_one_in) = (8, 0, 1);
-    let workload = Workload { seed, steps: 80, sync_one_in, going_on, going_on_one_in, judging };
+    let workload = Workload {
+        seed,
+        steps: 80,
+        sync_one_in,
+        batch_one_in: 4,
+        going_on,
+        going_on_one_in,
+        judging,
+    };
     let base = fresh(VOLUME_BYTES, &MkfsOptions::default())?;
     let told = workload.tell(&LibraryEngine, base, workload.generator(), None)?;
     let told = told.map_err(|found| anyhow::anyhow!("{found}"))?;

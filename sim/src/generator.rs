@@ -48,6 +48,8 @@ pub struct Generator {
     without: Without,
     /// One in so many is a sync; 0 is the usual mix.
     sync_one_in: u64,
+    /// The same, of batches.
+    batch_one_in: u64,
     names: Vec<Vec<u8>>,
     /// Of the model, as it was last asked.
     places: Vec<(Bytes, Kind)>,
@@ -73,6 +75,7 @@ impl Generator {
             limits: Limits::default(),
             without: Without::default(),
             sync_one_in: 0,
+            batch_one_in: 0,
             names,
             places: Vec::new(),
             directories: Vec::new(),
@@ -100,11 +103,21 @@ impl Generator {
         self
     }
 
+    /// Batches more often; 0 is the usual mix.
+    #[must_use]
+    pub fn with_batches(mut self, one_in: u64) -> Generator {
+        self.batch_one_in = one_in;
+        self
+    }
+
     /// The next operation for a filesystem that is as the model is.
     pub fn next(&mut self, model: &Model) -> Operation {
         self.look(model);
         if self.sync_one_in > 0 && self.random.one_in(self.sync_one_in) {
             return Operation::Sync;
+        }
+        if self.batch_one_in > 0 && self.random.one_in(self.batch_one_in) {
+            return self.batch(model);
         }
         if self.places.len() > self.limits.names && self.random.one_in(2) {
             return self.removal();

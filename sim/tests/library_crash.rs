@@ -29,6 +29,7 @@ fn workload(seed: u64) -> Workload {
         seed,
         steps,
         sync_one_in: 3 + random.below(12),
+        batch_one_in: 0,
         going_on: 6,
         going_on_one_in: 8,
         judging: JudgeOptions { crashes, threads: 2, one_in: 1 },
@@ -65,6 +66,22 @@ fn packed_files_keep_their_promises_after_every_crash() {
         }
     }
     assert!(sum.states >= 30, "{sum}");
+}
+
+/// The same, where most of what is written is in flight beside others, by every lane.
+#[test]
+fn batches_keep_their_promises_after_every_crash() {
+    let is_long = std::env::var_os("BUTTERNUT_LONG").is_some_and(|value| !value.is_empty());
+    let mut sum = Verdict::default();
+    for seed in 7000..if is_long { 7200 } else { 7004 } {
+        let workload = Workload { batch_one_in: 2, sync_one_in: 20, ..workload(seed) };
+        let base = fresh(VOLUME_BYTES, &MkfsOptions::default()).unwrap();
+        match workload.hold(&LibraryEngine, &base, Duration::from_mins(2)).unwrap() {
+            Ok(verdict) => sum.merge(verdict),
+            Err(found) => panic!("{found}"),
+        }
+    }
+    assert!(sum.states >= 40, "{sum}");
 }
 
 #[test]

@@ -220,8 +220,15 @@ fn workloads(engine: Scripted) -> Verdict {
             pivotal: |offset, _| offset < 2 * SUPER_BYTES as u64,
         };
         let judging = JudgeOptions { crashes, threads: 2, one_in: 1 };
-        let workload =
-            Workload { seed, steps: 40, sync_one_in: 6, going_on: 10, going_on_one_in: 4, judging };
+        let workload = Workload {
+            seed,
+            steps: 40,
+            sync_one_in: 6,
+            batch_one_in: 0,
+            going_on: 10,
+            going_on_one_in: 4,
+            judging,
+        };
         let base: Arc<dyn Device> = Arc::new(MemoryDevice::new("toy", 16 << 20));
         let told = workload.tell(&engine, base, workload.generator(), None).unwrap().unwrap();
         sum.merge(workload.judge(&engine, &told));
@@ -246,8 +253,15 @@ fn workloads_find_an_engine_that_forgets_a_flush() {
 fn a_workload_that_breaks_a_promise_is_made_short() {
     let crashes = CrashOptions { seed: 1, seeded_per_gap: 8, pivotal: |_, _| false };
     let judging = JudgeOptions { crashes, threads: 2, one_in: 1 };
-    let workload =
-        Workload { seed: 1, steps: 40, sync_one_in: 6, going_on: 0, going_on_one_in: 1, judging };
+    let workload = Workload {
+        seed: 1,
+        steps: 40,
+        sync_one_in: 6,
+        batch_one_in: 0,
+        going_on: 0,
+        going_on_one_in: 1,
+        judging,
+    };
     let base: Arc<dyn Device> = Arc::new(MemoryDevice::new("toy", 16 << 20));
     let engine = Scripted { forgets_flush: true };
     let found = workload.hold(&engine, &base, std::time::Duration::from_mins(1)).unwrap();

@@ -41,6 +41,8 @@ pub struct Workload {
     pub steps: usize,
     /// A sync after so many steps, about.
     pub sync_one_in: u64,
+    /// A batch after so many, if not 0; some there are in the usual mix.
+    pub batch_one_in: u64,
     /// Operations that go on after a crash, for one crash in so many.
     pub going_on: usize,
     pub going_on_one_in: u64,
@@ -72,7 +74,7 @@ pub struct FileSync {
 
 impl Workload {
     pub fn generator(&self) -> Generator {
-        Generator::new(self.seed).with_syncs(self.sync_one_in)
+        Generator::new(self.seed).with_syncs(self.sync_one_in).with_batches(self.batch_one_in)
     }
 
     /// Runs a script, or generates one, over `base`. It must agree with the model all along.

@@ -32,7 +32,7 @@ impl Generator {
         if self.without.batches {
             return Operation::Sync;
         }
-        let files = [self.file(), self.file()];
+        let files = [self.large_file(model), self.file()];
         let wanted = 1 + self.random.below(REQUESTS_MAX);
         let mut requests = Vec::new();
         let mut at = 0;
@@ -48,7 +48,10 @@ impl Generator {
                 at += self.random.below(16) * BLOCK;
             }
             let (skip, bytes) = self.inside_blocks();
-            let (offset, bytes) = (at + skip, bytes.min(end.saturating_sub(at + skip)));
+            let (offset, left) = (at + skip, end.saturating_sub(at + skip));
+            // What is not whole blocks is not in flight.
+            let left = if skip == 0 && left > BLOCK { left / BLOCK * BLOCK } else { left };
+            let bytes = bytes.min(left);
             if bytes == 0 {
                 continue;
             }
@@ -77,6 +80,12 @@ impl Generator {
             requests.push(self.request(file, what));
         }
         Operation::Batch { requests }
+    }
+
+    /// The largest of some: there is little room for requests in small ones.
+    fn large_file(&mut self, model: &Model) -> File {
+        let some: Vec<File> = (0..4).map(|_| self.file()).collect();
+        some.into_iter().max_by_key(|file| size_of(file, model)).expect("there are some")
     }
 
     fn request(&mut self, file: File, what: Asked) -> Request {
