@@ -357,6 +357,7 @@ mod tests {
             let operation = generator.next(&model);
             let name = format!("{operation:?}");
             let name = name.split([' ', '{']).next().unwrap().to_owned();
+            assert!(model.is_fair(&operation), "{operation:?}");
             let outcome = model.apply(&operation);
             let is_refused = matches!(outcome, crate::operation::Outcome::Failed(_));
             done.entry(name).or_default()[usize::from(is_refused)] += 1;

@@ -1,7 +1,8 @@
-//! Power cuts while requests are in flight: threads write their own blocks of the same files through
-//! queues, by every lane, reap some of it some time, and sync. Whatever was told to be durable by
-//! then is there after each crash; everything else is there or is as it was, block by block (sector
-//! by sector, where it is written in place); the checker finds nothing; and it goes on from there.
+//! Power cuts while requests are in flight: threads write their own blocks of the same files
+//! through queues, by every lane, reap some of it some time, and sync. Whatever was told to be
+//! durable by then is there after each crash; everything else is there or is as it was, block by
+//! block (sector by sector, where it is written in place); the checker finds nothing; and it goes
+//! on from there.
 //!
 //! `BUTTERNUT_LONG=1` looks at 20,000 crashes and more; `BUTTERNUT_SEED=N` at one workload.
 

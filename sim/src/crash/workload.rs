@@ -143,6 +143,9 @@ impl Workload {
         };
         let (script, disagreement) =
             shrink(found.script, found.disagreement, shrinking, |script| {
+                if !are_fair(script) {
+                    return Ok(None);
+                }
                 Ok(look(Some(script))?.err().map(|found| found.disagreement))
             })?;
         Ok(Err(Found { seed: self.seed, script, disagreement }))
@@ -159,6 +162,16 @@ impl Workload {
                 .map_err(|error| format!("{error:#}"))
         })
     }
+}
+
+/// Whether all batches are what batches are to be.
+fn are_fair(script: &[Operation]) -> bool {
+    let mut model = Model::default();
+    script.iter().all(|operation| {
+        let is_fair = model.is_fair(operation);
+        model.apply(operation);
+        is_fair
+    })
 }
 
 /// What an operation that has returned promises of single files.

@@ -49,6 +49,19 @@ impl Model {
         Ok(Outcome::Done)
     }
 
+    /// Whether no request of a batch moves the end of a file, but for the last one.
+    pub fn is_fair(&self, operation: &Operation) -> bool {
+        let Operation::Batch { requests } = operation else { return true };
+        let moves_end = |request: &Request| match request.what {
+            Asked::Read { .. } | Asked::Sync => false,
+            Asked::Append { .. } => true,
+            Asked::Write { offset, bytes, .. } => self
+                .file(&request.file, true)
+                .is_ok_and(|ino| self.content(ino).size() < offset + bytes),
+        };
+        !requests.iter().rev().skip(1).any(moves_end)
+    }
+
     fn request(&mut self, request: &Request) -> Answer<Outcome> {
         match request.what {
             Asked::Read { offset, bytes } => return self.read(&request.file, offset, bytes),
