@@ -32,6 +32,7 @@ mod flush;
 mod gone;
 mod hole;
 mod items;
+mod known;
 mod live;
 mod map;
 mod mapped;

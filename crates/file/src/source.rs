@@ -219,6 +219,11 @@ impl Source {
         Ok(map)
     }
 
+    /// The same, if it is in memory.
+    pub(crate) fn known_plain_map(&self, view: &FileView, number: u64) -> Option<Arc<PlainMap>> {
+        self.0.plain_maps.find(&region_key(view, number))
+    }
+
     /// The region of the file that holds byte `offset`, as the tree has it.
     pub(crate) fn region(&self, view: &FileView, offset: u64) -> Result<Arc<Region>, FileError> {
         let number = offset / REGION_BYTES;

@@ -98,6 +98,13 @@ impl SumIndex {
         Ok(done)
     }
 
+    /// Whether it is known of some sectors what their digests are.
+    pub(crate) fn knows(&self, logical: Logical, sectors: usize) -> bool {
+        let last = logical.0.saturating_add(length(sectors.saturating_sub(1)) << SECTOR_SHIFT);
+        let mut numbers = logical.0 >> REGION_SHIFT..=last >> REGION_SHIFT;
+        numbers.all(|number| self.regions.find(&number).is_some())
+    }
+
     fn region(&self, number: u64) -> Result<Arc<SumRegion>, TreeError> {
         let changes = self.changes.load(Ordering::Acquire);
         let region = Arc::new(self.load(number)?);

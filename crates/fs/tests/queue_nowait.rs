@@ -282,6 +282,34 @@ fn direct_requests_that_are_refused_count_as_nothing_else() {
     assert_eq!((counts.dio_write_exclusive, counts.dio_read_general), (0, 0));
 }
 
+#[test]
+fn a_direct_read_is_sent_once_it_is_known_where() {
+    let volume = TestVolume::new();
+    let bytes = pattern(3 << 20);
+    let fs = open(&volume, 64 << 20);
+    drop(made(&fs, b"file", &bytes));
+    fs.close().unwrap();
+    let fs = open(&volume, 64 << 20);
+    let file = fs.open_file(fs.lookup(fs.root(), b"file").unwrap()).unwrap();
+    let mut queue = fs.queue(&QueueOptions::default()).unwrap();
+    let before = devices(&fs);
+    let large = 1 << 20;
+    assert_eq!(read(&mut queue, &file, 0, PAGE, IoFlags::DIRECT), None);
+    assert_eq!(read(&mut queue, &file, large, large as usize, IoFlags::DIRECT), None);
+    assert_eq!((devices(&fs), fs.lane_counts().nowait_again), (before, 2), "no tree was read");
+    // Who may wait finds out.
+    for at in [0, large, 2 * large] {
+        queue.read(&file, at, Buffer::zeroed(PAGE), IoFlags::DIRECT, 0).unwrap();
+        assert_eq!(reaped(&mut queue).result.unwrap(), PAGE);
+    }
+    let before = devices(&fs).0;
+    let found = read(&mut queue, &file, 8192, PAGE, IoFlags::DIRECT);
+    assert_eq!(found.as_deref(), Some(&bytes[8192..8192 + PAGE]));
+    let found = read(&mut queue, &file, large, large as usize, IoFlags::DIRECT).unwrap();
+    assert!(found == bytes[1 << 20..2 << 20]);
+    assert!(devices(&fs).0 - before <= 4, "data alone was read");
+}
+
 /// Lent memory has to be copied, and all that there is to copy to is in use.
 #[test]
 fn a_bounce_without_memory_is_refused() {

@@ -80,6 +80,10 @@ impl Queue {
         }
         let range = offset..offset + length(want.next_multiple_of(SECTOR));
         self.digests.clear();
+        let waits = !flags.contains(IoFlags::NOWAIT);
+        if !waits && !file.source().knows_place(file.view(), &range) {
+            return Err(self.again(buffer));
+        }
         // Without the short way, the general one is all there is.
         let is_short = want <= SECTOR;
         let is_mapped = is_short && !self.core.switches().simple_read;
