@@ -293,9 +293,9 @@ fn a_direct_read_is_sent_once_it_is_known_where() {
     let file = fs.open_file(fs.lookup(fs.root(), b"file").unwrap()).unwrap();
     let mut queue = fs.queue(&QueueOptions::default()).unwrap();
     let before = devices(&fs);
-    let large = 1 << 20;
+    let (large, bytes_read) = (1 << 20, 1 << 20);
     assert_eq!(read(&mut queue, &file, 0, PAGE, IoFlags::DIRECT), None);
-    assert_eq!(read(&mut queue, &file, large, large as usize, IoFlags::DIRECT), None);
+    assert_eq!(read(&mut queue, &file, large, bytes_read, IoFlags::DIRECT), None);
     assert_eq!((devices(&fs), fs.lane_counts().nowait_again), (before, 2), "no tree was read");
     // Who may wait finds out.
     for at in [0, large, 2 * large] {
@@ -305,7 +305,7 @@ fn a_direct_read_is_sent_once_it_is_known_where() {
     let before = devices(&fs).0;
     let found = read(&mut queue, &file, 8192, PAGE, IoFlags::DIRECT);
     assert_eq!(found.as_deref(), Some(&bytes[8192..8192 + PAGE]));
-    let found = read(&mut queue, &file, large, large as usize, IoFlags::DIRECT).unwrap();
+    let found = read(&mut queue, &file, large, bytes_read, IoFlags::DIRECT).unwrap();
     assert!(found == bytes[1 << 20..2 << 20]);
     assert!(devices(&fs).0 - before <= 4, "data alone was read");
 }

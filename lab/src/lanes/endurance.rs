@@ -58,8 +58,8 @@ pub(crate) fn run(stage: &Stage, plan: &Plan) -> Result<()> {
         let Part { kilo_iops, p999_us, cpu_ns } = part;
         writeln!(
             out,
-            "  part {number:>2}, to {seconds:>4} s {kilo_iops:>9.1} k/s   p99.9 {p999_us:>9.0} us   \
-             CPU {cpu_ns:>6.0} ns"
+            "  part {number:>2}, to {seconds:>4} s {kilo_iops:>9.1} k/s   \
+             p99.9 {p999_us:>9.0} us   CPU {cpu_ns:>6.0} ns"
         )?;
         parts.push(part);
     }
