@@ -9,6 +9,7 @@ use butternut_judges::subjects::{Mounted, subject};
 use butternut_judges::{kept, tool, trial, walk};
 use butternut_sim::generator::{Generator, Without};
 use butternut_sim::run;
+use butternut_sim::together::mounted;
 use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::io::Write as _;
@@ -36,6 +37,7 @@ const TOUR: &str = include_str!("mount_rw/tour.sh");
 fn main() -> ExitCode {
     let mut trials = vec![
         trial::trial("model::kept", the_mount_agrees_with_what_was_kept),
+        trial::trial("threads", threads_see_what_they_wrote_cached_and_direct),
         trial::trial("tour", a_tour_leaves_what_the_kernel_leaves),
         trial::trial("killed", what_was_synced_survives_a_killed_process),
         trial::trial("fsx", || fsx_finds_nothing("")),
@@ -85,6 +87,26 @@ fn the_mount_agrees_with_what_was_kept() -> Result<()> {
     // The kernel does not know the flags that forbid changes, and sees another reason first.
     kept::replay(&["order-of-refusals"], &mut || Ok(Box::new(subject(&volume)?)))?;
     volume.borrow_mut().unmount()
+}
+
+/// The kernel's own cache is above ours, and `O_DIRECT` goes past both: on the same files, from
+/// several threads.
+fn threads_see_what_they_wrote_cached_and_direct() -> Result<()> {
+    let (seeds, operations) = if volumes() > 1 { (0..40, 3000) } else { (0..2, 500) };
+    let mut volume = OurVolume::new(kept::scratch(), "dev,suid")?;
+    for seed in seeds {
+        let name = format!("threads-{seed}");
+        let root = volume.root()?.join(&name);
+        std::fs::create_dir(&root)?;
+        let own =
+            mounted::run(&root, seed, 4, operations).with_context(|| format!("seed {seed}"))?;
+        mounted::compare(&root, &own).with_context(|| format!("seed {seed}"))?;
+        volume.unmount()?;
+        volume.mount()?;
+        let root = volume.root()?.join(&name);
+        mounted::compare(&root, &own).with_context(|| format!("seed {seed}, mounted again"))?;
+    }
+    volume.unmount()
 }
 
 /// The two tours are not at the same time.

@@ -11,6 +11,7 @@
 
 mod append;
 mod disturb;
+pub mod mounted;
 mod worker;
 
 use crate::operation::{Lane, flags};

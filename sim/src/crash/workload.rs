@@ -56,6 +56,8 @@ pub struct Told {
     pub story: Story,
     /// State `n`: the model after `n` steps, with nothing open.
     pub states: Vec<Model>,
+    /// Of each state, the open files without a name, which may be given one later.
+    pub unnamed: Vec<Vec<Node>>,
     /// Which file was synced by which step.
     pub synced: Vec<FileSync>,
 }
@@ -90,7 +92,7 @@ impl Workload {
         let mut subject = engine.open(recorded)?;
         let (mut run, mut telling) = (Run::of(&*subject), Telling::default());
         let mut told = (Vec::new(), vec![run.model.clone()]);
-        let mut synced = Vec::new();
+        let (mut synced, mut unnamed) = (Vec::new(), vec![run.model.unnamed()]);
         let steps = script.map_or(self.steps, <[Operation]>::len);
         for step in 0..steps {
             let operation = match script {
@@ -108,11 +110,12 @@ impl Workload {
             synced.extend(promises(&operation, &run.model, &mut telling, &device));
             let mut state = run.model.clone();
             state.apply(&Operation::Reopen);
+            unnamed.push(run.model.unnamed());
             told.0.push(operation);
             told.1.push(state);
         }
         let story = telling.end(&device);
-        Ok(Ok(Told { script: told.0, story, states: told.1, synced }))
+        Ok(Ok(Told { script: told.0, story, states: told.1, unnamed, synced }))
     }
 
     /// Generates, runs and judges; a script whose crashes break promises is made short.
@@ -264,7 +267,8 @@ impl Told {
             let newest = if is_in_place { *place.allowed.end() } else { state };
             let since: Vec<(usize, &Node)> = (oldest..=newest)
                 .filter_map(|state| {
-                    let found = trees[state].nodes.values().find(|n| n.number == node.number);
+                    let mut known = trees[state].nodes.values().chain(&self.unnamed[state]);
+                    let found = known.find(|known| known.number == node.number);
                     found.map(|node| (state, node))
                 })
                 .collect();

@@ -17,6 +17,12 @@ impl Model {
         Tree::from_numbered(nodes, open.collect())
     }
 
+    /// The open files without a name.
+    pub fn unnamed(&self) -> Vec<Node> {
+        let open = self.slots.values().filter(|ino| self.inode(**ino).nlink == 0);
+        open.map(|ino| Node { number: *ino, ..self.inode(*ino).node() }).collect()
+    }
+
     /// Every name but the root's.
     pub fn places(&self) -> Vec<(Bytes, Kind)> {
         let mut places = Vec::new();
