@@ -290,7 +290,7 @@ impl DirectWrite {
                 return;
             }
         };
-        let patch = Patch { bytes: self.bytes, place, digests: digests.to_vec() };
+        let patch = Patch::new(self.bytes, place, digests.to_vec());
         let freed = self.live.overlay_mut().insert(self.start, patch);
         self.live.traffic().retire(freed);
         self.forget_clean();

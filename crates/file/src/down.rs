@@ -388,7 +388,7 @@ impl Descent<'_> {
             let later = in_memory(bytes / SECTOR_BYTES) * each;
             let rest = digests.split_off(later.min(digests.len()));
             let place = place.advanced(at - range.start);
-            freed.extend(overlay.insert(at, Patch { bytes, place, digests }));
+            freed.extend(overlay.insert(at, Patch::new(bytes, place, digests)));
             digests = rest;
             at += bytes;
         }

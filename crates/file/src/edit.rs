@@ -7,10 +7,13 @@
 //! settle, without            what the trees say now, the overlays need not say any more
 //! ```
 //!
+//! A merge of patches alone may share the file meanwhile with those who read it and with direct
+//! writes: the overlay shows what is merged until that is settled.
+//!
 //! Laws:
 //!
 //! 1. Plans stay true until they are applied: nobody else changes the items of a file whose state
-//!    is borrowed.
+//!    is borrowed for changes, or merges what it shares.
 //! 2. Everything that reads data, allocates it or searches for items comes before the handle. With
 //!    the handle the trees are changed, in blocks that planning has brought into memory.
 //! 3. An edit is whole: with its items, the inode's size and byte count, the references and the
@@ -18,17 +21,19 @@
 
 use crate::error::FileError;
 use crate::items;
+use crate::overlay::{Overlay, Patch};
 use crate::piece::{Piece, Reference};
 use crate::rewrite;
-use crate::state::FileState;
+use crate::state::{FileState, Stamp};
 use butternut_format::extent::DataRef;
 use butternut_format::feature::{self, Feature};
 use butternut_format::file_extent::{Compression, ExtentBody, FileExtent};
 use butternut_format::inode::{Inode, InodeFlags};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::{Generation, Ino, Logical, SECTOR_BYTES, TreeId, length};
-use butternut_tree::{Change, Handle, Need, TreeError};
+use butternut_tree::{Change, Handle, Need, Purse, TreeError};
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 
 /// Digests that share an item of the checksum tree, at the very least.
 const SUM_ITEM_BYTES: usize = 1024;
@@ -173,29 +178,35 @@ impl FileState {
             .map_err(|refused| self.view.corrupt(refused.at(format_args!("item {key}"))))
     }
 
-    /// Takes note that an edit is in the trees.
-    pub(crate) fn settle(&mut self, edit: &Edit) {
+    /// Takes note that an edit is in the trees, as far as those see it who share the file:
+    /// `settle` takes out of the overlay what the tree shows now.
+    fn settle_shared(&self, edit: &Edit, is_merge: bool, settle: impl FnOnce(&mut Overlay)) {
         let digest_bytes = self.source.sums().digest_bytes();
         self.source.sums().forget(edit.sums.iter().map(|(start, digests)| {
             start.0..start.0 + length(digests.len() / digest_bytes) * SECTOR_BYTES
         }));
         // First the new stamp: whoever does not find a patch any more must see the new items.
-        if edit.patches.is_empty() {
-            self.live.restamp();
-        } else {
+        if is_merge {
             self.live.restamp_merged();
+        } else {
+            self.live.restamp();
         }
-        let mut overlay = self.live.overlay_to_settle();
-        for start in &edit.patches {
-            overlay.settle_patch(*start);
-        }
-        drop(overlay);
+        settle(&mut self.live.overlay_to_settle());
+        let bytes = self.bytes_in_tree.load(Ordering::Acquire);
+        let bytes = bytes.saturating_add_signed(edit.bytes_used);
+        self.bytes_in_tree.store(bytes, Ordering::Release);
+    }
+
+    /// Takes note that an edit is in the trees.
+    pub(crate) fn settle(&mut self, edit: &Edit) {
+        self.settle_shared(edit, !edit.patches.is_empty(), |overlay| {
+            edit.patches.iter().for_each(|start| overlay.settle_patch(*start));
+        });
         if edit.is_inline {
             self.settle_inline();
             self.packed_inline = None;
         }
         self.size_in_tree = edit.size;
-        self.bytes_in_tree = self.bytes_in_tree.saturating_add_signed(edit.bytes_used);
         self.flags = self.flags.with(edit.flags);
         if edit.flags.contains(InodeFlags::NOCOMPRESS) {
             self.has_given_up = false;
@@ -211,45 +222,86 @@ pub(crate) struct Applied<'a, 'b> {
     pub(crate) stamp: &'a mut (dyn FnMut(&mut Inode) + 'b),
 }
 
+/// The same, for the trees alone.
+struct Row<'a, 'b> {
+    file: &'a FileState,
+    edit: &'a Edit,
+    stamp: &'a mut (dyn FnMut(&mut Inode) + 'b),
+}
+
 /// Applies edits of several files of one volume in one transaction, and settles them.
 pub(crate) fn apply(
     files: &mut [Applied<'_, '_>],
-    is_deleting: bool,
+    purse: Purse,
 ) -> Result<Option<Generation>, FileError> {
-    let Some(first) = files.first() else { return Ok(None) };
-    let forest = first.file.source.forest().clone();
-    for applied in &mut *files {
-        applied.file.drop_ticket();
+    if files.is_empty() {
+        return Ok(None);
     }
-    let items = files.iter().fold(0_u32, |sum, file| sum.saturating_add(file.edit.items()));
-    let need = Need::items(items);
-    let handle = forest.join(if is_deleting { need.deleting() } else { need })?;
-    let generation = handle.generation();
-    change(&handle, files)?;
-    drop(handle);
+    let rows = files.iter_mut().map(|applied| {
+        let Applied { file, edit, stamp } = applied;
+        Row { file, edit, stamp: &mut **stamp }
+    });
+    let generation = apply_rows(&mut rows.collect::<Vec<_>>(), purse)?;
     for applied in files {
         applied.file.settle(&applied.edit);
+        applied.file.trim_ticket();
     }
+    Ok(generation)
+}
+
+/// Applies a merge of patches that shares the file, and settles it.
+pub(crate) fn apply_shared(
+    file: &FileState,
+    edit: &Edit,
+    stamp: Stamp<'_>,
+    merging: &[(u64, Patch)],
+) -> Result<Option<Generation>, FileError> {
+    let generation = apply_rows(&mut [Row { file, edit, stamp }], Purse::Free)?;
+    file.settle_shared(edit, true, |overlay| overlay.settle_merging(merging));
+    file.trim_ticket();
+    Ok(generation)
+}
+
+fn apply_rows(rows: &mut [Row<'_, '_>], purse: Purse) -> Result<Option<Generation>, FileError> {
+    let Some(first) = rows.first() else { return Ok(None) };
+    let forest = first.file.source.forest().clone();
+    let items = rows.iter().fold(0_u32, |sum, row| sum.saturating_add(row.edit.items()));
+    let handle = forest.join(Need { items, purse })?;
+    let generation = handle.generation();
+    change(&handle, rows)?;
     Ok(Some(generation))
 }
 
 /// Changes the trees (law 3).
-fn change(handle: &Handle, files: &mut [Applied<'_, '_>]) -> Result<(), FileError> {
+fn change(handle: &Handle, rows: &mut [Row<'_, '_>]) -> Result<(), FileError> {
     let mut changes: Vec<(TreeId, Change)> = Vec::new();
-    for applied in &mut *files {
-        applied.edit.features.iter().for_each(|feature| handle.add_feature(*feature));
-        let (tree, ino) = (applied.file.tree_id(), applied.file.ino());
-        let mut inode = applied.edit.inode(&applied.file.inode()?, handle.generation());
-        (applied.stamp)(&mut inode);
+    for row in &mut *rows {
+        row.edit.features.iter().for_each(|feature| handle.add_feature(*feature));
+        let (tree, ino) = (row.file.tree_id(), row.file.ino());
+        let mut inode = row.edit.inode(&row.file.inode()?, handle.generation());
+        (row.stamp)(&mut inode);
         let to = Some(inode.to_bytes().to_vec());
         changes.push((tree, Change { key: inode_key(ino), to }));
-        for (at, item) in &applied.edit.changes {
+        for (at, item) in &row.edit.changes {
             let key = Key::new(ino.0, ItemType::EXTENT_DATA, *at);
             let to = item.as_ref().map(|item| item.bytes(handle.generation()));
             changes.push((tree, Change { key, to }));
         }
     }
     changes.sort_by_key(|(tree, change)| (*tree, change.key));
+    let told = rows.iter().try_for_each(|row| tell(handle, row));
+    let told = told.and_then(|()| put_sums(handle, rows));
+    told.and_then(|()| put_items(handle, rows, changes))
+        .map_err(|error| FileError::from(handle.abort(error)))
+}
+
+/// Changes the items of the files: whoever finds one finds its checksums too.
+fn put_items(
+    handle: &Handle,
+    rows: &[Row<'_, '_>],
+    changes: Vec<(TreeId, Change)>,
+) -> Result<(), TreeError> {
+    let _changing: Vec<_> = rows.iter().map(|row| row.file.live.changing_items()).collect();
     let mut rest = changes.into_iter().peekable();
     while let Some((tree, first)) = rest.next() {
         let mut batch = vec![first];
@@ -258,17 +310,14 @@ fn change(handle: &Handle, files: &mut [Applied<'_, '_>]) -> Result<(), FileErro
         }
         handle.tree(tree)?.merge(&batch)?;
     }
-    let told = files.iter().try_for_each(|applied| tell(handle, applied));
-    let told = told.and_then(|()| put_sums(handle, files));
-    told.map_err(|error| FileError::from(handle.abort(error)))
+    Ok(())
 }
 
 /// Puts the checksums of all files into their tree: what is together on disk at once.
-fn put_sums(handle: &Handle, files: &[Applied<'_, '_>]) -> Result<(), TreeError> {
-    let Some(first) = files.first() else { return Ok(()) };
+fn put_sums(handle: &Handle, rows: &[Row<'_, '_>]) -> Result<(), TreeError> {
+    let Some(first) = rows.first() else { return Ok(()) };
     let digest_bytes = first.file.source.sums().digest_bytes();
-    let mut sums: Vec<&(Logical, Vec<u8>)> =
-        files.iter().flat_map(|applied| &applied.edit.sums).collect();
+    let mut sums: Vec<&(Logical, Vec<u8>)> = rows.iter().flat_map(|row| &row.edit.sums).collect();
     sums.sort_unstable_by_key(|(start, _)| *start);
     let mut run: Option<(Logical, Vec<u8>)> = None;
     for (start, digests) in sums {
@@ -286,16 +335,12 @@ fn put_sums(handle: &Handle, files: &[Applied<'_, '_>]) -> Result<(), TreeError>
 }
 
 /// Tells of references.
-fn tell(handle: &Handle, applied: &Applied<'_, '_>) -> Result<(), TreeError> {
-    let edit = &applied.edit;
+fn tell(handle: &Handle, row: &Row<'_, '_>) -> Result<(), TreeError> {
+    let edit = row.edit;
     for (Reference { extent, offset }, by) in &edit.references {
         let (start, bytes) = (extent.logical, extent.bytes);
-        let reference = DataRef {
-            tree: applied.file.tree_id(),
-            ino: applied.file.ino(),
-            offset: *offset,
-            count: 1,
-        };
+        let reference =
+            DataRef { tree: row.file.tree_id(), ino: row.file.ino(), offset: *offset, count: 1 };
         let mut by = *by;
         if by > 0 && edit.fresh.binary_search(&start).is_ok() {
             handle.claim_data(start.0..start.0 + bytes, reference);

@@ -20,6 +20,7 @@ use crate::truncate::PIECE_ITEMS;
 use butternut_format::file_extent::{DiskExtent, ExtentRun, FileExtent};
 use butternut_format::inode::InodeFlags;
 use butternut_format::units::{Generation, Logical, SECTOR_BYTES};
+use butternut_tree::Purse;
 use std::iter::once;
 use std::ops::Range;
 
@@ -44,14 +45,14 @@ impl FileState {
             };
             at = stop;
             if at < blocks.end {
-                self.apply(draft, true, &mut |_| {})?;
+                self.apply(draft, Purse::Deletion, &mut |_| {})?;
             } else {
-                self.apply(draft, true, &mut *stamp)?;
+                self.apply(draft, Purse::Deletion, &mut *stamp)?;
             }
             self.live.touch();
         }
         if blocks.is_empty() {
-            self.apply(self.draft(), false, stamp)?;
+            self.apply(self.draft(), Purse::Free, stamp)?;
         }
         Ok(())
     }
@@ -222,7 +223,7 @@ impl FileState {
             draft.fresh.push(disk.logical);
         }
         draft.fresh.sort_unstable();
-        self.apply(draft, false, &mut |_| {}).map(|_| ())
+        self.apply(draft, Purse::Free, &mut |_| {}).map(|_| ())
     }
 }
 

@@ -65,7 +65,7 @@ pub use error::FileError;
 pub use flush::Flight;
 pub use gone::Gone;
 pub use map::{Mapping, MappingKind, Mappings, Packing};
-pub use merge::Merging;
+pub use merge::{MergePart, Merging};
 pub use pack::Compress;
 pub use read::ReadAt;
 pub use seek::{seek_data, seek_hole};

@@ -12,7 +12,10 @@
 //!    ([`Live::quiesce`]): nobody ever reads a block that somebody else writes.
 //! 4. Every change of the file's items in the tree changes [`Live::stamp`], and no two states of
 //!    any file ever have the same stamp: maps that are cached under one are never out of date.
-//! 5. What is known under a stamp of where a range is to be written stays true: before others can
+//! 5. What readers look up in the tree they look up while its items stand still
+//!    ([`Live::still_items`]): a merge that shares the file changes them ([`Live::changing_items`])
+//!    in several steps, and only where the overlay shows something newer.
+//! 6. What is known under a stamp of where a range is to be written stays true: before others can
 //!    come to share what is the file's alone, the stamp changes.
 //!
 //! The lock of the overlay is held for a look or a change, never over I/O or a tree search.
@@ -47,6 +50,8 @@ pub(crate) struct Live {
     stamp: AtomicU64,
     /// Held shared by those who read ahead (law 3).
     ahead: RwLock<()>,
+    /// Held shared by those who read the file's items, alone by who changes them (law 5).
+    items: RwLock<()>,
     traffic: Traffic,
     targets: RwLock<KnownTargets>,
     /// Brought down since the state was made: tells large files from small ones.
@@ -63,7 +68,7 @@ struct Lost {
     by_all: Option<FileError>,
 }
 
-/// Where runs of the file are to be written (law 5): start -> end, and the target.
+/// Where runs of the file are to be written (law 6): start -> end, and the target.
 #[derive(Debug, Default)]
 struct KnownTargets {
     stamp: u64,
@@ -95,6 +100,7 @@ impl Live {
             version: AtomicU64::new(1),
             stamp: AtomicU64::new(next_stamp()),
             ahead: RwLock::default(),
+            items: RwLock::default(),
             traffic: Traffic::default(),
             targets: RwLock::default(),
             bytes_written: AtomicU64::new(0),
@@ -151,6 +157,16 @@ impl Live {
     /// The overlay, to lose what the tree has now: the file reads as before.
     pub(crate) fn overlay_to_settle(&self) -> RwLockWriteGuard<'_, Overlay> {
         self.overlay.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Kept while the file's items are read (law 5).
+    pub(crate) fn still_items(&self) -> RwLockReadGuard<'_, ()> {
+        self.items.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Kept while the file's items change (law 5).
+    pub(crate) fn changing_items(&self) -> RwLockWriteGuard<'_, ()> {
+        self.items.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn size(&self) -> u64 {

@@ -6,11 +6,13 @@
 //!    might have been: its size reaches no further than what is in the tree, until the last.
 //! 2. Files share transactions, and walks over leaves.
 //! 3. One file's failure is its own.
+//! 4. A part of a merge begins with the file alone, so that nobody reads what it is about to free,
+//!    and goes on with the file shared ([`FileState::start_part`], [`FileState::merge_shared`]).
 
 use crate::dirty::Backing;
-use crate::edit::{Applied, Draft, Edit, apply};
+use crate::edit::{Applied, Draft, Edit, apply, apply_shared};
 use crate::error::FileError;
-use crate::overlay::{PackedExtent, Place};
+use crate::overlay::{PackedExtent, Patch, Place};
 use crate::piece::Piece;
 use crate::source::in_memory;
 use crate::state::{FileState, Stamp};
@@ -18,6 +20,7 @@ use butternut_format::file_extent::{DiskExtent, ExtentRun, FileExtent};
 use butternut_format::inode::InodeFlags;
 use butternut_format::units::{Generation, SECTOR_BYTES};
 use butternut_pages::Reason;
+use butternut_tree::Purse;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -25,7 +28,7 @@ use std::ops::Range;
 const ITEMS_MAX: u32 = 1024;
 /// Patches of one file in one piece.
 const PATCHES_MAX: usize = 256;
-/// Patches of a part of a merge that others wait behind.
+/// Patches of a part of a merge.
 const PART_PATCHES_MAX: usize = 1024;
 /// Patches of one file in one piece, where space is short.
 const SQUEEZED_PATCHES_MAX: usize = 8;
@@ -40,6 +43,12 @@ impl std::fmt::Debug for Merging<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Merging").field("file", &self.file).finish_non_exhaustive()
     }
+}
+
+/// Patches that are on their way into the trees while others go on with the file.
+#[derive(Debug)]
+pub struct MergePart {
+    patches: Vec<(u64, Patch)>,
 }
 
 /// What is to be applied together.
@@ -69,7 +78,7 @@ impl FileState {
         keep(&mut result, batch.apply(files));
         // The data is down and was promised a place: what is set aside for such needs is used.
         if result.as_ref().is_err_and(FileError::is_no_space) {
-            result = files.iter_mut().try_fold(None, |_, file| file.squeeze());
+            result = squeeze(files);
         }
         result
     }
@@ -87,7 +96,45 @@ impl FileState {
         if edit.last_patch().is_none() {
             return Ok(None);
         }
-        apply(&mut [Applied { file: self, edit, stamp }], false)
+        apply(&mut [Applied { file: self, edit, stamp }], Purse::Free)
+    }
+
+    /// Begins a part of a merge that shares the file (law 4), if the next part can be one: the tree
+    /// has the file's size, and writes go to new space.
+    pub fn start_part(&mut self) -> Option<MergePart> {
+        let is_plain = self.size() == self.size_in_tree
+            && !self.may_be_in_place()
+            && !self.has_given_up
+            && self.packed_inline.is_none();
+        if !is_plain {
+            return None;
+        }
+        let patches = self.live.overlay_to_settle().start_merging(self.merged_to, PART_PATCHES_MAX);
+        self.merged_to = match patches.last() {
+            Some((last, _)) if patches.len() == PART_PATCHES_MAX => last.saturating_add(1),
+            _ => 0,
+        };
+        self.shape = None;
+        (!patches.is_empty()).then_some(MergePart { patches })
+    }
+
+    /// Brings a part into the trees. The caller has shared the file since it began, and changes
+    /// nothing of it but by direct writes. Says in which transaction.
+    pub fn merge_shared(
+        &self,
+        part: &MergePart,
+        stamp: Stamp<'_>,
+    ) -> Result<Option<Generation>, FileError> {
+        let mut draft = self.draft();
+        part.patches.iter().for_each(|(start, patch)| draft.add(*start, patch));
+        draft.fresh.sort_unstable();
+        let merged =
+            self.plan(draft).and_then(|edit| apply_shared(self, &edit, stamp, &part.patches));
+        if merged.is_err() {
+            let freed = self.live.overlay_to_settle().stop_merging(&part.patches);
+            self.live.traffic().retire(freed);
+        }
+        merged
     }
 
     /// Plans the first piece of what is newer than the tree. Says whether it is all.
@@ -104,22 +151,14 @@ impl FileState {
         let mut named = BTreeSet::new();
         for (start, patch) in overlay.patches_from(from).take(patches_max.max(1)) {
             end = start + patch.bytes;
-            draft.gone.push(start..end);
+            draft.add(start, patch);
             draft.patches.push(start);
-            draft.come.push(Piece::new(start, extent_of(patch.place, patch.bytes)));
-            match patch.place {
-                Place::New { logical, .. } => draft.fresh.push(logical),
-                Place::Packed { extent, .. } => {
-                    let logical = extent.disk.logical;
-                    if !overlay.is_named(&extent) && named.insert(logical) {
-                        draft.fresh.push(logical);
-                        draft.sums.push((logical, overlay.packed_digests(&extent).to_vec()));
-                    }
+            if let Place::Packed { extent, .. } = patch.place {
+                let logical = extent.disk.logical;
+                if !overlay.is_named(&extent) && named.insert(logical) {
+                    draft.fresh.push(logical);
+                    draft.sums.push((logical, overlay.packed_digests(&extent).to_vec()));
                 }
-                Place::SetAside { .. } => {}
-            }
-            if !patch.digests.is_empty() {
-                draft.sums.push((patch.place.logical(), patch.digests.clone()));
             }
         }
         drop(overlay);
@@ -155,16 +194,30 @@ impl FileState {
     pub(crate) fn apply(
         &mut self,
         draft: Draft<'_>,
-        is_deleting: bool,
+        purse: Purse,
         stamp: Stamp<'_>,
     ) -> Result<Option<Generation>, FileError> {
         let edit = self.plan(draft)?;
-        apply(&mut [Applied { file: self, edit, stamp }], is_deleting)
+        apply(&mut [Applied { file: self, edit, stamp }], purse)
     }
 
     /// A draft that changes nothing.
     pub(crate) fn draft(&self) -> Draft<'static> {
         Draft { size: self.size_in_tree, flags: InodeFlags::default(), ..Draft::default() }
+    }
+}
+
+impl Draft<'_> {
+    /// Adds what a patch shows; of a packed extent, but for its first mention.
+    fn add(&mut self, start: u64, patch: &Patch) {
+        self.gone.push(start..start + patch.bytes);
+        self.come.push(Piece::new(start, extent_of(patch.place, patch.bytes)));
+        if let Place::New { logical, .. } = patch.place {
+            self.fresh.push(logical);
+        }
+        if !patch.digests.is_empty() {
+            self.sums.push((patch.place.logical(), patch.digests.clone()));
+        }
     }
 }
 
@@ -175,7 +228,7 @@ impl Merging<'_> {
         while !self.file.is_clean() {
             let (edit, _) = self.file.plan_merge(SQUEEZED_PATCHES_MAX)?;
             let (file, stamp) = (&mut *self.file, &mut *self.stamp);
-            generation = apply(&mut [Applied { file, edit, stamp }], true)?;
+            generation = apply(&mut [Applied { file, edit, stamp }], Purse::Promise)?;
         }
         Ok(generation)
     }
@@ -219,7 +272,25 @@ impl Batch {
                 applied.push(Applied { file, edit, stamp });
             }
         }
-        apply(&mut applied, false)
+        apply(&mut applied, Purse::Free)
+    }
+}
+
+/// Merges files on a full volume. What one sets free may be what another needs.
+fn squeeze(files: &mut [Merging<'_>]) -> Result<Option<Generation>, FileError> {
+    loop {
+        let (mut generation, mut failed) = (None, None);
+        for file in files.iter_mut() {
+            match file.squeeze() {
+                Ok(merged) => generation = merged.or(generation),
+                Err(error) => failed = Some(error),
+            }
+        }
+        match failed {
+            Some(error) if generation.is_none() || !error.is_no_space() => return Err(error),
+            Some(_) => {}
+            None => return Ok(generation),
+        }
     }
 }
 

@@ -9,9 +9,10 @@
 //! Laws:
 //!
 //! 1. Patches are sorted, do not overlap, and lie on whole blocks. Two that follow each other both
-//!    in the file and on disk are one, up to [`EXTENT_BYTES_MAX`]: but no extent lies in two block
-//!    groups.
-//! 2. A patch that is cut gives back exactly the new space that it no longer shows.
+//!    in the file and on disk are one, up to [`EXTENT_BYTES_MAX`], unless one of them is on its way
+//!    into the tree: but no extent lies in two block groups.
+//! 2. A patch that is cut gives back exactly the new space that it no longer shows; one that is on
+//!    its way into the tree gives back nothing: the tree is about to name it.
 //! 3. Dirty blocks are whole, and zero behind the end of the file. They are pages of the cache:
 //!    dirty, or on their way down.
 //! 4. A patch has one digest for each of its sectors, or none at all. Of a packed extent, which
@@ -63,6 +64,8 @@ pub(crate) struct Patch {
     pub(crate) place: Place,
     /// Packed; empty where nothing vouches for the data.
     pub(crate) digests: Vec<u8>,
+    /// It is on its way into the tree, while others go on with the file.
+    is_merging: bool,
 }
 
 /// Where a patch is on disk.
@@ -125,6 +128,10 @@ impl Place {
 }
 
 impl Patch {
+    pub(crate) fn new(bytes: u64, place: Place, digests: Vec<u8>) -> Self {
+        Self { bytes, place, digests, is_merging: false }
+    }
+
     /// The part of the patch from byte `from` to byte `to` of it.
     fn part(&self, from: u64, to: u64) -> Self {
         let digests = if self.digests.is_empty() {
@@ -134,7 +141,8 @@ impl Patch {
             let at = |bytes: u64| in_memory(bytes / SECTOR_BYTES) * each;
             self.digests.get(at(from)..at(to)).unwrap_or_default().to_vec()
         };
-        Self { bytes: to - from, place: self.place.advanced(from), digests }
+        let place = self.place.advanced(from);
+        Self { bytes: to - from, place, digests, is_merging: self.is_merging }
     }
 
     /// Bytes of one digest.
@@ -145,6 +153,8 @@ impl Patch {
     fn is_followed_by(&self, next: &Self) -> bool {
         let is_packed = matches!(self.place, Place::Packed { .. });
         !is_packed
+            && !self.is_merging
+            && !next.is_merging
             && self.bytes + next.bytes <= EXTENT_BYTES_MAX
             && self.place.advanced(self.bytes) == next.place
             && self.digests.is_empty() == next.digests.is_empty()
@@ -228,6 +238,62 @@ impl Overlay {
         }
     }
 
+    /// Sends patches from a place on into the tree, `count` at most: those up to the first that is
+    /// not in space of its own. Says what they are.
+    pub(crate) fn start_merging(&mut self, from: u64, count: usize) -> Vec<(u64, Patch)> {
+        let patches = self.patches.range_mut(from..).take(count);
+        let own = patches.take_while(|(_, patch)| matches!(patch.place, Place::New { .. }));
+        own.map(|(start, patch)| {
+            patch.is_merging = true;
+            (*start, patch.clone())
+        })
+        .collect()
+    }
+
+    /// What was sent into the tree is there: what is left of it here goes.
+    pub(crate) fn settle_merging(&mut self, merging: &[(u64, Patch)]) {
+        for start in self.left_of(merging) {
+            if let Some(patch) = self.patches.remove(&start) {
+                self.patch_bytes -= patch.bytes;
+            }
+        }
+    }
+
+    /// What was sent into the tree did not come there. Returns the new space of it that nothing
+    /// shows any more (law 2).
+    pub(crate) fn stop_merging(&mut self, merging: &[(u64, Patch)]) -> Vec<Range<u64>> {
+        let mut shown: Vec<Range<u64>> = Vec::new();
+        for start in self.left_of(merging) {
+            if let Some(patch) = self.patches.get_mut(&start) {
+                patch.is_merging = false;
+                let logical = patch.place.logical().0;
+                shown.push(logical..logical + patch.bytes);
+            }
+        }
+        shown.sort_by_key(|part| part.start);
+        let mut freed = Vec::new();
+        for (_, patch) in merging {
+            let mut at = patch.place.logical().0;
+            let end = at + patch.bytes;
+            let first = shown.partition_point(|part| part.end <= at);
+            for part in shown.iter().skip(first).take_while(|part| part.start < end) {
+                freed.extend((at < part.start).then_some(at..part.start));
+                at = part.end;
+            }
+            freed.extend((at < end).then_some(at..end));
+        }
+        freed
+    }
+
+    /// Where what is left starts of patches that are on their way into the tree.
+    fn left_of(&self, merging: &[(u64, Patch)]) -> Vec<u64> {
+        let left = merging.iter().flat_map(|(start, patch)| {
+            let parts = self.patches.range(*start..start + patch.bytes);
+            parts.filter(|(_, patch)| patch.is_merging).map(|(start, _)| *start)
+        });
+        left.collect()
+    }
+
     /// The digests of a packed extent, by its sectors on disk.
     pub(crate) fn packed_digests(&self, extent: &PackedExtent) -> &[u8] {
         self.packed.get(&extent.disk.logical).map_or(&[], |shown| &shown.digests)
@@ -269,6 +335,7 @@ impl Overlay {
             let end = start + patch.bytes;
             let (from, to) = (range.start.max(start), range.end.min(end));
             match patch.place {
+                Place::New { .. } if patch.is_merging => {}
                 Place::New { logical, .. } => {
                     freed.push(logical.0 + (from - start)..logical.0 + (to - start));
                 }
@@ -324,7 +391,7 @@ impl Overlay {
         let freed = self.cut(&(start..start + bytes));
         self.packed.insert(extent.disk.logical, Shown { patches: 1, digests, is_named: false });
         let place = Place::Packed { extent, skip: 0 };
-        self.put(start, Patch { bytes, place, digests: Vec::new() });
+        self.put(start, Patch::new(bytes, place, Vec::new()));
         freed
     }
 

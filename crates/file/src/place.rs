@@ -61,7 +61,10 @@ impl FileState {
                 }
                 Err(gap_end) => {
                     let gap = at..gap_end;
-                    for piece in items::touching(&self.view, slice::from_ref(&gap))? {
+                    let still = self.live.still_items();
+                    let pieces = items::touching(&self.view, slice::from_ref(&gap))?;
+                    drop(still);
+                    for piece in pieces {
                         let part = piece.start.max(at)..piece.end().min(gap_end);
                         if part.is_empty() {
                             continue;

@@ -28,6 +28,7 @@ pub(crate) type PlainMap = [PlainRun];
 pub(crate) fn load(view: &FileView, number: u64) -> Result<Vec<PlainRun>, FileError> {
     let start = number * REGION_BYTES;
     let mut runs: Vec<PlainRun> = Vec::new();
+    let _still = view.still_items();
     for mapping in ItemMappings::near(view, start..start.saturating_add(REGION_BYTES)) {
         let Some(run) = plain(&mapping?, start) else { continue };
         match runs.last_mut() {

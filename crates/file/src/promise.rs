@@ -4,8 +4,8 @@
 //!
 //! 1. Nothing is accepted that the trees might not be able to name: what a file has above them is
 //!    covered by a ticket, item by item.
-//! 2. The ticket is given back right before the transaction that merges reserves for itself. What
-//!    that asks for beyond the items' own size is there for as long as it takes.
+//! 2. What is merged gives its part of the ticket back once it is in the trees: nobody else gets
+//!    it in between.
 //!
 //! The estimate is for items packed as loosely as leaves ever are, on the files' side and on the
 //! extents'. It is no bound for a single item: the reserve of the volume is.
@@ -84,6 +84,19 @@ impl FileState {
         match &mut *self.ticket() {
             Some(ticket) => ticket.join(more),
             none => *none = Some(more),
+        }
+    }
+
+    /// Gives back what covers nothing above the trees any more. Others may begin direct writes
+    /// meanwhile.
+    pub(crate) fn trim_ticket(&self) {
+        let mut ticket = self.ticket();
+        let (blocks, extents) = self.live.traffic().coming();
+        if extents == 0 && self.live.overlay().is_empty() {
+            *ticket = None;
+        } else if let Some(ticket) = &mut *ticket {
+            let wanted = self.bytes_to_promise(extents, blocks, self.size());
+            ticket.spend(ticket.bytes().saturating_sub(wanted));
         }
     }
 

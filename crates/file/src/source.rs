@@ -233,6 +233,7 @@ impl Source {
         }
         let start = number * REGION_BYTES;
         let mut region: Vec<Mapping> = Vec::new();
+        let _still = view.still_items();
         for mapping in ItemMappings::near(view, start..start.saturating_add(REGION_BYTES)) {
             let mapping = mapping?;
             if !region.last_mut().is_some_and(|last| last.absorb(&mapping)) {

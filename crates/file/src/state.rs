@@ -44,6 +44,7 @@ use butternut_pages::Stay;
 use butternut_space::{Cluster, Ticket};
 use butternut_tree::Tree;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// What a caller changes in the inode item, in the transaction that also changes its size and byte
@@ -76,7 +77,7 @@ pub struct FileState {
     pub(crate) ticket: Mutex<Option<Ticket>>,
     /// What the inode item says.
     pub(crate) size_in_tree: u64,
-    pub(crate) bytes_in_tree: u64,
+    pub(crate) bytes_in_tree: AtomicU64,
     pub(crate) shape: Option<Shape>,
     /// Up to where the last part of a merge went.
     pub(crate) merged_to: u64,
@@ -106,7 +107,7 @@ impl FileState {
             stay: Stay::Cached,
             ticket: Mutex::default(),
             size_in_tree: inode.size,
-            bytes_in_tree: inode.bytes_used,
+            bytes_in_tree: AtomicU64::new(inode.bytes_used),
             shape: None,
             merged_to: 0,
             property: None,
@@ -129,8 +130,9 @@ impl FileState {
     /// is there both ways counts once where that can be told from the file's size.
     pub fn bytes_used(&self) -> u64 {
         let whole = self.size().checked_next_multiple_of(SECTOR_BYTES).unwrap_or(u64::MAX);
-        let both = self.bytes_in_tree.saturating_add(self.live.overlay().bytes());
-        both.min(whole.max(self.bytes_in_tree))
+        let in_tree = self.bytes_in_tree.load(Ordering::Acquire);
+        let both = in_tree.saturating_add(self.live.overlay().bytes());
+        both.min(whole.max(in_tree))
     }
 
     /// Nothing here is newer than the trees.
@@ -140,7 +142,7 @@ impl FileState {
 
     /// Size and byte count as the inode item has them.
     pub fn in_tree(&self) -> (u64, u64) {
-        (self.size_in_tree, self.bytes_in_tree)
+        (self.size_in_tree, self.bytes_in_tree.load(Ordering::Acquire))
     }
 
     /// Bytes in memory only.

@@ -15,6 +15,7 @@ use crate::items;
 use crate::source::in_memory;
 use crate::state::{FileState, Stamp};
 use butternut_format::units::SECTOR_BYTES;
+use butternut_tree::Purse;
 use std::iter::once;
 
 /// Items that go in one piece (law 3).
@@ -50,7 +51,7 @@ impl FileState {
     /// Merges; the inode is stamped also if there was nothing to merge.
     pub(crate) fn merge_and_stamp(&mut self, stamp: Stamp<'_>) -> Result<(), FileError> {
         if self.merge(&mut *stamp)?.is_none() {
-            self.apply(self.draft(), false, stamp)?;
+            self.apply(self.draft(), Purse::Free, stamp)?;
         }
         Ok(())
     }
@@ -90,10 +91,10 @@ impl FileState {
             let size = self.size_in_tree.min(if is_whole { self.size() } else { start });
             let draft = Draft { gone: once(start..u64::MAX).collect(), size, ..self.draft() };
             if is_whole {
-                self.apply(draft, true, stamp)?;
+                self.apply(draft, Purse::Deletion, stamp)?;
                 return Ok(());
             }
-            self.apply(draft, true, &mut |_| {})?;
+            self.apply(draft, Purse::Deletion, &mut |_| {})?;
         }
     }
 }

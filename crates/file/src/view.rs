@@ -9,7 +9,7 @@ use butternut_tree::Tree;
 
 use crate::error::FileError;
 use crate::live::Live;
-use std::sync::Arc;
+use std::sync::{Arc, RwLockReadGuard};
 
 /// The longest a file can be: offsets are signed 64-bit numbers to everyone who asks.
 pub const FILE_BYTES_MAX: u64 = i64::MAX.unsigned_abs();
@@ -53,6 +53,11 @@ impl FileView {
     /// Another number whenever the tree's items of the file are others.
     pub(crate) fn stamp(&self) -> u64 {
         self.live.as_ref().map_or(0, |live| live.stamp())
+    }
+
+    /// Kept while the file's items are read.
+    pub(crate) fn still_items(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        self.live.as_ref().map(|live| live.still_items())
     }
 
     /// Whose pages the cache has.

@@ -9,7 +9,8 @@ use butternut_format::inode::Inode;
 use butternut_format::units::Ino;
 use butternut_pages::Reason;
 use butternut_tree::Need;
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, RwLockWriteGuard};
 
 /// Files that share a batch, their locks held meanwhile.
 const FILES_PER_BATCH: usize = 128;
@@ -57,7 +58,9 @@ impl Filesystem {
     ) -> Result<()> {
         let pending = || entry.body().file.as_ref().map_or(0, FileState::pending_writes);
         while pending() > pending_max {
-            self.write_back_batch(writer, std::slice::from_ref(entry), HowFar::Part)?;
+            if !merge_shared(writer, entry)? {
+                self.write_back_batch(writer, std::slice::from_ref(entry), HowFar::Part)?;
+            }
         }
         Ok(())
     }
@@ -134,6 +137,34 @@ impl Filesystem {
         entry.set(*facts);
         Ok(())
     }
+}
+
+/// Brings a part of what is down of a file into the trees, while others read it and write
+/// direct. Says whether there was such a part: else the file is needed alone.
+fn merge_shared(writer: &Writer, entry: &InodeEntry) -> Result<bool> {
+    let mut body = entry.body_mut();
+    let Some(facts) = entry.known() else { return Ok(false) };
+    let Some(part) = body.file.as_mut().and_then(FileState::start_part) else {
+        return Ok(false);
+    };
+    // Who changes the facts from now on says so again.
+    *body.is_stamp_due.get_mut() = false;
+    let body = RwLockWriteGuard::downgrade(body);
+    let Some(file) = &body.file else { return Ok(false) };
+    let mut item = facts;
+    let merged = file.merge_shared(&part, &mut |inode| item = stamp(inode, &facts));
+    match &merged {
+        Ok(_) => entry.update(|inode| {
+            (inode.flags, inode.transid) = (item.flags, item.transid);
+            inode.bytes_used = file.bytes_used();
+        }),
+        Err(_) => body.is_stamp_due.store(true, Ordering::Release),
+    }
+    if let Some(error) = file.take_unreported() {
+        writer.note_lost(error.into());
+    }
+    merged?;
+    Ok(true)
 }
 
 fn merge(files: &mut [(&InodeEntry, &mut FileState, Stamping)], how_far: HowFar) -> Result<()> {

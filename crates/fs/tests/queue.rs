@@ -1,6 +1,10 @@
 //! Queues: direct requests in flight, beside every other way to a file.
 
-#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "a test panics where it fails, and its numbers are small"
+)]
 
 use butternut::device::{Device, FileDevice, OpenDevice};
 use butternut::{
@@ -9,6 +13,7 @@ use butternut::{
 };
 use butternut_mkfs::MkfsOptions;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 use tempfile::NamedTempFile;
 
@@ -324,4 +329,70 @@ fn many_threads_write_one_file_at_once_while_others_change_it() {
     drop(file);
     fs.close().unwrap();
     volume.check();
+}
+
+#[test]
+fn reads_and_direct_writes_go_on_while_what_is_down_is_merged() {
+    /// More than may wait to be merged.
+    const BLOCKS: usize = 48 << 10;
+    const ROUNDS: u32 = 2;
+    let volume = FileVolume::new();
+    let fs = volume.open();
+    let file = made(&fs, "file", &vec![0; BLOCKS * BLOCK]);
+    fs.sync().unwrap();
+    // Of each block, the last round that was begun, and the last that was reaped.
+    let [begun, reaped] =
+        [0, 1].map(|_| (0..BLOCKS).map(|_| AtomicU32::new(0)).collect::<Vec<_>>());
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for is_direct in [false, true] {
+            let (file, begun, reaped, is_over) = (&file, &begun, &reaped, &is_over);
+            scope.spawn(move || {
+                let mut buffer = Buffer::zeroed(BLOCK);
+                for block in (0..).map(|n: usize| n * 10_007 % BLOCKS) {
+                    if is_over.load(Ordering::Acquire) {
+                        break;
+                    }
+                    let least = reaped[block].load(Ordering::Acquire);
+                    let at = (block * BLOCK) as u64;
+                    let read = if is_direct { File::read_direct } else { File::read_at };
+                    assert_eq!(read(file, at, &mut buffer).unwrap(), BLOCK);
+                    let most = begun[block].load(Ordering::Acquire);
+                    let word = |n: usize| u32::from_le_bytes(buffer[n..n + 4].try_into().unwrap());
+                    let round = word(0);
+                    assert!((least..=most).contains(&round), "{block}: {least} {round} {most}");
+                    assert!(round == 0 || word(4) as usize == block, "{block} holds {}", word(4));
+                }
+            });
+        }
+        let mut queue = fs.queue(&QueueOptions::default()).unwrap();
+        let mut done = Vec::new();
+        for n in 0..BLOCKS * ROUNDS as usize {
+            let (block, round) = (n * 7919 % BLOCKS, (n / BLOCKS) as u32 + 1);
+            let mut buffer = queue.buffer(BLOCK).unwrap();
+            buffer[..4].copy_from_slice(&round.to_le_bytes());
+            buffer[4..8].copy_from_slice(&(block as u32).to_le_bytes());
+            begun[block].store(round, Ordering::Release);
+            let tag = (block as u64) << 8 | u64::from(round);
+            let at = (block * BLOCK) as u64;
+            queue.write(&file, at, buffer, IoFlags::DIRECT, tag).unwrap();
+            if queue.outstanding() == 32 {
+                queue.reap(16, None, &mut done);
+                for Done { tag, result, .. } in done.drain(..) {
+                    assert_eq!(result.unwrap(), BLOCK);
+                    reaped[(tag >> 8) as usize].store((tag & 0xff) as u32, Ordering::Release);
+                }
+            }
+        }
+        drop(queue);
+        is_over.store(true, Ordering::Release);
+    });
+    drop(file);
+    fs.close().unwrap();
+    volume.check();
+    let file = volume.reopened("file");
+    for (block, bytes) in read_back(&file, 0, BLOCKS * BLOCK).chunks(BLOCK).enumerate() {
+        assert_eq!(bytes[..4], ROUNDS.to_le_bytes(), "block {block}");
+        assert_eq!(bytes[4..8], (block as u32).to_le_bytes());
+    }
 }

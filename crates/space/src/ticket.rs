@@ -27,13 +27,19 @@ pub struct Ticket {
 impl Space {
     /// Promises bytes, or says why not. Never waits for any to become free.
     pub fn reserve(&self, class: Class, bytes: u64) -> Result<Ticket, NoSpace> {
-        self.promise(class, bytes, false)
+        self.promise(class, bytes, |kept| kept)
     }
 
     /// As [`Space::reserve`], but may use half of the reserve: for what sets space free. The other
     /// half is what the commit needs, without which nothing gets free.
     pub fn reserve_urgent(&self, class: Class, bytes: u64) -> Result<Ticket, NoSpace> {
-        self.promise(class, bytes, true)
+        self.promise(class, bytes, |kept| kept / 2)
+    }
+
+    /// As [`Space::reserve_urgent`], but leaves a quarter only: for what space was promised for by
+    /// other tickets, which it sets free, and which others may have used the other half before.
+    pub fn reserve_promised(&self, class: Class, bytes: u64) -> Result<Ticket, NoSpace> {
+        self.promise(class, bytes, |kept| kept / 4)
     }
 
     /// How much ordinary tickets of a class leave alone.
@@ -41,10 +47,15 @@ impl Space {
         self.lock().pool_mut(class).kept = bytes;
     }
 
-    fn promise(&self, class: Class, bytes: u64, is_urgent: bool) -> Result<Ticket, NoSpace> {
+    fn promise(
+        &self,
+        class: Class,
+        bytes: u64,
+        left_alone: impl FnOnce(u64) -> u64,
+    ) -> Result<Ticket, NoSpace> {
         let mut state = self.lock();
         let pool = state.pool_mut(class);
-        let kept = if is_urgent { pool.kept / 2 } else { pool.kept };
+        let kept = left_alone(pool.kept);
         let promised = pool.reserved.checked_add(bytes);
         let needed = promised.and_then(|promised| promised.checked_add(kept));
         if needed.is_some_and(|needed| needed <= pool.free) || bytes == 0 {

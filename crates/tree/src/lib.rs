@@ -46,7 +46,7 @@ pub use error::TreeError;
 pub use forest::{Forest, ForestOptions};
 pub use live::change::{Alter, Change};
 pub use refusals::Refusals;
-pub use transaction::{Handle, Need, TreeEdit};
+pub use transaction::{Handle, Need, Purse, TreeEdit};
 pub use tree::{Item, Tree};
 
 use butternut_format::node::TreeBlock;

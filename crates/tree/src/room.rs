@@ -4,10 +4,13 @@
 //! want --> found
 //!  ^ |
 //!  | +--> a chunk more, as long as the devices have room for one --+
-//!  | +--> a commit, once, if it may set space free ----------------+
+//!  | +--> a commit, a few times, if it may set space free ---------+
 //!  | +--> no space                                                 |
 //!  +---------------------------------------------------------------+
 //! ```
+//!
+//! One commit would do if nobody else wanted anything: others may take what it set free, for as
+//! long as they have a handle.
 //!
 //! Law: who waits for room holds no handle, because a commit waits until there is none.
 
@@ -17,6 +20,9 @@ use crate::refusals::Purpose;
 use crate::running::Running;
 use butternut_space::{Class, NoSpace};
 use std::sync::Arc;
+
+/// Commits for one wish.
+const COMMITS_MAX: usize = 4;
 
 impl Forest {
     /// What `want` finds, as soon as there is space for it.
@@ -30,7 +36,7 @@ impl Forest {
     ) -> Result<R, TreeError> {
         let running = self.running()?;
         self.ask(purpose)?;
-        let mut has_committed = false;
+        let mut commits = 0;
         loop {
             let why = match want(running)? {
                 Ok(found) => return Ok(found),
@@ -39,12 +45,12 @@ impl Forest {
             if why.unallocated && self.grow(why.class)? {
                 continue;
             }
-            let gains = self.commits_for_space() && running.commit_gains(why.pinned_bytes);
-            if has_committed || !gains {
+            let gains = running.commit_gains(why.pinned_bytes) || running.gate.is_busy();
+            if commits == COMMITS_MAX || !gains || !self.commits_for_space() {
                 return Err(TreeError::NoSpace { wanted: why.wanted });
             }
             self.commit()?;
-            has_committed = true;
+            commits += 1;
         }
     }
 

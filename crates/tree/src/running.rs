@@ -19,7 +19,7 @@ use crate::free_space::FreeChanges;
 use crate::live::{LiveTree, RootRecord, Stop};
 use crate::references::item::{ExtentItem, read_extent};
 use crate::references::{Content, Ref, References};
-use crate::transaction::{Gate, Need};
+use crate::transaction::{Gate, Need, Purse};
 use butternut_format::checksum::ChecksumKind;
 use butternut_format::chunk::BlockGroupFlags;
 use butternut_format::extent::{EXTENT_FLAG_FULL_BACKREF, Extent};
@@ -219,18 +219,19 @@ impl Running {
     pub(crate) fn reserve_items(&self, need: Need) -> Result<Ticket, NoSpace> {
         self.adjust_reserve();
         let items = u64::from(need.items);
-        let blocks = if need.is_deleting {
-            // What goes together lies together, but for its first few items.
-            let apart = items.min(ITEMS_APART_MAX).saturating_mul(BLOCKS_OF_AN_ITEM);
-            apart.saturating_add(items / ITEMS_OF_A_LEAF_MIN)
-        } else {
-            items.saturating_mul(BLOCKS_OF_AN_ITEM)
+        let blocks = match need.purse {
+            Purse::Free => items.saturating_mul(BLOCKS_OF_AN_ITEM),
+            Purse::Deletion | Purse::Promise => {
+                // What goes together lies together, but for its first few items.
+                let apart = items.min(ITEMS_APART_MAX).saturating_mul(BLOCKS_OF_AN_ITEM);
+                apart.saturating_add(items / ITEMS_OF_A_LEAF_MIN)
+            }
         };
         let bytes = blocks.saturating_mul(self.facts.node_bytes.into());
-        if need.is_deleting {
-            self.space.reserve_urgent(Class::Metadata, bytes)
-        } else {
-            self.space.reserve(Class::Metadata, bytes)
+        match need.purse {
+            Purse::Free => self.space.reserve(Class::Metadata, bytes),
+            Purse::Deletion => self.space.reserve_urgent(Class::Metadata, bytes),
+            Purse::Promise => self.space.reserve_promised(Class::Metadata, bytes),
         }
     }
 

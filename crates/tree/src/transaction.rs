@@ -46,18 +46,33 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 pub struct Need {
     /// Items that may change.
     pub items: u32,
-    /// The changes give space back: they may take from what is set aside for that.
-    pub is_deleting: bool,
+    pub purse: Purse,
+}
+
+/// What a handle may take its space from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purse {
+    /// What is not set aside for anything.
+    Free,
+    /// Also what is set aside for changes that give space back.
+    Deletion,
+    /// Also the most of what is set aside for commits: the changes were promised their space.
+    Promise,
 }
 
 impl Need {
     pub fn items(items: u32) -> Self {
-        Self { items, is_deleting: false }
+        Self { items, purse: Purse::Free }
     }
 
     #[must_use]
     pub fn deleting(self) -> Self {
-        Self { is_deleting: true, ..self }
+        Self { purse: Purse::Deletion, ..self }
+    }
+
+    #[must_use]
+    pub fn promised(self) -> Self {
+        Self { purse: Purse::Promise, ..self }
     }
 }
 
@@ -129,6 +144,12 @@ impl Gate {
         if state.handles == 0 {
             self.changed.notify_all();
         }
+    }
+
+    /// Whether others are inside, or wait to be: what they hold comes back when they leave.
+    pub(crate) fn is_busy(&self) -> bool {
+        let state = self.state();
+        state.handles > 0 || state.is_freezing
     }
 
     /// Takes part for a moment, without a ticket.
@@ -211,7 +232,10 @@ impl Forest {
     /// # Errors
     /// No space, or a volume that is read-only since a commit failed.
     pub fn join(self: &Arc<Self>, need: Need) -> Result<Handle, TreeError> {
-        let purpose = if need.is_deleting { Purpose::Deletion } else { Purpose::Growth };
+        let purpose = match need.purse {
+            Purse::Free => Purpose::Growth,
+            Purse::Deletion | Purse::Promise => Purpose::Deletion,
+        };
         self.find_room(purpose, |running| {
             let generation = running.gate.enter()?;
             let ticket = running.reserve_items(need);

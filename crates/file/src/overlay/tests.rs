@@ -49,6 +49,15 @@ enum Step {
         start: u64,
         blocks: u64,
     },
+    /// Some patches set out for the tree, if none are on their way.
+    StartMerging {
+        start: u64,
+        count: usize,
+    },
+    /// Those that are on their way arrive, or do not.
+    EndMerging {
+        arrive: bool,
+    },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -66,6 +75,8 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (start(), 0..9_u64).prop_map(|(start, blocks)| Step::Cut { start, blocks }),
         2 => start().prop_map(|start| Step::Dirty { start }),
         1 => (start(), blocks()).prop_map(|(start, blocks)| Step::DropDirty { start, blocks }),
+        2 => (start(), 1..9_usize).prop_map(|(start, count)| Step::StartMerging { start, count }),
+        1 => any::<bool>().prop_map(|arrive| Step::EndMerging { arrive }),
     ]
 }
 
@@ -90,6 +101,9 @@ struct Both {
     dirty: BTreeSet<u64>,
     used: BTreeSet<u64>,
     next: u64,
+    merging: Vec<(u64, Patch)>,
+    /// Merges that end badly leave neighbours apart.
+    was_stopped: bool,
 }
 
 impl Both {
@@ -97,7 +111,8 @@ impl Both {
         let cache = PageCache::new(CacheLimits::of(4 << 20));
         let overlay = Overlay::new(cache.file(FileKey { tree: 5, ino: 257 }));
         let (model, dirty, used) = Default::default();
-        Self { cache, overlay, model, dirty, used, next: 0 }
+        let merging = Vec::new();
+        Self { cache, overlay, model, dirty, used, next: 0, merging, was_stopped: false }
     }
 
     fn apply(&mut self, step: &Step) {
@@ -136,7 +151,13 @@ impl Both {
                     self.model[usize::try_from(start + index).unwrap()] = Model::Packed(at, index);
                 }
             }
-            Step::Settle { number } => self.settle(number),
+            // Whoever merges alone finds nothing on its way.
+            Step::Settle { number } if self.merging.is_empty() => self.settle(number),
+            Step::StartMerging { start, count } if self.merging.is_empty() => {
+                self.merging = self.overlay.start_merging(start * SECTOR_BYTES, count);
+            }
+            Step::Settle { .. } | Step::StartMerging { .. } => {}
+            Step::EndMerging { arrive } => self.end_merging(arrive),
             Step::Cut { start, blocks } => {
                 let range = start * SECTOR_BYTES..(start + blocks) * SECTOR_BYTES;
                 let freed = self.overlay.cut(&range);
@@ -162,7 +183,7 @@ impl Both {
 
     fn insert(&mut self, start: u64, blocks: u64, place: Place, first_digest: u64) {
         let digests = digests(first_digest, blocks);
-        let patch = Patch { bytes: blocks * SECTOR_BYTES, place, digests };
+        let patch = Patch::new(blocks * SECTOR_BYTES, place, digests);
         let freed = self.overlay.insert(start * SECTOR_BYTES, patch);
         self.free(freed);
     }
@@ -178,6 +199,28 @@ impl Both {
                 self.used.remove(&at);
             }
             *was = Model::Tree;
+        }
+    }
+
+    fn end_merging(&mut self, arrive: bool) {
+        let merging = std::mem::take(&mut self.merging);
+        if !arrive {
+            self.was_stopped = true;
+            let freed = self.overlay.stop_merging(&merging);
+            self.free(freed);
+            return;
+        }
+        self.overlay.settle_merging(&merging);
+        for (start, patch) in &merging {
+            let first = patch.place.logical().0 / SECTOR_BYTES;
+            for index in 0..patch.bytes / SECTOR_BYTES {
+                // The tree's from now on, shown or not.
+                assert!(self.used.remove(&(first + index)));
+                let was = &mut self.model[usize::try_from(start / SECTOR_BYTES + index).unwrap()];
+                if *was == Model::New(first + index) {
+                    *was = Model::Tree;
+                }
+            }
         }
     }
 
@@ -251,7 +294,7 @@ impl Both {
             let [(start, patch), (next_start, next)] = pair else { unreachable!() };
             assert!(start + patch.bytes <= *next_start);
             let joins = start + patch.bytes == *next_start && patch.is_followed_by(next);
-            assert!(!joins, "neighbours are joined: {patch:?} {next:?}");
+            assert!(!joins || self.was_stopped, "neighbours are joined: {patch:?} {next:?}");
         }
         let bytes: u64 = patches.iter().map(|(_, patch)| patch.bytes).sum();
         assert_eq!(bytes, self.overlay.patch_bytes);
@@ -267,6 +310,7 @@ proptest! {
         for step in &steps {
             both.apply(step);
         }
+        both.end_merging(true);
         both.compare();
     }
 }
@@ -276,7 +320,7 @@ fn appends_to_one_run_stay_one_patch() {
     let mut overlay = Both::new().overlay;
     for block in 0..1000 {
         let place = new((500 + block) * SECTOR_BYTES);
-        let patch = Patch { bytes: SECTOR_BYTES, place, digests: digests(block, 1) };
+        let patch = Patch::new(SECTOR_BYTES, place, digests(block, 1));
         assert!(overlay.insert(block * SECTOR_BYTES, patch).is_empty());
     }
     assert_eq!(overlay.patch_count(), 1);
@@ -290,7 +334,7 @@ fn a_patch_is_at_most_one_extent() {
     for half in 0..3 {
         let bytes = EXTENT_BYTES_MAX / 2;
         let place = new(half * bytes);
-        overlay.insert(half * bytes, Patch { bytes, place, digests: Vec::new() });
+        overlay.insert(half * bytes, Patch::new(bytes, place, Vec::new()));
     }
     let sizes: Vec<u64> = overlay.patches().map(|(_, patch)| patch.bytes).collect();
     assert_eq!(sizes, [EXTENT_BYTES_MAX, EXTENT_BYTES_MAX / 2]);
@@ -301,7 +345,7 @@ fn a_patch_never_reaches_into_another_block_group() {
     let mut overlay = Both::new().overlay;
     for block in 0..4_u64 {
         let place = new(GROUP_BYTES + block * SECTOR_BYTES - 2 * SECTOR_BYTES);
-        let patch = Patch { bytes: SECTOR_BYTES, place, digests: Vec::new() };
+        let patch = Patch::new(SECTOR_BYTES, place, Vec::new());
         overlay.insert(block * SECTOR_BYTES, patch);
     }
     let starts: Vec<u64> = overlay.patches().map(|(start, _)| start).collect();

@@ -11,4 +11,5 @@ mod faults;
 mod model;
 mod packing;
 mod script;
+mod shared_merge;
 mod volume;

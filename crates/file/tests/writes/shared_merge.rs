@@ -1,0 +1,124 @@
+//! Merges that share the file: what lands meanwhile is seen, and nothing else changes.
+
+use crate::volume::{create, fresh, open, open_device_to_read, state};
+
+use butternut_device::Device;
+use butternut_file::{DirectRoom, FileState, FileView, Source};
+use butternut_format::inode::InodeFlags;
+use butternut_format::key::{ItemType, Key};
+use butternut_format::units::TreeId;
+use butternut_tree::Need;
+use butternut_volume::DataWrite;
+use std::sync::Arc;
+
+const INO: u64 = 300;
+const BLOCK: usize = 4096;
+const BLOCKS: usize = 64;
+
+struct Rig {
+    device: Arc<dyn Device>,
+    source: Source,
+    room: DirectRoom,
+    file: FileState,
+    bytes: Vec<u8>,
+    last: u8,
+}
+
+impl Rig {
+    /// A file that its tree has, and patches over every other block of most of it.
+    fn new() -> Self {
+        let device = fresh(256);
+        let source = open(&device);
+        create(&source, INO, InodeFlags::default());
+        let mut file = state(&source, INO);
+        let bytes = vec![1; BLOCKS * BLOCK];
+        file.write_at(0, &bytes).unwrap();
+        file.merge(&mut |_| {}).unwrap();
+        source.forest().commit().unwrap();
+        let room = DirectRoom::new(&source, 1);
+        let mut rig = Self { device, source, room, file, bytes, last: 1 };
+        for block in (1..40).step_by(2) {
+            rig.write(block, 1);
+        }
+        rig
+    }
+
+    /// A direct write of blocks that differ from all that were there.
+    fn write(&mut self, first: usize, blocks: usize) {
+        self.last += 1;
+        let range = first * BLOCK..(first + blocks) * BLOCK;
+        let place = &mut self.bytes[range.clone()];
+        place.fill(self.last);
+        let range = range.start as u64..range.end as u64;
+        let write = self.file.begin_direct_write(&range, &mut self.room).unwrap();
+        let write = write.expect("space");
+        let volume = self.source.forest().volume();
+        let mut rows = [DataWrite::new(write.logical(), place)];
+        volume.write_data(&mut rows);
+        rows[0].result.as_ref().unwrap();
+        let mut digests = Vec::new();
+        volume.sum(place, &mut digests);
+        write.land(&digests);
+    }
+
+    fn assert_reads(&self) {
+        assert!(read(&self.source, self.file.view()) == self.bytes);
+    }
+
+    /// Whoever opens the volume now sees what was committed.
+    fn assert_committed(mut self) {
+        self.file.merge(&mut |_| {}).unwrap();
+        self.assert_reads();
+        self.source.forest().commit().unwrap();
+        let source = open_device_to_read(&self.device);
+        let file = state(&source, INO);
+        assert!(read(&source, file.view()) == self.bytes);
+    }
+}
+
+fn read(source: &Source, view: &FileView) -> Vec<u8> {
+    let mut have = vec![0; BLOCKS * BLOCK];
+    assert_eq!(source.read_at(view, 0, &mut have).unwrap(), have.len());
+    have
+}
+
+#[test]
+fn what_lands_while_a_part_is_merged_is_seen_and_kept() {
+    let mut rig = Rig::new();
+    let part = rig.file.start_part().expect("patches in space of their own");
+    // Over one that is on its way, over parts of two, beside them, and one over another.
+    rig.write(3, 1);
+    rig.write(6, 2);
+    rig.write(2, 1);
+    rig.write(3, 1);
+    rig.assert_reads();
+    rig.file.merge_shared(&part, &mut |_| {}).unwrap();
+    rig.assert_reads();
+    assert_eq!(rig.file.pending_writes(), 2, "blocks 2 and 3, 6 and 7: in no tree yet");
+    rig.write(9, 3);
+    rig.assert_committed();
+}
+
+#[test]
+fn a_part_that_cannot_be_merged_stays_as_it_is() {
+    let mut rig = Rig::new();
+    let pending = rig.file.pending_writes();
+    let part = rig.file.start_part().expect("patches in space of their own");
+    rig.write(3, 1);
+    // For a moment the inode is gone.
+    let key = Key::new(INO, ItemType::INODE_ITEM, 0);
+    let forest = rig.source.forest().clone();
+    let item = forest.tree(TreeId::FS).unwrap().unwrap().find(&key).unwrap().unwrap();
+    let item = item.data().to_vec();
+    let handle = forest.join(Need::items(1)).unwrap();
+    handle.tree(TreeId::FS).unwrap().remove(&key).unwrap();
+    drop(handle);
+    rig.file.merge_shared(&part, &mut |_| {}).unwrap_err();
+    let handle = forest.join(Need::items(1)).unwrap();
+    handle.tree(TreeId::FS).unwrap().put(&key, &item).unwrap();
+    drop(handle);
+    rig.assert_reads();
+    assert_eq!(rig.file.pending_writes(), pending);
+    rig.file.quiet();
+    rig.assert_committed();
+}
