@@ -88,6 +88,16 @@ fn writes(random: &mut Random) -> Vec<Write> {
 }
 
 fn queue_all(place: &Place, queue: &mut Queue, writes: &[Write]) -> Result<Vec<Done>> {
+    queue_and_wait(place, queue, writes, || Ok(()))
+}
+
+/// The same, with something done before anything is reaped.
+fn queue_and_wait(
+    place: &Place,
+    queue: &mut Queue,
+    writes: &[Write],
+    meanwhile: impl FnOnce() -> Result<()>,
+) -> Result<Vec<Done>> {
     let mut lent = Vec::new();
     for (tag, write) in (0..).zip(writes) {
         let bytes = write.content.len();
@@ -104,6 +114,7 @@ fn queue_all(place: &Place, queue: &mut Queue, writes: &[Write]) -> Result<Vec<D
         let taken = queue.write(&place.files[write.file], offset, buffer, write.flags, tag);
         taken.map_err(|refused| refused.error).context("it is refused")?;
     }
+    meanwhile()?;
     let done = reap(queue, writes.len())?;
     for (done, write) in done.iter().zip(writes) {
         ensure!(done.buffer[..] == write.content, "another buffer came back");
@@ -275,6 +286,49 @@ fn a_device_that_dies_in_the_middle_fails_what_comes_behind() {
         }
     }
     assert!(failed > 100, "{failed}");
+}
+
+/// Who waits for a file completes what is in flight on it: he hears of no failure but his own.
+fn helped(seed: u64) -> Result<u64> {
+    let mut place = Place::new(seed, None)?;
+    let mut writes = writes(&mut Random::new(seed));
+    for write in &mut writes {
+        write.flags = IoFlags::DIRECT;
+    }
+    let mut queue = place.queue()?;
+    let range = place.copies[0].clone();
+    let rule = Rule { range, when: When::OneIn(3), fault: Fault::WriteError };
+    place.witness.faulty.add(rule);
+    let sync = || -> Result<()> {
+        for file in &place.files {
+            file.sync_all().context("somebody else hears of a failure")?;
+        }
+        place.filesystem.sync().context("somebody else hears of a failure")
+    };
+    let done = queue_and_wait(&place, &mut queue, &writes, || {
+        std::thread::scope(|scope| scope.spawn(sync).join().expect("it does not panic"))
+    })?;
+    let mut failed = 0;
+    for (number, (write, done)) in writes.iter().zip(&done).enumerate() {
+        let is_down = place.witness.is_down(&write.content) == Some(true);
+        ensure!(done.result.is_ok() == is_down, "write {number}: {:?}", done.result);
+        failed += u64::from(!is_down);
+    }
+    drop((done, queue));
+    sync()?;
+    place.witness.faulty.clear();
+    settle(&mut place, &writes)?;
+    place.end()?;
+    Ok(failed)
+}
+
+#[test]
+fn a_failure_that_another_thread_finds_is_told_to_who_asked_and_not_to_him() {
+    let mut failed = 0;
+    for seed in 0..if is_long() { 200 } else { 4 } {
+        failed += helped(seed).unwrap_or_else(|error| panic!("seed {seed}: {error:#}"));
+    }
+    assert!(failed > 8, "{failed}");
 }
 
 /// What is asked to be durable fails where the device cannot promise it; nothing else does.
