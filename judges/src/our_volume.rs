@@ -38,6 +38,11 @@ impl OurVolume {
         Ok(())
     }
 
+    /// How the next mount is made.
+    pub fn set_options(&mut self, options: &str) {
+        options.clone_into(&mut self.options);
+    }
+
     /// Unmounts; then the volume is clean.
     pub fn unmount(&mut self) -> Result<()> {
         if let Some(mount) = self.mount.take() {

@@ -315,13 +315,9 @@ impl LibrarySubject {
             }),
             Operation::Chown { at, uid, gid } => self.lookup(at).and_then(|id| {
                 // Whoever does it.
-                let strip_privileges = true;
-                let set = SetAttributes {
-                    uid: *uid,
-                    gid: *gid,
-                    strip_privileges,
-                    ..SetAttributes::default()
-                };
+                let privileges = Privileges::Strip;
+                let set =
+                    SetAttributes { uid: *uid, gid: *gid, privileges, ..SetAttributes::default() };
                 self.set_attributes(id, &set)
             }),
             Operation::Times { at, atime, mtime } => self.lookup(at).and_then(|id| {

@@ -69,6 +69,9 @@ Options after -o:
   page_cache=N          bytes of file data to keep in memory, clean and dirty [256M]
   threads=N             as --threads
   all_wait              all threads wait for requests, rather than one near who asks
+  uncached              keep nothing of what is read and written, in the kernel neither
+  parallel_direct       files opened with O_DIRECT are written by many at once; what others write
+                        is not held back in the kernel then
   dev, suid, exec       device nodes, set-user-id bits, programs work [nodev, nosuid, exec]
   nologreplay           say nothing of a log tree that is not shown
   nosec=..., simple_read=..., dio_stable=..., latency=..., uncached_flush=...
@@ -77,6 +80,11 @@ Options about access times are taken and change nothing: access times stay as th
 
 Without allow_other and default_permissions, the one who mounts sees and changes everything in the
 volume, whatever its modes say: its bytes are his anyway.
+
+What is opened with O_DIRECT passes every cache, any alignment; one write at a time has the file,
+unless parallel_direct or uncached is given. What goes one way is seen every other way, mmap(2)
+included. Before Linux 6.6 files cannot be mapped with MAP_SHARED that are opened so on a mount with
+one of the two.
 
 fsync(2) returns when all changes are on the medium. sync(2) does not reach the mount's process;
 `butternut umount` does, and returns when the last change is down and the volume released. umount(8)

@@ -32,8 +32,12 @@ const COPY_BYTES: usize = 1 << 20;
 pub enum Privileges {
     #[default]
     Keep,
+    /// Capabilities go first, as the kernel has it for everyone; the bits of the mode stay.
+    StripCapabilities,
     /// Set-user-id, set-group-id where the group may execute, and capabilities go first.
     Strip,
+    /// Made by someone outside of the file's group: set-group-id goes whatever the group may do.
+    StripForeign,
 }
 
 /// What `fallocate` does to a range.
@@ -72,6 +76,14 @@ impl File {
     #[must_use]
     pub fn leaving_times(mut self) -> Self {
         self.times = Times::Stay;
+        self
+    }
+
+    /// The same handle, for someone who asked for the flags of the inode when he opened it, as the
+    /// kernel does: what is changed through it is not asked again.
+    #[must_use]
+    pub fn checked_at_open(mut self) -> Self {
+        self.is_checked = true;
         self
     }
 
@@ -132,7 +144,7 @@ impl File {
         let _timed = self.timed(Operation::DirectWrite);
         self.lane_counters().dio_write_exclusive.add();
         self.alter(privileges, |file, inode, _| {
-            may_write_at(inode, file.size(), Some(offset))?;
+            self.may_write_at(inode, file.size(), Some(offset))?;
             Ok(file.write_direct(offset, bytes)?)
         })
     }
@@ -165,7 +177,7 @@ impl File {
         let _timed = self.timed(Operation::CachedWrite);
         let change = |file: &mut FileState, inode: &Inode, _: Stamp<'_>| {
             let end = file.size();
-            may_write_at(inode, end, offset)?;
+            self.may_write_at(inode, end, offset)?;
             let offset = offset.unwrap_or(end);
             let written = match stay {
                 Stay::Cached => file.write_at(offset, bytes)?,
@@ -182,8 +194,8 @@ impl File {
     fn write_nothing(&self, offset: Option<u64>) -> Result<()> {
         let held = self.held()?;
         let inode = held.filesystem().facts(held.entry())?;
-        Filesystem::may_write(&inode)?;
-        may_write_at(&inode, self.size(), offset)
+        self.may_write(&inode)?;
+        self.may_write_at(&inode, self.size(), offset)
     }
 
     /// Whoever writes faster than the devices do waits for them, with nothing locked.
@@ -207,10 +219,20 @@ impl File {
     /// # Errors
     /// As [`File::write_at`]; [`Error::InvalidArgument`] for an empty range.
     pub fn allocate(&self, range: Range<u64>, how: Allocate) -> Result<()> {
+        self.allocate_as(range, how, Privileges::Keep)
+    }
+
+    /// As [`File::allocate`], by someone who may not keep the file's privileges.
+    pub fn allocate_as(
+        &self,
+        range: Range<u64>,
+        how: Allocate,
+        privileges: Privileges,
+    ) -> Result<()> {
         if range.is_empty() {
             return Err(Error::InvalidArgument { what: "the range is empty" });
         }
-        self.alter(Privileges::Keep, |file, inode, stamp| {
+        self.alter(privileges, |file, inode, stamp| {
             let sets_aside = matches!(how, Allocate::Extend | Allocate::KeepSize);
             if inode.flags.contains(InodeFlags::APPEND) && !sets_aside {
                 return Err(Error::NotPermitted { what: "the file is append-only" });
@@ -232,9 +254,21 @@ impl File {
     /// # Errors
     /// [`Error::InvalidArgument`] where both ranges are of one file and overlap.
     pub fn copy_range(&self, to: u64, other: &Self, from: u64, bytes: u64) -> Result<u64> {
+        self.copy_range_as(to, other, from..from.saturating_add(bytes), Privileges::Keep)
+    }
+
+    /// As [`File::copy_range`], by someone who may not keep the privileges of this file.
+    pub fn copy_range_as(
+        &self,
+        to: u64,
+        other: &Self,
+        range: Range<u64>,
+        privileges: Privileges,
+    ) -> Result<u64> {
+        let (from, bytes) = (range.start, range.end.saturating_sub(range.start));
         let too_far = || Error::InvalidArgument { what: "the range has no end" };
         let held = self.held()?;
-        Filesystem::may_write(&held.filesystem().facts(held.entry())?)?;
+        self.may_write(&held.filesystem().facts(held.entry())?)?;
         // The other file ends where it ended at the start, also if it is this one and grows.
         let bytes = bytes.min(other.size().saturating_sub(from));
         let from_end = from.checked_add(bytes).ok_or_else(too_far)?;
@@ -247,7 +281,7 @@ impl File {
         while done < bytes {
             let want = buf.len().min(usize::try_from(bytes - done).unwrap_or(buf.len()));
             let copied = other.read_at(from + done, &mut buf[..want]).and_then(|read| {
-                let written = self.write_as(to + done, &buf[..read], Privileges::Keep)?;
+                let written = self.write_as(to + done, &buf[..read], privileges)?;
                 Ok((read, written))
             });
             match copied {
@@ -292,6 +326,14 @@ impl File {
         self.held.as_deref().ok_or(Error::ReadOnly { what: "the filesystem" })
     }
 
+    fn may_write(&self, inode: &Inode) -> Result<()> {
+        if self.is_checked { Ok(()) } else { Filesystem::may_write(inode) }
+    }
+
+    fn may_write_at(&self, inode: &Inode, end: u64, offset: Option<u64>) -> Result<()> {
+        if self.is_checked { Ok(()) } else { may_write_at(inode, end, offset) }
+    }
+
     /// Runs a change of the file's bytes under its lock, and stamps the inode (law 2).
     fn alter<R>(
         &self,
@@ -317,11 +359,9 @@ impl File {
             Traffic::GoesOn => entry.body_in_traffic(),
         };
         let inode = filesystem.facts(entry)?;
-        if asked.is_some() {
-            Filesystem::may_write(&inode)?;
-        }
-        if asked == Some(Privileges::Strip) {
-            filesystem.strip_privileges(writer, &subvolume, entry)?;
+        if let Some(privileges) = asked {
+            self.may_write(&inode)?;
+            filesystem.strip_privileges(writer, &subvolume, entry, privileges)?;
         }
         let altered =
             filesystem.alter_file(writer, &subvolume, entry, &mut body, self.times, change)?;

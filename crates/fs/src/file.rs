@@ -27,6 +27,8 @@ pub struct File {
     /// There where the filesystem is open for writing.
     pub(crate) held: Option<Arc<Held>>,
     pub(crate) times: Times,
+    /// The flags of the inode are not asked again.
+    pub(crate) is_checked: bool,
 }
 
 struct Opened {
@@ -149,7 +151,7 @@ impl Filesystem {
     fn file(&self, id: FileId, view: FileView, held: Option<Arc<Held>>) -> File {
         let stream = Stream::new(self.shared.source.clone(), view);
         let shared = Arc::new(Opened { id, stream });
-        File { shared, filesystem: self.clone(), held, times: Times::Now }
+        File { shared, filesystem: self.clone(), held, times: Times::Now, is_checked: false }
     }
 
     /// The bytes of a symlink, at most `bytes_max`.

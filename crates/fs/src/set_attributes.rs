@@ -11,7 +11,7 @@ use crate::change::Change;
 use crate::inode_table::InodeEntry;
 use crate::latency::Operation;
 use crate::writer::{WritableSubvolume, Writer};
-use crate::{Error, FileId, FileKind, Filesystem, Result, Stat, Time};
+use crate::{Error, FileId, FileKind, Filesystem, Privileges, Result, Stat, Time};
 use butternut_format::inode::{self, Inode, InodeFlags};
 use butternut_format::units::Ino;
 use butternut_names::{self as names, ACCESS_ACL, Acl, SetXattr, Xattr};
@@ -53,10 +53,8 @@ pub struct SetAttributes {
     /// Such a cache sends late what was allowed when it was done: the flags of the inode are not
     /// asked again.
     pub is_late: bool,
-    /// The change is made by someone without the right to keep a file's privileges: a file that
-    /// gets another owner, group or size loses set-user-id, set-group-id where the group may
-    /// execute it, and its capabilities.
-    pub strip_privileges: bool,
+    /// What privileges a file loses that gets another owner, group or size.
+    pub privileges: Privileges,
 }
 
 impl SetAttributes {
@@ -110,10 +108,11 @@ impl Filesystem {
             changed.mode = inode.kind.mode_bits() | (mode & PERMISSIONS);
         }
         let is_new_owner = set.uid.is_some() || set.gid.is_some();
-        let strips = set.strip_privileges && (is_new_owner || set.size.is_some());
+        let is_stripped = is_new_owner || set.size.is_some();
+        let strips = is_stripped && set.privileges != Privileges::Keep;
         let mut drops_capabilities = false;
         if strips && inode.kind != FileKind::Directory {
-            changed.mode = without_privileges(changed.mode);
+            changed.mode = stripped(changed.mode, set.privileges);
             drops_capabilities = names::xattr(&subvolume.tree, ino, CAPABILITIES)?.is_some();
         }
         let mut acl = None;
@@ -159,13 +158,17 @@ impl Filesystem {
         writer: &Writer,
         subvolume: &WritableSubvolume,
         entry: &InodeEntry,
+        privileges: Privileges,
     ) -> Result<()> {
+        if privileges == Privileges::Keep || entry.has_no_privileges() {
+            return Ok(());
+        }
         let mut inode = self.facts(entry)?;
         let ino = Ino(entry.id.ino);
-        let mode = without_privileges(inode.mode);
+        let mode = stripped(inode.mode, privileges);
         let has_capabilities = names::xattr(&subvolume.tree, ino, CAPABILITIES)?.is_some();
         if mode == inode.mode && !has_capabilities {
-            entry.set_no_privileges(true);
+            entry.set_no_privileges(stripped(mode, Privileges::StripForeign) == mode);
             return Ok(());
         }
         self.shared.counters.privs_stripped.add();
@@ -182,11 +185,15 @@ impl Filesystem {
     }
 }
 
-/// The mode of a file that may keep no privileges: set-group-id without the right to execute means
-/// mandatory locking, and stays.
-fn without_privileges(mode: u32) -> u32 {
-    let mode = mode & !SET_USER_ID;
-    if mode & GROUP_EXECUTE != 0 { mode & !SET_GROUP_ID } else { mode }
+/// The mode of a file that may keep no privileges. Set-group-id without the right to execute means
+/// mandatory locking, and stays unless a stranger writes.
+fn stripped(mode: u32, privileges: Privileges) -> u32 {
+    let set_group_id = match privileges {
+        Privileges::Keep | Privileges::StripCapabilities => return mode,
+        Privileges::Strip if mode & GROUP_EXECUTE == 0 => 0,
+        Privileges::Strip | Privileges::StripForeign => SET_GROUP_ID,
+    };
+    mode & !(SET_USER_ID | set_group_id)
 }
 
 /// Whether the inode's flags let this be changed.

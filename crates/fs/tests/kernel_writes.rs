@@ -150,7 +150,7 @@ impl Changes<'_> {
                     mode: (!is_link).then(|| u32::try_from(self.dice.pick(0o10_000)).unwrap()),
                     uid: Some(u32::try_from(self.dice.pick(70_000)).unwrap()),
                     mtime: Some(SetTime::At(time)),
-                    strip_privileges: true,
+                    privileges: Privileges::Strip,
                     ..SetAttributes::default()
                 };
                 self.fs.set_attributes(id, &set).map(drop)

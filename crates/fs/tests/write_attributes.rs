@@ -5,7 +5,9 @@
 
 mod volume;
 
-use butternut::{AttributeFlags, FileId, Filesystem, SetAttributes, SetTime, SetXattr, Time};
+use butternut::{
+    AttributeFlags, FileId, Filesystem, Privileges, SetAttributes, SetTime, SetXattr, Time,
+};
 use volume::{TestVolume, new};
 
 const NONE: SetAttributes = SetAttributes {
@@ -17,7 +19,7 @@ const NONE: SetAttributes = SetAttributes {
     mtime: None,
     ctime: None,
     is_late: false,
-    strip_privileges: false,
+    privileges: Privileges::Keep,
 };
 
 fn file(fs: &Filesystem, name: &[u8], permissions: u32) -> FileId {
@@ -70,10 +72,12 @@ fn a_new_owner_takes_privileges_away_if_asked_to() {
     let id = file(&fs, b"file", 0o6755);
     let owner = SetAttributes { uid: Some(1), ..NONE };
     assert_eq!(fs.set_attributes(id, &owner).unwrap().mode, 0o106_755);
-    let stripping = SetAttributes { strip_privileges: true, ..owner };
+    let stripping = SetAttributes { privileges: Privileges::Strip, ..owner };
     assert_eq!(fs.set_attributes(id, &stripping).unwrap().mode, 0o100_755);
     let id = file(&fs, b"locked", 0o2644);
     assert_eq!(fs.set_attributes(id, &stripping).unwrap().mode, 0o102_644);
+    let foreign = SetAttributes { privileges: Privileges::StripForeign, ..owner };
+    assert_eq!(fs.set_attributes(id, &foreign).unwrap().mode, 0o100_644);
     volume.reopen(fs);
 }
 

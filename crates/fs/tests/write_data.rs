@@ -224,6 +224,61 @@ fn a_write_by_someone_without_the_right_strips_privileges() {
 }
 
 #[test]
+fn each_kind_of_writer_strips_what_he_must_whatever_was_found_before() {
+    let volume = TestVolume::new();
+    let fs = volume.open();
+    let capability = b"security.capability";
+    let writes: [fn(&File, Privileges); 4] = [
+        |file, privileges| drop(file.write_as(0, b"x", privileges).unwrap()),
+        |file, privileges| drop(file.write_direct(0, &[1; 4096], privileges).unwrap()),
+        |file, privileges| drop(file.write_uncached(0, b"x", privileges).unwrap()),
+        |file, privileges| file.allocate_as(0..4096, Allocate::Extend, privileges).unwrap(),
+    ];
+    let file = made(&fs, "tool");
+    let id = file.id();
+    for write in writes {
+        // Nothing is found at first, and that is remembered.
+        write(&file, Privileges::StripForeign);
+        for (mode, privileges, want) in [
+            (0o6767, Privileges::Keep, 0o6767),
+            (0o6767, Privileges::StripCapabilities, 0o6767),
+            (0o6767, Privileges::Strip, 0o2767),
+            (0o6777, Privileges::Strip, 0o777),
+            (0o6767, Privileges::StripForeign, 0o767),
+        ] {
+            let mode = SetAttributes { mode: Some(mode), ..SetAttributes::default() };
+            fs.set_attributes(id, &mode).unwrap();
+            fs.set_xattr(id, capability, &[1; 20], butternut::SetXattr::Either).unwrap();
+            write(&file, privileges);
+            assert_eq!(file.stat().unwrap().mode & 0o7777, want, "{mode:?} {privileges:?}");
+            let is_kept = fs.xattr(id, capability).is_ok();
+            assert_eq!(is_kept, privileges == Privileges::Keep, "{mode:?} {privileges:?}");
+        }
+    }
+    drop(file);
+    volume.reopen(fs);
+}
+
+#[test]
+fn who_asked_for_the_flags_when_he_opened_a_file_writes_to_it_until_he_closes_it() {
+    let volume = TestVolume::new();
+    let fs = volume.open();
+    for flags in [AttributeFlags::IMMUTABLE, AttributeFlags::APPEND] {
+        let file = made(&fs, &format!("file-{}", flags.0)).checked_at_open();
+        file.write_at(0, &[1; 8192]).unwrap();
+        fs.set_attribute_flags(file.id(), flags).unwrap();
+        file.write_at(0, &[2; 10]).unwrap();
+        file.write_direct(4096, &[3; 4096], Privileges::Keep).unwrap();
+        let again = fs.open_file(file.id()).unwrap();
+        assert_eq!(again.write_at(0, b"x").unwrap_err().errno(), 1);
+        let direct = again.write_direct(0, &[4; 4096], Privileges::Keep);
+        assert_eq!(direct.unwrap_err().errno(), 1);
+        fs.set_attribute_flags(file.id(), AttributeFlags::default()).unwrap();
+    }
+    volume.reopen(fs);
+}
+
+#[test]
 fn a_file_without_copies_on_write_is_written_in_place() {
     let volume = TestVolume::new();
     let fs = volume.open();

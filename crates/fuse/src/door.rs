@@ -7,7 +7,9 @@
 //! | `attributes` | GETATTR, SETATTR, STATX, STATFS |
 //! | `xattrs` | extended attributes |
 //! | `listing` | READDIR, READDIRPLUS |
-//! | `data` | OPEN, READ, WRITE, RELEASE, FALLOCATE, COPY_FILE_RANGE, FSYNC |
+//! | `open` | OPEN, RELEASE; how the file of a request was opened |
+//! | `lane` | which way bytes go |
+//! | `data` | READ, WRITE, FALLOCATE, COPY_FILE_RANGE, FSYNC |
 //! | `seek` | LSEEK |
 //! | `flags` | IOCTL: the flags of `chattr` |
 //! | `aside` | what waits for the kernel's cache |
@@ -16,9 +18,11 @@ mod aside;
 mod attributes;
 mod data;
 mod flags;
+mod lane;
 mod listing;
 mod names;
 pub(crate) mod negotiation;
+mod open;
 mod seek;
 mod xattrs;
 
@@ -54,7 +58,18 @@ pub(crate) struct Manner {
     /// The kernel checks permissions and ACLs.
     pub(crate) checks_permissions: bool,
     pub(crate) is_writable: bool,
+    /// Nobody keeps what is read and written.
+    pub(crate) is_uncached: bool,
+    /// Files opened with `O_DIRECT` pass the kernel's cache entirely.
+    pub(crate) parallel_direct: bool,
     pub(crate) report: Report,
+}
+
+impl Manner {
+    /// The kernel holds back what programs write, and keeps the times and the sizes of files.
+    pub(crate) fn writes_back(&self) -> bool {
+        self.is_writable && !self.is_uncached && !self.parallel_direct
+    }
 }
 
 pub(crate) struct Door {

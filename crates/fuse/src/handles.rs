@@ -21,27 +21,31 @@ struct Table {
     free: Vec<usize>,
 }
 
-struct Open {
-    file: File,
-    is_written: bool,
+/// A file as somebody opened it.
+#[derive(Clone)]
+pub(crate) struct Open {
+    pub(crate) file: File,
+    pub(crate) is_written: bool,
+    /// Its reads and writes pass the kernel's cache.
+    pub(crate) passes_cache: bool,
 }
 
 impl Handles {
-    pub(crate) fn open(&self, file: File, is_written: bool) -> u64 {
+    pub(crate) fn open(&self, open: Open) -> u64 {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         let at = table.free.pop().unwrap_or_else(|| {
             table.files.push(None);
             table.files.len() - 1
         });
-        table.files[at] = Some(Open { file, is_written });
+        table.files[at] = Some(open);
         at as u64 + 1
     }
 
-    pub(crate) fn file(&self, number: u64) -> Answer<File> {
+    pub(crate) fn find(&self, number: u64) -> Answer<Open> {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         let at = index(number).ok_or(Refusal::BAD_HANDLE)?;
         let open = table.files.get(at).and_then(Option::as_ref).ok_or(Refusal::BAD_HANDLE)?;
-        Ok(open.file.clone())
+        Ok(open.clone())
     }
 
     /// Whether anybody has the file open for writing.

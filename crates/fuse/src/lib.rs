@@ -21,6 +21,7 @@
 //! ```
 
 mod attach;
+mod caller;
 mod connection;
 mod door;
 mod handles;

@@ -22,6 +22,11 @@ pub struct Options {
     pub execute: bool,
     /// Threads that answer requests; at least 1.
     pub threads: usize,
+    /// Neither the kernel nor the library keeps what is read and written.
+    pub is_uncached: bool,
+    /// A file opened with `O_DIRECT` may be written by many at once; for that the kernel holds
+    /// nothing back that others write.
+    pub parallel_direct: bool,
     /// All threads wait for requests, and the kernel wakes whichever it likes.
     pub all_wait: bool,
 }
@@ -38,6 +43,8 @@ impl Default for Options {
             set_user_id: false,
             execute: true,
             threads: 2,
+            is_uncached: false,
+            parallel_direct: false,
             all_wait: false,
         }
     }

@@ -89,6 +89,8 @@ pub fn mount(
     let manner = Manner {
         checks_permissions: options.permissions(),
         is_writable: options.is_writable,
+        is_uncached: options.is_uncached,
+        parallel_direct: options.parallel_direct,
         report,
     };
     let device = attach::attach(&place, options).map_err(FuseError::Refused)?;

@@ -80,6 +80,7 @@ pub(crate) mod init {
     pub(crate) const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
     pub(crate) const SETXATTR_EXT: u64 = 1 << 29;
     pub(crate) const INIT_EXT: u64 = 1 << 30;
+    pub(crate) const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
 }
 
 /// Which fields a SETATTR sets.
@@ -98,8 +99,12 @@ pub(crate) mod fattr {
     pub(crate) const KILL_SUIDGID: u32 = 1 << 11;
 }
 
+/// Reads and writes pass the kernel's cache.
+pub(crate) const FOPEN_DIRECT_IO: u32 = 1;
 /// The kernel keeps what it has read of the file.
 pub(crate) const FOPEN_KEEP_CACHE: u32 = 1 << 1;
+/// Of writes that pass its cache, the kernel may send several of one file at once.
+pub(crate) const FOPEN_PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 /// OPEN with `O_TRUNC`, by someone who may not keep the file's privileges.
 pub(crate) const OPEN_KILL_SUIDGID: u32 = 1;
 /// A WRITE from the page cache: it was checked when the program wrote.

@@ -15,6 +15,7 @@ pub mod forbid;
 pub mod frames;
 pub mod fuse_device;
 pub mod holder;
+pub mod mapped;
 pub mod parity;
 pub mod random;
 pub mod ring;

@@ -5,7 +5,7 @@
 
 mod owner;
 
-use butternut::{FileId, Follow, SetAttributes};
+use butternut::{FileId, Follow, Privileges, SetAttributes};
 
 use super::change::{Change, failed};
 use super::chmod::all;
@@ -34,7 +34,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &ChownArgs, out: &mut Output) -> Ou
 
 fn set(change: &mut Change, owner: Owner, id: FileId, path: &[u8]) -> Result<(), Failure> {
     let Owner { uid, gid } = owner;
-    let set = SetAttributes { uid, gid, strip_privileges: true, ..SetAttributes::default() };
+    let set = SetAttributes { uid, gid, privileges: Privileges::Strip, ..SetAttributes::default() };
     change.filesystem().set_attributes(id, &set).map_err(|error| failed(path, &error))?;
     change.did("changed", path);
     Ok(())

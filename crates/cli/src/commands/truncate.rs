@@ -1,6 +1,6 @@
 //! `truncate`: the size of files.
 
-use butternut::SetAttributes;
+use butternut::{Privileges, SetAttributes};
 
 use super::change::{Change, failed};
 use super::touch::find_or_make;
@@ -28,7 +28,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &TruncateArgs, out: &mut Output) ->
             Failure::new(text::escaped(&path), "no file is as large as that").cure("ask for less")
         })?;
         // The set-id bits of what is cut or grown go, as they do under a mount.
-        let set = SetAttributes { strip_privileges: true, ..SetAttributes::size(bytes) };
+        let set = SetAttributes { privileges: Privileges::Strip, ..SetAttributes::size(bytes) };
         change.filesystem().set_attributes(id, &set).map_err(|error| failed(&path, &error))?;
         change.did("changed", &path);
     }

@@ -214,7 +214,9 @@ impl Queue {
         Filesystem::may_write(&inode)?;
         let may_share = match privileges {
             Privileges::Keep => true,
-            Privileges::Strip => entry.has_no_privileges(),
+            Privileges::StripCapabilities | Privileges::Strip | Privileges::StripForeign => {
+                entry.has_no_privileges()
+            }
         };
         let Some(body) = body
             .filter(|_| may_share && switches.nosec && !inode.flags.contains(InodeFlags::APPEND))

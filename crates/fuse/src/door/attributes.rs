@@ -1,7 +1,8 @@
 //! Attributes, shown and set.
 
-use butternut::{Error, SetAttributes, SetTime, Time};
+use butternut::{Error, Privileges, SetAttributes, SetTime, Time};
 
+use crate::caller;
 use crate::door::Door;
 use crate::refusal::Answer;
 use crate::reply::Reply;
@@ -26,8 +27,13 @@ impl Door {
         reply: &mut Reply,
     ) -> Answer<()> {
         let set: SetattrIn = request.take()?;
-        let set = meant(&set);
-        let stat = match self.filesystem.set_attributes(self.node(request)?, &set) {
+        let id = self.node(request)?;
+        let mut set = meant(&set);
+        if set.privileges == Privileges::Strip && request.header.uid != 0 {
+            let stat = self.filesystem.stat(id)?;
+            set.privileges = caller::privileges(&request.header, &stat);
+        }
+        let stat = match self.filesystem.set_attributes(id, &set) {
             // The kernel sends the time of the removal after the file has gone, and would take a
             // refusal for lost data. It does not look at the attributes.
             Err(Error::Stale { .. }) if set.is_late => return reply.put(&AttrOut::default()),
@@ -63,6 +69,10 @@ fn meant(set: &SetattrIn) -> SetAttributes {
         size: has(fattr::SIZE).then_some(set.size),
         atime: time(fattr::ATIME, fattr::ATIME_NOW, set.atime, set.atimensec),
         mtime: time(fattr::MTIME, fattr::MTIME_NOW, set.mtime, set.mtimensec),
-        strip_privileges: has(fattr::UID) || has(fattr::GID) || has(fattr::KILL_SUIDGID),
+        privileges: if has(fattr::UID) || has(fattr::GID) || has(fattr::KILL_SUIDGID) {
+            Privileges::Strip
+        } else {
+            Privileges::Keep
+        },
     }
 }

@@ -8,8 +8,7 @@ use crate::reply::Reply;
 use crate::request::Request;
 use crate::shown;
 use crate::wire::{
-    BatchForgetIn, CreateIn, FOPEN_KEEP_CACHE, ForgetIn, ForgetOne, LinkIn, MkdirIn, MknodIn,
-    OpenOut, Rename2In, RenameIn, op,
+    BatchForgetIn, CreateIn, ForgetIn, ForgetOne, LinkIn, MkdirIn, MknodIn, Rename2In, RenameIn, op,
 };
 
 const RENAME_NOREPLACE: u32 = 1;
@@ -96,8 +95,7 @@ impl Door {
         let id = self.filesystem.create(self.node(request)?, request.name()?, &new)?;
         let file = self.filesystem.open_file(id)?;
         self.entry(id, reply)?;
-        let fh = self.handles.open(file.leaving_times(), true);
-        reply.put(&OpenOut { fh, open_flags: FOPEN_KEEP_CACHE, backing_id: 0 })
+        self.opened(file, made.flags, reply)
     }
 
     /// A file without a name, open.
@@ -106,8 +104,7 @@ impl Door {
         let new = new_inode(request, made.mode, made.umask);
         let file = self.filesystem.open_unnamed(self.node(request)?, &new)?;
         self.entry(file.id(), reply)?;
-        let fh = self.handles.open(file.leaving_times(), true);
-        reply.put(&OpenOut { fh, open_flags: FOPEN_KEEP_CACHE, backing_id: 0 })
+        self.opened(file, made.flags, reply)
     }
 
     pub(super) fn link(&self, request: &mut Request<'_>, reply: &mut Reply) -> Answer<()> {

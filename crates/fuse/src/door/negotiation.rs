@@ -1,6 +1,6 @@
 //! INIT: what the kernel and we can do, settled before anything else.
 
-use crate::door::Door;
+use crate::door::{Door, Manner};
 use crate::refusal::{Answer, Refusal};
 use crate::reply::Reply;
 use crate::request::Request;
@@ -25,16 +25,30 @@ const ALWAYS: u64 = init::ASYNC_READ
     | init::EXPLICIT_INVAL_DATA
     | init::EXPORT_SUPPORT
     | init::NO_OPENDIR_SUPPORT
+    | init::DIRECT_IO_ALLOW_MMAP
     | init::INIT_EXT;
 
-/// Nothing that is open can go, so nothing has to be opened.
-const READ_ONLY: u64 = init::NO_OPEN_SUPPORT;
+const WRITABLE: u64 =
+    init::ATOMIC_O_TRUNC | init::DONT_MASK | init::HANDLE_KILLPRIV_V2 | init::SETXATTR_EXT;
 
-const WRITABLE: u64 = init::WRITEBACK_CACHE
-    | init::ATOMIC_O_TRUNC
-    | init::DONT_MASK
-    | init::HANDLE_KILLPRIV_V2
-    | init::SETXATTR_EXT;
+impl Manner {
+    fn wanted(&self) -> u64 {
+        let mut wanted = ALWAYS;
+        if self.checks_permissions {
+            wanted |= init::POSIX_ACL;
+        }
+        if self.is_writable {
+            wanted |= WRITABLE;
+        } else if !self.is_uncached {
+            // Nothing that is open can go, so nothing has to be opened.
+            wanted |= init::NO_OPEN_SUPPORT;
+        }
+        if self.writes_back() {
+            wanted |= init::WRITEBACK_CACHE;
+        }
+        wanted
+    }
+}
 
 impl Door {
     /// Answers the first request. An older kernel goes without what it does not know, and is
@@ -49,11 +63,7 @@ impl Door {
         }
         let more: u32 = request.take().unwrap_or(0);
         let known = u64::from(asked.flags) | u64::from(more) << 32;
-        let mut wanted = ALWAYS | if self.manner.is_writable { WRITABLE } else { READ_ONLY };
-        if self.manner.checks_permissions {
-            wanted |= init::POSIX_ACL;
-        }
-        let agreed = wanted & known;
+        let agreed = self.manner.wanted() & known;
         self.set_has_long_setxattr(agreed & init::SETXATTR_EXT != 0);
         let half = |flags: u64| u32::try_from(flags & u64::from(u32::MAX)).unwrap_or(0);
         reply.put(&InitOut {

@@ -13,7 +13,7 @@ use crate::volume_arg::{self, VolumeArg};
 /// Listed in the man page and in the message about an unknown option.
 pub(crate) const KNOWN: &str = "ro, rw, commit=SECONDS, sync, subvol=PATH, subvolid=N, degraded, \
      compress[=ALGO[:LEVEL]], compress-force[=ALGO[:LEVEL]], allow_other, default_permissions, \
-     offset=N, cache=N, threads=N, all_wait, dev, suid, exec, and their opposites";
+     offset=N, cache=N, page_cache=N, threads=N, all_wait, uncached, parallel_direct, dev, suid, exec, and their opposites";
 
 /// Access times stay as they are, and nothing is written at once unless that is asked for.
 const NO_CHANGE: [&str; 13] = [
@@ -88,6 +88,10 @@ impl Meaning {
             ("nologreplay" | "norecovery", true) => self.volume.ignore_log = true,
             ("allow_other", true) => self.fuse.allow_other = true,
             ("default_permissions", true) => self.fuse.default_permissions = true,
+            ("uncached", true) => self.fuse.is_uncached = true,
+            ("nouncached", true) => self.fuse.is_uncached = false,
+            ("parallel_direct", true) => self.fuse.parallel_direct = true,
+            ("noparallel_direct", true) => self.fuse.parallel_direct = false,
             ("all_wait", true) => self.fuse.all_wait = true,
             ("noall_wait", true) => self.fuse.all_wait = false,
             ("dev", true) => self.fuse.devices = true,

@@ -1,0 +1,110 @@
+//! The way that a file's bytes go between the kernel and the devices, request by request.
+//!
+//! | who asks | lane |
+//! |---|---|
+//! | a program with `O_DIRECT` | `Direct` |
+//! | the kernel's cache | `Kernel`, on an uncached mount `Uncached` |
+//! | a program past the kernel's cache | `Uncached` |
+//!
+//! What comes through one lane is seen through every other: that is the library's law.
+
+use butternut::{File, Privileges, ReadAt};
+
+use crate::refusal::{Answer, Refusal};
+
+pub(super) const O_DIRECT: u32 = 0o40000;
+
+/// What the kernel's cache sends in one piece from here on goes straight down. It sends up to 1 MiB:
+/// smaller pieces of small files wait, to be one extent with what follows.
+const LONG_BYTES_MIN: usize = 512 << 10;
+const BLOCK_BYTES: usize = 4096;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lane {
+    /// The kernel keeps what is read, and held back what is written.
+    Kernel,
+    /// Nobody keeps anything.
+    Uncached,
+    /// Between the request and the devices.
+    Direct,
+}
+
+/// Who wrote what is to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Writer {
+    /// The kernel's cache, late: it was allowed then, and what fails is not sent again.
+    Cache,
+    /// A program, who is told how much was written.
+    Program(Privileges),
+}
+
+impl Lane {
+    /// Fills `memory` up to the end of the file. The kernel takes a short answer for the end, so
+    /// what is damaged must be an error; it then asks again for the single pages that it needs.
+    pub(super) fn read(self, file: &File, offset: u64, memory: &mut [u8]) -> Answer<usize> {
+        let mut read = 0;
+        while read < memory.len() {
+            let (at, rest) = (offset + read as u64, &mut memory[read..]);
+            match self.read_some(file, at, rest)? {
+                0 => break,
+                more => read += more,
+            }
+        }
+        Ok(read)
+    }
+
+    fn read_some(self, file: &File, offset: u64, memory: &mut [u8]) -> butternut::Result<usize> {
+        match self {
+            // The kernel reads ahead on its own, and several threads serve it: each reads straight
+            // into its reply.
+            Self::Kernel => {
+                let mut one = [ReadAt::new(offset, memory)];
+                file.read_many(&mut one);
+                let [one] = one;
+                one.result
+            }
+            Self::Uncached => file.read_uncached(offset, memory),
+            Self::Direct => file.read_direct(offset, memory),
+        }
+    }
+
+    pub(super) fn write(
+        self,
+        file: &File,
+        offset: u64,
+        bytes: &[u8],
+        writer: Writer,
+    ) -> Answer<usize> {
+        let Writer::Program(privileges) = writer else {
+            return self.write_whole(file, offset, bytes);
+        };
+        Ok(match self {
+            Self::Kernel => file.write_as(offset, bytes, privileges)?,
+            Self::Uncached => file.write_uncached(offset, bytes, privileges)?,
+            Self::Direct => file.write_direct(offset, bytes, privileges)?,
+        })
+    }
+
+    /// Writes all of `bytes`, or fails.
+    fn write_whole(self, file: &File, offset: u64, bytes: &[u8]) -> Answer<usize> {
+        let mut written = 0;
+        while written < bytes.len() {
+            let (at, rest) = (offset + written as u64, &bytes[written..]);
+            let some = match self {
+                // The kernel has it in memory already: no second copy is made of what is large.
+                Self::Kernel if rest.len() >= LONG_BYTES_MIN => {
+                    let whole = rest.len() - rest.len() % BLOCK_BYTES;
+                    file.write_direct(at, &rest[..whole], Privileges::Keep)?
+                }
+                Self::Kernel => file.write_at(at, rest)?,
+                Self::Uncached => file.write_uncached(at, rest, Privileges::Keep)?,
+                Self::Direct => file.write_direct(at, rest, Privileges::Keep)?,
+            };
+            match some {
+                0 => return Err(Refusal::IO),
+                more => written += more,
+            }
+        }
+        Ok(written)
+    }
+}

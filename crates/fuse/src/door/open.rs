@@ -1,0 +1,122 @@
+//! Files as they are opened: what may be done with them, and which way their bytes go.
+//!
+//! | mount | opened | the kernel | and its times are |
+//! |---|---|---|---|
+//! | any other | any | caches it for good; `O_DIRECT` passes the cache, one writer at a time | the kernel's |
+//! | `parallel_direct` | without `O_DIRECT` | caches what is read, and writes at once | ours |
+//! | | with `O_DIRECT` | passes on everything, many writers at once | ours |
+//! | uncached | any | passes on everything, many writers at once | ours |
+//!
+//! Where the kernel writes back, it believes nobody else's times and sizes. So it has to see every
+//! write there ([decision 0015](../../../../docs/decisions)).
+//!
+//! The flags of an inode are asked here only, as the kernel does: it does not know them.
+
+use butternut::{Error, File, FileId, Privileges, SetAttributes, SetTime};
+
+use crate::caller;
+use crate::door::Door;
+use crate::door::lane::O_DIRECT;
+use crate::handles::Open;
+use crate::refusal::{Answer, Refusal};
+use crate::reply::Reply;
+use crate::request::Request;
+use crate::wire::{
+    FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE, FOPEN_PARALLEL_DIRECT_WRITES, OPEN_KILL_SUIDGID, OpenIn,
+    OpenOut, ReleaseIn,
+};
+
+const O_ACCMODE: u32 = 0o3;
+const O_RDONLY: u32 = 0;
+const O_TRUNC: u32 = 0o1000;
+const O_APPEND: u32 = 0o2000;
+
+/// Flags of an inode.
+const IMMUTABLE: u64 = 64;
+const APPEND_ONLY: u64 = 128;
+
+impl Door {
+    pub(super) fn open(&self, request: &mut Request<'_>, reply: &mut Reply) -> Answer<()> {
+        if !self.manner.is_writable && !self.manner.is_uncached {
+            return Err(Refusal::NO_CALL);
+        }
+        let how: OpenIn = request.take()?;
+        let id = self.node(request)?;
+        let file = self.filesystem.open_file(id)?;
+        if writes(how.flags) {
+            self.may_write(id, how.flags)?;
+        }
+        if how.flags & O_TRUNC != 0 {
+            self.truncate(request, id, how.open_flags & OPEN_KILL_SUIDGID != 0)?;
+        }
+        self.opened(file, how.flags, reply)
+    }
+
+    fn truncate(&self, request: &Request<'_>, id: FileId, strips: bool) -> Answer<()> {
+        let stat = self.filesystem.stat(id)?;
+        let privileges =
+            if strips { caller::privileges(&request.header, &stat) } else { Privileges::Keep };
+        let mut set = SetAttributes { privileges, ..SetAttributes::size(0) };
+        if self.manner.writes_back() {
+            (set.mtime, set.ctime) = (Some(SetTime::At(stat.mtime)), Some(stat.ctime));
+        }
+        self.filesystem.set_attributes(id, &set)?;
+        Ok(())
+    }
+
+    /// Replies with a file that is open from now on.
+    pub(super) fn opened(&self, file: File, flags: u32, reply: &mut Reply) -> Answer<()> {
+        let is_direct = flags & O_DIRECT != 0;
+        let passes_cache = self.manner.is_uncached || (self.manner.parallel_direct && is_direct);
+        let mut open_flags = 0;
+        if passes_cache {
+            open_flags |= FOPEN_DIRECT_IO | FOPEN_PARALLEL_DIRECT_WRITES;
+        }
+        if !self.manner.is_uncached {
+            open_flags |= FOPEN_KEEP_CACHE;
+        }
+        let file = file.checked_at_open();
+        let file = if self.manner.writes_back() { file.leaving_times() } else { file };
+        let is_written = writes(flags);
+        let fh = self.handles.open(Open { file, is_written, passes_cache });
+        reply.put(&OpenOut { fh, open_flags, backing_id: 0 })
+    }
+
+    /// What the flags of an inode say to an open for writing.
+    fn may_write(&self, id: FileId, flags: u32) -> Answer<()> {
+        let is = self.filesystem.stat(id)?.flags;
+        let appends = flags & O_APPEND != 0 && flags & O_TRUNC == 0;
+        if is & IMMUTABLE != 0 || (is & APPEND_ONLY != 0 && !appends) {
+            return Err(Refusal::NOT_PERMITTED);
+        }
+        Ok(())
+    }
+
+    pub(super) fn release(&self, request: &mut Request<'_>) -> Answer<()> {
+        let release: ReleaseIn = request.take()?;
+        drop(self.handles.close(release.fh));
+        Ok(())
+    }
+
+    /// The file of a handle; where nothing is opened, of the node.
+    pub(super) fn file(&self, request: &Request<'_>, handle: u64) -> Answer<File> {
+        self.find(request, handle).map(|open| open.file)
+    }
+
+    pub(super) fn find(&self, request: &Request<'_>, handle: u64) -> Answer<Open> {
+        if handle != 0 {
+            return self.handles.find(handle);
+        }
+        let open = || {
+            let id = self.nodes.id(request.header.nodeid);
+            let unknown = Error::Stale { id: FileId::new(0, request.header.nodeid) };
+            self.filesystem.open_file(id.ok_or(unknown)?)
+        };
+        let file = self.recent.file(request.header.nodeid, open)?;
+        Ok(Open { file, is_written: false, passes_cache: false })
+    }
+}
+
+fn writes(flags: u32) -> bool {
+    flags & O_ACCMODE != O_RDONLY || flags & O_TRUNC != 0
+}
