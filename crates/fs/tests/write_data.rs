@@ -229,9 +229,9 @@ fn each_kind_of_writer_strips_what_he_must_whatever_was_found_before() {
     let fs = volume.open();
     let capability = b"security.capability";
     let writes: [fn(&File, Privileges); 4] = [
-        |file, privileges| drop(file.write_as(0, b"x", privileges).unwrap()),
-        |file, privileges| drop(file.write_direct(0, &[1; 4096], privileges).unwrap()),
-        |file, privileges| drop(file.write_uncached(0, b"x", privileges).unwrap()),
+        |file, privileges| assert_eq!(file.write_as(0, b"x", privileges).unwrap(), 1),
+        |file, privileges| assert_eq!(file.write_direct(0, &[1; 4096], privileges).unwrap(), 4096),
+        |file, privileges| assert_eq!(file.write_uncached(0, b"x", privileges).unwrap(), 1),
         |file, privileges| file.allocate_as(0..4096, Allocate::Extend, privileges).unwrap(),
     ];
     let file = made(&fs, "tool");

@@ -37,6 +37,7 @@ use butternut::{Error, FileId, Filesystem};
 use crate::connection;
 use crate::handles::Handles;
 use crate::nodes::Nodes;
+use crate::options::Caching;
 use crate::recent::Recent;
 use crate::refusal::{Answer, Refusal};
 use crate::reply::Reply;
@@ -58,17 +59,14 @@ pub(crate) struct Manner {
     /// The kernel checks permissions and ACLs.
     pub(crate) checks_permissions: bool,
     pub(crate) is_writable: bool,
-    /// Nobody keeps what is read and written.
-    pub(crate) is_uncached: bool,
-    /// Files opened with `O_DIRECT` pass the kernel's cache entirely.
-    pub(crate) parallel_direct: bool,
+    pub(crate) caching: Caching,
     pub(crate) report: Report,
 }
 
 impl Manner {
     /// The kernel holds back what programs write, and keeps the times and the sizes of files.
     pub(crate) fn writes_back(&self) -> bool {
-        self.is_writable && !self.is_uncached && !self.parallel_direct
+        self.is_writable && self.caching == Caching::WriteBack
     }
 }
 

@@ -39,5 +39,5 @@ mod turn;
 mod wire;
 
 pub use door::Report;
-pub use options::Options;
+pub use options::{Caching, Options};
 pub use session::{DAEMON_XATTR, FuseError, Mounted, SYNC_XATTR, Unmounter, mount};

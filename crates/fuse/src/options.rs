@@ -1,5 +1,17 @@
 //! How a mount behaves, as the door needs it; what users type is the command line's matter.
 
+/// What the kernel keeps in memory of files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Caching {
+    /// What is read, and what is written before it sends that.
+    #[default]
+    WriteBack,
+    /// What is read. A file opened with `O_DIRECT` may be written by many at once.
+    WriteThrough,
+    /// Nothing, and the library neither.
+    Nothing,
+}
+
 /// The options of one mount.
 #[expect(clippy::struct_excessive_bools, reason = "each is a mount option that is on or off")]
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,11 +34,7 @@ pub struct Options {
     pub execute: bool,
     /// Threads that answer requests; at least 1.
     pub threads: usize,
-    /// Neither the kernel nor the library keeps what is read and written.
-    pub is_uncached: bool,
-    /// A file opened with `O_DIRECT` may be written by many at once; for that the kernel holds
-    /// nothing back that others write.
-    pub parallel_direct: bool,
+    pub caching: Caching,
     /// All threads wait for requests, and the kernel wakes whichever it likes.
     pub all_wait: bool,
 }
@@ -43,8 +51,7 @@ impl Default for Options {
             set_user_id: false,
             execute: true,
             threads: 2,
-            is_uncached: false,
-            parallel_direct: false,
+            caching: Caching::default(),
             all_wait: false,
         }
     }

@@ -89,8 +89,7 @@ pub fn mount(
     let manner = Manner {
         checks_permissions: options.permissions(),
         is_writable: options.is_writable,
-        is_uncached: options.is_uncached,
-        parallel_direct: options.parallel_direct,
+        caching: options.caching,
         report,
     };
     let device = attach::attach(&place, options).map_err(FuseError::Refused)?;

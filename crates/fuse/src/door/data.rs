@@ -15,6 +15,7 @@ use crate::caller;
 use crate::door::Door;
 use crate::door::lane::{Lane, O_DIRECT, Writer};
 use crate::door::negotiation::TRANSFER_BYTES_MAX;
+use crate::options::Caching;
 use crate::refusal::{Answer, Refusal};
 use crate::reply::Reply;
 use crate::request::Request;
@@ -56,7 +57,7 @@ impl Door {
     fn lane(&self, flags: u32) -> Lane {
         if flags & O_DIRECT != 0 {
             Lane::Direct
-        } else if self.manner.is_uncached {
+        } else if self.manner.caching == Caching::Nothing {
             Lane::Uncached
         } else {
             Lane::Kernel

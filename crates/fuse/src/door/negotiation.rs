@@ -1,6 +1,7 @@
 //! INIT: what the kernel and we can do, settled before anything else.
 
 use crate::door::{Door, Manner};
+use crate::options::Caching;
 use crate::refusal::{Answer, Refusal};
 use crate::reply::Reply;
 use crate::request::Request;
@@ -39,7 +40,7 @@ impl Manner {
         }
         if self.is_writable {
             wanted |= WRITABLE;
-        } else if !self.is_uncached {
+        } else if self.caching != Caching::Nothing {
             // Nothing that is open can go, so nothing has to be opened.
             wanted |= init::NO_OPEN_SUPPORT;
         }

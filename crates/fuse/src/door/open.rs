@@ -18,6 +18,7 @@ use crate::caller;
 use crate::door::Door;
 use crate::door::lane::O_DIRECT;
 use crate::handles::Open;
+use crate::options::Caching;
 use crate::refusal::{Answer, Refusal};
 use crate::reply::Reply;
 use crate::request::Request;
@@ -37,7 +38,7 @@ const APPEND_ONLY: u64 = 128;
 
 impl Door {
     pub(super) fn open(&self, request: &mut Request<'_>, reply: &mut Reply) -> Answer<()> {
-        if !self.manner.is_writable && !self.manner.is_uncached {
+        if !self.manner.is_writable && self.manner.caching != Caching::Nothing {
             return Err(Refusal::NO_CALL);
         }
         let how: OpenIn = request.take()?;
@@ -67,12 +68,16 @@ impl Door {
     /// Replies with a file that is open from now on.
     pub(super) fn opened(&self, file: File, flags: u32, reply: &mut Reply) -> Answer<()> {
         let is_direct = flags & O_DIRECT != 0;
-        let passes_cache = self.manner.is_uncached || (self.manner.parallel_direct && is_direct);
+        let passes_cache = match self.manner.caching {
+            Caching::WriteBack => false,
+            Caching::WriteThrough => is_direct,
+            Caching::Nothing => true,
+        };
         let mut open_flags = 0;
         if passes_cache {
             open_flags |= FOPEN_DIRECT_IO | FOPEN_PARALLEL_DIRECT_WRITES;
         }
-        if !self.manner.is_uncached {
+        if self.manner.caching != Caching::Nothing {
             open_flags |= FOPEN_KEEP_CACHE;
         }
         let file = file.checked_at_open();

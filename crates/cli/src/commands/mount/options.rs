@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
 use butternut::{BadPacker, Compress, MountOptions, Packer, Subvolume, Switches};
-use butternut_fuse::Options;
+use butternut_fuse::{Caching, Options};
 
 use crate::failure::Failure;
 use crate::output::size;
@@ -88,10 +88,9 @@ impl Meaning {
             ("nologreplay" | "norecovery", true) => self.volume.ignore_log = true,
             ("allow_other", true) => self.fuse.allow_other = true,
             ("default_permissions", true) => self.fuse.default_permissions = true,
-            ("uncached", true) => self.fuse.is_uncached = true,
-            ("nouncached", true) => self.fuse.is_uncached = false,
-            ("parallel_direct", true) => self.fuse.parallel_direct = true,
-            ("noparallel_direct", true) => self.fuse.parallel_direct = false,
+            ("uncached", true) => self.fuse.caching = Caching::Nothing,
+            ("parallel_direct", true) => self.fuse.caching = Caching::WriteThrough,
+            ("nouncached" | "noparallel_direct", true) => self.fuse.caching = Caching::WriteBack,
             ("all_wait", true) => self.fuse.all_wait = true,
             ("noall_wait", true) => self.fuse.all_wait = false,
             ("dev", true) => self.fuse.devices = true,
@@ -180,6 +179,18 @@ mod tests {
         let meaning = check("commit=5,sync,all_wait").unwrap();
         assert_eq!((meaning.volume.commit_seconds, meaning.fuse.is_synchronous), (5, true));
         assert!(meaning.fuse.all_wait);
+    }
+
+    #[test]
+    fn of_the_words_about_caching_the_last_counts() {
+        for (list, caching) in [
+            ("", Caching::WriteBack),
+            ("uncached", Caching::Nothing),
+            ("uncached,parallel_direct", Caching::WriteThrough),
+            ("parallel_direct,uncached,nouncached", Caching::WriteBack),
+        ] {
+            assert_eq!(check(list).unwrap().fuse.caching, caching, "{list}");
+        }
     }
 
     #[test]
