@@ -106,7 +106,7 @@ fn the_cache_holds(options: &str, bytes: usize) -> Result<()> {
     volume.unmount()
 }
 
-/// What the kernel holds of a large file, or is not to hold, the mount's process does not hold again.
+/// What the kernel holds of a large file, or is not to hold, the mount's process does not hold.
 fn a_mount_holds_little(options: &str) -> Result<()> {
     const ROOM: u64 = 128 << 20;
     let mut volume = ours(options)?;

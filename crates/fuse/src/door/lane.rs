@@ -14,8 +14,8 @@ use crate::refusal::{Answer, Refusal};
 
 pub(super) const O_DIRECT: u32 = 0o40000;
 
-/// What the kernel's cache sends in one piece from here on goes straight down. It sends up to 1 MiB:
-/// smaller pieces of small files wait, to be one extent with what follows.
+/// What the kernel's cache sends in one piece from here on goes straight down. It sends up to
+/// 1 MiB: smaller pieces of small files wait, to be one extent with what follows.
 const LONG_BYTES_MIN: usize = 512 << 10;
 const BLOCK_BYTES: usize = 4096;
 

@@ -1,14 +1,14 @@
 //! Files as they are opened: what may be done with them, and which way their bytes go.
 //!
-//! | mount | opened | the kernel | and its times are |
+//! | mount | opened | the kernel | times |
 //! |---|---|---|---|
-//! | any other | any | caches it for good; `O_DIRECT` passes the cache, one writer at a time | the kernel's |
+//! | any other | any | caches it for good, but for `O_DIRECT`, one writer at a time | its own |
 //! | `parallel_direct` | without `O_DIRECT` | caches what is read, and writes at once | ours |
 //! | | with `O_DIRECT` | passes on everything, many writers at once | ours |
 //! | uncached | any | passes on everything, many writers at once | ours |
 //!
 //! Where the kernel writes back, it believes nobody else's times and sizes. So it has to see every
-//! write there ([decision 0015](../../../../docs/decisions)).
+//! write there (decision 0015).
 //!
 //! The flags of an inode are asked here only, as the kernel does: it does not know them.
 

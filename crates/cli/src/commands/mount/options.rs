@@ -13,7 +13,8 @@ use crate::volume_arg::{self, VolumeArg};
 /// Listed in the man page and in the message about an unknown option.
 pub(crate) const KNOWN: &str = "ro, rw, commit=SECONDS, sync, subvol=PATH, subvolid=N, degraded, \
      compress[=ALGO[:LEVEL]], compress-force[=ALGO[:LEVEL]], allow_other, default_permissions, \
-     offset=N, cache=N, page_cache=N, threads=N, all_wait, uncached, parallel_direct, dev, suid, exec, and their opposites";
+     offset=N, cache=N, page_cache=N, threads=N, all_wait, uncached, parallel_direct, dev, suid, \
+     exec, and their opposites";
 
 /// Access times stay as they are, and nothing is written at once unless that is asked for.
 const NO_CHANGE: [&str; 13] = [
