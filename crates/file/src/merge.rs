@@ -100,12 +100,10 @@ impl FileState {
     }
 
     /// Begins a part of a merge that shares the file (law 4), if the next part can be one: the tree
-    /// has the file's size, and writes go to new space.
+    /// has the file's size, and the patches lie in new space.
     pub fn start_part(&mut self) -> Option<MergePart> {
-        let is_plain = self.size() == self.size_in_tree
-            && !self.may_be_in_place()
-            && !self.has_given_up
-            && self.packed_inline.is_none();
+        let is_plain =
+            self.size() == self.size_in_tree && !self.has_given_up && self.packed_inline.is_none();
         if !is_plain {
             return None;
         }

@@ -147,6 +147,8 @@ pub struct Queue {
     taken: usize,
     /// Digests of the read that is being planned.
     digests: Vec<u8>,
+    /// What its writes are to wait, and have not yet.
+    owed: Duration,
 }
 
 impl Filesystem {
@@ -165,7 +167,7 @@ impl Filesystem {
         let helper: Weak<Core> = Arc::downgrade(&core);
         source.add_helper(helper);
         let (privileges, digests) = (options.privileges, Vec::with_capacity(64));
-        Ok(Queue { depth, privileges, arena: own, core, taken: 0, digests })
+        Ok(Queue { depth, privileges, arena: own, core, taken: 0, digests, owed: Duration::ZERO })
     }
 }
 

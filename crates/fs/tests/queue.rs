@@ -8,7 +8,7 @@
 
 use butternut::device::{Device, FileDevice, OpenDevice};
 use butternut::{
-    Buffer, Done, File, Filesystem, IoFlags, LaneCounts, MountOptions, NewInode, Queue,
+    Allocate, Buffer, Done, File, Filesystem, IoFlags, LaneCounts, MountOptions, NewInode, Queue,
     QueueOptions, SyncKind,
 };
 use butternut_mkfs::MkfsOptions;
@@ -336,9 +336,12 @@ fn reads_and_direct_writes_go_on_while_what_is_down_is_merged() {
     /// More than may wait to be merged.
     const BLOCKS: usize = 48 << 10;
     const ROUNDS: u32 = 2;
+    /// At the end of the file, set aside and never written.
+    const SET_ASIDE: usize = 4 << 10;
     let volume = FileVolume::new();
     let fs = volume.open();
-    let file = made(&fs, "file", &vec![0; BLOCKS * BLOCK]);
+    let file = made(&fs, "file", &vec![0; (BLOCKS - SET_ASIDE) * BLOCK]);
+    file.allocate(file.size()..(BLOCKS * BLOCK) as u64, Allocate::Extend).unwrap();
     fs.sync().unwrap();
     // Of each block, the last round that was begun, and the last that was reaped.
     let [begun, reaped] =

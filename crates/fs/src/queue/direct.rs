@@ -19,6 +19,7 @@ use butternut_format::inode::InodeFlags;
 use butternut_format::units::length;
 use std::sync::RwLockReadGuard;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 const SECTOR: usize = 4096;
 
@@ -28,6 +29,11 @@ const PENDING_KICK: u64 = 32 << 10;
 const PENDING_MAX: u64 = 64 << 10;
 const PENDING_LOOK: u64 = 256;
 const PENDING_STEP: u64 = 2 << 10;
+/// What a write waits with the most pending that there may be; with less, the square of that part
+/// of it. So those who write come to write as fast as what they write is merged, with no stop.
+const PACE_MAX: Duration = Duration::from_micros(40);
+/// Shorter waits are gathered.
+const PAUSE_MIN: Duration = Duration::from_micros(200);
 /// Memory that is not aligned to this is copied.
 const ALIGN: usize = 512;
 
@@ -135,6 +141,10 @@ impl Queue {
     ) -> Result<Option<Request>, Box<Refused>> {
         let since = self.core.mark();
         let Request { file, tag, buffer, operation, is_fallback } = request;
+        if self.owed >= PAUSE_MIN && !flags.contains(IoFlags::NOWAIT) {
+            self.core.poll(0, None);
+            std::thread::sleep(std::mem::take(&mut self.owed));
+        }
         let way = match self.begin_write(&file, offset, &buffer, flags, privileges) {
             Ok(Some(way)) => way,
             Ok(None) => return Err(self.again(buffer)),
@@ -176,7 +186,7 @@ impl Queue {
 
     /// Begins a direct write; `None` if it would have to wait, and may not.
     fn begin_write(
-        &self,
+        &mut self,
         file: &crate::File,
         offset: u64,
         buffer: &butternut_sys::buffer::Buffer,
@@ -207,8 +217,11 @@ impl Queue {
             // What is lost by it is for whoever syncs.
             drop(filesystem.merge_down_to(writer, entry, PENDING_MAX - PENDING_STEP));
             body = Some(entry.body());
-        } else if pending >= PENDING_KICK && pending.is_multiple_of(PENDING_LOOK) {
-            writer.signal.want_merge(entry);
+        } else if pending >= PENDING_KICK {
+            self.owed += pace(pending);
+            if pending.is_multiple_of(PENDING_LOOK) {
+                writer.signal.want_merge(entry);
+            }
         }
         let inode = filesystem.facts(entry)?;
         Filesystem::may_write(&inode)?;
@@ -250,6 +263,13 @@ impl Queue {
         }
         Ok(Some(Way::InFlight(write, carry)))
     }
+}
+
+/// What a write owes with so many pending.
+fn pace(pending: u64) -> Duration {
+    let part = |most: u64| most * (pending - PENDING_KICK) / (PENDING_MAX - PENDING_KICK);
+    let nanos = u64::try_from(PACE_MAX.as_nanos()).unwrap_or(u64::MAX);
+    Duration::from_nanos((part(nanos) * part(1 << 10)) >> 10)
 }
 
 /// A lock that would have to be waited for.
