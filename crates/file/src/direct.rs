@@ -15,7 +15,9 @@
 //!    changes neither the file's size nor what is in memory only.
 //! 3. While it is in flight the range reads as before; when it has landed, as it was written. Two
 //!    in flight on the same blocks land in some order, block by block whole.
-//! 4. Everything that landing needs is held before the write begins: space on disk, space of the
+//! 4. Data with checksums never goes where somebody may be reading, or where another write of the
+//!    same blocks may go at the same time.
+//! 5. Everything that landing needs is held before the write begins: space on disk, space of the
 //!    trees. What it frees is retired.
 
 use crate::dirty::pages_of;
@@ -34,6 +36,8 @@ use std::sync::Arc;
 
 /// Space that one writer takes at once, for writes to come: they lie together.
 const RUN_BYTES: u64 = 1 << 20;
+/// Of a long write, what counts as one.
+const PENDING_BYTES: u64 = 16 << 10;
 /// Of clusters, those that are not queues' ([`FileState::cluster`]).
 const CLUSTERS_BEFORE: u64 = 1 << 16;
 
@@ -178,6 +182,7 @@ impl FileState {
             return Ok(None);
         }
         let Some(target) = self.single_target(range)? else { return Ok(None) };
+        let Some(target) = self.stable_target(target, range) else { return Ok(None) };
         let (bytes, live) = (range.end - range.start, Arc::clone(&self.live));
         let blocks = bytes / SECTOR_BYTES;
         live.traffic().begin_write(blocks);
@@ -192,9 +197,28 @@ impl FileState {
         Ok(Some(write))
     }
 
-    /// Writes that are down, or on their way, and in no tree yet.
+    /// Where data with checksums may go while others read what is there, or write it too: not over
+    /// what was written into space that is set aside; and there, the first time, only alone.
+    fn stable_target(&self, target: Target, range: &Range<u64>) -> Option<Target> {
+        match target {
+            Target::SetAside { .. } if self.live.has_sums() => {
+                let is_written = self.has_patch(range);
+                is_written.then_some(Target::New)
+            }
+            Target::SetAside { .. } | Target::New | Target::Over(_) => Some(target),
+        }
+    }
+
+    fn has_patch(&self, range: &Range<u64>) -> bool {
+        self.live.overlay().find_patch(range.start, range.end) != Err(range.end)
+    }
+
+    /// Writes that are down, or on their way, and in no tree yet; long ones count for each 16 KiB:
+    /// the space of what they replace is not free before.
     pub fn pending_writes(&self) -> u64 {
-        self.live.traffic().coming().1 + length(self.live.overlay().patch_count())
+        let overlay = self.live.overlay();
+        let down = length(overlay.patch_count()).max(overlay.patch_bytes() / PENDING_BYTES);
+        self.live.traffic().coming().1 + down
     }
 
     /// The target of all of a range, if it has only one.
@@ -203,7 +227,7 @@ impl FileState {
             return Ok(Some(Target::New));
         }
         // A patch lies in space of its own, or where the tree has it set aside.
-        let has_patch = self.live.overlay().find_patch(range.start, range.end) != Err(range.end);
+        let has_patch = self.has_patch(range);
         if let Some(target) = self.live.known_target(range).filter(|_| !has_patch) {
             return Ok(Some(target));
         }

@@ -175,6 +175,10 @@ impl Overlay {
         self.patches.len()
     }
 
+    pub(crate) fn patch_bytes(&self) -> u64 {
+        self.patch_bytes
+    }
+
     /// Bytes of the file that are newer than the tree. What is so twice counts twice.
     pub(crate) fn bytes(&self) -> u64 {
         self.patch_bytes + length(self.pages.newer_pages()) * SECTOR_BYTES

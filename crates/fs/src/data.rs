@@ -110,7 +110,7 @@ impl File {
         let _timed = self.timed(Operation::CachedWrite);
         let change =
             |file: &mut FileState, _: &Inode, _: Stamp<'_>| Ok(file.write_at(offset, bytes)?);
-        let written = self.alter_as(None, Traffic::GoesOn, change)?;
+        let written = self.with_space(|| self.alter_as(None, Traffic::GoesOn, change))?;
         self.pace(written)?;
         Ok(written)
     }
@@ -143,10 +143,42 @@ impl File {
         }
         let _timed = self.timed(Operation::DirectWrite);
         self.lane_counters().dio_write_exclusive.add();
-        self.alter(privileges, |file, inode, _| {
-            self.may_write_at(inode, file.size(), Some(offset))?;
-            Ok(file.write_direct(offset, bytes)?)
-        })
+        let mut done = 0;
+        while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
+            let at = offset.saturating_add(length(done));
+            let written = self.with_space(|| {
+                self.alter(privileges, |file, inode, _| {
+                    self.may_write_at(inode, file.size(), Some(at))?;
+                    Ok(file.write_direct(at, rest)?)
+                })
+            });
+            match written {
+                Ok(0) => break,
+                Ok(written) => done += written,
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+
+    /// Does what needs space; once more, when all that files have in memory is in the trees, where
+    /// there was none: what direct writes replaced is free only then.
+    fn with_space<R>(&self, run: impl Fn() -> Result<R>) -> Result<R> {
+        let result = run();
+        if !result.as_ref().is_err_and(Error::is_no_space) {
+            return result;
+        }
+        let held = self.held()?;
+        let filesystem = held.filesystem();
+        let writer = filesystem.writer()?;
+        if writer.dirty_count() == 0 || !filesystem.forest().commits_for_space() {
+            return result;
+        }
+        // What is lost by it is told to whoever syncs.
+        drop(filesystem.write_back(writer));
+        filesystem.commit()?;
+        run()
     }
 
     /// Writes `bytes` at the end of the file, as it is then; says where that was, and how many.
@@ -185,7 +217,8 @@ impl File {
             };
             Ok((offset, written))
         };
-        let (at, written) = self.alter_as(Some(privileges), Traffic::GoesOn, change)?;
+        let altered = || self.alter_as(Some(privileges), Traffic::GoesOn, change);
+        let (at, written) = self.with_space(altered)?;
         self.pace(written)?;
         Ok((at, written))
     }

@@ -39,6 +39,11 @@ mod code {
 }
 
 impl Error {
+    /// The volume is full.
+    pub(crate) fn is_no_space(&self) -> bool {
+        self.errno() == code::ENOSPC
+    }
+
     /// The errno that a system call would fail with (positive, Linux numbers).
     pub fn errno(&self) -> i32 {
         match self {

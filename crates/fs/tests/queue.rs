@@ -399,3 +399,33 @@ fn reads_and_direct_writes_go_on_while_what_is_down_is_merged() {
         assert_eq!(bytes[4..8], (block as u32).to_le_bytes());
     }
 }
+
+#[test]
+fn overwriting_a_file_again_and_again_needs_no_more_than_the_volume_has() {
+    const FILE: usize = 256 << 20;
+    const ROUNDS: usize = 4;
+    const PIECE: usize = 64 << 10;
+    let volume = FileVolume::new();
+    let fs = volume.open();
+    let file = made(&fs, "file", &vec![1; FILE]);
+    fs.sync().unwrap();
+    let mut queue = fs.queue(&QueueOptions::default()).unwrap();
+    let mut done = Vec::new();
+    // More than the volume has.
+    for n in 0..ROUNDS * FILE / PIECE {
+        let mut buffer = queue.buffer(PIECE).unwrap();
+        buffer.fill(2 + (n * PIECE / FILE) as u8);
+        let at = (n * 7919 % (FILE / PIECE) * PIECE) as u64;
+        queue.write(&file, at, buffer, IoFlags::DIRECT, n as u64).unwrap();
+        if queue.outstanding() == 16 {
+            queue.reap(8, None, &mut done);
+            assert!(done.drain(..).all(|done| done.result.unwrap() == PIECE));
+        }
+    }
+    assert!(reap_all(&mut queue).iter().all(|done| done.result.is_ok()));
+    drop(queue);
+    assert!(read_back(&file, 0, FILE).iter().all(|byte| *byte == 1 + ROUNDS as u8));
+    drop(file);
+    fs.close().unwrap();
+    volume.check();
+}

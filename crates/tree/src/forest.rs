@@ -195,7 +195,8 @@ impl Forest {
         self.refusals.as_ref().map_or(Ok(()), |refusals| refusals.ask(purpose))
     }
 
-    pub(crate) fn commits_for_space(&self) -> bool {
+    /// Whether who lacks space may commit to have what is freed.
+    pub fn commits_for_space(&self) -> bool {
         self.commits_for_space
     }
 
