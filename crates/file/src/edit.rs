@@ -35,9 +35,6 @@ use butternut_tree::{Change, Handle, Need, Purse, TreeError};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-/// Digests that share an item of the checksum tree, at the very least.
-const SUM_ITEM_BYTES: usize = 1024;
-
 /// What becomes of one file, as the caller puts it.
 #[derive(Debug, Default)]
 pub(crate) struct Draft<'a> {
@@ -119,9 +116,7 @@ impl Edit {
 
     /// Items that it may change.
     pub(crate) fn items(&self) -> u32 {
-        let sums: usize =
-            self.sums.iter().map(|(_, digests)| 1 + digests.len() / SUM_ITEM_BYTES).sum();
-        let items = 1 + self.changes.len() + self.references.len() + sums;
+        let items = 1 + self.changes.len() + self.references.len();
         u32::try_from(items).unwrap_or(u32::MAX)
     }
 
@@ -234,9 +229,6 @@ pub(crate) fn apply(
     files: &mut [Applied<'_, '_>],
     purse: Purse,
 ) -> Result<Option<Generation>, FileError> {
-    if files.is_empty() {
-        return Ok(None);
-    }
     let rows = files.iter_mut().map(|applied| {
         let Applied { file, edit, stamp } = applied;
         Row { file, edit, stamp: &mut **stamp }
@@ -289,10 +281,10 @@ fn change(handle: &Handle, rows: &mut [Row<'_, '_>]) -> Result<(), FileError> {
         }
     }
     changes.sort_by_key(|(tree, change)| (*tree, change.key));
-    let told = rows.iter().try_for_each(|row| tell(handle, row));
-    let told = told.and_then(|()| put_sums(handle, rows));
-    told.and_then(|()| put_items(handle, rows, changes))
-        .map_err(|error| FileError::from(handle.abort(error)))
+    for row in &*rows {
+        tell(handle, row);
+    }
+    put_items(handle, rows, changes).map_err(|error| FileError::from(handle.abort(error)))
 }
 
 /// Changes the items of the files: whoever finds one finds its checksums too.
@@ -313,29 +305,8 @@ fn put_items(
     Ok(())
 }
 
-/// Puts the checksums of all files into their tree: what is together on disk at once.
-fn put_sums(handle: &Handle, rows: &[Row<'_, '_>]) -> Result<(), TreeError> {
-    let Some(first) = rows.first() else { return Ok(()) };
-    let digest_bytes = first.file.source.sums().digest_bytes();
-    let mut sums: Vec<&(Logical, Vec<u8>)> = rows.iter().flat_map(|row| &row.edit.sums).collect();
-    sums.sort_unstable_by_key(|(start, _)| *start);
-    let mut run: Option<(Logical, Vec<u8>)> = None;
-    for (start, digests) in sums {
-        if let Some((first, known)) = &mut run {
-            let end = first.0 + length(known.len() / digest_bytes) * SECTOR_BYTES;
-            if end == start.0 {
-                known.extend_from_slice(digests);
-                continue;
-            }
-            handle.put_sums(*first, known)?;
-        }
-        run = Some((*start, digests.clone()));
-    }
-    run.map_or(Ok(()), |(start, digests)| handle.put_sums(start, &digests))
-}
-
-/// Tells of references.
-fn tell(handle: &Handle, row: &Row<'_, '_>) -> Result<(), TreeError> {
+/// Tells of references, and of checksums.
+fn tell(handle: &Handle, row: &Row<'_, '_>) {
     let edit = row.edit;
     for (Reference { extent, offset }, by) in &edit.references {
         let (start, bytes) = (extent.logical, extent.bytes);
@@ -350,10 +321,12 @@ fn tell(handle: &Handle, row: &Row<'_, '_>) -> Result<(), TreeError> {
             handle.add_data_ref(start, bytes, reference);
         }
         for _ in by..0 {
-            handle.drop_data_ref(start, bytes, reference)?;
+            handle.drop_data_ref(start, bytes, reference);
         }
     }
-    Ok(())
+    for (start, digests) in &edit.sums {
+        handle.put_sums(*start, digests);
+    }
 }
 
 /// The feature that extents of some algorithm need. Every btrfs reads zlib.

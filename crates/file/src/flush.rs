@@ -50,10 +50,12 @@ impl Flight {
         self.bytes() >= BATCH_BYTES_MAX
     }
 
-    /// Both, to go down together.
-    pub fn join(&mut self, mut other: Self) {
-        self.runs.append(&mut other.runs);
-        self.holds.append(&mut other.holds);
+    /// This, behind what `before` has, to go down together.
+    pub fn join(mut self, before: Option<Self>) -> Self {
+        let Some(mut all) = before else { return self };
+        all.runs.append(&mut self.runs);
+        all.holds.append(&mut self.holds);
+        all
     }
 
     /// Writes everything, and lets it land. The first failure; each file keeps its own.
@@ -82,10 +84,7 @@ impl FileState {
                 let (more, planned) = file.begin_flush(room, reason);
                 result = result.and(planned);
                 let Some(more) = more else { break };
-                match &mut flight {
-                    Some(flight) => flight.join(more),
-                    none => *none = Some(more),
-                }
+                flight = Some(more.join(flight.take()));
                 if let Some(full) = flight.take_if(|flight| flight.is_full()) {
                     result = result.and(full.carry());
                 }

@@ -196,6 +196,11 @@ impl Source {
         self.0.helpers.add(helper);
     }
 
+    /// Those who hold space for requests to come give it back.
+    pub fn give_back_space(&self) {
+        self.0.helpers.all().iter().for_each(|helper| helper.give_back_space());
+    }
+
     pub(crate) fn helpers(&self) -> &Helpers {
         &self.0.helpers
     }

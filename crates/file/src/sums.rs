@@ -1,7 +1,8 @@
 //! Checksums of data: from the checksum tree to one packed digest per sector.
 //!
-//! The tree is read a region (1 MiB of logical space) at a time, and regions are kept: files that
-//! share extents share their checksums, and a random read finds its digest without a search.
+//! The tree, and what waits to go into it, is read a region (1 MiB of logical space) at a time, and
+//! regions are kept: files that share extents share their checksums, and a random read finds its
+//! digest without a search.
 //!
 //! ```text
 //! item key (EXTENT_CSUM_OBJECTID, EXTENT_CSUM, logical)    data | digest | digest | ...
@@ -10,7 +11,7 @@
 //! Laws:
 //!
 //! 1. A region holds for each of its sectors the digest, or that the tree has none.
-//! 2. Whoever puts digests into the tree forgets the regions they are in, before anybody can ask
+//! 2. Whoever brings digests forgets the regions they are in, before anybody can ask
 //!    for those sectors; a region that was being read meanwhile is not kept.
 
 use crate::cache::BoundedCache;
@@ -35,7 +36,7 @@ pub(crate) struct SumIndex {
     tree: Option<Tree>,
     digest_bytes: usize,
     regions: BoundedCache<u64, SumRegion>,
-    /// How often digests were put into the tree (law 2).
+    /// How often digests were brought (law 2).
     changes: AtomicU64,
 }
 
@@ -114,7 +115,7 @@ impl SumIndex {
         Ok(region)
     }
 
-    /// The tree has other digests for these ranges of logical space now (law 2).
+    /// These ranges of logical space have other digests now (law 2).
     pub(crate) fn forget(&self, ranges: impl Iterator<Item = Range<u64>>) {
         self.changes.fetch_add(1, Ordering::AcqRel);
         let mut forgotten = None;
@@ -136,6 +137,11 @@ impl SumIndex {
         };
         let Some(tree) = &self.tree else { return Ok(region) };
         let start = number << REGION_SHIFT;
+        // First what waits for the commit: what does not is in the tree.
+        let mut waiting = Vec::new();
+        tree.forest().waiting_sums(&(start..start + (1 << REGION_SHIFT)), &mut |at, digests| {
+            waiting.push((at, digests.to_vec()));
+        });
         let mut cursor = tree.cursor();
         let key = Key::new(EXTENT_CSUM_OBJECTID, ItemType::EXTENT_CSUM, start);
         cursor.seek_last(&key)?;
@@ -152,6 +158,9 @@ impl SumIndex {
                 region.add(start, found.offset, data, self.digest_bytes);
             }
             cursor.advance()?;
+        }
+        for (at, digests) in waiting {
+            region.add(start, at.0, &digests, self.digest_bytes);
         }
         region.settle();
         Ok(region)

@@ -8,7 +8,7 @@
 
 use crate::inode_table::InodeEntry;
 use crate::latency::Operation;
-use crate::{Error, File, Filesystem, Privileges, Result};
+use crate::{File, Filesystem, Privileges, Result};
 use butternut_file::{FileState, Stamp};
 use butternut_format::inode::{Inode, InodeFlags};
 use butternut_pages::{Stay, UncachedFlush};
@@ -77,15 +77,13 @@ impl Filesystem {
         let Some(subvolume) = writer.known_subvolume(entry.id) else { return Ok(None) };
         let Some(mut body) = entry.try_body_in_traffic() else { return Ok(None) };
         let Some(inode) = entry.known_at_once() else { return Ok(None) };
-        Self::may_write(&inode)?;
+        file.may_write(&inode)?;
         let is_plain = !inode.flags.contains(InodeFlags::SYNC)
             && (privileges == Privileges::Keep || entry.has_no_privileges());
         let Some(state) = body.file.as_mut().filter(|_| is_plain) else { return Ok(None) };
         let end = state.size();
+        file.may_write_at(&inode, end, offset)?;
         let offset = offset.unwrap_or(end);
-        if inode.flags.contains(InodeFlags::APPEND) && offset != end {
-            return Err(Error::NotPermitted { what: "the file is append-only" });
-        }
         if bytes.is_empty() {
             return Ok(Some(0));
         }

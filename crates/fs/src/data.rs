@@ -23,6 +23,9 @@ use butternut_tree::Tree;
 use std::ops::Range;
 use std::sync::Arc;
 
+/// What a cache in front of this library sends in one piece goes straight down from here on.
+const LONG_BYTES_MIN: usize = 512 << 10;
+
 /// Bytes that a copy moves at once.
 const COPY_BYTES: usize = 1 << 20;
 
@@ -105,12 +108,21 @@ impl File {
     }
 
     /// As [`File::write_at`], for a cache in front of this library that sends late what was allowed
-    /// when it was written: the flags of the inode are not asked again.
+    /// when it was written: the flags of the inode are not asked again. What is long goes straight
+    /// down, as that cache has it in memory already; shorter pieces wait, to be one extent with
+    /// what follows.
     pub fn write_back(&self, offset: u64, bytes: &[u8]) -> Result<usize> {
         let _timed = self.timed(Operation::CachedWrite);
-        let change =
-            |file: &mut FileState, _: &Inode, _: Stamp<'_>| Ok(file.write_at(offset, bytes)?);
-        let written = self.with_space(|| self.alter_as(None, Traffic::GoesOn, change))?;
+        let is_long = bytes.len() >= LONG_BYTES_MIN;
+        let change = |file: &mut FileState, _: &Inode, _: Stamp<'_>| {
+            Ok(if is_long {
+                file.write_direct(offset, &bytes[..bytes.len() / 4096 * 4096])?
+            } else {
+                file.write_at(offset, bytes)?
+            })
+        };
+        let traffic = if is_long { Traffic::Stops } else { Traffic::GoesOn };
+        let written = self.with_space(|| self.alter_as(None, traffic, change))?;
         self.pace(written)?;
         Ok(written)
     }
@@ -136,11 +148,27 @@ impl File {
         Ok(written)
     }
 
-    /// As [`File::write_as`]; whole blocks go straight to the devices, whatever their number.
+    /// As [`File::write_as`]; whole blocks go straight to the devices, whatever their number. Blocks
+    /// inside the file are written while others read and write it.
     pub fn write_direct(&self, offset: u64, bytes: &[u8], privileges: Privileges) -> Result<usize> {
         if bytes.is_empty() {
             return self.write_nothing(Some(offset)).map(|()| 0);
         }
+        let timed = self.timed(Operation::DirectWrite);
+        if let Some(written) = self.write_shared(offset, bytes, privileges)? {
+            return Ok(written);
+        }
+        timed.forget();
+        self.write_direct_alone(offset, bytes, privileges)
+    }
+
+    /// The same, with the file alone.
+    pub(crate) fn write_direct_alone(
+        &self,
+        offset: u64,
+        bytes: &[u8],
+        privileges: Privileges,
+    ) -> Result<usize> {
         let _timed = self.timed(Operation::DirectWrite);
         self.lane_counters().dio_write_exclusive.add();
         let mut done = 0;
@@ -175,6 +203,7 @@ impl File {
         if writer.dirty_count() == 0 || !filesystem.forest().commits_for_space() {
             return result;
         }
+        filesystem.shared.source.give_back_space();
         // What is lost by it is told to whoever syncs.
         drop(filesystem.write_back(writer));
         filesystem.commit()?;
@@ -359,11 +388,11 @@ impl File {
         self.held.as_deref().ok_or(Error::ReadOnly { what: "the filesystem" })
     }
 
-    fn may_write(&self, inode: &Inode) -> Result<()> {
+    pub(crate) fn may_write(&self, inode: &Inode) -> Result<()> {
         if self.is_checked { Ok(()) } else { Filesystem::may_write(inode) }
     }
 
-    fn may_write_at(&self, inode: &Inode, end: u64, offset: Option<u64>) -> Result<()> {
+    pub(crate) fn may_write_at(&self, inode: &Inode, end: u64, offset: Option<u64>) -> Result<()> {
         if self.is_checked { Ok(()) } else { may_write_at(inode, end, offset) }
     }
 

@@ -19,6 +19,7 @@
 
 use crate::inode_table::{Body, InodeEntry};
 use crate::mount::Shared;
+use crate::write_back::HowFar;
 use crate::{Error, FileId, Filesystem, Result};
 use butternut_file::{Flight, Help, Source};
 use butternut_pages::{FileKey, Orders, Reason};
@@ -71,6 +72,12 @@ impl Flights {
         self.begun.elapsed()
     }
 
+    /// One more, until the answer is dropped.
+    pub(crate) fn begin(&self) -> OnItsWay<'_> {
+        self.add();
+        OnItsWay(self)
+    }
+
     fn add(&self) {
         *self.count() += 1;
     }
@@ -82,6 +89,16 @@ impl Flights {
 
     fn count(&self) -> MutexGuard<'_, usize> {
         self.count.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A flight that has not landed.
+#[derive(Debug)]
+pub(crate) struct OnItsWay<'a>(&'a Flights);
+
+impl Drop for OnItsWay<'_> {
+    fn drop(&mut self) {
+        self.0.land();
     }
 }
 
@@ -157,7 +174,7 @@ impl Filesystem {
             stuck.sort_by_key(|entry| entry.id);
             let before = pages.dirty_bytes();
             for batch in stuck.chunks(FILES_PER_LOOK / 2) {
-                drop(self.merge_files(writer, batch));
+                drop(self.merge_files(writer, batch, HowFar::Whole));
             }
             bytes += before.saturating_sub(pages.dirty_bytes());
         }
@@ -209,13 +226,10 @@ impl Loading<'_> {
             drop(body);
             let Some(more) = more else { break };
             self.bytes += more.bytes();
-            match &mut self.flight {
-                Some(flight) => flight.join(more),
-                none => {
-                    self.filesystem.shared.flights.add();
-                    *none = Some(more);
-                }
+            if self.flight.is_none() {
+                self.filesystem.shared.flights.add();
             }
+            self.flight = Some(more.join(self.flight.take()));
             if self.flight.as_ref().is_some_and(Flight::is_full) {
                 self.carry();
             }

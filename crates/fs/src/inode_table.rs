@@ -155,7 +155,7 @@ impl InodeEntry {
 
     /// The body alone, with nothing in flight on the inode's data (law 5).
     pub(crate) fn body_mut(&self) -> RwLockWriteGuard<'_, Body> {
-        let body = self.body.write().unwrap_or_else(PoisonError::into_inner);
+        let body = self.body_in_traffic();
         if let Some(file) = &body.file {
             file.quiet();
         }
@@ -313,10 +313,7 @@ impl InodeTable {
             let is_full = shard.slots.len() >= self.shard_limit;
             return if is_full && self.passes(id) { Seen::Passing } else { Seen::Ask };
         };
-        match entry.facts.try_lock().as_deref() {
-            Ok(Facts::Known(inode)) => Seen::Known(*inode),
-            Ok(Facts::Unread | Facts::Gone) | Err(_) => Seen::Ask,
-        }
+        entry.known_at_once().map_or(Seen::Ask, Seen::Known)
     }
 
     /// Whether an inode has an entry.

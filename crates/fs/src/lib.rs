@@ -146,6 +146,7 @@ mod clock;
 mod committer;
 mod create;
 mod data;
+mod direct;
 mod directory;
 mod disk_usage;
 mod errno;

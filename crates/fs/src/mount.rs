@@ -5,6 +5,7 @@
 //! are. An open for writing reads the free space besides, and deletes what was left without a name.
 
 use crate::committer::Committer;
+use crate::direct::Rooms;
 use crate::flusher::{Flights, Flusher};
 use crate::inode_cache::InodeCache;
 use crate::lane_counters::LaneCounters;
@@ -174,6 +175,7 @@ pub(crate) struct Shared {
     pub(crate) inodes: InodeCache,
     pub(crate) source: Source,
     pub(crate) flights: Arc<Flights>,
+    pub(crate) rooms: Arc<Rooms>,
     pub(crate) switches: SwitchBoard,
     pub(crate) counters: LaneCounters,
     pub(crate) latencies: Latencies,
@@ -242,6 +244,7 @@ impl Filesystem {
             inodes: InodeCache::new(options.inode_cache_entries),
             source,
             flights: Arc::default(),
+            rooms: Arc::default(),
             switches: SwitchBoard::new(options.switches),
             counters: LaneCounters::default(),
             latencies: Latencies::default(),
@@ -258,10 +261,11 @@ impl Filesystem {
 
     fn begin_life(shared: Arc<Shared>, options: &MountOptions) -> Result<Self> {
         let (mut committer, mut flusher) = (None, None);
+        shared.flights.offer_help(&shared.source);
+        shared.rooms.offer(&shared.source);
         if let Some(writer) = shared.writer.as_ref().filter(|writer| writer.has_committer) {
             let every = Duration::from_secs(options.commit_seconds.into());
             committer = Some(Committer::start(&shared, Arc::clone(&writer.signal), every)?);
-            shared.flights.offer_help(&shared.source);
             flusher = Some(Flusher::start(&shared)?);
         }
         let life = Life { shared: Arc::clone(&shared), committer, flusher };

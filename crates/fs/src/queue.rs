@@ -23,12 +23,12 @@ mod request;
 
 use self::core::Core;
 use self::request::{Operation, Request};
+use crate::direct::new_room;
 use crate::{Error, File, Filesystem, Privileges, Result};
-use butternut_file::{DirectRoom, Help};
+use butternut_file::Help;
 use butternut_sys::arena::Arena;
 use butternut_sys::buffer::Buffer;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -149,6 +149,8 @@ pub struct Queue {
     digests: Vec<u8>,
     /// What its writes are to wait, and have not yet.
     owed: Duration,
+    /// Writes that were pending on a file when that was last told.
+    pending_seen: u64,
 }
 
 impl Filesystem {
@@ -157,17 +159,23 @@ impl Filesystem {
     /// # Errors
     /// [`Error::NoMemory`] where there is no memory for it.
     pub fn queue(&self, options: &QueueOptions) -> Result<Queue> {
-        static NEXT_WRITER: AtomicU64 = AtomicU64::new(0);
         let arena = |bytes| Arena::new(bytes).map_err(|_| Error::NoMemory);
         let (own, slabs) = (arena(options.arena_bytes)?, arena(options.bounce_bytes)?);
         let depth = options.depth.clamp(1, QUEUE_DEPTH_MAX);
         let source = &self.shared.source;
-        let room = DirectRoom::new(source, NEXT_WRITER.fetch_add(1, Ordering::Relaxed));
-        let core = Core::new(&self.shared, depth, &own, slabs, room);
+        let core = Core::new(&self.shared, depth, &own, slabs, new_room(source));
         let helper: Weak<Core> = Arc::downgrade(&core);
         source.add_helper(helper);
-        let (privileges, digests) = (options.privileges, Vec::with_capacity(64));
-        Ok(Queue { depth, privileges, arena: own, core, taken: 0, digests, owed: Duration::ZERO })
+        Ok(Queue {
+            depth,
+            privileges: options.privileges,
+            arena: own,
+            core,
+            taken: 0,
+            digests: Vec::with_capacity(64),
+            owed: Duration::ZERO,
+            pending_seen: 0,
+        })
     }
 }
 

@@ -17,7 +17,7 @@ const FILES_PER_BATCH: usize = 128;
 
 /// How much of files is brought into the trees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum HowFar {
+pub(crate) enum HowFar {
     Whole,
     /// Some of what is down.
     Part,
@@ -76,15 +76,11 @@ impl Filesystem {
         if how_far == HowFar::Whole && self.shared.source.has_flusher() {
             self.flush_files(batch, Reason::Sync);
         }
-        self.merge_batch(writer, batch, how_far)
+        self.merge_files(writer, batch, how_far)
     }
 
     /// Brings files in ascending order of their ids into the trees.
-    pub(crate) fn merge_files(&self, writer: &Writer, batch: &[Arc<InodeEntry>]) -> Result<()> {
-        self.merge_batch(writer, batch, HowFar::Whole)
-    }
-
-    fn merge_batch(
+    pub(crate) fn merge_files(
         &self,
         writer: &Writer,
         batch: &[Arc<InodeEntry>],

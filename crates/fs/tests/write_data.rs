@@ -5,8 +5,8 @@
 mod volume;
 
 use butternut::{
-    Allocate, AttributeFlags, Error, File, FileId, Filesystem, MountOptions, Privileges,
-    SetAttributes,
+    Allocate, AttributeFlags, Error, File, FileId, Filesystem, IoFlags, MountOptions, Privileges,
+    QueueOptions, SetAttributes,
 };
 use butternut_mkfs::MkfsOptions;
 use std::time::{Duration, Instant};
@@ -359,6 +359,61 @@ fn a_file_that_wants_it_is_down_with_every_write() {
     cut.check();
     let seen = cut.open();
     assert_eq!(contents(&opened(&seen, "file")), b"down");
+
+    file.write_at(0, &[1; 8192]).unwrap();
+    let mut queue = fs.queue(&QueueOptions::default()).unwrap();
+    file.write_direct(0, &[2; 4096], Privileges::Keep).unwrap();
+    let mut block = queue.buffer(4096).unwrap();
+    block.fill(3);
+    queue.write(&file, 4096, block, IoFlags::DIRECT, 0).unwrap();
+    queue.reap(1, None, &mut Vec::new());
+    let cut = volume.copy();
+    cut.check();
+    let seen = contents(&opened(&cut.open(), "file"));
+    assert_eq!(seen, [[2; 4096], [3; 4096]].concat());
+}
+
+#[test]
+fn direct_writes_inside_a_file_share_it() {
+    let volume = TestVolume::new();
+    let fs = volume.open();
+    let file = made(&fs, "file");
+    let bytes = 64 * 4096;
+    assert_eq!(file.write_direct(0, &vec![9; bytes], Privileges::Keep).unwrap(), bytes);
+    let counts = |fs: &Filesystem| {
+        let counts = fs.lane_counts();
+        (counts.dio_write_shared, counts.dio_write_exclusive, counts.dio_write_zero_copy)
+    };
+    assert_eq!(counts(&fs), (0, 1, 0), "the file grew");
+    std::thread::scope(|scope| {
+        for writer in 0..4_u8 {
+            let file = &file;
+            scope.spawn(move || {
+                for round in 0..50_u64 {
+                    let block = u64::from(writer) + round % 16 * 4;
+                    let bytes = [writer + 1; 4096];
+                    let written = file.write_direct(block * 4096, &bytes, Privileges::Keep);
+                    assert_eq!(written.unwrap(), 4096);
+                    let mut back = [0; 4096];
+                    assert_eq!(file.read_at(block * 4096, &mut back).unwrap(), 4096);
+                    assert_eq!(back, bytes);
+                }
+            });
+        }
+        for _ in 0..20 {
+            file.allocate(0..4096, Allocate::KeepSize).unwrap();
+            fs.sync().unwrap();
+        }
+    });
+    assert_eq!(counts(&fs), (200, 1, 200));
+    assert_eq!(file.write_direct(10, &[8; 4096], Privileges::Keep).unwrap(), 4096);
+    assert_eq!(counts(&fs), (200, 2, 200), "no whole blocks");
+    drop(file);
+    let fs = volume.reopen(fs);
+    let found = contents(&opened(&fs, "file"));
+    let mut want: Vec<u8> = (0..bytes).map(|at| u8::try_from(at / 4096 % 4 + 1).unwrap()).collect();
+    want[10..4106].fill(8);
+    assert!(found == want);
 }
 
 /// Numbers that look random, the same for the same seed.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! 1 freeze      no handle is open, none joins
-//! 2 settle      new chunks, delayed references, block groups, free space, root items: over and
+//! 2 settle      checksums, new chunks, delayed references, block groups, free space, root items: over and
 //!               over until nothing is left, since each can cause the others
 //! 3 set aside   every dirty block is sealed and becomes frozen; the superblock is put together
 //! 4 thaw        the next transaction begins; the rest runs beside it
@@ -110,6 +110,7 @@ impl<'a> Step<'a> {
     /// Step 2.
     fn settle(&self) -> Result<(), TreeError> {
         self.remove_empty_chunks()?;
+        self.write_sums()?;
         for _ in 0..ROUNDS_MAX {
             let mut is_busy = self.write_chunks()?;
             self.apply_references()?;

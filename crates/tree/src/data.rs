@@ -68,9 +68,9 @@ impl Forest {
         self.running().ok()?.space.allocate_spare(Class::Data, want)
     }
 
-    /// Promises space of the trees, for what will be merged into them some time later. Whoever
-    /// then joins a transaction for it gives the promise back first. Makes chunks, and commits,
-    /// where that helps; so the caller must hold no handle.
+    /// Promises space of the trees, for what will be merged into them some time later; the promise
+    /// holds until it is dropped, which is when that is done. Makes chunks, and commits, where that
+    /// helps; so the caller must hold no handle.
     ///
     /// # Errors
     /// No space.
@@ -149,6 +149,15 @@ impl Forest {
         })
     }
 
+    /// Shows the digests of a range that wait for the commit to `see`, in order. They are newer than
+    /// what the checksum tree has, and what is not shown is in it already: so it is asked behind
+    /// this.
+    pub fn waiting_sums(&self, range: &Range<u64>, see: &mut dyn FnMut(Logical, &[u8])) {
+        if let Ok(running) = self.running() {
+            running.sums().find(range, see);
+        }
+    }
+
     /// The transaction in which a snapshot of a tree was made last; 0 where none was.
     ///
     /// # Errors
@@ -185,39 +194,21 @@ impl Handle {
     }
 
     /// One reference less; an extent without any is freed when the transaction is committed.
-    ///
-    /// # Errors
-    /// The checksums of an extent that came and went in this transaction cannot be removed.
-    pub fn drop_data_ref(
-        &self,
-        at: Logical,
-        bytes: u64,
-        reference: DataRef,
-    ) -> Result<(), TreeError> {
+    pub fn drop_data_ref(&self, at: Logical, bytes: u64, reference: DataRef) {
         self.touch();
         let is_gone = self.running().change_data(at, bytes, Ref::data(reference), -1);
         if is_gone {
             let range = at.0..at.0.saturating_add(bytes);
-            self.tree(TreeId::CHECKSUM)?.remove_sums(range.clone())?;
             let running = self.running();
+            running.sums().remove(&range);
             running.check(running.space.pin(range, self.generation()));
         }
-        Ok(())
     }
 
-    /// Keeps the digests of the sectors from `start` on, packed one after another.
-    ///
-    /// # Errors
-    /// The checksum tree cannot be read.
-    pub fn put_sums(&self, start: Logical, digests: &[u8]) -> Result<(), TreeError> {
-        self.tree(TreeId::CHECKSUM)?.put_sums(start, digests)
-    }
-
-    /// Forgets the digests of a range.
-    ///
-    /// # Errors
-    /// The checksum tree cannot be read.
-    pub fn remove_sums(&self, range: Range<u64>) -> Result<(), TreeError> {
-        self.tree(TreeId::CHECKSUM)?.remove_sums(range)
+    /// Keeps the digests of the sectors from `start` on, packed one after another: they go into the
+    /// checksum tree with the commit, and until then [`Forest::waiting_sums`] has them.
+    pub fn put_sums(&self, start: Logical, digests: &[u8]) {
+        self.running().sums().put(start, digests);
+        self.touch();
     }
 }

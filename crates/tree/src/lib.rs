@@ -24,6 +24,7 @@ mod chunks;
 mod commit;
 mod cursor;
 mod data;
+mod delayed_sums;
 mod edit;
 mod error;
 mod forest;

@@ -13,6 +13,7 @@
 use crate::Block;
 use crate::block_groups;
 use crate::chunks::Chunks;
+use crate::delayed_sums::DelayedSums;
 use crate::error::TreeError;
 use crate::forest::Forest;
 use crate::free_space::FreeChanges;
@@ -114,6 +115,7 @@ pub(crate) struct Running {
     pub(crate) space: Space,
     trees: RwLock<HashMap<TreeId, Arc<LiveTree>>>,
     references: Mutex<References>,
+    sums: Mutex<DelayedSums>,
     /// Blocks of the running transaction.
     dirty_blocks: AtomicU64,
     /// What is set aside for a commit: without what waits, and with it.
@@ -145,6 +147,7 @@ impl Running {
             space: Space::new(options),
             trees: RwLock::default(),
             references: Mutex::default(),
+            sums: Mutex::new(DelayedSums::new(facts.csum.bytes())),
             dirty_blocks: AtomicU64::new(0),
             reserve_base: AtomicU64::new(0),
             reserved: AtomicU64::new(0),
@@ -201,6 +204,10 @@ impl Running {
 
     pub(crate) fn references(&self) -> MutexGuard<'_, References> {
         self.references.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn sums(&self) -> MutexGuard<'_, DelayedSums> {
+        self.sums.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn free_changes(&self) -> MutexGuard<'_, FreeChanges> {
@@ -303,11 +310,12 @@ impl Running {
         self.free_changes().give(range);
     }
 
-    /// Memory that the running transaction holds: blocks, and references that wait.
+    /// Memory that the running transaction holds: blocks, and references and checksums that wait.
     pub(crate) fn dirty_bytes(&self) -> u64 {
         let references = length(self.references().len()).saturating_mul(HEAD_BYTES);
         let blocks = self.dirty_blocks.load(Ordering::Relaxed);
-        blocks.saturating_mul(self.facts.node_bytes.into()).saturating_add(references)
+        let blocks = blocks.saturating_mul(self.facts.node_bytes.into());
+        blocks.saturating_add(references).saturating_add(self.sums().bytes())
     }
 
     pub(crate) fn reset_dirty(&self) {
@@ -410,9 +418,10 @@ impl Running {
         pinned_bytes > 0 || self.references().len() > 0
     }
 
-    /// Sets aside more the more references wait: each may bring the commit an item.
+    /// Sets aside more the more references and checksums wait: each may bring the commit an item.
     fn adjust_reserve(&self) {
         let waiting = length(self.references().len()).saturating_mul(RESERVE_OF_A_REFERENCE);
+        let waiting = waiting.saturating_add(self.sums().bytes().saturating_mul(2));
         let waiting = waiting - waiting % RESERVE_STEP;
         let wanted = self.reserve_base.load(Ordering::Relaxed).saturating_add(waiting);
         if self.reserved.swap(wanted, Ordering::Relaxed) != wanted {

@@ -6,21 +6,31 @@
 //!
 //! Laws:
 //!
-//! 1. Items never overlap. A range that gets sums has none before: they went when its extent was
-//!    freed.
+//! 1. Items never overlap in what is committed. A range that gets sums has none before: they went
+//!    when its extent was freed.
 //! 2. An item holds at most [`item_bytes_max`]; a longer run goes on in the next.
+//! 3. The tree changes only while a transaction is being committed, by its commit alone. Who reads
+//!    it meanwhile finds the digest of every sector that has one: parts of an item that stay are
+//!    there before it goes, so for a moment two items have the same ones.
+//!
+//! Left to others: what waits for the commit (`delayed_sums`).
 
+use crate::cursor::Cursor;
+use crate::delayed_sums::Run;
 use crate::error::TreeError;
 use crate::live::change::Change;
 use crate::transaction::TreeEdit;
 use butternut_format::checksum::EXTENT_CSUM_OBJECTID;
 use butternut_format::key::{ItemType, Key};
-use butternut_format::units::{Logical, SECTOR_BYTES, length};
+use butternut_format::units::{SECTOR_BYTES, length};
 use std::ops::Range;
 
 /// What fills about a quarter of a leaf of 16 KiB: long enough to be dense, short enough that
 /// neither an insertion nor a removal in its middle moves much.
 const ITEM_BYTES_MAX: usize = 4096;
+
+/// Ranges whose items are changed together.
+const RANGES_PER_BATCH: usize = 1024;
 
 fn key(at: u64) -> Key {
     Key::new(EXTENT_CSUM_OBJECTID, ItemType::EXTENT_CSUM, at)
@@ -38,88 +48,154 @@ fn covered(bytes: usize, digest: usize) -> u64 {
 }
 
 impl TreeEdit<'_> {
-    /// Puts the digests of the sectors from `start` on in (law 1).
-    pub(crate) fn put_sums(&self, start: Logical, digests: &[u8]) -> Result<(), TreeError> {
+    /// Puts runs of digests in (law 1), in ascending order, each behind the end of the one before.
+    pub(crate) fn put_sums(&self, runs: &[Run]) -> Result<(), TreeError> {
         let digest = self.running().facts.csum.bytes();
         let bytes_max = item_bytes_max(self.running().facts.item_bytes_max(), digest);
-        let mut at = start.0;
-        let mut rest = digests;
-        let mut changes = Vec::new();
-        if let Some((key, mut data)) = self.item_ending_at(at, digest)? {
-            let room = bytes_max.saturating_sub(data.len()).min(rest.len());
-            if room > 0 {
-                let (now, later) = rest.split_at(room);
-                data.extend_from_slice(now);
-                changes.push(Change { key, to: Some(data) });
-                at = at.saturating_add(covered(room, digest));
-                rest = later;
+        let mut items = self.tree().cursor();
+        let mut changes = Vec::with_capacity(runs.len());
+        for (start, digests) in runs {
+            let (mut at, mut rest) = (start.0, &digests[..]);
+            if let Some((key, mut data)) = item_ending_at(&mut items, at, digest)? {
+                let room = bytes_max.saturating_sub(data.len()).min(rest.len());
+                if room > 0 {
+                    let (now, later) = rest.split_at(room);
+                    data.extend_from_slice(now);
+                    changes.push(Change { key, to: Some(data) });
+                    at = at.saturating_add(covered(room, digest));
+                    rest = later;
+                }
             }
-        }
-        for piece in rest.chunks(bytes_max.max(digest)) {
-            changes.push(Change { key: key(at), to: Some(piece.to_vec()) });
-            at = at.saturating_add(covered(piece.len(), digest));
+            for piece in rest.chunks(bytes_max.max(digest)) {
+                changes.push(Change { key: key(at), to: Some(piece.to_vec()) });
+                at = at.saturating_add(covered(piece.len(), digest));
+            }
         }
         self.merge(&changes)
     }
 
-    /// The item whose last sector ends where `at` begins.
-    fn item_ending_at(&self, at: u64, digest: usize) -> Result<Option<(Key, Vec<u8>)>, TreeError> {
-        let mut cursor = self.tree().cursor();
-        cursor.seek_last(&key(at))?;
-        let Some((key, data)) = cursor.item_parts() else { return Ok(None) };
-        let is_sums =
-            key.objectid == EXTENT_CSUM_OBJECTID && key.item_type == ItemType::EXTENT_CSUM;
-        let ends_here = key.offset.saturating_add(covered(data.len(), digest)) == at;
-        Ok((is_sums && ends_here).then(|| (key, data.to_vec())))
-    }
-
-    /// Takes the digests of a range out, whatever items they are in.
-    pub(crate) fn remove_sums(&self, range: Range<u64>) -> Result<(), TreeError> {
-        let digest = self.running().facts.csum.bytes();
-        let mut at = range.start;
-        while let Some((key, data)) = first_overlap(self, at, digest)? {
-            let end = key.offset.saturating_add(covered(data.len(), digest));
-            if key.offset >= range.end {
-                break;
-            }
-            let part = |from: u64, to: u64| {
-                let index = |at: u64| {
-                    let sectors = at.saturating_sub(key.offset) / SECTOR_BYTES;
-                    usize::try_from(sectors).unwrap_or(usize::MAX).saturating_mul(digest)
-                };
-                data.get(index(from)..index(to)).unwrap_or_default().to_vec()
-            };
-            let mut changes = Vec::new();
-            let before = (key.offset < range.start).then(|| part(key.offset, range.start));
-            changes.push(Change { key, to: before });
-            if end > range.end {
-                changes.push(Change { key: self::key(range.end), to: Some(part(range.end, end)) });
-            }
-            self.merge(&changes)?;
-            at = end;
-            if at >= range.end {
-                break;
-            }
+    /// Takes the digests of some ranges out, whatever items they are in. The ranges rise, and do
+    /// not overlap.
+    pub(crate) fn remove_sums(&self, ranges: &[Range<u64>]) -> Result<(), TreeError> {
+        for batch in ranges.chunks(RANGES_PER_BATCH) {
+            let cuts = self.cut_items(batch)?;
+            // Law 3.
+            self.merge(&cuts.pieces)?;
+            self.merge(&cuts.items)?;
         }
         Ok(())
     }
+
+    /// What becomes of the items that have digests of some ranges.
+    fn cut_items(&self, ranges: &[Range<u64>]) -> Result<Cuts, TreeError> {
+        let digest = self.running().facts.csum.bytes();
+        let mut items = self.tree().cursor();
+        let mut cuts = Cuts::default();
+        let mut item: Option<Cut> = None;
+        for range in ranges {
+            let mut at = range.start;
+            while at < range.end {
+                if item.as_ref().is_none_or(|item| item.end <= at) {
+                    cuts.add(item.take(), digest);
+                    item = first_overlap(&mut items, at, digest)?;
+                }
+                let Some(item) = item.as_mut().filter(|item| item.key.offset < range.end) else {
+                    break;
+                };
+                item.cut(at..range.end);
+                at = item.end;
+            }
+        }
+        cuts.add(item, digest);
+        Ok(cuts)
+    }
 }
 
-/// The first item that covers `at` or begins behind it.
-fn first_overlap(
-    tree: &TreeEdit<'_>,
+/// Items that change, and the parts of them that get items of their own.
+#[derive(Default)]
+struct Cuts {
+    items: Vec<Change>,
+    pieces: Vec<Change>,
+}
+
+/// An item that loses digests.
+struct Cut {
+    key: Key,
+    data: Vec<u8>,
+    end: u64,
+    /// What stays, up to `gone_to`.
+    kept: Vec<Range<u64>>,
+    gone_to: u64,
+}
+
+impl Cut {
+    /// Everything cut lies behind everything that was cut before.
+    fn cut(&mut self, range: Range<u64>) {
+        if self.gone_to < range.start {
+            self.kept.push(self.gone_to..range.start);
+        }
+        self.gone_to = range.end.clamp(self.gone_to, self.end);
+    }
+
+    fn part(&self, range: &Range<u64>, digest: usize) -> Vec<u8> {
+        let index = |at: u64| {
+            let sectors = at.saturating_sub(self.key.offset) / SECTOR_BYTES;
+            usize::try_from(sectors).unwrap_or(usize::MAX).saturating_mul(digest)
+        };
+        self.data.get(index(range.start)..index(range.end)).unwrap_or_default().to_vec()
+    }
+}
+
+impl Cuts {
+    fn add(&mut self, cut: Option<Cut>, digest: usize) {
+        let Some(mut cut) = cut.filter(|cut| cut.gone_to > cut.key.offset) else { return };
+        let end = cut.end;
+        cut.cut(end..end);
+        let mut first = None;
+        for kept in &cut.kept {
+            let to = Some(cut.part(kept, digest));
+            if kept.start == cut.key.offset {
+                first = to;
+            } else {
+                self.pieces.push(Change { key: key(kept.start), to });
+            }
+        }
+        self.items.push(Change { key: cut.key, to: first });
+    }
+}
+
+/// The digests that a cursor stands at.
+fn sums_at(items: &Cursor) -> Option<(Key, &[u8])> {
+    items.item_parts().filter(|(key, _)| {
+        key.objectid == EXTENT_CSUM_OBJECTID && key.item_type == ItemType::EXTENT_CSUM
+    })
+}
+
+/// The item whose last sector ends where `at` begins.
+fn item_ending_at(
+    items: &mut Cursor,
     at: u64,
     digest: usize,
 ) -> Result<Option<(Key, Vec<u8>)>, TreeError> {
-    let mut cursor = tree.tree().cursor();
-    cursor.seek_last(&key(at))?;
-    let is_sums =
-        |key: &Key| key.objectid == EXTENT_CSUM_OBJECTID && key.item_type == ItemType::EXTENT_CSUM;
-    let covers = cursor.item_parts().is_some_and(|(key, data)| {
-        is_sums(&key) && key.offset.saturating_add(covered(data.len(), digest)) > at
-    });
-    if !covers {
-        cursor.seek(&key(at))?;
+    items.seek_last(&key(at))?;
+    let found = sums_at(items);
+    let found =
+        found.filter(|(key, data)| key.offset.saturating_add(covered(data.len(), digest)) == at);
+    Ok(found.map(|(key, data)| (key, data.to_vec())))
+}
+
+/// The first item that covers `at` or begins behind it.
+fn first_overlap(items: &mut Cursor, at: u64, digest: usize) -> Result<Option<Cut>, TreeError> {
+    let end = |(key, data): (Key, &[u8])| key.offset.saturating_add(covered(data.len(), digest));
+    items.seek_last(&key(at))?;
+    if sums_at(items).is_none_or(|item| end(item) <= at) {
+        items.seek(&key(at))?;
     }
-    Ok(cursor.item_parts().filter(|(key, _)| is_sums(key)).map(|(key, data)| (key, data.to_vec())))
+    Ok(sums_at(items).map(|item| Cut {
+        key: item.0,
+        data: item.1.to_vec(),
+        end: end(item),
+        kept: Vec::new(),
+        gone_to: item.0.offset,
+    }))
 }

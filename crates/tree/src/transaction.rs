@@ -69,11 +69,6 @@ impl Need {
     pub fn deleting(self) -> Self {
         Self { purse: Purse::Deletion, ..self }
     }
-
-    #[must_use]
-    pub fn promised(self) -> Self {
-        Self { purse: Purse::Promise, ..self }
-    }
 }
 
 /// Who may take part in the running transaction.

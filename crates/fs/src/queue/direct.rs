@@ -11,27 +11,17 @@
 use super::core::{Carry, Reading, Writing};
 use super::request::{Operation, Request};
 use super::{Done, IoFlags, Queue, Refused};
-use crate::data::Times;
+use crate::direct::{Pending, is_whole};
 use crate::inode_table::{Body, InodeEntry};
-use crate::{DirectStability, Filesystem, Privileges, Result};
-use butternut_file::{DirectWrite, FileState};
-use butternut_format::inode::InodeFlags;
+use crate::{DirectStability, Privileges, Result};
+use butternut_file::DirectWrite;
 use butternut_format::units::length;
 use std::sync::RwLockReadGuard;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 const SECTOR: usize = 4096;
-
-/// Writes of one file that are down and in no tree, at which they are merged, and at which who
-/// writes does that himself.
-const PENDING_KICK: u64 = 32 << 10;
-const PENDING_MAX: u64 = 64 << 10;
+/// How far what is pending goes before that is told again.
 const PENDING_LOOK: u64 = 256;
-const PENDING_STEP: u64 = 2 << 10;
-/// What a write waits with the most pending that there may be; with less, the square of that part
-/// of it. So those who write come to write as fast as what they write is merged, with no stop.
-const PACE_MAX: Duration = Duration::from_micros(40);
 /// Shorter waits are gathered.
 const PAUSE_MIN: Duration = Duration::from_micros(200);
 /// Memory that is not aligned to this is copied.
@@ -207,38 +197,29 @@ impl Queue {
             return Ok(Some(Way::Alone));
         }
         let Ok(mut body) = shared(Some(entry), flags) else { return Ok(None) };
-        let state = body.as_ref().and_then(|body| body.file.as_ref());
-        let pending = state.map_or(0, FileState::pending_writes);
-        if !waits && (pending >= PENDING_MAX || !filesystem.is_calm(writer)?) {
+        let pending = body.as_deref().map_or(Pending::Few, Pending::of);
+        if !waits && (pending == Pending::TooMany || !filesystem.is_calm(writer)?) {
             return Ok(None);
         }
-        if pending >= PENDING_MAX {
-            drop(body);
-            // What is lost by it is for whoever syncs.
-            drop(filesystem.merge_down_to(writer, entry, PENDING_MAX - PENDING_STEP));
-            body = Some(entry.body());
-        } else if pending >= PENDING_KICK {
-            self.owed += pace(pending);
-            if pending.is_multiple_of(PENDING_LOOK) {
-                writer.signal.want_merge(entry);
+        match pending {
+            Pending::Few => {}
+            Pending::Many { count, pause } => {
+                self.owed += pause;
+                if count.abs_diff(self.pending_seen) >= PENDING_LOOK {
+                    self.pending_seen = count;
+                    writer.signal.want_merge(entry);
+                }
+            }
+            Pending::TooMany => {
+                drop(body);
+                filesystem.merge_first(writer, entry);
+                body = Some(entry.body());
             }
         }
-        let inode = filesystem.facts(entry)?;
-        Filesystem::may_write(&inode)?;
-        let may_share = match privileges {
-            Privileges::Keep => true,
-            Privileges::StripCapabilities | Privileges::Strip | Privileges::StripForeign => {
-                entry.has_no_privileges()
-            }
-        };
-        let Some(body) = body
-            .filter(|_| may_share && switches.nosec && !inode.flags.contains(InodeFlags::APPEND))
-        else {
-            return Ok(Some(Way::Alone));
-        };
-        let Some(state) = &body.file else { return Ok(Some(Way::Alone)) };
+        let Some(body) = body else { return Ok(Some(Way::Alone)) };
         let range = offset..offset + length(buffer.len());
-        let Some(write) = state.begin_direct_write(&range, &mut self.core.room())? else {
+        let room = &mut self.core.room();
+        let Some(write) = file.begin_shared_write(&body, &range, privileges, room)? else {
             return Ok(Some(Way::Alone));
         };
         let needs_stable = write.wants_digests() || self.core.has_copies(write.logical());
@@ -249,27 +230,9 @@ impl Queue {
         let is_aligned = buffer.as_ptr().addr().is_multiple_of(ALIGN);
         let is_fit = is_aligned && (is_stable || !needs_stable);
         let carry = if is_fit { Carry::ZeroCopy } else { Carry::Bounce };
-        if file.times == Times::Now {
-            let now = writer.clock.now();
-            entry.update(|inode| {
-                (inode.mtime, inode.ctime) = (now, now);
-                inode.sequence = inode.sequence.wrapping_add(1);
-            });
-            body.is_stamp_due.store(true, Ordering::Release);
-        }
-        if !entry.is_listed() {
-            writer.mark_dirty(entry);
-            writer.signal.changed();
-        }
+        file.note_shared_write(writer, &body)?;
         Ok(Some(Way::InFlight(write, carry)))
     }
-}
-
-/// What a write owes with so many pending.
-fn pace(pending: u64) -> Duration {
-    let part = |most: u64| most * (pending - PENDING_KICK) / (PENDING_MAX - PENDING_KICK);
-    let nanos = u64::try_from(PACE_MAX.as_nanos()).unwrap_or(u64::MAX);
-    Duration::from_nanos((part(nanos) * part(1 << 10)) >> 10)
 }
 
 /// A lock that would have to be waited for.
@@ -285,8 +248,4 @@ fn shared(
         return Ok(Some(entry.body()));
     }
     entry.try_body().map(Some).ok_or(Busy)
-}
-
-fn is_whole(offset: u64, bytes: usize) -> bool {
-    bytes > 0 && bytes.is_multiple_of(SECTOR) && offset.is_multiple_of(length(SECTOR))
 }

@@ -109,7 +109,7 @@ fn write(
     let written = if flags.contains(IoFlags::APPEND) {
         file.append(bytes, privileges)?.1
     } else if flags.contains(IoFlags::DIRECT) {
-        file.write_direct(offset, bytes, privileges)?
+        file.write_direct_alone(offset, bytes, privileges)?
     } else if flags.contains(IoFlags::UNCACHED) {
         file.write_uncached(offset, bytes, privileges)?
     } else {

@@ -14,11 +14,6 @@ use crate::refusal::{Answer, Refusal};
 
 pub(super) const O_DIRECT: u32 = 0o40000;
 
-/// What the kernel's cache sends in one piece from here on goes straight down. It sends up to
-/// 1 MiB: smaller pieces of small files wait, to be one extent with what follows.
-const LONG_BYTES_MIN: usize = 512 << 10;
-const BLOCK_BYTES: usize = 4096;
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lane {
     /// The kernel keeps what is read, and held back what is written.
@@ -91,12 +86,7 @@ impl Lane {
         while written < bytes.len() {
             let (at, rest) = (offset + written as u64, &bytes[written..]);
             let some = match self {
-                // The kernel has it in memory already: no second copy is made of what is large.
-                Self::Kernel if rest.len() >= LONG_BYTES_MIN => {
-                    let whole = rest.len() - rest.len() % BLOCK_BYTES;
-                    file.write_direct(at, &rest[..whole], Privileges::Keep)?
-                }
-                Self::Kernel => file.write_at(at, rest)?,
+                Self::Kernel => file.write_back(at, rest)?,
                 Self::Uncached => file.write_uncached(at, rest, Privileges::Keep)?,
                 Self::Direct => file.write_direct(at, rest, Privileges::Keep)?,
             };

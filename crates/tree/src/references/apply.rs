@@ -22,14 +22,16 @@ use std::ops::Range;
 
 /// Items changed at once.
 const BATCH_ITEMS: usize = 512;
+/// Checksums that go into their tree together.
+const SUMS_BATCH_BYTES: usize = 64 << 10;
 
 /// One pass over the heads.
 struct Pass {
     items: Cursor,
     /// What is to become of items, until they are a batch.
     changes: Vec<Change>,
-    /// Data that was freed and still has its checksums: neighbours lose them together.
-    freed: Option<Range<u64>>,
+    /// Data that was freed and still has its checksums, neighbours in one.
+    freed: Vec<Range<u64>>,
 }
 
 impl Step<'_> {
@@ -41,7 +43,8 @@ impl Step<'_> {
                 return Ok(());
             }
             let tree = self.edit(TreeId::EXTENT)?;
-            let mut pass = Pass { items: tree.tree().cursor(), changes: Vec::new(), freed: None };
+            let mut pass =
+                Pass { items: tree.tree().cursor(), changes: Vec::new(), freed: Vec::new() };
             pass.changes.reserve(BATCH_ITEMS.min(heads.len()));
             for (at, head) in heads {
                 self.apply_head(at, &head, &mut pass)?;
@@ -51,13 +54,29 @@ impl Step<'_> {
                 }
             }
             tree.merge(&pass.changes)?;
-            self.forget_sums(pass.freed)?;
+            if !pass.freed.is_empty() {
+                self.edit(TreeId::CHECKSUM)?.remove_sums(&pass.freed)?;
+            }
         }
     }
 
-    fn forget_sums(&self, range: Option<Range<u64>>) -> Result<(), TreeError> {
-        let Some(range) = range else { return Ok(()) };
-        self.edit(TreeId::CHECKSUM)?.remove_sums(range)
+    /// Puts the digests of what this transaction brought into their tree.
+    pub(crate) fn write_sums(&self) -> Result<(), TreeError> {
+        let waiting = self.running.sums();
+        if waiting.is_empty() {
+            return Ok(());
+        }
+        drop(waiting);
+        let tree = self.edit(TreeId::CHECKSUM)?;
+        let mut from = Logical(0);
+        loop {
+            let runs = self.running.sums().runs(from, SUMS_BATCH_BYTES);
+            let Some((start, digests)) = runs.last() else { break };
+            from = self.running.sums().end(*start, digests);
+            tree.put_sums(&runs)?;
+        }
+        self.running.sums().clear();
+        Ok(())
     }
 
     fn apply_head(&self, at: Logical, head: &Head, pass: &mut Pass) -> Result<(), TreeError> {
@@ -85,15 +104,9 @@ impl Step<'_> {
         if refs == 0 {
             pass.changes.push(Change { key, to: None });
             if head.content == Content::Data {
-                let before = pass.freed.take();
-                match before {
-                    Some(before) if before.end == range.start => {
-                        pass.freed = Some(before.start..range.end);
-                    }
-                    before => {
-                        self.forget_sums(before)?;
-                        pass.freed = Some(range.clone());
-                    }
+                match pass.freed.last_mut() {
+                    Some(before) if before.end == range.start => before.end = range.end,
+                    _ => pass.freed.push(range.clone()),
                 }
             }
             self.running.free_extent(range, self.generation);
