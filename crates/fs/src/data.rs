@@ -148,8 +148,8 @@ impl File {
         Ok(written)
     }
 
-    /// As [`File::write_as`]; whole blocks go straight to the devices, whatever their number. Blocks
-    /// inside the file are written while others read and write it.
+    /// As [`File::write_as`]; whole blocks go straight to the devices, whatever their number.
+    /// Those inside the file are written while others read and write it.
     pub fn write_direct(&self, offset: u64, bytes: &[u8], privileges: Privileges) -> Result<usize> {
         if bytes.is_empty() {
             return self.write_nothing(Some(offset)).map(|()| 0);

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! 1 freeze      no handle is open, none joins
-//! 2 settle      checksums, new chunks, delayed references, block groups, free space, root items: over and
-//!               over until nothing is left, since each can cause the others
+//! 2 settle      checksums; then new chunks, delayed references, block groups, free space, root
+//!               items: over and over until nothing is left, since each can cause the others
 //! 3 set aside   every dirty block is sealed and becomes frozen; the superblock is put together
 //! 4 thaw        the next transaction begins; the rest runs beside it
 //! 5 write       the frozen blocks, each checked as if it had been read

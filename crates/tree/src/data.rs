@@ -149,9 +149,9 @@ impl Forest {
         })
     }
 
-    /// Shows the digests of a range that wait for the commit to `see`, in order. They are newer than
-    /// what the checksum tree has, and what is not shown is in it already: so it is asked behind
-    /// this.
+    /// Shows the digests of a range that wait for the commit to `see`, in order. They are newer
+    /// than what the checksum tree has, and what is not shown is in it already: so it is asked
+    /// behind this.
     pub fn waiting_sums(&self, range: &Range<u64>, see: &mut dyn FnMut(Logical, &[u8])) {
         if let Ok(running) = self.running() {
             running.sums().find(range, see);
