@@ -51,6 +51,15 @@ pub struct DirectPlace {
     pub is_cached: bool,
 }
 
+/// What a direct write may wait for before it begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// Trees are read, chunks made and transactions committed, where that is needed.
+    Any,
+    /// Nothing: what is not to be had at once is not had.
+    None,
+}
+
 /// A request on a file that is in flight; it ends when this is dropped.
 #[derive(Debug)]
 pub struct InFlight(Arc<Live>);
@@ -162,8 +171,8 @@ impl FileState {
         }
     }
 
-    /// Begins a direct write of the blocks of `range`, or says that it needs the file alone. The
-    /// caller shares the file, and has no handle open.
+    /// Begins a direct write of the blocks of `range`, or says that it needs the file alone, or more
+    /// patience. The caller shares the file, and has no handle open.
     ///
     /// # Errors
     /// Trees that cannot be read. No space is no error here: who has the file alone may find some.
@@ -171,6 +180,7 @@ impl FileState {
         &self,
         range: &Range<u64>,
         room: &mut DirectRoom,
+        patience: Patience,
     ) -> Result<Option<DirectWrite>, FileError> {
         let is_plain = range.start.is_multiple_of(SECTOR_BYTES)
             && range.end.is_multiple_of(SECTOR_BYTES)
@@ -181,7 +191,7 @@ impl FileState {
         if !is_plain || is_newer {
             return Ok(None);
         }
-        let Some(target) = self.single_target(range)? else { return Ok(None) };
+        let Some(target) = self.single_target(range, patience)? else { return Ok(None) };
         let Some(target) = self.stable_target(target, range) else { return Ok(None) };
         let (bytes, live) = (range.end - range.start, Arc::clone(&self.live));
         let blocks = bytes / SECTOR_BYTES;
@@ -190,7 +200,8 @@ impl FileState {
         let mut write = DirectWrite { live, start: range.start, bytes, target, logical, group };
         if target == Target::New {
             // Counted already: of two that begin at once, each makes sure of both.
-            let space = if self.promise_shared() { room.take(bytes) } else { None };
+            let is_promised = self.promise_shared(patience);
+            let space = if is_promised { room.take(bytes, patience) } else { None };
             let Some(space) = space else { return Ok(None) };
             (write.logical, write.group) = (Logical(space.start), room.group);
         }
@@ -222,7 +233,11 @@ impl FileState {
     }
 
     /// The target of all of a range, if it has only one.
-    fn single_target(&self, range: &Range<u64>) -> Result<Option<Target>, FileError> {
+    fn single_target(
+        &self,
+        range: &Range<u64>,
+        patience: Patience,
+    ) -> Result<Option<Target>, FileError> {
         if !self.may_be_in_place() {
             return Ok(Some(Target::New));
         }
@@ -230,6 +245,9 @@ impl FileState {
         let has_patch = self.has_patch(range);
         if let Some(target) = self.live.known_target(range).filter(|_| !has_patch) {
             return Ok(Some(target));
+        }
+        if patience == Patience::None {
+            return Ok(None);
         }
         if has_patch {
             let [(_, target)] = self.targets(range)?[..] else { return Ok(None) };
@@ -256,13 +274,15 @@ impl DirectRoom {
     }
 
     /// A run of so many bytes, in one block group; it follows the one before if it can.
-    fn take(&mut self, bytes: u64) -> Option<Range<u64>> {
+    fn take(&mut self, bytes: u64, patience: Patience) -> Option<Range<u64>> {
         if self.run.end - self.run.start < bytes {
             self.give_back();
             let forest = self.source.forest();
-            // A shorter run is of use to whoever has the file alone.
-            let run =
-                forest.allocate_data(SECTOR_BYTES, bytes.max(RUN_BYTES), self.cluster).ok()?;
+            let (least, most) = (SECTOR_BYTES, bytes.max(RUN_BYTES));
+            let run = match patience {
+                Patience::Any => forest.allocate_data(least, most, self.cluster).ok()?,
+                Patience::None => forest.allocate_data_at_once(least, most, self.cluster)?,
+            };
             let chunks = forest.volume().chunks();
             self.group = chunks.find(Logical(run.start))?.logical();
             self.run = run;

@@ -60,7 +60,7 @@ mod view;
 mod write;
 
 pub use compress::{BadPacker, Packer};
-pub use direct::{DirectPlace, DirectRoom, DirectWrite, InFlight};
+pub use direct::{DirectPlace, DirectRoom, DirectWrite, InFlight, Patience};
 pub use error::FileError;
 pub use flush::Flight;
 pub use gone::Gone;

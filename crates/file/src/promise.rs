@@ -10,6 +10,7 @@
 //! The estimate is for items packed as loosely as leaves ever are, on the files' side and on the
 //! extents'. It is no bound for a single item: the reserve of the volume is.
 
+use crate::direct::Patience;
 use crate::error::FileError;
 use crate::small::INLINE_BYTES_MAX;
 use crate::state::FileState;
@@ -54,11 +55,16 @@ impl FileState {
 
     /// Covers what is in flight, inside the file. The caller shares the file. Says whether there
     /// is space for that; who has the file alone can do more.
-    pub(crate) fn promise_shared(&self) -> bool {
+    pub(crate) fn promise_shared(&self, patience: Patience) -> bool {
         let (blocks, extents) = self.live.traffic().coming();
         let wanted = self.bytes_to_promise(extents, blocks, u64::MAX);
         let Some(step) = self.step_to(wanted) else { return true };
-        let Ok(more) = self.source.forest().promise_metadata(step) else { return false };
+        let forest = self.source.forest();
+        let more = match patience {
+            Patience::Any => forest.promise_metadata(step).ok(),
+            Patience::None => forest.promise_metadata_at_once(step),
+        };
+        let Some(more) = more else { return false };
         self.add_ticket(more);
         true
     }

@@ -12,7 +12,7 @@ use crate::data::Times;
 use crate::inode_table::{Body, InodeEntry};
 use crate::writer::Writer;
 use crate::{Error, File, Filesystem, Privileges, Result};
-use butternut_file::{DirectRoom, DirectWrite, FileState, Help, Source};
+use butternut_file::{DirectRoom, DirectWrite, FileState, Help, Patience, Source};
 use butternut_format::inode::InodeFlags;
 use butternut_format::units::length;
 use butternut_volume::DataWrite;
@@ -119,17 +119,22 @@ impl Filesystem {
 
 impl File {
     /// Begins a direct write of whole blocks, with the body shared; `None` where it needs the file
-    /// alone (law 1).
+    /// alone (law 1), or more patience.
     pub(crate) fn begin_shared_write(
         &self,
         body: &Body,
         range: &Range<u64>,
         privileges: Privileges,
-        room: &mut DirectRoom,
+        (room, patience): (&mut DirectRoom, Patience),
     ) -> Result<Option<DirectWrite>> {
         let held = self.held()?;
         let (filesystem, entry) = (held.filesystem(), held.entry());
-        let inode = filesystem.facts(entry)?;
+        let known = entry.known_at_once();
+        let inode = match known {
+            Some(inode) => inode,
+            None if patience == Patience::None => return Ok(None),
+            None => filesystem.facts(entry)?,
+        };
         self.may_write(&inode)?;
         let is_plain = ![InodeFlags::APPEND, InodeFlags::SYNC]
             .into_iter()
@@ -137,7 +142,7 @@ impl File {
         let keeps_privileges = privileges == Privileges::Keep || entry.has_no_privileges();
         let may_share = is_plain && keeps_privileges && filesystem.switches().nosec;
         let Some(state) = body.file.as_ref().filter(|_| may_share) else { return Ok(None) };
-        Ok(state.begin_direct_write(range, room)?)
+        Ok(state.begin_direct_write(range, room, patience)?)
     }
 
     /// Takes note of a shared write that goes on its way: the times of the file are new.
@@ -185,7 +190,7 @@ impl File {
         }
         let range = offset..offset.saturating_add(length(bytes.len()));
         let begun = shared.rooms.with(&shared.source, |room| {
-            self.begin_shared_write(&body, &range, privileges, room)
+            self.begin_shared_write(&body, &range, privileges, (room, Patience::Any))
         })?;
         let Some(write) = begun else { return Ok(None) };
         let flight = shared.flights.begin();

@@ -283,6 +283,39 @@ fn direct_requests_that_are_refused_count_as_nothing_else() {
 }
 
 #[test]
+fn a_direct_write_takes_the_space_that_is_there_and_makes_none() {
+    const MIB: usize = 1 << 20;
+    let volume = TestVolume::new();
+    let fs = open(&volume, 64 << 20);
+    let file = made(&fs, b"file", &pattern(4 * MIB));
+    fs.sync().unwrap();
+    let mut queue = fs.queue(&QueueOptions::default()).unwrap();
+    let commits = fs.stats().commits;
+    let chunks =
+        |fs: &Filesystem| fs.usage().unwrap().groups.iter().map(|group| group.count).sum::<u64>();
+    let before = chunks(&fs);
+    // What each replaces is not free before a commit.
+    let at = |n: usize| (n % 4 * MIB) as u64;
+    let taken = (0..256).take_while(|n| {
+        let block = vec![u8::try_from(*n).unwrap(); MIB];
+        write(&mut queue, &file, at(*n), &block, IoFlags::DIRECT)
+    });
+    let taken = taken.count();
+    assert!((1..256).contains(&taken), "{taken}");
+    assert_eq!((fs.stats().commits, chunks(&fs)), (commits, before));
+    let mut block = Buffer::zeroed(MIB);
+    block.fill(77);
+    queue.write(&file, at(taken), block, IoFlags::DIRECT, 0).unwrap();
+    assert_eq!(reaped(&mut queue).result.unwrap(), MIB, "who waits has some made");
+    drop(queue);
+    let mut last = vec![0; MIB];
+    assert_eq!(file.read_at(at(taken), &mut last).unwrap(), MIB);
+    assert!(last.iter().all(|byte| *byte == 77));
+    drop(file);
+    volume.reopen(fs);
+}
+
+#[test]
 fn a_direct_read_is_sent_once_it_is_known_where() {
     let volume = TestVolume::new();
     let bytes = pattern(3 << 20);

@@ -3,7 +3,7 @@
 use crate::volume::{create, fresh, open, open_device_to_read, state};
 
 use butternut_device::Device;
-use butternut_file::{DirectRoom, FileState, FileView, Source};
+use butternut_file::{DirectRoom, FileState, FileView, Patience, Source};
 use butternut_format::inode::InodeFlags;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::TreeId;
@@ -50,7 +50,7 @@ impl Rig {
         let place = &mut self.bytes[range.clone()];
         place.fill(self.last);
         let range = range.start as u64..range.end as u64;
-        let write = self.file.begin_direct_write(&range, &mut self.room).unwrap();
+        let write = self.file.begin_direct_write(&range, &mut self.room, Patience::Any).unwrap();
         let write = write.expect("space");
         let volume = self.source.forest().volume();
         let mut rows = [DataWrite::new(write.logical(), place)];

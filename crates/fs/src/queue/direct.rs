@@ -14,7 +14,7 @@ use super::{Done, IoFlags, Queue, Refused};
 use crate::direct::{Pending, is_whole};
 use crate::inode_table::{Body, InodeEntry};
 use crate::{DirectStability, Privileges, Result};
-use butternut_file::DirectWrite;
+use butternut_file::{DirectWrite, Patience};
 use butternut_format::units::length;
 use std::sync::RwLockReadGuard;
 use std::time::Duration;
@@ -218,7 +218,8 @@ impl Queue {
         }
         let Some(body) = body else { return Ok(Some(Way::Alone)) };
         let range = offset..offset + length(buffer.len());
-        let room = &mut self.core.room();
+        let patience = if waits { Patience::Any } else { Patience::None };
+        let room = (&mut *self.core.room(), patience);
         let Some(write) = file.begin_shared_write(&body, &range, privileges, room)? else {
             return Ok(Some(Way::Alone));
         };
