@@ -287,7 +287,11 @@ impl DirectRoom {
             self.group = chunks.find(Logical(run.start))?.logical();
             self.run = run;
         }
-        let end = self.run.start.checked_add(bytes).filter(|end| *end <= self.run.end)?;
+        let end = self.run.start.checked_add(bytes).filter(|end| *end <= self.run.end);
+        let Some(end) = end else {
+            self.give_back();
+            return None;
+        };
         let taken = self.run.start..end;
         self.run.start = end;
         Some(taken)

@@ -200,13 +200,12 @@ impl File {
         let held = self.held()?;
         let filesystem = held.filesystem();
         let writer = filesystem.writer()?;
-        if writer.dirty_count() == 0 || !filesystem.forest().commits_for_space() {
-            return result;
-        }
         filesystem.shared.source.give_back_space();
-        // What is lost by it is told to whoever syncs.
-        drop(filesystem.write_back(writer));
-        filesystem.commit()?;
+        if writer.dirty_count() > 0 && filesystem.forest().commits_for_space() {
+            // What is lost by it is told to whoever syncs.
+            drop(filesystem.write_back(writer));
+            filesystem.commit()?;
+        }
         run()
     }
 

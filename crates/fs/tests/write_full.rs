@@ -14,7 +14,9 @@
 mod kernel_image;
 mod volume;
 
-use butternut::{Allocate, FileId, Filesystem, SetAttributes, SetXattr};
+use butternut::{
+    Allocate, FileId, Filesystem, IoFlags, Privileges, QueueOptions, SetAttributes, SetXattr,
+};
 use butternut_mkfs::MkfsOptions;
 use kernel_image::{kernel_is_here, run};
 use std::io::{Seek as _, SeekFrom, Write as _};
@@ -166,4 +168,37 @@ fn a_volume_is_filled_with_attributes() {
             })
         });
     }
+}
+
+/// Bytes that find space, 64 KiB at a time, beside so many queues that have each written once.
+fn filled_beside(queues: usize) -> u64 {
+    let volume = small(false);
+    let fs = volume.open();
+    let block = |n: u64| n * 4096;
+    let base = fs.open_file(fs.create(fs.root(), b"base", &new(0o644)).unwrap()).unwrap();
+    base.write_at(0, &vec![1; 4096 * 32]).unwrap();
+    fs.sync().unwrap();
+    let mut idle = Vec::new();
+    for n in 0..queues as u64 {
+        let mut queue = fs.queue(&QueueOptions::default()).unwrap();
+        let buffer = queue.buffer(4096).unwrap();
+        queue.write(&base, block(n), buffer, IoFlags::DIRECT, n).unwrap();
+        let mut done = Vec::new();
+        queue.reap(1, None, &mut done);
+        assert_eq!(done.pop().unwrap().result.unwrap(), 4096);
+        base.write_direct(block(n), &[2; 4096], Privileges::Keep).unwrap();
+        idle.push(queue);
+    }
+    let file = fs.open_file(fs.create(fs.root(), b"file", &new(0o644)).unwrap()).unwrap();
+    fill(|n| file.write_at(u64::from(n) << 16, &[3; 1 << 16]).map(drop));
+    let bytes = file.size();
+    drop((idle, base, file));
+    volume.reopen(fs);
+    bytes
+}
+
+#[test]
+fn space_that_idle_queues_hold_is_found() {
+    let (beside_many, alone) = (filled_beside(16), filled_beside(0));
+    assert!(beside_many + (2 << 20) >= alone, "{beside_many} beside many, {alone} alone");
 }
