@@ -171,8 +171,8 @@ impl FileState {
         }
     }
 
-    /// Begins a direct write of the blocks of `range`, or says that it needs the file alone, or more
-    /// patience. The caller shares the file, and has no handle open.
+    /// Begins a direct write of the blocks of `range`, or says that it needs the file alone, or
+    /// more patience. The caller shares the file, and has no handle open.
     ///
     /// # Errors
     /// Trees that cannot be read. No space is no error here: who has the file alone may find some.

@@ -107,6 +107,8 @@ impl Turn {
         let mut rest = self.rest();
         loop {
             if self.now() < self.rush_until.load(Ordering::SeqCst) {
+                // Whoever freed the turn may have called this thread, which does not take it.
+                self.watcher_called.notify_one();
                 return None;
             }
             let state = self.state.load(Ordering::SeqCst);
