@@ -146,8 +146,7 @@ impl File {
     }
 
     /// Takes note of a shared write that goes on its way: the times of the file are new.
-    pub(crate) fn note_shared_write(&self, writer: &Writer, body: &Body) -> Result<()> {
-        let entry = self.held()?.entry();
+    pub(crate) fn note_shared_write(&self, writer: &Writer, entry: &Arc<InodeEntry>, body: &Body) {
         if self.times == Times::Now {
             let now = writer.clock.now();
             entry.update(|inode| {
@@ -160,7 +159,6 @@ impl File {
             writer.mark_dirty(entry);
             writer.signal.changed();
         }
-        Ok(())
     }
 
     /// Writes whole blocks while others read and write the file, and waits for that; `None` where
@@ -194,7 +192,7 @@ impl File {
         })?;
         let Some(write) = begun else { return Ok(None) };
         let flight = shared.flights.begin();
-        self.note_shared_write(writer, &body)?;
+        self.note_shared_write(writer, entry, &body);
         drop(body);
         let mut digests = Vec::new();
         if write.wants_digests() {

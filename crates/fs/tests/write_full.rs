@@ -190,7 +190,8 @@ fn filled_beside(queues: usize) -> u64 {
         idle.push(queue);
     }
     let file = fs.open_file(fs.create(fs.root(), b"file", &new(0o644)).unwrap()).unwrap();
-    fill(|n| file.write_at(u64::from(n) << 16, &[3; 1 << 16]).map(drop));
+    let part = vec![3; 1 << 16];
+    fill(|n| file.write_at(u64::from(n) << 16, &part).map(drop));
     let bytes = file.size();
     drop((idle, base, file));
     volume.reopen(fs);

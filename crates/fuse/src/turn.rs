@@ -106,13 +106,16 @@ impl Turn {
     pub(crate) fn take(&self) -> Option<Held<'_>> {
         let mut rest = self.rest();
         loop {
+            let state = self.state.load(Ordering::SeqCst);
+            let is_free = state & PHASE_BITS == FREE;
             if self.now() < self.rush_until.load(Ordering::SeqCst) {
                 // Whoever freed the turn may have called this thread, which does not take it.
-                self.watcher_called.notify_one();
+                if is_free && rest.has_watcher {
+                    self.watcher_called.notify_one();
+                }
                 return None;
             }
-            let state = self.state.load(Ordering::SeqCst);
-            if state & PHASE_BITS == FREE {
+            if is_free {
                 let state = next(state, WAITING);
                 self.state.store(state, Ordering::SeqCst);
                 return Some(Held { turn: self, state });
@@ -280,5 +283,22 @@ mod tests {
         });
         thread::sleep(RUSH * 2);
         assert!(turn.take().is_some());
+    }
+
+    #[test]
+    fn a_turn_that_was_freed_for_one_who_does_not_take_it_is_the_watchers() {
+        let turn = Turn::default();
+        let held = turn.take().unwrap();
+        thread::scope(|scope| {
+            let watcher = scope.spawn(|| turn.take().is_some());
+            thread::sleep(LOOK_EVERY * (QUIET_LOOKS + 4));
+            turn.rush_until.store(u64::MAX, Ordering::SeqCst);
+            // Somebody was called, and comes when it is a rush already.
+            turn.rest().idle += 1;
+            drop(held);
+            turn.rest().idle -= 1;
+            assert!(turn.take().is_none());
+            assert!(watcher.join().unwrap());
+        });
     }
 }

@@ -15,6 +15,7 @@
 //!
 //! Left to others: what waits for the commit (`delayed_sums`).
 
+use crate::commit::Step;
 use crate::cursor::Cursor;
 use crate::delayed_sums::Run;
 use crate::error::TreeError;
@@ -22,13 +23,15 @@ use crate::live::change::Change;
 use crate::transaction::TreeEdit;
 use butternut_format::checksum::EXTENT_CSUM_OBJECTID;
 use butternut_format::key::{ItemType, Key};
-use butternut_format::units::{SECTOR_BYTES, length};
+use butternut_format::units::{Logical, SECTOR_BYTES, TreeId, length};
 use std::ops::Range;
 
 /// What fills about a quarter of a leaf of 16 KiB: long enough to be dense, short enough that
 /// neither an insertion nor a removal in its middle moves much.
 const ITEM_BYTES_MAX: usize = 4096;
 
+/// Digests that go into the tree together.
+const BATCH_BYTES: usize = 64 << 10;
 /// Ranges whose items are changed together.
 const RANGES_PER_BATCH: usize = 1024;
 
@@ -45,6 +48,27 @@ fn item_bytes_max(leaf: usize, digest: usize) -> usize {
 /// Sectors that an item's bytes are the digests of, in bytes.
 fn covered(bytes: usize, digest: usize) -> u64 {
     length(bytes.checked_div(digest).unwrap_or(0)).saturating_mul(SECTOR_BYTES)
+}
+
+impl Step<'_> {
+    /// Puts the digests of what this transaction brought into their tree. Nobody brings more: the
+    /// gate is closed.
+    pub(crate) fn write_sums(&self) -> Result<(), TreeError> {
+        let waiting = || self.running.sums();
+        if waiting().is_empty() {
+            return Ok(());
+        }
+        let tree = self.edit(TreeId::CHECKSUM)?;
+        let mut from = Logical(0);
+        loop {
+            let runs = waiting().runs(from, BATCH_BYTES);
+            let Some((start, digests)) = runs.last() else { break };
+            from = waiting().end(*start, digests);
+            tree.put_sums(&runs)?;
+        }
+        waiting().clear();
+        Ok(())
+    }
 }
 
 impl TreeEdit<'_> {

@@ -231,7 +231,7 @@ impl Queue {
         let is_aligned = buffer.as_ptr().addr().is_multiple_of(ALIGN);
         let is_fit = is_aligned && (is_stable || !needs_stable);
         let carry = if is_fit { Carry::ZeroCopy } else { Carry::Bounce };
-        file.note_shared_write(writer, &body)?;
+        file.note_shared_write(writer, entry, &body);
         Ok(Some(Way::InFlight(write, carry)))
     }
 }

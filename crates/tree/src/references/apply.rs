@@ -22,8 +22,6 @@ use std::ops::Range;
 
 /// Items changed at once.
 const BATCH_ITEMS: usize = 512;
-/// Checksums that go into their tree together.
-const SUMS_BATCH_BYTES: usize = 64 << 10;
 
 /// One pass over the heads.
 struct Pass {
@@ -58,25 +56,6 @@ impl Step<'_> {
                 self.edit(TreeId::CHECKSUM)?.remove_sums(&pass.freed)?;
             }
         }
-    }
-
-    /// Puts the digests of what this transaction brought into their tree.
-    pub(crate) fn write_sums(&self) -> Result<(), TreeError> {
-        let waiting = self.running.sums();
-        if waiting.is_empty() {
-            return Ok(());
-        }
-        drop(waiting);
-        let tree = self.edit(TreeId::CHECKSUM)?;
-        let mut from = Logical(0);
-        loop {
-            let runs = self.running.sums().runs(from, SUMS_BATCH_BYTES);
-            let Some((start, digests)) = runs.last() else { break };
-            from = self.running.sums().end(*start, digests);
-            tree.put_sums(&runs)?;
-        }
-        self.running.sums().clear();
-        Ok(())
     }
 
     fn apply_head(&self, at: Logical, head: &Head, pass: &mut Pass) -> Result<(), TreeError> {
