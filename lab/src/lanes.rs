@@ -4,7 +4,7 @@
 //! ```text
 //! suite  rows that share a file system and its files
 //! repeat each contestant has the device in turn, and the next time in the other order
-//! turn   discard, mkfs, mount; lay the files out; run the contestant's part of each row
+//! turn   fill holes, mkfs, mount; lay the files out; run the contestant's part of each row
 //! ```
 //!
 //! Rows that change what the next one would find get the device anew. The job files are those of
@@ -99,7 +99,7 @@ pub(crate) fn run(flags: &Flags) -> Result<()> {
         engine,
     };
     if flags.long {
-        let stage = Stage::make(&flags.dir, &flags.tag, [Who::Ours].into_iter())?;
+        let stage = Stage::make(&flags.dir, &flags.tag, plan.file_mib, [Who::Ours].into_iter())?;
         return endurance::run(&stage, &plan);
     }
     let mut suites = if flags.brief { rows::brief() } else { rows::all() };
@@ -108,7 +108,7 @@ pub(crate) fn run(flags: &Flags) -> Result<()> {
     }
     let entries = suites.iter().flat_map(|suite| &suite.rows).flat_map(|row| &row.entries);
     let all = entries.map(|entry| entry.who).chain([Who::Ours]);
-    let stage = Stage::make(&flags.dir, &flags.tag, all)?;
+    let stage = Stage::make(&flags.dir, &flags.tag, plan.file_mib, all)?;
     let mut shown = 0;
     for suite in suites {
         shown += play(&stage, &plan, &suite)?;

@@ -86,6 +86,11 @@ impl FileState {
         is_first_new || self.shape.is_some_and(|shape| !shape.is_inline)
     }
 
+    /// Whether something dirty is to go into the tree: it goes down no other way.
+    pub fn has_dirty_inline(&self) -> bool {
+        self.dirty_backing(0) == Some(Backing::Inline)
+    }
+
     /// Something newer than the tree is behind the first block, or on disk.
     fn has_more(&self) -> bool {
         self.live.overlay().patch_count() > 0

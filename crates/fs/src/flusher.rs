@@ -1,7 +1,7 @@
-//! The flusher: a thread that brings down what is dirty, so that no writer does.
+//! The flushers: threads that bring down what is dirty, so that no writer does.
 //!
 //! ```text
-//! writers --dirty pages, kicks--> page cache --orders--> flusher --flights--> devices
+//! writers --dirty pages, kicks--> page cache --orders--> flushers --flights--> devices
 //!    ^                                 |
 //!    +------ pauses, past a limit -----+
 //! ```
@@ -14,23 +14,29 @@
 //!    himself (`sync`, a commit) does it the same way.
 //! 3. A writer pauses with nothing locked, and not for ever: a device that takes nothing does not
 //!    stop him.
-//! 4. The thread has no part in the filesystem's life: when the filesystem goes, it is told to stop
-//!    and waited for.
+//! 4. The threads have no part in the filesystem's life: when the filesystem goes, they are told
+//!    to stop and waited for.
+//! 5. One flusher works until a flight of his is in the air and there is more to do: then he wakes
+//!    the next. So a second one runs where digests and packing keep the first from the devices, and
+//!    none runs for nothing.
 
 use crate::inode_table::{Body, InodeEntry};
 use crate::mount::Shared;
 use crate::write_back::HowFar;
 use crate::{Error, FileId, Filesystem, Result};
-use butternut_file::{Flight, Help, Source};
-use butternut_pages::{FileKey, Orders, Reason};
+use butternut_file::{FileState, Flight, Help, Source};
+use butternut_format::units::length;
+use butternut_pages::{FileKey, Orders, PAGE_BYTES, Reason};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLockWriteGuard, Weak};
-use std::thread::{Builder, JoinHandle, sleep};
+use std::thread::{Builder, JoinHandle, available_parallelism, sleep};
 use std::time::{Duration, Instant};
 
 /// Files that one look at the dirty ones finds.
 const FILES_PER_LOOK: usize = 256;
 /// Pauses of one writer behind another, while nothing goes down (law 3).
 const PAUSES_MAX: u32 = 50;
+/// More threads than this add nothing: the devices' own queues are full.
+const THREADS_MAX: usize = 4;
 
 /// Flights that have not landed.
 #[derive(Debug)]
@@ -45,13 +51,15 @@ struct Loading<'a> {
     filesystem: &'a Filesystem,
     flight: Option<Flight>,
     bytes: u64,
+    /// Another flusher is to be woken (law 5).
+    wakes_next: bool,
 }
 
-/// The thread. It ends when this is dropped.
+/// The threads. They end when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Flusher {
+pub(crate) struct Flushers {
     source: Source,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl Default for Flights {
@@ -80,6 +88,13 @@ impl Flights {
 
     fn add(&self) {
         *self.count() += 1;
+    }
+
+    /// Waits while that is so, until flights land that change it; at most so long. Whether it is
+    /// so still.
+    fn wait_while(&self, at_most: Duration, is_so: impl Fn() -> bool) -> bool {
+        let waited = self.landed.wait_timeout_while(self.count(), at_most, |_| is_so());
+        waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
     fn land(&self) {
@@ -113,38 +128,45 @@ impl Help for Flights {
     fn give_back_space(&self) {}
 }
 
-impl Flusher {
+impl Flushers {
     pub(crate) fn start(shared: &Arc<Shared>) -> Result<Self> {
         let source = shared.source.clone();
-        let (told, shared) = (source.clone(), Arc::clone(shared));
-        let run = move || {
-            let filesystem = Filesystem { shared, life: None };
-            while told.pages().wait_for_work(None) {
-                while let Some(orders) = told.pages().orders() {
-                    if filesystem.follow(&orders) == 0 {
-                        break;
-                    }
-                }
-            }
-        };
-        let thread = Builder::new().name("butternut-flush".into()).spawn(run);
-        let thread = Some(thread.map_err(Error::Committer)?);
+        let mut flushers = Self { source: source.clone(), threads: Vec::new() };
+        let count = available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
+        for number in 0..count {
+            let filesystem = Filesystem { shared: Arc::clone(shared), life: None };
+            let name = format!("butternut-flush-{number}");
+            let thread = Builder::new().name(name).spawn(move || filesystem.follow_orders());
+            flushers.threads.push(thread.map_err(Error::Committer)?);
+        }
         source.set_flusher(true);
-        Ok(Self { source, thread })
+        Ok(flushers)
     }
 }
 
-impl Drop for Flusher {
+impl Drop for Flushers {
     fn drop(&mut self) {
         self.source.set_flusher(false);
         self.source.pages().stop();
-        if let Some(thread) = self.thread.take() {
+        for thread in self.threads.drain(..) {
             drop(thread.join());
         }
     }
 }
 
 impl Filesystem {
+    /// What a flusher does all his life.
+    fn follow_orders(&self) {
+        let pages = self.shared.source.pages();
+        while pages.wait_for_work(None) {
+            while let Some(orders) = pages.orders() {
+                if self.follow(&orders) == 0 {
+                    break;
+                }
+            }
+        }
+    }
+
     /// Brings down what the cache orders; how many bytes that were.
     fn follow(&self, orders: &Orders) -> u64 {
         let Some(writer) = self.shared.writer.as_ref().filter(|writer| !writer.is_abandoned())
@@ -153,27 +175,31 @@ impl Filesystem {
         };
         let pages = self.shared.source.pages();
         let keys = orders.file.map_or_else(|| pages.oldest_dirty(FILES_PER_LOOK), |key| vec![key]);
-        let mut loading = Loading { filesystem: self, flight: None, bytes: 0 };
-        let ordered = u64::try_from(orders.pages).unwrap_or(u64::MAX).saturating_mul(4096);
-        let mut stuck = Vec::new();
+        let mut loading = Loading::new(self);
+        loading.wakes_next = orders.has_more;
+        let ordered = length(orders.pages).saturating_mul(PAGE_BYTES);
+        let mut inline = Vec::new();
         for key in keys {
             let left = ordered.saturating_sub(loading.bytes);
             if left == 0 {
                 break;
             }
             let Some(entry) = writer.dirty_entry(id_of(key)) else { continue };
-            if loading.load(&entry, left, orders.reason) == 0 {
-                stuck.push(entry);
-            } else {
+            if loading.load(&entry, left, orders.reason) > 0 {
                 pages.file(key).yield_turn();
+            } else if loading.has_dirty_inline(&entry) {
+                inline.push(entry);
             }
         }
         let mut bytes = loading.finish();
-        if bytes < ordered && orders.reason != Reason::Uncached {
+        if bytes < ordered && orders.reason == Reason::Uncached {
+            let paid = usize::try_from(bytes / PAGE_BYTES).unwrap_or(usize::MAX);
+            pages.owe(orders, orders.pages.saturating_sub(paid));
+        } else if bytes < ordered {
             // Small files go into the trees, and are clean then.
-            stuck.sort_by_key(|entry| entry.id);
+            inline.sort_by_key(|entry| entry.id);
             let before = pages.dirty_bytes();
-            for batch in stuck.chunks(FILES_PER_LOOK / 2) {
+            for batch in inline.chunks(FILES_PER_LOOK / 2) {
                 drop(self.merge_files(writer, batch, HowFar::Whole));
             }
             bytes += before.saturating_sub(pages.dirty_bytes());
@@ -184,7 +210,7 @@ impl Filesystem {
     /// Brings the data of some files down, without keeping their locks meanwhile. What is lost by
     /// it is told of when they are merged.
     pub(crate) fn flush_files(&self, entries: &[Arc<InodeEntry>], reason: Reason) {
-        let mut loading = Loading { filesystem: self, flight: None, bytes: 0 };
+        let mut loading = Loading::new(self);
         for entry in entries {
             loading.load(entry, u64::MAX, reason);
         }
@@ -201,8 +227,11 @@ impl Filesystem {
             if pause.is_zero() {
                 return;
             }
-            sleep(pause);
-            if pages.dirty_bytes() < pages.limits().dirty.hard_bytes {
+            let is_stopped = || pages.dirty_bytes() >= pages.limits().dirty.hard_bytes;
+            if !is_stopped() {
+                return sleep(pause);
+            }
+            if !flights.wait_while(pause, is_stopped) {
                 return;
             }
             pause = pages.pause(flights.now(), 0);
@@ -210,7 +239,11 @@ impl Filesystem {
     }
 }
 
-impl Loading<'_> {
+impl<'a> Loading<'a> {
+    fn new(filesystem: &'a Filesystem) -> Self {
+        Self { filesystem, flight: None, bytes: 0, wakes_next: false }
+    }
+
     /// Loads at most so many bytes of a file; how many there were.
     fn load(&mut self, entry: &Arc<InodeEntry>, bytes_max: u64, reason: Reason) -> u64 {
         let before = self.bytes;
@@ -237,8 +270,12 @@ impl Loading<'_> {
         self.bytes - before
     }
 
+    fn has_dirty_inline(&mut self, entry: &Arc<InodeEntry>) -> bool {
+        self.lock(entry).file.as_ref().is_some_and(FileState::has_dirty_inline)
+    }
+
     /// Law 1.
-    fn lock<'a>(&mut self, entry: &'a InodeEntry) -> RwLockWriteGuard<'a, Body> {
+    fn lock<'b>(&mut self, entry: &'b InodeEntry) -> RwLockWriteGuard<'b, Body> {
         if self.flight.is_some()
             && let Some(body) = entry.try_body_in_traffic()
         {
@@ -253,6 +290,9 @@ impl Loading<'_> {
         let (pages, flights) =
             (self.filesystem.shared.source.pages(), &self.filesystem.shared.flights);
         let bytes = flight.bytes();
+        if std::mem::take(&mut self.wakes_next) {
+            pages.kick();
+        }
         pages.writing_started(flights.now());
         let carried = flight.carry();
         pages.writing_ended(flights.now(), if carried.is_ok() { bytes } else { 0 });

@@ -6,7 +6,7 @@
 
 use crate::committer::Committer;
 use crate::direct::Rooms;
-use crate::flusher::{Flights, Flusher};
+use crate::flusher::{Flights, Flushers};
 use crate::inode_cache::InodeCache;
 use crate::lane_counters::LaneCounters;
 use crate::latency::Latencies;
@@ -154,13 +154,13 @@ pub struct Filesystem {
 pub(crate) struct Life {
     shared: Arc<Shared>,
     committer: Option<Committer>,
-    flusher: Option<Flusher>,
+    flushers: Option<Flushers>,
 }
 
 impl Drop for Life {
     fn drop(&mut self) {
         self.committer = None;
-        self.flusher = None;
+        self.flushers = None;
         // Nobody is left to be told; whoever wants to know closes the filesystem.
         drop(Filesystem { shared: Arc::clone(&self.shared), life: None }.sync());
     }
@@ -260,15 +260,15 @@ impl Filesystem {
     }
 
     fn begin_life(shared: Arc<Shared>, options: &MountOptions) -> Result<Self> {
-        let (mut committer, mut flusher) = (None, None);
+        let (mut committer, mut flushers) = (None, None);
         shared.flights.offer_help(&shared.source);
         shared.rooms.offer(&shared.source);
         if let Some(writer) = shared.writer.as_ref().filter(|writer| writer.has_committer) {
             let every = Duration::from_secs(options.commit_seconds.into());
             committer = Some(Committer::start(&shared, Arc::clone(&writer.signal), every)?);
-            flusher = Some(Flusher::start(&shared)?);
+            flushers = Some(Flushers::start(&shared)?);
         }
-        let life = Life { shared: Arc::clone(&shared), committer, flusher };
+        let life = Life { shared: Arc::clone(&shared), committer, flushers };
         let filesystem = Self { shared, life: Some(Arc::new(life)) };
         if let Some(writer) = &filesystem.shared.writer {
             match filesystem.writable_subvolume(writer, filesystem.root()) {

@@ -8,6 +8,7 @@ use butternut::{
 };
 use butternut_mkfs::MkfsOptions;
 use butternut_sys::allocations::{CountingAllocator, allocations_of};
+use butternut_sys::scribble::Scribble;
 use tempfile::NamedTempFile;
 
 #[global_allocator]
@@ -66,6 +67,31 @@ fn a_direct_read_of_one_block_allocates_nothing() {
     });
     assert_eq!(allocations, 0);
     assert!(fs.lane_counts().dio_read_simple > 100);
+}
+
+/// It goes through memory of the queue, in flight like any other.
+#[test]
+fn a_direct_read_into_memory_at_an_odd_address_allocates_nothing() {
+    const ROOM: usize = BLOCK + 64;
+    let image = NamedTempFile::new_in("/dev/shm").unwrap();
+    let fs = opened(&image);
+    let file = made(&fs, AttributeFlags::default());
+    let mut queue = fs.queue(&QueueOptions::default()).unwrap();
+    let memory = Scribble::new(256 * ROOM);
+    let read = |queue: &mut Queue, at: u64| {
+        let place = usize::try_from(at).unwrap() / BLOCK * ROOM + 3;
+        let buffer = memory.lend_part(place..place + BLOCK);
+        queue.read(&file, at, buffer, IoFlags::DIRECT, at).unwrap();
+    };
+    let allocations = rounds(&mut queue, &read);
+    assert_eq!(allocations, 0);
+    assert!(fs.lane_counts().dio_read_simple > 100);
+    read(&mut queue, 0);
+    let mut done = Vec::new();
+    while done.is_empty() {
+        queue.reap(1, None, &mut done);
+    }
+    assert!(done.remove(0).buffer[..] == [7; BLOCK]);
 }
 
 #[test]

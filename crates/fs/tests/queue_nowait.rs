@@ -364,7 +364,7 @@ fn a_bounce_without_memory_is_refused() {
     let mut queue = fs.queue(&options).unwrap();
     let memory = Scribble::new(128 << 10);
     let flags = IoFlags::DIRECT.with(NOWAIT);
-    let mut write = |at: u64| queue.write(&file, at, memory.lend_part(128 << 10), flags, at);
+    let mut write = |at: u64| queue.write(&file, at, memory.lend_part(0..128 << 10), flags, at);
     let refused =
         (0..32).map(|n| n * (128 << 10)).find_map(|at| write(at).err().map(|back| (at, back)));
     let (at, refused) = refused.expect("the memory has an end");
@@ -375,5 +375,5 @@ fn a_bounce_without_memory_is_refused() {
     let mut done = Vec::new();
     queue.reap(32, None, &mut done);
     assert!(done.iter().all(|done| done.result.is_ok()));
-    queue.write(&file, at, memory.lend_part(128 << 10), flags, at).expect("there is some again");
+    queue.write(&file, at, memory.lend_part(0..128 << 10), flags, at).expect("there is some again");
 }

@@ -85,7 +85,7 @@ fn failures(queue: &mut Queue) -> u64 {
 /// Writes the whole file, its groups in some order, whole or block by block.
 fn write_round(queue: &mut Queue, file: &File, parts: &[Scribble], memory: Memory, round: usize) {
     let mut write = |block: usize, blocks: usize| {
-        let lent = parts[block % DEPTH].lend_part(blocks * BLOCK);
+        let lent = parts[block % DEPTH].lend_part(0..blocks * BLOCK);
         let buffer = match memory {
             Memory::Lent => lent,
             Memory::Owned => {
@@ -211,7 +211,7 @@ fn lent_memory_may_change_where_there_is_no_flusher() {
         let mut queue = fs.queue(&QueueOptions::default()).unwrap();
         for n in 0..200 {
             let at = (n % 64 * BLOCKS * BLOCK) as u64;
-            let lent = parts[0].lend_part(BLOCKS * BLOCK);
+            let lent = parts[0].lend_part(0..BLOCKS * BLOCK);
             queue.write(&file, at, lent, IoFlags::default(), 0).unwrap();
             assert_eq!(failures(&mut queue), 0);
         }

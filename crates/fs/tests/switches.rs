@@ -158,7 +158,7 @@ fn dio_stable_says_how_lent_memory_goes() {
     let mut opened = Opened::new();
     let memory = Scribble::new(BLOCK);
     let lent = |queue: &mut Queue, file: &File, at| {
-        write(queue, file, at, memory.lend_part(BLOCK));
+        write(queue, file, at, memory.lend_part(0..BLOCK));
     };
     for (stability, zero_copy, bounced, fallback) in [
         (DirectStability::Bounce, 0, 16, 0),

@@ -197,6 +197,12 @@ impl PageCache {
         self.0.flushers.orders(|| self.0.counters.dirty.now(), &self.0.limits.dirty)
     }
 
+    /// For a flusher: so many pages of an order were not found to be sent. It is told of them again
+    /// if they may have been on their way.
+    pub fn owe(&self, orders: &Orders, pages: usize) {
+        self.0.flushers.owe(orders, pages);
+    }
+
     /// An uncached write made pages of a file dirty: tells the flushers, as the switch says. With
     /// [`UncachedFlush::Inline`] there is nobody to be told.
     pub fn kick_uncached(&self, file: FileKey, pages: usize, switch: UncachedFlush) {

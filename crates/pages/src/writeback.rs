@@ -35,6 +35,7 @@ impl FilePages {
         let mut change = self.change();
         let crate::Change { index, books, .. } = &mut change;
         let runs = index.begin(books, pages, pages_max, tags);
+        self.core.flushers.note_sent(runs.len());
         drop(change);
         let count = runs.iter().map(|run| run.frames.len()).sum();
         self.core.counters.count_writeback(reason, count);
@@ -71,6 +72,9 @@ impl Writeback {
         let count = count.min(self.run.frames.len());
         let first = self.run.first + length(count);
         let run = Run { first, tag: self.run.tag, frames: self.run.frames.split_off(count) };
+        if !run.frames.is_empty() && !self.run.frames.is_empty() {
+            self.file.core.flushers.note_sent(1);
+        }
         Self { file: self.file.clone(), run }
     }
 
@@ -92,6 +96,7 @@ impl Writeback {
         index.end(books, &pages, landing);
         drop(change);
         self.file.inode.turn.advance();
+        self.file.core.flushers.note_landed();
     }
 }
 

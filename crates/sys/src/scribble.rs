@@ -1,6 +1,7 @@
 //! [`Scribble`]: memory that changes under its readers. For tests of what must hold even so.
 
 use crate::buffer::Buffer;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -21,12 +22,12 @@ impl Scribble {
 
     /// The memory as its user lends it to a request: not stable.
     pub fn lend(&self) -> Buffer {
-        self.lend_part(self.bytes.len())
+        self.lend_part(0..self.bytes.len())
     }
 
-    /// The first so many bytes as their user lends them to a request: not stable.
-    pub fn lend_part(&self, len: usize) -> Buffer {
-        let part = &self.bytes[..len];
+    /// Some of its bytes as their user lends them to a request: not stable.
+    pub fn lend_part(&self, part: Range<usize>) -> Buffer {
+        let part = &self.bytes[part];
         let start = NonNull::from(part).cast::<u8>();
         // SAFETY: the memory is initialised and never freed, and may be written through shared
         // references; others than atomic ones are made from buffers alone.

@@ -1,7 +1,7 @@
 //! [`Core`]: what of a queue is in flight, and what becomes of it when devices are done.
 //!
 //! ```text
-//! read   placed ----------------------------------> device -> verified -----------> done
+//! read   placed ----------------------------------> device -> verified (copied) --> done
 //! write  begun --> staged with its neighbours ----> device -> each landed ---------> done
 //!                  (copied and summed, or summed)             (DSYNC: synced first)
 //! ```
@@ -17,6 +17,7 @@
 //! 4. In a steady state nothing is allocated for a read, nor for a write in place: lists keep
 //!    their memory.
 
+use super::direct::is_reachable;
 use super::{Done, IoFlags};
 use crate::lane_counters::LaneCounters;
 use crate::latency::{Mark, Operation};
@@ -89,7 +90,10 @@ pub(super) struct Reading {
     /// How long the buffer was, and what the file has of that.
     pub(super) asked: usize,
     pub(super) want: usize,
+    pub(super) flags: IoFlags,
     pub(super) since: Mark,
+    /// The caller's, where devices cannot reach it: what was read is copied to it.
+    pub(super) unreached: Option<Buffer>,
 }
 
 /// A direct write on its way down.
@@ -248,11 +252,18 @@ impl Inner {
     fn read(
         &mut self,
         shared: &Shared,
-        reading: Reading,
+        mut reading: Reading,
         (logical, digests): (Logical, &mut Vec<u8>),
         mut buffer: Buffer,
     ) -> std::result::Result<(), Box<(Reading, Buffer)>> {
-        buffer.set_len(reading.want.next_multiple_of(SECTOR));
+        let bytes = reading.want.next_multiple_of(SECTOR);
+        if !is_reachable(&buffer) {
+            let Some(slab) = self.slab(shared, bytes, reading.flags) else {
+                return Err(Box::new((reading, buffer)));
+            };
+            reading.unreached = Some(std::mem::replace(&mut buffer, slab));
+        }
+        buffer.set_len(bytes);
         let flight = self.enter();
         loop {
             match self.data.read(shared.volume(), logical, buffer, length(flight)) {
@@ -261,8 +272,9 @@ impl Inner {
                     buffer = back;
                     self.poll(shared, 1, None);
                 }
-                Err((mut back, NotTaken::Split | NotTaken::Refused(_))) => {
+                Err((back, NotTaken::Split | NotTaken::Refused(_))) => {
                     self.free.push(flight);
+                    let mut back = reading.unreached.take().unwrap_or(back);
                     back.set_len(reading.asked);
                     return Err(Box::new((reading, back)));
                 }
@@ -293,7 +305,8 @@ impl Inner {
             self.send_staged(shared);
             let load = match carry {
                 Carry::ZeroCopy => Load::Owned(Buffers::default()),
-                Carry::Bounce => match self.slab(shared, bytes, writing.flags) {
+                Carry::Bounce => match self.slab(shared, bytes.max(STAGE_BYTES_MAX), writing.flags)
+                {
                     Some(slab) => Load::Slab(slab),
                     None => return Err(Box::new((writing, buffer))),
                 },
@@ -348,16 +361,15 @@ impl Inner {
 
     /// Memory to copy into; waits for some to come back, if the request may.
     fn slab(&mut self, shared: &Shared, bytes: usize, flags: IoFlags) -> Option<Buffer> {
-        let want = bytes.max(STAGE_BYTES_MAX);
         loop {
-            if let Some(slab) = self.slabs.take(want) {
+            if let Some(slab) = self.slabs.take(bytes) {
                 return Some(slab);
             }
             if flags.contains(IoFlags::NOWAIT) {
                 return None;
             }
             if self.data.outstanding() == 0 {
-                return Some(Buffer::zeroed(want));
+                return Some(Buffer::zeroed(bytes));
             }
             self.poll(shared, 1, None);
         }
@@ -436,7 +448,7 @@ impl Inner {
         mut buffer: Buffer,
         result: &std::result::Result<(), VolumeError>,
     ) {
-        let Reading { file, hold, tag, offset, asked, want, since } = reading;
+        let Reading { file, hold, tag, offset, asked, want, since, unreached, .. } = reading;
         let digests = &self.flights[index].digests;
         let sums = if digests.is_empty() { Sums::None } else { Sums::Packed(digests) };
         let is_good = result.is_ok() && shared.volume().verify(&buffer, sums);
@@ -451,6 +463,12 @@ impl Inner {
         };
         shared.latencies.record(Operation::DirectRead, since, self.polled_at);
         drop(hold);
+        if let Some(mut own) = unreached {
+            if result.is_ok() {
+                own.whole_mut()[..want].copy_from_slice(&buffer[..want]);
+            }
+            buffer = own;
+        }
         buffer.set_len(asked);
         self.free.push(index);
         self.finish(None, Done { tag, buffer, result });

@@ -16,6 +16,7 @@ use crate::inode_table::{Body, InodeEntry};
 use crate::{DirectStability, Privileges, Result};
 use butternut_file::{DirectWrite, Patience};
 use butternut_format::units::length;
+use butternut_sys::buffer::Buffer;
 use std::sync::RwLockReadGuard;
 use std::time::Duration;
 
@@ -103,7 +104,8 @@ impl Queue {
         let hold = file.view().begin_request();
         drop(body);
         let asked = buffer.len();
-        let reading = Reading { file, hold, tag, offset, asked, want, since };
+        let unreached = None;
+        let reading = Reading { file, hold, tag, offset, asked, want, flags, since, unreached };
         match self.core.read(reading, (place.logical, &mut self.digests), buffer) {
             Ok(()) => {
                 let counters = self.core.counters();
@@ -179,7 +181,7 @@ impl Queue {
         &mut self,
         file: &crate::File,
         offset: u64,
-        buffer: &butternut_sys::buffer::Buffer,
+        buffer: &Buffer,
         flags: IoFlags,
         privileges: Privileges,
     ) -> Result<Option<Way>> {
@@ -228,12 +230,16 @@ impl Queue {
             write.fail(file.source());
             return Ok(Some(Way::Cached));
         }
-        let is_aligned = buffer.as_ptr().addr().is_multiple_of(ALIGN);
-        let is_fit = is_aligned && (is_stable || !needs_stable);
+        let is_fit = is_reachable(buffer) && (is_stable || !needs_stable);
         let carry = if is_fit { Carry::ZeroCopy } else { Carry::Bounce };
         file.note_shared_write(writer, entry, &body);
         Ok(Some(Way::InFlight(write, carry)))
     }
+}
+
+/// Whether devices can transfer in this memory.
+pub(super) fn is_reachable(buffer: &Buffer) -> bool {
+    buffer.as_ptr().addr().is_multiple_of(ALIGN)
 }
 
 /// A lock that would have to be waited for.

@@ -58,7 +58,7 @@ pub use cache::{CacheLimits, FileKey, PageCache};
 pub use change::Change;
 pub use chunk::PageState;
 pub use file_pages::{FilePages, Finding};
-pub use flusher::UncachedFlush;
+pub use flusher::{Orders, UncachedFlush};
 pub use index::{Landing, Patched, Stay};
 pub use tag::{Tag, Tags};
 
