@@ -69,9 +69,10 @@ impl Filesystem {
     ) -> Result<Option<usize>> {
         let writer = self.may_begin()?;
         let is_inline = self.switches().uncached_flush == UncachedFlush::Inline;
-        let writes_back =
-            stay == Stay::Uncached && (is_inline || !self.shared.source.has_flusher());
-        if writes_back || !self.is_calm(writer)? {
+        let source = &self.shared.source;
+        let waits = stay == Stay::Uncached
+            && (is_inline || !source.has_flusher() || source.pages().is_far_ahead());
+        if waits || !self.is_calm(writer)? {
             return Ok(None);
         }
         let Some(subvolume) = writer.known_subvolume(entry.id) else { return Ok(None) };

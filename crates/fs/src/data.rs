@@ -123,7 +123,7 @@ impl File {
         };
         let traffic = if is_long { Traffic::Stops } else { Traffic::GoesOn };
         let written = self.with_space(|| self.alter_as(None, traffic, change))?;
-        self.pace(written)?;
+        self.pace(written, Stay::Cached)?;
         Ok(written)
     }
 
@@ -247,7 +247,7 @@ impl File {
         };
         let altered = || self.alter_as(Some(privileges), Traffic::GoesOn, change);
         let (at, written) = self.with_space(altered)?;
-        self.pace(written)?;
+        self.pace(written, stay)?;
         Ok((at, written))
     }
 
@@ -260,10 +260,10 @@ impl File {
     }
 
     /// Whoever writes faster than the devices do waits for them, with nothing locked.
-    fn pace(&self, bytes: usize) -> Result<()> {
+    fn pace(&self, bytes: usize, stay: Stay) -> Result<()> {
         let filesystem = self.held()?.filesystem();
         if filesystem.shared.source.has_flusher() {
-            filesystem.pace(bytes);
+            filesystem.pace(bytes, stay);
         }
         Ok(())
     }

@@ -26,7 +26,7 @@ use crate::write_back::HowFar;
 use crate::{Error, FileId, Filesystem, Result};
 use butternut_file::{FileState, Flight, Help, Source};
 use butternut_format::units::length;
-use butternut_pages::{FileKey, Orders, PAGE_BYTES, Reason};
+use butternut_pages::{FileKey, Orders, PAGE_BYTES, PAUSE_MAX, Reason, Stay};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLockWriteGuard, Weak};
 use std::thread::{Builder, JoinHandle, available_parallelism, sleep};
 use std::time::{Duration, Instant};
@@ -160,7 +160,8 @@ impl Filesystem {
         let pages = self.shared.source.pages();
         while pages.wait_for_work(None) {
             while let Some(orders) = pages.orders() {
-                if self.follow(&orders) == 0 {
+                // What uncached writes owe is asked for once.
+                if self.follow(&orders) == 0 && orders.reason != Reason::Uncached {
                     break;
                 }
             }
@@ -192,10 +193,11 @@ impl Filesystem {
             }
         }
         let mut bytes = loading.finish();
-        if bytes < ordered && orders.reason == Reason::Uncached {
+        if bytes < ordered {
             let paid = usize::try_from(bytes / PAGE_BYTES).unwrap_or(usize::MAX);
-            pages.owe(orders, orders.pages.saturating_sub(paid));
-        } else if bytes < ordered {
+            pages.fall_short(orders, orders.pages.saturating_sub(paid));
+        }
+        if bytes < ordered && orders.reason != Reason::Uncached {
             // Small files go into the trees, and are clean then.
             inline.sort_by_key(|entry| entry.id);
             let before = pages.dirty_bytes();
@@ -217,12 +219,15 @@ impl Filesystem {
         loading.finish();
     }
 
-    /// Makes a writer who has just written so many bytes pause, if more is dirty than should be
-    /// (law 3).
-    pub(crate) fn pace(&self, bytes: usize) {
+    /// Makes a writer who has just written so many bytes pause, if more is dirty than should be, or
+    /// if uncached writes are far ahead of the flushers (law 3).
+    pub(crate) fn pace(&self, bytes: usize, stay: Stay) {
         let (pages, flights) = (self.shared.source.pages(), &self.shared.flights);
         let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
         let mut pause = pages.pause(flights.now(), bytes);
+        if stay == Stay::Uncached {
+            pages.wait_for_flushers(PAUSE_MAX * PAUSES_MAX);
+        }
         for _ in 0..PAUSES_MAX {
             if pause.is_zero() {
                 return;

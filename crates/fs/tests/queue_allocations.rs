@@ -83,7 +83,7 @@ fn a_direct_read_into_memory_at_an_odd_address_allocates_nothing() {
         let buffer = memory.lend_part(place..place + BLOCK);
         queue.read(&file, at, buffer, IoFlags::DIRECT, at).unwrap();
     };
-    let allocations = rounds(&mut queue, &read);
+    let allocations = rounds(&mut queue, read);
     assert_eq!(allocations, 0);
     assert!(fs.lane_counts().dio_read_simple > 100);
     read(&mut queue, 0);

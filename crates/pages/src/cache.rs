@@ -32,6 +32,10 @@ const BATCH: usize = 32;
 const LOOKS_MAX: usize = 1 << 16;
 /// Reads of a page in the small queue that make it hot: its first reader's, and another's.
 const HOT: u8 = 2;
+/// Of the cache, what uncached writers may make dirty ahead of the flushers; and its bounds.
+const AHEAD_PART: usize = 64;
+const AHEAD_BYTES_MIN: usize = 1 << 20;
+const AHEAD_BYTES_MAX: usize = 32 << 20;
 /// Empty chunks that are kept for the next pages.
 const CHUNKS_IDLE_MAX: usize = 64;
 
@@ -56,6 +60,11 @@ impl CacheLimits {
         let all = u64::try_from(bytes).unwrap_or(u64::MAX);
         let dirty = DirtyLimits { background_bytes: all / 8, hard_bytes: all / 4 };
         Self { bytes, dirty }
+    }
+
+    /// How far uncached writers may be ahead of the flushers.
+    fn ahead_pages_max(&self) -> usize {
+        (self.bytes / AHEAD_PART).clamp(AHEAD_BYTES_MIN, AHEAD_BYTES_MAX) / FRAME_BYTES
     }
 }
 
@@ -197,18 +206,28 @@ impl PageCache {
         self.0.flushers.orders(|| self.0.counters.dirty.now(), &self.0.limits.dirty)
     }
 
-    /// For a flusher: so many pages of an order were not found to be sent. It is told of them again
-    /// if they may have been on their way.
-    pub fn owe(&self, orders: &Orders, pages: usize) {
-        self.0.flushers.owe(orders, pages);
+    /// For a flusher: so many pages of an order were not there to be sent. It is told again of
+    /// those that uncached writes made dirty, if they may have been on their way.
+    pub fn fall_short(&self, orders: &Orders, pages: usize) {
+        self.0.flushers.fall_short(orders, pages);
+    }
+
+    /// Whether uncached writes have made more dirty than flushers have been told of by far.
+    pub fn is_far_ahead(&self) -> bool {
+        self.0.flushers.debts.pages() > self.0.limits.ahead_pages_max()
+    }
+
+    /// For an uncached writer: waits while that is so, at most so long. Whether it is over.
+    pub fn wait_for_flushers(&self, at_most: Duration) -> bool {
+        self.0.flushers.debts.wait_until_taken(self.0.limits.ahead_pages_max(), at_most)
     }
 
     /// An uncached write made pages of a file dirty: tells the flushers, as the switch says. With
     /// [`UncachedFlush::Inline`] there is nobody to be told.
     pub fn kick_uncached(&self, file: FileKey, pages: usize, switch: UncachedFlush) {
         match switch {
-            UncachedFlush::Device => self.0.flushers.add_uncached(pages),
-            UncachedFlush::Inode => self.0.flushers.add_file(file, pages),
+            UncachedFlush::Device => self.0.flushers.add_uncached(None, pages),
+            UncachedFlush::Inode => self.0.flushers.add_uncached(Some(file), pages),
             UncachedFlush::Inline => {}
         }
     }

@@ -79,6 +79,7 @@ mod cache;
 mod change;
 mod chunk;
 mod counters;
+mod debts;
 mod dirty;
 mod file_pages;
 mod fill;

@@ -35,7 +35,7 @@ impl FilePages {
         let mut change = self.change();
         let crate::Change { index, books, .. } = &mut change;
         let runs = index.begin(books, pages, pages_max, tags);
-        self.core.flushers.note_sent(runs.len());
+        self.core.flushers.debts.note_sent(runs.len());
         drop(change);
         let count = runs.iter().map(|run| run.frames.len()).sum();
         self.core.counters.count_writeback(reason, count);
@@ -73,7 +73,7 @@ impl Writeback {
         let first = self.run.first + length(count);
         let run = Run { first, tag: self.run.tag, frames: self.run.frames.split_off(count) };
         if !run.frames.is_empty() && !self.run.frames.is_empty() {
-            self.file.core.flushers.note_sent(1);
+            self.file.core.flushers.debts.note_sent(1);
         }
         Self { file: self.file.clone(), run }
     }

@@ -2,6 +2,7 @@
 
 use crate::{TAG, bring, cache, frame, key, mark, put};
 use butternut_pages::{Finding, Landing, PageState, Reason, Stay, Tags, UncachedFlush};
+use std::time::Duration;
 
 #[test]
 fn pages_that_an_uncached_read_brought_go_when_it_has_copied_them() {
@@ -61,5 +62,47 @@ fn flushers_owe_as_many_pages_as_uncached_writes_made_dirty() {
     assert_eq!(cache.orders().and_then(|orders| orders.file), Some(key(2)));
     cache.kick_uncached(key(2), 4, UncachedFlush::Inline);
     assert_eq!(cache.orders(), None, "the writer does it himself");
-    assert!(cache.wait_for_work(Some(std::time::Duration::ZERO)), "the kick of before");
+    assert!(cache.wait_for_work(Some(Duration::ZERO)), "the kick of before");
+}
+
+#[test]
+fn uncached_writers_far_ahead_of_the_flushers_wait_until_more_is_taken() {
+    // A sixty-fourth of this may be ahead.
+    let cache = cache(64 * 512);
+    let file = cache.file(key(1));
+    for switch in [UncachedFlush::Device, UncachedFlush::Inode] {
+        for _ in 0..2 {
+            (0..512).for_each(|page| put(&cache, &file, page, 1));
+            cache.kick_uncached(key(1), 512, switch);
+        }
+        assert!(cache.is_far_ahead() && !cache.wait_for_flushers(Duration::ZERO));
+        std::thread::scope(|scope| {
+            scope.spawn(|| assert!(cache.wait_for_flushers(Duration::from_secs(60))));
+            let orders = cache.orders().unwrap();
+            assert_eq!(orders.reason, Reason::Uncached);
+        });
+        assert!(!cache.is_far_ahead());
+        assert_eq!(cache.orders(), None, "all of it was taken at once");
+    }
+}
+
+/// Who brings down what is too much has paid what uncached writes owe with it.
+#[test]
+fn one_order_answers_the_limit_and_uncached_writes() {
+    let cache = cache(4096);
+    let file = cache.file(key(1));
+    (0..600).for_each(|page| put(&cache, &file, page, 1));
+    cache.kick_uncached(key(1), 50, UncachedFlush::Device);
+    let orders = cache.orders().unwrap();
+    assert_eq!((orders.reason, orders.pages), (Reason::Background, 600 - 512));
+    let sent = file.begin_writeback(&(0..999), orders.pages, Tags::ALL, orders.reason);
+    assert_eq!(cache.orders(), None, "both are paid");
+    drop(sent);
+    // What it could not pay of both, while something was on its way, is asked for again.
+    cache.fall_short(&orders, 60);
+    let again = cache.orders().unwrap();
+    assert_eq!((again.reason, again.pages), (Reason::Background, 600 - 512));
+    let sent = file.begin_writeback(&(0..999), again.pages, Tags::ALL, again.reason);
+    sent.into_iter().for_each(|run| run.end(Landing::Written));
+    assert_eq!(cache.orders(), None, "paid, and nothing is too much");
 }

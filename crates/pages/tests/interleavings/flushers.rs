@@ -2,6 +2,7 @@
 
 use crate::{FileKey, Orders, Reason, Stay, Tags, UncachedFlush, World, explore};
 use shuttle::thread;
+use std::time::Duration;
 
 /// Sends what is ordered, as far as it is there; how many pages that were.
 fn follow(world: &World, orders: &Orders) -> usize {
@@ -17,7 +18,7 @@ fn follow(world: &World, orders: &Orders) -> usize {
         }
     }
     if left > 0 {
-        world.cache.owe(orders, left);
+        world.cache.fall_short(orders, left);
     }
     orders.pages - left
 }
@@ -27,11 +28,7 @@ fn run_flusher(world: &World, pages: usize) -> usize {
     let mut written = 0;
     while written < pages && world.cache.wait_for_work(None) {
         while let Some(orders) = world.cache.orders() {
-            let more = follow(world, &orders);
-            if more == 0 {
-                break;
-            }
-            written += more;
+            written += follow(world, &orders);
         }
     }
     written
@@ -103,6 +100,7 @@ fn what_is_owed_for_a_page_on_its_way_is_paid_when_that_has_landed() {
         });
         let file = world.file();
         for switch in [UncachedFlush::Device, UncachedFlush::Device, UncachedFlush::Inode] {
+            assert!(world.cache.wait_for_flushers(Duration::MAX));
             world.write(&file, 0, 1, Stay::Uncached);
             world.cache.kick_uncached(file.key(), 1, switch);
         }

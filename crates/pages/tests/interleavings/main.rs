@@ -19,6 +19,8 @@ mod change;
 mod chunk;
 #[path = "../../src/counters.rs"]
 mod counters;
+#[path = "../../src/debts.rs"]
+mod debts;
 #[path = "../../src/dirty.rs"]
 mod dirty;
 #[path = "../../src/file_pages.rs"]
