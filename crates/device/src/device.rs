@@ -2,7 +2,6 @@
 
 use crate::counters::Counters;
 use crate::error::DeviceError;
-use butternut_sys::buffer::Buffer;
 use butternut_sys::file::{Alignment, DiskFile, WriteCache};
 use std::fmt::Debug;
 
@@ -31,13 +30,12 @@ pub trait Device: Debug + Send + Sync {
 
     fn write_at(&self, offset: u64, memory: &[u8]) -> Result<(), DeviceError>;
 
-    /// Writes the bytes of several buffers in a row, as one write.
-    fn write_row_at(&self, offset: u64, row: &[Buffer]) -> Result<(), DeviceError> {
-        if let [one] = row {
-            return self.write_at(offset, one);
+    /// Writes pieces of memory in a row, as one write.
+    fn write_row_at(&self, offset: u64, row: &[&[u8]]) -> Result<(), DeviceError> {
+        match row {
+            [one] => self.write_at(offset, one),
+            row => self.write_at(offset, &row.concat()),
         }
-        let bytes: Vec<u8> = row.iter().flat_map(|buffer| buffer.iter().copied()).collect();
-        self.write_at(offset, &bytes)
     }
 
     /// Returns when all writes that completed before are on the medium.

@@ -173,16 +173,16 @@ impl Device for FileDevice {
         result.map_err(|cause| DeviceError::write(self, offset, memory.len() as u64, cause))
     }
 
-    fn write_row_at(&self, offset: u64, row: &[Buffer]) -> Result<(), DeviceError> {
-        let bytes = row.iter().map(|buffer| buffer.len()).fold(0, usize::saturating_add);
+    fn write_row_at(&self, offset: u64, row: &[&[u8]]) -> Result<(), DeviceError> {
+        let bytes = row.iter().map(|piece| piece.len()).fold(0, usize::saturating_add);
         check_writable(self)?;
         check_range(self, offset, bytes as u64)?;
         self.counters.count_write(bytes);
         let mut at = offset;
-        for buffer in row {
-            let result = self.write_any(at, buffer);
+        for piece in row {
+            let result = self.write_any(at, piece);
             result.map_err(|cause| DeviceError::write(self, offset, bytes as u64, cause))?;
-            at += buffer.len() as u64;
+            at += piece.len() as u64;
         }
         Ok(())
     }

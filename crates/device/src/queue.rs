@@ -15,7 +15,7 @@
 //! 6. A queue pair serves one thread at a time, and any thread: whoever has `&mut` may poll, and
 //!    gets completions of requests that another thread submitted while that thread does nothing
 //!    (law 8 of [`butternut_sys::ring`]). Dropping it waits for what is in flight.
-//! 7. A write from several buffers is one write of the device, and one completion.
+//! 7. A write from several pieces of memory is one write of the device, and one completion.
 //! 8. A ring does not survive a fork, nor do threads: make queue pairs in the process that uses
 //!    them.
 
@@ -348,7 +348,7 @@ impl Targets {
     fn write(&self, write: &mut WriteFrom<'_>) {
         write.result = match self.get(write.device) {
             None => Err(DeviceError::NoDevice { index: write.device }),
-            Some(target) => target.device.write_at(write.offset, write.buf),
+            Some(target) => target.device.write_row_at(write.offset, write.pieces()),
         };
     }
 }
@@ -475,7 +475,10 @@ fn execute(device: &dyn Device, mut request: Request) -> Completion {
             Some(buffer) => device.read_at(offset, buffer),
             None => Err(DeviceError::read(device, offset, bytes, Errno::INVALID)),
         },
-        RequestKind::Write => device.write_row_at(offset, request.load.as_slice()),
+        RequestKind::Write => {
+            let row: Vec<&[u8]> = request.load.as_slice().iter().map(|buffer| &**buffer).collect();
+            device.write_row_at(offset, &row)
+        }
         RequestKind::Flush => device.flush(),
         RequestKind::Discard => device.discard(offset, bytes),
     };

@@ -150,20 +150,49 @@ impl<'a> ReadInto<'a> {
     }
 }
 
-/// A write out of borrowed memory, one of a batch; made by [`WriteFrom::new`].
+/// A write out of borrowed memory, one of a batch; made by [`WriteFrom::new`] and
+/// [`WriteFrom::row`].
 #[derive(Debug)]
 pub struct WriteFrom<'a> {
     pub device: usize,
     pub offset: u64,
-    pub buf: &'a [u8],
+    row: Row<'a>,
     /// [`DeviceError::NotRun`] until the batch has run.
     pub result: Result<(), DeviceError>,
     pub(crate) bounce: Option<Buffer>,
 }
 
+/// Pieces of memory that are written one behind the other.
+#[derive(Clone, Copy, Debug)]
+enum Row<'a> {
+    One([&'a [u8]; 1]),
+    Many(&'a [&'a [u8]]),
+}
+
 impl<'a> WriteFrom<'a> {
     pub fn new(device: usize, offset: u64, buf: &'a [u8]) -> WriteFrom<'a> {
-        WriteFrom { device, offset, buf, result: Err(DeviceError::NotRun), bounce: None }
+        Self::of(device, offset, Row::One([buf]))
+    }
+
+    /// Several pieces, as one write.
+    pub fn row(device: usize, offset: u64, row: &'a [&'a [u8]]) -> WriteFrom<'a> {
+        Self::of(device, offset, Row::Many(row))
+    }
+
+    fn of(device: usize, offset: u64, row: Row<'a>) -> WriteFrom<'a> {
+        WriteFrom { device, offset, row, result: Err(DeviceError::NotRun), bounce: None }
+    }
+
+    pub fn pieces(&self) -> &[&'a [u8]] {
+        match &self.row {
+            Row::One(one) => one,
+            Row::Many(row) => row,
+        }
+    }
+
+    /// Of all pieces.
+    pub fn bytes(&self) -> usize {
+        self.pieces().iter().map(|piece| piece.len()).fold(0, usize::saturating_add)
     }
 }
 

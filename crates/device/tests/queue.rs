@@ -110,8 +110,16 @@ fn workload(devices: &[Arc<dyn Device>], ring: RingUse, seed: u64) -> Vec<Counts
         let mut batch: Vec<_> = (sources.iter().enumerate())
             .map(|(device, (start, source))| WriteFrom::new(device, *start, source))
             .collect();
-        let lane = random.below(3);
-        if lane == 0 {
+        let lane = random.below(4);
+        if lane == 3 {
+            let cut: Vec<_> = sources.iter().map(|(_, source)| random.cut(source)).collect();
+            let rows: Vec<Vec<&[u8]>> =
+                cut.iter().map(|row| row.iter().map(|buffer| &**buffer).collect()).collect();
+            let rows = sources.iter().zip(&rows).enumerate();
+            batch = rows.map(|(to, ((start, _), row))| WriteFrom::row(to, *start, row)).collect();
+            pair.run_writes(&mut batch);
+            assert!(batch.iter().all(|write| write.result.is_ok()));
+        } else if lane == 0 {
             let mut times = 0;
             pair.run_writes_meanwhile(&mut batch, Some(&mut || times += 1));
             assert_eq!(times, 1);
@@ -120,9 +128,9 @@ fn workload(devices: &[Arc<dyn Device>], ring: RingUse, seed: u64) -> Vec<Counts
             for write in &batch {
                 let (device, offset) = (write.device, write.offset);
                 pair.submit(if lane == 1 {
-                    Request::write(device, offset, Buffer::copy_of(write.buf), 0)
+                    Request::write(device, offset, Buffer::copy_of(write.pieces()[0]), 0)
                 } else {
-                    Request::write(device, offset, random.cut(write.buf), 0)
+                    Request::write(device, offset, random.cut(write.pieces()[0]), 0)
                 })
                 .unwrap();
             }

@@ -129,6 +129,8 @@ pub struct Transfer<'a> {
 pub enum Memory<'a> {
     ReadInto(&'a mut [u8]),
     WriteFrom(&'a [u8]),
+    /// Several pieces, as one transfer.
+    WriteRow(&'a [&'a [u8]]),
 }
 
 /// One request in flight.
@@ -141,8 +143,9 @@ struct Slot<T> {
     need: usize,
     done: usize,
     tries: u8,
-    /// The memory is the owner's buffers, not `start`.
+    /// The memory is not at `start`: it is the owner's buffers, or the borrowed row.
     vector: Option<Vector>,
+    row: (*const &'static [u8], usize),
     owner: Owner<T>,
 }
 
@@ -251,7 +254,7 @@ impl<T> Ring<T> {
                 let item = unsafe { &mut *items.wrapping_add(next) };
                 if let Some(transfer) = item.transfer(context) {
                     bytes = bytes.saturating_add(transfer.need);
-                    let slot = Slot::borrowed(transfer, next);
+                    let slot = Slot::borrowed(transfer, next, &mut ring.vectors);
                     ring.borrowed += 1;
                     ring.launch(slot);
                 }
@@ -301,7 +304,7 @@ impl<T> Ring<T> {
             _ => (std::ptr::null_mut(), Some(self.vectors.pop().unwrap_or_default())),
         };
         let owner = Owner::Ring { load, payload };
-        Slot { operation, file, offset, start, len, need, done: 0, tries: 0, vector, owner }
+        Slot { operation, file, offset, start, len, need, vector, owner, ..Slot::empty() }
     }
 
     /// Puts a request into a free slot and into the submission queue.
@@ -339,7 +342,17 @@ impl<T> Ring<T> {
         let offset = slot.offset.wrapping_add(slot.done as u64);
         let segment = match (&mut slot.vector, &slot.owner) {
             (Some(vector), Owner::Ring { load, .. }) => {
-                vector.fill(load.as_slice(), slot.done, PIECE_BYTES_MAX)
+                let row = load.as_slice().iter();
+                let row = row.map(|buffer| (buffer.start().as_ptr(), buffer.len()));
+                vector.fill(row, slot.done, PIECE_BYTES_MAX)
+            }
+            (Some(vector), Owner::Batch { .. }) => {
+                let (first, count) = slot.row;
+                // SAFETY: a slot of a batch with a vector has a row, which `run` borrows until the
+                // slot is complete (law 2).
+                let row = unsafe { std::slice::from_raw_parts(first, count) }.iter();
+                let row = row.map(|piece| (piece.as_ptr().cast_mut(), piece.len()));
+                vector.fill(row, slot.done, PIECE_BYTES_MAX)
             }
             (Some(_) | None, _) => Segment {
                 start: slot.start.wrapping_add(slot.done),
@@ -468,21 +481,28 @@ impl<T> Slot<T> {
         let (operation, owner) = (Operation::Flush, Owner::Nobody);
         let (start, vector) = (std::ptr::null_mut(), None);
         let (file, offset, len, need, done, tries) = (0, 0, 0, 0, 0, 0);
-        Slot { operation, file, offset, start, len, need, done, tries, vector, owner }
+        let row = (std::ptr::null(), 0);
+        Slot { operation, file, offset, start, len, need, done, tries, vector, row, owner }
     }
 
-    fn borrowed(transfer: Transfer<'_>, index: usize) -> Slot<T> {
+    fn borrowed(transfer: Transfer<'_>, index: usize, vectors: &mut Vec<Vector>) -> Slot<T> {
         let Transfer { file, offset, memory, need } = transfer;
-        let (operation, start, len) = match memory {
+        let mut slot = Slot { file, offset, need, owner: Owner::Batch { index }, ..Slot::empty() };
+        (slot.operation, slot.start, slot.len) = match memory {
             Memory::ReadInto(memory) => (Operation::Read, memory.as_mut_ptr(), memory.len()),
             // The kernel only reads from it.
             Memory::WriteFrom(memory) => {
                 (Operation::Write, memory.as_ptr().cast_mut(), memory.len())
             }
+            Memory::WriteRow(row) => {
+                slot.vector = Some(vectors.pop().unwrap_or_default());
+                slot.row = (row.as_ptr().cast(), row.len());
+                let bytes = row.iter().map(|piece| piece.len()).fold(0, usize::saturating_add);
+                (Operation::Write, std::ptr::null_mut(), bytes)
+            }
         };
-        assert!(need <= len, "need is inside the memory");
-        let owner = Owner::Batch { index };
-        Slot { operation, file, offset, start, len, need, done: 0, tries: 0, vector: None, owner }
+        assert!(need <= slot.len, "need is inside the memory");
+        slot
     }
 
     /// Takes the kernel's answer in; `None` if the request must go on (law 4).

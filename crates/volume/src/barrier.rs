@@ -80,9 +80,9 @@ impl Volume {
         self.lanes.run_writes(&mut batch, None);
         let mut first = None;
         for write in batch {
+            let bytes = length(write.bytes());
             let Err(source) = write.result else { continue };
-            let failure =
-                self.write_failure(write.device, write.offset, length(write.buf.len()), source);
+            let failure = self.write_failure(write.device, write.offset, bytes, source);
             first.get_or_insert(failure);
         }
         first.map_or(Ok(()), Err)

@@ -24,7 +24,6 @@ use crate::members::{DeviceStatus, ErrorCounts, Member, gather};
 use crate::rescue::Rescues;
 use crate::stripe::{Layout, Place};
 use crate::super_blocks;
-use crate::write_run::Slabs;
 use arc_swap::ArcSwap;
 use butternut_device::Device;
 use butternut_format::chunk::{Chunk, Stripe};
@@ -55,7 +54,6 @@ pub struct Volume {
     pub(crate) chunks: ChunkMap,
     pub(crate) rules: ArcSwap<BlockRules>,
     pub(crate) rescues: Rescues,
-    pub(crate) slabs: Slabs,
     super_block: SuperBlock,
     options: OpenOptions,
     items: Mutex<BTreeMap<(DevId, [u8; 16]), DeviceItem>>,
@@ -82,7 +80,6 @@ impl Volume {
             chunks: ChunkMap::default(),
             rules: ArcSwap::from_pointee(rules),
             rescues: Rescues::default(),
-            slabs: Slabs::default(),
             super_block: super_block.clone(),
             options,
             items: Mutex::default(),

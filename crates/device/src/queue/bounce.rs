@@ -3,7 +3,8 @@
 //!
 //! 1. A read that is not aligned reads the whole blocks around its range into a buffer of the queue
 //!    pair, and copies its part out when it is complete.
-//! 2. A write whose range is whole blocks but whose memory is not aligned is copied first. One
+//! 2. A write whose range is whole blocks but whose memory is not aligned (of a row: that of some
+//!    piece, or its length) is copied first. One
 //!    whose range is not whole blocks must read before it writes: the device's own call does that.
 //! 3. Anything longer than [`BOUNCE_BYTES_MAX`] goes through the device's own call, which bounces
 //!    it in pieces.
@@ -132,7 +133,7 @@ impl Scoped<Looking<'_>> for ReadInto<'_> {
 
 impl Scoped<Shared> for WriteFrom<'_> {
     fn transfer(&mut self, shared: &Shared) -> Option<Transfer<'_>> {
-        let len = self.buf.len();
+        let len = self.bytes();
         let found = shared.in_ring(self.device, self.offset, len).and_then(|found| {
             found
                 .map(|(target, file)| check_writable(&*target.device).map(|()| (target, file)))
@@ -150,9 +151,13 @@ impl Scoped<Shared> for WriteFrom<'_> {
             }
         };
         let offset = target.offset + self.offset;
-        if is_aligned(target.alignment, offset, self.buf) {
+        let is_fit = |piece: &&[u8]| is_aligned(target.alignment, offset, piece);
+        if self.pieces().iter().all(is_fit) {
             target.device.counters().count_write(len);
-            let memory = Memory::WriteFrom(self.buf);
+            let memory = match self.pieces() {
+                [one] => Memory::WriteFrom(one),
+                row => Memory::WriteRow(row),
+            };
             return Some(Transfer { file, offset, memory, need: len });
         }
         if len > BOUNCE_BYTES_MAX || !is_block_aligned(target.alignment, offset, len as u64) {
@@ -160,8 +165,14 @@ impl Scoped<Shared> for WriteFrom<'_> {
             return None;
         }
         target.device.counters().count_write(len);
-        let bounce = self.bounce.insert(shared.take_buffer(len));
-        bounce.copy_from_slice(self.buf);
+        let mut bounce = shared.take_buffer(len);
+        let mut rest = &mut bounce[..];
+        for piece in self.pieces() {
+            let (now, later) = rest.split_at_mut(piece.len());
+            now.copy_from_slice(piece);
+            rest = later;
+        }
+        let bounce = self.bounce.insert(bounce);
         Some(Transfer { file, offset, memory: Memory::WriteFrom(bounce), need: len })
     }
 
@@ -171,7 +182,7 @@ impl Scoped<Shared> for WriteFrom<'_> {
             shared.give_back(bounce);
         }
         self.result = result.map_err(|cause| {
-            DeviceError::write(&*target.device, self.offset, self.buf.len() as u64, cause)
+            DeviceError::write(&*target.device, self.offset, self.bytes() as u64, cause)
         });
     }
 }

@@ -6,10 +6,8 @@
 //! 2. Buffers that touch in memory are one segment, and a list of one segment is no list: a run cut
 //!    from one registered arena is written as registered memory.
 
-use crate::buffer::Buffer;
-
 /// The most segments that are given to the kernel at once.
-pub const SEGMENTS_MAX: usize = 64;
+pub const SEGMENTS_MAX: usize = 256;
 
 pub(super) struct Vector {
     /// Boxed: the kernel may look at it as long as the request is out.
@@ -32,17 +30,23 @@ impl Default for Vector {
 }
 
 impl Vector {
-    /// Lists the bytes of the row behind the first `done`, at most `bytes_max`.
-    pub(super) fn fill(&mut self, row: &[Buffer], done: usize, bytes_max: usize) -> Segment {
+    /// Lists the bytes of the row, whose pieces start there and are that long, behind the first
+    /// `done`, at most `bytes_max`.
+    pub(super) fn fill(
+        &mut self,
+        row: impl Iterator<Item = (*mut u8, usize)>,
+        done: usize,
+        bytes_max: usize,
+    ) -> Segment {
         let (mut skip, mut left, mut count) = (done, bytes_max, 0);
-        for buffer in row {
-            let skipped = skip.min(buffer.len());
+        for (start, len) in row {
+            let skipped = skip.min(len);
             skip -= skipped;
-            let len = (buffer.len() - skipped).min(left);
+            let len = (len - skipped).min(left);
             if len == 0 {
                 continue;
             }
-            let start = buffer.start().as_ptr().wrapping_add(skipped);
+            let start = start.wrapping_add(skipped);
             if !self.grow_last(count, start, len) {
                 let Some(entry) = self.list.get_mut(count) else { break };
                 *entry = libc::iovec { iov_base: start.cast(), iov_len: len };
@@ -55,7 +59,7 @@ impl Vector {
             0 => Segment { start: std::ptr::null_mut(), len: 0, vector: None },
             1 => Segment { start: first.iov_base.cast(), len: first.iov_len, vector: None },
             count => {
-                let count = u32::try_from(count).expect("at most 64");
+                let count = u32::try_from(count).expect("at most 256");
                 let vector = Some((self.list.as_ptr(), count));
                 Segment { start: std::ptr::null_mut(), len: 0, vector }
             }
@@ -78,10 +82,12 @@ impl Vector {
 mod tests {
     use super::*;
     use crate::arena::Arena;
+    use crate::buffer::Buffer;
 
     /// The segments as (address, length).
     fn listed(row: &[Buffer], done: usize, bytes_max: usize) -> Vec<(usize, usize)> {
         let mut vector = Vector::default();
+        let row = row.iter().map(|buffer| (buffer.start().as_ptr(), buffer.len()));
         let segment = vector.fill(row, done, bytes_max);
         match segment.vector {
             None => vec![(segment.start.addr(), segment.len)],
