@@ -171,7 +171,9 @@ impl Volume {
         meanwhile: Option<&mut dyn FnMut()>,
     ) -> Vec<(Range<usize>, VolumeError)> {
         if runs.is_empty() {
-            meanwhile.into_iter().for_each(|work| work());
+            if let Some(work) = meanwhile {
+                work();
+            }
             return Vec::new();
         }
         let row: Vec<&[u8]> = parts.iter().map(|part| part.buf).collect();
