@@ -52,7 +52,7 @@ impl Stage {
             .tempdir_in(dir)
             .with_context(|| format!("cannot make a directory in {}", dir.display()))?;
         let image = dir.path().join("lanes.img");
-        File::create(&image)?.set_len(IMAGE_FILES * u64::from(file_mib) << 20)?;
+        File::create(&image)?.set_len((IMAGE_FILES * u64::from(file_mib)) << 20)?;
         let place = dir.path().join("mount");
         fs::create_dir(&place)?;
         let below = run("stat", &["--file-system", "--format=%T", text(&image)])?;
