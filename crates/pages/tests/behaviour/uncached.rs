@@ -77,7 +77,7 @@ fn uncached_writers_far_ahead_of_the_flushers_wait_until_more_is_taken() {
         }
         assert!(cache.is_far_ahead() && !cache.wait_for_flushers(Duration::ZERO));
         std::thread::scope(|scope| {
-            scope.spawn(|| assert!(cache.wait_for_flushers(Duration::from_secs(60))));
+            scope.spawn(|| assert!(cache.wait_for_flushers(Duration::from_mins(1))));
             let orders = cache.orders().unwrap();
             assert_eq!(orders.reason, Reason::Uncached);
         });
@@ -103,6 +103,8 @@ fn one_order_answers_the_limit_and_uncached_writes() {
     let again = cache.orders().unwrap();
     assert_eq!((again.reason, again.pages), (Reason::Background, 600 - 512));
     let sent = file.begin_writeback(&(0..999), again.pages, Tags::ALL, again.reason);
-    sent.into_iter().for_each(|run| run.end(Landing::Written));
+    for run in sent {
+        run.end(Landing::Written);
+    }
     assert_eq!(cache.orders(), None, "paid, and nothing is too much");
 }
