@@ -86,6 +86,39 @@ fn drain(pair: &mut QueuePair) -> Vec<Completion> {
     out
 }
 
+/// A write to each device, at that place: borrowed, in one piece or a row, or owned.
+fn write_each(pair: &mut QueuePair, sources: &[(u64, Vec<u8>)], random: &mut Random) {
+    let mut batch: Vec<_> = (sources.iter().enumerate())
+        .map(|(device, (start, source))| WriteFrom::new(device, *start, source))
+        .collect();
+    let lane = random.below(4);
+    if lane == 3 {
+        let cut: Vec<_> = sources.iter().map(|(_, source)| random.cut(source)).collect();
+        let rows: Vec<Vec<&[u8]>> =
+            cut.iter().map(|row| row.iter().map(|buffer| &**buffer).collect()).collect();
+        let rows = sources.iter().zip(&rows).enumerate();
+        batch = rows.map(|(to, ((start, _), row))| WriteFrom::row(to, *start, row)).collect();
+        pair.run_writes(&mut batch);
+        assert!(batch.iter().all(|write| write.result.is_ok()));
+    } else if lane == 0 {
+        let mut times = 0;
+        pair.run_writes_meanwhile(&mut batch, Some(&mut || times += 1));
+        assert_eq!(times, 1);
+        assert!(batch.iter().all(|write| write.result.is_ok()));
+    } else {
+        for write in &batch {
+            let (device, offset) = (write.device, write.offset);
+            pair.submit(if lane == 1 {
+                Request::write(device, offset, Buffer::copy_of(write.pieces()[0]), 0)
+            } else {
+                Request::write(device, offset, random.cut(write.pieces()[0]), 0)
+            })
+            .unwrap();
+        }
+        drain_well(pair);
+    }
+}
+
 /// Writes and reads at random, each device beside its model in memory; owned and borrowed, aligned
 /// and not. Returns what the devices counted.
 fn workload(devices: &[Arc<dyn Device>], ring: RingUse, seed: u64) -> Vec<Counts> {
@@ -107,35 +140,7 @@ fn workload(devices: &[Arc<dyn Device>], ring: RingUse, seed: u64) -> Vec<Counts
             model[start..start + len].copy_from_slice(&source);
             sources.push((start as u64, source));
         }
-        let mut batch: Vec<_> = (sources.iter().enumerate())
-            .map(|(device, (start, source))| WriteFrom::new(device, *start, source))
-            .collect();
-        let lane = random.below(4);
-        if lane == 3 {
-            let cut: Vec<_> = sources.iter().map(|(_, source)| random.cut(source)).collect();
-            let rows: Vec<Vec<&[u8]>> =
-                cut.iter().map(|row| row.iter().map(|buffer| &**buffer).collect()).collect();
-            let rows = sources.iter().zip(&rows).enumerate();
-            batch = rows.map(|(to, ((start, _), row))| WriteFrom::row(to, *start, row)).collect();
-            pair.run_writes(&mut batch);
-            assert!(batch.iter().all(|write| write.result.is_ok()));
-        } else if lane == 0 {
-            let mut times = 0;
-            pair.run_writes_meanwhile(&mut batch, Some(&mut || times += 1));
-            assert_eq!(times, 1);
-            assert!(batch.iter().all(|write| write.result.is_ok()));
-        } else {
-            for write in &batch {
-                let (device, offset) = (write.device, write.offset);
-                pair.submit(if lane == 1 {
-                    Request::write(device, offset, Buffer::copy_of(write.pieces()[0]), 0)
-                } else {
-                    Request::write(device, offset, random.cut(write.pieces()[0]), 0)
-                })
-                .unwrap();
-            }
-            drain_well(&mut pair);
-        }
+        write_each(&mut pair, &sources, &mut random);
         let wanted: Vec<_> = (0..random.below(16))
             .map(|_| {
                 let device = random.below(models.len());
