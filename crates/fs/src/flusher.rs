@@ -133,10 +133,10 @@ impl Flushers {
         let source = shared.source.clone();
         let mut flushers = Self { source: source.clone(), threads: Vec::new() };
         let count = available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
-        for number in 0..count {
+        for _ in 0..count {
             let filesystem = Filesystem { shared: Arc::clone(shared), life: None };
-            let name = format!("butternut-flush-{number}");
-            let thread = Builder::new().name(name).spawn(move || filesystem.follow_orders());
+            let thread = Builder::new().name("butternut-flush".into());
+            let thread = thread.spawn(move || filesystem.follow_orders());
             flushers.threads.push(thread.map_err(Error::Committer)?);
         }
         source.set_flusher(true);

@@ -213,16 +213,16 @@ fn writes_and_flushes_reach_the_file() {
 #[test]
 fn a_write_from_many_buffers_is_one_row_in_the_file() {
     let image = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
-    image.as_file().set_len(8 << 20).unwrap();
+    image.as_file().set_len(32 << 20).unwrap();
     let how = OpenDisk { writable: true, ..OpenDisk::default() };
     let file = DiskFile::open(image.path(), how).unwrap();
     let arena = Arena::new(2 << 20).unwrap();
     let options = RingOptions { depth: 8, arenas: vec![arena.clone()], ..RingOptions::default() };
     let mut ring = Ring::<usize>::new(&[&file], &options).unwrap();
-    let mut want = vec![0; 8 << 20];
+    let mut want = vec![0; 32 << 20];
     // More segments than one list has, a few, neighbours in one arena, and none.
     for (nth, count) in [2 * SEGMENTS_MAX + 7, 3, 20, 0].into_iter().enumerate() {
-        let at = nth << 21;
+        let at = nth << 23;
         let row: Vec<Buffer> = (0..count)
             .map(|index| {
                 let len = BLOCK * (1 + index % 3);

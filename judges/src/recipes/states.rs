@@ -125,15 +125,16 @@ fn change_visible_id(shop: &Workshop) -> Result<()> {
     let loops = devices.iter().map(|device| LoopDevice::attach(device, false, 0));
     let loops = loops.collect::<Result<Vec<_>>>()?;
     let first = loops.first().context("a device")?;
-    let words = "-f -M 0d6cbb95-0a56-4e0a-8a2e-0b2f6b1b7e55";
+    // The kernel mounts no two volumes of one id at a time, and images are made beside each other.
+    let words = format!("-f -M 0d6cbb95-0a56-4e0a-8a2e-0b2f6b1b7e{:02}", devices.len());
     for _ in 0..TRIES_MAX {
-        let output = tool::output("btrfstune", &tool::words_and_path(words, first.path()))?;
+        let output = tool::output("btrfstune", &tool::words_and_path(&words, first.path()))?;
         if output.status.success() {
             return Ok(());
         }
         std::thread::sleep(std::time::Duration::from_millis(200));
     }
-    tool::run("btrfstune", &tool::words_and_path(words, first.path())).map(drop)
+    tool::run("btrfstune", &tool::words_and_path(&words, first.path())).map(drop)
 }
 
 /// An fsync after the last commit leaves a log tree; nothing may commit before the copy.

@@ -126,9 +126,9 @@ mod tests {
     #[test]
     fn a_list_that_is_full_ends_between_two_buffers() {
         let row: Vec<Buffer> = (0..SEGMENTS_MAX + 9).map(|_| Buffer::zeroed(9)).collect();
-        let first = listed(&row, 0, 1000);
+        let first = listed(&row, 0, 10_000);
         assert_eq!(first.len(), SEGMENTS_MAX);
-        let rest = listed(&row, SEGMENTS_MAX * 9, 1000);
+        let rest = listed(&row, SEGMENTS_MAX * 9, 10_000);
         assert_eq!((rest.len(), rest[0].0), (9, row[SEGMENTS_MAX].as_ptr().addr()));
     }
 }
