@@ -271,7 +271,7 @@ impl Queue {
         let done = if request.flags().contains(IoFlags::NOWAIT) {
             request.run_at_once().map_err(|request| self.again(request.buffer))?
         } else {
-            request.run()
+            request.run(|bytes| self.core.memory(bytes))
         };
         self.complete(done);
         Ok(())

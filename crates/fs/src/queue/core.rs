@@ -220,6 +220,11 @@ impl Core {
         self.lock().write(&self.shared, writing, buffer, carry)
     }
 
+    /// Memory to copy into, now.
+    pub(super) fn memory(&self, bytes: usize) -> Buffer {
+        self.lock().slabs.take(bytes).unwrap_or_else(|| Buffer::zeroed(bytes))
+    }
+
     /// Requests that are on their way.
     pub(super) fn in_flight(&self) -> usize {
         self.lock().in_flight

@@ -59,8 +59,9 @@ impl Request {
         }
     }
 
-    /// Carries the request out, however long that takes.
-    pub(super) fn run(self) -> Done {
+    /// Carries the request out, however long that takes. `memory` is where bytes are copied that
+    /// may change meanwhile.
+    pub(super) fn run(self, memory: impl FnOnce(usize) -> Buffer) -> Done {
         let Self { file, tag, mut buffer, operation, is_fallback } = self;
         count_fallback(&file, is_fallback);
         let result = match operation {
@@ -79,7 +80,7 @@ impl Request {
                     if flags.contains(IoFlags::DIRECT) {
                         file.lane_counters().dio_write_bounced.add();
                     }
-                    let mut copy = Buffer::zeroed(buffer.len());
+                    let mut copy = memory(buffer.len());
                     buffer.copy_to(0, &mut copy);
                     write(&file, offset, &copy, flags, privileges)
                 } else {
