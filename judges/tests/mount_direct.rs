@@ -1,6 +1,8 @@
 //! Our mount, past the kernel's cache and through it at the same time: every way to a file's bytes
 //! sees what went every other way, and costs a file its privileges as on the kernel's btrfs.
 
+#[path = "mount_direct/coherent.rs"]
+mod coherent;
 #[path = "mount_direct/mixed.rs"]
 mod mixed;
 #[path = "mount_direct/privileges.rs"]
@@ -51,6 +53,9 @@ fn main() -> ExitCode {
         add("privileges", privileges::go_as_on_the_kernel);
         add("mixed", mixed::every_way_agrees);
         add("mixed::at-once", mixed::many_at_once_agree);
+        add("words", coherent::words_of_a_page_have_their_own_writers);
+        add("asynchronous", coherent::readers_of_the_cache_see_asynchronous_writes);
+        add("becomes-direct", coherent::a_handle_may_become_direct);
         add("durable", what_was_written_durably_survives);
         add("own-mapping", a_buffer_may_map_the_file);
         add("bad-buffer", a_bad_buffer_leaves_whole_blocks);

@@ -6,6 +6,7 @@
 
 use std::fs::OpenOptions;
 use std::io::{self, IoSlice};
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -240,6 +241,15 @@ pub(crate) fn invalidate_attributes(device: &OwnedFd, node: u64) {
 /// there to take them.
 pub(crate) fn write_pages_back(device: &OwnedFd, node: u64) {
     notify(device, &InvalidInodeOut { ino: node, off: 0, len: 0 });
+}
+
+/// Has the kernel send and drop the pages of a range of a file, and waits for that: others must be
+/// there to take them, and to fill those that are being filled.
+pub(crate) fn drop_pages(device: &OwnedFd, node: u64, pages: &Range<u64>) {
+    let off = i64::try_from(pages.start).unwrap_or(i64::MAX);
+    // A length of 0 reaches to the end of the file.
+    let len = i64::try_from(pages.end - pages.start).unwrap_or(0);
+    notify(device, &InvalidInodeOut { ino: node, off, len });
 }
 
 /// A kernel that has forgotten the file has nothing to believe.

@@ -9,7 +9,8 @@
 //! | `listing` | READDIR, READDIRPLUS |
 //! | `open` | OPEN, RELEASE; how the file of a request was opened |
 //! | `lane` | which way bytes go |
-//! | `data` | READ, WRITE, FALLOCATE, COPY_FILE_RANGE, FSYNC |
+//! | `data` | READ, FALLOCATE, COPY_FILE_RANGE, FSYNC |
+//! | `write` | WRITE |
 //! | `seek` | LSEEK |
 //! | `flags` | IOCTL: the flags of `chattr` |
 //! | `aside` | what waits for the kernel's cache |
@@ -24,6 +25,7 @@ mod names;
 pub(crate) mod negotiation;
 mod open;
 mod seek;
+mod write;
 mod xattrs;
 
 use std::error::Error as StdError;
@@ -106,6 +108,7 @@ impl Door {
         match opcode {
             op::LSEEK => return self.seek(request, reply),
             op::IOCTL => return self.ioctl(request, reply),
+            op::WRITE => return self.write(request, reply),
             op::FORGET | op::BATCH_FORGET => {
                 self.forget(request)?;
                 return Ok(Wanted::Nothing);
@@ -140,7 +143,6 @@ impl Door {
             op::RENAME | op::RENAME2 => self.rename(request),
             op::OPEN => self.open(request, reply),
             op::READ => self.read(request, reply),
-            op::WRITE => self.write(request, reply),
             op::RELEASE => self.release(request),
             op::FSYNC => self.sync(request),
             // The last request of all, where there is one, is DESTROY: who unmounts waits for it.

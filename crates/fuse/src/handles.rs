@@ -1,12 +1,15 @@
 //! Files that are open, by the numbers that the kernel was given for them.
 //!
 //! An open file is in being until it is released, with a name or without. Numbers start at 1, and
-//! are given again.
+//! are given again. What the handles of one file share is kept from the first open to the last
+//! release.
 
-use std::sync::{PoisonError, RwLock};
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use butternut::{File, FileId};
 
+use crate::fills::Fills;
 use crate::refusal::{Answer, Refusal};
 
 /// The open files of one mount.
@@ -19,6 +22,14 @@ pub(crate) struct Handles {
 struct Table {
     files: Vec<Option<Open>>,
     free: Vec<usize>,
+    shared: HashMap<FileId, Shared>,
+}
+
+/// What the handles of one file share.
+#[derive(Default)]
+struct Shared {
+    fills: Arc<Fills>,
+    handles: usize,
 }
 
 /// A file as somebody opened it.
@@ -28,9 +39,20 @@ pub(crate) struct Open {
     pub(crate) is_written: bool,
     /// Its reads and writes pass the kernel's cache.
     pub(crate) passes_cache: bool,
+    /// What the kernel's page cache takes of the file.
+    pub(crate) fills: Arc<Fills>,
 }
 
 impl Handles {
+    /// What the kernel's page cache takes of a file that is being opened. Each call belongs to one
+    /// handle, and comes before it.
+    pub(crate) fn share(&self, id: FileId) -> Arc<Fills> {
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let shared = table.shared.entry(id).or_default();
+        shared.handles += 1;
+        Arc::clone(&shared.fills)
+    }
+
     pub(crate) fn open(&self, open: Open) -> u64 {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         let at = table.free.pop().unwrap_or_else(|| {
@@ -60,6 +82,13 @@ impl Handles {
         let at = index(number)?;
         let open = table.files.get_mut(at)?.take()?;
         table.free.push(at);
+        let id = open.file.id();
+        if let Some(shared) = table.shared.get_mut(&id) {
+            shared.handles -= 1;
+            if shared.handles == 0 {
+                table.shared.remove(&id);
+            }
+        }
         Some(open.file)
     }
 }

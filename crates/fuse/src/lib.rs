@@ -24,6 +24,7 @@ mod attach;
 mod caller;
 mod connection;
 mod door;
+mod fills;
 mod handles;
 mod near;
 mod nodes;

@@ -107,6 +107,8 @@ pub(crate) const FOPEN_KEEP_CACHE: u32 = 1 << 1;
 pub(crate) const FOPEN_PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 /// OPEN with `O_TRUNC`, by someone who may not keep the file's privileges.
 pub(crate) const OPEN_KILL_SUIDGID: u32 = 1;
+/// A READ that a program makes past the page cache: it names the owner of its locks.
+pub(crate) const READ_LOCKOWNER: u32 = 1 << 1;
 /// A WRITE from the page cache: it was checked when the program wrote.
 pub(crate) const WRITE_CACHE: u32 = 1;
 pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
@@ -208,6 +210,13 @@ wire! {
     /// What the kernel is not to believe any more of a file: its attributes, and its pages from
     /// `off` on unless that is below 0. Changed pages are sent first.
     InvalidInodeOut 24 { ino: u64, off: i64, len: i64, }
+}
+
+impl TransferIn {
+    /// The bytes that are transferred.
+    pub(crate) fn range(&self) -> std::ops::Range<u64> {
+        self.offset..self.offset.saturating_add(u64::from(self.size))
+    }
 }
 
 /// The code of [`InvalidInodeOut`], in the place of an error.

@@ -1,4 +1,4 @@
-//! A file's bytes: read, written, moved, set aside, brought down.
+//! A file's bytes: read, moved, preallocated, synced. WRITE is in [`write`](super::write).
 //!
 //! 1. The kernel caches what is written, and sends it when it likes. What it sends from its cache
 //!    was allowed when the program wrote it.
@@ -9,23 +9,23 @@
 //!    filesystems do. The kernel sees to that itself where it can: where it cannot, it says so in
 //!    the request, or whoever is not root counts as someone who may not keep them.
 
+use std::os::fd::OwnedFd;
+
 use butternut::{Allocate, File, Privileges};
 
 use crate::caller;
+use crate::connection;
 use crate::door::Door;
-use crate::door::lane::{Lane, O_DIRECT, Writer};
+use crate::door::lane::{Lane, O_DIRECT};
 use crate::door::negotiation::TRANSFER_BYTES_MAX;
 use crate::options::Caching;
 use crate::refusal::{Answer, Refusal};
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::wire::{
-    CopyFileRangeIn, CopyFileRangeOut, FallocateIn, FsyncIn, TransferIn, WRITE_CACHE,
-    WRITE_KILL_SUIDGID, WriteOut, op,
+    CopyFileRangeIn, CopyFileRangeOut, FallocateIn, FsyncIn, InHeader, READ_LOCKOWNER, TransferIn,
+    WriteOut, op,
 };
-
-/// A program wants its write durable.
-const O_DSYNC: u32 = 0o10000;
 
 /// What `fallocate` may be asked for, together.
 const KEEP_SIZE: u32 = 1;
@@ -40,7 +40,7 @@ const PRIVILEGES: u32 = 0o6000;
 
 /// What someone who changes a file's bytes may keep of its privileges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Keeps {
+pub(super) enum Keeps {
     /// Set-user-id and set-group-id.
     Mode,
     Nothing,
@@ -54,7 +54,7 @@ impl Keeps {
 }
 
 impl Door {
-    fn lane(&self, flags: u32) -> Lane {
+    pub(super) fn lane(&self, flags: u32) -> Lane {
         if flags & O_DIRECT != 0 {
             Lane::Direct
         } else if self.manner.caching == Caching::Nothing {
@@ -67,56 +67,14 @@ impl Door {
     pub(super) fn read(&self, request: &mut Request<'_>, reply: &mut Reply) -> Answer<()> {
         let read: TransferIn = request.take()?;
         let open = self.find(request, read.fh)?;
+        if read.transfer_flags & READ_LOCKOWNER == 0 {
+            open.fills.begin_fill(read.range());
+        }
         let lane = self.lane(read.flags);
         let bytes = usize::try_from(read.size.min(TRANSFER_BYTES_MAX)).unwrap_or(0);
         let filled = lane.read(&open.file, read.offset, reply.room(bytes))?;
         reply.filled(filled);
         Ok(())
-    }
-
-    pub(super) fn write(&self, request: &mut Request<'_>, reply: &mut Reply) -> Answer<()> {
-        let write: TransferIn = request.take()?;
-        let bytes = request.data(write.size)?;
-        let open = self.find(request, write.fh)?;
-        let has = |flag| write.transfer_flags & flag != 0;
-        let write_as = |lane: Lane, writer| lane.write(&open.file, write.offset, bytes, writer);
-        let lane = self.lane(write.flags);
-        let written = if has(WRITE_CACHE) {
-            write_as(self.lane(0), Writer::Cache)?
-        } else if has(WRITE_KILL_SUIDGID) {
-            let node = request.header.nodeid;
-            self.stripping(request, (node, &open.file), Keeps::Nothing, |privileges| {
-                write_as(lane, Writer::Program(privileges))
-            })?
-        } else if open.passes_cache {
-            write_as(lane, Writer::Program(Privileges::StripCapabilities))?
-        } else {
-            write_as(lane, Writer::Program(Privileges::Keep))?
-        };
-        // What goes through its cache, or past it one at a time, the kernel syncs itself.
-        if open.passes_cache && !has(WRITE_CACHE) && write.flags & O_DSYNC != 0 {
-            open.file.sync_data()?;
-        }
-        reply.put(&WriteOut { size: u32::try_from(written).unwrap_or(0), padding: 0 })
-    }
-
-    /// Makes a change that costs a file its privileges; the kernel hears of it if it had any.
-    fn stripping<T>(
-        &self,
-        request: &Request<'_>,
-        (node, file): (u64, &File),
-        keeps: Keeps,
-        change: impl FnOnce(Privileges) -> Answer<T>,
-    ) -> Answer<T> {
-        let stat = file.stat()?;
-        let changed = change(match keeps {
-            Keeps::Mode => Privileges::StripCapabilities,
-            Keeps::Nothing => caller::privileges(&request.header, &stat),
-        });
-        if stat.mode & PRIVILEGES != 0 {
-            self.invalidate_attributes(node);
-        }
-        changed
     }
 
     pub(super) fn sync(&self, request: &mut Request<'_>) -> Answer<()> {
@@ -139,7 +97,8 @@ impl Door {
         let end = asked.offset.checked_add(asked.length).ok_or(Refusal::INVALID)?;
         let file = self.file(request, asked.fh)?;
         let of = (request.header.nodeid, &file);
-        self.stripping(request, of, Keeps::of_caller(request), |privileges| {
+        let keeps = Keeps::of_caller(request);
+        stripping(&request.header, request.device, of, keeps, |privileges| {
             Ok(file.allocate_as(asked.offset..end, how, privileges)?)
         })
     }
@@ -149,7 +108,7 @@ impl Door {
         let (from, to) = (self.file(request, copy.fh_in)?, self.handles.find(copy.fh_out)?.file);
         let end = copy.off_in.saturating_add(copy.len.min(COPY_BYTES_MAX));
         let (of, keeps) = ((copy.nodeid_out, &to), Keeps::of_caller(request));
-        let bytes_copied = self.stripping(request, of, keeps, |privileges| {
+        let bytes_copied = stripping(&request.header, request.device, of, keeps, |privileges| {
             Ok(to.copy_range_as(copy.off_out, &from, copy.off_in..end, privileges)?)
         })?;
         if request.header.opcode == op::COPY_FILE_RANGE_64 {
@@ -157,4 +116,23 @@ impl Door {
         }
         reply.put(&WriteOut { size: u32::try_from(bytes_copied).unwrap_or(0), padding: 0 })
     }
+}
+
+/// Makes a change that costs a file its privileges; the kernel hears of it if it had any.
+pub(super) fn stripping<T>(
+    caller: &InHeader,
+    device: &OwnedFd,
+    (node, file): (u64, &File),
+    keeps: Keeps,
+    change: impl FnOnce(Privileges) -> Answer<T>,
+) -> Answer<T> {
+    let stat = file.stat()?;
+    let changed = change(match keeps {
+        Keeps::Mode => Privileges::StripCapabilities,
+        Keeps::Nothing => caller::privileges(caller, &stat),
+    });
+    if stat.mode & PRIVILEGES != 0 {
+        connection::invalidate_attributes(device, node);
+    }
+    changed
 }

@@ -12,6 +12,8 @@
 //!
 //! The flags of an inode are asked here only, as the kernel does: it does not know them.
 
+use std::sync::Arc;
+
 use butternut::{Error, File, FileId, Privileges, SetAttributes, SetTime};
 
 use crate::caller;
@@ -83,7 +85,11 @@ impl Door {
         let file = file.checked_at_open();
         let file = if self.manner.writes_back() { file.leaving_times() } else { file };
         let is_written = writes(flags);
-        let fh = self.handles.open(Open { file, is_written, passes_cache });
+        let fills = self.handles.share(file.id());
+        if is_written && (is_direct || passes_cache) {
+            fills.note_from_now();
+        }
+        let fh = self.handles.open(Open { file, is_written, passes_cache, fills });
         reply.put(&OpenOut { fh, open_flags, backing_id: 0 })
     }
 
@@ -118,7 +124,8 @@ impl Door {
             self.filesystem.open_file(id.ok_or(unknown)?)
         };
         let file = self.recent.file(request.header.nodeid, open)?;
-        Ok(Open { file, is_written: false, passes_cache: false })
+        let fills = Arc::default();
+        Ok(Open { file, is_written: false, passes_cache: false, fills })
     }
 }
 

@@ -1,0 +1,174 @@
+//! Pages of the kernel's cache, and writes past that cache to the same bytes at the same time.
+
+use super::{MIB, NAME, PAGE, aligned, open, ours};
+use anyhow::{Context, Result, ensure};
+use butternut_judges::subjects::Mounted;
+use butternut_sys::buffer::Buffer;
+use butternut_sys::buffers::Load;
+use butternut_sys::file::{DiskFile, OpenDisk};
+use butternut_sys::mapped::Mapped;
+use butternut_sys::ring::{Operation, Ring, RingOptions, Submission};
+use rustix::fs::OFlags;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+const PAGES: usize = 64;
+const WORD: usize = size_of::<u64>();
+const ROUNDS: u64 = 60;
+
+/// How a thread changes its word of each page.
+#[derive(Clone, Copy, Debug)]
+enum Writer {
+    /// By a store to a shared mapping.
+    Store,
+    /// By write(2).
+    Write,
+    /// By write(2) with `O_DIRECT`.
+    Direct,
+}
+
+/// Each thread has a word of its own in every page. Whatever the others do meanwhile to the rest of
+/// the page, no word is lost.
+pub(super) fn words_of_a_page_have_their_own_writers(options: &str) -> Result<()> {
+    const WRITERS: [Writer; 6] =
+        [Writer::Store, Writer::Write, Writer::Store, Writer::Direct, Writer::Store, Writer::Write];
+    let mut volume = ours(options)?;
+    let path = volume.root()?.join(NAME);
+    std::fs::write(&path, vec![0; PAGES * PAGE])?;
+    let mut want = vec![0; PAGES * PAGE];
+    for round in 1..=ROUNDS {
+        thread::scope(|scope| {
+            let spawn = |(number, writer): (usize, &Writer)| {
+                let (path, writer) = (&path, *writer);
+                scope.spawn(move || write_words(path, writer, number, round))
+            };
+            let threads: Vec<_> = WRITERS.iter().enumerate().map(spawn).collect();
+            threads.into_iter().try_for_each(|it| it.join().expect("no thread panics"))
+        })?;
+        for page in 0..PAGES {
+            for number in 0..WRITERS.len() {
+                let at = page * PAGE + number * WORD;
+                want[at..at + WORD].copy_from_slice(&word(number, round));
+            }
+        }
+        let lost = |have: &[u8]| {
+            let at = have.iter().zip(&want).position(|(have, want)| have != want)?;
+            Some((at / PAGE, WRITERS.get(at % PAGE / WORD).copied()))
+        };
+        for flags in [OFlags::empty(), OFlags::DIRECT] {
+            let mut have = vec![0; PAGES * PAGE];
+            open(&path, flags)?.read_exact_at(&mut have, 0)?;
+            let found = lost(&have);
+            ensure!(found.is_none(), "round {round}, {flags:?}: lost in {found:?}");
+        }
+    }
+    volume.remount()?;
+    ensure!(std::fs::read(volume.root()?.join(NAME))? == want, "mounted again");
+    volume.unmount()
+}
+
+fn word(number: usize, round: u64) -> [u8; WORD] {
+    (round * 256 + number as u64 + 1).to_le_bytes()
+}
+
+fn write_words(path: &Path, writer: Writer, number: usize, round: u64) -> Result<()> {
+    let direct = if matches!(writer, Writer::Direct) { OFlags::DIRECT } else { OFlags::empty() };
+    let file = open(path, direct)?;
+    let mapped = Mapped::shared(&file, PAGES * PAGE)?;
+    for page in 0..PAGES {
+        let at = page * PAGE + number * WORD;
+        match writer {
+            Writer::Store => mapped.put(at, &word(number, round)),
+            Writer::Write | Writer::Direct => {
+                file.write_all_at(&word(number, round), at as u64)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Readers of the cache see an asynchronous direct write as soon as it is complete, though they
+/// read the same pages while it was in flight.
+pub(super) fn readers_of_the_cache_see_asynchronous_writes(options: &str) -> Result<()> {
+    const BYTES: usize = MIB / 2;
+    let mut volume = ours(options)?;
+    let path = volume.root()?.join(NAME);
+    std::fs::write(&path, vec![0; BYTES])?;
+    let is_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let readers: Vec<_> = (0..2)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut read = vec![0; BYTES];
+                    while !is_done.load(Ordering::SeqCst) {
+                        File::open(&path)?.read_exact_at(&mut read, 0)?;
+                    }
+                    anyhow::Ok(())
+                })
+            })
+            .collect();
+        let written = write_and_compare(&path, BYTES);
+        is_done.store(true, Ordering::SeqCst);
+        readers.into_iter().try_for_each(|reader| reader.join().expect("no thread panics"))?;
+        written
+    })?;
+    volume.unmount()
+}
+
+fn write_and_compare(path: &Path, bytes: usize) -> Result<()> {
+    const DEPTH: usize = 8;
+    let how = OpenDisk { writable: true, ..OpenDisk::default() };
+    let disk = DiskFile::open(path, how)?;
+    ensure!(disk.is_direct(), "the mount takes O_DIRECT");
+    let mut ring: Ring<()> =
+        Ring::new(&[&disk], &RingOptions { depth: DEPTH, ..RingOptions::default() })?;
+    let piece = bytes / DEPTH;
+    for round in 1..=200_u8 {
+        for number in 0..DEPTH {
+            let mut buffer = Buffer::zeroed(piece);
+            buffer.fill(round);
+            let submission = Submission {
+                operation: Operation::Write,
+                file: 0,
+                offset: (number * piece) as u64,
+                load: Load::from(buffer),
+                need: piece,
+                payload: (),
+            };
+            ring.submit(submission).ok().context("the ring has room")?;
+        }
+        ring.wait(DEPTH, None);
+        while let Some(done) = ring.take_done() {
+            done.result.map_err(|errno| std::io::Error::from_raw_os_error(errno.0))?;
+        }
+        let mut read = vec![0; bytes];
+        File::open(path)?.read_exact_at(&mut read, 0)?;
+        let stale = read.iter().position(|byte| *byte != round);
+        ensure!(stale.is_none(), "round {round}: old bytes at {stale:?}");
+    }
+    Ok(())
+}
+
+/// A handle that passes the cache only since `fcntl(2)` said so counts from then on.
+pub(super) fn a_handle_may_become_direct(options: &str) -> Result<()> {
+    let mut volume = ours(options)?;
+    let path = volume.root()?.join(NAME);
+    std::fs::write(&path, vec![1; 4 * PAGE])?;
+    let file = open(&path, OFlags::empty())?;
+    let mapped = Mapped::shared(&file, 4 * PAGE)?;
+    mapped.put(PAGE, &[2; PAGE]);
+    rustix::fs::fcntl_setfl(&file, OFlags::DIRECT)?;
+    let memory = aligned(PAGE, 3)?;
+    ensure!(memory.write_to(&file, 0, 0..PAGE)? == PAGE);
+    let mut have = vec![0; 4 * PAGE];
+    mapped.get(0, &mut have);
+    let want = [[3; PAGE], [2; PAGE], [1; PAGE], [1; PAGE]].concat();
+    ensure!(have == want, "the mapping");
+    drop((mapped, file));
+    volume.remount()?;
+    ensure!(std::fs::read(volume.root()?.join(NAME))? == want, "mounted again");
+    volume.unmount()
+}
