@@ -13,10 +13,12 @@ demo:
 test: lint
 	@scripts/test
 
-# The same, with the longer runs of seeded tests.
+# The same, with the longer runs of seeded tests, and xfstests where BUTTERNUT_FSTESTS names a
+# checkout (docs/fstests.md).
 test-long: lint
 	@scripts/setup long
 	@BUTTERNUT_LONG=1 BUTTERNUT_FUZZ_ROUNDS=20000 scripts/test
+	@scripts/fstests --at-hand
 
 lint:
 	@scripts/setup
