@@ -55,6 +55,7 @@ fn main() -> ExitCode {
         add("mixed::at-once", mixed::many_at_once_agree);
         add("words", coherent::words_of_a_page_have_their_own_writers);
         add("asynchronous", coherent::readers_of_the_cache_see_asynchronous_writes);
+        add("large", coherent::large_writes_end_beside_stores);
         add("becomes-direct", coherent::a_handle_may_become_direct);
         add("durable", what_was_written_durably_survives);
         add("own-mapping", a_buffer_may_map_the_file);

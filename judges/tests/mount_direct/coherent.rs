@@ -152,6 +152,44 @@ fn write_and_compare(path: &Path, bytes: usize) -> Result<()> {
     Ok(())
 }
 
+/// Large writes end, and are whole, though other threads store to all of their pages all the time.
+pub(super) fn large_writes_end_beside_stores(options: &str) -> Result<()> {
+    const BYTES: usize = MIB;
+    let mut volume = ours(options)?;
+    let path = volume.root()?.join(NAME);
+    std::fs::write(&path, vec![0; BYTES])?;
+    let is_done = AtomicBool::new(false);
+    let store = |thread: usize| {
+        let mapped = Mapped::shared(open(&path, OFlags::empty())?, BYTES)?;
+        while !is_done.load(Ordering::SeqCst) {
+            for page in 0..BYTES / PAGE {
+                mapped.put(page * PAGE + thread * WORD, &[255; WORD]);
+            }
+        }
+        anyhow::Ok(())
+    };
+    thread::scope(|scope| {
+        let storing = [scope.spawn(|| store(0)), scope.spawn(|| store(1))];
+        let written = (1..=20).try_for_each(|round| {
+            let file = open(&path, OFlags::empty())?;
+            file.write_all_at(&vec![round; BYTES], 0)?;
+            let mut have = vec![0; BYTES];
+            file.read_exact_at(&mut have, 0)?;
+            for (number, page) in have.chunks(PAGE).enumerate() {
+                let old = page[2 * WORD..].iter().find(|byte| **byte != round);
+                ensure!(old.is_none(), "round {round}, page {number}: {old:?}");
+            }
+            Ok(())
+        });
+        is_done.store(true, Ordering::SeqCst);
+        for thread in storing {
+            thread.join().expect("no thread panics")?;
+        }
+        written
+    })?;
+    volume.unmount()
+}
+
 /// A handle that passes the cache only since `fcntl(2)` said so counts from then on.
 pub(super) fn a_handle_may_become_direct(options: &str) -> Result<()> {
     let mut volume = ours(options)?;

@@ -9,11 +9,14 @@
 //!
 //! 1. A write past the cache is applied while the cache holds none of its pages ([`fills`]). Where
 //!    it may hold some, the kernel drops them first, which a thread of its own waits for.
-//! 2. What the kernel keeps of what it sends counts as a fill. On an uncached mount it keeps only
+//! 2. Where pages are filled again and again, such a write is applied piece by piece: each piece is
+//!    halved, down to a page, until the kernel keeps it free of pages for long enough.
+//! 3. What the kernel keeps of what it sends counts as a fill. On an uncached mount it keeps only
 //!    pages of mappings, which a READ filled.
 //!
 //! [`fills`]: crate::fills
 
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -23,6 +26,7 @@ use crate::connection;
 use crate::door::data::{Keeps, stripping};
 use crate::door::lane::{Lane, O_DIRECT, Writer};
 use crate::door::{Door, Wanted};
+use crate::fills::Stale;
 use crate::handles::Open;
 use crate::options::Caching;
 use crate::refusal::Answer;
@@ -32,6 +36,11 @@ use crate::wire::{InHeader, TransferIn, WRITE_CACHE, WRITE_KILL_SUIDGID, WriteOu
 
 /// A program wants its write durable.
 const O_DSYNC: u32 = 0o10000;
+
+/// Invalidations that a piece of a write may need before it is halved. Pages that were dirty need a
+/// second one.
+const ROUNDS_MAX: u32 = 4;
+const PAGE_BYTES: u64 = 4096;
 
 /// One WRITE, without its bytes.
 struct Write {
@@ -55,21 +64,19 @@ impl Door {
             if self.manner.caching != Caching::Nothing {
                 write.open.fills.begin_fill(asked.range());
             }
-            return write.apply(bytes, reply).map(|()| Wanted::Reply);
+            Write::answer(write.apply(asked.offset, bytes)?, reply)?;
+            return Ok(Wanted::Reply);
         }
         let stale = match write.open.fills.begin_write(asked.range()) {
-            Ok(_applying) => return write.apply(bytes, reply).map(|()| Wanted::Reply),
+            Ok(_applying) => {
+                Write::answer(write.apply(asked.offset, bytes)?, reply)?;
+                return Ok(Wanted::Reply);
+            }
             Err(stale) => stale,
         };
-        let (mut stale, bytes) = (stale, bytes.to_vec());
+        let bytes = bytes.to_vec();
         self.answer_aside(request, size_of::<WriteOut>(), move |reply| {
-            loop {
-                connection::drop_pages(&write.device, write.header.nodeid, &stale.pages);
-                match write.open.fills.begin_write_after(&stale, write.asked.range()) {
-                    Ok(_applying) => return write.apply(&bytes, reply),
-                    Err(more) => stale = more,
-                }
-            }
+            Write::answer(write.apply_after(stale, &bytes)?, reply)
         })
     }
 }
@@ -83,9 +90,44 @@ impl Write {
         !self.has(WRITE_CACHE) && (self.open.passes_cache || self.asked.flags & O_DIRECT != 0)
     }
 
-    fn apply(&self, bytes: &[u8], reply: &mut Reply) -> Answer<()> {
+    /// Applies the write when the kernel has dropped the pages that it may have.
+    fn apply_after(&self, stale: Stale, bytes: &[u8]) -> Answer<usize> {
+        let (start, end) = (self.asked.offset, self.asked.range().end);
+        let index = |at: u64| usize::try_from(at - start).unwrap_or(bytes.len());
+        let (mut piece, mut rounds) = (start..end, 0);
+        let mut begun = Err(stale);
+        loop {
+            match begun {
+                Err(stale) => {
+                    connection::drop_pages(&self.device, self.header.nodeid, &stale.pages);
+                    rounds += 1;
+                    if rounds > ROUNDS_MAX {
+                        (piece.end, rounds) = (half(&piece), 0);
+                    }
+                    begun = self.open.fills.begin_write_after(&stale, piece.clone());
+                }
+                Ok(applying) => {
+                    let part = &bytes[index(piece.start)..index(piece.end)];
+                    let written = match self.apply(piece.start, part) {
+                        // What is written already is told, as for any short write.
+                        Err(_) if piece.start > start => 0,
+                        written => written?,
+                    };
+                    drop(applying);
+                    let at = piece.start + written as u64;
+                    if written < part.len() || at == end {
+                        return Ok(index(at));
+                    }
+                    (piece, rounds) = (at..end.min(at + part.len() as u64), 0);
+                    begun = self.open.fills.begin_write(piece.clone());
+                }
+            }
+        }
+    }
+
+    fn apply(&self, offset: u64, bytes: &[u8]) -> Answer<usize> {
         let open = &self.open;
-        let write_as = |writer| self.lane.write(&open.file, self.asked.offset, bytes, writer);
+        let write_as = |writer| self.lane.write(&open.file, offset, bytes, writer);
         let written = if self.has(WRITE_CACHE) {
             write_as(Writer::Cache)?
         } else if self.has(WRITE_KILL_SUIDGID) {
@@ -102,6 +144,32 @@ impl Write {
         if open.passes_cache && !self.has(WRITE_CACHE) && self.asked.flags & O_DSYNC != 0 {
             open.file.sync_data()?;
         }
+        Ok(written)
+    }
+
+    fn answer(written: usize, reply: &mut Reply) -> Answer<()> {
         reply.put(&WriteOut { size: u32::try_from(written).unwrap_or(0), padding: 0 })
+    }
+}
+
+/// Where the first half of a range ends: with a page, and not before its first page does.
+fn half(of: &Range<u64>) -> u64 {
+    let middle = (of.start + (of.end - of.start) / 2) / PAGE_BYTES * PAGE_BYTES;
+    let first_end = (of.start / PAGE_BYTES + 1) * PAGE_BYTES;
+    middle.max(first_end).min(of.end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_halved_down_to_what_one_page_holds_of_it() {
+        assert_eq!(half(&(0..1 << 20)), 1 << 19);
+        assert_eq!(half(&(100..3 * 4096)), 4096);
+        assert_eq!(half(&(4000..4200)), 4096);
+        assert_eq!(half(&(0..4096)), 4096);
+        assert_eq!(half(&(8..16)), 16);
+        assert_eq!(half(&(5000..5000 + 4096)), 8192);
     }
 }
