@@ -11,6 +11,7 @@
 //! | [`library`] | the subject that is the library itself |
 //! | [`lender`] | memory that is lent to requests |
 //! | [`together`] | threads on the same files, by every lane at once |
+//! | [`contested`] | threads on the same blocks, held to the rule of the last writer |
 //! | [`tree`] | everything that can be seen of a tree, and what differs between two |
 //! | [`run`] | a subject held to the model, operation by operation |
 //! | [`shrink`] | a failing run made short |
@@ -29,6 +30,7 @@
 pub mod acl;
 pub mod bytes;
 pub mod content;
+pub mod contested;
 pub mod crash;
 pub mod errno;
 pub mod generator;

@@ -41,7 +41,11 @@ impl FileState {
         self.check_writable()?;
         let end = self.check_end(offset, length(bytes))?;
         let blocks = offset - offset % SECTOR_BYTES..end.next_multiple_of(SECTOR_BYTES);
-        if !self.is_light(bytes) || !self.is_placed(&blocks, offset, end) {
+        // Growth may have to bring the first block along.
+        let meets_direct = [&blocks, &(0..SECTOR_BYTES)]
+            .into_iter()
+            .any(|blocks| self.live.traffic().has_writes(blocks));
+        if meets_direct || !self.is_light(bytes) || !self.is_placed(&blocks, offset, end) {
             return Ok(false);
         }
         let Some(edges) = self.edges(&blocks, &(offset..end)) else { return Ok(false) };

@@ -11,8 +11,9 @@
 //!
 //! 1. A direct read is of whole sectors that lie together on disk as they are; whatever else a file
 //!    is made of is read by [`Source::read_at`].
-//! 2. A direct write replaces whole blocks inside the file, none of which is dirty in memory. It
-//!    changes neither the file's size nor what is in memory only.
+//! 2. A direct write replaces whole blocks inside the file, none of which is dirty in memory, nor
+//!    becomes so before it has completed (law 4 of [`crate::traffic`]). It changes neither the
+//!    file's size nor what is in memory only.
 //! 3. While it is in flight the range reads as before; when it has landed, as it was written. Two
 //!    in flight on the same blocks land in some order, block by block whole.
 //! 4. Data with checksums never goes where somebody may be reading, or where another write of the
@@ -28,6 +29,7 @@ use crate::place::Target;
 use crate::plain;
 use crate::source::{REGION_BYTES, Source, in_memory};
 use crate::state::FileState;
+use crate::traffic::WriteSlot;
 use crate::view::FileView;
 use butternut_format::units::{Logical, SECTOR_BYTES, length};
 use butternut_space::Cluster;
@@ -68,6 +70,7 @@ pub struct InFlight(Arc<Live>);
 #[derive(Debug)]
 pub struct DirectWrite {
     live: Arc<Live>,
+    slot: WriteSlot,
     start: u64,
     bytes: u64,
     target: Target,
@@ -171,6 +174,12 @@ impl FileState {
         }
     }
 
+    /// Waits until no direct write is in flight on the blocks of `range`, which are about to become
+    /// dirty (law 4 of [`crate::traffic`]). Whatever the file has of them is to be read afterwards.
+    pub(crate) fn wait_for_direct_writes(&self, blocks: &Range<u64>) {
+        self.live.traffic().wait_for_writes(&self.source, blocks);
+    }
+
     /// Begins a direct write of the blocks of `range`, or says that it needs the file alone, or
     /// more patience. The caller shares the file, and has no handle open.
     ///
@@ -193,11 +202,11 @@ impl FileState {
         }
         let Some(target) = self.single_target(range, patience)? else { return Ok(None) };
         let Some(target) = self.stable_target(target, range) else { return Ok(None) };
+        let Some(slot) = self.enter_flight(range, target, patience) else { return Ok(None) };
         let (bytes, live) = (range.end - range.start, Arc::clone(&self.live));
-        let blocks = bytes / SECTOR_BYTES;
-        live.traffic().begin_write(blocks);
         let (logical, group) = (target.place().unwrap_or_default(), Logical::default());
-        let mut write = DirectWrite { live, start: range.start, bytes, target, logical, group };
+        let mut write =
+            DirectWrite { live, slot, start: range.start, bytes, target, logical, group };
         if target == Target::New {
             // Counted already: of two that begin at once, each makes sure of both.
             let is_promised = self.promise_shared(patience);
@@ -206,6 +215,31 @@ impl FileState {
             (write.logical, write.group) = (Logical(space.start), room.group);
         }
         Ok(Some(write))
+    }
+
+    /// Notes that a direct write is in flight, in the order that law 5 of [`crate::traffic`] wants;
+    /// `None` where it would have to wait for another, and may not.
+    fn enter_flight(
+        &self,
+        range: &Range<u64>,
+        target: Target,
+        patience: Patience,
+    ) -> Option<WriteSlot> {
+        let traffic = self.live.traffic();
+        let has_copies = |logical| {
+            let chunks = self.source.forest().volume().chunks();
+            chunks.find(logical).is_none_or(|layout| layout.facts().copies > 1)
+        };
+        if !target.place().is_some_and(has_copies) {
+            return Some(traffic.begin_write(range.clone()));
+        }
+        loop {
+            let slot = traffic.begin_exclusive_write(range.clone());
+            if slot.is_some() || patience == Patience::None {
+                return slot;
+            }
+            traffic.wait_for_writes(&self.source, range);
+        }
     }
 
     /// Where data with checksums may go while others read what is there, or write it too: not over
@@ -347,8 +381,13 @@ impl DirectWrite {
     /// What memory has of the range is older than the disk, but for what is dirty.
     fn forget_clean(&self) {
         self.live.touch();
-        let range = self.start..self.start + self.bytes;
-        self.live.pages().change().discard_clean(&pages_of(&range));
+        let pages = pages_of(&self.range());
+        self.live.pages().change().discard_clean(&pages);
+        debug_assert_eq!(self.live.pages().next_newer(&pages), None, "law 4 of `traffic`");
+    }
+
+    fn range(&self) -> Range<u64> {
+        self.start..self.start + self.bytes
     }
 
     /// The write is not down: the range reads as before, or, where it was written in place, as it
@@ -364,6 +403,6 @@ impl DirectWrite {
 
 impl Drop for DirectWrite {
     fn drop(&mut self) {
-        self.live.traffic().end_write(self.bytes / SECTOR_BYTES);
+        self.live.traffic().end_write(&self.slot, &self.range());
     }
 }

@@ -6,6 +6,8 @@
 //! 1. A block that becomes dirty has space held for it, or needs none of its own. What is on its
 //!    way down has taken its space with it: written to meanwhile, it needs space again.
 //! 2. Memory is found before a block is changed: what fails for want of it has changed nothing.
+//! 3. No block becomes dirty while a direct write of it is in flight (law 4 of
+//!    [`crate::traffic`]): callers have waited for that.
 
 use crate::error::FileError;
 use crate::overlay::BLOCK;
@@ -93,6 +95,7 @@ impl FileState {
     /// Gives a block all of its bytes. Its room, if it wants any, is reserved.
     pub(crate) fn put_block(&mut self, start: u64, frame: Frame, backing: Backing) {
         let (page, stay) = (start / SECTOR_BYTES, self.stay);
+        self.assert_no_direct_write(start);
         self.live.touch();
         self.live.pages().change().put(page, frame, backing.tag(), stay);
     }
@@ -108,6 +111,7 @@ impl FileState {
         frames: &mut Vec<Frame>,
     ) -> Result<(), FileError> {
         let (page, skip) = (at / SECTOR_BYTES, crate::source::in_memory(at % SECTOR_BYTES));
+        self.assert_no_direct_write(page * SECTOR_BYTES);
         let mut spare = frames.pop();
         let how = (backing.tag(), self.stay);
         let patched = self.live.pages().change().patch(page, skip, bytes, &mut spare, how);
@@ -128,6 +132,12 @@ impl FileState {
         place.expect("a new frame has one user, and a block's length").copy_from_slice(bytes);
         self.put_block(start, frame, backing);
         Ok(())
+    }
+
+    /// Law 3.
+    fn assert_no_direct_write(&self, start: u64) {
+        let blocks = start..start + SECTOR_BYTES;
+        debug_assert!(!self.live.traffic().has_writes(&blocks), "block {start}: law 3");
     }
 
     /// Forgets what memory has of a range, clean and dirty; the room of dirty blocks is no longer

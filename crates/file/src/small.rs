@@ -148,6 +148,9 @@ impl FileState {
         if self.is_small(size, range)? {
             return Ok(());
         }
+        if !range.contains(&0) {
+            self.wait_for_direct_writes(&(0..SECTOR_BYTES));
+        }
         let first = self.newer_block(0).map(|(_, backing)| backing);
         if first == Some(Backing::Inline) {
             self.reserve(1)?;

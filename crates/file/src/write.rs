@@ -7,6 +7,8 @@
 //! 2. A write that cannot be done whole is done from its start on, as far as it can be; one of
 //!    which nothing can be done fails, and changes nothing.
 //! 3. Behind the end of a file its last block reads as zeroes before the end moves on.
+//! 4. What a block holds is read, or taken from memory, when no direct write of it is in flight
+//!    (law 4 of [`crate::traffic`]).
 
 use crate::assign::Unplaced;
 use crate::dirty::{Backing, pages_of};
@@ -155,19 +157,36 @@ impl FileState {
         }
     }
 
-    /// Writes into dirty blocks.
+    /// Writes into dirty blocks; what fails has changed nothing.
     pub(crate) fn write_buffered(&mut self, at: u64, bytes: &[u8]) -> Result<(), FileError> {
+        let written = self.write_blocks(at, bytes);
+        if written.is_err() {
+            // Blocks that did not become dirty count on no space.
+            self.bytes_reserved = self.bytes_reserved_in(&(0..u64::MAX));
+            self.give_back_room();
+        }
+        written
+    }
+
+    fn write_blocks(&mut self, at: u64, bytes: &[u8]) -> Result<(), FileError> {
         let end = at + length(bytes.len());
         let blocks = at - at % SECTOR_BYTES..end.next_multiple_of(SECTOR_BYTES);
         let count = (blocks.end - blocks.start) / SECTOR_BYTES;
+        self.wait_for_direct_writes(&blocks);
         self.promise(count, count, self.size().max(end))?;
         self.outgrow(self.size().max(end), &blocks)?;
         let mut frames = self.frames(in_memory(count) + 1)?;
-        let head = self.base(blocks.start, at..end)?;
         let last = blocks.end - SECTOR_BYTES;
-        let tail = if last > blocks.start { self.base(last, at..end)? } else { None };
+        let mut tail = None;
+        // The page of the last block stays in memory while it has a user: it is changed when the
+        // others have been, and must not have to be read then.
+        let mut _user = None;
+        if last > blocks.start {
+            tail = self.base(last, at..end)?;
+            _user = self.live.pages().page(last / SECTOR_BYTES).filter(|_| tail.is_none());
+        }
+        let mut head = self.base(blocks.start, at..end)?;
         let backings = self.back(&blocks, end)?;
-        let (mut head, mut tail) = (head, tail);
         let (mut from, mut rest) = (at, bytes);
         for backing in backings {
             let start = from - from % SECTOR_BYTES;
@@ -225,6 +244,12 @@ impl FileState {
     /// The block at `start` as the file reads, with zeroes behind the end.
     pub(crate) fn read_block(&mut self, start: u64) -> Result<Frame, FileError> {
         let mut frame = self.frames(1)?.pop().expect("one was found");
+        self.read_block_to(start, &mut frame)?;
+        Ok(frame)
+    }
+
+    /// As [`Self::read_block`], to a frame that nobody else uses.
+    pub(crate) fn read_block_to(&self, start: u64, frame: &mut Frame) -> Result<(), FileError> {
         let bytes = frame.bytes_mut().expect("a new frame has one user");
         let mut done = 0;
         let size = self.size();
@@ -238,17 +263,21 @@ impl FileState {
             done += read;
         }
         bytes.get_mut(done..).unwrap_or_default().fill(0);
-        Ok(frame)
+        Ok(())
     }
 
     /// Law 3: makes what is on disk behind the end of the file, in its last block, zeroes.
     pub(crate) fn close_end(&mut self) -> Result<(), FileError> {
         let size = self.size();
         let start = size - size % SECTOR_BYTES;
-        if start == size || !self.has_data_at(start)? {
+        let blocks = start..start + SECTOR_BYTES;
+        if start == size {
             return Ok(());
         }
-        let blocks = start..start + SECTOR_BYTES;
+        self.wait_for_direct_writes(&blocks);
+        if !self.has_data_at(start)? {
+            return Ok(());
+        }
         let frame = self.read_block(start)?;
         let backed = self.back(&blocks, size)?;
         if let Some(backing) = backed.first() {

@@ -1,0 +1,168 @@
+//! Threads that write the same few blocks by every lane at once, held to the rule of the last
+//! writer, byte by byte.
+//!
+//! 1. Every write fills its range with one value. Its first and last instant are taken from one
+//!    counter that all threads share ([`history`]).
+//! 2. A read may show a value if the write of it began before the read ended, and was not
+//!    acknowledged before the beginning of another write of the same byte that was acknowledged
+//!    before the read began. So no acknowledged write is lost, and none comes back.
+//! 3. A punched or truncated range was written with zeroes; behind the end of a file there are
+//!    zeroes.
+//! 4. In the end every lane reads the same, also after closing and opening, and the checker finds
+//!    nothing.
+//!
+//! Where [`crate::together`] gives every byte an owner, no byte has one here.
+
+mod history;
+mod worker;
+
+use crate::operation::{Lane, flags};
+use crate::volume;
+use anyhow::{Context, Result, anyhow, ensure};
+use butternut::{AttributeFlags, File, Filesystem, MountOptions, NewInode};
+use butternut_device::Device;
+use history::{Clock, History};
+use std::sync::Arc;
+use worker::Worker;
+
+const BLOCK: usize = 4096;
+/// Blocks of each file: few, so that the threads meet.
+const BLOCKS: usize = 6;
+const FILE_BYTES: usize = BLOCKS * BLOCK;
+/// Plain, without copy-on-write and checksums, and compressed.
+const FILES: [(&str, u32); 3] =
+    [("plain", 0), ("in place", flags::NO_COW), ("compressed", flags::COMPRESS)];
+
+#[derive(Clone, Copy, Debug)]
+pub struct Contested {
+    pub seed: u64,
+    pub threads: u8,
+    /// Of each thread.
+    pub operations: usize,
+    pub page_cache_bytes: u64,
+    pub commit_seconds: u32,
+}
+
+/// What ran.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Ran {
+    pub operations: u64,
+    /// Reads that were held to the rule.
+    pub reads: u64,
+    /// Direct writes that were in flight beside others.
+    pub shared_writes: u64,
+}
+
+/// A file that all threads write.
+struct Shared {
+    file: File,
+    history: History,
+}
+
+impl Contested {
+    /// # Errors
+    /// A byte that no order of the writes explains.
+    pub fn run(&self, device: &Arc<dyn Device>) -> Result<Ran> {
+        let options = MountOptions {
+            read_only: false,
+            commit_seconds: self.commit_seconds,
+            page_cache_bytes: self.page_cache_bytes,
+            workers: 1,
+            ..MountOptions::default()
+        };
+        let filesystem = Filesystem::open_devices(vec![Arc::clone(device)], &options)?;
+        let mut files = Vec::new();
+        for (name, flags) in FILES {
+            let file = make(&filesystem, name, flags)?;
+            file.truncate(FILE_BYTES as u64)?;
+            files.push(Shared { file, history: History::new(BLOCKS) });
+        }
+        let source = values(&filesystem)?;
+        let clock = Clock::new(self.threads.into());
+        let mut ran = Ran::default();
+        std::thread::scope(|scope| {
+            let worker = |number: u8| {
+                let seed = self.seed << 8 | u64::from(number);
+                let worker = Worker::new(number, seed, &filesystem, (&files, &source), &clock);
+                scope.spawn(move || {
+                    let told = worker?.run(self.operations);
+                    told.with_context(|| format!("thread {number}"))
+                })
+            };
+            let workers: Vec<_> = (0..self.threads).map(worker).collect();
+            let mut result = Ok(());
+            for worker in workers {
+                let told = worker.join().map_err(|_| anyhow!("a thread panicked")).flatten();
+                result = result.and(told.map(|reads| ran.reads += reads));
+            }
+            result
+        })?;
+        ran.operations = self.operations as u64 * u64::from(self.threads);
+        ran.shared_writes = filesystem.lane_counts().dio_write_shared;
+        let settled = settled(&files, &clock)?;
+        filesystem.sync()?;
+        compare(&files.iter().map(|shared| shared.file.clone()).collect::<Vec<_>>(), &settled)
+            .context("synced")?;
+        drop((files, source));
+        filesystem.close()?;
+        volume::check(device)?;
+        let options = MountOptions::default();
+        let filesystem = Filesystem::open_devices(vec![Arc::clone(device)], &options)?;
+        let open = |name: &str| -> Result<File> {
+            Ok(filesystem.open_file(filesystem.lookup(filesystem.root(), name.as_bytes())?)?)
+        };
+        let files: Vec<File> = FILES.iter().map(|(name, _)| open(name)).collect::<Result<_>>()?;
+        compare(&files, &settled).context("opened again")?;
+        Ok(ran)
+    }
+}
+
+/// What the files hold when every thread has ended.
+fn settled(files: &[Shared], clock: &Clock) -> Result<Vec<Vec<u8>>> {
+    let mut settled = Vec::new();
+    for (Shared { file, history }, (name, _)) in files.iter().zip(FILES) {
+        let begun = clock.tick();
+        let bytes = read(file, 0, FILE_BYTES, Lane::Cached)?;
+        history.check(0, &bytes, (begun, clock.tick())).context(name)?;
+        settled.push(bytes);
+    }
+    Ok(settled)
+}
+
+fn compare(files: &[File], want: &[Vec<u8>]) -> Result<()> {
+    for ((file, want), (name, _)) in files.iter().zip(want).zip(FILES) {
+        for lane in [Lane::Direct, Lane::Uncached, Lane::Cached] {
+            let have = read(file, 0, FILE_BYTES, lane)?;
+            let wrong = have.iter().zip(want).position(|(have, want)| have != want);
+            ensure!(wrong.is_none(), "{name}, byte {wrong:?}, {lane:?}");
+        }
+    }
+    Ok(())
+}
+
+/// A file whose block `n` is full of bytes `n`, to copy from.
+fn values(filesystem: &Filesystem) -> Result<File> {
+    let file = make(filesystem, "values", 0)?;
+    for value in 0..=u8::MAX {
+        file.write_at(u64::from(value) * BLOCK as u64, &[value; BLOCK])?;
+    }
+    Ok(file)
+}
+
+fn make(filesystem: &Filesystem, name: &str, flags: u32) -> Result<File> {
+    let id = filesystem.create(filesystem.root(), name.as_bytes(), &NewInode::new(0o644))?;
+    filesystem.set_attribute_flags(id, AttributeFlags(flags))?;
+    Ok(filesystem.open_file(id)?)
+}
+
+/// The bytes of a range, with zeroes behind the end of the file.
+fn read(file: &File, offset: u64, bytes: usize, lane: Lane) -> Result<Vec<u8>> {
+    let mut memory = vec![0xee; bytes];
+    let came = match lane {
+        Lane::Cached => file.read_at(offset, &mut memory),
+        Lane::Direct => file.read_direct(offset, &mut memory),
+        Lane::Uncached => file.read_uncached(offset, &mut memory),
+    };
+    memory[came?..].fill(0);
+    Ok(memory)
+}
