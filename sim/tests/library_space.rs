@@ -48,13 +48,11 @@ fn without_bytes_of(file: Option<&File>, model: &Model, tree: &Tree) -> Tree {
     tree
 }
 
-/// The file whose bytes an operation changes.
+/// The file whose bytes an operation writes one after the other: it may be done up to where space
+/// ran out. Truncating, punching, zeroing and preallocating are done or not.
 fn written(operation: &Operation) -> Option<File> {
     match operation {
-        Operation::Write { file, .. }
-        | Operation::Fallocate { file, .. }
-        | Operation::Truncate { file, .. }
-        | Operation::Copy { to: file, .. } => Some(file.clone()),
+        Operation::Write { file, .. } | Operation::Copy { to: file, .. } => Some(file.clone()),
         Operation::Append { at, .. } => Some(File::At(at.clone())),
         _ => None,
     }

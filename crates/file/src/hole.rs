@@ -6,7 +6,13 @@
 //!    as any write is.
 //! 2. Space is set aside for all of a range or for none of it.
 //! 3. A long range goes in pieces that a transaction can reserve for.
+//! 4. Nothing leaves memory before the tree has agreed: everything that can fail comes first (the
+//!    edges are read and their space is reserved), then the edit of the tree, and only when that
+//!    has succeeded are the pages and pending extents of the piece dropped, the edges made zero and
+//!    the size set, which cannot fail. An operation of one piece that fails has changed nothing; one
+//!    of several pieces has changed those before the failure, and each byte is as before or zero.
 
+use crate::edge::Edge;
 use crate::edit::Draft;
 use crate::error::FileError;
 use crate::items;
@@ -14,7 +20,6 @@ use crate::map::{MappingKind, Mappings};
 use crate::overlay::EXTENT_BYTES_MAX;
 use crate::piece::Piece;
 use crate::small::INLINE_BYTES_MAX;
-use crate::source::in_memory;
 use crate::state::{FileEnd, FileState, Stamp};
 use crate::truncate::PIECE_ITEMS;
 use butternut_format::file_extent::{DiskExtent, ExtentRun, FileExtent};
@@ -32,8 +37,14 @@ impl FileState {
     pub fn punch_hole(&mut self, range: Range<u64>, stamp: Stamp<'_>) -> Result<(), FileError> {
         self.check_writable()?;
         self.check_end(range.end, 0)?;
-        let blocks = self.zero_edges(&range, self.size())?;
-        self.drop_overlay(blocks.clone());
+        let blocks = whole_blocks(&range);
+        let edges = self.prepare_edges(&range, &blocks)?;
+        let punched = self.punch_blocks(&blocks, stamp);
+        self.finish_edges(edges, punched)
+    }
+
+    /// Takes whole blocks out of the tree, then out of memory (law 4).
+    fn punch_blocks(&mut self, blocks: &Range<u64>, stamp: Stamp<'_>) -> Result<(), FileError> {
         let mut at = blocks.start;
         while at < blocks.end {
             let stop = items::stop_after(&self.view, at..blocks.end, PIECE_ITEMS)?;
@@ -43,16 +54,14 @@ impl FileState {
                 covered: once(at.min(in_tree)..stop.min(in_tree)).collect(),
                 ..self.draft()
             };
-            at = stop;
-            if at < blocks.end {
+            self.live.quiesce();
+            if stop < blocks.end {
                 self.apply(draft, Purse::Deletion, &mut |_| {})?;
             } else {
                 self.apply(draft, Purse::Deletion, &mut *stamp)?;
             }
-            self.live.touch();
-        }
-        if blocks.is_empty() {
-            self.apply(self.draft(), Purse::Free, stamp)?;
+            self.drop_overlay(at..stop);
+            at = stop;
         }
         Ok(())
     }
@@ -78,9 +87,12 @@ impl FileState {
         let size = self.begin_range(&range, end)?;
         let blocks =
             range.start - range.start % SECTOR_BYTES..range.end.next_multiple_of(SECTOR_BYTES);
-        let holes = self.without_space(&blocks)?;
         self.outgrow(size, &(0..0))?;
-        self.set_aside(&holes, size, stamp)
+        let holes = self.without_space(&blocks)?;
+        self.prepare_aside(&holes, size)?;
+        self.set_aside(&holes, size, &mut *stamp)?;
+        self.try_merge(stamp);
+        Ok(())
     }
 
     /// Makes a range read as zeroes, with space set aside for it.
@@ -92,11 +104,22 @@ impl FileState {
     ) -> Result<(), FileError> {
         let size = self.begin_range(&range, end)?;
         self.outgrow(size, &(0..0))?;
-        let mut blocks = self.zero_edges(&range, self.size())?;
+        let mut blocks = whole_blocks(&range);
         if range.end >= self.size() && range.start < range.end {
             // There is nothing behind the end that a whole block could lose.
             blocks.end = range.end.next_multiple_of(SECTOR_BYTES).max(blocks.start);
         }
+        let parts = self.not_preallocated(&blocks)?;
+        self.prepare_aside(&parts, size)?;
+        let edges = self.prepare_edges(&range, &blocks)?;
+        let zeroed = self.set_aside(&parts, size, &mut *stamp);
+        self.finish_edges(edges, zeroed)?;
+        self.try_merge(stamp);
+        Ok(())
+    }
+
+    /// What of some blocks holds data or nothing.
+    fn not_preallocated(&self, blocks: &Range<u64>) -> Result<Vec<Range<u64>>, FileError> {
         let mut parts = Vec::new();
         let mut at = blocks.start;
         for mapping in Mappings::of(&self.view, blocks.clone()) {
@@ -107,7 +130,7 @@ impl FileState {
             at = mapping.end();
         }
         parts.push(at..blocks.end.max(at));
-        self.set_aside(&joined(parts), size, stamp)
+        Ok(joined(parts))
     }
 
     fn size_after(&self, range: &Range<u64>, end: FileEnd) -> u64 {
@@ -117,28 +140,15 @@ impl FileState {
         }
     }
 
-    /// Writes zeroes over the cut blocks at the edges of a range. Returns its whole blocks.
-    fn zero_edges(&mut self, range: &Range<u64>, size: u64) -> Result<Range<u64>, FileError> {
-        let first = range.start.next_multiple_of(SECTOR_BYTES);
-        let last = range.end - range.end % SECTOR_BYTES;
-        self.zero_part(range.start..first.min(range.end), size)?;
-        if last >= first {
-            self.zero_part(last..range.end, size)?;
-        }
-        Ok(first..last.max(first))
-    }
-
-    /// Writes zeroes over a part of one block, as far as it is in the file and holds data.
-    fn zero_part(&mut self, part: Range<u64>, size: u64) -> Result<(), FileError> {
-        let part = part.start..part.end.min(size);
-        let block = part.start - part.start % SECTOR_BYTES;
-        if part.is_empty() {
-            return Ok(());
-        }
-        if !self.is_newer(block) && !self.has_data_at(block)? {
-            return Ok(());
-        }
-        self.write_buffered(part.start, &vec![0; in_memory(part.end - part.start)])
+    /// Prepares to write zeroes over what of a range lies before and behind some blocks.
+    fn prepare_edges(
+        &mut self,
+        range: &Range<u64>,
+        blocks: &Range<u64>,
+    ) -> Result<Vec<Edge>, FileError> {
+        let before = range.start..blocks.start.min(range.end);
+        let behind = blocks.end.min(range.end)..range.end;
+        self.prepare_zeroes(&[before, behind], self.size())
     }
 
     /// The holes of some blocks.
@@ -156,6 +166,21 @@ impl FileState {
         Ok(joined(holes))
     }
 
+    /// Does what has to come before [`Self::set_aside`], and may bring the file into the tree: the
+    /// file leaves the inline form, also in the tree, as extents come behind its first block or
+    /// instead of it; and the item of the new size is covered.
+    fn prepare_aside(&mut self, parts: &[Range<u64>], size: u64) -> Result<(), FileError> {
+        let ends = parts.first().zip(parts.last());
+        if let Some(reaches) = ends.map(|(first, last)| first.start..last.end) {
+            let is_inline = self.shape()?.is_inline;
+            self.outgrow(INLINE_BYTES_MAX + 1, &reaches)?;
+            if is_inline && reaches.start > 0 {
+                self.merge(&mut |_| {})?;
+            }
+        }
+        self.promise(1, 0, size)
+    }
+
     /// Puts space that is set aside in place of whatever `parts` hold (law 2), and sets the size.
     fn set_aside(
         &mut self,
@@ -163,30 +188,28 @@ impl FileState {
         size: u64,
         stamp: Stamp<'_>,
     ) -> Result<(), FileError> {
-        let reaches = parts
-            .first()
-            .map_or(0..0, |first| first.start..parts.last().map_or(first.end, |last| last.end));
-        if !reaches.is_empty() {
-            // Extents behind the first block, or instead of it: the file is not inline any more.
-            self.outgrow(INLINE_BYTES_MAX + 1, &reaches)?;
-        }
         let mut asides = self.space_for(parts)?;
-        for part in parts {
-            self.drop_overlay(part.clone());
-        }
         while !asides.is_empty() {
             let rest = asides.split_off(asides.len().min(PIECE_ITEMS));
-            if let Err(error) = self.put_aside(&asides) {
+            self.live.quiesce();
+            let put = if rest.is_empty() {
+                self.put_aside(&asides, &mut *stamp)
+            } else {
+                self.put_aside(&asides, &mut |_| {})
+            };
+            if let Err(error) = put {
                 self.release(asides.into_iter().chain(rest).map(|(_, space)| space));
                 return Err(error);
             }
+            for (part, _) in &asides {
+                self.drop_overlay(part.clone());
+            }
             asides = rest;
-            self.live.touch();
         }
         if size > self.size() {
             self.live.set_size(size);
         }
-        self.merge_and_stamp(stamp)
+        Ok(())
     }
 
     /// Space for all of the parts, or none.
@@ -211,7 +234,7 @@ impl FileState {
         Ok(asides)
     }
 
-    fn put_aside(&mut self, asides: &[Aside]) -> Result<(), FileError> {
+    fn put_aside(&mut self, asides: &[Aside], stamp: Stamp<'_>) -> Result<(), FileError> {
         let mut draft = Draft { flags: InodeFlags::PREALLOC, ..self.draft() };
         for (part, space) in asides {
             let bytes = space.end - space.start;
@@ -223,8 +246,14 @@ impl FileState {
             draft.fresh.push(disk.logical);
         }
         draft.fresh.sort_unstable();
-        self.apply(draft, Purse::Free, &mut |_| {}).map(|_| ())
+        self.apply(draft, Purse::Free, stamp).map(|_| ())
     }
+}
+
+/// The whole blocks of a range; where there are none, an empty range.
+fn whole_blocks(range: &Range<u64>) -> Range<u64> {
+    let first = range.start.next_multiple_of(SECTOR_BYTES);
+    first..(range.end - range.end % SECTOR_BYTES).max(first)
 }
 
 /// Joins ranges that follow one another; leaves out empty ones.

@@ -26,6 +26,7 @@ pub mod compress;
 mod direct;
 mod dirty;
 mod down;
+mod edge;
 mod edit;
 mod error;
 mod flush;

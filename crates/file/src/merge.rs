@@ -3,7 +3,8 @@
 //! Laws:
 //!
 //! 1. A merge goes in pieces that a transaction can reserve for. Each piece leaves the file as it
-//!    might have been: its size reaches no further than what is in the tree, until the last.
+//!    might have been: its size reaches no further than what is in the tree, until the last; and
+//!    never past a block that is dirty in memory, which a merge of a part leaves there.
 //! 2. Files share transactions, and walks over leaves.
 //! 3. One file's failure is its own.
 //! 4. A part of a merge begins with the file alone, so that nobody reads what it is about to free,
@@ -167,7 +168,16 @@ impl FileState {
         }
         draft.fresh.sort_unstable();
         let size = self.size();
-        draft.size = if is_last { size } else { self.size_in_tree.max(end.min(size)) };
+        // The item of an inline file has the dirty block; others stay in memory (law 1).
+        let dirty = match &inline {
+            Some(_) => None,
+            None => self.first_newer_behind(self.size_in_tree),
+        };
+        draft.size = match dirty {
+            None if is_last => size,
+            None => self.size_in_tree.max(end.min(size)),
+            Some(dirty) => self.size_in_tree.max(dirty.min(if is_last { size } else { end })),
+        };
         if let Some(bytes) = inline.as_deref().and_then(|bytes| bytes.get(..in_memory(size))) {
             let extent = match &self.packed_inline {
                 Some(packed) => packed.extent(size),
@@ -179,6 +189,12 @@ impl FileState {
         }
         draft.covered.push(self.grown(draft.size));
         Ok((self.plan(draft)?, is_last))
+    }
+
+    /// Where the first block starts that is newer than the disk, of those that reach behind `size`.
+    fn first_newer_behind(&self, size: u64) -> Option<u64> {
+        let pages = size / SECTOR_BYTES..u64::MAX;
+        self.live.pages().next_newer(&pages).map(|page| page.saturating_mul(SECTOR_BYTES))
     }
 
     /// Blocks that the file has more, with `size`, than its tree knows.
@@ -224,9 +240,13 @@ impl Merging<'_> {
     fn squeeze(&mut self) -> Result<Option<Generation>, FileError> {
         let mut generation = None;
         while !self.file.is_clean() {
-            let (edit, _) = self.file.plan_merge(SQUEEZED_PATCHES_MAX)?;
+            let (edit, is_last) = self.file.plan_merge(SQUEEZED_PATCHES_MAX)?;
             let (file, stamp) = (&mut *self.file, &mut *self.stamp);
             generation = apply(&mut [Applied { file, edit, stamp }], Purse::Promise)?;
+            if is_last {
+                // What is dirty still cannot be written back now.
+                break;
+            }
         }
         Ok(generation)
     }

@@ -7,12 +7,13 @@
 //! 2. A truncation that makes a file shorter succeeds on a full volume.
 //! 3. A long file is cut from its end, in pieces that a transaction can reserve for; each leaves
 //!    the file as a truncation to another size would.
+//! 4. Nothing leaves memory before the tree has agreed, piece by piece (law 4 of [`crate::hole`]).
 
 use crate::dirty::Backing;
+use crate::edge::Edge;
 use crate::edit::Draft;
 use crate::error::FileError;
 use crate::items;
-use crate::source::in_memory;
 use crate::state::{FileState, Stamp};
 use butternut_format::units::SECTOR_BYTES;
 use butternut_tree::Purse;
@@ -29,72 +30,76 @@ impl FileState {
         if size > self.size() {
             self.close_end()?;
             self.outgrow(size, &(0..0))?;
+            self.promise(1, 0, size)?;
             self.live.set_size(size);
-            return self.merge_and_stamp(stamp);
+            self.try_merge(stamp);
+            return Ok(());
         }
-        self.close_at(size)?;
-        let end = size.next_multiple_of(SECTOR_BYTES);
-        self.drop_overlay(end..u64::MAX);
-        self.live.set_size(size);
-        self.cut_items(end, stamp)?;
+        let end = self.prepare_end(size)?;
+        let is_closed = !end.is_empty();
+        let cut = self.cut_behind(size, stamp);
+        self.finish_edges(end, cut)?;
+        let start = size - size % SECTOR_BYTES;
+        if start != size && !is_closed {
+            // A clean page still holds what was behind the new end.
+            self.forget_pages(&(start..start + SECTOR_BYTES));
+        }
         let is_inline = {
             let backing = self.newer_block(0).map(|(_, backing)| backing);
             // A packed one may wait for space on disk: it may have become too long.
-            backing == Some(Backing::Inline) || backing.is_some() && self.shape()?.is_inline
+            backing == Some(Backing::Inline)
+                || backing.is_some() && self.shape().is_ok_and(|shape| shape.is_inline)
         };
         if is_inline {
-            self.merge(&mut |_| {})?;
+            self.try_merge(&mut |_| {});
         }
         Ok(())
     }
 
-    /// Merges; the inode is stamped also if there was nothing to merge.
-    pub(crate) fn merge_and_stamp(&mut self, stamp: Stamp<'_>) -> Result<(), FileError> {
-        if self.merge(&mut *stamp)?.is_none() {
-            self.apply(self.draft(), Purse::Free, stamp)?;
-        }
-        Ok(())
+    /// Merges the file behind an operation that is done, and covered by the promise: what fails
+    /// here stays above the tree, and the next sync merges it, and tells why.
+    pub(crate) fn try_merge(&mut self, stamp: Stamp<'_>) {
+        self.merge(stamp).ok();
     }
 
-    /// Makes the rest of the block at the new end zeroes (law 1). Without space for that it stays:
-    /// it is made zeroes before it can be seen.
-    fn close_at(&mut self, size: u64) -> Result<(), FileError> {
+    /// Prepares to make the rest of the block at the new end zeroes (law 1). Without space for that
+    /// it stays: it is made zeroes before it can be seen.
+    fn prepare_end(&mut self, size: u64) -> Result<Vec<Edge>, FileError> {
         let start = size - size % SECTOR_BYTES;
-        if start == size {
-            return Ok(());
+        if start == size || !self.is_newer(start) && !self.has_data_at(start)? {
+            return Ok(Vec::new());
         }
-        if !self.is_newer(start) && !self.has_data_at(start)? {
-            self.forget_pages(&(start..start + SECTOR_BYTES));
-            return Ok(());
-        }
-        let blocks = start..start + SECTOR_BYTES;
         let mut frames = self.frames(1)?;
-        let backed = match self.back(&blocks, size) {
-            Err(error) if error.is_no_space() => {
-                self.forget_pages(&blocks);
-                return Ok(());
-            }
-            backed => backed?,
-        };
-        let Some(backing) = backed.first() else { return Ok(()) };
-        let tail = vec![0; in_memory(start + SECTOR_BYTES - size)];
-        self.write_block(size, &tail, *backing, None, &mut frames)
+        match self.prepare_edge(start, &(size..start + SECTOR_BYTES), &mut frames) {
+            Err(error) if error.is_no_space() => Ok(Vec::new()),
+            edge => Ok(vec![edge?]),
+        }
     }
 
-    /// Takes all items behind `from` out of the tree, and their inode's size back to the file's.
-    fn cut_items(&mut self, from: u64, stamp: Stamp<'_>) -> Result<(), FileError> {
+    /// Takes all items behind the new end out of the tree, and with each piece what memory has
+    /// there (law 4).
+    fn cut_behind(&mut self, size: u64, stamp: Stamp<'_>) -> Result<(), FileError> {
+        let end = size.next_multiple_of(SECTOR_BYTES);
         loop {
-            let last = items::last(&self.view, from, PIECE_ITEMS)?;
+            let last = items::last(&self.view, end, PIECE_ITEMS)?;
             let is_whole = last.len() < PIECE_ITEMS;
-            let first = last.first().map_or(from, |piece| piece.start.max(from));
-            let start = if is_whole { from } else { first };
-            let size = self.size_in_tree.min(if is_whole { self.size() } else { start });
-            let draft = Draft { gone: once(start..u64::MAX).collect(), size, ..self.draft() };
+            let first = last.first().map_or(end, |piece| piece.start.max(end));
+            let (start, new_size) =
+                if is_whole { (end, size) } else { (first, self.size().min(first)) };
+            let in_tree = self.size_in_tree.min(new_size);
+            let draft =
+                Draft { gone: once(start..u64::MAX).collect(), size: in_tree, ..self.draft() };
+            self.live.quiesce();
             if is_whole {
-                self.apply(draft, Purse::Deletion, stamp)?;
+                self.apply(draft, Purse::Deletion, &mut *stamp)?;
+            } else {
+                self.apply(draft, Purse::Deletion, &mut |_| {})?;
+            }
+            self.drop_overlay(start..u64::MAX);
+            self.live.set_size(new_size);
+            if is_whole {
                 return Ok(());
             }
-            self.apply(draft, Purse::Deletion, &mut |_| {})?;
         }
     }
 }

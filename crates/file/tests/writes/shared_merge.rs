@@ -1,6 +1,6 @@
 //! Merges that share the file: what lands meanwhile is seen, and nothing else changes.
 
-use crate::volume::{create, fresh, open, open_device_to_read, state};
+use crate::volume::{create, fresh, inode, open, open_device_to_read, state};
 
 use butternut_device::Device;
 use butternut_file::{DirectRoom, FileState, FileView, Patience, Source};
@@ -121,4 +121,23 @@ fn a_part_that_cannot_be_merged_stays_as_it_is() {
     assert_eq!(rig.file.pending_writes(), pending);
     rig.file.quiet();
     rig.assert_committed();
+}
+
+#[test]
+fn a_part_that_is_merged_makes_the_file_no_longer_than_what_is_on_disk() {
+    let mut rig = Rig::new();
+    rig.file.merge(&mut |_| {}).unwrap();
+    rig.write(1, 1);
+    let before = rig.bytes.len();
+    // In memory only: behind the end, and from the middle of a block on.
+    rig.bytes.extend([9; 3 * BLOCK + 100]);
+    rig.file.write_at(before as u64, &rig.bytes[before..]).unwrap();
+    rig.file.merge_part(&mut |_| {}).unwrap().expect("a block is on disk and in no tree");
+    rig.source.forest().commit().unwrap();
+    let reader = open_device_to_read(&rig.device);
+    assert_eq!(inode(&reader, INO).size, before as u64, "nothing is behind that on disk");
+    rig.file.merge(&mut |_| {}).unwrap();
+    rig.source.forest().commit().unwrap();
+    let reader = open_device_to_read(&rig.device);
+    assert_eq!(inode(&reader, INO).size, rig.bytes.len() as u64);
 }
