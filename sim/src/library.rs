@@ -34,9 +34,8 @@ const COMMIT_SECONDS: u32 = 1 << 30;
 
 pub struct LibrarySubject {
     device: Arc<dyn Device>,
-    refusals: Option<Refusals>,
+    options: MountOptions,
     filesystem: Option<Filesystem>,
-    compress: Option<Compress>,
     open: BTreeMap<u8, butternut::File>,
     /// Made for the first batch.
     queue: Option<batch::Batches>,
@@ -88,42 +87,46 @@ impl<T> Told<T> for Result<T, butternut::Error> {
 
 impl LibrarySubject {
     pub fn open(device: Arc<dyn Device>) -> Result<LibrarySubject> {
-        Self::with(device, None, None)
+        Self::open_as(device, Self::options())
     }
 
-    /// The same, opened to pack what is written.
+    /// Opened to compress what is written.
     pub fn packing(device: Arc<dyn Device>, compress: Option<Compress>) -> Result<LibrarySubject> {
-        Self::with(device, None, compress)
+        Self::open_as(device, MountOptions { compress, ..Self::options() })
     }
 
     /// A volume that is full whenever somebody says so.
     pub fn open_refusing(device: Arc<dyn Device>, refusals: &Refusals) -> Result<LibrarySubject> {
-        Self::with(device, Some(refusals.clone()), None)
+        let refusals = Some(refusals.clone());
+        Self::open_as(device, MountOptions { refusals, ..Self::options() })
     }
 
-    fn with(
-        device: Arc<dyn Device>,
-        refusals: Option<Refusals>,
-        compress: Option<Compress>,
-    ) -> Result<LibrarySubject> {
+    /// How a subject is opened, unless a test changes some of it.
+    pub fn options() -> MountOptions {
+        MountOptions {
+            read_only: false,
+            commit_seconds: COMMIT_SECONDS,
+            workers: 1,
+            ..MountOptions::default()
+        }
+    }
+
+    /// Opens a volume with these options, now and at each [`Operation::Reopen`].
+    pub fn open_as(device: Arc<dyn Device>, options: MountOptions) -> Result<LibrarySubject> {
         let open = BTreeMap::new();
-        let mut subject =
-            LibrarySubject { device, refusals, filesystem: None, compress, open, queue: None };
+        let mut subject = LibrarySubject { device, options, filesystem: None, open, queue: None };
         subject.mount()?;
         Ok(subject)
     }
 
+    /// Whether the volume can be changed: no commit has failed.
+    pub fn is_writable(&self) -> bool {
+        self.filesystem().is_writable()
+    }
+
     fn mount(&mut self) -> Result<()> {
-        let options = MountOptions {
-            read_only: false,
-            commit_seconds: COMMIT_SECONDS,
-            workers: 1,
-            refusals: self.refusals.clone(),
-            compress: self.compress,
-            ..MountOptions::default()
-        };
         let devices = vec![Arc::clone(&self.device)];
-        self.filesystem = Some(Filesystem::open_devices(devices, &options)?);
+        self.filesystem = Some(Filesystem::open_devices(devices, &self.options)?);
         Ok(())
     }
 
@@ -478,7 +481,8 @@ impl Subject for LibrarySubject {
     }
 
     fn rules(&self) -> Rules {
-        let packer = self.compress.map_or(Rules::default().packer, |asked| asked.packer.name());
+        let packer =
+            self.options.compress.map_or(Rules::default().packer, |asked| asked.packer.name());
         let node_bytes = self.filesystem().super_block().node_bytes();
         Rules { guards_open_files: true, node_bytes, packer }
     }

@@ -15,7 +15,8 @@ mod kernel_image;
 mod volume;
 
 use butternut::{
-    Allocate, FileId, Filesystem, IoFlags, Privileges, QueueOptions, SetAttributes, SetXattr,
+    Allocate, AttributeFlags, File, FileId, Filesystem, IoFlags, Privileges, Queue, QueueOptions,
+    SetAttributes, SetXattr,
 };
 use butternut_mkfs::MkfsOptions;
 use kernel_image::{kernel_is_here, run};
@@ -202,4 +203,82 @@ fn filled_beside(queues: usize) -> u64 {
 fn space_that_idle_queues_hold_is_found() {
     let (beside_many, alone) = (filled_beside(16), filled_beside(0));
     assert!(beside_many + (2 << 20) >= alone, "{beside_many} beside many, {alone} alone");
+}
+
+const NO_COW: u32 = 0x0080_0000;
+/// Of one direct write.
+const DIRECT_BYTES: usize = 192 << 10;
+
+/// A direct write, waited for or by a queue.
+type WriteDirect = fn(&mut Queue, &File, u64, u8) -> butternut::Result<usize>;
+
+fn write_waiting(_: &mut Queue, file: &File, at: u64, byte: u8) -> butternut::Result<usize> {
+    file.write_direct(at, &vec![byte; DIRECT_BYTES], Privileges::Keep)
+}
+
+fn write_queued(queue: &mut Queue, file: &File, at: u64, byte: u8) -> butternut::Result<usize> {
+    let mut buffer = queue.buffer(DIRECT_BYTES).unwrap();
+    buffer.fill(byte);
+    queue.write(file, at, buffer, IoFlags::DIRECT, 1).map_err(|refused| refused.error)?;
+    let mut done = Vec::new();
+    queue.reap(1, None, &mut done);
+    done.pop().unwrap().result
+}
+
+/// Writes beyond the end until nothing is written any more; then over what is there, from where a
+/// hole was punched. Each write is done, whole or up to where space ends, or has ENOSPC.
+fn fill_direct(write: WriteDirect, flags: u32) {
+    let volume = small(false);
+    let fs = volume.open();
+    let id = fs.create(fs.root(), b"file", &new(0o644)).unwrap();
+    fs.set_attribute_flags(id, AttributeFlags(flags)).unwrap();
+    let file = fs.open_file(id).unwrap();
+    let mut queue = fs.queue(&QueueOptions::default()).unwrap();
+    let mut want: Vec<u8> = Vec::new();
+    let mut refused = 0;
+    while refused < 3 {
+        let byte = u8::try_from(want.len() / DIRECT_BYTES % 250 + 1).unwrap();
+        match write(&mut queue, &file, want.len() as u64, byte) {
+            Ok(0) => panic!("nothing was written at {}, and no error is told", want.len()),
+            Ok(written) => want.resize(want.len() + written / 4096 * 4096, byte),
+            Err(error) => {
+                assert_eq!(error.errno(), 28, "{error:?}");
+                refused += 1;
+            }
+        }
+    }
+    let (mut over, mut written) = (0, 0);
+    for number in 0..60_usize {
+        let at = number * 7 % (want.len() / DIRECT_BYTES) * DIRECT_BYTES;
+        if number % 3 == 0 {
+            let hole = at..at + DIRECT_BYTES / 2;
+            file.allocate(hole.start as u64..hole.end as u64, Allocate::PunchHole).unwrap();
+            want[hole].fill(0);
+        }
+        match write(&mut queue, &file, at as u64, 251) {
+            Ok(0) => panic!("nothing was written at {at}, and no error is told"),
+            Ok(bytes) => {
+                want[at..at + bytes].fill(251);
+                written += 1;
+            }
+            Err(error) => {
+                assert_eq!(error.errno(), 28, "{error:?}");
+                over += 1;
+            }
+        }
+    }
+    let mut have = vec![0; want.len()];
+    assert_eq!(file.read_at(0, &mut have).unwrap(), want.len());
+    let wrong = have.iter().zip(&want).position(|(have, want)| have != want);
+    assert_eq!(wrong, None, "{over} refused, {written} written");
+    drop((queue, file));
+    volume.reopen(fs);
+}
+
+#[test]
+fn a_direct_write_that_finds_no_space_has_enospc() {
+    for flags in [0, NO_COW] {
+        fill_direct(write_waiting, flags);
+        fill_direct(write_queued, flags);
+    }
 }

@@ -1,0 +1,135 @@
+//! A device that fails one request of one kind, and counts the requests of every kind.
+
+use butternut_device::{Counters, Device, DeviceError};
+use butternut_sys::errno::Errno;
+use butternut_sys::file::{Alignment, WriteCache};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What can fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Kind {
+    /// A reservation of space is refused: not by the device.
+    Reservation,
+    MetadataRead,
+    DataRead,
+    DataWrite,
+    MetadataWrite,
+    Flush,
+}
+
+impl Kind {
+    pub(crate) const ALL: [Self; 6] = [
+        Self::Reservation,
+        Self::MetadataRead,
+        Self::DataRead,
+        Self::DataWrite,
+        Self::MetadataWrite,
+        Self::Flush,
+    ];
+}
+
+const KINDS: usize = Kind::ALL.len();
+const IO: i32 = 5;
+
+#[derive(Debug)]
+pub(crate) struct Injector {
+    inner: Arc<dyn Device>,
+    /// Where data lies; metadata is everywhere else.
+    data: Range<u64>,
+    counts: [AtomicU64; KINDS],
+    /// The request that fails, counted from 1 when it was armed; 0: none.
+    nth: [AtomicU64; KINDS],
+    struck: AtomicU64,
+}
+
+impl Injector {
+    pub(crate) fn new(inner: Arc<dyn Device>, data: Range<u64>) -> Self {
+        let (counts, nth, struck) = Default::default();
+        Self { inner, data, counts, nth, struck }
+    }
+
+    /// From now on fails the `nth` request of a kind, counted from 1.
+    pub(crate) fn arm(&self, kind: Kind, nth: u64) {
+        self.counts[place(kind)].store(0, Ordering::SeqCst);
+        self.nth[place(kind)].store(nth, Ordering::SeqCst);
+    }
+
+    pub(crate) fn disarm(&self) {
+        self.nth.iter().for_each(|nth| nth.store(0, Ordering::SeqCst));
+    }
+
+    /// Requests that were failed.
+    pub(crate) fn struck(&self) -> u64 {
+        self.struck.load(Ordering::SeqCst)
+    }
+
+    fn fails(&self, kind: Kind) -> bool {
+        let count = self.counts[place(kind)].fetch_add(1, Ordering::SeqCst) + 1;
+        let fails = self.nth[place(kind)].load(Ordering::SeqCst) == count;
+        if fails {
+            self.struck.fetch_add(1, Ordering::SeqCst);
+        }
+        fails
+    }
+}
+
+fn place(kind: Kind) -> usize {
+    Kind::ALL.iter().position(|known| *known == kind).expect("all are there")
+}
+
+impl Device for Injector {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.inner.bytes()
+    }
+
+    fn is_writable(&self) -> bool {
+        self.inner.is_writable()
+    }
+
+    fn alignment(&self) -> Alignment {
+        self.inner.alignment()
+    }
+
+    fn write_cache(&self) -> WriteCache {
+        self.inner.write_cache()
+    }
+
+    fn read_at(&self, offset: u64, memory: &mut [u8]) -> Result<(), DeviceError> {
+        let is_data = self.data.contains(&offset);
+        if self.fails(if is_data { Kind::DataRead } else { Kind::MetadataRead }) {
+            let (device, bytes, cause) = (self.name().into(), memory.len() as u64, Errno(IO));
+            return Err(DeviceError::Read { device, offset, bytes, cause });
+        }
+        self.inner.read_at(offset, memory)
+    }
+
+    fn write_at(&self, offset: u64, memory: &[u8]) -> Result<(), DeviceError> {
+        let is_data = self.data.contains(&offset);
+        if self.fails(if is_data { Kind::DataWrite } else { Kind::MetadataWrite }) {
+            let (device, bytes, cause) = (self.name().into(), memory.len() as u64, Errno(IO));
+            return Err(DeviceError::Write { device, offset, bytes, cause });
+        }
+        self.inner.write_at(offset, memory)
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        if self.fails(Kind::Flush) {
+            return Err(DeviceError::Flush { device: self.name().into(), cause: Errno(IO) });
+        }
+        self.inner.flush()
+    }
+
+    fn discard(&self, offset: u64, bytes: u64) -> Result<(), DeviceError> {
+        self.inner.discard(offset, bytes)
+    }
+
+    fn counters(&self) -> &Counters {
+        self.inner.counters()
+    }
+}

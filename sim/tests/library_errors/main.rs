@@ -1,0 +1,359 @@
+//! Errors at every step: each reservation, each read and write of data and of metadata, and each
+//! flush of a script that goes by every lane fails once, one in each run.
+//!
+//! 1. An operation that fails says why (ENOSPC, EIO), and has left nothing: the file reads as
+//!    before, with its size, and so does everything else. Only writes that go to the devices piece
+//!    by piece (part of a block past the cache, requests of a batch) may have been done in part.
+//! 2. When the fault has passed, the same operation succeeds. In the end, and after closing and
+//!    opening, everything is there that was acknowledged, and the checker finds nothing.
+//! 3. Where the volume has become read-only, or data was lost in writeback and a sync has said so,
+//!    what the last sync promised is there after opening again.
+//!
+//! Which operations were failed by which kind is kept in `REACHED`: so an operation that no longer
+//! meets an error of a kind is found. `BUTTERNUT_LONG=1` fails every request, and compares the
+//! table; otherwise some of them. `BUTTERNUT_ERROR=kind:number` runs one.
+
+#![allow(clippy::print_stdout, reason = "a long run says what it reached")]
+#![allow(clippy::wildcard_enum_match_arm, reason = "few operations are done in part")]
+
+mod injector;
+mod script;
+
+use anyhow::{Context, Result, ensure};
+use butternut::format::chunk::BlockGroupFlags;
+use butternut::{Filesystem, MountOptions, Refusals};
+use butternut_device::{Device, MemoryDevice};
+use butternut_mkfs::{MkfsOptions, Profile};
+use butternut_sim::content::Digest;
+use butternut_sim::library::LibrarySubject;
+use butternut_sim::model::Model;
+use butternut_sim::operation::{File, Lane, Operation, Outcome};
+use butternut_sim::run::Run;
+use butternut_sim::subject::Subject;
+use butternut_sim::tree::Tree;
+use butternut_sim::volume::{check, check_crashed, fresh};
+use injector::{Injector, Kind};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
+
+const VOLUME_BYTES: u64 = 128 << 20;
+const NODE_CACHE_BYTES: u64 = 256 << 10;
+const PAGE_CACHE_BYTES: u64 = 1 << 20;
+
+/// A volume whose trees do not fit the node cache.
+struct Template {
+    image: Vec<u8>,
+    data: Range<u64>,
+    model: Model,
+}
+
+/// Operations that failed, by name, and by which kinds.
+type Reached = BTreeMap<&'static str, BTreeSet<Kind>>;
+
+/// One run.
+struct Trial<'a> {
+    kind: Kind,
+    medium: Arc<dyn Device>,
+    injector: Arc<Injector>,
+    refusals: Refusals,
+    subject: LibrarySubject,
+    model: Model,
+    /// What other mounts could show, after each operation.
+    states: Vec<Tree>,
+    /// The state that the last sync promised.
+    promised: usize,
+    reached: &'a mut Reached,
+}
+
+/// How a run goes on after an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    GoesOn,
+    /// Law 3.
+    Lossy,
+}
+
+impl Template {
+    fn new() -> Result<Template> {
+        let profiles = MkfsOptions { metadata: Some(Profile::Single), ..MkfsOptions::default() };
+        let device = fresh(VOLUME_BYTES, &profiles)?;
+        let mut subject = LibrarySubject::open(Arc::clone(&device))?;
+        let mut run = Run::of(&subject);
+        for operation in script::fillers() {
+            let have = subject.apply(&operation)?;
+            ensure!(have == Outcome::Done, "{operation:?}: {have:?}");
+            run.model.apply(&operation);
+        }
+        ensure!(subject.apply(&Operation::Reopen)? == Outcome::Done, "it closes");
+        run.model.apply(&Operation::Reopen);
+        drop(subject);
+        let devices = vec![Arc::clone(&device)];
+        let filesystem = Filesystem::open_devices(devices, &MountOptions::default())?;
+        let chunks = filesystem.inspect().chunks();
+        let data = chunks.iter().find(|chunk| chunk.flags.contains(BlockGroupFlags::DATA));
+        let data = data.context("a chunk for data")?;
+        let (_, at) = data.stripes.first().context("a stripe")?;
+        let data = *at..*at + data.bytes;
+        let mut image = vec![0; usize::try_from(device.bytes())?];
+        device.read_at(0, &mut image)?;
+        Ok(Template { image, data, model: run.model })
+    }
+}
+
+fn options(refusals: &Refusals) -> MountOptions {
+    MountOptions {
+        refusals: Some(refusals.clone()),
+        node_cache_bytes: NODE_CACHE_BYTES,
+        page_cache_bytes: PAGE_CACHE_BYTES,
+        ..LibrarySubject::options()
+    }
+}
+
+/// Runs the script while the `nth` request of a kind fails. Whether one did.
+fn run(template: &Template, kind: Kind, nth: u64, reached: &mut Reached) -> Result<bool> {
+    let medium: Arc<dyn Device> = Arc::new(MemoryDevice::copy_of("memory", &template.image));
+    let injector = Arc::new(Injector::new(Arc::clone(&medium), template.data.clone()));
+    let refusals = Refusals::default();
+    let device: Arc<dyn Device> = Arc::<Injector>::clone(&injector);
+    let subject = LibrarySubject::open_as(device, options(&refusals))?;
+    let model = template.model.clone();
+    let states = vec![model.tree().closed()];
+    let mut trial =
+        Trial { kind, medium, injector, refusals, subject, model, states, promised: 0, reached };
+    trial.arm(nth);
+    let mut next = Next::GoesOn;
+    for (step, (name, operation)) in script::script().into_iter().enumerate() {
+        let done = trial.step(name, &operation);
+        next = done.with_context(|| format!("step {step}, {name}: {operation:?}"))?;
+        if next == Next::Lossy {
+            break;
+        }
+    }
+    let is_struck = trial.is_struck();
+    trial.disarm();
+    match next {
+        Next::GoesOn => trial.end()?,
+        Next::Lossy => trial.end_lossy()?,
+    }
+    Ok(is_struck)
+}
+
+impl Trial<'_> {
+    fn arm(&self, nth: u64) {
+        match self.kind {
+            Kind::Reservation => self.refusals.refuse_every(nth),
+            kind => self.injector.arm(kind, nth),
+        }
+    }
+
+    fn disarm(&self) {
+        self.refusals.refuse_none();
+        self.injector.disarm();
+    }
+
+    fn is_struck(&self) -> bool {
+        self.injector.struck() + self.refusals.refused() > 0
+    }
+
+    fn acknowledge(&mut self, operation: &Operation, model: Model) {
+        self.model = model;
+        let mut closed = self.model.clone();
+        closed.apply(&Operation::Reopen);
+        self.states.push(closed.tree());
+        if *operation == Operation::Sync {
+            self.promised = self.states.len() - 1;
+        }
+    }
+
+    fn step(&mut self, name: &'static str, operation: &Operation) -> Result<Next> {
+        let mut model = self.model.clone();
+        let want = model.apply(operation);
+        let have = self.subject.apply(operation)?;
+        if have == want {
+            self.acknowledge(operation, model);
+            return Ok(Next::GoesOn);
+        }
+        ensure!(self.is_struck(), "have {have:?}, want {want:?}, and nothing has failed");
+        let errnos: &[i32] = if self.kind == Kind::Reservation { &[28] } else { &[5, 30] };
+        let is_short =
+            matches!((&have, &want), (Outcome::Copied(have), Outcome::Copied(want)) if have < want);
+        if !have.has_failed_with(errnos) && !is_short {
+            // Data that was lost in writeback reads as before: the next sync must say so.
+            ensure!(self.kind == Kind::DataWrite, "have {have:?}, want {want:?}");
+            let synced = self.subject.apply(&Operation::Sync)?;
+            ensure!(matches!(synced, Outcome::Failed(_)), "a loss is not told: {synced:?}");
+            return Ok(Next::Lossy);
+        }
+        self.reached.entry(name).or_default().insert(self.kind);
+        self.disarm();
+        if !self.subject.is_writable() {
+            return Ok(Next::Lossy);
+        }
+        let is_sync = matches!(operation, Operation::Sync | Operation::Fsync { .. });
+        if is_sync && self.kind == Kind::DataWrite {
+            return Ok(Next::Lossy);
+        }
+        self.assert_left_nothing(operation)?;
+        let again = self.subject.apply(operation)?;
+        ensure!(again == want, "again: have {again:?}, want {want:?}; first {have:?}");
+        let difference = model.tree().difference(&self.subject.tree()?);
+        ensure!(difference.is_none(), "done again:\n{}", difference.unwrap_or_default());
+        self.acknowledge(operation, model);
+        Ok(Next::GoesOn)
+    }
+
+    /// Law 1.
+    fn assert_left_nothing(&mut self, operation: &Operation) -> Result<()> {
+        let paths = done_in_part(operation);
+        let cleared = |mut tree: Tree| {
+            for path in &paths {
+                if let Some(node) = tree.nodes.get_mut(&(*path).into()) {
+                    (node.size, node.content, node.mtime) = (0, Digest::default(), None);
+                }
+            }
+            tree
+        };
+        let (want, have) = (cleared(self.model.tree()), cleared(self.subject.tree()?));
+        let difference = want.difference(&have);
+        ensure!(difference.is_none(), "refused, and changed:\n{}", difference.unwrap_or_default());
+        Ok(())
+    }
+
+    /// Law 2.
+    fn end(mut self) -> Result<()> {
+        let synced = self.subject.apply(&Operation::Sync)?;
+        if matches!(synced, Outcome::Failed(_)) {
+            ensure!(self.kind == Kind::DataWrite, "the last sync: {synced:?}");
+            return self.end_lossy();
+        }
+        ensure!(self.subject.apply(&Operation::Reopen)? == Outcome::Done, "it closes and opens");
+        self.model.apply(&Operation::Reopen);
+        let difference = self.model.tree().difference(&self.subject.tree()?);
+        ensure!(difference.is_none(), "opened again:\n{}", difference.unwrap_or_default());
+        drop(self.subject);
+        check(&self.medium)
+    }
+
+    /// Law 3.
+    fn end_lossy(self) -> Result<()> {
+        drop(self.subject);
+        check_crashed(&self.medium)?;
+        let mut subject = LibrarySubject::open(Arc::clone(&self.medium))?;
+        let have = subject.tree()?;
+        let states = self.states.get(self.promised..).context("the promised state")?;
+        let is_there = |want: &Tree| names_of(want).difference(&names_of(&have)).is_none();
+        ensure!(states.iter().any(is_there), "none of the states since the last sync is there");
+        let (first, later) = states.split_first().context("the promised state")?;
+        let mut untouched = first.clone();
+        untouched
+            .nodes
+            .retain(|path, node| later.iter().all(|state| state.nodes.get(path) == Some(&*node)));
+        let mut kept = have;
+        kept.nodes.retain(|path, _| untouched.nodes.contains_key(path));
+        let difference = untouched.difference(&kept);
+        ensure!(difference.is_none(), "synced, and gone:\n{}", difference.unwrap_or_default());
+        Ok(())
+    }
+}
+
+/// The files of which bytes may have been written by an operation that fails.
+fn done_in_part(operation: &Operation) -> Vec<&str> {
+    let name = |file: &'_ File| match file {
+        File::At(path) => script_name(&path.0),
+        File::Open(_) => "",
+    };
+    match operation {
+        Operation::Write { file, lane: Lane::Direct, .. } => vec![name(file)],
+        Operation::Batch { requests } => {
+            requests.iter().map(|request| name(&request.file)).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+fn script_name(path: &[u8]) -> &'static str {
+    let names = ["plain", "place", "packed", "small", "prealloc"];
+    names.into_iter().find(|name| name.as_bytes() == path).unwrap_or_default()
+}
+
+/// A tree without what follows a file's data, which is written back at any time.
+fn names_of(tree: &Tree) -> Tree {
+    let mut tree = tree.closed();
+    for node in tree.nodes.values_mut() {
+        (node.size, node.content, node.mtime) = (0, Digest::default(), None);
+    }
+    tree
+}
+
+fn is_long() -> bool {
+    std::env::var_os("BUTTERNUT_LONG").is_some_and(|value| !value.is_empty())
+}
+
+/// Fails requests of a kind, one in each run, until there are no more. How many runs there were.
+fn fail_each(kind: Kind) -> (u64, Reached) {
+    let template = Template::new().expect("a volume");
+    let mut reached = Reached::new();
+    let only = std::env::var("BUTTERNUT_ERROR").ok();
+    let only = only.and_then(|only| only.split_once(':')?.1.parse::<u64>().ok());
+    let (mut nth, mut runs) = (only.unwrap_or(1), 0);
+    loop {
+        let is_struck = run(&template, kind, nth, &mut reached)
+            .unwrap_or_else(|error| panic!("{kind:?}:{nth}: {error:#}"));
+        runs += u64::from(is_struck);
+        if !is_struck || only.is_some() {
+            break;
+        }
+        // Many different sites lie close together at the beginning.
+        nth += if is_long() { 1 } else { 1 + nth / 6 };
+    }
+    println!("{kind:?}: {runs} runs, {reached:?}");
+    (runs, reached)
+}
+
+fn hold(kind: Kind, expected: &[&str]) {
+    let (runs, reached) = fail_each(kind);
+    assert!(runs > 3, "{kind:?}: {runs} runs");
+    if is_long() {
+        let missing: Vec<&&str> =
+            expected.iter().filter(|name| !reached.contains_key(*name)).collect();
+        assert!(missing.is_empty(), "{kind:?} no longer reaches {missing:?}");
+    }
+}
+
+#[test]
+fn without_errors_the_script_is_done() {
+    let template = Template::new().unwrap();
+    let is_struck = run(&template, Kind::Flush, 0, &mut Reached::new()).unwrap();
+    assert!(!is_struck);
+}
+
+#[test]
+fn each_reservation_is_refused() {
+    hold(Kind::Reservation, &[]);
+}
+
+#[test]
+fn each_read_of_metadata_fails() {
+    hold(Kind::MetadataRead, &[]);
+}
+
+#[test]
+fn each_read_of_data_fails() {
+    hold(Kind::DataRead, &[]);
+}
+
+#[test]
+fn each_write_of_data_fails() {
+    hold(Kind::DataWrite, &[]);
+}
+
+#[test]
+fn each_write_of_metadata_fails() {
+    hold(Kind::MetadataWrite, &[]);
+}
+
+#[test]
+fn each_flush_fails() {
+    hold(Kind::Flush, &[]);
+}

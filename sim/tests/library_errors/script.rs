@@ -1,0 +1,179 @@
+//! The operations that every error is injected into: each lane, and every kind of file.
+
+use butternut_sim::bytes::Bytes;
+use butternut_sim::operation::{
+    Allocating, Asked, File, Lane, Operation, Renaming, Request, Setting, flags,
+};
+
+/// Fills the trees, so that a small node cache cannot hold them.
+pub(crate) const FILLERS: u64 = 250;
+
+fn at(name: &str) -> File {
+    File::At(name.into())
+}
+
+pub(crate) fn fillers() -> Vec<Operation> {
+    let mut all = vec![Operation::Mkdir { at: "fill".into(), mode: 0o755 }];
+    for number in 0..FILLERS {
+        let path = Bytes::from(format!("fill/{number:03}").as_str());
+        all.push(Operation::Create { at: path.clone(), mode: 0o644 });
+        all.push(Operation::SetXattr {
+            at: path,
+            name: "user.filler".into(),
+            bytes: 3000,
+            seed: 1 + 2 * number,
+            how: Setting::Any,
+        });
+    }
+    all.push(Operation::Sync);
+    all
+}
+
+fn create(name: &str) -> Operation {
+    Operation::Create { at: name.into(), mode: 0o644 }
+}
+
+fn write(name: &str, offset: u64, bytes: u64, lane: Lane) -> Operation {
+    // Odd, so that no block is like another.
+    let seed = 1 + 2 * (offset * 31 + bytes);
+    Operation::Write { file: at(name), offset, bytes, seed, lane }
+}
+
+fn fallocate(name: &str, how: Allocating, offset: u64, bytes: u64) -> Operation {
+    Operation::Fallocate { file: at(name), how, offset, bytes }
+}
+
+fn truncate(name: &str, size: u64) -> Operation {
+    Operation::Truncate { file: at(name), size }
+}
+
+fn fsync(name: &str) -> Operation {
+    Operation::Fsync { file: at(name) }
+}
+
+fn read(name: &str, lane: Lane) -> Operation {
+    Operation::Read { file: at(name), offset: 1000, bytes: 50_000, lane }
+}
+
+fn set_flags(name: &str, flags: u32) -> Operation {
+    Operation::SetFlags { at: name.into(), flags }
+}
+
+fn queued(name: &str, offset: u64, bytes: u64, lane: Lane) -> Request {
+    let what = Asked::Write { offset, bytes, seed: 7 + 2 * offset, is_durable: false };
+    Request { file: at(name), what, lane, is_lent: offset.is_multiple_of(3) }
+}
+
+/// Each step with the name that it has in the report.
+pub(crate) fn script() -> Vec<(&'static str, Operation)> {
+    let mut all = Vec::new();
+    all.extend(files());
+    all.extend(changes());
+    all.extend(names());
+    all
+}
+
+fn files() -> Vec<(&'static str, Operation)> {
+    vec![
+        ("create", create("plain")),
+        ("write cached", write("plain", 0, 70_000, Lane::Cached)),
+        ("create", create("place")),
+        ("set flags", set_flags("place", flags::NO_COW)),
+        ("write cached", write("place", 0, 70_000, Lane::Cached)),
+        ("create", create("packed")),
+        ("set flags", set_flags("packed", flags::COMPRESS)),
+        ("write compressed", write("packed", 0, 70_000, Lane::Cached)),
+        ("create", create("small")),
+        ("write inline", write("small", 0, 100, Lane::Cached)),
+        ("create", create("prealloc")),
+        ("preallocate", fallocate("prealloc", Allocating::Allocate, 0, 60_000)),
+        ("sync", Operation::Sync),
+        ("write cached part", write("plain", 5000, 9000, Lane::Cached)),
+        ("write uncached part", write("plain", 30_001, 9000, Lane::Uncached)),
+        ("write direct", write("plain", 40_960, 8192, Lane::Direct)),
+        ("write direct part", write("plain", 50_001, 9000, Lane::Direct)),
+        ("write direct past the end", write("plain", 69_632, 8192, Lane::Direct)),
+        ("write in place", write("place", 5000, 9000, Lane::Cached)),
+        ("write direct in place", write("place", 16_384, 8192, Lane::Direct)),
+        ("write compressed", write("packed", 20_001, 40_000, Lane::Cached)),
+        ("write direct over compressed", write("packed", 8192, 8192, Lane::Direct)),
+        ("write preallocated", write("prealloc", 5000, 9000, Lane::Cached)),
+        ("write direct preallocated", write("prealloc", 20_480, 8192, Lane::Direct)),
+        ("fsync", fsync("plain")),
+        ("fsync", fsync("prealloc")),
+    ]
+}
+
+fn changes() -> Vec<(&'static str, Operation)> {
+    let batch = vec![
+        queued("plain", 0, 4096, Lane::Direct),
+        queued("plain", 8192, 8192, Lane::Direct),
+        queued("place", 4096, 4096, Lane::Direct),
+        queued("packed", 4096, 4096, Lane::Direct),
+        queued("prealloc", 8192, 4096, Lane::Direct),
+        queued("plain", 30_000, 500, Lane::Cached),
+        queued("plain", 40_000, 500, Lane::Uncached),
+    ];
+    vec![
+        ("write inline", write("small", 20, 50, Lane::Cached)),
+        ("append", Operation::Append { at: "small".into(), bytes: 30, seed: 9 }),
+        ("truncate inline", truncate("small", 60)),
+        ("outgrow inline", truncate("small", 9000)),
+        ("punch", fallocate("plain", Allocating::PunchHole, 10_000, 15_000)),
+        ("sync", Operation::Sync),
+        ("punch", fallocate("plain", Allocating::PunchHole, 41_000, 9000)),
+        ("punch dirty", write("plain", 26_000, 9000, Lane::Cached)),
+        ("punch dirty", fallocate("plain", Allocating::PunchHole, 27_000, 9000)),
+        ("zero", fallocate("place", Allocating::ZeroRange, 10_000, 15_000)),
+        ("zero past the end", fallocate("place", Allocating::ZeroRange, 60_000, 30_000)),
+        ("zero", fallocate("packed", Allocating::ZeroRangeKeepSize, 1000, 15_000)),
+        ("preallocate", fallocate("plain", Allocating::Allocate, 0, 100_000)),
+        ("preallocate", fallocate("plain", Allocating::KeepSize, 100_000, 50_000)),
+        ("truncate", truncate("packed", 33_333)),
+        ("truncate", truncate("plain", 55_555)),
+        ("grow", truncate("plain", 80_001)),
+        ("truncate", truncate("place", 44_444)),
+        ("sync", Operation::Sync),
+        ("batch", Operation::Batch { requests: batch }),
+        ("fsync", fsync("plain")),
+        ("copy", copy("plain", 100, "small", 5000, 20_000)),
+        ("copy", copy("packed", 0, "place", 8192, 16_384)),
+        ("read cached", read("plain", Lane::Cached)),
+        ("read direct", read("place", Lane::Direct)),
+        ("read uncached", read("packed", Lane::Uncached)),
+        ("fsync", fsync("small")),
+        ("truncate", truncate("plain", 0)),
+    ]
+}
+
+fn copy(from: &str, from_offset: u64, to: &str, to_offset: u64, bytes: u64) -> Operation {
+    Operation::Copy { from: at(from), from_offset, to: at(to), to_offset, bytes }
+}
+
+fn names() -> Vec<(&'static str, Operation)> {
+    let (from, to) = (Bytes::from("small"), Bytes::from("fill/renamed"));
+    vec![
+        ("rename", Operation::Rename { from, to, how: Renaming::Plain }),
+        ("link", Operation::Link { from: "place".into(), to: "fill/linked".into() }),
+        ("mkdir", Operation::Mkdir { at: "dir".into(), mode: 0o755 }),
+        ("rmdir", Operation::Rmdir { at: "dir".into() }),
+        ("unlink", Operation::Unlink { at: "packed".into() }),
+        ("unlink", Operation::Unlink { at: "fill/100".into() }),
+        ("chmod", Operation::Chmod { at: "fill/200".into(), mode: 0o600 }),
+        (
+            "set xattr",
+            Operation::SetXattr {
+                at: "fill/050".into(),
+                name: "user.filler".into(),
+                bytes: 2000,
+                seed: 3,
+                how: Setting::Replace,
+            },
+        ),
+        (
+            "remove xattr",
+            Operation::RemoveXattr { at: "fill/060".into(), name: "user.filler".into() },
+        ),
+        ("sync", Operation::Sync),
+    ]
+}
