@@ -360,6 +360,7 @@ impl Descent<'_> {
             }
             (_, Target::SetAside { extent, skip }) => self.show(Place::SetAside { extent, skip }),
             (_, Target::Over(_)) => {
+                source.forest().volume().note_in_place();
                 live.touch();
                 Vec::new()
             }

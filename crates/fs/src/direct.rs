@@ -202,7 +202,7 @@ impl File {
         shared.volume().write_data(&mut rows);
         let [DataWrite { result, .. }] = rows;
         match &result {
-            Ok(()) => write.land(&digests),
+            Ok(()) => write.land(&shared.source, &digests),
             Err(_) => write.fail(&shared.source),
         }
         drop(write);

@@ -500,7 +500,7 @@ impl Inner {
             let result = outcome(number);
             shared.latencies.record(Operation::DirectWrite, since, self.polled_at);
             match &result {
-                Ok(()) => write.land(digests.get(sums).unwrap_or_default()),
+                Ok(()) => write.land(file.source(), digests.get(sums).unwrap_or_default()),
                 Err(_) => write.fail(file.source()),
             }
             drop(write);
