@@ -78,7 +78,8 @@ impl Help for Rooms {
     fn help(&self, _: Duration) {}
 
     fn give_back_space(&self) {
-        self.lock().clear();
+        let rooms = std::mem::take(&mut *self.lock());
+        drop(rooms);
     }
 }
 
