@@ -12,6 +12,7 @@
 //! | [`lender`] | memory that is lent to requests |
 //! | [`together`] | threads on the same files, by every lane at once |
 //! | [`contested`] | threads on the same blocks, held to the rule of the last writer |
+//! | [`histories`] | threads that share names, files and blocks, and the crashes of that |
 //! | [`tree`] | everything that can be seen of a tree, and what differs between two |
 //! | [`run`] | a subject held to the model, operation by operation |
 //! | [`shrink`] | a failing run made short |
@@ -34,6 +35,7 @@ pub mod contested;
 pub mod crash;
 pub mod errno;
 pub mod generator;
+pub mod histories;
 pub mod lender;
 pub mod library;
 pub mod model;

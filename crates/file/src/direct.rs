@@ -363,11 +363,12 @@ impl DirectWrite {
     }
 
     /// The write is down on every copy; `digests` are of its sectors, if it wants any.
-    pub fn land(&self, digests: &[u8]) {
+    pub fn land(&self, source: &Source, digests: &[u8]) {
         let place = match self.target {
             Target::New => Place::New { logical: self.logical, group: self.group },
             Target::SetAside { extent, skip } => Place::SetAside { extent, skip },
             Target::Over(_) => {
+                source.forest().volume().note_in_place();
                 self.forget_clean();
                 return;
             }

@@ -347,7 +347,7 @@ impl Descent<'_> {
             let (Home { tree, ino, .. }, offset) = (self.home, self.start);
             self.data.end(Landing::Lost);
             let error = FileError::Write { tree, ino, offset, source: Arc::new(failure) };
-            live.note(&error);
+            source.note(&live, &error);
             return Err(error);
         }
         live.add_written(self.bytes());
@@ -360,6 +360,7 @@ impl Descent<'_> {
             }
             (_, Target::SetAside { extent, skip }) => self.show(Place::SetAside { extent, skip }),
             (_, Target::Over(_)) => {
+                source.forest().volume().note_in_place();
                 live.touch();
                 Vec::new()
             }

@@ -14,6 +14,9 @@
 //! 3. Inline files stay in memory: they go into the trees with the next merge.
 //! 4. A flight counts as traffic of its files until it has landed, and needs no lock of theirs for
 //!    that. Who has one in hand waits for no file.
+//! 5. A block whose place cannot be looked up, because a tree cannot be read, stays dirty: the sync
+//!    fails, and a later one tries again. Only a failed write, or space that cannot be had, loses
+//!    data.
 
 use crate::assign::Unplaced;
 use crate::direct::InFlight;
@@ -24,7 +27,7 @@ use crate::place::Target;
 use crate::source::{Source, in_memory};
 use crate::state::FileState;
 use butternut_format::units::SECTOR_BYTES;
-use butternut_pages::{Reason, Writeback};
+use butternut_pages::{Landing, Reason, Writeback};
 
 /// Dirty blocks of some files that know where they go.
 #[derive(Debug)]
@@ -153,9 +156,8 @@ impl FileState {
         let (owner, targets) = match planned {
             Ok(planned) => planned,
             Err(error) => {
-                row.end(butternut_pages::Landing::Lost);
-                self.live.touch();
-                self.note(&error);
+                // Law 5. Its pages hold no room that went with them.
+                row.end(Landing::Again);
                 return Err(error);
             }
         };

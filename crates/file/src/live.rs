@@ -20,7 +20,7 @@
 //!
 //! The lock of the overlay is held for a look or a change, never over I/O or a tree search.
 
-use crate::error::FileError;
+use crate::error_sequence::ErrorSequence;
 use crate::overlay::{Found, Overlay, PackedExtent, Place};
 use crate::place::Target;
 use crate::source::in_memory;
@@ -31,7 +31,7 @@ use butternut_sys::frames::Frame;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Runs of which it is known where they are to be written, at most.
 const RUNS_MAX: usize = 16 << 10;
@@ -56,16 +56,7 @@ pub(crate) struct Live {
     targets: RwLock<KnownTargets>,
     /// Brought down since the state was made: tells large files from small ones.
     bytes_written: AtomicU64,
-    lost: Mutex<Lost>,
-}
-
-/// Why data was lost, for each who is to be told.
-#[derive(Debug, Default)]
-struct Lost {
-    /// Whoever syncs the file.
-    by_file: Option<FileError>,
-    /// Whoever syncs all files at once.
-    by_all: Option<FileError>,
+    errors: ErrorSequence,
 }
 
 /// Where runs of the file are to be written (law 6): start -> end, and the target.
@@ -104,7 +95,7 @@ impl Live {
             traffic: Traffic::default(),
             targets: RwLock::default(),
             bytes_written: AtomicU64::new(0),
-            lost: Mutex::default(),
+            errors: ErrorSequence::default(),
         }
     }
 
@@ -120,19 +111,9 @@ impl Live {
         self.bytes_written.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Keeps a failure for who syncs next.
-    pub(crate) fn note(&self, error: &FileError) {
-        let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
-        lost.by_file.get_or_insert_with(|| error.clone());
-        lost.by_all.get_or_insert_with(|| error.clone());
-    }
-
-    pub(crate) fn take_error(&self) -> Option<FileError> {
-        self.lost.lock().unwrap_or_else(PoisonError::into_inner).by_file.take()
-    }
-
-    pub(crate) fn take_unreported(&self) -> Option<FileError> {
-        self.lost.lock().unwrap_or_else(PoisonError::into_inner).by_all.take()
+    /// Why data of the file was lost.
+    pub(crate) fn errors(&self) -> &ErrorSequence {
+        &self.errors
     }
 
     /// Whether data that is written now has checksums; decided while there is none.

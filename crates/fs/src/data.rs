@@ -362,20 +362,18 @@ impl File {
     /// Brings the file's data and attributes down on the devices.
     ///
     /// # Errors
-    /// What could not be written, also of earlier writes: each loss is told once.
+    /// What could not be written, also of earlier writes, and through other handles: each loss is
+    /// returned once through every handle that was open when it happened. Clones of a handle count
+    /// as one, as duplicates of a file descriptor do. A handle that is opened later is told of a
+    /// loss that no other was told of.
     pub fn sync_all(&self) -> Result<()> {
         let Some(held) = self.held.as_ref() else { return Ok(()) };
         let _timed = self.timed(Operation::Sync);
         let filesystem = held.filesystem();
         let writer = filesystem.writer()?;
         let merged = filesystem.write_back_one(writer, held.entry());
-        let lost = {
-            let body = held.entry().body_mut();
-            body.file.as_ref().and_then(FileState::take_error)
-        };
         let committed = filesystem.commit();
-        let kept = lost.map_or(Ok(()), |error| Err(error.into()));
-        merged.and(kept).and(committed)
+        merged.and(self.check_errors()).and(committed)
     }
 
     /// Brings the file's data down on the devices, and what is needed to read it.

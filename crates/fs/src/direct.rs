@@ -78,7 +78,8 @@ impl Help for Rooms {
     fn help(&self, _: Duration) {}
 
     fn give_back_space(&self) {
-        self.lock().clear();
+        let rooms = std::mem::take(&mut *self.lock());
+        drop(rooms);
     }
 }
 
@@ -202,7 +203,7 @@ impl File {
         shared.volume().write_data(&mut rows);
         let [DataWrite { result, .. }] = rows;
         match &result {
-            Ok(()) => write.land(&digests),
+            Ok(()) => write.land(&shared.source, &digests),
             Err(_) => write.fail(&shared.source),
         }
         drop(write);

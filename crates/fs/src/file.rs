@@ -8,7 +8,9 @@ use crate::inode_table::Body;
 use crate::lane_counters::LaneCounters;
 use crate::latency::{Operation, Timed};
 use crate::{Error, FileId, FileKind, Filesystem, NewInode, Result, Stat};
-use butternut_file::{self as data, FileView, Mapping, MappingKind, Mappings, Source, Stream};
+use butternut_file::{
+    self as data, ErrorCursor, FileView, Mapping, MappingKind, Mappings, Source, Stream,
+};
 use butternut_format::units::Ino;
 use std::fmt;
 use std::ops::Range;
@@ -34,6 +36,8 @@ pub struct File {
 struct Opened {
     id: FileId,
     stream: Stream,
+    /// How far this handle has been told of the file's errors.
+    errors: ErrorCursor,
 }
 
 /// One of the reads of [`File::read_many`].
@@ -149,8 +153,9 @@ impl Filesystem {
     }
 
     fn file(&self, id: FileId, view: FileView, held: Option<Arc<Held>>) -> File {
+        let errors = view.error_cursor();
         let stream = Stream::new(self.shared.source.clone(), view);
-        let shared = Arc::new(Opened { id, stream });
+        let shared = Arc::new(Opened { id, stream, errors });
         File { shared, filesystem: self.clone(), held, times: Times::Now, is_checked: false }
     }
 
@@ -257,6 +262,12 @@ impl File {
 
     pub(crate) fn view(&self) -> &FileView {
         self.shared.stream.view()
+    }
+
+    /// Fails once for every loss of the file's data that this handle was not told of.
+    pub(crate) fn check_errors(&self) -> Result<()> {
+        let lost = self.view().check_errors(&self.shared.errors);
+        lost.map_or(Ok(()), |error| Err(error.into()))
     }
 
     pub(crate) fn source(&self) -> &Source {

@@ -35,6 +35,8 @@ use std::time::{Duration, Instant};
 const FILES_PER_LOOK: usize = 256;
 /// Pauses of one writer behind another, while nothing goes down (law 3).
 const PAUSES_MAX: u32 = 50;
+/// Pause of a flusher that could write nothing back, before it tries again.
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
 /// More threads than this add nothing: the devices' own queues are full.
 const THREADS_MAX: usize = 4;
 
@@ -53,6 +55,8 @@ struct Loading<'a> {
     bytes: u64,
     /// Another flusher is to be woken (law 5).
     wakes_next: bool,
+    /// Dirty data of a file stayed dirty, because its place could not be looked up.
+    has_failed: bool,
 }
 
 /// The threads. They end when this is dropped.
@@ -192,7 +196,12 @@ impl Filesystem {
                 inline.push(entry);
             }
         }
+        let has_failed = loading.has_failed;
         let mut bytes = loading.finish();
+        if has_failed && bytes == 0 {
+            // Such data would be tried again at once, over and over.
+            sleep(RETRY_PAUSE);
+        }
         if bytes < ordered {
             let paid = usize::try_from(bytes / PAGE_BYTES).unwrap_or(usize::MAX);
             pages.fall_short(orders, orders.pages.saturating_sub(paid));
@@ -246,7 +255,7 @@ impl Filesystem {
 
 impl<'a> Loading<'a> {
     fn new(filesystem: &'a Filesystem) -> Self {
-        Self { filesystem, flight: None, bytes: 0, wakes_next: false }
+        Self { filesystem, flight: None, bytes: 0, wakes_next: false, has_failed: false }
     }
 
     /// Loads at most so many bytes of a file; how many there were.
@@ -260,8 +269,9 @@ impl<'a> Loading<'a> {
                 break;
             }
             // What fails here is kept for whoever syncs.
-            let (more, _) = file.begin_flush(left.min(Flight::BYTES_MAX), reason);
+            let (more, planned) = file.begin_flush(left.min(Flight::BYTES_MAX), reason);
             drop(body);
+            self.has_failed |= planned.is_err();
             let Some(more) = more else { break };
             self.bytes += more.bytes();
             if self.flight.is_none() {

@@ -4,7 +4,10 @@
 //!
 //! 1. An inode without a name that is held, or whose deletion may take more than one transaction,
 //!    has an orphan item: should nobody get to delete it, the next open for writing does.
-//! 2. Its deletion goes in transactions that each leave the volume whole: data first, the inode and
+//! 2. The last handle of such an inode takes its lock, and deletes it: so no handle ends on a thread
+//!    that has a lock which others want while they have an inode's, or helps requests in flight
+//!    with an inode locked ([`NoRelease`]).
+//! 3. Its deletion goes in transactions that each leave the volume whole: data first, the inode and
 //!    its orphan item last, together. Others go with their names (`unlink`).
 
 use crate::inode_table::{Body, InodeEntry};
@@ -16,6 +19,7 @@ use butternut_format::units::Ino;
 use butternut_names as names;
 use butternut_tree::Need;
 use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 /// Items that deleting an inode without data may change, when it has no more attributes than
@@ -51,8 +55,40 @@ impl Held {
     }
 }
 
+/// While this lives, no handle may end on the thread (law 2); builds with assertions see to that.
+pub(crate) struct NoRelease(PhantomData<*const ()>);
+
+#[cfg(debug_assertions)]
+thread_local! {
+    static NO_RELEASES: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+}
+
+impl NoRelease {
+    pub(crate) fn begin() -> Self {
+        #[cfg(debug_assertions)]
+        NO_RELEASES.with(|count| count.set(count.get() + 1));
+        Self(PhantomData)
+    }
+
+    fn require_none() {
+        #[cfg(debug_assertions)]
+        NO_RELEASES.with(|count| {
+            let is_fit = count.get() == 0 || std::thread::panicking();
+            assert!(is_fit, "a handle of an inode ends under a lock");
+        });
+    }
+}
+
+impl Drop for NoRelease {
+    fn drop(&mut self) {
+        #[cfg(debug_assertions)]
+        NO_RELEASES.with(|count| count.set(count.get() - 1));
+    }
+}
+
 impl Drop for Held {
     fn drop(&mut self) {
+        NoRelease::require_none();
         if self.entry.let_go() && self.entry.known().is_some_and(|inode| inode.nlink == 0) {
             // What cannot be deleted now is found when the volume is opened again (law 1).
             drop(self.filesystem.bury(&self.entry));
@@ -153,19 +189,28 @@ impl Filesystem {
         subvolume: &WritableSubvolume,
         ino: Ino,
     ) -> Result<()> {
+        // An inode without a name can be open, by its id: then the last handle deletes it.
+        let entry = writer.table.entry(FileId::new(subvolume.id.0, ino.0));
+        let mut body = entry.body_mut();
+        if entry.is_held() {
+            return Ok(());
+        }
         let inode = names::inode(&subvolume.tree, ino)?;
         let gone = inode.filter(|inode| inode.nlink == 0);
         if let Some(inode) = &gone {
-            let id = FileId::new(subvolume.id.0, ino.0);
-            let entry = InodeEntry::new(id, Some(*inode), Body::default());
-            self.drop_data(subvolume, &entry, inode, &mut Body::default())?;
+            entry.set(*inode);
+            self.drop_data(subvolume, &entry, inode, &mut body)?;
         }
         self.change(writer, subvolume, Need::items(ITEMS_OF_DELETION).deleting(), |change| {
             if let Some(inode) = &gone {
                 change.delete_inode(ino, inode.kind)?;
             }
             change.must(names::remove_orphan(&change.edit, ino)).map(drop)
-        })
+        })?;
+        if gone.is_some() {
+            forget(writer, &entry, &mut body);
+        }
+        Ok(())
     }
 }
 
@@ -177,5 +222,5 @@ pub(crate) fn forget(writer: &Writer, entry: &InodeEntry, body: &mut Body) {
     *body = Body::default();
     entry.set_gone();
     writer.mark_clean(entry);
-    writer.table.remove(entry.id);
+    writer.table.remove(entry);
 }

@@ -8,8 +8,11 @@
 //!
 //! Laws:
 //!
-//! 1. There is one entry for an inode at a time. An entry leaves the table when nobody else has it
-//!    in hand; who has an entry in hand keeps it there.
+//! 1. There is one entry for an inode at a time, and so one state of its data. [`InodeTable::entry`]
+//!    is the only call that adds an entry, and it never replaces one. Whatever makes an inode has
+//!    its entry, with its facts and its body locked, before any name leads to it: so a thread that
+//!    finds the name meanwhile finds the same entry, and waits for the body. An entry that nothing
+//!    else refers to may leave the table, if its inode exists; it is clean then.
 //! 2. Who changes an inode has its body alone, and has read its facts before he changes a tree. So
 //!    facts that are read from a tree never replace newer ones, and nobody waits for a device while
 //!    another has the facts locked in a transaction.
@@ -21,16 +24,16 @@
 //! 6. In a full table nobody loses his place to an inode that is only looked at, unless that is for
 //!    the second time: a walk over many inodes costs no entries.
 
+use crate::held::NoRelease;
 use crate::new_inode::HandedDown;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::{Error, FileId, Result};
 use butternut_file::FileState;
 use butternut_format::inode::Inode;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
-};
+use std::sync::{Arc, PoisonError, TryLockError};
 
 const SHARDS: usize = 64;
 
@@ -157,6 +160,7 @@ impl InodeEntry {
     pub(crate) fn body_mut(&self) -> RwLockWriteGuard<'_, Body> {
         let body = self.body_in_traffic();
         if let Some(file) = &body.file {
+            let _no_release = NoRelease::begin();
             file.quiet();
         }
         body
@@ -206,6 +210,14 @@ impl InodeEntry {
 
     pub(crate) fn is_held(&self) -> bool {
         self.held.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether its data is newer than the trees, or in use. Such an entry is in the writer's list
+    /// or in hand, so this only guards law 1: its destructor would discard pages that the next
+    /// state of the inode has too.
+    fn has_unwritten_data(&self) -> bool {
+        self.try_body_in_traffic()
+            .is_none_or(|body| body.file.as_ref().is_some_and(|file| !file.is_clean()))
     }
 }
 
@@ -340,20 +352,20 @@ impl InodeTable {
             return Arc::clone(entry);
         }
         let entry = InodeEntry::new(id, None, Body::default());
-        shard.insert(Arc::clone(&entry), self.shard_limit);
+        let evicted = shard.insert(Arc::clone(&entry), self.shard_limit);
+        drop(shard);
+        // An entry holds space and pages: its destructor takes other locks.
+        drop(evicted);
         entry
     }
 
-    /// Adds the entry of an inode that was just made.
-    pub(crate) fn insert(&self, entry: &Arc<InodeEntry>) {
+    /// Removes the entry of an inode that is gone, if the table still has this one.
+    pub(crate) fn remove(&self, entry: &InodeEntry) {
         let mut shard = self.shard(entry.id).write().unwrap_or_else(PoisonError::into_inner);
-        shard.remove(entry.id);
-        shard.insert(Arc::clone(entry), self.shard_limit);
-    }
-
-    /// Forgets an inode that is gone.
-    pub(crate) fn remove(&self, id: FileId) {
-        self.shard(id).write().unwrap_or_else(PoisonError::into_inner).remove(id);
+        let is_here = |known: &Arc<InodeEntry>| std::ptr::eq(Arc::as_ptr(known), entry);
+        let removed = shard.find(entry.id).is_some_and(is_here).then(|| shard.remove(entry.id));
+        drop(shard);
+        drop(removed);
     }
 
     fn shard(&self, id: FileId) -> &RwLock<Shard> {
@@ -375,85 +387,104 @@ impl Shard {
         Some(entry)
     }
 
-    fn insert(&mut self, entry: Arc<InodeEntry>, limit: usize) {
+    /// Adds an entry; returns those that left, for the caller to drop without the shard's lock.
+    #[must_use]
+    fn insert(&mut self, entry: Arc<InodeEntry>, limit: usize) -> Vec<Arc<InodeEntry>> {
+        let mut evicted = Vec::new();
         for _ in 0..STEPS_MAX {
             if self.slots.len() < limit {
                 break;
             }
-            self.turn();
+            evicted.extend(self.turn());
         }
         let id = entry.id;
-        self.entries.insert(id, Place { entry, slot: self.slots.len() });
+        let replaced = self.entries.insert(id, Place { entry, slot: self.slots.len() });
+        debug_assert!(replaced.is_none(), "two entries for {id:?}");
         self.slots.push(id);
+        evicted
     }
 
-    /// Looks at the next slot: it goes if nobody used it lately and nobody has it in hand (law 1).
-    fn turn(&mut self) {
+    /// Looks at the next slot: the entry leaves if it was not used lately and nothing else refers
+    /// to it (law 1).
+    fn turn(&mut self) -> Option<Arc<InodeEntry>> {
         self.hand = if self.hand < self.slots.len() { self.hand } else { 0 };
-        let Some(&id) = self.slots.get(self.hand) else { return };
-        let Some(Place { entry, .. }) = self.entries.get(&id) else { return };
+        let id = *self.slots.get(self.hand)?;
+        let entry = &self.entries.get(&id)?.entry;
         let was_used = entry.used.swap(false, Ordering::Relaxed);
-        if was_used || Arc::strong_count(entry) > 1 {
+        if was_used || Arc::strong_count(entry) > 1 || entry.has_unwritten_data() {
             self.hand += 1;
-            return;
+            return None;
         }
-        self.remove(id);
+        self.remove(id)
     }
 
-    fn remove(&mut self, id: FileId) {
-        let Some(Place { slot, .. }) = self.entries.remove(&id) else { return };
+    #[must_use]
+    fn remove(&mut self, id: FileId) -> Option<Arc<InodeEntry>> {
+        let Place { entry, slot } = self.entries.remove(&id)?;
         self.slots.swap_remove(slot);
         if let Some(moved) = self.slots.get(slot).and_then(|moved| self.entries.get_mut(moved)) {
             moved.slot = slot;
         }
+        Some(entry)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sync::run;
 
     #[test]
     fn an_entry_in_hand_stays_and_others_make_room() {
-        let table = InodeTable::new(SHARDS * 2);
-        let kept = table.entry(FileId::new(5, 257));
-        for ino in 258..10_000 {
-            table.entry(FileId::new(5, ino));
-        }
-        assert!(Arc::ptr_eq(&kept, &table.entry(kept.id)));
-        let held: usize = table.shards.iter().map(|shard| shard.read().unwrap().slots.len()).sum();
-        assert!(held <= SHARDS * 2 + 1, "{held} entries");
+        run(|| {
+            let table = InodeTable::new(SHARDS * 2);
+            let kept = table.entry(FileId::new(5, 257));
+            for ino in 258..10_000 {
+                table.entry(FileId::new(5, ino));
+            }
+            assert!(Arc::ptr_eq(&kept, &table.entry(kept.id)));
+            let held: usize =
+                table.shards.iter().map(|shard| shard.read().unwrap().slots.len()).sum();
+            assert!(held <= SHARDS * 2 + 1, "{held} entries");
+        });
     }
 
     #[test]
     fn a_walk_over_many_inodes_leaves_the_entries_of_others() {
-        let table = InodeTable::new(SHARDS);
-        for ino in 257..10_000 {
-            table.entry(FileId::new(5, ino));
-        }
-        let held: Vec<u64> = (257..10_000).filter(|ino| table.has(FileId::new(5, *ino))).collect();
-        for ino in 10_000..20_000 {
-            assert!(matches!(table.look(FileId::new(5, ino)), Seen::Passing));
-        }
-        assert!(held.iter().all(|ino| table.has(FileId::new(5, *ino))));
-        assert!(matches!(table.look(FileId::new(5, 19_999)), Seen::Ask), "the second look");
+        run(|| {
+            let table = InodeTable::new(SHARDS);
+            for ino in 257..10_000 {
+                table.entry(FileId::new(5, ino));
+            }
+            let held: Vec<u64> =
+                (257..10_000).filter(|ino| table.has(FileId::new(5, *ino))).collect();
+            for ino in 10_000..20_000 {
+                assert!(matches!(table.look(FileId::new(5, ino)), Seen::Passing));
+            }
+            assert!(held.iter().all(|ino| table.has(FileId::new(5, *ino))));
+            assert!(matches!(table.look(FileId::new(5, 19_999)), Seen::Ask), "the second look");
+        });
     }
 
     #[test]
     fn an_inode_named_twice_is_locked_once() {
-        let table = InodeTable::new(64);
-        let (one, other) = (table.entry(FileId::new(5, 300)), table.entry(FileId::new(5, 299)));
-        let mut bodies = Bodies::lock(&[&one, &other, &one]);
-        bodies.of(&one).next_index = Some(7);
-        assert_eq!(bodies.of(&one).next_index, Some(7));
-        assert_eq!(bodies.of(&other).next_index, None);
+        run(|| {
+            let table = InodeTable::new(64);
+            let (one, other) = (table.entry(FileId::new(5, 300)), table.entry(FileId::new(5, 299)));
+            let mut bodies = Bodies::lock(&[&one, &other, &one]);
+            bodies.of(&one).next_index = Some(7);
+            assert_eq!(bodies.of(&one).next_index, Some(7));
+            assert_eq!(bodies.of(&other).next_index, None);
+        });
     }
 
     #[test]
     fn what_is_gone_stays_gone() {
-        let entry = InodeEntry::new(FileId::new(5, 257), None, Body::default());
-        entry.set_gone();
-        let error = entry.inode(|| panic!("nothing is read")).unwrap_err();
-        assert!(matches!(error, Error::Stale { .. }));
+        run(|| {
+            let entry = InodeEntry::new(FileId::new(5, 257), None, Body::default());
+            entry.set_gone();
+            let error = entry.inode(|| panic!("nothing is read")).unwrap_err();
+            assert!(matches!(error, Error::Stale { .. }));
+        });
     }
 }

@@ -178,6 +178,7 @@ mod statfs;
 mod stats;
 mod subvolume;
 mod switches;
+mod sync;
 mod tree_stats;
 mod unlink;
 mod upkeep;

@@ -15,7 +15,7 @@ use crate::switches::{SwitchBoard, Switches};
 use crate::writer::Writer;
 use crate::{Clock, Error, FileId, FileKind, Follow, Result, id::TOP_LEVEL};
 use butternut_device::{Device, FileDevice, OpenDevice};
-use butternut_file::{Compress, Source, SourceOptions};
+use butternut_file::{Compress, ErrorCursor, Source, SourceOptions};
 use butternut_format::super_block::SuperBlock;
 use butternut_tree::{Forest, ForestOptions, Refusals};
 use butternut_volume::{OpenOptions, Volume};
@@ -174,6 +174,8 @@ pub(crate) struct Shared {
     pub(crate) roots: Roots,
     pub(crate) inodes: InodeCache,
     pub(crate) source: Source,
+    /// How far [`Filesystem::sync`] has told of data that was lost.
+    pub(crate) errors: ErrorCursor,
     pub(crate) flights: Arc<Flights>,
     pub(crate) rooms: Arc<Rooms>,
     pub(crate) switches: SwitchBoard,
@@ -243,6 +245,7 @@ impl Filesystem {
             roots: Roots::default(),
             inodes: InodeCache::new(options.inode_cache_entries),
             source,
+            errors: ErrorCursor::default(),
             flights: Arc::default(),
             rooms: Arc::default(),
             switches: SwitchBoard::new(options.switches),
@@ -283,9 +286,10 @@ impl Filesystem {
     /// Brings everything down on the devices, and lets go of them, if this is the last handle.
     ///
     /// # Errors
-    /// As [`Filesystem::sync`].
+    /// As [`Filesystem::sync`], but of data that was lost before only what no sync of its file, nor
+    /// of all files, has returned: a program that was told has dealt with it.
     pub fn close(self) -> Result<()> {
-        self.sync()
+        self.sync_untold()
     }
 
     /// The root directory of the chosen subvolume.

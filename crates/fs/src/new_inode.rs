@@ -4,8 +4,9 @@
 //! takes the place of the umask; its compression property; its nocow and compression flags.
 
 use crate::change::Change;
+use crate::held::forget;
 use crate::inode_table::{Body, InodeEntry};
-use crate::writer::WritableSubvolume;
+use crate::writer::{WritableSubvolume, Writer};
 use crate::{FileId, FileKind, Filesystem, Result};
 use butternut_format::inode::{DeviceNumber, Inode, InodeFlags};
 use butternut_format::units::{Ino, length};
@@ -142,12 +143,18 @@ impl<'a> Prepared<'a> {
         Ok(())
     }
 
-    /// The entry of the inode, now that it is made.
-    pub(crate) fn entry(&self, subvolume: &WritableSubvolume, inode: Inode) -> Arc<InodeEntry> {
-        let is_directory = self.kind == FileKind::Directory;
-        let body =
-            Body { next_index: is_directory.then_some(names::INDEX_FIRST), ..Body::default() };
-        InodeEntry::new(FileId::new(subvolume.id.0, self.ino.0), Some(inode), body)
+    /// Takes the table's entry of the inode, before any name leads to it: a thread that finds the
+    /// name finds this entry. Its number is the highest of its subvolume, so the caller locks its
+    /// body last.
+    pub(crate) fn entry(&self, writer: &Writer, subvolume: &WritableSubvolume) -> Arc<InodeEntry> {
+        writer.table.entry(FileId::new(subvolume.id.0, self.ino.0))
+    }
+
+    /// What writers know of an inode that is being made.
+    pub(crate) fn fill(&self, body: &mut Body) {
+        if self.kind == FileKind::Directory {
+            body.next_index = Some(names::INDEX_FIRST);
+        }
     }
 }
 
@@ -177,16 +184,23 @@ impl Filesystem {
         let made = Made::of(FileKind::File);
         let prepared =
             Prepared::new(&subvolume, (Ino(dir.ino), &parent_inode), &mut body, (new, &made))?;
-        let entry = self.change(writer, &subvolume, Need::items(ITEMS_OF_CREATION), |change| {
+        let entry = prepared.entry(writer, &subvolume);
+        let mut own = entry.body_mut();
+        prepared.fill(&mut own);
+        let made = self.change(writer, &subvolume, Need::items(ITEMS_OF_CREATION), |change| {
             let inode = Inode { nlink: 0, ..prepared.inode(&parent_inode, change) };
+            entry.set(inode);
             names::insert_inode(&change.edit, prepared.ino, &inode)?;
             change.must(names::add_orphan(&change.edit, prepared.ino))?;
-            prepared.finish(change)?;
-            Ok(prepared.entry(&subvolume, inode))
-        })?;
-        entry.body_mut().is_linkable = true;
+            prepared.finish(change)
+        });
+        if let Err(error) = made {
+            forget(writer, &entry, &mut own);
+            return Err(error);
+        }
+        own.is_linkable = true;
         entry.hold();
-        writer.table.insert(&entry);
+        drop(own);
         Ok(entry)
     }
 }

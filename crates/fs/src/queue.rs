@@ -21,13 +21,14 @@ mod core;
 mod direct;
 mod request;
 
-use self::core::Core;
+use self::core::{Core, Ended};
 use self::request::{Operation, Request};
 use crate::direct::new_room;
 use crate::{Error, File, Filesystem, Privileges, Result};
 use butternut_file::Help;
 use butternut_sys::arena::Arena;
 use butternut_sys::buffer::Buffer;
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -145,6 +146,8 @@ pub struct Queue {
     core: Arc<Core>,
     /// Taken and not yet reaped.
     taken: usize,
+    /// Empty: what is done is moved through it.
+    ended: VecDeque<Ended>,
     /// Digests of the read that is being planned.
     digests: Vec<u8>,
     /// What its writes are to wait, and have not yet.
@@ -172,6 +175,7 @@ impl Filesystem {
             arena: own,
             core,
             taken: 0,
+            ended: VecDeque::with_capacity(depth),
             digests: Vec::with_capacity(64),
             owed: Duration::ZERO,
             pending_seen: 0,
@@ -289,9 +293,9 @@ impl Queue {
     }
 
     /// What is done so far, and what was only to be made durable.
-    fn take_done(&self, out: &mut Vec<Done>) {
+    fn take_done(&mut self, out: &mut Vec<Done>) {
         self.finish_synced();
-        self.core.take_done(out);
+        self.core.take_done(&mut self.ended, out);
     }
 
     /// Makes durable what is down and was asked to be.
@@ -311,7 +315,8 @@ impl Drop for Queue {
         while self.core.in_flight() > 0 {
             self.core.poll(1, None);
         }
-        self.finish_synced();
+        // No file is left to another thread that helps, and may be the last to have the core.
+        self.take_done(&mut Vec::new());
         self.core.give_back_space();
     }
 }

@@ -234,7 +234,9 @@ impl Renaming<'_> {
         let more = whiteout.as_ref().map_or(0, |_| ITEMS_OF_CREATION);
         let need = Need::items(ITEMS_OF_RENAME + more + fate.data_items());
         let need = if self.victim.is_some() { need.deleting() } else { need };
-        let made = filesystem.change(self.writer, subvolume, need, |change| {
+        let entry = whiteout.as_ref().map(|(made, _)| made.entry(self.writer, subvolume));
+        let mut own = entry.as_ref().map(|entry| entry.body_mut());
+        let moved = filesystem.change(self.writer, subvolume, need, |change| {
             let ino = Ino(self.moved.entry.id.ino);
             let leads = Found { target: Target::Inode(ino), kind: self.moved.kind };
             let generation = change.moment.generation;
@@ -247,19 +249,22 @@ impl Renaming<'_> {
             };
             names::rename(&change.edit, &step)?;
             self.stamp(change, &mut facts, fate)?;
-            let Some((prepared, index)) = &whiteout else { return Ok(None) };
+            let Some(((prepared, index), entry)) = whiteout.as_ref().zip(entry.as_ref()) else {
+                return Ok(());
+            };
             let inode = prepared.inode(&facts.from_dir, change);
+            entry.set(inode);
             let leads = Found { target: Target::Inode(prepared.ino), kind: FileKind::CharDevice };
             let new = NewName { dir, name, index: *index, leads, generation };
             change.must(names::create(&change.edit, &new, prepared.ino, &inode))?;
             prepared.finish(change)?;
             names::entry_added(&mut facts.from_dir, name, change.moment);
-            change.put(dir, &facts.from_dir)?;
-            Ok(Some(prepared.entry(subvolume, inode)))
-        })?;
-        if let Some(made) = made {
-            self.writer.table.insert(&made);
+            change.put(dir, &facts.from_dir)
+        });
+        if let (Err(_), Some((entry, own))) = (&moved, entry.as_ref().zip(own.as_mut())) {
+            forget(self.writer, entry, own);
         }
+        moved?;
         self.publish(&facts);
         Ok(())
     }

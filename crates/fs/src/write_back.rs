@@ -58,7 +58,7 @@ impl Filesystem {
     ) -> Result<()> {
         let pending = || entry.body().file.as_ref().map_or(0, FileState::pending_writes);
         while pending() > pending_max {
-            if !merge_shared(writer, entry)? {
+            if !merge_shared(entry)? {
                 self.write_back_batch(writer, std::slice::from_ref(entry), HowFar::Part)?;
             }
         }
@@ -113,9 +113,6 @@ impl Filesystem {
                 *is_due = stamped.is_err();
                 result = result.and(stamped);
             }
-            if let Some(error) = file.take_unreported() {
-                writer.note_lost(error.into());
-            }
             if !*is_due && file.is_clean() {
                 writer.mark_clean(entry);
             }
@@ -137,7 +134,7 @@ impl Filesystem {
 
 /// Brings a part of what is down of a file into the trees, while others read it and write
 /// direct. Says whether there was such a part: else the file is needed alone.
-fn merge_shared(writer: &Writer, entry: &InodeEntry) -> Result<bool> {
+fn merge_shared(entry: &InodeEntry) -> Result<bool> {
     let mut body = entry.body_mut();
     let Some(facts) = entry.known() else { return Ok(false) };
     let Some(part) = body.file.as_mut().and_then(FileState::start_part) else {
@@ -155,9 +152,6 @@ fn merge_shared(writer: &Writer, entry: &InodeEntry) -> Result<bool> {
             inode.bytes_used = file.bytes_used();
         }),
         Err(_) => body.is_stamp_due.store(true, Ordering::Release),
-    }
-    if let Some(error) = file.take_unreported() {
-        writer.note_lost(error.into());
     }
     merged?;
     Ok(true)

@@ -35,8 +35,6 @@ pub(crate) struct Writer {
     /// Inodes with data or times that no tree has yet.
     dirty: Mutex<BTreeMap<FileId, Arc<InodeEntry>>>,
     renames: Mutex<()>,
-    /// The first loss of data since the last sync that somebody asked for.
-    lost: Mutex<Option<Error>>,
     /// Held while a subvolume is looked at for the first time.
     opening: Mutex<()>,
 }
@@ -60,22 +58,12 @@ impl Writer {
             subvolumes: Mutex::default(),
             dirty: Mutex::default(),
             renames: Mutex::default(),
-            lost: Mutex::default(),
             opening: Mutex::default(),
         }
     }
 
     pub(crate) fn is_abandoned(&self) -> bool {
         self.is_abandoned.load(Ordering::Acquire)
-    }
-
-    /// Keeps a loss for whoever syncs next.
-    pub(crate) fn note_lost(&self, error: Error) {
-        self.lost.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-    }
-
-    pub(crate) fn take_lost(&self) -> Option<Error> {
-        self.lost.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     pub(crate) fn lock_renames(&self) -> MutexGuard<'_, ()> {

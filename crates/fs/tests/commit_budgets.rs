@@ -6,7 +6,10 @@
 mod volume;
 
 use butternut::device::{Device, Record, RecordingDevice};
-use butternut::{FileId, Filesystem, MountOptions, RenameFlags, SetAttributes, SetXattr};
+use butternut::{
+    Allocate, AttributeFlags, File, FileId, Filesystem, IoFlags, MountOptions, Privileges,
+    QueueOptions, RenameFlags, SetAttributes, SetXattr,
+};
 use butternut_check::CheckOptions;
 use butternut_mkfs::{MkfsOptions, Profile};
 use std::collections::BTreeSet;
@@ -169,6 +172,98 @@ fn a_file_is_synced_with_two_flushes() {
         assert!(cost.writes <= 1 + 2 * bench.copies, "{cost:?}");
     }
     drop(file);
+    bench.close();
+}
+
+/// How bytes come into a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Cached,
+    Uncached,
+    Direct,
+    /// From a cache in front of the library: a long piece.
+    FromCache,
+    Queued,
+    QueuedDurable,
+}
+
+impl Kind {
+    const ALL: [Self; 6] = [
+        Self::Cached,
+        Self::Uncached,
+        Self::Direct,
+        Self::FromCache,
+        Self::Queued,
+        Self::QueuedDurable,
+    ];
+
+    fn write(self, fs: &Filesystem, file: &File, at: u64) {
+        let bytes = vec![7; 512 << 10];
+        let written = match self {
+            Self::Cached => file.write_at(at, &bytes),
+            Self::Uncached => file.write_uncached(at, &bytes, Privileges::Keep),
+            Self::Direct => file.write_direct(at, &bytes, Privileges::Keep),
+            Self::FromCache => file.write_back(at, &bytes),
+            Self::Queued | Self::QueuedDurable => {
+                let durable = IoFlags::DIRECT.with(IoFlags::DSYNC);
+                let flags = if self == Self::Queued { IoFlags::DIRECT } else { durable };
+                let mut queue = fs.queue(&QueueOptions::default()).unwrap();
+                let mut buffer = queue.buffer(bytes.len()).unwrap();
+                buffer.copy_from_slice(&bytes);
+                queue.write(file, at, buffer, flags, 0).map_err(|refused| refused.error).unwrap();
+                let mut done = Vec::new();
+                assert_eq!(queue.reap(1, None, &mut done), 1);
+                done.remove(0).result
+            }
+        };
+        assert_eq!(written.unwrap(), bytes.len(), "{self:?}");
+    }
+}
+
+/// What a sync has to bring about: the flushes of a commit, or one where nothing but data in place
+/// was written; and none where all is on the medium.
+#[test]
+fn every_kind_of_write_is_flushed_by_the_next_sync_and_by_that_alone() {
+    const NO_COW: u32 = 0x0080_0000;
+    let bench = Bench::new(Profile::Single);
+    let files = bench.files(bench.fs.root(), 0..3);
+    for id in &files[..2] {
+        bench.fs.set_attribute_flags(*id, AttributeFlags(NO_COW)).unwrap();
+    }
+    let [in_place, preallocated, checksummed] = [0, 1, 2].map(|at| {
+        let file: File = bench.fs.open_file(files[at]).unwrap();
+        file.allocate(0..8 << 20, Allocate::Extend).unwrap();
+        if at != 1 {
+            file.write_at(0, &vec![1; 8 << 20]).unwrap();
+        }
+        file.leaving_times()
+    });
+    bench.fs.sync().unwrap();
+    for (number, kind) in (0..).zip(Kind::ALL) {
+        let at = number << 20;
+        // Through the cache, a write counts up the inode's sequence number.
+        let stamps = matches!(kind, Kind::Cached | Kind::Uncached | Kind::FromCache);
+        for (which, file) in [&in_place, &preallocated, &checksummed].into_iter().enumerate() {
+            for round in 0..2 {
+                // What was preallocated is written in place from the second time on.
+                let is_in_place = which == 0 || (which == 1 && round == 1);
+                let flushes = if is_in_place && !stamps { 1 } else { 2 };
+                let what = format!("{kind:?} of file {which}, round {round}");
+                let before = bench.device.position();
+                kind.write(&bench.fs, file, at);
+                file.sync_all().unwrap();
+                let log = bench.device.recording();
+                let cost = Cost::of(&log.log()[before..]);
+                assert_eq!(cost.flushes, flushes, "{what}: {cost:?}");
+                assert!(matches!(log.log().last(), Some(Record::Flush)), "{what}");
+                let before = bench.device.position();
+                file.sync_all().unwrap();
+                bench.fs.sync().unwrap();
+                assert_eq!(bench.device.position(), before, "{what}: all is on the medium");
+            }
+        }
+    }
+    drop((in_place, preallocated, checksummed));
     bench.close();
 }
 

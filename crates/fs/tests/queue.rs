@@ -429,3 +429,44 @@ fn overwriting_a_file_again_and_again_needs_no_more_than_the_volume_has() {
     fs.close().unwrap();
     volume.check();
 }
+
+#[test]
+fn the_last_handle_of_a_removed_file_in_flight_ends_without_any_lock() {
+    let volume = FileVolume::new();
+    let fs = volume.open();
+    let flags = [IoFlags::DIRECT, IoFlags::DIRECT.with(IoFlags::DSYNC)];
+    for (round, flags) in flags.into_iter().cycle().take(8).enumerate() {
+        let file = made(&fs, "file", &pattern(9, 8 * BLOCK));
+        file.sync_all().unwrap();
+        let id = file.id();
+        let mut queue = fs.queue(&QueueOptions::default()).unwrap();
+        fs.unlink(fs.root(), b"file").unwrap();
+        let buffer = owned(&queue, &pattern(10, BLOCK));
+        queue.write(&file, 0, buffer, flags, 1).map_err(|refused| refused.error).unwrap();
+        let buffer = queue.buffer(BLOCK).unwrap();
+        queue.read(&file, 4 * BLOCK as u64, buffer, flags, 2).map_err(|r| r.error).unwrap();
+        drop(file);
+        // The requests are all that keeps the file, and what follows completes them.
+        let (ended, end) = std::sync::mpsc::channel();
+        let other = fs.clone();
+        let helper = std::thread::spawn(move || {
+            if round % 2 == 0 {
+                other.sync().unwrap();
+            } else {
+                let set = butternut::SetAttributes { mode: Some(0o600), ..Default::default() };
+                other.set_attributes(id, &set).unwrap();
+            }
+            ended.send(()).unwrap();
+        });
+        let waited = end.recv_timeout(Duration::from_mins(5));
+        assert!(waited.is_ok(), "round {round}: the thread that helps hangs or panicked");
+        helper.join().unwrap();
+        if round % 4 < 2 {
+            assert!(reap_all(&mut queue).iter().all(|done| done.result.is_ok()));
+        }
+        drop(queue);
+        assert!(matches!(fs.stat(id), Err(butternut::Error::Stale { .. })), "it is deleted");
+    }
+    fs.close().unwrap();
+    volume.check();
+}

@@ -7,7 +7,10 @@
 mod volume;
 
 use butternut::device::{Device, Fault, FaultyDevice, Rule};
-use butternut::{Filesystem, MountOptions, RenameFlags, SetAttributes, SetXattr};
+use butternut::format::chunk::BlockGroupFlags;
+use butternut::{
+    AttributeFlags, Filesystem, MountOptions, Privileges, RenameFlags, SetAttributes, SetXattr,
+};
 use std::error::Error;
 use std::sync::Arc;
 use volume::{TestVolume, names, new};
@@ -17,6 +20,14 @@ fn faulty(volume: &TestVolume) -> (Arc<FaultyDevice>, Filesystem) {
     let devices = vec![Arc::clone(&device) as Arc<dyn Device>];
     let options = MountOptions { read_only: false, ..MountOptions::default() };
     (device, Filesystem::open_devices(devices, &options).unwrap())
+}
+
+/// Lets writes of file data fail, and of nothing else.
+fn failing_data(fs: &Filesystem) -> Rule {
+    let chunks = fs.inspect().chunks();
+    let chunk = chunks.iter().find(|chunk| chunk.flags.contains(BlockGroupFlags::DATA)).unwrap();
+    let at = chunk.stripes[0].1;
+    Rule::at(at..at + chunk.bytes, Fault::WriteError)
 }
 
 fn causes(error: &dyn Error) -> String {
@@ -82,4 +93,155 @@ fn data_that_cannot_be_written_is_told_to_who_syncs_its_file() {
     assert_eq!(bytes, [7; 8192], "the range reads as before");
     drop((file, fs));
     volume.check();
+}
+
+#[test]
+fn data_that_was_lost_is_told_once_through_every_handle() {
+    let volume = TestVolume::new();
+    let (device, fs) = faulty(&volume);
+    let id = fs.create(fs.root(), b"file", &new(0o644)).unwrap();
+    let other_id = fs.create(fs.root(), b"other", &new(0o644)).unwrap();
+    let handles = [0; 3].map(|_| fs.open_file(id).unwrap());
+    let clone = handles[0].clone();
+    let other = fs.open_file(other_id).unwrap();
+    handles[0].write_at(0, &[7; 8192]).unwrap();
+    other.write_at(0, &[7; 8192]).unwrap();
+    fs.sync().unwrap();
+
+    handles[1].write_at(0, &[8; 8192]).unwrap();
+    let rule = device.add(failing_data(&fs));
+    // The first to sync brings the data down; the others come when the device is well again.
+    assert_eq!(handles[2].sync_all().unwrap_err().errno(), 5);
+    device.remove(rule);
+    for handle in &handles[..2] {
+        assert_eq!(handle.sync_all().unwrap_err().errno(), 5);
+    }
+    for handle in handles.iter().chain([&clone, &fs.open_file(id).unwrap(), &other]) {
+        handle.sync_all().unwrap();
+    }
+    assert_eq!(fs.sync().unwrap_err().errno(), 5, "a sync of all files is told besides");
+    fs.sync().unwrap();
+    fs.sync_names().unwrap();
+
+    // A handle that comes later is told what no other was.
+    other.write_at(0, &[8; 8192]).unwrap();
+    drop(other);
+    let rule = device.add(failing_data(&fs));
+    assert_eq!(fs.sync().unwrap_err().errno(), 5);
+    device.remove(rule);
+    let later = fs.open_file(other_id).unwrap();
+    assert_eq!(later.sync_all().unwrap_err().errno(), 5);
+    later.sync_all().unwrap();
+    fs.open_file(other_id).unwrap().sync_all().unwrap();
+    drop((handles, clone, later));
+    fs.close().unwrap();
+    volume.check();
+}
+
+#[test]
+fn closing_fails_for_data_that_was_lost_and_told_to_nothing() {
+    for is_told in [false, true] {
+        let volume = TestVolume::new();
+        let (device, fs) = faulty(&volume);
+        let id = fs.create(fs.root(), b"file", &new(0o644)).unwrap();
+        let file = fs.open_file(id).unwrap();
+        fs.sync().unwrap();
+        file.write_at(0, &[8; 8192]).unwrap();
+        let rule = device.add(failing_data(&fs));
+        // A rename over another file brings the data down, and is not told how that went.
+        fs.create(fs.root(), b"name", &new(0o644)).unwrap();
+        fs.rename((fs.root(), b"file"), (fs.root(), b"name"), RenameFlags::default()).unwrap();
+        device.remove(rule);
+        if is_told {
+            assert_eq!(file.sync_all().unwrap_err().errno(), 5);
+        }
+        // What syncs names takes no error from what is to be told of it.
+        fs.sync_names().unwrap();
+        drop(file);
+        assert_eq!(fs.close().is_err(), !is_told);
+        volume.check();
+    }
+}
+
+#[test]
+fn a_flush_that_fails_after_a_write_in_place_ends_all_writing() {
+    const NO_COW: u32 = 0x0080_0000;
+    let volume = TestVolume::new();
+    let (device, fs) = faulty(&volume);
+    let id = fs.create(fs.root(), b"file", &new(0o644)).unwrap();
+    fs.set_attribute_flags(id, AttributeFlags(NO_COW)).unwrap();
+    let file = fs.open_file(id).unwrap().leaving_times();
+    file.write_at(0, &[7; 8192]).unwrap();
+    file.sync_all().unwrap();
+    file.write_direct(0, &[8; 8192], Privileges::Keep).unwrap();
+    device.add(Rule::everywhere(Fault::FlushError));
+    assert_eq!(file.sync_all().unwrap_err().errno(), 5);
+    device.clear();
+    assert!(!fs.is_writable(), "what the device lost cannot be told");
+    assert!(file.sync_all().is_err());
+    drop((file, fs));
+    volume.check();
+}
+
+#[test]
+fn dirty_data_outlives_metadata_that_cannot_be_read_for_a_while() {
+    const NO_COW: u32 = 0x0080_0000;
+    const EXTENTS: u64 = 600;
+    const ATTRIBUTES: u32 = 1000;
+    let volume = TestVolume::new();
+    let fs = volume.open();
+    let id = fs.create(fs.root(), b"file", &new(0o644)).unwrap();
+    fs.set_attribute_flags(id, AttributeFlags(NO_COW)).unwrap();
+    let file = fs.open_file(id).unwrap();
+    // Extents of a block each, in several leaves: every second block of the file.
+    for number in 0..EXTENTS {
+        file.write_at(number * 8192, &[1; 4096]).unwrap();
+    }
+    // More leaves than the smallest node cache has room for.
+    let other = fs.create(fs.root(), b"other", &new(0o644)).unwrap();
+    let attribute = |number: u32| format!("user.{number}").into_bytes();
+    for number in 0..ATTRIBUTES {
+        fs.set_xattr(other, &attribute(number), &[7; 3900], SetXattr::Create).unwrap();
+    }
+    drop(file);
+    fs.close().unwrap();
+
+    let device = Arc::new(FaultyDevice::new(volume.devices().remove(0), 1));
+    let devices = vec![Arc::clone(&device) as Arc<dyn Device>];
+    let options = MountOptions {
+        read_only: false,
+        node_cache_bytes: 1,
+        commit_seconds: 0,
+        ..MountOptions::default()
+    };
+    let fs = Filesystem::open_devices(devices, &options).unwrap();
+    let file = fs.open_file(id).unwrap();
+    let places = [0, 700, EXTENTS - 1].map(|number| number * 8192);
+    for at in places {
+        assert_eq!(file.write_at(at, &[2; 4096]).unwrap(), 4096);
+    }
+    // The other leaves push this file's out of the node cache.
+    for number in (0..ATTRIBUTES).chain(0..ATTRIBUTES) {
+        assert!(fs.xattr(other, &attribute(number)).is_ok());
+    }
+    let rule = device.add(Rule::everywhere(Fault::ReadError));
+    for _ in 0..3 {
+        assert_eq!(file.sync_all().unwrap_err().errno(), 5);
+    }
+    device.remove(rule);
+    let read = |file: &butternut::File, at| {
+        let mut block = [0; 4096];
+        file.read_at(at, &mut block).unwrap();
+        block
+    };
+    for at in places {
+        assert_eq!(read(&file, at), [2; 4096], "byte {at} is still in memory");
+    }
+    file.sync_all().unwrap();
+    drop(file);
+    let fs = volume.reopen(fs);
+    let file = fs.open_file(id).unwrap();
+    for at in places {
+        assert_eq!(read(&file, at), [2; 4096], "byte {at} is on the device");
+    }
 }

@@ -146,7 +146,10 @@ impl Door {
             op::RELEASE => self.release(request),
             op::FSYNC => self.sync(request),
             // The last request of all, where there is one, is DESTROY: who unmounts waits for it.
-            op::FSYNCDIR | op::SYNCFS | op::DESTROY => Ok(self.filesystem.sync()?),
+            // Nothing sees its answer, and a program that syncs a directory asks for names: neither
+            // takes a loss of data from those who are to be told of it.
+            op::FSYNCDIR | op::DESTROY => Ok(self.filesystem.sync_names()?),
+            op::SYNCFS => Ok(self.filesystem.sync()?),
             op::FALLOCATE => self.allocate(request),
             op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64 => self.copy_range(request, reply),
             op::SETXATTR => self.set_xattr(request),
@@ -185,7 +188,7 @@ impl Door {
 
     /// Brings down what was written.
     pub(crate) fn commit(&self) -> butternut::Result<()> {
-        self.filesystem.sync()
+        self.filesystem.sync_untold()
     }
 
     /// Lets go of everything that is open, and of the filesystem.

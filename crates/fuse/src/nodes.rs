@@ -8,6 +8,7 @@
 //!    open (`handles`).
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -63,8 +64,20 @@ impl Nodes {
         // A directory that has just gone is nobody's working directory.
         let held = if is_kept { filesystem.hold(id).ok().flatten() } else { None };
         let mut known = self.known();
-        known.entry(number).or_insert(Known { id, told: 0, _held: held }).told += 1;
+        let surplus = match known.entry(number) {
+            Entry::Occupied(mut one) => {
+                one.get_mut().told += 1;
+                held
+            }
+            Entry::Vacant(place) => {
+                place.insert(Known { id, told: 1, _held: held });
+                None
+            }
+        };
         self.any_known.store(true, Ordering::Release);
+        drop(known);
+        // The last hold of a removed directory deletes it: not under the lock.
+        drop(surplus);
         number
     }
 

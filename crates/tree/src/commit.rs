@@ -21,6 +21,8 @@
 //!    it, or as this one does.
 //! 4. A block that breaks a law of the format is not written: its commit fails.
 //! 5. One commit runs at a time; who asks for one that is already under way waits for it.
+//! 6. A commit that has nothing to write flushes all the same where data was written in place since
+//!    the last flush: that data is in no transaction. A flush that fails ends all writing too.
 
 use crate::Block;
 use crate::error::TreeError;
@@ -68,10 +70,13 @@ impl Forest {
         let wanted = running.gate.generation();
         let _alone = running.committing.lock().unwrap_or_else(PoisonError::into_inner);
         if running.gate.committed() >= wanted {
+            self.flush_in_place(running, wanted)?;
             return Ok(wanted);
         }
         let Some(generation) = running.gate.freeze()? else {
-            return Ok(running.gate.committed());
+            let committed = running.gate.committed();
+            self.flush_in_place(running, committed)?;
+            return Ok(committed);
         };
         let step = Step { forest: self, running, generation };
         let frozen = match step.settle().and_then(|()| step.set_aside()) {
@@ -85,6 +90,16 @@ impl Forest {
         step.write(&frozen).map_err(|error| running.gate.poison(error))?;
         step.release(frozen)?;
         Ok(generation)
+    }
+
+    /// Law 6.
+    fn flush_in_place(&self, running: &Running, committed: Generation) -> Result<(), TreeError> {
+        let flushed = self.volume().flush_in_place();
+        let failed = |source| {
+            let (generation, source) = (committed.0, Box::new(source));
+            running.gate.poison(TreeError::Commit { generation, source })
+        };
+        flushed.map(drop).map_err(failed)
     }
 
     /// The generation of the running transaction.

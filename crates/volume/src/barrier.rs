@@ -9,7 +9,11 @@
 //!    last, so who changes a device item installs it before the superblock is written.
 //! 3. The first copies are written before the others. When one of them fails the others stay as
 //!    they are, and still name the last commit.
-//! 4. Copies that would not end inside the device do not exist, as the kernel sees it.
+//! 4. Data that was written over what the last commit names is not on the medium before a flush
+//!    that began after it. No commit may follow it, so the volume counts such writes
+//!    ([`Volume::note_in_place`]), and a sync that finds nothing to commit flushes while the medium
+//!    is behind ([`Volume::flush_in_place`]).
+//! 5. Copies that would not end inside the device do not exist, as the kernel sees it.
 
 use crate::error::VolumeError;
 use crate::members::Member;
@@ -19,7 +23,16 @@ use butternut_device::WriteFrom;
 use butternut_format::super_block::{COPY_OFFSETS, RawSuperBlock, SUPER_BLOCK_BYTES};
 use butternut_format::units::length;
 use butternut_sys::buffer::Buffer;
+use std::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::IntoBytes;
+
+/// Writes in place, counted (law 4).
+#[derive(Debug, Default)]
+pub(crate) struct InPlace {
+    completed: AtomicU64,
+    /// How many of them had completed when the last flush that succeeded began.
+    flushed: AtomicU64,
+}
 
 impl Volume {
     /// Whether everything the volume holds can be written: all devices are there, up to date, and
@@ -39,6 +52,7 @@ impl Volume {
 
     /// Returns when every write that completed before is on the medium, on every device.
     pub fn flush(&self) -> Result<(), VolumeError> {
+        let completed = self.in_place.completed.load(Ordering::SeqCst);
         let own = self.members.iter().enumerate().filter(|(_, member)| !member.is_seed);
         let slots: Vec<usize> = own.map(|(slot, _)| slot).collect();
         let mut first = None;
@@ -49,7 +63,30 @@ impl Volume {
             let device = member.device.name().to_owned();
             first.get_or_insert(VolumeError::Device { device, offset: 0, bytes: 0, source });
         }
+        if first.is_none() {
+            self.in_place.flushed.fetch_max(completed, Ordering::SeqCst);
+        }
         first.map_or(Ok(()), Err)
+    }
+
+    /// Counts a write over what the last commit names. The caller calls it when the write is
+    /// complete on every copy, before it tells anything that it is (law 4).
+    pub fn note_in_place(&self) {
+        self.in_place.completed.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Flushes all devices if a write in place completed since the last flush began. Says whether
+    /// it did.
+    ///
+    /// # Errors
+    /// As [`Volume::flush`].
+    pub fn flush_in_place(&self) -> Result<bool, VolumeError> {
+        let is_behind = self.in_place.completed.load(Ordering::SeqCst)
+            > self.in_place.flushed.load(Ordering::SeqCst);
+        if is_behind {
+            self.flush()?;
+        }
+        Ok(is_behind)
     }
 
     /// Writes every copy of the superblock on every device; `raw` says everything but what differs

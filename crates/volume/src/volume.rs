@@ -17,6 +17,7 @@
 //! 3. A device that the volume does not list is not read from. If it is of another volume, giving
 //!    it was a mistake, and is refused.
 
+use crate::barrier::InPlace;
 use crate::chunk_map::{ChunkMap, Chunks};
 use crate::error::VolumeError;
 use crate::lanes::Lanes;
@@ -58,6 +59,7 @@ pub struct Volume {
     options: OpenOptions,
     items: Mutex<BTreeMap<(DevId, [u8; 16]), DeviceItem>>,
     writable_degraded: AtomicBool,
+    pub(crate) in_place: InPlace,
 }
 
 impl Volume {
@@ -84,6 +86,7 @@ impl Volume {
             options,
             items: Mutex::default(),
             writable_degraded: AtomicBool::new(false),
+            in_place: InPlace::default(),
         };
         for chunk in super_block.system_chunks() {
             let chunk = chunk.map_err(VolumeError::Chunk)?;

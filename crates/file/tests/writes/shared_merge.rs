@@ -58,7 +58,7 @@ impl Rig {
         rows[0].result.as_ref().unwrap();
         let mut digests = Vec::new();
         volume.sum(place, &mut digests);
-        write.land(&digests);
+        write.land(&self.source, &digests);
     }
 
     fn assert_reads(&self) {

@@ -9,7 +9,10 @@
 //! Laws:
 //!
 //! 1. Whoever has the core locked may complete what is in flight: the thread that owns the queue,
-//!    or one that waits for a file ([`Help`]). Under the lock nobody waits for a file.
+//!    or one that waits for a file ([`Help`]). Under the lock nobody waits for a file. So no
+//!    [`File`] is dropped under it: the last handle of a file without a name deletes the file, and
+//!    a thread that helps may hold the lock of that very inode. A request that is complete keeps
+//!    its file until the thread that owns the queue takes it ([`Core::take_done`]).
 //! 2. Direct writes that follow one another on disk are one device write, up to
 //!    [`STAGE_BYTES_MAX`]; where it fails, each is written alone, and fails alone.
 //! 3. A read that a device fails, or that its checksums refuse, is read again the general way, from
@@ -19,6 +22,7 @@
 
 use super::direct::is_reachable;
 use super::{Done, IoFlags};
+use crate::held::NoRelease;
 use crate::lane_counters::LaneCounters;
 use crate::latency::{Mark, Operation};
 use crate::mount::Shared;
@@ -32,6 +36,7 @@ use butternut_volume::{
     DataDone, DataQueue, DataQueueOptions, DataWrite, NotTaken, Sums, VolumeError,
 };
 use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -63,11 +68,20 @@ struct Inner {
     polled: Vec<DataDone>,
     /// When the devices were last seen to be done with something.
     polled_at: Mark,
-    done: VecDeque<Done>,
+    done: VecDeque<Ended>,
     /// Writes that are down, and are not done before they are durable.
     unsynced: Vec<(File, Done)>,
     /// Requests that were taken and are neither done nor unsynced.
     in_flight: usize,
+}
+
+/// A request that is complete, and the file that it was of (law 1).
+pub(super) type Ended = (Done, Option<File>);
+
+/// [`Inner`], locked: meanwhile no handle of a file ends on this thread (law 1).
+struct Locked<'a> {
+    inner: MutexGuard<'a, Inner>,
+    _no_release: NoRelease,
 }
 
 /// What one device request is for. Kept with its lists from use to use.
@@ -161,8 +175,9 @@ impl Core {
         Arc::new(Self { shared: Arc::clone(shared), inner, room })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> Locked<'_> {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        Locked { inner, _no_release: NoRelease::begin() }
     }
 
     pub(super) fn room(&self) -> MutexGuard<'_, DirectRoom> {
@@ -177,9 +192,11 @@ impl Core {
         self.shared.mark()
     }
 
-    /// Moves what is done to `out`.
-    pub(super) fn take_done(&self, out: &mut Vec<Done>) {
-        out.extend(self.lock().done.drain(..));
+    /// Moves what is done to `out`. `ended` is empty, and is so again: it keeps its memory.
+    pub(super) fn take_done(&self, ended: &mut VecDeque<Ended>, out: &mut Vec<Done>) {
+        std::mem::swap(&mut self.lock().done, ended);
+        // The files end here, without the lock.
+        out.extend(ended.drain(..).map(|(done, _)| done));
     }
 
     /// Hands what was queued to the devices, and completes what they have done, waiting for at
@@ -231,7 +248,7 @@ impl Core {
     }
 
     pub(super) fn push_done(&self, done: Done) {
-        self.lock().done.push_back(done);
+        self.lock().done.push_back((done, None));
     }
 
     pub(super) fn take_unsynced(&self) -> Vec<(File, Done)> {
@@ -476,7 +493,7 @@ impl Inner {
         }
         buffer.set_len(asked);
         self.free.push(index);
-        self.finish(None, Done { tag, buffer, result });
+        self.finish(file, false, Done { tag, buffer, result });
     }
 
     /// Lands the writes of a flight that went well, fails the others, and gives the buffers back.
@@ -500,7 +517,7 @@ impl Inner {
             let result = outcome(number);
             shared.latencies.record(Operation::DirectWrite, since, self.polled_at);
             match &result {
-                Ok(()) => write.land(digests.get(sums).unwrap_or_default()),
+                Ok(()) => write.land(file.source(), digests.get(sums).unwrap_or_default()),
                 Err(_) => write.fail(file.source()),
             }
             drop(write);
@@ -508,7 +525,7 @@ impl Inner {
             let buffer = buffer.unwrap_or_default();
             let is_durable = !flags.contains(IoFlags::DSYNC) || result.is_err();
             let done = Done { tag, buffer, result: result.map(|()| bytes) };
-            self.finish((!is_durable).then_some(file), done);
+            self.finish(file, !is_durable, done);
         }
         drop(own);
         if others.capacity() > 0 && self.rows.len() < ROWS_MAX {
@@ -544,12 +561,27 @@ impl Inner {
         });
     }
 
-    fn finish(&mut self, to_sync: Option<File>, done: Done) {
+    fn finish(&mut self, file: File, wants_sync: bool, done: Done) {
         self.in_flight -= 1;
-        match to_sync {
-            Some(file) => self.unsynced.push((file, done)),
-            None => self.done.push_back(done),
+        if wants_sync {
+            self.unsynced.push((file, done));
+        } else {
+            self.done.push_back((done, Some(file)));
         }
+    }
+}
+
+impl Deref for Locked<'_> {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.inner
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Inner {
+        &mut self.inner
     }
 }
 

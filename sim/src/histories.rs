@@ -1,0 +1,205 @@
+//! Threads that share a few names, files and blocks of one library, by every lane at once.
+//!
+//! ```text
+//! threads   open, create, rename, link, unlink; write, read, truncate, punch; sync, commit
+//!    |  each call, and when                         | what the device was told
+//!    v                                              v
+//! history ------- what reads may return ------> every crash
+//! ```
+//!
+//! 1. Nothing is any thread's own: writes of several threads to one block, through several lanes,
+//!    are in flight together. What a read returns is held to what its history allows
+//!    ([`history`]), and what a look-up finds, too ([`names`]).
+//! 2. When all threads are done, each file reads the same by every lane, also opened again.
+//! 3. What a crash leaves is held to the same history: what was written before a sync that had
+//!    returned is there, and nothing is there that nothing wrote ([`crashes`]).
+//! 4. In the end the checker finds nothing.
+
+mod crashes;
+mod history;
+mod names;
+mod worker;
+
+use crate::operation::Lane;
+use crate::volume;
+use anyhow::{Context, Result, anyhow, ensure};
+use butternut::{Compress, File, FileId, Filesystem, MountOptions};
+use butternut_device::{Device, RecordingDevice};
+use history::{CELL_BYTES, CELLS, History, Window};
+use names::NAMES;
+use std::sync::Arc;
+use worker::Worker;
+
+const LANES: [Lane; 3] = [Lane::Cached, Lane::Direct, Lane::Uncached];
+
+/// One run.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedRun {
+    pub seed: u64,
+    pub threads: u8,
+    /// Of each thread.
+    pub operations: usize,
+    pub page_cache_bytes: u64,
+    /// Commits come by themselves, too.
+    pub commit_seconds: u32,
+    pub compress: Option<Compress>,
+    /// Writes need not be of whole blocks.
+    pub has_partial_writes: bool,
+    /// One in so many crashes is looked at.
+    pub crashes_one_in: u64,
+}
+
+/// What ran.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Ran {
+    pub operations: u64,
+    /// Requests that went through a queue.
+    pub queued: u64,
+    /// Words of files that were held to their history.
+    pub reads: u64,
+    pub syncs: u64,
+    pub crashes: u64,
+}
+
+impl Ran {
+    pub fn add(&mut self, other: Self) {
+        self.operations += other.operations;
+        self.queued += other.queued;
+        self.reads += other.reads;
+        self.syncs += other.syncs;
+        self.crashes += other.crashes;
+    }
+}
+
+impl SharedRun {
+    /// Runs on a device that is recorded, and looks at its crashes.
+    ///
+    /// # Errors
+    /// What no history allows.
+    pub fn run_with_crashes(&self, base: Arc<dyn Device>) -> Result<Ran> {
+        let recorder = Arc::new(RecordingDevice::new(base));
+        let device: Arc<dyn Device> = Arc::<RecordingDevice>::clone(&recorder);
+        let (mut ran, history) = self.run_on(&device, Some(&*recorder))?;
+        ran.crashes = crashes::hold(&recorder, &history, self.seed, self.crashes_one_in)?;
+        Ok(ran)
+    }
+
+    /// Runs on any device.
+    ///
+    /// # Errors
+    /// As [`Self::run_with_crashes`].
+    pub fn run(&self, device: &Arc<dyn Device>) -> Result<Ran> {
+        self.run_on(device, None).map(|(ran, _)| ran)
+    }
+
+    fn run_on(
+        &self,
+        device: &Arc<dyn Device>,
+        recorder: Option<&RecordingDevice>,
+    ) -> Result<(Ran, History)> {
+        let options = MountOptions {
+            read_only: false,
+            commit_seconds: self.commit_seconds,
+            page_cache_bytes: self.page_cache_bytes,
+            // Entries of inodes come and go.
+            inode_cache_entries: 64,
+            compress: self.compress,
+            workers: 1,
+            ..MountOptions::default()
+        };
+        let filesystem = Filesystem::open_devices(vec![Arc::clone(device)], &options)?;
+        let history = History::default();
+        let mut ran = self.run_threads(&filesystem, &history, recorder)?;
+        ran.reads += check_all(&filesystem, &history).context("in the end")?;
+        filesystem.close()?;
+        volume::check(device)?;
+        let options = MountOptions::default();
+        let filesystem = Filesystem::open_devices(vec![Arc::clone(device)], &options)?;
+        ran.reads += check_all(&filesystem, &history).context("opened again")?;
+        Ok((ran, history))
+    }
+
+    fn run_threads(
+        &self,
+        filesystem: &Filesystem,
+        history: &History,
+        recorder: Option<&RecordingDevice>,
+    ) -> Result<Ran> {
+        let mut ran = Ran::default();
+        std::thread::scope(|scope| {
+            let worker = |number: u8| {
+                let seed = self.seed << 8 | u64::from(number);
+                let worker = Worker::new(self, seed, filesystem, history, recorder);
+                scope.spawn(move || {
+                    let told = worker?.run(self.operations);
+                    told.with_context(|| format!("thread {number}"))
+                })
+            };
+            let workers: Vec<_> = (0..self.threads).map(worker).collect();
+            let mut failure = None;
+            for worker in workers {
+                match worker.join().map_err(|_| anyhow!("a thread panicked")).flatten() {
+                    Ok(own) => ran.add(own),
+                    Err(error) => failure = failure.or(Some(error)),
+                }
+            }
+            failure.map_or(Ok(()), Err)
+        })?;
+        Ok(ran)
+    }
+}
+
+/// Holds names and files to their history, when nothing changes them. How many reads that were.
+fn check_all(filesystem: &Filesystem, history: &History) -> Result<u64> {
+    let window = || Window { from: history.tick(), to: history.tick(), position: None };
+    let mut reads = 0;
+    for (number, name) in NAMES.iter().enumerate() {
+        let found = find(filesystem, name)?;
+        let names = history.names();
+        ensure!(
+            names.allows(number, found, &window()),
+            "{name} leads to {found:?}, after {}",
+            names.told(number)
+        );
+        drop(names);
+        let Some(id) = found else { continue };
+        let file = filesystem.open_file(id)?;
+        for lane in LANES {
+            let bytes = read(&file, 0..CELLS, lane)?;
+            let held = history.check(id, 0, &bytes, &window());
+            held.map_err(|told| anyhow!("{lane:?}: {told}"))?;
+            reads += 1;
+        }
+    }
+    Ok(reads)
+}
+
+fn find(filesystem: &Filesystem, name: &str) -> Result<Option<FileId>> {
+    match filesystem.lookup(filesystem.root(), name.as_bytes()) {
+        Ok(id) => Ok(Some(id)),
+        Err(butternut::Error::NotFound) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Reads cells; what the file does not have is zeroes.
+fn read(file: &File, cells: std::ops::Range<usize>, lane: Lane) -> Result<Vec<u8>> {
+    let mut memory = vec![0xee; bytes_of(cells.len())];
+    let offset = offset_of(cells.start);
+    let came = match lane {
+        Lane::Cached => file.read_at(offset, &mut memory),
+        Lane::Direct => file.read_direct(offset, &mut memory),
+        Lane::Uncached => file.read_uncached(offset, &mut memory),
+    };
+    let came = came.with_context(|| format!("a read of {cells:?} of {:?}, {lane:?}", file.id()))?;
+    memory[came..].fill(0);
+    Ok(memory)
+}
+
+fn offset_of(cell: usize) -> u64 {
+    cell as u64 * CELL_BYTES
+}
+
+fn bytes_of(cells: usize) -> usize {
+    usize::try_from(offset_of(cells)).expect("small")
+}

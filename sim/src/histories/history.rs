@@ -1,0 +1,276 @@
+//! [`History`]: what was written to names and files, when, and so what a read may return.
+//!
+//! Time is a counter that every event takes a tick of. A write has the tick before its call, and
+//! the one after its return, so it took effect somewhere between them. A name, and each cell of a
+//! file, is a register.
+//!
+//! Laws:
+//!
+//! 1. A read may return a write that began before the read ended, unless another write followed it
+//!    (it began after the first had ended) and ended before the read began.
+//! 2. A write that a read has returned took effect before that read ended.
+//! 3. A write that failed, or was short, may take effect at any time, or never.
+//! 4. A crash is a read that begins when the last sync began that had returned by then: what ended
+//!    before that sync is there. A write that was to be durable, and ended, is there too.
+
+use super::names::Names;
+use butternut::FileId;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+pub(super) type Tick = u64;
+
+/// Not yet, or never.
+pub(super) const NEVER: Tick = Tick::MAX;
+
+/// Bytes of a cell. Requests start and end with cells.
+pub(super) const CELL_BYTES: u64 = 512;
+pub(super) const CELLS: usize = 160;
+
+/// Everything that was done.
+#[derive(Default)]
+pub(super) struct History {
+    clock: AtomicU64,
+    pub(super) names: Mutex<Names>,
+    files: Mutex<BTreeMap<FileId, Arc<Mutex<FileHistory>>>>,
+    syncs: Mutex<Vec<Synced>>,
+}
+
+/// One file, as writes to its cells.
+pub(super) struct FileHistory {
+    cells: Vec<Vec<Write>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Write {
+    value: u64,
+    start: Tick,
+    end: Tick,
+    /// A read that returned it had ended by then (law 2).
+    seen: Tick,
+    /// The device's position at which it was durable by itself.
+    durable_at: usize,
+}
+
+/// A sync that has returned.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Synced {
+    /// Of all files and names, if of none.
+    pub(super) file: Option<FileId>,
+    pub(super) start: Tick,
+    pub(super) end: Tick,
+    pub(super) position: usize,
+}
+
+/// A write that has begun.
+#[derive(Debug)]
+pub(super) struct Begun {
+    pub(super) file: FileId,
+    pub(super) cells: Range<usize>,
+    pub(super) value: u64,
+}
+
+/// When a read was made, or what a crash promises.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Window {
+    pub(super) from: Tick,
+    pub(super) to: Tick,
+    /// Of a crash: the device's position.
+    pub(super) position: Option<usize>,
+}
+
+impl Write {
+    const INITIAL: Self = Self { value: 0, start: 0, end: 0, seen: 0, durable_at: usize::MAX };
+
+    /// Whether it is over for what the window sees.
+    fn precedes(&self, window: &Window) -> bool {
+        match window.position {
+            None => self.end.min(self.seen) < window.from,
+            Some(position) => {
+                self.end < window.from || (self.end != NEVER && self.durable_at <= position)
+            }
+        }
+    }
+}
+
+/// Law 1, for one value in one register.
+fn is_allowed(writes: &[Write], value: u64, window: &Window) -> bool {
+    let is_replaced = |write: &Write| {
+        let over = write.end.min(write.seen);
+        writes.iter().any(|other| other.start > over && other.precedes(window))
+    };
+    writes
+        .iter()
+        .any(|write| write.value == value && write.start < window.to && !is_replaced(write))
+}
+
+impl History {
+    pub(super) fn tick(&self) -> Tick {
+        self.clock.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    pub(super) fn names(&self) -> MutexGuard<'_, Names> {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The history of a file, which begins with zeroes.
+    pub(super) fn file(&self, id: FileId) -> Arc<Mutex<FileHistory>> {
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = || Arc::new(Mutex::new(FileHistory { cells: vec![vec![Write::INITIAL]; CELLS] }));
+        Arc::clone(files.entry(id).or_insert_with(new))
+    }
+
+    /// Begins a write of zeroes, or of a value that no other write has.
+    pub(super) fn begin(&self, file: FileId, cells: Range<usize>, is_zero: bool) -> Begun {
+        let history = self.file(file);
+        let mut history = lock(&history);
+        let start = self.tick();
+        let value = if is_zero { 0 } else { start };
+        for cell in &mut history.cells[cells.clone()] {
+            cell.push(Write { value, start, end: NEVER, seen: NEVER, ..Write::INITIAL });
+        }
+        // A write of zeroes is found again by its start, as all others are.
+        drop(history);
+        Begun { file, cells, value: start }
+    }
+
+    /// The write has returned, and did all of it; durable, if there is a position.
+    pub(super) fn end(&self, begun: &Begun, durable_at: Option<usize>) {
+        let history = self.file(begun.file);
+        let mut history = lock(&history);
+        let end = self.tick();
+        for cell in &mut history.cells[begun.cells.clone()] {
+            let write = cell.iter_mut().rev().find(|write| write.start == begun.value);
+            let Some(write) = write else { continue };
+            write.end = end;
+            write.durable_at = durable_at.unwrap_or(usize::MAX);
+        }
+    }
+
+    pub(super) fn add_sync(&self, synced: Synced) {
+        self.syncs.lock().unwrap_or_else(PoisonError::into_inner).push(synced);
+    }
+
+    /// What a crash at a position of the device's log promises of a file, or of names.
+    pub(super) fn crash_window(&self, file: Option<FileId>, position: usize) -> Window {
+        let syncs = self.syncs.lock().unwrap_or_else(PoisonError::into_inner);
+        let counts = |sync: &&Synced| sync.file.is_none() || sync.file == file;
+        let before = syncs.iter().filter(|sync| sync.position <= position).filter(counts);
+        let from = before.map(|sync| sync.start).max().unwrap_or(0);
+        // Every sync also tells what time it was at its position.
+        let after = syncs.iter().filter(|sync| sync.position >= position);
+        let to = after.map(|sync| sync.end).min().unwrap_or(NEVER);
+        Window { from, to, position: Some(position) }
+    }
+
+    /// Holds the bytes that a read returned, from `first` on, to what they may be. Bytes behind the
+    /// end of the file count as zeroes.
+    ///
+    /// # Errors
+    /// The first word that no history allows.
+    pub(super) fn check(
+        &self,
+        id: FileId,
+        first: usize,
+        cells: &[u8],
+        window: &Window,
+    ) -> Result<(), String> {
+        let history = self.file(id);
+        let mut history = lock(&history);
+        let bytes = usize::try_from(CELL_BYTES).unwrap_or(usize::MAX);
+        for (number, cell) in (first..).zip(cells.chunks(bytes)) {
+            let writes = &mut history.cells[number];
+            let mut last = None;
+            for word in cell.chunks_exact(8) {
+                let value = u64::from_le_bytes(word.try_into().unwrap_or_default());
+                if last == Some(value) {
+                    continue;
+                }
+                last = Some(value);
+                if !is_allowed(writes, value, window) {
+                    return Err(format!(
+                        "{id:?}, cell {number} (block {}) holds {value}, in {window:?}, after \
+                         {writes:?}",
+                        number / 8
+                    ));
+                }
+                let seen = writes.iter_mut().find(|write| value != 0 && write.value == value);
+                if let (Some(write), None) = (seen, window.position) {
+                    write.seen = write.seen.min(window.to);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn lock(history: &Mutex<FileHistory>) -> MutexGuard<'_, FileHistory> {
+    history.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: FileId = FileId::new(5, 257);
+
+    fn cell(value: u64) -> Vec<u8> {
+        value.to_le_bytes().repeat(64)
+    }
+
+    fn reads(history: &History, from: Tick, value: u64) -> bool {
+        let window = Window { from, to: history.tick(), position: None };
+        history.check(FILE, 3, &cell(value), &window).is_ok()
+    }
+
+    #[test]
+    fn what_was_overwritten_before_a_read_began_is_not_read() {
+        let history = History::default();
+        let one = history.begin(FILE, 3..4, false);
+        assert!(reads(&history, history.tick(), 0), "it has not returned");
+        let during = history.tick();
+        history.end(&one, None);
+        assert!(reads(&history, during, 0));
+        assert!(!reads(&history, history.tick(), 0));
+        let other = history.begin(FILE, 0..8, false);
+        assert!(reads(&history, history.tick(), one.value));
+        assert!(reads(&history, history.tick(), other.value));
+        assert!(!reads(&history, history.tick(), one.value), "a read has seen the other");
+        let zero = history.begin(FILE, 3..4, true);
+        history.end(&zero, None);
+        assert!(!reads(&history, history.tick(), other.value), "it was seen before the zeroes");
+        let failed = history.begin(FILE, 3..4, false);
+        for _ in 0..2 {
+            history.end(&history.begin(FILE, 3..4, true), None);
+            assert!(reads(&history, history.tick(), 0));
+        }
+        assert!(reads(&history, history.tick(), failed.value), "it may still come");
+        assert!(!reads(&history, history.tick(), one.value));
+        assert!(!reads(&history, history.tick(), 12345));
+    }
+
+    #[test]
+    fn a_crash_has_what_ended_before_the_last_sync_that_returned() {
+        let history = History::default();
+        let holds = |value, position| {
+            let window = history.crash_window(Some(FILE), position);
+            history.check(FILE, 3, &cell(value), &window).is_ok()
+        };
+        let one = history.begin(FILE, 3..4, false);
+        history.end(&one, None);
+        let start = history.tick();
+        let other = history.begin(FILE, 3..4, false);
+        history.end(&other, None);
+        assert!(holds(0, 7) && holds(one.value, 7) && holds(other.value, 7));
+        let end = history.tick();
+        history.add_sync(Synced { file: Some(FILE), start, end, position: 10 });
+        assert!(holds(0, 9) && !holds(0, 10));
+        assert!(holds(one.value, 10) && holds(other.value, 10));
+        let durable = history.begin(FILE, 3..4, false);
+        assert!(!holds(durable.value, 9), "it was not there yet");
+        history.end(&durable, Some(20));
+        assert!(holds(other.value, 19) && !holds(other.value, 20) && holds(durable.value, 20));
+    }
+}

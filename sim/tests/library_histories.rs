@@ -1,0 +1,88 @@
+//! Threads that share names, files and blocks of the library (see `histories`): on recorded volumes
+//! in memory, whose crashes are looked at, and in files that a ring reaches.
+//!
+//! `BUTTERNUT_ROUNDS=N` runs so many rounds of each kind, of 2,000 operations; `BUTTERNUT_SEED=N`
+//! one of them.
+
+#![allow(clippy::print_stdout, reason = "a long run says what it did")]
+
+use anyhow::Result;
+use butternut::Compress;
+use butternut_device::{Device, FileDevice, OpenDevice};
+use butternut_mkfs::{MkfsOptions, Profile};
+use butternut_sim::histories::{Ran, SharedRun};
+use butternut_sim::volume::fresh;
+use std::sync::Arc;
+
+const VOLUME_BYTES: u64 = 256 << 20;
+/// Of all threads together, in one round.
+const OPERATIONS: usize = 2000;
+const ROUNDS: u64 = 3;
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+fn run_of(seed: u64) -> SharedRun {
+    let threads = [4_u8, 5, 6, 8][usize::try_from(seed % 4).expect("small")];
+    let compress = (seed % 5 == 4).then(|| {
+        let packer = "zstd:1".parse().expect("a packer");
+        Compress { packer, is_forced: true }
+    });
+    SharedRun {
+        seed,
+        threads,
+        operations: OPERATIONS / usize::from(threads),
+        page_cache_bytes: if seed.is_multiple_of(3) { 1 << 20 } else { 64 << 20 },
+        commit_seconds: if seed.is_multiple_of(2) { 1 } else { 1 << 30 },
+        compress,
+        has_partial_writes: number("BUTTERNUT_WHOLE").is_none(),
+        crashes_one_in: number("BUTTERNUT_CRASHES_ONE_IN").unwrap_or(4),
+    }
+}
+
+fn options(seed: u64) -> MkfsOptions {
+    let data = (seed % 7 == 6).then_some(Profile::Dup);
+    MkfsOptions { data, ..MkfsOptions::default() }
+}
+
+fn in_memory(seed: u64) -> Result<Ran> {
+    run_of(seed).run_with_crashes(fresh(VOLUME_BYTES, &options(seed))?)
+}
+
+fn in_file(seed: u64) -> Result<Ran> {
+    let image = tempfile::NamedTempFile::new_in("/dev/shm")?;
+    image.as_file().set_len(VOLUME_BYTES)?;
+    let how = OpenDevice { writable: true, ..OpenDevice::default() };
+    let device = FileDevice::open(image.path(), &how)?;
+    butternut_mkfs::make(&device, &options(seed))?;
+    let device: Arc<dyn Device> = Arc::new(device);
+    run_of(seed).run(&device)
+}
+
+fn hold(first: u64, run: fn(u64) -> Result<Ran>) -> Ran {
+    let seeds = match number("BUTTERNUT_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => first..first + number("BUTTERNUT_ROUNDS").unwrap_or(ROUNDS),
+    };
+    let (mut sum, mut rounds) = (Ran::default(), 0);
+    for seed in seeds {
+        sum.add(run(seed).unwrap_or_else(|error| panic!("seed {seed}: {error:#}")));
+        rounds += 1;
+    }
+    println!("{rounds} rounds: {sum:?}");
+    assert!(sum.queued * 4 > sum.operations && sum.reads * 8 > sum.operations, "{sum:?}");
+    assert!(sum.syncs > rounds, "{sum:?}");
+    sum
+}
+
+#[test]
+fn reads_and_crashes_of_shared_files_show_what_their_history_allows() {
+    let ran = hold(0, in_memory);
+    assert!(ran.crashes > 20, "{ran:?}");
+}
+
+#[test]
+fn reads_of_shared_files_in_flight_show_what_their_history_allows() {
+    hold(1000, in_file);
+}
