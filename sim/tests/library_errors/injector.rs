@@ -5,7 +5,7 @@ use butternut_sys::errno::Errno;
 use butternut_sys::file::{Alignment, WriteCache};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// What can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -42,12 +42,13 @@ pub(crate) struct Injector {
     /// The request that fails, counted from 1 when it was armed; 0: none.
     nth: [AtomicU64; KINDS],
     struck: AtomicU64,
+    is_paused: AtomicBool,
 }
 
 impl Injector {
     pub(crate) fn new(inner: Arc<dyn Device>, data: Range<u64>) -> Self {
-        let (counts, nth, struck) = Default::default();
-        Self { inner, data, counts, nth, struck }
+        let (counts, nth, struck, is_paused) = Default::default();
+        Self { inner, data, counts, nth, struck, is_paused }
     }
 
     /// From now on fails the `nth` request of a kind, counted from 1.
@@ -60,12 +61,20 @@ impl Injector {
         self.nth.iter().for_each(|nth| nth.store(0, Ordering::SeqCst));
     }
 
+    /// Whether requests are neither counted nor failed for now.
+    pub(crate) fn set_paused(&self, is_paused: bool) {
+        self.is_paused.store(is_paused, Ordering::SeqCst);
+    }
+
     /// Requests that were failed.
     pub(crate) fn struck(&self) -> u64 {
         self.struck.load(Ordering::SeqCst)
     }
 
     fn fails(&self, kind: Kind) -> bool {
+        if self.is_paused.load(Ordering::SeqCst) {
+            return false;
+        }
         let count = self.counts[place(kind)].fetch_add(1, Ordering::SeqCst) + 1;
         let fails = self.nth[place(kind)].load(Ordering::SeqCst) == count;
         if fails {

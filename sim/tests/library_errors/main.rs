@@ -9,8 +9,10 @@
 //! 3. Where the volume has become read-only, or data was lost in writeback and a sync has said so,
 //!    what the last sync promised is there after opening again.
 //!
-//! Which operations were failed by which kind is kept in `REACHED`: so an operation that no longer
-//! meets an error of a kind is found. `BUTTERNUT_LONG=1` fails every request, and compares the
+//! Where reads fail the volume is opened again before each operation, so that every one has to read.
+//!
+//! Which operations each kind has failed is kept beside its test: so an operation that no longer
+//! meets errors of a kind is found. `BUTTERNUT_LONG=1` fails every request, and compares the
 //! table; otherwise some of them. `BUTTERNUT_ERROR=kind:number` runs one.
 
 #![allow(clippy::print_stdout, reason = "a long run says what it reached")]
@@ -38,8 +40,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 const VOLUME_BYTES: u64 = 128 << 20;
-const NODE_CACHE_BYTES: u64 = 256 << 10;
-const PAGE_CACHE_BYTES: u64 = 1 << 20;
+const NODE_CACHE_BYTES: u64 = 32 << 10;
+const PAGE_CACHE_BYTES: u64 = 192 << 10;
 
 /// A volume whose trees do not fit the node cache.
 struct Template {
@@ -124,6 +126,9 @@ fn run(template: &Template, kind: Kind, nth: u64, reached: &mut Reached) -> Resu
     trial.arm(nth);
     let mut next = Next::GoesOn;
     for (step, (name, operation)) in script::script().into_iter().enumerate() {
+        if matches!(kind, Kind::MetadataRead | Kind::DataRead) {
+            trial.reopen()?;
+        }
         let done = trial.step(name, &operation);
         next = done.with_context(|| format!("step {step}, {name}: {operation:?}"))?;
         if next == Next::Lossy {
@@ -154,6 +159,17 @@ impl Trial<'_> {
 
     fn is_struck(&self) -> bool {
         self.injector.struck() + self.refusals.refused() > 0
+    }
+
+    /// Empties every cache, so that the next operation has to read what it needs.
+    fn reopen(&mut self) -> Result<()> {
+        self.injector.set_paused(true);
+        let done = self.subject.apply(&Operation::Reopen)?;
+        ensure!(done == Outcome::Done, "it closes and opens: {done:?}");
+        self.injector.set_paused(false);
+        self.model.apply(&Operation::Reopen);
+        self.promised = self.states.len() - 1;
+        Ok(())
     }
 
     fn acknowledge(&mut self, operation: &Operation, model: Model) {
@@ -305,7 +321,7 @@ fn fail_each(kind: Kind) -> (u64, Reached) {
             break;
         }
         // Many different sites lie close together at the beginning.
-        nth += if is_long() { 1 } else { 1 + nth / 6 };
+        nth += if is_long() { 1 } else { 1 + nth / 4 };
     }
     println!("{kind:?}: {runs} runs, {reached:?}");
     (runs, reached)

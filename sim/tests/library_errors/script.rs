@@ -6,7 +6,7 @@ use butternut_sim::operation::{
 };
 
 /// Fills the trees, so that a small node cache cannot hold them.
-pub(crate) const FILLERS: u64 = 250;
+pub(crate) const FILLERS: u64 = 150;
 
 fn at(name: &str) -> File {
     File::At(name.into())
@@ -159,7 +159,7 @@ fn names() -> Vec<(&'static str, Operation)> {
         ("rmdir", Operation::Rmdir { at: "dir".into() }),
         ("unlink", Operation::Unlink { at: "packed".into() }),
         ("unlink", Operation::Unlink { at: "fill/100".into() }),
-        ("chmod", Operation::Chmod { at: "fill/200".into(), mode: 0o600 }),
+        ("chmod", Operation::Chmod { at: "fill/140".into(), mode: 0o600 }),
         (
             "set xattr",
             Operation::SetXattr {
