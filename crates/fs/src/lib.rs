@@ -179,6 +179,7 @@ mod stats;
 mod subvolume;
 mod switches;
 mod tree_stats;
+mod troubles;
 mod unlink;
 mod upkeep;
 mod usage;
@@ -221,6 +222,7 @@ pub use stats::{DeviceCounts, MemoryUse, Stats};
 pub use subvolume::SubvolumeInfo;
 pub use switches::{BadSwitch, DirectStability, NamedSwitch, Switches};
 pub use tree_stats::TreeStats;
+pub use troubles::TroubleWatch;
 pub use usage::{DeviceInfo, GroupUsage, Usage};
 
 /// What every call of this crate returns.
