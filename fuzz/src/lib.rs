@@ -8,13 +8,16 @@
 //! 2. A volume whose bytes rotted yields what it held before, or an error; never other bytes. Data
 //!    without checksums is excepted.
 //! 3. A check of a crafted volume ends, and reads no more than the volume has.
+//! 4. A crafted volume that is opened for writing and changed stays as clean as it was.
 
 mod block;
+mod changing;
 mod decoders;
 pub mod seed;
 mod volume;
 mod walk;
 
+pub use changing::{Changed, changed};
 pub use volume::{Ending, crafted_ending};
 
 /// One thing to be fuzzed.
@@ -44,6 +47,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "volume_crafted", run: volume::crafted },
     Target { name: "volume_checked", run: volume::checked },
     Target { name: "volume_rotten", run: volume::rotten },
+    Target { name: "volume_changed", run: changing::changing },
 ];
 
 pub fn target(name: &str) -> Option<&'static Target> {

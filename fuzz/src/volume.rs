@@ -17,7 +17,7 @@ use butternut_device::Device;
 use std::sync::{Arc, LazyLock};
 
 /// Device reads that one walk may take; the largest seed takes a tenth.
-const READS_MAX: u64 = 50_000;
+pub(crate) const READS_MAX: u64 = 50_000;
 
 /// Changes that one input may make.
 const CHANGES_MAX: usize = 32;
@@ -82,7 +82,7 @@ fn seed_of(input: &[u8]) -> Option<(usize, &Arc<Seed>, &[u8])> {
 }
 
 /// A seed with the changes made, and checksums to match.
-fn craft(input: &[u8]) -> Option<PatchedDevice> {
+pub(crate) fn craft_changes(input: &[u8]) -> Option<PatchedDevice> {
     let (_, seed, input) = seed_of(input)?;
     let mut device = PatchedDevice::new(seed, READS_MAX);
     for change in changes(input) {
@@ -103,13 +103,13 @@ fn craft(input: &[u8]) -> Option<PatchedDevice> {
 
 /// Makes the changes with checksums to match, and walks what comes of it.
 pub fn crafted_ending(input: &[u8]) -> Ending {
-    let opened = craft(input).and_then(open);
+    let opened = craft_changes(input).and_then(open);
     if opened.is_some() { Ending::Walked } else { Ending::Refused }
 }
 
 /// The same, for the check; it may find whatever it likes.
 pub(crate) fn checked(input: &[u8]) {
-    let Some(device) = craft(input) else { return };
+    let Some(device) = craft_changes(input) else { return };
     let device: Arc<dyn Device> = Arc::new(device);
     let options = CheckOptions { check_data_csum: true, ..CheckOptions::default() };
     check(vec![device], &options).map(drop).unwrap_or_default();

@@ -3,7 +3,7 @@
 //! `BUTTERNUT_FUZZ_ROUNDS` says how many random inputs each target gets; `make test-long` raises
 //! it.
 
-use butternut_fuzz::{Ending, TARGETS, Target, crafted_ending, target};
+use butternut_fuzz::{Changed, Ending, TARGETS, Target, changed, crafted_ending, target};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
@@ -104,4 +104,26 @@ fn checks_of_crafted_volumes_end() {
 #[test]
 fn rotten_volumes_never_show_a_wrong_byte() {
     seeded("volume_rotten", 300, 9 * 24);
+}
+
+/// Scripts on volumes as they were, and on crafted ones.
+#[test]
+fn volumes_that_are_changed_stay_as_clean_as_they_were() {
+    let (mut clean, mut damaged, rounds) = (0, 0, rounds(150));
+    for round in 0..rounds {
+        let mut random = Random(round ^ 0xc4a9_6ed0);
+        let mut input = random.input(8 * 60);
+        input.resize(input.len().max(200), 0);
+        (input[0], input[1]) = (random.next().to_le_bytes()[0], random.next().to_le_bytes()[0]);
+        // Every third is a volume as it was; the others have few changes, so that most open.
+        input[1] = if round.is_multiple_of(3) { 0 } else { 1 + input[1] % 2 };
+        let ended = catch_unwind(AssertUnwindSafe(|| changed(&input))).ok();
+        let ended = ended.unwrap_or_else(|| panic!("seed {round}: {input:02x?}"));
+        clean += u64::from(ended == Changed::Clean);
+        damaged += u64::from(ended == Changed::Damaged);
+    }
+    assert!(
+        clean * 4 > rounds && damaged * 10 > rounds,
+        "{clean} clean, {damaged} damaged of {rounds}"
+    );
 }

@@ -30,7 +30,7 @@ fn an_export_holds_what_the_kernel_shows(recipe: &Recipe, view: &View) -> Result
     let want = image.kernel_manifest(view)?;
     let scratch = Scratch::new(&shelf())?;
     let dest = scratch.root().join("export");
-    let mut args = vec!["--quiet".into(), "export".into()];
+    let mut args = vec!["--quiet".into(), "export".into(), "--devices".into()];
     if !view.missing.is_empty() {
         args.push("--degraded".into());
     }

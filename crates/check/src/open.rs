@@ -31,7 +31,11 @@ pub(crate) fn volume(
     devices: Vec<Arc<dyn Device>>,
     options: &CheckOptions<'_>,
 ) -> Result<Volume, CheckError> {
-    let how = OpenOptions { degraded: options.degraded, ..OpenOptions::default() };
+    let how = OpenOptions {
+        degraded: options.degraded,
+        allow_short_devices: true,
+        ..OpenOptions::default()
+    };
     Volume::open(devices, how).map_err(CheckError::Volume)
 }
 

@@ -34,6 +34,7 @@ mod trim;
 mod truncate;
 mod umount;
 mod walk;
+mod walk_path;
 mod write;
 mod xattr_value;
 

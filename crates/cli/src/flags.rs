@@ -61,7 +61,8 @@ Options after -o:
   compress[=ALGO[:N]]   pack what is written, where that pays: with zlib (levels 1 to 9 [3]), lzo
                         or zstd (-15 to 15 [3]); no or none: not, the default
   compress-force[=...]  the same, whatever a sample of the data, or flags, say
-  degraded              go on without missing devices, if everything can still be read
+  degraded              go on without missing devices, if everything can still be read; write to
+                        devices that missed commits, if the others have everything
   allow_other           let other users in; permissions and ACLs are then always checked
   default_permissions   check permissions and ACLs for the one who mounts, too
   offset=N              where in the image the volume starts (as ?offset=N)

@@ -13,6 +13,12 @@ pub trait Device: Debug + Send + Sync {
 
     fn bytes(&self) -> u64;
 
+    /// How many bytes the device has now: fewer than [`Device::bytes`] if it has been cut short
+    /// since it was opened. 0 if that cannot be found out.
+    fn bytes_now(&self) -> u64 {
+        self.bytes()
+    }
+
     fn is_writable(&self) -> bool;
 
     /// Transfers that are multiples of this cost no copy; all others work too.

@@ -331,6 +331,10 @@ impl Device for FaultyDevice {
         self.inner.bytes()
     }
 
+    fn bytes_now(&self) -> u64 {
+        self.inner.bytes_now()
+    }
+
     fn is_writable(&self) -> bool {
         self.inner.is_writable()
     }

@@ -141,6 +141,11 @@ impl Device for FileDevice {
         self.bytes
     }
 
+    fn bytes_now(&self) -> u64 {
+        let rest = self.file.bytes_now().unwrap_or(0).saturating_sub(self.offset);
+        rest.min(self.bytes)
+    }
+
     fn is_writable(&self) -> bool {
         self.file.is_writable()
     }

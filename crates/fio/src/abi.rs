@@ -308,7 +308,7 @@ fn memory(queue: &mut Requests, slot: usize, start: NonNull<u8>, bytes: usize) -
         return Memory::Slot { bytes };
     }
     // SAFETY: the shim's buffer has `bytes` bytes, initialised, which stay until the slot is
-    // reaped; no reference leads there. Only fio changes them, from C.
+    // reaped; no reference leads there. fio leaves the memory of a request in flight alone.
     Memory::Borrowed(unsafe { Buffer::borrowed(start, bytes) })
 }
 

@@ -386,6 +386,7 @@ impl File {
     }
 
     pub(crate) fn may_write(&self, inode: &Inode) -> Result<()> {
+        Filesystem::may_change_content(inode)?;
         if self.is_checked { Ok(()) } else { Filesystem::may_write(inode) }
     }
 
@@ -418,6 +419,7 @@ impl File {
             Traffic::GoesOn => entry.body_in_traffic(),
         };
         let inode = filesystem.facts(entry)?;
+        Filesystem::may_change_content(&inode)?;
         if let Some(privileges) = asked {
             self.may_write(&inode)?;
             filesystem.strip_privileges(writer, &subvolume, entry, privileges)?;

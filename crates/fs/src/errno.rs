@@ -100,6 +100,7 @@ fn volume(error: &VolumeError) -> i32 {
         | VolumeError::Unsupported { .. }
         | VolumeError::OtherVolume { .. }
         | VolumeError::DuplicateDevice { .. }
+        | VolumeError::Short { .. }
         | VolumeError::Misshapen { .. } => code::EINVAL,
         VolumeError::ParityWrite { .. } => code::EOPNOTSUPP,
         VolumeError::MissingDevices { .. }
@@ -107,6 +108,7 @@ fn volume(error: &VolumeError) -> i32 {
         | VolumeError::Chunk(_)
         | VolumeError::Unmapped { .. }
         | VolumeError::Unreadable(_)
+        | VolumeError::ForeignSuper { .. }
         | VolumeError::Device { .. } => code::EIO,
     }
 }

@@ -76,6 +76,15 @@ impl Filesystem {
         })
     }
 
+    /// Fails for a file that fs-verity has sealed. No handle is exempt: the kernel seals a file
+    /// only while it is open for writing nowhere.
+    pub(crate) fn may_change_content(inode: &Inode) -> Result<()> {
+        if inode.flags.contains(InodeFlags::VERITY) {
+            return Err(Error::NotPermitted { what: "the file is sealed by fs-verity" });
+        }
+        Ok(())
+    }
+
     /// Whether the flags of a file let its bytes be changed anywhere.
     pub(crate) fn may_write(inode: &Inode) -> Result<()> {
         if inode.flags.contains(InodeFlags::IMMUTABLE) {

@@ -180,6 +180,7 @@ mod subvolume;
 mod switches;
 mod sync;
 mod tree_stats;
+mod troubles;
 mod unlink;
 mod upkeep;
 mod usage;
@@ -222,6 +223,7 @@ pub use stats::{DeviceCounts, MemoryUse, Stats};
 pub use subvolume::SubvolumeInfo;
 pub use switches::{BadSwitch, DirectStability, NamedSwitch, Switches};
 pub use tree_stats::TreeStats;
+pub use troubles::TroubleWatch;
 pub use usage::{DeviceInfo, GroupUsage, Usage};
 
 /// What every call of this crate returns.

@@ -385,6 +385,15 @@ fn notices(volume: &Volume, options: &MountOptions) -> Vec<Notice> {
             let text = format!("device {} is older than the others", device.devid);
             notices.push(Notice(text));
         }
+        let (writes, flushes) = (device.errors.write_errors, device.errors.flush_errors);
+        if writes > 0 || flushes > 0 {
+            notices.push(Notice(format!(
+                "device {} has {writes} failed writes and {flushes} failed flushes on record: \
+                 its copies may be old and are read last (scrub the volume, then reset the counts \
+                 with `btrfs device stats -z`)",
+                device.devid
+            )));
+        }
     }
     notices
 }

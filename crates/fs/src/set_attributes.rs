@@ -200,7 +200,7 @@ fn stripped(mode: u32, privileges: Privileges) -> u32 {
 fn may_change(inode: &Inode, set: &SetAttributes) -> Result<()> {
     if set.size.is_some() {
         match inode.kind {
-            FileKind::File => {}
+            FileKind::File => Filesystem::may_change_content(inode)?,
             FileKind::Directory => return Err(Error::IsDirectory),
             FileKind::Symlink
             | FileKind::CharDevice

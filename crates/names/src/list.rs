@@ -2,15 +2,21 @@
 //!
 //! An index is given to a name once and never again in its directory, so it is a cookie that stays
 //! true however the directory changes. `.` and `..` have no entry; the first index is 2.
+//!
+//! An index of 2^63 - 1 or more is refused: the cookie after it is no file offset, and after the
+//! largest index there is no cookie at all, so a listing that goes on from it would never end.
 
 use crate::error::{NamesError, corrupt};
 use crate::lookup::{Target, found};
 use butternut_format::dir::DirEntries;
 use butternut_format::inode::FileKind;
 use butternut_format::key::{ItemType, Key};
-use butternut_format::refused::Refused;
+use butternut_format::refused::{Refused, require};
 use butternut_format::units::Ino;
 use butternut_tree::{Cursor, Tree};
+
+/// Where indices end: an entry's cookie is its index and one.
+pub(crate) const INDEX_END: u64 = i64::MAX.unsigned_abs();
 
 /// One entry of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,6 +55,8 @@ impl List {
             return Ok(None);
         }
         let refuse = |refused| corrupt(self.cursor.tree().id(), key, refused);
+        let want = "at most 2^63 - 2";
+        require(key.offset < INDEX_END, "dir index", key.offset, want).map_err(refuse)?;
         let entry = DirEntries::new(data)
             .next()
             .ok_or_else(|| refuse(Refused::new("entries", 0, 1)))?

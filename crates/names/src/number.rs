@@ -5,6 +5,7 @@
 
 use crate::error::NamesError;
 use crate::items::Look;
+use crate::list::INDEX_END;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::Ino;
 
@@ -33,7 +34,7 @@ pub fn next_index(tree: &impl Look, dir: Ino) -> Result<u64, NamesError> {
     let taken = last
         .filter(|(key, _)| key.objectid == dir.0 && key.item_type == ItemType::DIR_INDEX)
         .map_or(0, |(key, _)| key.offset);
-    match taken.checked_add(1) {
+    match taken.checked_add(1).filter(|next| *next < INDEX_END) {
         Some(next) => Ok(next.max(INDEX_FIRST)),
         None => Err(NamesError::NumbersUsedUp { tree: tree.tree_id(), what: "directory indexes" }),
     }

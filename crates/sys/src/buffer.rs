@@ -8,14 +8,20 @@
 //! 3. A buffer has one owner. It moves into a request and comes back with its completion.
 //! 4. A buffer cut from an [`Arena`](crate::arena::Arena) returns its slot when it is dropped, and
 //!    keeps the arena alive until then.
-//! 5. The bytes of a [borrowed](Buffer::borrowed) buffer are not stable: its lender may change them
-//!    at any moment. Who needs one value of them, to sum and then to write it, takes it out once
-//!    ([`Buffer::copy_to`]) and looks at the copy. All other buffers are stable.
+//! 5. The bytes of a [borrowed](Buffer::borrowed) buffer are not taken for stable: its lender is
+//!    another program's code, whose promise to leave them alone nothing enforces. Code that needs
+//!    one value of them, to sum and then to write it, takes it out once ([`Buffer::copy_to`]) and
+//!    works on the copy. All other buffers are stable.
+//! 6. A reference to the bytes is made only while nothing changes them: by the contract of
+//!    [`Buffer::borrowed`], or, for memory of a [`Scribble`](crate::scribble::Scribble), by a hold
+//!    on it that keeps the scribbler away until the buffer is dropped. The length, the address and
+//!    [`Buffer::copy_to`] need no reference, and take no hold.
 
 use crate::arena::Slot;
+use crate::scribble::Loan;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 
 /// The alignment of every buffer, and the unit of its capacity.
@@ -35,8 +41,10 @@ pub struct Buffer {
 enum Home {
     /// Capacity zero: no memory at all.
     Nowhere,
-    /// The lender's, who has it all the time.
+    /// The lender's.
     Lender,
+    /// A [`Scribble`](crate::scribble::Scribble)'s, with the hold on it (law 6).
+    Scribble(Loan),
     Heap,
     /// Held for its drop, which frees the slot.
     Arena {
@@ -45,9 +53,9 @@ enum Home {
 }
 
 // SAFETY: the buffer owns its memory alone, like a `Box<[u8]>`; its slot, if any, is `Send`. Who
-// lends memory promises that it may be used from any thread.
+// lends memory promises that it may be used from any thread; a scribble's is atomic or held.
 unsafe impl Send for Buffer {}
-// SAFETY: shared access only reads the bytes.
+// SAFETY: shared access only reads the bytes; a hold is taken under a lock.
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
@@ -79,16 +87,35 @@ impl Buffer {
         Buffer { start, len, capacity, home: Home::Arena { _slot: slot } }
     }
 
-    /// A buffer over memory that somebody lends (laws 1 and 5).
+    /// A buffer over lent memory (laws 1 and 5).
     ///
     /// # Safety
     ///
     /// Until the buffer is dropped, `len` bytes from `start` are initialised memory that any thread
-    /// may read and write, and that no Rust reference leads to but those made from this buffer. The
-    /// lender may change them meanwhile, by means that the compiler does not see.
+    /// may read and write, and that is reached through this buffer only: no reference leads there
+    /// but those made from it, and nothing else changes the bytes.
     pub unsafe fn borrowed(start: NonNull<u8>, len: usize) -> Buffer {
         assert!(len <= BUFFER_BYTES_MAX, "a buffer is at most {BUFFER_BYTES_MAX} bytes");
         Buffer { start, len, capacity: len, home: Home::Lender }
+    }
+
+    /// A buffer over a part of a scribble's memory (law 6).
+    pub(crate) fn of_scribble(start: NonNull<u8>, len: usize, loan: Loan) -> Buffer {
+        Buffer { start, len, capacity: len, home: Home::Scribble(loan) }
+    }
+
+    /// The number of bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The address of the first byte.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.start.as_ptr()
     }
 
     /// The bytes that [`Buffer::set_len`] may grow to without moving.
@@ -107,15 +134,19 @@ impl Buffer {
         matches!(self.home, Home::Arena { .. })
     }
 
-    /// Whether nobody else can change the bytes (law 5).
+    /// Whether nothing else can change the bytes (law 5).
     pub fn is_stable(&self) -> bool {
-        !matches!(self.home, Home::Lender)
+        !matches!(self.home, Home::Lender | Home::Scribble(_))
     }
 
-    /// Copies the bytes from `at` on, as they are at this moment, and looks at each only once.
+    /// Copies the bytes from `at` on, as they are at this moment, and reads each only once.
     pub fn copy_to(&self, at: usize, copy: &mut [u8]) {
         let fits = at.checked_add(copy.len()).is_some_and(|end| end <= self.len);
         assert!(fits, "{} bytes at {at} are not in {} bytes", copy.len(), self.len);
+        if let Home::Scribble(loan) = &self.home {
+            let part = self.addresses();
+            return loan.copy_to(&(part.start + at..part.end), copy);
+        }
         // SAFETY: `at` lies within the memory.
         let from = unsafe { self.start.add(at) };
         // SAFETY: as many bytes as `copy` has are there from `from` on; `copy` is exclusive, so it
@@ -125,19 +156,44 @@ impl Buffer {
 
     /// The whole memory, beyond the length too.
     pub fn whole_mut(&mut self) -> &mut [u8] {
-        // SAFETY: `capacity` bytes from `start` are ours, initialised, and borrowed with `self`.
+        self.hold_alone();
+        // SAFETY: `capacity` bytes from `start` are ours, initialised, and borrowed with `self`;
+        // nothing else changes them (law 6).
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.capacity) }
     }
 
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.start
     }
+
+    /// Of the whole memory.
+    fn addresses(&self) -> Range<usize> {
+        let start = self.start.addr().get();
+        start..start + self.capacity
+    }
+
+    /// Law 6, before a shared reference.
+    fn hold(&self) {
+        if let Home::Scribble(loan) = &self.home {
+            loan.hold(&self.addresses());
+        }
+    }
+
+    /// Law 6, before an exclusive reference.
+    fn hold_alone(&mut self) {
+        let part = self.addresses();
+        if let Home::Scribble(loan) = &mut self.home {
+            loan.hold_alone(&part);
+        }
+    }
 }
 
 /// A copy lies on the heap, wherever the original does.
 impl Clone for Buffer {
     fn clone(&self) -> Buffer {
-        Buffer::copy_of(self)
+        let mut copy = Buffer::zeroed(self.len);
+        self.copy_to(0, &mut copy);
+        copy
     }
 }
 
@@ -151,6 +207,10 @@ impl Default for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
+        let part = self.addresses();
+        if let Home::Scribble(loan) = &mut self.home {
+            loan.release(&part);
+        }
         if matches!(self.home, Home::Heap) {
             // SAFETY: allocated by `zeroed` with this very layout, and freed once.
             unsafe { dealloc(self.start.as_ptr(), layout(self.capacity)) }
@@ -162,13 +222,16 @@ impl Deref for Buffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `len <= capacity` initialised bytes that we own (laws 1 and 2).
+        self.hold();
+        // SAFETY: `len <= capacity` initialised bytes that we own (laws 1 and 2), and that nothing
+        // changes while they are borrowed (law 6).
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
+        self.hold_alone();
         // SAFETY: as in `deref`, and `&mut self` makes the access exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }

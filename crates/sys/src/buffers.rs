@@ -32,7 +32,7 @@ impl Buffers {
 
     /// All bytes of the row.
     pub fn bytes(&self) -> usize {
-        let lengths = self.as_slice().iter().map(|buffer| buffer.len());
+        let lengths = self.as_slice().iter().map(Buffer::len);
         lengths.fold(0, usize::saturating_add)
     }
 

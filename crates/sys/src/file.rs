@@ -217,6 +217,12 @@ impl DiskFile {
         self.bytes
     }
 
+    /// How many bytes the disk has now, which another process may have changed.
+    pub fn bytes_now(&self) -> Result<u64, Errno> {
+        let stat = rustix::fs::fstat(&self.fd)?;
+        disk_bytes(&self.fd, self.kind, &stat)
+    }
+
     pub fn is_writable(&self) -> bool {
         self.is_writable
     }

@@ -1,15 +1,57 @@
-//! [`Scribble`]: memory that changes under its readers. For tests of what must hold even so.
+//! [`Scribble`]: memory that changes while requests have it. For tests of what must hold even so.
+//!
+//! ```text
+//! scribbler    stores bytes, atomically     except where a part is held
+//! copy_to      loads bytes, atomically      unless another buffer holds the part alone
+//! reference    a hold on the part first     for reading: shared; for writing: alone
+//! ```
+//!
+//! Laws:
+//!
+//! 1. A byte is stored by the scribbler only under the lock of the holds, and only where there is
+//!    no hold. So a reference never leads to a byte that changes, and none of this is unsafe to
+//!    use.
+//! 2. A hold lasts until its buffer is dropped: when the reference that it was taken for ends is
+//!    not known.
+//! 3. Holds that overlap are all shared. A test that asks for another panics.
 
 use crate::buffer::Buffer;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Memory that any thread may change at any time. It is never freed.
 #[derive(Clone, Copy, Debug)]
 pub struct Scribble {
-    bytes: &'static [AtomicU8],
+    memory: &'static Memory,
 }
+
+#[derive(Debug)]
+struct Memory {
+    bytes: &'static [AtomicU8],
+    holds: Mutex<Vec<Hold>>,
+}
+
+/// Addresses that references lead to.
+#[derive(Debug)]
+struct Hold {
+    part: Range<usize>,
+    is_alone: bool,
+}
+
+/// What a buffer over a scribble's memory keeps: whose that is, and the hold. The buffer knows the
+/// part, and passes it to every call.
+#[derive(Debug)]
+pub(crate) struct Loan {
+    memory: &'static Memory,
+    /// [`FREE`], [`SHARED`] or [`ALONE`]; changed under the lock of the holds.
+    state: AtomicU8,
+}
+
+const FREE: u8 = 0;
+const SHARED: u8 = 1;
+const ALONE: u8 = 2;
 
 impl Scribble {
     /// Zeroes, so many, from a 4096-byte boundary on.
@@ -17,30 +59,144 @@ impl Scribble {
         let all: Vec<AtomicU8> = (0..len + 4096).map(|_| AtomicU8::new(0)).collect();
         let all: &'static [AtomicU8] = all.leak();
         let skip = all.as_ptr().align_offset(4096);
-        Scribble { bytes: &all[skip..skip + len] }
+        let memory = Memory { bytes: &all[skip..skip + len], holds: Mutex::default() };
+        Scribble { memory: Box::leak(Box::new(memory)) }
     }
 
     /// The memory as its user lends it to a request: not stable.
     pub fn lend(&self) -> Buffer {
-        self.lend_part(0..self.bytes.len())
+        self.lend_part(0..self.bytes())
     }
 
     /// Some of its bytes as their user lends them to a request: not stable.
     pub fn lend_part(&self, part: Range<usize>) -> Buffer {
-        let part = &self.bytes[part];
-        let start = NonNull::from(part).cast::<u8>();
-        // SAFETY: the memory is initialised and never freed, and may be written through shared
-        // references; others than atomic ones are made from buffers alone.
-        unsafe { Buffer::borrowed(start, part.len()) }
+        // The bytes may be written through a shared reference, as atomics; accesses other than
+        // atomic ones are made under a hold alone.
+        let bytes = &self.memory.bytes[part];
+        let loan = Loan { memory: self.memory, state: AtomicU8::new(FREE) };
+        Buffer::of_scribble(NonNull::from(bytes).cast(), bytes.len(), loan)
     }
 
     /// How many.
     pub fn bytes(&self) -> usize {
-        self.bytes.len()
+        self.memory.bytes.len()
     }
 
-    /// Changes one byte.
+    /// Changes one byte, unless it is held.
     pub fn scribble(&self, at: usize, byte: u8) {
-        self.bytes[at % self.bytes.len()].store(byte, Ordering::Relaxed);
+        let place = &self.memory.bytes[at % self.bytes()];
+        let address = place.as_ptr().addr();
+        let holds = self.memory.holds();
+        if !holds.iter().any(|hold| hold.part.contains(&address)) {
+            place.store(byte, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Memory {
+    fn holds(&self) -> MutexGuard<'_, Vec<Hold>> {
+        self.holds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Loan {
+    /// Copies the bytes at the beginning of `part`.
+    pub(crate) fn copy_to(&self, part: &Range<usize>, copy: &mut [u8]) {
+        // Kept until the end, so that no other buffer begins to write here.
+        let holds = self.memory.holds();
+        let is_own = self.state.load(Ordering::Relaxed) == ALONE;
+        let is_written = holds.iter().any(|hold| hold.is_alone && overlap(hold, part));
+        assert!(is_own || !is_written, "a request writes into this memory");
+        let start = part.start - self.memory.bytes.as_ptr().addr();
+        for (to, from) in copy.iter_mut().zip(&self.memory.bytes[start..]) {
+            *to = from.load(Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn hold(&self, part: &Range<usize>) {
+        if self.state.load(Ordering::Acquire) != FREE {
+            return;
+        }
+        let mut holds = self.memory.holds();
+        if self.state.load(Ordering::Relaxed) == FREE {
+            let is_free = !holds.iter().any(|hold| hold.is_alone && overlap(hold, part));
+            assert!(is_free, "a request writes into this memory");
+            holds.push(Hold { part: part.clone(), is_alone: false });
+            self.state.store(SHARED, Ordering::Release);
+        }
+    }
+
+    pub(crate) fn hold_alone(&mut self, part: &Range<usize>) {
+        if *self.state.get_mut() == ALONE {
+            return;
+        }
+        self.release(part);
+        let mut holds = self.memory.holds();
+        let is_free = !holds.iter().any(|hold| overlap(hold, part));
+        assert!(is_free, "another request has this memory");
+        holds.push(Hold { part: part.clone(), is_alone: true });
+        *self.state.get_mut() = ALONE;
+    }
+
+    /// Ends the hold, if there is one: the buffer goes.
+    pub(crate) fn release(&mut self, part: &Range<usize>) {
+        let state = std::mem::replace(self.state.get_mut(), FREE);
+        if state == FREE {
+            return;
+        }
+        let mut holds = self.memory.holds();
+        let own = |hold: &Hold| hold.part == *part && hold.is_alone == (state == ALONE);
+        if let Some(at) = holds.iter().position(own) {
+            holds.swap_remove(at);
+        }
+    }
+}
+
+fn overlap(hold: &Hold, part: &Range<usize>) -> bool {
+    hold.part.start < part.end && part.start < hold.part.end
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_change_until_a_reference_is_made_and_again_after_it() {
+        let memory = Scribble::new(8192);
+        let mut buffer = memory.lend_part(4096..8192);
+        assert!(!buffer.is_stable() && buffer.len() == 4096 && !buffer.is_empty());
+        assert!(buffer.as_ptr().addr().is_multiple_of(4096));
+        let first = |buffer: &Buffer| {
+            let mut copy = [0; 1];
+            buffer.copy_to(0, &mut copy);
+            copy[0]
+        };
+        memory.scribble(4096, 1);
+        assert_eq!(first(&buffer), 1);
+        let clone = buffer.clone();
+        memory.scribble(4096, 2);
+        assert_eq!((first(&buffer), clone[0]), (2, 1), "a copy takes no hold");
+        assert_eq!(buffer[0], 2);
+        memory.scribble(4096, 3);
+        memory.scribble(0, 4);
+        assert_eq!(buffer[0], 2, "a reference leads there");
+        let other = memory.lend_part(0..8192);
+        assert_eq!((other[0], other[4096]), (4, 2));
+        drop(other);
+        buffer[0] = 5;
+        memory.scribble(4096, 6);
+        assert_eq!(first(&buffer), 5);
+        drop(buffer);
+        memory.scribble(4096, 7);
+        assert_eq!(memory.lend_part(4096..4097)[0], 7);
+    }
+
+    #[test]
+    #[should_panic(expected = "another request has this memory")]
+    fn two_requests_never_both_write_into_one_part() {
+        let memory = Scribble::new(4096);
+        let (mut first, mut second) = (memory.lend(), memory.lend());
+        first[0] = 1;
+        second[0] = 2;
     }
 }

@@ -6,9 +6,10 @@
 //!               items: over and over until nothing is left, since each can cause the others
 //! 3 set aside   every dirty block is sealed and becomes frozen; the superblock is put together
 //! 4 thaw        the next transaction begins; the rest runs beside it
-//! 5 write       the frozen blocks, each checked as if it had been read
+//! 5 write       the superblocks on disk are still ours; the frozen blocks, each checked as if it
+//!               had been read
 //! 6 flush       data and blocks are on the medium
-//! 7 superblock  every copy on every device: the instant of truth
+//! 7 superblock  every copy on every device that has not failed: the instant of truth
 //! 8 flush       the commit is down
 //! 9 release     frozen blocks go to the node cache, pinned space is free
 //! ```
@@ -23,8 +24,11 @@
 //! 5. One commit runs at a time; who asks for one that is already under way waits for it.
 //! 6. A commit that has nothing to write flushes all the same where data was written in place since
 //!    the last flush: that data is in no transaction. A flush that fails ends all writing too.
+//! 7. A commit that tolerated the first failure of a device is followed by one that records it
+//!    (law 2 of [`crate::device_stats`]), at most once: later failures wait for the next commit.
 
 use crate::Block;
+use crate::device_stats::Counts;
 use crate::error::TreeError;
 use crate::forest::Forest;
 use crate::live::LiveTree;
@@ -57,6 +61,7 @@ struct Frozen {
     trees: Vec<Arc<LiveTree>>,
     blocks: Vec<Arc<Block>>,
     super_block: RawSuperBlock,
+    device_stats: Counts,
 }
 
 impl Forest {
@@ -66,6 +71,14 @@ impl Forest {
     /// # Errors
     /// What could not be written, or the earlier error since which nothing is.
     pub fn commit(self: &Arc<Self>) -> Result<Generation, TreeError> {
+        let committed = self.commit_once()?;
+        if !self.volume().has_unrecorded_doubt() {
+            return Ok(committed);
+        }
+        self.commit_once()
+    }
+
+    fn commit_once(self: &Arc<Self>) -> Result<Generation, TreeError> {
         let running = self.running()?;
         let wanted = running.gate.generation();
         let _alone = running.committing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -73,13 +86,16 @@ impl Forest {
             self.flush_in_place(running, wanted)?;
             return Ok(wanted);
         }
+        if !self.volume().unrecorded_stats().is_empty() {
+            running.gate.mark_changed();
+        }
         let Some(generation) = running.gate.freeze()? else {
             let committed = running.gate.committed();
             self.flush_in_place(running, committed)?;
             return Ok(committed);
         };
         let step = Step { forest: self, running, generation };
-        let frozen = match step.settle().and_then(|()| step.set_aside()) {
+        let frozen = match step.settle().and_then(|stats| step.set_aside(stats)) {
             Ok(frozen) => frozen,
             Err(error) => return Err(running.gate.poison(error)),
         };
@@ -123,7 +139,8 @@ impl<'a> Step<'a> {
     }
 
     /// Step 2.
-    fn settle(&self) -> Result<(), TreeError> {
+    fn settle(&self) -> Result<Counts, TreeError> {
+        let device_stats = self.write_device_stats()?;
         self.remove_empty_chunks()?;
         self.write_sums()?;
         for _ in 0..ROUNDS_MAX {
@@ -133,7 +150,7 @@ impl<'a> Step<'a> {
             is_busy |= self.write_free_space()?;
             is_busy |= self.write_roots()?;
             if !is_busy && self.running.references().len() == 0 {
-                return Ok(());
+                return Ok(device_stats);
             }
         }
         let have = format_args!("not settled after {ROUNDS_MAX} rounds").to_string();
@@ -185,7 +202,7 @@ impl<'a> Step<'a> {
     }
 
     /// Step 3.
-    fn set_aside(&self) -> Result<Frozen, TreeError> {
+    fn set_aside(&self, device_stats: Counts) -> Result<Frozen, TreeError> {
         let trees = self.running.trees();
         let csum = self.running.facts.csum;
         let mut blocks = Vec::new();
@@ -207,7 +224,7 @@ impl<'a> Step<'a> {
         let super_block = self.super_block()?;
         // From here on it is the next transaction's, which begins before this one is written.
         *self.running.super_block() = super_block;
-        Ok(Frozen { trees, blocks, super_block })
+        Ok(Frozen { trees, blocks, super_block, device_stats })
     }
 
     fn root_of(&self, id: TreeId) -> Result<Option<Expected>, TreeError> {
@@ -293,6 +310,7 @@ impl<'a> Step<'a> {
             generation: self.generation.0,
             source: Box::new(source),
         };
+        volume.check_own().map_err(failed)?;
         volume.write_blocks(&blocks).map_err(failed)?;
         volume.flush().map_err(failed)?;
         volume.write_super(&frozen.super_block).map_err(failed)?;
@@ -306,6 +324,9 @@ impl<'a> Step<'a> {
         }
         for tree in frozen.trees {
             tree.state_mut().frozen = None;
+        }
+        for (devid, counts) in &frozen.device_stats {
+            self.forest.volume().set_recorded_stats(*devid, counts);
         }
         self.release_chunks();
         self.running.gate.set_committed(self.generation);

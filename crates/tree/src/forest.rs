@@ -15,6 +15,7 @@
 
 use crate::Block;
 use crate::cache::{CacheCounters, CachedBlock, NodeCache};
+use crate::device_stats;
 use crate::error::TreeError;
 use crate::refusals::{Purpose, Refusals};
 use crate::running::Running;
@@ -161,6 +162,10 @@ impl Forest {
             running: OnceLock::new(),
         });
         forest.assemble()?;
+        if forest.volume().devices().len() > 1 {
+            // Law 3 of `device_stats`.
+            device_stats::load(&forest).unwrap_or_default();
+        }
         Ok(forest)
     }
 
@@ -174,6 +179,10 @@ impl Forest {
     ) -> Result<Arc<Self>, TreeError> {
         let forest = Self::open(volume, options)?;
         crate::writable::check(&forest)?;
+        if forest.volume().devices().len() == 1 {
+            device_stats::load(&forest)?;
+        }
+        forest.volume().doubt_stale_devices();
         let running = Running::open(&forest)?;
         if forest.running.set(running).is_ok() {
             forest.running()?.set_reserve(&forest)?;

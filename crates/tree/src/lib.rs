@@ -25,6 +25,7 @@ mod commit;
 mod cursor;
 mod data;
 mod delayed_sums;
+mod device_stats;
 mod edit;
 mod error;
 mod forest;

@@ -23,7 +23,8 @@ pub(crate) fn check(forest: &Arc<Forest>) -> Result<(), TreeError> {
         .map_err(TreeError::Unwritable)?;
     require(!super_block.has(feature::SIMPLE_QUOTA), "quotas", "simple quotas", "none")
         .map_err(TreeError::Unwritable)?;
-    require(forest.volume().is_writable(), "devices", "read-only, stale or missing", "all of them")
+    let want = "all of them (stale ones can be written with the option degraded)";
+    require(forest.volume().is_writable(), "devices", "read-only, stale or missing", want)
         .map_err(TreeError::Unwritable)?;
     no_parity(forest)?;
     no_quotas(forest)?;

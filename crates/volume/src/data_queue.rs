@@ -11,11 +11,11 @@
 //!    buffers back at once, and has done nothing.
 //! 2. A request lies together on its devices ([`Volume::contiguous`]); one that does not is
 //!    [`NotTaken::Split`], and the general path's.
-//! 3. A write is `Ok` only if every copy of it was written. All copies are written from the same
-//!    memory, which comes back when the last of them is done.
+//! 3. A write is `Ok` if no more copies of it failed than may (law 1 of [`crate::tolerance`]). All
+//!    copies are written from the same memory, which comes back when the last of them is done.
 //! 4. A read is not verified here: who takes it does that ([`Volume::verify`]). On a mismatch or an
 //!    error he asks [`Volume::read_data`], which tries the other copies.
-//! 5. A device request that fails is counted on its device, once, and fails the request that it
+//! 5. A device request that fails is counted on its device, once, and concerns the request that it
 //!    belongs to, and no other.
 //! 6. In a steady state neither reads nor writes allocate.
 //! 7. Whoever has `&mut` may poll, whichever thread queued. He gets what is complete at once if
@@ -31,6 +31,7 @@ use crate::chunk_map::Follower;
 use crate::error::VolumeError;
 use crate::request::choose;
 use crate::stripe::Place;
+use crate::tolerance::{Content, spare_copies};
 use crate::volume::Volume;
 use crate::write_data::check_shape;
 use butternut_device::{
@@ -88,8 +89,9 @@ struct InFlight {
     left: usize,
     /// What the copies of a write share.
     shared: Option<Arc<Buffers>>,
-    /// Boxed: almost always absent.
-    error: Option<Box<VolumeError>>,
+    /// Copies that may fail, and those that did, with their slots. Almost always empty.
+    spare: usize,
+    failures: Vec<(usize, VolumeError)>,
 }
 
 /// The end of a read or a write.
@@ -166,7 +168,7 @@ impl DataQueue {
     ) -> Result<(), (Buffer, NotTaken)> {
         match self.place_read(volume, logical, &buffer) {
             Ok((slot, physical)) => {
-                let Some(index) = self.table.enter(tag, logical, 1) else {
+                let Some(index) = self.table.enter(tag, logical, 1, 0) else {
                     return Err((buffer, NotTaken::Full));
                 };
                 let sent = self.pair.submit(Request::read(slot, physical, buffer, length(index)));
@@ -240,7 +242,7 @@ impl DataQueue {
         let layout = chunks.find(logical).ok_or(NotTaken::Split)?;
         let piece = layout.piece(logical, bytes).filter(|piece| piece.bytes == bytes);
         let (_, slot, physical) =
-            piece.and_then(|piece| choose(layout, &piece)).ok_or(NotTaken::Split)?;
+            piece.and_then(|piece| choose(volume, layout, &piece)).ok_or(NotTaken::Split)?;
         Ok((slot, physical))
     }
 
@@ -270,7 +272,8 @@ impl DataQueue {
         if self.pair.room() < copies.len() {
             return Err((buffers, NotTaken::Full));
         }
-        let Some(index) = self.table.enter(tag, logical, copies.len()) else {
+        let spare = spare_copies(layout, Content::Data);
+        let Some(index) = self.table.enter(tag, logical, copies.len(), spare) else {
             return Err((buffers, NotTaken::Full));
         };
         // The places were checked: `usize::MAX` is no device, and says so.
@@ -303,10 +306,10 @@ impl DataQueue {
 }
 
 impl Table {
-    fn enter(&mut self, tag: u64, logical: Logical, left: usize) -> Option<usize> {
+    fn enter(&mut self, tag: u64, logical: Logical, left: usize, spare: usize) -> Option<usize> {
         let index = self.free.pop()?;
         let request = self.requests.get_mut(index)?;
-        *request = InFlight { tag, logical, left, shared: None, error: None };
+        *request = InFlight { tag, logical, left, shared: None, spare, failures: Vec::new() };
         Some(index)
     }
 
@@ -347,13 +350,19 @@ impl Table {
                     volume.read_failure(device, offset, bytes, source)
                 }
             };
-            request.error.get_or_insert_with(|| Box::new(error));
+            request.failures.push((device, error));
         }
         request.left = request.left.saturating_sub(1);
         if request.left > 0 {
             return None;
         }
-        let result = request.error.take().map_or(Ok(()), |error| Err(*error));
+        let failures = std::mem::take(&mut request.failures);
+        let result = if failures.len() <= request.spare {
+            volume.note_missed_copies(Some(request.logical), &failures);
+            Ok(())
+        } else {
+            failures.into_iter().next().map_or(Ok(()), |(_, error)| Err(error))
+        };
         let (tag, logical) = (request.tag, request.logical);
         let buffers = match request.shared.take() {
             None => load.into_buffers().unwrap_or_default(),

@@ -43,6 +43,14 @@ pub enum VolumeError {
     },
     #[error("logical {logical}: writing to {profile} chunks is not supported")]
     ParityWrite { logical: Logical, profile: &'static str },
+    /// The device ends before its device item says.
+    #[error("{device}: device {devid} has {have} bytes, its device item says {want}")]
+    Short { device: String, devid: DevId, have: u64, want: u64 },
+    /// The superblock on the device is not the one that this process wrote last.
+    #[error(
+        "{device}: the superblock has been changed by another writer: have {have}, want {want}"
+    )]
+    ForeignSuper { device: String, have: String, want: String },
     #[error(transparent)]
     Unreadable(Box<Unreadable>),
     #[error("{device}: {bytes} bytes at {offset}")]
@@ -92,6 +100,8 @@ pub enum CopyFault {
     Missing,
     Device(DeviceError),
     Refused(Refused),
+    /// The device has missed writes, and no checksum tells whether this is one of them.
+    Doubtful,
     /// More of the row is gone than its parity can bring back.
     TooManyLost,
 }
@@ -120,6 +130,9 @@ impl fmt::Display for CopyVerdict {
             CopyFault::Missing => f.write_str("missing"),
             CopyFault::Device(error) => error.fmt(f),
             CopyFault::Refused(refused) => refused.fmt(f),
+            CopyFault::Doubtful => f.write_str(
+                "the device has missed writes, and this data has no checksum to tell what is new",
+            ),
             CopyFault::TooManyLost => f.write_str("too much of the row is lost"),
         }
     }

@@ -2,8 +2,10 @@
 //!
 //! A [`Volume`] is made of the devices that were given; it maps logical addresses to them through
 //! its chunks, reads from the copy that costs least, verifies what it read, and asks the other
-//! copies (or the parity) where it is wrong. What it writes goes to every copy. Chunks and device
-//! items are fed to it by who reads the chunk tree; what the blocks mean is not its business.
+//! copies (or the parity) where it is wrong. What it writes goes to every copy; a copy that a
+//! failing device misses is counted and reported, as far as the profile tolerates it. Chunks and
+//! device items are fed to it by the reader of the chunk tree; what the blocks mean is not its
+//! business.
 
 #![deny(clippy::as_conversions, clippy::indexing_slicing)]
 #![cfg_attr(
@@ -30,6 +32,8 @@ mod rescue;
 mod stripe;
 mod sums;
 pub mod super_blocks;
+mod tolerance;
+mod troubles;
 mod volume;
 mod write_data;
 mod write_run;
@@ -42,5 +46,6 @@ pub use profile::Facts;
 pub use read_data::{DataRead, Sums};
 pub use rescue::RescueCounts;
 pub use stripe::{Layout, Piece, Place};
+pub use troubles::{Trouble, TroubleKind};
 pub use volume::{OpenOptions, Volume};
 pub use write_data::DataWrite;

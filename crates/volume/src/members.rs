@@ -14,12 +14,13 @@
 //! 5. One devid with two uuids is two devices. Chunks name the uuid, so each finds its own.
 
 use crate::error::VolumeError;
+use crate::troubles::Troubles;
 use butternut_device::Device;
 use butternut_format::device_item::DeviceItem;
 use butternut_format::super_block::SuperBlock;
 use butternut_format::units::{DevId, Generation};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A device that was given, and its superblock.
 #[derive(Debug)]
@@ -30,9 +31,59 @@ pub(crate) struct Member {
     pub(crate) is_seed: bool,
     pub(crate) is_stale: bool,
     pub(crate) errors: ErrorCounters,
+    /// The last flush of the device failed.
+    pub(crate) is_unflushed: AtomicBool,
+    pub(crate) last_super: Mutex<LastSuper>,
+    /// How long the device was when it was found to be shorter than its item.
+    shrunk_to: Mutex<Option<u64>>,
+    pub(crate) troubles: Troubles,
+}
+
+/// What this process knows of the first superblock on a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum LastSuper {
+    /// Nothing was written yet.
+    #[default]
+    Opened,
+    /// The one with this checksum was written.
+    Written([u8; 32]),
+    /// A write failed, and may have left anything.
+    Unknown,
 }
 
 impl Member {
+    fn new(
+        device: Arc<dyn Device>,
+        super_block: SuperBlock,
+        is_seed: bool,
+        is_stale: bool,
+    ) -> Self {
+        Self {
+            device,
+            super_block,
+            is_seed,
+            is_stale,
+            errors: ErrorCounters::default(),
+            is_unflushed: AtomicBool::new(false),
+            last_super: Mutex::default(),
+            shrunk_to: Mutex::default(),
+            troubles: Troubles::default(),
+        }
+    }
+
+    /// Whether the device has missed a write or a flush since it was opened, or before.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.is_stale || self.errors.session_failed.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn shrunk_to(&self) -> Option<u64> {
+        *self.shrunk_to.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set_shrunk_to(&self, bytes: u64) {
+        *self.shrunk_to.lock().unwrap_or_else(PoisonError::into_inner) = Some(bytes);
+    }
+
     pub(crate) fn item(&self) -> &DeviceItem {
         self.super_block.device()
     }
@@ -42,7 +93,8 @@ impl Member {
     }
 }
 
-/// Copies of a device that were no good, by what was wrong with them.
+/// Copies of a device that were no good, by what was wrong with them: those on record and those
+/// of this session together.
 #[derive(Debug, Default)]
 pub(crate) struct ErrorCounters {
     reads: AtomicU64,
@@ -50,6 +102,10 @@ pub(crate) struct ErrorCounters {
     flushes: AtomicU64,
     corruptions: AtomicU64,
     generations: AtomicU64,
+    /// A write or a flush failed since the volume was opened.
+    session_failed: AtomicBool,
+    /// The counts as the volume has them on record.
+    recorded: Mutex<ErrorCounts>,
 }
 
 /// The error counters at one moment, named as `btrfs device stats` names them.
@@ -67,17 +123,51 @@ pub struct ErrorCounts {
     pub generation_errors: u64,
 }
 
+impl ErrorCounts {
+    /// Whether the device may hold old bytes where newer ones were written.
+    pub(crate) fn has_missed_writes(&self) -> bool {
+        self.write_errors > 0 || self.flush_errors > 0
+    }
+}
+
 impl ErrorCounters {
+    pub(crate) fn has_missed_writes(&self) -> bool {
+        self.writes.load(Ordering::Relaxed) > 0 || self.flushes.load(Ordering::Relaxed) > 0
+    }
+
+    pub(crate) fn add_recorded(&self, counts: &ErrorCounts) {
+        self.reads.fetch_add(counts.read_errors, Ordering::Relaxed);
+        self.writes.fetch_add(counts.write_errors, Ordering::Relaxed);
+        self.flushes.fetch_add(counts.flush_errors, Ordering::Relaxed);
+        self.corruptions.fetch_add(counts.corruption_errors, Ordering::Relaxed);
+        self.generations.fetch_add(counts.generation_errors, Ordering::Relaxed);
+        self.set_recorded(counts);
+    }
+
+    pub(crate) fn recorded(&self) -> ErrorCounts {
+        *self.lock_recorded()
+    }
+
+    pub(crate) fn set_recorded(&self, counts: &ErrorCounts) {
+        *self.lock_recorded() = *counts;
+    }
+
+    fn lock_recorded(&self) -> MutexGuard<'_, ErrorCounts> {
+        self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn count_read(&self) {
         self.reads.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn count_write(&self) {
         self.writes.fetch_add(1, Ordering::Relaxed);
+        self.session_failed.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn count_flush(&self) {
         self.flushes.fetch_add(1, Ordering::Relaxed);
+        self.session_failed.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn count_corruption(&self) {
@@ -131,8 +221,7 @@ pub(crate) fn gather(
     for (device, super_block) in given {
         let is_seed = super_block.fsid() != fsid;
         let is_stale = !is_seed && super_block.generation() < newest;
-        let errors = ErrorCounters::default();
-        let member = Member { device, super_block, is_seed, is_stale, errors };
+        let member = Member::new(device, super_block, is_seed, is_stale);
         match members.iter_mut().find(|other| other.is(member.item().devid, &member.item().uuid)) {
             Some(other) => keep_newer(other, member)?,
             None => members.push(member),

@@ -25,7 +25,7 @@ impl Volume {
         let node_bytes = index(rules.node_bytes);
         let mut buffers: Vec<Buffer> =
             expected.iter().map(|_| Buffer::zeroed(node_bytes)).collect();
-        let mut batch = Batch::with_capacity(expected.len());
+        let mut batch = Batch::new(self, expected.len());
         let added: Vec<Result<(), VolumeError>> = buffers
             .iter_mut()
             .zip(expected)
@@ -35,7 +35,7 @@ impl Volume {
                 batch.add(&chunks, range, expected.logical, buffer)
             })
             .collect();
-        let asked = batch.run(self);
+        let asked = batch.run();
         let mut asked = asked.chunk_by(|a, b| a.range == b.range);
         let blocks = added.into_iter().zip(buffers).zip(expected);
         blocks

@@ -92,7 +92,7 @@ impl Volume {
         let csum = self.super_block().csum();
         let chunks = self.chunks.load();
         let sums: Vec<Sums<'_>> = reads.iter().map(|read| read.sums).collect();
-        let mut batch = Batch::with_capacity(reads.len());
+        let mut batch = Batch::new(self, reads.len());
         for (range, read) in reads.iter_mut().enumerate() {
             read.result = read.check_shape(csum);
             if read.result.is_ok() {
@@ -106,7 +106,7 @@ impl Volume {
             let sums = sums.part(csum, first, piece.len().div_euclid(SECTOR));
             sums == Sums::None || bad_run(piece, sums, csum, true, 0).is_none()
         };
-        for asked in batch.run_verifying(self, &is_good) {
+        for asked in batch.run_verifying(&is_good) {
             if asked.is_verified {
                 continue;
             }

@@ -5,7 +5,8 @@
 //!    is one read.
 //! 2. Which copy is decided by the address alone: neighbours go to different copies, the same
 //!    address to the same one, so that no reader shares a counter with another and a cache below
-//!    holds each byte once. Devices that are stale are asked only when no other copy is there.
+//!    holds each byte once. Doubtful copies (law 4 of [`crate::tolerance`]) are read only when
+//!    no other is there.
 //! 3. A piece none of whose devices is there is not read; it goes to [`crate::rescue`] at once.
 
 use crate::chunk_map::Chunks;
@@ -51,13 +52,15 @@ pub(crate) enum Answer {
 /// A batch being put together.
 #[derive(Debug)]
 pub(crate) struct Batch<'c, 'b> {
+    volume: &'c Volume,
     asked: Vec<Asked<'c>>,
     reads: Vec<ReadInto<'b>>,
 }
 
 impl<'c, 'b> Batch<'c, 'b> {
-    pub(crate) fn with_capacity(ranges: usize) -> Self {
-        Self { asked: Vec::with_capacity(ranges), reads: Vec::with_capacity(ranges) }
+    pub(crate) fn new(volume: &'c Volume, ranges: usize) -> Self {
+        let (asked, reads) = (Vec::with_capacity(ranges), Vec::with_capacity(ranges));
+        Self { volume, asked, reads }
     }
 
     /// Adds a range, to be read into `memory`. A range that is not all in chunks adds nothing.
@@ -92,7 +95,7 @@ impl<'c, 'b> Batch<'c, 'b> {
             let bytes = usize::try_from(piece.bytes).ok()?;
             let (now, later) = memory.split_at_mut_checked(bytes)?;
             memory = later;
-            let chosen = choose(layout, &piece);
+            let chosen = choose(self.volume, layout, &piece);
             let answer = match chosen {
                 Some((copy, slot, physical)) => {
                     let mut read = ReadInto::new(slot, physical, now);
@@ -110,17 +113,17 @@ impl<'c, 'b> Batch<'c, 'b> {
     }
 
     /// Reads everything, and says how it went, piece by piece in the order of the ranges.
-    pub(crate) fn run(self, volume: &Volume) -> Vec<Asked<'c>> {
-        self.run_verifying(volume, &|_, _| false)
+    pub(crate) fn run(self) -> Vec<Asked<'c>> {
+        self.run_verifying(&|_, _| false)
     }
 
     /// As [`Self::run`]; `is_good` may be asked about pieces that were read while others are still
     /// on their way.
     pub(crate) fn run_verifying(
         mut self,
-        volume: &Volume,
         is_good: &(dyn Fn(&Asked<'_>, &[u8]) -> bool + Sync),
     ) -> Vec<Asked<'c>> {
+        let volume = self.volume;
         let good: Vec<AtomicBool> = self.asked.iter().map(|_| AtomicBool::new(false)).collect();
         volume.lanes.run_looking(&mut self.reads, &|read| {
             if let Some((asked, good)) = self.asked.get(read.tag).zip(good.get(read.tag)) {
@@ -145,13 +148,19 @@ impl<'c, 'b> Batch<'c, 'b> {
 }
 
 /// The copy to read first, with its device's slot and the place on it (laws 2 and 3).
-pub(crate) fn choose(layout: &Layout, piece: &Piece) -> Option<(usize, usize, u64)> {
+pub(crate) fn choose(
+    volume: &Volume,
+    layout: &Layout,
+    piece: &Piece,
+) -> Option<(usize, usize, u64)> {
     let copies = layout.copies(piece);
     let turn = (piece.logical.0 >> BLOCK_SHIFT) ^ (piece.logical.0 >> EXTENT_SHIFT);
     let turn = usize::try_from(turn.checked_rem(length(copies.len()))?).ok()?;
     let order = || copies.iter().enumerate().cycle().skip(turn).take(copies.len());
-    let fresh = order().find(|(_, place)| place.slot.is_some() && !place.is_stale);
-    let (copy, place) = fresh.or_else(|| order().find(|(_, place)| place.slot.is_some()))?;
+    let sound = order().find(|(_, place)| place.slot.is_some() && !volume.is_doubtful(place));
+    let found =
+        sound.or_else(|| order().find(|(_, place)| place.slot.is_some() && !place.is_stale));
+    let (copy, place) = found.or_else(|| order().find(|(_, place)| place.slot.is_some()))?;
     Some((copy, place.slot?, piece.physical(place).0))
 }
 

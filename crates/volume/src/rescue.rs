@@ -139,11 +139,13 @@ impl Volume {
     }
 }
 
-/// Copies of a piece in the order to ask them: those of stale devices last.
-fn in_order(layout: &Layout, piece: &Piece) -> Vec<usize> {
+/// Copies of a piece in the order to read them: doubtful ones last, of those the stale ones.
+fn in_order(volume: &Volume, layout: &Layout, piece: &Piece) -> Vec<usize> {
     let copies = layout.copies(piece);
     let mut order: Vec<usize> = (0..copies.len()).collect();
-    order.sort_by_key(|&copy| copies.get(copy).is_none_or(|place| place.is_stale));
+    order.sort_by_key(|&copy| {
+        copies.get(copy).map_or((true, true), |place| (volume.is_doubtful(place), place.is_stale))
+    });
     order
 }
 

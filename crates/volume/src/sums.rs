@@ -35,6 +35,20 @@ impl Volume {
         }
     }
 
+    /// Adds the digests of a buffer's whole sectors. Of memory that is not stable each sector is
+    /// copied first, so that a digest is one of bytes that were there at one moment.
+    pub fn sum_buffer(&self, buffer: &Buffer, sums: &mut Vec<u8>) {
+        if buffer.is_stable() {
+            return self.sum(buffer, sums);
+        }
+        let mut sector = [0; SECTOR];
+        for at in (0..buffer.len()).step_by(SECTOR) {
+            let bytes = SECTOR.min(buffer.len().saturating_sub(at));
+            let Some(copy) = sector.get_mut(..bytes) else { return };
+            self.copy_and_sum(buffer, at, copy, sums);
+        }
+    }
+
     /// Fills `copy`, whole sectors, with the buffer's bytes from `at` on, and adds their digests:
     /// those of the copy, whatever the buffer holds by then.
     pub fn copy_and_sum(&self, buffer: &Buffer, at: usize, copy: &mut [u8], sums: &mut Vec<u8>) {

@@ -16,6 +16,8 @@
 //!    every chunk can be read, each by its own profile and its own devices.
 //! 3. A device that the volume does not list is not read from. If it is of another volume, giving
 //!    it was a mistake, and is refused.
+//! 4. A device that ends before its device item says is refused, as the kernel refuses it: chunks
+//!    may lie, or be made, behind its end.
 
 use crate::barrier::InPlace;
 use crate::chunk_map::{ChunkMap, Chunks};
@@ -43,6 +45,9 @@ pub struct OpenOptions {
     pub degraded: bool,
     /// With `degraded`: open even if chunks are lost; reads from those fail.
     pub allow_lost_chunks: bool,
+    /// Open with devices that are shorter than their device items: for a checker, which reports
+    /// them.
+    pub allow_short_devices: bool,
     /// Believe this superblock copy (0 to 2) of each device, and no other.
     pub super_copy: Option<usize>,
 }
@@ -132,6 +137,7 @@ impl Volume {
         self.settle_chunks()?;
         let chunks = self.chunks();
         self.refuse_strangers()?;
+        self.refuse_short_devices()?;
         let devids = self.missing(&chunks);
         self.writable_degraded
             .store(chunks.iter().all(|chunk| chunk.is_writable()), Ordering::Relaxed);
@@ -235,6 +241,29 @@ impl Volume {
             want: self.super_block.fsid(),
             other: own.map_or_else(String::new, |member| member.device.name().to_owned()),
         })
+    }
+
+    /// Law 4.
+    fn refuse_short_devices(&self) -> Result<(), VolumeError> {
+        if self.options.allow_short_devices {
+            return Ok(());
+        }
+        let items = self.items();
+        for member in &self.members {
+            let known = member.item();
+            let item = items.get(&(known.devid, known.uuid));
+            let want = item.map_or(known.total_bytes, |item| item.total_bytes);
+            let have = member.device.bytes();
+            if have < want {
+                let device = member.device.name().to_owned();
+                return Err(VolumeError::Short { device, devid: known.devid, have, want });
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn is_degraded(&self) -> bool {
+        self.options.degraded
     }
 
     /// Devices that an item or a chunk names, and that were not given.

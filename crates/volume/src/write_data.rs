@@ -1,9 +1,9 @@
 //! Writing: data and tree blocks, to every copy that the profile keeps.
 //!
 //! Laws:
-//! 1. A write is `Ok` only if every copy of it was written. One of whose copies a device is
-//!    missing, or cannot be written, fails; so does one that lies in a profile with parity, by
-//!    name, until rows can be read, changed and written.
+//! 1. Every copy is written. A write is `Ok` if no more copies failed than may (law 1 of
+//!    [`crate::tolerance`]). A write one of whose devices is missing fails; so does one that lies
+//!    in a profile with parity, by name, until rows can be read, changed and written.
 //! 2. Each write has its own result. A write that fails takes no other down, though it went to
 //!    the device together with its neighbours.
 //! 3. Nothing is promised to survive a power cut before [`Volume::flush`] has returned.
@@ -11,6 +11,7 @@
 //! Writes of one batch must not overlap: which of two would win is not known.
 
 use crate::error::VolumeError;
+use crate::tolerance::Content;
 use crate::volume::Volume;
 use crate::write_run::WriteBatch;
 use butternut_format::refused::{Refused, require};
@@ -43,7 +44,7 @@ impl Volume {
     /// write.
     pub fn write_data_meanwhile(&self, writes: &mut [DataWrite<'_>], work: &mut dyn FnMut()) {
         let chunks = self.chunks.load();
-        let mut batch = WriteBatch::new(self, &chunks, writes.len());
+        let mut batch = WriteBatch::new(self, &chunks, Content::Data, writes.len());
         for (range, write) in writes.iter_mut().enumerate() {
             write.result = check_shape(write.logical, write.buf.len())
                 .and_then(|()| batch.add(range, write.logical, write.buf));
@@ -60,7 +61,7 @@ impl Volume {
     /// Writes blocks, all of them or an error: the first, in the order of the addresses.
     pub fn write_blocks(&self, blocks: &[(Logical, &[u8])]) -> Result<(), VolumeError> {
         let chunks = self.chunks.load();
-        let mut batch = WriteBatch::new(self, &chunks, blocks.len());
+        let mut batch = WriteBatch::new(self, &chunks, Content::Blocks, blocks.len());
         for (range, (logical, bytes)) in blocks.iter().enumerate() {
             check_shape(*logical, bytes.len())?;
             batch.add(range, *logical, bytes)?;

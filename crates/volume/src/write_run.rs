@@ -11,10 +11,14 @@
 //!    of at most [`RUN_BYTES_MAX`], out of the memory that each is in: nothing is copied here.
 //! 2. When a run fails, its parts are written one by one, so that only those fail that must.
 //! 3. Every failed request is counted on its device.
+//! 4. A run fails when more of its copies fail than may (law 1 of [`crate::tolerance`]); fewer are
+//!    reported and leave it a success.
 
 use crate::chunk_map::Chunks;
 use crate::error::VolumeError;
 use crate::stripe::{Layout, Piece, Place};
+use crate::tolerance::{Content, spare_copies};
+use crate::troubles::TroubleKind;
 use crate::volume::Volume;
 use butternut_device::{DeviceError, WriteFrom};
 use butternut_format::units::{Logical, length};
@@ -38,13 +42,19 @@ struct Part<'c, 'b> {
 pub(crate) struct WriteBatch<'c, 'b> {
     volume: &'c Volume,
     chunks: &'c Chunks,
+    content: Content,
     parts: Vec<Part<'c, 'b>>,
 }
 
 impl<'c, 'b> WriteBatch<'c, 'b> {
     /// Room for `writes`, and more.
-    pub(crate) fn new(volume: &'c Volume, chunks: &'c Chunks, writes: usize) -> Self {
-        Self { volume, chunks, parts: Vec::with_capacity(writes) }
+    pub(crate) fn new(
+        volume: &'c Volume,
+        chunks: &'c Chunks,
+        content: Content,
+        writes: usize,
+    ) -> Self {
+        Self { volume, chunks, content, parts: Vec::with_capacity(writes) }
     }
 
     /// Adds a write. One that cannot reach every copy adds nothing.
@@ -90,17 +100,17 @@ impl<'c, 'b> WriteBatch<'c, 'b> {
         self.parts.sort_unstable_by_key(|part| {
             (part.layout.logical(), part.piece.first, part.piece.within)
         });
-        let (volume, parts) = (self.volume, &self.parts);
+        let (volume, content, parts) = (self.volume, self.content, &self.parts);
         let mut failures = Vec::new();
         let mut singly = Vec::new();
-        for (run, error) in volume.write_runs(parts, joined(parts), meanwhile) {
+        for (run, error) in volume.write_runs(content, parts, joined(parts), meanwhile) {
             if run.len() == 1 {
                 failures.push((run.start, error));
             } else {
                 singly.extend(run.map(|part| part..part.saturating_add(1)));
             }
         }
-        let failed = volume.write_runs(parts, singly, None);
+        let failed = volume.write_runs(content, parts, singly, None);
         failures.extend(failed.into_iter().map(|(run, error)| (run.start, error)));
         failures.sort_by_key(|(part, _)| *part);
         let failures = failures.into_iter();
@@ -166,6 +176,7 @@ impl Volume {
     /// Writes runs, and returns those that failed.
     fn write_runs(
         &self,
+        content: Content,
         parts: &[Part<'_, '_>],
         runs: Vec<Range<usize>>,
         meanwhile: Option<&mut dyn FnMut()>,
@@ -188,14 +199,36 @@ impl Volume {
             }
         }
         self.lanes.run_writes(&mut batch, meanwhile);
-        let mut errors: Vec<Option<VolumeError>> = runs.iter().map(|_| None).collect();
+        let mut failures: Vec<Vec<(usize, VolumeError)>> =
+            runs.iter().map(|_| Vec::new()).collect();
         for (write, owner) in batch.into_iter().zip(owners) {
             let bytes = length(write.bytes());
             let Err(source) = write.result else { continue };
-            let Some(error) = errors.get_mut(owner) else { continue };
-            error.get_or_insert(self.write_failure(write.device, write.offset, bytes, source));
+            let failure = self.write_failure(write.device, write.offset, bytes, source);
+            if let Some(failures) = failures.get_mut(owner) {
+                failures.push((write.device, failure));
+            }
         }
-        runs.into_iter().zip(errors).filter_map(|(run, error)| Some((run, error?))).collect()
+        let failed = runs.into_iter().zip(failures).filter_map(|(run, failures)| {
+            let first = parts.get(run.start)?;
+            if failures.len() <= spare_copies(first.layout, content) {
+                self.note_missed_copies(Some(first.piece.logical), &failures);
+                return None;
+            }
+            Some((run, failures.into_iter().next()?.1))
+        });
+        failed.collect()
+    }
+
+    /// Reports copies of a write that failed while the others are enough.
+    pub(crate) fn note_missed_copies(
+        &self,
+        at: Option<Logical>,
+        failures: &[(usize, VolumeError)],
+    ) {
+        for (slot, error) in failures {
+            self.note_trouble(Some(*slot), TroubleKind::Write, at, || chain(error));
+        }
     }
 
     /// Counts a failed write, and says which it was.
@@ -213,6 +246,12 @@ impl Volume {
         let device = member.map_or_else(String::new, |member| member.device.name().to_owned());
         VolumeError::Device { device, offset, bytes, source }
     }
+}
+
+/// An error with its causes, on one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 fn write_of<'a>(first: &Part<'_, '_>, place: &Place, row: &'a [&'a [u8]]) -> WriteFrom<'a> {

@@ -5,7 +5,7 @@ pub(crate) mod mode;
 use butternut::{FileId, FileKind, Follow, SetAttributes};
 
 use super::change::{Change, failed};
-use super::walk::{Found, Walk};
+use super::walk::{Found, Walk, WalkPath};
 use crate::failure::{Failure, Outcome};
 use crate::flags::{ChmodArgs, GlobalArgs};
 use crate::output::{Output, text};
@@ -20,7 +20,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &ChmodArgs, out: &mut Output) -> Ou
         if args.recursive {
             let found = all(&change, id, &path)?;
             for found in found.iter().filter(|found| found.kind != FileKind::Symlink) {
-                set(&mut change, &mode, found.id, &found.path)?;
+                set(&mut change, &mode, found.id, &found.path.bytes())?;
             }
         } else {
             set(&mut change, &mode, id, &path)?;
@@ -41,7 +41,7 @@ fn set(change: &mut Change, mode: &Mode, id: FileId, path: &[u8]) -> Result<(), 
 /// A file or directory and everything below it, but not other subvolumes.
 pub(super) fn all(change: &Change, id: FileId, path: &[u8]) -> Result<Vec<Found>, Failure> {
     let kind = change.stat(id, path)?.kind;
-    let top = Found { path: path.to_vec(), id, kind, depth: 0 };
+    let top = Found { path: WalkPath::new(path.to_vec()), id, kind, depth: 0 };
     let mut walk = Walk::new(change.filesystem(), true);
     let mut found = vec![top.clone()];
     let broken = |broken: super::walk::Broken| failed(&broken.path, &broken.error);

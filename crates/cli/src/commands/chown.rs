@@ -23,7 +23,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &ChownArgs, out: &mut Output) -> Ou
         let id = change.find(&path, follow)?;
         if args.recursive {
             for found in all(&change, id, &path)? {
-                set(&mut change, owner, found.id, &found.path)?;
+                set(&mut change, owner, found.id, &found.path.bytes())?;
             }
         } else {
             set(&mut change, owner, id, &path)?;

@@ -2,8 +2,12 @@
 //!
 //! 1. Nothing is written outside DEST: names are checked, every file is reached through the open
 //!    directory that holds it, and no symlink is followed on the way.
-//! 2. Nothing that exists is overwritten.
+//! 2. Nothing that exists is overwritten, linked to, or given another owner or mode: not DEST
+//!    itself either, if it is there.
 //! 3. What could not be kept is said, and the exit status is not 0.
+//! 4. The volume is not trusted. Without owners nothing comes out that lends rights: no set-user-id
+//!    bits, no `security.*` and `trusted.*` attributes, no devices. With them devices are made only
+//!    on request: a device node gives every user that may open it the hardware of this machine.
 //!
 //! One thread walks and makes directories; workers copy. A directory or file gets its attributes
 //! when the last reference to it goes, which is after everything in it is written.
@@ -33,9 +37,9 @@ use copy::{Job, Target, Wanted};
 use folder::Folder;
 pub(super) use folder::raise_open_files_limit;
 use links::Links;
-use report::Report;
+use report::{Lost, Report};
 
-use super::walk::{Found, Walk};
+use super::walk::{Found, Walk, WalkPath};
 
 /// Jobs that wait for a worker; each holds its directory open.
 const JOBS_MAX: usize = 256;
@@ -65,7 +69,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &ExportArgs, out: &mut Output) -> O
     });
     let cores = thread::available_parallelism().map_or(2, NonZero::get);
     let threads = args.threads.unwrap_or(cores.max(2)).clamp(1, THREADS_MAX);
-    let top = Found { path, id, kind: stat.kind, depth: 0 };
+    let top = Found { path: WalkPath::new(path), id, kind: stat.kind, depth: 0 };
     let place = Place::of(&args.dest, &top)?;
     let (jobs, waiting) = sync_channel::<Job>(JOBS_MAX);
     let waiting = Mutex::new(waiting);
@@ -139,15 +143,15 @@ impl Walker<'_> {
         let outside = Folder::outside(&place.folder).map_err(failed)?;
         if top.kind != FileKind::Directory {
             let name = place.name.clone().unwrap_or_else(|| top.name().to_vec());
-            self.file(&outside, name, top, stat);
+            self.file(&outside, name, top, &stat);
             return Ok(());
         }
         let folder = match &place.name {
             Some(name) => Folder::make(&outside, name, top, self.export)
                 .map_err(|error| failed(error).cure("remove it, or choose another DEST"))?,
-            None => Folder::itself(&place.folder, top, self.export).map_err(failed)?,
+            None => Folder::outside(&place.folder).map_err(failed)?,
         };
-        self.links.start(&folder, &top.path).map_err(failed)?;
+        self.links.start(&folder).map_err(failed)?;
         self.tree(top, folder, one_subvolume);
         Ok(())
     }
@@ -157,13 +161,13 @@ impl Walker<'_> {
         let mut walk = Walk::new(&export.filesystem, one_subvolume);
         let mut folders = vec![folder];
         if let Err(broken) = walk.enter(top) {
-            export.report.unreadable(&broken.path, &broken.error);
+            export.report.unreadable(&WalkPath::new(broken.path), &broken.error);
         }
         while let Some(step) = walk.next() {
             let found = match step {
                 Ok(found) => found,
                 Err(broken) => {
-                    export.report.unreadable(&broken.path, &broken.error);
+                    export.report.unreadable(&WalkPath::new(broken.path), &broken.error);
                     continue;
                 }
             };
@@ -176,7 +180,7 @@ impl Walker<'_> {
             }
             if !found.is_directory() {
                 match export.filesystem.stat(found.id) {
-                    Ok(stat) => self.file(&Arc::clone(folder), name, &found, stat),
+                    Ok(stat) => self.file(&Arc::clone(folder), name, &found, &stat),
                     Err(error) => export.report.unreadable(&found.path, &error),
                 }
                 continue;
@@ -185,7 +189,7 @@ impl Walker<'_> {
                 Ok(made) => {
                     folders.push(made);
                     if let Err(broken) = walk.enter(&found) {
-                        export.report.unreadable(&broken.path, &broken.error);
+                        export.report.unreadable(&WalkPath::new(broken.path), &broken.error);
                     }
                 }
                 Err(error) => export.report.io(&found.path, &error),
@@ -194,19 +198,28 @@ impl Walker<'_> {
     }
 
     /// Links to a file that is already there, or hands the copy to the workers.
-    fn file(&mut self, folder: &Arc<Folder>, name: Vec<u8>, found: &Found, stat: Stat) {
+    fn file(&mut self, folder: &Arc<Folder>, name: Vec<u8>, found: &Found, stat: &Stat) {
         let is_linked = stat.nlink > 1;
-        if is_linked && self.links.link(folder, &name, found, &stat, &self.export.report) {
+        if is_linked && self.links.link(folder, &name, found, &self.export.report) {
             return;
+        }
+        let is_device = matches!(stat.kind, FileKind::CharDevice | FileKind::BlockDevice);
+        if is_device && !self.export.keeping.devices {
+            return self.export.report.left_out(Lost::Device, &found.path, self.export.keeping);
         }
         self.export.progress.found(stat.size);
         let is_big = stat.size > copy::PIECE_BYTES;
-        let wanted = Wanted { folder: Arc::clone(folder), name, path: found.path.clone(), stat };
+        let (path, copy) = (found.path.clone(), stat.clone());
+        let wanted = Wanted { folder: Arc::clone(folder), name, path, stat: copy };
         if !is_linked && !is_big {
             return self.hand_out(Job::Make(wanted));
         }
         // Made here, so that a link to it finds it, and many workers can share its pieces.
-        let Some(target) = Target::make(self.export, wanted) else { return };
+        let (target, made) = Target::make(self.export, wanted);
+        if let Some(made) = made.filter(|_| is_linked) {
+            self.links.remember(found, stat, made);
+        }
+        let Some(target) = target else { return };
         for range in target.pieces() {
             self.hand_out(Job::Piece(Arc::clone(&target), range));
         }

@@ -6,7 +6,7 @@ use std::io::Write;
 
 use butternut::{FileKind, Follow};
 
-use super::walk::{Broken, Found, Walk};
+use super::walk::{Broken, Found, Walk, WalkPath};
 use crate::failure::{Done, Failure, Outcome};
 use crate::flags::{FindArgs, GlobalArgs};
 use crate::options::{self, Opened};
@@ -40,7 +40,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &FindArgs, out: &mut Output) -> Out
     let mut printer =
         Printer { opened: &opened, null: args.null, json: global.json.then(json::List::default) };
     let mut done = Done::Well;
-    let mut next = Some(Ok(Found { path, id, kind, depth: 0 }));
+    let mut next = Some(Ok(Found { path: WalkPath::new(path), id, kind, depth: 0 }));
     while let Some(step) = next {
         let checked = step.and_then(|found| {
             let matches = wanted.matches(&opened, &found)?;
@@ -100,7 +100,7 @@ impl Wanted {
         let stat = opened
             .filesystem
             .stat(found.id)
-            .map_err(|error| Broken { path: found.path.clone(), error: Box::new(error) })?;
+            .map_err(|error| Broken { path: found.path.bytes(), error: Box::new(error) })?;
         Ok(match size {
             Size::AtLeast(bytes) => stat.size >= *bytes,
             Size::AtMost(bytes) => stat.size <= *bytes,
@@ -140,11 +140,11 @@ impl Printer<'_> {
     fn print(&mut self, found: &Found, out: &mut Output) -> Result<(), Failure> {
         let Some(list) = &mut self.json else {
             let escape = out.is_terminal && !self.null;
-            out.write_all(&text::name(&found.path, escape))?;
+            out.write_all(&text::name(&found.path.bytes(), escape))?;
             out.write_all(if self.null { b"\0" } else { b"\n" })?;
             return Ok(());
         };
-        let object = json::Object::new().name("path", &found.path);
+        let object = json::Object::new().name("path", &found.path.bytes());
         let object = match self.opened.filesystem.stat(found.id) {
             Ok(stat) => super::stat::fields(object, &stat),
             Err(error) => object.put("error", error.to_string()),

@@ -1,10 +1,11 @@
 //! `ls`: what is in a directory.
 
+use std::collections::HashSet;
 use std::io::Write;
 
 use butternut::{DirEntry, FIRST_ENTRY, FileId, FileKind, Follow, Stat};
 
-use super::walk::{Broken, Found};
+use super::walk::{Broken, Found, WalkPath, entered_before};
 use crate::failure::{Done, Failure, Outcome};
 use crate::flags::{GlobalArgs, LsArgs};
 use crate::options::Opened;
@@ -26,6 +27,8 @@ struct Lister<'a> {
     args: &'a LsArgs,
     json: Option<json::List>,
     done: Done,
+    /// Directories that have been listed.
+    entered: HashSet<FileId>,
 }
 
 pub(crate) fn run(global: &GlobalArgs, args: &LsArgs, out: &mut Output) -> Outcome {
@@ -33,9 +36,10 @@ pub(crate) fn run(global: &GlobalArgs, args: &LsArgs, out: &mut Output) -> Outco
     let path = text::bytes(&args.path);
     let id = opened.resolve(&args.path, Follow::NotLast)?;
     let json = global.json.then(json::List::default);
-    let mut lister = Lister { opened: &opened, args, json, done: Done::Well };
+    let mut lister =
+        Lister { opened: &opened, args, json, done: Done::Well, entered: HashSet::new() };
     let kind = opened.filesystem.stat(id).map_err(|e| Failure::of(text::escaped(&path), &e))?.kind;
-    let top = Found { path: path.clone(), id, kind, depth: 0 };
+    let top = Found { path: WalkPath::new(path.clone()), id, kind, depth: 0 };
     if kind == FileKind::Directory && !args.directory {
         lister.directory(&top, out)?;
     } else {
@@ -57,7 +61,7 @@ impl Lister<'_> {
             if self.args.recursive && self.json.is_none() {
                 let blank: &[u8] = if first { b"" } else { b"\n" };
                 out.write_all(blank)?;
-                let shown = out.shown(&found.path);
+                let shown = out.shown(&found.path.bytes());
                 out.write_all(&shown)?;
                 out.line(b":")?;
             }
@@ -76,7 +80,7 @@ impl Lister<'_> {
                 let below = entries.iter().filter(|entry| entry.kind == FileKind::Directory);
                 let below = below.filter(|entry| entry.name != b"." && entry.name != b"..");
                 let below = below.map(|entry| Found {
-                    path: text::joined(&found.path, &entry.name),
+                    path: found.path.child(entry.name.clone()),
                     id: entry.id,
                     kind: entry.kind,
                     depth: found.depth + 1,
@@ -85,9 +89,10 @@ impl Lister<'_> {
                 below.reverse();
                 waiting.extend(below);
             }
+            let folder = found.path.bytes();
             let mut lines = Vec::new();
             for entry in entries {
-                let path = text::joined(&found.path, &entry.name);
+                let path = text::joined(&folder, &entry.name);
                 match self.entry(entry.name, path.clone(), entry.id) {
                     Ok(entry) => lines.push(entry),
                     Err(failure) => {
@@ -101,8 +106,11 @@ impl Lister<'_> {
         Ok(())
     }
 
-    fn entries(&self, found: &Found) -> Result<Vec<DirEntry>, Broken> {
-        let broken = |error| Broken { path: found.path.clone(), error: Box::new(error) };
+    fn entries(&mut self, found: &Found) -> Result<Vec<DirEntry>, Broken> {
+        let broken = |error| Broken { path: found.path.bytes(), error: Box::new(error) };
+        if !self.entered.insert(found.id) {
+            return Err(broken(entered_before()));
+        }
         let cookie = if self.args.all { 0 } else { FIRST_ENTRY };
         let entries = self.opened.filesystem.read_dir(found.id, cookie).map_err(broken)?;
         let mut entries = entries.collect::<Result<Vec<_>, _>>().map_err(broken)?;

@@ -7,11 +7,11 @@
 //! 3. A signal to end unmounts; what is still open keeps its volume until it is closed.
 
 pub(super) mod options;
+mod troubles;
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
 use std::num::NonZero;
-use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -30,16 +30,13 @@ use crate::options as volume_options;
 use crate::output::{Output, json, say};
 use crate::volume_arg::VolumeArg;
 use options::Meaning;
+use troubles::Reporter;
 
 /// Fewer threads leave the devices idle while answers are copied to the kernel.
 const THREADS_MIN: usize = 4;
 
 /// What the daemon writes when it serves.
 const READY: &[u8] = b"ready\n";
-
-/// The system's log, and how much a volume that fails matters to it (facility "daemon").
-const LOG: &str = "/dev/log";
-const LOG_CRITICAL: u32 = 3 << 3 | 2;
 
 /// What is to be mounted where.
 struct Plan {
@@ -155,6 +152,7 @@ fn serve(global: &GlobalArgs, args: &MountArgs, plan: Plan) -> Outcome {
     let mounted =
         butternut_fuse::mount(filesystem.clone(), &mountpoint, &plan.meaning.fuse, report)
             .map_err(|error| refused(&mountpoint, &error))?;
+    let reporter = Reporter::start(&filesystem, plan.volume.typed.clone());
     let control = serve_control(global, filesystem, &mountpoint);
     let unmounter = mounted.unmounter();
     if args.ready {
@@ -170,6 +168,7 @@ fn serve(global: &GlobalArgs, args: &MountArgs, plan: Plan) -> Outcome {
     }
     end_on_signal(signals, unmounter, mountpoint.clone());
     let finished = finish(mounted, &mountpoint);
+    drop(reporter);
     drop(control);
     finished
 }
@@ -202,18 +201,11 @@ fn open(plan: &Plan) -> Result<Filesystem, Failure> {
     Err(failure)
 }
 
-/// Says that writing has failed for good: on stderr, and in the system's log, which is what there
-/// is once the terminal is let go.
+/// Says that writing has failed for good.
 fn report(volume: String) -> Report {
     Box::new(move |error| {
         let text = format!("{volume}: the volume is read-only from now on: {}", chain(error));
-        say(&text);
-        let line = format!("<{LOG_CRITICAL}>butternut[{}]: {text}", std::process::id());
-        // Without a log there is nobody else to tell.
-        UnixDatagram::unbound()
-            .and_then(|socket| socket.send_to(line.as_bytes(), LOG))
-            .map(drop)
-            .unwrap_or_default();
+        troubles::tell(troubles::CRITICAL, &text);
     })
 }
 

@@ -105,18 +105,23 @@ pub(crate) struct FindArgs {
     pub(crate) null: bool,
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "flags, as typed")]
 #[derive(Debug, Args)]
 pub(crate) struct ExportArgs {
     #[command(flatten)]
     pub(crate) volume: VolumeArgs,
     /// What to copy
     pub(crate) path: OsString,
-    /// Where to: made under this name, or, if it is a directory already, in it under PATH's name
+    /// Where to: made under this name, or, if it is a directory already, in it under PATH's name; a
+    /// directory that exists keeps its owner and mode
     pub(crate) dest: PathBuf,
-    /// Do not set owners and groups (users other than root never do); set-user-id bits of files
-    /// are then left out
-    #[arg(long)]
+    /// Do not set owners and groups (users other than root never do); what would lend rights is
+    /// then left out: set-user-id bits of files, security.* and trusted.* attributes, devices
+    #[arg(long, conflicts_with = "devices")]
     pub(crate) no_owner: bool,
+    /// Make block and character devices (as root); without it they are left out and reported
+    #[arg(long)]
+    pub(crate) devices: bool,
     /// Do not set extended attributes, ACLs and capabilities
     #[arg(long)]
     pub(crate) no_xattrs: bool,

@@ -356,7 +356,7 @@ impl Inner {
             }
             Load::Owned(buffers) => {
                 if has_sums {
-                    shared.volume().sum(&buffer, &mut flight.digests);
+                    shared.volume().sum_buffer(&buffer, &mut flight.digests);
                 }
                 match buffers {
                     Buffers::One(_) if staged.bytes == 0 => *buffers = Buffers::One(buffer),

@@ -37,6 +37,7 @@ const O_APPEND: u32 = 0o2000;
 /// Flags of an inode.
 const IMMUTABLE: u64 = 64;
 const APPEND_ONLY: u64 = 128;
+const VERITY: u64 = 1 << 32;
 
 impl Door {
     pub(super) fn open(&self, request: &mut Request<'_>, reply: &mut Reply) -> Answer<()> {
@@ -97,7 +98,7 @@ impl Door {
     fn may_write(&self, id: FileId, flags: u32) -> Answer<()> {
         let is = self.filesystem.stat(id)?.flags;
         let appends = flags & O_APPEND != 0 && flags & O_TRUNC == 0;
-        if is & IMMUTABLE != 0 || (is & APPEND_ONLY != 0 && !appends) {
+        if is & (IMMUTABLE | VERITY) != 0 || (is & APPEND_ONLY != 0 && !appends) {
             return Err(Refusal::NOT_PERMITTED);
         }
         Ok(())

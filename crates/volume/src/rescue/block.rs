@@ -8,10 +8,11 @@ use super::row::Row;
 use super::{in_order, mirror};
 use crate::error::{BadRange, CopyFault, CopyKind, CopyVerdict, Unreadable, VolumeError};
 use crate::request::{Answer, Asked};
+use crate::troubles::TroubleKind;
 use crate::volume::Volume;
 use butternut_format::node::{BlockRules, Expected, TreeBlock};
 use butternut_format::refused::Refused;
-use butternut_format::units::index;
+use butternut_format::units::{Logical, index};
 use butternut_sys::buffer::Buffer;
 use std::sync::atomic::Ordering;
 
@@ -55,6 +56,7 @@ impl Volume {
             }
             if let Some(block) = self.combine(expected, &versions, rules, &mut verdicts) {
                 self.rescues.blocks.fetch_add(1, Ordering::Relaxed);
+                self.report_block(expected.logical, pieces, verdicts.first());
                 return Ok(block);
             }
             if !pieces.iter().any(|piece| piece.layout.facts().parities > 0) {
@@ -65,6 +67,19 @@ impl Volume {
         let bytes = u64::from(rules.node_bytes);
         let range = BadRange { logical: expected.logical, bytes, copies: verdicts };
         Err(VolumeError::Unreadable(Box::new(Unreadable { ranges: vec![range] })))
+    }
+
+    /// Reports a block whose first copy was no good, and that another copy gave.
+    fn report_block(&self, at: Logical, pieces: &[Asked<'_>], verdict: Option<&CopyVerdict>) {
+        for asked in pieces {
+            let (Answer::Read { copy } | Answer::Failed { copy, .. }) = &asked.answer else {
+                continue;
+            };
+            let slot = asked.layout.copies(&asked.piece).get(*copy).and_then(|place| place.slot);
+            self.note_trouble(slot, TroubleKind::Block, Some(at), || {
+                verdict.map_or_else(|| "wrong contents".to_owned(), ToString::to_string)
+            });
+        }
     }
 
     /// Writes down, and counts, what the first copy of a block in one piece did; says which it was.
@@ -117,7 +132,7 @@ impl Volume {
         versions: &mut Vec<Version>,
     ) {
         let (layout, piece) = (asked.layout, &asked.piece);
-        let order = in_order(layout, piece).into_iter().filter(|copy| tried != Some(*copy));
+        let order = in_order(self, layout, piece).into_iter().filter(|copy| tried != Some(*copy));
         for copy in order {
             let Some(kind) = mirror(layout, piece, copy) else { continue };
             let place = layout.copies(piece).get(copy);

@@ -5,7 +5,9 @@ use super::{CopyBytes, in_order, mirror};
 use crate::error::{BadRange, CopyFault, CopyKind, CopyVerdict};
 use crate::read_data::{SECTOR, Sums};
 use crate::stripe::{Layout, Piece};
+use crate::troubles::TroubleKind;
 use crate::volume::Volume;
+use crate::write_run::chain;
 use butternut_device::DeviceError;
 use butternut_format::checksum::ChecksumKind;
 use butternut_format::refused::Refused;
@@ -67,6 +69,7 @@ impl Volume {
             run.note_first(fault, part);
             run.try_mirrors(fault, part);
             run.try_parity(part);
+            run.report(fault);
             bad.extend(run.finish(part));
         }
         bad
@@ -106,9 +109,15 @@ impl Run<'_> {
 
     fn try_mirrors(&mut self, fault: &Fault, memory: &mut [u8]) {
         let sectors = self.open.len();
-        for copy in in_order(self.layout, &self.piece) {
+        for copy in in_order(self.volume, self.layout, &self.piece) {
             if self.is_done() {
                 return;
+            }
+            let is_unproven = self.sums == Sums::None
+                && self.volume.needs_checksum(self.layout, &self.piece, copy);
+            if is_unproven {
+                (0..sectors).for_each(|at| self.say_of_mirror(at, copy, CopyFault::Doubtful));
+                continue;
             }
             let place = self.layout.copies(&self.piece).get(copy);
             let Some(slot) = place.and_then(|place| place.slot) else { continue };
@@ -202,6 +211,23 @@ impl Run<'_> {
             *open = None;
             self.volume.rescues.sectors.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Reports sectors that were bad on the device that was read first, and are good now.
+    fn report(&self, fault: &Fault) {
+        let good = self.open.iter().position(Option::is_none);
+        let (copy, error) = match fault {
+            Fault::NotRead => return,
+            Fault::Corrupt { copy } => (*copy, None),
+            Fault::Failed { copy, error } => (*copy, Some(error)),
+        };
+        let Some(sector) = good else { return };
+        let slot = self.layout.copies(&self.piece).get(copy).and_then(|place| place.slot);
+        let offset = length(sector.saturating_mul(SECTOR));
+        let at = Logical(self.piece.logical.0.saturating_add(offset));
+        self.volume.note_trouble(slot, TroubleKind::Data, Some(at), || {
+            error.map_or_else(|| "wrong checksum".to_owned(), |error| chain(error))
+        });
     }
 
     /// Zeroes what is still bad, and says where that is.

@@ -29,8 +29,12 @@ pub(crate) struct Survey {
     pub(crate) sectors: BTreeMap<u64, Vec<u8>>,
 }
 
-pub(crate) const DEGRADED: OpenOptions =
-    OpenOptions { degraded: true, allow_lost_chunks: false, super_copy: None };
+pub(crate) const DEGRADED: OpenOptions = OpenOptions {
+    degraded: true,
+    allow_lost_chunks: false,
+    allow_short_devices: false,
+    super_copy: None,
+};
 
 /// Opens the devices at `paths` but those whose index is in `without`, up to the seal.
 pub(crate) fn open(

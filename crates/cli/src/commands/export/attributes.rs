@@ -14,6 +14,7 @@ use rustix::fs::{
 };
 use rustix::process::geteuid;
 
+use super::super::walk::WalkPath;
 use super::Export;
 use super::folder::Folder;
 use super::report::Lost;
@@ -24,10 +25,12 @@ const ACL: &[u8] = b"system.posix_acl_";
 const PROPERTY: &[u8] = b"btrfs.";
 
 /// What the copy is to keep.
+#[expect(clippy::struct_excessive_bools, reason = "switches, each on its own")]
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Keeping {
     pub(super) owners: bool,
     pub(super) xattrs: bool,
+    pub(super) devices: bool,
     /// Owners are left alone because only root may give files away.
     pub(super) owners_need_root: bool,
 }
@@ -38,13 +41,14 @@ impl Keeping {
         Self {
             owners: is_root && !args.no_owner,
             xattrs: !args.no_xattrs,
+            devices: args.devices,
             owners_need_root: !is_root && !args.no_owner,
         }
     }
 }
 
 /// Gives an open file or directory what belongs to it.
-pub(super) fn finish(export: &Export, fd: BorrowedFd<'_>, stat: &Stat, path: &[u8]) {
+pub(super) fn finish(export: &Export, fd: BorrowedFd<'_>, stat: &Stat, path: &WalkPath) {
     let report = &export.report;
     give_owner(export, stat, path, |uid, gid| Ok(rustix::fs::fchown(fd, uid, gid)?));
     let set = |name: &[u8], value: &[u8]| Ok(fsetxattr(fd, name, value, XattrFlags::empty())?);
@@ -64,7 +68,7 @@ pub(super) fn finish_symlink(
     folder: &Folder,
     name: &[u8],
     stat: &Stat,
-    path: &[u8],
+    path: &WalkPath,
 ) {
     let flags = AtFlags::SYMLINK_NOFOLLOW;
     give_owner(export, stat, path, |uid, gid| Ok(chownat(folder, name, uid, gid, flags)?));
@@ -84,7 +88,7 @@ pub(super) fn finish_special(
     folder: &Folder,
     name: &[u8],
     stat: &Stat,
-    path: &[u8],
+    path: &WalkPath,
 ) {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let fd = match openat(folder, name, flags, Mode::empty()) {
@@ -114,7 +118,7 @@ type SetXattr<'a> = dyn Fn(&[u8], &[u8]) -> io::Result<()> + 'a;
 fn give_owner(
     export: &Export,
     stat: &Stat,
-    path: &[u8],
+    path: &WalkPath,
     give: impl FnOnce(Option<Uid>, Option<Gid>) -> io::Result<()>,
 ) {
     if !export.keeping.owners {
@@ -131,7 +135,7 @@ fn give_owner(
 fn give_xattrs(
     export: &Export,
     id: FileId,
-    path: &[u8],
+    path: &WalkPath,
     wanted: impl Fn(&[u8]) -> bool,
     set: &SetXattr<'_>,
 ) {
@@ -143,6 +147,10 @@ fn give_xattrs(
         Err(error) => return export.report.unreadable(path, &error),
     };
     for name in names.iter().filter(|name| wanted(name)) {
+        if !export.keeping.owners && lends_rights(name) {
+            export.report.left_out(Lost::Xattr(namespace(name)), path, export.keeping);
+            continue;
+        }
         let value = match export.filesystem.xattr(id, name) {
             Ok(value) => value,
             Err(error) => {
@@ -156,6 +164,11 @@ fn give_xattrs(
             Ok(()) => {}
         }
     }
+}
+
+/// Whether an attribute gives a file rights that its owner may not give it.
+fn lends_rights(name: &[u8]) -> bool {
+    name.starts_with(b"security.") || name.starts_with(b"trusted.")
 }
 
 fn namespace(name: &[u8]) -> &'static str {

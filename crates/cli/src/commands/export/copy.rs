@@ -8,7 +8,7 @@
 use std::fs::File as HostFile;
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use butternut::{ExtentKind, File, FileKind, Stat};
 use rustix::fs::{FileType, Mode, OFlags, ftruncate, makedev, mknodat, openat, symlinkat};
 
+use super::super::walk::WalkPath;
 use super::folder::Folder;
 use super::{Export, attributes};
 
@@ -38,7 +39,7 @@ pub(super) enum Job {
 pub(super) struct Wanted {
     pub(super) folder: Arc<Folder>,
     pub(super) name: Vec<u8>,
-    pub(super) path: Vec<u8>,
+    pub(super) path: WalkPath,
     pub(super) stat: Stat,
 }
 
@@ -57,7 +58,7 @@ pub(super) fn work(export: &Arc<Export>, jobs: &Mutex<Receiver<Job>>) {
         let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
         match job {
             Ok(Job::Make(wanted)) => {
-                if let Some(target) = Target::make(export, wanted) {
+                if let (Some(target), _) = Target::make(export, wanted) {
                     target.copy(0..target.from.size(), &mut buffer);
                 }
             }
@@ -68,17 +69,32 @@ pub(super) fn work(export: &Arc<Export>, jobs: &Mutex<Receiver<Job>>) {
 }
 
 impl Target {
-    /// Makes the file; `None` where there are no bytes to copy, or it cannot be made, which has
-    /// been said.
-    pub(super) fn make(export: &Arc<Export>, wanted: Wanted) -> Option<Arc<Self>> {
-        if wanted.stat.kind != FileKind::File {
-            match make_special(export, &wanted) {
-                Ok(()) => export.report.file(0),
-                Err(error) => export.report.io(&wanted.path, &error),
-            }
-            export.progress.done(wanted.stat.size);
-            return None;
+    /// Makes the file. Gives what bytes are to be copied to, if there are some, and what was made,
+    /// if it could be, to be linked to; what could not be made has been said.
+    pub(super) fn make(
+        export: &Arc<Export>,
+        wanted: Wanted,
+    ) -> (Option<Arc<Self>>, Option<OwnedFd>) {
+        if wanted.stat.kind == FileKind::File {
+            let target = Self::make_file(export, wanted);
+            let made =
+                target.as_ref().and_then(|target| target.to.as_fd().try_clone_to_owned().ok());
+            return (target, made);
         }
+        export.progress.done(wanted.stat.size);
+        match make_special(export, &wanted) {
+            Ok(made) => {
+                export.report.file(0);
+                (None, made)
+            }
+            Err(error) => {
+                export.report.io(&wanted.path, &error);
+                (None, None)
+            }
+        }
+    }
+
+    fn make_file(export: &Arc<Export>, wanted: Wanted) -> Option<Arc<Self>> {
         let from = export.filesystem.open_file(wanted.stat.id);
         let from = from.map_err(|error| export.report.unreadable(&wanted.path, &error)).ok()?;
         let flags =
@@ -189,7 +205,7 @@ fn pieces(size: u64) -> Vec<Range<u64>> {
 }
 
 /// Makes a symlink, device, pipe or socket.
-fn make_special(export: &Export, wanted: &Wanted) -> io::Result<()> {
+fn make_special(export: &Export, wanted: &Wanted) -> io::Result<Option<OwnedFd>> {
     let Wanted { folder, name, path, stat } = wanted;
     let name = name.as_slice();
     let kind = match stat.kind {
@@ -198,23 +214,29 @@ fn make_special(export: &Export, wanted: &Wanted) -> io::Result<()> {
                 Ok(target) => target,
                 Err(error) => {
                     export.report.unreadable(path, &error);
-                    return Ok(());
+                    return Ok(None);
                 }
             };
             symlinkat(target.as_slice(), folder, name)?;
             attributes::finish_symlink(export, folder, name, stat, path);
-            return Ok(());
+            return made(folder, name).map(Some);
         }
         FileKind::CharDevice => FileType::CharacterDevice,
         FileKind::BlockDevice => FileType::BlockDevice,
         FileKind::Fifo => FileType::Fifo,
         FileKind::Socket => FileType::Socket,
-        FileKind::File | FileKind::Directory => return Ok(()),
+        FileKind::File | FileKind::Directory => return Ok(None),
     };
     let device = makedev(stat.rdev.0, stat.rdev.1);
     mknodat(folder, name, kind, Mode::RUSR | Mode::WUSR, device)?;
     attributes::finish_special(export, folder, name, stat, path);
-    Ok(())
+    made(folder, name).map(Some)
+}
+
+/// What was just made, to be linked to.
+fn made(folder: &Folder, name: &[u8]) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(openat(folder, name, flags, Mode::empty())?)
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! 1. A directory is reached through the open directory above it, and never through a symlink.
 //! 2. While files are made in it, only its owner may enter; it gets its mode, owner and times when
 //!    the last reference goes, after everything in it and below it.
+//! 3. A directory that was there before stays as it was.
 
 use std::fs::File;
 use std::io;
@@ -13,7 +14,7 @@ use butternut::Stat;
 use rustix::fs::{Mode, OFlags, mkdirat, openat};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::super::walk::Found;
+use super::super::walk::{Found, WalkPath};
 use super::{Export, attributes};
 
 /// How a directory is opened: itself, not what a symlink points at.
@@ -24,25 +25,17 @@ const OPEN: OFlags =
 pub(super) struct Folder {
     fd: OwnedFd,
     /// What it still has to get; the one outside the export gets nothing.
-    unfinished: Option<(Stat, Vec<u8>, Arc<Export>)>,
+    unfinished: Option<(Stat, WalkPath, Arc<Export>)>,
     /// Kept so that a directory is finished before the one it is in.
     _above: Option<Arc<Folder>>,
 }
 
 impl Folder {
-    /// The directory that DEST is in.
+    /// A directory that is not the export's: the one that DEST is in, or DEST itself where a whole
+    /// volume is copied into a directory that exists (law 3).
     pub(super) fn outside(file: &File) -> io::Result<Arc<Self>> {
         let fd = file.try_clone()?.into();
         Ok(Arc::new(Self { fd, _above: None, unfinished: None }))
-    }
-
-    /// An existing directory that a whole volume is copied into.
-    pub(super) fn itself(
-        file: &File,
-        found: &Found,
-        export: &Arc<Export>,
-    ) -> io::Result<Arc<Self>> {
-        Ok(Arc::new(Self::unfinished(file.try_clone()?.into(), None, found, export)))
     }
 
     /// Makes a directory that must not exist yet.
@@ -87,10 +80,10 @@ impl Drop for Folder {
 }
 
 /// Opens the directory that `names` lead to from `top`, without following a symlink.
-pub(super) fn below(top: BorrowedFd<'_>, names: &[Vec<u8>]) -> io::Result<OwnedFd> {
+pub(super) fn below(top: BorrowedFd<'_>, names: &[&[u8]]) -> io::Result<OwnedFd> {
     let mut at = top.try_clone_to_owned()?;
     for name in names {
-        at = openat(&at, name.as_slice(), OPEN, Mode::empty())?;
+        at = openat(&at, *name, OPEN, Mode::empty())?;
     }
     Ok(at)
 }

@@ -10,6 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use butternut::Error;
 use serde_json::Value;
 
+use super::super::walk::WalkPath;
 use super::attributes::Keeping;
 use crate::failure::{Done, Failure, Outcome, plain};
 use crate::flags::GlobalArgs;
@@ -27,6 +28,7 @@ pub(super) enum Lost {
     Times,
     Link,
     Xattr(&'static str),
+    Device,
 }
 
 impl Lost {
@@ -36,6 +38,7 @@ impl Lost {
             Self::Mode => "modes".to_owned(),
             Self::Times => "times".to_owned(),
             Self::Link => "hard links (copied apart)".to_owned(),
+            Self::Device => "devices".to_owned(),
             Self::Xattr("ACL") => "ACLs".to_owned(),
             Self::Xattr(names) => format!("{names} attributes"),
         }
@@ -81,12 +84,12 @@ impl Report {
     }
 
     /// Something in the volume that cannot be read.
-    pub(super) fn unreadable(&self, path: &[u8], error: &Error) {
+    pub(super) fn unreadable(&self, path: &WalkPath, error: &Error) {
         self.failed(path, &crate::failure::chain(error));
     }
 
     /// Something that the system refuses to make.
-    pub(super) fn io(&self, path: &[u8], error: &io::Error) {
+    pub(super) fn io(&self, path: &WalkPath, error: &io::Error) {
         let cures = [
             (io::ErrorKind::AlreadyExists, " (remove it, or choose another DEST)"),
             (io::ErrorKind::StorageFull, " (make room, or choose another DEST)"),
@@ -95,21 +98,22 @@ impl Report {
         self.failed(path, &format!("{}{cure}", plain(error)));
     }
 
-    pub(super) fn failed(&self, path: &[u8], why: &str) {
+    pub(super) fn failed(&self, path: &WalkPath, why: &str) {
         let mut counts = self.counts();
         if counts.failures.len() as u64 >= SAID_MAX {
             counts.failures_more += 1;
         } else {
-            counts.failures.push((path.to_vec(), why.to_owned()));
+            counts.failures.push((path.bytes(), why.to_owned()));
         }
     }
 
     /// Bytes of a file that are left as a hole; said once per file.
-    pub(super) fn damaged(&self, path: &[u8], offset: u64, bytes: u64, error: &Error) {
+    pub(super) fn damaged(&self, path: &WalkPath, offset: u64, bytes: u64, error: &Error) {
         let mut counts = self.counts();
         counts.damaged_bytes += bytes;
-        if counts.damaged_last != path {
-            counts.damaged_last = path.to_vec();
+        let path_bytes = path.bytes();
+        if counts.damaged_last != path_bytes {
+            counts.damaged_last = path_bytes;
             drop(counts);
             let why = crate::failure::chain(error);
             self.failed(path, &format!("from byte {offset} on, left as a hole: {why}"));
@@ -117,10 +121,22 @@ impl Report {
     }
 
     /// Something that the copy does not have.
-    pub(super) fn lost(&self, what: Lost, path: &[u8], error: &io::Error) {
+    pub(super) fn lost(&self, what: Lost, path: &WalkPath, error: &io::Error) {
         let mut counts = self.counts();
-        let first = || (0, path.to_vec(), plain(error));
+        let first = || (0, path.bytes(), plain(error));
         counts.lost.entry(what).or_insert_with(first).0 += 1;
+    }
+
+    /// Something that lends rights and is not copied (law 4 of [`super`]). With `--no-owner` that
+    /// was asked for.
+    pub(super) fn left_out(&self, what: Lost, path: &WalkPath, keeping: Keeping) {
+        if keeping.owners || keeping.owners_need_root {
+            self.lost(
+                what,
+                path,
+                &io::Error::from_raw_os_error(rustix::io::Errno::PERM.raw_os_error()),
+            );
+        }
     }
 
     /// Says it all, and whether it is a success.
@@ -180,6 +196,7 @@ fn cure(what: Lost, failure: Failure) -> Failure {
             failure.cure("root may set them where the target takes them; --no-xattrs leaves them")
         }
         Lost::Owner => failure.cure("--no-owner leaves them"),
+        Lost::Device => failure.cure("root may make them with --devices; --no-owner leaves them"),
         Lost::Mode | Lost::Times | Lost::Link => failure,
     }
 }

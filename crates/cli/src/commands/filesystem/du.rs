@@ -9,7 +9,7 @@ use std::io::Write;
 use butternut::{DiskUsage, FileId, FileKind, Follow};
 
 use super::groups::units;
-use crate::commands::walk::{Broken, Found, Walk};
+use crate::commands::walk::{Broken, Found, Walk, WalkPath};
 use crate::failure::{Done, Failure, Outcome};
 use crate::flags::{DuArgs, GlobalArgs};
 use crate::options::Opened;
@@ -44,7 +44,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &DuArgs, out: &mut Output) -> Outco
         let path = text::bytes(path);
         let stat = opened.filesystem.stat(id);
         let kind = stat.map_err(|error| Failure::of(text::escaped(&path), &error))?.kind;
-        summer.tree(&Found { path, id, kind, depth: 0 }, out)?;
+        summer.tree(&Found { path: WalkPath::new(path), id, kind, depth: 0 }, out)?;
     }
     if let Some(list) = summer.json.take() {
         list.end(out)?;
@@ -96,7 +96,7 @@ impl Summer<'_> {
                 }
             }
             Err(error) => {
-                self.failed(&Broken { path: found.path.clone(), error: Box::new(error) });
+                self.failed(&Broken { path: found.path.bytes(), error: Box::new(error) });
             }
         }
         Ok(())
@@ -131,7 +131,7 @@ impl Summer<'_> {
         }
         if let Some(list) = &mut self.json {
             let object = json::Object::new()
-                .name("path", &found.path)
+                .name("path", &found.path.bytes())
                 .put("total_bytes", usage.total_bytes)
                 .put("exclusive_bytes", usage.exclusive_bytes);
             let set = is_top.then(|| usage.set_shared_bytes());
@@ -142,7 +142,7 @@ impl Summer<'_> {
         let total = pretty(usage.total_bytes, self.units);
         let exclusive = pretty(usage.exclusive_bytes, self.units);
         write!(out, "{total:>10}  {exclusive:>10}  {set:>10}  ")?;
-        let shown = out.shown(&found.path);
+        let shown = out.shown(&found.path.bytes());
         Ok(out.line(&shown)?)
     }
 

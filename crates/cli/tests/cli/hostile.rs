@@ -1,0 +1,225 @@
+//! Volumes made to exhaust whatever walks over them: every command ends, in bounded memory.
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use butternut::format::checksum::ChecksumKind;
+use butternut::{DevicePath, Filesystem, MountOptions, NewInode};
+
+use super::command::{butternut, shell};
+
+const NODE_BYTES: usize = 16384;
+const HEADER_BYTES: usize = 101;
+const ITEM_BYTES: usize = 25;
+const DIR_ITEM: u8 = 84;
+const DIR_INDEX: u8 = 96;
+
+/// An empty volume, filled by the library.
+fn volume(dir: &Path, fill: impl FnOnce(&Filesystem)) -> PathBuf {
+    let image = dir.join("image");
+    shell(&format!("truncate -s 256M {0}; mkfs.btrfs -q {0}", image.display()));
+    let options = MountOptions { read_only: false, ..MountOptions::default() };
+    let filesystem = Filesystem::open(&[DevicePath::from(&image)], &options).unwrap();
+    fill(&filesystem);
+    filesystem.close().unwrap();
+    image
+}
+
+fn new() -> NewInode {
+    NewInode { permissions: 0o755, umask: 0, uid: 0, gid: 0 }
+}
+
+fn number(bytes: &[u8]) -> u64 {
+    u64::from_le_bytes(bytes.try_into().unwrap())
+}
+
+/// Lets `change` have the key and the data of every item of every leaf, and makes the checksums of
+/// those that it changed right again.
+fn patch(image: &Path, mut change: impl FnMut(&mut [u8], &mut [u8]) -> bool) {
+    let mut bytes = fs::read(image).unwrap();
+    let file = OpenOptions::new().write(true).open(image).unwrap();
+    let fsid = bytes[65536 + 0x20..65536 + 0x30].to_vec();
+    for at in (1 << 20..bytes.len()).step_by(NODE_BYTES) {
+        let Some(block) = bytes.get_mut(at..at + NODE_BYTES) else { continue };
+        if block[0x20..0x30] != fsid || block[100] != 0 {
+            continue;
+        }
+        let items = u32::from_le_bytes(block[96..100].try_into().unwrap());
+        let mut is_changed = false;
+        for slot in 0..usize::try_from(items).unwrap() {
+            let item = HEADER_BYTES + slot * ITEM_BYTES;
+            let word = |at: usize| u32::from_le_bytes(block[at..at + 4].try_into().unwrap());
+            let start = HEADER_BYTES + usize::try_from(word(item + 17)).unwrap();
+            let end = start + usize::try_from(word(item + 21)).unwrap();
+            let (head, data) = block.split_at_mut(start);
+            is_changed |= change(&mut head[item..item + 17], &mut data[..end - start]);
+        }
+        if is_changed {
+            let digest = ChecksumKind::Crc32c.digest(&block[32..]);
+            block[..32].copy_from_slice(&digest);
+            file.write_all_at(block, at.try_into().unwrap()).unwrap();
+        }
+    }
+}
+
+/// Directories 40 levels deep, each of which holds the next one twice, as "a" and as "b".
+fn directories_with_two_names(dir: &Path) -> PathBuf {
+    let mut twins = Vec::new();
+    let image = volume(dir, |fs| {
+        let mut at = fs.root();
+        for _ in 0..40 {
+            let first = fs.mkdir(at, b"a", &new()).unwrap();
+            fs.mkdir(at, b"b", &new()).unwrap();
+            twins.push((at.ino, first.ino));
+            at = first;
+        }
+    });
+    patch(&image, |key, data| {
+        let is_entry = key[8] == DIR_ITEM || key[8] == DIR_INDEX;
+        let twin = twins.iter().find(|(above, _)| *above == number(&key[..8]));
+        let Some((_, child)) = twin.filter(|_| is_entry && data[30..] == *b"b") else {
+            return false;
+        };
+        data[..8].copy_from_slice(&child.to_le_bytes());
+        true
+    });
+    image
+}
+
+#[test]
+fn a_directory_with_two_names_is_walked_once() {
+    let scratch = tempfile::tempdir().unwrap();
+    let image = directories_with_two_names(scratch.path());
+    let (image, out) = (image.to_str().unwrap(), scratch.path().join("out"));
+    let out = out.to_str().unwrap();
+    for words in [
+        vec!["find", image, "/"],
+        vec!["ls", "-R", image, "/"],
+        vec!["filesystem", "du", image, "/"],
+        vec!["export", "-q", image, "/", out],
+    ] {
+        let ran = butternut(&words);
+        assert_eq!(ran.code, Some(1), "{words:?}: {}", ran.err);
+        assert!(ran.err.contains("or has two names"), "{words:?}: {}", ran.err);
+        assert!(ran.out.lines().count() < 1000, "{words:?}");
+    }
+}
+
+#[test]
+fn the_largest_index_of_a_directory_is_refused() {
+    let scratch = tempfile::tempdir().unwrap();
+    for index in [u64::MAX, u64::MAX - 1, i64::MAX.unsigned_abs()] {
+        let dir = tempfile::tempdir_in(scratch.path()).unwrap();
+        let image = volume(dir.path(), |fs| {
+            fs.create(fs.root(), b"first", &new()).unwrap();
+            fs.create(fs.root(), b"last", &new()).unwrap();
+        });
+        patch(&image, |key, data| {
+            let is_last = key[8] == DIR_INDEX && data[30..] == *b"last";
+            if is_last {
+                key[9..17].copy_from_slice(&index.to_le_bytes());
+            }
+            is_last
+        });
+        let ran = butternut(&["ls", image.to_str().unwrap(), "/"]);
+        assert!(ran.err.contains("dir index: have"), "{}", ran.err);
+        let devices = [DevicePath::from(&image)];
+        let fs = Filesystem::open(&devices, &MountOptions::default()).unwrap();
+        let mut cookie = 0;
+        let mut names = 0;
+        // As a mount lists: one entry, then on from its cookie.
+        while let Some(Ok(entry)) = fs.read_dir(fs.root(), cookie).unwrap().next() {
+            (cookie, names) = (entry.cookie, names + 1);
+            assert!(names < 10, "the listing goes on for ever");
+        }
+    }
+}
+
+/// Paths that are a mebibyte long each would take gigabytes together.
+#[test]
+fn deep_directories_of_long_names_are_exported_in_little_memory() {
+    let scratch = tempfile::tempdir().unwrap();
+    let name = [b'n'; 255];
+    let image = volume(scratch.path(), |fs| {
+        let mut at = fs.root();
+        for _ in 0..4000 {
+            at = fs.mkdir(at, &name, &new()).unwrap();
+        }
+        fs.create(at, b"leaf", &new()).unwrap();
+    });
+    let (program, out) = (env!("CARGO_BIN_EXE_butternut"), scratch.path().join("out"));
+    let (image, out) = (image.display(), out.display());
+    shell(&format!(
+        "ulimit -v 2000000; {program} export -q --threads 2 {image} / {out}
+         {program} find --name leaf {image} / | wc -c | grep -q '^10[0-9]*$'
+         rm -rf {out}"
+    ));
+}
+
+/// What lends rights stays in the volume unless it is asked for.
+#[test]
+fn an_export_as_root_of_a_volume_that_is_not_trusted_lends_nothing() {
+    if !super::image::kernel_is_here("an_export_as_root_of_a_volume_that_is_not_trusted") {
+        return;
+    }
+    let scratch = tempfile::tempdir_in("/var/tmp").unwrap();
+    let dir = scratch.path().display();
+    shell(&format!(
+        "cd {dir}; truncate -s 256M img; mkfs.btrfs -q img; mkdir mnt; mount -o loop img mnt
+         trap 'cd /; umount {dir}/mnt' EXIT
+         cd mnt; chown 1234:1234 .; chmod 777 .
+         cp /bin/true tool; chown 0:0 tool; chmod 6755 tool
+         setfattr -n security.capability -v 0x0100000200400000000000000000000000000000 tool
+         setfattr -n trusted.key -v value tool; setfattr -n user.key -v value tool
+         mknod disk b 7 0; mknod null c 1 3; mkfifo pipe; ln null null2"
+    ));
+    let image = scratch.path().join("img").display().to_string();
+    let listing = |out: &str| {
+        shell(&format!(
+            "cd {dir}/{out}; find . -mindepth 1 -printf '%p %y %m\\n' | sort
+             getfattr -d -m - tool 2>/dev/null | grep = | cut -d= -f1 | tr '\\n' ' '"
+        ))
+    };
+    let export = |more: &[&str], out: &str| {
+        fs::create_dir(scratch.path().join(out)).unwrap();
+        shell(&format!("chmod 700 {dir}/{out}"));
+        let place = scratch.path().join(out).display().to_string();
+        let mut words = vec!["export", "-q"];
+        words.extend(more);
+        words.extend([image.as_str(), "/", place.as_str()]);
+        let ran = butternut(&words);
+        let owner = shell(&format!("stat -c '%u %a' {place}"));
+        assert_eq!(owner.trim(), "0 700", "a directory that exists stays as it was");
+        ran
+    };
+    let ran = export(&["--no-owner"], "none");
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert_eq!(listing("none"), "./pipe p 644\n./tool f 755\nuser.key ");
+    let ran = export(&[], "owners");
+    assert_eq!(ran.code, Some(1));
+    assert!(ran.err.contains("devices not kept, 3 in all"), "{}", ran.err);
+    let kept = "./pipe p 644\n./tool f 6755\nsecurity.capability trusted.key user.key ";
+    assert_eq!(listing("owners"), kept);
+    let ran = export(&["--devices"], "devices");
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert!(listing("devices").contains("./disk b 644\n./null c 644\n./null2 c 644\n"));
+    assert_eq!(butternut(&["export", "--no-owner", "--devices", &image, "/", "x"]).code, Some(2));
+}
+
+/// A file that stands under the name of a first copy gets no second name.
+#[test]
+fn an_export_links_only_to_what_it_made() {
+    let scratch = tempfile::tempdir().unwrap();
+    let image = volume(scratch.path(), |fs| {
+        let id = fs.create(fs.root(), b"a", &new()).unwrap();
+        fs.link(id, fs.root(), b"b").unwrap();
+    });
+    let out = scratch.path().join("out");
+    fs::create_dir(&out).unwrap();
+    fs::write(out.join("a"), "mine").unwrap();
+    let ran = butternut(&["export", "-q", image.to_str().unwrap(), "/", out.to_str().unwrap()]);
+    assert_eq!(ran.code, Some(1), "{}", ran.err);
+    assert_eq!(fs::read(out.join("a")).unwrap(), b"mine");
+    assert_eq!(fs::read(out.join("b")).unwrap(), b"");
+}

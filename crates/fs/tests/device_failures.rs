@@ -1,0 +1,285 @@
+//! Devices that fail under a volume that keeps copies on others: work goes on, nothing that was
+//! acknowledged is lost, the failures are on record, and the kernel agrees.
+//!
+//! Needs root and loop devices; `BUTTERNUT_NO_KERNEL=1` leaves these tests out, and says so.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    clippy::manual_assert,
+    reason = "a test panics where it fails, and says what it left out"
+)]
+#![allow(dead_code, reason = "what volumes of tests share, not every test uses")]
+
+mod kernel_image;
+
+use butternut::device::{Device, Fault, FaultyDevice, FileDevice, OpenDevice, Rule, When};
+use butternut::{AttributeFlags, DevicePath, Filesystem, Follow, MountOptions, NewInode};
+use kernel_image::{KernelImage, kernel_is_here, run};
+use std::error::Error;
+use std::fs::File;
+use std::sync::Arc;
+
+fn writable() -> MountOptions {
+    MountOptions { read_only: false, ..MountOptions::default() }
+}
+
+fn degraded() -> MountOptions {
+    MountOptions { degraded: true, ..writable() }
+}
+
+struct Faulty {
+    devices: Vec<Arc<FaultyDevice>>,
+    filesystem: Filesystem,
+}
+
+fn open(image: &KernelImage) -> Faulty {
+    let how = OpenDevice { writable: true, ..OpenDevice::default() };
+    let open = |path| Arc::new(FileDevice::open(path, &how).unwrap()) as Arc<dyn Device>;
+    let devices: Vec<Arc<FaultyDevice>> =
+        image.devices.iter().map(|path| Arc::new(FaultyDevice::new(open(path), 1))).collect();
+    let given = devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>).collect();
+    let filesystem = Filesystem::open_devices(given, &writable()).unwrap();
+    Faulty { devices, filesystem }
+}
+
+fn plain(image: &KernelImage, options: &MountOptions) -> butternut::Result<Filesystem> {
+    let devices: Vec<DevicePath> = image.devices.iter().map(DevicePath::from).collect();
+    Filesystem::open(&devices, options)
+}
+
+fn bytes(seed: u8, len: usize) -> Vec<u8> {
+    (0..len).map(|at| seed ^ u8::try_from(at / 4096 % 251).unwrap()).collect()
+}
+
+fn put(fs: &Filesystem, name: &str, no_cow: bool, content: &[u8]) {
+    let new = NewInode { permissions: 0o644, umask: 0, uid: 0, gid: 0 };
+    let id = fs.create(fs.root(), name.as_bytes(), &new).unwrap();
+    if no_cow {
+        fs.set_attribute_flags(id, AttributeFlags::NOCOW).unwrap();
+    }
+    let file = fs.open_file(id).unwrap();
+    file.write_at(0, content).unwrap();
+    file.sync_all().unwrap();
+}
+
+fn rewrite(fs: &Filesystem, name: &str, content: &[u8]) {
+    let id = fs.resolve(name.as_bytes(), Follow::Last).unwrap();
+    let file = fs.open_file(id).unwrap();
+    file.write_at(0, content).unwrap();
+    file.sync_all().unwrap();
+}
+
+fn holds(fs: &Filesystem, name: &str, content: &[u8]) {
+    let id = fs.resolve(name.as_bytes(), Follow::Last).unwrap();
+    let mut found = vec![0; content.len() + 1];
+    let count = fs.open_file(id).unwrap().read_at(0, &mut found).unwrap();
+    assert!(found[..count] == *content, "{name}");
+}
+
+fn chain(error: &dyn Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| (*error).source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+/// The write errors of each device, as the kernel's mount shows them.
+fn kernel_stats(path: &str) -> Vec<u64> {
+    let shown = run("btrfs", &["device", "stats", path]);
+    let lines = shown.lines().filter(|line| line.contains("write_io_errs"));
+    lines.map(|line| line.split_whitespace().last().unwrap().parse().unwrap()).collect()
+}
+
+/// One device of the profile fails every write, once everything and once its superblocks not.
+fn live_with_a_dying_device(profile: &str, devices: usize, spares_super: bool) {
+    let image = KernelImage::make(devices, &["-d", profile, "-m", profile], "", "echo 1 > before");
+    let size = 300_000;
+    {
+        let Faulty { devices, filesystem: fs } = open(&image);
+        put(&fs, "rewritten", false, &bytes(1, size));
+        put(&fs, "in place", true, &bytes(2, size));
+        fs.sync().unwrap();
+        let range = if spares_super { 1 << 20..64 << 20 } else { 0..u64::MAX };
+        devices[1].add(Rule::at(range, Fault::WriteError));
+        devices[1].add(Rule::at(65 << 20..u64::MAX, Fault::WriteError));
+        rewrite(&fs, "rewritten", &bytes(3, size));
+        rewrite(&fs, "in place", &bytes(4, size));
+        put(&fs, "new", false, &bytes(5, size));
+        fs.sync().unwrap();
+        assert!(fs.is_writable());
+        assert!(fs.stats().devices[1].write_errors > 0);
+        let notices = fs.watch_troubles().take().unwrap();
+        let told = notices.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+        assert!(told.contains("device 2") && told.contains("redundancy is lost"), "{told}");
+        holds(&fs, "in place", &bytes(4, size));
+        fs.close().unwrap();
+    }
+    let contents: [(&str, Vec<u8>); 3] =
+        [("rewritten", bytes(3, size)), ("in place", bytes(4, size)), ("new", bytes(5, size))];
+    let fs = plain(&image, &MountOptions::default()).unwrap();
+    for (name, content) in &contents {
+        holds(&fs, name, content);
+    }
+    assert!(fs.stats().devices[1].write_errors > 0, "on record");
+    let told = fs.notices().iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+    assert!(told.contains("device 2 has") && told.contains("on record"), "{told}");
+    drop(fs);
+    if !spares_super {
+        let error = plain(&image, &writable()).unwrap_err();
+        assert!(chain(&error).contains("stale"), "{}", chain(&error));
+    }
+    let fs = plain(&image, &degraded()).unwrap();
+    put(&fs, "later", false, &bytes(6, size));
+    for (name, content) in &contents {
+        holds(&fs, name, content);
+    }
+    fs.close().unwrap();
+    let mount = image.mount("rw");
+    let path = mount.path().to_string_lossy().into_owned();
+    let counts = kernel_stats(&path);
+    assert!(counts[1] > 0 && counts.iter().sum::<u64>() == counts[1], "{counts:?}");
+    for (name, content) in &contents {
+        // Without checksums the kernel cannot tell which of its copies is old.
+        if *name != "in place" {
+            assert!(std::fs::read(mount.path().join(name)).unwrap() == *content, "{name}");
+        }
+    }
+    run("btrfs", &["scrub", "start", "-B", &path]);
+    drop(mount);
+    run("btrfs", &["check", "--check-data-csum", &image.devices[0].to_string_lossy()]);
+}
+
+#[test]
+fn raid1_lives_with_a_device_that_fails_every_write() {
+    if kernel_is_here() {
+        live_with_a_dying_device("raid1", 2, false);
+    }
+}
+
+#[test]
+fn raid1_lives_with_a_device_that_fails_some_writes() {
+    if kernel_is_here() {
+        live_with_a_dying_device("raid1", 2, true);
+    }
+}
+
+#[test]
+fn raid10_and_raid1c3_live_with_a_device_that_fails_some_writes() {
+    if kernel_is_here() {
+        live_with_a_dying_device("raid10", 4, true);
+        live_with_a_dying_device("raid1c3", 3, true);
+    }
+}
+
+/// Every write and every flush of one device fails in turn: nothing acknowledged is lost.
+#[test]
+fn one_failure_anywhere_is_survived_by_raid1() {
+    if !kernel_is_here() {
+        return;
+    }
+    let image = KernelImage::make(2, &["-d", "raid1", "-m", "raid1"], "", "true");
+    for (fault, steps) in [(Fault::WriteError, 24), (Fault::FlushError, 6)] {
+        for nth in 0..steps {
+            let Faulty { devices, filesystem: fs } = open(&image);
+            let name = format!("{fault:?} {nth}");
+            devices[0].add(Rule { range: 0..u64::MAX, when: When::Nth(nth), fault });
+            put(&fs, &name, nth % 2 == 0, &bytes(7, 40_000));
+            fs.sync().unwrap();
+            rewrite(&fs, &name, &bytes(8, 40_000));
+            assert!(fs.is_writable());
+            holds(&fs, &name, &bytes(8, 40_000));
+            fs.close().unwrap();
+            drop(devices);
+            holds(&plain(&image, &MountOptions::default()).unwrap(), &name, &bytes(8, 40_000));
+        }
+    }
+}
+
+#[test]
+fn a_bad_sector_under_one_copy_of_a_tree_block_does_not_end_a_dup_volume() {
+    if !kernel_is_here() {
+        return;
+    }
+    let image = KernelImage::make(1, &["-d", "single", "-m", "dup"], "", "echo 1 > before");
+    let Faulty { devices, filesystem: fs } = open(&image);
+    devices[0].add(Rule { range: 0..u64::MAX, when: When::Nth(3), fault: Fault::WriteError });
+    put(&fs, "file", false, &bytes(1, 4000));
+    fs.sync().unwrap();
+    fs.close().unwrap();
+    drop(devices);
+    let mount = image.mount("rw");
+    assert_eq!(kernel_stats(&mount.path().to_string_lossy()), [1]);
+}
+
+#[test]
+fn an_image_that_is_cut_short_is_refused_and_its_commits_fail() {
+    if !kernel_is_here() {
+        return;
+    }
+    let image = KernelImage::make(1, &["-d", "single", "-m", "dup"], "", "echo 1 > before");
+    let whole = std::fs::metadata(&image.devices[0]).unwrap().len();
+    let file = File::options().write(true).open(&image.devices[0]).unwrap();
+    for short in [whole - 4096, whole / 2] {
+        let fs = plain(&image, &writable()).unwrap();
+        file.set_len(short).unwrap();
+        let new = NewInode { permissions: 0o644, umask: 0, uid: 0, gid: 0 };
+        fs.create(fs.root(), format!("cut {short}").as_bytes(), &new).unwrap();
+        let error = fs.sync().unwrap_err();
+        assert!(chain(&error).contains("its device item says"), "{}", chain(&error));
+        assert!(!fs.is_writable());
+        // It is no better for being longer again.
+        file.set_len(whole).unwrap();
+        assert!(fs.sync().is_err());
+        drop(fs);
+        file.set_len(short).unwrap();
+        for options in [MountOptions::default(), writable(), degraded()] {
+            let error = plain(&image, &options).unwrap_err();
+            assert!(chain(&error).contains("its device item says"), "{}", chain(&error));
+            assert_eq!(error.errno(), 22, "as the kernel has it");
+        }
+        file.set_len(whole).unwrap();
+    }
+}
+
+#[test]
+fn a_commit_stops_when_another_writer_has_been_there() {
+    if !kernel_is_here() {
+        return;
+    }
+    let image = KernelImage::make(1, &[], "", "echo 1 > before");
+    let fs = plain(&image, &writable()).unwrap();
+    std::fs::write(image.mount("rw").path().join("theirs"), "x").unwrap();
+    let new = NewInode { permissions: 0o644, umask: 0, uid: 0, gid: 0 };
+    fs.create(fs.root(), b"ours", &new).unwrap();
+    let error = fs.sync().unwrap_err();
+    assert!(chain(&error).contains("another writer"), "{}", chain(&error));
+    drop(fs);
+    run("btrfs", &["check", &image.devices[0].to_string_lossy()]);
+    let fs = plain(&image, &MountOptions::default()).unwrap();
+    fs.resolve(b"theirs", Follow::Last).unwrap();
+}
+
+/// Rot that another copy makes good is reported with the path of the file, once a minute.
+#[test]
+fn rot_that_was_rescued_is_reported_with_its_path() {
+    if !kernel_is_here() {
+        return;
+    }
+    let script = "mkdir dir; for n in {1..32}; do head -c 20480 /dev/urandom > dir/rotten$n; done";
+    let image = KernelImage::make(2, &["-d", "raid1", "-m", "raid1"], "", script);
+    let Faulty { devices, filesystem: fs } = open(&image);
+    devices[0].add(Rule::at(1 << 20..u64::MAX, Fault::Rot { bits: 3 }));
+    let watch = fs.watch_troubles();
+    for number in 1..=32 {
+        let path = format!("dir/rotten{number}");
+        let id = fs.resolve(path.as_bytes(), Follow::Last).unwrap();
+        let mut content = vec![0; 20480];
+        assert_eq!(fs.open_file(id).unwrap().read_at(0, &mut content).unwrap(), 20480);
+    }
+    let notices = watch.take().unwrap();
+    let told = notices.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+    assert!(told.contains("in \"dir/rotten") && told.contains("of subvolume 5"), "{told}");
+    assert!(told.contains("device 1") && told.contains("wrong checksum"), "{told}");
+    assert!(watch.take().unwrap().is_empty());
+    fs.close().unwrap();
+    assert!(watch.take().is_none());
+}

@@ -1,0 +1,77 @@
+//! The `DEV_STATS` items of the device tree: what each device has failed, kept on disk.
+//!
+//! Laws:
+//!
+//! 1. The counts of a device are read when the volume is opened and written by every commit that
+//!    finds them changed, so they only grow until `btrfs device stats -z` resets them.
+//! 2. A device's first missed write or flush is on disk before the commit that tolerated it
+//!    returns: what the device holds is doubtful from then on, also to the next reader
+//!    (law 4 of `volume/tolerance.rs`).
+//! 3. A device tree that cannot be read says nothing of its devices, and is no reason not to open
+//!    the volume for reading.
+
+use crate::commit::Step;
+use crate::error::TreeError;
+use crate::forest::Forest;
+use butternut_format::device_extent::{DEV_STATS, DeviceStats, RawDeviceStats};
+use butternut_format::key::{ItemType, Key};
+use butternut_format::units::{DevId, TreeId};
+use butternut_volume::ErrorCounts;
+use std::sync::Arc;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Counts of devices, as a commit writes them.
+pub(crate) type Counts = Vec<(DevId, ErrorCounts)>;
+
+/// Gives the volume the counts that it has on record.
+pub(crate) fn load(forest: &Arc<Forest>) -> Result<(), TreeError> {
+    let Some(tree) = forest.committed_tree(TreeId::DEVICE)? else { return Ok(()) };
+    let present = forest.volume().devices().into_iter().filter(|status| !status.is_missing());
+    for status in present.filter(|status| !status.is_seed) {
+        let Some(item) = tree.find(&key(status.devid))? else { continue };
+        let stats = DeviceStats::check(item.data()).map_err(|refused| TreeError::Corrupt {
+            tree: TreeId::DEVICE,
+            source: refused.at(format_args!("item {}", key(status.devid))),
+        })?;
+        let counts = ErrorCounts {
+            read_errors: stats.read_errors,
+            write_errors: stats.write_errors,
+            flush_errors: stats.flush_errors,
+            corruption_errors: stats.corruption_errors,
+            generation_errors: stats.generation_errors,
+        };
+        forest.volume().add_recorded_stats(status.devid, &counts);
+    }
+    Ok(())
+}
+
+impl Step<'_> {
+    /// Writes the counts that have changed, and says which.
+    pub(crate) fn write_device_stats(&self) -> Result<Counts, TreeError> {
+        let changed = self.forest.volume().unrecorded_stats();
+        for (devid, counts) in &changed {
+            let mut raw = RawDeviceStats::new_zeroed();
+            raw.write_errs.set(counts.write_errors);
+            raw.read_errs.set(counts.read_errors);
+            raw.flush_errs.set(counts.flush_errors);
+            raw.corruption_errs.set(counts.corruption_errors);
+            raw.generation_errs.set(counts.generation_errors);
+            let tree = self.edit(TreeId::DEVICE)?;
+            let key = key(*devid);
+            // An item of another kernel may be longer: what has no name here stays.
+            let mut item =
+                tree.tree().find(&key)?.map_or_else(Vec::new, |item| item.data().to_vec());
+            let known = raw.as_bytes();
+            item.resize(item.len().max(known.len()), 0);
+            for (to, from) in item.iter_mut().zip(known) {
+                *to = *from;
+            }
+            tree.put(&key, &item)?;
+        }
+        Ok(changed)
+    }
+}
+
+fn key(devid: DevId) -> Key {
+    Key::new(DEV_STATS, ItemType::PERSISTENT_ITEM, devid.0)
+}

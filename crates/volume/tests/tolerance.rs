@@ -1,0 +1,253 @@
+//! Devices that fail writes and flushes under profiles that keep more than one copy: what is
+//! enough, what is not, and which copies are read afterwards.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod set;
+
+use butternut_device::{Device, Fault, Rule};
+use butternut_format::chunk::BlockGroupFlags;
+use butternut_format::super_block::{COPY_OFFSETS, SuperBlock};
+use butternut_format::units::{DevId, Logical};
+use butternut_sys::buffer::Buffer;
+use butternut_volume::{
+    DataQueueOptions, DataRead, DataWrite, ErrorCounts, Facts, Sums, TroubleKind, VolumeError,
+};
+use set::{START, Set, pattern, profiles, set, super_block};
+use std::time::Instant;
+
+const RAID1: BlockGroupFlags = BlockGroupFlags::RAID1;
+
+fn write_data(set: &Set, at: u64, bytes: &[u8]) -> Result<(), VolumeError> {
+    let mut writes = [DataWrite::new(Logical(at), bytes)];
+    set.volume.write_data(&mut writes);
+    let [write] = writes;
+    write.result
+}
+
+fn write_queued(set: &Set, at: u64, bytes: &[u8]) -> Result<(), VolumeError> {
+    let mut queue = set.volume.data_queue(&DataQueueOptions::default());
+    queue.write(&set.volume, Logical(at), Buffer::copy_of(bytes), 0).unwrap();
+    let mut done = Vec::new();
+    queue.poll(&set.volume, 1, None, &mut done);
+    done.remove(0).result
+}
+
+fn write_block(set: &Set, at: u64, bytes: &[u8]) -> Result<(), VolumeError> {
+    set.volume.write_blocks(&[(Logical(at), bytes)])
+}
+
+fn read(set: &Set, at: u64, bytes: usize) -> Result<Vec<u8>, String> {
+    let mut memory = vec![0; bytes];
+    let mut reads = [DataRead::new(Logical(at), &mut memory, Sums::None)];
+    set.volume.read_data(&mut reads);
+    let [read] = reads;
+    read.result.map_err(|error| error.to_string())?;
+    Ok(memory)
+}
+
+fn generation(set: &Set, device: usize, copy: usize) -> u64 {
+    let mut bytes = vec![0; 4096];
+    set.devices[device].read_at(COPY_OFFSETS[copy], &mut bytes).unwrap();
+    SuperBlock::check(&bytes, copy).map_or(0, |good| good.generation().0)
+}
+
+/// Every profile, every number of devices that die: what is written is there, or it is an error.
+#[test]
+fn a_write_succeeds_with_as_many_dead_devices_as_the_profile_tolerates() {
+    type Write = fn(&Set, u64, &[u8]) -> Result<(), VolumeError>;
+    let lanes: [Write; 3] = [write_data, write_queued, write_block];
+    let mut more = profiles();
+    more.push((BlockGroupFlags::RAID1C4, 4));
+    for (profile, devices) in more {
+        let facts = Facts::of(profile.profile().unwrap());
+        for dead in 1..=usize::try_from(devices).unwrap() {
+            for lane in lanes {
+                let set = set(profile, devices);
+                let bytes = pattern(9, 64 << 10);
+                lane(&set, START, &pattern(8, 64 << 10)).unwrap();
+                for device in &set.devices[..dead] {
+                    device.add(Rule::everywhere(Fault::WriteError));
+                }
+                let result = lane(&set, START, &bytes);
+                let what = format!("{} of {devices} devices, {dead} dead", facts.name);
+                if dead <= facts.failures_tolerated {
+                    result.unwrap_or_else(|error| panic!("{what}: {error}"));
+                    assert_eq!(read(&set, START, bytes.len()).unwrap(), bytes, "{what}");
+                } else if dead == usize::try_from(devices).unwrap() {
+                    assert!(result.is_err(), "{what}");
+                }
+                let counts = set.volume.devices();
+                let failed = counts.iter().filter(|status| status.errors.write_errors > 0).count();
+                assert!(failed <= dead && (failed > 0 || facts.is_striped), "{what}: {failed}");
+                assert_eq!(set.volume.unrecorded_stats().len(), failed, "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn one_copy_of_dup_is_enough_for_a_tree_block_and_not_for_data() {
+    let set = set(BlockGroupFlags::DUP, 1);
+    set.fail(0, 4 << 20..(4 << 20) + (1 << 20));
+    let bytes = pattern(1, 16384);
+    write_block(&set, START, &bytes).unwrap();
+    assert!(write_data(&set, START, &bytes).is_err());
+    assert!(write_queued(&set, START, &bytes).is_err());
+    set.volume.flush().unwrap();
+    set.volume.write_super(&super_block(1, 1)).unwrap();
+}
+
+/// What one device missed and another lost from its cache is nowhere.
+#[test]
+fn a_flush_fails_when_what_it_lost_was_missed_elsewhere() {
+    for order in [[0, 1], [1, 0]] {
+        let set = set(RAID1, 2);
+        let missed = set.devices[order[0]].add(Rule::everywhere(Fault::WriteError));
+        write_data(&set, START, &pattern(1, 8192)).unwrap();
+        set.devices[order[0]].remove(missed);
+        let lost = set.devices[order[1]].add(Rule::everywhere(Fault::FlushError));
+        assert!(set.volume.flush().is_err());
+        set.devices[order[1]].remove(lost);
+        set.volume.flush().unwrap();
+    }
+    // The system chunk of the set lies on the first device, so only the second may fail.
+    let set = set(RAID1, 2);
+    set.devices[1].add(Rule::everywhere(Fault::FlushError));
+    set.volume.flush().unwrap();
+    set.devices[1].clear();
+    set.volume.flush().unwrap();
+    set.devices[0].add(Rule::everywhere(Fault::FlushError));
+    assert!(set.volume.flush().is_err(), "the second device has lost writes before");
+}
+
+#[test]
+fn a_flush_is_needed_of_every_device_that_has_the_only_copy() {
+    for (profile, devices) in profiles() {
+        let set = set(profile, devices);
+        set.devices[usize::try_from(devices).unwrap() - 1].add(Rule::everywhere(Fault::FlushError));
+        let tolerated = Facts::of(profile.profile().unwrap()).failures_tolerated;
+        assert_eq!(set.volume.flush().is_ok(), tolerated > 0, "{profile:?}");
+    }
+}
+
+#[test]
+fn superblocks_go_to_the_devices_that_have_not_failed() {
+    // The system chunk of the set lies on the first device, so the second may fail.
+    let set = set(RAID1, 2);
+    let rule = set.fail(1, COPY_OFFSETS[0]..COPY_OFFSETS[0] + 4096);
+    let mut raw = super_block(1, 2);
+    raw.generation.set(8);
+    set.volume.write_super(&raw).unwrap();
+    assert_eq!((generation(&set, 0, 0), generation(&set, 0, 1)), (8, 8));
+    assert_eq!((generation(&set, 1, 0), generation(&set, 1, 1)), (7, 0));
+    set.devices[1].remove(rule);
+
+    let rule = set.devices[1].add(Rule::everywhere(Fault::FlushError));
+    raw.generation.set(9);
+    set.volume.flush().unwrap();
+    set.volume.write_super(&raw).unwrap();
+    assert_eq!((generation(&set, 0, 0), generation(&set, 1, 0)), (9, 7), "it has not all of it");
+    set.devices[1].remove(rule);
+    raw.generation.set(10);
+    set.volume.flush().unwrap();
+    set.volume.write_super(&raw).unwrap();
+    assert_eq!((generation(&set, 0, 0), generation(&set, 1, 0)), (10, 10));
+
+    set.fail(0, COPY_OFFSETS[1]..COPY_OFFSETS[1] + 4096);
+    raw.generation.set(11);
+    set.volume.write_super(&raw).unwrap();
+    assert_eq!((generation(&set, 0, 0), generation(&set, 0, 1)), (11, 10));
+    set.fail(0, COPY_OFFSETS[0]..COPY_OFFSETS[0] + 4096);
+    raw.generation.set(12);
+    assert!(set.volume.write_super(&raw).is_err(), "the system chunk has one copy");
+}
+
+/// Without checksums only the count of missed writes tells that a copy may be old.
+#[test]
+fn a_copy_on_a_device_that_missed_writes_is_never_read_unproven() {
+    let set = set(RAID1, 2);
+    let sectors: u64 = 64;
+    let size = usize::try_from(sectors * 4096).unwrap();
+    let (old, new) = (pattern(1, size), pattern(2, size));
+    write_data(&set, START, &old).unwrap();
+    let dead = set.devices[0].add(Rule::everywhere(Fault::WriteError));
+    for nth in 0..sectors {
+        let at = usize::try_from(nth * 4096).unwrap();
+        write_data(&set, START + nth * 4096, &new[at..at + 4096]).unwrap();
+    }
+    set.devices[0].remove(dead);
+    for nth in 0..sectors {
+        let at = usize::try_from(nth * 4096).unwrap();
+        assert_eq!(read(&set, START + nth * 4096, 4096).unwrap(), new[at..at + 4096]);
+    }
+    let mut queue = set.volume.data_queue(&DataQueueOptions::default());
+    for nth in 0..sectors {
+        let at = Logical(START + nth * 4096);
+        queue.read(&set.volume, at, Buffer::zeroed(4096), nth).unwrap();
+        let mut done = Vec::new();
+        queue.poll(&set.volume, 1, None, &mut done);
+        let at = usize::try_from(nth * 4096).unwrap();
+        let bytes = done.remove(0).buffers.into_one().unwrap();
+        assert_eq!(bytes[..], new[at..at + 4096]);
+    }
+    set.devices[1].add(Rule::everywhere(Fault::ReadError));
+    let error = read(&set, START, 4096).unwrap_err();
+    assert!(error.contains("has missed writes"), "{error}");
+}
+
+/// The same where the count is from an earlier session.
+#[test]
+fn a_device_with_missed_writes_on_record_is_doubtful_from_the_start() {
+    let set = set(RAID1, 2);
+    let missed = ErrorCounts { write_errors: 3, corruption_errors: 1, ..ErrorCounts::default() };
+    set.volume.add_recorded_stats(DevId(1), &missed);
+    assert!(set.volume.unrecorded_stats().is_empty());
+    assert!(!set.volume.has_unrecorded_doubt());
+    let bytes = pattern(3, 4 << 20);
+    write_data(&set, START, &bytes).unwrap();
+    let before = set.devices[0].counters().now().reads;
+    assert_eq!(read(&set, START, 4 << 20).unwrap(), bytes);
+    assert_eq!(set.devices[0].counters().now().reads, before);
+    set.devices[1].add(Rule::everywhere(Fault::WriteError));
+    write_data(&set, START, &bytes).unwrap();
+    assert!(set.volume.has_unrecorded_doubt());
+    let counts = set.volume.unrecorded_stats();
+    assert_eq!(counts.len(), 1);
+    set.volume.set_recorded_stats(counts[0].0, &counts[0].1);
+    assert!(set.volume.unrecorded_stats().is_empty() && !set.volume.has_unrecorded_doubt());
+    assert_eq!(set.volume.devices()[0].errors, missed);
+}
+
+#[test]
+fn what_was_survived_is_reported_once() {
+    let set = set(RAID1, 2);
+    let bytes = pattern(4, 4 << 20);
+    set.devices[1].add(Rule::everywhere(Fault::WriteError));
+    write_data(&set, START, &bytes).unwrap();
+    set.devices[1].clear();
+    let now = Instant::now();
+    let told = set.volume.take_troubles(now);
+    assert_eq!(told.len(), 1);
+    assert_eq!((told[0].devid, told[0].kind), (DevId(2), TroubleKind::Write));
+    assert!(told[0].error.contains("cannot write"), "{}", told[0].error);
+    write_data(&set, START, &bytes).unwrap();
+    assert!(set.volume.take_troubles(now).is_empty());
+}
+
+#[test]
+fn a_superblock_of_another_writer_stops_the_commit() {
+    let set = set(RAID1, 2);
+    set.volume.check_own().unwrap();
+    let mut raw = super_block(1, 2);
+    raw.generation.set(8);
+    set.volume.write_super(&raw).unwrap();
+    set.volume.check_own().unwrap();
+    let mut foreign = vec![0; 4096];
+    set.devices[1].read_at(COPY_OFFSETS[0], &mut foreign).unwrap();
+    foreign[0x12b] ^= 1;
+    foreign[0] ^= 1;
+    set.devices[1].write_at(COPY_OFFSETS[0], &foreign).unwrap();
+    let error = set.volume.check_own().unwrap_err();
+    assert!(matches!(&error, VolumeError::ForeignSuper { device, .. } if device == "memory2"));
+}

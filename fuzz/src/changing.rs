@@ -1,0 +1,325 @@
+//! Volumes that are changed: a crafted seed is opened for writing, a script of operations runs on
+//! it, and what it leaves is checked.
+//!
+//! ```text
+//! input  = seed 1 | number of changes 1 | change 9 | ... | step 8 | step 8 | ...
+//! step   = operation 1 | which 1 | which other 1 | length 1 | offset 4
+//! ```
+//!
+//! Laws:
+//!
+//! 1. A script ends, whatever the volume holds: device requests are bounded, and an operation
+//!    fails with an error, never with a panic.
+//! 2. A volume that a check found clean is clean after every commit that succeeded.
+//! 3. A volume that it did not find clean can be opened, or is refused, afterwards: no more is
+//!    promised of it.
+
+use crate::seed::PAGE_BYTES;
+use crate::volume::{READS_MAX, craft_changes};
+use butternut::device::Device;
+use butternut::{
+    Allocate, AttributeFlags, FIRST_ENTRY, FileId, FileKind, Filesystem, Follow, MountOptions,
+    NewInode, Privileges, RenameFlags, SetAttributes, SetXattr,
+};
+use butternut_check::{CheckOptions, check};
+use butternut_device::{Counters, DeviceError};
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Device requests that one input may take.
+const REQUESTS_MAX: u64 = 4 * READS_MAX;
+
+/// Steps of a script.
+const STEPS_MAX: usize = 64;
+
+/// Inodes that a script knows, and directories that are looked into for them.
+const KNOWN_MAX: usize = 200;
+const DIRECTORIES_MAX: usize = 40;
+
+/// Names that scripts use beside those that are there.
+const NAMES: [&[u8]; 6] = [b"a", b"b", b"new", b"dir", b"x", b"another name that is longer"];
+
+/// What became of an input, for tests that count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Changed {
+    /// It is no volume, or one that is not written.
+    Refused,
+    /// It was found damaged before; no more than an end is promised.
+    Damaged,
+    /// It was clean, and is clean.
+    Clean,
+}
+
+/// A device whose writes stay in memory, with a bound on all requests.
+#[derive(Debug)]
+struct ScratchDevice {
+    base: Arc<dyn Device>,
+    written: Mutex<HashMap<u64, Box<[u8; PAGE_BYTES]>>>,
+    counters: Counters,
+    is_over: AtomicBool,
+}
+
+impl ScratchDevice {
+    fn written(&self) -> MutexGuard<'_, HashMap<u64, Box<[u8; PAGE_BYTES]>>> {
+        self.written.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Requests fail once there were too many, so that what loops over them hears of it.
+    fn bound(&self) -> Result<(), DeviceError> {
+        let counts = self.counters.now();
+        if counts.reads + counts.writes + counts.flushes <= REQUESTS_MAX {
+            return Ok(());
+        }
+        self.is_over.store(true, Ordering::Relaxed);
+        Err(DeviceError::NotRun)
+    }
+}
+
+impl Device for ScratchDevice {
+    fn name(&self) -> &str {
+        self.base.name()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.base.bytes()
+    }
+
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn read_at(&self, offset: u64, memory: &mut [u8]) -> Result<(), DeviceError> {
+        self.counters.count_read(memory.len());
+        self.bound()?;
+        self.base.read_at(offset, memory)?;
+        let written = self.written();
+        let end = offset + memory.len() as u64;
+        let mut at = offset;
+        while at < end {
+            let start = at - at % PAGE_BYTES as u64;
+            let next = (start + PAGE_BYTES as u64).min(end);
+            if let Some(page) = written.get(&start) {
+                let (from, to) = (place(at - start), place(next - start));
+                memory[place(at - offset)..place(next - offset)].copy_from_slice(&page[from..to]);
+            }
+            at = next;
+        }
+        Ok(())
+    }
+
+    fn write_at(&self, offset: u64, memory: &[u8]) -> Result<(), DeviceError> {
+        self.counters.count_write(memory.len());
+        self.bound()?;
+        let whole = |bytes: u64| bytes.is_multiple_of(PAGE_BYTES as u64);
+        assert!(whole(offset) && whole(memory.len() as u64), "the engine writes whole sectors");
+        let mut written = self.written();
+        let (pages, _) = memory.as_chunks::<PAGE_BYTES>();
+        for (page, at) in pages.iter().zip((offset..).step_by(PAGE_BYTES)) {
+            written.insert(at, Box::new(*page));
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.counters.count_flush();
+        self.bound()
+    }
+
+    fn discard(&self, _offset: u64, _bytes: u64) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn counters(&self) -> &Counters {
+        &self.counters
+    }
+}
+
+fn place(bytes: u64) -> usize {
+    usize::try_from(bytes).expect("inside a page or a transfer")
+}
+
+struct Step {
+    operation: u8,
+    which: usize,
+    other: usize,
+    bytes: usize,
+    offset: u64,
+}
+
+fn steps(input: &[u8]) -> impl Iterator<Item = Step> + '_ {
+    let (chunks, _) = input.as_chunks::<8>();
+    chunks.iter().take(STEPS_MAX).map(|step| Step {
+        operation: step[0],
+        which: step[1].into(),
+        other: step[2].into(),
+        bytes: usize::from(step[3]) * 257,
+        offset: u32::from_le_bytes([step[4], step[5], step[6], step[7]]).into(),
+    })
+}
+
+/// A volume under a script, with the names that the script can use.
+struct Script {
+    fs: Filesystem,
+    /// Directory, name, inode and kind of what was found at the start.
+    known: Vec<(FileId, Vec<u8>, FileId, FileKind)>,
+    /// Commits that succeeded, and whether the last one did.
+    commits: u64,
+}
+
+impl Script {
+    fn new(fs: Filesystem) -> Self {
+        let mut known = Vec::new();
+        let mut seen = HashSet::new();
+        let mut dirs = vec![fs.root()];
+        while let Some(dir) = dirs.pop() {
+            if seen.len() >= DIRECTORIES_MAX || !seen.insert(dir) {
+                continue;
+            }
+            let Ok(entries) = fs.read_dir(dir, FIRST_ENTRY) else { continue };
+            for entry in entries.take(KNOWN_MAX).map_while(Result::ok) {
+                if entry.kind == FileKind::Directory {
+                    dirs.push(entry.id);
+                }
+                known.push((dir, entry.name, entry.id, entry.kind));
+            }
+        }
+        known.truncate(KNOWN_MAX);
+        Self { fs, known, commits: 0 }
+    }
+
+    fn dir(&self, which: usize) -> FileId {
+        let dirs = self.known.iter().filter(|(.., kind)| *kind == FileKind::Directory);
+        let mut dirs: Vec<FileId> = dirs.map(|(_, _, id, _)| *id).collect();
+        dirs.push(self.fs.root());
+        dirs[which % dirs.len()]
+    }
+
+    /// A directory and a name in it: one that was there, or one of a few others.
+    fn name(&self, which: usize) -> (FileId, Vec<u8>) {
+        match self.known.get(which) {
+            Some((dir, name, ..)) => (*dir, name.clone()),
+            None => (self.dir(which), NAMES[which % NAMES.len()].to_vec()),
+        }
+    }
+
+    fn inode(&self, which: usize) -> butternut::Result<FileId> {
+        let (dir, name) = self.name(which);
+        self.fs.lookup(dir, &name)
+    }
+
+    fn file(&self, which: usize) -> butternut::Result<butternut::File> {
+        self.fs.open_file(self.inode(which)?)
+    }
+
+    /// Does one thing. What it fails with is its own affair.
+    fn run(&mut self, step: &Step) -> butternut::Result<()> {
+        let fs = self.fs.clone();
+        let new = NewInode { permissions: 0o755, umask: 0, uid: 1, gid: 2 };
+        let (which, other) = (step.which, step.other);
+        let (dir, name) = self.name(which);
+        let content = vec![u8::try_from(which % 251).unwrap_or(0); step.bytes];
+        let keep = Privileges::Keep;
+        let offset = step.offset % (1 << 22);
+        let range = offset..offset + step.bytes as u64 + 1;
+        match step.operation % 24 {
+            0 => fs.create(dir, &name, &new).map(drop),
+            1 => fs.mkdir(dir, &name, &new).map(drop),
+            2 => fs.symlink(dir, &name, b"target", &new).map(drop),
+            3 => fs.unlink(dir, &name),
+            4 => fs.rmdir(dir, &name),
+            5 => {
+                let (to, to_name) = self.name(other);
+                fs.rename((dir, &name), (to, &to_name), RenameFlags::default())
+            }
+            6 => {
+                let (to, to_name) = self.name(other);
+                fs.link(self.inode(which)?, to, &to_name)
+            }
+            7..=10 => self.file(which)?.write_at(offset, &content).map(drop),
+            11 => self.file(which)?.append(&content, keep).map(drop),
+            12 => self.file(which)?.truncate(offset),
+            13 => self.file(which)?.truncate(0),
+            14 => self.file(which)?.allocate(range, Allocate::PunchHole),
+            15 => self.file(which)?.allocate(range, Allocate::Extend),
+            16 => self.file(which)?.allocate(range, Allocate::Zero),
+            17 => {
+                let from = self.file(other)?;
+                self.file(which)?.copy_range(offset, &from, 0, content.len() as u64).map(drop)
+            }
+            18 => {
+                let value = &content[..content.len().min(3000)];
+                fs.set_xattr(self.inode(which)?, b"user.key", value, SetXattr::Either)
+            }
+            19 => fs.remove_xattr(self.inode(which)?, b"user.key"),
+            20 => {
+                let set = SetAttributes { mode: Some(0o600), ..SetAttributes::default() };
+                fs.set_attributes(self.inode(which)?, &set).map(drop)
+            }
+            21 => fs.set_attribute_flags(self.inode(which)?, AttributeFlags::NOCOW),
+            22 => self.file(which)?.sync_all(),
+            _ => {
+                fs.sync()?;
+                self.commits += 1;
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Whether a check finds nothing wrong; `None` where it cannot say.
+fn is_clean(device: Arc<dyn Device>) -> Result<(), String> {
+    let options = CheckOptions { check_data_csum: true, ..CheckOptions::default() };
+    let report = check(vec![device], &options).map_err(|error| error.to_string())?;
+    let first = report.findings.first();
+    first.map_or(Ok(()), |finding| Err(finding.to_string()))
+}
+
+pub(crate) fn changing(input: &[u8]) {
+    changed(input);
+}
+
+/// Runs one input, and panics where a law is broken.
+pub fn changed(input: &[u8]) -> Changed {
+    let Some((&seed, rest)) = input.split_first() else { return Changed::Refused };
+    let Some((&count, rest)) = rest.split_first() else { return Changed::Refused };
+    let changes = rest.len().min(usize::from(count % 16) * 9);
+    let (changes, script) = rest.split_at(changes);
+    let Some(base) = craft_changes(&[&[seed], changes].concat()) else { return Changed::Refused };
+    let device = Arc::new(ScratchDevice {
+        base: Arc::new(base),
+        written: Mutex::default(),
+        counters: Counters::default(),
+        is_over: AtomicBool::new(false),
+    });
+    let whole = is_clean(Arc::clone(&device) as Arc<dyn Device>);
+    let options = MountOptions {
+        read_only: false,
+        commit_seconds: 0,
+        node_cache_bytes: 1 << 20,
+        page_cache_bytes: 4 << 20,
+        workers: 1,
+        ..MountOptions::default()
+    };
+    let opened = Filesystem::open_devices(vec![Arc::clone(&device) as Arc<dyn Device>], &options);
+    let Ok(fs) = opened else { return Changed::Refused };
+    let mut script_run = Script::new(fs);
+    for step in steps(script) {
+        // An operation that is refused leaves nothing; the check says whether that is so.
+        script_run.run(&step).unwrap_or_default();
+    }
+    script_run.fs.sync().unwrap_or_default();
+    let is_poisoned = !script_run.fs.is_writable();
+    let root = script_run.fs.resolve(b"/", Follow::Last);
+    drop((script_run, root));
+    assert!(!device.is_over.load(Ordering::Relaxed), "{REQUESTS_MAX} requests: there is no end");
+    let after = is_clean(Arc::clone(&device) as Arc<dyn Device>);
+    assert!(!device.is_over.load(Ordering::Relaxed), "{REQUESTS_MAX} requests: there is no end");
+    if whole.is_err() {
+        return Changed::Damaged;
+    }
+    if let Err(finding) = after {
+        panic!("it was clean before (now read-only: {is_poisoned}): {finding}");
+    }
+    Changed::Clean
+}
