@@ -10,6 +10,7 @@ use crate::latency::{Operation, Timed};
 use crate::{Error, FileId, FileKind, Filesystem, NewInode, Result, Stat};
 use butternut_file::{self as data, FileView, Mapping, MappingKind, Mappings, Source, Stream};
 use butternut_format::units::Ino;
+use butternut_tree::PanicWatch;
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, RwLockReadGuard};
@@ -249,6 +250,11 @@ impl File {
     /// Measures an operation on the file, until it is dropped.
     pub(crate) fn timed(&self, operation: Operation) -> Timed<'_> {
         self.filesystem.timed(operation)
+    }
+
+    /// Ends all writing if the thread panics while the answer lives.
+    pub(crate) fn watch_panics(&self) -> PanicWatch<'_> {
+        self.filesystem.forest().watch_panics()
     }
 
     fn shared_lock(&self) -> Option<RwLockReadGuard<'_, Body>> {

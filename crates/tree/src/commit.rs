@@ -20,7 +20,9 @@
 //! 3. An error at any step ends all writing; what is on the devices stays as the last commit left
 //!    it, or as this one does.
 //! 4. A block that breaks a law of the format is not written: its commit fails.
-//! 5. One commit runs at a time; who asks for one that is already under way waits for it.
+//! 5. A panic in a commit, or one that left a lock of the running state poisoned before it, fails
+//!    the commit.
+//! 6. One commit runs at a time; who asks for one that is already under way waits for it.
 
 use crate::Block;
 use crate::error::TreeError;
@@ -73,7 +75,12 @@ impl Forest {
         let Some(generation) = running.gate.freeze()? else {
             return Ok(running.gate.committed());
         };
+        let _watch = self.watch_panics();
+        running.check_locks();
         let step = Step { forest: self, running, generation };
+        if let Some(error) = running.gate.cause() {
+            return Err(running.gate.poison(error));
+        }
         let frozen = match step.settle().and_then(|()| step.set_aside()) {
             Ok(frozen) => frozen,
             Err(error) => return Err(running.gate.poison(error)),
@@ -114,10 +121,12 @@ impl<'a> Step<'a> {
         for _ in 0..ROUNDS_MAX {
             let mut is_busy = self.write_chunks()?;
             self.apply_references()?;
+            // A chunk that was made for these has its items before anything else is said of it.
+            is_busy |= self.write_chunks()?;
             is_busy |= self.write_groups()?;
             is_busy |= self.write_free_space()?;
             is_busy |= self.write_roots()?;
-            if !is_busy && self.running.references().len() == 0 {
+            if !is_busy && !self.running.is_unsettled() {
                 return Ok(());
             }
         }
@@ -188,6 +197,7 @@ impl<'a> Step<'a> {
         for class in Class::ALL {
             self.running.space.forget_spares(class);
         }
+        self.running.space.gather(Class::Metadata);
         blocks.sort_by_key(|block| block.logical());
         let super_block = self.super_block()?;
         // From here on it is the next transaction's, which begins before this one is written.
@@ -268,6 +278,7 @@ impl<'a> Step<'a> {
                 level: block.level(),
                 tree: block.owner(),
                 first_key: None,
+                end_key: None,
             };
             check::block(block.bytes(), &expected, &rules)
                 .map_err(|source| TreeError::Corrupt { tree: block.owner(), source })?;
@@ -294,21 +305,10 @@ impl<'a> Step<'a> {
         }
         self.release_chunks();
         self.running.gate.set_committed(self.generation);
-        self.unpin();
+        self.forest.unpin(self.running, self.generation);
         self.running.set_reserve(self.forest)
     }
-
-    /// What this transaction freed can be used again, told to the devices first if that is wanted.
-    /// A device that refuses loses nothing by it.
-    fn unpin(&self) {
-        if !self.forest.discards() {
-            self.running.space.unpin(self.generation);
-            return;
-        }
-        for range in self.running.space.take_pinned(self.generation) {
-            let bytes = range.end.saturating_sub(range.start);
-            self.forest.volume().discard(Logical(range.start), bytes).ok();
-            self.running.check(self.running.space.release(range));
-        }
-    }
 }
+
+#[cfg(test)]
+mod tests;
