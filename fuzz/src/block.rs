@@ -122,6 +122,7 @@ fn check(mut bytes: Vec<u8>) {
         level: bytes[100],
         tree: TreeId(0),
         first_key: None,
+        end_key: None,
     };
     let Ok(block) = TreeBlock::check(bytes, &expected, &rules()) else { return };
     for slot in 0..block.len() {

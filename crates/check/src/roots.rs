@@ -277,6 +277,7 @@ fn find(
             level: next.level.checked_sub(1)?,
             tree: root.tree,
             first_key: Some(found.key),
+            end_key: None,
         };
     }
 }

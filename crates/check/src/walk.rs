@@ -401,6 +401,8 @@ fn children(wanted: &Wanted, block: &Block<'_>, route: &Route) -> Vec<Wanted> {
                 level: block.level().checked_sub(1)?,
                 tree: wanted.expected.tree,
                 first_key: Some(child.key),
+                // `below`: what breaks this law is reported, and its items are still read.
+                end_key: None,
             };
             let below = block.key(slot + 1).or(wanted.below);
             Some(Wanted { expected, below })

@@ -257,6 +257,10 @@ pub(crate) fn apply_shared(
 fn apply_rows(rows: &mut [Row<'_, '_>], purse: Purse) -> Result<Option<Generation>, FileError> {
     let Some(first) = rows.first() else { return Ok(None) };
     let forest = first.file.source.forest().clone();
+    // Half a change in memory must not come into the trees: the join below fails then.
+    if rows.iter().any(|row| row.file.live.is_poisoned()) {
+        forest.fail_after_panic();
+    }
     let items = rows.iter().fold(0_u32, |sum, row| sum.saturating_add(row.edit.items()));
     let handle = forest.join(Need { items, purse })?;
     let generation = handle.generation();

@@ -125,6 +125,11 @@ impl Live {
         self.has_sums.store(has_sums, Ordering::Release);
     }
 
+    /// Whether a thread panicked while it changed the overlay or the items.
+    pub(crate) fn is_poisoned(&self) -> bool {
+        self.overlay.is_poisoned() || self.items.is_poisoned()
+    }
+
     pub(crate) fn overlay(&self) -> RwLockReadGuard<'_, Overlay> {
         self.overlay.read().unwrap_or_else(PoisonError::into_inner)
     }

@@ -116,6 +116,11 @@ impl FileState {
         }
     }
 
+    /// Ends all writing to the volume: a thread panicked while it changed this file in memory.
+    pub fn fail_after_panic(&self) {
+        self.source.forest().fail_after_panic();
+    }
+
     /// For reads, seeks and lists of extents. It shows every change from now on too, as long as
     /// this state lives: who keeps views open keeps the state.
     pub fn view(&self) -> &FileView {

@@ -15,6 +15,7 @@ use crate::edit::Draft;
 use crate::error::FileError;
 use crate::items;
 use crate::state::{FileState, Stamp};
+use butternut_format::refused::require;
 use butternut_format::units::SECTOR_BYTES;
 use butternut_tree::Purse;
 use std::iter::once;
@@ -80,12 +81,21 @@ impl FileState {
     /// there (law 4).
     fn cut_behind(&mut self, size: u64, stamp: Stamp<'_>) -> Result<(), FileError> {
         let end = size.next_multiple_of(SECTOR_BYTES);
+        let mut cut_to = u64::MAX;
         loop {
             let last = items::last(&self.view, end, PIECE_ITEMS)?;
             let is_whole = last.len() < PIECE_ITEMS;
             let first = last.first().map_or(end, |piece| piece.start.max(end));
             let (start, new_size) =
                 if is_whole { (end, size) } else { (first, self.size().min(first)) };
+            if !is_whole {
+                // What was cut before is gone, so the next piece lies before it.
+                let want =
+                    format_args!("below {cut_to}, where the piece before starts").to_string();
+                require(start < cut_to, "key offset", start, want)
+                    .map_err(|refused| self.view.corrupt(refused))?;
+                cut_to = start;
+            }
             let in_tree = self.size_in_tree.min(new_size);
             let draft =
                 Draft { gone: once(start..u64::MAX).collect(), size: in_tree, ..self.draft() };

@@ -22,7 +22,7 @@ mod root;
 mod space;
 mod subvolume;
 
-pub use block::block;
+pub use block::{below_end, block};
 
 use crate::free_space::FREE_SPACE_OBJECTID;
 use crate::key::{ItemType, Key};

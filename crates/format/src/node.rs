@@ -96,6 +96,9 @@ pub struct Expected {
     pub tree: TreeId,
     /// The first key the parent's slot holds, where there is a parent.
     pub first_key: Option<Key>,
+    /// The key that all keys of the block are below: that of the parent's next slot, or of the
+    /// nearest ancestor that has a next slot.
+    pub end_key: Option<Key>,
 }
 
 /// What a volume's superblock says that every block of it must keep.
@@ -192,6 +195,12 @@ impl<B: Deref<Target = [u8]>> TreeBlock<B> {
     pub fn key(&self, slot: usize) -> Option<Key> {
         let slots = Slots::of(&self.bytes)?;
         slots.key(slot).map(Key::from)
+    }
+
+    /// The key of the last slot; `None` in a block without slots.
+    pub fn last_key(&self) -> Option<Key> {
+        let slots = Slots::of(&self.bytes)?;
+        slots.key(slots.len().checked_sub(1)?).map(Key::from)
     }
 
     /// The slot that holds `key`, or else the slot it would be inserted at.

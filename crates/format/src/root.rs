@@ -186,6 +186,7 @@ impl RootItem {
             level: self.level(),
             tree,
             first_key: None,
+            end_key: None,
         }
     }
 }

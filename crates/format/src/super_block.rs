@@ -304,7 +304,14 @@ impl SuperBlock {
 
     #[expect(clippy::unused_self, reason = "one shape for the three roots above")]
     fn expect(&self, root: U64, generation: Generation, level: u8, tree: TreeId) -> Expected {
-        Expected { logical: Logical(root.get()), generation, level, tree, first_key: None }
+        Expected {
+            logical: Logical(root.get()),
+            generation,
+            level,
+            tree,
+            first_key: None,
+            end_key: None,
+        }
     }
 }
 
@@ -330,6 +337,11 @@ impl<'a> SystemChunks<'a> {
         let size = index(raw.sys_chunk_array_size.get()).min(SYS_CHUNK_ARRAY_BYTES);
         let rest = raw.sys_chunk_array.get(..size).unwrap_or_default();
         Self { rest, incompat: raw.incompat_flags.get() }
+    }
+
+    /// Bytes of the array behind the chunks that were given.
+    pub fn bytes_left(&self) -> usize {
+        self.rest.len()
     }
 
     fn chunk(&mut self) -> Result<Chunk, Refused> {

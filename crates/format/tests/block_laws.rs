@@ -66,6 +66,7 @@ fn expected(level: u8) -> Expected {
         level,
         tree: TreeId::TREE_LOG,
         first_key: None,
+        end_key: None,
     }
 }
 
@@ -172,6 +173,24 @@ fn only_some_roots_may_be_empty() {
     assert_eq!(refused(TreeId::ROOT, None), root);
     let below = "leaf 65536: nritems: have 0, want at least one item in a leaf below a node";
     assert_eq!(refused(TreeId::CHECKSUM, Some(Key::MIN)), below);
+}
+
+#[test]
+fn keys_stay_below_the_parents_next_key() {
+    let end = SLOT_BYTES;
+    let leaf = leaf(&[(5, end, 0), (7, end, 0)]);
+    let node = node(&[(5, 8192, 9), (7, 12288, 9)]);
+    for (bytes, level, kind) in [(leaf, 0, "leaf"), (node, 2, "node")] {
+        let refused = |objectid: u64| {
+            let end_key = Some(Key::new(objectid, ItemType(0), 0));
+            verdict(&bytes, &Expected { end_key, ..expected(level) })
+        };
+        assert_eq!(refused(8), "");
+        let past = refused(7);
+        assert!(past.starts_with(&format!("{kind} 65536: last key: have (7 ")), "{past}");
+        assert!(past.ends_with("want below (7 0 0), the parent's next"), "{past}");
+        assert!(refused(6).contains("last key"));
+    }
 }
 
 #[test]

@@ -63,6 +63,7 @@ fn promise(bytes: &[u8]) -> Expected {
         level: header.level,
         tree: TreeId(header.owner.get()),
         first_key: None,
+        end_key: None,
     }
 }
 
@@ -190,6 +191,7 @@ proptest! {
             level: 0,
             tree: TreeId(0),
             first_key: None,
+            end_key: None,
         };
         let is_refused = TreeBlock::check(data.as_slice(), &expected, &CORPUS.rules).is_err();
         prop_assert!(is_refused && SuperBlock::check(&data, 0).is_err());

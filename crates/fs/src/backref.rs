@@ -218,6 +218,7 @@ impl<'a> Backrefs<'a> {
         let Some(first) = self.read(record)?.and_then(|block| block.key(0)) else {
             return Ok(Above::Nothing);
         };
+        let _reading = self.filesystem.forest().reading();
         let mut expected = tree.root();
         loop {
             self.visit(1)?;
@@ -227,7 +228,9 @@ impl<'a> Backrefs<'a> {
                 Err(0) => return Ok(Above::Nothing),
                 Err(slot) => slot - 1,
             };
-            let Some(below) = child(&block, slot, tree.id()) else { return Ok(Above::Nothing) };
+            let Some(below) = child(&block, slot, tree.id(), expected.end_key) else {
+                return Ok(Above::Nothing);
+            };
             if below.logical == record.start {
                 return Ok(Above::Node(block.logical()));
             }
@@ -252,6 +255,7 @@ impl<'a> Backrefs<'a> {
             level,
             tree: TreeId::FS,
             first_key: None,
+            end_key: None,
         };
         Ok(Some(self.filesystem.forest().block(&expected)?))
     }

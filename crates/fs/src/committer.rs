@@ -147,6 +147,7 @@ impl Committer {
         let (told, shared) = (Arc::clone(&signal), Arc::clone(shared));
         let run = move || {
             let filesystem = Filesystem { shared, life: None };
+            let _watch = filesystem.forest().watch_panics();
             loop {
                 match told.wait(every) {
                     // What fails here is kept: the volume is read-only then, and says why.

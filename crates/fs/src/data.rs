@@ -293,6 +293,7 @@ impl File {
         if range.is_empty() {
             return Err(Error::InvalidArgument { what: "the range is empty" });
         }
+        let _watch = self.watch_panics();
         self.alter(privileges, |file, inode, stamp| {
             let sets_aside = matches!(how, Allocate::Extend | Allocate::KeepSize);
             if inode.flags.contains(InodeFlags::APPEND) && !sets_aside {

@@ -119,6 +119,7 @@ fn tree(error: &TreeError) -> i32 {
         TreeError::Block { .. }
         | TreeError::Corrupt { .. }
         | TreeError::NoTree { .. }
+        | TreeError::Panicked
         | TreeError::Commit { .. }
         | TreeError::Discard(_)
         | TreeError::Space(_) => code::EIO,

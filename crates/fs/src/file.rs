@@ -12,6 +12,7 @@ use butternut_file::{
     self as data, ErrorCursor, FileView, Mapping, MappingKind, Mappings, Source, Stream,
 };
 use butternut_format::units::Ino;
+use butternut_tree::PanicWatch;
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, RwLockReadGuard};
@@ -254,6 +255,11 @@ impl File {
     /// Measures an operation on the file, until it is dropped.
     pub(crate) fn timed(&self, operation: Operation) -> Timed<'_> {
         self.filesystem.timed(operation)
+    }
+
+    /// Ends all writing if the thread panics while the answer lives.
+    pub(crate) fn watch_panics(&self) -> PanicWatch<'_> {
+        self.filesystem.forest().watch_panics()
     }
 
     fn shared_lock(&self) -> Option<RwLockReadGuard<'_, Body>> {

@@ -162,6 +162,7 @@ impl Filesystem {
     /// What a flusher does all his life.
     fn follow_orders(&self) {
         let pages = self.shared.source.pages();
+        let _watch = self.forest().watch_panics();
         while pages.wait_for_work(None) {
             while let Some(orders) = pages.orders() {
                 // What uncached writes owe is asked for once.

@@ -176,10 +176,12 @@ impl Filesystem {
         loop {
             let found = names::orphans(&subvolume.tree, from, ORPHANS_PER_LOOK)?;
             let Some(last) = found.last() else { return Ok(()) };
-            from = Ino(last.0.saturating_add(1));
-            for ino in found {
-                self.delete_orphan(writer, subvolume, ino)?;
+            let next = last.0.checked_add(1);
+            for ino in &found {
+                self.delete_orphan(writer, subvolume, *ino)?;
             }
+            let Some(next) = next else { return Ok(()) };
+            from = Ino(next);
         }
     }
 

@@ -33,6 +33,7 @@ use butternut_file::FileState;
 use butternut_format::inode::Inode;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
+use std::ops::Deref;
 use std::sync::{Arc, PoisonError, TryLockError};
 
 const SHARDS: usize = 64;
@@ -144,14 +145,14 @@ impl InodeEntry {
     }
 
     pub(crate) fn body(&self) -> RwLockReadGuard<'_, Body> {
-        self.body.read().unwrap_or_else(PoisonError::into_inner)
+        recover(self.body.read())
     }
 
     /// The body shared, unless somebody has it alone or waits for that.
     pub(crate) fn try_body(&self) -> Option<RwLockReadGuard<'_, Body>> {
         match self.body.try_read() {
             Ok(body) => Some(body),
-            Err(TryLockError::Poisoned(body)) => Some(body.into_inner()),
+            Err(TryLockError::Poisoned(body)) => Some(recover(Err(body))),
             Err(TryLockError::WouldBlock) => None,
         }
     }
@@ -168,14 +169,14 @@ impl InodeEntry {
 
     /// The body alone, whatever is in flight on the inode's data.
     pub(crate) fn body_in_traffic(&self) -> RwLockWriteGuard<'_, Body> {
-        self.body.write().unwrap_or_else(PoisonError::into_inner)
+        recover(self.body.write())
     }
 
     /// The same, unless somebody has it.
     pub(crate) fn try_body_in_traffic(&self) -> Option<RwLockWriteGuard<'_, Body>> {
         match self.body.try_write() {
             Ok(body) => Some(body),
-            Err(TryLockError::Poisoned(body)) => Some(body.into_inner()),
+            Err(TryLockError::Poisoned(body)) => Some(recover(Err(body))),
             Err(TryLockError::WouldBlock) => None,
         }
     }
@@ -219,6 +220,18 @@ impl InodeEntry {
         self.try_body_in_traffic()
             .is_none_or(|body| body.file.as_ref().is_some_and(|file| !file.is_clean()))
     }
+}
+
+/// A body that a panic has poisoned may hold half a change of the file: readers go on with it, and
+/// nothing is written any more.
+fn recover<G: Deref<Target = Body>>(locked: std::result::Result<G, PoisonError<G>>) -> G {
+    locked.unwrap_or_else(|poisoned| {
+        let body = poisoned.into_inner();
+        if let Some(file) = &body.file {
+            file.fail_after_panic();
+        }
+        body
+    })
 }
 
 /// The bodies of several inodes, locked.

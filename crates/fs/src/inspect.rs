@@ -70,6 +70,7 @@ impl TreeRoot {
             level: self.level,
             tree: self.tree,
             first_key: None,
+            end_key: None,
         }
     }
 
@@ -180,12 +181,13 @@ impl Inspect {
             level: header.level,
             tree: TreeId(0),
             first_key: None,
+            end_key: None,
         })
     }
 
     /// What the child in a slot of an inner node of `tree` must be; `None` in a leaf.
     pub fn child(&self, parent: &Block, slot: usize, tree: TreeId) -> Option<Expected> {
-        child(parent, slot, tree)
+        child(parent, slot, tree, None)
     }
 
     /// The chunks, by address.
@@ -201,8 +203,14 @@ impl Inspect {
     }
 }
 
-/// What the child in a slot of an inner node of `tree` must be; `None` in a leaf.
-pub(crate) fn child(parent: &Block, slot: usize, tree: TreeId) -> Option<Expected> {
+/// What the child in a slot of an inner node of `tree` must be; `None` in a leaf. Keys of the
+/// parent itself stay below `end`.
+pub(crate) fn child(
+    parent: &Block,
+    slot: usize,
+    tree: TreeId,
+    end: Option<Key>,
+) -> Option<Expected> {
     let child = parent.child(slot)?;
     Some(Expected {
         logical: child.logical,
@@ -210,5 +218,6 @@ pub(crate) fn child(parent: &Block, slot: usize, tree: TreeId) -> Option<Expecte
         level: parent.level().checked_sub(1)?,
         tree,
         first_key: Some(child.key),
+        end_key: parent.key(slot.saturating_add(1)).or(end),
     })
 }

@@ -8,6 +8,7 @@
 use crate::Filesystem;
 use crate::histogram::{Histogram, Latency};
 use crate::mount::Shared;
+use butternut_tree::PanicWatch;
 use std::time::Instant;
 
 /// What is measured.
@@ -75,9 +76,11 @@ pub(crate) struct Latencies([Histogram; Operation::ALL.len()]);
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Mark(Option<Instant>);
 
-/// An operation that is being measured; it ends when this is dropped.
+/// An operation that is being measured; it ends when this is dropped. A panic in it ends all
+/// writing: what it changed in memory may be half a change.
 #[derive(Debug)]
 pub(crate) struct Timed<'a> {
+    _watch: PanicWatch<'a>,
     shared: &'a Shared,
     operation: Operation,
     since: Mark,
@@ -105,7 +108,8 @@ impl Filesystem {
     /// Measures an operation, until it is dropped.
     pub(crate) fn timed(&self, operation: Operation) -> Timed<'_> {
         let shared = &*self.shared;
-        Timed { shared, operation, since: shared.mark() }
+        let watch = self.forest().watch_panics();
+        Timed { _watch: watch, shared, operation, since: shared.mark() }
     }
 }
 

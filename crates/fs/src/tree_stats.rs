@@ -43,6 +43,7 @@ impl Filesystem {
     /// [`Error::NotFound`] where the volume has no such tree.
     pub fn tree_stats(&self, tree: u64) -> Result<TreeStats> {
         let tree = self.forest().tree(TreeId(tree))?.ok_or(Error::NotFound)?;
+        let _reading = self.forest().reading();
         let root = tree.root();
         let mut walk = Walk::default();
         walk.stats.levels = root.level.saturating_add(1);
@@ -51,8 +52,8 @@ impl Filesystem {
         while let Some(expected) = pending.pop() {
             let block = self.forest().block(&expected)?;
             walk.visit(&block);
-            pending
-                .extend((0..block.len()).rev().filter_map(|slot| child(&block, slot, root.tree)));
+            let below = |slot| child(&block, slot, root.tree, expected.end_key);
+            pending.extend((0..block.len()).rev().filter_map(below));
         }
         Ok(walk.end())
     }

@@ -153,6 +153,13 @@ impl Filesystem {
         self.forest().write_error().map(Error::Tree)
     }
 
+    /// Ends all writing: a thread panicked in a call, which may have left half a change. Reads go
+    /// on; [`Filesystem::write_error`] tells the cause. For callers that catch panics; what a call
+    /// leaves locked, or in a transaction, ends writing on its own.
+    pub fn fail_after_panic(&self) {
+        self.forest().fail_after_panic();
+    }
+
     pub(crate) fn writer(&self) -> Result<&Arc<Writer>> {
         self.shared.writer.as_ref().ok_or(Error::ReadOnly { what: "the filesystem" })
     }

@@ -296,3 +296,55 @@ fn what_stands_for_a_subvolume_in_a_snapshot_can_be_removed() {
     fs.close().unwrap();
     judge(&image);
 }
+
+/// A second loop device, detached when dropped.
+struct Loop(String);
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        run("losetup", &["--detach", &self.0]);
+    }
+}
+
+#[test]
+fn a_sprout_is_filled_and_its_seed_stays_as_it_is() {
+    if !kernel_is_here() {
+        return;
+    }
+    let image = KernelImage::make(1, &[], "", "echo of the seed > file; sync -f .");
+    let seed = image.devices[0].to_string_lossy().into_owned();
+    run("btrfstune", &["-f", "-S", "1", &seed]);
+    let path = image.devices[0].with_file_name("sprout");
+    std::fs::File::create(&path).unwrap().set_len(300 << 20).unwrap();
+    let sprout = Loop(run("losetup", &["--find", "--show", &path.to_string_lossy()]));
+    {
+        let mount = image.mount("ro");
+        let root = mount.path().to_string_lossy().into_owned();
+        run("btrfs", &["device", "add", "-f", "-K", &sprout.0, &root]);
+        run("mount", &["-o", "remount,rw", &root]);
+        run("bash", &["-c", &format!("cd '{root}'; echo of the sprout > new; sync -f .")]);
+    }
+    run("blockdev", &["--flushbufs", &sprout.0]);
+    let before = std::fs::read(&image.devices[0]).unwrap();
+    let options = MountOptions { read_only: false, ..MountOptions::default() };
+    let devices = [DevicePath::from(&path), DevicePath::from(&image.devices[0])];
+    let fs = Filesystem::open(&devices, &options).unwrap();
+    // The seed has far more room than the sprout.
+    let id = fs.create(fs.root(), b"fill", &NewInode::new(0o644)).unwrap();
+    let file = fs.open_file(id).unwrap();
+    let piece = vec![7; 1 << 20];
+    let mut bytes = 0;
+    let refused = loop {
+        match file.write_at(bytes, &piece).and_then(|n| file.sync_data().map(|()| n)) {
+            Ok(written) => bytes += written as u64,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(refused.errno(), 28, "{refused:?}");
+    assert!((100 << 20..300 << 20).contains(&bytes), "{bytes} bytes fit into the sprout");
+    drop(file);
+    fs.close().unwrap();
+    assert!(std::fs::read(&image.devices[0]).unwrap() == before, "the seed was written to");
+    run("blockdev", &["--flushbufs", &sprout.0]);
+    run("btrfs", &["check", "--check-data-csum", &sprout.0]);
+}

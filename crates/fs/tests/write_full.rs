@@ -282,3 +282,67 @@ fn a_direct_write_that_finds_no_space_has_enospc() {
         fill_direct(write_queued, flags);
     }
 }
+
+/// Small numbers that look random, the same for the same seed.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (self.0 >> 33) % end
+    }
+}
+
+/// A step that may find no space. Whether it did what it was to do.
+fn tried(done: butternut::Result<()>) -> bool {
+    if let Err(error) = &done {
+        assert_eq!(error.errno(), 28, "{error:?}");
+    }
+    done.is_ok()
+}
+
+/// Fills a volume of small nodes, thins it out and writes over the rest at random, so that each
+/// commit frees extents whose items lie in leaves far from each other.
+fn age(seed: u64) {
+    let options = MkfsOptions { node_bytes: Some(4096), ..MkfsOptions::default() };
+    let volume = TestVolume::of(112 << 20, &options);
+    let fs = volume.open();
+    let dir = fs.mkdir(fs.root(), b"dir", &new(0o755)).unwrap();
+    let mut dice = Dice(seed);
+    for round in 0..3 {
+        fill(|number| {
+            let id = fs.create(dir, format!("{round} {number}").as_bytes(), &new(0o644))?;
+            let bytes = usize::try_from(4096 * (1 + dice.below(12))).unwrap();
+            fs.open_file(id)?.write_at(0, &vec![7; bytes]).map(drop)
+        });
+        assert!(fs.write_error().is_none(), "seed {seed}, full in round {round}");
+        for name in names(&fs, dir) {
+            match dice.below(4) {
+                // A full volume can always be deleted from.
+                0 | 1 => fs.unlink(dir, name.as_bytes()).unwrap(),
+                2 => {
+                    let file = fs.open_file(fs.lookup(dir, name.as_bytes()).unwrap()).unwrap();
+                    let block = dice.below(12) * 4096;
+                    tried(file.write_at(block, &[9; 4096]).map(drop));
+                    if dice.below(40) == 0 {
+                        tried(file.sync_all());
+                    }
+                }
+                _ => {}
+            }
+        }
+        fs.sync().unwrap();
+        assert!(fs.write_error().is_none(), "seed {seed}, round {round}");
+        volume.copy().check();
+    }
+    empty(&fs, dir);
+    fs.sync().unwrap();
+    volume.reopen(fs);
+}
+
+#[test]
+fn a_full_and_fragmented_volume_commits() {
+    for seed in 0..u64::from(round_count() / 2) {
+        age(seed);
+    }
+}

@@ -30,6 +30,7 @@ mod xattrs;
 
 use std::error::Error as StdError;
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -87,6 +88,15 @@ pub(crate) struct Door {
     aside: Mutex<Vec<JoinHandle<()>>>,
 }
 
+/// Runs what answers a request. A panic is an answer too: `EIO`, and nothing is written any more.
+fn guarded<T>(filesystem: &Filesystem, answer: impl FnOnce() -> Answer<T>) -> Answer<T> {
+    // What a panic leaves half-done in memory is not written, and is not looked at by the door.
+    catch_unwind(AssertUnwindSafe(answer)).unwrap_or_else(|_| {
+        filesystem.fail_after_panic();
+        Err(Refusal::IO)
+    })
+}
+
 impl Door {
     pub(crate) fn new(filesystem: Filesystem, manner: Manner, device: Arc<OwnedFd>) -> Self {
         Self {
@@ -102,8 +112,17 @@ impl Door {
         }
     }
 
-    /// Answers one request.
+    /// Answers one request. One that panics is refused with `EIO`, and nothing is written any more:
+    /// the thread goes on with the next request, and no caller waits for ever.
     pub(crate) fn serve(&self, request: &mut Request<'_>, reply: &mut Reply) -> Answer<Wanted> {
+        let answer = guarded(&self.filesystem, || self.serve_request(request, reply));
+        if answer == Err(Refusal::IO) || answer == Err(Refusal::READ_ONLY) {
+            self.report();
+        }
+        answer
+    }
+
+    fn serve_request(&self, request: &mut Request<'_>, reply: &mut Reply) -> Answer<Wanted> {
         let opcode = request.header.opcode;
         match opcode {
             op::LSEEK => return self.seek(request, reply),
@@ -117,11 +136,7 @@ impl Door {
             op::INTERRUPT | op::NOTIFY_REPLY => return Ok(Wanted::Nothing),
             _ => {}
         }
-        let answer = self.answer(opcode, request, reply);
-        if answer == Err(Refusal::READ_ONLY) {
-            self.report();
-        }
-        answer.map(|()| Wanted::Reply)
+        self.answer(opcode, request, reply).map(|()| Wanted::Reply)
     }
 
     fn answer(&self, opcode: u32, request: &mut Request<'_>, reply: &mut Reply) -> Answer<()> {

@@ -79,6 +79,7 @@ impl<'a> Volume<'a> {
                     level: root.level - 1,
                     tree: root.tree,
                     first_key: Some(child.key),
+                    end_key: None,
                 };
                 items.extend(self.items(&expected));
             } else {

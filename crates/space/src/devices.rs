@@ -4,6 +4,8 @@
 //! 1. Device extents do not overlap, and end inside the device.
 //! 2. Nothing is placed below [`RESERVED_BYTES`], or on a superblock copy.
 //! 3. The extents of a removed chunk are given back only when the commit that removed it is down.
+//! 4. A seed is never written to: no chunk is placed on it, none of it is discarded, and its size
+//!    does not count where the size of a chunk is decided.
 
 use crate::error::SpaceError;
 use crate::state::Space;
@@ -43,6 +45,8 @@ pub(crate) struct Devices {
 pub(crate) struct DeviceMap {
     pub(crate) uuid: [u8; 16],
     pub(crate) bytes: u64,
+    /// It is of a seed: nothing is placed there, and nothing discarded (law 4).
+    pub(crate) is_seed: bool,
     /// By first byte: the byte behind, and the chunk, or none while the hole is being discarded.
     extents: BTreeMap<u64, (u64, Option<Logical>)>,
 }
@@ -56,7 +60,7 @@ impl Space {
         bytes: u64,
         extents: Vec<DeviceExtent>,
     ) -> Result<(), SpaceError> {
-        let mut map = DeviceMap { uuid, bytes, extents: BTreeMap::new() };
+        let mut map = DeviceMap { uuid, bytes, is_seed: false, extents: BTreeMap::new() };
         for extent in extents {
             let good = extent.range.end <= bytes && map.insert(&extent.range, Some(extent.chunk));
             if !good {
@@ -71,6 +75,13 @@ impl Space {
         Ok(())
     }
 
+    /// A device is of a seed: it stays as it is (law 4).
+    pub fn set_seed(&self, devid: DevId) {
+        if let Some(map) = self.lock().devices.by_devid.get_mut(&devid) {
+            map.is_seed = true;
+        }
+    }
+
     /// Every device, with how much of it chunks take.
     pub fn devices(&self) -> Vec<DeviceUsage> {
         let state = self.lock();
@@ -82,10 +93,11 @@ impl Space {
         state.devices.by_devid.iter().map(usage).collect()
     }
 
-    /// Bytes of all devices that no chunk takes.
+    /// Bytes that no chunk takes, of all devices but seeds.
     pub fn unallocated_bytes(&self) -> u64 {
-        let usage = self.devices();
-        let left = usage.iter().map(|device| device.bytes.saturating_sub(device.bytes_used));
+        let state = self.lock();
+        let own = state.devices.by_devid.values().filter(|map| !map.is_seed);
+        let left = own.map(|map| map.bytes.saturating_sub(map.bytes_used()));
         left.fold(0, u64::saturating_add)
     }
 }
@@ -118,8 +130,11 @@ impl DeviceMap {
         self.extents.values().filter(move |(end, _)| *end > bytes).filter_map(|(_, chunk)| *chunk)
     }
 
-    /// What is free, in order (law 2), in whole stripe units.
+    /// What is free, in order (law 2), in whole stripe units; nothing on a seed (law 4).
     pub(crate) fn holes(&self) -> Vec<Range<u64>> {
+        if self.is_seed {
+            return Vec::new();
+        }
         let copies = COPY_OFFSETS.iter().map(|at| (*at, at.saturating_add(STRIPE_BYTES)));
         let extents = self.extents.iter().map(|(start, (end, _))| (*start, *end));
         let mut busy: Vec<(u64, u64)> = extents.chain(copies).collect();

@@ -101,7 +101,8 @@ impl State {
         let class = self.pool_class(class);
         let profile = flags.profile()?;
         let facts = Facts::of(profile);
-        let total: u64 = self.devices.by_devid.values().map(|map| map.bytes).sum();
+        let own = self.devices.by_devid.values().filter(|map| !map.is_seed);
+        let total: u64 = own.map(|map| map.bytes).sum();
         let (chunk_max, stripe_max) = limits(class, total);
         let per_device = length(facts.stripes_per_device);
         let mut holes = holes(&self.devices, stripe_max.checked_mul(per_device)?);

@@ -56,6 +56,8 @@ pub(crate) struct Pool {
     pub(crate) reserved: u64,
     /// Left alone by ordinary tickets.
     pub(crate) kept: u64,
+    /// Left alone by all tickets: what the next commit needs.
+    pub(crate) needed: u64,
     pub(crate) windows: Windows,
     /// Where the last window was found.
     pub(crate) hint: usize,
@@ -167,6 +169,34 @@ impl Space {
             }
         }
         empty
+    }
+
+    /// Empty groups of other classes than `needy`, which has no space: those whose pools keep what
+    /// they have promised, and their reserves, without them.
+    pub fn spare_groups(&self, needy: Class) -> Vec<GroupStatus> {
+        let mut spare = self.empty_groups();
+        let state = self.lock();
+        let needy = state.pool_class(needy);
+        for class in Class::ALL {
+            let pool = state.pool_ref(class);
+            let wanted = pool.reserved.saturating_add(pool.kept.max(pool.needed));
+            let mut left = pool.free;
+            spare.retain(|group| {
+                if state.pool_class(Class::of(group.flags)) != class {
+                    return true;
+                }
+                let without = left.saturating_sub(group.bytes);
+                let goes = class != needy && without >= wanted;
+                left = if goes { without } else { left };
+                goes
+            });
+        }
+        spare
+    }
+
+    /// Whether a thread panicked while it changed the state: it may be half a change.
+    pub fn is_poisoned(&self) -> bool {
+        self.shared.is_poisoned()
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {

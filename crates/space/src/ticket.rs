@@ -10,6 +10,7 @@
 //! 1. All tickets of a pool together never promise more than was free when the last was granted;
 //!    ordinary ones leave the pool's reserve alone too.
 //! 2. Spending more than a ticket holds spends what it holds.
+//! 3. No ticket, whatever it is for, takes what the commit of what has been changed so far needs.
 
 use crate::class::Class;
 use crate::error::NoSpace;
@@ -42,9 +43,12 @@ impl Space {
         self.promise(class, bytes, |kept| kept / 4)
     }
 
-    /// How much ordinary tickets of a class leave alone.
-    pub fn set_reserve(&self, class: Class, bytes: u64) {
-        self.lock().pool_mut(class).kept = bytes;
+    /// How much ordinary tickets of a class leave alone; and how much of that every ticket does
+    /// (law 3).
+    pub fn set_reserve(&self, class: Class, bytes: u64, needed: u64) {
+        let mut state = self.lock();
+        let pool = state.pool_mut(class);
+        (pool.kept, pool.needed) = (bytes, needed);
     }
 
     fn promise(
@@ -55,7 +59,7 @@ impl Space {
     ) -> Result<Ticket, NoSpace> {
         let mut state = self.lock();
         let pool = state.pool_mut(class);
-        let kept = left_alone(pool.kept);
+        let kept = left_alone(pool.kept).max(pool.needed);
         let promised = pool.reserved.checked_add(bytes);
         let needed = promised.and_then(|promised| promised.checked_add(kept));
         if needed.is_some_and(|needed| needed <= pool.free) || bytes == 0 {

@@ -20,6 +20,9 @@ use crate::state::{Space, State};
 use std::collections::HashMap;
 use std::ops::Range;
 
+/// Less than this part of its groups in use, a class is gathered in the first of them.
+const SPARSE_SHARE: u64 = 4;
+
 const WINDOWS_MAX: usize = 64;
 const SPARES_MAX: usize = 256;
 
@@ -177,6 +180,19 @@ impl Space {
         let (pool, groups) = state.with_groups(class);
         for (start, run) in pool.windows.drain_spares(None) {
             put_back(groups, start, run);
+        }
+    }
+
+    /// Where a class uses less than a quarter of several groups, its clusters begin anew in the
+    /// first of them: what is written again moves there, so that the others run empty and can go.
+    pub fn gather(&self, class: Class) {
+        let mut state = self.lock();
+        let class = state.pool_class(class);
+        let groups = state.groups.iter().filter(|group| group.class == class).count();
+        let pool = state.pool_mut(class);
+        if groups > 1 && pool.used < pool.bytes / SPARSE_SHARE {
+            pool.hint = 0;
+            state.return_windows(class);
         }
     }
 }

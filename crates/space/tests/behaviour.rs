@@ -164,7 +164,7 @@ fn the_ledger_names_each_changed_group_once() {
 #[test]
 fn tickets_are_spent_split_and_returned() {
     let space = data_space();
-    space.set_reserve(Class::Data, 2 * MIB);
+    space.set_reserve(Class::Data, 2 * MIB, 0);
     let mut ticket = space.reserve(Class::Data, GIB - 2 * MIB).unwrap();
     let refused = space.reserve(Class::Data, SECTOR).unwrap_err();
     assert!(!refused.unallocated);
@@ -318,6 +318,23 @@ fn chunks_leave_the_front_and_the_superblock_copies_alone() {
 }
 
 #[test]
+fn nothing_is_placed_on_a_seed() {
+    let space = space();
+    space.add_device(DevId(1), [1; 16], 100 * GIB, Vec::new()).unwrap();
+    space.add_device(DevId(2), [2; 16], 4 * GIB, Vec::new()).unwrap();
+    space.set_seed(DevId(1));
+    assert_eq!(space.unallocated_bytes(), 4 * GIB);
+    assert_eq!(space.take_hole(DevId(1), 0, 0, u64::MAX).unwrap(), None);
+    let mut bytes = 0;
+    while let Some(plan) = space.plan_chunk(Class::Data, BlockGroupFlags(0), 0) {
+        assert!(plan.chunk.stripes.iter().all(|stripe| stripe.devid == DevId(2)));
+        bytes += plan.chunk.bytes;
+    }
+    assert!((3 * GIB..=4 * GIB).contains(&bytes), "{bytes}");
+    assert!(space.plan_chunk(Class::Data, BlockGroupFlags::RAID1, 0).is_none());
+}
+
+#[test]
 fn mirrors_and_stripes_go_to_different_devices() {
     let space = space();
     for devid in 1..=4 {
@@ -466,7 +483,7 @@ fn a_trim_leaves_a_commit_beside_it_room() {
     let space = space();
     space.add_group(&group(GIB, 8 * MIB, BlockGroupFlags::SYSTEM)).unwrap();
     space.add_group(&group(2 * GIB, 32 * MIB, BlockGroupFlags::METADATA)).unwrap();
-    space.set_reserve(Class::Metadata, 20 * MIB);
+    space.set_reserve(Class::Metadata, 20 * MIB, 0);
     let bytes = |taken: &[Range<u64>]| taken.iter().map(|run| run.end - run.start).sum::<u64>();
     let system = space.take_free(Logical(GIB), GIB, 0, u64::MAX);
     assert_eq!(bytes(&system), 4 * MIB);

@@ -163,7 +163,7 @@ impl Model {
             space.add_group(&group).unwrap();
             held.extend(taken);
         }
-        space.set_reserve(Class::Metadata, RESERVE);
+        space.set_reserve(Class::Metadata, RESERVE, 0);
         let read_only = [false; 4];
         Self { space, is_mixed, sectors, read_only, held, tickets: Vec::new() }
     }

@@ -4,8 +4,9 @@
 //! Laws:
 //!
 //! 1. A chunk is usable at once, and its items are in the transaction of its first block: it is
-//!    made only while a handle is open, so never between the two.
-//! 2. A chunk of the system class is in the superblock too, and never goes.
+//!    made only while a handle is open, or by the commit itself before its last round.
+//! 2. A chunk of the system class is in the superblock's array too, from the commit that writes its
+//!    item until the one that removes it.
 //! 3. The place of a chunk that goes is not used before the commit that says so is down.
 //! 4. The last group of a kind stays, and so does one whose room has been promised.
 
@@ -19,12 +20,12 @@ use butternut_format::device_extent::{DeviceExtent as ExtentItem, RawDeviceExten
 use butternut_format::device_item::{DEV_ITEMS, DeviceItem, RawDeviceItem};
 use butternut_format::key::{ItemType, Key, RawKey};
 use butternut_format::refused::Refused;
-use butternut_format::super_block::SYS_CHUNK_ARRAY_BYTES;
+use butternut_format::super_block::{SYS_CHUNK_ARRAY_BYTES, SystemChunks};
 use butternut_format::units::{DevId, Logical, TreeId, index, length};
 use butternut_space::{
     ChunkPlan, Class, DeviceExtent, Group, GroupChange, GroupStatus, Space, excluded_ranges,
 };
-use butternut_volume::{Layout, Place};
+use butternut_volume::{DeviceStatus, Layout, Place};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -45,7 +46,7 @@ pub(crate) struct Chunks {
 impl Chunks {
     /// Empty groups that the next commit takes away, whatever room is left without them.
     pub(crate) fn evict(&mut self, groups: Vec<Logical>) {
-        self.evicted = groups;
+        self.evicted.extend(groups);
     }
 
     /// A chunk goes in the transaction that made it. `false`: it is older, and has items.
@@ -55,6 +56,11 @@ impl Chunks {
         self.pending.len() < before
     }
 
+    /// Whether a chunk was made that has no items yet.
+    pub(crate) fn has_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
     pub(crate) fn set_resized(&mut self) {
         self.is_resized = true;
     }
@@ -62,6 +68,7 @@ impl Chunks {
     /// Tells `space` of the devices and what is on them.
     pub(crate) fn load(forest: &Arc<Forest>, space: &Space) -> Result<(), TreeError> {
         let mut extents = device_extents(forest)?;
+        let devices = forest.volume().devices();
         let mut cursor = forest.committed_chunk_tree().scan();
         cursor.seek(&Key::new(DEV_ITEMS, ItemType::DEV_ITEM, 0))?;
         while let Some((key, data)) = cursor.item_parts() {
@@ -76,6 +83,11 @@ impl Chunks {
             space
                 .add_device(device.devid, device.uuid, device.total_bytes, extents)
                 .map_err(|error| TreeError::Space(Box::new(error)))?;
+            let is_it =
+                |status: &&DeviceStatus| (status.devid, status.uuid) == (device.devid, device.uuid);
+            if devices.iter().find(is_it).is_some_and(|status| status.is_seed) {
+                space.set_seed(device.devid);
+            }
             cursor.advance()?;
         }
         Ok(())
@@ -167,18 +179,22 @@ fn fresh(forest: &Forest, at: Logical) -> Result<Fresh, TreeError> {
 impl Step<'_> {
     /// Writes the items of chunks that were made. `false`: there are none.
     pub(crate) fn write_chunks(&self) -> Result<bool, TreeError> {
-        let (pending, is_resized) = {
-            let mut chunks = self.running.chunks();
-            (std::mem::take(&mut chunks.pending), std::mem::take(&mut chunks.is_resized))
-        };
-        for plan in &pending {
-            self.write_chunk(plan)?;
-        }
-        let is_busy = is_resized || !pending.is_empty();
-        if is_busy {
+        let mut is_busy = false;
+        // The items of a chunk may need blocks for which another chunk is made.
+        loop {
+            let (pending, is_resized) = {
+                let mut chunks = self.running.chunks();
+                (std::mem::take(&mut chunks.pending), std::mem::take(&mut chunks.is_resized))
+            };
+            if !is_resized && pending.is_empty() {
+                return Ok(is_busy);
+            }
+            is_busy = true;
+            for plan in &pending {
+                self.write_chunk(plan)?;
+            }
             self.write_devices()?;
         }
-        Ok(is_busy)
     }
 
     fn write_chunk(&self, plan: &ChunkPlan) -> Result<(), TreeError> {
@@ -205,11 +221,12 @@ impl Step<'_> {
     /// Takes away the items of groups that are empty (law 4).
     pub(crate) fn remove_empty_chunks(&self) -> Result<(), TreeError> {
         let mut leaving = Vec::new();
-        let idle = self.running.space.empty_groups().into_iter().filter(|group| {
-            !group.flags.contains(BlockGroupFlags::SYSTEM) && self.has_room_without(group)
-        });
+        let idle = self.running.space.empty_groups();
+        let idle = idle.into_iter().filter(|group| self.has_room_without(group));
         let mut starts = std::mem::take(&mut self.running.chunks().evicted);
         starts.extend(idle.map(|group| group.start));
+        starts.sort_unstable();
+        starts.dedup();
         for start in starts {
             let chunks = self.forest.volume().chunks();
             let Some(layout) = chunks.find(start).cloned() else { continue };
@@ -243,6 +260,9 @@ impl Step<'_> {
             let key = Key::new(place.devid.0, ItemType::DEV_EXTENT, place.physical.0);
             devices.remove(&key)?;
         }
+        if layout.flags().contains(BlockGroupFlags::SYSTEM) {
+            self.unlist_system_chunk(layout.logical())?;
+        }
         let key = Key::new(whole.start, ItemType::BLOCK_GROUP_ITEM, layout.bytes());
         self.edit(self.running.facts.group_tree())?.remove(&key)?;
         self.remove_free_group(&whole)
@@ -275,6 +295,33 @@ impl Step<'_> {
         })?;
         place.copy_from_slice(&entry);
         raw.sys_chunk_array_size = U32::new(u32::try_from(end).unwrap_or(u32::MAX));
+        Ok(())
+    }
+
+    /// Law 2, the other way.
+    fn unlist_system_chunk(&self, at: Logical) -> Result<(), TreeError> {
+        let corrupt = |source| TreeError::Corrupt { tree: TreeId::CHUNK, source };
+        let mut raw = self.running.super_block();
+        let used = index(raw.sys_chunk_array_size.get());
+        let mut listed = SystemChunks::of(&raw);
+        let mut start = 0;
+        let entry = loop {
+            let chunk = listed.next().transpose().map_err(corrupt)?;
+            let chunk =
+                chunk.ok_or_else(|| corrupt(Refused::new("sys_chunk_array", "no entry", at)))?;
+            let end = used.saturating_sub(listed.bytes_left());
+            if chunk.logical == at {
+                break start..end;
+            }
+            start = end;
+        };
+        let left = used.saturating_sub(entry.len());
+        let array = raw.sys_chunk_array.get_mut(..used);
+        if let Some(array) = array.filter(|array| entry.end <= array.len()) {
+            array.copy_within(entry.end.., entry.start);
+            array.get_mut(left..).unwrap_or_default().fill(0);
+        }
+        raw.sys_chunk_array_size = U32::new(u32::try_from(left).unwrap_or(0));
         Ok(())
     }
 

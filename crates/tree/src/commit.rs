@@ -26,6 +26,8 @@
 //!    the last flush: that data is in no transaction. A flush that fails ends all writing too.
 //! 7. A commit that tolerated the first failure of a device is followed by one that records it
 //!    (law 2 of [`crate::device_stats`]), at most once: later failures wait for the next commit.
+//! 8. A panic in a commit, or one that left a lock of the running state poisoned before it, fails
+//!    the commit.
 
 use crate::Block;
 use crate::device_stats::Counts;
@@ -94,7 +96,12 @@ impl Forest {
             self.flush_in_place(running, committed)?;
             return Ok(committed);
         };
+        let _watch = self.watch_panics();
+        running.check_locks();
         let step = Step { forest: self, running, generation };
+        if let Some(error) = running.gate.cause() {
+            return Err(running.gate.poison(error));
+        }
         let frozen = match step.settle().and_then(|stats| step.set_aside(stats)) {
             Ok(frozen) => frozen,
             Err(error) => return Err(running.gate.poison(error)),
@@ -146,10 +153,12 @@ impl<'a> Step<'a> {
         for _ in 0..ROUNDS_MAX {
             let mut is_busy = self.write_chunks()?;
             self.apply_references()?;
+            // A chunk that was made for these has its items before anything else is said of it.
+            is_busy |= self.write_chunks()?;
             is_busy |= self.write_groups()?;
             is_busy |= self.write_free_space()?;
             is_busy |= self.write_roots()?;
-            if !is_busy && self.running.references().len() == 0 {
+            if !is_busy && !self.running.is_unsettled() {
                 return Ok(device_stats);
             }
         }
@@ -220,6 +229,7 @@ impl<'a> Step<'a> {
         for class in Class::ALL {
             self.running.space.forget_spares(class);
         }
+        self.running.space.gather(Class::Metadata);
         blocks.sort_by_key(|block| block.logical());
         let super_block = self.super_block()?;
         // From here on it is the next transaction's, which begins before this one is written.
@@ -300,6 +310,7 @@ impl<'a> Step<'a> {
                 level: block.level(),
                 tree: block.owner(),
                 first_key: None,
+                end_key: None,
             };
             check::block(block.bytes(), &expected, &rules)
                 .map_err(|source| TreeError::Corrupt { tree: block.owner(), source })?;
@@ -330,21 +341,10 @@ impl<'a> Step<'a> {
         }
         self.release_chunks();
         self.running.gate.set_committed(self.generation);
-        self.unpin();
+        self.forest.unpin(self.running, self.generation);
         self.running.set_reserve(self.forest)
     }
-
-    /// What this transaction freed can be used again, told to the devices first if that is wanted.
-    /// A device that refuses loses nothing by it.
-    fn unpin(&self) {
-        if !self.forest.discards() {
-            self.running.space.unpin(self.generation);
-            return;
-        }
-        for range in self.running.space.take_pinned(self.generation) {
-            let bytes = range.end.saturating_sub(range.start);
-            self.forest.volume().discard(Logical(range.start), bytes).ok();
-            self.running.check(self.running.space.release(range));
-        }
-    }
 }
+
+#[cfg(test)]
+mod tests;

@@ -16,7 +16,7 @@ mod live;
 
 use crate::Block;
 use crate::error::TreeError;
-use crate::tree::{Item, Tree, covering_slot};
+use crate::tree::{Item, Tree, covering_slot, forward};
 use butternut_format::key::Key;
 use butternut_format::node::Expected;
 use butternut_format::units::{LEVELS_MAX, Logical};
@@ -30,6 +30,8 @@ const AHEAD_LEAVES_MAX: usize = 32;
 struct Step {
     block: Arc<Block>,
     slot: usize,
+    /// The keys of the block stay below this one.
+    end: Option<Key>,
 }
 
 /// What a scanning cursor has asked for: the children of `parent` below slot `until`.
@@ -225,12 +227,13 @@ impl Cursor {
             let block = self.tree.forest().block(&expected)?;
             if block.level() == 0 {
                 let slot = block.find(key).unwrap_or_else(|slot| slot);
-                self.hold(block, slot);
+                self.hold(block, slot, expected.end_key);
                 return Ok(slot);
             }
             let slot = covering_slot(&block, key).unwrap_or(0);
-            expected = self.tree.child(&block, slot)?;
-            self.hold(block, slot);
+            let end = expected.end_key;
+            expected = self.tree.child(&block, slot, end)?;
+            self.hold(block, slot, end);
         }
     }
 
@@ -255,42 +258,48 @@ impl Cursor {
             self.unplace();
             return Ok(());
         };
-        let block = Arc::clone(&step.block);
-        let mut expected = self.tree.child(&block, slot)?;
-        self.hold(block, slot);
+        let from = self.key();
+        let (block, end) = (Arc::clone(&step.block), step.end);
+        let mut expected = self.tree.child(&block, slot, end)?;
+        self.hold(block, slot, end);
         for _ in 0..=below {
             let block = self.tree.forest().block(&expected)?;
             let slot = match direction {
                 Direction::Forward => 0,
                 Direction::Backward => block.len().saturating_sub(1),
             };
+            let end = expected.end_key;
             if block.level() > 0 {
-                expected = self.tree.child(&block, slot)?;
+                expected = self.tree.child(&block, slot, end)?;
             }
-            self.hold(block, slot);
+            self.hold(block, slot, end);
         }
-        Ok(())
+        match (direction, from, self.key()) {
+            (Direction::Forward, Some(from), Some(to)) => forward(self.tree.id(), &from, &to),
+            (Direction::Backward, Some(from), Some(to)) => forward(self.tree.id(), &to, &from),
+            (_, None, _) | (_, _, None) => Ok(()),
+        }
     }
 
-    fn hold(&mut self, block: Arc<Block>, slot: usize) {
+    fn hold(&mut self, block: Arc<Block>, slot: usize, end: Option<Key>) {
         if block.level() == 1 {
-            self.read_ahead(&block, slot);
+            self.read_ahead(&block, slot, end);
         }
         if let Some(step) = self.path.get_mut(usize::from(block.level())) {
-            *step = Some(Step { block, slot });
+            *step = Some(Step { block, slot, end });
         }
     }
 
     /// Asks for the leaves from `slot` on when the last batch of this parent is used up.
-    fn read_ahead(&mut self, parent: &Block, slot: usize) {
+    fn read_ahead(&mut self, parent: &Block, slot: usize, end: Option<Key>) {
         let Some(ahead) = &mut self.ahead else { return };
         if ahead.parent == parent.logical() && slot < ahead.until {
             return;
         }
         if ahead.leaves > 1 {
             let until = slot.saturating_add(ahead.leaves).min(parent.len());
-            let wanted: Vec<Expected> =
-                (slot..until).filter_map(|slot| self.tree.child(parent, slot).ok()).collect();
+            let below = |slot| self.tree.child(parent, slot, end).ok();
+            let wanted: Vec<Expected> = (slot..until).filter_map(below).collect();
             self.tree.forest().read_ahead(&wanted);
             ahead.until = until;
         } else {

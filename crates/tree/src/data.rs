@@ -14,8 +14,8 @@
 
 use crate::error::TreeError;
 use crate::forest::Forest;
+use crate::references::Ref;
 use crate::references::item::read_extent;
-use crate::references::{Head, Ref};
 use crate::refusals::Purpose;
 use crate::transaction::Handle;
 use butternut_format::extent::{DataRef, InlineRef};
@@ -103,12 +103,11 @@ impl Forest {
         let extents = self.tree(TreeId::EXTENT)?;
         let extents = extents.ok_or(TreeError::NoTree { tree: TreeId::EXTENT })?;
         let key = Key::new(at.0, ItemType::EXTENT_ITEM, bytes);
-        let written = match extents.find(&key)? {
-            Some(item) => read_extent(self, key, item.data(), |extent| Ok(extent.refs))?,
-            None => 0,
-        };
-        let delta = running.references().get(at).map_or(0, Head::sum);
-        Ok(written.saturating_add_signed(delta))
+        let (written, look) = running.with_references(at, |_| match extents.find(&key)? {
+            Some(item) => read_extent(self, key, item.data(), |extent| Ok(extent.refs)),
+            None => Ok(0),
+        })?;
+        Ok(written.saturating_add_signed(look.sum))
     }
 
     /// Whether an extent is referred to in any other way than by `reference`, however often that
@@ -125,28 +124,27 @@ impl Forest {
     ) -> Result<bool, TreeError> {
         let running = self.running()?;
         let own = Ref::data(*reference);
-        let others_come = running
-            .references()
-            .get(at)
-            .is_some_and(|head| head.deltas.iter().any(|(known, _)| *known != own));
-        if others_come {
-            return Ok(true);
-        }
         let extents = self.tree(TreeId::EXTENT)?;
         let extents = extents.ok_or(TreeError::NoTree { tree: TreeId::EXTENT })?;
         let key = Key::new(at.0, ItemType::EXTENT_ITEM, bytes);
-        let Some(item) = extents.find(&key)? else { return Ok(false) };
-        read_extent(self, key, item.data(), |extent| {
-            let mut own_count = 0;
-            for known in extent.inline_refs() {
-                if let InlineRef::Data(known) = known?
-                    && Ref::data(known) == own
-                {
-                    own_count = u64::from(known.count);
-                }
+        let (is_shared, _) = running.with_references(at, |look| {
+            if look.deltas.iter().any(|(known, _)| *known != own) {
+                return Ok(true);
             }
-            Ok(own_count != extent.refs)
-        })
+            let Some(item) = extents.find(&key)? else { return Ok(false) };
+            read_extent(self, key, item.data(), |extent| {
+                let mut own_count = 0;
+                for known in extent.inline_refs() {
+                    if let InlineRef::Data(known) = known?
+                        && Ref::data(known) == own
+                    {
+                        own_count = u64::from(known.count);
+                    }
+                }
+                Ok(own_count != extent.refs)
+            })
+        })?;
+        Ok(is_shared)
     }
 
     /// Shows the digests of a range that wait for the commit to `see`, in order. They are newer

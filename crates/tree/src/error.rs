@@ -48,6 +48,9 @@ pub enum TreeError {
         #[source]
         cause: Arc<TreeError>,
     },
+    /// A thread panicked while it changed something: what it left may be half a change.
+    #[error("a thread panicked in the middle of a change")]
+    Panicked,
     /// A commit could not write what it had to.
     #[error("transaction {generation} cannot be written")]
     Commit {

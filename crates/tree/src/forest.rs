@@ -20,6 +20,7 @@ use crate::error::TreeError;
 use crate::refusals::{Purpose, Refusals};
 use crate::running::Running;
 use crate::tree::Tree;
+use butternut_format::check;
 use butternut_format::chunk::Chunk;
 use butternut_format::device_item::DeviceItem;
 use butternut_format::inode::Time;
@@ -414,7 +415,8 @@ fn keeps_promise(block: &Block, expected: &Expected) -> Result<(), TreeError> {
                 Err(Refused::new("first key", have, want))
             }
             _ => Ok(()),
-        });
+        })
+        .and_then(|()| check::below_end(block.last_key(), expected));
     checked.map_err(|refused| TreeError::Corrupt {
         tree: expected.tree,
         source: refused.at(format_args!("block {}", expected.logical)),

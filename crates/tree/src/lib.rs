@@ -31,6 +31,7 @@ mod error;
 mod forest;
 mod free_space;
 mod live;
+mod readers;
 mod references;
 mod refusals;
 mod room;
@@ -47,8 +48,9 @@ pub use data::DATA_EXTENT_BYTES_MAX;
 pub use error::TreeError;
 pub use forest::{Forest, ForestOptions};
 pub use live::change::{Alter, Change};
+pub use readers::Reading;
 pub use refusals::Refusals;
-pub use transaction::{Handle, Need, Purse, TreeEdit};
+pub use transaction::{Handle, Need, PanicWatch, Purse, TreeEdit};
 pub use tree::{Item, Tree};
 
 use butternut_format::node::TreeBlock;

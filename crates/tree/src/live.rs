@@ -15,6 +15,8 @@
 //! 2. No device is read while the lock is held. A descent that misses a block ends, the block is
 //!    read, and the descent begins anew; blocks read that way are carried along, so that a small
 //!    cache cannot make it begin for ever.
+//!    A reader without a handle registers before it reads a device ([`crate::readers`]): the place
+//!    of a block that it is about to read is not used again.
 //! 3. A block that a reader holds is never changed under him: the writer then edits a copy.
 //! 4. Blocks of older generations are never edited: they are copied first (`cow`).
 //!
@@ -134,6 +136,11 @@ impl LiveTree {
         self.version.fetch_add(1, Ordering::Release);
     }
 
+    /// Whether a thread panicked in the middle of an edit.
+    pub(crate) fn is_poisoned(&self) -> bool {
+        self.state.is_poisoned()
+    }
+
     pub(crate) fn root(&self) -> Expected {
         self.state().root
     }
@@ -153,6 +160,13 @@ impl LiveTree {
         mut descend: impl FnMut(&Reader<'_>) -> Result<R, Stop>,
     ) -> Result<R, TreeError> {
         let mut carried = Vec::new();
+        match self.read_once(forest, &carried, &mut descend) {
+            Err(Stop::Missing(_)) => {}
+            Err(Stop::Failed(error)) => return Err(error),
+            Ok(found) => return Ok(found),
+        }
+        // From here on what the tree names stays where it is, also if commits pass.
+        let _reading = forest.reading();
         loop {
             match self.read_once(forest, &carried, &mut descend) {
                 Ok(found) => return Ok(found),
@@ -262,10 +276,12 @@ impl Reader<'_> {
             next = block.key(after).or(next);
             if block.level() == 1 && ahead > 0 {
                 let end = after.saturating_add(ahead).min(block.len());
-                let children = (after..end).filter_map(|slot| child(&block, slot, expected.tree));
+                let below = |slot| child(&block, slot, expected.tree, expected.end_key);
+                let children = (after..end).filter_map(below);
                 leaves = children.filter(|leaf| self.state.is_committed(leaf.logical)).collect();
             }
-            expected = child(&block, slot, expected.tree).ok_or_else(|| no_child(&block, slot))?;
+            expected = child(&block, slot, expected.tree, expected.end_key)
+                .ok_or_else(|| no_child(&block, slot))?;
         }
     }
 }

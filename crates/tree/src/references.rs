@@ -13,17 +13,24 @@
 //! 1. A reference taken and given back in one transaction never reaches the extent tree.
 //! 2. An extent has at most one head.
 //! 3. The heads are a leaf of the lock order: nothing is locked, read or allocated under them.
+//! 4. A change is in the heads or in the extent tree, for every reader at every moment: heads that
+//!    are being applied are shown until their batch is in the tree, and a reader looks again where
+//!    a batch went into the tree between its two looks ([`Look`]).
 //!
-//! Left to others: the extent items (`references::apply`), the space (`running`).
+//! Left to others: the extent items (`references::apply`, `item`, `keyed`), the space (`running`).
 
 pub(crate) mod apply;
 pub(crate) mod item;
+pub(crate) mod keyed;
 
+use crate::error::TreeError;
 use butternut_format::extent::DataRef;
 use butternut_format::file_extent::{ExtentBody, FileExtent};
 use butternut_format::key::Key;
+use butternut_format::refused::Refused;
 use butternut_format::units::{Ino, Logical, TreeId};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// One way of referring to an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,6 +130,20 @@ impl Head {
 #[derive(Debug, Default)]
 pub(crate) struct References {
     heads: BTreeMap<Logical, Head>,
+    /// Heads that a commit applies in order, and the first of them that is not in the tree yet.
+    applying: Option<(Arc<BTreeMap<Logical, Head>>, Logical)>,
+    /// Counts the batches that began to go into the tree, and those that ended.
+    batches: u64,
+}
+
+/// What the heads say of an extent, as of one moment (law 4).
+#[derive(Debug)]
+pub(crate) struct Look {
+    /// How many references more, or less, there are than the tree says.
+    pub(crate) sum: i64,
+    /// References that change.
+    pub(crate) deltas: Vec<(Ref, i64)>,
+    batches: u64,
 }
 
 impl References {
@@ -132,6 +153,37 @@ impl References {
 
     pub(crate) fn get(&self, logical: Logical) -> Option<&Head> {
         self.heads.get(&logical)
+    }
+
+    /// What is to become of an extent. `None`: a batch is going into the tree just now.
+    pub(crate) fn look(&self, at: Logical) -> Option<Look> {
+        if !self.batches.is_multiple_of(2) {
+            return None;
+        }
+        let applying = self.applying.as_ref().filter(|(_, from)| at >= *from);
+        let applying = applying.and_then(|(heads, _)| heads.get(&at));
+        let heads = || applying.into_iter().chain(self.heads.get(&at));
+        let sum = heads().fold(0, |sum: i64, head| sum.saturating_add(head.sum()));
+        let deltas = heads().flat_map(|head| head.deltas.iter().copied()).collect();
+        Some(Look { sum, deltas, batches: self.batches })
+    }
+
+    /// Whether the tree has stayed as it was since that look, as far as batches go.
+    pub(crate) fn still(&self, look: &Look) -> bool {
+        self.batches == look.batches
+    }
+
+    /// A batch goes into the tree now.
+    pub(crate) fn begin_batch(&mut self) {
+        self.batches = self.batches.saturating_add(1);
+    }
+
+    /// The heads below `to` are in the tree; `None`: the batch failed.
+    pub(crate) fn end_batch(&mut self, to: Option<Logical>) {
+        self.batches = self.batches.saturating_add(1);
+        if let Some(((_, from), to)) = self.applying.as_mut().zip(to) {
+            *from = to;
+        }
     }
 
     /// An extent that was just allocated, with its first reference.
@@ -166,8 +218,18 @@ impl References {
         head.is_full_backref = true;
     }
 
-    /// Hands all heads over to be applied.
-    pub(crate) fn take(&mut self) -> BTreeMap<Logical, Head> {
-        std::mem::take(&mut self.heads)
+    /// Hands all heads over to be applied; they stay visible until their batches are in the tree.
+    pub(crate) fn take(&mut self) -> Arc<BTreeMap<Logical, Head>> {
+        let heads = Arc::new(std::mem::take(&mut self.heads));
+        self.applying = (!heads.is_empty()).then(|| (Arc::clone(&heads), Logical(0)));
+        heads
     }
+}
+
+#[cfg(test)]
+mod tests;
+
+fn corrupt(at: Logical, refused: Refused) -> TreeError {
+    let source = refused.at(format_args!("extent {at}"));
+    TreeError::Corrupt { tree: TreeId::EXTENT, source }
 }

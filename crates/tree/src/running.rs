@@ -18,8 +18,9 @@ use crate::error::TreeError;
 use crate::forest::Forest;
 use crate::free_space::FreeChanges;
 use crate::live::{LiveTree, RootRecord, Stop};
+use crate::readers::Readers;
 use crate::references::item::{ExtentItem, read_extent};
-use crate::references::{Content, Ref, References};
+use crate::references::{Content, Look, Ref, References};
 use crate::transaction::{Gate, Need, Purse};
 use butternut_format::checksum::ChecksumKind;
 use butternut_format::chunk::BlockGroupFlags;
@@ -50,6 +51,10 @@ const RESERVE_NODES_MIN: u64 = 160;
 /// What a delayed reference may add to the trees of a commit, and how finely that is followed.
 const RESERVE_OF_A_REFERENCE: u64 = 256;
 const RESERVE_STEP: u64 = 256 << 10;
+
+/// Leaves that one delayed reference may have a commit copy: of the extent tree, and of the
+/// checksum tree or the free space tree.
+const BLOCKS_OF_A_REFERENCE: u64 = 2;
 
 /// About what one delayed reference takes in memory.
 const HEAD_BYTES: u64 = 160;
@@ -121,10 +126,15 @@ pub(crate) struct Running {
     /// What is set aside for a commit: without what waits, and with it.
     reserve_base: AtomicU64,
     reserved: AtomicU64,
+    /// Bytes of the trees that a commit changes, as of the last one.
+    pub(crate) commit_trees: AtomicU64,
+    /// What a commit of what waits needs, at most, as `space` knows it.
+    needed: AtomicU64,
     free_changes: Mutex<FreeChanges>,
     chunks: Mutex<Chunks>,
     /// The superblock of the last commit.
     super_block: Mutex<RawSuperBlock>,
+    pub(crate) readers: Readers,
     /// Held by the commit that is under way.
     pub(crate) committing: Mutex<()>,
 }
@@ -151,9 +161,12 @@ impl Running {
             dirty_blocks: AtomicU64::new(0),
             reserve_base: AtomicU64::new(0),
             reserved: AtomicU64::new(0),
+            commit_trees: AtomicU64::new(0),
+            needed: AtomicU64::new(0),
             free_changes: Mutex::default(),
             chunks: Mutex::new(Chunks::default()),
             super_block: Mutex::new(*super_block.raw()),
+            readers: Readers::default(),
             committing: Mutex::default(),
             facts,
         };
@@ -203,23 +216,69 @@ impl Running {
     }
 
     pub(crate) fn references(&self) -> MutexGuard<'_, References> {
-        self.references.lock().unwrap_or_else(PoisonError::into_inner)
+        self.recover(self.references.lock())
+    }
+
+    /// What the extent tree says, by `read`, and what waits to come into it, as of one moment.
+    pub(crate) fn with_references<R>(
+        &self,
+        at: Logical,
+        mut read: impl FnMut(&Look) -> Result<R, TreeError>,
+    ) -> Result<(R, Look), TreeError> {
+        loop {
+            let Some(look) = self.references().look(at) else {
+                // A commit that died in the middle of a batch has left the cause.
+                if let Some(error) = self.gate.cause() {
+                    return Err(error);
+                }
+                std::thread::yield_now();
+                continue;
+            };
+            let found = read(&look)?;
+            if self.references().still(&look) {
+                return Ok((found, look));
+            }
+        }
     }
 
     pub(crate) fn sums(&self) -> MutexGuard<'_, DelayedSums> {
-        self.sums.lock().unwrap_or_else(PoisonError::into_inner)
+        self.recover(self.sums.lock())
     }
 
     pub(crate) fn free_changes(&self) -> MutexGuard<'_, FreeChanges> {
-        self.free_changes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.recover(self.free_changes.lock())
     }
 
     pub(crate) fn super_block(&self) -> MutexGuard<'_, RawSuperBlock> {
-        self.super_block.lock().unwrap_or_else(PoisonError::into_inner)
+        self.recover(self.super_block.lock())
     }
 
     pub(crate) fn chunks(&self) -> MutexGuard<'_, Chunks> {
-        self.chunks.lock().unwrap_or_else(PoisonError::into_inner)
+        self.recover(self.chunks.lock())
+    }
+
+    /// A lock that a panic has poisoned guards what may be half a change: it is given, so that
+    /// readers go on, and nothing is written any more.
+    fn recover<G>(&self, locked: Result<G, PoisonError<G>>) -> G {
+        locked.unwrap_or_else(|poisoned| {
+            self.gate.poison(TreeError::Panicked);
+            poisoned.into_inner()
+        })
+    }
+
+    /// Ends all writing if a panic has poisoned a lock of the running state.
+    pub(crate) fn check_locks(&self) {
+        let is_poisoned = self.references.is_poisoned()
+            || self.sums.is_poisoned()
+            || self.free_changes.is_poisoned()
+            || self.chunks.is_poisoned()
+            || self.super_block.is_poisoned()
+            || self.trees.is_poisoned()
+            || self.space.is_poisoned()
+            || self.trees().iter().any(|tree| tree.is_poisoned());
+        if is_poisoned {
+            self.gate.poison(TreeError::Panicked);
+        }
     }
 
     /// A ticket for what changing some items may cost.
@@ -243,11 +302,20 @@ impl Running {
     }
 
     /// An address for a new block of a tree.
-    pub(crate) fn allocate_block(&self, tree: TreeId) -> Result<Logical, TreeError> {
+    /// What was reserved for a change is an estimate: where it was too low, a chunk is made, if the
+    /// devices have room for one.
+    pub(crate) fn allocate_block(
+        &self,
+        forest: &Forest,
+        tree: TreeId,
+    ) -> Result<Logical, TreeError> {
         let is_system = tree == TreeId::CHUNK;
         let class = if is_system { Class::System } else { Class::Metadata };
         let want = Want::node(self.facts.node_bytes, cluster(tree));
-        let found = self.space.allocate(class, want);
+        let mut found = self.space.allocate(class, want);
+        if found.is_none() && self.add_chunk(forest, class) {
+            found = self.space.allocate(class, want);
+        }
         let wanted = u64::from(self.facts.node_bytes);
         found.map(|range| Logical(range.start)).ok_or(TreeError::NoSpace { wanted })
     }
@@ -308,6 +376,11 @@ impl Running {
         self.check(self.space.account(&range, Delta::Freed));
         self.check(self.space.pin(range.clone(), generation));
         self.free_changes().give(range);
+    }
+
+    /// Whether references, or chunks without items, wait.
+    pub(crate) fn is_unsettled(&self) -> bool {
+        self.references().len() > 0 || self.chunks().has_pending()
     }
 
     /// Memory that the running transaction holds: blocks, and references and checksums that wait.
@@ -406,6 +479,7 @@ impl Running {
         let node = u64::from(self.facts.node_bytes);
         let least = node.saturating_mul(RESERVE_NODES_MIN);
         let total = self.space.totals(Class::Metadata).bytes;
+        self.commit_trees.store(bytes, Ordering::Relaxed);
         let bytes = bytes.saturating_mul(2).clamp(least, RESERVE_BYTES_MAX).min(total / 4);
         self.reserve_base.store(bytes, Ordering::Relaxed);
         self.adjust_reserve();
@@ -424,9 +498,24 @@ impl Running {
         let waiting = waiting.saturating_add(self.sums().bytes().saturating_mul(2));
         let waiting = waiting - waiting % RESERVE_STEP;
         let wanted = self.reserve_base.load(Ordering::Relaxed).saturating_add(waiting);
-        if self.reserved.swap(wanted, Ordering::Relaxed) != wanted {
-            self.space.set_reserve(Class::Metadata, wanted);
+        let needed = self.commit_needs(waiting);
+        let is_new = self.reserved.swap(wanted, Ordering::Relaxed) != wanted;
+        if self.needed.swap(needed, Ordering::Relaxed) != needed || is_new {
+            self.space.set_reserve(Class::Metadata, wanted, needed);
         }
+    }
+
+    /// What a commit of what waits may take, in bytes: each reference may bring a copy of a leaf of
+    /// the extent tree and of one that goes with it, but no more leaves than the trees have; and
+    /// what the items add. No handle joins without so much free space, whatever it is for: that
+    /// bounds how many references wait on a full volume, and lets each commit find its space.
+    fn commit_needs(&self, waiting: u64) -> u64 {
+        let node = u64::from(self.facts.node_bytes);
+        let references = length(self.references().len());
+        let copies = references.saturating_mul(node.saturating_mul(BLOCKS_OF_A_REFERENCE));
+        let copies = copies.min(self.commit_trees.load(Ordering::Relaxed));
+        let copies = copies.checked_next_multiple_of(RESERVE_STEP).unwrap_or(copies);
+        copies.saturating_add(waiting)
     }
 
     /// Flags of the groups that a new chunk of a class joins: those of the newest one there is.

@@ -24,6 +24,9 @@
 //! 2. A handle reserves what its changes may cost before it makes them. After its first change it
 //!    cannot fail for want of space; if it fails for another reason, half a change must never be
 //!    committed, and the volume becomes read-only.
+//!    A panic is such a reason: the [`PanicWatch`] of every handle, of every part without a handle
+//!    and of the commit ends all writing before the transaction can be frozen. So does a lock of
+//!    the running state that a panic has left poisoned.
 //! 3. Who holds a handle does no data I/O, waits for no other handle, and does not commit.
 
 use crate::error::TreeError;
@@ -33,8 +36,9 @@ use crate::live::cow::Writer;
 use crate::live::{LiveTree, Stop, carry};
 use crate::refusals::Purpose;
 use crate::running::Running;
-use crate::tree::Tree;
+use crate::tree::{Tree, forward};
 use butternut_format::key::Key;
+use butternut_format::refused::Refused;
 use butternut_format::units::{Generation, TreeId};
 use butternut_space::Ticket;
 use std::cell::Cell;
@@ -149,7 +153,7 @@ impl Gate {
 
     /// Takes part for a moment, without a ticket.
     pub(crate) fn inside(&self) -> Result<Inside<'_>, TreeError> {
-        self.enter().map(|_| Inside(self))
+        self.enter().map(|_| Inside { gate: self, watch: PanicState::now() })
     }
 
     pub(crate) fn mark_changed(&self) {
@@ -198,11 +202,49 @@ impl Gate {
 }
 
 /// A part in the running transaction that makes no changes to trees.
-pub(crate) struct Inside<'a>(&'a Gate);
+pub(crate) struct Inside<'a> {
+    gate: &'a Gate,
+    watch: PanicState,
+}
 
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
-        self.0.leave();
+        self.watch.check(self.gate);
+        self.gate.leave();
+    }
+}
+
+/// Whether the thread panicked since this was made.
+#[derive(Clone, Copy, Debug)]
+struct PanicState {
+    was_panicking: bool,
+}
+
+impl PanicState {
+    fn now() -> Self {
+        Self { was_panicking: std::thread::panicking() }
+    }
+
+    /// Law 2. Called where the state goes out of scope.
+    fn check(self, gate: &Gate) {
+        if std::thread::panicking() && !self.was_panicking {
+            gate.poison(TreeError::Panicked);
+        }
+    }
+}
+
+/// Ends all writing to a forest if the thread panics while this lives.
+#[derive(Debug)]
+pub struct PanicWatch<'a> {
+    forest: &'a Forest,
+    state: PanicState,
+}
+
+impl Drop for PanicWatch<'_> {
+    fn drop(&mut self) {
+        if let Ok(running) = self.forest.running() {
+            self.state.check(&running.gate);
+        }
     }
 }
 
@@ -218,6 +260,7 @@ pub struct Handle {
     /// Set aside until the handle ends; what the changes took was taken from the space itself.
     _ticket: Ticket,
     is_changed: Cell<bool>,
+    watch: PanicState,
 }
 
 impl Forest {
@@ -239,15 +282,30 @@ impl Forest {
             }
             Ok(ticket.map(|ticket| {
                 let (forest, is_changed) = (Arc::clone(self), Cell::new(false));
-                Handle { forest, generation, _ticket: ticket, is_changed }
+                let watch = PanicState::now();
+                Handle { forest, generation, _ticket: ticket, is_changed, watch }
             }))
         })
+    }
+
+    /// Ends all writing to this forest if the thread panics while the answer lives: for changes in
+    /// memory that are to come into the trees, made without a handle.
+    pub fn watch_panics(&self) -> PanicWatch<'_> {
+        PanicWatch { forest: self, state: PanicState::now() }
+    }
+
+    /// Ends all writing: a thread panicked while it changed something that belongs to this forest.
+    pub fn fail_after_panic(&self) {
+        if let Ok(running) = self.running() {
+            running.gate.poison(TreeError::Panicked);
+        }
     }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
         if let Ok(running) = self.forest.running() {
+            self.watch.check(&running.gate);
             if self.is_changed.get() {
                 running.gate.mark_changed();
             }
@@ -375,6 +433,9 @@ impl<'a> TreeEdit<'a> {
         while let Some(start) = from {
             let (count, next) = self.edit(|writer| writer.remove_run(&start, &range.end, see))?;
             removed = removed.saturating_add(count);
+            if let Some(next) = next {
+                forward(self.id(), &start, &next).map_err(|error| self.fail(error))?;
+            }
             from = next;
         }
         Ok(removed)
@@ -385,7 +446,13 @@ impl<'a> TreeEdit<'a> {
         let mut rest = changes;
         while !rest.is_empty() {
             let done = self.edit(|writer| writer.merge_run(rest))?;
-            rest = rest.get(done.max(1)..).unwrap_or_default();
+            if done == 0 {
+                let refused =
+                    Refused::new("changes made", 0, "at least one of those that are left");
+                let error = TreeError::Corrupt { tree: self.id(), source: refused };
+                return Err(self.fail(error));
+            }
+            rest = rest.get(done..).unwrap_or_default();
         }
         Ok(())
     }

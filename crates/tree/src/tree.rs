@@ -10,7 +10,7 @@ use crate::forest::Forest;
 use crate::live::LiveTree;
 use butternut_format::key::Key;
 use butternut_format::node::Expected;
-use butternut_format::refused::Refused;
+use butternut_format::refused::{Refused, require};
 use butternut_format::units::TreeId;
 use std::sync::Arc;
 
@@ -86,6 +86,7 @@ impl Tree {
                 return Ok(is_it.then(|| Item { block: place.leaf, slot: place.slot }));
             }
         };
+        let mut end = root.end_key;
         let mut held = self.forest.hold(root)?;
         loop {
             let block = held.block();
@@ -94,7 +95,8 @@ impl Tree {
                 return Ok(found.map(|slot| Item { block: held.into_arc(), slot }));
             }
             let Some(slot) = covering_slot(block, key) else { return Ok(None) };
-            let child = self.child(block, slot)?;
+            let child = self.child(block, slot, end)?;
+            end = child.end_key;
             held = self.forest.hold(&child)?;
         }
     }
@@ -109,9 +111,14 @@ impl Tree {
         Cursor::new(self.clone(), true)
     }
 
-    /// What the block in a slot of an inner node must be.
-    pub(crate) fn child(&self, parent: &Block, slot: usize) -> Result<Expected, TreeError> {
-        child(parent, slot, self.id()).ok_or_else(|| no_child(parent, slot))
+    /// What the block in a slot of an inner node must be. The keys of that node stay below `end`.
+    pub(crate) fn child(
+        &self,
+        parent: &Block,
+        slot: usize,
+        end: Option<Key>,
+    ) -> Result<Expected, TreeError> {
+        child(parent, slot, self.id(), end).ok_or_else(|| no_child(parent, slot))
     }
 }
 
@@ -141,9 +148,15 @@ pub(crate) fn covering_slot(block: &Block, key: &Key) -> Option<usize> {
     }
 }
 
-/// What the block in a slot of an inner node must be; `None` for a leaf, or a slot it has not.
+/// What the block in a slot of an inner node must be; `None` for a leaf, or a slot it has not. The
+/// keys of the node itself stay below `end`, where that is known.
 #[inline]
-pub(crate) fn child(parent: &Block, slot: usize, tree: TreeId) -> Option<Expected> {
+pub(crate) fn child(
+    parent: &Block,
+    slot: usize,
+    tree: TreeId,
+    end: Option<Key>,
+) -> Option<Expected> {
     let (child, level) = parent.child(slot).zip(parent.level().checked_sub(1))?;
     Some(Expected {
         logical: child.logical,
@@ -151,7 +164,15 @@ pub(crate) fn child(parent: &Block, slot: usize, tree: TreeId) -> Option<Expecte
         level,
         tree,
         first_key: Some(child.key),
+        end_key: parent.key(slot.saturating_add(1)).or(end),
     })
+}
+
+/// A walk must come to greater keys with each step; a tree in which it does not is refused, so that
+/// no loop over items goes on for ever.
+pub(crate) fn forward(tree: TreeId, from: &Key, to: &Key) -> Result<(), TreeError> {
+    require(to > from, "key", to, format_args!("above {from}, which a walk came from"))
+        .map_err(|source| TreeError::Corrupt { tree, source })
 }
 
 pub(crate) fn no_child(parent: &Block, slot: usize) -> TreeError {

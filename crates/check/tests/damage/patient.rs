@@ -277,6 +277,7 @@ fn below(
         level: parent.level - 1,
         tree: parent.tree,
         first_key: Some(key),
+        end_key: None,
     }
 }
 

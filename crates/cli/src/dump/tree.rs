@@ -320,7 +320,7 @@ impl<B: Blocks> Dump<'_, B> {
 /// What a root item, or the superblock, says of a tree's root block.
 fn expected(tree: TreeId, logical: u64, generation: u64, level: u8) -> Expected {
     let generation = Generation(generation);
-    Expected { logical: Logical(logical), generation, level, tree, first_key: None }
+    Expected { logical: Logical(logical), generation, level, tree, first_key: None, end_key: None }
 }
 
 #[cfg(test)]

@@ -4,7 +4,9 @@
 //! 2. Header: the address, generation, level and owner are what the parent promised; the id is
 //!    the volume's; the block was marked as written; back references are of the mixed revision.
 //! 3. Keys rise strictly from slot to slot, the first is not all zero, and it is the one the
-//!    parent's slot holds.
+//!    parent's slot holds. The last is below the key of the parent's next slot, or of the nearest
+//!    ancestor that has a next slot: no item lies where a search for its key does not come to, and
+//!    a walk from leaf to leaf only goes forward.
 //! 4. A leaf's items fill the block from its end downwards without gap or overlap, and stop
 //!    before the slots do. Only a root may be empty, and only in trees that may hold nothing.
 //! 5. A node has at least one child; every child is sector aligned, is not address 0, and is not
@@ -96,6 +98,7 @@ fn node(header: &RawHeader, children: &[RawKeyPtr], expected: &Expected) -> Resu
             .map_err(|refused| refused.at(format_args!("slot {slot}")))?;
         previous = Some(key);
     }
+    below_end(previous, expected)?;
     first_key(children.first().map(|child| Key::from(&child.key)), expected)
 }
 
@@ -142,6 +145,7 @@ fn leaf(
         around.previous = Some(placed);
         data_end = u64::from(raw.offset.get());
     }
+    below_end(around.previous.map(|item| item.key), expected)?;
     first_key(items.first().map(|item| Key::from(&item.key)), expected)
 }
 
@@ -174,6 +178,16 @@ fn empty_leaf(header: &RawHeader, owner: TreeId, expected: &Expected) -> Result<
 fn rising(key: Key, previous: Option<Key>) -> Result<(), Refused> {
     let previous = previous.unwrap_or(Key::MIN);
     require(previous < key, "key", key, format_args!("above {previous}"))
+}
+
+/// The upper half of law 3, by the last key of a block.
+pub fn below_end(last: Option<Key>, expected: &Expected) -> Result<(), Refused> {
+    match (last, expected.end_key) {
+        (Some(have), Some(end)) => {
+            require(have < end, "last key", have, format_args!("below {end}, the parent's next"))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn first_key(have: Option<Key>, expected: &Expected) -> Result<(), Refused> {

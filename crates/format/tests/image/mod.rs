@@ -116,6 +116,7 @@ impl Image {
                 level: root.level - 1,
                 tree: root.tree,
                 first_key: Some(child.key),
+                end_key: None,
             };
             self.walk(expected, visit);
         }

@@ -53,10 +53,18 @@ impl TestVolume {
 
     /// What a power cut now would leave.
     pub(crate) fn copy(&self) -> Self {
-        let bytes = usize::try_from(self.device.bytes()).unwrap();
-        let mut image = vec![0; bytes];
+        Self::of_image(&self.image())
+    }
+
+    /// All bytes of the device.
+    pub(crate) fn image(&self) -> Vec<u8> {
+        let mut image = vec![0; usize::try_from(self.device.bytes()).unwrap()];
         self.device.read_at(0, &mut image).unwrap();
-        Self { device: Arc::new(MemoryDevice::copy_of("copy", &image)) }
+        image
+    }
+
+    pub(crate) fn of_image(image: &[u8]) -> Self {
+        Self { device: Arc::new(MemoryDevice::copy_of("copy", image)) }
     }
 
     pub(crate) fn check(&self) {

@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 use butternut_sys::affinity;
 
 use crate::connection;
-use crate::door::{Door, Wanted};
+use crate::door::{Door, Wanted, guarded};
 use crate::refusal::{Answer, Refusal};
 use crate::reply::Reply;
 use crate::request::Request;
@@ -26,12 +26,14 @@ impl Door {
     ) -> Answer<Wanted> {
         let (unique, node) = (request.header.unique, request.header.nodeid);
         let device = Arc::clone(request.device);
+        let filesystem = self.filesystem.clone();
         let work = move || {
             // The thread that starts this one stays near its caller.
             affinity::roam();
             let mut reply = Reply::new(bytes);
             connection::write_pages_back(&device, node);
-            let answer = answer(&mut reply);
+            let answer = guarded(&filesystem, || answer(&mut reply));
+            drop(filesystem);
             connection::answer(&device, unique, answer, &mut reply);
         };
         let thread = thread::Builder::new().name("butternut-aside".into()).spawn(work);
@@ -45,7 +47,6 @@ impl Door {
     /// Waits until all that is answered aside is.
     pub(super) fn end_aside(aside: Vec<JoinHandle<()>>) {
         for thread in aside {
-            // One that panicked has no answer, and is at its end all the same.
             thread.join().unwrap_or_default();
         }
     }

@@ -31,6 +31,7 @@ fn leaf(logical: u64, generation: u64) -> Arc<Block> {
         level: 0,
         tree: TreeId::CHECKSUM,
         first_key: None,
+        end_key: None,
     };
     let rules = BlockRules {
         csum: ChecksumKind::Crc32c,

@@ -8,6 +8,7 @@ use crate::Block;
 use crate::error::TreeError;
 use crate::forest::Forest;
 use crate::live::{LiveTree, Place};
+use crate::tree::forward;
 use butternut_format::key::{ItemType, Key};
 use std::sync::Arc;
 
@@ -39,9 +40,12 @@ pub(super) struct Walk<'a> {
 impl Walk<'_> {
     /// The first item at or after the key.
     pub(super) fn seek(&mut self, key: &Key) -> Result<Option<LivePosition>, TreeError> {
+        let mut from = *key;
         let mut place = self.descend(key)?;
         while place.slot >= place.leaf.len() {
             let Some(next) = place.next else { return Ok(None) };
+            forward(self.live.id(), &from, &next)?;
+            from = next;
             place = self.descend(&next)?;
         }
         Ok(Some(LivePosition::from(place)))
@@ -65,10 +69,9 @@ impl Walk<'_> {
             return Ok(Some(LivePosition { slot: after, ..at }));
         }
         let next = if is_same { at.next } else { at.key().and_then(Key::successor) };
-        match next {
-            Some(next) => self.seek(&next),
-            None => Ok(None),
-        }
+        let Some((from, next)) = at.key().zip(next) else { return Ok(None) };
+        forward(self.live.id(), &from, &next)?;
+        self.seek(&next)
     }
 
     pub(super) fn retreat(&mut self, at: LivePosition) -> Result<Option<LivePosition>, TreeError> {
@@ -84,6 +87,8 @@ impl Walk<'_> {
 
     fn descend(&mut self, key: &Key) -> Result<Place, TreeError> {
         let wanted = self.ahead.as_deref_mut().map_or(0, LiveAhead::wanted);
+        // What is read ahead is named by the state that the descent saw.
+        let _reading = (wanted > 0).then(|| self.forest.reading());
         let place = self.live.read(self.forest, |reader| reader.descend(key, wanted))?;
         if !place.ahead.is_empty() {
             self.forest.read_ahead(&place.ahead);

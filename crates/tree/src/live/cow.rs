@@ -27,7 +27,7 @@ use crate::running::Running;
 use crate::tree::{child, no_child};
 use butternut_format::extent::EXTENT_FLAG_FULL_BACKREF;
 use butternut_format::file_extent::FileExtent;
-use butternut_format::key::ItemType;
+use butternut_format::key::{ItemType, Key};
 use butternut_format::node::{Expected, HEADER_FLAG_RELOC, NewBlock};
 use butternut_format::refused::Refused;
 use butternut_format::units::{Generation, Logical, TreeId, length};
@@ -72,14 +72,21 @@ impl Writer<'_> {
 
     pub(crate) fn set_root(&mut self, logical: Logical, level: u8) {
         let generation = self.generation;
-        self.state.root = Expected { logical, generation, level, tree: self.id, first_key: None };
+        self.state.root =
+            Expected { logical, generation, level, tree: self.id, first_key: None, end_key: None };
         self.state.is_moved = true;
     }
 
-    /// The child in a slot of `parent`, which belongs to the transaction, as one that does too.
-    pub(crate) fn own_child(&mut self, parent: Logical, slot: usize) -> Result<Logical, Stop> {
+    /// The child in a slot of `parent`, which belongs to the transaction, as one that does too. The
+    /// keys of `parent` stay below `end`.
+    pub(crate) fn own_child(
+        &mut self,
+        parent: Logical,
+        slot: usize,
+        end: Option<Key>,
+    ) -> Result<Logical, Stop> {
         let node = self.dirty(parent)?;
-        let expected = child(node, slot, self.id).ok_or_else(|| no_child(node, slot))?;
+        let expected = child(node, slot, self.id, end).ok_or_else(|| no_child(node, slot))?;
         if self.state.dirty.contains_key(&expected.logical) {
             return Ok(expected.logical);
         }
@@ -130,7 +137,7 @@ impl Writer<'_> {
     }
 
     fn new_block(&self, level: u8) -> Result<NewBlock, Stop> {
-        let logical = self.running.allocate_block(self.id)?;
+        let logical = self.running.allocate_block(self.forest, self.id)?;
         let facts = &self.running.facts;
         Ok(NewBlock {
             logical,
@@ -186,7 +193,7 @@ impl Writer<'_> {
     /// Adds to, or takes from, the references of everything a block names.
     fn refer(&self, block: &Block, referrer: Referrer, delta: i64) -> Result<(), Stop> {
         for slot in 0..block.len() {
-            if let Some(expected) = child(block, slot, self.id) {
+            if let Some(expected) = child(block, slot, self.id, None) {
                 self.running.change_block(&expected, referrer.to_block(), delta);
                 continue;
             }

@@ -87,7 +87,7 @@ impl Writer<'_> {
             let slot = covering_slot(node, key).unwrap_or(0);
             path.bound = node.key(slot.saturating_add(1)).or(path.bound);
             path.set(level, at, slot);
-            at = self.own_child(at, slot)?;
+            at = self.own_child(at, slot, path.bound)?;
         }
     }
 
@@ -312,7 +312,9 @@ impl Writer<'_> {
             if root.level == 0 || self.dirty(root.logical)?.len() != 1 {
                 return Ok(());
             }
-            let Some(child) = optional(self.own_child(root.logical, 0))? else { return Ok(()) };
+            let Some(child) = optional(self.own_child(root.logical, 0, None))? else {
+                return Ok(());
+            };
             let level = root.level.saturating_sub(1);
             self.discard(root.logical);
             self.set_root(child, level);
@@ -331,8 +333,8 @@ impl Writer<'_> {
             if !self.fits_beside(parent, slot, beside)? {
                 continue;
             }
-            let Some(left) = optional(self.own_child(parent, into))? else { continue };
-            let Some(right) = optional(self.own_child(parent, from))? else { continue };
+            let Some(left) = optional(self.own_child(parent, into, None))? else { continue };
+            let Some(right) = optional(self.own_child(parent, from, None))? else { continue };
             let is_leaf = level == 0;
             let merged = self.with_two(left, right, |left, right| append(left, right, is_leaf))?;
             if merged {
@@ -352,7 +354,7 @@ impl Writer<'_> {
         let node = self.dirty(parent)?;
         let mut used: usize = 0;
         for slot in [slot, beside] {
-            let Some(expected) = child(node, slot, self.id) else { return Ok(false) };
+            let Some(expected) = child(node, slot, self.id, None) else { return Ok(false) };
             let block = match self.find(&expected) {
                 Ok(block) => block,
                 Err(Stop::Missing(_)) => return Ok(false),

@@ -6,17 +6,22 @@
 //! 2. What it changes makes new heads (the extent tree's own blocks); it goes on until there are
 //!    none, which ends, because a block is copied once in a transaction.
 //! 3. An extent without references is freed: its item and its checksums go, its range is pinned
-//!    until the commit is down.
+//!    until the commit is down. An extent item with a count of 0 and a reference that is left,
+//!    inline or keyed, is refused: no keyed item stays over free space.
+//! 4. A reference is inline or keyed, never both. As in the kernel, a new reference is put inline
+//!    only where the extent has no keyed reference of any kind and its item has room.
 
-use super::item::{ExtentItem, inline_bytes_max, keyed_bytes, read_extent};
-use super::{Content, Head, Ref};
+use super::item::{ExtentItem, inline_bytes_max, read_extent};
+use super::keyed::has_any;
+use super::{Content, Head, corrupt};
 use crate::commit::Step;
 use crate::cursor::Cursor;
 use crate::error::TreeError;
 use crate::live::change::Change;
-use butternut_format::extent::{DataRef, Extent, check_data_ref, check_shared_data_ref};
+use crate::transaction::TreeEdit;
+use butternut_format::extent::Extent;
 use butternut_format::key::{ItemType, Key};
-use butternut_format::refused::Refused;
+use butternut_format::refused::{Refused, require};
 use butternut_format::units::{Logical, TreeId};
 use std::ops::Range;
 
@@ -44,18 +49,31 @@ impl Step<'_> {
             let mut pass =
                 Pass { items: tree.tree().cursor(), changes: Vec::new(), freed: Vec::new() };
             pass.changes.reserve(BATCH_ITEMS.min(heads.len()));
-            for (at, head) in heads {
-                self.apply_head(at, &head, &mut pass)?;
+            for (at, head) in heads.iter() {
+                self.apply_head(*at, head, &mut pass)?;
                 if pass.changes.len() >= BATCH_ITEMS {
-                    tree.merge(&pass.changes)?;
-                    pass.changes.clear();
+                    self.merge_batch(&tree, &mut pass, Logical(at.0.saturating_add(1)))?;
                 }
             }
-            tree.merge(&pass.changes)?;
+            self.merge_batch(&tree, &mut pass, Logical(u64::MAX))?;
             if !pass.freed.is_empty() {
                 self.edit(TreeId::CHECKSUM)?.remove_sums(&pass.freed)?;
             }
         }
+    }
+
+    /// Brings the changes of the heads below `to` into the tree, towards readers at one moment.
+    fn merge_batch(
+        &self,
+        tree: &TreeEdit<'_>,
+        pass: &mut Pass,
+        to: Logical,
+    ) -> Result<(), TreeError> {
+        self.running.references().begin_batch();
+        let merged = tree.merge(&pass.changes);
+        self.running.references().end_batch(merged.is_ok().then_some(to));
+        pass.changes.clear();
+        merged
     }
 
     fn apply_head(&self, at: Logical, head: &Head, pass: &mut Pass) -> Result<(), TreeError> {
@@ -66,21 +84,15 @@ impl Step<'_> {
         } else {
             self.find_item(at, head, &mut pass.items)?
         };
-        let bytes_max = inline_bytes_max(self.running.facts.node_len());
-        for (reference, delta) in &head.deltas {
-            if !item.change(*reference, *delta, bytes_max) {
-                self.change_keyed(at, *reference, *delta)?;
-            }
-        }
+        self.change_refs(at, &key, &mut item, head, pass)?;
         if head.is_full_backref {
             item.set_full_backref();
         }
-        let refs = item.refs.checked_add_signed(head.sum()).ok_or_else(|| {
-            corrupt(at, Refused::new("refs", item.refs, format_args!("at least {}", -head.sum())))
-        })?;
-        item.refs = refs;
         let range = at.0..at.0.saturating_add(head.bytes);
-        if refs == 0 {
+        if item.refs == 0 {
+            let is_bare = item.is_bare() && (head.is_created || !has_any(&mut pass.items, &key)?);
+            let have = "0, and references that are left";
+            require(is_bare, "refs", have, "0 and none").map_err(|e| corrupt(at, e))?;
             pass.changes.push(Change { key, to: None });
             if head.content == Content::Data {
                 match pass.freed.last_mut() {
@@ -95,6 +107,44 @@ impl Step<'_> {
             self.running.use_extent(range);
         }
         pass.changes.push(Change { key, to: Some(item.encode()) });
+        Ok(())
+    }
+
+    /// Applies what a head does to the references of its extent, inline and keyed (law 4).
+    fn change_refs(
+        &self,
+        at: Logical,
+        key: &Key,
+        item: &mut ExtentItem,
+        head: &Head,
+        pass: &mut Pass,
+    ) -> Result<(), TreeError> {
+        let refused = |refused| corrupt(at, refused);
+        let bytes_max = inline_bytes_max(self.running.facts.node_len());
+        let mut has_keyed = head.is_created.then_some(false);
+        for (reference, delta) in &head.deltas {
+            if item.change_inline(*reference, *delta).map_err(refused)? {
+                continue;
+            }
+            if *delta > 0 && item.has_room(*reference, bytes_max) {
+                let is_keyed = match has_keyed {
+                    Some(known) => known,
+                    None => has_any(&mut pass.items, key)?,
+                };
+                has_keyed = Some(is_keyed);
+                if !is_keyed {
+                    item.insert_inline(*reference, *delta).map_err(refused)?;
+                    continue;
+                }
+            }
+            self.change_keyed(at, *reference, *delta)?;
+            has_keyed = None;
+        }
+        let sum = head.sum();
+        item.refs = item.refs.checked_add_signed(sum).ok_or_else(|| {
+            let want = format_args!("one that {sum} can be added to").to_string();
+            corrupt(at, Refused::new("refs", item.refs, want))
+        })?;
         Ok(())
     }
 
@@ -128,48 +178,4 @@ impl Step<'_> {
         }
         Err(corrupt(at, Refused::new("extent item", "none", "one for what is referred to")))
     }
-
-    /// Changes a reference that has, or gets, an item of its own.
-    fn change_keyed(&self, at: Logical, reference: Ref, delta: i64) -> Result<(), TreeError> {
-        let tree = self.edit(TreeId::EXTENT)?;
-        let (key, old) = self.find_keyed(at, reference)?;
-        let new = old.unwrap_or(0).checked_add_signed(delta).ok_or_else(|| {
-            let want = format_args!("at least {}", delta.unsigned_abs()).to_string();
-            corrupt(at, Refused::new("reference count", old.unwrap_or(0), want))
-        })?;
-        if new > 0 {
-            return tree.put(&key, &keyed_bytes(reference, new));
-        }
-        tree.remove(&key).map(|_| ())
-    }
-
-    /// The key of a reference's own item, and its count if it is there. References whose hashes
-    /// collide have the next free offsets.
-    fn find_keyed(&self, at: Logical, reference: Ref) -> Result<(Key, Option<u64>), TreeError> {
-        let tree = self.edit(TreeId::EXTENT)?;
-        let mut key = reference.key(at);
-        loop {
-            let Some(found) = tree.tree().find(&key)? else { return Ok((key, None)) };
-            let refused = |refused| corrupt(at, refused);
-            match reference {
-                Ref::Tree(_) | Ref::Shared(_) => return Ok((key, Some(1))),
-                Ref::SharedData(_) => {
-                    let (_, count) = check_shared_data_ref(key, found.data()).map_err(refused)?;
-                    return Ok((key, Some(count.into())));
-                }
-                Ref::Data(wanted) => {
-                    let have = check_data_ref(key, found.data()).map_err(refused)?;
-                    if (DataRef { count: 1, ..have }) == wanted {
-                        return Ok((key, Some(have.count.into())));
-                    }
-                    key.offset = key.offset.wrapping_add(1);
-                }
-            }
-        }
-    }
-}
-
-fn corrupt(at: Logical, refused: Refused) -> TreeError {
-    let source = refused.at(format_args!("extent {at}"));
-    TreeError::Corrupt { tree: TreeId::EXTENT, source }
 }

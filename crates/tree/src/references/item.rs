@@ -4,7 +4,9 @@
 //!
 //! 1. Inline references rise by type, and within a type fall by offset or hash, as the checks of
 //!    the format have it.
-//! 2. An item that would grow beyond [`inline_bytes_max`] keeps its new references as keyed items.
+//! 2. A new reference is inline only while the item stays within [`inline_bytes_max`] and its
+//!    extent has no keyed references; else it is a keyed item. No reference is both.
+//! 3. A count is exact: what its field on disk cannot hold is refused, never clipped.
 
 use super::{Content, Ref};
 use crate::error::TreeError;
@@ -69,26 +71,33 @@ impl ExtentItem {
         self.flags |= EXTENT_FLAG_FULL_BACKREF;
     }
 
-    /// Changes a reference that is inline, or makes one where there is room. `false`: it is, or
-    /// must become, a keyed item.
-    pub(crate) fn change(&mut self, reference: Ref, delta: i64, bytes_max: usize) -> bool {
-        if let Some(at) = self.inline.iter().position(|(known, _)| *known == reference) {
-            let count = self.inline.get(at).map_or(0, |(_, count)| *count);
-            let count = count.saturating_add_signed(delta);
-            if count == 0 {
-                self.inline.remove(at);
-            } else if let Some((_, place)) = self.inline.get_mut(at) {
-                *place = count;
-            }
-            return true;
+    /// Changes a reference that is inline; `false`: it is not.
+    pub(crate) fn change_inline(&mut self, reference: Ref, delta: i64) -> Result<bool, Refused> {
+        let Some(at) = self.inline.iter().position(|(known, _)| *known == reference) else {
+            return Ok(false);
+        };
+        let old = self.inline.get(at).map_or(0, |(_, count)| *count);
+        let count = counted(reference, old, delta)?;
+        if count == 0 {
+            self.inline.remove(at);
+        } else if let Some((_, place)) = self.inline.get_mut(at) {
+            *place = count;
         }
-        if delta < 0 || !self.has_room(reference, bytes_max) {
-            return false;
-        }
+        Ok(true)
+    }
+
+    /// Puts a reference inline that is neither inline nor keyed (law 2).
+    pub(crate) fn insert_inline(&mut self, reference: Ref, delta: i64) -> Result<(), Refused> {
+        let count = counted(reference, 0, delta)?;
         let order = order(reference);
         let at = self.inline.partition_point(|(known, _)| self::order(*known) < order);
-        self.inline.insert(at, (reference, delta.unsigned_abs()));
-        true
+        self.inline.insert(at, (reference, count));
+        Ok(())
+    }
+
+    /// Whether no reference is inline.
+    pub(crate) fn is_bare(&self) -> bool {
+        self.inline.is_empty()
     }
 
     pub(crate) fn has_room(&self, reference: Ref, bytes_max: usize) -> bool {
@@ -196,9 +205,21 @@ fn inline_bytes(reference: Ref) -> usize {
     }
 }
 
+/// The count of a reference after a change (law 3). A block is referred to once in each way.
+pub(crate) fn counted(reference: Ref, count: u64, delta: i64) -> Result<u64, Refused> {
+    let max = match reference {
+        Ref::Tree(_) | Ref::Shared(_) => 1,
+        Ref::Data(_) | Ref::SharedData(_) => u64::from(u32::MAX),
+    };
+    count.checked_add_signed(delta).filter(|new| *new <= max).ok_or_else(|| {
+        let want = format_args!("one that {delta} can be added to, up to {max}").to_string();
+        Refused::new("reference count", count, want)
+    })
+}
+
 /// The bytes of a reference as an item of its own.
 pub(crate) fn keyed_bytes(reference: Ref, count: u64) -> Vec<u8> {
-    let count = U32::new(u32::try_from(count).unwrap_or(u32::MAX));
+    let count = U32::new(u32::try_from(count).expect("law 3: a count was checked as it was made"));
     match reference {
         Ref::Tree(_) | Ref::Shared(_) => Vec::new(),
         Ref::Data(data) => {

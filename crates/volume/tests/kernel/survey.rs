@@ -94,6 +94,7 @@ pub(crate) fn walk(
             level: root.level - 1,
             tree: root.tree,
             first_key: Some(child.key),
+            end_key: None,
         };
         walk(volume, expected, visit)?;
     }
@@ -233,5 +234,6 @@ fn root((key, data): (Key, &[u8])) -> Option<Expected> {
         level: item.level(),
         tree: TreeId(key.objectid),
         first_key: None,
+        end_key: None,
     })
 }

@@ -1,0 +1,197 @@
+//! Volumes whose leaves hold keys past the next key of their parent, with right checksums: a
+//! search for such a key ends in the next leaf, and does not find what a walk has just shown.
+//!
+//! Every call on such a volume returns: with an error where it comes to such a leaf.
+
+#![allow(clippy::unwrap_used, dead_code, reason = "a test panics where it fails; shared helpers")]
+
+mod volume;
+
+use butternut::format::checksum::ChecksumKind;
+use butternut::format::key::{Key, RawKey};
+use butternut::{Allocate, FileId, Filesystem, MountOptions, SetAttributes};
+use butternut_mkfs::MkfsOptions;
+use volume::{TestVolume, new};
+use zerocopy::IntoBytes;
+
+const NODE_BYTES: usize = 4096;
+const HEADER_BYTES: usize = 101;
+const CHECKSUM_BYTES: usize = 32;
+/// Bytes of a slot of an inner node; its key is in front.
+const CHILD_BYTES: usize = 33;
+
+/// Extents of the file with many, a block each with a hole behind it.
+const EXTENTS: u64 = 900;
+
+/// The number of the file that has lost its name: the second that was made.
+const GONE_INO: u64 = 258;
+
+/// A volume with a deep tree of files: one with many extents, one like it that has lost its name
+/// while it was open, and many with a name each.
+fn volume() -> TestVolume {
+    let options = MkfsOptions { node_bytes: Some(4096), ..MkfsOptions::default() };
+    let volume = TestVolume::of(112 << 20, &options);
+    let fs = volume.open();
+    for name in [b"many", b"gone"] {
+        let id = fs.create(fs.root(), name, &new(0o600)).unwrap();
+        let file = fs.open_file(id).unwrap();
+        for extent in 0..EXTENTS {
+            file.write_at(extent * 8192, &[7; 4096]).unwrap();
+        }
+        file.sync_all().unwrap();
+    }
+    let dir = fs.mkdir(fs.root(), b"dir", &new(0o700)).unwrap();
+    for number in 0..200 {
+        fs.create(dir, format!("name {number}").as_bytes(), &new(0o600)).unwrap();
+    }
+    let gone = fs.open_file(fs.lookup(fs.root(), b"gone").unwrap()).unwrap();
+    fs.unlink(fs.root(), b"gone").unwrap();
+    fs.sync().unwrap();
+    // As after a crash: the file is deleted when the volume is opened again.
+    let copy = volume.copy();
+    drop(gone);
+    copy
+}
+
+/// Two leaves beside each other: where their parent, its slot for the right leaf, and the right
+/// leaf are in the image, and a key for the right leaf that is not above the last of the left.
+struct Pair {
+    parent: Vec<u64>,
+    slot: usize,
+    right: Vec<u64>,
+    key: Key,
+}
+
+/// The pairs of leaves of the top-level subvolume.
+fn pairs(volume: &TestVolume) -> Vec<Pair> {
+    let options = MountOptions { read_only: true, ..MountOptions::default() };
+    let fs = Filesystem::open_devices(volume.devices(), &options).unwrap();
+    let inspect = fs.inspect();
+    let chunks = inspect.chunks();
+    let places = |logical: u64| {
+        let chunk = chunks.iter().rev().find(|chunk| chunk.logical.0 <= logical).unwrap();
+        chunk.stripes.iter().map(|(_, at)| at + (logical - chunk.logical.0)).collect::<Vec<u64>>()
+    };
+    let root = inspect.tree_roots().unwrap().into_iter().find(|root| root.tree.0 == 5).unwrap();
+    let mut pairs = Vec::new();
+    let mut pending = vec![root.expected()];
+    while let Some(expected) = pending.pop() {
+        let node = inspect.block(&expected).unwrap();
+        let children: Vec<_> =
+            (0..node.len()).filter_map(|slot| inspect.child(&node, slot, root.tree)).collect();
+        if node.level() > 1 {
+            pending.extend(children);
+            continue;
+        }
+        for (slot, two) in (1..).zip(children.windows(2)) {
+            let left = inspect.block(&two[0]).unwrap();
+            let (Some(last), Some(first)) = (left.last_key(), left.key(0)) else { continue };
+            // Extents lie at multiples of two sectors, so there is room for a key between two.
+            let Some(offset) = last.offset.checked_sub(4096) else { continue };
+            let key = Key { offset, ..last };
+            if key > first && left.find(&key).is_err() {
+                let (parent, right) = (places(expected.logical.0), places(two[1].logical.0));
+                pairs.push(Pair { parent, slot, right, key });
+            }
+        }
+    }
+    pairs
+}
+
+fn set_key(image: &mut [u8], places: &[u64], at: usize, key: Key) {
+    for place in places {
+        let place = usize::try_from(*place).unwrap();
+        let block = &mut image[place..place + NODE_BYTES];
+        block[at..at + 17].copy_from_slice(RawKey::from(key).as_bytes());
+        let digest = ChecksumKind::Crc32c.digest(&block[CHECKSUM_BYTES..]);
+        block[..4].copy_from_slice(&digest[..4]);
+    }
+}
+
+/// A copy of a volume in which the left leaf of a pair reaches past the first key of the right.
+fn hostile(image: &[u8], pair: &Pair) -> TestVolume {
+    let mut image = image.to_vec();
+    set_key(&mut image, &pair.parent, HEADER_BYTES + pair.slot * CHILD_BYTES, pair.key);
+    set_key(&mut image, &pair.right, HEADER_BYTES, pair.key);
+    TestVolume::of_image(&image)
+}
+
+fn read_all(fs: &Filesystem, id: FileId) -> butternut::Result<()> {
+    let file = fs.open_file(id)?;
+    let mut memory = vec![0; 65536];
+    let mut at = 0;
+    loop {
+        let bytes = file.read_at(at, &mut memory)?;
+        if bytes == 0 {
+            return file.extents(0..u64::MAX).try_for_each(|extent| extent.map(drop));
+        }
+        at += bytes as u64;
+    }
+}
+
+type Call = fn(&Filesystem) -> butternut::Result<()>;
+
+/// Each kind of call that walks over items or takes them out. Gives how many were refused.
+fn exercise(volume: &TestVolume) -> usize {
+    let options = MountOptions { read_only: false, ..MountOptions::default() };
+    let calls: [Call; 10] = [
+        |fs| read_all(fs, fs.lookup(fs.root(), b"many")?),
+        |fs| fs.read_dir(fs.lookup(fs.root(), b"dir")?, 0)?.try_for_each(|entry| entry.map(drop)),
+        |fs| fs.open_file(fs.lookup(fs.root(), b"many")?)?.truncate(0),
+        |fs| fs.open_file(fs.lookup(fs.root(), b"many")?)?.truncate(EXTENTS * 4096),
+        |fs| {
+            let file = fs.open_file(fs.lookup(fs.root(), b"many")?)?;
+            file.allocate(0..EXTENTS * 8192, Allocate::PunchHole)
+        },
+        |fs| {
+            let file = fs.open_file(fs.lookup(fs.root(), b"many")?)?;
+            for extent in 0..EXTENTS {
+                file.write_at(extent * 8192 + 2048, &[1; 4096])?;
+            }
+            file.sync_all()
+        },
+        |fs| fs.unlink(fs.root(), b"many"),
+        |fs| fs.rmdir(fs.root(), b"dir"),
+        |fs| {
+            let dir = fs.lookup(fs.root(), b"dir")?;
+            (0..200).try_for_each(|n| fs.unlink(dir, format!("name {n}").as_bytes()))
+        },
+        |fs| {
+            let dir = fs.lookup(fs.root(), b"dir")?;
+            let set = SetAttributes { mode: Some(0o755), ..SetAttributes::default() };
+            fs.set_attributes(dir, &set)?;
+            fs.create(dir, b"new", &new(0o600)).map(drop)
+        },
+    ];
+    let mut refused = 0;
+    for call in calls {
+        let volume = volume.copy();
+        // The orphan is deleted, or refused, while the volume is opened.
+        let done = Filesystem::open_devices(volume.devices(), &options).and_then(|fs| {
+            call(&fs)?;
+            fs.sync()
+        });
+        refused += usize::from(done.is_err());
+    }
+    refused
+}
+
+#[test]
+fn a_leaf_with_keys_past_its_parents_next_key_ends_no_call_in_a_loop() {
+    let volume = volume();
+    assert_eq!(exercise(&volume), 1, "only the directory with entries stays on a sound volume");
+    let image = volume.image();
+    let pairs = pairs(&volume);
+    // An orphan that cannot be deleted stays, and keeps nothing from being done with the others.
+    let (of_orphan, of_others): (Vec<_>, Vec<_>) =
+        pairs.iter().partition(|pair| pair.key.objectid == GONE_INO);
+    let counts = (of_orphan.len(), of_others.len());
+    assert!(counts.0 > 4 && counts.1 > 4, "{counts:?} pairs of leaves");
+    for pair in of_orphan.iter().step_by(of_orphan.len().div_ceil(2)) {
+        assert!(exercise(&hostile(&image, pair)) >= 1, "behind {:?}", pair.key);
+    }
+    for pair in of_others.iter().step_by(of_others.len().div_ceil(4)) {
+        let refused = exercise(&hostile(&image, pair));
+        assert!(refused > 1, "{refused} calls refused the leaf behind {:?}", pair.key);
+    }
+}

@@ -1,0 +1,176 @@
+//! Commits that find less space than was set aside for them.
+
+use crate::{Forest, ForestOptions, Need, Purse};
+use butternut_device::{Device, MemoryDevice};
+use butternut_format::chunk::BlockGroupFlags;
+use butternut_format::key::{ItemType, Key};
+use butternut_format::units::{Logical, TreeId};
+use butternut_mkfs::MkfsOptions;
+use butternut_space::{Class, Cluster, Want};
+use butternut_volume::{OpenOptions, Volume};
+use std::sync::Arc;
+
+fn fresh(bytes: u64) -> Arc<dyn Device> {
+    let device = MemoryDevice::new("memory", bytes);
+    butternut_mkfs::make(&device, &MkfsOptions::default()).expect("a fresh volume");
+    Arc::new(device)
+}
+
+fn open(device: &Arc<dyn Device>) -> Arc<Forest> {
+    let volume = Volume::open(vec![Arc::clone(device)], OpenOptions::default()).expect("a volume");
+    Forest::open_writable(Arc::new(volume), ForestOptions::default()).expect("a writable forest")
+}
+
+/// Items of a type that nothing looks into.
+fn item(number: u64) -> (Key, Vec<u8>) {
+    (Key::new(1 << 40, ItemType(77), number), vec![7; 300])
+}
+
+fn put(forest: &Arc<Forest>, numbers: std::ops::Range<u64>) {
+    for from in numbers.clone().step_by(50) {
+        let handle = forest.join(Need::items(50)).expect("space");
+        let tree = handle.tree(TreeId::UUID).expect("the tree");
+        for number in from..(from + 50).min(numbers.end) {
+            let (key, data) = item(number);
+            tree.put(&key, &data).expect("a change that was reserved for");
+        }
+    }
+}
+
+#[test]
+fn a_commit_that_finds_no_metadata_space_makes_a_chunk() {
+    let device = fresh(512 << 20);
+    let forest = open(&device);
+    put(&forest, 0..2000);
+    forest.commit().expect("a commit with space");
+    let handle = forest.join(Need::items(8)).expect("space");
+    let (key, _) = item(77);
+    handle.tree(TreeId::UUID).expect("the tree").remove(&key).expect("a change");
+    // All metadata space is gone but a few blocks: less than the extent tree alone will copy.
+    let space = &forest.running().expect("writable").space;
+    let node = forest.running().expect("writable").facts.node_bytes;
+    let mut taken = Vec::new();
+    while let Some(range) = space.allocate(Class::Metadata, Want::node(node, Cluster(9))) {
+        taken.push(range);
+    }
+    let before = space.totals(Class::Metadata).bytes;
+    drop(handle);
+    forest.commit().expect("a commit that makes room for itself");
+    assert!(space.totals(Class::Metadata).bytes > before, "a chunk was made");
+    for range in taken {
+        space.release(range).expect("what was taken");
+    }
+    forest.commit().expect("nothing to do");
+    put(&forest, 2000..2100);
+    forest.commit().expect("a commit in the larger space");
+    drop(forest);
+    let forest = open(&device);
+    let tree = forest.tree(TreeId::UUID).expect("the root tree").expect("the tree");
+    assert!(tree.find(&key).expect("a search").is_none());
+    assert!(tree.find(&item(78).0).expect("a search").is_some());
+    assert!(tree.find(&item(2099).0).expect("a search").is_some());
+}
+
+#[test]
+fn no_handle_joins_once_the_commit_needs_all_that_is_free() {
+    let device = fresh(512 << 20);
+    let forest = open(&device);
+    put(&forest, 0..2000);
+    forest.commit().expect("a commit with space");
+    let running = forest.running().expect("writable");
+    // Freed extents far from each other, each in a leaf of its own, of a tree that is large.
+    running.commit_trees.store(1 << 40, std::sync::atomic::Ordering::Relaxed);
+    let node = u64::from(running.facts.node_bytes);
+    let free = running.space.totals(Class::Metadata).free;
+    let references = free / (2 * node) + 1;
+    for number in 0..references {
+        let at = Logical((1 << 50) + number * node);
+        running.change_data(at, node, crate::references::Ref::Shared(Logical(1 << 45)), 1);
+    }
+    for purse in [Purse::Free, Purse::Deletion, Purse::Promise] {
+        let refused = running.reserve_items(Need { items: 1, purse });
+        assert!(refused.is_err(), "{purse:?} takes what the commit needs");
+    }
+    running.references().take();
+    for purse in [Purse::Free, Purse::Deletion, Purse::Promise] {
+        assert!(running.reserve_items(Need { items: 1, purse }).is_ok(), "{purse:?}");
+    }
+}
+
+/// Changes an item, so that the leaf it is in is copied and the old one freed.
+fn touch(forest: &Arc<Forest>) {
+    let handle = forest.join(Need::items(1)).expect("space");
+    let (key, data) = item(7);
+    handle.tree(TreeId::UUID).expect("the tree").put(&key, &data).expect("a change");
+}
+
+#[test]
+fn what_a_commit_frees_stays_unused_while_a_reader_may_come_to_it() {
+    let device = fresh(512 << 20);
+    let forest = open(&device);
+    put(&forest, 0..200);
+    forest.commit().expect("a commit");
+    let pinned = || forest.running().expect("writable").space.pinned_bytes();
+    touch(&forest);
+    forest.commit().expect("a commit");
+    assert_eq!(pinned(), 0, "without a reader all is free at once");
+    let older = forest.reading();
+    touch(&forest);
+    forest.commit().expect("a commit");
+    let of_one = pinned();
+    assert!(of_one > 0, "what the reader may still read");
+    let younger = forest.reading();
+    touch(&forest);
+    forest.commit().expect("a commit");
+    assert!(pinned() > of_one);
+    drop(older);
+    assert!(pinned() > 0 && pinned() < 2 * of_one, "what only the older could come to is free");
+    drop(younger);
+    assert_eq!(pinned(), 0);
+}
+
+fn listed(forest: &Arc<Forest>) -> Vec<Logical> {
+    let raw = forest.running().expect("writable").super_block();
+    let chunks = butternut_format::super_block::SystemChunks::of(&raw);
+    chunks.map(|chunk| chunk.expect("a system chunk").logical).collect()
+}
+
+#[test]
+fn a_system_chunk_that_goes_leaves_the_superblock_too() {
+    let device = fresh(512 << 20);
+    let forest = open(&device);
+    let running = forest.running().expect("writable");
+    let node = u64::from(running.facts.node_bytes);
+    let groups = || -> Vec<Logical> {
+        let all = running.space.groups().into_iter();
+        let system = all.filter(|group| group.flags.contains(BlockGroupFlags::SYSTEM));
+        system.map(|group| group.start).collect()
+    };
+    let first = listed(&forest);
+    assert_eq!(first, groups());
+    let handle = forest.join(Need::items(4)).expect("space");
+    assert!(running.add_chunk(&forest, Class::System) && running.add_chunk(&forest, Class::System));
+    drop(handle);
+    // Something lies in them, so they stay.
+    let held: Vec<_> = groups()[first.len()..].iter().map(|at| at.0..at.0 + node).collect();
+    for range in &held {
+        assert!(running.space.claim(range).expect("inside a group"));
+    }
+    forest.commit().expect("a commit");
+    assert_eq!(listed(&forest).len(), first.len() + 2);
+    assert_eq!(listed(&forest), groups());
+    // The one between the others goes first.
+    for (number, range) in held.into_iter().enumerate() {
+        running.space.release(range).expect("what was claimed");
+        touch(&forest);
+        forest.commit().expect("a commit");
+        assert_eq!(listed(&forest), groups(), "{number}");
+    }
+    assert!(listed(&forest).len() < first.len() + 2);
+    let left = listed(&forest);
+    drop(forest);
+    let forest = open(&device);
+    assert_eq!(listed(&forest), left);
+    put(&forest, 0..100);
+    forest.commit().expect("a commit after chunks have gone");
+}

@@ -1,0 +1,80 @@
+//! A panic while a mount answers: the caller is refused with `EIO` and does not wait for ever,
+//! reads go on, and nothing of the half change comes to the volume.
+
+#![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
+
+use butternut::device::{Device, MemoryDevice};
+use butternut::format::inode::Time;
+use butternut::{Clock, Filesystem, Follow, MountOptions, NewInode};
+use butternut_fuse::{Options, Unmounter};
+use butternut_judges::kernel_mount::mount_point;
+use butternut_mkfs::MkfsOptions;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+static CLOCK_PANICS: AtomicBool = AtomicBool::new(false);
+
+/// The clock that changes look at: the one place where a test can make the engine panic.
+fn clock() -> Time {
+    assert!(!CLOCK_PANICS.load(Ordering::SeqCst), "a panic that the test asked for");
+    Time { secs: 1_700_000_000, nanos: 0 }
+}
+
+fn open(device: &Arc<dyn Device>) -> Filesystem {
+    let clock = Clock::new(clock);
+    // No commit of its own: its panic would come before that of the request.
+    let options =
+        MountOptions { read_only: false, clock, commit_seconds: 0, ..MountOptions::default() };
+    Filesystem::open_devices(vec![Arc::clone(device)], &options).unwrap()
+}
+
+/// Unmounts and removes the directory, however the test ends.
+struct MountPoint(PathBuf, Unmounter);
+
+impl Drop for MountPoint {
+    fn drop(&mut self) {
+        self.1.unmount().ok();
+        std::fs::remove_dir(&self.0).ok();
+    }
+}
+
+#[test]
+fn a_request_that_panics_is_answered_and_ends_writing() {
+    let device: Arc<dyn Device> = Arc::new(MemoryDevice::new("memory", 256 << 20));
+    butternut_mkfs::make(&*device, &MkfsOptions::default()).unwrap();
+    let fs = open(&device);
+    fs.mkdir(fs.root(), b"before", &NewInode::new(0o755)).unwrap();
+    fs.sync().unwrap();
+    let reports = Arc::new(AtomicU32::new(0));
+    let root = mount_point("panics").unwrap();
+    let options = Options { is_writable: true, threads: 3, ..Options::default() };
+    let counted = Arc::clone(&reports);
+    let report = Box::new(move |_: &(dyn std::error::Error + 'static)| {
+        counted.fetch_add(1, Ordering::SeqCst);
+    });
+    let mounted = butternut_fuse::mount(fs, &root, &options, report).unwrap();
+    let mount_point = MountPoint(root.clone(), mounted.unmounter());
+    let served = std::thread::spawn(move || mounted.serve());
+    CLOCK_PANICS.store(true, Ordering::SeqCst);
+    // More often than there are threads: none of them is lost.
+    let errno = |name: &str| {
+        let made = std::fs::create_dir(root.join(name));
+        made.unwrap_err().raw_os_error().unwrap()
+    };
+    assert_eq!(errno("first"), 5);
+    for number in 0..5 {
+        assert_eq!(errno(&format!("later {number}")), 30);
+    }
+    CLOCK_PANICS.store(false, Ordering::SeqCst);
+    assert_eq!(errno("last"), 30);
+    assert!(std::fs::metadata(root.join("before")).unwrap().is_dir());
+    let names: Vec<_> = std::fs::read_dir(&root).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(names, ["before"]);
+    assert_eq!(reports.load(Ordering::SeqCst), 1);
+    drop(mount_point);
+    assert!(served.join().unwrap().is_err(), "the last changes are not on the volume");
+    let fs = open(&device);
+    assert!(fs.resolve(b"before", Follow::Last).is_ok());
+    assert!(fs.resolve(b"first", Follow::Last).is_err());
+}
