@@ -79,6 +79,7 @@ pub(crate) struct Door {
     handles: Handles,
     /// Of a mount where nothing is opened.
     recent: Recent,
+    ends: listing::Ends,
     manner: Manner,
     /// For telling the kernel something unasked.
     device: Arc<OwnedFd>,
@@ -104,6 +105,7 @@ impl Door {
             filesystem,
             handles: Handles::default(),
             recent: Recent::default(),
+            ends: listing::Ends::default(),
             manner,
             device,
             has_reported: AtomicBool::new(false),
