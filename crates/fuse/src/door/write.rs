@@ -19,6 +19,7 @@
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use butternut::Privileges;
 
@@ -64,7 +65,11 @@ impl Door {
             if self.manner.caching != Caching::Nothing {
                 write.open.fills.begin_fill(asked.range());
             }
-            Write::answer(write.apply(asked.offset, bytes)?, reply)?;
+            let applied = write.apply(asked.offset, bytes);
+            if applied.is_err() && is_from_cache {
+                self.lost_writes.fetch_add(1, Ordering::Relaxed);
+            }
+            Write::answer(applied?, reply)?;
             return Ok(Wanted::Reply);
         }
         let stale = match write.open.fills.begin_write(asked.range()) {
