@@ -1,18 +1,29 @@
 //! Our own mount of an image, made and undone with the `butternut` command as a user would.
 
+use crate::command;
 use crate::image::{Image, View};
 use crate::kernel_mount::mount_point;
-use crate::{command, tool};
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use butternut_undo::{MountGuard, Undo};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// A mount served by a daemon. Dropping it unmounts.
+/// A mount served by a daemon. Dropping it unmounts; so does the death of this process, and a
+/// daemon that does not end then is killed.
 #[derive(Debug)]
 pub struct FuseMount {
     root: PathBuf,
-    is_mounted: bool,
+    /// `None` when unmounted.
+    guard: Option<MountGuard>,
+    /// Goes after the mount.
+    _daemon: Undo,
 }
+
+/// Waits for the end of process `$1` that was started at `$2`, and kills it after 60 s.
+const END_DAEMON: &str = r#"
+    is_it() { [ "$(cut -d' ' -f22 "/proc/$1/stat" 2>/dev/null)" = "$2" ]; }
+    n=0; while [ $n -lt 600 ] && is_it "$1" "$2"; do sleep 0.1; n=$((n+1)); done
+    is_it "$1" "$2" && kill -KILL "$1""#;
 
 impl FuseMount {
     /// Mounts to look: tests share their images.
@@ -28,34 +39,52 @@ impl FuseMount {
             Path::new("/dev/fuse").exists(),
             "/dev/fuse is missing: load the fuse module, or give the container the device"
         );
-        let mut mount = Self { root: mount_point("fuse")?, is_mounted: false };
-        let mut args: Vec<OsString> = vec!["--quiet".into(), "mount".into()];
+        let root = mount_point("fuse")?;
+        let guard = MountGuard::before_mount(&root)?;
+        let mut args: Vec<OsString> = vec!["--quiet".into(), "--json".into(), "mount".into()];
         if !options.is_empty() {
             args.extend(["-o".into(), options.into()]);
         }
         args.extend_from_slice(devices);
-        args.push(mount.root.clone().into());
-        command::run(&args)?;
-        mount.is_mounted = true;
-        Ok(mount)
+        args.push(root.clone().into());
+        let mounted = command::run(&args).and_then(|said| daemon(&said));
+        match mounted {
+            Ok(daemon) => Ok(Self { root, guard: Some(guard), _daemon: daemon }),
+            Err(error) => {
+                drop(guard);
+                std::fs::remove_dir(&root).ok();
+                Err(error)
+            }
+        }
     }
 
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Unmounts, and fails unless the command says that the volume is released.
+    /// Unmounts, and fails unless the command says that the volume is released. A mount that could
+    /// not be unmounted is detached when the value is dropped.
     pub fn unmount(mut self) -> Result<()> {
-        self.is_mounted = false;
-        command::run(&["umount".into(), self.root.clone().into()]).map(drop)
+        command::run(&["umount".into(), self.root.clone().into()])?;
+        if let Some(mut guard) = self.guard.take() {
+            guard.undone();
+        }
+        Ok(())
     }
+}
+
+/// Watches over the daemon that `mount --json` has started.
+fn daemon(said: &[u8]) -> Result<Undo> {
+    let said: serde_json::Value = serde_json::from_slice(said)?;
+    let process = said["process"].as_u64().context("mount names no process")?;
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
+    let started = stat.split(' ').nth(21).context("the process has no start time")?;
+    Ok(Undo::at_death(END_DAEMON, &[&process.to_string(), started])?)
 }
 
 impl Drop for FuseMount {
     fn drop(&mut self) {
-        if self.is_mounted {
-            tool::run("umount", &["--lazy".as_ref(), self.root.as_os_str()]).ok();
-        }
+        self.guard = None;
         std::fs::remove_dir(&self.root).ok();
     }
 }

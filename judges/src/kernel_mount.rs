@@ -6,26 +6,24 @@
 
 use crate::tool;
 use anyhow::{Context, Result, ensure};
+use butternut_undo::{LoopGuard, MountGuard};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
-
-const UNMOUNT_TRIES: u32 = 50;
-const UNMOUNT_PAUSE: Duration = Duration::from_millis(20);
 
 static MOUNTS: AtomicU32 = AtomicU32::new(0);
 
 /// A file seen as a block device.
 #[derive(Debug)]
-pub struct LoopDevice {
-    path: PathBuf,
-}
+pub struct LoopDevice(LoopGuard);
 
-/// A mounted volume. Dropping it unmounts and detaches.
+/// A mounted volume. Dropping it, or the death of this process, unmounts and detaches.
 #[derive(Debug)]
 pub struct KernelMount {
     root: PathBuf,
-    is_mounted: bool,
+    /// `None` when unmounted.
+    guard: Option<MountGuard>,
+    /// Go after the mount.
     loops: Vec<LoopDevice>,
 }
 
@@ -41,29 +39,20 @@ pub struct MountHow<'a> {
 
 impl LoopDevice {
     pub fn attach(image: &Path, read_only: bool, offset: u64) -> Result<Self> {
-        let mut args: Vec<std::ffi::OsString> = vec!["--find".into(), "--show".into()];
-        args.push(format!("--offset={offset}").into());
+        let offset = format!("--offset={offset}");
+        let mut options: Vec<&OsStr> = vec![offset.as_ref()];
         if read_only {
-            args.push("--read-only".into());
+            options.push("--read-only".as_ref());
         }
-        args.push(image.into());
-        let path = tool::text("losetup", &args).context(
+        let guard = LoopGuard::attach(image, &options).context(
             "no loop device: run as root on a kernel with loop devices, or leave the tests that \
              need one out with BUTTERNUT_NO_KERNEL=1",
         )?;
-        Ok(Self { path: path.into() })
+        Ok(Self(guard))
     }
 
     pub fn path(&self) -> &Path {
-        &self.path
-    }
-}
-
-impl Drop for LoopDevice {
-    fn drop(&mut self) {
-        // A device that was never part of a volume is not known to btrfs: that is no failure.
-        tool::run("btrfs", &tool::words_and_path("device scan --forget", &self.path)).ok();
-        tool::run("losetup", &tool::words_and_path("--detach", &self.path)).ok();
+        self.0.path()
     }
 }
 
@@ -80,11 +69,12 @@ impl KernelMount {
     /// Mounts the volume on devices that are already attached.
     pub fn over(loops: Vec<LoopDevice>, how: &MountHow<'_>) -> Result<Self> {
         let root = mount_point("kernel")?;
-        let mut mount = Self { root, is_mounted: false, loops };
+        let guard = Some(MountGuard::before_mount(&root)?);
+        let mount = Self { root, guard, loops };
         let (first, others) = mount.loops.split_first().context("a volume without devices")?;
         let mut options = vec![if how.read_only { "ro" } else { "rw" }.to_owned()];
         options.push("noatime".to_owned());
-        options.extend(others.iter().map(|other| format!("device={}", other.path.display())));
+        options.extend(others.iter().map(|other| format!("device={}", other.path().display())));
         if !how.options.is_empty() {
             options.push(how.options.to_owned());
         }
@@ -92,7 +82,6 @@ impl KernelMount {
         let words = ["-t".as_ref(), "btrfs".as_ref(), "-o".as_ref(), Path::new(&options)];
         let args: Vec<_> = words.into_iter().chain([first.path(), mount.root.as_path()]).collect();
         tool::run("mount", &args.iter().map(|arg| arg.as_os_str()).collect::<Vec<_>>())?;
-        mount.is_mounted = true;
         Ok(mount)
     }
 
@@ -104,25 +93,16 @@ impl KernelMount {
         &self.loops
     }
 
-    /// Unmounts and says so when that fails, which dropping cannot do. A process that another test
-    /// starts holds our open files for a moment, so a busy mount is asked again.
+    /// Unmounts and says so when that fails, which dropping cannot do.
     pub fn unmount(mut self) -> Result<()> {
-        self.is_mounted = false;
-        for _ in 0..UNMOUNT_TRIES {
-            if tool::output("umount", &[&self.root])?.status.success() {
-                return Ok(());
-            }
-            std::thread::sleep(UNMOUNT_PAUSE);
-        }
-        tool::run("umount", &[&self.root]).map(drop)
+        let guard = self.guard.take().context("it is unmounted")?;
+        Ok(guard.unmount()?)
     }
 }
 
 impl Drop for KernelMount {
     fn drop(&mut self) {
-        if self.is_mounted && tool::run("umount", &[&self.root]).is_err() {
-            tool::run("umount", &["--lazy".as_ref(), self.root.as_os_str()]).ok();
-        }
+        self.guard = None;
         std::fs::remove_dir(&self.root).ok();
     }
 }

@@ -8,6 +8,8 @@
 //! {"ask":"stats","as":"prometheus"}              {"ok":"# HELP ..."}
 //! {"ask":"switches"}                             {"ok":[{"key":"nosec","value":"on",...},...]}
 //! {"ask":"set","key":"nosec","value":"off"}      {"ok":[{"key":"nosec","value":"off",...}]}
+//! {"ask":"volume"}                               {"ok":{"devices":[...],"is_writable":true,...}}
+//! {"ask":"clone","subvolume":{"id":256}}         {"ok":null}, with the descriptor of a mount
 //! anything else                                  {"error":"why"}
 //! ```
 //!
@@ -25,7 +27,10 @@ pub(crate) mod client;
 pub(crate) mod server;
 
 use std::ffi::OsString;
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -34,6 +39,10 @@ use std::time::{Duration, Instant};
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -57,6 +66,21 @@ pub(crate) enum Question {
         key: String,
         value: String,
     },
+    /// Which volume is served, and how.
+    Volume,
+    /// A clone of a subvolume's directory, to be mounted at a further place.
+    Clone {
+        subvolume: Asked,
+    },
+}
+
+/// A subvolume that is asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Asked {
+    Default,
+    Id(u64),
+    Path(Vec<u8>),
 }
 
 /// How counts are printed.
@@ -121,6 +145,45 @@ fn make_folder(path: &Path, user: u32) -> io::Result<()> {
 /// The user at the other end.
 fn peer(stream: &UnixStream) -> io::Result<u32> {
     Ok(socket_peercred(stream)?.uid.as_raw())
+}
+
+/// A path of the volume's, without the slashes at its ends.
+pub(crate) fn path(mut bytes: Vec<u8>) -> PathBuf {
+    while bytes.last() == Some(&b'/') {
+        bytes.pop();
+    }
+    let slashes = bytes.iter().take_while(|byte| **byte == b'/').count();
+    OsString::from_vec(bytes.split_off(slashes)).into()
+}
+
+/// Writes a byte that comes with a descriptor, before the answer.
+fn send_descriptor(stream: &UnixStream, fd: BorrowedFd<'_>) -> io::Result<()> {
+    let fds = [fd];
+    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut room);
+    if !control.push(SendAncillaryMessage::ScmRights(&fds)) {
+        return Err(io::ErrorKind::OutOfMemory.into());
+    }
+    sendmsg(stream, &[IoSlice::new(b" ")], &mut control, SendFlags::empty())?;
+    Ok(())
+}
+
+/// Reads the byte that may come with a descriptor. It is part of the answer where none comes.
+fn receive_descriptor(stream: &UnixStream, until: Instant) -> io::Result<(u8, Option<OwnedFd>)> {
+    stream.set_read_timeout(Some(time_left(until)?))?;
+    let mut byte = [0; 1];
+    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut room);
+    let mut into = [IoSliceMut::new(&mut byte)];
+    let received = recvmsg(stream, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    if received.bytes == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let fd = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        RecvAncillaryMessage::ScmCredentials(_) | _ => None,
+    });
+    Ok((byte[0], fd))
 }
 
 /// Writes a line, within the time.

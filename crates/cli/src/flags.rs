@@ -73,10 +73,13 @@ Options after -o:
   uncached              keep nothing of what is read and written, in the kernel neither
   parallel_direct       files opened with O_DIRECT are written by many at once; what others write
                         is not held back in the kernel then
-  dev, suid, exec       device nodes, set-user-id bits, programs work [nodev, nosuid, exec]
+  dev, suid, exec       device nodes, set-user-id bits, programs work [nodev, nosuid, exec; where
+                        root mounts with mount(8): dev, suid, exec, as for every filesystem]
   nologreplay           say nothing of a log tree that is not shown
   nosec=..., simple_read=..., dio_stable=..., latency=..., uncached_flush=...
                         the switches of `butternut ctl`
+  remount               change a mount that serves: ro, rw, sync, async, dev, suid, exec, their
+                        opposites, and the switches; other options keep their values
 Options about access times are taken and change nothing: access times stay as they are.
 
 Without allow_other and default_permissions, the one who mounts sees and changes everything in the
@@ -90,6 +93,14 @@ one of the two.
 fsync(2) returns when all changes are on the medium. sync(2) does not reach the mount's process;
 `butternut umount` does, and returns when the last change is down and the volume released. umount(8)
 does the same where umount.fuse.butternut is installed, and else returns before.
+
+SIGTERM, SIGINT or SIGHUP unmounts. A mount that is in use is committed and detached, and its
+process tells on stderr and in the system's log what it waits for; a second signal commits what was
+written since and ends it, and open files fail from then on; a third ends it without that commit.
+
+A volume that root has mounted for writing can be mounted at further places, other subvolumes too.
+One process serves them all; ro, dev, suid and exec are those of each place, all other options those
+of the first. This takes Linux 6.15. The volume is released with the last place.
 
 In fstab: disk.img@snap1  /mnt  fuse.butternut  ro,allow_other  0 0";
 

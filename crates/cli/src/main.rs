@@ -32,7 +32,10 @@ fn main() -> ExitCode {
     let mut words: Vec<OsString> = std::env::args_os().collect();
     if let Some(name) = words.first().and_then(|word| Path::new(word).file_name()) {
         match name.to_str() {
-            Some("mount.fuse.butternut") => words = commands::mount_helper::mount_words(&words),
+            Some("mount.fuse.butternut") => {
+                let is_root = rustix::process::geteuid().is_root();
+                words = commands::mount_helper::mount_words(&words, is_root);
+            }
             Some("umount.fuse.butternut") => words = commands::mount_helper::umount_words(&words),
             _ => {}
         }

@@ -386,7 +386,7 @@ fn polling_nothing_returns_at_once_and_a_timeout_is_kept() {
         }
         pair.submit(Request::flush(0, 1)).unwrap();
         assert_eq!(pair.poll(1, Some(Duration::MAX), &mut out), 1);
-        assert!(start.elapsed() < Duration::from_secs(30));
+        assert!(start.elapsed() < Duration::from_mins(5));
     }
 }
 

@@ -206,7 +206,7 @@ fn uncached_flush_says_who_brings_down_what() {
         }
         let begun = Instant::now();
         while sent() < 256 || count().written_pages > 0 || (old_stays && dropped() < 256) {
-            assert!(begun.elapsed() < Duration::from_secs(20), "{switch:?}: {:?}", count());
+            assert!(begun.elapsed() < Duration::from_mins(5), "{switch:?}: {:?}", count());
             std::thread::sleep(Duration::from_millis(1));
         }
         assert_eq!(count().flusher_kicks > before.flusher_kicks, is_kicked, "{switch:?}");

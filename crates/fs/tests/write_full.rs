@@ -98,12 +98,11 @@ fn judge(volume: &TestVolume) {
     let (image, mount) = (image.to_str().unwrap(), dir.path().join("mount"));
     std::fs::create_dir(&mount).unwrap();
     run("btrfs", &["check", "--check-data-csum", image]);
-    // Whoever looks at all mounts keeps this one busy a while.
-    let script = "mount -o loop \"$0\" \"$1\" \
-        && trap 'umount \"$1\" || { sleep 2; umount \"$1\"; }' EXIT \
-        && test -z \"$(ls \"$1\")\" \
+    let guard = butternut_undo::MountGuard::before_mount(&mount).unwrap();
+    let script = "mount -o loop \"$0\" \"$1\" && test -z \"$(ls \"$1\")\" \
         && ! dd if=/dev/zero of=\"$1/file\" bs=64K status=none && rm \"$1/file\"";
     run("bash", &["-c", script, image, mount.to_str().unwrap()]);
+    guard.unmount().unwrap();
     run("btrfs", &["check", "--check-data-csum", image]);
 }
 

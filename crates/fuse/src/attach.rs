@@ -27,17 +27,24 @@ const HELPER: &str = "fusermount3";
 /// Where the helper finds the number of its socket.
 const HELPER_SOCKET: &str = "_FUSE_COMMFD";
 
-/// The type that mount tables show.
-const KIND: &str = "fuse.butternut";
+/// The type that the kernel mounts, and what mount tables show with our part of it.
+pub(crate) const TYPE: &str = "fuse";
+const SUBTYPE: &str = "butternut";
+pub const KIND: &str = "fuse.butternut";
 
 /// Mounts on a directory; the connection that serves it.
 pub(crate) fn attach(mountpoint: &Path, options: &Options) -> io::Result<OwnedFd> {
     match by_system_call(mountpoint, options) {
-        Err(error) if Errno::from_io_error(&error) == Some(Errno::PERM) => {
-            through_helper(mountpoint, options)
-        }
+        Err(error) if is_for_helper(&error) => through_helper(mountpoint, options),
         done => done,
     }
+}
+
+/// Whether the helper, which is set-user-id, may do what this process may not: a caller without
+/// capabilities is told `EPERM`, by a security module `EACCES`, and so is one that may not open
+/// /dev/fuse itself.
+fn is_for_helper(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::PERM | Errno::ACCESS))
 }
 
 fn by_system_call(mountpoint: &Path, options: &Options) -> io::Result<OwnedFd> {
@@ -54,12 +61,8 @@ fn by_system_call(mountpoint: &Path, options: &Options) -> io::Result<OwnedFd> {
             flags |= flag;
         }
     }
-    let mut data = format!(
-        "fd={},rootmode=40000,user_id={},group_id={},max_read={TRANSFER_BYTES_MAX}",
-        device.as_raw_fd(),
-        getuid().as_raw(),
-        getgid().as_raw()
-    );
+    let settings = connection_settings(&device);
+    let mut data = settings.map(|(key, value)| format!("{key}={value}")).join(",");
     for (is_set, word) in given(options) {
         if is_set {
             data.push(',');
@@ -71,8 +74,26 @@ fn by_system_call(mountpoint: &Path, options: &Options) -> io::Result<OwnedFd> {
     Ok(device)
 }
 
+/// What the kernel must know of a connection.
+fn connection_settings(device: &OwnedFd) -> [(&'static str, String); 5] {
+    [
+        ("fd", device.as_raw_fd().to_string()),
+        ("rootmode", "40000".to_owned()),
+        ("user_id", getuid().as_raw().to_string()),
+        ("group_id", getgid().as_raw().to_string()),
+        ("max_read", TRANSFER_BYTES_MAX.to_string()),
+    ]
+}
+
+/// All settings of a mount, for the calls that take them one by one.
+pub(crate) fn settings(device: &OwnedFd, options: &Options) -> Vec<(&'static str, String)> {
+    let mut settings = vec![("source", options.source.clone()), ("subtype", SUBTYPE.to_owned())];
+    settings.extend(connection_settings(device));
+    settings
+}
+
 /// Options of the connection, in the words that the kernel and its helper share.
-fn given(options: &Options) -> [(bool, &'static str); 2] {
+pub(crate) fn given(options: &Options) -> [(bool, &'static str); 2] {
     [(options.permissions(), "default_permissions"), (options.allow_other, "allow_other")]
 }
 
@@ -158,16 +179,29 @@ fn is_attached(device: &OwnedFd) -> bool {
     }
 }
 
+/// How a mount is taken away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Detach {
+    /// Refused while it is in use.
+    Now,
+    /// What uses it goes on with that.
+    Lazily,
+}
+
 /// Takes the mount away, unless it is gone: another may stand in its place.
-pub(crate) fn detach(device: &OwnedFd, mountpoint: &Path) -> io::Result<()> {
+pub(crate) fn detach(device: &OwnedFd, mountpoint: &Path, how: Detach) -> io::Result<()> {
     if !is_attached(device) {
         return Ok(());
     }
-    match rustix::mount::unmount(mountpoint, UnmountFlags::NOFOLLOW) {
-        Err(Errno::PERM) => {}
+    let (flags, letters) = match how {
+        Detach::Now => (UnmountFlags::NOFOLLOW, "-uq"),
+        Detach::Lazily => (UnmountFlags::DETACH | UnmountFlags::NOFOLLOW, "-uzq"),
+    };
+    match rustix::mount::unmount(mountpoint, flags) {
+        Err(Errno::PERM | Errno::ACCESS) => {}
         done => return Ok(done?),
     }
-    let output = Command::new(HELPER).args(["-u", "-q", "--"]).arg(mountpoint).output()?;
+    let output = Command::new(HELPER).args([letters, "--"]).arg(mountpoint).output()?;
     if output.status.success() {
         return Ok(());
     }
@@ -186,6 +220,13 @@ mod tests {
         let fixed = "ro,async,nodev,nosuid,exec,noatime,subtype=butternut";
         let more = "default_permissions,allow_other,max_read=1048576,fsname=a\\,b\\\\c";
         assert_eq!(words, format!("{fixed},{more}"));
+    }
+
+    #[test]
+    fn the_helper_is_tried_where_the_call_is_not_allowed() {
+        let tried = |errno: Errno| is_for_helper(&errno.into());
+        assert!(tried(Errno::PERM) && tried(Errno::ACCESS));
+        assert!(!tried(Errno::NOENT) && !tried(Errno::BUSY) && !tried(Errno::INVAL));
     }
 
     #[test]

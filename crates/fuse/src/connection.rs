@@ -66,11 +66,16 @@ impl Worker {
 
     /// Another thread's end of the same connection.
     pub(crate) fn another(&self) -> io::Result<Self> {
-        let device = open()?;
+        // Without descriptors of their own, threads share one: where the kernel cannot join them,
+        // or the device is closed to this user and fusermount3 has opened it.
+        let shared = || Ok(Self::new(self.device.try_clone()?));
+        let device = match open() {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return shared(),
+            opened => opened?,
+        };
         match fuse_device::join(device.as_fd(), self.device.as_fd()) {
             Ok(()) => Ok(Self::new(device)),
-            // Without descriptors of their own, threads share one.
-            Err(Errno::INVALID) => Ok(Self::new(self.device.try_clone()?)),
+            Err(Errno::INVALID) => shared(),
             Err(errno) => Err(io::Error::from_raw_os_error(errno.0)),
         }
     }

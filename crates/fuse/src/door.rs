@@ -31,7 +31,7 @@ mod xattrs;
 use std::error::Error as StdError;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -84,6 +84,8 @@ pub(crate) struct Door {
     /// For telling the kernel something unasked.
     device: Arc<OwnedFd>,
     has_reported: AtomicBool,
+    /// Writes from the kernel's cache that failed. The kernel does not send them again.
+    lost_writes: AtomicU64,
     /// The kernel sends the longer form of SETXATTR.
     has_long_setxattr: AtomicBool,
     aside: Mutex<Vec<JoinHandle<()>>>,
@@ -99,9 +101,15 @@ fn guarded<T>(filesystem: &Filesystem, answer: impl FnOnce() -> Answer<T>) -> An
 }
 
 impl Door {
-    pub(crate) fn new(filesystem: Filesystem, manner: Manner, device: Arc<OwnedFd>) -> Self {
+    /// Serves the directory `root` of a filesystem, and what is below.
+    pub(crate) fn new(
+        filesystem: Filesystem,
+        root: FileId,
+        manner: Manner,
+        device: Arc<OwnedFd>,
+    ) -> Self {
         Self {
-            nodes: Nodes::new(filesystem.root()),
+            nodes: Nodes::new(root),
             filesystem,
             handles: Handles::default(),
             recent: Recent::default(),
@@ -109,6 +117,7 @@ impl Door {
             manner,
             device,
             has_reported: AtomicBool::new(false),
+            lost_writes: AtomicU64::new(0),
             has_long_setxattr: AtomicBool::new(false),
             aside: Mutex::default(),
         }
@@ -201,6 +210,14 @@ impl Door {
     /// Has the kernel ask for a file's attributes again.
     fn invalidate_attributes(&self, node: u64) {
         connection::invalidate_attributes(&self.device, node);
+    }
+
+    /// Has the kernel send the changed pages of every file that is open for writing, and waits
+    /// for that. Other threads take them.
+    pub(crate) fn take_pages(&self) {
+        for id in self.handles.written() {
+            connection::write_pages_back(&self.device, self.nodes.number(id));
+        }
     }
 
     /// Brings down what was written.

@@ -4,7 +4,7 @@
 //! are given again. What the handles of one file share is kept from the first open to the last
 //! release.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use butternut::{File, FileId};
@@ -89,6 +89,13 @@ impl Handles {
     pub(crate) fn count(&self, id: FileId) -> usize {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         table.files.iter().flatten().filter(|open| open.file.id() == id).count()
+    }
+
+    /// The files that are open for writing.
+    pub(crate) fn written(&self) -> BTreeSet<FileId> {
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        let written = table.files.iter().flatten().filter(|open| open.is_written);
+        written.map(|open| open.file.id()).collect()
     }
 
     /// The file that nobody has open under this number any more. Dropping it may delete it.

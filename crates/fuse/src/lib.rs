@@ -40,8 +40,13 @@ mod request;
 mod session;
 mod shown;
 mod turn;
+mod whole;
 mod wire;
 
+pub use attach::KIND;
 pub use door::Report;
 pub use options::{Caching, Options};
-pub use session::{DAEMON_XATTR, FuseError, Mounted, SYNC_XATTR, Unmounter, mount};
+pub use session::{
+    DAEMON_XATTR, FuseError, LOST_XATTR, Mounted, SYNC_XATTR, Serving, Unmounter, mount,
+};
+pub use whole::{Clone, Rights, Whole};

@@ -1,5 +1,9 @@
 //! How a mount behaves, as the door needs it; what users type is the command line's matter.
 
+use std::path::PathBuf;
+
+use butternut::FileId;
+
 /// What the kernel keeps in memory of files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Caching {
@@ -35,6 +39,9 @@ pub struct Options {
     /// Threads that answer requests; at least 1.
     pub threads: usize,
     pub caching: Caching,
+    /// Where root mounts: the top directory of the volume, and the path from there to the
+    /// directory that is mounted. The volume can then be mounted at other places, too.
+    pub whole: Option<(FileId, PathBuf)>,
     /// All threads wait for requests, and the kernel wakes whichever it likes.
     pub all_wait: bool,
 }
@@ -52,6 +59,7 @@ impl Default for Options {
             execute: true,
             threads: 2,
             caching: Caching::default(),
+            whole: None,
             all_wait: false,
         }
     }

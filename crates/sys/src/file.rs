@@ -3,9 +3,11 @@
 //! 1. Reads and writes bypass the page cache (`O_DIRECT`) where the file allows it and the caller
 //!    wants it; [`DiskFile::is_direct`] says which happened. Direct transfers must respect
 //!    [`DiskFile::alignment`]; this file does not bounce.
-//! 2. A writable open is exclusive. On a block device `O_EXCL` keeps out kernel mounts and other
-//!    exclusive openers; on every disk a whole-file open-file-description lock keeps out all who
-//!    use this crate.
+//! 2. A writable open is exclusive, by whatever name the bytes are reached. On a block device
+//!    `O_EXCL` keeps out kernel mounts and other exclusive openers; open-file-description locks, of
+//!    the disk and of what it stands on ([`crate::block`]), keep out all that use this crate; and a
+//!    loop device over the same bytes must not be mounted, nor open exclusively or for writing.
+//!    (A loop device that is attached and mounted afterwards is not seen: the kernel asks nothing.)
 //! 3. A read-only open takes the shared form of that lock: readers meet readers, but no writer
 //!    starts under a reader and no reader under a writer, for a reader of a volume that changes
 //!    sees trees that no longer exist. [`Sharing::Unlocked`] asks for such a look all the same.
@@ -18,10 +20,12 @@
 //!
 //! Who holds a busy disk is found by [`crate::holder`].
 
+use crate::block::{self, Layer, Window};
 use crate::errno::Errno;
 use crate::holder::{self, Holder};
 use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, StatxFlags};
 use std::fmt;
+use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -46,6 +50,8 @@ pub struct DiskFile {
     alignment: Alignment,
     logical_block_bytes: u32,
     cache: WriteCache,
+    /// The locks of what a loop device stands on.
+    _beneath: Vec<OwnedFd>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,12 +169,6 @@ impl DiskFile {
         // Asked before the open, because opening a fifo waits, and O_EXCL is for devices only.
         let stat = rustix::fs::stat(path).map_err(|cause| refused(cause.into()))?;
         let kind = disk_kind(path, &stat)?;
-        if how.writable
-            && kind == DiskKind::Image
-            && let Some(holder) = holder::mount_over_loop(path)
-        {
-            return Err(OpenError::Busy { path: path.to_owned(), holder });
-        }
         let (fd, is_direct) = open_fd(path, kind, how)?;
         let after = rustix::fs::fstat(&fd).map_err(|cause| refused(cause.into()))?;
         if disk_kind(path, &after)? != kind
@@ -182,7 +182,7 @@ impl DiskFile {
         {
             return Err(OpenError::ReadOnly { path: path.to_owned() });
         }
-        lock(path, &fd, how)?;
+        let beneath = claim(path, &fd, how)?;
         let bytes = disk_bytes(&fd, kind, &after).map_err(refused)?;
         let logical_block_bytes = match kind {
             DiskKind::Image => DIRECT_ALIGN_DEFAULT,
@@ -202,6 +202,7 @@ impl DiskFile {
             alignment,
             logical_block_bytes,
             cache: write_cache(kind),
+            _beneath: beneath,
         })
     }
 
@@ -356,33 +357,80 @@ fn open_fd(path: &Path, kind: DiskKind, how: OpenDisk) -> Result<(OwnedFd, bool)
     match opened {
         Ok(fd) => Ok((fd, is_direct)),
         Err(rustix::io::Errno::BUSY) => {
-            Err(OpenError::Busy { path: path.to_owned(), holder: holder::of_device(path, kind) })
+            Err(OpenError::Busy { path: path.to_owned(), holder: holder::of_device(kind) })
         }
         Err(cause) => Err(OpenError::Refused { path: path.to_owned(), cause: cause.into() }),
     }
 }
 
-/// Takes the lock of laws 2 and 3.
-fn lock(path: &Path, fd: &OwnedFd, how: OpenDisk) -> Result<(), OpenError> {
+/// Takes the locks of laws 2 and 3, and looks for what needs none; returns the descriptors of the
+/// locks beneath the disk.
+fn claim(path: &Path, fd: &OwnedFd, how: OpenDisk) -> Result<Vec<OwnedFd>, OpenError> {
     if how.sharing == Sharing::Unlocked && !how.writable {
-        return Ok(());
+        return Ok(Vec::new());
     }
-    match lock_whole_file(fd, how.writable) {
-        Err(Errno(libc::EAGAIN | libc::EACCES)) => {
-            Err(OpenError::Busy { path: path.to_owned(), holder: holder::of_lock(path) })
+    lock(path, fd, how.writable, Window::ALL)?;
+    let refused =
+        |error: std::io::Error| OpenError::Refused { path: path.to_owned(), cause: error.into() };
+    let meta = fd.try_clone().map(File::from).and_then(|file| file.metadata()).map_err(refused)?;
+    let layers = block::chain(block::storage_of(&meta));
+    let mut beneath = Vec::new();
+    for layer in layers.iter().skip(1) {
+        // A file that cannot be reached by its path is compared only.
+        let Some(below) = layer.path.as_deref().and_then(|path| open_beneath(path, layer)) else {
+            continue;
+        };
+        let (below, can_write) = below;
+        match lock(path, &below, how.writable && can_write, layer.window) {
+            Err(busy @ OpenError::Busy { .. }) => return Err(busy),
+            // Where there are no locks, the exclusive open of the device is what there is.
+            Err(_) | Ok(()) => beneath.push(below),
         }
-        Err(cause) if how.writable => Err(OpenError::CannotLock { path: path.to_owned(), cause }),
+    }
+    let user = if how.writable { holder::over_loop(&layers) } else { None };
+    match user {
+        Some(holder) => Err(OpenError::Busy { path: path.to_owned(), holder }),
+        None => Ok(beneath),
+    }
+}
+
+/// Opens the file beneath a loop device to lock it, for writing where that is allowed.
+fn open_beneath(path: &Path, layer: &Layer) -> Option<(OwnedFd, bool)> {
+    let open = |flags| {
+        let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+        rustix::fs::open(path, flags, Mode::empty()).ok()
+    };
+    let opened = match open(OFlags::RDWR) {
+        Some(fd) => (fd, true),
+        None => (open(OFlags::RDONLY)?, false),
+    };
+    let file = File::from(opened.0);
+    let is_it = file.metadata().is_ok_and(|meta| block::storage_of(&meta) == layer.storage);
+    is_it.then(|| (file.into(), opened.1))
+}
+
+/// Takes the lock of a window of a file.
+fn lock(path: &Path, fd: &OwnedFd, exclusive: bool, window: Window) -> Result<(), OpenError> {
+    match lock_window(fd, exclusive, window) {
+        Err(Errno(libc::EAGAIN | libc::EACCES)) => {
+            let meta = fd.try_clone().map(File::from).and_then(|file| file.metadata());
+            let holder = meta.map_or(Holder::Unknown, |meta| holder::of_lock(&meta));
+            Err(OpenError::Busy { path: path.to_owned(), holder })
+        }
+        Err(cause) if exclusive => Err(OpenError::CannotLock { path: path.to_owned(), cause }),
         Ok(()) | Err(_) => Ok(()),
     }
 }
 
-fn lock_whole_file(fd: &OwnedFd, exclusive: bool) -> Result<(), Errno> {
+fn lock_window(fd: &OwnedFd, exclusive: bool, window: Window) -> Result<(), Errno> {
     let kind = if exclusive { libc::F_WRLCK } else { libc::F_RDLCK };
+    let offset = |at: u64| libc::off_t::try_from(at).unwrap_or(libc::off_t::MAX);
     let mut lock = libc::flock {
         l_type: libc::c_short::try_from(kind).expect("lock types are 0 and 1"),
         l_whence: libc::c_short::try_from(libc::SEEK_SET).expect("SEEK_SET is 0"),
-        l_start: 0,
-        l_len: 0,
+        l_start: offset(window.start),
+        // 0: to the end of the file, wherever that will be.
+        l_len: if window.end == u64::MAX { 0 } else { offset(window.end - window.start) },
         l_pid: 0,
     };
     // SAFETY: F_OFD_SETLK reads one `struct flock` from the pointer.

@@ -3,16 +3,23 @@
 //! Every answer is a hint for a person: it is asked after the refusal, so the holder may be gone
 //! already, and other users' processes may be hidden. Nothing here decides anything, except:
 //!
-//! 1. [`mount_over_loop`] and [`writing_mount`] find a kernel mount that no lock would show.
+//! 1. [`over_loop`] and [`writing_mount`] find users of the same bytes that no lock would show: a
+//!    loop device that is mounted, or open exclusively or for writing. Disks are compared by the
+//!    numbers of what they stand on ([`crate::block`]), never by paths.
 //! 2. [`Holder::Unknown`] makes an opener wait a moment: a holder who cannot be seen may have
 //!    ended, and then his lock soon ends too ([`crate::file`]).
 //! 3. No file is asked about that others have open and that cannot be the disk: it may lie on a
 //!    file system that does not answer.
 
+use crate::block::{self, Layer, Numbers, Storage};
 use crate::file::DiskKind;
+use crate::mounts::{self, Mount, parse_numbers};
+use rustix::fs::{Mode, OFlags};
+use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
-use std::os::unix::ffi::OsStrExt;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -26,7 +33,7 @@ pub enum Holder {
         device: String,
         mountpoint: PathBuf,
     },
-    /// Device mapper, MD or a loop device stands on it.
+    /// Device mapper, MD or a mounted filesystem of several devices stands on it (`name` is what).
     Device {
         name: String,
     },
@@ -45,7 +52,7 @@ impl fmt::Display for Holder {
             Holder::Mount { device, mountpoint } => {
                 write!(f, "the kernel has mounted {device} on {}", mountpoint.display())
             }
-            Holder::Device { name } => write!(f, "it is part of /dev/{name}"),
+            Holder::Device { name } => write!(f, "it is part of {name}"),
             Holder::Swap => f.write_str("it is swap space"),
             Holder::Process { id, name } => write!(f, "process {id} ({name}) has it open"),
             Holder::Unknown => f.write_str("somebody else has it open"),
@@ -53,34 +60,64 @@ impl fmt::Display for Holder {
     }
 }
 
-/// Who made an exclusive open of a block device fail.
-pub(crate) fn of_device(path: &Path, kind: DiskKind) -> Holder {
+/// What made an exclusive open of a block device fail.
+pub(crate) fn of_device(kind: DiskKind) -> Holder {
     let DiskKind::BlockDevice { major, minor } = kind else { return Holder::Unknown };
     let numbers = (major, minor);
-    mount_of(numbers, Mounts::All)
-        .or_else(|| holder_device(numbers))
-        .or_else(|| swap_on(numbers))
-        .or_else(|| process_with(path, |_| true))
+    of_numbers(numbers)
+        .or_else(|| process_with_device(numbers, |_| true))
         .unwrap_or(Holder::Unknown)
 }
 
-/// Who has the open-file-description lock.
-pub(crate) fn of_lock(path: &Path) -> Holder {
-    process_with(path, |fdinfo| fdinfo.contains("OFDLCK")).unwrap_or(Holder::Unknown)
+/// Which process has the open-file-description lock.
+pub(crate) fn of_lock(meta: &fs::Metadata) -> Holder {
+    process_with(meta, |fdinfo| fdinfo.contains("OFDLCK")).unwrap_or(Holder::Unknown)
 }
 
-/// The kernel's mount through which a disk is being changed: one for reading and writing, of the
-/// block device itself or of a loop device that stands on the image.
+/// Returns the kernel's mount through which a disk is being changed: one for reading and writing,
+/// of the block device itself or of a loop device over the same bytes.
 pub fn writing_mount(disk: &Path) -> Option<Holder> {
-    match device_numbers(disk) {
-        Some(numbers) => mount_of(numbers, Mounts::Writing),
-        None => over_loop(disk, Mounts::Writing),
-    }
+    let layers = block::chain(block::storage_of(&fs::metadata(disk).ok()?));
+    let own = layers.iter().filter_map(|layer| match layer.storage {
+        Storage::Device(numbers) => Some(numbers),
+        Storage::File { .. } => None,
+    });
+    let others = block::loop_devices_over(&layers);
+    own.chain(others.iter().map(|device| device.numbers))
+        .find_map(|numbers| mount_of(numbers, Mounts::Writing))
 }
 
-/// The kernel's mount of a loop device that stands on this image, if there is one.
-pub(crate) fn mount_over_loop(image: &Path) -> Option<Holder> {
-    over_loop(image, Mounts::All)
+/// What uses a loop device that shares bytes with a disk which is to be written: a mount, another
+/// device on it, swap, a process that has it open exclusively or for writing (law 1).
+pub(crate) fn over_loop(disk: &[Layer]) -> Option<Holder> {
+    block::loop_devices_over(disk).into_iter().find_map(|device| {
+        let numbers = device.numbers;
+        of_numbers(numbers)
+            .or_else(|| process_with_device(numbers, writes))
+            // The device as a whole counts as taken where one of its partitions is.
+            .or_else(|| {
+                (!device.has_partitions && is_taken(&device.name)).then_some(Holder::Unknown)
+            })
+    })
+}
+
+/// Whether an exclusive open of a device fails for its being open exclusively already.
+fn is_taken(name: &str) -> bool {
+    let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let opened = rustix::fs::open(Path::new("/dev").join(name), flags, Mode::empty());
+    matches!(opened, Err(rustix::io::Errno::BUSY))
+}
+
+/// Whether the `fdinfo` of a descriptor shows that it can be written.
+fn writes(info: &str) -> bool {
+    let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
+    let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
+    flags.is_some_and(|flags| flags & 0o3 != 0)
+}
+
+/// A user of a block device that the kernel itself shows.
+fn of_numbers(numbers: Numbers) -> Option<Holder> {
+    mount_of(numbers, Mounts::All).or_else(|| holder_device(numbers)).or_else(|| swap_on(numbers))
 }
 
 /// Which mounts count.
@@ -90,148 +127,127 @@ enum Mounts {
     Writing,
 }
 
-fn over_loop(image: &Path, which: Mounts) -> Option<Holder> {
-    let image = fs::canonicalize(image).ok()?;
-    let devices = fs::read_dir("/sys/block").ok()?;
-    for device in devices.take(LOOKED_AT_MAX).flatten() {
-        let Ok(backing) = fs::read(device.path().join("loop/backing_file")) else { continue };
-        let backing = backing.strip_suffix(b"\n").unwrap_or(&backing);
-        if backing != image.as_os_str().as_bytes() {
-            continue;
+/// The mount of a device. Btrfs mounts have device numbers of their own, and name one device of
+/// several, by the path that was given to mount(2): they are found by the id of the filesystem.
+fn mount_of(numbers: Numbers, which: Mounts) -> Option<Holder> {
+    let btrfs = btrfs_with(numbers);
+    let mounts = mounts::read().ok()?;
+    let is_it = |mount: &&Mount| {
+        if which == Mounts::Writing && !mount.has_option("rw") {
+            return false;
         }
-        let numbers = fs::read_to_string(device.path().join("dev")).ok();
-        let numbers = numbers.and_then(|text| parse_numbers(&text));
-        if let Some(mount) = numbers.and_then(|numbers| mount_of(numbers, which)) {
-            return Some(mount);
-        }
-    }
-    None
-}
-
-fn parse_numbers(text: &str) -> Option<(u32, u32)> {
-    let (major, minor) = text.trim().split_once(':')?;
-    Some((major.parse().ok()?, minor.parse().ok()?))
-}
-
-/// The mount whose source is the device, or (btrfs names one device of several in the mount table)
-/// another device of the same file system.
-fn mount_of(numbers: (u32, u32), which: Mounts) -> Option<Holder> {
-    let siblings = btrfs_siblings(numbers);
-    // Names in it are bytes; the odd one out must not hide all others.
-    let table = fs::read("/proc/self/mountinfo").ok()?;
-    let table = String::from_utf8_lossy(&table);
-    table.lines().take(LOOKED_AT_MAX).find_map(|line| {
-        let (left, right) = line.split_once(" - ")?;
-        let mut left = left.split(' ');
-        let mounted = parse_numbers(left.nth(2)?)?;
-        let mountpoint = left.nth(1)?;
-        let mut right = right.split(' ').skip(1);
-        let (source, options) = (right.next()?, right.next()?);
-        if which == Mounts::Writing && !options.split(',').any(|option| option == "rw") {
-            return None;
-        }
-        let by_source = || source.starts_with('/').then(|| device_numbers(Path::new(source)));
-        let is_ours = |candidate| candidate == numbers || siblings.contains(&candidate);
-        (is_ours(mounted) || by_source().flatten().is_some_and(is_ours)).then(|| Holder::Mount {
-            device: source.to_owned(),
-            mountpoint: PathBuf::from(unescape(mountpoint)),
+        mount.device == numbers
+            || source_numbers(&mount.source) == Some(numbers)
+            || (mount.kind == "btrfs" && btrfs.is_some() && btrfs == btrfs_id(&mount.mountpoint))
+    };
+    // Of a filesystem whose mounts all are elsewhere, nothing is known but that it is there.
+    let hidden = || {
+        (which == Mounts::All && btrfs.is_some()).then(|| Holder::Device {
+            name: format!(
+                "a btrfs filesystem that is mounted ({})",
+                btrfs.clone().unwrap_or_default()
+            ),
         })
+    };
+    let mount = mounts.iter().find(is_it);
+    mount
+        .map(|mount| Holder::Mount {
+            device: mount.source.to_string_lossy().into_owned(),
+            mountpoint: mount.mountpoint.clone(),
+        })
+        .or_else(hidden)
+}
+
+/// The device that the source of a mount names, also as it was named from within `/dev`.
+fn source_numbers(source: &OsStr) -> Option<Numbers> {
+    device_numbers(&Path::new("/dev").join(source))
+}
+
+fn device_numbers(path: &Path) -> Option<Numbers> {
+    match block::storage_of(&fs::metadata(path).ok()?) {
+        Storage::Device(numbers) => Some(numbers),
+        Storage::File { .. } => None,
+    }
+}
+
+/// The id, as text, of the mounted btrfs filesystem that a device belongs to.
+fn btrfs_with(numbers: Numbers) -> Option<String> {
+    let systems = fs::read_dir("/sys/fs/btrfs").ok()?;
+    systems.take(LOOKED_AT_MAX).flatten().find_map(|system| {
+        let devices = fs::read_dir(system.path().join("devices")).ok()?;
+        let mut devices = devices.take(LOOKED_AT_MAX).flatten();
+        let is_it = devices.any(|device| {
+            let text = fs::read_to_string(device.path().join("dev"));
+            text.ok().and_then(|text| parse_numbers(&text)) == Some(numbers)
+        });
+        is_it.then(|| system.file_name().to_string_lossy().into_owned())
     })
 }
 
-fn device_numbers(path: &Path) -> Option<(u32, u32)> {
-    let rdev = fs::metadata(path).ok()?.rdev();
-    (rdev != 0).then(|| (rustix::fs::major(rdev), rustix::fs::minor(rdev)))
+/// The id of the btrfs filesystem that is mounted on a directory.
+fn btrfs_id(mountpoint: &Path) -> Option<String> {
+    const BTRFS_IOC_FS_INFO: libc::c_ulong = 0x8400_941f;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::DIRECTORY;
+    let fd = rustix::fs::open(mountpoint, flags, Mode::empty()).ok()?;
+    let mut info = [0_u8; 1024];
+    // SAFETY: the request writes one `struct btrfs_ioctl_fs_info_args`, of 1024 bytes.
+    let answer = unsafe { libc::ioctl(fd.as_raw_fd(), BTRFS_IOC_FS_INFO, info.as_mut_ptr()) };
+    let id = info.get(16..32).filter(|_| answer == 0)?;
+    let hex = |range: Range<usize>| {
+        let bytes: Vec<String> = id[range].iter().map(|byte| format!("{byte:02x}")).collect();
+        bytes.concat()
+    };
+    Some([hex(0..4), hex(4..6), hex(6..8), hex(8..10), hex(10..16)].join("-"))
 }
 
-/// The devices of the mounted btrfs that this device belongs to.
-fn btrfs_siblings(numbers: (u32, u32)) -> Vec<(u32, u32)> {
-    let Ok(systems) = fs::read_dir("/sys/fs/btrfs") else { return Vec::new() };
-    for system in systems.take(LOOKED_AT_MAX).flatten() {
-        let Ok(devices) = fs::read_dir(system.path().join("devices")) else { continue };
-        let members: Vec<_> = devices
-            .take(LOOKED_AT_MAX)
-            .flatten()
-            .filter_map(|device| {
-                parse_numbers(&fs::read_to_string(device.path().join("dev")).ok()?)
-            })
-            .collect();
-        if members.contains(&numbers) {
-            return members;
-        }
-    }
-    Vec::new()
-}
-
-fn holder_device((major, minor): (u32, u32)) -> Option<Holder> {
+fn holder_device((major, minor): Numbers) -> Option<Holder> {
     let holders = fs::read_dir(format!("/sys/dev/block/{major}:{minor}/holders")).ok()?;
-    let name = holders.flatten().next()?.file_name().to_string_lossy().into_owned();
-    Some(Holder::Device { name })
+    let name = holders.flatten().next()?.file_name();
+    Some(Holder::Device { name: format!("/dev/{}", name.to_string_lossy()) })
 }
 
-fn swap_on(numbers: (u32, u32)) -> Option<Holder> {
+fn swap_on(numbers: Numbers) -> Option<Holder> {
     let table = fs::read_to_string("/proc/swaps").ok()?;
     let mut sources = table.lines().skip(1).filter_map(|line| line.split_whitespace().next());
     sources.any(|source| device_numbers(Path::new(source)) == Some(numbers)).then_some(Holder::Swap)
 }
 
-/// A process that has the file open and whose descriptor's `fdinfo` pleases.
-fn process_with(path: &Path, pleases: impl Fn(&str) -> bool) -> Option<Holder> {
-    let wanted = fs::metadata(path).ok()?;
-    let is_wanted = |open: &fs::Metadata| {
-        let same_node = (open.dev(), open.ino()) == (wanted.dev(), wanted.ino());
-        same_node || (wanted.rdev() != 0 && open.rdev() == wanted.rdev())
-    };
-    // Law 3. What is open is first asked of the kernel alone.
-    let may_be_wanted = |descriptor: &Path, info: &str| {
-        let of_device = || fs::read_link(descriptor).is_ok_and(|to| to.starts_with("/dev/"));
+/// A process that has a block device open and whose descriptor's `fdinfo` pleases.
+fn process_with_device(numbers: Numbers, pleases: impl Fn(&str) -> bool) -> Option<Holder> {
+    process(pleases, |descriptor, _| {
+        let is_device = fs::read_link(descriptor).is_ok_and(|to| to.starts_with("/dev/"));
+        is_device && device_numbers(descriptor) == Some(numbers)
+    })
+}
+
+/// A process that has a file open and whose descriptor's `fdinfo` pleases.
+fn process_with(wanted: &fs::Metadata, pleases: impl Fn(&str) -> bool) -> Option<Holder> {
+    process(pleases, |descriptor, info| {
         let ino = info.lines().find_map(|line| line.strip_prefix("ino:")?.trim().parse().ok());
-        ino == Some(wanted.ino()) || (wanted.rdev() != 0 && of_device())
-    };
+        let is_wanted = |open: fs::Metadata| {
+            (open.dev(), open.ino()) == (wanted.dev(), wanted.ino())
+                || (wanted.rdev() != 0 && open.rdev() == wanted.rdev())
+        };
+        // Law 3. What is open is first asked of the kernel alone.
+        let of_device = || fs::read_link(descriptor).is_ok_and(|to| to.starts_with("/dev/"));
+        (ino == Some(wanted.ino()) || (wanted.rdev() != 0 && of_device()))
+            && fs::metadata(descriptor).is_ok_and(is_wanted)
+    })
+}
+
+/// A process that has a descriptor whose `fdinfo` pleases and which is the one that is looked for.
+fn process(pleases: impl Fn(&str) -> bool, is_it: impl Fn(&Path, &str) -> bool) -> Option<Holder> {
     for process in fs::read_dir("/proc").ok()?.take(LOOKED_AT_MAX).flatten() {
         let Ok(id) = process.file_name().to_string_lossy().parse::<u32>() else { continue };
         let Ok(descriptors) = fs::read_dir(process.path().join("fd")) else { continue };
         for descriptor in descriptors.take(LOOKED_AT_MAX).flatten() {
             let info = process.path().join("fdinfo").join(descriptor.file_name());
             let Ok(info) = fs::read_to_string(info) else { continue };
-            let descriptor = descriptor.path();
-            if pleases(&info)
-                && may_be_wanted(&descriptor, &info)
-                && fs::metadata(&descriptor).is_ok_and(|open| is_wanted(&open))
-            {
+            if pleases(&info) && is_it(&descriptor.path(), &info) {
                 let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
                 return Some(Holder::Process { id, name: name.trim().to_owned() });
             }
         }
     }
     None
-}
-
-/// The mount table writes blanks as `\040` and so on.
-fn unescape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((plain, escaped)) = rest.split_once('\\') {
-        out.push_str(plain);
-        let code = escaped.get(..3).and_then(|digits| u8::from_str_radix(digits, 8).ok());
-        if let Some(byte) = code {
-            out.push(char::from(byte));
-            rest = &escaped[3..];
-        } else {
-            out.push('\\');
-            rest = escaped;
-        }
-    }
-    out + rest
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn escaped_mount_points_are_read_back() {
-        assert_eq!(unescape(r"/mnt/a\040b\134c"), r"/mnt/a b\c");
-        assert_eq!(unescape(r"/mnt/odd\9"), r"/mnt/odd\9");
-    }
 }

@@ -77,6 +77,8 @@ fn make(image: &Path, folder: &Path, mkfs: &str) {
     let script = words
         .iter()
         .fold(FILL.replace("MKFS", mkfs), |text, (word, path)| text.replace(word, path));
+    let _guard = butternut_undo::MountGuard::before_mount(folder).unwrap();
+    let script = format!("{}{script}", butternut_undo::UMOUNT_FUNCTION);
     let output = Command::new("bash").args(["-ec", &script]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "an image needs root, loop devices, btrfs-progs: {said}");

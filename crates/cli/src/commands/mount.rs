@@ -4,9 +4,15 @@
 //!    again as the daemon, with a pipe on which the daemon says so. No process is forked that has
 //!    threads.
 //! 2. Whoever starts it gets one line on stderr and a status that is not 0 where it cannot serve.
-//! 3. A signal to end unmounts; what is still open keeps its volume until it is closed.
+//! 3. The daemon has no descriptor of its caller's but the standard three, and those only until it
+//!    serves: a lock or a pipe of the caller's must not live as long as the mount.
+//! 4. Signals to end are the matter of [`ending`].
 
+mod ending;
+mod further;
+mod log;
 pub(super) mod options;
+mod remount;
 mod troubles;
 
 use std::ffi::OsString;
@@ -18,12 +24,12 @@ use std::process::{Command, Stdio};
 use std::thread;
 
 use butternut::{Filesystem, MountOptions};
-use butternut_fuse::{FuseError, Mounted, Report, Unmounter};
+use butternut_fuse::{FuseError, Report, Serving};
+use butternut_sys::descriptors;
 use butternut_sys::signal::EndSignals;
 use rustix::io::Errno;
 
-use super::umount;
-use crate::control::server::Server;
+use crate::control::server::{Served, Server};
 use crate::failure::{Done, Failure, Outcome, chain, plain};
 use crate::flags::{GlobalArgs, MountArgs};
 use crate::options as volume_options;
@@ -46,7 +52,15 @@ struct Plan {
 }
 
 pub(crate) fn run(global: &GlobalArgs, args: &MountArgs, out: &mut Output) -> Outcome {
+    if let [.., mountpoint] = &args.places[..]
+        && remount::is_meant(&args.options)
+    {
+        return remount::run(Path::new(mountpoint), &args.options);
+    }
     let plan = Plan::of(global, args)?;
+    if !args.ready && further::join(&plan)? {
+        return joined(global, &plan, out);
+    }
     if args.foreground || args.ready {
         serve(global, args, plan)
     } else {
@@ -60,6 +74,9 @@ impl Plan {
             return Err(Failure::new("mount", "no volume and mount point"));
         };
         let mountpoint = PathBuf::from(mountpoint);
+        if words.is_empty() {
+            return Err(Failure::new("mount", "no volume before the mount point"));
+        }
         let mut volume = volume_options::volume(words)?;
         let mut meaning = Meaning::of(&args.options)?;
         meaning.place(&mut volume)?;
@@ -90,6 +107,15 @@ impl Plan {
     }
 }
 
+/// Reports a mount that another process serves already.
+fn joined(global: &GlobalArgs, plan: &Plan, out: &mut Output) -> Outcome {
+    if global.json {
+        let mountpoint = plan.mountpoint.as_os_str().as_encoded_bytes();
+        json::document(out, json::Object::new().name("mountpoint", mountpoint))?;
+    }
+    Ok(Done::Well)
+}
+
 /// Starts the daemon and waits until it serves, or has said why it cannot.
 fn start(global: &GlobalArgs, args: &MountArgs, plan: &Plan, out: &mut Output) -> Outcome {
     let failed = |error: &io::Error| Failure::io("the daemon", error);
@@ -112,6 +138,7 @@ fn start(global: &GlobalArgs, args: &MountArgs, plan: &Plan, out: &mut Output) -
     }
     command.arg("--").args(&args.places);
     command.stdin(Stdio::null()).stdout(Stdio::piped());
+    descriptors::close_on_exec().map_err(|errno| failed(&errno.into()))?;
     let mut daemon = command.spawn().map_err(|error| failed(&error))?;
     let mut said = Vec::new();
     if let Some(mut pipe) = daemon.stdout.take() {
@@ -134,7 +161,7 @@ fn start(global: &GlobalArgs, args: &MountArgs, plan: &Plan, out: &mut Output) -
 }
 
 /// Serves until the mount is gone.
-fn serve(global: &GlobalArgs, args: &MountArgs, plan: Plan) -> Outcome {
+fn serve(global: &GlobalArgs, args: &MountArgs, mut plan: Plan) -> Outcome {
     if args.ready {
         // Fails only for a leader of processes, which a daemon's child is not.
         rustix::process::setsid().map(drop).unwrap_or_default();
@@ -149,33 +176,36 @@ fn serve(global: &GlobalArgs, args: &MountArgs, plan: Plan) -> Outcome {
     }
     let mountpoint = plan.mountpoint.canonicalize().unwrap_or(plan.mountpoint);
     let report = report(plan.volume.typed.clone());
+    // The mount may hide its devices.
+    let devices = further::identities(&plan.volume);
+    plan.meaning.fuse.whole = further::from_the_top(&filesystem);
+    let refused = |error: FuseError| refused(&mountpoint, &error);
     let mounted =
         butternut_fuse::mount(filesystem.clone(), &mountpoint, &plan.meaning.fuse, report)
-            .map_err(|error| refused(&mountpoint, &error))?;
+            .map_err(refused)?;
     let reporter = Reporter::start(&filesystem, plan.volume.typed.clone());
-    let control = serve_control(global, filesystem, &mountpoint);
     let unmounter = mounted.unmounter();
+    let serving = mounted.start().map_err(refused)?;
+    let served = Served { filesystem, devices, whole: serving.whole() };
+    let control = serve_control(global, served, &mountpoint);
     if args.ready {
-        if let Err(error) = detach_from_parent() {
-            drop(mounted);
-            return Err(Failure::io("the daemon's parent", &error));
-        }
+        detach_from_parent().map_err(|error| Failure::io("the daemon's parent", &error))?;
     } else if !global.quiet {
         say(&format!(
             "{}: serves (end it with `butternut umount`, or Ctrl-C)",
             mountpoint.display()
         ));
     }
-    end_on_signal(signals, unmounter, mountpoint.clone());
-    let finished = finish(mounted, &mountpoint);
+    ending::end_on_signal(signals, unmounter, mountpoint.clone());
+    let finished = finish(serving, &mountpoint);
     drop(reporter);
     drop(control);
     finished
 }
 
 /// The control socket. A mount without one is a mount.
-fn serve_control(global: &GlobalArgs, filesystem: Filesystem, mountpoint: &Path) -> Option<Server> {
-    match Server::start(filesystem, mountpoint) {
+fn serve_control(global: &GlobalArgs, what: Served, mountpoint: &Path) -> Option<Server> {
+    match Server::start(what, mountpoint) {
         Ok(server) => Some(server),
         Err(error) => {
             if !global.quiet {
@@ -205,13 +235,14 @@ fn open(plan: &Plan) -> Result<Filesystem, Failure> {
 fn report(volume: String) -> Report {
     Box::new(move |error| {
         let text = format!("{volume}: the volume is read-only from now on: {}", chain(error));
-        troubles::tell(troubles::CRITICAL, &text);
+        log::tell(log::CRITICAL, &text);
     })
 }
 
-fn finish(mounted: Mounted, mountpoint: &Path) -> Outcome {
-    let served = mounted.serve();
-    served.map_err(|error| Failure::new(mountpoint.display().to_string(), chain(&error)))?;
+fn finish(serving: Serving, mountpoint: &Path) -> Outcome {
+    serving
+        .wait()
+        .map_err(|error| Failure::new(mountpoint.display().to_string(), chain(&error)))?;
     Ok(Done::Well)
 }
 
@@ -224,23 +255,6 @@ fn detach_from_parent() -> io::Result<()> {
     rustix::stdio::dup2_stdout(&nowhere)?;
     rustix::stdio::dup2_stderr(&nowhere)?;
     Ok(rustix::process::chdir("/")?)
-}
-
-/// Unmounts at the first signal to end. Where the mount is busy, what was written is committed and
-/// the mount detached; the process ends when the last file is closed.
-fn end_on_signal(signals: EndSignals, unmounter: Unmounter, mountpoint: PathBuf) {
-    thread::spawn(move || {
-        if signals.wait().is_err() || unmounter.unmount().is_ok() {
-            return;
-        }
-        // Whoever sends signals may not wait for the last file to be closed.
-        if let Err(error) = unmounter.commit() {
-            say(&format!("{}: {}", mountpoint.display(), chain(&error)));
-        }
-        if let Err(failure) = umount::unmount(&mountpoint, true) {
-            say(&failure.to_string());
-        }
-    });
 }
 
 /// A mount that the system refuses, with what to do about it.

@@ -6,7 +6,10 @@
 //! umount.fuse.butternut MOUNTPOINT [-nlfvr] [-t TYPE] [-N NAMESPACE]
 //! ```
 //!
-//! Options that are for mount(8) itself are left out.
+//! 1. Options that are for mount(8) itself are left out.
+//! 2. mount(8) passes on what restricts a mount (`nodev`, `nosuid`, `noexec`) and leaves out its
+//!    defaults (`dev`, `suid`, `exec`, `rw`). So without a word they are on, as for every other
+//!    filesystem that root mounts. For other users fusermount3 decides.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -14,15 +17,22 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use super::mount;
 
 /// Words of fstab that mean nothing to a filesystem.
-const FOR_MOUNT_ALONE: [&str; 16] = [
+const FOR_MOUNT_ALONE: [&str; 15] = [
     "auto", "noauto", "user", "nouser", "users", "nousers", "owner", "noowner", "group", "nogroup",
-    "_netdev", "nofail", "defaults", "loop", "quiet", "remount",
+    "_netdev", "nofail", "defaults", "loop", "quiet",
 ];
 
-/// The words of `butternut mount`.
-pub(crate) fn mount_words(words: &[OsString]) -> Vec<OsString> {
+/// The words of `butternut mount`, for root or another user.
+pub(crate) fn mount_words(words: &[OsString], is_root: bool) -> Vec<OsString> {
     let (places, lists, _) = sorted(words);
-    let mut options = Vec::new();
+    let has = |wanted: &[u8]| {
+        lists.iter().any(|list| list.as_bytes().split(|byte| *byte == b',').any(|w| w == wanted))
+    };
+    let mut options: Vec<&[u8]> = Vec::new();
+    // A remount keeps what it has no word for.
+    if is_root && !has(b"remount") {
+        options.extend([&b"dev"[..], b"suid"]);
+    }
     for word in lists.iter().flat_map(|list| list.as_bytes().split(|byte| *byte == b',')) {
         let text = String::from_utf8_lossy(word);
         let is_comment = ["x-", "X-", "comment="].iter().any(|start| text.starts_with(start));
@@ -68,7 +78,7 @@ fn sorted(words: &[OsString]) -> (Vec<OsString>, Vec<OsString>, Vec<u8>) {
 mod tests {
     use super::*;
 
-    fn check(helper: fn(&[OsString]) -> Vec<OsString>, line: &str) -> String {
+    fn check(helper: impl Fn(&[OsString]) -> Vec<OsString>, line: &str) -> String {
         let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
         let words = helper(&words);
         words.iter().map(|word| word.to_str().unwrap()).collect::<Vec<_>>().join(" ")
@@ -76,13 +86,23 @@ mod tests {
 
     #[test]
     fn the_words_of_fstab_become_those_of_the_command() {
+        let user = |words: &[OsString]| mount_words(words, false);
+        let root = |words: &[OsString]| mount_words(words, true);
         assert_eq!(
-            check(mount_words, "mount.fuse.butternut a.img /m -s -o rw,noauto,subvol=x,x-a.b"),
+            check(user, "mount.fuse.butternut a.img /m -s -o rw,noauto,subvol=x,x-a.b"),
             "butternut mount -o rw,subvol=x -- a.img /m"
         );
         assert_eq!(
-            check(mount_words, "mount.fuse.butternut a.img /m -t fuse.butternut"),
+            check(user, "mount.fuse.butternut a.img /m -t fuse.butternut"),
             "butternut mount -- a.img /m"
+        );
+        assert_eq!(
+            check(root, "mount.fuse.butternut a.img /m -o rw,nosuid"),
+            "butternut mount -o dev,suid,rw,nosuid -- a.img /m"
+        );
+        assert_eq!(
+            check(root, "mount.fuse.butternut a.img /m -o remount,ro"),
+            "butternut mount -o remount,ro -- a.img /m"
         );
         assert_eq!(
             check(umount_words, "umount.fuse.butternut /m -l"),

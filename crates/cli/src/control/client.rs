@@ -1,15 +1,17 @@
 //! Asking a mount: its socket found from the mount table, its answer waited for.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use butternut_sys::mounts::Mount;
 use rustix::io::Errno;
 use serde_json::Value;
 
-use super::{ANSWER_BYTES_MAX, Answer, Question, device_number, folders, peer, receive, runtime};
-use super::{send, socket_name};
+use super::{ANSWER_BYTES_MAX, Answer, Asked, Question, device_number, folders, peer, receive};
+use super::{receive_descriptor, runtime, send, socket_name};
 use crate::failure::{Failure, plain};
 
 /// How long an answer may take.
@@ -25,6 +27,47 @@ pub(crate) fn ask(command: &str, target: &Path, question: &Question) -> Result<V
     let Some(user) = user_of(&mounts, numbers) else {
         return Err(nothing("").cure("`findmnt -t fuse.butternut` lists what there is"));
     };
+    answered(command, target, (user, numbers), question).map(|(value, _)| value)
+}
+
+/// Asks one mount of the mount table.
+pub(crate) fn ask_mount(
+    command: &str,
+    mount: &Mount,
+    question: &Question,
+) -> Result<Value, Failure> {
+    asked(command, mount, question).map(|(value, _)| value)
+}
+
+/// Asks a mount for a clone of a subvolume's directory.
+pub(crate) fn ask_for_clone(
+    command: &str,
+    mount: &Mount,
+    subvolume: Asked,
+) -> Result<OwnedFd, Failure> {
+    let (_, clone) = asked(command, mount, &Question::Clone { subvolume })?;
+    clone.ok_or_else(|| Failure::new(command, "the serving process sent no mount"))
+}
+
+fn asked(
+    command: &str,
+    mount: &Mount,
+    question: &Question,
+) -> Result<(Value, Option<OwnedFd>), Failure> {
+    let user = mount.option("user_id").and_then(|user| user.parse().ok());
+    let user = user.ok_or_else(|| Failure::new(command, "the mount table names no user"))?;
+    answered(command, &mount.mountpoint, (user, mount.device), question)
+}
+
+/// Sends a question to the socket of a user's mount, and waits for the answer, which may come with
+/// a descriptor.
+fn answered(
+    command: &str,
+    target: &Path,
+    (user, numbers): (u32, (u32, u32)),
+    question: &Question,
+) -> Result<(Value, Option<OwnedFd>), Failure> {
+    let shown = target.display();
     let failed = |why: String| Failure::new(command, format!("the mount at {shown}: {why}"));
     let mut stream = match connect(user, &socket_name(numbers)) {
         Ok(stream) => stream,
@@ -37,15 +80,22 @@ pub(crate) fn ask(command: &str, target: &Path, question: &Question) -> Result<V
         }
     };
     let until = Instant::now() + PATIENCE;
+    let mut fd = None;
     let line = send(&mut stream, question, until)
-        .and_then(|()| receive(&mut stream, ANSWER_BYTES_MAX, until));
+        .and_then(|()| receive_descriptor(&stream, until))
+        .and_then(|(first, descriptor)| {
+            fd = descriptor;
+            let mut line = vec![first];
+            line.extend(receive(&mut stream, ANSWER_BYTES_MAX, until)?);
+            Ok(line)
+        });
     let line = line.map_err(|error| {
         let is_late = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
         let late = || format!("no answer in {} s", PATIENCE.as_secs());
         failed(if is_late { late() } else { plain(&error) })
     })?;
     match serde_json::from_slice(&line) {
-        Ok(Answer::Ok(value)) => Ok(value),
+        Ok(Answer::Ok(value)) => Ok((value, fd)),
         Ok(Answer::Error(why)) => Err(Failure::new(command, why)),
         Err(error) => Err(failed(format!("its answer is not understood: {error}"))),
     }

@@ -9,21 +9,34 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use butternut::{Filesystem, NamedSwitch, Stats};
+use butternut_fuse::Whole;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
 
-use super::{Answer, Form, QUESTION_BYTES_MAX, Question, folders, make_folder, peer, receive};
-use super::{device_number, runtime, send, socket_name};
+use super::{Answer, Asked, Form, QUESTION_BYTES_MAX, Question, device_number, folders, path};
+use super::{make_folder, peer, receive, runtime, send, send_descriptor, socket_name};
+use crate::failure::{chain, plain};
 
 /// How long a question may take, and how long its answer: others wait meanwhile.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// What is left to wait after a failed accept: out of descriptors, most likely.
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// What is asked about.
+#[derive(Debug)]
+pub(crate) struct Served {
+    pub(crate) filesystem: Filesystem,
+    /// What its devices are ([`crate::commands`] compares them).
+    pub(crate) devices: Vec<String>,
+    /// There where it can be mounted at further places.
+    pub(crate) whole: Option<Arc<Whole>>,
+}
 
 /// The socket of one mount, served until this is dropped.
 #[derive(Debug)]
@@ -38,14 +51,14 @@ pub(crate) struct Server {
 
 impl Server {
     /// Serves the mount on `mountpoint`, at the best place that there is.
-    pub(crate) fn start(filesystem: Filesystem, mountpoint: &Path) -> io::Result<Self> {
+    pub(crate) fn start(served: Served, mountpoint: &Path) -> io::Result<Self> {
         let name = socket_name(device_number(mountpoint)?);
         let user = rustix::process::geteuid().as_raw();
         let mut first = None;
         for folder in folders(user, runtime()) {
             let path = folder.join(&name);
             match make_folder(&folder, user).and_then(|()| bind(&path)) {
-                Ok((listener, inode)) => return Self::serve(filesystem, listener, path, inode),
+                Ok((listener, inode)) => return Self::serve(served, listener, path, inode),
                 Err(error) => drop(first.get_or_insert(error)),
             }
         }
@@ -53,13 +66,13 @@ impl Server {
     }
 
     fn serve(
-        filesystem: Filesystem,
+        served: Served,
         listener: UnixListener,
         path: PathBuf,
         inode: u64,
     ) -> io::Result<Self> {
         let (end, ended) = UnixStream::pair()?;
-        let run = move || accept(&filesystem, &listener, &ended);
+        let run = move || accept(&served, &listener, &ended);
         let thread = thread::Builder::new().name("butternut-ctl".into()).spawn(run)?;
         Ok(Self { path, inode, thread: Some(thread), end: Some(end) })
     }
@@ -107,7 +120,7 @@ fn bind(path: &Path) -> io::Result<(UnixListener, u64)> {
     Ok((listener, std::fs::symlink_metadata(path)?.ino()))
 }
 
-fn accept(filesystem: &Filesystem, listener: &UnixListener, ended: &UnixStream) {
+fn accept(served: &Served, listener: &UnixListener, ended: &UnixStream) {
     loop {
         let (listening, ending) = (listener.as_fd(), ended.as_fd());
         let mut asked =
@@ -120,7 +133,7 @@ fn accept(filesystem: &Filesystem, listener: &UnixListener, ended: &UnixStream) 
             return;
         }
         match listener.accept() {
-            Ok((stream, _)) => answer_one(filesystem, stream),
+            Ok((stream, _)) => answer_one(served, stream),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(_) => thread::sleep(PAUSE),
         }
@@ -128,7 +141,7 @@ fn accept(filesystem: &Filesystem, listener: &UnixListener, ended: &UnixStream) 
 }
 
 /// Answers the question of one connection. Whoever does not wait for the answer does without.
-fn answer_one(filesystem: &Filesystem, mut stream: UnixStream) {
+fn answer_one(served: &Served, mut stream: UnixStream) {
     let until = Instant::now() + PATIENCE;
     let own = rustix::process::geteuid().as_raw();
     let answer = match peer(&stream) {
@@ -137,7 +150,10 @@ fn answer_one(filesystem: &Filesystem, mut stream: UnixStream) {
                 return;
             }
             match receive(&mut stream, QUESTION_BYTES_MAX, until) {
-                Ok(line) => answer(filesystem, &line),
+                Ok(line) => match serde_json::from_slice(&line) {
+                    Ok(Question::Clone { subvolume }) => give_clone(served, &stream, subvolume),
+                    _ => answer(served, &line),
+                },
                 Err(error) => Answer::Error(format!("the question: {error}")),
             }
         }
@@ -146,7 +162,32 @@ fn answer_one(filesystem: &Filesystem, mut stream: UnixStream) {
     send(&mut stream, &answer, Instant::now() + PATIENCE).unwrap_or_default();
 }
 
-fn answer(filesystem: &Filesystem, line: &[u8]) -> Answer {
+/// Sends the clone of a subvolume's directory ahead of the answer.
+fn give_clone(served: &Served, stream: &UnixStream, subvolume: Asked) -> Answer {
+    let clone = directory(&served.filesystem, subvolume).and_then(|directory| {
+        let whole = served.whole.as_ref().ok_or("the mount cannot be cloned")?;
+        let shown = directory.display().to_string();
+        whole.clone_of(&directory).map_err(|error| format!("{shown}: {}", plain(&error)))
+    });
+    let sent = clone
+        .and_then(|clone| send_descriptor(stream, clone.as_fd()).map_err(|error| plain(&error)));
+    sent.map_or_else(Answer::Error, |()| Answer::Ok(Value::Null))
+}
+
+/// The path of a subvolume, or of any directory, from the top of the volume.
+fn directory(filesystem: &Filesystem, subvolume: Asked) -> Result<PathBuf, String> {
+    let failed = |error: butternut::Error| chain(&error);
+    let id = match subvolume {
+        Asked::Path(bytes) => return Ok(path(bytes)),
+        Asked::Id(id) => id,
+        Asked::Default => filesystem.default_subvolume().map_err(failed)?,
+    };
+    let found = filesystem.subvolume(id).map_err(failed)?.path;
+    found.map(path).ok_or_else(|| format!("the subvolume {id} is deleted"))
+}
+
+fn answer(served: &Served, line: &[u8]) -> Answer {
+    let filesystem = &served.filesystem;
     match serde_json::from_slice(line) {
         Ok(Question::Stats { form }) => printed(&filesystem.stats(), form),
         Ok(Question::Switches) => {
@@ -163,6 +204,12 @@ fn answer(filesystem: &Filesystem, line: &[u8]) -> Answer {
                 Err(error) => Answer::Error(error.to_string()),
             }
         }
+        Ok(Question::Volume) => Answer::Ok(json!({
+            "devices": served.devices,
+            "is_writable": filesystem.is_writable(),
+            "can_clone": served.whole.is_some(),
+        })),
+        Ok(Question::Clone { .. }) => Answer::Error("a clone takes a connection".to_owned()),
         Err(error) => Answer::Error(format!("the question is not understood: {error}")),
     }
 }

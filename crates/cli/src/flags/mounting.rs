@@ -8,7 +8,7 @@ use clap::Args;
 #[derive(Debug, Args)]
 pub(crate) struct MountArgs {
     /// Devices or images of one volume, then the mount point
-    #[arg(required = true, num_args = 2.., value_names = ["VOLUME", "MOUNTPOINT"])]
+    #[arg(required = true, num_args = 1.., value_names = ["VOLUME", "MOUNTPOINT"])]
     pub(crate) places: Vec<OsString>,
     /// Options, joined with commas (see below)
     #[arg(short, long, value_name = "OPT,...")]
@@ -31,7 +31,7 @@ pub(crate) struct UmountArgs {
     /// Detach at once, and let open files finish
     #[arg(short, long)]
     pub(crate) lazy: bool,
-    /// Seconds to wait for the release of the volume
+    /// Seconds to wait for the release of the volume, and at most for a mount that is busy
     #[arg(long, default_value = "60", value_name = "N")]
     pub(crate) timeout: u64,
 }

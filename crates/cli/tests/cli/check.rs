@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use butternut_undo::MountGuard;
+
 use super::command::{Ran, butternut, shell};
 use super::image::{kernel_is_here, plain};
 
@@ -61,12 +63,13 @@ fn what_the_kernel_is_changing_is_not_checked_unless_forced() {
     let (image, mount) = (image.to_str().unwrap(), mount.to_str().unwrap());
     let source = plain().0.display();
     shell(&format!("cp --sparse=always {source} {image}; mkdir {mount}"));
+    let guard = MountGuard::before_mount(Path::new(mount)).unwrap();
     shell(&format!("mount -o loop {image} {mount}"));
     let refused = butternut(&["check", image]);
     let forced = butternut(&["check", "--force", image]);
     shell(&format!("mount -o remount,ro {mount}"));
     let read_only = butternut(&["check", image]);
-    shell(&format!("umount {mount}"));
+    guard.unmount().unwrap();
     assert_eq!((refused.code, refused.out.as_str()), (Some(8), ""));
     assert!(refused.err.contains(" is in use: the kernel has mounted "), "{}", refused.err);
     assert!(refused.err.contains("(unmount it, "), "{}", refused.err);

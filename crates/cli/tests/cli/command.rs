@@ -60,5 +60,6 @@ pub(crate) fn run(program: &str, words: &[&OsStr]) -> String {
 
 #[track_caller]
 pub(crate) fn shell(script: &str) -> String {
+    let script = format!("{}{script}", butternut_undo::UMOUNT_FUNCTION);
     run("sh", &["-ec".as_ref(), script.as_ref()])
 }

@@ -7,6 +7,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use butternut_undo::MountGuard;
 use tempfile::TempDir;
 
 use super::command::shell;
@@ -25,7 +26,7 @@ fn place(name: &str) -> PathBuf {
 }
 
 /// Holds a file's lock, against other threads and other processes.
-fn locked(name: &str) -> File {
+pub(crate) fn locked(name: &str) -> File {
     let lock = File::create(place(name)).unwrap();
     lock.lock().unwrap();
     lock
@@ -43,6 +44,8 @@ fn made(name: &str, recipe: &str) -> (PathBuf, PathBuf) {
         let half = place(&format!("{stem}.half"));
         let (i, d) = (half.display().to_string(), folder.display().to_string());
         shell(&format!("rm -rf {i} {d}; mkdir -p {d}"));
+        let places = [folder.clone(), folder.join("m")];
+        let _guards = places.map(|place| MountGuard::before_mount(&place).unwrap());
         shell(&recipe.replace("IMG", &i).replace("DIR", &d));
         std::fs::rename(&half, &image).unwrap();
     }
@@ -116,6 +119,7 @@ const ROTTEN: &str = r"
 
 /// The kernel's own read-only mount of its image, for as long as this lives.
 pub(crate) struct KernelView {
+    guard: Option<MountGuard>,
     mount: TempDir,
     /// One at a time: a second mount of a volume is the first one again.
     _lock: File,
@@ -125,8 +129,9 @@ impl KernelView {
     pub(crate) fn new() -> Self {
         let lock = locked("cli-view.lock");
         let mount = tempfile::TempDir::with_prefix("butternut-test-").unwrap();
+        let guard = Some(MountGuard::before_mount(mount.path()).unwrap());
         shell(&format!("mount -o loop,ro {} {}", kernel().display(), mount.path().display()));
-        Self { mount, _lock: lock }
+        Self { guard, mount, _lock: lock }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -136,6 +141,9 @@ impl KernelView {
 
 impl Drop for KernelView {
     fn drop(&mut self) {
-        shell(&format!("umount {}", self.mount.path().display()));
+        // One that is dropped is detached where a panic left files of it open.
+        if let Some(guard) = self.guard.take().filter(|_| !std::thread::panicking()) {
+            guard.unmount().unwrap();
+        }
     }
 }

@@ -3,7 +3,9 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 #![allow(clippy::unwrap_used, reason = "a test's helpers are tests")]
 
-use std::path::{Path, PathBuf};
+use butternut_undo::{LoopGuard, MountGuard};
+use std::ffi::OsStr;
+use std::path::Path;
 use std::process::Command;
 
 pub(crate) struct Image(tempfile::NamedTempFile);
@@ -29,34 +31,16 @@ impl Image {
     }
 }
 
-pub(crate) struct LoopDevice(PathBuf);
+pub(crate) struct LoopDevice(LoopGuard);
 
 impl LoopDevice {
     pub(crate) fn new(image: &Image, options: &[&str]) -> LoopDevice {
-        let mut losetup = Command::new("losetup");
-        let output = run(losetup.args(options).args(["--find", "--show"]).arg(image.path()));
-        LoopDevice(PathBuf::from(output.trim()))
+        LoopDevice::of(image.path(), options)
     }
 
-    pub(crate) fn path(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl Drop for LoopDevice {
-    fn drop(&mut self) {
-        run(Command::new("losetup").arg("--detach").arg(&self.0));
-    }
-}
-
-/// A mount of the kernel.
-pub(crate) struct Mount(tempfile::TempDir);
-
-impl Mount {
-    pub(crate) fn new(device: &Path) -> Mount {
-        let directory = tempfile::TempDir::with_prefix("butternut-test-").unwrap();
-        run(Command::new("mount").args(["-t", "btrfs"]).arg(device).arg(directory.path()));
-        Mount(directory)
+    pub(crate) fn of(file: &Path, options: &[&str]) -> LoopDevice {
+        let options: Vec<&OsStr> = options.iter().map(OsStr::new).collect();
+        LoopDevice(LoopGuard::attach(file, &options).expect("needs root and loop devices"))
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -64,9 +48,31 @@ impl Mount {
     }
 }
 
+/// A mount of the kernel.
+pub(crate) struct Mount {
+    guard: Option<MountGuard>,
+    directory: tempfile::TempDir,
+}
+
+impl Mount {
+    pub(crate) fn new(device: &Path) -> Mount {
+        let directory = tempfile::TempDir::with_prefix("butternut-test-").unwrap();
+        let guard = Some(MountGuard::before_mount(directory.path()).unwrap());
+        run(Command::new("mount").args(["-t", "btrfs"]).arg(device).arg(directory.path()));
+        Mount { guard, directory }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.directory.path()
+    }
+}
+
 impl Drop for Mount {
     fn drop(&mut self) {
-        run(Command::new("umount").arg(self.0.path()));
+        // One that is dropped is detached where a panic left files of it open.
+        if let Some(guard) = self.guard.take().filter(|_| !std::thread::panicking()) {
+            guard.unmount().unwrap();
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use butternut_format::inode::Inode;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::{Ino, TreeId};
 use butternut_tree::{Forest, ForestOptions};
+use butternut_undo::MountGuard;
 use butternut_volume::{OpenOptions, Volume};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -21,6 +22,7 @@ pub(crate) struct Image {
 /// The kernel's mount of an image; unmounted when dropped.
 pub(crate) struct Mounted {
     root: PathBuf,
+    guard: Option<MountGuard>,
     /// The last line that the kernel had logged before.
     log_end: String,
 }
@@ -69,8 +71,9 @@ impl Image {
         let root = self.dir.path().join("mnt");
         std::fs::create_dir_all(&root).unwrap();
         let log_end = kernel_log().lines().last().unwrap_or_default().to_owned();
+        let guard = Some(MountGuard::before_mount(&root).unwrap());
         run(&format!("mount -t btrfs -o loop,noatime,{options}"), &[&self.path(), &root]);
-        Mounted { root, log_end }
+        Mounted { root, guard, log_end }
     }
 
     /// Opens the image with as little memory as `options` says.
@@ -129,17 +132,9 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        let umount = |flags: &[&str]| {
-            let status = Command::new("umount").args(flags).arg(&self.root).status();
-            status.is_ok_and(|status| status.success())
-        };
-        // Whoever looks through all mounts of the machine is gone in a moment.
-        for _ in 0..20 {
-            if umount(&[]) {
-                return;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(50));
+        // One that is dropped is detached where a panic left files of it open.
+        if let Some(guard) = self.guard.take().filter(|_| !std::thread::panicking()) {
+            guard.unmount().unwrap();
         }
-        umount(&["--lazy"]);
     }
 }

@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+
+use butternut_undo::{LoopGuard, MountGuard};
 
 /// Bytes of each device, sparse.
 const DEVICE_BYTES: u64 = 1 << 30;
@@ -18,14 +19,16 @@ pub(crate) fn kernel_is_here() -> bool {
 
 /// Image files on loop devices; both go away with this.
 pub(crate) struct KernelImage {
-    dir: tempfile::TempDir,
+    /// Go before the files that they are attached to.
+    loops: Vec<LoopGuard>,
     pub(crate) devices: Vec<PathBuf>,
-    loops: Vec<String>,
+    dir: tempfile::TempDir,
 }
 
 /// A mount that is undone when dropped.
 pub(crate) struct Mount<'a> {
     path: PathBuf,
+    guard: Option<MountGuard>,
     _image: &'a KernelImage,
 }
 
@@ -37,16 +40,10 @@ impl Mount<'_> {
 
 impl Drop for Mount<'_> {
     fn drop(&mut self) {
-        let path = self.path.to_string_lossy().into_owned();
-        // Whoever looks at all mounts, or forks while this one is looked at, keeps it busy a while.
-        for _ in 0..50 {
-            let tried = Command::new("umount").arg(&path).output();
-            if tried.is_ok_and(|output| output.status.success()) {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(100));
+        // One that is dropped is detached where a panic left files of it open.
+        if let Some(guard) = self.guard.take().filter(|_| !std::thread::panicking()) {
+            guard.unmount().unwrap();
         }
-        run("umount", &[&path]);
     }
 }
 
@@ -56,14 +53,15 @@ impl KernelImage {
         let shared_memory = Path::new("/dev/shm");
         let place = if shared_memory.is_dir() { shared_memory } else { Path::new("/var/tmp") };
         let dir = tempfile::Builder::new().prefix("butternut-test-").tempdir_in(place).unwrap();
-        let mut image = Self { dir, devices: Vec::new(), loops: Vec::new() };
+        let mut image = Self { loops: Vec::new(), devices: Vec::new(), dir };
         for number in 0..devices {
             let path = image.dir.path().join(format!("device{number}"));
             std::fs::File::create(&path).unwrap().set_len(DEVICE_BYTES).unwrap();
-            image.loops.push(run("losetup", &["--find", "--show", &path.to_string_lossy()]));
+            image.loops.push(LoopGuard::attach(&path, &[]).unwrap());
             image.devices.push(path);
         }
-        let loops = image.loops.iter().map(String::as_str);
+        let loops = image.loop_devices();
+        let loops = loops.iter().map(String::as_str);
         let arguments: Vec<&str> =
             ["-q"].into_iter().chain(mkfs.iter().copied()).chain(loops).collect();
         run("mkfs.btrfs", &arguments);
@@ -82,19 +80,19 @@ impl KernelImage {
         std::fs::create_dir_all(&path).unwrap();
         // The image may have been written as a file. While anybody has a loop device open, the
         // kernel keeps what it last read through it, and would mount the superblock of then.
-        self.loops.iter().for_each(|device| drop(run("blockdev", &["--flushbufs", device])));
-        let others = self.loops.iter().map(|device| format!(",device={device}"));
-        let options = format!("{options}{}", others.collect::<String>());
-        run("mount", &["-t", "btrfs", "-o", &options, &self.loops[0], &path.to_string_lossy()]);
-        Mount { path, _image: self }
-    }
-}
-
-impl Drop for KernelImage {
-    fn drop(&mut self) {
-        for device in &self.loops {
-            run("losetup", &["--detach", device]);
+        let loops = self.loop_devices();
+        for device in &loops {
+            run("blockdev", &["--flushbufs", device]);
         }
+        let others = loops.iter().map(|device| format!(",device={device}"));
+        let options = format!("{options}{}", others.collect::<String>());
+        let guard = Some(MountGuard::before_mount(&path).unwrap());
+        run("mount", &["-t", "btrfs", "-o", &options, &loops[0], &path.to_string_lossy()]);
+        Mount { path, guard, _image: self }
+    }
+
+    fn loop_devices(&self) -> Vec<String> {
+        self.loops.iter().map(|device| device.path().display().to_string()).collect()
     }
 }
 

@@ -23,6 +23,7 @@
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use butternut::{Error, Privileges};
 
@@ -68,12 +69,15 @@ impl Door {
             if self.manner.caching != Caching::Nothing {
                 write.open.fills.begin_fill(asked.range());
             }
-            let written = if is_from_cache && write.open.only_appends {
-                self.write_mapped(request, &write, bytes)?
+            let applied = if is_from_cache && write.open.only_appends {
+                self.write_mapped(request, &write, bytes)
             } else {
-                write.apply(asked.offset, bytes)?
+                write.apply(asked.offset, bytes)
             };
-            Write::answer(written, reply)?;
+            if applied.is_err() && is_from_cache {
+                self.lost_writes.fetch_add(1, Ordering::Relaxed);
+            }
+            Write::answer(applied?, reply)?;
             return Ok(Wanted::Reply);
         }
         let stale = match write.open.fills.begin_write(asked.range()) {

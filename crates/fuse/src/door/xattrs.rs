@@ -1,4 +1,4 @@
-//! Extended attributes, and two that the mount itself answers.
+//! Extended attributes, and three that the mount itself answers.
 
 use std::sync::atomic::Ordering;
 
@@ -8,7 +8,7 @@ use crate::door::Door;
 use crate::refusal::{Answer, Refusal};
 use crate::reply::Reply;
 use crate::request::Request;
-use crate::session::{DAEMON_XATTR, SYNC_XATTR};
+use crate::session::{DAEMON_XATTR, LOST_XATTR, SYNC_XATTR};
 use crate::wire::{GetxattrIn, SETXATTR_ACL_KILL_SGID, SetxattrIn, SetxattrShortIn};
 
 const XATTR_CREATE: u32 = 1;
@@ -34,6 +34,10 @@ impl Door {
         if name == SYNC_XATTR.as_bytes() {
             self.filesystem.sync_untold()?;
             return reply.sized(asked.size, b"1");
+        }
+        if name == LOST_XATTR.as_bytes() {
+            let lost = self.lost_writes.load(Ordering::Relaxed);
+            return reply.sized(asked.size, lost.to_string().as_bytes());
         }
         let value = self.filesystem.xattr(self.node(request)?, name)?;
         reply.sized(asked.size, &value)

@@ -6,6 +6,7 @@ use crate::survey::{DEGRADED, Survey, open};
 use butternut_device::{Device, MemoryDevice};
 use butternut_format::super_block::{COPY_OFFSETS, SUPER_BLOCK_BYTES, SuperBlock};
 use butternut_format::units::Generation;
+use butternut_undo::LoopGuard;
 use butternut_volume::{OpenOptions, Volume, VolumeError, super_blocks};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -260,15 +261,13 @@ fn a_sprout_is_read_together_with_its_seed() {
     let seed_alone = open(&image.paths[..1], &[], &OpenOptions::default()).unwrap();
     let seed = Survey::of(&seed_alone.volume);
     drop(seed_alone);
-    let loop_of = |path: &Path| run(Command::new("losetup").args(["--find", "--show"]).arg(path));
-    let sprout = loop_of(&image.paths[1]);
+    let sprout = LoopGuard::attach(&image.paths[1], &[]).unwrap();
     image.with_kernel(&image.paths[..1], "", |point| {
-        run(Command::new("btrfs").args(["device", "add", "-f", &sprout]).arg(point));
+        run(Command::new("btrfs").args(["device", "add", "-f"]).arg(sprout.path()).arg(point));
         run(Command::new("mount").args(["-o", "remount,rw"]).arg(point));
         fs::write(point.join("grown"), vec![0x5a; 1 << 20]).unwrap();
     });
-    run(Command::new("btrfs").args(["device", "scan", "--forget", &sprout]));
-    run(Command::new("losetup").args(["--detach", &sprout]));
+    drop(sprout);
     for paths in [image.paths.clone(), image.paths.iter().rev().cloned().collect()] {
         let opened = open(&paths, &[], &OpenOptions::default()).unwrap();
         let grown = Survey::of(&opened.volume);

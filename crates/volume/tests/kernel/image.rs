@@ -4,7 +4,8 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+
+use butternut_undo::{LoopGuard, MountGuard};
 use tempfile::TempDir;
 
 /// Sparse bytes of each device.
@@ -27,8 +28,8 @@ pub(crate) struct Image {
 
 /// What the kernel holds for us: let go of in the order of the fields, also by a panic.
 struct Mounted {
-    point: Option<PathBuf>,
-    loops: Vec<String>,
+    point: Option<MountGuard>,
+    loops: Vec<LoopGuard>,
 }
 
 impl Image {
@@ -61,19 +62,17 @@ impl Image {
         fs::create_dir_all(&point).unwrap();
         let mut mounted = Mounted { point: None, loops: Vec::new() };
         for path in paths {
-            let device =
-                run(Command::new("losetup").args(["--find", "--show", "--nooverlap"]).arg(path));
-            mounted.loops.push(device);
+            mounted.loops.push(LoopGuard::attach(path, &["--nooverlap".as_ref()]).unwrap());
         }
-        let members: Vec<String> =
-            mounted.loops.iter().map(|device| format!("device={device}")).collect();
+        let named = |device: &LoopGuard| format!("device={}", device.path().display());
+        let members: Vec<String> = mounted.loops.iter().map(named).collect();
         let mut all = members.join(",");
         if !options.is_empty() {
             all = format!("{all},{options}");
         }
         let mut mount = Command::new("mount");
-        run(mount.args(["-t", "btrfs", "-o", &all]).arg(&mounted.loops[0]).arg(&point));
-        mounted.point = Some(point.clone());
+        mounted.point = Some(MountGuard::before_mount(&point).unwrap());
+        run(mount.args(["-t", "btrfs", "-o", &all]).arg(mounted.loops[0].path()).arg(&point));
         fill(&point);
         // A copy of the mount in another namespace would keep unmounting from writing it out.
         run(Command::new("sync").arg("--file-system").arg(&point));
@@ -83,12 +82,9 @@ impl Image {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        if let Some(point) = &self.point {
-            unmount(point);
-        }
-        for device in &self.loops {
-            quietly(Command::new("btrfs").args(["device", "scan", "--forget"]).arg(device));
-            quietly(Command::new("losetup").arg("--detach").arg(device));
+        // One that is dropped is detached where a panic left files of it open.
+        if let Some(point) = self.point.take().filter(|_| !std::thread::panicking()) {
+            point.unmount().unwrap();
         }
     }
 }
@@ -136,24 +132,4 @@ pub(crate) fn run(command: &mut Command) -> String {
         String::from_utf8_lossy(&output.stderr)
     );
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
-}
-
-/// Unmounts. A process that another test is just starting may hold a file of the mount between its
-/// fork and its exec, so a busy mount is asked again for a while.
-fn unmount(point: &Path) {
-    for _ in 0..100 {
-        let output = Command::new("umount").arg(point).output();
-        if output.is_ok_and(|output| output.status.success()) {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    eprintln!("{} stays mounted", point.display());
-}
-
-fn quietly(command: &mut Command) {
-    let output = command.output();
-    if !output.as_ref().is_ok_and(|output| output.status.success()) {
-        eprintln!("{command:?}: {output:?}");
-    }
 }

@@ -14,10 +14,10 @@ use crate::volume_arg::{self, VolumeArg};
 pub(crate) const KNOWN: &str = "ro, rw, commit=SECONDS, sync, subvol=PATH, subvolid=N, degraded, \
      compress[=ALGO[:LEVEL]], compress-force[=ALGO[:LEVEL]], allow_other, default_permissions, \
      offset=N, cache=N, page_cache=N, threads=N, all_wait, uncached, parallel_direct, dev, suid, \
-     exec, and their opposites";
+     exec, and their opposites; remount";
 
 /// Access times stay as they are, and nothing is written at once unless that is asked for.
-const NO_CHANGE: [&str; 13] = [
+const NO_CHANGE: [&str; 14] = [
     "defaults",
     "atime",
     "noatime",
@@ -31,6 +31,8 @@ const NO_CHANGE: [&str; 13] = [
     "nolazytime",
     "async",
     "silent",
+    // Seen before the others ([`super::remount`]).
+    "remount",
 ];
 
 /// What all options together mean.
@@ -39,6 +41,8 @@ pub(crate) struct Meaning {
     pub(crate) volume: MountOptions,
     pub(crate) fuse: Options,
     pub(crate) threads: Option<usize>,
+    /// The switches that are set by a word, in that order.
+    pub(crate) switches: Vec<(String, String)>,
     offset: Option<u64>,
 }
 
@@ -61,6 +65,7 @@ impl Meaning {
         let (name, value) = text.split_once('=').unwrap_or((&text, ""));
         if Switches::is_named(name) && !value.is_empty() {
             let set = self.volume.switches.set_named(name, value);
+            self.switches.push((name.to_owned(), value.to_owned()));
             return set.map_err(|error| refused(&text, error.to_string()));
         }
         let number = || size::parse(value).ok_or_else(|| refused(&text, "is not a number"));

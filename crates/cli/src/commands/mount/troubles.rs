@@ -4,22 +4,16 @@
 //! 1. What is due is reported within [`EVERY`], and once more when the mount ends.
 //! 2. The thread ends when its [`Reporter`] is dropped, which waits for it.
 
-use std::os::unix::net::UnixDatagram;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use butternut::{Filesystem, TroubleWatch};
 
-use crate::output::say;
+use super::log::{WARNING, tell};
 
 /// How long a failure may wait for its report.
 const EVERY: Duration = Duration::from_secs(2);
-
-/// The system's log, and the priorities of what is written there (facility "daemon").
-const LOG: &str = "/dev/log";
-pub(super) const CRITICAL: u32 = 3 << 3 | 2;
-const WARNING: u32 = 3 << 3 | 4;
 
 /// The thread that reports.
 pub(super) struct Reporter {
@@ -54,15 +48,4 @@ fn report(watch: &TroubleWatch, volume: &str) {
     for notice in watch.take().unwrap_or_default() {
         tell(WARNING, &format!("{volume}: warning: {notice}"));
     }
-}
-
-/// Says something on stderr, and in the system's log, which is what there is once the terminal is
-/// let go. Without a log there is nothing else to tell.
-pub(super) fn tell(priority: u32, text: &str) {
-    say(text);
-    let line = format!("<{priority}>butternut[{}]: {text}", std::process::id());
-    UnixDatagram::unbound()
-        .and_then(|socket| socket.send_to(line.as_bytes(), LOG))
-        .map(drop)
-        .unwrap_or_default();
 }

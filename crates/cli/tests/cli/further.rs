@@ -1,0 +1,119 @@
+//! One volume mounted at several places: one process, one cache, each place with its own rights.
+
+use std::fs;
+use std::path::PathBuf;
+
+use super::command::{butternut, shell};
+use super::image::kernel_is_here;
+use super::mount::{Place, holders, own_copy};
+
+/// An image with two subvolumes, `a` and `b`, beside what the plain one has.
+fn image(scratch: &tempfile::TempDir) -> PathBuf {
+    let (image, place) = (own_copy(scratch), Place::new());
+    shell(&format!(
+        "mount -o loop {image} {place}; cd {place}
+         btrfs -q subvolume create a; btrfs -q subvolume create b; mkdir b/deep
+         cd /; umount {place}",
+        image = image.display(),
+        place = place.name()
+    ));
+    image
+}
+
+fn is_released(place: &Place) -> bool {
+    let said = butternut(&["umount", "--json", place.name()]).ok();
+    let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+    said["released"].as_bool().unwrap()
+}
+
+#[test]
+fn a_served_volume_is_mounted_at_further_places() {
+    if !kernel_is_here("a_served_volume_is_mounted_at_further_places") {
+        return;
+    }
+    let scratch = tempfile::tempdir().unwrap();
+    let image = image(&scratch);
+    let path = image.to_str().unwrap();
+    let link = scratch.path().join("link.img");
+    fs::hard_link(&image, &link).unwrap();
+    let (a, b, top, again) = (Place::new(), Place::new(), Place::new(), Place::new());
+    butternut(&["mount", "-o", "subvol=a,commit=3600", path, a.name()]).ok();
+    // A subvolume beside the first, the top by another name of the image, and the first again.
+    butternut(&["mount", "-o", "subvol=/b", path, b.name()]).ok();
+    butternut(&["mount", "-o", "subvolid=5", link.to_str().unwrap(), top.name()]).ok();
+    butternut(&["mount", "-o", "ro,dev,subvol=a", path, again.name()]).ok();
+    assert_eq!(holders(&image).len(), 1, "one process serves all");
+
+    // What is written at one place is seen at every other at once, cached or not.
+    let read = |place: &Place, name: &str| fs::read_to_string(place.path().join(name)).unwrap();
+    fs::write(a.path().join("file"), "one").unwrap();
+    assert_eq!((read(&top, "a/file"), read(&again, "file")), ("one".into(), "one".into()));
+    fs::write(top.path().join("a/file"), "two!").unwrap();
+    assert_eq!((read(&a, "file"), read(&again, "file")), ("two!".into(), "two!".into()));
+    fs::rename(top.path().join("a/file"), top.path().join("a/other")).unwrap();
+    assert!(!a.path().join("file").exists() && again.path().join("other").exists());
+    assert!(b.path().join("deep").is_dir());
+
+    // Each place has its own rights, and answers for the volume.
+    let error = fs::write(again.path().join("new"), "").unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(30));
+    let options = |place: &Place| shell(&format!("findmnt -no VFS-OPTIONS {}", place.name()));
+    assert_eq!(options(&again).trim(), "ro,nosuid,noatime");
+    assert_eq!(options(&b).trim(), "rw,nosuid,nodev,noatime");
+    butternut(&["ctl", b.name(), "nosec=off"]).ok();
+    assert_eq!(butternut(&["ctl", again.name(), "nosec"]).ok(), "off\n");
+    assert!(butternut(&["stats", top.name()]).ok().contains("commits"));
+
+    // The first one that was made is no more than the others, and the last one releases.
+    assert!(!is_released(&a));
+    fs::write(b.path().join("late"), "late").unwrap();
+    butternut(&["mount", "-o", "subvol=a", path, a.name()]).ok();
+    for place in [&again, &top, &a] {
+        assert!(!is_released(place));
+    }
+    assert!(is_released(&b));
+    assert_eq!(holders(&image), Vec::<PathBuf>::new());
+    assert_eq!(butternut(&["cat", path, "/b/late"]).ok(), "late");
+    assert_eq!(butternut(&["cat", path, "/a/other"]).ok(), "two!");
+    shell(&format!("btrfs check --check-data-csum {path} >/dev/null 2>&1"));
+}
+
+#[test]
+fn a_further_place_that_cannot_be_is_refused_and_leaves_the_others() {
+    if !kernel_is_here("a_further_place_that_cannot_be_is_refused_and_leaves_the_others") {
+        return;
+    }
+    let scratch = tempfile::tempdir().unwrap();
+    let image = image(&scratch);
+    let path = image.to_str().unwrap();
+    let (first, other) = (Place::new(), Place::new());
+    butternut(&["mount", path, first.name()]).ok();
+    for options in ["subvol=none", "subvolid=9999", "subvol=../../etc", "subvol=dirlink"] {
+        let said = butternut(&["mount", "-o", options, path, other.name()]).failure();
+        assert!(!said.contains('\n') && !other.is_mounted(), "{options}: {said}");
+    }
+    // A file is no place for a directory to be mounted from.
+    let said = butternut(&["mount", "-o", "subvol=hello.txt", path, other.name()]).failure();
+    assert!(!other.is_mounted(), "{said}");
+    fs::write(first.path().join("new"), "text").unwrap();
+    assert!(is_released(&first));
+    assert_eq!(holders(&image), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn a_volume_that_is_open_for_reading_is_opened_by_every_mount() {
+    if !kernel_is_here("a_volume_that_is_open_for_reading_is_opened_by_every_mount") {
+        return;
+    }
+    let scratch = tempfile::tempdir().unwrap();
+    let image = own_copy(&scratch);
+    let path = image.to_str().unwrap();
+    let (first, other) = (Place::new(), Place::new());
+    butternut(&["mount", "-o", "ro", path, first.name()]).ok();
+    butternut(&["mount", "-o", "ro", path, other.name()]).ok();
+    assert_eq!(holders(&image).len(), 2);
+    let third = Place::new();
+    let said = butternut(&["mount", path, third.name()]).failure();
+    assert!(said.contains(" is busy: process "), "{said}");
+    assert!(is_released(&first) && is_released(&other));
+}

@@ -1,0 +1,120 @@
+//! What keeps a mount busy: processes with files or directories of it, mounts on it, loop devices
+//! and swap space over its files.
+//!
+//! 1. The answer is a hint for a message. A process of another user, and a reference that lasts as
+//!    long as one system call, are not seen.
+//! 2. Nothing here waits for the mounted filesystem, which may not answer: descriptors are
+//!    compared by the mount id that `/proc` shows, directories by a `statx` that does not ask it.
+
+use crate::mounts::{self, Mount};
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Processes and descriptors that are looked at, at most.
+const LOOKED_AT_MAX: usize = 100_000;
+
+/// One user of a mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MountUser {
+    Process {
+        id: u32,
+        name: String,
+        how: Use,
+    },
+    /// Another mount on a directory of this one.
+    Mount(PathBuf),
+    LoopDevice(String),
+}
+
+/// How a process uses a mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    WorkingDirectory,
+    RootDirectory,
+    Program,
+    OpenFile,
+    MappedFile,
+}
+
+impl fmt::Display for MountUser {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Process { id, name, how } => {
+                let how = match how {
+                    Use::WorkingDirectory => "has its working directory in it",
+                    Use::RootDirectory => "has its root directory in it",
+                    Use::Program => "is a program of it",
+                    Use::OpenFile => "has a file of it open",
+                    Use::MappedFile => "has a file of it mapped",
+                };
+                write!(f, "process {id} ({name}) {how}")
+            }
+            Self::Mount(place) => write!(f, "there is a mount on {}", place.display()),
+            Self::LoopDevice(name) => write!(f, "/dev/{name} is backed by a file of it"),
+        }
+    }
+}
+
+/// Returns the users of a mount, at most `limit` of them.
+pub fn of(mount: &Mount, limit: usize) -> Vec<MountUser> {
+    let table = mounts::read().unwrap_or_default();
+    let on_it = table.iter().filter(|other| other.parent == mount.id && other.id != mount.id);
+    let mut users: Vec<_> =
+        on_it.map(|other| MountUser::Mount(other.mountpoint.clone())).take(limit).collect();
+    let processes = fs::read_dir("/proc").into_iter().flatten().take(LOOKED_AT_MAX).flatten();
+    for process in processes {
+        if users.len() >= limit {
+            return users;
+        }
+        let Ok(id) = process.file_name().to_string_lossy().parse::<u32>() else { continue };
+        let Some(how) = use_by(&process.path(), mount) else { continue };
+        let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
+        users.push(MountUser::Process { id, name: name.trim().to_owned(), how });
+    }
+    users.extend(loop_devices(mount).map(MountUser::LoopDevice));
+    users.truncate(limit);
+    users
+}
+
+fn use_by(process: &Path, mount: &Mount) -> Option<Use> {
+    let directories =
+        [("cwd", Use::WorkingDirectory), ("root", Use::RootDirectory), ("exe", Use::Program)];
+    let by_link = directories.into_iter().find(|(link, _)| is_in(&process.join(link), mount));
+    if let Some((_, how)) = by_link {
+        return Some(how);
+    }
+    let wanted = mount.id.to_string();
+    let has_id = |info: &str| {
+        info.lines().filter_map(|line| line.strip_prefix("mnt_id:")).any(|id| id.trim() == wanted)
+    };
+    let open = fs::read_dir(process.join("fdinfo")).into_iter().flatten().take(LOOKED_AT_MAX);
+    let mut open = open.flatten().filter_map(|info| fs::read_to_string(info.path()).ok());
+    if open.any(|info| has_id(&info)) {
+        return Some(Use::OpenFile);
+    }
+    let (major, minor) = mount.device;
+    let device = format!("{major:02x}:{minor:02x}");
+    let maps = fs::read_to_string(process.join("maps")).ok()?;
+    let is_mapped = maps.lines().any(|line| line.split(' ').nth(3) == Some(&*device));
+    is_mapped.then_some(Use::MappedFile)
+}
+
+/// Whether a link of `/proc` leads into the mount. Its filesystem is not asked for anything.
+fn is_in(link: &Path, mount: &Mount) -> bool {
+    let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
+    let Ok(seen) = statx(CWD, link, flags, StatxFlags::MNT_ID) else { return false };
+    let has_id = StatxFlags::from_bits_retain(seen.stx_mask).contains(StatxFlags::MNT_ID);
+    has_id && seen.stx_mnt_id == mount.id
+}
+
+/// Loop devices whose backing file is at a path below the mount point.
+fn loop_devices(mount: &Mount) -> impl Iterator<Item = String> {
+    let devices = fs::read_dir("/sys/block").into_iter().flatten().take(LOOKED_AT_MAX).flatten();
+    devices.filter_map(|device| {
+        let backing = fs::read_to_string(device.path().join("loop/backing_file")).ok()?;
+        let is_below = Path::new(backing.trim_end()).starts_with(&mount.mountpoint);
+        is_below.then(|| device.file_name().to_string_lossy().into_owned())
+    })
+}
