@@ -55,7 +55,7 @@ fn a_request_that_panics_is_answered_and_ends_writing() {
     });
     let mounted = butternut_fuse::mount(fs, &root, &options, report).unwrap();
     let mount_point = MountPoint(root.clone(), mounted.unmounter());
-    let served = std::thread::spawn(move || mounted.serve());
+    let served = std::thread::spawn(move || mounted.start()?.wait());
     CLOCK_PANICS.store(true, Ordering::SeqCst);
     // More often than there are threads: none of them is lost.
     let errno = |name: &str| {

@@ -34,10 +34,7 @@ pub(super) fn end_on_signal(signals: EndSignals, unmounter: Unmounter, mountpoin
             return;
         }
         let shown = mountpoint.display().to_string();
-        tell(
-            NOTICE,
-            &format!("{shown}: a second signal: commits and ends, open files are dead"),
-        );
+        tell(NOTICE, &format!("{shown}: a second signal: commits and ends, open files are dead"));
         thread::scope(|scope| {
             scope.spawn(|| unmounter.cut_off());
             if signals.wait().is_ok() {
