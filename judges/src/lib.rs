@@ -19,6 +19,7 @@ pub mod library;
 pub mod maker;
 pub mod manifest;
 pub mod our_volume;
+pub mod permissions;
 pub mod populate;
 pub mod recipe;
 pub mod recipes;

@@ -82,14 +82,6 @@ impl File {
         self
     }
 
-    /// The same handle, for someone who asked for the flags of the inode when he opened it, as the
-    /// kernel does: what is changed through it is not asked again.
-    #[must_use]
-    pub fn checked_at_open(mut self) -> Self {
-        self.is_checked = true;
-        self
-    }
-
     /// Writes `bytes` at `offset`, any alignment, and says how many were written: fewer than all
     /// only where space ran out. The data is in memory or on the devices; it survives a crash after
     /// [`File::sync_all`], [`Filesystem::sync`] or the next commit; at once where the file has the
@@ -154,6 +146,7 @@ impl File {
         if bytes.is_empty() {
             return self.write_nothing(Some(offset)).map(|()| 0);
         }
+        self.may_begin_at(Some(offset))?;
         let timed = self.timed(Operation::DirectWrite);
         if let Some(written) = self.write_shared(offset, bytes, privileges)? {
             return Ok(written);
@@ -234,6 +227,7 @@ impl File {
             self.write_nothing(offset)?;
             return Ok((offset.unwrap_or_else(|| self.size()), 0));
         }
+        self.may_begin_at(offset)?;
         let _timed = self.timed(Operation::CachedWrite);
         let change = |file: &mut FileState, inode: &Inode, _: Stamp<'_>| {
             let end = file.size();
@@ -293,11 +287,14 @@ impl File {
         if range.is_empty() {
             return Err(Error::InvalidArgument { what: "the range is empty" });
         }
-        self.alter(privileges, |file, inode, stamp| {
-            let sets_aside = matches!(how, Allocate::Extend | Allocate::KeepSize);
-            if inode.flags.contains(InodeFlags::APPEND) && !sets_aside {
-                return Err(Error::NotPermitted { what: "the file is append-only" });
-            }
+        let held = self.held()?;
+        let inode = held.filesystem().facts(held.entry())?;
+        Filesystem::may_write(&inode)?;
+        let sets_aside = matches!(how, Allocate::Extend | Allocate::KeepSize);
+        if inode.flags.contains(InodeFlags::APPEND) && !sets_aside {
+            return Err(Error::NotPermitted { what: "the file is append-only" });
+        }
+        self.alter(privileges, |file, _, stamp| {
             match how {
                 Allocate::Extend => file.allocate(range, FileEnd::Moves, stamp),
                 Allocate::KeepSize => file.allocate(range, FileEnd::Stays, stamp),
@@ -329,7 +326,7 @@ impl File {
         let (from, bytes) = (range.start, range.end.saturating_sub(range.start));
         let too_far = || Error::InvalidArgument { what: "the range has no end" };
         let held = self.held()?;
-        self.may_write(&held.filesystem().facts(held.entry())?)?;
+        Filesystem::may_write(&held.filesystem().facts(held.entry())?)?;
         // The other file ends where it ended at the start, also if it is this one and grows.
         let bytes = bytes.min(other.size().saturating_sub(from));
         let from_end = from.checked_add(bytes).ok_or_else(too_far)?;
@@ -387,14 +384,6 @@ impl File {
         self.held.as_deref().ok_or(Error::ReadOnly { what: "the filesystem" })
     }
 
-    pub(crate) fn may_write(&self, inode: &Inode) -> Result<()> {
-        if self.is_checked { Ok(()) } else { Filesystem::may_write(inode) }
-    }
-
-    pub(crate) fn may_write_at(&self, inode: &Inode, end: u64, offset: Option<u64>) -> Result<()> {
-        if self.is_checked { Ok(()) } else { may_write_at(inode, end, offset) }
-    }
-
     /// Runs a change of the file's bytes under its lock, and stamps the inode (law 2).
     fn alter<R>(
         &self,
@@ -432,14 +421,6 @@ impl File {
         }
         Ok(altered)
     }
-}
-
-/// Of a file that is append-only, nothing but the end is written.
-fn may_write_at(inode: &Inode, end: u64, offset: Option<u64>) -> Result<()> {
-    if inode.flags.contains(InodeFlags::APPEND) && offset.is_some_and(|offset| offset != end) {
-        return Err(Error::NotPermitted { what: "the file is append-only" });
-    }
-    Ok(())
 }
 
 impl Filesystem {

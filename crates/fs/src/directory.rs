@@ -3,6 +3,11 @@
 //! A cookie is where to go on: passing the cookie of an entry to [`Filesystem::read_dir`] gives
 //! the entries after it. It is made of the entry's index, so it stays true across reopening and
 //! whatever else is in the directory: 0 starts at `.`, 1 at `..`, 2 at the first real entry.
+//!
+//! A new name gets a larger index than every name before it, a renamed one too. So a listing
+//! without an upper bound never ends while its reader renames what it reads: a caller that changes
+//! the directory while it reads it bounds the listing by [`Filesystem::end_of_listing`] at its
+//! start.
 
 use crate::root::ROOT_DIRECTORY;
 use crate::{Error, FileId, FileKind, Filesystem, Result};
@@ -30,6 +35,8 @@ pub struct ReadDir {
     filesystem: Filesystem,
     dir: FileId,
     cookie: u64,
+    /// The index from which on entries are left out.
+    end: Option<u64>,
     /// `None` for directories without entries in a tree.
     list: Option<List>,
 }
@@ -44,6 +51,14 @@ impl fmt::Debug for ReadDir {
 }
 
 impl ReadDir {
+    /// Leaves out the entries from this cookie on, of which [`Filesystem::end_of_listing`] returned
+    /// one earlier.
+    #[must_use]
+    pub fn until(mut self, end: u64) -> Self {
+        self.end = Some(end);
+        self
+    }
+
     fn dot(&mut self, name: &[u8], id: Result<FileId>) -> Result<DirEntry> {
         self.cookie += 1;
         let cookie = self.cookie;
@@ -70,6 +85,10 @@ impl Iterator for ReadDir {
             return Some(self.dot(b"..", parent));
         }
         let entry = match self.list.as_mut()?.next()? {
+            Ok(entry) if self.end.is_some_and(|end| entry.index >= end) => {
+                self.list = None;
+                return None;
+            }
             Ok(entry) => self.entry(entry),
             Err(error) => Err(error.into()),
         };
@@ -121,7 +140,18 @@ impl Filesystem {
             Some(_) => None,
             None => Some(names::list(&self.tree_of(dir)?, Ino(dir.ino), cookie.max(FIRST_ENTRY))),
         };
-        Ok(ReadDir { filesystem: self.clone(), dir, cookie, list })
+        Ok(ReadDir { filesystem: self.clone(), dir, cookie, end: None, list })
+    }
+
+    /// Returns the cookie behind the last entry that the directory has now.
+    pub fn end_of_listing(&self, dir: FileId) -> Result<u64> {
+        if dir.placeholder_dir().is_some() {
+            return self.require_directory(dir).map(|()| FIRST_ENTRY);
+        }
+        match names::next_index(&self.tree_of(dir)?, Ino(dir.ino)) {
+            Err(names::NamesError::NumbersUsedUp { .. }) => Ok(u64::MAX),
+            next => Ok(next?),
+        }
     }
 
     /// What an entry of `dir` leads to, and its kind. `.` and `..` are no entries.

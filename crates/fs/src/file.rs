@@ -2,6 +2,7 @@
 //!
 //! Where the filesystem is open for writing, every read shares the inode's lock (`inode_table`).
 
+use crate::checks::Checks;
 use crate::data::Times;
 use crate::held::Held;
 use crate::inode_table::Body;
@@ -27,8 +28,7 @@ pub struct File {
     /// There where the filesystem is open for writing.
     pub(crate) held: Option<Arc<Held>>,
     pub(crate) times: Times,
-    /// The flags of the inode are not asked again.
-    pub(crate) is_checked: bool,
+    pub(crate) checks: Checks,
 }
 
 struct Opened {
@@ -151,7 +151,7 @@ impl Filesystem {
     fn file(&self, id: FileId, view: FileView, held: Option<Arc<Held>>) -> File {
         let stream = Stream::new(self.shared.source.clone(), view);
         let shared = Arc::new(Opened { id, stream });
-        File { shared, filesystem: self.clone(), held, times: Times::Now, is_checked: false }
+        File { shared, filesystem: self.clone(), held, times: Times::Now, checks: Checks::EachTime }
     }
 
     /// The bytes of a symlink, at most `bytes_max`.

@@ -1,9 +1,11 @@
 //! File identities: which inode of which subvolume.
 //!
 //! 1. An id is stable: the same inode has the same id after every reopen, in every process.
-//! 2. No two inodes of a volume share an id; [`FileId::as_u64`] keeps that for subvolume ids below
-//!    2^23 and inode numbers below 2^40, and hashes beyond.
-//! 3. `as_u64` is never 0, and is the plain inode number in the top-level subvolume.
+//! 2. No two inodes of a volume share an id. An id is two numbers of 64 bits, so one number cannot
+//!    hold every id: [`FileId::folded`] is injective and holds those with a subvolume id below 2^23
+//!    and an inode number below 2^40. [`FileId::as_u64`] hashes the others, and an image can be
+//!    made in which hashes collide: what tells files apart compares ids, not these numbers.
+//! 3. `as_u64` is never 0, and below 2^40 is the plain inode number in the top-level subvolume.
 
 /// The id of the top-level subvolume.
 pub(crate) const TOP_LEVEL: u64 = 5;
@@ -65,26 +67,35 @@ impl FileId {
         Self::new(word(0), word(8))
     }
 
-    /// The id that [`FileId::as_u64`] folded into `number`; `None` where it was hashed.
+    /// The id that [`FileId::folded`] made `number` of; `None` where it made that of no id.
     pub fn from_u64(number: u64) -> Option<Self> {
         let (subvolume, ino) = match number >> INO_BITS {
             0 => (TOP_LEVEL, number),
             subvolume => (subvolume, number & ((1 << INO_BITS) - 1)),
         };
         let id = Self::new(subvolume, ino);
-        (id.as_u64() == number).then_some(id)
+        (id.folded() == Some(number)).then_some(id)
     }
 
-    /// One number for the whole volume, for interfaces that have only an inode number.
-    pub fn as_u64(self) -> u64 {
+    /// The id as one number below 2^63, from which [`FileId::from_u64`] makes the id again; `None`
+    /// for an id that is too large for that (law 2).
+    pub const fn folded(self) -> Option<u64> {
         let Self { subvolume, ino } = self;
-        if subvolume == TOP_LEVEL && ino != 0 {
-            return ino;
+        if ino >> INO_BITS != 0 || subvolume >> SUBVOLUME_BITS != 0 {
+            return None;
         }
-        if subvolume >> SUBVOLUME_BITS == 0 && ino >> INO_BITS == 0 && subvolume != 0 {
-            return subvolume << INO_BITS | ino;
+        match (subvolume, ino) {
+            (0, _) | (TOP_LEVEL, 0) => None,
+            (TOP_LEVEL, ino) => Some(ino),
+            (subvolume, ino) => Some(subvolume << INO_BITS | ino),
         }
-        1 << 63 | mix(subvolume.rotate_left(32) ^ mix(ino))
+    }
+
+    /// One number for the whole volume, to show where an interface has only an inode number. Two
+    /// ids that are too large to be [`folded`](FileId::folded) may share one.
+    pub fn as_u64(self) -> u64 {
+        let hash = mix(self.subvolume.rotate_left(32) ^ mix(self.ino));
+        self.folded().unwrap_or(1 << 63 | hash)
     }
 }
 
@@ -102,7 +113,35 @@ mod tests {
     #[test]
     fn top_level_inodes_keep_their_number() {
         assert_eq!(FileId::new(5, 257).as_u64(), 257);
-        assert_eq!(FileId::new(5, 1 << 50).as_u64(), 1 << 50);
+        assert_eq!(FileId::new(5, (1 << 40) - 1).as_u64(), (1 << 40) - 1);
+    }
+
+    #[test]
+    fn a_large_inode_of_the_top_level_is_not_taken_for_one_of_another_subvolume() {
+        let small = FileId::new(256, 257);
+        let large = FileId::new(5, (256 << 40) + 257);
+        assert_ne!(large.as_u64(), small.as_u64());
+        assert_eq!(FileId::from_u64(small.as_u64()), Some(small));
+        assert_eq!(FileId::from_u64(large.as_u64()), None);
+        assert_eq!(large.folded(), None);
+    }
+
+    #[test]
+    fn folding_is_injective_at_the_edges_of_what_it_holds() {
+        let edges = |bits: u32| {
+            let edge = 1_u64 << bits;
+            [0, 1, 2, 5, 6, 255, 256, 257, edge - 1, edge, edge + 1, u64::MAX]
+        };
+        let mut seen = std::collections::HashMap::new();
+        for subvolume in edges(SUBVOLUME_BITS).into_iter().chain(edges(INO_BITS)) {
+            for ino in edges(INO_BITS).into_iter().chain([(5 << 40) + 257, (256 << 40) + 257]) {
+                let id = FileId::new(subvolume, ino);
+                let Some(number) = id.folded() else { continue };
+                assert!(number != 0 && number >> 63 == 0, "{id:?}");
+                assert_eq!(FileId::from_u64(number), Some(id));
+                assert_eq!(*seen.entry(number).or_insert(id), id);
+            }
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use crate::data::compression_of;
 use crate::writer::{WritableSubvolume, Writer};
 use crate::{Error, FileId, FileKind, Filesystem, Result};
-use butternut_format::inode::{Inode, InodeFlags};
+use butternut_format::inode::Inode;
 use butternut_format::units::Ino;
 use butternut_names::{self as names, COMPRESSION, FlagChange, SetXattr, Xattr};
 use butternut_tree::Need;
@@ -74,13 +74,5 @@ impl Filesystem {
             names::changed(inode, change.moment);
             change.put(ino, inode)
         })
-    }
-
-    /// Whether the flags of a file let its bytes be changed anywhere.
-    pub(crate) fn may_write(inode: &Inode) -> Result<()> {
-        if inode.flags.contains(InodeFlags::IMMUTABLE) {
-            return Err(Error::NotPermitted { what: "the file is immutable" });
-        }
-        Ok(())
     }
 }

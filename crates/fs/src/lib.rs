@@ -142,6 +142,7 @@ mod at_once;
 mod attribute;
 mod backref;
 mod change;
+mod checks;
 mod clock;
 mod committer;
 mod create;

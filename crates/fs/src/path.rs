@@ -78,6 +78,17 @@ impl Filesystem {
         Ok(at.0)
     }
 
+    /// Returns the names of an inode that is no directory, at most `limit` of them, each with the
+    /// directory that it is in.
+    ///
+    /// # Errors
+    /// What reading them can return; an inode that does not exist has no names.
+    pub fn names_of(&self, id: FileId, limit: usize) -> Result<Vec<(FileId, Vec<u8>)>> {
+        let links = names::links(&self.tree_of(id)?, Ino(id.ino), limit)?;
+        let parent = |ino: Ino| FileId::new(id.subvolume, ino.0);
+        Ok(links.into_iter().map(|link| (parent(link.parent), link.name)).collect())
+    }
+
     /// Every path of an inode (one for each hard link), from the root of its subvolume, without a
     /// leading `/`. The subvolume's root itself has the one path "". An inode that is deleted but
     /// still on disk has none.

@@ -62,6 +62,18 @@ impl SetAttributes {
     pub fn size(size: u64) -> Self {
         Self { size: Some(size), ..Self::default() }
     }
+
+    /// Whether both times become that of the change, as by `utime(NULL)`: an append-only inode lets
+    /// that be done, and no other change of times. A cache that says when the change was made says
+    /// so of the times too.
+    fn touches(&self) -> bool {
+        let is_now = |time| match time {
+            Some(SetTime::Now) => true,
+            Some(SetTime::At(at)) => self.ctime == Some(at),
+            None => false,
+        };
+        is_now(self.atime) && is_now(self.mtime)
+    }
 }
 
 impl Filesystem {
@@ -134,6 +146,11 @@ impl Filesystem {
             let of_size = set.size.map(|_| SetTime::Now);
             changed.atime = time(set.atime, inode.atime);
             changed.mtime = time(set.mtime.or(of_size), inode.mtime);
+            if set.is_late && inode.flags.contains(InodeFlags::APPEND) {
+                // What was appended past that cache is newer than its time, and nothing but
+                // appending changes this time.
+                changed.mtime = changed.mtime.max(inode.mtime);
+            }
             names::changed(&mut changed, change.moment);
             if let Some(Time { secs, nanos }) = set.ctime {
                 changed.ctime = inode::Time { secs, nanos };
@@ -214,14 +231,12 @@ fn may_change(inode: &Inode, set: &SetAttributes) -> Result<()> {
     if !set.is_late && inode.flags.contains(InodeFlags::IMMUTABLE) {
         return Err(Error::NotPermitted { what: "the inode is immutable" });
     }
-    let is_given = |time| matches!(time, Some(SetTime::At(_)));
-    let is_more_than_now = set.mode.is_some()
+    let is_more_than_touched = set.mode.is_some()
         || set.uid.is_some()
         || set.gid.is_some()
         || set.size.is_some()
-        || is_given(set.atime)
-        || is_given(set.mtime);
-    if !set.is_late && inode.flags.contains(InodeFlags::APPEND) && is_more_than_now {
+        || (set.atime.is_some() || set.mtime.is_some()) && !set.touches();
+    if !set.is_late && inode.flags.contains(InodeFlags::APPEND) && is_more_than_touched {
         return Err(Error::NotPermitted { what: "the inode is append-only" });
     }
     for time in [set.atime, set.mtime, set.ctime.map(SetTime::At)] {

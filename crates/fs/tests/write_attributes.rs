@@ -66,6 +66,39 @@ fn what_is_set_stays_and_the_rest_too() {
 }
 
 #[test]
+fn an_append_only_inode_may_be_touched_and_no_more_of_its_times_set() {
+    let volume = TestVolume::new();
+    let fs = volume.open();
+    let id = file(&fs, b"file", 0o644);
+    fs.set_attribute_flags(id, AttributeFlags::APPEND).unwrap();
+    let at = |secs| Time { secs, nanos: 0 };
+    let (now, given) = (Some(SetTime::Now), |secs| Some(SetTime::At(at(secs))));
+    // Times of a cache in front, which are those of the change.
+    let of_cache = SetAttributes { atime: now, mtime: given(7), ctime: Some(at(7)), ..NONE };
+    for allowed in [SetAttributes { atime: now, mtime: now, ..NONE }, of_cache] {
+        fs.set_attributes(id, &allowed).unwrap();
+    }
+    for refused in [
+        SetAttributes { atime: now, ..NONE },
+        SetAttributes { mtime: now, ..NONE },
+        SetAttributes { mtime: given(7), ctime: Some(at(7)), ..NONE },
+        SetAttributes { atime: now, mtime: given(6), ctime: Some(at(7)), ..NONE },
+        SetAttributes { mode: Some(0o600), ..NONE },
+    ] {
+        assert_eq!(fs.set_attributes(id, &refused).unwrap_err().errno(), 1, "{refused:?}");
+    }
+    let late = SetAttributes { mtime: given(9), ctime: Some(at(9)), is_late: true, ..NONE };
+    assert_eq!(fs.set_attributes(id, &late).unwrap().mtime, at(9));
+    let later = SetAttributes { mtime: given(8), ctime: Some(at(10)), is_late: true, ..NONE };
+    let stat = fs.set_attributes(id, &later).unwrap();
+    assert_eq!((stat.mtime, stat.ctime), (at(9), at(10)));
+    fs.set_attribute_flags(id, AttributeFlags::IMMUTABLE).unwrap();
+    let touch = SetAttributes { atime: now, mtime: now, ..NONE };
+    assert_eq!(fs.set_attributes(id, &touch).unwrap_err().errno(), 1);
+    volume.reopen(fs);
+}
+
+#[test]
 fn a_new_owner_takes_privileges_away_if_asked_to() {
     let volume = TestVolume::new();
     let fs = volume.open();

@@ -279,6 +279,62 @@ fn who_asked_for_the_flags_when_he_opened_a_file_writes_to_it_until_he_closes_it
 }
 
 #[test]
+fn a_handle_that_only_appends_changes_nothing_below_the_end_on_any_lane() {
+    let volume = TestVolume::new();
+    let fs = volume.open();
+    let file = made(&fs, "log").only_appending();
+    file.append(&[1; 8192], Privileges::Keep).unwrap();
+    fs.set_attribute_flags(file.id(), AttributeFlags::APPEND).unwrap();
+    let source = made(&fs, "source");
+    source.write_at(0, &[2; 8192]).unwrap();
+    let keep = Privileges::Keep;
+    let refused = [
+        ("cached", file.write_at(0, &[3; 10]).map(drop)),
+        ("over the end", file.write_at(8191, &[3; 10]).map(drop)),
+        ("direct", file.write_direct(0, &[3; 4096], keep).map(drop)),
+        ("direct, of no block", file.write_direct(100, &[3; 10], keep).map(drop)),
+        ("uncached", file.write_uncached(4096, &[3; 4096], keep).map(drop)),
+        ("copied", file.copy_range(0, &source, 0, 4096).map(drop)),
+        ("punched", file.allocate(0..4096, Allocate::PunchHole)),
+        ("cut", file.truncate(0)),
+        ("changed in a cache", file.unchanged_below_end(0, &[3; 100]).map(drop)),
+    ];
+    for (what, result) in refused {
+        assert_eq!(result.unwrap_err().errno(), 1, "{what}");
+    }
+    assert_eq!(file.unchanged_below_end(8190, &[1; 2]).unwrap(), 2);
+    assert_eq!(file.unchanged_below_end(8190, &[1, 1, 9, 9]).unwrap(), 2);
+    assert_eq!(file.unchanged_below_end(8192, &[9; 4]).unwrap(), 0);
+    file.write_at(8192, &[4; 10]).unwrap();
+    file.append(&[4; 10], keep).unwrap();
+    file.allocate(0..16384, Allocate::KeepSize).unwrap();
+    // The flag may go: the handle was opened for appending.
+    fs.set_attribute_flags(file.id(), AttributeFlags::default()).unwrap();
+    assert_eq!(file.write_at(0, &[3; 10]).unwrap_err().errno(), 1);
+    drop(file);
+    let fs = volume.reopen(fs);
+    assert_eq!(contents(&opened(&fs, "log")), [vec![1; 8192], vec![4; 20]].concat());
+}
+
+#[test]
+fn space_and_copies_are_refused_in_an_immutable_file_whenever_it_was_opened() {
+    let volume = TestVolume::new();
+    let fs = volume.open();
+    let file = made(&fs, "file").checked_at_open();
+    file.write_at(0, &[1; 8192]).unwrap();
+    let source = made(&fs, "source");
+    source.write_at(0, &[2; 8192]).unwrap();
+    fs.set_attribute_flags(file.id(), AttributeFlags::IMMUTABLE).unwrap();
+    assert_eq!(file.copy_range(0, &source, 0, 4096).unwrap_err().errno(), 1);
+    for how in [Allocate::Extend, Allocate::KeepSize, Allocate::PunchHole, Allocate::Zero] {
+        assert_eq!(file.allocate(0..16384, how).unwrap_err().errno(), 1, "{how:?}");
+    }
+    fs.set_attribute_flags(file.id(), AttributeFlags::default()).unwrap();
+    assert_eq!(contents(&file), [1; 8192]);
+    volume.reopen(fs);
+}
+
+#[test]
 fn a_file_without_copies_on_write_is_written_in_place() {
     let volume = TestVolume::new();
     let fs = volume.open();

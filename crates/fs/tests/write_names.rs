@@ -268,6 +268,32 @@ fn immutable_and_append_only_are_kept_from_everyone() {
 }
 
 #[test]
+fn a_listing_with_an_end_ends_while_its_reader_renames_what_it_reads() {
+    let volume = TestVolume::new();
+    let fs = volume.open();
+    let dir = fs.mkdir(fs.root(), b"dir", &new(0o755)).unwrap();
+    assert_eq!(fs.end_of_listing(dir).unwrap(), butternut::FIRST_ENTRY);
+    for number in 0..100 {
+        fs.create(dir, format!("file-{number}").as_bytes(), &new(0o644)).unwrap();
+    }
+    let end = fs.end_of_listing(dir).unwrap();
+    let (mut cookie, mut seen) = (0, 0);
+    while let Some(entry) = fs.read_dir(dir, cookie).unwrap().until(end).next() {
+        let entry = entry.unwrap();
+        cookie = entry.cookie;
+        seen += 1;
+        assert!(seen <= 102, "the listing goes on");
+        if entry.kind == FileKind::File {
+            for (from, to) in [(&*entry.name, &b"aside"[..]), (b"aside", &entry.name)] {
+                fs.rename((dir, from), (dir, to), RenameFlags::default()).unwrap();
+            }
+        }
+    }
+    assert_eq!(seen, 102);
+    volume.reopen(fs);
+}
+
+#[test]
 fn many_entries_come_and_go() {
     let volume = TestVolume::new();
     let fs = volume.open();

@@ -24,7 +24,10 @@ use crate::refusal::Answer;
 use crate::reply::Reply;
 use crate::request::{Pace, Request};
 use crate::turn::{Held, Turn};
-use crate::wire::{InHeader, InvalidInodeOut, NOTIFY_INVAL_INODE, OutHeader, TransferIn};
+use crate::wire::{
+    InHeader, InvalidEntryOut, InvalidInodeOut, NOTIFY_INVAL_ENTRY, NOTIFY_INVAL_INODE, OutHeader,
+    TransferIn,
+};
 
 const DEVICE: &str = "/dev/fuse";
 
@@ -37,10 +40,6 @@ const REQUEST_BYTES: usize = 4096 + TRANSFER_BYTES_MAX as usize;
 pub(crate) fn open() -> io::Result<OwnedFd> {
     Ok(OpenOptions::new().read(true).write(true).open(DEVICE)?.into())
 }
-
-/// The length of a notice, as its header has it.
-const NOTICE_BYTES: u32 = 40;
-const _: () = assert!(size_of::<OutHeader>() + size_of::<InvalidInodeOut>() == 40);
 
 /// One thread's end of a connection.
 pub(crate) struct Worker {
@@ -252,9 +251,25 @@ pub(crate) fn drop_pages(device: &OwnedFd, node: u64, pages: &Range<u64>) {
     notify(device, &InvalidInodeOut { ino: node, off, len });
 }
 
-/// A kernel that has forgotten the file has nothing to believe.
+/// Has the kernel look a name up again, and forget the file that it led to once that is not open.
+/// This waits for the directory's lock in the kernel: other threads must be there to answer the
+/// requests of its holder.
+pub(crate) fn invalidate_entry(device: &OwnedFd, parent: u64, name: &[u8]) {
+    let Ok(namelen) = u32::try_from(name.len()) else { return };
+    let what = InvalidEntryOut { parent, namelen, flags: 0 };
+    send(device, NOTIFY_INVAL_ENTRY, &[what.as_bytes(), name, b"\0"]);
+}
+
 fn notify(device: &OwnedFd, what: &InvalidInodeOut) {
-    let header = OutHeader { len: NOTICE_BYTES, error: NOTIFY_INVAL_INODE, unique: 0 };
-    let message = [IoSlice::new(header.as_bytes()), IoSlice::new(what.as_bytes())];
+    send(device, NOTIFY_INVAL_INODE, &[what.as_bytes()]);
+}
+
+/// Sends the kernel a notice. One that has forgotten what it is about has nothing to do.
+fn send(device: &OwnedFd, code: i32, parts: &[&[u8]]) {
+    let bytes = size_of::<OutHeader>() + parts.iter().map(|part| part.len()).sum::<usize>();
+    let Ok(len) = u32::try_from(bytes) else { return };
+    let header = OutHeader { len, error: code, unique: 0 };
+    let mut message = vec![IoSlice::new(header.as_bytes())];
+    message.extend(parts.iter().map(|part| IoSlice::new(part)));
     sent(writev(device, &message)).map(drop).unwrap_or_default();
 }

@@ -78,6 +78,7 @@ pub(crate) struct Door {
     handles: Handles,
     /// Of a mount where nothing is opened.
     recent: Recent,
+    ends: listing::Ends,
     manner: Manner,
     /// For telling the kernel something unasked.
     device: Arc<OwnedFd>,
@@ -94,6 +95,7 @@ impl Door {
             filesystem,
             handles: Handles::default(),
             recent: Recent::default(),
+            ends: listing::Ends::default(),
             manner,
             device,
             has_reported: AtomicBool::new(false),

@@ -41,6 +41,8 @@ pub(crate) struct Open {
     pub(crate) passes_cache: bool,
     /// What the kernel's page cache takes of the file.
     pub(crate) fills: Arc<Fills>,
+    /// It was opened to append to an append-only file.
+    pub(crate) only_appends: bool,
 }
 
 impl Handles {
@@ -74,6 +76,19 @@ impl Handles {
     pub(crate) fn is_written(&self, id: FileId) -> bool {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         table.files.iter().flatten().any(|open| open.is_written && open.file.id() == id)
+    }
+
+    /// Whether any handle may write the file anywhere, not only behind its end.
+    pub(crate) fn is_written_freely(&self, id: FileId) -> bool {
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        let is_one = |open: &Open| open.is_written && !open.only_appends && open.file.id() == id;
+        table.files.iter().flatten().any(is_one)
+    }
+
+    /// How often a file is open.
+    pub(crate) fn count(&self, id: FileId) -> usize {
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        table.files.iter().flatten().filter(|open| open.file.id() == id).count()
     }
 
     /// The file that nobody has open under this number any more. Dropping it may delete it.

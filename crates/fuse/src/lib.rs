@@ -6,10 +6,13 @@
 //! mounted. Of a volume that is open for writing it keeps what is written, too, and the times of
 //! its files, until it sends them (decision 0008).
 //!
-//! 1. A node id is the file's own id, so nothing has to be remembered per file ([`nodes`]).
+//! 1. A node id is the file's own id, where one number holds it, and otherwise assigned: two files
+//!    never have one node id ([`nodes`]).
 //! 2. Directories need no handles; files only where they can be written ([`handles`]).
 //! 3. Everyone but the owner of the mount is refused, unless `allow_other` is given; then the
-//!    kernel checks modes and ACLs ([`Options::permissions`]).
+//!    kernel checks modes and ACLs ([`Options::permissions`]). What it does not know is checked
+//!    here: flags of inodes, read-only subvolumes (`door::open`), the callers of ioctls
+//!    (`door::flags`).
 //! 4. One thread waits for requests, near who asks ([`turn`], [`near`]; decision 0013).
 //! 5. `fsync` returns when everything is on the medium, and so does the end of the process. Access
 //!    times stay as they are.

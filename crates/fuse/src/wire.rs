@@ -207,6 +207,8 @@ wire! {
     StatxOut 288 {
         attr_valid: u64, attr_valid_nsec: u32, flags: u32, spare: [u64; 2], stat: Statx,
     }
+    /// The name in a directory that the kernel is to look up again; the name follows.
+    InvalidEntryOut 16 { parent: u64, namelen: u32, flags: u32, }
     /// What the kernel is not to believe any more of a file: its attributes, and its pages from
     /// `off` on unless that is below 0. Changed pages are sent first.
     InvalidInodeOut 24 { ino: u64, off: i64, len: i64, }
@@ -221,3 +223,5 @@ impl TransferIn {
 
 /// The code of [`InvalidInodeOut`], in the place of an error.
 pub(crate) const NOTIFY_INVAL_INODE: i32 = 2;
+/// The code of [`InvalidEntryOut`].
+pub(crate) const NOTIFY_INVAL_ENTRY: i32 = 3;

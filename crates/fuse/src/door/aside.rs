@@ -34,12 +34,25 @@ impl Door {
             let answer = answer(&mut reply);
             connection::answer(&device, unique, answer, &mut reply);
         };
+        self.start_aside(work)?;
+        Ok(Wanted::Nothing)
+    }
+
+    /// Has the kernel drop what it caches of the request's file, at any time after now: it drops no
+    /// page that a request is about. Where no thread can be had, it keeps them.
+    pub(super) fn drop_pages_aside(&self, request: &Request<'_>) {
+        let (device, node) = (Arc::clone(request.device), request.header.nodeid);
+        let work = move || connection::write_pages_back(&device, node);
+        self.start_aside(work).unwrap_or_default();
+    }
+
+    fn start_aside(&self, work: impl FnOnce() + Send + 'static) -> Answer<()> {
         let thread = thread::Builder::new().name("butternut-aside".into()).spawn(work);
         let thread = thread.map_err(|error| Refusal(error.raw_os_error().unwrap_or(11)))?;
         let mut aside = self.aside.lock().unwrap_or_else(PoisonError::into_inner);
         aside.retain(|thread| !thread.is_finished());
         aside.push(thread);
-        Ok(Wanted::Nothing)
+        Ok(())
     }
 
     /// Waits until all that is answered aside is.

@@ -1,6 +1,6 @@
 //! Attributes, shown and set.
 
-use butternut::{Error, Privileges, SetAttributes, SetTime, Time};
+use butternut::{Error, FileId, Privileges, SetAttributes, SetTime, Time};
 
 use crate::caller;
 use crate::door::Door;
@@ -28,7 +28,9 @@ impl Door {
     ) -> Answer<()> {
         let set: SetattrIn = request.take()?;
         let id = self.node(request)?;
-        let mut set = meant(&set);
+        let is_of_cache = set.valid & !fattr::HANDLE == OF_CACHE;
+        let is_late = is_of_cache && self.is_late(id, &set)?;
+        let mut set = SetAttributes { is_late, ..meant(&set) };
         if set.privileges == Privileges::Strip && request.header.uid != 0 {
             let stat = self.filesystem.stat(id)?;
             set.privileges = caller::privileges(&request.header, &stat);
@@ -36,17 +38,36 @@ impl Door {
         let stat = match self.filesystem.set_attributes(id, &set) {
             // The kernel sends the time of the removal after the file has gone, and would take a
             // refusal for lost data. It does not look at the attributes.
-            Err(Error::Stale { .. }) if set.is_late => return reply.put(&AttrOut::default()),
+            Err(Error::Stale { .. }) if is_of_cache => return reply.put(&AttrOut::default()),
             set => set?,
         };
         reply.put(&shown::attributes_out(&stat, self.nodes.number(stat.id)))
     }
+
+    /// Whether times come from the kernel's cache, late, rather than from a program that sets the
+    /// time of modification: both look alike. A program's call names a path or an inode, never an
+    /// open file; and where the cache sends times without one, no write was cached since it sent
+    /// the last, so the time of modification is as it was.
+    fn is_late(&self, id: FileId, set: &SetattrIn) -> Answer<bool> {
+        if set.valid & fattr::HANDLE != 0 {
+            return Ok(true);
+        }
+        match self.filesystem.stat(id) {
+            Ok(stat) => Ok(stat.mtime == mtime(set)),
+            Err(Error::Stale { .. }) => Ok(true),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+fn mtime(set: &SetattrIn) -> Time {
+    Time { secs: set.mtime.cast_signed(), nanos: set.mtimensec }
 }
 
 /// The times that the kernel keeps of what it caches.
 const OF_CACHE: u32 = fattr::MTIME | fattr::CTIME;
 
-/// A change of attributes, as the library has it.
+/// A change of attributes, as the library has it. Whether it is late is not known here.
 ///
 /// A change of the owner always costs a file its privileges, as in the kernel; one of the size
 /// only where the kernel says so.
@@ -62,7 +83,7 @@ fn meant(set: &SetattrIn) -> SetAttributes {
     let ctime = Time { secs: set.ctime.cast_signed(), nanos: set.ctimensec };
     SetAttributes {
         ctime: has(fattr::CTIME).then_some(ctime),
-        is_late: set.valid & !fattr::HANDLE == OF_CACHE,
+        is_late: false,
         mode: has(fattr::MODE).then_some(set.mode),
         uid: has(fattr::UID).then_some(set.uid),
         gid: has(fattr::GID).then_some(set.gid),

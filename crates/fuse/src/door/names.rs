@@ -55,9 +55,10 @@ impl Door {
     }
 
     fn forget_one(&self, node: u64, count: u64) {
+        let id = if self.manner.is_writable { None } else { self.nodes.id(node) };
         self.nodes.forget(node, count);
-        if !self.manner.is_writable {
-            self.recent.forget(node);
+        if let Some(id) = id {
+            self.recent.forget(id);
         }
     }
 
@@ -95,7 +96,7 @@ impl Door {
         let id = self.filesystem.create(self.node(request)?, request.name()?, &new)?;
         let file = self.filesystem.open_file(id)?;
         self.entry(id, reply)?;
-        self.opened(file, made.flags, reply)
+        self.opened(file.checked_at_open(), made.flags, false, reply)
     }
 
     /// A file without a name, open.
@@ -104,7 +105,7 @@ impl Door {
         let new = new_inode(request, made.mode, made.umask);
         let file = self.filesystem.open_unnamed(self.node(request)?, &new)?;
         self.entry(file.id(), reply)?;
-        self.opened(file, made.flags, reply)
+        self.opened(file.checked_at_open(), made.flags, false, reply)
     }
 
     pub(super) fn link(&self, request: &mut Request<'_>, reply: &mut Reply) -> Answer<()> {

@@ -26,7 +26,6 @@ const ALWAYS: u64 = init::ASYNC_READ
     | init::EXPLICIT_INVAL_DATA
     | init::EXPORT_SUPPORT
     | init::NO_OPENDIR_SUPPORT
-    | init::DIRECT_IO_ALLOW_MMAP
     | init::INIT_EXT;
 
 const WRITABLE: u64 =
@@ -45,7 +44,10 @@ impl Manner {
             wanted |= init::NO_OPEN_SUPPORT;
         }
         if self.writes_back() {
+            // Only append-only files pass the cache here, and those are not to be mapped.
             wanted |= init::WRITEBACK_CACHE;
+        } else {
+            wanted |= init::DIRECT_IO_ALLOW_MMAP;
         }
         wanted
     }

@@ -10,11 +10,20 @@
 //! Where the kernel writes back, it believes nobody else's times and sizes. So it has to see every
 //! write there (decision 0015).
 //!
-//! The flags of an inode are asked here only, as the kernel does: it does not know them.
+//! The kernel does not know the flags of an inode, nor that a subvolume is read-only. Laws:
+//!
+//! 1. Both are checked when a file is opened for writing, before its handle exists: the kernel
+//!    caches what is written through a handle, and shows it to readers before this process is sent
+//!    it.
+//! 2. A handle for an append-only file appends, whatever becomes of its `O_APPEND`. So its writes
+//!    pass the kernel's cache on every mount, one at a time, and one below the end is refused
+//!    before a reader sees it. Shared mappings of it are refused where the kernel writes back
+//!    (`negotiation`); on the other mounts what a mapping changed is refused when the kernel sends
+//!    it.
 
 use std::sync::Arc;
 
-use butternut::{Error, File, FileId, Privileges, SetAttributes, SetTime};
+use butternut::{File, FileId, Privileges, SetAttributes, SetTime};
 
 use crate::caller;
 use crate::door::Door;
@@ -46,13 +55,12 @@ impl Door {
         let how: OpenIn = request.take()?;
         let id = self.node(request)?;
         let file = self.filesystem.open_file(id)?;
-        if writes(how.flags) {
-            self.may_write(id, how.flags)?;
-        }
+        let only_appends = writes(how.flags) && self.may_write(id, how.flags)?;
         if how.flags & O_TRUNC != 0 {
             self.truncate(request, id, how.open_flags & OPEN_KILL_SUIDGID != 0)?;
         }
-        self.opened(file, how.flags, reply)
+        let file = if only_appends { file.only_appending() } else { file.checked_at_open() };
+        self.opened(file, how.flags, only_appends, reply)
     }
 
     fn truncate(&self, request: &Request<'_>, id: FileId, strips: bool) -> Answer<()> {
@@ -68,39 +76,56 @@ impl Door {
     }
 
     /// Replies with a file that is open from now on.
-    pub(super) fn opened(&self, file: File, flags: u32, reply: &mut Reply) -> Answer<()> {
+    pub(super) fn opened(
+        &self,
+        file: File,
+        flags: u32,
+        only_appends: bool,
+        reply: &mut Reply,
+    ) -> Answer<()> {
         let is_direct = flags & O_DIRECT != 0;
         let passes_cache = match self.manner.caching {
             Caching::WriteBack => false,
             Caching::WriteThrough => is_direct,
             Caching::Nothing => true,
         };
-        let mut open_flags = 0;
-        if passes_cache {
-            open_flags |= FOPEN_DIRECT_IO | FOPEN_PARALLEL_DIRECT_WRITES;
-        }
+        let mut open_flags = if only_appends {
+            FOPEN_DIRECT_IO
+        } else if passes_cache {
+            FOPEN_DIRECT_IO | FOPEN_PARALLEL_DIRECT_WRITES
+        } else {
+            0
+        };
+        let passes_cache = passes_cache || only_appends;
         if self.manner.caching != Caching::Nothing {
             open_flags |= FOPEN_KEEP_CACHE;
         }
-        let file = file.checked_at_open();
-        let file = if self.manner.writes_back() { file.leaving_times() } else { file };
+        // Of a write that passes its cache, the kernel sends no times.
+        let keeps_times = self.manner.writes_back() && !passes_cache;
+        let file = if keeps_times { file.leaving_times() } else { file };
         let is_written = writes(flags);
         let fills = self.handles.share(file.id());
         if is_written && (is_direct || passes_cache) {
             fills.note_from_now();
         }
-        let fh = self.handles.open(Open { file, is_written, passes_cache, fills });
+        let open = Open { file, is_written, passes_cache, fills, only_appends };
+        let fh = self.handles.open(open);
         reply.put(&OpenOut { fh, open_flags, backing_id: 0 })
     }
 
-    /// What the flags of an inode say to an open for writing.
-    fn may_write(&self, id: FileId, flags: u32) -> Answer<()> {
+    /// Law 1, in the kernel's order; whether the file may only be appended to.
+    fn may_write(&self, id: FileId, flags: u32) -> Answer<bool> {
         let is = self.filesystem.stat(id)?.flags;
-        let appends = flags & O_APPEND != 0 && flags & O_TRUNC == 0;
-        if is & IMMUTABLE != 0 || (is & APPEND_ONLY != 0 && !appends) {
+        if is & IMMUTABLE != 0 {
             return Err(Refusal::NOT_PERMITTED);
         }
-        Ok(())
+        self.filesystem.check_writable(id)?;
+        let appends = flags & O_APPEND != 0 && flags & O_TRUNC == 0;
+        let is_append_only = is & APPEND_ONLY != 0;
+        if is_append_only && !appends {
+            return Err(Refusal::NOT_PERMITTED);
+        }
+        Ok(is_append_only)
     }
 
     pub(super) fn release(&self, request: &mut Request<'_>) -> Answer<()> {
@@ -118,14 +143,10 @@ impl Door {
         if handle != 0 {
             return self.handles.find(handle);
         }
-        let open = || {
-            let id = self.nodes.id(request.header.nodeid);
-            let unknown = Error::Stale { id: FileId::new(0, request.header.nodeid) };
-            self.filesystem.open_file(id.ok_or(unknown)?)
-        };
-        let file = self.recent.file(request.header.nodeid, open)?;
+        let id = self.node(request)?;
+        let file = self.recent.file(id, || self.filesystem.open_file(id))?;
         let fills = Arc::default();
-        Ok(Open { file, is_written: false, passes_cache: false, fills })
+        Ok(Open { file, is_written: false, passes_cache: false, fills, only_appends: false })
     }
 }
 

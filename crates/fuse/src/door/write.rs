@@ -13,6 +13,10 @@
 //!    halved, down to a page, until the kernel keeps it free of pages for long enough.
 //! 3. What the kernel keeps of what it sends counts as a fill. On an uncached mount it keeps only
 //!    pages of mappings, which a READ filled.
+//! 4. Of an append-only file, the kernel's cache may send what a mapping changed. A page that
+//!    differs below the end is not written, and the kernel drops it. That is an error only where a
+//!    handle from before the flag may have written it: an error of one page is told to every
+//!    program that syncs the file, and to `umount`.
 //!
 //! [`fills`]: crate::fills
 
@@ -20,7 +24,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use butternut::Privileges;
+use butternut::{Error, Privileges};
 
 use crate::connection;
 use crate::door::data::{Keeps, stripping};
@@ -64,7 +68,12 @@ impl Door {
             if self.manner.caching != Caching::Nothing {
                 write.open.fills.begin_fill(asked.range());
             }
-            Write::answer(write.apply(asked.offset, bytes)?, reply)?;
+            let written = if is_from_cache && write.open.only_appends {
+                self.write_mapped(request, &write, bytes)?
+            } else {
+                write.apply(asked.offset, bytes)?
+            };
+            Write::answer(written, reply)?;
             return Ok(Wanted::Reply);
         }
         let stale = match write.open.fills.begin_write(asked.range()) {
@@ -78,6 +87,22 @@ impl Door {
         self.answer_aside(request, size_of::<WriteOut>(), move |reply| {
             Write::answer(write.apply_after(stale, &bytes)?, reply)
         })
+    }
+}
+
+impl Door {
+    /// Law 4.
+    fn write_mapped(&self, request: &Request<'_>, write: &Write, bytes: &[u8]) -> Answer<usize> {
+        let (file, offset) = (&write.open.file, write.asked.offset);
+        let unchanged = file.unchanged_below_end(offset, bytes).or_else(|error| {
+            // The page is locked until this request is answered.
+            self.drop_pages_aside(request);
+            let is_of_mapping = matches!(error, Error::NotPermitted { .. })
+                && !self.handles.is_written_freely(file.id());
+            if is_of_mapping { Ok(bytes.len()) } else { Err(error) }
+        })?;
+        let (at, rest) = (offset.saturating_add(unchanged as u64), &bytes[unchanged..]);
+        Ok(unchanged + write.lane.write(file, at, rest, Writer::Cache)?)
     }
 }
 

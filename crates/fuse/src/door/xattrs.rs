@@ -67,7 +67,8 @@ impl Door {
         let is_acl = kind_of(name)?;
         let id = self.node(request)?;
         self.filesystem.set_xattr(id, name, value, how)?;
-        if is_acl && set.setxattr_flags & SETXATTR_ACL_KILL_SGID != 0 {
+        // The kernel says so of a default ACL too, which changes no mode.
+        if name == ACLS[0] && set.setxattr_flags & SETXATTR_ACL_KILL_SGID != 0 {
             let mode = self.filesystem.stat(id)?.mode & !SET_GROUP_ID;
             let set = SetAttributes { mode: Some(mode), ..SetAttributes::default() };
             self.filesystem.set_attributes(id, &set)?;

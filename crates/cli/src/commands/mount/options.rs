@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
-use butternut::{BadPacker, Compress, MountOptions, Packer, Subvolume, Switches};
+use butternut::{BadPacker, Clock, Compress, MountOptions, Packer, Subvolume, Switches};
 use butternut_fuse::{Caching, Options};
 
 use crate::failure::Failure;
@@ -45,6 +45,8 @@ pub(crate) struct Meaning {
 impl Meaning {
     pub(crate) fn of(lists: &[OsString]) -> Result<Self, Failure> {
         let mut meaning = Self::default();
+        // The kernel stamps some changes of the mount itself.
+        meaning.volume.clock = Clock::coarse();
         meaning.set_read_only(false);
         for list in lists {
             for word in list.as_bytes().split(|byte| *byte == b',').filter(|w| !w.is_empty()) {

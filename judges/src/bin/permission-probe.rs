@@ -1,0 +1,17 @@
+//! `permission-probe DIR`: tries every case of the table of permissions in DIR, as the caller
+//! that it was started as, and prints a line for each: what it was told.
+
+use anyhow::{Context, Result};
+use butternut_judges::permissions;
+use std::io::Write;
+use std::path::PathBuf;
+
+fn main() -> Result<()> {
+    let dir = std::env::args_os().nth(1).context("usage: permission-probe DIR")?;
+    rustix::process::umask(rustix::fs::Mode::empty());
+    let mut out = std::io::stdout().lock();
+    for line in permissions::try_all(&PathBuf::from(dir)) {
+        writeln!(out, "{line}")?;
+    }
+    Ok(())
+}

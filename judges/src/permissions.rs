@@ -1,0 +1,173 @@
+//! What a caller may do with a file or directory, as one table: every operation, by every caller,
+//! on an object of every mode and flag. The same program does it on every filesystem that is
+//! compared.
+//!
+//! ```text
+//! objects     makes what the operations are tried on, one fresh directory a case, and looks at it
+//! on_file     operations on a file, through its path or a descriptor
+//! in_place    operations on a directory and the names in it
+//! ```
+//!
+//! Laws:
+//!
+//! 1. What a caller is told is the step that failed and its errno; what became of the object is
+//!    seen by root afterwards.
+//! 2. A case has objects of its own: no operation meets what another one did.
+
+pub mod in_place;
+pub mod objects;
+pub mod on_file;
+
+use anyhow::Result;
+use rustix::io::Errno;
+use std::path::Path;
+
+/// The owner and the group of the objects.
+pub const OWNER: u32 = 1000;
+pub const GROUP: u32 = 2000;
+/// The owner of directories with the sticky bit, and an id that an object may be given.
+pub const ANOTHER: u32 = 1003;
+
+/// Callers: a name, and the arguments of `setpriv` that make one.
+pub const CALLERS: [(&str, &str); 14] = [
+    ("root", ""),
+    ("root-less", "--bounding-set=-linux_immutable --inh-caps=-linux_immutable"),
+    ("owner", "--reuid=1000 --regid=1000 --clear-groups"),
+    ("owner-in-group", "--reuid=1000 --regid=1000 --groups=1000,2000,3000"),
+    ("member", "--reuid=1001 --regid=1001 --groups=1001,2000"),
+    ("other", "--reuid=1002 --regid=1002 --clear-groups"),
+    ("other-fowner", "cap:fowner"),
+    ("other-dac_override", "cap:dac_override"),
+    ("other-dac_read_search", "cap:dac_read_search"),
+    ("other-chown", "cap:chown"),
+    ("other-fsetid", "cap:fsetid,dac_override"),
+    ("other-sys_admin", "cap:sys_admin"),
+    ("other-linux_immutable", "cap:linux_immutable,fowner"),
+    ("other-mknod", "cap:mknod,dac_override"),
+];
+
+/// The arguments of `setpriv` for a caller.
+pub fn arguments(caller: &str) -> Vec<String> {
+    let Some(capabilities) = caller.strip_prefix("cap:") else {
+        return caller.split_whitespace().map(str::to_owned).collect();
+    };
+    let set: Vec<_> = capabilities.split(',').map(|one| format!("+{one}")).collect();
+    let set = set.join(",");
+    vec![
+        "--reuid=1002".to_owned(),
+        "--regid=1002".to_owned(),
+        "--clear-groups".to_owned(),
+        format!("--inh-caps=-all,{set}"),
+        format!("--ambient-caps=-all,{set}"),
+    ]
+}
+
+/// The flag that the object has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flag {
+    None,
+    Immutable,
+    AppendOnly,
+}
+
+/// What the operation is tried on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Object {
+    File,
+    Directory,
+}
+
+/// One row of the table, but for the caller.
+#[derive(Clone, Copy)]
+pub struct Case {
+    pub object: Object,
+    pub mode: u32,
+    pub flag: Flag,
+    pub operation: &'static str,
+    pub run: Operation,
+}
+
+/// The step of an operation that failed, and why.
+#[derive(Clone, Copy, Debug)]
+pub struct Failed(pub &'static str, pub Errno);
+
+/// An operation in the directory of a case.
+pub type Operation = fn(&Path) -> Result<(), Failed>;
+
+/// Says which step fails.
+pub trait At<T> {
+    fn at(self, step: &'static str) -> Result<T, Failed>;
+}
+
+impl<T> At<T> for Result<T, Errno> {
+    fn at(self, step: &'static str) -> Result<T, Failed> {
+        self.map_err(|errno| Failed(step, errno))
+    }
+}
+
+impl<T> At<T> for std::io::Result<T> {
+    fn at(self, step: &'static str) -> Result<T, Failed> {
+        self.map_err(|error| {
+            let number = error.raw_os_error().unwrap_or(0);
+            Failed(step, Errno::from_raw_os_error(number))
+        })
+    }
+}
+
+const FILE_MODES: [u32; 3] = [0o644, 0o6777, 0o2766];
+const DIRECTORY_MODES: [u32; 3] = [0o755, 0o1777, 0o2777];
+const FLAGS: [Flag; 3] = [Flag::None, Flag::Immutable, Flag::AppendOnly];
+
+/// Every case, in the order that all programs number them in.
+pub fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    let mut add = |object, modes: [u32; 3], operations: &[(&'static str, Operation)]| {
+        for mode in modes {
+            for flag in FLAGS {
+                for (operation, run) in operations {
+                    cases.push(Case { object, mode, flag, operation, run: *run });
+                }
+            }
+        }
+    };
+    add(Object::File, FILE_MODES, on_file::OPERATIONS);
+    add(Object::Directory, DIRECTORY_MODES, in_place::OPERATIONS);
+    cases
+}
+
+impl Case {
+    pub fn name(&self) -> String {
+        let Self { object, mode, flag, operation, .. } = self;
+        format!("{object:?} {mode:o} {flag:?} {operation}").to_lowercase()
+    }
+}
+
+/// Tries every case in `root` as the calling process; a line for each.
+pub fn try_all(root: &Path) -> Vec<String> {
+    let told = |(at, case): (usize, Case)| match (case.run)(&root.join(at.to_string())) {
+        Ok(()) => "ok".to_owned(),
+        Err(Failed(step, errno)) => format!("{step}: {}", named(errno)),
+    };
+    cases().into_iter().enumerate().map(told).collect()
+}
+
+/// The name of an error number, where the table meets it often.
+fn named(errno: Errno) -> String {
+    let names = [
+        (Errno::PERM, "EPERM"),
+        (Errno::NOENT, "ENOENT"),
+        (Errno::IO, "EIO"),
+        (Errno::BADF, "EBADF"),
+        (Errno::ACCESS, "EACCES"),
+        (Errno::EXIST, "EEXIST"),
+        (Errno::XDEV, "EXDEV"),
+        (Errno::NODEV, "ENODEV"),
+        (Errno::INVAL, "EINVAL"),
+        (Errno::NOTTY, "ENOTTY"),
+        (Errno::ROFS, "EROFS"),
+        (Errno::NODATA, "ENODATA"),
+        (Errno::OPNOTSUPP, "EOPNOTSUPP"),
+    ];
+    let found = names.iter().find(|(known, _)| *known == errno);
+    found.map_or_else(|| errno.raw_os_error().to_string(), |(_, name)| (*name).to_owned())
+}

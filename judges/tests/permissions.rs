@@ -1,0 +1,348 @@
+//! What a caller may do with files and directories: case by case as on the kernel's btrfs, on every
+//! kind of mount, and in a read-only snapshot. A difference is listed here with its reason.
+
+use anyhow::{Context, Result, bail, ensure};
+use butternut_judges::fuse_mount::FuseMount;
+use butternut_judges::kernel_mount::{KernelMount, MountHow};
+use butternut_judges::permissions::{self, CALLERS, Case, Flag, objects};
+use butternut_judges::{kept, tool, trial};
+use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+const BYTES: u64 = 4 << 30;
+
+/// The ways to mount. The first is tried by all callers, the others by some.
+const MOUNTS: [(&str, &str); 3] = [
+    ("kept", "dev,suid,allow_other"),
+    ("parallel", "dev,suid,allow_other,parallel_direct"),
+    ("uncached", "dev,suid,allow_other,uncached"),
+];
+const SOME: [&str; 4] = ["root", "owner", "other", "other-fowner"];
+
+/// A read-only snapshot, and the callers that try everything in it: it stays as it is.
+const SNAPSHOT: &str = "snapshot";
+const IN_SNAPSHOT: [&str; 3] = ["root", "owner", "other"];
+
+/// One case that differs.
+struct Difference<'a> {
+    mount: &'a str,
+    caller: &'a str,
+    in_snapshot: bool,
+    case: &'a Case,
+    /// What the kernel's btrfs told or shows, and what ours.
+    kernel: &'a str,
+    ours: &'a str,
+}
+
+struct Known {
+    is: fn(&Difference<'_>) -> bool,
+    reason: &'static str,
+}
+
+impl Difference<'_> {
+    fn is_refused(said: &str) -> bool {
+        said != "ok" && !said.contains(';')
+    }
+
+    fn both_refuse(&self) -> bool {
+        Self::is_refused(self.kernel) && Self::is_refused(self.ours)
+    }
+
+    /// The kernel's part of FUSE knows neither flags nor read-only subvolumes.
+    fn is_unknown_in_front(&self) -> bool {
+        self.in_snapshot || self.case.flag != Flag::None
+    }
+
+    fn is_one_of(&self, operations: &[&str]) -> bool {
+        operations.contains(&self.case.operation)
+    }
+
+    /// All but the time of modification of a file is the same.
+    fn is_of_mtime(&self) -> bool {
+        let rest = |seen: &str| seen.replace("bytes now ", "bytes 1000000000 ");
+        self.kernel.contains(';') && rest(self.kernel) == rest(self.ours)
+    }
+}
+
+const KNOWN: &[Known] = &[
+    Known {
+        is: |one| one.both_refuse() && one.is_unknown_in_front(),
+        reason: "both refuse; in front of FUSE the kernel checks modes first, and passes on what \
+                 it does not know to be forbidden",
+    },
+    Known {
+        is: |one| one.is_one_of(&["access-write"]) && one.ours == "ok" && one.is_unknown_in_front(),
+        reason: "access(2) is answered in front of FUSE, from modes alone",
+    },
+    Known {
+        is: |one| {
+            let appends = one.is_one_of(&["append", "append-pwrite"]);
+            appends && one.mount == "kept" && one.case.flag == Flag::AppendOnly && one.is_of_mtime()
+        },
+        reason: "append-only files pass the kernel's cache, which shows the mtime that it has",
+    },
+    Known {
+        is: |one| {
+            let changes = one.is_one_of(&["copy-into-cleared", "punch-append", "zero-append"]);
+            let is_kept = one.mount.starts_with("kept");
+            changes && is_kept && one.case.flag == Flag::AppendOnly && one.is_of_mtime()
+        },
+        reason: "where the kernel writes back, it stamps a file before it passes such a call on",
+    },
+    Known {
+        is: |one| {
+            let changes = ["allocate", "punch", "zero", "copy-into"];
+            let operation = one.case.operation;
+            one.caller == "other-fsetid" && changes.iter().any(|word| operation.starts_with(word))
+        },
+        reason: "the request does not say that the caller has CAP_FSETID: privileges go, which is \
+                 the safe side",
+    },
+    Known {
+        is: |one| {
+            let allocates = one.is_one_of(&["allocate-append", "allocate-keep-append"]);
+            allocates && one.case.flag == Flag::AppendOnly && one.case.mode == 0o6777
+        },
+        reason: "the kernel asks for capabilities to be removed first, by the same request as a \
+                 program, which an append-only file refuses",
+    },
+    Known {
+        is: |one| {
+            let changes = one.is_one_of(&["chown", "chown-own", "chgrp", "chgrp-same"]);
+            changes && one.caller == "other-chown" && one.case.mode & 0o6000 != 0
+        },
+        reason: "CAP_CHOWN is enough for FUSE where set-user-id goes too; it goes",
+    },
+    Known {
+        is: |one| one.is_one_of(&["chown-nothing"]),
+        reason: "the request for a change of no owner says nothing of privileges",
+    },
+    Known {
+        is: |one| {
+            let is_kept = one.mount.starts_with("kept");
+            one.is_one_of(&["append-mapped"]) && !is_kept && one.ours == "ok"
+        },
+        reason: "FUSE cannot refuse the mapping of one file; what it changes is not written",
+    },
+    Known {
+        is: |one| one.in_snapshot && one.case.operation.ends_with("acl"),
+        reason: "the kernel's btrfs changes ACLs in a read-only snapshot, and should not",
+    },
+];
+
+fn main() -> ExitCode {
+    trial::run(vec![
+        trial::trial("as-on-the-kernel", everything_is_as_on_the_kernel),
+        trial::trial("raw-flags", flags_cannot_be_set_past_the_checks_of_the_kernel),
+    ])
+}
+
+/// What was seen of one filesystem.
+struct Seen {
+    /// By place and caller, a line a case.
+    told: BTreeMap<(String, String), Vec<String>>,
+    looks: BTreeMap<String, Vec<String>>,
+}
+
+fn everything_is_as_on_the_kernel() -> Result<()> {
+    let dir = tempfile::Builder::new().prefix("butternut-judge-may-").tempdir_in(kept::scratch())?;
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755))?;
+    let probe = probe(dir.path())?;
+    let base = dir.path().join("base.img");
+    make_base(&base)?;
+    let image = dir.path().join("used.img");
+    tool::copy_sparse(&base, &image)?;
+    let how = MountHow::default();
+    let mount = KernelMount::new(std::slice::from_ref(&image), &how)?;
+    let all: Vec<_> = CALLERS.iter().map(|(name, _)| *name).collect();
+    let kernel = try_all(mount.root(), &probe, &all)?;
+    mount.unmount()?;
+    let mut found = Findings::default();
+    for (name, options) in MOUNTS {
+        let callers = if name == "kept" { &all[..] } else { &SOME[..] };
+        tool::copy_sparse(&base, &image)?;
+        let mount = FuseMount::with(&[image.clone().into_os_string()], options)?;
+        let ours = try_all(mount.root(), &probe, callers)?;
+        mount.unmount()?;
+        found.compare(name, &kernel, &ours);
+        let checked = tool::words_and_path("check --check-data-csum", &image);
+        tool::run("btrfs", &checked)?;
+        let name = format!("{name}, mounted again");
+        let mount = FuseMount::with(&[image.clone().into_os_string()], options)?;
+        let looks = look(mount.root(), callers)?;
+        mount.unmount()?;
+        found.compare(&name, &kernel, &Seen { told: BTreeMap::new(), looks });
+    }
+    found.judge()
+}
+
+/// A place where every caller can run the program that tries.
+fn probe(dir: &Path) -> Result<PathBuf> {
+    let test = std::env::current_exe()?;
+    let profile = test.ancestors().nth(2).context("a test runs in target/PROFILE/deps")?;
+    let built = profile.join("permission-probe");
+    ensure!(built.exists(), "{} is missing: run `cargo build --workspace`", built.display());
+    let copy = dir.join("permission-probe");
+    std::fs::copy(built, &copy)?;
+    Ok(copy)
+}
+
+/// The volume that everything is tried on, made by the kernel.
+fn make_base(image: &Path) -> Result<()> {
+    std::fs::File::create(image)?.set_len(BYTES)?;
+    tool::run("mkfs.btrfs", &tool::words_and_path("-q -K", image))?;
+    let how = MountHow { options: "nobarrier", ..MountHow::default() };
+    let mount = KernelMount::new(&[image.to_path_buf()], &how)?;
+    for (caller, _) in CALLERS {
+        objects::make_all(&mount.root().join(caller))?;
+    }
+    let source = mount.root().join("source");
+    tool::run("btrfs", &tool::words_and_path("-q subvolume create", &source))?;
+    objects::make_all(&source.join("objects"))?;
+    let mut words = tool::words_and_path("-q subvolume snapshot -r", &source);
+    words.push(mount.root().join(SNAPSHOT).into_os_string());
+    tool::run("btrfs", &words)?;
+    mount.unmount()
+}
+
+fn try_all(root: &Path, probe: &Path, callers: &[&str]) -> Result<Seen> {
+    let mut told = BTreeMap::new();
+    for caller in callers {
+        let lines = try_as(caller, probe, &root.join(caller))?;
+        told.insert((String::new(), (*caller).to_owned()), lines);
+    }
+    for caller in IN_SNAPSHOT {
+        let lines = try_as(caller, probe, &root.join(SNAPSHOT).join("objects"))?;
+        told.insert((SNAPSHOT.to_owned(), caller.to_owned()), lines);
+    }
+    Ok(Seen { told, looks: look(root, callers)? })
+}
+
+fn look(root: &Path, callers: &[&str]) -> Result<BTreeMap<String, Vec<String>>> {
+    let mut looks = BTreeMap::new();
+    for caller in callers {
+        looks.insert((*caller).to_owned(), objects::look_at_all(&root.join(caller))?);
+    }
+    let objects = root.join(SNAPSHOT).join("objects");
+    looks.insert(SNAPSHOT.to_owned(), objects::look_at_all(&objects)?);
+    Ok(looks)
+}
+
+fn try_as(caller: &str, probe: &Path, dir: &Path) -> Result<Vec<String>> {
+    let (_, arguments) = CALLERS.iter().find(|(name, _)| *name == caller).context("a caller")?;
+    let output = Command::new("setpriv")
+        .args(permissions::arguments(arguments))
+        .arg(probe)
+        .arg(dir)
+        .stderr(Stdio::inherit())
+        .output()
+        .context("setpriv")?;
+    ensure!(output.status.success(), "{caller}: {}", output.status);
+    let lines: Vec<_> =
+        String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect();
+    ensure!(lines.len() == permissions::cases().len(), "{caller}: {} lines", lines.len());
+    Ok(lines)
+}
+
+#[derive(Default)]
+struct Findings {
+    new: BTreeMap<String, Vec<String>>,
+    used: Vec<usize>,
+}
+
+impl Findings {
+    fn compare(&mut self, mount: &str, kernel: &Seen, ours: &Seen) {
+        let cases = permissions::cases();
+        let told = ours.told.iter().map(|((place, caller), lines)| {
+            (!place.is_empty(), caller, lines, &kernel.told[&(place.clone(), caller.clone())])
+        });
+        let looks = ours
+            .looks
+            .iter()
+            .map(|(caller, lines)| (caller == SNAPSHOT, caller, lines, &kernel.looks[caller]));
+        for (in_snapshot, caller, ours, kernel) in told.chain(looks) {
+            for ((case, kernel), ours) in cases.iter().zip(kernel).zip(ours) {
+                if kernel != ours {
+                    let one = Difference { mount, caller, in_snapshot, case, kernel, ours };
+                    self.add(&one);
+                }
+            }
+        }
+    }
+
+    fn add(&mut self, one: &Difference<'_>) {
+        if let Some(known) = KNOWN.iter().position(|known| (known.is)(one)) {
+            self.used.push(known);
+            return;
+        }
+        let Difference { mount, caller, in_snapshot, case, kernel, ours } = one;
+        let place = if *in_snapshot { "in a snapshot" } else { "" };
+        let what = format!(
+            "{} {:?} {place}\n  kernel: {kernel}\n  ours:   {ours}",
+            case.operation, case.flag
+        );
+        let which = format!("{mount} {caller} {:?} {:o}", case.object, case.mode);
+        self.new.entry(what).or_default().push(which);
+    }
+
+    fn judge(self) -> Result<()> {
+        for (at, known) in KNOWN.iter().enumerate() {
+            ensure!(
+                self.used.contains(&at),
+                "a listed difference is none any more: {}",
+                known.reason
+            );
+        }
+        if self.new.is_empty() {
+            return Ok(());
+        }
+        let shown = self.new.iter().map(|(what, which)| {
+            let some = which[..which.len().min(3)].join(", ");
+            format!("{what}\n  {} times: {some}\n", which.len())
+        });
+        let text: String = shown.collect();
+        bail!("{} differences:\n{text}", self.new.len())
+    }
+}
+
+/// The kernel's VFS handles `FS_IOC_SETFLAGS` by its number of 64 bits only, and checks the caller;
+/// the number of 32 bits is passed on.
+fn flags_cannot_be_set_past_the_checks_of_the_kernel() -> Result<()> {
+    for (_, options) in MOUNTS {
+        let mut volume = butternut_judges::our_volume::OurVolume::new(kept::scratch(), options)?;
+        let root = butternut_judges::subjects::Mounted::root(&volume)?.to_path_buf();
+        std::fs::set_permissions(&root, std::fs::Permissions::from_mode(0o755))?;
+        let path = root.join("file");
+        std::fs::write(&path, b"of root")?;
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644))?;
+        // Immutable, as either kind of call has it.
+        for (number, flag) in [("0x40046602", 0x10), ("0x40086602", 0x10), ("0x401c5820", 8)] {
+            let script = format!(
+                "open(F, '<', $ARGV[0]) or die; my $v = pack('L8', {flag}, 0, 0, 0, 0, 0, 0, 0); \
+                 print ioctl(F, {number}, $v) ? 'done' : 'refused'"
+            );
+            for caller in ["--reuid=1002 --regid=1002 --clear-groups", ""] {
+                let mut args: Vec<_> = caller.split_whitespace().map(str::to_owned).collect();
+                args.extend(["perl".to_owned(), "-e".to_owned(), script.clone()]);
+                args.push(path.display().to_string());
+                let said = tool::text("setpriv", &args)?;
+                let want =
+                    if caller.is_empty() && number != "0x40046602" { "done" } else { "refused" };
+                ensure!(said == want, "{options}: {number} as {caller:?}: {said}, not {want}");
+                let flags = rustix::fs::ioctl_getflags(std::fs::File::open(&path)?)?;
+                let is_fixed = flags.contains(rustix::fs::IFlags::IMMUTABLE);
+                ensure!(
+                    is_fixed == (want == "done"),
+                    "{options}: {number} as {caller:?}: {flags:?}"
+                );
+                if is_fixed {
+                    tool::run("chattr", &tool::words_and_path("-i", &path))?;
+                }
+            }
+        }
+        volume.unmount()?;
+    }
+    Ok(())
+}
