@@ -346,30 +346,116 @@ fn without_errors_the_script_is_done() {
 
 #[test]
 fn each_reservation_is_refused() {
-    hold(Kind::Reservation, &[]);
+    let reached = [
+        "chmod",
+        "create",
+        "link",
+        "mkdir",
+        "outgrow inline",
+        "preallocate",
+        "punch",
+        "punch dirty",
+        "remove xattr",
+        "rename",
+        "rmdir",
+        "set flags",
+        "set xattr",
+        "sync",
+        "truncate",
+        "truncate inline",
+        "unlink",
+        "zero",
+        "zero past the end",
+    ];
+    hold(Kind::Reservation, &reached);
 }
 
 #[test]
 fn each_read_of_metadata_fails() {
-    hold(Kind::MetadataRead, &[]);
+    let reached = [
+        "append",
+        "batch",
+        "chmod",
+        "copy",
+        "create",
+        "fsync",
+        "grow",
+        "link",
+        "mkdir",
+        "outgrow inline",
+        "preallocate",
+        "punch",
+        "punch dirty",
+        "read cached",
+        "read direct",
+        "read uncached",
+        "remove xattr",
+        "rename",
+        "rmdir",
+        "set flags",
+        "set xattr",
+        "truncate",
+        "truncate inline",
+        "unlink",
+        "write cached",
+        "write cached part",
+        "write compressed",
+        "write direct",
+        "write direct in place",
+        "write direct over compressed",
+        "write direct part",
+        "write direct past the end",
+        "write direct preallocated",
+        "write in place",
+        "write inline",
+        "write preallocated",
+        "write uncached part",
+        "zero",
+        "zero past the end",
+    ];
+    hold(Kind::MetadataRead, &reached);
 }
 
 #[test]
 fn each_read_of_data_fails() {
-    hold(Kind::DataRead, &[]);
+    let reached = [
+        "batch",
+        "copy",
+        "grow",
+        "punch",
+        "punch dirty",
+        "read cached",
+        "read uncached",
+        "truncate",
+        "write direct part",
+        "zero",
+        "zero past the end",
+    ];
+    hold(Kind::DataRead, &reached);
 }
 
 #[test]
 fn each_write_of_data_fails() {
-    hold(Kind::DataWrite, &[]);
+    let reached = [
+        "batch",
+        "fsync",
+        "sync",
+        "write direct",
+        "write direct over compressed",
+        "write direct past the end",
+        "write direct preallocated",
+    ];
+    hold(Kind::DataWrite, &reached);
 }
 
 #[test]
 fn each_write_of_metadata_fails() {
-    hold(Kind::MetadataWrite, &[]);
+    let reached = ["fsync", "sync"];
+    hold(Kind::MetadataWrite, &reached);
 }
 
 #[test]
 fn each_flush_fails() {
-    hold(Kind::Flush, &[]);
+    let reached = ["fsync", "sync"];
+    hold(Kind::Flush, &reached);
 }
