@@ -8,9 +8,10 @@
 //! 3. A long range goes in pieces that a transaction can reserve for.
 //! 4. Nothing leaves memory before the tree has agreed: everything that can fail comes first (the
 //!    edges are read and their space is reserved), then the edit of the tree, and only when that
-//!    has succeeded are the pages and pending extents of the piece dropped, the edges made zero and
-//!    the size set, which cannot fail. An operation of one piece that fails has changed nothing; one
-//!    of several pieces has changed those before the failure, and each byte is as before or zero.
+//!    has succeeded are the pages and pending extents of the piece dropped, the edges made zero
+//!    and the size set, which cannot fail. An operation of one piece that fails has changed
+//!    nothing; one of several pieces has changed those before the failure, and each byte is as
+//!    before or zero.
 
 use crate::edge::Edge;
 use crate::edit::Draft;

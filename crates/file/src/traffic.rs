@@ -31,7 +31,7 @@
 //! | direct write, in place | shared | law 5 | of one of the two, whole |
 //! | direct read | shared | nothing | old or new, whole |
 //! | cached or uncached write, whole block | exclusive | the block (law 4) | the cached write's |
-//! | the same, part of a block | exclusive | the block (law 4) | the direct write's, and over them the part |
+//! | the same, part of a block | exclusive | the block (law 4) | the direct write's, then the part |
 //! | write from the kernel's cache, under 512 KiB | exclusive | the block (law 4) | the cache's |
 //! | the same, 512 KiB and more | exclusive | the file (law 1) | the cache's |
 //! | append; growth of an inline file | exclusive | the last, or first, block (law 4) | both |
@@ -40,7 +40,7 @@
 //! | truncate | exclusive | the file (law 1) | the direct write's, before the new end |
 //! | copy: its source | shared | nothing | unchanged |
 //! | copy: its target | exclusive | as a cached write | the copy's |
-//! | writeback of dirty blocks | exclusive, until submitted | nothing: law 4 keeps them apart | - |
+//! | writeback of dirty blocks | exclusive, to begin | nothing: law 4 keeps them apart | - |
 //! | merge, fsync, commit | exclusive | the file (law 1) | the direct write's |
 //! | merge of a part | exclusive, then shared | the file, then nothing | of the write that completed last |
 
