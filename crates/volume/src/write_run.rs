@@ -9,7 +9,8 @@
 //! Laws:
 //! 1. Parts that lie next to each other on every one of their places go down as one device write
 //!    of at most [`RUN_BYTES_MAX`], out of the memory that each is in: nothing is copied here.
-//! 2. When a run fails, its parts are written one by one, so that only those fail that must.
+//! 2. When a copy of a run fails, its parts are written again one by one, so that only those fail
+//!    that must; a copy that passed by an error that does not last is whole again.
 //! 3. Every failed request is counted on its device.
 //! 4. A run fails when more of its copies fail than may (law 1 of [`crate::tolerance`]); fewer are
 //!    reported and leave it a success.
@@ -101,17 +102,28 @@ impl<'c, 'b> WriteBatch<'c, 'b> {
             (part.layout.logical(), part.piece.first, part.piece.within)
         });
         let (volume, content, parts) = (self.volume, self.content, &self.parts);
+        let spare =
+            |part: usize| parts.get(part).map_or(0, |part| spare_copies(part.layout, content));
         let mut failures = Vec::new();
         let mut singly = Vec::new();
-        for (run, error) in volume.write_runs(content, parts, joined(parts), meanwhile) {
-            if run.len() == 1 {
-                failures.push((run.start, error));
-            } else {
-                singly.extend(run.map(|part| part..part.saturating_add(1)));
+        for (run, failed) in volume.write_runs(parts, joined(parts), meanwhile) {
+            let is_tolerated = failed.len() <= spare(run.start);
+            match failed.into_iter().next() {
+                Some((_, error)) if run.len() == 1 && !is_tolerated => {
+                    failures.push((run.start, error));
+                }
+                _ => singly.extend(run.map(|part| part..part.saturating_add(1))),
             }
         }
-        let failed = volume.write_runs(content, parts, singly, None);
-        failures.extend(failed.into_iter().map(|(run, error)| (run.start, error)));
+        for (run, failed) in volume.write_runs(parts, singly, None) {
+            if failed.len() <= spare(run.start) {
+                let at = parts.get(run.start).map(|part| part.piece.logical);
+                volume.note_missed_copies(at, &failed);
+            } else {
+                let first = failed.into_iter().next();
+                failures.extend(first.map(|(_, error)| (run.start, error)));
+            }
+        }
         failures.sort_by_key(|(part, _)| *part);
         let failures = failures.into_iter();
         failures.filter_map(|(part, error)| Some((parts.get(part)?.range, error))).collect()
@@ -173,14 +185,13 @@ impl Volume {
         Ok(())
     }
 
-    /// Writes runs, and returns those that failed.
+    /// Writes runs, and returns those of which copies failed, with the slot of each such copy.
     fn write_runs(
         &self,
-        content: Content,
         parts: &[Part<'_, '_>],
         runs: Vec<Range<usize>>,
         meanwhile: Option<&mut dyn FnMut()>,
-    ) -> Vec<(Range<usize>, VolumeError)> {
+    ) -> Vec<(Range<usize>, Vec<(usize, VolumeError)>)> {
         if runs.is_empty() {
             if let Some(work) = meanwhile {
                 work();
@@ -209,15 +220,8 @@ impl Volume {
                 failures.push((write.device, failure));
             }
         }
-        let failed = runs.into_iter().zip(failures).filter_map(|(run, failures)| {
-            let first = parts.get(run.start)?;
-            if failures.len() <= spare_copies(first.layout, content) {
-                self.note_missed_copies(Some(first.piece.logical), &failures);
-                return None;
-            }
-            Some((run, failures.into_iter().next()?.1))
-        });
-        failed.collect()
+        let written = runs.into_iter().zip(failures);
+        written.filter(|(_, failures)| !failures.is_empty()).collect()
     }
 
     /// Reports copies of a write that failed while the others are enough.
