@@ -31,7 +31,7 @@
 //! | direct write, in place | shared | law 5 | of one of the two, whole |
 //! | direct read | shared | nothing | old or new, whole |
 //! | cached or uncached write, whole block | exclusive | the block (law 4) | the cached write's |
-//! | the same, part of a block | exclusive | the block (law 4) | the direct write's, then the part |
+//! | the same, part of a block | exclusive | the block (law 4) | both: the part lies over it |
 //! | write from the kernel's cache, under 512 KiB | exclusive | the block (law 4) | the cache's |
 //! | the same, 512 KiB and more | exclusive | the file (law 1) | the cache's |
 //! | append; growth of an inline file | exclusive | the last, or first, block (law 4) | both |
@@ -42,7 +42,7 @@
 //! | copy: its target | exclusive | as a cached write | the copy's |
 //! | writeback of dirty blocks | exclusive, to begin | nothing: law 4 keeps them apart | - |
 //! | merge, fsync, commit | exclusive | the file (law 1) | the direct write's |
-//! | merge of a part | exclusive, then shared | the file, then nothing | of the write that completed last |
+//! | merge of a part | exclusive, then shared | the file, then nothing | of the last write |
 
 use crate::source::Source;
 use butternut_format::units::SECTOR_BYTES;

@@ -9,7 +9,7 @@
 //! 3. Where the volume has become read-only, or data was lost in writeback and a sync has said so,
 //!    what the last sync promised is there after opening again.
 //!
-//! Where reads fail the volume is opened again before each operation, so that every one has to read.
+//! Where reads fail the volume is opened again before each operation: every one has to read then.
 //!
 //! Which operations each kind has failed is kept beside its test: so an operation that no longer
 //! meets errors of a kind is found. `BUTTERNUT_LONG=1` fails every request, and compares the
