@@ -8,10 +8,12 @@
 //!    in the file of the fio engine that C calls.
 //! 3. [`words`]: no plan talk, no banned call where a better one exists.
 //! 4. [`reach`]: every source file is part of a crate.
-//! 5. An exception is a line of [`EXCEPTIONS`] with a reason, and one that is not needed is found.
+//! 5. [`decisions`]: each decision record has a number of its own.
+//! 6. An exception is a line of [`EXCEPTIONS`] with a reason, and one that is not needed is found.
 //!
 //! It leaves to clippy what clippy does: function length, `unwrap`, missing SAFETY comments.
 
+pub mod decisions;
 pub mod floors;
 pub mod reach;
 pub mod shape;
@@ -54,6 +56,7 @@ pub enum Rule {
     Word,
     Call,
     Dead,
+    Decision,
     Exception,
 }
 
@@ -86,6 +89,7 @@ pub fn findings(tree: &Tree) -> Vec<Finding> {
     all.extend(shape::check(tree));
     all.extend(words::check(tree));
     all.extend(reach::check(tree));
+    all.extend(decisions::check(tree));
     all.sort_by(|a, b| (&a.path, a.line).cmp(&(&b.path, b.line)));
     all
 }

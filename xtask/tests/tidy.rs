@@ -95,6 +95,14 @@ fn of_the_fio_engine_one_file_may_be_unsafe() {
 }
 
 #[test]
+fn a_decision_has_a_number_of_its_own() {
+    let a = ("docs/decisions/0001-a.md", "# 0001: A\n");
+    assert_eq!(rules(&[a, ("docs/decisions/0002-b.md", "# 0002: B\n")]), []);
+    assert_eq!(rules(&[a, ("docs/decisions/0001-b.md", "# 0001: B\n")]), [Rule::Decision]);
+    assert_eq!(rules(&[a, ("docs/decisions/0002-b.md", "# 0001: B\n")]), [Rule::Decision]);
+}
+
+#[test]
 fn plan_talk_is_found() {
     assert_eq!(rules_of(concat!("//! TO", "DO: later\n")), [Rule::Word]);
     assert_eq!(rules_of(concat!("//! done in sta", "ge 2\n")), [Rule::Word]);
