@@ -4,7 +4,8 @@
 //! Laws:
 //!
 //! 1. An error that is noted while a cursor exists is returned by exactly one later
-//!    [`ErrorSequence::check`] with that cursor. Of several errors in between, the last is returned.
+//!    [`ErrorSequence::check`] with that cursor. Of several errors in between, the last is
+//!    returned.
 //! 2. A cursor that is made later starts at the last error if no check has returned it yet, else
 //!    behind it: an error that no handle was told of is told to the next one.
 //! 3. The volume's sequence gets every error of every file. Which of them any check has returned is

@@ -4,9 +4,9 @@
 //!
 //! 1. An inode without a name that is held, or whose deletion may take more than one transaction,
 //!    has an orphan item: should nobody get to delete it, the next open for writing does.
-//! 2. The last handle of such an inode takes its lock, and deletes it: so no handle ends on a thread
-//!    that has a lock which others want while they have an inode's, or helps requests in flight
-//!    with an inode locked ([`NoRelease`]).
+//! 2. The last handle of such an inode takes its lock, and deletes it: so no handle ends on a
+//!    thread that has a lock which others want while they have an inode's, or helps requests in
+//!    flight with an inode locked ([`NoRelease`]).
 //! 3. Its deletion goes in transactions that each leave the volume whole: data first, the inode and
 //!    its orphan item last, together. Others go with their names (`unlink`).
 

@@ -8,8 +8,8 @@
 //!
 //! Laws:
 //!
-//! 1. There is one entry for an inode at a time, and so one state of its data. [`InodeTable::entry`]
-//!    is the only call that adds an entry, and it never replaces one. Whatever makes an inode has
+//! 1. There is one entry for an inode at a time, and so one state of its data. Only
+//!    [`InodeTable::entry`] adds an entry, and it never replaces one. Whatever makes an inode has
 //!    its entry, with its facts and its body locked, before any name leads to it: so a thread that
 //!    finds the name meanwhile finds the same entry, and waits for the body. An entry that nothing
 //!    else refers to may leave the table, if its inode exists; it is clean then.

@@ -12,8 +12,8 @@
 //! 2. Every call that changes something checks its caller here as well: changes need the owner,
 //!    user 0 or `CAP_FOWNER`; immutable and append-only need user 0 or `CAP_LINUX_IMMUTABLE`.
 //! 3. A change of flags changes the inode's ctime. Where the kernel writes back, it takes the times
-//!    of a file from its own inode only. So it is made to forget that inode: the names of the file are
-//!    looked up again, once no program has it open.
+//!    of a file from its own inode only. So it is made to forget that inode: the names of the file
+//!    are looked up again, once no program has it open.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Messages of a daemon: on stderr, and in the system's log, which is what there is once the terminal
-//! is released.
+//! Messages of a daemon: on stderr, and in the system's log, which remains once the terminal is
+//! released.
 
 use std::os::unix::net::UnixDatagram;
 
