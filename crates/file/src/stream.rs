@@ -22,6 +22,10 @@
 //!    is being read is not kept.
 //! 6. Who reads pages for the cache waits for nobody meanwhile, so no thread can wait for pages
 //!    that are suspended below it on its own stack.
+//! 7. An uncached stream leaves no pages behind it. A worker may keep pages after the reader passed
+//!    them: it began its job, and the reader claimed the pages before it did. So the reader notes
+//!    where it is before it drops pages, and the worker looks at that after it kept some: whichever
+//!    comes second drops them.
 
 use crate::error::FileError;
 use crate::plan::Manner;
@@ -34,6 +38,7 @@ use butternut_sys::buffer::Buffer;
 use butternut_sys::frames::Frame;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// A worker reads this much ahead at once: four compressed extents.
@@ -67,6 +72,8 @@ struct Course {
 struct Crew {
     running: Mutex<usize>,
     gone: Condvar,
+    /// The page behind the last one that an uncached read copied (law 7).
+    passed: AtomicU64,
 }
 
 /// A job, until a worker takes it or it is dropped.
@@ -86,6 +93,7 @@ struct Job {
     version: u64,
     range: Range<u64>,
     stay: Stay,
+    crew: Arc<Crew>,
 }
 
 /// Memory for what is on its way into the cache.
@@ -136,7 +144,7 @@ impl Stream {
         let read = self.read_in(offset, buf, Stay::Uncached);
         let bytes = length(*read.as_ref().unwrap_or(&0));
         if bytes > 0 {
-            self.pages.drop_behind(&pages_of(&(offset..offset + bytes)));
+            self.drop_behind(&(offset..offset + bytes));
         }
         read
     }
@@ -160,9 +168,16 @@ impl Stream {
         }
         self.read_ahead(&range, stay);
         if stay == Stay::Uncached {
-            self.pages.drop_behind(&pages_of(&range));
+            self.drop_behind(&range);
         }
         Some(read)
+    }
+
+    /// Drops what an uncached read has copied; what workers keep of it later, they drop (law 7).
+    fn drop_behind(&self, bytes: &Range<u64>) {
+        let read = pages_of(bytes);
+        self.crew.passed.store(read.end, Ordering::SeqCst);
+        self.pages.drop_behind(&read);
     }
 
     fn read_in(&self, offset: u64, buf: &mut [u8], stay: Stay) -> Result<usize, FileError> {
@@ -276,7 +291,8 @@ impl Stream {
     fn send(&self, range: Range<u64>, stay: Stay) -> Arc<Slot> {
         let (source, view) = (self.source.clone(), self.view.clone());
         let (pages, version) = (self.pages.clone(), self.view.version());
-        let job = Job { source, view, pages, version, range: range.clone(), stay };
+        let crew = Arc::clone(&self.crew);
+        let job = Job { source, view, pages, version, range: range.clone(), stay, crew };
         let slot = Arc::new(Slot { range, job: Mutex::new(Some(Box::new(job))) });
         let (sent, crew) = (Arc::clone(&slot), Arc::clone(&self.crew));
         self.source.workers().spawn_fifo(move || crew.run(&sent));
@@ -315,8 +331,9 @@ impl Job {
         };
         let mut left = self.range.clone();
         while let Some(claimed) = self.pages.claim(&left) {
-            left.start = claimed.pages().end;
-            let start = claimed.pages().start * PAGE_BYTES;
+            let pages = claimed.pages();
+            left.start = pages.end;
+            let start = pages.start * PAGE_BYTES;
             let end = (left.start * PAGE_BYTES).min(self.view.size());
             let bytes = in_memory(end.saturating_sub(start));
             let mut memory = self.source.spares().take(bytes);
@@ -327,6 +344,10 @@ impl Job {
             self.source.pages().note_read_ahead(filled.div_ceil(PAGE));
             keep(&self.source, claimed, memory.get(..filled).unwrap_or_default(), bytes, self.stay);
             self.source.spares().give_back(memory);
+            let is_passed = pages.end <= self.crew.passed.load(Ordering::SeqCst);
+            if self.stay == Stay::Uncached && is_passed {
+                self.pages.drop_behind(&pages);
+            }
         }
     }
 }
