@@ -1,4 +1,4 @@
-//! Every crash of a recording, held to what was promised (law 2 of the design).
+//! Every crash of a recording, held to what was promised.
 //!
 //! A [`Story`] is a workload that has run over a recording device: the device's log, and a mark
 //! before and after each step. The states of the filesystem are numbered by steps: state `n` is

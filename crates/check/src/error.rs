@@ -8,9 +8,8 @@ pub enum CheckError {
     /// No superblock, devices missing, devices that do not belong together.
     #[error("the volume cannot be opened")]
     Volume(#[source] VolumeError),
-    #[error("{device}: cannot be opened")]
+    #[error("a device cannot be opened")]
     Device {
-        device: String,
         #[source]
         source: DeviceError,
     },

@@ -22,8 +22,7 @@ pub fn open_device(path: &Path, offset: u64, force: bool) -> Result<Arc<dyn Devi
     }
     let sharing = if force { Sharing::Unlocked } else { Sharing::Locked };
     let how = OpenDevice { offset, direct: false, sharing, ..OpenDevice::default() };
-    let device = FileDevice::open(path, &how)
-        .map_err(|source| CheckError::Device { device: device(), source })?;
+    let device = FileDevice::open(path, &how).map_err(|source| CheckError::Device { source })?;
     Ok(Arc::new(device))
 }
 

@@ -109,7 +109,9 @@ const NO_SPACE: i32 = 28;
 /// What to do about an error of the library.
 fn cure_of(error: &Error) -> Option<String> {
     let io_kind = error.source().and_then(innermost_io).map(io::Error::kind);
-    let text = if io_kind == Some(io::ErrorKind::NotFound) {
+    let text = if chain(error).contains("its device item says") {
+        "if it was cut short, give it its length back, or name the other devices with --degraded"
+    } else if io_kind == Some(io::ErrorKind::NotFound) {
         "check the path"
     } else if io_kind == Some(io::ErrorKind::PermissionDenied) {
         "ask its owner, or use a copy you may read"

@@ -79,7 +79,8 @@ Options after -o:
   nosec=..., simple_read=..., dio_stable=..., latency=..., uncached_flush=...
                         the switches of `butternut ctl`
   remount               change a mount that serves: ro, rw, sync, async, dev, suid, exec, their
-                        opposites, and the switches; other options keep their values
+                        opposites, and the switches; other options keep their values. ro, rw, sync
+                        and async are then those of every place where the volume is mounted
 Options about access times are taken and change nothing: access times stay as they are.
 
 Without allow_other and default_permissions, the one who mounts sees and changes everything in the
@@ -95,8 +96,12 @@ fsync(2) returns when all changes are on the medium. sync(2) does not reach the 
 does the same where umount.fuse.butternut is installed, and else returns before.
 
 SIGTERM, SIGINT or SIGHUP unmounts. A mount that is in use is committed and detached, and its
-process tells on stderr and in the system's log what it waits for; a second signal commits what was
-written since and ends it, and open files fail from then on; a third ends it without that commit.
+process writes to stderr and to the system's log which processes still use it; a second signal
+commits what was written since and ends it, and open files fail from then on; a third ends it
+without that commit.
+
+A user other than root mounts through fusermount3 (of fuse3), with read and write access to
+/dev/fuse and to the mount point.
 
 A volume that root has mounted for writing can be mounted at further places, other subvolumes too.
 One process serves them all; ro, dev, suid and exec are those of each place, all other options those

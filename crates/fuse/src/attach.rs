@@ -40,9 +40,10 @@ pub(crate) fn attach(mountpoint: &Path, options: &Options) -> io::Result<OwnedFd
     }
 }
 
-/// Whether the helper, which is set-user-id, may do what this process may not: a caller without
-/// capabilities is told `EPERM`, by a security module `EACCES`, and so is one that may not open
-/// /dev/fuse itself.
+/// Whether the helper, which is set-user-id, may do what this process may not: mount(2) returns
+/// `EPERM` to a caller without capabilities, and `EACCES` where a security module refuses it. A
+/// caller that may not open /dev/fuse gains nothing: the helper opens it with the caller's rights,
+/// and its message names the device.
 fn is_for_helper(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::PERM | Errno::ACCESS))
 }

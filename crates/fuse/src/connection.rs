@@ -67,7 +67,7 @@ impl Worker {
     /// Another thread's end of the same connection.
     pub(crate) fn another(&self) -> io::Result<Self> {
         // Without descriptors of their own, threads share one: where the kernel cannot join them,
-        // or the device is closed to this user and fusermount3 has opened it.
+        // or this process may no longer open the device.
         let shared = || Ok(Self::new(self.device.try_clone()?));
         let device = match open() {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return shared(),

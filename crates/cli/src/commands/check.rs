@@ -74,10 +74,10 @@ fn look(global: &GlobalArgs, args: &CheckArgs) -> Result<(VolumeArg, Report), Fa
 
 fn failure(named: &VolumeArg, error: &CheckError) -> Failure {
     let failure = Failure::new(named.typed.clone(), chain(error));
-    if let CheckError::Mounted { .. } = error {
+    let text = failure.to_string();
+    if matches!(error, CheckError::Mounted { .. }) || text.contains(" is busy: ") {
         return failure.cure("unmount it, mount it read-only, or add --force");
     }
-    let text = failure.to_string();
     if text.contains("missing device") {
         return failure.cure("name all its devices, joined with commas, or add --degraded");
     }

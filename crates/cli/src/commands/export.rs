@@ -78,7 +78,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &ExportArgs, out: &mut Output) -> O
             scope.spawn(|| copy::work(&export, &waiting));
         }
         let mut walker = Walker { export: &export, jobs, links: Links::default() };
-        walker.run(&top, stat, &place, args.one_subvolume)
+        walker.run(&top, &stat, &place, args.one_subvolume)
     });
     export.progress.finish();
     walked?;
@@ -135,7 +135,7 @@ impl Walker<'_> {
     fn run(
         &mut self,
         top: &Found,
-        stat: Stat,
+        stat: &Stat,
         place: &Place,
         one_subvolume: bool,
     ) -> Result<(), Failure> {
@@ -143,7 +143,7 @@ impl Walker<'_> {
         let outside = Folder::outside(&place.folder).map_err(failed)?;
         if top.kind != FileKind::Directory {
             let name = place.name.clone().unwrap_or_else(|| top.name().to_vec());
-            self.file(&outside, name, top, &stat);
+            self.file(&outside, name, top, stat);
             return Ok(());
         }
         let folder = match &place.name {

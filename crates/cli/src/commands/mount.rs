@@ -257,6 +257,9 @@ fn detach_from_parent() -> io::Result<()> {
     Ok(rustix::process::chdir("/")?)
 }
 
+/// What a mount takes of a user other than root.
+const NEEDED: &str = "a mount takes read and write access to /dev/fuse and to the mount point";
+
 /// A mount that the system refuses, with what to do about it.
 fn refused(mountpoint: &Path, error: &FuseError) -> Failure {
     let text = chain(error);
@@ -267,12 +270,14 @@ fn refused(mountpoint: &Path, error: &FuseError) -> Failure {
     if let FuseError::NoFuse(_) = error {
         return failure.cure("load the fuse module, or give the container /dev/fuse");
     }
+    // fusermount3 opens the device with the rights of its caller, and says so in words.
+    if text.contains("/dev/fuse: Permission denied") {
+        return failure.cure(NEEDED);
+    }
     let FuseError::Refused(source) = error else { return failure };
     match Errno::from_io_error(source) {
         Some(Errno::NOENT) => failure.cure("install fuse3, which has fusermount3"),
-        Some(Errno::PERM | Errno::ACCESS) => {
-            failure.cure("/dev/fuse must be open to you, and the mount point yours to write")
-        }
+        Some(Errno::PERM | Errno::ACCESS) => failure.cure(NEEDED),
         _ => failure,
     }
 }

@@ -47,7 +47,7 @@ fn a_second_signal_ends_a_mount_in_use_and_loses_nothing() {
     fs::write(place.path().join("closed"), "closed\n").unwrap();
     terminate(&child);
     let told = line(&mut said);
-    let me = format!("waits for process {} (", std::process::id());
+    let me = format!("still in use: process {} (", std::process::id());
     assert!(told.contains(&me) && told.contains("a second signal ends it"), "{told}");
     assert!(!place.is_mounted());
     // What is open is usable until then, and what was acknowledged is kept.
@@ -55,7 +55,7 @@ fn a_second_signal_ends_a_mount_in_use_and_loses_nothing() {
     file.write_all_at(&second, 1 << 20).unwrap();
     terminate(&child);
     let told = line(&mut said);
-    assert!(told.contains("a second signal: commits and ends"), "{told}");
+    assert!(told.contains("second signal: commits and ends"), "{told}");
     assert!(child.wait().unwrap().success());
     assert!(file.sync_all().is_err(), "the file is dead");
     drop(file);

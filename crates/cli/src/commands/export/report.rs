@@ -131,11 +131,12 @@ impl Report {
     /// was asked for.
     pub(super) fn left_out(&self, what: Lost, path: &WalkPath, keeping: Keeping) {
         if keeping.owners || keeping.owners_need_root {
-            self.lost(
-                what,
-                path,
-                &io::Error::from_raw_os_error(rustix::io::Errno::PERM.raw_os_error()),
-            );
+            let why = if keeping.owners && what == Lost::Device {
+                io::Error::other("--devices was not given")
+            } else {
+                rustix::io::Errno::PERM.into()
+            };
+            self.lost(what, path, &why);
         }
     }
 

@@ -4,7 +4,7 @@
 //! first   nothing uses it   unmounted, the process ends
 //!         it is in use      committed, detached; the process ends when the last user does
 //! second                    committed, cut off: the process ends, open files are dead
-//! third                     cut off at once, for a device that does not answer
+//! third                     cut off without a commit, for a device that does not answer
 //! ```
 //!
 //! A process that waits after a signal tells what it waits for.
@@ -34,11 +34,11 @@ pub(super) fn end_on_signal(signals: EndSignals, unmounter: Unmounter, mountpoin
             return;
         }
         let shown = mountpoint.display().to_string();
-        tell(NOTICE, &format!("{shown}: a second signal: commits and ends, open files are dead"));
+        tell(NOTICE, &format!("{shown}: second signal: commits and ends; open files fail"));
         thread::scope(|scope| {
             scope.spawn(|| unmounter.cut_off());
             if signals.wait().is_ok() {
-                tell(CRITICAL, &format!("{shown}: a third signal: ends without a commit"));
+                tell(CRITICAL, &format!("{shown}: third signal: ends without a commit"));
                 unmounter.abandon();
             }
         });
@@ -73,11 +73,10 @@ fn first(unmounter: &Unmounter, mountpoint: &Path) {
         return;
     }
     let users: Vec<String> = users.iter().take(USERS_SHOWN_MAX).map(MountUser::to_string).collect();
-    let users = if users.is_empty() { "what cannot be seen".to_owned() } else { users.join("; ") };
-    tell(
-        NOTICE,
-        &format!("{shown}: detached, and waits for {users} (a second signal ends it at once)"),
-    );
+    let users =
+        if users.is_empty() { "by what cannot be seen".to_owned() } else { users.join("; ") };
+    let text = format!("{shown}: detached, but still in use: {users} (a second signal ends it)");
+    tell(NOTICE, &text);
 }
 
 /// The mount, and the directories that it is bound to.
