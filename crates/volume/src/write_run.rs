@@ -160,6 +160,9 @@ fn continues(before: &Part<'_, '_>, part: &Part<'_, '_>, run_bytes: usize) -> bo
         && run_bytes.saturating_add(part.buf.len()) <= RUN_BYTES_MAX
 }
 
+/// A run of parts of which copies failed: the slot of the device and the error of each.
+type FailedRun = (Range<usize>, Vec<(usize, VolumeError)>);
+
 impl Volume {
     /// Law 1 of [`crate::write_data`], before anything is written.
     pub(crate) fn check_places(&self, layout: &Layout, piece: &Piece) -> Result<(), VolumeError> {
@@ -191,7 +194,7 @@ impl Volume {
         parts: &[Part<'_, '_>],
         runs: Vec<Range<usize>>,
         meanwhile: Option<&mut dyn FnMut()>,
-    ) -> Vec<(Range<usize>, Vec<(usize, VolumeError)>)> {
+    ) -> Vec<FailedRun> {
         if runs.is_empty() {
             if let Some(work) = meanwhile {
                 work();
