@@ -43,6 +43,8 @@ struct State {
     /// The first change since the last commit.
     changed_at: Option<Instant>,
     changes: u64,
+    /// Bytes of files that were given up since the last commit.
+    freed_bytes: u64,
     is_kicked: bool,
     is_stopped: bool,
     /// Files that have much that is down and in no tree.
@@ -69,6 +71,17 @@ impl Signal {
             state.changed_at = Some(Instant::now());
             self.wake.notify_all();
         }
+    }
+
+    /// A change gave up so many bytes of a file. They are free after the next commit.
+    pub(crate) fn freed(&self, bytes: u64) {
+        let mut state = self.state();
+        state.freed_bytes = state.freed_bytes.saturating_add(bytes);
+    }
+
+    /// Returns how many bytes of files the next commit makes free, at most.
+    pub(crate) fn freed_bytes(&self) -> u64 {
+        self.state().freed_bytes
     }
 
     /// It is time to look at how much has changed.
@@ -100,6 +113,7 @@ impl Signal {
     fn begin(&self) {
         let mut state = self.state();
         state.changed_at = None;
+        state.freed_bytes = 0;
         state.is_kicked = false;
     }
 
@@ -207,6 +221,11 @@ impl Filesystem {
         let done = self.bring_down();
         let lost = self.shared.source.take_untold_error();
         done.and(lost.map_or(Ok(()), |error| Err(error.into())))
+    }
+
+    /// Commits, where nothing depends on its success: an error is kept for the next sync.
+    pub fn settle(&self) {
+        drop(self.bring_down());
     }
 
     /// The same, by nobody who could be told: what was lost is kept for who asks.

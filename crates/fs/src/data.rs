@@ -119,6 +119,14 @@ impl File {
         Ok(written)
     }
 
+    /// As [`File::write_as`], for a cache in front of this library that keeps the bytes itself:
+    /// memory keeps nothing of them once they are written back. They wait here to be one extent
+    /// with what follows.
+    pub fn write_behind(&self, offset: u64, bytes: &[u8], privileges: Privileges) -> Result<usize> {
+        let stay = (Stay::Uncached, Stay::Cached);
+        self.write_in(Some(offset), bytes, privileges, stay).map(|(_, written)| written)
+    }
+
     /// As [`File::write_as`], for bytes that are not asked for again: memory keeps nothing of them
     /// once they are down, and a flusher brings them down soon.
     pub fn write_uncached(
@@ -127,7 +135,8 @@ impl File {
         bytes: &[u8],
         privileges: Privileges,
     ) -> Result<usize> {
-        let (_, written) = self.write_in(Some(offset), bytes, privileges, Stay::Uncached)?;
+        let stay = (Stay::Uncached, Stay::Uncached);
+        let (_, written) = self.write_in(Some(offset), bytes, privileges, stay)?;
         let held = self.held()?;
         let filesystem = held.filesystem();
         let source = &filesystem.shared.source;
@@ -213,15 +222,17 @@ impl File {
         bytes: &[u8],
         privileges: Privileges,
     ) -> Result<(u64, usize)> {
-        self.write_in(offset, bytes, privileges, Stay::Cached)
+        self.write_in(offset, bytes, privileges, (Stay::Cached, Stay::Cached))
     }
 
+    /// Writes through the page cache: `stay` is what becomes of the pages once they are clean,
+    /// `paced` whose limits the caller waits for.
     fn write_in(
         &self,
         offset: Option<u64>,
         bytes: &[u8],
         privileges: Privileges,
-        stay: Stay,
+        (stay, paced): (Stay, Stay),
     ) -> Result<(u64, usize)> {
         if bytes.is_empty() {
             self.write_nothing(offset)?;
@@ -241,7 +252,7 @@ impl File {
         };
         let altered = || self.alter_as(Some(privileges), Traffic::GoesOn, change);
         let (at, written) = self.with_space(altered)?;
-        self.pace(written, stay)?;
+        self.pace(written, paced)?;
         Ok((at, written))
     }
 
@@ -449,9 +460,9 @@ impl Filesystem {
             let ino = Ino(entry.id.ino);
             let mut file = FileState::new(source, subvolume, ino, &inode);
             file.set_property(compression_of(subvolume, ino, &inode)?);
-            body.file = Some(file);
+            body.file = Some(Box::new(file));
         }
-        Ok(body.file.as_mut().expect("it was just made"))
+        Ok(body.file.as_deref_mut().expect("it was just made"))
     }
 
     pub(crate) fn alter_file<R>(
@@ -486,6 +497,9 @@ impl Filesystem {
         (facts.size, facts.bytes_used) = (file.size(), file.bytes_used());
         if file.has_given_up_packing() {
             facts.flags = facts.flags.with(InodeFlags::NOCOMPRESS);
+        }
+        if facts.bytes_used < was.bytes_used {
+            writer.signal.freed(was.bytes_used - facts.bytes_used);
         }
         let is_clean = file.is_clean();
         let is_due = body.is_stamp_due.get_mut();

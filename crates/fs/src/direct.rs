@@ -96,7 +96,7 @@ pub(crate) fn is_whole(offset: u64, bytes: usize) -> bool {
 
 impl Pending {
     pub(crate) fn of(body: &Body) -> Self {
-        match body.file.as_ref().map_or(0, FileState::pending_writes) {
+        match body.file.as_deref().map_or(0, FileState::pending_writes) {
             PENDING_MAX.. => Self::TooMany,
             count @ PENDING_KICK.. => Self::Many { count, pause: pause(count) },
             _ => Self::Few,

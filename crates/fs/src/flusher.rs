@@ -287,7 +287,7 @@ impl<'a> Loading<'a> {
     }
 
     fn has_dirty_inline(&mut self, entry: &Arc<InodeEntry>) -> bool {
-        self.lock(entry).file.as_ref().is_some_and(FileState::has_dirty_inline)
+        self.lock(entry).file.as_deref().is_some_and(FileState::has_dirty_inline)
     }
 
     /// Law 1.

@@ -89,9 +89,14 @@ impl Drop for NoRelease {
 impl Drop for Held {
     fn drop(&mut self) {
         NoRelease::require_none();
-        if self.entry.let_go() && self.entry.known().is_some_and(|inode| inode.nlink == 0) {
+        if !self.entry.let_go() {
+            return;
+        }
+        if self.entry.known().is_some_and(|inode| inode.nlink == 0) {
             // What cannot be deleted now is found when the volume is opened again (law 1).
             drop(self.filesystem.bury(&self.entry));
+        } else if let Ok(writer) = self.filesystem.writer() {
+            writer.idle.note(&self.entry);
         }
     }
 }
@@ -156,7 +161,7 @@ impl Filesystem {
         }
         let mut file = body.file.take().unwrap_or_else(|| {
             let ino = Ino(entry.id.ino);
-            FileState::new(&self.shared.source, &subvolume.tree, ino, inode)
+            Box::new(FileState::new(&self.shared.source, &subvolume.tree, ino, inode))
         });
         file.discard();
         if file.size() > 0 || file.bytes_used() > 0 {
@@ -218,6 +223,7 @@ impl Filesystem {
 
 /// The inode is no more. The caller has its body.
 pub(crate) fn forget(writer: &Writer, entry: &InodeEntry, body: &mut Body) {
+    writer.signal.freed(entry.known().map_or(0, |inode| inode.bytes_used));
     if let Some(mut file) = body.file.take() {
         file.discard();
     }

@@ -25,6 +25,7 @@
 //!    the second time: a walk over many inodes costs no entries.
 
 use crate::held::NoRelease;
+use crate::idle::IsIdle;
 use crate::new_inode::HandedDown;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -63,13 +64,14 @@ pub(crate) struct InodeEntry {
     is_listed: AtomicBool,
     /// It is known to carry nothing that a write would have to strip.
     has_no_privileges: AtomicBool,
+    pub(crate) is_idle: IsIdle,
 }
 
 /// What writers of an inode keep, under its lock.
 #[derive(Debug, Default)]
 pub(crate) struct Body {
-    /// Of a regular file that was opened or written.
-    pub(crate) file: Option<FileState>,
+    /// Of a regular file that is open, or was written or closed not long ago ([`crate::idle`]).
+    pub(crate) file: Option<Box<FileState>>,
     /// Of a directory: the index of its next entry, once known.
     pub(crate) next_index: Option<u64>,
     /// Of a directory: what new inodes inherit, once known.
@@ -92,6 +94,7 @@ impl InodeEntry {
             used: AtomicBool::new(false),
             is_listed: AtomicBool::new(false),
             has_no_privileges: AtomicBool::new(false),
+            is_idle: IsIdle::default(),
         })
     }
 

@@ -159,6 +159,7 @@ mod flusher;
 mod held;
 mod histogram;
 mod id;
+mod idle;
 mod inode_cache;
 mod inode_flags;
 mod inode_table;

@@ -84,6 +84,15 @@ impl Filesystem {
     }
 }
 
+impl Filesystem {
+    /// Whether the next commit may make much more space available than an answer of
+    /// [`Filesystem::statfs`] shows: more than an eighth. What is deleted is free after a commit.
+    pub fn frees_much(&self, shown: &StatFs) -> bool {
+        let freed = self.shared.writer.as_ref().map_or(0, |writer| writer.signal.freed_bytes());
+        freed / SECTOR_BYTES > shown.blocks_available / 8
+    }
+}
+
 fn total<'a>(
     groups: impl IntoIterator<Item = &'a GroupUsage>,
     bytes: impl Fn(&GroupUsage) -> u64,

@@ -144,7 +144,7 @@ fn pending_writes(writer: &Writer) -> u64 {
         from = FileId::new(last.id.subvolume, last.id.ino.saturating_add(1));
         for entry in &batch {
             let body = entry.try_body();
-            let file = body.as_ref().and_then(|body| body.file.as_ref());
+            let file = body.as_ref().and_then(|body| body.file.as_deref());
             pending += file.map_or(0, FileState::pending_writes);
         }
     }

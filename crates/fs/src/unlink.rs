@@ -250,7 +250,7 @@ pub(crate) fn fate(entry: &InodeEntry, body: &Body, inode: &Inode) -> Fate {
         return Fate::Goes { data_items: 0 };
     }
     let facts = (inode.size, inode.bytes_used);
-    let (size, bytes_used) = body.file.as_ref().map_or(facts, FileState::in_tree);
+    let (size, bytes_used) = body.file.as_deref().map_or(facts, FileState::in_tree);
     let bytes = size.max(bytes_used);
     if bytes > BYTES_AT_ONCE {
         return Fate::Orphan;

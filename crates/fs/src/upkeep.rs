@@ -2,6 +2,7 @@
 
 use crate::{Filesystem, Result};
 use butternut_format::units::DevId;
+use std::ops::Range;
 
 /// Where no group lies.
 const RESERVED_BYTES: u64 = 1 << 20;
@@ -65,7 +66,16 @@ impl Filesystem {
     /// # Errors
     /// [`Error::ReadOnly`](crate::Error::ReadOnly); a device that refused.
     pub fn trim(&self, bytes_min: u64) -> Result<u64> {
+        self.trim_range(0..u64::MAX, bytes_min)
+    }
+
+    /// As [`Filesystem::trim`]; within block groups, only what lies in `range` (logical addresses,
+    /// in bytes). What no block group takes is always told.
+    ///
+    /// # Errors
+    /// As [`Filesystem::trim`].
+    pub fn trim_range(&self, range: Range<u64>, bytes_min: u64) -> Result<u64> {
         self.begin()?;
-        Ok(self.forest().trim(bytes_min)?)
+        Ok(self.forest().trim(&range, bytes_min)?)
     }
 }

@@ -56,7 +56,7 @@ impl Filesystem {
         entry: &Arc<InodeEntry>,
         pending_max: u64,
     ) -> Result<()> {
-        let pending = || entry.body().file.as_ref().map_or(0, FileState::pending_writes);
+        let pending = || entry.body().file.as_deref().map_or(0, FileState::pending_writes);
         while pending() > pending_max {
             if !merge_shared(entry)? {
                 self.write_back_batch(writer, std::slice::from_ref(entry), HowFar::Part)?;
@@ -93,7 +93,7 @@ impl Filesystem {
         for (entry, body) in entries.iter().zip(bodies.iter_mut()) {
             let Body { file, is_stamp_due, .. } = body;
             if let (Some(file), Some(facts)) = (file, entry.known()) {
-                files.push((entry, file, Stamping { facts, item: None }));
+                files.push((entry, &mut **file, Stamping { facts, item: None }));
                 dues.push(is_stamp_due.get_mut());
             } else {
                 writer.mark_clean(entry);
@@ -117,6 +117,11 @@ impl Filesystem {
                 writer.mark_clean(entry);
             }
         }
+        drop(files);
+        drop(bodies);
+        for entry in batch.iter().filter(|entry| !entry.is_listed() && !entry.is_held()) {
+            writer.idle.note(entry);
+        }
         result
     }
 
@@ -137,7 +142,7 @@ impl Filesystem {
 fn merge_shared(entry: &InodeEntry) -> Result<bool> {
     let mut body = entry.body_mut();
     let Some(facts) = entry.known() else { return Ok(false) };
-    let Some(part) = body.file.as_mut().and_then(FileState::start_part) else {
+    let Some(part) = body.file.as_deref_mut().and_then(FileState::start_part) else {
         return Ok(false);
     };
     // Who changes the facts from now on says so again.

@@ -11,6 +11,7 @@
 //! ```
 
 use crate::committer::Signal;
+use crate::idle::IdleFiles;
 use crate::inode_table::{InodeEntry, InodeTable};
 use crate::{Clock, Error, FileId, Filesystem, Result};
 use butternut_format::inode::Inode;
@@ -25,6 +26,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[derive(Debug)]
 pub(crate) struct Writer {
     pub(crate) table: InodeTable,
+    pub(crate) idle: IdleFiles,
     pub(crate) signal: Arc<Signal>,
     pub(crate) clock: Clock,
     /// A thread commits now and then. Without one, only who asks for it, and who changes more than
@@ -51,6 +53,7 @@ impl Writer {
     pub(crate) fn new(inodes: usize, clock: Clock, has_committer: bool) -> Self {
         Self {
             table: InodeTable::new(inodes),
+            idle: IdleFiles::default(),
             signal: Arc::default(),
             clock,
             has_committer,

@@ -13,7 +13,7 @@ use crate::forest::Forest;
 use crate::transaction::Need;
 use butternut_format::refused::require;
 use butternut_format::super_block::LABEL_BYTES;
-use butternut_format::units::{DevId, Logical, Physical};
+use butternut_format::units::{DevId, Logical, Physical, SECTOR_BYTES};
 use butternut_space::{Class, DeviceUsage, GroupStatus, Totals};
 use std::ops::Range;
 use std::sync::Arc;
@@ -148,16 +148,17 @@ impl Forest {
         self.commit().map(|_| ())
     }
 
-    /// Tells the devices of free space, and of what no chunk takes, in runs of at least
-    /// `bytes_min`; gives how many bytes (law 2).
+    /// Tells the devices of free space within a range of logical addresses, and of what no chunk
+    /// takes, in runs of at least `bytes_min`; returns how many bytes (law 2).
     ///
     /// # Errors
     /// A device refused.
-    pub fn trim(self: &Arc<Self>, bytes_min: u64) -> Result<u64, TreeError> {
+    pub fn trim(self: &Arc<Self>, range: &Range<u64>, bytes_min: u64) -> Result<u64, TreeError> {
         let running = self.running()?;
         let mut trimmed: u64 = 0;
         for group in running.space.groups() {
-            trimmed = trimmed.saturating_add(self.trim_group(group.start, bytes_min)?);
+            let bytes = self.trim_group(group.start, range, bytes_min)?;
+            trimmed = trimmed.saturating_add(bytes);
         }
         for device in running.space.devices() {
             let mut from = 0;
@@ -182,18 +183,28 @@ impl Forest {
         Ok(bytes)
     }
 
-    fn trim_group(&self, group: Logical, bytes_min: u64) -> Result<u64, TreeError> {
+    fn trim_group(
+        &self,
+        group: Logical,
+        within: &Range<u64>,
+        bytes_min: u64,
+    ) -> Result<u64, TreeError> {
         let running = self.running()?;
-        let mut from = group.0;
+        let first = within.start.checked_next_multiple_of(SECTOR_BYTES).unwrap_or(u64::MAX);
+        let mut from = group.0.max(first);
         let mut trimmed: u64 = 0;
         loop {
+            if from >= within.end {
+                return Ok(trimmed);
+            }
             let batch = running.space.take_free(group, from, bytes_min, TRIM_BATCH_BYTES);
             let Some(last) = batch.last() else { return Ok(trimmed) };
             from = last.end;
             let mut failed = None;
             for range in batch {
-                let bytes = range.end.saturating_sub(range.start);
-                if failed.is_none() {
+                let end = range.end.min(within.end / SECTOR_BYTES * SECTOR_BYTES);
+                let bytes = end.saturating_sub(range.start);
+                if failed.is_none() && bytes > 0 {
                     failed = self.volume().discard(Logical(range.start), bytes).err();
                     trimmed = trimmed.saturating_add(bytes);
                 }

@@ -60,7 +60,7 @@ pub(crate) fn items(forest: &Arc<Forest>) -> Result<Items> {
 /// What looks after a volume and changes no item.
 fn upkeep(forest: &Arc<Forest>, random: &mut Random) -> Result<()> {
     match random.below(3) {
-        0 => drop(forest.trim(4096)?),
+        0 => drop(forest.trim(&(0..u64::MAX), 4096)?),
         1 => forest.set_label(random.number().to_string().as_bytes())?,
         _ => {
             let bytes = VOLUME_BYTES / 2 + random.below(VOLUME_BYTES / 2) / 4096 * 4096;

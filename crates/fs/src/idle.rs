@@ -1,0 +1,90 @@
+//! [`IdleFiles`]: files without a handle whose [`FileState`] memory keeps for a while.
+//!
+//! ```text
+//! open --last handle closed--> idle --IDLE_FILES_MAX others became idle--> facts only
+//!   ^                            |
+//!   +---------- opened ----------+
+//! ```
+//!
+//! A state is kilobytes in some dozens of allocations, the rest of an inode's entry a few hundred
+//! bytes. The inode table keeps an entry for every inode of late; if each kept the state of its
+//! file, memory would grow with the number of files that were ever opened.
+//!
+//! Laws:
+//!
+//! 1. A state is dropped only if no handle is open on its file and the trees have everything in it.
+//! 2. At most [`IDLE_FILES_MAX`] files that are idle keep their state, and those that other threads
+//!    have locked at the moment.
+//! 3. No lock is waited for here, and no state is dropped with a lock held: dropping one may call
+//!    anything below.
+
+use crate::inode_table::InodeEntry;
+use butternut_file::FileState;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// Files without a handle that keep their state.
+pub(crate) const IDLE_FILES_MAX: usize = 4096;
+
+/// Files that may leave the list when one is added, so that it gets short again after files that
+/// were locked stayed in it.
+const LEAVE_PER_NOTE: usize = 2;
+
+/// The files of one filesystem, those that became idle first at the front.
+#[derive(Debug, Default)]
+pub(crate) struct IdleFiles {
+    list: Mutex<VecDeque<Weak<InodeEntry>>>,
+}
+
+/// Whether an inode is in the list, where it is once at most.
+#[derive(Debug, Default)]
+pub(crate) struct IsIdle(AtomicBool);
+
+impl IdleFiles {
+    /// Takes note of a file that lost its last handle, or that became clean without one. The caller
+    /// has no inode locked.
+    pub(crate) fn note(&self, entry: &Arc<InodeEntry>) {
+        if entry.is_idle.0.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        self.list().push_back(Arc::downgrade(entry));
+        for _ in 0..LEAVE_PER_NOTE {
+            let Some(oldest) = self.pop() else { return };
+            let Some(oldest) = oldest.upgrade() else { continue };
+            // Before the look: what becomes idle behind it is noted again.
+            oldest.is_idle.0.store(false, Ordering::SeqCst);
+            match take_state(&oldest) {
+                Ok(state) => drop(state),
+                // Another thread is at it, and may leave it idle without a note.
+                Err(Locked) => {
+                    if !oldest.is_idle.0.swap(true, Ordering::SeqCst) {
+                        self.list().push_back(Arc::downgrade(&oldest));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes the file that became idle first off the list, if that is too long.
+    fn pop(&self) -> Option<Weak<InodeEntry>> {
+        let mut list = self.list();
+        if list.len() > IDLE_FILES_MAX { list.pop_front() } else { None }
+    }
+
+    fn list(&self) -> MutexGuard<'_, VecDeque<Weak<InodeEntry>>> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The inode is locked by another thread.
+struct Locked;
+
+/// Takes the state of a file that is idle (law 1). One that is not is noted again when it is.
+fn take_state(entry: &InodeEntry) -> Result<Option<Box<FileState>>, Locked> {
+    let mut body = entry.try_body_in_traffic().ok_or(Locked)?;
+    let is_idle = !entry.is_held()
+        && !entry.is_listed()
+        && body.file.as_deref().is_some_and(FileState::is_clean);
+    Ok(if is_idle { body.file.take() } else { None })
+}
