@@ -22,9 +22,14 @@ pub struct OurVolume {
 impl OurVolume {
     /// Made in `dir`, sparse, by `mkfs.btrfs`, and mounted with these options.
     pub fn new(dir: &Path, options: &str) -> Result<Self> {
+        Self::sized(dir, BYTES, options)
+    }
+
+    /// As [`OurVolume::new`], of so many bytes.
+    pub fn sized(dir: &Path, bytes: u64, options: &str) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("butternut-judge-ours-").tempdir_in(dir)?;
         let image = dir.path().join("ours.img");
-        std::fs::File::create(&image)?.set_len(BYTES)?;
+        std::fs::File::create(&image)?.set_len(bytes)?;
         tool::run("mkfs.btrfs", &tool::words_and_path("-q -K", &image))?;
         let options = options.to_owned();
         let mut volume = Self { mount: None, image, options, subjects: 0, _dir: dir };
@@ -41,6 +46,11 @@ impl OurVolume {
     /// How the next mount is made.
     pub fn set_options(&mut self, options: &str) {
         options.clone_into(&mut self.options);
+    }
+
+    /// The image, to look at.
+    pub fn image(&self) -> Result<std::fs::File> {
+        std::fs::File::open(&self.image).with_context(|| self.image.display().to_string())
     }
 
     /// Unmounts; then the volume is clean.

@@ -24,8 +24,8 @@ use std::time::{Duration, SystemTime};
 
 /// The ways to mount that let programs past the kernel's cache in different ways.
 const MOUNTS: [(&str, &str); 3] = [
-    ("kept", "dev,suid,allow_other"),
-    ("parallel", "dev,suid,allow_other,parallel_direct"),
+    ("writeback", "dev,suid,allow_other,writeback"),
+    ("default", "dev,suid,allow_other"),
     ("uncached", "dev,suid,allow_other,uncached"),
 ];
 
@@ -36,13 +36,15 @@ const MIB: usize = 1 << 20;
 
 fn main() -> ExitCode {
     let mut trials = vec![
-        trial::trial("cache::kept", || the_cache_holds("", 64 * MIB)),
+        trial::trial("cache::default", || the_cache_holds("", 64 * MIB)),
+        trial::trial("cache::writeback", || the_cache_holds("writeback", 64 * MIB)),
         trial::trial("cache::uncached", || the_cache_holds("uncached", 0)),
-        trial::trial("memory::kept", || a_mount_holds_little("")),
+        trial::trial("memory::default", || a_mount_holds_little("")),
+        trial::trial("memory::writeback", || a_mount_holds_little("writeback")),
         trial::trial("memory::uncached", || a_mount_holds_little("uncached")),
-        trial::trial("times::kept", || the_times_follow_a_direct_write("")),
+        trial::trial("times::default", || the_times_follow_a_direct_write("")),
+        trial::trial("times::writeback", || the_times_follow_a_direct_write("writeback")),
         trial::trial("times::uncached", || the_times_follow_a_direct_write("uncached")),
-        trial::trial("times::parallel", || the_times_follow_a_direct_write("parallel_direct")),
         trial::trial("reading::uncached", an_uncached_mount_to_look_at_shows_everything),
     ];
     for (name, options) in MOUNTS {

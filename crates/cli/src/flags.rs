@@ -71,8 +71,10 @@ Options after -o:
   threads=N             as --threads
   all_wait              all threads wait for requests, rather than one near who asks
   uncached              keep nothing of what is read and written, in the kernel neither
-  parallel_direct       files opened with O_DIRECT are written by many at once; what others write
-                        is not held back in the kernel then
+  writeback             let the kernel collect what is written, and send it later: small writes are
+                        faster, and a full volume is reported by close(2) or fsync(2) only; files
+                        opened with O_DIRECT are written by one program at a time
+  parallel_direct       the opposite of writeback: the default
   dev, suid, exec       device nodes, set-user-id bits, programs work [nodev, nosuid, exec; where
                         root mounts with mount(8): dev, suid, exec, as for every filesystem]
   nologreplay           say nothing of a log tree that is not shown
@@ -86,10 +88,9 @@ Options about access times are taken and change nothing: access times stay as th
 Without allow_other and default_permissions, the one who mounts sees and changes everything in the
 volume, whatever its modes say: its bytes are his anyway.
 
-What is opened with O_DIRECT passes every cache, any alignment; one write at a time has the file,
-unless parallel_direct or uncached is given. What goes one way is seen every other way, mmap(2)
-included. Before Linux 6.6 files cannot be mapped with MAP_SHARED that are opened so on a mount with
-one of the two.
+What is opened with O_DIRECT passes every cache, any alignment. What goes one way is seen every other
+way, mmap(2) included. Before Linux 6.6 files that are opened so cannot be mapped with MAP_SHARED,
+unless writeback is given.
 
 fsync(2) returns when all changes are on the medium. sync(2) does not reach the mount's process;
 `butternut umount` does, and returns when the last change is down and the volume released. umount(8)

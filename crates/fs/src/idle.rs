@@ -6,9 +6,9 @@
 //!   +---------- opened ----------+
 //! ```
 //!
-//! A state is kilobytes in some dozens of allocations, the rest of an inode's entry a few hundred
-//! bytes. The inode table keeps an entry for every inode of late; if each kept the state of its
-//! file, memory would grow with the number of files that were ever opened.
+//! A state is much larger than the rest of an inode's entry, and owns allocations of its own. The
+//! inode table keeps an entry for every inode of late; if each kept the state of its file, memory
+//! would grow with the number of files that were ever opened.
 //!
 //! Laws:
 //!
@@ -87,4 +87,40 @@ fn take_state(entry: &InodeEntry) -> Result<Option<Box<FileState>>, Locked> {
         && !entry.is_listed()
         && body.file.as_deref().is_some_and(FileState::is_clean);
     Ok(if is_idle { body.file.take() } else { None })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::FileId;
+    use crate::inode_table::Body;
+
+    fn entry(ino: u64) -> Arc<InodeEntry> {
+        InodeEntry::new(FileId::new(5, ino), None, Body::default())
+    }
+
+    #[test]
+    fn the_list_is_bounded_and_has_each_file_once_and_keeps_those_that_are_locked() {
+        let idle = IdleFiles::default();
+        let (locked, twice) = (entry(257), entry(258));
+        let body = locked.try_body_in_traffic().unwrap();
+        idle.note(&locked);
+        idle.note(&twice);
+        idle.note(&twice);
+        assert_eq!(idle.list().len(), 2);
+        let mut kept = Vec::new();
+        for ino in 0..2 * IDLE_FILES_MAX as u64 {
+            kept.push(entry(1000 + ino));
+            idle.note(&kept[kept.len() - 1]);
+            assert!(idle.list().len() <= IDLE_FILES_MAX + 1);
+        }
+        let has = |wanted: &Arc<InodeEntry>| {
+            idle.list().iter().any(|one| one.upgrade().is_some_and(|one| Arc::ptr_eq(&one, wanted)))
+        };
+        assert!(has(&locked), "another thread may leave it idle without a note");
+        assert!(!has(&twice) && !has(&kept[0]) && has(&kept[kept.len() - 1]));
+        drop(body);
+        idle.note(&twice);
+        assert!(has(&twice), "a file that left the list is noted again");
+    }
 }

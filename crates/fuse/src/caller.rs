@@ -17,6 +17,7 @@ const SET_GROUP_ID: u32 = 0o2000;
 const GROUP_EXECUTE: u32 = 0o010;
 
 /// Capabilities, by number.
+const CAP_SYS_ADMIN: u32 = 21;
 const CAP_FOWNER: u32 = 3;
 const CAP_LINUX_IMMUTABLE: u32 = 9;
 
@@ -54,6 +55,11 @@ pub(crate) fn privileges(caller: &InHeader, of: &Stat) -> Privileges {
     } else {
         Privileges::Strip
     }
+}
+
+/// Whether the caller may administer the system.
+pub(crate) fn is_administrator(caller: &InHeader) -> bool {
+    has_capability(caller, CAP_SYS_ADMIN)
 }
 
 /// Laws 1 and 3.

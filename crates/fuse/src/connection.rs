@@ -22,7 +22,8 @@ use crate::door::{Door, Wanted};
 use crate::near::{Callers, Near};
 use crate::refusal::Answer;
 use crate::reply::Reply;
-use crate::request::{Pace, Request};
+use crate::request::{Class, Pace, Request};
+use crate::share::{Kept, Shares};
 use crate::turn::{Held, Turn};
 use crate::wire::{
     InHeader, InvalidEntryOut, InvalidInodeOut, NOTIFY_INVAL_ENTRY, NOTIFY_INVAL_INODE, OutHeader,
@@ -52,9 +53,17 @@ pub(crate) struct Worker {
 enum Ended {
     /// It was taken away.
     Taken,
-    /// It is another's, who need not wait for the answer to a request of this length.
-    Given(usize),
+    /// It is another thread's, which need not wait for the answer to this.
+    Given(Work),
     Unmounted,
+}
+
+/// A request that is to be answered.
+enum Work {
+    /// The one that was read, of this length.
+    Read(usize),
+    /// One that waited for its share, which is taken.
+    Kept(Class, Kept),
 }
 
 impl Worker {
@@ -92,6 +101,7 @@ impl Worker {
     pub(crate) fn serve(
         &mut self,
         door: &Arc<Door>,
+        shares: &Shares,
         turn: Option<&(Turn, Callers)>,
     ) -> io::Result<()> {
         let mut near = Near::default();
@@ -99,7 +109,7 @@ impl Worker {
             let held = turn.and_then(|(turn, _)| turn.take());
             let ended = if let (Some(turn), Some(mut held)) = (turn, held) {
                 // However this thread ends, it is another's turn then.
-                let ended = self.serve_turn(door, turn, &mut held, &mut near)?;
+                let ended = self.serve_turn(door, shares, turn, &mut held, &mut near)?;
                 drop(held);
                 near.roam();
                 ended
@@ -110,12 +120,16 @@ impl Worker {
                 {
                     turn.rush();
                 }
-                Ended::Given(bytes)
+                Ended::Given(Work::Read(bytes))
             };
             match ended {
-                Ended::Given(bytes) if self.answer(bytes, door)? => {}
+                Ended::Given(work) => {
+                    if !self.answer_all(work, door, shares)? {
+                        return Ok(());
+                    }
+                }
                 Ended::Taken => {}
-                Ended::Given(_) | Ended::Unmounted => return Ok(()),
+                Ended::Unmounted => return Ok(()),
             }
         }
     }
@@ -124,6 +138,7 @@ impl Worker {
     fn serve_turn(
         &mut self,
         door: &Arc<Door>,
+        shares: &Shares,
         (turn, callers): &(Turn, Callers),
         held: &mut Held<'_>,
         near: &mut Near,
@@ -132,17 +147,21 @@ impl Worker {
             let Some(bytes) = self.wait()? else { return Ok(Ended::Unmounted) };
             if self.is_rush(bytes, near)? {
                 turn.rush();
-                return Ok(Ended::Given(bytes));
+                return Ok(Ended::Given(Work::Read(bytes)));
             }
             let request = parse(&self.memory, bytes, &self.device)?;
             match request.pace() {
-                Pace::Long => return Ok(Ended::Given(bytes)),
+                Pace::Long => return Ok(Ended::Given(Work::Read(bytes))),
                 Pace::Brief => near.follow(callers, request.header.pid),
                 Pace::Unwaited => {}
             }
+            let Some(class) = self.take_share(bytes, shares)? else { continue };
             held.begin();
             if !self.answer(bytes, door)? {
                 return Ok(Ended::Unmounted);
+            }
+            if let Some((class, kept)) = shares.leave(class) {
+                return Ok(Ended::Given(Work::Kept(class, kept)));
             }
             if !held.end() {
                 return Ok(Ended::Taken);
@@ -157,9 +176,55 @@ impl Worker {
         Ok(is_waited_for && (near.meets_many(request.header.pid) || is_pending(&self.device)))
     }
 
+    /// Takes a share of the threads for the request that was read, and returns its class; `None`
+    /// where the request waits for one.
+    fn take_share(&self, bytes: usize, shares: &Shares) -> io::Result<Option<Class>> {
+        let class = parse(&self.memory, bytes, &self.device)?.class();
+        let keep = || {
+            let mut memory = Buffer::zeroed(REQUEST_AT + bytes);
+            let place = REQUEST_AT..REQUEST_AT + bytes;
+            memory[place.clone()].copy_from_slice(&self.memory[place]);
+            Kept { memory, bytes, device: Arc::clone(&self.device) }
+        };
+        Ok(shares.enter(class, bytes, keep).then_some(class))
+    }
+
+    /// Answers a request, if its share allows that, and then those that wait for a share; `false`
+    /// when the mount is gone.
+    fn answer_all(&mut self, work: Work, door: &Arc<Door>, shares: &Shares) -> io::Result<bool> {
+        let mut class = match work {
+            Work::Read(bytes) => {
+                let Some(class) = self.take_share(bytes, shares)? else { return Ok(true) };
+                if !self.answer(bytes, door)? {
+                    return Ok(false);
+                }
+                class
+            }
+            Work::Kept(class, kept) => {
+                if !self.answer_kept(&kept, door)? {
+                    return Ok(false);
+                }
+                class
+            }
+        };
+        while let Some((next, kept)) = shares.leave(class) {
+            if !self.answer_kept(&kept, door)? {
+                return Ok(false);
+            }
+            class = next;
+        }
+        Ok(true)
+    }
+
     /// Answers the request that was read; `false` when the mount is gone.
     fn answer(&mut self, bytes: usize, door: &Arc<Door>) -> io::Result<bool> {
         self.answer_with(bytes, |request, reply| door.serve(request, reply))
+    }
+
+    /// As [`Worker::answer`], for a request that this thread or another one kept.
+    fn answer_kept(&mut self, kept: &Kept, door: &Arc<Door>) -> io::Result<bool> {
+        let mut request = parse(&kept.memory, kept.bytes, &kept.device)?;
+        answered(&mut request, &mut self.reply, |request, reply| door.serve(request, reply))
     }
 
     fn answer_with(
@@ -168,17 +233,7 @@ impl Worker {
         answer: impl FnOnce(&mut Request<'_>, &mut Reply) -> Answer<Wanted>,
     ) -> io::Result<bool> {
         let mut request = parse(&self.memory, bytes, &self.device)?;
-        let unique = request.header.unique;
-        self.reply.clear();
-        let error = match answer(&mut request, &mut self.reply) {
-            Ok(Wanted::Nothing) => return Ok(true),
-            Ok(Wanted::Reply) => 0,
-            Err(refusal) => {
-                self.reply.clear();
-                -refusal.0
-            }
-        };
-        sent(write(&self.device, self.reply.message(error, unique)))
+        answered(&mut request, &mut self.reply, answer)
     }
 
     /// Waits for a request, and reads it; `None` when the mount is gone.
@@ -194,6 +249,25 @@ impl Worker {
             }
         }
     }
+}
+
+/// Answers a request on the descriptor that it came from; `false` when the mount is gone.
+fn answered(
+    request: &mut Request<'_>,
+    reply: &mut Reply,
+    answer: impl FnOnce(&mut Request<'_>, &mut Reply) -> Answer<Wanted>,
+) -> io::Result<bool> {
+    let (unique, device) = (request.header.unique, Arc::clone(request.device));
+    reply.clear();
+    let error = match answer(request, reply) {
+        Ok(Wanted::Nothing) => return Ok(true),
+        Ok(Wanted::Reply) => 0,
+        Err(refusal) => {
+            reply.clear();
+            -refusal.0
+        }
+    };
+    sent(write(&device, reply.message(error, unique)))
 }
 
 fn parse<'a>(

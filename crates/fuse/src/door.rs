@@ -13,6 +13,7 @@
 //! | `write` | WRITE |
 //! | `seek` | LSEEK |
 //! | `flags` | IOCTL: the flags of `chattr` |
+//! | `volume_calls` | IOCTL: label, discard, shutdown |
 //! | `aside` | what waits for the kernel's cache |
 
 mod aside;
@@ -25,6 +26,7 @@ mod names;
 pub(crate) mod negotiation;
 mod open;
 mod seek;
+mod volume_calls;
 mod write;
 mod xattrs;
 
@@ -89,6 +91,8 @@ pub(crate) struct Door {
     /// The kernel sends the longer form of SETXATTR.
     has_long_setxattr: AtomicBool,
     aside: Mutex<Vec<JoinHandle<()>>>,
+    /// The volume was shut down by a caller: nothing is written any more.
+    is_shut_down: Arc<AtomicBool>,
 }
 
 /// Runs what answers a request. A panic is an answer too: `EIO`, and nothing is written any more.
@@ -120,6 +124,7 @@ impl Door {
             lost_writes: AtomicU64::new(0),
             has_long_setxattr: AtomicBool::new(false),
             aside: Mutex::default(),
+            is_shut_down: Arc::default(),
         }
     }
 
@@ -135,10 +140,14 @@ impl Door {
 
     fn serve_request(&self, request: &mut Request<'_>, reply: &mut Reply) -> Answer<Wanted> {
         let opcode = request.header.opcode;
+        if !self.is_served(opcode) {
+            return Err(Refusal::IO);
+        }
         match opcode {
             op::LSEEK => return self.seek(request, reply),
             op::IOCTL => return self.ioctl(request, reply),
             op::WRITE => return self.write(request, reply),
+            op::STATFS => return self.statfs(request, reply),
             op::FORGET | op::BATCH_FORGET => {
                 self.forget(request)?;
                 return Ok(Wanted::Nothing);
@@ -156,7 +165,6 @@ impl Door {
             op::GETATTR => self.attributes(request, reply),
             op::SETATTR => self.set_attributes(request, reply),
             op::STATX => self.statx(request, reply),
-            op::STATFS => reply.put(&crate::shown::statfs(&self.filesystem.statfs()?)),
             op::READLINK => reply.data(&self.filesystem.read_link(self.node(request)?)?),
             op::SYMLINK => self.symlink(request, reply),
             op::MKNOD => self.mknod(request, reply),

@@ -14,7 +14,8 @@
 //!    here: flags of inodes, read-only subvolumes (`door::open`), the callers of ioctls
 //!    (`door::flags`).
 //! 4. One thread waits for requests, near who asks ([`turn`], [`near`]; decision 0013).
-//! 5. `fsync` returns when everything is on the medium, and so does the end of the process. Access
+//! 5. A bounded share of the threads waits for devices ([`share`]; decision 0024).
+//! 6. `fsync` returns when everything is on the medium, and so does the end of the process. Access
 //!    times stay as they are.
 //!
 //! ```text
@@ -38,6 +39,7 @@ mod refusal;
 mod reply;
 mod request;
 mod session;
+mod share;
 mod shown;
 mod turn;
 mod whole;

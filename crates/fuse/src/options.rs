@@ -7,10 +7,12 @@ use butternut::FileId;
 /// What the kernel keeps in memory of files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Caching {
-    /// What is read, and what is written before it sends that.
-    #[default]
+    /// What is read, and what is written until the kernel sends it, which may be long after the
+    /// write returned: a write for which there is no space is refused then (decision 0023).
     WriteBack,
-    /// What is read. A file opened with `O_DIRECT` may be written by many at once.
+    /// What is read. A write returns when the library has it, so it is refused where there is no
+    /// space. A file opened with `O_DIRECT` may be written by many at once.
+    #[default]
     WriteThrough,
     /// Nothing, and the library neither.
     Nothing,
@@ -36,7 +38,8 @@ pub struct Options {
     pub set_user_id: bool,
     /// Programs may be run.
     pub execute: bool,
-    /// Threads that answer requests; at least 1.
+    /// Threads that may write file data at the same time; at least 1. Four more answer the other
+    /// requests meanwhile.
     pub threads: usize,
     pub caching: Caching,
     /// Where root mounts: the top directory of the volume, and the path from there to the

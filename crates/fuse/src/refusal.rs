@@ -17,6 +17,7 @@ impl Refusal {
     pub(crate) const IO: Self = Self(5);
     pub(crate) const NO_ADDRESS: Self = Self(6);
     pub(crate) const BAD_HANDLE: Self = Self(9);
+    pub(crate) const FAULT: Self = Self(14);
     pub(crate) const INVALID: Self = Self(22);
     pub(crate) const NO_TTY_CALL: Self = Self(25);
     pub(crate) const READ_ONLY: Self = Self(30);

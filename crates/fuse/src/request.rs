@@ -10,7 +10,11 @@ use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 use crate::refusal::{Answer, Refusal};
-use crate::wire::{InHeader, TransferIn, op};
+use crate::session::SYNC_XATTR;
+use crate::wire::{GetxattrIn, InHeader, OpenIn, TransferIn, op};
+
+/// A flag of open(2).
+const O_TRUNC: u32 = 0o1000;
 
 /// Data from here on takes longer to move than a thread to wake.
 const LONG_BYTES_MIN: u32 = 64 << 10;
@@ -23,6 +27,18 @@ pub(crate) enum Pace {
     /// As a rule no longer than waking another thread takes.
     Brief,
     Long,
+}
+
+/// What a request may wait for, and so which share of the threads serves it
+/// ([`shares`](crate::share)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// Writes file data: it may be throttled.
+    Write,
+    /// Waits for devices or for a commit: reads of file data, changes of names, syncs.
+    Io,
+    /// Waits for tree blocks at most.
+    Look,
 }
 
 /// A request, and how far it has been read.
@@ -58,6 +74,39 @@ impl<'a> Request<'a> {
                 _ => Pace::Brief,
             },
             _ => Pace::Brief,
+        }
+    }
+
+    /// What it may wait for, as far as that can be told from it.
+    pub(crate) fn class(&self) -> Class {
+        match self.header.opcode {
+            op::WRITE | op::FALLOCATE | op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64 => {
+                Class::Write
+            }
+            op::OPEN => match OpenIn::read_from_prefix(self.rest) {
+                Ok((open, _)) if open.flags & O_TRUNC != 0 => Class::Io,
+                _ => Class::Look,
+            },
+            op::GETXATTR => {
+                let name = self.rest.get(size_of::<GetxattrIn>()..).unwrap_or_default();
+                let is_sync = name.strip_suffix(&[0]) == Some(SYNC_XATTR.as_bytes());
+                if is_sync { Class::Io } else { Class::Look }
+            }
+            op::LOOKUP
+            | op::FORGET
+            | op::BATCH_FORGET
+            | op::GETATTR
+            | op::STATX
+            | op::STATFS
+            | op::READLINK
+            | op::LISTXATTR
+            | op::READDIR
+            | op::READDIRPLUS
+            | op::LSEEK
+            | op::INTERRUPT
+            | op::NOTIFY_REPLY
+            | op::DESTROY => Class::Look,
+            _ => Class::Io,
         }
     }
 
@@ -129,6 +178,33 @@ mod tests {
         assert_eq!(pace(op::FSYNC, 0), Pace::Long);
         assert_eq!(pace(op::UNLINK, 1 << 20), Pace::Brief);
         assert_eq!(pace(op::RELEASE, 0), Pace::Unwaited);
+    }
+
+    #[test]
+    fn the_class_of_a_request_is_what_it_may_wait_for() {
+        let device = nowhere();
+        let class = |opcode, rest: &[u8]| {
+            let len = u32::try_from(40 + rest.len()).unwrap();
+            let header = InHeader { len, opcode, ..InHeader::default() };
+            let bytes = [header.as_bytes(), rest].concat();
+            Request::parse(&bytes, &device).unwrap().class()
+        };
+        for opcode in [op::WRITE, op::FALLOCATE, op::COPY_FILE_RANGE] {
+            assert_eq!(class(opcode, &[]), Class::Write);
+        }
+        for opcode in [op::READ, op::CREATE, op::FSYNC, op::UNLINK, op::SETATTR, op::RELEASE, 999] {
+            assert_eq!(class(opcode, &[]), Class::Io);
+        }
+        for opcode in [op::LOOKUP, op::GETATTR, op::READDIRPLUS, op::STATFS, op::DESTROY] {
+            assert_eq!(class(opcode, &[]), Class::Look);
+        }
+        let open = |flags| OpenIn { flags, open_flags: 0 };
+        assert_eq!(class(op::OPEN, open(2).as_bytes()), Class::Look);
+        assert_eq!(class(op::OPEN, open(2 | O_TRUNC).as_bytes()), Class::Io);
+        let asked = GetxattrIn { size: 9, padding: 0 };
+        let named = |name: &[u8]| [asked.as_bytes(), name, &[0]].concat();
+        assert_eq!(class(op::GETXATTR, &named(b"user.a")), Class::Look);
+        assert_eq!(class(op::GETXATTR, &named(SYNC_XATTR.as_bytes())), Class::Io);
     }
 
     #[test]

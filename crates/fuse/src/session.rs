@@ -30,6 +30,7 @@ use crate::door::{Door, Manner, Report};
 use crate::near::Callers;
 use crate::options::Options;
 use crate::pages;
+use crate::share::Shares;
 use crate::turn::Turn;
 use crate::whole::{Rights, Whole};
 
@@ -75,7 +76,7 @@ pub struct Mounted {
     attached: Attached,
     /// The directory of the whole that is to have a place, and what it may have there.
     place: (PathBuf, Rights),
-    threads: usize,
+    shares: Arc<Shares>,
     all_wait: bool,
     events: (Sender<Event>, Receiver<Event>),
 }
@@ -161,11 +162,11 @@ pub fn mount(
     });
     let worker = greeted.map_err(FuseError::Refused)?;
     let Options { threads, all_wait, .. } = *options;
-    let threads = threads.max(1);
+    let shares = Arc::new(Shares::new(threads));
     let below = options.whole.as_ref().map(|(_, below)| below.clone()).unwrap_or_default();
     let rights = Rights::from(options);
     let place = (below, rights);
-    Ok(Mounted { door, worker, attached, place, threads, all_wait, events: channel() })
+    Ok(Mounted { door, worker, attached, place, shares, all_wait, events: channel() })
 }
 
 impl Mounted {
@@ -183,7 +184,7 @@ impl Mounted {
     /// # Errors
     /// Threads cannot be started, or the directory cannot be mounted there. Then no mount is left.
     pub fn start(self) -> Result<Serving, FuseError> {
-        let Self { door, worker, mut attached, place, threads, all_wait, events } = self;
+        let Self { door, worker, mut attached, place, shares, all_wait, events } = self;
         let (sender, events) = events;
         let turn = if all_wait {
             None
@@ -191,14 +192,15 @@ impl Mounted {
             Some(Arc::new((Turn::default(), Callers::new().map_err(FuseError::Served)?)))
         };
         let mut workers = vec![worker];
-        for _ in 1..threads {
+        for _ in 1..shares.threads() {
             workers.push(workers[0].another().map_err(FuseError::Served)?);
         }
         let mut threads = Vec::new();
         for mut worker in workers {
             let (door, turn) = (Arc::clone(&door), turn.clone());
+            let shares = Arc::clone(&shares);
             let ended = Ended(Some(sender.clone()));
-            let run = move || ended.with(worker.serve(&door, turn.as_deref()));
+            let run = move || ended.with(worker.serve(&door, &shares, turn.as_deref()));
             let named = thread::Builder::new().name("butternut-fuse".into());
             threads.push(named.spawn(run).map_err(FuseError::Served)?);
         }

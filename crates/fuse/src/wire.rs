@@ -195,6 +195,8 @@ wire! {
     FsXattr 28 {
         xflags: u32, extsize: u32, nextents: u32, projid: u32, cowextsize: u32, pad: [u8; 8],
     }
+    /// `struct fstrim_range`.
+    FsTrimRange 24 { start: u64, len: u64, minlen: u64, }
     Dirent 24 { ino: u64, off: u64, namelen: u32, kind: u32, }
     StatxIn 24 { getattr_flags: u32, reserved: u32, fh: u64, sx_flags: u32, sx_mask: u32, }
     StatxTime 16 { tv_sec: i64, tv_nsec: u32, reserved: i32, }

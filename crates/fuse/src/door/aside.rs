@@ -24,14 +24,27 @@ impl Door {
         bytes: usize,
         answer: impl FnOnce(&mut Reply) -> Answer<()> + Send + 'static,
     ) -> Answer<Wanted> {
-        let (unique, node) = (request.header.unique, request.header.nodeid);
-        let device = Arc::clone(request.device);
+        let (device, node) = (Arc::clone(request.device), request.header.nodeid);
+        self.answer_on_thread(request, bytes, move |reply| {
+            connection::write_pages_back(&device, node);
+            answer(reply)
+        })
+    }
+
+    /// Answers, in at most so many bytes, on a thread that serves no other request. The answer must
+    /// not keep the door: its owner waits for the thread when it closes the door.
+    pub(super) fn answer_on_thread(
+        &self,
+        request: &Request<'_>,
+        bytes: usize,
+        answer: impl FnOnce(&mut Reply) -> Answer<()> + Send + 'static,
+    ) -> Answer<Wanted> {
+        let (unique, device) = (request.header.unique, Arc::clone(request.device));
         let filesystem = self.filesystem.clone();
         let work = move || {
             // The thread that starts this one stays near its caller.
             affinity::roam();
             let mut reply = Reply::new(bytes);
-            connection::write_pages_back(&device, node);
             let answer = guarded(&filesystem, || answer(&mut reply));
             drop(filesystem);
             connection::answer(&device, unique, answer, &mut reply);

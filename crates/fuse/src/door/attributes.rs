@@ -3,12 +3,12 @@
 use butternut::{Error, FileId, Privileges, SetAttributes, SetTime, Time};
 
 use crate::caller;
-use crate::door::Door;
+use crate::door::{Door, Wanted};
 use crate::refusal::Answer;
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::shown;
-use crate::wire::{AttrOut, SetattrIn, fattr};
+use crate::wire::{AttrOut, SetattrIn, StatfsOut, fattr};
 
 impl Door {
     pub(super) fn attributes(&self, request: &Request<'_>, reply: &mut Reply) -> Answer<()> {
@@ -19,6 +19,21 @@ impl Door {
     pub(super) fn statx(&self, request: &Request<'_>, reply: &mut Reply) -> Answer<()> {
         let stat = self.filesystem.stat(self.node(request)?)?;
         reply.put(&shown::statx(&stat, self.nodes.number(stat.id)))
+    }
+
+    /// Answers STATFS. Kernel btrfs shows what was deleted as free at once; here a commit makes it
+    /// free, so one is made first where it makes a difference.
+    pub(super) fn statfs(&self, request: &Request<'_>, reply: &mut Reply) -> Answer<Wanted> {
+        let stat = self.filesystem.statfs()?;
+        if !self.filesystem.frees_much(&stat) {
+            reply.put(&shown::statfs(&stat))?;
+            return Ok(Wanted::Reply);
+        }
+        let filesystem = self.filesystem.clone();
+        self.answer_on_thread(request, size_of::<StatfsOut>(), move |reply| {
+            filesystem.settle();
+            reply.put(&shown::statfs(&filesystem.statfs()?))
+        })
     }
 
     pub(super) fn set_attributes(

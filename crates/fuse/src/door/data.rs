@@ -4,7 +4,7 @@
 //!    was allowed when the program wrote it.
 //! 2. The times of a file that the kernel caches are the kernel's, which sends them when it likes:
 //!    nothing here sets them.
-//! 3. A write from the cache succeeds whole or not at all: nobody would send the rest of it again.
+//! 3. A write from the cache, or with `O_DIRECT`, succeeds whole or not at all (`lane`).
 //! 4. Whatever else changes a file's bytes takes its privileges away, as the kernel's own
 //!    filesystems do. The kernel sees to that itself where it can: where it cannot, it says so in
 //!    the request, or whoever is not root counts as someone who may not keep them.

@@ -55,6 +55,9 @@ const XFLAGS: [(AttributeFlags, u32); 5] = [
 impl Door {
     pub(super) fn ioctl(&self, request: &mut Request<'_>, reply: &mut Reply) -> Answer<Wanted> {
         let call: IoctlIn = request.take()?;
+        if let Some(answer) = self.volume_call(&call, request, reply) {
+            return answer;
+        }
         let id = self.node(request)?;
         let flags = match call.cmd {
             SET_FLAGS => AttributeFlags(request.take()?),

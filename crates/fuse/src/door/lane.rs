@@ -63,6 +63,11 @@ impl Lane {
         }
     }
 
+    /// Writes `bytes`, or as many of them as there is space for.
+    ///
+    /// Two kinds of request are written whole or refused. The kernel does not send the rest of a
+    /// write from its cache again. And it sends the parts of one `O_DIRECT` write at the same time:
+    /// a part that is short it takes for `EIO`, whatever the reason was.
     pub(super) fn write(
         self,
         file: &File,
@@ -70,25 +75,30 @@ impl Lane {
         bytes: &[u8],
         writer: Writer,
     ) -> Answer<usize> {
-        let Writer::Program(privileges) = writer else {
-            return self.write_whole(file, offset, bytes);
-        };
-        Ok(match self {
-            Self::Kernel => file.write_as(offset, bytes, privileges)?,
-            Self::Uncached => file.write_uncached(offset, bytes, privileges)?,
-            Self::Direct => file.write_direct(offset, bytes, privileges)?,
-        })
+        match (self, writer) {
+            (Self::Kernel, Writer::Program(privileges)) => {
+                Ok(file.write_behind(offset, bytes, privileges)?)
+            }
+            (Self::Uncached, Writer::Program(privileges)) => {
+                Ok(file.write_uncached(offset, bytes, privileges)?)
+            }
+            (Self::Direct, _) | (_, Writer::Cache) => self.write_whole(file, offset, bytes, writer),
+        }
     }
 
     /// Writes all of `bytes`, or fails.
-    fn write_whole(self, file: &File, offset: u64, bytes: &[u8]) -> Answer<usize> {
+    fn write_whole(self, file: &File, offset: u64, bytes: &[u8], writer: Writer) -> Answer<usize> {
+        let privileges = match writer {
+            Writer::Cache => Privileges::Keep,
+            Writer::Program(privileges) => privileges,
+        };
         let mut written = 0;
         while written < bytes.len() {
             let (at, rest) = (offset + written as u64, &bytes[written..]);
             let some = match self {
                 Self::Kernel => file.write_back(at, rest)?,
-                Self::Uncached => file.write_uncached(at, rest, Privileges::Keep)?,
-                Self::Direct => file.write_direct(at, rest, Privileges::Keep)?,
+                Self::Uncached => file.write_uncached(at, rest, privileges)?,
+                Self::Direct => file.write_direct(at, rest, privileges)?,
             };
             match some {
                 0 => return Err(Refusal::IO),

@@ -5,15 +5,19 @@ use crate::options::Caching;
 use crate::refusal::{Answer, Refusal};
 use crate::reply::Reply;
 use crate::request::Request;
+use crate::share::KEPT_BYTES_MAX;
 use crate::wire::{InitIn, InitOut, MAJOR, MINOR, MINOR_MIN, init, op};
 
 /// The largest read or write that the kernel may ask for.
 pub(crate) const TRANSFER_BYTES_MAX: u32 = 1 << 20;
 const TRANSFER_PAGES_MAX: u16 = 256;
 /// Requests that the kernel may have in flight for readahead and writeback, and from how many on
-/// it slows down.
-const BACKGROUND_MAX: u16 = 256;
-const BACKGROUND_MANY: u16 = 192;
+/// it slows down. With all of them waiting for their share of the threads, there is memory for
+/// more ([`KEPT_BYTES_MAX`]).
+pub(crate) const BACKGROUND_MAX: u16 = 48;
+const BACKGROUND_MANY: u16 = 36;
+const _: () =
+    assert!((BACKGROUND_MAX as usize + 8) * (TRANSFER_BYTES_MAX as usize + 8192) < KEPT_BYTES_MAX);
 
 const ALWAYS: u64 = init::ASYNC_READ
     | init::BIG_WRITES

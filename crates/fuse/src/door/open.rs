@@ -2,8 +2,8 @@
 //!
 //! | mount | opened | the kernel | times |
 //! |---|---|---|---|
-//! | any other | any | caches it for good, but for `O_DIRECT`, one writer at a time | its own |
-//! | `parallel_direct` | without `O_DIRECT` | caches what is read, and writes at once | ours |
+//! | `writeback` | any | caches it for good, but for `O_DIRECT`, one writer at a time | its own |
+//! | any other | without `O_DIRECT` | caches what is read, and writes at once | ours |
 //! | | with `O_DIRECT` | passes on everything, many writers at once | ours |
 //! | uncached | any | passes on everything, many writers at once | ours |
 //!

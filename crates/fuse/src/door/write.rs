@@ -2,8 +2,8 @@
 //!
 //! | mount | handle | the kernel |
 //! |---|---|---|
-//! | any other | any | writes back what it cached, or passes the cache with `O_DIRECT` |
-//! | `parallel_direct` | without `O_DIRECT` | keeps the pages that it sends |
+//! | `writeback` | any | writes back what it cached, or passes the cache with `O_DIRECT` |
+//! | any other | without `O_DIRECT` | keeps the pages that it sends |
 //! | | with `O_DIRECT` | passes the cache |
 //! | uncached | any | passes the cache, and writes back the pages of mappings |
 //!

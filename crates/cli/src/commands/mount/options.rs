@@ -13,8 +13,8 @@ use crate::volume_arg::{self, VolumeArg};
 /// Listed in the man page and in the message about an unknown option.
 pub(crate) const KNOWN: &str = "ro, rw, commit=SECONDS, sync, subvol=PATH, subvolid=N, degraded, \
      compress[=ALGO[:LEVEL]], compress-force[=ALGO[:LEVEL]], allow_other, default_permissions, \
-     offset=N, cache=N, page_cache=N, threads=N, all_wait, uncached, parallel_direct, dev, suid, \
-     exec, and their opposites; remount";
+     offset=N, cache=N, page_cache=N, threads=N, all_wait, uncached, parallel_direct, writeback, \
+     dev, suid, exec, and their opposites; remount";
 
 /// Access times stay as they are, and nothing is written at once unless that is asked for.
 const NO_CHANGE: [&str; 14] = [
@@ -97,8 +97,10 @@ impl Meaning {
             ("allow_other", true) => self.fuse.allow_other = true,
             ("default_permissions", true) => self.fuse.default_permissions = true,
             ("uncached", true) => self.fuse.caching = Caching::Nothing,
-            ("parallel_direct", true) => self.fuse.caching = Caching::WriteThrough,
-            ("nouncached" | "noparallel_direct", true) => self.fuse.caching = Caching::WriteBack,
+            ("writeback" | "noparallel_direct", true) => self.fuse.caching = Caching::WriteBack,
+            ("parallel_direct" | "nouncached" | "nowriteback", true) => {
+                self.fuse.caching = Caching::WriteThrough;
+            }
             ("all_wait", true) => self.fuse.all_wait = true,
             ("noall_wait", true) => self.fuse.all_wait = false,
             ("dev", true) => self.fuse.devices = true,
@@ -192,10 +194,13 @@ mod tests {
     #[test]
     fn of_the_words_about_caching_the_last_counts() {
         for (list, caching) in [
-            ("", Caching::WriteBack),
+            ("", Caching::WriteThrough),
             ("uncached", Caching::Nothing),
             ("uncached,parallel_direct", Caching::WriteThrough),
-            ("parallel_direct,uncached,nouncached", Caching::WriteBack),
+            ("parallel_direct,uncached,nouncached", Caching::WriteThrough),
+            ("uncached,writeback", Caching::WriteBack),
+            ("writeback,nowriteback", Caching::WriteThrough),
+            ("noparallel_direct", Caching::WriteBack),
         ] {
             assert_eq!(check(list).unwrap().fuse.caching, caching, "{list}");
         }

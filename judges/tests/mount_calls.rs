@@ -1,0 +1,162 @@
+//! Our mount, asked about the whole volume: its label, discarding what is free, shutting it down.
+
+use anyhow::{Result, ensure};
+use butternut_judges::our_volume::OurVolume;
+use butternut_judges::subjects::Mounted;
+use butternut_judges::{kept, tool, trial};
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::process::ExitCode;
+
+const MIB: usize = 1 << 20;
+
+/// Calls `FS_IOC_SHUTDOWN` with mode `$ARGV[1]`, and exits with the errno.
+const SHUT_DOWN: &str = "open(my $f, '<', $ARGV[0]) or exit 99; my $mode = pack('L', $ARGV[1]); \
+     ioctl($f, 0x8004587d, $mode) or exit $!; exit 0";
+/// Sets the label to `$ARGV[1]`.
+const SET_LABEL: &str = "open(my $f, '<', $ARGV[0]) or exit 99; \
+     my $label = pack('a256', $ARGV[1]); ioctl($f, 0x41009432, $label) or exit $!; exit 0";
+/// Prints the label.
+const LABEL: &str = "open(my $f, '<', $ARGV[0]) or exit 99; my $label = pack('a256', ''); \
+     ioctl($f, 0x81009431, $label) or exit $!; print unpack('Z*', $label)";
+/// Discards what is free, in runs of `$ARGV[1]` bytes and more.
+const TRIM: &str = "open(my $f, '<', $ARGV[0]) or exit 99; \
+     my $range = pack('QQQ', 0, 0x7fffffffffffffff, $ARGV[1]); \
+     ioctl($f, 0xc0185879, $range) or exit $!; print((unpack('QQQ', $range))[1])";
+
+/// Without a capability, with the one that these calls want, and with every other one.
+const USER: &str = "setpriv --reuid=1000 --regid=1000 --clear-groups";
+const ADMINISTRATOR: &str = "setpriv --reuid=1000 --regid=1000 --clear-groups --inh-caps=+sys_admin --ambient-caps=+sys_admin";
+const ROOT_WITHOUT: &str = "setpriv --bounding-set=-sys_admin";
+
+const NOT_PERMITTED: i32 = 1;
+const IO: i32 = 5;
+const INVALID: i32 = 22;
+
+fn main() -> ExitCode {
+    let mut trials = vec![
+        trial::trial("label", the_label_is_shown_and_set),
+        trial::trial("trim", free_space_is_discarded),
+        trial::trial("may", only_an_administrator_may),
+    ];
+    for (name, options) in [("default", ""), ("writeback", "writeback"), ("uncached", "uncached")] {
+        trials.push(trial::trial(&format!("shutdown::{name}"), move || {
+            a_shutdown_keeps_what_it_is_to_keep(options)
+        }));
+    }
+    trial::run(trials)
+}
+
+fn ours(options: &str) -> Result<OurVolume> {
+    OurVolume::sized(kept::scratch(), 1 << 30, options)
+}
+
+/// Runs one of the scripts, as the caller that `who` makes; its status and what it printed.
+fn call(who: &str, script: &str, path: &Path, argument: &str) -> Result<(i32, String)> {
+    let mut words: Vec<&OsStr> = who.split_whitespace().map(OsStr::new).collect();
+    words.extend(["perl", "-e", script].map(OsStr::new));
+    words.extend([path.as_os_str(), OsStr::new(argument)]);
+    let (program, args) = words.split_first().expect("there is perl at least");
+    let ran = tool::output(&program.to_string_lossy(), args)?;
+    let said = String::from_utf8_lossy(&ran.stdout).into_owned();
+    Ok((ran.status.code().unwrap_or(-1), said))
+}
+
+fn the_label_is_shown_and_set() -> Result<()> {
+    let mut volume = ours("")?;
+    let label = |volume: &OurVolume| call("", LABEL, volume.root()?, "");
+    ensure!(label(&volume)? == (0, String::new()));
+    let longest = "l".repeat(255);
+    for text in ["a label", &longest] {
+        ensure!(call("", SET_LABEL, volume.root()?, text)?.0 == 0);
+        ensure!(label(&volume)? == (0, text.to_owned()));
+        volume.remount()?;
+        ensure!(label(&volume)? == (0, text.to_owned()));
+    }
+    ensure!(call("", SET_LABEL, volume.root()?, &"l".repeat(256))?.0 == INVALID);
+    volume.unmount()?;
+    volume.set_options("ro");
+    volume.mount()?;
+    ensure!(label(&volume)?.1 == longest);
+    ensure!(call("", SET_LABEL, volume.root()?, "other")?.0 != 0);
+    volume.unmount()?;
+    let kernel = volume.kernel()?;
+    ensure!(call("", LABEL, kernel.root(), "")? == (0, longest));
+    kernel.unmount()
+}
+
+fn free_space_is_discarded() -> Result<()> {
+    let mut volume = ours("")?;
+    let root = volume.root()?.to_path_buf();
+    std::fs::write(root.join("gone"), vec![7; 128 * MIB])?;
+    File::open(&root)?.sync_all()?;
+    std::fs::remove_file(root.join("gone"))?;
+    std::fs::write(root.join("kept"), vec![8; 8 * MIB])?;
+    File::open(&root)?.sync_all()?;
+    let before = volume.image()?.metadata()?.blocks() * 512;
+    let (status, said) = call("", TRIM, &root, "4096")?;
+    ensure!(status == 0 && said.parse::<usize>()? >= 128 * MIB, "{status} {said}");
+    let after = volume.image()?.metadata()?.blocks() * 512;
+    ensure!(before > 128 << 20 && after < 64 << 20, "{before} bytes of image, then {after}");
+    ensure!(tool::text("fstrim", &[root.as_os_str()])?.is_empty());
+    ensure!(std::fs::read(root.join("kept"))? == vec![8; 8 * MIB]);
+    volume.unmount()
+}
+
+fn only_an_administrator_may() -> Result<()> {
+    let mut volume = ours("allow_other")?;
+    let root = volume.root()?.to_path_buf();
+    std::fs::set_permissions(&root, std::fs::Permissions::from_mode(0o777))?;
+    // Mode 3 of a shutdown is no mode: who may is told so, and nothing is shut down.
+    let calls = [(SET_LABEL, "l", 0), (TRIM, "4096", 0), (SHUT_DOWN, "3", INVALID)];
+    for (script, argument, allowed) in calls {
+        for (who, want) in [
+            ("", allowed),
+            (USER, NOT_PERMITTED),
+            (ADMINISTRATOR, allowed),
+            (ROOT_WITHOUT, NOT_PERMITTED),
+        ] {
+            let (status, _) = call(who, script, &root, argument)?;
+            ensure!(status == want, "{script} as {who:?}: {status}, want {want}");
+        }
+        // Root of a user namespace of its own is no administrator.
+        let (status, _) = call("unshare --user --map-root-user", script, &root, argument)?;
+        ensure!(status == NOT_PERMITTED, "{script} in a namespace: {status}");
+    }
+    ensure!(call(USER, LABEL, &root, "")? == (0, "l".to_owned()));
+    volume.unmount()
+}
+
+fn a_shutdown_keeps_what_it_is_to_keep(options: &str) -> Result<()> {
+    for (mode, keeps) in [("0", true), ("1", true), ("2", false)] {
+        let mut volume = ours(options)?;
+        let root = volume.root()?.to_path_buf();
+        std::fs::write(root.join("synced"), vec![1; 3 * MIB])?;
+        File::open(root.join("synced"))?.sync_all()?;
+        let mut open = File::create(root.join("open"))?;
+        open.write_all(&vec![2; 3 * MIB])?;
+        ensure!(call("", SHUT_DOWN, &root, mode)?.0 == 0, "mode {mode}");
+        let refused = [
+            File::create(root.join("late")).map(drop),
+            open.sync_all(),
+            std::fs::remove_file(root.join("synced")),
+            std::fs::create_dir(root.join("late")),
+        ];
+        for refused in refused {
+            let errno = refused.err().and_then(|error| error.raw_os_error());
+            ensure!(errno == Some(IO), "mode {mode}: {errno:?}");
+        }
+        drop(open);
+        volume.remount()?;
+        let root = volume.root()?;
+        ensure!(std::fs::read(root.join("synced"))? == vec![1; 3 * MIB]);
+        ensure!(!root.join("late").exists());
+        let open = std::fs::read(root.join("open")).unwrap_or_default();
+        ensure!(open == vec![2; if keeps { 3 * MIB } else { 0 }], "mode {mode}: {}", open.len());
+        volume.unmount()?;
+    }
+    Ok(())
+}
