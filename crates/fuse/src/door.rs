@@ -88,6 +88,8 @@ pub(crate) struct Door {
     has_reported: AtomicBool,
     /// Writes from the kernel's cache that failed. The kernel does not send them again.
     lost_writes: AtomicU64,
+    /// Writes that wait for the kernel to drop pages.
+    waiting_writes: Arc<AtomicU64>,
     /// The kernel sends the longer form of SETXATTR.
     has_long_setxattr: AtomicBool,
     aside: Mutex<Vec<JoinHandle<()>>>,
@@ -122,6 +124,7 @@ impl Door {
             device,
             has_reported: AtomicBool::new(false),
             lost_writes: AtomicU64::new(0),
+            waiting_writes: Arc::default(),
             has_long_setxattr: AtomicBool::new(false),
             aside: Mutex::default(),
             is_shut_down: Arc::default(),

@@ -14,7 +14,7 @@
 //!    here: flags of inodes, read-only subvolumes (`door::open`), the callers of ioctls
 //!    (`door::flags`).
 //! 4. One thread waits for requests, near who asks ([`turn`], [`near`]; decision 0013).
-//! 5. A bounded share of the threads waits for devices ([`share`]; decision 0024).
+//! 5. A bounded share of the threads waits for devices ([`share`]; decision 0027).
 //! 6. `fsync` returns when everything is on the medium, and so does the end of the process. Access
 //!    times stay as they are.
 //!

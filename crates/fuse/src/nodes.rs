@@ -204,6 +204,7 @@ mod tests {
                 ids.push(FileId::new(subvolume, ino));
             }
         }
+        ids.retain(|id| *id != TOP);
         ids.sort_unstable();
         ids.dedup();
         ids

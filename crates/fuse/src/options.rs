@@ -8,7 +8,7 @@ use butternut::FileId;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Caching {
     /// What is read, and what is written until the kernel sends it, which may be long after the
-    /// write returned: a write for which there is no space is refused then (decision 0023).
+    /// write returned: a write for which there is no space is refused then (decision 0026).
     WriteBack,
     /// What is read. A write returns when the library has it, so it is refused where there is no
     /// space. A file opened with `O_DIRECT` may be written by many at once.

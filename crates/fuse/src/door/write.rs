@@ -17,19 +17,25 @@
 //!    differs below the end is not written, and the kernel drops it. That is an error only where a
 //!    handle from before the flag may have written it: an error of one page is told to every
 //!    program that syncs the file, and to `umount`.
+//! 5. At most [`WAITING_MAX`] writes wait for the kernel to drop pages: each may hold one of the
+//!    [`BACKGROUND_MAX`] requests without which the kernel cannot send a dirty page, and dropping
+//!    that page waits for it. A write past that bound is applied at once, and its pages are dropped
+//!    after it: a reader may see them until then, and a page of a mapping that a store has made
+//!    dirty meanwhile is written over it.
 //!
 //! [`fills`]: crate::fills
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use butternut::{Error, Privileges};
 
 use crate::connection;
 use crate::door::data::{Keeps, stripping};
 use crate::door::lane::{Lane, O_DIRECT, Writer};
+use crate::door::negotiation::BACKGROUND_MAX;
 use crate::door::{Door, Wanted};
 use crate::fills::Stale;
 use crate::handles::Open;
@@ -46,6 +52,9 @@ const O_DSYNC: u32 = 0o10000;
 /// second one.
 const ROUNDS_MAX: u32 = 4;
 const PAGE_BYTES: u64 = 4096;
+
+/// Writes that may wait for the kernel to drop pages: a third of what it may have in flight.
+const WAITING_MAX: u64 = BACKGROUND_MAX as u64 / 3;
 
 /// One WRITE, without its bytes.
 struct Write {
@@ -87,10 +96,35 @@ impl Door {
             }
             Err(stale) => stale,
         };
+        let Some(waiting) = Waiting::begin(&self.waiting_writes) else {
+            let applied = write.apply(asked.offset, bytes);
+            self.drop_pages_aside(request);
+            Write::answer(applied?, reply)?;
+            return Ok(Wanted::Reply);
+        };
         let bytes = bytes.to_vec();
         self.answer_aside(request, size_of::<WriteOut>(), move |reply| {
+            let _waiting = waiting;
             Write::answer(write.apply_after(stale, &bytes)?, reply)
         })
+    }
+}
+
+/// One of the writes that wait for the kernel to drop pages (law 5).
+struct Waiting(Arc<AtomicU64>);
+
+impl Waiting {
+    /// Counts one more, unless there are [`WAITING_MAX`].
+    fn begin(count: &Arc<AtomicU64>) -> Option<Self> {
+        let more = |waiting| (waiting < WAITING_MAX).then_some(waiting + 1);
+        count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).ok()?;
+        Some(Self(Arc::clone(count)))
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -191,6 +225,17 @@ fn half(of: &Range<u64>) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn as_many_writes_wait_as_leave_the_kernel_requests_for_its_pages() {
+        let count = Arc::new(AtomicU64::new(0));
+        let begin = || Waiting::begin(&count);
+        let mut waiting: Vec<Waiting> = std::iter::from_fn(begin).collect();
+        assert_eq!(waiting.len() as u64, WAITING_MAX);
+        assert!(waiting.pop().is_some() && begin().is_some());
+        drop(waiting);
+        assert_eq!(count.load(Ordering::SeqCst), 0);
+    }
 
     #[test]
     fn a_range_is_halved_down_to_what_one_page_holds_of_it() {
