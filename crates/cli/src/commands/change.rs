@@ -12,6 +12,7 @@ use butternut::{DevicePath, Error, FileId, Filesystem, Follow, NewInode, Stat};
 use rustix::process::{getegid, geteuid};
 use serde_json::Value;
 
+use super::walk::WalkPath;
 use crate::failure::{Done, Failure, Outcome};
 use crate::flags::{GlobalArgs, VolumeArgs};
 use crate::options::Opened;
@@ -25,8 +26,9 @@ const PLACEHOLDER_INO: u64 = 2;
 /// A volume that is being changed.
 pub(crate) struct Change {
     opened: Opened,
-    /// What was done to which path, in order.
-    acts: Vec<(&'static str, Vec<u8>)>,
+    /// What was done to which path, in order. Paths share their names: those of a deep tree, each
+    /// on its own, take gigabytes.
+    acts: Vec<(&'static str, WalkPath)>,
     is_committed: bool,
 }
 
@@ -111,7 +113,12 @@ impl Change {
 
     /// Takes note of what was done, to be said when it is committed.
     pub(crate) fn did(&mut self, what: &'static str, path: &[u8]) {
-        self.acts.push((what, path.to_vec()));
+        self.did_at(what, &WalkPath::new(path.to_vec()));
+    }
+
+    /// As [`Change::did`], for something that a walk has come to.
+    pub(crate) fn did_at(&mut self, what: &'static str, path: &WalkPath) {
+        self.acts.push((what, path.clone()));
     }
 
     /// Commits, and says what was done. `more` is for JSON.
@@ -124,7 +131,7 @@ impl Change {
         self.commit()?;
         if global.json {
             let changes = self.acts.iter().map(|(what, path)| {
-                Value::from(Object::new().put("did", *what).name("path", path))
+                Value::from(Object::new().put("did", *what).name("path", &path.bytes()))
             });
             let object = Object::new()
                 .put("volume", self.volume())
@@ -132,7 +139,7 @@ impl Change {
             json::document(out, more(object))?;
         } else if global.verbose {
             for (what, path) in &self.acts {
-                say(&format!("{}: {what}", text::escaped(path)));
+                say(&format!("{}: {what}", text::escaped(&path.bytes())));
             }
         }
         Ok(Done::Well)
@@ -168,7 +175,7 @@ pub(crate) fn failed(path: &[u8], error: &Error) -> Failure {
 pub(crate) fn refuse_subvolume(
     dir: FileId,
     stat: &Stat,
-    path: &[u8],
+    path: &WalkPath,
     verb: &str,
 ) -> Result<(), Failure> {
     let what = if stat.id.subvolume != dir.subvolume || stat.ino == ROOT_INO {
@@ -179,7 +186,7 @@ pub(crate) fn refuse_subvolume(
         return Ok(());
     };
     let why = format!("{what}, and those are not {verb} like directories");
-    Err(Failure::new(text::escaped(path), why)
+    Err(Failure::new(text::escaped(&path.bytes()), why)
         .cure("on a mounted volume, `btrfs subvolume` does that"))
 }
 

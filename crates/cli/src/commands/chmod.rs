@@ -2,7 +2,7 @@
 
 pub(crate) mod mode;
 
-use butternut::{FileId, FileKind, Follow, SetAttributes};
+use butternut::{Error, FileId, FileKind, Follow, SetAttributes};
 
 use super::change::{Change, failed};
 use super::walk::{Found, Walk, WalkPath};
@@ -20,21 +20,22 @@ pub(crate) fn run(global: &GlobalArgs, args: &ChmodArgs, out: &mut Output) -> Ou
         if args.recursive {
             let found = all(&change, id, &path)?;
             for found in found.iter().filter(|found| found.kind != FileKind::Symlink) {
-                set(&mut change, &mode, found.id, &found.path.bytes())?;
+                set(&mut change, &mode, found.id, &found.path)?;
             }
         } else {
-            set(&mut change, &mode, id, &path)?;
+            set(&mut change, &mode, id, &WalkPath::new(path))?;
         }
     }
     change.finish(global, out, |object| object)
 }
 
-fn set(change: &mut Change, mode: &Mode, id: FileId, path: &[u8]) -> Result<(), Failure> {
-    let stat = change.stat(id, path)?;
+fn set(change: &mut Change, mode: &Mode, id: FileId, path: &WalkPath) -> Result<(), Failure> {
+    let refused = |error: Error| failed(&path.bytes(), &error);
+    let stat = change.filesystem().stat(id).map_err(refused)?;
     let wanted = mode.apply(stat.mode & 0o7777, stat.kind == FileKind::Directory);
     let set = SetAttributes { mode: Some(wanted), ..SetAttributes::default() };
-    change.filesystem().set_attributes(id, &set).map_err(|error| failed(path, &error))?;
-    change.did("changed", path);
+    change.filesystem().set_attributes(id, &set).map_err(refused)?;
+    change.did_at("changed", path);
     Ok(())
 }
 

@@ -9,6 +9,7 @@ use butternut::{FileId, Follow, Privileges, SetAttributes};
 
 use super::change::{Change, failed};
 use super::chmod::all;
+use super::walk::WalkPath;
 use crate::failure::{Failure, Outcome};
 use crate::flags::{ChownArgs, GlobalArgs};
 use crate::output::{Output, text};
@@ -23,19 +24,20 @@ pub(crate) fn run(global: &GlobalArgs, args: &ChownArgs, out: &mut Output) -> Ou
         let id = change.find(&path, follow)?;
         if args.recursive {
             for found in all(&change, id, &path)? {
-                set(&mut change, owner, found.id, &found.path.bytes())?;
+                set(&mut change, owner, found.id, &found.path)?;
             }
         } else {
-            set(&mut change, owner, id, &path)?;
+            set(&mut change, owner, id, &WalkPath::new(path))?;
         }
     }
     change.finish(global, out, |object| object)
 }
 
-fn set(change: &mut Change, owner: Owner, id: FileId, path: &[u8]) -> Result<(), Failure> {
+fn set(change: &mut Change, owner: Owner, id: FileId, path: &WalkPath) -> Result<(), Failure> {
     let Owner { uid, gid } = owner;
     let set = SetAttributes { uid, gid, privileges: Privileges::Strip, ..SetAttributes::default() };
-    change.filesystem().set_attributes(id, &set).map_err(|error| failed(path, &error))?;
-    change.did("changed", path);
+    let changed = change.filesystem().set_attributes(id, &set);
+    changed.map_err(|error| failed(&path.bytes(), &error))?;
+    change.did_at("changed", path);
     Ok(())
 }

@@ -3,6 +3,7 @@
 use butternut::{FileKind, Follow, RenameFlags};
 
 use super::change::{Change, Place, failed, refuse_subvolume};
+use super::walk::WalkPath;
 use crate::failure::{Failure, Outcome};
 use crate::flags::{GlobalArgs, MvArgs};
 use crate::output::{Output, text};
@@ -45,7 +46,8 @@ pub(super) fn is_directory(change: &Change, path: &[u8]) -> Result<bool, Failure
 
 fn rename(change: &mut Change, args: &MvArgs, from: &Place, to: &Place) -> Result<(), Failure> {
     let moved = change.find(&from.path, Follow::NotLast)?;
-    refuse_subvolume(from.dir, &change.stat(moved, &from.path)?, &from.path, "moved")?;
+    let shown = WalkPath::new(from.path.clone());
+    refuse_subvolume(from.dir, &change.stat(moved, &from.path)?, &shown, "moved")?;
     let there = change.occupant(to)?;
     if (from.dir, &from.name) == (to.dir, &to.name) {
         return Err(Failure::new(text::escaped(&from.path), "is where it is to go already"));

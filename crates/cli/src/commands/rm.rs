@@ -2,10 +2,15 @@
 //!
 //! 1. Nothing is followed: what is removed is the name, and below a directory only what is in it.
 //! 2. A subvolume is not a directory to be emptied: it is refused, and with it the whole command.
+//! 3. A directory is entered once, and paths are joined where they are printed, as in a
+//!    [walk](super::walk): a directory that holds itself ends the command.
 
-use butternut::{DirEntry, Error, FIRST_ENTRY, FileId, FileKind};
+use std::collections::HashSet;
+
+use butternut::{DirEntry, Error, FIRST_ENTRY, FileId, FileKind, Filesystem};
 
 use super::change::{Change, Place, failed, refuse_subvolume};
+use super::walk::{WalkPath, entered_before};
 use crate::failure::{Failure, Outcome};
 use crate::flags::{GlobalArgs, RmArgs};
 use crate::output::{Output, text};
@@ -13,9 +18,16 @@ use crate::output::{Output, text};
 /// Directories inside one another, at most.
 const DEPTH_MAX: usize = 4096;
 
+/// A name below the directory that is removed.
+struct Entry {
+    dir: FileId,
+    name: Vec<u8>,
+    path: WalkPath,
+}
+
 /// A directory that is being emptied.
 struct Level {
-    place: Place,
+    at: Entry,
     id: FileId,
     entries: std::vec::IntoIter<DirEntry>,
 }
@@ -39,7 +51,7 @@ fn remove(change: &mut Change, args: &RmArgs, path: &[u8]) -> Result<(), Failure
     }
     let place = change.place(path)?;
     let stat = change.stat(found, path)?;
-    refuse_subvolume(place.dir, &stat, path, "removed")?;
+    refuse_subvolume(place.dir, &stat, &WalkPath::new(path.to_vec()), "removed")?;
     if stat.kind != FileKind::Directory {
         return unlink(change, &place);
     }
@@ -54,33 +66,61 @@ fn remove(change: &mut Change, args: &RmArgs, path: &[u8]) -> Result<(), Failure
 }
 
 fn remove_tree(change: &mut Change, place: Place, id: FileId) -> Result<(), Failure> {
-    let mut levels = vec![enter(change, place, id)?];
+    let top = Entry { dir: place.dir, name: place.name, path: WalkPath::new(place.path) };
+    let mut entered = HashSet::new();
+    let mut levels = vec![enter(change, &mut entered, top, id)?];
     while let Some(level) = levels.last_mut() {
         let Some(entry) = level.entries.next() else {
             if let Some(done) = levels.pop() {
-                rmdir(change, &done.place)?;
+                done.at.lose(change, Filesystem::rmdir)?;
             }
             continue;
         };
-        let place = Change::within(level.id, &level.place.path, &entry.name);
+        let path = level.at.path.child(entry.name.clone());
+        let at = Entry { dir: level.id, name: entry.name, path };
         if entry.kind != FileKind::Directory {
-            unlink(change, &place)?;
+            at.lose(change, Filesystem::unlink)?;
             continue;
         }
-        let stat = change.stat(entry.id, &place.path)?;
-        refuse_subvolume(place.dir, &stat, &place.path, "removed")?;
+        let stat = change.filesystem().stat(entry.id).map_err(|error| at.failed(&error))?;
+        refuse_subvolume(at.dir, &stat, &at.path, "removed")?;
         if levels.len() >= DEPTH_MAX {
-            return Err(failed(&place.path, &Error::NameTooLong));
+            return Err(at.failed(&Error::NameTooLong));
         }
-        levels.push(enter(change, place, entry.id)?);
+        levels.push(enter(change, &mut entered, at, entry.id)?);
     }
     Ok(())
 }
 
-fn enter(change: &Change, place: Place, id: FileId) -> Result<Level, Failure> {
+/// Reads what is in a directory (law 3).
+fn enter(
+    change: &Change,
+    entered: &mut HashSet<FileId>,
+    at: Entry,
+    id: FileId,
+) -> Result<Level, Failure> {
+    if !entered.insert(id) {
+        return Err(at.failed(&entered_before()));
+    }
     let entries = change.filesystem().read_dir(id, FIRST_ENTRY).and_then(Iterator::collect);
-    let entries: Vec<DirEntry> = entries.map_err(|error| failed(&place.path, &error))?;
-    Ok(Level { place, id, entries: entries.into_iter() })
+    let entries: Vec<DirEntry> = entries.map_err(|error| at.failed(&error))?;
+    Ok(Level { at, id, entries: entries.into_iter() })
+}
+
+impl Entry {
+    fn failed(&self, error: &Error) -> Failure {
+        failed(&self.path.bytes(), error)
+    }
+
+    fn lose(
+        &self,
+        change: &mut Change,
+        how: impl FnOnce(&Filesystem, FileId, &[u8]) -> butternut::Result<()>,
+    ) -> Result<(), Failure> {
+        how(change.filesystem(), self.dir, &self.name).map_err(|error| self.failed(&error))?;
+        change.did_at("removed", &self.path);
+        Ok(())
+    }
 }
 
 fn unlink(change: &mut Change, place: &Place) -> Result<(), Failure> {

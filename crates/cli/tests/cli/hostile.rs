@@ -136,18 +136,21 @@ fn the_largest_index_of_a_directory_is_refused() {
     }
 }
 
-/// Paths that are a mebibyte long each would take gigabytes together.
+/// Directories 4,000 levels deep: paths of a mebibyte each would take gigabytes together.
+fn deep_directories(dir: &Path, name: &str) -> PathBuf {
+    volume(dir, |fs| {
+        let mut at = fs.root();
+        for _ in 0..4000 {
+            at = fs.mkdir(at, name.as_bytes(), &new()).unwrap();
+        }
+        fs.create(at, b"leaf", &new()).unwrap();
+    })
+}
+
 #[test]
 fn deep_directories_of_long_names_are_exported_in_little_memory() {
     let scratch = tempfile::tempdir().unwrap();
-    let name = [b'n'; 255];
-    let image = volume(scratch.path(), |fs| {
-        let mut at = fs.root();
-        for _ in 0..4000 {
-            at = fs.mkdir(at, &name, &new()).unwrap();
-        }
-        fs.create(at, b"leaf", &new()).unwrap();
-    });
+    let image = deep_directories(scratch.path(), &"n".repeat(255));
     let (program, out) = (env!("CARGO_BIN_EXE_butternut"), scratch.path().join("out"));
     let (image, out) = (image.display(), out.display());
     shell(&format!(
@@ -155,6 +158,55 @@ fn deep_directories_of_long_names_are_exported_in_little_memory() {
          {program} find --name leaf {image} / | wc -c | grep -q '^10[0-9]*$'
          rm -rf {out}"
     ));
+}
+
+#[test]
+fn deep_directories_of_long_names_are_changed_in_little_memory() {
+    let scratch = tempfile::tempdir().unwrap();
+    let name = "n".repeat(255);
+    let image = deep_directories(scratch.path(), &name);
+    let (program, image) = (env!("CARGO_BIN_EXE_butternut"), image.display());
+    for change in [format!("chmod -R {image} 700"), format!("chown -R {image} 7:7")] {
+        shell(&format!("ulimit -v 1500000; {program} {change} /{name}"));
+    }
+    let left = shell(&format!(
+        "ulimit -v 1500000; {program} rm -r {image} /{name}; {program} ls {image} /"
+    ));
+    assert_eq!(left, "");
+}
+
+/// Each time that it was entered, its entries would be read again, 4,096 times.
+#[test]
+fn a_directory_that_holds_itself_is_not_removed() {
+    let scratch = tempfile::tempdir().unwrap();
+    let mut ino = 0;
+    let image = volume(scratch.path(), |fs| {
+        let dir = fs.mkdir(fs.root(), b"dir", &new()).unwrap();
+        fs.mkdir(dir, b"self", &new()).unwrap();
+        for number in 0..100 {
+            fs.create(dir, format!("{number}").as_bytes(), &new()).unwrap();
+        }
+        ino = dir.ino;
+    });
+    patch(&image, |key, data| {
+        let is_entry = key[8] == DIR_ITEM || key[8] == DIR_INDEX;
+        let is_it = is_entry && number(&key[..8]) == ino && data[30..] == *b"self";
+        if is_it {
+            data[..8].copy_from_slice(&ino.to_le_bytes());
+        }
+        is_it
+    });
+    let image = image.to_str().unwrap();
+    for words in [
+        vec!["rm", "-r", image, "/dir"],
+        vec!["chmod", "-R", image, "700", "/dir"],
+        vec!["chown", "-R", image, "7", "/dir"],
+    ] {
+        let ran = butternut(&words);
+        assert_eq!(ran.code, Some(1), "{words:?}: {}", ran.err);
+        assert!(ran.err.contains("dir/self: the directory is inside itself"), "{}", ran.err);
+    }
+    assert_eq!(butternut(&["ls", image, "/dir"]).out.lines().count(), 101);
 }
 
 /// What lends rights stays in the volume unless it is asked for.
