@@ -32,7 +32,8 @@ pub(crate) struct UmountArgs {
     /// Detach at once, and let open files finish
     #[arg(short, long)]
     pub(crate) lazy: bool,
-    /// Seconds to wait for the release of the volume, and at most for a mount that is busy
+    /// Seconds to wait for the release of the volume; a busy mount is retried for 2 to 30 seconds,
+    /// and no longer than this
     #[arg(long, default_value = "60", value_name = "N")]
     pub(crate) timeout: u64,
 }
