@@ -29,7 +29,8 @@ const TRIM: &str = "open(my $f, '<', $ARGV[0]) or exit 99; \
 
 /// Without a capability, with the one that these calls want, and with every other one.
 const USER: &str = "setpriv --reuid=1000 --regid=1000 --clear-groups";
-const ADMINISTRATOR: &str = "setpriv --reuid=1000 --regid=1000 --clear-groups --inh-caps=+sys_admin --ambient-caps=+sys_admin";
+const ADMINISTRATOR: &str = "setpriv --reuid=1000 --regid=1000 --clear-groups \
+     --inh-caps=+sys_admin --ambient-caps=+sys_admin";
 const ROOT_WITHOUT: &str = "setpriv --bounding-set=-sys_admin";
 
 const NOT_PERMITTED: i32 = 1;

@@ -88,9 +88,9 @@ Options about access times are taken and change nothing: access times stay as th
 Without allow_other and default_permissions, the one who mounts sees and changes everything in the
 volume, whatever its modes say: its bytes are his anyway.
 
-What is opened with O_DIRECT passes every cache, any alignment. What goes one way is seen every other
-way, mmap(2) included. Before Linux 6.6 files that are opened so cannot be mapped with MAP_SHARED,
-unless writeback is given.
+What is opened with O_DIRECT passes every cache, any alignment. What goes one way is seen every
+other way, mmap(2) included. Before Linux 6.6 files that are opened so cannot be mapped with
+MAP_SHARED, unless writeback is given.
 
 fsync(2) returns when all changes are on the medium. sync(2) does not reach the mount's process;
 `butternut umount` does, and returns when the last change is down and the volume released. umount(8)
