@@ -62,8 +62,12 @@ impl ErrorSequence {
     /// A cursor for a new handle (law 2).
     pub(crate) fn cursor(&self) -> ErrorCursor {
         let state = self.state();
-        let is_untold = state.last.is_some() && !state.is_told.load(Ordering::Acquire);
-        ErrorCursor(AtomicU64::new(state.count - u64::from(is_untold)))
+        ErrorCursor(AtomicU64::new(state.count - u64::from(state.is_untold())))
+    }
+
+    /// Whether no check has returned the last error.
+    pub(crate) fn has_untold(&self) -> bool {
+        self.state().is_untold()
     }
 
     /// The last error, if the cursor is not behind it yet; now it is (law 1).
@@ -74,6 +78,12 @@ impl ErrorSequence {
         }
         state.is_told.store(true, Ordering::Release);
         state.last.clone()
+    }
+}
+
+impl State {
+    fn is_untold(&self) -> bool {
+        self.last.is_some() && !self.is_told.load(Ordering::Acquire)
     }
 }
 

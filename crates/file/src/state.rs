@@ -145,6 +145,11 @@ impl FileState {
         self.size() == self.size_in_tree && self.live.overlay().is_empty()
     }
 
+    /// Whether data was lost and no handle was told of it: the next one is to be.
+    pub fn has_untold_error(&self) -> bool {
+        self.live.errors().has_untold()
+    }
+
     /// Size and byte count as the inode item has them.
     pub fn in_tree(&self) -> (u64, u64) {
         (self.size_in_tree, self.bytes_in_tree.load(Ordering::Acquire))

@@ -12,7 +12,8 @@
 //!
 //! Laws:
 //!
-//! 1. A state is dropped only if no handle is open on its file and the trees have everything in it.
+//! 1. A state is dropped only if no handle is open on its file, the trees have everything in it,
+//!    and no error of writeback in it waits for the next handle.
 //! 2. At most [`IDLE_FILES_MAX`] files that are idle keep their state, and those that other threads
 //!    have locked at the moment.
 //! 3. No lock is waited for here, and no state is dropped with a lock held: dropping one may call
@@ -85,7 +86,7 @@ fn take_state(entry: &InodeEntry) -> Result<Option<Box<FileState>>, Locked> {
     let mut body = entry.try_body_in_traffic().ok_or(Locked)?;
     let is_idle = !entry.is_held()
         && !entry.is_listed()
-        && body.file.as_deref().is_some_and(FileState::is_clean);
+        && body.file.as_deref().is_some_and(|file| file.is_clean() && !file.has_untold_error());
     Ok(if is_idle { body.file.take() } else { None })
 }
 

@@ -139,6 +139,39 @@ fn data_that_was_lost_is_told_once_through_every_handle() {
 }
 
 #[test]
+fn data_that_was_lost_is_told_after_any_number_of_other_files_were_closed() {
+    let volume = TestVolume::new();
+    let (device, fs) = faulty(&volume);
+    let id = fs.create(fs.root(), b"file", &new(0o644)).unwrap();
+    let file = fs.open_file(id).unwrap();
+    file.write_at(0, &[7; 8192]).unwrap();
+    fs.sync().unwrap();
+    file.write_at(0, &[8; 8192]).unwrap();
+    drop(file);
+    let rule = device.add(failing_data(&fs));
+    assert_eq!(fs.sync().unwrap_err().errno(), 5);
+    device.remove(rule);
+    // More than keep their state without a handle.
+    for number in 0..5000 {
+        let name = format!("other {number}");
+        let other = fs.create(fs.root(), name.as_bytes(), &new(0o644)).unwrap();
+        fs.open_file(other).unwrap().write_at(0, b"x").unwrap();
+        if number % 1000 == 999 {
+            fs.sync().unwrap();
+        }
+    }
+    for number in 0..5000 {
+        let name = format!("other {number}");
+        let other = fs.lookup(fs.root(), name.as_bytes()).unwrap();
+        drop(fs.open_file(other).unwrap());
+    }
+    assert_eq!(fs.open_file(id).unwrap().sync_all().unwrap_err().errno(), 5);
+    fs.open_file(id).unwrap().sync_all().unwrap();
+    fs.close().unwrap();
+    volume.check();
+}
+
+#[test]
 fn closing_fails_for_data_that_was_lost_and_told_to_nothing() {
     for is_told in [false, true] {
         let volume = TestVolume::new();
