@@ -39,6 +39,12 @@ mod held {
     }
 }
 
+/// In the place of the library's `idle`.
+mod idle {
+    #[derive(Debug, Default)]
+    pub(crate) struct IsIdle;
+}
+
 /// In the place of the library's `new_inode`.
 mod new_inode {
     #[derive(Debug)]
