@@ -47,8 +47,8 @@ impl ErrorSequence {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds an error; returns the flag that says whether it was told, if it is a new one.
-    fn note(&self, error: &FileError) -> Option<Arc<AtomicBool>> {
+    /// Adds an error; returns the flag that says whether it was told.
+    fn note(&self, error: &FileError) -> Arc<AtomicBool> {
         let mut state = self.state();
         let is_first = state.last.is_none() || state.is_told.load(Ordering::Acquire);
         state.count += 1;
@@ -56,7 +56,7 @@ impl ErrorSequence {
         if is_first {
             state.is_told = Arc::default();
         }
-        is_first.then(|| Arc::clone(&state.is_told))
+        Arc::clone(&state.is_told)
     }
 
     /// A cursor for a new handle (law 2).
@@ -94,7 +94,10 @@ impl VolumeErrors {
         self.all.note(error);
         let mut untold = self.untold();
         untold.retain(|is_told| !is_told.load(Ordering::Acquire));
-        untold.extend(flag);
+        // A check of all errors has emptied the list; the flags of files are as they were.
+        if !untold.iter().any(|known| Arc::ptr_eq(known, &flag)) {
+            untold.push(flag);
+        }
     }
 
     /// As [`ErrorSequence::check`]; all errors are told then.
@@ -161,6 +164,21 @@ mod tests {
         volume.note(&file, &error(2));
         assert_eq!(ino(file.check(&file.cursor())), Some(2));
         assert_eq!(ino(file.check(&later)), Some(2));
+    }
+
+    #[test]
+    fn an_error_behind_a_check_of_all_is_untold_again() {
+        let (file, volume) = (ErrorSequence::default(), VolumeErrors::default());
+        let all = volume.all.cursor();
+        volume.note(&file, &error(1));
+        assert!(volume.check(&all).is_some());
+        assert_eq!(ino(volume.take_untold()), None);
+        volume.note(&file, &error(2));
+        volume.note(&file, &error(3));
+        assert_eq!(volume.untold().len(), 1, "one for each file");
+        assert_eq!(ino(volume.take_untold()), Some(3));
+        volume.note(&file, &error(4));
+        assert_eq!(ino(volume.take_untold()), Some(4), "the answer before told the others only");
     }
 
     #[test]

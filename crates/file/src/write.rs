@@ -149,6 +149,10 @@ impl FileState {
         // What was dirty there, and is older than what landed, is gone.
         self.bytes_reserved -= before - self.bytes_reserved_in(&pages);
         let short = unplaced.into_iter().next();
+        if result.is_err() && range.end > self.size() {
+            // The end does not move: what landed behind it would be seen when it does (law 2).
+            self.drop_overlay(self.size().next_multiple_of(SECTOR_BYTES)..u64::MAX);
+        }
         result?;
         match short {
             Some(Unplaced { range, error, .. }) if range.start == start => Err(error),

@@ -2,7 +2,8 @@
 //!
 //! Laws:
 //!
-//! 1. What was changed is on the medium `commit_seconds` later, if the medium lets it.
+//! 1. What was changed is on the medium `commit_seconds` later, if the medium lets it. What fails
+//!    and can still be written is tried again as much later.
 //! 2. The thread has no part in the filesystem's life: when the filesystem goes, it is told to stop
 //!    and waited for.
 //! 3. Nobody waits for the thread. Who changes things faster than it commits does so himself.
@@ -237,6 +238,10 @@ impl Filesystem {
         writer.signal.begin();
         let written = self.write_back(writer);
         let committed = self.commit();
+        if written.is_err() && self.is_writable() {
+            // Some of it may still be in memory only, and nothing else may change (law 1).
+            writer.signal.changed();
+        }
         written.and(committed)
     }
 

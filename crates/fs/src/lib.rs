@@ -149,6 +149,7 @@ mod create;
 mod data;
 mod direct;
 mod directory;
+mod dirty_inodes;
 mod disk_usage;
 mod errno;
 mod error;

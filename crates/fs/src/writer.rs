@@ -11,6 +11,7 @@
 //! ```
 
 use crate::committer::Signal;
+use crate::dirty_inodes::DirtyInodes;
 use crate::idle::IdleFiles;
 use crate::inode_table::{InodeEntry, InodeTable};
 use crate::{Clock, Error, FileId, Filesystem, Result};
@@ -19,7 +20,7 @@ use butternut_format::root::RootFlags;
 use butternut_format::units::{Ino, TreeId};
 use butternut_names as names;
 use butternut_tree::Tree;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -35,7 +36,7 @@ pub(crate) struct Writer {
     is_abandoned: AtomicBool,
     subvolumes: Mutex<HashMap<u64, Arc<WritableSubvolume>>>,
     /// Inodes with data or times that no tree has yet.
-    dirty: Mutex<BTreeMap<FileId, Arc<InodeEntry>>>,
+    dirty: DirtyInodes,
     renames: Mutex<()>,
     /// Held while a subvolume is looked at for the first time.
     opening: Mutex<()>,
@@ -59,7 +60,7 @@ impl Writer {
             has_committer,
             is_abandoned: AtomicBool::new(false),
             subvolumes: Mutex::default(),
-            dirty: Mutex::default(),
+            dirty: DirtyInodes::default(),
             renames: Mutex::default(),
             opening: Mutex::default(),
         }
@@ -82,40 +83,31 @@ impl Writer {
         self.subvolumes().get(&id.subvolume).map(Arc::clone)
     }
 
-    fn dirty(&self) -> MutexGuard<'_, BTreeMap<FileId, Arc<InodeEntry>>> {
-        self.dirty.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The inode has something that no tree has yet. The caller has its body.
     pub(crate) fn mark_dirty(&self, entry: &Arc<InodeEntry>) {
-        if entry.is_listed() {
-            return;
-        }
-        entry.set_listed(true);
-        self.dirty().entry(entry.id).or_insert_with(|| Arc::clone(entry));
+        self.dirty.add(entry);
     }
 
     pub(crate) fn is_dirty(&self, id: FileId) -> bool {
-        self.dirty().contains_key(&id)
+        self.dirty.get(id).is_some()
     }
 
     pub(crate) fn dirty_entry(&self, id: FileId) -> Option<Arc<InodeEntry>> {
-        self.dirty().get(&id).map(Arc::clone)
+        self.dirty.get(id)
     }
 
     pub(crate) fn dirty_count(&self) -> usize {
-        self.dirty().len()
+        self.dirty.len()
     }
 
     /// All is in the trees. The caller has the inode's body alone.
     pub(crate) fn mark_clean(&self, entry: &InodeEntry) {
-        entry.set_listed(false);
-        self.dirty().remove(&entry.id);
+        self.dirty.remove(entry);
     }
 
     /// Dirty inodes from one id on, in order.
     pub(crate) fn dirty_from(&self, from: FileId, limit: usize) -> Vec<Arc<InodeEntry>> {
-        self.dirty().range(from..).take(limit).map(|(_, entry)| Arc::clone(entry)).collect()
+        self.dirty.range_from(from, limit)
     }
 }
 

@@ -9,10 +9,13 @@ mod volume;
 use butternut::device::{Device, Fault, FaultyDevice, Rule};
 use butternut::format::chunk::BlockGroupFlags;
 use butternut::{
-    AttributeFlags, Filesystem, MountOptions, Privileges, RenameFlags, SetAttributes, SetXattr,
+    AttributeFlags, FileId, Filesystem, MountOptions, Privileges, RenameFlags, SetAttributes,
+    SetXattr,
 };
 use std::error::Error;
 use std::sync::Arc;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 use volume::{TestVolume, names, new};
 
 fn faulty(volume: &TestVolume) -> (Arc<FaultyDevice>, Filesystem) {
@@ -197,6 +200,27 @@ fn closing_fails_for_data_that_was_lost_and_told_to_nothing() {
 }
 
 #[test]
+fn closing_fails_for_data_that_was_lost_behind_a_sync_that_told_of_an_earlier_loss() {
+    let volume = TestVolume::new();
+    let (device, fs) = faulty(&volume);
+    let root = fs.root();
+    let id = fs.create(root, b"file", &new(0o644)).unwrap();
+    let file = fs.open_file(id).unwrap();
+    fs.create(root, b"name", &new(0o644)).unwrap();
+    fs.sync().unwrap();
+    file.write_at(0, &[8; 8192]).unwrap();
+    let rule = device.add(failing_data(&fs));
+    assert_eq!(fs.sync().unwrap_err().errno(), 5);
+    // A rename over another file brings the data down, and is not told how that went.
+    file.write_at(0, &[9; 8192]).unwrap();
+    fs.rename((root, b"file"), (root, b"name"), RenameFlags::default()).unwrap();
+    device.remove(rule);
+    drop(file);
+    assert!(fs.close().is_err(), "nothing was told of the second loss");
+    volume.check();
+}
+
+#[test]
 fn a_flush_that_fails_after_a_write_in_place_ends_all_writing() {
     const NO_COW: u32 = 0x0080_0000;
     let volume = TestVolume::new();
@@ -216,47 +240,66 @@ fn a_flush_that_fails_after_a_write_in_place_ends_all_writing() {
     volume.check();
 }
 
-#[test]
-fn dirty_data_outlives_metadata_that_cannot_be_read_for_a_while() {
+const EXTENTS: u64 = 600;
+const ATTRIBUTES: u32 = 1000;
+
+fn attribute(number: u32) -> Vec<u8> {
+    format!("user.{number}").into_bytes()
+}
+
+/// A file that is written in place, whose extents lie in several leaves; and another inode, whose
+/// attributes push these leaves out of the smallest node cache ([`push_out`]).
+fn file_of_many_leaves(volume: &TestVolume) -> (FileId, FileId) {
     const NO_COW: u32 = 0x0080_0000;
-    const EXTENTS: u64 = 600;
-    const ATTRIBUTES: u32 = 1000;
-    let volume = TestVolume::new();
     let fs = volume.open();
     let id = fs.create(fs.root(), b"file", &new(0o644)).unwrap();
     fs.set_attribute_flags(id, AttributeFlags(NO_COW)).unwrap();
     let file = fs.open_file(id).unwrap();
-    // Extents of a block each, in several leaves: every second block of the file.
+    // Extents of a block each: every second block of the file.
     for number in 0..EXTENTS {
         file.write_at(number * 8192, &[1; 4096]).unwrap();
     }
-    // More leaves than the smallest node cache has room for.
     let other = fs.create(fs.root(), b"other", &new(0o644)).unwrap();
-    let attribute = |number: u32| format!("user.{number}").into_bytes();
     for number in 0..ATTRIBUTES {
         fs.set_xattr(other, &attribute(number), &[7; 3900], SetXattr::Create).unwrap();
     }
     drop(file);
     fs.close().unwrap();
+    (id, other)
+}
 
+fn push_out(fs: &Filesystem, other: FileId) {
+    for number in (0..ATTRIBUTES).chain(0..ATTRIBUTES) {
+        assert!(fs.xattr(other, &attribute(number)).is_ok());
+    }
+}
+
+fn faulty_without_cache(
+    volume: &TestVolume,
+    commit_seconds: u32,
+) -> (Arc<FaultyDevice>, Filesystem) {
     let device = Arc::new(FaultyDevice::new(volume.devices().remove(0), 1));
     let devices = vec![Arc::clone(&device) as Arc<dyn Device>];
     let options = MountOptions {
         read_only: false,
         node_cache_bytes: 1,
-        commit_seconds: 0,
+        commit_seconds,
         ..MountOptions::default()
     };
-    let fs = Filesystem::open_devices(devices, &options).unwrap();
+    (device, Filesystem::open_devices(devices, &options).unwrap())
+}
+
+#[test]
+fn dirty_data_outlives_metadata_that_cannot_be_read_for_a_while() {
+    let volume = TestVolume::new();
+    let (id, other) = file_of_many_leaves(&volume);
+    let (device, fs) = faulty_without_cache(&volume, 0);
     let file = fs.open_file(id).unwrap();
     let places = [0, 700, EXTENTS - 1].map(|number| number * 8192);
     for at in places {
         assert_eq!(file.write_at(at, &[2; 4096]).unwrap(), 4096);
     }
-    // The other leaves push this file's out of the node cache.
-    for number in (0..ATTRIBUTES).chain(0..ATTRIBUTES) {
-        assert!(fs.xattr(other, &attribute(number)).is_ok());
-    }
+    push_out(&fs, other);
     let rule = device.add(Rule::everywhere(Fault::ReadError));
     for _ in 0..3 {
         assert_eq!(file.sync_all().unwrap_err().errno(), 5);
@@ -277,4 +320,41 @@ fn dirty_data_outlives_metadata_that_cannot_be_read_for_a_while() {
     for at in places {
         assert_eq!(read(&file, at), [2; 4096], "byte {at} is on the device");
     }
+}
+
+#[test]
+fn what_a_commit_could_not_bring_down_for_a_while_goes_down_unasked() {
+    let volume = TestVolume::new();
+    let (id, other) = file_of_many_leaves(&volume);
+    let (device, fs) = faulty_without_cache(&volume, 5);
+    let file = fs.open_file(id).unwrap();
+    let generation = || {
+        let found = Filesystem::open_devices(volume.devices(), &MountOptions::default());
+        // A commit may be under way.
+        found.map_or(0, |fs| fs.inspect().super_block().generation().0)
+    };
+    let before = loop {
+        // From here on no commit begins by itself for a while.
+        fs.sync().unwrap();
+        for at in [0, 700, EXTENTS - 1].map(|number| number * 8192) {
+            file.write_at(at, &[2; 4096]).unwrap();
+        }
+        push_out(&fs, other);
+        let rule = device.add(Rule::everywhere(Fault::ReadError));
+        let synced = fs.sync();
+        let before = generation();
+        device.remove(rule);
+        // Else all was down before the device failed.
+        if synced.is_err() {
+            break before;
+        }
+    };
+    assert!(fs.is_writable());
+    let begun = Instant::now();
+    while generation() <= before {
+        assert!(begun.elapsed() < Duration::from_secs(120), "nothing tries again");
+        sleep(Duration::from_millis(50));
+    }
+    drop(file);
+    volume.reopen(fs);
 }

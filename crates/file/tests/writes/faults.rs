@@ -62,6 +62,31 @@ fn a_write_that_fails_leaves_the_range_as_it_was_and_is_told_twice() {
 }
 
 #[test]
+fn a_write_that_fails_in_part_leaves_nothing_behind_the_end() {
+    let device = Arc::new(FaultyDevice::new(fresh(256), 1));
+    let source = open_faulty(&device);
+    create(&source, 300, InodeFlags::default());
+    let mut file = state(&source, 300);
+    // Half of the write goes to space that is set aside, half to new space.
+    let mib = MIB as u64;
+    file.allocate(mib..2 * mib, FileEnd::Stays, &mut |_| {}).unwrap();
+    commit(&source, &mut file);
+    for failing in 0..2 {
+        let when = When::Nth(failing);
+        let rule = device.add(Rule { range: 0..u64::MAX, when, fault: Fault::WriteError });
+        assert!(file.write_at(0, &noise(1, 2 * MIB)).is_err());
+        device.remove(rule);
+        assert_eq!(file.size(), 0);
+        file.truncate(2 * mib, &mut |_| {}).unwrap();
+        compare(&source, &file, &vec![0; 2 * MIB]);
+        commit(&source, &mut file);
+        compare(&source, &file, &vec![0; 2 * MIB]);
+        file.truncate(0, &mut |_| {}).unwrap();
+        file.allocate(mib..2 * mib, FileEnd::Stays, &mut |_| {}).unwrap();
+    }
+}
+
+#[test]
 fn only_what_could_not_be_written_is_lost() {
     let inner = fresh(256);
     let device = Arc::new(FaultyDevice::new(Arc::clone(&inner), 1));

@@ -12,6 +12,8 @@
               first surprise"
 )]
 
+#[path = "../../src/dirty_inodes.rs"]
+mod dirty_inodes;
 #[path = "../../src/id.rs"]
 mod id;
 #[path = "../../src/inode_table.rs"]
@@ -61,7 +63,8 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 use butternut_format::inode::Inode;
-use inode_table::{Bodies, InodeEntry, InodeTable};
+use dirty_inodes::DirtyInodes;
+use inode_table::{Bodies, Body, InodeEntry, InodeTable};
 use shuttle::sync::Mutex;
 use shuttle::thread;
 use std::collections::BTreeMap;
@@ -310,5 +313,32 @@ fn an_entry_that_others_push_out_is_made_again_only_when_it_is_clean() {
             },
             |world| use_name(world, 1),
         ]);
+    });
+}
+
+#[test]
+fn each_thread_that_shares_an_inode_finds_it_listed_when_it_has_added_it() {
+    explore(1000, || {
+        let dirty = Arc::new(DirtyInodes::default());
+        let entry = InodeEntry::new(FileId::new(5, 257), Some(inode(1)), Body::default());
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                let (dirty, entry) = (Arc::clone(&dirty), Arc::clone(&entry));
+                thread::spawn(move || {
+                    let body = entry.body();
+                    dirty.add(&entry);
+                    drop(body);
+                    let listed = dirty.range_from(FileId::new(0, 0), 1);
+                    assert!(!listed.is_empty(), "a sync would not find it");
+                })
+            })
+            .collect();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        let body = entry.body_mut();
+        dirty.remove(&entry);
+        drop(body);
+        assert_eq!(dirty.len(), 0);
     });
 }
