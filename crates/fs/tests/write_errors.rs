@@ -349,7 +349,7 @@ fn what_a_commit_could_not_bring_down_for_a_while_goes_down_unasked() {
             break before;
         }
     };
-    assert!(fs.is_writable());
+    assert!(fs.is_writable(), "{}", causes(&fs.write_error().unwrap()));
     let begun = Instant::now();
     while generation() <= before {
         assert!(begun.elapsed() < Duration::from_secs(120), "nothing tries again");

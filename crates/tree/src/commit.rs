@@ -26,6 +26,8 @@
 //!    the last flush: that data is in no transaction. A flush that fails ends all writing too.
 //! 7. A commit that tolerated the first failure of a device is followed by one that records it
 //!    (law 2 of [`crate::device_stats`]), at most once: later failures wait for the next commit.
+//!    Failed reads are no reason to commit: where a tree cannot be read, a commit without changes
+//!    would end all writing for nothing.
 //! 8. A panic in a commit, or one that left a lock of the running state poisoned before it, fails
 //!    the commit.
 
@@ -88,7 +90,7 @@ impl Forest {
             self.flush_in_place(running, wanted)?;
             return Ok(wanted);
         }
-        if !self.volume().unrecorded_stats().is_empty() {
+        if self.volume().has_unrecorded_misses() {
             running.gate.mark_changed();
         }
         let Some(generation) = running.gate.freeze()? else {

@@ -90,6 +90,14 @@ impl Volume {
         differing.map(|member| (member.item().devid, member.errors.now())).collect()
     }
 
+    /// Whether a device has missed a write or a flush since its counts were recorded.
+    pub fn has_unrecorded_misses(&self) -> bool {
+        self.members.iter().filter(|member| !member.is_seed).any(|member| {
+            let (now, recorded) = (member.errors.now(), member.errors.recorded());
+            (now.write_errors, now.flush_errors) != (recorded.write_errors, recorded.flush_errors)
+        })
+    }
+
     /// Whether a device that was sound on record has missed a write or a flush.
     pub fn has_unrecorded_doubt(&self) -> bool {
         let own = self.members.iter().filter(|member| !member.is_seed);
