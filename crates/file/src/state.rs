@@ -87,6 +87,8 @@ pub struct FileState {
     pub(crate) has_given_up: bool,
     /// The file as it is to be in the tree, packed, where that is so.
     pub(crate) packed_inline: Option<PackedInline>,
+    /// Another state of the file may have been made: what the cache has dirty is its.
+    has_ended: bool,
 }
 
 impl FileState {
@@ -113,6 +115,7 @@ impl FileState {
             property: None,
             has_given_up: false,
             packed_inline: None,
+            has_ended: false,
         }
     }
 
@@ -153,6 +156,14 @@ impl FileState {
     /// Size and byte count as the inode item has them.
     pub fn in_tree(&self) -> (u64, u64) {
         (self.size_in_tree, self.bytes_in_tree.load(Ordering::Acquire))
+    }
+
+    /// Ends the use of the state if it is clean, and returns whether it is. The caller has the
+    /// file's lock, and lets go of the state before another is made; the state itself may be
+    /// dropped behind that, without the lock.
+    pub fn end_if_clean(&mut self) -> bool {
+        self.has_ended = self.is_clean();
+        self.has_ended
     }
 
     /// Bytes in memory only.
@@ -262,7 +273,7 @@ impl FileState {
 impl Drop for FileState {
     fn drop(&mut self) {
         // What is in the trees, and in the cache, stays there.
-        if self.is_clean() {
+        if self.has_ended || self.is_clean() {
             self.quiet();
             self.give_back_room();
         } else {

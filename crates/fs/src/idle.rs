@@ -17,7 +17,8 @@
 //! 2. At most [`IDLE_FILES_MAX`] files that are idle keep their state, and those that other threads
 //!    have locked at the moment.
 //! 3. No lock is waited for here, and no state is dropped with a lock held: dropping one may call
-//!    anything below.
+//!    anything below. The next state of the file may be in use by then: so a state has ended
+//!    before it leaves its inode ([`FileState::end_if_clean`]), and drops no pages.
 
 use crate::inode_table::InodeEntry;
 use butternut_file::FileState;
@@ -86,7 +87,7 @@ fn take_state(entry: &InodeEntry) -> Result<Option<Box<FileState>>, Locked> {
     let mut body = entry.try_body_in_traffic().ok_or(Locked)?;
     let is_idle = !entry.is_held()
         && !entry.is_listed()
-        && body.file.as_deref().is_some_and(|file| file.is_clean() && !file.has_untold_error());
+        && body.file.as_deref_mut().is_some_and(|f| !f.has_untold_error() && f.end_if_clean());
     Ok(if is_idle { body.file.take() } else { None })
 }
 

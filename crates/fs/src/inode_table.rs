@@ -216,12 +216,12 @@ impl InodeEntry {
         self.held.load(Ordering::Acquire) > 0
     }
 
-    /// Whether its data is newer than the trees, or in use. Such an entry is in the writer's list
-    /// or in hand, so this only guards law 1: its destructor would discard pages that the next
-    /// state of the inode has too.
-    fn has_unwritten_data(&self) -> bool {
+    /// Ends the state of its data, and returns whether the entry may leave: not if that is newer
+    /// than the trees, or in use. The entry is dropped without a lock, when the inode may have its
+    /// next entry and state (law 1).
+    fn end_data(&self) -> bool {
         self.try_body_in_traffic()
-            .is_none_or(|body| body.file.as_ref().is_some_and(|file| !file.is_clean()))
+            .is_some_and(|mut body| body.file.as_mut().is_none_or(|file| file.end_if_clean()))
     }
 }
 
@@ -427,7 +427,7 @@ impl Shard {
         let id = *self.slots.get(self.hand)?;
         let entry = &self.entries.get(&id)?.entry;
         let was_used = entry.used.swap(false, Ordering::Relaxed);
-        if was_used || Arc::strong_count(entry) > 1 || entry.has_unwritten_data() {
+        if was_used || Arc::strong_count(entry) > 1 || !entry.end_data() {
             self.hand += 1;
             return None;
         }

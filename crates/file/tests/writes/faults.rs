@@ -87,6 +87,23 @@ fn a_write_that_fails_in_part_leaves_nothing_behind_the_end() {
 }
 
 #[test]
+fn a_state_that_has_ended_leaves_the_pages_of_the_next_one() {
+    let source = open(&fresh(256));
+    create(&source, 300, InodeFlags::default());
+    let mut old = state(&source, 300);
+    let data = noise(1, 9000);
+    old.write_at(0, &data).unwrap();
+    assert!(!old.end_if_clean());
+    commit(&source, &mut old);
+    assert!(old.end_if_clean());
+    let mut next = state(&source, 300);
+    let data = noise(2, 9000);
+    next.write_at(0, &data).unwrap();
+    drop(old);
+    compare(&source, &next, &data);
+}
+
+#[test]
 fn only_what_could_not_be_written_is_lost() {
     let inner = fresh(256);
     let device = Arc::new(FaultyDevice::new(Arc::clone(&inner), 1));

@@ -44,7 +44,7 @@ mod held {
 /// In the place of the library's `idle`.
 mod idle {
     #[derive(Debug, Default)]
-    pub(crate) struct IsIdle;
+    pub(crate) struct IsIdle(());
 }
 
 /// In the place of the library's `new_inode`.
