@@ -24,19 +24,42 @@ impl Filesystem {
     /// [`Error::NotFound`] where no extent covers the address, [`Error::InvalidArgument`] where
     /// the one that does is a tree block, [`Error::LimitExceeded`] past a million references.
     pub fn owners_of_logical(&self, logical: u64, any_offset: bool) -> Result<Vec<ExtentOwner>> {
+        let mut owners = BTreeSet::new();
+        self.each_owner(logical, any_offset, |owner| {
+            owners.insert(owner);
+            ControlFlow::Continue(())
+        })?;
+        debug_assert!(u64::try_from(owners.len()).is_ok_and(|count| count <= VISITS_MAX));
+        Ok(owners.into_iter().collect())
+    }
+
+    /// The owner that is found first, whichever part of the extent it shows.
+    pub(crate) fn first_owner_of_logical(&self, logical: u64) -> Result<Option<ExtentOwner>> {
+        let mut first = None;
+        self.each_owner(logical, true, |owner| {
+            first = Some(owner);
+            ControlFlow::Break(())
+        })?;
+        Ok(first)
+    }
+
+    fn each_owner(
+        &self,
+        logical: u64,
+        any_offset: bool,
+        mut each: impl FnMut(ExtentOwner) -> ControlFlow<()>,
+    ) -> Result<()> {
         let mut search = Backrefs::new(self)?;
         let extent = search.covering(Logical(logical))?.ok_or(Error::NotFound)?;
         if extent.level.is_some() {
             return Err(Error::InvalidArgument { what: "the address is a tree block's" });
         }
         let wanted = (!any_offset).then(|| logical.saturating_sub(extent.start.0));
-        let mut owners = BTreeSet::new();
-        search.each_holder(&extent, |holder| {
-            owners.extend(shown_at(&holder, wanted).map(|offset| holder.owner(offset)));
-            ControlFlow::Continue(())
+        search.each_holder(&extent, |holder| match shown_at(&holder, wanted) {
+            Some(offset) => each(holder.owner(offset)),
+            None => ControlFlow::Continue(()),
         })?;
-        debug_assert!(u64::try_from(owners.len()).is_ok_and(|count| count <= VISITS_MAX));
-        Ok(owners.into_iter().collect())
+        Ok(())
     }
 }
 

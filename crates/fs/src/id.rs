@@ -13,16 +13,15 @@ pub(crate) const TOP_LEVEL: u64 = 5;
 const INO_BITS: u32 = 40;
 const SUBVOLUME_BITS: u32 = 23;
 
-/// Set in the inode number of a placeholder. Inode numbers grow from 256, one by one.
+/// Set in the subvolume of a placeholder's id. Subvolumes have ids below 2^48, whereas an inode
+/// number may be any, so no inode has such an id.
 const PLACEHOLDER_BIT: u64 = 1 << 63;
-
-/// Object ids from here up are not inode numbers a user's file has.
-const RESERVED_INOS: u64 = u64::MAX - 255;
 
 /// One inode of one subvolume. A plain value: it may name an inode that does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileId {
-    /// The subvolume's id: 5 for the top level, 256 and up for the rest.
+    /// The subvolume's id: 5 for the top level, 256 and up for the rest. That of a placeholder
+    /// ([`FileId::is_placeholder`]) is none of them.
     pub subvolume: u64,
     /// The inode number in that subvolume; 256 is its root directory.
     pub ino: u64,
@@ -39,15 +38,21 @@ impl FileId {
     /// The empty directory that a snapshot shows in `dir` in place of a subvolume that it does not
     /// hold. The id carries the directory, whose owner the placeholder has.
     pub(crate) const fn placeholder(dir: Self) -> Self {
-        Self { subvolume: dir.subvolume, ino: dir.ino | PLACEHOLDER_BIT }
+        Self { subvolume: dir.subvolume | PLACEHOLDER_BIT, ino: dir.ino }
     }
 
     /// The directory that a placeholder is in; `None` for real inodes.
     pub(crate) const fn placeholder_dir(self) -> Option<Self> {
-        if self.ino & PLACEHOLDER_BIT == 0 || self.ino >= RESERVED_INOS {
+        if !self.is_placeholder() {
             return None;
         }
-        Some(Self { subvolume: self.subvolume, ino: self.ino & !PLACEHOLDER_BIT })
+        Some(Self { subvolume: self.subvolume & !PLACEHOLDER_BIT, ino: self.ino })
+    }
+
+    /// Whether this is no inode, but the empty directory that a snapshot shows where the directory
+    /// that it was made of has a subvolume. All placeholders in one directory share one id.
+    pub const fn is_placeholder(self) -> bool {
+        self.subvolume & PLACEHOLDER_BIT != 0
     }
 
     /// 16 bytes that [`FileId::from_bytes`] turns back into this id, on any machine.

@@ -94,11 +94,18 @@ impl Filesystem {
     /// still on disk has none.
     ///
     /// # Errors
-    /// [`Error::Stale`] where there is no such inode.
+    /// [`Error::Stale`] where there is no such inode; [`Error::Names`] where its paths take more than
+    /// 64 MiB together.
     pub fn paths_of(&self, id: FileId) -> Result<Vec<Vec<u8>>> {
         self.inode(id)?;
         let mut climb = Climb::new(CLIMB_STEPS_MAX);
         Ok(names::paths(&self.tree_of(id)?, Ino(id.ino), LINKS_MAX, &mut climb)?)
+    }
+
+    /// One path of an inode, to name it in a message; `None` where it has none.
+    pub(crate) fn path_of(&self, id: FileId) -> Result<Option<Vec<u8>>> {
+        let mut climb = Climb::new(CLIMB_STEPS_MAX);
+        Ok(names::first_path(&self.tree_of(id)?, Ino(id.ino), &mut climb)?)
     }
 }
 

@@ -60,13 +60,11 @@ impl Filesystem {
 
     /// A file that holds the byte at a logical address, and the address.
     fn file_at(&self, at: Logical) -> String {
-        let owner =
-            self.owners_of_logical(at.0, true).ok().and_then(|owners| owners.into_iter().next());
+        let owner = self.first_owner_of_logical(at.0).ok().flatten();
         let Some(owner) = owner else { return format!("at logical {at}") };
         let (subvolume, ino) = (owner.subvolume, owner.ino);
-        let paths = self.paths_of(FileId::new(subvolume, ino)).unwrap_or_default();
-        let path = paths
-            .first()
+        let path = self.path_of(FileId::new(subvolume, ino)).unwrap_or_default();
+        let path = path
             .map_or_else(|| format!("inode {ino}"), |path| format!("\"{}\"", path.escape_ascii()));
         format!("in {path} of subvolume {subvolume} (logical {at})")
     }

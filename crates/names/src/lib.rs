@@ -57,7 +57,7 @@ pub use list::{Entry, List, list};
 pub use lookup::{Found, Target, lookup};
 pub use number::{INDEX_FIRST, INO_LAST, next_index, next_ino};
 pub use orphan::{add_orphan, orphans, remove_orphan};
-pub use path::{Climb, DEPTH_MAX, directory_path, paths};
+pub use path::{Climb, DEPTH_MAX, PATHS_BYTES_MAX, directory_path, first_path, paths};
 pub use property::{
     AttributeFlags, COMPRESSION, CompressionProperty, FlagChange, PROPERTIES, flags_with_property,
     inherited_compression,

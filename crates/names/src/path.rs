@@ -13,17 +13,22 @@ pub const DEPTH_MAX: usize = 2048;
 /// The root directory of every subvolume.
 const ROOT_DIRECTORY: Ino = Ino(256);
 
-/// How many steps up a call may still take, over all the paths it asks for. Without it, a volume
-/// made to hurt could have any number of names under the deepest directory.
+/// Bytes that all paths of one call may take. A file of as many links as there can be, with names
+/// of the usual length in directories of the usual depth, takes a tenth.
+pub const PATHS_BYTES_MAX: usize = 64 << 20;
+
+/// What a call may still do, over all the paths it asks for: steps up, and bytes of paths. Without
+/// it, a prepared volume could have any number of names under the deepest directory.
 #[derive(Debug)]
 pub struct Climb {
     steps_left: usize,
     steps_max: usize,
+    bytes_left: usize,
 }
 
 impl Climb {
     pub fn new(steps_max: usize) -> Self {
-        Self { steps_left: steps_max, steps_max }
+        Self { steps_left: steps_max, steps_max, bytes_left: PATHS_BYTES_MAX }
     }
 
     pub fn step(&mut self) -> Result<(), NamesError> {
@@ -31,6 +36,13 @@ impl Climb {
         let left = self.steps_left.checked_sub(1);
         self.steps_left =
             left.ok_or(NamesError::TooMany { what: "directories to climb", limit })?;
+        Ok(())
+    }
+
+    fn take_bytes(&mut self, bytes: usize) -> Result<(), NamesError> {
+        let left = self.bytes_left.checked_sub(bytes);
+        let (what, limit) = ("bytes in the paths of one inode", PATHS_BYTES_MAX);
+        self.bytes_left = left.ok_or(NamesError::TooMany { what, limit })?;
         Ok(())
     }
 }
@@ -60,7 +72,24 @@ pub fn directory_path(
     Ok(Some(names.join(&b'/')))
 }
 
+/// A path of an inode from its subvolume's root: that of its first name, where that one hangs anywhere.
+pub fn first_path(
+    tree: &Tree,
+    ino: Ino,
+    climb: &mut Climb,
+) -> Result<Option<Vec<u8>>, NamesError> {
+    if ino == ROOT_DIRECTORY {
+        return Ok(Some(Vec::new()));
+    }
+    let Some(link) = first_link(tree, ino)? else { return Ok(None) };
+    Ok(directory_path(tree, link.parent, climb)?.map(|dir| joined(&dir, &link.name)))
+}
+
 /// Every path of an inode from its subvolume's root, at most `limit`.
+///
+/// # Errors
+/// [`NamesError::TooMany`] for more names than `limit`, and for more steps or more than
+/// [`PATHS_BYTES_MAX`] bytes over all paths.
 pub fn paths(
     tree: &Tree,
     ino: Ino,
@@ -79,6 +108,7 @@ pub fn paths(
             None => directory_path(tree, link.parent, climb)?,
         };
         if let Some(dir) = &dir {
+            climb.take_bytes(dir.len() + 1 + link.name.len())?;
             paths.push(joined(dir, &link.name));
         }
         above = Some((link.parent, dir));
@@ -106,5 +136,12 @@ mod tests {
         assert!(climb.step().is_ok() && climb.step().is_ok());
         let error = climb.step().unwrap_err();
         assert_eq!(error.to_string(), "directories to climb: more than 2");
+    }
+
+    #[test]
+    fn the_bytes_of_all_paths_have_a_bound() {
+        let mut climb = Climb::new(2);
+        assert!(climb.take_bytes(PATHS_BYTES_MAX).is_ok());
+        assert!(climb.take_bytes(1).is_err());
     }
 }

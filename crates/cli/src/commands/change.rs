@@ -19,9 +19,8 @@ use crate::options::Opened;
 use crate::output::json::Object;
 use crate::output::{Output, json, say, text};
 
-/// Subvolumes' roots, and what stands for a subvolume that a snapshot does not hold.
+/// Subvolumes' roots.
 const ROOT_INO: u64 = 256;
-const PLACEHOLDER_INO: u64 = 2;
 
 /// A volume that is being changed.
 pub(crate) struct Change {
@@ -178,10 +177,10 @@ pub(crate) fn refuse_subvolume(
     path: &WalkPath,
     verb: &str,
 ) -> Result<(), Failure> {
-    let what = if stat.id.subvolume != dir.subvolume || stat.ino == ROOT_INO {
-        "is a subvolume"
-    } else if stat.ino == PLACEHOLDER_INO {
+    let what = if stat.id.is_placeholder() {
         "stands for a subvolume that this snapshot does not hold"
+    } else if stat.id.subvolume != dir.subvolume || stat.ino == ROOT_INO {
+        "is a subvolume"
     } else {
         return Ok(());
     };

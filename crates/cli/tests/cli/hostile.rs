@@ -209,6 +209,66 @@ fn a_directory_that_holds_itself_is_not_removed() {
     assert_eq!(butternut(&["ls", image, "/dir"]).out.lines().count(), 101);
 }
 
+/// 20,000 links under 1,000 directories of long names: their paths would take gigabytes.
+#[test]
+fn the_paths_of_a_file_of_many_deep_links_have_a_bound() {
+    let scratch = tempfile::tempdir().unwrap();
+    let mut ino = 0;
+    let image = volume(scratch.path(), |fs| {
+        let mut at = fs.root();
+        for _ in 0..1000 {
+            at = fs.mkdir(at, &[b'n'; 255], &new()).unwrap();
+        }
+        let file = fs.create(at, b"first", &new()).unwrap();
+        for number in 0..20_000 {
+            fs.link(file, at, format!("{number}").as_bytes()).unwrap();
+        }
+        ino = file.ino;
+    });
+    let (program, image) = (env!("CARGO_BIN_EXE_butternut"), image.display());
+    let said = shell(&format!(
+        "ulimit -v 1500000; {program} inspect inode-resolve {ino} {image} 2>&1 || echo ended $?"
+    ));
+    assert!(said.contains("bytes in the paths of one inode: more than"), "{said}");
+    assert!(said.ends_with("ended 1"), "{said}");
+}
+
+/// An inode number is any number up to 2^64 - 257; the kernel counts on from the largest.
+#[test]
+fn inodes_with_the_largest_numbers_are_inodes() {
+    const LARGE: u64 = (1 << 63) + 256;
+    let scratch = tempfile::tempdir().unwrap();
+    let mut ino = 0;
+    let image = volume(scratch.path(), |fs| {
+        ino = fs.mkdir(fs.root(), b"dir", &new()).unwrap().ino;
+    });
+    patch(&image, |key, data| {
+        let is_entry = key[8] == DIR_ITEM || key[8] == DIR_INDEX;
+        if is_entry && data.ends_with(b"dir") && number(&data[..8]) == ino {
+            data[..8].copy_from_slice(&LARGE.to_le_bytes());
+            return true;
+        }
+        let is_it = number(&key[..8]) == ino;
+        if is_it {
+            key[..8].copy_from_slice(&LARGE.to_le_bytes());
+        }
+        is_it
+    });
+    let image = image.to_str().unwrap();
+    shell(&format!("btrfs check {image} 2>&1"));
+    for words in [
+        vec!["mkdir", image, "/dir/new"],
+        vec!["chmod", image, "700", "/dir"],
+        vec!["mkdir", image, "/other"],
+        vec!["mv", image, "/dir/new", "/other/moved"],
+    ] {
+        let ran = butternut(&words);
+        assert_eq!(ran.code, Some(0), "{words:?}: {}", ran.err);
+    }
+    assert_eq!(butternut(&["ls", image, "/other"]).out, "moved\n");
+    shell(&format!("btrfs check {image} 2>&1"));
+}
+
 /// What lends rights stays in the volume unless it is asked for.
 #[test]
 fn an_export_as_root_of_a_volume_that_is_not_trusted_lends_nothing() {
