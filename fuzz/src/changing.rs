@@ -14,7 +14,7 @@
 //! 3. A volume that it did not find clean can be opened, or is refused, afterwards: no more is
 //!    promised of it.
 
-use crate::seed::PAGE_BYTES;
+use crate::seed::{PAGE_BYTES, WRITABLE_SEEDS};
 use crate::volume::{READS_MAX, craft_changes};
 use butternut::device::Device;
 use butternut::{
@@ -285,7 +285,8 @@ pub fn changed(input: &[u8]) -> Changed {
     let Some((&count, rest)) = rest.split_first() else { return Changed::Refused };
     let changes = rest.len().min(usize::from(count % 16) * 9);
     let (changes, script) = rest.split_at(changes);
-    let Some(base) = craft_changes(&[&[seed], changes].concat()) else { return Changed::Refused };
+    let crafted = craft_changes(&WRITABLE_SEEDS, &[&[seed], changes].concat());
+    let Some(base) = crafted else { return Changed::Refused };
     let device = Arc::new(ScratchDevice {
         base: Arc::new(base),
         written: Mutex::default(),

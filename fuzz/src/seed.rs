@@ -6,7 +6,7 @@
 use butternut_device::{Counters, Device, DeviceError};
 use butternut_format::checksum::ChecksumKind;
 use butternut_format::super_block::SuperBlock;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io::Read;
 use std::sync::{Arc, LazyLock};
 
@@ -22,7 +22,8 @@ pub struct Seed {
     pub name: &'static str,
     pub bytes: u64,
     pages: HashMap<u64, Box<Page>>,
-    /// Where tree blocks lie, and how long each is.
+    /// Where the blocks of trees lie (older copies of blocks are left out: no walk comes to one),
+    /// and how long each is.
     pub blocks: Vec<u64>,
     pub node_bytes: usize,
     pub csum: ChecksumKind,
@@ -30,15 +31,18 @@ pub struct Seed {
     pub data_pages: Vec<u64>,
 }
 
-const PACKED: &[(&str, &[u8])] = &[
-    ("rich-4k", include_bytes!("../seeds/rich-4k.img.zst")),
-    ("plain-16k", include_bytes!("../seeds/plain-16k.img.zst")),
-];
+const RICH: &[u8] = include_bytes!("../seeds/rich-4k.img.zst");
+const PLAIN: &[u8] = include_bytes!("../seeds/plain-16k.img.zst");
+const WRITTEN: &[u8] = include_bytes!("../seeds/written-16k.img.zst");
 
-/// All seeds, unpacked once.
+/// The seeds that are read, unpacked once.
 pub static SEEDS: LazyLock<Vec<Arc<Seed>>> = LazyLock::new(|| {
-    PACKED.iter().map(|(name, packed)| Arc::new(Seed::unpack(name, packed))).collect()
+    vec![Arc::new(Seed::unpack("rich-4k", RICH)), Arc::new(Seed::unpack("plain-16k", PLAIN))]
 });
+
+/// The seeds that are changed: a volume with quota groups, as `plain-16k`, is not written.
+pub static WRITABLE_SEEDS: LazyLock<Vec<Arc<Seed>>> =
+    LazyLock::new(|| vec![Arc::clone(&SEEDS[0]), Arc::new(Seed::unpack("written-16k", WRITTEN))]);
 
 impl Seed {
     fn unpack(name: &'static str, packed: &[u8]) -> Self {
@@ -65,7 +69,25 @@ impl Seed {
             data_pages: Vec::new(),
         };
         seed.survey(&super_block.metadata_uuid());
+        let roots = [super_block.root().logical.0, super_block.chunk_root().logical.0];
+        seed.keep_live_blocks(&roots);
         seed
+    }
+
+    /// Leaves only those blocks that are below the roots.
+    fn keep_live_blocks(&mut self, roots: &[u64]) {
+        let blocks = self.blocks.iter().map(|at| (*at, self.read(*at, self.node_bytes)));
+        let by_logical: HashMap<u64, (u64, Vec<u8>)> =
+            blocks.map(|(at, block)| (word(&block, 48), (at, block))).collect();
+        let (mut ahead, mut live) = (roots.to_vec(), BTreeSet::new());
+        while let Some(logical) = ahead.pop() {
+            let Some((at, block)) = by_logical.get(&logical) else { continue };
+            if live.insert(*at) {
+                ahead.extend(children(block));
+            }
+        }
+        assert!(live.len() > 8, "{}: {} blocks", self.name, live.len());
+        self.blocks = live.into_iter().collect();
     }
 
     /// Tells tree blocks from data by their id and checksum.
@@ -97,6 +119,26 @@ impl Seed {
         }
         bytes
     }
+}
+
+fn word(bytes: &[u8], at: usize) -> u64 {
+    bytes[at..at + 8].try_into().map_or(0, u64::from_le_bytes)
+}
+
+/// The logical addresses of the blocks below a node, and of the trees that a leaf has roots of
+/// (`struct btrfs_header`, `btrfs_item`, `btrfs_key_ptr`, `btrfs_root_item`).
+fn children(block: &[u8]) -> Vec<u64> {
+    const HEADER: usize = 101;
+    const ROOT_ITEM: u8 = 132;
+    let count = usize::try_from(word(block, 96) & 0xffff).unwrap_or(0);
+    let is_leaf = block[100] == 0;
+    let step = if is_leaf { 25 } else { 33 };
+    let entries = (0..count).map(|slot| HEADER + slot * step);
+    if !is_leaf {
+        return entries.map(|at| word(block, at + 17)).collect();
+    }
+    let data = |at: usize| HEADER + usize::try_from(word(block, at + 17) & 0xffff).unwrap_or(0);
+    entries.filter(|at| block[at + 8] == ROOT_ITEM).map(|at| word(block, data(at) + 176)).collect()
 }
 
 /// A seed with some pages changed. Read-only.

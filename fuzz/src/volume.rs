@@ -75,15 +75,18 @@ fn open(device: PatchedDevice) -> Option<Facts> {
     Some(walk(&fs))
 }
 
-fn seed_of(input: &[u8]) -> Option<(usize, &Arc<Seed>, &[u8])> {
+fn seed_of<'a, 'i>(
+    seeds: &'a [Arc<Seed>],
+    input: &'i [u8],
+) -> Option<(usize, &'a Arc<Seed>, &'i [u8])> {
     let (first, rest) = input.split_first()?;
-    let index = usize::from(*first) % SEEDS.len();
-    Some((index, &SEEDS[index], rest))
+    let index = usize::from(*first) % seeds.len();
+    Some((index, &seeds[index], rest))
 }
 
-/// A seed with the changes made, and checksums to match.
-pub(crate) fn craft_changes(input: &[u8]) -> Option<PatchedDevice> {
-    let (_, seed, input) = seed_of(input)?;
+/// One of the seeds with the changes made, and checksums to match.
+pub(crate) fn craft_changes(seeds: &[Arc<Seed>], input: &[u8]) -> Option<PatchedDevice> {
+    let (_, seed, input) = seed_of(seeds, input)?;
     let mut device = PatchedDevice::new(seed, READS_MAX);
     for change in changes(input) {
         let in_super = change.kind >= 0xe0;
@@ -103,13 +106,13 @@ pub(crate) fn craft_changes(input: &[u8]) -> Option<PatchedDevice> {
 
 /// Makes the changes with checksums to match, and walks what comes of it.
 pub fn crafted_ending(input: &[u8]) -> Ending {
-    let opened = craft_changes(input).and_then(open);
+    let opened = craft_changes(&SEEDS, input).and_then(open);
     if opened.is_some() { Ending::Walked } else { Ending::Refused }
 }
 
 /// The same, for the check; it may find whatever it likes.
 pub(crate) fn checked(input: &[u8]) {
-    let Some(device) = craft_changes(input) else { return };
+    let Some(device) = craft_changes(&SEEDS, input) else { return };
     let device: Arc<dyn Device> = Arc::new(device);
     let options = CheckOptions { check_data_csum: true, ..CheckOptions::default() };
     check(vec![device], &options).map(drop).unwrap_or_default();
@@ -126,7 +129,7 @@ static TRUTH: LazyLock<Vec<Facts>> = LazyLock::new(|| {
 
 /// Makes the changes and nothing else; whatever is still shown must be true.
 pub(crate) fn rotten(input: &[u8]) {
-    let Some((index, seed, input)) = seed_of(input) else { return };
+    let Some((index, seed, input)) = seed_of(&SEEDS, input) else { return };
     let mut device = PatchedDevice::new(seed, READS_MAX);
     for change in changes(input) {
         let places = if change.kind & 0x80 == 0 { &seed.data_pages } else { &seed.blocks };

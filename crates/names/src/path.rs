@@ -73,11 +73,7 @@ pub fn directory_path(
 }
 
 /// A path of an inode from its subvolume's root: that of its first name, where that one hangs anywhere.
-pub fn first_path(
-    tree: &Tree,
-    ino: Ino,
-    climb: &mut Climb,
-) -> Result<Option<Vec<u8>>, NamesError> {
+pub fn first_path(tree: &Tree, ino: Ino, climb: &mut Climb) -> Result<Option<Vec<u8>>, NamesError> {
     if ino == ROOT_DIRECTORY {
         return Ok(Some(Vec::new()));
     }
