@@ -14,10 +14,11 @@ use std::process::{Command, ExitCode, Stdio};
 const BYTES: u64 = 4 << 30;
 
 /// The ways to mount. The first is tried by all callers, the others by some.
-const MOUNTS: [(&str, &str); 3] = [
+const MOUNTS: [(&str, &str); 4] = [
     ("kept", "dev,suid,allow_other"),
     ("parallel", "dev,suid,allow_other,parallel_direct"),
     ("uncached", "dev,suid,allow_other,uncached"),
+    ("writeback", "dev,suid,allow_other,writeback"),
 ];
 const SOME: [&str; 4] = ["root", "owner", "other", "other-fowner"];
 
@@ -79,15 +80,16 @@ const KNOWN: &[Known] = &[
     Known {
         is: |one| {
             let appends = one.is_one_of(&["append", "append-pwrite"]);
-            appends && one.mount == "kept" && one.case.flag == Flag::AppendOnly && one.is_of_mtime()
+            let is_append_only = one.case.flag == Flag::AppendOnly;
+            appends && one.mount == "writeback" && is_append_only && one.is_of_mtime()
         },
         reason: "append-only files pass the kernel's cache, which shows the mtime that it has",
     },
     Known {
         is: |one| {
             let changes = one.is_one_of(&["copy-into-cleared", "punch-append", "zero-append"]);
-            let is_kept = one.mount.starts_with("kept");
-            changes && is_kept && one.case.flag == Flag::AppendOnly && one.is_of_mtime()
+            let writes_back = one.mount.starts_with("writeback");
+            changes && writes_back && one.case.flag == Flag::AppendOnly && one.is_of_mtime()
         },
         reason: "where the kernel writes back, it stamps a file before it passes such a call on",
     },
@@ -121,8 +123,8 @@ const KNOWN: &[Known] = &[
     },
     Known {
         is: |one| {
-            let is_kept = one.mount.starts_with("kept");
-            one.is_one_of(&["append-mapped"]) && !is_kept && one.ours == "ok"
+            let writes_back = one.mount.starts_with("writeback");
+            one.is_one_of(&["append-mapped"]) && !writes_back && one.ours == "ok"
         },
         reason: "FUSE cannot refuse the mapping of one file; what it changes is not written",
     },

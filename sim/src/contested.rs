@@ -16,10 +16,11 @@
 mod history;
 mod worker;
 
+use crate::lane::{make, read};
 use crate::operation::{Lane, flags};
 use crate::volume;
 use anyhow::{Context, Result, anyhow, ensure};
-use butternut::{AttributeFlags, File, Filesystem, MountOptions, NewInode};
+use butternut::{File, Filesystem, MountOptions};
 use butternut_device::Device;
 use history::{Clock, History};
 use std::sync::Arc;
@@ -147,22 +148,4 @@ fn values(filesystem: &Filesystem) -> Result<File> {
         file.write_at(u64::from(value) * BLOCK as u64, &[value; BLOCK])?;
     }
     Ok(file)
-}
-
-fn make(filesystem: &Filesystem, name: &str, flags: u32) -> Result<File> {
-    let id = filesystem.create(filesystem.root(), name.as_bytes(), &NewInode::new(0o644))?;
-    filesystem.set_attribute_flags(id, AttributeFlags(flags))?;
-    Ok(filesystem.open_file(id)?)
-}
-
-/// The bytes of a range, with zeroes behind the end of the file.
-fn read(file: &File, offset: u64, bytes: usize, lane: Lane) -> Result<Vec<u8>> {
-    let mut memory = vec![0xee; bytes];
-    let came = match lane {
-        Lane::Cached => file.read_at(offset, &mut memory),
-        Lane::Direct => file.read_direct(offset, &mut memory),
-        Lane::Uncached => file.read_uncached(offset, &mut memory),
-    };
-    memory[came?..].fill(0);
-    Ok(memory)
 }

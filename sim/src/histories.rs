@@ -20,6 +20,7 @@ mod history;
 mod names;
 mod worker;
 
+use crate::lane;
 use crate::operation::Lane;
 use crate::volume;
 use anyhow::{Context, Result, anyhow, ensure};
@@ -184,16 +185,7 @@ fn find(filesystem: &Filesystem, name: &str) -> Result<Option<FileId>> {
 
 /// Reads cells; what the file does not have is zeroes.
 fn read(file: &File, cells: std::ops::Range<usize>, lane: Lane) -> Result<Vec<u8>> {
-    let mut memory = vec![0xee; bytes_of(cells.len())];
-    let offset = offset_of(cells.start);
-    let came = match lane {
-        Lane::Cached => file.read_at(offset, &mut memory),
-        Lane::Direct => file.read_direct(offset, &mut memory),
-        Lane::Uncached => file.read_uncached(offset, &mut memory),
-    };
-    let came = came.with_context(|| format!("a read of {cells:?} of {:?}, {lane:?}", file.id()))?;
-    memory[came..].fill(0);
-    Ok(memory)
+    lane::read(file, offset_of(cells.start), bytes_of(cells.len()), lane)
 }
 
 fn offset_of(cell: usize) -> u64 {

@@ -9,6 +9,7 @@
 //! | [`subject`] | what a filesystem under test has to offer |
 //! | [`posix`] | the subject that is a directory of this machine, by system calls |
 //! | [`library`] | the subject that is the library itself |
+//! | `lane` | files of the library, made and read by one of the lanes |
 //! | [`lender`] | memory that is lent to requests |
 //! | [`together`] | threads on the same files, by every lane at once |
 //! | [`contested`] | threads on the same blocks, held to the rule of the last writer |
@@ -36,6 +37,7 @@ pub mod crash;
 pub mod errno;
 pub mod generator;
 pub mod histories;
+mod lane;
 pub mod lender;
 pub mod library;
 pub mod model;

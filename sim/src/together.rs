@@ -14,11 +14,12 @@ mod disturb;
 pub mod mounted;
 mod worker;
 
+use crate::lane::{make, read_whole};
 use crate::operation::{Lane, flags};
 use crate::random::Random;
 use crate::volume;
-use anyhow::{Context, Result, anyhow, bail, ensure};
-use butternut::{AttributeFlags, Compress, File, Filesystem, MountOptions, NewInode};
+use anyhow::{Context, Result, anyhow, bail};
+use butternut::{Compress, File, Filesystem, MountOptions};
 use butternut_device::Device;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -164,29 +165,10 @@ fn make_files(filesystem: &Filesystem) -> Result<Vec<File>> {
     Ok(files)
 }
 
-fn make(filesystem: &Filesystem, name: &str, flags: u32) -> Result<File> {
-    let id = filesystem.create(filesystem.root(), name.as_bytes(), &NewInode::new(0o644))?;
-    filesystem.set_attribute_flags(id, AttributeFlags(flags))?;
-    Ok(filesystem.open_file(id)?)
-}
-
-/// Reads all of a range that lies inside the file.
-fn read(file: &File, offset: u64, bytes: usize, lane: Lane) -> Result<Vec<u8>> {
-    let mut memory = vec![0xee; bytes];
-    let came = match lane {
-        Lane::Cached => file.read_at(offset, &mut memory),
-        Lane::Direct => file.read_direct(offset, &mut memory),
-        Lane::Uncached => file.read_uncached(offset, &mut memory),
-    };
-    let came = came?;
-    ensure!(came == bytes, "{bytes} bytes at {offset}: {came} came");
-    Ok(memory)
-}
-
 fn compare(files: &[File], regions: &[Region], lane: Lane) -> Result<()> {
     for Region { file: number, start, bytes } in regions {
         let file = files.get(*number).context("a file")?;
-        let have = read(file, *start, bytes.len(), lane)?;
+        let have = read_whole(file, *start, bytes.len(), lane)?;
         same(&have, bytes, *number, *start)?;
     }
     Ok(())

@@ -1,10 +1,11 @@
-//! Fresh volumes in memory, and the oracle's word on what lies on a device.
+//! Fresh volumes in memory and in files, and the oracle's word on what lies on a device.
 
 use anyhow::{Result, bail};
 use butternut_check::{CheckOptions, Kind};
-use butternut_device::{Device, MemoryDevice};
+use butternut_device::{Device, FileDevice, MemoryDevice, OpenDevice};
 use butternut_mkfs::MkfsOptions;
 use std::sync::Arc;
+use tempfile::NamedTempFile;
 
 /// So many findings are told.
 const FINDINGS_SHOWN: usize = 12;
@@ -18,6 +19,22 @@ pub fn fresh(bytes: u64, options: &MkfsOptions) -> Result<Arc<dyn Device>> {
     let device = MemoryDevice::new("memory", bytes);
     butternut_mkfs::make(&device, options)?;
     Ok(Arc::new(device))
+}
+
+/// A volume in a file, which a ring reaches; the file goes with this.
+pub struct InFile {
+    pub device: Arc<dyn Device>,
+    _image: NamedTempFile,
+}
+
+/// An empty volume in a file.
+pub fn fresh_in_file(bytes: u64, options: &MkfsOptions) -> Result<InFile> {
+    let image = NamedTempFile::new_in("/dev/shm")?;
+    image.as_file().set_len(bytes)?;
+    let how = OpenDevice { writable: true, ..OpenDevice::default() };
+    let device = FileDevice::open(image.path(), &how)?;
+    butternut_mkfs::make(&device, options)?;
+    Ok(InFile { device: Arc::new(device), _image: image })
 }
 
 /// Fails with what the checker found, warnings too: nothing of ours is a little wrong.

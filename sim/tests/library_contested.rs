@@ -6,11 +6,9 @@
 #![allow(clippy::print_stdout, reason = "a long run says what it did")]
 
 use anyhow::Result;
-use butternut_device::{Device, FileDevice, OpenDevice};
 use butternut_mkfs::{MkfsOptions, Profile};
 use butternut_sim::contested::{Contested, Ran};
-use butternut_sim::volume::fresh;
-use std::sync::Arc;
+use butternut_sim::volume::{fresh, fresh_in_file};
 
 const VOLUME_BYTES: u64 = 256 << 20;
 
@@ -32,13 +30,7 @@ fn run(seed: u64, is_long: bool, in_file: bool) -> Result<Ran> {
     if !in_file {
         return contested.run(&fresh(VOLUME_BYTES, &options)?);
     }
-    let image = tempfile::NamedTempFile::new_in("/dev/shm")?;
-    image.as_file().set_len(VOLUME_BYTES)?;
-    let how = OpenDevice { writable: true, ..OpenDevice::default() };
-    let device = FileDevice::open(image.path(), &how)?;
-    butternut_mkfs::make(&device, &options)?;
-    let device: Arc<dyn Device> = Arc::new(device);
-    contested.run(&device)
+    contested.run(&fresh_in_file(VOLUME_BYTES, &options)?.device)
 }
 
 fn hold(first: u64, in_file: bool) {

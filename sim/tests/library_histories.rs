@@ -8,11 +8,9 @@
 
 use anyhow::Result;
 use butternut::Compress;
-use butternut_device::{Device, FileDevice, OpenDevice};
 use butternut_mkfs::{MkfsOptions, Profile};
 use butternut_sim::histories::{Ran, SharedRun};
-use butternut_sim::volume::fresh;
-use std::sync::Arc;
+use butternut_sim::volume::{fresh, fresh_in_file};
 
 const VOLUME_BYTES: u64 = 256 << 20;
 /// Of all threads together, in one round.
@@ -51,13 +49,7 @@ fn in_memory(seed: u64) -> Result<Ran> {
 }
 
 fn in_file(seed: u64) -> Result<Ran> {
-    let image = tempfile::NamedTempFile::new_in("/dev/shm")?;
-    image.as_file().set_len(VOLUME_BYTES)?;
-    let how = OpenDevice { writable: true, ..OpenDevice::default() };
-    let device = FileDevice::open(image.path(), &how)?;
-    butternut_mkfs::make(&device, &options(seed))?;
-    let device: Arc<dyn Device> = Arc::new(device);
-    run_of(seed).run(&device)
+    run_of(seed).run(&fresh_in_file(VOLUME_BYTES, &options(seed))?.device)
 }
 
 fn hold(first: u64, run: fn(u64) -> Result<Ran>) -> Ran {

@@ -1,7 +1,8 @@
 //! One of the threads: every lane, on blocks that all threads write.
 
 use super::history::{Begun, Clock};
-use super::{BLOCK, BLOCKS, FILE_BYTES, Shared, read};
+use super::{BLOCK, BLOCKS, FILE_BYTES, Shared};
+use crate::lane::read;
 use crate::lender::Lent;
 use crate::operation::Lane;
 use crate::random::Random;

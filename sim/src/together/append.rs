@@ -5,7 +5,7 @@
 //! | thread | number | length | filled with the low byte of the number ... |
 //! ```
 
-use super::read;
+use crate::lane::read_whole;
 use crate::operation::Lane;
 use anyhow::{Context, Result, ensure};
 use butternut::File;
@@ -24,7 +24,7 @@ pub(super) fn record(thread: u8, number: u32, bytes: usize) -> Vec<u8> {
 /// Law 3 of the run.
 pub(super) fn compare(file: &File, lane: Lane) -> Result<()> {
     let bytes = usize::try_from(file.size()).context("fits memory")?;
-    let have = read(file, 0, bytes, lane)?;
+    let have = read_whole(file, 0, bytes, lane)?;
     let mut next: BTreeMap<u32, u32> = BTreeMap::new();
     let mut at = 0;
     while at < have.len() {

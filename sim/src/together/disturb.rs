@@ -1,7 +1,8 @@
 //! The thread beside the others: a file of its own whose size it changes, syncs, commits, switches.
 
-use super::{any_lane, make, read};
+use super::any_lane;
 use crate::content::{Content, pattern};
+use crate::lane::{make, read_whole};
 use crate::operation::Lane;
 use crate::random::Random;
 use anyhow::{Result, ensure};
@@ -41,7 +42,7 @@ pub(super) fn run(filesystem: &Filesystem, seed: u64, is_over: &AtomicBool) -> R
             _ => {
                 let size = usize::try_from(model.size())?;
                 ensure!(file.size() == model.size(), "the size is {}", file.size());
-                let have = read(&file, 0, size, any_lane(&mut random))?;
+                let have = read_whole(&file, 0, size, any_lane(&mut random))?;
                 ensure!(have == model.read(0, model.size()), "it reads otherwise");
             }
         }

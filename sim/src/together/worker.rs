@@ -1,6 +1,7 @@
 //! One of the threads: requests on regions of its own, blocking and in flight.
 
-use super::{Region, any_lane, append, read, same};
+use super::{Region, any_lane, append, same};
+use crate::lane::read_whole;
 use crate::lender::Lent;
 use crate::operation::Lane;
 use crate::random::Random;
@@ -238,7 +239,7 @@ impl<'a> Worker<'a> {
         let range = self.part(region, lane);
         let Region { file, start, bytes } = &self.regions[region];
         let at = *start + range.start as u64;
-        let have = read(&self.files[*file], at, range.len(), lane)?;
+        let have = read_whole(&self.files[*file], at, range.len(), lane)?;
         same(&have, &bytes[range], *file, at).with_context(|| format!("{lane:?}"))
     }
 
@@ -249,7 +250,7 @@ impl<'a> Worker<'a> {
         let file = &self.files[number];
         let at = self.random.below(file.size() - super::REGION_BYTES);
         let at = if self.random.one_in(2) { at / BLOCK * BLOCK } else { at };
-        let have = read(file, at, size(super::REGION_BYTES), lane)?;
+        let have = read_whole(file, at, size(super::REGION_BYTES), lane)?;
         let own: Vec<&Region> =
             self.regions.iter().filter(|region| region.file == number).collect();
         for (byte, at) in have.iter().zip(at..) {
