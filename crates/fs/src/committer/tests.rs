@@ -22,12 +22,10 @@ pub(crate) fn fresh() -> Arc<dyn Device> {
 
 /// Whether nothing is written any more because of a panic.
 pub(crate) fn is_ended(fs: &Filesystem) -> bool {
-    let Some(crate::Error::Tree(error)) = fs.write_error() else { return false };
-    let cause = match &error {
-        TreeError::ReadOnly { cause } => cause,
-        other => other,
+    let Some(crate::Error::Tree(TreeError::ReadOnly { cause })) = fs.write_error() else {
+        return false;
     };
-    matches!(cause, TreeError::Panicked)
+    matches!(*cause, TreeError::Panicked)
 }
 
 fn made(fs: &Filesystem, name: &[u8], byte: u8) -> FileId {
