@@ -45,6 +45,16 @@ fn image() -> (tempfile::TempDir, PathBuf) {
     (dir, image)
 }
 
+/// Loop devices of an image, by a name each. The last of the names has been removed, so only the
+/// loop driver knows the file that this device stands on.
+fn loops_of(dir: &Path, image: &Path) -> [LoopDevice; 3] {
+    let gone = dir.join("gone");
+    fs::hard_link(image, &gone).unwrap();
+    let loops = [image, &dir.join("hard"), &gone].map(|name| LoopDevice::of(name, &[]));
+    fs::remove_file(&gone).unwrap();
+    loops
+}
+
 /// Every name of the bytes of an image.
 fn names(dir: &Path, loops: &[LoopDevice]) -> Vec<PathBuf> {
     let files = ["image", "folder/../image", "hard", "symlink"].map(|name| dir.join(name));
@@ -93,7 +103,7 @@ fn what_the_kernel_has_mounted_is_opened_for_writing_by_no_name() {
         return;
     }
     let (dir, image) = image();
-    let loops = [LoopDevice::of(&image, &[]), LoopDevice::of(&dir.path().join("hard"), &[])];
+    let loops = loops_of(dir.path(), &image);
     let names = names(dir.path(), &loops);
     let place = dir.path().join("mount");
     fs::create_dir(&place).unwrap();

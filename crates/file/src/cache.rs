@@ -129,6 +129,8 @@ impl<K: Copy + Eq + Hash, V: ?Sized> Shard<K, V> {
     }
 }
 
+/// After a panic: a value is whole, whoever has it in hand; the weights may be too high or too low
+/// by one value.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

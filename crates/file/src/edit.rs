@@ -345,3 +345,6 @@ fn feature_of(compression: Compression) -> Option<Feature> {
 fn inode_key(ino: Ino) -> Key {
     Key::new(ino.0, ItemType::INODE_ITEM, 0)
 }
+
+#[cfg(test)]
+mod tests;

@@ -43,16 +43,19 @@ pub(crate) struct VolumeErrors {
 }
 
 impl ErrorSequence {
+    /// After a panic: nothing that is done under the lock panics between its first change and its
+    /// last.
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds an error; returns the flag that says whether it was told.
     fn note(&self, error: &FileError) -> Arc<AtomicBool> {
+        let error = error.clone();
         let mut state = self.state();
         let is_first = state.last.is_none() || state.is_told.load(Ordering::Acquire);
         state.count += 1;
-        state.last = Some(error.clone());
+        state.last = Some(error);
         if is_first {
             state.is_told = Arc::default();
         }
@@ -116,6 +119,7 @@ impl VolumeErrors {
         last.clone().filter(|_| has_untold)
     }
 
+    /// After a panic: each flag in the list is whole, and was added by itself.
     fn untold(&self) -> MutexGuard<'_, Vec<Arc<AtomicBool>>> {
         self.untold.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -53,6 +53,7 @@ pub(crate) struct Live {
     /// Held shared by those who read the file's items, alone by who changes them (law 5).
     items: RwLock<()>,
     traffic: Traffic,
+    /// After a panic: each run is true by itself, and the stamp that they are of is set first.
     targets: RwLock<KnownTargets>,
     /// Brought down since the state was made: tells large files from small ones.
     bytes_written: AtomicU64,
@@ -125,9 +126,9 @@ impl Live {
         self.has_sums.store(has_sums, Ordering::Release);
     }
 
-    /// Whether a thread panicked while it changed the overlay or the items.
+    /// Whether a thread panicked while it changed the overlay, the items or the pages.
     pub(crate) fn is_poisoned(&self) -> bool {
-        self.overlay.is_poisoned() || self.items.is_poisoned()
+        self.overlay.is_poisoned() || self.items.is_poisoned() || self.pages.is_poisoned()
     }
 
     pub(crate) fn overlay(&self) -> RwLockReadGuard<'_, Overlay> {

@@ -111,6 +111,8 @@ impl FileState {
         *self.ticket() = None;
     }
 
+    /// After a panic: one call of the ticket changes it, and a panic in that leaves a lock of
+    /// `space` poisoned, for which the commit fails.
     fn ticket(&self) -> MutexGuard<'_, Option<Ticket>> {
         self.ticket.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -271,6 +271,7 @@ impl Source {
     }
 
     pub(crate) fn take_workspace(&self) -> Workspace {
+        // After a panic: each workspace in the list is whole, and holds nothing that is used again.
         let mut idle = self.0.idle.lock().unwrap_or_else(PoisonError::into_inner);
         idle.pop().unwrap_or_default()
     }

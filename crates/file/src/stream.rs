@@ -373,6 +373,8 @@ fn pages_of(bytes: &Range<u64>) -> Range<u64> {
     bytes.start / PAGE_BYTES..bytes.end.div_ceil(PAGE_BYTES)
 }
 
+/// After a panic: what is read ahead and by how many threads is counted in one step each, and the
+/// work itself runs without a lock.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

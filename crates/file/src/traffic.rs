@@ -129,6 +129,7 @@ impl Helpers {
         self.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
+    /// After a panic: each entry of the list is whole, and was added by itself.
     fn lock(&self) -> MutexGuard<'_, Vec<Weak<dyn Help>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -161,8 +162,10 @@ impl Traffic {
     }
 
     fn count_write(&self, range: &Range<u64>) {
+        // The one step that can panic, for a range that is none, comes first.
+        let blocks = blocks_of(range);
         self.begin();
-        self.blocks.fetch_add(blocks_of(range), Ordering::AcqRel);
+        self.blocks.fetch_add(blocks, Ordering::AcqRel);
         self.extents.fetch_add(1, Ordering::AcqRel);
     }
 
@@ -186,6 +189,8 @@ impl Traffic {
         help_until(source, &|| !self.has_writes(range));
     }
 
+    /// After a panic: nothing that is done under the lock panics between its first change and its
+    /// last.
     fn writes(&self) -> MutexGuard<'_, WritesInFlight> {
         self.writes.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -221,6 +226,7 @@ impl Traffic {
         !self.retired().is_empty()
     }
 
+    /// After a panic: each range in the list was retired, and one that is not in it stays in use.
     fn retired(&self) -> MutexGuard<'_, Vec<Range<u64>>> {
         self.retired.lock().unwrap_or_else(PoisonError::into_inner)
     }

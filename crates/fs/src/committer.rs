@@ -261,6 +261,10 @@ impl Filesystem {
     pub(crate) fn commit(&self) -> Result<()> {
         let was_read_only = self.write_error().is_some();
         let _timed = self.timed(Operation::Commit);
+        // What memory has of the files may be half a change, or not be known to be dirty.
+        if self.shared.source.pages().is_poisoned() {
+            self.fail_after_panic();
+        }
         let failed = if was_read_only { Error::Tree } else { Error::Commit };
         self.forest().commit().map(drop).map_err(failed)
     }
@@ -300,3 +304,6 @@ impl Filesystem {
         Ok(dirty >= DIRTY_TREE_BYTES_MAX)
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

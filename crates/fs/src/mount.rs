@@ -191,6 +191,11 @@ impl Shared {
     pub(crate) fn volume(&self) -> &Arc<Volume> {
         self.forest.volume()
     }
+
+    /// As [`Filesystem::fail_after_panic`].
+    pub(crate) fn fail_after_panic(&self) {
+        self.forest.fail_after_panic();
+    }
 }
 
 impl Filesystem {

@@ -204,3 +204,6 @@ impl Filesystem {
         Ok(entry)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,7 +8,8 @@
 //!
 //! Laws:
 //!
-//! 1. Every request that was taken comes back as one [`Done`], with its buffer.
+//! 1. Every request that was taken comes back as one [`Done`], with its buffer; but those that a
+//!    panic of a thread took along.
 //! 2. Requests in flight run in no particular order: who needs one reaps the first before he
 //!    submits the second. What was reaped is seen by every reader.
 //! 3. A failure is the result of its own request and of no other.
@@ -253,7 +254,8 @@ impl Queue {
             self.core.poll(wait, left);
             self.take_done(out);
             let reaped = out.len() - before;
-            if reaped >= min || left.is_some_and(|left| left.is_zero()) {
+            let is_over = left.is_some_and(|left| left.is_zero()) || self.core.has_lost();
+            if reaped >= min || is_over {
                 self.taken -= reaped;
                 return reaped;
             }

@@ -12,6 +12,7 @@ use butternut::{
     AttributeFlags, FileId, Filesystem, MountOptions, Privileges, RenameFlags, SetAttributes,
     SetXattr,
 };
+use butternut_mkfs::{MkfsOptions, Profile};
 use std::error::Error;
 use std::sync::Arc;
 use std::thread::sleep;
@@ -238,6 +239,27 @@ fn a_flush_that_fails_after_a_write_in_place_ends_all_writing() {
     assert!(file.sync_all().is_err());
     drop((file, fs));
     volume.check();
+}
+
+#[test]
+fn the_first_failure_that_a_commit_tolerates_is_on_record_when_the_commit_returns() {
+    let options = MkfsOptions { metadata: Some(Profile::Dup), ..MkfsOptions::default() };
+    let volume = TestVolume::of(512 << 20, &options);
+    let (device, fs) = faulty_without_cache(&volume, 0);
+    let chunks = fs.inspect().chunks();
+    let metadata =
+        chunks.iter().find(|chunk| chunk.flags.contains(BlockGroupFlags::METADATA)).unwrap();
+    let second = metadata.stripes[1].1;
+    device.add(Rule::at(second..second + metadata.bytes, Fault::WriteError));
+    fs.create(fs.root(), b"file", &new(0o644)).unwrap();
+    fs.sync().unwrap();
+    assert!(fs.stats().devices[0].write_errors > 0, "a copy of each block is missed");
+    // As the power is cut: no later commit has written it down.
+    let cut = volume.copy();
+    // One device is read for its counts when it is opened for writing.
+    let read = cut.open();
+    assert_eq!(names(&read, read.root()), ["file"]);
+    assert!(read.stats().devices[0].write_errors > 0, "nothing on the volume tells of the failure");
 }
 
 const EXTENTS: u64 = 600;

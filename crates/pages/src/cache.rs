@@ -8,6 +8,8 @@
 //!    limit and an eighth of it.
 //! 3. A page is evicted only if it is clean and nobody uses its frame.
 //! 4. A file is known as long as it has handles or pages.
+//! 5. A lock that a panic has poisoned gives what it guards, and the cache says so from then on
+//!    ([`PageCache::is_poisoned`]).
 
 use crate::chunk::{Chunk, PageState};
 use crate::counters::{Counters, PageCounters, add};
@@ -15,6 +17,7 @@ use crate::dirty::DirtyFiles;
 use crate::file_pages::FilePages;
 use crate::flusher::{Flushers, Orders, UncachedFlush};
 use crate::index::Index;
+use crate::poison::Poison;
 use crate::replacement::{Candidate, NodeId, Queue, Replacement};
 use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::throttle::{DirtyLimits, Throttle};
@@ -84,6 +87,8 @@ pub(crate) struct Core {
     throttle: Mutex<Throttle>,
     pub(crate) flushers: Flushers,
     pub(crate) counters: Counters,
+    /// Law 5.
+    pub(crate) poison: Poison,
 }
 
 /// Files by number, and by key.
@@ -109,6 +114,8 @@ pub(crate) struct Inode {
     /// Pages, as the index says, for whoever has not locked it.
     resident: AtomicUsize,
     pub(crate) turn: Turn,
+    /// The cache's.
+    poison: Poison,
 }
 
 /// One step's view of what is shared: an index is locked alone meanwhile.
@@ -133,13 +140,20 @@ impl PageCache {
             throttle: Mutex::default(),
             flushers: Flushers::default(),
             counters: Counters::default(),
+            poison: Poison::default(),
         }))
     }
 
     /// The pages of a file, which may have some from an earlier handle.
     pub fn file(&self, key: FileKey) -> FilePages {
-        let inode = self.0.files().open(key);
+        let inode = self.0.files().open(key, &self.0.poison);
         FilePages::new(Arc::clone(&self.0), inode)
+    }
+
+    /// Whether a thread was found to have panicked while it changed the cache or the pages of a
+    /// file: memory may hold half a change, which must not come to the volume.
+    pub fn is_poisoned(&self) -> bool {
+        self.0.poison.is_set()
     }
 
     /// A frame for a page, holding anything. Evicts clean pages as needed; without any, the frame
@@ -350,30 +364,38 @@ impl Core {
     }
 
     pub(crate) fn take_chunk(&self) -> Box<Chunk> {
-        let idle = self.idle_chunks.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let idle = self.idle_chunks().pop();
         idle.unwrap_or_else(|| Box::new(Chunk::new()))
     }
 
     pub(crate) fn keep_chunk(&self, chunk: Box<Chunk>) {
         debug_assert!(chunk.is_empty(), "only empty chunks are used again");
-        let mut idle = self.idle_chunks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = self.idle_chunks();
         if idle.len() < CHUNKS_IDLE_MAX {
             idle.push(chunk);
         }
     }
 
+    /// After a panic: each chunk in the list is empty and whole, so it can be used.
+    #[expect(clippy::vec_box, reason = "a chunk is boxed where it is used, and stays in its box")]
+    fn idle_chunks(&self) -> MutexGuard<'_, Vec<Box<Chunk>>> {
+        self.idle_chunks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn files(&self) -> MutexGuard<'_, Files> {
-        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+        self.poison.recover(self.files.lock())
     }
 
     fn replacement(&self) -> MutexGuard<'_, Replacement> {
-        self.replacement.lock().unwrap_or_else(PoisonError::into_inner)
+        self.poison.recover(self.replacement.lock())
     }
 
+    /// A dirty file that is not in the list is left out by a sync of all files.
     fn dirty_files(&self) -> MutexGuard<'_, DirtyFiles> {
-        self.dirty_files.lock().unwrap_or_else(PoisonError::into_inner)
+        self.poison.recover(self.dirty_files.lock())
     }
 
+    /// After a panic: a wrong rate makes pauses longer or shorter, within their bounds.
     fn throttle(&self) -> MutexGuard<'_, Throttle> {
         self.throttle.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -411,7 +433,7 @@ fn evict_one(index: &mut Index, books: &mut Books<'_>, candidate: &Candidate) ->
 }
 
 impl Files {
-    fn open(&mut self, key: FileKey) -> Arc<Inode> {
+    fn open(&mut self, key: FileKey, poison: &Poison) -> Arc<Inode> {
         if let Some(number) = self.by_key.get(&key)
             && let Some(entry) = self.entry(*number)
         {
@@ -428,6 +450,7 @@ impl Files {
             index: RwLock::default(),
             resident: AtomicUsize::new(0),
             turn: Turn::default(),
+            poison: poison.clone(),
         });
         self.by_key.insert(key, number);
         if let Some(place) = self.entries.get_mut(place(number)) {
@@ -478,11 +501,11 @@ fn place(number: u32) -> usize {
 
 impl Inode {
     pub(crate) fn index(&self) -> RwLockReadGuard<'_, Index> {
-        self.index.read().unwrap_or_else(PoisonError::into_inner)
+        self.poison.recover(self.index.read())
     }
 
     pub(crate) fn index_mut(&self) -> RwLockWriteGuard<'_, Index> {
-        self.index.write().unwrap_or_else(PoisonError::into_inner)
+        self.poison.recover(self.index.write())
     }
 }
 

@@ -161,6 +161,8 @@ impl Debts {
         self.traffic.load(Ordering::SeqCst) / LANDED
     }
 
+    /// After a panic: a wrong count makes a flusher look for pages in vain, or a writer wait until
+    /// its time is over. Which pages are dirty the indexes of the files say.
     fn book(&self) -> MutexGuard<'_, Book> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }

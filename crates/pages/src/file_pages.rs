@@ -48,6 +48,13 @@ impl FilePages {
         self.inode.key
     }
 
+    /// As [`PageCache::is_poisoned`](crate::PageCache::is_poisoned), once it has looked at the
+    /// lock of this file's pages.
+    pub fn is_poisoned(&self) -> bool {
+        drop(self.inode.index());
+        self.core.poison.is_set()
+    }
+
     /// Copies what is there from byte `at` on, up to the first page that is not. Says how many
     /// bytes. No lock is held that somebody holds over I/O.
     pub fn read(&self, at: u64, buf: &mut [u8], how: Finding) -> usize {

@@ -183,6 +183,7 @@ impl Flushers {
         self.kicks.load(Ordering::Relaxed)
     }
 
+    /// After a panic: the bell is one flag, which is whole.
     fn bell(&self) -> MutexGuard<'_, Bell> {
         self.bell.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -87,6 +87,7 @@ mod filling;
 mod flusher;
 mod ghosts;
 mod index;
+mod poison;
 mod readahead;
 mod replacement;
 mod sync;

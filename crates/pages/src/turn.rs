@@ -36,6 +36,7 @@ impl Turn {
         self.moved.notify_all();
     }
 
+    /// After a panic: the number is whole, since one step changes it.
     fn number(&self) -> MutexGuard<'_, u64> {
         self.number.lock().unwrap_or_else(PoisonError::into_inner)
     }

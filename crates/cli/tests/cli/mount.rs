@@ -208,11 +208,12 @@ fn a_mount_that_is_busy_for_a_moment_is_unmounted_all_the_same() {
     let place = Place::new();
     mount(&plain().0, &place, &[]);
     let open = fs::File::open(place.path().join("docs/numbers")).unwrap();
-    let unmounting = command().args(["umount", place.name()]).spawn().unwrap();
+    let mut unmounting = command().args(["umount", place.name()]).spawn().unwrap();
     // The first try has failed when the command sleeps before its next one.
     let wchan = format!("/proc/{}/wchan", unmounting.id());
     let sleeps = || fs::read_to_string(&wchan).is_ok_and(|place| place.contains("nanosleep"));
     while !sleeps() {
+        assert_eq!(unmounting.try_wait().unwrap(), None, "it gave up at the first try");
         std::thread::yield_now();
     }
     assert!(place.is_mounted());
@@ -255,13 +256,13 @@ fn the_umount_of_a_bind_mount_waits_for_nothing() {
     let image = own_copy(&scratch);
     butternut(&["mount", image.to_str().unwrap(), place.name()]).ok();
     shell(&format!("mount --bind {}/docs {}", place.name(), bound.name()));
-    // With the longest patience: it would wait for all of it.
-    let said = butternut(&["umount", "--json", "--timeout", "100000", bound.name()]).ok();
+    // A command that waits for the process fails when its patience ends.
+    let said = butternut(&["umount", "--json", "--timeout", "20", bound.name()]).ok();
     assert!(said.contains("\"released\": false"), "{said}");
     assert!(!bound.is_mounted() && place.is_mounted());
     // Nor has the first mount that goes released the volume; the last one has.
     shell(&format!("mount --bind {}/docs {}", place.name(), bound.name()));
-    let said = butternut(&["umount", "--json", "--timeout", "100000", place.name()]).ok();
+    let said = butternut(&["umount", "--json", "--timeout", "20", place.name()]).ok();
     assert!(said.contains("\"released\": false"), "{said}");
     fs::write(bound.path().join("new"), "written").unwrap();
     let said = butternut(&["umount", "--json", bound.name()]).ok();

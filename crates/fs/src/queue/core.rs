@@ -19,6 +19,9 @@
 //!    the other copies.
 //! 4. In a steady state nothing is allocated for a read, nor for a write in place: lists keep
 //!    their memory.
+//! 5. A panic under the lock ends writing to the volume, and leaves nothing that waits for ever: a
+//!    request that is still known when the devices have nothing of the queue left has failed, and
+//!    one that the panic took along does not come back ([`Core::has_lost`]).
 
 use super::direct::is_reachable;
 use super::{Done, IoFlags};
@@ -32,6 +35,7 @@ use butternut_format::units::{Logical, length};
 use butternut_sys::arena::Arena;
 use butternut_sys::buffer::Buffer;
 use butternut_sys::buffers::Buffers;
+use butternut_tree::TreeError;
 use butternut_volume::{
     DataDone, DataQueue, DataQueueOptions, DataWrite, NotTaken, Sums, VolumeError,
 };
@@ -176,10 +180,23 @@ impl Core {
     }
 
     fn lock(&self) -> Locked<'_> {
-        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        Locked { inner, _no_release: NoRelease::begin() }
+        let no_release = NoRelease::begin();
+        let inner = self.inner.lock().unwrap_or_else(|poisoned| {
+            self.shared.fail_after_panic();
+            let mut inner = poisoned.into_inner();
+            inner.give_up();
+            inner
+        });
+        Locked { inner, _no_release: no_release }
     }
 
+    /// Whether all that is left of the requests was lost by a panic (law 5).
+    pub(super) fn has_lost(&self) -> bool {
+        let in_flight = self.in_flight();
+        in_flight == 0 && self.inner.is_poisoned()
+    }
+
+    /// After a panic: what is left of the run is the room's, since one step takes a part of it.
     pub(super) fn room(&self) -> MutexGuard<'_, DirectRoom> {
         self.room.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -561,8 +578,33 @@ impl Inner {
         });
     }
 
+    /// Law 5, on every lock after a panic.
+    fn give_up(&mut self) {
+        self.in_flight = self.data.outstanding() + usize::from(self.staged.is_some());
+        if self.in_flight > 0 {
+            return;
+        }
+        let failed = |tag, buffer| {
+            let error = Error::Tree(TreeError::Panicked);
+            Done { tag, buffer: Option::unwrap_or_default(buffer), result: Err(error) }
+        };
+        for flight in &mut self.flights {
+            if let Some(Reading { file, hold, tag, unreached, .. }) = flight.read.take() {
+                drop(hold);
+                self.done.push_back((failed(tag, unreached), Some(file)));
+            }
+            for writing in flight.writes.drain(..) {
+                let Writing { file, write, tag, buffer, .. } = writing;
+                write.fail(file.source());
+                drop(write);
+                self.done.push_back((failed(tag, buffer), Some(file)));
+            }
+        }
+    }
+
     fn finish(&mut self, file: File, wants_sync: bool, done: Done) {
-        self.in_flight -= 1;
+        // After a panic it is an estimate (law 5).
+        self.in_flight = self.in_flight.saturating_sub(1);
         if wants_sync {
             self.unsynced.push((file, done));
         } else {
@@ -617,3 +659,6 @@ impl Writing {
         self.write.fail(self.file.source());
     }
 }
+
+#[cfg(test)]
+mod tests;

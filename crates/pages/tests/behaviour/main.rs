@@ -6,6 +6,7 @@ mod allocations;
 mod limits;
 mod model;
 mod pairs;
+mod panics;
 mod uncached;
 
 use butternut_pages::{CacheLimits, FileKey, FilePages, Finding, PageCache, Stay, Tag};

@@ -35,6 +35,8 @@ mod flusher;
 mod ghosts;
 #[path = "../../src/index.rs"]
 mod index;
+#[path = "../../src/poison.rs"]
+mod poison;
 #[path = "../../src/replacement.rs"]
 mod replacement;
 #[path = "../../src/tag.rs"]

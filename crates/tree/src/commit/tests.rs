@@ -1,6 +1,7 @@
 //! Commits that find less space than was set aside for them.
 
-use crate::{Forest, ForestOptions, Need, Purse};
+use crate::running::Running;
+use crate::{Forest, ForestOptions, Need, Purse, TreeError};
 use butternut_device::{Device, MemoryDevice};
 use butternut_format::chunk::BlockGroupFlags;
 use butternut_format::key::{ItemType, Key};
@@ -8,6 +9,7 @@ use butternut_format::units::{Logical, TreeId};
 use butternut_mkfs::MkfsOptions;
 use butternut_space::{Class, Cluster, Want};
 use butternut_volume::{OpenOptions, Volume};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 fn fresh(bytes: u64) -> Arc<dyn Device> {
@@ -173,4 +175,56 @@ fn a_system_chunk_that_goes_leaves_the_superblock_too() {
     assert_eq!(listed(&forest), left);
     put(&forest, 0..100);
     forest.commit().expect("a commit after chunks have gone");
+}
+
+trait Guard {}
+
+impl<T> Guard for T {}
+
+/// Locks what a thread that panics has locked, without a part in the transaction.
+type Hold = fn(&Running) -> Box<dyn Guard + '_>;
+
+#[test]
+fn a_panic_under_a_lock_of_the_running_state_fails_the_next_commit() {
+    let holds: [(&str, Hold); 5] = [
+        ("references", |running| Box::new(running.references())),
+        ("checksums", |running| Box::new(running.sums())),
+        ("free space", |running| Box::new(running.free_changes())),
+        ("superblock", |running| Box::new(running.super_block())),
+        ("chunks", |running| Box::new(running.chunks())),
+    ];
+    for (name, hold) in holds {
+        let device = fresh(512 << 20);
+        let forest = open(&device);
+        put(&forest, 0..200);
+        forest.commit().expect("a commit");
+        touch(&forest);
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            let _held = hold(forest.running().expect("writable"));
+            panic!("in the middle of a change");
+        }));
+        assert!(panicked.is_err());
+        let refused = forest.commit().expect_err(name);
+        let TreeError::ReadOnly { cause } = &refused else { panic!("{name}: {refused}") };
+        assert!(matches!(**cause, TreeError::Panicked), "{name}: {cause}");
+        assert!(forest.join(Need::items(1)).is_err(), "{name}");
+    }
+}
+
+#[test]
+fn a_panic_while_a_tree_is_locked_fails_the_next_commit() {
+    let device = fresh(512 << 20);
+    let forest = open(&device);
+    put(&forest, 0..200);
+    forest.commit().expect("a commit");
+    touch(&forest);
+    let trees = forest.running().expect("writable").trees();
+    let tree = trees.iter().find(|tree| tree.id() == TreeId::UUID).expect("a tree");
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        let _state = tree.state_mut();
+        panic!("in the middle of an edit");
+    }));
+    assert!(panicked.is_err());
+    assert!(forest.commit().is_err());
+    assert!(forest.write_error().is_some());
 }

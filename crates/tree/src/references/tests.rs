@@ -3,17 +3,26 @@
 use super::item::{ExtentItem, counted, keyed_bytes};
 use super::keyed::find;
 use super::{Content, Ref, References};
-use crate::{Forest, ForestOptions, Need};
+use crate::{Forest, ForestOptions, Need, TreeError};
 use butternut_device::{Device, MemoryDevice};
 use butternut_format::extent::DataRef;
 use butternut_format::key::Key;
 use butternut_format::units::{Generation, Ino, Logical, TreeId};
 use butternut_mkfs::MkfsOptions;
+use butternut_space::Cluster;
 use butternut_volume::{OpenOptions, Volume};
 use std::sync::Arc;
 
 fn data(ino: u64) -> DataRef {
     DataRef { tree: TreeId::FS, ino: Ino(ino), offset: 0, count: 1 }
+}
+
+fn forest() -> Arc<Forest> {
+    let device = MemoryDevice::new("memory", 256 << 20);
+    butternut_mkfs::make(&device, &MkfsOptions::default()).expect("a fresh volume");
+    let device: Arc<dyn Device> = Arc::new(device);
+    let volume = Volume::open(vec![device], OpenOptions::default()).expect("a volume");
+    Forest::open_writable(Arc::new(volume), ForestOptions::default()).expect("a forest")
 }
 
 #[test]
@@ -47,12 +56,7 @@ fn references_that_are_applied_are_seen_until_they_are_in_the_tree() {
 
 #[test]
 fn a_keyed_reference_is_found_behind_the_gaps_that_others_left() {
-    let device = MemoryDevice::new("memory", 256 << 20);
-    butternut_mkfs::make(&device, &MkfsOptions::default()).expect("a fresh volume");
-    let device: Arc<dyn Device> = Arc::new(device);
-    let volume = Volume::open(vec![device], OpenOptions::default()).expect("a volume");
-    let volume = Arc::new(volume);
-    let forest = Forest::open_writable(volume, ForestOptions::default()).expect("a forest");
+    let forest = forest();
     let handle = forest.join(Need::items(8)).expect("space");
     let tree = handle.tree(TreeId::EXTENT).expect("the extent tree");
     let at = Logical(1 << 40);
@@ -74,7 +78,7 @@ fn a_keyed_reference_is_found_behind_the_gaps_that_others_left() {
     tree.remove(&key).expect("a removal");
     assert_eq!(look(), (key, None));
     // What the extent tree holds now is nothing that a commit could write.
-    handle.abort(crate::TreeError::Panicked);
+    handle.abort(TreeError::Panicked);
 }
 
 #[test]
@@ -93,4 +97,29 @@ fn counts_are_exact_or_refused() {
     assert!(item.change_inline(reference, -3).is_err());
     assert!(item.change_inline(reference, -2).expect("a count") && item.is_bare());
     assert!(!item.change_inline(reference, -1).expect("it is not inline"));
+}
+
+#[test]
+fn an_extent_that_loses_its_count_before_its_references_is_refused() {
+    const BYTES: u64 = 4096;
+    let forest = forest();
+    let range = forest.allocate_data(BYTES, BYTES, Cluster(9)).expect("space");
+    let at = Logical(range.start);
+    let handle = forest.join(Need::items(8)).expect("space");
+    handle.claim_data(range, data(300));
+    drop(handle);
+    forest.commit().expect("a sound volume");
+    // A keyed reference that the count does not know.
+    let handle = forest.join(Need::items(8)).expect("space");
+    let other = Ref::data(data(301));
+    let tree = handle.tree(TreeId::EXTENT).expect("the extent tree");
+    tree.insert(&other.key(at), &keyed_bytes(other, 1)).expect("room");
+    handle.drop_data_ref(at, BYTES, data(300));
+    drop(handle);
+    let refused = forest.commit().expect_err("a keyed item would stay over free space");
+    let first: &(dyn std::error::Error + 'static) = &refused;
+    let causes = std::iter::successors(Some(first), |error| error.source());
+    let told: Vec<String> = causes.map(ToString::to_string).collect();
+    assert!(told.join(": ").contains("references that are left"), "{told:?}");
+    assert!(forest.write_error().is_some());
 }
