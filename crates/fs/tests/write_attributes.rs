@@ -238,7 +238,7 @@ fn a_size_and_other_attributes_are_set_together_or_not_at_all() {
             let fs = Filesystem::open_devices(volume.devices(), &options).unwrap();
             let id = file(&fs, b"file", 0o6755);
             let opened = fs.open_file(id).unwrap();
-            opened.write_at(0, &[7; 100_000]).unwrap();
+            opened.write_at(0, &vec![7; 100_000]).unwrap();
             fs.set_xattr(id, CAPABILITIES, b"all of them", SetXattr::Create).unwrap();
             let entries =
                 acl(&[(1, 7, NO_ID), (2, 7, 3), (4, 5, NO_ID), (16, 7, NO_ID), (32, 5, NO_ID)]);
