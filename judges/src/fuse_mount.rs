@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug)]
 pub struct FuseMount {
     root: PathBuf,
+    process: u64,
     /// `None` when unmounted.
     guard: Option<MountGuard>,
     /// Goes after the mount.
@@ -49,7 +50,9 @@ impl FuseMount {
         args.push(root.clone().into());
         let mounted = command::run(&args).and_then(|said| daemon(&said));
         match mounted {
-            Ok(daemon) => Ok(Self { root, guard: Some(guard), _daemon: daemon }),
+            Ok((process, daemon)) => {
+                Ok(Self { root, process, guard: Some(guard), _daemon: daemon })
+            }
             Err(error) => {
                 drop(guard);
                 std::fs::remove_dir(&root).ok();
@@ -60,6 +63,11 @@ impl FuseMount {
 
     pub fn root(&self) -> &Path {
         &self.root
+    }
+
+    /// The number of the process that serves the mount.
+    pub fn process(&self) -> u64 {
+        self.process
     }
 
     /// Unmounts, and fails unless the command says that the volume is released. A mount that could
@@ -74,12 +82,12 @@ impl FuseMount {
 }
 
 /// Watches over the daemon that `mount --json` has started.
-fn daemon(said: &[u8]) -> Result<Undo> {
+fn daemon(said: &[u8]) -> Result<(u64, Undo)> {
     let said: serde_json::Value = serde_json::from_slice(said)?;
     let process = said["process"].as_u64().context("mount names no process")?;
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
     let started = stat.split(' ').nth(21).context("the process has no start time")?;
-    Ok(Undo::at_death(END_DAEMON, &[&process.to_string(), started])?)
+    Ok((process, Undo::at_death(END_DAEMON, &[&process.to_string(), started])?))
 }
 
 impl Drop for FuseMount {

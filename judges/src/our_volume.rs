@@ -61,6 +61,11 @@ impl OurVolume {
         self.check()
     }
 
+    /// The number of the process that serves the volume.
+    pub fn process(&self) -> Result<u64> {
+        Ok(self.mount.as_ref().context("the volume is not mounted")?.process())
+    }
+
     /// Forgets a mount whose process is gone.
     pub fn abandon(&mut self) {
         self.mount = None;

@@ -101,7 +101,7 @@ kinds! {
     GroupChunk Error "a block group has no chunk, or another one than it says",
     GroupUsed Error "a block group's used bytes are not those of its extents",
     FreeSpaceGroup Error "a block group without its free space info",
-    FreeSpaceStray Warning "free space of a block group that is not there, as mkfs leaves behind",
+    FreeSpaceStray Warning "free space of a block group that is not there",
     FreeSpaceMissing Error "free space that the free space tree does not know",
     FreeSpaceTaken Error "the free space tree calls allocated space free",
     FreeSpaceCount Error "a free space info counts wrongly, or is of another form",

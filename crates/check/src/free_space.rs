@@ -193,12 +193,16 @@ fn check_form(
     }
 }
 
-/// Infos and free ranges that no block group has.
+/// Infos and free ranges that no block group has. Those below the first block group are of the
+/// groups that mkfs.btrfs begins with and removes again: neither the kernel nor mkfs removes them,
+/// no chunk is made there any more, and `btrfs check` does not report them.
 fn check_outside(free: &FreeSpace, groups: &[BlockGroup], sink: &Sink<'_>) {
+    let first = groups.first().map_or(0, |group| group.logical.0);
     let is_stray = |info: &&FreeSpaceInfo| {
         let (start, bytes) = (info.group.logical, info.group.bytes);
         let at = groups.binary_search_by_key(&start, |group| group.logical).ok();
-        at.and_then(|at| groups.get(at)).is_none_or(|group| group.bytes != bytes)
+        start.0.saturating_add(bytes) > first
+            && at.and_then(|at| groups.get(at)).is_none_or(|group| group.bytes != bytes)
     };
     let infos = free.infos.iter().filter(is_stray).count();
     let mut known = Spans::default();
@@ -211,8 +215,9 @@ fn check_outside(free: &FreeSpace, groups: &[BlockGroup], sink: &Sink<'_>) {
         .free
         .iter()
         .map(|range| {
-            let bytes = range.end.saturating_sub(range.start);
-            bytes.saturating_sub(known.covered(range.start, range.end))
+            let start = range.start.max(first);
+            let bytes = range.end.saturating_sub(start);
+            bytes.saturating_sub(known.covered(start, range.end.max(start)))
         })
         .fold(0, u64::saturating_add);
     if infos > 0 || bytes > 0 {

@@ -435,15 +435,17 @@ impl File {
 }
 
 impl Filesystem {
+    /// Sets the size of a file, and with it whatever else of its inode `facts` has: all of it, or
+    /// nothing but blocks that were cut off behind the new end.
     pub(crate) fn set_size(
         &self,
         writer: &Writer,
         subvolume: &WritableSubvolume,
         entry: &Arc<InodeEntry>,
         body: &mut Body,
-        size: u64,
+        (size, facts): (u64, Inode),
     ) -> Result<()> {
-        self.alter_file(writer, subvolume, entry, body, Times::Now, |file, _, stamp| {
+        self.alter_file_to(writer, subvolume, entry, body, facts, |file, _, stamp| {
             Ok(file.truncate(size, stamp)?)
         })
     }
@@ -483,13 +485,26 @@ impl Filesystem {
             Times::Stay => (was.mtime, was.ctime),
         };
         let sequence = was.sequence.wrapping_add(1);
-        let mut facts = Inode { mtime, ctime, sequence, ..was };
+        let facts = Inode { mtime, ctime, sequence, ..was };
+        self.alter_file_to(writer, subvolume, entry, body, facts, change)
+    }
+
+    /// Changes a file's data; if that succeeds, its inode has these facts, but for the size.
+    fn alter_file_to<R>(
+        &self,
+        writer: &Writer,
+        subvolume: &WritableSubvolume,
+        entry: &Arc<InodeEntry>,
+        body: &mut Body,
+        mut facts: Inode,
+        change: impl FnOnce(&mut FileState, &Inode, Stamp<'_>) -> Result<R>,
+    ) -> Result<R> {
+        let was = self.facts(entry)?;
         let file = self.file_state(&subvolume.tree, entry, body)?;
         let mut stamped = None;
         let result = change(file, &was, &mut |item| stamped = Some(stamp(item, &facts)));
         if result.is_err() {
-            let Inode { mtime, ctime, sequence, .. } = was;
-            facts = Inode { mtime, ctime, sequence, ..facts };
+            facts = was;
         }
         if let Some(Inode { flags, transid, .. }) = stamped {
             facts = Inode { flags, transid, ..facts };
@@ -503,7 +518,8 @@ impl Filesystem {
         }
         let is_clean = file.is_clean();
         let is_due = body.is_stamp_due.get_mut();
-        *is_due |= result.is_ok() && stamped.is_none();
+        // Where it failed behind a stamp, the tree has what the inode was to become.
+        *is_due |= result.is_ok() != stamped.is_some();
         let is_due = *is_due;
         entry.set(facts);
         if is_due || !is_clean {

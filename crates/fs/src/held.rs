@@ -12,10 +12,10 @@
 
 use crate::inode_table::{Body, InodeEntry};
 use crate::writer::{WritableSubvolume, Writer};
-use crate::{FileId, FileKind, Filesystem, Result};
+use crate::{Error, FileId, FileKind, Filesystem, Result};
 use butternut_file::FileState;
 use butternut_format::inode::Inode;
-use butternut_format::units::Ino;
+use butternut_format::units::{Ino, TreeId};
 use butternut_names as names;
 use butternut_tree::Need;
 use std::fmt;
@@ -171,23 +171,33 @@ impl Filesystem {
     }
 
     /// Deletes what was without a name when the volume was last closed, or cut off from its power.
-    /// Nobody has written to the subvolume yet.
+    /// Nothing has been written to the subvolume yet. An inode that cannot be deleted is left for
+    /// the next open, and those behind it are deleted; the answer is what was left.
     pub(crate) fn delete_orphans(
         &self,
         writer: &Writer,
         subvolume: &WritableSubvolume,
-    ) -> Result<()> {
-        let mut from = Ino(0);
-        loop {
-            let found = names::orphans(&subvolume.tree, from, ORPHANS_PER_LOOK)?;
-            let Some(last) = found.last() else { return Ok(()) };
-            let next = last.0.checked_add(1);
+    ) -> Option<LeftOrphans> {
+        let mut left: Option<LeftOrphans> = None;
+        let mut from = Some(Ino(0));
+        while let Some(start) = from.take() {
+            let found = match names::orphans(&subvolume.tree, start, ORPHANS_PER_LOOK) {
+                Ok(found) => found,
+                Err(error) => {
+                    LeftOrphans::add(&mut left, subvolume.id, None, error.into());
+                    break;
+                }
+            };
             for ino in &found {
-                self.delete_orphan(writer, subvolume, *ino)?;
+                let Err(error) = self.delete_orphan(writer, subvolume, *ino) else { continue };
+                LeftOrphans::add(&mut left, subvolume.id, Some(*ino), error);
+                if self.forest().write_error().is_some() {
+                    return left;
+                }
             }
-            let Some(next) = next else { return Ok(()) };
-            from = Ino(next);
+            from = found.last().and_then(|last| last.0.checked_add(1)).map(Ino);
         }
+        left
     }
 
     fn delete_orphan(
@@ -218,6 +228,27 @@ impl Filesystem {
             forget(writer, &entry, &mut body);
         }
         Ok(())
+    }
+}
+
+/// Inodes without a name that could not be deleted when their subvolume was opened for writing.
+#[derive(Debug)]
+pub(crate) struct LeftOrphans {
+    pub(crate) subvolume: TreeId,
+    pub(crate) count: u64,
+    /// The first of them; `None` where their list could not be read to its end.
+    pub(crate) first: Option<Ino>,
+    /// Why that one was not deleted.
+    pub(crate) error: Error,
+}
+
+impl LeftOrphans {
+    fn add(left: &mut Option<Self>, subvolume: TreeId, ino: Option<Ino>, error: Error) {
+        let count = u64::from(ino.is_some());
+        match left {
+            Some(left) => left.count += count,
+            None => *left = Some(Self { subvolume, count, first: ino, error }),
+        }
     }
 }
 

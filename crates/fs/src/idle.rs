@@ -68,6 +68,11 @@ impl IdleFiles {
         }
     }
 
+    /// How many files are in the list.
+    pub(crate) fn len(&self) -> usize {
+        self.list().len()
+    }
+
     /// Takes the file that became idle first off the list, if that is too long.
     fn pop(&self) -> Option<Weak<InodeEntry>> {
         let mut list = self.list();

@@ -334,6 +334,14 @@ impl InodeTable {
         }
     }
 
+    /// How many entries there are.
+    pub(crate) fn len(&self) -> usize {
+        let of = |shard: &RwLock<Shard>| {
+            shard.read().unwrap_or_else(PoisonError::into_inner).entries.len()
+        };
+        self.shards.iter().map(of).sum()
+    }
+
     /// What an inode is, if that is known and nobody is about to find out.
     pub(crate) fn look(&self, id: FileId) -> Seen {
         let shard = self.shard(id).read().unwrap_or_else(PoisonError::into_inner);

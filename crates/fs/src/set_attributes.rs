@@ -6,16 +6,19 @@
 //! | owner or group | set-user-id, set-group-id and capabilities of a file go, if asked for |
 //! | size | mtime is now; the same privileges go, if asked for |
 //! | any | ctime is now |
+//!
+//! A call changes all that it is to change, or nothing ([`Filesystem::set_attributes`]).
 
 use crate::change::Change;
-use crate::inode_table::InodeEntry;
+use crate::inode_table::{Body, InodeEntry};
 use crate::latency::Operation;
 use crate::writer::{WritableSubvolume, Writer};
 use crate::{Error, FileId, FileKind, Filesystem, Privileges, Result, Stat, Time};
 use butternut_format::inode::{self, Inode, InodeFlags};
 use butternut_format::units::Ino;
-use butternut_names::{self as names, ACCESS_ACL, Acl, SetXattr, Xattr};
+use butternut_names::{self as names, ACCESS_ACL, Acl, Moment, SetXattr, Xattr};
 use butternut_tree::Need;
+use std::sync::Arc;
 
 /// Items that may change: the inode's, and two attributes.
 const ITEMS_OF_ATTRIBUTES: u32 = 4;
@@ -91,81 +94,53 @@ impl Filesystem {
         let mut body = entry.body_mut();
         let inode = self.facts(&entry)?;
         may_change(&inode, set)?;
+        let plan = Plan::new(&subvolume, &entry, &inode, set)?;
         if let Some(size) = set.size {
-            self.set_size(writer, &subvolume, &entry, &mut body, size)?;
+            self.set_with_size(writer, &subvolume, (&entry, &mut *body), &plan, size)?;
+        } else {
+            let need = Need::items(ITEMS_OF_ATTRIBUTES);
+            let ino = Ino(entry.id.ino);
+            let changed = self.change(writer, &subvolume, need, |change| {
+                let changed = plan.changed(&inode, change.moment);
+                change_xattrs(change, ino, &plan)?;
+                change.put(ino, &changed)?;
+                Ok(changed)
+            })?;
+            entry.set(changed);
         }
-        // A change of size stamps the inode itself.
-        if set.size.is_none_or(|size| *set != SetAttributes::size(size)) {
-            let inode = self.facts(&entry)?;
-            entry.set(self.change_attributes(writer, &subvolume, &entry, &inode, set)?);
+        if set.mode.is_some() {
+            entry.set_no_privileges(false);
         }
         drop(body);
         self.stat(id)
     }
 
-    fn change_attributes(
+    /// Sets the size with the rest. The rest is in the inode's item, which the change of the size
+    /// writes, but for extended attributes. Those are changed first, and changed back if the size
+    /// is refused: nothing that can be refused follows the change of the size.
+    fn set_with_size(
         &self,
         writer: &Writer,
         subvolume: &WritableSubvolume,
-        entry: &InodeEntry,
-        inode: &Inode,
-        set: &SetAttributes,
-    ) -> Result<Inode> {
+        (entry, body): (&Arc<InodeEntry>, &mut Body),
+        plan: &Plan<'_>,
+        size: u64,
+    ) -> Result<()> {
         let ino = Ino(entry.id.ino);
-        let mut changed = *inode;
-        changed.uid = set.uid.unwrap_or(inode.uid);
-        changed.gid = set.gid.unwrap_or(inode.gid);
-        if let Some(mode) = set.mode {
-            entry.set_no_privileges(false);
-            changed.mode = inode.kind.mode_bits() | (mode & PERMISSIONS);
-        }
-        let is_new_owner = set.uid.is_some() || set.gid.is_some();
-        let is_stripped = is_new_owner || set.size.is_some();
-        let strips = is_stripped && set.privileges != Privileges::Keep;
-        let mut drops_capabilities = false;
-        if strips && inode.kind != FileKind::Directory {
-            changed.mode = stripped(changed.mode, set.privileges);
-            drops_capabilities = names::xattr(&subvolume.tree, ino, CAPABILITIES)?.is_some();
-        }
-        let mut acl = None;
-        if changed.mode != inode.mode
-            && let Some(value) = names::xattr(&subvolume.tree, ino, ACCESS_ACL)?
-        {
-            acl = Acl::parse(&value)?.map(|acl| acl.with_mode(changed.mode).to_bytes());
-        }
         // A file can be cut on a full volume, whatever else is changed with its size.
-        let need = Need::items(ITEMS_OF_ATTRIBUTES);
-        let need = if set.size.is_some() { need.deleting() } else { need };
-        self.change(writer, subvolume, need, |change| {
-            let now = change.moment.now;
-            let time = |set: Option<SetTime>, was| match set {
-                None => was,
-                Some(SetTime::Now) => now,
-                Some(SetTime::At(Time { secs, nanos })) => inode::Time { secs, nanos },
-            };
-            let of_size = set.size.map(|_| SetTime::Now);
-            changed.atime = time(set.atime, inode.atime);
-            changed.mtime = time(set.mtime.or(of_size), inode.mtime);
-            if set.is_late && inode.flags.contains(InodeFlags::APPEND) {
-                // What was appended past that cache is newer than its time, and nothing but
-                // appending changes this time.
-                changed.mtime = changed.mtime.max(inode.mtime);
-            }
-            names::changed(&mut changed, change.moment);
-            if let Some(Time { secs, nanos }) = set.ctime {
-                changed.ctime = inode::Time { secs, nanos };
-            }
-            if let Some(value) = &acl {
-                let xattr = Xattr { name: ACCESS_ACL, value };
-                let (how, generation) = (SetXattr::Replace, change.moment.generation);
-                names::set_xattr(&change.edit, ino, &xattr, how, generation)?;
-            }
-            if drops_capabilities {
-                change.must(names::remove_xattr(&change.edit, ino, CAPABILITIES))?;
-            }
-            change.put(ino, &changed)
-        })?;
-        Ok(changed)
+        let need = Need::items(ITEMS_OF_ATTRIBUTES).deleting();
+        if plan.has_xattrs() {
+            self.change(writer, subvolume, need, |change| change_xattrs(change, ino, plan))?;
+        }
+        let inode = self.facts(entry)?;
+        let generation = self.forest().generation()?;
+        let changed = plan.changed(&inode, Moment { generation, now: writer.clock.now() });
+        let set = self.set_size(writer, subvolume, entry, body, (size, changed));
+        if set.is_err() && plan.has_xattrs() {
+            let back = |change: &Change<'_>| restore_xattrs(change, ino, plan);
+            self.change(writer, subvolume, need, back).unwrap_or_default();
+        }
+        set
     }
 
     /// Takes away the privileges of a file that is written to, if it has any. The caller has its
@@ -200,6 +175,112 @@ impl Filesystem {
         entry.set(inode);
         Ok(())
     }
+}
+
+/// A change of attributes, with what it brings along.
+struct Plan<'s> {
+    set: &'s SetAttributes,
+    mode: u32,
+    /// The access ACL as it is, and as it will be, where it changes.
+    acl: Option<(Vec<u8>, Vec<u8>)>,
+    /// The capabilities that go.
+    capabilities: Option<Vec<u8>>,
+}
+
+impl<'s> Plan<'s> {
+    /// Looks up what a change of attributes brings with it; nothing is changed.
+    fn new(
+        subvolume: &WritableSubvolume,
+        entry: &InodeEntry,
+        inode: &Inode,
+        set: &'s SetAttributes,
+    ) -> Result<Self> {
+        let ino = Ino(entry.id.ino);
+        let mut mode = inode.mode;
+        if let Some(wanted) = set.mode {
+            mode = inode.kind.mode_bits() | (wanted & PERMISSIONS);
+        }
+        let is_new_owner = set.uid.is_some() || set.gid.is_some();
+        let is_stripped = is_new_owner || set.size.is_some();
+        let strips = is_stripped && set.privileges != Privileges::Keep;
+        let mut capabilities = None;
+        if strips && inode.kind != FileKind::Directory {
+            mode = stripped(mode, set.privileges);
+            capabilities = names::xattr(&subvolume.tree, ino, CAPABILITIES)?;
+        }
+        let mut acl = None;
+        if mode != inode.mode
+            && let Some(old) = names::xattr(&subvolume.tree, ino, ACCESS_ACL)?
+        {
+            let new = Acl::parse(&old)?.map(|acl| acl.with_mode(mode).to_bytes());
+            acl = new.filter(|new| *new != old).map(|new| (old, new));
+        }
+        Ok(Self { set, mode, acl, capabilities })
+    }
+
+    fn has_xattrs(&self) -> bool {
+        self.acl.is_some() || self.capabilities.is_some()
+    }
+
+    /// The inode as it will be, but for its size.
+    fn changed(&self, inode: &Inode, moment: Moment) -> Inode {
+        let set = self.set;
+        let time = |set: Option<SetTime>, was| match set {
+            None => was,
+            Some(SetTime::Now) => moment.now,
+            Some(SetTime::At(Time { secs, nanos })) => inode::Time { secs, nanos },
+        };
+        let of_size = set.size.map(|_| SetTime::Now);
+        let mut changed = *inode;
+        changed.mode = self.mode;
+        changed.uid = set.uid.unwrap_or(inode.uid);
+        changed.gid = set.gid.unwrap_or(inode.gid);
+        changed.atime = time(set.atime, inode.atime);
+        changed.mtime = time(set.mtime.or(of_size), inode.mtime);
+        if set.is_late && inode.flags.contains(InodeFlags::APPEND) {
+            // What was appended past that cache is newer than its time, and nothing but
+            // appending changes this time.
+            changed.mtime = changed.mtime.max(inode.mtime);
+        }
+        names::changed(&mut changed, moment);
+        if let Some(Time { secs, nanos }) = set.ctime {
+            changed.ctime = inode::Time { secs, nanos };
+        }
+        changed
+    }
+}
+
+/// Changes the extended attributes of a plan.
+fn change_xattrs(change: &Change<'_>, ino: Ino, plan: &Plan<'_>) -> Result<()> {
+    if let Some((_, value)) = &plan.acl {
+        put_xattr(change, ino, ACCESS_ACL, value, SetXattr::Replace)?;
+    }
+    if plan.capabilities.is_some() {
+        change.must(names::remove_xattr(&change.edit, ino, CAPABILITIES))?;
+    }
+    Ok(())
+}
+
+/// Makes the extended attributes what they were before [`change_xattrs`].
+fn restore_xattrs(change: &Change<'_>, ino: Ino, plan: &Plan<'_>) -> Result<()> {
+    if let Some(value) = &plan.capabilities {
+        put_xattr(change, ino, CAPABILITIES, value, SetXattr::Create)?;
+    }
+    if let Some((value, _)) = &plan.acl {
+        put_xattr(change, ino, ACCESS_ACL, value, SetXattr::Replace)?;
+    }
+    Ok(())
+}
+
+fn put_xattr(
+    change: &Change<'_>,
+    ino: Ino,
+    name: &[u8],
+    value: &[u8],
+    how: SetXattr,
+) -> Result<()> {
+    let xattr = Xattr { name, value };
+    Ok(names::set_xattr(&change.edit, ino, &xattr, how, change.moment.generation)?)
 }
 
 /// The mode of a file that may keep no privileges. Set-group-id without the right to execute means

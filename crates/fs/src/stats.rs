@@ -22,6 +22,7 @@ use crate::writer::Writer;
 use crate::{Counters, FileId, Filesystem, LaneCounts, PageCounters, Switches};
 use butternut_file::FileState;
 use butternut_pages::CacheLimits;
+use butternut_sys::slabs;
 use butternut_volume::RescueCounts;
 
 /// Dirty files that are looked at together.
@@ -49,7 +50,7 @@ pub struct Stats {
     pub is_writable: bool,
 }
 
-/// What is in memory and not yet on the devices.
+/// What is in memory: first what is not yet on the devices, then what is kept for later.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUse {
     /// Bytes of files that no device has.
@@ -60,6 +61,15 @@ pub struct MemoryUse {
     pub pending_writes: u64,
     /// Tree blocks that are to be committed.
     pub dirty_tree_bytes: u64,
+    /// Inodes whose attributes are kept; at most
+    /// [`MountOptions::inode_cache_entries`](crate::MountOptions::inode_cache_entries), and those
+    /// that are in use or have something that no tree has.
+    pub inodes: u64,
+    /// Files without a handle that keep the state of their data.
+    pub idle_files: u64,
+    /// Buffers of 4 to 64 KiB of the whole process, used or kept for the next use: tree blocks, in
+    /// the node cache and beside it, and data in flight.
+    pub buffer_bytes: u64,
 }
 
 /// What was asked of one device, and what it failed.
@@ -103,12 +113,18 @@ impl Filesystem {
     }
 
     fn memory_use(&self) -> MemoryUse {
-        let Some(writer) = &self.shared.writer else { return MemoryUse::default() };
+        let buffer_bytes = slabs::resident_bytes() as u64;
+        let Some(writer) = &self.shared.writer else {
+            return MemoryUse { buffer_bytes, ..MemoryUse::default() };
+        };
         MemoryUse {
             dirty_bytes: self.shared.source.dirty_bytes(),
             dirty_files: writer.dirty_count() as u64,
             pending_writes: pending_writes(writer),
             dirty_tree_bytes: self.forest().dirty_bytes().unwrap_or(0),
+            inodes: writer.table.len() as u64,
+            idle_files: writer.idle.len() as u64,
+            buffer_bytes,
         }
     }
 
@@ -235,7 +251,10 @@ mod tests {
         ];
         assert_eq!(counted, want);
         assert_eq!(stats.commits, 2);
-        assert_eq!(stats.memory, MemoryUse::default());
+        let MemoryUse { inodes, idle_files, buffer_bytes, .. } = stats.memory;
+        let kept = MemoryUse { inodes, idle_files, buffer_bytes, ..MemoryUse::default() };
+        assert_eq!(stats.memory, kept, "nothing waits for the devices");
+        assert!(inodes > 0 && buffer_bytes > 0);
         assert!(stats.devices[0].flushes >= 4 && stats.devices[0].bytes_written > 8192);
         let switches = Switches { latency: false, ..Switches::default() };
         fs.set_switches(switches);

@@ -7,10 +7,12 @@
 //!    that), so finding the path may cost reads. A file whose path cannot be found is reported by
 //!    its logical address.
 
+use crate::held::LeftOrphans;
 use crate::mount::Shared;
 use crate::{FileId, Filesystem, Notice};
 use butternut_format::units::Logical;
 use butternut_volume::{Trouble, TroubleKind};
+use std::mem::take;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
@@ -70,12 +72,36 @@ impl Filesystem {
     }
 }
 
+/// Says what of a subvolume could not be deleted.
+fn orphan_notice(left: &LeftOrphans) -> Notice {
+    let LeftOrphans { subvolume, count, first, error } = left;
+    let what = match first {
+        Some(ino) if *count > 1 => format!("{count} deleted files, first inode {ino},"),
+        Some(ino) => format!("a deleted file, inode {ino},"),
+        None => "the list of deleted files".to_owned(),
+    };
+    let why = chain(error);
+    Notice(format!(
+        "subvolume {subvolume}: {what} cannot be removed, and keeps its space: {why}; \
+         `butternut check` says what is damaged"
+    ))
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
 impl TroubleWatch {
     /// Takes what is due to be reported. `None`: the filesystem is closed.
     pub fn take(&self) -> Option<Vec<Notice>> {
         let shared = self.shared.upgrade()?;
         let filesystem = Filesystem { shared, life: None };
         let due = filesystem.volume().take_troubles(Instant::now());
-        Some(due.iter().map(|trouble| filesystem.trouble_notice(trouble)).collect())
+        let orphans =
+            filesystem.shared.writer.as_ref().map(|writer| take(&mut *writer.left_orphans()));
+        let orphans = orphans.unwrap_or_default();
+        let due = due.iter().map(|trouble| filesystem.trouble_notice(trouble));
+        Some(orphans.iter().map(orphan_notice).chain(due).collect())
     }
 }

@@ -12,6 +12,7 @@
 
 use crate::committer::Signal;
 use crate::dirty_inodes::DirtyInodes;
+use crate::held::LeftOrphans;
 use crate::idle::IdleFiles;
 use crate::inode_table::{InodeEntry, InodeTable};
 use crate::{Clock, Error, FileId, Filesystem, Result};
@@ -40,6 +41,8 @@ pub(crate) struct Writer {
     renames: Mutex<()>,
     /// Held while a subvolume is looked at for the first time.
     opening: Mutex<()>,
+    /// Not reported yet: at most one for each subvolume.
+    left_orphans: Mutex<Vec<LeftOrphans>>,
 }
 
 /// A subvolume that something was written to, or is about to be.
@@ -63,7 +66,12 @@ impl Writer {
             dirty: DirtyInodes::default(),
             renames: Mutex::default(),
             opening: Mutex::default(),
+            left_orphans: Mutex::default(),
         }
+    }
+
+    pub(crate) fn left_orphans(&self) -> MutexGuard<'_, Vec<LeftOrphans>> {
+        self.left_orphans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn is_abandoned(&self) -> bool {
@@ -216,9 +224,10 @@ impl Filesystem {
         }
         let next_ino = Mutex::new(names::next_ino(&tree)?);
         let made = Arc::new(WritableSubvolume { id: tree_id, tree, next_ino });
-        // Nobody has written to it yet: whatever is an orphan is nobody's. One that cannot be
-        // deleted stays for the next time.
-        drop(self.delete_orphans(writer, &made));
+        // Nothing has been written to it yet, so no handle is open on an orphan.
+        if let Some(left) = self.delete_orphans(writer, &made) {
+            writer.left_orphans().push(left);
+        }
         writer.subvolumes().insert(id.subvolume, Arc::clone(&made));
         Ok(made)
     }

@@ -27,8 +27,11 @@ const EXTENTS: u64 = 900;
 /// The number of the file that has lost its name: the second that was made.
 const GONE_INO: u64 = 258;
 
+/// The number of a small file that has lost its name, too.
+const LATER_INO: u64 = 259;
+
 /// A volume with a deep tree of files: one with many extents, one like it that has lost its name
-/// while it was open, and many with a name each.
+/// while it was open, a small one that has lost its name, and many with a name each.
 fn volume() -> TestVolume {
     let options = MkfsOptions { node_bytes: Some(4096), ..MkfsOptions::default() };
     let volume = TestVolume::of(112 << 20, &options);
@@ -41,16 +44,20 @@ fn volume() -> TestVolume {
         }
         file.sync_all().unwrap();
     }
+    let later = fs.create(fs.root(), b"later", &new(0o600)).unwrap();
+    let later = fs.open_file(later).unwrap();
+    later.write_at(0, &[7; 4096]).unwrap();
     let dir = fs.mkdir(fs.root(), b"dir", &new(0o700)).unwrap();
     for number in 0..200 {
         fs.create(dir, format!("name {number}").as_bytes(), &new(0o600)).unwrap();
     }
     let gone = fs.open_file(fs.lookup(fs.root(), b"gone").unwrap()).unwrap();
     fs.unlink(fs.root(), b"gone").unwrap();
+    fs.unlink(fs.root(), b"later").unwrap();
     fs.sync().unwrap();
-    // As after a crash: the file is deleted when the volume is opened again.
+    // As after a crash: the files are deleted when the volume is opened again.
     let copy = volume.copy();
-    drop(gone);
+    drop((gone, later));
     copy
 }
 
@@ -211,5 +218,26 @@ fn a_leaf_with_keys_past_its_parents_next_key_ends_no_call_in_a_loop() {
         let refused = exercise(&hostile(&image, pair));
         let of_order = refused.iter().filter(|told| is_of_order(told)).count();
         assert!(of_order > 1, "calls that refused the leaf behind {:?}: {refused:?}", pair.key);
+    }
+}
+
+#[test]
+fn an_orphan_that_cannot_be_deleted_is_reported_once_and_keeps_no_other_from_being_deleted() {
+    let volume = volume();
+    let pairs = pairs(&volume);
+    let of_orphan: Vec<_> = pairs.iter().filter(|pair| pair.key.objectid == GONE_INO).collect();
+    let hostile = hostile(&volume.image(), of_orphan[of_orphan.len() / 2]);
+    let options = MountOptions { read_only: false, ..MountOptions::default() };
+    for _ in 0..2 {
+        let fs = Filesystem::open_devices(hostile.devices(), &options).unwrap();
+        let watch = fs.watch_troubles();
+        fs.create(fs.root(), b"new", &new(0o600)).unwrap();
+        fs.unlink(fs.root(), b"new").unwrap();
+        let notices: Vec<String> = watch.take().unwrap().iter().map(ToString::to_string).collect();
+        assert!(notices.len() == 1 && notices[0].contains("inode 258"), "{notices:?}");
+        assert!(watch.take().unwrap().is_empty(), "it was reported");
+        assert!(fs.stat(FileId::new(5, GONE_INO)).is_ok(), "it is left for the next open");
+        assert!(fs.stat(FileId::new(5, LATER_INO)).is_err(), "the one behind it is deleted");
+        fs.close().unwrap();
     }
 }

@@ -6,7 +6,8 @@
 mod volume;
 
 use butternut::{
-    AttributeFlags, FileId, Filesystem, Privileges, SetAttributes, SetTime, SetXattr, Time,
+    AttributeFlags, FileId, Filesystem, MountOptions, Privileges, Refusals, SetAttributes, SetTime,
+    SetXattr, Time,
 };
 use volume::{TestVolume, new};
 
@@ -39,6 +40,7 @@ fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
 
 const NO_ID: u32 = u32::MAX;
 const ACCESS: &[u8] = b"system.posix_acl_access";
+const CAPABILITIES: &[u8] = b"security.capability";
 const DEFAULT: &[u8] = b"system.posix_acl_default";
 
 #[test]
@@ -217,4 +219,72 @@ fn compression_and_nocow_are_handed_down() {
     let wrong = fs.set_attribute_flags(dir, AttributeFlags(1));
     assert_eq!(wrong.unwrap_err().errno(), 95);
     volume.reopen(fs);
+}
+
+/// Every n-th reservation is refused, for each n: what a call does not do as a whole it does not
+/// do at all.
+#[test]
+fn a_size_and_other_attributes_are_set_together_or_not_at_all() {
+    let mut refused = 0;
+    for nth in 1..=12 {
+        for size in [5000, 20_000, 300_000] {
+            let volume = TestVolume::new();
+            let refusals = Refusals::default();
+            let options = MountOptions {
+                read_only: false,
+                refusals: Some(refusals.clone()),
+                ..MountOptions::default()
+            };
+            let fs = Filesystem::open_devices(volume.devices(), &options).unwrap();
+            let id = file(&fs, b"file", 0o6755);
+            let opened = fs.open_file(id).unwrap();
+            opened.write_at(0, &vec![7; 100_000]).unwrap();
+            fs.set_xattr(id, CAPABILITIES, b"all of them", SetXattr::Create).unwrap();
+            let entries =
+                acl(&[(1, 7, NO_ID), (2, 7, 3), (4, 5, NO_ID), (16, 7, NO_ID), (32, 5, NO_ID)]);
+            fs.set_xattr(id, ACCESS, &entries, SetXattr::Create).unwrap();
+            fs.sync().unwrap();
+            let xattrs =
+                |fs: &Filesystem| [CAPABILITIES, ACCESS].map(|name| fs.xattr(id, name).ok());
+            let before = (fs.stat(id).unwrap(), xattrs(&fs));
+            let at = SetTime::At(Time { secs: 5, nanos: 6 });
+            let set = SetAttributes {
+                mode: Some(0o4600),
+                uid: Some(77),
+                size: Some(size),
+                mtime: Some(at),
+                privileges: Privileges::Strip,
+                ..NONE
+            };
+            refusals.refuse_every(nth);
+            let done = fs.set_attributes(id, &set);
+            refusals.refuse_none();
+            let after = fs.stat(id).unwrap();
+            let now = xattrs(&fs);
+            match done {
+                Err(error) => {
+                    refused += 1;
+                    assert_eq!(error.errno(), 28, "{error}");
+                    assert_eq!(
+                        (&after, &now),
+                        (&before.0, &before.1),
+                        "refusal {nth}, size {size}"
+                    );
+                    let mut bytes = vec![0; 100_001];
+                    assert_eq!(opened.read_at(0, &mut bytes).unwrap(), 100_000);
+                    assert!(bytes[..100_000].iter().all(|byte| *byte == 7));
+                }
+                Ok(stat) => {
+                    assert_eq!(stat, after);
+                    assert_eq!((after.size, after.uid, after.mode & 0o7777), (size, 77, 0o600));
+                    assert_eq!(after.mtime, Time { secs: 5, nanos: 6 });
+                    assert!(now[0].is_none() && now[1] != before.1[1]);
+                }
+            }
+            drop(opened);
+            let fs = volume.reopen(fs);
+            assert_eq!(fs.stat(id).unwrap(), after);
+        }
+    }
+    assert!(refused > 3, "{refused} calls were refused");
 }

@@ -19,6 +19,7 @@
 
 use crate::arena::Slot;
 use crate::scribble::Loan;
+use crate::slabs;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
@@ -46,6 +47,8 @@ enum Home {
     /// A [`Scribble`](crate::scribble::Scribble)'s, with the hold on it (law 6).
     Scribble(Loan),
     Heap,
+    /// A slab's block.
+    Slab,
     /// Held for its drop, which frees the slot.
     Arena {
         _slot: Slot,
@@ -66,6 +69,9 @@ impl Buffer {
         let capacity = len.next_multiple_of(BUFFER_ALIGN);
         if capacity == 0 {
             return Buffer::default();
+        }
+        if let Some(start) = slabs::take(capacity) {
+            return Buffer { start, len, capacity, home: Home::Slab };
         }
         let layout = layout(capacity);
         // SAFETY: the layout's size is not zero.
@@ -188,7 +194,7 @@ impl Buffer {
     }
 }
 
-/// A copy lies on the heap, wherever the original does.
+/// A copy has memory of its own, wherever the original lies.
 impl Clone for Buffer {
     fn clone(&self) -> Buffer {
         let mut copy = Buffer::zeroed(self.len);
@@ -211,9 +217,12 @@ impl Drop for Buffer {
         if let Home::Scribble(loan) = &mut self.home {
             loan.release(&part);
         }
-        if matches!(self.home, Home::Heap) {
+        match self.home {
             // SAFETY: allocated by `zeroed` with this very layout, and freed once.
-            unsafe { dealloc(self.start.as_ptr(), layout(self.capacity)) }
+            Home::Heap => unsafe { dealloc(self.start.as_ptr(), layout(self.capacity)) },
+            // SAFETY: taken by `zeroed` with this very capacity, and given back once.
+            Home::Slab => unsafe { slabs::give(self.start, self.capacity) },
+            Home::Nowhere | Home::Lender | Home::Scribble(_) | Home::Arena { .. } => {}
         }
     }
 }

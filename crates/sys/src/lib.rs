@@ -25,4 +25,5 @@ pub mod random;
 pub mod ring;
 pub mod scribble;
 pub mod signal;
+pub mod slabs;
 pub mod workers;

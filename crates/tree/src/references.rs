@@ -15,7 +15,8 @@
 //! 3. The heads are a leaf of the lock order: nothing is locked, read or allocated under them.
 //! 4. A change is in the heads or in the extent tree, for every reader at every moment: heads that
 //!    are being applied are shown until their batch is in the tree, and a reader looks again where
-//!    a batch went into the tree between its two looks ([`Look`]).
+//!    a batch went into the tree between its two looks ([`Look`]). Behind a batch that failed it
+//!    gets the error that ended writing.
 //!
 //! Left to others: the extent items (`references::apply`, `item`, `keyed`), the space (`running`).
 
@@ -178,10 +179,11 @@ impl References {
         self.batches = self.batches.saturating_add(1);
     }
 
-    /// The heads below `to` are in the tree; `None`: the batch failed.
-    pub(crate) fn end_batch(&mut self, to: Option<Logical>) {
+    /// The heads below `to` are in the tree. A batch that failed never ends: how much of it is in
+    /// the tree is not known, so no count is, until the volume is opened again (law 4).
+    pub(crate) fn end_batch(&mut self, to: Logical) {
         self.batches = self.batches.saturating_add(1);
-        if let Some(((_, from), to)) = self.applying.as_mut().zip(to) {
+        if let Some((_, from)) = self.applying.as_mut() {
             *from = to;
         }
     }

@@ -227,7 +227,8 @@ impl Running {
     ) -> Result<(R, Look), TreeError> {
         loop {
             let Some(look) = self.references().look(at) else {
-                // A commit that died in the middle of a batch has left the cause.
+                // A commit that failed or died in the middle of a batch has left the cause, or is
+                // about to.
                 if let Some(error) = self.gate.cause() {
                     return Err(error);
                 }

@@ -351,6 +351,8 @@ impl Table {
                 }
             };
             request.failures.push((device, error));
+        } else if kind == RequestKind::Write {
+            volume.remove_missed(device, offset, bytes);
         }
         request.left = request.left.saturating_sub(1);
         if request.left > 0 {

@@ -24,6 +24,7 @@ mod discard;
 mod error;
 mod lanes;
 mod members;
+mod missed;
 mod profile;
 mod read_block;
 mod read_data;

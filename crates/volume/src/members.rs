@@ -14,6 +14,7 @@
 //! 5. One devid with two uuids is two devices. Chunks name the uuid, so each finds its own.
 
 use crate::error::VolumeError;
+use crate::missed::MissedRanges;
 use crate::troubles::Troubles;
 use butternut_device::Device;
 use butternut_format::device_item::DeviceItem;
@@ -31,6 +32,7 @@ pub(crate) struct Member {
     pub(crate) is_seed: bool,
     pub(crate) is_stale: bool,
     pub(crate) errors: ErrorCounters,
+    pub(crate) missed: MissedRanges,
     /// The last flush of the device failed.
     pub(crate) is_unflushed: AtomicBool,
     pub(crate) last_super: Mutex<LastSuper>,
@@ -64,6 +66,7 @@ impl Member {
             is_seed,
             is_stale,
             errors: ErrorCounters::default(),
+            missed: MissedRanges::default(),
             is_unflushed: AtomicBool::new(false),
             last_super: Mutex::default(),
             shrunk_to: Mutex::default(),
@@ -104,6 +107,9 @@ pub(crate) struct ErrorCounters {
     generations: AtomicU64,
     /// A write or a flush failed since the volume was opened.
     session_failed: AtomicBool,
+    /// A flush failed, or the record had missed writes when the volume was opened: which ranges
+    /// the device has missed is not known.
+    missed_unknown: AtomicBool,
     /// The counts as the volume has them on record.
     recorded: Mutex<ErrorCounts>,
 }
@@ -141,6 +147,9 @@ impl ErrorCounters {
         self.flushes.fetch_add(counts.flush_errors, Ordering::Relaxed);
         self.corruptions.fetch_add(counts.corruption_errors, Ordering::Relaxed);
         self.generations.fetch_add(counts.generation_errors, Ordering::Relaxed);
+        if counts.has_missed_writes() {
+            self.missed_unknown.store(true, Ordering::Relaxed);
+        }
         self.set_recorded(counts);
     }
 
@@ -167,7 +176,13 @@ impl ErrorCounters {
 
     pub(crate) fn count_flush(&self) {
         self.flushes.fetch_add(1, Ordering::Relaxed);
+        self.missed_unknown.store(true, Ordering::Relaxed);
         self.session_failed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the device has missed what no [`MissedRanges`] names.
+    pub(crate) fn has_missed_unknown(&self) -> bool {
+        self.missed_unknown.load(Ordering::Relaxed)
     }
 
     pub(crate) fn count_corruption(&self) {

@@ -7,11 +7,13 @@
 //!    address to the same one, so that no reader shares a counter with another and a cache below
 //!    holds each byte once. Doubtful copies (law 4 of [`crate::tolerance`]) are read only when
 //!    no other is there.
-//! 3. A piece none of whose devices is there is not read; it goes to [`crate::rescue`] at once.
+//! 3. A piece none of whose devices is there, or of which every copy that is there has missed a
+//!    part, is not read; it goes to [`crate::rescue`] at once.
 
 use crate::chunk_map::Chunks;
 use crate::error::VolumeError;
-use crate::stripe::{Layout, Piece};
+use crate::stripe::{Layout, Piece, Place};
+use crate::tolerance::Doubt;
 use crate::volume::Volume;
 use butternut_device::{DeviceError, ReadInto};
 use butternut_format::units::{Logical, length};
@@ -156,11 +158,18 @@ pub(crate) fn choose(
     let copies = layout.copies(piece);
     let turn = (piece.logical.0 >> BLOCK_SHIFT) ^ (piece.logical.0 >> EXTENT_SHIFT);
     let turn = usize::try_from(turn.checked_rem(length(copies.len()))?).ok()?;
-    let order = || copies.iter().enumerate().cycle().skip(turn).take(copies.len());
-    let sound = order().find(|(_, place)| place.slot.is_some() && !volume.is_doubtful(place));
-    let found =
-        sound.or_else(|| order().find(|(_, place)| place.slot.is_some() && !place.is_stale));
-    let (copy, place) = found.or_else(|| order().find(|(_, place)| place.slot.is_some()))?;
+    let order = copies.iter().enumerate().cycle().skip(turn).take(copies.len());
+    let mut best: Option<(Doubt, usize, &Place)> = None;
+    for (copy, place) in order.filter(|(_, place)| place.slot.is_some()) {
+        let doubt = volume.doubt(piece, place);
+        if best.is_none_or(|(least, ..)| doubt < least) {
+            best = Some((doubt, copy, place));
+        }
+        if doubt == Doubt::Sound {
+            break;
+        }
+    }
+    let (_, copy, place) = best.filter(|(doubt, ..)| *doubt != Doubt::Missed)?;
     Some((copy, place.slot?, piece.physical(place).0))
 }
 

@@ -139,13 +139,11 @@ impl Volume {
     }
 }
 
-/// Copies of a piece in the order to read them: doubtful ones last, of those the stale ones.
+/// Copies of a piece in the order to read them, those of least doubt first.
 fn in_order(volume: &Volume, layout: &Layout, piece: &Piece) -> Vec<usize> {
     let copies = layout.copies(piece);
     let mut order: Vec<usize> = (0..copies.len()).collect();
-    order.sort_by_key(|&copy| {
-        copies.get(copy).map_or((true, true), |place| (volume.is_doubtful(place), place.is_stale))
-    });
+    order.sort_by_key(|&copy| copies.get(copy).map(|place| volume.doubt(piece, place)));
     order
 }
 

@@ -4,7 +4,8 @@
 //! write    a copy fails -> counted and reported; the others are enough, or the write fails
 //! flush    a device fails -> every chunk must be whole without it, or the flush fails
 //! super    a device fails -> it keeps its old superblock, and is stale when it is next opened
-//! read     copies on a device that has failed writes or flushes on record are read last
+//! read     copies that may have missed a write are read last, those that have missed one never
+//!          without a checksum
 //! ```
 //!
 //! Laws:
@@ -16,8 +17,10 @@
 //! 3. A chunk that tolerates no failed device must not lie on a device that fails a flush or a
 //!    superblock.
 //! 4. A device with failed writes or flushes on record (of this session, or in its `DEV_STATS`
-//!    item) is doubtful: it may hold old bytes. Its copies are read last, and where no checksum
-//!    vouches for them only when no other copy is on a device that is there.
+//!    item) may hold old bytes. Its copies are read after those of other devices, by [`Doubt`], and
+//!    a copy that no checksum vouches for is read only if no copy of less doubt is on a device
+//!    that is there. A range that this session knows a device to have missed is never read from
+//!    it without a checksum.
 //! 5. Every failure that was tolerated is counted on its device before the call returns, so the
 //!    caller can write it down ([`Volume::unrecorded_stats`]) before it reports success.
 
@@ -25,6 +28,7 @@ use crate::members::{ErrorCounts, Member};
 use crate::stripe::{Layout, Piece, Place};
 use crate::volume::Volume;
 use butternut_format::units::DevId;
+use std::ops::Range;
 
 /// What a write holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +36,21 @@ pub(crate) enum Content {
     Data,
     /// Blocks that carry their own checksum, address and generation.
     Blocks,
+}
+
+/// How likely a copy of a range is old, least first (law 4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Doubt {
+    /// The device has failed no write and no flush on record.
+    Sound,
+    /// The device has missed other ranges only, all of them in this session.
+    OtherRanges,
+    /// Which ranges the device has missed is not known.
+    Possible,
+    /// The superblock of the device is older than that of others.
+    Stale,
+    /// The device has missed a write of this range in this session.
+    Missed,
 }
 
 /// Copies of a write that may fail (law 1).
@@ -63,17 +82,54 @@ impl Volume {
             })
     }
 
-    /// Law 4.
-    pub(crate) fn is_doubtful(&self, place: &Place) -> bool {
+    /// What is known of one copy of a piece (law 4).
+    pub(crate) fn doubt(&self, piece: &Piece, place: &Place) -> Doubt {
         let member = place.slot.and_then(|slot| self.members.get(slot));
-        place.is_stale || member.is_some_and(|member| member.errors.has_missed_writes())
+        let Some(member) = member.filter(|member| member.errors.has_missed_writes()) else {
+            return if place.is_stale { Doubt::Stale } else { Doubt::Sound };
+        };
+        if member.missed.overlaps(&physical_range(piece, place)) {
+            Doubt::Missed
+        } else if place.is_stale {
+            Doubt::Stale
+        } else if member.errors.has_missed_unknown() || member.missed.is_incomplete() {
+            Doubt::Possible
+        } else {
+            Doubt::OtherRanges
+        }
     }
 
-    /// Whether a copy must not be read without a checksum: it is doubtful, and another is not.
+    /// Whether a copy of a piece must not be read without a checksum (law 4).
     pub(crate) fn needs_checksum(&self, layout: &Layout, piece: &Piece, copy: usize) -> bool {
         let copies = layout.copies(piece);
-        let is_sound = |place: &Place| place.slot.is_some() && !self.is_doubtful(place);
-        copies.get(copy).is_some_and(|place| self.is_doubtful(place)) && copies.iter().any(is_sound)
+        let Some(place) = copies.get(copy) else { return false };
+        match self.doubt(piece, place) {
+            // What it has not missed it has acknowledged, as every other copy.
+            Doubt::Sound | Doubt::OtherRanges => false,
+            Doubt::Missed => true,
+            own @ (Doubt::Possible | Doubt::Stale) => {
+                copies.iter().any(|other| other.slot.is_some() && self.doubt(piece, other) < own)
+            }
+        }
+    }
+
+    /// Whether a copy of a piece, or of a part of it, is known to be old.
+    pub(crate) fn has_missed_copy(&self, layout: &Layout, piece: &Piece) -> bool {
+        layout.copies(piece).iter().any(|place| self.doubt(piece, place) == Doubt::Missed)
+    }
+
+    /// Remembers a copy of a write that failed while the others are enough.
+    pub(crate) fn add_missed(&self, slot: usize, offset: u64, bytes: u64) {
+        if let Some(member) = self.members.get(slot) {
+            member.missed.add(offset..offset.saturating_add(bytes));
+        }
+    }
+
+    /// A device has what was written to it: it misses no earlier write of that range any more.
+    pub(crate) fn remove_missed(&self, slot: usize, offset: u64, bytes: u64) {
+        if let Some(member) = self.members.get(slot) {
+            member.missed.remove(&(offset..offset.saturating_add(bytes)));
+        }
     }
 
     /// Adds what the volume has on record of a device; once for each device, when it is opened.
@@ -115,4 +171,9 @@ impl Volume {
     fn own_member(&self, devid: DevId) -> Option<&Member> {
         self.members.iter().find(|member| !member.is_seed && member.item().devid == devid)
     }
+}
+
+fn physical_range(piece: &Piece, place: &Place) -> Range<u64> {
+    let start = piece.physical(place).0;
+    start..start.saturating_add(piece.bytes)
 }

@@ -217,7 +217,10 @@ impl Volume {
             runs.iter().map(|_| Vec::new()).collect();
         for (write, owner) in batch.into_iter().zip(owners) {
             let bytes = length(write.bytes());
-            let Err(source) = write.result else { continue };
+            let Err(source) = write.result else {
+                self.remove_missed(write.device, write.offset, bytes);
+                continue;
+            };
             let failure = self.write_failure(write.device, write.offset, bytes, source);
             if let Some(failures) = failures.get_mut(owner) {
                 failures.push((write.device, failure));
@@ -227,13 +230,16 @@ impl Volume {
         written.filter(|(_, failures)| !failures.is_empty()).collect()
     }
 
-    /// Reports copies of a write that failed while the others are enough.
+    /// Reports and remembers copies of a write that failed while the others are enough.
     pub(crate) fn note_missed_copies(
         &self,
         at: Option<Logical>,
         failures: &[(usize, VolumeError)],
     ) {
         for (slot, error) in failures {
+            if let VolumeError::Device { offset, bytes, .. } = error {
+                self.add_missed(*slot, *offset, *bytes);
+            }
             self.note_trouble(Some(*slot), TroubleKind::Write, at, || chain(error));
         }
     }

@@ -196,6 +196,68 @@ fn a_copy_on_a_device_that_missed_writes_is_never_read_unproven() {
     assert!(error.contains("has missed writes"), "{error}");
 }
 
+/// Each device has missed writes of its own: the session knows which, and reads each range from the
+/// device that has it, in one request or many, until it is written again.
+#[test]
+fn of_two_devices_that_missed_writes_the_one_that_has_the_range_is_read() {
+    let sectors: u64 = 64;
+    let size = usize::try_from(sectors * 4096).unwrap();
+    for lane in [write_data, write_queued] {
+        let set = set(RAID1, 2);
+        let (old, new) = (pattern(1, size), pattern(2, size));
+        let part = |bytes: &[u8], nth: u64| {
+            let at = usize::try_from(nth * 4096).unwrap();
+            bytes[at..at + 4096].to_vec()
+        };
+        lane(&set, START, &old).unwrap();
+        let mut want = old.clone();
+        for nth in (0..sectors).filter(|nth| nth % 3 > 0) {
+            let device = &set.devices[usize::try_from(nth % 3 - 1).unwrap()];
+            let rule = device.add(Rule::everywhere(Fault::WriteError));
+            lane(&set, START + nth * 4096, &part(&new, nth)).unwrap();
+            device.remove(rule);
+            let at = usize::try_from(nth * 4096).unwrap();
+            want[at..at + 4096].copy_from_slice(&new[at..at + 4096]);
+        }
+        assert!(read(&set, START, size).unwrap() == want, "in one request");
+        for nth in 0..sectors {
+            assert!(read(&set, START + nth * 4096, 4096).unwrap() == part(&want, nth), "{nth}");
+        }
+        // With one device gone, what it alone has is an error, and never the old bytes.
+        let rule = set.devices[1].add(Rule::everywhere(Fault::ReadError));
+        for nth in 0..sectors {
+            let found = read(&set, START + nth * 4096, 4096);
+            match nth % 3 {
+                1 => assert!(found.unwrap_err().contains("has missed writes"), "{nth}"),
+                _ => assert!(found.unwrap() == part(&want, nth), "{nth}"),
+            }
+        }
+        lane(&set, START, &new).unwrap();
+        assert!(read(&set, START, size).unwrap() == new, "it was written again");
+        set.devices[1].remove(rule);
+        set.check(START, &new);
+    }
+}
+
+/// What an earlier session recorded names no ranges.
+#[test]
+fn of_a_device_with_old_misses_and_one_with_new_ones_the_session_knows_which_to_read() {
+    let set = set(RAID1, 2);
+    let missed = ErrorCounts { write_errors: 1, ..ErrorCounts::default() };
+    set.volume.add_recorded_stats(DevId(1), &missed);
+    write_data(&set, START, &pattern(1, 1 << 20)).unwrap();
+    let rule = set.devices[1].add(Rule::everywhere(Fault::WriteError));
+    let bytes = pattern(2, 4096);
+    write_data(&set, START + 8192, &bytes).unwrap();
+    set.devices[1].remove(rule);
+    let reads = |device: usize| set.devices[device].counters().now().reads;
+    let before = reads(0);
+    read(&set, START + (64 << 10), 128 << 10).unwrap();
+    assert_eq!(reads(0), before, "the other device has missed nothing there");
+    assert_eq!(read(&set, START + 8192, 4096).unwrap(), bytes);
+    assert!(reads(0) > before);
+}
+
 /// The same where the count is from an earlier session.
 #[test]
 fn a_device_with_missed_writes_on_record_is_doubtful_from_the_start() {

@@ -28,9 +28,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &CtlArgs, out: &mut Output) -> Outc
         if global.json {
             json::document(out, switches)?;
         } else {
-            for switch in &switches {
-                line(out, switch)?;
-            }
+            table(out, &switches)?;
         }
         return Ok(Done::Well);
     };
@@ -49,12 +47,26 @@ pub(crate) fn run(global: &GlobalArgs, args: &CtlArgs, out: &mut Output) -> Outc
     Ok(Done::Well)
 }
 
-/// A switch, its value, what else it may have, and what it is for.
-fn line(out: &mut Output, switch: &Value) -> std::io::Result<()> {
-    let allowed: Vec<&str> = switch["allowed"].as_array().into_iter().flatten().map(text).collect();
-    let word = format!("{}={}", text(&switch["key"]), text(&switch["value"]));
-    let (allowed, what) = (allowed.join("|"), text(&switch["what"]));
-    writeln!(out, "{word:<20}  {allowed:<22}  {what}")
+/// Each switch with its value, what else it may have, and what it is for. The columns are as wide as
+/// the longest that may stand in them.
+fn table(out: &mut Output, switches: &[Value]) -> std::io::Result<()> {
+    let allowed = |switch: &Value| -> Vec<String> {
+        let values = switch["allowed"].as_array().into_iter().flatten();
+        values.map(|value| text(value).to_owned()).collect()
+    };
+    let word = |switch: &Value, value: &str| format!("{}={value}", text(&switch["key"]));
+    let words = |switch: &Value| {
+        let widths = allowed(switch).into_iter().map(|value| word(switch, &value).len());
+        widths.max().unwrap_or_default()
+    };
+    let first = switches.iter().map(words).max().unwrap_or_default();
+    let second = switches.iter().map(|switch| allowed(switch).join("|").len());
+    let second = second.max().unwrap_or_default();
+    for switch in switches {
+        let (word, allowed) = (word(switch, text(&switch["value"])), allowed(switch).join("|"));
+        writeln!(out, "{word:<first$}  {allowed:<second$}  {}", text(&switch["what"]))?;
+    }
+    Ok(())
 }
 
 fn text(value: &Value) -> &str {

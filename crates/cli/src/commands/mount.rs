@@ -13,6 +13,7 @@ mod further;
 mod log;
 pub(super) mod options;
 mod remount;
+mod settled;
 mod troubles;
 
 use std::ffi::OsString;
@@ -83,7 +84,11 @@ impl Plan {
         meaning.volume.degraded |= global.degraded;
         meaning.fuse.source.clone_from(&volume.typed);
         let cores = thread::available_parallelism().map_or(1, NonZero::get).max(THREADS_MIN);
-        meaning.fuse.threads = args.threads.or(meaning.threads).unwrap_or(cores).clamp(1, 64);
+        if let Some(threads) = args.threads {
+            meaning.take(format!("threads={threads}").as_bytes())?;
+        }
+        meaning.threads = meaning.threads.map(|threads| threads.clamp(1, 64));
+        meaning.fuse.threads = meaning.threads.unwrap_or(cores).clamp(1, 64);
         let shown = mountpoint.display().to_string();
         let meta = std::fs::metadata(&mountpoint).map_err(|error| {
             let failure = Failure::io(&*shown, &error);
@@ -178,6 +183,7 @@ fn serve(global: &GlobalArgs, args: &MountArgs, mut plan: Plan) -> Outcome {
     let report = report(plan.volume.typed.clone());
     // The mount may hide its devices.
     let devices = further::identities(&plan.volume);
+    let settings = settled::settings(&plan.meaning);
     plan.meaning.fuse.whole = further::from_the_top(&filesystem);
     let refused = |error: FuseError| refused(&mountpoint, &error);
     let mounted =
@@ -186,7 +192,7 @@ fn serve(global: &GlobalArgs, args: &MountArgs, mut plan: Plan) -> Outcome {
     let reporter = Reporter::start(&filesystem, plan.volume.typed.clone());
     let unmounter = mounted.unmounter();
     let serving = mounted.start().map_err(refused)?;
-    let served = Served { filesystem, devices, whole: serving.whole() };
+    let served = Served { filesystem, devices, settings, whole: serving.whole() };
     let control = serve_control(global, served, &mountpoint);
     if args.ready {
         detach_from_parent().map_err(|error| Failure::io("the daemon's parent", &error))?;

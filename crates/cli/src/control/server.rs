@@ -34,6 +34,8 @@ pub(crate) struct Served {
     pub(crate) filesystem: Filesystem,
     /// What its devices are ([`crate::commands`] compares them).
     pub(crate) devices: Vec<String>,
+    /// The options that it keeps ([`crate::commands`] compares them).
+    pub(crate) settings: serde_json::Map<String, Value>,
     /// There where it can be mounted at further places.
     pub(crate) whole: Option<Arc<Whole>>,
 }
@@ -206,6 +208,7 @@ fn answer(served: &Served, line: &[u8]) -> Answer {
         }
         Ok(Question::Volume) => Answer::Ok(json!({
             "devices": served.devices,
+            "settings": served.settings,
             "is_writable": filesystem.is_writable(),
             "can_clone": served.whole.is_some(),
         })),

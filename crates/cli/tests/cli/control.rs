@@ -328,3 +328,24 @@ fn a_user_without_root_asks_his_own_mount() {
     ));
     assert_eq!(said, "off\nnobody 600\n");
 }
+
+#[test]
+fn the_columns_of_switches_stand_below_each_other() {
+    if !kernel_is_here("the_columns_of_switches_stand_below_each_other") {
+        return;
+    }
+    let served = Served::new("rw");
+    let table = |served: &Served| {
+        let text = served.ctl(&[]).ok();
+        let columns = |line: &str| -> Vec<usize> {
+            let starts = |at: &usize| line[..*at].ends_with("  ") && !line[*at..].starts_with(' ');
+            (1..line.len()).filter(starts).collect()
+        };
+        let found: Vec<Vec<usize>> = text.lines().map(columns).collect();
+        assert!(found.len() > 3 && found.iter().all(|line| *line == found[0]), "{text}");
+        found[0].clone()
+    };
+    let before = table(&served);
+    served.ctl(&["uncached_flush=inline"]).ok();
+    assert_eq!(table(&served), before, "a value that is set moves no column");
+}

@@ -165,6 +165,16 @@ fn a_remount_changes_what_the_kernel_and_the_switches_allow() {
     ));
     assert!(options().starts_with("rw,nosuid,noexec,noatime"), "{}", options());
     fs::write(place.path().join("more"), "").unwrap();
+    for (words, why) in [
+        ("remount,uncached", "option uncached: the volume is mounted with parallel_direct ("),
+        ("remount,ro,compress", "option compress: the volume is mounted with compress=no ("),
+        ("remount,page_cache=1G", "option page_cache=1G: the volume is mounted with page_cache="),
+    ] {
+        let said = remount(words).failure();
+        assert!(said.contains(why), "{said}");
+    }
+    assert!(options().starts_with("rw,nosuid,noexec,noatime"), "{}", options());
+    remount("remount,noexec,parallel_direct,commit=30").ok();
     let said = remount("remount,frob").failure();
     assert!(said.contains("option frob: is not known"), "{said}");
     butternut(&["umount", place.name()]).ok();

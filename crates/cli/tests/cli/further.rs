@@ -92,6 +92,22 @@ fn a_further_place_that_cannot_be_is_refused_and_leaves_the_others() {
         let said = butternut(&["mount", "-o", options, path, other.name()]).failure();
         assert!(!said.contains('\n') && !other.is_mounted(), "{options}: {said}");
     }
+    // What the volume keeps for all its places is not taken for changed in silence.
+    for (options, why) in [
+        ("uncached", "option uncached: the volume is mounted with parallel_direct (leave it out,"),
+        ("compress=zstd", "option compress=zstd: the volume is mounted with compress=no ("),
+        ("commit=5", "option commit=5: the volume is mounted with commit=30 ("),
+        ("sync", "option sync: the volume is mounted without it (change all its places with "),
+    ] {
+        let said = butternut(&["mount", "-o", options, path, other.name()]).failure();
+        assert!(said.contains(why) && !other.is_mounted(), "{options}: {said}");
+    }
+    // Words that say what is so are no error, nor is a subvolume that is named twice.
+    let named = format!("{path}@a");
+    let words = "subvol=/a,nouncached,compress=no,commit=30,degraded,nosec=off";
+    butternut(&["mount", "-o", words, &named, other.name()]).ok();
+    assert_eq!(butternut(&["ctl", first.name(), "nosec"]).ok(), "off\n");
+    assert!(!is_released(&other));
     // A file is no place for a directory to be mounted from.
     let said = butternut(&["mount", "-o", "subvol=hello.txt", path, other.name()]).failure();
     assert!(!other.is_mounted(), "{said}");

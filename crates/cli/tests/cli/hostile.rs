@@ -36,7 +36,7 @@ fn number(bytes: &[u8]) -> u64 {
 
 /// Lets `change` have the key and the data of every item of every leaf, and makes the checksums of
 /// those that it changed right again.
-fn patch(image: &Path, mut change: impl FnMut(&mut [u8], &mut [u8]) -> bool) {
+pub(crate) fn patch(image: &Path, mut change: impl FnMut(&mut [u8], &mut [u8]) -> bool) {
     let mut bytes = fs::read(image).unwrap();
     let file = OpenOptions::new().write(true).open(image).unwrap();
     let fsid = bytes[65536 + 0x20..65536 + 0x30].to_vec();

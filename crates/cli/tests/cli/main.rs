@@ -24,6 +24,7 @@ mod import;
 mod listing;
 mod mkfs;
 mod mount;
+mod node_numbers;
 mod pages;
 mod progs;
 mod troubles;

@@ -87,6 +87,17 @@ impl Stats {
                 "Bytes of tree blocks that are to be committed.",
                 memory.dirty_tree_bytes,
             ),
+            gauge("inodes", "Inodes whose attributes are kept.", memory.inodes),
+            gauge(
+                "idle_files",
+                "Files without a handle that keep the state of their data.",
+                memory.idle_files,
+            ),
+            gauge(
+                "buffer_bytes",
+                "Bytes of buffers of tree blocks and data in flight, used or kept.",
+                memory.buffer_bytes,
+            ),
         ];
         let trees = vec![
             counter("commits", "Transactions that were committed.", self.commits),

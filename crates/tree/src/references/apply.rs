@@ -62,7 +62,8 @@ impl Step<'_> {
         }
     }
 
-    /// Brings the changes of the heads below `to` into the tree, towards readers at one moment.
+    /// Brings the changes of the heads below `to` into the tree, towards readers at one moment. An
+    /// error ends writing, and with it the pass.
     fn merge_batch(
         &self,
         tree: &TreeEdit<'_>,
@@ -70,10 +71,10 @@ impl Step<'_> {
         to: Logical,
     ) -> Result<(), TreeError> {
         self.running.references().begin_batch();
-        let merged = tree.merge(&pass.changes);
-        self.running.references().end_batch(merged.is_ok().then_some(to));
+        tree.merge(&pass.changes)?;
+        self.running.references().end_batch(to);
         pass.changes.clear();
-        merged
+        Ok(())
     }
 
     fn apply_head(&self, at: Logical, head: &Head, pass: &mut Pass) -> Result<(), TreeError> {

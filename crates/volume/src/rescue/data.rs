@@ -53,9 +53,17 @@ impl Volume {
     ) -> Vec<BadRange> {
         let csum = self.super_block().csum();
         let mut bad = Vec::new();
-        let step = SECTORS_MAX.saturating_mul(SECTOR);
+        // Each copy may have missed other sectors, and no checksum would tell which.
+        let is_apart = sums == Sums::None && self.has_missed_copy(layout, piece);
+        let sectors_max = if is_apart { 1 } else { SECTORS_MAX };
+        let step = sectors_max.saturating_mul(SECTOR);
+        let fault = match fault {
+            // It failed as a whole: which sector it was is not known.
+            Fault::Failed { .. } if is_apart && memory.len() > SECTOR => &Fault::NotRead,
+            Fault::NotRead | Fault::Corrupt { .. } | Fault::Failed { .. } => fault,
+        };
         for (nth, part) in memory.chunks_mut(step).enumerate() {
-            let first = nth.saturating_mul(SECTORS_MAX);
+            let first = nth.saturating_mul(sectors_max);
             let sectors = part.len().div_euclid(SECTOR);
             let offset = length(first.saturating_mul(SECTOR));
             let mut run = Run {

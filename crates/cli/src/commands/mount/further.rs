@@ -9,8 +9,9 @@
 //!    and another user's process could give root any directory for the one that was asked for. The
 //!    two ends of the control socket look at the user of the other ([`crate::control`]).
 //! 2. A volume that is open for reading only is opened by every mount for itself, as before.
-//! 3. The options of the volume are those of its first mount. `ro`, `dev`, `suid` and `exec` are
-//!    those of each place.
+//! 3. The options of the volume are those of its first mount: another value is refused
+//!    ([`settled`]). `ro`, `dev`, `suid` and `exec` are those of each place. A switch of `ctl` is
+//!    set for the volume.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -20,7 +21,7 @@ use butternut_fuse::{Clone, KIND, Rights};
 use butternut_sys::mounts::{self, Mount};
 use rustix::io::Errno;
 
-use super::Plan;
+use super::{Plan, settled};
 use crate::control::{Asked, Question, client};
 use crate::failure::{Failure, plain};
 use crate::volume_arg::VolumeArg;
@@ -70,7 +71,15 @@ pub(super) fn join(plan: &Plan) -> Result<bool, Failure> {
             |device: &serde_json::Value| wanted.iter().any(|w| Some(&**w) == device.as_str());
         if served["devices"].as_array().is_some_and(|devices| devices.iter().any(is_it)) {
             let can_join = ["is_writable", "can_clone"].iter().all(|key| served[*key] == true);
-            return if can_join { place(plan, mount).map(|()| true) } else { Ok(false) };
+            if !can_join {
+                return Ok(false);
+            }
+            settled::check(&plan.meaning, &served["settings"])?;
+            if plan.meaning.fuse.is_synchronous && !mount.has_option("sync") {
+                return Err(Failure::new("option sync", "the volume is mounted without it")
+                    .cure("change all its places with `mount -o remount,sync`"));
+            }
+            return place(plan, mount).map(|()| true);
         }
     }
     Ok(false)
@@ -85,7 +94,11 @@ fn place(plan: &Plan, served: &Mount) -> Result<(), Failure> {
     let clone = client::ask_for_clone("mount", served, asked)?;
     let rights = Rights::from(&plan.meaning.fuse);
     let placed = Clone::received(clone).place(&plan.mountpoint, rights);
-    placed.map_err(|error| refused(&plan.mountpoint, &error))
+    placed.map_err(|error| refused(&plan.mountpoint, &error))?;
+    for (key, value) in plan.meaning.switches.clone() {
+        client::ask_mount("mount", served, &Question::Set { key, value })?;
+    }
+    Ok(())
 }
 
 fn refused(mountpoint: &Path, error: &std::io::Error) -> Failure {

@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use butternut::{BadPacker, Clock, Compress, MountOptions, Packer, Subvolume, Switches};
 use butternut_fuse::{Caching, Options};
 
+use super::settled;
 use crate::failure::Failure;
 use crate::output::size;
 use crate::volume_arg::{self, VolumeArg};
@@ -43,6 +44,8 @@ pub(crate) struct Meaning {
     pub(crate) threads: Option<usize>,
     /// The switches that are set by a word, in that order.
     pub(crate) switches: Vec<(String, String)>,
+    /// The options that a served volume keeps ([`settled`]), each with the last word that gave it.
+    pub(crate) settled: Vec<(&'static str, String)>,
     offset: Option<u64>,
 }
 
@@ -60,13 +63,17 @@ impl Meaning {
         Ok(meaning)
     }
 
-    fn take(&mut self, word: &[u8]) -> Result<(), Failure> {
+    pub(super) fn take(&mut self, word: &[u8]) -> Result<(), Failure> {
         let text = String::from_utf8_lossy(word).into_owned();
         let (name, value) = text.split_once('=').unwrap_or((&text, ""));
         if Switches::is_named(name) && !value.is_empty() {
             let set = self.volume.switches.set_named(name, value);
             self.switches.push((name.to_owned(), value.to_owned()));
             return set.map_err(|error| refused(&text, error.to_string()));
+        }
+        if let Some(key) = settled::setting_of(name) {
+            self.settled.retain(|(known, _)| *known != key);
+            self.settled.push((key, text.clone()));
         }
         let number = || size::parse(value).ok_or_else(|| refused(&text, "is not a number"));
         match (name, value.is_empty()) {
@@ -138,6 +145,7 @@ impl Meaning {
         match (&volume.subvolume, &self.volume.subvolume) {
             (Subvolume::Default, _) => {}
             (named, Subvolume::Default) => self.volume.subvolume = named.clone(),
+            (named, other) if is_same(named, other) => {}
             (named, other) => {
                 let (named, other) = (volume_arg::shown(named), volume_arg::shown(other));
                 return Err(refused("subvol", format!("names {other}, the volume {named}"))
@@ -145,6 +153,18 @@ impl Meaning {
             }
         }
         Ok(())
+    }
+}
+
+/// Whether two names of subvolumes are one: slashes at the ends or doubled name nothing.
+fn is_same(one: &Subvolume, other: &Subvolume) -> bool {
+    let parts = |path: &[u8]| -> Vec<Vec<u8>> {
+        let parts = path.split(|byte| *byte == b'/').filter(|part| !part.is_empty());
+        parts.map(<[u8]>::to_vec).collect()
+    };
+    match (one, other) {
+        (Subvolume::Path(one), Subvolume::Path(other)) => parts(one) == parts(other),
+        _ => one == other,
     }
 }
 
@@ -203,6 +223,28 @@ mod tests {
             ("noparallel_direct", Caching::WriteBack),
         ] {
             assert_eq!(check(list).unwrap().fuse.caching, caching, "{list}");
+        }
+    }
+
+    #[test]
+    fn a_subvolume_may_be_named_twice_and_not_in_two_ways() {
+        let place = |word: &str, list: &str| {
+            let named = volume_arg::subvolume(word.as_bytes());
+            let mut volume =
+                VolumeArg { devices: Vec::new(), subvolume: named, typed: String::new() };
+            let mut meaning = check(list)?;
+            meaning.place(&mut volume).map_err(|failure| failure.to_string())
+        };
+        for (word, list) in
+            [("src", "subvol=/src"), ("/a//b/", "subvol=a/b"), ("257", "subvolid=257")]
+        {
+            assert_eq!(place(word, list), Ok(()), "{word} {list}");
+        }
+        for (word, list) in
+            [("src", "subvol=/other"), ("257", "subvolid=258"), ("a", "subvolid=257")]
+        {
+            let said = place(word, list).unwrap_err();
+            assert!(said.starts_with("option subvol: names "), "{said}");
         }
     }
 

@@ -5,10 +5,10 @@
 //! | `ro`, `rw`, `sync`, `async` | the kernel, for every directory that the mount is bound to |
 //! | `dev`, `suid`, `exec` and their opposites | the kernel, for this directory |
 //! | the switches of `ctl` | the process that serves the mount |
-//! | all others | nothing: they keep the value that they were mounted with |
+//! | all others | nothing: another value than the volume has is refused ([`settled`]) |
 //!
-//! mount(8) adds the words of fstab and of the mount table to those of its command line, so words
-//! that cannot be changed are no error.
+//! mount(8) adds the words of fstab and of the mount table to those of its command line, so a word
+//! that says what is already so is no error.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -19,6 +19,7 @@ use rustix::io::Errno;
 use rustix::mount::MountFlags;
 
 use super::options::Meaning;
+use super::settled;
 use crate::control::{Form, Question, client};
 use crate::failure::{Done, Failure, Outcome};
 
@@ -47,6 +48,10 @@ pub(super) fn run(mountpoint: &Path, lists: &[OsString]) -> Outcome {
     if meaning.fuse.is_writable && mount.has_option("ro") && !is_open_for_writing(&place)? {
         return Err(Failure::new(shown, "the volume is open for reading only")
             .cure("unmount it, and mount it again without ro"));
+    }
+    if !meaning.settled.is_empty() {
+        let served = client::ask("mount", &place, &Question::Volume)?;
+        settled::check(&meaning, &served["settings"])?;
     }
     let flags = flags(&meaning);
     rustix::mount::mount_remount(&place, flags, "").map_err(|errno| {
