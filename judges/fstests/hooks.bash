@@ -9,6 +9,21 @@ _fs_type() {
     _df_device "$1" | $AWK_PROG '{ print $2 }' | sed -e 's/^fuse\.butternut$/fuse/'
 }
 
+# Names are bytes, as in every btrfs.
+_require_names_are_bytes() {
+    :
+}
+
+# The first and the last second that a file's times can have.
+_filesystem_timestamp_range() {
+    echo "$((1 << 63)) $(((1 << 63) - 1))"
+}
+
+# The longest label, in bytes.
+_label_get_max() {
+    echo 255
+}
+
 # Makes a volume of so many bytes; what else is given is for mkfs.
 butternut_mkfs() {
     local bytes="$1" mixed=()
@@ -55,7 +70,9 @@ _check_dev_fs() {
     [[ "$device" == "$SCRATCH_DEV" ]] || return 0
     mounted="$(findmnt -rncv -S "$device" -o TARGET)"
     options="$MOUNT_OPTIONS"
-    [[ -n "$mounted" ]] && { _unmount "$mounted" || return 1; }
+    # umount(8) takes the helper, which waits for the volume, where it is given the device: of a
+    # directory it knows no more than that it is FUSE's.
+    [[ -n "$mounted" ]] && { _unmount "$device" || return 1; }
     butternut_check "$device" >>"$seqres.full" || {
         _log_err "damage found on $device"
         return 1

@@ -4,14 +4,17 @@ use anyhow::{Result, ensure};
 use butternut_judges::our_volume::OurVolume;
 use butternut_judges::subjects::Mounted;
 use butternut_judges::{kept, tool, trial};
+use rustix::fs::{Mode, OFlags};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Write;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::ExitCode;
 
 const MIB: usize = 1 << 20;
+/// Where the label is in a superblock, in bytes.
+const LABEL_AT: usize = 0x12b;
 
 /// Calls `FS_IOC_SHUTDOWN` with mode `$ARGV[1]`, and exits with the errno.
 const SHUT_DOWN: &str = "open(my $f, '<', $ARGV[0]) or exit 99; my $mode = pack('L', $ARGV[1]); \
@@ -74,6 +77,10 @@ fn the_label_is_shown_and_set() -> Result<()> {
     for text in ["a label", &longest] {
         ensure!(call("", SET_LABEL, volume.root()?, text)?.0 == 0);
         ensure!(label(&volume)? == (0, text.to_owned()));
+        // What looks for a volume by its label reads the device.
+        let mut superblock = vec![0; 4096];
+        volume.image()?.read_exact_at(&mut superblock, 64 << 10)?;
+        ensure!(superblock[LABEL_AT..].starts_with(text.as_bytes()), "{text}");
         volume.remount()?;
         ensure!(label(&volume)? == (0, text.to_owned()));
     }
@@ -103,6 +110,12 @@ fn free_space_is_discarded() -> Result<()> {
     let after = volume.image()?.metadata()?.blocks() * 512;
     ensure!(before > 128 << 20 && after < 64 << 20, "{before} bytes of image, then {after}");
     ensure!(tool::text("fstrim", &[root.as_os_str()])?.is_empty());
+    // As in kernel btrfs, addresses past the devices are addresses, but for the last one.
+    for (start, is_address) in [(u64::MAX, false), (u64::MAX - 1, true), (1 << 40, true)] {
+        let from = start.to_string();
+        let words = [OsStr::new("-o"), OsStr::new(&from), root.as_os_str()];
+        ensure!(tool::output("fstrim", &words)?.status.success() == is_address, "{start}");
+    }
     ensure!(std::fs::read(root.join("kept"))? == vec![8; 8 * MIB]);
     volume.unmount()
 }
@@ -139,7 +152,13 @@ fn a_shutdown_keeps_what_it_is_to_keep(options: &str) -> Result<()> {
         File::open(root.join("synced"))?.sync_all()?;
         let mut open = File::create(root.join("open"))?;
         open.write_all(&vec![2; 3 * MIB])?;
+        // Makes the kernel forget the attributes of the directory.
+        let unnamed = rustix::fs::open(&root, OFlags::TMPFILE | OFlags::RDWR, Mode::RWXU)?;
         ensure!(call("", SHUT_DOWN, &root, mode)?.0 == 0, "mode {mode}");
+        ensure!(root.metadata()?.is_dir(), "mode {mode}");
+        let mut value = [0; 16];
+        ensure!(rustix::fs::getxattr(&root, "butternut.daemon", &mut value[..])? > 0);
+        drop(unnamed);
         let refused = [
             File::create(root.join("late")).map(drop),
             open.sync_all(),

@@ -155,7 +155,7 @@ fn find_ours(mountpoint: &Path) -> Result<Mount, Failure> {
 
 /// Has the kernel send what it holds back, and the process commit it. The error is one of now:
 /// `syncfs` also tells of errors that a program has heard of from `close`.
-fn commit(mountpoint: &Path) -> io::Result<()> {
+pub(super) fn commit(mountpoint: &Path) -> io::Result<()> {
     let before = lost_writes(mountpoint);
     let sent = rustix::fs::syncfs(std::fs::File::open(mountpoint)?);
     let mut value = [0; 1];

@@ -152,6 +152,10 @@ fn a_remount_changes_what_the_kernel_and_the_switches_allow() {
     file.write_all(b"text").unwrap();
     drop(file);
     remount("remount,ro,nosec=off").ok();
+    // It is committed, as in the kernel's filesystems.
+    let cut = scratch.path().join("cut.img");
+    fs::copy(&image, &cut).unwrap();
+    assert_eq!(butternut(&["cat", cut.to_str().unwrap(), "/new"]).ok(), "text");
     assert!(options().starts_with("ro,nosuid,nodev"), "{}", options());
     assert_eq!(fs::write(place.path().join("more"), "").unwrap_err().raw_os_error(), Some(30));
     assert_eq!(butternut(&["ctl", place.name(), "nosec"]).ok(), "off\n");

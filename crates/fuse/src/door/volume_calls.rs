@@ -3,13 +3,13 @@
 //! | call | who may | what |
 //! |---|---|---|
 //! | `FS_IOC_GETFSLABEL` | any caller | returns the label |
-//! | `FS_IOC_SETFSLABEL` | `CAP_SYS_ADMIN` | sets the label with the next commit |
+//! | `FS_IOC_SETFSLABEL` | `CAP_SYS_ADMIN` | sets the label, and commits it |
 //! | `FITRIM` | `CAP_SYS_ADMIN` | discards free space |
 //! | `FS_IOC_SHUTDOWN` | `CAP_SYS_ADMIN` | modes 0 and 1 commit first, mode 2 does not |
 //!
 //! 1. The capability is looked for before the arguments, as kernel btrfs does.
-//! 2. After a shutdown nothing is written to the devices, and every request but those that end the
-//!    mount is answered with `EIO`.
+//! 2. After a shutdown nothing is written to the devices. Requests that end the mount or read
+//!    attributes are still served; every other one is answered with `EIO`.
 //! 3. A call that writes or waits for other requests runs on a thread of its own, so it takes no
 //!    thread away from the requests that it waits for.
 
@@ -51,7 +51,7 @@ impl Door {
     ) -> Option<Answer<Wanted>> {
         Some(match call.cmd {
             GET_LABEL => self.label(reply).map(|()| Wanted::Reply),
-            SET_LABEL => self.set_label(request, reply).map(|()| Wanted::Reply),
+            SET_LABEL => self.set_label(request),
             TRIM => self.trim(request),
             SHUT_DOWN => self.shut_down_as_asked(call, request, reply),
             _ => return None,
@@ -69,10 +69,11 @@ impl Door {
                 | op::NOTIFY_REPLY
                 | op::DESTROY
                 | op::STATFS
-                // `umount` reads attributes of the mount itself.
-                | op::GETXATTR
         );
-        ends_mount || !self.is_shut_down.load(Ordering::Acquire)
+        // `umount` asks the mount for its process. The kernel reads the mode of the mount's root
+        // before it passes that on, where a change in the directory made it forget.
+        let reads_attributes = matches!(opcode, op::GETXATTR | op::GETATTR | op::STATX);
+        ends_mount || reads_attributes || !self.is_shut_down.load(Ordering::Acquire)
     }
 
     fn label(&self, reply: &mut Reply) -> Answer<()> {
@@ -82,18 +83,25 @@ impl Door {
         reply.data(&label)
     }
 
-    fn set_label(&self, request: &mut Request<'_>, reply: &mut Reply) -> Answer<()> {
+    fn set_label(&self, request: &mut Request<'_>) -> Answer<Wanted> {
         must_administer(&request.header)?;
         let given = request.data(LABEL_BYTES)?;
         let end = given.iter().position(|byte| *byte == 0).ok_or(Refusal::INVALID)?;
-        self.filesystem.set_label(&given[..end])?;
-        reply.put(&IoctlOut::default())
+        let label = given[..end].to_vec();
+        let filesystem = self.filesystem.clone();
+        // Programs such as blkid(8) look for the label on the device, as soon as the call returns.
+        self.answer_on_thread(request, size_of::<IoctlOut>(), move |reply| {
+            filesystem.set_label(&label)?;
+            filesystem.sync()?;
+            reply.put(&IoctlOut::default())
+        })
     }
 
     fn trim(&self, request: &mut Request<'_>) -> Answer<Wanted> {
         must_administer(&request.header)?;
         let asked: FsTrimRange = request.take()?;
-        if asked.len < SECTOR_BYTES {
+        // Kernel btrfs refuses one address as a start, the last there is.
+        if asked.len < SECTOR_BYTES || asked.start == u64::MAX {
             return Err(Refusal::INVALID);
         }
         let filesystem = self.filesystem.clone();

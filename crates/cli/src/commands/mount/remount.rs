@@ -9,6 +9,9 @@
 //!
 //! mount(8) adds the words of fstab and of the mount table to those of its command line, so a word
 //! that says what is already so is no error.
+//!
+//! A mount that becomes read-only is committed before the command returns, as the kernel's
+//! filesystems are: Linux sends the pages that it holds back, and tells a FUSE process no more.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -20,8 +23,9 @@ use rustix::mount::MountFlags;
 
 use super::options::Meaning;
 use super::settled;
+use crate::commands::umount;
 use crate::control::{Form, Question, client};
-use crate::failure::{Done, Failure, Outcome};
+use crate::failure::{Done, Failure, Outcome, plain};
 
 /// Words of the mount table that are the connection's.
 const OF_THE_CONNECTION: [&str; 5] =
@@ -62,6 +66,12 @@ pub(super) fn run(mountpoint: &Path, lists: &[OsString]) -> Outcome {
             _ => failure,
         }
     })?;
+    if !meaning.fuse.is_writable && !mount.has_option("ro") {
+        umount::commit(&place).map_err(|error| {
+            let why = format!("the last changes could not be written: {}", plain(&error));
+            Failure::new(&*shown, why).cure("the mount is read-only now")
+        })?;
+    }
     for (key, value) in meaning.switches {
         client::ask("mount", &place, &Question::Set { key, value })?;
     }
