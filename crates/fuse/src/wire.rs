@@ -111,6 +111,7 @@ pub(crate) const OPEN_KILL_SUIDGID: u32 = 1;
 pub(crate) const READ_LOCKOWNER: u32 = 1 << 1;
 /// A WRITE from the page cache: it was checked when the program wrote.
 pub(crate) const WRITE_CACHE: u32 = 1;
+pub(crate) const WRITE_LOCKOWNER: u32 = 1 << 1;
 pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// SETXATTR of an access ACL, by someone outside of the file's group.
 pub(crate) const SETXATTR_ACL_KILL_SGID: u32 = 1;

@@ -34,7 +34,7 @@ use butternut::{Error, Privileges};
 
 use crate::connection;
 use crate::door::data::{Keeps, stripping};
-use crate::door::lane::{Lane, O_DIRECT, Writer};
+use crate::door::lane::{Lane, Writer};
 use crate::door::negotiation::BACKGROUND_MAX;
 use crate::door::{Door, Wanted};
 use crate::fills::Stale;
@@ -43,7 +43,9 @@ use crate::options::Caching;
 use crate::refusal::Answer;
 use crate::reply::Reply;
 use crate::request::Request;
-use crate::wire::{InHeader, TransferIn, WRITE_CACHE, WRITE_KILL_SUIDGID, WriteOut};
+use crate::wire::{
+    InHeader, TransferIn, WRITE_CACHE, WRITE_KILL_SUIDGID, WRITE_LOCKOWNER, WriteOut,
+};
 
 /// A program wants its write durable.
 const O_DSYNC: u32 = 0o10000;
@@ -144,13 +146,22 @@ impl Door {
     }
 }
 
+/// Whether the kernel sends a write without its page cache. Such a write names a lock owner.
+///
+/// `O_DIRECT` among the flags of the file does not tell: a program may set it with fcntl(2) after
+/// the kernel has begun a write through its cache. The kernel keeps the pages of that one locked
+/// until it is answered, so to have them dropped first would wait for ever.
+fn passes_cache(transfer_flags: u32, handle_passes: bool) -> bool {
+    transfer_flags & WRITE_CACHE == 0 && (handle_passes || transfer_flags & WRITE_LOCKOWNER != 0)
+}
+
 impl Write {
     fn has(&self, flag: u32) -> bool {
         self.asked.transfer_flags & flag != 0
     }
 
     fn passes_cache(&self) -> bool {
-        !self.has(WRITE_CACHE) && (self.open.passes_cache || self.asked.flags & O_DIRECT != 0)
+        passes_cache(self.asked.transfer_flags, self.open.passes_cache)
     }
 
     /// Applies the write when the kernel has dropped the pages that it may have.
@@ -245,5 +256,13 @@ mod tests {
         assert_eq!(half(&(0..4096)), 4096);
         assert_eq!(half(&(8..16)), 16);
         assert_eq!(half(&(5000..5000 + 4096)), 8192);
+    }
+
+    #[test]
+    fn a_write_past_the_cache_is_told_by_its_lock_owner_or_handle() {
+        assert!(!passes_cache(0, false), "through the cache, whatever the flags of the file");
+        assert!(passes_cache(WRITE_LOCKOWNER, false));
+        assert!(passes_cache(0, true));
+        assert!(!passes_cache(WRITE_CACHE, true), "a page of a mapping");
     }
 }
