@@ -1,5 +1,5 @@
-//! Memory stays under the node cache's limit and 64 MiB more while 60,000 entries are walked; that of
-//! a mount stays where it was under hours of mixed load.
+//! Memory stays under the node cache's limit and 64 MiB more while 60,000 entries are walked; that
+//! of a mount stays where it was under hours of mixed load.
 //!
 //! `BUTTERNUT_LONG=1` runs an hour of it, `BUTTERNUT_LOAD_SECONDS=N` so long.
 

@@ -94,8 +94,8 @@ MAP_SHARED, unless writeback is given.
 
 fsync(2) returns when all changes are on the medium. sync(2) does not reach the mount's process;
 `butternut umount` does, and returns when the last change is down and the volume released. umount(8)
-does the same where umount.fuse.butternut is installed and the volume or the type (fuse.butternut) is
-named; of a directory alone it knows no type that has a helper, and returns before.
+does the same where umount.fuse.butternut is installed and the volume or the type (fuse.butternut)
+is named; of a directory alone it knows no type that has a helper, and returns before.
 
 SIGTERM, SIGINT or SIGHUP unmounts. A mount that is in use is committed and detached, and its
 process writes to stderr and to the system's log which processes still use it; a second signal

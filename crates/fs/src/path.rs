@@ -94,8 +94,8 @@ impl Filesystem {
     /// still on disk has none.
     ///
     /// # Errors
-    /// [`Error::Stale`] where there is no such inode; [`Error::Names`] where its paths take more than
-    /// 64 MiB together.
+    /// [`Error::Stale`] where there is no such inode; [`Error::Names`] where its paths take more
+    /// than 64 MiB together.
     pub fn paths_of(&self, id: FileId) -> Result<Vec<Vec<u8>>> {
         self.inode(id)?;
         let mut climb = Climb::new(CLIMB_STEPS_MAX);

@@ -25,6 +25,9 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+/// Why nothing is changed in a placeholder.
+const NOT_HERE: &str = "a subvolume that is not here";
+
 #[derive(Debug)]
 pub(crate) struct Writer {
     pub(crate) table: InodeTable,
@@ -189,8 +192,8 @@ impl Filesystem {
 
     /// The entry of an inode that is to be changed.
     pub(crate) fn entry_of(&self, writer: &Writer, id: FileId) -> Result<Arc<InodeEntry>> {
-        if id.placeholder_dir().is_some() {
-            return Err(Error::NotPermitted { what: "a subvolume that is not here" });
+        if id.is_placeholder() {
+            return Err(Error::NotPermitted { what: NOT_HERE });
         }
         let entry = writer.table.entry(id);
         self.facts(&entry)?;
@@ -209,6 +212,10 @@ impl Filesystem {
         writer: &Writer,
         id: FileId,
     ) -> Result<Arc<WritableSubvolume>> {
+        if let Some(dir) = id.placeholder_dir() {
+            self.writable_subvolume(writer, dir)?;
+            return Err(Error::NotPermitted { what: NOT_HERE });
+        }
         if let Some(found) = writer.subvolumes().get(&id.subvolume) {
             return Ok(Arc::clone(found));
         }

@@ -23,8 +23,8 @@ fn name(file: u64) -> Vec<u8> {
     format!("a file with a name of some length, {file}").into_bytes()
 }
 
-/// Creates, writes, reads, lists, changes, links, renames and removes. Gives what is in memory before
-/// the removal, when most there is to keep is there.
+/// Creates, writes, reads, lists, changes, links, renames and removes. Gives what is in memory
+/// before the removal, when most there is to keep is there.
 fn round(fs: &Filesystem, dir: FileId, nth: u64) -> MemoryUse {
     let mut memory = vec![0; 8192];
     for file in 0..FILES {

@@ -72,7 +72,8 @@ pub fn directory_path(
     Ok(Some(names.join(&b'/')))
 }
 
-/// A path of an inode from its subvolume's root: that of its first name, where that one hangs anywhere.
+/// A path of an inode from its subvolume's root: that of its first name. `None` where that one
+/// hangs nowhere.
 pub fn first_path(tree: &Tree, ino: Ino, climb: &mut Climb) -> Result<Option<Vec<u8>>, NamesError> {
     if ino == ROOT_DIRECTORY {
         return Ok(Some(Vec::new()));

@@ -6,10 +6,10 @@
 //!           block to the cold list
 //! ```
 //!
-//! A general allocator that is asked for 16 KiB at an address that is a multiple of 4096 cuts it out
-//! of a longer piece, and may not fit the next request of that kind into the hole that it leaves
-//! when it is freed. With a cache of such blocks that is refilled all the time, by many threads, the
-//! holes came to twice the memory in use.
+//! A general allocator that is asked for 16 KiB at an address that is a multiple of 4096 cuts it
+//! out of a longer piece, and may not fit the next request of that kind into the hole that it
+//! leaves when it is freed. With a cache of such blocks that is refilled all the time, by many
+//! threads, the holes came to twice the memory in use.
 //!
 //! Laws:
 //! 1. A block is in the hands of one owner, or in one list.

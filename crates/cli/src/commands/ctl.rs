@@ -47,8 +47,8 @@ pub(crate) fn run(global: &GlobalArgs, args: &CtlArgs, out: &mut Output) -> Outc
     Ok(Done::Well)
 }
 
-/// Each switch with its value, what else it may have, and what it is for. The columns are as wide as
-/// the longest that may stand in them.
+/// Each switch with its value, what else it may have, and what it is for. The columns are as wide
+/// as the longest that may stand in them.
 fn table(out: &mut Output, switches: &[Value]) -> std::io::Result<()> {
     let allowed = |switch: &Value| -> Vec<String> {
         let values = switch["allowed"].as_array().into_iter().flatten();

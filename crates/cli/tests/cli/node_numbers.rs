@@ -85,7 +85,8 @@ fn prepared(scratch: &tempfile::TempDir) -> PathBuf {
          echo secret > sub/secret; chmod 600 sub/secret
          for name in open mine theirs; do echo $name > $name; done
          chmod 666 open mine; chmod 600 theirs
-         test $(stat -c %i sub/secret) = 257; test \"$(echo $(stat -c %i open mine theirs))\" = '258 259 260'
+         test $(stat -c %i sub/secret) = 257
+         test \"$(echo $(stat -c %i open mine theirs))\" = '258 259 260'
          cd /; umount {place}",
         image = image.display(),
         place = place.name()

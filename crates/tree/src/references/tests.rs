@@ -54,7 +54,8 @@ fn references_that_are_applied_are_seen_until_they_are_in_the_tree() {
     assert_eq!(seen(&references, high), Some(0));
 }
 
-/// How much of a batch that failed is in the tree is not known: a count would have some of it twice.
+/// How much of a batch that failed is in the tree is not known: a count could have some of it
+/// twice.
 #[test]
 fn behind_a_batch_that_failed_there_are_no_counts_but_the_error_that_ended_writing() {
     let mut references = References::default();
