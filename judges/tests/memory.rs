@@ -3,6 +3,8 @@
 //!
 //! `BUTTERNUT_LONG=1` runs an hour of it, `BUTTERNUT_LOAD_SECONDS=N` so long.
 
+#![allow(clippy::print_stdout, reason = "a long run says what it measured")]
+
 use anyhow::{Context, Result, ensure};
 use butternut::{DevicePath, FIRST_ENTRY, FileKind, Filesystem, MountOptions};
 use butternut_judges::image::Image;
