@@ -30,7 +30,8 @@ fn round(fs: &Filesystem, dir: FileId, nth: u64) -> MemoryUse {
     for file in 0..FILES {
         let id = fs.create(dir, &name(file), &new(0o600)).unwrap();
         let opened = fs.open_file(id).unwrap();
-        opened.write_at(0, &vec![nth as u8; 100 + (file % 7 * 1000) as usize]).unwrap();
+        let bytes = 100 + usize::try_from(file % 7 * 1000).unwrap();
+        opened.write_at(0, &vec![u8::try_from(nth).unwrap(); bytes]).unwrap();
         opened.read_at(0, &mut memory).unwrap();
         if file % OPERATIONS_PER_SYNC == 0 {
             fs.sync().unwrap();
@@ -81,7 +82,7 @@ fn bounded(fs: &Filesystem) -> MemoryUse {
     let cached = stats.pages.cached_pages as u64 * 4096;
     assert!(cached <= PAGE_CACHE_BYTES + PAGE_CACHE_BYTES / 8, "{cached} bytes of pages");
     // The node cache, what is kept free of each of five sizes, and what is in flight.
-    let bound = NODE_CACHE_BYTES + (5 * 4 << 20) + (4 << 20);
+    let bound = NODE_CACHE_BYTES + ((5 * 4) << 20) + (4 << 20);
     assert!(buffer_bytes <= bound, "{buffer_bytes} bytes of buffers");
     stats.memory
 }
@@ -99,7 +100,7 @@ fn what_is_kept_in_memory_is_bounded_whatever_was_done_on_however_many_files() {
     let fs = Filesystem::open_devices(volume.devices(), &options).unwrap();
     let dir = fs.mkdir(fs.root(), b"dir", &new(0o700)).unwrap();
     let rounds: Vec<MemoryUse> = (0..ROUNDS).map(|nth| round(&fs, dir, nth)).collect();
-    let (early, late) = (rounds[1], rounds[ROUNDS as usize - 1]);
+    let (early, late) = (rounds[1], rounds[rounds.len() - 1]);
     assert!(late.inodes <= early.inodes + OPERATIONS_PER_SYNC, "{rounds:?}");
     assert!(late.idle_files <= early.idle_files + 64, "{rounds:?}");
     assert!(late.buffer_bytes <= early.buffer_bytes + (1 << 20), "{rounds:?}");
