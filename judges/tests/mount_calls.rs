@@ -4,13 +4,14 @@ use anyhow::{Result, ensure};
 use butternut_judges::our_volume::OurVolume;
 use butternut_judges::subjects::Mounted;
 use butternut_judges::{kept, tool, trial};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 const MIB: usize = 1 << 20;
 /// Where the label is in a superblock, in bytes.
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
         trial::trial("label", the_label_is_shown_and_set),
         trial::trial("trim", free_space_is_discarded),
         trial::trial("may", only_an_administrator_may),
+        trial::trial("executed", a_file_that_is_executed_is_not_truncated),
     ];
     for (name, options) in [("default", ""), ("writeback", "writeback"), ("uncached", "uncached")] {
         trials.push(trial::trial(&format!("shutdown::{name}"), move || {
@@ -94,6 +96,24 @@ fn the_label_is_shown_and_set() -> Result<()> {
     let kernel = volume.kernel()?;
     ensure!(call("", LABEL, kernel.root(), "")? == (0, longest));
     kernel.unmount()
+}
+
+/// The kernel lets an open for reading truncate, and refuses that while a process executes the file.
+fn a_file_that_is_executed_is_not_truncated() -> Result<()> {
+    let mut volume = ours("")?;
+    let program = volume.root()?.join("sleep");
+    std::fs::copy("/bin/sleep", &program)?;
+    let bytes = program.metadata()?.len();
+    let mut process = Command::new(&program).arg("1000").spawn()?;
+    let truncate = || open(&program, OFlags::RDONLY | OFlags::TRUNC, Mode::empty());
+    let (refused, after) = (truncate().err(), program.metadata());
+    process.kill()?;
+    process.wait()?;
+    ensure!(refused == Some(Errno::TXTBSY), "{refused:?}");
+    ensure!(after?.len() == bytes);
+    drop(truncate()?);
+    ensure!(program.metadata()?.len() == 0);
+    volume.unmount()
 }
 
 fn free_space_is_discarded() -> Result<()> {

@@ -11,10 +11,9 @@ use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 use crate::refusal::{Answer, Refusal};
 use crate::session::SYNC_XATTR;
-use crate::wire::{GetxattrIn, InHeader, OpenIn, TransferIn, op};
+use crate::wire::{GetxattrIn, InHeader, TransferIn, op};
 
 /// A flag of open(2).
-const O_TRUNC: u32 = 0o1000;
 
 /// Data from here on takes longer to move than a thread to wake.
 const LONG_BYTES_MIN: u32 = 64 << 10;
@@ -83,16 +82,13 @@ impl<'a> Request<'a> {
             op::WRITE | op::FALLOCATE | op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64 => {
                 Class::Write
             }
-            op::OPEN => match OpenIn::read_from_prefix(self.rest) {
-                Ok((open, _)) if open.flags & O_TRUNC != 0 => Class::Io,
-                _ => Class::Look,
-            },
             op::GETXATTR => {
                 let name = self.rest.get(size_of::<GetxattrIn>()..).unwrap_or_default();
                 let is_sync = name.strip_suffix(&[0]) == Some(SYNC_XATTR.as_bytes());
                 if is_sync { Class::Io } else { Class::Look }
             }
             op::LOOKUP
+            | op::OPEN
             | op::FORGET
             | op::BATCH_FORGET
             | op::GETATTR
@@ -136,7 +132,7 @@ impl<'a> Request<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::ForgetIn;
+    use crate::wire::{ForgetIn, OpenIn};
     use zerocopy::IntoBytes;
 
     fn bytes(rest: &[u8]) -> Vec<u8> {
@@ -198,9 +194,7 @@ mod tests {
         for opcode in [op::LOOKUP, op::GETATTR, op::READDIRPLUS, op::STATFS, op::DESTROY] {
             assert_eq!(class(opcode, &[]), Class::Look);
         }
-        let open = |flags| OpenIn { flags, open_flags: 0 };
-        assert_eq!(class(op::OPEN, open(2).as_bytes()), Class::Look);
-        assert_eq!(class(op::OPEN, open(2 | O_TRUNC).as_bytes()), Class::Io);
+        assert_eq!(class(op::OPEN, OpenIn { flags: 2, open_flags: 0 }.as_bytes()), Class::Look);
         let asked = GetxattrIn { size: 9, padding: 0 };
         let named = |name: &[u8]| [asked.as_bytes(), name, &[0]].concat();
         assert_eq!(class(op::GETXATTR, &named(b"user.a")), Class::Look);

@@ -62,7 +62,6 @@ pub(crate) mod op {
 /// What both sides of a connection can do.
 pub(crate) mod init {
     pub(crate) const ASYNC_READ: u64 = 1;
-    pub(crate) const ATOMIC_O_TRUNC: u64 = 1 << 3;
     pub(crate) const EXPORT_SUPPORT: u64 = 1 << 4;
     pub(crate) const BIG_WRITES: u64 = 1 << 5;
     pub(crate) const DONT_MASK: u64 = 1 << 6;
@@ -105,8 +104,6 @@ pub(crate) const FOPEN_DIRECT_IO: u32 = 1;
 pub(crate) const FOPEN_KEEP_CACHE: u32 = 1 << 1;
 /// Of writes that pass its cache, the kernel may send several of one file at once.
 pub(crate) const FOPEN_PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
-/// OPEN with `O_TRUNC`, by someone who may not keep the file's privileges.
-pub(crate) const OPEN_KILL_SUIDGID: u32 = 1;
 /// A READ that a program makes past the page cache: it names the owner of its locks.
 pub(crate) const READ_LOCKOWNER: u32 = 1 << 1;
 /// A WRITE from the page cache: it was checked when the program wrote.

@@ -32,8 +32,9 @@ const ALWAYS: u64 = init::ASYNC_READ
     | init::NO_OPENDIR_SUPPORT
     | init::INIT_EXT;
 
-const WRITABLE: u64 =
-    init::ATOMIC_O_TRUNC | init::DONT_MASK | init::HANDLE_KILLPRIV_V2 | init::SETXATTR_EXT;
+/// `O_TRUNC` is left to the kernel, which sends a change of the size once it has found that no
+/// process executes the file: of an OPEN with the flag it finds that out when the file is empty.
+const WRITABLE: u64 = init::DONT_MASK | init::HANDLE_KILLPRIV_V2 | init::SETXATTR_EXT;
 
 impl Manner {
     fn wanted(&self) -> u64 {

@@ -23,9 +23,8 @@
 
 use std::sync::Arc;
 
-use butternut::{File, FileId, Privileges, SetAttributes, SetTime};
+use butternut::{File, FileId};
 
-use crate::caller;
 use crate::door::Door;
 use crate::door::lane::O_DIRECT;
 use crate::handles::Open;
@@ -34,13 +33,11 @@ use crate::refusal::{Answer, Refusal};
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::wire::{
-    FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE, FOPEN_PARALLEL_DIRECT_WRITES, OPEN_KILL_SUIDGID, OpenIn,
-    OpenOut, ReleaseIn,
+    FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE, FOPEN_PARALLEL_DIRECT_WRITES, OpenIn, OpenOut, ReleaseIn,
 };
 
 const O_ACCMODE: u32 = 0o3;
 const O_RDONLY: u32 = 0;
-const O_TRUNC: u32 = 0o1000;
 const O_APPEND: u32 = 0o2000;
 
 /// Flags of an inode.
@@ -57,23 +54,8 @@ impl Door {
         let id = self.node(request)?;
         let file = self.filesystem.open_file(id)?;
         let only_appends = writes(how.flags) && self.may_write(id, how.flags)?;
-        if how.flags & O_TRUNC != 0 {
-            self.truncate(request, id, how.open_flags & OPEN_KILL_SUIDGID != 0)?;
-        }
         let file = if only_appends { file.only_appending() } else { file.checked_at_open() };
         self.opened(file, how.flags, only_appends, reply)
-    }
-
-    fn truncate(&self, request: &Request<'_>, id: FileId, strips: bool) -> Answer<()> {
-        let stat = self.filesystem.stat(id)?;
-        let privileges =
-            if strips { caller::privileges(&request.header, &stat) } else { Privileges::Keep };
-        let mut set = SetAttributes { privileges, ..SetAttributes::size(0) };
-        if self.manner.writes_back() {
-            (set.mtime, set.ctime) = (Some(SetTime::At(stat.mtime)), Some(stat.ctime));
-        }
-        self.filesystem.set_attributes(id, &set)?;
-        Ok(())
     }
 
     /// Replies with a file that is open from now on.
@@ -121,9 +103,8 @@ impl Door {
             return Err(Refusal::NOT_PERMITTED);
         }
         self.filesystem.check_writable(id)?;
-        let appends = flags & O_APPEND != 0 && flags & O_TRUNC == 0;
         let is_append_only = is & APPEND_ONLY != 0;
-        if is_append_only && !appends {
+        if is_append_only && flags & O_APPEND == 0 {
             return Err(Refusal::NOT_PERMITTED);
         }
         Ok(is_append_only)
@@ -152,5 +133,5 @@ impl Door {
 }
 
 fn writes(flags: u32) -> bool {
-    flags & O_ACCMODE != O_RDONLY || flags & O_TRUNC != 0
+    flags & O_ACCMODE != O_RDONLY
 }
