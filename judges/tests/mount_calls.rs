@@ -98,7 +98,7 @@ fn the_label_is_shown_and_set() -> Result<()> {
     kernel.unmount()
 }
 
-/// The kernel lets an open for reading truncate, and refuses that while a process executes the file.
+/// The kernel lets an open for reading truncate, but not while a process executes the file.
 fn a_file_that_is_executed_is_not_truncated() -> Result<()> {
     let mut volume = ours("")?;
     let program = volume.root()?.join("sleep");

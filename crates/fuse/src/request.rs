@@ -13,8 +13,6 @@ use crate::refusal::{Answer, Refusal};
 use crate::session::SYNC_XATTR;
 use crate::wire::{GetxattrIn, InHeader, TransferIn, op};
 
-/// A flag of open(2).
-
 /// Data from here on takes longer to move than a thread to wake.
 const LONG_BYTES_MIN: u32 = 64 << 10;
 
