@@ -26,7 +26,7 @@ impl Filesystem {
     /// (`user.`, `trusted.`, `security.`, `system.posix_acl_*`, `btrfs.`).
     pub fn xattr_names(&self, id: FileId) -> Result<Vec<Vec<u8>>> {
         self.stat(id)?;
-        if id.placeholder_dir().is_some() {
+        if id.is_placeholder() {
             return Ok(Vec::new());
         }
         Ok(names::xattr_names(&self.tree_of(id)?, Ino(id.ino), XATTRS_MAX)?)
@@ -38,7 +38,7 @@ impl Filesystem {
     /// # Errors
     /// [`Error::NoAttribute`] where the inode has none of that name.
     pub fn xattr(&self, id: FileId, name: &[u8]) -> Result<Vec<u8>> {
-        if id.placeholder_dir().is_some() {
+        if id.is_placeholder() {
             return self.stat(id).and(Err(Error::NoAttribute));
         }
         match names::xattr(&self.tree_of(id)?, Ino(id.ino), name)? {

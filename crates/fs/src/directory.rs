@@ -145,7 +145,7 @@ impl Filesystem {
 
     /// Returns the cookie behind the last entry that the directory has now.
     pub fn end_of_listing(&self, dir: FileId) -> Result<u64> {
-        if dir.placeholder_dir().is_some() {
+        if dir.is_placeholder() {
             return self.require_directory(dir).map(|()| FIRST_ENTRY);
         }
         match names::next_index(&self.tree_of(dir)?, Ino(dir.ino)) {
@@ -159,7 +159,7 @@ impl Filesystem {
         if name.len() > NAME_BYTES_MAX {
             return Err(Error::NameTooLong);
         }
-        if dir.placeholder_dir().is_some() {
+        if dir.is_placeholder() {
             return self.require_directory(dir).and(Err(Error::NotFound));
         }
         match self.in_tree_of(dir, |tree| Ok(names::lookup(tree, Ino(dir.ino), name)?))? {

@@ -20,7 +20,7 @@ pub enum Error {
     #[error("no such file or directory")]
     NotFound,
     /// A [`FileId`] whose inode does not exist (any more).
-    #[error("no inode {} in subvolume {}", id.ino, id.subvolume)]
+    #[error("no inode {} in subvolume {}", id.ino, id.subvolume_id())]
     Stale { id: FileId },
     /// A name that is there already.
     #[error("file exists")]

@@ -110,7 +110,7 @@ impl Filesystem {
     /// [`Error::Stale`](crate::Error::Stale) where there is no such inode.
     pub fn hold(&self, id: FileId) -> Result<Option<Held>> {
         let Some(writer) = &self.shared.writer else { return Ok(None) };
-        if id.placeholder_dir().is_some() {
+        if id.is_placeholder() {
             return Ok(None);
         }
         let entry = writer.table.entry(id);

@@ -21,7 +21,7 @@ const PLACEHOLDER_BIT: u64 = 1 << 63;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileId {
     /// The subvolume's id: 5 for the top level, 256 and up for the rest. That of a placeholder
-    /// ([`FileId::is_placeholder`]) is none of them.
+    /// ([`FileId::is_placeholder`]) is none of them; [`FileId::subvolume_id`] is one in any case.
     pub subvolume: u64,
     /// The inode number in that subvolume; 256 is its root directory.
     pub ino: u64,
@@ -46,7 +46,12 @@ impl FileId {
         if !self.is_placeholder() {
             return None;
         }
-        Some(Self { subvolume: self.subvolume & !PLACEHOLDER_BIT, ino: self.ino })
+        Some(Self { subvolume: self.subvolume_id(), ino: self.ino })
+    }
+
+    /// The id of the subvolume, to show: of a placeholder, that of the directory that it is in.
+    pub const fn subvolume_id(self) -> u64 {
+        self.subvolume & !PLACEHOLDER_BIT
     }
 
     /// Whether this is no inode, but the empty directory that a snapshot shows where the directory
@@ -164,6 +169,8 @@ mod tests {
         let dir = FileId::new(300, 257);
         assert_eq!(FileId::placeholder(dir).placeholder_dir(), Some(dir));
         assert_eq!(dir.placeholder_dir(), None);
+        assert_eq!(FileId::placeholder(dir).subvolume_id(), 300);
+        assert_eq!(dir.subvolume_id(), 300);
     }
 
     #[test]

@@ -16,7 +16,7 @@ const ITEMS_OF_FLAGS: u32 = 3;
 impl Filesystem {
     /// The flags of an inode, as `lsattr` shows them.
     pub fn attribute_flags(&self, id: FileId) -> Result<AttributeFlags> {
-        if id.placeholder_dir().is_some() {
+        if id.is_placeholder() {
             return self.stat(id).map(|_| AttributeFlags::default());
         }
         Ok(AttributeFlags::of(self.inode(id)?.flags))

@@ -11,7 +11,7 @@ use crate::held::LeftOrphans;
 use crate::mount::Shared;
 use crate::{FileId, Filesystem, Notice};
 use butternut_format::units::Logical;
-use butternut_volume::{Trouble, TroubleKind};
+use butternut_volume::{Trouble, TroubleKind, chain};
 use std::mem::take;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -85,11 +85,6 @@ fn orphan_notice(left: &LeftOrphans) -> Notice {
         "subvolume {subvolume}: {what} cannot be removed, and keeps its space: {why}; \
          `butternut check` says what is damaged"
     ))
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 impl TroubleWatch {

@@ -87,7 +87,7 @@ impl Filesystem {
         loop {
             let edits = subvolume.tree.edits();
             let found = self.entry(dir, name)?;
-            if found.0.placeholder_dir().is_some() {
+            if found.0.is_placeholder() {
                 suits(FileKind::Directory)?;
                 return self.remove_placeholder(writer, &subvolume, &parent, name);
             }
@@ -136,7 +136,7 @@ impl Filesystem {
         name: &[u8],
         (id, kind): (FileId, FileKind),
     ) -> Result<Option<FoundEntry>> {
-        if id.placeholder_dir().is_some() || id.subvolume != dir.subvolume {
+        if id.is_placeholder() || id.subvolume != dir.subvolume {
             return Err(Error::Unsupported { what: "changing the entry of a subvolume" });
         }
         if id.ino == ROOT_DIRECTORY {
@@ -163,7 +163,7 @@ impl Filesystem {
             return Err(Error::NotPermitted { what: "the directory is append-only" });
         }
         let index = names::find_index(&subvolume.tree, at, name)?.ok_or(Error::NotFound)?;
-        if self.entry(parent.id, name)?.0.placeholder_dir().is_none() {
+        if !self.entry(parent.id, name)?.0.is_placeholder() {
             return Err(Error::NotFound);
         }
         let need = Need::items(ITEMS_OF_REMOVAL).deleting();

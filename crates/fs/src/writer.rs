@@ -73,6 +73,7 @@ impl Writer {
         }
     }
 
+    /// After a panic: what is in the list is whole, and is only reported.
     pub(crate) fn left_orphans(&self) -> MutexGuard<'_, Vec<LeftOrphans>> {
         self.left_orphans.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -163,7 +164,7 @@ impl Filesystem {
     /// on; [`Filesystem::write_error`] tells the cause. For callers that catch panics; what a call
     /// leaves locked, or in a transaction, ends writing on its own.
     pub fn fail_after_panic(&self) {
-        self.forest().fail_after_panic();
+        self.shared.fail_after_panic();
     }
 
     pub(crate) fn writer(&self) -> Result<&Arc<Writer>> {

@@ -15,8 +15,8 @@ mod kernel_image;
 
 use butternut::device::{Device, Fault, FaultyDevice, FileDevice, OpenDevice, Rule, When};
 use butternut::{AttributeFlags, DevicePath, Filesystem, Follow, MountOptions, NewInode};
+use butternut_volume::chain;
 use kernel_image::{KernelImage, kernel_is_here, run};
-use std::error::Error;
 use std::fs::File;
 use std::sync::Arc;
 
@@ -75,11 +75,6 @@ fn holds(fs: &Filesystem, name: &str, content: &[u8]) {
     let mut found = vec![0; content.len() + 1];
     let count = fs.open_file(id).unwrap().read_at(0, &mut found).unwrap();
     assert!(found[..count] == *content, "{name}");
-}
-
-fn chain(error: &dyn Error) -> String {
-    let causes = std::iter::successors(Some(error), |error| (*error).source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 /// The write errors of each device, as the kernel's mount shows them.

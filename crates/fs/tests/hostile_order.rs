@@ -11,7 +11,7 @@ use butternut::format::checksum::ChecksumKind;
 use butternut::format::key::{Key, RawKey};
 use butternut::{Allocate, FileId, Filesystem, MountOptions, SetAttributes};
 use butternut_mkfs::MkfsOptions;
-use std::error::Error;
+use butternut_volume::chain;
 use volume::{TestVolume, new};
 use zerocopy::IntoBytes;
 
@@ -139,12 +139,6 @@ fn read_all(fs: &Filesystem, id: FileId) -> butternut::Result<()> {
 
 type Call = fn(&Filesystem) -> butternut::Result<()>;
 
-/// An error and its causes, in one line.
-fn told(error: &dyn Error) -> String {
-    let causes = std::iter::successors(Some(error), |error| (*error).source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
-}
-
 /// Whether a call was refused for the keys of a leaf that lie past its parent's next key.
 fn is_of_order(refused: &str) -> bool {
     refused.contains("the parent's next")
@@ -190,7 +184,7 @@ fn exercise(volume: &TestVolume) -> Vec<String> {
             call(&fs)?;
             fs.sync()
         });
-        refused.extend(done.err().map(|error| told(&error)));
+        refused.extend(done.err().map(|error| chain(&error)));
     }
     refused
 }
@@ -211,7 +205,7 @@ fn a_leaf_with_keys_past_its_parents_next_key_ends_no_call_in_a_loop() {
         let volume = hostile(&image, pair);
         exercise(&volume);
         let fs = volume.open();
-        let refused = read_all(&fs, FileId::new(5, GONE_INO)).map_err(|error| told(&error));
+        let refused = read_all(&fs, FileId::new(5, GONE_INO)).map_err(|error| chain(&error));
         assert!(refused.is_err_and(|told| is_of_order(&told)), "behind {:?}", pair.key);
     }
     for pair in of_others.iter().step_by(of_others.len().div_ceil(4)) {

@@ -13,7 +13,7 @@ use butternut::{
     SetXattr,
 };
 use butternut_mkfs::{MkfsOptions, Profile};
-use std::error::Error;
+use butternut_volume::chain;
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -34,11 +34,6 @@ fn failing_data(fs: &Filesystem) -> Rule {
     Rule::at(at..at + chunk.bytes, Fault::WriteError)
 }
 
-fn causes(error: &dyn Error) -> String {
-    let sources = std::iter::successors(Some(error), |error| (*error).source());
-    sources.map(ToString::to_string).collect::<Vec<_>>().join(": ")
-}
-
 #[test]
 fn after_a_commit_that_failed_nothing_is_written_and_all_is_read() {
     for fault in [Fault::WriteError, Fault::FlushError] {
@@ -57,7 +52,7 @@ fn after_a_commit_that_failed_nothing_is_written_and_all_is_read() {
         assert!(!fs.is_writable());
         let error = fs.create(root, b"more", &new(0o644)).unwrap_err();
         assert_eq!(error.errno(), 30, "{error:?}");
-        assert!(causes(&error).contains("memory: cannot "), "{}", causes(&error));
+        assert!(chain(&error).contains("memory: cannot "), "{}", chain(&error));
         let errnos = [
             fs.unlink(root, b"kept").unwrap_err().errno(),
             fs.rename((root, b"kept"), (root, b"x"), RenameFlags::default()).unwrap_err().errno(),
@@ -371,7 +366,7 @@ fn what_a_commit_could_not_bring_down_for_a_while_goes_down_unasked() {
             break before;
         }
     };
-    assert!(fs.is_writable(), "{}", causes(&fs.write_error().unwrap()));
+    assert!(fs.is_writable(), "{}", chain(&fs.write_error().unwrap()));
     let begun = Instant::now();
     while generation() <= before {
         assert!(begun.elapsed() < Duration::from_mins(2), "nothing tries again");

@@ -139,6 +139,7 @@ fn size_of_capacity(capacity: usize) -> Option<&'static Mutex<Size>> {
     SIZES.get(index as usize).filter(|_| fits && capacity.is_power_of_two())
 }
 
+/// After a panic: a block that a list has lost stays unused, and none is in two (law 1).
 fn lock(size: &Mutex<Size>) -> MutexGuard<'_, Size> {
     size.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -23,12 +23,12 @@
 //!    written after that.
 
 use crate::error::VolumeError;
+use crate::error::chain;
 use crate::members::{LastSuper, Member};
 use crate::stripe::Layout;
 use crate::super_blocks;
 use crate::troubles::TroubleKind;
 use crate::volume::Volume;
-use crate::write_run::chain;
 use butternut_device::WriteFrom;
 use butternut_format::super_block::{COPY_OFFSETS, RawSuperBlock, SUPER_BLOCK_BYTES, SuperBlock};
 use butternut_format::units::length;

@@ -6,6 +6,12 @@ use butternut_format::refused::Refused;
 use butternut_format::units::{DevId, Generation, Logical};
 use std::fmt;
 
+/// An error with its causes, on one line.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
     #[error("no device was given")]

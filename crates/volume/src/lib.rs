@@ -41,7 +41,7 @@ mod write_run;
 
 pub use chunk_map::Chunks;
 pub use data_queue::{DataDone, DataQueue, DataQueueOptions, NotTaken};
-pub use error::{BadRange, CopyFault, CopyKind, CopyVerdict, Unreadable, VolumeError};
+pub use error::{BadRange, CopyFault, CopyKind, CopyVerdict, Unreadable, VolumeError, chain};
 pub use members::{DeviceStatus, ErrorCounts};
 pub use profile::Facts;
 pub use read_data::{DataRead, Sums};

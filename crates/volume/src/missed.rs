@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 /// Ranges of one device: 128 KiB of memory or so.
 const RANGES_MAX: usize = 4096;
@@ -81,7 +81,11 @@ impl MissedRanges {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
-        self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ranges.lock().unwrap_or_else(|poisoned| {
+            // The change that panicked may have left a range out (law 2).
+            self.is_incomplete.store(true, Ordering::Release);
+            poisoned.into_inner()
+        })
     }
 }
 

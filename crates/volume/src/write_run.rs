@@ -16,7 +16,7 @@
 //!    reported and leave it a success.
 
 use crate::chunk_map::Chunks;
-use crate::error::VolumeError;
+use crate::error::{VolumeError, chain};
 use crate::stripe::{Layout, Piece, Place};
 use crate::tolerance::{Content, spare_copies};
 use crate::troubles::TroubleKind;
@@ -259,12 +259,6 @@ impl Volume {
         let device = member.map_or_else(String::new, |member| member.device.name().to_owned());
         VolumeError::Device { device, offset, bytes, source }
     }
-}
-
-/// An error with its causes, on one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 fn write_of<'a>(first: &Part<'_, '_>, place: &Place, row: &'a [&'a [u8]]) -> WriteFrom<'a> {

@@ -74,7 +74,9 @@ fn print(facts: &Facts, out: &mut Output) -> std::io::Result<()> {
     write!(
         out,
         "Subvol: {:<10}\tInode: {:<11} Links: {}",
-        stat.id.subvolume, stat.ino, stat.nlink
+        stat.id.subvolume_id(),
+        stat.ino,
+        stat.nlink
     )?;
     if matches!(stat.kind, FileKind::CharDevice | FileKind::BlockDevice) {
         write!(out, "     Device type: {},{}", stat.rdev.0, stat.rdev.1)?;
@@ -156,7 +158,7 @@ fn word(compression: Compression) -> String {
 pub(crate) fn fields(object: Object, stat: &Stat) -> Object {
     object
         .put("type", text::kind_word(stat.kind))
-        .put("subvolume", stat.id.subvolume)
+        .put("subvolume", stat.id.subvolume_id())
         .put("inode", stat.ino)
         .put("file_id", stat.id.as_u64())
         .put("mode", format!("{:04o}", stat.mode & 0o7777))

@@ -5,7 +5,7 @@ use std::process::Stdio;
 use serde_json::{Value, json};
 
 use super::command::{butternut, command};
-use super::image::plain;
+use super::image::{kernel, kernel_is_here, plain};
 
 fn on_plain(words: &[&str]) -> super::command::Ran {
     let image = plain().0.to_str().unwrap();
@@ -87,6 +87,24 @@ fn stat_shows_what_btrfs_keeps() {
     let link = json_of(&["stat", "IMG", "docs/link"]);
     assert_eq!((&link[0]["type"], &link[0]["target"]), (&json!("symlink"), &json!("../hello.txt")));
     assert_eq!(json_of(&["stat", "-L", "IMG", "docs/link"])[0]["size"], 6);
+}
+
+#[test]
+fn a_subvolume_that_a_snapshot_left_out_is_shown_in_the_snapshot() {
+    if !kernel_is_here("a_subvolume_that_a_snapshot_left_out_is_shown_in_the_snapshot") {
+        return;
+    }
+    let image = kernel().to_str().unwrap();
+    let json = |words: &[&str]| -> Value {
+        serde_json::from_str(&butternut(&[words, &["--json"]].concat()).ok()).unwrap()
+    };
+    let snapshot = &json(&["inspect", "rootid", image, "/snap-rw"])["subvolume"];
+    assert!(snapshot.as_u64().is_some_and(|id| (256..512).contains(&id)), "{snapshot}");
+    let left_out = &json(&["stat", image, "/snap-rw/nested"])[0];
+    assert_eq!((&left_out["subvolume"], &left_out["inode"]), (snapshot, &json!(2)));
+    assert_eq!(&json(&["inspect", "rootid", image, "/snap-rw/nested"])["subvolume"], snapshot);
+    let text = butternut(&["stat", image, "/snap-rw/nested"]).ok();
+    assert!(text.contains(&format!("Subvol: {snapshot} ")), "{text}");
 }
 
 #[test]

@@ -142,9 +142,7 @@ fn an_extent_that_loses_its_count_before_its_references_is_refused() {
     handle.drop_data_ref(at, BYTES, data(300));
     drop(handle);
     let refused = forest.commit().expect_err("a keyed item would stay over free space");
-    let first: &(dyn std::error::Error + 'static) = &refused;
-    let causes = std::iter::successors(Some(first), |error| error.source());
-    let told: Vec<String> = causes.map(ToString::to_string).collect();
-    assert!(told.join(": ").contains("references that are left"), "{told:?}");
+    let told = butternut_volume::chain(&refused);
+    assert!(told.contains("references that are left"), "{told}");
     assert!(forest.write_error().is_some());
 }

@@ -2,12 +2,12 @@
 
 use super::row::{Row, Way};
 use super::{CopyBytes, in_order, mirror};
+use crate::error::chain;
 use crate::error::{BadRange, CopyFault, CopyKind, CopyVerdict};
 use crate::read_data::{SECTOR, Sums};
 use crate::stripe::{Layout, Piece};
 use crate::troubles::TroubleKind;
 use crate::volume::Volume;
-use crate::write_run::chain;
 use butternut_device::DeviceError;
 use butternut_format::checksum::ChecksumKind;
 use butternut_format::refused::Refused;

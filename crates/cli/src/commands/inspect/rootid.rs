@@ -13,9 +13,9 @@ pub(crate) fn run(global: &GlobalArgs, args: &RootidArgs, out: &mut Output) -> O
     let opened = Opened::one(global, &args.at.volume)?;
     let id = opened.resolve(&args.at.path, Follow::Last)?;
     if global.json {
-        json::document(out, json::Object::new().put("subvolume", id.subvolume))?;
+        json::document(out, json::Object::new().put("subvolume", id.subvolume_id()))?;
     } else {
-        writeln!(out, "{}", id.subvolume)?;
+        writeln!(out, "{}", id.subvolume_id())?;
     }
     Ok(Done::Well)
 }
