@@ -17,6 +17,7 @@ use butternut_sys::mapped::Mapped;
 use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::ops::RangeInclusive;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::process::ExitCode;
@@ -34,11 +35,16 @@ const NAME: &str = "file";
 const PAGE: usize = 4096;
 const MIB: usize = 1 << 20;
 
+/// The bytes of the file that a mount caches, or does not.
+const CACHED: usize = 64 * MIB;
+/// Of these the kernel keeps most: it reclaims pages when it likes (DAMON does so unasked).
+const MOST: usize = CACHED / 8 * 7;
+
 fn main() -> ExitCode {
     let mut trials = vec![
-        trial::trial("cache::default", || the_cache_holds("", 64 * MIB)),
-        trial::trial("cache::writeback", || the_cache_holds("writeback", 64 * MIB)),
-        trial::trial("cache::uncached", || the_cache_holds("uncached", 0)),
+        trial::trial("cache::default", || the_cache_holds("", MOST..=CACHED)),
+        trial::trial("cache::writeback", || the_cache_holds("writeback", MOST..=CACHED)),
+        trial::trial("cache::uncached", || the_cache_holds("uncached", 0..=0)),
         trial::trial("memory::default", || a_mount_holds_little("")),
         trial::trial("memory::writeback", || a_mount_holds_little("writeback")),
         trial::trial("memory::uncached", || a_mount_holds_little("uncached")),
@@ -104,13 +110,13 @@ fn resident(path: &Path) -> Result<usize> {
     Ok(tool::text("fincore", &words)?.parse()?)
 }
 
-fn the_cache_holds(options: &str, bytes: usize) -> Result<()> {
+fn the_cache_holds(options: &str, bytes: RangeInclusive<usize>) -> Result<()> {
     let mut volume = ours(options)?;
     let path = volume.root()?.join(NAME);
-    std::fs::write(&path, pattern(64 * MIB))?;
-    ensure!(std::fs::read(&path)? == pattern(64 * MIB));
+    std::fs::write(&path, pattern(CACHED))?;
+    ensure!(std::fs::read(&path)? == pattern(CACHED));
     let found = resident(&path)?;
-    ensure!(found == bytes, "the kernel holds {found} bytes of the file");
+    ensure!(bytes.contains(&found), "the kernel holds {found} bytes of the file");
     volume.unmount()
 }
 
