@@ -77,7 +77,7 @@ fn of_all_names_of_one_volume_one_is_opened_for_writing() {
         return;
     }
     let (dir, image) = image();
-    let loops = [LoopDevice::of(&image, &[]), LoopDevice::of(&dir.path().join("hard"), &[])];
+    let loops = loops_of(dir.path(), &image);
     let names = names(dir.path(), &loops);
     for first in &names {
         for second in &names {

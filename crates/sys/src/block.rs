@@ -52,7 +52,7 @@ impl Window {
         Window { start: shift(self.start), end: shift(self.end) }
     }
 
-    fn overlaps(self, other: Window) -> bool {
+    pub(crate) fn overlaps(self, other: Window) -> bool {
         self.start < other.end && other.start < self.end
     }
 }

@@ -374,10 +374,10 @@ fn claim(path: &Path, fd: &OwnedFd, how: OpenDisk) -> Result<Vec<OwnedFd>, OpenE
         |error: std::io::Error| OpenError::Refused { path: path.to_owned(), cause: error.into() };
     let meta = fd.try_clone().map(File::from).and_then(|file| file.metadata()).map_err(refused)?;
     let layers = block::chain(block::storage_of(&meta));
-    let mut beneath = Vec::new();
+    let (mut beneath, mut unreachable) = (Vec::new(), Vec::new());
     for layer in layers.iter().skip(1) {
-        // A file that cannot be reached by its path is compared only.
         let Some(below) = layer.path.as_deref().and_then(|path| open_beneath(path, layer)) else {
+            unreachable.push(layer);
             continue;
         };
         let (below, can_write) = below;
@@ -388,7 +388,7 @@ fn claim(path: &Path, fd: &OwnedFd, how: OpenDisk) -> Result<Vec<OwnedFd>, OpenE
         }
     }
     let user = if how.writable { holder::over_loop(&layers) } else { None };
-    match user {
+    match user.or_else(|| holder::lock_beyond_reach(&layers, &unreachable, how.writable)) {
         Some(holder) => Err(OpenError::Busy { path: path.to_owned(), holder }),
         None => Ok(beneath),
     }

@@ -3,15 +3,16 @@
 //! Every answer is a hint for a person: it is asked after the refusal, so the holder may be gone
 //! already, and other users' processes may be hidden. Nothing here decides anything, except:
 //!
-//! 1. [`over_loop`] and [`writing_mount`] find users of the same bytes that no lock would show: a
-//!    loop device that is mounted, or open exclusively or for writing. Disks are compared by the
-//!    numbers of what they stand on ([`crate::block`]), never by paths.
+//! 1. [`over_loop`], [`lock_beyond_reach`] and [`writing_mount`] find users of the same bytes that
+//!    no lock of an opener's own would meet: a loop device that is mounted, or open exclusively or
+//!    for writing; a lock of a file that no path leads to. Disks are compared by the numbers of what
+//!    they stand on ([`crate::block`]), never by paths.
 //! 2. [`Holder::Unknown`] makes an opener wait a moment: a holder who cannot be seen may have
 //!    ended, and then his lock soon ends too ([`crate::file`]).
 //! 3. No file is asked about that others have open and that cannot be the disk: it may lie on a
 //!    file system that does not answer.
 
-use crate::block::{self, Layer, Numbers, Storage};
+use crate::block::{self, Layer, Numbers, Storage, Window};
 use crate::file::DiskKind;
 use crate::mounts::{self, Mount, parse_numbers};
 use rustix::fs::{Mode, OFlags};
@@ -20,7 +21,6 @@ use std::fmt;
 use std::fs;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Mounts and processes looked at; beyond it the answer is "unknown".
@@ -71,7 +71,25 @@ pub(crate) fn of_device(kind: DiskKind) -> Holder {
 
 /// Which process has the open-file-description lock.
 pub(crate) fn of_lock(meta: &fs::Metadata) -> Holder {
-    process_with(meta, |fdinfo| fdinfo.contains("OFDLCK")).unwrap_or(Holder::Unknown)
+    let is_locked = |info: &str| info.contains(OFD_LOCK);
+    process_with(block::storage_of(meta), is_locked).unwrap_or(Holder::Unknown)
+}
+
+/// Who holds a lock that an opener of a disk is to meet, and cannot: on a file beneath it that no
+/// path leads to, or on a loop device beside it that shares bytes with it.
+pub(crate) fn lock_beyond_reach(
+    disk: &[Layer],
+    unreachable: &[&Layer],
+    is_exclusive: bool,
+) -> Option<Holder> {
+    let beneath = unreachable.iter().find_map(|layer| {
+        process_with(layer.storage, |info| shows_lock(info, is_exclusive, layer.window))
+    });
+    beneath.or_else(|| {
+        block::loop_devices_over(disk).into_iter().find_map(|device| {
+            process_with_device(device.numbers, |info| shows_lock(info, is_exclusive, Window::ALL))
+        })
+    })
 }
 
 /// Returns the kernel's mount through which a disk is being changed: one for reading and writing,
@@ -113,6 +131,22 @@ fn writes(info: &str) -> bool {
     let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
     let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
     flags.is_some_and(|flags| flags & 0o3 != 0)
+}
+
+/// What the kernel calls an open-file-description lock.
+const OFD_LOCK: &str = "OFDLCK";
+
+/// Whether the `fdinfo` of a descriptor shows a lock that keeps out one of a window: any for an
+/// exclusive one, an exclusive one for any. Such a line ends with the kind, a process, the file,
+/// and the first and the last byte: `lock: 1: OFDLCK ADVISORY  WRITE -1 00:1b:34390 0 EOF`.
+fn shows_lock(info: &str, is_exclusive: bool, window: Window) -> bool {
+    info.lines().filter(|line| line.starts_with("lock:") && line.contains(OFD_LOCK)).any(|line| {
+        let mut words = line.split_whitespace().rev();
+        let (last, first) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
+        let end = last.parse::<u64>().map_or(u64::MAX, |last| last.saturating_add(1));
+        let locked = Window { start: first.parse().unwrap_or(0), end };
+        (is_exclusive || words.any(|word| word == "WRITE")) && locked.overlaps(window)
+    })
 }
 
 /// A user of a block device that the kernel itself shows.
@@ -220,18 +254,17 @@ fn process_with_device(numbers: Numbers, pleases: impl Fn(&str) -> bool) -> Opti
     })
 }
 
-/// A process that has a file open and whose descriptor's `fdinfo` pleases.
-fn process_with(wanted: &fs::Metadata, pleases: impl Fn(&str) -> bool) -> Option<Holder> {
+/// A process that has storage open and whose descriptor's `fdinfo` pleases.
+fn process_with(storage: Storage, pleases: impl Fn(&str) -> bool) -> Option<Holder> {
+    let inode = match storage {
+        Storage::Device(numbers) => return process_with_device(numbers, pleases),
+        Storage::File { inode, .. } => inode,
+    };
     process(pleases, |descriptor, info| {
         let ino = info.lines().find_map(|line| line.strip_prefix("ino:")?.trim().parse().ok());
-        let is_wanted = |open: fs::Metadata| {
-            (open.dev(), open.ino()) == (wanted.dev(), wanted.ino())
-                || (wanted.rdev() != 0 && open.rdev() == wanted.rdev())
-        };
         // Law 3. What is open is first asked of the kernel alone.
-        let of_device = || fs::read_link(descriptor).is_ok_and(|to| to.starts_with("/dev/"));
-        (ino == Some(wanted.ino()) || (wanted.rdev() != 0 && of_device()))
-            && fs::metadata(descriptor).is_ok_and(is_wanted)
+        ino == Some(inode)
+            && fs::metadata(descriptor).is_ok_and(|meta| block::storage_of(&meta) == storage)
     })
 }
 
@@ -250,4 +283,30 @@ fn process(pleases: impl Fn(&str) -> bool, is_it: impl Fn(&Path, &str) -> bool) 
         }
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locks_are_read_from_what_the_kernel_shows() {
+        let info = |kind: &str, range: &str| {
+            format!("pos:\t0\nino:\t9\nlock:\t1: OFDLCK ADVISORY  {kind} -1 00:1b:9 {range}\n")
+        };
+        let window = Window { start: 4096, end: 8192 };
+        for (range, overlaps) in [
+            ("0 EOF", true),
+            ("8191 9000", true),
+            ("0 4095", false),
+            ("0 4096", true),
+            ("8192 EOF", false),
+        ] {
+            assert_eq!(shows_lock(&info("WRITE", range), false, window), overlaps, "{range}");
+            assert_eq!(shows_lock(&info("READ", range), true, window), overlaps, "{range}");
+            assert!(!shows_lock(&info("READ", range), false, window), "readers meet: {range}");
+        }
+        let of_others = "lock:\t1: POSIX  ADVISORY  WRITE 7 00:1b:9 0 EOF";
+        assert!(!shows_lock(of_others, true, Window::ALL) && !shows_lock("", true, Window::ALL));
+    }
 }
