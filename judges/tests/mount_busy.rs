@@ -11,6 +11,7 @@ use butternut_fuse::{Caching, Options, Unmounter};
 use butternut_judges::kernel_mount::mount_point;
 use butternut_judges::{kept, tool, trial};
 use butternut_sys::mapped::Mapped;
+use butternut_undo::MountGuard;
 use rustix::fs::{AtFlags, CWD, OFlags, StatxFlags, statx};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
@@ -144,6 +145,8 @@ struct Served {
     gate: Arc<Gate>,
     unmounter: Unmounter,
     server: Option<JoinHandle<Result<(), butternut_fuse::FuseError>>>,
+    /// For a test that is killed.
+    _guard: MountGuard,
     _dir: tempfile::TempDir,
 }
 
@@ -163,10 +166,11 @@ impl Served {
         let filesystem = Filesystem::open_devices(vec![device], &options)?;
         let root = mount_point("busy")?;
         let options = Options { is_writable: true, caching, threads, ..Options::default() };
+        let guard = MountGuard::before_mount(&root)?;
         let mounted = butternut_fuse::mount(filesystem, &root, &options, Box::new(|_| ()))?;
         let unmounter = mounted.unmounter();
         let server = Some(thread::spawn(move || mounted.start()?.wait()));
-        Ok(Self { root, gate, unmounter, server, _dir: dir })
+        Ok(Self { root, gate, unmounter, server, _guard: guard, _dir: dir })
     }
 
     fn end(mut self) -> Result<()> {

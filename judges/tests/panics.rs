@@ -9,6 +9,7 @@ use butternut::{Clock, Filesystem, Follow, MountOptions, NewInode};
 use butternut_fuse::{Options, Unmounter};
 use butternut_judges::kernel_mount::mount_point;
 use butternut_mkfs::MkfsOptions;
+use butternut_undo::MountGuard;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -30,7 +31,7 @@ fn open(device: &Arc<dyn Device>) -> Filesystem {
 }
 
 /// Unmounts and removes the directory, however the test ends.
-struct MountPoint(PathBuf, Unmounter);
+struct MountPoint(PathBuf, Unmounter, #[expect(dead_code, reason = "its drop")] MountGuard);
 
 impl Drop for MountPoint {
     fn drop(&mut self) {
@@ -53,8 +54,9 @@ fn a_request_that_panics_is_answered_and_ends_writing() {
     let report = Box::new(move |_: &(dyn std::error::Error + 'static)| {
         counted.fetch_add(1, Ordering::SeqCst);
     });
+    let guard = MountGuard::before_mount(&root).unwrap();
     let mounted = butternut_fuse::mount(fs, &root, &options, report).unwrap();
-    let mount_point = MountPoint(root.clone(), mounted.unmounter());
+    let mount_point = MountPoint(root.clone(), mounted.unmounter(), guard);
     let served = std::thread::spawn(move || mounted.start()?.wait());
     CLOCK_PANICS.store(true, Ordering::SeqCst);
     // More often than there are threads: none of them is lost.
