@@ -13,6 +13,7 @@
 //! | `TornWrite` | success | only the first sectors of the write |
 //! | `LostWrite` | success | what it held |
 //! | `Delay` | success, later | as asked |
+//! | `HeldRead` | what a read after the removal of the rule sees | as asked |
 //!
 //! # When a rule strikes
 //!
@@ -35,7 +36,7 @@ use butternut_sys::errno::Errno;
 use butternut_sys::file::{Alignment, WriteCache};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 /// The unit in which rules strike.
@@ -50,6 +51,8 @@ pub struct FaultyDevice {
     seed: u64,
     rules: RwLock<Rules>,
     counts: [AtomicU64; FAULTS],
+    /// A rule was removed, or a read is held.
+    change: (Mutex<()>, Condvar),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,9 +75,11 @@ pub enum Fault {
     TornWrite,
     LostWrite,
     Delay(Duration),
+    /// Reads begin when the rule is removed.
+    HeldRead,
 }
 
-const FAULTS: usize = 9;
+const FAULTS: usize = 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
@@ -124,6 +129,7 @@ pub struct FaultCounts {
     pub torn_writes: u64,
     pub lost_writes: u64,
     pub delays: u64,
+    pub held_reads: u64,
 }
 
 #[derive(Debug, Default)]
@@ -154,7 +160,7 @@ struct Strike {
 impl FaultyDevice {
     pub fn new(inner: Arc<dyn Device>, seed: u64) -> FaultyDevice {
         let counts = std::array::from_fn(|_| AtomicU64::new(0));
-        FaultyDevice { inner, seed, rules: RwLock::default(), counts }
+        FaultyDevice { inner, seed, rules: RwLock::default(), counts, change: Default::default() }
     }
 
     pub fn add(&self, rule: Rule) -> RuleId {
@@ -170,11 +176,37 @@ impl FaultyDevice {
         let mut rules = self.rules.write().unwrap_or_else(PoisonError::into_inner);
         let before = rules.rules.len();
         rules.rules.retain(|armed| armed.id != id.0);
-        rules.rules.len() != before
+        let was_there = rules.rules.len() != before;
+        drop(rules);
+        self.note_change();
+        was_there
     }
 
     pub fn clear(&self) {
         self.rules.write().unwrap_or_else(PoisonError::into_inner).rules.clear();
+        self.note_change();
+    }
+
+    /// Waits until so many reads have been held, since the device was made.
+    pub fn wait_for_held_reads(&self, count: u64) {
+        self.wait_until(|| self.fault_counts().held_reads >= count);
+    }
+
+    fn has_rule(&self, id: u64) -> bool {
+        let rules = self.rules.read().unwrap_or_else(PoisonError::into_inner);
+        rules.rules.iter().any(|armed| armed.id == id)
+    }
+
+    fn note_change(&self) {
+        drop(self.change.0.lock().unwrap_or_else(PoisonError::into_inner));
+        self.change.1.notify_all();
+    }
+
+    fn wait_until(&self, is_so: impl Fn() -> bool) {
+        let mut lock = self.change.0.lock().unwrap_or_else(PoisonError::into_inner);
+        while !is_so() {
+            lock = self.change.1.wait(lock).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 
     pub fn fault_counts(&self) -> FaultCounts {
@@ -189,6 +221,7 @@ impl FaultyDevice {
             torn_writes: of(Fault::TornWrite),
             lost_writes: of(Fault::LostWrite),
             delays: of(Fault::Delay(Duration::ZERO)),
+            held_reads: of(Fault::HeldRead),
         }
     }
 
@@ -233,12 +266,16 @@ impl FaultyDevice {
         self.counts[index(fault)].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Sleeps for the delays, and says whether an error strikes.
+    /// Sleeps for the delays, waits where the request is held, and says whether an error strikes.
     fn delay_or_fail(&self, strikes: &[Strike]) -> Result<(), Errno> {
         for strike in strikes {
             if let Fault::Delay(time) = strike.fault {
                 self.count(strike.fault);
                 std::thread::sleep(time);
+            } else if strike.fault == Fault::HeldRead {
+                self.count(strike.fault);
+                self.note_change();
+                self.wait_until(|| !self.has_rule(strike.id));
             }
         }
         let is_error =
@@ -283,6 +320,7 @@ impl FaultyDevice {
                 | Fault::MisdirectedWrite { .. }
                 | Fault::TornWrite
                 | Fault::LostWrite
+                | Fault::HeldRead
                 | Fault::Delay(_) => {}
             }
         }
@@ -351,7 +389,7 @@ impl Device for FaultyDevice {
         check_range(self, offset, memory.len() as u64)?;
         let strikes = self.strikes(offset, memory.len() as u64, |fault| {
             matches!(fault, Fault::ReadError | Fault::Rot { .. } | Fault::Delay(_))
-                || matches!(fault, Fault::MisdirectedRead { .. })
+                || matches!(fault, Fault::MisdirectedRead { .. } | Fault::HeldRead)
         });
         if let Err(cause) = self.delay_or_fail(&strikes) {
             self.counters().count_read(memory.len());
@@ -394,6 +432,7 @@ impl Device for FaultyDevice {
             | Fault::FlushError
             | Fault::Rot { .. }
             | Fault::MisdirectedRead { .. }
+            | Fault::HeldRead
             | Fault::Delay(_) => {
                 self.counters().count_write(memory.len());
                 Ok(())
@@ -430,6 +469,7 @@ fn index(fault: Fault) -> usize {
         Fault::TornWrite => 6,
         Fault::LostWrite => 7,
         Fault::Delay(_) => 8,
+        Fault::HeldRead => 9,
     }
 }
 

@@ -201,7 +201,7 @@ impl FileState {
             return Ok(None);
         }
         let Some(target) = self.single_target(range, patience)? else { return Ok(None) };
-        let Some(target) = self.stable_target(target, range) else { return Ok(None) };
+        let Some(target) = self.stable_target(target) else { return Ok(None) };
         let Some(slot) = self.enter_flight(range, target, patience) else { return Ok(None) };
         let (bytes, live) = (range.end - range.start, Arc::clone(&self.live));
         let (logical, group) = (target.place().unwrap_or_default(), Logical::default());
@@ -242,14 +242,11 @@ impl FileState {
         }
     }
 
-    /// Where data with checksums may go while others read what is there, or write it too: not over
-    /// what was written into space that is set aside; and there, the first time, only alone.
-    fn stable_target(&self, target: Target, range: &Range<u64>) -> Option<Target> {
+    /// Where data may go while other threads read what is there, or write it too. The first write
+    /// with checksums into space that is set aside needs the file alone.
+    fn stable_target(&self, target: Target) -> Option<Target> {
         match target {
-            Target::SetAside { .. } if self.live.has_sums() => {
-                let is_written = self.has_patch(range);
-                is_written.then_some(Target::New)
-            }
+            Target::SetAside { .. } if self.live.has_sums() => None,
             Target::SetAside { .. } | Target::New | Target::Over(_) => Some(target),
         }
     }

@@ -3,7 +3,9 @@
 //! Laws:
 //!
 //! 1. Space that is set aside for this file alone is written where it is. Until the tree says that
-//!    it is written, it reads as zeroes, whatever became of the write.
+//!    it is written, it reads as zeroes, whatever became of the write. With checksums that holds
+//!    for the first write only: a second one that fails half-way would leave blocks that the
+//!    checksums of the first contradict.
 //! 2. A file with the flag nodatacow is written where it is, as far as nobody shares its extents
 //!    and nothing vouches for their bytes.
 //! 3. Everything else goes to space that nothing references: what is there stays as it is until
@@ -53,8 +55,12 @@ impl FileState {
             match found {
                 Ok((place, end)) => {
                     let target = match place {
-                        Place::New { .. } | Place::Packed { .. } => Target::New,
-                        Place::SetAside { extent, skip } => Target::SetAside { extent, skip },
+                        Place::SetAside { extent, skip } if !self.view.has_sums() => {
+                            Target::SetAside { extent, skip }
+                        }
+                        Place::SetAside { .. } | Place::New { .. } | Place::Packed { .. } => {
+                            Target::New
+                        }
                     };
                     push(&mut targets, at..end, target);
                     at = end;

@@ -233,7 +233,7 @@ impl FileState {
             while targets.next_if(|(range, _)| range.end <= start).is_some() {}
             let backing = match targets.peek() {
                 _ if is_small => Backing::Inline,
-                Some((_, target)) if *target != Target::New => Backing::InPlace,
+                Some((_, target)) if self.stays_in_place(start, *target) => Backing::InPlace,
                 _ => Backing::Reserved,
             };
             let known = self.dirty_backing(start);
@@ -243,6 +243,16 @@ impl FileState {
         }
         self.reserve(to_reserve)?;
         Ok(backings)
+    }
+
+    /// Whether a block that becomes dirty now is written where it is. One under writeback to space
+    /// that is set aside is not written there again with checksums (law 1 of [`crate::place`]).
+    fn stays_in_place(&self, start: u64, target: Target) -> bool {
+        match target {
+            Target::New => false,
+            Target::Over(_) => true,
+            Target::SetAside { .. } => !self.view.has_sums() || !self.is_newer(start),
+        }
     }
 
     /// The block at `start` as the file reads, with zeroes behind the end.

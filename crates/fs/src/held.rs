@@ -129,12 +129,14 @@ impl Filesystem {
     /// Deletes an inode that has no name, unless it is in use.
     pub(crate) fn bury(&self, entry: &Arc<InodeEntry>) -> Result<()> {
         let writer = self.writer()?;
+        // Before the body: where nothing has been written to the subvolume yet, this deletes its
+        // orphans, and takes the body of each.
+        let subvolume = self.writable_subvolume(writer, entry.id)?;
         let mut body = entry.body_mut();
         let Some(inode) = entry.known().filter(|inode| inode.nlink == 0) else { return Ok(()) };
         if entry.is_held() {
             return Ok(());
         }
-        let subvolume = self.writable_subvolume(writer, entry.id)?;
         self.drop_data(&subvolume, entry, &inode, &mut body)?;
         self.change(writer, &subvolume, Need::items(ITEMS_OF_DELETION).deleting(), |change| {
             let ino = Ino(entry.id.ino);

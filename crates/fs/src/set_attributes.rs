@@ -99,14 +99,7 @@ impl Filesystem {
             self.set_with_size(writer, &subvolume, (&entry, &mut *body), &plan, size)?;
         } else {
             let need = Need::items(ITEMS_OF_ATTRIBUTES);
-            let ino = Ino(entry.id.ino);
-            let changed = self.change(writer, &subvolume, need, |change| {
-                let changed = plan.changed(&inode, change.moment);
-                change_xattrs(change, ino, &plan)?;
-                change.put(ino, &changed)?;
-                Ok(changed)
-            })?;
-            entry.set(changed);
+            self.put_attributes(writer, &subvolume, &entry, &plan, need)?;
         }
         if set.mode.is_some() {
             entry.set_no_privileges(false);
@@ -115,9 +108,30 @@ impl Filesystem {
         self.stat(id)
     }
 
+    /// Changes everything but the size, in one transaction.
+    fn put_attributes(
+        &self,
+        writer: &Writer,
+        subvolume: &WritableSubvolume,
+        entry: &InodeEntry,
+        plan: &Plan<'_>,
+        need: Need,
+    ) -> Result<()> {
+        let (ino, inode) = (Ino(entry.id.ino), self.facts(entry)?);
+        let changed = self.change(writer, subvolume, need, |change| {
+            let changed = plan.changed(&inode, change.moment);
+            change_xattrs(change, ino, plan)?;
+            change.put(ino, &changed)?;
+            Ok(changed)
+        })?;
+        entry.set(changed);
+        Ok(())
+    }
+
     /// Sets the size with the rest. The rest is in the inode's item, which the change of the size
-    /// writes, but for extended attributes. Those are changed first, and changed back if the size
-    /// is refused: nothing that can be refused follows the change of the size.
+    /// writes, but for extended attributes. Where those change, the rest is changed with them first,
+    /// and changed back if the size is refused: a crash in between leaves an ACL and a mode of one
+    /// state.
     fn set_with_size(
         &self,
         writer: &Writer,
@@ -126,21 +140,44 @@ impl Filesystem {
         plan: &Plan<'_>,
         size: u64,
     ) -> Result<()> {
-        let ino = Ino(entry.id.ino);
         // A file can be cut on a full volume, whatever else is changed with its size.
         let need = Need::items(ITEMS_OF_ATTRIBUTES).deleting();
+        let was = self.facts(entry)?;
         if plan.has_xattrs() {
-            self.change(writer, subvolume, need, |change| change_xattrs(change, ino, plan))?;
+            self.put_attributes(writer, subvolume, entry, plan, need)?;
         }
         let inode = self.facts(entry)?;
         let generation = self.forest().generation()?;
         let changed = plan.changed(&inode, Moment { generation, now: writer.clock.now() });
         let set = self.set_size(writer, subvolume, entry, body, (size, changed));
         if set.is_err() && plan.has_xattrs() {
-            let back = |change: &Change<'_>| restore_xattrs(change, ino, plan);
-            self.change(writer, subvolume, need, back).unwrap_or_default();
+            // What the caller is told is why the size was refused.
+            self.restore_attributes(writer, subvolume, entry, plan, &was).unwrap_or_default();
         }
         set
+    }
+
+    /// Makes everything but the size what it was before [`Self::put_attributes`].
+    fn restore_attributes(
+        &self,
+        writer: &Writer,
+        subvolume: &WritableSubvolume,
+        entry: &InodeEntry,
+        plan: &Plan<'_>,
+        was: &Inode,
+    ) -> Result<()> {
+        let (ino, inode) = (Ino(entry.id.ino), self.facts(entry)?);
+        let Inode { size, bytes_used, flags, .. } = inode;
+        let need = Need::items(ITEMS_OF_ATTRIBUTES).deleting();
+        let restored = self.change(writer, subvolume, need, |change| {
+            let transid = change.moment.generation;
+            let restored = Inode { size, bytes_used, flags, transid, ..*was };
+            restore_xattrs(change, ino, plan)?;
+            change.put(ino, &restored)?;
+            Ok(restored)
+        })?;
+        entry.set(restored);
+        Ok(())
     }
 
     /// Takes away the privileges of a file that is written to, if it has any. The caller has its

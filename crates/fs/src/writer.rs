@@ -232,7 +232,7 @@ impl Filesystem {
         }
         let next_ino = Mutex::new(names::next_ino(&tree)?);
         let made = Arc::new(WritableSubvolume { id: tree_id, tree, next_ino });
-        // Nothing has been written to it yet, so no handle is open on an orphan.
+        // An orphan with an open handle, opened by its id, is left to the last handle.
         if let Some(left) = self.delete_orphans(writer, &made) {
             writer.left_orphans().push(left);
         }

@@ -297,6 +297,44 @@ fn what_stands_for_a_subvolume_in_a_snapshot_can_be_removed() {
     judge(&image);
 }
 
+/// An orphan can be opened by its id before anything was written to its subvolume.
+#[test]
+fn the_last_handle_of_an_orphan_in_a_subvolume_not_yet_written_to_deletes_it() {
+    if !kernel_is_here() {
+        return;
+    }
+    // A crash of the kernel: the image is copied while the file without a name is open.
+    let script = r#"btrfs -q subvolume create s; echo kept >s/kept; echo gone >s/gone
+        ino=$(stat -c %i s/gone); exec 3<s/gone; rm s/gone; sync -f .
+        cp --sparse=always "$(losetup -nO BACK-FILE "$(findmnt -nT . -o SOURCE)")" ../crashed
+        exec 3<&-; echo "$ino" >../ino"#;
+    let image = KernelImage::make(1, &[], "", script);
+    let dir = image.devices[0].parent().unwrap().to_path_buf();
+    let ino = std::fs::read_to_string(dir.join("ino")).unwrap().trim().parse().unwrap();
+    let copy = format!("cp --sparse=always crashed '{}'", image.devices[0].display());
+    run("bash", &["-c", &format!("cd '{}' && {copy}", dir.display())]);
+    let fs = open(&image, false);
+    let s = fs.lookup(fs.root(), b"s").unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn({
+        let fs = fs.clone();
+        move || {
+            let file = fs.open_file(FileId::new(s.subvolume, ino)).unwrap();
+            let mut bytes = [0; 8];
+            assert_eq!(file.read_at(0, &mut bytes).unwrap(), 5);
+            drop(file);
+            tell.send(()).unwrap();
+        }
+    });
+    let ended = told.recv_timeout(std::time::Duration::from_mins(2));
+    assert!(ended.is_ok(), "the thread waits for itself");
+    thread.join().unwrap();
+    assert!(fs.stat(FileId::new(s.subvolume, ino)).is_err(), "it is deleted");
+    fs.create(s, b"new", &NewInode::new(0o644)).unwrap();
+    fs.close().unwrap();
+    judge(&image);
+}
+
 /// A second loop device, detached when dropped.
 struct Loop(String);
 

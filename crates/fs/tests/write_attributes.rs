@@ -5,10 +5,13 @@
 
 mod volume;
 
+use butternut::device::{Device, Fault, FaultyDevice, Rule};
+use butternut::format::chunk::BlockGroupFlags;
 use butternut::{
     AttributeFlags, FileId, Filesystem, MountOptions, Privileges, Refusals, SetAttributes, SetTime,
     SetXattr, Time,
 };
+use std::sync::Arc;
 use volume::{TestVolume, new};
 
 const NONE: SetAttributes = SetAttributes {
@@ -287,4 +290,53 @@ fn a_size_and_other_attributes_are_set_together_or_not_at_all() {
         }
     }
     assert!(refused > 3, "{refused} calls were refused");
+}
+
+/// The block at the new end is read in the middle of the call; a commit and a crash come then.
+#[test]
+fn a_crash_in_a_change_of_size_and_mode_leaves_an_acl_of_the_mode() {
+    let volume = TestVolume::of(160 << 20, &butternut_mkfs::MkfsOptions::default());
+    let fs = volume.open();
+    let id = file(&fs, b"file", 0o4755);
+    let other = file(&fs, b"other", 0o644);
+    fs.open_file(id).unwrap().write_at(0, &[1; 65_536]).unwrap();
+    fs.set_xattr(id, CAPABILITIES, b"all of them", SetXattr::Create).unwrap();
+    let entries = acl(&[(1, 7, NO_ID), (2, 7, 3), (4, 5, NO_ID), (16, 7, NO_ID), (32, 5, NO_ID)]);
+    fs.set_xattr(id, ACCESS, &entries, SetXattr::Create).unwrap();
+    let mode = fs.stat(id).unwrap().mode;
+    fs.close().unwrap();
+
+    let device = Arc::new(FaultyDevice::new(volume.devices().remove(0), 1));
+    let options = MountOptions { read_only: false, ..MountOptions::default() };
+    let fs = Filesystem::open_devices(vec![Arc::clone(&device) as Arc<dyn Device>], &options);
+    let fs = fs.unwrap();
+    let other = fs.open_file(other).unwrap();
+    other.write_at(0, b"x").unwrap();
+    other.sync_all().unwrap();
+    let chunks = fs.inspect().chunks();
+    let data = chunks.iter().find(|chunk| chunk.flags.contains(BlockGroupFlags::DATA)).unwrap();
+    let at = data.stripes[0].1;
+    let rule = device.add(Rule::at(at..at + data.bytes, Fault::HeldRead));
+    let set = SetAttributes {
+        mode: Some(0o700),
+        privileges: Privileges::Strip,
+        ..SetAttributes::size(5000)
+    };
+    let crashed = std::thread::scope(|scope| {
+        let changing = scope.spawn(|| fs.set_attributes(id, &set).unwrap());
+        device.wait_for_held_reads(1);
+        other.sync_all().unwrap();
+        let crashed = volume.copy();
+        device.remove(rule);
+        changing.join().unwrap();
+        crashed
+    });
+    drop(other);
+    fs.close().unwrap();
+    let fs = crashed.open();
+    let is_old = fs.stat(id).unwrap().mode == mode;
+    assert_eq!(fs.xattr(id, ACCESS).unwrap() == entries, is_old, "the mode and its ACL");
+    assert_eq!(fs.xattr(id, CAPABILITIES).is_ok(), is_old, "the mode and the capabilities");
+    assert_eq!(fs.stat(id).unwrap().size, 65_536);
+    crashed.reopen(fs);
 }

@@ -9,8 +9,8 @@ mod volume;
 use butternut::device::{Device, Fault, FaultyDevice, Rule};
 use butternut::format::chunk::BlockGroupFlags;
 use butternut::{
-    AttributeFlags, FileId, Filesystem, MountOptions, Privileges, RenameFlags, SetAttributes,
-    SetXattr,
+    Allocate, AttributeFlags, ExtentKind, File, FileId, Filesystem, MountOptions, Privileges,
+    RenameFlags, SetAttributes, SetXattr,
 };
 use butternut_mkfs::{MkfsOptions, Profile};
 use butternut_volume::chain;
@@ -73,6 +73,111 @@ fn after_a_commit_that_failed_nothing_is_written_and_all_is_read() {
         assert_eq!(names(&fs, root), ["kept"]);
         volume.reopen(fs);
     }
+}
+
+/// A file with space that is set aside for it, and where on the device that lies.
+fn preallocated(fs: &Filesystem, bytes: u64) -> (File, u64) {
+    let id = fs.create(fs.root(), b"file", &new(0o644)).unwrap();
+    let file = fs.open_file(id).unwrap();
+    file.allocate(0..bytes, Allocate::Extend).unwrap();
+    fs.sync().unwrap();
+    let first = file.extents(0..bytes).next().unwrap().unwrap();
+    let ExtentKind::Prealloc { logical } = first.kind else { panic!("{first:?}") };
+    let chunks = fs.inspect().chunks();
+    let mut data = chunks.iter().filter(|chunk| chunk.flags.contains(BlockGroupFlags::DATA));
+    let of = |start: u64, bytes: u64| (start..start + bytes).contains(&logical);
+    let chunk = data.find(|chunk| of(chunk.logical.0, chunk.bytes)).unwrap();
+    (file, chunk.stripes[0].1 + (logical - chunk.logical.0))
+}
+
+/// What is written over in place, with checksums that are in no tree, would contradict them where
+/// only a part of the write succeeds.
+#[test]
+fn a_bad_sector_in_preallocated_space_leaves_the_blocks_beside_it_readable() {
+    let volume = TestVolume::new();
+    let (device, fs) = faulty(&volume);
+    let (file, at) = preallocated(&fs, 65_536);
+    file.write_direct(0, &[1; 16_384], Privileges::Keep).unwrap();
+    file.write_at(0, &[2; 16_384]).unwrap();
+    device.add(Rule::at(at + 12_288..at + 16_384, Fault::WriteError));
+    // The second write goes elsewhere, where nothing fails.
+    file.sync_all().unwrap();
+    device.clear();
+    let mut bytes = vec![9; 16_384];
+    assert_eq!(file.read_at(0, &mut bytes).unwrap(), bytes.len());
+    assert!(bytes.iter().all(|byte| *byte == 2));
+    drop(file);
+    fs.close().unwrap();
+    volume.check();
+}
+
+/// The same, while the first write is still in flight as the second is made.
+#[test]
+fn a_block_that_is_written_again_during_writeback_to_preallocated_space_goes_elsewhere() {
+    let volume = TestVolume::new();
+    let (device, fs) = faulty(&volume);
+    let (file, at) = preallocated(&fs, 1 << 20);
+    let slow = Fault::Delay(Duration::from_millis(20));
+    device.add(Rule::at(at..at + (1 << 20), slow));
+    std::thread::scope(|scope| {
+        file.write_at(0, &vec![0; 1 << 20]).unwrap();
+        let syncing = scope.spawn(|| file.sync_all());
+        for round in 1..=8 {
+            for block in 0..256 {
+                file.write_at(block << 12, &[round; 4096]).unwrap();
+            }
+        }
+        syncing.join().unwrap().unwrap();
+    });
+    device.clear();
+    // What is written in place now has been written in place before.
+    device.add(Rule::at(at..at + (1 << 20), Fault::WriteError));
+    file.sync_all().unwrap();
+    device.clear();
+    let mut bytes = vec![9; 1 << 20];
+    assert_eq!(file.read_at(0, &mut bytes).unwrap(), bytes.len());
+    assert!(bytes.iter().all(|byte| *byte == 8));
+    drop(file);
+    fs.close().unwrap();
+    volume.check();
+}
+
+/// Readahead has looked up the checksums of what it reads; a write must not change that under it.
+#[test]
+fn a_write_beside_readahead_is_no_corruption_of_the_device() {
+    const BYTES: u64 = 4 << 20;
+    let volume = TestVolume::of(256 << 20, &MkfsOptions::default());
+    let (device, fs) = faulty(&volume);
+    let (file, at) = preallocated(&fs, BYTES);
+    // Past the page cache, and in no tree.
+    file.write_direct(0, &vec![1; 4 << 20], Privileges::Keep).unwrap();
+    let rule = device.add(Rule::at(at + (512 << 10)..at + BYTES, Fault::HeldRead));
+    let mut bytes = vec![0; 64 << 10];
+    for part in 0..7 {
+        file.read_at(part << 16, &mut bytes).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == 1));
+    }
+    device.wait_for_held_reads(1);
+    file.write_at(512 << 10, &vec![2; 2 << 20]).unwrap();
+    let written = || device.counters().now().write_bytes;
+    let before = written();
+    let syncing = std::thread::spawn({
+        let file = file.clone();
+        move || file.sync_all()
+    });
+    while !syncing.is_finished() && written() - before < 2 << 20 {
+        sleep(Duration::from_millis(1));
+    }
+    device.remove(rule);
+    syncing.join().unwrap().unwrap();
+    let mut bytes = vec![0; 4 << 20];
+    assert_eq!(file.read_at(0, &mut bytes).unwrap(), bytes.len());
+    let is_new = |at: usize| (512 << 10..2560 << 10).contains(&at);
+    assert!(bytes.iter().enumerate().all(|(at, byte)| *byte == if is_new(at) { 2 } else { 1 }));
+    drop(file);
+    assert_eq!(fs.stats().devices[0].corruption_errors, 0, "nothing is wrong with the device");
+    fs.close().unwrap();
+    volume.check();
 }
 
 #[test]

@@ -125,6 +125,20 @@ fn a_delay_delays() {
 }
 
 #[test]
+fn a_held_read_begins_when_its_rule_is_removed() {
+    let (_, device) = numbered(1);
+    let rule = device.add(Rule::at(0..4096, Fault::HeldRead));
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| read(&device, 0, 512).unwrap());
+        device.wait_for_held_reads(1);
+        device.write_at(0, &[9; 512]).unwrap();
+        assert!(device.remove(rule));
+        assert_eq!(reader.join().unwrap(), [9; 512]);
+    });
+    assert_eq!(device.fault_counts().held_reads, 1);
+}
+
+#[test]
 fn the_nth_read_write_and_flush_fail_and_no_other() {
     for nth in 0..4 {
         let (_, device) = numbered(1);
