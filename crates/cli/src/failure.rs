@@ -91,6 +91,12 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
+/// An error with its causes, and what to do about it: a message for another process's user.
+pub(crate) fn chain_and_cure(error: &Error) -> String {
+    let text = chain(error);
+    cure_of(error).map_or_else(|| text.clone(), |cure| format!("{text} ({cure})"))
+}
+
 /// A system error in its own words, without the number.
 pub(crate) fn plain(error: &io::Error) -> String {
     unnumbered(&error.to_string())
@@ -119,7 +125,7 @@ fn cure_of(error: &Error) -> Option<String> {
         "`butternut ls` shows what is there"
     } else if matches!(error, Error::NotDirectory | Error::WrongKind { .. }) {
         "`butternut stat` shows what it is"
-    } else if matches!(error, Error::NoSubvolume { .. }) {
+    } else if matches!(error, Error::NoSubvolume { .. } | Error::NotSubvolume { .. }) {
         "`butternut subvolume list` shows what there is"
     } else if matches!(error, Error::IsDirectory) {
         "name a file in it; `butternut ls` shows them"

@@ -39,7 +39,8 @@ use clap::{Args, Parser, Subcommand};
 const VOLUME_HELP: &str = "\
 A VOLUME is the path of a device or image file. A volume on several devices is all of them,
 joined with commas: a.img,b.img. To it may be added:
-  @SUBVOL      another root: the path of a subvolume or snapshot, or its id (disk.img@snap1)
+  @SUBVOL      another root: the path of a subvolume or snapshot, or its id (disk.img@snap1);
+               no symlink on that path is followed
   ?offset=N    where in a bigger image the volume starts, in bytes or with K, M, G, T (1024)
 A file whose own name holds one of these characters wins over what they would mean.
 
@@ -51,13 +52,14 @@ Exit status: 0 when all went well, 1 when something failed (said on stderr), 2 f
 line.";
 
 /// What may stand after `mount -o`.
-const MOUNT_HELP: &str = "\
+pub(crate) const MOUNT_HELP: &str = "\
 Options after -o:
   ro                    only look; without it, what cannot be written is not mounted
   commit=SECONDS        how old a change becomes before it is brought down, unasked [30]
   sync                  bring every write down before it returns
-  subvol=PATH           another root, by path from the top level (as @PATH)
-  subvolid=N            another root, by id (as @N)
+  subvol=PATH           another subvolume, by its path from the top level (as @PATH); no symlink
+                        is followed
+  subvolid=N            another subvolume, by id (as @N)
   compress[=ALGO[:N]]   pack what is written, where that pays: with zlib (levels 1 to 9 [3]), lzo
                         or zstd (-15 to 15 [3]); no or none: not, the default
   compress-force[=...]  the same, whatever a sample of the data, or flags, say
@@ -81,8 +83,11 @@ Options after -o:
   nosec=..., simple_read=..., dio_stable=..., latency=..., uncached_flush=...
                         the switches of `butternut ctl`
   remount               change a mount that serves: ro, rw, sync, async, dev, suid, exec, their
-                        opposites, and the switches; other options keep their values. ro, rw, sync
-                        and async are then those of every place where the volume is mounted
+                        opposites, and the switches. What is not named stays as it is; another
+                        option is refused if its value differs from that of the volume. ro, sync
+                        and async change every place where the volume is mounted; rw makes the
+                        volume writable and the place that is named, and leaves ro places as they
+                        are; dev, suid and exec change one place. Only root may remount
 Options about access times are taken and change nothing: access times stay as they are.
 
 Without allow_other and default_permissions, the one who mounts sees and changes everything in the
@@ -97,19 +102,35 @@ fsync(2) returns when all changes are on the medium. sync(2) does not reach the 
 does the same where umount.fuse.butternut is installed and the volume or the type (fuse.butternut)
 is named; of a directory alone it knows no type that has a helper, and returns before.
 
-SIGTERM, SIGINT or SIGHUP unmounts. A mount that is in use is committed and detached, and its
-process writes to stderr and to the system's log which processes still use it; a second signal
-commits what was written since and ends it, and open files fail from then on; a third ends it
-without that commit.
+SIGTERM, SIGINT or SIGHUP to the process of a mount unmounts the volume at every place of the mount
+namespace of that process, also where a place was moved or bound to, and nothing else. A place that
+another filesystem is mounted on stays. A mount that is in use is detached and committed, and its
+process writes to stderr and to the system's log what still uses it: processes, places that stay,
+mounts in other mount namespaces. A second signal commits what was written since and ends it, and
+open files and other places fail from then on; a third ends it without that commit.
 
 A user other than root mounts through fusermount3 (of fuse3), with read and write access to
 /dev/fuse and to the mount point.
 
 A volume that root has mounted for writing can be mounted at further places, other subvolumes too.
-One process serves them all; ro, dev, suid and exec are those of each place, all other options those
-of the first. This takes Linux 6.15. The volume is released with the last place.
+One process serves them all; ro, dev, suid and exec are those of each place. The other options, and
+the switches, are those that the volume has: a further mount that names another value is refused.
+This takes Linux 6.15. The volume is released with the last place.
 
-In fstab: disk.img@snap1  /mnt  fuse.butternut  ro,allow_other  0 0";
+mount(8) and fstab need the helpers mount.fuse.butternut and umount.fuse.butternut: links to the
+program, in /sbin. Paths in fstab are absolute:
+
+    ln -s \"$(command -v butternut)\" /sbin/mount.fuse.butternut
+    ln -s \"$(command -v butternut)\" /sbin/umount.fuse.butternut
+
+    /srv/disk.img@snap1  /mnt  fuse.butternut  ro,allow_other  0 0";
+
+/// What `umount` waits for.
+const UMOUNT_HELP: &str = "\
+All changes are on the devices, and the volume is released, when the command returns. A volume that
+is mounted at another place too, here or in another mount namespace, is not released: then the
+command unmounts the one place, says on stderr where the volume is still mounted, and returns 0.
+With --json, the key `released` tells.";
 
 /// What `stats` counts.
 const STATS_HELP: &str = "\
@@ -302,6 +323,7 @@ pub(crate) enum Noun {
     #[command(after_help = MOUNT_HELP)]
     Mount(MountArgs),
     /// Unmount, and wait until the volume is released
+    #[command(after_help = UMOUNT_HELP)]
     Umount(UmountArgs),
     /// Show what a mount has done: which way requests went, how long they took, what is in memory
     #[command(after_help = STATS_HELP)]

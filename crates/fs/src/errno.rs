@@ -51,7 +51,9 @@ impl Error {
             Self::Stale { .. } => code::ESTALE,
             Self::NotDirectory => code::ENOTDIR,
             Self::IsDirectory => code::EISDIR,
-            Self::WrongKind { .. } | Self::InvalidArgument { .. } => code::EINVAL,
+            Self::WrongKind { .. } | Self::InvalidArgument { .. } | Self::NotSubvolume { .. } => {
+                code::EINVAL
+            }
             Self::SymlinkLoop => code::ELOOP,
             Self::NameTooLong => code::ENAMETOOLONG,
             Self::NoAttribute => code::ENODATA,
@@ -201,6 +203,7 @@ mod tests {
             Error::NameTooLong,
             Error::NoAttribute,
             Error::NoSubvolume { what: "300".into() },
+            Error::NotSubvolume { what: "a".into(), kind: "a directory" },
             Error::NoTree { id: TreeId::EXTENT },
             Error::InvalidArgument { what: "the address is a tree block's" },
             Error::Unsupported { what: "writing" },
@@ -238,7 +241,9 @@ mod tests {
             Error::NotEmpty => 39,
             Error::NotDirectory => 20,
             Error::IsDirectory => 21,
-            Error::WrongKind { .. } | Error::InvalidArgument { .. } => 22,
+            Error::WrongKind { .. }
+            | Error::InvalidArgument { .. }
+            | Error::NotSubvolume { .. } => 22,
             Error::NameTooLong => 36,
             Error::SymlinkLoop => 40,
             Error::NoAttribute => 61,
@@ -251,7 +256,7 @@ mod tests {
     fn every_error_has_its_errno() {
         let all = all();
         let kinds: std::collections::HashSet<_> = all.iter().map(std::mem::discriminant).collect();
-        assert_eq!(kinds.len(), 29, "one of each variant");
+        assert_eq!(kinds.len(), 30, "one of each variant");
         for error in &all {
             assert_eq!(error.errno(), expected(error), "{error:?}");
         }

@@ -64,6 +64,9 @@ pub enum Error {
     /// A subvolume that the volume does not have.
     #[error("no subvolume {what}")]
     NoSubvolume { what: String },
+    /// A path that leads to something else, or through a symlink, where a subvolume is wanted.
+    #[error("{what} is {kind}, not a subvolume")]
+    NotSubvolume { what: String, kind: &'static str },
     /// A tree that every volume must have, and this one has not.
     #[error("the volume has no tree {id}")]
     NoTree { id: TreeId },

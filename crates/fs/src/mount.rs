@@ -13,7 +13,7 @@ use crate::latency::Latencies;
 use crate::root::{ROOT_DIRECTORY, Roots};
 use crate::switches::{SwitchBoard, Switches};
 use crate::writer::Writer;
-use crate::{Clock, Error, FileId, FileKind, Follow, Result, id::TOP_LEVEL};
+use crate::{Clock, Error, FileId, Result, id::TOP_LEVEL};
 use butternut_device::{Device, FileDevice, OpenDevice};
 use butternut_file::{Compress, ErrorCursor, Source, SourceOptions};
 use butternut_format::super_block::SuperBlock;
@@ -45,7 +45,8 @@ pub enum Subvolume {
     #[default]
     Default,
     Id(u64),
-    /// A path from the top level. Any directory may be the root, as with the kernel's `subvol=`.
+    /// The path of a subvolume from the top level. No symlink on it is followed
+    /// ([`Filesystem::subvolume_at`]).
     Path(Vec<u8>),
 }
 
@@ -343,18 +344,7 @@ impl Filesystem {
         let id = match subvolume {
             Subvolume::Default => self.default_subvolume()?,
             Subvolume::Id(id) => *id,
-            Subvolume::Path(path) => {
-                let root = match self.resolve(path, Follow::Last) {
-                    Err(Error::NotFound) => {
-                        return Err(Error::NoSubvolume { what: path.escape_ascii().to_string() });
-                    }
-                    root => root?,
-                };
-                if self.stat(root)?.kind != FileKind::Directory {
-                    return Err(Error::NotDirectory);
-                }
-                return Ok(root);
-            }
+            Subvolume::Path(path) => self.subvolume_at(path)?,
         };
         self.subvolume_tree(id)?;
         Ok(FileId::new(id, ROOT_DIRECTORY))

@@ -4,6 +4,8 @@
 //! reached so far; a symlink's text takes the place of its name; `..` goes to where the directory
 //! hangs, across subvolumes, never above the root.
 
+use crate::id::TOP_LEVEL;
+use crate::root::ROOT_DIRECTORY;
 use crate::{Error, FileId, FileKind, Filesystem, Result};
 use butternut_format::units::Ino;
 use butternut_names::{self as names, Climb};
@@ -76,6 +78,52 @@ impl Filesystem {
             return Err(Error::NotDirectory);
         }
         Ok(at.0)
+    }
+
+    /// Returns the id of the subvolume at `path`, which starts at the top level of the volume,
+    /// wherever the root is. A symlink is not followed: users of the volume make them, and would
+    /// choose what is mounted.
+    ///
+    /// # Errors
+    /// [`Error::NoSubvolume`] where there is nothing, [`Error::NotSubvolume`] where there is
+    /// something else, or a symlink on the way; [`Error::NameTooLong`] as [`Filesystem::resolve`].
+    pub fn subvolume_at(&self, path: &[u8]) -> Result<u64> {
+        if path.len() > PATH_BYTES_MAX {
+            return Err(Error::NameTooLong);
+        }
+        let top = FileId::new(TOP_LEVEL, ROOT_DIRECTORY);
+        // Without symlinks the directories passed are those that `..` leads back to.
+        let mut passed: Vec<FileId> = Vec::new();
+        let mut from = 0;
+        while let Some(step) = next_step(path, from) {
+            from = step.end;
+            match step.name {
+                b"." => {}
+                b".." => drop(passed.pop()),
+                name => {
+                    let dir = passed.last().copied().unwrap_or(top);
+                    passed.push(self.subdirectory(dir, name, &path[..from])?);
+                }
+            }
+        }
+        let found = passed.last().copied().unwrap_or(top);
+        if found.ino == ROOT_DIRECTORY && found.placeholder_dir().is_none() {
+            return Ok(found.subvolume);
+        }
+        Err(Error::NotSubvolume { what: path.escape_ascii().to_string(), kind: "a directory" })
+    }
+
+    /// The directory of that name in another; `path` is the way to it, for messages.
+    fn subdirectory(&self, dir: FileId, name: &[u8], path: &[u8]) -> Result<FileId> {
+        let what = || path.escape_ascii().to_string();
+        let kind = match self.entry(dir, name) {
+            Ok((id, FileKind::Directory)) => return Ok(id),
+            Ok((_, FileKind::Symlink)) => "a symbolic link",
+            Ok(_) => "a file",
+            Err(Error::NotFound) => return Err(Error::NoSubvolume { what: what() }),
+            Err(error) => return Err(error),
+        };
+        Err(Error::NotSubvolume { what: what(), kind })
     }
 
     /// Returns the names of an inode that is no directory, at most `limit` of them, each with the

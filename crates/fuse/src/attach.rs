@@ -1,4 +1,4 @@
-//! The mount itself: made and taken away, as root by system calls, else through fusermount3.
+//! The mount itself is made, as root by system calls, else through fusermount3.
 //!
 //! ```text
 //! root    mount(2), type fuse.butternut, with a descriptor of /dev/fuse among the options
@@ -13,9 +13,8 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
-use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::mount::MountFlags;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 use rustix::process::{getgid, getuid};
 
@@ -23,7 +22,8 @@ use crate::connection;
 use crate::door::negotiation::TRANSFER_BYTES_MAX;
 use crate::options::Options;
 
-const HELPER: &str = "fusermount3";
+/// The program that mounts and unmounts for users other than root.
+pub(crate) const HELPER: &str = "fusermount3";
 /// Where the helper finds the number of its socket.
 const HELPER_SOCKET: &str = "_FUSE_COMMFD";
 
@@ -169,46 +169,6 @@ fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     Ok(sent)
 }
 
-/// Whether the mount of a connection is still there.
-fn is_attached(device: &OwnedFd) -> bool {
-    let mut asked = [PollFd::new(device, PollFlags::empty())];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    match poll(&mut asked, Some(&now)) {
-        Ok(0) => true,
-        Ok(_) => !asked[0].revents().contains(PollFlags::ERR),
-        Err(_) => false,
-    }
-}
-
-/// How a mount is taken away.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Detach {
-    /// Refused while it is in use.
-    Now,
-    /// What uses it goes on with that.
-    Lazily,
-}
-
-/// Takes the mount away, unless it is gone: another may stand in its place.
-pub(crate) fn detach(device: &OwnedFd, mountpoint: &Path, how: Detach) -> io::Result<()> {
-    if !is_attached(device) {
-        return Ok(());
-    }
-    let (flags, letters) = match how {
-        Detach::Now => (UnmountFlags::NOFOLLOW, "-uq"),
-        Detach::Lazily => (UnmountFlags::DETACH | UnmountFlags::NOFOLLOW, "-uzq"),
-    };
-    match rustix::mount::unmount(mountpoint, flags) {
-        Err(Errno::PERM | Errno::ACCESS) => {}
-        done => return Ok(done?),
-    }
-    let output = Command::new(HELPER).args([letters, "--"]).arg(mountpoint).output()?;
-    if output.status.success() {
-        return Ok(());
-    }
-    Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -235,6 +195,5 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         drop(theirs);
         assert!(receive(&ours).unwrap().is_none());
-        assert!(is_attached(&OwnedFd::from(ours)));
     }
 }

@@ -20,6 +20,7 @@
 //!
 //! ```text
 //! session     attach -> the mount        connection -> a thread's requests and replies
+//! superblock  where the mount is by now, and its end
 //! door        what each request asks of the library
 //! wire        the protocol's bytes       request, reply -> taken apart, put together
 //! ```
@@ -41,6 +42,7 @@ mod request;
 mod session;
 mod share;
 mod shown;
+mod superblock;
 mod turn;
 mod whole;
 mod wire;
@@ -49,6 +51,7 @@ pub use attach::KIND;
 pub use door::Report;
 pub use options::{Caching, Options};
 pub use session::{
-    DAEMON_XATTR, FuseError, LOST_XATTR, Mounted, SYNC_XATTR, Serving, Unmounter, mount,
+    DAEMON_XATTR, Detached, FuseError, LOST_XATTR, Mounted, SYNC_XATTR, Serving, Unmounter, mount,
 };
+pub use superblock::Left;
 pub use whole::{Clone, Rights, Whole};

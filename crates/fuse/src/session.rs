@@ -5,7 +5,8 @@
 //!                                                  \-> cut off   -> committed -> process ends
 //! ```
 //!
-//! 1. No error leaves a dead mount behind: a mount that is not served any more is detached.
+//! 1. No error leaves a dead mount behind: a mount that is not served any more is detached, at
+//!    every place of this mount namespace where no other filesystem is mounted on it.
 //! 2. The thread that calls `wait` answers no requests, so that it can return while others wait
 //!    for one.
 //! 3. Cutting off loses nothing that was acknowledged before: the kernel sends the pages that it
@@ -16,23 +17,28 @@
 //! the process to end. To hear of errors, ask for [`SYNC_XATTR`] before.
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
-use butternut::{Error, Filesystem};
+use butternut::{Error, FileId, Filesystem};
+use butternut_sys::mounts::Mount;
 
-use crate::attach::{self, Detach};
+use crate::attach;
 use crate::connection::{self, Worker};
 use crate::door::{Door, Manner, Report};
 use crate::near::Callers;
 use crate::options::Options;
 use crate::pages;
 use crate::share::Shares;
+use crate::superblock::{Left, Superblock};
 use crate::turn::Turn;
 use crate::whole::{Rights, Whole};
+
+/// How long the kernel may take to end a connection of which no mount is left.
+const END_WAIT: Duration = Duration::from_millis(500);
 
 /// An extended attribute that every file of the mount answers, and none lists: the process that
 /// serves it. `butternut umount` waits for that process to end. The name is in no namespace, so
@@ -74,11 +80,18 @@ pub struct Mounted {
     door: Arc<Door>,
     worker: Worker,
     attached: Attached,
-    /// The directory of the whole that is to have a place, and what it may have there.
-    place: (PathBuf, Rights),
+    place: Place,
     shares: Arc<Shares>,
     all_wait: bool,
     events: (Sender<Event>, Receiver<Event>),
+}
+
+/// The place that a mount of a whole volume is to have.
+struct Place {
+    /// The directory that is shown there, and its path from the top of the volume.
+    directory: (FileId, PathBuf),
+    at: PathBuf,
+    rights: Rights,
 }
 
 /// A mount whose requests are answered.
@@ -92,9 +105,20 @@ pub struct Serving {
 /// Ends a mount from another thread.
 pub struct Unmounter {
     door: Weak<Door>,
-    device: Arc<OwnedFd>,
-    mountpoint: PathBuf,
+    superblock: Superblock,
+    whole: Option<Arc<Whole>>,
     events: Sender<Event>,
+}
+
+/// What became of the places of a mount that was detached.
+pub struct Detached {
+    /// The places in this mount namespace, before.
+    pub places: Vec<Mount>,
+    /// Those of them that are left, each with the reason.
+    pub left: Vec<Left>,
+    /// The mount is still used: by open files, by places that are left, or by mounts in other mount
+    /// namespaces.
+    pub is_in_use: bool,
 }
 
 /// What ends the serving of a mount.
@@ -105,11 +129,8 @@ enum Event {
 
 /// A mount that is detached when this is dropped, unless it is gone (law 1).
 struct Attached {
-    device: Arc<OwnedFd>,
-    mountpoint: PathBuf,
+    superblock: Superblock,
     whole: Option<Arc<Whole>>,
-    /// Something of this mount is at the mount point.
-    has_place: bool,
 }
 
 impl Drop for Attached {
@@ -117,11 +138,8 @@ impl Drop for Attached {
         if let Some(whole) = &self.whole {
             whole.release();
         }
-        if !self.has_place {
-            return;
-        }
         // An error before this one is the one to tell.
-        attach::detach(&self.device, &self.mountpoint, Detach::Lazily).unwrap_or_default();
+        self.superblock.detach();
     }
 }
 
@@ -148,8 +166,9 @@ pub fn mount(
         caching: options.caching,
         report,
     };
-    let attached = attach_at(place, options).map_err(FuseError::Refused)?;
-    let device = Arc::clone(&attached.device);
+    let attached = attach_at(&place, options).map_err(FuseError::Refused)?;
+    let device = Arc::clone(&attached.superblock.connection);
+    let shown = filesystem.root();
     let root = match (&options.whole, &attached.whole) {
         (Some((top, _)), Some(_)) => *top,
         _ => filesystem.root(),
@@ -164,8 +183,7 @@ pub fn mount(
     let Options { threads, all_wait, .. } = *options;
     let shares = Arc::new(Shares::new(threads));
     let below = options.whole.as_ref().map(|(_, below)| below.clone()).unwrap_or_default();
-    let rights = Rights::from(options);
-    let place = (below, rights);
+    let place = Place { directory: (shown, below), at: place, rights: Rights::from(options) };
     Ok(Mounted { door, worker, attached, place, shares, all_wait, events: channel() })
 }
 
@@ -173,8 +191,8 @@ impl Mounted {
     pub fn unmounter(&self) -> Unmounter {
         Unmounter {
             door: Arc::downgrade(&self.door),
-            device: Arc::clone(&self.attached.device),
-            mountpoint: self.attached.mountpoint.clone(),
+            superblock: self.attached.superblock.clone(),
+            whole: self.attached.whole.clone(),
             events: self.events.0.clone(),
         }
     }
@@ -184,7 +202,7 @@ impl Mounted {
     /// # Errors
     /// Threads cannot be started, or the directory cannot be mounted there. Then no mount is left.
     pub fn start(self) -> Result<Serving, FuseError> {
-        let Self { door, worker, mut attached, place, shares, all_wait, events } = self;
+        let Self { door, worker, attached, place, shares, all_wait, events } = self;
         let (sender, events) = events;
         let turn = if all_wait {
             None
@@ -205,15 +223,16 @@ impl Mounted {
             threads.push(named.spawn(run).map_err(FuseError::Served)?);
         }
         if let Some(whole) = attached.whole.clone() {
-            let (below, rights) = place;
-            let placed = whole.clone_of(&below).and_then(|clone| {
-                clone.place(&attached.mountpoint, rights)?;
-                attached.has_place = true;
+            let (shown, below) = &place.directory;
+            let placed = whole.clone_of(*shown, below).and_then(|clone| {
+                clone.place(&place.at, place.rights)?;
                 whole.watch()
             });
             placed.map_err(FuseError::Refused)?;
         }
-        pages::raise_limits(&attached.mountpoint);
+        if let Some(device) = attached.superblock.device {
+            pages::raise_limits(device);
+        }
         Ok(Serving { door, attached, threads, events })
     }
 }
@@ -222,6 +241,11 @@ impl Serving {
     /// The mount of the whole volume, from which it can be mounted at other places.
     pub fn whole(&self) -> Option<Arc<Whole>> {
         self.attached.whole.clone()
+    }
+
+    /// The device number (major, minor) that mount tables show; `None` where none could be read.
+    pub fn device(&self) -> Option<(u32, u32)> {
+        self.attached.superblock.device
     }
 
     /// Waits until the mount is gone, however that comes; then the filesystem is committed and
@@ -255,17 +279,18 @@ impl Serving {
 }
 
 /// Mounts a connection, at no place where the volume may have several.
-fn attach_at(mountpoint: PathBuf, options: &Options) -> io::Result<Attached> {
+fn attach_at(mountpoint: &Path, options: &Options) -> io::Result<Attached> {
     if options.whole.is_some() {
-        let device = connection::open()?;
+        let connection = connection::open()?;
         // An older kernel has no such mounts, or cannot clone them: one place is what there is.
-        if let Ok(whole) = Whole::mount(&device, options) {
-            let (device, whole) = (Arc::new(device), Some(Arc::new(whole)));
-            return Ok(Attached { device, mountpoint, whole, has_place: false });
+        if let Ok(whole) = Whole::mount(&connection, options) {
+            let (connection, device) = (Arc::new(connection), Some(whole.device()));
+            let superblock = Superblock { connection, device };
+            return Ok(Attached { superblock, whole: Some(Arc::new(whole)) });
         }
     }
-    let device = Arc::new(attach::attach(&mountpoint, options)?);
-    Ok(Attached { device, mountpoint, whole: None, has_place: true })
+    let connection = Arc::new(attach::attach(mountpoint, options)?);
+    Ok(Attached { superblock: Superblock::at(connection, mountpoint), whole: None })
 }
 
 /// Tells how a worker's thread has ended, also by a panic.
@@ -290,18 +315,32 @@ impl Drop for Ended {
 }
 
 impl Unmounter {
-    /// Unmounts. Where the mount is gone already, nothing is done.
+    /// Unmounts every place of this mount namespace. Where the mount is gone already, nothing is
+    /// done.
+    ///
+    /// # Errors
+    /// A place is in use, or hidden by another mount. It is left then, and the others are gone.
     pub fn unmount(&self) -> io::Result<()> {
-        attach::detach(&self.device, &self.mountpoint, Detach::Now)
+        self.superblock.unmount()
     }
 
-    /// Detaches the mount: files that are open stay usable, and no others can be opened. What was
-    /// written so far is committed first.
-    pub fn detach(&self) -> Result<(), FuseError> {
-        let committed = self.commit();
-        attach::detach(&self.device, &self.mountpoint, Detach::Lazily)
-            .map_err(FuseError::Refused)?;
-        committed
+    /// Detaches every place of this mount namespace that no other filesystem is mounted on: files
+    /// that are open stay usable, and no others can be opened.
+    pub fn detach(&self) -> Detached {
+        let (places, left) = self.superblock.detach();
+        if left.is_empty()
+            && let Some(whole) = &self.whole
+        {
+            whole.release();
+        }
+        // Without a place, the kernel ends what is not used at once.
+        let wait = if left.is_empty() { END_WAIT } else { Duration::ZERO };
+        Detached { places, left, is_in_use: !self.superblock.ends_within(wait) }
+    }
+
+    /// The device number (major, minor) that mount tables show; `None` where none could be read.
+    pub fn device(&self) -> Option<(u32, u32)> {
+        self.superblock.device
     }
 
     /// Ends the serving of a mount that is in use. What was written so far is committed first
@@ -318,7 +357,10 @@ impl Unmounter {
     }
 
     /// Commits what was written, also what the kernel holds back of it.
-    fn commit(&self) -> Result<(), FuseError> {
+    ///
+    /// # Errors
+    /// Something cannot be written.
+    pub fn commit(&self) -> Result<(), FuseError> {
         let Some(door) = self.door.upgrade() else { return Ok(()) };
         door.take_pages();
         door.commit().map_err(FuseError::Closed)

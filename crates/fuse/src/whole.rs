@@ -8,10 +8,12 @@
 //!
 //! 1. The whole keeps the kernel from ending the filesystem, so it is let go of when the last place
 //!    is gone ([`Whole::watch`]). What still has files open then keeps the filesystem by itself.
-//! 2. A clone may do nothing that was not asked for: it begins as `nosuid,nodev,noexec`, and its
-//!    place is given what it may have.
+//! 2. A clone may do nothing that was not asked for: it begins as `nosuid,nodev,noexec`, and gets
+//!    what it may have, and `ro`, before it has a place: no program sees it otherwise.
 //! 3. Where the kernel cannot clone from a mount without a place (before Linux 6.15), or the caller
 //!    is not root, there is no whole: the volume has one place.
+//! 4. A directory is found without following a symlink, which users of the volume can put there,
+//!    and it is the one that the library found, or there is no clone.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,14 +21,14 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
+use butternut::FileId;
 use butternut_sys::mounts;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Statx, StatxFlags, openat2, statx};
 use rustix::io::Errno;
 use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MoveMountFlags, OpenTreeFlags,
-    fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, mount_remount,
-    move_mount, open_tree,
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, fsconfig_create,
+    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree,
 };
 
 use crate::attach;
@@ -81,22 +83,38 @@ impl Whole {
             | MountAttrFlags::MOUNT_ATTR_NOATIME;
         let mount = fsmount(&filesystem, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
         // Whether the kernel can clone it shows before anything is served from it.
-        drop(clone(&mount, Path::new(""))?);
-        let device = device_of(&mount)?;
+        drop(clone(&mount)?);
+        let seen = seen(&mount)?;
+        let device = (seen.stx_dev_major, seen.stx_dev_minor);
         Ok(Self { mount: Mutex::new(Some(mount)), device })
     }
 
     /// Clones a directory, by its path from the top of the volume. The connection must be served.
     ///
     /// # Errors
-    /// There is no such directory, or the whole was let go of.
-    pub fn clone_of(&self, directory: &Path) -> io::Result<Clone> {
+    /// There is no such directory, or it is not `id`, or the whole was let go of.
+    pub fn clone_of(&self, id: FileId, directory: &Path) -> io::Result<Clone> {
         // Held while the clone is made: it finds the filesystem there, or not.
         let mount = self.mount.lock().unwrap_or_else(PoisonError::into_inner);
         let mount = mount.as_ref().ok_or(Errno::NODEV)?;
-        let made = clone(mount, directory)?;
-        // A volume may have symbolic links where its directories should be.
-        if device_of(&made)? == self.device { Ok(made) } else { Err(Errno::XDEV.into()) }
+        if directory.as_os_str().is_empty() {
+            return clone(mount);
+        }
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let how = ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH | ResolveFlags::NO_XDEV;
+        let found = openat2(mount, directory, flags, Mode::empty(), how)?;
+        // It may have been renamed, and another be there now. An id that is too large to be shown
+        // as a number is not compared.
+        let is_it = |number| seen(&found).map(|seen| seen.stx_ino == number);
+        if !id.folded().map_or(Ok(true), is_it)? {
+            return Err(Errno::NOENT.into());
+        }
+        clone(&found)
+    }
+
+    /// The device number (major, minor) of all its places.
+    pub(crate) fn device(&self) -> (u32, u32) {
+        self.device
     }
 
     /// Lets go of the whole.
@@ -128,19 +146,17 @@ impl Whole {
     }
 }
 
-/// The device number of what a descriptor is of. The process that serves it is not asked.
-fn device_of(fd: impl AsFd) -> io::Result<(u32, u32)> {
-    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let seen = statx(fd, "", flags, StatxFlags::empty())?;
-    Ok((seen.stx_dev_major, seen.stx_dev_minor))
+/// What the kernel knows of what a descriptor is of. The process that serves it is not asked.
+fn seen(fd: impl AsFd) -> io::Result<Statx> {
+    Ok(statx(fd, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::INO)?)
 }
 
-fn clone(mount: &OwnedFd, directory: &Path) -> io::Result<Clone> {
+/// Clones the directory that a descriptor is of.
+fn clone(directory: impl AsFd) -> io::Result<Clone> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
-        | OpenTreeFlags::AT_EMPTY_PATH
-        | OpenTreeFlags::AT_SYMLINK_NOFOLLOW;
-    Ok(Clone(open_tree(mount, directory, flags)?))
+        | OpenTreeFlags::AT_EMPTY_PATH;
+    Ok(Clone(open_tree(directory, "", flags)?))
 }
 
 impl Clone {
@@ -154,24 +170,18 @@ impl Clone {
     /// # Errors
     /// The caller is not root, or there is no such directory. Then there is no new mount.
     pub fn place(self, mountpoint: &Path, rights: Rights) -> io::Result<()> {
-        move_mount(&self.0, "", CWD, mountpoint, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
-        let mut flags = MountFlags::BIND | MountFlags::NOATIME;
+        let (mut set, mut clear) = (MountAttrFlags::empty(), MountAttrFlags::empty());
         for (has, flag) in [
-            (rights.write, MountFlags::RDONLY),
-            (rights.devices, MountFlags::NODEV),
-            (rights.set_user_id, MountFlags::NOSUID),
-            (rights.execute, MountFlags::NOEXEC),
+            (rights.write, MountAttrFlags::MOUNT_ATTR_RDONLY),
+            (rights.devices, MountAttrFlags::MOUNT_ATTR_NODEV),
+            (rights.set_user_id, MountAttrFlags::MOUNT_ATTR_NOSUID),
+            (rights.execute, MountAttrFlags::MOUNT_ATTR_NOEXEC),
         ] {
-            if !has {
-                flags |= flag;
-            }
+            if has { &mut clear } else { &mut set }.insert(flag);
         }
-        mount_remount(mountpoint, flags, "").map_err(|errno| {
-            // Another error is the one to tell.
-            let how = rustix::mount::UnmountFlags::DETACH;
-            rustix::mount::unmount(mountpoint, how).unwrap_or_default();
-            errno.into()
-        })
+        mounts::set_attributes(&self.0, set, clear)?;
+        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+        Ok(move_mount(&self.0, "", CWD, mountpoint, flags)?)
     }
 }
 

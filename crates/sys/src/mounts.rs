@@ -1,14 +1,21 @@
-//! The mount table of this process's mount namespace, `/proc/self/mountinfo`, taken apart.
+//! The mount table of this process's mount namespace, `/proc/self/mountinfo`, taken apart; and
+//! single mounts of it, by descriptor.
 //!
 //! 1. Paths are bytes: a mount point that is not UTF-8 neither hides the others nor changes.
 //! 2. Nothing here calls the mounted filesystems: one that does not answer blocks no reader.
+//! 3. A path may lead to another mount than the one that the table had there, so a mount is opened
+//!    only where its id and its device number are still found ([`open`]).
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, openat, statx};
+use rustix::mount::MountAttrFlags;
 
 /// Lines of a mount table that are read, at most.
 const LINES_MAX: usize = 100_000;
@@ -35,6 +42,16 @@ pub struct Mount {
 }
 
 impl Mount {
+    /// Returns whether this mount, or its filesystem, is read-only.
+    pub fn is_read_only(&self) -> bool {
+        self.has_option("ro") || self.has_flag("ro")
+    }
+
+    /// Returns whether this one mount has an option of this name.
+    pub fn has_flag(&self, name: &str) -> bool {
+        self.flags.split(',').any(|flag| flag == name)
+    }
+
     /// Returns whether the filesystem has an option of this name.
     pub fn has_option(&self, name: &str) -> bool {
         self.options.split(',').any(|option| option == name)
@@ -46,7 +63,8 @@ impl Mount {
     }
 }
 
-/// Returns the mounts that this process sees, each after the one that it is mounted on.
+/// Returns the mounts that this process sees. Their order is that of the kernel, which may list a
+/// mount that was moved before the one that it is mounted on.
 pub fn read() -> io::Result<Vec<Mount>> {
     Ok(parse(&fs::read("/proc/self/mountinfo")?))
 }
@@ -68,9 +86,61 @@ pub fn of_other_namespaces() -> impl Iterator<Item = Vec<Mount>> {
     })
 }
 
-/// Returns the topmost mount on a mount point, which is given absolute and without symlinks.
+/// Returns the topmost mount on a mount point, which is given absolute and without symlinks: the
+/// one on which no other mount of that mount point is mounted.
 pub fn topmost<'a>(mounts: &'a [Mount], mountpoint: &Path) -> Option<&'a Mount> {
-    mounts.iter().rev().find(|mount| mount.mountpoint == mountpoint)
+    let here: Vec<&Mount> = mounts.iter().filter(|m| m.mountpoint == mountpoint).collect();
+    let covered: HashSet<u64> =
+        here.iter().filter(|mount| mount.parent != mount.id).map(|mount| mount.parent).collect();
+    here.iter().rev().find(|mount| !covered.contains(&mount.id)).copied()
+}
+
+/// Opens the root directory of a mount of the table without calling its filesystem, as a reference
+/// for other system calls (`O_PATH`).
+///
+/// # Errors
+/// The mount is gone or was moved, or another mount hides it.
+pub fn open(mount: &Mount) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let fd = openat(CWD, &mount.mountpoint, flags, Mode::empty())?;
+    // The filesystem of another user's FUSE mount tells root nothing but its device number.
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let seen = statx(&fd, "", flags, StatxFlags::empty())?;
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
+    let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
+    let is_it = id == Some(mount.id) && (seen.stx_dev_major, seen.stx_dev_minor) == mount.device;
+    if is_it { Ok(fd) } else { Err(io::Error::other("another mount hides it")) }
+}
+
+/// Changes the attributes of one mount, which may have no place yet: sets those of `set`, and
+/// clears those of `clear`.
+///
+/// # Errors
+/// The caller is not root, or the kernel has no `mount_setattr` (before Linux 5.12).
+pub fn set_attributes(
+    mount: impl AsFd,
+    set: MountAttrFlags,
+    clear: MountAttrFlags,
+) -> io::Result<()> {
+    let attributes = libc::mount_attr {
+        attr_set: u64::from(set.bits()),
+        attr_clr: u64::from(clear.bits()),
+        propagation: 0,
+        userns_fd: 0,
+    };
+    // SAFETY: the descriptor is open, the path is a string with its NUL, and the structure, of
+    // which the size is given, lives through the call, which only reads it.
+    let answer = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            mount.as_fd().as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            &raw const attributes,
+            size_of::<libc::mount_attr>(),
+        )
+    };
+    if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Takes a table apart. A line that is not understood is left out.
@@ -154,6 +224,33 @@ mod tests {
         let mounts = parse(table);
         assert_eq!(topmost(&mounts, Path::new("/m")).unwrap().id, 2);
         assert!(topmost(&mounts, Path::new("/x")).is_none());
+    }
+
+    #[test]
+    fn a_mount_that_was_moved_onto_another_is_topmost_wherever_it_is_listed() {
+        let table = b"1 0 0:1 / / rw - a a rw\n5 9 0:2 / /m rw - b b rw\n9 1 0:3 / /m rw - c c rw";
+        assert_eq!(topmost(&parse(table), Path::new("/m")).unwrap().id, 5);
+    }
+
+    #[test]
+    fn a_mount_is_opened_only_where_it_is() {
+        let mounts = read().unwrap();
+        let proc = topmost(&mounts, Path::new("/proc")).unwrap();
+        assert!(open(proc).is_ok());
+        let elsewhere = Mount { mountpoint: "/".into(), ..proc.clone() };
+        assert_eq!(open(&elsewhere).unwrap_err().to_string(), "another mount hides it");
+        let other = Mount { id: proc.id + 1, ..proc.clone() };
+        assert!(open(&other).is_err());
+    }
+
+    #[test]
+    fn a_mount_is_read_only_by_itself_or_with_its_filesystem() {
+        let is_read_only = |flags: &str, options: &str| {
+            let line = format!("1 0 0:1 / / {flags} - a a {options}");
+            parse(line.as_bytes())[0].is_read_only()
+        };
+        assert!(is_read_only("ro,nodev", "rw") && is_read_only("rw", "sync,ro"));
+        assert!(!is_read_only("rw,nodev", "rw,sync"));
     }
 
     #[test]

@@ -87,8 +87,7 @@ impl Plan {
         if let Some(threads) = args.threads {
             meaning.take(format!("threads={threads}").as_bytes())?;
         }
-        meaning.threads = meaning.threads.map(|threads| threads.clamp(1, 64));
-        meaning.fuse.threads = meaning.threads.unwrap_or(cores).clamp(1, 64);
+        meaning.fuse.threads = meaning.threads.unwrap_or(cores.min(options::THREADS_MAX));
         let shown = mountpoint.display().to_string();
         let meta = std::fs::metadata(&mountpoint).map_err(|error| {
             let failure = Failure::io(&*shown, &error);
@@ -193,7 +192,7 @@ fn serve(global: &GlobalArgs, args: &MountArgs, mut plan: Plan) -> Outcome {
     let unmounter = mounted.unmounter();
     let serving = mounted.start().map_err(refused)?;
     let served = Served { filesystem, devices, settings, whole: serving.whole() };
-    let control = serve_control(global, served, &mountpoint);
+    let control = serve_control(global, served, serving.device(), &mountpoint);
     if args.ready {
         detach_from_parent().map_err(|error| Failure::io("the daemon's parent", &error))?;
     } else if !global.quiet {
@@ -210,8 +209,13 @@ fn serve(global: &GlobalArgs, args: &MountArgs, mut plan: Plan) -> Outcome {
 }
 
 /// The control socket. A mount without one is a mount.
-fn serve_control(global: &GlobalArgs, what: Served, mountpoint: &Path) -> Option<Server> {
-    match Server::start(what, mountpoint) {
+fn serve_control(
+    global: &GlobalArgs,
+    what: Served,
+    device: Option<(u32, u32)>,
+    mountpoint: &Path,
+) -> Option<Server> {
+    match Server::start(what, device) {
         Ok(server) => Some(server),
         Err(error) => {
             if !global.quiet {

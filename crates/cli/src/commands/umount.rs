@@ -7,7 +7,10 @@
 //! 2. A mount is busy for a moment whenever a process looks at it: `sync`, a scan of `/proc`, a
 //!    child between fork and exec. So a busy mount is tried again for [`BUSY_WAIT_MIN`] at least,
 //!    and then until one user of it has been seen for [`USER_STAYS`]; that user is named.
-//! 3. A process whose filesystem is mounted at another place, too, serves on. Nothing waits for it.
+//! 3. A process whose filesystem is mounted at another place, too, serves on. Nothing waits for it,
+//!    and a note names the place: the volume is not released.
+//! 4. The mount that was found when the command began is unmounted, and no other one that is at its
+//!    path by then.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -58,6 +61,9 @@ fn end(global: &GlobalArgs, args: &UmountArgs) -> Result<bool, Failure> {
     let others = other_mounts(&mount);
     let patience = Duration::from_secs(args.timeout);
     let committed = unmount_and_commit(&mount, daemon.is_some(), args.lazy, patience)?;
+    if !global.quiet && !global.json {
+        tell_what_is_left(&shown, &others);
+    }
     let released = match &daemon {
         _ if args.lazy => Ok(false),
         Some(daemon) => daemon.wait_for_release(&shown, &others, patience),
@@ -94,7 +100,7 @@ fn unmount_and_commit(
         if has_daemon {
             committed = committed.and(commit(&mount.mountpoint));
         }
-        match unmount(&mount.mountpoint, lazy) {
+        match unmount(mount, lazy) {
             Ok(()) => return Ok(committed),
             Err(Refused::Other(failure)) => return Err(failure),
             Err(Refused::Busy) => {}
@@ -241,30 +247,48 @@ fn is_any_left(others: &[Mount]) -> bool {
         && (mounts::read().is_ok_and(is_there) || mounts::of_other_namespaces().any(is_there))
 }
 
+/// Tells where the volume is mounted still (law 3). Mounts that share their changes with the one
+/// that was unmounted are gone with it.
+fn tell_what_is_left(shown: &str, others: &[Mount]) {
+    if others.is_empty() {
+        return;
+    }
+    let here = mounts::read().unwrap_or_default();
+    let places: Vec<String> = others
+        .iter()
+        .filter(|other| here.contains(other))
+        .map(|other| other.mountpoint.display().to_string())
+        .collect();
+    let mut left = Vec::new();
+    if !places.is_empty() {
+        left.push(format!("on {}", places.join(", ")));
+    }
+    if mounts::of_other_namespaces().flatten().any(|mount| others.contains(&mount)) {
+        left.push("in another mount namespace".to_owned());
+    }
+    if !left.is_empty() {
+        say(&format!("{shown}: note: the volume is still mounted {}", left.join(", and ")));
+    }
+}
+
 /// Why a mount was not taken away.
 enum Refused {
     Busy,
     Other(Failure),
 }
 
-/// Takes a mount away, where it is busy only for what uses it.
-pub(super) fn detach(mountpoint: &Path) -> Result<(), Failure> {
-    unmount(mountpoint, true).map_err(|refused| match refused {
-        Refused::Busy => Failure::new(mountpoint.display().to_string(), "is busy"),
-        Refused::Other(failure) => failure,
-    })
-}
-
 /// Takes a mount away: as root by the system call, else through fusermount3.
-fn unmount(mountpoint: &Path, lazy: bool) -> Result<(), Refused> {
-    let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::NOFOLLOW };
-    match rustix::mount::unmount(mountpoint, flags) {
+fn unmount(mount: &Mount, lazy: bool) -> Result<(), Refused> {
+    let mountpoint = &mount.mountpoint;
+    let failed = |error| Refused::Other(Failure::io(mountpoint.display().to_string(), &error));
+    // A descriptor of the mount would keep it busy, so the path is used after it was looked at.
+    drop(mounts::open(mount).map_err(failed)?);
+    let how = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+    match rustix::mount::unmount(mountpoint, how | UnmountFlags::NOFOLLOW) {
         Ok(()) => Ok(()),
         Err(Errno::BUSY) => Err(Refused::Busy),
         Err(Errno::PERM) => through_fusermount(mountpoint, lazy),
-        Err(errno) => {
-            Err(Refused::Other(Failure::io(mountpoint.display().to_string(), &errno.into())))
-        }
+        Err(errno) => Err(failed(errno.into())),
     }
 }
 

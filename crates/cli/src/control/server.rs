@@ -13,18 +13,20 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use butternut::{Filesystem, NamedSwitch, Stats};
+use butternut::{FileId, Filesystem, NamedSwitch, Stats};
 use butternut_fuse::Whole;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
 
-use super::{Answer, Asked, Form, QUESTION_BYTES_MAX, Question, device_number, folders, path};
+use super::{Answer, Asked, Form, QUESTION_BYTES_MAX, Question, folders, path};
 use super::{make_folder, peer, receive, runtime, send, send_descriptor, socket_name};
-use crate::failure::{chain, plain};
+use crate::failure::{chain_and_cure, plain};
 
 /// How long a question may take, and how long its answer: others wait meanwhile.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// The object id of the root directory of every subvolume.
+const ROOT_DIRECTORY: u64 = 256;
 /// What is left to wait after a failed accept: out of descriptors, most likely.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -52,9 +54,9 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Serves the mount on `mountpoint`, at the best place that there is.
-    pub(crate) fn start(served: Served, mountpoint: &Path) -> io::Result<Self> {
-        let name = socket_name(device_number(mountpoint)?);
+    /// Serves the mount with a device number, at the best place that there is.
+    pub(crate) fn start(served: Served, device: Option<(u32, u32)>) -> io::Result<Self> {
+        let name = socket_name(device.ok_or(io::ErrorKind::NotFound)?);
         let user = rustix::process::geteuid().as_raw();
         let mut first = None;
         for folder in folders(user, runtime()) {
@@ -166,26 +168,28 @@ fn answer_one(served: &Served, mut stream: UnixStream) {
 
 /// Sends the clone of a subvolume's directory ahead of the answer.
 fn give_clone(served: &Served, stream: &UnixStream, subvolume: Asked) -> Answer {
-    let clone = directory(&served.filesystem, subvolume).and_then(|directory| {
+    let clone = directory(&served.filesystem, subvolume).and_then(|(id, directory)| {
         let whole = served.whole.as_ref().ok_or("the mount cannot be cloned")?;
         let shown = directory.display().to_string();
-        whole.clone_of(&directory).map_err(|error| format!("{shown}: {}", plain(&error)))
+        whole.clone_of(id, &directory).map_err(|error| format!("{shown}: {}", plain(&error)))
     });
     let sent = clone
         .and_then(|clone| send_descriptor(stream, clone.as_fd()).map_err(|error| plain(&error)));
     sent.map_or_else(Answer::Error, |()| Answer::Ok(Value::Null))
 }
 
-/// The path of a subvolume, or of any directory, from the top of the volume.
-fn directory(filesystem: &Filesystem, subvolume: Asked) -> Result<PathBuf, String> {
-    let failed = |error: butternut::Error| chain(&error);
+/// The directory of a subvolume, and its path from the top of the volume. The path that was asked
+/// for may go through symlinks, so the library's path of the subvolume is taken instead.
+fn directory(filesystem: &Filesystem, subvolume: Asked) -> Result<(FileId, PathBuf), String> {
+    let failed = |error: butternut::Error| chain_and_cure(&error);
     let id = match subvolume {
-        Asked::Path(bytes) => return Ok(path(bytes)),
+        Asked::Path(bytes) => filesystem.subvolume_at(&bytes).map_err(failed)?,
         Asked::Id(id) => id,
         Asked::Default => filesystem.default_subvolume().map_err(failed)?,
     };
     let found = filesystem.subvolume(id).map_err(failed)?.path;
-    found.map(path).ok_or_else(|| format!("the subvolume {id} is deleted"))
+    let found = found.ok_or_else(|| format!("the subvolume {id} is deleted"))?;
+    Ok((FileId::new(id, ROOT_DIRECTORY), path(found)))
 }
 
 fn answer(served: &Served, line: &[u8]) -> Answer {

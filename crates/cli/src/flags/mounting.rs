@@ -16,8 +16,8 @@ pub(crate) struct MountArgs {
     /// Stay in the foreground, and say on stderr when the mount serves
     #[arg(short, long)]
     pub(crate) foreground: bool,
-    /// Threads that may write file data at once; four more answer other requests [default: one per
-    /// core, at least 4]
+    /// Threads that may write file data at once, at most 64; four more answer other requests
+    /// [default: one per core, at least 4]
     #[arg(short, long, value_name = "N")]
     pub(crate) threads: Option<usize>,
     /// Started by the daemon's parent: stdout is the pipe that says the mount serves

@@ -80,6 +80,108 @@ fn a_signal_ends_a_mount_that_is_bound_to_another_directory() {
     assert!(!place.is_mounted() && !bound.is_mounted());
 }
 
+/// Runs a script in a mount namespace of its own, with an image of its own; what it printed.
+fn in_a_namespace(script: &str) -> String {
+    let scratch = tempfile::tempdir().unwrap();
+    own_copy(&scratch);
+    let script = format!(
+        "cd {}; B={}; mkdir m1 m2 data
+         daemon() {{ getfattr --only-values -n butternut.daemon m1 2>/dev/null; }}
+         ended() {{
+             for n in $(seq 200); do [ -d /proc/$1 ] || return 0; sleep .05; done; return 1
+         }}
+         {script}",
+        scratch.path().display(),
+        env!("CARGO_BIN_EXE_butternut"),
+    );
+    let script = script.replace('\'', "'\\''");
+    shell(&format!("unshare --mount --propagation private sh -ec '{script}'"))
+}
+
+#[test]
+fn a_signal_unmounts_the_volume_wherever_it_is_and_nothing_else() {
+    if !kernel_is_here("a_signal_unmounts_the_volume_wherever_it_is_and_nothing_else") {
+        return;
+    }
+    // Another filesystem is where the volume was mounted first; it is idle, busy, or was moved.
+    let put = [
+        "mount --bind data m1",
+        "mount --bind data m1; exec 7<m1/file",
+        "mkdir x; mount -t tmpfs other x; echo kept >x/file; mount --move x m1",
+    ];
+    for (n, put) in put.into_iter().enumerate() {
+        let said = in_a_namespace(&format!(
+            "mount -t tmpfs user data; echo kept >data/file
+             $B mount own.img m1; $B mount own.img m2; D=$(daemon)
+             $B umount -q m1; {put}
+             kill -TERM $D; ended $D || echo it lives
+             cat m1/file data/file
+             if grep own.img /proc/self/mounts; then echo still mounted; fi"
+        ));
+        assert_eq!(said, "kept\nkept\n", "{n}");
+    }
+    // A place that was moved, or whose first place is bare.
+    for change in ["mount --move m1 m2", "$B mount own.img m2; $B umount -q m1"] {
+        let said = in_a_namespace(&format!(
+            "$B mount own.img m1; D=$(daemon); {change}
+             kill -TERM $D; ended $D || echo it lives
+             if grep own.img /proc/self/mounts; then echo still mounted; fi"
+        ));
+        assert_eq!(said, "", "{change}");
+    }
+}
+
+#[test]
+fn a_signal_leaves_places_that_carry_other_filesystems() {
+    if !kernel_is_here("a_signal_leaves_places_that_carry_other_filesystems") {
+        return;
+    }
+    for over in ["m1/docs", "m1"] {
+        let said = in_a_namespace(&format!(
+            "$B mount --foreground own.img m1 2>said & D=$!
+             for n in $(seq 200); do grep -q serves said && break; sleep .05; done
+             $B mount own.img m2
+             mount -t tmpfs user {over}; echo kept >{over}/file
+             kill -TERM $D
+             for n in $(seq 200); do grep -q second said && break; sleep .05; done
+             cat {over}/file; grep -o \"m1: stays mounted: there is a mount on .*{over} (end\" said
+             grep -q /m2 /proc/self/mounts && echo m2 is left
+             kill -TERM $D; ended $D || echo it lives
+             cat {over}/file"
+        ));
+        assert!(said.contains("stays mounted: there is a mount on "), "{over}: {said}");
+        assert!(!said.contains("left") && !said.contains("lives"), "{over}: {said}");
+        assert!(said.starts_with("kept\n") && said.matches("kept\n").count() <= 2, "{said}");
+    }
+}
+
+#[test]
+fn a_signal_tells_of_mounts_in_other_namespaces_and_a_second_one_ends_them() {
+    if !kernel_is_here("a_signal_tells_of_mounts_in_other_namespaces_and_a_second_one_ends_them") {
+        return;
+    }
+    let said = in_a_namespace(
+        "$B mount --foreground own.img m1 2>said & D=$!
+         for n in $(seq 200); do grep -q serves said && break; sleep .05; done
+         unshare --mount --propagation private sleep 1000 & S=$!
+         trap \"kill $S\" EXIT
+         while [ $(readlink /proc/$S/ns/mnt) = $(readlink /proc/self/ns/mnt) ]; do sleep .05; done
+         $B umount m1 2>&1
+         kill -TERM $D
+         for n in $(seq 200); do grep -q second said && break; sleep .05; done
+         kill -TERM $D; ended $D || echo it lives
+         tail -n +2 said",
+    );
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines.len(), 3, "{said}");
+    let note = "m1: note: the volume is still mounted in another mount namespace";
+    assert!(lines[0].ends_with(note), "{said}");
+    let why = "m1: is not mounted here, but still in use: it is mounted on ";
+    assert!(lines[1].contains(why), "{said}");
+    assert!(lines[1].ends_with("in another mount namespace (a second signal ends it)"), "{said}");
+    assert!(lines[2].contains("second signal: commits and ends"), "{said}");
+}
+
 #[test]
 fn an_error_that_close_has_told_is_not_told_by_umount_again() {
     if !kernel_is_here("an_error_that_close_has_told_is_not_told_by_umount_again") {
@@ -142,7 +244,7 @@ fn a_remount_changes_what_the_kernel_and_the_switches_allow() {
     let (scratch, place) = (tempfile::tempdir().unwrap(), Place::new());
     let image = own_copy(&scratch);
     let path = image.to_str().unwrap();
-    butternut(&["mount", path, place.name()]).ok();
+    butternut(&["mount", "-o", "threads=100", path, place.name()]).ok();
     let options = || shell(&format!("findmnt -no OPTIONS {}", place.name()));
     let remount = |words: &str| butternut(&["mount", "-o", words, place.name()]);
     assert!(options().starts_with("rw,nosuid,nodev"), "{}", options());
@@ -163,7 +265,7 @@ fn a_remount_changes_what_the_kernel_and_the_switches_allow() {
     let link = scratch.path().join("mount.fuse.butternut");
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_butternut"), &link).unwrap();
     shell(&format!(
-        "{} {path} {} -o remount,rw,dev,noexec,user_id=0,group_id=0,max_read=1048576,subvol=/",
+        "{} {path} {} -o remount,rw,dev,noexec,threads=100,user_id=0,max_read=1048576,subvol=/",
         link.display(),
         place.name()
     ));
@@ -178,7 +280,7 @@ fn a_remount_changes_what_the_kernel_and_the_switches_allow() {
         assert!(said.contains(why), "{said}");
     }
     assert!(options().starts_with("rw,nosuid,noexec,noatime"), "{}", options());
-    remount("remount,noexec,parallel_direct,commit=30").ok();
+    remount("remount,noexec,parallel_direct,commit=30,threads=100").ok();
     let said = remount("remount,frob").failure();
     assert!(said.contains("option frob: is not known"), "{said}");
     butternut(&["umount", place.name()]).ok();

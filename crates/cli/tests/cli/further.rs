@@ -1,7 +1,9 @@
 //! One volume mounted at several places: one process, one cache, each place with its own rights.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::command::{butternut, shell};
 use super::image::kernel_is_here;
@@ -88,9 +90,23 @@ fn a_further_place_that_cannot_be_is_refused_and_leaves_the_others() {
     let path = image.to_str().unwrap();
     let (first, other) = (Place::new(), Place::new());
     butternut(&["mount", path, first.name()]).ok();
-    for options in ["subvol=none", "subvolid=9999", "subvol=../../etc", "subvol=dirlink"] {
+    symlink("/", first.path().join("rootlink")).unwrap();
+    symlink("a", first.path().join("alink")).unwrap();
+    for (options, why) in [
+        ("subvol=none", "no subvolume none (`butternut subvolume list` shows what there is)"),
+        ("subvolid=9999", "no subvolume 9999 ("),
+        ("subvol=../../etc", "no subvolume ../../etc ("),
+        ("subvol=dirlink", "dirlink is a symbolic link, not a subvolume ("),
+        ("subvol=dirlink/deep", "dirlink is a symbolic link, not a subvolume ("),
+        ("subvol=rootlink", "rootlink is a symbolic link, not a subvolume ("),
+        ("subvol=alink", "alink is a symbolic link, not a subvolume ("),
+        ("subvol=b/deep", "b/deep is a directory, not a subvolume ("),
+        ("subvol=hello.txt", "hello.txt is a file, not a subvolume ("),
+    ] {
         let said = butternut(&["mount", "-o", options, path, other.name()]).failure();
-        assert!(!said.contains('\n') && !other.is_mounted(), "{options}: {said}");
+        let why = format!("butternut: {path}: {why}");
+        assert!(said.starts_with(&why) && !other.is_mounted(), "{options}: {said}");
+        assert!(!said.contains('\n'), "{options}: {said}");
     }
     // What the volume keeps for all its places is not taken for changed in silence.
     for (options, why) in [
@@ -98,22 +114,119 @@ fn a_further_place_that_cannot_be_is_refused_and_leaves_the_others() {
         ("compress=zstd", "option compress=zstd: the volume is mounted with compress=no ("),
         ("commit=5", "option commit=5: the volume is mounted with commit=30 ("),
         ("sync", "option sync: the volume is mounted without it (change all its places with "),
+        ("nosec=off", "option nosec=off: the volume is mounted with nosec=on (leave it out, or "),
     ] {
         let said = butternut(&["mount", "-o", options, path, other.name()]).failure();
         assert!(said.contains(why) && !other.is_mounted(), "{options}: {said}");
     }
     // Words that say what is so are no error, nor is a subvolume that is named twice.
     let named = format!("{path}@a");
-    let words = "subvol=/a,nouncached,compress=no,commit=30,degraded,nosec=off";
+    butternut(&["ctl", first.name(), "nosec=off"]).ok();
+    let words = "subvol=/a,nouncached,compress=no,commit=30,degraded,nosec=on,nosec=off";
     butternut(&["mount", "-o", words, &named, other.name()]).ok();
     assert_eq!(butternut(&["ctl", first.name(), "nosec"]).ok(), "off\n");
-    assert!(!is_released(&other));
-    // A file is no place for a directory to be mounted from.
-    let said = butternut(&["mount", "-o", "subvol=hello.txt", path, other.name()]).failure();
-    assert!(!other.is_mounted(), "{said}");
+    // Without --json, a note says that the volume is not released.
+    let said = butternut(&["umount", other.name()]);
+    let (shown, first_place) = (other.name(), first.name());
+    let note = format!("butternut: {shown}: note: the volume is still mounted on {first_place}\n");
+    assert_eq!((said.code, said.err, said.out), (Some(0), note, String::new()));
     fs::write(first.path().join("new"), "text").unwrap();
     assert!(is_released(&first));
     assert_eq!(holders(&image), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn the_first_mount_of_a_volume_names_a_subvolume_as_further_ones_do() {
+    if !kernel_is_here("the_first_mount_of_a_volume_names_a_subvolume_as_further_ones_do") {
+        return;
+    }
+    let scratch = tempfile::tempdir().unwrap();
+    let image = image(&scratch);
+    let path = image.to_str().unwrap();
+    let place = Place::new();
+    for (subvolume, why) in [
+        ("none", "no subvolume none ("),
+        ("dirlink", "dirlink is a symbolic link, not a subvolume ("),
+        ("dirlink/deep", "dirlink is a symbolic link, not a subvolume ("),
+        ("b/deep", "b/deep is a directory, not a subvolume ("),
+    ] {
+        let option = format!("subvol={subvolume}");
+        let named = format!("{path}@{subvolume}");
+        for words in [&["-o", &option, path][..], &["-o", "ro", &named], &["-o", "rw", &named]] {
+            let said = butternut(&[&["mount"], words, &[place.name()]].concat()).failure();
+            assert!(said.contains(why) && !place.is_mounted(), "{words:?}: {said}");
+        }
+    }
+}
+
+#[test]
+fn a_remount_leaves_a_place_as_writable_as_it_is() {
+    if !kernel_is_here("a_remount_leaves_a_place_as_writable_as_it_is") {
+        return;
+    }
+    let scratch = tempfile::tempdir().unwrap();
+    let image = image(&scratch);
+    let path = image.to_str().unwrap();
+    let (first, other) = (Place::new(), Place::new());
+    butternut(&["mount", path, first.name()]).ok();
+    butternut(&["mount", "-o", "ro,subvol=a", path, other.name()]).ok();
+    let remount = |words: &str, place: &Place| {
+        butternut(&["mount", "-o", &format!("remount,{words}"), place.name()]).ok();
+    };
+    let is_writable = |place: &Place| fs::write(place.path().join("new"), "").is_ok();
+    // mount(8) names what the mount table has, too: `ro` of a place is not that of the volume.
+    for words in ["exec", "dev,noexec", "nosec=off", "ro,exec", "sync", "async"] {
+        remount(words, &other);
+        assert!(!is_writable(&other) && is_writable(&first), "{words}");
+    }
+    let flags = || shell(&format!("findmnt -no VFS-OPTIONS {}", other.name()));
+    assert_eq!(flags().trim(), "ro,nosuid,noatime");
+    remount("rw", &other);
+    assert!(is_writable(&other) && is_writable(&first));
+    // The volume, and with it every place; and back, but for a place that was made so.
+    remount("ro", &first);
+    assert!(!is_writable(&other) && !is_writable(&first));
+    remount("ro,noexec", &other);
+    remount("rw", &first);
+    assert!(is_writable(&other) && is_writable(&first));
+    remount("ro", &first);
+    remount("rw", &other);
+    assert!(is_writable(&other) && !is_writable(&first));
+    assert!(!is_released(&other) && is_released(&first));
+}
+
+/// The window was a few microseconds wide, so this looks at many mounts.
+#[test]
+fn a_place_for_reading_is_never_writable() {
+    if !kernel_is_here("a_place_for_reading_is_never_writable") {
+        return;
+    }
+    let scratch = tempfile::tempdir().unwrap();
+    let image = image(&scratch);
+    let path = image.to_str().unwrap();
+    let (first, other) = (Place::new(), Place::new());
+    butternut(&["mount", path, first.name()]).ok();
+    let (is_over, writable, seen) = (AtomicBool::new(false), AtomicU32::new(0), AtomicU32::new(0));
+    let inside = other.path().join("deep");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                match rustix::fs::access(&inside, rustix::fs::Access::WRITE_OK) {
+                    Ok(()) => drop(writable.fetch_add(1, Ordering::Relaxed)),
+                    Err(rustix::io::Errno::ROFS) => drop(seen.fetch_add(1, Ordering::Relaxed)),
+                    Err(_) => {}
+                }
+            }
+        });
+        for _ in 0..25 {
+            butternut(&["mount", "-o", "ro,subvol=b", path, other.name()]).ok();
+            shell(&format!("umount {}", other.name()));
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(writable.into_inner(), 0);
+    assert!(seen.into_inner() > 0, "the place was looked at");
+    assert!(is_released(&first));
 }
 
 #[test]

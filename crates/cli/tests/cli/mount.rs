@@ -462,8 +462,8 @@ fn mount_and_umount_of_the_system_find_the_helpers() {
     // called as it calls them.
     shell(&format!(
         "ln -s {program} {dir}/mount.fuse.butternut; ln -s {program} {dir}/umount.fuse.butternut
-         {dir}/mount.fuse.butternut {i} {m} -o rw,noauto,user,x-systemd.automount,subvol=docs
-         test -e {m}/numbers
+         {dir}/mount.fuse.butternut {i} {m} -o rw,noauto,user,x-systemd.automount,subvol=/
+         test -e {m}/docs/numbers
          {dir}/umount.fuse.butternut {m}"
     ));
     assert!(!place.is_mounted() && holders(&image).is_empty());

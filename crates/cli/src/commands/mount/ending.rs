@@ -1,25 +1,26 @@
 //! Signals to end a mount.
 //!
 //! ```text
-//! first   nothing uses it   unmounted, the process ends
-//!         it is in use      committed, detached; the process ends when the last user does
+//! first   nothing uses it   unmounted at every place, the process ends
+//!         it is in use      detached at every place, committed; the process ends with its last use
 //! second                    committed, cut off: the process ends, open files are dead
 //! third                     cut off without a commit, for a device that does not answer
 //! ```
 //!
-//! A process that waits after a signal tells what it waits for.
+//! 1. The places are those of this mount namespace, wherever they are by then. No other filesystem
+//!    is unmounted, and no place that another filesystem is mounted on.
+//! 2. A process that waits after a signal tells what it waits for.
 
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use butternut_fuse::{FuseError, Unmounter};
+use butternut_fuse::{Detached, Left, Unmounter};
 use butternut_sys::mount_users::{self, MountUser};
-use butternut_sys::mounts::{self, Mount};
+use butternut_sys::mounts;
 use butternut_sys::signal::EndSignals;
 
 use super::log::{CRITICAL, NOTICE, tell};
-use crate::commands::umount;
-use crate::failure::chain;
+use crate::failure::{chain, plain};
 
 /// Users of the mount that a message names.
 const USERS_SHOWN_MAX: usize = 5;
@@ -45,44 +46,56 @@ pub(super) fn end_on_signal(signals: EndSignals, unmounter: Unmounter, mountpoin
     });
 }
 
-/// Unmounts, or detaches what is in use and tells by what.
+/// Unmounts; commits what is in use, and tells by what.
 fn first(unmounter: &Unmounter, mountpoint: &Path) {
-    let shown = mountpoint.display();
-    let all = all_mounts(mountpoint);
-    let is_unmounted = unmounter.unmount().is_ok();
-    if is_unmounted && all.len() <= 1 {
+    let detached = unmounter.detach();
+    if !detached.is_in_use {
         return;
     }
+    let shown = shown(&detached, mountpoint);
+    if let Err(error) = unmounter.commit() {
+        let text = format!("{shown}: the last changes could not be written: {}", chain(&error));
+        tell(CRITICAL, &text);
+    }
+    for (place, error) in &detached.left {
+        let text = format!(
+            "{}: stays mounted: {} (end that first; a second signal ends the process)",
+            place.mountpoint.display(),
+            plain(error)
+        );
+        tell(NOTICE, &text);
+    }
+    let is_left = |id| detached.left.iter().any(|(left, _): &Left| left.id == id);
+    let gone = detached.places.iter().filter(|place| !is_left(place.id));
     let users: Vec<MountUser> =
-        all.iter().flat_map(|mount| mount_users::of(mount, USERS_SHOWN_MAX)).collect();
-    match unmounter.detach() {
-        Ok(()) => {}
-        Err(error @ FuseError::Closed(_)) => {
-            let text = format!("{shown}: the last changes could not be written: {}", chain(&error));
-            tell(CRITICAL, &text);
+        gone.flat_map(|place| mount_users::of(place, USERS_SHOWN_MAX)).collect();
+    let mut users: Vec<String> = users.iter().map(MountUser::to_string).collect();
+    users.extend(elsewhere(unmounter.device()));
+    users.truncate(USERS_SHOWN_MAX);
+    if users.is_empty() {
+        if !detached.left.is_empty() {
+            return;
         }
-        Err(error) => tell(CRITICAL, &format!("{shown}: {}", chain(&error))),
+        users.push("by what cannot be seen".to_owned());
     }
-    // Bound to other directories it is the same mount for the kernel, and served as long.
-    for other in all.iter().filter(|other| other.mountpoint != mountpoint) {
-        if let Err(failure) = umount::detach(&other.mountpoint) {
-            tell(CRITICAL, &failure.to_string());
-        }
-    }
-    if is_unmounted && users.is_empty() {
-        return;
-    }
-    let users: Vec<String> = users.iter().take(USERS_SHOWN_MAX).map(MountUser::to_string).collect();
-    let users =
-        if users.is_empty() { "by what cannot be seen".to_owned() } else { users.join("; ") };
-    let text = format!("{shown}: detached, but still in use: {users} (a second signal ends it)");
-    tell(NOTICE, &text);
+    let state = if detached.places.is_empty() { "is not mounted here" } else { "detached" };
+    let users = users.join("; ");
+    tell(NOTICE, &format!("{shown}: {state}, but still in use: {users} (a second signal ends it)"));
 }
 
-/// The mount, and the directories that it is bound to.
-fn all_mounts(mountpoint: &Path) -> Vec<Mount> {
-    let mounts = mounts::read().unwrap_or_default();
-    let Some(own) = mounts::topmost(&mounts, mountpoint) else { return Vec::new() };
-    let device = own.device;
-    mounts.into_iter().filter(|mount| mount.device == device).collect()
+/// The places that there were; without any, where the volume was mounted first.
+fn shown(detached: &Detached, mountpoint: &Path) -> String {
+    let places: Vec<String> =
+        detached.places.iter().map(|place| place.mountpoint.display().to_string()).collect();
+    if places.is_empty() { mountpoint.display().to_string() } else { places.join(", ") }
+}
+
+/// Names the mounts of other mount namespaces, which the signal leaves.
+fn elsewhere(device: Option<(u32, u32)>) -> Vec<String> {
+    let mounts = mounts::of_other_namespaces().flatten();
+    let own = mounts.filter(|mount| Some(mount.device) == device);
+    let told = own.map(|mount| {
+        format!("it is mounted on {} in another mount namespace", mount.mountpoint.display())
+    });
+    told.take(USERS_SHOWN_MAX).collect()
 }

@@ -9,9 +9,9 @@
 //!    and another user's process could give root any directory for the one that was asked for. The
 //!    two ends of the control socket look at the user of the other ([`crate::control`]).
 //! 2. A volume that is open for reading only is opened by every mount for itself, as before.
-//! 3. The options of the volume are those of its first mount: another value is refused
-//!    ([`settled`]). `ro`, `dev`, `suid` and `exec` are those of each place. A switch of `ctl` is
-//!    set for the volume.
+//! 3. The options of the volume are those of its first mount, and its switches are as they are:
+//!    another value is refused ([`settled`]). `ro`, `dev`, `suid` and `exec` are those of each
+//!    place.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -79,6 +79,7 @@ pub(super) fn join(plan: &Plan) -> Result<bool, Failure> {
                 return Err(Failure::new("option sync", "the volume is mounted without it")
                     .cure("change all its places with `mount -o remount,sync`"));
             }
+            check_switches(plan, mount)?;
             return place(plan, mount).map(|()| true);
         }
     }
@@ -91,12 +92,29 @@ fn place(plan: &Plan, served: &Mount) -> Result<(), Failure> {
         Subvolume::Id(id) => Asked::Id(*id),
         Subvolume::Path(path) => Asked::Path(path.clone()),
     };
-    let clone = client::ask_for_clone("mount", served, asked)?;
+    let clone = client::ask_for_clone(&plan.volume.typed, served, asked)?;
     let rights = Rights::from(&plan.meaning.fuse);
     let placed = Clone::received(clone).place(&plan.mountpoint, rights);
-    placed.map_err(|error| refused(&plan.mountpoint, &error))?;
-    for (key, value) in plan.meaning.switches.clone() {
-        client::ask_mount("mount", served, &Question::Set { key, value })?;
+    placed.map_err(|error| refused(&plan.mountpoint, &error))
+}
+
+/// Refuses a switch that has another value in the process that serves the volume (law 3).
+fn check_switches(plan: &Plan, served: &Mount) -> Result<(), Failure> {
+    if plan.meaning.switches.is_empty() {
+        return Ok(());
+    }
+    let have = client::ask_mount("mount", served, &Question::Switches)?;
+    let have: Vec<_> = have.as_array().into_iter().flatten().collect();
+    for (key, _) in &plan.meaning.switches {
+        let wanted = plan.meaning.volume.switches.find_named(key);
+        let wanted = wanted.map_err(|error| Failure::new("mount", error.to_string()))?;
+        let served = have.iter().find(|switch| switch["key"] == **key);
+        let value = served.and_then(|switch| switch["value"].as_str()).unwrap_or("none");
+        if value != wanted.value {
+            let option = format!("option {key}={}", wanted.value);
+            return Err(Failure::new(option, format!("the volume is mounted with {key}={value}"))
+                .cure("leave it out, or change all its places with `butternut ctl`"));
+        }
     }
     Ok(())
 }

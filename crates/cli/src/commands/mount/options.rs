@@ -15,7 +15,10 @@ use crate::volume_arg::{self, VolumeArg};
 pub(crate) const KNOWN: &str = "ro, rw, commit=SECONDS, sync, subvol=PATH, subvolid=N, degraded, \
      compress[=ALGO[:LEVEL]], compress-force[=ALGO[:LEVEL]], allow_other, default_permissions, \
      offset=N, cache=N, page_cache=N, threads=N, all_wait, uncached, parallel_direct, writeback, \
-     dev, suid, exec, and their opposites; remount";
+     nologreplay, norecovery, fsname=NAME, dev, suid, exec, and their opposites; remount";
+
+/// Threads that may write file data at once, at most; a larger number means this.
+pub(super) const THREADS_MAX: usize = 64;
 
 /// Access times stay as they are, and nothing is written at once unless that is asked for.
 const NO_CHANGE: [&str; 14] = [
@@ -89,7 +92,10 @@ impl Meaning {
                 self.volume.compress = compress(value, is_forced)
                     .map_err(|error| refused(&text, error.to_string()))?;
             }
-            ("threads", false) => self.threads = usize::try_from(number()?).ok(),
+            ("threads", false) => {
+                let threads = usize::try_from(number()?).unwrap_or(THREADS_MAX);
+                self.threads = Some(threads.clamp(1, THREADS_MAX));
+            }
             ("fsname", false) => value.clone_into(&mut self.fuse.source),
             ("commit", false) => {
                 let seconds = u32::try_from(number()?).ok().filter(|seconds| *seconds > 0);
@@ -264,6 +270,31 @@ mod tests {
             check("compress=gzip").unwrap_err(),
             "option compress=gzip: is none of no, none, lzo, zlib[:1 to 9], zstd[:-15 to 15]"
         );
+    }
+
+    #[test]
+    fn the_message_about_an_unknown_option_names_every_option_of_the_help() {
+        let said = check("frob").unwrap_err();
+        let lines =
+            crate::flags::MOUNT_HELP.lines().take_while(|line| !line.starts_with("Without"));
+        let options =
+            lines.filter_map(|line| line.strip_prefix("  ").filter(|l| !l.starts_with(' ')));
+        let mut seen = 0;
+        for words in options.filter_map(|line| line.split("  ").next()) {
+            for word in words.split(", ") {
+                let name = word.split(['=', '[']).next().unwrap();
+                assert!(said.contains(&format!(" {name}")), "{name}: {said}");
+                seen += 1;
+            }
+        }
+        assert!(seen > 25, "{seen}");
+    }
+
+    #[test]
+    fn a_number_of_threads_is_what_the_mount_makes_of_it() {
+        for (word, threads) in [("threads=100", 64), ("threads=0", 1), ("threads=64", 64)] {
+            assert_eq!(check(word).unwrap().threads, Some(threads), "{word}");
+        }
     }
 
     #[test]

@@ -107,6 +107,7 @@ mod tests {
             ("uncached,compress=zstd", "compress=zstd:3,uncached"),
             ("page_cache=32M,threads=3", "uncached,nouncached,threads=3,page_cache=33554432"),
             ("allow_other", "default_permissions,allow_other"),
+            ("threads=100", "threads=100,threads=64"),
             ("", "compress=zlib,compress=no,commit=30"),
         ] {
             assert_eq!(check_words(served, words), Ok(()), "{words}");
