@@ -139,7 +139,7 @@ fn open_folder(path: &Path, user: u32) -> io::Result<OwnedFd> {
     let folder = rustix::fs::open(path, flags, Mode::empty())?;
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let stat = statx(&folder, "", flags, StatxFlags::MODE | StatxFlags::UID)?;
-    if stat.stx_uid == user && stat.stx_mode & 0o077 == 0 {
+    if stat.stx_uid == user && stat.stx_mode & 0o777 & !0o700 == 0 {
         return Ok(folder);
     }
     Err(not_alone(path))

@@ -93,12 +93,14 @@ fn rename_all(dir: &Path, files: usize) -> usize {
     renamed
 }
 
+/// Files of a directory that is listed in many requests.
+const FILES: usize = 3000;
+
 #[test]
 fn a_listing_ends_where_others_list_what_its_reader_renames() {
     if !kernel_is_here("a_listing_ends_where_others_list_what_its_reader_renames") {
         return;
     }
-    const FILES: usize = 3000;
     let (scratch, place) = (tempfile::tempdir().unwrap(), Place::new());
     butternut(&["mount", own_copy(&scratch).to_str().unwrap(), place.name()]).ok();
     let dir = place.path().join("many");
@@ -125,13 +127,13 @@ fn a_listing_ends_where_others_list_what_its_reader_renames() {
 /// Reads of `/dev/fuse` that the listing of an empty directory may take: opening, the entries, the
 /// end, closing, and as many that find nothing.
 const REQUESTS_MAX: u64 = 8;
+const LISTINGS: u64 = 500;
 
 #[test]
 fn a_listing_of_an_empty_directory_takes_few_requests() {
     if !kernel_is_here("a_listing_of_an_empty_directory_takes_few_requests") {
         return;
     }
-    const LISTINGS: u64 = 500;
     let (scratch, place) = (tempfile::tempdir().unwrap(), Place::new());
     let image = own_copy(&scratch);
     let said = butternut(&["mount", "--json", image.to_str().unwrap(), place.name()]).ok();
