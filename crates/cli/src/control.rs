@@ -15,10 +15,13 @@
 //!
 //! Laws:
 //!
-//! 1. The socket is its owner's alone: it lies in a folder that nobody else can enter, has mode
+//! 1. The socket is its owner's alone: it lies in a folder that no other user can enter, has mode
 //!    600, and each side looks at who the other is (`SO_PEERCRED`). Root may ask everyone's mounts.
+//!    A folder of another owner, or one that others can enter, is not looked into: any user can
+//!    make one of root's name in `/tmp`.
 //! 2. No byte that comes over it makes the mount panic, wait without end or take memory without
-//!    bound: lines and times have limits.
+//!    bound: lines and times have limits. The time of a client includes the connecting. A socket
+//!    that no process serves any more is an error at once.
 //! 3. It is named after the mount's device number, which no other mount has at the same time: what
 //!    lies there when a mount begins is stale, and replaced. It goes with the mount, unless it was
 //!    replaced: then the next mount has that number already, and keeps its own.
@@ -31,12 +34,12 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, statx};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
@@ -111,14 +114,15 @@ fn socket_name((major, minor): (u32, u32)) -> String {
     format!("{major}-{minor}.sock")
 }
 
-/// The folders where the sockets of a user may lie, the best first.
+/// The folders where the sockets of a user may lie, the best first. Root's environment may name a
+/// folder of another user, so it does not count.
 fn folders(user: u32, runtime: Option<OsString>) -> Vec<PathBuf> {
     let mut folders = Vec::new();
     let runtime = runtime.map(PathBuf::from).filter(|path| path.is_absolute());
     if user == 0 {
         folders.push(PathBuf::from("/run").join(FOLDER));
     }
-    folders.extend(runtime.map(|runtime| runtime.join(FOLDER)));
+    folders.extend(runtime.filter(|_| user != 0).map(|runtime| runtime.join(FOLDER)));
     folders.push(PathBuf::from(format!("/run/user/{user}")).join(FOLDER));
     folders.push(PathBuf::from(format!("/tmp/{FOLDER}-{user}")));
     folders
@@ -128,18 +132,36 @@ fn runtime() -> Option<OsString> {
     std::env::var_os("XDG_RUNTIME_DIR")
 }
 
+/// Opens a folder that is `user`'s and that no other user can enter (law 1). The filesystem that it
+/// is in is not asked for anything but the name.
+fn open_folder(path: &Path, user: u32) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(path, flags, Mode::empty())?;
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let stat = statx(&folder, "", flags, StatxFlags::MODE | StatxFlags::UID)?;
+    if stat.stx_uid == user && stat.stx_mode & 0o777 & !0o700 == 0 {
+        return Ok(folder);
+    }
+    Err(not_alone(path))
+}
+
+fn not_alone(path: &Path) -> io::Error {
+    let why = format!("{} is not this user's alone", path.display());
+    io::Error::new(io::ErrorKind::PermissionDenied, why)
+}
+
 /// Makes the folder, or sees that it is `user`'s and nobody else can enter it.
 fn make_folder(path: &Path, user: u32) -> io::Result<()> {
     match std::fs::DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         made => made?,
     }
-    let meta = std::fs::symlink_metadata(path)?;
-    if meta.is_dir() && meta.uid() == user && meta.mode() & 0o777 & !0o700 == 0 {
-        return Ok(());
+    match open_folder(path, user) {
+        Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::NOTDIR | Errno::LOOP)) => {
+            Err(not_alone(path))
+        }
+        opened => opened.map(drop),
     }
-    let why = format!("{} is not this user's alone", path.display());
-    Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
 /// The user at the other end.
@@ -234,6 +256,7 @@ fn time_left(until: Instant) -> io::Result<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::MetadataExt;
 
     #[test]
     fn questions_and_answers_are_written_as_the_header_says() {
@@ -256,6 +279,8 @@ mod tests {
             |user, runtime: Option<&str>| folders(user, runtime.map(OsString::from)).remove(0);
         assert_eq!(first(0, Some("/run/user/0")), Path::new("/run/butternut"));
         assert_eq!(first(7, Some("/x")), Path::new("/x/butternut"));
+        let of_root = folders(0, Some("/run/user/7".into()));
+        assert!(of_root.iter().all(|folder| !folder.starts_with("/run/user/7")), "{of_root:?}");
         for runtime in [None, Some("relative"), Some("")] {
             assert_eq!(first(7, runtime), Path::new("/run/user/7/butternut"));
         }

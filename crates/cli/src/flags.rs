@@ -112,6 +112,10 @@ open files and other places fail from then on; a third ends it without that comm
 A user other than root mounts through fusermount3 (of fuse3), with read and write access to
 /dev/fuse and to the mount point.
 
+Keep image files at mode 0600. Any user who can read one can hold a lock on it, and meanwhile the
+volume is not mounted for writing; the refusal names the process that holds the lock. Give those who
+may look at a volume a mount of it instead.
+
 A volume that root has mounted for writing can be mounted at further places, other subvolumes too.
 One process serves them all; ro, dev, suid and exec are those of each place. The other options, and
 the switches, are those that the volume has: a further mount that names another value is refused.

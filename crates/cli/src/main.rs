@@ -22,7 +22,7 @@ use clap::Parser;
 
 use failure::{Done, Failure};
 use flags::LowArgs;
-use output::{Output, say};
+use output::{Output, say, say_lines};
 
 /// The status of a wrong command line; `check` has that of fsck(8).
 const USAGE: u8 = 2;
@@ -70,7 +70,7 @@ fn usage(error: &clap::Error, status: u8) -> ExitCode {
         return if error.print().is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
     let text = error.to_string();
-    say(text.strip_prefix("error: ").unwrap_or(&text).trim_end());
+    say_lines(text.strip_prefix("error: ").unwrap_or(&text).trim_end());
     ExitCode::from(status)
 }
 

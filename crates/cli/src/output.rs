@@ -47,7 +47,14 @@ impl Write for Output {
     }
 }
 
-/// Writes a line to stderr; a stderr that cannot be written to is nobody's to tell.
+/// Writes a line to stderr. What is in it may come from a process, a mount table or a socket of
+/// another user, so it is one line, and drives no terminal. A stderr that cannot be written to is
+/// nobody's to tell.
 pub(crate) fn say(line: &str) {
-    writeln!(io::stderr(), "butternut: {line}").unwrap_or_default();
+    say_lines(&text::one_line(line));
+}
+
+/// Writes a text of more than one line, all of it ours or the caller's, to stderr.
+pub(crate) fn say_lines(text: &str) {
+    writeln!(io::stderr(), "butternut: {}", text::lines(text)).unwrap_or_default();
 }

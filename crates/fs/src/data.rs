@@ -273,9 +273,11 @@ impl File {
         Ok(())
     }
 
-    /// Sets the size: what is behind it is gone, what is new reads as zeroes.
+    /// Sets the size: what is behind it is gone, what is new reads as zeroes. The time of
+    /// modification is now also where the size is what it was, as with ftruncate(2).
     pub fn truncate(&self, size: u64) -> Result<()> {
-        let set = crate::SetAttributes::size(size);
+        let mtime = Some(crate::SetTime::Now);
+        let set = crate::SetAttributes { mtime, ..crate::SetAttributes::size(size) };
         let held = self.held()?;
         held.filesystem().set_attributes(held.id(), &set).map(drop)
     }

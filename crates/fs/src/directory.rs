@@ -180,7 +180,7 @@ impl Filesystem {
         if names::hangs_at(&root_tree, parent, child, Ino(dir.ino), name)? {
             Ok(FileId::new(child.0, ROOT_DIRECTORY))
         } else {
-            Ok(FileId::placeholder(dir))
+            Ok(FileId::placeholder(dir, child.0))
         }
     }
 

@@ -11,12 +11,14 @@
 //!    its orphan item last, together. Others go with their names (`unlink`).
 
 use crate::inode_table::{Body, InodeEntry};
+use crate::root::ROOT_DIRECTORY;
 use crate::writer::{WritableSubvolume, Writer};
 use crate::{Error, FileId, FileKind, Filesystem, Result};
 use butternut_file::FileState;
 use butternut_format::inode::Inode;
+use butternut_format::key::{ItemType, Key};
 use butternut_format::units::{Ino, TreeId};
-use butternut_names as names;
+use butternut_names::{self as names, Look};
 use butternut_tree::Need;
 use std::fmt;
 use std::marker::PhantomData;
@@ -217,6 +219,7 @@ impl Filesystem {
         let inode = names::inode(&subvolume.tree, ino)?;
         let gone = inode.filter(|inode| inode.nlink == 0);
         if let Some(inode) = &gone {
+            require_deletable(subvolume, ino, inode)?;
             entry.set(*inode);
             self.drop_data(subvolume, &entry, inode, &mut body)?;
         }
@@ -230,6 +233,22 @@ impl Filesystem {
             forget(writer, &entry, &mut body);
         }
         Ok(())
+    }
+}
+
+/// Refuses a directory whose deletion leaves items without an inode, which no commit writes: one
+/// that has entries, which only a damaged or prepared volume has without a name; and the root.
+fn require_deletable(subvolume: &WritableSubvolume, ino: Ino, inode: &Inode) -> Result<()> {
+    if inode.kind != FileKind::Directory {
+        return Ok(());
+    }
+    if ino.0 == ROOT_DIRECTORY {
+        return Err(Error::Busy);
+    }
+    let first = subvolume.tree.first_from(&Key::new(ino.0, ItemType::DIR_ITEM, 0));
+    match first.map_err(names::NamesError::from)? {
+        Some((key, _)) if key.objectid == ino.0 => Err(Error::NotEmpty),
+        _ => Ok(()),
     }
 }
 

@@ -1,10 +1,11 @@
 //! File identities: which inode of which subvolume.
 //!
 //! 1. An id is stable: the same inode has the same id after every reopen, in every process.
-//! 2. No two inodes of a volume share an id. An id is two numbers of 64 bits, so one number cannot
-//!    hold every id: [`FileId::folded`] is injective and holds those with a subvolume id below 2^23
-//!    and an inode number below 2^40. [`FileId::as_u64`] hashes the others, and an image can be
-//!    made in which hashes collide: what tells files apart compares ids, not these numbers.
+//! 2. No two inodes of a volume share an id. An id is two numbers of 64 bits (a placeholder's is
+//!    three), so one number cannot hold every id: [`FileId::folded`] is injective and holds those
+//!    with a subvolume id below 2^23 and an inode number below 2^40. [`FileId::as_u64`] hashes the
+//!    others, and an image can be made in which hashes collide: what tells files apart compares
+//!    ids, not these numbers.
 //! 3. `as_u64` is never 0, and below 2^40 is the plain inode number in the top-level subvolume.
 
 /// The id of the top-level subvolume.
@@ -17,28 +18,33 @@ const SUBVOLUME_BITS: u32 = 23;
 /// number may be any, so no inode has such an id.
 const PLACEHOLDER_BIT: u64 = 1 << 63;
 
-/// One inode of one subvolume. A plain value: it may name an inode that does not exist.
+/// One inode of one subvolume, or one placeholder. A plain value: it may name an inode that does
+/// not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileId {
     /// The subvolume's id: 5 for the top level, 256 and up for the rest. That of a placeholder
     /// ([`FileId::is_placeholder`]) is none of them; [`FileId::subvolume_id`] is one in any case.
     pub subvolume: u64,
-    /// The inode number in that subvolume; 256 is its root directory.
+    /// The inode number in that subvolume; 256 is its root directory. That of a placeholder is the
+    /// directory's that it is in.
     pub ino: u64,
+    /// The subvolume that the entry of a placeholder names: a directory has one entry for it. 0 for
+    /// inodes.
+    named: u64,
 }
 
 impl FileId {
     pub const fn new(subvolume: u64, ino: u64) -> Self {
-        Self { subvolume, ino }
+        Self { subvolume, ino, named: 0 }
     }
 
     /// The inode number that the kernel shows for every placeholder.
-    pub(crate) const PLACEHOLDER_INO: u64 = 2;
+    pub const PLACEHOLDER_INO: u64 = 2;
 
-    /// The empty directory that a snapshot shows in `dir` in place of a subvolume that it does not
-    /// hold. The id carries the directory, whose owner the placeholder has.
-    pub(crate) const fn placeholder(dir: Self) -> Self {
-        Self { subvolume: dir.subvolume | PLACEHOLDER_BIT, ino: dir.ino }
+    /// The empty directory that a snapshot shows in `dir` in place of the subvolume `named`, which
+    /// it does not hold. The id carries the directory, whose owner the placeholder has.
+    pub(crate) const fn placeholder(dir: Self, named: u64) -> Self {
+        Self { subvolume: dir.subvolume | PLACEHOLDER_BIT, ino: dir.ino, named }
     }
 
     /// The directory that a placeholder is in; `None` for real inodes.
@@ -46,7 +52,7 @@ impl FileId {
         if !self.is_placeholder() {
             return None;
         }
-        Some(Self { subvolume: self.subvolume_id(), ino: self.ino })
+        Some(Self::new(self.subvolume_id(), self.ino))
     }
 
     /// The id of the subvolume, to show: of a placeholder, that of the directory that it is in.
@@ -55,26 +61,28 @@ impl FileId {
     }
 
     /// Whether this is no inode, but the empty directory that a snapshot shows where the directory
-    /// that it was made of has a subvolume. All placeholders in one directory share one id.
+    /// that it was made of has a subvolume. Each such entry of a directory has an id of its own.
     pub const fn is_placeholder(self) -> bool {
         self.subvolume & PLACEHOLDER_BIT != 0
     }
 
-    /// 16 bytes that [`FileId::from_bytes`] turns back into this id, on any machine.
-    pub fn to_bytes(self) -> [u8; 16] {
-        let mut bytes = [0; 16];
+    /// 24 bytes that [`FileId::from_bytes`] turns back into this id, on any machine.
+    pub fn to_bytes(self) -> [u8; 24] {
+        let mut bytes = [0; 24];
         bytes[..8].copy_from_slice(&self.subvolume.to_le_bytes());
-        bytes[8..].copy_from_slice(&self.ino.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.ino.to_le_bytes());
+        bytes[16..].copy_from_slice(&self.named.to_le_bytes());
         bytes
     }
 
-    pub fn from_bytes(bytes: [u8; 16]) -> Self {
+    /// Returns the id that [`FileId::to_bytes`] made the bytes of.
+    pub fn from_bytes(bytes: [u8; 24]) -> Self {
         let word = |at: usize| {
             let mut word = [0; 8];
             word.copy_from_slice(&bytes[at..at + 8]);
             u64::from_le_bytes(word)
         };
-        Self::new(word(0), word(8))
+        Self { subvolume: word(0), ino: word(8), named: word(16) }
     }
 
     /// The id that [`FileId::folded`] made `number` of; `None` where it made that of no id.
@@ -90,8 +98,8 @@ impl FileId {
     /// The id as one number below 2^63, from which [`FileId::from_u64`] makes the id again; `None`
     /// for an id that is too large for that (law 2).
     pub const fn folded(self) -> Option<u64> {
-        let Self { subvolume, ino } = self;
-        if ino >> INO_BITS != 0 || subvolume >> SUBVOLUME_BITS != 0 {
+        let Self { subvolume, ino, named } = self;
+        if ino >> INO_BITS != 0 || subvolume >> SUBVOLUME_BITS != 0 || named != 0 {
             return None;
         }
         match (subvolume, ino) {
@@ -104,7 +112,7 @@ impl FileId {
     /// One number for the whole volume, to show where an interface has only an inode number. Two
     /// ids that are too large to be [`folded`](FileId::folded) may share one.
     pub fn as_u64(self) -> u64 {
-        let hash = mix(self.subvolume.rotate_left(32) ^ mix(self.ino));
+        let hash = mix(self.subvolume.rotate_left(32) ^ mix(self.ino ^ mix(self.named)));
         self.folded().unwrap_or(1 << 63 | hash)
     }
 }
@@ -167,10 +175,20 @@ mod tests {
     #[test]
     fn a_placeholder_leads_back_to_its_directory() {
         let dir = FileId::new(300, 257);
-        assert_eq!(FileId::placeholder(dir).placeholder_dir(), Some(dir));
+        assert_eq!(FileId::placeholder(dir, 301).placeholder_dir(), Some(dir));
         assert_eq!(dir.placeholder_dir(), None);
-        assert_eq!(FileId::placeholder(dir).subvolume_id(), 300);
+        assert_eq!(FileId::placeholder(dir, 301).subvolume_id(), 300);
         assert_eq!(dir.subvolume_id(), 300);
+    }
+
+    #[test]
+    fn two_placeholders_of_one_directory_are_two_ids() {
+        let dir = FileId::new(300, 257);
+        let [one, other] = [301, 302].map(|named| FileId::placeholder(dir, named));
+        assert_ne!(one, other);
+        assert_ne!(one.as_u64(), other.as_u64());
+        assert_eq!((one.folded(), other.folded()), (None, None));
+        assert_eq!(FileId::from_bytes(one.to_bytes()), one);
     }
 
     #[test]

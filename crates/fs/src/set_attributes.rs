@@ -4,8 +4,8 @@
 //! |---|---|
 //! | mode | the access ACL mirrors it |
 //! | owner or group | set-user-id, set-group-id and capabilities of a file go, if asked for |
-//! | size | mtime is now; the same privileges go, if asked for |
-//! | any | ctime is now |
+//! | size | mtime is now, unless the size is what it was; the same privileges go, if asked for |
+//! | any, but the size that the file has | ctime is now |
 //!
 //! A call changes all that it is to change, or nothing ([`Filesystem::set_attributes`]).
 
@@ -61,9 +61,13 @@ pub struct SetAttributes {
 }
 
 impl SetAttributes {
-    /// Nothing but the size.
+    /// Nothing but the size, as truncate(2): the times stay where the size is what it was.
     pub fn size(size: u64) -> Self {
         Self { size: Some(size), ..Self::default() }
+    }
+
+    fn is_more_than_size(&self) -> bool {
+        Self { size: None, privileges: Privileges::Keep, ..*self } != Self::default()
     }
 
     /// Whether both times become that of the change, as by `utime(NULL)`: an append-only inode lets
@@ -267,7 +271,8 @@ impl<'s> Plan<'s> {
             Some(SetTime::Now) => moment.now,
             Some(SetTime::At(Time { secs, nanos })) => inode::Time { secs, nanos },
         };
-        let of_size = set.size.map(|_| SetTime::Now);
+        let is_resized = set.size.is_some_and(|size| size != inode.size);
+        let of_size = is_resized.then_some(SetTime::Now);
         let mut changed = *inode;
         changed.mode = self.mode;
         changed.uid = set.uid.unwrap_or(inode.uid);
@@ -279,7 +284,10 @@ impl<'s> Plan<'s> {
             // appending changes this time.
             changed.mtime = changed.mtime.max(inode.mtime);
         }
-        names::changed(&mut changed, moment);
+        // As the kernel's btrfs: truncate(2) to the size that a file has leaves its times.
+        if changed != *inode || set.is_more_than_size() || is_resized {
+            names::changed(&mut changed, moment);
+        }
         if let Some(Time { secs, nanos }) = set.ctime {
             changed.ctime = inode::Time { secs, nanos };
         }

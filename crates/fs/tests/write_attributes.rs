@@ -46,6 +46,30 @@ const ACCESS: &[u8] = b"system.posix_acl_access";
 const CAPABILITIES: &[u8] = b"security.capability";
 const DEFAULT: &[u8] = b"system.posix_acl_default";
 
+/// As on kernel btrfs: truncate(2) to the size that a file has leaves its times, unlike
+/// ftruncate(2).
+#[test]
+fn a_size_that_stays_changes_no_time_of_its_own() {
+    let volume = TestVolume::new();
+    let fs = volume.open();
+    let id = file(&fs, b"file", 0o4755);
+    let opened = fs.open_file(id).unwrap();
+    opened.write_at(0, &[7; 5000]).unwrap();
+    let before = fs.stat(id).unwrap();
+    assert_eq!(fs.set_attributes(id, &SetAttributes::size(5000)).unwrap(), before);
+    let set = SetAttributes { mode: Some(0o700), ..SetAttributes::size(5000) };
+    let after = fs.set_attributes(id, &set).unwrap();
+    assert!(after.mtime == before.mtime && after.ctime > before.ctime);
+    opened.truncate(5000).unwrap();
+    let of_open = fs.stat(id).unwrap();
+    assert!(of_open.mtime > after.mtime && of_open.ctime > after.ctime);
+    let shorter = fs.set_attributes(id, &SetAttributes::size(4999)).unwrap();
+    assert!(shorter.mtime > of_open.mtime && shorter.ctime > of_open.ctime);
+    drop(opened);
+    let fs = volume.reopen(fs);
+    assert_eq!(fs.stat(id).unwrap(), shorter);
+}
+
 #[test]
 fn what_is_set_stays_and_the_rest_too() {
     let volume = TestVolume::new();

@@ -6,7 +6,7 @@
 //! | `names` | LOOKUP, what makes and takes names, FORGET |
 //! | `attributes` | GETATTR, SETATTR, STATX, STATFS |
 //! | `xattrs` | extended attributes |
-//! | `listing` | READDIR, READDIRPLUS |
+//! | `listing` | OPENDIR, READDIR, READDIRPLUS, RELEASEDIR |
 //! | `open` | OPEN, RELEASE; how the file of a request was opened |
 //! | `lane` | which way bytes go |
 //! | `data` | READ, FALLOCATE, COPY_FILE_RANGE, FSYNC |
@@ -81,7 +81,7 @@ pub(crate) struct Door {
     handles: Handles,
     /// Of a mount where nothing is opened.
     recent: Recent,
-    ends: listing::Ends,
+    listings: listing::Listings,
     manner: Manner,
     /// For telling the kernel something unasked.
     device: Arc<OwnedFd>,
@@ -119,7 +119,7 @@ impl Door {
             filesystem,
             handles: Handles::default(),
             recent: Recent::default(),
-            ends: listing::Ends::default(),
+            listings: listing::Listings::default(),
             manner,
             device,
             has_reported: AtomicBool::new(false),
@@ -193,8 +193,10 @@ impl Door {
             op::GETXATTR => self.xattr(request, reply),
             op::LISTXATTR => self.xattr_names(request, reply),
             op::REMOVEXATTR => self.remove_xattr(request),
+            op::OPENDIR => self.open_directory(request, reply),
             op::READDIR | op::READDIRPLUS => self.list(request, reply),
-            // Among them OPENDIR, FLUSH and ACCESS, which the kernel knows to do without.
+            op::RELEASEDIR => self.release_directory(request),
+            // Among them FLUSH and ACCESS, which the kernel knows to do without.
             _ => Err(Refusal::NO_CALL),
         }
     }

@@ -56,9 +56,12 @@ impl<'a> Request<'a> {
     /// How long it may take, as far as that can be told from it.
     pub(crate) fn pace(&self) -> Pace {
         match self.header.opcode {
-            op::FORGET | op::BATCH_FORGET | op::RELEASE | op::INTERRUPT | op::NOTIFY_REPLY => {
-                Pace::Unwaited
-            }
+            op::FORGET
+            | op::BATCH_FORGET
+            | op::RELEASE
+            | op::RELEASEDIR
+            | op::INTERRUPT
+            | op::NOTIFY_REPLY => Pace::Unwaited,
             op::FSYNC
             | op::FSYNCDIR
             | op::SYNCFS
@@ -87,6 +90,8 @@ impl<'a> Request<'a> {
             }
             op::LOOKUP
             | op::OPEN
+            | op::OPENDIR
+            | op::RELEASEDIR
             | op::FORGET
             | op::BATCH_FORGET
             | op::GETATTR

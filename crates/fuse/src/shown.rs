@@ -1,6 +1,6 @@
 //! What the library says, in the kernel's terms: attributes, times, kinds, device numbers.
 
-use butternut::{FileKind, Stat, StatFs, Time};
+use butternut::{FileId, FileKind, Stat, StatFs, Time};
 
 use crate::wire::{Attr, AttrOut, EntryOut, StatfsOut, Statx, StatxOut, StatxTime};
 
@@ -24,10 +24,16 @@ pub(crate) fn entry_kind(kind: FileKind) -> u32 {
     kind.mode_bits() >> 12
 }
 
-/// Attributes under the number that the kernel is to show.
-pub(crate) fn attributes(stat: &Stat, ino: u64) -> Attr {
+/// The inode number that programs see: that of the node, and of a placeholder the one that kernel
+/// btrfs shows for all of them. The kernel tells them apart by their nodes.
+pub(crate) fn ino(id: FileId, node: u64) -> u64 {
+    if id.is_placeholder() { FileId::PLACEHOLDER_INO } else { node }
+}
+
+/// Attributes of the file that the kernel knows by a number.
+pub(crate) fn attributes(stat: &Stat, node: u64) -> Attr {
     Attr {
-        ino,
+        ino: ino(stat.id, node),
         size: stat.size,
         blocks: stat.blocks,
         atime: stat.atime.secs.cast_unsigned(),
@@ -46,8 +52,8 @@ pub(crate) fn attributes(stat: &Stat, ino: u64) -> Attr {
     }
 }
 
-pub(crate) fn attributes_out(stat: &Stat, ino: u64) -> AttrOut {
-    AttrOut { attr_valid: FOR_GOOD_SECS, attr: attributes(stat, ino), ..AttrOut::default() }
+pub(crate) fn attributes_out(stat: &Stat, node: u64) -> AttrOut {
+    AttrOut { attr_valid: FOR_GOOD_SECS, attr: attributes(stat, node), ..AttrOut::default() }
 }
 
 /// A file under a name.
@@ -67,7 +73,7 @@ pub(crate) fn nothing() -> EntryOut {
     EntryOut { entry_valid: FOR_GOOD_SECS, ..EntryOut::default() }
 }
 
-pub(crate) fn statx(stat: &Stat, ino: u64) -> StatxOut {
+pub(crate) fn statx(stat: &Stat, node: u64) -> StatxOut {
     let mut attributes = 0;
     let mut attributes_mask = 0;
     for (flag, shown) in STATX_FLAGS {
@@ -84,7 +90,7 @@ pub(crate) fn statx(stat: &Stat, ino: u64) -> StatxOut {
         uid: stat.uid,
         gid: stat.gid,
         mode: u16::try_from(stat.mode & 0xffff).unwrap_or(0),
-        ino,
+        ino: ino(stat.id, node),
         size: stat.size,
         blocks: stat.blocks,
         attributes_mask,

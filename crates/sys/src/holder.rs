@@ -11,16 +11,20 @@
 //!    ended, and then his lock soon ends too ([`crate::file`]).
 //! 3. No file is asked about that others have open and that cannot be the disk: it may lie on a
 //!    file system that does not answer.
+//! 4. A user can write anything into the source of a mount: with FUSE it is any string. A mount is
+//!    a user of the device that its source names only where its type takes a block device.
 
 use crate::block::{self, Layer, Numbers, Storage, Window};
 use crate::file::DiskKind;
 use crate::mounts::{self, Mount, parse_numbers};
+use crate::text::escaped;
 use rustix::fs::{Mode, OFlags};
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// Mounts and processes looked at; beyond it the answer is "unknown".
@@ -50,11 +54,14 @@ impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Holder::Mount { device, mountpoint } => {
-                write!(f, "the kernel has mounted {device} on {}", mountpoint.display())
+                let (device, place) = (device.as_bytes(), mountpoint.as_os_str().as_bytes());
+                write!(f, "the kernel has mounted {} on {}", escaped(device), escaped(place))
             }
-            Holder::Device { name } => write!(f, "it is part of {name}"),
+            Holder::Device { name } => write!(f, "it is part of {}", escaped(name.as_bytes())),
             Holder::Swap => f.write_str("it is swap space"),
-            Holder::Process { id, name } => write!(f, "process {id} ({name}) has it open"),
+            Holder::Process { id, name } => {
+                write!(f, "process {id} ({}) has it open", escaped(name.as_bytes()))
+            }
             Holder::Unknown => f.write_str("somebody else has it open"),
         }
     }
@@ -162,16 +169,18 @@ enum Mounts {
 }
 
 /// The mount of a device. Btrfs mounts have device numbers of their own, and name one device of
-/// several, by the path that was given to mount(2): they are found by the id of the filesystem.
+/// several, by the path that was given to mount(2): they are found by the id of the filesystem. The
+/// source of a mount counts only where the kernel opens it as a device (law 4).
 fn mount_of(numbers: Numbers, which: Mounts) -> Option<Holder> {
     let btrfs = btrfs_with(numbers);
     let mounts = mounts::read().ok()?;
+    let types = fs::read_to_string("/proc/filesystems").unwrap_or_default();
     let is_it = |mount: &&Mount| {
         if which == Mounts::Writing && !mount.has_option("rw") {
             return false;
         }
         mount.device == numbers
-            || source_numbers(&mount.source) == Some(numbers)
+            || (takes_device(&mount.kind, &types) && source_numbers(&mount.source) == Some(numbers))
             || (mount.kind == "btrfs" && btrfs.is_some() && btrfs == btrfs_id(&mount.mountpoint))
     };
     // Of a filesystem whose mounts all are elsewhere, nothing is known but that it is there.
@@ -190,6 +199,14 @@ fn mount_of(numbers: Numbers, which: Mounts) -> Option<Holder> {
             mountpoint: mount.mountpoint.clone(),
         })
         .or_else(hidden)
+}
+
+/// Whether the kernel opens the source of a mount of this type as a block device (law 4). A type
+/// without one is marked `nodev` in the table of types, `/proc/filesystems`. A dot divides a type
+/// of FUSE from a name that its mounter chose.
+fn takes_device(kind: &str, types: &str) -> bool {
+    let kind = kind.split('.').next().unwrap_or(kind);
+    types.lines().any(|line| line.strip_prefix('\t') == Some(kind))
 }
 
 /// The device that the source of a mount names, also as it was named from within `/dev`.
@@ -268,6 +285,12 @@ fn process_with(storage: Storage, pleases: impl Fn(&str) -> bool) -> Option<Hold
     })
 }
 
+/// The name of a process, which the process itself chooses: any bytes but zeroes.
+pub(crate) fn process_name(process: &Path) -> String {
+    let name = fs::read(process.join("comm")).unwrap_or_default();
+    String::from_utf8_lossy(name.strip_suffix(b"\n").unwrap_or(&name)).into_owned()
+}
+
 /// A process that has a descriptor whose `fdinfo` pleases and which is the one that is looked for.
 fn process(pleases: impl Fn(&str) -> bool, is_it: impl Fn(&Path, &str) -> bool) -> Option<Holder> {
     for process in fs::read_dir("/proc").ok()?.take(LOOKED_AT_MAX).flatten() {
@@ -277,8 +300,7 @@ fn process(pleases: impl Fn(&str) -> bool, is_it: impl Fn(&Path, &str) -> bool) 
             let info = process.path().join("fdinfo").join(descriptor.file_name());
             let Ok(info) = fs::read_to_string(info) else { continue };
             if pleases(&info) && is_it(&descriptor.path(), &info) {
-                let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-                return Some(Holder::Process { id, name: name.trim().to_owned() });
+                return Some(Holder::Process { id, name: process_name(&process.path()) });
             }
         }
     }
@@ -288,6 +310,27 @@ fn process(pleases: impl Fn(&str) -> bool, is_it: impl Fn(&Path, &str) -> bool) 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_source_counts_only_where_the_kernel_opens_it() {
+        let types = "nodev\ttmpfs\nnodev\tfuse\n\tfuseblk\n\text4\n\tbtrfs\n";
+        for kind in ["ext4", "btrfs", "fuseblk", "fuseblk.ntfs"] {
+            assert!(takes_device(kind, types), "{kind}");
+        }
+        for kind in ["fuse", "fuse.butternut", "fuse.ext4", "tmpfs", "unknown", "", "nodev"] {
+            assert!(!takes_device(kind, types), "{kind}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_ours_is_escaped_where_a_holder_is_shown() {
+        let name = "\u{1b}[2J\nroot".to_owned();
+        let shown = Holder::Process { id: 7, name }.to_string();
+        assert_eq!(shown, "process 7 (\\u{1b}[2J\\nroot) has it open");
+        let mountpoint = "/mnt/\u{1b}c".into();
+        let shown = Holder::Mount { device: "a\rb".to_owned(), mountpoint }.to_string();
+        assert_eq!(shown, "the kernel has mounted a\\rb on /mnt/\\u{1b}c");
+    }
 
     #[test]
     fn locks_are_read_from_what_the_kernel_shows() {

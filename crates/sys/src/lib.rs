@@ -26,4 +26,5 @@ pub mod ring;
 pub mod scribble;
 pub mod signal;
 pub mod slabs;
+pub mod text;
 pub mod workers;

@@ -6,10 +6,13 @@
 //! 2. Nothing here waits for the mounted filesystem, which may not answer: descriptors are
 //!    compared by the mount id that `/proc` shows, directories by a `statx` that does not ask it.
 
+use crate::holder::process_name;
 use crate::mounts::{self, Mount};
+use crate::text::escaped;
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use std::fmt;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// Processes and descriptors that are looked at, at most.
@@ -49,12 +52,23 @@ impl fmt::Display for MountUser {
                     Use::OpenFile => "has a file of it open",
                     Use::MappedFile => "has a file of it mapped",
                 };
-                write!(f, "process {id} ({name}) {how}")
+                write!(f, "process {id} ({}) {how}", escaped(name.as_bytes()))
             }
-            Self::Mount(place) => write!(f, "there is a mount on {}", place.display()),
+            Self::Mount(place) => {
+                write!(f, "there is a mount on {}", escaped(place.as_os_str().as_bytes()))
+            }
             Self::LoopDevice(name) => write!(f, "/dev/{name} is backed by a file of it"),
         }
     }
+}
+
+#[test]
+fn names_of_users_are_escaped() {
+    let name = "\u{1b}]0;x\u{7}\nroot".to_owned();
+    let shown = MountUser::Process { id: 7, name, how: Use::OpenFile }.to_string();
+    assert_eq!(shown, "process 7 (\\u{1b}]0;x\\u{7}\\nroot) has a file of it open");
+    let shown = MountUser::Mount("/mnt/a\nb".into()).to_string();
+    assert_eq!(shown, "there is a mount on /mnt/a\\nb");
 }
 
 /// Returns the users of a mount, at most `limit` of them.
@@ -70,8 +84,7 @@ pub fn of(mount: &Mount, limit: usize) -> Vec<MountUser> {
         }
         let Ok(id) = process.file_name().to_string_lossy().parse::<u32>() else { continue };
         let Some(how) = use_by(&process.path(), mount) else { continue };
-        let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-        users.push(MountUser::Process { id, name: name.trim().to_owned(), how });
+        users.push(MountUser::Process { id, name: process_name(&process.path()), how });
     }
     users.extend(loop_devices(mount).map(MountUser::LoopDevice));
     users.truncate(limit);

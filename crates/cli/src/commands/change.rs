@@ -170,23 +170,23 @@ pub(crate) fn failed(path: &[u8], error: &Error) -> Failure {
     Failure::of(text::escaped(path), error)
 }
 
-/// Refuses a subvolume in `dir`, or what stands for one.
+/// Refuses a subvolume in `dir`, and a placeholder of one.
 pub(crate) fn refuse_subvolume(
     dir: FileId,
     stat: &Stat,
     path: &WalkPath,
     verb: &str,
 ) -> Result<(), Failure> {
-    let what = if stat.id.is_placeholder() {
-        "stands for a subvolume that this snapshot does not hold"
+    let (what, cure) = if stat.id.is_placeholder() {
+        let what = "stands for a subvolume that this snapshot does not hold";
+        (what, "`butternut rm -r` removes it")
     } else if stat.id.subvolume != dir.subvolume || stat.ino == ROOT_INO {
-        "is a subvolume"
+        ("is a subvolume", "mount the volume with the kernel's btrfs, and use btrfs-subvolume(8)")
     } else {
         return Ok(());
     };
     let why = format!("{what}, and those are not {verb} like directories");
-    Err(Failure::new(text::escaped(&path.bytes()), why)
-        .cure("on a mounted volume, `btrfs subvolume` does that"))
+    Err(Failure::new(text::escaped(&path.bytes()), why).cure(cure))
 }
 
 /// The directory of a path, and the name in it, without slashes at its end.

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::control::{Question, client};
 use crate::failure::{Done, Failure, Outcome};
 use crate::flags::{CtlArgs, GlobalArgs};
-use crate::output::{Output, json};
+use crate::output::{Output, json, text};
 
 pub(crate) fn run(global: &GlobalArgs, args: &CtlArgs, out: &mut Output) -> Outcome {
     let ask = |question| client::ask("ctl", &args.mountpoint, &question);
@@ -42,7 +42,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &CtlArgs, out: &mut Output) -> Outc
     if global.json {
         json::document(out, switch)?;
     } else if set.is_none() {
-        writeln!(out, "{}", text(&switch["value"]))?;
+        writeln!(out, "{}", shown(&switch["value"]))?;
     }
     Ok(Done::Well)
 }
@@ -52,23 +52,25 @@ pub(crate) fn run(global: &GlobalArgs, args: &CtlArgs, out: &mut Output) -> Outc
 fn table(out: &mut Output, switches: &[Value]) -> std::io::Result<()> {
     let allowed = |switch: &Value| -> Vec<String> {
         let values = switch["allowed"].as_array().into_iter().flatten();
-        values.map(|value| text(value).to_owned()).collect()
+        values.map(shown).collect()
     };
-    let word = |switch: &Value, value: &str| format!("{}={value}", text(&switch["key"]));
+    let setting = |switch: &Value, value: &str| format!("{}={value}", shown(&switch["key"]));
     let words = |switch: &Value| {
-        let widths = allowed(switch).into_iter().map(|value| word(switch, &value).len());
+        let widths = allowed(switch).into_iter().map(|value| setting(switch, &value).len());
         widths.max().unwrap_or_default()
     };
     let first = switches.iter().map(words).max().unwrap_or_default();
     let second = switches.iter().map(|switch| allowed(switch).join("|").len());
     let second = second.max().unwrap_or_default();
     for switch in switches {
-        let (word, allowed) = (word(switch, text(&switch["value"])), allowed(switch).join("|"));
-        writeln!(out, "{word:<first$}  {allowed:<second$}  {}", text(&switch["what"]))?;
+        let set = setting(switch, &shown(&switch["value"]));
+        let (allowed, what) = (allowed(switch).join("|"), shown(&switch["what"]));
+        writeln!(out, "{set:<first$}  {allowed:<second$}  {what}")?;
     }
     Ok(())
 }
 
-fn text(value: &Value) -> &str {
-    value.as_str().unwrap_or_default()
+/// A string of the answer, in one line.
+fn shown(value: &Value) -> String {
+    text::one_line(value.as_str().unwrap_or_default())
 }

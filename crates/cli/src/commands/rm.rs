@@ -2,6 +2,7 @@
 //!
 //! 1. Nothing is followed: what is removed is the name, and below a directory only what is in it.
 //! 2. A subvolume is not a directory to be emptied: it is refused, and with it the whole command.
+//!    The empty directory that a snapshot shows in place of one is removed as rmdir(2) removes it.
 //! 3. A directory is entered once, and paths are joined where they are printed, as in a
 //!    [walk](super::walk): a directory that holds itself ends the command.
 
@@ -51,7 +52,9 @@ fn remove(change: &mut Change, args: &RmArgs, path: &[u8]) -> Result<(), Failure
     }
     let place = change.place(path)?;
     let stat = change.stat(found, path)?;
-    refuse_subvolume(place.dir, &stat, &WalkPath::new(path.to_vec()), "removed")?;
+    if !found.is_placeholder() {
+        refuse_subvolume(place.dir, &stat, &WalkPath::new(path.to_vec()), "removed")?;
+    }
     if stat.kind != FileKind::Directory {
         return unlink(change, &place);
     }
@@ -83,7 +86,9 @@ fn remove_tree(change: &mut Change, place: Place, id: FileId) -> Result<(), Fail
             continue;
         }
         let stat = change.filesystem().stat(entry.id).map_err(|error| at.failed(&error))?;
-        refuse_subvolume(at.dir, &stat, &at.path, "removed")?;
+        if !entry.id.is_placeholder() {
+            refuse_subvolume(at.dir, &stat, &at.path, "removed")?;
+        }
         if levels.len() >= DEPTH_MAX {
             return Err(at.failed(&Error::NameTooLong));
         }

@@ -1,6 +1,6 @@
 //! `truncate`: the size of files.
 
-use butternut::{Privileges, SetAttributes};
+use butternut::{Privileges, SetAttributes, SetTime};
 
 use super::change::{Change, failed};
 use super::touch::find_or_make;
@@ -27,8 +27,11 @@ pub(crate) fn run(global: &GlobalArgs, args: &TruncateArgs, out: &mut Output) ->
         let bytes = size.of(was).ok_or_else(|| {
             Failure::new(text::escaped(&path), "no file is as large as that").cure("ask for less")
         })?;
-        // The set-id bits of what is cut or grown go, as they do under a mount.
-        let set = SetAttributes { privileges: Privileges::Strip, ..SetAttributes::size(bytes) };
+        // The set-id bits of what is cut or grown go, as they do under a mount. truncate(1) changes
+        // the time of modification also where the size stays.
+        let mtime = Some(SetTime::Now);
+        let set =
+            SetAttributes { privileges: Privileges::Strip, mtime, ..SetAttributes::size(bytes) };
         change.filesystem().set_attributes(id, &set).map_err(|error| failed(&path, &error))?;
         change.did("changed", &path);
     }

@@ -3,8 +3,7 @@
 //! 1. Memory is bounded by the depth and the number of directories, not by the number of files:
 //!    each directory that was entered is remembered, and costs some 20 bytes.
 //! 2. A directory is entered once. One that holds itself, or that has a second name (which only a
-//!    damaged or prepared volume has), is an error there, not a loop and not a second tree. The
-//!    empty directories that a snapshot shows in place of subvolumes share an id and hold nothing.
+//!    damaged or prepared volume has), is an error there, not a loop and not a second tree.
 //! 3. An error ends its directory, not the walk.
 //! 4. A path is kept as a chain of names, which neighbours share, and joined where it is printed:
 //!    the paths of 4,096 directories inside one another take the memory of 4,096 names.
@@ -78,7 +77,7 @@ impl<'a> Walk<'a> {
         if self.levels.len() >= DEPTH_MAX {
             return Err(broken(Error::NameTooLong));
         }
-        if !found.id.is_placeholder() && !self.entered.insert(found.id) {
+        if !self.entered.insert(found.id) {
             return Err(broken(entered_before()));
         }
         let entries = self.filesystem.read_dir(found.id, FIRST_ENTRY).map_err(broken)?;

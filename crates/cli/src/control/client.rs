@@ -1,20 +1,23 @@
 //! Asking a mount: its socket found from the mount table, its answer waited for.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::mpsc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use butternut_sys::mounts::Mount;
 use rustix::io::Errno;
 use serde_json::Value;
 
-use super::{ANSWER_BYTES_MAX, Answer, Asked, Question, device_number, folders, peer, receive};
-use super::{receive_descriptor, runtime, send, socket_name};
+use super::{ANSWER_BYTES_MAX, Answer, Asked, Question, device_number, folders, open_folder, peer};
+use super::{receive, receive_descriptor, runtime, send, socket_name, time_left};
 use crate::failure::{Failure, plain};
+use crate::output::text;
 
-/// How long an answer may take.
+/// How long an answer may take, with the connecting.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Asks the mount that `target` is in; `command` is who wants to know.
@@ -69,17 +72,14 @@ fn answered(
 ) -> Result<(Value, Option<OwnedFd>), Failure> {
     let shown = target.display();
     let failed = |why: String| Failure::new(command, format!("the mount at {shown}: {why}"));
-    let mut stream = match connect(user, &socket_name(numbers)) {
-        Ok(stream) => stream,
-        Err(error) => {
-            let failure = failed(format!("no control socket: {}", plain(&error)));
-            return Err(failure.cure(match Errno::from_io_error(&error) {
-                Some(Errno::PERM | Errno::ACCESS) => "only its owner and root may ask it",
-                _ => "its process said why when it was mounted, or has ended",
-            }));
-        }
-    };
     let until = Instant::now() + PATIENCE;
+    let mut stream = connect_until(user, socket_name(numbers), until).map_err(|error| {
+        let failure = failed(format!("no control socket: {}", plain(&error)));
+        failure.cure(match Errno::from_io_error(&error) {
+            Some(Errno::PERM | Errno::ACCESS) => "only its owner and root may ask it",
+            _ => "its process said why when it was mounted, or has ended",
+        })
+    })?;
     let mut fd = None;
     let line = send(&mut stream, question, until)
         .and_then(|()| receive_descriptor(&stream, until))
@@ -95,7 +95,7 @@ fn answered(
         failed(if is_late { late() } else { plain(&error) })
     })?;
     match serde_json::from_slice(&line) {
-        Ok(Answer::Ok(value)) => Ok((value, fd)),
+        Ok(Answer::Ok(value)) => Ok((harmless(value), fd)),
         Ok(Answer::Error(why)) => Err(Failure::new(command, why)),
         Err(error) => Err(failed(format!("its answer is not understood: {error}"))),
     }
@@ -114,13 +114,35 @@ fn user_of(mounts: &str, (major, minor): (u32, u32)) -> Option<u32> {
     })
 }
 
+/// An answer whose strings drive no terminal: a user may serve a socket with a program of any kind.
+fn harmless(answer: Value) -> Value {
+    match answer {
+        Value::String(text) => text::lines(&text).into(),
+        Value::Array(values) => values.into_iter().map(harmless).collect(),
+        Value::Object(pairs) => {
+            let pairs = pairs.into_iter();
+            pairs.map(|(key, value)| (text::one_line(&key), harmless(value))).collect()
+        }
+        other @ (Value::Null | Value::Bool(_) | Value::Number(_)) => other,
+    }
+}
+
+/// Connects within the time. A connect waits while the other end has too many to accept, and a
+/// folder may be in a filesystem of its user's that does not answer: the thread that waits is left
+/// to the end of the process.
+fn connect_until(user: u32, name: String, until: Instant) -> io::Result<UnixStream> {
+    let (told, answer) = mpsc::channel();
+    let connecting = move || told.send(connect(user, &name)).unwrap_or_default();
+    thread::Builder::new().name("butternut-ask".into()).spawn(connecting)?;
+    answer.recv_timeout(time_left(until)?).unwrap_or_else(|_| Err(Errno::TIMEDOUT.into()))
+}
+
 /// Connects to the user's socket of that name. One that is not served by the user does not count.
 fn connect(user: u32, name: &str) -> io::Result<UnixStream> {
     let own = rustix::process::geteuid().as_raw() == user;
     let mut found: Option<io::Error> = None;
     for folder in folders(user, runtime().filter(|_| own)) {
-        let path: PathBuf = folder.join(name);
-        match UnixStream::connect(&path).and_then(|stream| Ok((peer(&stream)?, stream))) {
+        match connect_in(&folder, user, name) {
             Ok((server, stream)) if server == user => return Ok(stream),
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -128,6 +150,15 @@ fn connect(user: u32, name: &str) -> io::Result<UnixStream> {
         }
     }
     Err(found.unwrap_or_else(|| Errno::NOENT.into()))
+}
+
+/// Connects to a socket in a folder, and returns the user at its other end. The folder is looked at
+/// and used as one descriptor: its name may lead to another one by then.
+fn connect_in(folder: &Path, user: u32, name: &str) -> io::Result<(u32, UnixStream)> {
+    let folder = open_folder(folder, user)?;
+    let path = format!("/proc/self/fd/{}/{name}", folder.as_raw_fd());
+    let stream = UnixStream::connect(path)?;
+    Ok((peer(&stream)?, stream))
 }
 
 #[test]

@@ -9,33 +9,7 @@ use std::os::unix::ffi::OsStringExt;
 
 use butternut::FileKind;
 
-/// `name` with everything escaped that a terminal would not show as itself.
-pub(crate) fn escaped(name: &[u8]) -> String {
-    let mut text = String::with_capacity(name.len());
-    for chunk in name.utf8_chunks() {
-        for c in chunk.valid().chars() {
-            match c {
-                '\\' => text.push_str("\\\\"),
-                '\n' => text.push_str("\\n"),
-                '\t' => text.push_str("\\t"),
-                '\r' => text.push_str("\\r"),
-                // Directional and other format characters can make one name look like another.
-                c if c.is_control() || is_format(c) => text.extend(c.escape_unicode()),
-                c => text.push(c),
-            }
-        }
-        for byte in chunk.invalid() {
-            // Writing into a String cannot fail.
-            write!(text, "\\x{byte:02x}").unwrap_or_default();
-        }
-    }
-    text
-}
-
-fn is_format(c: char) -> bool {
-    matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
-        || c == '\u{feff}'
-}
+pub(crate) use butternut_sys::text::{escaped, lines, one_line};
 
 /// The bytes to print for a name.
 pub(crate) fn name(name: &[u8], terminal: bool) -> Vec<u8> {

@@ -329,6 +329,95 @@ fn a_user_without_root_asks_his_own_mount() {
     assert_eq!(said, "off\nnobody 600\n");
 }
 
+/// Makes a socket at a path and accepts nothing. More have connected than it has room for.
+const FULL: &str = r#"use Socket; socket(my $s, AF_UNIX, SOCK_STREAM, 0);
+    bind($s, sockaddr_un($ARGV[0])) or die $!; listen($s, 0) or die $!;
+    my @c; for (0..2) { socket($c[$_], AF_UNIX, SOCK_STREAM | 2048, 0);
+    connect($c[$_], sockaddr_un($ARGV[0])); } $| = 1; print "full\n"; sleep 600;"#;
+
+/// Makes a socket at a path, and answers each question with the same line.
+const ANSWERING: &str = r#"use Socket; socket(my $s, AF_UNIX, SOCK_STREAM, 0);
+    bind($s, sockaddr_un($ARGV[0])) or die $!; listen($s, 9) or die $!; $| = 1; print "full\n";
+    while (accept(my $c, $s)) { sysread($c, my $q, 4096); syswrite($c, "$ARGV[1]\n"); }"#;
+
+/// A script in a mount namespace of its own, with a `/tmp` of its own, where any user may make
+/// folders.
+fn apart(script: &str) -> String {
+    let (image, program) = (plain().0.display(), env!("CARGO_BIN_EXE_butternut"));
+    let perl = "setpriv --reuid=nobody --regid=nogroup --clear-groups perl -e";
+    let script = format!(
+        "mount -t tmpfs none /tmp; chmod 1777 /tmp; cd /tmp; mkdir m n; chown nobody n
+         cp --sparse=always {image} a.img; cp a.img b.img; chown nobody b.img
+         B={program}; trap 'kill $other; umount -l m n 2> /dev/null || true' EXIT
+         socket() {{ {perl} \"$@\" > said & other=$!; until grep -q full said; do sleep 1; done; }}
+         process() {{ sed -n 's/.*process.: \\([0-9]*\\).*/\\1/p' started; }}
+         number() {{ sed -n \"s/^[0-9]* [0-9]* \\([0-9]*\\):\\([0-9]*\\) [^ ]* .tmp.$1 .*/\\1-\\2/p\" \
+             /proc/self/mountinfo; }}
+         {script}"
+    );
+    format!("unshare --mount --propagation private sh -ec '{}'", script.replace('\'', "'\\''"))
+}
+
+#[test]
+fn a_socket_of_another_user_is_not_connected_to_in_roots_name() {
+    if !kernel_is_here("a_socket_of_another_user_is_not_connected_to_in_roots_name") {
+        return;
+    }
+    // A volume of root's whose process has died, and what another user put in its socket's place.
+    let said = shell(&apart(&format!(
+        "$B mount --json a.img m > started; kill -9 $(process); number=$(number m)
+         test -S /run/butternut/$number.sock
+         setpriv --reuid=nobody --regid=nogroup --clear-groups mkdir -m 711 butternut-0
+         socket '{FULL}' /tmp/butternut-0/$number.sock
+         timeout 5 $B stats m 2>&1 || echo status $?
+         timeout 60 $B mount b.img n || echo status $?
+         $B umount n; rm /run/butternut/$number.sock"
+    )));
+    assert!(said.contains("no control socket: connection refused"), "{said}");
+    assert!(said.contains("\nstatus 1\n") && !said.contains("status 124"), "{said}");
+}
+
+#[test]
+fn a_socket_that_accepts_nothing_is_waited_for_no_longer_than_any_answer() {
+    if !kernel_is_here("a_socket_that_accepts_nothing_is_waited_for_no_longer_than_any_answer") {
+        return;
+    }
+    let _open = OpenFuse::new();
+    let said = shell(&apart(&of_user(&format!("socket '{FULL}' $socket"))));
+    assert!(said.contains("timed out") && said.contains("status 1\n"), "{said}");
+}
+
+#[test]
+fn what_a_socket_answers_drives_no_terminal() {
+    if !kernel_is_here("what_a_socket_answers_drives_no_terminal") {
+        return;
+    }
+    let _open = OpenFuse::new();
+    let counts = r#"{"ok":"\u001b[2Jfake\u009b1m\ntwo \\"}"#;
+    let error = r#"{"error":"\u001b]0;title\u0007\nbutternut: two"}"#;
+    for (answer, want) in [
+        (counts, "\\u{1b}[2Jfake\\u{9b}1m\ntwo \\status 0\n"),
+        (error, "\\u{1b}]0;title\\u{7}\\nbutternut"),
+        ("\u{1b}[2J", "is not understood"),
+    ] {
+        let said = shell(&apart(&of_user(&format!("socket '{ANSWERING}' $socket '{answer}'"))));
+        assert!(said.contains(want) && !said.contains('\u{1b}'), "{said:?}");
+    }
+}
+
+/// Asks for the counts of a mount of another user, whose process has died and whose socket was made
+/// by a script.
+fn of_user(script: &str) -> String {
+    format!(
+        "cp $B butternut; as='env -u XDG_RUNTIME_DIR setpriv --reuid=nobody --regid=nogroup'
+         as=\"$as --clear-groups\"
+         $as ./butternut mount --json b.img n > started
+         kill -9 $(process); socket=/tmp/butternut-$(id -u nobody)/$(number n).sock
+         rm $socket; {script}
+         timeout 30 $B stats n 2>&1 && echo status 0 || echo status $?"
+    )
+}
+
 #[test]
 fn the_columns_of_switches_stand_below_each_other() {
     if !kernel_is_here("the_columns_of_switches_stand_below_each_other") {

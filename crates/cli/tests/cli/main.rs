@@ -13,6 +13,7 @@ mod change;
 mod check;
 mod command;
 mod control;
+mod directories;
 mod dump_tree;
 mod ending;
 mod errors;

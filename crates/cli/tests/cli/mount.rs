@@ -529,3 +529,30 @@ fn what_is_rotten_is_an_error_for_exactly_that_sector() {
     drop(file);
     butternut(&["umount", place.name()]).ok();
 }
+
+/// Any user may write the name of any device into the source of a FUSE mount.
+#[test]
+fn a_mount_that_only_names_a_device_is_no_user_of_it() {
+    if !kernel_is_here("a_mount_that_only_names_a_device_is_no_user_of_it") {
+        return;
+    }
+    let (scratch, fake, place) = (tempfile::tempdir().unwrap(), Place::new(), Place::new());
+    let looped = LoopGuard::attach(&own_copy(&scratch), &[]).unwrap();
+    let device = looped.path().to_str().unwrap();
+    // Its process ends at once, the mount stays.
+    shell(&format!(
+        "exec 3<>/dev/fuse
+         mount -i -t fuse.x -o fd=3,rootmode=40000,user_id=65534,group_id=65534 {device} {}",
+        fake.name()
+    ));
+    assert!(fake.is_mounted());
+    butternut(&["mkdir", device, "/new"]).ok();
+    // A volume that is served is in use by a process, and not by the kernel.
+    butternut(&["mount", device, place.name()]).ok();
+    for words in [&["mkdir", device, "/other"][..], &["check", device]] {
+        let ran = butternut(words);
+        assert_ne!(ran.code, Some(0), "{words:?}");
+        assert!(ran.err.contains("(butternut) has it open"), "{words:?}: {}", ran.err);
+    }
+    butternut(&["umount", place.name()]).ok();
+}

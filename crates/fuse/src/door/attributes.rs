@@ -45,7 +45,11 @@ impl Door {
         let id = self.node(request)?;
         let is_of_cache = set.valid & !fattr::HANDLE == OF_CACHE;
         let is_late = is_of_cache && self.is_late(id, &set)?;
+        let touches = self.touches(&set);
         let mut set = SetAttributes { is_late, ..meant(&set) };
+        if touches {
+            set.mtime = Some(SetTime::Now);
+        }
         if set.privileges == Privileges::Strip && request.header.uid != 0 {
             let stat = self.filesystem.stat(id)?;
             set.privileges = caller::privileges(&request.header, &stat);
@@ -57,6 +61,14 @@ impl Door {
             set => set?,
         };
         reply.put(&shown::attributes_out(&stat, self.nodes.number(stat.id)))
+    }
+
+    /// Whether a change of the size is also one of the times, be the size what it was: ftruncate(2)
+    /// and `O_TRUNC` are, truncate(2) is not. The kernel does not tell, except where it keeps the
+    /// times. Only ftruncate(2) names the handle; of a size of 0, `O_TRUNC` is the likely cause.
+    fn touches(&self, set: &SetattrIn) -> bool {
+        let is_cut = set.valid & fattr::SIZE != 0 && set.valid & fattr::MTIME == 0;
+        is_cut && !self.manner.writes_back() && (set.valid & fattr::HANDLE != 0 || set.size == 0)
     }
 
     /// Whether times come from the kernel's cache, late, rather than from a program that sets the

@@ -1,60 +1,98 @@
 //! Directories, listed from a cookie on: the index that the volume itself keeps.
 //!
 //! Every listing ends: what gets a name after a listing began, be it a new name, is not in it.
-//! Otherwise a program that renames what it reads would find it again for ever. Directories are not
-//! opened here, so a listing begins with the request for cookie 0, and its end is remembered by
-//! directory ([`Ends`]).
+//! Otherwise a program that renames what it reads would find it again for ever. Laws:
+//!
+//! 1. The end of a listing belongs to the handle of the directory that a program opened, so that
+//!    the listings of other programs do not move it. A volume that is open for reading has no new
+//!    names, and its directories are not opened here.
+//! 2. A listing begins with a request that does not go on where the last answer to its handle did:
+//!    the first one, that after rewinddir(3), and that after seekdir(3), as on kernel btrfs.
+//! 3. The kernel does not cache what it lists of a writable volume: from its cache, which all
+//!    handles share, a listing would get the names that another listing found later.
 
-use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+use std::collections::HashMap;
+use std::ops::RangeInclusive;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use butternut::{DirEntry, FileId};
+use butternut::DirEntry;
 
 use crate::door::Door;
-use crate::refusal::Answer;
+use crate::refusal::{Answer, Refusal};
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::shown;
-use crate::wire::{Dirent, EntryOut, TransferIn, op};
+use crate::wire::{Dirent, EntryOut, OpenOut, ReleaseIn, TransferIn, op};
 
-/// Directories whose end is remembered. A listing of one that was dropped since ends where the
-/// directory ends when it goes on.
-const ENDS_MAX: usize = 256;
-
-/// Where the last listing of each directory ends, the directory that was asked for last in front.
+/// The open directories of a mount, by the numbers that the kernel was given for them.
 #[derive(Default)]
-pub(super) struct Ends(Mutex<VecDeque<(FileId, u64)>>);
+pub(super) struct Listings(Mutex<Table>);
 
-impl Ends {
-    /// The end of a listing of `dir`; `find` is called where it begins, or the end is not known.
-    fn of(
-        &self,
-        dir: FileId,
-        begins: bool,
-        find: impl FnOnce() -> butternut::Result<u64>,
-    ) -> butternut::Result<u64> {
-        let known = if begins { None } else { self.front(dir) };
-        if let Some(end) = known {
-            return Ok(end);
-        }
-        let end = find()?;
-        let mut ends = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        ends.retain(|(other, _)| *other != dir);
-        ends.truncate(ENDS_MAX - 1);
-        ends.push_front((dir, end));
-        Ok(end)
+#[derive(Default)]
+struct Table {
+    /// The number that was given last. None is given twice.
+    last: u64,
+    open: HashMap<u64, Option<Listing>>,
+}
+
+/// How far a handle has been read.
+struct Listing {
+    /// The cookie from which on entries are left out.
+    end: u64,
+    /// The cookies at which the last answer began and ended. A program may have had no room for all
+    /// entries of it: then the kernel goes on in between.
+    answered: RangeInclusive<u64>,
+}
+
+impl Listings {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn front(&self, dir: FileId) -> Option<u64> {
-        let mut ends = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = ends.iter().position(|(known, _)| *known == dir)?;
-        let (dir, end) = ends.remove(at)?;
-        ends.push_front((dir, end));
-        Some(end)
+    fn open(&self) -> u64 {
+        let mut table = self.table();
+        table.last += 1;
+        let handle = table.last;
+        table.open.insert(handle, None);
+        handle
+    }
+
+    /// The end of the listing that a request for `cookie` goes on with; `None` where it begins one.
+    fn end(&self, handle: u64, cookie: u64) -> Option<u64> {
+        let table = self.table();
+        let listing = table.open.get(&handle)?.as_ref()?;
+        (cookie != 0 && listing.answered.contains(&cookie)).then_some(listing.end)
+    }
+
+    /// Notes an answer. The kernel sends the requests of one handle one after the other.
+    fn note(&self, handle: u64, listing: Listing) {
+        if let Some(known) = self.table().open.get_mut(&handle) {
+            *known = Some(listing);
+        }
+    }
+
+    fn close(&self, handle: u64) {
+        self.table().open.remove(&handle);
     }
 }
 
 impl Door {
+    /// Opens a directory (law 1).
+    pub(super) fn open_directory(&self, request: &Request<'_>, reply: &mut Reply) -> Answer<()> {
+        if !self.manner.is_writable {
+            return Err(Refusal::NO_CALL);
+        }
+        self.node(request)?;
+        // Law 3: the flags ask for no cache.
+        reply.put(&OpenOut { fh: self.listings.open(), ..OpenOut::default() })
+    }
+
+    pub(super) fn release_directory(&self, request: &mut Request<'_>) -> Answer<()> {
+        let release: ReleaseIn = request.take()?;
+        self.listings.close(release.fh);
+        Ok(())
+    }
+
     /// Adds entries until the kernel's memory is full.
     pub(super) fn list(&self, request: &mut Request<'_>, reply: &mut Reply) -> Answer<()> {
         let read: TransferIn = request.take()?;
@@ -62,24 +100,34 @@ impl Door {
         let is_plus = request.header.opcode == op::READDIRPLUS;
         let dir = self.node(request)?;
         let mut entries = self.filesystem.read_dir(dir, read.offset)?;
+        let mut end = u64::MAX;
         // In a volume that is open for reading no name is new.
         if self.manner.is_writable {
-            let begins = read.offset == 0;
-            let end = self.ends.of(dir, begins, || self.filesystem.end_of_listing(dir))?;
+            let known = self.listings.end(read.fh, read.offset);
+            end = known.map_or_else(|| self.filesystem.end_of_listing(dir), Ok)?;
             entries = entries.until(end);
         }
+        let mut last = read.offset;
         for entry in entries {
             let entry = entry?;
             let added = if is_plus {
                 self.add_plus(reply, room, &entry)
             } else {
-                reply.entry(room, None, &dirent(&entry, self.nodes.number(entry.id)), &entry.name)
+                reply.entry(room, None, &self.dirent(&entry), &entry.name)
             };
             if !added {
                 break;
             }
+            last = entry.cookie;
+        }
+        if self.manner.is_writable {
+            self.listings.note(read.fh, Listing { end, answered: read.offset..=last });
         }
         Ok(())
+    }
+
+    fn dirent(&self, entry: &DirEntry) -> Dirent {
+        dirent(entry, self.nodes.number(entry.id))
     }
 
     fn add_plus(&self, reply: &mut Reply, room: usize, entry: &DirEntry) -> bool {
@@ -88,7 +136,7 @@ impl Door {
         // Dots are not counted as told.
         let stat = if is_dots { None } else { self.filesystem.stat(entry.id).ok() };
         let Some(stat) = stat else {
-            let dirent = dirent(entry, self.nodes.number(entry.id));
+            let dirent = self.dirent(entry);
             return reply.entry(room, Some(&EntryOut::default()), &dirent, &entry.name);
         };
         let number = self.nodes.tell(&self.filesystem, &stat);
@@ -101,9 +149,9 @@ impl Door {
     }
 }
 
-fn dirent(entry: &DirEntry, ino: u64) -> Dirent {
+fn dirent(entry: &DirEntry, node: u64) -> Dirent {
     Dirent {
-        ino,
+        ino: shown::ino(entry.id, node),
         off: entry.cookie,
         namelen: u32::try_from(entry.name.len()).unwrap_or(0),
         kind: shown::entry_kind(entry.kind),
@@ -115,18 +163,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listing_keeps_the_end_that_it_began_with_and_few_are_kept() {
-        let ends = Ends::default();
-        let dir = |ino| FileId::new(5, ino);
-        assert_eq!(ends.of(dir(1), true, || Ok(10)).unwrap(), 10);
-        assert_eq!(ends.of(dir(1), false, || Ok(20)).unwrap(), 10);
-        assert_eq!(ends.of(dir(1), true, || Ok(20)).unwrap(), 20);
-        for ino in 2..=ENDS_MAX as u64 {
-            assert_eq!(ends.of(dir(ino), true, || Ok(ino)).unwrap(), ino);
-        }
-        assert_eq!(ends.of(dir(1), false, || Ok(30)).unwrap(), 20);
-        assert_eq!(ends.of(dir(0), true, || Ok(5)).unwrap(), 5);
-        assert_eq!(ends.of(dir(2), false, || Ok(30)).unwrap(), 30, "the oldest is dropped");
-        assert_eq!(ends.0.lock().unwrap().len(), ENDS_MAX);
+    fn a_handle_keeps_its_end_until_it_is_rewound_and_no_other_moves_it() {
+        let listings = Listings::default();
+        let (one, other) = (listings.open(), listings.open());
+        assert_eq!(listings.end(one, 0), None, "it begins");
+        listings.note(one, Listing { end: 10, answered: 0..=5 });
+        listings.note(other, Listing { end: 20, answered: 0..=7 });
+        assert_eq!(listings.end(one, 5), Some(10));
+        assert_eq!(listings.end(one, 3), Some(10), "the program had room for less");
+        assert_eq!(listings.end(one, 7), None, "seekdir");
+        assert_eq!(listings.end(one, 0), None, "rewinddir");
+        assert_eq!(listings.end(other, 7), Some(20));
+        listings.close(other);
+        assert_eq!(listings.end(other, 7), None);
+        listings.note(other, Listing { end: 20, answered: 0..=7 });
+        assert_eq!(listings.table().open.len(), 1, "what is closed stays closed");
     }
 }

@@ -29,7 +29,6 @@ const ALWAYS: u64 = init::ASYNC_READ
     | init::CACHE_SYMLINKS
     | init::EXPLICIT_INVAL_DATA
     | init::EXPORT_SUPPORT
-    | init::NO_OPENDIR_SUPPORT
     | init::INIT_EXT;
 
 /// `O_TRUNC` is left to the kernel, which sends a change of the size once it has found that no
@@ -44,7 +43,11 @@ impl Manner {
         }
         if self.is_writable {
             wanted |= WRITABLE;
-        } else if self.caching != Caching::Nothing {
+        } else {
+            // No name is new, so a listing needs no end (`listing`).
+            wanted |= init::NO_OPENDIR_SUPPORT;
+        }
+        if !self.is_writable && self.caching != Caching::Nothing {
             // Nothing that is open can go, so nothing has to be opened.
             wanted |= init::NO_OPEN_SUPPORT;
         }
