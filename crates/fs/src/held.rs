@@ -139,6 +139,7 @@ impl Filesystem {
         if entry.is_held() {
             return Ok(());
         }
+        require_deletable(&subvolume, Ino(entry.id.ino), &inode)?;
         self.drop_data(&subvolume, entry, &inode, &mut body)?;
         self.change(writer, &subvolume, Need::items(ITEMS_OF_DELETION).deleting(), |change| {
             let ino = Ino(entry.id.ino);

@@ -109,7 +109,9 @@ fn an_orphan_that_is_a_directory_with_entries_or_the_root_is_left_and_reported()
             assert!(notices.len() == 1 && notices.iter().all(is_told), "{notices:?}");
         }
         let fs = hostile.open();
-        assert!(fs.stat(FileId::new(5, ino)).is_ok(), "it is left");
+        drop(fs.hold(FileId::new(5, ino)).unwrap());
+        fs.sync().unwrap();
+        assert!(fs.stat(FileId::new(5, ino)).is_ok(), "it is left, also by its last handle");
         assert!(fs.resolve(b"full/entry", butternut::Follow::Last).is_ok());
         let second = format!("{dir}/second");
         assert!(fs.resolve(second.as_bytes(), butternut::Follow::Last).is_ok());
