@@ -5,8 +5,8 @@
 //!
 //! 1. [`over_loop`], [`lock_beyond_reach`] and [`writing_mount`] find users of the same bytes that
 //!    no lock of an opener's own would meet: a loop device that is mounted, or open exclusively or
-//!    for writing; a lock of a file that no path leads to. Disks are compared by the numbers of what
-//!    they stand on ([`crate::block`]), never by paths.
+//!    for writing; a lock of a file that no path leads to. Disks are compared by the numbers of
+//!    what they stand on ([`crate::block`]), never by paths.
 //! 2. [`Holder::Unknown`] makes an opener wait a moment: a holder who cannot be seen may have
 //!    ended, and then his lock soon ends too ([`crate::file`]).
 //! 3. No file is asked about that others have open and that cannot be the disk: it may lie on a

@@ -353,8 +353,7 @@ fn apart(script: &str) -> String {
          B={program}; trap 'kill $other; umount -l m n 2> /dev/null || true' EXIT
          socket() {{ {perl} \"$@\" > said & other=$!; until grep -q full said; do sleep 1; done; }}
          process() {{ sed -n 's/.*process.: \\([0-9]*\\).*/\\1/p' started; }}
-         number() {{ sed -n \"s/^[0-9]* [0-9]* \\([0-9]*\\):\\([0-9]*\\) [^ ]* .tmp.$1 .*/\\1-\\2/p\" \
-             /proc/self/mountinfo; }}
+         number() {{ grep \" /tmp/$1 \" /proc/self/mountinfo | cut -d ' ' -f 3 | tr : -; }}
          {script}"
     );
     format!("unshare --mount --propagation private sh -ec '{}'", script.replace('\'', "'\\''"))

@@ -536,8 +536,9 @@ fn a_mount_that_only_names_a_device_is_no_user_of_it() {
     if !kernel_is_here("a_mount_that_only_names_a_device_is_no_user_of_it") {
         return;
     }
-    let (scratch, fake, place) = (tempfile::tempdir().unwrap(), Place::new(), Place::new());
+    let scratch = tempfile::tempdir().unwrap();
     let looped = LoopGuard::attach(&own_copy(&scratch), &[]).unwrap();
+    let (fake, place) = (Place::new(), Place::new());
     let device = looped.path().to_str().unwrap();
     // Its process ends at once, the mount stays.
     shell(&format!(
@@ -545,8 +546,11 @@ fn a_mount_that_only_names_a_device_is_no_user_of_it() {
          mount -i -t fuse.x -o fd=3,rootmode=40000,user_id=65534,group_id=65534 {device} {}",
         fake.name()
     ));
-    assert!(fake.is_mounted());
-    butternut(&["mkdir", device, "/new"]).ok();
+    let (was_mounted, made) = (fake.is_mounted(), butternut(&["mkdir", device, "/new"]));
+    // By hand, and before the device is gone: mkfs.btrfs refuses to work beside a mount of none.
+    shell(&format!("umount {}", fake.name()));
+    assert!(was_mounted);
+    made.ok();
     // A volume that is served is in use by a process, and not by the kernel.
     butternut(&["mount", device, place.name()]).ok();
     for words in [&["mkdir", device, "/other"][..], &["check", device]] {

@@ -71,8 +71,9 @@ impl Door {
                 | op::DESTROY
                 | op::STATFS
         );
-        // `umount` opens the mount's root, and asks the mount for its process. The kernel reads the
-        // mode of the root before it passes that on, where a change in the directory made it forget.
+        // `umount` opens the mount's root, and asks the mount for its process. The kernel reads
+        // the mode of the root before it passes that on, where a change in the directory made it
+        // forget.
         let reads_attributes =
             matches!(opcode, op::GETXATTR | op::GETATTR | op::STATX | op::OPENDIR);
         ends_mount || reads_attributes || !self.is_shut_down.load(Ordering::Acquire)
