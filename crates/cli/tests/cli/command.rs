@@ -63,3 +63,11 @@ pub(crate) fn shell(script: &str) -> String {
     let script = format!("{}{script}", butternut_undo::UMOUNT_FUNCTION);
     run("sh", &["-ec".as_ref(), script.as_ref()])
 }
+
+/// Begins a script in a new mount namespace: what that has copied of the mounts of other tests would
+/// keep those from ending.
+pub(crate) const WITHOUT_OTHERS: &str = r#"
+    for m in $(grep " - fuse.butternut " /proc/self/mountinfo | cut -d " " -f 5); do
+        umount -l "$m"
+    done
+"#;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::command::{butternut, shell};
+use super::command::{WITHOUT_OTHERS, butternut, shell};
 use super::image::{kernel_is_here, plain};
 use super::mount::{OpenFuse, Place, own_copy};
 
@@ -348,7 +348,7 @@ fn apart(script: &str) -> String {
     let (image, program) = (plain().0.display(), env!("CARGO_BIN_EXE_butternut"));
     let perl = "setpriv --reuid=nobody --regid=nogroup --clear-groups perl -e";
     let script = format!(
-        "mount -t tmpfs none /tmp; chmod 1777 /tmp; cd /tmp; mkdir m n; chown nobody n
+        "{WITHOUT_OTHERS} mount -t tmpfs none /tmp; chmod 1777 /tmp; cd /tmp; mkdir m n; chown nobody n
          cp --sparse=always {image} a.img; cp a.img b.img; chown nobody b.img
          B={program}; trap 'kill $other; umount -l m n 2> /dev/null || true' EXIT
          socket() {{ {perl} \"$@\" > said & other=$!; until grep -q full said; do sleep 1; done; }}

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Stdio};
 
-use super::command::{butternut, command, shell};
+use super::command::{WITHOUT_OTHERS, butternut, command, shell};
 use super::image::{kernel_is_here, plain};
 use super::mount::{Place, holders, own_copy};
 
@@ -85,7 +85,7 @@ fn in_a_namespace(script: &str) -> String {
     let scratch = tempfile::tempdir().unwrap();
     own_copy(&scratch);
     let script = format!(
-        "cd {}; B={}; mkdir m1 m2 data
+        "{WITHOUT_OTHERS} cd {}; B={}; mkdir m1 m2 data
          daemon() {{ getfattr --only-values -n butternut.daemon m1 2>/dev/null; }}
          ended() {{
              for n in $(seq 200); do [ -d /proc/$1 ] || return 0; sleep .05; done; return 1
