@@ -133,9 +133,9 @@ impl Filesystem {
     }
 
     /// Sets the size with the rest. The rest is in the inode's item, which the change of the size
-    /// writes, but for extended attributes. Where those change, the rest is changed with them first,
-    /// and changed back if the size is refused: a crash in between leaves an ACL and a mode of one
-    /// state.
+    /// writes, but for extended attributes. Where those change, the rest is changed with them
+    /// first, and changed back if the size is refused: a crash in between leaves an ACL and a mode
+    /// of one state.
     fn set_with_size(
         &self,
         writer: &Writer,

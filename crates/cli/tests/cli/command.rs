@@ -64,8 +64,8 @@ pub(crate) fn shell(script: &str) -> String {
     run("sh", &["-ec".as_ref(), script.as_ref()])
 }
 
-/// Begins a script in a new mount namespace: what that has copied of the mounts of other tests would
-/// keep those from ending.
+/// Begins a script in a new mount namespace: what that has copied of the mounts of other tests
+/// would keep those from ending.
 pub(crate) const WITHOUT_OTHERS: &str = r#"
     for m in $(grep " - fuse.butternut " /proc/self/mountinfo | cut -d " " -f 5); do
         umount -l "$m"

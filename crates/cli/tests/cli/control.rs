@@ -348,7 +348,8 @@ fn apart(script: &str) -> String {
     let (image, program) = (plain().0.display(), env!("CARGO_BIN_EXE_butternut"));
     let perl = "setpriv --reuid=nobody --regid=nogroup --clear-groups perl -e";
     let script = format!(
-        "{WITHOUT_OTHERS} mount -t tmpfs none /tmp; chmod 1777 /tmp; cd /tmp; mkdir m n; chown nobody n
+        "{WITHOUT_OTHERS} mount -t tmpfs none /tmp; chmod 1777 /tmp
+         cd /tmp; mkdir m n; chown nobody n
          cp --sparse=always {image} a.img; cp a.img b.img; chown nobody b.img
          B={program}; trap 'kill $other; umount -l m n 2> /dev/null || true' EXIT
          socket() {{ {perl} \"$@\" > said & other=$!; until grep -q full said; do sleep 1; done; }}
