@@ -323,7 +323,7 @@ fn a_crash_in_a_change_of_size_and_mode_leaves_an_acl_of_the_mode() {
     let fs = volume.open();
     let id = file(&fs, b"file", 0o4755);
     let other = file(&fs, b"other", 0o644);
-    fs.open_file(id).unwrap().write_at(0, &[1; 65_536]).unwrap();
+    fs.open_file(id).unwrap().write_at(0, &vec![1; 65_536]).unwrap();
     fs.set_xattr(id, CAPABILITIES, b"all of them", SetXattr::Create).unwrap();
     let entries = acl(&[(1, 7, NO_ID), (2, 7, 3), (4, 5, NO_ID), (16, 7, NO_ID), (32, 5, NO_ID)]);
     fs.set_xattr(id, ACCESS, &entries, SetXattr::Create).unwrap();
