@@ -1,4 +1,4 @@
-//! libFuzzer's harness over one of the targets, named by `BUTTERNUT_FUZZ_TARGET`.
+//! Runs the target that `BUTTERNUT_FUZZ_TARGET` names under libFuzzer.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! Whole blocks: superblocks and tree blocks whose checksum and identity are made to fit, so that
-//! the laws behind them are reached.
+//! Targets for superblocks and tree blocks. Checksum and identity are made valid, so that inputs
+//! reach the checks behind them.
 
 use butternut_format::checksum::ChecksumKind;
 use butternut_format::key::{Key, RawKey};
@@ -15,7 +15,7 @@ const NODE_BYTES: usize = 4096;
 const LOGICAL: u64 = 1 << 20;
 const GENERATION: u64 = 100;
 
-/// The magic, the address and the checksum are made right; the rest is the input.
+/// A superblock with valid magic, address and checksum; the rest is the input.
 pub(crate) fn super_block(input: &[u8]) {
     let mut bytes = vec![0; 4096];
     fill(&mut bytes, input);
@@ -41,7 +41,7 @@ fn fill(bytes: &mut [u8], input: &[u8]) {
 }
 
 fn sign(bytes: &mut [u8], kind: ChecksumKind) {
-    let digest = kind.digest(&bytes[32..]);
+    let digest = kind.compute(&bytes[32..]);
     bytes[..32].copy_from_slice(&digest);
 }
 
@@ -55,15 +55,15 @@ pub(crate) fn rules() -> BlockRules {
     }
 }
 
-/// Everything behind the address is the input: generation, owner, count, level, slots, data.
+/// A tree block where everything behind the address is the input: generation, owner, number of
+/// items, level, slots, data.
 pub(crate) fn tree_block(input: &[u8]) {
     let mut bytes = vec![0; NODE_BYTES];
     fill(&mut bytes[32..], input);
     check(bytes);
 }
 
-/// A well-formed leaf around items whose keys and bytes are the input:
-/// per item a length, a key, and that many bytes.
+/// A well-formed leaf with items from the input: for each a length, a key, and that many bytes.
 pub(crate) fn leaf_items(input: &[u8]) {
     let [owner, input @ ..] = input else { return };
     let mut items: Vec<(Key, &[u8])> = items_of(input);
@@ -107,7 +107,7 @@ fn items_of(mut input: &[u8]) -> Vec<(Key, &[u8])> {
     items
 }
 
-/// Makes identity and checksum fit, checks the block, and asks it everything.
+/// Makes identity and checksum valid, checks the block, and calls all its methods.
 fn check(mut bytes: Vec<u8>) {
     bytes[32..48].copy_from_slice(&FSID);
     bytes[48..56].copy_from_slice(&LOGICAL.to_le_bytes());

@@ -1,5 +1,5 @@
-//! Volumes that are changed: a crafted seed is opened for writing, a script of operations runs on
-//! it, and what it leaves is checked.
+//! Target that changes volumes: opens a crafted seed for writing, runs a script of operations on
+//! it, and checks the result.
 //!
 //! ```text
 //! input  = seed 1 | number of changes 1 | change 9 | ... | step 8 | step 8 | ...
@@ -8,11 +8,11 @@
 //!
 //! Laws:
 //!
-//! 1. A script ends, whatever the volume holds: device requests are bounded, and an operation
-//!    fails with an error, never with a panic.
-//! 2. A volume that a check found clean is clean after every commit that succeeded.
-//! 3. A volume that it did not find clean can be opened, or is refused, afterwards: no more is
-//!    promised of it.
+//! 1. A script ends on any volume, within a bounded number of device requests. Operations fail with
+//!    an error and never panic.
+//! 2. A volume that was clean at the start is clean after every successful commit.
+//! 3. A volume that was not clean at the start can afterwards be opened or is refused, without a
+//!    panic.
 
 use crate::seed::{PAGE_BYTES, WRITABLE_SEEDS};
 use crate::volume::{READS_MAX, craft_changes};
@@ -27,27 +27,27 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Device requests that one input may take.
+/// Maximum number of device requests of one input.
 const REQUESTS_MAX: u64 = 4 * READS_MAX;
 
-/// Steps of a script.
+/// Maximum number of steps of a script.
 const STEPS_MAX: usize = 64;
 
-/// Inodes that a script knows, and directories that are looked into for them.
+/// Maximum numbers of inodes that a script uses, and of directories that are searched for them.
 const KNOWN_MAX: usize = 200;
 const DIRECTORIES_MAX: usize = 40;
 
-/// Names that scripts use beside those that are there.
+/// Names that scripts use in addition to existing ones.
 const NAMES: [&[u8]; 6] = [b"a", b"b", b"new", b"dir", b"x", b"another name that is longer"];
 
-/// What became of an input, for tests that count.
+/// Result of an input, for tests that count them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Changed {
-    /// It is no volume, or one that is not written.
+    /// The volume cannot be opened for writing.
     Refused,
-    /// It was found damaged before; no more than an end is promised.
+    /// The volume was damaged at the start (law 3).
     Damaged,
-    /// It was clean, and is clean.
+    /// The volume was clean at the start and is clean at the end.
     Clean,
 }
 
@@ -65,7 +65,7 @@ impl ScratchDevice {
         self.written.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Requests fail once there were too many, so that what loops over them hears of it.
+    /// Fails further requests after too many, so that a loop over them ends.
     fn bound(&self) -> Result<(), DeviceError> {
         let counts = self.counters.now();
         if counts.reads + counts.writes + counts.flushes <= REQUESTS_MAX {
@@ -161,9 +161,9 @@ fn steps(input: &[u8]) -> impl Iterator<Item = Step> + '_ {
 /// A volume under a script, with the names that the script can use.
 struct Script {
     fs: Filesystem,
-    /// Directory, name, inode and kind of what was found at the start.
+    /// Directory, name, inode and type of the entries at the start.
     known: Vec<(FileId, Vec<u8>, FileId, FileKind)>,
-    /// Commits that succeeded, and whether the last one did.
+    /// Number of successful commits, and whether the last one succeeded.
     commits: u64,
 }
 
@@ -195,7 +195,7 @@ impl Script {
         dirs[which % dirs.len()]
     }
 
-    /// A directory and a name in it: one that was there, or one of a few others.
+    /// Returns a directory and a name in it: of an entry at the start, or one of a few others.
     fn name(&self, which: usize) -> (FileId, Vec<u8>) {
         match self.known.get(which) {
             Some((dir, name, ..)) => (*dir, name.clone()),
@@ -212,7 +212,7 @@ impl Script {
         self.fs.open_file(self.inode(which)?)
     }
 
-    /// Does one thing. What it fails with is its own affair.
+    /// Runs one operation, which may fail with any error.
     fn run(&mut self, step: &Step) -> butternut::Result<()> {
         let fs = self.fs.clone();
         let new = NewInode { permissions: 0o755, umask: 0, uid: 1, gid: 2 };
@@ -267,7 +267,7 @@ impl Script {
     }
 }
 
-/// Whether a check finds nothing wrong; `None` where it cannot say.
+/// Checks the volume. The error lists the findings, or says why the check failed.
 fn is_clean(device: Arc<dyn Device>) -> Result<(), String> {
     let options = CheckOptions { check_data_csum: true, ..CheckOptions::default() };
     let report = check(vec![device], &options).map_err(|error| error.to_string())?;
@@ -279,7 +279,7 @@ pub(crate) fn changing(input: &[u8]) {
     changed(input);
 }
 
-/// Runs one input, and panics where a law is broken.
+/// Runs one input, and panics if a law is broken.
 pub fn changed(input: &[u8]) -> Changed {
     let Some((&seed, rest)) = input.split_first() else { return Changed::Refused };
     let Some((&count, rest)) = rest.split_first() else { return Changed::Refused };
@@ -294,28 +294,32 @@ pub fn changed(input: &[u8]) -> Changed {
         is_over: AtomicBool::new(false),
     });
     let whole = is_clean(Arc::clone(&device) as Arc<dyn Device>);
-    let options = MountOptions {
-        read_only: false,
-        commit_seconds: 0,
-        node_cache_bytes: 1 << 20,
-        page_cache_bytes: 4 << 20,
-        workers: 1,
-        ..MountOptions::default()
-    };
+    let options = MountOptions::default()
+        .read_only(false)
+        .commit_seconds(0)
+        .node_cache_bytes(1 << 20)
+        .page_cache_bytes(4 << 20)
+        .workers(1);
     let opened = Filesystem::open_devices(vec![Arc::clone(&device) as Arc<dyn Device>], &options);
     let Ok(fs) = opened else { return Changed::Refused };
     let mut script_run = Script::new(fs);
     for step in steps(script) {
-        // An operation that is refused leaves nothing; the check says whether that is so.
+        // A failed operation must change nothing; the check at the end tests that.
         script_run.run(&step).unwrap_or_default();
     }
     script_run.fs.sync().unwrap_or_default();
     let is_poisoned = !script_run.fs.is_writable();
     let root = script_run.fs.resolve(b"/", Follow::Last);
     drop((script_run, root));
-    assert!(!device.is_over.load(Ordering::Relaxed), "{REQUESTS_MAX} requests: there is no end");
+    assert!(
+        !device.is_over.load(Ordering::Relaxed),
+        "{REQUESTS_MAX} requests: the script does not end"
+    );
     let after = is_clean(Arc::clone(&device) as Arc<dyn Device>);
-    assert!(!device.is_over.load(Ordering::Relaxed), "{REQUESTS_MAX} requests: there is no end");
+    assert!(
+        !device.is_over.load(Ordering::Relaxed),
+        "{REQUESTS_MAX} requests: the script does not end"
+    );
     if whole.is_err() {
         return Changed::Damaged;
     }

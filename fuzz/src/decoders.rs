@@ -1,4 +1,4 @@
-//! Decoders one by one. The first 17 bytes of an input are the item's key, where it needs one.
+//! Targets for the decoders. Where an item needs a key, it is the first 17 bytes of the input.
 
 use crate::block::rules;
 use butternut_file::compress::{Origin, decompress};
@@ -24,8 +24,8 @@ use butternut_format::uuid::subvolume_ids;
 use std::hint::black_box;
 use zerocopy::FromBytes;
 
-/// The most bytes that one compressed extent may unpack to.
-const UNPACKED_MAX: usize = 128 << 10;
+/// Maximum decompressed length of a compressed extent, in bytes.
+const DECOMPRESSED_MAX: usize = 128 << 10;
 
 fn keyed(input: &[u8]) -> Option<(Key, &[u8])> {
     let (raw, rest) = RawKey::ref_from_prefix(input).ok()?;
@@ -106,24 +106,24 @@ pub(crate) fn small_items(input: &[u8]) {
     }
 }
 
-/// The first three bytes choose the length to unpack, and the framing.
-fn unpack(compression: Compression, input: &[u8]) {
+/// Decompresses the input. Its first three bytes choose the decompressed length and the framing.
+fn check_decompress(compression: Compression, input: &[u8]) {
     let [low, middle, high, packed @ ..] = input else { return };
     let wanted = u32::from_le_bytes([*low, *middle, *high & 1, 0]);
-    let wanted = usize::try_from(wanted).map_or(0, |wanted| wanted.min(UNPACKED_MAX));
+    let wanted = usize::try_from(wanted).map_or(0, |wanted| wanted.min(DECOMPRESSED_MAX));
     let origin = if high & 2 == 0 { Origin::Disk } else { Origin::Inline };
     let mut out = vec![0; wanted];
     black_box(decompress(compression, origin, packed, &mut out).is_ok());
 }
 
 pub(crate) fn zlib(input: &[u8]) {
-    unpack(Compression::Zlib, input);
+    check_decompress(Compression::Zlib, input);
 }
 
 pub(crate) fn lzo(input: &[u8]) {
-    unpack(Compression::Lzo, input);
+    check_decompress(Compression::Lzo, input);
 }
 
 pub(crate) fn zstd(input: &[u8]) {
-    unpack(Compression::Zstd, input);
+    check_decompress(Compression::Zstd, input);
 }

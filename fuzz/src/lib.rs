@@ -1,14 +1,14 @@
-//! What is fuzzed: every decoder on its own, and whole volumes, opened and walked.
+//! Fuzz targets: every decoder, and whole volumes that are opened and walked.
 //!
-//! A target takes any bytes and returns; it panics where a law is broken. libFuzzer drives the
-//! targets by `make fuzz`; the tests of this crate run them over the inputs that once found
-//! something (`fuzz/kept`) and over seeded random ones.
+//! A target accepts any bytes and panics if a law is broken. `make fuzz` runs the targets under
+//! libFuzzer. The tests of this crate run them on the inputs that have found a bug (`fuzz/kept`)
+//! and on seeded random ones.
 //!
-//! 1. No input makes a decoder panic, loop, or take memory that the input did not bring.
-//! 2. A volume whose bytes rotted yields what it held before, or an error; never other bytes. Data
-//!    without checksums is excepted.
-//! 3. A check of a crafted volume ends, and reads no more than the volume has.
-//! 4. A crafted volume that is opened for writing and changed stays as clean as it was.
+//! 1. No input makes a decoder panic, loop, or allocate memory out of proportion to the input.
+//! 2. A volume with corrupt bytes returns its original contents or an error, and never other bytes,
+//!    except for data without checksums.
+//! 3. A check of a crafted volume ends, after a bounded number of reads.
+//! 4. A crafted volume that the checker finds clean stays clean when it is changed.
 
 mod block;
 mod changing;
@@ -20,14 +20,14 @@ mod walk;
 pub use changing::{Changed, changed};
 pub use volume::{Ending, crafted_ending};
 
-/// One thing to be fuzzed.
+/// A fuzz target.
 #[derive(Debug)]
 pub struct Target {
     pub name: &'static str,
     pub run: fn(&[u8]),
 }
 
-/// Every target.
+/// All targets.
 pub const TARGETS: &[Target] = &[
     Target { name: "super_block", run: block::super_block },
     Target { name: "tree_block", run: block::tree_block },

@@ -1,7 +1,7 @@
-//! Seeds: small volumes that the kernel wrote, kept compressed, and devices over them whose pages
-//! can be changed one by one.
+//! Seeds: small volumes that the kernel wrote, stored compressed, and devices over them with
+//! changed pages.
 //!
-//! A seed is shared by every input; a [`PatchedDevice`] holds only the pages that differ.
+//! All inputs share the seeds; a [`PatchedDevice`] has only the pages that differ.
 
 use butternut_device::{Counters, Device, DeviceError};
 use butternut_format::checksum::ChecksumKind;
@@ -12,7 +12,7 @@ use std::sync::{Arc, LazyLock};
 
 pub const PAGE_BYTES: usize = 4096;
 
-/// Where the first superblock lies.
+/// Address of the first superblock.
 pub const SUPER_OFFSET: u64 = 64 << 10;
 
 type Page = [u8; PAGE_BYTES];
@@ -22,8 +22,8 @@ pub struct Seed {
     pub name: &'static str,
     pub bytes: u64,
     pages: HashMap<u64, Box<Page>>,
-    /// Where the blocks of trees lie (older copies of blocks are left out: no walk comes to one),
-    /// and how long each is.
+    /// Addresses of the tree blocks that the roots reach, without older copies of blocks,
+    /// and the length of each.
     pub blocks: Vec<u64>,
     pub node_bytes: usize,
     pub csum: ChecksumKind,
@@ -35,19 +35,23 @@ const RICH: &[u8] = include_bytes!("../seeds/rich-4k.img.zst");
 const PLAIN: &[u8] = include_bytes!("../seeds/plain-16k.img.zst");
 const WRITTEN: &[u8] = include_bytes!("../seeds/written-16k.img.zst");
 
-/// The seeds that are read, unpacked once.
+/// The seeds of targets that read, decompressed once.
 pub static SEEDS: LazyLock<Vec<Arc<Seed>>> = LazyLock::new(|| {
-    vec![Arc::new(Seed::unpack("rich-4k", RICH)), Arc::new(Seed::unpack("plain-16k", PLAIN))]
+    vec![
+        Arc::new(Seed::decompress("rich-4k", RICH)),
+        Arc::new(Seed::decompress("plain-16k", PLAIN)),
+    ]
 });
 
-/// The seeds that are changed: a volume with quota groups, as `plain-16k`, is not written.
-pub static WRITABLE_SEEDS: LazyLock<Vec<Arc<Seed>>> =
-    LazyLock::new(|| vec![Arc::clone(&SEEDS[0]), Arc::new(Seed::unpack("written-16k", WRITTEN))]);
+/// The seeds of targets that write. `plain-16k` has quota groups and cannot be opened for writing.
+pub static WRITABLE_SEEDS: LazyLock<Vec<Arc<Seed>>> = LazyLock::new(|| {
+    vec![Arc::clone(&SEEDS[0]), Arc::new(Seed::decompress("written-16k", WRITTEN))]
+});
 
 impl Seed {
-    fn unpack(name: &'static str, packed: &[u8]) -> Self {
+    fn decompress(name: &'static str, compressed: &[u8]) -> Self {
         let mut pages = HashMap::new();
-        let mut reader = zstd::Decoder::new(packed).expect("a kept seed unpacks");
+        let mut reader = zstd::Decoder::new(compressed).expect("the seed can be decompressed");
         let mut page: Box<Page> = Box::new([0; PAGE_BYTES]);
         let mut bytes = 0;
         while reader.read_exact(page.as_mut_slice()).is_ok() {
@@ -57,7 +61,7 @@ impl Seed {
             bytes += PAGE_BYTES as u64;
         }
         let super_block = SuperBlock::check(pages[&SUPER_OFFSET].as_slice(), 0)
-            .expect("a kept seed has a good superblock");
+            .expect("the seed has a valid superblock");
         let node_bytes = usize::try_from(super_block.node_bytes()).expect("a 64-bit machine");
         let mut seed = Self {
             name,
@@ -70,27 +74,27 @@ impl Seed {
         };
         seed.survey(&super_block.metadata_uuid());
         let roots = [super_block.root().logical.0, super_block.chunk_root().logical.0];
-        seed.keep_live_blocks(&roots);
+        seed.keep_reachable_blocks(&roots);
         seed
     }
 
-    /// Leaves only those blocks that are below the roots.
-    fn keep_live_blocks(&mut self, roots: &[u64]) {
+    /// Keeps only the blocks that the roots reach.
+    fn keep_reachable_blocks(&mut self, roots: &[u64]) {
         let blocks = self.blocks.iter().map(|at| (*at, self.read(*at, self.node_bytes)));
         let by_logical: HashMap<u64, (u64, Vec<u8>)> =
             blocks.map(|(at, block)| (word(&block, 48), (at, block))).collect();
-        let (mut ahead, mut live) = (roots.to_vec(), BTreeSet::new());
+        let (mut ahead, mut reachable) = (roots.to_vec(), BTreeSet::new());
         while let Some(logical) = ahead.pop() {
             let Some((at, block)) = by_logical.get(&logical) else { continue };
-            if live.insert(*at) {
+            if reachable.insert(*at) {
                 ahead.extend(children(block));
             }
         }
-        assert!(live.len() > 8, "{}: {} blocks", self.name, live.len());
-        self.blocks = live.into_iter().collect();
+        assert!(reachable.len() > 8, "{}: {} blocks", self.name, reachable.len());
+        self.blocks = reachable.into_iter().collect();
     }
 
-    /// Tells tree blocks from data by their id and checksum.
+    /// Separates tree blocks from data by filesystem UUID and checksum.
     fn survey(&mut self, fsid: &[u8; 16]) {
         let mut offsets: Vec<u64> = self.pages.keys().copied().collect();
         offsets.sort_unstable();
@@ -125,7 +129,7 @@ fn word(bytes: &[u8], at: usize) -> u64 {
     bytes[at..at + 8].try_into().map_or(0, u64::from_le_bytes)
 }
 
-/// The logical addresses of the blocks below a node, and of the trees that a leaf has roots of
+/// Returns the logical addresses of the children of a node, and of the tree roots in a leaf
 /// (`struct btrfs_header`, `btrfs_item`, `btrfs_key_ptr`, `btrfs_root_item`).
 fn children(block: &[u8]) -> Vec<u64> {
     const HEADER: usize = 101;
@@ -150,7 +154,8 @@ pub struct PatchedDevice {
 }
 
 impl PatchedDevice {
-    /// `reads_max` is law: more reads than that mean that a walk does not end.
+    /// Returns a device over `seed` that panics after `reads_max` reads, since the walk then does
+    /// not end.
     pub fn new(seed: &Arc<Seed>, reads_max: u64) -> Self {
         let counters = Counters::default();
         Self { seed: Arc::clone(seed), changed: HashMap::new(), counters, reads_max }
@@ -160,7 +165,7 @@ impl PatchedDevice {
         self.changed.get(&offset).or_else(|| self.seed.pages.get(&offset).map(|page| &**page))
     }
 
-    /// The bytes as they are now. The offset is a multiple of the page size.
+    /// Returns the current bytes. The offset is a multiple of the page size.
     pub fn bytes_at(&self, offset: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         for (index, to) in bytes.chunks_mut(PAGE_BYTES).enumerate() {

@@ -1,31 +1,31 @@
-//! Whole volumes: a seed with changed bytes is opened and asked everything.
+//! Targets that open and walk whole volumes: a seed with changed bytes.
 //!
 //! ```text
 //! input = seed 1 | change 9 | change 9 | ...
 //! change = kind 1 | which block or page 2 | where in it 2 | value 4
 //! ```
 //!
-//! Crafted volumes get their checksums made right again, so that a change reaches the laws behind
-//! them; they may show anything, but must end. Rotten ones do not: whatever they show must be what
-//! the seed shows.
+//! In crafted volumes the checksums are recomputed, so that changes reach the checks behind them. A
+//! walk may return any contents, but must end. In rotten volumes the checksums are not recomputed,
+//! and a walk must return the contents of the seed, or errors.
 
 use crate::seed::{PAGE_BYTES, PatchedDevice, SEEDS, SUPER_OFFSET, Seed};
-use crate::walk::{Facts, walk};
+use crate::walk::{Results, walk};
 use butternut::{Filesystem, MountOptions};
 use butternut_check::{CheckOptions, check};
 use butternut_device::Device;
 use std::sync::{Arc, LazyLock};
 
-/// Device reads that one walk may take; the largest seed takes a tenth.
+/// Maximum number of device reads of one walk; the largest seed needs a tenth.
 pub(crate) const READS_MAX: u64 = 50_000;
 
-/// Changes that one input may make.
+/// Maximum number of changes of one input.
 const CHANGES_MAX: usize = 32;
 
-/// The file of the seeds whose data has no checksums, so that nobody can tell that it rotted.
+/// The file of the seeds without checksums, whose corruption cannot be detected.
 const UNCHECKED: &[u8] = b"/nodatacow/\0bytes";
 
-/// How a walk ended, for tests that count.
+/// Result of a walk, for tests that count them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     Refused,
@@ -50,7 +50,7 @@ fn changes(input: &[u8]) -> impl Iterator<Item = Change> + '_ {
 }
 
 impl Change {
-    /// Writes the value, or a number that tends to be a limit, over some bytes.
+    /// Overwrites some bytes with the value, or with a number that is often a limit.
     fn apply(&self, bytes: &mut [u8]) {
         let place = self.place % bytes.len();
         let limits = [0, 1, u64::MAX, u64::MAX - 1, 1 << 63, 1 << 32, 4096, 4095, 256, 255];
@@ -68,9 +68,9 @@ impl Change {
     }
 }
 
-fn open(device: PatchedDevice) -> Option<Facts> {
+fn open(device: PatchedDevice) -> Option<Results> {
     let device: Arc<dyn Device> = Arc::new(device);
-    let options = MountOptions { node_cache_bytes: 1 << 20, workers: 1, ..MountOptions::default() };
+    let options = MountOptions::default().node_cache_bytes(1 << 20).workers(1);
     let fs = Filesystem::open_devices(vec![device], &options).ok()?;
     Some(walk(&fs))
 }
@@ -84,7 +84,7 @@ fn seed_of<'a, 'i>(
     Some((index, &seeds[index], rest))
 }
 
-/// One of the seeds with the changes made, and checksums to match.
+/// Returns one of the seeds with the changes of the input and recomputed checksums.
 pub(crate) fn craft_changes(seeds: &[Arc<Seed>], input: &[u8]) -> Option<PatchedDevice> {
     let (_, seed, input) = seed_of(seeds, input)?;
     let mut device = PatchedDevice::new(seed, READS_MAX);
@@ -97,20 +97,20 @@ pub(crate) fn craft_changes(seeds: &[Arc<Seed>], input: &[u8]) -> Option<Patched
         };
         let mut bytes = device.bytes_at(offset, len);
         change.apply(&mut bytes[32..]);
-        let digest = seed.csum.digest(&bytes[32..]);
+        let digest = seed.csum.compute(&bytes[32..]);
         bytes[..32].copy_from_slice(&digest);
         device.change(offset, &bytes);
     }
     Some(device)
 }
 
-/// Makes the changes with checksums to match, and walks what comes of it.
+/// Applies the changes, recomputes the checksums, and walks the volume.
 pub fn crafted_ending(input: &[u8]) -> Ending {
     let opened = craft_changes(&SEEDS, input).and_then(open);
     if opened.is_some() { Ending::Walked } else { Ending::Refused }
 }
 
-/// The same, for the check; it may find whatever it likes.
+/// Applies the changes, recomputes the checksums, and runs the checker, which may find anything.
 pub(crate) fn checked(input: &[u8]) {
     let Some(device) = craft_changes(&SEEDS, input) else { return };
     let device: Arc<dyn Device> = Arc::new(device);
@@ -122,12 +122,12 @@ pub(crate) fn crafted(input: &[u8]) {
     crafted_ending(input);
 }
 
-static TRUTH: LazyLock<Vec<Facts>> = LazyLock::new(|| {
+static TRUTH: LazyLock<Vec<Results>> = LazyLock::new(|| {
     let whole = |seed| open(PatchedDevice::new(seed, READS_MAX)).expect("a seed opens");
     SEEDS.iter().map(whole).collect()
 });
 
-/// Makes the changes and nothing else; whatever is still shown must be true.
+/// Applies the changes only. The walk must return the contents of the seed, or errors.
 pub(crate) fn rotten(input: &[u8]) {
     let Some((index, seed, input)) = seed_of(&SEEDS, input) else { return };
     let mut device = PatchedDevice::new(seed, READS_MAX);
@@ -138,13 +138,13 @@ pub(crate) fn rotten(input: &[u8]) {
         change.apply(&mut bytes);
         device.change(offset, &bytes);
     }
-    let Some(facts) = open(device) else { return };
+    let Some(results) = open(device) else { return };
     let truth = &TRUTH[index];
-    for (name, fact) in facts.iter().filter(|(name, _)| !name.starts_with(UNCHECKED)) {
+    for (name, result) in results.iter().filter(|(name, _)| !name.starts_with(UNCHECKED)) {
         let name_shown = String::from_utf8_lossy(name);
-        if let Some(fact) = fact {
+        if let Some(result) = result {
             let want = truth.get(name).unwrap_or_else(|| panic!("{name_shown}: was not there"));
-            assert_eq!(Some(*fact), *want, "{name_shown}: not what the seed holds");
+            assert_eq!(Some(*result), *want, "{name_shown}: differs from the seed");
         }
     }
 }

@@ -1,7 +1,7 @@
-//! A walk over everything a volume shows: every fact it yields is noted, as a hash or as an error.
+//! Walks a whole volume and records the result of every call, as a hash or as an error.
 //!
-//! Bounded by entries and by bytes, so that an image which promises a thousand million files, or a
-//! file of an exabyte, costs no more than another.
+//! The numbers of entries and bytes are bounded, so that an image with a crafted number of files,
+//! or a crafted file size, takes no longer than another.
 
 use butternut::{FIRST_ENTRY, FileId, FileKind, Filesystem};
 use std::collections::{BTreeMap, HashSet};
@@ -9,15 +9,15 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 const ENTRIES_MAX: usize = 4000;
 const DIRECTORIES_MAX: usize = 500;
-/// Bytes of each file that are read, from its start.
+/// Number of bytes that are read from the start of each file.
 const FILE_BYTES_MAX: u64 = 256 << 10;
 
-/// What is known of one thing, by a name for it: `None` where asking failed.
-pub(crate) type Facts = BTreeMap<Vec<u8>, Option<u64>>;
+/// The hash of each result, by a name for it; `None` if the call failed.
+pub(crate) type Results = BTreeMap<Vec<u8>, Option<u64>>;
 
 struct Walk<'a> {
     fs: &'a Filesystem,
-    facts: Facts,
+    results: Results,
     entries: usize,
 }
 
@@ -27,9 +27,9 @@ fn hash(value: impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// Asks the volume everything.
-pub(crate) fn walk(fs: &Filesystem) -> Facts {
-    let mut walk = Walk { fs, facts: Facts::new(), entries: 0 };
+/// Calls all reading functions of the volume.
+pub(crate) fn walk(fs: &Filesystem) -> Results {
+    let mut walk = Walk { fs, results: Results::new(), entries: 0 };
     walk.whole();
     let mut seen = HashSet::new();
     let mut dirs = vec![(fs.root(), b"/".to_vec())];
@@ -38,18 +38,18 @@ pub(crate) fn walk(fs: &Filesystem) -> Facts {
             walk.directory(dir, &path, &mut dirs);
         }
     }
-    walk.facts
+    walk.results
 }
 
 impl Walk<'_> {
-    fn note<T: Hash, E>(&mut self, path: &[u8], fact: &str, answer: Result<T, E>) -> Option<T> {
-        let name = [path, b"\0", fact.as_bytes()].concat();
+    fn note<T: Hash, E>(&mut self, path: &[u8], call: &str, answer: Result<T, E>) -> Option<T> {
+        let name = [path, b"\0", call.as_bytes()].concat();
         let answer = answer.ok();
-        self.facts.insert(name, answer.as_ref().map(hash));
+        self.results.insert(name, answer.as_ref().map(hash));
         answer
     }
 
-    /// Facts about the volume itself.
+    /// Records the results about the volume itself.
     fn whole(&mut self) {
         let fs = self.fs;
         self.note(b"", "statfs", fs.statfs().map(|s| format!("{s:?}")));
@@ -90,8 +90,8 @@ impl Walk<'_> {
         self.note(path, "stat", stat.map(|stat| format!("{stat:?}")));
         if let Some(names) = self.note(path, "xattrs", fs.xattr_names(id)) {
             for name in names {
-                let fact = format!("xattr {name:?}");
-                self.note(path, &fact, fs.xattr(id, &name));
+                let call = format!("xattr {name:?}");
+                self.note(path, &call, fs.xattr(id, &name));
             }
         }
         if kind == Some(FileKind::Symlink) {
@@ -106,10 +106,10 @@ impl Walk<'_> {
         let Ok(file) = self.fs.open_file(id) else { return };
         self.note(path, "data", file.seek_data(0));
         self.note(path, "hole", file.seek_hole(0));
-        let extents: Result<Vec<_>, _> = file.extents(0..file.size()).take(ENTRIES_MAX).collect();
+        let extents: Result<Vec<_>, _> = file.extents(0..file.len()).take(ENTRIES_MAX).collect();
         self.note(path, "extents", extents.map(|extents| format!("{extents:?}")));
         let mut buffer = vec![0; 4096];
-        let end = file.size().min(FILE_BYTES_MAX);
+        let end = file.len().min(FILE_BYTES_MAX);
         for offset in (0..end).step_by(4096) {
             let read = file.read_at(offset, &mut buffer);
             let read = read.map(|got| buffer[..got].to_vec());

@@ -1,13 +1,13 @@
-//! Every target over the inputs that once found something, and over seeded random ones.
+//! Runs every target on the inputs that have found a bug, and on seeded random ones.
 //!
-//! `BUTTERNUT_FUZZ_ROUNDS` says how many random inputs each target gets; `make test-long` raises
+//! `BUTTERNUT_FUZZ_ROUNDS` is the number of random inputs of each target; `make test-long` raises
 //! it.
 
 use butternut_fuzz::{Changed, Ending, TARGETS, Target, changed, crafted_ending, target};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-/// A small generator, so that a seed means the same bytes for ever.
+/// A pseudo-random generator, so that a seed always gives the same bytes.
 struct Random(u64);
 
 impl Random {
@@ -19,7 +19,8 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Up to `max` bytes: noise, small numbers, or runs, since noise alone opens few doors.
+    /// Returns up to `max` bytes: noise, small numbers or runs, since noise alone reaches little
+    /// code.
     fn input(&mut self, max: usize) -> Vec<u8> {
         let len = usize::try_from(self.next()).expect("a 64-bit machine") % max;
         let style = self.next() % 3;
@@ -54,7 +55,7 @@ fn seeded(name: &str, count: u64, bytes_max: usize) {
 }
 
 #[test]
-fn what_once_found_something_finds_nothing_now() {
+fn kept_inputs_find_nothing() {
     let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("kept");
     for target in TARGETS {
         let Ok(inputs) = std::fs::read_dir(kept.join(target.name)) else { continue };
@@ -77,7 +78,7 @@ fn decoders_end_on_any_bytes() {
 }
 
 #[test]
-fn blocks_with_right_checksums_end() {
+fn blocks_with_valid_checksums_end() {
     for name in ["super_block", "tree_block", "leaf_items"] {
         seeded(name, 5_000, 4096);
     }
@@ -102,20 +103,20 @@ fn checks_of_crafted_volumes_end() {
 }
 
 #[test]
-fn rotten_volumes_never_show_a_wrong_byte() {
+fn rotten_volumes_never_return_wrong_bytes() {
     seeded("volume_rotten", 300, 9 * 24);
 }
 
-/// Scripts on volumes as they were, and on crafted ones.
+/// Runs scripts on unchanged volumes and on crafted ones.
 #[test]
-fn volumes_that_are_changed_stay_as_clean_as_they_were() {
+fn clean_volumes_stay_clean_when_they_are_changed() {
     let (mut clean, mut damaged, rounds) = (0, 0, rounds(150));
     for round in 0..rounds {
         let mut random = Random(round ^ 0xc4a9_6ed0);
         let mut input = random.input(8 * 60);
         input.resize(input.len().max(200), 0);
         (input[0], input[1]) = (random.next().to_le_bytes()[0], random.next().to_le_bytes()[0]);
-        // Every third is a volume as it was; the others have few changes, so that most open.
+        // Every third volume is unchanged; the others have few changes, so that most can be opened.
         input[1] = if round.is_multiple_of(3) { 0 } else { 1 + input[1] % 6 };
         let ended = catch_unwind(AssertUnwindSafe(|| changed(&input))).ok();
         let ended = ended.unwrap_or_else(|| panic!("seed {round}: {input:02x?}"));

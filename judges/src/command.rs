@@ -1,4 +1,4 @@
-//! The `butternut` command as its users run it: where it is, and how it names an image.
+//! The `butternut` command: its path, its arguments for an image, and running it.
 
 use crate::image::{Image, View, Which};
 use anyhow::{Context, Result, bail, ensure};
@@ -6,7 +6,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-/// The command under test: `BUTTERNUT_BIN`, or the one that was built beside this test.
+/// Returns the path of the command under test: `BUTTERNUT_BIN`, or the command that was built with
+/// this test.
 pub fn butternut() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("BUTTERNUT_BIN") {
         return Ok(path.into());
@@ -18,12 +19,12 @@ pub fn butternut() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Runs the command; any exit status.
+/// Runs the command with any exit status.
 pub fn output(args: &[OsString]) -> Result<Output> {
     Command::new(butternut()?).args(args).output().context("butternut")
 }
 
-/// Runs the command, which must succeed and keep silent on stderr.
+/// Runs the command, which must succeed and print nothing to stderr.
 pub fn run(args: &[OsString]) -> Result<Vec<u8>> {
     let output = output(args)?;
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -33,7 +34,7 @@ pub fn run(args: &[OsString]) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// The devices of a view, each as one argument.
+/// Returns the devices of a view, one argument for each.
 pub fn devices(image: &Image, view: &View) -> Vec<OsString> {
     let suffix =
         if image.offset == 0 { String::new() } else { format!("?offset={}", image.offset) };
@@ -45,7 +46,7 @@ pub fn devices(image: &Image, view: &View) -> Vec<OsString> {
     image.paths_of(view).into_iter().map(typed).collect()
 }
 
-/// The view as one volume argument: devices joined by commas, with the subvolume.
+/// Returns the view as one volume argument: devices separated by commas, and the subvolume.
 pub fn volume(image: &Image, view: &View) -> OsString {
     let mut typed = OsString::new();
     for (at, path) in image.paths_of(view).into_iter().enumerate() {

@@ -1,22 +1,21 @@
-//! Comparing two manifests: the first differences, each with path, field and both values.
+//! Compares two manifests, and reports the first differences with path, field and both values.
 //!
-//! What a view cannot show is declared by the caller as a list of [`Field`]s that are left out;
-//! nothing else is forgiven.
+//! The caller lists the [`Field`]s that a view cannot show; these are not compared.
 
 use crate::manifest::{Entry, Kind, Manifest, PIECE_BYTES, path_order};
 use std::cmp::Ordering;
 use std::fmt::Write as _;
 
-/// How many differences are written out; the rest are counted.
+/// Differences that a report lists; the rest is counted.
 const SHOWN_MAX: usize = 20;
 
-/// Values longer than this are cut, so that one xattr does not fill the screen.
+/// Longer values are cut, so that an xattr does not fill the screen.
 const VALUE_CHARS_MAX: usize = 160;
 
-/// The inode number that the kernel shows for what is not there.
+/// The inode number that the kernel shows for a placeholder directory.
 const PLACEHOLDER_INO: u64 = 2;
 
-/// A part of an entry that a view may be excused from showing.
+/// A part of an entry that a view may be unable to show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Field {
     Ino,
@@ -32,18 +31,18 @@ pub enum Field {
     DirectorySize,
     DirectoryLinks,
     DirectoryTimes,
-    /// Names in the `btrfs.` xattr namespace, which only btrfs itself can hold.
+    /// Names in the `btrfs.` xattr namespace, which other filesystems cannot hold.
     BtrfsXattrs,
 }
 
-/// One side of a comparison: its name in the report, and what it shows.
+/// One side of a comparison: its name in the report, and its manifest.
 #[derive(Debug, Clone, Copy)]
 pub struct Side<'a> {
     pub name: &'a str,
     pub manifest: &'a Manifest,
 }
 
-/// Compares, and describes what differs; `Ok` holds the number of entries compared.
+/// Compares two manifests. `Ok` holds the number of entries, `Err` the report.
 pub fn compare(want: Side<'_>, have: Side<'_>, excused: &[Field]) -> Result<usize, String> {
     let mut report = Report { want: want.name, have: have.name, count: 0, text: String::new() };
     let mut left = want.manifest.entries.iter().peekable();
@@ -117,8 +116,8 @@ impl Report<'_> {
 }
 
 fn compare_entries(want: &Entry, have: &Entry, excused: &[Field], report: &mut Report<'_>) {
-    // In a snapshot, a subvolume that it does not hold is an empty directory that is nowhere on
-    // disk: the kernel gives it the time of the mount, and one identity to all of them.
+    // A snapshot shows a placeholder directory for a nested subvolume. The kernel gives it the time
+    // of the mount, and the same inode number as all others.
     let is_placeholder = want.kind == Kind::Directory && want.ino == PLACEHOLDER_INO;
     let made_up = [Field::Mtime, Field::Ctime, Field::Btime, Field::Flags, Field::Twin];
     let hidden = |field| excused.contains(&field) || is_placeholder && made_up.contains(&field);

@@ -1,4 +1,4 @@
-//! What a crash left, as a file that the kernel and btrfs-progs can look at.
+//! A device after a crash as a file, for the kernel and btrfs-progs.
 
 use crate::kernel_mount::{KernelMount, MountHow};
 use crate::{kernel_log, tool};
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 const PIECE_BYTES: usize = 256 << 10;
 
-/// A device's bytes in a sparse file, deleted when dropped.
+/// A device's bytes in a sparse file, which is deleted when this is dropped.
 #[derive(Debug)]
 pub struct ImageFile {
     path: PathBuf,
@@ -43,7 +43,7 @@ impl ImageFile {
         &self.path
     }
 
-    /// `btrfs check` with all data, which must find nothing to say.
+    /// Runs `btrfs check` with all data, which must find nothing.
     pub fn check(&self) -> Result<()> {
         let args = tool::words_and_path("check --check-data-csum", &self.path);
         let output = tool::output("btrfs", &args)?;
@@ -54,7 +54,8 @@ impl ImageFile {
         Ok(())
     }
 
-    /// What the kernel shows of it, mounted for writing. It must not say anything about it.
+    /// Returns what the kernel shows of the volume, mounted for writing. It must log nothing about
+    /// it.
     pub fn kernel_tree(&self) -> Result<Tree> {
         let log = kernel_log::Mark::now()?;
         let mount = KernelMount::new(std::slice::from_ref(&self.path), &MountHow::default())?;
@@ -66,7 +67,7 @@ impl ImageFile {
         drop(subject);
         mount.unmount()?;
         let complaints = log.complaints(&[&*device.to_string_lossy()])?;
-        ensure!(complaints.is_empty(), "the kernel complains: {complaints:?}");
+        ensure!(complaints.is_empty(), "the kernel logged: {complaints:?}");
         tree
     }
 }

@@ -1,5 +1,5 @@
-//! fio with the engine that `make fio` builds, over a fresh volume in an image; the kernel then
-//! looks at what it left.
+//! fio with the engine that `make fio` builds, on a new volume in images; the kernel then reads
+//! what fio wrote.
 
 use crate::kernel_mount::{KernelMount, LoopDevice, MountHow};
 use crate::tool;
@@ -11,7 +11,8 @@ use std::process::{Child, Command, Output, Stdio};
 
 const BYTES: u64 = 2 << 30;
 
-/// The engine, where it is built: `BUTTERNUT_FIO_ENGINE`, or beside this test.
+/// Returns the path of the engine: `BUTTERNUT_FIO_ENGINE`, or the engine that was built with this
+/// test.
 pub fn engine() -> Option<PathBuf> {
     if let Some(path) = std::env::var_os("BUTTERNUT_FIO_ENGINE") {
         return Some(path.into());
@@ -21,12 +22,12 @@ pub fn engine() -> Option<PathBuf> {
     engine.exists().then_some(engine)
 }
 
-/// The fio that the engine is for: `BUTTERNUT_FIO`, or the one that is installed.
+/// Returns the fio that the engine is built for: `BUTTERNUT_FIO`, or the installed one.
 fn program() -> String {
     std::env::var("BUTTERNUT_FIO").unwrap_or_else(|_| "fio".to_owned())
 }
 
-/// A volume in images, open for nobody but the jobs that run.
+/// A volume in images, which only the jobs open while they run.
 #[derive(Debug)]
 pub struct FioVolume {
     images: Vec<PathBuf>,
@@ -34,12 +35,12 @@ pub struct FioVolume {
 }
 
 impl FioVolume {
-    /// Made by `mkfs.btrfs` with these options, in one image.
+    /// Makes a volume in one image with `mkfs.btrfs` and these options.
     pub fn new(mkfs: &str) -> Result<Self> {
         Self::of(mkfs, 1)
     }
 
-    /// The same, of so many devices.
+    /// Makes a volume on the given number of devices.
     pub fn of(mkfs: &str, devices: usize) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("butternut-judge-fio-").tempdir()?;
         let mut images = Vec::new();
@@ -55,23 +56,23 @@ impl FioVolume {
         Ok(Self { images, dir })
     }
 
-    /// The first, or only one.
+    /// Returns the path of the first image.
     pub fn image(&self) -> &Path {
         &self.images[0]
     }
 
-    /// Where fio runs, and leaves what it writes besides.
+    /// Returns the directory in which fio runs and writes other files.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// The kernel's mount of it, for writing.
+    /// Mounts the volume with the kernel for writing.
     pub fn mount(&self) -> Result<KernelMount> {
         KernelMount::new(&self.images, &MountHow::default())
     }
 
-    /// What every job of a line needs that goes through the engine: the engine, and after it its
-    /// options.
+    /// Returns the options that every job needs for the engine: first the engine, then the engine's
+    /// own options.
     pub fn engine_words(&self) -> Result<String> {
         let engine = engine().context("the engine is not built (make fio)")?;
         let images: Vec<String> =
@@ -80,7 +81,7 @@ impl FioVolume {
         Ok(format!("--ioengine=external:{engine} --volume={images} --verify_state_save=0"))
     }
 
-    /// fio on the volume: a job of `--name=value` words.
+    /// Returns the fio command for a job of `--name=value` words.
     fn command(&self, words: &str) -> Result<Command> {
         let mut command = Command::new(program());
         command.current_dir(self.dir.path()).arg("--output-format=json").arg("--name=job");
@@ -92,35 +93,35 @@ impl FioVolume {
         self.command(words)?.output().context("fio")
     }
 
-    /// Runs a job of threads, which must succeed, and gives what fio says of the first.
+    /// Runs a job with threads, which must succeed, and returns fio's report on the first job.
     pub fn run(&self, words: &str) -> Result<Value> {
         let output = self.output(&format!("--thread=1 {words}"))?;
-        let said = String::from_utf8_lossy(&output.stdout);
+        let printed = String::from_utf8_lossy(&output.stdout);
         ensure!(
             output.status.success(),
-            "fio {words}: {}\n{said}\n{}",
+            "fio {words}: {}\n{printed}\n{}",
             output.status,
             String::from_utf8_lossy(&output.stderr)
         );
-        let json = said.find('{').context("fio printed no JSON")?;
-        let value: Value = serde_json::from_str(&said[json..])?;
+        let json = printed.find('{').context("fio printed no JSON")?;
+        let value: Value = serde_json::from_str(&printed[json..])?;
         Ok(value["jobs"][0].clone())
     }
 
-    /// Starts a job of threads; the caller waits for it, or kills it.
+    /// Starts a job with threads. The caller waits for it or kills it.
     pub fn start(&self, words: &str) -> Result<Child> {
-        self.start_telling(words, Stdio::null())
+        self.start_with_output(words, Stdio::null())
     }
 
-    /// The same; what fio prints goes there.
-    pub fn start_telling(&self, words: &str, printed: Stdio) -> Result<Child> {
+    /// Starts a job with threads whose output goes to `printed`.
+    pub fn start_with_output(&self, words: &str, printed: Stdio) -> Result<Child> {
         let mut command = self.command(&format!("--thread=1 {words}"))?;
         command.stdout(printed).stderr(Stdio::null());
         command.spawn().context("fio")
     }
 
-    /// What btrfs-progs says of the volume, and the kernel's view of it.
-    pub fn judged(&self) -> Result<KernelMount> {
+    /// Checks the volume with btrfs-progs, and mounts it with the kernel.
+    pub fn check_and_mount(&self) -> Result<KernelMount> {
         let attach = |image: &PathBuf| LoopDevice::attach(image, true, 0);
         let loops = self.images.iter().map(attach).collect::<Result<Vec<_>>>()?;
         let first = loops.first().context("a volume without devices")?;
@@ -129,8 +130,8 @@ impl FioVolume {
     }
 }
 
-/// The same fio, as what it writes into a block differs between versions, reads a file on the
-/// kernel's mount, and finds in each block the checksum that the job put there which wrote it.
+/// Lets fio verify a file on the kernel's mount: each block must have the checksum that the writing
+/// job stored in it. The same fio must be used, because the stored header differs between versions.
 pub fn verify_with_kernel(file: &Path, block_bytes: u64) -> Result<()> {
     let mut args: Vec<OsString> = vec!["--name=job".into(), "--ioengine=psync".into()];
     args.push(prefixed("--filename=", file));

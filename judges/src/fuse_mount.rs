@@ -1,4 +1,4 @@
-//! Our own mount of an image, made and undone with the `butternut` command as a user would.
+//! A Butternut mount of an image, mounted and unmounted with the `butternut` command.
 
 use crate::command;
 use crate::image::{Image, View};
@@ -8,15 +8,15 @@ use butternut_undo::{MountGuard, Undo};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// A mount served by a daemon. Dropping it unmounts; so does the death of this process, and a
-/// daemon that does not end then is killed.
+/// A mount that a daemon serves. It is unmounted when this is dropped or when this process dies; a
+/// daemon that does not exit then is killed.
 #[derive(Debug)]
 pub struct FuseMount {
     root: PathBuf,
     process: u64,
-    /// `None` when unmounted.
+    /// `None` after unmounting.
     guard: Option<MountGuard>,
-    /// Goes after the mount.
+    /// Dropped after the mount.
     _daemon: Undo,
 }
 
@@ -27,14 +27,14 @@ const END_DAEMON: &str = r#"
     is_it "$1" "$2" && kill -KILL "$1""#;
 
 impl FuseMount {
-    /// Mounts to look: tests share their images.
+    /// Mounts an image read-only, because tests share images.
     pub fn new(image: &Image, view: &View) -> Result<Self> {
         let options = ["ro".to_owned(), view.mount_options()];
         let options = options.into_iter().filter(|list| !list.is_empty()).collect::<Vec<_>>();
         Self::with(&command::devices(image, view), &options.join(","))
     }
 
-    /// Mounts devices that are written as for the command line.
+    /// Mounts devices that are given as on the command line.
     pub fn with(devices: &[OsString], options: &str) -> Result<Self> {
         ensure!(
             Path::new("/dev/fuse").exists(),
@@ -48,7 +48,7 @@ impl FuseMount {
         }
         args.extend_from_slice(devices);
         args.push(root.clone().into());
-        let mounted = command::run(&args).and_then(|said| daemon(&said));
+        let mounted = command::run(&args).and_then(|printed| daemon(&printed));
         match mounted {
             Ok((process, daemon)) => {
                 Ok(Self { root, process, guard: Some(guard), _daemon: daemon })
@@ -65,13 +65,13 @@ impl FuseMount {
         &self.root
     }
 
-    /// The number of the process that serves the mount.
+    /// Returns the id of the process that serves the mount.
     pub fn process(&self) -> u64 {
         self.process
     }
 
-    /// Unmounts, and fails unless the command says that the volume is released. A mount that could
-    /// not be unmounted is detached when the value is dropped.
+    /// Unmounts, and fails unless the command reports that the volume is released. If unmounting
+    /// fails, the mount is detached when the value is dropped.
     pub fn unmount(mut self) -> Result<()> {
         command::run(&["umount".into(), self.root.clone().into()])?;
         if let Some(mut guard) = self.guard.take() {
@@ -81,10 +81,10 @@ impl FuseMount {
     }
 }
 
-/// Watches over the daemon that `mount --json` has started.
-fn daemon(said: &[u8]) -> Result<(u64, Undo)> {
-    let said: serde_json::Value = serde_json::from_slice(said)?;
-    let process = said["process"].as_u64().context("mount names no process")?;
+/// Guards the daemon that `mount --json` has started.
+fn daemon(printed: &[u8]) -> Result<(u64, Undo)> {
+    let printed: serde_json::Value = serde_json::from_slice(printed)?;
+    let process = printed["process"].as_u64().context("mount names no process")?;
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
     let started = stat.split(' ').nth(21).context("the process has no start time")?;
     Ok((process, Undo::at_death(END_DAEMON, &[&process.to_string(), started])?))

@@ -1,8 +1,8 @@
-//! An image on the shelf: its files, and the sidecar that says what it is.
+//! A test image: its device files, and a JSON file that describes it.
 //!
-//! The shelf is `BUTTERNUT_IMAGES`, or `target/images` in the workspace. Each image is a directory
-//! with its device files (sparse), `image.json` (this sidecar), and one `VIEW.manifest` per view:
-//! what the kernel's own read-only mount showed of it when it was made.
+//! The images are in `BUTTERNUT_IMAGES`, or `target/images` in the workspace. Each image is a
+//! directory with its device files (sparse), its description `image.json`, and one `VIEW.manifest`
+//! for each view: what the kernel's read-only mount showed of it when the image was made.
 
 use crate::manifest::Manifest;
 use anyhow::{Context, Result};
@@ -11,43 +11,44 @@ use std::path::{Path, PathBuf};
 
 pub const SIDECAR: &str = "image.json";
 
-/// The sidecar.
+/// The description of an image.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Image {
     pub name: String,
-    /// One line for people: what is special about it.
+    /// One line on the purpose of the image.
     pub about: String,
-    /// File names of the devices; the kernel mounts the first and is told of the others.
+    /// File names of the devices. The kernel mounts the first, and scans the others before.
     pub devices: Vec<String>,
-    /// Where the volume starts in each file.
+    /// The offset of the volume in each file, in bytes.
     pub offset: u64,
-    /// Arguments that `mkfs.btrfs` got, and options of the mount that filled it.
+    /// Arguments of `mkfs.btrfs`, and the options of the mount that filled the volume.
     pub mkfs: String,
     pub mount: String,
-    /// Versions of the kernel and of btrfs-progs that made it.
+    /// Versions of the kernel and of btrfs-progs that made the image.
     pub made_by: String,
     pub views: Vec<View>,
     #[serde(skip)]
     pub dir: PathBuf,
 }
 
-/// One way to mount an image, and so one manifest.
+/// One way to mount an image, with one manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct View {
     pub name: String,
     pub subvolume: Which,
-    /// Indexes of the devices that are left out; not empty means a degraded mount.
+    /// Indexes of the missing devices; if there are any, the mount is degraded.
     #[serde(default)]
     pub missing: Vec<usize>,
-    /// The log tree is there and is to be left alone.
+    /// Whether the image has a log tree that must not be replayed.
     #[serde(default)]
     pub ignores_log: bool,
-    /// The kernel looked before the last change to the image, which it could not mount after.
+    /// Whether the manifest was made before the last change to the image, after which the kernel
+    /// cannot mount it.
     #[serde(default)]
     pub before_surgery: bool,
 }
 
-/// The subvolume that a view shows.
+/// The subvolume of a view.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Which {
@@ -57,9 +58,9 @@ pub enum Which {
 }
 
 impl Image {
-    /// Reads the sidecar of the image with this name.
+    /// Loads the description of the image with this name.
     pub fn load(name: &str) -> Result<Self> {
-        let dir = shelf().join(name);
+        let dir = images_dir().join(name);
         let path = dir.join(SIDECAR);
         let text = std::fs::read_to_string(&path).with_context(|| {
             format!("{}: run `scripts/make-images` (as root) to make it", path.display())
@@ -78,13 +79,13 @@ impl Image {
         self.views.iter().find(|view| view.name == name)
     }
 
-    /// The device files that a view has.
+    /// Returns the device files that a view has.
     pub fn paths_of(&self, view: &View) -> Vec<PathBuf> {
         let present = self.paths().into_iter().enumerate();
         present.filter(|(at, _)| !view.missing.contains(at)).map(|(_, path)| path).collect()
     }
 
-    /// What the kernel showed.
+    /// Returns the manifest of the kernel's mount.
     pub fn kernel_manifest(&self, view: &View) -> Result<Manifest> {
         Manifest::read(&self.manifest_path(view))
     }
@@ -95,7 +96,7 @@ impl Image {
 }
 
 impl View {
-    /// The usual view: the top-level subvolume, and so everything below it.
+    /// Returns the usual view: the top-level subvolume with everything below it.
     pub fn top() -> Self {
         Self::of("top", Which::Id(5))
     }
@@ -110,7 +111,7 @@ impl View {
         }
     }
 
-    /// Options of `mount -o` for this view, which the kernel and our mount share.
+    /// Returns the `mount -o` options of this view, for the kernel's mount and ours.
     pub fn mount_options(&self) -> String {
         let mut options = Vec::new();
         match &self.subvolume {
@@ -125,8 +126,8 @@ impl View {
     }
 }
 
-/// The directory with all images.
-pub fn shelf() -> PathBuf {
+/// Returns the directory of all images.
+pub fn images_dir() -> PathBuf {
     std::env::var_os("BUTTERNUT_IMAGES").map_or_else(
         || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/images"),
         PathBuf::from,

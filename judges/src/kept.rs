@@ -1,5 +1,5 @@
-//! Scripts that found something: `judges/kept/` holds them for ever, each with its cause in its
-//! first lines; new ones are left in `target/found/` until somebody names them and puts them there.
+//! Scripts that have found a bug. `judges/kept/` holds them, each with its cause in its first
+//! lines. New ones are saved in `target/found/`, from where they are named and moved by hand.
 
 use anyhow::{Context, Result, bail};
 use butternut_sim::run::{self, Found};
@@ -8,13 +8,13 @@ use butternut_sim::subject::Subject;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-/// Where images of tests go: in memory if there is such a place.
+/// Returns the directory for images of tests: in memory, if the machine has such a filesystem.
 pub fn scratch() -> &'static Path {
     let shm = Path::new("/dev/shm");
     if shm.is_dir() { shm } else { Path::new("/var/tmp") }
 }
 
-/// Keeps a script beside the build, and says where it is and what it says.
+/// Saves a script in the build directory, and returns its path and text.
 pub fn save(subject: &str, found: &Found) -> Result<String> {
     let dir = workspace().join("target/found");
     std::fs::create_dir_all(&dir)?;
@@ -24,7 +24,7 @@ pub fn save(subject: &str, found: &Found) -> Result<String> {
     Ok(format!("{subject}: see {}\n{text}", path.display()))
 }
 
-/// Runs every kept script, but for some by their names, on a fresh subject each.
+/// Runs every kept script on a new subject, except those in `without`.
 pub fn replay(without: &[&str], make: &mut dyn FnMut() -> Result<Box<dyn Subject>>) -> Result<()> {
     let dir = workspace().join("judges/kept");
     let mut paths = Vec::new();

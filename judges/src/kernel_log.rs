@@ -1,21 +1,21 @@
-//! The kernel's log since a mark: what btrfs complained about while a judge looked.
+//! The kernel's log since a mark: what btrfs has logged while a test ran.
 
 use anyhow::{Context, Result};
 use rustix::fs::{Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 
-/// One record of `/dev/kmsg` is at most this long.
+/// The maximum length of a record of `/dev/kmsg`, in bytes.
 const RECORD_BYTES_MAX: usize = 8192;
 
-/// A place in the kernel's log.
+/// A position in the kernel's log.
 #[derive(Debug)]
 pub struct Mark {
     log: OwnedFd,
 }
 
 impl Mark {
-    /// Marks the end of the log as it is now.
+    /// Returns the current end of the log.
     pub fn now() -> Result<Self> {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let log = rustix::fs::open("/dev/kmsg", flags, Mode::empty())
@@ -24,7 +24,8 @@ impl Mark {
         Ok(Self { log })
     }
 
-    /// Lines of btrfs at warning level or worse since the mark that name one of `devices`.
+    /// Returns the lines of btrfs since the mark that have warning level or worse and name one of
+    /// `devices`.
     pub fn complaints(&self, devices: &[&str]) -> Result<Vec<String>> {
         let mut found = Vec::new();
         let mut record = vec![0; RECORD_BYTES_MAX];
@@ -35,7 +36,7 @@ impl Mark {
                     let text = String::from_utf8_lossy(&record[..bytes]);
                     found.extend(complaint(&text, devices));
                 }
-                // The ring overtook the reader; what is left is still read.
+                // Records were overwritten before they were read; the remaining ones are read.
                 Err(Errno::PIPE | Errno::INTR) => {}
                 Err(errno) => return Err(errno).context("/dev/kmsg"),
             }
@@ -43,7 +44,7 @@ impl Mark {
     }
 }
 
-/// A record reads "priority,sequence,time,flags;text".
+/// Parses a record "priority,sequence,time,flags;text".
 fn complaint(record: &str, devices: &[&str]) -> Option<String> {
     let (prefix, text) = record.split_once(';')?;
     let priority: u32 = prefix.split(',').next()?.parse().ok()?;

@@ -1,8 +1,8 @@
-//! The kernel's own mount of an image: loop devices and the mount, undone when dropped.
+//! The kernel's mount of an image, with its loop devices; undone when dropped.
 //!
-//! Order on the way down: unmount, let btrfs forget the devices, detach the loops. Btrfs keeps a
-//! list of every device it has seen; a loop device that is reused for another image while the
-//! list still names it confuses the next multi-device mount.
+//! Dropping unmounts, makes btrfs forget the devices and detaches the loop devices, in this order.
+//! Btrfs keeps a list of every device that it has scanned. If a loop device is reused for another
+//! image while it is in that list, the next mount of several devices fails.
 
 use crate::tool;
 use anyhow::{Context, Result, ensure};
@@ -13,27 +13,27 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 static MOUNTS: AtomicU32 = AtomicU32::new(0);
 
-/// A file seen as a block device.
+/// A file attached as a block device.
 #[derive(Debug)]
 pub struct LoopDevice(LoopGuard);
 
-/// A mounted volume. Dropping it, or the death of this process, unmounts and detaches.
+/// A mounted volume. It is unmounted and detached when this is dropped or this process dies.
 #[derive(Debug)]
 pub struct KernelMount {
     root: PathBuf,
-    /// `None` when unmounted.
+    /// `None` after unmounting.
     guard: Option<MountGuard>,
-    /// Go after the mount.
+    /// Dropped after the mount.
     loops: Vec<LoopDevice>,
 }
 
-/// How to mount.
+/// Parameters of a mount.
 #[derive(Debug, Clone, Default)]
 pub struct MountHow<'a> {
     pub read_only: bool,
     /// Options for `mount -o`, separated by commas.
     pub options: &'a str,
-    /// Where the volume starts in each file.
+    /// The offset of the volume in each file, in bytes.
     pub offset: u64,
 }
 
@@ -57,7 +57,7 @@ impl LoopDevice {
 }
 
 impl KernelMount {
-    /// Attaches the images and mounts the volume that they make up.
+    /// Attaches the images and mounts their volume.
     pub fn new(images: &[PathBuf], how: &MountHow<'_>) -> Result<Self> {
         let loops = images
             .iter()
@@ -66,7 +66,7 @@ impl KernelMount {
         Self::over(loops, how)
     }
 
-    /// Mounts the volume on devices that are already attached.
+    /// Mounts the volume on attached devices.
     pub fn over(loops: Vec<LoopDevice>, how: &MountHow<'_>) -> Result<Self> {
         let root = mount_point("kernel")?;
         let guard = Some(MountGuard::before_mount(&root)?);
@@ -93,9 +93,9 @@ impl KernelMount {
         &self.loops
     }
 
-    /// Unmounts and says so when that fails, which dropping cannot do.
+    /// Unmounts, and reports a failure, which dropping cannot do.
     pub fn unmount(mut self) -> Result<()> {
-        let guard = self.guard.take().context("it is unmounted")?;
+        let guard = self.guard.take().context("the mount was unmounted")?;
         Ok(guard.unmount()?)
     }
 }
@@ -107,15 +107,16 @@ impl Drop for KernelMount {
     }
 }
 
-/// A fresh directory to mount on. `make clean-mounts` finds what a killed run left by its name.
-pub fn mount_point(who: &str) -> Result<PathBuf> {
+/// Creates a directory to mount on. `make clean-mounts` finds the directories of killed runs by
+/// their name.
+pub fn mount_point(purpose: &str) -> Result<PathBuf> {
     ensure!(
-        rustix::process::geteuid().is_root() || who != "kernel",
+        rustix::process::geteuid().is_root() || purpose != "kernel",
         "mounting with the kernel needs root: run the tests as root, or leave out the tests that \
          need it with BUTTERNUT_NO_KERNEL=1"
     );
     let number = MOUNTS.fetch_add(1, Ordering::Relaxed);
-    let name = format!("butternut-judge-{who}-{}-{number}", std::process::id());
+    let name = format!("butternut-judge-{purpose}-{}-{number}", std::process::id());
     let root = std::env::temp_dir().join(name);
     std::fs::create_dir(&root).with_context(|| root.display().to_string())?;
     Ok(root)

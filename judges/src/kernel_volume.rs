@@ -1,4 +1,4 @@
-//! A fresh btrfs of the kernel's, for subjects of the model.
+//! A new btrfs volume that the kernel mounts, for subjects of the model.
 
 use crate::kernel_mount::{KernelMount, MountHow};
 use crate::subjects::Mounted;
@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 
 const BYTES: u64 = 8 << 30;
 
-/// Nothing is lost by a power cut here, so syncs need not wait.
+/// The volume is not kept, so a sync need not wait for the disk.
 const OPTIONS: &str = "nobarrier";
 
-/// The mount goes before the directory with its image.
+/// The mount is dropped before the directory with its image.
 #[derive(Debug)]
 pub struct KernelVolume {
     mount: Option<KernelMount>,
@@ -21,7 +21,7 @@ pub struct KernelVolume {
 }
 
 impl KernelVolume {
-    /// Made in `dir`, sparse, by `mkfs.btrfs` with these options.
+    /// Makes a sparse volume in `dir` with `mkfs.btrfs` and these options.
     pub fn new(dir: &Path, mkfs: &str) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("butternut-judge-model-").tempdir_in(dir)?;
         let image = dir.path().join("model.img");

@@ -1,9 +1,9 @@
-//! What the judges share: images made by the kernel, the kernel's own view of them, and comparing
-//! that with what Butternut shows.
+//! What the judges share: images that the kernel makes, the kernel's own view of them, and the
+//! comparison with Butternut's view.
 //!
-//! The judges believe the kernel and btrfs-progs, never the crates under test: what fills an
-//! image, what walks it and what finds its sectors on the devices is written here anew. The
-//! exception is [`library`], the view that is judged.
+//! The judges rely on the kernel and btrfs-progs, and not on the crates under test: the code that
+//! fills an image, walks it, or finds its sectors on the devices is independent of these crates.
+//! The exception is [`library`], the view under test.
 
 pub mod command;
 pub mod compare;

@@ -1,7 +1,7 @@
-//! The library's view of a volume, as a manifest that compares with the kernel's.
+//! The library's view of a volume as a manifest, to compare with the kernel's.
 //!
-//! It asks through the public API only. Reads are of a size and alignment of its own, not the
-//! walker's, so that two equal hashes were reached on two ways.
+//! It uses the public API only. Its reads differ in size and alignment from those of
+//! [`crate::walk`], so equal hashes come from different reads.
 
 use crate::image::{Image, View, Which};
 use crate::manifest::{
@@ -14,7 +14,7 @@ use butternut::{
 };
 use std::collections::BTreeMap;
 
-/// `BTRFS_INODE_*` bit -> the bit that `lsattr` reads.
+/// Pairs of a `BTRFS_INODE_*` bit and the bit that `lsattr` shows.
 const FLAGS: [(u64, u32); 9] = [
     (1 << 1, 0x0080_0000),  // nodatacow -> C
     (1 << 3, 0x0000_0400),  // nocompress -> m
@@ -27,10 +27,10 @@ const FLAGS: [(u64, u32); 9] = [
     (1 << 11, 0x0000_0004), // compress -> c
 ];
 
-/// A first read of an odd length makes all later ones of a piece unaligned.
+/// The size of the first read of a piece in bytes. It is odd, so that the second read is unaligned.
 const FIRST_READ_BYTES: usize = 77_777;
 
-/// Opens the image as the view says.
+/// Opens the image for the view.
 pub fn open(image: &Image, view: &View) -> Result<Filesystem> {
     let devices: Vec<DevicePath> = image
         .paths_of(view)
@@ -41,19 +41,17 @@ pub fn open(image: &Image, view: &View) -> Result<Filesystem> {
 }
 
 pub fn options(view: &View) -> MountOptions {
-    MountOptions {
-        degraded: !view.missing.is_empty(),
-        ignore_log: view.ignores_log,
-        subvolume: match &view.subvolume {
+    MountOptions::default()
+        .degraded(!view.missing.is_empty())
+        .ignore_log(view.ignores_log)
+        .subvolume(match &view.subvolume {
             Which::Default => Subvolume::Default,
             Which::Id(id) => Subvolume::Id(*id),
             Which::Path(path) => Subvolume::Path(path.clone().into_bytes()),
-        },
-        ..MountOptions::default()
-    }
+        })
 }
 
-/// Everything below the root that the filesystem was opened with.
+/// Returns the manifest of everything below the root that the filesystem was opened with.
 pub fn walk(filesystem: &Filesystem) -> Result<Manifest> {
     let mut walker = Walker { filesystem, entries: Vec::new() };
     walker.visit(filesystem.root(), &Bytes::default(), 0)?;
@@ -68,7 +66,7 @@ struct Walker<'a> {
 impl Walker<'_> {
     fn visit(&mut self, id: FileId, path: &Bytes, order: u32) -> Result<()> {
         let entry =
-            self.entry(id, path.clone(), order).with_context(|| format!("looking at {path}"))?;
+            self.entry(id, path.clone(), order).with_context(|| format!("reading {path}"))?;
         let is_directory = entry.kind == Kind::Directory;
         self.entries.push((entry, (0, id.as_u64())));
         if !is_directory {
@@ -174,7 +172,7 @@ fn contents(file: &File, entry: &mut Entry) -> Result<()> {
     Ok(())
 }
 
-/// Reads one piece in two reads, or says which error there was.
+/// Reads one piece in two reads, and returns its hash or the error number.
 fn read_piece(file: &File, offset: u64, buf: &mut [u8]) -> Result<Piece> {
     let mut done = 0;
     while done < buf.len() {

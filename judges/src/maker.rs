@@ -1,14 +1,14 @@
-//! The maker: brings the shelf up to date with the recipes.
+//! Makes the test images that are missing or out of date.
 //!
-//! An image is made in a directory beside its place and renamed when it is complete, so a broken
-//! run leaves nothing that looks finished. It is made again when its key changes: the sources of
-//! its recipe and of what fills it, the kernel, and btrfs-progs. When only the walker changed,
-//! the kernel's manifests are taken anew from the image as it is.
+//! An image is made in a temporary directory and renamed when it is complete, so an interrupted run
+//! leaves no incomplete image. It is made again when its key changes: the sources of its recipe and
+//! content, the kernel, and btrfs-progs. If only the sources of the walker changed, the kernel's
+//! manifests of the existing image are made again.
 
 use crate::image::{Image, SIDECAR, View};
 use crate::kernel_mount::{KernelMount, MountHow};
 use crate::manifest::hash;
-use crate::recipe::{Recipe, Workshop};
+use crate::recipe::{ImageBuilder, Recipe};
 use crate::{recipes, tool, walk};
 use anyhow::{Context, Result};
 use std::fs;
@@ -16,8 +16,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// What every image depends on.
-const FILLERS: [&str; 9] = [
+/// The sources that every image depends on.
+const IMAGE_SOURCES: [&str; 9] = [
     include_str!("recipe.rs"),
     include_str!("populate/mod.rs"),
     include_str!("populate/attributes.rs"),
@@ -29,12 +29,12 @@ const FILLERS: [&str; 9] = [
     include_str!("populate/subvolumes.rs"),
 ];
 
-/// What the manifests depend on beside the image.
-const LOOKERS: [&str; 2] = [include_str!("walk.rs"), include_str!("manifest.rs")];
+/// The sources that only the manifests depend on.
+const MANIFEST_SOURCES: [&str; 2] = [include_str!("walk.rs"), include_str!("manifest.rs")];
 
 const KEYS: &str = "keys";
 
-/// What happened to one image.
+/// The result for one image.
 #[derive(Debug)]
 pub struct Outcome {
     pub name: String,
@@ -45,27 +45,28 @@ pub struct Outcome {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Work {
     Nothing,
-    LookedAgain,
+    ManifestsMade,
     Made,
 }
 
 struct Job {
     recipe: Recipe,
     image_key: String,
-    look_key: String,
+    manifest_key: String,
     made_by: String,
 }
 
-/// Makes what is missing or out of date, `only` these if any are named; reports each at once.
+/// Makes the images that are missing or out of date: all, or those named in `only`. Reports each
+/// image when it is done.
 pub fn make_all(
-    shelf: &Path,
+    images_dir: &Path,
     only: &[String],
     workers: usize,
     report: &(dyn Fn(&Outcome) + Sync),
 ) -> Result<()> {
-    fs::create_dir_all(shelf).with_context(|| shelf.display().to_string())?;
-    let lock = fs::File::create(shelf.join("lock"))?;
-    lock.lock().context("waiting for another run of the maker")?;
+    fs::create_dir_all(images_dir).with_context(|| images_dir.display().to_string())?;
+    let lock = fs::File::create(images_dir.join("lock"))?;
+    lock.lock().context("waiting for another run of make-images")?;
     let mut jobs = jobs(only)?;
     jobs.reverse();
     let queue = Mutex::new(jobs);
@@ -75,7 +76,7 @@ pub fn make_all(
                 let next = || queue.lock().ok().and_then(|mut queue| queue.pop());
                 while let Some(job) = next() {
                     let start = Instant::now();
-                    let result = job.bring_up_to_date(shelf).context(job.recipe.name.clone());
+                    let result = job.bring_up_to_date(images_dir).context(job.recipe.name.clone());
                     let name = job.recipe.name.clone();
                     report(&Outcome { name, took: start.elapsed(), result });
                 }
@@ -90,8 +91,8 @@ fn jobs(only: &[String]) -> Result<Vec<Job>> {
     let progs = tool::text("mkfs.btrfs", &["--version"])?;
     let progs = progs.lines().next().unwrap_or_default().to_owned();
     let made_by = format!("Linux {kernel}, {progs}");
-    let fillers = FILLERS.concat();
-    let look_key = format!("{:016x}", hash(LOOKERS.concat().as_bytes()));
+    let fillers = IMAGE_SOURCES.concat();
+    let manifest_key = format!("{:016x}", hash(MANIFEST_SOURCES.concat().as_bytes()));
     let mut jobs = Vec::new();
     for group in recipes::groups() {
         let source = format!("{made_by}\n{fillers}\n{}", group.source);
@@ -101,7 +102,7 @@ fn jobs(only: &[String]) -> Result<Vec<Job>> {
                 jobs.push(Job {
                     recipe,
                     image_key: image_key.clone(),
-                    look_key: look_key.clone(),
+                    manifest_key: manifest_key.clone(),
                     made_by: made_by.clone(),
                 });
             }
@@ -115,36 +116,36 @@ impl Job {
     fn bring_up_to_date(&self, all: &Path) -> Result<Work> {
         let place = all.join(&self.recipe.name);
         let keys = fs::read_to_string(place.join(KEYS)).unwrap_or_default();
-        let (image_key, look_key) = keys.split_once(' ').unwrap_or_default();
+        let (image_key, manifest_key) = keys.split_once(' ').unwrap_or_default();
         let is_made = image_key == self.image_key;
-        if is_made && look_key == self.look_key {
+        if is_made && manifest_key == self.manifest_key {
             return Ok(Work::Nothing);
         }
         if is_made && self.recipe.surgery.is_none() {
-            let shop = Workshop { recipe: self.recipe.clone(), dir: place };
-            self.look(&shop)?;
-            self.sign(&shop)?;
-            return Ok(Work::LookedAgain);
+            let builder = ImageBuilder { recipe: self.recipe.clone(), dir: place };
+            self.write_manifests(&builder)?;
+            self.write_keys(&builder)?;
+            return Ok(Work::ManifestsMade);
         }
-        let bench = all.join(format!("{}.making", self.recipe.name));
-        remove_if_there(&bench)?;
-        fs::create_dir(&bench)?;
-        let shop = Workshop { recipe: self.recipe.clone(), dir: bench.clone() };
-        shop.make().context("making the volume")?;
-        self.look(&shop)?;
+        let temporary = all.join(format!("{}.making", self.recipe.name));
+        remove_if_there(&temporary)?;
+        fs::create_dir(&temporary)?;
+        let builder = ImageBuilder { recipe: self.recipe.clone(), dir: temporary.clone() };
+        builder.make().context("making the volume")?;
+        self.write_manifests(&builder)?;
         if let Some(surgery) = self.recipe.surgery {
-            surgery(&shop).context("surgery")?;
+            surgery(&builder).context("surgery")?;
         }
-        self.write_sidecar(&shop)?;
-        self.sign(&shop)?;
+        self.write_sidecar(&builder)?;
+        self.write_keys(&builder)?;
         remove_if_there(&place)?;
-        fs::rename(bench, place)?;
+        fs::rename(temporary, place)?;
         Ok(Work::Made)
     }
 
-    /// Records what the kernel shows of each view.
-    fn look(&self, shop: &Workshop) -> Result<()> {
-        let image = self.image(shop);
+    /// Writes the kernel's manifest of each view.
+    fn write_manifests(&self, builder: &ImageBuilder) -> Result<()> {
+        let image = self.image(builder);
         for view in &self.recipe.views {
             kernel_view(&image, view)
                 .and_then(|mount| walk::walk(mount.root()))
@@ -154,35 +155,35 @@ impl Job {
         Ok(())
     }
 
-    fn image(&self, shop: &Workshop) -> Image {
+    fn image(&self, builder: &ImageBuilder) -> Image {
         let name = |path: PathBuf| {
             path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
         };
         Image {
             name: self.recipe.name.clone(),
             about: self.recipe.about.clone(),
-            devices: shop.devices().into_iter().filter(|path| path.exists()).map(name).collect(),
+            devices: builder.devices().into_iter().filter(|path| path.exists()).map(name).collect(),
             offset: self.recipe.offset,
             mkfs: self.recipe.mkfs.clone(),
             mount: self.recipe.mount.clone(),
             made_by: self.made_by.clone(),
             views: self.recipe.views.clone(),
-            dir: shop.dir.clone(),
+            dir: builder.dir.clone(),
         }
     }
 
-    fn write_sidecar(&self, shop: &Workshop) -> Result<()> {
-        let text = serde_json::to_string_pretty(&self.image(shop))?;
-        Ok(fs::write(shop.dir.join(SIDECAR), text)?)
+    fn write_sidecar(&self, builder: &ImageBuilder) -> Result<()> {
+        let text = serde_json::to_string_pretty(&self.image(builder))?;
+        Ok(fs::write(builder.dir.join(SIDECAR), text)?)
     }
 
-    /// The keys are written last: without them the image is made again.
-    fn sign(&self, shop: &Workshop) -> Result<()> {
-        Ok(fs::write(shop.dir.join(KEYS), format!("{} {}", self.image_key, self.look_key))?)
+    /// Writes the keys. This is the last step: without keys the image is made again.
+    fn write_keys(&self, builder: &ImageBuilder) -> Result<()> {
+        Ok(fs::write(builder.dir.join(KEYS), format!("{} {}", self.image_key, self.manifest_key))?)
     }
 }
 
-/// The kernel's read-only mount of a view.
+/// Mounts a view read-only with the kernel.
 pub fn kernel_view(image: &Image, view: &View) -> Result<KernelMount> {
     let mut options = view.mount_options();
     if view.ignores_log {

@@ -1,15 +1,14 @@
-//! A manifest: everything one view of a volume shows, one entry per name.
+//! A manifest: everything that one view of a volume shows, with one entry for each name.
 //!
-//! It is what the judges compare. A manifest is made by walking a directory ([`crate::walk`]) or
-//! the library ([`crate::library`]), and is kept as one JSON object per line, so that two of them
-//! can also be compared by eye.
+//! Manifests are made by walking a directory ([`crate::walk`]) or the library ([`crate::library`]),
+//! and are stored as one JSON object per line, so that they can also be compared by eye.
 //!
 //! Laws:
 //!
-//! 1. Paths are bytes, relative to the root of the view; the root itself is the empty path.
-//! 2. Entries stand in the order of their path components, so two manifests merge in one pass.
-//! 3. `twin` is the first path in that order with the same identity (device and inode number):
-//!    it says which names are hard links of each other without saying what the numbers are.
+//! 1. Paths are bytes, relative to the root of the view; the root is the empty path.
+//! 2. Entries are sorted by their path components, so two manifests can be merged in one pass.
+//! 3. `twin` is the first path in that order with the same identity (device and inode number). It
+//!    shows which names are hard links of one inode, independent of inode numbers.
 
 use anyhow::{Context, Result};
 pub use butternut_sim::bytes::Bytes;
@@ -19,13 +18,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::path::Path;
 
-/// Content is hashed in pieces of this size, so that a difference names its place.
+/// The unit in which content is hashed, in bytes, so that a difference has an offset.
 pub const PIECE_BYTES: u64 = 128 * 1024;
 
-/// Up to this size every byte of a file is read, also in its holes.
+/// Files up to this size, in bytes, are read whole, including their holes.
 pub const WHOLE_BYTES_MAX: u64 = 64 << 20;
 
-/// What kind of thing a name stands for.
+/// The file type of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -39,12 +38,12 @@ pub enum Kind {
     Unknown,
 }
 
-/// One name and everything known about what it stands for.
+/// One name, and everything that is known about its inode.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     pub path: Bytes,
     pub kind: Kind,
-    /// Permission bits with set-id and sticky bits, without the type.
+    /// Permission bits with set-id and sticky bits, without the file type.
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
@@ -59,19 +58,20 @@ pub struct Entry {
     pub twin: Bytes,
     /// Allocated space in units of 512 bytes.
     pub blocks: u64,
-    /// The place of this name in its directory's listing.
+    /// The position of this name in the listing of its directory.
     pub order: u32,
     pub target: Option<Bytes>,
     pub xattrs: BTreeMap<Bytes, Bytes>,
-    /// Attribute flags as `lsattr` reads them; `None` where the view cannot tell.
+    /// Attribute flags as `lsattr` shows them; `None` if the view cannot show them.
     pub flags: Option<u32>,
-    /// The content by pieces: where each starts, and what reading it gave ([`pieces_to_read`]).
+    /// The content in pieces: the offset of each, and the result of reading it
+    /// ([`pieces_to_read`]).
     pub pieces: Vec<(u64, Piece)>,
-    /// Ranges (start, end) that seeking calls data.
+    /// The data ranges (start, end) that `SEEK_DATA` and `SEEK_HOLE` return.
     pub data: Vec<(u64, u64)>,
 }
 
-/// The hash of one piece of content, or the error number that reading it gave.
+/// The hash of one piece of content, or the error number of reading it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Piece {
@@ -86,7 +86,7 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// Puts the entries in order and finds the twins from each entry's identity.
+    /// Sorts the entries, and finds the twins by each entry's identity.
     pub fn from_identified(mut entries: Vec<(Entry, (u64, u64))>) -> Self {
         entries.sort_by(|a, b| path_order(&a.0.path, &b.0.path));
         let mut first: BTreeMap<(u64, u64), Bytes> = BTreeMap::new();
@@ -127,13 +127,13 @@ impl Manifest {
     }
 }
 
-/// The order of law 2: by components, a directory before what it holds.
+/// Compares paths in the order of law 2: by components, a directory before its entries.
 pub fn path_order(a: &Bytes, b: &Bytes) -> std::cmp::Ordering {
     a.0.split(|byte| *byte == b'/').cmp(b.0.split(|byte| *byte == b'/'))
 }
 
-/// The starts of the pieces that are read: all of them, but in a large file only those that hold
-/// data, and their neighbours, and the last. Nobody has the time to read a hole of terabytes.
+/// Returns the offsets of the pieces to read: all of a small file; of a large one those with data,
+/// their neighbours and the last, because reading terabytes of holes takes too long.
 pub fn pieces_to_read(size: u64, data: &[(u64, u64)]) -> Vec<u64> {
     if size <= WHOLE_BYTES_MAX {
         return (0..size.div_ceil(PIECE_BYTES)).map(|number| number * PIECE_BYTES).collect();
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_stands_before_what_it_holds_and_before_longer_names() {
+    fn directories_sort_before_their_entries_and_longer_names() {
         let order = |a: &[u8], b: &[u8]| path_order(&Bytes(a.to_vec()), &Bytes(b.to_vec()));
         assert!(order(b"a", b"a/b").is_lt());
         assert!(order(b"a/b", b"a-").is_lt());

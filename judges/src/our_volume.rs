@@ -1,4 +1,4 @@
-//! A fresh volume under our own mount, for writing; btrfs-progs checks it when it is unmounted.
+//! A new volume that Butternut mounts for writing; btrfs-progs checks it after unmounting.
 
 use crate::fuse_mount::FuseMount;
 use crate::kernel_mount::{KernelMount, MountHow};
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 const BYTES: u64 = 4 << 30;
 
-/// The mount goes before the directory with its image.
+/// The mount is dropped before the directory with its image.
 #[derive(Debug)]
 pub struct OurVolume {
     mount: Option<FuseMount>,
@@ -20,12 +20,12 @@ pub struct OurVolume {
 }
 
 impl OurVolume {
-    /// Made in `dir`, sparse, by `mkfs.btrfs`, and mounted with these options.
+    /// Makes a sparse volume in `dir` with `mkfs.btrfs`, and mounts it with these options.
     pub fn new(dir: &Path, options: &str) -> Result<Self> {
         Self::sized(dir, BYTES, options)
     }
 
-    /// As [`OurVolume::new`], of so many bytes.
+    /// Makes a volume as [`OurVolume::new`] does, of the given size in bytes.
     pub fn sized(dir: &Path, bytes: u64, options: &str) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("butternut-judge-ours-").tempdir_in(dir)?;
         let image = dir.path().join("ours.img");
@@ -43,17 +43,17 @@ impl OurVolume {
         Ok(())
     }
 
-    /// How the next mount is made.
+    /// Sets the options of the next mount.
     pub fn set_options(&mut self, options: &str) {
         options.clone_into(&mut self.options);
     }
 
-    /// The image, to look at.
+    /// Opens the image for reading.
     pub fn image(&self) -> Result<std::fs::File> {
         std::fs::File::open(&self.image).with_context(|| self.image.display().to_string())
     }
 
-    /// Unmounts; then the volume is clean.
+    /// Unmounts the volume and checks it.
     pub fn unmount(&mut self) -> Result<()> {
         if let Some(mount) = self.mount.take() {
             mount.unmount()?;
@@ -61,17 +61,17 @@ impl OurVolume {
         self.check()
     }
 
-    /// The number of the process that serves the volume.
+    /// Returns the id of the process that serves the volume.
     pub fn process(&self) -> Result<u64> {
         Ok(self.mount.as_ref().context("the volume is not mounted")?.process())
     }
 
-    /// Forgets a mount whose process is gone.
-    pub fn abandon(&mut self) {
+    /// Drops a mount whose process has died.
+    pub fn drop_mount(&mut self) {
         self.mount = None;
     }
 
-    /// What btrfs-progs says.
+    /// Checks the volume with btrfs-progs.
     pub fn check(&self) -> Result<()> {
         let words = tool::words_and_path("check --check-data-csum", &self.image);
         let checked = tool::output("btrfs", &words)?;
@@ -81,7 +81,7 @@ impl OurVolume {
         Ok(())
     }
 
-    /// The kernel's mount of the volume, which is not under ours.
+    /// Mounts the volume with the kernel; it must not be mounted by Butternut.
     pub fn kernel(&self) -> Result<KernelMount> {
         KernelMount::new(std::slice::from_ref(&self.image), &MountHow::default())
     }

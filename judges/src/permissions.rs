@@ -1,18 +1,18 @@
-//! What a caller may do with a file or directory, as one table: every operation, by every caller,
-//! on an object of every mode and flag. The same program does it on every filesystem that is
-//! compared.
+//! The permissions of callers on files and directories as one table: every operation, by every
+//! caller, on an object of every mode and flag. The same program runs it on every filesystem that
+//! is compared.
 //!
 //! ```text
-//! objects     makes what the operations are tried on, one fresh directory a case, and looks at it
+//! objects     makes the objects of each case in a directory of its own, and describes them later
 //! on_file     operations on a file, through its path or a descriptor
 //! in_place    operations on a directory and the names in it
 //! ```
 //!
 //! Laws:
 //!
-//! 1. What a caller is told is the step that failed and its errno; what became of the object is
-//!    seen by root afterwards.
-//! 2. A case has objects of its own: no operation meets what another one did.
+//! 1. The result of a caller is the step that failed and its errno. Root then reads the state of
+//!    the objects.
+//! 2. Each case has objects of its own, so operations do not affect each other.
 
 pub mod in_place;
 pub mod objects;
@@ -25,10 +25,10 @@ use std::path::Path;
 /// The owner and the group of the objects.
 pub const OWNER: u32 = 1000;
 pub const GROUP: u32 = 2000;
-/// The owner of directories with the sticky bit, and an id that an object may be given.
+/// The owner of directories with the sticky bit, and an id for chown.
 pub const ANOTHER: u32 = 1003;
 
-/// Callers: a name, and the arguments of `setpriv` that make one.
+/// The callers: a name, and the `setpriv` arguments with the caller's credentials.
 pub const CALLERS: [(&str, &str); 14] = [
     ("root", ""),
     ("root-less", "--bounding-set=-linux_immutable --inh-caps=-linux_immutable"),
@@ -46,7 +46,7 @@ pub const CALLERS: [(&str, &str); 14] = [
     ("other-mknod", "cap:mknod,dac_override"),
 ];
 
-/// The arguments of `setpriv` for a caller.
+/// Returns the `setpriv` arguments of a caller.
 pub fn arguments(caller: &str) -> Vec<String> {
     let Some(capabilities) = caller.strip_prefix("cap:") else {
         return caller.split_whitespace().map(str::to_owned).collect();
@@ -62,7 +62,7 @@ pub fn arguments(caller: &str) -> Vec<String> {
     ]
 }
 
-/// The flag that the object has.
+/// The attribute flag of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flag {
     None,
@@ -70,14 +70,14 @@ pub enum Flag {
     AppendOnly,
 }
 
-/// What the operation is tried on.
+/// The object of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Object {
     File,
     Directory,
 }
 
-/// One row of the table, but for the caller.
+/// One row of the table for all callers.
 #[derive(Clone, Copy)]
 pub struct Case {
     pub object: Object,
@@ -87,14 +87,14 @@ pub struct Case {
     pub run: Operation,
 }
 
-/// The step of an operation that failed, and why.
+/// The failed step of an operation, and its errno.
 #[derive(Clone, Copy, Debug)]
 pub struct Failed(pub &'static str, pub Errno);
 
 /// An operation in the directory of a case.
 pub type Operation = fn(&Path) -> Result<(), Failed>;
 
-/// Says which step fails.
+/// Adds the name of the step to an errno.
 pub trait At<T> {
     fn at(self, step: &'static str) -> Result<T, Failed>;
 }
@@ -118,7 +118,7 @@ const FILE_MODES: [u32; 3] = [0o644, 0o6777, 0o2766];
 const DIRECTORY_MODES: [u32; 3] = [0o755, 0o1777, 0o2777];
 const FLAGS: [Flag; 3] = [Flag::None, Flag::Immutable, Flag::AppendOnly];
 
-/// Every case, in the order that all programs number them in.
+/// Returns all cases, in the order of their numbers.
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     let mut add = |object, modes: [u32; 3], operations: &[(&'static str, Operation)]| {
@@ -142,16 +142,16 @@ impl Case {
     }
 }
 
-/// Tries every case in `root` as the calling process; a line for each.
+/// Runs every case below `root` as the calling process, and returns a line for each.
 pub fn try_all(root: &Path) -> Vec<String> {
-    let told = |(at, case): (usize, Case)| match (case.run)(&root.join(at.to_string())) {
+    let run_case = |(at, case): (usize, Case)| match (case.run)(&root.join(at.to_string())) {
         Ok(()) => "ok".to_owned(),
         Err(Failed(step, errno)) => format!("{step}: {}", named(errno)),
     };
-    cases().into_iter().enumerate().map(told).collect()
+    cases().into_iter().enumerate().map(run_case).collect()
 }
 
-/// The name of an error number, where the table meets it often.
+/// Returns the name of an error number that is common in the table.
 fn named(errno: Errno) -> String {
     let names = [
         (Errno::PERM, "EPERM"),

@@ -1,7 +1,7 @@
 //! Recipes: how an image is made. A recipe is data (name, devices, options) and one function.
 //!
-//! Most recipes are "mkfs, mount, fill"; those that need several mounts, or a copy of a mounted
-//! volume, bring their own function over a [`Workshop`].
+//! Most recipes run mkfs, mount, and fill the volume. A recipe that needs several mounts, or a copy
+//! of a mounted volume, has a function of its own over a [`ImageBuilder`].
 
 use crate::image::{View, Which};
 use crate::kernel_mount::{KernelMount, MountHow};
@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 
 const MIB: u64 = 1 << 20;
 
-/// Fills a mounted volume; gets the root of the top-level subvolume.
+/// Fills a mounted volume, given the root of its top-level subvolume.
 pub type Fill = fn(&Path) -> Result<()>;
 
-/// Makes the whole volume.
-pub type Own = fn(&Workshop) -> Result<()>;
+/// Makes a whole volume.
+pub type Own = fn(&ImageBuilder) -> Result<()>;
 
 #[derive(Debug, Clone)]
 pub enum Make {
@@ -34,13 +34,13 @@ pub struct Recipe {
     pub mount: String,
     pub offset: u64,
     pub make: Make,
-    /// Changes after which the kernel is not asked any more.
+    /// Changes that are made after the kernel's manifests.
     pub surgery: Option<Own>,
     pub views: Vec<View>,
 }
 
 impl Recipe {
-    /// One device of 256 MiB, everything in it, seen from the top.
+    /// Returns a recipe with one device of 256 MiB, the usual content, and a view of the top level.
     pub fn new(name: &str, about: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -80,7 +80,7 @@ impl Recipe {
         self
     }
 
-    /// The kernel looks first; then this is done.
+    /// Sets changes that are made after the kernel's manifests.
     pub fn surgery(mut self, surgery: Own) -> Self {
         self.surgery = Some(surgery);
         for view in &mut self.views {
@@ -94,7 +94,7 @@ impl Recipe {
         self
     }
 
-    /// Views with these sets of devices missing.
+    /// Adds views with these sets of devices missing.
     pub fn missing(mut self, sets: &[&[usize]]) -> Self {
         for set in sets {
             let ids: Vec<String> = set.iter().map(|at| (at + 1).to_string()).collect();
@@ -113,14 +113,14 @@ impl Recipe {
     }
 }
 
-/// Where one image is being made.
+/// The directory in which an image is made.
 #[derive(Debug)]
-pub struct Workshop {
+pub struct ImageBuilder {
     pub recipe: Recipe,
     pub dir: PathBuf,
 }
 
-impl Workshop {
+impl ImageBuilder {
     pub fn device(&self, at: usize) -> PathBuf {
         self.dir.join(format!("device-{}.img", at + 1))
     }
@@ -129,7 +129,7 @@ impl Workshop {
         (0..self.recipe.devices_mib.len()).map(|at| self.device(at)).collect()
     }
 
-    /// Makes the empty device files.
+    /// Creates the empty device files.
     pub fn allocate(&self) -> Result<()> {
         for (at, mib) in self.recipe.devices_mib.iter().enumerate() {
             let path = self.device(at);
@@ -139,7 +139,7 @@ impl Workshop {
         Ok(())
     }
 
-    /// Makes the recipe's volume on all devices.
+    /// Runs mkfs on all devices.
     pub fn mkfs(&self) -> Result<()> {
         let mut args = vec!["-q".into(), "-f".into(), "-K".into()];
         args.extend(self.recipe.mkfs.split_whitespace().map(std::ffi::OsString::from));
@@ -153,13 +153,13 @@ impl Workshop {
         tool::run("mkfs.btrfs", &args).map(drop)
     }
 
-    /// Mounts everything for writing, with the recipe's options and the top level as root.
+    /// Mounts the volume for writing, with the recipe's options and the top level as root.
     pub fn mount(&self) -> Result<KernelMount> {
         self.mount_with(&self.devices(), &self.recipe.mount)
     }
 
     pub fn mount_with(&self, devices: &[PathBuf], options: &str) -> Result<KernelMount> {
-        // Barriers would wait for the disk under the image, and a half-made image is made again.
+        // A flush would wait for the disk below the image, and an incomplete image is made again.
         let common = "subvolid=5,nobarrier";
         let options =
             if options.is_empty() { common.to_owned() } else { format!("{common},{options}") };
@@ -176,8 +176,8 @@ impl Workshop {
                 self.mkfs()?;
                 let mount = self.mount()?;
                 fill(mount.root())?;
-                // Freed space becomes holes in the files: old copies of sectors must not be
-                // found there, and the shelf stays small.
+                // Discarding turns freed space into holes: tests must not find old copies of
+                // sectors there, and the images stay small.
                 tool::run("sync", &["-f".as_ref(), mount.root().as_os_str()])?;
                 tool::run("fstrim", &[mount.root()])?;
                 mount.unmount()

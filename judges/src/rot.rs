@@ -1,9 +1,9 @@
-//! Rot: damage to copies of known blocks, placed without asking the code under test where they are.
+//! Damages copies of known blocks on devices, without using the code under test to find them.
 //!
-//! A data sector of the profile images says which file and place it is ([`stamped_sector`]), so
-//! every copy of it is found on the devices by its content. A tree block is known by the volume's
-//! id and its own address in its header. Which places share a row of a parity profile is read
-//! from what `btrfs inspect-internal dump-tree` prints of the chunk tree.
+//! Each data sector of the profile images contains its file and position ([`stamped_sector`]), so
+//! every copy is found on the devices by content. A tree block is identified by the fsid and its
+//! own address in its header. The stripes of a parity row are derived from the chunk tree as `btrfs
+//! inspect-internal dump-tree` prints it.
 
 use crate::image::Image;
 use crate::populate::seeded::{STAMP, Seeded, Texture, stamped_sector};
@@ -18,32 +18,32 @@ use std::path::{Path, PathBuf};
 pub const SECTOR_BYTES: u64 = 4096;
 const SUPER_OFFSETS: [u64; 2] = [64 << 10, 64 << 20];
 
-/// Where the volume's id stands in a superblock and in the header of a tree block.
+/// The position of the fsid in a superblock and in the header of a tree block.
 const FSID: std::ops::Range<usize> = 32..48;
-/// In a superblock: the magic number, where a tree block has other things.
+/// The position of the magic number in a superblock.
 const MAGIC: std::ops::Range<usize> = 64..72;
 
-/// One sector of one of the stamped files.
+/// One sector of a stamped file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Sector {
     pub file: u64,
     pub number: u64,
 }
 
-/// A place on a device: which of the image's devices, and the byte in it.
+/// An offset on one of the image's devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     pub device: usize,
     pub offset: u64,
 }
 
-/// A copy of an image that is there to be damaged.
+/// A copy of an image that tests damage.
 #[derive(Debug)]
-pub struct Victim {
+pub struct DamagedImage {
     pub image: Image,
-    /// Every place that holds a sector of a stamped file.
+    /// Every place of each sector of a stamped file.
     pub sectors: BTreeMap<Sector, Vec<Place>>,
-    /// Every place that holds a tree block, by logical address.
+    /// Every place of each tree block, by logical address.
     pub blocks: BTreeMap<u64, Vec<Place>>,
     /// Every sector-sized place that is not a hole.
     pub written: Vec<Place>,
@@ -53,21 +53,21 @@ pub struct Victim {
 
 #[derive(Debug, Default)]
 struct Chunk {
-    /// Bytes that the chunk has on each device.
+    /// Bytes of the chunk on each device.
     device_bytes: u64,
     stripes: Vec<Place>,
 }
 
-impl Victim {
+impl DamagedImage {
     pub fn copy_of(image: &Image, dir: &Path) -> Result<Self> {
-        let dir = tempfile::Builder::new().prefix("butternut-judge-victim-").tempdir_in(dir)?;
+        let dir = tempfile::Builder::new().prefix("butternut-judge-damaged-").tempdir_in(dir)?;
         let mut copy = image.clone();
         copy.dir = dir.path().to_path_buf();
         for (from, to) in image.paths().iter().zip(copy.paths()) {
             tool::copy_sparse(from, &to)?;
         }
         let chunks = chunks(&copy.paths())?;
-        let mut victim = Self {
+        let mut damaged = Self {
             image: copy,
             sectors: BTreeMap::new(),
             blocks: BTreeMap::new(),
@@ -75,15 +75,15 @@ impl Victim {
             chunks,
             _dir: dir,
         };
-        for (device, path) in victim.image.paths().iter().enumerate() {
-            victim.scan(device, path)?;
+        for (device, path) in damaged.image.paths().iter().enumerate() {
+            damaged.scan(device, path)?;
         }
-        Ok(victim)
+        Ok(damaged)
     }
 
-    /// Spoils some bytes of every place, so that no checksum over it can be right. Each place is
-    /// spoilt in its own way: equal damage to two parts of a row can cancel out in the parity.
-    pub fn spoil(&self, places: &[Place]) -> Result<()> {
+    /// Overwrites some bytes of every place, so that its checksum is wrong. Each place is damaged
+    /// differently, because equal damage to two stripes of a row can cancel out in the parity.
+    pub fn corrupt(&self, places: &[Place]) -> Result<()> {
         let open = |path: PathBuf| OpenOptions::new().read(true).write(true).open(path);
         let files = self.image.paths().into_iter().map(open).collect::<Result<Vec<_>, _>>()?;
         for place in places {
@@ -99,8 +99,8 @@ impl Victim {
         Ok(())
     }
 
-    /// The places in the same row of the chunk as this one, which is not among them.
-    pub fn row_mates(&self, place: Place) -> Vec<Place> {
+    /// Returns the other places in the same parity row of the chunk.
+    pub fn row_siblings(&self, place: Place) -> Vec<Place> {
         for chunk in &self.chunks {
             for stripe in chunk.stripes.iter().filter(|stripe| stripe.device == place.device) {
                 let Some(into) = place.offset.checked_sub(stripe.offset) else { continue };
@@ -153,7 +153,7 @@ impl Victim {
     }
 }
 
-/// The sector that these bytes are, if they are one, whole and right.
+/// Returns which sector these bytes are, if they are an undamaged stamped sector.
 pub fn stamp(bytes: &[u8]) -> Option<Sector> {
     let text = bytes.strip_prefix(STAMP)?.get(..16)?;
     let text = std::str::from_utf8(text).ok()?;
@@ -163,12 +163,12 @@ pub fn stamp(bytes: &[u8]) -> Option<Sector> {
     (bytes == stamped_sector(file, number)).then_some(Sector { file, number })
 }
 
-/// Little-endian, spelled out.
+/// Decodes a little-endian number.
 fn little_endian(bytes: [u8; 8]) -> u64 {
     bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte))
 }
 
-/// Reads the chunks from the printed chunk tree.
+/// Parses the chunks of a printed chunk tree.
 fn chunks(devices: &[PathBuf]) -> Result<Vec<Chunk>> {
     let mut args: Vec<std::ffi::OsString> =
         ["inspect-internal", "dump-tree", "-t", "chunk"].map(Into::into).to_vec();

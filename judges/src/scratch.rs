@@ -1,5 +1,5 @@
-//! A scratch volume: an empty btrfs of the kernel's, as a place that can hold everything an image
-//! holds, from hole-only files of the largest size to 64 KiB xattrs.
+//! A scratch volume: an empty btrfs that the kernel mounts, which can hold everything that an image
+//! holds, like files of the maximum size and xattrs of 64 KiB.
 
 use crate::kernel_mount::{KernelMount, MountHow};
 use crate::tool;
@@ -8,7 +8,7 @@ use std::path::Path;
 
 const BYTES: u64 = 4 << 30;
 
-/// The mount goes before the directory with its image.
+/// The mount is dropped before the directory with its image.
 #[derive(Debug)]
 pub struct Scratch {
     mount: KernelMount,
@@ -16,7 +16,7 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Makes one in `dir`, sparse: it takes as much space as is written to it.
+    /// Makes a sparse volume in `dir`.
     pub fn new(dir: &Path) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("butternut-judge-scratch-").tempdir_in(dir)?;
         let image = dir.path().join("scratch.img");

@@ -1,5 +1,5 @@
-//! Subjects of the model on a mounted volume: each is an empty directory of its own, so that trying
-//! many scripts needs no new volume.
+//! Subjects of the model on a mounted volume. Each subject is an empty directory of its own, so
+//! many scripts can run on one volume.
 
 use anyhow::Result;
 use butternut_sim::posix::PosixSubject;
@@ -8,18 +8,18 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::rc::Rc;
 
-/// A volume that is mounted somewhere.
+/// A mounted volume.
 pub trait Mounted {
     fn root(&self) -> Result<&Path>;
 
-    /// Down and up again.
+    /// Unmounts the volume and mounts it again.
     fn remount(&mut self) -> Result<()>;
 
-    /// A number that no subject had before.
+    /// Returns a number that no earlier subject had.
     fn next_subject(&mut self) -> u32;
 }
 
-/// A subject that is an empty directory.
+/// Returns a subject on a new empty directory.
 pub fn subject<V: Mounted + 'static>(volume: &Rc<RefCell<V>>) -> Result<PosixSubject<'static>> {
     let name = format!("subject-{}", volume.borrow_mut().next_subject());
     let root = volume.borrow().root()?.join(&name);

@@ -1,14 +1,14 @@
-//! Running the tools that judge: one call, and an error that shows what the tool said.
+//! Runs external tools; an error contains what the tool printed.
 
 use anyhow::{Context, Result, bail};
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// What to do when a tool is missing; the setup script installs all of them.
+/// What to do if a tool is missing.
 const MISSING: &str = "is it installed? `scripts/setup` installs everything the tests need";
 
-/// Runs a tool to its end and returns what it printed.
+/// Runs a tool, which must succeed, and returns its output.
 pub fn run<A: AsRef<OsStr>>(program: &str, args: &[A]) -> Result<Vec<u8>> {
     let output = output(program, args)?;
     if !output.status.success() {
@@ -24,22 +24,22 @@ pub fn run<A: AsRef<OsStr>>(program: &str, args: &[A]) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// Runs a tool to its end, whatever its exit status is.
+/// Runs a tool with any exit status.
 pub fn output<A: AsRef<OsStr>>(program: &str, args: &[A]) -> Result<Output> {
     Command::new(program).args(args).output().with_context(|| format!("{program}: {MISSING}"))
 }
 
-/// Runs a tool that prints text.
+/// Runs a tool, which must succeed, and returns its output as text.
 pub fn text<A: AsRef<OsStr>>(program: &str, args: &[A]) -> Result<String> {
     Ok(String::from_utf8_lossy(&run(program, args)?).trim().to_owned())
 }
 
-/// Arguments of a tool: words from a fixed line, then one path.
+/// Returns arguments for a tool: the words of a line, and a path.
 pub fn words_and_path(words: &str, path: &Path) -> Vec<std::ffi::OsString> {
     words.split_whitespace().map(Into::into).chain([path.into()]).collect()
 }
 
-/// Copies a file so that holes stay holes.
+/// Copies a file and keeps its holes.
 pub fn copy_sparse(from: &Path, to: &Path) -> Result<()> {
     let args = ["--sparse=always".as_ref(), "--reflink=auto".as_ref(), from, to];
     run("cp", &args.map(Path::as_os_str)).map(drop)

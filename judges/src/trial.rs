@@ -1,5 +1,5 @@
-//! The table of tests: one per image and view, and what is left out where the machine has no
-//! kernel to judge.
+//! Tests over all images and views, and the tests that are skipped on a machine without a suitable
+//! kernel.
 
 use crate::image::View;
 use crate::recipe::Recipe;
@@ -9,15 +9,15 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-/// A test over one view of one image.
+/// A test of one view of an image.
 pub type Judge = fn(&Recipe, &View) -> Result<()>;
 
-/// Whether tests that need images made by the kernel are left out.
+/// Returns whether tests that need images made by the kernel are skipped.
 pub fn is_without_kernel() -> bool {
     std::env::var_os("BUTTERNUT_NO_KERNEL").is_some_and(|value| !value.is_empty())
 }
 
-/// One test per view of every image.
+/// Returns one test for each view of every image.
 pub fn over_all_views(judge: Judge) -> Vec<Trial> {
     let mut trials = Vec::new();
     for recipe in recipes::all() {
@@ -31,13 +31,13 @@ pub fn over_all_views(judge: Judge) -> Vec<Trial> {
     trials
 }
 
-/// One test that is left out without a kernel.
+/// Returns one test that is skipped without a kernel.
 pub fn trial(name: &str, run: impl FnOnce() -> Result<()> + Send + 'static) -> Trial {
     let run = move || run().map_err(|error| Failed::from(format!("{error:#}")));
     Trial::test(name, run).with_ignored_flag(is_without_kernel())
 }
 
-/// The `main` of a test program.
+/// Runs a test program.
 pub fn run(trials: Vec<Trial>) -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }

@@ -1,9 +1,9 @@
-//! The walker: makes the manifest of a directory from system calls alone.
+//! Makes the manifest of a directory through system calls.
 //!
-//! It knows nothing about btrfs, so it sees a kernel mount, our mount and an exported tree with
-//! the same eyes. It reads names, `statx`, links, extended attributes, attribute flags, every
+//! It uses nothing specific to btrfs, so it treats a kernel mount, a Butternut mount and an
+//! exported tree alike. It reads names, `statx`, links, extended attributes, attribute flags, every
 //! byte of content, and the data ranges. It changes nothing: files are opened with `O_NOATIME`
-//! where that is allowed, and everything is looked at before it is read.
+//! where that is permitted, and attributes are read before content.
 
 use crate::manifest::{
     Bytes, Entry, Kind, Manifest, Moment, PIECE_BYTES, Piece, hash, pieces_to_read,
@@ -17,10 +17,10 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// The longest list of xattr names, and the longest value, that Linux passes on.
+/// The maximum size of a list of xattr names, and of a value, in Linux.
 const XATTR_BYTES_MAX: usize = 64 * 1024;
 
-/// Walks everything under `root`.
+/// Returns the manifest of everything under `root`.
 pub fn walk(root: &Path) -> Result<Manifest> {
     let mut walker = Walker {
         piece: vec![0; usize::try_from(PIECE_BYTES)?],
@@ -40,7 +40,7 @@ struct Walker {
 impl Walker {
     fn visit(&mut self, at: &Path, path: &Bytes, order: u32) -> Result<()> {
         let (entry, identity) =
-            self.entry(at, path.clone(), order).with_context(|| format!("looking at {path}"))?;
+            self.entry(at, path.clone(), order).with_context(|| format!("reading {path}"))?;
         let is_directory = entry.kind == Kind::Directory;
         self.entries.push((entry, identity));
         if !is_directory {
@@ -166,7 +166,7 @@ fn flags(file: &OwnedFd) -> Option<u32> {
     rustix::fs::ioctl_getflags(file).ok().map(|flags| flags.bits())
 }
 
-/// Follows the seeks for data and holes through the file.
+/// Returns the data ranges that `SEEK_DATA` and `SEEK_HOLE` find.
 fn data_ranges(file: &OwnedFd, size: u64) -> Result<Vec<(u64, u64)>> {
     let mut ranges = Vec::new();
     let mut at = 0;
@@ -198,7 +198,7 @@ fn read_piece(file: &OwnedFd, offset: u64, buf: &mut [u8]) -> Result<Piece> {
     Ok(Piece::Hash(hash(buf)))
 }
 
-/// `path` with one more component.
+/// Returns `path` with one more component.
 pub fn joined(path: &Bytes, name: &[u8]) -> Bytes {
     let mut joined = path.0.clone();
     if !joined.is_empty() {
@@ -208,7 +208,7 @@ pub fn joined(path: &Bytes, name: &[u8]) -> Bytes {
     Bytes(joined)
 }
 
-/// A file system path for bytes under `root`.
+/// Returns the file system path of a manifest path under `root`.
 pub fn under(root: &Path, path: &Bytes) -> std::path::PathBuf {
     if path.0.is_empty() { root.to_path_buf() } else { root.join(OsStr::from_bytes(&path.0)) }
 }

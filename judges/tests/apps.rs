@@ -1,7 +1,8 @@
-//! Real applications on our mount, each on a volume of its own: `scripts/apps` runs and judges.
+//! Real applications on our mount, each on a volume of its own. `scripts/apps` runs and checks
+//! them.
 //!
-//! `BUTTERNUT_LONG=1` runs all of them; without it, those that take seconds and need nothing but
-//! what builds this project.
+//! `BUTTERNUT_LONG=1` runs all of them; otherwise those run that take seconds and need only the
+//! tools that build this project.
 
 use anyhow::{Result, ensure};
 use butternut_judges::{command, trial};
@@ -48,7 +49,7 @@ fn run(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// What the script can run and what is run here are the same.
+/// The script's list of applications and the one here are equal.
 fn every_one_is_named() -> Result<()> {
     let output = script().arg("--list").env("BUTTERNUT_BIN", command::butternut()?).output()?;
     let mut listed: Vec<_> = std::str::from_utf8(&output.stdout)?.lines().collect();

@@ -1,7 +1,7 @@
-//! What the library leaves, after a crash and after a run, as the kernel and btrfs-progs see it: a
-//! sample of the crashes that `sim` looks at all of.
+//! Volumes of the library after a crash and after a run, as the kernel and btrfs-progs see them: a
+//! sample of the crashes that `sim` checks.
 //!
-//! `BUTTERNUT_LONG=1` looks at more.
+//! `BUTTERNUT_LONG=1` checks more of them.
 
 use anyhow::{Context, Result, bail, ensure};
 use butternut_device::{CrashOptions, Device};
@@ -38,7 +38,7 @@ fn is_long() -> bool {
 
 fn crashes(seed: u64) -> Result<()> {
     let crashes = CrashOptions { seed, seeded_per_gap: 4, pivotal: is_super_block };
-    // A prime, so that the sample meets every kind of crash.
+    // A prime number, so that the sample contains every kind of crash.
     let judging = JudgeOptions { crashes, threads: 1, one_in: 11 };
     let (sync_one_in, going_on, going_on_one_in) = (8, 0, 1);
     let workload = Workload {
@@ -51,11 +51,11 @@ fn crashes(seed: u64) -> Result<()> {
         judging,
     };
     let base = fresh(VOLUME_BYTES, &MkfsOptions::default())?;
-    let told = workload.tell(&LibraryEngine, base, workload.generator(), None)?;
-    let told = told.map_err(|found| anyhow::anyhow!("{found}"))?;
-    let trees = told.trees();
-    let verdict: Verdict = judge(&told.story, &workload.judging, &|crash, image, allowed| {
-        // The kernel mounts by the first superblock alone; one that is torn has to be restored.
+    let record = workload.record(&LibraryEngine, base, workload.generator(), None)?;
+    let record = record.map_err(|found| anyhow::anyhow!("{found}"))?;
+    let trees = record.trees();
+    let verdict: Verdict = judge(&record.story, &workload.judging, &|crash, image, allowed| {
+        // The kernel mounts by the first superblock only; a torn one would have to be restored.
         if !has_first_super_block(&image) {
             return Ok(());
         }
@@ -64,8 +64,8 @@ fn crashes(seed: u64) -> Result<()> {
             file.check()?;
             let have = file.kernel_tree()?;
             let place = CrashPlace { position: crash.position, allowed };
-            told.state_of(&have, &place, &trees)?;
-            file.check().context("after the kernel had it")
+            record.state_of(&have, &place, &trees)?;
+            file.check().context("after the kernel's mount")
         };
         look().map_err(|error| format!("{error:#}"))
     });
@@ -80,7 +80,7 @@ fn has_first_super_block(device: &dyn Device) -> bool {
     read.is_ok() && SuperBlock::check(&bytes, 0).is_ok()
 }
 
-/// A run of the library, and what the kernel shows of it.
+/// Runs the library, and compares its tree with what the kernel shows.
 fn run(seed: u64) -> Result<()> {
     let device = fresh(512 << 20, &MkfsOptions::default())?;
     let mut subject = LibrarySubject::open(Arc::clone(&device))?;
@@ -101,5 +101,5 @@ fn run(seed: u64) -> Result<()> {
     if let Some(text) = run.model.tree().difference(&file.kernel_tree()?) {
         bail!("the kernel shows another tree:\n{text}");
     }
-    file.check().context("after the kernel had it")
+    file.check().context("after the kernel's mount")
 }

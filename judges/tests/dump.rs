@@ -1,4 +1,4 @@
-//! `inspect dump-super` and `inspect dump-tree` print of every image what btrfs-progs prints.
+//! `inspect dump-super` and `inspect dump-tree` print the same as btrfs-progs for every image.
 
 use anyhow::{Result, bail, ensure};
 use butternut_judges::image::{Image, View};
@@ -9,17 +9,17 @@ use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-/// Differing lines that are shown.
+/// Differing lines that a report lists.
 const LINES_MAX: usize = 10;
 
 fn main() -> ExitCode {
     let mut trials = Vec::new();
-    // btrfs-progs reads neither volumes inside a bigger file nor the trees of ones without their
+    // btrfs-progs read neither volumes inside a larger file nor the trees of volumes without the
     // first superblock.
     for recipe in recipes::all().into_iter().filter(|recipe| recipe.offset == 0) {
-        trials.push(trial_of("super", recipe.clone(), the_supers_are_printed_alike));
+        trials.push(trial_of("super", recipe.clone(), superblocks_are_printed_alike));
         if !recipe.name.starts_with("super-") {
-            trials.push(trial_of("tree", recipe, the_trees_are_printed_alike));
+            trials.push(trial_of("tree", recipe, trees_are_printed_alike));
         }
     }
     trial::run(trials)
@@ -30,7 +30,7 @@ fn trial_of(what: &str, recipe: Recipe, judge: fn(&Image) -> Result<()>) -> Tria
     trial::trial(&name, move || judge(&Image::load(&recipe.name)?))
 }
 
-fn the_supers_are_printed_alike(image: &Image) -> Result<()> {
+fn superblocks_are_printed_alike(image: &Image) -> Result<()> {
     for path in image.paths() {
         let args: Vec<OsString> =
             ["inspect", "dump-super", "-f", "-a", "-F"].into_iter().map(Into::into).collect();
@@ -42,7 +42,7 @@ fn the_supers_are_printed_alike(image: &Image) -> Result<()> {
     Ok(())
 }
 
-fn the_trees_are_printed_alike(image: &Image) -> Result<()> {
+fn trees_are_printed_alike(image: &Image) -> Result<()> {
     let devices = command::devices(image, &View::top());
     let theirs = [vec!["inspect-internal".into(), "dump-tree".into()], devices.clone()].concat();
     let ours = [vec!["inspect".into(), "dump-tree".into()], devices].concat();

@@ -1,15 +1,15 @@
-//! `butternut export` copies out of every image what the kernel shows of it.
+//! `butternut export` copies what the kernel shows of every image.
 
 use anyhow::{Result, anyhow};
 use butternut_judges::compare::{Field, Side, compare};
-use butternut_judges::image::{Image, View, shelf};
+use butternut_judges::image::{Image, View, images_dir};
 use butternut_judges::recipe::Recipe;
 use butternut_judges::scratch::Scratch;
 use butternut_judges::{command, trial, walk};
 use std::process::ExitCode;
 
-/// What a copy cannot have: other inode numbers, its own times of birth and change, its own
-/// allocation and order. Attribute flags and properties of btrfs are not copied.
+/// Fields that a copy cannot preserve: inode numbers, birth and change times, allocation and order.
+/// Attribute flags and btrfs properties are not copied.
 const EXCUSED: [Field; 8] = [
     Field::Ino,
     Field::Btime,
@@ -28,7 +28,7 @@ fn main() -> ExitCode {
 fn an_export_holds_what_the_kernel_shows(recipe: &Recipe, view: &View) -> Result<()> {
     let image = Image::load(&recipe.name)?;
     let want = image.kernel_manifest(view)?;
-    let scratch = Scratch::new(&shelf())?;
+    let scratch = Scratch::new(&images_dir())?;
     let dest = scratch.root().join("export");
     let mut args = vec!["--quiet".into(), "export".into(), "--devices".into()];
     if !view.missing.is_empty() {

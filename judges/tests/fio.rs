@@ -1,6 +1,7 @@
-//! fio over the engine: what its verify says, what the kernel sees afterwards, what is refused.
+//! fio with our engine: fio verifies the data, the kernel reads it afterwards, and invalid jobs are
+//! refused.
 //!
-//! Without the engine (`make fio`, which needs fio's source) these tests are left out.
+//! Without the engine (`make fio`, which needs fio's source) these tests are skipped.
 
 use anyhow::{Context, Result, ensure};
 use butternut_judges::fio::{FioVolume, engine, verify_with_kernel};
@@ -15,7 +16,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 const MODES: [&str; 3] = ["direct", "buffered", "uncached"];
-/// Profiles that are written, besides one device's; and the devices that each is tried on.
+/// Profiles that are written besides that of one device, with the number of devices.
 const PROFILES: [(&str, usize); 5] =
     [("raid0", 3), ("raid1", 2), ("raid1c3", 3), ("raid1c4", 4), ("raid10", 4)];
 const BUFFERS: [&str; 2] = ["borrowed", "owned"];
@@ -43,7 +44,7 @@ fn main() -> ExitCode {
         ("processes_are_refused", processes_are_refused),
         ("a_second_fio_is_refused", a_second_fio_is_refused),
         ("a_missing_file_is_made_and_grown", a_missing_file_is_made_and_grown),
-        ("space_is_set_aside_as_fallocate_says", space_is_set_aside_as_fallocate_says),
+        ("fallocate_preallocates_space", fallocate_preallocates_space),
         ("trimmed_blocks_are_holes", trimmed_blocks_are_holes),
         ("every_sync_option_is_honoured", every_sync_option_is_honoured),
         ("files_written_in_place_are_marked", files_written_in_place_are_marked),
@@ -62,8 +63,8 @@ fn main() -> ExitCode {
 type Named = (&'static str, fn() -> Result<()>);
 type Test = Box<dyn FnOnce() -> Result<()> + Send>;
 
-/// Blocks of several sizes, at odd places too where the lane allows it, read back by fio through
-/// the same lane, and by the kernel.
+/// Writes blocks of several sizes, unaligned if the lane allows it; fio reads them back through the
+/// same lane, and through the kernel.
 fn every_block_verifies(mode: &str, buffers: &str) -> Result<()> {
     let volume = FioVolume::new("")?;
     let lane = format!("--mode={mode} --buffers={buffers} --iodepth=32 --verify=crc32c");
@@ -79,7 +80,7 @@ fn every_block_verifies(mode: &str, buffers: &str) -> Result<()> {
     if mode != "direct" {
         volume.run(&format!("--filename=odd --rw=randwrite --bs=3k --size=6M {lane}"))?;
     }
-    let kernel = volume.judged()?;
+    let kernel = volume.check_and_mount()?;
     verify_with_kernel(&kernel.root().join("random"), 4096)?;
     verify_with_kernel(&kernel.root().join("again"), 4096)?;
     verify_with_kernel(&kernel.root().join("long"), 1 << 20)?;
@@ -89,7 +90,7 @@ fn every_block_verifies(mode: &str, buffers: &str) -> Result<()> {
     Ok(())
 }
 
-/// Through every lane, lent memory and the queue's own; with checksums and in place.
+/// Writes through every lane, from borrowed and owned buffers, with checksums and nodatacow.
 fn every_profile_is_written(profile: &str, devices: usize) -> Result<()> {
     let volume = FioVolume::of(&format!("-d {profile} -m {profile}"), devices)?;
     let random = "--rw=randwrite --bs=4k --size=16M --iodepth=32 --verify=crc32c";
@@ -100,7 +101,7 @@ fn every_profile_is_written(profile: &str, devices: usize) -> Result<()> {
         }
     }
     volume.run(&format!("--filename=in-place --nodatacow=1 --mode=direct {random}"))?;
-    let kernel = volume.judged()?;
+    let kernel = volume.check_and_mount()?;
     for mode in MODES {
         for buffers in BUFFERS {
             verify_with_kernel(&kernel.root().join(format!("{mode}-{buffers}")), 4096)?;
@@ -117,11 +118,14 @@ fn threads_share_a_volume() -> Result<()> {
     ensure!(job["write"]["io_bytes"] == 16 << 20, "{job}");
     let one = "--numjobs=4 --filename=one --rw=randread --bs=4k --size=8M --iodepth=8 --direct=1";
     volume.run(one)?;
-    let kernel = volume.judged()?;
+    let kernel = volume.check_and_mount()?;
     for number in 0..4 {
         verify_with_kernel(&kernel.root().join(format!("dir/job.{number}")), 4096)?;
     }
-    ensure!(fs::metadata(kernel.root().join("one"))?.len() == 8 << 20, "the size of one");
+    ensure!(
+        fs::metadata(kernel.root().join("one"))?.len() == 8 << 20,
+        "file one has the wrong size"
+    );
     Ok(())
 }
 
@@ -131,21 +135,21 @@ fn processes_are_refused() -> Result<()> {
 
 fn options_that_make_no_sense_are_refused() -> Result<()> {
     let threads = "--rw=write --size=1M --thread=1";
-    refused(&format!("{threads} --switches=warp=on"), "want KEY=VALUE with KEY one of")?;
+    refused(&format!("{threads} --mount_options=warp=on"), "want KEY=VALUE with KEY one of")?;
     refused(&format!("{threads} --subvolume=nowhere"), "nowhere")?;
     refused(&format!("{threads} --volume=/no/such/device"), "/no/such/device")?;
     refused(&format!("{threads} --rw=read --allow_file_create=0"), "allow_file_create=0")
 }
 
-/// fio ends with an error and says why; the volume is as it was.
+/// fio fails with this message, and the volume is unchanged.
 fn refused(words: &str, why: &str) -> Result<()> {
     let volume = FioVolume::new("")?;
     let output = volume.output(words)?;
-    let said = String::from_utf8_lossy(&output.stderr);
+    let printed = String::from_utf8_lossy(&output.stderr);
     ensure!(!output.status.success(), "fio {words} succeeded");
-    ensure!(said.contains("butternut: ") && said.contains(why), "fio {words}: {said}");
-    let kernel = volume.judged()?;
-    ensure!(fs::read_dir(kernel.root())?.next().is_none(), "something was made");
+    ensure!(printed.contains("butternut: ") && printed.contains(why), "fio {words}: {printed}");
+    let kernel = volume.check_and_mount()?;
+    ensure!(fs::read_dir(kernel.root())?.next().is_none(), "a file was created");
     Ok(())
 }
 
@@ -158,8 +162,8 @@ fn a_second_fio_is_refused() -> Result<()> {
     first.kill()?;
     first.wait()?;
     let second = second?;
-    let said = String::from_utf8_lossy(&second.stderr);
-    ensure!(!second.status.success() && said.contains("butternut: open"), "{said}");
+    let printed = String::from_utf8_lossy(&second.stderr);
+    ensure!(!second.status.success() && printed.contains("butternut: open"), "{printed}");
     Ok(())
 }
 
@@ -170,24 +174,27 @@ fn a_missing_file_is_made_and_grown() -> Result<()> {
     volume.run("--filename=a/part --rw=write --bs=4k --size=8M --io_size=1M --fallocate=none")?;
     let grown = "--filename=a/b/read --rw=randread --bs=4k --size=12M --io_size=1M";
     volume.run(grown)?;
-    let kernel = volume.judged()?;
+    let kernel = volume.check_and_mount()?;
     let at = |path: &str| kernel.root().join(path);
-    ensure!(fs::metadata(at("a/written"))?.len() == 8 << 20, "what is written has its size");
-    ensure!(fs::metadata(at("a/part"))?.len() == 1 << 20, "nothing is set aside unasked");
+    ensure!(fs::metadata(at("a/written"))?.len() == 8 << 20, "the written file has the wrong size");
+    ensure!(
+        fs::metadata(at("a/part"))?.len() == 1 << 20,
+        "space is preallocated without a request"
+    );
     let laid_out = fs::read(at("a/b/read"))?;
     ensure!(laid_out.len() == 12 << 20, "{} bytes to read", laid_out.len());
     let is_zero = |block: &[u8]| block.iter().all(|byte| *byte == 0);
-    ensure!(!laid_out.chunks(4096).any(is_zero), "what is read is no hole");
+    ensure!(!laid_out.chunks(4096).any(is_zero), "the file that is read has a hole");
     Ok(())
 }
 
-fn space_is_set_aside_as_fallocate_says() -> Result<()> {
+fn fallocate_preallocates_space() -> Result<()> {
     let volume = FioVolume::new("")?;
     let make = "--rw=randwrite --bs=4k --size=8M --io_size=4k";
     for how in ["native", "keep", "truncate", "none"] {
         volume.run(&format!("--filename={how} --fallocate={how} {make}"))?;
     }
-    let kernel = volume.judged()?;
+    let kernel = volume.check_and_mount()?;
     let blocks =
         |how: &str| -> Result<u64> { Ok(fs::metadata(kernel.root().join(how))?.blocks() * 512) };
     for (how, want) in [("native", 8 << 20), ("keep", 8 << 20), ("truncate", 4096), ("none", 4096)]
@@ -201,12 +208,15 @@ fn trimmed_blocks_are_holes() -> Result<()> {
     let volume = FioVolume::new("")?;
     volume.run("--filename=f --rw=write --bs=1M --size=8M --end_fsync=1")?;
     volume.run("--filename=f --rw=trim --bs=64k --size=4M")?;
-    let kernel = volume.judged()?;
+    let kernel = volume.check_and_mount()?;
     let file = kernel.root().join("f");
-    ensure!(fs::metadata(&file)?.blocks() * 512 == 4 << 20, "half of it is given back");
+    ensure!(
+        fs::metadata(&file)?.blocks() * 512 == 4 << 20,
+        "trimming did not free half of the space"
+    );
     let bytes = fs::read(&file)?;
-    ensure!(bytes.len() == 8 << 20, "the size stays");
-    ensure!(bytes[..4 << 20].iter().all(|byte| *byte == 0), "what was trimmed reads as zeroes");
+    ensure!(bytes.len() == 8 << 20, "trimming changed the size");
+    ensure!(bytes[..4 << 20].iter().all(|byte| *byte == 0), "trimmed blocks do not read as zeroes");
     Ok(())
 }
 
@@ -223,21 +233,21 @@ fn every_sync_option_is_honoured() -> Result<()> {
     for words in ["--sync=1", "--sync=dsync", "--sync=sync --direct=1"] {
         volume.run(&format!("{write} {words} --verify=crc32c"))?;
     }
-    volume.judged().map(drop)
+    volume.check_and_mount().map(drop)
 }
 
 fn files_written_in_place_are_marked() -> Result<()> {
     let volume = FioVolume::new("")?;
     volume.run("--filename=d/f --nodatacow=1 --rw=randwrite --bs=4k --size=1M --verify=crc32c")?;
-    let kernel = volume.judged()?;
+    let kernel = volume.check_and_mount()?;
     let file = kernel.root().join("d/f");
     let flags = tool::text("lsattr", &[&file])?;
     ensure!(flags.split(' ').next().is_some_and(|flags| flags.contains('C')), "{flags}");
     verify_with_kernel(&file, 4096)
 }
 
-/// The job files of the lab's rows, each a moment long: on a file as the device, on the kernel's
-/// mount, through the engine.
+/// Runs the job files of the lab briefly: on a file as the device, on the kernel's mount, and
+/// through the engine.
 fn every_row_runs_on_every_target() -> Result<()> {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let scratch = tempfile::tempdir()?;
@@ -272,10 +282,10 @@ fn every_row_runs_on_every_target() -> Result<()> {
         }
     }
     mount.unmount()?;
-    ours.judged().map(drop)
+    ours.check_and_mount().map(drop)
 }
 
-/// The process goes without a word while it writes elsewhere; what it synced is there.
+/// The process is killed while it writes to other blocks; the synced blocks survive.
 fn what_was_synced_survives_a_kill() -> Result<()> {
     for mode in MODES {
         let volume = FioVolume::new("")?;
@@ -288,52 +298,52 @@ fn what_was_synced_survives_a_kill() -> Result<()> {
         sleep(Duration::from_secs(4));
         child.kill()?;
         child.wait()?;
-        let kernel = volume.judged()?;
+        let kernel = volume.check_and_mount()?;
         verify_synced(&kernel.root().join("synced"))?;
     }
     Ok(())
 }
 
 fn verify_synced(file: &Path) -> Result<()> {
-    verify_with_kernel(file, 4096).context("what was synced before the kill")
+    verify_with_kernel(file, 4096).context("data that was synced before the kill")
 }
 
-/// A sync after each so many blocks, in order, until the process is killed in the middle: what fio
-/// said to be synced is in the file, and every block of it is whole.
+/// fio syncs after every few blocks, in order, until the process is killed. What fio reported as
+/// synced is in the file, and every block is whole.
 fn synced_blocks_survive_a_kill(mode: &str) -> Result<()> {
     const BLOCKS_PER_SYNC: u64 = 16;
     let volume = FioVolume::new("")?;
-    let said = volume.dir().join("said");
+    let printed = volume.dir().join("printed");
     let words = format!(
         "--filename=f --mode={mode} --rw=write --bs=4k --size=1G --iodepth=1 --fallocate=none \
          --fsync={BLOCKS_PER_SYNC} --verify=crc32c --do_verify=0 --status-interval=1"
     );
-    let mut child = volume.start_telling(&words, fs::File::create(&said)?.into())?;
-    let syncs = |said: &str| -> u64 {
-        let starts = said.find('{').unwrap_or(said.len());
-        let told = serde_json::Deserializer::from_str(&said[starts..]).into_iter::<Value>();
-        let last = told.map_while(Result::ok).last();
+    let mut child = volume.start_with_output(&words, fs::File::create(&printed)?.into())?;
+    let syncs = |printed: &str| -> u64 {
+        let starts = printed.find('{').unwrap_or(printed.len());
+        let reports = serde_json::Deserializer::from_str(&printed[starts..]).into_iter::<Value>();
+        let last = reports.map_while(Result::ok).last();
         last.and_then(|last| last["jobs"][0]["sync"]["total_ios"].as_u64()).unwrap_or(0)
     };
     let mut synced = 0;
     for _ in 0..200 {
         sleep(Duration::from_millis(100));
-        synced = syncs(&fs::read_to_string(&said)?);
+        synced = syncs(&fs::read_to_string(&printed)?);
         if synced >= 20 {
             break;
         }
     }
-    // Anywhere between two of its reports.
+    // At any time between two reports.
     sleep(Duration::from_millis(u64::from(std::process::id()) % 300));
     child.kill()?;
     child.wait()?;
-    ensure!(synced >= 20, "fio has not come far: {synced} syncs");
-    let kernel = volume.judged()?;
+    ensure!(synced >= 20, "fio made only {synced} syncs");
+    let kernel = volume.check_and_mount()?;
     let file = kernel.root().join("f");
     let bytes = fs::metadata(&file)?.len();
     let want = synced * BLOCKS_PER_SYNC * 4096;
     ensure!(bytes >= want, "{bytes} bytes of {want} that were synced");
-    ensure!(bytes.is_multiple_of(4096), "{bytes} bytes are no whole blocks");
+    ensure!(bytes.is_multiple_of(4096), "{bytes} bytes are not whole blocks");
     verify_with_kernel(&file, 4096)?;
     drop(kernel);
     for lane in MODES {
@@ -343,8 +353,8 @@ fn synced_blocks_survive_a_kill(mode: &str) -> Result<()> {
     Ok(())
 }
 
-/// Blocks anywhere, each durable when it is complete. fio keeps which of them were, kills itself,
-/// and looks for them afterwards.
+/// Writes random durable blocks. fio records which of them completed, kills itself, and verifies
+/// them afterwards.
 fn durable_writes_survive_a_kill(mode: &str) -> Result<()> {
     let volume = FioVolume::new("")?;
     let job = format!(
@@ -360,11 +370,11 @@ fn durable_writes_survive_a_kill(mode: &str) -> Result<()> {
     let states =
         states.filter(|entry| entry.file_name().to_string_lossy().contains("verify.state"));
     ensure!(states.count() == 1, "fio kept no state");
-    drop(volume.judged()?);
-    // One at a time: fio stops at the first that was not complete, when it has seen those before.
-    let looks = "--iodepth=1 --verify_only=1 --verify_state_load=1";
-    let verified = volume.run(&format!("{job} {looks}"))?;
+    drop(volume.check_and_mount()?);
+    // With one request at a time fio stops at the first incomplete block, after all complete ones.
+    let verify = "--iodepth=1 --verify_only=1 --verify_state_load=1";
+    let verified = volume.run(&format!("{job} {verify}"))?;
     let blocks = verified["read"]["total_ios"].as_u64().context("no count of reads")?;
-    ensure!(blocks >= 50, "{blocks} blocks were looked at");
-    volume.judged().map(drop)
+    ensure!(blocks >= 50, "only {blocks} blocks were verified");
+    volume.check_and_mount().map(drop)
 }

@@ -1,6 +1,5 @@
-//! The images hold what their names promise, as btrfs-progs sees it: without this, a recipe that
-//! stopped making what it says would make every other judge a little blinder, and nobody would
-//! notice.
+//! The images contain what their names say, as btrfs-progs print it. If a recipe stopped making its
+//! content, the other judges would test less without a failure.
 
 use anyhow::{Result, ensure};
 use butternut_judges::image::{Image, View};
@@ -8,7 +7,7 @@ use butternut_judges::{command, recipes, tool, trial};
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-/// Image, what to print of it, and a text that must be in there so many times or more.
+/// An image, what to print of it, and a text that must occur at least the given number of times.
 type Claim = (&'static str, Print, &'static str, usize);
 
 #[derive(Debug, Clone, Copy)]
@@ -95,6 +94,6 @@ fn holds((name, print, text, want): Claim) -> Result<()> {
     let mut args: Vec<OsString> = words.iter().map(Into::into).collect();
     args.extend(command::devices(&image, &View::top()));
     let have = tool::text("btrfs", &args)?.matches(text).count();
-    ensure!(have >= want, "'{text}' is there {have} times, want {want} or more");
+    ensure!(have >= want, "'{text}' occurs {have} times, want {want} or more");
     Ok(())
 }

@@ -1,11 +1,11 @@
-//! What `butternut import`, `mkfs --rootdir` and the commands beside them put into a volume is what
-//! the kernel shows of it, entry by entry; and they and the kernel write to it in turns.
+//! `butternut import`, `mkfs --rootdir` and related commands write what the kernel then shows,
+//! entry by entry; and the commands and the kernel change a volume in turn.
 //!
-//! The source is a kernel's btrfs with something of every kind in it.
+//! The source is a btrfs volume of the kernel with files of every kind.
 
 use anyhow::{Context, Result, anyhow, ensure};
 use butternut_judges::compare::{Field, Side, compare};
-use butternut_judges::image::shelf;
+use butternut_judges::image::images_dir;
 use butternut_judges::kernel_log::Mark;
 use butternut_judges::kernel_mount::{KernelMount, LoopDevice, MountHow};
 use butternut_judges::manifest::Manifest;
@@ -15,23 +15,23 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// What a copy cannot have: other inode numbers, its own times of birth and change, its own
-/// allocation and order. Attribute flags are not copied.
+/// Fields that a copy cannot preserve: inode numbers, birth and change times, allocation and order.
+/// Attribute flags are not copied.
 const EXCUSED: [Field; 6] =
     [Field::Ino, Field::Btime, Field::Ctime, Field::Blocks, Field::Order, Field::Flags];
 
-/// The largest nodes: only they hold the largest attributes.
+/// The largest nodes, because only they hold the largest xattrs.
 const NODES: &str = "-n 64K";
 
-/// The shelf, which is there even where no image was made yet.
+/// Returns the directory of images, and creates it if no image was made yet.
 fn place() -> Result<PathBuf> {
-    std::fs::create_dir_all(shelf())?;
-    Ok(shelf())
+    std::fs::create_dir_all(images_dir())?;
+    Ok(images_dir())
 }
 
 fn main() -> ExitCode {
     let mut trials = vec![
-        trial::trial("import::everything", everything_goes_in),
+        trial::trial("import::everything", a_tree_is_imported),
         trial::trial("import::in_turns_with_the_kernel", in_turns_with_the_kernel),
     ];
     for more in ["", "--shrink", "-O ^no-holes", "-O ^fst --csum sha256", "-m single -d dup"] {
@@ -41,11 +41,11 @@ fn main() -> ExitCode {
     trial::run(trials)
 }
 
-/// A tree of everything, and what the kernel shows of it.
+/// Makes a source tree, and returns its manifest.
 fn source() -> Result<(Scratch, Manifest)> {
     let scratch = Scratch::new(&place()?)?;
     populate::everything(scratch.root())?;
-    // What was read once has its access times; reading it again changes nothing.
+    // The first walk sets access times; the second one does not change them.
     let manifest = walk::walk(scratch.root())?;
     Ok((scratch, manifest))
 }
@@ -62,15 +62,15 @@ fn butternut(line: &str, paths: &[&Path]) -> Result<()> {
     command::run(&words).map(drop)
 }
 
-/// `btrfs check` and ours find nothing; the kernel mounts the volume without a word, and shows
-/// this.
+/// Checks the volume with `btrfs check` and our checker, and returns what the kernel shows of it.
+/// The kernel must log nothing about it.
 fn judged(image: &Path, options: &str) -> Result<Manifest> {
     let mark = Mark::now()?;
     let device = LoopDevice::attach(image, true, 0)?;
     let output =
         tool::output("btrfs", &tool::words_and_path("check --check-data-csum", device.path()))?;
-    let said = String::from_utf8_lossy(&output.stdout);
-    ensure!(output.status.success(), "btrfs check: {said}");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success(), "btrfs check: {printed}");
     butternut("check --check-data-csum @", &[device.path()])?;
     let name = device.path().file_name().context("a name")?.to_string_lossy().into_owned();
     let how = MountHow { read_only: true, options, ..MountHow::default() };
@@ -78,7 +78,7 @@ fn judged(image: &Path, options: &str) -> Result<Manifest> {
     let shown = walk::walk(mount.root())?;
     mount.unmount()?;
     let complaints = mark.complaints(&[&name])?;
-    ensure!(complaints.is_empty(), "the kernel complains: {complaints:?}");
+    ensure!(complaints.is_empty(), "the kernel logged: {complaints:?}");
     Ok(shown)
 }
 
@@ -88,7 +88,7 @@ fn same(want: &Manifest, have: &Manifest) -> Result<()> {
     compare(want, have, &EXCUSED).map(drop).map_err(|text| anyhow!("\n{text}"))
 }
 
-fn everything_goes_in() -> Result<()> {
+fn a_tree_is_imported() -> Result<()> {
     let (scratch, want) = source()?;
     let dir = tempfile::tempdir_in(place()?)?;
     let image = dir.path().join("a.img");
@@ -106,8 +106,8 @@ fn a_volume_is_made_from_a_tree(more: &str) -> Result<()> {
     same(&want, &judged(&image, if has_free_space_tree { "" } else { "nospace_cache" })?)
 }
 
-/// Rounds of changes: by our commands on a volume, and by the kernel on a copy of the same tree and
-/// then on the volume itself.
+/// Applies rounds of changes: with our commands to a volume, and with the kernel to a copy of the
+/// same tree and to the volume.
 fn in_turns_with_the_kernel() -> Result<()> {
     let dir = tempfile::tempdir_in(place()?)?;
     let image = dir.path().join("a.img");
@@ -148,7 +148,7 @@ fn ours(image: &Path, round: u32) -> Result<()> {
     butternut("trim @", &[image])
 }
 
-/// The same with ordinary tools.
+/// Applies the same changes with standard tools.
 fn theirs(root: &Path, round: u32) -> Result<Manifest> {
     let before = round.checked_sub(1).map_or_else(String::new, |it| format!("rm -r kept{it}"));
     let script = format!(
@@ -165,7 +165,7 @@ fn theirs(root: &Path, round: u32) -> Result<Manifest> {
     walk::walk(root)
 }
 
-/// Everything but the times, which are those of the making.
+/// Compares everything but the times.
 fn same_names(want: &Manifest, have: &Manifest) -> Result<()> {
     let excused: Vec<Field> = EXCUSED.into_iter().chain([Field::Atime, Field::Mtime]).collect();
     let want = Side { name: "the kernel's twin", manifest: want };

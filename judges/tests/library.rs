@@ -1,4 +1,4 @@
-//! The library shows of every image what the kernel shows, to the last byte, hole and flag.
+//! The library shows the same as the kernel for every image: every byte, hole and flag.
 
 use anyhow::{Result, anyhow};
 use butternut_judges::compare::{Side, compare};

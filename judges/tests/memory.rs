@@ -1,9 +1,9 @@
-//! Memory stays under the node cache's limit and 64 MiB more while 60,000 entries are walked; that
-//! of a mount stays where it was under hours of mixed load.
+//! A walk over 60,000 entries uses at most 64 MiB of memory beyond the node cache, and the memory
+//! of a mount does not grow under hours of mixed load.
 //!
-//! `BUTTERNUT_LONG=1` runs an hour of it, `BUTTERNUT_LOAD_SECONDS=N` so long.
+//! `BUTTERNUT_LONG=1` runs the load for an hour, `BUTTERNUT_LOAD_SECONDS=N` for N seconds.
 
-#![allow(clippy::print_stdout, reason = "a long run says what it measured")]
+#![allow(clippy::print_stdout, reason = "a long run prints what it measured")]
 
 use anyhow::{Context, Result, ensure};
 use butternut::{DevicePath, FIRST_ENTRY, FileKind, Filesystem, MountOptions};
@@ -33,7 +33,7 @@ fn a_walk_over_60000_entries_stays_under_its_limit() -> Result<()> {
     let image = Image::load("crowd")?;
     let view = image.views.first().context("an image has a view")?;
     let devices: Vec<_> = image.paths_of(view).into_iter().map(DevicePath::from).collect();
-    let options = MountOptions { node_cache_bytes: NODE_CACHE_BYTES, ..MountOptions::default() };
+    let options = MountOptions::default().node_cache_bytes(NODE_CACHE_BYTES);
     let before = resident_bytes("self", "VmRSS:")?;
     let fs = Filesystem::open(&devices, &options)?;
     let (mut dirs, mut entries) = (vec![fs.root()], 0);
@@ -56,9 +56,9 @@ fn a_walk_over_60000_entries_stays_under_its_limit() -> Result<()> {
     Ok(())
 }
 
-/// How much more may be resident in the second half of the load than in the first.
+/// The maximum growth of resident memory from the first half of the load to the second.
 const GROWTH_BYTES_MAX: u64 = 32 << 20;
-/// Files that the load works on, and bytes of the file that is overwritten in place.
+/// The files that the load uses, and the bytes of the file that is overwritten in place.
 const FILES: u64 = 8000;
 const OVERWRITTEN_BYTES: u64 = 64 << 20;
 const SAMPLES: u32 = 240;
@@ -95,13 +95,13 @@ fn memory_of_a_mount_does_not_grow_under_mixed_load() -> Result<()> {
     let most = |half: &[u64]| half.iter().max().copied().unwrap_or_default();
     let (early, late) = (most(early), most(late));
     println!("resident at most {} MiB, then {} MiB", early >> 20, late >> 20);
-    // A few seconds fill the caches, and prove nothing.
+    // A few seconds only fill the caches, so a short run checks nothing.
     let is_proof = given.is_some() || is_long;
     ensure!(!is_proof || late <= early + GROWTH_BYTES_MAX, "{late} bytes, after {early}");
     volume.unmount()
 }
 
-/// Numbers that look like chance.
+/// Returns a pseudo-random number.
 fn chance(state: &mut u64) -> u64 {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     *state >> 33
@@ -125,7 +125,7 @@ fn overwrite(root: &Path, until: Instant) -> Result<()> {
     Ok(())
 }
 
-/// Every thread has names of its own, so no call of it fails.
+/// Every thread has names of its own, so none of its calls fails.
 fn change_names(root: &Path, seed: u64, until: Instant) -> Result<()> {
     let path = |number: u64| {
         let number = number % FILES;
@@ -156,7 +156,7 @@ fn change_names(root: &Path, seed: u64, until: Instant) -> Result<()> {
     Ok(())
 }
 
-/// A figure of a process's memory, as the kernel tells it.
+/// Returns a figure of a process's memory from the kernel.
 fn resident_bytes(process: &str, which: &str) -> Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
     let line = status.lines().find(|line| line.starts_with(which)).context("no such figure")?;

@@ -1,7 +1,7 @@
-//! The model against the kernel's btrfs: the model says what Linux does, or it is wrong.
+//! Compares the model with the kernel's btrfs, which is the reference.
 //!
-//! `BUTTERNUT_LONG=1` runs a million operations; `BUTTERNUT_SEED=N` runs one seed alone. Scripts
-//! that once found something are replayed too.
+//! `BUTTERNUT_LONG=1` runs a million operations; `BUTTERNUT_SEED=N` runs one seed. Kept scripts are
+//! run as well.
 
 use anyhow::{Result, bail};
 use butternut_judges::kernel_volume::KernelVolume;
@@ -14,11 +14,11 @@ use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Seeds and operations of the sample: 20,000 operations; of the long run: a million.
+/// Operations of each seed: 20,000 in the sample, a million in the long run.
 const OPERATIONS_PER_SEED: usize = 4000;
 const SHRINKING: Duration = Duration::from_mins(2);
 
-/// A volume holds the directories of so many seeds before it is made anew.
+/// Seeds whose directories one volume holds.
 const SEEDS_PER_VOLUME: usize = 25;
 
 fn main() -> ExitCode {
@@ -44,10 +44,13 @@ fn seeded(mut seeds: Vec<u64>) -> Result<()> {
     }
     let volume = Rc::new(RefCell::new(KernelVolume::new(kept::scratch(), "")?));
     for seed in seeds {
-        let found =
-            run::hold(Generator::new(seed), seed, OPERATIONS_PER_SEED, SHRINKING, &mut || {
-                Ok(Box::new(subject(&volume)?))
-            })?;
+        let found = run::check_seed(
+            Generator::new(seed),
+            seed,
+            OPERATIONS_PER_SEED,
+            SHRINKING,
+            &mut || Ok(Box::new(subject(&volume)?)),
+        )?;
         if let Some(found) = found {
             bail!("{}", kept::save("kernel", &found)?);
         }

@@ -1,4 +1,4 @@
-//! Our mount shows of every image what the kernel's mount shows, through the same system calls.
+//! Our mount shows the same as the kernel's mount for every image, through the same system calls.
 
 use anyhow::{Result, anyhow};
 use butternut_judges::compare::{Field, Side, compare};
@@ -8,8 +8,8 @@ use butternut_judges::recipe::Recipe;
 use butternut_judges::{trial, walk};
 use std::process::ExitCode;
 
-/// What FUSE cannot show: the time of birth and attribute flags have no place in its replies, and
-/// one mount has one device number, so inode numbers are made distinct across subvolumes.
+/// Fields that FUSE cannot show: its replies have no birth time and no attribute flags, and a mount
+/// has one device number, so inode numbers are made unique across subvolumes.
 const EXCUSED: [Field; 3] = [Field::Btime, Field::Flags, Field::Ino];
 
 fn main() -> ExitCode {

@@ -1,8 +1,8 @@
-//! Our mount over a device that takes no data, or takes it slowly: programs that do not write to
-//! it go on.
+//! Our mount on a device that stops or delays writes: programs that do not write to the device
+//! continue.
 //!
-//! The mount is served by this process, over a device that stops and delays writes as it is told.
-//! With `BUTTERNUT_LATENCIES=1` the latencies of looks beside a bulk writer are printed.
+//! This process serves the mount on a device whose writes it can stop and delay. With
+//! `BUTTERNUT_LATENCIES=1` it prints the latencies of lookups beside a bulk writer.
 
 use anyhow::{Context, Result, ensure};
 use butternut::{Filesystem, MountOptions};
@@ -28,7 +28,7 @@ const MIB: usize = 1 << 20;
 const FILES: usize = 300;
 const WRITERS: usize = 12;
 
-/// How long a look may take that no device is needed for. Nothing depends on it being short.
+/// The time limit of a lookup that needs no device. It only separates success from a hang.
 const AT_MOST: Duration = Duration::from_secs(100);
 
 fn main() -> ExitCode {
@@ -39,7 +39,7 @@ fn main() -> ExitCode {
         ("uncached", Caching::Nothing),
     ] {
         trials.push(trial::trial(&format!("looks::{name}"), move || {
-            looks_go_on_while_the_device_takes_nothing(caching)
+            lookups_continue_while_writes_stall(caching)
         }));
         if std::env::var_os("BUTTERNUT_LATENCIES").is_some() {
             trials.push(trial::trial(&format!("latencies::{name}"), move || latencies(caching)));
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
     trial::run(trials)
 }
 
-/// What a device does with writes.
+/// How the device treats writes.
 #[derive(Debug, Default)]
 struct Gate {
     state: Mutex<GateState>,
@@ -59,7 +59,9 @@ struct Gate {
 struct GateState {
     is_closed: bool,
     waiting: usize,
-    /// A write takes so long for each MiB of it.
+    /// The number of writes and flushes that arrived at the device.
+    arrived: usize,
+    /// The duration of a write for each MiB.
     per_mib: Duration,
 }
 
@@ -72,6 +74,7 @@ impl Gate {
     fn pass(&self, bytes: usize) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.waiting += 1;
+        state.arrived += 1;
         self.changed.notify_all();
         while state.is_closed {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -81,22 +84,21 @@ impl Gate {
         if per_mib.is_zero() {
             return;
         }
-        // One write at a time, as a disk does it.
+        // One write at a time, like a disk.
         thread::sleep(per_mib * u32::try_from(bytes / 4096).unwrap_or(0) / 256);
     }
 
-    fn wait_for(&self, writes: usize) -> Result<()> {
+    fn wait_until(&self, is_so: impl Fn(&GateState) -> bool) -> Result<()> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let few = |state: &mut GateState| state.waiting < writes;
-        let waited = self.changed.wait_timeout_while(state, AT_MOST, few);
+        let waited = self.changed.wait_timeout_while(state, AT_MOST, |state| !is_so(state));
         let (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
         drop(state);
-        ensure!(!timeout.timed_out(), "fewer than {writes} writes arrived at the device");
+        ensure!(!timeout.timed_out(), "too few writes arrived at the device");
         Ok(())
     }
 }
 
-/// A device behind a gate.
+/// A device whose writes pass a gate.
 #[derive(Debug)]
 struct Gated {
     inner: FileDevice,
@@ -145,7 +147,7 @@ struct Served {
     gate: Arc<Gate>,
     unmounter: Unmounter,
     server: Option<JoinHandle<Result<(), butternut_fuse::FuseError>>>,
-    /// For a test that is killed.
+    /// Unmounts if the test is killed.
     _guard: MountGuard,
     _dir: tempfile::TempDir,
 }
@@ -161,8 +163,7 @@ impl Served {
         let inner = FileDevice::open(&image, &how)?;
         let device = Arc::new(Gated { inner, gate: Arc::clone(&gate) });
         let page_cache_bytes = 32 << 20;
-        let options =
-            MountOptions { read_only: false, page_cache_bytes, ..MountOptions::default() };
+        let options = MountOptions::default().read_only(false).page_cache_bytes(page_cache_bytes);
         let filesystem = Filesystem::open_devices(vec![device], &options)?;
         let root = mount_point("busy")?;
         let options = Options { is_writable: true, caching, threads, ..Options::default() };
@@ -175,7 +176,7 @@ impl Served {
 
     fn end(mut self) -> Result<()> {
         self.unmounter.unmount()?;
-        let server = self.server.take().context("it was served")?;
+        let server = self.server.take().context("the mount has a server")?;
         server.join().map_err(|_| anyhow::anyhow!("the server panicked"))??;
         Ok(())
     }
@@ -189,14 +190,14 @@ impl Drop for Served {
     }
 }
 
-/// Asks the mount itself, whatever the kernel remembers.
-fn look(path: &Path) -> Result<()> {
+/// Requests an attribute from the mount itself, whatever the kernel has cached.
+fn look_up(path: &Path) -> Result<()> {
     statx(CWD, path, AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS)
         .with_context(|| path.display().to_string())?;
     Ok(())
 }
 
-/// Writes `bytes` to a file of its own, until it is told to stop.
+/// Writes `bytes` to a file of its own until it is stopped.
 fn write(path: &Path, is_direct: bool, stops: &AtomicBool) -> Result<()> {
     let mut how = OpenOptions::new();
     how.write(true).create(true).truncate(true);
@@ -227,26 +228,26 @@ fn writers(root: &Path, count: usize, stops: &Arc<AtomicBool>) -> Vec<JoinHandle
     (0..count).map(one).collect()
 }
 
-/// Looks at everything in a thread of its own, and says when that is done.
-fn looks(root: &Path) -> Receiver<Result<()>> {
-    let (told, done) = channel();
+/// Runs all lookups in a thread, and sends a message when they are done.
+fn lookups(root: &Path) -> Receiver<Result<()>> {
+    let (sender, done) = channel();
     let root = root.to_path_buf();
     thread::spawn(move || {
         let all = || {
             for number in 0..FILES {
-                look(&root.join(format!("f-{number}")))?;
+                look_up(&root.join(format!("f-{number}")))?;
                 ensure!(!root.join(format!("no-{number}")).exists());
             }
             ensure!(std::fs::read_dir(&root)?.count() >= FILES);
             rustix::fs::statvfs(&root)?;
             Ok(())
         };
-        told.send(all()).ok();
+        sender.send(all()).ok();
     });
     done
 }
 
-fn looks_go_on_while_the_device_takes_nothing(caching: Caching) -> Result<()> {
+fn lookups_continue_while_writes_stall(caching: Caching) -> Result<()> {
     let threads = 2;
     let served = Served::new(caching, threads)?;
     for number in 0..FILES {
@@ -256,18 +257,18 @@ fn looks_go_on_while_the_device_takes_nothing(caching: Caching) -> Result<()> {
     served.gate.set(|state| state.is_closed = true);
     let stops = Arc::new(AtomicBool::new(false));
     let writing = writers(&served.root, WRITERS, &stops);
-    served.gate.wait_for(threads)?;
-    let looked = looks(&served.root).recv_timeout(AT_MOST);
+    served.gate.wait_until(|state| state.waiting >= threads)?;
+    let looked_up = lookups(&served.root).recv_timeout(AT_MOST);
     stops.store(true, Ordering::Release);
     served.gate.set(|state| state.is_closed = false);
-    looked.context("looks wait for writers")??;
+    looked_up.context("lookups wait for writers")??;
     for one in writing {
         one.join().map_err(|_| anyhow::anyhow!("a writer panicked"))??;
     }
     served.end()
 }
 
-/// Prints how long looks and small changes take beside one and beside many writers.
+/// Prints the latencies of lookups and small changes beside one and beside many writers.
 fn latencies(caching: Caching) -> Result<()> {
     for count in [0, 1, WRITERS] {
         let served = Served::new(caching, 4)?;
@@ -275,12 +276,12 @@ fn latencies(caching: Caching) -> Result<()> {
             File::create(served.root.join(format!("f-{number}")))?;
         }
         File::open(&served.root)?.sync_all()?;
-        served.gate.set(|state| state.per_mib = Duration::from_millis(50));
+        served.gate.set(|state| (state.per_mib, state.arrived) = (Duration::from_millis(50), 0));
         let stops = Arc::new(AtomicBool::new(false));
         let writing = writers(&served.root, count, &stops);
         if count > 0 {
-            served.gate.wait_for(1)?;
-            // Until the caches are full.
+            served.gate.wait_until(|state| state.arrived > 0)?;
+            // Wait until the caches are full.
             thread::sleep(Duration::from_secs(3));
         }
         let mut took = [Vec::new(), Vec::new()];
@@ -288,7 +289,7 @@ fn latencies(caching: Caching) -> Result<()> {
         let mut number = 0;
         while begun.elapsed() < Duration::from_secs(12) {
             let now = Instant::now();
-            look(&served.root.join(format!("f-{}", number % FILES)))?;
+            look_up(&served.root.join(format!("f-{}", number % FILES)))?;
             took[0].push(now.elapsed());
             let now = Instant::now();
             File::create(served.root.join(format!("new-{number}")))?;

@@ -1,4 +1,4 @@
-//! Our mount, asked about the whole volume: its label, discarding what is free, shutting it down.
+//! Ioctls of our mount for the whole volume: the label, discarding free space, shutting it down.
 
 use anyhow::{Result, ensure};
 use butternut_judges::our_volume::OurVolume;
@@ -14,7 +14,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 const MIB: usize = 1 << 20;
-/// Where the label is in a superblock, in bytes.
+/// The offset of the label in a superblock, in bytes.
 const LABEL_AT: usize = 0x12b;
 
 /// Calls `FS_IOC_SHUTDOWN` with mode `$ARGV[1]`, and exits with the errno.
@@ -26,12 +26,12 @@ const SET_LABEL: &str = "open(my $f, '<', $ARGV[0]) or exit 99; \
 /// Prints the label.
 const LABEL: &str = "open(my $f, '<', $ARGV[0]) or exit 99; my $label = pack('a256', ''); \
      ioctl($f, 0x81009431, $label) or exit $!; print unpack('Z*', $label)";
-/// Discards what is free, in runs of `$ARGV[1]` bytes and more.
+/// Discards free runs of at least `$ARGV[1]` bytes.
 const TRIM: &str = "open(my $f, '<', $ARGV[0]) or exit 99; \
      my $range = pack('QQQ', 0, 0x7fffffffffffffff, $ARGV[1]); \
      ioctl($f, 0xc0185879, $range) or exit $!; print((unpack('QQQ', $range))[1])";
 
-/// Without a capability, with the one that these calls want, and with every other one.
+/// Callers without a capability, with the one that these calls need, and with all others.
 const USER: &str = "setpriv --reuid=1000 --regid=1000 --clear-groups";
 const ADMINISTRATOR: &str = "setpriv --reuid=1000 --regid=1000 --clear-groups \
      --inh-caps=+sys_admin --ambient-caps=+sys_admin";
@@ -45,12 +45,12 @@ fn main() -> ExitCode {
     let mut trials = vec![
         trial::trial("label", the_label_is_shown_and_set),
         trial::trial("trim", free_space_is_discarded),
-        trial::trial("may", only_an_administrator_may),
+        trial::trial("may", the_calls_need_privileges),
         trial::trial("executed", a_file_that_is_executed_is_not_truncated),
     ];
     for (name, options) in [("default", ""), ("writeback", "writeback"), ("uncached", "uncached")] {
         trials.push(trial::trial(&format!("shutdown::{name}"), move || {
-            a_shutdown_keeps_what_it_is_to_keep(options)
+            a_shutdown_keeps_durable_data(options)
         }));
     }
     trial::run(trials)
@@ -60,15 +60,15 @@ fn ours(options: &str) -> Result<OurVolume> {
     OurVolume::sized(kept::scratch(), 1 << 30, options)
 }
 
-/// Runs one of the scripts, as the caller that `who` makes; its status and what it printed.
-fn call(who: &str, script: &str, path: &Path, argument: &str) -> Result<(i32, String)> {
-    let mut words: Vec<&OsStr> = who.split_whitespace().map(OsStr::new).collect();
+/// Runs one of the scripts with the credentials of `caller`; returns its status and output.
+fn call(caller: &str, script: &str, path: &Path, argument: &str) -> Result<(i32, String)> {
+    let mut words: Vec<&OsStr> = caller.split_whitespace().map(OsStr::new).collect();
     words.extend(["perl", "-e", script].map(OsStr::new));
     words.extend([path.as_os_str(), OsStr::new(argument)]);
-    let (program, args) = words.split_first().expect("there is perl at least");
+    let (program, args) = words.split_first().expect("the script follows");
     let ran = tool::output(&program.to_string_lossy(), args)?;
-    let said = String::from_utf8_lossy(&ran.stdout).into_owned();
-    Ok((ran.status.code().unwrap_or(-1), said))
+    let printed = String::from_utf8_lossy(&ran.stdout).into_owned();
+    Ok((ran.status.code().unwrap_or(-1), printed))
 }
 
 fn the_label_is_shown_and_set() -> Result<()> {
@@ -79,7 +79,7 @@ fn the_label_is_shown_and_set() -> Result<()> {
     for text in ["a label", &longest] {
         ensure!(call("", SET_LABEL, volume.root()?, text)?.0 == 0);
         ensure!(label(&volume)? == (0, text.to_owned()));
-        // What looks for a volume by its label reads the device.
+        // Tools that search for a label read the device.
         let mut superblock = vec![0; 4096];
         volume.image()?.read_exact_at(&mut superblock, 64 << 10)?;
         ensure!(superblock[LABEL_AT..].starts_with(text.as_bytes()), "{text}");
@@ -98,7 +98,7 @@ fn the_label_is_shown_and_set() -> Result<()> {
     kernel.unmount()
 }
 
-/// The kernel lets an open for reading truncate, but not while a process executes the file.
+/// The kernel's open for reading may truncate, but not while a process executes the file.
 fn a_file_that_is_executed_is_not_truncated() -> Result<()> {
     let mut volume = ours("")?;
     let program = volume.root()?.join("sleep");
@@ -125,12 +125,13 @@ fn free_space_is_discarded() -> Result<()> {
     std::fs::write(root.join("kept"), vec![8; 8 * MIB])?;
     File::open(&root)?.sync_all()?;
     let before = volume.image()?.metadata()?.blocks() * 512;
-    let (status, said) = call("", TRIM, &root, "4096")?;
-    ensure!(status == 0 && said.parse::<usize>()? >= 128 * MIB, "{status} {said}");
+    let (status, printed) = call("", TRIM, &root, "4096")?;
+    ensure!(status == 0 && printed.parse::<usize>()? >= 128 * MIB, "{status} {printed}");
     let after = volume.image()?.metadata()?.blocks() * 512;
     ensure!(before > 128 << 20 && after < 64 << 20, "{before} bytes of image, then {after}");
     ensure!(tool::text("fstrim", &[root.as_os_str()])?.is_empty());
-    // As in kernel btrfs, addresses past the devices are addresses, but for the last one.
+    // As in kernel btrfs, every address is valid as a start, also past the devices, except the
+    // last.
     for (start, is_address) in [(u64::MAX, false), (u64::MAX - 1, true), (1 << 40, true)] {
         let from = start.to_string();
         let words = [OsStr::new("-o"), OsStr::new(&from), root.as_os_str()];
@@ -140,23 +141,23 @@ fn free_space_is_discarded() -> Result<()> {
     volume.unmount()
 }
 
-fn only_an_administrator_may() -> Result<()> {
+fn the_calls_need_privileges() -> Result<()> {
     let mut volume = ours("allow_other")?;
     let root = volume.root()?.to_path_buf();
     std::fs::set_permissions(&root, std::fs::Permissions::from_mode(0o777))?;
-    // Mode 3 of a shutdown is no mode: who may is told so, and nothing is shut down.
+    // Mode 3 of a shutdown is invalid: a privileged caller gets EINVAL, and nothing is shut down.
     let calls = [(SET_LABEL, "l", 0), (TRIM, "4096", 0), (SHUT_DOWN, "3", INVALID)];
     for (script, argument, allowed) in calls {
-        for (who, want) in [
+        for (caller, want) in [
             ("", allowed),
             (USER, NOT_PERMITTED),
             (ADMINISTRATOR, allowed),
             (ROOT_WITHOUT, NOT_PERMITTED),
         ] {
-            let (status, _) = call(who, script, &root, argument)?;
-            ensure!(status == want, "{script} as {who:?}: {status}, want {want}");
+            let (status, _) = call(caller, script, &root, argument)?;
+            ensure!(status == want, "{script} as {caller:?}: {status}, want {want}");
         }
-        // Root of a user namespace of its own is no administrator.
+        // Root of a user namespace of its own has no privileges here.
         let (status, _) = call("unshare --user --map-root-user", script, &root, argument)?;
         ensure!(status == NOT_PERMITTED, "{script} in a namespace: {status}");
     }
@@ -164,7 +165,7 @@ fn only_an_administrator_may() -> Result<()> {
     volume.unmount()
 }
 
-fn a_shutdown_keeps_what_it_is_to_keep(options: &str) -> Result<()> {
+fn a_shutdown_keeps_durable_data(options: &str) -> Result<()> {
     for (mode, keeps) in [("0", true), ("1", true), ("2", false)] {
         let mut volume = ours(options)?;
         let root = volume.root()?.to_path_buf();
@@ -172,7 +173,7 @@ fn a_shutdown_keeps_what_it_is_to_keep(options: &str) -> Result<()> {
         File::open(root.join("synced"))?.sync_all()?;
         let mut open = File::create(root.join("open"))?;
         open.write_all(&vec![2; 3 * MIB])?;
-        // Makes the kernel forget the attributes of the directory.
+        // Makes the kernel drop the cached attributes of the directory.
         let unnamed = rustix::fs::open(&root, OFlags::TMPFILE | OFlags::RDWR, Mode::RWXU)?;
         ensure!(call("", SHUT_DOWN, &root, mode)?.0 == 0, "mode {mode}");
         ensure!(root.metadata()?.is_dir(), "mode {mode}");

@@ -1,5 +1,6 @@
-//! Our mount, past the kernel's cache and through it at the same time: every way to a file's bytes
-//! sees what went every other way, and costs a file its privileges as on the kernel's btrfs.
+//! Our mount with `O_DIRECT` and through the kernel's cache at the same time: every access path
+//! sees the data of every other one, and a write clears a file's privileges as on the kernel's
+//! btrfs.
 
 #[path = "mount_direct/coherent.rs"]
 mod coherent;
@@ -23,21 +24,21 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
-/// The ways to mount that let programs past the kernel's cache in different ways.
+/// Mount options that let programs bypass the kernel's cache in different ways.
 const MOUNTS: [(&str, &str); 3] = [
     ("writeback", "dev,suid,allow_other,writeback"),
     ("default", "dev,suid,allow_other"),
     ("uncached", "dev,suid,allow_other,uncached"),
 ];
 
-/// The file that is tried on.
+/// The file under test.
 const NAME: &str = "file";
 const PAGE: usize = 4096;
 const MIB: usize = 1 << 20;
 
-/// The bytes of the file that a mount caches, or does not.
+/// The size of the file whose cached bytes are counted.
 const CACHED: usize = 64 * MIB;
-/// Of these the kernel keeps most: it reclaims pages when it likes (DAMON does so unasked).
+/// The share that the kernel keeps: it may reclaim pages at any time (as DAMON does).
 const MOST: usize = CACHED / 8 * 7;
 
 fn main() -> ExitCode {
@@ -51,7 +52,7 @@ fn main() -> ExitCode {
         trial::trial("times::default", || the_times_follow_a_direct_write("")),
         trial::trial("times::writeback", || the_times_follow_a_direct_write("writeback")),
         trial::trial("times::uncached", || the_times_follow_a_direct_write("uncached")),
-        trial::trial("reading::uncached", an_uncached_mount_to_look_at_shows_everything),
+        trial::trial("reading::uncached", a_read_only_uncached_mount_shows_everything),
     ];
     for (name, options) in MOUNTS {
         let named = |what: &str| format!("{what}::{name}");
@@ -59,8 +60,8 @@ fn main() -> ExitCode {
             trials.push(trial::trial(&named(what), move || judge(options)));
         };
         add("privileges", privileges::go_as_on_the_kernel);
-        add("mixed", mixed::every_way_agrees);
-        add("mixed::at-once", mixed::many_at_once_agree);
+        add("mixed", mixed::all_access_paths_agree);
+        add("mixed::at-once", mixed::concurrent_access_agrees);
         add("words", coherent::words_of_a_page_have_their_own_writers);
         add("asynchronous", coherent::readers_of_the_cache_see_asynchronous_writes);
         add("large", coherent::large_writes_end_beside_stores);
@@ -77,7 +78,7 @@ fn ours(options: &str) -> Result<OurVolume> {
     OurVolume::new(kept::scratch(), options)
 }
 
-/// An empty volume of the kernel's in a directory of its own, which goes after it.
+/// Makes an empty volume of the kernel's, with its directory.
 fn theirs() -> Result<(KernelMount, tempfile::TempDir)> {
     let dir = tempfile::tempdir_in(kept::scratch())?;
     let image = dir.path().join("kernel.img");
@@ -93,14 +94,14 @@ fn open(path: &Path, flags: OFlags) -> Result<File> {
     how.open(path).with_context(|| path.display().to_string())
 }
 
-/// Memory that may be given to a direct request.
+/// Returns memory that is aligned for direct I/O.
 fn aligned(bytes: usize, fill: u8) -> Result<Mapped> {
     let memory = Mapped::anonymous(bytes)?;
     memory.put(0, &vec![fill; bytes]);
     Ok(memory)
 }
 
-/// A file of bytes that differ from block to block.
+/// Returns bytes that differ between blocks.
 fn pattern(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|at| u8::try_from((at / PAGE * 7 + at) % 251).unwrap_or(0)).collect()
 }
@@ -120,7 +121,7 @@ fn the_cache_holds(options: &str, bytes: RangeInclusive<usize>) -> Result<()> {
     volume.unmount()
 }
 
-/// What the kernel holds of a large file, or is not to hold, the mount's process does not hold.
+/// Whether or not the kernel caches a large file, the process of the mount does not.
 fn a_mount_holds_little(options: &str) -> Result<()> {
     const ROOM: u64 = 128 << 20;
     let mut volume = ours(options)?;
@@ -134,7 +135,7 @@ fn a_mount_holds_little(options: &str) -> Result<()> {
     volume.unmount()
 }
 
-/// The memory of the process that serves a mount.
+/// Returns the resident memory of the process that serves a mount.
 fn resident_set(root: &Path) -> Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{}/status", daemon(root)?))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -162,11 +163,11 @@ fn the_times_follow_a_direct_write(options: &str) -> Result<()> {
     drop(file);
     volume.remount()?;
     let again = std::fs::metadata(volume.root()?.join(NAME))?;
-    ensure!((again.mtime(), again.ctime()) == (mtime, ctime), "what was shown is what is kept");
+    ensure!((again.mtime(), again.ctime()) == (mtime, ctime), "the times differ after remounting");
     volume.unmount()
 }
 
-fn an_uncached_mount_to_look_at_shows_everything() -> Result<()> {
+fn a_read_only_uncached_mount_shows_everything() -> Result<()> {
     let mut volume = ours("")?;
     let want = pattern(3 * MIB + 100);
     std::fs::write(volume.root()?.join(NAME), &want)?;
@@ -194,12 +195,12 @@ fn what_was_written_durably_survives(options: &str) -> Result<()> {
     for (at, flags) in [(1, OFlags::DSYNC), (2, OFlags::SYNC)] {
         let file = open(&root.join(NAME), OFlags::DIRECT | flags)?;
         aligned(PAGE, 0xd0)?.write_to(&file, at * PAGE as u64, 0..PAGE)?;
-        // Past the end, too.
+        // Also past the end of the file.
         aligned(PAGE, 0xd1)?.write_to(&file, (at + 9) * PAGE as u64, 0..PAGE)?;
     }
     let daemon = rustix::process::Pid::from_raw(daemon(&root)?).context("a process")?;
     rustix::process::kill_process(daemon, rustix::process::Signal::KILL)?;
-    volume.abandon();
+    volume.drop_mount();
     volume.mount()?;
     let mut want = pattern(8 * PAGE);
     want.resize(12 * PAGE, 0);
@@ -219,11 +220,11 @@ fn a_buffer_may_map_the_file(options: &str) -> Result<()> {
     let direct = open(&path, OFlags::DIRECT)?;
     let cached = open(&path, OFlags::empty())?;
     for mapped in [Mapped::shared(&cached, PAGES * PAGE)?, Mapped::shared(&direct, PAGES * PAGE)?] {
-        // To another place, to the same, and over where it comes from.
+        // To other blocks, to the same blocks, and to blocks that overlap the source.
         for (from, to, pages) in [(0, 32, 16), (20, 20, 8), (40, 42, 8)] {
             let (at, range) = ((from * PAGE) as u64, to * PAGE..(to + pages) * PAGE);
             ensure!(mapped.read_from(&direct, at, range.clone())? == pages * PAGE);
-            // A read that overlaps what it fills sees old bytes or new ones, as on a disk.
+            // A read that overlaps its buffer sees old or new bytes, as on a disk.
             if from + pages <= to || from == to {
                 want.copy_within(from * PAGE..(from + pages) * PAGE, to * PAGE);
             } else {
@@ -253,14 +254,14 @@ fn a_bad_buffer_leaves_whole_blocks(options: &str) -> Result<()> {
     let file = open(&path, OFlags::DIRECT)?;
     for good in [0, 1, 5] {
         let memory = aligned(8 * PAGE, 0xee)?;
-        memory.forbid(good * PAGE..8 * PAGE)?;
-        let said = memory.write_to(&file, 0, 0..8 * PAGE);
-        let written = said.as_ref().map_or(0, |written| *written);
-        ensure!(written <= good * PAGE && written.is_multiple_of(PAGE), "{good}: {said:?}");
-        ensure!(good > 0 || said.is_err(), "{said:?}");
+        memory.protect_none(good * PAGE..8 * PAGE)?;
+        let printed = memory.write_to(&file, 0, 0..8 * PAGE);
+        let written = printed.as_ref().map_or(0, |written| *written);
+        ensure!(written <= good * PAGE && written.is_multiple_of(PAGE), "{good}: {printed:?}");
+        ensure!(good > 0 || printed.is_err(), "{printed:?}");
         let mut want = pattern(16 * PAGE);
         want[..written].fill(0xee);
-        ensure!(std::fs::read(&path)? == want, "{good}: not what {said:?} says");
+        ensure!(std::fs::read(&path)? == want, "{good}: the file does not match {printed:?}");
         let into = memory.read_from(&file, 0, 0..8 * PAGE);
         ensure!(into.as_ref().map_or(0, |read| *read) <= good * PAGE, "{into:?}");
         file.write_all_at(&pattern(16 * PAGE), 0)?;
@@ -276,7 +277,7 @@ fn direct_writes_append(options: &str) -> Result<()> {
     let cached = open(&path, OFlags::APPEND)?;
     let mut want = Vec::new();
     for round in 0..40_u8 {
-        // Through the cache any number of bytes; past it, from wherever that ends.
+        // Cached appends have any size; a direct one starts where the last cached one ended.
         let some = vec![round; 100 + usize::from(round) * 37];
         (&cached).write_all(&some)?;
         aligned(PAGE, 0x80 | round)?.write_to(&direct, 0, 0..PAGE)?;

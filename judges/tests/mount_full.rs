@@ -1,5 +1,5 @@
-//! Our mount of a volume that gets full: a write that does not fit says so itself, and what was
-//! acknowledged before it is there afterwards.
+//! Our mount of a volume that gets full: a write that does not fit fails itself, and all
+//! acknowledged data is there afterwards.
 
 use anyhow::{Context, Result, bail, ensure};
 use butternut_judges::our_volume::OurVolume;
@@ -13,7 +13,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Every way in which the kernel may cache.
+/// Every caching mode of the kernel.
 const MOUNTS: [(&str, &str); 3] =
     [("default", ""), ("writeback", "writeback"), ("uncached", "uncached")];
 
@@ -29,11 +29,11 @@ fn main() -> ExitCode {
             trials.push(trial::trial(&named, move || judge(options)));
         };
         if name != "writeback" {
-            add("write", a_write_that_does_not_fit_says_so);
-            add("small-files", small_files_fill_a_volume_and_say_so);
+            add("write", a_write_that_does_not_fit_fails);
+            add("small-files", small_files_fill_a_volume_until_enospc);
         }
-        add("direct", a_direct_write_that_does_not_fit_says_so);
-        add("back", space_is_back_when_a_file_is_gone);
+        add("direct", a_direct_write_that_does_not_fit_fails);
+        add("back", removing_a_file_frees_its_space);
     }
     trial::run(trials)
 }
@@ -42,7 +42,7 @@ fn ours(options: &str) -> Result<OurVolume> {
     OurVolume::sized(kept::scratch(), BYTES, options)
 }
 
-/// The bytes of a file at a place, none of them zero.
+/// Returns the bytes of a file at an offset; none of them is zero.
 fn pattern(at: usize, bytes: usize) -> Vec<u8> {
     (at..at + bytes).map(|at| 1 + u8::try_from((at / 512 * 7 + at) % 251).unwrap_or(0)).collect()
 }
@@ -59,7 +59,7 @@ fn same(path: &Path, bytes: usize) -> Result<()> {
     Ok(())
 }
 
-/// Writes until there is an error; how many bytes were acknowledged, and the error.
+/// Writes until there is an error. Returns the number of acknowledged bytes, and the error.
 fn fill(file: &mut File, step: usize) -> Result<(usize, io::Error)> {
     let mut done = 0;
     while done < 2 * usize::try_from(BYTES)? {
@@ -72,7 +72,7 @@ fn fill(file: &mut File, step: usize) -> Result<(usize, io::Error)> {
     bail!("{done} bytes were written to a volume of {BYTES}")
 }
 
-fn a_write_that_does_not_fit_says_so(options: &str) -> Result<()> {
+fn a_write_that_does_not_fit_fails(options: &str) -> Result<()> {
     for step in [MIB, 4096] {
         let mut volume = ours(options)?;
         let path = volume.root()?.join("file");
@@ -89,7 +89,7 @@ fn a_write_that_does_not_fit_says_so(options: &str) -> Result<()> {
     Ok(())
 }
 
-fn small_files_fill_a_volume_and_say_so(options: &str) -> Result<()> {
+fn small_files_fill_a_volume_until_enospc(options: &str) -> Result<()> {
     let mut volume = ours(options)?;
     let root = volume.root()?.to_path_buf();
     let mut count = 0;
@@ -110,13 +110,13 @@ fn small_files_fill_a_volume_and_say_so(options: &str) -> Result<()> {
     volume.unmount()
 }
 
-fn a_direct_write_that_does_not_fit_says_so(options: &str) -> Result<()> {
+fn a_direct_write_that_does_not_fit_fails(options: &str) -> Result<()> {
     let mut volume = ours(options)?;
     let path = volume.root()?.join("file");
     let mut how = OpenOptions::new();
     how.read(true).write(true).create_new(true);
     let file = how.custom_flags(OFlags::DIRECT.bits().cast_signed()).open(&path)?;
-    // Inside of the file the kernel sends the parts of a write at the same time.
+    // Inside the file the kernel sends the parts of a write concurrently.
     file.set_len(2 * BYTES)?;
     let memory = Mapped::anonymous(4 * MIB)?;
     memory.put(0, &pattern(0, 4 * MIB));
@@ -145,7 +145,7 @@ fn available(root: &Path) -> Result<u64> {
     Ok(stat.f_bavail * stat.f_frsize)
 }
 
-fn space_is_back_when_a_file_is_gone(options: &str) -> Result<()> {
+fn removing_a_file_frees_its_space(options: &str) -> Result<()> {
     let mut volume = ours(options)?;
     let root = volume.root()?.to_path_buf();
     let before = available(&root)?;
@@ -163,7 +163,7 @@ fn space_is_back_when_a_file_is_gone(options: &str) -> Result<()> {
     std::fs::remove_file(&path)?;
     let after = available(&root)?;
     ensure!(after > before / 100 * 95, "{after} of {before} bytes are available again");
-    // And they can be had.
+    // The space can be allocated again.
     let mut file = File::create(&path)?;
     file.write_all(&pattern(0, 100 * MIB))?;
     file.sync_all()?;

@@ -1,5 +1,5 @@
-//! Our mount, written to: by the model, by one tour of everything beside the kernel's btrfs, by fsx
-//! and pjdfstest, by a process that is killed. Each time btrfs-progs finds the volume clean.
+//! Writes to our mount: by the model, by a tour of all operations beside the kernel's btrfs, by fsx
+//! and pjdfstest, and by a process that is killed. Afterwards btrfs-progs finds no damage.
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use butternut_judges::compare::{Field, Side, compare};
@@ -22,8 +22,8 @@ use std::time::Duration;
 
 const SHRINKING: Duration = Duration::from_mins(1);
 
-/// Seeds of the model on one volume, and operations of each: 5,000 operations in all; with
-/// `BUTTERNUT_LONG`, forty such volumes.
+/// Seeds of the model on one volume, and operations of each seed: 5,000 operations for each volume.
+/// `BUTTERNUT_LONG` uses forty volumes.
 const SEEDS_PER_VOLUME: u64 = 5;
 const OPERATIONS_PER_SEED: usize = 1000;
 
@@ -31,12 +31,12 @@ const OPERATIONS_PER_SEED: usize = 1000;
 const FSX_SEEDS: u32 = 4;
 const FSX_OPERATIONS: u32 = 3000;
 
-/// One of everything, as a shell says it. What it leaves behind is compared.
+/// A shell script with one of each operation, whose results are compared.
 const TOUR: &str = include_str!("mount_rw/tour.sh");
 
 fn main() -> ExitCode {
     let mut trials = vec![
-        trial::trial("model::kept", the_mount_agrees_with_what_was_kept),
+        trial::trial("model::kept", the_mount_agrees_with_kept_scripts),
         trial::trial("threads", threads_see_what_they_wrote_cached_and_direct),
         trial::trial("tour", a_tour_leaves_what_the_kernel_leaves),
         trial::trial("killed", what_was_synced_survives_a_killed_process),
@@ -44,8 +44,8 @@ fn main() -> ExitCode {
         trial::trial("fsx::zlib", || fsx_finds_nothing("compress-force=zlib:1")),
         trial::trial("fsx::lzo", || fsx_finds_nothing("compress-force=lzo")),
         trial::trial("fsx::zstd", || fsx_finds_nothing("compress-force=zstd:1")),
-        // What `chattr +c` asks for is what the model knows.
-        trial::trial("model::packing", || {
+        // The model knows the algorithm of `chattr +c`.
+        trial::trial("model::compression", || {
             let seeds = 5000..5000 + SEEDS_PER_VOLUME;
             the_mount_agrees_with_the_model("dev,suid,compress-force=zlib:1", seeds)
         }),
@@ -59,7 +59,8 @@ fn main() -> ExitCode {
     trial::run(trials)
 }
 
-/// `BUTTERNUT_MODEL_VOLUMES=N` runs more of them: 200 make a million operations.
+/// Returns the number of volumes: `BUTTERNUT_MODEL_VOLUMES=N` sets it; 200 make a million
+/// operations.
 fn volumes() -> u64 {
     let wanted = std::env::var("BUTTERNUT_MODEL_VOLUMES").ok().and_then(|text| text.parse().ok());
     let is_long = std::env::var_os("BUTTERNUT_LONG").is_some_and(|value| !value.is_empty());
@@ -68,11 +69,11 @@ fn volumes() -> u64 {
 
 fn the_mount_agrees_with_the_model(options: &str, seeds: Range<u64>) -> Result<()> {
     let volume = Rc::new(RefCell::new(OurVolume::new(kept::scratch(), options)?));
-    // The kernel does not know the flags that forbid changes, so it may see another reason first.
-    let without = Without { fixing: true, ..Without::default() };
+    // The kernel does not see flags that forbid changes, so it may return another error first.
+    let without = Without { guard_flags: true, ..Without::default() };
     for seed in seeds {
         let generator = Generator::new(seed).without(without);
-        let found = run::hold(generator, seed, OPERATIONS_PER_SEED, SHRINKING, &mut || {
+        let found = run::check_seed(generator, seed, OPERATIONS_PER_SEED, SHRINKING, &mut || {
             Ok(Box::new(subject(&volume)?))
         })?;
         if let Some(found) = found {
@@ -82,15 +83,14 @@ fn the_mount_agrees_with_the_model(options: &str, seeds: Range<u64>) -> Result<(
     volume.borrow_mut().unmount()
 }
 
-fn the_mount_agrees_with_what_was_kept() -> Result<()> {
+fn the_mount_agrees_with_kept_scripts() -> Result<()> {
     let volume = Rc::new(RefCell::new(OurVolume::new(kept::scratch(), "dev,suid")?));
-    // The kernel does not know the flags that forbid changes, and sees another reason first.
-    kept::replay(&["order-of-refusals"], &mut || Ok(Box::new(subject(&volume)?)))?;
+    // The kernel does not see flags that forbid changes, so it returns another error first.
+    kept::replay(&["order-of-errors"], &mut || Ok(Box::new(subject(&volume)?)))?;
     volume.borrow_mut().unmount()
 }
 
-/// The kernel's own cache is above ours, and `O_DIRECT` goes past both: on the same files, from
-/// several threads.
+/// Threads use the kernel's cache and `O_DIRECT` on the same files.
 fn threads_see_what_they_wrote_cached_and_direct() -> Result<()> {
     let (seeds, operations) = if volumes() > 1 { (0..40, 3000) } else { (0..2, 500) };
     let mut volume = OurVolume::new(kept::scratch(), "dev,suid")?;
@@ -109,7 +109,7 @@ fn threads_see_what_they_wrote_cached_and_direct() -> Result<()> {
     volume.unmount()
 }
 
-/// The two tours are not at the same time.
+/// The two tours do not run at the same time.
 const EXCUSED: [Field; 6] =
     [Field::Ino, Field::Btime, Field::Atime, Field::Mtime, Field::Ctime, Field::Blocks];
 
@@ -120,12 +120,12 @@ fn a_tour_leaves_what_the_kernel_leaves() -> Result<()> {
     tool::run("mkfs.btrfs", &tool::words_and_path("-q -K", &image))?;
     let theirs = KernelMount::new(&[image], &MountHow::default())?;
     let mut volume = OurVolume::new(kept::scratch(), "dev,suid,allow_other")?;
-    let said = [theirs.root(), volume.root()?].map(|root| {
+    let printed = [theirs.root(), volume.root()?].map(|root| {
         let words: [&OsStr; 4] = ["-c".as_ref(), TOUR.as_ref(), "tour".as_ref(), root.as_os_str()];
         tool::text("bash", &words)
     });
-    let [wanted, said] = said;
-    ensure!(wanted.as_ref().ok() == said.as_ref().ok(), "{wanted:?} {said:?}");
+    let [wanted, printed] = printed;
+    ensure!(wanted.as_ref().ok() == printed.as_ref().ok(), "{wanted:?} {printed:?}");
     let want = walk::walk(theirs.root())?;
     let have = walk::walk(volume.root()?)?;
     same("kernel", &want, "our mount", &have, &EXCUSED)?;
@@ -136,7 +136,7 @@ fn a_tour_leaves_what_the_kernel_leaves() -> Result<()> {
     volume.mount()?;
     let again = walk::walk(volume.root()?)?;
     same("the kernel, afterwards", &after, "our mount, again", &again, &[Field::Ino])?;
-    // Until it forgets a file, the kernel does not know when its flags were changed.
+    // The kernel caches a file's attributes, and does not see when its flags were changed.
     same("our mount", &have, "our mount, again", &again, &[Field::Ctime])?;
     volume.unmount()
 }
@@ -172,17 +172,17 @@ fn what_was_synced_survives_a_killed_process() -> Result<()> {
     let daemon: i32 = std::str::from_utf8(&value[..bytes])?.parse()?;
     let daemon = rustix::process::Pid::from_raw(daemon).context("a process")?;
     rustix::process::kill_process(daemon, rustix::process::Signal::KILL)?;
-    // Writes find nobody, and what the kernel cached is lost, as in a crash.
+    // No process serves the mount any more; as in a crash, the data that the kernel cached is lost.
     drop(file.write_all_at(b"x", 0));
     drop(file);
-    volume.abandon();
+    volume.drop_mount();
     volume.check()?;
     volume.mount()?;
     ensure!(std::fs::read(volume.root()?.join("large"))? == synced, "synced bytes are lost");
     volume.unmount()
 }
 
-/// A tool that `scripts/setup` builds.
+/// Returns the path of a tool that `scripts/setup` builds.
 fn tool_path(name: &str) -> PathBuf {
     let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools/bin").join(name);
     if tools.exists() { tools } else { name.into() }
@@ -207,8 +207,8 @@ fn pjdfstest_finds_what_it_finds_on_btrfs() -> Result<()> {
     std::fs::set_permissions(volume.root()?, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
     let args = ["-c".as_ref(), config.as_os_str(), "-p".as_ref(), volume.root()?.as_os_str()];
     let ran = tool::output(&tool_path("pjdfstest").to_string_lossy(), &args)?;
-    let said = String::from_utf8_lossy(&ran.stdout);
-    ensure!(said.contains(" passed"), "pjdfstest ran nothing: {said}");
-    ensure!(ran.status.success(), "{said}");
+    let printed = String::from_utf8_lossy(&ran.stdout);
+    ensure!(printed.contains(" passed"), "pjdfstest ran nothing: {printed}");
+    ensure!(ran.status.success(), "{printed}");
     volume.unmount()
 }

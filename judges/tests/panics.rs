@@ -1,7 +1,7 @@
-//! A panic while a mount answers: the caller is refused with `EIO` and does not wait for ever,
-//! reads go on, and nothing of the half change comes to the volume.
+//! A panic while a mount serves a request: the caller gets `EIO`, reads continue, and no part of
+//! the interrupted change reaches the volume.
 
-#![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use butternut::device::{Device, MemoryDevice};
 use butternut::format::inode::Time;
@@ -16,22 +16,25 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 static CLOCK_PANICS: AtomicBool = AtomicBool::new(false);
 
-/// The clock that changes look at: the one place where a test can make the engine panic.
+/// The clock of changes. Here a test can make the engine panic.
 fn clock() -> Time {
-    assert!(!CLOCK_PANICS.load(Ordering::SeqCst), "a panic that the test asked for");
+    assert!(!CLOCK_PANICS.load(Ordering::SeqCst), "a panic that the test injects");
     Time { secs: 1_700_000_000, nanos: 0 }
 }
 
 fn open(device: &Arc<dyn Device>) -> Filesystem {
     let clock = Clock::new(clock);
-    // No commit of its own: its panic would come before that of the request.
-    let options =
-        MountOptions { read_only: false, clock, commit_seconds: 0, ..MountOptions::default() };
+    // No commit in the background: it would panic before the request does.
+    let options = MountOptions::default().read_only(false).clock(clock).commit_seconds(0);
     Filesystem::open_devices(vec![Arc::clone(device)], &options).unwrap()
 }
 
-/// Unmounts and removes the directory, however the test ends.
-struct MountPoint(PathBuf, Unmounter, #[expect(dead_code, reason = "its drop")] MountGuard);
+/// Unmounts and removes the directory, also if the test fails.
+struct MountPoint(
+    PathBuf,
+    Unmounter,
+    #[expect(dead_code, reason = "kept for its drop")] MountGuard,
+);
 
 impl Drop for MountPoint {
     fn drop(&mut self) {
@@ -41,7 +44,7 @@ impl Drop for MountPoint {
 }
 
 #[test]
-fn a_request_that_panics_is_answered_and_ends_writing() {
+fn a_panic_fails_its_request_and_ends_writing() {
     let device: Arc<dyn Device> = Arc::new(MemoryDevice::new("memory", 256 << 20));
     butternut_mkfs::make(&*device, &MkfsOptions::default()).unwrap();
     let fs = open(&device);
@@ -59,7 +62,7 @@ fn a_request_that_panics_is_answered_and_ends_writing() {
     let mount_point = MountPoint(root.clone(), mounted.unmounter(), guard);
     let served = std::thread::spawn(move || mounted.start()?.wait());
     CLOCK_PANICS.store(true, Ordering::SeqCst);
-    // More often than there are threads: none of them is lost.
+    // More requests than threads, so that a lost thread would be noticed.
     let errno = |name: &str| {
         let made = std::fs::create_dir(root.join(name));
         made.unwrap_err().raw_os_error().unwrap()
@@ -75,7 +78,10 @@ fn a_request_that_panics_is_answered_and_ends_writing() {
     assert_eq!(names, ["before"]);
     assert_eq!(reports.load(Ordering::SeqCst), 1);
     drop(mount_point);
-    assert!(served.join().unwrap().is_err(), "the last changes are not on the volume");
+    assert!(
+        served.join().unwrap().is_err(),
+        "closing reports no error, though the last changes are not committed"
+    );
     let fs = open(&device);
     assert!(fs.resolve(b"before", Follow::Last).is_ok());
     assert!(fs.resolve(b"first", Follow::Last).is_err());

@@ -1,6 +1,7 @@
-//! Volumes with a past, written through the trees: every inode of every subvolume of the kernel's
-//! images gets an attribute, then half of them lose it again. What snapshots share is copied, and
-//! the volume stays clean for `btrfs check` and for the kernel, which then writes and scrubs it.
+//! Volumes of the kernel, changed through the trees: every inode of every subvolume in the kernel's
+//! images gets an xattr, then half of them lose it again. Tree blocks that snapshots share are
+//! copied. `btrfs check` and the kernel find no damage, and the kernel writes to the volume and
+//! scrubs it.
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use butternut_device::{Device, FileDevice, OpenDevice};
@@ -19,10 +20,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-/// Inodes of one tree that are changed: the 60,000 of one image add nothing but time.
+/// The maximum number of changed inodes in a tree: more, as the 60,000 of one image, would only
+/// take longer.
 const INODES_MAX: usize = 4000;
 
-/// Images that must not be written, by what their name says, and what the refusal must name.
+/// Images that must not be opened for writing, by name, and the feature that the error must name.
 const REFUSED: [(&str, &str); 7] = [
     ("log", "log tree"),
     ("quota", "quotas"),
@@ -42,7 +44,7 @@ fn main() -> ExitCode {
     trial::run(trials)
 }
 
-/// Copies of an image's files, gone with the test.
+/// Copies of an image's files, which are deleted with the test.
 struct Copies {
     _dir: tempfile::TempDir,
     paths: Vec<PathBuf>,
@@ -63,7 +65,7 @@ impl Copies {
     fn open(&self, offset: u64) -> Result<Arc<Forest>, TreeError> {
         let how = OpenDevice { writable: true, offset, ..OpenDevice::default() };
         let open = |path: &PathBuf| -> Arc<dyn Device> {
-            Arc::new(FileDevice::open(path, &how).expect("a copy that nobody else has"))
+            Arc::new(FileDevice::open(path, &how).expect("no other test uses the copy"))
         };
         let devices = self.paths.iter().map(open).collect();
         let volume = Volume::open(devices, OpenOptions::default())
@@ -91,28 +93,28 @@ fn attributes(name: &str) -> Result<()> {
         put(&forest, subvolume, &inodes).with_context(|| format!("subvolume {subvolume}"))?;
     }
     forest.commit()?;
-    judge(&copies, image.offset, "with attributes")?;
+    judge(&copies, image.offset, "with xattrs")?;
     for subvolume in subvolumes(&forest)? {
         let inodes = inodes(&forest, subvolume)?;
         take(&forest, subvolume, &inodes)?;
     }
     forest.commit()?;
     drop(forest);
-    judge(&copies, image.offset, "with half of them")?;
+    judge(&copies, image.offset, "with half of the xattrs")?;
     by_the_kernel(&copies, image.offset, name.contains("sprout"))?;
     judge(&copies, image.offset, "after the kernel wrote")?;
-    copies.open(image.offset).map_err(|error| anyhow!(error)).context("opening again")?;
+    copies.open(image.offset).map_err(|error| anyhow!(error)).context("reopening")?;
     Ok(())
 }
 
-/// Two volumes with one id confuse the tools that look for the devices of one: whoever uses an id
-/// first keeps the others waiting.
+/// Locks the fsid of a volume. Two volumes with one fsid confuse tools that search for devices, so
+/// tests with the same fsid run one after the other.
 fn alone(copies: &Copies) -> Result<std::fs::File> {
     let mut fsid = [0; 16];
     let path = copies.paths.first().context("a device")?;
     std::fs::File::open(path)?.read_exact_at(&mut fsid, 65536 + 32)?;
     let name = format!("{:032x}.lock", u128::from_le_bytes(fsid));
-    let lock = std::fs::File::create(image::shelf().join(name))?;
+    let lock = std::fs::File::create(image::images_dir().join(name))?;
     lock.lock()?;
     Ok(lock)
 }
@@ -202,7 +204,7 @@ fn judge(copies: &Copies, offset: u64, when: &str) -> Result<()> {
         }
     }
     let path = loops.first().map_or(path.as_path(), |first| first.path());
-    // Forced: another test may have a volume with the same id mounted.
+    // Forced, because another test may have mounted a volume with the same fsid.
     let words = tool::words_and_path("check --force --check-data-csum", path);
     let output = std::process::Command::new("btrfs").args(&words).output()?;
     let text = [output.stdout, output.stderr].concat();
@@ -214,7 +216,7 @@ fn judge(copies: &Copies, offset: u64, when: &str) -> Result<()> {
     Ok(())
 }
 
-/// The kernel mounts it, sees the attributes, writes, scrubs, and says nothing.
+/// The kernel mounts the volume, sees the xattrs, writes and scrubs, and logs nothing.
 fn by_the_kernel(copies: &Copies, offset: u64, has_seed: bool) -> Result<()> {
     let log = Mark::now()?;
     let how = MountHow { offset, ..MountHow::default() };
@@ -225,7 +227,7 @@ fn by_the_kernel(copies: &Copies, offset: u64, has_seed: bool) -> Result<()> {
         std::fs::write(root.join(format!("judged-{ino}")), vec![7; 5000])?;
     }
     tool::run("sync", &tool::words_and_path("-f", root))?;
-    // The kernel's scrub takes every block of a seed for one of another volume.
+    // The kernel's scrub considers the blocks of a seed device as those of another volume.
     if !has_seed {
         let words = tool::words_and_path("scrub start -B -r", root);
         let report = tool::text("btrfs", &words)?;
@@ -236,7 +238,7 @@ fn by_the_kernel(copies: &Copies, offset: u64, has_seed: bool) -> Result<()> {
     mount.unmount()?;
     let names: Vec<&str> = names.iter().map(|name| name.trim_start_matches("/dev/")).collect();
     let mut complaints = log.complaints(&names)?;
-    // What it says at every mount of an old space cache, and of a seed by another device file.
+    // Logged at every mount of a v1 space cache, and of a seed with another device file.
     complaints.retain(|line| !line.contains("deprecated") && !line.contains("maj:min changed"));
     ensure!(complaints.is_empty(), "the kernel's log: {complaints:?}");
     Ok(())

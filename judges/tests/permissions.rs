@@ -1,5 +1,6 @@
-//! What a caller may do with files and directories: case by case as on the kernel's btrfs, on every
-//! kind of mount, and in a read-only snapshot. A difference is listed here with its reason.
+//! The permissions of callers on files and directories, case by case as on the kernel's btrfs: on
+//! every kind of mount, and in a read-only snapshot. Each known difference is listed with its
+//! reason.
 
 use anyhow::{Context, Result, bail, ensure};
 use butternut_judges::fuse_mount::FuseMount;
@@ -13,7 +14,7 @@ use std::process::{Command, ExitCode, Stdio};
 
 const BYTES: u64 = 4 << 30;
 
-/// The ways to mount. The first is tried by all callers, the others by some.
+/// The mount options. All callers use the first mount, some the others.
 const MOUNTS: [(&str, &str); 4] = [
     ("kept", "dev,suid,allow_other"),
     ("parallel", "dev,suid,allow_other,parallel_direct"),
@@ -22,7 +23,7 @@ const MOUNTS: [(&str, &str); 4] = [
 ];
 const SOME: [&str; 4] = ["root", "owner", "other", "other-fowner"];
 
-/// A read-only snapshot, and the callers that try everything in it: it stays as it is.
+/// A read-only snapshot, and the callers that run all cases in it: nothing there may change.
 const SNAPSHOT: &str = "snapshot";
 const IN_SNAPSHOT: [&str; 3] = ["root", "owner", "other"];
 
@@ -32,7 +33,7 @@ struct Difference<'a> {
     caller: &'a str,
     in_snapshot: bool,
     case: &'a Case,
-    /// What the kernel's btrfs told or shows, and what ours.
+    /// The result on the kernel's btrfs, and on ours.
     kernel: &'a str,
     ours: &'a str,
 }
@@ -43,15 +44,16 @@ struct Known {
 }
 
 impl Difference<'_> {
-    fn is_refused(said: &str) -> bool {
-        said != "ok" && !said.contains(';')
+    fn is_refused(printed: &str) -> bool {
+        printed != "ok" && !printed.contains(';')
     }
 
     fn both_refuse(&self) -> bool {
         Self::is_refused(self.kernel) && Self::is_refused(self.ours)
     }
 
-    /// The kernel's part of FUSE knows neither flags nor read-only subvolumes.
+    /// Whether FUSE in the kernel lacks the check, because it knows neither flags nor read-only
+    /// subvolumes.
     fn is_unknown_in_front(&self) -> bool {
         self.in_snapshot || self.case.flag != Flag::None
     }
@@ -60,7 +62,7 @@ impl Difference<'_> {
         operations.contains(&self.case.operation)
     }
 
-    /// All but the time of modification of a file is the same.
+    /// Whether only the modification time of a file differs.
     fn is_of_mtime(&self) -> bool {
         let rest = |seen: &str| seen.replace("bytes now ", "bytes 1000000000 ");
         self.kernel.contains(';') && rest(self.kernel) == rest(self.ours)
@@ -70,12 +72,12 @@ impl Difference<'_> {
 const KNOWN: &[Known] = &[
     Known {
         is: |one| one.both_refuse() && one.is_unknown_in_front(),
-        reason: "both refuse; in front of FUSE the kernel checks modes first, and passes on what \
-                 it does not know to be forbidden",
+        reason: "both refuse with different errors; before FUSE the kernel checks mode bits \
+                 first, and it sends requests whose other checks it does not know",
     },
     Known {
         is: |one| one.is_one_of(&["access-write"]) && one.ours == "ok" && one.is_unknown_in_front(),
-        reason: "access(2) is answered in front of FUSE, from modes alone",
+        reason: "access(2) is answered before FUSE, from mode bits alone",
     },
     Known {
         is: |one| {
@@ -83,7 +85,7 @@ const KNOWN: &[Known] = &[
             let is_append_only = one.case.flag == Flag::AppendOnly;
             appends && one.mount == "writeback" && is_append_only && one.is_of_mtime()
         },
-        reason: "append-only files pass the kernel's cache, which shows the mtime that it has",
+        reason: "append-only files bypass the kernel's cache, which shows its cached mtime",
     },
     Known {
         is: |one| {
@@ -91,7 +93,8 @@ const KNOWN: &[Known] = &[
             let writes_back = one.mount.starts_with("writeback");
             changes && writes_back && one.case.flag == Flag::AppendOnly && one.is_of_mtime()
         },
-        reason: "where the kernel writes back, it stamps a file before it passes such a call on",
+        reason: "with -o writeback the kernel updates the times of a file before it sends such \
+                 a request",
     },
     Known {
         is: |one| {
@@ -99,34 +102,36 @@ const KNOWN: &[Known] = &[
             let operation = one.case.operation;
             one.caller == "other-fsetid" && changes.iter().any(|word| operation.starts_with(word))
         },
-        reason: "the request does not say that the caller has CAP_FSETID: privileges go, which is \
-                 the safe side",
+        reason: "the request does not show that the caller has CAP_FSETID, so privileges are \
+                 cleared, which is safe",
     },
     Known {
         is: |one| {
             let allocates = one.is_one_of(&["allocate-append", "allocate-keep-append"]);
             allocates && one.case.flag == Flag::AppendOnly && one.case.mode == 0o6777
         },
-        reason: "the kernel asks for capabilities to be removed first, by the same request as a \
-                 program, which an append-only file refuses",
+        reason: "the kernel first sends a request to remove capabilities, which looks like a \
+                 program's request, and which an append-only file refuses",
     },
     Known {
         is: |one| {
             let changes = one.is_one_of(&["chown", "chown-own", "chgrp", "chgrp-same"]);
             changes && one.caller == "other-chown" && one.case.mode & 0o6000 != 0
         },
-        reason: "CAP_CHOWN is enough for FUSE where set-user-id goes too; it goes",
+        reason: "with FUSE, CAP_CHOWN is enough if set-user-id is cleared as well, and it is \
+                 cleared",
     },
     Known {
         is: |one| one.is_one_of(&["chown-nothing"]),
-        reason: "the request for a change of no owner says nothing of privileges",
+        reason: "the request for a change of no owner contains nothing on privileges",
     },
     Known {
         is: |one| {
             let writes_back = one.mount.starts_with("writeback");
             one.is_one_of(&["append-mapped"]) && !writes_back && one.ours == "ok"
         },
-        reason: "FUSE cannot refuse the mapping of one file; what it changes is not written",
+        reason: "FUSE cannot refuse to map a single file; changes through the mapping are not \
+                 written",
     },
     Known {
         is: |one| one.in_snapshot && one.case.operation.ends_with("acl"),
@@ -141,11 +146,11 @@ fn main() -> ExitCode {
     ])
 }
 
-/// What was seen of one filesystem.
+/// The results on one filesystem.
 struct Seen {
-    /// By place and caller, a line a case.
-    told: BTreeMap<(String, String), Vec<String>>,
-    looks: BTreeMap<String, Vec<String>>,
+    /// By place and caller, one line for each case.
+    results: BTreeMap<(String, String), Vec<String>>,
+    states: BTreeMap<String, Vec<String>>,
 }
 
 fn everything_is_as_on_the_kernel() -> Result<()> {
@@ -173,14 +178,14 @@ fn everything_is_as_on_the_kernel() -> Result<()> {
         tool::run("btrfs", &checked)?;
         let name = format!("{name}, mounted again");
         let mount = FuseMount::with(&[image.clone().into_os_string()], options)?;
-        let looks = look(mount.root(), callers)?;
+        let states = describe(mount.root(), callers)?;
         mount.unmount()?;
-        found.compare(&name, &kernel, &Seen { told: BTreeMap::new(), looks });
+        found.compare(&name, &kernel, &Seen { results: BTreeMap::new(), states });
     }
     found.judge()
 }
 
-/// A place where every caller can run the program that tries.
+/// Copies the probe to a place where every caller can run it.
 fn probe(dir: &Path) -> Result<PathBuf> {
     let test = std::env::current_exe()?;
     let profile = test.ancestors().nth(2).context("a test runs in target/PROFILE/deps")?;
@@ -191,7 +196,7 @@ fn probe(dir: &Path) -> Result<PathBuf> {
     Ok(copy)
 }
 
-/// The volume that everything is tried on, made by the kernel.
+/// Makes the volume for all cases with the kernel.
 fn make_base(image: &Path) -> Result<()> {
     std::fs::File::create(image)?.set_len(BYTES)?;
     tool::run("mkfs.btrfs", &tool::words_and_path("-q -K", image))?;
@@ -210,26 +215,26 @@ fn make_base(image: &Path) -> Result<()> {
 }
 
 fn try_all(root: &Path, probe: &Path, callers: &[&str]) -> Result<Seen> {
-    let mut told = BTreeMap::new();
+    let mut results = BTreeMap::new();
     for caller in callers {
         let lines = try_as(caller, probe, &root.join(caller))?;
-        told.insert((String::new(), (*caller).to_owned()), lines);
+        results.insert((String::new(), (*caller).to_owned()), lines);
     }
     for caller in IN_SNAPSHOT {
         let lines = try_as(caller, probe, &root.join(SNAPSHOT).join("objects"))?;
-        told.insert((SNAPSHOT.to_owned(), caller.to_owned()), lines);
+        results.insert((SNAPSHOT.to_owned(), caller.to_owned()), lines);
     }
-    Ok(Seen { told, looks: look(root, callers)? })
+    Ok(Seen { results, states: describe(root, callers)? })
 }
 
-fn look(root: &Path, callers: &[&str]) -> Result<BTreeMap<String, Vec<String>>> {
-    let mut looks = BTreeMap::new();
+fn describe(root: &Path, callers: &[&str]) -> Result<BTreeMap<String, Vec<String>>> {
+    let mut states = BTreeMap::new();
     for caller in callers {
-        looks.insert((*caller).to_owned(), objects::look_at_all(&root.join(caller))?);
+        states.insert((*caller).to_owned(), objects::describe_all(&root.join(caller))?);
     }
     let objects = root.join(SNAPSHOT).join("objects");
-    looks.insert(SNAPSHOT.to_owned(), objects::look_at_all(&objects)?);
-    Ok(looks)
+    states.insert(SNAPSHOT.to_owned(), objects::describe_all(&objects)?);
+    Ok(states)
 }
 
 fn try_as(caller: &str, probe: &Path, dir: &Path) -> Result<Vec<String>> {
@@ -257,14 +262,14 @@ struct Findings {
 impl Findings {
     fn compare(&mut self, mount: &str, kernel: &Seen, ours: &Seen) {
         let cases = permissions::cases();
-        let told = ours.told.iter().map(|((place, caller), lines)| {
-            (!place.is_empty(), caller, lines, &kernel.told[&(place.clone(), caller.clone())])
+        let results = ours.results.iter().map(|((place, caller), lines)| {
+            (!place.is_empty(), caller, lines, &kernel.results[&(place.clone(), caller.clone())])
         });
-        let looks = ours
-            .looks
+        let states = ours
+            .states
             .iter()
-            .map(|(caller, lines)| (caller == SNAPSHOT, caller, lines, &kernel.looks[caller]));
-        for (in_snapshot, caller, ours, kernel) in told.chain(looks) {
+            .map(|(caller, lines)| (caller == SNAPSHOT, caller, lines, &kernel.states[caller]));
+        for (in_snapshot, caller, ours, kernel) in results.chain(states) {
             for ((case, kernel), ours) in cases.iter().zip(kernel).zip(ours) {
                 if kernel != ours {
                     let one = Difference { mount, caller, in_snapshot, case, kernel, ours };
@@ -293,7 +298,7 @@ impl Findings {
         for (at, known) in KNOWN.iter().enumerate() {
             ensure!(
                 self.used.contains(&at),
-                "a listed difference is none any more: {}",
+                "a listed difference no longer occurs: {}",
                 known.reason
             );
         }
@@ -309,8 +314,8 @@ impl Findings {
     }
 }
 
-/// The kernel's VFS handles `FS_IOC_SETFLAGS` by its number of 64 bits only, and checks the caller;
-/// the number of 32 bits is passed on.
+/// The kernel's VFS handles the 64-bit number of `FS_IOC_SETFLAGS` only, and checks the caller; it
+/// passes the 32-bit number on.
 fn flags_cannot_be_set_past_the_checks_of_the_kernel() -> Result<()> {
     for (_, options) in MOUNTS {
         let mut volume = butternut_judges::our_volume::OurVolume::new(kept::scratch(), options)?;
@@ -319,7 +324,7 @@ fn flags_cannot_be_set_past_the_checks_of_the_kernel() -> Result<()> {
         let path = root.join("file");
         std::fs::write(&path, b"of root")?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644))?;
-        // Immutable, as either kind of call has it.
+        // The immutable flag in both forms of the call.
         for (number, flag) in [("0x40046602", 0x10), ("0x40086602", 0x10), ("0x401c5820", 8)] {
             let script = format!(
                 "open(F, '<', $ARGV[0]) or die; my $v = pack('L8', {flag}, 0, 0, 0, 0, 0, 0, 0); \
@@ -329,10 +334,13 @@ fn flags_cannot_be_set_past_the_checks_of_the_kernel() -> Result<()> {
                 let mut args: Vec<_> = caller.split_whitespace().map(str::to_owned).collect();
                 args.extend(["perl".to_owned(), "-e".to_owned(), script.clone()]);
                 args.push(path.display().to_string());
-                let said = tool::text("setpriv", &args)?;
+                let printed = tool::text("setpriv", &args)?;
                 let want =
                     if caller.is_empty() && number != "0x40046602" { "done" } else { "refused" };
-                ensure!(said == want, "{options}: {number} as {caller:?}: {said}, not {want}");
+                ensure!(
+                    printed == want,
+                    "{options}: {number} as {caller:?}: {printed}, not {want}"
+                );
                 let flags = rustix::fs::ioctl_getflags(std::fs::File::open(&path)?)?;
                 let is_fixed = flags.contains(rustix::fs::IFlags::IMMUTABLE);
                 ensure!(

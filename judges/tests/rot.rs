@@ -1,12 +1,12 @@
-//! Rot: what redundancy allows is served right; what it does not allow is EIO for exactly that
-//! range, and nothing else of the volume is lost.
+//! Damaged copies: reads return the right data where redundancy allows it, and EIO for exactly the
+//! lost range otherwise. The rest of the volume stays readable.
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use butternut_judges::compare::{Side, compare};
 use butternut_judges::fuse_mount::FuseMount;
-use butternut_judges::image::{Image, View, shelf};
+use butternut_judges::image::{Image, View, images_dir};
 use butternut_judges::populate::seeded::{Seeded, stamped_sector};
-use butternut_judges::rot::{Place, SECTOR_BYTES, Sector, Victim};
+use butternut_judges::rot::{DamagedImage, Place, SECTOR_BYTES, Sector};
 use butternut_judges::{library, trial};
 use libtest_mimic::Trial;
 use std::collections::BTreeSet;
@@ -15,12 +15,12 @@ use std::process::ExitCode;
 
 const EIO: i32 = 5;
 
-/// How a profile keeps its data: the faults that it stands, and by what.
+/// How a profile stores its data: the faults that it tolerates, and by which means.
 #[derive(Debug, Clone, Copy)]
 enum Keeps {
-    /// So many copies of everything, on one device or several.
+    /// The number of copies, on one device or several.
     Copies(usize),
-    /// So many parity stripes per row.
+    /// The number of parity stripes of a row.
     Parity(usize),
 }
 
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
             for first in 0..devices {
                 let lost: Vec<usize> = (first..first + faults).map(|at| at % devices).collect();
                 add(&mut trials, name, &format!("rotten-devices-{lost:?}"), move |image| {
-                    whole_devices_rot(image, &lost)
+                    whole_devices_are_damaged(image, &lost)
                 });
             }
         }
@@ -62,9 +62,11 @@ fn main() -> ExitCode {
                 one_good_copy_each(image, copies)
             });
         }
-        add(&mut trials, name, "too-much-rot", move |image| too_much_rot(image, keeps, false));
+        add(&mut trials, name, "too-much-rot", move |image| {
+            excessive_damage_is_lost(image, keeps, false)
+        });
         add(&mut trials, name, "too-much-rot-by-mount", move |image| {
-            too_much_rot(image, keeps, true)
+            excessive_damage_is_lost(image, keeps, true)
         });
         if devices > 1 {
             let lost = if devices > faults + 1 { faults + 1 } else { devices - 1 };
@@ -87,44 +89,44 @@ fn add(
     trials.push(trial::trial(&format!("{name}::{what}"), run));
 }
 
-/// Everything on these devices is damaged but the superblocks; nobody notices.
-fn whole_devices_rot(image: &Image, lost: &[usize]) -> Result<()> {
-    let victim = Victim::copy_of(image, &shelf())?;
+/// Everything on these devices except the superblocks is damaged; all reads succeed.
+fn whole_devices_are_damaged(image: &Image, lost: &[usize]) -> Result<()> {
+    let damaged = DamagedImage::copy_of(image, &images_dir())?;
     let struck: Vec<Place> =
-        victim.written.iter().filter(|place| lost.contains(&place.device)).copied().collect();
+        damaged.written.iter().filter(|place| lost.contains(&place.device)).copied().collect();
     ensure!(struck.len() > 50, "only {} places to damage", struck.len());
-    victim.spoil(&struck)?;
-    everything_is_served(&victim)
+    damaged.corrupt(&struck)?;
+    everything_is_served(&damaged)
 }
 
-/// Of every sector and every tree block, all copies but one are damaged, in no order.
+/// All copies but one of every sector and every tree block are damaged, in varying order.
 fn one_good_copy_each(image: &Image, copies: usize) -> Result<()> {
-    let victim = Victim::copy_of(image, &shelf())?;
+    let damaged = DamagedImage::copy_of(image, &images_dir())?;
     let mut seeded = Seeded::new(11);
     let mut struck = Vec::new();
-    for places in victim.sectors.values().chain(victim.blocks.values()) {
+    for places in damaged.sectors.values().chain(damaged.blocks.values()) {
         ensure!(places.len() == copies, "{} copies, want {copies}: {places:?}", places.len());
         let good = seeded.below(places.len());
         let bad = places.iter().enumerate().filter(|(at, _)| *at != good);
         struck.extend(bad.map(|(_, place)| *place));
     }
-    victim.spoil(&struck)?;
-    everything_is_served(&victim)
+    damaged.corrupt(&struck)?;
+    everything_is_served(&damaged)
 }
 
-fn everything_is_served(victim: &Victim) -> Result<()> {
+fn everything_is_served(damaged: &DamagedImage) -> Result<()> {
     let view = View::top();
-    let want = Image::load(&victim.image.name)?.kernel_manifest(&view)?;
-    let have = library::walk(&library::open(&victim.image, &view)?)?;
+    let want = Image::load(&damaged.image.name)?.kernel_manifest(&view)?;
+    let have = library::walk(&library::open(&damaged.image, &view)?)?;
     let want = Side { name: "kernel", manifest: &want };
     let have = Side { name: "library", manifest: &have };
     compare(want, have, &[]).map(drop).map_err(|text| anyhow!("\n{text}"))
 }
 
-/// Some sectors lose more than the profile stands: just these are lost.
-fn too_much_rot(image: &Image, keeps: Keeps, by_mount: bool) -> Result<()> {
-    let victim = Victim::copy_of(image, &shelf())?;
-    let chosen = victim
+/// Some sectors are damaged more than the profile tolerates: only these are lost.
+fn excessive_damage_is_lost(image: &Image, keeps: Keeps, by_mount: bool) -> Result<()> {
+    let damaged = DamagedImage::copy_of(image, &images_dir())?;
+    let chosen = damaged
         .sectors
         .iter()
         .filter(|(sector, _)| sector.file >= 4 && sector.number % 97 == sector.file);
@@ -133,37 +135,37 @@ fn too_much_rot(image: &Image, keeps: Keeps, by_mount: bool) -> Result<()> {
         match keeps {
             Keeps::Copies(_) => struck.extend(places),
             Keeps::Parity(stripes) => {
-                let place = *places.first().context("a sector is somewhere")?;
-                let mates = victim.row_mates(place);
-                ensure!(mates.len() >= stripes, "{place:?} has the row mates {mates:?}");
+                let place = *places.first().context("the sector has a place")?;
+                let siblings = damaged.row_siblings(place);
+                ensure!(siblings.len() >= stripes, "{place:?} has the row siblings {siblings:?}");
                 struck.insert(place);
-                struck.extend(mates.into_iter().take(stripes));
+                struck.extend(siblings.into_iter().take(stripes));
             }
         }
     }
-    victim.spoil(&struck.iter().copied().collect::<Vec<_>>())?;
+    damaged.corrupt(&struck.iter().copied().collect::<Vec<_>>())?;
     let is_lost = |places: &[Place]| places.iter().all(|place| struck.contains(place));
-    let lost: BTreeSet<Sector> = victim
+    let lost: BTreeSet<Sector> = damaged
         .sectors
         .iter()
         .filter(|(_, places)| is_lost(places))
         .map(|(sector, _)| *sector)
         .collect();
     ensure!(lost.len() > 15, "only {} sectors are lost", lost.len());
-    let all = victim.sectors.keys().copied();
+    let all = damaged.sectors.keys().copied();
     if by_mount {
-        mount_serves_all_but(&victim, all, &lost)
+        mount_serves_all_but(&damaged, all, &lost)
     } else {
-        library_serves_all_but(&victim, all, &lost)
+        library_serves_all_but(&damaged, all, &lost)
     }
 }
 
 fn library_serves_all_but(
-    victim: &Victim,
+    damaged: &DamagedImage,
     all: impl Iterator<Item = Sector>,
     lost: &BTreeSet<Sector>,
 ) -> Result<()> {
-    let filesystem = library::open(&victim.image, &View::top())?;
+    let filesystem = library::open(&damaged.image, &View::top())?;
     for sector in all {
         let name = format!("sectors-{}", sector.file);
         let id = filesystem.lookup(filesystem.root(), name.as_bytes())?;
@@ -177,11 +179,11 @@ fn library_serves_all_but(
 }
 
 fn mount_serves_all_but(
-    victim: &Victim,
+    damaged: &DamagedImage,
     all: impl Iterator<Item = Sector>,
     lost: &BTreeSet<Sector>,
 ) -> Result<()> {
-    let mount = FuseMount::new(&victim.image, &View::top())?;
+    let mount = FuseMount::new(&damaged.image, &View::top())?;
     for sector in all {
         let path = mount.root().join(format!("sectors-{}", sector.file));
         let mut buf = vec![0; 4096];
@@ -195,18 +197,18 @@ fn mount_serves_all_but(
 fn is_right(sector: Sector, lost: &BTreeSet<Sector>, read: Result<&[u8], i32>) -> Result<()> {
     match read {
         Err(EIO) if lost.contains(&sector) => Ok(()),
-        Ok(_) if lost.contains(&sector) => bail!("{sector:?} is lost, but was served"),
+        Ok(_) if lost.contains(&sector) => bail!("{sector:?} is lost, but its read succeeded"),
         Ok(bytes) => {
             let is_same = bytes == stamped_sector(sector.file, sector.number);
-            ensure!(is_same, "{sector:?} was served wrong");
+            ensure!(is_same, "{sector:?} was read with wrong bytes");
             Ok(())
         }
-        Err(errno) => bail!("{sector:?}: errno {errno}, though it can be served"),
+        Err(errno) => bail!("{sector:?}: errno {errno}, though redundancy is sufficient"),
     }
 }
 
-/// Without `degraded`, a missing device is refused by name; with it, what redundancy cannot make
-/// up for is refused as well.
+/// Without `degraded` a missing device is refused, and named; with it, opening fails if redundancy
+/// is not sufficient.
 fn devices_missing(image: &Image, lost: usize, opens: bool) -> Result<()> {
     let mut view = View::top();
     view.missing = (0..lost).map(|at| image.devices.len() - 1 - at).collect();
@@ -222,7 +224,7 @@ fn devices_missing(image: &Image, lost: usize, opens: bool) -> Result<()> {
                 for at in &view.missing {
                     let id = (at + 1).to_string();
                     let names_it = text.split(|c: char| !c.is_ascii_digit()).any(|word| word == id);
-                    ensure!(names_it, "the refusal does not name device {id}: {text}");
+                    ensure!(names_it, "the error does not name device {id}: {text}");
                 }
             }
         }

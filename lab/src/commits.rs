@@ -1,9 +1,9 @@
-//! Rows about a commit: what it takes of the device, and what of the processor.
+//! Rows about a commit: its device time and its CPU time.
 //!
 //! ```text
-//! wall   of the sync: blocks are made ready, written, flushed; the superblock the same
-//! CPU    of the whole process meanwhile: what a faster device would not take away
-//! raw    the same bytes written to the same device in as many pieces, and the same two flushes
+//! wall   time of the sync: tree blocks are written and flushed, then the superblock
+//! CPU    time of the whole process during the sync; a faster device does not shorten it
+//! raw    wall time of the same bytes in as many writes to the bare device, and two flushes
 //! ```
 
 use crate::report::{Report, median};
@@ -19,10 +19,10 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// An inode that is made: itself, its name, and two entries of its directory.
+/// Items that creating one file adds: `INODE_ITEM`, `INODE_REF`, `DIR_ITEM` and `DIR_INDEX`.
 const ITEMS_OF_A_FILE: u32 = 4;
 
-/// What one commit did.
+/// Cost of one commit.
 struct Commit {
     wall: Duration,
     cpu: Duration,
@@ -34,7 +34,7 @@ struct Commit {
 pub(crate) fn rows(rig: &Rig, scratch: &Scratch, report: &mut Report) -> Result<()> {
     let items = rig.size.names;
     let name = format!("commit of {items} dirty items");
-    if !report.wants(&name) {
+    if !report.is_selected(&name) {
         return Ok(());
     }
     let files = items / ITEMS_OF_A_FILE;
@@ -68,7 +68,7 @@ pub(crate) fn rows(rig: &Rig, scratch: &Scratch, report: &mut Report) -> Result<
         middle(|commit| commit.bytes as f64) / 1e6,
         middle(|commit| commit.flushes as f64),
     );
-    report.fact(&name, &text)
+    report.value(&name, &text)
 }
 
 fn milliseconds(time: Duration) -> f64 {
@@ -103,7 +103,7 @@ fn library(scratch: &Scratch, files: u32) -> Result<Commit> {
 }
 
 fn raw(scratch: &Scratch, bytes: u64, writes: u64) -> Result<f64> {
-    scratch.renew()?;
+    scratch.reformat()?;
     let direct = i32::try_from(rustix::fs::OFlags::DIRECT.bits())?;
     let device = OpenOptions::new().write(true).custom_flags(direct).open(&scratch.device)?;
     let each = (bytes / writes.max(1)).next_multiple_of(4096);

@@ -1,5 +1,5 @@
-//! Rows about the processor: searches, path lookups and their scaling, everything cached; and the
-//! device reads that the first use of a volume costs.
+//! Rows about CPU time: searches and path lookups with everything cached, on one thread and on two;
+//! and the number of device reads that the first operations on a volume take.
 
 use crate::report::Report;
 use crate::rig::Rig;
@@ -19,7 +19,7 @@ const DEEP: &str = "/level-0/level-1/level-2/level-3/level-4/level-5/level-6/lea
 pub(crate) fn rows(rig: &Rig, report: &mut Report) -> Result<()> {
     searches(rig, report)?;
     paths(rig, report)?;
-    budgets(rig, report)
+    device_reads(rig, report)
 }
 
 fn subvolume_tree(rig: &Rig) -> Result<Tree> {
@@ -30,13 +30,14 @@ fn subvolume_tree(rig: &Rig) -> Result<Tree> {
     forest.tree(TreeId::FS)?.context("the volume has no top-level tree")
 }
 
-/// Nanoseconds a search of `keys`, in an order that does not follow the leaves.
+/// Returns nanoseconds per search. Searches visit `keys` in an order that does not follow the
+/// leaves.
 fn search_ns(tree: &Tree, keys: &[Key]) -> Result<f64> {
     let mut index = 0;
     let start = Instant::now();
     for _ in 0..SEARCHES {
         index = (index + 7919) % keys.len();
-        tree.find(&keys[index])?.context("a key that was listed is not found")?;
+        tree.find(&keys[index])?.context("a key of the scan is not found")?;
     }
     Ok(start.elapsed().as_secs_f64() * 1e9 / f64::from(SEARCHES))
 }
@@ -62,7 +63,8 @@ fn searches(rig: &Rig, report: &mut Report) -> Result<()> {
                 std::thread::scope(|scope| {
                     let other = scope.spawn(|| search_ns(&tree, &keys));
                     let here = search_ns(&tree, &keys)?;
-                    let there = other.join().map_err(|_| anyhow::anyhow!("a searcher died"))??;
+                    let there =
+                        other.join().map_err(|_| anyhow::anyhow!("a search thread panicked"))??;
                     Ok(f64::midpoint(here, there))
                 })
             }),
@@ -70,7 +72,7 @@ fn searches(rig: &Rig, report: &mut Report) -> Result<()> {
     )
 }
 
-/// Nanoseconds a component of a path of depth 8.
+/// Returns nanoseconds per component of a path of depth 8.
 fn path_ns(fs: &Filesystem) -> Result<f64> {
     let rounds = SEARCHES / 10;
     let start = Instant::now();
@@ -83,7 +85,7 @@ fn path_ns(fs: &Filesystem) -> Result<f64> {
 fn paths(rig: &Rig, report: &mut Report) -> Result<()> {
     let fs = Filesystem::open(&[DevicePath::from(&rig.device)], &MountOptions::default())?;
     report.row(
-        "cached path lookup, a component",
+        "cached path lookup, per component",
         "ns",
         rig.size.repeats,
         &mut [
@@ -92,7 +94,8 @@ fn paths(rig: &Rig, report: &mut Report) -> Result<()> {
                 std::thread::scope(|scope| {
                     let other = scope.spawn(|| path_ns(&fs));
                     let here = path_ns(&fs)?;
-                    let there = other.join().map_err(|_| anyhow::anyhow!("a walker died"))??;
+                    let there =
+                        other.join().map_err(|_| anyhow::anyhow!("a lookup thread panicked"))??;
                     Ok(f64::midpoint(here, there))
                 })
             }),
@@ -100,7 +103,7 @@ fn paths(rig: &Rig, report: &mut Report) -> Result<()> {
     )
 }
 
-fn budgets(rig: &Rig, report: &mut Report) -> Result<()> {
+fn device_reads(rig: &Rig, report: &mut Report) -> Result<()> {
     let fs = Filesystem::open(&[DevicePath::from(&rig.device)], &MountOptions::default())?;
     let mut before = 0;
     let mut since = |fs: &Filesystem| {
@@ -109,17 +112,17 @@ fn budgets(rig: &Rig, report: &mut Report) -> Result<()> {
         before = now;
         reads
     };
-    report.fact("device reads: open a volume", &since(&fs).to_string())?;
+    report.value("device reads: open a volume", &since(&fs).to_string())?;
     fs.resolve(DEEP.as_bytes(), Follow::Last)?;
-    report.fact("device reads: resolve a path of depth 8", &since(&fs).to_string())?;
+    report.value("device reads: resolve a path of depth 8", &since(&fs).to_string())?;
     let wide = fs.resolve(b"/wide", Follow::Last)?;
     let listed = fs.read_dir(wide, butternut::FIRST_ENTRY)?.count();
-    report.fact(&format!("device reads: list {listed} entries"), &since(&fs).to_string())?;
+    report.value(&format!("device reads: list {listed} entries"), &since(&fs).to_string())?;
     let stream = fs.open_file(fs.resolve(b"/stream", Follow::Last)?)?;
     let mut buffer = vec![0; 1 << 20];
     stream.read_at(0, &mut buffer)?;
     since(&fs);
     let file = fs.open_file(fs.resolve(b"/stream", Follow::Last)?)?;
     file.read_at(64 << 20, &mut buffer)?;
-    report.fact("device reads: 1 MiB of one extent, tree cached", &since(&fs).to_string())
+    report.value("device reads: 1 MiB of one extent, tree cached", &since(&fs).to_string())
 }

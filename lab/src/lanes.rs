@@ -1,76 +1,77 @@
-//! `bench lanes`: the I/O lanes beside the raw device and the kernel's btrfs, xfs and ext4, all on
-//! one loop device, all driven by fio.
+//! `bench lanes`: compares the I/O lanes with the raw device and the kernel's btrfs, xfs and ext4.
+//! fio drives all of them on the same loop device.
 //!
 //! ```text
-//! suite  rows that share a file system and its files
-//! repeat each contestant has the device in turn, and the next time in the other order
-//! turn   fill holes, mkfs, mount; lay the files out; run the contestant's part of each row
+//! suite    rows that share a file system and its files
+//! repeat   the contestants use the device one after the other; odd repeats reverse the order
+//! session  fill holes, mkfs, mount; lay the files out; run the contestant's entries of each row
 //! ```
 //!
-//! Rows that change what the next one would find get the device anew. The job files are those of
+//! A row that changes the files starts a new session for each entry. The job files are in
 //! `crates/fio/jobs`.
 
 mod cost;
 mod endurance;
 mod footprint;
 mod rows;
+mod session;
 mod stage;
 mod table;
-mod turn;
 
 use anyhow::{Context, Result, ensure};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use crate::rig::{run as run_program, text};
-use rows::{Suite, Who};
+use rows::{Contestant, Suite};
 use stage::Stage;
 use table::Cells;
 
-/// How long and how often.
+/// Duration and number of the runs, and the programs to run.
 pub(crate) struct Plan {
     pub(crate) repeats: usize,
     pub(crate) seconds: u32,
-    /// Of each file that is laid out.
+    /// Size of each file, in MiB.
     pub(crate) file_mib: u32,
     pub(crate) fio: PathBuf,
-    /// It asks for uncached reads and writes by the number that kernels know.
+    /// Whether this fio requests uncached I/O with the `RWF_DONTCACHE` value of released kernels.
     pub(crate) fio_has_uncached: bool,
     pub(crate) engine: PathBuf,
 }
 
-/// Measures the I/O lanes beside the raw device and the kernel's btrfs, xfs and ext4, through fio,
-/// on one loop device: medians of three repeats, contestants in turn.
+/// Compares the I/O lanes with the raw device and the kernel's btrfs, xfs and ext4, through fio, on
+/// one loop device. Prints medians of three repeats.
 #[derive(clap::Args)]
 pub(crate) struct Flags {
-    /// One repeat, of smaller files: for a look, not for a claim.
+    /// Run one repeat with smaller files. The figures are not reliable.
     #[arg(long)]
     quick: bool,
-    /// Two rows against the raw device and the kernel's btrfs, in about twenty seconds.
+    /// Run two rows against the raw device and the kernel's btrfs, in about twenty seconds.
     #[arg(long, conflicts_with_all = ["quick", "long"])]
     brief: bool,
-    /// Random overwrites for ten minutes, with commits: throughput and latency by the minute.
+    /// Run random overwrites for ten minutes, with commits, and print throughput and latency of
+    /// each minute.
     #[arg(long, conflicts_with = "quick")]
     long: bool,
-    /// Only the rows whose name contains this.
+    /// Run only the rows whose name contains this.
     #[arg(long, default_value = "")]
     only: String,
-    /// Where the device's image goes: in memory by default, so that the device is not the limit.
+    /// Directory of the device's image; in memory by default, so that the device is not the limit.
     #[arg(long, default_value = "/dev/shm")]
     dir: PathBuf,
-    /// Seconds that each timed row runs; of `--long`, all of it [default: 2; with --long 600]
+    /// Seconds that each timed row runs, or the whole of `--long` [default: 2; with --long 600]
     #[arg(long)]
     seconds: Option<u32>,
     /// The fio to run.
     #[arg(long, default_value = "fio")]
     fio: PathBuf,
-    /// The engine that was built for it (`make fio`); by default the one beside this program.
+    /// The engine that was built for that fio (`make fio`); by default the one beside this program.
     #[arg(long)]
     engine: Option<PathBuf>,
-    /// Internal: part of the name of the directory that the image is in.
+    /// Internal: part of the name of the image's directory.
     #[arg(long, hide = true, default_value = "lanes")]
     tag: String,
-    /// Internal: what queues and pending writes of this volume take of memory.
+    /// Internal: measure the memory of queues and pending writes on this volume.
     #[arg(long, hide = true)]
     footprint: Option<PathBuf>,
 }
@@ -99,7 +100,12 @@ pub(crate) fn run(flags: &Flags) -> Result<()> {
         engine,
     };
     if flags.long {
-        let stage = Stage::make(&flags.dir, &flags.tag, plan.file_mib, [Who::Ours].into_iter())?;
+        let stage = Stage::make(
+            &flags.dir,
+            &flags.tag,
+            plan.file_mib,
+            [Contestant::Butternut].into_iter(),
+        )?;
         return endurance::run(&stage, &plan);
     }
     let mut suites = if flags.brief { rows::brief() } else { rows::all() };
@@ -107,44 +113,49 @@ pub(crate) fn run(flags: &Flags) -> Result<()> {
         suite.rows.retain(|row| row.name.contains(&flags.only));
     }
     let entries = suites.iter().flat_map(|suite| &suite.rows).flat_map(|row| &row.entries);
-    let all = entries.map(|entry| entry.who).chain([Who::Ours]);
+    let all = entries.map(|entry| entry.contestant).chain([Contestant::Butternut]);
     let stage = Stage::make(&flags.dir, &flags.tag, plan.file_mib, all)?;
     let mut shown = 0;
     for suite in suites {
-        shown += play(&stage, &plan, &suite)?;
+        shown += run_suite(&stage, &plan, &suite)?;
     }
     if !flags.brief {
-        shown += footprint::facts(&stage, &flags.only)?;
+        shown += footprint::rows(&stage, &flags.only)?;
     }
     ensure!(shown > 0, "no row's name contains '{}'", flags.only);
     Ok(())
 }
 
-/// As `fio-3.33` says it.
+/// Returns the major and minor version from output like `fio-3.33`.
 fn version(fio: &Path) -> Result<(u32, u32)> {
-    let said = run_program(text(fio), &["--version"])?;
-    let number = said.trim_start_matches("fio-");
+    let output = run_program(text(fio), &["--version"])?;
+    let number = output.trim_start_matches("fio-");
     let mut parts = number.split(|c: char| !c.is_ascii_digit()).map(str::parse);
     let (major, minor) = (parts.next(), parts.next());
-    let (major, minor) = major.zip(minor).with_context(|| format!("no version: {said}"))?;
+    let (major, minor) =
+        major.zip(minor).with_context(|| format!("fio prints no version: {output}"))?;
     Ok((major?, minor?))
 }
 
-/// Runs a suite and prints its rows; how many they were.
-fn play(stage: &Stage, plan: &Plan, suite: &Suite) -> Result<usize> {
+/// Runs a suite, prints its rows and returns their number.
+fn run_suite(stage: &Stage, plan: &Plan, suite: &Suite) -> Result<usize> {
     let mut cells: Vec<Cells> = suite.rows.iter().map(Cells::of).collect();
     for repeat in 0..plan.repeats {
-        let mut order = Who::ALL;
+        let mut order = Contestant::ALL;
         if repeat % 2 == 1 {
             order.reverse();
         }
-        let takes_part = |who: &Who| {
-            suite.rows.iter().flat_map(|row| &row.entries).any(|entry| entry.who == *who)
+        let takes_part = |contestant: &Contestant| {
+            suite
+                .rows
+                .iter()
+                .flat_map(|row| &row.entries)
+                .any(|entry| entry.contestant == *contestant)
         };
-        for who in order.into_iter().filter(takes_part) {
-            let part = format!("{} of {}, {}", repeat + 1, plan.repeats, who.label());
-            say(&format!("{}: {part}", suite.name))?;
-            visit(stage, plan, suite, who, &mut cells)
+        for contestant in order.into_iter().filter(takes_part) {
+            let part = format!("{} of {}, {}", repeat + 1, plan.repeats, contestant.label());
+            progress(&format!("{}: {part}", suite.name))?;
+            run_contestant(stage, plan, suite, contestant, &mut cells)
                 .with_context(|| format!("{}: {part}", suite.name))?;
         }
     }
@@ -154,31 +165,38 @@ fn play(stage: &Stage, plan: &Plan, suite: &Suite) -> Result<usize> {
     Ok(suite.rows.len())
 }
 
-/// One contestant's part of every row of the suite.
-fn visit(stage: &Stage, plan: &Plan, suite: &Suite, who: Who, cells: &mut [Cells]) -> Result<()> {
-    let mut turn = None;
+/// Runs the contestant's entries of every row of the suite.
+fn run_contestant(
+    stage: &Stage,
+    plan: &Plan,
+    suite: &Suite,
+    contestant: Contestant,
+    cells: &mut [Cells],
+) -> Result<()> {
+    let mut last = None;
     for (row, cells) in suite.rows.iter().zip(cells) {
-        for (place, entry) in row.entries.iter().enumerate().filter(|(_, e)| e.who == who) {
+        let entries = row.entries.iter().enumerate();
+        for (index, entry) in entries.filter(|(_, entry)| entry.contestant == contestant) {
             if entry.may_refuse && !plan.fio_has_uncached {
-                cells.refuse(place, "fio can ask for it from 3.40 on (FIO_VERSION=3.41)");
+                cells.refuse(index, "needs fio 3.40 or newer (FIO_VERSION=3.41)");
                 continue;
             }
-            let mut held = match turn.take() {
-                Some(held) if !row.is_fresh => held,
+            let mut session = match last.take() {
+                Some(session) if !row.is_fresh => session,
                 old => {
                     drop(old);
-                    stage.turn(who)?
+                    stage.session(contestant)?
                 }
             };
-            let sample = held.run(plan, row, entry);
-            cells.add(place, entry, sample)?;
-            turn = Some(held);
+            let sample = session.run(plan, row, entry);
+            cells.add(index, entry, sample)?;
+            last = Some(session);
         }
     }
     Ok(())
 }
 
-/// What is going on, for who waits; the tables are on standard output.
-fn say(text: &str) -> Result<()> {
+/// Prints progress to standard error; the tables go to standard output.
+fn progress(text: &str) -> Result<()> {
     Ok(writeln!(std::io::stderr(), "  {text}")?)
 }

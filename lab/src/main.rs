@@ -1,9 +1,9 @@
-//! `bench`: what Butternut reads and writes, beside the raw device and the kernel's btrfs.
+//! `bench`: compares reads and writes of Butternut with the raw device and the kernel's btrfs.
 //!
-//! Every row runs all its contestants in turn, several times over, and reports medians, the spread
-//! and the ratio. Absolute figures belong to the machine; the ratios are the result.
+//! Every row runs its contestants one after the other, several times, and reports medians, ranges
+//! and ratios. Absolute figures depend on the machine; the ratios are the result.
 
-#![allow(clippy::cast_precision_loss, reason = "figures are rounded before they are read")]
+#![allow(clippy::cast_precision_loss, reason = "figures are rounded before they are printed")]
 
 mod commits;
 mod cpu;
@@ -21,34 +21,33 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 use std::path::PathBuf;
 
-/// Measures Butternut beside the raw device and the kernel.
+/// Compares Butternut with the raw device and the kernel.
 #[derive(Parser)]
 #[command(name = "bench", version, args_conflicts_with_subcommands = true)]
 struct Flags {
     #[command(subcommand)]
     suite: Option<Suite>,
-    /// Smaller files and fewer repeats: for a look, not for a claim.
+    /// Use smaller files and fewer repeats. The figures are not reliable.
     #[arg(long)]
     quick: bool,
-    /// Where the volume's image goes; memory-backed by default, so that the device is not the
-    /// limit.
+    /// Directory of the volume's image; in memory by default, so that the device is not the limit.
     #[arg(long, default_value = "/dev/shm")]
     dir: PathBuf,
-    /// Only the rows whose name contains this.
+    /// Run only the rows whose name contains this.
     #[arg(long, default_value = "")]
     only: String,
     /// The `butternut` command to mount with; the one beside this program by default.
     #[arg(long)]
     butternut: Option<PathBuf>,
-    /// Internal: walk every entry of the first subvolume of this image, then say how much memory
-    /// it took.
+    /// Internal: walk every entry of the default subvolume of this image, then print the peak
+    /// memory.
     #[arg(long, hide = true)]
     walk: Option<PathBuf>,
 }
 
 #[derive(Subcommand)]
 enum Suite {
-    /// The I/O lanes, through fio, beside the raw device and the kernel's btrfs, xfs and ext4.
+    /// Compare the I/O lanes with the raw device and the kernel's btrfs, xfs and ext4, through fio.
     Lanes(lanes::Flags),
 }
 

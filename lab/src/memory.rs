@@ -1,4 +1,4 @@
-//! Memory: the high-water mark of a process that walks every entry of the volume.
+//! Measures the peak memory of a process that walks every entry of the volume.
 
 use crate::report::Report;
 use crate::rig::{Rig, run, text};
@@ -7,7 +7,8 @@ use butternut::{DevicePath, FileId, FileKind, Filesystem, MountOptions};
 use std::io::Write;
 use std::path::Path;
 
-/// Lists, stats and reads everything below the root; prints entries and the peak of its memory.
+/// Lists, stats and reads all files below the root. Prints the number of entries and the peak
+/// memory in KiB.
 pub(crate) fn walk(image: &Path) -> Result<()> {
     let fs = Filesystem::open(&[DevicePath::from(image)], &MountOptions::default())?;
     let mut dirs = vec![fs.root()];
@@ -40,20 +41,20 @@ fn visit(fs: &Filesystem, id: FileId, kind: FileKind, dirs: &mut Vec<FileId>) ->
 fn peak_kib() -> Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find(|l| l.starts_with("VmHWM:")).context("no VmHWM")?;
-    let kib = line.split_whitespace().nth(1).context("no figure in VmHWM")?;
+    let kib = line.split_whitespace().nth(1).context("VmHWM has no number")?;
     Ok(kib.parse()?)
 }
 
 pub(crate) fn rows(rig: &Rig, report: &mut Report) -> Result<()> {
     let name = "memory of a walk over every entry";
-    if !report.wants(name) {
+    if !report.is_selected(name) {
         return Ok(());
     }
     let program = std::env::current_exe()?;
-    let said = run(text(&program), &["--walk", text(&rig.device)])?;
-    let (entries, kib) = said.split_once(' ').context("the walk printed no figures")?;
+    let output = run(text(&program), &["--walk", text(&rig.device)])?;
+    let (entries, kib) = output.split_once(' ').context("the walk printed no figures")?;
     let mib = kib.parse::<u64>()? >> 10;
     let cache = MountOptions::default().node_cache_bytes >> 20;
     let value = format!("{entries} entries, peak {mib} MiB, node cache limit {cache} MiB");
-    report.fact(name, &value)
+    report.value(name, &value)
 }

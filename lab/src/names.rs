@@ -1,8 +1,9 @@
-//! Rows about names: many small files made, filled, looked at, renamed and removed, by the library
-//! and by mounts. Each phase ends with a sync, which counts.
+//! Rows about names: many small files are created, written, stat'ed, renamed and unlinked, by the
+//! library and by mounts. Each phase that changes something ends with a sync, which is timed too.
 //!
-//! Through a mount files are looked at three times: just written, when a FUSE mount has to be asked
-//! how many blocks each takes by now; once more, from what the kernel keeps; and mounted anew.
+//! Through a mount, `stat` runs three times: after the writes, when the kernel has to send
+//! `FUSE_GETATTR` for the block counts; again, from the kernel's attribute cache; and after a
+//! remount, with nothing cached.
 
 use crate::report::{Column, Report};
 use crate::rig::Rig;
@@ -14,11 +15,11 @@ use std::time::Instant;
 
 const PHASES: [&str; 5] = ["create", "create 4K", "stat", "rename", "unlink"];
 const MOUNTED_PHASES: [&str; 7] =
-    ["create", "create 4K", "stat", "rename", "unlink", "stat again", "stat, mounted anew"];
+    ["create", "create 4K", "stat", "rename", "unlink", "stat again", "stat, remounted"];
 
 pub(crate) fn rows(rig: &Rig, scratch: &Scratch, report: &mut Report) -> Result<()> {
     let files = rig.size.names;
-    races(
+    phase_rows(
         report,
         "names",
         &PHASES,
@@ -33,29 +34,30 @@ pub(crate) fn rows(rig: &Rig, scratch: &Scratch, report: &mut Report) -> Result<
         ],
     )?;
     let files = rig.size.mounted_names;
-    races(
+    phase_rows(
         report,
         "names, mounted",
         &MOUNTED_PHASES,
         rig.size.repeats,
         &mut [
-            ("mount", &mut || posix(scratch.ours()?, files)),
+            ("mount", &mut || posix(scratch.butternut()?, files)),
             ("kernel", &mut || posix(scratch.kernel()?, files)),
         ],
     )
 }
 
-type Contestant<'a> = (&'static str, &'a mut dyn FnMut() -> Result<Vec<f64>>);
+type PhaseRunner<'a> = (&'static str, &'a mut dyn FnMut() -> Result<Vec<f64>>);
 
-/// As a row, but each run of a contestant gives a sample for each phase.
-fn races(
+/// Runs the contestants and prints a row for each phase. Each run of a contestant returns one
+/// sample for each phase.
+fn phase_rows(
     report: &mut Report,
     name: &str,
     phases: &[&str],
     repeats: usize,
-    contestants: &mut [Contestant<'_>],
+    contestants: &mut [PhaseRunner<'_>],
 ) -> Result<()> {
-    if !report.wants(name) {
+    if !report.is_selected(name) {
         return Ok(());
     }
     let mut columns: Vec<Vec<Column>> = phases
@@ -79,7 +81,7 @@ fn races(
     Ok(())
 }
 
-/// Thousands a second of a phase.
+/// Returns thousands of files per second of a phase.
 fn timed(files: u32, run: impl FnOnce() -> Result<()>) -> Result<f64> {
     let start = Instant::now();
     run()?;
@@ -114,7 +116,7 @@ fn library(filesystem: &Filesystem, files: u32) -> Result<Vec<f64>> {
     let stat = timed(files, || {
         for number in 0..files {
             let id = filesystem.lookup(full, name("file", number).as_bytes())?;
-            anyhow::ensure!(filesystem.stat(id)?.size == 4096, "a size");
+            anyhow::ensure!(filesystem.stat(id)?.size == 4096, "a file has the wrong size");
         }
         Ok(())
     })?;
@@ -138,7 +140,8 @@ fn library(filesystem: &Filesystem, files: u32) -> Result<Vec<f64>> {
     Ok(vec![create_empty, create_full, stat, rename, unlink])
 }
 
-/// Sends what is cached, and commits: of a FUSE mount `syncfs` does the first alone.
+/// Writes cached data back and commits. On a FUSE mount `syncfs` only does the former, so the root
+/// is synced too.
 fn sync(root: &Path) -> Result<()> {
     let root = std::fs::File::open(root)?;
     rustix::fs::syncfs(&root)?;
@@ -152,7 +155,7 @@ fn posix(mount: Mount<'_>, files: u32) -> Result<Vec<f64>> {
         timed(files, || {
             for number in 0..files {
                 let size = rustix::fs::stat(dir.join(name("file", number)))?.st_size;
-                anyhow::ensure!(size == bytes, "a size");
+                anyhow::ensure!(size == bytes, "a file has the wrong size");
             }
             Ok(())
         })
@@ -185,7 +188,7 @@ fn posix(mount: Mount<'_>, files: u32) -> Result<Vec<f64>> {
         }
         sync(&root)
     })?;
-    let _mount = mount.anew()?;
-    let stat_anew = stat(&empty, 0)?;
-    Ok(vec![create_empty, create_full, stat_first, rename, unlink, stat_again, stat_anew])
+    let _mount = mount.remount()?;
+    let stat_remounted = stat(&empty, 0)?;
+    Ok(vec![create_empty, create_full, stat_first, rename, unlink, stat_again, stat_remounted])
 }

@@ -1,9 +1,9 @@
-//! The table: rows of contestants, medians, spreads and ratios, printed as they come.
+//! Prints rows as they are measured: each contestant's median and range, and the ratios.
 
 use anyhow::Result;
 use std::io::Write;
 
-/// One contestant's samples of a row.
+/// The samples of one contestant in a row.
 pub(crate) struct Column {
     pub(crate) name: &'static str,
     pub(crate) samples: Vec<f64>,
@@ -19,12 +19,12 @@ impl Report {
         Self { only: only.to_owned(), rows: 0 }
     }
 
-    pub(crate) fn wants(&self, row: &str) -> bool {
+    pub(crate) fn is_selected(&self, row: &str) -> bool {
         row.contains(&self.only)
     }
 
-    /// Runs every contestant `repeats` times, in turn and back again (A B B A ...), and prints the
-    /// row. The first contestant is compared with each of the others.
+    /// Runs every contestant `repeats` times in alternating order (A B B A ...) and prints the row
+    /// with the ratios of the first contestant to each of the others.
     pub(crate) fn row(
         &mut self,
         name: &str,
@@ -32,7 +32,7 @@ impl Report {
         repeats: usize,
         contestants: &mut [(&'static str, &mut dyn FnMut() -> Result<f64>)],
     ) -> Result<()> {
-        if !self.wants(name) {
+        if !self.is_selected(name) {
             return Ok(());
         }
         let mut columns: Vec<Column> = contestants
@@ -52,9 +52,9 @@ impl Report {
         self.print(name, unit, &columns)
     }
 
-    /// A figure that is a count or a size, not a race.
-    pub(crate) fn fact(&mut self, name: &str, value: &str) -> Result<()> {
-        if self.wants(name) {
+    /// Prints a row of one value, such as a count or a size.
+    pub(crate) fn value(&mut self, name: &str, value: &str) -> Result<()> {
+        if self.is_selected(name) {
             self.rows += 1;
             writeln!(std::io::stdout(), "{name:<44} {value}")?;
         }
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_of_an_even_count_lies_between() {
+    fn the_median_of_an_even_count_is_the_mean_of_the_middle_two() {
         assert!((median(&[4.0, 1.0, 3.0, 2.0]) - 2.5).abs() < 1e-9);
         assert!((median(&[3.0, 1.0, 2.0]) - 2.0).abs() < 1e-9);
     }

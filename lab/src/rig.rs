@@ -1,11 +1,11 @@
-//! The rig: one loop device over an image, a btrfs on it that the kernel wrote, and its mount.
+//! The rig: a loop device over an image, with a btrfs that the kernel wrote and mounts.
 //!
 //! ```text
 //! image file --losetup--> /dev/loopN --mkfs, mount--> files written by the kernel, then read-only
 //!                              \--> Butternut opens the same device
 //! ```
 //!
-//! Everything is undone when the rig is dropped, also after a failure.
+//! Dropping the rig unmounts the volume and detaches the loop device, also after a failure.
 
 use anyhow::{Context, Result, bail, ensure};
 use std::fs::{self, File};
@@ -13,13 +13,14 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// How much is written and how often a row is repeated.
+/// Sizes of the files and number of repeats.
 pub(crate) struct Size {
     pub(crate) stream_bytes: u64,
     pub(crate) zstd_bytes: u64,
     pub(crate) small_files: u32,
-    /// Files of a row about names, and of one through a mount.
+    /// Number of files of the rows about names, by the library.
     pub(crate) names: u32,
+    /// Number of files of the rows about names, by a mount.
     pub(crate) mounted_names: u32,
     /// The file that is overwritten at random.
     pub(crate) overwritten_bytes: u64,
@@ -53,15 +54,18 @@ impl Size {
 pub(crate) struct Rig {
     pub(crate) size: &'static Size,
     pub(crate) device: PathBuf,
-    /// Where the kernel has the volume mounted, read-only.
+    /// Where the kernel mounts the volume, read-only.
     pub(crate) kernel: PathBuf,
-    /// Where Butternut mounts it.
-    pub(crate) ours: PathBuf,
+    /// Where Butternut mounts the volume.
+    pub(crate) butternut_mount: PathBuf,
     pub(crate) butternut: PathBuf,
     _dir: tempfile::TempDir,
 }
 
-/// Runs a command; its standard error is the error's text.
+/// Runs a command and returns its standard output.
+///
+/// # Errors
+/// The command fails; the error contains its standard error.
 pub(crate) fn run(program: &str, args: &[&str]) -> Result<String> {
     let output = Command::new(program)
         .args(args)
@@ -80,7 +84,7 @@ pub(crate) fn text(path: &Path) -> &str {
     path.to_str().unwrap_or_default()
 }
 
-/// Forgets what the kernel has cached of files and block devices.
+/// Drops the kernel's page cache, dentries and inodes.
 pub(crate) fn drop_caches() -> Result<()> {
     fs::write("/proc/sys/vm/drop_caches", "3").context("cannot drop the kernel's caches; be root")
 }
@@ -105,13 +109,13 @@ impl Rig {
         let rig = Self {
             size,
             kernel: dir.path().join("kernel"),
-            ours: dir.path().join("ours"),
+            butternut_mount: dir.path().join("ours"),
             device,
             butternut,
             _dir: dir,
         };
         fs::create_dir(&rig.kernel)?;
-        fs::create_dir(&rig.ours)?;
+        fs::create_dir(&rig.butternut_mount)?;
         run("mkfs.btrfs", &["-q", text(&rig.device)])?;
         run("mount", &["-o", "noatime", text(&rig.device), text(&rig.kernel)])?;
         rig.populate()?;
@@ -153,9 +157,12 @@ impl Rig {
         Ok(())
     }
 
-    /// Mounts the volume with Butternut, cold, and unmounts when dropped.
+    /// Mounts the volume with Butternut, with nothing cached. Dropping the result unmounts it.
     pub(crate) fn mount(&self) -> Result<Mounted<'_>> {
-        run(text(&self.butternut), &["mount", text(&self.device), text(&self.ours), "-o", "ro"])?;
+        run(
+            text(&self.butternut),
+            &["mount", text(&self.device), text(&self.butternut_mount), "-o", "ro"],
+        )?;
         Ok(Mounted(self))
     }
 }
@@ -166,8 +173,8 @@ impl Drop for Rig {
             let args: &[&str] =
                 if program == "losetup" { &["-d", text(target)] } else { &[text(target)] };
             if let Err(error) = run(program, args) {
-                let said = writeln!(std::io::stderr(), "bench: {error:#}");
-                drop(said);
+                let written = writeln!(std::io::stderr(), "bench: {error:#}");
+                drop(written);
             }
         }
     }
@@ -178,14 +185,15 @@ pub(crate) struct Mounted<'a>(&'a Rig);
 
 impl Drop for Mounted<'_> {
     fn drop(&mut self) {
-        if let Err(error) = run(text(&self.0.butternut), &["umount", text(&self.0.ours)]) {
-            let said = writeln!(std::io::stderr(), "bench: {error:#}");
-            drop(said);
+        if let Err(error) = run(text(&self.0.butternut), &["umount", text(&self.0.butternut_mount)])
+        {
+            let written = writeln!(std::io::stderr(), "bench: {error:#}");
+            drop(written);
         }
     }
 }
 
-/// The next number of a row that is the same in every run. The state is any number but 0.
+/// Returns the next number of a pseudo-random sequence (xorshift64). The state must not be 0.
 pub(crate) fn next(state: &mut u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;
@@ -193,7 +201,7 @@ pub(crate) fn next(state: &mut u64) -> u64 {
     *state
 }
 
-/// Bytes that do not compress, the same in every run.
+/// Writes bytes that do not compress, the same in every run.
 fn write_noise(path: &Path, bytes: u64) -> Result<()> {
     let mut file = File::create(path)?;
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
@@ -208,7 +216,7 @@ fn write_noise(path: &Path, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Text that compresses about threefold, the same in every run.
+/// Writes text that compresses to about a third, the same in every run.
 fn write_words(path: &Path, bytes: u64) -> Result<()> {
     const WORDS: [&str; 16] = [
         "extent", "chunk", "block", "group", "leaf", "node", "device", "stripe", "inode", "root",

@@ -1,4 +1,4 @@
-//! A scratch volume: one loop device that each contestant of a write row gets anew.
+//! The scratch volume: a loop device that is formatted again for each contestant of a write row.
 
 use crate::rig::{run, text};
 use anyhow::Result;
@@ -12,14 +12,14 @@ const IMAGE_BYTES: u64 = 10 << 30;
 pub(crate) struct Scratch {
     pub(crate) device: PathBuf,
     butternut: PathBuf,
-    place: PathBuf,
+    mount_point: PathBuf,
     _dir: tempfile::TempDir,
 }
 
-/// A mount of the scratch volume, gone when dropped.
+/// A mount of the scratch volume. Dropping it unmounts the volume.
 pub(crate) struct Mount<'a> {
     scratch: &'a Scratch,
-    is_ours: bool,
+    is_butternut: bool,
 }
 
 impl Scratch {
@@ -28,81 +28,81 @@ impl Scratch {
         let image = dir.path().join("scratch.img");
         File::create(&image)?.set_len(IMAGE_BYTES)?;
         let device = PathBuf::from(run("losetup", &["-f", "--show", text(&image)])?);
-        let place = dir.path().join("mount");
-        fs::create_dir(&place)?;
-        Ok(Self { device, butternut: butternut.to_path_buf(), place, _dir: dir })
+        let mount_point = dir.path().join("mount");
+        fs::create_dir(&mount_point)?;
+        Ok(Self { device, butternut: butternut.to_path_buf(), mount_point, _dir: dir })
     }
 
-    /// Makes the volume anew, and the image's memory with it.
-    pub(crate) fn renew(&self) -> Result<()> {
+    /// Discards the whole device, which frees the image's memory, and formats it.
+    pub(crate) fn reformat(&self) -> Result<()> {
         run("blkdiscard", &["-f", text(&self.device)])?;
         run("mkfs.btrfs", &["-q", "-f", text(&self.device)]).map(drop)
     }
 
-    /// A new volume, open for writing through the library.
+    /// Formats the volume and opens it for writing through the library.
     pub(crate) fn library(&self) -> Result<Filesystem> {
-        self.renew()?;
-        let options = MountOptions { read_only: false, ..MountOptions::default() };
+        self.reformat()?;
+        let options = MountOptions::default().read_only(false);
         Ok(Filesystem::open(&[DevicePath::from(&self.device)], &options)?)
     }
 
-    /// A new volume, mounted by the kernel.
+    /// Formats the volume and mounts it with the kernel.
     pub(crate) fn kernel(&self) -> Result<Mount<'_>> {
-        self.renew()?;
+        self.reformat()?;
         self.mount(false)
     }
 
-    /// A new volume, mounted by Butternut.
-    pub(crate) fn ours(&self) -> Result<Mount<'_>> {
-        self.renew()?;
+    /// Formats the volume and mounts it with Butternut.
+    pub(crate) fn butternut(&self) -> Result<Mount<'_>> {
+        self.reformat()?;
         self.mount(true)
     }
 
-    fn mount(&self, is_ours: bool) -> Result<Mount<'_>> {
-        let (device, place) = (text(&self.device), text(&self.place));
-        if is_ours {
-            run(text(&self.butternut), &["mount", device, place, "-o", "rw"])?;
+    fn mount(&self, is_butternut: bool) -> Result<Mount<'_>> {
+        let (device, mount_point) = (text(&self.device), text(&self.mount_point));
+        if is_butternut {
+            run(text(&self.butternut), &["mount", device, mount_point, "-o", "rw"])?;
         } else {
-            run("mount", &["-t", "btrfs", "-o", "noatime", device, place])?;
+            run("mount", &["-t", "btrfs", "-o", "noatime", device, mount_point])?;
         }
-        Ok(Mount { scratch: self, is_ours })
+        Ok(Mount { scratch: self, is_butternut })
     }
 }
 
 impl Mount<'_> {
     pub(crate) fn root(&self) -> &Path {
-        &self.scratch.place
+        &self.scratch.mount_point
     }
 
-    /// Unmounts, and mounts what was written: nobody has anything of it in memory.
-    pub(crate) fn anew(self) -> Result<Self> {
-        let (scratch, is_ours) = (self.scratch, self.is_ours);
+    /// Unmounts and mounts the volume, so that nothing of it is cached.
+    pub(crate) fn remount(self) -> Result<Self> {
+        let (scratch, is_butternut) = (self.scratch, self.is_butternut);
         drop(self);
-        scratch.mount(is_ours)
+        scratch.mount(is_butternut)
     }
 }
 
 impl Drop for Mount<'_> {
     fn drop(&mut self) {
-        let place = text(&self.scratch.place);
-        let done = if self.is_ours {
-            run(text(&self.scratch.butternut), &["umount", place])
+        let mount_point = text(&self.scratch.mount_point);
+        let done = if self.is_butternut {
+            run(text(&self.scratch.butternut), &["umount", mount_point])
         } else {
-            run("umount", &[place])
+            run("umount", &[mount_point])
         };
-        say(done.map(drop));
+        report_error(done.map(drop));
     }
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        say(run("losetup", &["-d", text(&self.device)]).map(drop));
+        report_error(run("losetup", &["-d", text(&self.device)]).map(drop));
     }
 }
 
-fn say(result: Result<()>) {
+fn report_error(result: Result<()>) {
     if let Err(error) = result {
-        let said = writeln!(std::io::stderr(), "bench: {error:#}");
-        drop(said);
+        let written = writeln!(std::io::stderr(), "bench: {error:#}");
+        drop(written);
     }
 }

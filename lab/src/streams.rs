@@ -1,4 +1,4 @@
-//! Rows about moving bytes: sequential, compressed and random reads, by library and by mount.
+//! Rows about reads: sequential, compressed and random, by the library and by mounts.
 
 use crate::fio;
 use crate::report::Report;
@@ -27,7 +27,7 @@ fn open(rig: &Rig, path: &str) -> Result<(Filesystem, File)> {
     Ok((fs, file))
 }
 
-/// Reads a whole file through the library, 1 MiB a call; MB/s.
+/// Reads a whole file through the library, 1 MiB per call, and returns MB/s.
 fn library_stream(rig: &Rig, path: &str) -> Result<f64> {
     let (_fs, file) = open(rig, path)?;
     let mut buffer = Buffer::zeroed(MIB);
@@ -43,7 +43,7 @@ fn library_stream(rig: &Rig, path: &str) -> Result<f64> {
     Ok(per_second(offset, start) / 1e6)
 }
 
-/// Reads a whole file through a mount, 1 MiB a call, nothing cached; MB/s.
+/// Reads a whole file through a mount, 1 MiB per call, with nothing cached, and returns MB/s.
 fn mounted_stream(path: &Path) -> Result<f64> {
     drop_caches()?;
     let mut file = std::fs::File::open(path)?;
@@ -60,7 +60,7 @@ fn mounted_stream(path: &Path) -> Result<f64> {
     Ok(per_second(bytes, start) / 1e6)
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a count of an hour fits the mantissa")]
+#[expect(clippy::cast_precision_loss, reason = "the counts of an hour fit into the mantissa")]
 fn per_second(count: u64, start: Instant) -> f64 {
     count as f64 / start.elapsed().as_secs_f64()
 }
@@ -100,7 +100,7 @@ fn sequential_mounted(rig: &Rig, report: &mut Report) -> Result<()> {
         &mut [
             ("mount", &mut || {
                 let _mounted = rig.mount()?;
-                mounted_stream(&rig.ours.join("stream"))
+                mounted_stream(&rig.butternut_mount.join("stream"))
             }),
             ("kernel", &mut || mounted_stream(&rig.stream())),
         ],
@@ -116,17 +116,17 @@ fn compressed(rig: &Rig, report: &mut Report) -> Result<()> {
             ("library", &mut || library_stream(rig, "/zstd")),
             ("mount", &mut || {
                 let _mounted = rig.mount()?;
-                mounted_stream(&rig.ours.join("zstd"))
+                mounted_stream(&rig.butternut_mount.join("zstd"))
             }),
             ("kernel", &mut || mounted_stream(&rig.kernel.join("zstd"))),
         ],
     )
 }
 
-/// Random 4K reads in batches of [`DEPTH`]; thousands a second.
+/// Reads random 4K blocks in batches of [`DEPTH`] and returns thousands of reads per second.
 fn library_random(rig: &Rig) -> Result<f64> {
     let (_fs, file) = open(rig, "/stream")?;
-    let blocks = file.size() / 4096;
+    let blocks = file.len() / 4096;
     let mut buffers: Vec<Buffer> = (0..DEPTH).map(|_| Buffer::zeroed(4096)).collect();
     let mut state = 0x5851_F42D_4C95_7F2D_u64;
     let start = Instant::now();

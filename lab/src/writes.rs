@@ -1,4 +1,4 @@
-//! Rows about writing bytes: sequential, and random overwrites of one file from several threads.
+//! Rows about writes: sequential, and random overwrites of one file by several threads.
 
 use crate::fio;
 use crate::report::Report;
@@ -14,7 +14,7 @@ use std::time::Instant;
 
 const MIB: usize = 1 << 20;
 
-/// Writers of one file: each keeps one write under way, so this is the depth.
+/// Number of threads that write one file. Each has one write in flight, so this is the depth.
 const WRITERS: u64 = 32;
 
 pub(crate) fn rows(rig: &Rig, scratch: &Scratch, report: &mut Report) -> Result<()> {
@@ -26,8 +26,8 @@ pub(crate) fn rows(rig: &Rig, scratch: &Scratch, report: &mut Report) -> Result<
         &mut [
             ("library", &mut || library_stream(&scratch.library()?, bytes)),
             ("raw", &mut || {
-                // As for the others: the image's memory is not there yet.
-                scratch.renew()?;
+                // As for the library, the image's memory is not allocated yet.
+                scratch.reformat()?;
                 raw_stream(&scratch.device, bytes)
             }),
         ],
@@ -37,7 +37,7 @@ pub(crate) fn rows(rig: &Rig, scratch: &Scratch, report: &mut Report) -> Result<
         "MB/s",
         rig.size.repeats,
         &mut [
-            ("mount", &mut || posix_stream(scratch.ours()?.root(), bytes)),
+            ("mount", &mut || posix_stream(scratch.butternut()?.root(), bytes)),
             ("kernel", &mut || posix_stream(scratch.kernel()?.root(), bytes)),
         ],
     )?;
@@ -48,7 +48,7 @@ fn megabytes(bytes: u64, start: Instant) -> f64 {
     bytes as f64 / start.elapsed().as_secs_f64() / 1e6
 }
 
-/// A block of bytes that differ from place to place.
+/// Returns a buffer of pseudo-random bytes.
 fn noise(bytes: usize) -> Buffer {
     let mut buffer = Buffer::zeroed(bytes);
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
@@ -99,7 +99,7 @@ fn raw_stream(device: &Path, bytes: u64) -> Result<f64> {
     ])?)
 }
 
-/// Random 4K overwrites of one file by many writers, with a sync at the end.
+/// Random 4K overwrites of one file by [`WRITERS`] threads, with a sync at the end.
 fn overwrites(rig: &Rig, scratch: &Scratch, report: &mut Report) -> Result<()> {
     let bytes = rig.size.overwritten_bytes;
     let seconds = rig.size.seconds;
@@ -115,7 +115,7 @@ fn overwrites(rig: &Rig, scratch: &Scratch, report: &mut Report) -> Result<()> {
                 fill(bytes, |at, block| Ok(file.write_at(at, block).map(drop)?))?;
                 filesystem.sync()?;
                 let before = filesystem.counters();
-                let rate = race(
+                let rate = timed_overwrites(
                     bytes,
                     seconds,
                     &|at, block| Ok(file.write_at(at, block).map(drop)?),
@@ -131,7 +131,8 @@ fn overwrites(rig: &Rig, scratch: &Scratch, report: &mut Report) -> Result<()> {
     )?;
     if let Some((blocks, device)) = written {
         let each = device as f64 / (blocks * 4096) as f64;
-        report.fact("device bytes a byte of random overwrites", &format!("{each:.2}"))?;
+        report
+            .value("device bytes written per byte of random overwrites", &format!("{each:.2}"))?;
     }
     Ok(())
 }
@@ -143,8 +144,9 @@ fn fill(bytes: u64, write: impl Fn(u64, &[u8]) -> Result<()>) -> Result<()> {
 
 type WriteAt<'a> = dyn Fn(u64, &[u8]) -> Result<()> + Sync + 'a;
 
-/// Thousands of writes a second, with the sync at the end; and how many they were.
-fn race(
+/// Overwrites random blocks for `seconds`, then syncs. Returns thousands of writes per second,
+/// including the sync, and the number of writes.
+fn timed_overwrites(
     bytes: u64,
     seconds: u32,
     write: &WriteAt<'_>,
@@ -190,5 +192,5 @@ fn kernel_overwrites(scratch: &Scratch, bytes: u64, seconds: u32, direct: bool) 
     }
     let file = options.open(&path)?;
     let write = |at: u64, block: &[u8]| -> Result<()> { Ok(file.write_all_at(block, at)?) };
-    Ok(race(bytes, seconds, &write, &|| Ok(file.sync_all()?))?.0)
+    Ok(timed_overwrites(bytes, seconds, &write, &|| Ok(file.sync_all()?))?.0)
 }

@@ -1,9 +1,9 @@
-//! [`Acl`]: POSIX access control lists, their xattr form, and how they and mode bits move together.
+//! [`Acl`]: POSIX access control lists, their xattr form, and their relation to mode bits.
 //!
-//! 1. An ACL that says no more than mode bits do is stored as mode bits.
-//! 2. With a mask, the group bits of the mode are the mask; without, the owning group's.
-//! 3. A new inode takes its directory's default ACL, each base entry cut by the mode asked for; a
-//!    new directory takes it as its own default, too.
+//! 1. An ACL with base entries only is stored as mode bits.
+//! 2. The group bits of the mode are the mask if there is one, and the owning group's otherwise.
+//! 3. A new inode inherits its directory's default ACL, each base entry limited by the requested
+//!    mode; a new directory inherits it as its default ACL as well.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,8 +13,8 @@ pub const DEFAULT_NAME: &str = "system.posix_acl_default";
 const VERSION: u32 = 2;
 const NO_ID: u32 = u32::MAX;
 
-/// Permission bits (0 to 7) of each class. Named entries are sorted by id, each id once; with any
-/// of them there is a mask.
+/// Permission bits (0 to 7) of each class. Named entries are sorted by id, and each id occurs once.
+/// If there is a named entry, there is a mask.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Acl {
     pub owner: u16,
@@ -48,18 +48,18 @@ impl Acl {
         bytes
     }
 
-    /// Law 1.
+    /// Returns whether mode bits can represent the ACL (law 1).
     pub fn is_plain(&self) -> bool {
         self.users.is_empty() && self.groups.is_empty() && self.mask.is_none()
     }
 
-    /// The nine permission bits that stand for it (law 2).
+    /// Returns the nine permission bits of the ACL (law 2).
     pub fn permissions(&self) -> u32 {
         let group = self.mask.unwrap_or(self.group);
         u32::from(self.owner) << 6 | u32::from(group) << 3 | u32::from(self.other)
     }
 
-    /// After a chmod.
+    /// Returns the ACL after a chmod.
     #[must_use]
     pub fn with_permissions(&self, mode: u32) -> Acl {
         let mut acl = self.clone();
@@ -73,7 +73,7 @@ impl Acl {
         acl
     }
 
-    /// As a new inode's access ACL, asked for with `mode` (law 3).
+    /// Returns the access ACL of a new inode that was created with `mode` (law 3).
     #[must_use]
     pub fn inherited(&self, mode: u32) -> Acl {
         let mut acl = self.clone();

@@ -1,5 +1,5 @@
-//! [`Bytes`]: names, paths and values. Printed and stored with everything but plain ASCII as
-//! `\xNN`, so that a script is a text file whatever is in its names.
+//! [`Bytes`]: names, paths and values. The text form escapes every byte that is not plain ASCII as
+//! `\xNN`, so a script is a text file.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
@@ -8,12 +8,12 @@ use std::fmt;
 pub struct Bytes(pub Vec<u8>);
 
 impl Bytes {
-    /// The components of a path.
+    /// Returns the components of a path.
     pub fn components(&self) -> impl DoubleEndedIterator<Item = &[u8]> {
         self.0.split(|byte| *byte == b'/').filter(|name| !name.is_empty())
     }
 
-    /// The path of `name` in the directory at this path; the root is empty.
+    /// Returns the path of `name` in the directory at this path; the root is the empty path.
     #[must_use]
     pub fn join(&self, name: &[u8]) -> Bytes {
         let mut joined = self.0.clone();

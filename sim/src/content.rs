@@ -1,7 +1,7 @@
-//! [`Content`]: the bytes of a file, sparse; and the bytes that operations write.
+//! [`Content`]: the sparse bytes of a file, and the bytes that operations write.
 //!
-//! The digest of a content does not depend on what is a hole and what is a written zero: it is of
-//! each block of 4096 bytes that holds anything else, a hash of each of its sectors.
+//! A digest does not distinguish holes from written zeroes. It holds, for each block of 4096 bytes
+//! that is not all zero, a hash of each of its sectors.
 
 use crate::random::mix;
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 pub const BLOCK_BYTES: usize = 4096;
 
-/// Bytes beyond the size are zero in every block.
+/// Bytes beyond the size are zero in every stored block.
 #[derive(Clone, Debug, Default)]
 pub struct Content {
     size: u64,
@@ -21,7 +21,7 @@ impl Content {
         self.size
     }
 
-    /// How much memory it takes, about.
+    /// Returns the approximate size in memory, in bytes.
     pub fn stored_bytes(&self) -> u64 {
         self.blocks.len() as u64 * BLOCK_BYTES as u64
     }
@@ -43,7 +43,7 @@ impl Content {
         }
     }
 
-    /// What a read of so many bytes gives: less at the end.
+    /// Returns the bytes that a read returns: fewer than requested at the end of the file.
     pub fn read(&self, offset: u64, bytes: u64) -> Vec<u8> {
         let end = self.size.min(offset.saturating_add(bytes));
         let len = usize::try_from(end.saturating_sub(offset)).expect("fits memory");
@@ -113,18 +113,18 @@ impl Content {
     }
 }
 
-/// Hashes of the sectors of 512 bytes of a block; 0 for one that is zero.
+/// Hashes of the 512-byte sectors of a block; 0 for a sector of zeroes.
 pub type Sectors = [u64; BLOCK_BYTES / SECTOR_BYTES];
 
-/// What a device writes whole or not at all.
+/// The unit that a device writes atomically, in bytes.
 pub const SECTOR_BYTES: usize = 512;
 
-/// The hashes of the blocks that are not zero, by ascending number.
+/// The hashes of the blocks that are not all zero, by ascending block number.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Digest(Vec<(u64, Sectors)>);
 
 impl Digest {
-    /// The next block, which may be cut short by the end of the file.
+    /// Adds the next block, which may be short at the end of the file.
     pub fn add(&mut self, number: u64, block: &[u8]) {
         if block.iter().all(|byte| *byte == 0) {
             return;
@@ -140,29 +140,30 @@ impl Digest {
         self.0.push((number, hashes));
     }
 
-    /// The hashes of a block.
+    /// Returns the hashes of a block.
     pub fn block(&self, number: u64) -> Sectors {
         let found = self.0.binary_search_by_key(&number, |(number, _)| *number);
         found.ok().and_then(|at| self.0.get(at)).map_or(Sectors::default(), |(_, hashes)| *hashes)
     }
 
-    /// Whether a block is not zero.
+    /// Returns whether a block is not all zero.
     pub fn has(&self, number: u64) -> bool {
         self.0.binary_search_by_key(&number, |(number, _)| *number).is_ok()
     }
 
-    /// The numbers of the blocks that are not zero.
+    /// Returns the numbers of the blocks that are not all zero.
     pub fn numbers(&self) -> impl Iterator<Item = u64> {
         self.0.iter().map(|(number, _)| *number)
     }
 }
 
-/// The hash of what a read gave.
+/// Returns the hash of the bytes that a read returned.
 pub fn read_digest(memory: &[u8]) -> u64 {
     twox_hash::XxHash64::oneshot(0, memory)
 }
 
-/// What a write with this seed writes: zeros for 0, else noise, every fourth of it repetitive.
+/// Returns the bytes that a write with this seed writes: zeroes for seed 0, otherwise noise of
+/// which every fourth part is repetitive.
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     if seed == 0 {
         return vec![0; len];

@@ -1,17 +1,17 @@
-//! Threads that write the same few blocks by every lane at once, held to the rule of the last
-//! writer, byte by byte.
+//! Threads that write the same few blocks through every lane. Every byte that a read returns is
+//! checked against the order of the writes.
 //!
-//! 1. Every write fills its range with one value. Its first and last instant are taken from one
-//!    counter that all threads share ([`history`]).
-//! 2. A read may show a value if the write of it began before the read ended, and was not
-//!    acknowledged before the beginning of another write of the same byte that was acknowledged
-//!    before the read began. So no acknowledged write is lost, and none comes back.
-//! 3. A punched or truncated range was written with zeroes; behind the end of a file there are
-//!    zeroes.
-//! 4. In the end every lane reads the same, also after closing and opening, and the checker finds
-//!    nothing.
+//! 1. Every write fills its range with one value. The start and the end of each write are ticks of
+//!    one counter that all threads share ([`history`]).
+//! 2. A read may return a value if its write began before the read ended, unless another write of
+//!    the same byte began after that write was acknowledged, and was itself acknowledged before the
+//!    read began. So no acknowledged write is lost, and no overwritten value reappears.
+//! 3. A punched or truncated range counts as written with zeroes; bytes behind the end of a file
+//!    are zeroes.
+//! 4. At the end every lane reads the same bytes, also after closing and opening the volume, and
+//!    the checker finds nothing.
 //!
-//! Where [`crate::together`] gives every byte an owner, no byte has one here.
+//! In [`crate::together`] every byte has one owner; here any thread may write any byte.
 
 mod history;
 mod worker;
@@ -27,10 +27,10 @@ use std::sync::Arc;
 use worker::Worker;
 
 const BLOCK: usize = 4096;
-/// Blocks of each file: few, so that the threads meet.
+/// Blocks of each file. They are few, so that threads often write the same block.
 const BLOCKS: usize = 6;
 const FILE_BYTES: usize = BLOCKS * BLOCK;
-/// Plain, without copy-on-write and checksums, and compressed.
+/// A plain file, one that is nodatacow and nodatasum, and a compressed one.
 const FILES: [(&str, u32); 3] =
     [("plain", 0), ("in place", flags::NO_COW), ("compressed", flags::COMPRESS)];
 
@@ -38,39 +38,39 @@ const FILES: [(&str, u32); 3] =
 pub struct Contested {
     pub seed: u64,
     pub threads: u8,
-    /// Of each thread.
+    /// Operations of each thread.
     pub operations: usize,
     pub page_cache_bytes: u64,
     pub commit_seconds: u32,
 }
 
-/// What ran.
+/// Counts of a run.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Ran {
+pub struct RunCounts {
     pub operations: u64,
-    /// Reads that were held to the rule.
+    /// Reads that were checked against the history.
     pub reads: u64,
-    /// Direct writes that were in flight beside others.
+    /// Direct writes that were in flight at the same time as others.
     pub shared_writes: u64,
 }
 
-/// A file that all threads write.
+/// A file that every thread writes.
 struct Shared {
     file: File,
     history: History,
 }
 
 impl Contested {
+    /// Runs the threads on a device.
+    ///
     /// # Errors
-    /// A byte that no order of the writes explains.
-    pub fn run(&self, device: &Arc<dyn Device>) -> Result<Ran> {
-        let options = MountOptions {
-            read_only: false,
-            commit_seconds: self.commit_seconds,
-            page_cache_bytes: self.page_cache_bytes,
-            workers: 1,
-            ..MountOptions::default()
-        };
+    /// A byte that no order of the writes explains, or a failed call.
+    pub fn run(&self, device: &Arc<dyn Device>) -> Result<RunCounts> {
+        let options = MountOptions::default()
+            .read_only(false)
+            .commit_seconds(self.commit_seconds)
+            .page_cache_bytes(self.page_cache_bytes)
+            .workers(1);
         let filesystem = Filesystem::open_devices(vec![Arc::clone(device)], &options)?;
         let mut files = Vec::new();
         for (name, flags) in FILES {
@@ -80,21 +80,21 @@ impl Contested {
         }
         let source = values(&filesystem)?;
         let clock = Clock::new(self.threads.into());
-        let mut ran = Ran::default();
+        let mut ran = RunCounts::default();
         std::thread::scope(|scope| {
             let worker = |number: u8| {
                 let seed = self.seed << 8 | u64::from(number);
                 let worker = Worker::new(number, seed, &filesystem, (&files, &source), &clock);
                 scope.spawn(move || {
-                    let told = worker?.run(self.operations);
-                    told.with_context(|| format!("thread {number}"))
+                    let outcome = worker?.run(self.operations);
+                    outcome.with_context(|| format!("thread {number}"))
                 })
             };
             let workers: Vec<_> = (0..self.threads).map(worker).collect();
             let mut result = Ok(());
             for worker in workers {
-                let told = worker.join().map_err(|_| anyhow!("a thread panicked")).flatten();
-                result = result.and(told.map(|reads| ran.reads += reads));
+                let outcome = worker.join().map_err(|_| anyhow!("a thread panicked")).flatten();
+                result = result.and(outcome.map(|reads| ran.reads += reads));
             }
             result
         })?;
@@ -113,12 +113,12 @@ impl Contested {
             Ok(filesystem.open_file(filesystem.lookup(filesystem.root(), name.as_bytes())?)?)
         };
         let files: Vec<File> = FILES.iter().map(|(name, _)| open(name)).collect::<Result<_>>()?;
-        compare(&files, &settled).context("opened again")?;
+        compare(&files, &settled).context("after reopening")?;
         Ok(ran)
     }
 }
 
-/// What the files hold when every thread has ended.
+/// Returns the content of the files after every thread has ended.
 fn settled(files: &[Shared], clock: &Clock) -> Result<Vec<Vec<u8>>> {
     let mut settled = Vec::new();
     for (Shared { file, history }, (name, _)) in files.iter().zip(FILES) {
@@ -141,7 +141,7 @@ fn compare(files: &[File], want: &[Vec<u8>]) -> Result<()> {
     Ok(())
 }
 
-/// A file whose block `n` is full of bytes `n`, to copy from.
+/// Creates the source of copies: a file whose block `n` is filled with the byte `n`.
 fn values(filesystem: &Filesystem) -> Result<File> {
     let file = make(filesystem, "values", 0)?;
     for value in 0..=u8::MAX {

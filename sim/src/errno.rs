@@ -1,4 +1,4 @@
-//! Error numbers, by their Linux names.
+//! Error numbers by their Linux names.
 
 use rustix::io::Errno;
 

@@ -1,10 +1,12 @@
-//! [`Generator`]: seeded operations that are likely to hurt.
+//! [`Generator`]: seeded operations that often meet limits and each other.
 //!
 //! 1. The same seed and the same model give the same operations.
-//! 2. Few names: short ones, pairs whose hashes collide, bytes that are no text, the longest, and
-//!    one that is too long. Things meet again and again.
-//! 3. Offsets and lengths gather at the edges of sectors, blocks, inline and readahead sizes.
-//! 4. A tree stays small ([`Limits`]), so that comparing it stays cheap: what has grown is cut.
+//! 2. The names are few: short ones, pairs whose hashes collide, bytes that are not UTF-8, the
+//!    longest possible name, and one that is too long. So operations often meet the same names.
+//! 3. Offsets and lengths gather at the edges of sectors, blocks, inline extents and readahead
+//!    windows.
+//! 4. A tree stays small ([`Limits`]), so that it is cheap to compare: what has grown large is
+//!    truncated or removed.
 
 mod attributes;
 mod lanes;
@@ -16,7 +18,7 @@ use crate::operation::{Allocating, File, Operation, Renaming, SLOTS, Seeking, Sp
 use crate::random::Random;
 use crate::tree::Kind;
 
-/// How large a tree may become before the generator turns to removing.
+/// The size of a tree at which the generator begins to remove files.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     pub names: usize,
@@ -30,14 +32,14 @@ impl Default for Limits {
     }
 }
 
-/// What is left out, for subjects that do not have it.
+/// Features that a subject lacks, and that are not generated.
 #[derive(Clone, Copy, Debug, Default)]
-#[expect(clippy::struct_excessive_bools, reason = "each is left out or not")]
+#[expect(clippy::struct_excessive_bools, reason = "each is an independent feature")]
 pub struct Without {
     pub compression: bool,
     pub reopen: bool,
-    /// The flags that forbid changes.
-    pub fixing: bool,
+    /// The immutable and append-only flags.
+    pub guard_flags: bool,
     pub batches: bool,
 }
 
@@ -46,19 +48,19 @@ pub struct Generator {
     random: Random,
     limits: Limits,
     without: Without,
-    /// One in so many is a sync; 0 is the usual mix.
+    /// One operation in so many is a sync; 0 for the usual mix.
     sync_one_in: u64,
-    /// The same, of batches.
+    /// One operation in so many is a batch; 0 for the usual mix.
     batch_one_in: u64,
     names: Vec<Vec<u8>>,
-    /// Of the model, as it was last asked.
+    /// The names of the model, as of the last call.
     places: Vec<(Bytes, Kind)>,
     directories: Vec<Bytes>,
     files: Vec<Bytes>,
     open: Vec<u8>,
 }
 
-/// Names of one length whose checksums collide, whatever stands before them.
+/// Pairs of names of one length whose crc32c collides after any common prefix.
 pub(crate) const COLLIDING: [[&str; 2]; 4] = [
     ["2e9lnn0", "e1ucs9q"],
     ["0pwueqi", "lc8yzsl"],
@@ -96,23 +98,23 @@ impl Generator {
         self
     }
 
-    /// Syncs more often.
+    /// Generates syncs more often: one operation in `one_in`.
     #[must_use]
     pub fn with_syncs(mut self, one_in: u64) -> Generator {
         self.sync_one_in = one_in;
         self
     }
 
-    /// Batches more often; 0 is the usual mix.
+    /// Generates batches more often: one operation in `one_in`, or the usual mix for 0.
     #[must_use]
     pub fn with_batches(mut self, one_in: u64) -> Generator {
         self.batch_one_in = one_in;
         self
     }
 
-    /// The next operation for a filesystem that is as the model is.
+    /// Returns the next operation for a filesystem in the model's state.
     pub fn next(&mut self, model: &Model) -> Operation {
-        self.look(model);
+        self.update_places(model);
         if self.sync_one_in > 0 && self.random.one_in(self.sync_one_in) {
             return Operation::Sync;
         }
@@ -137,7 +139,7 @@ impl Generator {
         }
     }
 
-    fn look(&mut self, model: &Model) {
+    fn update_places(&mut self, model: &Model) {
         self.places = model.places();
         self.open = model.open_slots();
         let of = |kind: Kind| {
@@ -259,7 +261,7 @@ impl Generator {
         }
     }
 
-    /// Mostly a file, by its name or open.
+    /// Returns mostly a file, by its name or open.
     fn file(&mut self) -> File {
         if !self.open.is_empty() && self.random.one_in(4) {
             return File::Open(self.slot());
@@ -282,7 +284,7 @@ impl Generator {
         }
     }
 
-    /// Mostly something that is there.
+    /// Returns mostly the path of an existing inode.
     fn place(&mut self) -> Bytes {
         if self.places.is_empty() || self.random.one_in(16) {
             return self.vacancy();
@@ -290,7 +292,7 @@ impl Generator {
         self.random.pick(&self.places).0.clone()
     }
 
-    /// Mostly a name that is free, in a directory that is there.
+    /// Returns mostly a free name in an existing directory.
     fn vacancy(&mut self) -> Bytes {
         let mut dir = self.random.pick(&self.directories).clone();
         if dir.components().count() >= self.limits.depth {
@@ -299,7 +301,7 @@ impl Generator {
         if self.random.one_in(40)
             && let Some((path, _)) = self.places.first()
         {
-            // Often no directory at all.
+            // The parent is often not a directory.
             dir = path.clone();
         }
         let name = if self.random.one_in(200) {
@@ -310,7 +312,7 @@ impl Generator {
         dir.join(&name)
     }
 
-    /// A symlink's target; it leads nowhere.
+    /// Returns a symlink's target, which does not exist.
     fn target(&mut self) -> Bytes {
         let bytes = *self.random.pick(&[9, 40, 255, 2000, 4095]);
         let mut target = b"/nowhere/".to_vec();
@@ -319,7 +321,7 @@ impl Generator {
     }
 }
 
-/// Law 2.
+/// Returns the names of law 2.
 fn names(random: &mut Random) -> Vec<Vec<u8>> {
     let mut names: Vec<Vec<u8>> = ["a", "b", "c", "dd", "eee", "f.txt", "-", " "]
         .iter()
@@ -347,7 +349,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeMap;
 
-    /// A judge that never does something would be blind to it.
+    /// An operation that is never generated, or never succeeds, would not be tested.
     #[test]
     fn every_operation_is_generated_and_succeeds_often() {
         let mut generator = Generator::new(1);

@@ -1,19 +1,19 @@
-//! Threads that share a few names, files and blocks of one library, by every lane at once.
+//! Threads that share a few names, files and blocks of one library, and use every lane.
 //!
 //! ```text
 //! threads   open, create, rename, link, unlink; write, read, truncate, punch; sync, commit
-//!    |  each call, and when                         | what the device was told
+//!    |  each call with its start and end            | each device request
 //!    v                                              v
 //! history ------- what reads may return ------> every crash
 //! ```
 //!
-//! 1. Nothing is any thread's own: writes of several threads to one block, through several lanes,
-//!    are in flight together. What a read returns is held to what its history allows
-//!    ([`history`]), and what a look-up finds, too ([`names`]).
-//! 2. When all threads are done, each file reads the same by every lane, also opened again.
-//! 3. What a crash leaves is held to the same history: what was written before a sync that had
-//!    returned is there, and nothing is there that nothing wrote ([`crashes`]).
-//! 4. In the end the checker finds nothing.
+//! 1. Nothing belongs to one thread: writes of several threads to one block, through several lanes,
+//!    are in flight together. The result of each read is checked against the history of the file
+//!    ([`history`]), that of each lookup against the history of the names ([`names`]).
+//! 2. After all threads have ended, each file reads the same by every lane, also after reopening.
+//! 3. What a crash leaves is checked against the same history: every write before a sync that had
+//!    returned is there, and nothing is there that was not written ([`crashes`]).
+//! 4. At the end the checker finds nothing.
 
 mod crashes;
 mod history;
@@ -33,36 +33,36 @@ use worker::Worker;
 
 const LANES: [Lane; 3] = [Lane::Cached, Lane::Direct, Lane::Uncached];
 
-/// One run.
+/// The parameters of one run.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedRun {
     pub seed: u64,
     pub threads: u8,
-    /// Of each thread.
+    /// Operations of each thread.
     pub operations: usize,
     pub page_cache_bytes: u64,
-    /// Commits come by themselves, too.
+    /// Commit interval in seconds.
     pub commit_seconds: u32,
     pub compress: Option<Compress>,
-    /// Writes need not be of whole blocks.
+    /// Whether writes may cover parts of blocks.
     pub has_partial_writes: bool,
-    /// One in so many crashes is looked at.
+    /// One crash in so many is checked.
     pub crashes_one_in: u64,
 }
 
-/// What ran.
+/// Counts of a run.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Ran {
+pub struct RunCounts {
     pub operations: u64,
-    /// Requests that went through a queue.
+    /// Requests that were submitted to a queue.
     pub queued: u64,
-    /// Words of files that were held to their history.
+    /// Words of files that were checked against their history.
     pub reads: u64,
     pub syncs: u64,
     pub crashes: u64,
 }
 
-impl Ran {
+impl RunCounts {
     pub fn add(&mut self, other: Self) {
         self.operations += other.operations;
         self.queued += other.queued;
@@ -73,23 +73,23 @@ impl Ran {
 }
 
 impl SharedRun {
-    /// Runs on a device that is recorded, and looks at its crashes.
+    /// Runs on a recording device, and checks its crashes.
     ///
     /// # Errors
-    /// What no history allows.
-    pub fn run_with_crashes(&self, base: Arc<dyn Device>) -> Result<Ran> {
+    /// A result that no history allows, or a failed call.
+    pub fn run_with_crashes(&self, base: Arc<dyn Device>) -> Result<RunCounts> {
         let recorder = Arc::new(RecordingDevice::new(base));
         let device: Arc<dyn Device> = Arc::<RecordingDevice>::clone(&recorder);
         let (mut ran, history) = self.run_on(&device, Some(&*recorder))?;
-        ran.crashes = crashes::hold(&recorder, &history, self.seed, self.crashes_one_in)?;
+        ran.crashes = crashes::check(&recorder, &history, self.seed, self.crashes_one_in)?;
         Ok(ran)
     }
 
-    /// Runs on any device.
+    /// Runs on any device, without crashes.
     ///
     /// # Errors
     /// As [`Self::run_with_crashes`].
-    pub fn run(&self, device: &Arc<dyn Device>) -> Result<Ran> {
+    pub fn run(&self, device: &Arc<dyn Device>) -> Result<RunCounts> {
         self.run_on(device, None).map(|(ran, _)| ran)
     }
 
@@ -97,26 +97,24 @@ impl SharedRun {
         &self,
         device: &Arc<dyn Device>,
         recorder: Option<&RecordingDevice>,
-    ) -> Result<(Ran, History)> {
-        let options = MountOptions {
-            read_only: false,
-            commit_seconds: self.commit_seconds,
-            page_cache_bytes: self.page_cache_bytes,
-            // Entries of inodes come and go.
-            inode_cache_entries: 64,
-            compress: self.compress,
-            workers: 1,
-            ..MountOptions::default()
-        };
+    ) -> Result<(RunCounts, History)> {
+        let options = MountOptions::default()
+            .read_only(false)
+            .commit_seconds(self.commit_seconds)
+            .page_cache_bytes(self.page_cache_bytes)
+            // A small cache, so that inodes are evicted often.
+            .inode_cache_entries(64)
+            .compress(self.compress)
+            .workers(1);
         let filesystem = Filesystem::open_devices(vec![Arc::clone(device)], &options)?;
         let history = History::default();
         let mut ran = self.run_threads(&filesystem, &history, recorder)?;
-        ran.reads += check_all(&filesystem, &history).context("in the end")?;
+        ran.reads += check_all(&filesystem, &history).context("at the end")?;
         filesystem.close()?;
         volume::check(device)?;
         let options = MountOptions::default();
         let filesystem = Filesystem::open_devices(vec![Arc::clone(device)], &options)?;
-        ran.reads += check_all(&filesystem, &history).context("opened again")?;
+        ran.reads += check_all(&filesystem, &history).context("after reopening")?;
         Ok((ran, history))
     }
 
@@ -125,15 +123,15 @@ impl SharedRun {
         filesystem: &Filesystem,
         history: &History,
         recorder: Option<&RecordingDevice>,
-    ) -> Result<Ran> {
-        let mut ran = Ran::default();
+    ) -> Result<RunCounts> {
+        let mut ran = RunCounts::default();
         std::thread::scope(|scope| {
             let worker = |number: u8| {
                 let seed = self.seed << 8 | u64::from(number);
                 let worker = Worker::new(self, seed, filesystem, history, recorder);
                 scope.spawn(move || {
-                    let told = worker?.run(self.operations);
-                    told.with_context(|| format!("thread {number}"))
+                    let outcome = worker?.run(self.operations);
+                    outcome.with_context(|| format!("thread {number}"))
                 })
             };
             let workers: Vec<_> = (0..self.threads).map(worker).collect();
@@ -150,7 +148,8 @@ impl SharedRun {
     }
 }
 
-/// Holds names and files to their history, when nothing changes them. How many reads that were.
+/// Checks all names and files against their history while nothing changes them. Returns the number
+/// of words that were checked.
 fn check_all(filesystem: &Filesystem, history: &History) -> Result<u64> {
     let window = || Window { from: history.tick(), to: history.tick(), position: None };
     let mut reads = 0;
@@ -159,8 +158,8 @@ fn check_all(filesystem: &Filesystem, history: &History) -> Result<u64> {
         let names = history.names();
         ensure!(
             names.allows(number, found, &window()),
-            "{name} leads to {found:?}, after {}",
-            names.told(number)
+            "{name} refers to {found:?}, after {}",
+            names.describe(number)
         );
         drop(names);
         let Some(id) = found else { continue };
@@ -168,7 +167,7 @@ fn check_all(filesystem: &Filesystem, history: &History) -> Result<u64> {
         for lane in LANES {
             let bytes = read(&file, 0..CELLS, lane)?;
             let held = history.check(id, 0, &bytes, &window());
-            held.map_err(|told| anyhow!("{lane:?}: {told}"))?;
+            held.map_err(|text| anyhow!("{lane:?}: {text}"))?;
             reads += 1;
         }
     }
@@ -183,7 +182,7 @@ fn find(filesystem: &Filesystem, name: &str) -> Result<Option<FileId>> {
     }
 }
 
-/// Reads cells; what the file does not have is zeroes.
+/// Reads cells; cells behind the end of the file are zeroes.
 fn read(file: &File, cells: std::ops::Range<usize>, lane: Lane) -> Result<Vec<u8>> {
     lane::read(file, offset_of(cells.start), bytes_of(cells.len()), lane)
 }

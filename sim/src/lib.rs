@@ -1,35 +1,37 @@
-//! The simulator: one seeded stream of operations, a plain model that says what each must do, and
-//! subjects that are held to it, with and without a power cut.
+//! The simulator: a seeded stream of operations, a model that defines the outcome of each
+//! operation, and filesystems that are compared with the model, with and without a power cut.
 //!
 //! | file | what it is |
 //! |---|---|
-//! | [`operation`] | everything that can be asked of a filesystem, and the answer |
-//! | [`generator`] | seeded operations, with names, sizes and offsets that collide on purpose |
-//! | [`model`] | the truth: inodes in a map |
-//! | [`subject`] | what a filesystem under test has to offer |
-//! | [`posix`] | the subject that is a directory of this machine, by system calls |
-//! | [`library`] | the subject that is the library itself |
-//! | `lane` | files of the library, made and read by one of the lanes |
-//! | [`lender`] | memory that is lent to requests |
-//! | [`together`] | threads on the same files, by every lane at once |
-//! | [`contested`] | threads on the same blocks, held to the rule of the last writer |
-//! | [`histories`] | threads that share names, files and blocks, and the crashes of that |
-//! | [`tree`] | everything that can be seen of a tree, and what differs between two |
-//! | [`run`] | a subject held to the model, operation by operation |
-//! | [`shrink`] | a failing run made short |
-//! | [`script`] | runs as text files |
-//! | [`crash`] | every crash of a recording held to what was promised |
-//! | [`volume`] | fresh volumes, and the oracle's word on them |
+//! | [`operation`] | every operation on a filesystem, and its outcome |
+//! | [`generator`] | seeded operations whose names, sizes and offsets often collide |
+//! | [`model`] | the expected behaviour: inodes in a map |
+//! | [`subject`] | the interface of a filesystem under test |
+//! | [`posix`] | a directory of this machine as a subject, through system calls |
+//! | [`library`] | the library as a subject |
+//! | `lane` | reads and writes of library files by a given lane |
+//! | [`borrowed`] | memory for borrowed buffers |
+//! | [`together`] | threads on the same files, by every lane; each region has one owner |
+//! | [`contested`] | threads on the same blocks, checked by the order of their writes |
+//! | [`histories`] | threads that share names, files and blocks, and the crashes of such runs |
+//! | [`tree`] | everything that is visible of a tree, and the difference of two trees |
+//! | [`run`] | runs a subject beside the model, operation by operation |
+//! | [`shrink`] | shortens the script of a failing run |
+//! | [`script`] | scripts as text files |
+//! | [`crash`] | checks every crash of a recording against what was durable |
+//! | [`volume`] | new volumes, and the checker's verdict on them |
 //!
-//! The model says what Linux and its btrfs do, with all capabilities (root): permission bits are
-//! kept, never enforced. It believes nobody; where it was wrong, the kernel's btrfs has said so.
+//! The model does what Linux and its btrfs do for a caller with all capabilities (root): permission
+//! bits are stored and never enforced. Where the model and the kernel's btrfs differ, the kernel is
+//! right.
 
 #![allow(
     clippy::wildcard_enum_match_arm,
-    reason = "an operation goes from function to function until one knows it; a test generates all"
+    reason = "each function handles a part of the operations; a test generates all of them"
 )]
 
 pub mod acl;
+pub mod borrowed;
 pub mod bytes;
 pub mod content;
 pub mod contested;
@@ -38,7 +40,6 @@ pub mod errno;
 pub mod generator;
 pub mod histories;
 mod lane;
-pub mod lender;
 pub mod library;
 pub mod model;
 pub mod operation;

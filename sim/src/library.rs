@@ -1,10 +1,11 @@
-//! [`LibrarySubject`]: the library itself, over a device, as a subject.
+//! [`LibrarySubject`]: the library on a device, as a subject.
 //!
-//! The library is what stands below Linux's own checks of names, kinds and rights; those are made
-//! here, as Linux makes them ([`Place`] says which). Everything else is the library's answer.
+//! In Linux the VFS checks names, kinds and permissions before it calls a filesystem. The library
+//! stands below these checks, so they are made here in the VFS's way. Every other result is the
+//! library's.
 
 mod batch;
-mod look;
+mod observe;
 
 use crate::bytes::Bytes;
 use crate::content::{pattern, read_digest};
@@ -19,8 +20,8 @@ use crate::tree::Tree;
 use crate::volume;
 use anyhow::{Context, Result};
 use butternut::{
-    Allocate, AttributeFlags, Compress, FileId, FileKind, Filesystem, MountOptions, NewInode,
-    Privileges, Refusals, RenameFlags, SetAttributes, SetTime, SetXattr, Stat, Time,
+    Allocate, AttributeFlags, Compress, EnospcInjector, FileId, FileKind, Filesystem, MountOptions,
+    NewInode, Privileges, RenameFlags, SetAttributes, SetTime, SetXattr, Stat, Time,
 };
 use butternut_device::Device;
 use std::collections::BTreeMap;
@@ -29,7 +30,7 @@ use std::sync::Arc;
 const NAME_BYTES_MAX: usize = 255;
 const XATTR_VALUE_BYTES_MAX: u64 = 65_536;
 
-/// No commit but those that are asked for: a run is the same every time.
+/// Commits happen only when a script has one, so that a run is reproducible. In seconds.
 const COMMIT_SECONDS: u32 = 1 << 30;
 
 pub struct LibrarySubject {
@@ -37,19 +38,19 @@ pub struct LibrarySubject {
     options: MountOptions,
     filesystem: Option<Filesystem>,
     open: BTreeMap<u8, butternut::File>,
-    /// Made for the first batch.
+    /// Created for the first batch.
     queue: Option<batch::Batches>,
 }
 
 type Answer<T> = Result<T, i32>;
 
-/// The library as an engine for crashes, packing what it writes.
+/// The library as an engine for crash tests, with compressed writes.
 #[derive(Clone, Copy, Debug)]
-pub struct PackingEngine(pub Compress);
+pub struct CompressingEngine(pub Compress);
 
-impl Engine for PackingEngine {
+impl Engine for CompressingEngine {
     fn open(&self, device: Arc<dyn Device>) -> Result<Box<dyn Subject>> {
-        Ok(Box::new(LibrarySubject::packing(device, Some(self.0))?))
+        Ok(Box::new(LibrarySubject::open_compressing(device, Some(self.0))?))
     }
 
     fn check(&self, device: &Arc<dyn Device>) -> Result<()> {
@@ -57,7 +58,7 @@ impl Engine for PackingEngine {
     }
 }
 
-/// The library as an engine for crashes.
+/// The library as an engine for crash tests.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LibraryEngine;
 
@@ -75,12 +76,12 @@ fn failed(error: &butternut::Error) -> i32 {
     error.errno()
 }
 
-trait Told<T> {
-    fn told(self) -> Answer<T>;
+trait IntoAnswer<T> {
+    fn into_answer(self) -> Answer<T>;
 }
 
-impl<T> Told<T> for Result<T, butternut::Error> {
-    fn told(self) -> Answer<T> {
+impl<T> IntoAnswer<T> for Result<T, butternut::Error> {
+    fn into_answer(self) -> Answer<T> {
         self.map_err(|error| failed(&error))
     }
 }
@@ -90,25 +91,26 @@ impl LibrarySubject {
         Self::open_as(device, Self::options())
     }
 
-    /// Opened to compress what is written.
-    pub fn packing(device: Arc<dyn Device>, compress: Option<Compress>) -> Result<LibrarySubject> {
-        Self::open_as(device, MountOptions { compress, ..Self::options() })
+    /// Opens a volume whose file data is compressed.
+    pub fn open_compressing(
+        device: Arc<dyn Device>,
+        compress: Option<Compress>,
+    ) -> Result<LibrarySubject> {
+        Self::open_as(device, Self::options().compress(compress))
     }
 
-    /// A volume that is full whenever somebody says so.
-    pub fn open_refusing(device: Arc<dyn Device>, refusals: &Refusals) -> Result<LibrarySubject> {
-        let refusals = Some(refusals.clone());
-        Self::open_as(device, MountOptions { refusals, ..Self::options() })
+    /// Opens a volume whose reservations the injector can fail.
+    pub fn open_with_injector(
+        device: Arc<dyn Device>,
+        enospc_injector: &EnospcInjector,
+    ) -> Result<LibrarySubject> {
+        let enospc_injector = Some(enospc_injector.clone());
+        Self::open_as(device, Self::options().enospc_injector(enospc_injector))
     }
 
-    /// How a subject is opened, unless a test changes some of it.
+    /// Returns the options of a subject; tests change some of them.
     pub fn options() -> MountOptions {
-        MountOptions {
-            read_only: false,
-            commit_seconds: COMMIT_SECONDS,
-            workers: 1,
-            ..MountOptions::default()
-        }
+        MountOptions::default().read_only(false).commit_seconds(COMMIT_SECONDS).workers(1)
     }
 
     /// Opens a volume with these options, now and at each [`Operation::Reopen`].
@@ -119,7 +121,7 @@ impl LibrarySubject {
         Ok(subject)
     }
 
-    /// Whether the volume can be changed: no commit has failed.
+    /// Returns whether the volume can be changed, that is, no commit has failed.
     pub fn is_writable(&self) -> bool {
         self.filesystem().is_writable()
     }
@@ -135,21 +137,21 @@ impl LibrarySubject {
     }
 
     fn stat(&self, id: FileId) -> Answer<Stat> {
-        self.filesystem().stat(id).told()
+        self.filesystem().stat(id).into_answer()
     }
 
-    /// One step of a path, as Linux takes it.
+    /// Looks up one component of a path as the VFS does.
     fn step(&self, dir: FileId, name: &[u8]) -> Answer<FileId> {
         match self.stat(dir)?.kind {
             FileKind::Directory => {}
-            // Followed, and all of them lead nowhere.
+            // The VFS follows it, and no symlink has an existing target.
             FileKind::Symlink => return Err(errno::NOT_FOUND),
             _ => return Err(errno::NOT_DIRECTORY),
         }
         if name.len() > NAME_BYTES_MAX {
             return Err(errno::NAME_TOO_LONG);
         }
-        self.filesystem().lookup(dir, name).told()
+        self.filesystem().lookup(dir, name).into_answer()
     }
 
     fn parent<'a>(&self, at: &'a Bytes) -> Answer<(FileId, &'a [u8])> {
@@ -174,7 +176,8 @@ impl LibrarySubject {
         self.step(dir, name)
     }
 
-    /// Opening a regular file by its name; for writing, also what Linux refuses of guarded ones.
+    /// Opens a regular file by name. For writing, the VFS's checks of immutable and append-only
+    /// files are made.
     fn open_file(&self, at: &Bytes, how: Opening) -> Answer<butternut::File> {
         let id = self.lookup(at)?;
         match self.stat(id)?.kind {
@@ -191,11 +194,11 @@ impl LibrarySubject {
         if self.flags(id)? & refused != 0 {
             return Err(errno::NOT_PERMITTED);
         }
-        self.filesystem().open_file(id).told()
+        self.filesystem().open_file(id).into_answer()
     }
 
     fn flags(&self, id: FileId) -> Answer<u32> {
-        Ok(self.filesystem().attribute_flags(id).told()?.0)
+        Ok(self.filesystem().attribute_flags(id).into_answer()?.0)
     }
 
     fn with_file<T>(
@@ -226,10 +229,10 @@ impl LibrarySubject {
     fn name_operation(&mut self, operation: &Operation) -> Option<Answer<()>> {
         Some(match operation {
             Operation::Create { at, mode } => self.make(at, |filesystem, dir, name| {
-                filesystem.create(dir, name, &NewInode::new(*mode)).told().map(drop)
+                filesystem.create(dir, name, &NewInode::new(*mode)).into_answer().map(drop)
             }),
             Operation::Mkdir { at, mode } => self.make(at, |filesystem, dir, name| {
-                filesystem.mkdir(dir, name, &NewInode::new(mode & 0o1777)).told().map(drop)
+                filesystem.mkdir(dir, name, &NewInode::new(mode & 0o1777)).into_answer().map(drop)
             }),
             Operation::Mknod { at, kind, mode, major, minor } => {
                 let kind = match kind {
@@ -241,19 +244,19 @@ impl LibrarySubject {
                 self.make(at, |filesystem, dir, name| {
                     let made =
                         filesystem.mknod(dir, name, &NewInode::new(*mode), kind, (*major, *minor));
-                    made.told().map(drop)
+                    made.into_answer().map(drop)
                 })
             }
             Operation::Symlink { at, target } => self.make(at, |filesystem, dir, name| {
                 let made = filesystem.symlink(dir, name, &target.0, &NewInode::new(0o777));
-                made.told().map(drop)
+                made.into_answer().map(drop)
             }),
             Operation::Link { from, to } => self.lookup(from).and_then(|id| self.link(id, to)),
             Operation::Unlink { at } => {
-                self.make(at, |filesystem, dir, name| filesystem.unlink(dir, name).told())
+                self.make(at, |filesystem, dir, name| filesystem.unlink(dir, name).into_answer())
             }
             Operation::Rmdir { at } => {
-                self.make(at, |filesystem, dir, name| filesystem.rmdir(dir, name).told())
+                self.make(at, |filesystem, dir, name| filesystem.rmdir(dir, name).into_answer())
             }
             Operation::Rename { from, to, how } => self.rename(from, to, *how),
             Operation::Tmpfile { dir, mode, slot } => self.tmpfile(dir, *mode, *slot),
@@ -281,7 +284,7 @@ impl LibrarySubject {
     }
 
     fn link(&self, id: FileId, to: &Bytes) -> Answer<()> {
-        self.make(to, |filesystem, dir, name| filesystem.link(id, dir, name).told())
+        self.make(to, |filesystem, dir, name| filesystem.link(id, dir, name).into_answer())
     }
 
     fn rename(&self, from: &Bytes, to: &Bytes, how: Renaming) -> Answer<()> {
@@ -291,7 +294,7 @@ impl LibrarySubject {
             exchange: how == Renaming::Exchange,
             whiteout: (how == Renaming::Whiteout).then_some((0, 0)),
         };
-        self.filesystem().rename(from, to, flags).told()
+        self.filesystem().rename(from, to, flags).into_answer()
     }
 
     fn tmpfile(&mut self, dir: &Bytes, mode: u32, slot: u8) -> Answer<()> {
@@ -302,7 +305,7 @@ impl LibrarySubject {
             FileKind::Symlink => return Err(errno::LOOP),
             _ => return Err(errno::NOT_DIRECTORY),
         }
-        let file = self.filesystem().open_unnamed(dir, &NewInode::new(mode)).told()?;
+        let file = self.filesystem().open_unnamed(dir, &NewInode::new(mode)).into_answer()?;
         self.open.insert(slot, file);
         Ok(())
     }
@@ -317,7 +320,7 @@ impl LibrarySubject {
                 self.set_attributes(id, &set)
             }),
             Operation::Chown { at, uid, gid } => self.lookup(at).and_then(|id| {
-                // Whoever does it.
+                // The model has no exception for any caller.
                 let privileges = Privileges::Strip;
                 let set =
                     SetAttributes { uid: *uid, gid: *gid, privileges, ..SetAttributes::default() };
@@ -336,12 +339,12 @@ impl LibrarySubject {
                 };
                 self.for_xattr(at, name, *bytes).and_then(|id| {
                     let value = pattern(*seed, usize::try_from(*bytes).expect("fits memory"));
-                    self.filesystem().set_xattr(id, &name.0, &value, how).told()
+                    self.filesystem().set_xattr(id, &name.0, &value, how).into_answer()
                 })
             }
             Operation::RemoveXattr { at, name } => self
                 .for_xattr(at, name, 0)
-                .and_then(|id| self.filesystem().remove_xattr(id, &name.0).told()),
+                .and_then(|id| self.filesystem().remove_xattr(id, &name.0).into_answer()),
             Operation::SetAcl { at, is_default, acl } => {
                 let value = acl.as_ref().map(crate::acl::Acl::to_xattr);
                 self.set_acl(at, *is_default, value)
@@ -351,17 +354,17 @@ impl LibrarySubject {
                     FileKind::File | FileKind::Directory => {}
                     _ => return Err(errno::NOT_A_TTY),
                 }
-                self.filesystem().set_attribute_flags(id, AttributeFlags(*flags)).told()
+                self.filesystem().set_attribute_flags(id, AttributeFlags(*flags)).into_answer()
             }),
             _ => return None,
         })
     }
 
     fn set_attributes(&self, id: FileId, set: &SetAttributes) -> Answer<()> {
-        self.filesystem().set_attributes(id, set).told().map(drop)
+        self.filesystem().set_attributes(id, set).into_answer().map(drop)
     }
 
-    /// Linux's own checks of an xattr's name, size and bearer.
+    /// Makes the VFS's checks of an xattr's name, its size and the kind of its inode.
     fn for_xattr(&self, at: &Bytes, name: &Bytes, bytes: u64) -> Answer<FileId> {
         if name.0.len() > NAME_BYTES_MAX {
             return Err(errno::OUT_OF_RANGE);
@@ -393,10 +396,10 @@ impl LibrarySubject {
         let filesystem = self.filesystem();
         match value {
             Some(value) => {
-                filesystem.set_xattr(id, name.as_bytes(), &value, SetXattr::Either).told()
+                filesystem.set_xattr(id, name.as_bytes(), &value, SetXattr::Either).into_answer()
             }
-            // There is no list to remove: that is no error.
-            None => match filesystem.remove_xattr(id, name.as_bytes()).told() {
+            // Removing an ACL that does not exist succeeds.
+            None => match filesystem.remove_xattr(id, name.as_bytes()).into_answer() {
                 Err(errno::NO_DATA) => Ok(()),
                 other => other,
             },
@@ -416,17 +419,19 @@ impl LibrarySubject {
                 let file = self.open_file(at, Opening::Append)?;
                 let mut rest = &memory[..];
                 while !rest.is_empty() {
-                    let (_, written) = file.append(rest, Privileges::Keep).told()?;
+                    let (_, written) = file.append(rest, Privileges::Keep).into_answer()?;
                     rest = &rest[written..];
                 }
             }
             Operation::Truncate { file, size } => {
-                self.with_file(file, Opening::Write, |file| file.truncate(*size).told())?;
+                self.with_file(file, Opening::Write, |file| file.truncate(*size).into_answer())?;
             }
             Operation::Fallocate { file, how, offset, bytes } => {
                 let range = *offset..offset + bytes;
                 let how = allocating(*how);
-                self.with_file(file, Opening::Write, |file| file.allocate(range, how).told())?;
+                self.with_file(file, Opening::Write, |file| {
+                    file.allocate(range, how).into_answer()
+                })?;
             }
             Operation::Read { file, offset, bytes, lane } => {
                 let memory = self.with_file(file, Opening::Read, |file| {
@@ -437,8 +442,8 @@ impl LibrarySubject {
             }
             Operation::Seek { file, what, offset } => {
                 let found = self.with_file(file, Opening::Read, |file| match what {
-                    Seeking::Data => file.seek_data(*offset).told(),
-                    Seeking::Hole => file.seek_hole(*offset).told(),
+                    Seeking::Data => file.seek_data(*offset).into_answer(),
+                    Seeking::Hole => file.seek_hole(*offset).into_answer(),
                 })?;
                 return found.map(Outcome::Found).ok_or(errno::NO_ADDRESS);
             }
@@ -446,21 +451,21 @@ impl LibrarySubject {
                 return self.with_file(from, Opening::Read, |from| {
                     self.with_file(to, Opening::Write, |to| {
                         let copied = to.copy_range(*to_offset, from, *from_offset, *bytes);
-                        copied.told().map(Outcome::Copied)
+                        copied.into_answer().map(Outcome::Copied)
                     })
                 });
             }
             Operation::Fsync { file } => {
-                self.with_file(file, Opening::Read, |file| file.sync_all().told())?;
+                self.with_file(file, Opening::Read, |file| file.sync_all().into_answer())?;
             }
-            Operation::Sync => self.filesystem().sync().told()?,
+            Operation::Sync => self.filesystem().sync().into_answer()?,
             _ => {}
         }
         Ok(Outcome::Done)
     }
 }
 
-/// What a file is opened for.
+/// The purpose of an open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Opening {
     Read,
@@ -481,14 +486,16 @@ impl Subject for LibrarySubject {
     }
 
     fn rules(&self) -> Rules {
-        let packer =
-            self.options.compress.map_or(Rules::default().packer, |asked| asked.packer.name());
+        let compression = self
+            .options
+            .compress
+            .map_or(Rules::default().compression, |compress| compress.compressor.name());
         let node_bytes = self.filesystem().super_block().node_bytes();
-        Rules { guards_open_files: true, node_bytes, packer }
+        Rules { guards_open_files: true, node_bytes, compression }
     }
 
     fn tree(&mut self) -> Result<Tree> {
-        look::tree(self.filesystem(), &self.open)
+        observe::tree(self.filesystem(), &self.open)
     }
 }
 
@@ -515,7 +522,7 @@ fn write_all(file: &butternut::File, offset: u64, memory: &[u8], lane: Lane) -> 
             Lane::Direct => file.write_direct(at, rest, Privileges::Keep),
             Lane::Uncached => file.write_uncached(at, rest, Privileges::Keep),
         };
-        done += written.told()?;
+        done += written.into_answer()?;
         if done == memory.len() {
             return Ok(());
         }
@@ -527,16 +534,16 @@ fn read_all(file: &butternut::File, offset: u64, bytes: u64, lane: Lane) -> Answ
     let mut done = 0;
     while done < memory.len() {
         let (at, rest) = (offset + done as u64, &mut memory[done..]);
-        let came = match lane {
+        let transferred = match lane {
             Lane::Cached => file.read_at(at, rest),
             Lane::Direct => file.read_direct(at, rest),
             Lane::Uncached => file.read_uncached(at, rest),
         };
-        let came = came.told()?;
-        if came == 0 {
+        let transferred = transferred.into_answer()?;
+        if transferred == 0 {
             break;
         }
-        done += came;
+        done += transferred;
     }
     memory.truncate(done);
     Ok(memory)

@@ -1,17 +1,17 @@
-//! [`Model`]: a filesystem that is inodes in a map, and says what each operation must do.
+//! [`Model`]: a filesystem whose inodes are a map, and which defines the outcome of each operation.
 //!
-//! 1. Errors come in the order in which Linux finds them.
-//! 2. An attribute is known or not: times are known from when they are set until something moves
-//!    them; change times and birth times never are.
-//! 3. An inode lives while it has a name or is open.
+//! 1. Errors are checked in the order in which Linux checks them.
+//! 2. An attribute is known or unknown: a time is known from when it is set until another operation
+//!    changes it; change times and birth times are never known.
+//! 3. An inode exists while it has a name or is open.
 //! 4. A directory has one link, and its size is twice the length of its names.
-//! 5. Where a seek ends depends on the layout, which is not modelled: [`Model::accepts_seek`] says
-//!    which answers are no lies.
+//! 5. The result of a seek depends on the layout, which is not modelled: [`Model::accepts_seek`]
+//!    tells which results are possible.
 
 mod attributes;
 mod data;
-mod look;
 mod names;
+mod observe;
 
 use crate::acl::Acl;
 use crate::bytes::Bytes;
@@ -31,31 +31,31 @@ const INLINE_HEADER_BYTES: u64 = 21;
 
 pub(crate) type Answer<T> = Result<T, i32>;
 
-/// Where subjects may differ from Linux and be right.
+/// Permitted differences between a subject and Linux.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
-    /// Linux asks whether a file is immutable or append-only when it is opened; without Linux above
-    /// it, a library asks at every change.
+    /// Whether immutable and append-only flags are checked at every change. Linux checks them when
+    /// a file is opened; the library without the VFS checks them at every change.
     pub guards_open_files: bool,
-    /// How large a tree block is decides what fits into an item.
+    /// Bytes of a tree block, which limit the size of an item.
     pub node_bytes: u32,
-    /// What `chattr +c` asks for: the algorithm that the volume is mounted with, or zlib.
-    pub packer: &'static str,
+    /// The compression of `chattr +c`: the algorithm of the mount options, or zlib.
+    pub compression: &'static str,
 }
 
 impl Default for Rules {
     fn default() -> Rules {
-        Rules { guards_open_files: false, node_bytes: 16_384, packer: "zlib" }
+        Rules { guards_open_files: false, node_bytes: 16_384, compression: "zlib" }
     }
 }
 
 impl Rules {
-    /// The data of the largest item.
+    /// Returns the bytes of the largest item.
     fn item_bytes_max(self) -> u64 {
         u64::from(self.node_bytes) - BLOCK_HEADER_BYTES - ITEM_HEADER_BYTES
     }
 
-    /// Name and value of the largest xattr.
+    /// Returns the bytes of the largest name and value of an xattr together.
     fn xattr_bytes_max(self) -> u64 {
         self.item_bytes_max() - XATTR_HEADER_BYTES
     }
@@ -86,7 +86,7 @@ struct Inode {
     access: Option<Acl>,
     default: Option<Acl>,
     flags: u32,
-    /// Made without a name, and not named yet.
+    /// Whether the inode was created by `O_TMPFILE` and may still be linked.
     is_linkable: bool,
 }
 
@@ -137,7 +137,7 @@ impl Model {
         self.inodes.get_mut(&ino).expect("law 3")
     }
 
-    /// The directory that a path's last component is in, and that component.
+    /// Returns the directory of a path's last component, and that component.
     fn parent<'a>(&self, at: &'a Bytes) -> Answer<(u64, &'a [u8])> {
         let mut components = at.components();
         let name = components.next_back().ok_or(errno::INVALID)?;
@@ -160,7 +160,7 @@ impl Model {
     fn entries(&self, dir: u64) -> Answer<&BTreeMap<Vec<u8>, u64>> {
         match &self.inode(dir).body {
             Body::Directory(entries) => Ok(entries),
-            // In the middle of a path it is followed, and leads nowhere.
+            // In the middle of a path a symlink is followed, and no target exists.
             Body::Symlink(_) => Err(errno::NOT_FOUND),
             Body::File(_) | Body::Special(..) => Err(errno::NOT_DIRECTORY),
         }
@@ -172,7 +172,7 @@ impl Model {
         match &mut inode.body {
             Body::Directory(entries) => entries,
             Body::File(_) | Body::Symlink(_) | Body::Special(..) => {
-                unreachable!("only asked for a directory")
+                unreachable!("the caller passes directories only")
             }
         }
     }
@@ -185,7 +185,7 @@ impl Model {
         self.step(dir, name)
     }
 
-    /// The file behind a name, or an open one.
+    /// Returns the inode number of a file that is given by its name or is open.
     fn file(&self, file: &File, is_writing: bool) -> Answer<u64> {
         let at = match file {
             File::Open(slot) => return self.slots.get(slot).copied().ok_or(errno::BAD_FILE),
@@ -202,7 +202,8 @@ impl Model {
         }
     }
 
-    /// Whether the flags of a file let bytes at `offset` be written, where open files are asked.
+    /// Checks whether the flags of an open file allow a write at `offset`, for subjects that check
+    /// open files.
     fn may_write_open(&self, ino: u64, offset: u64) -> Answer<()> {
         let inode = self.inode(ino);
         let is_elsewhere = offset != self.content(ino).size();
@@ -217,7 +218,7 @@ impl Model {
         match &self.inode(ino).body {
             Body::File(content) => content,
             Body::Directory(_) | Body::Symlink(_) | Body::Special(..) => {
-                unreachable!("only asked for a file")
+                unreachable!("the caller passes files only")
             }
         }
     }
@@ -228,7 +229,7 @@ impl Model {
         match &mut inode.body {
             Body::File(content) => content,
             Body::Directory(_) | Body::Symlink(_) | Body::Special(..) => {
-                unreachable!("only asked for a file")
+                unreachable!("the caller passes files only")
             }
         }
     }
@@ -239,7 +240,7 @@ impl Model {
         }
     }
 
-    /// Law 3.
+    /// Removes an inode without names that is not open (law 3).
     fn forget_unused(&mut self, ino: u64) {
         if self.inode(ino).nlink == 0 && !self.slots.values().any(|open| *open == ino) {
             self.inodes.remove(&ino);
@@ -273,7 +274,7 @@ impl Inode {
         self.flags & flag != 0
     }
 
-    /// Immutable or append-only.
+    /// Returns whether the inode is immutable or append-only.
     fn is_guarded(&self) -> bool {
         self.has(flags::IMMUTABLE | flags::APPEND)
     }

@@ -1,16 +1,16 @@
-//! [`Operation`]: one thing that is asked of a filesystem; [`Outcome`]: the answer.
+//! [`Operation`]: one operation on a filesystem. [`Outcome`]: its result.
 //!
-//! Paths are relative to the root, without `.` and `..`. No operation follows a symlink, except
-//! that one in the middle of a path is followed; all symlinks lead nowhere. Operations on a file's
-//! bytes open it for themselves ([`File::At`]) or use one of a few open files ([`File::Open`]),
-//! which outlive their names.
+//! Paths are relative to the root, without `.` and `..`. No operation follows a symlink in the last
+//! component of a path; in the middle it is followed, and no symlink's target exists. Operations on
+//! a file's data open it ([`File::At`]) or use one of a few open files ([`File::Open`]), which stay
+//! open when their names are removed.
 
 use crate::acl::Acl;
 use crate::bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// How many files can be open.
+/// The maximum number of open files.
 pub const SLOTS: u8 = 6;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,18 +50,18 @@ pub enum Operation {
         to: Bytes,
         how: Renaming,
     },
-    /// A file without a name, opened.
+    /// Creates a file without a name and opens it.
     Tmpfile {
         dir: Bytes,
         mode: u32,
         slot: u8,
     },
-    /// Gives an open file a name.
+    /// Links an open file.
     LinkOpen {
         slot: u8,
         to: Bytes,
     },
-    /// For reading and writing; what was open in the slot is closed first.
+    /// Opens a file for reading and writing; the file that was open in the slot is closed first.
     Open {
         at: Bytes,
         slot: u8,
@@ -69,7 +69,7 @@ pub enum Operation {
     Close {
         slot: u8,
     },
-    /// What is written is [`crate::content::pattern`] of the seed.
+    /// Writes [`crate::content::pattern`] of the seed.
     Write {
         file: File,
         offset: u64,
@@ -100,8 +100,9 @@ pub enum Operation {
         #[serde(default, skip_serializing_if = "Lane::is_cached")]
         lane: Lane,
     },
-    /// Requests that are queued one after another and then waited for. No two touch the same block,
-    /// and the last alone may move the end of a file: so it does not matter which is done first.
+    /// Requests that are submitted one after another and then reaped. No two of them touch the same
+    /// block, and only the last may move the end of a file, so the result does not depend on the
+    /// order in which they complete.
     Batch {
         requests: Vec<Request>,
     },
@@ -147,7 +148,7 @@ pub enum Operation {
         is_default: bool,
         acl: Option<Acl>,
     },
-    /// Attribute flags as `chattr` sets them, all at once: see [`flags`].
+    /// Sets all attribute flags, as `chattr` does: see [`flags`].
     SetFlags {
         at: Bytes,
         flags: u32,
@@ -156,7 +157,7 @@ pub enum Operation {
         file: File,
     },
     Sync,
-    /// Down and up again; everything open is closed before.
+    /// Closes everything that is open, closes the filesystem, and opens it again.
     Reopen,
 }
 
@@ -167,15 +168,15 @@ pub enum File {
     Open(u8),
 }
 
-/// The way between a file's bytes and its medium.
+/// The path between a file's data and its medium.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Lane {
     #[default]
     Cached,
-    /// Past all caches.
+    /// Bypasses all caches.
     Direct,
-    /// Through the page cache, leaving nothing there.
+    /// Goes through the page cache and leaves no pages there.
     Uncached,
 }
 
@@ -183,17 +184,17 @@ pub enum Lane {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
     pub file: File,
-    pub what: Asked,
+    pub what: RequestKind,
     #[serde(default, skip_serializing_if = "Lane::is_cached")]
     pub lane: Lane,
-    /// The memory is the caller's, who may change it at any time.
+    /// Whether the request uses a borrowed buffer, whose memory the caller may change at any time.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_lent: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Asked {
+pub enum RequestKind {
     Read {
         offset: u64,
         bytes: u64,
@@ -202,7 +203,7 @@ pub enum Asked {
         offset: u64,
         bytes: u64,
         seed: u64,
-        /// It is on the medium when it is done.
+        /// Whether the write is durable when it completes.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         is_durable: bool,
     },
@@ -210,7 +211,7 @@ pub enum Asked {
         bytes: u64,
         seed: u64,
     },
-    /// What was done before the batch is on the medium then.
+    /// Makes everything before the batch durable.
     Sync,
 }
 
@@ -257,7 +258,7 @@ pub enum Setting {
     Replace,
 }
 
-/// Seconds since 1970 and nanoseconds, which count upward.
+/// Seconds since 1970, and nanoseconds that count upward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Moment {
     pub secs: i64,
@@ -273,21 +274,21 @@ impl fmt::Display for Moment {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Done,
-    /// The error number.
+    /// An error number.
     Failed(i32),
-    /// How many bytes a read gave, and their digest.
+    /// The number of bytes that a read returned, and their digest.
     Read {
         bytes: u64,
         digest: u64,
     },
     Copied(u64),
-    /// Where a seek ended.
+    /// The offset that a seek returned.
     Found(u64),
-    /// Of each request, in the order of the batch.
+    /// The outcome of each request, in the order of the batch.
     Batch(Vec<Outcome>),
 }
 
-/// Attribute flags, as `FS_IOC_SETFLAGS` has them.
+/// Attribute flags of `FS_IOC_SETFLAGS`.
 pub mod flags {
     pub const COMPRESS: u32 = 0x4;
     pub const SYNC: u32 = 0x8;
@@ -303,14 +304,14 @@ pub mod flags {
 }
 
 impl Lane {
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes what it skips so")]
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
     fn is_cached(&self) -> bool {
         *self == Lane::Cached
     }
 }
 
 impl Outcome {
-    /// Whether it, or that of a request of a batch, is one of these errors.
+    /// Returns whether the outcome, or that of a request of a batch, is one of these errors.
     pub fn has_failed_with(&self, errnos: &[i32]) -> bool {
         match self {
             Outcome::Failed(errno) => errnos.contains(errno),
@@ -321,21 +322,21 @@ impl Outcome {
 }
 
 impl Operation {
-    /// Whether something is promised to be on the medium when it has returned.
-    pub fn promises(&self) -> bool {
-        let is_promise = |request: &Request| match request.what {
-            Asked::Sync => true,
-            Asked::Write { is_durable, .. } => is_durable,
-            Asked::Read { .. } | Asked::Append { .. } => false,
+    /// Returns whether the operation makes something durable when it returns.
+    pub fn makes_durable(&self) -> bool {
+        let makes_durable = |request: &Request| match request.what {
+            RequestKind::Sync => true,
+            RequestKind::Write { is_durable, .. } => is_durable,
+            RequestKind::Read { .. } | RequestKind::Append { .. } => false,
         };
         match self {
             Operation::Fsync { .. } => true,
-            Operation::Batch { requests } => requests.iter().any(is_promise),
+            Operation::Batch { requests } => requests.iter().any(makes_durable),
             _ => self.is_sync(),
         }
     }
 
-    /// Whether everything done before it is on the medium when it has returned.
+    /// Returns whether everything before the operation is durable when it returns.
     pub fn is_sync(&self) -> bool {
         matches!(self, Operation::Sync | Operation::Reopen)
     }

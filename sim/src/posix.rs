@@ -1,13 +1,14 @@
-//! [`PosixSubject`]: a directory of this machine as a subject, by system calls.
+//! [`PosixSubject`]: a directory of this machine as a subject, through system calls.
 //!
-//! 1. It needs root: everything is allowed, so that what is refused is the filesystem's doing.
-//! 2. No device, fifo or socket is ever opened: what a filesystem says of them ends at the inode.
-//! 3. The process's umask is set to 0 once.
+//! 1. It runs as root, so the kernel's permission checks refuse nothing.
+//! 2. It never opens a device, fifo or socket: I/O on these does not reach the filesystem.
+//! 3. It sets the process's umask to 0 once.
 //! 4. Linux has no uncached lane on btrfs: such requests are cached ones.
-//! 5. A judge that mounts gives a way to mount again; the directory may then be another.
+//! 5. The test that mounts the filesystem passes a function that mounts it again; the directory may
+//!    change.
 
 mod lanes;
-mod look;
+mod observe;
 
 use crate::bytes::Bytes;
 use crate::content::pattern;
@@ -30,7 +31,7 @@ use std::path::PathBuf;
 
 const UTIME_OMIT: i64 = rustix::fs::UTIME_OMIT;
 
-/// Unmounts, mounts again, and says where the root is now.
+/// Unmounts, mounts again, and returns the new path of the root.
 pub type Remount<'a> = Box<dyn FnMut() -> Result<PathBuf> + 'a>;
 
 pub struct PosixSubject<'a> {
@@ -51,13 +52,13 @@ impl<'a> PosixSubject<'a> {
         if at.0.is_empty() { self.root.clone() } else { self.root.join(OsStr::from_bytes(&at.0)) }
     }
 
-    /// The file type of what is at a path, which is not followed.
+    /// Returns the file type at a path; a symlink is not followed.
     fn kind(&self, at: &Bytes) -> Answer<FileType> {
         let stat = rustix::fs::statat(CWD, self.path(at), AtFlags::SYMLINK_NOFOLLOW)?;
         Ok(FileType::from_raw_mode(stat.st_mode))
     }
 
-    /// Law 2.
+    /// Opens what law 2 allows.
     fn open_file(&self, at: &Bytes, how: OFlags) -> Answer<OwnedFd> {
         match self.kind(at)? {
             FileType::RegularFile => {}
@@ -206,7 +207,7 @@ impl<'a> PosixSubject<'a> {
     }
 
     fn chmod(&self, at: &Bytes, mode: u32) -> Answer<()> {
-        // Chmod follows, and a symlink has no mode of its own.
+        // chmod follows symlinks, and a symlink has no mode of its own.
         if self.kind(at)? == FileType::Symlink {
             return Err(Errno::OPNOTSUPP);
         }
@@ -286,7 +287,7 @@ impl Subject for PosixSubject<'_> {
     }
 
     fn tree(&mut self) -> Result<Tree> {
-        look::tree(&self.root, &self.open)
+        observe::tree(&self.root, &self.open)
     }
 }
 
@@ -311,7 +312,8 @@ fn allocating(how: Allocating) -> FallocateFlags {
     }
 }
 
-/// Copies as one call that copies everything would: the source ends where it ended at the start.
+/// Copies as a single call would that copies everything: the source ends where it ended at the
+/// start.
 fn copy(from: (&OwnedFd, u64), to: (&OwnedFd, u64), bytes: u64) -> Answer<Outcome> {
     let size = u64::try_from(rustix::fs::fstat(from.0)?.st_size).unwrap_or(0);
     let mut rest = bytes.min(size.saturating_sub(from.1));
@@ -334,7 +336,7 @@ fn copy(from: (&OwnedFd, u64), to: (&OwnedFd, u64), bytes: u64) -> Answer<Outcom
     }
 }
 
-/// Errors of looking are failures of the machinery.
+/// Turns an error of observing the tree into a failure of the test.
 fn context(errno: Errno, what: &str, at: &Bytes) -> anyhow::Error {
     anyhow::anyhow!("{what} {at}: {errno}")
 }

@@ -1,4 +1,4 @@
-//! [`Random`]: seeded numbers (splitmix64). A run is a seed.
+//! [`Random`]: seeded numbers (splitmix64). A seed determines a run.
 
 #[derive(Clone, Debug)]
 pub struct Random(u64);
@@ -13,7 +13,7 @@ impl Random {
         mix(self.0)
     }
 
-    /// Below `bound`, which is not 0.
+    /// Returns a number below `bound`, which must not be 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.number() % bound.max(1)
     }
@@ -28,7 +28,7 @@ impl Random {
 
     pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
         let at = self.index(from.len());
-        from.get(at).expect("nobody picks from nothing")
+        from.get(at).expect("the slice is not empty")
     }
 }
 

@@ -1,5 +1,5 @@
-//! A subject held to the model: outcomes after every operation, the whole tree at every sync and
-//! after every reopen, and once more at the end.
+//! Runs a subject beside the model: outcomes are compared after every operation, the whole tree at
+//! every sync, after every reopen and at the end.
 
 use crate::generator::Generator;
 use crate::model::Model;
@@ -11,10 +11,11 @@ use anyhow::Result;
 use std::fmt;
 use std::time::Duration;
 
-/// Where and how a subject disagreed.
+/// Where and how a subject disagreed with the model.
 #[derive(Clone, Debug)]
 pub struct Disagreement {
-    /// The operation's place in the run; its length if the tree differed at the end.
+    /// The index of the operation in the run, or the length of the run if the tree differed at the
+    /// end.
     pub at: usize,
     pub text: String,
 }
@@ -32,17 +33,17 @@ pub struct Run {
 }
 
 impl Run {
-    /// A run over a fresh subject.
+    /// Returns a run over a new subject.
     pub fn of(subject: &dyn Subject) -> Run {
         Run::from_model(Model::with_rules(subject.rules()))
     }
 
-    /// A run over a subject that is already as this model is.
+    /// Returns a run over a subject whose state equals this model.
     pub fn from_model(model: Model) -> Run {
         Run { model, steps: 0 }
     }
 
-    /// Does one operation on both.
+    /// Applies one operation to both.
     pub fn step(
         &mut self,
         subject: &mut dyn Subject,
@@ -68,12 +69,12 @@ impl Run {
     }
 }
 
-/// Whether a seek could not even begin.
+/// Returns whether a seek failed.
 fn is_refusal(outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Failed(_))
 }
 
-/// Runs a script against a fresh subject.
+/// Runs a script on a new subject.
 pub fn replay(subject: &mut dyn Subject, operations: &[Operation]) -> Result<Option<Disagreement>> {
     let mut run = Run::of(subject);
     for operation in operations {
@@ -84,7 +85,7 @@ pub fn replay(subject: &mut dyn Subject, operations: &[Operation]) -> Result<Opt
     run.compare(subject, operations.len())
 }
 
-/// A seeded run that failed, made short.
+/// A failing seeded run with its shortened script.
 #[derive(Clone, Debug)]
 pub struct Found {
     pub seed: u64,
@@ -92,9 +93,9 @@ pub struct Found {
     pub disagreement: Disagreement,
 }
 
-/// Runs so many generated operations. `make` gives a fresh, empty subject each time it is called:
-/// once, and once more for every shorter script that is tried after a failure.
-pub fn hold(
+/// Runs the given number of generated operations. `make` returns a new, empty subject: it is called
+/// once, and again for every shorter script that is tried after a failure.
+pub fn check_seed(
     mut generator: Generator,
     seed: u64,
     operations: usize,

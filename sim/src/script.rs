@@ -1,4 +1,4 @@
-//! Runs as text: one operation a line, as JSON. Empty lines and lines that begin with `#` are
+//! Scripts as text: one operation per line, as JSON. Empty lines and lines that begin with `#` are
 //! comments.
 
 use crate::operation::Operation;

@@ -1,5 +1,5 @@
-//! A failing run made short: pieces are taken out as long as it still fails, and long names become
-//! short ones.
+//! Shortens a failing script: operations are removed as long as the script still fails, and long
+//! names are replaced by short ones.
 
 use crate::bytes::Bytes;
 use crate::operation::Operation;
@@ -9,8 +9,8 @@ use anyhow::Result;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// The shortest script that was found within the time, and how it fails. `try_script` runs a
-/// script on a fresh subject; `failing` is known to fail.
+/// Returns the shortest failing script that was found within the time limit, and its failure.
+/// `try_script` runs a script on a new subject; `failing` is a script that fails.
 pub fn shrink(
     mut failing: Vec<Operation>,
     mut found: Disagreement,
@@ -47,7 +47,7 @@ pub fn shrink(
     }
 }
 
-/// Gives every long name a short one, where that changes nothing.
+/// Replaces every long name by a short one, where the script still fails.
 fn rename(
     mut failing: Vec<Operation>,
     mut found: Disagreement,
@@ -71,7 +71,7 @@ fn rename(
     Ok((failing, found))
 }
 
-/// The names of two and more bytes in the paths of a script.
+/// Returns the names of at least two bytes in the paths of a script.
 fn long_names(text: &str) -> BTreeSet<Bytes> {
     let mut names = BTreeSet::new();
     for quoted in text.split('"').skip(1).step_by(2) {
@@ -89,7 +89,7 @@ mod tests {
     use crate::bytes::Bytes;
 
     #[test]
-    fn what_does_not_matter_is_taken_out() {
+    fn irrelevant_operations_are_removed() {
         let create = |n: usize| Operation::Create { at: Bytes(format!("{n}").into()), mode: 0 };
         let script: Vec<Operation> = (0..300).map(create).collect();
         let fails = |script: &[Operation]| {
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn long_names_become_short_where_that_changes_nothing() {
+    fn long_names_are_shortened() {
         let path = |tail: &str| Bytes([&[0xff; 200][..], tail.as_bytes()].concat());
         let script = vec![
             Operation::Mkdir { at: path(""), mode: 0 },

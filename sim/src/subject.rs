@@ -1,20 +1,20 @@
-//! [`Subject`]: a filesystem that is held to the model.
+//! [`Subject`]: a filesystem that is compared with the model.
 
 use crate::model::Rules;
 use crate::operation::{Operation, Outcome};
 use crate::tree::Tree;
 use anyhow::Result;
 
-/// An error of these calls is a failure of the machinery (a mount that does not mount), not an
-/// answer: answers are outcomes.
+/// An `Err` of these calls is a failure of the test setup (a mount that fails, say). What the
+/// filesystem answers is an outcome.
 pub trait Subject {
     fn apply(&mut self, operation: &Operation) -> Result<Outcome>;
 
-    /// Where it differs from Linux, and is right.
+    /// Returns how the subject may differ from Linux.
     fn rules(&self) -> Rules {
         Rules::default()
     }
 
-    /// Everything that can be seen, of the tree and of the open files.
+    /// Returns everything that is visible of the tree and of the open files.
     fn tree(&mut self) -> Result<Tree>;
 }

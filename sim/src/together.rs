@@ -1,12 +1,13 @@
-//! Several threads on the same files of one library, by every lane at once.
+//! Several threads on the same files of one library, through every lane.
 //!
-//! 1. A file is cut into regions whose edges are not those of blocks. Each has one owner, who knows
-//!    what every byte of it is: that he reads, by any lane, whatever others do beside it.
-//! 2. A byte names the thread that wrote it: who reads another's region finds no byte of his own
-//!    there.
-//! 3. What is appended is there once and whole, and in its thread's order.
-//! 4. A further thread changes a file of its own and its size, syncs, commits and turns switches.
-//! 5. In the end the files are what their owners know, also after closing and opening, and the
+//! 1. A file is divided into regions that are not block-aligned. Each region has one owner thread,
+//!    which knows every byte of it: it reads its region by any lane and must find these bytes,
+//!    whatever other threads do beside it.
+//! 2. Every byte identifies the thread that wrote it. A thread that reads another's region must
+//!    find no byte of its own.
+//! 3. Every appended record is in the file once, whole, and in the order of its thread.
+//! 4. One more thread changes the size of a file of its own, syncs, commits and sets tunables.
+//! 5. At the end the files hold what their owners wrote, also after closing and opening, and the
 //!    checker finds nothing.
 
 mod append;
@@ -25,37 +26,37 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use worker::Worker;
 
-/// Ten blocks and a piece.
+/// Ten blocks and a part of one.
 const REGION_BYTES: u64 = 41_000;
 const REGIONS: u64 = 30;
-/// Plain, without copy-on-write and checksums, and packed.
+/// A plain file, one that is nodatacow and nodatasum, and a compressed one.
 const FILES: [(&str, u32); 3] =
     [("plain", 0), ("in place", flags::NO_COW), ("packed", flags::COMPRESS)];
 
 #[derive(Clone, Copy, Debug)]
 pub struct Together {
     pub seed: u64,
-    /// At most 14.
+    /// The number of threads, at most 14.
     pub threads: u8,
-    /// Of each thread.
+    /// Operations of each thread.
     pub operations: usize,
     pub page_cache_bytes: u64,
-    /// Commits come by themselves, too.
+    /// Commit interval in seconds.
     pub commit_seconds: u32,
     pub compress: Option<Compress>,
 }
 
-/// What ran.
+/// Counts of a run.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Ran {
+pub struct RunCounts {
     pub operations: u64,
-    /// Requests that went through a queue.
+    /// Requests that were submitted to a queue.
     pub queued: u64,
-    /// Direct ones that were in flight beside others.
+    /// Direct requests that were in flight at the same time as others.
     pub shared: u64,
 }
 
-/// What an owner knows of a region.
+/// A region with its expected bytes.
 #[derive(Clone, Debug)]
 struct Region {
     file: usize,
@@ -64,26 +65,26 @@ struct Region {
 }
 
 impl Together {
+    /// Runs the threads on a device.
+    ///
     /// # Errors
-    /// What was not as it had to be.
-    pub fn run(&self, device: &Arc<dyn Device>) -> Result<Ran> {
-        let options = MountOptions {
-            read_only: false,
-            commit_seconds: self.commit_seconds,
-            page_cache_bytes: self.page_cache_bytes,
-            compress: self.compress,
-            workers: 1,
-            ..MountOptions::default()
-        };
+    /// A byte that is not as expected, or a failed call.
+    pub fn run(&self, device: &Arc<dyn Device>) -> Result<RunCounts> {
+        let options = MountOptions::default()
+            .read_only(false)
+            .commit_seconds(self.commit_seconds)
+            .page_cache_bytes(self.page_cache_bytes)
+            .compress(self.compress)
+            .workers(1);
         let filesystem = Filesystem::open_devices(vec![Arc::clone(device)], &options)?;
         let files = make_files(&filesystem)?;
         let log = make(&filesystem, "log", 0)?;
-        let mut ran = Ran::default();
+        let mut ran = RunCounts::default();
         let regions = self.run_threads(&filesystem, (&files, &log), &mut ran)?;
         let lanes = filesystem.lane_counts();
         ran.shared = lanes.dio_write_shared + lanes.dio_read_simple + lanes.dio_read_general;
         for lane in [Lane::Direct, Lane::Uncached, Lane::Cached] {
-            compare(&files, &regions, lane).with_context(|| format!("in the end, {lane:?}"))?;
+            compare(&files, &regions, lane).with_context(|| format!("at the end, {lane:?}"))?;
             append::compare(&log, lane)?;
         }
         drop((files, log));
@@ -96,7 +97,7 @@ impl Together {
             Ok(filesystem.open_file(id)?)
         };
         let files: Vec<File> = FILES.iter().map(|(name, _)| open(name)).collect::<Result<_>>()?;
-        compare(&files, &regions, Lane::Cached).context("opened again")?;
+        compare(&files, &regions, Lane::Cached).context("after reopening")?;
         append::compare(&open("log")?, Lane::Cached)?;
         Ok(ran)
     }
@@ -105,7 +106,7 @@ impl Together {
         &self,
         filesystem: &Filesystem,
         (files, log): (&[File], &File),
-        ran: &mut Ran,
+        ran: &mut RunCounts,
     ) -> Result<Vec<Region>> {
         let is_over = AtomicBool::new(false);
         let mut regions = Vec::new();
@@ -115,8 +116,8 @@ impl Together {
                 let seed = self.seed << 8 | u64::from(number);
                 let worker = Worker::new(number, seed, filesystem, (files, log), own);
                 scope.spawn(move || {
-                    let told = worker?.run(self.operations);
-                    told.with_context(|| format!("thread {number}"))
+                    let outcome = worker?.run(self.operations);
+                    outcome.with_context(|| format!("thread {number}"))
                 })
             };
             let workers: Vec<_> = (0..self.threads).map(worker).collect();
@@ -135,7 +136,7 @@ impl Together {
             }
             is_over.store(true, Ordering::Release);
             let disturbed = beside.join().map_err(|_| anyhow!("a thread panicked")).flatten();
-            failure.map_or(Ok(()), Err).and(disturbed.context("the disturber").map(drop))
+            failure.map_or(Ok(()), Err).and(disturbed.context("the disturbing thread").map(drop))
         })?;
         Ok(regions)
     }
@@ -174,7 +175,7 @@ fn compare(files: &[File], regions: &[Region], lane: Lane) -> Result<()> {
     Ok(())
 }
 
-/// Says where bytes differ.
+/// Compares bytes; the error is the first difference.
 fn same(have: &[u8], want: &[u8], file: usize, start: u64) -> Result<()> {
     if have == want {
         return Ok(());

@@ -1,4 +1,4 @@
-//! [`Tree`]: everything that can be seen of a filesystem, and what differs between two.
+//! [`Tree`]: everything that is visible of a filesystem, and the difference of two trees.
 
 use crate::bytes::Bytes;
 use crate::content::Digest;
@@ -7,14 +7,14 @@ use crate::random::mix;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-/// So many differences are told.
+/// Differences that a report lists.
 const SHOWN_MAX: usize = 12;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tree {
-    /// By path; the root is the empty path.
+    /// Nodes by path; the root is the empty path.
     pub nodes: BTreeMap<Bytes, Node>,
-    /// By slot.
+    /// Open files by slot.
     pub open: BTreeMap<u8, Node>,
 }
 
@@ -29,11 +29,11 @@ pub enum Kind {
     Socket,
 }
 
-/// One name. An attribute that is `None` is not known, and equal to any.
+/// One name. An attribute that is `None` is unknown, and equal to every value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     pub kind: Kind,
-    /// Permission bits, with set-id and sticky bits.
+    /// Permission bits with set-id and sticky bits.
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
@@ -46,14 +46,14 @@ pub struct Node {
     pub flags: Option<u32>,
     pub atime: Option<Moment>,
     pub mtime: Option<Moment>,
-    /// The first path of the same inode.
+    /// The first path with the same inode.
     pub twin: Bytes,
-    /// Of the inode; means nothing to another filesystem, and is not compared.
+    /// The inode number. It is not compared between filesystems.
     pub number: u64,
 }
 
 impl Tree {
-    /// What `have` has otherwise than `self`; `None` if nothing.
+    /// Returns how `have` differs from `self`, or `None` if they are equal.
     pub fn difference(&self, have: &Tree) -> Option<String> {
         let mut found = Found::default();
         let paths: BTreeSet<&Bytes> = self.nodes.keys().chain(have.nodes.keys()).collect();
@@ -67,13 +67,13 @@ impl Tree {
         found.into_text()
     }
 
-    /// Without the open files: what another mount would show.
+    /// Returns the tree without the open files, as another mount would show it.
     #[must_use]
     pub fn closed(&self) -> Tree {
         Tree { nodes: self.nodes.clone(), open: BTreeMap::new() }
     }
 
-    /// The same, if nodes were gathered with any number for an inode: sets the twins.
+    /// Builds a tree from nodes with their inode numbers, from which it derives the twins.
     pub fn from_numbered(nodes: BTreeMap<Bytes, (Node, u64)>, open: BTreeMap<u8, Node>) -> Tree {
         let mut first: BTreeMap<u64, Bytes> = BTreeMap::new();
         let twin = |(path, (node, number)): (Bytes, (Node, u64))| {
@@ -123,7 +123,7 @@ impl Found {
         field("nlink", want.nlink.to_string(), have.nlink.to_string());
         field("device", format!("{:?}", want.rdev), format!("{:?}", have.rdev));
         if let Some(block) = first_difference(&want.content, &have.content) {
-            // One hash of the hashes of its sectors.
+            // One hash over the hashes of the sectors.
             let shown = |digest: &Digest| {
                 let sum = digest.block(block).into_iter().fold(0, |sum, hash| mix(sum ^ hash));
                 if digest.has(block) { format!("{sum:x}") } else { "zeros".to_owned() }
@@ -166,7 +166,7 @@ fn first_difference(want: &Digest, have: &Digest) -> Option<u64> {
     numbers.filter(|number| want.block(*number) != have.block(*number)).min()
 }
 
-/// Values that differ are compared whole and shown short.
+/// Shortens a long value for the report. Values are compared whole.
 fn cut(text: &str) -> String {
     match text.char_indices().nth(100) {
         Some((at, _)) => format!("{}... ({})", &text[..at], text.len()),

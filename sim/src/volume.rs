@@ -1,4 +1,4 @@
-//! Fresh volumes in memory and in files, and the oracle's word on what lies on a device.
+//! New volumes in memory and in files, and the checker's verdict on a device.
 
 use anyhow::{Result, bail};
 use butternut_check::{CheckOptions, Kind};
@@ -7,27 +7,27 @@ use butternut_mkfs::MkfsOptions;
 use std::sync::Arc;
 use tempfile::NamedTempFile;
 
-/// So many findings are told.
+/// Findings that a report lists.
 const FINDINGS_SHOWN: usize = 12;
 
-/// Where the copies of a superblock lie, and how long they are.
+/// The offsets of the superblock copies, and their size.
 const SUPER_OFFSETS: [u64; 3] = [64 << 10, 64 << 20, 256 << 30];
 const SUPER_BYTES: u64 = 4096;
 
-/// An empty volume.
+/// Makes an empty volume in memory.
 pub fn fresh(bytes: u64, options: &MkfsOptions) -> Result<Arc<dyn Device>> {
     let device = MemoryDevice::new("memory", bytes);
     butternut_mkfs::make(&device, options)?;
     Ok(Arc::new(device))
 }
 
-/// A volume in a file, which a ring reaches; the file goes with this.
+/// A volume in a file, for tests that need `io_uring`. The file is deleted when this is dropped.
 pub struct InFile {
     pub device: Arc<dyn Device>,
     _image: NamedTempFile,
 }
 
-/// An empty volume in a file.
+/// Makes an empty volume in a file.
 pub fn fresh_in_file(bytes: u64, options: &MkfsOptions) -> Result<InFile> {
     let image = NamedTempFile::new_in("/dev/shm")?;
     image.as_file().set_len(bytes)?;
@@ -37,13 +37,13 @@ pub fn fresh_in_file(bytes: u64, options: &MkfsOptions) -> Result<InFile> {
     Ok(InFile { device: Arc::new(device), _image: image })
 }
 
-/// Fails with what the checker found, warnings too: nothing of ours is a little wrong.
+/// Fails if the checker finds anything, including warnings.
 pub fn check(device: &Arc<dyn Device>) -> Result<()> {
     check_but(device, |_| false)
 }
 
-/// The same after a crash, which may leave a superblock torn or older than another: what counts is
-/// that the newest whole one is there.
+/// Checks a volume after a crash. A crash may leave a superblock torn or older than another one;
+/// the newest valid superblock counts.
 pub fn check_crashed(device: &Arc<dyn Device>) -> Result<()> {
     check_but(device, |kind| matches!(kind, Kind::SuperCopy | Kind::SuperMirror))
 }
@@ -51,7 +51,7 @@ pub fn check_crashed(device: &Arc<dyn Device>) -> Result<()> {
 fn check_but(device: &Arc<dyn Device>, is_excused: fn(Kind) -> bool) -> Result<()> {
     let options = CheckOptions { check_data_csum: true, ..CheckOptions::default() };
     let mut report = butternut_check::check(vec![Arc::clone(device)], &options)?;
-    // Failures that a test injected are on record in the volume, and are no damage.
+    // The device statistics record failures that a test injected; they are no damage.
     report.findings.retain(|found| found.kind != Kind::DeviceErrors && !is_excused(found.kind));
     if report.findings.is_empty() {
         return Ok(());
@@ -61,7 +61,8 @@ fn check_but(device: &Arc<dyn Device>, is_excused: fn(Kind) -> bool) -> Result<(
     bail!("{} findings:\n{}", report.findings.len(), lines.join("\n"))
 }
 
-/// Whether a write is one of a superblock: the instant of truth, and so the one to lose and tear.
+/// Returns whether a write is that of a superblock, which commits a transaction. Crash tests lose
+/// and tear such writes on purpose.
 pub fn is_super_block(offset: u64, bytes: u64) -> bool {
     bytes == SUPER_BYTES && SUPER_OFFSETS.contains(&offset)
 }

@@ -1,4 +1,4 @@
-//! The library held to the model, on fresh volumes of several shapes, judged by the checker.
+//! Compares the library with the model on new volumes of several shapes, and checks them.
 
 use anyhow::Result;
 use butternut::Compress;
@@ -18,19 +18,19 @@ use std::time::Duration;
 const VOLUME_BYTES: u64 = 512 << 20;
 const OPERATIONS: usize = 3000;
 
-fn hold(seed: u64, options: &MkfsOptions) {
-    hold_packing(seed, options, None);
+fn check_seed(seed: u64, options: &MkfsOptions) {
+    check_seed_compressed(seed, options, None);
 }
 
-fn hold_packing(seed: u64, options: &MkfsOptions, compress: Option<Compress>) {
+fn check_seed_compressed(seed: u64, options: &MkfsOptions, compress: Option<Compress>) {
     let last: Rc<RefCell<Option<Arc<dyn Device>>>> = Rc::default();
     let mut make = || -> Result<Box<dyn Subject>> {
         let device = fresh(VOLUME_BYTES, options)?;
         *last.borrow_mut() = Some(Arc::clone(&device));
-        Ok(Box::new(LibrarySubject::packing(device, compress)?))
+        Ok(Box::new(LibrarySubject::open_compressing(device, compress)?))
     };
     let generator = Generator::new(seed);
-    let found = run::hold(generator, seed, OPERATIONS, Duration::from_mins(2), &mut make)
+    let found = run::check_seed(generator, seed, OPERATIONS, Duration::from_mins(2), &mut make)
         .expect("a subject");
     if let Some(found) = found {
         panic!("{found}");
@@ -49,27 +49,27 @@ fn seeds(few: u64, many: u64) -> std::ops::Range<u64> {
 }
 
 #[test]
-fn the_library_does_what_the_model_says() {
+fn the_library_agrees_with_the_model() {
     for seed in seeds(4, 300) {
-        hold(seed, &MkfsOptions::default());
+        check_seed(seed, &MkfsOptions::default());
     }
 }
 
-/// The same, in extents that are packed wherever that makes them smaller.
+/// The model and the library agree on files that are compressed wherever that saves space.
 #[test]
-fn what_is_packed_does_what_the_model_says() {
+fn compressed_files_agree_with_the_model() {
     for (number, name) in (2000..).zip(["zlib:1", "lzo", "zstd:1"]) {
-        let compress = Compress { packer: name.parse().unwrap(), is_forced: true };
+        let compress = Compress { compressor: name.parse().unwrap(), is_forced: true };
         for seed in seeds(2, 100).map(|more| number + more * 100) {
-            hold_packing(seed, &MkfsOptions::default(), Some(compress));
+            check_seed_compressed(seed, &MkfsOptions::default(), Some(compress));
         }
     }
 }
 
-/// Items that lie otherwise: in small and large nodes, with holes that are items, among data, and
-/// with other checksums.
+/// The model and the library agree on other layouts: small and large nodes, explicit hole items,
+/// mixed block groups, other checksums.
 #[test]
-fn volumes_of_every_shape_do_what_the_model_says() {
+fn volumes_of_every_shape_agree_with_the_model() {
     let default = MkfsOptions::default();
     let with = |word: &str| {
         let mut features = default.features;
@@ -87,12 +87,12 @@ fn volumes_of_every_shape_do_what_the_model_says() {
     ];
     for (seed, shape) in (1000..).zip(&shapes) {
         for seed in seeds(1, 8).map(|more| seed + more * 100) {
-            hold(seed, shape);
+            check_seed(seed, shape);
         }
     }
 }
 
-/// Scripts that once found something, in the model or in a subject.
+/// Scripts that have failed before, because of the model or of a subject.
 #[test]
 fn kept_scripts_agree() {
     let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../judges/kept");

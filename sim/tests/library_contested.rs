@@ -1,13 +1,13 @@
-//! Threads that write the same blocks of the library by every lane at once (see `contested`), on
-//! volumes in memory and in files that a ring reaches.
+//! Threads that write the same blocks of the library through every lane (see `contested`), on
+//! volumes in memory and in files, where requests use `io_uring`.
 //!
-//! `BUTTERNUT_LONG=1` runs more seeds, and longer; `BUTTERNUT_SEED=N` one of them.
+//! `BUTTERNUT_LONG=1` runs more and longer seeds; `BUTTERNUT_SEED=N` runs one of them.
 
-#![allow(clippy::print_stdout, reason = "a long run says what it did")]
+#![allow(clippy::print_stdout, reason = "a long run prints what it did")]
 
 use anyhow::Result;
 use butternut_mkfs::{MkfsOptions, Profile};
-use butternut_sim::contested::{Contested, Ran};
+use butternut_sim::contested::{Contested, RunCounts};
 use butternut_sim::volume::{fresh, fresh_in_file};
 
 const VOLUME_BYTES: u64 = 256 << 20;
@@ -17,13 +17,13 @@ fn contested(seed: u64, is_long: bool) -> Contested {
         seed,
         threads: [2, 3, 4, 8][usize::try_from(seed % 4).expect("small")],
         operations: if is_long { 4000 } else { 600 },
-        // A cache that holds a part of the files, and one that holds all.
+        // A cache for a part of the files, or for all of them.
         page_cache_bytes: if seed.is_multiple_of(3) { 1 << 20 } else { 64 << 20 },
         commit_seconds: if seed.is_multiple_of(2) { 1 } else { 1 << 30 },
     }
 }
 
-fn run(seed: u64, is_long: bool, in_file: bool) -> Result<Ran> {
+fn run(seed: u64, is_long: bool, in_file: bool) -> Result<RunCounts> {
     let contested = contested(seed, is_long);
     let data = (seed % 5 == 4).then_some(Profile::Dup);
     let options = MkfsOptions { data, ..MkfsOptions::default() };
@@ -33,14 +33,14 @@ fn run(seed: u64, is_long: bool, in_file: bool) -> Result<Ran> {
     contested.run(&fresh_in_file(VOLUME_BYTES, &options)?.device)
 }
 
-fn hold(first: u64, in_file: bool) {
+fn check_seeds(first: u64, in_file: bool) {
     let is_long = std::env::var_os("BUTTERNUT_LONG").is_some_and(|value| !value.is_empty());
     let only = std::env::var("BUTTERNUT_SEED").ok().and_then(|seed| seed.parse().ok());
     let seeds = match only {
         Some(seed) => seed..seed + 1,
         None => first..first + if is_long { 80 } else { 5 },
     };
-    let (mut sum, mut count) = (Ran::default(), 0);
+    let (mut sum, mut count) = (RunCounts::default(), 0);
     for seed in seeds {
         let ran = run(seed, is_long, in_file)
             .unwrap_or_else(|error| panic!("seed {seed}, in a file: {in_file}: {error:#}"));
@@ -56,10 +56,10 @@ fn hold(first: u64, in_file: bool) {
 
 #[test]
 fn threads_on_the_same_blocks_lose_no_acknowledged_write() {
-    hold(0, false);
+    check_seeds(0, false);
 }
 
 #[test]
-fn nor_do_they_where_a_ring_has_their_requests_in_flight() {
-    hold(1000, true);
+fn threads_on_the_same_blocks_lose_no_write_with_io_uring() {
+    check_seeds(1000, true);
 }

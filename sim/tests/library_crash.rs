@@ -1,14 +1,15 @@
-//! Workloads of the library over a device that loses power: every crash is clean for the checker,
-//! opens, is one of the model's states, and goes on (see `crash::workload`).
+//! Workloads of the library on a device that loses power: after every crash the checker finds no
+//! damage, and the volume opens, shows one of the model's states and can be changed (see
+//! `crash::workload`).
 //!
-//! `BUTTERNUT_LONG=1` looks at 20,000 crashes and more; `BUTTERNUT_SEED=N` at one workload.
+//! `BUTTERNUT_LONG=1` checks at least 20,000 crashes; `BUTTERNUT_SEED=N` checks one workload.
 
 use butternut::Compress;
 use butternut_device::CrashOptions;
 use butternut_mkfs::MkfsOptions;
 use butternut_sim::crash::workload::Workload;
 use butternut_sim::crash::{JudgeOptions, Verdict};
-use butternut_sim::library::{LibraryEngine, PackingEngine};
+use butternut_sim::library::{CompressingEngine, LibraryEngine};
 use butternut_sim::random::Random;
 use butternut_sim::script;
 use butternut_sim::volume::{fresh, is_super_block};
@@ -16,7 +17,7 @@ use std::time::Duration;
 
 const VOLUME_BYTES: u64 = 256 << 20;
 
-/// Short workloads and long ones: from 3 operations to 200.
+/// Returns short and long workloads: 3 to 200 operations.
 fn workload(seed: u64) -> Workload {
     let mut random = Random::new(seed);
     let steps = match random.below(4) {
@@ -36,31 +37,32 @@ fn workload(seed: u64) -> Workload {
     }
 }
 
-/// `BUTTERNUT_SCRIPT=PATH` looks at the crashes of one script.
+/// `BUTTERNUT_SCRIPT=PATH` checks the crashes of one script.
 #[test]
-fn a_script_keeps_its_promises_after_every_crash() {
+fn a_given_script_survives_every_crash() {
     let Some(path) = std::env::var_os("BUTTERNUT_SCRIPT") else { return };
     let script = script::parse(&std::fs::read_to_string(path).unwrap()).unwrap();
     let seed = std::env::var("BUTTERNUT_SEED").ok().and_then(|seed| seed.parse().ok());
     let workload = workload(seed.unwrap_or(0));
     let base = fresh(VOLUME_BYTES, &MkfsOptions::default()).unwrap();
-    let told = workload.tell(&LibraryEngine, base, workload.generator(), Some(&script)).unwrap();
-    let told = told.unwrap_or_else(|found| panic!("{found}"));
-    let verdict = workload.judge(&LibraryEngine, &told);
+    let record =
+        workload.record(&LibraryEngine, base, workload.generator(), Some(&script)).unwrap();
+    let record = record.unwrap_or_else(|found| panic!("{found}"));
+    let verdict = workload.judge(&LibraryEngine, &record);
     assert_eq!(verdict.failed, 0, "{verdict}");
 }
 
-/// The same, where what is written is packed.
+/// Crashes of workloads whose files are compressed.
 #[test]
-fn packed_files_keep_their_promises_after_every_crash() {
+fn compressed_files_survive_every_crash() {
     let is_long = std::env::var_os("BUTTERNUT_LONG").is_some_and(|value| !value.is_empty());
     let mut sum = Verdict::default();
     for seed in 5000..if is_long { 5060 } else { 5003 } {
         let name = ["zlib:1", "lzo", "zstd:1"][usize::try_from(seed % 3).unwrap()];
-        let compress = Compress { packer: name.parse().unwrap(), is_forced: true };
-        let engine = PackingEngine(compress);
+        let compress = Compress { compressor: name.parse().unwrap(), is_forced: true };
+        let engine = CompressingEngine(compress);
         let base = fresh(VOLUME_BYTES, &MkfsOptions::default()).unwrap();
-        match workload(seed).hold(&engine, &base, Duration::from_mins(2)).unwrap() {
+        match workload(seed).check(&engine, &base, Duration::from_mins(2)).unwrap() {
             Ok(verdict) => sum.merge(verdict),
             Err(found) => panic!("{found}"),
         }
@@ -68,15 +70,15 @@ fn packed_files_keep_their_promises_after_every_crash() {
     assert!(sum.states >= 30, "{sum}");
 }
 
-/// The same, where most of what is written is in flight beside others, by every lane.
+/// Crashes of workloads in which most writes are in flight with others, by every lane.
 #[test]
-fn batches_keep_their_promises_after_every_crash() {
+fn batches_survive_every_crash() {
     let is_long = std::env::var_os("BUTTERNUT_LONG").is_some_and(|value| !value.is_empty());
     let mut sum = Verdict::default();
     for seed in 7000..if is_long { 7200 } else { 7004 } {
         let workload = Workload { batch_one_in: 2, sync_one_in: 20, ..workload(seed) };
         let base = fresh(VOLUME_BYTES, &MkfsOptions::default()).unwrap();
-        match workload.hold(&LibraryEngine, &base, Duration::from_mins(2)).unwrap() {
+        match workload.check(&LibraryEngine, &base, Duration::from_mins(2)).unwrap() {
             Ok(verdict) => sum.merge(verdict),
             Err(found) => panic!("{found}"),
         }
@@ -85,7 +87,7 @@ fn batches_keep_their_promises_after_every_crash() {
 }
 
 #[test]
-fn the_library_keeps_its_promises_after_every_crash() {
+fn the_library_survives_every_crash() {
     let only = std::env::var("BUTTERNUT_SEED").ok().and_then(|seed| seed.parse().ok());
     let is_long = std::env::var_os("BUTTERNUT_LONG").is_some_and(|value| !value.is_empty());
     let seeds = match only {
@@ -95,7 +97,7 @@ fn the_library_keeps_its_promises_after_every_crash() {
     let mut sum = Verdict::default();
     for seed in seeds {
         let base = fresh(VOLUME_BYTES, &MkfsOptions::default()).unwrap();
-        match workload(seed).hold(&LibraryEngine, &base, Duration::from_mins(2)).unwrap() {
+        match workload(seed).check(&LibraryEngine, &base, Duration::from_mins(2)).unwrap() {
             Ok(verdict) => sum.merge(verdict),
             Err(found) => panic!("{found}"),
         }

@@ -1,6 +1,6 @@
-//! The library over a device that fails: each write and each flush in turn, once and from then on.
-//! The error is told, nothing more is written where it cannot be made good, and what is on the
-//! medium is clean and one of the model's states, none older than what was promised.
+//! The library on a device that fails: each write and each flush in turn, once or from then on. The
+//! library reports the error and stops writing if it cannot repair it. What is on the medium is
+//! free of damage and one of the model's states, none older than the last sync.
 //!
 //! `BUTTERNUT_LONG=1` fails every request of more seeds.
 
@@ -22,12 +22,12 @@ const IO: i32 = 5;
 const READ_ONLY: i32 = 30;
 
 struct Ended {
-    /// An operation was refused for the device's sake.
-    is_told: bool,
-    /// There was a fault before the subject was dropped: of what comes then, nobody is told.
+    /// An operation reported an error of the device.
+    is_reported: bool,
+    /// A fault happened before the subject was dropped; later ones are not reported.
     is_struck: bool,
-    /// Steps that a sync promised.
-    promised: usize,
+    /// The number of steps that a sync has made durable.
+    durable: usize,
     trees: Vec<Tree>,
 }
 
@@ -37,10 +37,10 @@ fn run(seed: u64, device: Arc<dyn Device>, is_struck: &dyn Fn() -> bool) -> Resu
     let without = Without { reopen: true, ..Without::default() };
     let mut generator = Generator::new(seed).with_syncs(6).without(without);
     let trees = vec![run.model.tree().closed()];
-    let mut ended = Ended { is_told: false, is_struck: false, promised: 0, trees };
+    let mut ended = Ended { is_reported: false, is_struck: false, durable: 0, trees };
     for step in 1..=STEPS {
-        // Only a whole sync promises, and has all data that waits written at a known moment.
-        // The last step is one too, or an error would find nobody to be told.
+        // Only full syncs, because they write back all dirty data at a known step. The last step is
+        // a sync, so that an error is reported.
         let next = generator.next(&run.model);
         let is_sync = step == STEPS || matches!(next, Operation::Fsync { .. });
         let operation = if is_sync { Operation::Sync } else { next };
@@ -48,15 +48,18 @@ fn run(seed: u64, device: Arc<dyn Device>, is_struck: &dyn Fn() -> bool) -> Resu
         let mut model = run.model.clone();
         let want = model.apply(&operation);
         if have.has_failed_with(&[IO, READ_ONLY]) && have != want {
-            ended.is_told = true;
+            ended.is_reported = true;
             break;
         }
         let found = run.model.accepts_seek(&operation, &have) || have == want;
         if !found && is_struck() {
-            // Data that went down behind a write that had returned is lost: the next sync says so.
+            // The writeback of an earlier write failed: the next sync reports it.
             let synced = subject.apply(&Operation::Sync)?;
-            ended.is_told = matches!(synced, Outcome::Failed(_));
-            ensure!(ended.is_told, "step {step}: {operation:?}: {have:?}, and nobody is told why");
+            ended.is_reported = matches!(synced, Outcome::Failed(_));
+            ensure!(
+                ended.is_reported,
+                "step {step}: {operation:?}: {have:?}, but no error is reported"
+            );
             break;
         }
         ensure!(found, "step {step}: {operation:?}: have {have:?}, want {want:?}");
@@ -65,7 +68,7 @@ fn run(seed: u64, device: Arc<dyn Device>, is_struck: &dyn Fn() -> bool) -> Resu
         closed.apply(&Operation::Reopen);
         ended.trees.push(closed.tree());
         if operation == Operation::Sync {
-            ended.promised = step;
+            ended.durable = step;
         }
     }
     ended.is_struck = is_struck();
@@ -76,12 +79,12 @@ fn requests(seed: u64) -> Counts {
     let device = fresh(VOLUME_BYTES, &MkfsOptions::default()).expect("a fresh volume");
     let before = device.counters().now();
     let ended = run(seed, Arc::clone(&device), &|| false).expect("no faults");
-    assert!(!ended.is_told, "seed {seed} is told of a fault that is not there");
+    assert!(!ended.is_reported, "seed {seed} reports an error without a fault");
     device.counters().now() - before
 }
 
-/// Says whether the error was told, and whether there was one to be told: how many requests there
-/// are depends on what the flusher finds to do at once.
+/// Returns whether the error was reported, and whether a fault happened: the number of requests
+/// depends on what the flusher finds.
 fn fail_one(seed: u64, fault: Fault, when: When) -> Result<(bool, bool)> {
     let medium = fresh(VOLUME_BYTES, &MkfsOptions::default())?;
     let faulty = Arc::new(FaultyDevice::new(Arc::clone(&medium), seed));
@@ -91,14 +94,15 @@ fn fail_one(seed: u64, fault: Fault, when: When) -> Result<(bool, bool)> {
     check_crashed(&medium)?;
     let mut subject = LibrarySubject::open(medium)?;
     let have = subject.tree()?;
-    // What failed may have been done as far as its own commit: bytes are looked at by check.
+    // A failed operation may have been committed in part; file data is checked by the checker.
     let is_it = |want: &Tree| names_of(want).difference(&names_of(&have)).is_none();
-    let found = ended.trees[ended.promised..].iter().any(is_it);
-    ensure!(found, "none of the states from {} on is there", ended.promised);
-    Ok((ended.is_told, ended.is_struck))
+    let found = ended.trees[ended.durable..].iter().any(is_it);
+    ensure!(found, "none of the states from {} on is there", ended.durable);
+    Ok((ended.is_reported, ended.is_struck))
 }
 
-/// A tree without what follows a file's data, which goes down when it likes.
+/// Returns a tree without the attributes that depend on data, which may be written back at any
+/// time.
 fn names_of(tree: &Tree) -> Tree {
     let mut tree = tree.closed();
     for node in tree.nodes.values_mut() {
@@ -116,23 +120,23 @@ fn fail_each(fault: Fault, count: fn(&Counts) -> u64) {
         let spacing = if is_long { 1 } else { requests / 12 + 1 };
         for number in (0..requests).step_by(usize::try_from(spacing).expect("few")) {
             for when in [When::Nth(number), When::From(number)] {
-                let (is_told, is_struck) = fail_one(seed, fault, when)
+                let (is_reported, is_struck) = fail_one(seed, fault, when)
                     .unwrap_or_else(|error| panic!("seed {seed}: {fault:?} {when:?}: {error:#}"));
-                // A write that failed once may have been tried again, in its parts.
+                // A write that failed once may have been retried in parts.
                 let is_hideable = fault == Fault::WriteError && when == When::Nth(number);
-                let is_right = is_told == is_struck || is_hideable && !is_told;
-                assert!(is_right, "seed {seed}: {fault:?} {when:?} is told: {is_told}");
+                let is_right = is_reported == is_struck || is_hideable && !is_reported;
+                assert!(is_right, "seed {seed}: {fault:?} {when:?} is reported: {is_reported}");
             }
         }
     }
 }
 
 #[test]
-fn every_write_that_fails_leaves_what_was_promised() {
+fn failed_writes_keep_what_was_synced() {
     fail_each(Fault::WriteError, |counts| counts.writes);
 }
 
 #[test]
-fn every_flush_that_fails_leaves_what_was_promised() {
+fn failed_flushes_keep_what_was_synced() {
     fail_each(Fault::FlushError, |counts| counts.flushes);
 }

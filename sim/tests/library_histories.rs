@@ -1,19 +1,19 @@
 //! Threads that share names, files and blocks of the library (see `histories`): on recorded volumes
-//! in memory, whose crashes are looked at, and in files that a ring reaches.
+//! in memory, whose crashes are checked, and in files, where requests use `io_uring`.
 //!
-//! `BUTTERNUT_ROUNDS=N` runs so many rounds of each kind, of 2,000 operations; `BUTTERNUT_SEED=N`
+//! `BUTTERNUT_ROUNDS=N` runs N rounds of each kind, of 2,000 operations; `BUTTERNUT_SEED=N` runs
 //! one of them.
 
-#![allow(clippy::print_stdout, reason = "a long run says what it did")]
+#![allow(clippy::print_stdout, reason = "a long run prints what it did")]
 
 use anyhow::Result;
 use butternut::Compress;
 use butternut_mkfs::{MkfsOptions, Profile};
-use butternut_sim::histories::{Ran, SharedRun};
+use butternut_sim::histories::{RunCounts, SharedRun};
 use butternut_sim::volume::{fresh, fresh_in_file};
 
 const VOLUME_BYTES: u64 = 256 << 20;
-/// Of all threads together, in one round.
+/// Operations of all threads in one round.
 const OPERATIONS: usize = 2000;
 const ROUNDS: u64 = 3;
 
@@ -24,8 +24,8 @@ fn number(name: &str) -> Option<u64> {
 fn run_of(seed: u64) -> SharedRun {
     let threads = [4_u8, 5, 6, 8][usize::try_from(seed % 4).expect("small")];
     let compress = (seed % 5 == 4).then(|| {
-        let packer = "zstd:1".parse().expect("a packer");
-        Compress { packer, is_forced: true }
+        let compressor = "zstd:1".parse().expect("an algorithm");
+        Compress { compressor, is_forced: true }
     });
     SharedRun {
         seed,
@@ -44,20 +44,20 @@ fn options(seed: u64) -> MkfsOptions {
     MkfsOptions { data, ..MkfsOptions::default() }
 }
 
-fn in_memory(seed: u64) -> Result<Ran> {
+fn in_memory(seed: u64) -> Result<RunCounts> {
     run_of(seed).run_with_crashes(fresh(VOLUME_BYTES, &options(seed))?)
 }
 
-fn in_file(seed: u64) -> Result<Ran> {
+fn in_file(seed: u64) -> Result<RunCounts> {
     run_of(seed).run(&fresh_in_file(VOLUME_BYTES, &options(seed))?.device)
 }
 
-fn hold(first: u64, run: fn(u64) -> Result<Ran>) -> Ran {
+fn check_seeds(first: u64, run: fn(u64) -> Result<RunCounts>) -> RunCounts {
     let seeds = match number("BUTTERNUT_SEED") {
         Some(seed) => seed..seed + 1,
         None => first..first + number("BUTTERNUT_ROUNDS").unwrap_or(ROUNDS),
     };
-    let (mut sum, mut rounds) = (Ran::default(), 0);
+    let (mut sum, mut rounds) = (RunCounts::default(), 0);
     for seed in seeds {
         sum.add(run(seed).unwrap_or_else(|error| panic!("seed {seed}: {error:#}")));
         rounds += 1;
@@ -70,11 +70,11 @@ fn hold(first: u64, run: fn(u64) -> Result<Ran>) -> Ran {
 
 #[test]
 fn reads_and_crashes_of_shared_files_show_what_their_history_allows() {
-    let ran = hold(0, in_memory);
+    let ran = check_seeds(0, in_memory);
     assert!(ran.crashes > 20, "{ran:?}");
 }
 
 #[test]
 fn reads_of_shared_files_in_flight_show_what_their_history_allows() {
-    hold(1000, in_file);
+    check_seeds(1000, in_file);
 }

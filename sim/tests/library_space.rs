@@ -1,13 +1,13 @@
-//! The library on a volume that is full at every n-th ask for room: what is refused is refused with
-//! ENOSPC, changes nothing but the bytes that went down before, and can be done when there is room
-//! again. Growth refused for good, everything can still be removed.
+//! The library on a volume on which every n-th reservation fails. The operation fails with ENOSPC,
+//! changes nothing but data that it had already written, and succeeds once space is available.
+//! While growth fails permanently, everything can still be removed.
 //!
-//! `BUTTERNUT_LONG=1` runs more seeds, and every n up to a hundred.
+//! `BUTTERNUT_LONG=1` runs more seeds, and every n up to 100.
 
 #![allow(clippy::wildcard_enum_match_arm, reason = "few operations write bytes")]
 
 use anyhow::{Context, Result, ensure};
-use butternut::Refusals;
+use butternut::EnospcInjector;
 use butternut_mkfs::MkfsOptions;
 use butternut_sim::bytes::Bytes;
 use butternut_sim::content::Digest;
@@ -25,17 +25,18 @@ const VOLUME_BYTES: u64 = 160 << 20;
 const STEPS: usize = 150;
 const NO_SPACE: Outcome = Outcome::Failed(28);
 
-/// What a run saw.
+/// Counts of a run.
 #[derive(Debug, Default)]
-struct Told {
-    /// Operations that were refused.
+struct SpaceCounts {
+    /// Operations that failed with ENOSPC.
     refused: u64,
-    /// Of them, those that were done in part.
+    /// Those of them that were done in part.
     partly: u64,
     removed: u64,
 }
 
-/// A tree without what follows the bytes of a file that may have been written in part.
+/// Returns a tree without the attributes that depend on the data of a file that was written in
+/// part.
 fn without_bytes_of(file: Option<&File>, model: &Model, tree: &Tree) -> Tree {
     let number = file.and_then(|file| model.number_of(file));
     let is_it = |other: &File| number.is_some() && model.number_of(other) == number;
@@ -48,8 +49,8 @@ fn without_bytes_of(file: Option<&File>, model: &Model, tree: &Tree) -> Tree {
     tree
 }
 
-/// The file whose bytes an operation writes one after the other: it may be done up to where space
-/// ran out. Truncating, punching, zeroing and preallocating are done or not.
+/// Returns the file that an operation writes sequentially: it may have written a part before space
+/// ran out. Truncating, punching, zeroing and preallocating are atomic.
 fn written(operation: &Operation) -> Option<File> {
     match operation {
         Operation::Write { file, .. } | Operation::Copy { to: file, .. } => Some(file.clone()),
@@ -58,7 +59,7 @@ fn written(operation: &Operation) -> Option<File> {
     }
 }
 
-/// What takes back a part of an operation that is another one when its file has grown.
+/// Returns the operation that reverts a partial write which has grown its file.
 fn cut_back(operation: &Operation, model: &Model) -> Option<Operation> {
     let file = written(operation)?;
     if !matches!(operation, Operation::Append { .. } | Operation::Copy { .. }) {
@@ -72,7 +73,7 @@ fn cut_back(operation: &Operation, model: &Model) -> Option<Operation> {
     Some(Operation::Truncate { size: node?.size, file })
 }
 
-/// After an operation that was refused: nothing else has changed.
+/// Checks that a failed operation has changed nothing else.
 fn compare_refused(operation: &Operation, model: &Model, have: &Tree) -> Result<bool> {
     let want = model.tree();
     if want.difference(have).is_none() {
@@ -81,19 +82,23 @@ fn compare_refused(operation: &Operation, model: &Model, have: &Tree) -> Result<
     let file = written(operation);
     let cleared = |tree: &Tree| without_bytes_of(file.as_ref(), model, tree);
     let difference = cleared(&want).difference(&cleared(have));
-    ensure!(difference.is_none(), "refused, and changed:\n{}", difference.unwrap_or_default());
+    ensure!(
+        difference.is_none(),
+        "the operation failed, but changed:\n{}",
+        difference.unwrap_or_default()
+    );
     Ok(true)
 }
 
-fn run(seed: u64, every: u64) -> Result<Told> {
+fn run(seed: u64, every: u64) -> Result<SpaceCounts> {
     let device = fresh(VOLUME_BYTES, &MkfsOptions::default())?;
-    let refusals = Refusals::default();
-    let mut subject = LibrarySubject::open_refusing(Arc::clone(&device), &refusals)?;
+    let enospc_injector = EnospcInjector::default();
+    let mut subject = LibrarySubject::open_with_injector(Arc::clone(&device), &enospc_injector)?;
     let mut run = Run::of(&subject);
-    let without = Without { reopen: true, fixing: true, batches: true, ..Without::default() };
+    let without = Without { reopen: true, guard_flags: true, batches: true, ..Without::default() };
     let mut generator = Generator::new(seed).with_syncs(12).without(without);
-    let mut told = Told::default();
-    refusals.refuse_every(every);
+    let mut counts = SpaceCounts::default();
+    enospc_injector.fail_every(every);
     for step in 0..STEPS {
         let operation = generator.next(&run.model);
         let where_ = || format!("step {step}: {operation:?}");
@@ -107,18 +112,22 @@ fn run(seed: u64, every: u64) -> Result<Told> {
             continue;
         }
         ensure!(have == NO_SPACE || is_short, "{}: have {have:?}, want {want:?}", where_());
-        told.refused += 1;
+        counts.refused += 1;
         if let Operation::Tmpfile { slot, .. } | Operation::Open { slot, .. } = &operation {
-            // The subject closes what was open in the slot before it asks.
+            // The subject closes the file in the slot before it reserves space.
             run.model.apply(&Operation::Close { slot: *slot });
         }
         let is_partly =
             compare_refused(&operation, &run.model, &subject.tree()?).with_context(where_)?;
-        told.partly += u64::from(is_partly);
-        // There is room again: what was refused can be done.
-        refusals.refuse_none();
+        counts.partly += u64::from(is_partly);
+        // Space is available again, so the failed operation succeeds.
+        enospc_injector.fail_none();
         if let (true, Some(cut)) = (is_partly, cut_back(&operation, &run.model)) {
-            ensure!(subject.apply(&cut)? == Outcome::Done, "{}: what came is cut off", where_());
+            ensure!(
+                subject.apply(&cut)? == Outcome::Done,
+                "{}: cannot truncate what was written",
+                where_()
+            );
         }
         let again = subject.apply(&operation)?;
         ensure!(again == want, "{}: again: have {again:?}, want {want:?}", where_());
@@ -126,29 +135,32 @@ fn run(seed: u64, every: u64) -> Result<Told> {
         let difference = want.difference(&have);
         ensure!(difference.is_none(), "{}: {}", where_(), difference.unwrap_or_default());
         run.model = model;
-        refusals.refuse_every(every);
+        enospc_injector.fail_every(every);
     }
-    refusals.refuse_none();
-    ensure!(told.refused == 0 || refusals.refused() > 0, "refused by nobody");
-    ensure!(subject.apply(&Operation::Reopen)? == Outcome::Done, "it closes and opens");
+    enospc_injector.fail_none();
+    ensure!(
+        counts.refused == 0 || enospc_injector.failed() > 0,
+        "an operation failed without an injected error"
+    );
+    ensure!(subject.apply(&Operation::Reopen)? == Outcome::Done, "reopening fails");
     run.model.apply(&Operation::Reopen);
     let difference = run.model.tree().difference(&subject.tree()?);
     ensure!(difference.is_none(), "reopened:\n{}", difference.unwrap_or_default());
     check(&device)?;
-    refusals.refuse_growth();
-    told.removed = remove_all(&mut subject, &mut run.model)?;
-    ensure!(subject.apply(&Operation::Sync)? == Outcome::Done, "the removals go down");
-    refusals.refuse_none();
-    ensure!(subject.apply(&Operation::Reopen)? == Outcome::Done, "it closes and opens");
-    ensure!(subject.tree()?.nodes.len() == 1, "all is gone");
+    enospc_injector.fail_growth();
+    counts.removed = remove_all(&mut subject, &mut run.model)?;
+    ensure!(subject.apply(&Operation::Sync)? == Outcome::Done, "a sync after the removals fails");
+    enospc_injector.fail_none();
+    ensure!(subject.apply(&Operation::Reopen)? == Outcome::Done, "reopening fails");
+    ensure!(subject.tree()?.nodes.len() == 1, "not all names were removed");
     check(&device)?;
-    Ok(told)
+    Ok(counts)
 }
 
-/// Where growth is refused, what there is can be removed.
+/// Removes everything while growth fails.
 fn remove_all(subject: &mut LibrarySubject, model: &mut Model) -> Result<u64> {
     let nodes = model.tree().nodes;
-    // Children come behind their parents.
+    // Children sort behind their parents.
     for (at, node) in nodes.iter().rev().filter(|(at, _)| **at != Bytes::default()) {
         let at = at.clone();
         let removal = match node.kind {
@@ -166,17 +178,17 @@ fn is_long() -> bool {
 }
 
 #[test]
-fn what_finds_no_room_changes_nothing_and_can_be_done_later() {
+fn enospc_changes_nothing_and_can_be_retried() {
     let (seeds, most) = if is_long() { (20, 100) } else { (6, 8) };
-    let (mut runs, mut sum) = (0, Told::default());
+    let (mut runs, mut sum) = (0, SpaceCounts::default());
     for seed in 0..seeds {
         for every in 1..=most {
-            let told = run(seed, every)
+            let seen = run(seed, every)
                 .unwrap_or_else(|error| panic!("seed {seed}, every {every}: {error:#}"));
             runs += 1;
-            sum.refused += told.refused;
-            sum.partly += told.partly;
-            sum.removed += told.removed;
+            sum.refused += seen.refused;
+            sum.partly += seen.partly;
+            sum.removed += seen.removed;
         }
     }
     println!("{runs} runs: {sum:?}");

@@ -1,5 +1,5 @@
-//! Making a volume where another one was, and every crash of that: there is the old one, or the new
-//! one, or none, and never a mixture.
+//! Makes a volume over another one, and checks every crash: the device holds the old volume, the
+//! new one or none, and never a mixture.
 
 use butternut_device::{CrashOptions, Crashes, Device, RecordingDevice};
 use butternut_mkfs::MkfsOptions;

@@ -1,22 +1,20 @@
 //! Power cuts while requests are in flight: threads write their own blocks of the same files
-//! through queues, by every lane, reap some of it some time, and sync. Whatever was told to be
-//! durable by then is there after each crash; everything else is there or is as it was, block by
-//! block (sector by sector, where it is written in place); the checker finds nothing; and it goes
-//! on from there.
+//! through queues, by every lane, reap some requests from time to time, and sync. After each crash
+//! every write is there that had been reported as durable. Every other block has its old or its new
+//! content (each sector, if the file is nodatacow). The checker finds nothing, and the volume can
+//! be changed.
 //!
-//! `BUTTERNUT_LONG=1` looks at 20,000 crashes and more; `BUTTERNUT_SEED=N` at one workload.
+//! `BUTTERNUT_LONG=1` checks at least 20,000 crashes; `BUTTERNUT_SEED=N` checks one workload.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test panics where it fails")]
 
 use anyhow::{Context, Result, ensure};
-use butternut::{
-    AttributeFlags, Buffer, File, Filesystem, IoFlags, MountOptions, NewInode, Queue, QueueOptions,
-    SyncKind,
-};
+use butternut::queue::{IoFlags, Queue, QueueOptions, SyncKind};
+use butternut::{AttributeFlags, Buffer, File, Filesystem, MountOptions, NewInode};
 use butternut_device::{Crash, CrashImage, CrashOptions, Device, RecordingDevice};
 use butternut_mkfs::MkfsOptions;
 use butternut_sim::content::{SECTOR_BYTES, pattern};
-use butternut_sim::crash::{JudgeOptions, Telling, Verdict, judge};
+use butternut_sim::crash::{JudgeOptions, StoryBuilder, Verdict, judge};
 use butternut_sim::operation::flags;
 use butternut_sim::random::{Random, mix};
 use butternut_sim::volume::{check_crashed, fresh, is_super_block};
@@ -27,40 +25,42 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const VOLUME_BYTES: u64 = 160 << 20;
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 64;
-/// So many blocks in a row are one thread's.
+/// Adjacent blocks that one thread owns.
 const STRIPE: usize = 8;
 const FILES: [(&str, u32); 3] =
     [("plain", 0), ("in place", flags::NO_COW), ("packed", flags::COMPRESS)];
 const IN_PLACE: usize = 1;
 const DEPTH: usize = 12;
 
-/// A block of a file.
+/// A file and a block of it.
 type At = (usize, usize);
 
-/// What a block was to become, in order; the first is what it was.
+/// The versions of a block in order, beginning with its initial content.
 #[derive(Debug, Default)]
 struct Block {
-    /// The seed of the bytes, and where the log was before they were queued.
+    /// The seed of the bytes, and the position of the log before they were queued.
     versions: Vec<(u64, usize)>,
-    /// From this position on, at least so many versions are overcome.
-    promises: Vec<(usize, usize)>,
+    /// Pairs of a position of the log and the number of the oldest version that may be there from
+    /// then on.
+    durable_from: Vec<(usize, usize)>,
 }
 
 /// What one thread did.
 #[derive(Debug, Default)]
 struct Done {
     blocks: BTreeMap<At, Block>,
-    /// Where the log ended then at least, and at most: position, bytes.
+    /// Pairs of a position in the device's log and the size that the appended file had begun to
+    /// have, or durably had, by then.
     appended: Vec<(usize, u64)>,
     durable: Vec<(usize, u64)>,
     requests: u64,
     in_flight_most: usize,
 }
 
-struct Flight {
+struct InFlight {
     blocks: Vec<At>,
     is_durable: bool,
-    /// A sync promises these versions.
+    /// The versions that a sync makes durable.
     covers: Vec<(At, usize)>,
 }
 
@@ -68,23 +68,18 @@ struct Writer<'a> {
     filesystem: &'a Filesystem,
     device: &'a RecordingDevice,
     files: &'a [File],
-    /// Only the first thread appends.
+    /// The appended file; `Some` for the first thread only.
     log: Option<&'a File>,
     random: Random,
     queue: Queue,
-    flights: BTreeMap<u64, Flight>,
-    /// Versions that were reaped.
+    in_flight: BTreeMap<u64, InFlight>,
+    /// The newest version of each block that was reaped.
     reaped: BTreeMap<At, usize>,
     done: Done,
 }
 
 fn options() -> MountOptions {
-    MountOptions {
-        read_only: false,
-        commit_seconds: 1 << 30,
-        workers: 1,
-        ..MountOptions::default()
-    }
+    MountOptions::default().read_only(false).commit_seconds(1 << 30).workers(1)
 }
 
 fn first_seed((file, block): At) -> u64 {
@@ -95,7 +90,7 @@ fn log_byte(at: u64) -> u8 {
     mix(at / 100).to_le_bytes()[0]
 }
 
-/// A volume with files in it, on a device that is not written any more.
+/// Makes a volume with files on a device that is not written any more.
 fn base() -> Result<Arc<dyn Device>> {
     let device = fresh(VOLUME_BYTES, &MkfsOptions::default())?;
     let filesystem = Filesystem::open_devices(vec![Arc::clone(&device)], &options())?;
@@ -120,7 +115,7 @@ fn open(filesystem: &Filesystem, name: &str) -> Result<File> {
 impl Writer<'_> {
     fn run(mut self, steps: usize, own: &[At]) -> Result<Done> {
         for at in own {
-            let first = Block { versions: vec![(first_seed(*at), 0)], promises: Vec::new() };
+            let first = Block { versions: vec![(first_seed(*at), 0)], durable_from: Vec::new() };
             self.done.blocks.insert(*at, first);
             self.reaped.insert(*at, 0);
         }
@@ -149,14 +144,15 @@ impl Writer<'_> {
         }
     }
 
-    /// Blocks in a row, of which none is in flight.
+    /// Returns adjacent blocks without requests in flight.
     fn idle(&mut self, own: &[At]) -> Result<Vec<At>> {
         loop {
             let (file, block) = *self.random.pick(own);
             let most = STRIPE - block % STRIPE;
             let count = 1 + if self.random.one_in(3) { self.random.index(most) } else { 0 };
             let wanted: Vec<At> = (block..block + count).map(|block| (file, block)).collect();
-            let is_busy = |at: &At| self.flights.values().any(|flight| flight.blocks.contains(at));
+            let is_busy =
+                |at: &At| self.in_flight.values().any(|request| request.blocks.contains(at));
             if !wanted.iter().any(is_busy) {
                 return Ok(wanted);
             }
@@ -165,7 +161,7 @@ impl Writer<'_> {
     }
 
     fn write(&mut self, own: &[At]) -> Result<()> {
-        self.make_room()?;
+        self.wait_for_space()?;
         let blocks = self.idle(own)?;
         let lane = match self.random.below(6) {
             0 => IoFlags::default(),
@@ -188,17 +184,17 @@ impl Writer<'_> {
         let tag = self.done.requests;
         let taken = self.queue.write(file, offset, buffer, flags, tag);
         taken.map_err(|refused| refused.error)?;
-        self.fly(Flight { blocks, is_durable, covers: Vec::new() });
+        self.add_in_flight(InFlight { blocks, is_durable, covers: Vec::new() });
         Ok(())
     }
 
-    fn fly(&mut self, flight: Flight) {
-        self.flights.insert(self.done.requests, flight);
+    fn add_in_flight(&mut self, request: InFlight) {
+        self.in_flight.insert(self.done.requests, request);
         self.done.requests += 1;
-        self.done.in_flight_most = self.done.in_flight_most.max(self.flights.len());
+        self.done.in_flight_most = self.done.in_flight_most.max(self.in_flight.len());
     }
 
-    fn make_room(&mut self) -> Result<()> {
+    fn wait_for_space(&mut self) -> Result<()> {
         if self.queue.outstanding() == DEPTH { self.reap(1) } else { Ok(()) }
     }
 
@@ -206,43 +202,43 @@ impl Writer<'_> {
         let mut done = Vec::new();
         self.queue.reap(min, None, &mut done);
         let position = self.device.position();
-        for butternut::Done { tag, result, .. } in done {
-            let flight = self.flights.remove(&tag).context("it came back twice")?;
+        for butternut::queue::Completion { tag, result, .. } in done {
+            let request = self.in_flight.remove(&tag).context("a request completed twice")?;
             let bytes = result?;
-            ensure!(bytes == flight.blocks.len() * BLOCK, "{bytes} bytes");
-            for at in flight.blocks {
+            ensure!(bytes == request.blocks.len() * BLOCK, "{bytes} bytes");
+            for at in request.blocks {
                 let block = self.done.blocks.get_mut(&at).unwrap();
                 let version = block.versions.len() - 1;
                 self.reaped.insert(at, version);
-                if flight.is_durable {
-                    block.promises.push((position, version));
+                if request.is_durable {
+                    block.durable_from.push((position, version));
                 }
             }
-            self.promise(position, &flight.covers);
+            self.mark_durable(position, &request.covers);
         }
         Ok(())
     }
 
-    fn promise(&mut self, position: usize, covers: &[(At, usize)]) {
+    fn mark_durable(&mut self, position: usize, covers: &[(At, usize)]) {
         for (at, version) in covers {
-            self.done.blocks.get_mut(at).unwrap().promises.push((position, *version));
+            self.done.blocks.get_mut(at).unwrap().durable_from.push((position, *version));
         }
     }
 
-    /// What a sync of a file, or of all, has to bring down.
+    /// Returns the versions that a sync of a file, or of all files, makes durable.
     fn covers(&self, file: Option<usize>) -> Vec<(At, usize)> {
         let is_it = |at: &At| file.is_none_or(|file| at.0 == file);
         self.reaped.iter().filter(|(at, _)| is_it(at)).map(|(at, v)| (*at, *v)).collect()
     }
 
     fn queue_sync(&mut self) -> Result<()> {
-        self.make_room()?;
+        self.wait_for_space()?;
         let file = self.random.index(FILES.len());
         let covers = self.covers(Some(file));
         let tag = self.done.requests;
         let taken = self.queue.sync(&self.files[file], SyncKind::Data, tag);
         taken.map_err(|refused| refused.error)?;
-        self.fly(Flight { blocks: Vec::new(), is_durable: false, covers });
+        self.add_in_flight(InFlight { blocks: Vec::new(), is_durable: false, covers });
         Ok(())
     }
 
@@ -254,15 +250,15 @@ impl Writer<'_> {
             None => self.filesystem.sync()?,
         }
         let position = self.device.position();
-        self.promise(position, &covers);
+        self.mark_durable(position, &covers);
         Ok(())
     }
 
     fn append(&mut self) -> Result<()> {
         let Some(log) = self.log else { return Ok(()) };
-        self.make_room()?;
+        self.wait_for_space()?;
         let bytes = 1 + self.random.index(6000);
-        let (start, end) = (log.size(), log.size() + bytes as u64);
+        let (start, end) = (log.len(), log.len() + bytes as u64);
         self.done.appended.push((self.device.position(), end));
         let mut buffer = Buffer::zeroed(bytes);
         for (byte, at) in buffer.iter_mut().zip(start..) {
@@ -272,7 +268,7 @@ impl Writer<'_> {
         let durable = if is_durable { IoFlags::DSYNC } else { IoFlags::default() };
         let lane = *self.random.pick(&[IoFlags::default(), IoFlags::DIRECT, IoFlags::UNCACHED]);
         let flags = IoFlags::APPEND.with(lane).with(durable);
-        // It is waited for: the next one has to know where it begins.
+        // The next append has to know where it begins, so this one is waited for.
         self.reap(usize::MAX)?;
         let taken = self.queue.write(log, 0, buffer, flags, u64::MAX);
         taken.map_err(|refused| refused.error)?;
@@ -285,7 +281,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// What is there while it runs is the newest version.
+    /// Checks that a read returns the newest version.
     fn read(&mut self, own: &[At]) -> Result<()> {
         let (file, block) = self.idle(own)?[0];
         let mut have = vec![0; BLOCK];
@@ -296,7 +292,7 @@ impl Writer<'_> {
     }
 }
 
-/// A workload of so many threads; says what they did.
+/// Runs a workload of several threads, and returns what they did.
 fn run(
     seed: u64,
     threads: usize,
@@ -315,12 +311,8 @@ fn run(
             let is_own = |at: &At| at.1 / STRIPE % threads == number;
             let all = (0..FILES.len()).flat_map(|file| (0..BLOCKS).map(move |block| (file, block)));
             let own: Vec<At> = all.filter(is_own).collect();
-            let options = QueueOptions {
-                depth: DEPTH,
-                arena_bytes: 1 << 20,
-                bounce_bytes: 1 << 20,
-                ..QueueOptions::default()
-            };
+            let options =
+                QueueOptions::default().depth(DEPTH).arena_bytes(1 << 20).bounce_bytes(1 << 20);
             let writer = Writer {
                 filesystem: &filesystem,
                 device,
@@ -328,7 +320,7 @@ fn run(
                 log: (number == 0).then_some(&log),
                 random: Random::new(seed << 4 | number as u64),
                 queue: filesystem.queue(&options)?,
-                flights: BTreeMap::new(),
+                in_flight: BTreeMap::new(),
                 reaped: BTreeMap::new(),
                 done: Done::default(),
             };
@@ -339,7 +331,7 @@ fn run(
                 done
             }));
         }
-        // Somebody commits while they have requests in flight.
+        // Commit while requests are in flight.
         while seed.is_multiple_of(2) && left.load(Ordering::Acquire) > 0 {
             std::thread::sleep(std::time::Duration::from_millis(3));
             filesystem.sync()?;
@@ -348,35 +340,35 @@ fn run(
     })
 }
 
-fn look(done: &[Done], crash: &Crash, image: CrashImage) -> Result<()> {
+fn check_crash(done: &[Done], crash: &Crash, image: CrashImage) -> Result<()> {
     let image: Arc<dyn Device> = Arc::new(image);
     check_crashed(&image).context("the image")?;
     let filesystem = Filesystem::open_devices(vec![Arc::clone(&image)], &options())?;
     let files: Vec<File> =
         FILES.iter().map(|(name, _)| open(&filesystem, name)).collect::<Result<_>>()?;
     for done in done {
-        for ((number, block), facts) in &done.blocks {
+        for ((number, block), writes) in &done.blocks {
             let mut have = vec![0; BLOCK];
-            let came = files[*number].read_at((block * BLOCK) as u64, &mut have)?;
-            ensure!(came == BLOCK, "file {number}, block {block}: {came} bytes");
-            look_at_block(*number, facts, crash.position, &have)
+            let transferred = files[*number].read_at((block * BLOCK) as u64, &mut have)?;
+            ensure!(transferred == BLOCK, "file {number}, block {block}: {transferred} bytes");
+            check_block(*number, writes, crash.position, &have)
                 .with_context(|| format!("file {number}, block {block}"))?;
         }
     }
-    look_at_log(&done[0], crash.position, &open(&filesystem, "log")?)?;
+    check_log(&done[0], crash.position, &open(&filesystem, "log")?)?;
     if crash.number.is_multiple_of(8) {
         go_on(&filesystem, &files, crash.number)?;
         drop((files, filesystem));
-        check_crashed(&image).context("the image, after going on")?;
+        check_crashed(&image).context("the image after more operations")?;
     }
     Ok(())
 }
 
-fn look_at_block(file: usize, facts: &Block, position: usize, have: &[u8]) -> Result<()> {
-    let promised = facts.promises.iter().filter(|(at, _)| *at <= position);
-    let oldest = promised.map(|(_, version)| *version).max().unwrap_or(0);
-    let begun = facts.versions.iter().filter(|(_, at)| *at <= position).count();
-    let allowed = facts.versions.get(oldest..begun.max(oldest + 1)).unwrap_or_default();
+fn check_block(file: usize, writes: &Block, position: usize, have: &[u8]) -> Result<()> {
+    let durable = writes.durable_from.iter().filter(|(at, _)| *at <= position);
+    let oldest = durable.map(|(_, version)| *version).max().unwrap_or(0);
+    let begun = writes.versions.iter().filter(|(_, at)| *at <= position).count();
+    let allowed = writes.versions.get(oldest..begun.max(oldest + 1)).unwrap_or_default();
     let allowed: Vec<Vec<u8>> = allowed.iter().map(|(seed, _)| pattern(*seed, BLOCK)).collect();
     let is_right = if file == IN_PLACE {
         let mut sectors = (0..BLOCK).step_by(SECTOR_BYTES).map(|at| at..at + SECTOR_BYTES);
@@ -385,30 +377,27 @@ fn look_at_block(file: usize, facts: &Block, position: usize, have: &[u8]) -> Re
         allowed.iter().any(|one| one == have)
     };
     let is_it = |(seed, _): &(u64, usize)| pattern(*seed, BLOCK) == have;
-    let found = facts.versions.iter().position(is_it);
+    let found = writes.versions.iter().position(is_it);
     ensure!(is_right, "versions {oldest}..{begun} are allowed, have {found:?}");
     Ok(())
 }
 
-fn look_at_log(done: &Done, position: usize, log: &File) -> Result<()> {
+fn check_log(done: &Done, position: usize, log: &File) -> Result<()> {
     let at = |known: &[(usize, u64)]| {
         known.iter().filter(|(at, _)| *at <= position).map(|(_, end)| *end).max().unwrap_or(0)
     };
-    let (least, most, size) = (at(&done.durable), at(&done.appended), log.size());
+    let (least, most, size) = (at(&done.durable), at(&done.appended), log.len());
     ensure!(size >= least && size <= most, "the log is {size} bytes, not {least}..={most}");
     let mut have = vec![0; usize::try_from(size)?];
-    ensure!(log.read_at(0, &mut have)? == have.len(), "the log is cut");
+    ensure!(log.read_at(0, &mut have)? == have.len(), "the appended file is short");
     let differs = (0..).zip(&have).find(|(at, byte)| **byte != log_byte(*at));
-    ensure!(differs.is_none(), "the log has something else: {differs:?} of {size}");
+    ensure!(differs.is_none(), "the appended file has other bytes: {differs:?} of {size}");
     Ok(())
 }
 
 fn go_on(filesystem: &Filesystem, files: &[File], seed: u64) -> Result<()> {
-    let mut queue = filesystem.queue(&QueueOptions {
-        arena_bytes: 256 << 10,
-        bounce_bytes: 256 << 10,
-        ..QueueOptions::default()
-    })?;
+    let mut queue = filesystem
+        .queue(&QueueOptions::default().arena_bytes(256 << 10).bounce_bytes(256 << 10))?;
     let mut random = Random::new(seed);
     let wanted: BTreeMap<At, u64> = (0..12)
         .map(|_| ((random.index(FILES.len()), random.index(BLOCKS)), 1 + 2 * random.below(1 << 30)))
@@ -421,26 +410,26 @@ fn go_on(filesystem: &Filesystem, files: &[File], seed: u64) -> Result<()> {
     }
     let mut done = Vec::new();
     queue.reap(usize::MAX, None, &mut done);
-    ensure!(done.iter().all(|done| done.result.is_ok()), "going on fails");
+    ensure!(done.iter().all(|done| done.result.is_ok()), "writes after the crash fail");
     filesystem.sync()?;
     for ((file, block), seed) in &wanted {
         let mut have = vec![0; BLOCK];
         files[*file].read_direct((block * BLOCK) as u64, &mut have)?;
-        ensure!(have == pattern(*seed, BLOCK), "going on: another block is there");
+        ensure!(have == pattern(*seed, BLOCK), "a block differs after more writes");
     }
     Ok(())
 }
 
-fn hold(seed: u64, base: &Arc<dyn Device>) -> Result<(Verdict, u64, usize)> {
+fn check_seed(seed: u64, base: &Arc<dyn Device>) -> Result<(Verdict, u64, usize)> {
     let mut random = Random::new(seed);
     let device = Arc::new(RecordingDevice::new(Arc::clone(base)));
     let (threads, steps) = (1 + random.index(3), 20 + random.index(100));
     let done = run(seed, threads, steps, &device)?;
     let crashes = CrashOptions { seed, seeded_per_gap: 5, pivotal: is_super_block };
     let options = JudgeOptions { crashes, threads: 2, one_in: 1 };
-    let story = Telling::default().end(&device);
+    let story = StoryBuilder::default().end(&device);
     let verdict = judge(&story, &options, &|crash, image, _| {
-        look(&done, crash, image).map_err(|error| format!("{error:#}"))
+        check_crash(&done, crash, image).map_err(|error| format!("{error:#}"))
     });
     let requests = done.iter().map(|done| done.requests).sum();
     let most = done.iter().map(|done| done.in_flight_most).max().unwrap_or(0);
@@ -448,7 +437,7 @@ fn hold(seed: u64, base: &Arc<dyn Device>) -> Result<(Verdict, u64, usize)> {
 }
 
 #[test]
-fn what_was_told_durable_is_there_after_every_crash_with_requests_in_flight() {
+fn durable_writes_survive_every_crash_with_requests_in_flight() {
     let only = std::env::var("BUTTERNUT_SEED").ok().and_then(|seed| seed.parse().ok());
     let is_long = std::env::var_os("BUTTERNUT_LONG").is_some_and(|value| !value.is_empty());
     let seeds = match only {
@@ -458,7 +447,7 @@ fn what_was_told_durable_is_there_after_every_crash_with_requests_in_flight() {
     let base = base().unwrap();
     let (mut states, mut requests, mut most) = (0, 0, 0);
     for seed in seeds {
-        let (verdict, queued, in_flight) = hold(seed, &base).unwrap();
+        let (verdict, queued, in_flight) = check_seed(seed, &base).unwrap();
         assert_eq!(verdict.failed, 0, "seed {seed}: {verdict}");
         states += verdict.states;
         requests += queued;

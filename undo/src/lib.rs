@@ -1,4 +1,4 @@
-//! What tests set up on the machine, undone when the test ends, however it ends.
+//! Undoes what tests set up on the machine (mounts, loop devices), also if a test is killed.
 //!
 //! ```text
 //! Undo::at_death(script) ---- drop, or undone() ----> the watcher exits, nothing is run
@@ -6,14 +6,16 @@
 //!         +---- the test's process is killed ----> the watcher runs the script
 //! ```
 //!
-//! 1. A mount, a loop device or a process of a test is gone when the test's process is, also after
-//!    SIGKILL: a watcher process in a process group of its own sees the end of a pipe.
-//! 2. A mount is busy for a moment whenever a process looks at it, so [`unmount`] tries again until
-//!    [`BUSY_WAIT`] has passed. No test calls umount(8) without that.
-//! 3. Nothing counts as undone before the command that undoes it has succeeded.
+//! 1. When the process of a test ends, also by SIGKILL, its mounts, loop devices and processes are
+//!    removed: a watcher in a process group of its own reads a pipe, and the end of the pipe starts
+//!    the script.
+//! 2. A mount is busy for a moment whenever another process accesses it, so [`unmount`] retries
+//!    until [`BUSY_WAIT`] has passed. No test calls umount(8) directly.
+//! 3. A guard counts as undone only after its command has succeeded.
 
 #![allow(clippy::print_stderr, reason = "a destructor has no other way to report a failure")]
 
+use butternut_sys::mounts;
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -22,11 +24,11 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a busy mount is tried again.
+/// How long [`unmount`] retries while a mount is busy.
 pub const BUSY_WAIT: Duration = Duration::from_mins(1);
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
 
-/// A shell function in the place of umount(8) that keeps law 2: put it before a script.
+/// A shell function that replaces umount(8) and retries (law 2), to be put before a script.
 pub const UMOUNT_FUNCTION: &str = r#"umount() {
     for try in $(seq 600); do
         said=$(LC_ALL=C command umount "$@" 2>&1) && return
@@ -65,7 +67,7 @@ impl Undo {
 impl Drop for Undo {
     fn drop(&mut self) {
         if let Some(mut pipe) = self.watcher.stdin.take() {
-            // A watcher that has ended already has nothing left to do.
+            // An error means that the watcher has ended already.
             drop(io::Write::write_all(&mut pipe, b"undone\n"));
         }
         drop(self.watcher.wait());
@@ -75,8 +77,8 @@ impl Drop for Undo {
 /// Unmounts with umount(8), which is tried again while the mount is busy.
 ///
 /// # Errors
-/// It failed for another reason, or the mount was busy all the time; then the text lists the
-/// processes that use it.
+/// umount(8) failed for another reason, or the mount stayed busy; then the text lists the processes
+/// that use it.
 pub fn unmount(root: &Path) -> io::Result<()> {
     let began = Instant::now();
     loop {
@@ -106,7 +108,7 @@ fn quietly(program: &str, args: &[&OsStr]) {
     }
 }
 
-/// A mount of the kernel's or of ours. Dropping it unmounts, and detaches what stays busy.
+/// A mount of the kernel or of Butternut. Dropping it unmounts it, lazily if it stays busy.
 #[derive(Debug)]
 pub struct MountGuard {
     root: PathBuf,
@@ -115,7 +117,7 @@ pub struct MountGuard {
 }
 
 impl MountGuard {
-    /// Watches over what the caller is about to mount on `root`.
+    /// Guards the mount that the caller is about to make on `root`.
     ///
     /// # Errors
     /// A process cannot be started.
@@ -135,7 +137,7 @@ impl MountGuard {
         Ok(())
     }
 
-    /// Notes that the caller has unmounted by itself.
+    /// Records that the caller has unmounted it.
     pub fn undone(&mut self) {
         self.is_mounted = false;
         self.undo = None;
@@ -145,7 +147,7 @@ impl MountGuard {
 impl Drop for MountGuard {
     fn drop(&mut self) {
         if self.is_mounted && is_mount(&self.root) {
-            // A test that fails may hold files of it open: they end with the test's process.
+            // A failed test may have files open on it until its process ends.
             if run("umount", &[self.root.as_os_str()]).is_ok_and(|out| out.status.success()) {
                 return;
             }
@@ -154,9 +156,13 @@ impl Drop for MountGuard {
     }
 }
 
-/// Whether something is mounted there. The filesystem is not asked: it may not answer.
+/// Returns whether `root` is a mount point, according to the mount table. It does not access the
+/// filesystem, which may hang, or fail if its FUSE process is dead.
 fn is_mount(root: &Path) -> bool {
-    run("mountpoint", &["-q".as_ref(), root.as_os_str()]).is_ok_and(|out| out.status.success())
+    let parent = root.parent().and_then(|parent| parent.canonicalize().ok());
+    let (Some(parent), Some(name)) = (parent, root.file_name()) else { return false };
+    let place = parent.join(name);
+    mounts::read().is_ok_and(|table| table.iter().any(|mount| mount.mountpoint == place))
 }
 
 /// A loop device. Dropping it makes btrfs forget the device, and detaches it.
@@ -170,7 +176,7 @@ impl LoopGuard {
     /// Attaches a file with `losetup OPTIONS --find --show FILE`.
     ///
     /// # Errors
-    /// losetup(8) refuses; the text is what it said.
+    /// losetup(8) failed; the text is its output.
     pub fn attach(file: &Path, options: &[&OsStr]) -> io::Result<Self> {
         let words = ["--find".as_ref(), "--show".as_ref(), file.as_os_str()];
         let output = run("losetup", &[options, &words].concat())?;
@@ -179,7 +185,7 @@ impl LoopGuard {
             return Err(io::Error::other(format!("losetup: {said}")));
         }
         let path = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
-        // The mounts on it go first; their watchers run at the same time.
+        // Mounts on it are removed first; their watchers run at the same time.
         let script = "n=0; while [ $n -lt 100 ] && grep -q \"^$1 \" /proc/self/mounts
             do sleep 0.1; n=$((n+1)); done
             btrfs device scan --forget \"$1\"; losetup --detach \"$1\"";
@@ -200,7 +206,7 @@ impl LoopGuard {
 
 impl Drop for LoopGuard {
     fn drop(&mut self) {
-        // A device that was never part of a volume is not known to btrfs: that is no failure.
+        // btrfs does not know a device that was never part of a volume; that is no failure.
         let words = ["device", "scan", "--forget"].map(OsStr::new);
         drop(run("btrfs", &[&words[..], &[self.path.as_os_str()]].concat()));
         quietly("losetup", &["--detach".as_ref(), self.path.as_os_str()]);

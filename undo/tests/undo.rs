@@ -1,5 +1,5 @@
-//! What a killed test leaves on the machine, and what a busy mount is waited for. Needs root and
-//! loop devices; `BUTTERNUT_NO_KERNEL=1` leaves the tests out.
+//! Tests that a killed test leaves nothing on the machine, and that a busy mount is unmounted
+//! later. Needs root and loop devices; `BUTTERNUT_NO_KERNEL=1` skips the tests.
 
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "tests panic where they fail")]
 
@@ -11,10 +11,11 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-/// Where the test runs itself again as the process that is to be killed: its directory.
+/// Environment variable with the directory of the process that is to be killed, which is this test
+/// program run again.
 const VICTIM: &str = "BUTTERNUT_UNDO_VICTIM";
 
-fn is_left_out(test: &str) -> bool {
+fn is_skipped(test: &str) -> bool {
     let left_out = std::env::var_os("BUTTERNUT_NO_KERNEL").is_some();
     if left_out {
         eprintln!("left out for BUTTERNUT_NO_KERNEL: {test}");
@@ -33,8 +34,8 @@ fn mount_tmpfs(root: &Path) -> MountGuard {
     guard
 }
 
-/// Sets up a mount and a loop device, prints that, and waits for its death.
-fn be_the_victim(dir: &Path) {
+/// Sets up a mount and a loop device, prints that, and waits to be killed.
+fn run_until_killed(dir: &Path) {
     let root = dir.join("mount");
     fs::create_dir(&root).unwrap();
     let _mount = mount_tmpfs(&root);
@@ -51,9 +52,9 @@ fn be_the_victim(dir: &Path) {
 fn a_killed_process_leaves_no_mount_and_no_loop_device() {
     let test = "a_killed_process_leaves_no_mount_and_no_loop_device";
     if let Some(dir) = std::env::var_os(VICTIM) {
-        be_the_victim(Path::new(&dir));
+        run_until_killed(Path::new(&dir));
     }
-    if is_left_out(test) {
+    if is_skipped(test) {
         return;
     }
     let dir = tempfile::Builder::new().prefix("butternut-test-").tempdir().unwrap();
@@ -81,7 +82,7 @@ fn a_killed_process_leaves_no_mount_and_no_loop_device() {
 }
 
 #[test]
-fn a_script_is_not_run_where_the_value_is_dropped() {
+fn dropping_the_value_does_not_run_the_script() {
     let dir = tempfile::tempdir().unwrap();
     let (ran, kept) = (dir.path().join("ran"), dir.path().join("kept"));
     drop(Undo::at_death("touch \"$1\"", &[&ran]).unwrap());
@@ -92,8 +93,8 @@ fn a_script_is_not_run_where_the_value_is_dropped() {
 }
 
 #[test]
-fn a_mount_that_is_busy_for_a_while_is_waited_for() {
-    if is_left_out("a_mount_that_is_busy_for_a_while_is_waited_for") {
+fn unmount_waits_for_a_busy_mount() {
+    if is_skipped("unmount_waits_for_a_busy_mount") {
         return;
     }
     let dir = tempfile::Builder::new().prefix("butternut-test-").tempdir().unwrap();
@@ -110,8 +111,8 @@ fn a_mount_that_is_busy_for_a_while_is_waited_for() {
 }
 
 #[test]
-fn a_guard_that_is_dropped_detaches_a_busy_mount() {
-    if is_left_out("a_guard_that_is_dropped_detaches_a_busy_mount") {
+fn dropping_a_guard_detaches_a_busy_mount() {
+    if is_skipped("dropping_a_guard_detaches_a_busy_mount") {
         return;
     }
     let dir = tempfile::Builder::new().prefix("butternut-test-").tempdir().unwrap();
@@ -120,4 +121,26 @@ fn a_guard_that_is_dropped_detaches_a_busy_mount() {
     drop(guard);
     assert!(!is_mounted(dir.path()));
     drop(file);
+}
+
+#[test]
+fn dropping_a_guard_unmounts_a_filesystem_with_a_dead_process() {
+    if is_skipped("dropping_a_guard_unmounts_a_filesystem_with_a_dead_process") {
+        return;
+    }
+    let dir = tempfile::Builder::new().prefix("butternut test\\").tempdir().unwrap();
+    let device = fs::File::options().read(true).write(true).open("/dev/fuse").unwrap();
+    let guard = MountGuard::before_mount(dir.path()).unwrap();
+    // The shell passes the descriptor to mount(8), and no other program of it.
+    let script = "mount -i -t fuse -o fd=0,rootmode=40000,user_id=0,group_id=0 dead \"$1\"";
+    let mounted = Command::new("sh")
+        .args(["-c", script, "sh"])
+        .arg(dir.path())
+        .stdin(device.try_clone().unwrap())
+        .status();
+    assert!(mounted.unwrap().success(), "mounting needs root");
+    drop(device);
+    assert!(fs::metadata(dir.path()).is_err(), "the filesystem answers");
+    drop(guard);
+    assert!(fs::metadata(dir.path()).unwrap().is_dir());
 }

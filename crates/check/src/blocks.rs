@@ -1,10 +1,10 @@
-//! Reading tree blocks: every copy of each, in batches.
+//! [`Reader`]: reads tree blocks in batches, and checks every mirror of each.
 //!
-//! 1. Every copy that the profile promises is read and held against the block's laws. A copy that
-//!    fails beside one that does not is damage, and the good one is used.
-//! 2. Two copies that both keep the laws hold the same bytes.
-//! 3. A block without any good copy may still be rebuilt from parity; the volume knows how.
-//! 4. A batch is read into memory that its lane keeps: reading allocates nothing.
+//! 1. Every mirror of the profile is read and checked. An invalid mirror next to a valid one is
+//!    reported, and the valid one is used.
+//! 2. Two valid mirrors must have the same bytes.
+//! 3. A block without a valid mirror is read through the volume, which can rebuild it from parity.
+//! 4. The memory of a batch is reused, so that reads allocate no buffers.
 
 use crate::finding::Kind;
 use crate::sink::Sink;
@@ -14,19 +14,20 @@ use butternut_format::refused::Refused;
 use butternut_format::units::{DevId, Logical, index};
 use butternut_format::uuid::Uuid;
 use butternut_sys::buffer::Buffer;
+use butternut_sys::lock::{Mutex, rank};
 use butternut_volume::{Chunks, Volume, VolumeError};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
-/// Blocks of one batch.
+/// Maximum number of blocks of one batch.
 pub(crate) const BATCH_BLOCKS: usize = 32;
 
-/// Reads in flight on one lane.
+/// Queue depth of one thread.
 const DEPTH: usize = 64;
 
-/// A leaf or node in the memory of its batch.
+/// A leaf or node in the memory of a batch.
 pub(crate) type Block<'a> = TreeBlock<&'a [u8]>;
 
-/// A device of the volume, and who it is.
+/// A device of the volume.
 pub(crate) struct Member {
     pub(crate) devid: DevId,
     pub(crate) uuid: [u8; 16],
@@ -38,13 +39,13 @@ pub(crate) struct Reader<'a> {
     sink: &'a Sink<'a>,
     members: Vec<Member>,
     devices: Arc<[Arc<dyn Device>]>,
-    lanes: Mutex<Vec<Lane>>,
-    /// The id of the chunk tree, as its root says: the first block that is read.
+    idle: Mutex<Vec<BatchQueue>, rank::CheckQueues>,
+    /// The UUID of the chunk tree, from its root, which is the first block that is read.
     chunk_tree_uuid: OnceLock<[u8; 16]>,
 }
 
-/// A queue, and memory for one batch.
-struct Lane {
+/// A queue and the memory of one batch. A thread takes one for each read and returns it.
+struct BatchQueue {
     queue: QueuePair,
     memory: Buffer,
 }
@@ -69,9 +70,9 @@ impl<'a> Reader<'a> {
             })
             .collect();
         let devices = members.iter().map(|member| Arc::clone(&member.device)).collect();
-        let lanes = Mutex::default();
+        let idle = Mutex::default();
         let chunk_tree_uuid = OnceLock::new();
-        Self { volume, sink, members, devices, lanes, chunk_tree_uuid }
+        Self { volume, sink, members, devices, idle, chunk_tree_uuid }
     }
 
     pub(crate) fn volume(&self) -> &'a Volume {
@@ -82,7 +83,7 @@ impl<'a> Reader<'a> {
         self.sink
     }
 
-    /// Says where a block was written for another chunk tree.
+    /// Reports a block with the UUID of another chunk tree.
     pub(crate) fn check_uuid(&self, tree: u64, block: &Block<'_>) {
         let have = block.header().chunk_tree_uuid;
         let want = *self.chunk_tree_uuid.get_or_init(|| have);
@@ -96,79 +97,79 @@ impl<'a> Reader<'a> {
         &self.members
     }
 
-    /// A queue over all devices, for reads of data.
+    /// Returns a new queue over all devices.
     pub(crate) fn queue(&self) -> QueuePair {
         QueuePair::new(Arc::clone(&self.devices), DEPTH)
     }
 
-    /// The member that a stripe lies on.
+    /// Returns the index of the device of a stripe.
     pub(crate) fn member(&self, devid: DevId, uuid: &[u8; 16]) -> Option<usize> {
         self.members.iter().position(|member| member.devid == devid && member.uuid == *uuid)
     }
 
-    /// Reads blocks and shows each, in order; `None` for one that cannot be had.
+    /// Reads blocks and passes each to `show`, in order; `None` for a block without a valid copy.
     pub(crate) fn read(
         &self,
-        wanted: &[Expected],
+        targets: &[Expected],
         show: &mut dyn FnMut(usize, Option<&Block<'_>>),
     ) {
         let (rules, chunks) = (self.volume.block_rules(), self.volume.chunks());
-        let mut lane = self.take();
-        for (batch, part) in wanted.chunks(BATCH_BLOCKS).enumerate() {
-            self.read_batch(&mut lane, &chunks, &rules, part, &mut |at, block| {
+        let mut batch_queue = self.batch_queue();
+        for (batch, part) in targets.chunks(BATCH_BLOCKS).enumerate() {
+            self.read_batch(&mut batch_queue, &chunks, &rules, part, &mut |at, block| {
                 show(batch * BATCH_BLOCKS + at, block);
             });
         }
-        self.lanes.lock().unwrap_or_else(PoisonError::into_inner).push(lane);
+        self.idle.lock().push(batch_queue);
     }
 
-    fn take(&self) -> Lane {
-        let idle = self.lanes.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        idle.unwrap_or_else(|| Lane { queue: self.queue(), memory: Buffer::default() })
+    fn batch_queue(&self) -> BatchQueue {
+        let found = self.idle.lock().pop();
+        found.unwrap_or_else(|| BatchQueue { queue: self.queue(), memory: Buffer::default() })
     }
 
     fn read_batch(
         &self,
-        lane: &mut Lane,
+        batch_queue: &mut BatchQueue,
         chunks: &Chunks,
         rules: &BlockRules,
-        wanted: &[Expected],
+        targets: &[Expected],
         show: &mut dyn FnMut(usize, Option<&Block<'_>>),
     ) {
         let node_bytes = index(rules.node_bytes);
-        let copies = self.copies(chunks, wanted, u64::from(rules.node_bytes));
+        let copies = self.copies(chunks, targets, u64::from(rules.node_bytes));
         let bytes = copies.len() * node_bytes;
-        if lane.memory.len() < bytes {
-            lane.memory = Buffer::zeroed(bytes);
+        if batch_queue.memory.len() < bytes {
+            batch_queue.memory = Buffer::zeroed(bytes);
         }
-        let memory = lane.memory.get_mut(..bytes).unwrap_or_default();
+        let memory = batch_queue.memory.get_mut(..bytes).unwrap_or_default();
         let mut reads: Vec<ReadInto<'_>> = copies
             .iter()
             .zip(memory.chunks_exact_mut(node_bytes))
             .map(|(copy, memory)| ReadInto::new(copy.member, copy.physical, memory))
             .collect();
-        lane.queue.run(&mut reads);
+        batch_queue.queue.run(&mut reads);
         let read: Vec<(Mirror, Result<(), String>)> = copies
             .into_iter()
             .zip(reads)
             .map(|(copy, read)| (copy, read.result.map_err(|error| error.to_string())))
             .collect();
-        let memory = lane.memory.get(..bytes).unwrap_or_default();
+        let memory = batch_queue.memory.get(..bytes).unwrap_or_default();
         let mut slots = read.iter().zip(memory.chunks_exact(node_bytes)).peekable();
-        for (at, expected) in wanted.iter().enumerate() {
+        for (at, expected) in targets.iter().enumerate() {
             let own = std::iter::from_fn(|| slots.next_if(|((copy, _), _)| copy.block == at));
-            self.judge(expected, rules, own, &mut |block| show(at, block));
+            self.check_mirrors(expected, rules, own, &mut |block| show(at, block));
         }
     }
 
-    /// Where the copies of each block lie. A block that straddles stripes has none here.
-    fn copies(&self, chunks: &Chunks, wanted: &[Expected], node_bytes: u64) -> Vec<Mirror> {
-        let mut copies = Vec::with_capacity(wanted.len() * 2);
-        for (block, expected) in wanted.iter().enumerate() {
+    /// Returns the mirrors of each block. A block that crosses a stripe boundary has none here.
+    fn copies(&self, chunks: &Chunks, targets: &[Expected], node_bytes: u64) -> Vec<Mirror> {
+        let mut copies = Vec::with_capacity(targets.len() * 2);
+        for (block, expected) in targets.iter().enumerate() {
             let Some(layout) = chunks.find(expected.logical) else { continue };
-            let piece = layout.piece(expected.logical, node_bytes);
+            let piece = layout.segment(expected.logical, node_bytes);
             let Some(piece) = piece.filter(|piece| piece.bytes == node_bytes) else { continue };
-            for (number, place) in layout.copies(&piece).iter().enumerate() {
+            for (number, place) in layout.mirrors(&piece).iter().enumerate() {
                 if let Some(member) = self.member(place.devid, &place.uuid) {
                     copies.push(Mirror {
                         block,
@@ -182,8 +183,8 @@ impl<'a> Reader<'a> {
         copies
     }
 
-    /// Laws 1 to 3, for one block.
-    fn judge<'m>(
+    /// Checks the mirrors of one block and passes a valid one to `show` (laws 1 to 3).
+    fn check_mirrors<'m>(
         &self,
         expected: &Expected,
         rules: &BlockRules,
@@ -207,18 +208,18 @@ impl<'a> Reader<'a> {
             }
         }
         if let Some((block, _)) = good {
-            self.say_copies(expected, &bad);
+            self.report_copies(expected, &bad);
             return show(Some(&block));
         }
         match self.volume.read_block(expected) {
             Ok(block) => {
-                self.say_copies(expected, &bad);
+                self.report_copies(expected, &bad);
                 let rebuilt = TreeBlock::check(block.bytes(), expected, rules);
                 show(rebuilt.ok().as_ref());
             }
             Err(error) => {
                 if let Some((copy, fault)) = bad.first() {
-                    self.say(Kind::BlockBad, expected, *copy, fault);
+                    self.report(Kind::BlockBad, expected, *copy, fault);
                 } else {
                     self.unreadable(expected, &error);
                 }
@@ -227,13 +228,13 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn say_copies(&self, expected: &Expected, bad: &[(Mirror, Fault)]) {
+    fn report_copies(&self, expected: &Expected, bad: &[(Mirror, Fault)]) {
         for (copy, fault) in bad {
-            self.say(Kind::BlockCopy, expected, *copy, fault);
+            self.report(Kind::BlockCopy, expected, *copy, fault);
         }
     }
 
-    fn say(&self, kind: Kind, expected: &Expected, copy: Mirror, fault: &Fault) {
+    fn report(&self, kind: Kind, expected: &Expected, copy: Mirror, fault: &Fault) {
         let devid = self.members.get(copy.member).map_or(DevId(0), |member| member.devid);
         let tree = tree_of(expected);
         let at = format!("mirror {} (device {devid} at {})", copy.number + 1, copy.physical);
@@ -264,11 +265,11 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// What is wrong with one copy.
+/// The fault of one mirror.
 enum Fault {
     Read(String),
     Refused(Refused),
-    /// It is a good block, and not the one that copy number so holds.
+    /// It is a valid block, but differs from the mirror of this number.
     Differs(usize),
 }
 
@@ -276,7 +277,7 @@ fn tree_of(expected: &Expected) -> String {
     format!("tree {}", tree_name(expected.tree.0))
 }
 
-/// A tree as a person names it.
+/// Returns the name of a tree, for findings.
 pub(crate) fn tree_name(tree: u64) -> String {
     let name = match tree {
         1 => "root",
@@ -296,7 +297,7 @@ pub(crate) fn tree_name(tree: u64) -> String {
     name.to_owned()
 }
 
-/// An address inside a finding.
+/// Formats the place of a tree block, for findings.
 pub(crate) fn block_at(tree: u64, logical: Logical) -> String {
     format!("tree {}: block {logical}", tree_name(tree))
 }

@@ -1,14 +1,14 @@
-//! The chunk tree: read first, for nothing else can be read without it.
+//! Reads the chunk tree, which maps all other logical addresses.
 
 use crate::blocks::{Block, Reader};
-use crate::stray::stray;
+use crate::misplaced::misplaced;
 use crate::walk::Survey;
 use butternut_format::chunk::Chunk;
 use butternut_format::device_item::DeviceItem;
 use butternut_format::key::ItemType;
 use butternut_format::units::TreeId;
 
-/// What was read of the chunk tree.
+/// Contents of the chunk tree.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ChunkTree {
     pub(crate) chunks: Vec<Chunk>,
@@ -32,7 +32,7 @@ impl Survey for ChunkSurvey<'_> {
             match key.item_type {
                 ItemType::CHUNK_ITEM => out.chunks.extend(Chunk::check(key, data, incompat)),
                 ItemType::DEV_ITEM => out.devices.extend(DeviceItem::check(key, data)),
-                _ => stray(self.reader, TreeId::CHUNK, leaf, key),
+                _ => misplaced(self.reader, TreeId::CHUNK, leaf, key),
             }
         }
         out

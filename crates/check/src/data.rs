@@ -1,23 +1,24 @@
-//! Every sector that has a checksum, on every copy.
+//! Verifies every sector that has a checksum, on every mirror.
 //!
-//! 1. Reads are large and many at a time; while one is verified the next are on their way.
-//! 2. Copies are read each from its own place: what one holds says nothing of the others.
-//! 3. Parity is no copy: what it would bring back is not looked at.
+//! 1. Reads are large, and many are in flight while one is verified.
+//! 2. Every mirror is read from its own device.
+//! 3. Parity is not verified, since it is no mirror.
 
 use crate::blocks::{Block, Reader};
+use crate::checksum_items::range_of;
 use crate::finding::Kind;
-use crate::sum_items::range_of;
 use crate::walk::Survey;
 use butternut_device::{QueuePair, ReadInto};
 use butternut_format::checksum::ChecksumKind;
 use butternut_format::key::ItemType;
 use butternut_format::units::{DevId, Logical, SECTOR_BYTES};
 use butternut_sys::buffer::Buffer;
+use butternut_sys::lock::{Mutex, rank};
 use butternut_volume::Chunks;
-use std::sync::{Mutex, PoisonError};
 
-/// A read, and how much is read at a time.
+/// Maximum length of one read.
 const READ_BYTES: u64 = 1 << 20;
+/// Maximum length of all reads of a batch.
 const BATCH_BYTES: usize = 16 << 20;
 
 const SECTOR: usize = 4096;
@@ -26,15 +27,15 @@ const _: () = assert!(SECTOR_BYTES == 4096);
 pub(crate) struct DataSurvey<'a> {
     reader: &'a Reader<'a>,
     csum: ChecksumKind,
-    lanes: Mutex<Vec<Lane>>,
+    idle: Mutex<Vec<BatchQueue>, rank::CheckQueues>,
 }
 
-struct Lane {
+struct BatchQueue {
     queue: QueuePair,
     memory: Buffer,
 }
 
-/// A run of sectors on one copy, and their digests.
+/// A run of sectors on one mirror, and their checksums.
 struct Task<'a> {
     logical: u64,
     mirror: usize,
@@ -48,17 +49,17 @@ struct Task<'a> {
 impl<'a> DataSurvey<'a> {
     pub(crate) fn new(reader: &'a Reader<'a>) -> Self {
         let csum = reader.volume().super_block().csum();
-        Self { reader, csum, lanes: Mutex::default() }
+        Self { reader, csum, idle: Mutex::default() }
     }
 
-    /// The reads that one checksum item asks for.
+    /// Adds the reads for one checksum item to `tasks`.
     fn tasks<'s>(&self, chunks: &Chunks, start: u64, sums: &'s [u8], tasks: &mut Vec<Task<'s>>) {
         let (mut at, end) = range_of(start, sums, self.csum.bytes());
         let mut rest = sums;
         while at < end {
             let layout = chunks.find(Logical(at));
             let piece =
-                layout.and_then(|layout| layout.piece(Logical(at), READ_BYTES.min(end - at)));
+                layout.and_then(|layout| layout.segment(Logical(at), READ_BYTES.min(end - at)));
             let (Some(layout), Some(piece)) = (layout, piece) else {
                 self.unreadable(at, end - at, "in no chunk");
                 return;
@@ -66,7 +67,7 @@ impl<'a> DataSurvey<'a> {
             let sectors = usize::try_from(piece.bytes / SECTOR_BYTES).unwrap_or_default();
             let (own, later) = rest.split_at(rest.len().min(sectors * self.csum.bytes()));
             rest = later;
-            for (mirror, place) in layout.copies(&piece).iter().enumerate() {
+            for (mirror, place) in layout.mirrors(&piece).iter().enumerate() {
                 let Some(member) = self.reader.member(place.devid, &place.uuid) else { continue };
                 tasks.push(Task {
                     logical: at,
@@ -85,9 +86,9 @@ impl<'a> DataSurvey<'a> {
         }
     }
 
-    /// Reads and verifies as much as fits into memory at a time.
+    /// Runs the tasks in batches of at most [`BATCH_BYTES`].
     fn run(&self, mut tasks: &[Task<'_>]) {
-        let mut lane = self.take();
+        let mut batch_queue = self.batch_queue();
         while !tasks.is_empty() {
             let mut bytes = 0;
             let fits = tasks.iter().take_while(|task| {
@@ -97,17 +98,17 @@ impl<'a> DataSurvey<'a> {
             let count = fits.count().max(1);
             let (now, later) = tasks.split_at(count.min(tasks.len()));
             tasks = later;
-            self.run_batch(&mut lane, now);
+            self.run_batch(&mut batch_queue, now);
         }
-        self.lanes.lock().unwrap_or_else(PoisonError::into_inner).push(lane);
+        self.idle.lock().push(batch_queue);
     }
 
-    fn run_batch(&self, lane: &mut Lane, tasks: &[Task<'_>]) {
+    fn run_batch(&self, batch_queue: &mut BatchQueue, tasks: &[Task<'_>]) {
         let bytes: usize = tasks.iter().map(|task| task.bytes).sum();
-        if lane.memory.len() < bytes {
-            lane.memory = Buffer::zeroed(bytes);
+        if batch_queue.memory.len() < bytes {
+            batch_queue.memory = Buffer::zeroed(bytes);
         }
-        let mut rest = lane.memory.get_mut(..bytes).unwrap_or_default();
+        let mut rest = batch_queue.memory.get_mut(..bytes).unwrap_or_default();
         let mut reads = Vec::with_capacity(tasks.len());
         for (at, task) in tasks.iter().enumerate() {
             let (now, later) = rest.split_at_mut(task.bytes.min(rest.len()));
@@ -116,17 +117,17 @@ impl<'a> DataSurvey<'a> {
             read.tag = at;
             reads.push(read);
         }
-        let seen = Mutex::new(vec![false; tasks.len()]);
-        lane.queue.run_looking(&mut reads, &|read| {
+        let seen: Mutex<_, rank::CheckBatch> = Mutex::new(vec![false; tasks.len()]);
+        batch_queue.queue.run_inspecting(&mut reads, &|read| {
             if let Some(task) = tasks.get(read.tag) {
                 self.verify(task, read.buf);
-                let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut seen = seen.lock();
                 if let Some(seen) = seen.get_mut(read.tag) {
                     *seen = true;
                 }
             }
         });
-        let seen = seen.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let seen = seen.into_inner();
         for ((read, task), was_seen) in reads.iter().zip(tasks).zip(seen) {
             match &read.result {
                 Ok(()) if was_seen => {}
@@ -150,7 +151,7 @@ impl<'a> DataSurvey<'a> {
             if !self.csum.matches(sector, sum) {
                 let offset = u64::try_from(number).unwrap_or_default() * SECTOR_BYTES;
                 let place = place_of(task, task.logical + offset);
-                let digest = self.csum.digest(sector);
+                let digest = self.csum.compute(sector);
                 let have = digest.get(..self.csum.bytes()).unwrap_or_default();
                 let hex = butternut_format::refused::Hex;
                 sink.add(Kind::DataCorrupt, place, "checksum", hex(have), hex(sum));
@@ -165,9 +166,10 @@ impl<'a> DataSurvey<'a> {
         self.reader.sink().add(Kind::DataUnreadable, place, "chunk", why, "one");
     }
 
-    fn take(&self) -> Lane {
-        let idle = self.lanes.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        idle.unwrap_or_else(|| Lane { queue: self.reader.queue(), memory: Buffer::default() })
+    fn batch_queue(&self) -> BatchQueue {
+        let found = self.idle.lock().pop();
+        found
+            .unwrap_or_else(|| BatchQueue { queue: self.reader.queue(), memory: Buffer::default() })
     }
 }
 

@@ -1,11 +1,11 @@
-//! Devices: device extents against the stripes of chunks, device items against both, superblocks
-//! against device items.
+//! Checks devices: device extents against the stripes of chunks, device items against both, and the
+//! superblock against device items.
 
 use crate::blocks::{Block, Reader};
 use crate::chunk_tree::ChunkTree;
 use crate::finding::Kind;
+use crate::misplaced::misplaced;
 use crate::sink::Sink;
-use crate::stray::stray;
 use crate::walk::Survey;
 use butternut_format::device_extent::{DEV_STATS, DeviceExtent, DeviceStats};
 use butternut_format::key::ItemType;
@@ -13,7 +13,7 @@ use butternut_format::units::{DevId, Logical, TreeId};
 use butternut_format::uuid::Uuid;
 use butternut_volume::Chunks;
 
-/// What was read of the device tree.
+/// Contents of the device tree.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DeviceTree {
     extents: Vec<DeviceExtent>,
@@ -25,7 +25,7 @@ pub(crate) struct DeviceSurvey<'a> {
     pub(crate) reader: &'a Reader<'a>,
 }
 
-/// A stripe of a chunk as a device extent should have it.
+/// A stripe of a chunk, or the device extent of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Stripe {
     devid: DevId,
@@ -51,7 +51,7 @@ impl Survey for DeviceSurvey<'_> {
                     }
                 }
                 ItemType::DEV_REPLACE => {}
-                _ => stray(self.reader, TreeId::DEVICE, leaf, key),
+                _ => misplaced(self.reader, TreeId::DEVICE, leaf, key),
             }
         }
         out
@@ -68,7 +68,7 @@ impl Survey for DeviceSurvey<'_> {
     }
 }
 
-/// Device extents and stripes are the same; they neither overlap nor end behind their device.
+/// Checks that device extents and stripes match, do not overlap and end inside their device.
 pub(crate) fn check(tree: &DeviceTree, chunk_tree: &ChunkTree, chunks: &Chunks, sink: &Sink<'_>) {
     if tree.is_lost {
         return;
@@ -76,8 +76,8 @@ pub(crate) fn check(tree: &DeviceTree, chunk_tree: &ChunkTree, chunks: &Chunks, 
     let mut stripes: Vec<Stripe> = chunks
         .iter()
         .flat_map(|chunk| {
-            let bytes = chunk.place_bytes();
-            chunk.places().iter().map(move |place| Stripe {
+            let bytes = chunk.stripe_bytes();
+            chunk.stripes().iter().map(move |place| Stripe {
                 devid: place.devid,
                 physical: place.physical.0,
                 bytes,
@@ -133,7 +133,7 @@ fn check_overlaps(extents: &[Stripe], sink: &Sink<'_>) {
     }
 }
 
-/// `bytes_used` is what is taken, and all of it lies on the device.
+/// Checks that `bytes_used` is the sum of the device extents, and that they are inside the device.
 fn check_items(extents: &[Stripe], chunk_tree: &ChunkTree, sink: &Sink<'_>) {
     for item in &chunk_tree.devices {
         let own = || extents.iter().filter(|extent| extent.devid == item.devid);
@@ -168,7 +168,7 @@ fn check_stats(tree: &DeviceTree, sink: &Sink<'_>) {
     }
 }
 
-/// The devices are as large as their items say, and the superblock counts them.
+/// Checks the sizes of devices against their items, and the superblock against both.
 pub(crate) fn check_devices(chunk_tree: &ChunkTree, reader: &Reader<'_>) {
     let (sink, volume) = (reader.sink(), reader.volume());
     let raw = volume.super_block().raw();

@@ -1,4 +1,4 @@
-//! Why nothing could be said about a volume.
+//! [`CheckError`]: why a volume could not be checked.
 
 use butternut_device::{DeviceError, Holder};
 use butternut_volume::VolumeError;
@@ -13,9 +13,9 @@ pub enum CheckError {
         #[source]
         source: DeviceError,
     },
-    /// What the kernel is changing holds trees that no longer exist.
+    /// The volume is mounted and written, so that blocks change while they are read.
     #[error("{device} is in use: {holder}")]
     Mounted { device: String, holder: Holder },
-    #[error("no threads to work with")]
+    #[error("cannot start the threads")]
     Threads(#[source] rayon::ThreadPoolBuildError),
 }

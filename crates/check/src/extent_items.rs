@@ -1,16 +1,17 @@
-//! The extent tree: what is allocated, and who is said to use it.
+//! Reads the extent tree: allocated extents and their back references.
 //!
-//! 1. Extents do not overlap, and each lies inside one chunk of its kind.
-//! 2. An extent's references, inline and keyed, are as many as its item says, and not zero; keyed
-//!    ones stand behind an item.
-//! 3. References that the item claims go to the [`Ledger`], where the users meet them.
+//! 1. Extents do not overlap, and each is inside one chunk of its type.
+//! 2. The reference count of an extent is the number of its inline and keyed back references, and
+//!    is not zero. Keyed back references follow an extent item.
+//! 3. Back references are posted to the [`Ledger`] as claims, and compared with the references that
+//!    the other trees make.
 
 use crate::blocks::{Block, Reader};
 use crate::finding::Kind;
 use crate::ledger::{Ledger, RefKind, Reference};
+use crate::misplaced::misplaced;
 use crate::run::{Part, Run};
 use crate::spans::Spans;
-use crate::stray::stray;
 use crate::walk::Survey;
 use butternut_format::block_group::BlockGroup;
 use butternut_format::chunk::BlockGroupFlags;
@@ -25,19 +26,19 @@ use butternut_format::units::{Logical, TreeId};
 use butternut_volume::Chunks;
 use std::sync::Arc;
 
-/// What the extent tree says of one tree block.
+/// The extent item of one tree block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockItem {
     pub(crate) logical: Logical,
     pub(crate) generation: u64,
-    /// The tree that refers to it, where nobody else does.
+    /// The tree that refers to it, if it has no other reference.
     pub(crate) only_tree: Option<u64>,
     pub(crate) level: u8,
     pub(crate) is_full: bool,
     pub(crate) is_shared: bool,
 }
 
-/// Every tree block that is allocated.
+/// The extent items of all tree blocks.
 #[derive(Debug, Default)]
 pub(crate) struct BlockTable {
     sorted: Vec<BlockItem>,
@@ -45,7 +46,7 @@ pub(crate) struct BlockTable {
 
 impl BlockTable {
     pub(crate) fn new(mut blocks: Vec<BlockItem>) -> Self {
-        // In order already, unless the tree is damaged.
+        // They are sorted already, unless the tree is damaged.
         blocks.sort_by_key(|block| block.logical);
         Self { sorted: blocks }
     }
@@ -56,7 +57,7 @@ impl BlockTable {
     }
 }
 
-/// What was read of the extent tree.
+/// Contents of the extent tree.
 #[derive(Clone, Default)]
 pub(crate) struct Extents {
     run: Run<Counted>,
@@ -69,10 +70,10 @@ pub(crate) struct Extents {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Counted {
     start: u64,
-    /// What the item says; `None` while only keyed references were seen.
+    /// Count of the extent item; `None` if only keyed references were seen.
     refs: Option<u64>,
     found: u64,
-    is_spoiled: bool,
+    is_incomplete: bool,
 }
 
 impl Part for Counted {
@@ -80,14 +81,14 @@ impl Part for Counted {
         self.start
     }
 
-    fn glue(&mut self, next: Self) {
+    fn merge(&mut self, next: Self) {
         self.refs = self.refs.or(next.refs);
         self.found = self.found.saturating_add(next.found);
-        self.is_spoiled |= next.is_spoiled;
+        self.is_incomplete |= next.is_incomplete;
     }
 
-    fn spoil(&mut self) {
-        self.is_spoiled = true;
+    fn mark_incomplete(&mut self) {
+        self.is_incomplete = true;
     }
 }
 
@@ -104,14 +105,14 @@ impl<'a> ExtentSurvey<'a> {
         Self { reader, ledger, chunks, rules }
     }
 
-    /// Nothing comes behind.
+    /// Closes the last extents. Call it after the whole tree was walked.
     pub(crate) fn finish(&self, extents: &mut Extents) {
         std::mem::take(&mut extents.run).finish(&mut |counted| self.close(&counted));
     }
 
-    /// Law 2.
+    /// Checks law 2.
     fn close(&self, counted: &Counted) {
-        if counted.is_spoiled {
+        if counted.is_incomplete {
             return;
         }
         let sink = self.reader.sink();
@@ -119,7 +120,7 @@ impl<'a> ExtentSurvey<'a> {
         match counted.refs {
             None => {
                 let have = format!("{} keyed references", counted.found);
-                sink.add(Kind::ReferenceStray, place, "extent item", "none", have);
+                sink.add(Kind::ReferenceNoExtent, place, "extent item", "none", have);
             }
             Some(refs) if refs != counted.found || refs == 0 => {
                 let want = if refs == 0 { counted.found.max(1) } else { counted.found };
@@ -170,7 +171,7 @@ impl<'a> ExtentSurvey<'a> {
     }
 
     fn count(&self, start: u64, refs: Option<u64>, counted: u64, out: &mut Extents) {
-        let make = |start| Counted { start, refs: None, found: 0, is_spoiled: false };
+        let make = |start| Counted { start, refs: None, found: 0, is_incomplete: false };
         if let Some(part) = out.run.part_of(start, make, &mut |part| self.close(&part)) {
             part.refs = part.refs.or(refs);
             part.found = part.found.saturating_add(counted);
@@ -195,7 +196,7 @@ impl<'a> ExtentSurvey<'a> {
         self.ledger.claim(&claim, count.into());
     }
 
-    /// Law 1, the second half.
+    /// Checks that an extent is inside a chunk of its type (law 1).
     fn check_place(&self, extent: &Extent<'_>) {
         let sink = self.reader.sink();
         let place = || format!("extent {}", extent.logical);
@@ -238,7 +239,7 @@ impl Survey for ExtentSurvey<'_> {
                         self.claim(key.objectid, reference);
                         self.count(key.objectid, None, reference.count().into(), &mut out);
                     }
-                    None => stray(self.reader, TreeId::EXTENT, leaf, key),
+                    None => misplaced(self.reader, TreeId::EXTENT, leaf, key),
                 },
             }
         }
@@ -259,7 +260,7 @@ impl Survey for ExtentSurvey<'_> {
     }
 }
 
-/// A reference that has its own item.
+/// Parses a keyed back reference.
 fn keyed(key: Key, data: &[u8]) -> Option<InlineRef> {
     match key.item_type {
         ItemType::TREE_BLOCK_REF => check_tree_block_ref(key, data).ok().map(InlineRef::TreeBlock),

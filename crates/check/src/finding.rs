@@ -1,17 +1,18 @@
-//! One thing that is wrong: what kind of damage, where, what is there and what was wanted.
+//! [`Finding`]: one inconsistency, with its kind, its place, the value found and the value
+//! expected.
 
 use std::fmt;
 
-/// How bad it is.
+/// How severe a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {
     /// Damage.
     Error,
-    /// Nothing that reads or writes go wrong by; worth knowing.
+    /// An inconsistency that does not affect reads or writes.
     Warning,
 }
 
-/// One thing that is wrong. `Display` reads `where: field: have X, want Y`.
+/// One inconsistency. `Display` prints `place: field: have X, want Y`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Finding {
     pub severity: Severity,
@@ -34,7 +35,7 @@ impl fmt::Display for Finding {
 
 macro_rules! kinds {
     ($($name:ident $severity:ident $text:literal,)*) => {
-        /// The kinds of damage, by name. The text says what each means.
+        /// The kinds of findings.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Kind {
             $(#[doc = $text] $name,)*
@@ -43,7 +44,7 @@ macro_rules! kinds {
         impl Kind {
             pub const ALL: &[Self] = &[$(Self::$name,)*];
 
-            /// The name, as in JSON.
+            /// Returns the name, as in JSON.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$name => stringify!($name),)*
@@ -56,7 +57,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// What it means.
+            /// Returns a one-line description.
             pub const fn meaning(self) -> &'static str {
                 match self {
                     $(Self::$name => $text,)*
@@ -67,71 +68,71 @@ macro_rules! kinds {
 }
 
 kinds! {
-    SuperCopy Error "the first copy of a superblock is no good",
-    SuperMirror Warning "another copy of a superblock is no good, or older",
-    SuperBackup Warning "the newest backup of the roots is not of the roots",
+    SuperCopy Error "the first copy of a superblock is invalid",
+    SuperMirror Warning "another copy of a superblock is invalid or older",
+    SuperBackup Warning "the newest backup of the roots differs from the roots",
     SuperField Error "the superblock disagrees with the trees",
-    SystemChunks Error "the superblock's system chunks are not those of the chunk tree",
-    ChunkLayout Error "chunks overlap, or cannot be laid out",
+    SystemChunks Error "the superblock's system chunks differ from those of the chunk tree",
+    ChunkLayout Error "chunks overlap or have an invalid layout",
     ChunkGroup Error "a chunk has no block group",
-    DeviceUsage Error "a device item is wrong about its device",
+    DeviceUsage Error "a device item differs from its device",
     DeviceExtentExtra Error "a device extent belongs to no stripe of a chunk",
     DeviceExtentMissing Error "a stripe of a chunk has no device extent",
-    DeviceExtentOverlap Error "device extents overlap, or end behind their device",
+    DeviceExtentOverlap Error "device extents overlap or end beyond their device",
     DeviceMissing Warning "a device is missing",
-    DeviceErrors Warning "errors were counted on a device",
-    BlockBad Error "a tree block that no copy holds as it should be",
-    BlockCopy Error "a copy of a tree block is no good; another one is",
-    BlockOwner Error "a tree block says another owner than its reference",
-    BlockKeys Error "keys of a tree block do not lie between those of its parent",
-    BlockPlace Error "a tree block lies outside the chunks for tree blocks",
-    BlockExtent Error "a tree block is not what its extent item says",
-    BlockUuid Warning "a tree block names another chunk tree",
-    ItemStray Error "an item in a tree that has none of its kind",
-    TreeMissing Error "a tree that a volume must have is not there",
+    DeviceErrors Warning "a device has error counts",
+    BlockBad Error "a tree block has no valid copy",
+    BlockCopy Error "a copy of a tree block is invalid; another copy is valid",
+    BlockOwner Error "the owner of a tree block differs from its back reference",
+    BlockKeys Error "keys of a tree block are outside the range that its parent gives",
+    BlockPlace Error "a tree block is outside the metadata chunks",
+    BlockExtent Error "a tree block differs from its extent item",
+    BlockUuid Warning "a tree block has the UUID of another chunk tree",
+    ItemMisplaced Error "an item is in a tree where its type does not belong",
+    TreeMissing Error "a required tree is missing",
     ExtentOverlap Error "extents overlap",
-    ExtentPlace Error "an extent is not inside a block group of its kind",
-    ExtentItemMissing Error "something is used that no extent item stands for",
-    ExtentUnused Error "an extent item that nothing refers to",
-    ExtentSize Error "a file refers to an extent of another size",
-    ReferenceCount Error "an extent's references are not as many as it says",
-    ReferenceMissing Error "a user of an extent without its back reference",
-    ReferenceExtra Error "a back reference without a user",
-    ReferenceStray Error "a back reference without an extent item",
-    GroupChunk Error "a block group has no chunk, or another one than it says",
-    GroupUsed Error "a block group's used bytes are not those of its extents",
-    FreeSpaceGroup Error "a block group without its free space info",
-    FreeSpaceStray Warning "free space of a block group that is not there",
-    FreeSpaceMissing Error "free space that the free space tree does not know",
-    FreeSpaceTaken Error "the free space tree calls allocated space free",
-    FreeSpaceCount Error "a free space info counts wrongly, or is of another form",
-    SumsOverlap Error "checksum items overlap",
-    SumsUnallocated Error "checksums of space that no data extent holds",
-    SumsMissing Error "data without the checksums it should have",
-    SumsOdd Error "checksums of data that should have none",
-    DataCorrupt Error "data that does not match its checksum",
-    DataUnreadable Error "data that cannot be read",
-    RootItem Error "a root item disagrees with its tree",
-    RootReference Error "references to and from a subvolume do not pair",
-    RootEntry Error "a subvolume's reference has no directory entry",
-    RootUnreachable Error "a subvolume that nothing refers to",
-    RootOrphan Error "a deleted subvolume without its orphan item",
-    UuidEntry Warning "the uuid tree and the subvolumes disagree",
-    InodeMissing Error "items of an inode that is not there",
-    InodeLinks Error "an inode's link count is not that of its names",
-    InodeBytes Error "an inode's count of bytes is not that of its extents",
-    DirectorySize Error "a directory's size is not that of its names",
-    DirectoryItems Error "a directory's items by hash and by index disagree",
-    DirectoryRing Error "directories that hold each other, where no path leads",
-    EntryUnpaired Error "a directory entry without the reference of an inode",
-    ReferenceUnpaired Error "an inode's reference without a directory entry",
-    EntryKind Error "a directory entry says another kind than its inode",
-    OrphanMissing Error "an inode without links or orphan item",
-    OrphanExtra Warning "an orphan item without an inode to remove",
+    ExtentPlace Error "an extent is not inside a block group of its type",
+    ExtentItemMissing Error "a referenced extent has no extent item",
+    ExtentUnused Error "an extent item has no references",
+    ExtentSize Error "a file refers to an extent with another size",
+    ReferenceCount Error "the reference count of an extent differs from its references",
+    ReferenceMissing Error "a reference to an extent has no back reference",
+    ReferenceExtra Error "a back reference has no reference",
+    ReferenceNoExtent Error "a back reference has no extent item",
+    GroupChunk Error "a block group differs from its chunk, or has none",
+    GroupUsed Error "the used bytes of a block group differ from its extents",
+    FreeSpaceGroup Error "a block group has no free space info",
+    FreeSpaceNoGroup Warning "free space items belong to no block group",
+    FreeSpaceMissing Error "free space is not in the free space tree",
+    FreeSpaceAllocated Error "allocated space is in the free space tree",
+    FreeSpaceCount Error "a free space info has a wrong count or the wrong form",
+    ChecksumsOverlap Error "checksum items overlap",
+    ChecksumsUnallocated Error "checksums cover space outside of data extents",
+    ChecksumsMissing Error "data lacks checksums",
+    ChecksumsUnexpected Error "data has checksums and should have none",
+    DataCorrupt Error "data does not match its checksum",
+    DataUnreadable Error "data cannot be read",
+    RootItem Error "a root item differs from its tree",
+    RootReference Error "the two references of a subvolume do not match",
+    RootEntry Error "the reference of a subvolume has no directory entry",
+    RootUnreachable Error "a subvolume has no references",
+    RootOrphan Error "a deleted subvolume has no orphan item",
+    UuidEntry Warning "the UUID tree and the subvolumes differ",
+    InodeMissing Error "an inode item is missing",
+    InodeLinks Error "the link count of an inode differs from its names",
+    InodeBytes Error "the nbytes of an inode differ from its extents",
+    DirectorySize Error "the size of a directory differs from its names",
+    DirectoryItems Error "the items of a directory by hash and by index differ",
+    DirectoryLoop Error "directories form a loop and cannot be reached from the root",
+    EntryUnpaired Error "a directory entry has no inode reference",
+    ReferenceUnpaired Error "an inode reference has no directory entry",
+    EntryKind Error "the type of a directory entry differs from its inode",
+    OrphanMissing Error "an inode without links has no orphan item",
+    OrphanExtra Warning "an orphan item has no inode without links",
     FileExtentOverlap Error "file extents overlap",
-    FileExtentGap Error "a file has a range that no extent covers",
-    FileExtentForm Error "a file extent that such a file cannot have",
-    FileExtentBehind Warning "a written extent lies behind the end of its file",
-    XattrTwice Error "an attribute is there twice",
-    RootDirectory Error "a subvolume without its root directory",
+    FileExtentGap Error "a range of a file has no extent",
+    FileExtentForm Error "a file extent does not fit its file",
+    FileExtentBehind Warning "a written extent is behind the end of its file",
+    XattrTwice Error "an extended attribute exists twice",
+    RootDirectory Error "a subvolume has no root directory",
 }

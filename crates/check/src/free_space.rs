@@ -1,28 +1,29 @@
-//! The free space tree against what is allocated: each is what the other leaves over.
+//! Compares the free space tree with the allocated extents.
 //!
-//! 1. Every block group has one info. Those of block groups that are not there any more do no harm:
-//!    mkfs.btrfs leaves the ones of its temporary groups behind.
-//! 2. The free ranges of a group, neighbours joined, are its range without its extents.
-//! 3. `extent_count` is how many they are; a group keeps either extents or bitmaps, as its flags
-//!    say, and extents are joined already.
+//! 1. Every block group has one free space info. Infos without a block group are harmless:
+//!    mkfs.btrfs leaves those of its temporary block groups behind.
+//! 2. The free ranges of a block group, after merging adjacent ones, are its range without its
+//!    extents.
+//! 3. `extent_count` is the number of merged free ranges. A block group has either extents or
+//!    bitmaps, as its flags say, and no two of its extents are adjacent.
 
 use crate::blocks::{Block, Reader};
 use crate::finding::Kind;
+use crate::misplaced::misplaced;
 use crate::sink::Sink;
 use crate::spans::Spans;
-use crate::stray::stray;
 use crate::walk::Survey;
 use butternut_format::block_group::BlockGroup;
 use butternut_format::free_space::{FreeBitmap, FreeRange, FreeSpaceInfo, check_extent};
 use butternut_format::key::ItemType;
 use butternut_format::units::TreeId;
 
-/// What was read of the free space tree.
+/// Contents of the free space tree.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FreeSpace {
     infos: Vec<FreeSpaceInfo>,
     free: Spans,
-    /// Items by where they begin, to know of which form a group's are.
+    /// Items in key order, to check the form of each group's items.
     items: Vec<FreeItem>,
     is_lost: bool,
 }
@@ -73,7 +74,7 @@ impl Survey for FreeSurvey<'_> {
                         out.items.push(FreeItem { start, is_bitmap: true });
                     }
                 }
-                _ => stray(self.reader, TreeId::FREE_SPACE, leaf, key),
+                _ => misplaced(self.reader, TreeId::FREE_SPACE, leaf, key),
             }
         }
         out
@@ -93,7 +94,7 @@ impl Survey for FreeSurvey<'_> {
     }
 }
 
-/// Holds the free space against the block groups and what is allocated in them.
+/// Compares free space with the block groups and their extents.
 pub(crate) fn check(free: &FreeSpace, groups: &[BlockGroup], spans: &Spans, sink: &Sink<'_>) {
     if free.is_lost {
         return;
@@ -111,7 +112,7 @@ pub(crate) fn check(free: &FreeSpace, groups: &[BlockGroup], spans: &Spans, sink
     check_outside(free, groups, sink);
 }
 
-/// Laws 2 and 3.
+/// Checks laws 2 and 3.
 fn check_group(
     free: &FreeSpace,
     info: &FreeSpaceInfo,
@@ -126,7 +127,7 @@ fn check_group(
     let mut at = start;
     for range in free.free.within(start, end) {
         ranges += 1;
-        // What is allocated before this range must reach from the last one to this one.
+        // Extents must cover everything between the last free range and this one.
         while let Some(span) = allocated.next_if(|span| span.start < range.start) {
             if span.start > at {
                 missing(&place, at, span.start, sink);
@@ -136,12 +137,12 @@ fn check_group(
         if range.start > at {
             missing(&place, at, range.start, sink);
         }
-        let taken = at.min(range.end).saturating_sub(range.start);
-        if taken > 0 {
-            taken_space(&place, range.start, taken, sink);
+        let overlap = at.min(range.end).saturating_sub(range.start);
+        if overlap > 0 {
+            allocated_space(&place, range.start, overlap, sink);
         }
         while let Some(span) = allocated.next_if(|span| span.start < range.end) {
-            taken_space(&place, span.start, span.end.min(range.end) - span.start, sink);
+            allocated_space(&place, span.start, span.end.min(range.end) - span.start, sink);
             at = at.max(span.end);
         }
         at = at.max(range.end);
@@ -188,14 +189,14 @@ fn check_form(
         }
     }
     if !info.is_bitmaps && extents != ranges {
-        let want = format!("{ranges}, neighbours joined");
+        let want = format!("{ranges}, after merging adjacent ranges");
         sink.add(Kind::FreeSpaceCount, place, "items", extents, want);
     }
 }
 
-/// Infos and free ranges that no block group has. Those below the first block group are of the
-/// groups that mkfs.btrfs begins with and removes again: neither the kernel nor mkfs removes them,
-/// no chunk is made there any more, and `btrfs check` does not report them.
+/// Reports infos and free ranges outside of all block groups. Those below the first block group are
+/// left out: they belong to the temporary block groups of mkfs.btrfs. Neither the kernel nor mkfs
+/// removes them, no chunk is allocated there again, and `btrfs check` does not report them.
 fn check_outside(free: &FreeSpace, groups: &[BlockGroup], sink: &Sink<'_>) {
     let first = groups.first().map_or(0, |group| group.logical.0);
     let is_stray = |info: &&FreeSpaceInfo| {
@@ -207,7 +208,7 @@ fn check_outside(free: &FreeSpace, groups: &[BlockGroup], sink: &Sink<'_>) {
     let infos = free.infos.iter().filter(is_stray).count();
     let mut known = Spans::default();
     for group in groups {
-        // Groups that overlap are said elsewhere.
+        // Overlapping groups are reported elsewhere.
         let end = group.logical.0.saturating_add(group.bytes);
         known.push(group.logical.0, end, false).unwrap_or_default();
     }
@@ -223,16 +224,16 @@ fn check_outside(free: &FreeSpace, groups: &[BlockGroup], sink: &Sink<'_>) {
     if infos > 0 || bytes > 0 {
         let have = format!("{infos} infos, {bytes} bytes");
         let field = "of no block group";
-        sink.add(Kind::FreeSpaceStray, "tree free space", field, have, "none");
+        sink.add(Kind::FreeSpaceNoGroup, "tree free space", field, have, "none");
     }
 }
 
 fn missing(place: &str, start: u64, end: u64, sink: &Sink<'_>) {
     let have = format!("nothing of {start} + {}", end.saturating_sub(start));
-    sink.add(Kind::FreeSpaceMissing, place, "free ranges", have, "it, for no extent holds it");
+    sink.add(Kind::FreeSpaceMissing, place, "free ranges", have, "it, as no extent covers it");
 }
 
-fn taken_space(place: &str, start: u64, bytes: u64, sink: &Sink<'_>) {
+fn allocated_space(place: &str, start: u64, bytes: u64, sink: &Sink<'_>) {
     let have = format!("{start} + {bytes}");
-    sink.add(Kind::FreeSpaceTaken, place, "free ranges", have, "nothing that an extent holds");
+    sink.add(Kind::FreeSpaceAllocated, place, "free ranges", have, "no allocated space");
 }

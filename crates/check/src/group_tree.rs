@@ -1,10 +1,10 @@
-//! Block groups: what each says is used, against the extents inside it and the chunk under it.
+//! Checks block groups: their used bytes against the extents, and their ranges against the chunks.
 
 use crate::blocks::{Block, Reader};
 use crate::finding::Kind;
+use crate::misplaced::misplaced;
 use crate::sink::Sink;
 use crate::spans::Spans;
-use crate::stray::stray;
 use crate::walk::Survey;
 use butternut_format::block_group::BlockGroup;
 use butternut_format::chunk::Chunk;
@@ -12,7 +12,7 @@ use butternut_format::key::ItemType;
 use butternut_format::refused::Bits;
 use butternut_format::units::TreeId;
 
-/// Block groups that lie in a tree of their own.
+/// Reads the block group tree.
 pub(crate) struct GroupSurvey<'a> {
     pub(crate) reader: &'a Reader<'a>,
 }
@@ -28,7 +28,7 @@ impl Survey for GroupSurvey<'_> {
             if key.item_type == ItemType::BLOCK_GROUP_ITEM {
                 groups.extend(BlockGroup::check(key, data, incompat));
             } else {
-                stray(self.reader, TreeId::BLOCK_GROUP, leaf, key);
+                misplaced(self.reader, TreeId::BLOCK_GROUP, leaf, key);
             }
         }
         groups
@@ -39,8 +39,8 @@ impl Survey for GroupSurvey<'_> {
     }
 }
 
-/// Every chunk has one block group, as long and of the same type, and no group is without chunk.
-/// Both are in the order of their addresses.
+/// Checks that chunks and block groups match in address, length and flags. Both are sorted by
+/// address.
 pub(crate) fn check_chunks(groups: &[BlockGroup], chunks: &[Chunk], sink: &Sink<'_>) {
     for group in groups {
         let place = format!("block group {}", group.logical);
@@ -66,7 +66,7 @@ pub(crate) fn check_chunks(groups: &[BlockGroup], chunks: &[Chunk], sink: &Sink<
     }
 }
 
-/// Says where a group counts other bytes than its extents have; gives the bytes of all extents.
+/// Compares the used bytes of each block group with its extents. Returns the bytes of all extents.
 pub(crate) fn check_used(groups: &[BlockGroup], spans: &Spans, sink: &Sink<'_>) -> u64 {
     for group in groups {
         let end = group.logical.0.saturating_add(group.bytes);

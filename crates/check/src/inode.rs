@@ -1,17 +1,19 @@
-//! One inode: what its items came to, and whether that is what the inode item says.
+//! Checks one inode: compares its inode item with its other items.
 //!
-//! All items of an inode lie together; [`InodePart`] adds them up, however they are cut into
-//! leaves, and [`InodePart::judge`] looks at the whole.
+//! The items of an inode are adjacent. [`InodePart`] sums them, wherever leaves split them, and
+//! [`InodePart::check`] checks the sum.
 //!
-//! 1. The inode item is there, and its link count is that of its references. An inode without
-//!    links has an orphan item; what is left of its extents is nobody's business any more.
-//! 2. A directory has names by hash and by index, the same ones; its size is the length of all
-//!    names in both. Nothing else has names.
-//! 3. File extents do not overlap; without no-holes they leave no gap before the end of the file.
-//!    `nbytes` is what they hold. What is inline is no longer than the file, and what is written
-//!    does not lie behind its end.
-//! 4. A symlink is one inline extent, as long as its size, or with a zero behind it.
-//! 5. What is written and has no flag against it has checksums; what has the flag has none.
+//! 1. The inode item exists, and its link count is the number of its references. An inode without
+//!    links has an orphan item; laws 3 and 4 do not apply to it, since its deletion may have begun.
+//! 2. A directory has the same names by hash and by index, and its size is the total length of the
+//!    names of both. Other inodes have no names.
+//! 3. File extents do not overlap. Without the `NO_HOLES` feature there is no gap before the end of
+//!    the file. `nbytes` is the sum of the extents' bytes. An uncompressed inline extent is not
+//!    longer than the file, and no written extent ends behind the file's last sector.
+//! 4. A symlink has one inline extent with the target, optionally with a terminating zero.
+//! 5. Written extents have checksums, or, if the inode is nodatasum, none. This applies to an inode
+//!    without links too: an extent that its deletion has not dropped yet keeps its checksums.
+//!    Extents whose part of the checksum tree cannot be read are left out, and a note says so.
 
 use crate::finding::Kind;
 use crate::hash;
@@ -23,9 +25,9 @@ use butternut_format::units::SECTOR_BYTES;
 /// The root directory of every subvolume.
 pub(crate) const ROOT_DIR: u64 = 256;
 
-/// What an inode item says, as much as is checked.
+/// The fields of an inode item that are checked.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct InodeFacts {
+pub(crate) struct InodeFields {
     size: u64,
     nbytes: u64,
     nlink: u32,
@@ -33,7 +35,7 @@ pub(crate) struct InodeFacts {
     is_nodatasum: bool,
 }
 
-impl From<&Inode> for InodeFacts {
+impl From<&Inode> for InodeFields {
     fn from(inode: &Inode) -> Self {
         Self {
             size: inode.size,
@@ -45,53 +47,58 @@ impl From<&Inode> for InodeFacts {
     }
 }
 
-/// What the file extents seen so far came to.
+/// The sum of the file extents seen so far.
 #[derive(Clone, Copy, Debug, Default)]
-struct ExtentSum {
+struct ExtentTotals {
     count: u32,
     start: u64,
     end: u64,
     bytes: u64,
-    /// Where the first range begins that none covers.
+    /// Start of the first gap between extents.
     gap: Option<u64>,
-    /// The length of an inline extent, and of one that is not compressed.
+    /// Length of an inline extent.
     inline: Option<u64>,
+    /// Length of an inline extent that is not compressed.
     inline_plain: Option<u64>,
-    /// Where the last extent ends that was written, not only preallocated.
+    /// End of the last written extent; preallocated extents and holes do not count.
     written_end: u64,
-    /// File offsets of the first written extent with a checksum missing, and of the first with one.
-    unsummed: Option<u64>,
-    summed: Option<u64>,
+    /// File offset of the first written extent that lacks a checksum.
+    without_checksum: Option<u64>,
+    /// File offset of the first extent with a checksum.
+    with_checksum: Option<u64>,
 }
 
-/// What an inode's items came to.
+/// The sum of an inode's items.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct InodePart {
     pub(crate) ino: u64,
-    item: Option<InodeFacts>,
+    item: Option<InodeFields>,
     refs: u32,
-    /// The directory of one of the references.
+    /// The parent directory of one of the references.
     parent: Option<u64>,
-    /// Names by hash and by index: how many, how long, and whether they are the same.
+    /// Number of names by hash.
     by_hash: u32,
+    /// Number of names by index.
     by_index: u32,
+    /// Total length of all names.
     name_bytes: u64,
+    /// Sum of the hashes of names by hash, minus that of names by index.
     names: u64,
-    extents: ExtentSum,
-    is_spoiled: bool,
+    extents: ExtentTotals,
+    is_incomplete: bool,
 }
 
-/// What the inodes of a tree came to together: sums that are zero where names and inodes agree.
+/// Sums over the inodes of a tree, which are zero if names and inodes match.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Balance {
-    /// Entries by index less references.
+    /// Entries by index minus references.
     pub(crate) names: u64,
-    /// The kinds that entries say less the kinds of inodes.
+    /// Types of entries minus types of inodes.
     pub(crate) kinds: u64,
-    /// Inodes without links less orphan items.
+    /// Inodes without links minus orphan items.
     pub(crate) orphans: u64,
     pub(crate) has_root: bool,
-    /// Every directory but the root, and the directory that it is in.
+    /// Every directory except the root, with its parent.
     pub(crate) parents: Vec<(u64, u64)>,
 }
 
@@ -105,40 +112,40 @@ impl Balance {
     }
 }
 
-/// A file extent, as much as an inode adds up.
+/// The fields of a file extent that are compared.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ExtentFacts {
+pub(crate) struct ExtentFields {
     pub(crate) start: u64,
     pub(crate) end: u64,
-    /// Bytes that count in `nbytes`.
+    /// Bytes that count towards `nbytes`.
     pub(crate) bytes: u64,
     pub(crate) is_inline: bool,
     pub(crate) is_compressed: bool,
     /// Neither a hole nor preallocated.
     pub(crate) is_written: bool,
-    pub(crate) sums: SumFacts,
+    pub(crate) sums: ChecksumState,
 }
 
 /// Whether a file extent's data has checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SumFacts {
-    /// No data, or not known.
+pub(crate) enum ChecksumState {
+    /// There is no data, or checksums are not compared.
     None,
     All,
     Some,
     Missing,
-    /// Preallocated, and yet with checksums.
-    Odd,
+    /// Preallocated, but with checksums.
+    Unexpected,
 }
 
-/// How a tree's inodes are judged.
+/// The rules for the inodes of a tree.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
     pub(crate) tree: u64,
-    /// Whether ranges without extents are holes.
+    /// Whether the volume has the `NO_HOLES` feature, so that ranges without extents are holes.
     pub(crate) has_no_holes: bool,
-    /// Whether checksums are known and wanted.
-    pub(crate) wants_sums: bool,
+    /// Whether written extents must have checksums.
+    pub(crate) wants_checksums: bool,
 }
 
 impl InodePart {
@@ -146,7 +153,7 @@ impl InodePart {
         Self { ino, ..Self::default() }
     }
 
-    pub(crate) fn set_item(&mut self, item: InodeFacts) {
+    pub(crate) fn set_item(&mut self, item: InodeFields) {
         self.item = Some(item);
     }
 
@@ -155,7 +162,7 @@ impl InodePart {
         self.refs = self.refs.saturating_add(1);
     }
 
-    /// A name of a directory; `what` is a hash of the name and where it leads.
+    /// Adds a name of a directory; `what` is a hash of the name and its target.
     pub(crate) fn add_name(&mut self, is_index: bool, bytes: usize, what: u64) {
         self.name_bytes = self.name_bytes.saturating_add(u64::try_from(bytes).unwrap_or_default());
         if is_index {
@@ -167,11 +174,14 @@ impl InodePart {
         }
     }
 
-    /// A file extent behind the others; the error is where they end, if that is behind its start.
-    pub(crate) fn add_extent(&mut self, extent: &ExtentFacts) -> Result<(), u64> {
+    /// Adds the next file extent.
+    ///
+    /// # Errors
+    /// It overlaps the extents before it; the error is their end.
+    pub(crate) fn add_extent(&mut self, extent: &ExtentFields) -> Result<(), u64> {
         let start = extent.start;
         let sums = extent.sums;
-        self.extents.add(&ExtentSum {
+        self.extents.add(&ExtentTotals {
             count: 1,
             start,
             end: extent.end,
@@ -180,16 +190,21 @@ impl InodePart {
             inline: extent.is_inline.then_some(extent.bytes),
             inline_plain: (extent.is_inline && !extent.is_compressed).then_some(extent.bytes),
             written_end: if extent.is_written { extent.end } else { 0 },
-            unsummed: matches!(sums, SumFacts::Some | SumFacts::Missing).then_some(start),
-            summed: matches!(sums, SumFacts::All | SumFacts::Some | SumFacts::Odd).then_some(start),
+            without_checksum: matches!(sums, ChecksumState::Some | ChecksumState::Missing)
+                .then_some(start),
+            with_checksum: matches!(
+                sums,
+                ChecksumState::All | ChecksumState::Some | ChecksumState::Unexpected
+            )
+            .then_some(start),
         })
     }
 
-    /// Looks at the whole inode, and adds what it contributes to its tree's balance.
-    pub(crate) fn judge(&self, rules: &Rules, sink: &Sink<'_>, balance: &mut Balance) {
+    /// Checks the whole inode and adds it to the balance of its tree.
+    pub(crate) fn check(&self, rules: &Rules, sink: &Sink<'_>, balance: &mut Balance) {
         let place = format_args!("tree {} inode {}", rules.tree, self.ino);
         let Some(item) = &self.item else {
-            if !self.is_spoiled {
+            if !self.is_incomplete {
                 sink.add(Kind::InodeMissing, place, "inode item", "none", "one");
             }
             return;
@@ -207,26 +222,32 @@ impl InodePart {
         if item.nlink == 0 {
             balance.orphans = balance.orphans.wrapping_add(orphan(self.ino));
         }
-        if self.is_spoiled {
+        if self.is_incomplete {
             return;
         }
         if item.nlink != self.refs {
             let want = format_args!("{}, as its references", self.refs);
             sink.add(Kind::InodeLinks, place, "nlink", item.nlink, want);
         }
-        self.judge_names(item, place, sink);
+        self.check_names(item, place, sink);
         if item.nlink > 0 {
-            self.judge_extents(item, rules, place, sink);
+            self.check_extents(item, rules, place, sink);
         }
-        self.judge_sums(item, rules, place, sink);
+        self.check_checksums(item, rules, place, sink);
     }
 
-    /// Law 2.
-    fn judge_names(&self, item: &InodeFacts, place: std::fmt::Arguments<'_>, sink: &Sink<'_>) {
+    /// Checks law 2.
+    fn check_names(&self, item: &InodeFields, place: std::fmt::Arguments<'_>, sink: &Sink<'_>) {
         if item.kind != FileKind::Directory {
             let count = self.by_hash.saturating_add(self.by_index);
             if count != 0 {
-                sink.add(Kind::DirectoryItems, place, "names in what is no directory", count, 0);
+                sink.add(
+                    Kind::DirectoryItems,
+                    place,
+                    "names in an inode that is no directory",
+                    count,
+                    0,
+                );
             }
             return;
         }
@@ -236,7 +257,7 @@ impl InodePart {
             sink.add(Kind::DirectoryItems, place, "names", have, want);
         } else if self.names != 0 {
             let want = "the same names and targets as by index";
-            sink.add(Kind::DirectoryItems, place, "names by hash", "others", want);
+            sink.add(Kind::DirectoryItems, place, "names by hash", "different", want);
         }
         if item.size != self.name_bytes {
             let want = format_args!("{}, the length of its names, twice", self.name_bytes);
@@ -244,10 +265,10 @@ impl InodePart {
         }
     }
 
-    /// Laws 3 and 4.
-    fn judge_extents(
+    /// Checks laws 3 and 4.
+    fn check_extents(
         &self,
-        item: &InodeFacts,
+        item: &InodeFields,
         rules: &Rules,
         place: std::fmt::Arguments<'_>,
         sink: &Sink<'_>,
@@ -265,7 +286,7 @@ impl InodePart {
             sink.add(Kind::InodeBytes, place, "nbytes", item.nbytes, want);
         }
         if item.kind == FileKind::Symlink {
-            // mkfs.btrfs --rootdir stores the zero behind the target.
+            // mkfs.btrfs --rootdir stores the terminating zero of the target.
             let with_zero = item.size.checked_add(1);
             let fits = extents.inline == Some(item.size) || extents.inline == with_zero;
             let is_whole = extents.count == 1 && fits;
@@ -278,14 +299,14 @@ impl InodePart {
                 sink.add(Kind::FileExtentForm, place, "symlink", have, want);
             }
         } else {
-            self.judge_end(item, rules, place, sink);
+            self.check_end(item, rules, place, sink);
         }
     }
 
-    /// Law 3, about the end of the file.
-    fn judge_end(
+    /// Checks the end of the file (law 3).
+    fn check_end(
         &self,
-        item: &InodeFacts,
+        item: &InodeFields,
         rules: &Rules,
         place: std::fmt::Arguments<'_>,
         sink: &Sink<'_>,
@@ -311,25 +332,32 @@ impl InodePart {
         }
     }
 
-    /// Law 5.
-    fn judge_sums(
+    /// Checks law 5.
+    fn check_checksums(
         &self,
-        item: &InodeFacts,
+        item: &InodeFields,
         rules: &Rules,
         place: std::fmt::Arguments<'_>,
         sink: &Sink<'_>,
     ) {
-        if !rules.wants_sums {
+        if !rules.wants_checksums {
             return;
         }
-        let (unsummed, summed) = (self.extents.unsummed, self.extents.summed);
-        if let (false, Some(offset)) = (item.is_nodatasum, unsummed) {
+        let (without_checksum, with_checksum) =
+            (self.extents.without_checksum, self.extents.with_checksum);
+        if let (false, Some(offset)) = (item.is_nodatasum, without_checksum) {
             let field = format_args!("checksums of the extent at {offset}");
-            sink.add(Kind::SumsMissing, place, field, "not all", "one per sector");
+            sink.add(Kind::ChecksumsMissing, place, field, "not all", "one per sector");
         }
-        if let (true, Some(offset)) = (item.is_nodatasum, summed) {
+        if let (true, Some(offset)) = (item.is_nodatasum, with_checksum) {
             let field = format_args!("checksums of the extent at {offset}");
-            sink.add(Kind::SumsOdd, place, field, "some", "none, for the inode is nodatasum");
+            sink.add(
+                Kind::ChecksumsUnexpected,
+                place,
+                field,
+                "some",
+                "none, for the inode is nodatasum",
+            );
         }
     }
 }
@@ -339,7 +367,7 @@ impl Part for Box<InodePart> {
         self.ino
     }
 
-    fn glue(&mut self, next: Self) {
+    fn merge(&mut self, next: Self) {
         self.item = self.item.or(next.item);
         self.refs = self.refs.saturating_add(next.refs);
         self.parent = self.parent.or(next.parent);
@@ -347,18 +375,18 @@ impl Part for Box<InodePart> {
         self.by_index = self.by_index.saturating_add(next.by_index);
         self.name_bytes = self.name_bytes.saturating_add(next.name_bytes);
         self.names = self.names.wrapping_add(next.names);
-        self.is_spoiled |= next.is_spoiled;
-        // An overlap across leaves is found by `InodePart::overlap`, before.
+        self.is_incomplete |= next.is_incomplete;
+        // `InodePart::overlap` has found an overlap across leaves before.
         self.extents.add(&next.extents).unwrap_or_default();
     }
 
-    fn spoil(&mut self) {
-        self.is_spoiled = true;
+    fn mark_incomplete(&mut self) {
+        self.is_incomplete = true;
     }
 }
 
 impl InodePart {
-    /// Where this part's extents end, if that is behind the start of the next part's.
+    /// Returns the start of the next part's extents and the end of this part's, if they overlap.
     pub(crate) fn overlap(&self, next: &Self) -> Option<(u64, u64)> {
         let both = self.ino == next.ino && self.extents.count > 0 && next.extents.count > 0;
         (both && next.extents.start < self.extents.end)
@@ -366,7 +394,7 @@ impl InodePart {
     }
 }
 
-impl ExtentSum {
+impl ExtentTotals {
     fn add(&mut self, next: &Self) -> Result<(), u64> {
         if next.count == 0 {
             return Ok(());
@@ -384,23 +412,23 @@ impl ExtentSum {
         self.inline = self.inline.or(next.inline);
         self.inline_plain = self.inline_plain.or(next.inline_plain);
         self.written_end = self.written_end.max(next.written_end);
-        self.unsummed = self.unsummed.or(next.unsummed);
-        self.summed = self.summed.or(next.summed);
+        self.without_checksum = self.without_checksum.or(next.without_checksum);
+        self.with_checksum = self.with_checksum.or(next.with_checksum);
         if next.start < end { Err(end) } else { Ok(()) }
     }
 }
 
-/// What an entry by index and an inode's reference have in common.
+/// Returns the hash that an entry by index and the inode's reference have in common.
 pub(crate) fn link(dir: u64, index: u64, name: u64, ino: u64) -> u64 {
     hash::words([1, dir, index, name, ino])
 }
 
-/// What an entry and its inode have in common.
+/// Returns the hash that an entry and its inode have in common.
 pub(crate) fn entry_kind(ino: u64, kind: FileKind) -> u64 {
     hash::words([2, ino, kind_word(kind)])
 }
 
-/// What an inode without links and its orphan item have in common.
+/// Returns the hash that an inode without links and its orphan item have in common.
 pub(crate) fn orphan(ino: u64) -> u64 {
     hash::words([3, ino])
 }

@@ -1,33 +1,35 @@
-//! Extents against their users: every reference that the extent tree claims, and every use that
-//! the other trees make.
+//! [`Ledger`]: compares the back references of the extent tree (claims) with the references that
+//! the other trees make (uses).
 //!
-//! 1. A use adds, a claim subtracts, each in the bucket of its extent's address: a volume whose
-//!    references are right ends with zeros everywhere, in memory that does not grow with it.
-//! 2. Only where a bucket does not end with zero are the references themselves collected, by a
-//!    second look at the trees: those of the wrong buckets, which are few.
+//! 1. A use adds its hash to the bucket of its extent's address, and a claim subtracts it. If all
+//!    references match, every bucket ends at zero. The memory does not depend on the volume's size.
+//! 2. Only if a bucket does not end at zero, a second pass over the trees collects the references
+//!    of that bucket.
 
 use crate::finding::Kind;
 use crate::hash;
 use crate::sink::Sink;
+use butternut_sys::lock::{Mutex, rank};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 const BUCKETS: usize = 1024;
 
-/// How an extent is referred to.
+/// Type of a reference to an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum RefKind {
-    /// A tree block, by a tree or by the block above it.
+    /// Of a tree block, by a tree.
     Tree,
+    /// Of a tree block, by its parent block.
     SharedBlock,
-    /// Data, by an inode of a tree or by the leaf that holds the file extent.
+    /// Of data, by an inode of a tree.
     Data,
+    /// Of data, by the leaf with the file extent item.
     SharedData,
-    /// How long whoever refers to data thinks that it is: `from` holds the bytes.
+    /// The length of a data extent, as a reference states it: `from` is the length in bytes.
     Bytes,
 }
 
-/// One reference. `from` is the tree, the block, or what [`RefKind::Bytes`] says.
+/// One reference. `from` is the tree, the parent block, or for [`RefKind::Bytes`] the length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Reference {
     pub(crate) start: u64,
@@ -53,8 +55,8 @@ impl Reference {
         hash::words([self.start, kind, self.from, self.ino, self.offset])
     }
 
-    /// Who refers, for people.
-    fn who(&self) -> String {
+    /// Describes the origin of the reference, for findings.
+    fn origin(&self) -> String {
         let Self { from, ino, offset, .. } = self;
         match self.kind {
             RefKind::Tree => format!("tree {from}"),
@@ -71,10 +73,10 @@ pub(crate) struct Ledger {
     exact: Option<Exact>,
 }
 
-/// What is collected of the wrong buckets.
+/// The references of buckets that did not end at zero.
 struct Exact {
     is_wrong: Vec<bool>,
-    entries: Mutex<Vec<Entry>>,
+    entries: Mutex<Vec<Entry>, rank::CheckLedger>,
 }
 
 #[derive(Clone, Copy)]
@@ -90,8 +92,8 @@ impl Ledger {
         Self { sums: (0..BUCKETS).map(|_| AtomicU64::new(0)).collect(), exact: None }
     }
 
-    /// A ledger for the second look, if there has to be one (law 2).
-    pub(crate) fn second(&self) -> Option<Self> {
+    /// Returns a ledger for the second pass, if a bucket is not zero (law 2).
+    pub(crate) fn second_pass(&self) -> Option<Self> {
         let is_wrong: Vec<bool> =
             self.sums.iter().map(|sum| sum.load(Ordering::Relaxed) != 0).collect();
         is_wrong.contains(&true).then(|| Self {
@@ -100,19 +102,19 @@ impl Ledger {
         })
     }
 
-    /// Somebody refers to an extent.
+    /// Adds a reference that a tree makes to an extent.
     pub(crate) fn add_use(&self, reference: &Reference) {
         self.post(reference, 1, 0);
     }
 
-    /// The extent tree says that somebody does, so often.
+    /// Adds a back reference of the extent tree, with its count.
     pub(crate) fn claim(&self, reference: &Reference, count: u64) {
         self.post(reference, 0, count);
     }
 
-    /// The extent tree has an extent item here.
+    /// Records that the extent tree has an extent item at `start`.
     pub(crate) fn item(&self, start: u64) {
-        if let Some(exact) = self.exact.as_ref().filter(|exact| exact.wants(start)) {
+        if let Some(exact) = self.exact.as_ref().filter(|exact| exact.covers(start)) {
             let reference = Reference::of(start, RefKind::Tree, 0);
             exact.push(Entry { reference, uses: 0, claims: 0, is_item: true });
         }
@@ -127,29 +129,29 @@ impl Ledger {
             }
             return;
         };
-        if exact.wants(reference.start) {
+        if exact.covers(reference.start) {
             exact.push(Entry { reference: *reference, uses, claims, is_item: false });
         }
     }
 
-    /// After the second look: says what does not fit.
-    pub(crate) fn explain(self, sink: &Sink<'_>) {
+    /// Reports the references that do not match, after the second pass.
+    pub(crate) fn report(self, sink: &Sink<'_>) {
         let Some(exact) = self.exact else { return };
-        let mut entries = exact.entries.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = exact.entries.into_inner();
         entries.sort_by_key(|entry| entry.reference);
         for extent in entries.chunk_by(|a, b| a.reference.start == b.reference.start) {
-            explain_extent(extent, sink);
+            report_extent(extent, sink);
         }
     }
 }
 
 impl Exact {
-    fn wants(&self, start: u64) -> bool {
+    fn covers(&self, start: u64) -> bool {
         self.is_wrong.get(bucket(start)).copied().unwrap_or_default()
     }
 
     fn push(&self, entry: Entry) {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner).push(entry);
+        self.entries.lock().push(entry);
     }
 }
 
@@ -158,8 +160,8 @@ fn bucket(start: u64) -> usize {
     usize::try_from(hash::mix(start, 0) % buckets).unwrap_or_default()
 }
 
-/// All that was said of one address.
-fn explain_extent(entries: &[Entry], sink: &Sink<'_>) {
+/// Reports the mismatches of one extent.
+fn report_extent(entries: &[Entry], sink: &Sink<'_>) {
     let Some(first) = entries.first() else { return };
     let start = first.reference.start;
     let place = format!("extent {start}");
@@ -177,37 +179,43 @@ fn explain_extent(entries: &[Entry], sink: &Sink<'_>) {
         if uses == claims {
             continue;
         }
-        let who = reference.who();
+        let origin = reference.origin();
         if reference.kind == RefKind::Bytes {
             sizes.push((reference.from, uses, claims));
         } else if !is_there {
-            sink.add(Kind::ExtentItemMissing, &place, "extent item", "none", format!("of {who}"));
+            sink.add(
+                Kind::ExtentItemMissing,
+                &place,
+                "extent item",
+                "none",
+                format!("of {origin}"),
+            );
         } else if claims == 0 {
             let field = "back references";
-            sink.add(Kind::ReferenceMissing, &place, field, "none", format!("{uses} of {who}"));
+            sink.add(Kind::ReferenceMissing, &place, field, "none", format!("{uses} of {origin}"));
         } else if uses == 0 {
-            let have = format!("{claims} of {who}");
+            let have = format!("{claims} of {origin}");
             sink.add(Kind::ReferenceExtra, &place, "back references", have, "none");
         } else {
-            let have = format!("{claims} of {who}");
+            let have = format!("{claims} of {origin}");
             sink.add(Kind::ReferenceCount, &place, "back references", have, uses);
         }
     }
-    explain_sizes(&place, &sizes, sink);
+    report_sizes(&place, &sizes, sink);
 }
 
-/// Sizes fit neither where a user is wrong about one, nor where references are counted wrongly;
-/// the latter is said already.
-fn explain_sizes(place: &str, sizes: &[(u64, u64, u64)], sink: &Sink<'_>) {
+/// Reports references with a wrong length. Sums of lengths also differ if reference counts differ,
+/// which is reported already.
+fn report_sizes(place: &str, sizes: &[(u64, u64, u64)], sink: &Sink<'_>) {
     let claimed = sizes.iter().find(|(_, _, claims)| *claims > 0);
     let Some((want, _, _)) = claimed else { return };
     for (bytes, uses, _) in sizes.iter().filter(|(bytes, uses, _)| bytes != want && *uses > 0) {
-        let field = format!("bytes that {uses} users say");
+        let field = format!("bytes according to {uses} references");
         sink.add(Kind::ExtentSize, place, field, bytes, want);
     }
 }
 
-/// File offsets of references may lie before the file's start, and wrap.
+/// Formats the file offset of a reference, which may be negative and then wraps.
 fn signed(offset: u64) -> String {
     if offset > u64::MAX / 2 { format!("-{}", offset.wrapping_neg()) } else { offset.to_string() }
 }

@@ -1,19 +1,21 @@
-//! Floor 6: an independent reader of everything on a volume, the oracle of the other crates.
+//! Floor 6: an offline checker. It reads everything on a volume, independently of the other crates,
+//! and so serves as their oracle.
 //!
-//! It walks every tree itself, over `volume`, and compares whatever the format says twice: extents
-//! with who uses them, block groups with chunks and devices, free space with what is allocated,
-//! checksums with files, names with inodes. It never uses `tree`, `file`, `names`, `space` or `fs`:
-//! a mistake there must not be repeated here.
+//! It walks every tree itself, over `volume`, and compares all data that the format stores twice:
+//! extent items with the references of trees and files, block groups with chunks and devices, free
+//! space with allocated extents, checksums with file extents, names with inodes. It never uses
+//! `tree`, `file`, `names`, `space` or `fs`, so that it does not repeat their mistakes.
 //!
-//! [`check`] returns a [`Report`]; damage is in the report, and an error means that nothing could
-//! be said at all. Nothing is ever written.
+//! [`check`] returns a [`Report`], which lists all damage. It returns an error only if it could
+//! check nothing. It never writes.
 //!
-//! Memory does not grow with what is right: both sides of a comparison are added up by hashes
-//! (`hash`, `ledger`), and only where the sums differ does a second look collect what does not
-//! fit. What is allocated and what has checksums are kept as joined ranges, and tree blocks with
-//! 40 bytes each.
+//! References and names take no memory while they are consistent: each side of a comparison is
+//! compared by hashes (`hash`, `ledger`), and only if the sums differ a second pass collects
+//! the mismatches. Allocated space and space with checksums are kept as merged ranges, and tree
+//! blocks with 40 bytes each.
 
 mod blocks;
+mod checksum_items;
 mod chunk_tree;
 mod data;
 mod device_tree;
@@ -25,6 +27,7 @@ mod group_tree;
 mod hash;
 mod inode;
 mod ledger;
+mod misplaced;
 mod names;
 mod open;
 mod options;
@@ -34,9 +37,7 @@ mod roots;
 mod run;
 mod sink;
 mod spans;
-mod stray;
 mod subvolume;
-mod sum_items;
 mod supers;
 mod walk;
 
@@ -59,7 +60,10 @@ use butternut_volume::Volume;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Checks the volume on these devices.
+/// Checks the volume on these devices and returns its findings.
+///
+/// # Errors
+/// The volume cannot be opened, or the threads cannot be started.
 pub fn check(
     devices: Vec<Arc<dyn Device>>,
     options: &CheckOptions<'_>,
@@ -73,13 +77,13 @@ pub fn check(
     };
     let volume = open::volume(devices, options)?;
     let sink = Sink::new(options);
-    look(&volume, &sink, pool.as_ref())?;
+    run(&volume, &sink, pool.as_ref())?;
     let super_block = volume.super_block();
     let (generation, fsid) = (super_block.generation().0, super_block.fsid());
     Ok(Report { generation, fsid, ..sink.into_report() })
 }
 
-fn look(
+fn run(
     volume: &Volume,
     sink: &Sink<'_>,
     pool: Option<&rayon::ThreadPool>,
@@ -101,37 +105,38 @@ fn look(
         sink.note("parity of raid5 and raid6 is not checked");
     }
     drop(pass);
-    settle(&reader, &ledger, pool);
+    compare_references(&reader, &ledger, pool);
     if sink.options().check_data_csum {
-        data(&reader, pool);
+        verify_data(&reader, pool);
     }
     Ok(())
 }
 
-/// Where references do not come out even, looks again for those that do not fit.
-fn settle(reader: &Reader<'_>, ledger: &Ledger, pool: Option<&rayon::ThreadPool>) {
+/// Compares references with extent items. If the sums of the first pass differ, a second pass
+/// collects the references that do not match.
+fn compare_references(reader: &Reader<'_>, ledger: &Ledger, pool: Option<&rayon::ThreadPool>) {
     let sink = reader.sink();
     if sink.lost.extents.load(Ordering::Relaxed) || sink.lost.users.load(Ordering::Relaxed) {
         sink.note("some tree blocks cannot be read, so references to extents are not compared");
         return;
     }
-    let Some(second) = ledger.second() else { return };
+    let Some(second) = ledger.second_pass() else { return };
     sink.mute(true);
     let pass = Pass::new(reader, &second, pool);
     let chunk_tree = pass.chunk_tree();
     pass.trees(&chunk_tree);
     drop(pass);
     sink.mute(false);
-    second.explain(sink);
+    second.report(sink);
 }
 
-/// Reads all data that has checksums.
-fn data(reader: &Reader<'_>, pool: Option<&rayon::ThreadPool>) {
+/// Reads and verifies all data that has checksums.
+fn verify_data(reader: &Reader<'_>, pool: Option<&rayon::ThreadPool>) {
     let sink = reader.sink();
-    let nowhere = Ledger::new();
+    let unused = Ledger::new();
     sink.mute(true);
-    let walker = Walker::new(reader, &nowhere, pool);
-    let survey = roots::RootSurvey { reader, ledger: &nowhere };
+    let walker = Walker::new(reader, &unused, pool);
+    let survey = roots::RootSurvey { reader, ledger: &unused };
     let root = reader.volume().super_block().root();
     let route = Route { is_unaccounted: true, ..Route::default() };
     let roots = walker.tree(&survey, root, &route);

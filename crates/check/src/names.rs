@@ -1,5 +1,5 @@
-//! Which names, kinds and orphans of a subvolume do not fit: the second look, once the sums have
-//! shown that some do not.
+//! Reports the names, types and orphan items of a subvolume that do not match its inodes. It walks
+//! the tree again, after the sums of hashes have differed.
 
 use crate::blocks::Block;
 use crate::finding::Kind;
@@ -15,7 +15,7 @@ use butternut_format::key::{ItemType, Key};
 use butternut_format::node::Expected;
 use butternut_format::units::TreeId;
 
-/// One name, as an entry by index or as an inode's reference has it.
+/// One name, of an entry by index or of an inode's reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Link {
     dir: u64,
@@ -24,12 +24,12 @@ struct Link {
     name: u64,
 }
 
-/// Everything of a tree that has to do with names.
+/// All items of a tree that are about names.
 #[derive(Clone, Debug, Default)]
 struct Names {
     entries: Vec<(Link, u64)>,
     refs: Vec<Link>,
-    /// Number, kind, whether there are no links.
+    /// Inode number, type, whether it has no links.
     inodes: Vec<(u64, u64, bool)>,
     orphans: Vec<u64>,
 }
@@ -98,8 +98,8 @@ fn add(key: Key, data: &[u8], out: &mut Names) {
     }
 }
 
-/// Says what does not fit in the names of a tree.
-pub(crate) fn explain(walker: &Walker<'_>, tree: TreeId, root: Expected) {
+/// Reports the mismatches in the names of a tree.
+pub(crate) fn report_mismatches(walker: &Walker<'_>, tree: TreeId, root: Expected) {
     let ledger = Ledger::new();
     let again = Walker::new(walker.reader, &ledger, walker.pool());
     let sink = walker.reader.sink();

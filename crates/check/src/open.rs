@@ -1,4 +1,4 @@
-//! Opening devices and the volume on them.
+//! Opens devices and the volume on them.
 
 use crate::chunk_tree::ChunkTree;
 use crate::error::CheckError;
@@ -11,10 +11,13 @@ use butternut_volume::{OpenOptions, Volume, VolumeError};
 use std::path::Path;
 use std::sync::Arc;
 
-/// A device or image file, for reading; the volume begins at `offset`.
+/// Opens a device or image file for reading. The volume begins at byte `offset`.
 ///
-/// Reads go through the page cache: what lies there already costs nothing. A volume that somebody
-/// may be changing is refused, unless `force` asks for a look at it all the same.
+/// Reads go through the kernel's page cache.
+///
+/// # Errors
+/// The device cannot be opened, or, without `force`, it is mounted for writing or locked by another
+/// process.
 pub fn open_device(path: &Path, offset: u64, force: bool) -> Result<Arc<dyn Device>, CheckError> {
     let device = || path.display().to_string();
     if let Some(holder) = holder::writing_mount(path).filter(|_| !force) {
@@ -38,14 +41,14 @@ pub(crate) fn volume(
     Volume::open(devices, how).map_err(CheckError::Volume)
 }
 
-/// Hands the chunk tree to the volume. Says whether everything else can be read now.
+/// Installs devices and chunks in the volume. Returns whether the other trees can be read.
 pub(crate) fn install(
     volume: &Volume,
     chunk_tree: &ChunkTree,
     sink: &Sink<'_>,
 ) -> Result<bool, CheckError> {
     if chunk_tree.is_lost {
-        sink.note("the chunk tree cannot be read, so nothing else was");
+        sink.note("the chunk tree cannot be read, so nothing else was checked");
         return Ok(false);
     }
     for device in &chunk_tree.devices {
@@ -62,11 +65,11 @@ pub(crate) fn install(
     }
 }
 
-/// Chunks that do not fit together are damage; everything else is in the way of checking.
+/// Reports an inconsistent chunk as damage. Any other error ends the check.
 fn refused(error: VolumeError, sink: &Sink<'_>) -> Result<bool, CheckError> {
     if let VolumeError::Chunk(refused) = &error {
         sink.refused(Kind::ChunkLayout, "chunk tree", refused);
-        sink.note("the chunks do not fit together, so nothing else was read");
+        sink.note("the chunks are inconsistent, so nothing else was checked");
         return Ok(false);
     }
     Err(CheckError::Volume(error))

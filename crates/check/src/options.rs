@@ -1,23 +1,24 @@
-//! What to check, how, and whom to tell how far it is.
+//! Options of a check.
 
 use crate::report::Counts;
 use std::fmt;
 
-/// Findings that a report holds unless told otherwise; the rest is counted.
+/// Default of [`CheckOptions::findings_max`].
 const FINDINGS_MAX_DEFAULT: usize = 1000;
 
-/// Told how far the check is, now and then, from any of its threads.
+/// A callback that receives the counts so far, every few hundred tree blocks, from any thread of
+/// the check.
 pub type Progress<'a> = &'a (dyn Fn(&Counts) + Sync);
 
 #[derive(Clone, Copy)]
 pub struct CheckOptions<'a> {
-    /// Also read every sector that has a checksum, on every copy.
+    /// Also read every sector that has a checksum, on every mirror, and verify it.
     pub check_data_csum: bool,
-    /// Threads to work with: 1 does everything on the caller's, 0 takes one per core.
+    /// Number of threads: 1 uses only the caller's thread, 0 starts one per core.
     pub threads: usize,
-    /// Go on with devices missing, where every chunk can still be read.
+    /// Check a volume with devices missing, if every chunk can still be read.
     pub degraded: bool,
-    /// Findings to keep; more are only counted.
+    /// Number of findings to keep. Further findings are only counted.
     pub findings_max: usize,
     pub progress: Option<Progress<'a>>,
 }

@@ -1,17 +1,18 @@
-//! One pass over all trees, in the order in which each can be understood.
+//! One pass over all trees. The order gives each tree the results that its check needs.
 //!
 //! ```text
-//! chunk tree        where everything lies                    (walked when the volume was opened)
-//! root tree         which trees there are
-//! extent tree       what is allocated, who is said to use it; from here on blocks have items
-//! block groups, free space, checksums, devices, uuids
-//! subvolumes        who does use it; names, inodes, files
-//! what is left      relocation trees, logs, trees that are being removed
+//! chunk tree        logical to physical mapping
+//! root tree         the roots of the other trees
+//! extent tree       allocated extents and their back references; builds the table of tree blocks
+//! block groups, free space, checksums, devices, UUIDs
+//! subvolumes        references to extents; names, inodes, files
+//! other trees       relocation trees, logs, subvolumes that are being deleted
 //! ```
 //!
-//! A pass posts every reference to its ledger; whether they come out even is seen at its end.
+//! A pass posts every reference to its ledger, which is compared after the pass.
 
 use crate::blocks::Reader;
+use crate::checksum_items::{self, ChecksumSurvey};
 use crate::chunk_tree::{ChunkSurvey, ChunkTree};
 use crate::device_tree::{self, DeviceSurvey};
 use crate::extent_items::{BlockTable, ExtentSurvey, Extents};
@@ -20,12 +21,11 @@ use crate::free_space::{self, FreeSurvey};
 use crate::group_tree::{self, GroupSurvey};
 use crate::inode::Rules;
 use crate::ledger::Ledger;
+use crate::misplaced::KeysOnly;
 use crate::names;
 use crate::roots::{self, Root, RootSurvey, Roots, UuidSurvey};
 use crate::spans::Spans;
-use crate::stray::Nothing;
 use crate::subvolume::{ReferenceSurvey, SubvolumeSurvey, Summary, check_root};
-use crate::sum_items::{self, SumSurvey};
 use crate::supers;
 use crate::walk::{Memo, Route, Survey, Walker};
 use butternut_format::block_group::BlockGroup;
@@ -34,7 +34,7 @@ use butternut_format::key::ItemType;
 use butternut_format::units::TreeId;
 use std::sync::atomic::Ordering;
 
-/// Trees that are walked by themselves; what is left is walked for its references alone.
+/// Trees with a survey of their own. The other trees are walked only for their references.
 const OWN_SURVEY: [TreeId; 9] = [
     TreeId::ROOT,
     TreeId::CHUNK,
@@ -47,7 +47,8 @@ const OWN_SURVEY: [TreeId; 9] = [
     TreeId::QUOTA,
 ];
 
-/// Subvolumes whose wrong names are looked for one by one; of more it is said that there are some.
+/// Maximum number of subvolumes whose mismatched names are listed. For further subvolumes one
+/// finding says that there are some.
 const EXPLAINED_MAX: u32 = 64;
 
 pub(crate) struct Pass<'a> {
@@ -71,7 +72,7 @@ impl<'a> Pass<'a> {
         self.walker.tree(&ChunkSurvey { reader: self.reader }, root, &Route::default())
     }
 
-    /// Walks everything else.
+    /// Walks all other trees.
     pub(crate) fn trees(&self, chunk_tree: &ChunkTree) {
         let super_block = self.reader.volume().super_block();
         let survey = RootSurvey { reader: self.reader, ledger: self.ledger };
@@ -87,12 +88,12 @@ impl<'a> Pass<'a> {
         let mut groups = std::mem::take(&mut extents.groups);
         groups.extend(self.group_tree(&roots));
         groups.sort_by_key(|group| group.logical);
-        self.accounts(&groups, &extents.spans, chunk_tree);
+        self.block_groups(&groups, &extents.spans, chunk_tree);
         self.free_space(&roots, &groups, &extents.spans);
         let sums = self.sums(&roots, &extents.spans);
         self.devices(&roots, chunk_tree);
         self.uuids(&roots);
-        self.left_alone(&roots);
+        self.quotas(&roots);
         self.subvolumes(&roots, &sums);
         self.others(&roots);
         self.log();
@@ -118,8 +119,8 @@ impl<'a> Pass<'a> {
         root.map_or_else(Vec::new, |root| self.walk(&GroupSurvey { reader: self.reader }, root))
     }
 
-    /// What is allocated, added up in every place that says so.
-    fn accounts(&self, groups: &[BlockGroup], spans: &Spans, chunk_tree: &ChunkTree) {
+    /// Compares allocated bytes with block groups, chunks and the superblock.
+    fn block_groups(&self, groups: &[BlockGroup], spans: &Spans, chunk_tree: &ChunkTree) {
         let sink = self.reader.sink();
         if sink.lost.extents.load(Ordering::Relaxed) {
             return;
@@ -139,7 +140,7 @@ impl<'a> Pass<'a> {
         let Some(root) = roots.find(TreeId::FREE_SPACE) else { return };
         let free = self.walk(&FreeSurvey { reader: self.reader }, root);
         if !super_block.has_compat_ro(feature::FREE_SPACE_TREE_VALID) {
-            sink.note("the free space tree is not valid, and is not compared");
+            sink.note("the free space tree is marked invalid and is not compared");
             return;
         }
         if !sink.lost.extents.load(Ordering::Relaxed) {
@@ -148,11 +149,11 @@ impl<'a> Pass<'a> {
     }
 
     fn sums(&self, roots: &Roots, spans: &Spans) -> Spans {
-        let digest_bytes = self.reader.volume().super_block().csum().bytes();
+        let checksum_bytes = self.reader.volume().super_block().csum().bytes();
         let Some(root) = roots.find(TreeId::CHECKSUM) else { return Spans::default() };
-        let sums = self.walk(&SumSurvey { reader: self.reader, digest_bytes }, root);
+        let sums = self.walk(&ChecksumSurvey { reader: self.reader, checksum_bytes }, root);
         if !self.reader.sink().lost.extents.load(Ordering::Relaxed) {
-            sum_items::check_allocated(&sums, spans, self.reader.sink());
+            checksum_items::check_allocated(&sums, spans, self.reader.sink());
         }
         sums
     }
@@ -170,14 +171,14 @@ impl<'a> Pass<'a> {
         let was_lost = lost.load(Ordering::Relaxed);
         let entries = self.walk(&UuidSurvey { reader: self.reader }, root);
         let raw = self.reader.volume().super_block().raw();
-        // An older one is of a kernel that did not know of it; it is made again at the next mount.
+        // A kernel without UUID tree support leaves it outdated; the next mount rebuilds it.
         let is_current = raw.uuid_tree_generation == raw.generation;
         if is_current && !roots.is_lost && lost.load(Ordering::Relaxed) == was_lost {
             roots::check_uuids(&entries, roots, self.reader);
         }
     }
 
-    fn left_alone(&self, roots: &Roots) {
+    fn quotas(&self, roots: &Roots) {
         let Some(root) = roots.find(TreeId::QUOTA) else { return };
         let own = [
             ItemType::QGROUP_STATUS,
@@ -185,30 +186,38 @@ impl<'a> Pass<'a> {
             ItemType::QGROUP_LIMIT,
             ItemType::QGROUP_RELATION,
         ];
-        self.walk(&Nothing { reader: self.reader, tree: TreeId::QUOTA, own: &own }, root);
-        self.reader.sink().note("quotas are on; what they count is not checked");
+        self.walk(&KeysOnly { reader: self.reader, tree: TreeId::QUOTA, own: &own }, root);
+        self.reader.sink().note("quotas are enabled; their counts are not checked");
     }
 
     fn subvolumes(&self, roots: &Roots, sums: &Spans) {
         let super_block = self.reader.volume().super_block();
         let sink = self.reader.sink();
+        let lost_checksums = sink.lost.checksums();
+        for lost in lost_checksums.iter() {
+            let (start, end) = (lost.start, lost.end);
+            sink.note(format!(
+                "checksums of addresses {start} to {end} cannot be read, so whether data there \
+                 has checksums is not checked"
+            ));
+        }
         let memo = Memo::<Summary>::default();
-        let mut uneven = 0;
-        let is_one =
+        let mut mismatched = 0;
+        let is_checked =
             |root: &&Root| root.tree.is_subvolume() || root.tree == TreeId::DATA_RELOCATION;
-        for root in roots.trees.iter().filter(is_one).filter(|root| !root.is_dying()) {
+        for root in roots.trees.iter().filter(is_checked).filter(|root| !root.is_being_deleted()) {
             let rules = Rules {
                 tree: root.tree.0,
                 has_no_holes: super_block.has(feature::NO_HOLES),
-                wants_sums: root.tree != TreeId::DATA_RELOCATION
-                    && roots.find(TreeId::CHECKSUM).is_some()
-                    && !sink.lost.users.load(Ordering::Relaxed),
+                wants_checksums: root.tree != TreeId::DATA_RELOCATION
+                    && roots.find(TreeId::CHECKSUM).is_some(),
             };
             let survey = SubvolumeSurvey {
                 reader: self.reader,
                 ledger: self.ledger,
                 table: self.walker.table(),
                 sums,
+                lost_checksums: &lost_checksums,
                 memo: &memo,
                 rules,
             };
@@ -216,26 +225,26 @@ impl<'a> Pass<'a> {
             let verdict = survey.finish(summary);
             sink.count(&sink.counters.subvolumes, u64::from(root.tree.is_subvolume()));
             check_root(root.tree, &verdict, self.reader);
-            if verdict.is_uneven && !sink.is_mute() {
-                uneven += 1;
-                if uneven <= EXPLAINED_MAX {
-                    names::explain(&self.walker, root.tree, root.expected());
+            if verdict.has_mismatch && !sink.is_mute() {
+                mismatched += 1;
+                if mismatched <= EXPLAINED_MAX {
+                    names::report_mismatches(&self.walker, root.tree, root.expected());
                 } else {
                     let place = format!("tree {}", root.tree);
                     let want = "those of its inodes";
-                    sink.add(Kind::EntryUnpaired, place, "names", "others", want);
+                    sink.add(Kind::EntryUnpaired, place, "names", "different", want);
                 }
             }
         }
     }
 
-    /// Trees of which only the references count.
+    /// Walks the remaining trees, only for their references.
     fn others(&self, roots: &Roots) {
         let survey = ReferenceSurvey { ledger: self.ledger, table: self.walker.table() };
         for root in &roots.trees {
             let is_walked = OWN_SURVEY.contains(&root.tree)
                 || root.tree == TreeId::DATA_RELOCATION
-                || (root.tree.is_subvolume() && !root.is_dying());
+                || (root.tree.is_subvolume() && !root.is_being_deleted());
             if !is_walked {
                 let route = Route { removed_to: root.removed_to(), ..Route::default() };
                 self.walker.tree(&survey, root.expected(), &route);
@@ -243,20 +252,20 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// The blocks of the log trees can be read; no extent item knows of them.
+    /// Checks that the blocks of log trees can be read. They have no extent items.
     fn log(&self) {
         let Some(log_root) = self.reader.volume().super_block().log_root() else { return };
-        let nowhere = Ledger::new();
-        let survey = RootSurvey { reader: self.reader, ledger: &nowhere };
+        let unused = Ledger::new();
+        let survey = RootSurvey { reader: self.reader, ledger: &unused };
         let route = Route { is_unaccounted: true, ..Route::default() };
         let logs = self.walker.tree(&survey, log_root, &route);
-        let own = ReferenceSurvey { ledger: &nowhere, table: None };
+        let own = ReferenceSurvey { ledger: &unused, table: None };
         for root in &logs.trees {
             self.walker.tree(&own, root.expected(), &route);
         }
     }
 
-    /// The trees that no volume is without.
+    /// Reports required trees that are missing.
     fn require_trees(&self, roots: &Roots) {
         if roots.is_lost {
             return;

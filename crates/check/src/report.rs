@@ -1,8 +1,8 @@
-//! What a check came to.
+//! [`Report`]: the result of a check.
 
 use crate::finding::{Finding, Severity};
 
-/// What was looked at.
+/// Numbers of objects that were checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub trees: u64,
@@ -11,19 +11,20 @@ pub struct Counts {
     pub extents: u64,
     pub subvolumes: u64,
     pub inodes: u64,
-    /// Sectors of data verified, and bytes read for it, over all copies.
+    /// Data sectors that were verified, counted on every mirror.
     pub data_sectors: u64,
+    /// Bytes of data that were read, on all mirrors.
     pub data_bytes_read: u64,
 }
 
-/// What a check came to.
+/// The result of a check.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Errors first, then warnings; each in the order of the trees.
+    /// Errors first, then warnings; each sorted by kind and place.
     pub findings: Vec<Finding>,
-    /// Findings that were counted, and not kept.
+    /// Number of findings that were counted and not kept.
     pub findings_left_out: u64,
-    /// What a reader of the report must know and is no fault: a log tree, quotas not checked.
+    /// Remarks that are not damage, such as a log tree or quotas that are not checked.
     pub notes: Vec<String>,
     pub counts: Counts,
     pub generation: u64,
@@ -31,7 +32,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether there is no damage. Warnings are none.
+    /// Returns whether there are no errors. There may be warnings.
     pub fn is_clean(&self) -> bool {
         self.errors().next().is_none()
     }

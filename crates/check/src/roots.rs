@@ -1,16 +1,17 @@
-//! The root tree: which trees there are, and how subvolumes hang together.
+//! Checks the root tree: the roots of all trees, and the references between subvolumes.
 //!
-//! 1. A subvolume that is alive is referred to by exactly one directory of another, by a pair of
-//!    items that say the same: `ROOT_REF` and `ROOT_BACKREF`. The top one has no parent.
-//! 2. That directory has the entry, by hash and by index.
-//! 3. A subvolume that is being removed has no references, and an orphan item until it is gone.
-//! 4. The uuid tree knows every subvolume by its own uuid and by that it was received as.
+//! 1. A subvolume that is not being deleted has one parent directory in another subvolume, with a
+//!    matching pair of `ROOT_REF` and `ROOT_BACKREF`. The top-level subvolume has no parent.
+//! 2. That directory has an entry for it, by hash and by index.
+//! 3. A subvolume that is being deleted has no references. It has an orphan item until the deletion
+//!    is complete.
+//! 4. The UUID tree has an entry for the UUID, and for the received UUID, of every subvolume.
 
 use crate::blocks::{Block, Reader};
 use crate::extent_items::BlockTable;
 use crate::finding::Kind;
 use crate::ledger::Ledger;
-use crate::stray::stray;
+use crate::misplaced::misplaced;
 use crate::subvolume::{count_leaf, is_of_an_inode};
 use crate::walk::Survey;
 use butternut_format::checksum::name_hash;
@@ -24,7 +25,7 @@ use butternut_format::units::TreeId;
 use butternut_format::uuid::{Uuid, subvolume_ids};
 use std::collections::{HashMap, HashSet};
 
-/// A tree, as its root item has it.
+/// A tree and its root item.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Root {
     pub(crate) tree: TreeId,
@@ -36,12 +37,12 @@ impl Root {
         self.item.block(self.tree)
     }
 
-    /// Removed by its users, and not yet from the disk.
-    pub(crate) fn is_dying(&self) -> bool {
+    /// Returns whether the subvolume is being deleted.
+    pub(crate) fn is_being_deleted(&self) -> bool {
         self.tree.is_subvolume() && self.item.refs() == 0
     }
 
-    /// Where its removal stands, if it has begun.
+    /// Returns the progress of its deletion, if it has begun.
     pub(crate) fn removed_to(&self) -> Option<(u8, Key)> {
         let key = Key::from(&self.item.raw().drop_progress);
         let begun = self.tree != TreeId::TREE_RELOCATION && key != Key::default();
@@ -49,7 +50,7 @@ impl Root {
     }
 }
 
-/// A reference between subvolumes, from either side.
+/// A `ROOT_REF` or `ROOT_BACKREF`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Reference {
     parent: u64,
@@ -59,21 +60,21 @@ pub(crate) struct Reference {
     name: Vec<u8>,
 }
 
-/// What was read of the root tree.
+/// Contents of the root tree.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Roots {
     pub(crate) trees: Vec<Root>,
     forward: Vec<Reference>,
     back: Vec<Reference>,
     orphans: Vec<u64>,
-    /// Where the entry "default" leads.
+    /// The target of the directory entry "default".
     default: Option<u64>,
     pub(crate) is_lost: bool,
 }
 
 impl Roots {
     pub(crate) fn find(&self, tree: TreeId) -> Option<&Root> {
-        // In the order of the root tree; of several items for one tree the last is the newest.
+        // Sorted by key; of several items of one tree the last is the newest.
         let after = self.trees.partition_point(|root| root.tree <= tree);
         self.trees.get(after.checked_sub(1)?).filter(|root| root.tree == tree)
     }
@@ -113,7 +114,7 @@ impl RootSurvey<'_> {
             ItemType(0) if key.objectid == FREE_SPACE_OBJECTID => {}
             ItemType::TEMPORARY_ITEM | ItemType::PERSISTENT_ITEM | ItemType::STRING_ITEM => {}
             other if is_of_an_inode(other) => {}
-            _ => stray(self.reader, TreeId::ROOT, leaf, key),
+            _ => misplaced(self.reader, TreeId::ROOT, leaf, key),
         }
     }
 }
@@ -129,7 +130,7 @@ impl Survey for RootSurvey<'_> {
             }
         }
         if is_first {
-            // Caches of free space are files of this tree, which nobody ever shares.
+            // Free space caches (v1) are files of this tree. Its blocks are never shared.
             let unshared: Option<&BlockTable> = None;
             count_leaf(self.ledger, leaf, unshared);
         }
@@ -150,7 +151,7 @@ impl Survey for RootSurvey<'_> {
     }
 }
 
-/// Laws 1 and 3, and that the default subvolume is one.
+/// Checks laws 1 and 3, and that the default subvolume exists.
 pub(crate) fn check(roots: &Roots, reader: &Reader<'_>) {
     if roots.is_lost {
         return;
@@ -163,9 +164,9 @@ pub(crate) fn check(roots: &Roots, reader: &Reader<'_>) {
     for root in roots.trees.iter().filter(|root| root.tree.is_subvolume()) {
         let tree = root.tree;
         let place = format!("root item of tree {tree}");
-        // Orphans are in the order of their keys.
+        // Orphan items are sorted by key.
         let is_orphan = roots.orphans.binary_search(&tree.0).is_ok();
-        if root.is_dying() {
+        if root.is_being_deleted() {
             if !is_orphan {
                 sink.add(Kind::RootOrphan, &place, "orphan item", "none", "one, for refs is 0");
             }
@@ -202,7 +203,7 @@ fn pairs(roots: &Roots, reader: &Reader<'_>) {
     let (mut forward, mut back) = (roots.forward.clone(), roots.back.clone());
     forward.sort();
     back.sort();
-    let say = |found: &Reference, field: &str| {
+    let report = |found: &Reference, field: &str| {
         let place =
             format!("tree {} in directory {} of tree {}", found.child, found.dir, found.parent);
         let want =
@@ -210,18 +211,18 @@ fn pairs(roots: &Roots, reader: &Reader<'_>) {
         reader.sink().add(Kind::RootReference, place, field, "none that is the same", want);
     };
     forward.iter().filter(|found| back.binary_search(found).is_err()).for_each(|found| {
-        say(found, "back reference");
+        report(found, "back reference");
     });
     back.iter().filter(|found| forward.binary_search(found).is_err()).for_each(|found| {
-        say(found, "reference");
+        report(found, "reference");
     });
 }
 
-/// Law 2.
+/// Checks law 2.
 pub(crate) fn check_entries(roots: &Roots, reader: &Reader<'_>) {
     for found in &roots.forward {
         let Some(parent) = roots.find(TreeId(found.parent)) else { continue };
-        if parent.is_dying() {
+        if parent.is_being_deleted() {
             continue;
         }
         let leads = |data: &[u8]| {
@@ -246,7 +247,8 @@ pub(crate) fn check_entries(roots: &Roots, reader: &Reader<'_>) {
     }
 }
 
-/// Whether a tree has an item that `suits`; `None` where that cannot be read.
+/// Returns whether a tree has an item at `key` that `suits` accepts; `None` if a block on the path
+/// cannot be read.
 fn find(
     reader: &Reader<'_>,
     root: Expected,
@@ -282,13 +284,13 @@ fn find(
     }
 }
 
-/// The uuid tree: which uuid leads to which subvolumes.
+/// Reads the UUID tree.
 pub(crate) struct UuidSurvey<'a> {
     pub(crate) reader: &'a Reader<'a>,
 }
 
 impl Survey for UuidSurvey<'_> {
-    /// Key and subvolume.
+    /// Keys and subvolume ids.
     type Out = Vec<(Key, u64)>;
 
     fn leaf(&self, leaf: &Block<'_>, _is_first: bool) -> Self::Out {
@@ -300,7 +302,7 @@ impl Survey for UuidSurvey<'_> {
                     let ids = subvolume_ids(data).into_iter().flatten();
                     out.extend(ids.map(|tree| (key, tree.0)));
                 }
-                _ => stray(self.reader, TreeId::UUID, leaf, key),
+                _ => misplaced(self.reader, TreeId::UUID, leaf, key),
             }
         }
         out
@@ -311,7 +313,7 @@ impl Survey for UuidSurvey<'_> {
     }
 }
 
-/// Law 4.
+/// Checks law 4.
 pub(crate) fn check_uuids(entries: &[(Key, u64)], roots: &Roots, reader: &Reader<'_>) {
     let sink = reader.sink();
     let known: HashSet<(Key, u64)> = entries.iter().copied().collect();
@@ -322,7 +324,9 @@ pub(crate) fn check_uuids(entries: &[(Key, u64)], roots: &Roots, reader: &Reader
             (ItemType::UUID_RECEIVED_SUBVOL, Uuid(history.received_uuid)),
         ]
     };
-    for root in roots.trees.iter().filter(|root| root.tree.is_subvolume() && !root.is_dying()) {
+    for root in
+        roots.trees.iter().filter(|root| root.tree.is_subvolume() && !root.is_being_deleted())
+    {
         for (item_type, uuid) in uuids(root).into_iter().filter(|(_, uuid)| !uuid.is_nil()) {
             let key = uuid.key(item_type);
             if !known.contains(&(key, root.tree.0)) {
@@ -333,10 +337,10 @@ pub(crate) fn check_uuids(entries: &[(Key, u64)], roots: &Roots, reader: &Reader
     }
     for (key, tree) in entries {
         let root = roots.find(TreeId(*tree));
-        let is_its = root.is_some_and(|root| {
+        let has_uuid = root.is_some_and(|root| {
             uuids(root).iter().any(|(item_type, uuid)| uuid.key(*item_type) == *key)
         });
-        if !is_its {
+        if !has_uuid {
             let place = format!("uuid {}", Uuid::from_key(key));
             let want = "a subvolume with this uuid";
             sink.add(Kind::UuidEntry, place, "subvolume", tree, want);

@@ -1,44 +1,46 @@
-//! Runs of items that belong to one object, and what a cut through them leaves open.
+//! [`Run`]: combines the items of one object that are spread over several leaves.
 //!
-//! An object's items follow one another, over as many leaves as they need. A leaf, or any subtree,
-//! knows all of an object only if it holds something before and behind it: its first and its last
-//! object stay open until the neighbours are joined. Everything between was closed, once, where it
-//! lay; so a subtree that many snapshots share is looked at once.
+//! The items of an object are adjacent, but may span many leaves. A leaf, or a subtree, has all
+//! items of an object only if there are items of other objects on both sides. So the first and the
+//! last object of a subtree stay open until the subtree is joined with its neighbours; the objects
+//! in between are closed immediately, and once. A subtree that snapshots share is therefore
+//! processed once.
 
-/// What is known of one object so far.
+/// The items of one object that were seen so far.
 pub(crate) trait Part {
     fn object(&self) -> u64;
 
-    /// Adds what the items behind these said of the same object.
-    fn glue(&mut self, next: Self);
+    /// Adds the items of the same object that follow these.
+    fn merge(&mut self, next: Self);
 
-    /// Some items of the object could not be read.
-    fn spoil(&mut self);
+    /// Records that some items of the object could not be read.
+    fn mark_incomplete(&mut self);
 }
 
-/// The open ends of a run of leaves. A run with one object has only a first.
+/// The open objects at both ends of a run of leaves. A run with one object has only `first`.
 #[derive(Clone, Debug)]
 pub(crate) struct Run<P> {
     first: Option<P>,
     last: Option<P>,
-    /// The run begins, or ends, beside something that could not be read.
-    is_torn_before: bool,
-    is_torn_behind: bool,
+    /// The block before, or behind, the run could not be read.
+    is_lost_before: bool,
+    is_lost_behind: bool,
 }
 
 impl<P> Default for Run<P> {
     fn default() -> Self {
-        Self { first: None, last: None, is_torn_before: false, is_torn_behind: false }
+        Self { first: None, last: None, is_lost_before: false, is_lost_behind: false }
     }
 }
 
 impl<P: Part> Run<P> {
-    /// In place of what could not be read.
+    /// Returns the run of a subtree that could not be read.
     pub(crate) fn lost() -> Self {
-        Self { is_torn_before: true, is_torn_behind: true, ..Self::default() }
+        Self { is_lost_before: true, is_lost_behind: true, ..Self::default() }
     }
 
-    /// The part that items of `object` behind all others belong to; made if it is not there.
+    /// Returns the part of `object`, whose items follow all items so far. Makes it if it is new,
+    /// and then passes the object before it to `close`.
     pub(crate) fn part_of(
         &mut self,
         object: u64,
@@ -56,24 +58,24 @@ impl<P: Part> Run<P> {
         self.end()
     }
 
-    /// Adds the run behind this one.
+    /// Appends the run that follows this one.
     pub(crate) fn join(&mut self, mut right: Self, close: &mut dyn FnMut(P)) {
-        if self.is_torn_behind
+        if self.is_lost_behind
             && let Some(first) = &mut right.first
         {
-            first.spoil();
+            first.mark_incomplete();
         }
-        if right.is_torn_before {
+        if right.is_lost_before {
             match self.end() {
-                Some(end) => end.spoil(),
-                None => self.is_torn_before = true,
+                Some(end) => end.mark_incomplete(),
+                None => self.is_lost_before = true,
             }
         }
         let right_is_bare = right.first.is_none();
-        self.is_torn_behind = right.is_torn_behind || (right_is_bare && self.is_torn_behind);
+        self.is_lost_behind = right.is_lost_behind || (right_is_bare && self.is_lost_behind);
         let Some(first) = right.first else { return };
         match self.end() {
-            Some(end) if end.object() == first.object() => end.glue(first),
+            Some(end) if end.object() == first.object() => end.merge(first),
             Some(_) => {
                 if let Some(before) = self.last.replace(first) {
                     close(before);
@@ -90,12 +92,12 @@ impl<P: Part> Run<P> {
         }
     }
 
-    /// Closes both ends: nothing comes before or behind.
+    /// Closes both ends. Call it on the run of the whole tree.
     pub(crate) fn finish(self, close: &mut dyn FnMut(P)) {
         self.first.into_iter().chain(self.last).for_each(close);
     }
 
-    /// What a join with the run behind would glue or put side by side.
+    /// Returns the two parts that [`Run::join`] would merge or make adjacent.
     pub(crate) fn seam<'r>(&'r self, right: &'r Self) -> Option<(&'r P, &'r P)> {
         self.last.as_ref().or(self.first.as_ref()).zip(right.first.as_ref())
     }
@@ -117,12 +119,12 @@ mod tests {
             self.0
         }
 
-        fn glue(&mut self, next: Self) {
+        fn merge(&mut self, next: Self) {
             self.1 += next.1;
             self.2 |= next.2;
         }
 
-        fn spoil(&mut self) {
+        fn mark_incomplete(&mut self) {
             self.2 = true;
         }
     }
@@ -137,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn however_a_row_of_items_is_cut_each_object_is_closed_once_and_whole() {
+    fn each_object_is_closed_once_and_whole_wherever_the_items_are_split() {
         let row = [1, 1, 2, 3, 3, 3, 3, 4, 5, 5];
         for a in 0..=row.len() {
             for b in a..=row.len() {
@@ -156,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_beside_a_lost_run_are_spoiled_and_no_others() {
+    fn only_objects_next_to_a_lost_run_are_incomplete() {
         let mut closed = Vec::new();
         let mut left = run_of(&[1, 2], &mut closed);
         let right = run_of(&[2, 3], &mut closed);

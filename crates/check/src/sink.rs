@@ -1,20 +1,25 @@
-//! Where findings, notes and counts go, from any thread.
+//! [`Sink`]: collects findings, notes and counts, from any thread.
 //!
-//! 1. At most [`CheckOptions::findings_max`] findings are kept; the rest is counted.
-//! 2. While muted nothing is kept or counted: a second look at the same trees must not say
-//!    everything twice.
-//! 3. What lies below a block that cannot be read is not known. [`Lost`] remembers which side was
-//!    affected, so that its absence elsewhere is not called damage as well.
+//! 1. At most [`CheckOptions::findings_max`] findings are kept; the rest are counted.
+//! 2. While the sink is muted it keeps and counts nothing, so that a second pass over the same
+//!    trees reports nothing twice.
+//! 3. The subtree of a block that cannot be read is unknown. [`Lost`] records which side of the
+//!    comparison lacks it, so that the absence is not reported as further damage.
 
 use crate::finding::{Finding, Kind};
 use crate::options::CheckOptions;
 use crate::report::{Counts, Report};
+use crate::spans::Spans;
+use butternut_format::key::Key;
+use butternut_format::node::Expected;
 use butternut_format::refused::Refused;
+use butternut_format::units::TreeId;
+use butternut_sys::lock::{Mutex, MutexGuard, rank};
 use std::fmt::Display;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
-/// Tree blocks between two words of progress.
+/// Number of tree blocks between two calls of the progress callback.
 const PROGRESS_BLOCKS: u64 = 512;
 
 #[derive(Default)]
@@ -32,15 +37,46 @@ pub(crate) struct Counters {
 /// Which parts of the volume could not be read.
 #[derive(Default)]
 pub(crate) struct Lost {
-    /// Of the extent tree: what is allocated is not known.
+    /// Parts of the extent tree: some allocated extents are unknown.
     pub(crate) extents: AtomicBool,
-    /// Of any other tree: who uses it is not known.
+    /// Parts of another tree: some references to extents are unknown.
     pub(crate) users: AtomicBool,
+    /// Parts of the checksum tree: whether data at these addresses has checksums is unknown.
+    checksums: Mutex<Vec<Range<u64>>, rank::CheckLost>,
+}
+
+impl Lost {
+    /// Records the loss of the subtree of a block, whose keys are below `end`.
+    pub(crate) fn add(&self, expected: &Expected, end: Option<Key>) {
+        let side = if expected.tree == TreeId::EXTENT { &self.extents } else { &self.users };
+        side.store(true, Ordering::Relaxed);
+        if expected.tree == TreeId::CHECKSUM {
+            let start = expected.first_key.map_or(0, |key| key.offset);
+            let end = end.map_or(u64::MAX, |key| key.offset);
+            self.lock().push(start..end);
+        }
+    }
+
+    /// Returns the addresses whose checksums are unknown.
+    pub(crate) fn checksums(&self) -> Spans {
+        let mut lost = self.lock().clone();
+        lost.sort_by_key(|range| range.start);
+        let mut spans = Spans::default();
+        for range in lost {
+            // An overlap is merged.
+            spans.push(range.start, range.end, true).unwrap_or_default();
+        }
+        spans
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Range<u64>>> {
+        self.checksums.lock()
+    }
 }
 
 pub(crate) struct Sink<'a> {
     options: &'a CheckOptions<'a>,
-    kept: Mutex<Kept>,
+    kept: Mutex<Kept, rank::CheckFindings>,
     is_mute: AtomicBool,
     pub(crate) counters: Counters,
     pub(crate) lost: Lost,
@@ -68,7 +104,7 @@ impl<'a> Sink<'a> {
         self.options
     }
 
-    /// Keeps one finding.
+    /// Adds a finding.
     pub(crate) fn add(
         &self,
         kind: Kind,
@@ -80,7 +116,7 @@ impl<'a> Sink<'a> {
         if self.is_mute() {
             return;
         }
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.kept.lock();
         if kept.findings.len() >= self.options.findings_max {
             kept.left_out += 1;
             return;
@@ -95,7 +131,7 @@ impl<'a> Sink<'a> {
         });
     }
 
-    /// Keeps what a check of the format said.
+    /// Adds a finding from an error of the `format` crate.
     pub(crate) fn refused(&self, kind: Kind, place: impl Display, refused: &Refused) {
         let inner = refused.place();
         let place = match (place.to_string(), inner) {
@@ -108,7 +144,7 @@ impl<'a> Sink<'a> {
 
     pub(crate) fn note(&self, note: impl Into<String>) {
         if !self.is_mute() {
-            self.kept.lock().unwrap_or_else(PoisonError::into_inner).notes.push(note.into());
+            self.kept.lock().notes.push(note.into());
         }
     }
 
@@ -126,7 +162,7 @@ impl<'a> Sink<'a> {
         }
     }
 
-    /// Counts a tree block, and says so now and then.
+    /// Counts a tree block and calls the progress callback at intervals.
     pub(crate) fn count_block(&self, items: u64) {
         if self.is_mute() {
             return;
@@ -155,10 +191,10 @@ impl<'a> Sink<'a> {
         }
     }
 
-    /// Everything that was kept, in order and once.
+    /// Returns all findings, sorted and without duplicates.
     pub(crate) fn into_report(self) -> Report {
         let counts = self.counts();
-        let kept = self.kept.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let kept = self.kept.into_inner();
         let mut findings = kept.findings;
         findings.sort();
         findings.dedup();

@@ -1,4 +1,5 @@
-//! Ranges of addresses in rising order, neighbours joined: memory grows with fragmentation only.
+//! [`Spans`]: sorted ranges of addresses, with adjacent ranges merged, so that memory grows only
+//! with fragmentation.
 
 /// One range, and whether it holds data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,8 +15,10 @@ pub(crate) struct Spans {
 }
 
 impl Spans {
-    /// Adds a range behind the others. One that begins before the last ends is added as far as it
-    /// lies behind it; the error is where that end is.
+    /// Appends a range. Of a range that overlaps the last one, only the rest is added.
+    ///
+    /// # Errors
+    /// The range overlaps the last one; the error is the end of that.
     pub(crate) fn push(&mut self, start: u64, end: u64, is_data: bool) -> Result<(), u64> {
         let Some(last) = self.sorted.last_mut() else {
             self.sorted.push(Span { start, end, is_data });
@@ -30,11 +33,14 @@ impl Spans {
         if start < last_end { Err(last_end) } else { Ok(()) }
     }
 
-    /// Adds all of `right` behind the others; the error is the first that overlaps, and with what.
+    /// Appends all ranges of `right`.
+    ///
+    /// # Errors A range overlaps; the error is the start of the first such range and the end that
+    /// it overlaps.
     pub(crate) fn append(&mut self, right: Self) -> Result<(), (u64, u64)> {
         let mut rest = right.sorted.into_iter();
         let mut overlap = Ok(());
-        // Once one fits whole, the others do.
+        // After the first range without overlap, no other overlaps.
         for span in rest.by_ref() {
             match self.push(span.start, span.end, span.is_data) {
                 Ok(()) => break,
@@ -49,7 +55,7 @@ impl Spans {
         self.sorted.iter().copied()
     }
 
-    /// The parts of these ranges inside `start..end`.
+    /// Returns the parts of these ranges inside `start..end`.
     pub(crate) fn within(&self, start: u64, end: u64) -> impl Iterator<Item = Span> + '_ {
         let first = self.sorted.partition_point(|span| span.end <= start);
         self.sorted
@@ -59,7 +65,7 @@ impl Spans {
             .map(move |span| Span { start: span.start.max(start), end: span.end.min(end), ..*span })
     }
 
-    /// Bytes of `start..end` that these ranges cover.
+    /// Returns the number of bytes of `start..end` that these ranges cover.
     pub(crate) fn covered(&self, start: u64, end: u64) -> u64 {
         self.within(start, end).map(|span| span.end.saturating_sub(span.start)).sum()
     }
@@ -78,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_of_one_kind_are_one() {
+    fn adjacent_ranges_of_one_type_are_merged() {
         let spans = spans(&[(0, 4, true), (4, 8, true), (8, 12, false), (20, 24, false)]);
         let list: Vec<_> = spans.iter().map(|span| (span.start, span.end)).collect();
         assert_eq!(list, [(0, 8), (8, 12), (20, 24)]);
@@ -87,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn an_overlap_is_said_once_and_counted_once() {
+    fn an_overlap_is_reported_once_and_counted_once() {
         let mut left = spans(&[(0, 10, true)]);
         assert_eq!(left.push(8, 12, true), Err(10));
         assert_eq!(left.append(spans(&[(11, 14, false), (20, 30, true)])), Err((11, 12)));

@@ -1,22 +1,22 @@
-//! A subvolume: its leaves, and what they add up to.
+//! Checks a subvolume.
 //!
-//! Leaves that snapshots share are looked at once; so are the references that go out from them.
-//! Names and inodes are compared over the whole tree by sums ([`crate::hash`]); only where these
-//! do not come out even does [`crate::names`] look for the ones that do not fit.
+//! Leaves that snapshots share, and the references from them, are processed once. Names and inodes
+//! of the whole tree are compared by sums of hashes ([`crate::hash`]). Only if these differ,
+//! [`crate::names`] walks the tree again and reports the mismatches.
 
 use crate::blocks::{Block, Reader};
 use crate::extent_items::BlockTable;
 use crate::finding::Kind;
 use crate::hash;
 use crate::inode::{
-    Balance, ExtentFacts, InodeFacts, InodePart, ROOT_DIR, Rules, SumFacts, entry_kind, kind_word,
-    link, orphan,
+    Balance, ChecksumState, ExtentFields, InodeFields, InodePart, ROOT_DIR, Rules, entry_kind,
+    kind_word, link, orphan,
 };
 use crate::ledger::{Ledger, RefKind, Reference};
+use crate::misplaced::misplaced;
 use crate::run::Run;
 use crate::sink::Sink;
 use crate::spans::Spans;
-use crate::stray::stray;
 use crate::walk::{Memo, Survey};
 use butternut_format::dir::{DirEntries, DirEntry, EntryKind};
 use butternut_format::file_extent::{Compression, ExtentBody, FileExtent};
@@ -25,10 +25,10 @@ use butternut_format::inode_ref::{InodeExtrefs, InodeRefs};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::{SECTOR_BYTES, TreeId};
 
-/// The longest inline extent, unpacked.
+/// Maximum length of an inline extent after decompression, in bytes.
 const INLINE_BYTES_MAX: u64 = SECTOR_BYTES;
 
-/// What the leaves of a subtree came to.
+/// The result of the leaves of a subtree.
 #[derive(Clone, Default)]
 pub(crate) struct Summary {
     run: Run<Box<InodePart>>,
@@ -41,42 +41,44 @@ pub(crate) struct SubvolumeSurvey<'a> {
     pub(crate) ledger: &'a Ledger,
     pub(crate) table: Option<&'a BlockTable>,
     pub(crate) sums: &'a Spans,
+    /// Addresses whose checksums could not be read.
+    pub(crate) lost_checksums: &'a Spans,
     pub(crate) memo: &'a Memo<Summary>,
     pub(crate) rules: Rules,
 }
 
-/// What a tree's names and inodes came to.
+/// The result of a subvolume.
 pub(crate) struct Verdict {
-    /// Names, kinds or orphans do not come out even.
-    pub(crate) is_uneven: bool,
+    /// Names, types or orphan items do not match the inodes.
+    pub(crate) has_mismatch: bool,
     pub(crate) has_root: bool,
     pub(crate) is_lost: bool,
 }
 
 impl SubvolumeSurvey<'_> {
-    /// Nothing comes before or behind.
+    /// Closes the inodes at both ends and returns the result of the whole tree.
     pub(crate) fn finish(&self, summary: Summary) -> Verdict {
         let Summary { run, mut balance, is_lost } = summary;
         run.finish(&mut |part| self.close(&part, &mut balance));
-        let is_even = balance.names == 0 && balance.kinds == 0 && balance.orphans == 0;
+        let matches = balance.names == 0 && balance.kinds == 0 && balance.orphans == 0;
         if !is_lost {
-            rings(&mut balance.parents, self.rules.tree, self.reader.sink());
+            report_loops(&mut balance.parents, self.rules.tree, self.reader.sink());
         }
-        Verdict { is_uneven: !is_even && !is_lost, has_root: balance.has_root, is_lost }
+        Verdict { has_mismatch: !matches && !is_lost, has_root: balance.has_root, is_lost }
     }
 
     fn close(&self, part: &InodePart, balance: &mut Balance) {
-        part.judge(&self.rules, self.reader.sink(), balance);
+        part.check(&self.rules, self.reader.sink(), balance);
     }
 
-    fn item(&self, leaf: &LeafFacts<'_, '_>, key: Key, data: &[u8], out: &mut Summary) {
+    fn item(&self, leaf: &LeafContext<'_, '_>, key: Key, data: &[u8], out: &mut Summary) {
         let Summary { run, balance, .. } = out;
         if key.item_type == ItemType::ORPHAN_ITEM {
             balance.orphans = balance.orphans.wrapping_sub(orphan(key.offset));
             return;
         }
         if !is_of_an_inode(key.item_type) {
-            stray(self.reader, TreeId(self.rules.tree), leaf.block, key);
+            misplaced(self.reader, TreeId(self.rules.tree), leaf.block, key);
             return;
         }
         let mut closed = Balance::default();
@@ -87,7 +89,7 @@ impl SubvolumeSurvey<'_> {
         match key.item_type {
             ItemType::INODE_ITEM => {
                 if let Ok(inode) = Inode::check(data) {
-                    part.set_item(InodeFacts::from(&inode));
+                    part.set_item(InodeFields::from(&inode));
                 }
             }
             ItemType::INODE_REF => {
@@ -112,7 +114,7 @@ impl SubvolumeSurvey<'_> {
         }
     }
 
-    fn file_extent(&self, leaf: &LeafFacts<'_, '_>, key: Key, data: &[u8], part: &mut InodePart) {
+    fn file_extent(&self, leaf: &LeafContext<'_, '_>, key: Key, data: &[u8], part: &mut InodePart) {
         let Ok(extent) = FileExtent::check(data, key.offset) else { return };
         if leaf.is_first {
             count_data(self.ledger, leaf, key, &extent);
@@ -143,12 +145,18 @@ impl SubvolumeSurvey<'_> {
             let want = format!("at most {newest}, the volume's");
             sink.add(Kind::FileExtentForm, place(), "generation", extent.generation, want);
         }
-        let sums = self.sums_of(&extent);
-        if sums == SumFacts::Odd {
-            sink.add(Kind::SumsOdd, place(), "checksums", "some", "none where preallocated");
+        let sums = self.checksums_of(&extent);
+        if sums == ChecksumState::Unexpected {
+            sink.add(
+                Kind::ChecksumsUnexpected,
+                place(),
+                "checksums",
+                "some",
+                "none where preallocated",
+            );
         }
         let end = key.offset.saturating_add(extent.file_bytes());
-        let facts = ExtentFacts {
+        let facts = ExtentFields {
             start: key.offset,
             end,
             bytes,
@@ -168,14 +176,14 @@ impl SubvolumeSurvey<'_> {
         self.reader.sink().add(Kind::FileExtentOverlap, place, "extent", start, want);
     }
 
-    fn sums_of(&self, extent: &FileExtent<'_>) -> SumFacts {
-        if !self.rules.wants_sums {
-            return SumFacts::None;
+    fn checksums_of(&self, extent: &FileExtent<'_>) -> ChecksumState {
+        if !self.rules.wants_checksums {
+            return ChecksumState::None;
         }
         let (disk, run, is_written) = match extent.body {
             ExtentBody::Regular { disk, run } => (disk, run, true),
             ExtentBody::Preallocated { disk, run } => (disk, run, false),
-            ExtentBody::Inline(_) | ExtentBody::Hole { .. } => return SumFacts::None,
+            ExtentBody::Inline(_) | ExtentBody::Hole { .. } => return ChecksumState::None,
         };
         let start = disk.logical.0;
         let (start, end) = if extent.compression == Compression::None {
@@ -184,17 +192,21 @@ impl SubvolumeSurvey<'_> {
         } else {
             (start, start.saturating_add(disk.bytes))
         };
+        if self.lost_checksums.covered(start, end) > 0 {
+            return ChecksumState::None;
+        }
         let covered = self.sums.covered(start, end);
         match (covered, is_written) {
-            (0, true) if end > start => SumFacts::Missing,
-            (0, _) => SumFacts::None,
-            (_, false) => SumFacts::Odd,
-            (covered, true) if covered == end.saturating_sub(start) => SumFacts::All,
-            (_, true) => SumFacts::Some,
+            (0, true) if end > start => ChecksumState::Missing,
+            (0, _) => ChecksumState::None,
+            (_, false) => ChecksumState::Unexpected,
+            (covered, true) if covered == end.saturating_sub(start) => ChecksumState::All,
+            (_, true) => ChecksumState::Some,
         }
     }
 
-    /// An attribute's name is there once; those whose hashes collide share an item.
+    /// Checks that the names of an item are distinct. Attributes whose hashes collide share an
+    /// item.
     fn xattrs(&self, key: Key, data: &[u8]) {
         let mut names: Vec<&[u8]> =
             DirEntries::new(data).flatten().map(|entry| entry.name).collect();
@@ -216,7 +228,7 @@ impl Survey for SubvolumeSurvey<'_> {
     type Out = Summary;
 
     fn leaf(&self, leaf: &Block<'_>, is_first: bool) -> Summary {
-        let facts = LeafFacts::of(leaf, is_first, self.table);
+        let facts = LeafContext::of(leaf, is_first, self.table);
         let mut out = Summary::default();
         for slot in 0..leaf.len() {
             if let Some((key, data)) = leaf.item(slot) {
@@ -247,22 +259,22 @@ impl Survey for SubvolumeSurvey<'_> {
     }
 }
 
-/// A leaf, and how its references go out.
-pub(crate) struct LeafFacts<'l, 'b> {
+/// A leaf, and the form of its references.
+pub(crate) struct LeafContext<'l, 'b> {
     pub(crate) block: &'l Block<'b>,
     is_first: bool,
     is_full: bool,
 }
 
-impl<'l, 'b> LeafFacts<'l, 'b> {
+impl<'l, 'b> LeafContext<'l, 'b> {
     fn of(block: &'l Block<'b>, is_first: bool, table: Option<&BlockTable>) -> Self {
         let item = table.filter(|_| is_first).and_then(|table| table.find(block.logical()));
         Self { block, is_first, is_full: item.is_some_and(|item| item.is_full) }
     }
 }
 
-/// Posts the reference of one file extent, if it has one.
-fn count_data(ledger: &Ledger, leaf: &LeafFacts<'_, '_>, key: Key, extent: &FileExtent<'_>) {
+/// Posts the reference that a file extent makes, if it has a data extent.
+fn count_data(ledger: &Ledger, leaf: &LeafContext<'_, '_>, key: Key, extent: &FileExtent<'_>) {
     let (disk, run) = match extent.body {
         ExtentBody::Regular { disk, run } | ExtentBody::Preallocated { disk, run } => (disk, run),
         ExtentBody::Inline(_) | ExtentBody::Hole { .. } => return,
@@ -285,7 +297,7 @@ fn count_data(ledger: &Ledger, leaf: &LeafFacts<'_, '_>, key: Key, extent: &File
 
 fn add_ref(part: &mut InodePart, balance: &mut Balance, (dir, index, name): (u64, u64, &[u8])) {
     part.add_ref(dir);
-    // The root directory is its own parent, and no entry says so.
+    // The root directory is its own parent, without a directory entry.
     if part.ino != ROOT_DIR || dir != ROOT_DIR {
         let link = link(dir, index, hash::name(name), part.ino);
         balance.names = balance.names.wrapping_sub(link);
@@ -300,7 +312,7 @@ fn add_name(part: &mut InodePart, balance: &mut Balance, key: Key, entry: &DirEn
     let target =
         hash::words([location.objectid, u64::from(location.item_type.0), kind_word(kind), name]);
     part.add_name(is_index, entry.name.len(), target);
-    // Entries that lead to subvolumes meet the references in the root tree.
+    // Entries of subvolumes are compared with the references in the root tree.
     if is_index && location.item_type == ItemType::INODE_ITEM {
         let link = link(key.objectid, key.offset, name, location.objectid);
         balance.names = balance.names.wrapping_add(link);
@@ -323,32 +335,32 @@ pub(crate) fn is_of_an_inode(item_type: ItemType) -> bool {
     )
 }
 
-/// Says which directories are in no path from the root, because each is inside another of them.
-/// One whose parent is no directory is said by its missing entry.
-fn rings(parents: &mut [(u64, u64)], tree: u64, sink: &Sink<'_>) {
+/// Reports loops of directories, which no path from the root reaches. A directory whose parent does
+/// not exist is reported by its missing entry.
+fn report_loops(parents: &mut [(u64, u64)], tree: u64, sink: &Sink<'_>) {
     parents.sort_unstable();
     let find = |dir: u64| parents.binary_search_by_key(&dir, |(dir, _)| *dir).ok();
-    // The walk upwards on which each was first met.
-    let mut met = vec![0_usize; parents.len()];
+    // For each directory the number of the upward walk that visited it first, or 0.
+    let mut walk_of = vec![0_usize; parents.len()];
     for start in 0..parents.len() {
         let mut next = Some(start);
-        while let Some(at) = next.filter(|at| met.get(*at) == Some(&0)) {
-            if let Some(met) = met.get_mut(at) {
-                *met = start + 1;
+        while let Some(at) = next.filter(|at| walk_of.get(*at) == Some(&0)) {
+            if let Some(walk_of) = walk_of.get_mut(at) {
+                *walk_of = start + 1;
             }
             next = parents.get(at).and_then(|(_, parent)| find(*parent));
         }
-        let Some(end) = next.filter(|at| met.get(*at) == Some(&(start + 1))) else { continue };
+        let Some(end) = next.filter(|at| walk_of.get(*at) == Some(&(start + 1))) else { continue };
         if let Some((dir, parent)) = parents.get(end) {
             let place = format!("tree {tree} directory {dir}");
             let have = format!("{parent}, which is inside it");
-            sink.add(Kind::DirectoryRing, place, "parent", have, "a directory above it");
+            sink.add(Kind::DirectoryLoop, place, "parent", have, "a directory above it");
         }
     }
 }
 
-/// Counts the references of a tree whose inodes are not judged: one that is being removed, or the
-/// root tree.
+/// Posts the references of a tree whose inodes are not checked, such as a subvolume that is being
+/// deleted.
 pub(crate) struct ReferenceSurvey<'a> {
     pub(crate) ledger: &'a Ledger,
     pub(crate) table: Option<&'a BlockTable>,
@@ -366,9 +378,9 @@ impl Survey for ReferenceSurvey<'_> {
     fn join(&self, _left: &mut (), _right: ()) {}
 }
 
-/// Posts all references that go out from a leaf.
+/// Posts all references to data extents of a leaf.
 pub(crate) fn count_leaf(ledger: &Ledger, leaf: &Block<'_>, table: Option<&BlockTable>) {
-    let facts = LeafFacts::of(leaf, true, table);
+    let facts = LeafContext::of(leaf, true, table);
     for slot in 0..leaf.len() {
         let Some((key, data)) = leaf.item(slot) else { continue };
         if key.item_type == ItemType::EXTENT_DATA
@@ -379,7 +391,7 @@ pub(crate) fn count_leaf(ledger: &Ledger, leaf: &Block<'_>, table: Option<&Block
     }
 }
 
-/// A subvolume's root directory is there.
+/// Checks that a subvolume has its root directory.
 pub(crate) fn check_root(tree: TreeId, verdict: &Verdict, reader: &Reader<'_>) {
     if !verdict.has_root && !verdict.is_lost {
         let place = format!("tree {tree}");

@@ -1,7 +1,7 @@
-//! Superblocks: every copy on every device, and the system chunks in them.
+//! Checks the superblocks: every copy on every device, and their system chunks.
 //!
-//! The first copy is the one that a kernel mounts by: without it there is damage. The others are
-//! written behind it, and a crash between may leave them older or torn: that is a warning.
+//! The kernel mounts by the first copy, so a bad first copy is an error. The other copies are
+//! written after it, and a crash in between leaves them older or torn, so a bad one is a warning.
 
 use crate::blocks::Reader;
 use crate::finding::Kind;
@@ -21,8 +21,8 @@ pub(crate) fn check_copies(reader: &Reader<'_>) {
     }
     if newest.log_root().is_some() {
         reader.sink().note(
-            "there is a log tree: what was synced since the last commit is in it, and is not \
-             checked further than its blocks",
+            "there is a log tree with data synced since the last commit; only its blocks are \
+             checked",
         );
     }
 }
@@ -37,7 +37,7 @@ fn check_copy(reader: &Reader<'_>, device: &str, report: &CopyReport, newest: &S
             sink.add(kind, place, "read", error, "success");
         }
         Ok(copy) => {
-            // A seed keeps the superblock of its own volume.
+            // A seed device keeps the superblock of its own volume.
             let is_ours = copy.fsid() == newest.fsid();
             if is_ours && copy.generation() != newest.generation() {
                 let place = format!("{device}: superblock copy {}", report.copy);
@@ -48,7 +48,7 @@ fn check_copy(reader: &Reader<'_>, device: &str, report: &CopyReport, newest: &S
     }
 }
 
-/// The backup of this generation, where there is one, names the roots that are.
+/// Compares the root backup of this generation, if there is one, with the roots.
 pub(crate) fn check_backup(reader: &Reader<'_>, roots: &Roots) {
     let raw = reader.volume().super_block().raw();
     let mut backups = raw.super_roots.iter();
@@ -99,7 +99,7 @@ pub(crate) fn check_backup(reader: &Reader<'_>, roots: &Roots) {
     }
 }
 
-/// The array holds exactly the system chunks of the chunk tree.
+/// Compares the superblock's system chunks with those of the chunk tree.
 pub(crate) fn check_system_chunks(chunks: &[Chunk], reader: &Reader<'_>) {
     let sink = reader.sink();
     let own: Vec<Chunk> = reader.volume().super_block().system_chunks().flatten().collect();

@@ -1,15 +1,16 @@
-//! Walking a tree: every block once, leaves in the order of their keys.
+//! [`Walker`]: walks a tree, each block once, leaves in key order.
 //!
-//! What a leaf means is a [`Survey`]'s business; it gives back what it learnt, and neighbours are
-//! joined from left to right until one result stands for the whole tree. So subtrees may be walked
-//! by several threads, and a subtree that many trees share is walked once: its result is kept.
+//! A [`Survey`] interprets the leaves and returns a result for each. The results of adjacent
+//! subtrees are joined from left to right into one result of the whole tree. So several threads can
+//! walk subtrees in parallel, and a subtree that trees share is walked once, with its result
+//! cached.
 //!
-//! 1. Every child keeps what its parent promised (address, level, generation, first key), and its
-//!    keys stay below the next child's.
-//! 2. Every block lies in a chunk for tree blocks, and is what its extent item says.
-//! 3. The first visit to a block counts its references; a later one does not.
-//! 4. Levels fall with each step, and a block that was seen is not descended into again unless a
-//!    survey needs its result: no forged tree takes longer than its blocks do.
+//! 1. Every child matches the pointer in its parent (address, level, generation, first key), and
+//!    its keys are below the first key of the next child.
+//! 2. Every block is in a metadata or system chunk and matches its extent item.
+//! 3. Only the first visit to a block counts its references.
+//! 4. Levels decrease with each step, and a block is not descended into again unless a survey needs
+//!    its result. So the time is bounded by the number of blocks, also for a forged tree.
 
 use crate::blocks::{BATCH_BLOCKS, Block, Reader, block_at};
 use crate::extent_items::BlockTable;
@@ -20,43 +21,44 @@ use butternut_format::key::Key;
 use butternut_format::node::Expected;
 use butternut_format::refused::Bits;
 use butternut_format::units::{Logical, TreeId};
+use butternut_sys::lock::{Mutex, MutexGuard, rank};
 use rayon::prelude::*;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
-/// Leaves whose results are kept for other trees. Those beyond are looked at again for each node
-/// that leads to them, which costs time and not memory.
+/// Maximum number of shared leaves whose results are cached. Further leaves are processed again for
+/// each parent, which bounds memory at the cost of time.
 const LEAVES_KEPT_MAX: usize = 1 << 20;
 
-/// What is made of the leaves of a tree.
+/// Interprets the leaves of a tree.
 pub(crate) trait Survey: Sync {
     type Out: Clone + Default + Send + Sync;
 
-    /// What one leaf says. Its references count if this is the first visit.
+    /// Returns the result of one leaf. Only the first visit counts references.
     fn leaf(&self, leaf: &Block<'_>, is_first: bool) -> Self::Out;
 
-    /// Adds what the leaves to the right said.
+    /// Appends the result of the leaves to the right.
     fn join(&self, left: &mut Self::Out, right: Self::Out);
 
-    /// In place of a subtree that cannot be read.
+    /// Returns the result of a subtree that cannot be read.
     fn lost(&self) -> Self::Out {
         Self::Out::default()
     }
 
-    /// Results of subtrees that other trees may share.
+    /// Returns the cache of results of subtrees that other trees may share.
     fn memo(&self) -> Option<&Memo<Self::Out>> {
         None
     }
 }
 
-/// Results by the address of the block on top.
+/// Cached results of subtrees, by the address of their top block.
 pub(crate) struct Memo<T> {
-    known: Mutex<HashMap<Logical, Arc<Known<T>>>>,
+    known: Mutex<HashMap<Logical, Arc<Known<T>>>, rank::CheckShared>,
     leaves: AtomicUsize,
 }
 
-/// The result of a subtree, and what was promised of it when it was made.
+/// The result of a subtree, and the pointer to it that the parent had.
 pub(crate) struct Known<T> {
     expected: Expected,
     last_key: Option<Key>,
@@ -70,11 +72,11 @@ impl<T> Default for Memo<T> {
 }
 
 impl<T> Memo<T> {
-    fn recall(&self, wanted: &Expected) -> Option<Arc<Known<T>>> {
-        let known = self.lock().get(&wanted.logical).cloned()?;
-        let is_same = known.expected.generation == wanted.generation
-            && known.expected.level == wanted.level
-            && (wanted.first_key.is_none() || known.expected.first_key == wanted.first_key);
+    fn recall(&self, expected: &Expected) -> Option<Arc<Known<T>>> {
+        let known = self.lock().get(&expected.logical).cloned()?;
+        let is_same = known.expected.generation == expected.generation
+            && known.expected.level == expected.level
+            && (expected.first_key.is_none() || known.expected.first_key == expected.first_key);
         is_same.then_some(known)
     }
 
@@ -87,38 +89,38 @@ impl<T> Memo<T> {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Logical, Arc<Known<T>>>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock()
     }
 }
 
 /// How a tree is walked.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Route {
-    /// How far the removal of the tree has come: what lies before is gone already.
+    /// Progress of the deletion of the tree: blocks before this key are freed already.
     pub(crate) removed_to: Option<(u8, Key)>,
-    /// The tree is in no extent tree: a log.
+    /// The blocks of the tree have no extent items: a log tree.
     pub(crate) is_unaccounted: bool,
 }
 
-/// A block to visit, and the key that all in it stay below.
+/// A block to visit, and the exclusive upper bound of its keys.
 #[derive(Clone, Copy)]
-struct Wanted {
+struct Target {
     expected: Expected,
     below: Option<Key>,
 }
 
-/// What has been made of one wanted block so far.
+/// State of one block of a batch.
 enum Visit<T> {
     Done {
         out: T,
         last_key: Option<Key>,
     },
     Node {
-        children: Vec<Wanted>,
+        children: Vec<Target>,
         keep: bool,
     },
     Lost,
-    /// Was seen, and no survey needs it again.
+    /// Visited before, and the survey does not need its result again.
     Again,
 }
 
@@ -126,15 +128,15 @@ pub(crate) struct Walker<'a> {
     pub(crate) reader: &'a Reader<'a>,
     pub(crate) ledger: &'a Ledger,
     pool: Option<&'a rayon::ThreadPool>,
-    seen: Mutex<HashSet<Logical>>,
+    seen: Mutex<HashSet<Logical>, rank::CheckSeen>,
     table: OnceLock<BlockTable>,
-    /// Blocks that were visited before the table was there.
-    early: Mutex<Vec<Early>>,
+    /// Blocks that were visited before the table was set.
+    early: Mutex<Vec<BlockFields>, rank::CheckEarly>,
 }
 
-/// What the table will be asked about a block.
+/// The fields of a block that are compared with its extent item.
 #[derive(Clone, Copy)]
-struct Early {
+struct BlockFields {
     logical: Logical,
     generation: u64,
     level: u8,
@@ -158,10 +160,11 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// From now on blocks are held against their extent items; those seen already are, too.
+    /// Sets the table of extent items. Compares all blocks that were visited before; later blocks
+    /// are compared when they are visited.
     pub(crate) fn set_table(&self, table: BlockTable) {
         let table = self.table.get_or_init(|| table);
-        let early = std::mem::take(&mut *lock(&self.early));
+        let early = std::mem::take(&mut *self.early.lock());
         for block in &early {
             self.check_item(table, block);
         }
@@ -175,7 +178,8 @@ impl<'a> Walker<'a> {
         self.pool
     }
 
-    /// Walks a whole tree; `None` where its root block cannot be read.
+    /// Walks a whole tree and returns its result, which is [`Survey::lost`] if the root block
+    /// cannot be read.
     pub(crate) fn tree<S: Survey>(&self, survey: &S, root: Expected, route: &Route) -> S::Out {
         if !route.is_unaccounted {
             let from = if root.tree == TreeId::TREE_RELOCATION {
@@ -186,18 +190,18 @@ impl<'a> Walker<'a> {
             self.ledger.add_use(&from);
         }
         self.reader.sink().count(&self.reader.sink().counters.trees, 1);
-        let wanted = [Wanted { expected: root, below: None }];
+        let targets = [Target { expected: root, below: None }];
         match self.pool {
-            Some(pool) => pool.install(|| self.siblings(survey, &wanted, route).0),
-            None => self.siblings(survey, &wanted, route).0,
+            Some(pool) => pool.install(|| self.siblings(survey, &targets, route).0),
+            None => self.siblings(survey, &targets, route).0,
         }
     }
 
-    /// Visits blocks that follow one another, and joins what they say.
+    /// Visits adjacent blocks and joins their results.
     fn siblings<S: Survey>(
         &self,
         survey: &S,
-        wanted: &[Wanted],
+        targets: &[Target],
         route: &Route,
     ) -> (S::Out, Option<Key>) {
         let join = |results: &mut dyn Iterator<Item = (S::Out, Option<Key>)>| {
@@ -208,48 +212,50 @@ impl<'a> Walker<'a> {
             }
             (out, last_key)
         };
-        if self.pool.is_none() || wanted.len() <= BATCH_BLOCKS {
+        if self.pool.is_none() || targets.len() <= BATCH_BLOCKS {
             return join(
-                &mut wanted.chunks(BATCH_BLOCKS).map(|batch| self.batch(survey, batch, route)),
+                &mut targets.chunks(BATCH_BLOCKS).map(|batch| self.batch(survey, batch, route)),
             );
         }
-        let results: Vec<_> =
-            wanted.par_chunks(BATCH_BLOCKS).map(|batch| self.batch(survey, batch, route)).collect();
+        let results: Vec<_> = targets
+            .par_chunks(BATCH_BLOCKS)
+            .map(|batch| self.batch(survey, batch, route))
+            .collect();
         join(&mut results.into_iter())
     }
 
-    /// As [`Self::siblings`], for as many as are read at once.
+    /// Visits adjacent blocks that are read in one batch, and joins their results.
     fn batch<S: Survey>(
         &self,
         survey: &S,
-        wanted: &[Wanted],
+        targets: &[Target],
         route: &Route,
     ) -> (S::Out, Option<Key>) {
-        let mut visits: Vec<Visit<S::Out>> = Vec::with_capacity(wanted.len());
-        let mut missing: Vec<(usize, Expected)> = Vec::with_capacity(wanted.len());
-        for (at, wanted) in wanted.iter().enumerate() {
-            let known = survey.memo().and_then(|memo| memo.recall(&wanted.expected));
+        let mut visits: Vec<Visit<S::Out>> = Vec::with_capacity(targets.len());
+        let mut missing: Vec<(usize, Expected)> = Vec::with_capacity(targets.len());
+        for (at, target) in targets.iter().enumerate() {
+            let known = survey.memo().and_then(|memo| memo.recall(&target.expected));
             visits.push(if let Some(known) = known {
-                self.check_keys(&wanted.expected, known.last_key, wanted.below);
+                self.check_keys(&target.expected, known.last_key, target.below);
                 Visit::Done { out: known.out.clone(), last_key: known.last_key }
             } else {
-                missing.push((at, wanted.expected));
+                missing.push((at, target.expected));
                 Visit::Lost
             });
         }
         let expected: Vec<Expected> = missing.iter().map(|(_, expected)| *expected).collect();
         self.reader.read(&expected, &mut |number, block| {
             let Some((at, _)) = missing.get(number) else { return };
-            if let (Some(wanted), Some(visit)) = (wanted.get(*at), visits.get_mut(*at)) {
+            if let (Some(target), Some(visit)) = (targets.get(*at), visits.get_mut(*at)) {
                 *visit = match block {
-                    Some(block) => self.visit(survey, wanted, block, route),
-                    None => self.lose(&wanted.expected),
+                    Some(block) => self.visit(survey, target, block, route),
+                    None => self.lose(target),
                 };
             }
         });
         let mut all: Option<S::Out> = None;
         let mut last = None;
-        for (visit, wanted) in visits.into_iter().zip(wanted) {
+        for (visit, target) in visits.into_iter().zip(targets) {
             let (out, last_key) = match visit {
                 Visit::Done { out, last_key } => (out, last_key),
                 Visit::Lost => (survey.lost(), None),
@@ -257,7 +263,7 @@ impl<'a> Walker<'a> {
                 Visit::Node { children, keep } => {
                     let (out, last_key) = self.siblings(survey, &children, route);
                     if let Some(memo) = survey.memo().filter(|_| keep) {
-                        let expected = wanted.expected;
+                        let expected = target.expected;
                         memo.keep(Known { expected, last_key, out: out.clone() });
                     }
                     (out, last_key)
@@ -275,22 +281,22 @@ impl<'a> Walker<'a> {
     fn visit<S: Survey>(
         &self,
         survey: &S,
-        wanted: &Wanted,
+        target: &Target,
         block: &Block<'_>,
         route: &Route,
     ) -> Visit<S::Out> {
-        let is_first = lock(&self.seen).insert(block.logical());
+        let is_first = self.seen.lock().insert(block.logical());
         if is_first {
-            self.check_block(&wanted.expected, block, route);
+            self.check_block(&target.expected, block, route);
         } else if survey.memo().is_none() {
             return Visit::Again;
         }
         let last_key = block.len().checked_sub(1).and_then(|slot| block.key(slot));
-        self.check_keys(&wanted.expected, last_key, wanted.below);
+        self.check_keys(&target.expected, last_key, target.below);
         let item = self.table.get().and_then(|table| table.find(block.logical()));
         let keep = !is_first || item.is_some_and(|item| item.is_shared);
         if !block.is_leaf() {
-            let children = children(wanted, block, route);
+            let children = children(target, block, route);
             if is_first && !route.is_unaccounted {
                 let is_full = item.is_some_and(|item| item.is_full);
                 self.count_children(block, is_full, &children);
@@ -299,21 +305,20 @@ impl<'a> Walker<'a> {
         }
         let out = survey.leaf(block, is_first);
         if let Some(memo) = survey.memo().filter(|_| keep) {
-            let expected = Expected { first_key: block.key(0), ..wanted.expected };
+            let expected = Expected { first_key: block.key(0), ..target.expected };
             memo.keep(Known { expected, last_key, out: out.clone() });
         }
         Visit::Done { out, last_key }
     }
 
-    fn lose<T>(&self, expected: &Expected) -> Visit<T> {
-        let lost = &self.reader.sink().lost;
-        let side = if expected.tree == TreeId::EXTENT { &lost.extents } else { &lost.users };
-        side.store(true, Ordering::Relaxed);
+    fn lose<T>(&self, target: &Target) -> Visit<T> {
+        self.reader.sink().lost.add(&target.expected, target.below);
         Visit::Lost
     }
 
-    /// Law 3: a block's references go out from its owner, or from itself once it is shared.
-    fn count_children(&self, block: &Block<'_>, is_full: bool, children: &[Wanted]) {
+    /// Posts the references to the children (law 3). A block with full back references refers to
+    /// them by its own address, any other block by its owner.
+    fn count_children(&self, block: &Block<'_>, is_full: bool, children: &[Target]) {
         let (kind, from) = if is_full {
             (RefKind::SharedBlock, block.logical().0)
         } else {
@@ -324,7 +329,7 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// Law 1, behind the block's own check.
+    /// Checks the upper bound of keys (law 1). `TreeBlock::check` has done the rest of law 1.
     fn check_keys(&self, expected: &Expected, last_key: Option<Key>, below: Option<Key>) {
         if let (Some(last), Some(below)) = (last_key, below)
             && last >= below
@@ -335,7 +340,7 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// Law 2.
+    /// Checks law 2.
     fn check_block(&self, expected: &Expected, block: &Block<'_>, route: &Route) {
         let sink = self.reader.sink();
         sink.count_block(u64::try_from(block.len()).unwrap_or_default());
@@ -353,7 +358,7 @@ impl<'a> Walker<'a> {
         if route.is_unaccounted {
             return;
         }
-        let block = Early {
+        let block = BlockFields {
             logical: block.logical(),
             generation: block.generation().0,
             level: block.level(),
@@ -362,12 +367,12 @@ impl<'a> Walker<'a> {
         };
         match self.table.get() {
             Some(table) => self.check_item(table, &block),
-            None => lock(&self.early).push(block),
+            None => self.early.lock().push(block),
         }
     }
 
-    fn check_item(&self, table: &BlockTable, block: &Early) {
-        // That an item is missing shows in the ledger.
+    fn check_item(&self, table: &BlockTable, block: &BlockFields) {
+        // The ledger finds a missing item.
         let Some(item) = table.find(block.logical) else { return };
         let sink = self.reader.sink();
         let place = || block_at(block.tree.0, block.logical);
@@ -379,44 +384,44 @@ impl<'a> Walker<'a> {
         };
         differs("generation", item.generation, block.generation);
         differs("level", item.level.into(), block.level.into());
-        if !block.tree.is_subvolume() && item.is_full && is_of_the_engine(block.tree) {
+        if !block.tree.is_subvolume() && item.is_full && is_never_shared(block.tree) {
             sink.add(Kind::BlockExtent, place(), "full back references", "set", "unset");
         }
         if let Some(owner) = item.only_tree.filter(|owner| *owner != block.owner && !item.is_full) {
-            let want = format!("{owner}, the only tree that its extent item names");
+            let want = format!("{owner}, the only tree in its extent item");
             sink.add(Kind::BlockOwner, place(), "owner", block.owner, want);
         }
     }
 }
 
-/// The children of a node that are still there.
-fn children(wanted: &Wanted, block: &Block<'_>, route: &Route) -> Vec<Wanted> {
+/// Returns the children of a node, without those that a deletion has freed.
+fn children(target: &Target, block: &Block<'_>, route: &Route) -> Vec<Target> {
     let slots = 0..block.len();
-    let mut children: Vec<Wanted> = slots
+    let mut children: Vec<Target> = slots
         .filter_map(|slot| {
             let child = block.child(slot)?;
             let expected = Expected {
                 logical: child.logical,
                 generation: child.generation,
                 level: block.level().checked_sub(1)?,
-                tree: wanted.expected.tree,
+                tree: target.expected.tree,
                 first_key: Some(child.key),
-                // `below`: what breaks this law is reported, and its items are still read.
+                // `below` has the bound: a block beyond it is reported, and still read.
                 end_key: None,
             };
-            let below = block.key(slot + 1).or(wanted.below);
-            Some(Wanted { expected, below })
+            let below = block.key(slot + 1).or(target.below);
+            Some(Target { expected, below })
         })
         .collect();
     if let Some((level, key)) = route.removed_to
         && block.level() >= level
     {
-        // On the way down to where the removal stands, what lies before is gone.
+        // On the path to the deletion's progress key, children before it are freed.
         let first_above = children
             .iter()
             .position(|child| child.expected.first_key > Some(key))
             .unwrap_or(children.len());
-        let is_there = |child: &Wanted| child.expected.first_key == Some(key);
+        let is_there = |child: &Target| child.expected.first_key == Some(key);
         let stands_at = first_above.checked_sub(1);
         let from = match stands_at {
             Some(at) if block.level() > level || children.get(at).is_some_and(is_there) => at,
@@ -427,11 +432,7 @@ fn children(wanted: &Wanted, block: &Block<'_>, route: &Route) -> Vec<Wanted> {
     children
 }
 
-/// Trees that are never shared between snapshots.
-fn is_of_the_engine(tree: TreeId) -> bool {
+/// Returns whether the blocks of the tree are never shared, given that it is no subvolume.
+fn is_never_shared(tree: TreeId) -> bool {
     tree != TreeId::TREE_RELOCATION && tree != TreeId::DATA_RELOCATION
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,30 +1,37 @@
-//! The control socket of a mount: where it is, and what is said over it.
+//! The control socket of a mount: its path and its protocol.
 //!
-//! One connection, one question, one answer, each a line of JSON:
+//! A connection carries one request and one response, each a line of JSON:
 //!
 //! ```text
 //! {"ask":"stats","as":"text"}                    {"ok":"lanes\n  ..."}
 //! {"ask":"stats","as":"json"}                    {"ok":{"lanes":{...},...}}
 //! {"ask":"stats","as":"prometheus"}              {"ok":"# HELP ..."}
-//! {"ask":"switches"}                             {"ok":[{"key":"nosec","value":"on",...},...]}
+//! {"ask":"tunables"}                             {"ok":[{"key":"nosec","value":"on",...},...]}
 //! {"ask":"set","key":"nosec","value":"off"}      {"ok":[{"key":"nosec","value":"off",...}]}
 //! {"ask":"volume"}                               {"ok":{"devices":[...],"is_writable":true,...}}
-//! {"ask":"clone","subvolume":{"id":256}}         {"ok":null}, with the descriptor of a mount
+//! {"ask":"commit"}                               {"ok":null}
+//! {"ask":"clone","subvolume":{"id":256}}         {"ok":null}, and a mount descriptor
 //! anything else                                  {"error":"why"}
 //! ```
 //!
+//! The client keeps the connection of a clone open until it has attached the clone. The server does
+//! not release the volume before.
+//!
 //! Laws:
 //!
-//! 1. The socket is its owner's alone: it lies in a folder that no other user can enter, has mode
-//!    600, and each side looks at who the other is (`SO_PEERCRED`). Root may ask everyone's mounts.
-//!    A folder of another owner, or one that others can enter, is not looked into: any user can
-//!    make one of root's name in `/tmp`.
-//! 2. No byte that comes over it makes the mount panic, wait without end or take memory without
-//!    bound: lines and times have limits. The time of a client includes the connecting. A socket
-//!    that no process serves any more is an error at once.
-//! 3. It is named after the mount's device number, which no other mount has at the same time: what
-//!    lies there when a mount begins is stale, and replaced. It goes with the mount, unless it was
-//!    replaced: then the next mount has that number already, and keeps its own.
+//! 1. Only the owner of the mount and root can use the socket. It has mode 600, in a directory that
+//!    no other user can enter, and each side checks the user id of its peer (`SO_PEERCRED`). A
+//!    directory that another user owns or can enter is not used: any user can create a directory
+//!    with the name of root's in `/tmp`.
+//! 2. No input makes the mount panic, block forever or allocate unbounded memory: lines have a
+//!    maximum length, and every transfer has a timeout. The timeout of the client includes the
+//!    connect. Connecting to a socket whose process has ended fails immediately.
+//! 3. The socket is named after the device number of the mount, which is unique among the mounts
+//!    that exist. A socket of that name from an earlier mount is stale and is replaced. The socket
+//!    is removed with its mount, unless a later mount with the same device number has replaced it.
+//! 4. A file next to the socket of a mount of root names the devices of the volume and has the
+//!    lifetime of the socket. So a client finds the process of a volume without a request to the
+//!    processes of others, which may not respond.
 
 pub(crate) mod client;
 pub(crate) mod server;
@@ -49,47 +56,49 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// A question is a short line.
-const QUESTION_BYTES_MAX: usize = 4 << 10;
-/// An answer has a line for each device of the volume.
-const ANSWER_BYTES_MAX: usize = 4 << 20;
+/// Maximum length of a request line, in bytes.
+const REQUEST_BYTES_MAX: usize = 4 << 10;
+/// Maximum length of a response line, in bytes. It grows with the number of devices.
+const RESPONSE_BYTES_MAX: usize = 4 << 20;
 
-const FOLDER: &str = "butternut";
+const DIRECTORY: &str = "butternut";
 
-/// What a mount may be asked.
+/// A request to the process of a mount.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "lowercase")]
-pub(crate) enum Question {
+pub(crate) enum Request {
     Stats {
         #[serde(rename = "as")]
-        form: Form,
+        form: Format,
     },
-    Switches,
+    Tunables,
     Set {
         key: String,
         value: String,
     },
-    /// Which volume is served, and how.
+    /// The devices of the volume, and the options that are fixed while it is mounted.
     Volume,
-    /// A clone of a subvolume's directory, to be mounted at a further place.
+    /// A commit of all changes that have reached the process.
+    Commit,
+    /// A detached clone of the directory of a subvolume, to be attached to another mount point.
     Clone {
-        subvolume: Asked,
+        subvolume: SubvolumeSelector,
     },
 }
 
-/// A subvolume that is asked for.
+/// The subvolume to be mounted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Asked {
+pub(crate) enum SubvolumeSelector {
     Default,
     Id(u64),
     Path(Vec<u8>),
 }
 
-/// How counts are printed.
+/// The format of statistics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Form {
+pub(crate) enum Format {
     Text,
     Json,
     Prometheus,
@@ -97,13 +106,13 @@ pub(crate) enum Form {
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Answer {
+pub(crate) enum Response {
     Ok(Value),
     Error(String),
 }
 
-/// The device number of what is mounted at `path`, as mount tables write it. The process that
-/// serves the mount is not asked: it may not answer yet, or not any more.
+/// Returns the device number of the filesystem at `path`, as in the mount table. The call sends no
+/// request to the process of the mount, which may not respond.
 pub(crate) fn device_number(path: &Path) -> io::Result<(u32, u32)> {
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
     let stat = statx(CWD, path, flags, StatxFlags::empty())?;
@@ -114,62 +123,71 @@ fn socket_name((major, minor): (u32, u32)) -> String {
     format!("{major}-{minor}.sock")
 }
 
-/// The folders where the sockets of a user may lie, the best first. Root's environment may name a
-/// folder of another user, so it does not count.
-fn folders(user: u32, runtime: Option<OsString>) -> Vec<PathBuf> {
-    let mut folders = Vec::new();
-    let runtime = runtime.map(PathBuf::from).filter(|path| path.is_absolute());
-    if user == 0 {
-        folders.push(PathBuf::from("/run").join(FOLDER));
-    }
-    folders.extend(runtime.filter(|_| user != 0).map(|runtime| runtime.join(FOLDER)));
-    folders.push(PathBuf::from(format!("/run/user/{user}")).join(FOLDER));
-    folders.push(PathBuf::from(format!("/tmp/{FOLDER}-{user}")));
-    folders
+/// Returns the name of the file that names the devices of a mount (law 4).
+fn devices_name((major, minor): (u32, u32)) -> String {
+    format!("{major}-{minor}.devices")
 }
 
-fn runtime() -> Option<OsString> {
+/// Returns the directories that may hold the sockets of a user, in order of preference. For root
+/// the environment is ignored, since it may name a directory of another user.
+fn directories(user: u32, runtime: Option<OsString>) -> Vec<PathBuf> {
+    let mut directories = Vec::new();
+    let runtime = runtime.map(PathBuf::from).filter(|path| path.is_absolute());
+    if user == 0 {
+        directories.push(PathBuf::from("/run").join(DIRECTORY));
+    }
+    directories.extend(runtime.filter(|_| user != 0).map(|runtime| runtime.join(DIRECTORY)));
+    directories.push(PathBuf::from(format!("/run/user/{user}")).join(DIRECTORY));
+    directories.push(PathBuf::from(format!("/tmp/{DIRECTORY}-{user}")));
+    directories
+}
+
+fn runtime_dir() -> Option<OsString> {
     std::env::var_os("XDG_RUNTIME_DIR")
 }
 
-/// Opens a folder that is `user`'s and that no other user can enter (law 1). The filesystem that it
-/// is in is not asked for anything but the name.
-fn open_folder(path: &Path, user: u32) -> io::Result<OwnedFd> {
+/// Opens a directory that `user` owns and that no other user can enter (law 1). On a network or
+/// FUSE filesystem only the lookup of the name may send a request.
+///
+/// # Errors
+/// Fails with `PermissionDenied` if another user owns the directory or can enter it.
+fn open_directory(path: &Path, user: u32) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let folder = rustix::fs::open(path, flags, Mode::empty())?;
+    let directory = rustix::fs::open(path, flags, Mode::empty())?;
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let stat = statx(&folder, "", flags, StatxFlags::MODE | StatxFlags::UID)?;
+    let stat = statx(&directory, "", flags, StatxFlags::MODE | StatxFlags::UID)?;
     if stat.stx_uid == user && stat.stx_mode & 0o777 & !0o700 == 0 {
-        return Ok(folder);
+        return Ok(directory);
     }
-    Err(not_alone(path))
+    Err(not_private(path))
 }
 
-fn not_alone(path: &Path) -> io::Error {
-    let why = format!("{} is not this user's alone", path.display());
+fn not_private(path: &Path) -> io::Error {
+    let why = format!("{} is not owned by this user or has a mode other than 0700", path.display());
     io::Error::new(io::ErrorKind::PermissionDenied, why)
 }
 
-/// Makes the folder, or sees that it is `user`'s and nobody else can enter it.
-fn make_folder(path: &Path, user: u32) -> io::Result<()> {
+/// Creates the directory, or checks that `user` owns an existing one and no other user can enter
+/// it.
+fn make_directory(path: &Path, user: u32) -> io::Result<()> {
     match std::fs::DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         made => made?,
     }
-    match open_folder(path, user) {
+    match open_directory(path, user) {
         Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::NOTDIR | Errno::LOOP)) => {
-            Err(not_alone(path))
+            Err(not_private(path))
         }
         opened => opened.map(drop),
     }
 }
 
-/// The user at the other end.
+/// Returns the user id of the peer.
 fn peer(stream: &UnixStream) -> io::Result<u32> {
     Ok(socket_peercred(stream)?.uid.as_raw())
 }
 
-/// A path of the volume's, without the slashes at its ends.
+/// Returns a path in the volume without its leading and trailing slashes.
 pub(crate) fn path(mut bytes: Vec<u8>) -> PathBuf {
     while bytes.last() == Some(&b'/') {
         bytes.pop();
@@ -178,11 +196,11 @@ pub(crate) fn path(mut bytes: Vec<u8>) -> PathBuf {
     OsString::from_vec(bytes.split_off(slashes)).into()
 }
 
-/// Writes a byte that comes with a descriptor, before the answer.
+/// Sends a descriptor, with one byte that precedes the response.
 fn send_descriptor(stream: &UnixStream, fd: BorrowedFd<'_>) -> io::Result<()> {
     let fds = [fd];
-    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut room);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
     if !control.push(SendAncillaryMessage::ScmRights(&fds)) {
         return Err(io::ErrorKind::OutOfMemory.into());
     }
@@ -190,12 +208,13 @@ fn send_descriptor(stream: &UnixStream, fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads the byte that may come with a descriptor. It is part of the answer where none comes.
+/// Receives the first byte, and the descriptor if one comes with it. Without a descriptor, the byte
+/// is part of the response.
 fn receive_descriptor(stream: &UnixStream, until: Instant) -> io::Result<(u8, Option<OwnedFd>)> {
     stream.set_read_timeout(Some(time_left(until)?))?;
     let mut byte = [0; 1];
-    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut room);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut into = [IoSliceMut::new(&mut byte)];
     let received = recvmsg(stream, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC)?;
     if received.bytes == 0 {
@@ -208,7 +227,10 @@ fn receive_descriptor(stream: &UnixStream, until: Instant) -> io::Result<(u8, Op
     Ok((byte[0], fd))
 }
 
-/// Writes a line, within the time.
+/// Writes one line.
+///
+/// # Errors
+/// Fails with `TimedOut` at the time `until`.
 fn send(stream: &mut UnixStream, line: &impl Serialize, until: Instant) -> io::Result<()> {
     let mut bytes = serde_json::to_vec(line)?;
     bytes.push(b'\n');
@@ -225,15 +247,19 @@ fn send(stream: &mut UnixStream, line: &impl Serialize, until: Instant) -> io::R
     Ok(())
 }
 
-/// Reads a line of at most `bytes_max`, within the time.
+/// Reads one line of at most `bytes_max` bytes.
+///
+/// # Errors
+/// Fails with `TimedOut` or `WouldBlock` at the time `until`, and with `InvalidData` if the line is
+/// longer.
 fn receive(stream: &mut UnixStream, bytes_max: usize, until: Instant) -> io::Result<Vec<u8>> {
     let mut line = Vec::new();
-    let mut piece = [0; 4096];
+    let mut buffer = [0; 4096];
     loop {
         stream.set_read_timeout(Some(time_left(until)?))?;
-        let read = match stream.read(&mut piece) {
+        let read = match stream.read(&mut buffer) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(read) => &piece[..read],
+            Ok(read) => &buffer[..read],
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return Err(error),
         };
@@ -259,41 +285,45 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     #[test]
-    fn questions_and_answers_are_written_as_the_header_says() {
-        let check = |question: &Question, want: &str| {
-            assert_eq!(serde_json::to_string(question).unwrap(), want);
-            assert_eq!(&serde_json::from_str::<Question>(want).unwrap(), question);
+    fn the_wire_format_is_that_of_the_header() {
+        let check = |request: &Request, want: &str| {
+            assert_eq!(serde_json::to_string(request).unwrap(), want);
+            assert_eq!(&serde_json::from_str::<Request>(want).unwrap(), request);
         };
-        check(&Question::Stats { form: Form::Text }, r#"{"ask":"stats","as":"text"}"#);
-        check(&Question::Switches, r#"{"ask":"switches"}"#);
+        check(&Request::Stats { form: Format::Text }, r#"{"ask":"stats","as":"text"}"#);
+        check(&Request::Tunables, r#"{"ask":"tunables"}"#);
         let (key, value) = ("nosec".to_owned(), "off".to_owned());
         let set = r#"{"ask":"set","key":"nosec","value":"off"}"#;
-        check(&Question::Set { key, value }, set);
-        let error = Answer::Error("why".to_owned());
+        check(&Request::Set { key, value }, set);
+        check(&Request::Commit, r#"{"ask":"commit"}"#);
+        let error = Response::Error("why".to_owned());
         assert_eq!(serde_json::to_string(&error).unwrap(), r#"{"error":"why"}"#);
     }
 
     #[test]
-    fn root_has_its_folder_in_run_and_others_in_their_own() {
+    fn sockets_of_root_are_in_run_and_those_of_users_in_their_runtime_directory() {
         let first =
-            |user, runtime: Option<&str>| folders(user, runtime.map(OsString::from)).remove(0);
+            |user, runtime: Option<&str>| directories(user, runtime.map(OsString::from)).remove(0);
         assert_eq!(first(0, Some("/run/user/0")), Path::new("/run/butternut"));
         assert_eq!(first(7, Some("/x")), Path::new("/x/butternut"));
-        let of_root = folders(0, Some("/run/user/7".into()));
-        assert!(of_root.iter().all(|folder| !folder.starts_with("/run/user/7")), "{of_root:?}");
+        let for_root = directories(0, Some("/run/user/7".into()));
+        assert!(
+            for_root.iter().all(|directory| !directory.starts_with("/run/user/7")),
+            "{for_root:?}"
+        );
         for runtime in [None, Some("relative"), Some("")] {
             assert_eq!(first(7, runtime), Path::new("/run/user/7/butternut"));
         }
-        assert_eq!(folders(7, None).pop().unwrap(), Path::new("/tmp/butternut-7"));
+        assert_eq!(directories(7, None).pop().unwrap(), Path::new("/tmp/butternut-7"));
     }
 
     #[test]
-    fn a_folder_that_others_can_enter_is_not_used() {
+    fn a_directory_that_others_can_enter_is_not_used() {
         let user = rustix::process::geteuid().as_raw();
         let scratch = tempfile::tempdir().unwrap();
         let (own, open) = (scratch.path().join("own"), scratch.path().join("open"));
-        make_folder(&own, user).unwrap();
-        make_folder(&own, user).unwrap();
+        make_directory(&own, user).unwrap();
+        make_directory(&own, user).unwrap();
         assert_eq!(std::fs::metadata(&own).unwrap().mode() & 0o7777, 0o700);
         std::fs::DirBuilder::new().mode(0o755).create(&open).unwrap();
         let link = scratch.path().join("link");
@@ -301,15 +331,15 @@ mod tests {
         let file = scratch.path().join("file");
         std::fs::write(&file, "").unwrap();
         for path in [&open, &link, &file] {
-            let error = make_folder(path, user).unwrap_err();
+            let error = make_directory(path, user).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{}", path.display());
         }
-        assert!(make_folder(&own, user + 1).is_err(), "another user's");
-        assert!(make_folder(&scratch.path().join("a/b"), user).is_err());
+        assert!(make_directory(&own, user + 1).is_err(), "another user's");
+        assert!(make_directory(&scratch.path().join("a/b"), user).is_err());
     }
 
     #[test]
-    fn lines_end_and_have_a_limit_and_a_time() {
+    fn lines_have_a_maximum_length_and_a_timeout() {
         let soon = || Instant::now() + Duration::from_millis(200);
         let (mut ours, mut theirs) = UnixStream::pair().unwrap();
         theirs.write_all(b"one\ntwo").unwrap();

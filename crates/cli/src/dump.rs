@@ -1,4 +1,4 @@
-//! Printers of what lies on disk, in the form of btrfs-progs, so that a diff of the two is empty.
+//! Prints on-disk structures in the format of btrfs-progs, so that a diff of both outputs is empty.
 
 pub(crate) mod dump_super;
 pub(crate) mod dump_tree;

@@ -1,6 +1,7 @@
-//! Failures as people see them: `WHAT: WHY (WHAT TO DO)`.
+//! Error messages of the form `OBJECT: REASON (HINT)`.
 
-use std::error::Error as _;
+pub(crate) mod hints;
+
 use std::fmt;
 use std::io;
 
@@ -9,58 +10,72 @@ use butternut::Error;
 /// Why a command ended early.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// Something to say on stderr.
-    Said { what: String, why: String, cure: Option<String> },
-    /// The reader of stdout has gone; nobody is left to tell.
-    Closed,
+    /// A message for stderr: the object, what went wrong, and what the user can do.
+    Message { what: String, why: String, hint: Option<String> },
+    /// The reader of stdout has closed the pipe. Nothing is reported.
+    StdoutClosed,
 }
 
-/// What a command returns: whether all of it went well.
-pub(crate) type Outcome = Result<Done, Failure>;
+/// The result of a command.
+pub(crate) type Outcome = Result<Completion, Failure>;
 
-/// How a command that reached its end went.
+/// How a command that ran to its end has finished.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Done {
-    Well,
-    /// Parts failed, and each was said.
-    WithFailures,
-    /// The command has exit statuses of its own.
+pub(crate) enum Completion {
+    Success,
+    /// Some operations failed; each failure has been reported on stderr.
+    PartialFailure,
+    /// An exit status that the command defines itself.
     Status(u8),
 }
 
 impl Failure {
     pub(crate) fn new(what: impl Into<String>, why: impl Into<String>) -> Self {
-        Self::Said { what: what.into(), why: why.into(), cure: None }
+        Self::Message { what: what.into(), why: why.into(), hint: None }
     }
 
-    /// Adds what to do about it.
-    pub(crate) fn cure(self, text: impl Into<String>) -> Self {
+    /// Sets the hint, replacing an earlier one.
+    pub(crate) fn hint(self, text: impl Into<String>) -> Self {
         match self {
-            Self::Said { what, why, cure: _ } => Self::Said { what, why, cure: Some(text.into()) },
-            Self::Closed => Self::Closed,
+            Self::Message { what, why, hint: _ } => {
+                Self::Message { what, why, hint: Some(text.into()) }
+            }
+            Self::StdoutClosed => Self::StdoutClosed,
         }
     }
 
-    pub(crate) fn has_cure(&self) -> bool {
-        matches!(self, Self::Said { cure: Some(_), .. })
+    /// Sets the hint, if there is one.
+    pub(crate) fn hint_if(self, text: Option<&'static str>) -> Self {
+        match text {
+            Some(text) => self.hint(text),
+            None => self,
+        }
     }
 
-    /// A call of the library that failed on `what`.
+    pub(crate) fn has_hint(&self) -> bool {
+        matches!(self, Self::Message { hint: Some(_), .. })
+    }
+
+    /// Describes an error of the library that occurred on `what`, with a hint if one is known.
     pub(crate) fn of(what: impl Into<String>, error: &Error) -> Self {
-        Self::Said { what: what.into(), why: chain(error), cure: cure_of(error) }
+        let hint = hints::of_library(error).map(str::to_owned);
+        let what = what.into();
+        let why = chain(error);
+        let why = if let Error::Device(_) = error { without_object(&why, &what) } else { why };
+        Self::Message { what, why, hint }
     }
 
-    /// A call of the system that failed on `what`.
+    /// Describes a failed system call on `what`.
     pub(crate) fn io(what: impl Into<String>, error: &io::Error) -> Self {
-        Self::new(what, plain(error))
+        Self::new(what, io_text(error))
     }
 }
 
 impl From<io::Error> for Failure {
-    /// Only writing to stdout fails without a name.
+    /// Converts an error without an object: only writes to stdout return one.
     fn from(error: io::Error) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {
-            return Self::Closed;
+            return Self::StdoutClosed;
         }
         Self::io("stdout", &error)
     }
@@ -69,14 +84,20 @@ impl From<io::Error> for Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Said { what, why, cure: None } => write!(f, "{what}: {why}"),
-            Self::Said { what, why, cure: Some(cure) } => write!(f, "{what}: {why} ({cure})"),
-            Self::Closed => f.write_str("stdout is closed"),
+            Self::Message { what, why, hint: None } => write!(f, "{what}: {why}"),
+            Self::Message { what, why, hint: Some(hint) } => write!(f, "{what}: {why} ({hint})"),
+            Self::StdoutClosed => f.write_str("stdout is closed"),
         }
     }
 }
 
-/// An error and its causes, each once.
+/// Removes the name of a device from an error about it: the message begins with that name.
+pub(crate) fn without_object(why: &str, device: &str) -> String {
+    let why = why.strip_prefix(device).and_then(|why| why.strip_prefix(' ')).unwrap_or(why);
+    why.replace(&format!("cannot open {device}: "), "cannot be opened: ")
+}
+
+/// Joins an error and its causes into one line, without repeating a cause.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = unnumbered(&error.to_string());
     let mut cause = error.source();
@@ -91,67 +112,22 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// An error with its causes, and what to do about it: a message for another process's user.
-pub(crate) fn chain_and_cure(error: &Error) -> String {
+/// Joins an error, its causes and the hint: a message that another process prints.
+pub(crate) fn chain_with_hint(error: &Error) -> String {
     let text = chain(error);
-    cure_of(error).map_or_else(|| text.clone(), |cure| format!("{text} ({cure})"))
+    hints::of_library(error).map_or_else(|| text.clone(), |hint| format!("{text} ({hint})"))
 }
 
-/// A system error in its own words, without the number.
-pub(crate) fn plain(error: &io::Error) -> String {
+/// Returns the text of a system error, without the error number.
+pub(crate) fn io_text(error: &io::Error) -> String {
     unnumbered(&error.to_string())
 }
 
-/// A system error's text starts small and has no number: the words say it.
+/// Removes the error number from the text of a system error, and its initial capital.
 fn unnumbered(text: &str) -> String {
     let Some(at) = text.find(" (os error") else { return text.to_owned() };
     let mut letters = text[..at].chars();
     letters.next().map(|first| first.to_lowercase().chain(letters).collect()).unwrap_or_default()
-}
-
-/// The error number of a full volume.
-const NO_SPACE: i32 = 28;
-
-/// What to do about an error of the library.
-fn cure_of(error: &Error) -> Option<String> {
-    let io_kind = error.source().and_then(innermost_io).map(io::Error::kind);
-    let text = if chain(error).contains("its device item says") {
-        "if it was cut short, give it its length back, or name the other devices with --degraded"
-    } else if io_kind == Some(io::ErrorKind::NotFound) {
-        "check the path"
-    } else if io_kind == Some(io::ErrorKind::PermissionDenied) {
-        "ask its owner, or use a copy you may read"
-    } else if matches!(error, Error::NotFound) {
-        "`butternut ls` shows what is there"
-    } else if matches!(error, Error::NotDirectory | Error::WrongKind { .. }) {
-        "`butternut stat` shows what it is"
-    } else if matches!(error, Error::NoSubvolume { .. } | Error::NotSubvolume { .. }) {
-        "`butternut subvolume list` shows what there is"
-    } else if matches!(error, Error::IsDirectory) {
-        "name a file in it; `butternut ls` shows them"
-    } else if matches!(error, Error::Exists) {
-        "remove it, or choose another name"
-    } else if matches!(error, Error::NotEmpty) {
-        "`butternut rm -r` removes it with what is in it"
-    } else if matches!(error, Error::CrossesSubvolumes) {
-        "copy it with `butternut export` and `butternut import`"
-    } else if error.errno() == NO_SPACE {
-        "remove something, or make the volume larger with `butternut filesystem resize`"
-    } else {
-        return None;
-    };
-    Some(text.to_owned())
-}
-
-fn innermost_io<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a io::Error> {
-    let mut at = Some(error);
-    while let Some(error) = at {
-        if let Some(io) = error.downcast_ref::<io::Error>() {
-            return Some(io);
-        }
-        at = error.source();
-    }
-    None
 }
 
 #[cfg(test)]
@@ -159,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_says_what_why_and_what_to_do() {
+    fn a_failure_has_an_object_a_reason_and_a_hint() {
         let failure = Failure::of("/x", &Error::NotFound);
         assert_eq!(
             failure.to_string(),
@@ -168,14 +144,14 @@ mod tests {
     }
 
     #[test]
-    fn system_errors_lose_their_number() {
+    fn system_errors_are_shown_without_their_number() {
         let error = io::Error::from_raw_os_error(2);
         assert_eq!(Failure::io("a", &error).to_string(), "a: no such file or directory");
     }
 
     #[test]
-    fn a_closed_reader_is_not_a_failure_to_tell() {
+    fn a_closed_pipe_is_not_reported() {
         let closed = io::Error::from(io::ErrorKind::BrokenPipe);
-        assert!(matches!(Failure::from(closed), Failure::Closed));
+        assert!(matches!(Failure::from(closed), Failure::StdoutClosed));
     }
 }

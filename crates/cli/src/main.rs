@@ -1,16 +1,15 @@
-//! The `butternut` command: reads the command line, runs one command, says how it went.
+//! The `butternut` program: parses the command line, runs one command, and reports its result.
 //!
-//! Under the names `mount.fuse.butternut` and `umount.fuse.butternut` it is what mount(8) and
-//! umount(8) call for that type of filesystem.
+//! Called as `mount.fuse.butternut` or `umount.fuse.butternut`, it is the helper that mount(8) and
+//! umount(8) run for this filesystem type.
 
+mod args;
 mod commands;
 mod control;
 mod dump;
 mod failure;
-mod flags;
-mod options;
 mod output;
-mod volume_arg;
+mod volume;
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
@@ -20,98 +19,110 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use failure::{Done, Failure};
-use flags::LowArgs;
-use output::{Output, say, say_lines};
+use args::Cli;
+use failure::{Completion, Failure, Outcome};
+use output::{Output, reporter, stderr_line, stderr_lines};
 
-/// The status of a wrong command line; `check` has that of fsck(8).
-const USAGE: u8 = 2;
-const USAGE_OF_CHECK: u8 = 16;
+/// Exit status of a usage error; `check` uses that of fsck(8).
+const USAGE_STATUS: u8 = 2;
+const CHECK_USAGE_STATUS: u8 = 16;
 
 fn main() -> ExitCode {
-    let mut words: Vec<OsString> = std::env::args_os().collect();
-    if let Some(name) = words.first().and_then(|word| Path::new(word).file_name()) {
+    let mut arguments: Vec<OsString> = std::env::args_os().collect();
+    if let Some(name) = arguments.first().and_then(|argument| Path::new(argument).file_name()) {
         match name.to_str() {
             Some("mount.fuse.butternut") => {
                 let is_root = rustix::process::geteuid().is_root();
-                words = commands::mount_helper::mount_words(&words, is_root);
+                arguments = commands::mount::mount8::mount_arguments(&arguments, is_root);
             }
-            Some("umount.fuse.butternut") => words = commands::mount_helper::umount_words(&words),
+            Some("umount.fuse.butternut") => {
+                arguments = commands::mount::mount8::umount_arguments(&arguments);
+            }
             _ => {}
         }
     }
-    let status =
-        if noun(&words).is_some_and(|noun| noun == "check") { USAGE_OF_CHECK } else { USAGE };
-    let low = match LowArgs::try_parse_from(with_letters_spelled(words)) {
-        Ok(low) => low,
+    let status = if command_name(&arguments).is_some_and(|name| name == "check") {
+        CHECK_USAGE_STATUS
+    } else {
+        USAGE_STATUS
+    };
+    let cli = match Cli::try_parse_from(expand_short_options(arguments)) {
+        Ok(cli) => cli,
         Err(error) => return usage(&error, status),
     };
     let mut out = Output::new();
-    let outcome = commands::run(&low, &mut out).and_then(|done| {
+    let outcome = commands::run(&cli, &mut out).and_then(|done| {
         out.flush()?;
         Ok(done)
     });
+    let status = report(outcome, &mut out);
+    reporter::flush();
+    status
+}
+
+/// Prints the message of a failure, and returns the exit status.
+fn report(outcome: Outcome, out: &mut Output) -> ExitCode {
     match outcome {
-        Ok(Done::Well) | Err(Failure::Closed) => ExitCode::SUCCESS,
-        Ok(Done::WithFailures) => ExitCode::FAILURE,
-        Ok(Done::Status(status)) => ExitCode::from(status),
+        Ok(Completion::Success) | Err(Failure::StdoutClosed) => ExitCode::SUCCESS,
+        Ok(Completion::PartialFailure) => ExitCode::FAILURE,
+        Ok(Completion::Status(status)) => ExitCode::from(status),
         Err(failure) => {
-            // What was printed before the failure is still the user's.
+            // Output printed before the failure is kept.
             out.flush().unwrap_or_default();
-            say(&failure.to_string());
+            stderr_line(&failure.to_string());
             ExitCode::FAILURE
         }
     }
 }
 
-/// Help and version go to stdout; a wrong command line is said as every other failure is.
+/// Prints help and version to stdout, and a usage error to stderr in the form of every failure.
 fn usage(error: &clap::Error, status: u8) -> ExitCode {
     if !error.use_stderr() {
         return if error.print().is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
     let text = error.to_string();
-    say_lines(text.strip_prefix("error: ").unwrap_or(&text).trim_end());
+    stderr_lines(text.strip_prefix("error: ").unwrap_or(&text).trim_end());
     ExitCode::from(status)
 }
 
-/// The command, as typed.
-fn noun(words: &[OsString]) -> Option<&OsString> {
-    words.iter().skip(1).find(|word| !word.as_encoded_bytes().starts_with(b"-"))
+/// Returns the command name as typed.
+fn command_name(arguments: &[OsString]) -> Option<&OsString> {
+    arguments.iter().skip(1).find(|argument| !argument.as_encoded_bytes().starts_with(b"-"))
 }
 
-/// Two letters that every command has mean something else where the tools that people know have
-/// them so: `-q` is the parent UUID in `subvolume list`, `-v` the value in `setfattr`.
-fn with_letters_spelled(mut words: Vec<OsString>) -> Vec<OsString> {
-    let is = |word: &OsString, names: &[&str]| names.iter().any(|name| word == name);
-    let mut nouns = words
+/// Replaces two short options that differ from the global ones, because btrfs(8) and setfattr(1)
+/// define them: `-q` is the parent UUID in `subvolume list`, `-v` is the value in `setfattr`.
+fn expand_short_options(mut arguments: Vec<OsString>) -> Vec<OsString> {
+    let is = |argument: &OsString, names: &[&str]| names.iter().any(|name| argument == name);
+    let mut names = arguments
         .iter()
         .enumerate()
         .skip(1)
-        .filter(|(_, word)| !word.as_encoded_bytes().starts_with(b"-"));
-    let noun = nouns.next();
-    let verb = nouns.next().filter(|(_, word)| is(word, &["list"])).map(|(at, _)| at);
-    let Some((at, word)) = noun else { return words };
-    if is(word, &["setfattr"]) {
-        words[at + 1..].iter_mut().for_each(spell_value);
-    } else if let (true, Some(verb)) = (is(word, &["subvolume", "sub"]), verb) {
-        words[verb + 1..].iter_mut().for_each(spell_parent_uuid);
+        .filter(|(_, argument)| !argument.as_encoded_bytes().starts_with(b"-"));
+    let command = names.next();
+    let subcommand = names.next().filter(|(_, argument)| is(argument, &["list"])).map(|(at, _)| at);
+    let Some((at, argument)) = command else { return arguments };
+    if is(argument, &["setfattr"]) {
+        arguments[at + 1..].iter_mut().for_each(expand_value);
+    } else if let (true, Some(list)) = (is(argument, &["subvolume", "sub"]), subcommand) {
+        arguments[list + 1..].iter_mut().for_each(expand_parent_uuid);
     }
-    words
+    arguments
 }
 
-fn spell_parent_uuid(word: &mut OsString) {
-    let Some(text) = word.to_str() else { return };
+fn expand_parent_uuid(argument: &mut OsString) {
+    let Some(text) = argument.to_str() else { return };
     let letters = text.strip_prefix('-').unwrap_or_default();
     if !letters.is_empty() && letters.chars().all(char::is_alphabetic) {
-        *word = text.replace('q', "Q").into();
+        *argument = text.replace('q', "Q").into();
     }
 }
 
-fn spell_value(word: &mut OsString) {
-    let Some(value) = word.as_encoded_bytes().strip_prefix(b"-v") else { return };
-    let mut spelled = OsString::from(if value.is_empty() { "--value" } else { "--value=" });
-    spelled.push(OsStr::from_bytes(value));
-    *word = spelled;
+fn expand_value(argument: &mut OsString) {
+    let Some(value) = argument.as_encoded_bytes().strip_prefix(b"-v") else { return };
+    let mut option = OsString::from(if value.is_empty() { "--value" } else { "--value=" });
+    option.push(OsStr::from_bytes(value));
+    *argument = option;
 }
 
 #[cfg(test)]
@@ -120,16 +131,20 @@ mod tests {
     use clap::CommandFactory;
 
     #[test]
-    fn the_flag_table_holds_together() {
-        LowArgs::command().debug_assert();
+    fn the_clap_definition_is_valid() {
+        Cli::command().debug_assert();
     }
 
     #[test]
-    fn letters_mean_what_they_mean_in_the_tools_that_people_know() {
+    fn short_options_follow_btrfs_and_setfattr() {
         let check = |line: &str| {
-            let words = line.split(' ').map(OsString::from).collect();
-            let words = with_letters_spelled(words);
-            words.iter().map(|word| word.to_str().unwrap()).collect::<Vec<_>>().join(" ")
+            let arguments = line.split(' ').map(OsString::from).collect();
+            let arguments = expand_short_options(arguments);
+            arguments
+                .iter()
+                .map(|argument| argument.to_str().unwrap())
+                .collect::<Vec<_>>()
+                .join(" ")
         };
         assert_eq!(
             check("butternut -q subvolume list -aqs d"),

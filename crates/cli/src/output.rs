@@ -1,10 +1,12 @@
-//! What goes to stdout and stderr, and how.
+//! Output to stdout and stderr.
 //!
-//! Stdout gets what was asked for and nothing else; everything else goes to stderr. A reader that
-//! closes the pipe ends the command quietly.
+//! Only requested data is written to stdout; messages are written to stderr. If the reader of
+//! stdout closes the pipe, the command ends without a message. In a process that serves a mount,
+//! [`reporter`] writes the messages.
 
 pub(crate) mod base64;
 pub(crate) mod json;
+pub(crate) mod reporter;
 pub(crate) mod size;
 pub(crate) mod table;
 pub(crate) mod text;
@@ -12,7 +14,7 @@ pub(crate) mod time;
 
 use std::io::{self, BufWriter, IsTerminal, StdoutLock, Write};
 
-/// Stdout, buffered, and whether a person reads it.
+/// Buffered stdout, and whether it is a terminal.
 pub(crate) struct Output {
     stdout: BufWriter<StdoutLock<'static>>,
     pub(crate) is_terminal: bool,
@@ -25,12 +27,12 @@ impl Output {
         Self { stdout: BufWriter::with_capacity(64 << 10, stdout.lock()), is_terminal }
     }
 
-    /// A name as this reader wants it.
-    pub(crate) fn shown(&self, name: &[u8]) -> Vec<u8> {
+    /// Returns a name as it is printed: escaped on a terminal, unchanged elsewhere.
+    pub(crate) fn display_name(&self, name: &[u8]) -> Vec<u8> {
         text::name(name, self.is_terminal)
     }
 
-    /// A line of bytes.
+    /// Writes `bytes` and a newline.
     pub(crate) fn line(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stdout.write_all(bytes)?;
         self.stdout.write_all(b"\n")
@@ -47,14 +49,17 @@ impl Write for Output {
     }
 }
 
-/// Writes a line to stderr. What is in it may come from a process, a mount table or a socket of
-/// another user, so it is one line, and drives no terminal. A stderr that cannot be written to is
-/// nobody's to tell.
-pub(crate) fn say(line: &str) {
-    say_lines(&text::one_line(line));
+/// Writes one line to stderr. It may contain text from a process, a mount table or a socket of
+/// another user, so newlines and control characters are escaped. A failed write is ignored: there
+/// is nowhere to report it.
+pub(crate) fn stderr_line(line: &str) {
+    stderr_lines(&text::one_line(line));
 }
 
-/// Writes a text of more than one line, all of it ours or the caller's, to stderr.
-pub(crate) fn say_lines(text: &str) {
-    writeln!(io::stderr(), "butternut: {}", text::lines(text)).unwrap_or_default();
+/// Writes a text of several lines to stderr. It must not contain text from other users.
+pub(crate) fn stderr_lines(text: &str) {
+    let text = format!("butternut: {}\n", text::lines(text));
+    if !reporter::queue_for_stderr(&text) {
+        io::stderr().write_all(text.as_bytes()).unwrap_or_default();
+    }
 }

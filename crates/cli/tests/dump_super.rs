@@ -1,4 +1,5 @@
-//! `inspect dump-super` prints what btrfs-progs prints, byte for byte, of good and bad superblocks.
+//! `inspect dump-super` prints what btrfs-progs prints, byte for byte, for good and bad
+//! superblocks.
 
 #![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
 
@@ -10,7 +11,7 @@ use std::process::{Command, Output};
 const SUPER_BLOCK: u64 = 65536;
 const BUTTERNUT: &str = env!("CARGO_BIN_EXE_butternut");
 
-/// A folder that is gone when the test ends.
+/// A directory that is removed on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -21,7 +22,7 @@ impl Folder {
         Self(path)
     }
 
-    /// A sparse file, long enough for two copies and for mkfs.
+    /// Makes a sparse file, long enough for mkfs and for two superblocks.
     fn image(&self, name: &str) -> PathBuf {
         let path = self.0.join(name);
         File::create(&path).unwrap().set_len(512 << 20).unwrap();
@@ -46,20 +47,20 @@ fn mkfs(options: &[&str], paths: &[&Path]) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Compares the two programs over the ways to ask.
+/// Compares the output of both programs, with all options.
 fn same(path: &Path) {
     for options in [&[][..], &["-f"], &["-a"], &["-f", "-a"], &["-s", "1"], &["-f", "-F"]] {
-        let ours = run(BUTTERNUT, &[&["inspect", "dump-super"], options].concat(), &[path]);
+        let actual = run(BUTTERNUT, &[&["inspect", "dump-super"], options].concat(), &[path]);
         let judge = [&["inspect-internal", "dump-super"], options].concat();
-        let theirs = run("btrfs", &judge, &[path]);
+        let expected = run("btrfs", &judge, &[path]);
         let text = |output: &Output| String::from_utf8_lossy(&output.stdout).into_owned();
-        assert_eq!(text(&ours), text(&theirs), "{options:?} of {}", path.display());
-        assert_eq!(ours.status.success(), theirs.status.success(), "{options:?}");
+        assert_eq!(text(&actual), text(&expected), "{options:?} of {}", path.display());
+        assert_eq!(actual.status.success(), expected.status.success(), "{options:?}");
     }
 }
 
 #[test]
-fn every_kind_of_volume_that_mkfs_makes_looks_the_same() {
+fn superblocks_of_all_mkfs_options_match() {
     let folder = Folder::new("mkfs");
     let path = folder.image("image");
     let cases: [&[&str]; 9] = [
@@ -80,7 +81,7 @@ fn every_kind_of_volume_that_mkfs_makes_looks_the_same() {
 }
 
 #[test]
-fn each_device_of_several_looks_the_same() {
+fn superblocks_of_multiple_devices_match() {
     let folder = Folder::new("several");
     let paths = ["a", "b", "c", "d"].map(|name| folder.image(name));
     let all = paths.each_ref().map(PathBuf::as_path);
@@ -93,7 +94,7 @@ fn each_device_of_several_looks_the_same() {
 }
 
 #[test]
-fn bytes_of_no_sense_look_the_same() {
+fn corrupt_superblocks_match() {
     let folder = Folder::new("odd");
     let path = folder.image("image");
     mkfs(&["-L", "good"], &[&path]);
@@ -102,7 +103,7 @@ fn bytes_of_no_sense_look_the_same() {
     file.read_exact_at(&mut good, SUPER_BLOCK).unwrap();
     let words = [u8::MAX; 8];
     let chunk = 811 + 17;
-    // Offset and bytes of each change; the checksum is wrong from then on.
+    // Offset and bytes of each change. The checksum becomes wrong.
     let cases: [(u64, &[u8]); 18] = [
         (0, &[0]),
         (56, &words),
@@ -137,7 +138,7 @@ fn bytes_of_no_sense_look_the_same() {
 }
 
 #[test]
-fn copy_inside_a_bigger_image_is_found_by_its_offset() {
+fn a_superblock_at_an_offset_is_found() {
     let folder = Folder::new("offset");
     let (inner, outer) = (folder.image("inner"), folder.image("outer"));
     mkfs(&[], &[&inner]);
@@ -156,7 +157,7 @@ fn copy_inside_a_bigger_image_is_found_by_its_offset() {
 }
 
 #[test]
-fn json_names_what_the_text_names() {
+fn json_has_the_fields_of_the_text() {
     let folder = Folder::new("json");
     let path = folder.image("image");
     mkfs(&["-L", "named", "--csum", "xxhash"], &[&path]);

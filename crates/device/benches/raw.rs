@@ -1,9 +1,10 @@
-//! Reads of one device by each lane of a queue pair, beside fio reading the same device.
+//! Measures reads of one device through each backend of a queue pair, beside fio on the same
+//! device.
 //!
-//! The device is a loop device over a file in /dev/shm, or the one named by the environment
-//! variable `BENCH_DEVICE` (read only). Each row is the best of interleaved rounds, that is the one
-//! that other programs disturbed least; the median stands beside it. The ratio is to fio with
-//! registered files and buffers and the same batches. `BENCH_SECONDS` is the time of one
+//! The device is a loop device over a file in /dev/shm, or the one that the environment variable
+//! `BENCH_DEVICE` names (read only). Rounds of all rows are interleaved; each row shows its best
+//! round, which other programs disturbed least, and the median beside it. The ratio is relative to
+//! fio with registered files and buffers and the same batches. `BENCH_SECONDS` is the time of one
 //! round of one row.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark prints, and may fail")]
@@ -25,22 +26,28 @@ use std::time::{Duration, Instant};
 const DEVICE_BYTES: u64 = 1 << 30;
 const ROUNDS: usize = 5;
 
-/// One pattern of reads.
-struct Load {
+/// A pattern of reads.
+struct Workload {
     name: &'static str,
     block: usize,
     depth: usize,
-    /// Completions waited for, and requests submitted, at a time.
+    /// Number of completions waited for, and of requests submitted, at a time.
     batch: usize,
     is_random: bool,
 }
 
-const LOADS: [Load; 2] = [
-    Load { name: "4K random, depth 64", block: 4096, depth: 64, batch: 16, is_random: true },
-    Load { name: "1M sequential, depth 4", block: 1 << 20, depth: 4, batch: 1, is_random: false },
+const WORKLOADS: [Workload; 2] = [
+    Workload { name: "4K random, depth 64", block: 4096, depth: 64, batch: 16, is_random: true },
+    Workload {
+        name: "1M sequential, depth 4",
+        block: 1 << 20,
+        depth: 4,
+        batch: 1,
+        is_random: false,
+    },
 ];
 
-/// Offsets as the load wants them.
+/// Generates the offsets of a workload.
 struct Offsets {
     state: u64,
     block: u64,
@@ -49,9 +56,9 @@ struct Offsets {
 }
 
 impl Offsets {
-    fn new(load: &Load, device: &dyn Device) -> Offsets {
-        let block = load.block as u64;
-        Offsets { state: 1, block, blocks: device.bytes() / block, is_random: load.is_random }
+    fn new(workload: &Workload, device: &dyn Device) -> Offsets {
+        let block = workload.block as u64;
+        Offsets { state: 1, block, blocks: device.bytes() / block, is_random: workload.is_random }
     }
 
     fn next(&mut self) -> u64 {
@@ -77,8 +84,8 @@ fn main() {
         (looped, image)
     });
     let path = named.unwrap_or_else(|| made.as_ref().unwrap().0.path().to_owned());
-    for load in &LOADS {
-        measure(&path, load, time);
+    for workload in &WORKLOADS {
+        measure(&path, workload, time);
     }
 }
 
@@ -92,22 +99,31 @@ fn fill(path: &Path) {
     }
 }
 
-fn measure(path: &Path, load: &Load, time: Duration) {
+fn measure(path: &Path, workload: &Workload, time: Duration) {
     type Row<'a> = (&'static str, Box<dyn Fn() -> f64 + 'a>);
     let device: Arc<dyn Device> = Arc::new(FileDevice::open(path, &OpenDevice::default()).unwrap());
     let devices = [device];
-    let arena = Arena::new(load.block * load.depth).unwrap();
-    let huge = Arena::with_huge_pages(load.block * load.depth).unwrap();
+    let arena = Arena::new(workload.block * workload.depth).unwrap();
+    let huge = Arena::with_huge_pages(workload.block * workload.depth).unwrap();
     let (ring, never) = (RingUse::Try, RingUse::Never);
     let rows: [Row<'_>; 8] = [
-        ("fio io_uring, registered, batched", Box::new(|| fio(path, load, time, true, load.batch))),
-        ("fio io_uring, registered", Box::new(|| fio(path, load, time, true, 1))),
-        ("fio io_uring", Box::new(|| fio(path, load, time, false, 1))),
-        ("queue pair, owned, registered", Box::new(|| owned(&devices, load, time, Some(&arena)))),
-        ("queue pair, owned, huge pages", Box::new(|| owned(&devices, load, time, Some(&huge)))),
-        ("queue pair, owned", Box::new(|| owned(&devices, load, time, None))),
-        ("queue pair, run", Box::new(|| borrowed(&devices, load, time, ring))),
-        ("queue pair, run, threads", Box::new(|| borrowed(&devices, load, time, never))),
+        (
+            "fio io_uring, registered, batched",
+            Box::new(|| fio(path, workload, time, true, workload.batch)),
+        ),
+        ("fio io_uring, registered", Box::new(|| fio(path, workload, time, true, 1))),
+        ("fio io_uring", Box::new(|| fio(path, workload, time, false, 1))),
+        (
+            "queue pair, owned, registered",
+            Box::new(|| owned(&devices, workload, time, Some(&arena))),
+        ),
+        (
+            "queue pair, owned, huge pages",
+            Box::new(|| owned(&devices, workload, time, Some(&huge))),
+        ),
+        ("queue pair, owned", Box::new(|| owned(&devices, workload, time, None))),
+        ("queue pair, run", Box::new(|| borrowed(&devices, workload, time, ring))),
+        ("queue pair, run, threads", Box::new(|| borrowed(&devices, workload, time, never))),
     ];
     let mut samples = vec![Vec::new(); rows.len()];
     for round in 0..ROUNDS {
@@ -116,33 +132,39 @@ fn measure(path: &Path, load: &Load, time: Duration) {
             samples[at].push(rows[at].1());
         }
     }
-    println!("{}", load.name);
+    println!("{}", workload.name);
     let mut raw = None;
     for ((name, _), samples) in rows.iter().zip(&mut samples) {
         samples.sort_by(f64::total_cmp);
         let (median, best) = (samples[samples.len() / 2], samples[samples.len() - 1]);
         let ratio = best / *raw.get_or_insert(best);
-        let megabytes = best * f64::from(u32::try_from(load.block).unwrap()) / 1e6;
+        let megabytes = best * f64::from(u32::try_from(workload.block).unwrap()) / 1e6;
         println!("  {name:<36} {best:>9.0}/s ({median:>9.0}) {megabytes:>7.0} MB/s {ratio:>5.2}");
     }
 }
 
-/// Reads per second.
-fn owned(devices: &[Arc<dyn Device>], load: &Load, time: Duration, arena: Option<&Arena>) -> f64 {
+/// Returns the reads per second with owned requests.
+fn owned(
+    devices: &[Arc<dyn Device>],
+    workload: &Workload,
+    time: Duration,
+    arena: Option<&Arena>,
+) -> f64 {
     let arenas = arena.cloned().into_iter().collect();
-    let options = QueueOptions { depth: load.depth, arenas, ..QueueOptions::default() };
+    let options = QueueOptions { depth: workload.depth, arenas, ..QueueOptions::default() };
     let mut pair = QueuePair::with_options(devices, &options);
-    let mut offsets = Offsets::new(load, &*devices[0]);
-    let buffer = || arena.and_then(|arena| arena.take(load.block));
-    let mut spare: Vec<Buffer> =
-        (0..load.depth).map(|_| buffer().unwrap_or_else(|| Buffer::zeroed(load.block))).collect();
-    let mut out: Vec<Completion> = Vec::with_capacity(load.depth);
+    let mut offsets = Offsets::new(workload, &*devices[0]);
+    let buffer = || arena.and_then(|arena| arena.allocate(workload.block));
+    let mut spare: Vec<Buffer> = (0..workload.depth)
+        .map(|_| buffer().unwrap_or_else(|| Buffer::zeroed(workload.block)))
+        .collect();
+    let mut out: Vec<Completion> = Vec::with_capacity(workload.depth);
     let (start, mut reads) = (Instant::now(), 0u32);
     while start.elapsed() < time {
         for buffer in spare.drain(..) {
             pair.submit(Request::read(0, offsets.next(), buffer, 0)).unwrap();
         }
-        pair.poll(load.batch, None, &mut out);
+        pair.poll(workload.batch, None, &mut out);
         for done in out.drain(..) {
             assert!(done.result.is_ok());
             reads += 1;
@@ -152,16 +174,21 @@ fn owned(devices: &[Arc<dyn Device>], load: &Load, time: Duration, arena: Option
     f64::from(reads) / start.elapsed().as_secs_f64()
 }
 
-/// Reads per second, in batches of four times the depth.
-fn borrowed(devices: &[Arc<dyn Device>], load: &Load, time: Duration, ring: RingUse) -> f64 {
-    let options = QueueOptions { depth: load.depth, ring, ..QueueOptions::default() };
+/// Returns the reads per second with borrowed requests, in batches of four times the depth.
+fn borrowed(
+    devices: &[Arc<dyn Device>],
+    workload: &Workload,
+    time: Duration,
+    ring: RingUse,
+) -> f64 {
+    let options = QueueOptions { depth: workload.depth, ring, ..QueueOptions::default() };
     let mut pair = QueuePair::with_options(devices, &options);
-    let mut offsets = Offsets::new(load, &*devices[0]);
-    let count = load.depth * 4;
-    // The same cache footprint as the others: the memory is used in turn.
-    let mut memory = Buffer::zeroed(load.block * count);
+    let mut offsets = Offsets::new(workload, &*devices[0]);
+    let count = workload.depth * 4;
+    // All of the memory is used in turn, so the cache footprint equals that of the other rows.
+    let mut memory = Buffer::zeroed(workload.block * count);
     let mut batch: Vec<_> =
-        memory.chunks_mut(load.block).map(|memory| ReadInto::new(0, 0, memory)).collect();
+        memory.chunks_mut(workload.block).map(|memory| ReadInto::new(0, 0, memory)).collect();
     let (start, mut reads) = (Instant::now(), 0u32);
     while start.elapsed() < time {
         for read in &mut batch {
@@ -174,14 +201,14 @@ fn borrowed(devices: &[Arc<dyn Device>], load: &Load, time: Duration, ring: Ring
     f64::from(reads) / start.elapsed().as_secs_f64()
 }
 
-/// Reads per second, as fio tells.
-fn fio(path: &Path, load: &Load, time: Duration, is_registered: bool, batch: usize) -> f64 {
-    let pattern = if load.is_random { "randread" } else { "read" };
+/// Returns the reads per second that fio reports.
+fn fio(path: &Path, workload: &Workload, time: Duration, is_registered: bool, batch: usize) -> f64 {
+    let pattern = if workload.is_random { "randread" } else { "read" };
     let mut fio = Command::new("fio");
     fio.arg(format!("--filename={}", path.display()))
         .arg(format!("--rw={pattern}"))
-        .arg(format!("--bs={}", load.block))
-        .arg(format!("--iodepth={}", load.depth))
+        .arg(format!("--bs={}", workload.block))
+        .arg(format!("--iodepth={}", workload.depth))
         .arg(format!("--iodepth_batch_submit={batch}"))
         .arg(format!("--iodepth_batch_complete_min={batch}"))
         .arg(format!("--runtime={}ms", time.as_millis()))

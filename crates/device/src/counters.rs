@@ -1,11 +1,13 @@
-//! [`Counters`]: what was asked of one device. Tests hold operations to a budget of them.
+//! [`Counters`]: counts the requests to one device. Tests use them to bound the I/O of an
+//! operation.
 //!
-//! One request counts once, however it reaches the device, and also when it fails: a bounced or
-//! resubmitted transfer is still the one its caller asked for, with the caller's bytes.
+//! Each request of a caller counts once, with the caller's bytes, also if it fails, is bounced or
+//! is resubmitted.
 
 use std::ops::Sub;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// Counts the requests to one device.
 #[derive(Debug, Default)]
 pub struct Counters {
     reads: AtomicU64,
@@ -16,7 +18,7 @@ pub struct Counters {
     discards: AtomicU64,
 }
 
-/// A copy of the counters at one moment; subtract an earlier one to see what happened between.
+/// A snapshot of the counters. Subtract an earlier one to get the counts between the two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub reads: u64,
@@ -28,6 +30,7 @@ pub struct Counts {
 }
 
 impl Counters {
+    /// Returns a snapshot of the counters.
     pub fn now(&self) -> Counts {
         Counts {
             reads: self.reads.load(Ordering::Relaxed),

@@ -1,64 +1,84 @@
-//! [`Device`]: the contract.
+//! [`Device`]: the interface of all devices.
 
 use crate::counters::Counters;
 use crate::error::DeviceError;
 use butternut_sys::file::{Alignment, DiskFile, WriteCache};
 use std::fmt::Debug;
 
-/// A row of bytes. All calls block, may come from any thread, and may run at the same time; two
-/// that touch the same bytes, one of them writing, run in an unknown order.
+/// A block device. All calls block. Any thread may call them, also concurrently; two concurrent
+/// calls on the same bytes, at least one of them a write, run in an unspecified order.
 pub trait Device: Debug + Send + Sync {
-    /// What a person calls it: a path, usually.
+    /// Returns the name for messages, usually a path.
     fn name(&self) -> &str;
 
+    /// Returns the size in bytes at the time of the open.
     fn bytes(&self) -> u64;
 
-    /// How many bytes the device has now: fewer than [`Device::bytes`] if it has been cut short
-    /// since it was opened. 0 if that cannot be found out.
+    /// Returns the current size in bytes: less than [`Device::bytes`] if the device was truncated
+    /// since it was opened, 0 if the size cannot be determined.
     fn bytes_now(&self) -> u64 {
         self.bytes()
     }
 
+    /// Returns whether the device was opened for writing.
     fn is_writable(&self) -> bool;
 
-    /// Transfers that are multiples of this cost no copy; all others work too.
+    /// Returns the alignment of transfers that need no copy. Other transfers work too.
     fn alignment(&self) -> Alignment {
         Alignment::BYTE
     }
 
-    /// What a flush is needed for.
+    /// Returns the properties of the write cache, which determine whether flushes are needed.
     fn write_cache(&self) -> WriteCache {
         WriteCache { is_volatile: true, has_fua: false }
     }
 
-    /// Fills all of `memory`, or fails; what `memory` holds after a failure is not known.
+    /// Fills all of `memory` from `offset`.
+    ///
+    /// # Errors
+    /// The read fails, or the range is beyond the end. The contents of `memory` are then undefined.
     fn read_at(&self, offset: u64, memory: &mut [u8]) -> Result<(), DeviceError>;
 
+    /// Writes all of `memory` at `offset`.
+    ///
+    /// # Errors
+    /// The write fails, the range is beyond the end, or the device is read-only.
     fn write_at(&self, offset: u64, memory: &[u8]) -> Result<(), DeviceError>;
 
-    /// Writes pieces of memory in a row, as one write.
-    fn write_row_at(&self, offset: u64, row: &[&[u8]]) -> Result<(), DeviceError> {
-        match row {
+    /// Writes several slices contiguously, as one write.
+    ///
+    /// # Errors
+    /// As of [`Device::write_at`].
+    fn write_vectored_at(&self, offset: u64, slices: &[&[u8]]) -> Result<(), DeviceError> {
+        match slices {
             [one] => self.write_at(offset, one),
-            row => self.write_at(offset, &row.concat()),
+            slices => self.write_at(offset, &slices.concat()),
         }
     }
 
-    /// Returns when all writes that completed before are on the medium.
+    /// Returns when all writes that completed before the call are on the medium.
+    ///
+    /// # Errors
+    /// The device reports a failed flush.
     fn flush(&self) -> Result<(), DeviceError>;
 
-    /// The range holds nothing of value any more. Devices that cannot do it succeed silently.
+    /// Declares a range unused (TRIM). Succeeds without effect on devices that do not support it.
+    ///
+    /// # Errors
+    /// The device fails, the range is beyond the end, or the device is read-only.
     fn discard(&self, offset: u64, bytes: u64) -> Result<(), DeviceError>;
 
-    /// How a ring reaches the same bytes without these calls; `None` if it cannot.
+    /// Returns the file behind the device, so that a ring can bypass these calls. Returns `None` if
+    /// the device has none.
     fn ring_target(&self) -> Option<RingTarget<'_>> {
         None
     }
 
+    /// Returns the counters of requests to this device.
     fn counters(&self) -> &Counters;
 }
 
-/// The file under a device, and where in the file the device's first byte lies.
+/// The file behind a device, and the offset in the file where the device begins, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct RingTarget<'a> {
     pub file: &'a DiskFile,

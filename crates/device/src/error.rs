@@ -1,11 +1,12 @@
-//! [`DeviceError`]: why a device could not do what was asked. Cloned freely: one failed read may be
-//! the answer to many questions.
+//! [`DeviceError`]: why a device could not carry out a request. `Clone`, because one failed read
+//! may be the result of several requests above.
 
 use crate::device::Device;
 use butternut_sys::errno::Errno;
 use butternut_sys::file::OpenError;
 use std::sync::Arc;
 
+/// Why a device could not carry out a request.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum DeviceError {
     #[error(transparent)]
@@ -48,12 +49,13 @@ pub enum DeviceError {
     },
     #[error("no device has number {index}")]
     NoDevice { index: usize },
-    /// What a [`ReadInto`](crate::ReadInto) holds until its batch has run.
+    /// The initial result of a [`ReadInto`](crate::ReadInto), until its batch has run.
     #[error("the request has not been run")]
     NotRun,
 }
 
 impl DeviceError {
+    /// Returns the errno of the error.
     pub fn errno(&self) -> Errno {
         match self {
             DeviceError::Open(error) => error.errno(),
@@ -86,7 +88,7 @@ impl DeviceError {
     }
 }
 
-/// Whether `bytes` at `offset` lie inside the device.
+/// Checks that `bytes` bytes at `offset` are inside the device.
 pub(crate) fn check_range(device: &dyn Device, offset: u64, bytes: u64) -> Result<(), DeviceError> {
     let device_bytes = device.bytes();
     if offset.checked_add(bytes).is_some_and(|end| end <= device_bytes) {

@@ -1,32 +1,33 @@
-//! [`FaultyDevice`]: a device that fails on purpose, as its rules and its seed say.
+//! [`FaultyDevice`]: a test device that injects faults, determined by its rules and its seed.
 //!
 //! # The faults
 //!
 //! | fault | the caller sees | the medium holds |
 //! |---|---|---|
-//! | `ReadError` | EIO | what it held |
-//! | `WriteError` | EIO | what it held |
-//! | `FlushError` | EIO | what it held; nothing is flushed |
-//! | `Rot` | success, some bits flipped | what it held |
-//! | `MisdirectedRead` | success, bytes from elsewhere | what it held |
-//! | `MisdirectedWrite` | success | the bytes, elsewhere |
+//! | `ReadError` | EIO | the old contents |
+//! | `WriteError` | EIO | the old contents |
+//! | `FlushError` | EIO | the old contents; nothing is flushed |
+//! | `Rot` | success, some bits flipped | the old contents |
+//! | `MisdirectedRead` | success, bytes from elsewhere | the old contents |
+//! | `MisdirectedWrite` | success | the new bytes, elsewhere |
 //! | `TornWrite` | success | only the first sectors of the write |
-//! | `LostWrite` | success | what it held |
-//! | `Delay` | success, later | as asked |
-//! | `HeldRead` | what a read after the removal of the rule sees | as asked |
+//! | `LostWrite` | success | the old contents |
+//! | `Delay` | success, later | as requested |
+//! | `HeldRead` | what a read sees after the rule is removed | as requested |
 //!
-//! # When a rule strikes
+//! # When a rule applies
 //!
-//! The range is looked at in blocks of 4096 bytes, counted from the device's first byte. A rule
-//! strikes a request if it strikes one of the blocks that lie both in the rule's range and in the
-//! request. [`When::Always`] strikes each; [`When::OneIn`] strikes those that the seed picks, the
-//! same ones every time, as bad sectors do; [`When::Times`] strikes the first requests only, as a
-//! passing fault does; [`When::Nth`] strikes one request, so that a test can fail each one in turn.
-//! [`When::From`] strikes it and all after it. These three count the requests that touch the range
-//! and that the fault concerns. Which blocks, which bits and where a tear lies are functions of the
-//! seed, the rule's number and the block: they depend on neither time, thread nor order.
+//! Ranges are divided into blocks of 4096 bytes, counted from the device's first byte. A rule
+//! applies to a request if it selects one of the blocks that are both in the rule's range and in
+//! the request. [`When::Always`] selects every block; [`When::OneIn`] selects those that the seed
+//! picks, the same ones every time, like bad sectors. The other three select requests, counted
+//! among those that touch the range and that the fault concerns: [`When::Times`] the first ones
+//! only, as a transient fault does; [`When::Nth`] one request, so that a test can fail each one in
+//! turn; [`When::From`] that one and all after it. Which blocks, which bits and where a write tears
+//! are functions of the seed, the rule's number and the block: they depend neither on time nor on
+//! threads nor on order.
 //!
-//! Rules may be added and removed while requests run. They are applied in the order they were
+//! Rules may be added and removed while requests run. They apply in the order in which they were
 //! added; errors come before damage. Flush errors ignore the range.
 
 use crate::counters::Counters;
@@ -34,66 +35,71 @@ use crate::device::Device;
 use crate::error::{DeviceError, check_range, check_writable};
 use butternut_sys::errno::Errno;
 use butternut_sys::file::{Alignment, WriteCache};
+use butternut_sys::lock::{Condvar, Mutex, RwLock, rank};
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
-/// The unit in which rules strike.
+/// The unit in which rules select, in bytes.
 const BLOCK_BYTES: u64 = 4096;
 
-/// Where a write can tear.
+/// The unit in which writes tear, in bytes.
 const TEAR_BYTES: usize = 512;
 
+/// A device that injects faults.
 #[derive(Debug)]
 pub struct FaultyDevice {
     inner: Arc<dyn Device>,
     seed: u64,
-    rules: RwLock<Rules>,
+    rules: RwLock<Rules, rank::FaultRules>,
     counts: [AtomicU64; FAULTS],
-    /// A rule was removed, or a read is held.
-    change: (Mutex<()>, Condvar),
+    /// Notified when a rule is removed, or a read is held.
+    changed: (Mutex<(), rank::FaultChange>, Condvar),
 }
 
+/// A fault to inject; see the table of this module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     ReadError,
     WriteError,
     FlushError,
-    /// Flips this many bits in each block that is struck.
+    /// Flips this many bits in each selected block.
     Rot {
         bits: u32,
     },
-    /// Blocks come from so many bytes further on, round the end of the device.
+    /// Reads blocks from `by` bytes further on, modulo the size of the device.
     MisdirectedRead {
         by: u64,
     },
-    /// Blocks go so many bytes further on, round the end of the device.
+    /// Writes blocks `by` bytes further on, modulo the size of the device.
     MisdirectedWrite {
         by: u64,
     },
     TornWrite,
     LostWrite,
     Delay(Duration),
-    /// Reads begin when the rule is removed.
+    /// Blocks reads until the rule is removed.
     HeldRead,
 }
 
 const FAULTS: usize = 10;
 
+/// Which blocks or requests a rule selects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
     Always,
-    /// One block in so many.
+    /// One block in this many, on average.
     OneIn(u64),
-    /// The first so many requests.
+    /// This many requests, the first ones.
     Times(u64),
-    /// This request and no other, counted from 0.
+    /// Only this request, counted from 0.
     Nth(u64),
-    /// This request, counted from 0, and all after it: a device that dies.
+    /// This request, counted from 0, and all after it, like a device that died.
     From(u64),
 }
 
+/// A fault, and what it applies to.
 #[derive(Clone, Debug)]
 pub struct Rule {
     pub range: Range<u64>,
@@ -102,22 +108,22 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Strikes everywhere, always.
+    /// Makes a rule for every request.
     pub fn everywhere(fault: Fault) -> Rule {
         Rule { range: 0..u64::MAX, when: When::Always, fault }
     }
 
-    /// Strikes every request that touches the range.
+    /// Makes a rule for every request that touches the range.
     pub fn at(range: Range<u64>, fault: Fault) -> Rule {
         Rule { range, when: When::Always, fault }
     }
 }
 
-/// Names a rule of one device, for removal.
+/// Identifies a rule of one device, for its removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RuleId(u64);
 
-/// How many requests were struck, by fault.
+/// The number of requests to which each fault was applied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultCounts {
     pub read_errors: u64,
@@ -135,23 +141,23 @@ pub struct FaultCounts {
 #[derive(Debug, Default)]
 struct Rules {
     next_id: u64,
-    rules: Vec<Armed>,
+    rules: Vec<ActiveRule>,
 }
 
-/// A rule in force.
+/// A rule that has been added.
 #[derive(Debug)]
-struct Armed {
+struct ActiveRule {
     id: u64,
     rule: Rule,
-    /// Requests that it could have struck.
+    /// Number of requests that the rule could have applied to.
     seen: AtomicU64,
 }
 
-/// A rule that strikes the request at hand.
-struct Strike {
+/// A rule that applies to the current request.
+struct MatchedRule {
     id: u64,
     fault: Fault,
-    /// The first block of the request that it strikes.
+    /// The first block of the request that the rule selects.
     first: u64,
     blocks: Range<u64>,
     one_in: u64,
@@ -160,55 +166,58 @@ struct Strike {
 impl FaultyDevice {
     pub fn new(inner: Arc<dyn Device>, seed: u64) -> FaultyDevice {
         let counts = std::array::from_fn(|_| AtomicU64::new(0));
-        FaultyDevice { inner, seed, rules: RwLock::default(), counts, change: Default::default() }
+        FaultyDevice { inner, seed, rules: RwLock::default(), counts, changed: Default::default() }
     }
 
+    /// Adds a rule.
     pub fn add(&self, rule: Rule) -> RuleId {
-        let mut rules = self.rules.write().unwrap_or_else(PoisonError::into_inner);
+        let mut rules = self.rules.write();
         let id = rules.next_id;
         rules.next_id += 1;
-        rules.rules.push(Armed { id, rule, seen: AtomicU64::new(0) });
+        rules.rules.push(ActiveRule { id, rule, seen: AtomicU64::new(0) });
         RuleId(id)
     }
 
-    /// Whether there was such a rule.
+    /// Removes a rule. Returns whether it existed.
     pub fn remove(&self, id: RuleId) -> bool {
-        let mut rules = self.rules.write().unwrap_or_else(PoisonError::into_inner);
+        let mut rules = self.rules.write();
         let before = rules.rules.len();
-        rules.rules.retain(|armed| armed.id != id.0);
+        rules.rules.retain(|active| active.id != id.0);
         let was_there = rules.rules.len() != before;
         drop(rules);
-        self.note_change();
+        self.notify_change();
         was_there
     }
 
+    /// Removes all rules.
     pub fn clear(&self) {
-        self.rules.write().unwrap_or_else(PoisonError::into_inner).rules.clear();
-        self.note_change();
+        self.rules.write().rules.clear();
+        self.notify_change();
     }
 
-    /// Waits until so many reads have been held, since the device was made.
+    /// Waits until `count` reads have been held since the device was created.
     pub fn wait_for_held_reads(&self, count: u64) {
         self.wait_until(|| self.fault_counts().held_reads >= count);
     }
 
     fn has_rule(&self, id: u64) -> bool {
-        let rules = self.rules.read().unwrap_or_else(PoisonError::into_inner);
-        rules.rules.iter().any(|armed| armed.id == id)
+        let rules = self.rules.read();
+        rules.rules.iter().any(|active| active.id == id)
     }
 
-    fn note_change(&self) {
-        drop(self.change.0.lock().unwrap_or_else(PoisonError::into_inner));
-        self.change.1.notify_all();
+    fn notify_change(&self) {
+        drop(self.changed.0.lock());
+        self.changed.1.notify_all();
     }
 
     fn wait_until(&self, is_so: impl Fn() -> bool) {
-        let mut lock = self.change.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lock = self.changed.0.lock();
         while !is_so() {
-            lock = self.change.1.wait(lock).unwrap_or_else(PoisonError::into_inner);
+            lock = self.changed.1.wait(lock);
         }
     }
 
+    /// Returns how often each fault was applied.
     pub fn fault_counts(&self) -> FaultCounts {
         let of = |fault| self.counts[index(fault)].load(Ordering::Relaxed);
         FaultCounts {
@@ -225,40 +234,46 @@ impl FaultyDevice {
         }
     }
 
-    /// The rules that strike this request, in order. `concerns` picks the faults that can.
-    fn strikes(&self, offset: u64, bytes: u64, concerns: impl Fn(Fault) -> bool) -> Vec<Strike> {
-        let rules = self.rules.read().unwrap_or_else(PoisonError::into_inner);
+    /// Returns the rules that apply to this request, in order. `concerns` selects the relevant
+    /// faults.
+    fn match_rules(
+        &self,
+        offset: u64,
+        bytes: u64,
+        concerns: impl Fn(Fault) -> bool,
+    ) -> Vec<MatchedRule> {
+        let rules = self.rules.read();
         let end = offset.saturating_add(bytes);
-        let strike = |armed: &Armed| {
-            let fault = armed.rule.fault;
+        let match_rule = |active: &ActiveRule| {
+            let fault = active.rule.fault;
             let is_flush = matches!(fault, Fault::FlushError);
             let (start, end) = if is_flush {
                 (0, 1)
             } else {
-                (armed.rule.range.start.max(offset), armed.rule.range.end.min(end))
+                (active.rule.range.start.max(offset), active.rule.range.end.min(end))
             };
             if !concerns(fault) || start >= end {
                 return None;
             }
             let blocks = start / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES);
-            let one_in = match armed.rule.when {
+            let one_in = match active.rule.when {
                 When::OneIn(one_in) => one_in.max(1),
                 When::Always | When::Times(_) | When::Nth(_) | When::From(_) => 1,
             };
-            let first = blocks.clone().find(|block| self.picks(armed.id, *block, one_in))?;
-            let number = armed.seen.fetch_add(1, Ordering::Relaxed);
-            let is_due = match armed.rule.when {
+            let first = blocks.clone().find(|block| self.selects(active.id, *block, one_in))?;
+            let number = active.seen.fetch_add(1, Ordering::Relaxed);
+            let is_due = match active.rule.when {
                 When::Always | When::OneIn(_) => true,
                 When::Times(times) => number < times,
                 When::Nth(nth) => number == nth,
                 When::From(nth) => number >= nth,
             };
-            is_due.then_some(Strike { id: armed.id, fault, first, blocks, one_in })
+            is_due.then_some(MatchedRule { id: active.id, fault, first, blocks, one_in })
         };
-        rules.rules.iter().filter_map(strike).collect()
+        rules.rules.iter().filter_map(match_rule).collect()
     }
 
-    fn picks(&self, id: u64, block: u64, one_in: u64) -> bool {
+    fn selects(&self, id: u64, block: u64, one_in: u64) -> bool {
         one_in == 1 || mix(self.seed, id, block, 0).is_multiple_of(one_in)
     }
 
@@ -266,38 +281,38 @@ impl FaultyDevice {
         self.counts[index(fault)].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Sleeps for the delays, waits where the request is held, and says whether an error strikes.
-    fn delay_or_fail(&self, strikes: &[Strike]) -> Result<(), Errno> {
-        for strike in strikes {
-            if let Fault::Delay(time) = strike.fault {
-                self.count(strike.fault);
+    /// Sleeps for delays, blocks held reads, and returns an error if a rule requires one.
+    fn delay_or_fail(&self, matched: &[MatchedRule]) -> Result<(), Errno> {
+        for rule in matched {
+            if let Fault::Delay(time) = rule.fault {
+                self.count(rule.fault);
                 std::thread::sleep(time);
-            } else if strike.fault == Fault::HeldRead {
-                self.count(strike.fault);
-                self.note_change();
-                self.wait_until(|| !self.has_rule(strike.id));
+            } else if rule.fault == Fault::HeldRead {
+                self.count(rule.fault);
+                self.notify_change();
+                self.wait_until(|| !self.has_rule(rule.id));
             }
         }
         let is_error =
             |fault| matches!(fault, Fault::ReadError | Fault::WriteError | Fault::FlushError);
-        match strikes.iter().find(|strike| is_error(strike.fault)) {
-            Some(strike) => {
-                self.count(strike.fault);
+        match matched.iter().find(|rule| is_error(rule.fault)) {
+            Some(rule) => {
+                self.count(rule.fault);
                 Err(Errno::IO)
             }
             None => Ok(()),
         }
     }
 
-    /// The parts of `memory` (which lies at `offset`) that the rule strikes.
-    fn struck_parts<'a>(
+    /// Returns the blocks that the rule selects, and their parts of memory that lies at `offset`.
+    fn selected_parts<'a>(
         &'a self,
-        strike: &'a Strike,
+        rule: &'a MatchedRule,
         offset: u64,
         len: usize,
     ) -> impl Iterator<Item = (u64, Range<usize>)> + 'a {
-        let picked = |block: &u64| self.picks(strike.id, *block, strike.one_in);
-        strike.blocks.clone().filter(picked).map(move |block| {
+        let picked = |block: &u64| self.selects(rule.id, *block, rule.one_in);
+        rule.blocks.clone().filter(picked).map(move |block| {
             let start = (block * BLOCK_BYTES).saturating_sub(offset);
             let end = ((block + 1) * BLOCK_BYTES - offset).min(len as u64);
             let of = |at: u64| usize::try_from(at).expect("inside the memory");
@@ -305,13 +320,18 @@ impl FaultyDevice {
         })
     }
 
-    fn damage(&self, strike: &Strike, offset: u64, memory: &mut [u8]) -> Result<(), DeviceError> {
-        for (block, part) in self.struck_parts(strike, offset, memory.len()) {
-            match strike.fault {
-                Fault::Rot { bits } => self.flip(strike.id, block, bits, offset, memory, &part),
+    fn damage(
+        &self,
+        rule: &MatchedRule,
+        offset: u64,
+        memory: &mut [u8],
+    ) -> Result<(), DeviceError> {
+        for (block, part) in self.selected_parts(rule, offset, memory.len()) {
+            match rule.fault {
+                Fault::Rot { bits } => self.flip(rule.id, block, bits, offset, memory, &part),
                 Fault::MisdirectedRead { by } => {
                     let at = offset + part.start as u64;
-                    let from = self.elsewhere(at, by, part.len());
+                    let from = self.misdirected_offset(at, by, part.len());
                     self.inner.read_at(from, &mut memory[part])?;
                 }
                 Fault::ReadError
@@ -327,7 +347,7 @@ impl FaultyDevice {
         Ok(())
     }
 
-    /// Flips the block's rotten bits, as far as they are part of the request.
+    /// Flips the selected bits of a block, as far as they are in the request.
     fn flip(
         &self,
         id: u64,
@@ -347,15 +367,15 @@ impl FaultyDevice {
         }
     }
 
-    fn elsewhere(&self, offset: u64, by: u64, len: usize) -> u64 {
+    fn misdirected_offset(&self, offset: u64, by: u64, len: usize) -> u64 {
         let places = self.inner.bytes().saturating_sub(len as u64) + 1;
         offset.wrapping_add(by) % places
     }
 
-    /// How many of the bytes before `first` struck byte survive a tear.
-    fn tear(&self, strike: &Strike, len: usize) -> usize {
+    /// Returns the number of bytes of a torn write that reach the medium.
+    fn tear(&self, rule: &MatchedRule, len: usize) -> usize {
         let sectors = len.div_ceil(TEAR_BYTES).max(1);
-        let keep = mix(self.seed, strike.id, strike.first, 0x7ea5) % sectors as u64;
+        let keep = mix(self.seed, rule.id, rule.first, 0x7ea5) % sectors as u64;
         usize::try_from(keep).expect("below the length") * TEAR_BYTES
     }
 }
@@ -387,19 +407,19 @@ impl Device for FaultyDevice {
 
     fn read_at(&self, offset: u64, memory: &mut [u8]) -> Result<(), DeviceError> {
         check_range(self, offset, memory.len() as u64)?;
-        let strikes = self.strikes(offset, memory.len() as u64, |fault| {
+        let matched = self.match_rules(offset, memory.len() as u64, |fault| {
             matches!(fault, Fault::ReadError | Fault::Rot { .. } | Fault::Delay(_))
                 || matches!(fault, Fault::MisdirectedRead { .. } | Fault::HeldRead)
         });
-        if let Err(cause) = self.delay_or_fail(&strikes) {
+        if let Err(cause) = self.delay_or_fail(&matched) {
             self.counters().count_read(memory.len());
             return Err(DeviceError::read(self, offset, memory.len() as u64, cause));
         }
         self.inner.read_at(offset, memory)?;
-        for strike in &strikes {
-            if matches!(strike.fault, Fault::Rot { .. } | Fault::MisdirectedRead { .. }) {
-                self.count(strike.fault);
-                self.damage(strike, offset, memory)?;
+        for rule in &matched {
+            if matches!(rule.fault, Fault::Rot { .. } | Fault::MisdirectedRead { .. }) {
+                self.count(rule.fault);
+                self.damage(rule, offset, memory)?;
             }
         }
         Ok(())
@@ -408,23 +428,23 @@ impl Device for FaultyDevice {
     fn write_at(&self, offset: u64, memory: &[u8]) -> Result<(), DeviceError> {
         check_writable(self)?;
         check_range(self, offset, memory.len() as u64)?;
-        let strikes = self.strikes(offset, memory.len() as u64, |fault| {
+        let matched = self.match_rules(offset, memory.len() as u64, |fault| {
             matches!(fault, Fault::WriteError | Fault::TornWrite | Fault::LostWrite)
                 || matches!(fault, Fault::MisdirectedWrite { .. } | Fault::Delay(_))
         });
-        if let Err(cause) = self.delay_or_fail(&strikes) {
+        if let Err(cause) = self.delay_or_fail(&matched) {
             self.counters().count_write(memory.len());
             return Err(DeviceError::write(self, offset, memory.len() as u64, cause));
         }
-        let damage = strikes.iter().find(|strike| !matches!(strike.fault, Fault::Delay(_)));
-        let Some(strike) = damage else { return self.inner.write_at(offset, memory) };
-        self.count(strike.fault);
-        match strike.fault {
+        let damage = matched.iter().find(|rule| !matches!(rule.fault, Fault::Delay(_)));
+        let Some(rule) = damage else { return self.inner.write_at(offset, memory) };
+        self.count(rule.fault);
+        match rule.fault {
             Fault::MisdirectedWrite { by } => {
-                self.inner.write_at(self.elsewhere(offset, by, memory.len()), memory)
+                self.inner.write_at(self.misdirected_offset(offset, by, memory.len()), memory)
             }
             Fault::TornWrite => {
-                self.inner.write_at(offset, &memory[..self.tear(strike, memory.len())])
+                self.inner.write_at(offset, &memory[..self.tear(rule, memory.len())])
             }
             Fault::LostWrite
             | Fault::ReadError
@@ -441,8 +461,8 @@ impl Device for FaultyDevice {
     }
 
     fn flush(&self) -> Result<(), DeviceError> {
-        let strikes = self.strikes(0, 1, |fault| matches!(fault, Fault::FlushError));
-        if let Err(cause) = self.delay_or_fail(&strikes) {
+        let matched = self.match_rules(0, 1, |fault| matches!(fault, Fault::FlushError));
+        if let Err(cause) = self.delay_or_fail(&matched) {
             self.counters().count_flush();
             return Err(DeviceError::flush(self, cause));
         }
@@ -473,7 +493,7 @@ fn index(fault: Fault) -> usize {
     }
 }
 
-/// A number that looks random and depends on nothing but its arguments (splitmix64's finish).
+/// Returns a pseudo-random number that depends only on its arguments (splitmix64's finaliser).
 fn mix(seed: u64, id: u64, block: u64, salt: u64) -> u64 {
     let mut state = seed;
     for word in [id, block, salt] {

@@ -1,11 +1,12 @@
-//! [`FileDevice`]: a block device or an image file, or a window inside one.
+//! [`FileDevice`]: a block device or an image file, or a window of one.
 //!
-//! 1. A device is the window `[offset, offset + bytes)` of its file; nothing outside is touched.
-//! 2. Transfers that the file cannot do directly are bounced: whole blocks around the range go
-//!    through memory of our own. A bounced write reads the blocks at its edges first; a lock keeps
-//!    two such writes apart, for both may hold a part of one block.
-//! 3. A window that does not begin on a block boundary is opened without `O_DIRECT`, for every
-//!    transfer in it would have to be bounced.
+//! 1. A device is the window `[offset, offset + bytes)` of its file; bytes outside are not
+//!    accessed, except by law 2.
+//! 2. Transfers that the file does not support directly use a bounce buffer, which holds the whole
+//!    blocks around the range. A bounced write reads the blocks first and writes them back; a lock
+//!    serialises such writes, because two of them may change parts of the same block.
+//! 3. A window that does not begin on a block boundary is opened without `O_DIRECT`, because every
+//!    transfer would have to be bounced.
 
 use crate::counters::Counters;
 use crate::device::{Device, RingTarget};
@@ -13,15 +14,17 @@ use crate::error::{DeviceError, check_range, check_writable};
 use butternut_sys::buffer::Buffer;
 use butternut_sys::errno::Errno;
 use butternut_sys::file::{Alignment, DiskFile, OpenDisk, Sharing, WriteCache};
+use butternut_sys::lock::{Mutex, rank};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-/// Windows that begin on such a boundary can be read directly.
+/// Alignment of the offset of a window that allows direct I/O, in bytes.
 const WINDOW_ALIGN: u64 = 4096;
 
-/// A longer bounced transfer goes in pieces of this size.
+/// Maximum size of a bounce buffer in bytes; longer transfers are split.
 const BOUNCE_BYTES_MAX: usize = 1 << 20;
 
+/// A block device or an image file, or a window of one.
 #[derive(Debug)]
 pub struct FileDevice {
     file: DiskFile,
@@ -29,20 +32,21 @@ pub struct FileDevice {
     offset: u64,
     bytes: u64,
     counters: Counters,
-    edges: Mutex<()>,
+    /// Serialises bounced writes (law 2).
+    bounced_writes: Mutex<(), rank::BouncedWrites>,
 }
 
 /// How to open a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenDevice {
     pub writable: bool,
-    /// Where in the file the device begins.
+    /// The offset in the file where the device begins, in bytes.
     pub offset: u64,
-    /// How long it is; to the end of the file if not said.
+    /// The size of the device in bytes; `None` means up to the end of the file.
     pub bytes: Option<u64>,
-    /// Bypass the page cache if the file can.
+    /// Bypass the page cache if the file supports it.
     pub direct: bool,
-    /// For readers: [`Sharing::Unlocked`] looks at a volume that somebody may be writing.
+    /// For readers, [`Sharing::Unlocked`] opens a volume that another process may be writing to.
     pub sharing: Sharing,
 }
 
@@ -54,6 +58,10 @@ impl Default for OpenDevice {
 }
 
 impl FileDevice {
+    /// Opens a device.
+    ///
+    /// # Errors
+    /// The file cannot be opened, is busy, or does not contain the window.
     pub fn open(path: &Path, how: &OpenDevice) -> Result<FileDevice, DeviceError> {
         let direct = how.direct && how.offset.is_multiple_of(WINDOW_ALIGN);
         let disk = OpenDisk { writable: how.writable, direct, sharing: how.sharing };
@@ -65,16 +73,16 @@ impl FileDevice {
             let (offset, file_bytes) = (how.offset, file.bytes());
             return Err(DeviceError::Window { device: name, offset, bytes, file_bytes });
         }
-        let (offset, counters, edges) = (how.offset, Counters::default(), Mutex::new(()));
-        Ok(FileDevice { file, name, offset, bytes, counters, edges })
+        let (offset, counters, bounced_writes) = (how.offset, Counters::default(), Mutex::new(()));
+        Ok(FileDevice { file, name, offset, bytes, counters, bounced_writes })
     }
 
-    /// Whether transfers bypass the page cache.
+    /// Returns whether transfers bypass the page cache.
     pub fn is_direct(&self) -> bool {
         self.file.is_direct()
     }
 
-    /// Where in its file the device begins.
+    /// Returns the offset in the file where the device begins, in bytes.
     pub fn offset(&self) -> u64 {
         self.offset
     }
@@ -83,15 +91,15 @@ impl FileDevice {
         is_aligned(self.file.alignment(), self.offset + offset, memory)
     }
 
-    /// The blocks around a range of the file: where they begin, and how many bytes they are.
+    /// Returns the offset and the length of the whole blocks around a range of the file.
     fn blocks_around(&self, offset: u64, bytes: u64) -> (u64, usize) {
         let block = u64::from(self.file.alignment().offset_bytes);
         let start = offset - offset % block;
         let end = (offset + bytes).next_multiple_of(block);
-        (start, usize::try_from(end - start).expect("a piece and two blocks"))
+        (start, usize::try_from(end - start).expect("a part and two blocks"))
     }
 
-    fn write_any(&self, offset: u64, memory: &[u8]) -> Result<(), Errno> {
+    fn write_part(&self, offset: u64, memory: &[u8]) -> Result<(), Errno> {
         if self.is_aligned(offset, memory) {
             self.file.write_at(self.offset + offset, memory)
         } else {
@@ -101,32 +109,32 @@ impl FileDevice {
 
     fn read_bounced(&self, offset: u64, memory: &mut [u8]) -> Result<(), Errno> {
         let mut at = self.offset + offset;
-        for piece in memory.chunks_mut(BOUNCE_BYTES_MAX) {
-            let (start, bytes) = self.blocks_around(at, piece.len() as u64);
+        for part in memory.chunks_mut(BOUNCE_BYTES_MAX) {
+            let (start, bytes) = self.blocks_around(at, part.len() as u64);
             let mut bounce = Buffer::zeroed(bytes);
             let skip = usize::try_from(at - start).expect("less than a block");
-            let came = self.file.read_at(start, &mut bounce)?;
-            let wanted =
-                bounce.get(skip..skip + piece.len()).filter(|_| came >= skip + piece.len());
-            piece.copy_from_slice(wanted.ok_or(Errno::NO_DATA)?);
-            at += piece.len() as u64;
+            let read = self.file.read_at(start, &mut bounce)?;
+            let wanted = bounce.get(skip..skip + part.len()).filter(|_| read >= skip + part.len());
+            part.copy_from_slice(wanted.ok_or(Errno::NO_DATA)?);
+            at += part.len() as u64;
         }
         Ok(())
     }
 
     fn write_bounced(&self, offset: u64, memory: &[u8]) -> Result<(), Errno> {
-        let _edges = self.edges.lock().unwrap_or_else(PoisonError::into_inner);
+        let _bounced_writes = self.bounced_writes.lock();
         let mut at = self.offset + offset;
-        for piece in memory.chunks(BOUNCE_BYTES_MAX) {
-            let (start, bytes) = self.blocks_around(at, piece.len() as u64);
+        for part in memory.chunks(BOUNCE_BYTES_MAX) {
+            let (start, bytes) = self.blocks_around(at, part.len() as u64);
             let mut bounce = Buffer::zeroed(bytes);
             let skip = usize::try_from(at - start).expect("less than a block");
-            // Bytes beyond the end of the file stay zero. The last block of an image whose length
-            // is no multiple of the block is written whole: the file then ends on a block boundary.
+            // Bytes beyond the end of the file stay zero. If the length of an image is not a
+            // multiple of the block size, its last block is written whole, and the file then ends
+            // on a block boundary.
             self.file.read_at(start, &mut bounce)?;
-            bounce[skip..skip + piece.len()].copy_from_slice(piece);
+            bounce[skip..skip + part.len()].copy_from_slice(part);
             self.file.write_at(start, &bounce)?;
-            at += piece.len() as u64;
+            at += part.len() as u64;
         }
         Ok(())
     }
@@ -162,8 +170,8 @@ impl Device for FileDevice {
         check_range(self, offset, memory.len() as u64)?;
         self.counters.count_read(memory.len());
         let result = if self.is_aligned(offset, memory) {
-            let came = self.file.read_at(self.offset + offset, memory);
-            came.and_then(|came| if came == memory.len() { Ok(()) } else { Err(Errno::NO_DATA) })
+            let read = self.file.read_at(self.offset + offset, memory);
+            read.and_then(|read| if read == memory.len() { Ok(()) } else { Err(Errno::NO_DATA) })
         } else {
             self.read_bounced(offset, memory)
         };
@@ -174,20 +182,20 @@ impl Device for FileDevice {
         check_writable(self)?;
         check_range(self, offset, memory.len() as u64)?;
         self.counters.count_write(memory.len());
-        let result = self.write_any(offset, memory);
+        let result = self.write_part(offset, memory);
         result.map_err(|cause| DeviceError::write(self, offset, memory.len() as u64, cause))
     }
 
-    fn write_row_at(&self, offset: u64, row: &[&[u8]]) -> Result<(), DeviceError> {
-        let bytes = row.iter().map(|piece| piece.len()).fold(0, usize::saturating_add);
+    fn write_vectored_at(&self, offset: u64, slices: &[&[u8]]) -> Result<(), DeviceError> {
+        let bytes = slices.iter().map(|slice| slice.len()).fold(0, usize::saturating_add);
         check_writable(self)?;
         check_range(self, offset, bytes as u64)?;
         self.counters.count_write(bytes);
         let mut at = offset;
-        for piece in row {
-            let result = self.write_any(at, piece);
+        for slice in slices {
+            let result = self.write_part(at, slice);
             result.map_err(|cause| DeviceError::write(self, offset, bytes as u64, cause))?;
-            at += piece.len() as u64;
+            at += slice.len() as u64;
         }
         Ok(())
     }
@@ -216,13 +224,13 @@ impl Device for FileDevice {
     }
 }
 
-/// Whether a file of this alignment can transfer `memory` at `offset` without a bounce.
+/// Returns whether a file with this alignment can transfer `memory` at `offset` without a bounce.
 pub(crate) fn is_aligned(alignment: Alignment, offset: u64, memory: &[u8]) -> bool {
     is_block_aligned(alignment, offset, memory.len() as u64)
         && memory.as_ptr().addr().is_multiple_of(alignment.memory_bytes as usize)
 }
 
-/// Whether a range is whole blocks.
+/// Returns whether a range consists of whole blocks.
 pub(crate) fn is_block_aligned(alignment: Alignment, offset: u64, bytes: u64) -> bool {
     let block = u64::from(alignment.offset_bytes);
     offset.is_multiple_of(block) && bytes.is_multiple_of(block)

@@ -1,18 +1,19 @@
-//! Floor 1: sectors in, sectors out. Never retries, caches, or knows btrfs.
+//! Floor 1: block devices. Reads, writes, flushes and discards bytes of devices; never retries or
+//! caches, and knows nothing of btrfs.
 //!
-//! A [`Device`] is a row of bytes that can be read, written, flushed and discarded by one blocking
-//! call each. A [`QueuePair`] keeps many requests in flight on all devices of a volume at once:
+//! A [`Device`] is a fixed number of bytes that are read, written, flushed and discarded by one
+//! blocking call each. A [`QueuePair`] keeps many requests in flight on all devices of a volume:
 //! over one `io_uring` where the kernel allows it, over a bounded pool of threads where it does
 //! not.
 //!
-//! What is assumed of a medium:
+//! Assumptions about a device:
 //!
-//! 1. A completed write is read back, by anyone, until something overwrites it.
-//! 2. It survives a power cut only after a later [`Device::flush`] has returned.
-//! 3. Between two flushes writes reach the medium in any order.
-//! 4. Each aligned 512 bytes change wholly or not at all; anything larger may tear.
-//! 5. What a discarded range reads as is not known.
-//! 6. Any read may fail, and any read may return wrong bytes and call it success.
+//! 1. A completed write is seen by every later read, until the bytes are overwritten.
+//! 2. A write survives a power cut only after a later [`Device::flush`] has returned.
+//! 3. Between two flushes, writes reach the medium in any order.
+//! 4. Each aligned 512 bytes change completely or not at all; anything larger may be torn.
+//! 5. The contents of a discarded range are undefined.
+//! 6. Any read may fail, and any read may return wrong bytes with success.
 
 mod counters;
 mod device;

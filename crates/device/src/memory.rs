@@ -1,15 +1,16 @@
-//! [`MemoryDevice`]: a device in memory, sparse: a chunk that was never written costs nothing.
+//! [`MemoryDevice`]: a sparse device in memory. Chunks that were never written use no memory.
 
 use crate::counters::Counters;
 use crate::device::Device;
 use crate::error::{DeviceError, check_range, check_writable};
-use std::sync::{PoisonError, RwLock};
+use butternut_sys::lock::{RwLock, rank};
 
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// A chunk that is absent reads as zeros.
-type Chunk = RwLock<Option<Box<[u8]>>>;
+/// A chunk; `None` reads as zeroes.
+type Chunk = RwLock<Option<Box<[u8]>>, rank::MemoryDevice>;
 
+/// A sparse device in memory.
 #[derive(Debug)]
 pub struct MemoryDevice {
     name: Box<str>,
@@ -22,7 +23,7 @@ pub struct MemoryDevice {
 struct Chunks(Box<[Chunk]>);
 
 impl MemoryDevice {
-    /// A writable device of zeros.
+    /// Makes a writable device of `bytes` zero bytes.
     pub fn new(name: &str, bytes: u64) -> MemoryDevice {
         let count = usize::try_from(bytes.div_ceil(CHUNK_BYTES as u64));
         let count = count.expect("a 64-bit machine");
@@ -31,31 +32,31 @@ impl MemoryDevice {
         MemoryDevice { name: name.into(), bytes, is_writable: true, chunks, counters }
     }
 
-    /// A writable device that holds a copy of `image`.
+    /// Makes a writable device with a copy of `image`.
     pub fn copy_of(name: &str, image: &[u8]) -> MemoryDevice {
         let device = MemoryDevice::new(name, image.len() as u64);
         for (chunk, bytes) in device.chunks.0.iter().zip(image.chunks(CHUNK_BYTES)) {
             if bytes.iter().any(|byte| *byte != 0) {
-                *chunk.write().unwrap_or_else(PoisonError::into_inner) = Some(padded(bytes));
+                *chunk.write() = Some(padded(bytes));
             }
         }
         device
     }
 
-    /// The same bytes, from now on refusing writes.
+    /// Returns the device with the same bytes, read-only.
     #[must_use]
     pub fn read_only(self) -> MemoryDevice {
         MemoryDevice { is_writable: false, ..self }
     }
 
-    /// Calls `each` with the chunk's number, the range inside the chunk and the range inside the
-    /// caller's memory.
-    fn for_each_piece(
+    /// Calls `each` with the number of every chunk in a range, the part of the range inside the
+    /// chunk, and the part of the caller's memory.
+    fn for_each_chunk(
         offset: u64,
         len: usize,
         mut each: impl FnMut(usize, std::ops::Range<usize>, std::ops::Range<usize>),
     ) {
-        let mut at = usize::try_from(offset).expect("inside the device");
+        let mut at = usize::try_from(offset).expect("the range is inside the device");
         let mut done = 0;
         while done < len {
             let inside = at % CHUNK_BYTES;
@@ -83,8 +84,8 @@ impl Device for MemoryDevice {
     fn read_at(&self, offset: u64, memory: &mut [u8]) -> Result<(), DeviceError> {
         check_range(self, offset, memory.len() as u64)?;
         self.counters.count_read(memory.len());
-        Self::for_each_piece(offset, memory.len(), |chunk, inside, outside| {
-            let chunk = self.chunks.0[chunk].read().unwrap_or_else(PoisonError::into_inner);
+        Self::for_each_chunk(offset, memory.len(), |chunk, inside, outside| {
+            let chunk = self.chunks.0[chunk].read();
             match chunk.as_deref() {
                 Some(bytes) => memory[outside].copy_from_slice(&bytes[inside]),
                 None => memory[outside].fill(0),
@@ -97,8 +98,8 @@ impl Device for MemoryDevice {
         check_writable(self)?;
         check_range(self, offset, memory.len() as u64)?;
         self.counters.count_write(memory.len());
-        Self::for_each_piece(offset, memory.len(), |chunk, inside, outside| {
-            let mut chunk = self.chunks.0[chunk].write().unwrap_or_else(PoisonError::into_inner);
+        Self::for_each_chunk(offset, memory.len(), |chunk, inside, outside| {
+            let mut chunk = self.chunks.0[chunk].write();
             chunk.get_or_insert_with(|| padded(&[]))[inside].copy_from_slice(&memory[outside]);
         });
         Ok(())
@@ -113,9 +114,9 @@ impl Device for MemoryDevice {
         check_writable(self)?;
         check_range(self, offset, bytes)?;
         self.counters.count_discard();
-        let len = usize::try_from(bytes).expect("inside the device");
-        Self::for_each_piece(offset, len, |chunk, inside, _| {
-            let mut chunk = self.chunks.0[chunk].write().unwrap_or_else(PoisonError::into_inner);
+        let len = usize::try_from(bytes).expect("the range is inside the device");
+        Self::for_each_chunk(offset, len, |chunk, inside, _| {
+            let mut chunk = self.chunks.0[chunk].write();
             if inside.len() == CHUNK_BYTES {
                 *chunk = None;
             } else if let Some(bytes) = chunk.as_deref_mut() {
@@ -147,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_written_anywhere_come_back_and_the_rest_is_zero() {
+    fn written_bytes_are_read_back_and_the_rest_is_zero() {
         let device = MemoryDevice::new("m", 200_000);
         let pattern: Vec<u8> = (0..100_000u32).map(|n| (n % 251) as u8).collect();
         device.write_at(50_001, &pattern).unwrap();
@@ -164,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_beyond_the_end_and_writes_to_a_read_only_device_are_refused() {
+    fn ranges_beyond_the_end_and_writes_to_a_read_only_device_fail() {
         let device = MemoryDevice::new("m", 1000);
         let refused = device.read_at(999, &mut [0; 2]).unwrap_err();
         assert_eq!(refused.to_string(), "m: 2 bytes at 999 are beyond the end, 1000");

@@ -1,23 +1,24 @@
 //! [`QueuePair`]: many requests in flight on all devices of a volume.
 //!
-//! | device | kernel gives a ring | it does not, or [`RingUse::Never`] |
+//! | device | the kernel provides a ring | it does not, or [`RingUse::Never`] |
 //! |---|---|---|
 //! | file or block device | one ring for all of them | threads of the process-wide pool |
 //! | any other | on the calling thread, in `submit` or `run` | the same |
 //!
-//! 1. At most `depth` requests are submitted and not yet polled; one more is given back.
-//! 2. Every request comes back exactly once; requests complete in any order.
+//! 1. At most `depth` requests are submitted and not yet polled; `submit` returns any further
+//!    request.
+//! 2. Every request completes exactly once; requests complete in any order.
 //! 3. A failure is the result of its own request and of no other.
-//! 4. All results and all counters are the same on both lanes.
-//! 5. Direct transfers that are not aligned go through memory of the queue pair: reads in the ring
-//!    up to a size, the rest by the device's own blocking calls. Discards block as well, there is
-//!    no ring operation for them that all kernels have.
-//! 6. A queue pair serves one thread at a time, and any thread: whoever has `&mut` may poll, and
-//!    gets completions of requests that another thread submitted while that thread does nothing
-//!    (law 8 of [`butternut_sys::ring`]). Dropping it waits for what is in flight.
-//! 7. A write from several pieces of memory is one write of the device, and one completion.
-//! 8. A ring does not survive a fork, nor do threads: make queue pairs in the process that uses
-//!    them.
+//! 4. Results and counters are the same with a ring and without.
+//! 5. Direct transfers that are not aligned use bounce buffers: the ring bounces borrowed requests
+//!    up to a size, the device's own blocking calls bounce the rest. Discards block as well,
+//!    because no ring operation for them exists on all supported kernels.
+//! 6. One thread at a time uses a queue pair, but it may be any thread: a thread with `&mut` can
+//!    poll the completions of requests that another thread submitted, without any action of that
+//!    thread (law 8 of [`butternut_sys::ring`]). Dropping a queue pair waits for the requests in
+//!    flight.
+//! 7. A write from several slices or buffers is one write of the device, and one completion.
+//! 8. Neither rings nor threads survive a fork: a process must create its queue pairs itself.
 
 mod bounce;
 mod threads;
@@ -25,46 +26,59 @@ mod threads;
 use crate::device::Device;
 use crate::error::{DeviceError, check_range, check_writable};
 use crate::file::is_block_aligned;
-use crate::request::{Completion, Outline, ReadInto, Request, RequestKind, WriteFrom};
-use bounce::{Looking, Shared};
+use crate::request::{Completion, ReadInto, Request, RequestHeader, RequestKind, WriteFrom};
+use bounce::{Inspected, Shared};
 use butternut_sys::arena::Arena;
 use butternut_sys::buffer::Buffer;
 use butternut_sys::buffers::Load;
 use butternut_sys::errno::Errno;
+use butternut_sys::event::Event;
 use butternut_sys::file::Alignment;
 use butternut_sys::ring::{
-    Done, Operation, RING_DEPTH_MAX, Ring, RingOptions, RingRefused, Submission,
+    Completion as RingCompletion, Operation, RING_DEPTH_MAX, Ring, RingOptions, RingUnavailable,
+    Submission,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use threads::Threads;
 
-/// Whether to ask the kernel for an `io_uring`.
+/// Whether to create an `io_uring`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RingUse {
-    /// Use one if the kernel gives one.
+    /// Use a ring if the kernel provides one.
     #[default]
     Try,
     /// Use threads.
     Never,
 }
 
+/// How to create a queue pair.
 #[derive(Clone, Debug)]
 pub struct QueueOptions {
-    /// The most requests submitted and not yet polled; at most [`RING_DEPTH_MAX`].
+    /// Maximum number of requests submitted and not yet polled, up to [`RING_DEPTH_MAX`].
     pub depth: usize,
     pub ring: RingUse,
-    /// Memory to register with the ring: transfers in it cost less. All of it stays resident.
+    /// Memory to register with the ring, which makes transfers in it cheaper. All of it stays
+    /// resident.
     pub arenas: Vec<Arena>,
-    /// Completions come at once even while the thread that submitted computes, for a thread that
-    /// waits for them in its place (law 6); this costs it an interrupt now and then.
+    /// Whether requests complete immediately even while the submitting thread computes, so that
+    /// another thread can wait for them (law 6). This interrupts the submitting thread now and
+    /// then.
     pub is_prompt: bool,
+    /// Signalled at each completion, at the latest when it can be polled.
+    pub event: Option<Arc<Event>>,
 }
 
 impl Default for QueueOptions {
     fn default() -> QueueOptions {
-        QueueOptions { depth: 128, ring: RingUse::Try, arenas: Vec::new(), is_prompt: false }
+        QueueOptions {
+            depth: 128,
+            ring: RingUse::Try,
+            arenas: Vec::new(),
+            is_prompt: false,
+            event: None,
+        }
     }
 }
 
@@ -72,43 +86,47 @@ impl Default for QueueOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
     Ring,
-    /// Of the process-wide pool. `refused` is what the kernel said, if it was asked.
+    /// Threads of the process-wide pool. `refused` is why the kernel provided no ring, if one was
+    /// tried.
     Threads {
-        refused: Option<RingRefused>,
+        refused: Option<RingUnavailable>,
     },
-    /// No device is a file: all run on the calling thread.
+    /// No device is a file: all requests run on the calling thread.
     Inline,
 }
 
+/// Submission and completion of requests on the devices of a volume.
 #[derive(Debug)]
 pub struct QueuePair {
     depth: usize,
     shared: Shared,
-    lane: Lane,
-    refused: Option<RingRefused>,
-    /// Completions that nobody has polled yet.
+    engine: Engine,
+    refused: Option<RingUnavailable>,
+    /// Completions that are ready to be polled.
     ready: VecDeque<Completion>,
+    event: Option<Arc<Event>>,
 }
 
 #[derive(Debug)]
-enum Lane {
-    Ring(Box<Ring<Outline>>),
+enum Engine {
+    Ring(Box<Ring<RequestHeader>>),
     Threads(Threads),
     Inline,
 }
 
-/// What a queue pair remembers of a device, so that a request asks it nothing.
+/// The properties of a device, cached so that a request does not query the device for them.
 #[derive(Debug)]
 struct Target {
     device: Arc<dyn Device>,
-    /// Its number in the ring, if it can be reached by one.
+    /// The index of its file in the ring, if it has one.
     file: Option<u32>,
-    /// Where in its file it begins.
+    /// The offset in its file where the device begins, in bytes.
     offset: u64,
     alignment: Alignment,
 }
 
 impl QueuePair {
+    /// Creates a queue pair with default options and the given depth.
     pub fn new(devices: impl AsRef<[Arc<dyn Device>]>, depth: usize) -> QueuePair {
         QueuePair::with_options(
             devices.as_ref(),
@@ -116,101 +134,112 @@ impl QueuePair {
         )
     }
 
+    /// Creates a queue pair. Falls back to threads if the kernel provides no ring.
     pub fn with_options(devices: &[Arc<dyn Device>], options: &QueueOptions) -> QueuePair {
         let depth = options.depth.clamp(1, RING_DEPTH_MAX);
         let reachable = devices.iter().filter_map(|device| device.ring_target());
         let files: Vec<_> = reachable.map(|target| target.file).collect();
         let mut refused = None;
-        let lane = if files.is_empty() {
-            Lane::Inline
+        let engine = if files.is_empty() {
+            Engine::Inline
         } else if options.ring == RingUse::Never {
-            Lane::Threads(Threads::default())
+            Engine::Threads(Threads::new(options.event.clone()))
         } else {
             let (arenas, is_prompt) = (options.arenas.clone(), options.is_prompt);
-            let ring = RingOptions { depth, arenas, is_prompt };
+            let ring = RingOptions { depth, arenas, is_prompt, event: options.event.clone() };
             match Ring::new(&files, &ring) {
-                Ok(ring) => Lane::Ring(Box::new(ring)),
+                Ok(ring) => Engine::Ring(Box::new(ring)),
                 Err(cause) => {
                     refused = Some(cause);
-                    Lane::Threads(Threads::default())
+                    Engine::Threads(Threads::new(options.event.clone()))
                 }
             }
         };
         let shared = Shared::new(targets(devices));
-        QueuePair { depth, shared, lane, refused, ready: VecDeque::with_capacity(depth) }
+        let (ready, event) = (VecDeque::with_capacity(depth), options.event.clone());
+        QueuePair { depth, shared, engine, refused, ready, event }
     }
 
+    /// Returns how requests reach the devices.
     pub fn backend(&self) -> Backend {
-        match &self.lane {
-            Lane::Ring(_) => Backend::Ring,
-            Lane::Threads(_) => Backend::Threads { refused: self.refused },
-            Lane::Inline => Backend::Inline,
+        match &self.engine {
+            Engine::Ring(_) => Backend::Ring,
+            Engine::Threads(_) => Backend::Threads { refused: self.refused },
+            Engine::Inline => Backend::Inline,
         }
     }
 
+    /// Returns the maximum number of requests submitted and not yet polled.
     pub fn depth(&self) -> usize {
         self.depth
     }
 
-    /// Requests that can still be submitted.
-    pub fn room(&self) -> usize {
+    /// Returns the number of requests that can be submitted now.
+    pub fn available(&self) -> usize {
         self.depth.saturating_sub(self.outstanding())
     }
 
-    /// Lets the kernel see what was submitted, without waiting.
+    /// Submits queued requests to the kernel without waiting.
     pub fn kick(&mut self) {
-        if let Lane::Ring(ring) = &mut self.lane {
+        if let Engine::Ring(ring) = &mut self.engine {
             ring.kick();
+            if ring.outstanding() > 0 {
+                signal_if_broken(ring, self.event.as_ref());
+            }
         }
     }
 
-    /// Requests submitted and not yet polled.
+    /// Returns the number of requests submitted and not yet polled.
     pub fn outstanding(&self) -> usize {
-        let in_lane = match &self.lane {
-            Lane::Ring(ring) => ring.outstanding(),
-            Lane::Threads(threads) => threads.outstanding(),
-            Lane::Inline => 0,
+        let in_engine = match &self.engine {
+            Engine::Ring(ring) => ring.outstanding(),
+            Engine::Threads(threads) => threads.outstanding(),
+            Engine::Inline => 0,
         };
-        in_lane + self.ready.len()
+        in_engine + self.ready.len()
     }
 
-    /// Takes the request, or gives it back when `depth` requests are out already. It begins to run
-    /// at the next [`QueuePair::kick`] or [`QueuePair::poll`] at the latest.
+    /// Submits a request. It starts at the next [`QueuePair::kick`] or [`QueuePair::poll`] at the
+    /// latest.
+    ///
+    /// # Errors
+    /// Returns the request if `depth` requests are outstanding.
     pub fn submit(&mut self, request: Request) -> Result<(), Request> {
         if self.outstanding() >= self.depth {
             return Err(request);
         }
-        self.leave_broken_ring();
-        let index = request.outline.device;
+        self.replace_broken_ring();
+        let index = request.header.device;
         let Some(target) = self.shared.targets.get(index) else {
-            self.ready.push_back(request.complete(Err(DeviceError::NoDevice { index })));
+            let error = DeviceError::NoDevice { index };
+            self.push_ready(request.complete(Err(error)));
             return Ok(());
         };
-        if let Err(error) = check(&*target.device, &request.outline) {
-            self.ready.push_back(request.complete(Err(error)));
+        if let Err(error) = check(&*target.device, &request.header) {
+            self.push_ready(request.complete(Err(error)));
             return Ok(());
         }
-        match (&mut self.lane, target.file) {
-            (Lane::Ring(ring), Some(file)) if target.suits_ring(&request) => {
-                target.count(&request.outline);
+        match (&mut self.engine, target.file) {
+            (Engine::Ring(ring), Some(file)) if target.suits_ring(&request) => {
+                target.count(&request.header);
                 return match ring.submit(target.submission(file, request)) {
                     Ok(()) => Ok(()),
-                    Err(back) => Err(take_back(back)),
+                    Err(back) => Err(into_request(back)),
                 };
             }
-            (Lane::Threads(threads), Some(_)) => {
+            (Engine::Threads(threads), Some(_)) => {
                 threads.submit(Arc::clone(&target.device), request);
             }
-            (Lane::Ring(_) | Lane::Threads(_) | Lane::Inline, _) => {
+            (Engine::Ring(_) | Engine::Threads(_) | Engine::Inline, _) => {
                 let device = Arc::clone(&target.device);
-                self.ready.push_back(execute(&*device, request));
+                self.push_ready(execute(&*device, request));
             }
         }
         Ok(())
     }
 
-    /// Waits until `min` completions are there (or all that are out, or the timeout), and adds
-    /// everything that is complete to `out`. Says how many.
+    /// Waits until `min` requests have completed (or all outstanding ones, or until the timeout),
+    /// and appends all available completions to `out`. Returns their number.
     pub fn poll(
         &mut self,
         min: usize,
@@ -220,7 +249,7 @@ impl QueuePair {
         self.poll_each(min, timeout, |completion| out.push(completion))
     }
 
-    /// The same; shows each completion.
+    /// Does the same as [`QueuePair::poll`], and calls `each` with every completion.
     pub fn poll_each(
         &mut self,
         min: usize,
@@ -229,68 +258,71 @@ impl QueuePair {
     ) -> usize {
         let mut count = self.ready.len();
         self.ready.drain(..).for_each(&mut each);
-        // A time too far away to be told is no deadline.
+        // A timeout whose end cannot be represented means no deadline.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let min = min.saturating_sub(count);
-        match &mut self.lane {
-            Lane::Ring(ring) => {
+        match &mut self.engine {
+            Engine::Ring(ring) => {
                 ring.wait(min, deadline);
-                while let Some(done) = ring.take_done() {
+                if ring.has_completion() {
+                    signal_if_broken(ring, self.event.as_ref());
+                }
+                while let Some(done) = ring.next_completion() {
                     each(complete(&self.shared.targets, done));
                     count += 1;
                 }
             }
-            Lane::Threads(threads) => {
-                let mut arrived = Vec::new();
-                threads.wait(min, deadline, &mut arrived);
-                count += arrived.len();
-                arrived.into_iter().for_each(each);
+            Engine::Threads(threads) => {
+                let mut completions = Vec::new();
+                threads.wait(min, deadline, &mut completions);
+                count += completions.len();
+                completions.into_iter().for_each(each);
             }
-            Lane::Inline => {}
+            Engine::Inline => {}
         }
         count
     }
 
-    /// Runs the batch to the end. Each request has its own result.
+    /// Runs a batch of reads to the end and stores the result in each of them.
     pub fn run(&mut self, batch: &mut [ReadInto<'_>]) {
-        self.leave_broken_ring();
-        match &mut self.lane {
-            Lane::Ring(ring) => ring.run(batch, &self.shared, None),
-            Lane::Threads(threads) => threads.run(batch, |read| self.shared.targets.read(read)),
-            Lane::Inline => batch.iter_mut().for_each(|read| self.shared.targets.read(read)),
+        self.replace_broken_ring();
+        match &mut self.engine {
+            Engine::Ring(ring) => ring.run(batch, &self.shared, None),
+            Engine::Threads(threads) => threads.run(batch, |read| self.shared.targets.read(read)),
+            Engine::Inline => batch.iter_mut().for_each(|read| self.shared.targets.read(read)),
         }
     }
 
-    /// As [`QueuePair::run`]; `look` may be shown reads that succeeded while others are still on
-    /// their way. It is called for all of them, some or none.
-    pub fn run_looking(
+    /// Runs a batch as [`QueuePair::run`] does. Calls `inspect` with reads that have succeeded
+    /// while others are still in flight: for all, some or none of them.
+    pub fn run_inspecting(
         &mut self,
         batch: &mut [ReadInto<'_>],
-        look: &(dyn Fn(&ReadInto<'_>) + Sync),
+        inspect: &(dyn Fn(&ReadInto<'_>) + Sync),
     ) {
-        self.leave_broken_ring();
-        if let Lane::Ring(ring) = &mut self.lane {
-            ring.run(batch, &Looking { shared: &self.shared, look }, None);
+        self.replace_broken_ring();
+        if let Engine::Ring(ring) = &mut self.engine {
+            ring.run(batch, &Inspected { shared: &self.shared, inspect }, None);
         } else {
             self.run(batch);
         }
     }
 
-    /// The same for writes.
+    /// Runs a batch of writes to the end and stores the result in each of them.
     pub fn run_writes(&mut self, batch: &mut [WriteFrom<'_>]) {
         self.run_writes_meanwhile(batch, None);
     }
 
-    /// The same; what there is to do `meanwhile` is done once, on this thread, and if possible
-    /// while the devices are at work.
+    /// Runs a batch as [`QueuePair::run_writes`] does, and calls `meanwhile` once on this thread,
+    /// if possible while the devices are busy.
     pub fn run_writes_meanwhile(
         &mut self,
         batch: &mut [WriteFrom<'_>],
         mut meanwhile: Option<&mut dyn FnMut()>,
     ) {
-        self.leave_broken_ring();
+        self.replace_broken_ring();
         if !batch.is_empty()
-            && let Lane::Ring(ring) = &mut self.lane
+            && let Engine::Ring(ring) = &mut self.engine
         {
             ring.run(batch, &self.shared, meanwhile);
             return;
@@ -298,23 +330,45 @@ impl QueuePair {
         if let Some(work) = meanwhile.take() {
             work();
         }
-        match &mut self.lane {
-            Lane::Ring(_) => {}
-            Lane::Threads(threads) => threads.run(batch, |write| self.shared.targets.write(write)),
-            Lane::Inline => batch.iter_mut().for_each(|write| self.shared.targets.write(write)),
+        match &mut self.engine {
+            Engine::Ring(_) => {}
+            Engine::Threads(threads) => {
+                threads.run(batch, |write| self.shared.targets.write(write));
+            }
+            Engine::Inline => batch.iter_mut().for_each(|write| self.shared.targets.write(write)),
         }
     }
 
-    /// A ring that the kernel took away is replaced by threads.
-    fn leave_broken_ring(&mut self) {
-        let Lane::Ring(ring) = &mut self.lane else { return };
+    fn push_ready(&mut self, completion: Completion) {
+        self.ready.push_back(completion);
+        if let Some(event) = &self.event {
+            event.signal();
+        }
+    }
+
+    /// Replaces a ring that the kernel refuses to serve by threads.
+    fn replace_broken_ring(&mut self) {
+        let Engine::Ring(ring) = &mut self.engine else { return };
         let Some(errno) = ring.broken() else { return };
         ring.wait(usize::MAX, None);
-        while let Some(done) = ring.take_done() {
+        while let Some(done) = ring.next_completion() {
             self.ready.push_back(complete(&self.shared.targets, done));
         }
-        self.refused = Some(RingRefused::Failed(errno));
-        self.lane = Lane::Threads(Threads::default());
+        if let Some(event) = &self.event {
+            event.signal();
+        }
+        self.refused = Some(RingUnavailable::Failed(errno));
+        self.engine = Engine::Threads(Threads::new(self.event.clone()));
+    }
+}
+
+/// Signals the event of a broken ring. The kernel has not signalled the completions of requests
+/// that it has never seen.
+fn signal_if_broken<T>(ring: &Ring<T>, event: Option<&Arc<Event>>) {
+    if let Some(event) = event
+        && ring.broken().is_some()
+    {
+        event.signal();
     }
 }
 
@@ -328,7 +382,7 @@ impl Drop for QueuePair {
     }
 }
 
-/// The devices of a queue pair, by number.
+/// The devices of a queue pair, by index.
 #[derive(Debug)]
 struct Targets(Vec<Target>);
 
@@ -337,7 +391,7 @@ impl Targets {
         self.0.get(index)
     }
 
-    /// Runs one read of a batch by the device's own call.
+    /// Runs one read of a batch by the device's own blocking call.
     fn read(&self, read: &mut ReadInto<'_>) {
         read.result = match self.get(read.device) {
             None => Err(DeviceError::NoDevice { index: read.device }),
@@ -348,27 +402,27 @@ impl Targets {
     fn write(&self, write: &mut WriteFrom<'_>) {
         write.result = match self.get(write.device) {
             None => Err(DeviceError::NoDevice { index: write.device }),
-            Some(target) => target.device.write_row_at(write.offset, write.pieces()),
+            Some(target) => target.device.write_vectored_at(write.offset, write.slices()),
         };
     }
 }
 
 impl Target {
-    /// Whether the ring can do it without a bounce. A buffer has room for whole blocks, so a read's
-    /// length does not matter.
+    /// Returns whether the ring can run the request without a bounce. A buffer has capacity for
+    /// whole blocks, so the length of a read need not be aligned.
     fn suits_ring(&self, request: &Request) -> bool {
-        let row = request.load.as_slice();
-        let offset = self.offset + request.outline.offset;
+        let buffers = request.load.as_slice();
+        let offset = self.offset + request.header.offset;
         let aligned = |len| is_block_aligned(self.alignment, offset, len);
         let in_memory = |buffer: &Buffer| {
             buffer.as_ptr().addr().is_multiple_of(self.alignment.memory_bytes as usize)
         };
-        match request.outline.kind {
-            RequestKind::Read => row.iter().all(|buffer| {
+        match request.header.kind {
+            RequestKind::Read => buffers.iter().all(|buffer| {
                 aligned(0) && in_memory(buffer) && self.blocks(buffer.len()) <= buffer.capacity()
             }),
             RequestKind::Write => {
-                row.iter().all(|buffer| aligned(buffer.len() as u64) && in_memory(buffer))
+                buffers.iter().all(|buffer| aligned(buffer.len() as u64) && in_memory(buffer))
             }
             RequestKind::Flush => true,
             RequestKind::Discard => false,
@@ -379,10 +433,10 @@ impl Target {
         len.next_multiple_of(self.alignment.offset_bytes as usize)
     }
 
-    fn submission(&self, file: u32, request: Request) -> Submission<Outline> {
-        let (outline, mut load) = request.into_parts();
+    fn submission(&self, file: u32, request: Request) -> Submission<RequestHeader> {
+        let (header, mut load) = request.into_parts();
         let need = load.bytes();
-        let operation = match outline.kind {
+        let operation = match header.kind {
             RequestKind::Read => {
                 if let Some(buffer) = load.one_mut() {
                     buffer.set_len(self.blocks(need));
@@ -392,15 +446,15 @@ impl Target {
             RequestKind::Write => Operation::Write,
             RequestKind::Flush | RequestKind::Discard => Operation::Flush,
         };
-        let offset = self.offset + outline.offset;
-        Submission { operation, file, offset, load, need, payload: outline }
+        let offset = self.offset + header.offset;
+        Submission { operation, file, offset, load, need, user_data: header }
     }
 
-    fn count(&self, outline: &Outline) {
+    fn count(&self, header: &RequestHeader) {
         let counters = self.device.counters();
-        match outline.kind {
-            RequestKind::Read => counters.count_read(outline.len()),
-            RequestKind::Write => counters.count_write(outline.len()),
+        match header.kind {
+            RequestKind::Read => counters.count_read(header.len()),
+            RequestKind::Write => counters.count_write(header.len()),
             RequestKind::Flush => counters.count_flush(),
             RequestKind::Discard => counters.count_discard(),
         }
@@ -420,8 +474,8 @@ fn targets(devices: &[Arc<dyn Device>]) -> Targets {
     Targets(devices.iter().map(target).collect())
 }
 
-fn check(device: &dyn Device, outline: &Outline) -> Result<(), DeviceError> {
-    let Outline { offset, bytes, kind, .. } = *outline;
+fn check(device: &dyn Device, header: &RequestHeader) -> Result<(), DeviceError> {
+    let RequestHeader { offset, bytes, kind, .. } = *header;
     match kind {
         RequestKind::Read => check_range(device, offset, bytes),
         RequestKind::Write | RequestKind::Discard => {
@@ -432,33 +486,33 @@ fn check(device: &dyn Device, outline: &Outline) -> Result<(), DeviceError> {
     }
 }
 
-fn take_back(submission: Submission<Outline>) -> Request {
-    let Submission { payload, load, .. } = submission;
-    Request::from_parts(payload, restored(&payload, load))
+fn into_request(submission: Submission<RequestHeader>) -> Request {
+    let Submission { user_data, load, .. } = submission;
+    Request::from_parts(user_data, with_original_length(&user_data, load))
 }
 
-/// The memory of a request, as long as it was.
-fn restored(outline: &Outline, mut load: Load) -> Load {
-    if outline.kind == RequestKind::Read
+/// Restores the length of a read buffer, which was extended to whole blocks.
+fn with_original_length(header: &RequestHeader, mut load: Load) -> Load {
+    if header.kind == RequestKind::Read
         && let Some(buffer) = load.one_mut()
     {
-        buffer.set_len(outline.len());
+        buffer.set_len(header.len());
     }
     load
 }
 
-/// A completion of the ring as one of the queue pair.
-fn complete(targets: &Targets, done: Done<Outline>) -> Completion {
-    let Done { load, payload: outline, result } = done;
-    let result = result.map_err(|cause| match targets.get(outline.device) {
-        None => DeviceError::NoDevice { index: outline.device },
-        Some(target) => failure(&*target.device, &outline, cause),
+/// Converts a completion of the ring into one of the queue pair.
+fn complete(targets: &Targets, done: RingCompletion<RequestHeader>) -> Completion {
+    let RingCompletion { load, user_data: header, result } = done;
+    let result = result.map_err(|cause| match targets.get(header.device) {
+        None => DeviceError::NoDevice { index: header.device },
+        Some(target) => failure(&*target.device, &header, cause),
     });
-    outline.complete(restored(&outline, load), result)
+    header.complete(with_original_length(&header, load), result)
 }
 
-fn failure(device: &dyn Device, outline: &Outline, cause: Errno) -> DeviceError {
-    let Outline { offset, bytes, kind, .. } = *outline;
+fn failure(device: &dyn Device, header: &RequestHeader, cause: Errno) -> DeviceError {
+    let RequestHeader { offset, bytes, kind, .. } = *header;
     match kind {
         RequestKind::Read => DeviceError::read(device, offset, bytes, cause),
         RequestKind::Write => DeviceError::write(device, offset, bytes, cause),
@@ -469,15 +523,16 @@ fn failure(device: &dyn Device, outline: &Outline, cause: Errno) -> DeviceError 
 
 /// Runs a request by the device's own blocking calls.
 fn execute(device: &dyn Device, mut request: Request) -> Completion {
-    let Outline { offset, bytes, kind, .. } = request.outline;
+    let RequestHeader { offset, bytes, kind, .. } = request.header;
     let result = match kind {
         RequestKind::Read => match request.load.one_mut() {
             Some(buffer) => device.read_at(offset, buffer),
             None => Err(DeviceError::read(device, offset, bytes, Errno::INVALID)),
         },
         RequestKind::Write => {
-            let row: Vec<&[u8]> = request.load.as_slice().iter().map(|buffer| &**buffer).collect();
-            device.write_row_at(offset, &row)
+            let buffers: Vec<&[u8]> =
+                request.load.as_slice().iter().map(|buffer| &**buffer).collect();
+            device.write_vectored_at(offset, &buffers)
         }
         RequestKind::Flush => device.flush(),
         RequestKind::Discard => device.discard(offset, bytes),

@@ -1,26 +1,26 @@
-//! [`RecordingDevice`]: a device that remembers everything that was done to it, so that the power
-//! can be cut afterwards, at every place and in every way.
+//! [`RecordingDevice`]: a test device that records all writes, flushes and discards, so that a test
+//! can simulate a power cut at any point.
 //!
-//! It lies copy-on-write over a base that it never writes. [`Recording`] is a snapshot of its log;
-//! [`Crashes`] walks through what a power cut may leave of it, each as a [`CrashImage`].
+//! It is a copy-on-write layer over a base that it never writes. [`Recording`] is a snapshot of its
+//! log; [`Crashes`] enumerates the states that a power cut may leave, each as a [`CrashImage`].
 //!
 //! # The fault model
 //!
-//! The log is cut into gaps by its flushes. A crash has a position: everything before it in the log
-//! was issued, nothing after it was.
+//! Flushes divide the log into gaps. A crash has a position: everything before it in the log was
+//! issued, nothing after it was.
 //!
-//! | what | after the crash |
+//! | request | state after the crash |
 //! |---|---|
-//! | a write before the last flush that precedes the position | is there, whole |
-//! | a write after that flush | is there, is not, or is torn: each on its own |
-//! | a torn write | any set of its aligned 512-byte sectors, or of its 4096-byte blocks, is there |
-//! | two such writes to the same bytes | either may be the one that lasts |
-//! | a discard after that flush | happened or did not; if it did, the range holds junk |
-//! | a write after the position | is not there |
+//! | a write before the last flush that precedes the position | complete |
+//! | a write after that flush | complete, absent or torn, each independently |
+//! | a torn write | any subset of its aligned 512-byte sectors, or of its 4096-byte blocks |
+//! | two such writes to the same bytes | either one may be the later |
+//! | a discard after that flush | applied or not; if applied, the range holds junk |
+//! | a write after the position | absent |
 //!
-//! A flush that was issued and did not return promises nothing: that is the crash just before it.
-//! The contract of [`Device`] has no FUA: a durable write is a write and a flush. Not modelled: a
-//! device that returns from a flush too early, and sectors of 512 bytes that tear.
+//! A flush that was issued and did not return guarantees nothing: this is the crash just before it.
+//! [`Device`] has no FUA writes: a durable write is a write and a flush. Not modelled are a device
+//! that returns from a flush too early, and 512-byte sectors that tear.
 //!
 //! A discarded range reads as junk from then on, in the recording too ([`Device::discard`]).
 
@@ -34,13 +34,15 @@ pub use image::CrashImage;
 use crate::counters::Counters;
 use crate::device::Device;
 use crate::error::{DeviceError, check_range};
-use pages::Pages;
-use std::sync::{Arc, PoisonError, RwLock};
+use butternut_sys::lock::{RwLock, rank};
+use pages::{Lower, Pages};
+use std::sync::Arc;
 
+/// A device that records what is done to it.
 #[derive(Debug)]
 pub struct RecordingDevice {
     base: Arc<dyn Device>,
-    state: RwLock<State>,
+    state: RwLock<State, rank::RecordingDevice>,
     counters: Counters,
 }
 
@@ -50,7 +52,7 @@ struct State {
     log: Vec<Record>,
 }
 
-/// One thing that was done; its place in the log is its sequence number.
+/// One request; its index in the log is its sequence number.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Record {
     Write { offset: u64, bytes: Arc<[u8]> },
@@ -58,7 +60,7 @@ pub enum Record {
     Discard { offset: u64, bytes: u64 },
 }
 
-/// A snapshot of a log over its base. Cheap to clone.
+/// A snapshot of a log and its base. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Recording {
     base: Arc<dyn Device>,
@@ -66,19 +68,21 @@ pub struct Recording {
 }
 
 impl RecordingDevice {
-    /// Writable whatever the base is; the base must not change from now on.
+    /// Makes a recording device, which is writable whatever the base is. The base must not change
+    /// afterwards.
     pub fn new(base: Arc<dyn Device>) -> RecordingDevice {
         RecordingDevice { base, state: RwLock::default(), counters: Counters::default() }
     }
 
-    /// How many records the log holds. A sync that has returned promises everything to crashes at
-    /// this position and later ones.
+    /// Returns the number of records in the log. Data of a sync that has returned must survive
+    /// every crash at this position or a later one.
     pub fn position(&self) -> usize {
-        self.state.read().unwrap_or_else(PoisonError::into_inner).log.len()
+        self.state.read().log.len()
     }
 
+    /// Returns a snapshot of the log.
     pub fn recording(&self) -> Recording {
-        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.read();
         Recording { base: Arc::clone(&self.base), log: state.log.as_slice().into() }
     }
 }
@@ -92,7 +96,7 @@ impl Recording {
         &self.base
     }
 
-    /// What the medium holds when everything before `position` reached it.
+    /// Returns the device contents after all requests before `position` have reached the medium.
     pub fn image_at(&self, position: usize) -> Result<CrashImage, DeviceError> {
         let mut pages = Pages::default();
         for record in self.log.iter().take(position) {
@@ -103,10 +107,10 @@ impl Recording {
 }
 
 impl Record {
-    fn apply(&self, pages: &mut Pages, under: &impl pages::Under) -> Result<(), DeviceError> {
+    fn apply(&self, pages: &mut Pages, lower: &impl Lower) -> Result<(), DeviceError> {
         match self {
-            Record::Write { offset, bytes } => pages.write(under, *offset, bytes),
-            Record::Discard { offset, bytes } => pages.discard(under, *offset, *bytes),
+            Record::Write { offset, bytes } => pages.write(lower, *offset, bytes),
+            Record::Discard { offset, bytes } => pages.discard(lower, *offset, *bytes),
             Record::Flush => Ok(()),
         }
     }
@@ -128,7 +132,7 @@ impl Device for RecordingDevice {
     fn read_at(&self, offset: u64, memory: &mut [u8]) -> Result<(), DeviceError> {
         check_range(self, offset, memory.len() as u64)?;
         self.counters.count_read(memory.len());
-        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.read();
         state.pages.read(&self.base, offset, memory)
     }
 
@@ -156,9 +160,9 @@ impl Device for RecordingDevice {
 }
 
 impl RecordingDevice {
-    /// In the log and in the pages at one instant, so that both have the same order.
+    /// Adds a record to the log and to the pages under one lock, so that both have the same order.
     fn append(&self, record: Record) -> Result<(), DeviceError> {
-        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.write();
         record.apply(&mut state.pages, &self.base)?;
         state.log.push(record);
         Ok(())

@@ -1,28 +1,28 @@
 //! Requests and their completions.
 //!
-//! A [`Request`] is a linear token: it owns its memory, goes into a queue pair once, and comes out
-//! as one [`Completion`]. Dropping one that is neither submitted nor given up by
-//! [`Request::abandon`] is a mistake of the program, and panics in debug builds.
+//! A [`Request`] owns its memory, is submitted to a queue pair once, and becomes one
+//! [`Completion`]. A request that is dropped without being submitted or released by
+//! [`Request::abandon`] is a bug; the drop panics in debug builds.
 //!
-//! [`ReadInto`] and [`WriteFrom`] borrow their memory instead; a batch of them is run to the end by
-//! one blocking call.
+//! [`ReadInto`] and [`WriteFrom`] borrow their memory instead. One blocking call runs a batch of
+//! them.
 
 use crate::error::DeviceError;
 use butternut_sys::buffer::Buffer;
 use butternut_sys::buffers::Load;
 
-/// What is to be done, on which device of the queue pair.
+/// An operation on one device of the queue pair, with its memory.
 #[derive(Debug)]
 pub struct Request {
-    pub(crate) outline: Outline,
+    pub(crate) header: RequestHeader,
     /// Empty for flush and discard.
     pub(crate) load: Load,
     is_pending: bool,
 }
 
-/// A request but for its memory: what travels with it through a ring.
+/// A request without its memory: the user data of the request in the ring.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Outline {
+pub(crate) struct RequestHeader {
     pub(crate) device: usize,
     pub(crate) tag: u64,
     pub(crate) offset: u64,
@@ -30,6 +30,7 @@ pub(crate) struct Outline {
     pub(crate) kind: RequestKind,
 }
 
+/// What a request does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestKind {
     Read,
@@ -38,7 +39,7 @@ pub enum RequestKind {
     Discard,
 }
 
-/// The end of a request: its tag, its memory again, and how it went.
+/// The completion of a request: its tag, its memory and its result.
 #[derive(Debug)]
 pub struct Completion {
     pub tag: u64,
@@ -52,49 +53,52 @@ pub struct Completion {
 }
 
 impl Request {
-    /// Fills the buffer's whole length from `offset`.
+    /// Makes a request that fills the buffer's whole length from `offset`.
     pub fn read(device: usize, offset: u64, buffer: Buffer, tag: u64) -> Request {
         Request::new(device, RequestKind::Read, offset, buffer.len() as u64, buffer.into(), tag)
     }
 
-    /// Writes a buffer, or several in a row, as one transfer.
+    /// Makes a request that writes one or several buffers contiguously, as one transfer.
     pub fn write(device: usize, offset: u64, load: impl Into<Load>, tag: u64) -> Request {
         let load = load.into();
         Request::new(device, RequestKind::Write, offset, load.bytes() as u64, load, tag)
     }
 
-    /// Covers the writes that completed before it was submitted, no others.
+    /// Makes a flush, which covers the writes that completed before it was submitted, and no
+    /// others.
     pub fn flush(device: usize, tag: u64) -> Request {
         Request::new(device, RequestKind::Flush, 0, 0, Load::default(), tag)
     }
 
+    /// Makes a request that declares a range unused (TRIM).
     pub fn discard(device: usize, offset: u64, bytes: u64, tag: u64) -> Request {
         Request::new(device, RequestKind::Discard, offset, bytes, Load::default(), tag)
     }
 
-    /// Gives the request up, and its memory back.
+    /// Drops the request without submitting it, and returns its memory.
     pub fn abandon(mut self) -> Load {
         self.is_pending = false;
         std::mem::take(&mut self.load)
     }
 
+    /// Returns the caller's tag.
     pub fn tag(&self) -> u64 {
-        self.outline.tag
+        self.header.tag
     }
 
     pub(crate) fn complete(mut self, result: Result<(), DeviceError>) -> Completion {
         self.is_pending = false;
-        self.outline.complete(std::mem::take(&mut self.load), result)
+        self.header.complete(std::mem::take(&mut self.load), result)
     }
 
-    /// Both parts, for who sees to it that they are completed.
-    pub(crate) fn into_parts(mut self) -> (Outline, Load) {
+    /// Splits the request. The caller must see that it is completed.
+    pub(crate) fn into_parts(mut self) -> (RequestHeader, Load) {
         self.is_pending = false;
-        (self.outline, std::mem::take(&mut self.load))
+        (self.header, std::mem::take(&mut self.load))
     }
 
-    pub(crate) fn from_parts(outline: Outline, load: Load) -> Request {
-        Request { outline, load, is_pending: true }
+    pub(crate) fn from_parts(header: RequestHeader, load: Load) -> Request {
+        Request { header, load, is_pending: true }
     }
 
     fn new(
@@ -105,19 +109,19 @@ impl Request {
         load: Load,
         tag: u64,
     ) -> Request {
-        Request::from_parts(Outline { device, tag, offset, bytes, kind }, load)
+        Request::from_parts(RequestHeader { device, tag, offset, bytes, kind }, load)
     }
 }
 
-impl Outline {
+impl RequestHeader {
     pub(crate) fn complete(self, load: Load, result: Result<(), DeviceError>) -> Completion {
-        let Outline { device, tag, offset, bytes, kind } = self;
+        let RequestHeader { device, tag, offset, bytes, kind } = self;
         Completion { tag, device, kind, offset, bytes, load, result }
     }
 
-    /// The length of the memory.
+    /// Returns the length of the memory in bytes.
     pub(crate) fn len(self) -> usize {
-        usize::try_from(self.bytes).expect("it was the length of memory")
+        usize::try_from(self.bytes).expect("it is the length of memory")
     }
 }
 
@@ -131,13 +135,13 @@ impl Drop for Request {
     }
 }
 
-/// A read into borrowed memory, one of a batch; made by [`ReadInto::new`].
+/// A read into borrowed memory, one of a batch.
 #[derive(Debug)]
 pub struct ReadInto<'a> {
     pub device: usize,
     pub offset: u64,
     pub buf: &'a mut [u8],
-    /// The caller's own.
+    /// The caller's tag; not used here.
     pub tag: usize,
     /// [`DeviceError::NotRun`] until the batch has run.
     pub result: Result<(), DeviceError>,
@@ -150,49 +154,49 @@ impl<'a> ReadInto<'a> {
     }
 }
 
-/// A write out of borrowed memory, one of a batch; made by [`WriteFrom::new`] and
-/// [`WriteFrom::row`].
+/// A write from borrowed memory, one of a batch, made by [`WriteFrom::new`] or
+/// [`WriteFrom::vectored`].
 #[derive(Debug)]
 pub struct WriteFrom<'a> {
     pub device: usize,
     pub offset: u64,
-    row: Row<'a>,
+    slices: Slices<'a>,
     /// [`DeviceError::NotRun`] until the batch has run.
     pub result: Result<(), DeviceError>,
     pub(crate) bounce: Option<Buffer>,
 }
 
-/// Pieces of memory that are written one behind the other.
+/// Slices of memory that are written contiguously.
 #[derive(Clone, Copy, Debug)]
-enum Row<'a> {
+enum Slices<'a> {
     One([&'a [u8]; 1]),
     Many(&'a [&'a [u8]]),
 }
 
 impl<'a> WriteFrom<'a> {
     pub fn new(device: usize, offset: u64, buf: &'a [u8]) -> WriteFrom<'a> {
-        Self::of(device, offset, Row::One([buf]))
+        Self::of(device, offset, Slices::One([buf]))
     }
 
-    /// Several pieces, as one write.
-    pub fn row(device: usize, offset: u64, row: &'a [&'a [u8]]) -> WriteFrom<'a> {
-        Self::of(device, offset, Row::Many(row))
+    /// Makes a write of several slices, as one write.
+    pub fn vectored(device: usize, offset: u64, slices: &'a [&'a [u8]]) -> WriteFrom<'a> {
+        Self::of(device, offset, Slices::Many(slices))
     }
 
-    fn of(device: usize, offset: u64, row: Row<'a>) -> WriteFrom<'a> {
-        WriteFrom { device, offset, row, result: Err(DeviceError::NotRun), bounce: None }
+    fn of(device: usize, offset: u64, slices: Slices<'a>) -> WriteFrom<'a> {
+        WriteFrom { device, offset, slices, result: Err(DeviceError::NotRun), bounce: None }
     }
 
-    pub fn pieces(&self) -> &[&'a [u8]] {
-        match &self.row {
-            Row::One(one) => one,
-            Row::Many(row) => row,
+    pub fn slices(&self) -> &[&'a [u8]] {
+        match &self.slices {
+            Slices::One(one) => one,
+            Slices::Many(slices) => slices,
         }
     }
 
-    /// Of all pieces.
+    /// Returns the length of all slices in bytes.
     pub fn bytes(&self) -> usize {
-        self.pieces().iter().map(|piece| piece.len()).fold(0, usize::saturating_add)
+        self.slices().iter().map(|slice| slice.len()).fold(0, usize::saturating_add)
     }
 }
 
@@ -203,12 +207,12 @@ mod tests {
     #[test]
     #[should_panic(expected = "request 7 was dropped before its completion")]
     #[cfg(debug_assertions)]
-    fn dropping_an_uncompleted_request_shouts() {
+    fn dropping_an_uncompleted_request_panics() {
         drop(Request::flush(0, 7));
     }
 
     #[test]
-    fn an_abandoned_request_gives_its_memory_back() {
+    fn abandon_returns_the_memory() {
         assert_eq!(Request::read(0, 0, Buffer::zeroed(5), 1).abandon().bytes(), 5);
     }
 }

@@ -1,4 +1,4 @@
-//! In a steady state, aligned reads and writes allocate nothing.
+//! In a steady state, aligned reads and writes allocate no memory.
 
 use butternut_device::{Device, FileDevice, OpenDevice, QueuePair, ReadInto, Request};
 use butternut_sys::allocations::{CountingAllocator, allocations_of};
@@ -53,20 +53,20 @@ fn a_steady_queue_pair_allocates_nothing() {
     });
     assert_eq!((owned, spare.len()), (0, 32), "submit and poll");
 
-    let mut rows: Vec<Vec<Buffer>> =
+    let mut lists: Vec<Vec<Buffer>> =
         (0..8).map(|_| (0..9).map(|_| Buffer::zeroed(4096)).collect()).collect();
-    let mut write_rows = |pair: &mut QueuePair| {
-        for (row, tag) in rows.drain(..).zip(0..) {
-            assert!(pair.submit(Request::write(0, tag << 16, row, tag)).is_ok());
+    let mut write_lists = |pair: &mut QueuePair| {
+        for (list, tag) in lists.drain(..).zip(0..) {
+            assert!(pair.submit(Request::write(0, tag << 16, list, tag)).is_ok());
         }
         pair.poll(8, None, &mut out);
-        rows.extend(out.drain(..).map(|done| match done.load.into_buffers().unwrap() {
-            Buffers::Many(row) => row,
+        lists.extend(out.drain(..).map(|done| match done.load.into_buffers().unwrap() {
+            Buffers::Many(list) => list,
             Buffers::One(_) => Vec::new(),
         }));
     };
-    write_rows(&mut pair);
-    let (rowed, ()) = allocations_of(|| (0..10).for_each(|_| write_rows(&mut pair)));
-    assert_eq!(rowed, 0, "writes from several buffers");
-    assert!(rows.iter().all(|row| row.len() == 9));
+    write_lists(&mut pair);
+    let (from_lists, ()) = allocations_of(|| (0..10).for_each(|_| write_lists(&mut pair)));
+    assert_eq!(from_lists, 0, "writes from several buffers");
+    assert!(lists.iter().all(|list| list.len() == 9));
 }

@@ -1,5 +1,4 @@
-//! Opening: who may have a disk open at the same time as whom, and what is said to those who may
-//! not.
+//! Tests of opening a disk that is open elsewhere, and of the messages of a refusal.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers are tests")]
 
@@ -10,10 +9,10 @@ use loops::{Image, LoopDevice, Mount, run};
 use std::path::Path;
 use std::process::Command;
 
-const READING: OpenDevice =
+const READ: OpenDevice =
     OpenDevice { writable: false, offset: 0, bytes: None, direct: true, sharing: Sharing::Locked };
-const WRITING: OpenDevice = OpenDevice { writable: true, ..READING };
-const LOOKING: OpenDevice = OpenDevice { sharing: Sharing::Unlocked, ..READING };
+const WRITE: OpenDevice = OpenDevice { writable: true, ..READ };
+const UNLOCKED: OpenDevice = OpenDevice { sharing: Sharing::Unlocked, ..READ };
 
 fn refusal(path: &Path, how: &OpenDevice) -> OpenError {
     let error = FileDevice::open(path, how).unwrap_err();
@@ -28,50 +27,50 @@ fn holder(path: &Path, how: &OpenDevice) -> Holder {
 }
 
 #[test]
-fn a_writer_shuts_out_everybody_and_readers_shut_out_writers() {
+fn a_writer_excludes_all_opens_and_readers_exclude_writers() {
     let (image, backing) = (Image::new(1 << 20), Image::new(1 << 20));
     let looped = LoopDevice::new(&backing, &[]);
     for path in [image.path(), looped.path()] {
-        let writer = FileDevice::open(path, &WRITING).unwrap();
+        let writer = FileDevice::open(path, &WRITE).unwrap();
         let me = |holder| matches!(holder, Holder::Process { id, .. } if id == std::process::id());
-        assert!(me(holder(path, &WRITING)));
-        assert!(me(holder(path, &READING)));
-        drop(FileDevice::open(path, &LOOKING).unwrap());
+        assert!(me(holder(path, &WRITE)));
+        assert!(me(holder(path, &READ)));
+        drop(FileDevice::open(path, &UNLOCKED).unwrap());
         drop(writer);
-        let readers = [READING, READING, LOOKING].map(|how| FileDevice::open(path, &how).unwrap());
-        assert!(me(holder(path, &WRITING)));
+        let readers = [READ, READ, UNLOCKED].map(|how| FileDevice::open(path, &how).unwrap());
+        assert!(me(holder(path, &WRITE)));
         drop(readers);
-        drop(FileDevice::open(path, &WRITING).unwrap());
+        drop(FileDevice::open(path, &WRITE).unwrap());
     }
-    let writer = FileDevice::open(image.path(), &WRITING).unwrap();
-    let text = refusal(image.path(), &READING).to_string();
+    let writer = FileDevice::open(image.path(), &WRITE).unwrap();
+    let text = refusal(image.path(), &READ).to_string();
     assert!(text.contains(" is busy: process ") && text.ends_with("has it open"), "{text}");
     drop(writer);
 }
 
 #[test]
-fn what_the_kernel_has_mounted_is_not_opened_for_writing() {
+fn a_disk_mounted_by_the_kernel_cannot_be_opened_for_writing() {
     let image = Image::new(256 << 20);
     run(Command::new("mkfs.btrfs").arg("-q").arg(image.path()));
     let looped = LoopDevice::new(&image, &[]);
     let mount = Mount::new(looped.path());
     for path in [looped.path(), image.path()] {
-        let Holder::Mount { mountpoint, .. } = holder(path, &WRITING) else {
-            panic!("{:?}", holder(path, &WRITING))
+        let Holder::Mount { mountpoint, .. } = holder(path, &WRITE) else {
+            panic!("{:?}", holder(path, &WRITE))
         };
         assert_eq!(mountpoint, mount.path());
-        let text = refusal(path, &WRITING).to_string();
+        let text = refusal(path, &WRITE).to_string();
         assert!(text.contains("is busy: the kernel has mounted /dev/loop"), "{text}");
         assert!(text.ends_with(mount.path().to_str().unwrap()), "{text}");
-        let reader = FileDevice::open(path, &READING).unwrap();
+        let reader = FileDevice::open(path, &READ).unwrap();
         assert_eq!(reader.bytes(), 256 << 20);
     }
     drop(mount);
-    drop(FileDevice::open(looped.path(), &WRITING).unwrap());
+    drop(FileDevice::open(looped.path(), &WRITE).unwrap());
 }
 
 #[test]
-fn the_second_device_of_a_mounted_volume_is_known_as_part_of_the_mount() {
+fn the_second_device_of_a_mounted_volume_is_busy_with_the_mount() {
     let images = [Image::new(256 << 20), Image::new(256 << 20)];
     let looped = [LoopDevice::new(&images[0], &[]), LoopDevice::new(&images[1], &[])];
     let paths = looped.each_ref().map(LoopDevice::path);
@@ -79,7 +78,7 @@ fn the_second_device_of_a_mounted_volume_is_known_as_part_of_the_mount() {
     run(Command::new("btrfs").args(["device", "scan"]).args(paths));
     let mount = Mount::new(paths[0]);
     for path in paths {
-        let Holder::Mount { mountpoint, .. } = holder(path, &WRITING) else { panic!("{path:?}") };
+        let Holder::Mount { mountpoint, .. } = holder(path, &WRITE) else { panic!("{path:?}") };
         assert_eq!(mountpoint, mount.path());
     }
     drop(mount);
@@ -87,16 +86,16 @@ fn the_second_device_of_a_mounted_volume_is_known_as_part_of_the_mount() {
 }
 
 #[test]
-fn a_read_only_device_is_not_opened_for_writing() {
+fn a_read_only_device_cannot_be_opened_for_writing() {
     let image = Image::new(1 << 20);
     let looped = LoopDevice::new(&image, &["--read-only"]);
-    let refused = refusal(looped.path(), &WRITING);
+    let refused = refusal(looped.path(), &WRITE);
     assert!(matches!(refused, OpenError::ReadOnly { .. }), "{refused}");
-    drop(FileDevice::open(looped.path(), &READING).unwrap());
+    drop(FileDevice::open(looped.path(), &READ).unwrap());
 }
 
 #[test]
-fn what_is_no_disk_is_refused_by_its_kind() {
+fn files_that_are_not_disks_are_refused_with_their_type() {
     let directory = tempfile::tempdir().unwrap();
     let fifo = directory.path().join("fifo");
     run(Command::new("mkfifo").arg(&fifo));
@@ -106,11 +105,11 @@ fn what_is_no_disk_is_refused_by_its_kind() {
         (fifo.as_path(), "fifo"),
         (Path::new("/dev/null"), "character device"),
     ] {
-        let text = refusal(path, &READING).to_string();
+        let text = refusal(path, &READ).to_string();
         let want = format!("is a {kind}, not a block device or an image file");
         assert!(text.ends_with(&want), "{text}");
     }
-    let refused = refusal(&missing, &READING);
+    let refused = refusal(&missing, &READ);
     assert_eq!(refused.errno().0, 2);
     assert!(refused.to_string().starts_with("cannot open "));
 }
@@ -119,7 +118,7 @@ fn what_is_no_disk_is_refused_by_its_kind() {
 fn a_window_beyond_the_file_is_refused() {
     let image = Image::new(1 << 20);
     let open =
-        |offset, bytes| FileDevice::open(image.path(), &OpenDevice { offset, bytes, ..READING });
+        |offset, bytes| FileDevice::open(image.path(), &OpenDevice { offset, bytes, ..READ });
     assert_eq!(open(1 << 19, None).unwrap().bytes(), 1 << 19);
     assert_eq!(open(1 << 20, None).unwrap().bytes(), 0);
     for (offset, bytes) in
@@ -131,17 +130,18 @@ fn a_window_beyond_the_file_is_refused() {
 }
 
 #[test]
-fn facts_of_a_loop_device_are_those_of_the_kernel() {
+fn attributes_of_a_loop_device_are_those_of_the_kernel() {
     let image = Image::new(1 << 20);
     let looped = LoopDevice::new(&image, &["--sector-size", "4096"]);
-    let device = FileDevice::open(looped.path(), &READING).unwrap();
+    let device = FileDevice::open(looped.path(), &READ).unwrap();
     assert_eq!(device.bytes(), 1 << 20);
     assert!(device.is_direct());
     assert_eq!(device.alignment().offset_bytes, 4096);
     let name = looped.path().file_name().unwrap().to_str().unwrap();
-    let fact = std::fs::read_to_string(format!("/sys/block/{name}/queue/write_cache")).unwrap();
-    assert_eq!(device.write_cache().is_volatile, fact.trim() == "write back");
-    let buffered = OpenDevice { direct: false, ..READING };
+    let attribute =
+        std::fs::read_to_string(format!("/sys/block/{name}/queue/write_cache")).unwrap();
+    assert_eq!(device.write_cache().is_volatile, attribute.trim() == "write back");
+    let buffered = OpenDevice { direct: false, ..READ };
     let device = FileDevice::open(looped.path(), &buffered).unwrap();
     assert!(!device.is_direct());
     assert_eq!(device.alignment().offset_bytes, 1);

@@ -1,4 +1,5 @@
-//! Queue pairs over files, loop devices and memory: both lanes do the same.
+//! Tests of queue pairs over files, loop devices and memory: rings and threads give the same
+//! results.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers are tests")]
 
@@ -11,9 +12,11 @@ use butternut_device::{
 };
 use butternut_sys::arena::Arena;
 use butternut_sys::buffer::Buffer;
+use butternut_sys::event::Event;
 use butternut_sys::forbid::forbid_rings_on_this_thread;
-use butternut_sys::ring::RingRefused;
+use butternut_sys::ring::RingUnavailable;
 use loops::{Image, LoopDevice};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -34,20 +37,20 @@ impl Random {
         }
     }
 
-    /// The same bytes in several buffers, cut on block boundaries half of the time.
+    /// Copies bytes into several buffers, cut on block boundaries half of the time.
     fn cut(&mut self, mut memory: &[u8]) -> Vec<Buffer> {
         let align = [1, 4096][self.below(2)];
-        let mut row = Vec::new();
+        let mut list = Vec::new();
         while !memory.is_empty() {
             let len = (self.below(20_000) / align * align).max(align).min(memory.len());
             let (now, later) = memory.split_at(len);
-            row.push(Buffer::copy_of(now));
+            list.push(Buffer::copy_of(now));
             memory = later;
         }
-        row
+        list
     }
 
-    /// A range of at most 200 KB, aligned half of the time.
+    /// Returns a range of at most 200 KB, aligned half of the time.
     fn range(&mut self, end: usize) -> (usize, usize) {
         let align = [1, 4096][self.below(2)];
         let start = self.below(end) / align * align;
@@ -71,8 +74,8 @@ fn pair(devices: &[Arc<dyn Device>], depth: usize, ring: RingUse) -> QueuePair {
     QueuePair::with_options(devices, &QueueOptions { depth, ring, ..QueueOptions::default() })
 }
 
-/// Drains a pair all of whose requests succeed.
-fn drain_well(pair: &mut QueuePair) -> Vec<Completion> {
+/// Drains a queue pair and checks that all requests succeeded.
+fn drain_ok(pair: &mut QueuePair) -> Vec<Completion> {
     let done = drain(pair);
     let failed = done.iter().find(|done| done.result.is_err());
     assert!(failed.is_none(), "{failed:?}");
@@ -86,21 +89,22 @@ fn drain(pair: &mut QueuePair) -> Vec<Completion> {
     out
 }
 
-/// A write to each device, at that place: borrowed, in one piece or a row, or owned.
+/// Writes to each device at the given offset: borrowed, as one slice or several, or owned.
 fn write_each(pair: &mut QueuePair, sources: &[(u64, Vec<u8>)], random: &mut Random) {
     let mut batch: Vec<_> = (sources.iter().enumerate())
         .map(|(device, (start, source))| WriteFrom::new(device, *start, source))
         .collect();
-    let lane = random.below(4);
-    if lane == 3 {
+    let mode = random.below(4);
+    if mode == 3 {
         let cut: Vec<_> = sources.iter().map(|(_, source)| random.cut(source)).collect();
-        let rows: Vec<Vec<&[u8]>> =
-            cut.iter().map(|row| row.iter().map(|buffer| &**buffer).collect()).collect();
-        let rows = sources.iter().zip(&rows).enumerate();
-        batch = rows.map(|(to, ((start, _), row))| WriteFrom::row(to, *start, row)).collect();
+        let lists: Vec<Vec<&[u8]>> =
+            cut.iter().map(|list| list.iter().map(|buffer| &**buffer).collect()).collect();
+        let lists = sources.iter().zip(&lists).enumerate();
+        batch =
+            lists.map(|(to, ((start, _), list))| WriteFrom::vectored(to, *start, list)).collect();
         pair.run_writes(&mut batch);
         assert!(batch.iter().all(|write| write.result.is_ok()));
-    } else if lane == 0 {
+    } else if mode == 0 {
         let mut times = 0;
         pair.run_writes_meanwhile(&mut batch, Some(&mut || times += 1));
         assert_eq!(times, 1);
@@ -108,19 +112,19 @@ fn write_each(pair: &mut QueuePair, sources: &[(u64, Vec<u8>)], random: &mut Ran
     } else {
         for write in &batch {
             let (device, offset) = (write.device, write.offset);
-            pair.submit(if lane == 1 {
-                Request::write(device, offset, Buffer::copy_of(write.pieces()[0]), 0)
+            pair.submit(if mode == 1 {
+                Request::write(device, offset, Buffer::copy_of(write.slices()[0]), 0)
             } else {
-                Request::write(device, offset, random.cut(write.pieces()[0]), 0)
+                Request::write(device, offset, random.cut(write.slices()[0]), 0)
             })
             .unwrap();
         }
-        drain_well(pair);
+        drain_ok(pair);
     }
 }
 
-/// Writes and reads at random, each device beside its model in memory; owned and borrowed, aligned
-/// and not. Returns what the devices counted.
+/// Writes and reads at random, owned and borrowed, aligned and not, and compares each device with a
+/// model in memory. Returns the requests that the devices counted.
 fn workload(devices: &[Arc<dyn Device>], ring: RingUse, seed: u64) -> Vec<Counts> {
     let mut random = Random(seed);
     let mut pair = pair(devices, 16, ring);
@@ -131,7 +135,7 @@ fn workload(devices: &[Arc<dyn Device>], ring: RingUse, seed: u64) -> Vec<Counts
     }
     let before: Vec<Counts> = devices.iter().map(|device| device.counters().now()).collect();
     for _ in 0..60 {
-        // One write at a time on a device, for those of one batch run in any order.
+        // One write at a time per device, because writes of one batch run in any order.
         let mut sources = Vec::new();
         for model in &mut models {
             let (start, len) = random.range(model.len());
@@ -141,14 +145,14 @@ fn workload(devices: &[Arc<dyn Device>], ring: RingUse, seed: u64) -> Vec<Counts
             sources.push((start as u64, source));
         }
         write_each(&mut pair, &sources, &mut random);
-        let wanted: Vec<_> = (0..random.below(16))
+        let ranges: Vec<_> = (0..random.below(16))
             .map(|_| {
                 let device = random.below(models.len());
                 (device, random.range(models[device].len()))
             })
             .collect();
-        let mut memory: Vec<_> = wanted.iter().map(|(_, (_, len))| vec![1; *len]).collect();
-        let mut batch: Vec<_> = (wanted.iter().zip(&mut memory))
+        let mut memory: Vec<_> = ranges.iter().map(|(_, (_, len))| vec![1; *len]).collect();
+        let mut batch: Vec<_> = (ranges.iter().zip(&mut memory))
             .map(|((device, (start, _)), memory)| ReadInto::new(*device, *start as u64, memory))
             .collect();
         pair.run(&mut batch);
@@ -157,13 +161,13 @@ fn workload(devices: &[Arc<dyn Device>], ring: RingUse, seed: u64) -> Vec<Counts
             let start = usize::try_from(read.offset).unwrap();
             assert!(*read.buf == models[read.device][start..start + read.buf.len()]);
         }
-        for (tag, (device, (start, len))) in wanted.iter().enumerate() {
+        for (tag, (device, (start, len))) in ranges.iter().enumerate() {
             let buffer = Buffer::zeroed(*len);
             pair.submit(Request::read(*device, *start as u64, buffer, tag as u64)).unwrap();
         }
         for done in drain(&mut pair) {
             done.result.unwrap();
-            let (device, (start, len)) = wanted[usize::try_from(done.tag).unwrap()];
+            let (device, (start, len)) = ranges[usize::try_from(done.tag).unwrap()];
             assert!(done.load.into_one().unwrap()[..] == models[device][start..start + len]);
         }
     }
@@ -172,7 +176,7 @@ fn workload(devices: &[Arc<dyn Device>], ring: RingUse, seed: u64) -> Vec<Counts
 }
 
 #[test]
-fn both_lanes_agree_on_bytes_and_counters_over_every_kind_of_device() {
+fn rings_and_threads_agree_on_bytes_and_counters_for_every_kind_of_device() {
     let bytes = 3 << 20;
     let (disk, memory, odd) =
         (Image::new(bytes), Image::new_in("/dev/shm", bytes), Image::new(999_999));
@@ -204,7 +208,7 @@ fn both_lanes_agree_on_bytes_and_counters_over_every_kind_of_device() {
 }
 
 #[test]
-fn a_queue_pair_says_what_it_runs_on() {
+fn a_queue_pair_reports_its_backend() {
     let image = Image::new(1 << 20);
     let file = [writable(image.path(), 0, None, true)];
     assert_eq!(pair(&file, 4, RingUse::Try).backend(), Backend::Ring);
@@ -214,29 +218,29 @@ fn a_queue_pair_says_what_it_runs_on() {
 }
 
 #[test]
-fn where_rings_are_forbidden_threads_do_the_work_and_the_reason_is_told() {
+fn threads_replace_forbidden_rings_and_the_reason_is_reported() {
     let image = Image::new(4 << 20);
     let devices = [writable(image.path(), 0, None, true)];
     let mut early = pair(&devices, 16, RingUse::Try);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             forbid_rings_on_this_thread().unwrap();
-            let forbidden = Some(RingRefused::Forbidden);
+            let forbidden = Some(RingUnavailable::Forbidden);
             let backend = pair(&devices, 16, RingUse::Try).backend();
             assert_eq!(backend, Backend::Threads { refused: forbidden });
             workload(&devices, RingUse::Try, 5);
-            // A queue pair from before the ban loses what is in flight, and goes on with threads.
+            // A queue pair from before fails its requests in flight and continues with threads.
             early.submit(Request::read(0, 0, Buffer::zeroed(4096), 1)).unwrap();
             assert!(drain(&mut early)[0].result.is_err());
             early.submit(Request::read(0, 0, Buffer::zeroed(4096), 1)).unwrap();
-            drain_well(&mut early);
+            drain_ok(&mut early);
             assert!(matches!(early.backend(), Backend::Threads { refused: Some(_) }));
         });
     });
 }
 
 #[test]
-fn one_request_more_than_the_depth_is_given_back() {
+fn a_request_beyond_the_depth_is_returned() {
     let image = Image::new(1 << 20);
     let file = writable(image.path(), 0, None, true);
     let memory: Arc<dyn Device> = Arc::new(MemoryDevice::new("m", 1 << 20));
@@ -262,7 +266,7 @@ fn a_failing_range_fails_its_own_requests_and_no_others() {
     let device = writable(looped.path(), 0, None, true);
     device.write_at(0, &vec![7; 1 << 20]).unwrap();
     device.flush().unwrap();
-    // Behind the new end of its file, the loop device answers EIO.
+    // Behind the new end of its file, the loop device fails with EIO.
     backing.set_len(512 << 10);
     let faulty = FaultyDevice::new(Arc::new(MemoryDevice::new("faulty", 1 << 20)), 1);
     faulty.add(Rule::at(8192..12288, Fault::ReadError));
@@ -296,7 +300,7 @@ fn a_failing_range_fails_its_own_requests_and_no_others() {
 }
 
 #[test]
-fn requests_that_cannot_be_are_refused_before_the_device_sees_them() {
+fn invalid_requests_fail_before_they_reach_the_device() {
     let image = Image::new(1 << 20);
     let reading = FileDevice::open(image.path(), &OpenDevice::default()).unwrap();
     let devices: [Arc<dyn Device>; 2] = [Arc::new(reading), Arc::new(MemoryDevice::new("m", 4096))];
@@ -332,7 +336,7 @@ fn requests_that_cannot_be_are_refused_before_the_device_sees_them() {
 }
 
 #[test]
-fn flushes_and_discards_work_on_both_lanes() {
+fn flushes_and_discards_work_with_rings_and_threads() {
     let (image, backing) = (Image::new(4 << 20), Image::new(4 << 20));
     let looped = LoopDevice::new(&backing, &[]);
     let devices = [writable(image.path(), 0, None, true), writable(looped.path(), 0, None, true)];
@@ -342,7 +346,7 @@ fn flushes_and_discards_work_on_both_lanes() {
             device.write_at(0, &vec![9; 4 << 20]).unwrap();
             pair.submit(Request::flush(number, 1)).unwrap();
             pair.submit(Request::discard(number, 1 << 20, 1 << 20, 2)).unwrap();
-            assert_eq!(drain_well(&mut pair).len(), 2);
+            assert_eq!(drain_ok(&mut pair).len(), 2);
             let mut bytes = vec![1; 4 << 20];
             device.read_at(0, &mut bytes).unwrap();
             assert!(bytes[..1 << 20].iter().chain(&bytes[2 << 20..]).all(|byte| *byte == 9));
@@ -354,7 +358,7 @@ fn flushes_and_discards_work_on_both_lanes() {
 }
 
 #[test]
-fn a_long_transfer_that_is_not_aligned_goes_in_pieces() {
+fn a_long_unaligned_transfer_is_split() {
     let image = Image::new(8 << 20);
     let devices = [writable(image.path(), 0, None, true)];
     for ring in RINGS {
@@ -372,7 +376,7 @@ fn a_long_transfer_that_is_not_aligned_goes_in_pieces() {
 }
 
 #[test]
-fn polling_nothing_returns_at_once_and_a_timeout_is_kept() {
+fn poll_returns_when_nothing_is_outstanding_or_at_the_timeout() {
     let image = Image::new(1 << 20);
     let devices = [writable(image.path(), 0, None, true)];
     for ring in RINGS {
@@ -391,7 +395,7 @@ fn polling_nothing_returns_at_once_and_a_timeout_is_kept() {
 }
 
 #[test]
-fn a_device_is_free_as_soon_as_its_queue_pair_is_dropped_with_requests_in_flight() {
+fn dropping_a_queue_pair_waits_for_requests_and_closes_the_device() {
     let backing = Image::new(8 << 20);
     let looped = LoopDevice::new(&backing, &[]);
     for ring in RINGS {
@@ -414,11 +418,11 @@ fn buffers_of_a_registered_arena_are_read_and_written() {
     let arena = Arena::new(2 << 20).unwrap();
     let options = QueueOptions { depth: 8, arenas: vec![arena.clone()], ..QueueOptions::default() };
     let mut pair = QueuePair::with_options(&devices, &options);
-    let mut buffer = arena.take(10_000).unwrap();
+    let mut buffer = arena.allocate(10_000).unwrap();
     buffer.fill(3);
     pair.submit(Request::write(0, 4096, buffer, 1)).unwrap();
-    drain_well(&mut pair);
-    pair.submit(Request::read(0, 0, arena.take(20_000).unwrap(), 2)).unwrap();
+    drain_ok(&mut pair);
+    pair.submit(Request::read(0, 0, arena.allocate(20_000).unwrap(), 2)).unwrap();
     let done = drain(&mut pair).remove(0);
     let buffer = done.load.into_one().unwrap();
     assert!(buffer.is_from_arena());
@@ -427,7 +431,7 @@ fn buffers_of_a_registered_arena_are_read_and_written() {
 }
 
 #[test]
-fn a_fault_fails_the_one_write_from_several_buffers_that_it_strikes() {
+fn a_fault_fails_only_the_vectored_write_that_it_affects() {
     let memory = Arc::new(MemoryDevice::new("m", 1 << 20));
     let faulty = Arc::new(FaultyDevice::new(Arc::clone(&memory) as Arc<dyn Device>, 1));
     let recording = Arc::new(RecordingDevice::new(Arc::new(MemoryDevice::new("r", 1 << 20))));
@@ -435,13 +439,13 @@ fn a_fault_fails_the_one_write_from_several_buffers_that_it_strikes() {
     let devices: [Arc<dyn Device>; 2] = [Arc::clone(&faulty) as _, Arc::clone(&recording) as _];
     let mut pair = pair(&devices, 16, RingUse::Try);
     assert_eq!(pair.backend(), Backend::Inline);
-    let row = |byte: u8| -> Vec<Buffer> {
+    let list = |byte: u8| -> Vec<Buffer> {
         (0..2).map(|_| Buffer::copy_of(&[byte; 4096])).collect::<Vec<_>>()
     };
     for nth in 0..4u8 {
         let offset = u64::from(nth) * 8192;
-        pair.submit(Request::write(0, offset, row(nth + 1), u64::from(nth))).unwrap();
-        pair.submit(Request::write(1, offset, row(nth + 1), 100)).unwrap();
+        pair.submit(Request::write(0, offset, list(nth + 1), u64::from(nth))).unwrap();
+        pair.submit(Request::write(1, offset, list(nth + 1), 100)).unwrap();
     }
     for done in drain(&mut pair) {
         assert_eq!(done.result.is_err(), done.tag == 1);
@@ -454,7 +458,7 @@ fn a_fault_fails_the_one_write_from_several_buffers_that_it_strikes() {
         .iter()
         .map(|record| if let Record::Write { bytes, .. } = record { bytes.len() } else { 0 })
         .collect();
-    assert_eq!(lengths, [8192; 4], "each row is one write");
+    assert_eq!(lengths, [8192; 4], "each list is one write");
     let mut bytes = vec![0; 4 * 8192];
     memory.read_at(0, &mut bytes).unwrap();
     for (nth, bytes) in bytes.chunks(8192).enumerate() {
@@ -464,7 +468,7 @@ fn a_fault_fails_the_one_write_from_several_buffers_that_it_strikes() {
 }
 
 #[test]
-fn completions_go_to_whoever_polls() {
+fn any_thread_can_poll_completions() {
     let image = Image::new(1 << 20);
     for ring in RINGS {
         let devices = [writable(image.path(), 0, None, true)];
@@ -480,13 +484,53 @@ fn completions_go_to_whoever_polls() {
                     first.submit(request).unwrap();
                 }
                 first.kick();
-                assert_eq!((first.room(), first.outstanding()), (0, 32));
+                assert_eq!((first.available(), first.outstanding()), (0, 32));
                 handed.send(first).unwrap();
-                assert!(is_over.recv().is_err(), "waits until the other has all");
+                assert!(
+                    is_over.recv().is_err(),
+                    "waits until the other thread has all completions"
+                );
             });
             let pair = taken.recv().unwrap();
-            assert_eq!(drain_well(pair).len(), 32);
+            assert_eq!(drain_ok(pair).len(), 32);
             drop(over);
+        });
+    }
+}
+
+#[test]
+fn a_ring_that_breaks_signals_the_event() {
+    let image = Image::new(1 << 20);
+    let event = Arc::new(Event::new().unwrap());
+    let is_readable = || {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&event, PollFlags::IN)], Some(&now)).unwrap() == 1
+    };
+    let event_option = Some(Arc::clone(&event));
+    let options = QueueOptions { depth: 8, event: event_option, ..QueueOptions::default() };
+    // The ring breaks when the requests are submitted, or in a poll that waits for nothing.
+    for is_kicked in [true, false] {
+        let devices = [writable(image.path(), 0, None, true)];
+        let mut pair = QueuePair::with_options(&devices, &options);
+        for tag in 0..8 {
+            pair.submit(Request::read(0, tag * 4096, Buffer::zeroed(4096), tag)).unwrap();
+        }
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                forbid_rings_on_this_thread().unwrap();
+                event.clear();
+                let mut failed = Vec::new();
+                if is_kicked {
+                    pair.kick();
+                } else {
+                    pair.poll(0, None, &mut failed);
+                }
+                assert!(is_readable());
+                event.clear();
+                pair.poll(8 - failed.len(), None, &mut failed);
+                assert_eq!(failed.len(), 8);
+                assert!(failed.iter().all(|completion| completion.result.is_err()));
+            });
         });
     }
 }

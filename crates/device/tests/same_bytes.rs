@@ -1,10 +1,11 @@
-//! One volume, reached by many names: only one of them is opened for writing, and none beside the
-//! kernel's mount. Needs root and loop devices; `BUTTERNUT_NO_KERNEL=1` leaves the tests out.
+//! A volume that can be reached by many names is opened for writing by only one of them, and not
+//! while the kernel has it mounted. Needs root and loop devices; `BUTTERNUT_NO_KERNEL=1` skips the
+//! tests.
 
 #![allow(
     clippy::unwrap_used,
     clippy::print_stderr,
-    reason = "a test's helpers are tests, and say what is left out"
+    reason = "a test's helpers are tests, and report skipped tests"
 )]
 
 mod loops;
@@ -12,25 +13,28 @@ mod loops;
 use butternut_device::{DeviceError, FileDevice, OpenDevice, OpenError, Sharing};
 use butternut_undo::MountGuard;
 use loops::{LoopDevice, run};
+use rustix::fs::inotify;
+use std::ffi::CString;
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const READING: OpenDevice =
+const READ: OpenDevice =
     OpenDevice { writable: false, offset: 0, bytes: None, direct: true, sharing: Sharing::Locked };
-const WRITING: OpenDevice = OpenDevice { writable: true, ..READING };
+const WRITE: OpenDevice = OpenDevice { writable: true, ..READ };
 
 const IMAGE_BYTES: u64 = 128 << 20;
 /// Where the second volume of an image begins.
 const SECOND: u64 = 256 << 20;
 
-fn is_left_out(test: &str) -> bool {
-    let left_out = std::env::var_os("BUTTERNUT_NO_KERNEL").is_some();
-    if left_out {
-        eprintln!("left out for BUTTERNUT_NO_KERNEL: {test}");
+fn is_skipped(test: &str) -> bool {
+    let is_set = std::env::var_os("BUTTERNUT_NO_KERNEL").is_some();
+    if is_set {
+        eprintln!("skipped for BUTTERNUT_NO_KERNEL: {test}");
     }
-    left_out
+    is_set
 }
 
 /// An image with a btrfs volume in it.
@@ -45,8 +49,8 @@ fn image() -> (tempfile::TempDir, PathBuf) {
     (dir, image)
 }
 
-/// Loop devices of an image, by a name each. The last of the names has been removed, so only the
-/// loop driver knows the file that this device stands on.
+/// Returns loop devices of an image, one for each of three names. The last name is removed
+/// afterwards, so only the loop driver knows the file of that device.
 fn loops_of(dir: &Path, image: &Path) -> [LoopDevice; 3] {
     let gone = dir.join("gone");
     fs::hard_link(image, &gone).unwrap();
@@ -55,13 +59,13 @@ fn loops_of(dir: &Path, image: &Path) -> [LoopDevice; 3] {
     loops
 }
 
-/// Every name of the bytes of an image.
+/// Returns every path to the bytes of an image.
 fn names(dir: &Path, loops: &[LoopDevice]) -> Vec<PathBuf> {
     let files = ["image", "folder/../image", "hard", "symlink"].map(|name| dir.join(name));
     files.into_iter().chain(loops.iter().map(|device| device.path().to_path_buf())).collect()
 }
 
-/// Opens; whether it was refused for a user of the same bytes.
+/// Opens a device. Returns `None` if the disk is busy.
 #[track_caller]
 fn open(path: &Path, how: &OpenDevice) -> Option<FileDevice> {
     match FileDevice::open(path, how) {
@@ -72,8 +76,8 @@ fn open(path: &Path, how: &OpenDevice) -> Option<FileDevice> {
 }
 
 #[test]
-fn of_all_names_of_one_volume_one_is_opened_for_writing() {
-    if is_left_out("of_all_names_of_one_volume_one_is_opened_for_writing") {
+fn only_one_name_of_a_volume_can_be_open_for_writing() {
+    if is_skipped("only_one_name_of_a_volume_can_be_open_for_writing") {
         return;
     }
     let (dir, image) = image();
@@ -82,10 +86,10 @@ fn of_all_names_of_one_volume_one_is_opened_for_writing() {
     for first in &names {
         for second in &names {
             for (how, then, is_free) in [
-                (WRITING, WRITING, false),
-                (WRITING, READING, false),
-                (READING, WRITING, false),
-                (READING, READING, true),
+                (WRITE, WRITE, false),
+                (WRITE, READ, false),
+                (READ, WRITE, false),
+                (READ, READ, true),
             ] {
                 let held = open(first, &how);
                 assert!(held.is_some(), "{}", first.display());
@@ -98,8 +102,8 @@ fn of_all_names_of_one_volume_one_is_opened_for_writing() {
 }
 
 #[test]
-fn what_the_kernel_has_mounted_is_opened_for_writing_by_no_name() {
-    if is_left_out("what_the_kernel_has_mounted_is_opened_for_writing_by_no_name") {
+fn no_name_of_a_mounted_volume_can_be_opened_for_writing() {
+    if is_skipped("no_name_of_a_mounted_volume_can_be_opened_for_writing") {
         return;
     }
     let (dir, image) = image();
@@ -109,24 +113,24 @@ fn what_the_kernel_has_mounted_is_opened_for_writing_by_no_name() {
     fs::create_dir(&place).unwrap();
     for mounted in &loops {
         let name = mounted.path().file_name().unwrap();
-        // The mount table has the name of the device as it was given to mount(2).
+        // The mount table shows the name of the device as it was passed to mount(2).
         for source in [mounted.path(), Path::new(name)] {
             let guard = MountGuard::before_mount(&place).unwrap();
             mount_from_dev(source, &place);
             for path in &names {
                 let shown = format!("{} mounted, {}", source.display(), path.display());
-                assert!(open(path, &WRITING).is_none(), "{shown}");
-                assert!(open(path, &READING).is_some(), "{shown}");
+                assert!(open(path, &WRITE).is_none(), "{shown}");
+                assert!(open(path, &READ).is_some(), "{shown}");
             }
             guard.unmount().unwrap();
         }
     }
     for path in &names {
-        assert!(open(path, &WRITING).is_some(), "{}", path.display());
+        assert!(open(path, &WRITE).is_some(), "{}", path.display());
     }
 }
 
-/// As `cd /dev && mount SOURCE`, but for a mount(8) that makes the name absolute.
+/// Runs `cd /dev && mount SOURCE`, without letting mount(8) make the name absolute.
 fn mount_from_dev(source: &Path, place: &Path) {
     let mut command = Command::new("mount");
     command.current_dir("/dev").args(["--internal-only", "--no-canonicalize", "-t", "btrfs"]);
@@ -134,15 +138,15 @@ fn mount_from_dev(source: &Path, place: &Path) {
 }
 
 #[test]
-fn the_kernel_mounts_no_device_that_is_open_for_writing() {
-    if is_left_out("the_kernel_mounts_no_device_that_is_open_for_writing") {
+fn the_kernel_cannot_mount_a_device_that_is_open_for_writing() {
+    if is_skipped("the_kernel_cannot_mount_a_device_that_is_open_for_writing") {
         return;
     }
     let (dir, image) = image();
     let device = LoopDevice::of(&image, &[]);
     let place = dir.path().join("mount");
     fs::create_dir(&place).unwrap();
-    let held = open(device.path(), &WRITING).unwrap();
+    let held = open(device.path(), &WRITE).unwrap();
     let _guard = MountGuard::before_mount(&place).unwrap();
     let mount = || Command::new("mount").arg(device.path()).arg(&place).output().unwrap();
     assert!(!mount().status.success());
@@ -153,22 +157,103 @@ fn the_kernel_mounts_no_device_that_is_open_for_writing() {
 
 #[test]
 fn a_loop_device_that_is_open_for_writing_is_a_user_of_its_file() {
-    if is_left_out("a_loop_device_that_is_open_for_writing_is_a_user_of_its_file") {
+    if is_skipped("a_loop_device_that_is_open_for_writing_is_a_user_of_its_file") {
         return;
     }
     let (_dir, image) = image();
     let device = LoopDevice::of(&image, &[]);
     let reader = fs::File::open(device.path()).unwrap();
-    assert!(open(&image, &WRITING).is_some(), "what reads does no harm");
+    assert!(open(&image, &WRITE).is_some(), "a reader does not conflict");
     let writer = fs::File::options().write(true).open(device.path()).unwrap();
-    assert!(open(&image, &WRITING).is_none());
+    assert!(open(&image, &WRITE).is_none());
     drop((reader, writer));
-    assert!(open(&image, &WRITING).is_some());
+    assert!(open(&image, &WRITE).is_some());
 }
 
 #[test]
-fn volumes_that_share_no_byte_are_open_at_the_same_time() {
-    if is_left_out("volumes_that_share_no_byte_are_open_at_the_same_time") {
+fn a_file_in_the_place_of_a_deleted_one_is_not_opened() {
+    if is_skipped("a_file_in_the_place_of_a_deleted_one_is_not_opened") {
+        return;
+    }
+    let (dir, image) = image();
+    let device = LoopDevice::of(&image, &[]);
+    fs::remove_file(&image).unwrap();
+    // The driver shows this path. Any user of the directory may have made the symbolic link.
+    let shown = dir.path().join("image (deleted)");
+    let bait = dir.path().join("bait");
+    fs::write(&bait, "bait").unwrap();
+    symlink("bait", &shown).unwrap();
+    let watch = inotify::init(inotify::CreateFlags::NONBLOCK).unwrap();
+    inotify::add_watch(&watch, &bait, inotify::WatchFlags::OPEN).unwrap();
+    for how in [&READ, &WRITE] {
+        assert!(open(device.path(), how).is_some());
+    }
+    assert_eq!(rustix::io::read(&watch, &mut [0; 256]), Err(rustix::io::Errno::AGAIN));
+}
+
+#[test]
+fn an_open_waits_for_a_program_that_has_a_loop_device_open_for_a_moment() {
+    if is_skipped("an_open_waits_for_a_program_that_has_a_loop_device_open_for_a_moment") {
+        return;
+    }
+    let (_dir, image) = image();
+    let device = LoopDevice::of(&image, &[]);
+    let writer = fs::File::options().write(true).open(device.path()).unwrap();
+    let brief = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        drop(writer);
+    });
+    let opened = open(&image, &WRITE);
+    brief.join().unwrap();
+    assert!(opened.is_some());
+}
+
+/// A FUSE mount whose requests nothing answers.
+struct Unresponsive {
+    _connection: fs::File,
+    _mount: MountGuard,
+}
+
+impl Unresponsive {
+    fn over(place: &Path) -> Unresponsive {
+        let connection = fs::File::options().read(true).write(true).open("/dev/fuse").unwrap();
+        let mount = MountGuard::before_mount(place).unwrap();
+        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", connection.as_raw_fd());
+        let options = CString::new(options).unwrap();
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("unresponsive", place, "fuse", flags, Some(options.as_c_str()))
+            .unwrap();
+        Unresponsive { _connection: connection, _mount: mount }
+    }
+}
+
+#[test]
+fn a_mount_over_the_path_of_a_loop_devices_file_hides_no_user_of_its_bytes() {
+    if is_skipped("a_mount_over_the_path_of_a_loop_devices_file_hides_no_user_of_its_bytes") {
+        return;
+    }
+    let (dir, image) = image();
+    let place = dir.path().join("mount");
+    fs::create_dir(&place).unwrap();
+    // The loop device has the file by a name in the directory that is then hidden.
+    let name = dir.path().join("folder/name");
+    fs::hard_link(&image, &name).unwrap();
+    let device = LoopDevice::of(&name, &[]);
+    let mounted = MountGuard::before_mount(&place).unwrap();
+    run(Command::new("mount").arg(device.path()).arg(&place));
+    let hidden = Unresponsive::over(&dir.path().join("folder"));
+    assert!(open(&image, &WRITE).is_none(), "the kernel has mounted the hidden name");
+    let unrelated = dir.path().join("unrelated");
+    fs::copy(&image, &unrelated).unwrap();
+    assert!(open(&unrelated, &WRITE).is_some());
+    drop(hidden);
+    mounted.unmount().unwrap();
+    assert!(open(&image, &WRITE).is_some());
+}
+
+#[test]
+fn disjoint_volumes_of_one_file_can_be_open_at_the_same_time() {
+    if is_skipped("disjoint_volumes_of_one_file_can_be_open_at_the_same_time") {
         return;
     }
     let (dir, image) = image();
@@ -179,33 +264,34 @@ fn volumes_that_share_no_byte_are_open_at_the_same_time() {
         LoopDevice::of(&image, &[&offset, &limit])
     };
     let (first, second, across) = (at(0), at(SECOND), at(SECOND / 2));
-    let held = open(first.path(), &WRITING).unwrap();
-    let other = open(second.path(), &WRITING);
+    let held = open(first.path(), &WRITE).unwrap();
+    let other = open(second.path(), &WRITE);
     assert!(other.is_some(), "another part of the file");
-    assert!(open(across.path(), &WRITING).is_none(), "it shares bytes with both");
+    assert!(open(across.path(), &WRITE).is_none(), "it shares bytes with both");
     drop(held);
-    assert!(open(across.path(), &WRITING).is_none(), "it shares bytes with the second");
-    // An image that is opened at an offset is locked as a whole.
-    let inside = OpenDevice { offset: SECOND, ..WRITING };
+    assert!(open(across.path(), &WRITE).is_none(), "it shares bytes with the second");
+    // An open at an offset of an image locks the whole image.
+    let inside = OpenDevice { offset: SECOND, ..WRITE };
     for path in names(dir.path(), &[]) {
         assert!(open(&path, &inside).is_none(), "{}", path.display());
     }
     drop(other);
     let held = open(&image, &inside).unwrap();
-    assert!(open(second.path(), &WRITING).is_none());
+    assert!(open(second.path(), &WRITE).is_none());
     drop(held);
-    // The kernel's mount of one part, beside ours of another.
+    // The kernel mounts one part while another is opened here.
     let place = dir.path().join("mount");
     fs::create_dir(&place).unwrap();
     let guard = MountGuard::before_mount(&place).unwrap();
     run(Command::new("mount").arg(first.path()).arg(&place));
-    assert!(open(second.path(), &WRITING).is_some());
-    assert!(open(across.path(), &WRITING).is_none());
-    assert!(open(&image, &WRITING).is_none());
+    assert!(open(second.path(), &WRITE).is_some());
+    assert!(open(across.path(), &WRITE).is_none());
+    assert!(open(&image, &WRITE).is_none());
     guard.unmount().unwrap();
 }
 
-/// The first sector of a disk with two Linux partitions, each from a sector on, so many sectors.
+/// Returns the first sector of a disk with two Linux partitions, each given as (first sector,
+/// number of sectors).
 fn partition_table(parts: [(u32, u32); 2]) -> [u8; 512] {
     let mut sector = [0; 512];
     for (at, (start, sectors)) in [446, 462].into_iter().zip(parts) {
@@ -218,8 +304,8 @@ fn partition_table(parts: [(u32, u32); 2]) -> [u8; 512] {
 }
 
 #[test]
-fn partitions_are_parts_of_their_disk() {
-    if is_left_out("partitions_are_parts_of_their_disk") {
+fn partitions_conflict_with_their_disk_but_not_with_each_other() {
+    if is_skipped("partitions_conflict_with_their_disk_but_not_with_each_other") {
         return;
     }
     let (dir, image) = image();
@@ -232,7 +318,7 @@ fn partitions_are_parts_of_their_disk() {
         path.push(part);
         PathBuf::from(path)
     });
-    // A kernel may know no partition tables of this kind: then partx(8) reads it.
+    // If the kernel does not support this kind of partition table, partx(8) reads it.
     let is_there = || first.exists() && second.exists();
     if !is_there() {
         run(Command::new("partx").arg("--add").arg(disk.path()));
@@ -240,13 +326,13 @@ fn partitions_are_parts_of_their_disk() {
     while !is_there() {
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
-    let held = open(&first, &WRITING).unwrap();
-    let other = open(&second, &WRITING);
+    let held = open(&first, &WRITE).unwrap();
+    let other = open(&second, &WRITE);
     assert!(other.is_some(), "another partition");
     let mut whole = names(dir.path(), &[]);
     whole.push(disk.path().to_path_buf());
     for path in &whole {
-        assert!(open(path, &WRITING).is_none(), "{}", path.display());
+        assert!(open(path, &WRITE).is_none(), "{}", path.display());
     }
     drop((held, other));
     let place = dir.path().join("mount");
@@ -255,8 +341,8 @@ fn partitions_are_parts_of_their_disk() {
     let guard = MountGuard::before_mount(&place).unwrap();
     run(Command::new("mount").arg(&first).arg(&place));
     for path in whole.iter().chain([&first]) {
-        assert!(open(path, &WRITING).is_none(), "{}", path.display());
+        assert!(open(path, &WRITE).is_none(), "{}", path.display());
     }
-    assert!(open(&second, &WRITING).is_some());
+    assert!(open(&second, &WRITE).is_some());
     guard.unmount().unwrap();
 }

@@ -1,8 +1,9 @@
-//! Speed of reads through this crate, beside fio on the raw device and kernel btrfs on the same.
+//! Speed of reads through this crate, compared with fio on the raw device and kernel btrfs on the
+//! same device.
 //!
-//! Makes an image in memory (`/dev/shm`) behind a loop device, so that the processor is what is
-//! measured. Needs root, mkfs.btrfs and fio. `cargo bench -p butternut-file`; a word after `--`
-//! chooses the parts whose names hold it.
+//! Creates an image in memory (`/dev/shm`) on a loop device, so that the CPU is the bottleneck.
+//! Needs root, mkfs.btrfs and fio. Run it with `cargo bench -p butternut-file`; a word after `--`
+//! selects the parts whose names contain it.
 
 #![allow(
     clippy::unwrap_used,
@@ -30,14 +31,14 @@ use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
 const PLAIN_MIB: usize = 1024;
-const PACKED_MIB: usize = 768;
+const COMPRESSED_MIB: usize = 768;
 const RANDOM_READS: usize = 400_000;
 
 struct Bench {
     dir: PathBuf,
     device: String,
     plain: u64,
-    packed: u64,
+    compressed: u64,
     chosen: Option<String>,
 }
 
@@ -45,7 +46,7 @@ fn main() {
     let chosen = std::env::args().skip(1).find(|arg| !arg.starts_with('-'));
     let bench = Bench::prepare(chosen);
     bench.part("sequential-plain", Bench::sequential_plain);
-    bench.part("sequential-zstd", Bench::sequential_packed);
+    bench.part("sequential-zstd", Bench::sequential_compressed);
     bench.part("random-4k", Bench::random);
 }
 
@@ -62,7 +63,7 @@ fn next(state: &mut u64) -> u64 {
     z ^ (z >> 29)
 }
 
-/// 1 MiB that zstd packs to about a third, as source text is.
+/// 1 MiB that zstd compresses to about a third, like source text.
 fn text(state: &mut u64) -> Vec<u8> {
     let mut text = Vec::with_capacity(MIB + 16);
     while text.len() < MIB {
@@ -81,7 +82,7 @@ impl Bench {
         File::create(&image).unwrap().set_len(1900 << 20).unwrap();
         run(&format!("mkfs.btrfs -q -f -m single -d single {}", image.display()));
         let device = run(&format!("losetup --find --show {}", image.display()));
-        let mut bench = Self { dir, device, plain: 0, packed: 0, chosen };
+        let mut bench = Self { dir, device, plain: 0, compressed: 0, chosen };
         let root = bench.mount("compress=no");
         let mut state = 1;
         let mut file = File::create(root.join("plain")).unwrap();
@@ -94,12 +95,12 @@ impl Bench {
         run(&format!("btrfs filesystem sync {}", root.display()));
         run(&format!("mount -o remount,compress-force=zstd {}", root.display()));
         let mut file = File::create(root.join("zstd")).unwrap();
-        for _ in 0..PACKED_MIB {
+        for _ in 0..COMPRESSED_MIB {
             file.write_all(&text(&mut state)).unwrap();
         }
         drop(file);
         let ino = |name: &str| fs::metadata(root.join(name)).unwrap().ino();
-        (bench.plain, bench.packed) = (ino("plain"), ino("zstd"));
+        (bench.plain, bench.compressed) = (ino("plain"), ino("zstd"));
         bench.unmount();
         bench
     }
@@ -160,12 +161,12 @@ impl Bench {
         self.sequential(self.plain, PLAIN_MIB);
     }
 
-    fn sequential_packed(&self) {
+    fn sequential_compressed(&self) {
         let root = self.mount("ro");
         let file = format!("--filename={}/zstd --rw=read --bs=1M --size=768M", root.display());
         println!("  kernel btrfs, buffered: {:.0} MiB/s", Self::fio(&file).0);
         self.unmount();
-        self.sequential(self.packed, PACKED_MIB);
+        self.sequential(self.compressed, COMPRESSED_MIB);
     }
 
     fn sequential(&self, ino: u64, mib: usize) {
@@ -217,17 +218,17 @@ impl Drop for Bench {
     }
 }
 
-/// Reads `mib` MiB one after the other, and prints how fast that was.
+/// Reads `mib` MiB sequentially, and prints the speed.
 fn timed(what: &str, mib: usize, mut read: impl FnMut(usize) -> usize) {
-    let (start, spent) = (Instant::now(), processor_time());
+    let (start, spent) = (Instant::now(), cpu_time());
     let mut at = 0;
     while at < mib * MIB {
         at += read(at);
     }
     let elapsed = start.elapsed();
     let rate = mib as f64 / elapsed.as_secs_f64();
-    let busy = processor_time().saturating_sub(spent).as_secs_f64() * 1e6 / mib as f64;
-    println!("  {what}: {rate:.0} MiB/s, {busy:.0} us of processor for each MiB");
+    let busy = cpu_time().saturating_sub(spent).as_secs_f64() * 1e6 / mib as f64;
+    println!("  {what}: {rate:.0} MiB/s, {busy:.0} us of CPU for each MiB");
 }
 
 fn random_reads(source: &Source, view: &FileView) {
@@ -250,8 +251,8 @@ fn view(source: &Source, ino: u64) -> FileView {
     FileView::new(tree, Ino(ino), &Inode::check(item.data()).unwrap())
 }
 
-/// Processor time of the whole process, and of this thread.
-fn processor_time() -> Duration {
+/// CPU time of the whole process.
+fn cpu_time() -> Duration {
     clock(rustix::time::ClockId::ProcessCPUTime)
 }
 

@@ -1,7 +1,8 @@
-//! Writes of one file: large in a row, small in a row, 4 KiB anywhere; then what a merge and a
-//! commit of them cost; and small files. Beside them, the same bytes to the same device by itself.
+//! Writes of one file: large and small sequential writes, random 4 KiB writes; the cost of merging
+//! and committing them; and small files. For comparison, the same bytes written to the device
+//! itself.
 //!
-//! Non-goal: absolute figures. The line of the device says what the machine can do.
+//! The figures are relative: the line of the device shows what the machine can do.
 
 #![allow(
     clippy::unwrap_used,
@@ -12,7 +13,7 @@
 )]
 
 use butternut_device::{Device, FileDevice, OpenDevice};
-use butternut_file::{FileState, Merging, Source, SourceOptions};
+use butternut_file::{FileState, MergeFile, Source, SourceOptions};
 use butternut_format::inode::Inode;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::{Ino, TreeId};
@@ -51,15 +52,15 @@ fn main() {
     }
     let chosen = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
     if chosen.is_none_or(|chosen| chosen == "large") {
-        in_a_row(&source, 300, MIB as usize, FILE_BYTES / scale);
-        in_a_row(&source, 301, 4096, FILE_BYTES / 8 / scale);
-        anywhere(&source, 300, FILE_BYTES / scale, RANDOM_WRITES / scale);
+        sequential(&source, 300, MIB as usize, FILE_BYTES / scale);
+        sequential(&source, 301, 4096, FILE_BYTES / 8 / scale);
+        random(&source, 300, FILE_BYTES / scale, RANDOM_WRITES / scale);
     }
     small(&source, 1000, 4096, SMALL_FILES / scale);
     small(&source, 100_000, 1000, SMALL_FILES / scale);
 }
 
-/// Small files, merged as many at a time as their owner has locks for.
+/// Small files, merged in batches.
 fn small(source: &Source, first_ino: u64, each: usize, count: u64) {
     let data = noise(4, each);
     let start = Instant::now();
@@ -77,11 +78,11 @@ fn small(source: &Source, first_ino: u64, each: usize, count: u64) {
     report("  write", count * each as u64, count, start);
     let start = Instant::now();
     for batch in files.chunks_mut(128) {
-        let mut stamps: Vec<_> = batch.iter().map(|_| |_: &mut Inode| {}).collect();
-        let mut merging: Vec<Merging<'_>> = batch
+        let mut updates: Vec<_> = batch.iter().map(|_| |_: &mut Inode| {}).collect();
+        let mut merging: Vec<MergeFile<'_>> = batch
             .iter_mut()
-            .zip(&mut stamps)
-            .map(|(file, stamp)| Merging { file, stamp })
+            .zip(&mut updates)
+            .map(|(file, update)| MergeFile { file, update })
             .collect();
         FileState::merge_many(&mut merging).unwrap();
     }
@@ -106,12 +107,12 @@ fn raw(device: &FileDevice, bytes: u64) {
             device.write_at(at * MIB, &data).unwrap();
         }
         if turn == 1 {
-            report("device, 1 MiB in a row", bytes, bytes / MIB, start);
+            report("device, 1 MiB sequential", bytes, bytes / MIB, start);
         }
     }
 }
 
-fn in_a_row(source: &Source, ino: u64, each: usize, bytes: u64) {
+fn sequential(source: &Source, ino: u64, each: usize, bytes: u64) {
     let mut file = state(source, ino);
     let data = noise(2, each);
     let writes = bytes / each as u64;
@@ -119,11 +120,11 @@ fn in_a_row(source: &Source, ino: u64, each: usize, bytes: u64) {
     for number in 0..writes {
         file.write_at(number * each as u64, &data).unwrap();
     }
-    report(&format!("{} KiB in a row", each >> 10), bytes, writes, start);
+    report(&format!("{} KiB sequential", each >> 10), bytes, writes, start);
     finish(source, &mut file, writes);
 }
 
-fn anywhere(source: &Source, ino: u64, file_bytes: u64, writes: u64) {
+fn random(source: &Source, ino: u64, file_bytes: u64, writes: u64) {
     let mut file = state(source, ino);
     let data = noise(3, 4096);
     let mut seed = 7_u64;
@@ -133,13 +134,13 @@ fn anywhere(source: &Source, ino: u64, file_bytes: u64, writes: u64) {
         let at = (seed >> 20) % (file_bytes / 4096) * 4096;
         file.write_at(at, &data).unwrap();
     }
-    report("4 KiB anywhere", writes * 4096, writes, start);
+    report("4 KiB random", writes * 4096, writes, start);
     finish(source, &mut file, writes);
 }
 
 fn finish(source: &Source, file: &mut FileState, writes: u64) {
     let start = Instant::now();
-    file.flush().unwrap();
+    file.write_back().unwrap();
     report("  flush", 0, writes, start);
     let start = Instant::now();
     file.merge(&mut |_| {}).unwrap();

@@ -1,24 +1,23 @@
-//! Compression: the bytes of one extent into the bytes of a file, and back.
+//! Compression and decompression of the data of one extent.
 //!
-//! Laws of unpacking, for each of the three algorithms (and for none, a copy):
+//! Laws of decompression, for each of the three algorithms (and for none, a copy):
 //!
-//! 1. The output is exactly the slice given; nothing is allocated that the input sizes.
-//! 2. It holds the first bytes of what the extent says, then zeroes where the extent ends early:
-//!    the last extent of a file may hold a partial sector.
-//! 3. Damaged or truncated input is refused by the field that betrays it; the output is then
+//! 1. The output is exactly the slice given; no allocation depends on a length in the input.
+//! 2. It holds the first bytes of the decompressed data, then zeroes where the data ends early: the
+//!    last extent of a file may hold a partial sector.
+//! 3. Damaged or truncated input is rejected with the field that is invalid; the output is then
 //!    undefined.
 //!
-//! Laws of packing:
+//! Laws of compression:
 //!
-//! 4. What is packed is what the kernel reads: it unpacks to exactly the input, which is at most
-//!    128 KiB.
-//! 5. It has at most the bytes asked for, or is not there at all.
+//! 4. The kernel can read the output: it decompresses to exactly the input, which is at most 128
+//!    KiB.
+//! 5. The output has at most the given number of bytes, or there is none.
 //!
-//! For both: encoders and decoders live with their thread and are used again, so that no extent
-//! makes one.
+//! Encoders and decoders are kept by each thread and reused, so that no extent creates one.
 //!
-//! Left to others: which extent, its checksums (`read`), where its bytes go (`plan`); what is worth
-//! packing at all and what becomes of it (`pack`).
+//! Left to others: which extent, and its checksums (`read`); where its bytes go (`plan`); whether a
+//! file is compressed at all (`writeback::compress`).
 
 mod level;
 mod lzo;
@@ -27,22 +26,31 @@ mod sample;
 mod zlib;
 mod zstd;
 
-pub use level::{BadPacker, Packer};
+pub use level::{BadCompressor, Compressor};
 
 use butternut_format::file_extent::Compression;
 use butternut_format::refused::Refused;
 use std::cell::RefCell;
 
-/// Where the packed bytes come from. It matters to LZO, whose frames differ.
+/// How a volume compresses data that is written (mount options `compress` and `compress-force`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Compress {
+    /// The algorithm of files without a property, and its level.
+    pub compressor: Compressor,
+    /// Compresses every file, whatever its flags and samples of its data say.
+    pub is_forced: bool,
+}
+
+/// Where the compressed bytes come from. LZO frames the two differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// Whole sectors of a data extent, padding included.
     Disk,
-    /// The tail of an inline extent item: exactly the packed bytes.
+    /// The tail of an inline extent item: exactly the compressed bytes.
     Inline,
 }
 
-/// The decoders of one thread, made when first needed.
+/// The decoders of one thread, created when first needed.
 #[derive(Default)]
 struct Decoders {
     zlib: Option<zlib::Inflater>,
@@ -50,12 +58,12 @@ struct Decoders {
     zstd: Option<zstd::Frames>,
 }
 
-/// The encoders of one thread, for the level that was asked for last.
+/// The encoders of one thread, for the last level used.
 #[derive(Default)]
 struct Encoders {
     zlib: Option<zlib::Deflater>,
     lzo: Option<lzo_match::Matcher>,
-    zstd: Option<zstd::Packer>,
+    zstd: Option<zstd::Compressor>,
 }
 
 thread_local! {
@@ -63,7 +71,10 @@ thread_local! {
     static ENCODERS: RefCell<Encoders> = RefCell::default();
 }
 
-/// Fills `out` with the first bytes that `input` holds; see the laws above.
+/// Fills `out` with the first bytes of the decompressed `input`; see the laws above.
+///
+/// # Errors
+/// The input is damaged or truncated.
 pub fn decompress(
     compression: Compression,
     origin: Origin,
@@ -90,48 +101,49 @@ pub fn decompress(
     })
 }
 
-/// Packs `input` into at most `bytes_max` bytes, the whole of `out`. Says whether it fits; where it
-/// does not, `out` is undefined.
-pub fn compress(packer: Packer, input: &[u8], bytes_max: usize, out: &mut Vec<u8>) -> bool {
-    ENCODERS.with_borrow_mut(|encoders| encoders.pack(packer, input, bytes_max, out).is_some())
+/// Compresses `input` into at most `bytes_max` bytes, which replace the contents of `out`. Returns
+/// whether it fits; otherwise `out` is undefined.
+pub fn compress(compressor: Compressor, input: &[u8], bytes_max: usize, out: &mut Vec<u8>) -> bool {
+    ENCODERS
+        .with_borrow_mut(|encoders| encoders.encode(compressor, input, bytes_max, out).is_some())
 }
 
 impl Encoders {
-    fn pack(
+    fn encode(
         &mut self,
-        packer: Packer,
+        compressor: Compressor,
         input: &[u8],
         bytes_max: usize,
         out: &mut Vec<u8>,
     ) -> Option<()> {
         out.clear();
-        let bytes = match packer.compression() {
+        let bytes = match compressor.compression() {
             Compression::None => return None,
             Compression::Zlib => {
-                let level = packer.level().unsigned_abs();
+                let level = compressor.level().unsigned_abs();
                 let zlib = self.zlib.take().filter(|zlib| zlib.level() == level);
                 let mut zlib = zlib.unwrap_or_else(|| zlib::Deflater::new(level));
                 out.resize(bytes_max, 0);
-                let bytes = zlib.pack(input, out)?;
-                // One that did not come to its end does not begin anew: at level 1 its reset
-                // forgets that a block is open.
+                let bytes = zlib.encode(input, out)?;
+                // An encoder that did not finish is not reused: at level 1 its reset keeps a block
+                // open.
                 self.zlib = Some(zlib);
                 bytes
             }
             Compression::Lzo => {
                 let matcher = self.lzo.get_or_insert_with(lzo_match::Matcher::new);
                 out.reserve(bytes_max);
-                let is_whole = lzo::pack(matcher, input, bytes_max, out);
+                let is_whole = lzo::encode(matcher, input, bytes_max, out);
                 is_whole.then_some(out.len())?
             }
             Compression::Zstd => {
-                let zstd = self.zstd.take().filter(|zstd| zstd.level() == packer.level());
+                let zstd = self.zstd.take().filter(|zstd| zstd.level() == compressor.level());
                 let zstd = match zstd {
                     Some(zstd) => zstd,
-                    None => zstd::Packer::new(packer.level())?,
+                    None => zstd::Compressor::new(compressor.level())?,
                 };
                 out.resize(bytes_max, 0);
-                self.zstd.insert(zstd).pack(input, out)?
+                self.zstd.insert(zstd).encode(input, out)?
             }
         };
         out.truncate(bytes);
@@ -139,9 +151,9 @@ impl Encoders {
     }
 }
 
-/// Whether a sample of `input` says that packing it may pay.
-pub(crate) fn is_promising(input: &[u8]) -> bool {
-    sample::is_promising(input)
+/// Whether a sample of `input` looks compressible.
+pub(crate) fn looks_compressible(input: &[u8]) -> bool {
+    sample::looks_compressible(input)
 }
 
 fn copy(input: &[u8], out: &mut [u8]) {

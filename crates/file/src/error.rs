@@ -1,4 +1,4 @@
-//! Why a file's bytes could not be had, or not written.
+//! [`FileError`]: why a file could not be read or written.
 
 use butternut_format::refused::Refused;
 use butternut_format::units::{Ino, Logical, TreeId};
@@ -6,13 +6,13 @@ use butternut_tree::TreeError;
 use butternut_volume::VolumeError;
 use std::sync::Arc;
 
-/// An error of a map, a seek, a read or a write of one file.
+/// An error of a lookup, a read or a write of one file.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum FileError {
     /// The subvolume's tree or the checksum tree could not be searched.
     #[error("the trees that describe a file cannot be searched")]
     Tree(#[source] Arc<TreeError>),
-    /// The extent items contradict each other, or one of them the format.
+    /// An extent item is invalid, or extent items contradict each other.
     #[error("tree {tree} inode {ino} is corrupt")]
     Extents {
         tree: TreeId,
@@ -29,19 +29,20 @@ pub enum FileError {
         #[source]
         source: Arc<VolumeError>,
     },
-    /// The file has checksums, but not for the data at `offset`: nothing vouches for it.
+    /// The file has checksums, but none for the data at `offset`, so the data cannot be verified.
     #[error("tree {tree} inode {ino}: no checksum for byte {offset}, at logical {logical}")]
     NoChecksum { tree: TreeId, ino: Ino, offset: u64, logical: Logical },
-    /// The packed data at `offset` is what was written, and cannot be unpacked.
-    #[error("tree {tree} inode {ino}: the data at byte {offset} cannot be unpacked")]
-    Packed {
+    /// The compressed data at `offset` matches its checksum, and cannot be decompressed.
+    #[error("tree {tree} inode {ino}: the data at byte {offset} cannot be decompressed")]
+    Decompress {
         tree: TreeId,
         ino: Ino,
         offset: u64,
         #[source]
         source: Refused,
     },
-    /// Data could not be written on every copy; the range reads as before.
+    /// Data could not be written. The range reads as before, except where the data was to be
+    /// written in place.
     #[error("tree {tree} inode {ino}: cannot write at byte {offset}")]
     Write {
         tree: TreeId,
@@ -50,24 +51,29 @@ pub enum FileError {
         #[source]
         source: Arc<VolumeError>,
     },
-    /// No file reaches as far as was asked.
-    #[error("tree {tree} inode {ino}: a file has at most {} bytes", crate::view::FILE_BYTES_MAX)]
+    /// The range ends past the maximum size of a file.
+    #[error("tree {tree} inode {ino}: a file has at most {} bytes", crate::units::FILE_BYTES_MAX)]
     TooLarge { tree: TreeId, ino: Ino },
-    /// Everything that the page cache may hold is newer than the disk, and stays so.
-    #[error("tree {tree} inode {ino}: no memory for what is written")]
+    /// All pages of the page cache are dirty and cannot be written back.
+    #[error("tree {tree} inode {ino}: no memory for written data: all cached pages are dirty")]
     NoMemory { tree: TreeId, ino: Ino },
-    /// The inode item is not there any more.
+    /// The inode item does not exist any more.
     #[error("tree {tree} inode {ino}: no such inode")]
-    Gone { tree: TreeId, ino: Ino },
-    /// The volume, or what the file is in, is not open for writing.
+    Stale { tree: TreeId, ino: Ino },
+    /// The volume, or the file's subvolume, is not open for writing.
     #[error("tree {tree} inode {ino}: not open for writing")]
     ReadOnly { tree: TreeId, ino: Ino },
 }
 
 impl FileError {
-    /// The volume is full.
+    /// Returns whether the volume is full.
     pub fn is_no_space(&self) -> bool {
         matches!(self, Self::Tree(tree) if matches!(**tree, TreeError::NoSpace { .. }))
+    }
+
+    /// Returns whether a tree block cannot be read.
+    pub(crate) fn is_unreadable_block(&self) -> bool {
+        matches!(self, Self::Tree(tree) if matches!(**tree, TreeError::Block { .. }))
     }
 }
 

@@ -1,79 +1,80 @@
-//! Floor 5: a file's bytes. Never knows paths, names or open handles.
+//! Floor 5: the bytes of files. This crate knows no paths, names or open handles.
 //!
-//! A [`FileView`] is one file in one state of its subvolume; a [`Source`] is what reads of all the
-//! files of a volume share; a [`Stream`] reads an open file, and ahead of its reader. [`Mappings`]
-//! is the one mapper, from a range of the file to where its bytes live; reads, seeks and listings
-//! of extents all ask it.
-//!
-//! ```text
-//! read_at, read_many -> plan (searches trees) -> one batch to the volume -> unpack -> copy
-//! ```
-//!
-//! A [`FileState`] is a file that is being written. What is newer than its tree lies above it, in
-//! an overlay that every read looks at first, and is merged into the trees from time to time.
+//! A [`FileView`] is one file in one state of its subvolume. A [`Source`] is what reads of all
+//! files of a volume share. A [`Stream`] reads an open file and reads ahead of its reader.
+//! [`Mappings`] translates a range of a file to the extents that hold its bytes; seeks and listings
+//! of extents use it.
 //!
 //! ```text
-//! write_at -> dirty blocks -> flush: pack, one batch to the volume -> patches -> merge into trees
+//! read_at, read_many -> plan (searches trees) -> one batch to the volume -> decompress -> copy
 //! ```
 //!
-//! Left to others: checksums against bytes, copies and parity (`volume`); what an inode is called
-//! (`names`); open handles and errno (`fs`).
+//! A [`FileState`] is a file that is being written. Data that is newer than the file's tree is in
+//! an overlay, which every read looks up before the tree. From time to time the overlay is merged
+//! into the trees.
+//!
+//! ```text
+//! write_at -> dirty blocks -> writeback: compress, one batch to the volume
+//!          -> pending extents, in the overlay -> merge -> trees
+//! ```
+//!
+//! The modules, in the order in which they import each other, lowest first:
+//!
+//! | module | contents |
+//! |---|---|
+//! | `compress` | zlib, lzo and zstd, without I/O |
+//! | `overlay`, `in_flight`, `shared_file` | what the readers and the writer of one file share |
+//! | `extent_map`, `checksum_cache` | from a range of a file to its extents and checksums |
+//! | `source`, `read` | reads, and readahead |
+//! | `state` | a file that is being written: its dirty data and its reservations |
+//! | `writeback`, `merge` | from dirty blocks to the disk; from the overlay to the trees |
+//! | `write`, `truncate`, `fallocate` | changes of a file that its caller requests |
+//! | `direct` | direct writes that are in flight without a lock |
+//!
+//! Left to others: the verification of bytes against checksums, mirrors and parity (`volume`); the
+//! names of inodes (`names`); open handles and errnos (`fs`).
 
-mod assign;
-mod at_once;
-mod cache;
+mod bounded_cache;
+mod checksum_cache;
 pub mod compress;
 mod direct;
-mod dirty;
-mod down;
-mod edge;
-mod edit;
 mod error;
 mod error_sequence;
-mod flush;
-mod gone;
-mod hole;
-mod items;
-mod known;
-mod live;
-mod map;
-mod mapped;
+mod extent_map;
+mod fallocate;
+mod in_flight;
 mod merge;
 mod overlay;
-mod pack;
-mod piece;
-mod place;
-mod plain;
-mod plan;
-mod promise;
 mod read;
-mod rewrite;
-mod room;
-mod seek;
-mod small;
+mod shared_file;
 mod source;
+mod spare_buffers;
 mod state;
-mod stream;
-mod sums;
-mod traffic;
+mod target;
+#[cfg(test)]
+mod test_volume;
 mod truncate;
-mod unpack;
-mod view;
+mod units;
+mod wait;
 mod write;
+mod writeback;
 
-pub use compress::{BadPacker, Packer};
-pub use direct::{DirectPlace, DirectRoom, DirectWrite, InFlight, Patience};
+pub use compress::{BadCompressor, Compress, Compressor};
+pub use direct::{AllocationRun, DirectWrite};
 pub use error::FileError;
 pub use error_sequence::ErrorCursor;
-pub use flush::Flight;
-pub use gone::Gone;
-pub use map::{Mapping, MappingKind, Mappings, Packing};
-pub use merge::{MergePart, Merging};
-pub use pack::Compress;
+pub use extent_map::direct::DirectPlace;
+pub use extent_map::seek::{seek_data, seek_hole};
+pub use extent_map::view::FileView;
+pub use extent_map::{Encoding, Mapping, MappingKind, Mappings};
+pub use in_flight::RequestOwner;
+pub use merge::dropped_extents::DroppedExtents;
+pub use merge::{MergeFile, SharedMerge};
 pub use read::ReadAt;
-pub use seek::{seek_data, seek_hole};
+pub use read::stream::Stream;
+pub use shared_file::InFlight;
 pub use source::{Source, SourceOptions};
-pub use state::{FileEnd, FileState, Stamp};
-pub use stream::Stream;
-pub use traffic::Help;
-pub use view::{FILE_BYTES_MAX, FileView};
+pub use state::{FallocateSize, FileState, InodeUpdate};
+pub use units::FILE_BYTES_MAX;
+pub use wait::Wait;
+pub use writeback::batch::WritebackBatch;

@@ -1,177 +1,216 @@
-//! Merges: what is down of many files, into the trees.
+//! Merges: pending extents of many files, moved from their overlays into the trees.
 //!
 //! Laws:
 //!
-//! 1. A merge goes in pieces that a transaction can reserve for. Each piece leaves the file as it
-//!    might have been: its size reaches no further than what is in the tree, until the last; and
-//!    never past a block that is dirty in memory, which a merge of a part leaves there.
-//! 2. Files share transactions, and walks over leaves.
-//! 3. One file's failure is its own.
-//! 4. A part of a merge begins with the file alone, so that nobody reads what it is about to free,
-//!    and goes on with the file shared ([`FileState::start_part`], [`FileState::merge_shared`]).
+//! 1. A merge is split into steps that a transaction can reserve for. Each step leaves a state that
+//!    the file might have had: until the last step, its size on disk covers only what is in the
+//!    tree, and never reaches past a block that is dirty in memory, which a partial merge leaves
+//!    dirty. A step contains all pending extents that show parts of one compressed extent, or none
+//!    (law 6 of [`crate::overlay`]).
+//! 2. Files share transactions, and tree searches for neighbouring leaves.
+//! 3. The failure of one file does not affect the others.
+//! 4. A shared merge begins with the inode lock held exclusively, so that no thread reads the space
+//!    that it is about to free, and continues with the lock shared
+//!    ([`FileState::begin_shared_merge`], [`FileState::merge_shared`]). A thread that reads ahead
+//!    without the lock is in a read epoch (law 3 of [`crate::shared_file`]): no merge waits for it.
 
-use crate::dirty::Backing;
-use crate::edit::{Applied, Draft, Edit, apply, apply_shared};
+pub(crate) mod dropped_extents;
+pub(crate) mod edit;
+pub(crate) mod extent_item;
+pub(crate) mod items;
+pub(crate) mod rewrite;
+
 use crate::error::FileError;
-use crate::overlay::{PackedExtent, Patch, Place};
-use crate::piece::Piece;
-use crate::source::in_memory;
-use crate::state::{FileState, Stamp};
+use crate::merge::edit::{Draft, Edit, FileEdit, apply, apply_shared};
+use crate::merge::extent_item::ExtentItem;
+use crate::overlay::{CompressedExtent, PendingExtent, Place};
+use crate::state::backing::Backing;
+use crate::state::{FileState, InodeUpdate};
+use crate::units::in_memory;
 use butternut_format::file_extent::{DiskExtent, ExtentRun, FileExtent};
 use butternut_format::inode::InodeFlags;
 use butternut_format::units::{Generation, SECTOR_BYTES};
-use butternut_pages::Reason;
-use butternut_tree::Purse;
+use butternut_pages::WritebackReason;
+use butternut_tree::ReservationLevel;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// Items of one piece of a merge (law 1).
+/// Maximum number of items that one step changes (law 1).
 const ITEMS_MAX: u32 = 1024;
-/// Patches of one file in one piece.
-const PATCHES_MAX: usize = 256;
-/// Patches of a part of a merge.
-const PART_PATCHES_MAX: usize = 1024;
-/// Patches of one file in one piece, where space is short.
-const SQUEEZED_PATCHES_MAX: usize = 8;
+/// Maximum number of pending extents of one file in one step. A step has a few more where it would
+/// otherwise end inside a compressed extent (law 1).
+const PENDING_MAX: usize = 256;
+/// Maximum number of pending extents in a partial or shared merge.
+const PARTIAL_PENDING_MAX: usize = 1024;
+/// Maximum number of pending extents of one file in one step on a full volume.
+const FULL_VOLUME_PENDING_MAX: usize = 8;
 
 /// One of the files of [`FileState::merge_many`].
-pub struct Merging<'a> {
+pub struct MergeFile<'a> {
+    /// The file to merge.
     pub file: &'a mut FileState,
-    pub stamp: Stamp<'a>,
+    /// Called once for each step, on the inode item that is about to be written.
+    pub update: InodeUpdate<'a>,
 }
 
-impl std::fmt::Debug for Merging<'_> {
+impl std::fmt::Debug for MergeFile<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Merging").field("file", &self.file).finish_non_exhaustive()
     }
 }
 
-/// Patches that are on their way into the trees while others go on with the file.
+/// Pending extents that a shared merge writes to the trees.
 #[derive(Debug)]
-pub struct MergePart {
-    patches: Vec<(u64, Patch)>,
+pub struct SharedMerge {
+    pending_extents: Vec<(u64, PendingExtent)>,
 }
 
-/// What is to be applied together.
+/// Edits that are applied in one transaction.
 #[derive(Default)]
-struct Batch {
+struct EditBatch {
     edits: Vec<(usize, Edit)>,
     items: u32,
 }
 
 impl FileState {
-    /// Flushes, then brings the trees up to date in the running transaction. Says in which one the
-    /// last change is; a clean file has none, and is not stamped.
-    pub fn merge(&mut self, stamp: Stamp<'_>) -> Result<Option<Generation>, FileError> {
-        Self::merge_many(&mut [Merging { file: self, stamp }])
+    /// Writes all dirty data back, then merges all pending extents into the trees in the running
+    /// transaction. Returns the generation of the last change. For a clean file it returns `None`,
+    /// and does not call `update`.
+    ///
+    /// # Errors
+    /// Data could not be written back, or the trees could not be changed.
+    pub fn merge(&mut self, update: InodeUpdate<'_>) -> Result<Option<Generation>, FileError> {
+        Self::merge_many(&mut [MergeFile { file: self, update }])
     }
 
-    /// Merges many files of one volume, sharing batches and transactions: best in ascending order
-    /// of tree and inode. The first failure is returned; the others are merged all the same.
-    pub fn merge_many(files: &mut [Merging<'_>]) -> Result<Option<Generation>, FileError> {
+    /// Merges many files of one volume, which share batches and transactions: best in ascending
+    /// order of tree and inode number. If some fail, the others are merged all the same.
+    ///
+    /// # Errors
+    /// The first failure.
+    pub fn merge_many(files: &mut [MergeFile<'_>]) -> Result<Option<Generation>, FileError> {
         let mut states: Vec<&mut Self> = files.iter_mut().map(|file| &mut *file.file).collect();
-        let mut result = Self::flush_many(&mut states, Reason::Sync).map(|()| None);
-        let mut batch = Batch::default();
+        for state in &mut states {
+            // Without space the inline item stays. The merge meets a tree that is unreadable.
+            state.retry_leave_inline().ok();
+        }
+        let mut result = Self::write_back_many(&mut states, WritebackReason::Sync).map(|()| None);
+        let mut batch = EditBatch::default();
         for number in 0..files.len() {
             let merged = batch.add(files, number);
-            keep(&mut result, merged);
+            combine(&mut result, merged);
         }
-        keep(&mut result, batch.apply(files));
-        // The data is down and was promised a place: what is set aside for such needs is used.
+        combine(&mut result, batch.apply(files));
+        // The data is on disk and its metadata is reserved, so the global reserve may be used.
         if result.as_ref().is_err_and(FileError::is_no_space) {
-            result = squeeze(files);
+            result = merge_on_full_volume(files);
         }
         result
     }
 
-    /// Merges a part of what is down, and the next part with the next call, round and round. What
-    /// is dirty stays so. Says in which transaction.
-    pub fn merge_part(&mut self, stamp: Stamp<'_>) -> Result<Option<Generation>, FileError> {
-        // A file that is still to grow in its tree grows from its start (law 1).
+    /// Merges some pending extents; the next call merges the next ones, and starts over at the end
+    /// of the file. Dirty blocks stay dirty. Returns the generation of the change.
+    ///
+    /// # Errors
+    /// The trees cannot be read or changed.
+    pub fn merge_part(&mut self, update: InodeUpdate<'_>) -> Result<Option<Generation>, FileError> {
+        // A file whose size in the tree is still to grow is merged from its start (law 1).
         let from = if self.size() == self.size_in_tree { self.merged_to } else { 0 };
-        let (edit, is_last) = self.plan_merge_from(from, PART_PATCHES_MAX)?;
-        self.merged_to = match edit.last_patch() {
+        let (edit, is_last) = self.plan_merge_from(from, PARTIAL_PENDING_MAX)?;
+        self.merged_to = match edit.last_pending() {
             Some(last) if !is_last => last.saturating_add(1),
             _ => 0,
         };
-        if edit.last_patch().is_none() {
+        if edit.last_pending().is_none() {
             return Ok(None);
         }
-        apply(&mut [Applied { file: self, edit, stamp }], Purse::Free)
+        apply(&mut [FileEdit { file: self, edit, update }], ReservationLevel::Normal)
     }
 
-    /// Begins a part of a merge that shares the file (law 4), if the next part can be one: the tree
-    /// has the file's size, and the patches lie in new space.
-    pub fn start_part(&mut self) -> Option<MergePart> {
-        let is_plain =
-            self.size() == self.size_in_tree && !self.has_given_up && self.packed_inline.is_none();
+    /// Begins a shared merge (law 4) of the next pending extents. Returns `None` unless the tree
+    /// has the file's size and the extents lie in new space.
+    pub fn begin_shared_merge(&mut self) -> Option<SharedMerge> {
+        let is_plain = self.size() == self.size_in_tree
+            && !self.gave_up_compression
+            && self.compressed_inline.is_none();
         if !is_plain {
             return None;
         }
-        let patches = self.live.overlay_to_settle().start_merging(self.merged_to, PART_PATCHES_MAX);
-        self.merged_to = match patches.last() {
-            Some((last, _)) if patches.len() == PART_PATCHES_MAX => last.saturating_add(1),
+        let pending_extents =
+            self.shared.overlay_mut_same_data().begin_merging(self.merged_to, PARTIAL_PENDING_MAX);
+        self.merged_to = match pending_extents.last() {
+            Some((last, _)) if pending_extents.len() == PARTIAL_PENDING_MAX => {
+                last.saturating_add(1)
+            }
             _ => 0,
         };
         self.shape = None;
-        (!patches.is_empty()).then_some(MergePart { patches })
+        (!pending_extents.is_empty()).then_some(SharedMerge { pending_extents })
     }
 
-    /// Brings a part into the trees. The caller has shared the file since it began, and changes
-    /// nothing of it but by direct writes. Says in which transaction.
+    /// Merges the extents of a shared merge into the trees. The caller has held the inode lock at
+    /// least shared since [`Self::begin_shared_merge`], and changes nothing of the file but by
+    /// direct writes. Returns the generation of the change.
+    ///
+    /// # Errors
+    /// The trees cannot be read or changed. The extents then stay in the overlay.
     pub fn merge_shared(
         &self,
-        part: &MergePart,
-        stamp: Stamp<'_>,
+        part: &SharedMerge,
+        update: InodeUpdate<'_>,
     ) -> Result<Option<Generation>, FileError> {
         let mut draft = self.draft();
-        part.patches.iter().for_each(|(start, patch)| draft.add(*start, patch));
-        draft.fresh.sort_unstable();
-        let merged =
-            self.plan(draft).and_then(|edit| apply_shared(self, &edit, stamp, &part.patches));
+        part.pending_extents.iter().for_each(|(start, pending)| draft.add(*start, pending));
+        draft.new_extents.sort_unstable();
+        let merged = self
+            .plan(draft)
+            .and_then(|edit| apply_shared(self, &edit, update, &part.pending_extents));
         if merged.is_err() {
-            let freed = self.live.overlay_to_settle().stop_merging(&part.patches);
-            self.live.traffic().retire(freed);
+            let freed = self.shared.overlay_mut_same_data().abort_merging(&part.pending_extents);
+            self.shared.in_flight().defer_free(freed);
         }
         merged
     }
 
-    /// Plans the first piece of what is newer than the tree. Says whether it is all.
-    fn plan_merge(&self, patches_max: usize) -> Result<(Edit, bool), FileError> {
-        self.plan_merge_from(0, patches_max)
+    /// Plans the first step of a merge. Also returns whether it is the only one.
+    fn plan_merge(&self, pending_max: usize) -> Result<(Edit, bool), FileError> {
+        self.plan_merge_from(0, pending_max)
     }
 
-    /// The same for what is newer from a place in the file on.
-    fn plan_merge_from(&self, from: u64, patches_max: usize) -> Result<(Edit, bool), FileError> {
+    /// Plans the first step of a merge of the extents from byte `from` on. Also returns whether it
+    /// is the only one.
+    fn plan_merge_from(&self, from: u64, pending_max: usize) -> Result<(Edit, bool), FileError> {
         let mut draft = Draft::default();
-        let overlay = self.live.overlay();
-        let is_last = from == 0 && overlay.patch_count() <= patches_max;
+        let overlay = self.shared.overlay();
+        let step = overlay.merge_step(from, pending_max);
+        let is_last = from == 0 && step.len() == overlay.pending_count();
         let mut end = 0;
-        let mut named = BTreeSet::new();
-        for (start, patch) in overlay.patches_from(from).take(patches_max.max(1)) {
-            end = start + patch.bytes;
-            draft.add(start, patch);
-            draft.patches.push(start);
-            if let Place::Packed { extent, .. } = patch.place {
+        let mut seen_extents = BTreeSet::new();
+        for (start, pending) in step {
+            end = start + pending.bytes;
+            draft.add(start, pending);
+            draft.pending_extents.push(start);
+            if let Place::Compressed { extent, .. } = pending.place {
                 let logical = extent.disk.logical;
-                if !overlay.is_named(&extent) && named.insert(logical) {
-                    draft.fresh.push(logical);
-                    draft.sums.push((logical, overlay.packed_digests(&extent).to_vec()));
+                if seen_extents.insert(logical) {
+                    draft.new_extents.push(logical);
+                    draft.checksums.push((logical, overlay.compressed_checksums(&extent).to_vec()));
                 }
             }
         }
         drop(overlay);
         let inline = self.newer_block(0).filter(|(_, backing)| *backing == Backing::Inline);
         let inline = inline.map(|(bytes, _)| bytes);
-        if self.has_given_up {
+        if self.gave_up_compression {
             draft.flags = InodeFlags::NOCOMPRESS;
         }
-        draft.fresh.sort_unstable();
+        draft.new_extents.sort_unstable();
         let size = self.size();
-        // The item of an inline file has the dirty block; others stay in memory (law 1).
+        // The item of an inline file contains the dirty block; other dirty blocks stay in memory
+        // (law 1).
         let dirty = match &inline {
             Some(_) => None,
-            None => self.first_newer_behind(self.size_in_tree),
+            None => self.first_newer_past(self.size_in_tree),
         };
         draft.size = match dirty {
             None if is_last => size,
@@ -179,40 +218,40 @@ impl FileState {
             Some(dirty) => self.size_in_tree.max(dirty.min(if is_last { size } else { end })),
         };
         if let Some(bytes) = inline.as_deref().and_then(|bytes| bytes.get(..in_memory(size))) {
-            let extent = match &self.packed_inline {
-                Some(packed) => packed.extent(size),
+            let extent = match &self.compressed_inline {
+                Some(compressed) => compressed.extent(size),
                 None => FileExtent::inline(Generation(0), bytes),
             };
-            draft.gone.push(0..SECTOR_BYTES);
-            draft.come.push(Piece::new(0, extent));
+            draft.dropped.push(0..SECTOR_BYTES);
+            draft.inserted.push(ExtentItem::new(0, extent));
             draft.is_inline = true;
         }
         draft.covered.push(self.grown(draft.size));
         Ok((self.plan(draft)?, is_last))
     }
 
-    /// Where the first block starts that is newer than the disk, of those that reach behind `size`.
-    fn first_newer_behind(&self, size: u64) -> Option<u64> {
+    /// Start of the first block that is newer than the disk, of those that reach past `size`.
+    fn first_newer_past(&self, size: u64) -> Option<u64> {
         let pages = size / SECTOR_BYTES..u64::MAX;
-        self.live.pages().next_newer(&pages).map(|page| page.saturating_mul(SECTOR_BYTES))
+        self.shared.pages().next_newer(&pages).map(|page| page.saturating_mul(SECTOR_BYTES))
     }
 
-    /// Blocks that the file has more, with `size`, than its tree knows.
+    /// The range of blocks that a file of `size` bytes has beyond the size in the tree.
     pub(crate) fn grown(&self, size: u64) -> Range<u64> {
         let blocks = |size: u64| size.checked_next_multiple_of(SECTOR_BYTES).unwrap_or(size);
         let start = blocks(self.size_in_tree);
         start..blocks(size).max(start)
     }
 
-    /// Applies one edit of this file.
+    /// Plans and applies one edit of this file.
     pub(crate) fn apply(
         &mut self,
         draft: Draft<'_>,
-        purse: Purse,
-        stamp: Stamp<'_>,
+        level: ReservationLevel,
+        update: InodeUpdate<'_>,
     ) -> Result<Option<Generation>, FileError> {
         let edit = self.plan(draft)?;
-        apply(&mut [Applied { file: self, edit, stamp }], purse)
+        apply(&mut [FileEdit { file: self, edit, update }], level)
     }
 
     /// A draft that changes nothing.
@@ -222,29 +261,31 @@ impl FileState {
 }
 
 impl Draft<'_> {
-    /// Adds what a patch shows; of a packed extent, but for its first mention.
-    fn add(&mut self, start: u64, patch: &Patch) {
-        self.gone.push(start..start + patch.bytes);
-        self.come.push(Piece::new(start, extent_of(patch.place, patch.bytes)));
-        if let Place::New { logical, .. } = patch.place {
-            self.fresh.push(logical);
+    /// Adds a pending extent. The caller adds the checksums of a compressed one, once for the
+    /// extent.
+    fn add(&mut self, start: u64, pending: &PendingExtent) {
+        self.dropped.push(start..start + pending.bytes);
+        self.inserted.push(ExtentItem::new(start, extent_of(pending.place, pending.bytes)));
+        if let Place::New { logical, .. } = pending.place {
+            self.new_extents.push(logical);
         }
-        if !patch.digests.is_empty() {
-            self.sums.push((patch.place.logical(), patch.digests.clone()));
+        if !pending.checksums.is_empty() {
+            self.checksums.push((pending.place.logical(), pending.checksums.clone()));
         }
     }
 }
 
-impl Merging<'_> {
-    /// Merges a file on a full volume, little by little.
-    fn squeeze(&mut self) -> Result<Option<Generation>, FileError> {
+impl MergeFile<'_> {
+    /// Merges a file on a full volume, in small steps.
+    fn merge_on_full_volume(&mut self) -> Result<Option<Generation>, FileError> {
         let mut generation = None;
         while !self.file.is_clean() {
-            let (edit, is_last) = self.file.plan_merge(SQUEEZED_PATCHES_MAX)?;
-            let (file, stamp) = (&mut *self.file, &mut *self.stamp);
-            generation = apply(&mut [Applied { file, edit, stamp }], Purse::Promise)?;
+            let (edit, is_last) = self.file.plan_merge(FULL_VOLUME_PENDING_MAX)?;
+            let (file, update) = (&mut *self.file, &mut *self.update);
+            generation =
+                apply(&mut [FileEdit { file, edit, update }], ReservationLevel::Prereserved)?;
             if is_last {
-                // What is dirty still cannot be written back now.
+                // Blocks that are still dirty cannot be written back now.
                 break;
             }
         }
@@ -252,26 +293,26 @@ impl Merging<'_> {
     }
 }
 
-impl Batch {
-    /// Adds a file; whatever does not fit is applied at once.
+impl EditBatch {
+    /// Adds a file. When the batch is full, it is applied first.
     fn add(
         &mut self,
-        files: &mut [Merging<'_>],
+        files: &mut [MergeFile<'_>],
         number: usize,
     ) -> Result<Option<Generation>, FileError> {
         let mut result = Ok(None);
         while let Some(merging) = files.get(number).filter(|merging| !merging.file.is_clean()) {
-            let (edit, is_last) = merging.file.plan_merge(PATCHES_MAX)?;
+            let (edit, is_last) = merging.file.plan_merge(PENDING_MAX)?;
             if self.items.saturating_add(edit.items()) > ITEMS_MAX {
-                keep(&mut result, self.apply(files));
+                combine(&mut result, self.apply(files));
             }
             self.items = self.items.saturating_add(edit.items());
             self.edits.push((number, edit));
             if is_last {
                 break;
             }
-            // The next piece of this file is planned on what this one leaves.
-            keep(&mut result, self.apply(files));
+            // The next step of this file is planned on the tree that this one leaves.
+            combine(&mut result, self.apply(files));
             if result.is_err() {
                 break;
             }
@@ -279,27 +320,28 @@ impl Batch {
         result
     }
 
-    /// Applies what was gathered.
-    fn apply(&mut self, files: &mut [Merging<'_>]) -> Result<Option<Generation>, FileError> {
+    /// Applies the edits of the batch.
+    fn apply(&mut self, files: &mut [MergeFile<'_>]) -> Result<Option<Generation>, FileError> {
         self.items = 0;
         let mut edits = std::mem::take(&mut self.edits).into_iter().peekable();
         let mut applied = Vec::with_capacity(edits.len());
         for (number, merging) in files.iter_mut().enumerate() {
             if let Some((_, edit)) = edits.next_if(|(file, _)| *file == number) {
-                let (file, stamp) = (&mut *merging.file, &mut *merging.stamp);
-                applied.push(Applied { file, edit, stamp });
+                let (file, update) = (&mut *merging.file, &mut *merging.update);
+                applied.push(FileEdit { file, edit, update });
             }
         }
-        apply(&mut applied, Purse::Free)
+        apply(&mut applied, ReservationLevel::Normal)
     }
 }
 
-/// Merges files on a full volume. What one sets free may be what another needs.
-fn squeeze(files: &mut [Merging<'_>]) -> Result<Option<Generation>, FileError> {
+/// Merges files on a full volume. Space that one file frees may be what another needs, so it
+/// repeats while some progress is made.
+fn merge_on_full_volume(files: &mut [MergeFile<'_>]) -> Result<Option<Generation>, FileError> {
     loop {
         let (mut generation, mut failed) = (None, None);
         for file in files.iter_mut() {
-            match file.squeeze() {
+            match file.merge_on_full_volume() {
                 Ok(merged) => generation = merged.or(generation),
                 Err(error) => failed = Some(error),
             }
@@ -313,7 +355,7 @@ fn squeeze(files: &mut [Merging<'_>]) -> Result<Option<Generation>, FileError> {
 }
 
 /// Keeps the first error, or else the last generation.
-fn keep(
+fn combine(
     result: &mut Result<Option<Generation>, FileError>,
     next: Result<Option<Generation>, FileError>,
 ) {
@@ -323,15 +365,15 @@ fn keep(
     }
 }
 
-/// The item of a run that is on disk.
+/// The extent item of a pending extent.
 fn extent_of(place: Place, bytes: u64) -> FileExtent<'static> {
     let (disk, offset) = match place {
         Place::New { logical, .. } => (DiskExtent { logical, bytes }, 0),
-        Place::SetAside { extent, skip } => (extent, skip),
-        Place::Packed { extent, skip } => {
+        Place::Preallocated { extent, skip } => (extent, skip),
+        Place::Compressed { extent, skip } => {
             let run = ExtentRun { offset: skip, num_bytes: bytes };
             let plain = FileExtent::regular(Generation(0), extent.disk, run);
-            let PackedExtent { ram_bytes, compression, .. } = extent;
+            let CompressedExtent { ram_bytes, compression, .. } = extent;
             return FileExtent { ram_bytes, compression, ..plain };
         }
     };

@@ -1,284 +1,350 @@
-//! The overlay: what one file holds that is newer than its tree.
+//! The overlay: the data of one file that is newer than its tree.
 //!
 //! ```text
-//! reads look here first    dirty blocks     in memory, whole blocks of 4 KiB
-//! then here                patches          on disk, in no tree yet, with their digests
+//! reads look here first    dirty blocks      in memory, whole blocks of 4 KiB
+//! then here                pending extents   on disk, in no tree yet, with their checksums
 //! then in the tree         extent items
 //! ```
 //!
 //! Laws:
 //!
-//! 1. Patches are sorted, do not overlap, and lie on whole blocks. Two that follow each other both
-//!    in the file and on disk are one, up to [`EXTENT_BYTES_MAX`], unless one of them is on its way
-//!    into the tree: but no extent lies in two block groups.
-//! 2. A patch that is cut gives back exactly the new space that it no longer shows; one that is on
-//!    its way into the tree gives back nothing: the tree is about to name it.
-//! 3. Dirty blocks are whole, and zero behind the end of the file. They are pages of the cache:
-//!    dirty, or on their way down.
-//! 4. A patch has one digest for each of its sectors, or none at all. Of a packed extent, which
-//!    several patches may show parts of, the digests are kept once.
-//! 5. The space of a packed extent is given back when no patch shows any of it any more, unless a
-//!    tree came to name it.
+//! 1. Pending extents are sorted, do not overlap, and consist of whole blocks. Two that are
+//!    contiguous in the file and on disk are joined, up to [`EXTENT_BYTES_MAX`], unless one of them
+//!    is being merged. No extent lies in two block groups, so extents of different block groups are
+//!    not joined.
+//! 2. Cutting a pending extent returns exactly the new space that it no longer shows, for the
+//!    caller to free. Cutting one that is being merged returns nothing: the tree is about to
+//!    reference that space.
+//! 3. Dirty blocks are whole, and zero past the end of the file. They are pages of the page cache
+//!    that are dirty or under writeback.
+//! 4. A pending extent has one checksum for each of its sectors, or none at all. Several pending
+//!    extents may show parts of one compressed extent; its checksums are kept once.
+//! 5. The space of a compressed extent is returned when no pending extent shows any of it.
+//! 6. All pending extents that show parts of one compressed extent are merged in one step
+//!    ([`Overlay::merge_step`]). Otherwise the tree would reference the extent for some of the
+//!    parts, and free it when these are dropped, while the overlay still shows the others.
 //!
-//! It does not know the file's size, nor whether there is room for what it holds.
+//! The overlay knows neither the file's size nor whether space is reserved for its contents.
 
-use butternut_format::file_extent::{Compression, DiskExtent};
+use butternut_format::file_extent::{COMPRESSED_BYTES_MAX, Compression, DiskExtent};
 use butternut_format::units::{Logical, SECTOR_BYTES, length};
 use butternut_pages::FilePages;
 use butternut_sys::frames::Frame;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use crate::source::in_memory;
+use crate::units::in_memory;
 
-/// The longest extent that a write makes.
+/// The longest extent that a write creates, in bytes.
 pub(crate) const EXTENT_BYTES_MAX: u64 = 128 << 20;
-/// A block, as a length in memory.
-pub(crate) const BLOCK: usize = 4096;
-const _: () = assert!(SECTOR_BYTES == 4096);
 
-/// What a file holds that is newer than its tree.
+/// The data of a file that is newer than its tree.
 #[derive(Debug)]
 pub(crate) struct Overlay {
     pages: FilePages,
-    patches: BTreeMap<u64, Patch>,
-    patch_bytes: u64,
-    /// The packed extents that patches show, by where they are.
-    packed: BTreeMap<Logical, Shown>,
+    pending_extents: BTreeMap<u64, PendingExtent>,
+    pending_bytes: u64,
+    /// The compressed extents that pending extents show, by logical address.
+    compressed: BTreeMap<Logical, CompressedUse>,
 }
 
-/// A packed extent that patches show.
+/// A compressed extent that pending extents show.
 #[derive(Debug)]
-struct Shown {
-    patches: usize,
-    /// Of its sectors on disk.
-    digests: Vec<u8>,
-    /// A tree names it: its space is not ours to give back.
-    is_named: bool,
+struct CompressedUse {
+    pending_extents: usize,
+    /// Checksums of its sectors on disk.
+    checksums: Vec<u8>,
 }
 
-/// A run of the file that is on disk, and in no tree yet.
+/// An extent whose data is on disk and whose item is not in the tree yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Patch {
+pub(crate) struct PendingExtent {
     pub(crate) bytes: u64,
     pub(crate) place: Place,
-    /// Packed; empty where nothing vouches for the data.
-    pub(crate) digests: Vec<u8>,
-    /// It is on its way into the tree, while others go on with the file.
+    /// One after the other; empty for a file without checksums, and for a part of a compressed
+    /// extent.
+    pub(crate) checksums: Vec<u8>,
+    /// A shared merge is writing it to the tree while the file is in use.
     is_merging: bool,
 }
 
-/// Where a patch is on disk.
+/// Where a pending extent is on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// In space that nothing references yet, of the block group that starts at `group`.
+    /// In newly allocated space of the block group that starts at `group`.
     New { logical: Logical, group: Logical },
-    /// `skip` bytes into an extent that the tree has as set aside.
-    SetAside { extent: DiskExtent, skip: u64 },
-    /// `skip` bytes into what a packed extent holds.
-    Packed { extent: PackedExtent, skip: u64 },
+    /// `skip` bytes into an extent that the tree has as preallocated.
+    Preallocated { extent: DiskExtent, skip: u64 },
+    /// `skip` bytes into the decompressed contents of a compressed extent.
+    Compressed { extent: CompressedExtent, skip: u64 },
 }
 
-/// An extent that was packed as it was written.
+/// An extent that was compressed when it was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PackedExtent {
+pub(crate) struct CompressedExtent {
     pub(crate) disk: DiskExtent,
-    /// Bytes of the file that it holds.
+    /// Length of its decompressed contents in bytes.
     pub(crate) ram_bytes: u64,
     pub(crate) compression: Compression,
-    /// Unlike that of any other that ever was at the same place.
+    /// Unique among all extents that were ever at this address.
     pub(crate) serial: u64,
 }
 
-/// What the overlay says of one place in the file.
+/// What the overlay holds at one offset of the file.
 #[derive(Debug)]
 pub(crate) enum Found<'a> {
-    /// A dirty block, from its start on.
+    /// A dirty block. `start` is its first byte.
     Dirty { start: u64, bytes: Frame },
-    /// A patch, up to `end`; what lies behind that is something else.
-    Patch { start: u64, patch: &'a Patch, end: u64 },
-    /// Nothing, up to here.
+    /// A pending extent, which is the newest data up to `end`.
+    Pending { start: u64, pending: &'a PendingExtent, end: u64 },
+    /// Nothing up to `end`.
     Gap { end: u64 },
 }
 
 impl Place {
-    /// Where the first byte is; of a packed extent, all of it.
+    /// The logical address of the first byte; for a compressed extent, of the whole extent.
     pub(crate) fn logical(self) -> Logical {
         match self {
             Self::New { logical, .. } => logical,
-            Self::SetAside { extent, skip } => Logical(extent.logical.0.saturating_add(skip)),
-            Self::Packed { extent, .. } => extent.disk.logical,
+            Self::Preallocated { extent, skip } => Logical(extent.logical.0.saturating_add(skip)),
+            Self::Compressed { extent, .. } => extent.disk.logical,
         }
     }
 
-    /// The place `bytes` further on.
+    /// The place `bytes` further into the extent.
     pub(crate) fn advanced(self, bytes: u64) -> Self {
         match self {
             Self::New { logical, group } => {
                 Self::New { logical: Logical(logical.0.saturating_add(bytes)), group }
             }
-            Self::SetAside { extent, skip } => {
-                Self::SetAside { extent, skip: skip.saturating_add(bytes) }
+            Self::Preallocated { extent, skip } => {
+                Self::Preallocated { extent, skip: skip.saturating_add(bytes) }
             }
-            Self::Packed { extent, skip } => {
-                Self::Packed { extent, skip: skip.saturating_add(bytes) }
+            Self::Compressed { extent, skip } => {
+                Self::Compressed { extent, skip: skip.saturating_add(bytes) }
             }
         }
     }
 }
 
-impl Patch {
-    pub(crate) fn new(bytes: u64, place: Place, digests: Vec<u8>) -> Self {
-        Self { bytes, place, digests, is_merging: false }
+impl PendingExtent {
+    pub(crate) fn new(bytes: u64, place: Place, checksums: Vec<u8>) -> Self {
+        Self { bytes, place, checksums, is_merging: false }
     }
 
-    /// The part of the patch from byte `from` to byte `to` of it.
+    /// The part of the pending extent from its byte `from` to its byte `to`.
     fn part(&self, from: u64, to: u64) -> Self {
-        let digests = if self.digests.is_empty() {
+        let checksums = if self.checksums.is_empty() {
             Vec::new()
         } else {
-            let each = self.digests.len() / in_memory(self.bytes / SECTOR_BYTES).max(1);
+            let each = self.checksums.len() / in_memory(self.bytes / SECTOR_BYTES).max(1);
             let at = |bytes: u64| in_memory(bytes / SECTOR_BYTES) * each;
-            self.digests.get(at(from)..at(to)).unwrap_or_default().to_vec()
+            self.checksums.get(at(from)..at(to)).unwrap_or_default().to_vec()
         };
         let place = self.place.advanced(from);
-        Self { bytes: to - from, place, digests, is_merging: self.is_merging }
+        Self { bytes: to - from, place, checksums, is_merging: self.is_merging }
     }
 
-    /// Bytes of one digest.
-    pub(crate) fn digest_bytes(&self) -> usize {
-        self.digests.len() / in_memory(self.bytes / SECTOR_BYTES).max(1)
+    /// Length of one checksum in bytes.
+    pub(crate) fn checksum_bytes(&self) -> usize {
+        self.checksums.len() / in_memory(self.bytes / SECTOR_BYTES).max(1)
     }
 
     fn is_followed_by(&self, next: &Self) -> bool {
-        let is_packed = matches!(self.place, Place::Packed { .. });
-        !is_packed
+        let is_compressed = matches!(self.place, Place::Compressed { .. });
+        !is_compressed
             && !self.is_merging
             && !next.is_merging
             && self.bytes + next.bytes <= EXTENT_BYTES_MAX
             && self.place.advanced(self.bytes) == next.place
-            && self.digests.is_empty() == next.digests.is_empty()
+            && self.checksums.is_empty() == next.checksums.is_empty()
     }
 }
 
 impl Overlay {
     pub(crate) fn new(pages: FilePages) -> Self {
-        let (patches, packed) = (BTreeMap::new(), BTreeMap::new());
-        Self { pages, patches, patch_bytes: 0, packed }
+        let (pending_extents, compressed) = (BTreeMap::new(), BTreeMap::new());
+        Self { pages, pending_extents, pending_bytes: 0, compressed }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.patches.is_empty() && self.pages.newer_pages() == 0
+        self.pending_extents.is_empty() && self.pages.newer_pages() == 0
     }
 
-    pub(crate) fn patch_count(&self) -> usize {
-        self.patches.len()
+    pub(crate) fn pending_count(&self) -> usize {
+        self.pending_extents.len()
     }
 
-    pub(crate) fn patch_bytes(&self) -> u64 {
-        self.patch_bytes
+    pub(crate) fn pending_bytes(&self) -> u64 {
+        self.pending_bytes
     }
 
-    /// Bytes of the file that are newer than the tree. What is so twice counts twice.
+    /// Bytes of dirty blocks and pending extents. A block that is both counts twice.
     pub(crate) fn bytes(&self) -> u64 {
-        self.patch_bytes + length(self.pages.newer_pages()) * SECTOR_BYTES
+        self.pending_bytes + length(self.pages.newer_pages()) * SECTOR_BYTES
     }
 
-    /// One behind the last byte that the overlay says anything of.
+    /// End of the last dirty block or pending extent.
     pub(crate) fn end(&self) -> u64 {
         let dirty = self.pages.newer_end().saturating_mul(SECTOR_BYTES);
-        let patch = self.patches.last_key_value().map_or(0, |(start, patch)| start + patch.bytes);
-        dirty.max(patch)
+        let pending = self
+            .pending_extents
+            .last_key_value()
+            .map_or(0, |(start, pending)| start + pending.bytes);
+        dirty.max(pending)
     }
 
-    /// What there is at byte `at`, looking no further than `until`.
+    /// Returns what the overlay holds at byte `at`. Looks no further than `until`.
     pub(crate) fn find(&self, at: u64, until: u64) -> Found<'_> {
         let block = at - at % SECTOR_BYTES;
-        if let Some((bytes, _)) = self.pages.newer(at / SECTOR_BYTES) {
+        if let Some((bytes, _)) = self.pages.newer_frame(at / SECTOR_BYTES) {
             return Found::Dirty { start: block, bytes };
         }
         let pages = at / SECTOR_BYTES..until.div_ceil(SECTOR_BYTES);
         let next_dirty = self.pages.next_newer(&pages).map_or(until, |page| page * SECTOR_BYTES);
         let next_dirty = next_dirty.min(until);
-        let before = self.patches.range(..=at).next_back();
-        if let Some((start, patch)) = before.filter(|(start, patch)| at < *start + patch.bytes) {
-            let end = (start + patch.bytes).min(next_dirty);
-            return Found::Patch { start: *start, patch, end };
+        let before = self.pending_extents.range(..=at).next_back();
+        if let Some((start, pending)) =
+            before.filter(|(start, pending)| at < *start + pending.bytes)
+        {
+            let end = (start + pending.bytes).min(next_dirty);
+            return Found::Pending { start: *start, pending, end };
         }
-        let next_patch = self.patches.range(at..until).next().map_or(until, |(start, _)| *start);
-        Found::Gap { end: next_dirty.min(next_patch) }
+        let next_pending =
+            self.pending_extents.range(at..until).next().map_or(until, |(start, _)| *start);
+        Found::Gap { end: next_dirty.min(next_pending) }
     }
 
-    /// The patch at byte `at`, from there on, and where it ends, whatever is dirty above it; or
-    /// else where the next one starts. Looks no further than `until`.
-    pub(crate) fn find_patch(&self, at: u64, until: u64) -> Result<(Place, u64), u64> {
-        let before = self.patches.range(..=at).next_back();
-        if let Some((start, patch)) = before.filter(|(start, patch)| at < *start + patch.bytes) {
-            return Ok((patch.place.advanced(at - start), (start + patch.bytes).min(until)));
+    /// Returns the place of the pending extent at byte `at` and the end of that extent, also where
+    /// a dirty block lies over it; else, as the error, where the next pending extent starts. Looks
+    /// no further than `until`.
+    pub(crate) fn find_pending(&self, at: u64, until: u64) -> Result<(Place, u64), u64> {
+        let before = self.pending_extents.range(..=at).next_back();
+        if let Some((start, pending)) =
+            before.filter(|(start, pending)| at < *start + pending.bytes)
+        {
+            return Ok((pending.place.advanced(at - start), (start + pending.bytes).min(until)));
         }
-        Err(self.patches.range(at..until).next().map_or(until, |(start, _)| *start))
+        Err(self.pending_extents.range(at..until).next().map_or(until, |(start, _)| *start))
     }
 
-    /// The patches, in file order.
-    pub(crate) fn patches(&self) -> impl Iterator<Item = (u64, &Patch)> {
-        self.patches_from(0)
+    /// The pending extents, in file order.
+    pub(crate) fn pending_extents(&self) -> impl Iterator<Item = (u64, &PendingExtent)> {
+        self.pending_from(0)
     }
 
-    /// The patches that start at or behind a place, in file order.
-    pub(crate) fn patches_from(&self, from: u64) -> impl Iterator<Item = (u64, &Patch)> {
-        self.patches.range(from..).map(|(start, patch)| (*start, patch))
+    /// The pending extents that start at or after `from`, in file order.
+    pub(crate) fn pending_from(&self, from: u64) -> impl Iterator<Item = (u64, &PendingExtent)> {
+        self.pending_extents.range(from..).map(|(start, pending)| (*start, pending))
     }
 
-    /// Takes a patch out, without giving space back: it is in the tree now.
-    pub(crate) fn settle_patch(&mut self, start: u64) {
-        if let Some(patch) = self.patches.remove(&start) {
-            self.patch_bytes -= patch.bytes;
-            if let Place::Packed { extent, .. } = patch.place {
-                if let Some(shown) = self.packed.get_mut(&extent.disk.logical) {
-                    shown.is_named = true;
+    /// Returns the pending extents of one step of a merge (law 6), in file order. The step begins
+    /// with the first that starts at or after `from`, or before that where a compressed extent has
+    /// parts on both sides. It has at most `count` pending extents, or the fewest possible if
+    /// `count` would end inside the first compressed extent.
+    pub(crate) fn merge_step(&self, from: u64, count: usize) -> Vec<(u64, &PendingExtent)> {
+        let mut step = Vec::new();
+        // The pending extents, up to the last one after which the step may end.
+        let mut whole = 0;
+        // How many parts of compressed extents are still to come.
+        let mut missing: BTreeMap<Logical, usize> = BTreeMap::new();
+        for (start, pending) in self.pending_from(self.start_of_step(from)) {
+            if whole > 0 && step.len() >= count {
+                break;
+            }
+            step.push((start, pending));
+            if let Place::Compressed { extent, .. } = pending.place {
+                let at = extent.disk.logical;
+                let parts = self.compressed.get(&at).map_or(1, |usage| usage.pending_extents);
+                let left = missing.remove(&at).unwrap_or(parts).saturating_sub(1);
+                if left > 0 {
+                    missing.insert(at, left);
                 }
-                self.recount(&extent, 0);
+            }
+            if missing.is_empty() {
+                whole = step.len();
+            }
+        }
+        debug_assert!(whole > 0 || step.is_empty(), "law 6: no part lies before the step");
+        step.truncate(whole);
+        step
+    }
+
+    /// Returns where a step of a merge begins that is to begin at `from`: there, or at the first
+    /// part of a compressed extent that has another part after `from`.
+    fn start_of_step(&self, from: u64) -> u64 {
+        let mut start = from;
+        let after = self.pending_extents.range(from..from.saturating_add(COMPRESSED_BYTES_MAX));
+        for (at, pending) in after {
+            if let Place::Compressed { extent, skip } = pending.place {
+                // The extent was written there in one piece, so none of its parts is before that.
+                let written_at = at.saturating_sub(skip).min(start);
+                let mut before = self.pending_extents.range(written_at..start);
+                let is_part = |place: &Place| match place {
+                    Place::Compressed { extent: other, .. } => other.serial == extent.serial,
+                    Place::New { .. } | Place::Preallocated { .. } => false,
+                };
+                start =
+                    before.find(|(_, other)| is_part(&other.place)).map_or(start, |(at, _)| *at);
+            }
+        }
+        start
+    }
+
+    /// Removes the pending extents of one step of a merge, which are in the tree now, without
+    /// returning their space.
+    pub(crate) fn drop_merged(&mut self, starts: &[u64]) {
+        let mut compressed = Vec::new();
+        for start in starts {
+            let Some(pending) = self.pending_extents.remove(start) else { continue };
+            self.pending_bytes -= pending.bytes;
+            if let Place::Compressed { extent, .. } = pending.place {
+                self.drop_use(&extent, 0);
+                compressed.push(extent.disk.logical);
+            }
+        }
+        debug_assert!(compressed.iter().all(|at| !self.compressed.contains_key(at)), "law 6");
+    }
+
+    /// Marks at most `count` pending extents from `from` on as being merged, up to the first that
+    /// does not lie in new space. Returns copies of them.
+    pub(crate) fn begin_merging(&mut self, from: u64, count: usize) -> Vec<(u64, PendingExtent)> {
+        let pending_extents = self.pending_extents.range_mut(from..).take(count);
+        let in_new_space =
+            pending_extents.take_while(|(_, pending)| matches!(pending.place, Place::New { .. }));
+        in_new_space
+            .map(|(start, pending)| {
+                pending.is_merging = true;
+                (*start, pending.clone())
+            })
+            .collect()
+    }
+
+    /// Removes what is left of extents that have been merged.
+    pub(crate) fn finish_merging(&mut self, merging: &[(u64, PendingExtent)]) {
+        for start in self.remaining_of(merging) {
+            if let Some(pending) = self.pending_extents.remove(&start) {
+                self.pending_bytes -= pending.bytes;
             }
         }
     }
 
-    /// Sends patches from a place on into the tree, `count` at most: those up to the first that is
-    /// not in space of its own. Says what they are.
-    pub(crate) fn start_merging(&mut self, from: u64, count: usize) -> Vec<(u64, Patch)> {
-        let patches = self.patches.range_mut(from..).take(count);
-        let own = patches.take_while(|(_, patch)| matches!(patch.place, Place::New { .. }));
-        own.map(|(start, patch)| {
-            patch.is_merging = true;
-            (*start, patch.clone())
-        })
-        .collect()
-    }
-
-    /// What was sent into the tree is there: what is left of it here goes.
-    pub(crate) fn settle_merging(&mut self, merging: &[(u64, Patch)]) {
-        for start in self.left_of(merging) {
-            if let Some(patch) = self.patches.remove(&start) {
-                self.patch_bytes -= patch.bytes;
-            }
-        }
-    }
-
-    /// What was sent into the tree did not come there. Returns the new space of it that nothing
-    /// shows any more (law 2).
-    pub(crate) fn stop_merging(&mut self, merging: &[(u64, Patch)]) -> Vec<Range<u64>> {
+    /// Unmarks extents whose merge failed. Returns the new space that nothing shows any more
+    /// (law 2).
+    pub(crate) fn abort_merging(&mut self, merging: &[(u64, PendingExtent)]) -> Vec<Range<u64>> {
         let mut shown: Vec<Range<u64>> = Vec::new();
-        for start in self.left_of(merging) {
-            if let Some(patch) = self.patches.get_mut(&start) {
-                patch.is_merging = false;
-                let logical = patch.place.logical().0;
-                shown.push(logical..logical + patch.bytes);
+        for start in self.remaining_of(merging) {
+            if let Some(pending) = self.pending_extents.get_mut(&start) {
+                pending.is_merging = false;
+                let logical = pending.place.logical().0;
+                shown.push(logical..logical + pending.bytes);
             }
         }
         shown.sort_by_key(|part| part.start);
         let mut freed = Vec::new();
-        for (_, patch) in merging {
-            let mut at = patch.place.logical().0;
-            let end = at + patch.bytes;
+        for (_, pending) in merging {
+            let mut at = pending.place.logical().0;
+            let end = at + pending.bytes;
             let first = shown.partition_point(|part| part.end <= at);
             for part in shown.iter().skip(first).take_while(|part| part.start < end) {
                 freed.extend((at < part.start).then_some(at..part.start));
@@ -289,133 +355,136 @@ impl Overlay {
         freed
     }
 
-    /// Where what is left starts of patches that are on their way into the tree.
-    fn left_of(&self, merging: &[(u64, Patch)]) -> Vec<u64> {
-        let left = merging.iter().flat_map(|(start, patch)| {
-            let parts = self.patches.range(*start..start + patch.bytes);
-            parts.filter(|(_, patch)| patch.is_merging).map(|(start, _)| *start)
+    /// Starts of the remaining parts of extents that are being merged.
+    fn remaining_of(&self, merging: &[(u64, PendingExtent)]) -> Vec<u64> {
+        let left = merging.iter().flat_map(|(start, pending)| {
+            let parts = self.pending_extents.range(*start..start + pending.bytes);
+            parts.filter(|(_, pending)| pending.is_merging).map(|(start, _)| *start)
         });
         left.collect()
     }
 
-    /// The digests of a packed extent, by its sectors on disk.
-    pub(crate) fn packed_digests(&self, extent: &PackedExtent) -> &[u8] {
-        self.packed.get(&extent.disk.logical).map_or(&[], |shown| &shown.digests)
+    /// The checksums of a compressed extent, one for each of its sectors on disk.
+    pub(crate) fn compressed_checksums(&self, extent: &CompressedExtent) -> &[u8] {
+        self.compressed.get(&extent.disk.logical).map_or(&[], |usage| &usage.checksums)
     }
 
-    /// Whether a tree names a packed extent already.
-    pub(crate) fn is_named(&self, extent: &PackedExtent) -> bool {
-        self.packed.get(&extent.disk.logical).is_some_and(|shown| shown.is_named)
-    }
-
-    /// `left` patches show what one did. Returns the space, if nothing does any more (law 5).
-    fn recount(&mut self, extent: &PackedExtent, left: usize) -> Option<Range<u64>> {
+    /// Replaces one pending extent that showed `extent` with `left` of them. Returns the extent's
+    /// space if none is left (law 5).
+    fn drop_use(&mut self, extent: &CompressedExtent, left: usize) -> Option<Range<u64>> {
         let at = extent.disk.logical;
-        let shown = self.packed.get_mut(&at)?;
-        shown.patches = (shown.patches + left).saturating_sub(1);
-        if shown.patches > 0 {
+        let usage = self.compressed.get_mut(&at)?;
+        usage.pending_extents = (usage.pending_extents + left).saturating_sub(1);
+        if usage.pending_extents > 0 {
             return None;
         }
-        let is_ours = !shown.is_named;
-        self.packed.remove(&at);
-        is_ours.then_some(at.0..at.0 + extent.disk.bytes)
+        self.compressed.remove(&at);
+        Some(at.0..at.0 + extent.disk.bytes)
     }
 
-    /// Forgets what patches say of `range`. Returns the new space that nothing shows any more
+    /// Removes the pending extents of `range`. Returns the new space that nothing shows any more
     /// (law 2).
     pub(crate) fn cut(&mut self, range: &Range<u64>) -> Vec<Range<u64>> {
         let mut freed = Vec::new();
         if range.is_empty() {
             return freed;
         }
-        let before = self.patches.range(..range.start).next_back();
-        let first = before.filter(|(start, patch)| *start + patch.bytes > range.start);
+        let before = self.pending_extents.range(..range.start).next_back();
+        let first = before.filter(|(start, pending)| *start + pending.bytes > range.start);
         let first = first.map_or(range.start, |(start, _)| *start);
-        let touched: Vec<u64> =
-            self.patches.range(first..range.end.max(first)).map(|(start, _)| *start).collect();
+        let touched: Vec<u64> = self
+            .pending_extents
+            .range(first..range.end.max(first))
+            .map(|(start, _)| *start)
+            .collect();
         for start in touched {
-            let Some(patch) = self.patches.remove(&start) else { continue };
-            self.patch_bytes -= patch.bytes;
-            let end = start + patch.bytes;
+            let Some(pending) = self.pending_extents.remove(&start) else { continue };
+            self.pending_bytes -= pending.bytes;
+            let end = start + pending.bytes;
             let (from, to) = (range.start.max(start), range.end.min(end));
-            match patch.place {
-                Place::New { .. } if patch.is_merging => {}
+            match pending.place {
+                Place::New { .. } if pending.is_merging => {}
                 Place::New { logical, .. } => {
                     freed.push(logical.0 + (from - start)..logical.0 + (to - start));
                 }
-                Place::Packed { extent, .. } => {
+                Place::Compressed { extent, .. } => {
                     let left = usize::from(start < from) + usize::from(to < end);
-                    freed.extend(self.recount(&extent, left));
+                    freed.extend(self.drop_use(&extent, left));
                 }
-                Place::SetAside { .. } => {}
+                Place::Preallocated { .. } => {}
             }
             if start < from {
-                self.put(start, patch.part(0, from - start));
+                self.put(start, pending.part(0, from - start));
             }
             if to < end {
-                self.put(to, patch.part(to - start, patch.bytes));
+                self.put(to, pending.part(to - start, pending.bytes));
             }
         }
         freed
     }
 
-    /// Adds a patch in place of what patches said of its range. Returns the new space that
+    /// Inserts a pending extent in place of whatever its range held. Returns the new space that
     /// nothing shows any more.
-    pub(crate) fn insert(&mut self, start: u64, mut patch: Patch) -> Vec<Range<u64>> {
+    pub(crate) fn insert(&mut self, start: u64, mut pending: PendingExtent) -> Vec<Range<u64>> {
         debug_assert!(start.is_multiple_of(SECTOR_BYTES), "law 1");
-        debug_assert!(patch.bytes.is_multiple_of(SECTOR_BYTES) && patch.bytes > 0, "law 1");
-        let freed = self.cut(&(start..start + patch.bytes));
+        debug_assert!(pending.bytes.is_multiple_of(SECTOR_BYTES) && pending.bytes > 0, "law 1");
+        let freed = self.cut(&(start..start + pending.bytes));
         let mut at = start;
-        let before = self.patches.range(..start).next_back().map(|(start, _)| *start);
+        let before = self.pending_extents.range(..start).next_back().map(|(start, _)| *start);
         if let Some(before) = before
-            && let Some(left) = self.patches.get_mut(&before)
+            && let Some(left) = self.pending_extents.get_mut(&before)
             && before + left.bytes == start
-            && left.is_followed_by(&patch)
+            && left.is_followed_by(&pending)
         {
-            // The left one grows: a file that is appended to stays one patch, at no cost.
-            self.patch_bytes += patch.bytes;
-            left.bytes += patch.bytes;
-            left.digests.append(&mut patch.digests);
+            // The left neighbour grows, so that appending to a file costs constant time and keeps
+            // one extent.
+            self.pending_bytes += pending.bytes;
+            left.bytes += pending.bytes;
+            left.checksums.append(&mut pending.checksums);
             at = before;
         } else {
-            self.put(start, patch);
+            self.put(start, pending);
         }
         self.join_next(at);
         freed
     }
 
-    /// Adds a patch that shows all of a new packed extent, with its digests; as [`Self::insert`].
-    pub(crate) fn insert_packed(
+    /// Inserts a pending extent that shows all of a new compressed extent, with its checksums.
+    /// Returns what [`Self::insert`] returns.
+    pub(crate) fn insert_compressed(
         &mut self,
         start: u64,
-        extent: PackedExtent,
-        digests: Vec<u8>,
+        extent: CompressedExtent,
+        checksums: Vec<u8>,
     ) -> Vec<Range<u64>> {
         let bytes = extent.ram_bytes;
         let freed = self.cut(&(start..start + bytes));
-        self.packed.insert(extent.disk.logical, Shown { patches: 1, digests, is_named: false });
-        let place = Place::Packed { extent, skip: 0 };
-        self.put(start, Patch::new(bytes, place, Vec::new()));
+        let usage = CompressedUse { pending_extents: 1, checksums };
+        self.compressed.insert(extent.disk.logical, usage);
+        let place = Place::Compressed { extent, skip: 0 };
+        self.put(start, PendingExtent::new(bytes, place, Vec::new()));
         freed
     }
 
     fn join_next(&mut self, at: u64) {
-        let Some(end) = self.patches.get(&at).map(|patch| at + patch.bytes) else { return };
-        let Some(next) = self.patches.get(&end) else { return };
-        if !self.patches.get(&at).is_some_and(|patch| patch.is_followed_by(next)) {
+        let Some(end) = self.pending_extents.get(&at).map(|pending| at + pending.bytes) else {
+            return;
+        };
+        let Some(next) = self.pending_extents.get(&end) else { return };
+        if !self.pending_extents.get(&at).is_some_and(|pending| pending.is_followed_by(next)) {
             return;
         }
-        if let Some(mut next) = self.patches.remove(&end)
-            && let Some(patch) = self.patches.get_mut(&at)
+        if let Some(mut next) = self.pending_extents.remove(&end)
+            && let Some(pending) = self.pending_extents.get_mut(&at)
         {
-            patch.bytes += next.bytes;
-            patch.digests.append(&mut next.digests);
+            pending.bytes += next.bytes;
+            pending.checksums.append(&mut next.checksums);
         }
     }
 
-    fn put(&mut self, start: u64, patch: Patch) {
-        self.patch_bytes += patch.bytes;
-        self.patches.insert(start, patch);
+    fn put(&mut self, start: u64, pending: PendingExtent) {
+        self.pending_bytes += pending.bytes;
+        self.pending_extents.insert(start, pending);
     }
 }
 

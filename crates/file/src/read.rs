@@ -1,22 +1,26 @@
-//! Reads: plans applied. One batch to the device, then unpacking, then copies.
+//! Reads: applies plans. One batch to the devices, then decompression, then copies.
 //!
 //! Laws:
 //!
-//! 1. A read fills as much of its buffer as is good from its start on. It fails when its first
-//!    byte cannot be had; where a later one cannot, it is short, and a read from there on fails.
-//!    So exactly the bytes that no copy has are missed.
+//! 1. A read fills its buffer from the start on with all bytes that are good. It fails when its
+//!    first byte cannot be read; when a later byte cannot, it is short, and a read from there on
+//!    fails. So only the bytes that no copy has are missing.
 //! 2. Reads end at the end of the file.
-//! 3. Everything that a plan needs of the device is one batch. Packed extents are unpacked on all
-//!    workers when there are several.
+//! 3. Everything that a plan needs of the devices is one batch. Several compressed extents are
+//!    decompressed on all workers.
 //!
-//! What a buffer holds behind the bytes that a read reports is undefined.
+//! The contents of a buffer after the bytes that a read reports are undefined.
+
+pub(crate) mod decompress;
+pub(crate) mod stream;
 
 use crate::compress::{Origin, decompress};
 use crate::error::FileError;
-use crate::plan::{Manner, PieceKind, Plan, PlannedRead};
-use crate::source::{Source, Workspace, in_memory};
-use crate::unpack::Unpackings;
-use crate::view::FileView;
+use crate::extent_map::plan::{Plan, PlannedRead, ReadKind, SegmentKind};
+use crate::extent_map::view::FileView;
+use crate::read::decompress::Decompressions;
+use crate::source::{Source, Workspace};
+use crate::units::in_memory;
 use butternut_format::file_extent::{Compression, ExtentBody, FileExtent};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::refused::Refused;
@@ -29,38 +33,41 @@ use std::sync::Arc;
 /// One of the reads of [`Source::read_many`].
 #[derive(Debug)]
 pub struct ReadAt<'a> {
+    /// Offset in the file, in bytes.
     pub offset: u64,
+    /// Where the bytes go.
     pub buf: &'a mut [u8],
     /// Set by the call: how many bytes of `buf` were filled.
     pub result: Result<usize, FileError>,
-    /// Nothing more of it can be had.
+    /// The read is finished: the rest cannot be read.
     is_over: bool,
 }
 
-/// Why some bytes of a plan are missing.
+/// Why some bytes of a plan could not be read.
 enum Fault {
     Device(Arc<VolumeError>),
-    /// What was read cannot be unpacked.
-    Packed(Refused),
-    /// The inline extent is not there, or not as it should be.
+    /// The data cannot be decompressed.
+    Decompress(Refused),
+    /// The inline extent is missing or invalid.
     Inline(Refused),
     Tree(Arc<TreeError>),
 }
 
-/// The pieces and the packed extents of a plan that went wrong, by number. Mostly none.
+/// The segments and compressed extents of a plan that failed, by index. Usually none.
 #[derive(Default)]
 struct Faults {
-    pieces: HashMap<usize, Fault>,
-    packed: HashMap<usize, Fault>,
+    segments: HashMap<usize, Fault>,
+    compressed: HashMap<usize, Fault>,
 }
 
-/// Whom a request to the device is for.
-enum Asker {
-    Piece(usize),
-    Packed(usize),
+/// What a request to the devices is for, by index in the plan.
+enum Purpose {
+    Segment(usize),
+    Compressed(usize),
 }
 
 impl<'a> ReadAt<'a> {
+    /// Returns a read of `buf.len()` bytes at `offset`.
     pub fn new(offset: u64, buf: &'a mut [u8]) -> Self {
         Self { offset, buf, result: Ok(0), is_over: false }
     }
@@ -88,8 +95,8 @@ impl<'a> ReadAt<'a> {
         self.buf.get_mut(done..done + bytes).unwrap_or_default()
     }
 
-    /// `good` more bytes are there; the next one is not, if `failure` says so (law 1).
-    fn settle(&mut self, good: usize, failure: Option<FileError>) {
+    /// Counts `good` more bytes as read; `failure` says why the next one could not be (law 1).
+    fn finish(&mut self, good: usize, failure: Option<FileError>) {
         let done = self.done() + good;
         self.is_over = failure.is_some();
         self.result = match failure {
@@ -100,8 +107,11 @@ impl<'a> ReadAt<'a> {
 }
 
 impl Source {
-    /// Reads from `offset` on. Says how many bytes were filled: fewer than asked at the end of the
-    /// file, and where the rest cannot be had.
+    /// Reads from `offset` on, and returns how many bytes were filled: fewer than the buffer holds
+    /// at the end of the file, and where the rest cannot be read.
+    ///
+    /// # Errors
+    /// The first byte cannot be read.
     pub fn read_at(
         &self,
         view: &FileView,
@@ -114,12 +124,12 @@ impl Source {
         read.result
     }
 
-    /// Does many reads of one file as one batch; each has its own result.
+    /// Does many reads of one file as one batch. Each read has its own result.
     pub fn read_many(&self, view: &FileView, reads: &mut [ReadAt<'_>]) {
-        self.read_in(Manner::Single, view, reads);
+        self.read_in(ReadKind::Demand, view, reads);
     }
 
-    pub(crate) fn read_in(&self, manner: Manner, view: &FileView, reads: &mut [ReadAt<'_>]) {
+    pub(crate) fn read_in(&self, read_kind: ReadKind, view: &FileView, reads: &mut [ReadAt<'_>]) {
         for read in &mut *reads {
             (read.result, read.is_over) = (Ok(0), false);
         }
@@ -127,66 +137,66 @@ impl Source {
         let mut rest = reads;
         while let Some(skip) = rest.iter().position(|read| read.left(view) > 0) {
             rest = rest.get_mut(skip..).unwrap_or_default();
-            workspace.plan.begin(manner);
+            workspace.plan.begin(read_kind);
             for read in rest.iter() {
                 if workspace.plan.is_full() {
                     break;
                 }
-                workspace.plan.add(self, view, read.next_offset(), read.left(view));
+                workspace.plan.add(self.lookups(), view, read.next_offset(), read.left(view));
             }
             self.apply(view, &mut workspace, rest);
         }
-        self.give_back(workspace);
+        self.return_workspace(workspace);
     }
 
-    /// Carries a plan out, for the first of `reads`.
+    /// Applies a plan for the first of `reads`.
     fn apply(&self, view: &FileView, workspace: &mut Workspace, reads: &mut [ReadAt<'_>]) {
-        workspace.grow_scratch(workspace.plan.edge_bytes + workspace.plan.packed_bytes);
+        workspace.grow_scratch(workspace.plan.edge_bytes + workspace.plan.compressed_bytes);
         let Workspace { plan, scratch } = workspace;
-        let (edges, packed) = scratch.split_at_mut(plan.edge_bytes);
-        let mut faults = self.fetch(plan, edges, packed, reads);
-        self.fill(view, plan, (edges, packed), reads, &mut faults);
-        settle(view, plan, reads, faults);
+        let (edges, compressed) = scratch.split_at_mut(plan.edge_bytes);
+        let mut faults = self.fetch(plan, edges, compressed, reads);
+        self.fill(view, plan, (edges, compressed), reads, &mut faults);
+        finish(view, plan, reads, faults);
     }
 
-    /// Reads everything that the plan wants of the device.
+    /// Reads everything that the plan needs of the devices.
     fn fetch(
         &self,
         plan: &Plan,
         edges: &mut [u8],
-        packed: &mut [u8],
+        compressed: &mut [u8],
         reads: &mut [ReadAt<'_>],
     ) -> Faults {
-        let (mut edges, mut packed) = (Roll(edges), Roll(packed));
-        let room = plan.pieces.len() + plan.packed.len();
-        let (mut requests, mut askers) = (Vec::with_capacity(room), Vec::with_capacity(room));
-        let mut add = |asker, logical, place, sums| {
-            requests.push(DataRead::new(logical, place, plan.sums(sums)));
-            askers.push(asker);
+        let (mut edges, mut compressed) = (SliceCutter(edges), SliceCutter(compressed));
+        let count = plan.segments.len() + plan.compressed.len();
+        let (mut requests, mut purposes) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        let mut add = |purpose, logical, place, checksums| {
+            requests.push(DataRead::new(logical, place, plan.checksums(checksums)));
+            purposes.push(purpose);
         };
         for (read, planned) in reads.iter_mut().zip(&plan.reads) {
-            let mut bytes = Roll(read.next_bytes(planned.bytes));
-            for (number, piece) in plan.pieces_of(planned) {
-                let place = bytes.next(piece.bytes);
-                match &piece.kind {
-                    PieceKind::Zeroes => place.fill(0),
-                    PieceKind::Direct { logical, sums } => {
-                        add(Asker::Piece(number), *logical, place, sums);
+            let mut bytes = SliceCutter(read.next_bytes(planned.bytes));
+            for (number, segment) in plan.segments_of(planned) {
+                let place = bytes.next(segment.bytes);
+                match &segment.kind {
+                    SegmentKind::Zeroes => place.fill(0),
+                    SegmentKind::Direct { logical, checksums } => {
+                        add(Purpose::Segment(number), *logical, place, checksums);
                     }
-                    PieceKind::Edge { logical, sums, span, .. } => {
-                        add(Asker::Piece(number), *logical, edges.next(*span), sums);
+                    SegmentKind::Edge { logical, checksums, span, .. } => {
+                        add(Purpose::Segment(number), *logical, edges.next(*span), checksums);
                     }
-                    PieceKind::Buffered { block, skip } => {
+                    SegmentKind::Buffered { block, skip } => {
                         copy_from(block, length(*skip), place);
                     }
-                    PieceKind::Inline { .. } | PieceKind::Packed { .. } => {}
+                    SegmentKind::Inline { .. } | SegmentKind::Compressed { .. } => {}
                 }
             }
         }
-        for (number, need) in plan.packed.iter().enumerate() {
-            if need.known.is_none() {
-                let place = packed.next(in_memory(need.extent.bytes));
-                add(Asker::Packed(number), need.extent.logical, place, &need.sums);
+        for (number, need) in plan.compressed.iter().enumerate() {
+            if need.contents.is_none() {
+                let place = compressed.next(in_memory(need.extent.bytes));
+                add(Purpose::Compressed(number), need.extent.logical, place, &need.checksums);
             }
         }
         let mut faults = Faults::default();
@@ -194,60 +204,64 @@ impl Source {
             return faults;
         }
         self.forest().volume().read_data(&mut requests);
-        for (request, asker) in requests.into_iter().zip(askers) {
-            match (request.result, asker) {
+        for (request, purpose) in requests.into_iter().zip(purposes) {
+            match (request.result, purpose) {
                 (Ok(()), _) => None,
-                (Err(error), Asker::Piece(at)) => {
-                    faults.pieces.insert(at, Fault::Device(Arc::new(error)))
+                (Err(error), Purpose::Segment(at)) => {
+                    faults.segments.insert(at, Fault::Device(Arc::new(error)))
                 }
-                (Err(error), Asker::Packed(at)) => {
-                    faults.packed.insert(at, Fault::Device(Arc::new(error)))
+                (Err(error), Purpose::Compressed(at)) => {
+                    faults.compressed.insert(at, Fault::Device(Arc::new(error)))
                 }
             };
         }
         faults
     }
 
-    /// Brings to their places the bytes that are not there yet: edges, inline and packed data.
+    /// Fills the segments that were not read into place: edges, inline and compressed data.
     fn fill(
         &self,
         view: &FileView,
         plan: &Plan,
-        (edges, packed): (&mut [u8], &[u8]),
+        (edges, compressed): (&mut [u8], &[u8]),
         reads: &mut [ReadAt<'_>],
         faults: &mut Faults,
     ) {
-        let mut edges = Roll(edges);
-        let mut unpackings =
-            Unpackings::new(plan, packed, |number| faults.packed.contains_key(&number));
+        let mut edges = SliceCutter(edges);
+        let mut decompressions =
+            Decompressions::new(plan, compressed, |number| faults.compressed.contains_key(&number));
         for (read, planned) in reads.iter_mut().zip(&plan.reads) {
-            let mut bytes = Roll(read.next_bytes(planned.bytes));
-            for (number, piece) in plan.pieces_of(planned) {
-                let place = bytes.next(piece.bytes);
-                match &piece.kind {
-                    PieceKind::Zeroes | PieceKind::Buffered { .. } | PieceKind::Direct { .. } => {}
-                    PieceKind::Edge { span, skip, .. } => {
+            let mut bytes = SliceCutter(read.next_bytes(planned.bytes));
+            for (number, segment) in plan.segments_of(planned) {
+                let place = bytes.next(segment.bytes);
+                match &segment.kind {
+                    SegmentKind::Zeroes
+                    | SegmentKind::Buffered { .. }
+                    | SegmentKind::Direct { .. } => {}
+                    SegmentKind::Edge { span, skip, .. } => {
                         let sectors = edges.next(*span);
-                        let cut_out = sectors.get(*skip..*skip + piece.bytes);
+                        let cut_out = sectors.get(*skip..*skip + segment.bytes);
                         place.copy_from_slice(cut_out.unwrap_or_default());
                     }
-                    PieceKind::Inline { skip } => {
+                    SegmentKind::Inline { skip } => {
                         if let Err(fault) = read_inline(view, *skip, place) {
-                            faults.pieces.insert(number, fault);
+                            faults.segments.insert(number, fault);
                         }
                     }
-                    PieceKind::Packed { index, skip } => unpackings.want(*index, *skip, place),
+                    SegmentKind::Compressed { index, skip } => {
+                        decompressions.add_place(*index, *skip, place);
+                    }
                 }
             }
         }
-        for (number, refused) in unpackings.run(self, plan.manner) {
-            faults.packed.insert(number, Fault::Packed(refused));
+        for (number, refused) in decompressions.run(self, plan.read_kind) {
+            faults.compressed.insert(number, Fault::Decompress(refused));
         }
     }
 }
 
-/// Tells every read of a plan how far it got.
-fn settle(view: &FileView, plan: &mut Plan, reads: &mut [ReadAt<'_>], mut faults: Faults) {
+/// Stores the result of each read of a plan.
+fn finish(view: &FileView, plan: &mut Plan, reads: &mut [ReadAt<'_>], mut faults: Faults) {
     let mut failures: Vec<_> = plan.reads.iter_mut().map(|read| read.failure.take()).collect();
     for ((read, planned), failure) in reads.iter_mut().zip(&plan.reads).zip(&mut failures) {
         if read.left(view) == 0 {
@@ -255,59 +269,59 @@ fn settle(view: &FileView, plan: &mut Plan, reads: &mut [ReadAt<'_>], mut faults
         }
         if let Some((good, fault)) = faults.first(plan, planned) {
             let offset = read.next_offset() + length(good);
-            read.settle(good, Some(fault.error(view, offset)));
+            read.finish(good, Some(fault.error(view, offset)));
         } else if planned.bytes == 0 && failure.is_none() {
             let refused = Refused::new("extents", "none", "one for each byte of the file");
-            read.settle(0, Some(view.corrupt(refused)));
+            read.finish(0, Some(view.corrupt(refused)));
         } else {
-            read.settle(planned.bytes, failure.take());
+            read.finish(planned.bytes, failure.take());
         }
     }
 }
 
 impl Faults {
-    /// The first byte of a read that is missing, counted from its start, and why.
+    /// The offset in a read of the first byte that could not be read, and why.
     fn first(&mut self, plan: &Plan, planned: &PlannedRead) -> Option<(usize, Fault)> {
-        if self.pieces.is_empty() && self.packed.is_empty() {
+        if self.segments.is_empty() && self.compressed.is_empty() {
             return None;
         }
         let mut start = 0;
-        for (number, piece) in plan.pieces_of(planned) {
-            let fault = if let PieceKind::Packed { index, .. } = &piece.kind {
-                self.packed.get(index).map(Fault::share)
+        for (number, segment) in plan.segments_of(planned) {
+            let fault = if let SegmentKind::Compressed { index, .. } = &segment.kind {
+                self.compressed.get(index).map(Fault::share)
             } else {
-                self.pieces.remove(&number)
+                self.segments.remove(&number)
             };
             if let Some(fault) = fault {
-                return Some((start + fault.good_bytes(&piece.kind), fault));
+                return Some((start + fault.good_bytes(&segment.kind), fault));
             }
-            start += piece.bytes;
+            start += segment.bytes;
         }
         None
     }
 }
 
 impl Fault {
-    /// The same fault, for another piece of the same extent.
+    /// The same fault, for another segment of the same extent.
     fn share(&self) -> Self {
         match self {
             Self::Device(error) => Self::Device(Arc::clone(error)),
-            Self::Packed(refused) => Self::Packed(refused.clone()),
+            Self::Decompress(refused) => Self::Decompress(refused.clone()),
             Self::Inline(refused) => Self::Inline(refused.clone()),
             Self::Tree(error) => Self::Tree(Arc::clone(error)),
         }
     }
 
-    /// How much of its piece is good, from the piece's start on.
-    fn good_bytes(&self, piece: &PieceKind) -> usize {
+    /// How many bytes of its segment are good, from the segment's start on.
+    fn good_bytes(&self, segment: &SegmentKind) -> usize {
         let Self::Device(error) = self else { return 0 };
-        let (start, skip) = match piece {
-            PieceKind::Direct { logical, .. } => (logical, 0),
-            PieceKind::Edge { logical, skip, .. } => (logical, *skip),
-            PieceKind::Zeroes
-            | PieceKind::Buffered { .. }
-            | PieceKind::Inline { .. }
-            | PieceKind::Packed { .. } => return 0,
+        let (start, skip) = match segment {
+            SegmentKind::Direct { logical, .. } => (logical, 0),
+            SegmentKind::Edge { logical, skip, .. } => (logical, *skip),
+            SegmentKind::Zeroes
+            | SegmentKind::Buffered { .. }
+            | SegmentKind::Inline { .. }
+            | SegmentKind::Compressed { .. } => return 0,
         };
         let bad = error.bad_ranges().iter().map(|range| range.logical.0.saturating_sub(start.0));
         bad.min().map_or(0, |bad| in_memory(bad).saturating_sub(skip))
@@ -317,14 +331,14 @@ impl Fault {
         let (tree, ino) = (view.tree().id(), view.ino());
         match self {
             Self::Device(source) => FileError::Data { tree, ino, offset, source },
-            Self::Packed(source) => FileError::Packed { tree, ino, offset, source },
+            Self::Decompress(source) => FileError::Decompress { tree, ino, offset, source },
             Self::Inline(source) => FileError::Extents { tree, ino, source },
             Self::Tree(source) => FileError::Tree(source),
         }
     }
 }
 
-/// Fills `out` from byte `skip` on of the file's inline extent, with zeroes behind its end.
+/// Fills `out` from byte `skip` on of the file's inline extent, with zeroes past its end.
 fn read_inline(view: &FileView, skip: u64, out: &mut [u8]) -> Result<(), Fault> {
     let key = Key::new(view.ino().0, ItemType::EXTENT_DATA, 0);
     let item = view.tree().find(&key).map_err(|error| Fault::Tree(Arc::new(error)))?;
@@ -337,9 +351,10 @@ fn read_inline(view: &FileView, skip: u64, out: &mut [u8]) -> Result<(), Fault> 
         copy_from(bytes, skip, out);
         return Ok(());
     }
-    let mut unpacked = vec![0; in_memory(extent.ram_bytes)];
-    decompress(extent.compression, Origin::Inline, bytes, &mut unpacked).map_err(Fault::Packed)?;
-    copy_from(&unpacked, skip, out);
+    let mut decompressed = vec![0; in_memory(extent.ram_bytes)];
+    decompress(extent.compression, Origin::Inline, bytes, &mut decompressed)
+        .map_err(Fault::Decompress)?;
+    copy_from(&decompressed, skip, out);
     Ok(())
 }
 
@@ -350,10 +365,10 @@ fn copy_from(bytes: &[u8], skip: u64, out: &mut [u8]) {
     tail.fill(0);
 }
 
-/// Memory that is given out from its front on.
-struct Roll<'a>(&'a mut [u8]);
+/// A slice that is handed out part by part, from its front.
+struct SliceCutter<'a>(&'a mut [u8]);
 
-impl<'a> Roll<'a> {
+impl<'a> SliceCutter<'a> {
     fn next(&mut self, bytes: usize) -> &'a mut [u8] {
         let all = std::mem::take(&mut self.0);
         let (now, later) = all.split_at_mut(bytes.min(all.len()));

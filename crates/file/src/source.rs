@@ -1,59 +1,62 @@
-//! [`Source`]: what every read of a volume's files shares.
+//! [`Source`]: what the reads and writes of all files of a volume share.
 //!
-//! It holds the checksum tree, the caches that keep small reads from searching trees and unpacking
-//! extents again, memory for reads under way, and the threads that unpack.
+//! It holds the page cache, the caches that save small reads from searching trees and decompressing
+//! extents again, memory for reads that are under way, the worker threads, and the owners of
+//! requests in flight.
 //!
 //! Laws:
 //!
 //! 1. Each cache holds at most the bytes that [`SourceOptions`] grants it.
-//! 2. No lock is held over a device read, a tree search or an unpacking.
-//! 3. Nothing found here is out of date. A volume that is only read never changes; files that are
-//!    written have a stamp for each state of their items ([`crate::live`]), and who changes
-//!    checksums forgets them here ([`crate::sums`]).
+//! 2. No lock is held across a device read, a tree search or a decompression.
+//! 3. Nothing found here is out of date. A volume that is open read-only never changes. For files
+//!    that are written, maps are cached by the version of their items ([`crate::shared_file`]), and
+//!    a change of checksums drops them from the cache ([`crate::checksum_cache`]).
 
-use crate::cache::BoundedCache;
+use crate::bounded_cache::BoundedCache;
+use crate::checksum_cache::ChecksumCache;
+use crate::compress::Compress;
 use crate::error::FileError;
 use crate::error_sequence::{ErrorCursor, VolumeErrors};
-use crate::live::Live;
-use crate::map::{ItemMappings, Mapping, MappingKind};
-use crate::pack::Compress;
-use crate::plain::{self, PlainMap};
-use crate::plan::Plan;
-use crate::stream::Spares;
-use crate::sums::SumIndex;
-use crate::traffic::{Help, Helpers};
-use crate::view::FileView;
-use butternut_format::file_extent::{Compression, DiskExtent};
-use butternut_format::units::{Logical, TreeId, length};
+use crate::extent_map::caches::LookupCaches;
+use crate::extent_map::direct::DirectPlace;
+use crate::extent_map::plan::Plan;
+use crate::extent_map::view::FileView;
+use crate::in_flight::{RequestOwner, RequestOwners};
+use crate::shared_file::SharedFile;
+use crate::spare_buffers::SpareBuffers;
+use butternut_format::units::TreeId;
 use butternut_pages::{CacheLimits, PageCache};
 use butternut_sys::buffer::Buffer;
+use butternut_sys::lock::{Mutex, rank};
 use butternut_tree::Forest;
 use rayon::ThreadPool;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
-/// A file is mapped in pieces of this size, and the pieces are cached.
-pub(crate) const REGION_BYTES: u64 = 1 << 20;
-
-/// What a file writes together at least, to be worth it while others hold most of what may be
-/// dirty.
+/// Bytes that a file must have dirty to be written back while other files hold most of the dirty
+/// memory.
 const FILE_DIRTY_BYTES_MIN: u64 = 1 << 20;
 
-/// Memory of finished reads that is kept for the next: this many pieces, of at most this size.
+/// Number of workspaces of finished reads that are kept for the next ones, and the largest scratch
+/// memory that is kept with one, in bytes.
 const IDLE_WORKSPACES_MAX: usize = 8;
 const IDLE_SCRATCH_BYTES_MAX: usize = 2 << 20;
 
-/// How much memory the caches may take, in bytes; and how files are written.
+/// Sizes of the caches in bytes, and how files are written.
 #[derive(Clone, Copy, Debug)]
 pub struct SourceOptions {
+    /// Cache of extent maps.
     pub map_cache_bytes: usize,
-    /// Maps for direct reads.
+    /// Cache of maps for direct reads.
     pub plain_map_cache_bytes: usize,
-    pub sum_cache_bytes: usize,
-    pub unpacked_cache_bytes: usize,
-    /// Of file data, clean and dirty.
+    /// Cache of checksums.
+    pub checksum_cache_bytes: usize,
+    /// Cache of decompressed extents.
+    pub decompressed_cache_bytes: usize,
+    /// The page cache: file data, clean and dirty.
     pub page_cache_bytes: usize,
-    /// Whether what is written is packed.
+    /// Whether, and how, data is compressed when it is written.
     pub compress: Option<Compress>,
 }
 
@@ -62,32 +65,22 @@ impl Default for SourceOptions {
         Self {
             map_cache_bytes: 8 << 20,
             plain_map_cache_bytes: 16 << 20,
-            sum_cache_bytes: 8 << 20,
-            unpacked_cache_bytes: 8 << 20,
+            checksum_cache_bytes: 8 << 20,
+            decompressed_cache_bytes: 8 << 20,
             page_cache_bytes: 256 << 20,
             compress: None,
         }
     }
 }
 
-/// A mapped piece of a file: the mappings of one region, without gaps, neighbours on disk joined.
-pub(crate) type Region = [Mapping];
-
-/// A region's identity: tree, inode, number of the region in the file, and the state of a file
-/// that is being written.
-type RegionKey = (u64, u64, u64, u64);
-
-/// An extent's identity: where it is, and who wrote it.
-pub(crate) type PackedKey = (Logical, u64);
-
-/// Memory that one read under way needs. Kept from read to read.
+/// Memory that one read needs while it is under way. Reused from read to read.
 #[derive(Debug, Default)]
 pub(crate) struct Workspace {
     pub(crate) plan: Plan,
     pub(crate) scratch: Buffer,
 }
 
-/// What every read of a volume's files shares. Cheap to clone.
+/// What the reads and writes of all files of a volume share. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Source(Arc<Shared>);
 
@@ -95,50 +88,53 @@ pub struct Source(Arc<Shared>);
 struct Shared {
     forest: Arc<Forest>,
     workers: Arc<ThreadPool>,
-    sums: SumIndex,
-    regions: BoundedCache<RegionKey, Region>,
-    plain_maps: BoundedCache<RegionKey, PlainMap>,
-    unpacked: BoundedCache<PackedKey, Vec<u8>>,
-    idle: Mutex<Vec<Workspace>>,
-    spares: Spares,
+    lookups: LookupCaches,
+    idle: Mutex<Vec<Workspace>, rank::Workspaces>,
+    spare_buffers: SpareBuffers,
     pages: PageCache,
     has_flusher: AtomicBool,
     compress: Option<Compress>,
-    helpers: Helpers,
+    request_owners: RequestOwners,
     errors: VolumeErrors,
 }
 
 impl Source {
-    /// Finds the checksum tree. `workers` unpack extents and read ahead.
+    /// Opens the files of `forest`. `workers` decompress, compress, and read ahead.
+    ///
+    /// # Errors
+    /// The checksum tree cannot be found.
     pub fn open(
         forest: Arc<Forest>,
         workers: Arc<ThreadPool>,
         options: SourceOptions,
     ) -> Result<Self, FileError> {
         let tree = forest.tree(TreeId::CHECKSUM)?;
-        let digest_bytes = forest.volume().super_block().csum().bytes();
+        let checksum_bytes = forest.volume().super_block().csum().bytes();
         Ok(Self(Arc::new(Shared {
             forest,
             workers,
-            sums: SumIndex::new(tree, digest_bytes, options.sum_cache_bytes),
-            regions: BoundedCache::new(options.map_cache_bytes),
-            plain_maps: BoundedCache::new(options.plain_map_cache_bytes),
-            unpacked: BoundedCache::new(options.unpacked_cache_bytes),
+            lookups: LookupCaches {
+                checksums: ChecksumCache::new(tree, checksum_bytes, options.checksum_cache_bytes),
+                regions: BoundedCache::new(options.map_cache_bytes),
+                plain_maps: BoundedCache::new(options.plain_map_cache_bytes),
+                decompressed: BoundedCache::new(options.decompressed_cache_bytes),
+            },
             idle: Mutex::default(),
-            spares: Spares::default(),
+            spare_buffers: SpareBuffers::default(),
             pages: PageCache::new(CacheLimits::of(options.page_cache_bytes)),
             has_flusher: AtomicBool::new(false),
             compress: options.compress,
-            helpers: Helpers::default(),
+            request_owners: RequestOwners::default(),
             errors: VolumeErrors::default(),
         })))
     }
 
+    /// Returns the trees of the volume.
     pub fn forest(&self) -> &Arc<Forest> {
         &self.0.forest
     }
 
-    /// Whether, and how, the volume's files are packed as they are written.
+    /// Returns whether, and how, the volume's files are compressed when they are written.
     pub fn compress(&self) -> Option<Compress> {
         self.0.compress
     }
@@ -147,41 +143,46 @@ impl Source {
         &self.0.workers
     }
 
-    pub(crate) fn sums(&self) -> &SumIndex {
-        &self.0.sums
+    pub(crate) fn lookups(&self) -> &LookupCaches {
+        &self.0.lookups
     }
 
-    pub(crate) fn spares(&self) -> &Spares {
-        &self.0.spares
+    pub(crate) fn checksums(&self) -> &ChecksumCache {
+        &self.0.lookups.checksums
     }
 
-    /// Bytes that files being written have in memory only.
+    pub(crate) fn spare_buffers(&self) -> &SpareBuffers {
+        &self.0.spare_buffers
+    }
+
+    /// Returns the dirty bytes of all files.
     pub fn dirty_bytes(&self) -> u64 {
         self.0.pages.dirty_bytes()
     }
 
-    /// More is in memory only than is wanted: files are to be flushed.
+    /// Returns whether the dirty bytes exceed the hard limit, so that files must be written back.
     pub fn is_over_dirty_limit(&self) -> bool {
         self.dirty_bytes() > self.0.pages.limits().dirty.hard_bytes
     }
 
-    /// The page cache of all files.
+    /// Returns the page cache of all files.
     pub fn pages(&self) -> &PageCache {
         &self.0.pages
     }
 
-    /// Somebody brings down what is dirty from now on, or does not any more: writers need not.
-    pub fn set_flusher(&self, is_there: bool) {
-        self.0.has_flusher.store(is_there, Ordering::Release);
+    /// Sets whether a flusher writes dirty data back. Without one, writers do it themselves.
+    pub fn set_flusher(&self, has_flusher: bool) {
+        self.0.has_flusher.store(has_flusher, Ordering::Release);
     }
 
+    /// Returns whether a flusher writes dirty data back.
     pub fn has_flusher(&self) -> bool {
         self.0.has_flusher.load(Ordering::Acquire)
     }
 
-    /// Whether a file with so much in memory only is to bring it down now. Far beyond the limit
-    /// every writer does, however little he has.
-    pub(crate) fn wants_flush(&self, bytes: u64) -> bool {
+    /// Whether a file with so many dirty bytes is to write them back now. Far beyond the limit
+    /// every writer does, however few bytes it has dirty.
+    pub(crate) fn should_write_back(&self, bytes: u64) -> bool {
         let (used, limit) = (self.dirty_bytes(), self.0.pages.limits().dirty.hard_bytes);
         if self.has_flusher() {
             return false;
@@ -191,150 +192,99 @@ impl Source {
             || (used > 2 * limit && bytes > 0)
     }
 
-    pub(crate) fn unpacked(&self) -> &BoundedCache<PackedKey, Vec<u8>> {
-        &self.0.unpacked
+    /// Adds an owner of requests in flight. It is forgotten when it is dropped.
+    pub fn add_request_owner(&self, owner: Weak<dyn RequestOwner>) {
+        self.0.request_owners.add(owner);
     }
 
-    /// Whom to ask for what is in flight; forgotten when it is gone.
-    pub fn add_helper(&self, helper: Weak<dyn Help>) {
-        self.0.helpers.add(helper);
+    /// Frees the space that owners hold for requests which have not begun.
+    pub fn release_space(&self) {
+        self.0.request_owners.all().iter().for_each(|owner| owner.release_space());
     }
 
-    /// Those who hold space for requests to come give it back.
-    pub fn give_back_space(&self) {
-        self.0.helpers.all().iter().for_each(|helper| helper.give_back_space());
+    /// Records a writeback error for every handle of the file, and for syncs of all files.
+    pub(crate) fn record_error(&self, shared: &SharedFile, error: &FileError) {
+        self.0.errors.record(shared.errors(), error);
     }
 
-    /// Takes note of data that was lost, for every handle of the file, and for syncs of all files.
-    pub(crate) fn note(&self, live: &Live, error: &FileError) {
-        self.0.errors.note(live.errors(), error);
-    }
-
-    /// Returns why data of any file was lost since the last check with this cursor.
+    /// Returns the last writeback error of any file since the previous check with this cursor.
     pub fn check_errors(&self, cursor: &ErrorCursor) -> Option<FileError> {
         self.0.errors.check(cursor)
     }
 
-    /// Returns why data was lost, if no check of a file or of all files has returned it.
-    pub fn take_untold_error(&self) -> Option<FileError> {
-        self.0.errors.take_untold()
+    /// Returns the last writeback error, if there is one that no check of a file or of all files
+    /// has returned.
+    pub fn take_unreported_error(&self) -> Option<FileError> {
+        self.0.errors.take_unreported()
     }
 
-    pub(crate) fn helpers(&self) -> &Helpers {
-        &self.0.helpers
+    pub(crate) fn request_owners(&self) -> &RequestOwners {
+        &self.0.request_owners
     }
 
-    /// Where the sectors of region `number` are that are on disk as they are; `is_cached` becomes
-    /// false where the tree had to be asked.
-    pub(crate) fn plain_map(
+    /// Returns where the sectors of `range` are and appends their checksums to `checksums`; `None`
+    /// where they are not contiguous uncompressed sectors on disk. The caller holds the inode lock
+    /// shared.
+    ///
+    /// # Errors
+    /// The trees cannot be searched.
+    pub fn direct_place(
         &self,
         view: &FileView,
-        number: u64,
-        is_cached: &mut bool,
-    ) -> Result<Arc<PlainMap>, FileError> {
-        let key = region_key(view, number);
-        if let Some(map) = self.0.plain_maps.find(&key) {
-            return Ok(map);
-        }
-        *is_cached = false;
-        let map: Arc<PlainMap> = Arc::from(plain::load(view, number)?);
-        let bytes = size_of_val(&*map) + size_of::<RegionKey>() * 4;
-        self.0.plain_maps.insert(key, Arc::clone(&map), bytes);
-        Ok(map)
+        range: &Range<u64>,
+        checksums: &mut Vec<u8>,
+    ) -> Result<Option<DirectPlace>, FileError> {
+        self.0.lookups.direct_place(view, range, checksums)
     }
 
-    /// The same, if it is in memory.
-    pub(crate) fn known_plain_map(&self, view: &FileView, number: u64) -> Option<Arc<PlainMap>> {
-        self.0.plain_maps.find(&region_key(view, number))
+    /// Returns whether [`Source::direct_place`] does not read the trees. The caller holds the inode
+    /// lock shared.
+    pub fn is_place_cached(&self, view: &FileView, range: &Range<u64>) -> bool {
+        self.0.lookups.is_place_cached(view, range)
     }
 
-    /// The region of the file that holds byte `offset`, as the tree has it.
-    pub(crate) fn region(&self, view: &FileView, offset: u64) -> Result<Arc<Region>, FileError> {
-        let number = offset / REGION_BYTES;
-        let key = region_key(view, number);
-        if let Some(region) = self.0.regions.find(&key) {
-            return Ok(region);
-        }
-        let start = number * REGION_BYTES;
-        let mut region: Vec<Mapping> = Vec::new();
-        let _still = view.still_items();
-        for mapping in ItemMappings::near(view, start..start.saturating_add(REGION_BYTES)) {
-            let mapping = mapping?;
-            if !region.last_mut().is_some_and(|last| last.absorb(&mapping)) {
-                region.push(mapping);
-            }
-        }
-        let bytes = region.len() * size_of::<Mapping>() + size_of::<RegionKey>() * 4;
-        let region: Arc<Region> = Arc::from(region);
-        self.0.regions.insert(key, Arc::clone(&region), bytes);
-        Ok(region)
+    /// As [`Source::direct_place`], by way of a read plan, for `bytes` bytes inside the file from
+    /// `offset` on, which starts a sector.
+    ///
+    /// # Errors
+    /// The trees cannot be searched.
+    pub fn mapped_place(
+        &self,
+        view: &FileView,
+        offset: u64,
+        bytes: usize,
+        checksums: &mut Vec<u8>,
+    ) -> Result<Option<DirectPlace>, FileError> {
+        let mut workspace = self.take_workspace();
+        let plan = &mut workspace.plan;
+        let place = self.0.lookups.mapped_place(plan, view, offset, bytes, checksums);
+        self.return_workspace(workspace);
+        place
     }
 
     pub(crate) fn take_workspace(&self) -> Workspace {
-        // After a panic: each workspace in the list is whole, and holds nothing that is used again.
-        let mut idle = self.0.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        // After a panic: each workspace in the list is whole, and its contents are not used again.
+        let mut idle = self.0.idle.lock();
         idle.pop().unwrap_or_default()
     }
 
-    pub(crate) fn give_back(&self, mut workspace: Workspace) {
+    pub(crate) fn return_workspace(&self, mut workspace: Workspace) {
         if workspace.scratch.capacity() > IDLE_SCRATCH_BYTES_MAX {
             workspace.scratch = Buffer::default();
         }
-        let mut idle = self.0.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = self.0.idle.lock();
         if idle.len() < IDLE_WORKSPACES_MAX {
             idle.push(workspace);
         }
     }
 }
 
-fn region_key(view: &FileView, number: u64) -> RegionKey {
-    (view.tree().id().0, view.ino().0, number, view.stamp())
-}
-
 impl Workspace {
-    /// Makes the scratch memory at least `bytes` long.
+    /// Makes the scratch memory `bytes` bytes long.
     pub(crate) fn grow_scratch(&mut self, bytes: usize) {
         if self.scratch.capacity() < bytes {
             self.scratch = Buffer::zeroed(bytes.next_power_of_two());
         }
         self.scratch.set_len(bytes);
     }
-}
-
-impl Mapping {
-    /// Grows by `next`, if that reads on where this one ends.
-    fn absorb(&mut self, next: &Self) -> bool {
-        match (&mut self.kind, &next.kind) {
-            (MappingKind::Hole, MappingKind::Hole) => {}
-            (
-                MappingKind::Regular { extent, packing, skip },
-                MappingKind::Regular { extent: follower, packing: its_packing, skip: its_skip },
-            ) => {
-                let is_plain = packing.compression == Compression::None
-                    && its_packing.compression == Compression::None;
-                let (start, end) =
-                    (extent.logical.0 + *skip, extent.logical.0 + *skip + self.bytes);
-                if !is_plain || end != follower.logical.0 + its_skip {
-                    return false;
-                }
-                *extent = DiskExtent { logical: Logical(start), bytes: self.bytes + next.bytes };
-                *skip = 0;
-            }
-            _ => return false,
-        }
-        self.bytes += next.bytes;
-        true
-    }
-}
-
-/// The mapping of a region that holds byte `offset`.
-pub(crate) fn mapping_at(region: &Region, offset: u64) -> Option<&Mapping> {
-    let index = region.partition_point(|mapping| mapping.end() <= offset);
-    region.get(index).filter(|mapping| mapping.offset <= offset)
-}
-
-/// Bytes, as a length in memory. On the 64-bit machines this runs on, it always fits.
-pub(crate) fn in_memory(bytes: u64) -> usize {
-    debug_assert!(length(usize::MAX) >= bytes, "a length in memory is at most the address space");
-    usize::try_from(bytes).unwrap_or(usize::MAX)
 }

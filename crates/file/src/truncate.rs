@@ -1,53 +1,58 @@
-//! Truncation, both ways.
+//! Truncation to a smaller or larger size.
 //!
 //! Laws:
 //!
-//! 1. What is behind the new end is gone, also where the file is made longer again later: its last
-//!    block is zero there.
-//! 2. A truncation that makes a file shorter succeeds on a full volume.
-//! 3. A long file is cut from its end, in pieces that a transaction can reserve for; each leaves
-//!    the file as a truncation to another size would.
-//! 4. Nothing leaves memory before the tree has agreed, piece by piece (law 4 of [`crate::hole`]).
+//! 1. Data past the new end is gone, also when the file becomes longer again later: the rest of
+//!    its last block is zeroed.
+//! 2. Truncation to a smaller size succeeds on a full volume.
+//! 3. A long file is cut from its end, in steps that a transaction can reserve for. Each step
+//!    leaves the file as a truncation to another size would.
+//! 4. In each step, nothing is dropped from memory before the edit of the tree has succeeded (law 4
+//!    of [`crate::fallocate`]).
 
-use crate::dirty::Backing;
-use crate::edge::Edge;
-use crate::edit::Draft;
 use crate::error::FileError;
-use crate::items;
-use crate::state::{FileState, Stamp};
+use crate::merge::edit::Draft;
+use crate::merge::items;
+use crate::state::backing::Backing;
+use crate::state::{FileState, InodeUpdate};
+use crate::write::edge::Edge;
 use butternut_format::refused::require;
 use butternut_format::units::SECTOR_BYTES;
-use butternut_tree::Purse;
+use butternut_tree::ReservationLevel;
 use std::iter::once;
 
-/// Items that go in one piece (law 3).
-pub(crate) const PIECE_ITEMS: usize = 256;
+/// Items that one step drops (law 3).
+pub(crate) const STEP_ITEMS: usize = 256;
 
 impl FileState {
-    /// Sets the size: what is behind it is gone, what is new reads as zeroes.
-    pub fn truncate(&mut self, size: u64, stamp: Stamp<'_>) -> Result<(), FileError> {
+    /// Sets the size. Data after it is dropped; new bytes read as zeroes.
+    ///
+    /// # Errors
+    /// The volume is not open for writing, the size is too large, or the trees cannot be changed.
+    /// The file then has its old size or, if it is long, one in between.
+    pub fn truncate(&mut self, size: u64, update: InodeUpdate<'_>) -> Result<(), FileError> {
         self.check_writable()?;
         self.check_end(size, 0)?;
         if size > self.size() {
-            self.close_end()?;
-            self.outgrow(size, &(0..0))?;
-            self.promise(1, 0, size)?;
-            self.live.set_size(size);
-            self.try_merge(stamp);
+            self.zero_after_end()?;
+            self.leave_inline(size, &(0..0))?;
+            self.reserve_metadata(1, 0, size)?;
+            self.shared.set_size(size);
+            self.try_merge(update);
             return Ok(());
         }
         let end = self.prepare_end(size)?;
         let is_closed = !end.is_empty();
-        let cut = self.cut_behind(size, stamp);
+        let cut = self.drop_past_end(size, update);
         self.finish_edges(end, cut)?;
         let start = size - size % SECTOR_BYTES;
         if start != size && !is_closed {
-            // A clean page still holds what was behind the new end.
-            self.forget_pages(&(start..start + SECTOR_BYTES));
+            // A clean page still holds the data past the new end.
+            self.invalidate_pages(&(start..start + SECTOR_BYTES));
         }
         let is_inline = {
             let backing = self.newer_block(0).map(|(_, backing)| backing);
-            // A packed one may wait for space on disk: it may have become too long.
+            // Compressed inline data may have become too long, and be waiting for space on disk.
             backing == Some(Backing::Inline)
                 || backing.is_some() && self.shape().is_ok_and(|shape| shape.is_inline)
         };
@@ -57,14 +62,14 @@ impl FileState {
         Ok(())
     }
 
-    /// Merges the file behind an operation that is done, and covered by the promise: what fails
-    /// here stays above the tree, and the next sync merges it, and tells why.
-    pub(crate) fn try_merge(&mut self, stamp: Stamp<'_>) {
-        self.merge(stamp).ok();
+    /// Merges the file after an operation that has succeeded and whose metadata is reserved. What
+    /// fails stays in the overlay; the next sync merges it or reports the error.
+    pub(crate) fn try_merge(&mut self, update: InodeUpdate<'_>) {
+        self.merge(update).ok();
     }
 
-    /// Prepares to make the rest of the block at the new end zeroes (law 1). Without space for that
-    /// it stays: it is made zeroes before it can be seen.
+    /// Prepares to zero the rest of the block at the new end (law 1). Without space the block
+    /// stays: it is zeroed before the end moves past it.
     fn prepare_end(&mut self, size: u64) -> Result<Vec<Edge>, FileError> {
         let start = size - size % SECTOR_BYTES;
         if start == size || !self.is_newer(start) && !self.has_data_at(start)? {
@@ -77,36 +82,35 @@ impl FileState {
         }
     }
 
-    /// Takes all items behind the new end out of the tree, and with each piece what memory has
-    /// there (law 4).
-    fn cut_behind(&mut self, size: u64, stamp: Stamp<'_>) -> Result<(), FileError> {
+    /// Drops all items past the new end from the tree and, after each step, the data in memory
+    /// (law 4).
+    fn drop_past_end(&mut self, size: u64, update: InodeUpdate<'_>) -> Result<(), FileError> {
         let end = size.next_multiple_of(SECTOR_BYTES);
         let mut cut_to = u64::MAX;
         loop {
-            let last = items::last(&self.view, end, PIECE_ITEMS)?;
-            let is_whole = last.len() < PIECE_ITEMS;
-            let first = last.first().map_or(end, |piece| piece.start.max(end));
+            let last = items::last(&self.view, end, STEP_ITEMS)?;
+            let is_whole = last.len() < STEP_ITEMS;
+            let first = last.first().map_or(end, |item| item.start.max(end));
             let (start, new_size) =
                 if is_whole { (end, size) } else { (first, self.size().min(first)) };
             if !is_whole {
-                // What was cut before is gone, so the next piece lies before it.
-                let want =
-                    format_args!("below {cut_to}, where the piece before starts").to_string();
+                // Items of earlier steps are gone, so this step lies before them.
+                let want = format_args!("below {cut_to}, where the step before starts").to_string();
                 require(start < cut_to, "key offset", start, want)
                     .map_err(|refused| self.view.corrupt(refused))?;
                 cut_to = start;
             }
             let in_tree = self.size_in_tree.min(new_size);
             let draft =
-                Draft { gone: once(start..u64::MAX).collect(), size: in_tree, ..self.draft() };
-            self.live.quiesce();
+                Draft { dropped: once(start..u64::MAX).collect(), size: in_tree, ..self.draft() };
+            self.shared.wait_for_readahead();
             if is_whole {
-                self.apply(draft, Purse::Deletion, &mut *stamp)?;
+                self.apply(draft, ReservationLevel::Deletion, &mut *update)?;
             } else {
-                self.apply(draft, Purse::Deletion, &mut |_| {})?;
+                self.apply(draft, ReservationLevel::Deletion, &mut |_| {})?;
             }
             self.drop_overlay(start..u64::MAX);
-            self.live.set_size(new_size);
+            self.shared.set_size(new_size);
             if is_whole {
                 return Ok(());
             }

@@ -2,54 +2,69 @@
 //!
 //! Laws:
 //!
-//! 1. Whole blocks of a large write go straight down from the caller's memory. Everything else
-//!    waits in dirty blocks, the first and last completed from what the file has.
-//! 2. A write that cannot be done whole is done from its start on, as far as it can be; one of
-//!    which nothing can be done fails, and changes nothing.
-//! 3. Behind the end of a file its last block reads as zeroes before the end moves on.
-//! 4. What a block holds is read, or taken from memory, when no direct write of it is in flight
-//!    (law 4 of [`crate::traffic`]).
+//! 1. Whole blocks of a large write are written from the caller's memory at once if there is no
+//!    flusher; those of [`FileState::write_direct`] always are. Everything else becomes dirty
+//!    blocks; the first and the last are completed from what the file has.
+//! 2. A write that cannot be done whole is done from its start on, as far as possible. If nothing
+//!    of it can be done, it fails and changes nothing.
+//! 3. Before the end of a file moves on, the bytes after it in its last block become zeroes.
+//! 4. The old contents of a block are read, or taken from memory, when no direct write of it is in
+//!    flight (law 4 of [`crate::in_flight`]).
 
-use crate::assign::Unplaced;
-use crate::dirty::{Backing, pages_of};
-use crate::down::{BATCH_BYTES_MAX, Data, Descent, Down, Owner, bring_down};
+pub(crate) mod dirty;
+pub(crate) mod edge;
+pub(crate) mod inline;
+pub(crate) mod nowait;
+pub(crate) mod target;
+
 use crate::error::FileError;
-use crate::overlay::BLOCK;
-use crate::place::Target;
-use crate::source::in_memory;
 use crate::state::FileState;
-use crate::view::FILE_BYTES_MAX;
-use butternut_format::units::{Logical, SECTOR_BYTES, length};
-use butternut_pages::Stay;
+use crate::state::backing::Backing;
+use crate::target::Target;
+use crate::units::BLOCK;
+use crate::units::FILE_BYTES_MAX;
+use crate::units::in_memory;
+use crate::units::pages_of;
+use crate::writeback::allocate::Unallocated;
+use crate::writeback::{BATCH_BYTES_MAX, Data, RunOrigin, WritebackRun, prepare, write_runs};
+use butternut_format::units::{SECTOR_BYTES, length};
+use butternut_pages::CacheMode;
 use butternut_sys::frames::Frame;
 use std::ops::Range;
 
-/// Whole blocks of this many bytes are not worth a copy (law 1).
+/// Whole blocks of at least this many bytes are written without a copy (law 1).
 const DIRECT_BYTES_MIN: usize = 256 << 10;
-/// What a large write is expected to be cut into, at worst.
+/// A large write is expected to become extents of at least this many blocks.
 const BLOCKS_PER_EXTENT: u64 = 16;
-/// Extents of one file that are on disk and in no tree.
-pub(crate) const FILE_PATCHES_MAX: usize = 1 << 16;
-/// What is buffered at once: what is lost to a smaller try when space runs out.
+/// Maximum number of pending extents of one file.
+pub(crate) const FILE_PENDING_MAX: usize = 1 << 16;
+/// Bytes that are buffered in one step. When space runs out, the step is retried with one block.
 pub(crate) const BUFFER_BYTES_MAX: usize = 256 << 10;
 
 impl FileState {
-    /// Writes all of `bytes`, or as much as there is space for; the file grows as needed.
+    /// Writes all of `bytes`, or as much as there is space for, and returns how many bytes that is.
+    /// The file grows as needed.
+    ///
+    /// # Errors
+    /// Nothing could be written.
     pub fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<usize, FileError> {
-        // Where nobody flushes, the writer had better not copy what he brings down himself.
+        // Without a flusher the writer writes its data back itself, so it saves the copy.
         let has_flusher = self.source.has_flusher();
         self.write_split(offset, bytes, if has_flusher { usize::MAX } else { DIRECT_BYTES_MIN })
     }
 
-    /// The same; memory keeps nothing of it that was not there before.
+    /// Writes as [`Self::write_at`] does. Its pages leave the cache when they are written back.
+    ///
+    /// # Errors
+    /// Nothing could be written.
     pub fn write_uncached(&mut self, offset: u64, bytes: &[u8]) -> Result<usize, FileError> {
-        self.stay = Stay::Uncached;
+        self.stay = CacheMode::Uncached;
         let written = self.write_at(offset, bytes);
-        self.stay = Stay::Cached;
+        self.stay = CacheMode::Cached;
         written
     }
 
-    /// Whole blocks of at least so many bytes go straight down.
+    /// Writes; whole blocks of at least `direct_bytes_min` bytes are written to disk at once.
     fn write_split(
         &mut self,
         offset: u64,
@@ -62,7 +77,7 @@ impl FileState {
             return Ok(0);
         }
         if offset > self.size() {
-            self.close_end()?;
+            self.zero_after_end()?;
         }
         let mut done = 0;
         while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
@@ -73,21 +88,25 @@ impl FileState {
             }
             let end = offset + length(done);
             if end > self.size() {
-                self.live.set_size(end);
+                self.shared.set_size(end);
             }
         }
-        self.keep_bounds();
+        self.enforce_limits();
         Ok(done)
     }
 
-    /// The same; whole blocks go straight down, however few they are.
+    /// Writes as [`Self::write_at`] does. Whole blocks are written to disk at once, however few,
+    /// and everything else before it returns.
+    ///
+    /// # Errors
+    /// Nothing could be written, or the rest could not be written back.
     pub fn write_direct(&mut self, offset: u64, bytes: &[u8]) -> Result<usize, FileError> {
         let written = self.write_split(offset, bytes, BLOCK);
-        let flushed = if self.dirty_bytes() > 0 { self.flush() } else { Ok(()) };
+        let flushed = if self.dirty_bytes() > 0 { self.write_back() } else { Ok(()) };
         written.and_then(|written| flushed.map(|()| written))
     }
 
-    /// The volume is open for writing.
+    /// Fails unless the volume is open for writing.
     pub(crate) fn check_writable(&self) -> Result<(), FileError> {
         if self.source.forest().is_writable() {
             return Ok(());
@@ -95,7 +114,7 @@ impl FileState {
         Err(FileError::ReadOnly { tree: self.tree_id(), ino: self.ino() })
     }
 
-    /// A range ends where a file may.
+    /// Returns the end of a range, if a file may reach that far.
     pub(crate) fn check_end(&self, offset: u64, bytes: u64) -> Result<u64, FileError> {
         let end = offset.checked_add(bytes).filter(|end| *end <= FILE_BYTES_MAX);
         end.ok_or(FileError::TooLarge { tree: self.tree_id(), ino: self.ino() })
@@ -113,13 +132,13 @@ impl FileState {
         if is_large && to_block == 0 {
             let batch = whole.min(in_memory(BATCH_BYTES_MAX));
             let part = bytes.get(..batch).unwrap_or_default();
-            return self.write_down(at, part);
+            return self.write_through(at, part);
         }
         let most = if is_large { to_block } else { BUFFER_BYTES_MAX };
         let part = bytes.get(..most.min(bytes.len())).unwrap_or_default();
         match self.write_buffered(at, part) {
             Ok(()) => Ok(part.len()),
-            // Perhaps there is space for the first block at least.
+            // There may be space for the first block at least.
             Err(error) if part.len() > BLOCK => {
                 let left = BLOCK - in_memory(at % SECTOR_BYTES);
                 let first = part.get(..left).unwrap_or_default();
@@ -130,44 +149,69 @@ impl FileState {
     }
 
     /// Writes whole blocks to disk at once, as many as there is space for.
-    fn write_down(&mut self, start: u64, bytes: &[u8]) -> Result<usize, FileError> {
+    fn write_through(&mut self, start: u64, bytes: &[u8]) -> Result<usize, FileError> {
         let range = start..start + length(bytes.len());
         let blocks = length(bytes.len()) / SECTOR_BYTES;
-        self.quiet();
-        self.promise(blocks / BLOCKS_PER_EXTENT, blocks, range.end)?;
-        self.outgrow(self.size().max(range.end), &range)?;
+        self.drain();
+        let extents = blocks.div_ceil(BLOCKS_PER_EXTENT);
+        self.reserve_metadata(extents, blocks, range.end)?;
+        self.leave_inline(self.size().max(range.end), &range)?;
         let mut runs = Vec::new();
-        for (part, target) in self.targets(&range)? {
+        for (part, target) in self.write_targets(&range)? {
             let slice = in_memory(part.start - start)..in_memory(part.end - start);
             let data = Data::Slice(bytes.get(slice).unwrap_or_default());
-            runs.push(Descent::new(self, 0, part.start, (Owner::Caller, data), target));
+            runs.push(WritebackRun::new(self, 0, part.start, (RunOrigin::Caller, data), target));
         }
-        self.live.quiesce();
+        self.shared.wait_for_readahead();
         let (source, pages) = (self.source.clone(), pages_of(&range));
         let before = self.bytes_reserved_in(&pages);
-        let Down { result, unplaced } = bring_down(&source, &mut [self], runs);
-        // What was dirty there, and is older than what landed, is gone.
+        let (mut runs, unallocated) = prepare(&source, &mut [self], runs);
+        let unreserved = self.drop_unreserved(&mut runs, (extents, blocks), range.end);
+        let result = write_runs(&source, runs);
+        // Dirty blocks of the range are older than the written data, and have been dropped.
         self.bytes_reserved -= before - self.bytes_reserved_in(&pages);
-        let short = unplaced.into_iter().next();
+        let short = unallocated.into_iter().next();
         if result.is_err() && range.end > self.size() {
-            // The end does not move: what landed behind it would be seen when it does (law 2).
+            // The end does not move, so data that was written after it must not appear when it
+            // does (law 2).
             self.drop_overlay(self.size().next_multiple_of(SECTOR_BYTES)..u64::MAX);
         }
         result?;
+        if let Some(end) = unreserved {
+            return Ok(in_memory(end - start));
+        }
         match short {
-            Some(Unplaced { range, error, .. }) if range.start == start => Err(error),
-            Some(Unplaced { range, .. }) => Ok(in_memory(range.start - start)),
+            Some(Unallocated { range, error, .. }) if range.start == start => Err(error),
+            Some(Unallocated { range, .. }) => Ok(in_memory(range.start - start)),
             None => Ok(bytes.len()),
         }
     }
 
-    /// Writes into dirty blocks; what fails has changed nothing.
+    /// Drops the runs past the first `extents`, which have a metadata reservation, if there is none
+    /// for the others. Returns where the rest of the write begins, if some were dropped; the caller
+    /// writes it next, with a reservation of its own.
+    fn drop_unreserved(
+        &self,
+        runs: &mut Vec<WritebackRun<'_>>,
+        (extents, blocks): (u64, u64),
+        size: u64,
+    ) -> Option<u64> {
+        let wanted = length(runs.len());
+        if wanted <= extents || self.reserve_metadata_for_runs(wanted, blocks, size) {
+            return None;
+        }
+        let dropped = runs.split_off(in_memory(extents));
+        self.release(dropped.iter().filter_map(WritebackRun::new_space));
+        dropped.first().map(|run| run.start)
+    }
+
+    /// Writes into dirty blocks. On failure nothing has changed.
     pub(crate) fn write_buffered(&mut self, at: u64, bytes: &[u8]) -> Result<(), FileError> {
         let written = self.write_blocks(at, bytes);
         if written.is_err() {
-            // Blocks that did not become dirty count on no space.
+            // Blocks that did not become dirty need no space.
             self.bytes_reserved = self.bytes_reserved_in(&(0..u64::MAX));
-            self.give_back_room();
+            self.release_unused_data();
         }
         written
     }
@@ -177,20 +221,20 @@ impl FileState {
         let blocks = at - at % SECTOR_BYTES..end.next_multiple_of(SECTOR_BYTES);
         let count = (blocks.end - blocks.start) / SECTOR_BYTES;
         self.wait_for_direct_writes(&blocks);
-        self.promise(count, count, self.size().max(end))?;
-        self.outgrow(self.size().max(end), &blocks)?;
+        self.reserve_metadata(count, count, self.size().max(end))?;
+        self.leave_inline(self.size().max(end), &blocks)?;
         let mut frames = self.frames(in_memory(count) + 1)?;
         let last = blocks.end - SECTOR_BYTES;
         let mut tail = None;
-        // The page of the last block stays in memory while it has a user: it is changed when the
-        // others have been, and must not have to be read then.
+        // A page that is in use is not evicted: the last block is changed after all others, and
+        // must not have to be read then.
         let mut _user = None;
         if last > blocks.start {
             tail = self.base(last, at..end)?;
-            _user = self.live.pages().page(last / SECTOR_BYTES).filter(|_| tail.is_none());
+            _user = self.shared.pages().page(last / SECTOR_BYTES).filter(|_| tail.is_none());
         }
         let mut head = self.base(blocks.start, at..end)?;
-        let backings = self.back(&blocks, end)?;
+        let backings = self.choose_backing(&blocks, end)?;
         let (mut from, mut rest) = (at, bytes);
         for backing in backings {
             let start = from - from % SECTOR_BYTES;
@@ -205,64 +249,72 @@ impl FileState {
         Ok(())
     }
 
-    /// What the block at `start` holds before `written` is written, if that does not replace all
-    /// of it and it is not in memory already.
+    /// The contents of the block at `start`, if `written` does not replace all of it and its page
+    /// is not cached.
     fn base(&mut self, start: u64, written: Range<u64>) -> Result<Option<Frame>, FileError> {
         let is_replaced = written.start <= start && written.end >= start + SECTOR_BYTES;
         let pages = pages_of(&(start..start + SECTOR_BYTES));
-        if is_replaced || self.live.pages().missing(pages).is_none() {
+        if is_replaced || self.shared.pages().missing(pages).is_none() {
             return Ok(None);
         }
         self.read_block(start).map(Some)
     }
 
-    /// How each block of a range finds its space when it is dirty; for those that are not, that is
-    /// held from now on.
-    pub(crate) fn back(
+    /// Chooses where each block of a range will be written when it is dirty, and reserves space for
+    /// those that are not dirty yet.
+    pub(crate) fn choose_backing(
         &mut self,
         blocks: &Range<u64>,
         end: u64,
     ) -> Result<Vec<Backing>, FileError> {
-        let is_small = self.is_small(self.size().max(end), blocks)?;
+        let may_be_inline = self.may_be_inline(self.size().max(end), blocks)?;
+        // Looked up before the targets: a block whose writeback completes in between counts as
+        // newer here. This matters only for preallocated space.
+        let is_needed = self.may_write_in_place() && !self.can_overwrite();
+        let each = (blocks.start..blocks.end).step_by(BLOCK).filter(|_| is_needed);
+        let newer: Vec<bool> = each.map(|start| self.is_newer(start)).collect();
+        let mut newer = newer.into_iter();
         let mut backings: Vec<Backing> = Vec::new();
         let mut to_reserve = 0;
-        let targets = if is_small { Vec::new() } else { self.targets(blocks)? };
+        let targets = if may_be_inline { Vec::new() } else { self.write_targets(blocks)? };
         let mut targets = targets.iter().peekable();
         let mut start = blocks.start;
         while start < blocks.end {
             while targets.next_if(|(range, _)| range.end <= start).is_some() {}
+            let is_newer = newer.next().unwrap_or(false);
             let backing = match targets.peek() {
-                _ if is_small => Backing::Inline,
-                Some((_, target)) if self.stays_in_place(start, *target) => Backing::InPlace,
+                _ if may_be_inline => Backing::Inline,
+                Some((_, target)) if self.can_write_in_place(is_newer, *target) => Backing::InPlace,
                 _ => Backing::Reserved,
             };
-            let known = self.dirty_backing(start);
-            to_reserve += usize::from(known.is_none() && backing == Backing::Reserved);
-            backings.push(known.unwrap_or(backing));
+            let old_backing = self.dirty_backing(start);
+            to_reserve += usize::from(old_backing.is_none() && backing == Backing::Reserved);
+            backings.push(old_backing.unwrap_or(backing));
             start += SECTOR_BYTES;
         }
         self.reserve(to_reserve)?;
         Ok(backings)
     }
 
-    /// Whether a block that becomes dirty now is written where it is. One under writeback to space
-    /// that is set aside is not written there again with checksums (law 1 of [`crate::place`]).
-    fn stays_in_place(&self, start: u64, target: Target) -> bool {
+    /// Whether a block that becomes dirty now can be written in place. A block under writeback to
+    /// preallocated space is written there again only where blocks are overwritten in place (law 1
+    /// of [`crate::write::target`]): when its writeback has completed, its space is no target.
+    fn can_write_in_place(&self, is_newer: bool, target: Target) -> bool {
         match target {
             Target::New => false,
-            Target::Over(_) => true,
-            Target::SetAside { .. } => !self.view.has_sums() || !self.is_newer(start),
+            Target::Overwrite(_) => true,
+            Target::Preallocated { .. } => self.can_overwrite() || !is_newer,
         }
     }
 
-    /// The block at `start` as the file reads, with zeroes behind the end.
+    /// Reads the block at `start`, with zeroes past the end of the file.
     pub(crate) fn read_block(&mut self, start: u64) -> Result<Frame, FileError> {
         let mut frame = self.frames(1)?.pop().expect("one was found");
         self.read_block_to(start, &mut frame)?;
         Ok(frame)
     }
 
-    /// As [`Self::read_block`], to a frame that nobody else uses.
+    /// As [`Self::read_block`], to a frame with no other user.
     pub(crate) fn read_block_to(&self, start: u64, frame: &mut Frame) -> Result<(), FileError> {
         let bytes = frame.bytes_mut().expect("a new frame has one user");
         let mut done = 0;
@@ -280,8 +332,8 @@ impl FileState {
         Ok(())
     }
 
-    /// Law 3: makes what is on disk behind the end of the file, in its last block, zeroes.
-    pub(crate) fn close_end(&mut self) -> Result<(), FileError> {
+    /// Makes the bytes past the end of the file, in its last block, zeroes (law 3).
+    pub(crate) fn zero_after_end(&mut self) -> Result<(), FileError> {
         let size = self.size();
         let start = size - size % SECTOR_BYTES;
         let blocks = start..start + SECTOR_BYTES;
@@ -292,46 +344,38 @@ impl FileState {
         if !self.has_data_at(start)? {
             return Ok(());
         }
+        self.reserve_metadata(1, 1, size)?;
         let frame = self.read_block(start)?;
-        let backed = self.back(&blocks, size)?;
+        let backed = self.choose_backing(&blocks, size)?;
         if let Some(backing) = backed.first() {
             self.put_block(start, frame, *backing);
         }
         Ok(())
     }
 
-    /// Whether the block at `start` is on disk, or in the tree, and not dirty.
+    /// Whether the block at `start` has data on disk or in the tree, and is not dirty.
     pub(crate) fn has_data_at(&self, start: u64) -> Result<bool, FileError> {
-        use crate::map::{MappingKind, Mappings};
-        let mapping = Mappings::near(&self.view, start..start + SECTOR_BYTES).next().transpose()?;
+        use crate::extent_map::{MappingKind, Mappings};
+        let mapping =
+            Mappings::of_short_range(&self.view, start..start + SECTOR_BYTES).next().transpose()?;
         Ok(mapping.is_some_and(|mapping| match mapping.kind {
             MappingKind::Inline { .. } | MappingKind::Regular { .. } => true,
             MappingKind::Hole | MappingKind::Preallocated { .. } | MappingKind::Buffered => false,
         }))
     }
 
-    /// Keeps what is in memory within its limits. What fails here is for the next `fsync`.
-    fn keep_bounds(&mut self) {
-        if self.source.wants_flush(self.dirty_bytes()) {
-            // Kept by the flush itself.
-            self.flush().ok();
+    /// Writes back or merges when the file exceeds its limits. The next `fsync` reports what fails
+    /// here.
+    fn enforce_limits(&mut self) {
+        if self.source.should_write_back(self.dirty_bytes()) {
+            // Writeback records its errors itself.
+            self.write_back().ok();
         }
-        if self.live.overlay().patch_count() >= FILE_PATCHES_MAX {
-            self.quiet();
-            // What was lost by it is noted; everything else is merged by the next sync, which is
-            // told what stands in its way.
+        if self.shared.overlay().pending_count() >= FILE_PENDING_MAX {
+            self.drain();
+            // Data that is lost is recorded. Everything else is merged by the next sync, which
+            // meets the same error.
             self.merge(&mut |_| {}).ok();
-        }
-    }
-}
-
-impl Target {
-    /// Where on disk, if that is known.
-    pub(crate) fn place(self) -> Option<Logical> {
-        match self {
-            Self::New => None,
-            Self::SetAside { extent, skip } => Some(Logical(extent.logical.0.saturating_add(skip))),
-            Self::Over(logical) => Some(logical),
         }
     }
 }

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * The half of the engine that knows fio: options, files, and the order of fio's calls.
+ * The part of the engine that uses fio's headers: options, files, and the callbacks of fio.
  *
- * It is compiled against the source of the very fio that will load it (scripts/fio), because the
- * layout of fio's structures is private to each version. Everything about volumes is behind
- * butternut_fio.h.
+ * scripts/fio compiles it against the source of the fio that will load it, because the layout of
+ * fio's structures differs between versions. It reaches volumes through butternut_fio.h.
  *
  * Laws:
  *
- * 1. Jobs are threads (thread=1): an open volume belongs to one process. Others are refused.
- * 2. Files are laid out before the first job starts, by the main thread, as fio does it elsewhere,
- *    and by the rules that fio has: data where the job reads or overwrites, else what `fallocate`
- *    says. The volume is closed again in between, so that a file is read cold.
- * 3. Every io_u has a slot, its place in the pool. One request per slot is in flight.
+ * 1. Jobs are threads (thread=1), since an open volume belongs to one process. Jobs that are
+ *    processes are refused.
+ * 2. The main thread lays the files out before the first job starts, by the rules of fio: with data
+ *    if the job reads or overwrites, else as `fallocate` says. The volume is then closed, so that
+ *    jobs start with nothing cached.
+ * 3. The slot of an io_u is its index in the pool. A slot has at most one request in flight.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -25,20 +25,20 @@
 
 #include "butternut_fio.h"
 
-/* Bytes that are laid out in one write. */
+/* Bytes per write when files are laid out. */
 #define LAYOUT_BYTES (1UL << 20)
 
 struct butternut_options {
 	void *pad;		/* fio reads an offset of 0 as "none" */
 	char *volume;
 	char *subvolume;
-	char *switches;
+	char *mount_options;
 	unsigned int mode;
 	unsigned int buffers;
 	unsigned int nodatacow;
 };
 
-/* What a job has open: from init to cleanup. */
+/* State of a job, from init to cleanup. */
 struct job {
 	struct butternut_volume *volume;
 	struct butternut_queue *queue;
@@ -82,7 +82,7 @@ static struct fio_option options[] = {
 		.posval	= {
 			  { .ival = "direct",
 			    .oval = MODE_DIRECT,
-			    .help = "Between the buffers and the devices",
+			    .help = "Bypass the page cache",
 			  },
 			  { .ival = "buffered",
 			    .oval = MODE_BUFFERED,
@@ -90,7 +90,7 @@ static struct fio_option options[] = {
 			  },
 			  { .ival = "uncached",
 			    .oval = MODE_UNCACHED,
-			    .help = "Through the page cache, leaving nothing there",
+			    .help = "Through the page cache, with drop-behind (RWF_DONTCACHE)",
 			  },
 		},
 		.category = FIO_OPT_C_ENGINE,
@@ -98,19 +98,19 @@ static struct fio_option options[] = {
 	},
 	{
 		.name	= "buffers",
-		.lname	= "Whose memory",
+		.lname	= "Owner of the buffers",
 		.type	= FIO_OPT_STR,
 		.off1	= offsetof(struct butternut_options, buffers),
-		.help	= "Whose memory the requests move",
+		.help	= "Which buffers the requests use",
 		.def	= "borrowed",
 		.posval	= {
 			  { .ival = "borrowed",
 			    .oval = BUTTERNUT_BORROWED,
-			    .help = "fio's own; may change while it is written",
+			    .help = "Those of fio, which may change during a write",
 			  },
 			  { .ival = "owned",
 			    .oval = BUTTERNUT_OWNED,
-			    .help = "The engine's, registered with the ring",
+			    .help = "Those of the engine, registered with io_uring",
 			  },
 		},
 		.category = FIO_OPT_C_ENGINE,
@@ -121,17 +121,17 @@ static struct fio_option options[] = {
 		.lname	= "New files are written in place",
 		.type	= FIO_OPT_BOOL,
 		.off1	= offsetof(struct butternut_options, nodatacow),
-		.help	= "Files that the job makes have no copy-on-write and no checksums (chattr +C)",
+		.help	= "Files that the job creates have no copy-on-write and no checksums (chattr +C)",
 		.def	= "0",
 		.category = FIO_OPT_C_ENGINE,
 		.group	= FIO_OPT_G_INVALID,
 	},
 	{
-		.name	= "switches",
-		.lname	= "Switches of the volume",
+		.name	= "mount_options",
+		.lname	= "Tunables and mount options of the volume",
 		.type	= FIO_OPT_STR_STORE,
-		.off1	= offsetof(struct butternut_options, switches),
-		.help	= "KEY=VALUE[,KEY=VALUE...], the same for all jobs of a volume",
+		.off1	= offsetof(struct butternut_options, mount_options),
+		.help	= "KEY=VALUE[,KEY=VALUE...]; the same for all jobs of a volume",
 		.category = FIO_OPT_C_ENGINE,
 		.group	= FIO_OPT_G_INVALID,
 	},
@@ -140,14 +140,14 @@ static struct fio_option options[] = {
 	},
 };
 
-/* Says why, and makes the job fail. Always 1. */
+/* Logs the message and makes the job fail. Returns 1. */
 static int fail(struct thread_data *td, int error, const char *what, const char *name,
-		const char *why)
+		const char *message)
 {
 	if (name)
-		log_err("butternut: %s %s: %s\n", what, name, why);
+		log_err("butternut: %s %s: %s\n", what, name, message);
 	else
-		log_err("butternut: %s: %s\n", what, why);
+		log_err("butternut: %s: %s\n", what, message);
 	if (!td->error)
 		td_verror(td, error, what);
 	return 1;
@@ -164,37 +164,37 @@ static int open_volume(struct thread_data *td, struct butternut_volume **volume)
 	struct butternut_spec spec = {
 		.devices = o->volume,
 		.subvolume = o->subvolume,
-		.switches = o->switches,
+		.mount_options = o->mount_options,
 		.read_only = read_only,
 	};
-	char why[BUTTERNUT_WHY_BYTES];
+	char message[BUTTERNUT_MESSAGE_BYTES];
 	int error;
 
-	error = butternut_volume_open(&spec, volume, why);
+	error = butternut_volume_open(&spec, volume, message);
 	if (error)
-		return fail(td, error, "open", NULL, why);
+		return fail(td, error, "open", NULL, message);
 	return 0;
 }
 
 static int close_volume(struct thread_data *td, struct butternut_volume *volume)
 {
-	char why[BUTTERNUT_WHY_BYTES];
+	char message[BUTTERNUT_MESSAGE_BYTES];
 	int error;
 
-	error = butternut_volume_close(volume, why);
+	error = butternut_volume_close(volume, message);
 	if (error)
-		return fail(td, error, "close", NULL, why);
+		return fail(td, error, "close", NULL, message);
 	return 0;
 }
 
 /* --- before the jobs start ------------------------------------------------------------------ */
 
-/* Learns the sizes of the files; a missing one has none. */
+/* Sets the sizes of the files. A missing file has size 0. */
 static int engine_setup(struct thread_data *td)
 {
 	struct butternut_options *o = td->eo;
 	struct butternut_volume *volume;
-	char why[BUTTERNUT_WHY_BYTES];
+	char message[BUTTERNUT_MESSAGE_BYTES];
 	struct fio_file *f;
 	unsigned int i;
 	int error, failed = 0;
@@ -213,9 +213,9 @@ static int engine_setup(struct thread_data *td)
 	for_each_file(td, f, i) {
 		uint64_t bytes = 0;
 
-		error = butternut_file_bytes(volume, f->file_name, &bytes, why);
+		error = butternut_file_bytes(volume, f->file_name, &bytes, message);
 		if (error && error != ENOENT) {
-			failed = fail(td, error, "look up", NULL, why);
+			failed = fail(td, error, "look up", NULL, message);
 			break;
 		}
 		f->filetype = FIO_TYPE_FILE;
@@ -239,11 +239,11 @@ static uint32_t growth(struct thread_data *td)
 	}
 }
 
-/* Writes the file from `from` to `to` with what fio fills its buffers with. */
-static int write_out(struct thread_data *td, struct fio_file *f, struct butternut_file *file,
+/* Writes the range from `from` to `to` of the file with fio's buffer contents. */
+static int write_data(struct thread_data *td, struct fio_file *f, struct butternut_file *file,
 		     uint64_t from, uint64_t to)
 {
-	char why[BUTTERNUT_WHY_BYTES];
+	char message[BUTTERNUT_MESSAGE_BYTES];
 	int error, failed = 0;
 	void *data;
 
@@ -254,67 +254,67 @@ static int write_out(struct thread_data *td, struct fio_file *f, struct butternu
 		size_t bytes = min((uint64_t) LAYOUT_BYTES - from % LAYOUT_BYTES, to - from);
 
 		fill_io_buffer(td, data, LAYOUT_BYTES, LAYOUT_BYTES);
-		error = butternut_file_write(file, from, data, bytes, why);
+		error = butternut_file_write(file, from, data, bytes, message);
 		if (error) {
-			failed = fail(td, error, "lay out", f->file_name, why);
+			failed = fail(td, error, "lay out", f->file_name, message);
 			break;
 		}
 		from += bytes;
 	}
 	free(data);
 	if (!failed && td->o.create_fsync) {
-		error = butternut_file_sync(file, why);
+		error = butternut_file_sync(file, message);
 		if (error)
-			failed = fail(td, error, "lay out", f->file_name, why);
+			failed = fail(td, error, "lay out", f->file_name, message);
 	}
 	return failed;
 }
 
-/* Makes a file, and grows it to what the job will use of it (law 2). */
+/* Creates a file and grows it to the size that the job uses (law 2). */
 static int lay_out(struct thread_data *td, struct butternut_volume *volume, struct fio_file *f)
 {
 	struct butternut_options *o = td->eo;
 	uint64_t had = f->real_file_size, want = f->file_offset + f->io_size;
 	bool has_data = td_read(td) || td->o.overwrite;
 	struct butternut_file *file;
-	char why[BUTTERNUT_WHY_BYTES];
+	char message[BUTTERNUT_MESSAGE_BYTES];
 	int error, failed;
 
-	error = butternut_file_make(volume, f->file_name, o->nodatacow, why);
+	error = butternut_file_make(volume, f->file_name, o->nodatacow, message);
 	if (error)
-		return fail(td, error, "make", NULL, why);
-	error = butternut_file_open(volume, f->file_name, &file, why);
+		return fail(td, error, "make", NULL, message);
+	error = butternut_file_open(volume, f->file_name, &file, message);
 	if (error)
-		return fail(td, error, "open", NULL, why);
+		return fail(td, error, "open", NULL, message);
 	failed = 0;
 	if (!td->o.fill_device && want > had) {
 		if (output_format & FIO_OUTPUT_NORMAL)
 			log_info("%s: Laying out IO file %s (%lluMiB)\n", td->o.name,
 				 f->file_name, (unsigned long long) (want - had) >> 20);
-		/* What is written at once needs no space set aside before. */
-		error = has_data ? 0 : butternut_file_grow(file, want, growth(td), why);
+		/* A file that is written now needs no preallocated space. */
+		error = has_data ? 0 : butternut_file_grow(file, want, growth(td), message);
 		if (error)
-			failed = fail(td, error, "lay out", f->file_name, why);
+			failed = fail(td, error, "lay out", f->file_name, message);
 		else if (has_data)
-			failed = write_out(td, f, file, had, want);
+			failed = write_data(td, f, file, had, want);
 		f->real_file_size = want;
 	}
 	butternut_file_close(file);
 	return failed;
 }
 
-static bool is_to_lay_out(struct thread_data *td, struct butternut_volume *volume,
+static bool needs_layout(struct thread_data *td, struct butternut_volume *volume,
 			  struct fio_file *f)
 {
 	uint64_t bytes;
-	char why[BUTTERNUT_WHY_BYTES];
+	char message[BUTTERNUT_MESSAGE_BYTES];
 
 	if (f->file_offset + f->io_size > f->real_file_size)
 		return true;
-	return butternut_file_bytes(volume, f->file_name, &bytes, why) == ENOENT;
+	return butternut_file_bytes(volume, f->file_name, &bytes, message) == ENOENT;
 }
 
-/* fio calls this for each file, with sizes decided; the first call does all. */
+/* fio calls this for each file, once sizes are known. The first call lays out all files. */
 static int engine_prepopulate(struct thread_data *td, struct fio_file *first)
 {
 	struct butternut_volume *volume;
@@ -327,7 +327,7 @@ static int engine_prepopulate(struct thread_data *td, struct fio_file *first)
 	if (open_volume(td, &volume))
 		return 1;
 	for_each_file(td, f, i) {
-		if (!is_to_lay_out(td, volume, f))
+		if (!needs_layout(td, volume, f))
 			continue;
 		if (!td->o.allow_create) {
 			failed = fail(td, ENOENT, "make", f->file_name,
@@ -393,7 +393,7 @@ static int engine_init(struct thread_data *td)
 		.durable = td->o.sync_io != 0,
 		.buffer_bytes = td_max_bs(td),
 	};
-	char why[BUTTERNUT_WHY_BYTES];
+	char message[BUTTERNUT_MESSAGE_BYTES];
 	struct job *job;
 	int error;
 
@@ -404,9 +404,9 @@ static int engine_init(struct thread_data *td)
 		free_job(job);
 		return 1;
 	}
-	error = butternut_queue_new(job->volume, &spec, &job->queue, why);
+	error = butternut_queue_new(job->volume, &spec, &job->queue, message);
 	if (error) {
-		fail(td, error, "queue", NULL, why);
+		fail(td, error, "queue", NULL, message);
 		close_volume(td, job->volume);
 		free_job(job);
 		return 1;
@@ -419,7 +419,7 @@ static int engine_io_u_init(struct thread_data *td, struct io_u *io_u)
 {
 	unsigned int slot = io_u->index;
 
-	/* The two share memory in older versions. */
+	/* `index` and `engine_data` share memory in older versions of fio. */
 	io_u->engine_data = (void *) (uintptr_t) slot;
 	return 0;
 }
@@ -429,12 +429,12 @@ static uint64_t slot_of(const struct io_u *io_u)
 	return (uintptr_t) io_u->engine_data;
 }
 
-/* Owned buffers take the place of fio's, with what fio has filled them with. */
+/* Replaces fio's buffers by owned ones, with the same contents. */
 static int engine_post_init(struct thread_data *td)
 {
 	struct butternut_options *o = td->eo;
 	struct job *job = td->io_ops_data;
-	char why[BUTTERNUT_WHY_BYTES];
+	char message[BUTTERNUT_MESSAGE_BYTES];
 	unsigned int i;
 	int error;
 
@@ -446,9 +446,9 @@ static int engine_post_init(struct thread_data *td)
 
 		if (!io_u->buf)
 			continue;
-		error = butternut_queue_memory(job->queue, slot_of(io_u), &memory, why);
+		error = butternut_queue_memory(job->queue, slot_of(io_u), &memory, message);
 		if (error)
-			return fail(td, error, "buffers", NULL, why);
+			return fail(td, error, "buffers", NULL, message);
 		memcpy(memory, io_u->buf, td_max_bs(td));
 		io_u->buf = memory;
 	}
@@ -474,17 +474,17 @@ static int engine_open_file(struct thread_data *td, struct fio_file *f)
 	struct butternut_options *o = td->eo;
 	struct job *job = td->io_ops_data;
 	struct butternut_file *file;
-	char why[BUTTERNUT_WHY_BYTES];
+	char message[BUTTERNUT_MESSAGE_BYTES];
 	int error;
 
 	if (!only_reads(td) && td->o.allow_create) {
-		error = butternut_file_make(job->volume, f->file_name, o->nodatacow, why);
+		error = butternut_file_make(job->volume, f->file_name, o->nodatacow, message);
 		if (error)
-			return fail(td, error, "make", NULL, why);
+			return fail(td, error, "make", NULL, message);
 	}
-	error = butternut_file_open(job->volume, f->file_name, &file, why);
+	error = butternut_file_open(job->volume, f->file_name, &file, message);
 	if (error)
-		return fail(td, error, "open", NULL, why);
+		return fail(td, error, "open", NULL, message);
 	FILE_SET_ENG_DATA(f, file);
 	return 0;
 }
@@ -503,26 +503,26 @@ static int engine_close_file(struct thread_data *td, struct fio_file *f)
 static int engine_unlink_file(struct thread_data *td, struct fio_file *f)
 {
 	struct job *job = td->io_ops_data;
-	char why[BUTTERNUT_WHY_BYTES];
+	char message[BUTTERNUT_MESSAGE_BYTES];
 
 	if (!job)
 		return ENOENT;
-	return butternut_file_unlink(job->volume, f->file_name, why);
+	return butternut_file_unlink(job->volume, f->file_name, message);
 }
 
-/* The sizes are known since setup; one that grew since is asked for again. */
+/* Setup set the sizes. Reads the size of a file again if fio does not know it any more. */
 static int engine_get_file_size(struct thread_data *td, struct fio_file *f)
 {
 	struct job *job = td->io_ops_data;
-	char why[BUTTERNUT_WHY_BYTES];
+	char message[BUTTERNUT_MESSAGE_BYTES];
 	uint64_t bytes;
 	int error;
 
 	if (fio_file_size_known(f) || !job)
 		return 0;
-	error = butternut_file_bytes(job->volume, f->file_name, &bytes, why);
+	error = butternut_file_bytes(job->volume, f->file_name, &bytes, message);
 	if (error)
-		return fail(td, error, "look up", NULL, why);
+		return fail(td, error, "look up", NULL, message);
 	f->real_file_size = bytes;
 	fio_file_set_size_known(f);
 	return 0;
@@ -530,24 +530,24 @@ static int engine_get_file_size(struct thread_data *td, struct fio_file *f)
 
 /* --- requests ------------------------------------------------------------------------------- */
 
-/* The first failure of a job is told; fio counts the rest. */
-static void tell(struct job *job, const char *why)
+/* Logs the first failure of a job; fio counts the others. */
+static void log_failure(struct job *job, const char *message)
 {
-	if (job->has_failed || !why[0])
+	if (job->has_failed || !message[0])
 		return;
 	job->has_failed = true;
-	log_err("butternut: %s\n", why);
+	log_err("butternut: %s\n", message);
 }
 
 static enum fio_q_status trim(struct job *job, struct io_u *io_u)
 {
-	char why[BUTTERNUT_WHY_BYTES];
+	char message[BUTTERNUT_MESSAGE_BYTES];
 	int error;
 
 	error = butternut_file_punch(FILE_ENG_DATA(io_u->file), io_u->offset, io_u->xfer_buflen,
-				     why);
+				     message);
 	if (error) {
-		tell(job, why);
+		log_failure(job, message);
 		io_u->error = error;
 	}
 	return FIO_Q_COMPLETED;
@@ -556,7 +556,7 @@ static enum fio_q_status trim(struct job *job, struct io_u *io_u)
 static enum fio_q_status engine_queue(struct thread_data *td, struct io_u *io_u)
 {
 	struct job *job = td->io_ops_data;
-	char why[BUTTERNUT_WHY_BYTES];
+	char message[BUTTERNUT_MESSAGE_BYTES];
 	uint32_t request;
 	int error;
 
@@ -584,11 +584,11 @@ static enum fio_q_status engine_queue(struct thread_data *td, struct io_u *io_u)
 	if (job->queued_nr == job->depth)
 		return FIO_Q_BUSY;
 	error = butternut_queue_add(job->queue, FILE_ENG_DATA(io_u->file), request, slot_of(io_u),
-				    io_u->offset, io_u->xfer_buf, io_u->xfer_buflen, why);
+				    io_u->offset, io_u->xfer_buf, io_u->xfer_buflen, message);
 	if (error == EAGAIN)
 		return FIO_Q_BUSY;
 	if (error) {
-		tell(job, why);
+		log_failure(job, message);
 		io_u->error = error;
 		return FIO_Q_COMPLETED;
 	}
@@ -599,7 +599,7 @@ static enum fio_q_status engine_queue(struct thread_data *td, struct io_u *io_u)
 static int engine_commit(struct thread_data *td)
 {
 	struct job *job = td->io_ops_data;
-	char why[BUTTERNUT_WHY_BYTES];
+	char message[BUTTERNUT_MESSAGE_BYTES];
 	unsigned int i;
 	int error;
 
@@ -613,15 +613,15 @@ static int engine_commit(struct thread_data *td)
 			memcpy(&job->queued[i]->issue_time, &now, sizeof(now));
 			io_u_queued(td, job->queued[i]);
 		}
-		/* Only used for the log of requests. */
+		/* Only used when an I/O log is replayed. */
 		if (td->o.read_iolog_file)
 			memcpy(&td->last_issue, &now, sizeof(now));
 	}
 	io_u_mark_submit(td, job->queued_nr);
 	job->queued_nr = 0;
-	error = butternut_queue_submit(job->queue, why);
+	error = butternut_queue_submit(job->queue, message);
 	if (error)
-		tell(job, why);
+		log_failure(job, message);
 	return -error;
 }
 
@@ -630,14 +630,14 @@ static int engine_getevents(struct thread_data *td, unsigned int least, unsigned
 {
 	struct job *job = td->io_ops_data;
 	int64_t nanoseconds = t ? t->tv_sec * 1000000000LL + t->tv_nsec : -1;
-	char why[BUTTERNUT_WHY_BYTES];
+	char message[BUTTERNUT_MESSAGE_BYTES];
 	uint32_t count = 0, i;
 	int error;
 
 	if (most > job->depth)
 		most = job->depth;
-	error = butternut_queue_reap(job->queue, least, most, nanoseconds, job->done, &count, why);
-	tell(job, why);
+	error = butternut_queue_reap(job->queue, least, most, nanoseconds, job->done, &count, message);
+	log_failure(job, message);
 	if (error)
 		return -error;
 	for (i = 0; i < count; i++) {

@@ -1,24 +1,26 @@
-//! The calls of `shim/butternut_fio.h`, one function each; its laws hold here.
+//! Implements `shim/butternut_fio.h`, one function per call, under the laws of that header.
 //!
-//! Everything that is unsafe is in this file, and it does nothing else: pointers become references
-//! and strings, panics and errors become numbers and texts. The shim is the only caller.
+//! All unsafe code of the crate is in this file, which does nothing else: it converts pointers to
+//! references and strings, and panics and errors to an errno and a message. The shim is the only
+//! caller.
 
 #![allow(unsafe_code, reason = "called from C, by the shim alone")]
 #![expect(clippy::missing_safety_doc, reason = "the laws of shim/butternut_fio.h, for all of them")]
 
 use crate::files::{self, Grow};
-use crate::requests::{How, Memory, Request, Requests};
+use crate::requests::{Memory, Request, RequestOptions, Requests};
 use crate::volumes::{Spec, Volume};
 use crate::{FioError, Result};
-use butternut::{Buffer, File, IoFlags, SyncKind};
+use butternut::queue::{IoFlags, SyncKind};
+use butternut::{Buffer, File};
 use std::any::Any;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::time::Duration;
 
-/// `BUTTERNUT_WHY_BYTES`.
-const WHY_BYTES: usize = 512;
+/// `BUTTERNUT_MESSAGE_BYTES`.
+const MESSAGE_BYTES: usize = 512;
 
 /// `struct butternut_spec`.
 #[derive(Debug)]
@@ -26,7 +28,7 @@ const WHY_BYTES: usize = 512;
 pub struct RawSpec {
     devices: *const c_char,
     subvolume: *const c_char,
-    switches: *const c_char,
+    mount_options: *const c_char,
     read_only: u32,
 }
 
@@ -53,14 +55,14 @@ pub struct RawDone {
 pub unsafe extern "C" fn butternut_volume_open(
     spec: *const RawSpec,
     volume: *mut *mut Volume,
-    why: *mut c_char,
+    message: *mut c_char,
 ) -> c_int {
-    guarded(why, || {
+    guarded(message, || {
         let spec = reference(spec)?;
         let spec = Spec {
             devices: text(spec.devices)?,
             subvolume: text(spec.subvolume)?,
-            switches: text(spec.switches)?,
+            mount_options: text(spec.mount_options)?,
             read_only: spec.read_only != 0,
         };
         *exclusive(volume)? = Box::into_raw(Box::new(Volume::open(&spec)?));
@@ -69,8 +71,11 @@ pub unsafe extern "C" fn butternut_volume_open(
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn butternut_volume_close(volume: *mut Volume, why: *mut c_char) -> c_int {
-    guarded(why, || reclaim(volume)?.close())
+pub unsafe extern "C" fn butternut_volume_close(
+    volume: *mut Volume,
+    message: *mut c_char,
+) -> c_int {
+    guarded(message, || reclaim(volume)?.close())
 }
 
 #[unsafe(no_mangle)]
@@ -78,9 +83,9 @@ pub unsafe extern "C" fn butternut_file_bytes(
     volume: *const Volume,
     path: *const c_char,
     bytes: *mut u64,
-    why: *mut c_char,
+    message: *mut c_char,
 ) -> c_int {
-    guarded(why, || {
+    guarded(message, || {
         *exclusive(bytes)? = reference(volume)?.file_bytes(&text(path)?)?;
         Ok(())
     })
@@ -91,18 +96,18 @@ pub unsafe extern "C" fn butternut_file_make(
     volume: *const Volume,
     path: *const c_char,
     in_place: u32,
-    why: *mut c_char,
+    message: *mut c_char,
 ) -> c_int {
-    guarded(why, || reference(volume)?.make_file(&text(path)?, in_place != 0))
+    guarded(message, || reference(volume)?.make_file(&text(path)?, in_place != 0))
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn butternut_file_unlink(
     volume: *const Volume,
     path: *const c_char,
-    why: *mut c_char,
+    message: *mut c_char,
 ) -> c_int {
-    guarded(why, || reference(volume)?.unlink_file(&text(path)?))
+    guarded(message, || reference(volume)?.unlink_file(&text(path)?))
 }
 
 #[unsafe(no_mangle)]
@@ -110,9 +115,9 @@ pub unsafe extern "C" fn butternut_file_open(
     volume: *const Volume,
     path: *const c_char,
     file: *mut *mut File,
-    why: *mut c_char,
+    message: *mut c_char,
 ) -> c_int {
-    guarded(why, || {
+    guarded(message, || {
         let opened = reference(volume)?.open_file(&text(path)?)?;
         *exclusive(file)? = Box::into_raw(Box::new(opened));
         Ok(())
@@ -129,9 +134,9 @@ pub unsafe extern "C" fn butternut_file_grow(
     file: *const File,
     bytes: u64,
     how: u32,
-    why: *mut c_char,
+    message: *mut c_char,
 ) -> c_int {
-    guarded(why, || {
+    guarded(message, || {
         let how = match how {
             0 => Grow::Nothing,
             1 => Grow::Hole,
@@ -149,19 +154,19 @@ pub unsafe extern "C" fn butternut_file_write(
     offset: u64,
     from: *const c_void,
     bytes: usize,
-    why: *mut c_char,
+    message: *mut c_char,
 ) -> c_int {
-    guarded(why, || {
+    guarded(message, || {
         let from = NonNull::new(from.cast_mut().cast()).ok_or(NULL)?;
-        // SAFETY: the shim passes memory of `bytes` bytes that nobody changes during the call.
+        // SAFETY: the shim passes `bytes` bytes of memory that do not change during the call.
         let data = unsafe { std::slice::from_raw_parts(from.as_ptr(), bytes) };
         files::write_all(reference(file)?, offset, data).map_err(FioError::library("write"))
     })
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn butternut_file_sync(file: *const File, why: *mut c_char) -> c_int {
-    guarded(why, || reference(file)?.sync_all().map_err(FioError::library("sync")))
+pub unsafe extern "C" fn butternut_file_sync(file: *const File, message: *mut c_char) -> c_int {
+    guarded(message, || reference(file)?.sync_all().map_err(FioError::library("sync")))
 }
 
 #[unsafe(no_mangle)]
@@ -169,9 +174,9 @@ pub unsafe extern "C" fn butternut_file_punch(
     file: *const File,
     offset: u64,
     bytes: u64,
-    why: *mut c_char,
+    message: *mut c_char,
 ) -> c_int {
-    guarded(why, || {
+    guarded(message, || {
         files::punch(reference(file)?, offset, bytes).map_err(FioError::library("punch a hole"))
     })
 }
@@ -181,9 +186,9 @@ pub unsafe extern "C" fn butternut_queue_new(
     volume: *const Volume,
     spec: *const RawQueueSpec,
     queue: *mut *mut Requests,
-    why: *mut c_char,
+    message: *mut c_char,
 ) -> c_int {
-    guarded(why, || {
+    guarded(message, || {
         let spec = reference(spec)?;
         let mut flags = match spec.mode {
             0 => IoFlags::default(),
@@ -195,13 +200,13 @@ pub unsafe extern "C" fn butternut_queue_new(
             flags = flags.with(IoFlags::DSYNC);
         }
         let too_large = |_| FioError::NoMemory { bytes: spec.buffer_bytes };
-        let how = How {
+        let options = RequestOptions {
             depth: usize::try_from(spec.depth).map_err(too_large)?,
             flags,
             is_owned: spec.buffers != 0,
             buffer_bytes: usize::try_from(spec.buffer_bytes).map_err(too_large)?,
         };
-        let made = Requests::new(reference(volume)?, how)?;
+        let made = Requests::new(reference(volume)?, options)?;
         *exclusive(queue)? = Box::into_raw(Box::new(made));
         Ok(())
     })
@@ -217,9 +222,9 @@ pub unsafe extern "C" fn butternut_queue_memory(
     queue: *mut Requests,
     slot: u64,
     memory: *mut *mut c_void,
-    why: *mut c_char,
+    message: *mut c_char,
 ) -> c_int {
-    guarded(why, || {
+    guarded(message, || {
         let buffer = exclusive(queue)?.owned(slot_of(slot)?);
         let buffer = buffer.ok_or(FioError::Shim { what: "a slot without memory" })?;
         *exclusive(memory)? = buffer.as_mut_ptr().cast();
@@ -236,9 +241,9 @@ pub unsafe extern "C" fn butternut_queue_add(
     offset: u64,
     buffer: *mut c_void,
     bytes: usize,
-    why: *mut c_char,
+    message: *mut c_char,
 ) -> c_int {
-    guarded(why, || {
+    guarded(message, || {
         let (queue, slot) = (exclusive(queue)?, slot_of(slot)?);
         let request = match request {
             0 => Request::Read { offset },
@@ -259,8 +264,11 @@ pub unsafe extern "C" fn butternut_queue_add(
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn butternut_queue_submit(queue: *mut Requests, why: *mut c_char) -> c_int {
-    guarded(why, || {
+pub unsafe extern "C" fn butternut_queue_submit(
+    queue: *mut Requests,
+    message: *mut c_char,
+) -> c_int {
+    guarded(message, || {
         exclusive(queue)?.submit();
         Ok(())
     })
@@ -274,26 +282,27 @@ pub unsafe extern "C" fn butternut_queue_reap(
     nanoseconds: i64,
     done: *mut RawDone,
     count: *mut u32,
-    why: *mut c_char,
+    message: *mut c_char,
 ) -> c_int {
-    guarded(why, || {
+    guarded(message, || {
         let (queue, count) = (exclusive(queue)?, exclusive(count)?);
         let timeout = u64::try_from(nanoseconds).ok().map(Duration::from_nanos);
         queue.wait(usize::try_from(min.min(max)).unwrap_or(0), timeout);
         *count = 0;
         while *count < max {
-            let Some(ended) = queue.next() else { break };
-            let result = match ended.result {
+            let Some(completion) = queue.next() else { break };
+            let result = match completion.result {
                 Ok(bytes) => i64::try_from(bytes).unwrap_or(i64::MAX),
                 Err(errno) => -i64::from(errno),
             };
             // SAFETY: the shim's array has `max` entries.
             let entry = unsafe { done.add(usize::try_from(*count).unwrap_or(0)) };
-            *exclusive(entry)? = RawDone { slot: u64::try_from(ended.slot).unwrap_or(0), result };
+            *exclusive(entry)? =
+                RawDone { slot: u64::try_from(completion.slot).unwrap_or(0), result };
             *count += 1;
         }
         if let Some(text) = queue.take_failure() {
-            say(why, &text);
+            write_message(message, &text);
         }
         Ok(())
     })
@@ -301,26 +310,28 @@ pub unsafe extern "C" fn butternut_queue_reap(
 
 const NULL: FioError = FioError::Shim { what: "a null pointer" };
 
-/// Where a request's bytes are to come from or go to.
+/// Returns the memory of a request: the slot's own buffer, or borrowed memory.
 fn memory(queue: &mut Requests, slot: usize, start: NonNull<u8>, bytes: usize) -> Memory {
     let owned = queue.owned(slot);
     if owned.is_some_and(|own| own.as_ptr() == start.as_ptr() && bytes <= own.capacity()) {
         return Memory::Slot { bytes };
     }
-    // SAFETY: the shim's buffer has `bytes` bytes, initialised, which stay until the slot is
-    // reaped; no reference leads there. fio leaves the memory of a request in flight alone.
+    // SAFETY: the shim's buffer has `bytes` initialised bytes, which stay allocated until the slot
+    // is reaped. No reference points to them, and fio does not use the memory of a request in
+    // flight.
     Memory::Borrowed(unsafe { Buffer::borrowed(start, bytes) })
 }
 
-/// Runs a call: its errno, and why, where it fails or panics. `why` starts out empty.
-fn guarded(why: *mut c_char, call: impl FnOnce() -> Result<()>) -> c_int {
-    say(why, "");
+/// Runs a call and returns 0, or the errno if it fails or panics; then `message` gets the message.
+/// `message` is empty at the start.
+fn guarded(message: *mut c_char, call: impl FnOnce() -> Result<()>) -> c_int {
+    write_message(message, "");
     let error = match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(())) => return 0,
         Ok(Err(error)) => error,
         Err(panic) => FioError::Panic { text: panic_text(panic.as_ref()) },
     };
-    say(why, &error.line());
+    write_message(message, &error.line());
     error.errno()
 }
 
@@ -329,14 +340,14 @@ fn panic_text(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no text").to_owned()
 }
 
-/// Writes a text for the shim, cut to what fits.
-fn say(why: *mut c_char, text: &str) {
-    let Some(why) = NonNull::new(why.cast::<u8>()) else { return };
-    let bytes = &text.as_bytes()[..text.len().min(WHY_BYTES - 1)];
-    // SAFETY: the shim's memory has WHY_BYTES bytes, and the text is not in it.
-    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), why.as_ptr(), bytes.len()) };
-    // SAFETY: as above; there is room for one byte more.
-    let end = unsafe { why.add(bytes.len()) };
+/// Writes a message to the shim's memory, truncated to its size.
+fn write_message(message: *mut c_char, text: &str) {
+    let Some(message) = NonNull::new(message.cast::<u8>()) else { return };
+    let bytes = &text.as_bytes()[..text.len().min(MESSAGE_BYTES - 1)];
+    // SAFETY: the shim's memory has MESSAGE_BYTES bytes, and the text is not in it.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), message.as_ptr(), bytes.len()) };
+    // SAFETY: as above; one more byte fits.
+    let end = unsafe { message.add(bytes.len()) };
     // SAFETY: as above.
     unsafe { end.write(0) };
 }
@@ -345,31 +356,31 @@ fn slot_of(slot: u64) -> Result<usize> {
     usize::try_from(slot).map_err(|_| FioError::Shim { what: "no such slot" })
 }
 
-/// A C string; null is empty.
+/// Converts a C string. Null is the empty string.
 fn text(from: *const c_char) -> Result<String> {
     if from.is_null() {
         return Ok(String::new());
     }
-    // SAFETY: the shim passes strings that end, and leaves them alone during the call.
+    // SAFETY: the shim passes NUL-terminated strings that do not change during the call.
     let text = unsafe { CStr::from_ptr(from) };
     let text = text.to_str().map_err(|_| FioError::Shim { what: "a text that is not UTF-8" })?;
     Ok(text.to_owned())
 }
 
 fn reference<'a, T>(pointer: *const T) -> Result<&'a T> {
-    // SAFETY: null, or what the shim got from here and has not given back, or its own structure;
-    // either outlives the call, and nobody changes it during the call.
+    // SAFETY: null, a handle from this file that the shim has not freed, or a structure of the
+    // shim. Either outlives the call and does not change during it.
     unsafe { pointer.as_ref() }.ok_or(NULL)
 }
 
 fn exclusive<'a, T>(pointer: *mut T) -> Result<&'a mut T> {
-    // SAFETY: null, or the shim's own place for an answer, or a queue, which is used by one thread
-    // at a time; it outlives the call.
+    // SAFETY: null, an output variable of the shim, or a queue, which one thread uses at a time.
+    // Each outlives the call.
     unsafe { pointer.as_mut() }.ok_or(NULL)
 }
 
 fn reclaim<T>(pointer: *mut T) -> Result<Box<T>> {
     let pointer = NonNull::new(pointer).ok_or(NULL)?;
-    // SAFETY: made by `Box::into_raw` here, and given back once.
+    // SAFETY: the pointer is from `Box::into_raw` in this file, and the shim frees it once.
     Ok(unsafe { Box::from_raw(pointer.as_ptr()) })
 }

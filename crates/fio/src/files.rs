@@ -1,6 +1,6 @@
-//! Files of a volume by the paths that fio gives them: found, made, grown, removed.
+//! Looks up, creates, grows and removes files by the paths that fio gives them.
 //!
-//! Paths are plain names from the job's subvolume down; a symbolic link on the way is not followed.
+//! Paths are relative to the root of the job's subvolume. Symbolic links are not followed.
 
 use crate::volumes::Volume;
 use crate::{FioError, Result};
@@ -9,14 +9,16 @@ use butternut::{Allocate, AttributeFlags, Error, File, FileId, FileKind, NewInod
 const FILE_PERMISSIONS: u32 = 0o644;
 const DIRECTORY_PERMISSIONS: u32 = 0o755;
 
-/// What becomes of the space that a file grows by.
+/// How a file grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Grow {
-    /// It does not grow yet.
+    /// It keeps its size.
     Nothing,
+    /// With a hole.
     Hole,
+    /// With preallocated space.
     Allocated,
-    /// Set aside past the end of the file.
+    /// With preallocated space behind the end of the file, whose size does not change.
     AllocatedKeepSize,
 }
 
@@ -26,14 +28,14 @@ impl Volume {
         found.map(|stat| stat.size).map_err(FioError::library(path))
     }
 
-    /// Makes the file, and the directories above it, where it is missing; another job may do the
-    /// same at the same time.
+    /// Creates the file and its parent directories where they are missing. Another job may create
+    /// the same ones concurrently.
     pub(crate) fn make_file(&self, path: &str, in_place: bool) -> Result<()> {
         match self.find(path) {
             Err(Error::NotFound) => {}
             found => return found.map(drop).map_err(FioError::library(path)),
         }
-        self.ready_to_write()?;
+        self.ensure_writable()?;
         let mut names = names(path).peekable();
         let mut dir = self.root;
         while let Some(name) = names.next() {
@@ -57,7 +59,7 @@ impl Volume {
     }
 
     pub(crate) fn unlink_file(&self, path: &str) -> Result<()> {
-        self.ready_to_write()?;
+        self.ensure_writable()?;
         let path = path.trim_end_matches('/');
         let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
         let unlinked =
@@ -66,8 +68,8 @@ impl Volume {
     }
 
     /// # Errors
-    /// [`FioError::ReadOnly`] where the volume could only be opened for reading.
-    fn ready_to_write(&self) -> Result<()> {
+    /// [`FioError::ReadOnly`] if the volume could only be opened read-only.
+    fn ensure_writable(&self) -> Result<()> {
         if self.is_writable { Ok(()) } else { Err(FioError::ReadOnly) }
     }
 
@@ -75,7 +77,7 @@ impl Volume {
         names(path).try_fold(self.root, |dir, name| self.filesystem().lookup(dir, name))
     }
 
-    /// The directory `name`, made where it is missing.
+    /// Returns the directory `name`, which is created if it is missing.
     fn directory(&self, dir: FileId, name: &[u8]) -> butternut::Result<FileId> {
         let filesystem = self.filesystem();
         let found = match filesystem.lookup(dir, name) {
@@ -106,9 +108,9 @@ impl Volume {
     }
 }
 
-/// Grows the file to `bytes`; a larger one stays as it is.
+/// Grows the file to `bytes`, unless it is at least as large.
 pub(crate) fn grow(file: &File, bytes: u64, how: Grow) -> butternut::Result<()> {
-    let had = file.size();
+    let had = file.len();
     if had >= bytes {
         return Ok(());
     }
@@ -124,7 +126,7 @@ pub(crate) fn grow(file: &File, bytes: u64, how: Grow) -> butternut::Result<()> 
 pub(crate) fn write_all(file: &File, offset: u64, mut bytes: &[u8]) -> butternut::Result<()> {
     let mut at = offset;
     while !bytes.is_empty() {
-        // Where space runs out, what comes after a short write fails.
+        // A write that runs out of space may be short; the next one then fails.
         let written = file.write_at(at, bytes)?;
         at = at.saturating_add(u64::try_from(written).unwrap_or(u64::MAX));
         bytes = bytes.get(written..).unwrap_or_default();
@@ -132,7 +134,7 @@ pub(crate) fn write_all(file: &File, offset: u64, mut bytes: &[u8]) -> butternut
     Ok(())
 }
 
-/// Gives space back; the range reads as zeroes.
+/// Punches a hole: frees the space of the range, which then reads as zeroes.
 pub(crate) fn punch(file: &File, offset: u64, bytes: u64) -> butternut::Result<()> {
     file.allocate(offset..offset.saturating_add(bytes), Allocate::PunchHole)
 }

@@ -1,10 +1,10 @@
-//! Floor 7: Butternut's fio engine, all of it that knows no header of fio's.
+//! Floor 7: Butternut's fio engine, without the part that includes fio's headers.
 //!
-//! `shim/engine.c` is the other half. fio keeps the layout of its structures private to each
-//! version, so the shim is compiled against the source of the fio that is to load it; `scripts/fio`
-//! does that, and links the two into `libbutternut_fio.so`. What they say to each other is in
-//! `shim/butternut_fio.h`, in plain types, and [`abi`] is its only implementation: the one place
-//! beside `butternut-sys` where `unsafe` is.
+//! `shim/engine.c` is that part. The layout of fio's structures differs between versions, so
+//! `scripts/fio` compiles the shim against the source of the fio that will load it, and links it
+//! with this crate into `libbutternut_fio.so`. The interface between the two is
+//! `shim/butternut_fio.h`, which has plain types only. [`abi`] implements it; it is the only file
+//! outside `butternut-sys` with `unsafe` code.
 //!
 //! This crate is GPL-2.0-only, as the shim includes fio's headers. Nothing else imports it.
 
@@ -12,10 +12,10 @@ pub mod abi;
 
 mod files;
 mod requests;
-mod switches;
+mod settings;
 mod volumes;
 
-/// Why a call of the shim's failed.
+/// Error of a call from the shim.
 #[derive(Debug, thiserror::Error)]
 pub enum FioError {
     #[error("{what}")]
@@ -24,17 +24,17 @@ pub enum FioError {
         #[source]
         source: Box<butternut::Error>,
     },
-    #[error("no device is named (volume=DEV[,DEV...])")]
+    #[error("no device is given (volume=DEV[,DEV...])")]
     NoDevice,
-    #[error("no path of a file")]
+    #[error("the path of the file is empty")]
     NoPath,
-    #[error("switches: {word:?}: want KEY=VALUE with KEY one of {known}")]
-    UnknownSwitch { word: String, known: String },
-    #[error("switches: {word:?}: want {want}")]
-    SwitchValue { word: String, want: String },
-    #[error("another job has the volume open with switches={have:?}, this one wants {want:?}")]
-    OtherSwitches { have: String, want: String },
-    #[error("the volume is open for reading only")]
+    #[error("mount_options: {word:?}: want KEY=VALUE with KEY one of {known}")]
+    UnknownSetting { word: String, known: String },
+    #[error("mount_options: {word:?}: want {want}")]
+    SettingValue { word: String, want: String },
+    #[error("another job has the volume open with mount_options={have:?}, this job has {want:?}")]
+    OtherSettings { have: String, want: String },
+    #[error("the volume is read-only")]
     ReadOnly,
     #[error("no memory for buffers of {bytes} bytes")]
     NoMemory { bytes: u64 },
@@ -52,7 +52,7 @@ pub enum FioError {
     Panic { text: String },
 }
 
-/// What every call inside this crate returns.
+/// The result of every fallible function of this crate.
 pub(crate) type Result<T, E = FioError> = std::result::Result<T, E>;
 
 const EIO: i32 = 5;
@@ -67,16 +67,16 @@ impl FioError {
         move |source| Self::Library { what: what.into(), source: Box::new(source) }
     }
 
-    /// Positive, as Linux has them.
+    /// Returns the errno, as a positive number.
     pub fn errno(&self) -> i32 {
         match self {
             Self::Library { source, .. } => source.errno(),
             Self::NoDevice
             | Self::NoPath
-            | Self::UnknownSwitch { .. }
-            | Self::SwitchValue { .. }
+            | Self::UnknownSetting { .. }
+            | Self::SettingValue { .. }
             | Self::Shim { .. } => EINVAL,
-            Self::OtherSwitches { .. } => EBUSY,
+            Self::OtherSettings { .. } => EBUSY,
             Self::ReadOnly => EROFS,
             Self::NoMemory { .. } => ENOMEM,
             Self::Full => EAGAIN,
@@ -85,13 +85,13 @@ impl FioError {
         }
     }
 
-    /// The error and its causes, on one line.
+    /// Returns the error and its causes on one line.
     pub fn line(&self) -> String {
         line(self)
     }
 }
 
-/// An error and its causes, on one line.
+/// Returns an error and its causes on one line.
 pub(crate) fn line(error: &dyn std::error::Error) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();

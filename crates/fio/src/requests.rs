@@ -1,38 +1,39 @@
-//! [`Requests`]: a job's requests in flight, each in the slot of its io unit.
+//! [`Requests`]: a job's requests in flight. Each has the slot of its `io_u`.
 //!
 //! ```text
-//! buffers=borrowed   the queue moves fio's memory itself; it may change on the way
-//! buffers=owned      each slot has a buffer of the queue's arena, which fio uses in place
+//! buffers=borrowed   requests use fio's own memory, which fio may change during a write
+//! buffers=owned      each slot has a buffer of the queue's arena, which fio uses as its buffer
 //! ```
 //!
 //! Laws:
 //!
-//! 1. One request per slot is in flight; it is reaped once, with its slot.
-//! 2. An owned buffer is in its slot, or in the request of that slot. fio leaves its memory alone
-//!    in between, so that it is stable.
-//! 3. What fio asks for at an address that is not its slot's is borrowed: the rest of a request
-//!    that came back short.
+//! 1. A slot has at most one request in flight, which is reaped once, with its slot.
+//! 2. An owned buffer is in its slot, or in the request of that slot. fio does not change the
+//!    memory of a request in flight, so its bytes are stable.
+//! 3. A request at an address other than that of its slot's buffer uses borrowed memory. fio issues
+//!    such a request for the remainder of a short transfer.
 
 use crate::volumes::Volume;
 use crate::{FioError, Result, line};
-use butternut::{Buffer, Done, File, IoFlags, Queue, QueueOptions, SyncKind};
+use butternut::queue::{Completion, IoFlags, Queue, QueueOptions, SyncKind};
+use butternut::{Buffer, File};
 use std::time::Duration;
 
-/// Bounds of the memory that a job's borrowed buffers are copied to, where they are.
+/// Bounds of the size of a job's bounce buffers.
 const BOUNCE_BYTES_MIN: usize = 1 << 20;
 const BOUNCE_BYTES_MAX: usize = 64 << 20;
 
-/// How a job's requests are made.
+/// Settings of a job's requests.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct How {
+pub(crate) struct RequestOptions {
     pub(crate) depth: usize,
     pub(crate) flags: IoFlags,
     pub(crate) is_owned: bool,
-    /// The largest request.
+    /// Size of the largest request, in bytes.
     pub(crate) buffer_bytes: usize,
 }
 
-/// What is asked of a file.
+/// An operation on a file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Request {
     Read { offset: u64 },
@@ -40,23 +41,23 @@ pub(crate) enum Request {
     Sync(SyncKind),
 }
 
-/// The memory that a request moves.
+/// The memory of a request.
 #[derive(Debug)]
 pub(crate) enum Memory {
     None,
-    /// So many bytes of the slot's own buffer.
+    /// The first `bytes` bytes of the slot's own buffer.
     Slot {
         bytes: usize,
     },
-    /// The caller's.
+    /// Memory of the caller.
     Borrowed(Buffer),
 }
 
-/// A reaped request.
+/// A completed request.
 #[derive(Debug)]
-pub(crate) struct Ended {
+pub(crate) struct SlotResult {
     pub(crate) slot: usize,
-    /// Bytes, or an errno.
+    /// The number of bytes, or a positive errno.
     pub(crate) result: Result<usize, i32>,
 }
 
@@ -64,49 +65,50 @@ pub(crate) struct Ended {
 pub struct Requests {
     queue: Queue,
     flags: IoFlags,
-    /// The owned buffers that no request has.
+    /// For each slot its owned buffer, unless a request in flight has it.
     slots: Vec<Option<Buffer>>,
-    /// Reaped from the queue; those before `handed_on` went on to fio.
-    done: Vec<Done>,
-    handed_on: usize,
+    /// Requests reaped from the queue. Those before `returned` were returned to fio.
+    done: Vec<Completion>,
+    returned: usize,
     failure: Option<String>,
 }
 
 impl Requests {
-    pub(crate) fn new(volume: &Volume, how: How) -> Result<Self> {
+    pub(crate) fn new(volume: &Volume, options: RequestOptions) -> Result<Self> {
         let mut arena_bytes = 0;
         let no_memory = |bytes: usize| FioError::NoMemory { bytes: as_u64(bytes) };
-        if how.is_owned {
-            // The arena cuts powers of two.
-            let buffer = how.buffer_bytes.checked_next_power_of_two();
+        if options.is_owned {
+            // The arena's buffers have power-of-two sizes.
+            let buffer = options.buffer_bytes.checked_next_power_of_two();
             arena_bytes = buffer
-                .and_then(|bytes| bytes.max(4096).checked_mul(how.depth))
-                .ok_or_else(|| no_memory(how.buffer_bytes))?;
+                .and_then(|bytes| bytes.max(4096).checked_mul(options.depth))
+                .ok_or_else(|| no_memory(options.buffer_bytes))?;
         }
-        let in_flight = how.buffer_bytes.saturating_mul(how.depth);
-        let options = QueueOptions {
-            depth: how.depth,
-            arena_bytes,
-            bounce_bytes: in_flight.saturating_mul(2).clamp(BOUNCE_BYTES_MIN, BOUNCE_BYTES_MAX),
-            ..QueueOptions::default()
-        };
-        let queue = volume.filesystem().queue(&options).map_err(FioError::library("queue"))?;
+        let in_flight = options.buffer_bytes.saturating_mul(options.depth);
+        let queue_options = QueueOptions::default()
+            .depth(options.depth)
+            .arena_bytes(arena_bytes)
+            .bounce_bytes(in_flight.saturating_mul(2).clamp(BOUNCE_BYTES_MIN, BOUNCE_BYTES_MAX));
+        let queue =
+            volume.filesystem().queue(&queue_options).map_err(FioError::library("queue"))?;
         let mut slots = Vec::new();
-        for _ in 0..how.depth {
-            let buffer = how.is_owned.then(|| queue.buffer(how.buffer_bytes));
+        for _ in 0..options.depth {
+            let buffer = options.is_owned.then(|| queue.buffer(options.buffer_bytes));
             slots.push(buffer.map(|made| made.ok_or_else(|| no_memory(arena_bytes))).transpose()?);
         }
-        let done = Vec::with_capacity(how.depth);
-        Ok(Self { queue, flags: how.flags, slots, done, handed_on: 0, failure: None })
+        let done = Vec::with_capacity(options.depth);
+        Ok(Self { queue, flags: options.flags, slots, done, returned: 0, failure: None })
     }
 
-    /// The slot's own buffer, where it has one and no request has that.
+    /// Returns the slot's own buffer, if it has one that no request uses.
     pub(crate) fn owned(&mut self, slot: usize) -> Option<&mut Buffer> {
         self.slots.get_mut(slot)?.as_mut()
     }
 
+    /// Queues a request.
+    ///
     /// # Errors
-    /// [`FioError::Full`] where the queue has to be reaped first.
+    /// [`FioError::Full`] if the queue has to be reaped first.
     pub(crate) fn add(
         &mut self,
         slot: usize,
@@ -126,12 +128,12 @@ impl Requests {
             }
         };
         let tag = as_u64(slot);
-        let taken = match request {
+        let queued = match request {
             Request::Read { offset } => self.queue.read(file, offset, buffer, self.flags, tag),
             Request::Write { offset } => self.queue.write(file, offset, buffer, self.flags, tag),
             Request::Sync(kind) => self.queue.sync(file, kind, tag),
         };
-        let Err(refused) = taken else { return Ok(()) };
+        let Err(refused) = queued else { return Ok(()) };
         if is_own {
             *at = Some(refused.buffer);
         }
@@ -145,22 +147,22 @@ impl Requests {
         self.queue.submit();
     }
 
-    /// Waits until `min` can be taken with [`Requests::next`], or as long as `timeout` says.
+    /// Waits until [`Requests::next`] can return `min` requests, or until `timeout` has passed.
     pub(crate) fn wait(&mut self, min: usize, timeout: Option<Duration>) {
-        if self.handed_on == self.done.len() {
+        if self.returned == self.done.len() {
             self.done.clear();
-            self.handed_on = 0;
+            self.returned = 0;
         }
-        let ready = self.done.len() - self.handed_on;
+        let ready = self.done.len() - self.returned;
         if ready == 0 || ready < min {
             self.queue.reap(min.saturating_sub(ready), timeout, &mut self.done);
         }
     }
 
-    /// The next request that is complete.
-    pub(crate) fn next(&mut self) -> Option<Ended> {
-        let done = self.done.get_mut(self.handed_on)?;
-        self.handed_on += 1;
+    /// Returns the next completed request.
+    pub(crate) fn next(&mut self) -> Option<SlotResult> {
+        let done = self.done.get_mut(self.returned)?;
+        self.returned += 1;
         let buffer = std::mem::take(&mut done.buffer);
         let result = match &done.result {
             Ok(bytes) => Ok(*bytes),
@@ -173,13 +175,13 @@ impl Requests {
         if buffer.is_from_arena() {
             *self.slots.get_mut(slot).expect("tags are slots") = Some(buffer);
         }
-        Some(Ended { slot, result })
+        Some(SlotResult { slot, result })
     }
 
-    /// What failed first, once.
+    /// Returns the text of the first failure, once.
     pub(crate) fn take_failure(&mut self) -> Option<String> {
         self.failure.take().filter(|text| !text.is_empty()).inspect(|_| {
-            // Later ones are counted by fio, not told.
+            // An empty text keeps later failures out; fio counts them.
             self.failure = Some(String::new());
         })
     }

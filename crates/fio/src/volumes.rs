@@ -1,44 +1,40 @@
-//! Volumes that jobs share: the first job opens one, the last one commits and closes it.
+//! Volumes that jobs share: the first job opens a volume, the last one commits and closes it.
 //!
 //! Laws:
 //!
-//! 1. A volume is open once in a process, however many jobs use it. Two spellings of a device's
-//!    path are one device.
-//! 2. Opening and closing exclude each other: who comes while the last job closes, waits for it
-//!    and opens anew.
-//! 3. Jobs that have a volume open at the same time agree on its switches.
+//! 1. A volume is open at most once in a process, however many jobs use it. Device paths are
+//!    canonicalized, so that two paths of one device match.
+//! 2. Opening and closing exclude each other: a job that opens a volume while the last job closes
+//!    it waits, and then opens it again.
+//! 3. Jobs that have a volume open at the same time have the same `mount_options`.
 
-use crate::switches::{self, Wanted};
+use crate::settings::{self, Settings};
 use crate::{FioError, Result};
-use butternut::{DevicePath, FileId, Filesystem, Subvolume};
+use butternut::{DevicePath, FileId, Filesystem, Subvolume, TOP_LEVEL};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The inode of a subvolume's root directory.
-const ROOT_INO: u64 = 256;
-/// The subvolume that holds all others.
-const TOP_LEVEL: u64 = 5;
 const EROFS: i32 = 30;
 
 static OPEN: Mutex<Vec<Shared>> = Mutex::new(Vec::new());
 
-/// What a job asks for.
+/// The engine's options of a job.
 #[derive(Debug)]
 pub(crate) struct Spec {
-    /// Separated by commas.
+    /// Paths, separated by commas.
     pub(crate) devices: String,
-    /// A path from the top level, or an id; empty for the default.
+    /// A path from the top level, or an id; empty for the default subvolume.
     pub(crate) subvolume: String,
-    pub(crate) switches: String,
+    pub(crate) mount_options: String,
     pub(crate) read_only: bool,
 }
 
-/// One job's hold on an open volume.
+/// One job's handle of an open volume.
 #[derive(Debug)]
 pub struct Volume {
-    /// Until it is let go of.
+    /// `None` once it is closed.
     filesystem: Option<Filesystem>,
-    /// Where paths start.
+    /// The directory that paths are relative to.
     pub(crate) root: FileId,
     pub(crate) is_writable: bool,
     devices: Vec<PathBuf>,
@@ -47,10 +43,10 @@ pub struct Volume {
 #[derive(Debug)]
 struct Shared {
     devices: Vec<PathBuf>,
-    switches: String,
+    mount_options: String,
     filesystem: Filesystem,
     is_writable: bool,
-    /// Where what was counted goes in the end.
+    /// The file that statistics are written to at the end.
     stats: Option<PathBuf>,
     jobs: usize,
 }
@@ -65,10 +61,10 @@ impl Volume {
             open.push(Shared::open(devices.clone(), spec)?);
         }
         let shared = &mut open[at];
-        if shared.switches != spec.switches {
-            return Err(FioError::OtherSwitches {
-                have: shared.switches.clone(),
-                want: spec.switches.clone(),
+        if shared.mount_options != spec.mount_options {
+            return Err(FioError::OtherSettings {
+                have: shared.mount_options.clone(),
+                want: spec.mount_options.clone(),
             });
         }
         shared.jobs += 1;
@@ -79,23 +75,26 @@ impl Volume {
             devices,
         };
         drop(open);
-        volume.root = volume.start(&spec.subvolume)?;
+        volume.root = volume.root_of(&spec.subvolume)?;
         Ok(volume)
     }
 
-    /// Lets go of the volume; the last job to do so hears of what could not be written.
+    /// Closes the handle. The last handle commits and closes the volume.
+    ///
+    /// # Errors
+    /// The commit or writing the statistics failed.
     pub(crate) fn close(mut self) -> Result<()> {
-        self.let_go()
+        self.release()
     }
 
     pub(crate) fn filesystem(&self) -> &Filesystem {
-        self.filesystem.as_ref().expect("it is held until the volume is let go of")
+        self.filesystem.as_ref().expect("it is set until the volume is closed")
     }
 
-    /// One job less. The books stay locked while the last one closes (law 2).
-    fn let_go(&mut self) -> Result<()> {
+    /// Decreases the number of jobs. The list stays locked while the last one closes (law 2).
+    fn release(&mut self) -> Result<()> {
         let mut open = open_volumes();
-        // Only the books hold it then: closing releases the devices.
+        // The list then has the last reference, so that closing releases the devices.
         self.filesystem = None;
         let Some(at) = open.iter().position(|shared| shared.devices == self.devices) else {
             return Ok(());
@@ -105,20 +104,20 @@ impl Volume {
             return Ok(());
         }
         let shared = open.swap_remove(at);
-        let counted = shared.stats.map(|path| write_stats(&path, &shared.filesystem));
+        let written = shared.stats.map(|path| write_stats(&path, &shared.filesystem));
         shared.filesystem.close().map_err(FioError::library("commit"))?;
-        counted.unwrap_or(Ok(()))
+        written.unwrap_or(Ok(()))
     }
 
-    /// The root directory of the subvolume that a job names.
-    fn start(&self, subvolume: &str) -> Result<FileId> {
+    /// Returns the root directory of the subvolume that the job names.
+    fn root_of(&self, subvolume: &str) -> Result<FileId> {
         let filesystem = self.filesystem();
         let what = FioError::library(format!("subvolume {subvolume:?}"));
         if subvolume.is_empty() {
-            return filesystem.default_subvolume().map(root_of).map_err(what);
+            return filesystem.default_subvolume().map(FileId::root_of).map_err(what);
         }
         if let Ok(id) = subvolume.parse() {
-            return filesystem.subvolume(id).map(|_| root_of(id)).map_err(what);
+            return filesystem.subvolume(id).map(|_| FileId::root_of(id)).map_err(what);
         }
         filesystem.resolve(subvolume.as_bytes(), butternut::Follow::Last).map_err(what)
     }
@@ -127,8 +126,8 @@ impl Volume {
 impl Drop for Volume {
     fn drop(&mut self) {
         if self.filesystem.is_some() {
-            // Nobody is left to be told.
-            drop(self.let_go());
+            // No caller can receive the error.
+            drop(self.release());
         }
     }
 }
@@ -136,15 +135,15 @@ impl Drop for Volume {
 impl Shared {
     fn open(devices: Vec<PathBuf>, spec: &Spec) -> Result<Self> {
         let what = format!("volume {}", spec.devices);
-        let mut wanted = Wanted::default();
-        switches::apply(&spec.switches, &mut wanted)?;
-        let Wanted { mut options, stats } = wanted;
+        let mut settings = Settings::default();
+        settings::apply(&spec.mount_options, &mut settings)?;
+        let Settings { mut options, stats } = settings;
         options.read_only = spec.read_only;
-        // Jobs name their subvolumes, and the volume is shared.
+        // The volume is shared, and each job names its own subvolume.
         options.subvolume = Subvolume::Id(TOP_LEVEL);
         let paths: Vec<_> = devices.iter().map(DevicePath::from).collect();
         let filesystem = match Filesystem::open(&paths, &options) {
-            // What nobody can write can still be read.
+            // A volume that cannot be written can still be read.
             Err(error) if error.errno() == EROFS && !options.read_only => {
                 options.read_only = true;
                 Filesystem::open(&paths, &options)
@@ -153,7 +152,7 @@ impl Shared {
         };
         Ok(Self {
             devices,
-            switches: spec.switches.clone(),
+            mount_options: spec.mount_options.clone(),
             filesystem: filesystem.map_err(FioError::library(what))?,
             is_writable: !options.read_only,
             stats,
@@ -162,8 +161,8 @@ impl Shared {
     }
 }
 
-/// What was counted since the volume was opened, as one line of JSON; what closing does is not in
-/// it.
+/// Writes the statistics since the volume was opened, as one line of JSON. They do not include the
+/// final commit.
 fn write_stats(path: &Path, filesystem: &Filesystem) -> Result<()> {
     let pages = filesystem.page_counts();
     let text = format!(
@@ -180,16 +179,12 @@ fn open_volumes() -> MutexGuard<'static, Vec<Shared>> {
     OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn root_of(subvolume: u64) -> FileId {
-    FileId::new(subvolume, ROOT_INO)
-}
-
-/// Sorted, and as the system knows them (law 1).
+/// Returns the canonical paths of the devices, sorted (law 1).
 fn devices(list: &str) -> Result<Vec<PathBuf>> {
     let mut devices: Vec<PathBuf> = list
         .split(',')
         .filter(|path| !path.is_empty())
-        // One that does not exist is for the open to refuse, by the name that was given.
+        // The open reports a device that does not exist, with the path that was given.
         .map(|path| std::fs::canonicalize(path).unwrap_or_else(|_| path.into()))
         .collect();
     devices.sort();

@@ -1,4 +1,4 @@
-//! The balance item: what a running balance was asked to do, so that it resumes after a mount.
+//! The balance item: the parameters of a running balance, so that it resumes after a mount.
 //!
 //! ```text
 //! RawBalanceArgs
@@ -29,7 +29,7 @@ pub const BALANCE_KEY: Key = Key::new(BALANCE_OBJECTID, ItemType::TEMPORARY_ITEM
 #[repr(C)]
 pub struct RawBalanceArgs {
     pub profiles: U64,
-    /// One number, or two 32-bit ones where the flags ask for a range.
+    /// One number, or two 32-bit ones if the flags specify a range.
     pub usage: U64,
     pub devid: U64,
     pub pstart: U64,
@@ -38,7 +38,7 @@ pub struct RawBalanceArgs {
     pub vend: U64,
     pub target: U64,
     pub flags: U64,
-    /// One number, or two 32-bit ones where the flags ask for a range.
+    /// One number, or two 32-bit ones if the flags specify a range.
     pub limit: U64,
     pub stripes_min: U32,
     pub stripes_max: U32,
@@ -46,7 +46,7 @@ pub struct RawBalanceArgs {
 }
 const _: () = assert!(size_of::<RawBalanceArgs>() == 136);
 
-/// A balance as it lies on disk (`struct btrfs_balance_item`).
+/// A balance in its on-disk form (`struct btrfs_balance_item`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RawBalanceItem {

@@ -1,4 +1,4 @@
-//! Block group items: how much of a chunk's range is in use.
+//! Block group items: how many bytes of a chunk's logical range are in use.
 //!
 //! ```text
 //! RawBlockGroup
@@ -6,11 +6,11 @@
 //! | used | chunk_objectid | flags |
 //! ```
 //!
-//! They lie in the extent tree, or in a tree of their own (feature block-group-tree).
+//! They are in the extent tree, or in the block group tree (feature block-group-tree).
 //!
 //! 1. The key is (logical address, `BLOCK_GROUP_ITEM`, length); both are sector aligned, the length
-//!    is not 0, and the end lies inside the address space.
-//! 2. No more is used than there is.
+//!    is not 0, and the end is inside the address space.
+//! 2. `used` is at most the length.
 //! 3. `chunk_objectid` is 256, and `flags` keep the laws of a chunk's type.
 
 use crate::chunk::{BlockGroupFlags, FIRST_CHUNK_TREE, Profile};
@@ -20,7 +20,7 @@ use crate::units::{Logical, SECTOR_BYTES};
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// A block group item as it lies on disk (`struct btrfs_block_group_item`).
+/// A block group item in its on-disk form (`struct btrfs_block_group_item`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RawBlockGroup {
@@ -40,7 +40,7 @@ impl RawBlockGroup {
     }
 }
 
-/// A chunk's range, and how much of it is in use.
+/// The logical range of a chunk, and how many of its bytes are in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockGroup {
     pub logical: Logical,

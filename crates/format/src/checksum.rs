@@ -1,13 +1,13 @@
-//! Checksums of blocks and data, and the hashes that names and references are filed under.
+//! Checksums of tree blocks and data, and the hashes in the keys of names and references.
 //!
-//! A volume uses one algorithm for everything, named by `csum_type` in its superblock. A stored
-//! digest is little-endian and fills the first [`ChecksumKind::bytes`] of its field; the rest of
+//! A volume uses one algorithm for everything, given by `csum_type` in its superblock. A stored
+//! checksum is little-endian and fills the first [`ChecksumKind::bytes`] of its field. The rest of
 //! the 32-byte field is zero in a superblock and in a tree block.
 //!
-//! 1. Every digest here is 32 bytes, zero padded, so that it can be written into such a field.
+//! 1. Every [`Checksum`] is 32 bytes, zero padded, so that it can be stored in such a field.
 //! 2. Only the first [`ChecksumKind::bytes`] are compared.
-//! 3. The hashes are the CRC's bare register: another start value than a checksum's, and no
-//!    inversion at the end.
+//! 3. The hashes are the raw CRC register: their initial value differs from that of a checksum, and
+//!    the result is not inverted.
 
 use crate::refused::Refused;
 use crc_fast::CrcAlgorithm;
@@ -16,13 +16,13 @@ use sha2::Digest as _;
 /// The object id of every checksum item (`BTRFS_EXTENT_CSUM_OBJECTID`, -10).
 pub const EXTENT_CSUM_OBJECTID: u64 = u64::MAX - 9;
 
-/// Bytes that a digest's field has in a superblock and in a tree block's header.
-pub const DIGEST_BYTES: usize = 32;
+/// Size in bytes of the checksum field of a superblock and of a tree block's header.
+pub const CHECKSUM_BYTES: usize = 32;
 
-/// A digest, zero padded.
-pub type Digest = [u8; DIGEST_BYTES];
+/// A checksum, zero padded.
+pub type Checksum = [u8; CHECKSUM_BYTES];
 
-/// The algorithm of a volume (`csum_type` in the superblock).
+/// The checksum algorithm of a volume (`csum_type` in the superblock).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ChecksumKind {
     Crc32c,
@@ -34,6 +34,10 @@ pub enum ChecksumKind {
 impl ChecksumKind {
     pub const ALL: [Self; 4] = [Self::Crc32c, Self::Xxhash64, Self::Sha256, Self::Blake2b];
 
+    /// Returns the algorithm of a `csum_type`.
+    ///
+    /// # Errors
+    /// The value is unknown.
     pub fn check(csum_type: u16) -> Result<Self, Refused> {
         match csum_type {
             0 => Ok(Self::Crc32c),
@@ -44,7 +48,7 @@ impl ChecksumKind {
         }
     }
 
-    /// The value of `csum_type`.
+    /// Returns the value of `csum_type`.
     pub const fn csum_type(self) -> u16 {
         match self {
             Self::Crc32c => 0,
@@ -54,7 +58,7 @@ impl ChecksumKind {
         }
     }
 
-    /// Bytes of a digest, as stored for each sector in the checksum tree.
+    /// Returns the size in bytes of a checksum, as stored for each sector in the checksum tree.
     pub const fn bytes(self) -> usize {
         match self {
             Self::Crc32c => 4,
@@ -63,7 +67,7 @@ impl ChecksumKind {
         }
     }
 
-    /// The name that mkfs and sysfs use.
+    /// Returns the name that mkfs and sysfs use.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Crc32c => "crc32c",
@@ -73,49 +77,50 @@ impl ChecksumKind {
         }
     }
 
-    pub fn digest(self, bytes: &[u8]) -> Digest {
-        let mut digest = [0; DIGEST_BYTES];
+    /// Computes the checksum of `bytes`.
+    pub fn compute(self, bytes: &[u8]) -> Checksum {
+        let mut checksum = [0; CHECKSUM_BYTES];
         match self {
-            Self::Crc32c => fill(&mut digest, &crc_fast::crc32_iscsi(bytes).to_le_bytes()),
+            Self::Crc32c => fill(&mut checksum, &crc_fast::crc32_iscsi(bytes).to_le_bytes()),
             Self::Xxhash64 => {
-                fill(&mut digest, &twox_hash::XxHash64::oneshot(0, bytes).to_le_bytes());
+                fill(&mut checksum, &twox_hash::XxHash64::oneshot(0, bytes).to_le_bytes());
             }
-            Self::Sha256 => fill(&mut digest, &sha2::Sha256::digest(bytes)),
+            Self::Sha256 => fill(&mut checksum, &sha2::Sha256::digest(bytes)),
             Self::Blake2b => {
-                let hash = blake2b_simd::Params::new().hash_length(DIGEST_BYTES).hash(bytes);
-                fill(&mut digest, hash.as_bytes());
+                let hash = blake2b_simd::Params::new().hash_length(CHECKSUM_BYTES).hash(bytes);
+                fill(&mut checksum, hash.as_bytes());
             }
         }
-        digest
+        checksum
     }
 
-    /// Whether `stored` begins with the digest of `bytes`. A `stored` too short matches nothing.
+    /// Returns whether `stored` begins with the checksum of `bytes`. A shorter `stored` never
+    /// matches.
     pub fn matches(self, bytes: &[u8], stored: &[u8]) -> bool {
-        let digest = self.digest(bytes);
-        matches!((digest.get(..self.bytes()), stored.get(..self.bytes())),
+        let checksum = self.compute(bytes);
+        matches!((checksum.get(..self.bytes()), stored.get(..self.bytes())),
             (Some(have), Some(want)) if have == want)
     }
 }
 
-/// The hash that a directory entry or an xattr of this name is filed under (the offset of its
-/// `DIR_ITEM` or `XATTR_ITEM` key).
+/// Returns the hash of a name, which is the offset of its `DIR_ITEM` or `XATTR_ITEM` key.
 pub fn name_hash(name: &[u8]) -> u64 {
     u64::from(crc32c_register(!1, &[name]))
 }
 
-/// The hash that an extended reference is filed under (the offset of its `INODE_EXTREF` key).
+/// Returns the hash of an extended reference, which is the offset of its `INODE_EXTREF` key.
 pub fn extref_hash(parent: u64, name: &[u8]) -> u64 {
     u64::from(crc32c_register(low_half(parent), &[name]))
 }
 
-/// The hash that a data reference is filed under (the offset of its `EXTENT_DATA_REF` key).
+/// Returns the hash of a data reference, which is the offset of its `EXTENT_DATA_REF` key.
 pub fn data_ref_hash(root: u64, ino: u64, file_offset: u64) -> u64 {
     let high = crc32c_register(u32::MAX, &[&root.to_le_bytes()]);
     let low = crc32c_register(u32::MAX, &[&ino.to_le_bytes(), &file_offset.to_le_bytes()]);
     (u64::from(high) << 31) ^ u64::from(low)
 }
 
-/// The CRC's register after `parts`, started from `seed` and not inverted.
+/// Returns the CRC register after `parts`, started from `seed` and not inverted.
 fn crc32c_register(seed: u32, parts: &[&[u8]]) -> u32 {
     let mut crc = crc_fast::Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(seed));
     for part in parts {
@@ -129,8 +134,8 @@ fn low_half(value: u64) -> u32 {
     u32::from_le_bytes([a, b, c, d])
 }
 
-fn fill(digest: &mut Digest, hash: &[u8]) {
-    for (to, from) in digest.iter_mut().zip(hash) {
+fn fill(checksum: &mut Checksum, hash: &[u8]) {
+    for (to, from) in checksum.iter_mut().zip(hash) {
         *to = *from;
     }
 }
@@ -139,7 +144,7 @@ fn fill(digest: &mut Digest, hash: &[u8]) {
 mod tests {
     use super::*;
 
-    /// The plain form of the register: one bit at a time.
+    /// Computes the register bit by bit.
     fn bitwise(seed: u32, bytes: &[u8]) -> u32 {
         bytes.iter().fold(seed, |crc, byte| {
             (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
@@ -149,10 +154,10 @@ mod tests {
     }
 
     #[test]
-    fn digests_are_those_of_the_published_test_vectors() {
+    fn checksums_match_the_published_test_vectors() {
         let hex = |kind: ChecksumKind| -> String {
-            let digest = kind.digest(b"123456789");
-            crate::refused::Hex(&digest[..kind.bytes()]).to_string()
+            let checksum = kind.compute(b"123456789");
+            crate::refused::Hex(&checksum[..kind.bytes()]).to_string()
         };
         assert_eq!(hex(ChecksumKind::Crc32c), "839206e3");
         assert_eq!(hex(ChecksumKind::Xxhash64), "83aee640db41b88c");
@@ -163,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn register_agrees_with_the_bitwise_form_at_every_length() {
+    fn register_matches_the_bitwise_form_at_every_length() {
         let bytes: Vec<u8> = (0..=u8::MAX).chain(0..99).map(|i| i.wrapping_mul(7)).collect();
         for len in 0..bytes.len() {
             for seed in [0, !1, u32::MAX, 257] {
@@ -173,9 +178,9 @@ mod tests {
     }
 
     #[test]
-    fn padding_after_the_digest_does_not_count() {
+    fn padding_after_the_checksum_is_ignored() {
         for kind in ChecksumKind::ALL {
-            let mut stored = kind.digest(b"sector");
+            let mut stored = kind.compute(b"sector");
             assert!(kind.matches(b"sector", &stored));
             assert!(!kind.matches(b"sectoR", &stored));
             assert!(!kind.matches(b"sector", &stored[..kind.bytes() - 1]));
@@ -187,8 +192,8 @@ mod tests {
     }
 
     #[test]
-    fn name_hash_is_what_the_kernel_files_default_under() {
-        // Every mkfs writes a directory entry named "default" into the root tree, at this offset.
+    fn name_hash_matches_the_kernels_hash_of_default() {
+        // mkfs writes a directory entry named "default" into the root tree with this key offset.
         assert_eq!(name_hash(b"default"), 2_378_154_706);
     }
 }

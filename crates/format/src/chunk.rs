@@ -1,4 +1,4 @@
-//! Chunk items: which stripes on which devices a range of logical addresses lies on.
+//! Chunk items: map a range of logical addresses to stripes on devices.
 //!
 //! ```text
 //! RawChunk
@@ -12,31 +12,33 @@
 //! | devid | offset | dev_uuid |
 //! ```
 //!
-//! 1. The key is (256, `CHUNK_ITEM`, logical address); the item is as long as its stripes ask.
-//! 2. Address and length are sector aligned, not empty, and end inside the address space; no
-//!    stripe has more than 2^32 - 1 units of 64 KiB.
-//! 3. `stripe_len` is 64 KiB, `sector_size` the volume's.
-//! 4. One kind of content, or data with metadata on a volume of mixed groups; one profile at most.
-//! 5. As many stripes as the profile needs; `sub_stripes` is 2 for raid10.
-//! 6. Every stripe starts sector aligned and ends inside the device's address space.
+//! 1. The key is (256, `CHUNK_ITEM`, logical address); the size of the item matches its number of
+//!    stripes.
+//! 2. Address and length are sector aligned, the length is not 0, and the end is inside the address
+//!    space. The length is below 2^32 - 1 units of 64 KiB.
+//! 3. `stripe_len` is 64 KiB, `sector_size` that of the volume.
+//! 4. The type is data, system or metadata, or data and metadata with the feature mixed-groups. It
+//!    has at most one profile.
+//! 5. The number of stripes is valid for the profile; `sub_stripes` is 2 for raid10.
+//! 6. Every stripe starts sector aligned, and ends inside the address space of its device.
 
 use crate::feature::MIXED_GROUPS;
 use crate::key::{ItemType, Key};
 use crate::refused::{Bits, Refused, require};
-use crate::units::{DevId, Logical, Physical, SECTOR_BYTES, TreeId};
+use crate::units::{DevId, Logical, Physical, SECTOR_BYTES, TreeId, length};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// The unit that striped profiles deal out, in bytes: the only `stripe_len` ever written.
+/// The unit of striped profiles in bytes: the only `stripe_len` ever written.
 pub const STRIPE_BYTES: u64 = 65536;
 
-/// `io_align` and `io_width` of the chunks of a running volume.
+/// `io_align` and `io_width` of chunks that a mounted volume allocates.
 pub const CHUNK_IO_BYTES: u32 = 65536;
 
 /// The object id of every chunk item (`BTRFS_FIRST_CHUNK_TREE_OBJECTID`).
 pub const FIRST_CHUNK_TREE: u64 = 256;
 
-/// The front of a chunk item as it lies on disk (`struct btrfs_chunk` without its stripes).
+/// The front of a chunk item in its on-disk form (`struct btrfs_chunk` without its stripes).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RawChunk {
@@ -52,7 +54,7 @@ pub struct RawChunk {
 }
 const _: () = assert!(size_of::<RawChunk>() == 48);
 
-/// A stripe of a chunk as it lies on disk (`struct btrfs_stripe`).
+/// A stripe of a chunk in its on-disk form (`struct btrfs_stripe`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RawStripe {
@@ -62,7 +64,7 @@ pub struct RawStripe {
 }
 const _: () = assert!(size_of::<RawStripe>() == 32);
 
-/// What a chunk or block group holds, and how it is kept.
+/// The type of a chunk or block group: its content and its profile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct BlockGroupFlags(pub u64);
 
@@ -79,8 +81,9 @@ impl BlockGroupFlags {
     pub const RAID1C3: Self = Self(1 << 9);
     pub const RAID1C4: Self = Self(1 << 10);
 
-    /// All kinds of content, and all profiles.
+    /// The bits of all kinds of content.
     pub const TYPES: Self = Self(0x7);
+    /// The bits of all profiles.
     pub const PROFILES: Self = Self(0x7f8);
 
     pub const fn contains(self, other: Self) -> bool {
@@ -91,13 +94,13 @@ impl BlockGroupFlags {
         self.0 & other.0 != 0
     }
 
-    /// The kinds of content alone.
+    /// Returns only the bits of the content.
     #[must_use]
     pub const fn types(self) -> Self {
         Self(self.0 & Self::TYPES.0)
     }
 
-    /// The profile, or `None` where more than one is named.
+    /// Returns the profile, or `None` if several profile bits are set.
     pub const fn profile(self) -> Option<Profile> {
         match Self(self.0 & Self::PROFILES.0) {
             Self(0) => Some(Profile::Single),
@@ -113,7 +116,7 @@ impl BlockGroupFlags {
         }
     }
 
-    /// The laws that chunks and block groups share.
+    /// Checks the laws that chunks and block groups share, and returns the profile.
     pub fn check(self, incompat: u64) -> Result<Profile, Refused> {
         let (flags, known) = (self.0, Self::TYPES.0 | Self::PROFILES.0);
         require(flags & !known == 0, "type", Bits(flags), format_args!("no bits but {known:#x}"))?;
@@ -129,7 +132,7 @@ impl BlockGroupFlags {
     }
 }
 
-/// How a chunk's stripes relate.
+/// How the stripes of a chunk relate: striping, mirroring or parity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Profile {
     Single,
@@ -144,7 +147,7 @@ pub enum Profile {
 }
 
 impl Profile {
-    /// The name that mkfs takes.
+    /// Returns the name that mkfs uses.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Single => "single",
@@ -159,7 +162,19 @@ impl Profile {
         }
     }
 
-    /// The stripe counts a chunk may have: at least, and at most where the profile fixes it.
+    /// Returns over how many of its `stripes` stripes the data of a chunk is spread, at least one.
+    fn data_stripes(self, stripes: usize) -> u64 {
+        let data = match self {
+            Self::Single | Self::Dup | Self::Raid1 | Self::Raid1c3 | Self::Raid1c4 => 1,
+            Self::Raid0 => stripes,
+            Self::Raid10 => stripes / 2,
+            Self::Raid5 => stripes.saturating_sub(1),
+            Self::Raid6 => stripes.saturating_sub(2),
+        };
+        length(data.max(1))
+    }
+
+    /// Returns the minimum and maximum number of stripes.
     const fn stripes(self) -> (u16, u16) {
         match self {
             Self::Single => (1, 1),
@@ -173,7 +188,7 @@ impl Profile {
     }
 }
 
-/// One stripe of a chunk: where it begins on its device.
+/// One stripe of a chunk: its device, and its offset on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stripe {
     pub devid: DevId,
@@ -181,7 +196,7 @@ pub struct Stripe {
     pub dev_uuid: [u8; 16],
 }
 
-/// A range of logical addresses, and the stripes it lies on.
+/// A range of logical addresses, and its stripes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chunk {
     pub logical: Logical,
@@ -202,8 +217,8 @@ impl Chunk {
         Ok(chunk)
     }
 
-    /// Checks the chunk at the front of `data`, as they lie one after another in a superblock.
-    /// Returns it with what follows.
+    /// Checks the chunk at the front of `data`, as in the chunk array of a superblock. Returns it
+    /// with the rest of the data.
     pub fn check_prefix(key: Key, data: &[u8], incompat: u64) -> Result<(Self, &[u8]), Refused> {
         let short = || Refused::new("item size", data.len(), "a chunk and its stripes");
         require(key.objectid == FIRST_CHUNK_TREE, "key objectid", key.objectid, FIRST_CHUNK_TREE)?;
@@ -220,12 +235,14 @@ impl Chunk {
         let flags = BlockGroupFlags(raw.r#type.get());
         let profile = flags.check(incompat)?;
         stripe_count_laws(raw, profile)?;
-        let stripes = stripes.iter().map(Stripe::check).collect::<Result<_, _>>()?;
+        let stripe_bytes = bytes.div_ceil(profile.data_stripes(count));
+        let stripes = stripes.iter().map(|stripe| Stripe::check(stripe, stripe_bytes));
+        let stripes = stripes.collect::<Result<_, _>>()?;
         let sub_stripes = raw.sub_stripes.get();
         Ok((Self { logical: Logical(logical), bytes, flags, profile, sub_stripes, stripes }, rest))
     }
 
-    /// The address behind the chunk. The check made sure that it does not overflow.
+    /// Returns the address behind the chunk. The check ensures that it does not overflow.
     pub fn end(&self) -> Logical {
         Logical(self.logical.0.saturating_add(self.bytes))
     }
@@ -234,7 +251,7 @@ impl Chunk {
         Key::new(FIRST_CHUNK_TREE, ItemType::CHUNK_ITEM, self.logical.0)
     }
 
-    /// The item's bytes, with these `io_align` and `io_width`.
+    /// Returns the bytes of the item, with these `io_align` and `io_width`.
     pub fn to_bytes(&self, io_bytes: u32) -> Vec<u8> {
         let front = RawChunk {
             length: U64::new(self.bytes),
@@ -266,9 +283,11 @@ impl RawStripe {
 }
 
 impl Stripe {
-    fn check(raw: &RawStripe) -> Result<Self, Refused> {
+    fn check(raw: &RawStripe, bytes: u64) -> Result<Self, Refused> {
         let offset = raw.offset.get();
         require(offset.is_multiple_of(SECTOR_BYTES), "stripe offset", offset, "sector aligned")?;
+        let is_inside = offset.checked_add(bytes).is_some();
+        require(is_inside, "stripe offset", offset, "an end inside the address space")?;
         Ok(Self { devid: DevId(raw.devid.get()), offset: Physical(offset), dev_uuid: raw.dev_uuid })
     }
 }

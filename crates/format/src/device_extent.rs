@@ -1,4 +1,4 @@
-//! The device tree: which ranges of a device are taken, and what was counted and left half-done.
+//! The device tree: allocated ranges of devices, error counts, and the state of a replacement.
 //!
 //! ```text
 //! RawDeviceExtent
@@ -18,12 +18,12 @@
 //! | num_uncorrectable_read_errors |
 //! ```
 //!
-//! 1. An extent's key is (devid, `DEV_EXTENT`, offset on the device); its length is not 0; address
-//!    and length are sector aligned, and end inside the address space.
+//! 1. The key of an extent is (devid, `DEV_EXTENT`, offset on the device); its length is not 0;
+//!    address and length are sector aligned, and the end is inside the address space.
 //! 2. It belongs to a chunk of tree 3 whose key has object id 256.
-//! 3. No extent begins before the one in front of it ends.
-//! 4. Counts have the key (0, `PERSISTENT_ITEM`, devid). Kernels may write more or fewer of them:
-//!    those that are not there are 0, those that have no name are passed over.
+//! 3. No extent begins before the previous one ends.
+//! 4. Error counts have the key (0, `PERSISTENT_ITEM`, devid). Kernels may write more or fewer of
+//!    them: missing ones are 0, unknown ones are ignored.
 //! 5. The state of a replacement has the key (0, `DEV_REPLACE`, 0).
 
 use crate::chunk::FIRST_CHUNK_TREE;
@@ -33,10 +33,10 @@ use crate::units::{DevId, Logical, Physical, SECTOR_BYTES, TreeId};
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// The object id of device counts (`BTRFS_DEV_STATS_OBJECTID`).
+/// The object id of device error counts (`BTRFS_DEV_STATS_OBJECTID`).
 pub const DEV_STATS: u64 = 0;
 
-/// A device extent as it lies on disk (`struct btrfs_dev_extent`).
+/// A device extent in its on-disk form (`struct btrfs_dev_extent`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RawDeviceExtent {
@@ -48,7 +48,7 @@ pub struct RawDeviceExtent {
 }
 const _: () = assert!(size_of::<RawDeviceExtent>() == 48);
 
-/// A device's error counts as they lie on disk (`struct btrfs_dev_stats_item`).
+/// The error counts of a device in their on-disk form (`struct btrfs_dev_stats_item`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RawDeviceStats {
@@ -60,7 +60,7 @@ pub struct RawDeviceStats {
 }
 const _: () = assert!(size_of::<RawDeviceStats>() == 40);
 
-/// The state of replacing a device, as it lies on disk (`struct btrfs_dev_replace_item`).
+/// The state of a device replacement in its on-disk form (`struct btrfs_dev_replace_item`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RawDeviceReplace {
@@ -77,7 +77,7 @@ pub struct RawDeviceReplace {
 const _: () = assert!(size_of::<RawDeviceReplace>() == 72);
 
 impl RawDeviceExtent {
-    /// What is stored of a stripe of this chunk that takes `bytes` of its device.
+    /// Makes the device extent of a stripe of this chunk that uses `bytes` of its device.
     pub fn of(chunk: Logical, bytes: u64, chunk_tree_uuid: [u8; 16]) -> Self {
         Self {
             chunk_tree: U64::new(TreeId::CHUNK.0),
@@ -89,7 +89,7 @@ impl RawDeviceExtent {
     }
 }
 
-/// A range of a device that a chunk's stripe fills.
+/// A range of a device that is a stripe of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceExtent {
     pub devid: DevId,
@@ -119,13 +119,13 @@ impl DeviceExtent {
         })
     }
 
-    /// The offset behind the extent. The check made sure that it does not overflow.
+    /// Returns the offset behind the extent. The check ensures that it does not overflow.
     pub fn end(&self) -> Physical {
         Physical(self.offset.0.saturating_add(self.bytes))
     }
 }
 
-/// Errors counted on one device since its counts were last reset.
+/// The error counts of one device since they were last reset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceStats {
     pub write_errors: u64,
@@ -150,7 +150,7 @@ impl DeviceStats {
     }
 }
 
-/// How far replacing a device went.
+/// The progress of a device replacement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplaceState {
     NeverStarted,

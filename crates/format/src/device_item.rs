@@ -1,4 +1,4 @@
-//! Device items: one per device in the chunk tree, and a copy of its own in each superblock.
+//! Device items: one per device in the chunk tree, and a copy in the device's superblocks.
 //!
 //! ```text
 //! RawDeviceItem
@@ -9,7 +9,7 @@
 //! ```
 //!
 //! 1. The key of a device item is (1, `DEV_ITEM`, devid).
-//! 2. A device does not hold more than it has room for.
+//! 2. `bytes_used` is at most `total_bytes`.
 
 use crate::key::Key;
 use crate::refused::{Refused, require};
@@ -20,7 +20,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// The object id of every device item (`BTRFS_DEV_ITEMS_OBJECTID`).
 pub const DEV_ITEMS: u64 = 1;
 
-/// A device item as it lies on disk (`struct btrfs_dev_item`).
+/// A device item in its on-disk form (`struct btrfs_dev_item`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RawDeviceItem {
@@ -49,7 +49,8 @@ pub struct DeviceItem {
     pub bytes_used: u64,
     pub generation: u64,
     pub uuid: [u8; 16],
-    /// The metadata id of the volume the device was made for: a seed's differs from the sprout's.
+    /// The metadata id of the volume for which the device was created. That of a seed differs from
+    /// the sprout's.
     pub fsid: [u8; 16],
 }
 
@@ -63,7 +64,7 @@ impl DeviceItem {
         Self::check_raw(raw)
     }
 
-    /// Checks a device item that has no key: the one inside a superblock.
+    /// Checks a device item without a key, as in a superblock.
     pub fn check_raw(raw: &RawDeviceItem) -> Result<Self, Refused> {
         let (total_bytes, bytes_used) = (raw.total_bytes.get(), raw.bytes_used.get());
         require(

@@ -1,4 +1,4 @@
-//! Directory entries and extended attributes: one structure under three item types.
+//! Directory entries and extended attributes: one structure for three item types.
 //!
 //! ```text
 //! RawDirItem
@@ -7,20 +7,20 @@
 //! then `name_len` bytes of name, then `data_len` bytes of data
 //! ```
 //!
-//! A name in a directory is stored twice: as `DIR_ITEM` under the hash of the name, for lookup, and
-//! as `DIR_INDEX` under a number that only grows, for listing in a stable order. An `XATTR_ITEM`
-//! lies under the hash of the attribute's name, and is the only one with data. Items keyed by a
-//! hash hold several entries where names collide; a `DIR_INDEX` holds one.
+//! A name in a directory is stored twice: as `DIR_ITEM` keyed by the hash of the name, for lookup,
+//! and as `DIR_INDEX` keyed by a number that only grows, for listing in a stable order. An
+//! `XATTR_ITEM` is keyed by the hash of the attribute's name, and is the only one with data. Items
+//! keyed by a hash have several entries if hashes collide; a `DIR_INDEX` has one.
 //!
 //! Laws, for each entry of [`DirEntries`]:
 //!
-//! 1. The entry with its name and data lies inside the item.
+//! 1. The entry with its name and data is inside the item.
 //! 2. `entry_type` is one of the known types; only attributes have data.
-//! 3. A name has 1 to 255 bytes and no NUL; outside attributes no `/` either.
+//! 3. A name has 1 to 255 bytes and no NUL; only the name of an attribute may contain `/`.
 //!
-//! [`DirEntry::append_to`] is the way back, and [`without_entry`] takes one entry out of an item.
+//! [`DirEntry::append_to`] encodes an entry, and [`without_entry`] removes one from an item.
 //!
-//! What depends on the key (hash, type, what `location` may name) is [`crate::check`]'s.
+//! [`crate::check`] checks what depends on the key (hash, type, valid values of `location`).
 
 use crate::inode::FileKind;
 use crate::key::{Key, RawKey};
@@ -30,10 +30,10 @@ use std::fmt;
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bytes in the longest name, of a file as of an attribute.
+/// Maximum length in bytes of the name of a file or an attribute.
 pub const NAME_BYTES_MAX: usize = 255;
 
-/// An entry as it lies on disk (`struct btrfs_dir_item`).
+/// An entry in its on-disk form (`struct btrfs_dir_item`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RawDirItem {
@@ -46,39 +46,39 @@ pub struct RawDirItem {
 }
 const _: () = assert!(size_of::<RawDirItem>() == 30);
 
-/// What an entry names.
+/// What an entry is for: a file of some type, or an attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EntryKind {
     File(FileKind),
     Xattr,
 }
 
-/// An entry that passed the laws above.
+/// An entry that satisfies the laws above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirEntry<'a> {
-    /// The inode item or the root item that the name leads to; zero for attributes.
+    /// The key of the inode item or root item that the name refers to; zero for attributes.
     pub location: Key,
     pub transid: Generation,
     pub kind: EntryKind,
     pub name: &'a [u8],
-    /// An attribute's value; empty for names in directories.
+    /// The value of an attribute; empty for names in directories.
     pub data: &'a [u8],
 }
 
-/// The entries of one item. Ends after the first entry that is refused.
+/// The entries of one item. Ends after the first invalid entry.
 #[derive(Clone, Debug)]
 pub struct DirEntries<'a> {
     rest: &'a [u8],
 }
 
 impl DirEntry<'_> {
-    /// Bytes of the entry in its item.
+    /// Returns the size of the entry in bytes.
     pub fn item_bytes(&self) -> usize {
         size_of::<RawDirItem>().saturating_add(self.name.len()).saturating_add(self.data.len())
     }
 
-    /// Appends the entry's bytes, which is how an item gains an entry. Name and data must be
-    /// within their limits: [`NAME_BYTES_MAX`], and what fits into a leaf.
+    /// Appends the bytes of the entry to an item. Name and data must be within their limits:
+    /// [`NAME_BYTES_MAX`], and what fits into a leaf.
     pub fn append_to(&self, item: &mut Vec<u8>) {
         let raw = RawDirItem {
             location: RawKey::from(self.location),
@@ -101,7 +101,7 @@ impl DirEntry<'_> {
 }
 
 impl EntryKind {
-    /// The kind that `entry_type` stands for, or `None` for unknown ones.
+    /// Returns the kind of an `entry_type`, or `None` for an unknown one.
     pub fn from_entry_type(entry_type: u8) -> Option<Self> {
         Some(match entry_type {
             1 => Self::File(FileKind::File),
@@ -168,8 +168,8 @@ impl<'a> Iterator for DirEntries<'a> {
     }
 }
 
-/// An item without its entry of this name; empty where it was the only one. `None` where the item
-/// has no such entry.
+/// Returns the item without its entry of this name, which is empty if that was the only one.
+/// Returns `None` if the item has no such entry.
 pub fn without_entry(item: &[u8], name: &[u8]) -> Result<Option<Vec<u8>>, Refused> {
     let mut entries = DirEntries::new(item);
     let mut before = item.len();
@@ -184,7 +184,7 @@ pub fn without_entry(item: &[u8], name: &[u8]) -> Result<Option<Vec<u8>>, Refuse
     Ok(None)
 }
 
-/// An item without what lies from `before` bytes in front of its end to `after` bytes in front.
+/// Removes the bytes from `before` to `after` bytes in front of the end of an item.
 pub(crate) fn cut(item: &[u8], before: usize, after: usize) -> Vec<u8> {
     let front = item.len().saturating_sub(before);
     let back = item.len().saturating_sub(after);
@@ -192,12 +192,12 @@ pub(crate) fn cut(item: &[u8], before: usize, after: usize) -> Vec<u8> {
     parts.map(Option::unwrap_or_default).concat()
 }
 
-/// The length of a name or a value that is known to be within its limit.
+/// Returns the length of a name or a value that is known to be within its limit.
 pub(crate) fn short_length(bytes: &[u8]) -> U16 {
     U16::new(u16::try_from(bytes.len()).unwrap_or(u16::MAX))
 }
 
-/// Checks a name that a directory, a reference or a root reference holds.
+/// Checks the name of a directory entry, an inode reference or a root reference.
 pub fn check_name(name: &[u8]) -> Result<(), Refused> {
     check_xattr_name(name)?;
     require(!name.contains(&b'/'), "name", ShownName(name), "no '/'")
@@ -221,7 +221,7 @@ fn split<'a>(
         .ok_or_else(|| Refused::new(field, len, format_args!("at most the {} left", bytes.len())))
 }
 
-/// A name in an error, with bytes that are not printable escaped.
+/// Displays a name in an error, with unprintable bytes escaped.
 struct ShownName<'a>(&'a [u8]);
 
 impl fmt::Display for ShownName<'_> {

@@ -1,4 +1,4 @@
-//! Extent items: which ranges of the volume are allocated, and everything that refers to them.
+//! Extent items: the allocated ranges of the volume, and all references to them.
 //!
 //! ```text
 //! RawExtentItem
@@ -22,10 +22,10 @@
 //! | count |
 //! ```
 //!
-//! An `EXTENT_ITEM` (address, type, bytes) is of data, or of a tree block, and then has a
-//! [`RawTreeBlockInfo`] before its references; a `METADATA_ITEM` (address, type, level) is of a
-//! tree block and has none (feature skinny-metadata). References follow inline, as many as fit;
-//! the rest are keyed items at the same address:
+//! An `EXTENT_ITEM` (address, type, bytes) describes data, or a tree block, and then has a
+//! [`RawTreeBlockInfo`] before its references. A `METADATA_ITEM` (address, type, level) describes
+//! a tree block and has no such structure (feature skinny-metadata). As many references as fit
+//! follow inline; the rest are keyed items at the same address:
 //!
 //! | type | inline | key offset | item |
 //! |---|---|---|---|
@@ -33,18 +33,18 @@
 //! | `SHARED_BLOCK_REF` | the parent block | the parent block | nothing |
 //! | `EXTENT_DATA_REF` | a [`RawExtentDataRef`] in place of `offset` | its hash | the same |
 //! | `SHARED_DATA_REF` | the parent leaf, then a count | the parent leaf | a count |
-//! | `EXTENT_OWNER_REF` | the tree that pays (simple quotas) | - | inline only |
+//! | `EXTENT_OWNER_REF` | the tree that is charged (simple quotas) | - | inline only |
 //!
-//! 1. Address and bytes are sector aligned, not 0, and end inside the address space. A tree
-//!    block's extent is one node; its level is below 8.
-//! 2. `flags` says data or tree block, not both, and as the key and the references have it;
-//!    full back references are for tree blocks only.
-//! 3. `generation` is not above that of the leaf.
-//! 4. Inline references fill the item exactly, in rising order of type, and within a type in
-//!    falling order of `offset` or hash; none counts 0.
-//! 5. They count no more than `refs`; an owner is none.
-//! 6. Parents and file offsets are sector aligned; a data reference names a subvolume, or another
-//!    tree that has files, and an inode that such a tree can have.
+//! 1. Address and length are sector aligned, the length is not 0, and the end is inside the
+//!    address space. A tree block's extent is one node; its level is below 8.
+//! 2. `flags` is either data or tree block, and matches the key and the references. Only tree
+//!    blocks have full back references.
+//! 3. `generation` is at most that of the leaf.
+//! 4. Inline references fill the item exactly, in ascending order of type, and within a type in
+//!    descending order of `offset` or hash; no count is 0.
+//! 5. The inline references count at most `refs`; an owner reference does not count.
+//! 6. Parents and file offsets are sector aligned. A data reference refers to a subvolume, or
+//!    another tree that has files, and to an inode number that is valid in such a tree.
 
 mod inline;
 
@@ -59,17 +59,17 @@ use crate::units::{Generation, Ino, LEVELS_MAX, Logical, SECTOR_BYTES, TreeId};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bits of an extent's `flags`.
+/// Bits of an extent's `flags` (`BTRFS_EXTENT_FLAG_*`, `BTRFS_BLOCK_FLAG_FULL_BACKREF`).
 pub const EXTENT_FLAG_DATA: u64 = 1 << 0;
 pub const EXTENT_FLAG_TREE_BLOCK: u64 = 1 << 1;
 pub const EXTENT_FLAG_FULL_BACKREF: u64 = 1 << 8;
 
-/// The inode numbers that a file can have, and those of two kinds of cache in the root tree.
+/// The range of inode numbers of files, and the inode number of the free inode cache.
 const INO_FIRST: u64 = 256;
 const INO_LAST: u64 = u64::MAX - 255;
 const INO_CACHE: u64 = u64::MAX - 11;
 
-/// The front of an extent item as it lies on disk (`struct btrfs_extent_item`).
+/// The front of an extent item in its on-disk form (`struct btrfs_extent_item`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RawExtentItem {
@@ -79,7 +79,7 @@ pub struct RawExtentItem {
 }
 const _: () = assert!(size_of::<RawExtentItem>() == 24);
 
-/// What a tree block's `EXTENT_ITEM` says of it (`struct btrfs_tree_block_info`).
+/// The level and first key of a tree block in its `EXTENT_ITEM` (`struct btrfs_tree_block_info`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RawTreeBlockInfo {
@@ -116,11 +116,11 @@ pub struct RawSharedDataRef {
 }
 const _: () = assert!(size_of::<RawSharedDataRef>() == 4);
 
-/// What an extent holds.
+/// Whether an extent contains data or a tree block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExtentKind {
     Data,
-    /// A tree block. Its first key is known from `EXTENT_ITEM`s only.
+    /// A tree block. Only `EXTENT_ITEM`s contain its first key.
     TreeBlock {
         level: u8,
         first_key: Option<Key>,
@@ -133,15 +133,15 @@ pub struct Extent<'a> {
     pub logical: Logical,
     pub bytes: u64,
     pub kind: ExtentKind,
-    /// All references, inline and keyed.
+    /// Number of all references, inline and keyed.
     pub refs: u64,
     pub generation: Generation,
     pub flags: u64,
     inline: &'a [u8],
 }
 
-/// A reference from a file of a subvolume: `offset` is the file offset where the extent's first
-/// byte would lie, which may be below 0 and then wraps.
+/// A reference from a file of a subvolume. `offset` is the file offset where the extent's first
+/// byte would be; it may be negative, and then wraps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataRef {
     pub tree: TreeId,
@@ -152,6 +152,9 @@ pub struct DataRef {
 
 impl<'a> Extent<'a> {
     /// Checks an `EXTENT_ITEM` or `METADATA_ITEM` of a leaf of generation `leaf`.
+    ///
+    /// # Errors
+    /// The first law that the item violates.
     pub fn check(
         key: Key,
         data: &'a [u8],
@@ -178,7 +181,7 @@ impl<'a> Extent<'a> {
         InlineRefs::of(self.inline)
     }
 
-    /// The address behind the extent. The check made sure that it does not overflow.
+    /// Returns the address behind the extent. The check ensures that it does not overflow.
     pub fn end(&self) -> Logical {
         Logical(self.logical.0.saturating_add(self.bytes))
     }
@@ -200,15 +203,15 @@ impl DataRef {
         Ok(Self { tree, ino: Ino(ino), offset, count })
     }
 
-    /// The offset of the key that this reference has when it is not inline.
+    /// Returns the key offset of this reference as a keyed item.
     pub fn hash(&self) -> u64 {
         data_ref_hash(self.tree.0, self.ino.0, self.offset)
     }
 }
 
-/// Checks an `EXTENT_DATA_REF` item, and gives the reference.
+/// Checks an `EXTENT_DATA_REF` item, and returns the reference.
 ///
-/// References whose hashes collide have the next free offsets, so the key may be above the hash.
+/// References with the same hash use the next free offsets, so the key offset may exceed the hash.
 pub fn check_data_ref(key: Key, data: &[u8]) -> Result<DataRef, Refused> {
     address(key)?;
     let reference = DataRef::check(whole::<RawExtentDataRef>(data)?)?;
@@ -217,7 +220,7 @@ pub fn check_data_ref(key: Key, data: &[u8]) -> Result<DataRef, Refused> {
     Ok(reference)
 }
 
-/// Checks a `SHARED_DATA_REF` item, and gives the leaf that refers and how often.
+/// Checks a `SHARED_DATA_REF` item, and returns the address of the referring leaf and the count.
 pub fn check_shared_data_ref(key: Key, data: &[u8]) -> Result<(Logical, u32), Refused> {
     address(key)?;
     let count = whole::<RawSharedDataRef>(data)?.count.get();
@@ -225,14 +228,14 @@ pub fn check_shared_data_ref(key: Key, data: &[u8]) -> Result<(Logical, u32), Re
     Ok((parent(key.offset)?, count))
 }
 
-/// Checks a `SHARED_BLOCK_REF` item, and gives the block that refers.
+/// Checks a `SHARED_BLOCK_REF` item, and returns the address of the referring block.
 pub fn check_shared_block_ref(key: Key, data: &[u8]) -> Result<Logical, Refused> {
     address(key)?;
     require(data.is_empty(), "item size", data.len(), 0)?;
     parent(key.offset)
 }
 
-/// Checks a `TREE_BLOCK_REF` item, and gives the tree that refers.
+/// Checks a `TREE_BLOCK_REF` item, and returns the referring tree.
 pub fn check_tree_block_ref(key: Key, data: &[u8]) -> Result<TreeId, Refused> {
     address(key)?;
     require(data.is_empty(), "item size", data.len(), 0)?;
@@ -259,7 +262,7 @@ fn range_laws(logical: u64, bytes: u64) -> Result<(), Refused> {
     require(fits, "key offset", bytes, "an end inside the address space")
 }
 
-/// What the key and the flags say the extent is, and the bytes of its inline references.
+/// Returns the kind of the extent by its key and flags, and the bytes of its inline references.
 fn kind<'a>(
     key: Key,
     flags: u64,
@@ -271,7 +274,7 @@ fn kind<'a>(
     let is_skinny = key.item_type == ItemType::METADATA_ITEM;
     match flags & (EXTENT_FLAG_DATA | EXTENT_FLAG_TREE_BLOCK) {
         EXTENT_FLAG_DATA => {
-            require(!is_skinny, "flags", Bits(flags), "a tree block, as the key says")?;
+            require(!is_skinny, "flags", Bits(flags), "a tree block, matching the key type")?;
             let full = flags & EXTENT_FLAG_FULL_BACKREF != 0;
             require(!full, "flags", Bits(flags), "no full back references for data")?;
             Ok((ExtentKind::Data, rest))

@@ -1,13 +1,14 @@
-//! Feature bits of a superblock: what each is called, and whether this engine keeps its rules.
+//! Feature bits of a superblock: their names, and which of them are supported.
 //!
-//! 1. A volume with an unknown or unsupported `incompat` bit is refused, and the bit is named.
-//! 2. One with an unknown `compat_ro` bit can be read, not written.
-//! 3. `compat` bits never matter: none is defined.
+//! 1. A volume with an unknown or unsupported `incompat` bit is refused, and the error names the
+//!    bit.
+//! 2. A volume with an unknown `compat_ro` bit can be read, but not written.
+//! 3. `compat` bits are ignored: none is defined.
 
 use crate::refused::Refused;
 use std::fmt;
 
-/// One bit of a feature word, by the name that sysfs and the documentation use.
+/// One bit of a feature word, with its name in sysfs and the documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Feature {
     pub bit: u32,
@@ -77,12 +78,18 @@ pub const BLOCK_GROUP_TREE: Feature = Feature::new(3, "block-group-tree");
 pub const COMPAT_RO: [Feature; 4] =
     [FREE_SPACE_TREE, FREE_SPACE_TREE_VALID, VERITY, BLOCK_GROUP_TREE];
 
-/// Refuses a volume whose `incompat_flags` this engine does not know or support.
+/// Checks that all bits of `incompat_flags` are supported.
+///
+/// # Errors
+/// The unsupported bits, by name.
 pub fn readable(incompat: u64) -> Result<(), Refused> {
     refuse_unsupported(incompat, &INCOMPAT, "incompat_flags")
 }
 
-/// Refuses to write a volume whose `compat_ro_flags` this engine does not know or support.
+/// Checks that all bits of `compat_ro_flags` are supported, which writing requires.
+///
+/// # Errors
+/// The unsupported bits, by name.
 pub fn writable(compat_ro: u64) -> Result<(), Refused> {
     refuse_unsupported(compat_ro, &COMPAT_RO, "compat_ro_flags")
 }
@@ -97,7 +104,7 @@ fn refuse_unsupported(flags: u64, table: &[Feature], field: &'static str) -> Res
     Err(Refused::new(field, Names { flags: refused, table }, "only supported features"))
 }
 
-/// The set bits of a feature word, each by name and number.
+/// Displays the set bits of a feature word by name and number.
 struct Names<'a> {
     flags: u64,
     table: &'a [Feature],
@@ -136,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_mkfs_sets_by_default_is_supported() {
+    fn the_default_features_of_mkfs_are_supported() {
         readable(0x361).unwrap();
         writable(0xb).unwrap();
     }

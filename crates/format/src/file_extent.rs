@@ -1,4 +1,4 @@
-//! File extents: where the bytes of a file live, one item per run of the file.
+//! File extent items: map a range of a file to its data.
 //!
 //! ```text
 //! RawFileExtentHeader
@@ -10,21 +10,22 @@
 //! | header | disk_bytenr | disk_num_bytes | offset | num_bytes |
 //! ```
 //!
-//! Laws of [`FileExtent::check`], which need nothing but the item and its file offset:
+//! Laws of [`FileExtent::check`], which needs only the item and its file offset:
 //!
 //! 1. `extent_type` is inline (0), regular (1) or preallocated (2); `compression` is 0 to 3;
 //!    `encryption` and `other_encoding` are 0.
-//! 2. An inline extent starts the file. Uncompressed, it holds exactly `ram_bytes` bytes.
-//! 3. Others are 53 bytes long, and every address and length in them is sector aligned.
+//! 2. An inline extent is at file offset 0. If it is not compressed, it has exactly `ram_bytes`
+//!    bytes.
+//! 3. Other extents are 53 bytes long, and every address and length in them is sector aligned.
 //! 4. The run ends below 2^64. It may be empty: old kernels left such items when punching a hole
-//!    ran out of space.
-//! 5. A run lies inside what it references, unless it is a hole: `offset` + `num_bytes` is at most
-//!    `disk_num_bytes`, or `ram_bytes` where compressed. (`ram_bytes` is not trusted elsewhere:
-//!    kernels have written wrong ones, and do not read it.)
-//! 6. A compressed extent has at most 128 KiB, on disk and in memory, so that reading it takes
+//!    failed for lack of space.
+//! 5. A run is inside the extent that it references, unless it is a hole: `offset` + `num_bytes` is
+//!    at most `disk_num_bytes`, or `ram_bytes` if compressed. (`ram_bytes` is not used otherwise:
+//!    kernels have written wrong values, and do not read it.)
+//! 6. A compressed extent has at most 128 KiB, on disk and in memory, so that reading it uses
 //!    bounded memory.
 //!
-//! [`FileExtent::append_to`] is the way back: what it writes passes the check, and is what the
+//! [`FileExtent::append_to`] encodes an extent: the bytes pass the check, and equal those that the
 //! kernel writes for the same extent.
 
 use crate::refused::{Refused, require};
@@ -32,15 +33,15 @@ use crate::units::{Generation, Logical, SECTOR_BYTES, length};
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bytes of a compressed extent, at most: on disk as in memory.
+/// Maximum size of a compressed extent in bytes, on disk and in memory.
 pub const COMPRESSED_BYTES_MAX: u64 = 128 * 1024;
 
 const TYPE_INLINE: u8 = 0;
 const TYPE_REGULAR: u8 = 1;
 const TYPE_PREALLOCATED: u8 = 2;
 
-/// The part that every extent has (the head of `struct btrfs_file_extent_item`). In an inline
-/// extent the data follows at once.
+/// The fields that every extent has (the front of `struct btrfs_file_extent_item`). The data of an
+/// inline extent follows them.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RawFileExtentHeader {
@@ -54,7 +55,7 @@ pub struct RawFileExtentHeader {
 }
 const _: () = assert!(size_of::<RawFileExtentHeader>() == 21);
 
-/// A regular or preallocated extent as it lies on disk (`struct btrfs_file_extent_item`).
+/// A regular or preallocated extent in its on-disk form (`struct btrfs_file_extent_item`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RawFileExtentItem {
@@ -66,7 +67,7 @@ pub struct RawFileExtentItem {
 }
 const _: () = assert!(size_of::<RawFileExtentItem>() == 53);
 
-/// How an extent's bytes are packed.
+/// The compression of an extent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Compression {
     #[default]
@@ -80,33 +81,33 @@ pub enum Compression {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileExtent<'a> {
     pub generation: Generation,
-    /// Bytes of the whole extent once unpacked. Only meaningful where compressed, or inline.
+    /// Size in bytes of the whole decompressed extent. Valid only if compressed or inline.
     pub ram_bytes: u64,
     pub compression: Compression,
     pub body: ExtentBody<'a>,
 }
 
-/// What an extent is made of.
+/// Where the data of an extent is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExtentBody<'a> {
-    /// The bytes themselves, packed as `compression` says.
+    /// The data itself, compressed according to `compression`.
     Inline(&'a [u8]),
-    /// A run that is written and reads as what `disk` holds.
+    /// A written run, whose data is in `disk`.
     Regular { disk: DiskExtent, run: ExtentRun },
-    /// A run without any space behind it; it reads as zeros.
+    /// A range without disk space; it reads as zeroes.
     Hole { num_bytes: u64 },
-    /// A run whose space is set aside but never written; it reads as zeros.
+    /// An allocated run that was never written; it reads as zeroes.
     Preallocated { disk: DiskExtent, run: ExtentRun },
 }
 
-/// An extent in logical space, which several file extents may share.
+/// An extent in logical address space, which several file extents may share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DiskExtent {
     pub logical: Logical,
     pub bytes: u64,
 }
 
-/// The part of a disk extent that one file extent shows, counted in unpacked bytes.
+/// The part of a disk extent that one file extent refers to, in decompressed bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExtentRun {
     pub offset: u64,
@@ -124,7 +125,7 @@ impl Compression {
         })
     }
 
-    /// The value of `compression`.
+    /// Returns the value of `compression`.
     pub fn to_byte(self) -> u8 {
         match self {
             Self::None => 0,
@@ -136,31 +137,31 @@ impl Compression {
 }
 
 impl<'a> FileExtent<'a> {
-    /// A small file as a whole, not compressed: `data` is the file's bytes.
+    /// Makes an inline extent that is not compressed; `data` is the whole file.
     pub fn inline(generation: Generation, data: &'a [u8]) -> Self {
         let body = ExtentBody::Inline(data);
         Self { generation, ram_bytes: length(data.len()), compression: Compression::None, body }
     }
 
-    /// A run of a written extent that is not compressed.
+    /// Makes a run of a written extent that is not compressed.
     pub fn regular(generation: Generation, disk: DiskExtent, run: ExtentRun) -> Self {
         let body = ExtentBody::Regular { disk, run };
         Self { generation, ram_bytes: disk.bytes, compression: Compression::None, body }
     }
 
-    /// A run of an extent that is set aside and not written.
+    /// Makes a run of a preallocated extent.
     pub fn preallocated(generation: Generation, disk: DiskExtent, run: ExtentRun) -> Self {
         let body = ExtentBody::Preallocated { disk, run };
         Self { generation, ram_bytes: disk.bytes, compression: Compression::None, body }
     }
 
-    /// A run of zeros, which only volumes without the feature no-holes keep as an item.
+    /// Makes a hole. Only volumes without the feature no-holes store holes as items.
     pub fn hole(generation: Generation, num_bytes: u64) -> Self {
         let body = ExtentBody::Hole { num_bytes };
         Self { generation, ram_bytes: num_bytes, compression: Compression::None, body }
     }
 
-    /// Appends the item's bytes.
+    /// Appends the bytes of the item.
     pub fn append_to(&self, bytes: &mut Vec<u8>) {
         let nowhere = DiskExtent { logical: Logical(0), bytes: 0 };
         let (extent_type, disk, run) = match self.body {
@@ -202,7 +203,7 @@ impl<'a> FileExtent<'a> {
         }
     }
 
-    /// Checks the bytes of an `EXTENT_DATA` item that starts at `file_offset` of its file.
+    /// Checks the bytes of an `EXTENT_DATA` item at `file_offset` of its file.
     pub fn check(bytes: &'a [u8], file_offset: u64) -> Result<Self, Refused> {
         aligned("key offset", file_offset)?;
         let (raw, data) = RawFileExtentHeader::ref_from_prefix(bytes).map_err(|_| {
@@ -231,7 +232,8 @@ impl<'a> FileExtent<'a> {
         Ok(Self { generation: Generation(raw.generation.get()), ram_bytes, compression, body })
     }
 
-    /// Bytes of the file that this extent covers; an inline one covers its last sector in full.
+    /// Returns the number of bytes of the file that this extent covers, for an inline extent
+    /// rounded up to a sector.
     pub fn file_bytes(&self) -> u64 {
         match self.body {
             ExtentBody::Inline(_) => {
@@ -242,7 +244,7 @@ impl<'a> FileExtent<'a> {
         }
     }
 
-    /// The extent in logical space that this one references, if any.
+    /// Returns the extent in logical address space that this one references, if any.
     pub fn disk(&self) -> Option<DiskExtent> {
         match self.body {
             ExtentBody::Inline(_) | ExtentBody::Hole { .. } => None,
@@ -287,9 +289,9 @@ fn check_run(
     if logical == 0 && raw.header.extent_type == TYPE_REGULAR {
         return Ok(ExtentBody::Hole { num_bytes });
     }
-    let room = if compression == Compression::None { disk_bytes } else { ram_bytes };
-    let end = offset.checked_add(num_bytes).filter(|&end| end <= room);
-    let within = format_args!("at most {}", room.saturating_sub(offset));
+    let bytes_max = if compression == Compression::None { disk_bytes } else { ram_bytes };
+    let end = offset.checked_add(num_bytes).filter(|&end| end <= bytes_max);
+    let within = format_args!("at most {}", bytes_max.saturating_sub(offset));
     require(end.is_some(), "num_bytes", num_bytes, within)?;
     require(
         logical.checked_add(disk_bytes).is_some(),

@@ -1,4 +1,4 @@
-//! The free space tree, and the head of the older cache that some volumes still carry.
+//! The free space tree, and the header of the older free space cache (v1).
 //!
 //! ```text
 //! RawFreeSpaceInfo
@@ -10,16 +10,16 @@
 //! | location | generation | num_entries | num_bitmaps |
 //! ```
 //!
-//! Each block group has one `FREE_SPACE_INFO` with the group's own range as key, and after it its
-//! free ranges: `FREE_SPACE_EXTENT` items, which are empty, or `FREE_SPACE_BITMAP` items, which
-//! hold a bit per sector, lowest bit first, 1 for free.
+//! Each block group has one `FREE_SPACE_INFO` whose key is the range of the group. Its free ranges
+//! follow: `FREE_SPACE_EXTENT` items, which are empty, or `FREE_SPACE_BITMAP` items, which have a
+//! bit per sector, lowest bit first, 1 for free.
 //!
 //! 1. Ranges are (start, type, length): sector aligned, not empty, inside the address space.
-//! 2. A bitmap is as long as its range asks, and at most 256 bytes: 8 MiB of sectors of 4 KiB.
-//! 3. `flags` holds no bit but 0: the group uses bitmaps.
-//! 4. No range begins before the one in front of it, in the same group, ends.
-//! 5. The head of the older cache has the key (-11, 0, block group) in the root tree; the bitmaps
-//!    it counts are some of its entries.
+//! 2. The size of a bitmap matches its range, and is at most 256 bytes: 8 MiB of 4 KiB sectors.
+//! 3. `flags` has no bit except bit 0: the group uses bitmaps.
+//! 4. No range begins before the previous one in the same group ends.
+//! 5. The header of the older cache has the key (-11, 0, block group) in the root tree; it counts
+//!    at most as many bitmaps as entries.
 
 use crate::key::{Key, RawKey};
 use crate::refused::{Bits, Refused, require, whole};
@@ -27,16 +27,16 @@ use crate::units::{Generation, Logical, SECTOR_BYTES, length};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// The object id of the heads of the older cache (`BTRFS_FREE_SPACE_OBJECTID`).
+/// The object id of the headers of the older cache (`BTRFS_FREE_SPACE_OBJECTID`).
 pub const FREE_SPACE_OBJECTID: u64 = u64::MAX - 10;
 
-/// Bytes of the longest bitmap.
+/// Maximum size of a bitmap in bytes.
 pub const BITMAP_BYTES_MAX: usize = 256;
 
-/// The bit of `flags` that says a group uses bitmaps.
+/// The bit of `flags` that is set if a group uses bitmaps.
 pub const USING_BITMAPS: u32 = 1 << 0;
 
-/// What a block group's free space is kept as (`struct btrfs_free_space_info`).
+/// How the free space of a block group is stored (`struct btrfs_free_space_info`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RawFreeSpaceInfo {
@@ -52,7 +52,7 @@ impl RawFreeSpaceInfo {
     }
 }
 
-/// The head of the older cache of one block group (`struct btrfs_free_space_header`).
+/// The header of the older cache of one block group (`struct btrfs_free_space_header`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RawFreeSpaceHeader {
@@ -63,7 +63,7 @@ pub struct RawFreeSpaceHeader {
 }
 const _: () = assert!(size_of::<RawFreeSpaceHeader>() == 41);
 
-/// A range that the key of an item of the free space tree names.
+/// The range in the key of an item of the free space tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FreeRange {
     pub logical: Logical,
@@ -81,13 +81,13 @@ impl FreeRange {
         Ok(Self { logical: Logical(logical), bytes })
     }
 
-    /// The address behind the range. The check made sure that it does not overflow.
+    /// Returns the address behind the range. The check ensures that it does not overflow.
     pub fn end(&self) -> Logical {
         Logical(self.logical.0.saturating_add(self.bytes))
     }
 }
 
-/// What a block group's free space is kept as.
+/// How the free space of a block group is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FreeSpaceInfo {
     pub group: FreeRange,
@@ -106,13 +106,13 @@ impl FreeSpaceInfo {
     }
 }
 
-/// Checks a free extent: all of it is in its key.
+/// Checks a free extent, which consists of its key only.
 pub fn check_extent(key: Key, data: &[u8]) -> Result<FreeRange, Refused> {
     require(data.is_empty(), "item size", data.len(), 0)?;
     FreeRange::check(key)
 }
 
-/// The sectors of a range, a bit each.
+/// The sectors of a range, one bit each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FreeBitmap<'a> {
     pub range: FreeRange,
@@ -130,7 +130,7 @@ impl<'a> FreeBitmap<'a> {
         Ok(Self { range, bits: data })
     }
 
-    /// The free ranges, adjacent sectors joined.
+    /// Returns the free ranges, with adjacent sectors joined.
     pub fn ranges(self) -> impl Iterator<Item = FreeRange> {
         let sectors = self.range.bytes / SECTOR_BYTES;
         let mut sector = 0;
@@ -150,11 +150,11 @@ impl<'a> FreeBitmap<'a> {
     }
 }
 
-/// The head of the older cache of one block group.
+/// The header of the older cache of one block group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FreeSpaceHeader {
     pub group: Logical,
-    /// The inode, in the root tree, that holds the cache.
+    /// The inode in the root tree that contains the cache.
     pub location: Key,
     pub generation: Generation,
     pub entries: u64,
@@ -182,19 +182,19 @@ mod tests {
     use crate::key::ItemType;
 
     #[test]
-    fn bitmap_gives_its_free_sectors_as_joined_ranges() {
+    fn a_bitmap_returns_its_free_sectors_as_joined_ranges() {
         let key = Key::new(1 << 20, ItemType::FREE_SPACE_BITMAP, 20 * SECTOR_BYTES);
         let bitmap = FreeBitmap::check(key, &[0b1000_0110, 0b0000_0001, 0b1111_1000]).unwrap();
         let ranges: Vec<_> = bitmap
             .ranges()
             .map(|range| ((range.logical.0 - (1 << 20)) / 4096, range.bytes / 4096))
             .collect();
-        // The last byte speaks for sectors 16 to 19 only: bits behind the range do not count.
+        // The last byte covers only sectors 16 to 19: bits behind the range are ignored.
         assert_eq!(ranges, [(1, 2), (7, 2), (19, 1)]);
     }
 
     #[test]
-    fn bitmap_of_another_length_than_its_range_is_refused() {
+    fn a_bitmap_whose_size_does_not_match_its_range_is_refused() {
         let key = Key::new(1 << 20, ItemType::FREE_SPACE_BITMAP, 20 * SECTOR_BYTES);
         let refused = FreeBitmap::check(key, &[0; 4]).unwrap_err();
         assert_eq!(refused.to_string(), "item size: have 4, want 3");

@@ -1,4 +1,4 @@
-//! Inode items: what `stat` shows, and the flags that steer reads and writes of a file.
+//! Inode items: the attributes that `stat` returns, and the flags of a file.
 //!
 //! ```text
 //! RawTimespec
@@ -12,16 +12,18 @@
 //! | rdev | flags | sequence | reserved | atime | ctime | mtime | otime |
 //! ```
 //!
-//! Laws of [`Inode::check`], which need nothing but the item itself:
+//! Laws of [`Inode::check`], which needs only the item:
 //!
 //! 1. The item is 160 bytes long.
-//! 2. `mode` holds one of the seven file types, and no bits beyond type and permissions.
-//! 3. A directory has at most one link: subdirectories are not counted, and names of it are one.
-//! 4. `flags` holds known bits only. The upper half are bits that forbid writing, not reading.
+//! 2. `mode` has one of the seven file types, and no bits except type and permissions.
+//! 3. A directory has at most one link: it has one name, and subdirectories are not counted.
+//! 4. The lower 32 bits of `flags` are known bits. Unknown upper bits are read-only compatible: as
+//!    in the kernel, they are refused only where the volume is open for writing
+//!    ([`crate::check::writable_leaf`]).
 //!
-//! [`Inode::to_bytes`] is the way back.
+//! [`Inode::to_bytes`] encodes an inode.
 //!
-//! What a leaf adds (generations, key) is [`crate::check`]'s.
+//! [`crate::check`] checks what depends on the leaf (generations, key).
 
 use crate::refused::{Refused, require};
 use crate::units::Generation;
@@ -29,17 +31,17 @@ use std::fmt;
 use zerocopy::little_endian::{I64, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bytes of an inode item.
+/// Size of an inode item in bytes.
 pub const INODE_ITEM_BYTES: usize = 160;
 
 /// The bits of `mode` that hold the file type.
 const MODE_TYPE_MASK: u32 = 0o170_000;
-/// Every bit that `mode` may hold.
+/// All bits that `mode` may have.
 const MODE_MASK: u32 = MODE_TYPE_MASK | 0o7777;
-/// Bits of a minor number in `rdev`.
+/// Number of bits of the minor number in `rdev`.
 const MINOR_BITS: u32 = 20;
 
-/// A point in time as it lies on disk (`struct btrfs_timespec`).
+/// A point in time in its on-disk form (`struct btrfs_timespec`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RawTimespec {
@@ -48,7 +50,7 @@ pub struct RawTimespec {
 }
 const _: () = assert!(size_of::<RawTimespec>() == 12);
 
-/// An inode as it lies on disk (`struct btrfs_inode_item`).
+/// An inode in its on-disk form (`struct btrfs_inode_item`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RawInodeItem {
@@ -72,14 +74,14 @@ pub struct RawInodeItem {
 }
 const _: () = assert!(size_of::<RawInodeItem>() == INODE_ITEM_BYTES);
 
-/// A point in time. Seconds count from 1970 and may be negative; `nanos` is what the disk holds.
+/// A point in time. Seconds count from 1970 and may be negative; `nanos` is as stored on disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time {
     pub secs: i64,
     pub nanos: u32,
 }
 
-/// The kind of thing an inode is.
+/// The type of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FileKind {
     File,
@@ -91,39 +93,39 @@ pub enum FileKind {
     Symlink,
 }
 
-/// A device number: the kernel's own 32-bit form, 12 bits of major above 20 bits of minor.
+/// A device number in the kernel's 32-bit encoding: 12 bits of major above 20 bits of minor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct DeviceNumber(pub u64);
 
-/// The flags of an inode; the upper 32 bits forbid writing where unknown.
+/// The flags of an inode. In the upper 32 bits, the kernel keeps read-only compatible flags.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct InodeFlags(pub u64);
 
 /// An inode that passed [`Inode::check`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inode {
-    /// The transaction that created the inode; NFS handles carry it.
+    /// The transaction that created the inode; part of NFS file handles.
     pub generation: Generation,
     /// The last transaction that changed the inode.
     pub transid: Generation,
     pub size: u64,
-    /// Bytes of data space that the file's extents occupy, compression not counted.
+    /// Allocated bytes of the file's extents, counted before compression.
     pub bytes_used: u64,
     pub block_group: u64,
     pub nlink: u32,
     pub uid: u32,
     pub gid: u32,
-    /// Type and permission bits, as `st_mode`.
+    /// Type and permission bits, as in `st_mode`.
     pub mode: u32,
     pub kind: FileKind,
     pub rdev: DeviceNumber,
     pub flags: InodeFlags,
-    /// The change counter that NFS sees.
+    /// The change counter for NFS.
     pub sequence: u64,
     pub atime: Time,
     pub ctime: Time,
     pub mtime: Time,
-    /// Birth; zero in inodes that old kernels wrote.
+    /// Creation time; zero in inodes that old kernels wrote.
     pub otime: Time,
 }
 
@@ -143,12 +145,7 @@ impl Inode {
             .ok_or_else(|| Refused::new("mode", format_args!("{mode:#o}"), "a file type"))?;
         let nlink = raw.nlink.get();
         require(kind != FileKind::Directory || nlink <= 1, "nlink", nlink, "at most 1")?;
-        require(
-            flags.unknown() == 0,
-            "flags",
-            format_args!("{:#x}", flags.0),
-            format_args!("no bits beyond {:#x}", InodeFlags::KNOWN.0),
-        )?;
+        flags.check_known(InodeFlags::INCOMPATIBLE)?;
         Ok(Self {
             generation: Generation(raw.generation.get()),
             transid: Generation(raw.transid.get()),
@@ -170,7 +167,7 @@ impl Inode {
         })
     }
 
-    /// The bytes of the inode's item.
+    /// Returns the bytes of the item.
     pub fn to_bytes(&self) -> [u8; INODE_ITEM_BYTES] {
         zerocopy::transmute!(RawInodeItem {
             generation: U64::new(self.generation.0),
@@ -207,7 +204,7 @@ impl From<&RawTimespec> for Time {
 }
 
 impl FileKind {
-    /// The kind in the type bits of a mode, or `None` where no kind has those bits.
+    /// Returns the kind of the type bits of a mode, or `None` if they are invalid.
     pub fn from_mode(mode: u32) -> Option<Self> {
         match mode & MODE_TYPE_MASK {
             0o010_000 => Some(Self::Fifo),
@@ -221,7 +218,7 @@ impl FileKind {
         }
     }
 
-    /// The type bits of a mode of this kind.
+    /// Returns the type bits of a mode of this kind.
     pub fn mode_bits(self) -> u32 {
         match self {
             Self::Fifo => 0o010_000,
@@ -240,7 +237,7 @@ impl DeviceNumber {
         Self(u64::from(major) << MINOR_BITS | u64::from(minor & ((1 << MINOR_BITS) - 1)))
     }
 
-    /// The major number, read as the kernel reads it: the upper half of `rdev` does not count.
+    /// Returns the major number as the kernel does, ignoring the upper half of `rdev`.
     pub fn major(self) -> u32 {
         self.low() >> MINOR_BITS
     }
@@ -267,11 +264,13 @@ impl InodeFlags {
     pub const NOATIME: Self = Self(1 << 9);
     pub const DIRSYNC: Self = Self(1 << 10);
     pub const COMPRESS: Self = Self(1 << 11);
-    /// Set in the inode inside a root item whose newer fields are initialised.
+    /// Set in the inode of a root item whose `flags` and `byte_limit` are initialised.
     pub const ROOT_ITEM_INIT: Self = Self(1 << 31);
-    /// The file's bytes are sealed by fs-verity: it is never written again.
+    /// fs-verity is enabled: the file can never be written again.
     pub const VERITY: Self = Self(1 << 32);
-    /// Every bit this engine knows.
+    /// The bits that a reader must know. The others are read-only compatible.
+    const INCOMPATIBLE: Self = Self(0xffff_ffff);
+    /// All known bits.
     pub const KNOWN: Self = Self(0xfff | Self::ROOT_ITEM_INIT.0 | Self::VERITY.0);
 
     pub fn contains(self, flags: Self) -> bool {
@@ -288,9 +287,22 @@ impl InodeFlags {
         Self(self.0 & !flags.0)
     }
 
-    /// The bits that have no meaning here.
-    pub fn unknown(self) -> u64 {
-        self.0 & !Self::KNOWN.0
+    /// Checks that the flags have no unknown bits among `bits`.
+    fn check_known(self, bits: Self) -> Result<(), Refused> {
+        require(
+            self.0 & bits.0 & !Self::KNOWN.0 == 0,
+            "flags",
+            format_args!("{:#x}", self.0),
+            format_args!("no bits beyond {:#x}", bits.0 & Self::KNOWN.0),
+        )
+    }
+
+    /// Checks that no flag forbids writing: each upper bit is known.
+    ///
+    /// # Errors
+    /// An upper bit is unknown.
+    pub fn check_writable(self) -> Result<(), Refused> {
+        self.check_known(Self(!Self::INCOMPATIBLE.0))
     }
 }
 

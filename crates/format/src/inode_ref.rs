@@ -1,4 +1,4 @@
-//! Inode references: the names of an inode, kept beside the inode, in two forms.
+//! Inode references: the names of an inode, stored next to the inode item, in two forms.
 //!
 //! ```text
 //! RawInodeRef
@@ -10,17 +10,16 @@
 //! | parent_objectid | index | name_len |    then `name_len` bytes of name
 //! ```
 //!
-//! An `INODE_REF` item has the key (ino, 12, parent) and holds every name that one parent gives.
-//! When it is full, further names go to `INODE_EXTREF` items, keyed (ino, 13, hash of parent and
-//! name); several entries share an item where the hashes collide.
+//! An `INODE_REF` item has the key (ino, 12, parent) and lists the names of the inode in one parent
+//! directory. When it is full, further names go to `INODE_EXTREF` items, with the key (ino, 13,
+//! hash of parent and name). Entries whose hashes collide share an item.
 //!
 //! Laws, for each entry of [`InodeRefs`] and [`InodeExtrefs`]:
 //!
-//! 1. The entry with its name lies inside the item, and an item holds at least one.
+//! 1. The entry with its name is inside the item, and an item has at least one entry.
 //! 2. A name has 1 to 255 bytes, none of them `/` or NUL.
 //!
-//! `append_to` of both entries is the way back; [`without_ref`] and [`without_extref`] take one
-//! entry out of an item.
+//! `append_to` encodes an entry; [`without_ref`] and [`without_extref`] remove one from an item.
 
 use crate::dir::{check_name, cut, short_length};
 use crate::refused::Refused;
@@ -28,7 +27,7 @@ use crate::units::Ino;
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// One name in an `INODE_REF` item as it lies on disk (`struct btrfs_inode_ref`).
+/// One name of an `INODE_REF` item in its on-disk form (`struct btrfs_inode_ref`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RawInodeRef {
@@ -37,7 +36,7 @@ pub struct RawInodeRef {
 }
 const _: () = assert!(size_of::<RawInodeRef>() == 10);
 
-/// One name in an `INODE_EXTREF` item as it lies on disk (`struct btrfs_inode_extref`).
+/// One name of an `INODE_EXTREF` item in its on-disk form (`struct btrfs_inode_extref`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RawInodeExtref {
@@ -47,7 +46,7 @@ pub struct RawInodeExtref {
 }
 const _: () = assert!(size_of::<RawInodeExtref>() == 18);
 
-/// A name of an inode in the directory that the item's key names.
+/// A name of an inode in the directory of the item's key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InodeRef<'a> {
     /// The key offset of the name's `DIR_INDEX` item.
@@ -64,33 +63,33 @@ pub struct InodeExtref<'a> {
     pub name: &'a [u8],
 }
 
-/// The names in an `INODE_REF` item. Ends after the first entry that is refused.
+/// The names of an `INODE_REF` item. Ends after the first invalid entry.
 #[derive(Clone, Debug)]
 pub struct InodeRefs<'a> {
     rest: &'a [u8],
 }
 
-/// The names in an `INODE_EXTREF` item. Ends after the first entry that is refused.
+/// The names of an `INODE_EXTREF` item. Ends after the first invalid entry.
 #[derive(Clone, Debug)]
 pub struct InodeExtrefs<'a> {
     rest: &'a [u8],
 }
 
-/// An item with one entry less, and the index that the entry had.
+/// An item without one of its entries, and the index of that entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shortened {
-    /// The rest; empty where it was the only entry.
+    /// The remaining item; empty if the entry was the only one.
     pub item: Vec<u8>,
     pub index: u64,
 }
 
 impl InodeRef<'_> {
-    /// Bytes of the entry in its item.
+    /// Returns the size of the entry in bytes.
     pub fn item_bytes(&self) -> usize {
         size_of::<RawInodeRef>().saturating_add(self.name.len())
     }
 
-    /// Appends the entry's bytes. The name must be one that [`check_name`] lets pass.
+    /// Appends the bytes of the entry. The name must be valid ([`check_name`]).
     pub fn append_to(&self, item: &mut Vec<u8>) {
         let raw = RawInodeRef { index: U64::new(self.index), name_len: short_length(self.name) };
         item.reserve(self.item_bytes());
@@ -100,12 +99,12 @@ impl InodeRef<'_> {
 }
 
 impl InodeExtref<'_> {
-    /// Bytes of the entry in its item.
+    /// Returns the size of the entry in bytes.
     pub fn item_bytes(&self) -> usize {
         size_of::<RawInodeExtref>().saturating_add(self.name.len())
     }
 
-    /// Appends the entry's bytes. The name must be one that [`check_name`] lets pass.
+    /// Appends the bytes of the entry. The name must be valid ([`check_name`]).
     pub fn append_to(&self, item: &mut Vec<u8>) {
         let raw = RawInodeExtref {
             parent_objectid: U64::new(self.parent.0),
@@ -118,7 +117,7 @@ impl InodeExtref<'_> {
     }
 }
 
-/// An `INODE_REF` item without its entry of this name. `None` where the item has no such entry.
+/// Removes the entry with this name from an `INODE_REF` item. Returns `None` if there is none.
 pub fn without_ref(item: &[u8], name: &[u8]) -> Result<Option<Shortened>, Refused> {
     let mut entries = InodeRefs::new(item);
     let mut before = item.len();
@@ -133,8 +132,8 @@ pub fn without_ref(item: &[u8], name: &[u8]) -> Result<Option<Shortened>, Refuse
     Ok(None)
 }
 
-/// An `INODE_EXTREF` item without its entry of this name in this directory. `None` where the item
-/// has no such entry.
+/// Removes the entry with this name in this directory from an `INODE_EXTREF` item. Returns `None`
+/// if there is none.
 pub fn without_extref(item: &[u8], parent: Ino, name: &[u8]) -> Result<Option<Shortened>, Refused> {
     let mut entries = InodeExtrefs::new(item);
     let mut before = item.len();

@@ -1,4 +1,4 @@
-//! The three-part key that orders every item of every tree.
+//! The three-part key that orders the items of every tree.
 //!
 //! ```text
 //! RawKey
@@ -6,12 +6,12 @@
 //! | objectid | item_type | offset |
 //! ```
 //!
-//! Keys compare by object id, then type, then offset (On-disk-format, "Key").
+//! Keys are ordered by object id, then type, then offset (On-disk-format, "Key").
 
 use std::fmt;
 use zerocopy::little_endian::U64;
 
-/// A key as it lies on disk.
+/// A key in its on-disk form (`struct btrfs_disk_key`).
 #[derive(
     Clone,
     Copy,
@@ -29,7 +29,7 @@ pub struct RawKey {
 }
 const _: () = assert!(size_of::<RawKey>() == 17);
 
-/// A key. Any three values are a key; whether one may stand in a given tree is the item's check.
+/// A key. Any three values form a key; the check of the item decides whether a tree may contain it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
     pub objectid: u64,
@@ -45,7 +45,7 @@ impl Key {
         Self { objectid, item_type, offset }
     }
 
-    /// The smallest key above this one, or `None` above [`Key::MAX`].
+    /// Returns the smallest key above this one, or `None` for [`Key::MAX`].
     pub fn successor(self) -> Option<Self> {
         if let Some(offset) = self.offset.checked_add(1) {
             return Some(Self { offset, ..self });
@@ -79,7 +79,7 @@ impl fmt::Display for Key {
     }
 }
 
-/// The type byte of a key: which structure the item holds.
+/// The type byte of a key, which determines the structure of the item.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ItemType(pub u8);
 

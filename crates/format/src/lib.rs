@@ -1,8 +1,8 @@
-//! Floor 0: what the bytes of a btrfs volume mean.
+//! Floor 0: the on-disk format of btrfs.
 //!
-//! Every structure exists twice: a `Raw` type is the bytes as they lie on disk (little-endian,
-//! unaligned, size asserted), and a checked type is proof that they passed the check beside it.
-//! Checks run once, after every read and before every write; floors above trust the type.
+//! Every structure has two types: a `Raw` type has the bytes as they are on disk (little-endian,
+//! unaligned, size asserted), and a checked type is proof that they passed its check. Checks run
+//! once, after every read and before every write; the floors above rely on the type.
 //!
 //! This crate never does I/O, never reads a clock, and never panics or allocates without bound on
 //! any input.
@@ -13,7 +13,7 @@
     allow(
         clippy::as_conversions,
         clippy::indexing_slicing,
-        reason = "a test that panics has failed, as it should"
+        reason = "a test that panics has failed"
     )
 )]
 

@@ -15,12 +15,11 @@
 //! ```
 //!
 //! [`TreeBlock`] is proof that the block passed [`TreeBlock::check`]: the checksum, the header
-//! against what the parent promised ([`Expected`]), the order of the keys, the placing of every
-//! item, and what the items hold. The laws themselves are in [`crate::check`].
+//! against the parent's pointer ([`Expected`]), the order of the keys, the position of every item,
+//! and the contents of the items. The laws are in [`crate::check`].
 //!
-//! The bytes may live in any buffer `B`: memory that a device read into, or a test's vector.
-//! Every accessor is O(1) or a binary search, allocates nothing, and answers `None` rather than
-//! panic where a slot is not there.
+//! The bytes may be in any buffer `B`, for example device memory or a vector of a test. Every
+//! accessor is O(1) or a binary search, allocates nothing, and returns `None` for a missing slot.
 
 mod compose;
 
@@ -37,10 +36,10 @@ use std::ops::Deref;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bytes of the header in front of every block's slots.
+/// Size in bytes of the header of every block, which its slots follow.
 pub const HEADER_BYTES: usize = 101;
 
-/// Bytes at the front of a block that its checksum does not cover: the digest's own field.
+/// Bytes at the start of a block that its checksum does not cover: the checksum field itself.
 pub const CSUM_BYTES: usize = 32;
 
 /// Bits of a header's `flags`; the top byte is the revision of back references.
@@ -49,7 +48,7 @@ pub const HEADER_FLAG_RELOC: u64 = 1 << 1;
 pub const BACKREF_REVISION_SHIFT: u32 = 56;
 pub const BACKREF_REVISION_MIXED: u64 = 1;
 
-/// A block header as it lies on disk (`struct btrfs_header`).
+/// A block header in its on-disk form (`struct btrfs_header`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RawHeader {
@@ -85,31 +84,33 @@ pub struct RawItem {
 }
 const _: () = assert!(size_of::<RawItem>() == 25);
 
-/// What a parent (or a root item, or the superblock) promises of a block before it is read.
+/// What is known about a block before it is read, from its parent, a root item or the superblock.
 #[derive(Clone, Copy, Debug)]
 pub struct Expected {
     pub logical: Logical,
     pub generation: Generation,
     pub level: u8,
-    /// The tree the block is reached from. Shared blocks may name another owner; the check uses
-    /// it to tell subvolume trees from the rest. Tree 0 means unknown: any owner will do.
+    /// The tree through which the block is reached. A shared block may have another owner; the
+    /// check uses this to distinguish subvolume trees from others. Tree 0 means unknown: any owner
+    /// is valid.
     pub tree: TreeId,
-    /// The first key the parent's slot holds, where there is a parent.
+    /// The key of the parent's slot, if there is a parent.
     pub first_key: Option<Key>,
-    /// The key that all keys of the block are below: that of the parent's next slot, or of the
-    /// nearest ancestor that has a next slot.
+    /// A key above all keys of the block: that of the parent's next slot, or of the nearest
+    /// ancestor that has a next slot.
     pub end_key: Option<Key>,
 }
 
-/// What a volume's superblock says that every block of it must keep.
+/// Properties of a volume, from its superblock, that every block must match.
 #[derive(Clone, Debug)]
 pub struct BlockRules {
     pub csum: ChecksumKind,
     pub node_bytes: u32,
-    /// The ids a header may carry: the volume's metadata id, and those of its seeds.
+    /// The ids that a header may contain: the volume's metadata id, and those of its seeds.
     pub fsids: Vec<[u8; 16]>,
-    /// `incompat_flags` and `compat_ro_flags` of the superblock ([`crate::super_block`]).
+    /// The `incompat_flags` of the superblock ([`crate::super_block`]).
     pub incompat: u64,
+    /// The `compat_ro_flags` of the superblock.
     pub compat_ro: u64,
 }
 
@@ -124,13 +125,13 @@ impl BlockRules {
         }
     }
 
-    /// Bytes of a block behind its header.
+    /// Returns the size in bytes of a block without its header.
     pub fn slot_bytes(&self) -> usize {
         index(self.node_bytes).saturating_sub(HEADER_BYTES)
     }
 }
 
-/// A child that an inner node points at.
+/// A pointer of an inner node to a child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Child {
     pub key: Key,
@@ -145,7 +146,10 @@ pub struct TreeBlock<B> {
 }
 
 impl<B: Deref<Target = [u8]>> TreeBlock<B> {
-    /// Checks every law of a block: see [`check::block`].
+    /// Checks every law of a block ([`check::block`]).
+    ///
+    /// # Errors
+    /// The first law that the block violates.
     pub fn check(bytes: B, expected: &Expected, rules: &BlockRules) -> Result<Self, Refused> {
         check::block(&bytes, expected, rules)?;
         Ok(Self { bytes })
@@ -175,7 +179,7 @@ impl<B: Deref<Target = [u8]>> TreeBlock<B> {
         self.level() == 0
     }
 
-    /// Items of a leaf, or children of an inner node.
+    /// Returns the number of items of a leaf, or of children of an inner node.
     pub fn len(&self) -> usize {
         index(self.header().nritems.get())
     }
@@ -197,13 +201,16 @@ impl<B: Deref<Target = [u8]>> TreeBlock<B> {
         slots.key(slot).map(Key::from)
     }
 
-    /// The key of the last slot; `None` in a block without slots.
+    /// Returns the key of the last slot, or `None` if the block is empty.
     pub fn last_key(&self) -> Option<Key> {
         let slots = Slots::of(&self.bytes)?;
         slots.key(slots.len().checked_sub(1)?).map(Key::from)
     }
 
-    /// The slot that holds `key`, or else the slot it would be inserted at.
+    /// Returns the slot of `key`.
+    ///
+    /// # Errors
+    /// The slot at which `key` would be inserted.
     pub fn find(&self, key: &Key) -> Result<usize, usize> {
         let Some(slots) = Slots::of(&self.bytes) else { return Err(0) };
         let (mut low, mut high) = (0, slots.len());
@@ -219,7 +226,7 @@ impl<B: Deref<Target = [u8]>> TreeBlock<B> {
         Err(low)
     }
 
-    /// The child in a slot of an inner node; `None` in a leaf.
+    /// Returns the child of a slot of an inner node, or `None` in a leaf.
     pub fn child(&self, slot: usize) -> Option<Child> {
         match Slots::of(&self.bytes)? {
             Slots::Node(children) => children.get(slot).map(Child::from),
@@ -227,7 +234,7 @@ impl<B: Deref<Target = [u8]>> TreeBlock<B> {
         }
     }
 
-    /// The item in a slot of a leaf; `None` in an inner node.
+    /// Returns the item of a slot of a leaf, or `None` in an inner node.
     pub fn item(&self, slot: usize) -> Option<(Key, &[u8])> {
         match Slots::of(&self.bytes)? {
             Slots::Leaf(items) => {
@@ -261,7 +268,7 @@ impl From<&RawKeyPtr> for Child {
     }
 }
 
-/// The slots behind a header, as many as `nritems` says.
+/// The `nritems` slots behind a header.
 #[derive(Clone, Copy)]
 pub(crate) enum Slots<'a> {
     Leaf(&'a [RawItem]),
@@ -269,7 +276,7 @@ pub(crate) enum Slots<'a> {
 }
 
 impl<'a> Slots<'a> {
-    /// `None` where the block is too small for its `nritems`.
+    /// Returns `None` if the block is too small for its `nritems`.
     pub(crate) fn of(bytes: &'a [u8]) -> Option<Self> {
         let (header, slots) = RawHeader::ref_from_prefix(bytes).ok()?;
         let count = index(header.nritems.get());
@@ -297,14 +304,15 @@ impl<'a> Slots<'a> {
     }
 }
 
-/// The bytes an item's slot names, where they lie inside the block.
+/// Returns the bytes of an item, if they are inside the block.
 pub(crate) fn item_data<'a>(bytes: &'a [u8], item: &RawItem) -> Option<&'a [u8]> {
     let start = HEADER_BYTES.checked_add(index(item.offset.get()))?;
     let end = start.checked_add(index(item.size.get()))?;
     bytes.get(start..end)
 }
 
-/// The header of a checked block. The fallback is never met: the check refused shorter blocks.
+/// Returns the header of a checked block. The fallback is never used: the check refuses shorter
+/// blocks.
 fn header(bytes: &[u8]) -> &RawHeader {
     const NONE: &RawHeader = &RawHeader {
         csum: [0; 32],

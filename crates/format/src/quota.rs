@@ -1,4 +1,4 @@
-//! Quota groups: what each subvolume, and each group of them, uses and may use.
+//! Quota groups: usage and limits of each subvolume, and of groups of subvolumes.
 //!
 //! ```text
 //! RawQgroupStatus
@@ -14,12 +14,13 @@
 //! | flags | max_rfer | max_excl | rsv_rfer | rsv_excl |
 //! ```
 //!
-//! A group's id has its level in the upper 16 bits and, at level 0, a subvolume's id in the rest.
+//! The id of a group has its level in the upper 16 bits and, at level 0, a subvolume's id in the
+//! rest.
 //!
 //! 1. Keys: status (0, `QGROUP_STATUS`, 0), info and limit (0, type, group), relation (one group,
-//!    `QGROUP_RELATION`, the other), which holds nothing and stands in both directions.
-//! 2. `version` is 1. `enable_gen` is there from the day simple quotas were switched on; extents
-//!    older than it belong to nobody.
+//!    `QGROUP_RELATION`, the other group), which is empty and exists in both directions.
+//! 2. `version` is 1. `enable_gen` exists if simple quotas were ever enabled; extents of older
+//!    generations are charged to no group.
 
 use crate::key::Key;
 use crate::refused::{Refused, front, require, whole};
@@ -27,7 +28,7 @@ use crate::units::Generation;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bytes of a status item without `enable_gen`.
+/// Size in bytes of a status item without `enable_gen`.
 pub const STATUS_BYTES_SHORT: usize = 32;
 
 /// The only `version` of the status item.
@@ -39,7 +40,7 @@ pub const STATUS_RESCAN: u64 = 1 << 1;
 pub const STATUS_INCONSISTENT: u64 = 1 << 2;
 pub const STATUS_SIMPLE_MODE: u64 = 1 << 3;
 
-/// The state of quotas as it lies on disk (`struct btrfs_qgroup_status_item`).
+/// The quota status in its on-disk form (`struct btrfs_qgroup_status_item`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RawQgroupStatus {
@@ -51,7 +52,7 @@ pub struct RawQgroupStatus {
 }
 const _: () = assert!(size_of::<RawQgroupStatus>() == 40);
 
-/// What a group uses, as it lies on disk (`struct btrfs_qgroup_info_item`).
+/// The usage of a group in its on-disk form (`struct btrfs_qgroup_info_item`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RawQgroupInfo {
@@ -63,7 +64,7 @@ pub struct RawQgroupInfo {
 }
 const _: () = assert!(size_of::<RawQgroupInfo>() == 40);
 
-/// What a group may use, as it lies on disk (`struct btrfs_qgroup_limit_item`).
+/// The limits of a group in their on-disk form (`struct btrfs_qgroup_limit_item`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RawQgroupLimit {
@@ -75,7 +76,7 @@ pub struct RawQgroupLimit {
 }
 const _: () = assert!(size_of::<RawQgroupLimit>() == 40);
 
-/// A group's id: level and number.
+/// The id of a group: its level and its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QgroupId(pub u64);
 
@@ -84,7 +85,7 @@ impl QgroupId {
         self.0 >> 48
     }
 
-    /// The number within the level; at level 0, a subvolume's id.
+    /// Returns the number within the level; at level 0, a subvolume's id.
     pub const fn number(self) -> u64 {
         self.0 & ((1 << 48) - 1)
     }
@@ -101,7 +102,7 @@ impl std::fmt::Display for QgroupId {
 pub struct QgroupStatus {
     pub generation: Generation,
     pub flags: u64,
-    /// How far a rescan went.
+    /// The progress of a rescan.
     pub rescan: u64,
     pub enable_generation: Option<Generation>,
 }
@@ -126,19 +127,19 @@ impl QgroupStatus {
     }
 }
 
-/// Checks what a group uses, and gives the group.
+/// Checks the usage of a group, and returns it with the group.
 pub fn check_info(key: Key, data: &[u8]) -> Result<(QgroupId, &RawQgroupInfo), Refused> {
     require(key.objectid == 0, "key objectid", key.objectid, 0)?;
     Ok((QgroupId(key.offset), whole(data)?))
 }
 
-/// Checks what a group may use, and gives the group.
+/// Checks the limits of a group, and returns them with the group.
 pub fn check_limit(key: Key, data: &[u8]) -> Result<(QgroupId, &RawQgroupLimit), Refused> {
     require(key.objectid == 0, "key objectid", key.objectid, 0)?;
     Ok((QgroupId(key.offset), whole(data)?))
 }
 
-/// Checks a relation, and gives its two groups; the one of the higher level is the parent.
+/// Checks a relation, and returns its two groups; the one with the higher level is the parent.
 pub fn check_relation(key: Key, data: &[u8]) -> Result<(QgroupId, QgroupId), Refused> {
     require(data.is_empty(), "item size", data.len(), 0)?;
     let (one, other) = (QgroupId(key.objectid), QgroupId(key.offset));

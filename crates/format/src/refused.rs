@@ -1,12 +1,12 @@
-//! The verdict on bytes that failed a check: where, which field, what it holds, what was wanted.
+//! [`Refused`]: the error of a check: which field is invalid, where, its value, and what is valid.
 //!
-//! A [`Refused`] starts with the field only; each caller that knows more about the place prepends
-//! it with [`Refused::at`], so the text reads from the outside in.
+//! An error starts with the field only. Each caller that knows more about the location prepends it
+//! with [`Refused::at`], so the text reads from the outermost structure to the innermost.
 
 use std::fmt;
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
-/// One field that is not what the format allows.
+/// An invalid field of an on-disk structure.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Refused {
     place: String,
@@ -25,11 +25,12 @@ impl fmt::Display for Refused {
 }
 
 impl Refused {
+    /// Makes an error for a field with its value and a description of valid values.
     pub fn new(field: &'static str, have: impl fmt::Display, want: impl fmt::Display) -> Self {
         Self { place: String::new(), field, have: have.to_string(), want: want.to_string() }
     }
 
-    /// The same verdict, said of a place: `leaf 30408704 slot 3`.
+    /// Prepends a location to the error, for example `leaf 30408704 slot 3`.
     #[must_use]
     pub fn at(mut self, place: impl fmt::Display) -> Self {
         self.place = if self.place.is_empty() {
@@ -40,25 +41,31 @@ impl Refused {
         self
     }
 
-    /// Where it is, as far as [`Self::at`] was told.
+    /// Returns the location, as far as it is known.
     pub fn place(&self) -> &str {
         &self.place
     }
 
+    /// Returns the name of the field.
     pub fn field(&self) -> &'static str {
         self.field
     }
 
+    /// Returns the value of the field.
     pub fn have(&self) -> &str {
         &self.have
     }
 
+    /// Returns the description of valid values.
     pub fn want(&self) -> &str {
         &self.want
     }
 }
 
-/// `Ok` when `holds`, else the verdict.
+/// Checks a condition on a field.
+///
+/// # Errors
+/// `holds` is false.
 pub fn require(
     holds: bool,
     field: &'static str,
@@ -68,7 +75,7 @@ pub fn require(
     if holds { Ok(()) } else { Err(Refused::new(field, have, want)) }
 }
 
-/// An item that is exactly one `T`.
+/// Casts an item that is exactly one `T`.
 pub(crate) fn whole<T>(item: &[u8]) -> Result<&T, Refused>
 where
     T: FromBytes + KnownLayout + Immutable + Unaligned,
@@ -76,7 +83,7 @@ where
     T::ref_from_bytes(item).map_err(|_| Refused::new("item size", item.len(), size_of::<T>()))
 }
 
-/// An item that starts with one `T`, and what follows it.
+/// Casts the front of an item to a `T`, and returns it with the rest.
 pub(crate) fn front<T>(item: &[u8]) -> Result<(&T, &[u8]), Refused>
 where
     T: FromBytes + KnownLayout + Immutable + Unaligned,
@@ -86,7 +93,7 @@ where
     })
 }
 
-/// Bytes in the order they lie in, as a digest or an id is said.
+/// Displays bytes in hexadecimal, in their order in memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Hex<'a>(pub &'a [u8]);
 
@@ -96,7 +103,7 @@ impl fmt::Display for Hex<'_> {
     }
 }
 
-/// A word of flags.
+/// Displays a word of flags in hexadecimal.
 #[derive(Clone, Copy, Debug)]
 pub struct Bits(pub u64);
 
@@ -111,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_read_from_the_outside_in() {
+    fn locations_read_from_the_outermost_in() {
         let refused = require(false, "level", 9, "at most 7").unwrap_err();
         let refused = refused.at("header").at("node 65536");
         assert_eq!(refused.to_string(), "node 65536: header: level: have 9, want at most 7");

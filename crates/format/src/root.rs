@@ -1,24 +1,24 @@
-//! Root items: where the root block of each tree lies, and what a subvolume is besides.
+//! Root items: the address of the root block of each tree, and the attributes of a subvolume.
 //!
 //! ```text
 //! RawRootItem
 //! 0       160          168          176      184          192          200             208
 //! | inode | generation | root_dirid | bytenr | byte_limit | bytes_used | last_snapshot | flags |
 //! 216    220             237          238     239
-//! | refs | drop_progress | drop_level | level |   the whole of an item from before Linux 3.6
+//! | refs | drop_progress | drop_level | level |   end of an item from before Linux 3.6
 //! 239             247    263           279             295
 //! | generation_v2 | uuid | parent_uuid | received_uuid |
 //! 295        303        311        319        327     339     351     363     375        439
 //! | ctransid | otransid | stransid | rtransid | ctime | otime | stime | rtime | reserved |
 //! ```
 //!
-//! The key is (tree, `ROOT_ITEM`, offset); the offset is 0, or the transaction that made a
+//! The key is (tree, `ROOT_ITEM`, offset); the offset is 0, or the transaction that created a
 //! snapshot.
 //!
 //! 1. `bytenr` is sector aligned and not 0; `level` and `drop_level` are below 8.
-//! 2. `flags` holds known bits only.
-//! 3. An item of the old size, or one whose `generation_v2` is not `generation` (an old kernel has
-//!    written over it), has none of what follows `level`.
+//! 2. `flags` has known bits only.
+//! 3. The fields behind `level` are ignored in an item of the old size, and in one whose
+//!    `generation_v2` differs from `generation`, because an old kernel has overwritten it.
 
 use crate::inode::{RawInodeItem, RawTimespec, Time};
 use crate::key::{ItemType, Key, RawKey};
@@ -28,10 +28,10 @@ use crate::units::{Generation, LEVELS_MAX, Logical, SECTOR_BYTES, TreeId};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bytes of a root item from before there were uuids in it.
+/// Size in bytes of a root item without UUIDs.
 pub const LEGACY_BYTES: usize = 239;
 
-/// A root item as it lies on disk (`struct btrfs_root_item`).
+/// A root item in its on-disk form (`struct btrfs_root_item`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RawRootItem {
@@ -68,9 +68,9 @@ const _: () = assert!(size_of::<RawRootItem>() == 439);
 pub struct RootFlags(pub u64);
 
 impl RootFlags {
-    /// The subvolume may not be written.
+    /// The subvolume is read-only.
     pub const READ_ONLY: Self = Self(1);
-    /// The subvolume is deleted and waits for its blocks to be freed.
+    /// The subvolume is deleted, and its blocks are not freed yet.
     pub const DEAD: Self = Self(1 << 48);
 
     pub fn contains(self, other: Self) -> bool {
@@ -78,16 +78,16 @@ impl RootFlags {
     }
 }
 
-/// What a root item says since it has room for it.
+/// The fields that only items of the new size have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RootHistory {
     pub uuid: [u8; 16],
-    /// Of the subvolume this one is a snapshot of, or zeros.
+    /// The UUID of the subvolume that this one is a snapshot of, or zeroes.
     pub parent_uuid: [u8; 16],
-    /// Of the subvolume this one was received from, or zeros.
+    /// The UUID of the subvolume that this one was received from, or zeroes.
     pub received_uuid: [u8; 16],
-    /// Transactions and times of: the last change of an inode, the making, the sending and the
-    /// receiving.
+    /// Transaction and time of the last change of an inode (`ctransid`, `ctime`). The following
+    /// fields are those of the creation, the sending and the receiving.
     pub change: (Generation, Time),
     pub origin: (Generation, Time),
     pub send: (Generation, Time),
@@ -153,17 +153,17 @@ impl RootItem {
         RootFlags(self.raw.flags.get())
     }
 
-    /// The inode number of the root directory, 0 in trees without inodes.
+    /// Returns the inode number of the root directory, 0 in trees without inodes.
     pub fn root_dirid(&self) -> u64 {
         self.raw.root_dirid.get()
     }
 
-    /// References to this root; 0 once the subvolume is deleted.
+    /// Returns the number of references to this root; 0 when the subvolume is deleted.
     pub fn refs(&self) -> u32 {
         self.raw.refs.get()
     }
 
-    /// Uuids, transactions and times, where the item has them.
+    /// Returns UUIDs, transactions and times, if the item has them (law 3).
     pub fn history(&self) -> Option<RootHistory> {
         let raw = &self.raw;
         let moment = |id: U64, time: &RawTimespec| (Generation(id.get()), Time::from(time));
@@ -178,7 +178,7 @@ impl RootItem {
         })
     }
 
-    /// What the root block of the tree must be.
+    /// Returns what the root block of the tree must match.
     pub fn block(&self, tree: TreeId) -> Expected {
         Expected {
             logical: self.logical(),
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_root_block_between_sectors_is_refused() {
+    fn an_unaligned_root_block_is_refused() {
         let mut raw = item();
         raw.bytenr = U64::new(65537);
         let refused = RootItem::check(KEY, raw.as_bytes()).unwrap_err();

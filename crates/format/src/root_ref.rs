@@ -1,4 +1,4 @@
-//! Root references: which directory of which subvolume holds a subvolume, and under what name.
+//! Root references: the directory entry of a subvolume in its parent subvolume.
 //!
 //! ```text
 //! RawRootRef
@@ -6,7 +6,7 @@
 //! | dirid | sequence | name_len |    then `name_len` bytes of name
 //! ```
 //!
-//! The same bytes stand twice in the root tree: forward under (parent, `ROOT_REF`, child) and back
+//! The root tree stores the same bytes twice: forward under (parent, `ROOT_REF`, child) and back
 //! under (child, `ROOT_BACKREF`, parent).
 //!
 //! 1. The item is exactly the struct and its name.
@@ -18,7 +18,7 @@ use crate::units::Ino;
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// A root reference as it lies on disk (`struct btrfs_root_ref`), without its name.
+/// A root reference in its on-disk form (`struct btrfs_root_ref`), without its name.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RawRootRef {
@@ -28,7 +28,7 @@ pub struct RawRootRef {
 }
 const _: () = assert!(size_of::<RawRootRef>() == 18);
 
-/// Where a subvolume is entered.
+/// The directory entry of a subvolume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RootRef<'a> {
     /// The directory, in the parent subvolume.
@@ -48,7 +48,7 @@ impl<'a> RootRef<'a> {
         Ok(Self { dir: Ino(raw.dirid.get()), index: raw.sequence.get(), name })
     }
 
-    /// The item's bytes. The name must be one that [`check_name`] lets pass.
+    /// Returns the bytes of the item. The name must be valid ([`check_name`]).
     pub fn to_bytes(&self) -> Vec<u8> {
         let raw = RawRootRef {
             dirid: U64::new(self.dir.0),
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_longer_than_the_item_is_refused() {
+    fn a_name_of_another_length_than_the_item_is_refused() {
         let mut bytes =
             RawRootRef { dirid: U64::new(256), sequence: U64::new(2), name_len: U16::new(3) }
                 .as_bytes()

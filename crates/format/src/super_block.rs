@@ -1,4 +1,4 @@
-//! The superblock: the root of everything, kept at up to three fixed places of every device.
+//! The superblock: the root of the volume, at up to three fixed offsets of every device.
 //!
 //! ```text
 //! RawSuperBlock
@@ -32,16 +32,17 @@
 //! | unused_8 |
 //! ```
 //!
-//! 1. Magic, checksum and own address are right: a copy moved elsewhere is not a copy.
-//! 2. Sectors are 4096 bytes; nodes a power of two from a sector to 64 KiB, and leaves the same.
-//! 3. Roots are sector aligned, at most at level 7, and not address 0 (the log's may be).
-//! 4. The volume is not halfway through a change of ids, checksums or trees, and is no metadata
-//!    dump: those have their own tools.
-//! 5. The device item inside belongs to the volume's metadata id.
-//! 6. The array of system chunks lies inside its 2048 bytes, and holds at least one chunk, each
-//!    of which keeps the laws of chunks, is of type system, and ends where the next begins.
-//! 7. Every `incompat` feature is supported ([`crate::feature`]), and none lacks another that it
-//!    builds on: a block group tree needs no-holes and a valid free space tree.
+//! 1. Magic and checksum are valid, and `bytenr` is the offset that the copy was read from.
+//! 2. Sectors are 4096 bytes; the node size is a power of two from 4 KiB to 64 KiB, and the leaf
+//!    size is the same.
+//! 3. Roots are sector aligned, at most at level 7, and not address 0 (that of the log may be 0).
+//! 4. The volume is not in the middle of a change of ids, checksums or trees, and is not a metadata
+//!    dump: btrfs-progs must finish or restore those.
+//! 5. The device item has the volume's metadata id.
+//! 6. The array of system chunks has at most 2048 bytes and at least one chunk. The chunks follow
+//!    each other without gaps; each keeps the laws of chunks and has the type system.
+//! 7. Every `incompat` feature is supported ([`crate::feature`]), and the features that it requires
+//!    are set: a block group tree requires no-holes and a valid free space tree.
 
 use crate::checksum::ChecksumKind;
 use crate::chunk::{BlockGroupFlags, Chunk};
@@ -56,20 +57,22 @@ use crate::units::{
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bytes of a superblock.
+/// Size of a superblock in bytes.
 pub const SUPER_BLOCK_BYTES: usize = 4096;
 
-/// Where copies 0, 1 and 2 lie on a device, in bytes.
+/// Offsets of copies 0, 1 and 2 on a device, in bytes.
 pub const COPY_OFFSETS: [u64; 3] = [64 << 10, 64 << 20, 256 << 30];
 
 /// `_BHRfS_M`, as a little-endian word.
 pub const MAGIC: u64 = 0x4D5F_5366_5248_425F;
 
-/// Bytes of the array of system chunks, and of the label with its zero.
+/// Size in bytes of the array of system chunks.
 pub const SYS_CHUNK_ARRAY_BYTES: usize = 2048;
+
+/// Size in bytes of the label, including its zero byte.
 pub const LABEL_BYTES: usize = 256;
 
-/// Devices that a volume may have.
+/// Maximum number of devices of a volume.
 pub const DEVICES_MAX: u64 = 1 << 31;
 
 /// Bits of `flags`.
@@ -85,7 +88,7 @@ pub const FLAG_CHANGING_BG_TREE: u64 = 1 << 38;
 pub const FLAG_CHANGING_DATA_CSUM: u64 = 1 << 39;
 pub const FLAG_CHANGING_META_CSUM: u64 = 1 << 40;
 
-/// The flags under which a volume cannot be opened, with why.
+/// Flags with which a volume cannot be opened, and what to do about them.
 const REFUSED_FLAGS: [(u64, &str); 7] = [
     (FLAG_METADUMP, "no METADUMP (bit 33): restore the image first"),
     (FLAG_METADUMP_V2, "no METADUMP_V2 (bit 34): restore the image first"),
@@ -96,7 +99,7 @@ const REFUSED_FLAGS: [(u64, &str); 7] = [
     (FLAG_CHANGING_META_CSUM, "no CHANGING_META_CSUM (bit 40): finish it with btrfstune"),
 ];
 
-/// A backup of the roots, written round robin at each commit (`struct btrfs_root_backup`).
+/// A backup of the roots; each commit writes one of the four in turn (`struct btrfs_root_backup`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RawRootBackup {
@@ -126,7 +129,7 @@ pub struct RawRootBackup {
 }
 const _: () = assert!(size_of::<RawRootBackup>() == 168);
 
-/// A superblock as it lies on disk (`struct btrfs_super_block`).
+/// A superblock in its on-disk form (`struct btrfs_super_block`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RawSuperBlock {
@@ -163,7 +166,7 @@ pub struct RawSuperBlock {
     pub uuid_tree_generation: U64,
     pub metadata_uuid: [u8; 16],
     pub nr_global_roots: U64,
-    /// Under extent-tree-v2 this and the next two are the root of the block group tree.
+    /// With extent-tree-v2 this and the next two fields are the root of the block group tree.
     pub remap_root: U64,
     pub remap_root_generation: U64,
     pub remap_root_level: u8,
@@ -179,13 +182,13 @@ impl RawSuperBlock {
         self.incompat_flags.get() & feature.mask() != 0
     }
 
-    /// The id in tree block headers: `fsid`, unless it was changed after mkfs.
+    /// Returns the id in tree block headers: `fsid`, unless that was changed after mkfs.
     pub fn header_fsid(&self) -> [u8; 16] {
         if self.has(feature::METADATA_UUID) { self.metadata_uuid } else { self.fsid }
     }
 }
 
-/// The offset of copy `copy` on a device, or `None` where there is no such copy.
+/// Returns the offset of copy `copy` on a device, or `None` if there is no such copy.
 pub fn copy_offset(copy: usize) -> Option<u64> {
     COPY_OFFSETS.get(copy).copied()
 }
@@ -199,7 +202,10 @@ pub struct SuperBlock {
 }
 
 impl SuperBlock {
-    /// Checks the bytes read from the place of copy `copy` (0 to 2).
+    /// Checks the bytes at the offset of copy `copy` (0 to 2).
+    ///
+    /// # Errors
+    /// The first law that the superblock violates.
     pub fn check(bytes: &[u8], copy: usize) -> Result<Self, Refused> {
         Self::check_laws(bytes, copy)
             .map_err(|refused| refused.at(format_args!("superblock copy {copy}")))
@@ -232,7 +238,7 @@ impl SuperBlock {
         self.csum
     }
 
-    /// The device that this copy was read from.
+    /// Returns the device that this copy was read from.
     pub fn device(&self) -> &DeviceItem {
         &self.device
     }
@@ -241,7 +247,7 @@ impl SuperBlock {
         self.raw.fsid
     }
 
-    /// The id in tree block headers and device items.
+    /// Returns the id in tree block headers and device items.
     pub fn metadata_uuid(&self) -> [u8; 16] {
         self.raw.header_fsid()
     }
@@ -266,28 +272,31 @@ impl SuperBlock {
         self.raw.flags.get() & FLAG_SEEDING != 0
     }
 
-    /// Refuses what can be read but must not be written, by name.
+    /// Checks that the volume has no feature that forbids writing.
+    ///
+    /// # Errors
+    /// The unsupported features, by name.
     pub fn writable(&self) -> Result<(), Refused> {
         feature::writable(self.raw.compat_ro_flags.get())
     }
 
-    /// The label without its padding.
+    /// Returns the label without its padding.
     pub fn label(&self) -> &[u8] {
         self.raw.label.split(|byte| *byte == 0).next().unwrap_or_default()
     }
 
-    /// The root of the tree of roots.
+    /// Returns the root of the root tree.
     pub fn root(&self) -> Expected {
         self.expect(self.raw.root, self.generation(), self.raw.root_level, TreeId::ROOT)
     }
 
-    /// The root of the chunk tree.
+    /// Returns the root of the chunk tree.
     pub fn chunk_root(&self) -> Expected {
         let generation = Generation(self.raw.chunk_root_generation.get());
         self.expect(self.raw.chunk_root, generation, self.raw.chunk_root_level, TreeId::CHUNK)
     }
 
-    /// The root of the tree of log roots, if an fsync left one since the last commit.
+    /// Returns the root of the log root tree, if an fsync has written one since the last commit.
     pub fn log_root(&self) -> Option<Expected> {
         if self.raw.log_root.get() == 0 {
             return None;
@@ -297,12 +306,12 @@ impl SuperBlock {
         Some(self.expect(self.raw.log_root, generation, level, TreeId::TREE_LOG))
     }
 
-    /// The chunks that hold the chunk tree.
+    /// Returns the chunks that hold the chunk tree.
     pub fn system_chunks(&self) -> SystemChunks<'_> {
         SystemChunks::of(&self.raw)
     }
 
-    #[expect(clippy::unused_self, reason = "one shape for the three roots above")]
+    #[expect(clippy::unused_self, reason = "called like the methods of the three roots above")]
     fn expect(&self, root: U64, generation: Generation, level: u8, tree: TreeId) -> Expected {
         Expected {
             logical: Logical(root.get()),
@@ -325,7 +334,7 @@ impl std::fmt::Debug for SuperBlock {
     }
 }
 
-/// The chunks of a superblock's array, one after another; ends after the first that is refused.
+/// The chunks of a superblock's array. Ends after the first invalid one.
 #[derive(Clone, Debug)]
 pub struct SystemChunks<'a> {
     rest: &'a [u8],
@@ -339,7 +348,7 @@ impl<'a> SystemChunks<'a> {
         Self { rest, incompat: raw.incompat_flags.get() }
     }
 
-    /// Bytes of the array behind the chunks that were given.
+    /// Returns the number of bytes of the array behind the chunks returned so far.
     pub fn bytes_left(&self) -> usize {
         self.rest.len()
     }
@@ -347,7 +356,7 @@ impl<'a> SystemChunks<'a> {
     fn chunk(&mut self) -> Result<Chunk, Refused> {
         let rest = std::mem::take(&mut self.rest);
         let (key, chunk) = RawKey::ref_from_prefix(rest)
-            .map_err(|_| Refused::new("sys_chunk_array_size", rest.len(), "room for a key"))?;
+            .map_err(|_| Refused::new("sys_chunk_array_size", rest.len(), "at least a key"))?;
         let key = Key::from(key);
         let (chunk, rest) = Chunk::check_prefix(key, chunk, self.incompat)
             .map_err(|refused| refused.at(format_args!("system chunk {}", key.offset)))?;
@@ -365,9 +374,9 @@ impl Iterator for SystemChunks<'_> {
 }
 
 fn checksum(bytes: &[u8], raw: &RawSuperBlock, csum: ChecksumKind) -> Result<(), Refused> {
-    let digest = csum.digest(bytes.get(CSUM_BYTES..).unwrap_or_default());
+    let computed = csum.compute(bytes.get(CSUM_BYTES..).unwrap_or_default());
     let have = raw.csum.get(..csum.bytes()).unwrap_or_default();
-    let want = digest.get(..csum.bytes()).unwrap_or_default();
+    let want = computed.get(..csum.bytes()).unwrap_or_default();
     require(have == want, "csum", Hex(have), Hex(want))
 }
 

@@ -1,17 +1,18 @@
-//! Newtypes for the integers that must not be mixed up: addresses, generations and identities.
+//! Newtypes for integers that must not be confused: addresses, generations and identifiers.
 //!
-//! They carry no arithmetic beyond what an address needs; sizes and lengths stay plain `u64` bytes.
+//! They have no arithmetic beyond what an address needs; sizes and lengths are plain `u64` bytes.
 
 use std::fmt;
 
-/// The only sector size this engine accepts, in bytes.
+/// The only sector size that is supported, in bytes.
 pub const SECTOR_BYTES: u64 = 4096;
 
-/// Bounds of a tree block's size (`nodesize` in the superblock), in bytes.
+/// Smallest size of a tree block (`nodesize` in the superblock), in bytes.
 pub const NODE_BYTES_MIN: u32 = 4096;
+/// Largest size of a tree block, in bytes.
 pub const NODE_BYTES_MAX: u32 = 65536;
 
-/// Levels a tree may have: 0 (leaf) to 7.
+/// Maximum number of levels of a tree: 0 (leaf) to 7.
 pub const LEVELS_MAX: usize = 8;
 
 macro_rules! unit {
@@ -29,7 +30,7 @@ macro_rules! unit {
 }
 
 unit! {
-    /// An address in the volume's logical space, in bytes. Chunks map it to devices.
+    /// A logical address of the volume, in bytes. Chunks map it to devices.
     Logical
 }
 unit! {
@@ -37,11 +38,12 @@ unit! {
     Physical
 }
 unit! {
-    /// A transaction number. Every tree block carries the one that wrote it.
+    /// A transaction number. Every tree block contains that of the transaction that wrote it.
     Generation
 }
 unit! {
-    /// The object id of a tree: 1 is the root tree, 5 the top-level subvolume, 256 and up the rest.
+    /// The object id of a tree: 1 is the root tree, 5 the top-level subvolume, 256 and above the
+    /// other subvolumes.
     TreeId
 }
 unit! {
@@ -49,12 +51,12 @@ unit! {
     Ino
 }
 unit! {
-    /// A device's number inside its volume, from 1.
+    /// The number of a device in its volume, from 1.
     DevId
 }
 
 impl Logical {
-    /// The address `bytes` further on, or `None` past the end of the address space.
+    /// Returns the address `bytes` further on, or `None` beyond the end of the address space.
     pub fn checked_add(self, bytes: u64) -> Option<Self> {
         self.0.checked_add(bytes).map(Self)
     }
@@ -78,19 +80,19 @@ impl TreeId {
     pub const TREE_RELOCATION: Self = Self(u64::MAX - 7);
     pub const DATA_RELOCATION: Self = Self(u64::MAX - 8);
 
-    /// Whether this tree is a subvolume: the top-level one, or any other. Ids from 2^48 up are
-    /// quota groups above level 0, and the trees of the engine itself.
+    /// Returns whether this tree is a subvolume, including the top-level one. Ids from 2^48 on are
+    /// quota groups above level 0, and the special trees.
     pub fn is_subvolume(self) -> bool {
         self == Self::FS || (self.0 >= 256 && self.0 < 1 << 48)
     }
 }
 
-/// A 32-bit count or offset as an index. Lossless wherever a pointer has 32 bits or more.
+/// Converts a 32-bit count or offset to an index. Lossless if a pointer has 32 bits or more.
 pub fn index(value: u32) -> usize {
     usize::try_from(value).unwrap_or(usize::MAX)
 }
 
-/// A length as a 64-bit number. Lossless wherever a pointer has at most 64 bits.
+/// Converts a length to 64 bits. Lossless if a pointer has at most 64 bits.
 pub fn length(value: usize) -> u64 {
     u64::try_from(value).unwrap_or(u64::MAX)
 }

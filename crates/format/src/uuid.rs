@@ -1,9 +1,9 @@
-//! UUIDs, and the items of the UUID tree, which finds subvolumes by them.
+//! UUIDs, and the items of the UUID tree, which maps them to subvolumes.
 //!
 //! The key is the UUID itself: its first 8 bytes, little-endian, are the object id, and its last 8
-//! the offset; the type is `UUID_SUBVOL` for a subvolume's own UUID and `UUID_RECEIVED_SUBVOL` for
-//! the one it was received as. The item is a list of 8-byte subvolume ids, at least one: several
-//! subvolumes may have been received from one.
+//! bytes the offset. The type is `UUID_SUBVOL` for a subvolume's own UUID and
+//! `UUID_RECEIVED_SUBVOL` for the UUID of the subvolume that it was received from. The item is a
+//! list of 8-byte subvolume ids, at least one: several subvolumes may have been received from one.
 
 use crate::key::{ItemType, Key};
 use crate::refused::{Refused, require};
@@ -12,7 +12,7 @@ use std::fmt;
 use zerocopy::FromBytes;
 use zerocopy::little_endian::U64;
 
-/// A UUID, which `Display` shows in the usual 8-4-4-4-12 form.
+/// A UUID. `Display` shows the usual 8-4-4-4-12 form.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Uuid(pub [u8; 16]);
 
@@ -23,7 +23,7 @@ impl Uuid {
         self == Self::NIL
     }
 
-    /// Reads the usual form, in capitals or not.
+    /// Parses the 8-4-4-4-12 form, in upper or lower case.
     pub fn parse(text: &str) -> Option<Self> {
         let bytes = text.as_bytes();
         let dashes = [8, 13, 18, 23];
@@ -40,14 +40,14 @@ impl Uuid {
         Some(Self(uuid))
     }
 
-    /// The key of this UUID in the UUID tree; `item_type` says whose UUID it is.
+    /// Returns the key of this UUID in the UUID tree; `item_type` is one of the two types.
     pub fn key(self, item_type: ItemType) -> Key {
         let halves: [U64; 2] = zerocopy::transmute!(self.0);
         let [objectid, offset] = halves.map(U64::get);
         Key::new(objectid, item_type, offset)
     }
 
-    /// The UUID that a key of the UUID tree stands for.
+    /// Returns the UUID of a key of the UUID tree.
     pub fn from_key(key: &Key) -> Self {
         let halves = [U64::new(key.objectid), U64::new(key.offset)];
         Self(zerocopy::transmute!(halves))
@@ -66,7 +66,7 @@ impl fmt::Display for Uuid {
     }
 }
 
-/// Checks a UUID tree's item and lists the subvolumes that it names.
+/// Checks an item of the UUID tree and returns the subvolumes that it lists.
 pub fn subvolume_ids(item: &[u8]) -> Result<impl Iterator<Item = TreeId> + '_, Refused> {
     let ids = <[U64]>::ref_from_bytes(item)
         .map_err(|_| Refused::new("item size", item.len(), "a multiple of 8"))?;
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_shown_is_read_back_and_nothing_else() {
+    fn only_the_displayed_form_is_parsed() {
         let uuid = Uuid(*b"0123456789\xab\xcd\xef\x00\x7f\xff");
         assert_eq!(Uuid::parse(&uuid.to_string()), Some(uuid));
         assert_eq!(Uuid::parse(&uuid.to_string().to_uppercase()), Some(uuid));

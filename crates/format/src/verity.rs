@@ -1,4 +1,4 @@
-//! fs-verity: the items that seal a file. Read and shown, never verified here.
+//! fs-verity items of a file. They are decoded and listed, but not verified here.
 //!
 //! ```text
 //! RawVerityDescriptorItem
@@ -6,9 +6,9 @@
 //! | size | reserved | encryption |
 //! ```
 //!
-//! The key (ino, `VERITY_DESC_ITEM`, 0) holds this structure; from offset 1 on, the items of that
-//! type hold the descriptor that the kernel's fs-verity layer wrote, `size` bytes in all. Items of
-//! type `VERITY_MERKLE_ITEM` hold the Merkle tree, their key offset counting its bytes.
+//! The key (ino, `VERITY_DESC_ITEM`, 0) has this structure. From offset 1 on, items of that type
+//! hold the descriptor that the kernel's fs-verity layer wrote, `size` bytes in all. Items of type
+//! `VERITY_MERKLE_ITEM` hold the Merkle tree; their key offset is the byte offset in it.
 
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -17,7 +17,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RawVerityDescriptorItem {
-    /// Bytes of the descriptor that follows from key offset 1 on.
+    /// Size in bytes of the descriptor that starts at key offset 1.
     pub size: U64,
     pub reserved: [U64; 2],
     pub encryption: u8,

@@ -1,6 +1,6 @@
-//! What a block's header and slots, and a superblock, may hold.
+//! Laws of a block's header and slots, and of a superblock.
 
-#![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
+#![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
 
 mod image;
 
@@ -46,12 +46,12 @@ fn header(nritems: usize, level: u8) -> RawHeader {
 }
 
 fn seal(mut bytes: Vec<u8>) -> Vec<u8> {
-    let digest = ChecksumKind::Crc32c.digest(&bytes[32..]);
-    bytes[..32].copy_from_slice(&digest);
+    let checksum = ChecksumKind::Crc32c.compute(&bytes[32..]);
+    bytes[..32].copy_from_slice(&checksum);
     bytes
 }
 
-/// A block of a log tree, as its header and slots say.
+/// Returns a block of a log tree with this header and these slots.
 fn block(header: RawHeader, slots: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0; NODE_BYTES];
     bytes[..HEADER_BYTES].copy_from_slice(header.as_bytes());
@@ -70,12 +70,12 @@ fn expected(level: u8) -> Expected {
     }
 }
 
-fn verdict(bytes: &[u8], expected: &Expected) -> String {
-    let verdict = TreeBlock::check(bytes, expected, &rules());
-    verdict.map_or_else(|refused| refused.to_string(), |_| String::new())
+fn check_block(bytes: &[u8], expected: &Expected) -> String {
+    let checked = TreeBlock::check(bytes, expected, &rules());
+    checked.map_or_else(|refused| refused.to_string(), |_| String::new())
 }
 
-/// A leaf of items of an unknown type, which may hold anything.
+/// Returns a leaf of items of an unknown type, which may have any contents.
 fn leaf(items: &[(u64, u32, u32)]) -> Vec<u8> {
     let slots: Vec<_> = items
         .iter()
@@ -101,9 +101,9 @@ fn node(children: &[(u64, u64, u64)]) -> Vec<u8> {
 }
 
 #[test]
-fn items_lie_back_to_back_from_the_end() {
+fn items_are_adjacent_from_the_end_of_the_block() {
     let end = SLOT_BYTES;
-    let refused = |items: &[(u64, u32, u32)]| verdict(&leaf(items), &expected(0));
+    let refused = |items: &[(u64, u32, u32)]| check_block(&leaf(items), &expected(0));
     assert_eq!(refused(&[(1, end - 8, 8), (2, end - 8, 0), (3, end - 9, 1)]), "");
     let gap = "leaf 65536: slot 1: key (2 77 0): offset + size: have 3986, want 3987";
     assert_eq!(refused(&[(1, end - 8, 8), (2, end - 10, 1)]), gap);
@@ -117,7 +117,7 @@ fn items_lie_back_to_back_from_the_end() {
 }
 
 #[test]
-fn accessors_find_what_the_slots_name() {
+fn accessors_return_the_contents_of_the_slots() {
     let mut bytes = leaf(&[(5, SLOT_BYTES - 3, 3), (7, SLOT_BYTES - 3, 0)]);
     bytes[4093..].copy_from_slice(b"abc");
     let block = TreeBlock::check(seal(bytes), &expected(0), &rules()).unwrap();
@@ -130,8 +130,8 @@ fn accessors_find_what_the_slots_name() {
 }
 
 #[test]
-fn children_are_placed_and_not_newer_than_their_node() {
-    let refused = |children: &[(u64, u64, u64)]| verdict(&node(children), &expected(2));
+fn children_are_aligned_and_not_newer_than_their_node() {
+    let refused = |children: &[(u64, u64, u64)]| check_block(&node(children), &expected(2));
     assert_eq!(refused(&[(1, 4096, 9), (2, 8192, 1)]), "");
     assert_eq!(refused(&[]), "node 65536: nritems: have 0, want at least one child");
     let newer = "node 65536: slot 1: generation: have 10, want at most 9";
@@ -142,11 +142,11 @@ fn children_are_placed_and_not_newer_than_their_node() {
 }
 
 #[test]
-fn header_is_of_this_volume_and_was_written() {
+fn a_header_matches_the_volume_and_has_the_written_flag() {
     let refused = |change: &dyn Fn(&mut RawHeader)| {
         let mut header = header(0, 0);
         change(&mut header);
-        verdict(&block(header, &[]), &expected(0)).replace("leaf 65536: ", "")
+        check_block(&block(header, &[]), &expected(0)).replace("leaf 65536: ", "")
     };
     assert_eq!(refused(&|_| ()), "");
     assert!(refused(&|raw| raw.fsid = [3; 16]).starts_with("fsid: have 0303"));
@@ -154,7 +154,7 @@ fn header_is_of_this_volume_and_was_written() {
     assert_eq!(refused(&|raw| raw.flags.set(1 << 56)), unwritten);
     assert_eq!(refused(&|raw| raw.flags.set(1)), "flags: backref revision: have 0, want 1");
     assert_eq!(refused(&|raw| raw.level = 9), "level: have 9, want below 8");
-    let many = "nritems: have 4294967295, want no more than the block has room for";
+    let many = "nritems: have 4294967295, want at most as many as fit into the block";
     assert_eq!(refused(&|raw| raw.nritems.set(u32::MAX)), many);
     assert_eq!(refused(&|raw| raw.owner.set(5)), "owner: have 5, want 18446744073709551610");
 }
@@ -165,7 +165,7 @@ fn only_some_roots_may_be_empty() {
         let mut header = header(0, 0);
         header.owner.set(owner.0);
         let expected = Expected { tree: owner, first_key, ..expected(0) };
-        verdict(&block(header, &[]), &expected)
+        check_block(&block(header, &[]), &expected)
     };
     assert_eq!(refused(TreeId::CHECKSUM, None), "");
     assert_eq!(refused(TreeId(300), None), "");
@@ -183,7 +183,7 @@ fn keys_stay_below_the_parents_next_key() {
     for (bytes, level, kind) in [(leaf, 0, "leaf"), (node, 2, "node")] {
         let refused = |objectid: u64| {
             let end_key = Some(Key::new(objectid, ItemType(0), 0));
-            verdict(&bytes, &Expected { end_key, ..expected(level) })
+            check_block(&bytes, &Expected { end_key, ..expected(level) })
         };
         assert_eq!(refused(8), "");
         let past = refused(7);
@@ -198,7 +198,7 @@ fn subvolumes_share_blocks_with_subvolumes_only() {
     let refused = |owner: u64, tree: u64| {
         let mut header = header(0, 0);
         header.owner.set(owner);
-        verdict(&block(header, &[]), &Expected { tree: TreeId(tree), ..expected(0) })
+        check_block(&block(header, &[]), &Expected { tree: TreeId(tree), ..expected(0) })
     };
     assert_eq!((refused(256, 300), refused(300, 5)), (String::new(), String::new()));
     assert_eq!(refused(7, 300), "leaf 65536: owner: have 7, want a subvolume");
@@ -207,14 +207,17 @@ fn subvolumes_share_blocks_with_subvolumes_only() {
 }
 
 #[test]
-fn block_of_another_size_is_refused() {
+fn a_block_of_another_size_is_refused() {
     let bytes = leaf(&[]);
-    assert_eq!(verdict(&bytes[..4095], &expected(0)), "leaf 65536: bytes: have 4095, want 4096");
-    assert_eq!(verdict(&[], &expected(0)), "leaf 65536: bytes: have 0, want 4096");
+    assert_eq!(
+        check_block(&bytes[..4095], &expected(0)),
+        "leaf 65536: bytes: have 4095, want 4096"
+    );
+    assert_eq!(check_block(&[], &expected(0)), "leaf 65536: bytes: have 0, want 4096");
 }
 
 #[test]
-fn super_block_that_breaks_a_law_is_refused_by_field() {
+fn an_invalid_super_block_is_refused_by_field() {
     let folder = Folder::new("super");
     let file = std::fs::File::open(mkfs(&folder, &[])).unwrap();
     let mut good = vec![0; SUPER_BLOCK_BYTES];
@@ -253,7 +256,7 @@ fn super_block_that_breaks_a_law_is_refused_by_field() {
 }
 
 #[test]
-fn unknown_compat_ro_bit_forbids_writing_only() {
+fn an_unknown_compat_ro_bit_forbids_only_writing() {
     let folder = Folder::new("compat-ro");
     let file = std::fs::File::open(mkfs(&folder, &[])).unwrap();
     let mut bytes = vec![0; SUPER_BLOCK_BYTES];

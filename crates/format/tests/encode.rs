@@ -1,6 +1,7 @@
-//! The way back: what the encoders write is what the decoders read, and what is on real volumes.
+//! Round trips: decoders accept what the encoders write, and encoders reproduce the items of real
+//! volumes.
 
-#![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
+#![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
 
 mod image;
 
@@ -22,8 +23,8 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// The item written again from what was read of it; `None` for types without an encoder.
-fn again(key: Key, data: &[u8]) -> Option<Vec<u8>> {
+/// Decodes and encodes an item. Returns `None` for types without an encoder.
+fn round_trip(key: Key, data: &[u8]) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     match key.item_type {
         ItemType::INODE_ITEM => bytes.extend(Inode::check(data).unwrap().to_bytes()),
@@ -67,7 +68,7 @@ fn again(key: Key, data: &[u8]) -> Option<Vec<u8>> {
 }
 
 #[test]
-fn every_item_of_a_real_volume_is_written_as_it_was_read() {
+fn every_item_of_a_real_volume_is_encoded_as_it_was_read() {
     let folder = Folder::new("encode");
     fill(&folder);
     let content = folder.0.join("content");
@@ -82,7 +83,7 @@ fn every_item_of_a_real_volume_is_written_as_it_was_read() {
         let image = Image::open(&mkfs(&folder, options));
         image.walk_all(&mut |block| {
             for (key, data) in items(block) {
-                if let Some(bytes) = again(key, data) {
+                if let Some(bytes) = round_trip(key, data) {
                     assert_eq!(bytes, data, "{key}");
                     *seen.entry(key.item_type.0).or_insert(0) += 1;
                 }
@@ -90,7 +91,7 @@ fn every_item_of_a_real_volume_is_written_as_it_was_read() {
         });
     }
     let of_files = [(1, 6000), (12, 6000), (13, 10), (84, 6000), (96, 6000), (108, 6000)];
-    // Three chunks on each of two volumes, at least.
+    // At least three chunks on each of two volumes.
     let of_space = [(192, 6), (198, 6), (204, 6), (228, 6)];
     for (item_type, least) in of_files.into_iter().chain(of_space) {
         let have = seen.get(&item_type).copied().unwrap_or_default();
@@ -99,11 +100,11 @@ fn every_item_of_a_real_volume_is_written_as_it_was_read() {
 }
 
 #[test]
-fn each_kind_of_extent_is_read_as_it_was_meant() {
+fn each_kind_of_extent_is_decoded_as_it_was_encoded() {
     let generation = Generation(9);
     let disk = DiskExtent { logical: Logical(1 << 20), bytes: 65536 };
     let run = ExtentRun { offset: 4096, num_bytes: 8192 };
-    let packed = FileExtent {
+    let compressed = FileExtent {
         generation,
         ram_bytes: 131_072,
         compression: Compression::Zstd,
@@ -114,7 +115,7 @@ fn each_kind_of_extent_is_read_as_it_was_meant() {
         FileExtent::regular(generation, disk, run),
         FileExtent::preallocated(generation, disk, run),
         FileExtent::hole(generation, 1 << 30),
-        packed,
+        compressed,
     ];
     for extent in cases {
         assert_eq!(FileExtent::check(&extent.to_bytes(), 0).unwrap(), extent);
@@ -131,8 +132,8 @@ fn names() -> impl Strategy<Value = Vec<Vec<u8>>> {
 
 proptest! {
     #[test]
-    fn an_entry_taken_out_leaves_the_others_as_they_were(names in names(), pick: usize) {
-        let out = pick % names.len();
+    fn removing_an_entry_keeps_the_others(names in names(), pick: usize) {
+        let removed = pick % names.len();
         let kind = EntryKind::File(FileKind::File);
         let (mut entries, mut refs, mut extrefs) = (Vec::new(), Vec::new(), Vec::new());
         let (mut less, mut less_refs, mut less_extrefs) = (Vec::new(), Vec::new(), Vec::new());
@@ -145,18 +146,18 @@ proptest! {
             entry.append_to(&mut entries);
             reference.append_to(&mut refs);
             extref.append_to(&mut extrefs);
-            if at != out {
+            if at != removed {
                 entry.append_to(&mut less);
                 reference.append_to(&mut less_refs);
                 extref.append_to(&mut less_extrefs);
             }
         }
-        let name = &names[out];
+        let name = &names[removed];
         prop_assert_eq!(without_entry(&entries, name).unwrap(), Some(less));
         let shortened = without_ref(&refs, name).unwrap().unwrap();
-        prop_assert_eq!((shortened.item, shortened.index), (less_refs, out as u64));
+        prop_assert_eq!((shortened.item, shortened.index), (less_refs, removed as u64));
         let shortened = without_extref(&extrefs, Ino(256), name).unwrap().unwrap();
-        prop_assert_eq!((shortened.item, shortened.index), (less_extrefs, out as u64));
+        prop_assert_eq!((shortened.item, shortened.index), (less_extrefs, removed as u64));
         prop_assert_eq!(without_extref(&extrefs, Ino(257), name).unwrap(), None);
         prop_assert_eq!(without_entry(&entries, b"!").unwrap(), None);
         prop_assert_eq!(without_ref(&refs, b"!").unwrap(), None);

@@ -1,11 +1,11 @@
-//! No bytes make a check or an accessor panic, whatever their checksum says.
+//! No bytes make a check or an accessor panic, whether or not their checksum is valid.
 
-#![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
+#![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
 
 mod image;
 
 use butternut_format::block_group::BlockGroup;
-use butternut_format::check::{Around, LeafItem, leaf_item};
+use butternut_format::check::{LeafContext, LeafItem, leaf_item};
 use butternut_format::checksum::ChecksumKind;
 use butternut_format::chunk::Chunk;
 use butternut_format::extent::Extent;
@@ -21,7 +21,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::LazyLock;
 use zerocopy::FromBytes;
 
-/// Every type that some check knows, the type of a checksum cache's head, and one of nobody's.
+/// Every type that some check knows, the type of a free space cache header, and an unknown one.
 const TYPES: [u8; 42] = [
     0, 1, 12, 13, 24, 36, 37, 48, 60, 72, 84, 96, 108, 128, 132, 144, 156, 168, 169, 172, 176, 178,
     182, 184, 192, 198, 199, 200, 204, 216, 228, 230, 240, 242, 244, 246, 248, 249, 250, 251, 252,
@@ -34,7 +34,7 @@ struct Corpus {
     rules: BlockRules,
 }
 
-/// Up to 40 blocks of each tree and level of a volume of every kind of item that mkfs makes.
+/// Up to 40 blocks of each tree and level of a volume with every kind of item that mkfs creates.
 static CORPUS: LazyLock<Corpus> = LazyLock::new(|| {
     let folder = Folder::new("corpus");
     fill(&folder);
@@ -42,20 +42,20 @@ static CORPUS: LazyLock<Corpus> = LazyLock::new(|| {
     let image = Image::open(&path);
     let mut super_block = vec![0; SUPER_BLOCK_BYTES];
     std::fs::File::open(path).unwrap().read_exact_at(&mut super_block, COPY_OFFSETS[0]).unwrap();
-    let mut taken = std::collections::BTreeMap::<_, u32>::new();
+    let mut selected = std::collections::BTreeMap::<_, u32>::new();
     let mut blocks = Vec::new();
     image.walk_all(&mut |block| {
-        let taken = taken.entry((block.owner(), block.level())).or_default();
-        if *taken < 40 {
-            *taken += 1;
+        let selected = selected.entry((block.owner(), block.level())).or_default();
+        if *selected < 40 {
+            *selected += 1;
             blocks.push(block.bytes().to_vec());
         }
     });
     Corpus { super_block, blocks, rules: image.rules }
 });
 
-/// What a parent would have promised of these bytes.
-fn promise(bytes: &[u8]) -> Expected {
+/// Returns what a parent of these bytes would expect.
+fn expected_of(bytes: &[u8]) -> Expected {
     let (header, _) = RawHeader::ref_from_prefix(bytes).unwrap();
     Expected {
         logical: Logical(header.bytenr.get()),
@@ -68,8 +68,8 @@ fn promise(bytes: &[u8]) -> Expected {
 }
 
 fn seal(bytes: &mut [u8], csum: ChecksumKind) {
-    let digest = csum.digest(&bytes[32..]);
-    bytes[..32].copy_from_slice(&digest);
+    let checksum = csum.compute(&bytes[32..]);
+    bytes[..32].copy_from_slice(&checksum);
 }
 
 fn changed(bytes: &[u8], changes: &[(usize, u8)]) -> Vec<u8> {
@@ -81,7 +81,7 @@ fn changed(bytes: &[u8], changes: &[(usize, u8)]) -> Vec<u8> {
     bytes
 }
 
-/// Calls every accessor, and every decoder that a floor above would call.
+/// Calls every accessor, and every decoder that the floors above call.
 fn exercise(block: &TreeBlock<Vec<u8>>, rules: &BlockRules) {
     for slot in 0..=block.len() {
         let key = block.key(slot).unwrap_or(Key::MAX);
@@ -97,11 +97,12 @@ fn exercise(block: &TreeBlock<Vec<u8>>, rules: &BlockRules) {
     assert!(!format!("{block:?}").is_empty());
 }
 
-fn verdict(key: Key, data: &[u8], previous: Option<(Key, &[u8])>) -> bool {
+fn check_item(key: Key, data: &[u8], previous: Option<(Key, &[u8])>) -> bool {
     let rules = &CORPUS.rules;
     let previous = previous.map(|(key, data)| LeafItem { key, data });
-    let around = Around { previous, owner: TreeId::FS, generation: Generation(1 << 40), rules };
-    leaf_item(&LeafItem { key, data }, &around).is_ok()
+    let context =
+        LeafContext { previous, owner: TreeId::FS, generation: Generation(1 << 40), rules };
+    leaf_item(&LeafItem { key, data }, &context).is_ok()
 }
 
 fn any_key() -> impl Strategy<Value = Key> {
@@ -116,7 +117,7 @@ fn any_key() -> impl Strategy<Value = Key> {
 }
 
 fn any_changes() -> impl Strategy<Value = Vec<(usize, u8)>> {
-    // Half of the changes hit the header and the first slots, where a byte steers the most.
+    // Half of the changes hit the header and the first slots, where a byte has the largest effect.
     let at = prop_oneof![0_usize..400, any::<usize>()];
     let value = prop_oneof![any::<u8>(), Just(0), Just(u8::MAX)];
     prop::collection::vec((at, value), 1..8)
@@ -126,48 +127,48 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 4000, ..ProptestConfig::default() })]
 
     #[test]
-    fn changed_blocks_are_judged_without_a_panic(
+    fn changed_blocks_are_checked_without_a_panic(
         which in any::<usize>(), changes in any_changes(),
     ) {
         let Corpus { blocks, rules, .. } = &*CORPUS;
         let mut bytes = changed(&blocks[which % blocks.len()], &changes);
         seal(&mut bytes, rules.csum);
-        let expected = promise(&bytes);
+        let expected = expected_of(&bytes);
         if let Ok(block) = TreeBlock::check(bytes, &expected, rules) {
             exercise(&block, rules);
         }
     }
 
     #[test]
-    fn random_items_are_judged_without_a_panic(
+    fn random_items_are_checked_without_a_panic(
         key in any_key(),
         data in prop::collection::vec(prop_oneof![any::<u8>(), 0_u8..3], 0..600),
         before in any_key(),
         previous in prop::collection::vec(any::<u8>(), 0..100),
     ) {
-        verdict(key, &data, None);
-        verdict(key, &data, Some((before, &previous)));
-        verdict(key, &data, Some((Key { item_type: key.item_type, ..before }, &previous)));
+        check_item(key, &data, None);
+        check_item(key, &data, Some((before, &previous)));
+        check_item(key, &data, Some((Key { item_type: key.item_type, ..before }, &previous)));
     }
 
     #[test]
-    fn changed_items_are_judged_without_a_panic(
+    fn changed_items_are_checked_without_a_panic(
         which in any::<usize>(), slot in any::<usize>(),
         changes in any_changes(), cut in 0_usize..80,
     ) {
         let Corpus { blocks, rules, .. } = &*CORPUS;
         let bytes = blocks[which % blocks.len()].clone();
-        let expected = promise(&bytes);
+        let expected = expected_of(&bytes);
         let block = TreeBlock::check(bytes, &expected, rules).unwrap();
         let slot = slot % block.len().max(1);
         let Some((key, data)) = block.item(slot) else { return Ok(()) };
-        prop_assert!(verdict(key, data, None));
+        prop_assert!(check_item(key, data, None));
         let data = if data.is_empty() { Vec::new() } else { changed(data, &changes) };
-        verdict(key, &data[..data.len().saturating_sub(cut)], None);
+        check_item(key, &data[..data.len().saturating_sub(cut)], None);
     }
 
     #[test]
-    fn changed_super_blocks_are_judged_without_a_panic(changes in any_changes(), reseal: bool) {
+    fn changed_super_blocks_are_checked_without_a_panic(changes in any_changes(), reseal: bool) {
         let mut bytes = changed(&CORPUS.super_block, &changes);
         if reseal {
             seal(&mut bytes, CORPUS.rules.csum);
@@ -182,7 +183,7 @@ proptest! {
     }
 
     #[test]
-    fn random_bytes_are_no_structure_of_any_kind(
+    fn random_bytes_are_not_a_tree_block_or_superblock(
         data in prop::collection::vec(any::<u8>(), 0..5000), key in any_key(),
     ) {
         let expected = Expected {
@@ -193,8 +194,8 @@ proptest! {
             first_key: None,
             end_key: None,
         };
-        let is_refused = TreeBlock::check(data.as_slice(), &expected, &CORPUS.rules).is_err();
-        prop_assert!(is_refused && SuperBlock::check(&data, 0).is_err());
+        let is_err = TreeBlock::check(data.as_slice(), &expected, &CORPUS.rules).is_err();
+        prop_assert!(is_err && SuperBlock::check(&data, 0).is_err());
         let _: (bool, bool, bool) = (
             Chunk::check(key, &data, u64::MAX).is_ok(),
             BlockGroup::check(key, &data, u64::MAX).is_ok(),

@@ -1,6 +1,6 @@
-//! What mkfs.btrfs writes passes every check, block by block.
+//! Volumes that mkfs.btrfs writes pass every check, block by block.
 
-#![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
+#![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
 
 mod image;
 
@@ -46,7 +46,7 @@ fn every_feature_of_mkfs_is_read() {
     for options in cases {
         let image = Image::open(&mkfs(&folder, options));
         let tally = image.tally();
-        // Inodes, names both ways, and extents of 3000 files, some of them inline.
+        // Inodes, names in both forms, and extents of 3000 files, some of them inline.
         for (item_type, least) in [(1, 3003), (12, 3003), (84, 3004), (96, 3004), (108, 2999)] {
             let have = tally.get(&item_type).copied().unwrap_or_default();
             assert!(have >= least, "{options:?}: type {item_type}: {have} items of {least}");
@@ -75,7 +75,7 @@ fn find_agrees_with_a_scan_of_the_slots() {
         assert_eq!(block.item(block.len()), None);
         assert_eq!(block.child(block.len()), None);
     });
-    assert!(inner_nodes > 3, "the trees are too flat to be a test: {inner_nodes}");
+    assert!(inner_nodes > 3, "the trees have too few inner nodes: {inner_nodes}");
 }
 
 #[test]
@@ -88,13 +88,13 @@ fn any_flipped_bit_of_a_block_is_refused() {
         let mut bad = good.clone();
         bad[at] ^= 1 << (at % 8);
         let refused = TreeBlock::check(bad, &expected, &image.rules).map(drop);
-        // The 28 bytes behind a short digest are not covered, and mean nothing.
+        // The 28 bytes behind a short checksum are not covered, and are ignored.
         assert_eq!(refused.is_ok(), (4..32).contains(&at), "byte {at}: {refused:?}");
     }
 }
 
 #[test]
-fn block_is_refused_where_it_is_not_what_the_parent_promised() {
+fn a_block_that_does_not_match_its_parent_is_refused() {
     let folder = Folder::new("promise");
     let image = Image::open(&mkfs(&folder, &[]));
     let expected = image.super_block.root();
@@ -116,7 +116,7 @@ fn block_is_refused_where_it_is_not_what_the_parent_promised() {
 }
 
 #[test]
-fn super_block_copies_are_good_in_their_own_place_only() {
+fn super_block_copies_are_valid_only_at_their_own_offset() {
     let folder = Folder::new("copies");
     let path = mkfs(&folder, &["-L", "a label"]);
     let file = std::fs::File::open(path).unwrap();
@@ -131,7 +131,7 @@ fn super_block_copies_are_good_in_their_own_place_only() {
 }
 
 #[test]
-fn leaf_items_lie_where_the_slots_say() {
+fn items_of_a_leaf_fit_into_the_block() {
     let folder = Folder::new("slots");
     let image = Image::open(&mkfs(&folder, &[]));
     image.walk_all(&mut |block| {

@@ -1,7 +1,7 @@
-//! The rulers in the sources are the layout of the types, field by field.
+//! The rulers in the sources match the layout of the types, field by field.
 //!
-//! A ruler stands in a file's header between text fences: the type's name on a line of its own
-//! (a colon and a remark may follow), then rows of two lines, the offsets above the fields:
+//! A ruler is in a file's header between text fences: the type's name on a line of its own (a colon
+//! and a remark may follow), then rows of two lines, the offsets above the fields:
 //!
 //! ```text
 //! RawStripe
@@ -9,16 +9,16 @@
 //! | devid | offset | dev_uuid |
 //! ```
 //!
-//! One more number than fields is where the last field ends. What follows the last bar is a
-//! remark, and so is a field that has "..." in it.
+//! If there is one more number than fields, it is where the last field ends. Text behind the last
+//! bar is a remark, and so is a field that contains "...".
 
-#![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
+#![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
 use std::path::{Path, PathBuf};
 
-/// Fields with their offsets, and the type's size.
+/// The fields with their offsets, and the size of the type.
 #[derive(Debug, PartialEq, Eq)]
 struct Layout {
     fields: Vec<(String, usize)>,
@@ -276,7 +276,7 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
     files.into_iter().chain(folders.iter().flat_map(|folder| sources(folder))).collect()
 }
 
-/// Every raw type that the sources define, with the names of its fields.
+/// Returns every raw type that the source defines, with the names of its fields.
 fn defined(source: &str) -> Vec<(String, Vec<String>)> {
     let structs = source.split("\npub struct ").skip(1);
     structs
@@ -293,7 +293,7 @@ fn defined(source: &str) -> Vec<(String, Vec<String>)> {
         .collect()
 }
 
-/// Every ruler of a header.
+/// Returns every ruler of a header.
 fn rulers(source: &str) -> Vec<(String, Layout)> {
     let mut rulers: Vec<(String, Layout)> = Vec::new();
     let mut numbers: Vec<usize> = Vec::new();
@@ -335,7 +335,7 @@ fn row(ruler: &mut Layout, line: &str, numbers: &[usize]) {
 }
 
 #[test]
-fn every_ruler_is_the_layout_of_its_type() {
+fn every_ruler_matches_the_layout_of_its_type() {
     let mut layouts = layouts();
     for path in sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src")) {
         let source = std::fs::read_to_string(&path).unwrap();
@@ -348,8 +348,11 @@ fn every_ruler_is_the_layout_of_its_type() {
             let listed: Vec<_> = layout.fields.iter().map(|(field, _)| field.clone()).collect();
             assert_eq!(listed, fields, "{file}: {name}: fields listed in this test");
             let ruler = rulers.get(&name).unwrap_or_else(|| panic!("{file}: {name} has no ruler"));
-            assert_eq!(*ruler, layout, "{file}: {name}: left the ruler, right the type");
+            assert_eq!(
+                *ruler, layout,
+                "{file}: {name}: the ruler (left) differs from the type (right)"
+            );
         }
     }
-    assert!(layouts.is_empty(), "types that are nowhere defined: {:?}", layouts.keys());
+    assert!(layouts.is_empty(), "types that no source defines: {:?}", layouts.keys());
 }

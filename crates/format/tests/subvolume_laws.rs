@@ -1,8 +1,8 @@
-//! What a leaf may hold of a subvolume's items: keys, hashes, neighbours.
+//! Laws of the items of a subvolume in a leaf: keys, hashes, previous items.
 
-#![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
+#![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
 
-use butternut_format::check::{Around, LeafItem, leaf_item};
+use butternut_format::check::{LeafContext, LeafItem, leaf_item};
 use butternut_format::checksum::{ChecksumKind, extref_hash, name_hash};
 use butternut_format::dir::RawDirItem;
 use butternut_format::file_extent::RawFileExtentItem;
@@ -27,19 +27,19 @@ fn rules() -> BlockRules {
     }
 }
 
-/// The verdict on an item of a leaf that `owner` wrote in generation 10.
-fn verdict(key: Key, data: &[u8], previous: Option<(Key, &[u8])>, owner: TreeId) -> String {
+/// Returns the error of an item in a leaf of generation 10 with this owner; empty if it is valid.
+fn check_item(key: Key, data: &[u8], previous: Option<(Key, &[u8])>, owner: TreeId) -> String {
     let previous = previous.map(|(key, data)| LeafItem { key, data });
     let rules = rules();
-    let around = Around { previous, owner, generation: Generation(10), rules: &rules };
-    match leaf_item(&LeafItem { key, data }, &around) {
+    let context = LeafContext { previous, owner, generation: Generation(10), rules: &rules };
+    match leaf_item(&LeafItem { key, data }, &context) {
         Ok(()) => String::new(),
         Err(refused) => refused.to_string(),
     }
 }
 
 fn alone(objectid: u64, item_type: ItemType, offset: u64, data: &[u8]) -> String {
-    verdict(Key::new(objectid, item_type, offset), data, None, TreeId::FS)
+    check_item(Key::new(objectid, item_type, offset), data, None, TreeId::FS)
 }
 
 fn entry(location: Key, entry_type: u8, name: &[u8], data: &[u8]) -> Vec<u8> {
@@ -69,7 +69,7 @@ fn extent(run: u64) -> Vec<u8> {
 }
 
 #[test]
-fn an_inode_is_at_most_one_generation_ahead_of_its_leaf() {
+fn an_inode_is_at_most_one_generation_newer_than_its_leaf() {
     let mut raw = RawInodeItem::new_zeroed();
     raw.mode.set(0o100_644);
     raw.generation.set(11);
@@ -101,15 +101,15 @@ fn an_inode_key_has_an_inode_number_and_offset_0() {
 fn items_of_an_inode_follow_it_except_in_a_log() {
     let key = Key::new(257, ItemType::EXTENT_DATA, 0);
     let before = Key::new(256, ItemType::INODE_ITEM, 0);
-    let text = verdict(key, &extent(4096), Some((before, &[])), TreeId::FS);
+    let text = check_item(key, &extent(4096), Some((before, &[])), TreeId::FS);
     assert_eq!(text, "key objectid: have 257, want 256, as no inode item precedes");
-    assert_eq!(verdict(key, &extent(4096), Some((before, &[])), LOG), "");
-    assert_eq!(verdict(key, &extent(4096), Some((FILE, &[])), TreeId(300)), "");
-    assert_eq!(verdict(key, &extent(4096), None, TreeId::FS), "");
+    assert_eq!(check_item(key, &extent(4096), Some((before, &[])), LOG), "");
+    assert_eq!(check_item(key, &extent(4096), Some((FILE, &[])), TreeId(300)), "");
+    assert_eq!(check_item(key, &extent(4096), None, TreeId::FS), "");
 }
 
 #[test]
-fn a_directory_entry_leads_to_an_inode_or_a_subvolume() {
+fn a_directory_entry_refers_to_an_inode_or_a_subvolume() {
     assert_eq!(dir_item(FILE, 1, b"file"), "");
     assert_eq!(dir_item(SUBVOLUME, 2, b"snapshot"), "");
     let text = dir_item(Key::new(2, ItemType::ROOT_ITEM, 0), 2, b"extents");
@@ -122,7 +122,7 @@ fn a_directory_entry_leads_to_an_inode_or_a_subvolume() {
 }
 
 #[test]
-fn names_lie_under_their_hash_and_indexes_under_any_number() {
+fn names_are_keyed_by_their_hash_and_indexes_by_any_number() {
     let item = entry(SUBVOLUME, 2, b"default", b"");
     assert_eq!(alone(6, ItemType::DIR_ITEM, 2_378_154_706, &item), "");
     let text = alone(6, ItemType::DIR_ITEM, 3, &item);
@@ -152,10 +152,10 @@ fn an_index_has_one_entry_and_no_item_of_names_is_empty() {
 }
 
 #[test]
-fn an_attribute_leads_nowhere_and_fits_into_a_leaf() {
-    let room = 16384 - 101 - 25 - 30 - b"user.a".len();
-    assert_eq!(xattr(Key::default(), 8, &vec![1; room]), "");
-    let text = xattr(Key::default(), 8, &vec![1; room + 1]);
+fn an_attribute_has_no_location_and_fits_into_a_leaf() {
+    let bytes_max = 16384 - 101 - 25 - 30 - b"user.a".len();
+    assert_eq!(xattr(Key::default(), 8, &vec![1; bytes_max]), "");
+    let text = xattr(Key::default(), 8, &vec![1; bytes_max + 1]);
     assert_eq!(text, "name_len + data_len: have 16229, want at most 16228");
     assert_eq!(xattr(FILE, 8, b"v"), "location: have (257 1 0), want (0 0 0)");
     assert_eq!(xattr(Key::default(), 1, b""), "type: have 1, want 8 of an attribute");
@@ -166,13 +166,13 @@ fn file_extents_do_not_overlap() {
     let first = Key::new(257, ItemType::EXTENT_DATA, 0);
     let second = |at| Key::new(257, ItemType::EXTENT_DATA, at);
     let one = extent(8192);
-    assert_eq!(verdict(second(8192), &one, Some((first, &one)), TreeId::FS), "");
-    let text = verdict(second(4096), &one, Some((first, &one)), TreeId::FS);
+    assert_eq!(check_item(second(8192), &one, Some((first, &one)), TreeId::FS), "");
+    let text = check_item(second(4096), &one, Some((first, &one)), TreeId::FS);
     assert_eq!(text, "key offset: have 4096, want at least 8192, where the extent before ends");
 }
 
 #[test]
-fn small_items_have_their_size() {
+fn small_items_have_a_fixed_size() {
     let orphan = u64::MAX - 4;
     assert_eq!(alone(orphan, ItemType::ORPHAN_ITEM, 257, &[]), "");
     let text = alone(orphan, ItemType::ORPHAN_ITEM, 257, &[0]);
@@ -197,7 +197,7 @@ proptest! {
     ) {
         let key = Key::new(objectid, ItemType(item_type), offset);
         let before = Key::new(objectid, ItemType::EXTENT_DATA, 0);
-        verdict(key, &data, None, TreeId(owner));
-        verdict(key, &data, Some((before, &data)), TreeId(owner));
+        check_item(key, &data, None, TreeId(owner));
+        check_item(key, &data, Some((before, &data)), TreeId(owner));
     }
 }

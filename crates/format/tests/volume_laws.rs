@@ -1,9 +1,9 @@
-//! What the trees that describe the volume may hold: chunks, devices, groups, extents, checksums.
+//! Laws of the items that describe the volume: chunks, devices, block groups, extents, checksums.
 
-#![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
+#![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
 
 use butternut_format::block_group::RawBlockGroup;
-use butternut_format::check::{Around, LeafItem, leaf_item};
+use butternut_format::check::{LeafContext, LeafItem, leaf_item};
 use butternut_format::checksum::{ChecksumKind, data_ref_hash};
 use butternut_format::chunk::{BlockGroupFlags, Chunk, RawChunk, RawStripe};
 use butternut_format::device_extent::{DeviceStats, RawDeviceExtent, RawDeviceReplace};
@@ -34,17 +34,17 @@ fn rules() -> BlockRules {
     }
 }
 
-/// The verdict on an item; empty where it passes.
-fn behind(previous: Option<(Key, &[u8])>, key: Key, data: &[u8]) -> String {
+/// Returns the error of an item behind a previous one; empty if it is valid.
+fn check_after(previous: Option<(Key, &[u8])>, key: Key, data: &[u8]) -> String {
     let previous = previous.map(|(key, data)| LeafItem { key, data });
     let rules = rules();
-    let around = Around { previous, owner: TreeId::EXTENT, generation: LEAF, rules: &rules };
-    let verdict = leaf_item(&LeafItem { key, data }, &around);
+    let context = LeafContext { previous, owner: TreeId::EXTENT, generation: LEAF, rules: &rules };
+    let verdict = leaf_item(&LeafItem { key, data }, &context);
     verdict.map_or_else(|refused| refused.to_string(), |()| String::new())
 }
 
-fn alone(key: Key, data: &[u8]) -> String {
-    behind(None, key, data)
+fn check_alone(key: Key, data: &[u8]) -> String {
+    check_after(None, key, data)
 }
 
 fn chunk(flags: u64, stripes: u16) -> Vec<u8> {
@@ -81,21 +81,21 @@ fn each_profile_has_its_number_of_stripes() {
     for (profile, right, wrong) in cases {
         let flags = BlockGroupFlags::DATA.0 | profile.0;
         for stripes in right {
-            assert_eq!(alone(CHUNK, &chunk(flags, *stripes)), "", "{profile:?} of {stripes}");
+            assert_eq!(check_alone(CHUNK, &chunk(flags, *stripes)), "", "{profile:?} of {stripes}");
         }
         for stripes in wrong {
-            let verdict = alone(CHUNK, &chunk(flags, *stripes));
+            let verdict = check_alone(CHUNK, &chunk(flags, *stripes));
             assert!(verdict.starts_with("num_stripes: have"), "{profile:?} {stripes}: {verdict}");
         }
     }
 }
 
 #[test]
-fn chunk_that_breaks_a_law_is_refused_by_field() {
+fn an_invalid_chunk_is_refused_by_field() {
     let refused = |change: &dyn Fn(&mut RawChunk)| {
         let mut bytes = chunk(BlockGroupFlags::DATA.0, 1);
         change(RawChunk::mut_from_prefix(&mut bytes));
-        alone(CHUNK, &bytes)
+        check_alone(CHUNK, &bytes)
     };
     assert_eq!(refused(&|raw| raw.length.set(0)), "length: have 0, want not 0");
     assert_eq!(refused(&|raw| raw.length.set(77)), "length: have 77, want sector aligned");
@@ -120,13 +120,19 @@ fn chunk_that_breaks_a_law_is_refused_by_field() {
         "item size: have 80, want a chunk and its stripes"
     );
     let far = Key::new(256, ItemType::CHUNK_ITEM, u64::MAX - 4095);
-    let verdict = alone(far, &chunk(1, 1));
+    let verdict = check_alone(far, &chunk(1, 1));
     assert_eq!(verdict, "length: have 8388608, want an end inside the address space");
+    let mut behind = chunk(1, 1);
+    let offset = size_of::<RawChunk>() + 8;
+    behind[offset..offset + 8].copy_from_slice(&(u64::MAX - 8 * MIB + 1).to_le_bytes());
+    let verdict = check_alone(CHUNK, &behind);
+    let want = "stripe offset: have 18446744073701163008, want an end inside the address space";
+    assert_eq!(verdict, want);
     let trailing = [chunk(1, 1), vec![0]].concat();
-    assert_eq!(alone(CHUNK, &trailing), "item size: have 81, want 80");
+    assert_eq!(check_alone(CHUNK, &trailing), "item size: have 81, want 80");
 }
 
-/// A view of the front of an item, to change it.
+/// Casts the front of an item, to change it.
 trait Front: Sized {
     fn mut_from_prefix(bytes: &mut [u8]) -> &mut Self;
 }
@@ -150,7 +156,7 @@ fn ranges_may_touch_but_not_overlap() {
     let first = chunk(1, 1);
     let next = |offset| {
         let key = Key::new(256, ItemType::CHUNK_ITEM, offset);
-        behind(Some((CHUNK, &first)), key, &first)
+        check_after(Some((CHUNK, &first)), key, &first)
     };
     assert_eq!(next(24 * MIB), "");
     let want = "start: have 25161728, want at least 25165824, where the item before ends";
@@ -159,27 +165,32 @@ fn ranges_may_touch_but_not_overlap() {
     let extent = Key::new(16 * MIB, ItemType::METADATA_ITEM, 0);
     let bytes = tree_block();
     let next =
-        |at| behind(Some((extent, &bytes)), Key::new(at, ItemType::METADATA_ITEM, 1), &bytes);
+        |at| check_after(Some((extent, &bytes)), Key::new(at, ItemType::METADATA_ITEM, 1), &bytes);
     assert_eq!(next(16 * MIB + 16384), "");
     assert!(next(16 * MIB + 4096).starts_with("start: have 16781312, want at least 16793600"));
 
-    let sums = Key::new(u64::MAX - 9, ItemType::EXTENT_CSUM, MIB);
+    let checksums = Key::new(u64::MAX - 9, ItemType::EXTENT_CSUM, MIB);
     let next = |at| {
-        behind(Some((sums, &[0; 80])), Key::new(u64::MAX - 9, ItemType::EXTENT_CSUM, at), &[0; 8])
+        check_after(
+            Some((checksums, &[0; 80])),
+            Key::new(u64::MAX - 9, ItemType::EXTENT_CSUM, at),
+            &[0; 8],
+        )
     };
     assert_eq!(next(MIB + 40960), "");
     assert!(next(MIB + 36864).starts_with("start: have 1085440, want at least 1089536"));
 
     let free = Key::new(MIB, ItemType::FREE_SPACE_EXTENT, 8192);
-    let next = |at| behind(Some((free, &[])), Key::new(at, ItemType::FREE_SPACE_EXTENT, 4096), &[]);
+    let next =
+        |at| check_after(Some((free, &[])), Key::new(at, ItemType::FREE_SPACE_EXTENT, 4096), &[]);
     assert_eq!(next(MIB + 8192), "");
     assert!(next(MIB + 4096).starts_with("start:"));
 }
 
 #[test]
-fn checksum_items_are_whole_digests_of_aligned_sectors() {
+fn checksum_items_have_whole_checksums_of_aligned_sectors() {
     let at = |objectid, offset, bytes: &[u8]| {
-        alone(Key::new(objectid, ItemType::EXTENT_CSUM, offset), bytes)
+        check_alone(Key::new(objectid, ItemType::EXTENT_CSUM, offset), bytes)
     };
     assert_eq!(at(u64::MAX - 9, MIB, &[0; 16]), "");
     assert_eq!(at(u64::MAX - 9, MIB, &[0; 12]), "item size: have 12, want a multiple of 8, not 0");
@@ -191,12 +202,12 @@ fn checksum_items_are_whole_digests_of_aligned_sectors() {
 }
 
 #[test]
-fn devices_and_their_extents_are_what_their_keys_say() {
+fn devices_and_their_extents_match_their_keys() {
     let mut device = RawDeviceItem::new_zeroed();
     device.devid.set(3);
     device.total_bytes.set(MIB);
     let item = |objectid, devid, raw: &RawDeviceItem| {
-        alone(Key::new(objectid, ItemType::DEV_ITEM, devid), raw.as_bytes())
+        check_alone(Key::new(objectid, ItemType::DEV_ITEM, devid), raw.as_bytes())
     };
     assert_eq!(item(1, 3, &device), "");
     assert_eq!(item(1, 4, &device), "devid: have 3, want 4");
@@ -209,21 +220,21 @@ fn devices_and_their_extents_are_what_their_keys_say() {
     extent.chunk_objectid.set(256);
     extent.length.set(MIB);
     let key = |devid, offset| Key::new(devid, ItemType::DEV_EXTENT, offset);
-    assert_eq!(alone(key(1, MIB), extent.as_bytes()), "");
-    assert!(alone(key(1, 5), extent.as_bytes()).starts_with("key offset: have 5"));
+    assert_eq!(check_alone(key(1, MIB), extent.as_bytes()), "");
+    assert!(check_alone(key(1, 5), extent.as_bytes()).starts_with("key offset: have 5"));
     let before = Some((key(1, MIB), extent.as_bytes()));
-    assert!(behind(before, key(1, MIB + 4096), extent.as_bytes()).starts_with("start:"));
-    assert_eq!(behind(before, key(2, MIB), extent.as_bytes()), "");
+    assert!(check_after(before, key(1, MIB + 4096), extent.as_bytes()).starts_with("start:"));
+    assert_eq!(check_after(before, key(2, MIB), extent.as_bytes()), "");
 
     let mut replace = RawDeviceReplace::new_zeroed();
     let key = Key::new(0, ItemType::DEV_REPLACE, 0);
-    assert_eq!(alone(key, replace.as_bytes()), "");
+    assert_eq!(check_alone(key, replace.as_bytes()), "");
     replace.replace_state.set(5);
-    assert_eq!(alone(key, replace.as_bytes()), "replace_state: have 5, want 0 to 4");
+    assert_eq!(check_alone(key, replace.as_bytes()), "replace_state: have 5, want 0 to 4");
 }
 
 #[test]
-fn device_counts_of_any_age_are_read() {
+fn device_counts_of_any_length_are_read() {
     let counts = [U64::new(1), U64::new(2), U64::new(3), U64::new(4), U64::new(5), U64::new(6)];
     let want = DeviceStats { write_errors: 1, read_errors: 2, ..DeviceStats::default() };
     assert_eq!(DeviceStats::check(counts[..2].as_bytes()).unwrap(), want);
@@ -232,36 +243,36 @@ fn device_counts_of_any_age_are_read() {
 }
 
 #[test]
-fn block_group_uses_no_more_than_it_has() {
+fn a_block_group_uses_at_most_its_length() {
     let mut raw = RawBlockGroup::new_zeroed();
     raw.used.set(MIB);
     raw.chunk_objectid.set(256);
     raw.flags.set(1);
     let key = Key::new(MIB, ItemType::BLOCK_GROUP_ITEM, MIB);
-    assert_eq!(alone(key, raw.as_bytes()), "");
+    assert_eq!(check_alone(key, raw.as_bytes()), "");
     raw.used.set(MIB + 1);
-    assert_eq!(alone(key, raw.as_bytes()), "used: have 1048577, want at most 1048576");
+    assert_eq!(check_alone(key, raw.as_bytes()), "used: have 1048577, want at most 1048576");
     raw.used.set(0);
     raw.chunk_objectid.set(1);
-    assert_eq!(alone(key, raw.as_bytes()), "chunk_objectid: have 1, want 256");
+    assert_eq!(check_alone(key, raw.as_bytes()), "chunk_objectid: have 1, want 256");
     raw.chunk_objectid.set(256);
     raw.flags.set(0);
-    assert!(alone(key, raw.as_bytes()).starts_with("type: have 0x0, want data, system"));
+    assert!(check_alone(key, raw.as_bytes()).starts_with("type: have 0x0, want data, system"));
 }
 
 #[test]
-fn free_space_lies_in_its_group() {
+fn free_space_is_inside_its_group() {
     let info = RawFreeSpaceInfo { extent_count: U32::new(1), flags: U32::new(0) };
     let group = Key::new(MIB, ItemType::FREE_SPACE_INFO, MIB);
-    assert_eq!(alone(group, info.as_bytes()), "");
+    assert_eq!(check_alone(group, info.as_bytes()), "");
     let free = |at, bytes| {
         let key = Key::new(at, ItemType::FREE_SPACE_EXTENT, bytes);
-        behind(Some((group, info.as_bytes())), key, &[])
+        check_after(Some((group, info.as_bytes())), key, &[])
     };
     assert_eq!(free(MIB, MIB), "");
     assert_eq!(free(MIB + 4096, MIB), "end: have 2101248, want at most 2097152, the group's");
     let odd = RawFreeSpaceInfo { extent_count: U32::new(1), flags: U32::new(2) };
-    assert_eq!(alone(group, odd.as_bytes()), "flags: have 0x2, want no bits but 0x1");
+    assert_eq!(check_alone(group, odd.as_bytes()), "flags: have 0x2, want no bits but 0x1");
 }
 
 fn extent_item(refs: u64, generation: u64, flags: u64) -> Vec<u8> {
@@ -304,7 +315,7 @@ fn inline_references_of_every_kind_are_listed() {
         shared,
     ]
     .concat();
-    assert_eq!(alone(DATA, &bytes), "");
+    assert_eq!(check_alone(DATA, &bytes), "");
     let extent = Extent::check(DATA, &bytes, LEAF, &rules()).unwrap();
     assert_eq!((extent.kind, extent.end()), (ExtentKind::Data, Logical(MIB + 8192)));
     let references: Vec<_> = extent.inline_refs().map(Result::unwrap).collect();
@@ -316,17 +327,17 @@ fn inline_references_of_every_kind_are_listed() {
     assert_eq!(references.iter().map(|reference| reference.count()).sum::<u32>(), 6);
 
     let unsorted = [extent_item(6, 9, 1), inline_data(&files[1]), inline_data(&files[0])].concat();
-    assert!(alone(DATA, &unsorted).starts_with("inline reference 1: offset or hash: have"));
+    assert!(check_alone(DATA, &unsorted).starts_with("inline reference 1: offset or hash: have"));
 }
 
 #[test]
-fn extent_that_breaks_a_law_is_refused_by_field() {
+fn an_invalid_extent_is_refused_by_field() {
     let block = |refs, generation, flags, rest: &[u8]| {
-        alone(BLOCK, &[extent_item(refs, generation, flags), rest.to_vec()].concat())
+        check_alone(BLOCK, &[extent_item(refs, generation, flags), rest.to_vec()].concat())
     };
-    assert_eq!(alone(BLOCK, &tree_block()), "");
+    assert_eq!(check_alone(BLOCK, &tree_block()), "");
     assert_eq!(block(1, 11, 2, &[]), "generation: have 11, want at most 10");
-    assert_eq!(block(1, 9, 1, &[]), "flags: have 0x1, want a tree block, as the key says");
+    assert_eq!(block(1, 9, 1, &[]), "flags: have 0x1, want a tree block, matching the key type");
     assert_eq!(block(1, 9, 3, &[]), "flags: have 0x3, want either data or tree block");
     assert_eq!(block(1, 9, 0x1002, &[]), "flags: have 0x1002, want no bits but 0x103");
     let two = [inline(ItemType::TREE_BLOCK_REF, 5), inline(ItemType::SHARED_BLOCK_REF, 4096)];
@@ -340,17 +351,21 @@ fn extent_that_breaks_a_law_is_refused_by_field() {
     let odd = block(1, 9, 2, &inline(ItemType::SHARED_BLOCK_REF, 77));
     assert_eq!(odd, "inline reference 0: parent: have 77, want sector aligned and not 0");
     let file = block(1, 9, 2, &inline_data(&data_ref(5, 257, 0, 1)));
-    assert_eq!(file, "inline reference 0: type: have 178, want a reference to what the flags say");
+    assert_eq!(
+        file,
+        "inline reference 0: type: have 178, want a reference type that matches flags"
+    );
     assert_eq!(
         block(1, 9, 2, &inline(ItemType(99), 0)),
         "inline reference 0: type: have 99, want the type of a reference"
     );
     let high = Key::new(MIB, ItemType::METADATA_ITEM, 8);
-    assert_eq!(alone(high, &tree_block()), "key offset: have 8, want below 8");
+    assert_eq!(check_alone(high, &tree_block()), "key offset: have 8, want below 8");
     let old = Key::new(MIB, ItemType::EXTENT_ITEM, 4096);
-    assert_eq!(alone(old, &tree_block()), "key offset: have 4096, want 16384");
+    assert_eq!(check_alone(old, &tree_block()), "key offset: have 4096, want 16384");
 
-    let data = |reference| alone(DATA, &[extent_item(1, 9, 1), inline_data(&reference)].concat());
+    let data =
+        |reference| check_alone(DATA, &[extent_item(1, 9, 1), inline_data(&reference)].concat());
     assert_eq!(data(data_ref(5, 257, 0, 1)), "");
     let refused = |reference| data(reference).replace("inline reference 0: data ref: ", "");
     assert_eq!(refused(data_ref(2, 257, 0, 1)), "root: have 2, want a tree with files");
@@ -360,35 +375,37 @@ fn extent_that_breaks_a_law_is_refused_by_field() {
 }
 
 #[test]
-fn keyed_references_are_where_their_keys_say() {
+fn keyed_references_match_their_keys() {
     let reference = data_ref(5, 257, 0, 1);
     let hash = data_ref_hash(5, 257, 0);
-    let at = |offset| alone(Key::new(MIB, ItemType::EXTENT_DATA_REF, offset), reference.as_bytes());
+    let at = |offset| {
+        check_alone(Key::new(MIB, ItemType::EXTENT_DATA_REF, offset), reference.as_bytes())
+    };
     assert_eq!((at(hash), at(hash + 1)), (String::new(), String::new()));
     assert!(at(hash - 1).starts_with("key offset: have"));
     let key = |item_type, offset| Key::new(MIB, item_type, offset);
-    assert_eq!(alone(key(ItemType::TREE_BLOCK_REF, 5), &[]), "");
-    assert_eq!(alone(key(ItemType::TREE_BLOCK_REF, 5), &[0]), "item size: have 1, want 0");
-    assert_eq!(alone(key(ItemType::SHARED_BLOCK_REF, 65536), &[]), "");
-    assert!(alone(key(ItemType::SHARED_BLOCK_REF, 5), &[]).starts_with("parent: have 5"));
+    assert_eq!(check_alone(key(ItemType::TREE_BLOCK_REF, 5), &[]), "");
+    assert_eq!(check_alone(key(ItemType::TREE_BLOCK_REF, 5), &[0]), "item size: have 1, want 0");
+    assert_eq!(check_alone(key(ItemType::SHARED_BLOCK_REF, 65536), &[]), "");
+    assert!(check_alone(key(ItemType::SHARED_BLOCK_REF, 5), &[]).starts_with("parent: have 5"));
     let shared = RawSharedDataRef { count: U32::new(0) };
-    let verdict = alone(key(ItemType::SHARED_DATA_REF, 65536), shared.as_bytes());
+    let verdict = check_alone(key(ItemType::SHARED_DATA_REF, 65536), shared.as_bytes());
     assert_eq!(verdict, "count: have 0, want not 0");
 }
 
 #[test]
-fn root_item_is_not_newer_than_its_leaf() {
+fn a_root_item_is_not_newer_than_its_leaf() {
     let mut raw = RawRootItem::new_zeroed();
     raw.bytenr.set(MIB);
     raw.generation.set(10);
     let key = Key::new(256, ItemType::ROOT_ITEM, 0);
-    assert_eq!(alone(key, raw.as_bytes()), "");
+    assert_eq!(check_alone(key, raw.as_bytes()), "");
     raw.generation.set(11);
-    assert_eq!(alone(key, raw.as_bytes()), "generation: have 11, want at most 10");
+    assert_eq!(check_alone(key, raw.as_bytes()), "generation: have 11, want at most 10");
     raw.generation.set(10);
     raw.drop_progress.objectid.set(300);
     let want = "drop_level: have 0, want above 0 where drop_progress is (300 0 0)";
-    assert_eq!(alone(key, raw.as_bytes()), want);
+    assert_eq!(check_alone(key, raw.as_bytes()), want);
 }
 
 #[test]
@@ -401,16 +418,16 @@ fn quota_status_of_either_length_is_read() {
     assert_eq!(simple.enable_generation, Some(Generation(7)));
     let full = QgroupStatus::check(key, &raw.as_bytes()[..32]).unwrap();
     assert_eq!(full.enable_generation, None);
-    assert_eq!(alone(key, &raw.as_bytes()[..36]), "item size: have 36, want 40");
+    assert_eq!(check_alone(key, &raw.as_bytes()[..36]), "item size: have 36, want 40");
     raw.version.set(2);
-    assert_eq!(alone(key, raw.as_bytes()), "version: have 2, want 1");
+    assert_eq!(check_alone(key, raw.as_bytes()), "version: have 2, want 1");
     assert_eq!(QgroupId(1 << 48 | 9).to_string(), "1/9");
     let relation = Key::new(256, ItemType::QGROUP_RELATION, 257);
-    assert_eq!(alone(relation, &[]), "key offset: have 0/257, want a group of another level");
+    assert_eq!(check_alone(relation, &[]), "key offset: have 0/257, want a group of another level");
 }
 
 #[test]
 fn raid_stripe_items_are_refused() {
-    let verdict = alone(Key::new(MIB, ItemType::RAID_STRIPE, 4096), &[0; 16]);
+    let verdict = check_alone(Key::new(MIB, ItemType::RAID_STRIPE, 4096), &[0; 16]);
     assert_eq!(verdict, "key type: have 230, want none of raid-stripe-tree");
 }

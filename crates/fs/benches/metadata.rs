@@ -1,7 +1,7 @@
-//! How many files one thread makes, looks at, renames and deletes in a second, on a volume in
-//! memory: empty ones, and ones of a block.
+//! Measures how many files one thread creates, stats, renames and deletes per second, on a volume
+//! in memory: empty files, and files of one block.
 //!
-//! `BUTTERNUT_BENCH_FILES` says how many; 100,000 otherwise.
+//! `BUTTERNUT_BENCH_FILES` is the number of files; the default is 100,000.
 
 #![allow(
     clippy::unwrap_used,
@@ -26,7 +26,7 @@ fn main() {
 fn run(count: u32, bytes: usize) {
     let device = Arc::new(MemoryDevice::new("memory", 4 << 30));
     butternut_mkfs::make(&*device, &butternut_mkfs::MkfsOptions::default()).unwrap();
-    let options = MountOptions { read_only: false, ..MountOptions::default() };
+    let options = MountOptions::default().read_only(false);
     let fs = Filesystem::open_devices(vec![device as Arc<dyn Device>], &options).unwrap();
     let dir = fs.mkdir(fs.root(), b"dir", &NewInode::new(0o755)).unwrap();
     let (old, new) = (|n: u32| format!("file-{n:08}"), |n: u32| format!("renamed-{n:08}"));

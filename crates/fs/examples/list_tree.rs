@@ -3,18 +3,24 @@
 use butternut::{
     DevicePath, Error, FIRST_ENTRY, FileId, FileKind, Filesystem, Follow, MountOptions,
 };
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStringExt;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut arguments = std::env::args_os().skip(1);
+    run(std::env::args_os().skip(1), &mut io::stdout().lock())
+}
+
+pub(crate) fn run(
+    mut arguments: impl Iterator<Item = OsString>,
+    out: &mut impl Write,
+) -> Result<(), Box<dyn std::error::Error>> {
     let image = arguments.next().ok_or("usage: list_tree IMAGE [DIRECTORY]")?;
     let start = arguments.next().map(OsStringExt::into_vec).unwrap_or_default();
 
     let filesystem = Filesystem::open(&[DevicePath::from(image)], &MountOptions::default())?;
     let directory = filesystem.resolve(&start, Follow::Last)?;
-    list(&filesystem, directory, &start, &mut io::stdout().lock())?;
-    Ok(())
+    list(&filesystem, directory, &start, out)
 }
 
 fn list(

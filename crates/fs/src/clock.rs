@@ -1,21 +1,23 @@
-//! The clock that inodes and commits are stamped by: the system's, or one that a test winds.
+//! [`Clock`]: the clock for the times of inodes and commits: the system's, or one that a test
+//! controls.
 
 use butternut_format::inode::Time;
 use butternut_tree::ForestOptions;
 use std::fmt;
 
-/// Tells what time it is. Two clocks are the same where they are the same function.
+/// A clock. Two clocks are equal if they are the same function.
 #[derive(Clone, Copy)]
 pub struct Clock(pub(crate) fn() -> Time);
 
 impl Clock {
+    /// Returns a clock that calls `now`.
     pub fn new(now: fn() -> Time) -> Self {
         Self(now)
     }
 
-    /// Returns the clock that the kernel stamps its own inodes by, which advances a few hundred
-    /// times a second. A filesystem in front of which the kernel stamps some changes itself uses
-    /// it, so that no change is stamped earlier than one before it.
+    /// Returns the clock with which the kernel sets the times of its own inodes; it advances a few
+    /// hundred times a second. With it, a filesystem in front of which the kernel sets some times
+    /// itself never sets a time before an earlier one.
     pub fn coarse() -> Self {
         Self(coarse_time)
     }

@@ -1,7 +1,7 @@
-//! The one table: error -> errno.
+//! The errno of each [`Error`]: the only place that decides it.
 //!
-//! Whatever is wrong with what a device holds or does is `EIO`, as the kernel has it for a file
-//! whose data or metadata is bad: the rest of the volume stays readable.
+//! Failures and damage of devices are `EIO`, as in the kernel for a file whose data or metadata is
+//! bad: the rest of the volume stays readable.
 
 use crate::Error;
 use butternut_device::DeviceError;
@@ -39,12 +39,12 @@ mod code {
 }
 
 impl Error {
-    /// The volume is full.
+    /// Returns whether the volume is full.
     pub(crate) fn is_no_space(&self) -> bool {
         self.errno() == code::ENOSPC
     }
 
-    /// The errno that a system call would fail with (positive, Linux numbers).
+    /// Returns the errno of the system call (positive, Linux numbers).
     pub fn errno(&self) -> i32 {
         match self {
             Self::NotFound | Self::NoSubvolume { .. } => code::ENOENT,
@@ -66,7 +66,9 @@ impl Error {
             Self::Denied { .. } => code::EACCES,
             Self::Busy => code::EBUSY,
             Self::ReadOnly { .. } => code::EROFS,
-            Self::NoTree { .. } | Self::Corrupt { .. } | Self::Commit(_) => code::EIO,
+            Self::NoTree { .. } | Self::Corrupt { .. } | Self::Commit(_) | Self::EndOfFile => {
+                code::EIO
+            }
             Self::File(source) => file(source),
             Self::Device(source) => device(source),
             Self::Volume(source) => volume(source),
@@ -78,7 +80,7 @@ impl Error {
     }
 }
 
-/// What opening a device failed with; once it is open, whatever goes wrong is `EIO`.
+/// Errors of opening a device have their own errno; all errors of an open device are `EIO`.
 fn device(error: &DeviceError) -> i32 {
     match error {
         DeviceError::Open(_) | DeviceError::Window { .. } => error.errno().0,
@@ -93,8 +95,8 @@ fn device(error: &DeviceError) -> i32 {
     }
 }
 
-/// A volume that cannot be put together is the caller's mistake where the devices are not what he
-/// takes them for, and `EIO` where they are damaged.
+/// A volume that cannot be assembled is `EINVAL` if the devices are not those of a volume, and
+/// `EIO` if they are damaged.
 fn volume(error: &VolumeError) -> i32 {
     match error {
         VolumeError::NoDevices
@@ -103,9 +105,11 @@ fn volume(error: &VolumeError) -> i32 {
         | VolumeError::OtherVolume { .. }
         | VolumeError::DuplicateDevice { .. }
         | VolumeError::Short { .. }
-        | VolumeError::Misshapen { .. } => code::EINVAL,
+        | VolumeError::OtherQueue
+        | VolumeError::InvalidRange { .. } => code::EINVAL,
         VolumeError::ParityWrite { .. } => code::EOPNOTSUPP,
         VolumeError::MissingDevices { .. }
+        | VolumeError::NotFlushed { .. }
         | VolumeError::ChunksLost { .. }
         | VolumeError::Chunk(_)
         | VolumeError::Unmapped { .. }
@@ -139,13 +143,13 @@ fn file(error: &FileError) -> i32 {
     match error {
         FileError::Tree(source) => tree(source),
         FileError::TooLarge { .. } => code::EFBIG,
-        FileError::Gone { .. } => code::ESTALE,
+        FileError::Stale { .. } => code::ESTALE,
         FileError::ReadOnly { .. } => code::EROFS,
         FileError::NoMemory { .. } => code::ENOMEM,
         FileError::Extents { .. }
         | FileError::Data { .. }
         | FileError::NoChecksum { .. }
-        | FileError::Packed { .. }
+        | FileError::Decompress { .. }
         | FileError::Write { .. } => code::EIO,
     }
 }
@@ -177,7 +181,7 @@ mod tests {
         Refused::new("field", 1, 2)
     }
 
-    /// Every variant once; the match below does not compile when one is added.
+    /// Returns every variant once; `expected` does not compile when a variant is added.
     fn all() -> Vec<Error> {
         let id = FileId::new(5, 257);
         let corrupt = || TreeError::Corrupt { tree: TreeId::FS, source: refused() };
@@ -200,6 +204,7 @@ mod tests {
             Error::IsDirectory,
             Error::WrongKind { want: "a regular file" },
             Error::SymlinkLoop,
+            Error::EndOfFile,
             Error::NameTooLong,
             Error::NoAttribute,
             Error::NoSubvolume { what: "300".into() },
@@ -211,7 +216,7 @@ mod tests {
             Error::Corrupt { tree: TreeId::FS, source: refused() },
             Error::Device(DeviceError::NotRun),
             Error::Volume(VolumeError::MissingDevices { devids: vec![DevId(2)] }),
-            Error::Workers(workers),
+            Error::Workers(workers.into()),
             Error::Tree(corrupt()),
             Error::Commit(corrupt()),
             Error::Names(NamesError::TooMany { what: "names", limit: 9 }),
@@ -228,6 +233,7 @@ mod tests {
             | Error::Volume(_)
             | Error::Tree(_)
             | Error::Commit(_)
+            | Error::EndOfFile
             | Error::File(_) => 5,
             Error::LimitExceeded { .. } | Error::Names(_) => 7,
             Error::NotPermitted { .. } => 1,
@@ -256,14 +262,14 @@ mod tests {
     fn every_error_has_its_errno() {
         let all = all();
         let kinds: std::collections::HashSet<_> = all.iter().map(std::mem::discriminant).collect();
-        assert_eq!(kinds.len(), 30, "one of each variant");
+        assert_eq!(kinds.len(), 31, "one of each variant");
         for error in &all {
             assert_eq!(error.errno(), expected(error), "{error:?}");
         }
     }
 
     #[test]
-    fn refused_changes_of_names_say_what_the_kernel_says() {
+    fn errors_of_names_have_the_errno_of_the_kernel() {
         let cases = [
             (NamesError::NoEntry, 2),
             (NamesError::Exists, 17),
@@ -284,14 +290,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_taken_for_a_volume_and_is_none_is_the_callers_mistake() {
+    fn devices_without_a_volume_are_an_invalid_argument() {
         assert_eq!(Error::Volume(VolumeError::NoDevices).errno(), 22);
         let boxed = Box::new(VolumeError::NoDevices);
         assert_eq!(Error::Tree(TreeError::Assemble(boxed)).errno(), 22);
     }
 
     #[test]
-    fn the_refusal_stays_reachable_as_a_source() {
+    fn the_format_error_is_reachable_as_a_source() {
         let extents = FileError::Extents { tree: TreeId::FS, ino: Ino(257), source: refused() };
         for error in [Error::Corrupt { tree: TreeId::FS, source: refused() }, Error::File(extents)]
         {

@@ -1,7 +1,8 @@
-//! The one error of the library: what was asked, why it cannot be had.
+//! [`Error`]: the error type of the library.
 //!
-//! Each text is readable without its cause; the cause, where there is one, is the
-//! [`source`](std::error::Error::source). [`Error::errno`] is decided in `errno.rs` alone.
+//! Each text is readable without its cause; the cause, if there is one, is the
+//! [`source`](std::error::Error::source). The errno is decided in `errno.rs` alone
+//! ([`Error::errno`]).
 
 use crate::FileId;
 use butternut_device::DeviceError;
@@ -16,43 +17,44 @@ use butternut_volume::VolumeError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A name that its directory does not hold, or an address that nothing holds.
+    /// A name that its directory does not have, or an address that is not in use.
     #[error("no such file or directory")]
     NotFound,
-    /// A [`FileId`] whose inode does not exist (any more).
+    /// A [`FileId`] whose inode does not exist, or no longer exists.
     #[error("no inode {} in subvolume {}", id.ino, id.subvolume_id())]
     Stale { id: FileId },
-    /// A name that is there already.
+    /// A name that exists already.
     #[error("file exists")]
     Exists,
-    /// A directory that cannot go as long as it has entries.
+    /// A directory that cannot be removed because it has entries.
     #[error("directory not empty")]
     NotEmpty,
-    /// Links and renames stay within one subvolume.
+    /// A link or rename from one subvolume to another.
     #[error("not in the same subvolume")]
     CrossesSubvolumes,
-    /// What the flags of an inode forbid to everyone.
+    /// A change that the flags of an inode forbid to every caller.
     #[error("operation not permitted: {what}")]
     NotPermitted { what: &'static str },
-    /// What this inode cannot have.
+    /// An attribute that this kind of inode cannot have.
     #[error("permission denied: {what}")]
     Denied { what: &'static str },
-    /// A subvolume's own root directory.
+    /// The root directory of a subvolume, which is in use.
     #[error("the root of a subvolume is in use")]
     Busy,
-    /// Open for reading only.
+    /// A change of something that is open for reading only.
     #[error("{what} is read-only")]
     ReadOnly { what: &'static str },
-    /// A directory operation on something else.
+    /// A directory operation on an inode of another kind.
     #[error("not a directory")]
     NotDirectory,
     /// A file operation on a directory.
     #[error("is a directory")]
     IsDirectory,
-    /// `open_file` on a symlink, device, pipe or socket, or `read_link` on what is no symlink.
+    /// `open_file` on a symbolic link, device, pipe or socket, or `read_link` on another kind of
+    /// inode.
     #[error("wrong kind of file: want {want}")]
     WrongKind { want: &'static str },
-    /// More than 40 symlinks on one path.
+    /// More than 40 symbolic links on one path.
     #[error("too many levels of symbolic links")]
     SymlinkLoop,
     /// A name of more than 255 bytes, or a path of more than 4095.
@@ -64,28 +66,32 @@ pub enum Error {
     /// A subvolume that the volume does not have.
     #[error("no subvolume {what}")]
     NoSubvolume { what: String },
-    /// A path that leads to something else, or through a symlink, where a subvolume is wanted.
+    /// A path that leads to something else, or through a symbolic link, where a subvolume is
+    /// required.
     #[error("{what} is {kind}, not a subvolume")]
     NotSubvolume { what: String, kind: &'static str },
-    /// A tree that every volume must have, and this one has not.
+    /// A tree that the volume lacks although every volume must have it.
     #[error("the volume has no tree {id}")]
     NoTree { id: TreeId },
-    /// A value that no call may pass.
+    /// A file that ends before a buffer that must be filled is full.
+    #[error("the file ends before the buffer is full")]
+    EndOfFile,
+    /// An invalid argument.
     #[error("{what}")]
     InvalidArgument { what: &'static str },
-    /// What this library does not do.
+    /// An operation that this library does not support.
     #[error("not supported: {what}")]
     Unsupported { what: &'static str },
-    /// A request that may not wait, and would have to; or one more than a queue takes.
+    /// A request that would block and may not (`EAGAIN`), or that exceeds the depth of its queue.
     #[error("the request would have to wait")]
     WouldBlock,
-    /// Memory that the system did not give.
+    /// Memory that the system cannot provide.
     #[error("out of memory")]
     NoMemory,
-    /// The search went past its limit; the answer would be incomplete.
+    /// A search that exceeded its limit, so that its result would be incomplete.
     #[error("{what}: more than {limit}")]
     LimitExceeded { what: &'static str, limit: u64 },
-    /// An item that is not what the format allows.
+    /// An item that violates the on-disk format.
     #[error("tree {tree} is corrupt")]
     Corrupt {
         tree: TreeId,
@@ -93,18 +99,18 @@ pub enum Error {
         source: Refused,
     },
     /// A device or image that cannot be opened.
-    #[error("the device cannot be opened")]
-    Device(#[source] DeviceError),
+    #[error(transparent)]
+    Device(DeviceError),
     /// Devices that do not make up a volume this library can read.
     #[error("the volume cannot be opened")]
     Volume(#[source] VolumeError),
-    /// Threads that the system did not give.
+    /// Threads that the system cannot start.
     #[error("worker threads cannot be started")]
-    Workers(#[source] rayon::ThreadPoolBuildError),
-    /// The committing thread, which the system did not give.
+    Workers(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// A committer or flusher thread that the system cannot start.
     #[error("the committing thread cannot be started")]
     Committer(#[source] std::io::Error),
-    /// Changes that were made and can never be written: from now on the volume is read-only.
+    /// Changes that can never be written: the volume is read-only from now on.
     #[error("changes cannot be committed")]
     Commit(#[source] TreeError),
     /// A tree that cannot be read or changed.
@@ -161,5 +167,18 @@ impl From<NamesError> for Error {
 impl From<FileError> for Error {
     fn from(source: FileError) -> Self {
         Self::File(source)
+    }
+}
+
+/// The kind is that of the errno, or `UnexpectedEof` for [`Error::EndOfFile`]; the error itself is
+/// the inner error.
+impl From<Error> for std::io::Error {
+    fn from(error: Error) -> Self {
+        let kind = if matches!(error, Error::EndOfFile) {
+            std::io::ErrorKind::UnexpectedEof
+        } else {
+            Self::from_raw_os_error(error.errno()).kind()
+        };
+        Self::new(kind, error)
     }
 }

@@ -1,13 +1,30 @@
-//! Open files: reads, holes, extents. What changes a file is in `data`.
+//! [`File`]: an open file, with its reads, seeks and extents. The modules below it hold what
+//! changes a file.
 //!
-//! Where the filesystem is open for writing, every read shares the inode's lock (`inode_table`).
+//! | module | content |
+//! |---|---|
+//! | `write` | writes, `fallocate`, copies and syncs of a file |
+//! | `direct` | direct writes that share the inode lock |
+//! | `nowait` | cached reads and writes that do not block |
+//! | `flag_checks` | when a handle checks the flags of its inode |
+//!
+//! On a filesystem that is open for writing, every read holds the inode lock shared
+//! (`inode/table.rs`).
 
-use crate::checks::Checks;
-use crate::data::Times;
-use crate::held::Held;
-use crate::inode_table::Body;
-use crate::lane_counters::LaneCounters;
-use crate::latency::{Operation, Timed};
+pub(crate) mod cursor;
+pub(crate) mod direct;
+pub(crate) mod flag_checks;
+pub(crate) mod nowait;
+mod path;
+pub(crate) mod write;
+
+use crate::file::flag_checks::Checks;
+use crate::file::write::Times;
+use crate::inode::pin::Pin;
+use crate::inode::table::InodeState;
+use crate::stats::lane_counters::LaneCounters;
+use crate::stats::latency::{Operation, Timed};
+use crate::sync::RwLockReadGuard;
 use crate::{Error, FileId, FileKind, Filesystem, NewInode, Result, Stat};
 use butternut_file::{
     self as data, ErrorCursor, FileView, Mapping, MappingKind, Mappings, Source, Stream,
@@ -16,20 +33,20 @@ use butternut_format::units::Ino;
 use butternut_tree::PanicWatch;
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, RwLockReadGuard};
+use std::sync::Arc;
 
 pub use butternut_format::file_extent::Compression;
 
-/// An open file. Cheap to clone; any number of threads may read and write through one at once. It
-/// keeps the volume open and its inode in being, also without a name, and reads ahead where reads
-/// follow one another: open a file once for each reader that goes through it from start to end, and
-/// clone it for readers that share a place.
+/// An open file. It is cheap to clone, and any number of threads may read and write through one
+/// handle at once. It keeps the volume open, pins its inode, and reads ahead of sequential and
+/// strided reads. The readahead state belongs to the handle and its clones: open a file once for
+/// each sequential reader, and clone the handle for threads that continue each other's reads.
 #[derive(Clone)]
 pub struct File {
     shared: Arc<Opened>,
     filesystem: Filesystem,
-    /// There where the filesystem is open for writing.
-    pub(crate) held: Option<Arc<Held>>,
+    /// `None` on a filesystem that is open for reading only.
+    pub(crate) pin: Option<Arc<Pin>>,
     pub(crate) times: Times,
     pub(crate) checks: Checks,
 }
@@ -37,39 +54,41 @@ pub struct File {
 struct Opened {
     id: FileId,
     stream: Stream,
-    /// How far this handle has been told of the file's errors.
+    /// Which writeback errors of the file this handle has returned (`errseq_t`).
     errors: ErrorCursor,
 }
 
-/// One of the reads of [`File::read_many`].
+/// One read of [`File::read_many`].
 #[derive(Debug)]
 pub struct ReadAt<'a> {
     pub offset: u64,
     pub buf: &'a mut [u8],
-    /// Set by the call: how many bytes of `buf` were filled.
+    /// Set by the call: the number of bytes of `buf` that were filled.
     pub result: Result<usize>,
 }
 
-/// A range of a file and where its bytes live.
+/// A range of a file, and where its bytes are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Extent {
-    /// Where in the file, in bytes.
+    /// Offset in the file, in bytes.
     pub offset: u64,
+    /// Length, in bytes.
     pub bytes: u64,
     pub kind: ExtentKind,
 }
 
-/// Where the bytes of an [`Extent`] live.
+/// Where the bytes of an [`Extent`] are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExtentKind {
-    /// Nothing is stored: zeros.
+    /// Nothing is stored; reads as zeros.
     Hole,
-    /// Space is set aside at `logical`, and reads as zeros.
+    /// Space is preallocated at `logical`; reads as zeros.
     Prealloc { logical: u64 },
-    /// In the tree itself.
+    /// In the tree itself (an inline extent).
     Inline { compression: Compression },
-    /// In the data extent at `logical`, of `disk_bytes` on disk and `ram_bytes` unpacked; this
-    /// range starts `extent_offset` bytes into the unpacked extent.
+    /// In the data extent at `logical`, of `disk_bytes` bytes on disk and `ram_bytes` bytes
+    /// uncompressed. This range starts `extent_offset` bytes into the uncompressed extent.
     Regular {
         logical: u64,
         disk_bytes: u64,
@@ -77,12 +96,12 @@ pub enum ExtentKind {
         extent_offset: u64,
         compression: Compression,
     },
-    /// In memory, written and not yet on disk.
+    /// Dirty in memory and not on disk yet (delayed allocation).
     Buffered,
 }
 
-/// The extents of a range of a file, without gaps: holes are extents too. Ends after the first
-/// error.
+/// The extents of a range of a file, without gaps: holes are extents too. The iterator ends after
+/// its first error.
 #[derive(Debug)]
 pub struct Extents {
     mappings: Mappings,
@@ -90,6 +109,7 @@ pub struct Extents {
 }
 
 impl<'a> ReadAt<'a> {
+    /// Returns a read of the whole of `buf` from `offset`.
     pub fn new(offset: u64, buf: &'a mut [u8]) -> Self {
         Self { offset, buf, result: Ok(0) }
     }
@@ -99,7 +119,7 @@ impl Iterator for Extents {
     type Item = Result<Extent>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let _body = self.file.shared_lock();
+        let _state = self.file.shared_lock();
         let mapping = self.mappings.next()?;
         Some(mapping.map(extent).map_err(Error::from))
     }
@@ -127,40 +147,38 @@ impl Filesystem {
             | FileKind::Fifo
             | FileKind::Socket => return Err(Error::WrongKind { want: "a regular file" }),
         }
-        let Some(held) = self.hold(id)? else {
+        let Some(pin) = self.pin(id)? else {
             let view = self.view(id)?;
             return Ok(self.file(id, view, None));
         };
-        self.open_held(held)
+        self.open_pinned(pin)
     }
 
-    /// Makes a file without a name and opens it: it goes with its last handle, unless
-    /// [`Filesystem::link`] gives it a name before. `dir` is the directory that it inherits of.
-    ///
-    /// # Errors
-    /// As [`Filesystem::create`].
+    /// Creates a file without a name and opens it (`O_TMPFILE`). It is deleted with its last
+    /// handle, unless [`Filesystem::link`] gives it a name first. It inherits from the directory
+    /// `dir`, which may be a removed one that is still pinned.
     pub fn open_unnamed(&self, dir: FileId, new: &NewInode) -> Result<File> {
         let entry = self.make_unnamed(dir, new)?;
-        self.open_held(self.held(entry))
+        self.open_pinned(self.new_pin(entry))
     }
 
-    fn open_held(&self, held: Held) -> Result<File> {
-        let tree = self.tree_of(held.id())?;
+    fn open_pinned(&self, pin: Pin) -> Result<File> {
+        let tree = self.tree_of(pin.id())?;
         let view = {
-            let mut body = held.entry().body_mut();
-            self.file_state(&tree, held.entry(), &mut body)?.view().clone()
+            let mut state = pin.entry().lock();
+            self.file_state(&tree, pin.entry(), &mut state)?.view().clone()
         };
-        Ok(self.file(held.id(), view, Some(Arc::new(held))))
+        Ok(self.file(pin.id(), view, Some(Arc::new(pin))))
     }
 
-    fn file(&self, id: FileId, view: FileView, held: Option<Arc<Held>>) -> File {
+    fn file(&self, id: FileId, view: FileView, pin: Option<Arc<Pin>>) -> File {
         let errors = view.error_cursor();
         let stream = Stream::new(self.shared.source.clone(), view);
         let shared = Arc::new(Opened { id, stream, errors });
-        File { shared, filesystem: self.clone(), held, times: Times::Now, checks: Checks::EachTime }
+        File { shared, filesystem: self.clone(), pin, times: Times::Now, checks: Checks::EachTime }
     }
 
-    /// The bytes of a symlink, at most `bytes_max`.
+    /// Returns the target of a symbolic link, cut off at `bytes_max` bytes.
     pub(crate) fn symlink_text(&self, id: FileId, bytes_max: u64) -> Result<Vec<u8>> {
         let view = self.view(id)?;
         let bytes = usize::try_from(view.size().min(bytes_max)).unwrap_or(0);
@@ -177,35 +195,40 @@ impl Filesystem {
 }
 
 impl File {
-    /// Reads into `buf` from `offset`, any alignment, and says how many bytes came: 0 at or past
-    /// the end of the file, fewer than asked where the file ends, or where what follows is damaged
-    /// (a read that starts there fails). What `buf` holds behind them is undefined.
+    /// Reads into `buf` from `offset`, with any alignment, and returns the number of bytes read.
+    /// That is 0 at or past the end of the file. It is less than the length of `buf` at the end of
+    /// the file, or in front of damaged data; a read that starts there fails. The rest of `buf` is
+    /// unspecified.
+    ///
+    /// # Errors
+    /// Data or metadata that cannot be read, or that no mirror has with a matching checksum.
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
         let _timed = self.timed(Operation::CachedRead);
-        let _body = self.shared_lock();
+        let _state = self.shared_lock();
         Ok(self.shared.stream.read_at(offset, buf)?)
     }
 
-    /// As [`File::read_at`], for bytes that are not asked for again: memory keeps nothing of them
-    /// that others did not bring there.
+    /// As [`File::read_at`], and leaves no pages in the cache that were not there before
+    /// (`RWF_DONTCACHE`).
     pub fn read_uncached(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
         let _timed = self.timed(Operation::CachedRead);
-        let _body = self.shared_lock();
+        let _state = self.shared_lock();
         Ok(self.shared.stream.read_uncached(offset, buf)?)
     }
 
-    /// As [`File::read_at`], past the page cache, but for what is in memory only.
+    /// As [`File::read_at`], from the devices past the page cache, except for data that is dirty in
+    /// memory.
     pub fn read_direct(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
         let _timed = self.timed(Operation::DirectRead);
         self.lane_counters().dio_read_general.add();
-        let _body = self.shared_lock();
+        let _state = self.shared_lock();
         self.read_in_flight(offset, buf)
     }
 
-    /// Many independent reads, handed to the devices together; each has its own result.
+    /// Submits many independent reads to the devices together. Each has its own result.
     pub fn read_many(&self, reads: &mut [ReadAt<'_>]) {
         let _timed = self.timed(Operation::CachedRead);
-        let _body = self.shared_lock();
+        let _state = self.shared_lock();
         let mut batch: Vec<data::ReadAt<'_>> =
             reads.iter_mut().map(|read| data::ReadAt::new(read.offset, &mut *read.buf)).collect();
         self.source().read_many(self.view(), &mut batch);
@@ -215,62 +238,68 @@ impl File {
         }
     }
 
-    /// The first offset at or after `offset` that holds data, or `None` where only a hole, or
-    /// nothing, follows (`lseek` says `ENXIO`).
+    /// Returns the first offset at or after `offset` that holds data; `None` if only holes follow,
+    /// or nothing (`ENXIO` of `lseek`).
     pub fn seek_data(&self, offset: u64) -> Result<Option<u64>> {
-        let _body = self.shared_lock();
+        let _state = self.shared_lock();
         Ok(data::seek_data(self.view(), offset)?)
     }
 
-    /// The first offset at or after `offset` that is in a hole; the end of the file is one.
-    /// `None` at or past the end.
+    /// Returns the first offset at or after `offset` that is in a hole. The end of the file counts
+    /// as one. Returns `None` at or past the end.
     pub fn seek_hole(&self, offset: u64) -> Result<Option<u64>> {
-        let _body = self.shared_lock();
+        let _state = self.shared_lock();
         Ok(data::seek_hole(self.view(), offset)?)
     }
 
-    /// What the range is made of. Ends with the file and its extents. While the file is written,
-    /// what was written behind the listing's back may be in it or not.
+    /// Returns the extents of a range, up to the end of the file and its extents. Writes that
+    /// happen while the iterator is in use may be in it or not.
     pub fn extents(&self, range: Range<u64>) -> Extents {
         Extents { mappings: Mappings::of(self.view(), range), file: self.clone() }
     }
 
-    /// The attributes.
+    /// Returns the attributes.
     ///
     /// # Errors
-    /// An inode that cannot be read.
-    pub fn stat(&self) -> Result<Stat> {
+    /// The inode cannot be read.
+    pub fn metadata(&self) -> Result<Stat> {
         self.filesystem.stat(self.shared.id)
     }
 
+    /// Returns the id of the file's inode.
     pub fn id(&self) -> FileId {
         self.shared.id
     }
 
-    /// Bytes.
-    pub fn size(&self) -> u64 {
+    /// Returns the size in bytes.
+    pub fn len(&self) -> u64 {
         self.view().size()
     }
 
-    /// Measures an operation on the file, until it is dropped.
+    /// Returns whether the file has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Measures an operation on the file, until the result is dropped.
     pub(crate) fn timed(&self, operation: Operation) -> Timed<'_> {
         self.filesystem.timed(operation)
     }
 
-    /// Ends all writing if the thread panics while the answer lives.
+    /// Makes the volume read-only if the thread panics while the result exists.
     pub(crate) fn watch_panics(&self) -> PanicWatch<'_> {
         self.filesystem.forest().watch_panics()
     }
 
-    fn shared_lock(&self) -> Option<RwLockReadGuard<'_, Body>> {
-        self.held.as_ref().map(|held| held.entry().body())
+    fn shared_lock(&self) -> Option<RwLockReadGuard<'_, InodeState>> {
+        self.pin.as_ref().map(|pin| pin.entry().lock_shared())
     }
 
     pub(crate) fn view(&self) -> &FileView {
         self.shared.stream.view()
     }
 
-    /// Fails once for every loss of the file's data that this handle was not told of.
+    /// Fails once for every loss of the file's data that this handle has not returned yet.
     pub(crate) fn check_errors(&self) -> Result<()> {
         let lost = self.view().check_errors(&self.shared.errors);
         lost.map_or(Ok(()), |error| Err(error.into()))
@@ -289,10 +318,10 @@ impl File {
     }
 
     pub(crate) fn stability(&self) -> crate::DirectStability {
-        self.filesystem.switches().direct_stability
+        self.filesystem.tunables().direct_stability
     }
 
-    /// Reads what a request in flight is to read, which shares the file already.
+    /// Reads for a request in flight, which shares the file already.
     pub(crate) fn read_in_flight(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
         Ok(self.source().read_at(self.view(), offset, buf)?)
     }
@@ -305,12 +334,12 @@ fn extent(mapping: Mapping) -> Extent {
             ExtentKind::Prealloc { logical: extent.logical.0.saturating_add(skip) }
         }
         MappingKind::Inline { compression, .. } => ExtentKind::Inline { compression },
-        MappingKind::Regular { extent, packing, skip } => ExtentKind::Regular {
+        MappingKind::Regular { extent, encoding, skip } => ExtentKind::Regular {
             logical: extent.logical.0,
             disk_bytes: extent.bytes,
-            ram_bytes: packing.ram_bytes,
+            ram_bytes: encoding.ram_bytes,
             extent_offset: skip,
-            compression: packing.compression,
+            compression: encoding.compression,
         },
         MappingKind::Buffered => ExtentKind::Buffered,
     };

@@ -1,8 +1,14 @@
-//! The volume's raw structures, for tools that show them: superblock copies, trees, blocks.
+//! [`Inspect`]: the raw structures of a volume, for tools that show them: superblock copies, trees,
+//! blocks.
 //!
-//! Blocks are verified before anyone sees them; superblock copies are shown as they lie.
+//! Blocks are verified before they are returned; superblock copies are returned as stored.
 
-use crate::backref::Backrefs;
+pub(crate) mod tree_stats;
+
+pub use crate::space::extent_owners::ExtentOwner;
+pub use tree_stats::TreeStats;
+
+use crate::space::backref::Backrefs;
 use crate::{Error, Filesystem, Result};
 use butternut_format::chunk::BlockGroupFlags;
 use butternut_format::key::{ItemType, Key};
@@ -15,54 +21,58 @@ use butternut_volume::super_blocks;
 use std::sync::Arc;
 use zerocopy::FromBytes;
 
-/// Copies that a block has, at most.
+/// Maximum number of mirrors of a block.
 const COPIES_MAX: usize = 4;
 
-/// A tree block that passed every check, in the memory the device read it into.
+/// A tree block that passed all checks, in the memory that the device read it into.
 pub type Block = TreeBlock<Buffer>;
 
-/// A view of the volume below files.
+/// A view of the volume below the level of files.
 #[derive(Clone, Debug)]
 pub struct Inspect {
     filesystem: Filesystem,
 }
 
-/// One copy of the superblock, good or bad.
+/// One copy of the superblock, valid or not.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct SuperCopy {
-    /// The device's path or name.
+    /// Path or name of the device.
     pub device: String,
-    /// 0, 1 or 2.
+    /// Number of the copy: 0, 1 or 2.
     pub copy: usize,
-    /// Where on the device, in bytes.
+    /// Offset on the device, in bytes.
     pub offset: u64,
-    /// The 4096 bytes, or what the device said instead.
+    /// The 4096 bytes, or the error of reading them.
     pub bytes: Result<Vec<u8>, String>,
 }
 
-/// The root block of a tree, and the key of its root item.
+/// The root block of a tree, and the offset of its root item's key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TreeRoot {
     pub tree: TreeId,
-    /// The offset of the root item's key: for a snapshot, the generation it was made in.
+    /// The offset of the root item's key: for a snapshot, the generation in which it was made.
     pub key_offset: u64,
     pub logical: Logical,
     pub generation: Generation,
     pub level: u8,
 }
 
-/// A range of logical addresses and where it lies.
+/// A chunk: a range of logical addresses, and its stripes.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ChunkInfo {
     pub logical: Logical,
+    /// Length in logical bytes.
     pub bytes: u64,
     pub flags: BlockGroupFlags,
-    /// Device id and offset on it, in stripe order.
+    /// Device id and offset on the device in bytes, in stripe order.
     pub stripes: Vec<(u64, u64)>,
 }
 
 impl TreeRoot {
-    /// What the root block must be, for [`Inspect::block`] to read it.
+    /// Returns what the root block must be, for [`Inspect::block`].
     pub fn expected(&self) -> Expected {
         Expected {
             logical: self.logical,
@@ -86,19 +96,19 @@ impl TreeRoot {
 }
 
 impl Filesystem {
-    /// The raw side of this filesystem.
+    /// Returns a view of the raw structures of this filesystem.
     pub fn inspect(&self) -> Inspect {
         Inspect { filesystem: self.clone() }
     }
 }
 
 impl Inspect {
-    /// The superblock that the volume was opened with.
+    /// Returns the superblock that the volume was opened with.
     pub fn super_block(&self) -> &SuperBlock {
         self.filesystem.super_block()
     }
 
-    /// Every superblock copy that fits on each device, device by device.
+    /// Returns every superblock copy that fits on each device, device by device.
     pub fn super_copies(&self) -> Vec<SuperCopy> {
         let mut copies = Vec::new();
         for status in self.filesystem.volume().devices() {
@@ -119,8 +129,8 @@ impl Inspect {
         copies
     }
 
-    /// Root tree, chunk tree and log root tree from the superblock, then every tree that has a
-    /// root item, in key order.
+    /// Returns the root tree, the chunk tree and the log root tree of the superblock, then every
+    /// tree that has a root item, in key order.
     pub fn tree_roots(&self) -> Result<Vec<TreeRoot>> {
         let super_block = self.super_block();
         let mut roots =
@@ -147,16 +157,16 @@ impl Inspect {
         Ok(roots)
     }
 
-    /// One verified block: as its parent, or a [`TreeRoot`], promises it.
+    /// Reads and verifies a block that its parent, or a [`TreeRoot`], describes.
     pub fn block(&self, expected: &Expected) -> Result<Arc<Block>> {
         Ok(self.filesystem.forest().block(expected)?)
     }
 
-    /// The verified block at an address of which nothing else is known: it must be what its own
-    /// header says. Blocks that no tree holds any more are found too, for as long as they last.
+    /// Reads and verifies the block at an address, which must be what its own header says. Also
+    /// finds blocks that are in no tree any more, until they are overwritten.
     ///
     /// # Errors
-    /// [`Error::NotFound`] where no block lies there.
+    /// [`Error::NotFound`] if there is no block.
     pub fn block_at(&self, logical: Logical) -> Result<Arc<Block>> {
         for copy in 0..COPIES_MAX {
             if let Some(expected) = self.header_at(logical, copy)
@@ -165,11 +175,12 @@ impl Inspect {
                 return Ok(block);
             }
         }
-        // Where the device with the header is missing, the extent tree knows of live blocks.
+        // If the device with the header is missing, the extent tree describes blocks that are in
+        // use.
         Backrefs::new(&self.filesystem)?.block_at(logical)?.ok_or(Error::NotFound)
     }
 
-    /// What the header in one copy of a block says of it.
+    /// Returns what the header of one mirror of a block says about the block.
     fn header_at(&self, logical: Logical, copy: usize) -> Option<Expected> {
         let node_bytes = usize::try_from(self.super_block().node_bytes()).ok()?;
         let mut bytes = Buffer::zeroed(node_bytes);
@@ -185,26 +196,26 @@ impl Inspect {
         })
     }
 
-    /// What the child in a slot of an inner node of `tree` must be; `None` in a leaf.
+    /// Returns what the child in a slot of an inner node of `tree` must be; `None` for a leaf.
     pub fn child(&self, parent: &Block, slot: usize, tree: TreeId) -> Option<Expected> {
         child(parent, slot, tree, None)
     }
 
-    /// The chunks, by address.
+    /// Returns the chunks by address.
     pub fn chunks(&self) -> Vec<ChunkInfo> {
         let chunks = self.filesystem.volume().chunks();
         let info = chunks.iter().map(|chunk| ChunkInfo {
             logical: chunk.logical(),
             bytes: chunk.bytes(),
             flags: chunk.flags(),
-            stripes: chunk.places().iter().map(|p| (p.devid.0, p.physical.0)).collect(),
+            stripes: chunk.stripes().iter().map(|p| (p.devid.0, p.physical.0)).collect(),
         });
         info.collect()
     }
 }
 
-/// What the child in a slot of an inner node of `tree` must be; `None` in a leaf. Keys of the
-/// parent itself stay below `end`.
+/// Returns what the child in a slot of an inner node of `tree` must be; `None` for a leaf. The keys
+/// of the parent are below `end`.
 pub(crate) fn child(
     parent: &Block,
     slot: usize,

@@ -1,117 +1,31 @@
-//! Opening a volume: devices, options, the subvolume to show.
+//! [`Filesystem`]: opening a volume, and the subvolume that a handle shows.
 //!
-//! Its devices are read here, its chunk tree by the forest; then the one subvolume that is the root
-//! is looked up. Nothing else is read: what an open costs does not depend on how many files there
-//! are. An open for writing reads the free space besides, and deletes what was left without a name.
+//! An open reads the superblocks here and the chunk tree in the forest, and looks up the one
+//! subvolume that is the root. It reads nothing else, so its cost does not depend on the number of
+//! files. An open for writing also reads the free space, and deletes the orphans of the root
+//! subvolume.
 
-use crate::committer::Committer;
-use crate::direct::Rooms;
-use crate::flusher::{Flights, Flushers};
-use crate::inode_cache::InodeCache;
-use crate::lane_counters::LaneCounters;
-use crate::latency::Latencies;
-use crate::root::{ROOT_DIRECTORY, Roots};
-use crate::switches::{SwitchBoard, Switches};
-use crate::writer::Writer;
-use crate::{Clock, Error, FileId, Result, id::TOP_LEVEL};
+use crate::background::committer::Committer;
+use crate::background::flusher::{Flushers, OutstandingIo};
+use crate::file::direct::AllocationRuns;
+use crate::inode::cache::InodeCache;
+use crate::stats::Counters;
+use crate::stats::lane_counters::LaneCounters;
+use crate::stats::latency::Latencies;
+use crate::subvolume::roots::Roots;
+use crate::tunables::SharedTunables;
+use crate::write_state::WriteState;
+use crate::{DevicePath, Error, FileId, MountOptions, Result, Subvolume, TOP_LEVEL};
 use butternut_device::{Device, FileDevice, OpenDevice};
-use butternut_file::{Compress, ErrorCursor, Source, SourceOptions};
+use butternut_file::{ErrorCursor, Source, SourceOptions};
 use butternut_format::super_block::SuperBlock;
-use butternut_tree::{Forest, ForestOptions, Refusals};
+use butternut_tree::{Forest, ForestOptions};
 use butternut_volume::{OpenOptions, Volume};
 use rayon::ThreadPoolBuilder;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A device or image file, and where in it the volume starts.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DevicePath {
-    pub path: PathBuf,
-    /// Bytes from the start of the file.
-    pub offset: u64,
-}
-
-impl<P: AsRef<Path>> From<P> for DevicePath {
-    fn from(path: P) -> Self {
-        Self { path: path.as_ref().to_path_buf(), offset: 0 }
-    }
-}
-
-/// Which subvolume is the root.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Subvolume {
-    /// What the volume has set as its default; the top level where it has not.
-    #[default]
-    Default,
-    Id(u64),
-    /// The path of a subvolume from the top level. No symlink on it is followed
-    /// ([`Filesystem::subvolume_at`]).
-    Path(Vec<u8>),
-}
-
-/// How to open a volume.
-#[expect(clippy::struct_excessive_bools, reason = "switches, each on its own")]
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MountOptions {
-    /// Only look: the default.
-    pub read_only: bool,
-    /// Seconds after which a change is brought down on the devices, unasked. 0: never, unless more
-    /// is changed than memory is to hold (256 MiB of tree blocks); see [`Filesystem::abandon`].
-    pub commit_seconds: u32,
-    /// Where space is short, commit to have what is freed: what is deleted on a full volume may
-    /// need that. Without it, what does not fit fails.
-    pub commits_for_space: bool,
-    /// For tests: room that is refused although there is some.
-    pub refusals: Option<Refusals>,
-    /// What inodes are stamped by.
-    pub clock: Clock,
-    /// Open although devices are missing, as long as every chunk can still be read.
-    pub degraded: bool,
-    /// Pack what is written, with this; files and directories may say otherwise by flag or
-    /// property.
-    pub compress: Option<Compress>,
-    pub subvolume: Subvolume,
-    /// Bytes of tree blocks to keep in memory.
-    pub node_cache_bytes: u64,
-    /// Bytes of file data to keep in memory, clean and dirty.
-    pub page_cache_bytes: u64,
-    /// Inodes to keep in memory, beside those in use: some 200 bytes each, or a kilobyte and more
-    /// where the volume is open for writing.
-    pub inode_cache_entries: usize,
-    /// Threads for decompression and readahead; 0 is one per core.
-    pub workers: usize,
-    /// Say nothing when the volume holds a log tree from a crash, whose changes are not shown.
-    pub ignore_log: bool,
-    /// What of the I/O path is turned back, to be measured.
-    pub switches: Switches,
-    /// Believe only this superblock copy (0 to 2) of every device.
-    pub super_copy: Option<usize>,
-}
-
-impl Default for MountOptions {
-    fn default() -> Self {
-        Self {
-            read_only: true,
-            commit_seconds: 30,
-            commits_for_space: true,
-            refusals: None,
-            clock: Clock::default(),
-            degraded: false,
-            compress: None,
-            subvolume: Subvolume::Default,
-            node_cache_bytes: 64 << 20,
-            page_cache_bytes: 256 << 20,
-            inode_cache_entries: 128 << 10,
-            workers: 0,
-            ignore_log: false,
-            switches: Switches::default(),
-            super_copy: None,
-        }
-    }
-}
-
-/// Something the owner of a volume should know, found while opening it.
+/// A message for the administrator of the volume, found while opening it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice(pub(crate) String);
 
@@ -121,71 +35,62 @@ impl std::fmt::Display for Notice {
     }
 }
 
-/// What has been read and written so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Reads of all devices together.
-    pub device_reads: u64,
-    pub device_bytes_read: u64,
-    /// Writes of all devices together, every copy counted, and flushes.
-    pub device_writes: u64,
-    pub device_bytes_written: u64,
-    pub device_flushes: u64,
-    /// Tree blocks that were not in memory when they were asked for, and ones that had to make
-    /// room.
-    pub node_cache_misses: u64,
-    pub node_cache_evictions: u64,
-}
-
-/// One mounted filesystem. Cloning gives another handle on the same one; all methods may be
+/// A handle on a mounted filesystem. Clones are handles on the same filesystem; all methods may be
 /// called from many threads at once.
 ///
-/// Open for writing, it commits now and then, and once more when the last handle on it, its files
-/// and listings goes: call [`Filesystem::close`] or [`Filesystem::sync`] to hear of errors.
+/// A filesystem that is open for writing commits at an interval, and once more when the last handle
+/// on it, its files and its listings is dropped. Call [`Filesystem::close`] or [`Filesystem::sync`]
+/// to get errors.
 #[derive(Clone, Debug)]
 pub struct Filesystem {
     pub(crate) shared: Arc<Shared>,
     /// `None` for the filesystem's own threads, which do not keep it open.
-    #[expect(dead_code, reason = "it is there to be dropped")]
-    pub(crate) life: Option<Arc<Life>>,
+    view: Option<Arc<View>>,
 }
 
-/// What all handles that keep a filesystem open share. It goes with the last of them.
+/// State that handles with the same root share.
 #[derive(Debug)]
-pub(crate) struct Life {
+struct View {
+    /// The subvolume whose root directory is the root of the handles.
+    root: u64,
+    mount: Arc<OpenMount>,
+}
+
+/// State that all handles share that keep the filesystem open. It is dropped with the last of them.
+#[derive(Debug)]
+pub(crate) struct OpenMount {
     shared: Arc<Shared>,
     committer: Option<Committer>,
     flushers: Option<Flushers>,
 }
 
-impl Drop for Life {
+impl Drop for OpenMount {
     fn drop(&mut self) {
         self.committer = None;
         self.flushers = None;
-        // Nobody is left to be told; whoever wants to know closes the filesystem.
-        drop(Filesystem { shared: Arc::clone(&self.shared), life: None }.sync());
+        // No handle is left to return an error to; a caller that needs it closes the filesystem.
+        drop(Filesystem::for_thread(Arc::clone(&self.shared)).sync());
     }
 }
 
 #[derive(Debug)]
 pub(crate) struct Shared {
     forest: Arc<Forest>,
-    root: FileId,
     notices: Vec<Notice>,
     pub(crate) roots: Roots,
     pub(crate) inodes: InodeCache,
     pub(crate) source: Source,
-    /// How far [`Filesystem::sync`] has told of data that was lost.
+    /// Which losses of file data [`Filesystem::sync`] has returned.
     pub(crate) errors: ErrorCursor,
-    pub(crate) flights: Arc<Flights>,
-    pub(crate) rooms: Arc<Rooms>,
-    pub(crate) switches: SwitchBoard,
+    pub(crate) outstanding_io: Arc<OutstandingIo>,
+    pub(crate) allocation_runs: Arc<AllocationRuns>,
+    pub(crate) tunables: SharedTunables,
     pub(crate) counters: LaneCounters,
     pub(crate) latencies: Latencies,
-    /// What the volume's transactions are counted from.
+    /// The generation at the open: commits are counted from it.
     pub(crate) first_generation: u64,
-    /// There where the volume is open for writing.
-    pub(crate) writer: Option<Arc<Writer>>,
+    /// `None` on a volume that is open for reading only.
+    pub(crate) write_state: Option<Arc<WriteState>>,
 }
 
 impl Shared {
@@ -200,13 +105,14 @@ impl Shared {
 }
 
 impl Filesystem {
-    /// Opens the volume that the given devices or images make up: for reading, unless the options
-    /// say otherwise. Devices of a volume that is open for writing are nobody else's.
+    /// Opens the volume that the given devices or image files make up, for reading unless the
+    /// options say otherwise. A device of a volume that is open for writing must not be written by
+    /// anything else.
     ///
     /// # Errors
-    /// What is no btrfs, has features this library does not know (they are named), misses devices
-    /// (they are named) or has no such subvolume is refused; so is, for writing, what cannot be
-    /// written (`EROFS`, with the reason as the source).
+    /// Devices that hold no btrfs, features that this library does not know (they are named),
+    /// missing devices (they are named), or a subvolume that does not exist. For writing, also a
+    /// volume that cannot be written (`EROFS`, with the reason as the source).
     pub fn open(devices: &[DevicePath], options: &MountOptions) -> Result<Self> {
         let open = |device: &DevicePath| -> Result<Arc<dyn Device>> {
             let writable = !options.read_only;
@@ -216,7 +122,7 @@ impl Filesystem {
         Self::open_devices(devices.iter().map(open).collect::<Result<_>>()?, options)
     }
 
-    /// As [`Filesystem::open`], over devices of any kind.
+    /// As [`Filesystem::open`], on devices of any kind.
     pub fn open_devices(devices: Vec<Arc<dyn Device>>, options: &MountOptions) -> Result<Self> {
         let how = OpenOptions {
             degraded: options.degraded,
@@ -229,59 +135,62 @@ impl Filesystem {
             .num_threads(options.workers)
             .thread_name(|number| format!("butternut-{number}"))
             .build()
-            .map_err(Error::Workers)?;
+            .map_err(|error| Error::Workers(error.into()))?;
         let caches = SourceOptions {
             compress: options.compress,
             page_cache_bytes: usize::try_from(options.page_cache_bytes).unwrap_or(usize::MAX),
             ..SourceOptions::default()
         };
         let source = Source::open(Arc::clone(&forest), Arc::new(workers), caches)?;
-        let writer = (!options.read_only).then(|| {
-            Arc::new(Writer::new(
+        let write_state = (!options.read_only).then(|| {
+            Arc::new(WriteState::new(
                 options.inode_cache_entries,
                 options.clock,
                 options.commit_seconds > 0,
             ))
         });
         let first_generation = forest.generation().map_or(0, |generation| generation.0);
-        let mut shared = Arc::new(Shared {
+        let shared = Arc::new(Shared {
             notices: notices(&volume, options),
             forest,
-            root: FileId::new(TOP_LEVEL, ROOT_DIRECTORY),
             roots: Roots::default(),
             inodes: InodeCache::new(options.inode_cache_entries),
             source,
             errors: ErrorCursor::default(),
-            flights: Arc::default(),
-            rooms: Arc::default(),
-            switches: SwitchBoard::new(options.switches),
+            outstanding_io: Arc::default(),
+            allocation_runs: Arc::default(),
+            tunables: SharedTunables::new(options.tunables),
             counters: LaneCounters::default(),
             latencies: Latencies::default(),
             first_generation,
-            writer,
+            write_state,
         });
-        let unborn = Self { shared: Arc::clone(&shared), life: None };
-        let root = unborn.chosen_root(&options.subvolume)?;
-        drop(unborn);
-        let inner = Arc::get_mut(&mut shared);
-        inner.expect("the filesystem has not been handed out yet").root = root;
-        Self::begin_life(shared, options)
+        let root = Self::for_thread(Arc::clone(&shared)).chosen_subvolume(&options.subvolume)?;
+        Self::start(shared, root, options)
     }
 
-    fn begin_life(shared: Arc<Shared>, options: &MountOptions) -> Result<Self> {
+    /// Returns a handle for one of the filesystem's own threads, which does not keep it open.
+    pub(crate) fn for_thread(shared: Arc<Shared>) -> Self {
+        Self { shared, view: None }
+    }
+
+    fn start(shared: Arc<Shared>, root: u64, options: &MountOptions) -> Result<Self> {
         let (mut committer, mut flushers) = (None, None);
-        shared.flights.offer_help(&shared.source);
-        shared.rooms.offer(&shared.source);
-        if let Some(writer) = shared.writer.as_ref().filter(|writer| writer.has_committer) {
+        shared.outstanding_io.register(&shared.source);
+        shared.allocation_runs.register(&shared.source);
+        if let Some(write_state) =
+            shared.write_state.as_ref().filter(|write_state| write_state.has_committer)
+        {
             let every = Duration::from_secs(options.commit_seconds.into());
-            committer = Some(Committer::start(&shared, Arc::clone(&writer.signal), every)?);
+            committer = Some(Committer::start(&shared, Arc::clone(&write_state.signal), every)?);
             flushers = Some(Flushers::start(&shared)?);
         }
-        let life = Life { shared: Arc::clone(&shared), committer, flushers };
-        let filesystem = Self { shared, life: Some(Arc::new(life)) };
-        if let Some(writer) = &filesystem.shared.writer {
-            match filesystem.writable_subvolume(writer, filesystem.root()) {
-                // A subvolume that is read-only is no reason not to open the others.
+        let mount = OpenMount { shared: Arc::clone(&shared), committer, flushers };
+        let view = View { root, mount: Arc::new(mount) };
+        let filesystem = Self { shared, view: Some(Arc::new(view)) };
+        if let Some(write_state) = &filesystem.shared.write_state {
+            match filesystem.writable_subvolume(write_state, filesystem.root()) {
+                // A read-only subvolume does not prevent writing to the others.
                 Ok(_) | Err(Error::ReadOnly { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -289,26 +198,36 @@ impl Filesystem {
         Ok(filesystem)
     }
 
-    /// Brings everything down on the devices, and lets go of them, if this is the last handle.
+    /// Makes everything durable, and closes the devices if this is the last handle.
     ///
     /// # Errors
-    /// As [`Filesystem::sync`], but of data that was lost before only what no sync of its file, nor
-    /// of all files, has returned: a program that was told has dealt with it.
+    /// As [`Filesystem::sync`], but of data that was lost earlier only what no sync of its file or
+    /// of all files has returned yet.
     pub fn close(self) -> Result<()> {
-        self.sync_untold()
+        self.sync_unreported()
     }
 
-    /// The root directory of the chosen subvolume.
+    /// Returns the directory at which paths begin: the root of the chosen subvolume, or of the one
+    /// of [`with_subvolume`](Filesystem::with_subvolume).
     pub fn root(&self) -> FileId {
-        self.shared.root
+        FileId::root_of(self.view.as_ref().map_or(TOP_LEVEL, |view| view.root))
     }
 
-    /// What the owner should know about this volume.
+    /// Returns a handle on the same filesystem whose [`root`](Filesystem::root) is the root of
+    /// another subvolume, which may lie above this handle's: the caller decides whether that is
+    /// permitted.
+    #[must_use]
+    pub fn with_subvolume(&self, id: u64) -> Self {
+        let of = |view: &Arc<View>| Arc::new(View { root: id, mount: Arc::clone(&view.mount) });
+        Self { shared: Arc::clone(&self.shared), view: self.view.as_ref().map(of) }
+    }
+
+    /// Returns the messages for the administrator that were found at the open.
     pub fn notices(&self) -> &[Notice] {
         &self.shared.notices
     }
 
-    /// What has been read and written so far, by anyone using this filesystem.
+    /// Returns the I/O counters of all handles on this filesystem.
     pub fn counters(&self) -> Counters {
         let cache = self.forest().counters();
         let mut counters = Counters {
@@ -327,7 +246,7 @@ impl Filesystem {
         counters
     }
 
-    /// The newest superblock of the volume.
+    /// Returns the newest superblock of the volume.
     pub fn super_block(&self) -> &SuperBlock {
         self.volume().super_block()
     }
@@ -340,14 +259,14 @@ impl Filesystem {
         self.shared.volume()
     }
 
-    fn chosen_root(&self, subvolume: &Subvolume) -> Result<FileId> {
+    fn chosen_subvolume(&self, subvolume: &Subvolume) -> Result<u64> {
         let id = match subvolume {
             Subvolume::Default => self.default_subvolume()?,
             Subvolume::Id(id) => *id,
             Subvolume::Path(path) => self.subvolume_at(path)?,
         };
         self.subvolume_tree(id)?;
-        Ok(FileId::new(id, ROOT_DIRECTORY))
+        Ok(id)
     }
 }
 
@@ -356,7 +275,7 @@ fn forest(volume: &Arc<Volume>, options: &MountOptions) -> Result<Arc<Forest>> {
         cache_bytes: options.node_cache_bytes,
         clock: options.clock.0,
         commits_for_space: options.commits_for_space,
-        refusals: options.refusals.clone(),
+        enospc_injector: options.enospc_injector.clone(),
         ..ForestOptions::default()
     };
     let volume = Arc::clone(volume);
@@ -370,7 +289,8 @@ fn notices(volume: &Volume, options: &MountOptions) -> Vec<Notice> {
     let mut notices = Vec::new();
     if volume.super_block().log_root().is_some() && !options.ignore_log {
         let text = "the volume was not unmounted cleanly and holds a log tree: what was synced \
-                    after the last commit is not shown (mount it read-write once to replay it)";
+                    after the last commit is not shown (mount it once with the kernel's btrfs, \
+                    which replays it)";
         notices.push(Notice(text.to_owned()));
     }
     for device in volume.devices() {

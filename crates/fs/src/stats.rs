@@ -1,14 +1,24 @@
-//! [`Stats`]: everything that a filesystem counts of itself, at one moment.
+//! [`Stats`]: all counters of a filesystem, at one moment.
 //!
 //! ```text
 //! Filesystem::stats -> Stats -> text (Display) | to_json | to_prometheus
 //! ```
 //!
-//! Counts are read one after another, while others go on counting: two of them need not agree to
-//! the last request. What is in memory only is counted without waiting for anybody; a file that
-//! somebody has alone is left out of [`MemoryUse::pending_writes`].
+//! Counters are read one after another while operations continue, so two of them may differ by a
+//! few requests. What is in memory only is counted without waiting for a lock; a file that another
+//! thread has locked exclusively is left out of [`MemoryUse::pending_writes`].
 //!
-//! All names that are printed stand in [`metrics`]; they are kept.
+//! The names of all metrics are in `metrics.rs`, and do not change from release to release.
+
+pub use butternut_pages::{CacheLimits, DirtyLimits, PageCounters, WritebackReason};
+pub use butternut_volume::RescueCounts;
+pub use histogram::Latency;
+pub use lane_counters::LaneCounts;
+pub use latency::Operation;
+
+pub(crate) mod histogram;
+pub(crate) mod lane_counters;
+pub(crate) mod latency;
 
 mod json;
 mod metrics;
@@ -16,20 +26,34 @@ mod page_metrics;
 mod prometheus;
 mod text;
 
-use crate::histogram::Latency;
-use crate::latency::Operation;
-use crate::writer::Writer;
-use crate::{Counters, FileId, Filesystem, LaneCounts, PageCounters, Switches};
+use crate::write_state::WriteState;
+use crate::{FileId, Filesystem, Tunables};
 use butternut_file::FileState;
-use butternut_pages::CacheLimits;
 use butternut_sys::slabs;
-use butternut_volume::RescueCounts;
 
-/// Dirty files that are looked at together.
-const FILES_PER_LOOK: usize = 1024;
+/// Dirty files that are counted in one step.
+const FILES_PER_PASS: usize = 1024;
 
-/// What a filesystem has done since it was opened, and what it holds.
+/// I/O counters since the filesystem was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Reads of all devices together.
+    pub device_reads: u64,
+    pub device_bytes_read: u64,
+    /// Writes of all devices together, every copy counted, and flushes.
+    pub device_writes: u64,
+    pub device_bytes_written: u64,
+    pub device_flushes: u64,
+    /// Tree blocks that were not in the node cache when they were needed, and blocks that were
+    /// evicted.
+    pub node_cache_misses: u64,
+    pub node_cache_evictions: u64,
+}
+
+/// Counters since the filesystem was opened, and gauges of its memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Stats {
     pub lanes: LaneCounts,
     /// The page cache.
@@ -38,45 +62,48 @@ pub struct Stats {
     /// All devices together, and the node cache.
     pub counters: Counters,
     pub memory: MemoryUse,
-    /// Reads that the first copy did not satisfy.
+    /// Reads that the first mirror could not satisfy.
     pub rescues: RescueCounts,
-    /// Transactions that were committed, whoever asked for it.
+    /// Transactions that were committed, for whatever reason.
     pub commits: u64,
     pub devices: Vec<DeviceCounts>,
-    /// Each operation, in the order of [`Operation::ALL`]; see [`Switches::latency`].
+    /// The latency of each operation, in the order of [`Operation::ALL`]; see
+    /// [`Tunables::latency`].
     pub latency: Vec<(Operation, Latency)>,
-    pub switches: Switches,
+    pub tunables: Tunables,
     /// See [`Filesystem::is_writable`].
     pub is_writable: bool,
 }
 
-/// What is in memory: first what is not yet on the devices, then what is kept for later.
+/// Memory in use: first what is not on the devices yet, then caches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct MemoryUse {
-    /// Bytes of files that no device has.
+    /// Bytes of file data that are not on the devices.
     pub dirty_bytes: u64,
-    /// Files with something that no tree has.
+    /// Files with data or attributes that no tree has.
     pub dirty_files: u64,
-    /// Writes that are down, or on their way, and in no tree.
+    /// Writes that are on the devices or under writeback, and in no tree.
     pub pending_writes: u64,
-    /// Tree blocks that are to be committed.
+    /// Bytes of tree blocks that the next commit writes.
     pub dirty_tree_bytes: u64,
-    /// Inodes whose attributes are kept; at most
-    /// [`MountOptions::inode_cache_entries`](crate::MountOptions::inode_cache_entries), and those
-    /// that are in use or have something that no tree has.
+    /// Inodes in memory: at most
+    /// [`MountOptions::inode_cache_entries`](crate::MountOptions::inode_cache_entries), besides
+    /// those that are in use or dirty.
     pub inodes: u64,
-    /// Files without a handle that keep the state of their data.
+    /// Closed files whose state is kept.
     pub idle_files: u64,
-    /// Buffers of 4 to 64 KiB of the whole process, used or kept for the next use: tree blocks, in
-    /// the node cache and beside it, and data in flight.
+    /// Bytes of buffers of 4 to 64 KiB of the whole process, used or cached: tree blocks, in the
+    /// node cache and outside of it, and data in flight.
     pub buffer_bytes: u64,
 }
 
-/// What was asked of one device, and what it failed.
+/// I/O and error counts of one device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DeviceCounts {
     pub id: u64,
-    /// What it was opened as; `None` when it is missing.
+    /// The path it was opened with; `None` if it is missing.
     pub path: Option<String>,
     pub reads: u64,
     pub bytes_read: u64,
@@ -87,14 +114,14 @@ pub struct DeviceCounts {
     pub read_errors: u64,
     pub write_errors: u64,
     pub flush_errors: u64,
-    /// Reads whose bytes did not pass their check.
+    /// Reads whose bytes failed their check.
     pub corruption_errors: u64,
-    /// Blocks of another generation than asked for.
+    /// Tree blocks with another generation than expected.
     pub generation_errors: u64,
 }
 
 impl Filesystem {
-    /// Everything that is counted, now.
+    /// Returns all counters.
     pub fn stats(&self) -> Stats {
         let generation = self.forest().generation().map_or(0, |generation| generation.0);
         Stats {
@@ -107,23 +134,23 @@ impl Filesystem {
             commits: generation.saturating_sub(self.shared.first_generation),
             devices: self.device_counts(),
             latency: self.shared.latencies.now(),
-            switches: self.switches(),
+            tunables: self.tunables(),
             is_writable: self.is_writable(),
         }
     }
 
     fn memory_use(&self) -> MemoryUse {
         let buffer_bytes = slabs::resident_bytes() as u64;
-        let Some(writer) = &self.shared.writer else {
+        let Some(write_state) = &self.shared.write_state else {
             return MemoryUse { buffer_bytes, ..MemoryUse::default() };
         };
         MemoryUse {
             dirty_bytes: self.shared.source.dirty_bytes(),
-            dirty_files: writer.dirty_count() as u64,
-            pending_writes: pending_writes(writer),
+            dirty_files: write_state.dirty_count() as u64,
+            pending_writes: pending_writes(write_state),
             dirty_tree_bytes: self.forest().dirty_bytes().unwrap_or(0),
-            inodes: writer.table.len() as u64,
-            idle_files: writer.idle.len() as u64,
+            inodes: write_state.table.len() as u64,
+            idle_files: write_state.idle.len() as u64,
             buffer_bytes,
         }
     }
@@ -152,15 +179,15 @@ impl Filesystem {
     }
 }
 
-fn pending_writes(writer: &Writer) -> u64 {
+fn pending_writes(write_state: &WriteState) -> u64 {
     let (mut pending, mut from) = (0, FileId::new(0, 0));
     loop {
-        let batch = writer.dirty_from(from, FILES_PER_LOOK);
+        let batch = write_state.dirty_from(from, FILES_PER_PASS);
         let Some(last) = batch.last() else { return pending };
         from = FileId::new(last.id.subvolume, last.id.ino.saturating_add(1));
         for entry in &batch {
-            let body = entry.try_body();
-            let file = body.as_ref().and_then(|body| body.file.as_deref());
+            let state = entry.try_lock_shared();
+            let file = state.as_ref().and_then(|state| state.file.as_deref());
             pending += file.map_or(0, FileState::pending_writes);
         }
     }
@@ -168,7 +195,7 @@ fn pending_writes(writer: &Writer) -> u64 {
 
 #[cfg(test)]
 impl Stats {
-    /// Nothing counted yet, on one device.
+    /// Returns the counters of a new filesystem with one device.
     fn sample() -> Self {
         let device =
             DeviceCounts { id: 1, path: Some("a \"b\"\\c.img".into()), ..DeviceCounts::default() };
@@ -183,7 +210,7 @@ impl Stats {
             commits: 0,
             devices: vec![device],
             latency,
-            switches: Switches::default(),
+            tunables: Tunables::default(),
             is_writable: true,
         }
     }
@@ -192,20 +219,20 @@ impl Stats {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{IoFlags, MountOptions, NewInode, QueueOptions, SyncKind};
+    use crate::queue::{IoFlags, QueueOptions, SyncKind};
+    use crate::{MountOptions, NewInode};
     use butternut_device::{FileDevice, OpenDevice};
     use butternut_mkfs::MkfsOptions;
 
     #[test]
-    fn each_operation_is_measured_as_what_it_is_and_once() {
+    fn each_operation_is_counted_once_under_its_name() {
         let image = tempfile::NamedTempFile::new().unwrap();
         image.as_file().set_len(512 << 20).unwrap();
         let how = OpenDevice { writable: true, ..OpenDevice::default() };
         let device = FileDevice::open(image.path(), &how).unwrap();
         butternut_mkfs::make(&device, &MkfsOptions::default()).unwrap();
         drop(device);
-        let options =
-            MountOptions { read_only: false, commit_seconds: 0, ..MountOptions::default() };
+        let options = MountOptions::default().read_only(false).commit_seconds(0);
         let fs = Filesystem::open(&[image.path().into()], &options).unwrap();
         let id = fs.create(fs.root(), b"file", &NewInode::new(0o644)).unwrap();
         let file = fs.open_file(id).unwrap();
@@ -219,7 +246,7 @@ mod tests {
         let mut done = Vec::new();
         for (direct, unaligned) in [(true, false), (true, true), (false, false)] {
             let flags = if direct { IoFlags::DIRECT } else { IoFlags::default() };
-            let buffer = |queue: &crate::Queue| queue.buffer(4096).unwrap();
+            let buffer = |queue: &crate::queue::Queue| queue.buffer(4096).unwrap();
             let at = u64::from(unaligned);
             let memory = buffer(&queue);
             queue.write(&file, at, memory, flags, 0).unwrap();
@@ -253,11 +280,11 @@ mod tests {
         assert_eq!(stats.commits, 2);
         let MemoryUse { inodes, idle_files, buffer_bytes, .. } = stats.memory;
         let kept = MemoryUse { inodes, idle_files, buffer_bytes, ..MemoryUse::default() };
-        assert_eq!(stats.memory, kept, "nothing waits for the devices");
+        assert_eq!(stats.memory, kept, "nothing is dirty");
         assert!(inodes > 0 && buffer_bytes > 0);
         assert!(stats.devices[0].flushes >= 4 && stats.devices[0].bytes_written > 8192);
-        let switches = Switches { latency: false, ..Switches::default() };
-        fs.set_switches(switches);
+        let tunables = Tunables::default().latency(false);
+        fs.set_tunables(tunables);
         fs.sync().unwrap();
         assert_eq!(fs.stats().latency, stats.latency);
     }

@@ -1,36 +1,39 @@
-//! Subvolumes and snapshots: what there is, where it hangs.
+//! Subvolumes and snapshots: their properties, parents and paths.
 
-use crate::path::CLIMB_STEPS_MAX;
-use crate::{Error, Filesystem, Result, Time, id::TOP_LEVEL};
+pub(crate) mod roots;
+
+use crate::names::path::PATH_STEPS_MAX;
+use crate::{Error, Filesystem, Result, TOP_LEVEL, Time};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::root::{RootFlags, RootItem};
 use butternut_format::units::TreeId;
-use butternut_names::{self as names, Climb, SubvolumeLink};
+use butternut_names::{self as names, PathBudget, SubvolumeLink};
 
-/// Subvolumes above one another on a path.
+/// Maximum nesting depth of subvolumes on a path.
 const NESTING_MAX: usize = 2048;
 
-/// Subvolumes that are listed of one subvolume.
+/// Maximum number of nested subvolumes that are listed for one subvolume.
 const CHILDREN_MAX: usize = 1 << 20;
 
 /// One subvolume.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SubvolumeInfo {
     pub id: u64,
-    /// The subvolume whose directory holds it; `None` for the top level and for deleted ones.
+    /// The parent subvolume; `None` for the top level and for deleted subvolumes.
     pub parent: Option<u64>,
-    /// The directory's inode number in `parent`, and the name there.
+    /// Inode number of the directory in `parent`, and the name there.
     pub dir: u64,
     pub name: Vec<u8>,
-    /// From the top-level subvolume, without a leading `/`; `None` when deleted but not yet
-    /// cleaned. The top level's own is "".
+    /// The path from the top-level subvolume, without a leading `/`; "" for the top level itself;
+    /// `None` for a subvolume that is deleted and not yet cleaned.
     pub path: Option<Vec<u8>>,
     pub uuid: [u8; 16],
-    /// The subvolume that this is a snapshot of; zero where there is none.
+    /// The UUID of the subvolume that this is a snapshot of; zero if there is none.
     pub parent_uuid: [u8; 16],
     pub received_uuid: [u8; 16],
     pub generation: u64,
-    /// The generation that made it.
+    /// The generation in which it was created.
     pub created_generation: u64,
     pub changed_generation: u64,
     pub sent_generation: u64,
@@ -39,18 +42,19 @@ pub struct SubvolumeInfo {
     pub changed: Time,
     pub sent: Time,
     pub received: Time,
-    /// `BTRFS_ROOT_SUBVOL_*` bits as stored.
+    /// The `BTRFS_ROOT_SUBVOL_*` bits as stored.
     pub flags: u64,
     pub read_only: bool,
-    /// Deleted, waiting to be cleaned.
+    /// Deleted, and not yet cleaned.
     pub deleted: bool,
 }
 
 impl Filesystem {
-    /// All subvolumes but the top level, by id; deleted ones that are still on disk too.
+    /// Returns all subvolumes except the top level, by id, including deleted ones that are still on
+    /// disk.
     pub fn subvolumes(&self) -> Result<Vec<SubvolumeInfo>> {
         let mut found = Vec::new();
-        let mut climb = Climb::new(CLIMB_STEPS_MAX);
+        let mut budget = PathBudget::new(PATH_STEPS_MAX);
         let mut cursor = self.forest().root_tree().scan();
         cursor.seek(&Key::new(256, ItemType::ROOT_ITEM, 0))?;
         while let Some((key, data)) = cursor.item_parts() {
@@ -59,41 +63,46 @@ impl Filesystem {
             }
             if key.item_type == ItemType::ROOT_ITEM {
                 let root = root_item(key, data)?;
-                found.push(self.subvolume_info(key.objectid, &root, &mut climb)?);
+                found.push(self.subvolume_info(key.objectid, &root, &mut budget)?);
             }
             cursor.advance()?;
         }
         Ok(found)
     }
 
-    /// One subvolume; 5 is the top level.
+    /// Returns one subvolume; 5 is the top level.
     ///
     /// # Errors
-    /// [`Error::NoSubvolume`] where there is none with this id.
+    /// [`Error::NoSubvolume`] if there is none with this id.
     pub fn subvolume(&self, id: u64) -> Result<SubvolumeInfo> {
         let tree = TreeId(id);
         let root = if tree.is_subvolume() { self.forest().root_item(tree)? } else { None };
         let (_, root) = root.ok_or_else(|| Error::NoSubvolume { what: id.to_string() })?;
-        self.subvolume_info(id, &root, &mut Climb::new(CLIMB_STEPS_MAX))
+        self.subvolume_info(id, &root, &mut PathBudget::new(PATH_STEPS_MAX))
     }
 
-    /// The subvolumes that hang directly in `parent`: id, directory and name.
+    /// Returns the subvolumes nested directly in `parent`: id, directory and name.
     pub fn nested_subvolumes(&self, parent: u64) -> Result<Vec<(u64, u64, Vec<u8>)>> {
         let children = names::children(&self.forest().root_tree(), TreeId(parent), CHILDREN_MAX)?;
         Ok(children.into_iter().map(|link| (link.child.0, link.dir.0, link.name)).collect())
     }
 
-    /// The subvolume that a mount without options shows.
+    /// Returns the default subvolume, which a mount without options shows.
     pub fn default_subvolume(&self) -> Result<u64> {
         let set = names::default_subvolume(&self.forest().root_tree())?;
         Ok(set.map_or(TOP_LEVEL, |id| id.0))
     }
 
-    fn subvolume_info(&self, id: u64, root: &RootItem, climb: &mut Climb) -> Result<SubvolumeInfo> {
+    fn subvolume_info(
+        &self,
+        id: u64,
+        root: &RootItem,
+        budget: &mut PathBudget,
+    ) -> Result<SubvolumeInfo> {
         let link = names::parent_link(&self.forest().root_tree(), TreeId(id))?;
         let deleted = id != TOP_LEVEL && (root.refs() == 0 || link.is_none());
         let link = link.filter(|_| !deleted);
-        let path = if deleted { None } else { self.subvolume_path(id, climb)? };
+        let path = if deleted { None } else { self.subvolume_path(id, budget)? };
         let (parent, dir, name) = match link {
             Some(SubvolumeLink { parent, dir, name, .. }) => (Some(parent.0), dir.0, name),
             None => (None, 0, Vec::new()),
@@ -123,9 +132,9 @@ impl Filesystem {
         })
     }
 
-    /// The path of a subvolume from the top level; `None` where it, or one above it, hangs
-    /// nowhere.
-    fn subvolume_path(&self, id: u64, climb: &mut Climb) -> Result<Option<Vec<u8>>> {
+    /// Returns the path of a subvolume from the top level; `None` if it, or one of its ancestors,
+    /// has no parent.
+    fn subvolume_path(&self, id: u64, budget: &mut PathBudget) -> Result<Option<Vec<u8>>> {
         let root_tree = self.forest().root_tree();
         let mut parts = Vec::new();
         let mut at = TreeId(id);
@@ -134,10 +143,10 @@ impl Filesystem {
                 parts.reverse();
                 return Ok(Some(parts.join(&b'/')));
             }
-            climb.step()?;
+            budget.step()?;
             let Some(link) = names::parent_link(&root_tree, at)? else { return Ok(None) };
             let Some(parent) = self.forest().tree(link.parent)? else { return Ok(None) };
-            let Some(dir) = names::directory_path(&parent, link.dir, climb)? else {
+            let Some(dir) = names::directory_path(&parent, link.dir, budget)? else {
                 return Ok(None);
             };
             parts.push(link.name);

@@ -1,11 +1,12 @@
-//! What operations may cost: heap allocations, device reads, and none of it growing with the
-//! number of files.
+//! Budgets of operations: heap allocations and device reads, neither of which grows with the number
+//! of files.
 
-#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+#![allow(clippy::unwrap_used, reason = "tests panic on failure")]
 
 mod image;
 
-use butternut::{Counters, DevicePath, FIRST_ENTRY, Filesystem, Follow, MountOptions};
+use butternut::stats::Counters;
+use butternut::{DevicePath, FIRST_ENTRY, Filesystem, Follow, MountOptions};
 use butternut_sys::allocations::{CountingAllocator, allocations_of};
 use image::{Image, image_of};
 use rustix::time::{ClockId, clock_gettime};
@@ -17,7 +18,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const DEEP: &[u8] = b"d1/d2/d3/d4/d5/d6/d7/file";
 
-/// `files` files in one directory, and one file eight components down.
+/// Makes `files` files in one directory, and one file eight components down.
 fn fill(root: &Path, files: usize) {
     let many = root.join("many");
     std::fs::create_dir(&many).unwrap();
@@ -37,7 +38,7 @@ fn open(image: &Image) -> Filesystem {
     Filesystem::open(&[DevicePath::from(&image.path)], &MountOptions::default()).unwrap()
 }
 
-/// Device reads during a call.
+/// Counts the device reads of a call.
 fn reads_of<R>(filesystem: &Filesystem, call: impl FnOnce() -> R) -> (u64, R) {
     let before: Counters = filesystem.counters();
     let result = call();
@@ -45,7 +46,7 @@ fn reads_of<R>(filesystem: &Filesystem, call: impl FnOnce() -> R) -> (u64, R) {
 }
 
 #[test]
-fn opening_costs_the_same_reads_however_many_files_there_are() {
+fn device_reads_of_an_open_do_not_grow_with_the_number_of_files() {
     let (few, many) = (image(10), image(5000));
     let few = open(&few).counters().device_reads;
     let many = open(&many).counters().device_reads;
@@ -74,13 +75,13 @@ fn listing_reads_each_leaf_once() {
     let (reads, count) =
         reads_of(&filesystem, || filesystem.read_dir(dir, FIRST_ENTRY).unwrap().count());
     assert_eq!(count, 5000);
-    // An index entry takes 25 + 30 + 10 bytes, a leaf holds 61, and mkfs fills them all; in the
-    // worst case they are half full.
+    // An index entry takes 25 + 30 + 10 bytes, and a leaf has 61 of them. mkfs fills all leaves; in
+    // the worst case they are half full.
     assert!(reads <= 5000 / 30 + 4, "{reads} reads");
 }
 
 #[test]
-fn what_is_cached_is_looked_up_without_allocating() {
+fn cached_lookups_allocate_nothing() {
     let image = image(5000);
     let filesystem = open(&image);
     let dir = filesystem.resolve(b"many", Follow::Last).unwrap();
@@ -111,14 +112,10 @@ fn cookies_continue_a_listing_after_a_reopen() {
 }
 
 #[test]
-fn many_threads_read_one_filesystem_at_once() {
+fn many_threads_read_one_filesystem_concurrently() {
     let image = image(2000);
-    // A cache of a few blocks, so that threads evict what others use.
-    let options = MountOptions {
-        node_cache_bytes: 256 << 10,
-        inode_cache_entries: 64,
-        ..MountOptions::default()
-    };
+    // A cache of a few blocks, so that threads evict blocks that other threads use.
+    let options = MountOptions::default().node_cache_bytes(256 << 10).inode_cache_entries(64);
     let filesystem = Filesystem::open(&[DevicePath::from(&image.path)], &options).unwrap();
     let dir = filesystem.resolve(b"many", Follow::Last).unwrap();
     std::thread::scope(|scope| {
@@ -142,13 +139,14 @@ fn many_threads_read_one_filesystem_at_once() {
     });
 }
 
-/// Nanoseconds of this thread's own time, which others that keep the machine busy do not spend.
+/// Returns the CPU time of this thread in nanoseconds, which does not include other work of the
+/// machine.
 fn own_nanos() -> u128 {
     let now = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap()).as_nanos()
 }
 
-/// Own nanoseconds per call, of the best of some rounds.
+/// Returns CPU nanoseconds per call: the minimum of some rounds.
 fn best_nanos(calls: u32, mut call: impl FnMut()) -> u128 {
     let round = |call: &mut dyn FnMut()| {
         let start = own_nanos();
@@ -185,7 +183,7 @@ fn lookups_of_two_threads_do_not_slow_each_other_down() {
 }
 
 #[test]
-fn a_mebibyte_in_one_extent_is_one_read_of_the_device() {
+fn a_mebibyte_of_one_extent_takes_one_device_read() {
     let image = image_of(&[], |root| {
         let bytes: Vec<u8> = (0..4 << 20).map(|i: u32| i.to_le_bytes()[(i % 3) as usize]).collect();
         std::fs::write(root.join("big"), bytes).unwrap();

@@ -1,14 +1,16 @@
-//! What a commit may cost: flushes, superblocks and device writes, whatever was changed.
+//! Budgets of a commit: flushes, superblocks and device writes, for each kind of change.
 
-#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
-#![allow(dead_code, reason = "what volumes of tests share, not every test uses")]
+#![allow(clippy::unwrap_used, reason = "tests panic on failure")]
+#![allow(dead_code, reason = "not every test uses all of the shared modules")]
 
 mod volume;
 
 use butternut::device::{Device, Record, RecordingDevice};
+use butternut::queue::{IoFlags, QueueOptions};
+use butternut::server::FileExt;
 use butternut::{
-    Allocate, AttributeFlags, File, FileId, Filesystem, IoFlags, MountOptions, Privileges,
-    QueueOptions, RenameFlags, SetAttributes, SetXattr,
+    Allocate, AttributeFlags, File, FileId, Filesystem, MountOptions, Privileges, RenameFlags,
+    SetAttributes, SetXattr,
 };
 use butternut_check::CheckOptions;
 use butternut_mkfs::{MkfsOptions, Profile};
@@ -20,22 +22,22 @@ use volume::{TestVolume, new};
 const VOLUME_BYTES: u64 = 2 << 30;
 const NODE_BYTES: usize = 16 << 10;
 
-/// Where the superblocks of a volume of this length lie.
+/// The offsets of the superblocks of a volume of this length.
 const SUPER_OFFSETS: [u64; 2] = [64 << 10, 64 << 20];
 const SUPER_BYTES: usize = 4096;
 
-/// Items of an inode that is made: itself, its name, and two entries of its directory.
+/// Items of a new inode: the inode item, its name, and two entries of its directory.
 const ITEMS_OF_A_FILE: u32 = 4;
 
-/// What a commit did to its device.
+/// The device operations of a commit.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Cost {
     flushes: u32,
     supers: [u32; SUPER_OFFSETS.len()],
-    /// Writes of tree blocks, of every copy.
+    /// Writes of tree blocks, including every copy.
     writes: u64,
     bytes: u64,
-    /// Owners of the blocks that were written.
+    /// Owners of the written blocks.
     trees: BTreeSet<u64>,
 }
 
@@ -56,7 +58,7 @@ impl Cost {
                     cost.flushes += 1;
                     continue;
                 }
-                Record::Discard { .. } => panic!("nobody asked for a discard"),
+                Record::Discard { .. } => panic!("no discard was requested"),
                 Record::Write { offset, bytes } => (offset, bytes),
             };
             if let Some(copy) = SUPER_OFFSETS.iter().position(|at| at == offset) {
@@ -72,7 +74,7 @@ impl Cost {
     }
 }
 
-/// The tree that a block says it is of.
+/// Returns the tree in the owner field of a block.
 fn owner(block: &[u8]) -> u64 {
     u64::from_le_bytes(block[88..96].try_into().unwrap())
 }
@@ -83,19 +85,18 @@ impl Bench {
         let volume = TestVolume::of(VOLUME_BYTES, &options);
         let device = Arc::new(RecordingDevice::new(volume.devices().remove(0)));
         let devices = vec![Arc::clone(&device) as Arc<dyn Device>];
-        let options =
-            MountOptions { read_only: false, commit_seconds: 0, ..MountOptions::default() };
+        let options = MountOptions::default().read_only(false).commit_seconds(0);
         let fs = Filesystem::open_devices(devices, &options).unwrap();
         let copies = if metadata == Profile::Dup { 2 } else { 1 };
         Self { volume, device, fs, copies }
     }
 
-    /// The cost of one commit, which is within bounds.
+    /// Syncs and returns the cost of the commit, after checking its bounds.
     ///
-    /// Blocks of a commit lie one after another in runs that were free: 256 KiB long at least as
-    /// long as there are such, but for the first and the last of a cluster of trees, and no tree
-    /// is in two. What comes and goes within the transaction leaves no holes if it goes in the
-    /// order of its keys.
+    /// The blocks of a commit are contiguous in runs of free space. A run is at least 256 KiB long
+    /// while such runs exist, except for the first and the last of a cluster of trees, and no tree
+    /// is split over two. Items that are added and removed within the transaction in key order
+    /// leave no holes.
     fn commit(&self, what: &str) -> Cost {
         let before = self.device.position();
         self.fs.sync().unwrap();
@@ -130,7 +131,7 @@ fn is_long() -> bool {
 }
 
 #[test]
-fn a_commit_of_little_is_two_flushes_and_a_write_or_two_of_each_copy() {
+fn a_small_commit_takes_two_flushes_and_at_most_two_writes_per_copy() {
     for metadata in [Profile::Dup, Profile::Single] {
         let bench = Bench::new(metadata);
         let root = bench.fs.root();
@@ -156,7 +157,7 @@ fn a_commit_of_little_is_two_flushes_and_a_write_or_two_of_each_copy() {
 }
 
 #[test]
-fn a_file_is_synced_with_two_flushes() {
+fn fsync_takes_two_flushes() {
     let bench = Bench::new(Profile::Dup);
     let id = bench.files(bench.fs.root(), 0..1)[0];
     let file = bench.fs.open_file(id).unwrap();
@@ -168,20 +169,20 @@ fn a_file_is_synced_with_two_flushes() {
         let log = &log.log()[before..];
         let cost = Cost::of(log);
         assert_eq!((cost.flushes, cost.supers), (2, [1; SUPER_OFFSETS.len()]), "{cost:?}");
-        // The data in one piece, and the blocks as above.
+        // One write of the data, and the tree blocks as above.
         assert!(cost.writes <= 1 + 2 * bench.copies, "{cost:?}");
     }
     drop(file);
     bench.close();
 }
 
-/// How bytes come into a file.
+/// How bytes are written to a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Cached,
     Uncached,
     Direct,
-    /// From a cache in front of the library: a long piece.
+    /// From a cache in front of the library: a long range.
     FromCache,
     Queued,
     QueuedDurable,
@@ -203,7 +204,7 @@ impl Kind {
             Self::Cached => file.write_at(at, &bytes),
             Self::Uncached => file.write_uncached(at, &bytes, Privileges::Keep),
             Self::Direct => file.write_direct(at, &bytes, Privileges::Keep),
-            Self::FromCache => file.write_back(at, &bytes),
+            Self::FromCache => file.write_from_cache(at, &bytes),
             Self::Queued | Self::QueuedDurable => {
                 let durable = IoFlags::DIRECT.with(IoFlags::DSYNC);
                 let flags = if self == Self::Queued { IoFlags::DIRECT } else { durable };
@@ -220,10 +221,10 @@ impl Kind {
     }
 }
 
-/// What a sync has to bring about: the flushes of a commit, or one where nothing but data in place
-/// was written; and none where all is on the medium.
+/// A sync flushes as a commit does. It flushes once where only data in place was written, and not
+/// at all where everything is durable already.
 #[test]
-fn every_kind_of_write_is_flushed_by_the_next_sync_and_by_that_alone() {
+fn each_kind_of_write_is_flushed_once_by_the_next_sync() {
     const NO_COW: u32 = 0x0080_0000;
     let bench = Bench::new(Profile::Single);
     let files = bench.files(bench.fs.root(), 0..3);
@@ -236,16 +237,16 @@ fn every_kind_of_write_is_flushed_by_the_next_sync_and_by_that_alone() {
         if at != 1 {
             file.write_at(0, &vec![1; 8 << 20]).unwrap();
         }
-        file.leaving_times()
+        file.without_time_updates()
     });
     bench.fs.sync().unwrap();
     for (number, kind) in (0..).zip(Kind::ALL) {
         let at = number << 20;
-        // Through the cache, a write counts up the inode's sequence number.
+        // A cached write increments the sequence number of the inode.
         let stamps = matches!(kind, Kind::Cached | Kind::Uncached | Kind::FromCache);
         for (which, file) in [&in_place, &preallocated, &checksummed].into_iter().enumerate() {
             for round in 0..2 {
-                // What was preallocated is written in place from the second time on.
+                // Preallocated blocks are written in place from the second write on.
                 let is_in_place = which == 0 || (which == 1 && round == 1);
                 let flushes = if is_in_place && !stamps { 1 } else { 2 };
                 let what = format!("{kind:?} of file {which}, round {round}");
@@ -259,7 +260,7 @@ fn every_kind_of_write_is_flushed_by_the_next_sync_and_by_that_alone() {
                 let before = bench.device.position();
                 file.sync_all().unwrap();
                 bench.fs.sync().unwrap();
-                assert_eq!(bench.device.position(), before, "{what}: all is on the medium");
+                assert_eq!(bench.device.position(), before, "{what}: everything is durable");
             }
         }
     }
@@ -268,7 +269,7 @@ fn every_kind_of_write_is_flushed_by_the_next_sync_and_by_that_alone() {
 }
 
 #[test]
-fn what_changed_nothing_writes_nothing() {
+fn a_sync_without_changes_writes_nothing() {
     let bench = Bench::new(Profile::Dup);
     bench.files(bench.fs.root(), 0..1);
     bench.commit("create");
@@ -279,7 +280,7 @@ fn what_changed_nothing_writes_nothing() {
 }
 
 #[test]
-fn a_commit_of_many_items_is_few_writes() {
+fn a_commit_of_many_items_takes_few_writes() {
     let items = if is_long() { 100_000 } else { 20_000 };
     for metadata in [Profile::Dup, Profile::Single] {
         let bench = Bench::new(metadata);
@@ -287,7 +288,7 @@ fn a_commit_of_many_items_is_few_writes() {
         let files = bench.files(dir, 0..items / ITEMS_OF_A_FILE);
         let cost = bench.commit("files");
         assert!(cost.bytes > u64::from(items) * 50 * bench.copies, "{cost:?}");
-        // So that each further item is one of its own.
+        // So that each further item is separate.
         let files = [files, bench.files(dir, items / ITEMS_OF_A_FILE..items)].concat();
         bench.commit("more files");
         for round in 0..3 {
@@ -306,14 +307,14 @@ fn a_commit_of_many_items_is_few_writes() {
             bench.fs.unlink(dir, format!("file-{number}").as_bytes()).unwrap();
         }
         bench.commit("unlink");
-        // What was freed lies here and there; what comes now finds longer runs.
+        // Freed space is scattered; later changes find longer runs.
         for round in 0..3 {
             bench.files(dir, items * (round + 2)..items * (round + 2) + items / 7);
             bench.commit("files again");
             for id in files.iter().step_by(3) {
                 bench.chmod(*id, 0o640 + round);
             }
-            bench.commit("what is left");
+            bench.commit("remaining changes");
         }
         bench.close();
     }

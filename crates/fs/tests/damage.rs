@@ -1,8 +1,8 @@
-//! Volumes made to hurt: blocks with random bytes changed and the checksum put right again.
+//! Damaged volumes: random bytes of tree blocks are changed, and the checksums are recomputed.
 //!
-//! Whatever they hold, every call returns, with an answer or with an error.
+//! Whatever the blocks contain, every call returns a result or an error.
 
-#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+#![allow(clippy::unwrap_used, reason = "tests panic on failure")]
 
 mod image;
 
@@ -13,14 +13,14 @@ use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, symlink};
 
-/// Volumes that are damaged and walked; more with `BUTTERNUT_DAMAGE_ROUNDS`.
+/// Damaged volumes per run; `BUTTERNUT_DAMAGE_ROUNDS` overrides it.
 const ROUNDS: u64 = 300;
-/// Inodes looked at in each.
+/// Maximum number of inodes visited in each.
 const INODES_MAX: usize = 2000;
 const NODE_BYTES: usize = 4096;
 const CHECKSUM_BYTES: usize = 32;
 
-/// Small numbers that differ from seed to seed.
+/// A random number generator with a seed.
 struct Random(u64);
 
 impl Random {
@@ -50,7 +50,7 @@ fn open(image: &Image) -> butternut::Result<Filesystem> {
     Filesystem::open(&[DevicePath::from(&image.path)], &MountOptions::default())
 }
 
-/// Where each tree block lies in the image, every copy of it.
+/// Returns the offsets of each tree block in the image, with every copy of it.
 fn blocks(image: &Image) -> Vec<Vec<u64>> {
     let filesystem = open(image).unwrap();
     let inspect = filesystem.inspect();
@@ -70,7 +70,7 @@ fn blocks(image: &Image) -> Vec<Vec<u64>> {
     blocks
 }
 
-/// Calls everything there is on a volume, and ignores what it says.
+/// Makes every kind of call on a volume, and ignores the results.
 fn exercise(filesystem: &Filesystem) {
     filesystem.statfs().ok();
     filesystem.usage().ok();
@@ -122,7 +122,7 @@ fn damage(disk: &File, places: &[u64], random: &mut Random) -> Vec<u8> {
     disk.read_exact_at(&mut block, places[0]).unwrap();
     let before = block.clone();
     for _ in 0..=random.next(3) {
-        // Most of what a block holds is at its ends: header and slots, and the items' data.
+        // Most contents of a block are at its ends: header and slots, and the items' data.
         let from_end = random.next(2) == 0;
         let offset = CHECKSUM_BYTES + random.next(600);
         let offset = if from_end { NODE_BYTES - 1 - random.next(1500) } else { offset };
@@ -133,7 +133,7 @@ fn damage(disk: &File, places: &[u64], random: &mut Random) -> Vec<u8> {
             _ => u8::try_from(random.next(256)).unwrap(),
         };
     }
-    let digest = ChecksumKind::Crc32c.digest(&block[CHECKSUM_BYTES..]);
+    let digest = ChecksumKind::Crc32c.compute(&block[CHECKSUM_BYTES..]);
     block[..4].copy_from_slice(&digest[..4]);
     for place in places {
         disk.write_all_at(&block, *place).unwrap();
@@ -168,5 +168,5 @@ fn no_damaged_block_makes_a_call_panic_or_hang() {
             disk.write_all_at(&before, *place).unwrap();
         }
     }
-    assert!(opened > rounds / 4, "only {opened} of {rounds} could be opened at all");
+    assert!(opened > rounds / 4, "only {opened} of {rounds} could be opened");
 }

@@ -1,15 +1,16 @@
-//! Devices that fail under a volume that keeps copies on others: work goes on, nothing that was
-//! acknowledged is lost, the failures are on record, and the kernel agrees.
+//! Devices that fail on a volume with copies on other devices: the volume stays in use, no
+//! acknowledged data is lost, the failures are recorded, and the kernel agrees.
 //!
-//! Needs root and loop devices; `BUTTERNUT_NO_KERNEL=1` leaves these tests out, and says so.
+//! Needs root and loop devices; with `BUTTERNUT_NO_KERNEL=1` these tests print that they are left
+//! out.
 
 #![allow(
     clippy::unwrap_used,
     clippy::print_stderr,
     clippy::manual_assert,
-    reason = "a test panics where it fails, and says what it left out"
+    reason = "tests panic on failure, and print what is left out"
 )]
-#![allow(dead_code, reason = "what volumes of tests share, not every test uses")]
+#![allow(dead_code, reason = "not every test uses all of the shared modules")]
 
 mod kernel_image;
 
@@ -21,11 +22,11 @@ use std::fs::File;
 use std::sync::Arc;
 
 fn writable() -> MountOptions {
-    MountOptions { read_only: false, ..MountOptions::default() }
+    MountOptions::default().read_only(false)
 }
 
 fn degraded() -> MountOptions {
-    MountOptions { degraded: true, ..writable() }
+    writable().degraded(true)
 }
 
 struct Faulty {
@@ -77,15 +78,15 @@ fn holds(fs: &Filesystem, name: &str, content: &[u8]) {
     assert!(found[..count] == *content, "{name}");
 }
 
-/// The write errors of each device, as the kernel's mount shows them.
+/// Returns the write error counts of each device from the kernel's mount.
 fn kernel_stats(path: &str) -> Vec<u64> {
     let shown = run("btrfs", &["device", "stats", path]);
     let lines = shown.lines().filter(|line| line.contains("write_io_errs"));
     lines.map(|line| line.split_whitespace().last().unwrap().parse().unwrap()).collect()
 }
 
-/// One device of the profile fails every write, once everything and once its superblocks not.
-fn live_with_a_dying_device(profile: &str, devices: usize, spares_super: bool) {
+/// One device of the profile fails every write; with `spares_super`, all but those of superblocks.
+fn tolerate_a_failing_device(profile: &str, devices: usize, spares_super: bool) {
     let image = KernelImage::make(devices, &["-d", profile, "-m", profile], "", "echo 1 > before");
     let size = 300_000;
     {
@@ -102,9 +103,12 @@ fn live_with_a_dying_device(profile: &str, devices: usize, spares_super: bool) {
         fs.sync().unwrap();
         assert!(fs.is_writable());
         assert!(fs.stats().devices[1].write_errors > 0);
-        let notices = fs.watch_troubles().take().unwrap();
-        let told = notices.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-        assert!(told.contains("device 2") && told.contains("redundancy is lost"), "{told}");
+        let notices = fs.watch_failures().take().unwrap();
+        let reported = notices.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+        assert!(
+            reported.contains("device 2") && reported.contains("redundancy is lost"),
+            "{reported}"
+        );
         holds(&fs, "in place", &bytes(4, size));
         fs.close().unwrap();
     }
@@ -115,8 +119,8 @@ fn live_with_a_dying_device(profile: &str, devices: usize, spares_super: bool) {
         holds(&fs, name, content);
     }
     assert!(fs.stats().devices[1].write_errors > 0, "on record");
-    let told = fs.notices().iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-    assert!(told.contains("device 2 has") && told.contains("on record"), "{told}");
+    let reported = fs.notices().iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+    assert!(reported.contains("device 2 has") && reported.contains("on record"), "{reported}");
     drop(fs);
     if !spares_super {
         let error = plain(&image, &writable()).unwrap_err();
@@ -133,7 +137,7 @@ fn live_with_a_dying_device(profile: &str, devices: usize, spares_super: bool) {
     let counts = kernel_stats(&path);
     assert!(counts[1] > 0 && counts.iter().sum::<u64>() == counts[1], "{counts:?}");
     for (name, content) in &contents {
-        // Without checksums the kernel cannot tell which of its copies is old.
+        // Without checksums the kernel cannot detect which of its copies is old.
         if *name != "in place" {
             assert!(std::fs::read(mount.path().join(name)).unwrap() == *content, "{name}");
         }
@@ -144,30 +148,30 @@ fn live_with_a_dying_device(profile: &str, devices: usize, spares_super: bool) {
 }
 
 #[test]
-fn raid1_lives_with_a_device_that_fails_every_write() {
+fn raid1_tolerates_a_device_that_fails_every_write() {
     if kernel_is_here() {
-        live_with_a_dying_device("raid1", 2, false);
+        tolerate_a_failing_device("raid1", 2, false);
     }
 }
 
 #[test]
-fn raid1_lives_with_a_device_that_fails_some_writes() {
+fn raid1_tolerates_a_device_that_fails_some_writes() {
     if kernel_is_here() {
-        live_with_a_dying_device("raid1", 2, true);
+        tolerate_a_failing_device("raid1", 2, true);
     }
 }
 
 #[test]
-fn raid10_and_raid1c3_live_with_a_device_that_fails_some_writes() {
+fn raid10_and_raid1c3_tolerate_a_device_that_fails_some_writes() {
     if kernel_is_here() {
-        live_with_a_dying_device("raid10", 4, true);
-        live_with_a_dying_device("raid1c3", 3, true);
+        tolerate_a_failing_device("raid10", 4, true);
+        tolerate_a_failing_device("raid1c3", 3, true);
     }
 }
 
-/// Every write and every flush of one device fails in turn: nothing acknowledged is lost.
+/// Each write and flush of one device fails once: no acknowledged data is lost.
 #[test]
-fn one_failure_anywhere_is_survived_by_raid1() {
+fn raid1_tolerates_a_failure_of_any_single_write_or_flush() {
     if !kernel_is_here() {
         return;
     }
@@ -190,7 +194,7 @@ fn one_failure_anywhere_is_survived_by_raid1() {
 }
 
 #[test]
-fn a_bad_sector_under_one_copy_of_a_tree_block_does_not_end_a_dup_volume() {
+fn a_dup_volume_tolerates_a_bad_sector_under_one_copy_of_a_tree_block() {
     if !kernel_is_here() {
         return;
     }
@@ -206,7 +210,7 @@ fn a_bad_sector_under_one_copy_of_a_tree_block_does_not_end_a_dup_volume() {
 }
 
 #[test]
-fn an_image_that_is_cut_short_is_refused_and_its_commits_fail() {
+fn a_truncated_image_is_refused_and_commits_to_it_fail() {
     if !kernel_is_here() {
         return;
     }
@@ -221,7 +225,7 @@ fn an_image_that_is_cut_short_is_refused_and_its_commits_fail() {
         let error = fs.sync().unwrap_err();
         assert!(chain(&error).contains("its device item says"), "{}", chain(&error));
         assert!(!fs.is_writable());
-        // It is no better for being longer again.
+        // Restoring the length does not help.
         file.set_len(whole).unwrap();
         assert!(fs.sync().is_err());
         drop(fs);
@@ -236,7 +240,7 @@ fn an_image_that_is_cut_short_is_refused_and_its_commits_fail() {
 }
 
 #[test]
-fn a_commit_stops_when_another_writer_has_been_there() {
+fn a_commit_fails_if_another_writer_changed_the_superblock() {
     if !kernel_is_here() {
         return;
     }
@@ -253,9 +257,9 @@ fn a_commit_stops_when_another_writer_has_been_there() {
     fs.resolve(b"theirs", Follow::Last).unwrap();
 }
 
-/// Rot that another copy makes good is reported with the path of the file, once a minute.
+/// Damage that is repaired from another copy is reported with the path of the file, once a minute.
 #[test]
-fn rot_that_was_rescued_is_reported_with_its_path() {
+fn a_rescued_read_is_reported_with_its_path() {
     if !kernel_is_here() {
         return;
     }
@@ -263,7 +267,7 @@ fn rot_that_was_rescued_is_reported_with_its_path() {
     let image = KernelImage::make(2, &["-d", "raid1", "-m", "raid1"], "", script);
     let Faulty { devices, filesystem: fs } = open(&image);
     devices[0].add(Rule::at(1 << 20..u64::MAX, Fault::Rot { bits: 3 }));
-    let watch = fs.watch_troubles();
+    let watch = fs.watch_failures();
     for number in 1..=32 {
         let path = format!("dir/rotten{number}");
         let id = fs.resolve(path.as_bytes(), Follow::Last).unwrap();
@@ -271,9 +275,12 @@ fn rot_that_was_rescued_is_reported_with_its_path() {
         assert_eq!(fs.open_file(id).unwrap().read_at(0, &mut content).unwrap(), 20480);
     }
     let notices = watch.take().unwrap();
-    let told = notices.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-    assert!(told.contains("in \"dir/rotten") && told.contains("of subvolume 5"), "{told}");
-    assert!(told.contains("device 1") && told.contains("wrong checksum"), "{told}");
+    let reported = notices.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+    assert!(
+        reported.contains("in \"dir/rotten") && reported.contains("of subvolume 5"),
+        "{reported}"
+    );
+    assert!(reported.contains("device 1") && reported.contains("wrong checksum"), "{reported}");
     assert!(watch.take().unwrap().is_empty());
     fs.close().unwrap();
     assert!(watch.take().is_none());

@@ -1,9 +1,9 @@
-//! Volumes whose leaves hold keys past the next key of their parent, with right checksums: a
-//! search for such a key ends in the next leaf, and does not find what a walk has just shown.
+//! Volumes whose leaves contain keys past the next key of their parent, with valid checksums: a
+//! search for such a key ends in the next leaf, and does not find an item that a walk has returned.
 //!
-//! Every call on such a volume returns: with an error where it comes to such a leaf.
+//! Every call on such a volume returns; it fails if it reads such a leaf.
 
-#![allow(clippy::unwrap_used, dead_code, reason = "a test panics where it fails; shared helpers")]
+#![allow(clippy::unwrap_used, dead_code, reason = "tests panic on failure; shared helpers")]
 
 mod volume;
 
@@ -12,26 +12,25 @@ use butternut::format::key::{Key, RawKey};
 use butternut::{Allocate, FileId, Filesystem, MountOptions, SetAttributes};
 use butternut_mkfs::MkfsOptions;
 use butternut_volume::chain;
-use volume::{TestVolume, new};
+use volume::{HEADER_BYTES, TestVolume, new};
 use zerocopy::IntoBytes;
 
 const NODE_BYTES: usize = 4096;
-const HEADER_BYTES: usize = 101;
 const CHECKSUM_BYTES: usize = 32;
-/// Bytes of a slot of an inner node; its key is in front.
+/// Bytes of a slot of an inner node; the key comes first.
 const CHILD_BYTES: usize = 33;
 
-/// Extents of the file with many, a block each with a hole behind it.
+/// Number of extents of the large file: one block each, followed by a hole.
 const EXTENTS: u64 = 900;
 
-/// The number of the file that has lost its name: the second that was made.
+/// Inode number of the large orphan: the second file that is created.
 const GONE_INO: u64 = 258;
 
-/// The number of a small file that has lost its name, too.
+/// Inode number of a small orphan.
 const LATER_INO: u64 = 259;
 
-/// A volume with a deep tree of files: one with many extents, one like it that has lost its name
-/// while it was open, a small one that has lost its name, and many with a name each.
+/// Makes a volume with a deep tree: a file with many extents, an orphan like it, a small orphan,
+/// and many files with one name each.
 fn volume() -> TestVolume {
     let options = MkfsOptions { node_bytes: Some(4096), ..MkfsOptions::default() };
     let volume = TestVolume::of(112 << 20, &options);
@@ -55,14 +54,15 @@ fn volume() -> TestVolume {
     fs.unlink(fs.root(), b"gone").unwrap();
     fs.unlink(fs.root(), b"later").unwrap();
     fs.sync().unwrap();
-    // As after a crash: the files are deleted when the volume is opened again.
+    // As after a crash: the orphans are deleted when the volume is opened again.
     let copy = volume.copy();
     drop((gone, later));
     copy
 }
 
-/// Two leaves beside each other: where their parent, its slot for the right leaf, and the right
-/// leaf are in the image, and a key for the right leaf that is not above the last of the left.
+/// Two adjacent leaves: the offsets in the image of their parent, of its slot for the right leaf
+/// and of the right leaf, and a key for the right leaf that is not above the last key of the left
+/// one.
 struct Pair {
     parent: Vec<u64>,
     slot: usize,
@@ -70,9 +70,9 @@ struct Pair {
     key: Key,
 }
 
-/// The pairs of leaves of the top-level subvolume.
+/// Returns the pairs of leaves of the top-level subvolume.
 fn pairs(volume: &TestVolume) -> Vec<Pair> {
-    let options = MountOptions { read_only: true, ..MountOptions::default() };
+    let options = MountOptions::default().read_only(true);
     let fs = Filesystem::open_devices(volume.devices(), &options).unwrap();
     let inspect = fs.inspect();
     let chunks = inspect.chunks();
@@ -94,7 +94,7 @@ fn pairs(volume: &TestVolume) -> Vec<Pair> {
         for (slot, two) in (1..).zip(children.windows(2)) {
             let left = inspect.block(&two[0]).unwrap();
             let (Some(last), Some(first)) = (left.last_key(), left.key(0)) else { continue };
-            // Extents lie at multiples of two sectors, so there is room for a key between two.
+            // Extents are at multiples of two sectors, so a key fits between two.
             let Some(offset) = last.offset.checked_sub(4096) else { continue };
             let key = Key { offset, ..last };
             if key > first && left.find(&key).is_err() {
@@ -111,12 +111,12 @@ fn set_key(image: &mut [u8], places: &[u64], at: usize, key: Key) {
         let place = usize::try_from(*place).unwrap();
         let block = &mut image[place..place + NODE_BYTES];
         block[at..at + 17].copy_from_slice(RawKey::from(key).as_bytes());
-        let digest = ChecksumKind::Crc32c.digest(&block[CHECKSUM_BYTES..]);
+        let digest = ChecksumKind::Crc32c.compute(&block[CHECKSUM_BYTES..]);
         block[..4].copy_from_slice(&digest[..4]);
     }
 }
 
-/// A copy of a volume in which the left leaf of a pair reaches past the first key of the right.
+/// Copies a volume so that the left leaf of a pair reaches past the first key of the right leaf.
 fn hostile(image: &[u8], pair: &Pair) -> TestVolume {
     let mut image = image.to_vec();
     set_key(&mut image, &pair.parent, HEADER_BYTES + pair.slot * CHILD_BYTES, pair.key);
@@ -139,14 +139,15 @@ fn read_all(fs: &Filesystem, id: FileId) -> butternut::Result<()> {
 
 type Call = fn(&Filesystem) -> butternut::Result<()>;
 
-/// Whether a call was refused for the keys of a leaf that lie past its parent's next key.
+/// Whether a call was refused because keys of a leaf are past its parent's next key.
 fn is_of_order(refused: &str) -> bool {
     refused.contains("the parent's next")
 }
 
-/// Each kind of call that walks over items or takes them out. Gives why calls were refused.
+/// Makes each kind of call that walks over items or removes them. Returns the errors of refused
+/// calls.
 fn exercise(volume: &TestVolume) -> Vec<String> {
-    let options = MountOptions { read_only: false, ..MountOptions::default() };
+    let options = MountOptions::default().read_only(false);
     let calls: [Call; 10] = [
         |fs| read_all(fs, fs.lookup(fs.root(), b"many")?),
         |fs| fs.read_dir(fs.lookup(fs.root(), b"dir")?, 0)?.try_for_each(|entry| entry.map(drop)),
@@ -179,7 +180,7 @@ fn exercise(volume: &TestVolume) -> Vec<String> {
     let mut refused = Vec::new();
     for call in calls {
         let volume = volume.copy();
-        // The orphan is deleted, or refused, while the volume is opened.
+        // The orphan is deleted, or refused, when the volume is opened.
         let done = Filesystem::open_devices(volume.devices(), &options).and_then(|fs| {
             call(&fs)?;
             fs.sync()
@@ -190,13 +191,13 @@ fn exercise(volume: &TestVolume) -> Vec<String> {
 }
 
 #[test]
-fn a_leaf_with_keys_past_its_parents_next_key_ends_no_call_in_a_loop() {
+fn no_call_loops_on_a_leaf_with_keys_past_its_parents_next_key() {
     let volume = volume();
     let sound = exercise(&volume);
-    assert_eq!(sound.len(), 1, "only the directory with entries stays: {sound:?}");
+    assert_eq!(sound.len(), 1, "only the directory with entries remains: {sound:?}");
     let image = volume.image();
     let pairs = pairs(&volume);
-    // An orphan that cannot be deleted stays, and keeps nothing from being done with the others.
+    // An orphan that cannot be deleted remains, and does not affect the others.
     let (of_orphan, of_others): (Vec<_>, Vec<_>) =
         pairs.iter().partition(|pair| pair.key.objectid == GONE_INO);
     let counts = (of_orphan.len(), of_others.len());
@@ -206,32 +207,32 @@ fn a_leaf_with_keys_past_its_parents_next_key_ends_no_call_in_a_loop() {
         exercise(&volume);
         let fs = volume.open();
         let refused = read_all(&fs, FileId::new(5, GONE_INO)).map_err(|error| chain(&error));
-        assert!(refused.is_err_and(|told| is_of_order(&told)), "behind {:?}", pair.key);
+        assert!(refused.is_err_and(|message| is_of_order(&message)), "behind {:?}", pair.key);
     }
     for pair in of_others.iter().step_by(of_others.len().div_ceil(4)) {
         let refused = exercise(&hostile(&image, pair));
-        let of_order = refused.iter().filter(|told| is_of_order(told)).count();
+        let of_order = refused.iter().filter(|message| is_of_order(message)).count();
         assert!(of_order > 1, "calls that refused the leaf behind {:?}: {refused:?}", pair.key);
     }
 }
 
 #[test]
-fn an_orphan_that_cannot_be_deleted_is_reported_once_and_keeps_no_other_from_being_deleted() {
+fn an_undeletable_orphan_is_reported_once_and_others_are_deleted() {
     let volume = volume();
     let pairs = pairs(&volume);
     let of_orphan: Vec<_> = pairs.iter().filter(|pair| pair.key.objectid == GONE_INO).collect();
     let hostile = hostile(&volume.image(), of_orphan[of_orphan.len() / 2]);
-    let options = MountOptions { read_only: false, ..MountOptions::default() };
+    let options = MountOptions::default().read_only(false);
     for _ in 0..2 {
         let fs = Filesystem::open_devices(hostile.devices(), &options).unwrap();
-        let watch = fs.watch_troubles();
+        let watch = fs.watch_failures();
         fs.create(fs.root(), b"new", &new(0o600)).unwrap();
         fs.unlink(fs.root(), b"new").unwrap();
         let notices: Vec<String> = watch.take().unwrap().iter().map(ToString::to_string).collect();
         assert!(notices.len() == 1 && notices[0].contains("inode 258"), "{notices:?}");
         assert!(watch.take().unwrap().is_empty(), "it was reported");
         assert!(fs.stat(FileId::new(5, GONE_INO)).is_ok(), "it is left for the next open");
-        assert!(fs.stat(FileId::new(5, LATER_INO)).is_err(), "the one behind it is deleted");
+        assert!(fs.stat(FileId::new(5, LATER_INO)).is_err(), "the one after it is deleted");
         fs.close().unwrap();
     }
 }

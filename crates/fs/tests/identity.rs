@@ -1,7 +1,8 @@
-//! One inode has one state, whatever threads make, find, open, rename and remove at the same time.
+//! Each inode has one state, even while threads create, look up, open, rename and remove it
+//! concurrently.
 
-#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
-#![allow(dead_code, reason = "what volumes of tests share, not every test uses")]
+#![allow(clippy::unwrap_used, reason = "tests panic on failure")]
+#![allow(dead_code, reason = "not every test uses all of the shared modules")]
 
 mod volume;
 
@@ -13,7 +14,7 @@ use volume::{TestVolume, new};
 
 const BLOCK: usize = 4096;
 
-/// Every file that was opened, by its inode.
+/// Every file that was opened, by inode.
 #[derive(Default)]
 struct Opened(Mutex<BTreeMap<FileId, Vec<File>>>);
 
@@ -22,13 +23,14 @@ impl Opened {
         self.0.lock().unwrap().entry(file.id()).or_default().push(file);
     }
 
-    /// All handles of an inode show the same bytes, and those that its owners wrote.
+    /// Checks that all handles of an inode show the same bytes, including those written through
+    /// them.
     fn compare(&self) {
         for (id, files) in &*self.0.lock().unwrap() {
-            let size = files[0].stat().unwrap().size;
+            let size = files[0].metadata().unwrap().size;
             let mut first = None;
             for file in files {
-                assert_eq!(file.size(), size, "{id:?} has two sizes");
+                assert_eq!(file.len(), size, "{id:?} has two sizes");
                 let mut bytes = vec![0; usize::try_from(size).unwrap()];
                 assert_eq!(file.read_at(0, &mut bytes).unwrap(), bytes.len());
                 assert_eq!(*first.get_or_insert_with(|| bytes.clone()), bytes, "{id:?}");
@@ -37,7 +39,7 @@ impl Opened {
     }
 }
 
-/// A thread's mark in a file: a block of its own, written with what is there.
+/// Writes the mark of a thread to its own block of a file, together with the existing marks.
 fn mark(file: &File, thread: u8) {
     let block = [thread + 1; BLOCK];
     assert_eq!(file.write_at(u64::from(thread) * BLOCK as u64, &block).unwrap(), BLOCK);
@@ -50,7 +52,7 @@ fn has_mark(file: &File, thread: u8) -> bool {
 }
 
 #[test]
-fn a_file_that_is_found_while_it_is_made_has_one_state() {
+fn a_file_that_is_looked_up_during_its_creation_has_one_state() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let rounds = 3000;
@@ -98,7 +100,7 @@ fn a_file_that_is_found_while_it_is_made_has_one_state() {
 }
 
 #[test]
-fn threads_that_share_few_names_share_the_states_behind_them() {
+fn threads_that_share_names_share_inode_states() {
     const NAMES: [&[u8]; 3] = [b"a", b"b", b"c"];
     const THREADS: u8 = 4;
     let volume = TestVolume::new();
@@ -117,7 +119,7 @@ fn threads_that_share_few_names_share_the_states_behind_them() {
                     }
                 });
             }
-            // Entries come and go beside that.
+            // Entries are created and removed concurrently.
             let (fs, is_over) = (&fs, &is_over);
             scope.spawn(move || {
                 while !is_over.load(Ordering::Relaxed) {
@@ -131,7 +133,7 @@ fn threads_that_share_few_names_share_the_states_behind_them() {
     drop(volume.reopen(fs));
 }
 
-/// One operation: refused where another thread was first, never wrong.
+/// One operation: it may be refused if another thread was first, but must not have a wrong result.
 fn step(fs: &Filesystem, opened: &Opened, thread: u8, random: u64, names: [&[u8]; 3]) {
     let name = |number: u64| names[usize::try_from(number % 3).unwrap()];
     let (one, other, root) = (name(random >> 8), name(random >> 16), fs.root());

@@ -1,12 +1,13 @@
-//! Images that the kernel wrote, seen through the library and through the kernel's own mount.
+//! Images written by the kernel, read through the library and through the kernel's own mount.
 //!
-//! Needs root and loop devices; `BUTTERNUT_NO_KERNEL=1` leaves these tests out, and says so.
+//! Needs root and loop devices; with `BUTTERNUT_NO_KERNEL=1` these tests print that they are left
+//! out.
 
 #![allow(
     clippy::unwrap_used,
     clippy::print_stderr,
     clippy::manual_assert,
-    reason = "a test panics where it fails, and says what it left out"
+    reason = "tests panic on failure, and print what is left out"
 )]
 
 mod kernel_compare;
@@ -21,7 +22,7 @@ use std::fs::File;
 use std::path::Path;
 
 fn open(image: &KernelImage, subvolume: Subvolume) -> Filesystem {
-    let options = MountOptions { subvolume, ..MountOptions::default() };
+    let options = MountOptions::default().subvolume(subvolume);
     let devices: Vec<DevicePath> = image.devices.iter().map(DevicePath::from).collect();
     Filesystem::open(&devices, &options).unwrap()
 }
@@ -48,7 +49,7 @@ fn compare_image(image: &KernelImage, subvolumes: &[&str], inodes_min: u64) {
 }
 
 #[test]
-fn a_rich_volume_shows_as_the_kernel_shows_it() {
+fn a_volume_with_every_feature_reads_as_through_the_kernel() {
     if !kernel_is_here() {
         return;
     }
@@ -58,7 +59,7 @@ fn a_rich_volume_shows_as_the_kernel_shows_it() {
 }
 
 #[test]
-fn the_default_subvolume_is_the_root_unless_another_is_asked_for() {
+fn the_root_is_the_default_subvolume_unless_another_is_named() {
     if !kernel_is_here() {
         return;
     }
@@ -74,7 +75,7 @@ fn the_default_subvolume_is_the_root_unless_another_is_asked_for() {
 }
 
 #[test]
-fn free_space_is_counted_as_the_kernel_counts_it() {
+fn statfs_agrees_with_the_kernel() {
     if !kernel_is_here() {
         return;
     }
@@ -103,12 +104,12 @@ fn free_space_is_counted_as_the_kernel_counts_it() {
     }
 }
 
-/// Pairs of names that share a hash, found by trying.
+/// Finds pairs of names that share a hash.
 fn colliding_names(prefix: &str) -> Vec<[String; 2]> {
     let mut seen = std::collections::HashMap::new();
     let mut pairs = Vec::new();
     for number in 0..300_000_u64 {
-        // Names that differ in a few neighbouring digits only never share a CRC.
+        // Names that differ in a few adjacent digits only never share a CRC.
         let name = format!("{prefix}{:016x}", number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let hash = butternut::format::checksum::name_hash(name.as_bytes());
         if let Some(other) = seen.insert(hash, name.clone()) {
@@ -120,7 +121,7 @@ fn colliding_names(prefix: &str) -> Vec<[String; 2]> {
 }
 
 #[test]
-fn names_that_share_a_hash_are_told_apart() {
+fn names_that_share_a_hash_are_distinguished() {
     if !kernel_is_here() {
         return;
     }
@@ -143,7 +144,7 @@ fn names_that_share_a_hash_are_told_apart() {
 }
 
 #[test]
-fn a_colliding_name_that_is_not_there_is_not_found() {
+fn a_missing_name_with_a_colliding_hash_is_not_found() {
     if !kernel_is_here() {
         return;
     }
@@ -157,7 +158,7 @@ fn a_colliding_name_that_is_not_there_is_not_found() {
 }
 
 #[test]
-fn a_log_tree_is_left_alone_and_said_so() {
+fn a_log_tree_is_reported_and_not_replayed() {
     if !kernel_is_here() {
         return;
     }
@@ -174,14 +175,16 @@ fn a_log_tree_is_left_alone_and_said_so() {
     assert!(filesystem.lookup(filesystem.root(), b"before").is_ok());
     let notices: Vec<String> = filesystem.notices().iter().map(ToString::to_string).collect();
     assert!(notices.len() == 1 && notices[0].contains("log tree"), "{notices:?}");
-    let ignored = MountOptions { ignore_log: true, ..MountOptions::default() };
+    // This library replays no log, whether or not it opens the volume for writing.
+    assert!(notices[0].contains("with the kernel's btrfs, which replays it"), "{notices:?}");
+    let ignored = MountOptions::default().ignore_log(true);
     let filesystem = Filesystem::open(&[DevicePath::from(&copy)], &ignored).unwrap();
     assert!(filesystem.notices().is_empty());
     assert!(open(&image, Subvolume::Default).notices().is_empty(), "unmounted cleanly");
 }
 
 #[test]
-fn a_missing_device_is_named_and_done_without_when_allowed() {
+fn a_missing_device_is_named_and_tolerated_with_degraded() {
     if !kernel_is_here() {
         return;
     }
@@ -189,14 +192,14 @@ fn a_missing_device_is_named_and_done_without_when_allowed() {
     let image = KernelImage::make(2, &options, "", "head -c 3000000 /dev/urandom > noise");
     let devices = [DevicePath::from(&image.devices[0])];
     let error = Filesystem::open(&devices, &MountOptions::default()).unwrap_err();
-    let mut said = error.to_string();
+    let mut message = error.to_string();
     let mut cause: &dyn std::error::Error = &error;
     while let Some(next) = cause.source() {
         cause = next;
-        write!(said, ": {cause}").unwrap();
+        write!(message, ": {cause}").unwrap();
     }
-    assert!(said.contains("device 2"), "{said}");
-    let degraded = MountOptions { degraded: true, ..MountOptions::default() };
+    assert!(message.contains("device 2"), "{message}");
+    let degraded = MountOptions::default().degraded(true);
     let filesystem = Filesystem::open(&devices, &degraded).unwrap();
     assert_eq!(filesystem.notices()[0].to_string(), "device 2 is missing");
     assert!(filesystem.devices()[1].missing);

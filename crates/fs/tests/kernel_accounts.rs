@@ -1,13 +1,14 @@
-//! Who owns what, and how much: compared with what btrfs-progs and the kernel say of the same
-//! volume while it is mounted.
+//! Owners of extents and space usage, compared with the results of btrfs-progs and the kernel for
+//! the same mounted volume.
 //!
-//! Needs root and loop devices; `BUTTERNUT_NO_KERNEL=1` leaves these tests out, and says so.
+//! Needs root and loop devices; with `BUTTERNUT_NO_KERNEL=1` these tests print that they are left
+//! out.
 
 #![allow(
     clippy::unwrap_used,
     clippy::print_stderr,
     clippy::manual_assert,
-    reason = "a test panics where it fails, and says what it left out"
+    reason = "tests panic on failure, and print what is left out"
 )]
 
 mod kernel_image;
@@ -45,7 +46,7 @@ fn image() -> KernelImage {
 
 fn open(image: &KernelImage) -> Filesystem {
     let devices: Vec<DevicePath> = image.devices.iter().map(DevicePath::from).collect();
-    let options = MountOptions { subvolume: Subvolume::Id(5), ..MountOptions::default() };
+    let options = MountOptions::default().subvolume(Subvolume::Id(5));
     Filesystem::open(&devices, &options).unwrap()
 }
 
@@ -53,11 +54,11 @@ fn at(mount: &Mount<'_>, path: &str) -> String {
     mount.path().join(path).to_string_lossy().into_owned()
 }
 
-/// A few addresses in the extents of a file.
+/// Returns a few addresses in the extents of a file.
 fn addresses(filesystem: &Filesystem, path: &str) -> Vec<u64> {
     let id = filesystem.resolve(path.as_bytes(), Follow::NotLast).unwrap();
     let file = filesystem.open_file(id).unwrap();
-    let extents: Vec<_> = file.extents(0..file.size()).collect::<Result<_, _>>().unwrap();
+    let extents: Vec<_> = file.extents(0..file.len()).collect::<Result<_, _>>().unwrap();
     let mut addresses = Vec::new();
     for extent in extents {
         match extent.kind {
@@ -73,7 +74,7 @@ fn addresses(filesystem: &Filesystem, path: &str) -> Vec<u64> {
 }
 
 #[test]
-fn owners_of_an_address_are_those_that_the_kernel_finds() {
+fn owners_of_an_address_agree_with_the_kernel() {
     if !kernel_is_here() {
         return;
     }
@@ -88,8 +89,8 @@ fn owners_of_an_address_are_those_that_the_kernel_finds() {
             arguments.extend(any_offset.then_some("-o"));
             let (address, top) = (logical.to_string(), at(&mount, ""));
             arguments.extend([address.as_str(), top.trim_end_matches('/')]);
-            let said = run("btrfs", &arguments);
-            let theirs: BTreeSet<String> = said.lines().map(str::to_owned).collect();
+            let output = run("btrfs", &arguments);
+            let theirs: BTreeSet<String> = output.lines().map(str::to_owned).collect();
             let owners = filesystem.owners_of_logical(logical, any_offset).unwrap();
             let ours: BTreeSet<String> = owners
                 .iter()
@@ -103,7 +104,7 @@ fn owners_of_an_address_are_those_that_the_kernel_finds() {
 }
 
 #[test]
-fn an_address_without_an_extent_and_one_of_a_tree_block_are_told_apart() {
+fn addresses_of_no_extent_and_of_tree_blocks_are_distinguished() {
     if !kernel_is_here() {
         return;
     }
@@ -116,7 +117,7 @@ fn an_address_without_an_extent_and_one_of_a_tree_block_are_told_apart() {
     assert_eq!(filesystem.inspect().block_at(root).unwrap().logical(), root);
 }
 
-/// Usage of everything below a directory, itself included.
+/// Returns the usage of a directory and everything below it.
 fn usage_below(filesystem: &Filesystem, id: FileId) -> DiskUsage {
     let mut usage = filesystem.disk_usage(id).unwrap();
     if filesystem.stat(id).unwrap().kind == FileKind::Directory {
@@ -128,7 +129,7 @@ fn usage_below(filesystem: &Filesystem, id: FileId) -> DiskUsage {
 }
 
 #[test]
-fn shared_and_exclusive_space_is_what_filesystem_du_says() {
+fn shared_and_exclusive_space_agree_with_filesystem_du() {
     if !kernel_is_here() {
         return;
     }
@@ -136,8 +137,8 @@ fn shared_and_exclusive_space_is_what_filesystem_du_says() {
     let filesystem = open(&image);
     let mount = image.mount("ro,subvolid=5");
     for path in ["sub", "snap", "snapsnap", "alone", "many", "packed", "packed2", "sub/pre"] {
-        let said = run("btrfs", &["filesystem", "du", "--raw", "-s", &at(&mount, path)]);
-        let line = said.lines().last().unwrap();
+        let output = run("btrfs", &["filesystem", "du", "--raw", "-s", &at(&mount, path)]);
+        let line = output.lines().last().unwrap();
         let theirs: Vec<u64> =
             line.split_whitespace().take(3).map(|word| word.parse().unwrap_or(0)).collect();
         let id = filesystem.resolve(path.as_bytes(), Follow::NotLast).unwrap();
@@ -148,7 +149,7 @@ fn shared_and_exclusive_space_is_what_filesystem_du_says() {
 }
 
 #[test]
-fn space_by_type_and_profile_is_what_filesystem_df_says() {
+fn space_by_type_and_profile_agrees_with_filesystem_df() {
     if !kernel_is_here() {
         return;
     }
@@ -156,8 +157,8 @@ fn space_by_type_and_profile_is_what_filesystem_df_says() {
     let filesystem = open(&image);
     let usage = filesystem.usage().unwrap();
     let mount = image.mount("ro");
-    let said = run("btrfs", &["filesystem", "df", "-b", &at(&mount, "")]);
-    let mut lines = said.lines();
+    let output = run("btrfs", &["filesystem", "df", "-b", &at(&mount, "")]);
+    let mut lines = output.lines();
     for group in &usage.groups {
         let name = ["Data, single", "System, DUP", "Metadata, DUP"]
             [usize::from(group.flags & 2 != 0) + 2 * usize::from(group.flags & 4 != 0)];
@@ -180,7 +181,7 @@ fn subvolumes_are_listed_with_their_paths() {
     let image = image();
     let filesystem = open(&image);
     let mount = image.mount("ro,subvolid=5");
-    let said = run("btrfs", &["subvolume", "list", "-u", "-q", "-c", &at(&mount, "")]);
+    let output = run("btrfs", &["subvolume", "list", "-u", "-q", "-c", &at(&mount, "")]);
     let uuid = |bytes: [u8; 16]| {
         if bytes == [0; 16] {
             return "-".to_owned();
@@ -201,15 +202,15 @@ fn subvolumes_are_listed_with_their_paths() {
         )
     };
     let ours: Vec<String> = filesystem.subvolumes().unwrap().iter().map(line).collect();
-    assert_eq!(ours, said.lines().collect::<Vec<_>>());
+    assert_eq!(ours, output.lines().collect::<Vec<_>>());
 }
 
 #[test]
-fn a_deleted_subvolume_has_no_path_and_cannot_be_entered() {
+fn a_deleted_subvolume_has_no_path_and_cannot_be_opened() {
     if !kernel_is_here() {
         return;
     }
-    // The cleaner is kept from finishing: the volume goes away too soon for it.
+    // The kernel's cleaner cannot finish: the volume is unmounted too soon.
     let script = "btrfs -q subvolume create gone; \
                   for i in $(seq 2000); do echo $i > gone/$i; done; \
                   btrfs -q filesystem sync .; btrfs -q subvolume delete -c gone";
@@ -225,7 +226,7 @@ fn a_deleted_subvolume_has_no_path_and_cannot_be_entered() {
 }
 
 #[test]
-fn paths_of_an_inode_are_all_its_links() {
+fn paths_of_an_inode_include_every_link() {
     if !kernel_is_here() {
         return;
     }
@@ -237,9 +238,9 @@ fn paths_of_an_inode_are_all_its_links() {
     let mount = image.mount("ro,subvolid=5");
     let id = filesystem.resolve(b"top", Follow::NotLast).unwrap();
     let top = mount.path().to_string_lossy().into_owned();
-    let said = run("find", &[&top, "-samefile", &at(&mount, "top")]);
+    let output = run("find", &[&top, "-samefile", &at(&mount, "top")]);
     let theirs: BTreeSet<&str> =
-        said.lines().map(|line| line.strip_prefix(&format!("{top}/")).unwrap()).collect();
+        output.lines().map(|line| line.strip_prefix(&format!("{top}/")).unwrap()).collect();
     let ours = filesystem.paths_of(id).unwrap();
     let ours: BTreeSet<&str> = ours.iter().map(|path| std::str::from_utf8(path).unwrap()).collect();
     assert_eq!(ours.len(), 1202);
@@ -250,7 +251,7 @@ fn paths_of_an_inode_are_all_its_links() {
 }
 
 #[test]
-fn every_tree_can_be_walked_block_by_block() {
+fn every_tree_is_walked_block_by_block() {
     if !kernel_is_here() {
         return;
     }
@@ -272,15 +273,15 @@ fn every_tree_can_be_walked_block_by_block() {
         assert_eq!(stats.blocks.iter().sum::<u64>(), blocks, "tree {}", root.tree);
         assert_eq!((stats.items, stats.total_bytes), (items, blocks * 4096), "tree {}", root.tree);
     }
-    let said = run("btrfs", &["inspect-internal", "tree-stats", "-b", &device(&image)]);
-    let theirs: Vec<&str> = said.lines().filter(|line| line.contains("Total size")).collect();
-    // It shows the root, extent, checksum and top-level trees.
+    let output = run("btrfs", &["inspect-internal", "tree-stats", "-b", &device(&image)]);
+    let theirs: Vec<&str> = output.lines().filter(|line| line.contains("Total size")).collect();
+    // It prints the root, extent, checksum and top-level trees.
     for (line, tree) in theirs.iter().zip([1, 2, 7, 5]) {
         let stats = filesystem.tree_stats(tree).unwrap();
         let bytes: u64 = line.rsplit(' ').next().unwrap().parse().unwrap();
-        assert_eq!(stats.total_bytes, bytes, "tree {tree}: {said}");
+        assert_eq!(stats.total_bytes, bytes, "tree {tree}: {output}");
     }
-    assert!(theirs.len() >= 4, "{said}");
+    assert!(theirs.len() >= 4, "{output}");
 }
 
 fn device(image: &KernelImage) -> String {

@@ -1,14 +1,16 @@
-//! Extents with more references than an extent item holds inline, made by the kernel's reflinks and
-//! changed by us: `btrfs check` and the kernel's mount judge the references after each change.
+//! Extents with more references than an extent item holds inline, created by the kernel's reflinks
+//! and changed by Butternut: `btrfs check` and the kernel's mount verify the references after each
+//! change.
 //!
-//! Needs root and loop devices; `BUTTERNUT_NO_KERNEL=1` leaves these tests out, and says so.
+//! Needs root and loop devices; with `BUTTERNUT_NO_KERNEL=1` these tests print that they are left
+//! out.
 
 #![allow(
     clippy::unwrap_used,
     clippy::print_stderr,
     clippy::manual_assert,
     dead_code,
-    reason = "a test panics where it fails, and says what it left out; the helpers are shared"
+    reason = "tests panic on failure, and print what is left out; the helpers are shared"
 )]
 
 mod kernel_compare;
@@ -18,7 +20,7 @@ use butternut::{Allocate, DevicePath, Filesystem, MountOptions};
 use kernel_compare::compare;
 use kernel_image::{KernelImage, kernel_is_here, run};
 
-/// Bytes of the extent that all files share, in whole sectors.
+/// Bytes of the shared extent, in whole sectors.
 const EXTENT_BYTES: u64 = 256 << 10;
 
 /// Makes `clones` files that share one extent, and a snapshot that shares them once more. The
@@ -35,7 +37,7 @@ fn shared_extent(mkfs: &[&str], clones: u32) -> KernelImage {
 }
 
 fn open(image: &KernelImage, read_only: bool) -> Filesystem {
-    let options = MountOptions { read_only, ..MountOptions::default() };
+    let options = MountOptions::default().read_only(read_only);
     let devices: Vec<DevicePath> = image.devices.iter().map(DevicePath::from).collect();
     Filesystem::open(&devices, &options).unwrap()
 }
@@ -48,7 +50,7 @@ fn judge(image: &KernelImage) {
     compare(&filesystem, filesystem.root(), mount.path());
 }
 
-/// How one file of many that share an extent is changed.
+/// The ways to change one of many files that share an extent.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     OverwriteMiddle,
@@ -89,7 +91,7 @@ fn change(fs: &Filesystem, name: &str, way: Way) {
     }
 }
 
-/// Changes the files one group after the other, each group in all ways, and at last removes all.
+/// Changes the files group by group, each group in all ways, and finally removes all.
 fn change_in_every_way(mkfs: &[&str], clones: u32) {
     if !kernel_is_here() {
         return;
@@ -132,12 +134,12 @@ fn change_in_every_way(mkfs: &[&str], clones: u32) {
 }
 
 #[test]
-fn an_extent_with_more_references_than_its_item_holds_is_changed_in_every_way() {
+fn references_beyond_the_extent_item_survive_every_kind_of_change() {
     change_in_every_way(&[], 60);
 }
 
 #[test]
-fn an_extent_with_hundreds_of_references_is_changed_in_every_way() {
+fn hundreds_of_references_survive_every_kind_of_change() {
     change_in_every_way(&[], 350);
 }
 

@@ -1,13 +1,14 @@
-//! Volumes that we and the kernel write in turn: after each of our turns `btrfs check` finds
-//! nothing, and the kernel's mount shows what we do.
+//! Volumes that Butternut and the kernel write alternately: after each turn of Butternut, `btrfs
+//! check` finds no error, and the kernel's mount shows the same contents.
 //!
-//! Needs root and loop devices; `BUTTERNUT_NO_KERNEL=1` leaves these tests out, and says so.
+//! Needs root and loop devices; with `BUTTERNUT_NO_KERNEL=1` these tests print that they are left
+//! out.
 
 #![allow(
     clippy::unwrap_used,
     clippy::print_stderr,
     clippy::manual_assert,
-    reason = "a test panics where it fails, and says what it left out"
+    reason = "tests panic on failure, and print what is left out"
 )]
 
 mod kernel_compare;
@@ -19,17 +20,18 @@ use butternut::{
 };
 use kernel_compare::compare;
 use kernel_image::{KernelImage, kernel_is_here, run};
+use std::path::PathBuf;
 
-/// Changes in one of our turns.
+/// Number of changes in one turn of Butternut.
 const STEPS: u32 = 1500;
 
 fn open(image: &KernelImage, read_only: bool) -> Filesystem {
-    let options = MountOptions { read_only, ..MountOptions::default() };
+    let options = MountOptions::default().read_only(read_only);
     let devices: Vec<DevicePath> = image.devices.iter().map(DevicePath::from).collect();
     Filesystem::open(&devices, &options).unwrap()
 }
 
-/// What outside judges say of the volume.
+/// Runs `btrfs check` and the kernel on the volume.
 fn judge(image: &KernelImage) {
     let path = image.devices[0].to_string_lossy().into_owned();
     run("btrfs", &["check", "--check-data-csum", &path]);
@@ -38,7 +40,7 @@ fn judge(image: &KernelImage) {
     compare(&filesystem, filesystem.root(), mount.path());
 }
 
-/// Numbers that look random, the same for the same seed.
+/// Pseudorandom numbers with a seed.
 struct Dice(u64);
 
 impl Dice {
@@ -63,7 +65,7 @@ impl Dice {
     }
 }
 
-/// Random changes of whatever is there.
+/// Makes random changes of existing and new files.
 struct Changes<'a> {
     fs: &'a Filesystem,
     dice: Dice,
@@ -179,7 +181,7 @@ impl Changes<'_> {
     }
 }
 
-/// One of our turns.
+/// Runs one turn of Butternut.
 fn write(image: &KernelImage, seed: u64) {
     let fs = open(image, false);
     let mut changes = Changes { fs: &fs, dice: Dice(seed), dirs: vec![fs.root()] };
@@ -194,17 +196,17 @@ fn write(image: &KernelImage, seed: u64) {
             Err(error) => assert!(is_refusal(&error), "seed {seed}, step {step}: {error:?}"),
         }
     }
-    assert!(done > STEPS / 3, "only {done} steps did anything");
+    assert!(done > STEPS / 3, "only {done} steps succeeded");
     fs.close().unwrap();
 }
 
-/// What random steps run into.
+/// Whether random steps may fail with this error.
 fn is_refusal(error: &Error) -> bool {
     let names = [1, 2, 17, 18, 20, 21, 22, 39, 61, 95];
     names.contains(&error.errno())
 }
 
-/// A turn of the kernel's: more of everything, and some of ours gone.
+/// The turn of the kernel: adds files of each kind, and removes some of Butternut's.
 const KERNEL_TURN: &str = "
     for n in $(seq 40); do head -c $((n * 977)) /dev/urandom > \"kernel $n\"; done
     rm -rf 'name 1' 'name 2' 'name 3'
@@ -233,18 +235,18 @@ fn take_turns(mkfs: &[&str], mount: &str, script: &str) {
 }
 
 #[test]
-fn we_and_the_kernel_write_a_volume_in_turn() {
+fn a_volume_is_written_alternately_with_the_kernel() {
     take_turns(&[], "", "mkdir dir; echo hello > dir/file");
 }
 
 #[test]
-fn we_and_the_kernel_write_a_volume_of_small_nodes_in_turn() {
+fn a_volume_of_small_nodes_is_written_alternately_with_the_kernel() {
     let mkfs = ["--nodesize", "4096", "--csum", "xxhash", "-O", "^no-holes", "--mixed"];
     take_turns(&mkfs, "", "mkdir dir; echo hello > dir/file");
 }
 
 #[test]
-fn a_volume_with_a_past_is_written() {
+fn a_volume_with_snapshots_is_written() {
     let script = include_str!("kernel_image/rich.sh");
     let fill = "for n in $(seq 60); do head -c $((n * 3000)) /dev/zero > \"name $n\"; done; sync";
     let snapshots = "btrfs -q subvolume snapshot . past; btrfs -q subvolume snapshot -r . sealed";
@@ -252,7 +254,7 @@ fn a_volume_with_a_past_is_written() {
 }
 
 #[test]
-fn a_read_only_snapshot_is_not_written_to() {
+fn a_read_only_snapshot_refuses_writes() {
     if !kernel_is_here() {
         return;
     }
@@ -278,7 +280,7 @@ fn a_read_only_snapshot_is_not_written_to() {
 }
 
 #[test]
-fn what_stands_for_a_subvolume_in_a_snapshot_can_be_removed() {
+fn the_placeholder_of_a_subvolume_in_a_snapshot_can_be_removed() {
     if !kernel_is_here() {
         return;
     }
@@ -288,8 +290,8 @@ fn what_stands_for_a_subvolume_in_a_snapshot_can_be_removed() {
     let fs = open(&image, false);
     let dir = fs.resolve(b"copy/dir", butternut::Follow::Last).unwrap();
     assert_eq!(fs.unlink(dir, b"inner").unwrap_err().errno(), 21);
-    let held = fs.lookup(dir, b"inner").unwrap();
-    assert_eq!(fs.create(held, b"x", &NewInode::new(0o644)).unwrap_err().errno(), 1);
+    let placeholder = fs.lookup(dir, b"inner").unwrap();
+    assert_eq!(fs.create(placeholder, b"x", &NewInode::new(0o644)).unwrap_err().errno(), 1);
     fs.rmdir(dir, b"inner").unwrap();
     let copy = fs.lookup(fs.root(), b"copy").unwrap();
     fs.rmdir(copy, b"dir").unwrap();
@@ -297,13 +299,13 @@ fn what_stands_for_a_subvolume_in_a_snapshot_can_be_removed() {
     judge(&image);
 }
 
-/// An orphan can be opened by its id before anything was written to its subvolume.
+/// An orphan can be opened by its id before anything is written to its subvolume.
 #[test]
-fn the_last_handle_of_an_orphan_in_a_subvolume_not_yet_written_to_deletes_it() {
+fn closing_the_last_handle_deletes_an_orphan_of_an_unchanged_subvolume() {
     if !kernel_is_here() {
         return;
     }
-    // A crash of the kernel: the image is copied while the file without a name is open.
+    // A crash of the kernel: the image is copied while the orphan is open.
     let script = r#"btrfs -q subvolume create s; echo kept >s/kept; echo gone >s/gone
         ino=$(stat -c %i s/gone); exec 3<s/gone; rm s/gone; sync -f .
         cp --sparse=always "$(losetup -nO BACK-FILE "$(findmnt -nT . -o SOURCE)")" ../crashed
@@ -344,12 +346,10 @@ impl Drop for Loop {
     }
 }
 
-#[test]
-fn a_sprout_is_filled_and_its_seed_stays_as_it_is() {
-    if !kernel_is_here() {
-        return;
-    }
-    let image = KernelImage::make(1, &[], "", "echo of the seed > file; sync -f .");
+/// Makes a volume with `files`, turns it into a seed, and adds a sprout to it. Returns the image of
+/// the seed, that of the sprout, and the sprout's loop device.
+fn sprout_of(files: &str) -> (KernelImage, PathBuf, Loop) {
+    let image = KernelImage::make(1, &[], "", files);
     let seed = image.devices[0].to_string_lossy().into_owned();
     run("btrfstune", &["-f", "-S", "1", &seed]);
     let path = image.devices[0].with_file_name("sprout");
@@ -363,17 +363,26 @@ fn a_sprout_is_filled_and_its_seed_stays_as_it_is() {
         run("bash", &["-c", &format!("cd '{root}'; echo of the sprout > new; sync -f .")]);
     }
     run("blockdev", &["--flushbufs", &sprout.0]);
+    (image, path, sprout)
+}
+
+#[test]
+fn filling_a_sprout_leaves_its_seed_unchanged() {
+    if !kernel_is_here() {
+        return;
+    }
+    let (image, path, sprout) = sprout_of("echo of the seed > file; sync -f .");
     let before = std::fs::read(&image.devices[0]).unwrap();
-    let options = MountOptions { read_only: false, ..MountOptions::default() };
+    let options = MountOptions::default().read_only(false);
     let devices = [DevicePath::from(&path), DevicePath::from(&image.devices[0])];
     let fs = Filesystem::open(&devices, &options).unwrap();
-    // The seed has far more room than the sprout.
+    // The seed has far more free space than the sprout.
     let id = fs.create(fs.root(), b"fill", &NewInode::new(0o644)).unwrap();
     let file = fs.open_file(id).unwrap();
-    let piece = vec![7; 1 << 20];
+    let chunk = vec![7; 1 << 20];
     let mut bytes = 0;
     let refused = loop {
-        match file.write_at(bytes, &piece).and_then(|n| file.sync_data().map(|()| n)) {
+        match file.write_at(bytes, &chunk).and_then(|n| file.sync_data().map(|()| n)) {
             Ok(written) => bytes += written as u64,
             Err(error) => break error,
         }
@@ -383,6 +392,45 @@ fn a_sprout_is_filled_and_its_seed_stays_as_it_is() {
     drop(file);
     fs.close().unwrap();
     assert!(std::fs::read(&image.devices[0]).unwrap() == before, "the seed was written to");
+    run("blockdev", &["--flushbufs", &sprout.0]);
+    run("btrfs", &["check", "--check-data-csum", &sprout.0]);
+}
+
+#[test]
+fn files_that_are_written_in_place_move_from_the_seed_to_the_sprout() {
+    if !kernel_is_here() {
+        return;
+    }
+    let (image, path, sprout) = sprout_of(
+        "for f in cached direct reserved; do touch $f; chattr +C $f; done
+         yes old | head -c 1M | tee cached > direct; fallocate -l 1M reserved; sync -f .",
+    );
+    let before = std::fs::read(&image.devices[0]).unwrap();
+    let options = MountOptions::default().read_only(false);
+    let devices = [DevicePath::from(&path), DevicePath::from(&image.devices[0])];
+    let new = vec![7; 256 << 10];
+    let fs = Filesystem::open(&devices, &options).unwrap();
+    for name in ["cached", "direct", "reserved"] {
+        let file = fs.open_path(name.as_bytes()).unwrap();
+        let written = match name {
+            "direct" => file.write_direct(0, &new, Privileges::Keep),
+            _ => file.write_at(0, &new),
+        };
+        assert_eq!(written.unwrap(), new.len(), "{name}");
+        file.sync_all().unwrap();
+    }
+    fs.close().unwrap();
+    assert!(std::fs::read(&image.devices[0]).unwrap() == before, "the seed was written to");
+    let fs = Filesystem::open(&devices, &MountOptions::default()).unwrap();
+    for name in ["cached", "direct", "reserved"] {
+        let file = fs.open_path(name.as_bytes()).unwrap();
+        let mut bytes = vec![0; 1 << 20];
+        file.read_exact_at(0, &mut bytes).unwrap();
+        let rest = if name == "reserved" { [0; 4] } else { *b"old\n" };
+        assert!(bytes[..new.len()] == new, "{name}");
+        assert!(bytes[new.len()..].chunks(4).all(|four| four == rest), "{name}");
+    }
+    drop(fs);
     run("blockdev", &["--flushbufs", &sprout.0]);
     run("btrfs", &["check", "--check-data-csum", &sprout.0]);
 }

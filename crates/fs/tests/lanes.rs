@@ -1,15 +1,15 @@
-//! What every lane does when it meets a direct write in flight on the same blocks: the table of
-//! `butternut_file`'s `traffic`, row by row. A queue holds the direct write back until it is
-//! reaped, so each meeting happens every time.
+//! Every lane against a direct write in flight on the same blocks: the table in `butternut_file`'s
+//! `in_flight`, row by row. A queue keeps the direct write in flight until it is reaped, so each
+//! conflict is deterministic.
 
-#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
-#![allow(dead_code, reason = "what volumes of tests share, not every test uses")]
+#![allow(clippy::unwrap_used, reason = "tests panic on failure")]
+#![allow(dead_code, reason = "not every test uses all of the shared modules")]
 
 mod volume;
 
-use butternut::{
-    Allocate, AttributeFlags, File, Filesystem, IoFlags, Privileges, Queue, QueueOptions, SyncKind,
-};
+use butternut::queue::{IoFlags, Queue, QueueOptions, SyncKind};
+use butternut::server::FileExt;
+use butternut::{Allocate, AttributeFlags, File, Filesystem, Privileges};
 use butternut_mkfs::{MkfsOptions, Profile};
 use std::ops::Range;
 use volume::{TestVolume, new};
@@ -28,7 +28,7 @@ const EDGE: Range<usize> = 3 * BLOCK - 1..3 * BLOCK + 1;
 struct Row {
     name: &'static str,
     run: fn(&Filesystem, &File),
-    /// What the file holds afterwards, if the direct write came first.
+    /// The expected contents afterwards, if the direct write came first.
     want: fn(&mut Vec<u8>),
 }
 
@@ -44,7 +44,7 @@ fn allocate(file: &File, range: Range<usize>, how: Allocate) {
     file.allocate(at(range.start)..at(range.end), how).unwrap();
 }
 
-/// Bytes of a second file, which are copied over the direct write.
+/// Opens a second file, whose bytes are copied over the direct write.
 fn other(fs: &Filesystem) -> File {
     let id = fs.lookup(fs.root(), b"other").unwrap();
     fs.open_file(id).unwrap()
@@ -67,7 +67,7 @@ const ROWS: &[Row] = &[
         want: |bytes| bytes[2 * BLOCK..3 * BLOCK].fill(3),
     },
     Row {
-        name: "cached, more than goes in one part",
+        name: "cached, more than one part",
         run: |_, file| write(file, PART.start..PART.start + (600 << 10)),
         want: |bytes| bytes[PART.start..PART.start + (600 << 10)].fill(3),
     },
@@ -81,13 +81,13 @@ const ROWS: &[Row] = &[
     },
     Row {
         name: "from the kernel's cache, short",
-        run: |_, file| assert_eq!(file.write_back(at(PART.start), &[3; 10]).unwrap(), 10),
+        run: |_, file| assert_eq!(file.write_from_cache(at(PART.start), &[3; 10]).unwrap(), 10),
         want: |bytes| bytes[PART].fill(3),
     },
     Row {
         name: "from the kernel's cache, long",
         run: |_, file| {
-            let written = file.write_back(0, &vec![3; 600 << 10]).unwrap();
+            let written = file.write_from_cache(0, &vec![3; 600 << 10]).unwrap();
             assert_eq!(written, 600 << 10);
         },
         want: |bytes| bytes[..600 << 10].fill(3),
@@ -180,7 +180,7 @@ fn begin(queue: &mut Queue, file: &File, range: Range<usize>, byte: u8) {
     queue.write(file, at(range.start), buffer, IoFlags::DIRECT, 1).unwrap();
 }
 
-/// Everything that was queued is acknowledged.
+/// Reaps all requests of the queue.
 fn reap(queue: &mut Queue) {
     let mut done = Vec::new();
     queue.reap(queue.outstanding(), None, &mut done);
@@ -192,13 +192,13 @@ fn reap(queue: &mut Queue) {
 type Read = fn(&File, &mut [u8]) -> butternut::Result<usize>;
 
 fn have(file: &File, read: Read) -> Vec<u8> {
-    let mut bytes = vec![0xee; usize::try_from(file.size()).unwrap()];
+    let mut bytes = vec![0xee; usize::try_from(file.len()).unwrap()];
     assert_eq!(read(file, &mut bytes).unwrap(), bytes.len());
     bytes
 }
 
 fn assert_reads(file: &File, want: &[u8], when: &str) {
-    assert_eq!(file.size(), at(want.len()), "{when}");
+    assert_eq!(file.len(), at(want.len()), "{when}");
     let lanes: [(&str, Read); 3] = [
         ("cached", |file, bytes| file.read_at(0, bytes)),
         ("direct", |file, bytes| file.read_direct(0, bytes)),
@@ -242,7 +242,7 @@ fn meet(row: &Row, flags: u32, is_in_memory: bool) {
 }
 
 #[test]
-fn a_lane_that_meets_a_direct_write_in_flight_loses_nothing_of_it() {
+fn no_lane_loses_a_direct_write_in_flight() {
     for row in ROWS {
         for (flags, is_in_memory) in [(0, true), (0, false), (NO_COW, true), (NO_COW, false)] {
             meet(row, flags, is_in_memory);
@@ -251,7 +251,7 @@ fn a_lane_that_meets_a_direct_write_in_flight_loses_nothing_of_it() {
 }
 
 #[test]
-fn an_inline_file_that_grows_takes_along_what_a_direct_write_brings() {
+fn an_inline_file_that_grows_keeps_a_direct_write_in_flight() {
     let volume = TestVolume::of(256 << 20, &MkfsOptions::default());
     let fs = volume.open();
     let file = make(&fs, b"file", COMPRESS, &[7; BLOCK]);
@@ -270,12 +270,12 @@ fn an_inline_file_that_grows_takes_along_what_a_direct_write_brings() {
 }
 
 #[test]
-fn what_may_not_wait_is_refused_while_a_direct_write_of_its_block_is_in_flight() {
+fn a_nowait_write_is_refused_while_a_direct_write_of_its_block_is_in_flight() {
     let volume = TestVolume::of(256 << 20, &MkfsOptions::default());
     let fs = volume.open();
     let mut want = vec![1; FILE_BYTES];
     let file = make(&fs, b"file", 0, &want);
-    // A write tells what shape the file has: without that, any other would be refused.
+    // A write loads the state of the file: without it, any NOWAIT write would be refused.
     write(&file, 100 * BLOCK..101 * BLOCK);
     want[100 * BLOCK..101 * BLOCK].fill(3);
     assert_reads(&file, &want, "in memory");
@@ -285,8 +285,8 @@ fn what_may_not_wait_is_refused_while_a_direct_write_of_its_block_is_in_flight()
     let try_write = |queue: &mut Queue, offset: usize| {
         let mut buffer = queue.buffer(10).unwrap();
         buffer.fill(3);
-        let taken = queue.write(&file, at(offset), buffer, IoFlags::NOWAIT, 2);
-        taken.map_err(|refused| refused.error.errno())
+        let submitted = queue.write(&file, at(offset), buffer, IoFlags::NOWAIT, 2);
+        submitted.map_err(|refused| refused.error.errno())
     };
     let beside = try_write(&mut other, 50 * BLOCK);
     assert_eq!((beside, try_write(&mut other, PART.start)), (Ok(()), Err(11)));
@@ -294,11 +294,11 @@ fn what_may_not_wait_is_refused_while_a_direct_write_of_its_block_is_in_flight()
     reap(&mut queue);
     want[50 * BLOCK..50 * BLOCK + 10].fill(3);
     want[DIRECT].fill(2);
-    assert_reads(&file, &want, "landed");
+    assert_reads(&file, &want, "completed");
     try_write(&mut other, PART.start).unwrap();
     reap(&mut other);
     want[PART].fill(3);
-    assert_reads(&file, &want, "written at once");
+    assert_reads(&file, &want, "written with NOWAIT");
     other.sync(&file, SyncKind::All, 3).unwrap();
     reap(&mut other);
     assert_reads(&file, &want, "synced");
@@ -307,7 +307,7 @@ fn what_may_not_wait_is_refused_while_a_direct_write_of_its_block_is_in_flight()
 }
 
 #[test]
-fn of_two_direct_writes_in_place_one_waits_where_there_are_copies() {
+fn overlapping_direct_writes_in_place_are_serialized_on_a_dup_volume() {
     let options = MkfsOptions { data: Some(Profile::Dup), ..MkfsOptions::default() };
     let volume = TestVolume::of(256 << 20, &options);
     let fs = volume.open();

@@ -1,12 +1,13 @@
-//! What a filesystem keeps in memory after many operations on many files, by its own accounts: each
-//! is bounded by an option or a constant, and rounds of the same work add nothing.
+//! Memory use after many operations on many files, by the filesystem's own counters: each is
+//! bounded by an option or a constant, and does not grow when the same work is repeated.
 
-#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
-#![allow(dead_code, reason = "what volumes of tests share, not every test uses")]
+#![allow(clippy::unwrap_used, reason = "tests panic on failure")]
+#![allow(dead_code, reason = "not every test uses all of the shared modules")]
 
 mod volume;
 
-use butternut::{FileId, Filesystem, MemoryUse, MountOptions, RenameFlags, SetAttributes};
+use butternut::stats::MemoryUse;
+use butternut::{FileId, Filesystem, MountOptions, RenameFlags, SetAttributes};
 use volume::{TestVolume, new};
 
 const INODES: usize = 1024;
@@ -14,17 +15,18 @@ const FILES: u64 = 5000;
 const ROUNDS: u64 = 4;
 const NODE_CACHE_BYTES: u64 = 4 << 20;
 const PAGE_CACHE_BYTES: u64 = 4 << 20;
-/// Operations between two syncs: so many inodes have something that no tree has, at most.
+/// Operations between two syncs, and so the maximum number of inodes with changes that are in no
+/// tree.
 const OPERATIONS_PER_SYNC: u64 = 500;
-/// Files without a handle that keep the state of their data.
+/// Maximum number of files without a handle that keep the state of their data.
 const IDLE_FILES_MAX: u64 = 4096;
 
 fn name(file: u64) -> Vec<u8> {
     format!("a file with a name of some length, {file}").into_bytes()
 }
 
-/// Creates, writes, reads, lists, changes, links, renames and removes. Gives what is in memory
-/// before the removal, when most there is to keep is there.
+/// Creates, writes, reads, lists, changes, links, renames and removes. Returns the memory use
+/// before the removal, when it is highest.
 fn round(fs: &Filesystem, dir: FileId, nth: u64) -> MemoryUse {
     let mut memory = vec![0; 8192];
     for file in 0..FILES {
@@ -70,7 +72,7 @@ fn round(fs: &Filesystem, dir: FileId, nth: u64) -> MemoryUse {
     most
 }
 
-/// What is in memory when nothing waits for the devices, which is within its bounds.
+/// Returns the memory use after a sync, and checks its bounds.
 fn bounded(fs: &Filesystem) -> MemoryUse {
     fs.sync().unwrap();
     let stats = fs.stats();
@@ -81,22 +83,20 @@ fn bounded(fs: &Filesystem) -> MemoryUse {
     assert!(idle_files <= IDLE_FILES_MAX, "{idle_files} idle files");
     let cached = stats.pages.cached_pages as u64 * 4096;
     assert!(cached <= PAGE_CACHE_BYTES + PAGE_CACHE_BYTES / 8, "{cached} bytes of pages");
-    // The node cache, what is kept free of each of five sizes, and what is in flight.
+    // The node cache, the spare buffers of each of five sizes, and the buffers in flight.
     let bound = NODE_CACHE_BYTES + ((5 * 4) << 20) + (4 << 20);
     assert!(buffer_bytes <= bound, "{buffer_bytes} bytes of buffers");
     stats.memory
 }
 
 #[test]
-fn what_is_kept_in_memory_is_bounded_whatever_was_done_on_however_many_files() {
+fn memory_use_is_bounded_after_any_operations_on_many_files() {
     let volume = TestVolume::new();
-    let options = MountOptions {
-        read_only: false,
-        inode_cache_entries: INODES,
-        node_cache_bytes: NODE_CACHE_BYTES,
-        page_cache_bytes: PAGE_CACHE_BYTES,
-        ..MountOptions::default()
-    };
+    let options = MountOptions::default()
+        .read_only(false)
+        .inode_cache_entries(INODES)
+        .node_cache_bytes(NODE_CACHE_BYTES)
+        .page_cache_bytes(PAGE_CACHE_BYTES);
     let fs = Filesystem::open_devices(volume.devices(), &options).unwrap();
     let dir = fs.mkdir(fs.root(), b"dir", &new(0o700)).unwrap();
     let rounds: Vec<MemoryUse> = (0..ROUNDS).map(|nth| round(&fs, dir, nth)).collect();

@@ -1,14 +1,14 @@
-//! The page cache, from above: what it saves, what it holds, and how the lanes meet in it.
+//! The page cache through the library: the reads that it saves, its bounds, and the lanes that
+//! share it.
 
-#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
-#![allow(dead_code, reason = "what volumes of tests share, not every test uses")]
+#![allow(clippy::unwrap_used, reason = "tests panic on failure")]
+#![allow(dead_code, reason = "not every test uses all of the shared modules")]
 
 mod volume;
 
-use butternut::{
-    File, Filesystem, IoFlags, MountOptions, Privileges, QueueOptions, Switches, UncachedFlush,
-    WritebackReason,
-};
+use butternut::queue::{IoFlags, QueueOptions};
+use butternut::stats::WritebackReason;
+use butternut::{File, Filesystem, MountOptions, Privileges, Tunables, UncachedFlush};
 use std::time::{Duration, Instant};
 use volume::{TestVolume, new};
 
@@ -26,7 +26,7 @@ fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
 }
 
 fn open(volume: &TestVolume, page_cache_bytes: u64) -> Filesystem {
-    let options = MountOptions { read_only: false, page_cache_bytes, ..MountOptions::default() };
+    let options = MountOptions::default().read_only(false).page_cache_bytes(page_cache_bytes);
     Filesystem::open_devices(volume.devices(), &options).unwrap()
 }
 
@@ -42,24 +42,24 @@ fn read(file: &File, bytes: usize) -> Vec<u8> {
     buf
 }
 
-/// The pages of one group of numbers, as scripts see them.
+/// Returns the pages of one counter, as statistics show them.
 fn shown(filesystem: &Filesystem, name: &str) -> u64 {
     let text = filesystem.stats().to_string();
     let line = text.lines().find_map(|line| line.strip_prefix(&format!("  {name} ")));
     line.unwrap_or_else(|| panic!("{name}: {text}")).trim().parse().unwrap()
 }
 
-/// Waits for something that a thread does in its own time.
+/// Waits until another thread has made the condition true.
 fn wait_until(mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
-        assert!(start.elapsed() < Duration::from_mins(5), "it does not come");
+        assert!(start.elapsed() < Duration::from_mins(5), "the condition does not become true");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
 
 #[test]
-fn what_was_read_once_is_read_from_memory() {
+fn a_second_read_is_served_from_memory() {
     let volume = TestVolume::new();
     let filesystem = open(&volume, 64 << 20);
     let bytes = pattern(1, 5 << 20);
@@ -78,7 +78,7 @@ fn what_was_read_once_is_read_from_memory() {
 }
 
 #[test]
-fn uncached_reads_leave_nothing_and_take_what_is_there() {
+fn uncached_reads_leave_no_pages_and_use_cached_ones() {
     let volume = TestVolume::new();
     let filesystem = open(&volume, 64 << 20);
     let bytes = pattern(2, 3 << 20);
@@ -95,21 +95,21 @@ fn uncached_reads_leave_nothing_and_take_what_is_there() {
         at += read;
     }
     drop(file);
-    // A page that two reads share may be brought again by the second.
+    // A page that two reads share may be cached again by the second.
     let left = filesystem.page_counts().cached_pages;
     assert!((1..=64).contains(&left), "{left} pages are left");
     let file = filesystem.open_file(id).unwrap();
     let hits = filesystem.page_counts().hit_pages;
     assert_eq!(file.read_uncached(PAGE as u64, &mut buf[..PAGE]).unwrap(), PAGE);
-    assert_eq!(filesystem.page_counts().hit_pages, hits + 1, "what others want stays");
+    assert_eq!(filesystem.page_counts().hit_pages, hits + 1, "pages of other readers remain");
 }
 
 #[test]
-fn uncached_writes_go_down_unasked_and_leave_nothing() {
-    for switch in [UncachedFlush::Device, UncachedFlush::Inode, UncachedFlush::Inline] {
+fn uncached_writes_are_written_back_and_leave_no_pages() {
+    for mode in [UncachedFlush::Device, UncachedFlush::Inode, UncachedFlush::Inline] {
         let volume = TestVolume::new();
         let filesystem = open(&volume, 64 << 20);
-        filesystem.set_switches(Switches { uncached_flush: switch, ..Switches::default() });
+        filesystem.set_tunables(Tunables::default().uncached_flush(mode));
         let bytes = pattern(3, 2 << 20);
         let file = file(&filesystem, b"file");
         for (number, part) in bytes.chunks(50_000).enumerate() {
@@ -120,7 +120,7 @@ fn uncached_writes_go_down_unasked_and_leave_nothing() {
         wait_until(|| filesystem.page_counts().cached_pages == 0);
         let counts = filesystem.page_counts();
         let uncached = counts.writeback_pages(WritebackReason::Uncached);
-        assert!(uncached >= pages as u64 && counts.dropbehind_pages >= pages as u64, "{switch:?}");
+        assert!(uncached >= pages as u64 && counts.dropbehind_pages >= pages as u64, "{mode:?}");
         assert_eq!(read(&file, bytes.len()), bytes);
         drop(file);
         let filesystem = volume.reopen(filesystem);
@@ -130,7 +130,7 @@ fn uncached_writes_go_down_unasked_and_leave_nothing() {
 }
 
 #[test]
-fn memory_is_bounded_however_much_is_written_and_read() {
+fn page_memory_is_bounded() {
     let volume = TestVolume::new();
     let filesystem = open(&volume, 16 << 20);
     let part = pattern(4, 1 << 20);
@@ -158,7 +158,7 @@ fn memory_is_bounded_however_much_is_written_and_read() {
 }
 
 #[test]
-fn what_the_cache_holds_and_does_is_shown() {
+fn statistics_show_the_contents_and_work_of_the_cache() {
     let volume = TestVolume::new();
     let filesystem = open(&volume, 16 << 20);
     let bytes = pattern(6, 1 << 20);
@@ -178,11 +178,15 @@ fn what_the_cache_holds_and_does_is_shown() {
     one.write_uncached(0, &bytes[..64 << 10], Privileges::Keep).unwrap();
     one.write_uncached(4 << 20, &bytes, Privileges::Keep).unwrap();
     wait_until(|| shows("dirty_bytes") == 0);
-    assert_eq!((shows("dropbehind_pages"), shows("cached_pages")), (256, 256), "others stay");
+    assert_eq!(
+        (shows("dropbehind_pages"), shows("cached_pages")),
+        (256, 256),
+        "other pages remain"
+    );
     assert_eq!(shows("writeback_pages_uncached"), 256 + 16);
     assert!(shows("flusher_kicks") > 0);
 
-    // More than may be dirty, and than the cache holds.
+    // More than the dirty limit and the cache.
     for part in 0..32 {
         one.write_at(part << 20, &bytes).unwrap();
     }
@@ -192,7 +196,7 @@ fn what_the_cache_holds_and_does_is_shown() {
     let by_reason = ["background", "hard_limit", "sync", "uncached", "pressure"];
     let sent: u64 =
         by_reason.iter().map(|reason| shows(&format!("writeback_pages_{reason}"))).sum();
-    assert!(sent >= 512 + 16 + 32 * 256, "each page went down for a reason: {sent}");
+    assert!(sent >= 512 + 16 + 32 * 256, "each page was written back for a reason: {sent}");
     drop(one);
 
     let filesystem = volume.reopen(filesystem);
@@ -210,7 +214,7 @@ fn what_the_cache_holds_and_does_is_shown() {
 }
 
 #[test]
-fn lanes_see_each_others_bytes() {
+fn all_lanes_read_the_bytes_of_every_lane() {
     let volume = TestVolume::new();
     let filesystem = open(&volume, 32 << 20);
     let file = file(&filesystem, b"file");
@@ -274,7 +278,7 @@ fn lanes_see_each_others_bytes() {
 }
 
 #[test]
-fn readers_and_writers_of_one_file_go_on_while_it_goes_down() {
+fn readers_and_writers_are_not_blocked_by_writeback() {
     let volume = TestVolume::new();
     let filesystem = open(&volume, 32 << 20);
     let file = file(&filesystem, b"file");
@@ -284,7 +288,7 @@ fn readers_and_writers_of_one_file_go_on_while_it_goes_down() {
             let file = &file;
             scope.spawn(move || {
                 for round in 0..600_u64 {
-                    // Each has every other page; a page is all of one write.
+                    // Each writer has every other page; a page must be from a single write.
                     let page = (round * 7919 % 1024) * 2 + writer;
                     let bytes = vec![u8::try_from(round % 251).unwrap(); PAGE];
                     if round % 3 == 0 {

@@ -1,6 +1,6 @@
-//! Paths and lookups at their edges: symlinks, slashes, wrong kinds, ids that lead nowhere.
+//! Edge cases of paths and lookups: symlinks, slashes, wrong file types, ids of no inode.
 
-#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+#![allow(clippy::unwrap_used, reason = "tests panic on failure")]
 
 mod image;
 
@@ -21,7 +21,7 @@ fn image() -> Image {
         symlink("nowhere", root.join("dangling")).unwrap();
         symlink("loop2", root.join("loop1")).unwrap();
         symlink("loop1", root.join("loop2")).unwrap();
-        // 40 symlinks in a row are the most that one path may follow.
+        // A path may follow at most 40 symlinks.
         std::fs::write(root.join("chain00"), "end").unwrap();
         for number in 1..=41 {
             let target = format!("chain{:02}", number - 1);
@@ -31,17 +31,17 @@ fn image() -> Image {
 }
 
 fn open(image: &Image, subvolume: Subvolume) -> Result<Filesystem, Error> {
-    let options = MountOptions { subvolume, ..MountOptions::default() };
+    let options = MountOptions::default().subvolume(subvolume);
     Filesystem::open(&[DevicePath::from(&image.path)], &options)
 }
 
-/// The errno that resolving a path ends with.
+/// Returns the errno of resolving a path.
 fn errno(filesystem: &Filesystem, path: &[u8], follow: Follow) -> i32 {
     filesystem.resolve(path, follow).map_or_else(|error| error.errno(), |_| 0)
 }
 
 #[test]
-fn symlinks_lead_where_the_kernel_would_go() {
+fn symlinks_resolve_as_in_the_kernel() {
     let image = image();
     let filesystem = open(&image, Subvolume::Default).unwrap();
     let resolve = |path: &str| filesystem.resolve(path.as_bytes(), Follow::Last).unwrap();
@@ -58,7 +58,7 @@ fn symlinks_lead_where_the_kernel_would_go() {
 }
 
 #[test]
-fn the_last_symlink_is_followed_only_when_asked() {
+fn the_last_symlink_is_followed_only_on_request() {
     let image = image();
     let filesystem = open(&image, Subvolume::Default).unwrap();
     let link = filesystem.resolve(b"relative", Follow::NotLast).unwrap();
@@ -69,7 +69,7 @@ fn the_last_symlink_is_followed_only_when_asked() {
 }
 
 #[test]
-fn what_cannot_be_resolved_ends_with_the_kernels_errno() {
+fn unresolvable_paths_fail_with_the_kernels_errno() {
     let image = image();
     let filesystem = open(&image, Subvolume::Default).unwrap();
     let long = vec![b'n'; 256];
@@ -92,7 +92,7 @@ fn what_cannot_be_resolved_ends_with_the_kernels_errno() {
 }
 
 #[test]
-fn the_wrong_kind_of_inode_is_refused_by_each_call() {
+fn each_call_refuses_the_wrong_kind_of_inode() {
     let image = image();
     let filesystem = open(&image, Subvolume::Default).unwrap();
     let resolve = |path: &str| filesystem.resolve(path.as_bytes(), Follow::NotLast).unwrap();
@@ -107,7 +107,7 @@ fn the_wrong_kind_of_inode_is_refused_by_each_call() {
 }
 
 #[test]
-fn an_id_that_leads_nowhere_is_stale_and_never_a_panic() {
+fn an_id_of_no_inode_is_stale() {
     let image = image();
     let filesystem = open(&image, Subvolume::Default).unwrap();
     let numbers = [0, 1, 2, 5, 255, 999_999, 1 << 63, (1 << 63) + 999_999, u64::MAX - 8, u64::MAX];
@@ -157,7 +157,7 @@ fn a_subvolume_is_named_by_a_path_without_symlinks() {
 }
 
 #[test]
-fn a_subvolume_that_is_not_there_is_named() {
+fn an_error_names_the_missing_subvolume() {
     let image = image();
     let error = open(&image, Subvolume::Id(777)).unwrap_err();
     assert_eq!(error.to_string(), "no subvolume 777");
@@ -167,7 +167,7 @@ fn a_subvolume_that_is_not_there_is_named() {
 }
 
 #[test]
-fn what_is_no_volume_is_refused_with_a_reason() {
+fn other_files_are_refused_with_a_reason() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("zeros");
     std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
@@ -183,17 +183,17 @@ fn what_is_no_volume_is_refused_with_a_reason() {
 }
 
 #[test]
-fn a_volume_may_begin_inside_a_bigger_image() {
+fn a_volume_may_begin_at_an_offset_of_an_image() {
     let image = image();
     let bytes = std::fs::read(&image.path).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk");
     let file = std::fs::File::create(&path).unwrap();
     file.set_len((3 << 20) + bytes.len() as u64).unwrap();
-    for (number, piece) in bytes.chunks(1 << 20).enumerate() {
-        if piece.iter().any(|byte| *byte != 0) {
+    for (number, chunk) in bytes.chunks(1 << 20).enumerate() {
+        if chunk.iter().any(|byte| *byte != 0) {
             let offset = (3 << 20) + ((number as u64) << 20);
-            std::os::unix::fs::FileExt::write_all_at(&file, piece, offset).unwrap();
+            std::os::unix::fs::FileExt::write_all_at(&file, chunk, offset).unwrap();
         }
     }
     let device = DevicePath { path, offset: 3 << 20 };

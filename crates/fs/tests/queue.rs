@@ -1,17 +1,19 @@
-//! Queues: direct requests in flight, beside every other way to a file.
+//! Queues: direct requests in flight, together with all other operations on a file.
 
 #![allow(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,
-    reason = "a test panics where it fails, and its numbers are small"
+    reason = "tests panic on failure, and their numbers are small"
 )]
 
 use butternut::device::{Device, FileDevice, OpenDevice};
-use butternut::{
-    Allocate, Buffer, Done, File, Filesystem, IoFlags, LaneCounts, MountOptions, NewInode, Queue,
-    QueueOptions, SyncKind,
-};
+use butternut::queue::{Completion, IoFlags, Queue, QueueOptions, SyncKind};
+use butternut::stats::LaneCounts;
+use butternut::{Allocate, Buffer, File, Filesystem, MountOptions, NewInode};
 use butternut_mkfs::MkfsOptions;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
@@ -19,7 +21,7 @@ use tempfile::NamedTempFile;
 
 const BLOCK: usize = 4096;
 
-/// A volume in a file, which a ring reaches.
+/// A volume in a file, so that an `io_uring` is used.
 struct FileVolume {
     image: NamedTempFile,
 }
@@ -35,7 +37,7 @@ impl FileVolume {
     }
 
     fn open(&self) -> Filesystem {
-        let options = MountOptions { read_only: false, ..MountOptions::default() };
+        let options = MountOptions::default().read_only(false);
         Filesystem::open(&[self.image.path().into()], &options).unwrap()
     }
 
@@ -62,7 +64,7 @@ fn made(fs: &Filesystem, name: &str, bytes: &[u8]) -> File {
     file
 }
 
-/// Bytes that tell where they are from.
+/// Returns pseudorandom bytes that depend on the seed.
 fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
     let mut state = seed | 1;
     let mut next = || {
@@ -80,7 +82,7 @@ fn owned(queue: &Queue, bytes: &[u8]) -> Buffer {
     buffer
 }
 
-fn reap_all(queue: &mut Queue) -> Vec<Done> {
+fn reap_all(queue: &mut Queue) -> Vec<Completion> {
     let mut done = Vec::new();
     while queue.outstanding() > 0 {
         queue.reap(1, None, &mut done);
@@ -106,7 +108,7 @@ fn since(fs: &Filesystem, before: LaneCounts) -> impl Fn(&str) -> u64 + use<> {
 }
 
 #[test]
-fn a_batch_of_neighbours_is_one_device_write_and_every_reader_sees_it() {
+fn adjacent_writes_of_a_batch_are_one_device_write() {
     let volume = FileVolume::new();
     let fs = volume.open();
     let mut bytes = pattern(1, 1 << 20);
@@ -140,7 +142,7 @@ fn a_batch_of_neighbours_is_one_device_write_and_every_reader_sees_it() {
 }
 
 #[test]
-fn reads_of_one_block_take_the_short_way_once_all_is_in_memory() {
+fn reads_of_one_block_take_the_simple_path_once_metadata_is_cached() {
     let volume = FileVolume::new();
     let fs = volume.open();
     let bytes = pattern(2, 1 << 20);
@@ -165,7 +167,7 @@ fn reads_of_one_block_take_the_short_way_once_all_is_in_memory() {
 }
 
 #[test]
-fn the_end_of_a_file_and_what_is_not_aligned_are_served_rightly() {
+fn unaligned_requests_and_requests_at_the_end_are_correct() {
     let volume = FileVolume::new();
     let fs = volume.open();
     let bytes = pattern(3, 10_000);
@@ -176,7 +178,7 @@ fn the_end_of_a_file_and_what_is_not_aligned_are_served_rightly() {
         queue.read(&file, offset, buffer, IoFlags::DIRECT, 0).unwrap();
         let done = reap_all(&mut queue).pop().unwrap();
         let read = done.result.unwrap();
-        assert_eq!(done.buffer.len(), bytes, "a buffer comes back as it was lent");
+        assert_eq!(done.buffer.len(), bytes, "a buffer is returned with its length");
         done.buffer[..read].to_vec()
     };
     assert!(read(0, 16384) == bytes, "dirty in memory");
@@ -193,7 +195,7 @@ fn the_end_of_a_file_and_what_is_not_aligned_are_served_rightly() {
     };
     write(20_480, &more);
     write(3, &odd);
-    assert_eq!(file.size(), 24_576);
+    assert_eq!(file.len(), 24_576);
     let mut want = bytes;
     want.resize(24_576, 0);
     want[20_480..].copy_from_slice(&more);
@@ -206,7 +208,7 @@ fn the_end_of_a_file_and_what_is_not_aligned_are_served_rightly() {
 }
 
 #[test]
-fn others_get_on_though_a_queue_is_never_reaped() {
+fn a_queue_that_is_never_reaped_blocks_no_other_thread() {
     let volume = FileVolume::new();
     let fs = volume.open();
     let file = made(&fs, "file", &pattern(6, 1 << 20));
@@ -221,7 +223,7 @@ fn others_get_on_though_a_queue_is_never_reaped() {
             queue.read(file, n * 8192 + 4096, buffer, IoFlags::DIRECT, n).unwrap();
         }
         if n == 3 {
-            // Some are with the kernel, the rest with nobody.
+            // Some requests are submitted to the kernel, the others are only queued.
             queue.submit();
         }
     }
@@ -233,7 +235,7 @@ fn others_get_on_though_a_queue_is_never_reaped() {
             thread.join().unwrap();
         }
     });
-    assert_eq!(file.size(), 5000);
+    assert_eq!(file.len(), 5000);
     for n in 0..8_u64 {
         assert!(read_back(&other, n * 8192, BLOCK) == pattern(n, BLOCK), "write {n}");
     }
@@ -246,7 +248,7 @@ fn others_get_on_though_a_queue_is_never_reaped() {
 }
 
 #[test]
-fn a_queue_that_is_dropped_carries_everything_out() {
+fn dropping_a_queue_completes_its_requests() {
     let volume = FileVolume::new();
     let fs = volume.open();
     let file = made(&fs, "file", &pattern(8, 1 << 20));
@@ -267,12 +269,12 @@ fn a_queue_that_is_dropped_carries_everything_out() {
 }
 
 #[test]
-fn a_full_queue_refuses_and_gives_the_buffer_back() {
+fn a_full_queue_returns_eagain_and_the_buffer() {
     let volume = FileVolume::new();
     let fs = volume.open();
     let file = made(&fs, "file", &pattern(8, 1 << 20));
     fs.sync().unwrap();
-    let mut queue = fs.queue(&QueueOptions { depth: 2, ..QueueOptions::default() }).unwrap();
+    let mut queue = fs.queue(&QueueOptions::default().depth(2)).unwrap();
     for n in 0..2 {
         queue.read(&file, n * 4096, queue.buffer(BLOCK).unwrap(), IoFlags::DIRECT, n).unwrap();
     }
@@ -285,8 +287,53 @@ fn a_full_queue_refuses_and_gives_the_buffer_back() {
     assert_eq!(reap_all(&mut queue)[0].tag, 4);
 }
 
+/// Waits until a descriptor is readable.
+fn wait_readable(descriptor: BorrowedFd<'_>, timeout: Duration) -> bool {
+    let timeout = Timespec::try_from(timeout).unwrap();
+    let mut polled = [PollFd::new(&descriptor, PollFlags::IN)];
+    retry_on_intr(|| poll(&mut polled, Some(&timeout))).unwrap() == 1
+}
+
 #[test]
-fn many_threads_write_one_file_at_once_while_others_change_it() {
+fn the_event_of_a_queue_is_readable_when_there_is_something_to_reap() {
+    let volume = FileVolume::new();
+    let fs = volume.open();
+    let file = made(&fs, "file", &pattern(8, 4 << 20));
+    fs.sync().unwrap();
+    assert!(fs.queue(&QueueOptions::default()).unwrap().event().is_none());
+    let mut queue = fs.queue(&QueueOptions::default().has_event(true)).unwrap();
+    let mut done = Vec::new();
+    for round in 0..200_u64 {
+        assert!(!wait_readable(queue.event().unwrap(), Duration::ZERO), "nothing is queued");
+        // Requests of all kinds: in flight, completed when they are queued, and synced ones.
+        let (read, write) = (queue.buffer(BLOCK).unwrap(), owned(&queue, &pattern(9, BLOCK)));
+        let flags = match round % 4 {
+            0 => IoFlags::DIRECT,
+            1 => IoFlags::DIRECT.with(IoFlags::DSYNC),
+            2 => IoFlags::UNCACHED,
+            _ => IoFlags::default(),
+        };
+        queue.write(&file, round * 8192, write, flags, 0).unwrap();
+        queue.read(&file, round * 8192 + 4096, read, flags, 1).unwrap();
+        queue.submit();
+        // Another thread completes what is in flight on the file.
+        if round % 5 == 0 {
+            file.write_at(3 << 20, &[1]).unwrap();
+        }
+        let before = done.len();
+        while queue.outstanding() > 0 {
+            assert!(wait_readable(queue.event().unwrap(), Duration::from_mins(2)), "lost");
+            queue.reap(0, None, &mut done);
+        }
+        assert_eq!(done.len() - before, 2);
+        // What was reaped may have signalled once more.
+        queue.reap(0, None, &mut done);
+    }
+    assert!(done.iter().all(|done| done.result.is_ok()));
+}
+
+#[test]
+fn many_threads_write_one_file_while_others_change_it() {
     let volume = FileVolume::new();
     let fs = volume.open();
     let file = made(&fs, "file", &vec![0; 8 << 20]);
@@ -297,7 +344,7 @@ fn many_threads_write_one_file_at_once_while_others_change_it() {
             scope.spawn(move || {
                 let mut queue = fs.queue(&QueueOptions::default()).unwrap();
                 let mut done = Vec::new();
-                // Each thread has every fourth block.
+                // Each thread writes every fourth block.
                 for n in 0..2000_u64 {
                     let block = (n * 7919 % 512) * 4 + thread;
                     let mut buffer = queue.buffer(BLOCK).unwrap();
@@ -332,18 +379,18 @@ fn many_threads_write_one_file_at_once_while_others_change_it() {
 }
 
 #[test]
-fn reads_and_direct_writes_go_on_while_what_is_down_is_merged() {
-    /// More than may wait to be merged.
+fn reads_and_direct_writes_continue_during_a_merge() {
+    /// More than the maximum of pending extents.
     const BLOCKS: usize = 48 << 10;
     const ROUNDS: u32 = 2;
-    /// At the end of the file, set aside and never written.
-    const SET_ASIDE: usize = 4 << 10;
+    /// Blocks at the end of the file that are preallocated and never written.
+    const PREALLOCATED: usize = 4 << 10;
     let volume = FileVolume::new();
     let fs = volume.open();
-    let file = made(&fs, "file", &vec![0; (BLOCKS - SET_ASIDE) * BLOCK]);
-    file.allocate(file.size()..(BLOCKS * BLOCK) as u64, Allocate::Extend).unwrap();
+    let file = made(&fs, "file", &vec![0; (BLOCKS - PREALLOCATED) * BLOCK]);
+    file.allocate(file.len()..(BLOCKS * BLOCK) as u64, Allocate::Extend).unwrap();
     fs.sync().unwrap();
-    // Of each block, the last round that was begun, and the last that was reaped.
+    // For each block, the last round that was begun, and the last that was reaped.
     let [begun, reaped] =
         [0, 1].map(|_| (0..BLOCKS).map(|_| AtomicU32::new(0)).collect::<Vec<_>>());
     let is_over = AtomicBool::new(false);
@@ -381,7 +428,7 @@ fn reads_and_direct_writes_go_on_while_what_is_down_is_merged() {
             queue.write(&file, at, buffer, IoFlags::DIRECT, tag).unwrap();
             if queue.outstanding() == 32 {
                 queue.reap(16, None, &mut done);
-                for Done { tag, result, .. } in done.drain(..) {
+                for Completion { tag, result, .. } in done.drain(..) {
                     assert_eq!(result.unwrap(), BLOCK);
                     reaped[(tag >> 8) as usize].store((tag & 0xff) as u32, Ordering::Release);
                 }
@@ -401,7 +448,7 @@ fn reads_and_direct_writes_go_on_while_what_is_down_is_merged() {
 }
 
 #[test]
-fn overwriting_a_file_again_and_again_needs_no_more_than_the_volume_has() {
+fn repeated_overwrites_do_not_run_out_of_space() {
     const FILE: usize = 256 << 20;
     const ROUNDS: usize = 4;
     const PIECE: usize = 64 << 10;
@@ -431,7 +478,7 @@ fn overwriting_a_file_again_and_again_needs_no_more_than_the_volume_has() {
 }
 
 #[test]
-fn the_last_handle_of_a_removed_file_in_flight_ends_without_any_lock() {
+fn the_last_handle_of_a_removed_file_is_dropped_without_a_deadlock() {
     let volume = FileVolume::new();
     let fs = volume.open();
     let flags = [IoFlags::DIRECT, IoFlags::DIRECT.with(IoFlags::DSYNC)];
@@ -446,10 +493,10 @@ fn the_last_handle_of_a_removed_file_in_flight_ends_without_any_lock() {
         let buffer = queue.buffer(BLOCK).unwrap();
         queue.read(&file, 4 * BLOCK as u64, buffer, flags, 2).map_err(|r| r.error).unwrap();
         drop(file);
-        // The requests are all that keeps the file, and what follows completes them.
+        // Only the requests keep the file open, and the calls below complete them.
         let (ended, end) = std::sync::mpsc::channel();
         let other = fs.clone();
-        let helper = std::thread::spawn(move || {
+        let drainer = std::thread::spawn(move || {
             if round % 2 == 0 {
                 other.sync().unwrap();
             } else {
@@ -459,8 +506,8 @@ fn the_last_handle_of_a_removed_file_in_flight_ends_without_any_lock() {
             ended.send(()).unwrap();
         });
         let waited = end.recv_timeout(Duration::from_mins(5));
-        assert!(waited.is_ok(), "round {round}: the thread that helps hangs or panicked");
-        helper.join().unwrap();
+        assert!(waited.is_ok(), "round {round}: the draining thread hangs or panicked");
+        drainer.join().unwrap();
         if round % 4 < 2 {
             assert!(reap_all(&mut queue).iter().all(|done| done.result.is_ok()));
         }

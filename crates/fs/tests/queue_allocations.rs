@@ -1,11 +1,10 @@
-//! Direct requests of one block allocate nothing, once their file is known.
+//! Direct requests of one block allocate no heap memory, once the state of their file is cached.
 
-#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+#![allow(clippy::unwrap_used, reason = "tests panic on failure")]
 
 use butternut::device::{FileDevice, OpenDevice};
-use butternut::{
-    AttributeFlags, File, Filesystem, IoFlags, MountOptions, NewInode, Queue, QueueOptions,
-};
+use butternut::queue::{IoFlags, Queue, QueueOptions};
+use butternut::{AttributeFlags, File, Filesystem, MountOptions, NewInode};
 use butternut_mkfs::MkfsOptions;
 use butternut_sys::allocations::{CountingAllocator, allocations_of};
 use butternut_sys::scribble::Scribble;
@@ -23,8 +22,8 @@ fn opened(image: &NamedTempFile) -> Filesystem {
     let device = FileDevice::open(image.path(), &how).unwrap();
     butternut_mkfs::make(&device, &MkfsOptions::default()).unwrap();
     drop(device);
-    // Nobody commits meanwhile.
-    let options = MountOptions { read_only: false, commit_seconds: 0, ..MountOptions::default() };
+    // No commit happens meanwhile.
+    let options = MountOptions::default().read_only(false).commit_seconds(0);
     Filesystem::open(&[image.path().into()], &options).unwrap()
 }
 
@@ -37,7 +36,7 @@ fn made(fs: &Filesystem, flags: AttributeFlags) -> File {
     file
 }
 
-/// Rounds of requests, with what the last of them allocated.
+/// Makes rounds of requests; returns the allocations of the last one.
 fn rounds(queue: &mut Queue, request: impl Fn(&mut Queue, u64)) -> u64 {
     let mut done = Vec::with_capacity(2 * usize::try_from(DEPTH).unwrap());
     let mut last = 0;
@@ -69,9 +68,9 @@ fn a_direct_read_of_one_block_allocates_nothing() {
     assert!(fs.lane_counts().dio_read_simple > 100);
 }
 
-/// It goes through memory of the queue, in flight like any other.
+/// The read goes through a bounce buffer of the queue, and is in flight like any other.
 #[test]
-fn a_direct_read_into_memory_at_an_odd_address_allocates_nothing() {
+fn a_direct_read_into_unaligned_memory_allocates_nothing() {
     const ROOM: usize = BLOCK + 64;
     let image = NamedTempFile::new_in("/dev/shm").unwrap();
     let fs = opened(&image);
@@ -109,5 +108,5 @@ fn a_direct_overwrite_in_place_allocates_nothing() {
     let counts = fs.lane_counts();
     assert_eq!((counts.dio_write_shared, counts.dio_write_exclusive), (20 * DEPTH, 0));
     let written = fs.counters().device_bytes_written - before.device_bytes_written;
-    assert_eq!(written, 20 * DEPTH * BLOCK as u64, "in place, and nothing else");
+    assert_eq!(written, 20 * DEPTH * BLOCK as u64, "in place only");
 }

@@ -1,14 +1,16 @@
-//! Requests that are not to wait: done at once, or refused with nothing done.
+//! NOWAIT requests: completed without blocking, or refused without effect.
 
-#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
-#![allow(dead_code, reason = "what volumes of tests share, not every test uses")]
+#![allow(clippy::unwrap_used, reason = "tests panic on failure")]
+#![allow(dead_code, reason = "not every test uses all of the shared modules")]
 
 mod volume;
 
 use butternut::device::{FileDevice, OpenDevice};
+use butternut::queue::{Completion, IoFlags, Queue, QueueOptions};
+use butternut::stats::Stats;
 use butternut::{
-    AttributeFlags, Buffer, Done, File, Filesystem, IoFlags, MountOptions, NewInode, Privileges,
-    Queue, QueueOptions, Stats, Switches, UncachedFlush,
+    AttributeFlags, Buffer, File, Filesystem, MountOptions, NewInode, Privileges, Tunables,
+    UncachedFlush,
 };
 use volume::{TestVolume, new};
 
@@ -17,13 +19,11 @@ const NOWAIT: IoFlags = IoFlags::NOWAIT;
 const EAGAIN: i32 = 11;
 
 fn open(volume: &TestVolume, page_cache_bytes: u64) -> Filesystem {
-    // Nobody commits meanwhile.
-    let options = MountOptions {
-        read_only: false,
-        page_cache_bytes,
-        commit_seconds: 3600,
-        ..MountOptions::default()
-    };
+    // No commit happens meanwhile.
+    let options = MountOptions::default()
+        .read_only(false)
+        .page_cache_bytes(page_cache_bytes)
+        .commit_seconds(3600);
     Filesystem::open_devices(volume.devices(), &options).unwrap()
 }
 
@@ -38,13 +38,13 @@ fn pattern(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|at| (at / 7 % 251).to_le_bytes()[0]).collect()
 }
 
-fn reaped(queue: &mut Queue) -> Done {
+fn reaped(queue: &mut Queue) -> Completion {
     let mut done = Vec::new();
     assert_eq!(queue.reap(1, None, &mut done), 1);
     done.pop().unwrap()
 }
 
-/// What the read gave; `None` where it would have had to wait.
+/// Returns the bytes read, or `None` for EAGAIN.
 fn read(queue: &mut Queue, file: &File, at: u64, bytes: usize, flags: IoFlags) -> Option<Vec<u8>> {
     match queue.read(file, at, Buffer::zeroed(bytes), flags.with(NOWAIT), 0) {
         Ok(()) => {
@@ -59,7 +59,7 @@ fn read(queue: &mut Queue, file: &File, at: u64, bytes: usize, flags: IoFlags) -
     }
 }
 
-/// Whether the write was done; where not, it would have had to wait.
+/// Returns whether the write was done; otherwise it got EAGAIN.
 fn write(queue: &mut Queue, file: &File, at: u64, bytes: &[u8], flags: IoFlags) -> bool {
     let mut buffer = Buffer::zeroed(bytes.len());
     buffer.copy_from_slice(bytes);
@@ -75,25 +75,26 @@ fn write(queue: &mut Queue, file: &File, at: u64, bytes: &[u8], flags: IoFlags) 
     }
 }
 
-/// What no request that waits for nothing changes, and none that was refused.
+/// Returns the counters that no NOWAIT request changes, whether it completes or is refused.
 fn devices(fs: &Filesystem) -> (u64, u64, u64, u64) {
     let counters = fs.counters();
     let commits = fs.stats().commits;
     (counters.device_reads, counters.device_writes, counters.device_flushes, commits)
 }
 
-/// What a refused request leaves as it was, but for the count of those.
+/// Returns everything that a refused request leaves unchanged, without the count of EAGAIN itself.
 fn untouched(fs: &Filesystem, file: &File) -> Stats {
     let mut stats = fs.stats();
     stats.lanes.nowait_again = 0;
-    // Those of the whole process: a buffer that a request copies into is kept for the next.
+    // Buffers count for the whole process: a buffer that a request copies into is kept for the
+    // next.
     stats.memory.buffer_bytes = 0;
-    assert_eq!(file.stat().unwrap().size, file.size());
+    assert_eq!(file.metadata().unwrap().size, file.len());
     stats
 }
 
 #[test]
-fn a_cached_read_is_served_from_memory_or_not_at_all() {
+fn a_nowait_read_is_served_from_memory_or_refused() {
     let volume = TestVolume::new();
     let bytes = pattern(1 << 20);
     let fs = open(&volume, 64 << 20);
@@ -117,9 +118,9 @@ fn a_cached_read_is_served_from_memory_or_not_at_all() {
         let found = read(&mut queue, &file, 5000, 7000, flags);
         assert_eq!(found.as_deref(), Some(&bytes[5000..12_000]), "{flags:?}");
     }
-    assert_eq!(read(&mut queue, &file, 8192, PAGE + 1, NOWAIT), None, "one byte is not there");
+    assert_eq!(read(&mut queue, &file, 8192, PAGE + 1, NOWAIT), None, "one byte is not cached");
     assert_eq!(devices(&fs), before);
-    assert_eq!(fs.page_counts().cached_pages, 2, "an uncached read leaves what others brought");
+    assert_eq!(fs.page_counts().cached_pages, 2, "an uncached read leaves pages of other readers");
     let latency = |fs: &Filesystem| {
         let named = fs.stats().latency.into_iter();
         named
@@ -127,11 +128,11 @@ fn a_cached_read_is_served_from_memory_or_not_at_all() {
             .map(|(_, times)| times.count)
             .sum::<u64>()
     };
-    assert_eq!(latency(&fs), 4, "what was refused is no operation");
+    assert_eq!(latency(&fs), 4, "refused requests are not counted as operations");
 }
 
 #[test]
-fn a_cached_write_that_needs_nothing_is_done_at_once() {
+fn a_nowait_write_that_needs_no_metadata_succeeds() {
     let volume = TestVolume::new();
     let fs = open(&volume, 64 << 20);
     let mut truth = pattern(1 << 20);
@@ -147,7 +148,7 @@ fn a_cached_write_that_needs_nothing_is_done_at_once() {
     }
     assert!(write(&mut queue, &file, 0, b"the end", IoFlags::APPEND));
     truth.extend_from_slice(b"the end");
-    assert_eq!(file.stat().unwrap().size, truth.len() as u64);
+    assert_eq!(file.metadata().unwrap().size, truth.len() as u64);
     assert_eq!(read(&mut queue, &file, 0, truth.len(), NOWAIT).as_ref(), Some(&truth));
     assert_eq!(devices(&fs), before, "nothing was read, written or committed");
     assert_eq!(fs.stats().memory.dirty_bytes, truth.len().next_multiple_of(PAGE) as u64);
@@ -160,23 +161,26 @@ fn a_cached_write_that_needs_nothing_is_done_at_once() {
 }
 
 #[test]
-fn an_uncached_write_is_done_at_once_where_somebody_else_brings_it_down() {
+fn an_uncached_nowait_write_needs_another_thread_for_writeback() {
     let volume = TestVolume::new();
     let fs = open(&volume, 64 << 20);
     let file = made(&fs, b"file", &pattern(1 << 20));
     let mut queue = fs.queue(&QueueOptions::default()).unwrap();
     assert!(write(&mut queue, &file, 0, &[1; 8192], IoFlags::UNCACHED));
-    // Else the flusher may have the file when the next one wants it.
+    // Otherwise the flusher may have the file locked when the next request needs it.
     file.sync_data().unwrap();
-    fs.set_switches(Switches { uncached_flush: UncachedFlush::Inline, ..Switches::default() });
-    assert!(!write(&mut queue, &file, 0, &[2; 8192], IoFlags::UNCACHED), "it would write itself");
+    fs.set_tunables(Tunables::default().uncached_flush(UncachedFlush::Inline));
+    assert!(
+        !write(&mut queue, &file, 0, &[2; 8192], IoFlags::UNCACHED),
+        "it would do writeback itself"
+    );
     assert!(write(&mut queue, &file, 0, &[3; 8192], IoFlags::default()));
     let found = read(&mut queue, &file, 0, 8193, NOWAIT).unwrap();
     assert!(found[..8192] == [3; 8192] && found[8192] == pattern(8193)[8192]);
 }
 
 #[test]
-fn a_cached_write_that_would_wait_changes_nothing() {
+fn a_cached_write_that_would_block_changes_nothing() {
     let volume = TestVolume::new();
     let bytes = pattern(100_000);
     let fs = open(&volume, 16 << 20);
@@ -200,29 +204,32 @@ fn a_cached_write_that_would_wait_changes_nothing() {
     refused(&mut queue, &file, 4096, &[1; 5000], none);
     refused(&mut queue, &file, 100_001, &[1; 10], none);
     refused(&mut queue, &file, 0, &[1; 8192], IoFlags::DSYNC);
-    assert!(write(&mut queue, &file, 0, &[1; 8192], none), "whole blocks, from the first on");
+    assert!(write(&mut queue, &file, 0, &[1; 8192], none), "whole blocks need no read");
     refused(&mut queue, &file, 5000, &[1; 10_000], none);
-    // What it changes in part is in memory now.
+    // The blocks that it changes in part are in memory now.
     let mut buf = [0; 10];
     file.read_at(12_288, &mut buf).unwrap();
     assert!(write(&mut queue, &file, 5000, &[2; 10_000], none));
 
-    // Where its blocks go is in the trees.
+    // The location of its blocks is only in the trees.
     let in_place = fs.open_file(in_place).unwrap();
     refused(&mut queue, &in_place, 0, &[1; 8192], none);
 
-    // What is to be stripped is not known, and then is.
-    let options = QueueOptions { privileges: Privileges::Strip, ..QueueOptions::default() };
+    // The privileges to strip are unknown at first, and then cached.
+    let options = QueueOptions::default().privileges(Privileges::Strip);
     let mut others = fs.queue(&options).unwrap();
     let capable = fs.open_file(capable).unwrap();
     refused(&mut others, &capable, 0, &[1; 8192], none);
-    assert!(write(&mut queue, &capable, 0, &[1; 8192], none), "who may keep them may write");
+    assert!(
+        write(&mut queue, &capable, 0, &[1; 8192], none),
+        "a caller that keeps privileges may write"
+    );
     for _ in 0..2 {
         capable.write_as(0, &[2; 8192], Privileges::Strip).unwrap();
     }
     assert!(write(&mut others, &capable, 0, &[3; 8192], none));
 
-    // A writer would be made to pause.
+    // Writers are throttled from here on.
     let large = vec![4; 256 << 10];
     let mut at = 0;
     while fs.stats().memory.dirty_bytes + large.len() as u64 <= 3 << 20 {
@@ -231,13 +238,13 @@ fn a_cached_write_that_would_wait_changes_nothing() {
     }
     refused(&mut queue, &file, at, &large, none);
     fs.sync().unwrap();
-    assert!(write(&mut queue, &file, 0, &large, none), "there is room again");
+    assert!(write(&mut queue, &file, 0, &large, none), "below the limit again");
     drop((file, in_place, capable, queue, others));
     volume.reopen(fs);
 }
 
 #[test]
-fn a_full_volume_is_not_made_room_in() {
+fn a_nowait_write_frees_no_space_on_a_full_volume() {
     let volume = TestVolume::of(256 << 20, &butternut_mkfs::MkfsOptions::default());
     let fs = open(&volume, 64 << 20);
     let file = made(&fs, b"file", &[0; PAGE]);
@@ -245,25 +252,25 @@ fn a_full_volume_is_not_made_room_in() {
     let bytes = vec![7; 1 << 20];
     let mut at = 1 << 20;
     let before = devices(&fs).3;
-    // Uncached, so that the cache is never what is full.
-    let mut refusals = 0;
-    while refusals < 200 && at < 512 << 20 {
+    // Uncached, so that the dirty limit is never reached.
+    let mut refused = 0;
+    while refused < 200 && at < 512 << 20 {
         if write(&mut queue, &file, at, &bytes, IoFlags::UNCACHED) {
-            (at, refusals) = (at + bytes.len() as u64, 0);
+            (at, refused) = (at + bytes.len() as u64, 0);
         } else {
-            refusals += 1;
+            refused += 1;
             std::thread::sleep(std::time::Duration::from_millis(2));
         }
     }
-    assert!(at > 4 << 20 && refusals == 200, "{at}");
-    assert_eq!(devices(&fs).3, before, "nobody committed for it");
-    assert_eq!(file.size(), at);
+    assert!(at > 4 << 20 && refused == 200, "{at}");
+    assert_eq!(devices(&fs).3, before, "no commit was made for it");
+    assert_eq!(file.len(), at);
     drop((file, queue));
     volume.reopen(fs);
 }
 
 #[test]
-fn direct_requests_that_are_refused_count_as_nothing_else() {
+fn refused_direct_requests_are_counted_only_as_refused() {
     let volume = TestVolume::new();
     let fs = open(&volume, 64 << 20);
     let file = made(&fs, b"file", &pattern(1 << 20));
@@ -274,9 +281,10 @@ fn direct_requests_that_are_refused_count_as_nothing_else() {
     assert_eq!(read(&mut queue, &file, 1, 100, direct), None);
     assert!(!write(&mut queue, &file, 1, &[1; 100], direct), "not aligned");
     assert!(!write(&mut queue, &file, 1 << 20, &[1; PAGE], direct), "the file grows");
-    let counts = fs.lane_counts();
+    let mut counts = fs.lane_counts();
     assert_eq!(counts.nowait_again - before.nowait_again, 3);
-    assert_eq!(butternut::LaneCounts { nowait_again: before.nowait_again, ..counts }, before);
+    counts.nowait_again = before.nowait_again;
+    assert_eq!(counts, before, "nothing else is counted");
     assert!(write(&mut queue, &file, 4096, &[1; PAGE], direct));
     assert_eq!(read(&mut queue, &file, 4096, PAGE, direct), Some(vec![1; PAGE]));
     let counts = fs.lane_counts();
@@ -285,7 +293,7 @@ fn direct_requests_that_are_refused_count_as_nothing_else() {
 }
 
 #[test]
-fn a_direct_write_takes_the_space_that_is_there_and_makes_none() {
+fn a_direct_nowait_write_uses_free_space_and_frees_none() {
     const MIB: usize = 1 << 20;
     let volume = TestVolume::new();
     let fs = open(&volume, 64 << 20);
@@ -296,29 +304,29 @@ fn a_direct_write_takes_the_space_that_is_there_and_makes_none() {
     let chunks =
         |fs: &Filesystem| fs.usage().unwrap().groups.iter().map(|group| group.count).sum::<u64>();
     let before = chunks(&fs);
-    // What each replaces is not free before a commit.
+    // The replaced space is not free before a commit.
     let at = |n: usize| (n % 4 * MIB) as u64;
-    let taken = (0..256).take_while(|n| {
+    let accepted = (0..256).take_while(|n| {
         let block = vec![u8::try_from(*n).unwrap(); MIB];
         write(&mut queue, &file, at(*n), &block, IoFlags::DIRECT)
     });
-    let taken = taken.count();
-    assert!((1..256).contains(&taken), "{taken}");
+    let accepted = accepted.count();
+    assert!((1..256).contains(&accepted), "{accepted}");
     assert_eq!((fs.stats().commits, chunks(&fs)), (commits, before));
     let mut block = Buffer::zeroed(MIB);
     block.fill(77);
-    queue.write(&file, at(taken), block, IoFlags::DIRECT, 0).unwrap();
-    assert_eq!(reaped(&mut queue).result.unwrap(), MIB, "who waits has some made");
+    queue.write(&file, at(accepted), block, IoFlags::DIRECT, 0).unwrap();
+    assert_eq!(reaped(&mut queue).result.unwrap(), MIB, "a blocking write frees space");
     drop(queue);
     let mut last = vec![0; MIB];
-    assert_eq!(file.read_at(at(taken), &mut last).unwrap(), MIB);
+    assert_eq!(file.read_at(at(accepted), &mut last).unwrap(), MIB);
     assert!(last.iter().all(|byte| *byte == 77));
     drop(file);
     volume.reopen(fs);
 }
 
 #[test]
-fn a_direct_read_is_sent_once_it_is_known_where() {
+fn a_direct_nowait_read_succeeds_once_its_mapping_is_cached() {
     let volume = TestVolume::new();
     let bytes = pattern(3 << 20);
     let fs = open(&volume, 64 << 20);
@@ -332,7 +340,7 @@ fn a_direct_read_is_sent_once_it_is_known_where() {
     assert_eq!(read(&mut queue, &file, 0, PAGE, IoFlags::DIRECT), None);
     assert_eq!(read(&mut queue, &file, large, bytes_read, IoFlags::DIRECT), None);
     assert_eq!((devices(&fs), fs.lane_counts().nowait_again), (before, 2), "no tree was read");
-    // Who may wait finds out.
+    // Blocking reads load the mappings.
     for at in [0, large, 2 * large] {
         queue.read(&file, at, Buffer::zeroed(PAGE), IoFlags::DIRECT, 0).unwrap();
         assert_eq!(reaped(&mut queue).result.unwrap(), PAGE);
@@ -342,14 +350,14 @@ fn a_direct_read_is_sent_once_it_is_known_where() {
     assert_eq!(found.as_deref(), Some(&bytes[8192..8192 + PAGE]));
     let found = read(&mut queue, &file, large, bytes_read, IoFlags::DIRECT).unwrap();
     assert!(found == bytes[1 << 20..2 << 20]);
-    assert!(devices(&fs).0 - before <= 4, "data alone was read");
+    assert!(devices(&fs).0 - before <= 4, "only data was read");
 }
 
-/// Lent memory has to be copied, and all that there is to copy to is in use.
+/// Borrowed memory must be copied, and the whole bounce buffer is in use.
 #[test]
-fn a_bounce_without_memory_is_refused() {
+fn a_nowait_write_without_a_bounce_buffer_is_refused() {
     use butternut_sys::scribble::Scribble;
-    // A device that a ring reaches: what is done is not seen before somebody looks.
+    // A device with an io_uring: completions are not seen before they are reaped.
     let image = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
     image.as_file().set_len(512 << 20).unwrap();
     let how = OpenDevice { writable: true, ..OpenDevice::default() };
@@ -358,24 +366,26 @@ fn a_bounce_without_memory_is_refused() {
         &butternut_mkfs::MkfsOptions::default(),
     )
     .unwrap();
-    let options = MountOptions { read_only: false, ..MountOptions::default() };
+    let options = MountOptions::default().read_only(false);
     let fs = Filesystem::open(&[image.path().into()], &options).unwrap();
     let file = made(&fs, b"file", &pattern(4 << 20));
     fs.sync().unwrap();
-    let options = QueueOptions { bounce_bytes: 2 << 20, ..QueueOptions::default() };
+    let options = QueueOptions::default().bounce_bytes(2 << 20);
     let mut queue = fs.queue(&options).unwrap();
     let memory = Scribble::new(128 << 10);
     let flags = IoFlags::DIRECT.with(NOWAIT);
     let mut write = |at: u64| queue.write(&file, at, memory.lend_part(0..128 << 10), flags, at);
     let refused =
         (0..32).map(|n| n * (128 << 10)).find_map(|at| write(at).err().map(|back| (at, back)));
-    let (at, refused) = refused.expect("the memory has an end");
+    let (at, refused) = refused.expect("the buffer is exhausted");
     assert_eq!((refused.error.errno(), refused.buffer.len()), (EAGAIN, 128 << 10));
-    assert!(at >= 128 << 10, "the first found memory");
+    assert!(at >= 128 << 10, "the first write got a buffer");
     let counts = fs.lane_counts();
     assert_eq!((counts.nowait_again, counts.dio_write_bounced), (1, at >> 17));
     let mut done = Vec::new();
     queue.reap(32, None, &mut done);
     assert!(done.iter().all(|done| done.result.is_ok()));
-    queue.write(&file, at, memory.lend_part(0..128 << 10), flags, at).expect("there is some again");
+    queue
+        .write(&file, at, memory.lend_part(0..128 << 10), flags, at)
+        .expect("a buffer is available again");
 }

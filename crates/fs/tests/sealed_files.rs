@@ -1,17 +1,16 @@
-//! Files that fs-verity has sealed: they are read, renamed and deleted, and never changed.
+//! Files sealed by fs-verity: they can be read, renamed and deleted, and never changed.
 //!
-//! The kernel seals files only where it is built with fs-verity, so the flag is set by hand here.
+//! The kernel seals files only if it is built with fs-verity, so the test sets the flag itself.
 
-#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
-#![allow(dead_code, reason = "what volumes of tests share, not every test uses")]
+#![allow(clippy::unwrap_used, reason = "tests panic on failure")]
+#![allow(dead_code, reason = "not every test uses all of the shared modules")]
 
 mod volume;
 
 use butternut::format::checksum::ChecksumKind;
-use butternut::{
-    Allocate, AttributeFlags, Buffer, Follow, IoFlags, Privileges, QueueOptions, RenameFlags,
-    SetAttributes,
-};
+use butternut::queue::{IoFlags, QueueOptions};
+use butternut::server::FileExt;
+use butternut::{Allocate, AttributeFlags, Buffer, Follow, Privileges, RenameFlags, SetAttributes};
 use butternut_mkfs::MkfsOptions;
 use volume::{TestVolume, names, new};
 
@@ -20,11 +19,11 @@ const HEADER_BYTES: usize = 101;
 const ITEM_BYTES: usize = 25;
 const INODE_ITEM: u8 = 1;
 
-/// Where the flags of an inode item are, and the bit of `BTRFS_INODE_RO_VERITY` there.
+/// Offset of the flags in an inode item, and the bit of `BTRFS_INODE_RO_VERITY`.
 const FLAGS_AT: usize = 64;
 const VERITY: u64 = 1 << 32;
 
-/// Sets the flag of one inode in every leaf that holds it.
+/// Sets the flag of one inode in every leaf that contains it.
 fn seal(volume: &TestVolume, ino: u64) {
     let device = volume.devices().remove(0);
     let mut fsid = [0; 16];
@@ -47,7 +46,7 @@ fn seal(volume: &TestVolume, ino: u64) {
         let flags = HEADER_BYTES + word(&block, item + 17) + FLAGS_AT;
         let old = u64::from_le_bytes(block[flags..flags + 8].try_into().unwrap());
         block[flags..flags + 8].copy_from_slice(&(old | VERITY).to_le_bytes());
-        let digest = ChecksumKind::Crc32c.digest(&block[32..]);
+        let digest = ChecksumKind::Crc32c.compute(&block[32..]);
         block[..32].copy_from_slice(&digest);
         device.write_at(at, &block).unwrap();
         sealed += 1;
@@ -75,14 +74,14 @@ fn a_sealed_file_refuses_every_change_of_its_bytes() {
     let keep = Privileges::Keep;
     let late = SetAttributes { is_late: true, ..SetAttributes::size(1) };
     let checked = fs.open_file(id).unwrap().checked_at_open();
-    let mut refusals = vec![
+    let mut attempts = vec![
         file.write_at(0, b"x").map(drop),
         file.write_at(0, b"").map(drop),
         file.append(b"x", keep).map(drop),
         file.write_direct(0, &page, keep).map(drop),
         file.write_uncached(0, &page, keep).map(drop),
-        file.write_back(0, &page).map(drop),
-        file.write_back(0, &vec![7; 1 << 20]).map(drop),
+        file.write_from_cache(0, &page).map(drop),
+        file.write_from_cache(0, &vec![7; 1 << 20]).map(drop),
         file.truncate(0),
         file.truncate(60_000),
         file.copy_range(0, &copy, 0, 4096).map(drop),
@@ -99,10 +98,10 @@ fn a_sealed_file_refuses_every_change_of_its_bytes() {
         Allocate::Zero,
         Allocate::ZeroKeepSize,
     ] {
-        refusals.push(file.allocate(0..4096, how));
-        refusals.push(checked.allocate(0..4096, how));
+        attempts.push(file.allocate(0..4096, how));
+        attempts.push(checked.allocate(0..4096, how));
     }
-    for (nth, refused) in refusals.into_iter().enumerate() {
+    for (nth, refused) in attempts.into_iter().enumerate() {
         assert_eq!(refused.unwrap_err().errno(), 1, "number {nth}");
     }
     let mut queue = fs.queue(&QueueOptions::default()).unwrap();

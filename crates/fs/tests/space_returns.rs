@@ -1,13 +1,13 @@
-//! Space that was taken for one thing and given back can be had for another: a volume that is
-//! filled with names and emptied holds as much data as a fresh one, and the other way round; and as
-//! much as the kernel's driver gets back on a volume of the same size.
+//! Freed space can be reused for anything: a volume that was filled with names and emptied holds as
+//! much data as a new one, and vice versa, and as much as the kernel's driver reclaims on a volume
+//! of the same size.
 
 #![allow(
     clippy::unwrap_used,
     clippy::print_stderr,
     clippy::manual_assert,
     dead_code,
-    reason = "a test panics where it fails, and says what it left out; the helpers are shared"
+    reason = "tests panic on failure, and print what is left out; the helpers are shared"
 )]
 
 mod kernel_image;
@@ -18,12 +18,12 @@ use butternut_mkfs::MkfsOptions;
 use kernel_image::{KernelImage, kernel_is_here};
 use volume::{TestVolume, names, new};
 
-/// Bytes of a volume, as of the kernel's image.
+/// Bytes of a volume, and of the kernel's image.
 const VOLUME_BYTES: u64 = 1 << 30;
-/// Small files that take more than the first group of metadata.
+/// Number of small files, which need more than the first metadata block group.
 const FILES: u32 = 28_000;
 const SMALL_BYTES: usize = 1800;
-const PIECE_BYTES: usize = 4 << 20;
+const CHUNK_BYTES: usize = 4 << 20;
 
 fn make_small_files(fs: &Filesystem, dir: FileId) {
     for number in 0..FILES {
@@ -41,14 +41,14 @@ fn remove_all(fs: &Filesystem, dir: FileId) {
     fs.sync().unwrap();
 }
 
-/// Fills the volume with one file, and gives how many bytes it took.
+/// Fills the volume with one file, and returns its size in bytes.
 fn fill(fs: &Filesystem, dir: FileId) -> u64 {
     let id = fs.create(dir, b"fill", &new(0o644)).unwrap();
     let file = fs.open_file(id).unwrap();
-    let piece: Vec<u8> = (0..=250).cycle().take(PIECE_BYTES).collect();
+    let chunk: Vec<u8> = (0..=250).cycle().take(CHUNK_BYTES).collect();
     let mut bytes = 0;
     loop {
-        match file.write_at(bytes, &piece).and_then(|written| file.sync_data().map(|()| written)) {
+        match file.write_at(bytes, &chunk).and_then(|written| file.sync_data().map(|()| written)) {
             Ok(written) => bytes += written as u64,
             Err(error) => {
                 assert_eq!(error.errno(), 28, "{error:?}");
@@ -64,7 +64,7 @@ fn open_dir(volume: &TestVolume) -> (Filesystem, FileId) {
     (fs, dir)
 }
 
-/// What the kernel fits into a volume that held the small files.
+/// Returns the bytes that the kernel can write to a volume that contained the small files.
 fn kernel_fills() -> u64 {
     let said = tempfile::NamedTempFile::new().unwrap();
     let script = format!(
@@ -80,10 +80,10 @@ fn kernel_fills() -> u64 {
 }
 
 #[test]
-fn a_volume_that_held_names_holds_as_much_data_afterwards() {
+fn space_of_removed_names_is_reused_for_data() {
     let fresh = TestVolume::of(VOLUME_BYTES, &MkfsOptions::default());
     let (fs, dir) = open_dir(&fresh);
-    let wanted = fill(&fs, dir);
+    let expected = fill(&fs, dir);
     fs.close().unwrap();
     drop(fresh);
     let volume = TestVolume::of(VOLUME_BYTES, &MkfsOptions::default());
@@ -95,22 +95,22 @@ fn a_volume_that_held_names_holds_as_much_data_afterwards() {
         rounds.push(fill(&fs, dir));
         remove_all(&fs, dir);
     }
-    eprintln!("fresh: {wanted}; after small files: {rounds:?}");
+    eprintln!("fresh: {expected}; after small files: {rounds:?}");
     volume.reopen(fs);
     for round in &rounds {
-        assert!(*round >= wanted - wanted / 50, "{round} of {wanted} bytes come back");
+        assert!(*round >= expected - expected / 50, "{round} of {expected} bytes are free again");
     }
     if kernel_is_here() {
         let kernel_after = kernel_fills();
         eprintln!("kernel: after small files {kernel_after}");
         for round in &rounds {
-            assert!(*round + (16 << 20) >= kernel_after, "the kernel has {kernel_after} again");
+            assert!(*round + (16 << 20) >= kernel_after, "the kernel reclaims {kernel_after}");
         }
     }
 }
 
 #[test]
-fn a_volume_that_held_data_holds_as_many_names_afterwards() {
+fn space_of_removed_data_is_reused_for_names() {
     let volume = TestVolume::of(VOLUME_BYTES, &MkfsOptions::default());
     let (fs, dir) = open_dir(&volume);
     for _ in 0..2 {

@@ -1,15 +1,13 @@
-//! Memory that changes while it is written directly: nothing that was bounced, owned, or sent
-//! through the page cache has a bad checksum afterwards; what was trusted has.
+//! Memory that changes during a direct write: bounced and owned buffers, and writes through the
+//! page cache, never get bad checksums; trusted borrowed buffers do.
 //!
-//! `BUTTERNUT_LONG=1` writes a million times each way.
+//! `BUTTERNUT_LONG=1` makes a million writes in each mode.
 
-#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+#![allow(clippy::unwrap_used, reason = "tests panic on failure")]
 
 use butternut::device::{Device, FileDevice, OpenDevice};
-use butternut::{
-    Buffer, DirectStability, File, Filesystem, IoFlags, MountOptions, NewInode, Queue,
-    QueueOptions, Switches,
-};
+use butternut::queue::{IoFlags, Queue, QueueOptions};
+use butternut::{Buffer, DirectStability, File, Filesystem, MountOptions, NewInode, Tunables};
 use butternut_mkfs::MkfsOptions;
 use butternut_sys::scribble::Scribble;
 use std::sync::Arc;
@@ -21,22 +19,22 @@ const BLOCK: usize = 4096;
 const GROUP: usize = 4;
 const GROUPS: usize = 1024;
 const FILE_BYTES: usize = GROUPS * GROUP * BLOCK;
-/// Requests that are out at once, each with memory of its own.
+/// Requests in flight, each with separate memory.
 const DEPTH: usize = 64;
 
-/// Whose memory is written.
+/// The owner of the written memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Memory {
-    Lent,
-    /// Filled from memory that changes, and then the request's alone.
+    Borrowed,
+    /// Filled from memory that changes, and then owned by the request.
     Owned,
 }
 
-/// What became of the writes.
+/// The results of the writes.
 #[derive(Debug, Default)]
 struct Tally {
     writes: u64,
-    /// Blocks that could not be read behind the round that wrote them.
+    /// Blocks that could not be read after the round that wrote them.
     bad_blocks: u64,
     bounced: u64,
     zero_copy: u64,
@@ -65,7 +63,7 @@ fn findings(image: &NamedTempFile) -> Vec<String> {
     report.findings.iter().map(ToString::to_string).collect()
 }
 
-/// Changes some byte of every block of some parts, again and again.
+/// Changes a byte of every block of some parts, repeatedly.
 fn scribble_over(parts: &[Scribble], blocks: usize, stop: &AtomicBool) {
     let mut n = 0_usize;
     while !stop.load(Ordering::Relaxed) {
@@ -75,7 +73,7 @@ fn scribble_over(parts: &[Scribble], blocks: usize, stop: &AtomicBool) {
     }
 }
 
-/// Waits for everything that is out; how many of it failed.
+/// Waits for all requests in flight; returns the number of failures.
 fn failures(queue: &mut Queue) -> u64 {
     let mut done = Vec::new();
     queue.reap(DEPTH, None, &mut done);
@@ -85,12 +83,12 @@ fn failures(queue: &mut Queue) -> u64 {
 /// Writes the whole file, its groups in some order, whole or block by block.
 fn write_round(queue: &mut Queue, file: &File, parts: &[Scribble], memory: Memory, round: usize) {
     let mut write = |block: usize, blocks: usize| {
-        let lent = parts[block % DEPTH].lend_part(0..blocks * BLOCK);
+        let borrowed = parts[block % DEPTH].lend_part(0..blocks * BLOCK);
         let buffer = match memory {
-            Memory::Lent => lent,
+            Memory::Borrowed => borrowed,
             Memory::Owned => {
-                let mut own = queue.buffer(lent.len()).unwrap();
-                lent.copy_to(0, &mut own);
+                let mut own = queue.buffer(borrowed.len()).unwrap();
+                borrowed.copy_to(0, &mut own);
                 own
             }
         };
@@ -110,7 +108,7 @@ fn write_round(queue: &mut Queue, file: &File, parts: &[Scribble], memory: Memor
     assert_eq!(failures(queue), 0);
 }
 
-/// Reads every block for itself; how many cannot be.
+/// Reads every block separately; returns the number of failed reads.
 fn bad_blocks(queue: &mut Queue, file: &File) -> u64 {
     let mut bad = 0;
     for block in 0..GROUPS * GROUP {
@@ -123,13 +121,13 @@ fn bad_blocks(queue: &mut Queue, file: &File) -> u64 {
     bad + failures(queue)
 }
 
-/// At least so many writes while a thread changes the memory that they are of; each block is read
-/// back behind each write.
+/// Makes at least `writes` writes while a thread changes their memory. Each block is read back
+/// after each write.
 fn scribbled(stability: DirectStability, memory: Memory, writes: u64) -> Tally {
     let image = volume();
-    let options = MountOptions { read_only: false, ..MountOptions::default() };
+    let options = MountOptions::default().read_only(false);
     let fs = Filesystem::open(&[image.path().into()], &options).unwrap();
-    fs.set_switches(Switches { direct_stability: stability, ..Switches::default() });
+    fs.set_tunables(Tunables::default().direct_stability(stability));
     let id = fs.create(fs.root(), b"file", &NewInode::new(0o644)).unwrap();
     let file = fs.open_file(id).unwrap();
     file.write_at(0, &vec![0; FILE_BYTES]).unwrap();
@@ -164,43 +162,44 @@ fn scribbled(stability: DirectStability, memory: Memory, writes: u64) -> Tally {
 }
 
 #[test]
-fn lent_memory_that_is_bounced_may_change() {
+fn bounced_memory_may_change() {
     let writes = writes_wanted(20_000);
-    let tally = scribbled(DirectStability::Bounce, Memory::Lent, writes);
+    let tally = scribbled(DirectStability::Bounce, Memory::Borrowed, writes);
     assert_eq!((tally.bad_blocks, tally.zero_copy, tally.fallback), (0, 0, 0), "{tally:?}");
 }
 
 #[test]
-fn owned_memory_is_written_as_it_is_and_does_not_change() {
+fn owned_memory_is_written_without_a_copy() {
     let writes = writes_wanted(20_000);
     let tally = scribbled(DirectStability::Bounce, Memory::Owned, writes);
     assert_eq!((tally.bad_blocks, tally.bounced, tally.fallback), (0, 0, 0), "{tally:?}");
 }
 
 #[test]
-fn lent_memory_that_goes_through_the_page_cache_may_change() {
+fn memory_written_through_the_page_cache_may_change() {
     let writes = writes_wanted(10_000);
-    let tally = scribbled(DirectStability::Buffered, Memory::Lent, writes);
+    let tally = scribbled(DirectStability::Buffered, Memory::Borrowed, writes);
     assert_eq!((tally.bad_blocks, tally.zero_copy, tally.bounced), (0, 0, 0), "{tally:?}");
 }
 
 #[test]
-fn lent_memory_that_is_trusted_and_changes_gives_bad_checksums() {
-    // One processor may have nobody scribble at the right moment.
+fn trusted_memory_that_changes_gets_bad_checksums() {
+    // On one CPU the other thread may not run at the right moment.
     let bad = (0..20).find_map(|_| {
-        let tally = scribbled(DirectStability::Trust, Memory::Lent, writes_wanted(20_000));
+        let tally = scribbled(DirectStability::Trust, Memory::Borrowed, writes_wanted(20_000));
         assert_eq!((tally.bounced, tally.fallback), (0, 0), "{tally:?}");
         (tally.bad_blocks > 0).then_some(tally.bad_blocks)
     });
-    assert!(bad.is_some(), "nothing was torn: the tests above prove nothing");
+    assert!(bad.is_some(), "no write was torn: the other tests prove nothing");
 }
 
-/// Where nobody flushes, large cached writes go down at once, and are not copied to pages first.
+/// Without a flusher, large cached writes go to the device directly and are not copied to pages
+/// first.
 #[test]
-fn lent_memory_may_change_where_there_is_no_flusher() {
+fn borrowed_memory_may_change_without_a_flusher() {
     const BLOCKS: usize = 128;
     let image = volume();
-    let options = MountOptions { read_only: false, commit_seconds: 0, ..MountOptions::default() };
+    let options = MountOptions::default().read_only(false).commit_seconds(0);
     let fs = Filesystem::open(&[image.path().into()], &options).unwrap();
     let id = fs.create(fs.root(), b"file", &NewInode::new(0o644)).unwrap();
     let file = fs.open_file(id).unwrap();
@@ -211,8 +210,8 @@ fn lent_memory_may_change_where_there_is_no_flusher() {
         let mut queue = fs.queue(&QueueOptions::default()).unwrap();
         for n in 0..200 {
             let at = (n % 64 * BLOCKS * BLOCK) as u64;
-            let lent = parts[0].lend_part(0..BLOCKS * BLOCK);
-            queue.write(&file, at, lent, IoFlags::default(), 0).unwrap();
+            let borrowed = parts[0].lend_part(0..BLOCKS * BLOCK);
+            queue.write(&file, at, borrowed, IoFlags::default(), 0).unwrap();
             assert_eq!(failures(&mut queue), 0);
         }
         stop.store(true, Ordering::Relaxed);

@@ -1,17 +1,16 @@
-//! Modes, owners, times, attributes, ACLs and flags: what is set, and what it brings with it.
+//! Modes, owners, times, attributes, ACLs and flags: changes, and their side effects.
 
-#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
-#![allow(dead_code, reason = "what volumes of tests share, not every test uses")]
+#![allow(clippy::unwrap_used, reason = "tests panic on failure")]
+#![allow(dead_code, reason = "not every test uses all of the shared modules")]
 
 mod volume;
 
-use butternut::device::{Device, Fault, FaultyDevice, Rule};
+use butternut::device::{Fault, Rule};
 use butternut::format::chunk::BlockGroupFlags;
 use butternut::{
-    AttributeFlags, FileId, Filesystem, MountOptions, Privileges, Refusals, SetAttributes, SetTime,
-    SetXattr, Time,
+    AttributeFlags, EnospcInjector, FileId, FileKind, Filesystem, MountOptions, Privileges,
+    SetAttributes, SetTime, SetXattr, Time,
 };
-use std::sync::Arc;
 use volume::{TestVolume, new};
 
 const NONE: SetAttributes = SetAttributes {
@@ -46,10 +45,10 @@ const ACCESS: &[u8] = b"system.posix_acl_access";
 const CAPABILITIES: &[u8] = b"security.capability";
 const DEFAULT: &[u8] = b"system.posix_acl_default";
 
-/// As on kernel btrfs: truncate(2) to the size that a file has leaves its times, unlike
+/// As on kernel btrfs, truncate(2) to the current size leaves the times unchanged, unlike
 /// ftruncate(2).
 #[test]
-fn a_size_that_stays_changes_no_time_of_its_own() {
+fn truncating_to_the_current_size_changes_no_times() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let id = file(&fs, b"file", 0o4755);
@@ -71,7 +70,7 @@ fn a_size_that_stays_changes_no_time_of_its_own() {
 }
 
 #[test]
-fn what_is_set_stays_and_the_rest_too() {
+fn set_attributes_changes_only_the_given_attributes() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let id = file(&fs, b"file", 0o644);
@@ -95,14 +94,14 @@ fn what_is_set_stays_and_the_rest_too() {
 }
 
 #[test]
-fn an_append_only_inode_may_be_touched_and_no_more_of_its_times_set() {
+fn times_of_an_append_only_inode_can_be_set_only_to_now() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let id = file(&fs, b"file", 0o644);
     fs.set_attribute_flags(id, AttributeFlags::APPEND).unwrap();
     let at = |secs| Time { secs, nanos: 0 };
     let (now, given) = (Some(SetTime::Now), |secs| Some(SetTime::At(at(secs))));
-    // Times of a cache in front, which are those of the change.
+    // Times from a cache in front, which are those of the change.
     let of_cache = SetAttributes { atime: now, mtime: given(7), ctime: Some(at(7)), ..NONE };
     for allowed in [SetAttributes { atime: now, mtime: now, ..NONE }, of_cache] {
         fs.set_attributes(id, &allowed).unwrap();
@@ -128,7 +127,7 @@ fn an_append_only_inode_may_be_touched_and_no_more_of_its_times_set() {
 }
 
 #[test]
-fn a_new_owner_takes_privileges_away_if_asked_to() {
+fn a_change_of_owner_strips_privileges_on_request() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let id = file(&fs, b"file", 0o6755);
@@ -167,14 +166,14 @@ fn attributes_are_set_replaced_and_removed() {
 }
 
 #[test]
-fn an_access_list_and_the_mode_mirror_each_other() {
+fn an_access_acl_and_the_mode_are_kept_equal() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let id = file(&fs, b"file", 0o644);
     let plain = acl(&[(1, 6, NO_ID), (4, 4, NO_ID), (32, 0, NO_ID)]);
     fs.set_xattr(id, ACCESS, &plain, SetXattr::Either).unwrap();
     assert_eq!(fs.stat(id).unwrap().mode, 0o100_640);
-    assert_eq!(fs.xattr(id, ACCESS).unwrap_err().errno(), 61, "the mode says it all");
+    assert_eq!(fs.xattr(id, ACCESS).unwrap_err().errno(), 61, "the mode contains it all");
     let named = acl(&[(1, 7, NO_ID), (2, 6, 5), (4, 4, NO_ID), (16, 6, NO_ID), (32, 1, NO_ID)]);
     fs.set_xattr(id, ACCESS, &named, SetXattr::Either).unwrap();
     assert_eq!(fs.stat(id).unwrap().mode, 0o100_761);
@@ -190,7 +189,7 @@ fn an_access_list_and_the_mode_mirror_each_other() {
 }
 
 #[test]
-fn a_default_list_is_handed_down_and_takes_the_place_of_the_umask() {
+fn a_default_acl_is_inherited_and_replaces_the_umask() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let dir = fs.mkdir(fs.root(), b"dir", &new(0o755)).unwrap();
@@ -212,7 +211,7 @@ fn a_default_list_is_handed_down_and_takes_the_place_of_the_umask() {
 }
 
 #[test]
-fn a_set_group_id_directory_hands_down_its_group() {
+fn the_group_of_a_set_group_id_directory_is_inherited() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let dir = fs.mkdir(fs.root(), b"dir", &new(0o2755)).unwrap();
@@ -225,7 +224,7 @@ fn a_set_group_id_directory_hands_down_its_group() {
 }
 
 #[test]
-fn compression_and_nocow_are_handed_down() {
+fn compression_and_nocow_are_inherited() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let dir = fs.mkdir(fs.root(), b"dir", &new(0o755)).unwrap();
@@ -248,20 +247,38 @@ fn compression_and_nocow_are_handed_down() {
     volume.reopen(fs);
 }
 
-/// Every n-th reservation is refused, for each n: what a call does not do as a whole it does not
-/// do at all.
+/// As in the kernel, which checks the value and then ignores it.
 #[test]
-fn a_size_and_other_attributes_are_set_together_or_not_at_all() {
+fn the_compression_property_has_no_effect_on_symlinks_and_fifos() {
+    let volume = TestVolume::new();
+    let fs = volume.open();
+    let link = fs.symlink(fs.root(), b"link", b"file", &new(0o777)).unwrap();
+    let fifo = fs.mknod(fs.root(), b"fifo", &new(0o644), FileKind::Fifo, (0, 0)).unwrap();
+    for id in [link, fifo] {
+        let before = fs.stat(id).unwrap();
+        let set = |name: &[u8], value: &[u8]| fs.set_xattr(id, name, value, SetXattr::Either);
+        set(b"btrfs.compression", b"zstd").unwrap();
+        fs.set_xattr(id, b"btrfs.compression", b"zstd", SetXattr::Replace).unwrap();
+        assert!(fs.xattr_names(id).unwrap().is_empty());
+        fs.remove_xattr(id, b"btrfs.compression").unwrap();
+        assert_eq!(set(b"btrfs.compression", b"fast").unwrap_err().errno(), 22);
+        assert_eq!(set(b"btrfs.colour", b"red").unwrap_err().errno(), 22);
+        assert_eq!(fs.stat(id).unwrap(), before);
+    }
+    volume.reopen(fs);
+}
+
+/// Every n-th reservation fails, for each n: a call either makes all of its changes or none.
+#[test]
+fn a_size_and_other_attributes_are_set_atomically() {
     let mut refused = 0;
     for nth in 1..=12 {
         for size in [5000, 20_000, 300_000] {
             let volume = TestVolume::new();
-            let refusals = Refusals::default();
-            let options = MountOptions {
-                read_only: false,
-                refusals: Some(refusals.clone()),
-                ..MountOptions::default()
-            };
+            let enospc_injector = EnospcInjector::default();
+            let options = MountOptions::default()
+                .read_only(false)
+                .enospc_injector(Some(enospc_injector.clone()));
             let fs = Filesystem::open_devices(volume.devices(), &options).unwrap();
             let id = file(&fs, b"file", 0o6755);
             let opened = fs.open_file(id).unwrap();
@@ -283,9 +300,9 @@ fn a_size_and_other_attributes_are_set_together_or_not_at_all() {
                 privileges: Privileges::Strip,
                 ..NONE
             };
-            refusals.refuse_every(nth);
+            enospc_injector.fail_every(nth);
             let done = fs.set_attributes(id, &set);
-            refusals.refuse_none();
+            enospc_injector.fail_none();
             let after = fs.stat(id).unwrap();
             let now = xattrs(&fs);
             match done {
@@ -295,7 +312,7 @@ fn a_size_and_other_attributes_are_set_together_or_not_at_all() {
                     assert_eq!(
                         (&after, &now),
                         (&before.0, &before.1),
-                        "refusal {nth}, size {size}"
+                        "failure {nth}, size {size}"
                     );
                     let mut bytes = vec![0; 100_001];
                     assert_eq!(opened.read_at(0, &mut bytes).unwrap(), 100_000);
@@ -316,9 +333,9 @@ fn a_size_and_other_attributes_are_set_together_or_not_at_all() {
     assert!(refused > 3, "{refused} calls were refused");
 }
 
-/// The block at the new end is read in the middle of the call; a commit and a crash come then.
+/// The block at the new end is read in the middle of the call, followed by a commit and a crash.
 #[test]
-fn a_crash_in_a_change_of_size_and_mode_leaves_an_acl_of_the_mode() {
+fn a_crash_during_a_change_of_size_and_mode_keeps_acl_and_mode_equal() {
     let volume = TestVolume::of(160 << 20, &butternut_mkfs::MkfsOptions::default());
     let fs = volume.open();
     let id = file(&fs, b"file", 0o4755);
@@ -330,10 +347,7 @@ fn a_crash_in_a_change_of_size_and_mode_leaves_an_acl_of_the_mode() {
     let mode = fs.stat(id).unwrap().mode;
     fs.close().unwrap();
 
-    let device = Arc::new(FaultyDevice::new(volume.devices().remove(0), 1));
-    let options = MountOptions { read_only: false, ..MountOptions::default() };
-    let fs = Filesystem::open_devices(vec![Arc::clone(&device) as Arc<dyn Device>], &options);
-    let fs = fs.unwrap();
+    let (device, fs) = volume.open_faulty(&MountOptions::default());
     let other = fs.open_file(other).unwrap();
     other.write_at(0, b"x").unwrap();
     other.sync_all().unwrap();

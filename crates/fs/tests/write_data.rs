@@ -1,19 +1,22 @@
-//! File data written, made larger and smaller, given back, copied; what `stat` says meanwhile.
+//! File data: writes, truncation, preallocation, holes and copies, and the results of `stat`
+//! meanwhile.
 
-#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+#![allow(clippy::unwrap_used, reason = "tests panic on failure")]
 
 mod volume;
 
+use butternut::queue::{IoFlags, QueueOptions};
+use butternut::server::FileExt;
 use butternut::{
-    Allocate, AttributeFlags, Error, File, FileId, Filesystem, IoFlags, MountOptions, Privileges,
-    QueueOptions, SetAttributes,
+    Allocate, AttributeFlags, Error, File, FileId, Filesystem, MountOptions, Privileges,
+    SetAttributes,
 };
 use butternut_mkfs::MkfsOptions;
 use std::time::{Duration, Instant};
 use volume::{TestVolume, names, new};
 
 fn contents(file: &File) -> Vec<u8> {
-    let mut bytes = vec![0; usize::try_from(file.size()).unwrap()];
+    let mut bytes = vec![0; usize::try_from(file.len()).unwrap()];
     let mut done = 0;
     while done < bytes.len() {
         let read = file.read_at(done as u64, &mut bytes[done..]).unwrap();
@@ -33,7 +36,7 @@ fn opened(fs: &Filesystem, name: &str) -> File {
 }
 
 #[test]
-fn what_is_written_is_read_at_once_and_after_the_volume_is_opened_again() {
+fn written_bytes_are_read_back_before_and_after_a_reopen() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let small = made(&fs, "small");
@@ -56,24 +59,24 @@ fn what_is_written_is_read_at_once_and_after_the_volume_is_opened_again() {
 }
 
 #[test]
-fn stat_says_what_was_written_before_it_is_anywhere() {
+fn stat_includes_dirty_data() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let file = made(&fs, "file");
-    let before = file.stat().unwrap();
+    let before = file.metadata().unwrap();
     file.write_at(0, &[1; 5000]).unwrap();
-    let after = file.stat().unwrap();
+    let after = file.metadata().unwrap();
     assert_eq!((after.size, after.blocks), (5000, 16));
     assert!(after.mtime > before.mtime && after.ctime == after.mtime);
     fs.sync().unwrap();
-    assert_eq!(file.stat().unwrap(), after);
+    assert_eq!(file.metadata().unwrap(), after);
     drop(file);
     let fs = volume.reopen(fs);
-    assert_eq!(opened(&fs, "file").stat().unwrap(), after);
+    assert_eq!(opened(&fs, "file").metadata().unwrap(), after);
 }
 
 #[test]
-fn a_reader_who_came_before_sees_what_is_written() {
+fn an_older_handle_reads_new_bytes() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let (reader, writer) = (made(&fs, "file"), opened(&fs, "file"));
@@ -84,11 +87,11 @@ fn a_reader_who_came_before_sees_what_is_written() {
     fs.sync().unwrap();
     writer.write_at(0, b"two").unwrap();
     assert_eq!((reader.read_at(0, &mut buf).unwrap(), &buf[..3]), (3, &b"two"[..]));
-    assert_eq!(reader.size(), 3);
+    assert_eq!(reader.len(), 3);
 }
 
 #[test]
-fn a_file_is_cut_and_made_longer() {
+fn a_file_is_truncated_and_extended() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let file = made(&fs, "file");
@@ -96,7 +99,7 @@ fn a_file_is_cut_and_made_longer() {
     file.truncate(5001).unwrap();
     fs.sync().unwrap();
     file.truncate(12_000).unwrap();
-    let stat = file.stat().unwrap();
+    let stat = file.metadata().unwrap();
     assert_eq!((stat.size, stat.mtime), (12_000, stat.ctime));
     drop(file);
     let fs = volume.reopen(fs);
@@ -106,7 +109,7 @@ fn a_file_is_cut_and_made_longer() {
 }
 
 #[test]
-fn appends_of_many_threads_are_all_there() {
+fn concurrent_appends_are_all_kept() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let file = made(&fs, "log");
@@ -128,12 +131,12 @@ fn appends_of_many_threads_are_all_there() {
 }
 
 #[test]
-fn ranges_are_set_aside_and_given_back() {
+fn ranges_are_preallocated_and_punched() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let file = made(&fs, "file");
     file.allocate(0..1 << 20, Allocate::KeepSize).unwrap();
-    assert_eq!((file.size(), file.stat().unwrap().blocks), (0, 2048));
+    assert_eq!((file.len(), file.metadata().unwrap().blocks), (0, 2048));
     file.allocate(0..100_000, Allocate::Extend).unwrap();
     file.write_at(0, &vec![1; 50_000]).unwrap();
     file.allocate(4096..8192, Allocate::PunchHole).unwrap();
@@ -167,7 +170,7 @@ fn a_range_is_copied_within_a_file_and_between_files() {
 }
 
 #[test]
-fn an_open_file_is_whole_after_its_last_name_is_gone() {
+fn an_open_file_is_usable_after_its_last_name_is_removed() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let file = made(&fs, "file");
@@ -180,17 +183,17 @@ fn an_open_file_is_whole_after_its_last_name_is_gone() {
     assert!(contents(&file) == vec![9; 305_000]);
     let clone = file.clone();
     drop(file);
-    assert_eq!(clone.size(), 305_000);
+    assert_eq!(clone.len(), 305_000);
     drop(clone);
     let fs = volume.reopen(fs);
     assert!(matches!(fs.stat(id), Err(Error::Stale { .. })));
     let used: u64 =
         fs.usage().unwrap().groups.iter().filter(|g| g.flags & 1 != 0).map(|g| g.used_bytes).sum();
-    assert_eq!(used, 0, "data that nobody has a name for");
+    assert_eq!(used, 0, "data of a deleted file");
 }
 
 #[test]
-fn a_file_renamed_over_another_is_the_new_one_after_a_sync() {
+fn a_file_renamed_over_another_replaces_it_after_a_sync() {
     let volume = TestVolume::new();
     let fs = volume.open();
     made(&fs, "config").write_at(0, b"old").unwrap();
@@ -207,7 +210,7 @@ fn a_file_renamed_over_another_is_the_new_one_after_a_sync() {
 }
 
 #[test]
-fn a_write_by_someone_without_the_right_strips_privileges() {
+fn a_write_without_the_right_to_keep_privileges_strips_them() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let id = fs.create(fs.root(), b"tool", &new(0o6755)).unwrap();
@@ -215,16 +218,16 @@ fn a_write_by_someone_without_the_right_strips_privileges() {
     fs.set_xattr(id, capability, &[1; 20], butternut::SetXattr::Either).unwrap();
     let file = fs.open_file(id).unwrap();
     file.write_at(0, b"#!").unwrap();
-    assert_eq!(file.stat().unwrap().mode, 0o106_755);
+    assert_eq!(file.metadata().unwrap().mode, 0o106_755);
     file.write_as(2, b"/bin/sh", Privileges::Strip).unwrap();
-    assert_eq!(file.stat().unwrap().mode, 0o100_755);
+    assert_eq!(file.metadata().unwrap().mode, 0o100_755);
     assert_eq!(fs.xattr(id, capability).unwrap_err().errno(), 61);
     drop(file);
     volume.reopen(fs);
 }
 
 #[test]
-fn each_kind_of_writer_strips_what_he_must_whatever_was_found_before() {
+fn each_kind_of_write_strips_the_right_privileges() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let capability = b"security.capability";
@@ -237,7 +240,7 @@ fn each_kind_of_writer_strips_what_he_must_whatever_was_found_before() {
     let file = made(&fs, "tool");
     let id = file.id();
     for write in writes {
-        // Nothing is found at first, and that is remembered.
+        // The first write finds no privileges, and that result is cached.
         write(&file, Privileges::StripForeign);
         for (mode, privileges, want) in [
             (0o6767, Privileges::Keep, 0o6767),
@@ -250,7 +253,7 @@ fn each_kind_of_writer_strips_what_he_must_whatever_was_found_before() {
             fs.set_attributes(id, &mode).unwrap();
             fs.set_xattr(id, capability, &[1; 20], butternut::SetXattr::Either).unwrap();
             write(&file, privileges);
-            assert_eq!(file.stat().unwrap().mode & 0o7777, want, "{mode:?} {privileges:?}");
+            assert_eq!(file.metadata().unwrap().mode & 0o7777, want, "{mode:?} {privileges:?}");
             let is_kept = fs.xattr(id, capability).is_ok();
             assert_eq!(is_kept, privileges == Privileges::Keep, "{mode:?} {privileges:?}");
         }
@@ -260,7 +263,7 @@ fn each_kind_of_writer_strips_what_he_must_whatever_was_found_before() {
 }
 
 #[test]
-fn who_asked_for_the_flags_when_he_opened_a_file_writes_to_it_until_he_closes_it() {
+fn a_handle_checked_at_open_ignores_later_flags() {
     let volume = TestVolume::new();
     let fs = volume.open();
     for flags in [AttributeFlags::IMMUTABLE, AttributeFlags::APPEND] {
@@ -279,7 +282,7 @@ fn who_asked_for_the_flags_when_he_opened_a_file_writes_to_it_until_he_closes_it
 }
 
 #[test]
-fn a_handle_that_only_appends_changes_nothing_below_the_end_on_any_lane() {
+fn an_append_only_handle_changes_nothing_below_the_end_on_any_lane() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let file = made(&fs, "log").only_appending();
@@ -292,7 +295,7 @@ fn a_handle_that_only_appends_changes_nothing_below_the_end_on_any_lane() {
         ("cached", file.write_at(0, &[3; 10]).map(drop)),
         ("over the end", file.write_at(8191, &[3; 10]).map(drop)),
         ("direct", file.write_direct(0, &[3; 4096], keep).map(drop)),
-        ("direct, of no block", file.write_direct(100, &[3; 10], keep).map(drop)),
+        ("direct, of no whole block", file.write_direct(100, &[3; 10], keep).map(drop)),
         ("uncached", file.write_uncached(4096, &[3; 4096], keep).map(drop)),
         ("copied", file.copy_range(0, &source, 0, 4096).map(drop)),
         ("punched", file.allocate(0..4096, Allocate::PunchHole)),
@@ -308,7 +311,7 @@ fn a_handle_that_only_appends_changes_nothing_below_the_end_on_any_lane() {
     file.write_at(8192, &[4; 10]).unwrap();
     file.append(&[4; 10], keep).unwrap();
     file.allocate(0..16384, Allocate::KeepSize).unwrap();
-    // The flag may go: the handle was opened for appending.
+    // The flag may be cleared: the handle was opened for appending.
     fs.set_attribute_flags(file.id(), AttributeFlags::default()).unwrap();
     assert_eq!(file.write_at(0, &[3; 10]).unwrap_err().errno(), 1);
     drop(file);
@@ -317,7 +320,7 @@ fn a_handle_that_only_appends_changes_nothing_below_the_end_on_any_lane() {
 }
 
 #[test]
-fn space_and_copies_are_refused_in_an_immutable_file_whenever_it_was_opened() {
+fn an_immutable_file_refuses_fallocate_and_copies_through_any_handle() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let file = made(&fs, "file").checked_at_open();
@@ -335,7 +338,7 @@ fn space_and_copies_are_refused_in_an_immutable_file_whenever_it_was_opened() {
 }
 
 #[test]
-fn a_file_without_copies_on_write_is_written_in_place() {
+fn a_nodatacow_file_is_written_in_place() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let file = made(&fs, "file");
@@ -354,7 +357,7 @@ fn a_file_without_copies_on_write_is_written_in_place() {
 }
 
 #[test]
-fn a_full_volume_says_so_and_takes_deletions() {
+fn a_full_volume_returns_enospc_and_permits_deletions() {
     let volume = TestVolume::of(128 << 20, &MkfsOptions::default());
     let fs = volume.open();
     for round in 0..3 {
@@ -384,9 +387,9 @@ fn a_full_volume_says_so_and_takes_deletions() {
 }
 
 #[test]
-fn what_nobody_syncs_is_committed_after_a_while() {
+fn unsynced_changes_are_committed_in_the_background() {
     let volume = TestVolume::new();
-    let options = MountOptions { read_only: false, commit_seconds: 1, ..MountOptions::default() };
+    let options = MountOptions::default().read_only(false).commit_seconds(1);
     let fs = Filesystem::open_devices(volume.devices(), &options).unwrap();
     made(&fs, "file").write_at(0, b"unasked").unwrap();
     let limit = Instant::now() + Duration::from_mins(5);
@@ -405,7 +408,7 @@ fn what_nobody_syncs_is_committed_after_a_while() {
 }
 
 #[test]
-fn a_file_that_wants_it_is_down_with_every_write() {
+fn each_write_to_a_sync_file_is_durable() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let file = made(&fs, "file");
@@ -430,7 +433,7 @@ fn a_file_that_wants_it_is_down_with_every_write() {
 }
 
 #[test]
-fn direct_writes_inside_a_file_share_it() {
+fn direct_writes_inside_a_file_share_its_lock() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let file = made(&fs, "file");
@@ -472,7 +475,7 @@ fn direct_writes_inside_a_file_share_it() {
     assert!(found == want);
 }
 
-/// Numbers that look random, the same for the same seed.
+/// Pseudorandom numbers with a seed.
 struct Dice(u64);
 
 impl Dice {
@@ -490,7 +493,7 @@ impl Dice {
     }
 }
 
-/// One random change, done to the file and to a plain copy of its bytes.
+/// Makes one random change to the file and to a copy of its bytes in memory.
 fn change(dice: &mut Dice, fs: &Filesystem, file: &File, plain: &mut Vec<u8>) {
     let (at, bytes) = dice.range(400_000);
     let (from, to) = (usize::try_from(at).unwrap(), usize::try_from(at + bytes).unwrap());
@@ -529,7 +532,7 @@ fn change(dice: &mut Dice, fs: &Filesystem, file: &File, plain: &mut Vec<u8>) {
 }
 
 #[test]
-fn random_changes_leave_what_they_leave_in_plain_memory() {
+fn random_changes_match_a_copy_in_memory() {
     for seed in 0..8 {
         let volume = TestVolume::new();
         let mut dice = Dice(seed);
@@ -557,7 +560,7 @@ fn random_changes_leave_what_they_leave_in_plain_memory() {
 }
 
 #[test]
-fn threads_write_delete_and_commit_at_once() {
+fn threads_write_delete_and_commit_concurrently() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let dirs: Vec<FileId> = (0..3)

@@ -1,13 +1,14 @@
-//! Devices that fail while they are written to: what was promised stays, nothing more is written,
-//! and what can be read is read.
+//! Devices that fail during writes: acknowledged data stays, nothing is written after a failed
+//! commit, and reads continue.
 
-#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
-#![allow(dead_code, reason = "what volumes of tests share, not every test uses")]
+#![allow(clippy::unwrap_used, reason = "tests panic on failure")]
+#![allow(dead_code, reason = "not every test uses all of the shared modules")]
 
 mod volume;
 
 use butternut::device::{Device, Fault, FaultyDevice, Rule};
 use butternut::format::chunk::BlockGroupFlags;
+use butternut::server::{FileExt, FilesystemExt};
 use butternut::{
     Allocate, AttributeFlags, ExtentKind, File, FileId, Filesystem, MountOptions, Privileges,
     RenameFlags, SetAttributes, SetXattr,
@@ -20,13 +21,10 @@ use std::time::{Duration, Instant};
 use volume::{TestVolume, names, new};
 
 fn faulty(volume: &TestVolume) -> (Arc<FaultyDevice>, Filesystem) {
-    let device = Arc::new(FaultyDevice::new(volume.devices().remove(0), 1));
-    let devices = vec![Arc::clone(&device) as Arc<dyn Device>];
-    let options = MountOptions { read_only: false, ..MountOptions::default() };
-    (device, Filesystem::open_devices(devices, &options).unwrap())
+    volume.open_faulty(&MountOptions::default())
 }
 
-/// Lets writes of file data fail, and of nothing else.
+/// A rule that fails writes of file data, and no others.
 fn failing_data(fs: &Filesystem) -> Rule {
     let chunks = fs.inspect().chunks();
     let chunk = chunks.iter().find(|chunk| chunk.flags.contains(BlockGroupFlags::DATA)).unwrap();
@@ -35,7 +33,7 @@ fn failing_data(fs: &Filesystem) -> Rule {
 }
 
 #[test]
-fn after_a_commit_that_failed_nothing_is_written_and_all_is_read() {
+fn a_failed_commit_ends_writing_and_leaves_reads_working() {
     for fault in [Fault::WriteError, Fault::FlushError] {
         let volume = TestVolume::new();
         let (device, fs) = faulty(&volume);
@@ -75,7 +73,7 @@ fn after_a_commit_that_failed_nothing_is_written_and_all_is_read() {
     }
 }
 
-/// A file with space that is set aside for it, and where on the device that lies.
+/// Makes a file with preallocated space; returns the device offset of the space.
 fn preallocated(fs: &Filesystem, bytes: u64) -> (File, u64) {
     let id = fs.create(fs.root(), b"file", &new(0o644)).unwrap();
     let file = fs.open_file(id).unwrap();
@@ -83,24 +81,29 @@ fn preallocated(fs: &Filesystem, bytes: u64) -> (File, u64) {
     fs.sync().unwrap();
     let first = file.extents(0..bytes).next().unwrap().unwrap();
     let ExtentKind::Prealloc { logical } = first.kind else { panic!("{first:?}") };
+    (file, device_offset(fs, logical))
+}
+
+/// Where the data at a logical address is on the device.
+fn device_offset(fs: &Filesystem, logical: u64) -> u64 {
     let chunks = fs.inspect().chunks();
     let mut data = chunks.iter().filter(|chunk| chunk.flags.contains(BlockGroupFlags::DATA));
     let of = |start: u64, bytes: u64| (start..start + bytes).contains(&logical);
     let chunk = data.find(|chunk| of(chunk.logical.0, chunk.bytes)).unwrap();
-    (file, chunk.stripes[0].1 + (logical - chunk.logical.0))
+    chunk.stripes[0].1 + (logical - chunk.logical.0)
 }
 
-/// What is written over in place, with checksums that are in no tree, would contradict them where
-/// only a part of the write succeeds.
+/// If a block were overwritten in place with checksums that are in no tree, a partly failed write
+/// would contradict them.
 #[test]
-fn a_bad_sector_in_preallocated_space_leaves_the_blocks_beside_it_readable() {
+fn a_bad_sector_in_preallocated_space_leaves_adjacent_blocks_readable() {
     let volume = TestVolume::new();
     let (device, fs) = faulty(&volume);
     let (file, at) = preallocated(&fs, 65_536);
     file.write_direct(0, &[1; 16_384], Privileges::Keep).unwrap();
     file.write_at(0, &[2; 16_384]).unwrap();
     device.add(Rule::at(at + 12_288..at + 16_384, Fault::WriteError));
-    // The second write goes elsewhere, where nothing fails.
+    // The second write goes elsewhere, where the device does not fail.
     file.sync_all().unwrap();
     device.clear();
     let mut bytes = vec![9; 16_384];
@@ -111,9 +114,9 @@ fn a_bad_sector_in_preallocated_space_leaves_the_blocks_beside_it_readable() {
     volume.check();
 }
 
-/// The same, while the first write is still in flight as the second is made.
+/// As above, with the first write still in flight when the second one is made.
 #[test]
-fn a_block_that_is_written_again_during_writeback_to_preallocated_space_goes_elsewhere() {
+fn a_block_rewritten_during_its_preallocated_writeback_goes_elsewhere() {
     let volume = TestVolume::new();
     let (device, fs) = faulty(&volume);
     let (file, at) = preallocated(&fs, 1 << 20);
@@ -130,7 +133,7 @@ fn a_block_that_is_written_again_during_writeback_to_preallocated_space_goes_els
         syncing.join().unwrap().unwrap();
     });
     device.clear();
-    // What is written in place now has been written in place before.
+    // Blocks written in place now have been written in place before.
     device.add(Rule::at(at..at + (1 << 20), Fault::WriteError));
     file.sync_all().unwrap();
     device.clear();
@@ -142,9 +145,10 @@ fn a_block_that_is_written_again_during_writeback_to_preallocated_space_goes_els
     volume.check();
 }
 
-/// Readahead has looked up the checksums of what it reads; a write must not change that under it.
+/// Readahead has looked up the checksums of the blocks that it reads. A write must not change those
+/// blocks meanwhile.
 #[test]
-fn a_write_beside_readahead_is_no_corruption_of_the_device() {
+fn a_write_during_readahead_is_not_counted_as_corruption() {
     const BYTES: u64 = 4 << 20;
     let volume = TestVolume::of(256 << 20, &MkfsOptions::default());
     let (device, fs) = faulty(&volume);
@@ -175,13 +179,53 @@ fn a_write_beside_readahead_is_no_corruption_of_the_device() {
     let is_new = |at: usize| (512 << 10..2560 << 10).contains(&at);
     assert!(bytes.iter().enumerate().all(|(at, byte)| *byte == if is_new(at) { 2 } else { 1 }));
     drop(file);
-    assert_eq!(fs.stats().devices[0].corruption_errors, 0, "nothing is wrong with the device");
+    assert_eq!(fs.stats().devices[0].corruption_errors, 0, "the device has no errors");
+    fs.close().unwrap();
+    volume.check();
+}
+
+/// As above, where a merge and a commit free the extent that the worker reads.
+#[test]
+fn a_merge_during_readahead_is_not_counted_as_corruption() {
+    const BYTES: usize = 4 << 20;
+    const PART: usize = 64 << 10;
+    let volume = TestVolume::of(256 << 20, &MkfsOptions::default());
+    let (device, fs) = faulty(&volume);
+    let make =
+        |name: &[u8]| fs.open_file(fs.create(fs.root(), name, &new(0o644)).unwrap()).unwrap();
+    let (file, other) = (make(b"file"), make(b"other"));
+    file.write_direct(0, &vec![1; BYTES], Privileges::Keep).unwrap();
+    fs.sync().unwrap();
+    let first = file.extents(0..1).next().unwrap().unwrap();
+    let ExtentKind::Regular { logical, .. } = first.kind else { panic!("{first:?}") };
+    let at = device_offset(&fs, logical);
+    let rule = device.add(Rule::at(at + (512 << 10)..at + BYTES as u64, Fault::HeldRead));
+    for part in 0..7 {
+        file.read_at(part << 16, &mut vec![0; PART]).unwrap();
+    }
+    device.wait_for_held_reads(1);
+    for part in 0..64 {
+        file.write_at(part << 16, &vec![2; PART]).unwrap();
+    }
+    file.sync_all().unwrap();
+    fs.sync().unwrap();
+    for bytes in [vec![3; 1 << 20], vec![3; PART], vec![3; 4096]] {
+        while other.write_at(other.len(), &bytes).is_ok_and(|done| done == bytes.len()) {}
+        other.sync_all().ok();
+    }
+    device.remove(rule);
+    let mut bytes = vec![0; BYTES];
+    assert_eq!(file.read_at(0, &mut bytes).unwrap(), BYTES);
+    assert!(bytes.iter().all(|byte| *byte == 2));
+    // Waits for the worker.
+    drop((file, other));
+    assert_eq!(fs.stats().devices[0].corruption_errors, 0, "the device has no errors");
     fs.close().unwrap();
     volume.check();
 }
 
 #[test]
-fn data_that_cannot_be_written_is_told_to_who_syncs_its_file() {
+fn a_sync_reports_data_that_could_not_be_written() {
     let volume = TestVolume::new();
     let (device, fs) = faulty(&volume);
     let id = fs.create(fs.root(), b"file", &new(0o644)).unwrap();
@@ -200,7 +244,7 @@ fn data_that_cannot_be_written_is_told_to_who_syncs_its_file() {
 }
 
 #[test]
-fn data_that_was_lost_is_told_once_through_every_handle() {
+fn lost_data_is_reported_once_through_every_handle() {
     let volume = TestVolume::new();
     let (device, fs) = faulty(&volume);
     let id = fs.create(fs.root(), b"file", &new(0o644)).unwrap();
@@ -214,7 +258,7 @@ fn data_that_was_lost_is_told_once_through_every_handle() {
 
     handles[1].write_at(0, &[8; 8192]).unwrap();
     let rule = device.add(failing_data(&fs));
-    // The first to sync brings the data down; the others come when the device is well again.
+    // The first sync writes the data back and fails; the others run when the device works again.
     assert_eq!(handles[2].sync_all().unwrap_err().errno(), 5);
     device.remove(rule);
     for handle in &handles[..2] {
@@ -223,11 +267,11 @@ fn data_that_was_lost_is_told_once_through_every_handle() {
     for handle in handles.iter().chain([&clone, &fs.open_file(id).unwrap(), &other]) {
         handle.sync_all().unwrap();
     }
-    assert_eq!(fs.sync().unwrap_err().errno(), 5, "a sync of all files is told besides");
+    assert_eq!(fs.sync().unwrap_err().errno(), 5, "a sync of all files reports it separately");
     fs.sync().unwrap();
     fs.sync_names().unwrap();
 
-    // A handle that comes later is told what no other was.
+    // A later handle gets an error that no other handle has reported.
     other.write_at(0, &[8; 8192]).unwrap();
     drop(other);
     let rule = device.add(failing_data(&fs));
@@ -243,7 +287,7 @@ fn data_that_was_lost_is_told_once_through_every_handle() {
 }
 
 #[test]
-fn data_that_was_lost_is_told_after_any_number_of_other_files_were_closed() {
+fn lost_data_is_reported_after_many_other_files_were_closed() {
     let volume = TestVolume::new();
     let (device, fs) = faulty(&volume);
     let id = fs.create(fs.root(), b"file", &new(0o644)).unwrap();
@@ -255,7 +299,7 @@ fn data_that_was_lost_is_told_after_any_number_of_other_files_were_closed() {
     let rule = device.add(failing_data(&fs));
     assert_eq!(fs.sync().unwrap_err().errno(), 5);
     device.remove(rule);
-    // More than keep their state without a handle.
+    // More files than keep their state without a handle.
     for number in 0..5000 {
         let name = format!("other {number}");
         let other = fs.create(fs.root(), name.as_bytes(), &new(0o644)).unwrap();
@@ -276,8 +320,8 @@ fn data_that_was_lost_is_told_after_any_number_of_other_files_were_closed() {
 }
 
 #[test]
-fn closing_fails_for_data_that_was_lost_and_told_to_nothing() {
-    for is_told in [false, true] {
+fn closing_fails_for_lost_data_that_no_call_reported() {
+    for is_reported in [false, true] {
         let volume = TestVolume::new();
         let (device, fs) = faulty(&volume);
         let id = fs.create(fs.root(), b"file", &new(0o644)).unwrap();
@@ -285,23 +329,23 @@ fn closing_fails_for_data_that_was_lost_and_told_to_nothing() {
         fs.sync().unwrap();
         file.write_at(0, &[8; 8192]).unwrap();
         let rule = device.add(failing_data(&fs));
-        // A rename over another file brings the data down, and is not told how that went.
+        // A rename over another file writes the data back, and does not report the error.
         fs.create(fs.root(), b"name", &new(0o644)).unwrap();
         fs.rename((fs.root(), b"file"), (fs.root(), b"name"), RenameFlags::default()).unwrap();
         device.remove(rule);
-        if is_told {
+        if is_reported {
             assert_eq!(file.sync_all().unwrap_err().errno(), 5);
         }
-        // What syncs names takes no error from what is to be told of it.
+        // A sync of names does not consume an error of data.
         fs.sync_names().unwrap();
         drop(file);
-        assert_eq!(fs.close().is_err(), !is_told);
+        assert_eq!(fs.close().is_err(), !is_reported);
         volume.check();
     }
 }
 
 #[test]
-fn closing_fails_for_data_that_was_lost_behind_a_sync_that_told_of_an_earlier_loss() {
+fn closing_fails_for_data_lost_after_the_last_reported_loss() {
     let volume = TestVolume::new();
     let (device, fs) = faulty(&volume);
     let root = fs.root();
@@ -312,37 +356,37 @@ fn closing_fails_for_data_that_was_lost_behind_a_sync_that_told_of_an_earlier_lo
     file.write_at(0, &[8; 8192]).unwrap();
     let rule = device.add(failing_data(&fs));
     assert_eq!(fs.sync().unwrap_err().errno(), 5);
-    // A rename over another file brings the data down, and is not told how that went.
+    // A rename over another file writes the data back, and does not report the error.
     file.write_at(0, &[9; 8192]).unwrap();
     fs.rename((root, b"file"), (root, b"name"), RenameFlags::default()).unwrap();
     device.remove(rule);
     drop(file);
-    assert!(fs.close().is_err(), "nothing was told of the second loss");
+    assert!(fs.close().is_err(), "no call has reported the second loss");
     volume.check();
 }
 
 #[test]
-fn a_flush_that_fails_after_a_write_in_place_ends_all_writing() {
+fn a_failed_flush_after_a_write_in_place_ends_writing() {
     const NO_COW: u32 = 0x0080_0000;
     let volume = TestVolume::new();
     let (device, fs) = faulty(&volume);
     let id = fs.create(fs.root(), b"file", &new(0o644)).unwrap();
     fs.set_attribute_flags(id, AttributeFlags(NO_COW)).unwrap();
-    let file = fs.open_file(id).unwrap().leaving_times();
+    let file = fs.open_file(id).unwrap().without_time_updates();
     file.write_at(0, &[7; 8192]).unwrap();
     file.sync_all().unwrap();
     file.write_direct(0, &[8; 8192], Privileges::Keep).unwrap();
     device.add(Rule::everywhere(Fault::FlushError));
     assert_eq!(file.sync_all().unwrap_err().errno(), 5);
     device.clear();
-    assert!(!fs.is_writable(), "what the device lost cannot be told");
+    assert!(!fs.is_writable(), "the lost writes are unknown");
     assert!(file.sync_all().is_err());
     drop((file, fs));
     volume.check();
 }
 
 #[test]
-fn the_first_failure_that_a_commit_tolerates_is_on_record_when_the_commit_returns() {
+fn the_first_tolerated_failure_is_recorded_before_the_commit_returns() {
     let options = MkfsOptions { metadata: Some(Profile::Dup), ..MkfsOptions::default() };
     let volume = TestVolume::of(512 << 20, &options);
     let (device, fs) = faulty_without_cache(&volume, 0);
@@ -353,13 +397,13 @@ fn the_first_failure_that_a_commit_tolerates_is_on_record_when_the_commit_return
     device.add(Rule::at(second..second + metadata.bytes, Fault::WriteError));
     fs.create(fs.root(), b"file", &new(0o644)).unwrap();
     fs.sync().unwrap();
-    assert!(fs.stats().devices[0].write_errors > 0, "a copy of each block is missed");
-    // As the power is cut: no later commit has written it down.
+    assert!(fs.stats().devices[0].write_errors > 0, "one copy of each block is missing");
+    // As after a power failure: no later commit has recorded the failure.
     let cut = volume.copy();
-    // One device is read for its counts when it is opened for writing.
+    // The counts of one device are read when the volume is opened for writing.
     let read = cut.open();
     assert_eq!(names(&read, read.root()), ["file"]);
-    assert!(read.stats().devices[0].write_errors > 0, "nothing on the volume tells of the failure");
+    assert!(read.stats().devices[0].write_errors > 0, "the failure is not recorded on the volume");
 }
 
 const EXTENTS: u64 = 600;
@@ -369,15 +413,15 @@ fn attribute(number: u32) -> Vec<u8> {
     format!("user.{number}").into_bytes()
 }
 
-/// A file that is written in place, whose extents lie in several leaves; and another inode, whose
-/// attributes push these leaves out of the smallest node cache ([`push_out`]).
+/// Makes a file that is written in place, with extents in several leaves, and another inode whose
+/// attributes evict these leaves from the smallest node cache ([`evict_leaves`]).
 fn file_of_many_leaves(volume: &TestVolume) -> (FileId, FileId) {
     const NO_COW: u32 = 0x0080_0000;
     let fs = volume.open();
     let id = fs.create(fs.root(), b"file", &new(0o644)).unwrap();
     fs.set_attribute_flags(id, AttributeFlags(NO_COW)).unwrap();
     let file = fs.open_file(id).unwrap();
-    // Extents of a block each: every second block of the file.
+    // Extents of one block each: every second block of the file.
     for number in 0..EXTENTS {
         file.write_at(number * 8192, &[1; 4096]).unwrap();
     }
@@ -390,7 +434,7 @@ fn file_of_many_leaves(volume: &TestVolume) -> (FileId, FileId) {
     (id, other)
 }
 
-fn push_out(fs: &Filesystem, other: FileId) {
+fn evict_leaves(fs: &Filesystem, other: FileId) {
     for number in (0..ATTRIBUTES).chain(0..ATTRIBUTES) {
         assert!(fs.xattr(other, &attribute(number)).is_ok());
     }
@@ -400,19 +444,12 @@ fn faulty_without_cache(
     volume: &TestVolume,
     commit_seconds: u32,
 ) -> (Arc<FaultyDevice>, Filesystem) {
-    let device = Arc::new(FaultyDevice::new(volume.devices().remove(0), 1));
-    let devices = vec![Arc::clone(&device) as Arc<dyn Device>];
-    let options = MountOptions {
-        read_only: false,
-        node_cache_bytes: 1,
-        commit_seconds,
-        ..MountOptions::default()
-    };
-    (device, Filesystem::open_devices(devices, &options).unwrap())
+    let options = MountOptions::default().node_cache_bytes(1).commit_seconds(commit_seconds);
+    volume.open_faulty(&options)
 }
 
 #[test]
-fn dirty_data_outlives_metadata_that_cannot_be_read_for_a_while() {
+fn dirty_data_survives_temporary_metadata_read_errors() {
     let volume = TestVolume::new();
     let (id, other) = file_of_many_leaves(&volume);
     let (device, fs) = faulty_without_cache(&volume, 0);
@@ -421,7 +458,7 @@ fn dirty_data_outlives_metadata_that_cannot_be_read_for_a_while() {
     for at in places {
         assert_eq!(file.write_at(at, &[2; 4096]).unwrap(), 4096);
     }
-    push_out(&fs, other);
+    evict_leaves(&fs, other);
     let rule = device.add(Rule::everywhere(Fault::ReadError));
     for _ in 0..3 {
         assert_eq!(file.sync_all().unwrap_err().errno(), 5);
@@ -445,28 +482,28 @@ fn dirty_data_outlives_metadata_that_cannot_be_read_for_a_while() {
 }
 
 #[test]
-fn what_a_commit_could_not_bring_down_for_a_while_goes_down_unasked() {
+fn failed_writeback_is_retried_in_the_background() {
     let volume = TestVolume::new();
     let (id, other) = file_of_many_leaves(&volume);
     let (device, fs) = faulty_without_cache(&volume, 5);
     let file = fs.open_file(id).unwrap();
     let generation = || {
         let found = Filesystem::open_devices(volume.devices(), &MountOptions::default());
-        // A commit may be under way.
+        // A commit may be in progress.
         found.map_or(0, |fs| fs.inspect().super_block().generation().0)
     };
     let before = loop {
-        // From here on no commit begins by itself for a while.
+        // No background commit begins for a while from here on.
         fs.sync().unwrap();
         for at in [0, 700, EXTENTS - 1].map(|number| number * 8192) {
             file.write_at(at, &[2; 4096]).unwrap();
         }
-        push_out(&fs, other);
+        evict_leaves(&fs, other);
         let rule = device.add(Rule::everywhere(Fault::ReadError));
         let synced = fs.sync();
         let before = generation();
         device.remove(rule);
-        // Else all was down before the device failed.
+        // Otherwise all data was written back before the device failed.
         if synced.is_err() {
             break before;
         }
@@ -474,7 +511,7 @@ fn what_a_commit_could_not_bring_down_for_a_while_goes_down_unasked() {
     assert!(fs.is_writable(), "{}", chain(&fs.write_error().unwrap()));
     let begun = Instant::now();
     while generation() <= before {
-        assert!(begun.elapsed() < Duration::from_mins(2), "nothing tries again");
+        assert!(begun.elapsed() < Duration::from_mins(2), "writeback is not retried");
         sleep(Duration::from_millis(50));
     }
     drop(file);

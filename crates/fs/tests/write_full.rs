@@ -1,22 +1,22 @@
-//! Volumes filled to the last byte, with data and with names, emptied, and filled again.
+//! Volumes that are filled completely, with data and with names, emptied, and filled again.
 //!
-//! `BUTTERNUT_LONG=1` does so twenty times. The kernel mounts what is left, and btrfs-progs checks
-//! it; `BUTTERNUT_NO_KERNEL=1` leaves that out, and says so.
+//! `BUTTERNUT_LONG=1` repeats this twenty times. Afterwards the kernel mounts the volume, and
+//! btrfs-progs checks it; with `BUTTERNUT_NO_KERNEL=1` this part is left out, with a message.
 
 #![allow(
     clippy::unwrap_used,
     clippy::print_stderr,
     clippy::manual_assert,
-    reason = "a test panics where it fails, and says what it left out"
+    reason = "tests panic on failure, and print what is left out"
 )]
-#![allow(dead_code, reason = "what volumes of tests share, not every test uses")]
+#![allow(dead_code, reason = "not every test uses all of the shared modules")]
 
 mod kernel_image;
 mod volume;
 
+use butternut::queue::{IoFlags, Queue, QueueOptions};
 use butternut::{
-    Allocate, AttributeFlags, File, FileId, Filesystem, IoFlags, Privileges, Queue, QueueOptions,
-    SetAttributes, SetXattr,
+    Allocate, AttributeFlags, File, FileId, Filesystem, Privileges, SetAttributes, SetXattr,
 };
 use butternut_mkfs::MkfsOptions;
 use kernel_image::{kernel_is_here, run};
@@ -37,7 +37,7 @@ fn small(mixed: bool) -> TestVolume {
     TestVolume::of(if mixed { 64 << 20 } else { 112 << 20 }, &options)
 }
 
-/// Does something over and over, until there is no space for more. How often it was done.
+/// Repeats a step until there is no space. Returns the number of steps done.
 fn fill(mut step: impl FnMut(u32) -> butternut::Result<()>) -> u32 {
     for number in 0.. {
         if let Err(error) = step(number) {
@@ -45,7 +45,7 @@ fn fill(mut step: impl FnMut(u32) -> butternut::Result<()>) -> u32 {
             return number;
         }
     }
-    unreachable!("no volume is endless")
+    unreachable!("no volume is unlimited")
 }
 
 fn empty(fs: &Filesystem, dir: FileId) {
@@ -77,7 +77,7 @@ fn rounds(volume: &TestVolume, mut round: impl FnMut(&Filesystem, FileId) -> u32
     }
 }
 
-/// What btrfs-progs and the kernel say, which fills the volume once more.
+/// Checks the volume with btrfs-progs and the kernel, which fills it once more.
 fn judge(volume: &TestVolume) {
     let shared_memory = Path::new("/dev/shm");
     let place = if shared_memory.is_dir() { shared_memory } else { Path::new("/var/tmp") };
@@ -134,7 +134,7 @@ fn a_volume_is_filled_with_small_files() {
 }
 
 #[test]
-fn a_volume_is_filled_with_one_file_that_is_cut() {
+fn a_volume_is_filled_with_one_file_that_is_truncated() {
     for mixed in [false, true] {
         rounds(&small(mixed), |fs, dir| {
             let id = fs.create(dir, b"file", &new(0o644)).unwrap();
@@ -170,7 +170,8 @@ fn a_volume_is_filled_with_attributes() {
     }
 }
 
-/// Bytes that find space, 64 KiB at a time, beside so many queues that have each written once.
+/// Returns the bytes that can be written, 64 KiB at a time, while `queues` queues that have each
+/// written once are open.
 fn filled_beside(queues: usize) -> u64 {
     let volume = small(false);
     let fs = volume.open();
@@ -192,23 +193,23 @@ fn filled_beside(queues: usize) -> u64 {
     let file = fs.open_file(fs.create(fs.root(), b"file", &new(0o644)).unwrap()).unwrap();
     let part = vec![3; 1 << 16];
     fill(|n| file.write_at(u64::from(n) << 16, &part).map(drop));
-    let bytes = file.size();
+    let bytes = file.len();
     drop((idle, base, file));
     volume.reopen(fs);
     bytes
 }
 
 #[test]
-fn space_that_idle_queues_hold_is_found() {
+fn space_of_idle_queues_is_reclaimed() {
     let (beside_many, alone) = (filled_beside(16), filled_beside(0));
-    assert!(beside_many + (2 << 20) >= alone, "{beside_many} beside many, {alone} alone");
+    assert!(beside_many + (2 << 20) >= alone, "{beside_many} with many queues, {alone} alone");
 }
 
 const NO_COW: u32 = 0x0080_0000;
-/// Of one direct write.
+/// Bytes of one direct write.
 const DIRECT_BYTES: usize = 192 << 10;
 
-/// A direct write, waited for or by a queue.
+/// A direct write, blocking or through a queue.
 type WriteDirect = fn(&mut Queue, &File, u64, u8) -> butternut::Result<usize>;
 
 fn write_waiting(_: &mut Queue, file: &File, at: u64, byte: u8) -> butternut::Result<usize> {
@@ -224,8 +225,8 @@ fn write_queued(queue: &mut Queue, file: &File, at: u64, byte: u8) -> butternut:
     done.pop().unwrap().result
 }
 
-/// Writes beyond the end until nothing is written any more; then over what is there, from where a
-/// hole was punched. Each write is done, whole or up to where space ends, or has ENOSPC.
+/// Appends until nothing more is written, then overwrites from where a hole was punched. Each write
+/// is complete, short because space ended, or fails with ENOSPC.
 fn fill_direct(write: WriteDirect, flags: u32) {
     let volume = small(false);
     let fs = volume.open();
@@ -238,7 +239,7 @@ fn fill_direct(write: WriteDirect, flags: u32) {
     while refused < 3 {
         let byte = u8::try_from(want.len() / DIRECT_BYTES % 250 + 1).unwrap();
         match write(&mut queue, &file, want.len() as u64, byte) {
-            Ok(0) => panic!("nothing was written at {}, and no error is told", want.len()),
+            Ok(0) => panic!("nothing was written at {}, and no error was returned", want.len()),
             Ok(written) => want.resize(want.len() + written / 4096 * 4096, byte),
             Err(error) => {
                 assert_eq!(error.errno(), 28, "{error:?}");
@@ -255,7 +256,7 @@ fn fill_direct(write: WriteDirect, flags: u32) {
             want[hole].fill(0);
         }
         match write(&mut queue, &file, at as u64, 251) {
-            Ok(0) => panic!("nothing was written at {at}, and no error is told"),
+            Ok(0) => panic!("nothing was written at {at}, and no error was returned"),
             Ok(bytes) => {
                 want[at..at + bytes].fill(251);
                 written += 1;
@@ -275,14 +276,14 @@ fn fill_direct(write: WriteDirect, flags: u32) {
 }
 
 #[test]
-fn a_direct_write_that_finds_no_space_has_enospc() {
+fn a_direct_write_without_space_returns_enospc() {
     for flags in [0, NO_COW] {
         fill_direct(write_waiting, flags);
         fill_direct(write_queued, flags);
     }
 }
 
-/// Small numbers that look random, the same for the same seed.
+/// Small pseudorandom numbers with a seed.
 struct Dice(u64);
 
 impl Dice {
@@ -292,15 +293,15 @@ impl Dice {
     }
 }
 
-/// A step that may find no space, and must not fail for another reason.
+/// Checks a step that may find no space, and must not fail for another reason.
 fn tried(done: &butternut::Result<()>) {
     if let Err(error) = done {
         assert_eq!(error.errno(), 28, "{error:?}");
     }
 }
 
-/// Fills a volume of small nodes, thins it out and writes over the rest at random, so that each
-/// commit frees extents whose items lie in leaves far from each other.
+/// Fills a volume of small nodes, deletes some files and overwrites the others at random, so that
+/// each commit frees extents whose items are in many leaves.
 fn age(seed: u64) {
     let options = MkfsOptions { node_bytes: Some(4096), ..MkfsOptions::default() };
     let volume = TestVolume::of(112 << 20, &options);
@@ -316,7 +317,7 @@ fn age(seed: u64) {
         assert!(fs.write_error().is_none(), "seed {seed}, full in round {round}");
         for name in names(&fs, dir) {
             match dice.below(4) {
-                // A full volume can always be deleted from.
+                // Files can always be deleted from a full volume.
                 0 | 1 => fs.unlink(dir, name.as_bytes()).unwrap(),
                 2 => {
                     let file = fs.open_file(fs.lookup(dir, name.as_bytes()).unwrap()).unwrap();

@@ -1,14 +1,15 @@
-//! Names made, moved and taken away, and what becomes of the inodes.
+//! Names: creation, renames and removal, and their effects on inodes.
 
-#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+#![allow(clippy::unwrap_used, reason = "tests panic on failure")]
 
 mod volume;
 
+use butternut::server::FilesystemExt;
 use butternut::{Error, FileKind, RenameFlags, SetAttributes, SetXattr};
 use volume::{TestVolume, names, new};
 
 #[test]
-fn what_is_made_is_there_when_the_volume_is_opened_again() {
+fn created_files_exist_after_a_reopen() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let root = fs.root();
@@ -32,7 +33,7 @@ fn what_is_made_is_there_when_the_volume_is_opened_again() {
 }
 
 #[test]
-fn a_filesystem_is_open_for_reading_unless_asked_otherwise() {
+fn a_filesystem_is_read_only_by_default() {
     let volume = TestVolume::new();
     let options = butternut::MountOptions::default();
     let fs = butternut::Filesystem::open_devices(volume.devices(), &options).unwrap();
@@ -58,7 +59,7 @@ fn a_new_entry_changes_its_directorys_times_and_size() {
 }
 
 #[test]
-fn names_that_cannot_be_are_refused() {
+fn invalid_names_are_refused() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let root = fs.root();
@@ -81,21 +82,21 @@ fn names_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn a_directory_that_was_removed_takes_no_more_entries() {
+fn a_removed_directory_refuses_new_entries() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let dir = fs.mkdir(fs.root(), b"dir", &new(0o755)).unwrap();
-    let held = fs.hold(dir).unwrap();
+    let pin = fs.pin(dir).unwrap();
     fs.rmdir(fs.root(), b"dir").unwrap();
     assert_eq!(fs.create(dir, b"a", &new(0o644)).unwrap_err().errno(), 2);
     assert_eq!(fs.stat(dir).unwrap().nlink, 0);
-    drop(held);
+    drop(pin);
     assert!(matches!(fs.stat(dir), Err(Error::Stale { .. })));
     volume.reopen(fs);
 }
 
 #[test]
-fn a_file_lives_as_long_as_it_has_a_name_or_a_handle() {
+fn a_file_exists_while_it_has_a_name_or_a_handle() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let root = fs.root();
@@ -105,15 +106,15 @@ fn a_file_lives_as_long_as_it_has_a_name_or_a_handle() {
     fs.unlink(root, b"a").unwrap();
     let file = fs.open_file(id).unwrap();
     fs.unlink(root, b"b").unwrap();
-    assert_eq!(file.stat().unwrap().nlink, 0);
-    assert_eq!(fs.link(id, root, b"c").unwrap_err().errno(), 2, "its names are gone");
+    assert_eq!(file.metadata().unwrap().nlink, 0);
+    assert_eq!(fs.link(id, root, b"c").unwrap_err().errno(), 2, "its names are removed");
     drop(file);
     assert!(matches!(fs.stat(id), Err(Error::Stale { .. })));
     volume.reopen(fs);
 }
 
 #[test]
-fn an_unnamed_file_goes_with_its_handle_or_gets_a_name() {
+fn an_unnamed_file_is_deleted_with_its_handle_unless_linked() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let root = fs.root();
@@ -129,7 +130,27 @@ fn an_unnamed_file_goes_with_its_handle_or_gets_a_name() {
 }
 
 #[test]
-fn what_was_open_without_a_name_when_the_power_went_is_deleted_at_the_next_open() {
+fn a_removed_directory_that_is_pinned_gets_unnamed_files_but_no_names() {
+    let volume = TestVolume::new();
+    let fs = volume.open();
+    let dir = fs.mkdir(fs.root(), b"dir", &new(0o755)).unwrap();
+    let pin = fs.pin(dir).unwrap();
+    fs.rmdir(fs.root(), b"dir").unwrap();
+    assert_eq!(fs.create(dir, b"file", &new(0o644)).unwrap_err().errno(), 2);
+    let file = fs.open_unnamed(dir, &new(0o600)).unwrap();
+    file.write_at(0, &[7; 5000]).unwrap();
+    fs.sync().unwrap();
+    drop(pin);
+    assert_eq!((file.metadata().unwrap().nlink, file.len()), (0, 5000));
+    fs.link(file.id(), fs.root(), b"kept").unwrap();
+    assert!(matches!(fs.open_unnamed(dir, &new(0o600)), Err(Error::Stale { .. })));
+    drop(file);
+    let fs = volume.reopen(fs);
+    assert_eq!(names(&fs, fs.root()), ["kept"]);
+}
+
+#[test]
+fn orphans_of_a_crash_are_deleted_at_the_next_open() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let id = fs.create(fs.root(), b"a", &new(0o644)).unwrap();
@@ -137,7 +158,7 @@ fn what_was_open_without_a_name_when_the_power_went_is_deleted_at_the_next_open(
     file.write_at(0, &[7; 10_000]).unwrap();
     fs.unlink(fs.root(), b"a").unwrap();
     fs.sync().unwrap();
-    // The power goes: nothing that happens from here on reaches the device.
+    // Power failure: nothing that happens from here on reaches the device.
     let cut = volume.copy();
     drop(file);
     volume.reopen(fs);
@@ -148,7 +169,7 @@ fn what_was_open_without_a_name_when_the_power_went_is_deleted_at_the_next_open(
 }
 
 #[test]
-fn a_rename_moves_over_what_is_there() {
+fn a_rename_replaces_an_existing_entry() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let root = fs.root();
@@ -167,7 +188,7 @@ fn a_rename_moves_over_what_is_there() {
 }
 
 #[test]
-fn renames_that_cannot_be_are_refused() {
+fn invalid_renames_are_refused() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let root = fs.root();
@@ -182,7 +203,7 @@ fn renames_that_cannot_be_are_refused() {
     assert_eq!(errno((root, b"none"), (root, b"x"), plain), 2);
     assert_eq!(errno((root, b"dir"), (sub, b"x"), plain), 22, "below itself");
     assert_eq!(errno((root, b"dir"), (dir, b"x"), plain), 22, "into itself");
-    assert_eq!(errno((sub, b"file"), (root, b"dir"), plain), 39, "over what it is below");
+    assert_eq!(errno((sub, b"file"), (root, b"dir"), plain), 39, "over an ancestor");
     assert_eq!(errno((root, b"dir"), (root, b"file"), plain), 20);
     assert_eq!(errno((root, b"file"), (root, b"dir"), plain), 21);
     fs.mkdir(root, b"other", &new(0o755)).unwrap();
@@ -198,7 +219,7 @@ fn renames_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn an_exchange_lets_two_names_change_places() {
+fn an_exchange_swaps_two_names() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let root = fs.root();
@@ -214,7 +235,7 @@ fn an_exchange_lets_two_names_change_places() {
 }
 
 #[test]
-fn a_whiteout_stays_where_a_name_was() {
+fn a_rename_leaves_a_whiteout() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let root = fs.root();
@@ -241,7 +262,7 @@ fn two_names_of_one_inode_do_not_replace_each_other() {
 }
 
 #[test]
-fn immutable_and_append_only_are_kept_from_everyone() {
+fn immutable_and_append_only_apply_to_all_callers() {
     use butternut::AttributeFlags;
     let volume = TestVolume::new();
     let fs = volume.open();
@@ -268,7 +289,7 @@ fn immutable_and_append_only_are_kept_from_everyone() {
 }
 
 #[test]
-fn a_listing_with_an_end_ends_while_its_reader_renames_what_it_reads() {
+fn a_listing_with_an_end_terminates_during_renames() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let dir = fs.mkdir(fs.root(), b"dir", &new(0o755)).unwrap();
@@ -282,7 +303,7 @@ fn a_listing_with_an_end_ends_while_its_reader_renames_what_it_reads() {
         let entry = entry.unwrap();
         cookie = entry.cookie;
         seen += 1;
-        assert!(seen <= 102, "the listing goes on");
+        assert!(seen <= 102, "the listing does not end");
         if entry.kind == FileKind::File {
             for (from, to) in [(&*entry.name, &b"aside"[..]), (b"aside", &entry.name)] {
                 fs.rename((dir, from), (dir, to), RenameFlags::default()).unwrap();
@@ -294,7 +315,7 @@ fn a_listing_with_an_end_ends_while_its_reader_renames_what_it_reads() {
 }
 
 #[test]
-fn many_entries_come_and_go() {
+fn many_entries_are_created_and_removed() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let dir = fs.mkdir(fs.root(), b"dir", &new(0o755)).unwrap();
@@ -314,7 +335,7 @@ fn many_entries_come_and_go() {
 }
 
 #[test]
-fn names_that_threads_fight_for_are_whole() {
+fn concurrent_changes_of_the_same_names_are_consistent() {
     let volume = TestVolume::new();
     let fs = volume.open();
     let dirs = [fs.root(), fs.mkdir(fs.root(), b"dir", &new(0o755)).unwrap()];

@@ -1,75 +1,80 @@
-//! The door of one filesystem: requests in, replies out. What a request means, the library says.
+//! The door of one filesystem: turns each FUSE request into calls of the library.
 //!
 //! | file | requests |
 //! |---|---|
 //! | `negotiation` | INIT |
-//! | `names` | LOOKUP, what makes and takes names, FORGET |
+//! | `names` | LOOKUP, FORGET, creating, renaming and removing names |
 //! | `attributes` | GETATTR, SETATTR, STATX, STATFS |
 //! | `xattrs` | extended attributes |
 //! | `listing` | OPENDIR, READDIR, READDIRPLUS, RELEASEDIR |
-//! | `open` | OPEN, RELEASE; how the file of a request was opened |
-//! | `lane` | which way bytes go |
+//! | `open` | OPEN, RELEASE; the open file of a request |
+//! | `lane` | the path of file data: cached, uncached or direct |
 //! | `data` | READ, FALLOCATE, COPY_FILE_RANGE, FSYNC |
 //! | `write` | WRITE |
 //! | `seek` | LSEEK |
-//! | `flags` | IOCTL: the flags of `chattr` |
-//! | `volume_calls` | IOCTL: label, discard, shutdown |
-//! | `aside` | what waits for the kernel's cache |
+//! | `ioctl_flags` | IOCTL: inode flags (`chattr`) |
+//! | `ioctl_volume` | IOCTL: label, trim, shutdown |
+//! | `deferred` | replies that wait for the kernel's writeback, or take long |
+//! | `caller` | groups and capabilities of a caller |
 
-mod aside;
 mod attributes;
+pub(crate) mod caller;
 mod data;
-mod flags;
+mod deferred;
+mod ioctl_flags;
+mod ioctl_volume;
 mod lane;
 mod listing;
 mod names;
 pub(crate) mod negotiation;
 mod open;
 mod seek;
-mod volume_calls;
 mod write;
 mod xattrs;
 
+use butternut::server::FilesystemExt;
+use butternut_sys::lock::{Mutex, rank};
 use std::error::Error as StdError;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use butternut::{Error, FileId, Filesystem};
 
 use crate::connection;
+use crate::connection::protocol::op;
+use crate::connection::reply::Reply;
+use crate::connection::request::Request;
+use crate::errno::{Errno, ErrnoResult};
 use crate::handles::Handles;
+use crate::handles::open_cache::OpenCache;
 use crate::nodes::Nodes;
 use crate::options::Caching;
-use crate::recent::Recent;
-use crate::refusal::{Answer, Refusal};
-use crate::reply::Reply;
-use crate::request::Request;
-use crate::wire::op;
 
-/// Called once, when the volume becomes read-only because something went wrong.
+/// Called once, when an error or a panic has made the filesystem read-only.
 pub type Report = Box<dyn Fn(&(dyn StdError + 'static)) + Send + Sync>;
 
-/// Whether the kernel waits for an answer.
+/// Whether a worker sends the reply of a served request. `NoReply` stands for a request without a
+/// reply, and for a deferred one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wanted {
+pub(crate) enum Outcome {
     Reply,
-    Nothing,
+    NoReply,
 }
 
-/// How the door behaves.
-pub(crate) struct Manner {
-    /// The kernel checks permissions and ACLs.
+/// The options of a door.
+pub(crate) struct DoorOptions {
+    /// The kernel checks modes and ACLs.
     pub(crate) checks_permissions: bool,
     pub(crate) is_writable: bool,
     pub(crate) caching: Caching,
     pub(crate) report: Report,
 }
 
-impl Manner {
-    /// The kernel holds back what programs write, and keeps the times and the sizes of files.
+impl DoorOptions {
+    /// Returns whether the kernel caches writes, and keeps the times and sizes of files.
     pub(crate) fn writes_back(&self) -> bool {
         self.is_writable && self.caching == Caching::WriteBack
     }
@@ -79,72 +84,72 @@ pub(crate) struct Door {
     filesystem: Filesystem,
     nodes: Nodes,
     handles: Handles,
-    /// Of a mount where nothing is opened.
-    recent: Recent,
+    /// Open files of a mount without handles.
+    open_cache: OpenCache,
     listings: listing::Listings,
-    manner: Manner,
-    /// For telling the kernel something unasked.
+    options: DoorOptions,
+    /// For notifications.
     device: Arc<OwnedFd>,
     has_reported: AtomicBool,
-    /// Writes from the kernel's cache that failed. The kernel does not send them again.
+    /// Failed writes from the kernel's page cache. The kernel does not repeat them.
     lost_writes: AtomicU64,
-    /// Writes that wait for the kernel to drop pages.
-    waiting_writes: Arc<AtomicU64>,
-    /// The kernel sends the longer form of SETXATTR.
+    /// WRITE requests that wait for the kernel to invalidate pages.
+    invalidating_writes: Arc<AtomicU64>,
+    /// The kernel sends the long form of SETXATTR.
     has_long_setxattr: AtomicBool,
-    aside: Mutex<Vec<JoinHandle<()>>>,
-    /// The volume was shut down by a caller: nothing is written any more.
+    deferred: Mutex<Vec<JoinHandle<()>>, rank::DeferredThreads>,
+    /// An ioctl has shut the volume down: nothing is written any more.
     is_shut_down: Arc<AtomicBool>,
 }
 
-/// Runs what answers a request. A panic is an answer too: `EIO`, and nothing is written any more.
-fn guarded<T>(filesystem: &Filesystem, answer: impl FnOnce() -> Answer<T>) -> Answer<T> {
-    // What a panic leaves half-done in memory is not written, and is not looked at by the door.
+/// Runs `answer`. A panic in it becomes `EIO` and makes the filesystem read-only.
+fn guarded<T>(filesystem: &Filesystem, answer: impl FnOnce() -> ErrnoResult<T>) -> ErrnoResult<T> {
+    // The filesystem does not write the state that a panic leaves half-changed, and the door has no
+    // such state.
     catch_unwind(AssertUnwindSafe(answer)).unwrap_or_else(|_| {
         filesystem.fail_after_panic();
-        Err(Refusal::IO)
+        Err(Errno::EIO)
     })
 }
 
 impl Door {
-    /// Serves the directory `root` of a filesystem, and what is below.
-    pub(crate) fn new(
-        filesystem: Filesystem,
-        root: FileId,
-        manner: Manner,
-        device: Arc<OwnedFd>,
-    ) -> Self {
+    /// Creates the door of a filesystem. The root directory of the mount is `filesystem.root()`.
+    pub(crate) fn new(filesystem: Filesystem, options: DoorOptions, device: Arc<OwnedFd>) -> Self {
         Self {
-            nodes: Nodes::new(root),
+            nodes: Nodes::new(filesystem.root()),
             filesystem,
             handles: Handles::default(),
-            recent: Recent::default(),
+            open_cache: OpenCache::default(),
             listings: listing::Listings::default(),
-            manner,
+            options,
             device,
             has_reported: AtomicBool::new(false),
             lost_writes: AtomicU64::new(0),
-            waiting_writes: Arc::default(),
+            invalidating_writes: Arc::default(),
             has_long_setxattr: AtomicBool::new(false),
-            aside: Mutex::default(),
+            deferred: Mutex::default(),
             is_shut_down: Arc::default(),
         }
     }
 
-    /// Answers one request. One that panics is refused with `EIO`, and nothing is written any more:
-    /// the thread goes on with the next request, and no caller waits for ever.
-    pub(crate) fn serve(&self, request: &mut Request<'_>, reply: &mut Reply) -> Answer<Wanted> {
-        let answer = guarded(&self.filesystem, || self.serve_request(request, reply));
-        if answer == Err(Refusal::IO) || answer == Err(Refusal::READ_ONLY) {
+    /// Serves one request. A panic is answered with `EIO` and makes the filesystem read-only; the
+    /// thread goes on with the next request, so no caller waits for ever.
+    pub(crate) fn serve(
+        &self,
+        request: &mut Request<'_>,
+        reply: &mut Reply,
+    ) -> ErrnoResult<Outcome> {
+        let result = guarded(&self.filesystem, || self.serve_request(request, reply));
+        if result == Err(Errno::EIO) || result == Err(Errno::EROFS) {
             self.report();
         }
-        answer
+        result
     }
 
-    fn serve_request(&self, request: &mut Request<'_>, reply: &mut Reply) -> Answer<Wanted> {
+    fn serve_request(&self, request: &mut Request<'_>, reply: &mut Reply) -> ErrnoResult<Outcome> {
         let opcode = request.header.opcode;
         if !self.is_served(opcode) {
-            return Err(Refusal::IO);
+            return Err(Errno::EIO);
         }
         match opcode {
             op::LSEEK => return self.seek(request, reply),
@@ -153,22 +158,27 @@ impl Door {
             op::STATFS => return self.statfs(request, reply),
             op::FORGET | op::BATCH_FORGET => {
                 self.forget(request)?;
-                return Ok(Wanted::Nothing);
+                return Ok(Outcome::NoReply);
             }
-            // Nothing takes long enough to be interrupted, and nothing was asked of the kernel.
-            op::INTERRUPT | op::NOTIFY_REPLY => return Ok(Wanted::Nothing),
+            // A request is not interruptible, and the door sends no NOTIFY_RETRIEVE.
+            op::INTERRUPT | op::NOTIFY_REPLY => return Ok(Outcome::NoReply),
             _ => {}
         }
-        self.answer(opcode, request, reply).map(|()| Wanted::Reply)
+        self.serve_with_reply(opcode, request, reply).map(|()| Outcome::Reply)
     }
 
-    fn answer(&self, opcode: u32, request: &mut Request<'_>, reply: &mut Reply) -> Answer<()> {
+    fn serve_with_reply(
+        &self,
+        opcode: u32,
+        request: &mut Request<'_>,
+        reply: &mut Reply,
+    ) -> ErrnoResult<()> {
         match opcode {
             op::LOOKUP => self.lookup(request, reply),
             op::GETATTR => self.attributes(request, reply),
             op::SETATTR => self.set_attributes(request, reply),
             op::STATX => self.statx(request, reply),
-            op::READLINK => reply.data(&self.filesystem.read_link(self.node(request)?)?),
+            op::READLINK => reply.push_bytes(&self.filesystem.read_link(self.node(request)?)?),
             op::SYMLINK => self.symlink(request, reply),
             op::MKNOD => self.mknod(request, reply),
             op::MKDIR => self.mkdir(request, reply),
@@ -182,9 +192,9 @@ impl Door {
             op::READ => self.read(request, reply),
             op::RELEASE => self.release(request),
             op::FSYNC => self.sync(request),
-            // The last request of all, where there is one, is DESTROY: who unmounts waits for it.
-            // Nothing sees its answer, and a program that syncs a directory asks for names: neither
-            // takes a loss of data from those who are to be told of it.
+            // DESTROY is the last request, and umount(2) waits for it. The kernel ignores its
+            // result, and FSYNCDIR is about names. Both use a sync that leaves errors of file data
+            // to be reported to the syncs of files.
             op::FSYNCDIR | op::DESTROY => Ok(self.filesystem.sync_names()?),
             op::SYNCFS => Ok(self.filesystem.sync()?),
             op::FALLOCATE => self.allocate(request),
@@ -196,53 +206,53 @@ impl Door {
             op::OPENDIR => self.open_directory(request, reply),
             op::READDIR | op::READDIRPLUS => self.list(request, reply),
             op::RELEASEDIR => self.release_directory(request),
-            // Among them FLUSH and ACCESS, which the kernel knows to do without.
-            _ => Err(Refusal::NO_CALL),
+            // FLUSH and ACCESS among others: the kernel does without them.
+            _ => Err(Errno::ENOSYS),
         }
     }
 
-    /// The file that a request is about.
-    fn node(&self, request: &Request<'_>) -> Answer<FileId> {
-        self.id(request.header.nodeid)
+    /// Returns the file that a request is about.
+    fn node(&self, request: &Request<'_>) -> ErrnoResult<FileId> {
+        self.file_id(request.header.nodeid)
     }
 
-    fn id(&self, node: u64) -> Answer<FileId> {
+    fn file_id(&self, node: u64) -> ErrnoResult<FileId> {
         let unknown = Error::Stale { id: FileId::new(0, node) };
-        self.nodes.id(node).ok_or(unknown.into())
+        self.nodes.file_id(node).ok_or(unknown.into())
     }
 
-    /// Says why the volume is read-only, if it was not opened so.
+    /// Reports once why the volume has become read-only.
     fn report(&self) {
         if let Some(error) = self.filesystem.write_error()
             && !self.has_reported.swap(true, Ordering::AcqRel)
         {
-            (self.manner.report)(&error);
+            (self.options.report)(&error);
         }
     }
 
-    /// Has the kernel ask for a file's attributes again.
+    /// Makes the kernel fetch the attributes of a file again.
     fn invalidate_attributes(&self, node: u64) {
         connection::invalidate_attributes(&self.device, node);
     }
 
-    /// Has the kernel send the changed pages of every file that is open for writing, and waits
-    /// for that. Other threads take them.
-    pub(crate) fn take_pages(&self) {
-        for id in self.handles.written() {
-            connection::write_pages_back(&self.device, self.nodes.number(id));
+    /// Makes the kernel write back its dirty pages of every file that is open for writing, and
+    /// waits for that. Worker threads must serve the WRITE requests.
+    pub(crate) fn write_back_kernel_pages(&self) {
+        for id in self.handles.open_for_write() {
+            connection::invalidate_pages(&self.device, self.nodes.node_id(id));
         }
     }
 
-    /// Brings down what was written.
+    /// Commits, and returns errors that no other sync has returned.
     pub(crate) fn commit(&self) -> butternut::Result<()> {
-        self.filesystem.sync_untold()
+        self.filesystem.sync_unreported()
     }
 
-    /// Lets go of everything that is open, and of the filesystem.
+    /// Waits for deferred replies, closes all open files and closes the filesystem.
     pub(crate) fn close(self) -> butternut::Result<()> {
-        let Self { filesystem, nodes, handles, recent, aside, .. } = self;
-        Self::end_aside(aside.into_inner().unwrap_or_else(PoisonError::into_inner));
-        drop((nodes, handles, recent));
+        let Self { filesystem, nodes, handles, open_cache, deferred, .. } = self;
+        Self::join_deferred(deferred.into_inner());
+        drop((nodes, handles, open_cache));
         filesystem.close()
     }
 }

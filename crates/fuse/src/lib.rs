@@ -1,57 +1,46 @@
-//! Floor 7, a door: FUSE requests in, replies out. Never decides an errno of the library's, or
-//! keeps a cache.
+//! Floor 7, a door: reads FUSE requests from the kernel and writes replies. It never decides an
+//! errno of the library and never keeps a cache of file data.
 //!
-//! One mount serves one [`Filesystem`](butternut::Filesystem). The kernel does the caching, of
-//! names, attributes, pages and symlinks, for good: nobody else changes the volume while it is
-//! mounted. Of a volume that is open for writing it keeps what is written, too, and the times of
-//! its files, until it sends them (decision 0008).
+//! One mount serves one [`Filesystem`](butternut::Filesystem). The kernel caches names,
+//! attributes, pages and symlink targets without a timeout, because nothing else changes the
+//! volume while it is mounted. With write-back caching it also keeps written data and the times
+//! of files until it sends them (decision 0008).
 //!
-//! 1. A node id is the file's own id, where one number holds it, and otherwise assigned: two files
-//!    never have one node id ([`nodes`]).
-//! 2. Directories need no handles; files only where they can be written ([`handles`]).
-//! 3. Everyone but the owner of the mount is refused, unless `allow_other` is given; then the
-//!    kernel checks modes and ACLs ([`Options::permissions`]). What it does not know is checked
-//!    here: flags of inodes, read-only subvolumes (`door::open`), the callers of ioctls
-//!    (`door::flags`).
-//! 4. One thread waits for requests, near who asks ([`turn`], [`near`]; decision 0013).
-//! 5. A bounded share of the threads waits for devices ([`share`]; decision 0027).
-//! 6. `fsync` returns when everything is on the medium, and so does the end of the process. Access
-//!    times stay as they are.
+//! 1. A node id is the file's own id where 64 bits can hold that id, and is assigned otherwise.
+//!    Two files never share a node id ([`nodes`]).
+//! 2. A file has a handle only on a writable or an uncached mount ([`handles`]), a directory only
+//!    on a writable one.
+//! 3. Only the user that mounted may use the mount, unless `allow_other` is given. In that case
+//!    the kernel checks modes and ACLs ([`Options::checks_permissions`]). The door checks what
+//!    the kernel does not know: inode flags and read-only subvolumes (`door::open`), and the
+//!    callers of ioctls (`door::ioctl_flags`).
+//! 4. One thread, the leader, reads requests, and runs on the CPU of the caller while requests
+//!    are short ([`worker`]; decision 0013).
+//! 5. A bounded number of threads waits for devices ([`worker::thread_limits`]; decision 0027).
+//! 6. `fsync` returns when all data is on stable storage, and so does the end of the process.
+//!    Access times are not updated.
 //!
 //! ```text
-//! session     attach -> the mount        connection -> a thread's requests and replies
-//! superblock  where the mount is by now, and its end
+//! session     the life of a mount: attach, serve, unmount, commit
+//! worker      the threads: which one reads, which ones serve
+//! connection  /dev/fuse: requests, replies, notifications, and the protocol's structures
 //! door        what each request asks of the library
-//! wire        the protocol's bytes       request, reply -> taken apart, put together
+//! nodes       node id <-> file          handles   open files
 //! ```
 
-mod attach;
-mod caller;
+mod attr;
 mod connection;
 mod door;
-mod fills;
+mod errno;
 mod handles;
-mod near;
 mod nodes;
 mod options;
-mod pages;
-mod recent;
-mod refusal;
-mod reply;
-mod request;
 mod session;
-mod share;
-mod shown;
-mod superblock;
-mod turn;
-mod whole;
-mod wire;
+mod worker;
 
-pub use attach::KIND;
 pub use door::Report;
 pub use options::{Caching, Options};
 pub use session::{
-    DAEMON_XATTR, Detached, FuseError, LOST_XATTR, Mounted, SYNC_XATTR, Serving, Unmounter, mount,
+    ClonedMount, DAEMON_XATTR, DetachOutcome, DetachedMount, FS_TYPE, FuseError, LOST_XATTR,
+    MountPermissions, Mounted, PendingClone, RemainingMount, SYNC_XATTR, Serving, Unmounter, mount,
 };
-pub use superblock::Left;
-pub use whole::{Clone, Rights, Whole};

@@ -1,65 +1,71 @@
-//! Node ids: the numbers that the kernel knows files by.
+//! Node ids: the numbers by which the kernel names inodes in requests.
 //!
-//! 1. The mapping is injective: two files that the kernel knows at the same time have two numbers,
-//!    whatever ids their image holds. The kernel takes files of one number for one file, and then
-//!    checks the permissions of the one before it reads the other.
-//! 2. The root is 1; every other file has the number that [`FileId::folded`] makes of its id, which
-//!    does not change.
-//! 3. An id that is too large for that (and that of a placeholder, and one that folds to 1) gets a
-//!    number from 2^63 on by a hash, whose key is drawn for each mount, and the next free one where
-//!    that number is taken. Such numbers are remembered with their ids for as long as the kernel
-//!    knows the file.
-//! 4. A directory that the kernel knows is held while the volume is open for writing: it may be the
-//!    working directory of a process after it was removed. Files are held by their handles.
+//! ```text
+//! FileId -- 64 bits suffice --> folded id               computed, not stored
+//!        \- too large -------> assigned id, >= 2^63     stored while the lookup count is not 0
+//! ```
+//!
+//! 1. The mapping is injective: two files that the kernel knows at the same time have two node ids,
+//!    whatever ids their image holds. Otherwise the kernel would check the permissions of one file
+//!    and read the other.
+//! 2. The root has node id 1. Every other file has the id that [`FileId::folded`] returns, which
+//!    never changes.
+//! 3. A file id without a folded form, that of a placeholder, and one that folds to 1 get an
+//!    assigned node id: a hash with a random key of the mount, from 2^63 on, or the next free id
+//!    where that one is taken. It is stored until the kernel forgets the file.
+//! 4. On a writable volume the table pins every directory that the kernel knows, because a removed
+//!    directory may still be the working directory of a process. Handles pin files.
 
+use butternut::server::FilesystemExt;
+use butternut_sys::lock::{Mutex, MutexGuard, rank};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use butternut::{FileId, FileKind, Filesystem, Held, Stat};
+use butternut::server::Pin;
+use butternut::{FileId, FileKind, Filesystem, Stat};
 
-/// The number of the root in every FUSE filesystem.
+/// The node id of the root in the FUSE protocol.
 const ROOT: u64 = 1;
 
-/// Set in every number that is no folded id.
-const ASSIGNED: u64 = 1 << 63;
+/// Set in every assigned node id, and in no folded one.
+const ASSIGNED_BIT: u64 = 1 << 63;
 
-/// The numbers of one mount.
+/// The node ids of one mount.
 pub(crate) struct Nodes {
     root: FileId,
-    known: Mutex<Table>,
-    any_known: AtomicBool,
-    /// Law 3.
+    table: Mutex<Table, rank::Nodes>,
+    has_entries: AtomicBool,
+    /// The key of the hash (law 3).
     key: RandomState,
 }
 
-/// What the kernel knows, of files that need to be remembered.
+/// The nodes that must be stored: assigned ids, and pinned directories.
 #[derive(Default)]
 struct Table {
-    by_number: HashMap<u64, Known>,
-    /// The numbers of ids that are too large to be folded.
+    by_node_id: HashMap<u64, Node>,
+    /// The node ids of file ids that are too large to be folded.
     assigned: HashMap<FileId, u64>,
 }
 
-struct Known {
+struct Node {
     id: FileId,
-    /// How often the kernel was told of it, less what it has forgotten.
-    told: u64,
-    /// Never asked, only kept.
-    _held: Option<Held>,
+    /// Number of lookups in replies, less those that the kernel has forgotten.
+    lookup_count: u64,
+    /// Pins the directory until the kernel forgets it.
+    _pin: Option<Pin>,
 }
 
 impl Table {
-    /// The number of an id, given to it now if it has none (law 3).
-    fn assign(&mut self, id: FileId, wanted: u64) -> u64 {
+    /// Returns the assigned node id of a file id, and assigns one where there is none (law 3).
+    fn assign(&mut self, id: FileId, preferred: u64) -> u64 {
         if let Some(number) = self.assigned.get(&id) {
             return *number;
         }
-        let mut number = wanted;
-        while self.by_number.contains_key(&number) {
-            number = number.wrapping_add(1) | ASSIGNED;
+        let mut number = preferred;
+        while self.by_node_id.contains_key(&number) {
+            number = number.wrapping_add(1) | ASSIGNED_BIT;
         }
         self.assigned.insert(id, number);
         number
@@ -68,113 +74,119 @@ impl Table {
 
 impl Nodes {
     pub(crate) fn new(root: FileId) -> Self {
-        let (known, any_known) = (Mutex::default(), AtomicBool::new(false));
-        Self { root, known, any_known, key: RandomState::new() }
+        let (table, has_entries) = (Mutex::default(), AtomicBool::new(false));
+        Self { root, table, has_entries, key: RandomState::new() }
     }
 
-    fn known(&self) -> MutexGuard<'_, Table> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock()
     }
 
-    /// The number of an id that needs not be remembered (law 2).
-    fn fixed(&self, id: FileId) -> Option<u64> {
+    /// Returns the node id that is computed from the file id (law 2).
+    fn folded_id(&self, id: FileId) -> Option<u64> {
         if id == self.root { Some(ROOT) } else { id.folded().filter(|number| *number != ROOT) }
     }
 
-    /// The number that an id gets unless another id has it (law 3).
-    fn wanted(&self, id: FileId) -> u64 {
-        self.key.hash_one(id) | ASSIGNED
+    /// Returns the node id that is assigned unless it is taken (law 3).
+    fn hashed_id(&self, id: FileId) -> u64 {
+        self.key.hash_one(id) | ASSIGNED_BIT
     }
 
-    /// The number of a file, for showing it.
-    pub(crate) fn number(&self, id: FileId) -> u64 {
-        self.fixed(id).unwrap_or_else(|| {
-            let assigned = self.known().assigned.get(&id).copied();
-            assigned.unwrap_or_else(|| self.wanted(id))
+    /// Returns the node id of a file to show it, without counting a lookup.
+    pub(crate) fn node_id(&self, id: FileId) -> u64 {
+        self.folded_id(id).unwrap_or_else(|| {
+            let assigned = self.table().assigned.get(&id).copied();
+            assigned.unwrap_or_else(|| self.hashed_id(id))
         })
     }
 
-    /// The number to tell the kernel, which will know the file by it from now on.
-    pub(crate) fn tell(&self, filesystem: &Filesystem, stat: &Stat) -> u64 {
-        let is_kept = stat.kind == FileKind::Directory && filesystem.is_writable();
-        // A directory that has just gone is the working directory of no process.
-        self.tell_id(stat.id, is_kept, || filesystem.hold(stat.id).ok().flatten())
+    /// Counts one lookup of a file in a reply, and returns its node id.
+    pub(crate) fn count_lookup(&self, filesystem: &Filesystem, stat: &Stat) -> u64 {
+        let is_pinned = stat.kind == FileKind::Directory && filesystem.is_writable();
+        // The pin fails where the directory was just removed; then no process has it as its working
+        // directory.
+        self.count_lookup_of(stat.id, is_pinned, || filesystem.pin(stat.id).ok().flatten())
     }
 
-    fn tell_id(&self, id: FileId, is_kept: bool, keep: impl FnOnce() -> Option<Held>) -> u64 {
-        let fixed = self.fixed(id);
-        if let Some(number) = fixed
-            && (number == ROOT || !is_kept)
+    fn count_lookup_of(
+        &self,
+        id: FileId,
+        is_pinned: bool,
+        make_pin: impl FnOnce() -> Option<Pin>,
+    ) -> u64 {
+        let folded = self.folded_id(id);
+        if let Some(number) = folded
+            && (number == ROOT || !is_pinned)
         {
             return number;
         }
-        let wanted = self.wanted(id);
+        let preferred = self.hashed_id(id);
         {
-            let mut known = self.known();
-            let number = fixed.or_else(|| known.assigned.get(&id).copied());
+            let mut table = self.table();
+            let number = folded.or_else(|| table.assigned.get(&id).copied());
             if let Some(number) = number
-                && let Some(one) = known.by_number.get_mut(&number)
+                && let Some(node) = table.by_node_id.get_mut(&number)
             {
-                one.told += 1;
+                node.lookup_count += 1;
                 return number;
             }
         }
-        let held = if is_kept { keep() } else { None };
-        let mut known = self.known();
-        let number = fixed.unwrap_or_else(|| known.assign(id, wanted));
-        let surplus = match known.by_number.entry(number) {
-            Entry::Occupied(mut one) => {
-                one.get_mut().told += 1;
-                held
+        let pin = if is_pinned { make_pin() } else { None };
+        let mut table = self.table();
+        let number = folded.unwrap_or_else(|| table.assign(id, preferred));
+        let surplus = match table.by_node_id.entry(number) {
+            Entry::Occupied(mut node) => {
+                node.get_mut().lookup_count += 1;
+                pin
             }
-            Entry::Vacant(place) => {
-                place.insert(Known { id, told: 1, _held: held });
+            Entry::Vacant(vacant) => {
+                vacant.insert(Node { id, lookup_count: 1, _pin: pin });
                 None
             }
         };
-        self.any_known.store(true, Ordering::Release);
-        drop(known);
-        // The last hold of a removed directory deletes it: not under the lock.
+        self.has_entries.store(true, Ordering::Release);
+        drop(table);
+        // Not under the lock: dropping the last pin of a removed directory deletes it.
         drop(surplus);
         number
     }
 
-    /// The file of a number that the kernel was told.
-    pub(crate) fn id(&self, number: u64) -> Option<FileId> {
+    /// Returns the file of a node id.
+    pub(crate) fn file_id(&self, number: u64) -> Option<FileId> {
         if number == ROOT {
             return Some(self.root);
         }
-        if number & ASSIGNED == 0 {
+        if number & ASSIGNED_BIT == 0 {
             return FileId::from_u64(number);
         }
-        if !self.any_known.load(Ordering::Acquire) {
+        if !self.has_entries.load(Ordering::Acquire) {
             return None;
         }
-        self.known().by_number.get(&number).map(|known| known.id)
+        self.table().by_node_id.get(&number).map(|node| node.id)
     }
 
-    /// The kernel has forgotten `count` of the times that it was told.
+    /// Subtracts `count` from the lookup count of a node, and drops the node at 0.
     pub(crate) fn forget(&self, number: u64, count: u64) {
-        if !self.any_known.load(Ordering::Acquire) {
+        if !self.has_entries.load(Ordering::Acquire) {
             return;
         }
-        let gone = {
-            let mut known = self.known();
-            let Some(one) = known.by_number.get_mut(&number) else { return };
-            one.told = one.told.saturating_sub(count);
-            if one.told > 0 {
+        let removed = {
+            let mut table = self.table();
+            let Some(node) = table.by_node_id.get_mut(&number) else { return };
+            node.lookup_count = node.lookup_count.saturating_sub(count);
+            if node.lookup_count > 0 {
                 return;
             }
-            let gone = known.by_number.remove(&number);
-            if let Some(gone) = &gone
-                && number & ASSIGNED != 0
+            let removed = table.by_node_id.remove(&number);
+            if let Some(removed) = &removed
+                && number & ASSIGNED_BIT != 0
             {
-                known.assigned.remove(&gone.id);
+                table.assigned.remove(&removed.id);
             }
-            gone
+            removed
         };
-        // Letting go may delete the directory: not under the lock.
-        drop(gone);
+        // Not under the lock: dropping the pin may delete the directory.
+        drop(removed);
     }
 }
 
@@ -182,13 +194,13 @@ impl Nodes {
 mod tests {
     use super::*;
 
-    const TOP: FileId = FileId::new(5, 256);
+    const TOP: FileId = FileId::root_of(5);
 
-    fn tell(nodes: &Nodes, id: FileId) -> u64 {
-        nodes.tell_id(id, false, || None)
+    fn lookup(nodes: &Nodes, id: FileId) -> u64 {
+        nodes.count_lookup_of(id, false, || None)
     }
 
-    /// Ids as a hostile image may hold them, in pairs that one unkeyed number stood for.
+    /// Ids as a hostile image may hold them. Without the key, pairs of them would have one node id.
     fn hostile() -> Vec<FileId> {
         let mut ids = vec![
             FileId::new(256, 257),
@@ -211,49 +223,49 @@ mod tests {
     }
 
     #[test]
-    fn every_id_has_a_number_of_its_own_that_leads_back_to_it() {
+    fn every_file_id_has_its_own_node_id_that_leads_back_to_it() {
         let nodes = Nodes::new(TOP);
-        let numbers: Vec<_> = hostile().iter().map(|id| tell(&nodes, *id)).collect();
+        let numbers: Vec<_> = hostile().iter().map(|id| lookup(&nodes, *id)).collect();
         let distinct: std::collections::HashSet<_> = numbers.iter().collect();
         assert_eq!(distinct.len(), numbers.len());
         for (id, number) in hostile().into_iter().zip(numbers) {
             assert!(number != 0 && number != ROOT, "{id:?}");
-            assert_eq!(nodes.id(number), Some(id));
-            assert_eq!(nodes.number(id), number);
-            assert_eq!(tell(&nodes, id), number);
+            assert_eq!(nodes.file_id(number), Some(id));
+            assert_eq!(nodes.node_id(id), number);
+            assert_eq!(lookup(&nodes, id), number);
         }
-        assert_eq!((tell(&nodes, TOP), nodes.id(ROOT)), (ROOT, Some(TOP)));
+        assert_eq!((lookup(&nodes, TOP), nodes.file_id(ROOT)), (ROOT, Some(TOP)));
     }
 
     #[test]
-    fn ids_that_want_the_same_number_get_two() {
+    fn file_ids_with_the_same_hash_get_two_node_ids() {
         let nodes = Nodes::new(TOP);
         let [first, second] = [FileId::new(5, 1 << 40), FileId::new(1 << 23, 256)];
-        let taken = nodes.wanted(second);
-        // As if the hash of the first were that of the second.
-        let mut known = nodes.known();
-        assert_eq!(known.assign(first, taken), taken);
-        known.by_number.insert(taken, Known { id: first, told: 1, _held: None });
-        drop(known);
-        nodes.any_known.store(true, Ordering::Release);
-        let other = tell(&nodes, second);
+        let taken = nodes.hashed_id(second);
+        // As if the hash of the first id were that of the second.
+        let mut table = nodes.table();
+        assert_eq!(table.assign(first, taken), taken);
+        table.by_node_id.insert(taken, Node { id: first, lookup_count: 1, _pin: None });
+        drop(table);
+        nodes.has_entries.store(true, Ordering::Release);
+        let other = lookup(&nodes, second);
         assert_ne!(other, taken);
-        assert_eq!((nodes.id(taken), nodes.id(other)), (Some(first), Some(second)));
+        assert_eq!((nodes.file_id(taken), nodes.file_id(other)), (Some(first), Some(second)));
         nodes.forget(taken, 1);
-        assert_eq!((nodes.id(taken), nodes.id(other)), (None, Some(second)));
+        assert_eq!((nodes.file_id(taken), nodes.file_id(other)), (None, Some(second)));
     }
 
     #[test]
-    fn what_the_kernel_forgot_as_often_as_it_was_told_is_not_remembered() {
+    fn a_node_with_a_lookup_count_of_zero_is_dropped() {
         let nodes = Nodes::new(TOP);
         let id = FileId::new(1 << 30, 1 << 50);
-        let number = tell(&nodes, id);
-        assert_eq!(tell(&nodes, id), number);
+        let number = lookup(&nodes, id);
+        assert_eq!(lookup(&nodes, id), number);
         nodes.forget(number, 1);
-        assert_eq!(nodes.id(number), Some(id));
+        assert_eq!(nodes.file_id(number), Some(id));
         nodes.forget(number, 1);
-        assert_eq!(nodes.id(number), None);
-        let known = nodes.known();
-        assert!(known.by_number.is_empty() && known.assigned.is_empty());
+        assert_eq!(nodes.file_id(number), None);
+        let table = nodes.table();
+        assert!(table.by_node_id.is_empty() && table.assigned.is_empty());
     }
 }

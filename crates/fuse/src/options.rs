@@ -1,20 +1,20 @@
-//! How a mount behaves, as the door needs it; what users type is the command line's matter.
+//! Options of a mount. The command line parses what users type.
 
 use std::path::PathBuf;
 
 use butternut::FileId;
 
-/// What the kernel keeps in memory of files.
+/// What the kernel caches of files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Caching {
-    /// What is read, and what is written until the kernel sends it, which may be long after the
-    /// write returned: a write for which there is no space is refused then (decision 0026).
+    /// Reads and writes. The kernel sends dirty pages long after the write returned, so a write
+    /// without space fails in writeback (decision 0026).
     WriteBack,
-    /// What is read. A write returns when the library has it, so it is refused where there is no
-    /// space. A file opened with `O_DIRECT` may be written by many at once.
+    /// Reads. A write returns when the library has the data, so it fails with ENOSPC itself. A file
+    /// that is opened with `O_DIRECT` may have several writers at the same time.
     #[default]
     WriteThrough,
-    /// Nothing, and the library neither.
+    /// Nothing, and the library caches no file data either.
     Nothing,
 }
 
@@ -22,30 +22,30 @@ pub enum Caching {
 #[expect(clippy::struct_excessive_bools, reason = "each is a mount option that is on or off")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Shown as the source of the mount.
+    /// The source that mount tables show.
     pub source: String,
-    /// The filesystem is open for writing, and the mount is to be.
+    /// Mount for writing. The filesystem must be open for writing too.
     pub is_writable: bool,
-    /// Every write is brought down before it returns.
+    /// Every write is durable before it returns.
     pub is_synchronous: bool,
-    /// Users other than the one who mounts may look. Permissions are then always checked.
+    /// Users other than the one that mounted may use the mount. Implies permission checks.
     pub allow_other: bool,
-    /// The kernel checks modes and ACLs even for the one who mounts.
+    /// The kernel checks modes and ACLs also for the user that mounted.
     pub default_permissions: bool,
-    /// Device nodes work.
+    /// Device nodes can be opened.
     pub devices: bool,
-    /// Set-user-id bits work.
+    /// Set-user-id and set-group-id bits take effect.
     pub set_user_id: bool,
-    /// Programs may be run.
+    /// Programs can be executed.
     pub execute: bool,
-    /// Threads that may write file data at the same time; at least 1. Four more answer the other
-    /// requests meanwhile.
+    /// Maximum number of threads that write file data at the same time, at least 1. Four more
+    /// threads serve other requests.
     pub threads: usize,
     pub caching: Caching,
-    /// Where root mounts: the top directory of the volume, and the path from there to the
-    /// directory that is mounted. The volume can then be mounted at other places, too.
-    pub whole: Option<(FileId, PathBuf)>,
-    /// All threads wait for requests, and the kernel wakes whichever it likes.
+    /// For a mount by root: the top-level directory of the volume, and the path from it to the
+    /// directory to mount. The volume can then be mounted on further mount points.
+    pub top_level: Option<(FileId, PathBuf)>,
+    /// All worker threads read requests, and the kernel decides which one it wakes.
     pub all_wait: bool,
 }
 
@@ -62,19 +62,19 @@ impl Default for Options {
             execute: true,
             threads: 2,
             caching: Caching::default(),
-            whole: None,
+            top_level: None,
             all_wait: false,
         }
     }
 }
 
 impl Options {
-    /// Whether the kernel checks modes, and with them POSIX ACLs, before it asks us.
+    /// Returns whether the kernel checks modes and POSIX ACLs before it sends a request.
     ///
-    /// Without it, whoever may reach the mount sees everything, and changes it where that is
-    /// possible. That is right for the owner of an image, who could do so with its bytes anyway,
-    /// and for nobody else: `allow_other` implies it.
-    pub fn permissions(&self) -> bool {
+    /// Otherwise every user that can reach the mount reads everything, and writes it where the
+    /// mount is writable. That is right for the owner of an image, which can change its bytes
+    /// anyway, and for no other user. So `allow_other` implies the checks.
+    pub fn checks_permissions(&self) -> bool {
         self.default_permissions || self.allow_other
     }
 }

@@ -1,22 +1,30 @@
-//! The life of a mount: made, served, gone.
+//! The life of a mount: mounted, served, unmounted.
 //!
 //! ```text
-//! mount() -> Mounted -- start() -> Serving -- wait() -> unmounted -> committed -> released
-//!                                                  \-> cut off   -> committed -> process ends
+//! mount() -> Mounted -- start() -> Serving -- wait() -> unmounted -> committed -> closed
+//!                                                  \-> committed -> aborted: the process must end
+//!                                                  \-> aborted: the process must end
 //! ```
 //!
-//! 1. No error leaves a dead mount behind: a mount that is not served any more is detached, at
-//!    every place of this mount namespace where no other filesystem is mounted on it.
-//! 2. The thread that calls `wait` answers no requests, so that it can return while others wait
-//!    for one.
-//! 3. Cutting off loses nothing that was acknowledged before: the kernel sends the pages that it
-//!    holds back for open files, and then the filesystem is committed. (A file that is closed has
-//!    had its pages sent.)
+//! 1. No error leaves a dead mount behind. A mount that is no longer served is detached from every
+//!    mount point of this mount namespace on which no other filesystem is mounted.
+//! 2. The thread that calls `wait` serves no requests, so `wait` can return while a worker is
+//!    blocked in a request.
+//! 3. [`Unmounter::commit`] loses nothing that was written before it: the kernel writes back the
+//!    dirty pages of open files, and then the filesystem is committed. The pages of a closed file
+//!    were written back when it was closed.
+//! 4. The thread that calls `wait` does no I/O on devices, so a mount can be aborted at any time.
 //!
-//! A mount of this kind is gone for the kernel before its last commit: unmount, and then wait for
-//! the process to end. To hear of errors, ask for [`SYNC_XATTR`] before.
+//! The kernel removes a FUSE mount before the last commit. A program that unmounts must wait for
+//! the process to end, and learns of errors only if it reads [`SYNC_XATTR`] before.
+
+pub(crate) mod attach;
+mod bdi;
+pub(crate) mod detached_mount;
+pub(crate) mod superblock;
 
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Weak};
@@ -26,34 +34,36 @@ use std::time::Duration;
 use butternut::{Error, FileId, Filesystem};
 use butternut_sys::mounts::Mount;
 
-use crate::attach;
-use crate::connection::{self, Worker};
-use crate::door::{Door, Manner, Report};
-use crate::near::Callers;
+use crate::connection;
+use crate::door::{Door, DoorOptions, Report};
 use crate::options::Options;
-use crate::pages;
-use crate::share::Shares;
-use crate::superblock::{Left, Superblock};
-use crate::turn::Turn;
-use crate::whole::{Rights, Whole};
+use crate::worker::Worker;
+use crate::worker::cpu_affinity::CallerTracker;
+use crate::worker::leader::Leadership;
+use crate::worker::thread_limits::ThreadLimits;
 
-/// How long the kernel may take to end a connection of which no mount is left.
+pub use attach::FS_TYPE;
+pub use detached_mount::{ClonedMount, DetachedMount, MountPermissions, PendingClone};
+pub use superblock::RemainingMount;
+use superblock::Superblock;
+
+/// How long the kernel may take to end a connection without mounts.
 const END_WAIT: Duration = Duration::from_millis(500);
 
-/// An extended attribute that every file of the mount answers, and none lists: the process that
-/// serves it. `butternut umount` waits for that process to end. The name is in no namespace, so
-/// it hides nothing that a volume may hold.
+/// An extended attribute that every file of the mount has and no listing shows: the id of the
+/// process that serves the mount. `butternut umount` waits for that process to end. The name is in
+/// no xattr namespace, so it hides no attribute of a volume.
 pub const DAEMON_XATTR: &str = "butternut.daemon";
 
-/// Another: it answers when everything that the process was told is down on the devices, or with
-/// the error. The kernel does not tell the process of `sync(2)`.
+/// An extended attribute whose read commits the filesystem and returns the error of that commit.
+/// FUSE does not pass sync(2) on to the process.
 pub const SYNC_XATTR: &str = "butternut.sync";
 
-/// And a third: how many writes from the kernel's cache have failed so far. A program hears of
-/// such an error from `close` or `fsync`, and `syncfs` tells it again.
+/// An extended attribute that counts the failed writes from the kernel's page cache. The program
+/// learns of such an error from `close` or `fsync`, and `syncfs` reports it once more.
 pub const LOST_XATTR: &str = "butternut.lost";
 
-/// Why there is no mount, or not any more.
+/// The reason why a mount was not made, or has ended.
 #[derive(Debug, thiserror::Error)]
 pub enum FuseError {
     #[error("{} is not a directory", path.display())]
@@ -65,85 +75,96 @@ pub enum FuseError {
         source: io::Error,
     },
     #[error("/dev/fuse cannot be opened")]
-    NoFuse(#[source] io::Error),
-    #[error("the system refuses the mount")]
-    Refused(#[source] io::Error),
-    #[error("the connection to the kernel broke")]
-    Served(#[source] io::Error),
+    NoDevice(#[source] io::Error),
+    #[error("the mount failed")]
+    MountFailed(#[source] io::Error),
+    #[error("I/O on /dev/fuse failed")]
+    Connection(#[source] io::Error),
     #[error("the last changes could not be written")]
-    Closed(#[source] Error),
+    Commit(#[source] Error),
+    #[error("the mount was aborted without a commit")]
+    Aborted,
 }
 
-/// A mount that the kernel knows and whose process has yet to serve it. It may have no place until
-/// then.
+/// A mount that the kernel has made and no thread serves yet. A detached mount has no mount point
+/// until [`Mounted::start`].
 pub struct Mounted {
     door: Arc<Door>,
     worker: Worker,
-    attached: Attached,
-    place: Place,
-    shares: Arc<Shares>,
+    guard: MountGuard,
+    attach_point: AttachPoint,
+    limits: Arc<ThreadLimits>,
     all_wait: bool,
     events: (Sender<Event>, Receiver<Event>),
 }
 
-/// The place that a mount of a whole volume is to have.
-struct Place {
-    /// The directory that is shown there, and its path from the top of the volume.
+/// Where a detached mount is attached first.
+struct AttachPoint {
+    /// The directory to attach, and its path from the top-level directory of the volume.
     directory: (FileId, PathBuf),
-    at: PathBuf,
-    rights: Rights,
+    mount_point: PathBuf,
+    permissions: MountPermissions,
 }
 
-/// A mount whose requests are answered.
+/// A mount that worker threads serve.
 pub struct Serving {
     door: Arc<Door>,
-    attached: Attached,
+    guard: MountGuard,
     threads: Vec<JoinHandle<()>>,
-    events: Receiver<Event>,
+    events: (Sender<Event>, Receiver<Event>),
 }
 
-/// Ends a mount from another thread.
+/// Unmounts, commits or aborts a mount from another thread.
 pub struct Unmounter {
     door: Weak<Door>,
     superblock: Superblock,
-    whole: Option<Arc<Whole>>,
+    detached: Option<Arc<DetachedMount>>,
     events: Sender<Event>,
 }
 
-/// What became of the places of a mount that was detached.
-pub struct Detached {
-    /// The places in this mount namespace, before.
-    pub places: Vec<Mount>,
-    /// Those of them that are left, each with the reason.
-    pub left: Vec<Left>,
-    /// The mount is still used: by open files, by places that are left, or by mounts in other mount
-    /// namespaces.
+/// The result of [`Unmounter::detach`].
+pub struct DetachOutcome {
+    /// The mounts of this mount namespace before the call.
+    pub mounts: Vec<Mount>,
+    /// Those of them that are still there, each with the reason.
+    pub remaining: Vec<RemainingMount>,
+    /// Whether the superblock is still in use: by open files, by remaining mounts, or by mounts in
+    /// other mount namespaces.
     pub is_in_use: bool,
 }
 
-/// What ends the serving of a mount.
+/// What ends [`Serving::wait`].
 enum Event {
-    WorkerEnded(io::Result<()>),
-    CutOff(Result<(), FuseError>),
+    WorkerExited(io::Result<()>),
+    /// The filesystem was committed and closed, after all workers had exited.
+    Closed(Result<(), FuseError>),
+    /// The mount was aborted after a commit.
+    CommittedAndAborted(Result<(), FuseError>),
+    Aborted,
 }
 
-/// A mount that is detached when this is dropped, unless it is gone (law 1).
-struct Attached {
+/// Detaches a mount when it is dropped, unless the mount is gone already (law 1).
+struct MountGuard {
     superblock: Superblock,
-    whole: Option<Arc<Whole>>,
+    detached: Option<Arc<DetachedMount>>,
 }
 
-impl Drop for Attached {
+impl Drop for MountGuard {
     fn drop(&mut self) {
-        if let Some(whole) = &self.whole {
-            whole.release();
+        if let Some(detached) = &self.detached {
+            detached.release();
         }
-        // An error before this one is the one to tell.
+        // The error that led here is reported; one of the detaching is not.
         self.superblock.detach();
     }
 }
 
-/// Mounts `filesystem` on a directory. `report` is called once, if writing fails for good.
+/// Mounts `filesystem` on a directory. `report` is called once, when an error or a panic makes the
+/// filesystem read-only.
+///
+/// # Errors
+/// The mount point is not a directory, /dev/fuse is missing, or the kernel or `fusermount3` refuses
+/// the mount.
 pub fn mount(
     filesystem: Filesystem,
     mountpoint: &Path,
@@ -151,218 +172,268 @@ pub fn mount(
     report: Report,
 ) -> Result<Mounted, FuseError> {
     let path = mountpoint.to_path_buf();
-    let place = mountpoint
+    let target = mountpoint
         .canonicalize()
         .map_err(|source| FuseError::Mountpoint { path: path.clone(), source })?;
-    if !place.is_dir() {
+    if !target.is_dir() {
         return Err(FuseError::NotDirectory { path });
     }
     if let Err(error) = std::fs::metadata("/dev/fuse") {
-        return Err(FuseError::NoFuse(error));
+        return Err(FuseError::NoDevice(error));
     }
-    let manner = Manner {
-        checks_permissions: options.permissions(),
+    let door_options = DoorOptions {
+        checks_permissions: options.checks_permissions(),
         is_writable: options.is_writable,
         caching: options.caching,
         report,
     };
-    let attached = attach_at(&place, options).map_err(FuseError::Refused)?;
-    let device = Arc::clone(&attached.superblock.connection);
-    let shown = filesystem.root();
-    let root = match (&options.whole, &attached.whole) {
-        (Some((top, _)), Some(_)) => *top,
-        _ => filesystem.root(),
+    let guard = open_mount(&target, options).map_err(FuseError::MountFailed)?;
+    let device = Arc::clone(&guard.superblock.connection);
+    let root = filesystem.root();
+    let filesystem = match (&options.top_level, &guard.detached) {
+        (Some((top, _)), Some(_)) => filesystem.with_subvolume(top.subvolume),
+        _ => filesystem,
     };
-    let door = Arc::new(Door::new(filesystem, root, manner, Arc::clone(&device)));
-    let greeted = device.try_clone().and_then(|own| {
-        let mut worker = Worker::new(own);
+    let door = Arc::new(Door::new(filesystem, door_options, Arc::clone(&device)));
+    let negotiated = device.try_clone().and_then(|device| {
+        let mut worker = Worker::new(device);
         worker.negotiate(&door)?;
         Ok(worker)
     });
-    let worker = greeted.map_err(FuseError::Refused)?;
+    let worker = negotiated.map_err(FuseError::MountFailed)?;
     let Options { threads, all_wait, .. } = *options;
-    let shares = Arc::new(Shares::new(threads));
-    let below = options.whole.as_ref().map(|(_, below)| below.clone()).unwrap_or_default();
-    let place = Place { directory: (shown, below), at: place, rights: Rights::from(options) };
-    Ok(Mounted { door, worker, attached, place, shares, all_wait, events: channel() })
+    let limits = Arc::new(ThreadLimits::new(threads));
+    let below = options.top_level.as_ref().map(|(_, below)| below.clone()).unwrap_or_default();
+    let attach_point = AttachPoint {
+        directory: (root, below),
+        mount_point: target,
+        permissions: MountPermissions::from(options),
+    };
+    Ok(Mounted { door, worker, guard, attach_point, limits, all_wait, events: channel() })
 }
 
 impl Mounted {
     pub fn unmounter(&self) -> Unmounter {
         Unmounter {
             door: Arc::downgrade(&self.door),
-            superblock: self.attached.superblock.clone(),
-            whole: self.attached.whole.clone(),
+            superblock: self.guard.superblock.clone(),
+            detached: self.guard.detached.clone(),
             events: self.events.0.clone(),
         }
     }
 
-    /// Starts to answer requests. When this returns, the mount is at its mount point.
+    /// Starts the worker threads. When this returns, the mount is at its mount point.
     ///
     /// # Errors
-    /// Threads cannot be started, or the directory cannot be mounted there. Then no mount is left.
+    /// A thread cannot be started, or the directory cannot be attached. No mount remains in that
+    /// case.
     pub fn start(self) -> Result<Serving, FuseError> {
-        let Self { door, worker, attached, place, shares, all_wait, events } = self;
-        let (sender, events) = events;
-        let turn = if all_wait {
+        let Self { door, worker, guard, attach_point, limits, all_wait, events } = self;
+        let leadership = if all_wait {
             None
         } else {
-            Some(Arc::new((Turn::default(), Callers::new().map_err(FuseError::Served)?)))
+            Some(Arc::new((
+                Leadership::default(),
+                CallerTracker::new().map_err(FuseError::Connection)?,
+            )))
         };
         let mut workers = vec![worker];
-        for _ in 1..shares.threads() {
-            workers.push(workers[0].another().map_err(FuseError::Served)?);
+        for _ in 1..limits.threads() {
+            workers.push(workers[0].another().map_err(FuseError::Connection)?);
         }
         let mut threads = Vec::new();
         for mut worker in workers {
-            let (door, turn) = (Arc::clone(&door), turn.clone());
-            let shares = Arc::clone(&shares);
-            let ended = Ended(Some(sender.clone()));
-            let run = move || ended.with(worker.serve(&door, &shares, turn.as_deref()));
-            let named = thread::Builder::new().name("butternut-fuse".into());
-            threads.push(named.spawn(run).map_err(FuseError::Served)?);
+            let (door, leadership) = (Arc::clone(&door), leadership.clone());
+            let limits = Arc::clone(&limits);
+            let exit = WorkerExit(Some(events.0.clone()));
+            let run = move || exit.report(worker.run(&door, &limits, leadership.as_deref()));
+            let builder = thread::Builder::new().name("butternut-fuse".into());
+            threads.push(builder.spawn(run).map_err(FuseError::Connection)?);
         }
-        if let Some(whole) = attached.whole.clone() {
-            let (shown, below) = &place.directory;
-            let placed = whole.clone_of(*shown, below).and_then(|clone| {
-                clone.place(&place.at, place.rights)?;
-                whole.watch()
+        if let Some(detached) = guard.detached.clone() {
+            let (root, below) = &attach_point.directory;
+            let attached = detached.clone_directory(*root, below).and_then(|clone| {
+                clone.attach(&attach_point.mount_point, attach_point.permissions)?;
+                detached.watch()
             });
-            placed.map_err(FuseError::Refused)?;
+            attached.map_err(FuseError::MountFailed)?;
         }
-        if let Some(device) = attached.superblock.device {
-            pages::raise_limits(device);
+        if let Some(device) = guard.superblock.device {
+            bdi::raise_limits(device);
         }
-        Ok(Serving { door, attached, threads, events })
+        Ok(Serving { door, guard, threads, events })
     }
 }
 
 impl Serving {
-    /// The mount of the whole volume, from which it can be mounted at other places.
-    pub fn whole(&self) -> Option<Arc<Whole>> {
-        self.attached.whole.clone()
+    /// Returns the detached mount of the volume, from which further mounts are cloned.
+    pub fn detached_mount(&self) -> Option<Arc<DetachedMount>> {
+        self.guard.detached.clone()
     }
 
-    /// The device number (major, minor) that mount tables show; `None` where none could be read.
+    /// Returns the device number (major, minor) that mount tables show; `None` where it could not
+    /// be read.
     pub fn device(&self) -> Option<(u32, u32)> {
-        self.attached.superblock.device
+        self.guard.superblock.device
     }
 
-    /// Waits until the mount is gone, however that comes; then the filesystem is committed and
-    /// closed, and with it its devices. Returns earlier where it is cut off: then the process must
-    /// end, because threads of the mount live on.
+    /// Waits until the mount is gone, then commits and closes the filesystem and its devices.
+    ///
+    /// Returns earlier when the mount is aborted. The process must end then, because threads of the
+    /// mount are still running.
     ///
     /// # Errors
-    /// The connection broke, or the last changes could not be written.
+    /// I/O on /dev/fuse failed, the last changes could not be written, or the mount was aborted
+    /// without a commit.
     pub fn wait(self) -> Result<(), FuseError> {
-        let Self { door, attached, threads, events } = self;
+        let Self { door, guard, threads, events: (sender, events) } = self;
         let mut served = Ok(());
-        for _ in 0..threads.len() {
+        let mut serving = threads.len();
+        while serving > 0 {
             match events.recv() {
-                Ok(Event::WorkerEnded(ended)) => served = served.and(ended),
-                Ok(Event::CutOff(committed)) => return committed,
+                Ok(Event::WorkerExited(exit)) => {
+                    served = served.and(exit);
+                    serving -= 1;
+                }
+                Ok(Event::Closed(_)) => {}
+                Ok(Event::CommittedAndAborted(committed)) => return committed,
+                Ok(Event::Aborted) => return Err(FuseError::Aborted),
                 Err(_) => break,
             }
         }
         for thread in threads {
-            // How it ended has been heard.
+            // A panic was received as an event already.
             thread.join().unwrap_or_default();
         }
-        drop(attached);
-        let closed = match Arc::into_inner(door) {
-            Some(door) => door.close(),
-            None => Ok(()),
-        };
-        served.map_err(FuseError::Served)?;
-        closed.map_err(FuseError::Closed)
+        drop(guard);
+        close_in_thread(door, &sender);
+        loop {
+            match events.recv() {
+                Ok(Event::Closed(closed)) => {
+                    return served.map_err(FuseError::Connection).and(closed);
+                }
+                Ok(Event::Aborted) => return Err(FuseError::Aborted),
+                // The close commits at least what the aborting thread has committed.
+                Ok(Event::CommittedAndAborted(_) | Event::WorkerExited(_)) => {}
+                Err(_) => return served.map_err(FuseError::Connection),
+            }
+        }
     }
 }
 
-/// Mounts a connection, at no place where the volume may have several.
-fn attach_at(mountpoint: &Path, options: &Options) -> io::Result<Attached> {
-    if options.whole.is_some() {
+/// Closes the filesystem in a thread of its own (law 4), which sends [`Event::Closed`].
+fn close_in_thread(door: Arc<Door>, events: &Sender<Event>) {
+    let (give, take) = channel();
+    let sender = events.clone();
+    let run = move || take.recv().map_or((), |door| close(door, &sender));
+    match thread::Builder::new().name("butternut-end".into()).spawn(run) {
+        // Cannot fail: the thread does nothing before it has received the door.
+        Ok(_) => give.send(door).unwrap_or_default(),
+        Err(_) => close(door, events),
+    }
+}
+
+/// Closes the filesystem and sends [`Event::Closed`], unless another thread also has a reference to
+/// the door. A thread that commits for a signal may drop the last reference, and then it closes.
+fn close(door: Arc<Door>, events: &Sender<Event>) {
+    let Some(door) = Arc::into_inner(door) else { return };
+    let closed = catch_unwind(AssertUnwindSafe(|| door.close().map_err(FuseError::Commit)));
+    let panicked = || FuseError::Connection(io::Error::other("a thread panicked"));
+    let closed = closed.unwrap_or_else(|_| Err(panicked()));
+    // After an abort the receiver is gone.
+    events.send(Event::Closed(closed)).unwrap_or_default();
+}
+
+/// Mounts a connection: detached where the volume may be mounted several times, otherwise on the
+/// mount point.
+fn open_mount(mountpoint: &Path, options: &Options) -> io::Result<MountGuard> {
+    if options.top_level.is_some() {
         let connection = connection::open()?;
-        // An older kernel has no such mounts, or cannot clone them: one place is what there is.
-        if let Ok(whole) = Whole::mount(&connection, options) {
-            let (connection, device) = (Arc::new(connection), Some(whole.device()));
+        // A kernel that cannot clone a detached mount gets a mount on the one mount point.
+        if let Ok(detached) = DetachedMount::mount(&connection, options) {
+            let (connection, device) = (Arc::new(connection), Some(detached.device()));
             let superblock = Superblock { connection, device };
-            return Ok(Attached { superblock, whole: Some(Arc::new(whole)) });
+            return Ok(MountGuard { superblock, detached: Some(Arc::new(detached)) });
         }
     }
     let connection = Arc::new(attach::attach(mountpoint, options)?);
-    Ok(Attached { superblock: Superblock::at(connection, mountpoint), whole: None })
+    Ok(MountGuard { superblock: Superblock::at(connection, mountpoint), detached: None })
 }
 
-/// Tells how a worker's thread has ended, also by a panic.
-struct Ended(Option<Sender<Event>>);
+/// Reports how a worker thread has ended, also by a panic.
+struct WorkerExit(Option<Sender<Event>>);
 
-impl Ended {
-    fn with(mut self, served: io::Result<()>) {
+impl WorkerExit {
+    fn report(mut self, served: io::Result<()>) {
         if let Some(sender) = self.0.take() {
-            // Where the mount was cut off, the receiver is gone.
-            sender.send(Event::WorkerEnded(served)).unwrap_or_default();
+            // After an abort the receiver is gone.
+            sender.send(Event::WorkerExited(served)).unwrap_or_default();
         }
     }
 }
 
-impl Drop for Ended {
+impl Drop for WorkerExit {
     fn drop(&mut self) {
         if let Some(sender) = self.0.take() {
             let panicked = Err(io::Error::other("a thread panicked"));
-            sender.send(Event::WorkerEnded(panicked)).unwrap_or_default();
+            sender.send(Event::WorkerExited(panicked)).unwrap_or_default();
         }
     }
 }
 
 impl Unmounter {
-    /// Unmounts every place of this mount namespace. Where the mount is gone already, nothing is
-    /// done.
+    /// Unmounts every mount of this mount namespace. Does nothing where there is none.
     ///
     /// # Errors
-    /// A place is in use, or hidden by another mount. It is left then, and the others are gone.
+    /// A mount is busy, or another mount hides it. It remains, and the others are unmounted.
     pub fn unmount(&self) -> io::Result<()> {
         self.superblock.unmount()
     }
 
-    /// Detaches every place of this mount namespace that no other filesystem is mounted on: files
-    /// that are open stay usable, and no others can be opened.
-    pub fn detach(&self) -> Detached {
-        let (places, left) = self.superblock.detach();
-        if left.is_empty()
-            && let Some(whole) = &self.whole
+    /// Detaches (`MNT_DETACH`) every mount of this mount namespace on which no other filesystem is
+    /// mounted. Open files stay usable, and no further file can be opened.
+    pub fn detach(&self) -> DetachOutcome {
+        let (mounts, remaining) = self.superblock.detach();
+        if remaining.is_empty()
+            && let Some(detached) = &self.detached
         {
-            whole.release();
+            detached.release();
         }
-        // Without a place, the kernel ends what is not used at once.
-        let wait = if left.is_empty() { END_WAIT } else { Duration::ZERO };
-        Detached { places, left, is_in_use: !self.superblock.ends_within(wait) }
+        // Without mounts and users the kernel ends the connection within moments.
+        let wait = if remaining.is_empty() { END_WAIT } else { Duration::ZERO };
+        DetachOutcome { mounts, remaining, is_in_use: !self.superblock.ends_within(wait) }
     }
 
-    /// The device number (major, minor) that mount tables show; `None` where none could be read.
+    /// Returns the device number (major, minor) that mount tables show; `None` where it could not
+    /// be read.
     pub fn device(&self) -> Option<(u32, u32)> {
         self.superblock.device
     }
 
-    /// Ends the serving of a mount that is in use. What was written so far is committed first
-    /// (law 3); open files are dead from then on.
-    pub fn cut_off(&self) {
-        let committed = self.commit();
-        // Without a receiver, the serving has ended.
-        self.events.send(Event::CutOff(committed)).unwrap_or_default();
+    /// Makes [`Serving::wait`] return for a mount that is in use, with the result of a [`commit`]
+    /// that the caller has made (law 3). Open files return errors once the process has ended.
+    ///
+    /// [`commit`]: Unmounter::commit
+    pub fn abort_after_commit(&self, committed: Result<(), FuseError>) {
+        // Without a receiver, `wait` has returned.
+        self.events.send(Event::CommittedAndAborted(committed)).unwrap_or_default();
     }
 
-    /// Ends the serving at once, with a commit or without.
-    pub fn abandon(&self) {
-        self.events.send(Event::CutOff(Ok(()))).unwrap_or_default();
+    /// Makes [`Serving::wait`] return without a commit.
+    pub fn abort(&self) {
+        self.events.send(Event::Aborted).unwrap_or_default();
     }
 
-    /// Commits what was written, also what the kernel holds back of it.
+    /// Writes back the kernel's dirty pages of open files, and commits.
     ///
     /// # Errors
-    /// Something cannot be written.
+    /// Some data or metadata cannot be written.
     pub fn commit(&self) -> Result<(), FuseError> {
         let Some(door) = self.door.upgrade() else { return Ok(()) };
-        door.take_pages();
-        door.commit().map_err(FuseError::Closed)
+        door.write_back_kernel_pages();
+        let committed = door.commit().map_err(FuseError::Commit);
+        // The mount may have ended meanwhile, so this may be the last reference.
+        close(door, &self.events);
+        committed
     }
 }

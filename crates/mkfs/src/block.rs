@@ -1,7 +1,8 @@
-//! Tree blocks from sorted items, bottom up.
+//! Builds tree blocks from sorted items, bottom up.
 //!
-//! 1. Items fill leaves in order, each as full as it gets; blocks of a level fill the nodes above.
-//! 2. A tree of no items is one empty leaf. The root is the last block of its tree.
+//! 1. Items fill the leaves in order, each leaf as far as they fit. Pointers to the blocks of a
+//!    level fill the nodes of the level above in the same way.
+//! 2. A tree without items is one empty leaf. The root is the last block of its tree.
 
 use crate::item::Item;
 use crate::options::Plan;
@@ -18,32 +19,33 @@ use zerocopy::little_endian::{U32, U64};
 const ITEM_BYTES: usize = size_of::<RawItem>();
 const POINTER_BYTES: usize = size_of::<RawKeyPtr>();
 
-/// A block of a tree, and what it will hold.
+/// A tree block whose address and contents are planned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PlannedBlock {
     pub(crate) tree: TreeId,
     pub(crate) level: u8,
     pub(crate) logical: Logical,
-    /// Of its first item or child; the least key in an empty leaf.
+    /// Key of its first item or child; the lowest key in an empty leaf.
     pub(crate) first_key: Key,
-    /// Which items of the tree, or which of its blocks one level below.
+    /// Its items, as indexes of the tree's items; in a node its children, as indexes of the blocks
+    /// of the level below.
     entries: Range<usize>,
 }
 
-/// The blocks that `items` take, each at the address that `place` gives.
+/// Plans the blocks for `items`. `place` returns the address of each.
 pub(crate) fn plan(
     tree: TreeId,
     items: &[Item],
     node_bytes: u32,
     mut place: impl FnMut() -> Logical,
 ) -> Vec<PlannedBlock> {
-    let room = index(node_bytes) - HEADER_BYTES;
+    let capacity = index(node_bytes) - HEADER_BYTES;
     let keys: Vec<Key> = items.iter().map(|item| item.key).collect();
     let sizes: Vec<usize> = items.iter().map(|item| ITEM_BYTES + item.data.len()).collect();
     let (mut level, mut keys, mut sizes) = (0, keys, sizes);
     let mut blocks = Vec::new();
     loop {
-        let ranges = fill(&sizes, room);
+        let ranges = fill(&sizes, capacity);
         let above = ranges.into_iter().map(|entries| PlannedBlock {
             tree,
             level,
@@ -63,12 +65,12 @@ pub(crate) fn plan(
     }
 }
 
-/// Deals entries out to blocks, in order.
-fn fill(sizes: &[usize], room: usize) -> Vec<Range<usize>> {
+/// Distributes entries over blocks, in order.
+fn fill(sizes: &[usize], capacity: usize) -> Vec<Range<usize>> {
     let mut ranges = Vec::new();
     let (mut start, mut taken) = (0, 0);
     for (at, size) in sizes.iter().enumerate() {
-        if taken + size > room {
+        if taken + size > capacity {
             ranges.push(start..at);
             (start, taken) = (at, 0);
         }
@@ -78,7 +80,7 @@ fn fill(sizes: &[usize], room: usize) -> Vec<Range<usize>> {
     ranges
 }
 
-/// Writes a planned tree's blocks; `emit` takes each with its bytes.
+/// Encodes the blocks of a planned tree and passes each to `emit`.
 pub(crate) fn write(
     plan: &Plan,
     blocks: &[PlannedBlock],
@@ -127,7 +129,7 @@ fn put_pointers(bytes: &mut [u8], children: &[&PlannedBlock]) {
     }
 }
 
-/// The header, and last of all the checksum over everything behind its own field.
+/// Writes the header, and last the checksum of everything behind the checksum field.
 fn put_header(plan: &Plan, block: &PlannedBlock, bytes: &mut [u8]) {
     let revision = BACKREF_REVISION_MIXED << BACKREF_REVISION_SHIFT;
     let header = RawHeader {
@@ -142,11 +144,11 @@ fn put_header(plan: &Plan, block: &PlannedBlock, bytes: &mut [u8]) {
         level: block.level,
     };
     bytes[..HEADER_BYTES].copy_from_slice(header.as_bytes());
-    let digest = plan.csum.digest(&bytes[CSUM_BYTES..]);
+    let digest = plan.csum.compute(&bytes[CSUM_BYTES..]);
     bytes[..CSUM_BYTES].copy_from_slice(&digest);
 }
 
-/// An offset or count inside a block.
+/// Converts an offset or count inside a block.
 fn short(value: usize) -> u32 {
     u32::try_from(length(value)).expect("a block has at most 64 KiB")
 }
@@ -164,7 +166,7 @@ mod tests {
         (0..count).map(item).collect()
     }
 
-    /// Blocks of each level.
+    /// Returns the number of blocks of each level.
     fn check(count: u64, bytes: usize) -> Vec<usize> {
         let mut next = 0;
         let place = || {
@@ -177,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leaf_takes_what_fits_and_nodes_grow_above() {
+    fn items_fill_leaves_and_pointers_fill_nodes() {
         assert_eq!(check(0, 0), [1]);
         // 3995 bytes behind the header: eight items of 464 and a rest, 799 of 5 bytes no more.
         assert_eq!(check(8, 439), [1]);

@@ -1,8 +1,9 @@
-//! The blocks of all trees, each at its address.
+//! Plans and encodes the blocks of all trees.
 //!
-//! The extent tree and the free space tree tell where the blocks are, their own included, and so
-//! decide how many there are. The circle is closed by going round: from where blocks are follow
-//! items, from items follow blocks, until both agree. It ends, for every round only adds items.
+//! The extent tree and the free space tree describe the addresses of all blocks, including their
+//! own, and so the number of blocks depends on itself. It is computed in rounds: the addresses of
+//! the last round give the items, and the items give new addresses, until nothing changes. This
+//! ends, because each round only adds items.
 
 use crate::block::{self, PlannedBlock};
 use crate::item::Item;
@@ -13,27 +14,27 @@ use butternut_format::chunk::BlockGroupFlags;
 use butternut_format::units::{Logical, TreeId, index};
 use butternut_sys::buffer::Buffer;
 
-/// Rounds until the trees of an empty volume agree; three, as measured.
+/// Maximum number of rounds. An empty volume needs three, as measured.
 const ROUNDS_MAX: u32 = 16;
 
-/// Where the blocks of all trees lie.
+/// The planned blocks of all trees.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Arrangement {
     /// Tree by tree, leaves first.
     pub(crate) blocks: Vec<PlannedBlock>,
 }
 
-/// Everything that is written, but the superblocks.
+/// All data that is written, except the superblocks.
 #[derive(Debug)]
 pub(crate) struct Composed {
     pub(crate) arrangement: Arrangement,
-    /// The blocks of each group that has some, from its first byte on.
+    /// For each block group with blocks, their bytes from the start of the group.
     pub(crate) writes: Vec<(Group, Buffer)>,
     pub(crate) bytes_used: u64,
 }
 
 impl Arrangement {
-    /// The blocks of one tree.
+    /// Returns the blocks of one tree.
     pub(crate) fn of(&self, tree: TreeId) -> impl Iterator<Item = &PlannedBlock> {
         self.blocks.iter().filter(move |block| block.tree == tree)
     }
@@ -42,7 +43,7 @@ impl Arrangement {
         self.of(tree).last().expect("every tree has a root")
     }
 
-    /// Bytes at the front of a group that blocks lie on.
+    /// Returns the number of bytes that blocks use at the start of a group.
     pub(crate) fn bytes_used(&self, group: &Group, node_bytes: u32) -> u64 {
         let inside = |block: &&PlannedBlock| (group.logical..group.end()).contains(&block.logical);
         self.blocks.iter().filter(inside).map(|_| u64::from(node_bytes)).sum()
@@ -101,7 +102,7 @@ fn write(plan: &Plan, arrangement: Arrangement, items: &[(TreeId, Vec<Item>)]) -
     Composed { arrangement, writes, bytes_used }
 }
 
-/// An offset among the few blocks of an empty volume.
+/// Converts an offset among the blocks of an empty volume.
 fn to_index(bytes: u64) -> usize {
     u32::try_from(bytes).map(index).expect("an empty volume has a few blocks")
 }

@@ -1,4 +1,4 @@
-//! [`MkfsError`]: why no volume was made.
+//! [`MkfsError`]: why making a volume failed.
 
 use crate::signature::Signature;
 use butternut_device::DeviceError;
@@ -16,25 +16,25 @@ pub enum MkfsError {
         #[source]
         cause: Errno,
     },
-    #[error("offset and size together are more than a file can have")]
+    #[error("offset and size together exceed the maximum file size")]
     OffsetTooLarge,
-    #[error("the device is open for reading only")]
+    #[error("the device is read-only")]
     ReadOnly,
     #[error("it is a zoned device, which is not supported")]
     Zoned,
     #[error("it holds {signature}")]
     InUse { signature: Signature },
-    #[error("{bytes} bytes are too few: {what} takes at least {bytes_min} bytes")]
+    #[error("{bytes} bytes are too few: {what} needs at least {bytes_min} bytes")]
     TooSmall { bytes: u64, bytes_min: u64, what: String },
     #[error("a volume of {bytes} bytes does not fit on the {device_bytes} bytes of the device")]
     TooLarge { bytes: u64, device_bytes: u64 },
     #[error("node size {bytes}: want a power of two from 4096 to 65536")]
     NodeSize { bytes: u32 },
-    #[error("node size {bytes}: mixed groups have nodes as large as sectors, 4096 bytes")]
+    #[error("node size {bytes}: mixed groups need nodes of the sector size, 4096 bytes")]
     MixedNodeSize { bytes: u32 },
-    #[error("mixed groups hold data and metadata, which then have one profile, not two")]
+    #[error("mixed groups hold data and metadata, so both need the same profile")]
     MixedProfiles,
-    #[error("profile {name}: a volume on one device is single or dup")]
+    #[error("profile {name}: a volume on one device must be single or dup")]
     Profile { name: &'static str },
     #[error("feature {name} is not known")]
     FeatureUnknown { name: String },
@@ -46,6 +46,6 @@ pub enum MkfsError {
     LabelTooLong { bytes: usize },
     #[error("a label holds no NUL and no newline")]
     LabelBytes,
-    #[error("no random numbers for a new uuid")]
+    #[error("cannot get random numbers for a new UUID")]
     Random(#[source] Errno),
 }

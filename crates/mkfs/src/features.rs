@@ -1,16 +1,16 @@
-//! [`Features`]: the feature words of a new volume, and the names that turn their bits on and off.
+//! [`Features`]: the feature flags of a new volume, and their names.
 //!
-//! The names are those of `mkfs.btrfs -O`. Those that it knows and this does not are refused as
-//! unsupported, the rest as unknown.
+//! The names are those of `mkfs.btrfs -O`. Names that only `mkfs.btrfs` supports are refused as
+//! unsupported, all others as unknown.
 
 use crate::error::MkfsError;
 use butternut_format::feature;
 
-/// Names that `mkfs.btrfs` takes, or will, and this crate does not.
+/// Names that `mkfs.btrfs` accepts and this crate does not support.
 const UNSUPPORTED: [&str; 7] =
     ["quota", "squota", "raid56", "raid1c34", "zoned", "raid-stripe-tree", "extent-tree-v2"];
 
-/// Which of the two words a feature is a bit of.
+/// The superblock field that has the bit of a feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Word {
     Incompat,
@@ -48,7 +48,7 @@ const fn compat_ro(
 }
 
 impl Features {
-    /// Everything that can be chosen, in the order in which it is listed.
+    /// All features that can be chosen, in the order of help texts.
     pub const ALL: [FeatureName; 6] = [
         incompat("mixed-bg", feature::MIXED_GROUPS.mask(), "data and metadata in the same groups"),
         incompat("extref", feature::EXTENDED_IREF.mask(), "up to 65536 hard links to a file"),
@@ -64,11 +64,14 @@ impl Features {
             "block-group-tree",
             "bgt",
             feature::BLOCK_GROUP_TREE.mask(),
-            "block groups in a tree of their own, so that mounting is fast",
+            "block groups in a separate tree, for fast mounts",
         ),
     ];
 
-    /// Turns a feature on, or off where its name begins with `^`.
+    /// Turns a feature on, or off if its name begins with `^`.
+    ///
+    /// # Errors
+    /// The feature is unknown or not supported.
     pub fn choose(&mut self, word: &str) -> Result<(), MkfsError> {
         let (name, is_on) = word.strip_prefix('^').map_or((word, true), |name| (name, false));
         let found = Self::ALL.iter().find(|known| known.name == name || known.alias == Some(name));
@@ -88,7 +91,7 @@ impl Features {
         Ok(())
     }
 
-    /// Those that are on.
+    /// Returns the names of the features that are on.
     pub fn names(self) -> impl Iterator<Item = &'static str> {
         Self::ALL.into_iter().filter(move |known| self.has(known)).map(|known| known.name)
     }
@@ -117,7 +120,7 @@ impl Features {
         self.compat_ro & feature::BLOCK_GROUP_TREE.mask() != 0
     }
 
-    /// Refuses what builds on something that is off.
+    /// Refuses a feature that depends on one that is off.
     pub(crate) fn check(self) -> Result<(), MkfsError> {
         if !self.has_block_group_tree() {
             return Ok(());
@@ -131,7 +134,7 @@ impl Features {
         Ok(())
     }
 
-    /// `incompat_flags` of a volume with nodes of this size.
+    /// Returns `incompat_flags` of a volume with nodes of this size.
     pub(crate) fn incompat_flags(self, node_bytes: u32) -> u64 {
         let is_big = u64::from(node_bytes) > butternut_format::units::SECTOR_BYTES;
         let big = if is_big { feature::BIG_METADATA.mask() } else { 0 };
@@ -144,7 +147,7 @@ impl Features {
 }
 
 impl Default for Features {
-    /// As `mkfs.btrfs` 6.14 has them.
+    /// Returns the defaults of `mkfs.btrfs` 6.14.
     fn default() -> Self {
         Self {
             incompat: feature::EXTENDED_IREF.mask()
@@ -171,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_supported_is_refused_by_name() {
+    fn unsupported_features_are_refused_by_name() {
         let refuse = |word: &str| Features::default().choose(word).unwrap_err().to_string();
         assert_eq!(refuse("zoned"), "feature zoned is not supported");
         assert_eq!(refuse("^zoned"), "feature zoned is not supported");

@@ -1,22 +1,25 @@
-//! [`Identity`]: the uuids of a new volume.
+//! [`Identity`]: the UUIDs of a new volume.
 
 use crate::error::MkfsError;
 use butternut_format::checksum::ChecksumKind;
 use butternut_format::uuid::Uuid;
 use butternut_sys::random;
 
-/// Every uuid that a new volume holds.
+/// All UUIDs of a new volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     pub fsid: Uuid,
     pub device: Uuid,
     pub chunk_tree: Uuid,
-    /// Of the top-level subvolume.
+    /// UUID of the top-level subvolume.
     pub subvolume: Uuid,
 }
 
 impl Identity {
-    /// A volume of this id, and otherwise like no other.
+    /// Returns random UUIDs, with this filesystem UUID if one is given.
+    ///
+    /// # Errors
+    /// The kernel returns no random numbers.
     pub fn random(fsid: Option<Uuid>) -> Result<Self, MkfsError> {
         let fresh = || -> Result<Uuid, MkfsError> {
             Ok(version_4(random::bytes::<16>().map_err(MkfsError::Random)?))
@@ -25,10 +28,10 @@ impl Identity {
         Ok(Self { fsid, device: fresh()?, chunk_tree: fresh()?, subvolume: fresh()? })
     }
 
-    /// The one identity that follows from a volume's id.
+    /// Returns UUIDs that are derived from the filesystem UUID, the same in every call.
     pub fn derived(fsid: Uuid) -> Self {
         let part = |name: &str| {
-            let digest = ChecksumKind::Sha256.digest(&[name.as_bytes(), &fsid.0].concat());
+            let digest = ChecksumKind::Sha256.compute(&[name.as_bytes(), &fsid.0].concat());
             let mut bytes = [0; 16];
             bytes.iter_mut().zip(digest).for_each(|(to, from)| *to = from);
             version_4(bytes)
@@ -42,7 +45,7 @@ impl Identity {
     }
 }
 
-/// Marks 16 bytes as a uuid whose bits are random.
+/// Sets the version and variant bits of a random UUID (version 4).
 fn version_4(mut bytes: [u8; 16]) -> Uuid {
     bytes[6] = bytes[6] & 0x0f | 0x40;
     bytes[8] = bytes[8] & 0x3f | 0x80;

@@ -1,4 +1,4 @@
-//! [`Item`]: a key and its bytes, before they are put into a leaf.
+//! [`Item`]: a key and its bytes, before they are written to a leaf.
 
 use butternut_format::key::{ItemType, Key};
 use zerocopy::{Immutable, IntoBytes};
@@ -14,7 +14,7 @@ impl Item {
         Self { key: Key::new(objectid, item_type, offset), data: Vec::new() }
     }
 
-    /// Adds a structure behind what is there.
+    /// Appends a structure to the bytes.
     pub(crate) fn with<T: IntoBytes + Immutable + ?Sized>(mut self, part: &T) -> Self {
         self.data.extend_from_slice(part.as_bytes());
         self

@@ -1,4 +1,4 @@
-//! Where the block groups of a new volume lie.
+//! Computes the block groups of a new volume.
 //!
 //! ```text
 //! 0      64K    68K     1M        5M          13M           21M
@@ -6,18 +6,19 @@
 //!                          4M       8M         8M
 //! ```
 //!
-//! The three in front are single. A kind that is to be dup has its place in front left empty, and
-//! lies behind them: `system`, `metadata`, `data`, each copy behind the other. That is where
-//! `mkfs.btrfs` puts them, for it makes the single ones first and deletes those it does not want.
-//! Logical addresses run alike, but count each copy once.
+//! The first three groups are single. If a type has the profile dup, its range among them stays
+//! empty, and its group follows behind them, in the order `system`, `metadata`, `data`, one copy
+//! behind the other. `mkfs.btrfs` has the same layout, because it creates single groups first and
+//! then deletes those that it does not need. Logical addresses have the same order, with each group
+//! once.
 //!
 //! 1. A single group other than system has 8 MiB, or a tenth of the volume if that is less.
-//! 2. A dup group has a fixed size (data 1 GiB, metadata 256 MiB, or 1 GiB on more than 50 GiB);
-//!    where that is more than a tenth of the volume, half of the tenth, but not less than 64 MiB
-//!    for data and 32 MiB for metadata. Dup system has 8 MiB.
-//! 3. A mixed single group that would have less than 2 MiB left in seven tenths of it gets a
-//!    second of its size behind it.
-//! 4. Sizes are whole stripes of 64 KiB.
+//! 2. A dup data group has 1 GiB. A dup metadata group has 256 MiB, or 1 GiB on a volume of more
+//!    than 50 GiB. If that exceeds a tenth of the volume, the group has a twentieth of the volume,
+//!    but at least 64 MiB for data and 32 MiB for metadata. A dup system group has 8 MiB.
+//! 3. If 70 % of a mixed single group would leave less than 2 MiB free, a second group of the same
+//!    size follows it.
+//! 4. Sizes are multiples of the stripe length, 64 KiB.
 
 use butternut_format::chunk::{BlockGroupFlags, Profile, STRIPE_BYTES};
 use butternut_format::units::{Logical, Physical};
@@ -25,19 +26,19 @@ use butternut_format::units::{Logical, Physical};
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// Nothing below belongs to a group.
+/// Block groups start at or above this address.
 const GROUPS_START: u64 = MIB;
 const SYSTEM_SINGLE_BYTES: u64 = 4 * MIB;
 const SYSTEM_DUP_BYTES: u64 = 8 * MIB;
 const SINGLE_BYTES_MAX: u64 = 8 * MIB;
 
-/// A volume above this has larger metadata groups.
+/// Volumes larger than this have larger metadata groups.
 const LARGE_VOLUME_BYTES: u64 = 50 * GIB;
 
-/// Law 3: what must be left, and the tree blocks of an empty volume.
+/// The free space that law 3 demands, and the tree blocks of an empty volume.
 const MIXED_ROOM_BYTES: u64 = 2 * MIB + 9 * 4096;
 
-/// Which kinds of groups, in which profiles.
+/// The types of block groups, and their profiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Profiles {
     pub(crate) is_mixed: bool,
@@ -51,7 +52,7 @@ pub(crate) struct Group {
     pub(crate) flags: BlockGroupFlags,
     pub(crate) logical: Logical,
     pub(crate) bytes: u64,
-    /// Where it begins on the device, once for each copy.
+    /// Its physical address, once for each copy.
     pub(crate) copies: Vec<Physical>,
 }
 
@@ -70,7 +71,8 @@ impl Group {
 }
 
 impl Profiles {
-    /// The smallest volume, as `mkfs.btrfs` has it; mixed dup is where its groups end.
+    /// Returns the minimum size of a volume in bytes, which is that of `mkfs.btrfs`. For mixed dup
+    /// it is the end of the block groups.
     pub(crate) fn bytes_min(self) -> u64 {
         let (data, metadata) = (self.data == Profile::Dup, self.metadata == Profile::Dup);
         let mib = match (self.is_mixed, data, metadata) {
@@ -84,7 +86,7 @@ impl Profiles {
         mib * MIB
     }
 
-    /// The groups of a volume of `bytes`, which are not fewer than the least.
+    /// Returns the block groups of a volume of `bytes`, at least [`Self::bytes_min`].
     pub(crate) fn groups(self, bytes: u64) -> Vec<Group> {
         let first = SINGLE_BYTES_MAX.min(whole_stripes(bytes / 10));
         let mut at = Cursor { logical: GROUPS_START, physical: GROUPS_START };
@@ -92,23 +94,23 @@ impl Profiles {
         let singles = [(system, SYSTEM_SINGLE_BYTES), (metadata, first), (data, first)];
         let mut groups = Vec::new();
         for (kind, bytes) in singles.iter().filter_map(|(kind, bytes)| kind.zip(Some(*bytes))) {
-            let group = at.take(kind.flags, Profile::Single, bytes);
+            let group = at.allocate(kind.flags, Profile::Single, bytes);
             if kind.profile == Profile::Single {
                 groups.push(group);
             }
         }
         if self.is_mixed && self.data == Profile::Single && first / 10 * 7 < MIXED_ROOM_BYTES {
-            groups.extend(metadata.map(|kind| at.take(kind.flags, Profile::Single, first)));
+            groups.extend(metadata.map(|kind| at.allocate(kind.flags, Profile::Single, first)));
         }
         for kind in [system, metadata, data].into_iter().flatten() {
             if kind.profile == Profile::Dup {
-                groups.push(at.take(kind.flags, Profile::Dup, kind.dup_bytes(bytes)));
+                groups.push(at.allocate(kind.flags, Profile::Dup, kind.dup_bytes(bytes)));
             }
         }
         groups
     }
 
-    /// System, metadata (which may hold data too), and data of its own.
+    /// Returns system, metadata (or mixed), and data, each with its profile.
     fn kinds(self) -> (Option<Kind>, Option<Kind>, Option<Kind>) {
         let kind = |flags, profile| Some(Kind { flags, profile });
         let (data, metadata) = (BlockGroupFlags::DATA, BlockGroupFlags::METADATA);
@@ -120,7 +122,7 @@ impl Profiles {
     }
 }
 
-/// What a group holds, and how it is kept.
+/// Type and profile of a block group.
 #[derive(Clone, Copy)]
 struct Kind {
     flags: BlockGroupFlags,
@@ -141,14 +143,14 @@ impl Kind {
     }
 }
 
-/// The first addresses that no group has.
+/// The first free addresses.
 struct Cursor {
     logical: u64,
     physical: u64,
 }
 
 impl Cursor {
-    fn take(&mut self, kind: BlockGroupFlags, profile: Profile, bytes: u64) -> Group {
+    fn allocate(&mut self, kind: BlockGroupFlags, profile: Profile, bytes: u64) -> Group {
         let is_dup = profile == Profile::Dup;
         let (count, profile) = if is_dup { (2, BlockGroupFlags::DUP.0) } else { (1, 0) };
         let flags = BlockGroupFlags(kind.0 | profile);
@@ -177,7 +179,7 @@ mod tests {
     const MIXED_DUP: Profiles = Profiles { is_mixed: true, ..DUP };
     const ALL: [Profiles; 6] = [SINGLE, DEFAULT, DUP, DATA_DUP, MIXED, MIXED_DUP];
 
-    /// Logical address, bytes, physical addresses.
+    /// Returns logical address, bytes and physical addresses of each group.
     fn check(profiles: Profiles, bytes: u64) -> Vec<(u64, u64, Vec<u64>)> {
         let groups = profiles.groups(bytes);
         let row = |group: &Group| {
@@ -187,7 +189,7 @@ mod tests {
         groups.iter().map(row).collect()
     }
 
-    /// What `mkfs.btrfs` 6.14 printed for these.
+    /// The expected values are those of `mkfs.btrfs` 6.14.
     #[test]
     fn groups_lie_where_mkfs_btrfs_puts_them() {
         let system = (22_020_096, 8 << 20, vec![22_020_096, 30_408_704]);

@@ -1,28 +1,26 @@
-//! Floor 6: an empty btrfs volume on one device, composed from nothing. Never reads a volume,
-//! never goes through the engine: what it writes is judged by readers that share no code with it.
+//! Floor 6: makes an empty btrfs volume on one device. It never reads a volume and does not use the
+//! engine, so that the readers that test it share no code with it.
 //!
-//! The shape is that of `mkfs.btrfs` 6.14: the same groups at the same addresses, the same items in
-//! the same trees. What differs, and why:
+//! The volume is that of `mkfs.btrfs` 6.14: the same block groups at the same addresses, the same
+//! items in the same trees. The differences:
 //!
-//! - Everything has generation 1, and there is one backup of the roots: the volume is written in
-//!   one transaction, not eight.
-//! - The superblock says that the uuid tree is complete, which it is: the kernel then does not scan
-//!   all subvolumes at the first mount, for which the smallest volumes have no room.
-//! - Tree blocks lie one behind the other, and the free space tree says nothing of groups that are
-//!   not there.
-//! - Under mixed groups, dup has a minimum size of its own: `mkfs.btrfs` names one that it then
-//!   fails at.
+//! - Everything has generation 1, and there is one root backup, since the volume is written in one
+//!   transaction instead of eight.
+//! - The superblock marks the UUID tree as complete, which it is. The kernel then does not scan all
+//!   subvolumes at the first mount, for which the smallest volumes lack the space.
+//! - Tree blocks are contiguous, and the free space tree has no items of temporary block groups.
+//! - Mixed dup has a minimum size of its own; at the minimum that `mkfs.btrfs` prints, it fails.
 //!
-//! [`Target`] opens a path for it, and makes or extends an image file first.
+//! [`Target`] opens a path for it, and creates or extends an image file first.
 //!
 //! Laws of [`make`]:
 //!
-//! 1. Nothing outside the device's window is touched, and inside it nothing but the ranges that
-//!    are wiped and the blocks that are written: a large device costs no more than a small one.
-//! 2. What is refused is refused before the first write.
-//! 3. The old superblocks go before all else, the new ones come last, the first copy at the very
-//!    end, with flushes between: cut short, there is the old volume whole, or none.
-//! 4. The same options, with an identity, give the same bytes.
+//! 1. It writes nothing outside of the device's window, and inside of it only the wiped ranges and
+//!    the new blocks. So the time does not depend on the size of the device.
+//! 2. Options and devices are refused before the first write.
+//! 3. It wipes the old superblocks first and writes the new ones last, the first copy at the end,
+//!    with flushes in between. An interruption leaves the whole old volume, or none.
+//! 4. The same options with the same identity give the same bytes.
 
 mod block;
 mod compose;
@@ -53,19 +51,19 @@ use butternut_device::Device;
 use compose::Composed;
 use options::Plan;
 
-/// What [`make`] made.
+/// Describes a volume that [`make`] made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Made {
     pub fsid: Uuid,
     pub device_uuid: Uuid,
     pub label: Vec<u8>,
-    /// Of the volume: the device's, or fewer where fewer were asked for.
+    /// Size of the volume: that of the device, unless the options have a smaller one.
     pub bytes: u64,
     pub bytes_used: u64,
     pub node_bytes: u32,
     pub csum: ChecksumKind,
     pub features: Features,
-    /// In the order of their addresses.
+    /// Block groups, sorted by address.
     pub groups: Vec<MadeGroup>,
 }
 
@@ -74,12 +72,12 @@ pub struct Made {
 pub struct MadeGroup {
     pub flags: BlockGroupFlags,
     pub profile: Profile,
-    /// Logical bytes; dup takes twice as many.
+    /// Logical bytes. Dup uses twice as many on the device.
     pub bytes: u64,
 }
 
 impl MadeGroup {
-    /// What the group holds, by name.
+    /// Returns the name of the group's type.
     pub fn kind(&self) -> &'static str {
         let holds = |kind| self.flags.contains(kind);
         if holds(BlockGroupFlags::SYSTEM) {
@@ -94,7 +92,11 @@ impl MadeGroup {
     }
 }
 
-/// Makes an empty volume; where something is there already, only if told to.
+/// Makes an empty volume.
+///
+/// # Errors
+/// The options or the device are refused, or the device fails. Without
+/// [`MkfsOptions::overwrite`], a device that has a filesystem or partition table is refused.
 pub fn make(device: &dyn Device, options: &MkfsOptions) -> Result<Made, MkfsError> {
     if !device.is_writable() {
         return Err(MkfsError::ReadOnly);

@@ -1,4 +1,4 @@
-//! [`MkfsOptions`]: what a caller asks for; [`Plan`]: the same, checked against the device.
+//! [`MkfsOptions`]: the options of a caller; [`Plan`]: the options, checked against the device.
 
 use crate::error::MkfsError;
 use crate::features::Features;
@@ -10,30 +10,30 @@ use butternut_format::inode::Time;
 use butternut_format::super_block::LABEL_BYTES;
 use butternut_format::units::{Generation, NODE_BYTES_MAX, NODE_BYTES_MIN, SECTOR_BYTES};
 
-/// The node size of a volume whose groups are not mixed.
+/// Default node size of a volume without mixed groups.
 const NODE_BYTES: u32 = 16384;
 
-/// What to make. The default is what `mkfs.btrfs` 6.14 makes of one device.
+/// Options of a new volume. The defaults are those of `mkfs.btrfs` 6.14 on one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MkfsOptions {
-    /// Drawn anew where it is not given.
+    /// UUIDs; random by default.
     pub identity: Option<Identity>,
-    /// When the volume's first directory was made.
+    /// Timestamps of the root directory.
     pub time: Time,
     pub label: Vec<u8>,
-    /// Of the volume; all of the device where not given.
+    /// Size of the volume in bytes; by default the size of the device.
     pub bytes: Option<u64>,
-    /// 16 KiB, or 4 KiB for mixed groups, where not given.
+    /// Node size in bytes; by default 16 KiB, or 4 KiB with mixed groups.
     pub node_bytes: Option<u32>,
     pub csum: ChecksumKind,
-    /// Single where not given.
+    /// Profile of data; by default single.
     pub data: Option<Profile>,
-    /// Dup where not given, or single for mixed groups.
+    /// Profile of metadata; by default dup, or single with mixed groups.
     pub metadata: Option<Profile>,
     pub features: Features,
-    /// Go ahead although something is there.
+    /// Overwrite an existing filesystem or partition table.
     pub overwrite: bool,
-    /// Tell the device first that nothing on it is of value.
+    /// Discard the whole volume first (TRIM).
     pub discard: bool,
 }
 
@@ -55,7 +55,7 @@ impl Default for MkfsOptions {
     }
 }
 
-/// A volume that can be made.
+/// Checked options, with all defaults filled in.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) identity: Identity,
@@ -165,14 +165,14 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_with_the_least_that_does() {
+    fn sizes_that_do_not_fit_are_refused_with_the_minimum() {
         assert_eq!(
             refuse(|_| (), 108),
             "113246208 bytes are too few: a volume of data in profile single and metadata in \
-             profile dup takes at least 114294784 bytes"
+             profile dup needs at least 114294784 bytes"
         );
         let mixed = |options: &mut MkfsOptions| options.features.choose("mixed-bg").unwrap();
-        assert!(refuse(mixed, 15).ends_with("takes at least 16777216 bytes"));
+        assert!(refuse(mixed, 15).ends_with("needs at least 16777216 bytes"));
         assert_eq!(
             refuse(|options| options.bytes = Some(300 << 20), 200),
             "a volume of 314572800 bytes does not fit on the 209715200 bytes of the device"
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn options_that_contradict_each_other_are_refused() {
+    fn contradicting_options_are_refused() {
         assert!(refuse(|o| o.node_bytes = Some(12288), 200).starts_with("node size 12288: want"));
         assert!(refuse(|o| o.node_bytes = Some(2048), 200).starts_with("node size 2048: want"));
         assert!(refuse(|o| o.data = Some(Profile::Raid1), 200).starts_with("profile raid1: "));

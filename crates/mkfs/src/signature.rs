@@ -1,19 +1,20 @@
-//! What a device already holds, by the marks that filesystems and partition tables leave at its
-//! front: enough to stop a hand that slipped, not a survey.
+//! Detects filesystems and partition tables by their magic numbers at the start of a device. It
+//! guards against accidental overwriting and does not know every format.
 
 use butternut_device::{Device, DeviceError};
 use butternut_format::units::{index, length};
 use butternut_sys::buffer::Buffer;
 use std::fmt;
 
-/// All marks lie in front of this.
+/// All magic numbers are below this offset.
 const FRONT_BYTES: usize = 68 << 10;
 
-/// Where the mark of swap space ends: the first page, whatever the machine's pages are.
+/// End of the magic number of swap space: the end of the first page, for each page size.
 const PAGE_BYTES: [usize; 5] = [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10];
 const SWAP_MARKS: [&[u8]; 2] = [b"SWAPSPACE2", b"SWAP-SPACE"];
 
-/// Fixed marks. Filesystems come before partition tables: some begin like a boot sector.
+/// Magic numbers at fixed offsets. Filesystems are tested before partition tables, because some
+/// begin with a boot sector.
 const MARKS: [(usize, &[u8], &str); 26] = [
     (65600, b"_BHRfS_M", "a btrfs volume"),
     (1080, b"\x53\xef", "an ext2, ext3 or ext4 filesystem"),
@@ -43,10 +44,10 @@ const MARKS: [(usize, &[u8], &str); 26] = [
     (4096, b"EFI PART", "a GPT partition table"),
 ];
 
-/// A mark that was found.
+/// A magic number that was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signature {
-    /// What left it, with its article.
+    /// Name of the format, with its article.
     pub what: &'static str,
     pub offset: u64,
 }
@@ -57,7 +58,10 @@ impl fmt::Display for Signature {
     }
 }
 
-/// The first mark on the device, or `None`.
+/// Returns the first magic number on the device, if there is one.
+///
+/// # Errors
+/// The device cannot be read.
 pub fn find(device: &dyn Device) -> Result<Option<Signature>, DeviceError> {
     let bytes = device.bytes().min(length(FRONT_BYTES));
     let mut front = Buffer::zeroed(FRONT_BYTES);
@@ -87,7 +91,7 @@ fn marked(front: &[u8]) -> Option<Signature> {
     None
 }
 
-/// Whether each of the four entries is marked as active or not, and nothing else.
+/// Returns whether the status byte of each of the four entries is valid.
 fn is_partition_table(front: &[u8]) -> bool {
     [446, 462, 478, 494].iter().all(|at| matches!(front.get(*at), Some(0 | 0x80)))
 }
@@ -105,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn every_mark_is_found_where_it_belongs() {
+    fn every_magic_number_is_found_at_its_offset() {
         for (offset, mark, what) in MARKS {
             assert_eq!(check(offset, mark), Some(what));
         }
@@ -115,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_a_boot_sector_of_code_and_a_tiny_device_hold_nothing() {
+    fn zeros_boot_code_and_tiny_devices_have_no_signature() {
         assert_eq!(check(0, b""), None);
         let mut sector = [0x17; 512];
         (sector[510], sector[511]) = (0x55, 0xaa);

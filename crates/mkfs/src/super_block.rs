@@ -1,4 +1,4 @@
-//! The superblocks of a new volume.
+//! Writes the superblocks of a new volume.
 
 use crate::compose::Composed;
 use crate::error::MkfsError;
@@ -16,7 +16,7 @@ use butternut_sys::buffer::Buffer;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Writes every copy that the volume has room for, the first one last.
+/// Writes every copy inside the volume, the first copy last.
 pub(crate) fn write(
     device: &dyn Device,
     plan: &Plan,
@@ -27,14 +27,14 @@ pub(crate) fn write(
     let is_inside = |offset: u64| offset + length(SUPER_BLOCK_BYTES) < plan.bytes;
     for offset in COPY_OFFSETS.into_iter().rev().filter(|offset| is_inside(*offset)) {
         raw.bytenr = U64::new(offset);
-        raw.csum = plan.csum.digest(&raw.as_bytes()[CSUM_BYTES..]);
+        raw.csum = plan.csum.compute(&raw.as_bytes()[CSUM_BYTES..]);
         memory.copy_from_slice(raw.as_bytes());
         device.write_at(offset, &memory)?;
     }
     Ok(())
 }
 
-/// All of it but what differs between the copies.
+/// Returns the superblock, without the fields that differ between copies.
 fn super_block(plan: &Plan, composed: &Composed) -> RawSuperBlock {
     let generation = U64::new(Plan::GENERATION.0);
     let root = composed.arrangement.root(TreeId::ROOT);
@@ -62,7 +62,7 @@ fn super_block(plan: &Plan, composed: &Composed) -> RawSuperBlock {
         root_level: root.level,
         chunk_root_level: chunk_root.level,
         dev_item: device_item(plan),
-        // Without a free space tree, the older cache is one that was never written.
+        // Without a free space tree, the v1 cache is marked as never written.
         cache_generation: U64::new(if has_free_space_tree { 0 } else { u64::MAX }),
         uuid_tree_generation: generation,
         ..RawSuperBlock::new_zeroed()

@@ -1,13 +1,14 @@
-//! [`Target`]: the file or block device that a volume is made on, opened for nobody else.
+//! [`Target`]: the file or block device that a volume is made on. It is opened exclusively.
 //!
-//! 1. With a size, an image file that is not there is made, and one that is too short is
-//!    extended; neither happens before everything that can be refused has been. A file that was
-//!    made goes again if the volume could not be.
-//! 2. Inside a bigger image, with a size, nothing behind the volume is looked at. Elsewhere the
-//!    whole device is the window: old copies of superblocks behind a smaller volume are found.
-//! 3. A zoned block device is refused: it takes writes in order only, and a superblock has a fixed
-//!    place.
-//! 4. Only block devices are told to discard: an image file keeps the blocks it was given.
+//! 1. With a size, a missing image file is created and a short one is extended, after the options
+//!    and the existing contents were checked. If making the volume fails, a created file is
+//!    removed.
+//! 2. With a size, inside a larger image, nothing behind the volume is read or written. Otherwise
+//!    the window is the whole device, so that old superblock copies behind a smaller volume are
+//!    wiped.
+//! 3. A zoned block device is refused, because superblocks have fixed addresses and such a device
+//!    accepts only sequential writes.
+//! 4. Only block devices are discarded; an image file keeps its allocated blocks.
 
 use crate::error::MkfsError;
 use crate::options::{MkfsOptions, Plan};
@@ -18,16 +19,19 @@ use butternut_sys::file::DiskKind;
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 
-/// Where a volume is made.
+/// The place where a volume is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     pub path: PathBuf,
-    /// Where in the file the volume begins.
+    /// Start of the volume in the file, in bytes.
     pub offset: u64,
 }
 
 impl Target {
-    /// Makes a volume here; `bytes` of the options is the size of law 1.
+    /// Makes a volume. [`MkfsOptions::bytes`] is the size of law 1.
+    ///
+    /// # Errors
+    /// The file cannot be opened or created, or as of [`crate::make`].
     pub fn make(&self, options: &MkfsOptions) -> Result<Made, MkfsError> {
         let is_new = self.prepare(options)?;
         let made = self.open(options).and_then(|device| {
@@ -41,7 +45,7 @@ impl Target {
             make(&device, &MkfsOptions { discard: options.discard && is_block, ..options.clone() })
         });
         if made.is_err() && is_new {
-            // The failure is worth telling, not that what it left could not be removed either.
+            // The first error is returned; an error of the removal is ignored.
             std::fs::remove_file(&self.path).ok();
         }
         made
@@ -54,7 +58,7 @@ impl Target {
         Ok(FileDevice::open(&self.path, &how)?)
     }
 
-    /// Makes an image as long as it has to be; whether it is a new one.
+    /// Creates or extends the image file. Returns whether it was created.
     fn prepare(&self, options: &MkfsOptions) -> Result<bool, MkfsError> {
         let Some(bytes) = options.bytes else { return Ok(false) };
         let end = self.offset.checked_add(bytes).ok_or(MkfsError::OffsetTooLarge)?;
@@ -70,12 +74,12 @@ impl Target {
                 extend(&self.path, end, false)?;
                 Ok(false)
             }
-            // Longer files, devices, and what is neither: opening tells.
+            // Long files, devices and everything else are checked when they are opened.
             _ => Ok(false),
         }
     }
 
-    /// Refuses an image that is in use, or holds something, before it is made longer.
+    /// Refuses an image that is in use or has contents, before it is extended.
     fn check_short(&self, options: &MkfsOptions) -> Result<(), MkfsError> {
         let how = OpenDevice { writable: true, ..OpenDevice::default() };
         let whole = FileDevice::open(&self.path, &how)?;
@@ -92,7 +96,7 @@ impl Target {
     }
 }
 
-/// Whether the kernel calls the device, or the one it is a partition of, zoned.
+/// Returns whether the device, or the device of the partition, is zoned according to sysfs.
 fn is_zoned(sysfs: &Path) -> bool {
     let model = |path: PathBuf| std::fs::read_to_string(path).ok();
     let own = model(sysfs.join("queue/zoned"));
@@ -121,7 +125,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn a_zoned_device_and_its_partitions_are_known() {
+    fn zoned_devices_and_their_partitions_are_detected() {
         let check = |model: &str| {
             let disk = tempfile::tempdir().unwrap();
             fs::create_dir_all(disk.path().join("queue")).unwrap();

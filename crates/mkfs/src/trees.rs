@@ -1,4 +1,4 @@
-//! What the trees of an empty volume hold.
+//! The items of all trees of an empty volume.
 
 use crate::compose::Arrangement;
 use crate::item::Item;
@@ -22,18 +22,18 @@ use butternut_format::units::{DevId, Physical, TreeId};
 use zerocopy::FromZeros;
 use zerocopy::little_endian::{I64, U16, U32, U64};
 
-/// The only device's number.
+/// Devid of the only device.
 pub(crate) const DEVICE_ID: u64 = 1;
 
-/// The first inode of a subvolume, and the first object of every other kind.
+/// The first object id: the root directory of a subvolume, and the first chunk.
 const FIRST_INO: u64 = 256;
 
-/// The name under which the tree of roots keeps the subvolume to mount.
+/// Name of the directory entry of the default subvolume in the root tree.
 const DEFAULT: &[u8] = b"default";
 
 const GENERATION: U64 = U64::new(Plan::GENERATION.0);
 
-/// The trees of a volume with these features, in the order of their blocks.
+/// Returns the trees of a volume with these features, in the order of their blocks.
 pub(crate) fn ids(plan: &Plan) -> Vec<TreeId> {
     let mut ids = vec![
         TreeId::CHUNK,
@@ -54,7 +54,7 @@ pub(crate) fn ids(plan: &Plan) -> Vec<TreeId> {
     ids
 }
 
-/// The items of every tree, sorted, as they are when the blocks lie as arranged.
+/// Returns the sorted items of every tree, for blocks at the addresses of `arrangement`.
 pub(crate) fn items(plan: &Plan, arrangement: &Arrangement) -> Vec<(TreeId, Vec<Item>)> {
     let mut all = Vec::new();
     for tree in ids(plan) {
@@ -78,10 +78,10 @@ pub(crate) fn items(plan: &Plan, arrangement: &Arrangement) -> Vec<(TreeId, Vec<
     all
 }
 
-/// The chunk item of a group.
+/// Returns the chunk item of a group.
 pub(crate) fn chunk_item(plan: &Plan, group: &Group) -> Item {
-    // The first chunk of all describes itself in the superblock before anything can be known of
-    // the device: its transfers are counted in sectors.
+    // The system chunk is read from the superblock before the device item, so its I/O sizes are
+    // the sector size.
     let is_first = group.profile() == Profile::Single && group.holds(BlockGroupFlags::SYSTEM);
     let io_bytes = if is_first { 4096 } else { CHUNK_IO_BYTES };
     let stripe = |copy: &Physical| Stripe {
@@ -183,7 +183,7 @@ fn root_item(plan: &Plan, arrangement: &Arrangement, tree: TreeId) -> RawRootIte
     item
 }
 
-/// A directory with nothing in it but its own `..`.
+/// Returns the items of an empty directory.
 fn first_directory(plan: &Plan, ino: u64, parent: u64) -> Vec<Item> {
     let time = timespec(plan.time);
     let inode = RawInodeItem {
@@ -198,7 +198,7 @@ fn first_directory(plan: &Plan, ino: u64, parent: u64) -> Vec<Item> {
     vec![inode, name_of(ino, parent, b"..")]
 }
 
-/// What all directories of a new volume have.
+/// Returns the inode item of a directory.
 fn directory(plan: &Plan) -> RawInodeItem {
     RawInodeItem {
         nbytes: U64::new(u64::from(plan.node_bytes)),
@@ -208,7 +208,7 @@ fn directory(plan: &Plan) -> RawInodeItem {
     }
 }
 
-/// The item that keeps a name beside what it names.
+/// Returns the `INODE_REF` item of a name.
 fn name_of(objectid: u64, parent: u64, name: &[u8]) -> Item {
     let name_len = U16::new(u16::try_from(name.len()).expect("a short name"));
     let reference = RawInodeRef { index: U64::ZERO, name_len };
@@ -250,7 +250,8 @@ fn block_group_items(plan: &Plan, arrangement: &Arrangement) -> Vec<Item> {
     plan.groups.iter().map(item).collect()
 }
 
-/// Blocks lie at the front of their group, so each group has one free range behind them.
+/// Returns the free space items. Blocks are at the start of their group, so each group has one free
+/// range.
 fn free_space_items(plan: &Plan, arrangement: &Arrangement) -> Vec<Item> {
     let items = |group: &Group| {
         let used = arrangement.bytes_used(group, plan.node_bytes);

@@ -1,8 +1,8 @@
-//! Wiping what other readers would take for a filesystem: both ends of the volume, and old copies
-//! of the superblock behind its end.
+//! Wipes signatures of older filesystems: at both ends of the volume, and old btrfs superblocks
+//! behind its end.
 //!
-//! 1. Only what is not zero is written, so that a sparse image stays sparse.
-//! 2. Behind the volume's end nothing is touched but superblocks of btrfs at their places.
+//! 1. Ranges that are zero already are not written, so that a sparse image stays sparse.
+//! 2. Behind the volume's end only btrfs superblocks at their fixed addresses are wiped.
 
 use crate::error::MkfsError;
 use butternut_device::Device;
@@ -11,16 +11,16 @@ use butternut_format::units::{index, length};
 use butternut_sys::buffer::Buffer;
 use zerocopy::FromBytes;
 
-/// What is wiped at each end, as `mkfs.btrfs` does.
+/// Bytes that are wiped at each end, as by `mkfs.btrfs`.
 const END_BYTES: u64 = 2 << 20;
 
-/// Zeros are looked for and written in pieces of this size.
+/// Size of each read and write, in bytes.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// A device is told of this much at a time: one that erases for real takes long over all of it.
+/// Bytes of each discard request, because a device may take long for a large one.
 const DISCARD_BYTES: u64 = 1 << 30;
 
-/// Tells the device that nothing in the volume's range is of value.
+/// Discards the volume's range.
 pub(crate) fn discard(device: &dyn Device, volume_bytes: u64) -> Result<(), MkfsError> {
     let mut at = 0;
     while at < volume_bytes {
@@ -31,7 +31,7 @@ pub(crate) fn discard(device: &dyn Device, volume_bytes: u64) -> Result<(), Mkfs
     Ok(())
 }
 
-/// Wipes the superblocks: without them, what else is there belongs to no volume.
+/// Wipes the superblocks, without which the other blocks belong to no volume.
 pub(crate) fn super_blocks(device: &dyn Device, volume_bytes: u64) -> Result<(), MkfsError> {
     let copy_bytes = length(SUPER_BLOCK_BYTES);
     for offset in COPY_OFFSETS {
@@ -46,7 +46,7 @@ pub(crate) fn super_blocks(device: &dyn Device, volume_bytes: u64) -> Result<(),
     Ok(())
 }
 
-/// Wipes the volume's two ends.
+/// Wipes both ends of the volume.
 pub(crate) fn ends(device: &dyn Device, volume_bytes: u64) -> Result<(), MkfsError> {
     let end = volume_bytes.saturating_sub(END_BYTES);
     zero(device, 0, END_BYTES.min(volume_bytes))?;

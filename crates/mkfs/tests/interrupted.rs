@@ -1,4 +1,4 @@
-//! A device that dies while a volume is made: what is left is the old volume whole, or none.
+//! Tests that a device that fails while a volume is made has the whole old volume, or none.
 
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
@@ -39,7 +39,7 @@ fn remade(fault: Fault, when: When) -> (Arc<MemoryDevice>, Result<(), MkfsError>
 }
 
 #[test]
-fn cut_off_at_any_write_there_is_no_half_made_volume() {
+fn no_write_that_fails_leaves_a_partial_volume() {
     let whole = Arc::new(MemoryDevice::new("m", BYTES));
     make(&*whole, &options(1)).unwrap();
     let before = image(&*whole);
@@ -63,7 +63,7 @@ fn cut_off_at_any_write_there_is_no_half_made_volume() {
 }
 
 #[test]
-fn a_flush_that_fails_fails_the_making() {
+fn a_failed_flush_is_an_error() {
     for flush in 0..3 {
         let (medium, made) = remade(Fault::FlushError, When::Nth(flush));
         assert!(matches!(made, Err(MkfsError::Device(_))), "flush {flush}");
@@ -74,7 +74,7 @@ fn a_flush_that_fails_fails_the_making() {
 }
 
 #[test]
-fn whatever_a_power_cut_leaves_of_the_writes_a_superblock_has_its_whole_volume() {
+fn after_a_power_cut_a_superblock_has_its_whole_volume() {
     // The groups of a single volume begin where the front is wiped.
     let single = |id| MkfsOptions { metadata: Some(Profile::Single), ..options(id) };
     let (bytes, front) = (60 << 20, 16 << 20);

@@ -1,5 +1,5 @@
-//! What `make` leaves on a device, read back without the engine: every block of every tree passes
-//! the laws of the format, and the same options give the same bytes.
+//! Reads volumes of `make` back without the engine: every block of every tree passes the checks of
+//! the format, and the same options give the same bytes.
 
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
@@ -106,7 +106,7 @@ impl<'a> Volume<'a> {
 }
 
 #[test]
-fn every_block_of_every_combination_keeps_the_laws_of_the_format() {
+fn every_block_of_every_combination_is_valid() {
     let mut made = 0;
     for features in [&[][..], &["^fst"], &["bgt"], &["^skinny-metadata"], &["bgt", "^extref"]] {
         for csum in ChecksumKind::ALL {
@@ -175,7 +175,7 @@ fn the_same_options_give_the_same_bytes() {
 }
 
 #[test]
-fn copies_of_the_superblock_lie_where_there_is_room_and_old_ones_are_gone() {
+fn superblock_copies_are_written_inside_the_volume_and_old_ones_are_wiped() {
     let device = MemoryDevice::new("m", 300 << 30);
     make(&device, &options(&[])).unwrap();
     for (copy, offset) in COPY_OFFSETS.into_iter().enumerate() {
@@ -192,7 +192,7 @@ fn copies_of_the_superblock_lie_where_there_is_room_and_old_ones_are_gone() {
 }
 
 #[test]
-fn a_volume_that_is_there_is_refused_and_left_as_it_is() {
+fn an_existing_volume_is_refused_and_unchanged() {
     let device = MemoryDevice::new("m", 120 * MIB);
     make(&device, &options(&[])).unwrap();
     let before = read(&device, 0, 120 << 20);
@@ -214,7 +214,7 @@ fn a_device_is_neither_read_nor_written_as_a_whole() {
 }
 
 #[test]
-fn what_lay_at_both_ends_and_in_the_reserved_space_is_wiped() {
+fn both_ends_and_the_reserved_space_are_wiped() {
     let device = MemoryDevice::new("m", 120 * MIB);
     let junk = vec![0xab; 1 << 20];
     device.write_at(0, &junk).unwrap();

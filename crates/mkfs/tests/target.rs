@@ -1,4 +1,4 @@
-//! What making a volume does to files: which it makes, extends, refuses and leaves alone.
+//! Tests which files making a volume creates, extends, refuses and leaves unchanged.
 
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
@@ -48,7 +48,7 @@ fn a_file_is_not_made_for_a_volume_that_is_refused() {
 }
 
 #[test]
-fn an_image_that_somebody_reads_is_busy() {
+fn an_image_that_is_open_elsewhere_is_busy() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.img");
     fs::File::create(&path).unwrap().set_len(120 * MIB).unwrap();

@@ -1,32 +1,32 @@
-//! POSIX access control lists: their bytes, and how they and a mode determine each other.
+//! POSIX access control lists: their encoding, and their relation to the mode of an inode.
 //!
 //! ```text
 //! 0         4
 //! | version |   2, then entries:
 //!
 //! 0     2      4    8
-//! | tag | perm | id |   `id` counts for named users and groups only
+//! | tag | perm | id |   `id` is valid for named users and groups only
 //! ```
 //!
 //! Laws of [`Acl::parse`]:
 //!
 //! 1. The owner comes first, then named users, the group, named groups, the mask, the others.
-//!    Owner, group and others are there once each, the mask at most once.
+//!    Owner, group and others occur once each, the mask at most once.
 //! 2. Named users or groups need a mask.
 //! 3. An entry has no permission bits beyond read, write and execute; a named one has an id.
 //!
-//! The file's mode mirrors its access list: owner and others their entries, the group's bits the
-//! mask, or the group's entry where there is no mask. A list that says no more than a mode is not
-//! kept.
+//! The mode of an inode mirrors its access list. The bits of owner and others are those of their
+//! entries; the bits of the group are those of the mask, or of the group's entry if there is no
+//! mask. A list that a mode can express is not stored.
 
 use crate::error::NamesError;
 use butternut_format::inode::FileKind;
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// The attribute of the list that guards an inode.
+/// The attribute of the access list of an inode.
 pub const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
-/// The attribute of the list that a directory hands down.
+/// The attribute of the default list of a directory, which new entries inherit.
 pub const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
 
 const VERSION: u32 = 2;
@@ -36,9 +36,9 @@ const TAG_GROUP_OWNER: u16 = 0x04;
 const TAG_GROUP: u16 = 0x08;
 const TAG_MASK: u16 = 0x10;
 const TAG_OTHERS: u16 = 0x20;
-/// What the id of an entry that has none is written as.
+/// The id of entries that need none.
 const NO_ID: u32 = u32::MAX;
-/// Read, write and execute, of one of the three a mode knows.
+/// The bits read, write and execute.
 const RWX: u16 = 0o7;
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -50,7 +50,7 @@ struct RawAclEntry {
 }
 const _: () = assert!(size_of::<RawAclEntry>() == 8);
 
-/// Whom an entry is about, in the order that entries have.
+/// The subject of an entry, in the order of entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum AclTag {
     Owner,
@@ -74,26 +74,29 @@ pub struct Acl {
     entries: Vec<AclEntry>,
 }
 
-/// What a new inode gets of its directory's default list.
+/// The permissions and lists that a new inode inherits from its directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inherited {
-    /// The permission bits, the umask or the list applied.
+    /// The permission bits after the umask or the list is applied.
     pub permissions: u32,
     pub access: Option<Acl>,
     pub default: Option<Acl>,
 }
 
-/// An access list as it is to be stored, and the mode that goes with it.
+/// An access list to be stored, and the mode that mirrors it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Guarded {
+pub struct AclAndMode {
     pub mode: u32,
-    /// `None` where the mode says it all: the attribute is removed then.
+    /// `None` if the mode expresses the whole list: the attribute is removed then.
     pub acl: Option<Acl>,
 }
 
 impl Acl {
-    /// Reads the value of an ACL attribute. A list without entries is `None`: setting it removes
+    /// Parses the value of an ACL attribute. A list without entries is `None`: setting it removes
     /// the attribute.
+    ///
+    /// # Errors
+    /// The value violates a law of this module.
     pub fn parse(value: &[u8]) -> Result<Option<Self>, NamesError> {
         let (version, rest) = U32::read_from_prefix(value)
             .map_err(|_| NamesError::Invalid { what: "an ACL has at least 4 bytes" })?;
@@ -122,7 +125,7 @@ impl Acl {
         &self.entries
     }
 
-    /// Whether a mode says as much as this list.
+    /// Returns whether a mode can express this list.
     fn is_mode(&self) -> bool {
         !self
             .entries
@@ -130,13 +133,13 @@ impl Acl {
             .any(|entry| matches!(entry.tag, AclTag::User(_) | AclTag::Group(_) | AclTag::Mask))
     }
 
-    /// The nine permission bits that mirror this list.
+    /// Returns the nine permission bits that mirror this list.
     fn permissions(&self) -> u32 {
         let of = |tag| u32::from(self.entry(tag).map_or(0, |entry| entry.permissions));
         (of(AclTag::Owner) << 6) | (of(self.group_tag()) << 3) | of(AclTag::Others)
     }
 
-    /// The entry that the group's bits of the mode mirror.
+    /// Returns the tag of the entry that the group's bits of the mode mirror.
     fn group_tag(&self) -> AclTag {
         if self.entry(AclTag::Mask).is_some() { AclTag::Mask } else { AclTag::GroupOwner }
     }
@@ -157,24 +160,24 @@ impl Acl {
         }
     }
 
-    /// The list after a change of the file's mode.
+    /// Returns the list after a change of the mode.
     #[must_use]
     pub fn with_mode(mut self, mode: u32) -> Self {
         self.map_mirrored(|_, bits| bits, mode);
         self
     }
 
-    /// What setting this access list makes of an inode's mode. Who may not keep set-group-id, the
-    /// caller knows.
-    pub fn guard(self, mode: u32) -> Guarded {
+    /// Returns the mode of an inode with this access list. The caller decides whether set-group-id
+    /// is kept.
+    pub fn apply_to(self, mode: u32) -> AclAndMode {
         let mode = (mode & !0o777) | self.permissions();
         let acl = Some(self).filter(|acl| !acl.is_mode());
-        Guarded { mode, acl }
+        AclAndMode { mode, acl }
     }
 }
 
-/// What a new inode gets, of its directory's default list or, where there is none, of the umask.
-/// Symbolic links have neither.
+/// Applies the default list of the directory to a new inode, or the umask if there is no such list.
+/// Neither applies to symbolic links.
 pub fn inherit(default: Option<&Acl>, kind: FileKind, permissions: u32, umask: u32) -> Inherited {
     if kind == FileKind::Symlink {
         return Inherited { permissions, access: None, default: None };
@@ -215,7 +218,7 @@ impl AclEntry {
         Ok(Self { tag, permissions })
     }
 
-    /// The entry as it stands in a list.
+    /// Returns the bytes of the entry.
     pub fn to_bytes(self) -> [u8; 8] {
         zerocopy::transmute!(self.raw())
     }
@@ -233,7 +236,7 @@ impl AclEntry {
     }
 }
 
-/// Laws 1 and 2. Named entries may repeat and need no order among themselves.
+/// Checks laws 1 and 2. Named entries may repeat, in any order.
 fn check_order(entries: &[AclEntry]) -> Result<(), NamesError> {
     let rank = |entry: &AclEntry| match entry.tag {
         AclTag::Owner => 0,

@@ -1,67 +1,51 @@
-//! Names given, taken, moved and exchanged: the entry in its directory together with the reference
-//! at its inode.
+//! Changes of names: each changes the entry of the directory together with the reference of the
+//! inode.
 //!
 //! | function | entry | reference |
 //! |---|---|---|
 //! | [`create`] | added, and the inode with it | added |
 //! | [`link`] | added | added |
-//! | [`unlink`] | taken out | taken out |
-//! | [`unlink_last`] | taken out | taken out, and the inode with it |
-//! | [`rename`] | taken out at one place, added or replaced at another | moved |
-//! | [`exchange`] | each at its place, leading to the other's target | moved, both |
+//! | [`unlink`] | removed | removed |
+//! | [`unlink_last`] | removed | removed, and the inode with it |
+//! | [`rename`] | removed from one directory, added to or replaced in another | moved |
+//! | [`exchange`] | both are replaced, each with the target of the other | both are moved |
 //!
 //! Laws:
 //!
 //! 1. A change that is refused has changed nothing; see [`NamesError`].
-//! 2. An entry that moves gets a new index, so that a listing under way sees it at most twice and
-//!    never misses one that stood still.
+//! 2. After the first item that a change has changed, every error ends the transaction, except for
+//!    a refusal that the change undoes. So that few errors remain, a change reads nothing on its
+//!    own: the caller reads how inodes refer back to the old names before it ([`OldTarget`]).
+//! 3. An entry that moves gets a new index, so that a listing that runs meanwhile returns it at
+//!    most twice, and never misses an entry that did not move.
 //!
-//! Left to others: the inodes themselves, their sizes, counts and times (`inode`), the references
+//! Left to others: the sizes, link counts and times of inodes (`inode`), the references
 //! of subvolumes in the root tree (`root_ref`), permissions and loops in the directory tree (`fs`).
 
 use crate::entry::{self, NewName, check_new};
-use crate::error::{NamesError, corrupt_midway};
+use crate::error::{NamesError, midway};
 use crate::inode::{insert_inode, remove_inode};
-use crate::items::Edit;
+use crate::items::EditItems;
 use crate::lookup::{Found, Target};
+use crate::old_name::{OldName, OldTarget};
 use crate::reference;
-use butternut_format::checksum::name_hash;
 use butternut_format::inode::{FileKind, Inode};
 use butternut_format::inode_ref::InodeRef;
-use butternut_format::key::{ItemType, Key};
-use butternut_format::refused::Refused;
+use butternut_format::key::Key;
 use butternut_format::units::{Generation, Ino};
 
-/// A name that is there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OldName<'a> {
-    pub dir: Ino,
-    pub name: &'a [u8],
-    pub leads: Leads,
-}
-
-/// What an old name leads to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Leads {
-    /// An inode, which knows the index of its name.
-    Inode(Ino),
-    /// A subvolume: its reference in the root tree knows the index, or
-    /// [`find_index`](crate::find_index) does.
-    Subvolume { index: u64 },
-}
-
-/// Where a name is moved to.
+/// A rename.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move<'a> {
     pub from: OldName<'a>,
     pub to: NewName<'a>,
-    /// What `to` leads to so far. It loses that name.
-    pub replaces: Option<Leads>,
+    /// The target of `to` before the rename. It loses that name.
+    pub replaces: Option<OldTarget>,
 }
 
-/// Writes a new inode and gives it its first name.
+/// Inserts a new inode with its first name.
 pub fn create(
-    edit: &impl Edit,
+    edit: &impl EditItems,
     new: &NewName<'_>,
     ino: Ino,
     inode: &Inode,
@@ -74,53 +58,51 @@ pub fn create(
     })
 }
 
-/// Gives an inode or a subvolume a name.
-pub fn link(edit: &impl Edit, new: &NewName<'_>) -> Result<(), NamesError> {
+/// Adds a name to an inode or a subvolume.
+pub fn link(edit: &impl EditItems, new: &NewName<'_>) -> Result<(), NamesError> {
     check_new(new.name)?;
     add_reference(edit, new)?;
     entry::add(edit, new).or_else(|refused| {
-        take_back(edit, new)?;
+        undo_add_reference(edit, new)?;
         Err(refused)
     })
 }
 
-/// Takes a name away; the index that it had.
-pub fn unlink(edit: &impl Edit, old: &OldName<'_>) -> Result<u64, NamesError> {
-    let index = take_reference(edit, old)?;
+/// Removes a name. Returns the index that it had.
+pub fn unlink(edit: &impl EditItems, old: &OldName<'_>) -> Result<u64, NamesError> {
+    let index = remove_reference(edit, old)?;
     entry::remove(edit, old.dir, old.name, index)?;
     Ok(index)
 }
 
-/// Takes the only name of an inode away, and all items of the inode as
-/// [`remove_inode`](crate::remove_inode) does: one walk over what lies together. The entry must
-/// have been looked up.
+/// Removes the only name of an inode, and all items of the inode as
+/// [`remove_inode`](crate::remove_inode) does, in one pass. The caller has looked the name up.
 pub fn unlink_last(
-    edit: &impl Edit,
-    (dir, name): (Ino, &[u8]),
+    edit: &impl EditItems,
+    old: &OldName<'_>,
     (ino, kind): (Ino, FileKind),
-    see: &mut dyn FnMut(Key, &[u8]),
+    visit: &mut dyn FnMut(Key, &[u8]),
 ) -> Result<(), NamesError> {
-    let mut index = None;
+    let OldName { dir, name, target } = *old;
+    let mut index = match target {
+        OldTarget::Inode(_) => None,
+        OldTarget::Unreferenced { index } => Some(index),
+    };
     remove_inode(edit, ino, kind, &mut |key, item| {
         index = index.or_else(|| reference::index_of(key, item, dir, name));
-        see(key, item);
+        visit(key, item);
     })?;
     let Some(index) = index else {
-        let key = Key::new(ino.0, ItemType::INODE_REF, dir.0);
-        return Err(corrupt_midway(edit, key, no_reference()));
+        return Err(midway(edit, entry::hash_key(dir, name), NamesError::NoEntry));
     };
     entry::remove(edit, dir, name, index)
 }
 
-fn no_reference() -> Refused {
-    Refused::new("reference", "none", "one to the name")
-}
-
-/// Moves a name that is there, over the one at its new place where `replaces` says so.
+/// Moves a name, and replaces the name at its new place if `replaces` is set.
 ///
-/// Both names must not lead to the same inode: that rename changes nothing and is the caller's to
-/// see.
-pub fn rename(edit: &impl Edit, change: &Move<'_>) -> Result<(), NamesError> {
+/// The two names must not have the same inode: the caller returns before such a rename, which
+/// changes nothing.
+pub fn rename(edit: &impl EditItems, change: &Move<'_>) -> Result<(), NamesError> {
     let Move { from, to, replaces } = change;
     check_new(to.name)?;
     let old_index = match replaces {
@@ -131,10 +113,10 @@ pub fn rename(edit: &impl Edit, change: &Move<'_>) -> Result<(), NamesError> {
                 Err(refused)
             })?
         }
-        Some(leads) => {
+        Some(target) => {
             let old_index = move_reference(edit, from, to)?;
-            let victim = OldName { dir: to.dir, name: to.name, leads: *leads };
-            let index = take_known_reference(edit, &victim)?;
+            let victim = OldName { dir: to.dir, name: to.name, target: *target };
+            let index = remove_known_reference(edit, &victim)?;
             entry::replace(edit, to, index)?;
             old_index
         }
@@ -142,42 +124,43 @@ pub fn rename(edit: &impl Edit, change: &Move<'_>) -> Result<(), NamesError> {
     entry::remove(edit, from.dir, from.name, old_index)
 }
 
-/// Lets the reference to a name lead to another; the index that the old name had.
+/// Changes the reference of the inode from the old name to the new one. Returns the index of the
+/// old name.
 fn move_reference(
-    edit: &impl Edit,
+    edit: &impl EditItems,
     from: &OldName<'_>,
     to: &NewName<'_>,
 ) -> Result<u64, NamesError> {
-    let at_once = match from.leads {
-        Leads::Inode(ino) if from.dir == to.dir => {
+    let renamed = match from.target {
+        OldTarget::Inode(ino) if from.dir == to.dir => {
             let new = InodeRef { index: to.index, name: to.name };
             reference::rename(edit, ino, to.dir, from.name, &new)?
         }
-        Leads::Inode(_) | Leads::Subvolume { .. } => None,
+        OldTarget::Inode(_) | OldTarget::Unreferenced { .. } => None,
     };
-    if let Some(index) = at_once {
+    if let Some(index) = renamed {
         return Ok(index);
     }
     add_reference(edit, to)?;
-    take_known_reference(edit, from)
+    remove_known_reference(edit, from)
 }
 
-/// Lets two names change places. Each gets an index of its own in its directory.
+/// Exchanges the targets of two names. Each name gets a new index in its directory.
 pub fn exchange(
-    edit: &impl Edit,
+    edit: &impl EditItems,
     one: &Exchanged<'_>,
     other: &Exchanged<'_>,
     generation: Generation,
 ) -> Result<(), NamesError> {
-    let to_one = one.leading_to(other.found, generation);
-    let to_other = other.leading_to(one.found, generation);
+    let to_one = one.entry_for(other.found, generation);
+    let to_other = other.entry_for(one.found, generation);
     add_reference(edit, &to_one)?;
     add_reference(edit, &to_other).or_else(|refused| {
-        take_back(edit, &to_one)?;
+        undo_add_reference(edit, &to_one)?;
         Err(refused)
     })?;
-    let one_index = take_known_reference(edit, &one.old())?;
-    let other_index = take_known_reference(edit, &other.old())?;
+    let one_index = remove_known_reference(edit, &one.old())?;
+    let other_index = remove_known_reference(edit, &other.old())?;
     entry::replace(edit, &to_other, other_index)?;
     entry::replace(edit, &to_one, one_index)
 }
@@ -187,30 +170,26 @@ pub fn exchange(
 pub struct Exchanged<'a> {
     pub dir: Ino,
     pub name: &'a [u8],
-    /// What the name leads to before the exchange.
+    /// The target of the name before the exchange.
     pub found: Found,
-    /// The index before the exchange: of subvolumes only, inodes know theirs.
-    pub subvolume_index: u64,
-    /// The index that the name shall have.
+    /// How the target refers back to the name, as in [`OldName`].
+    pub old_target: OldTarget,
+    /// The index of the name after the exchange.
     pub index: u64,
 }
 
 impl<'a> Exchanged<'a> {
     fn old(&self) -> OldName<'a> {
-        let leads = match self.found.target {
-            Target::Inode(ino) => Leads::Inode(ino),
-            Target::Subvolume(_) => Leads::Subvolume { index: self.subvolume_index },
-        };
-        OldName { dir: self.dir, name: self.name, leads }
+        OldName { dir: self.dir, name: self.name, target: self.old_target }
     }
 
-    fn leading_to(&self, leads: Found, generation: Generation) -> NewName<'a> {
-        NewName { dir: self.dir, name: self.name, index: self.index, leads, generation }
+    fn entry_for(&self, found: Found, generation: Generation) -> NewName<'a> {
+        NewName { dir: self.dir, name: self.name, index: self.index, found, generation }
     }
 }
 
-fn add_reference(edit: &impl Edit, new: &NewName<'_>) -> Result<(), NamesError> {
-    match new.leads.target {
+fn add_reference(edit: &impl EditItems, new: &NewName<'_>) -> Result<(), NamesError> {
+    match new.found.target {
         Target::Inode(ino) => {
             let reference = InodeRef { index: new.index, name: new.name };
             reference::add(edit, ino, new.dir, &reference)
@@ -219,29 +198,30 @@ fn add_reference(edit: &impl Edit, new: &NewName<'_>) -> Result<(), NamesError> 
     }
 }
 
-/// As [`take_reference`], in the midst of a change: the name was looked up before.
-fn take_known_reference(edit: &impl Edit, old: &OldName<'_>) -> Result<u64, NamesError> {
-    take_reference(edit, old).map_err(|error| {
-        if !matches!(error, NamesError::NoEntry) {
-            return error;
-        }
-        let key = Key::new(old.dir.0, ItemType::DIR_ITEM, name_hash(old.name));
-        corrupt_midway(edit, key, no_reference())
-    })
+/// Removes a reference like [`remove_reference`], after the first change of an operation: an error
+/// ends the transaction.
+fn remove_known_reference(edit: &impl EditItems, old: &OldName<'_>) -> Result<u64, NamesError> {
+    let key = entry::hash_key(old.dir, old.name);
+    remove_reference(edit, old).map_err(|error| midway(edit, key, error))
 }
 
-/// Undoes [`add_reference`].
-fn take_back(edit: &impl Edit, new: &NewName<'_>) -> Result<(), NamesError> {
-    match new.leads.target {
-        Target::Inode(ino) => reference::remove(edit, ino, new.dir, new.name).map(drop),
+/// Removes the reference that [`add_reference`] added.
+fn undo_add_reference(edit: &impl EditItems, new: &NewName<'_>) -> Result<(), NamesError> {
+    match new.found.target {
+        Target::Inode(ino) => {
+            let target = OldTarget::Inode(ino);
+            remove_known_reference(edit, &OldName { dir: new.dir, name: new.name, target })
+                .map(drop)
+        }
         Target::Subvolume(_) => Ok(()),
     }
 }
 
-fn take_reference(edit: &impl Edit, old: &OldName<'_>) -> Result<u64, NamesError> {
-    match old.leads {
-        Leads::Inode(ino) => reference::remove(edit, ino, old.dir, old.name),
-        Leads::Subvolume { index } => Ok(index),
+/// Removes the reference to a name. Returns the index of the name.
+fn remove_reference(edit: &impl EditItems, old: &OldName<'_>) -> Result<u64, NamesError> {
+    match old.target {
+        OldTarget::Inode(ino) => reference::remove(edit, ino, old.dir, old.name),
+        OldTarget::Unreferenced { index } => Ok(index),
     }
 }
 

@@ -1,14 +1,14 @@
-//! The entry of a name in its directory, in both its places: by hash and by index.
+//! The two items of a directory entry: by hash of the name and by index.
 //!
 //! ```text
 //! (dir, DIR_ITEM, hash of the name)   for lookup; names whose hashes collide share the item
 //! (dir, DIR_INDEX, index)             for listing
 //! ```
 //!
-//! A name that does not fit beside those with its hash is refused before anything is changed.
+//! A name that does not fit into the item of its hash is refused before anything is changed.
 
 use crate::error::{NamesError, corrupt, corrupt_midway};
-use crate::items::{Edit, Look};
+use crate::items::{EditItems, ReadItems};
 use crate::lookup::{Found, Target};
 use butternut_format::checksum::name_hash;
 use butternut_format::dir::{
@@ -19,32 +19,32 @@ use butternut_format::refused::Refused;
 use butternut_format::units::{Generation, Ino, TreeId};
 use butternut_tree::Alter;
 
-/// A name that is to be.
+/// A name to be added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NewName<'a> {
     pub dir: Ino,
     pub name: &'a [u8],
-    /// The entry's place in the listing; see [`next_index`](crate::next_index).
+    /// The position of the entry in the listing; see [`next_index`](crate::next_index).
     pub index: u64,
-    /// What the name is to lead to.
-    pub leads: Found,
-    /// The running transaction's.
+    /// The target of the name.
+    pub found: Found,
+    /// The generation of the running transaction.
     pub generation: Generation,
 }
 
 impl NewName<'_> {
     fn item(&self) -> Vec<u8> {
-        let location = match self.leads.target {
+        let location = match self.found.target {
             Target::Inode(ino) => Key::new(ino.0, ItemType::INODE_ITEM, 0),
             Target::Subvolume(id) => Key::new(id.0, ItemType::ROOT_ITEM, u64::MAX),
         };
-        let kind = EntryKind::File(self.leads.kind);
+        let kind = EntryKind::File(self.found.kind);
         let (transid, name) = (self.generation, self.name);
         DirEntry { location, transid, kind, name, data: &[] }.to_bytes()
     }
 }
 
-/// Checks a name that a caller brings.
+/// Checks a new name.
 pub(crate) fn check_new(name: &[u8]) -> Result<(), NamesError> {
     if name.len() > NAME_BYTES_MAX {
         return Err(NamesError::NameTooLong);
@@ -52,7 +52,7 @@ pub(crate) fn check_new(name: &[u8]) -> Result<(), NamesError> {
     check_name(name).map_err(NamesError::BadName)
 }
 
-fn hash_key(dir: Ino, name: &[u8]) -> Key {
+pub(crate) fn hash_key(dir: Ino, name: &[u8]) -> Key {
     Key::new(dir.0, ItemType::DIR_ITEM, name_hash(name))
 }
 
@@ -60,8 +60,8 @@ fn index_key(dir: Ino, index: u64) -> Key {
     Key::new(dir.0, ItemType::DIR_INDEX, index)
 }
 
-/// Adds an entry whose name is new to the directory.
-pub(crate) fn add(edit: &impl Edit, new: &NewName<'_>) -> Result<(), NamesError> {
+/// Adds an entry. The directory must have no entry of that name.
+pub(crate) fn add(edit: &impl EditItems, new: &NewName<'_>) -> Result<(), NamesError> {
     let (key, item) = (hash_key(new.dir, new.name), new.item());
     let limit = edit.limits().item_bytes_max;
     let mut verdict = Ok(());
@@ -75,11 +75,11 @@ pub(crate) fn add(edit: &impl Edit, new: &NewName<'_>) -> Result<(), NamesError>
             }
         },
     )?;
-    verdict.map_err(|refused| refused.at(edit.tree_id(), key))?;
+    verdict.map_err(|refused| refused.at(edit.edited_tree(), key))?;
     add_index(edit, new, &item)
 }
 
-/// An item with one entry more.
+/// Returns an item with one more entry.
 fn with(shared: &[u8], name: &[u8], entry: &[u8], limit: usize) -> Result<Vec<u8>, Full> {
     for other in DirEntries::new(shared) {
         if other.map_err(Full::Corrupt)?.name == name {
@@ -92,7 +92,7 @@ fn with(shared: &[u8], name: &[u8], entry: &[u8], limit: usize) -> Result<Vec<u8
     Ok([shared, entry].concat())
 }
 
-/// Why an entry does not come to an item.
+/// The reason why an entry cannot be added to an item.
 enum Full {
     Exists,
     Crowded,
@@ -109,32 +109,37 @@ impl Full {
     }
 }
 
-/// Gives an entry another target and another index, under the same name. That it is there its
-/// reference has said.
+/// Replaces the target and the index of an entry. The caller has looked the entry up, so its
+/// absence is corruption.
 pub(crate) fn replace(
-    edit: &impl Edit,
+    edit: &impl EditItems,
     new: &NewName<'_>,
     old_index: u64,
 ) -> Result<(), NamesError> {
     let item = new.item();
-    take(edit, new.dir, new.name, &item)?;
-    remove_index(edit, new.dir, old_index)?;
+    replace_in_item(edit, new.dir, new.name, &item)?;
+    remove_index(edit, new.dir, new.name, old_index)?;
     add_index(edit, new, &item)
 }
 
-/// Takes an entry out. That it is there its reference has said.
+/// Removes an entry. The caller has looked the entry up, so its absence is corruption.
 pub(crate) fn remove(
-    edit: &impl Edit,
+    edit: &impl EditItems,
     dir: Ino,
     name: &[u8],
     index: u64,
 ) -> Result<(), NamesError> {
-    take(edit, dir, name, &[])?;
-    remove_index(edit, dir, index)
+    replace_in_item(edit, dir, name, &[])?;
+    remove_index(edit, dir, name, index)
 }
 
-/// Takes an entry out of its item, and puts another at the item's end.
-fn take(edit: &impl Edit, dir: Ino, name: &[u8], instead: &[u8]) -> Result<(), NamesError> {
+/// Removes an entry from its item, and appends `instead` to the item.
+fn replace_in_item(
+    edit: &impl EditItems,
+    dir: Ino,
+    name: &[u8],
+    instead: &[u8],
+) -> Result<(), NamesError> {
     let key = hash_key(dir, name);
     let mut verdict = Ok(());
     edit.alter(&key, &mut |shared| {
@@ -154,9 +159,9 @@ fn take(edit: &impl Edit, dir: Ino, name: &[u8], instead: &[u8]) -> Result<(), N
     verdict.map_err(|refused| corrupt_midway(edit, key, refused))
 }
 
-/// The index of a name, found by a walk through the directory. References know it at once; this is
-/// for entries that have none: of subvolumes that hang elsewhere.
-pub fn find_index(tree: &impl Look, dir: Ino, name: &[u8]) -> Result<Option<u64>, NamesError> {
+/// Returns the index of a name by a search of the whole directory. For entries without a reference
+/// that holds the index: subvolumes that are referenced elsewhere, and damaged directories.
+pub fn find_index(tree: &impl ReadItems, dir: Ino, name: &[u8]) -> Result<Option<u64>, NamesError> {
     let mut next = Some(index_key(dir, 0));
     while let Some(from) = next {
         let Some((key, data)) = tree.first_from(&from)? else { return Ok(None) };
@@ -174,7 +179,7 @@ pub fn find_index(tree: &impl Look, dir: Ino, name: &[u8]) -> Result<Option<u64>
     Ok(None)
 }
 
-fn add_index(edit: &impl Edit, new: &NewName<'_>, item: &[u8]) -> Result<(), NamesError> {
+fn add_index(edit: &impl EditItems, new: &NewName<'_>, item: &[u8]) -> Result<(), NamesError> {
     let key = index_key(new.dir, new.index);
     if edit.insert(&key, item)? {
         return Ok(());
@@ -182,10 +187,19 @@ fn add_index(edit: &impl Edit, new: &NewName<'_>, item: &[u8]) -> Result<(), Nam
     Err(corrupt_midway(edit, key, Refused::new("index", "taken", "above all in use")))
 }
 
-fn remove_index(edit: &impl Edit, dir: Ino, index: u64) -> Result<(), NamesError> {
-    let key = index_key(dir, index);
-    if edit.remove(&key)? {
-        return Ok(());
-    }
-    Err(corrupt_midway(edit, key, Refused::new("item", "none", "the entry by its index")))
+/// Removes an entry from the listing of its directory. A damaged directory may have lost the item,
+/// and may have given its index to another name, whose item stays. The entry is removed all the
+/// same.
+fn remove_index(
+    edit: &impl EditItems,
+    dir: Ino,
+    name: &[u8],
+    index: u64,
+) -> Result<(), NamesError> {
+    let is_listed =
+        |item: &[u8]| DirEntries::new(item).map_while(Result::ok).any(|entry| entry.name == name);
+    edit.alter(&index_key(dir, index), &mut |item| {
+        if item.is_some_and(is_listed) { Alter::Remove } else { Alter::Keep }
+    })?;
+    Ok(())
 }

@@ -1,26 +1,26 @@
-//! Why a name could not be had or changed.
+//! [`NamesError`]: the error of this crate.
 
-use crate::items::Edit;
+use crate::items::EditItems;
 use butternut_format::key::Key;
 use butternut_format::refused::Refused;
 use butternut_format::units::TreeId;
 use butternut_tree::TreeError;
 
-/// An error of a lookup, a listing or a change. For a lookup, that a name does not exist is not an
-/// error. A change that is refused, by any variant but [`Tree`](Self::Tree), has changed nothing;
-/// one that a tree's error cut short will not be committed.
+/// An error of a lookup, a listing or a change. A lookup of a name that does not exist is no error.
+/// A change that returns any variant except [`Tree`](Self::Tree) has changed nothing. A change that
+/// returns an error of the tree is never committed.
 #[derive(Debug, thiserror::Error)]
 pub enum NamesError {
     #[error("names cannot be read or changed")]
     Tree(#[source] TreeError),
-    /// An item, or how two items fit together, is not what the format allows.
+    /// An item violates the format, or two items contradict each other.
     #[error("tree {tree}: names are corrupt")]
     Corrupt {
         tree: TreeId,
         #[source]
         source: Refused,
     },
-    /// The answer has more parts than the caller allowed.
+    /// The result is larger than the limit of the caller.
     #[error("{what}: more than {limit}")]
     TooMany { what: &'static str, limit: usize },
     #[error("the name exists")]
@@ -31,22 +31,22 @@ pub enum NamesError {
     NameTooLong,
     #[error("not a name")]
     BadName(#[source] Refused),
-    /// Names whose hashes are the same share an item, and that item is full.
+    /// Names with the same hash share an item, and that item is full.
     #[error("too many names of this directory have the same hash")]
     Crowded,
-    #[error("too many names lead to one inode")]
+    #[error("one inode has too many names")]
     TooManyLinks,
-    /// No number is left for another inode, or for another entry of a directory.
+    /// No number is free for another inode, or for another entry of a directory.
     #[error("all {what} of tree {tree} are used up")]
     NumbersUsedUp { tree: TreeId, what: &'static str },
     #[error("no such attribute")]
     NoAttribute,
     #[error("the attribute exists")]
     AttributeExists,
-    /// The attribute, or all that share its hash together, would not fit into a leaf.
+    /// The attribute, or all attributes of its hash together, do not fit into a leaf.
     #[error("attributes of {bytes} bytes do not fit into an item of {limit}")]
     AttributeTooLarge { bytes: usize, limit: usize },
-    /// A value that the attribute or the flag cannot have.
+    /// A value that is invalid for the attribute or the flag.
     #[error("{what}")]
     Invalid { what: &'static str },
     #[error("{what}")]
@@ -59,13 +59,27 @@ impl From<TreeError> for NamesError {
     }
 }
 
-/// As [`corrupt`], found in the midst of a change.
-pub(crate) fn corrupt_midway(edit: &impl Edit, key: Key, source: Refused) -> NamesError {
-    let (tree, source) = (edit.tree_id(), source.at(format_args!("item {key}")));
+/// Makes the error of a corrupt item that was found after the first part of a change, and makes the
+/// volume read-only.
+pub(crate) fn corrupt_midway(edit: &impl EditItems, key: Key, source: Refused) -> NamesError {
+    let (tree, source) = (edit.edited_tree(), source.at(format_args!("item {key}")));
     NamesError::Tree(edit.fail(TreeError::Corrupt { tree, source }))
 }
 
-/// The refusal of an item, with where it is.
+/// Makes the error of a step that failed after the first part of a change, and makes the volume
+/// read-only. An error of the tree has done that already.
+pub(crate) fn midway(edit: &impl EditItems, key: Key, error: NamesError) -> NamesError {
+    if let NamesError::Tree(_) = error {
+        return error;
+    }
+    if let NamesError::Corrupt { tree, source } = error {
+        return NamesError::Tree(edit.fail(TreeError::Corrupt { tree, source }));
+    }
+    let source = Refused::new("change", error.to_string(), "no error after the first part");
+    corrupt_midway(edit, key, source)
+}
+
+/// Makes the error of a corrupt item.
 pub(crate) fn corrupt(tree: TreeId, key: Key, source: Refused) -> NamesError {
     NamesError::Corrupt { tree, source: source.at(format_args!("item {key}")) }
 }

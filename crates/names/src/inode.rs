@@ -1,56 +1,56 @@
-//! Inodes as changes of names leave them: made, counted, stamped, written.
+//! Inodes: how a change of names changes their attributes, and their items.
 //!
-//! The functions on an [`Inode`] touch memory only. Whoever owns the inode keeps it there, and
+//! The functions on an [`Inode`] change memory only. The caller keeps the inode in memory, and
 //! writes it with [`put_inode`] once per operation.
 //!
-//! | what happened | size | links | mtime | ctime, sequence, transid |
+//! | change | size | links | mtime | ctime, sequence, transid |
 //! |---|---|---|---|---|
-//! | an entry came to a directory or left it | 2 bytes per byte of name | | now | now, + 1 |
-//! | an inode gained or lost a name | | +- 1 | | now, + 1 |
+//! | a directory gets or loses an entry | 2 bytes per byte of name | | now | now, + 1 |
+//! | an inode gets or loses a name | | +- 1 | | now, + 1 |
 //! | mode, owner, attribute, flags | | | | now, + 1 |
 //!
 //! Laws:
 //!
 //! 1. A directory has one link, and its size is twice the bytes of the names in it.
-//! 2. What a new inode inherits of its directory: the compression flags always; nodatacow, which in
-//!    a file brings nodatasum; the group and, for directories, the bit, where the directory is
-//!    set-group-id.
+//! 2. A new inode inherits from its directory the compression flags and nodatacow. A nodatacow file
+//!    is nodatasum too. It inherits the group of a set-group-id directory, and, if it is a
+//!    directory, that bit.
 
 use crate::error::{NamesError, corrupt};
-use crate::items::{Edit, Look};
+use crate::items::{EditItems, ReadItems};
 use butternut_format::inode::{DeviceNumber, FileKind, Inode, InodeFlags, Time};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::{Generation, Ino, length};
 
-/// Names that one inode may have.
+/// Maximum number of names of one inode.
 pub const LINKS_MAX: u32 = 65_535;
 
 /// Permission bits, with set-user-id, set-group-id and sticky.
 const PERMISSIONS: u32 = 0o7777;
 const SET_GROUP_ID: u32 = 0o2000;
 
-/// When and in which transaction a change happens.
+/// The time and the transaction of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
     pub generation: Generation,
     pub now: Time,
 }
 
-/// What the maker of an inode decides; the rest it inherits.
+/// The attributes of a new inode that are not inherited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NewInode {
     pub kind: FileKind,
-    /// Permission bits, the umask applied.
+    /// Permission bits after the umask is applied.
     pub permissions: u32,
     pub uid: u32,
     pub gid: u32,
-    /// Of device nodes; zero for others.
+    /// The device number of a device node; zero for other kinds.
     pub rdev: DeviceNumber,
 }
 
 impl NewInode {
-    /// The inode as it is when its first name is given. For one without a name (an unnamed
-    /// temporary file), set `nlink` to 0.
+    /// Returns the inode with one name. For an inode without a name (`O_TMPFILE`), set `nlink` to
+    /// 0.
     pub fn inode(&self, parent: &Inode, moment: Moment) -> Inode {
         let is_directory = self.kind == FileKind::Directory;
         let mut permissions = self.permissions & PERMISSIONS;
@@ -81,7 +81,7 @@ impl NewInode {
     }
 }
 
-/// The flags that an inode of this kind inherits of its directory.
+/// Returns the flags that an inode of this kind inherits from its directory.
 pub fn inherited_flags(parent: InodeFlags, kind: FileKind) -> InodeFlags {
     let mut flags = InodeFlags::default();
     if parent.contains(InodeFlags::NOCOMPRESS) {
@@ -98,28 +98,28 @@ pub fn inherited_flags(parent: InodeFlags, kind: FileKind) -> InodeFlags {
     flags
 }
 
-/// An inode whose metadata changed: mode, owner, attributes, flags, or where it has its names.
+/// Updates an inode whose metadata changed: mode, owner, attributes, flags or names.
 pub fn changed(inode: &mut Inode, moment: Moment) {
     inode.ctime = moment.now;
     inode.sequence = inode.sequence.wrapping_add(1);
     inode.transid = moment.generation;
 }
 
-/// A directory that gained an entry.
+/// Updates a directory that got an entry.
 pub fn entry_added(dir: &mut Inode, name: &[u8], moment: Moment) {
     dir.size = dir.size.saturating_add(entry_bytes(name));
     dir.mtime = moment.now;
     changed(dir, moment);
 }
 
-/// A directory that lost an entry.
+/// Updates a directory that lost an entry.
 pub fn entry_removed(dir: &mut Inode, name: &[u8], moment: Moment) {
     dir.size = dir.size.saturating_sub(entry_bytes(name));
     dir.mtime = moment.now;
     changed(dir, moment);
 }
 
-/// An inode that gained a name beside others.
+/// Updates an inode that got another name.
 ///
 /// # Errors
 /// [`NamesError::TooManyLinks`], and nothing is changed.
@@ -132,49 +132,53 @@ pub fn link_added(inode: &mut Inode, moment: Moment) -> Result<(), NamesError> {
     Ok(())
 }
 
-/// An inode that lost a name. With none left it is an orphan while it is open, and deleted then.
+/// Updates an inode that lost a name. Without any name it is an orphan while it is in use, and is
+/// deleted after that.
 pub fn link_removed(inode: &mut Inode, moment: Moment) {
     inode.nlink = inode.nlink.saturating_sub(1);
     changed(inode, moment);
 }
 
-/// What an inode's item holds, `None` where there is no such inode.
-pub fn inode(tree: &impl Look, ino: Ino) -> Result<Option<Inode>, NamesError> {
+/// Reads the item of an inode. Returns `None` if there is no such inode.
+pub fn inode(tree: &impl ReadItems, ino: Ino) -> Result<Option<Inode>, NamesError> {
     let key = inode_key(ino);
     let Some(item) = tree.find(&key)? else { return Ok(None) };
     Inode::check(&item).map(Some).map_err(|refused| corrupt(tree.tree_id(), key, refused))
 }
 
-/// Writes an inode's item, new or not.
-pub fn put_inode(edit: &impl Edit, ino: Ino, inode: &Inode) -> Result<(), NamesError> {
+/// Inserts or replaces the item of an inode.
+pub fn put_inode(edit: &impl EditItems, ino: Ino, inode: &Inode) -> Result<(), NamesError> {
     let (key, bytes) = (inode_key(ino), inode.to_bytes());
-    let there = edit.update(&key, &mut |item| {
+    let is_found = edit.update(&key, &mut |item| {
         if item.len() == bytes.len() {
             item.copy_from_slice(&bytes);
         }
     })?;
-    if !there {
+    if !is_found {
         edit.put(&key, &bytes)?;
     }
     Ok(())
 }
 
-/// Writes the item of an inode that is new.
-pub fn insert_inode(edit: &impl Edit, ino: Ino, inode: &Inode) -> Result<(), NamesError> {
+/// Inserts the item of a new inode.
+///
+/// # Errors
+/// The number is in use.
+pub fn insert_inode(edit: &impl EditItems, ino: Ino, inode: &Inode) -> Result<(), NamesError> {
     if edit.insert(&inode_key(ino), &inode.to_bytes())? {
         return Ok(());
     }
     let refused = butternut_format::refused::Refused::new("inode", "in use", "a free number");
-    Err(corrupt(edit.tree_id(), inode_key(ino), refused))
+    Err(corrupt(edit.edited_tree(), inode_key(ino), refused))
 }
 
-/// Deletes every item of an inode but the entries of a directory, which must be empty. Each is
-/// shown first: what the extents of a file name is the caller's to let go. How many there were.
+/// Removes every item of an inode, and passes each to `visit` first, which frees the extents of a
+/// file. A directory must be empty; items of entries are not removed. Returns the number of items.
 pub fn remove_inode(
-    edit: &impl Edit,
+    edit: &impl EditItems,
     ino: Ino,
     kind: FileKind,
-    see: &mut dyn FnMut(Key, &[u8]),
+    visit: &mut dyn FnMut(Key, &[u8]),
 ) -> Result<u64, NamesError> {
     let first = Key::new(ino.0, ItemType(0), 0);
     let end = match kind {
@@ -186,7 +190,7 @@ pub fn remove_inode(
         | FileKind::Fifo
         | FileKind::Socket => Key::new(ino.0.saturating_add(1), ItemType(0), 0),
     };
-    Ok(edit.remove_range(first..end, see)?)
+    Ok(edit.remove_range(first..end, visit)?)
 }
 
 fn inode_key(ino: Ino) -> Key {

@@ -1,7 +1,9 @@
-//! What the rest of this crate needs of a tree in order to change it: items by key.
+//! The access to a tree that the rest of this crate needs: items by key.
 //!
-//! [`Edit`] has one real implementation, a tree inside a transaction. That it is a trait lets every
-//! change be tested over a plain ordered map, item by item.
+//! [`EditItems`] has one implementation outside of tests, a tree inside a transaction. Tests
+//! implement it with an ordered map, and compare every item. It cannot read an item without
+//! altering it: a change reads what it needs before it starts, through a [`ReadItems`], because an
+//! error of a read in the midst would leave a part of the change.
 
 use butternut_format::feature;
 use butternut_format::key::Key;
@@ -11,64 +13,71 @@ use butternut_format::units::{TreeId, index};
 use butternut_tree::{Alter, Tree, TreeEdit, TreeError};
 use std::ops::Range;
 
-/// An item, copied out of its leaf.
+/// A copy of an item.
 pub type OwnedItem = (Key, Vec<u8>);
 
-/// The reading of single items.
-pub trait Look {
+/// Reads single items.
+pub trait ReadItems {
+    /// Returns the id of the tree.
     fn tree_id(&self) -> TreeId;
 
+    /// Returns the data of an item.
     fn find(&self, key: &Key) -> Result<Option<Vec<u8>>, TreeError>;
 
-    /// The first item at or after a key.
+    /// Returns the first item at or after a key.
     fn first_from(&self, key: &Key) -> Result<Option<OwnedItem>, TreeError>;
 
-    /// The last item at or before a key.
+    /// Returns the last item at or before a key.
     fn last_to(&self, key: &Key) -> Result<Option<OwnedItem>, TreeError>;
 }
 
-/// What the volume allows the items of its trees.
+/// Limits of the items of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of the largest item: alone in a leaf, with its slot.
+    /// Size of the largest item, in bytes: it fills a leaf together with its slot.
     pub item_bytes_max: usize,
-    /// Whether references may have their second form (the feature extended-iref).
+    /// Whether references may have their second form (feature extended-iref).
     pub extended_refs: bool,
 }
 
-/// The changing of single items. What one call does readers see at once or not at all.
-pub trait Edit: Look {
+/// Changes single items. Readers see each call as one atomic change. An error of a call ends the
+/// transaction if an earlier call has changed an item.
+pub trait EditItems {
+    /// Returns the id of the tree that is changed.
+    fn edited_tree(&self) -> TreeId;
+
+    /// Returns the limits of the volume.
     fn limits(&self) -> Limits;
 
-    /// Adds an item. `false` where the key is taken; nothing is changed then.
+    /// Inserts an item. Returns `false` and changes nothing if there is one with this key.
     fn insert(&self, key: &Key, data: &[u8]) -> Result<bool, TreeError>;
 
-    /// Adds or replaces an item.
+    /// Inserts or replaces an item.
     fn put(&self, key: &Key, data: &[u8]) -> Result<(), TreeError>;
 
-    /// Takes an item out. `false` where there was none.
+    /// Removes an item. Returns `false` if there was none.
     fn remove(&self, key: &Key) -> Result<bool, TreeError>;
 
-    /// Changes an item in place. `false` where there is none.
+    /// Changes an item in place. Returns `false` if there is none.
     fn update(&self, key: &Key, change: &mut dyn FnMut(&mut [u8])) -> Result<bool, TreeError>;
 
-    /// Shows an item, or that there is none, to `decide`, and does what that says. It may be asked
-    /// more than once.
+    /// Passes the data of an item, or `None`, to `decide`, and does what it returns. `decide` may
+    /// be called more than once.
     fn alter(
         &self,
         key: &Key,
         decide: &mut dyn FnMut(Option<&[u8]>) -> Alter,
     ) -> Result<(), TreeError>;
 
-    /// Takes out all items from one key to before another, showing each first; how many there were.
+    /// Removes all items of a range, and passes each to `visit` first. Returns their number.
     fn remove_range(
         &self,
         keys: Range<Key>,
-        see: &mut dyn FnMut(Key, &[u8]),
+        visit: &mut dyn FnMut(Key, &[u8]),
     ) -> Result<u64, TreeError>;
 
-    /// Says that a change of several items cannot go on: what was done so far must never be
-    /// committed.
+    /// Makes the volume read-only, because a change of several items cannot be completed: its first
+    /// part must never be committed. Returns the error to report.
     fn fail(&self, error: TreeError) -> TreeError;
 }
 
@@ -83,25 +92,11 @@ impl Limits {
     }
 }
 
-impl Look for TreeEdit<'_> {
-    fn tree_id(&self) -> TreeId {
+impl EditItems for TreeEdit<'_> {
+    fn edited_tree(&self) -> TreeId {
         self.id()
     }
 
-    fn find(&self, key: &Key) -> Result<Option<Vec<u8>>, TreeError> {
-        Look::find(self.tree(), key)
-    }
-
-    fn first_from(&self, key: &Key) -> Result<Option<OwnedItem>, TreeError> {
-        self.tree().first_from(key)
-    }
-
-    fn last_to(&self, key: &Key) -> Result<Option<OwnedItem>, TreeError> {
-        self.tree().last_to(key)
-    }
-}
-
-impl Edit for TreeEdit<'_> {
     fn limits(&self) -> Limits {
         Limits::of(self.tree().forest().volume().super_block())
     }
@@ -137,9 +132,9 @@ impl Edit for TreeEdit<'_> {
     fn remove_range(
         &self,
         keys: Range<Key>,
-        see: &mut dyn FnMut(Key, &[u8]),
+        visit: &mut dyn FnMut(Key, &[u8]),
     ) -> Result<u64, TreeError> {
-        TreeEdit::remove_range(self, keys, see)
+        TreeEdit::remove_range(self, keys, visit)
     }
 
     fn fail(&self, error: TreeError) -> TreeError {
@@ -147,7 +142,7 @@ impl Edit for TreeEdit<'_> {
     }
 }
 
-impl Look for Tree {
+impl ReadItems for Tree {
     fn tree_id(&self) -> TreeId {
         self.id()
     }

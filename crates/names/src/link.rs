@@ -1,6 +1,6 @@
-//! The names of an inode: which directories hold it, under which names.
+//! Reads the names of an inode, and the directories of these names.
 //!
-//! `INODE_REF` items come first, one for each directory; names that found no room there are in
+//! `INODE_REF` items come first, one for each directory. Names that do not fit there are in
 //! `INODE_EXTREF` items. Both are read as one list.
 
 use crate::error::{NamesError, corrupt};
@@ -18,7 +18,10 @@ pub struct Link {
     pub name: Vec<u8>,
 }
 
-/// All names of an inode, at most `limit`.
+/// Returns all names of an inode.
+///
+/// # Errors
+/// [`NamesError::TooMany`] if there are more than `limit`, or an item is corrupt.
 pub fn links(tree: &Tree, ino: Ino, limit: usize) -> Result<Vec<Link>, NamesError> {
     let mut links = Vec::new();
     walk(tree, ino, |link| {
@@ -31,8 +34,8 @@ pub fn links(tree: &Tree, ino: Ino, limit: usize) -> Result<Vec<Link>, NamesErro
     Ok(links)
 }
 
-/// The first name of an inode: the only one of a directory. The root of a subvolume has none that
-/// leads anywhere else: it is its own parent, named `..`.
+/// Returns the first name of an inode, which is the only name of a directory. The root directory of
+/// a subvolume is its own parent, under the name `..`.
 pub fn first_link(tree: &Tree, ino: Ino) -> Result<Option<Link>, NamesError> {
     let mut first = None;
     walk(tree, ino, |link| {
@@ -42,11 +45,11 @@ pub fn first_link(tree: &Tree, ino: Ino) -> Result<Option<Link>, NamesError> {
     Ok(first)
 }
 
-/// Hands every name to `each`, until it says `false`.
+/// Passes every name to `visit`, until that returns `false`.
 fn walk(
     tree: &Tree,
     ino: Ino,
-    mut each: impl FnMut(Link) -> Result<bool, NamesError>,
+    mut visit: impl FnMut(Link) -> Result<bool, NamesError>,
 ) -> Result<(), NamesError> {
     let mut cursor = tree.cursor();
     cursor.seek(&Key::new(ino.0, ItemType::INODE_REF, 0))?;
@@ -60,7 +63,7 @@ fn walk(
                 for link in InodeRefs::new(data) {
                     let link = link.map_err(refuse)?;
                     let name = link.name.to_vec();
-                    if !each(Link { parent: Ino(key.offset), index: link.index, name })? {
+                    if !visit(Link { parent: Ino(key.offset), index: link.index, name })? {
                         return Ok(());
                     }
                 }
@@ -69,7 +72,7 @@ fn walk(
                 for link in InodeExtrefs::new(data) {
                     let link = link.map_err(refuse)?;
                     let name = link.name.to_vec();
-                    if !each(Link { parent: link.parent, index: link.index, name })? {
+                    if !visit(Link { parent: link.parent, index: link.index, name })? {
                         return Ok(());
                     }
                 }

@@ -1,10 +1,10 @@
 //! The entries of a directory, in the order of their index.
 //!
-//! An index is given to a name once and never again in its directory, so it is a cookie that stays
-//! true however the directory changes. `.` and `..` have no entry; the first index is 2.
+//! A directory uses each index once, so an index is a cookie that stays valid while the directory
+//! changes. `.` and `..` have no entry; the first index is 2.
 //!
-//! An index of 2^63 - 1 or more is refused: the cookie after it is no file offset, and after the
-//! largest index there is no cookie at all, so a listing that goes on from it would never end.
+//! An index of 2^63 - 1 or more is refused: the cookie after it is not a file offset, and there is
+//! no cookie after the largest index, so a listing that continues from there would never end.
 
 use crate::error::{NamesError, corrupt};
 use crate::lookup::{Target, found};
@@ -15,7 +15,7 @@ use butternut_format::refused::{Refused, require};
 use butternut_format::units::Ino;
 use butternut_tree::{Cursor, Tree};
 
-/// Where indices end: an entry's cookie is its index and one.
+/// The end of valid indices. The cookie after an entry is its index plus one.
 pub(crate) const INDEX_END: u64 = i64::MAX.unsigned_abs();
 
 /// One entry of a directory.
@@ -27,19 +27,19 @@ pub struct Entry {
     pub kind: FileKind,
 }
 
-/// The entries of a directory from an index on. Ends after the first error.
+/// Iterates over the entries of a directory from an index on. Ends after the first error.
 #[derive(Debug)]
 pub struct List {
     cursor: Cursor,
     dir: Ino,
-    /// The index to start at, until the cursor is placed.
+    /// The index to start at; `None` after the cursor was positioned.
     from: Option<u64>,
-    ended: bool,
+    is_ended: bool,
 }
 
 /// Lists `dir` from `index` on. A directory that does not exist has no entries.
 pub fn list(tree: &Tree, dir: Ino, index: u64) -> List {
-    List { cursor: tree.scan(), dir, from: Some(index), ended: false }
+    List { cursor: tree.scan(), dir, from: Some(index), is_ended: false }
 }
 
 impl List {
@@ -75,11 +75,11 @@ impl Iterator for List {
     type Item = Result<Entry, NamesError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.ended {
+        if self.is_ended {
             return None;
         }
         let step = self.step().transpose();
-        self.ended = !matches!(step, Some(Ok(_)));
+        self.is_ended = !matches!(step, Some(Ok(_)));
         step
     }
 }

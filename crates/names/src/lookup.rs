@@ -1,7 +1,7 @@
-//! From a name to what it leads to.
+//! Looks a name up in its directory.
 //!
-//! A name's `DIR_ITEM` lies under the hash of the name; where hashes collide the item holds several
-//! entries and the name itself decides.
+//! The `DIR_ITEM` of a name is stored under the hash of the name. Names whose hashes collide share
+//! the item, and the names in it are compared.
 
 use crate::error::{NamesError, corrupt};
 use butternut_format::checksum::name_hash;
@@ -12,12 +12,13 @@ use butternut_format::refused::Refused;
 use butternut_format::units::{Ino, TreeId};
 use butternut_tree::Tree;
 
-/// What a name leads to.
+/// The target of a directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
     /// An inode of the same subvolume.
     Inode(Ino),
-    /// Another subvolume, by what the entry says; whether it hangs here the root tree knows.
+    /// Another subvolume. Only the root tree knows whether the entry is its place or the copy of
+    /// one in a snapshot.
     Subvolume(TreeId),
 }
 
@@ -28,7 +29,7 @@ pub struct Found {
     pub kind: FileKind,
 }
 
-/// What `name` in `dir` leads to, or `None` where there is no such name (or no such directory).
+/// Returns the target of `name` in `dir`, or `None` if there is no such name or no such directory.
 pub fn lookup(tree: &Tree, dir: Ino, name: &[u8]) -> Result<Option<Found>, NamesError> {
     let key = Key::new(dir.0, ItemType::DIR_ITEM, name_hash(name));
     let Some(item) = tree.find(&key)? else { return Ok(None) };
@@ -41,7 +42,7 @@ pub fn lookup(tree: &Tree, dir: Ino, name: &[u8]) -> Result<Option<Found>, Names
     Ok(None)
 }
 
-/// The target and kind of a directory's entry.
+/// Returns the target and the kind of a directory entry.
 pub(crate) fn found(entry: &DirEntry<'_>) -> Result<Found, Refused> {
     let EntryKind::File(kind) = entry.kind else {
         return Err(Refused::new("type", entry.kind.entry_type(), "a file's"));

@@ -1,8 +1,7 @@
-//! A subvolume as a plain ordered map, for tests: every change goes item by item, and afterwards
-//! the whole has to be what a subvolume is.
+//! A subvolume as an ordered map, for tests. [`Memory::audit`] checks all items after a change.
 
-use crate::items::{Edit, Limits, Look, OwnedItem};
-use butternut_format::check::{Around, LeafItem, leaf_item};
+use crate::items::{EditItems, Limits, OwnedItem, ReadItems};
+use butternut_format::check::{LeafContext, LeafItem, leaf_item};
 use butternut_format::checksum::{ChecksumKind, name_hash};
 use butternut_format::dir::DirEntries;
 use butternut_format::inode_ref::{InodeExtrefs, InodeRefs};
@@ -20,7 +19,7 @@ pub(crate) const NODE_BYTES: u32 = 4096;
 #[derive(Debug)]
 pub(crate) struct Memory {
     items: RefCell<BTreeMap<Key, Vec<u8>>>,
-    /// A change could not go on.
+    /// Whether a change could not be completed.
     failed: Cell<bool>,
     pub(crate) limits: Limits,
 }
@@ -43,7 +42,8 @@ impl Memory {
         self.items.borrow().keys().filter(|key| key.item_type == item_type).count()
     }
 
-    /// Every item passes its check, fits into a leaf, and names lie in all three places alike.
+    /// Checks that every item is valid and fits into a leaf, and that the three items of each name
+    /// match.
     pub(crate) fn audit(&self) {
         let rules = BlockRules {
             csum: ChecksumKind::Crc32c,
@@ -60,7 +60,7 @@ impl Memory {
             assert!(data.len() <= self.limits.item_bytes_max, "{key}: {} bytes", data.len());
             let item = LeafItem { key: *key, data };
             let (owner, generation) = (TreeId::FS, Generation(9));
-            let around = Around { previous, owner, generation, rules: &rules };
+            let around = LeafContext { previous, owner, generation, rules: &rules };
             leaf_item(&item, &around).unwrap_or_else(|refused| panic!("{key}: {refused}"));
             previous = Some(item);
             let dir = key.objectid;
@@ -93,7 +93,7 @@ impl Memory {
     }
 }
 
-impl Look for Memory {
+impl ReadItems for Memory {
     fn tree_id(&self) -> TreeId {
         TreeId::FS
     }
@@ -111,7 +111,11 @@ impl Look for Memory {
     }
 }
 
-impl Edit for Memory {
+impl EditItems for Memory {
+    fn edited_tree(&self) -> TreeId {
+        TreeId::FS
+    }
+
     fn limits(&self) -> Limits {
         self.limits
     }
@@ -158,10 +162,10 @@ impl Edit for Memory {
     fn remove_range(
         &self,
         keys: Range<Key>,
-        see: &mut dyn FnMut(Key, &[u8]),
+        visit: &mut dyn FnMut(Key, &[u8]),
     ) -> Result<u64, TreeError> {
         let mut items = self.items.borrow_mut();
-        items.range(keys.clone()).for_each(|(key, data)| see(*key, data));
+        items.range(keys.clone()).for_each(|(key, data)| visit(*key, data));
         let before = items.len();
         items.retain(|key, _| !keys.contains(key));
         Ok((before - items.len()) as u64)
@@ -173,10 +177,10 @@ impl Edit for Memory {
     }
 }
 
-/// Names of one length that all have the same hash, starting with `prefix`.
+/// Returns names of one length that start with `prefix` and have the same hash.
 ///
-/// A CRC is linear: which letters of an 'a' turn into a 'c' changes it by the sum of what each
-/// alone does. More letters than the hash has bits leave sums that are zero.
+/// A CRC is linear: changing several letters from 'a' to 'c' changes it by the sum of the single
+/// changes. With more letters than the hash has bits, some of these sums are zero.
 pub(crate) fn colliding(prefix: &[u8], length: usize, count: usize) -> Vec<Vec<u8>> {
     let mut base = prefix.to_vec();
     base.resize(length, b'a');

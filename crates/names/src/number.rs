@@ -1,40 +1,40 @@
-//! The next free number: of an inode in its subvolume, of an entry in its directory.
+//! The next free inode number of a subvolume, and the next free index of a directory.
 //!
-//! Both only grow, and are one more than the largest in use. They are found once and counted on
-//! from there by whoever gives them out.
+//! Both only grow, and are one more than the largest in use. The caller looks each up once and
+//! counts on from there.
 
 use crate::error::NamesError;
-use crate::items::Look;
+use crate::items::ReadItems;
 use crate::list::INDEX_END;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::Ino;
 
-/// The first inode number that a file can have: 256 is the subvolume's own root directory.
+/// The first inode number of a file: 256 is the root directory of the subvolume.
 const INO_FIRST: u64 = 257;
 
-/// The last, as the kernel has it; it is never given out.
+/// The last inode number, as in the kernel. It is never allocated.
 pub const INO_LAST: u64 = u64::MAX - 256;
 
-/// The first index that an entry can have: the two below are those of `.` and `..`.
+/// The first index of an entry: the two below are those of `.` and `..`.
 pub const INDEX_FIRST: u64 = 2;
 
-/// The number for the next inode of a subvolume.
-pub fn next_ino(tree: &impl Look) -> Result<Ino, NamesError> {
+/// Returns the number for the next inode of a subvolume.
+pub fn next_ino(tree: &impl ReadItems) -> Result<Ino, NamesError> {
     let last = tree.last_to(&Key::new(INO_LAST, Key::MAX.item_type, u64::MAX))?;
-    let taken = last.map_or(0, |(key, _)| key.objectid);
-    if taken >= INO_LAST {
+    let used = last.map_or(0, |(key, _)| key.objectid);
+    if used >= INO_LAST {
         return Err(NamesError::NumbersUsedUp { tree: tree.tree_id(), what: "inode numbers" });
     }
-    Ok(Ino(taken.saturating_add(1).max(INO_FIRST)))
+    Ok(Ino(used.saturating_add(1).max(INO_FIRST)))
 }
 
-/// The index for the next entry of a directory.
-pub fn next_index(tree: &impl Look, dir: Ino) -> Result<u64, NamesError> {
+/// Returns the index for the next entry of a directory.
+pub fn next_index(tree: &impl ReadItems, dir: Ino) -> Result<u64, NamesError> {
     let last = tree.last_to(&Key::new(dir.0, ItemType::DIR_INDEX, u64::MAX))?;
-    let taken = last
+    let used = last
         .filter(|(key, _)| key.objectid == dir.0 && key.item_type == ItemType::DIR_INDEX)
         .map_or(0, |(key, _)| key.offset);
-    match taken.checked_add(1).filter(|next| *next < INDEX_END) {
+    match used.checked_add(1).filter(|next| *next < INDEX_END) {
         Some(next) => Ok(next.max(INDEX_FIRST)),
         None => Err(NamesError::NumbersUsedUp { tree: tree.tree_id(), what: "directory indexes" }),
     }

@@ -1,25 +1,25 @@
-//! Orphans: inodes without a name that are still open. Their items are what the next open of the
-//! volume finds, should this one end without deleting them.
+//! Orphan items: marks of inodes that have no name and are still in use. If the volume is closed
+//! before an orphan is deleted, the next open finds its item and deletes it.
 
 use crate::error::NamesError;
-use crate::items::{Edit, Look};
+use crate::items::{EditItems, ReadItems};
 use butternut_format::key::ItemType;
 use butternut_format::orphan::{ORPHAN_OBJECTID, orphan_key};
 use butternut_format::units::Ino;
 
-/// Marks an inode as an orphan. It may be one already.
-pub fn add_orphan(edit: &impl Edit, ino: Ino) -> Result<(), NamesError> {
+/// Inserts the orphan item of an inode, if there is none.
+pub fn add_orphan(edit: &impl EditItems, ino: Ino) -> Result<(), NamesError> {
     edit.insert(&orphan_key(ino.0), &[])?;
     Ok(())
 }
 
-/// Takes the mark away; whether there was one.
-pub fn remove_orphan(edit: &impl Edit, ino: Ino) -> Result<bool, NamesError> {
+/// Removes the orphan item of an inode. Returns whether there was one.
+pub fn remove_orphan(edit: &impl EditItems, ino: Ino) -> Result<bool, NamesError> {
     Ok(edit.remove(&orphan_key(ino.0))?)
 }
 
-/// The orphans of a subvolume from an inode number on, in order, at most `limit`.
-pub fn orphans(tree: &impl Look, from: Ino, limit: usize) -> Result<Vec<Ino>, NamesError> {
+/// Returns the orphans of a subvolume from an inode number on, in rising order, at most `limit`.
+pub fn orphans(tree: &impl ReadItems, from: Ino, limit: usize) -> Result<Vec<Ino>, NamesError> {
     let mut found = Vec::new();
     let mut next = Some(orphan_key(from.0));
     while let Some(from) = next.filter(|_| found.len() < limit) {

@@ -1,4 +1,4 @@
-//! From an inode up to the root of its subvolume: paths.
+//! Paths of an inode: from the inode up to the root directory of its subvolume.
 
 use crate::error::NamesError;
 use crate::link::{first_link, links};
@@ -6,36 +6,42 @@ use butternut_format::refused::Refused;
 use butternut_format::units::Ino;
 use butternut_tree::Tree;
 
-/// Directories above one another that a path may have; with one byte a name, the kernel's longest
-/// path has as many.
+/// Maximum number of directories of a path: as many as the kernel's longest path has with names of
+/// one byte.
 pub const DEPTH_MAX: usize = 2048;
 
 /// The root directory of every subvolume.
 const ROOT_DIRECTORY: Ino = Ino(256);
 
-/// Bytes that all paths of one call may take. A file of as many links as there can be, with names
-/// of the usual length in directories of the usual depth, takes a tenth.
+/// Maximum size of all paths of one call, in bytes. A file with the maximum number of links, with
+/// names and directories of usual length and depth, needs a tenth.
 pub const PATHS_BYTES_MAX: usize = 64 << 20;
 
-/// What a call may still do, over all the paths it asks for: steps up, and bytes of paths. Without
-/// it, a prepared volume could have any number of names under the deepest directory.
+/// Limits the work of one call over all the paths that it computes: the directories that it visits,
+/// and the bytes of the paths. Without a limit, a crafted volume could have any number of names in
+/// the deepest directory.
 #[derive(Debug)]
-pub struct Climb {
+pub struct PathBudget {
     steps_left: usize,
     steps_max: usize,
     bytes_left: usize,
 }
 
-impl Climb {
+impl PathBudget {
+    /// Creates a budget of `steps_max` directories and [`PATHS_BYTES_MAX`] bytes.
     pub fn new(steps_max: usize) -> Self {
         Self { steps_left: steps_max, steps_max, bytes_left: PATHS_BYTES_MAX }
     }
 
+    /// Counts one directory.
+    ///
+    /// # Errors
+    /// [`NamesError::TooMany`] if the budget is used up.
     pub fn step(&mut self) -> Result<(), NamesError> {
         let limit = self.steps_max;
         let left = self.steps_left.checked_sub(1);
         self.steps_left =
-            left.ok_or(NamesError::TooMany { what: "directories to climb", limit })?;
+            left.ok_or(NamesError::TooMany { what: "directories to budget", limit })?;
         Ok(())
     }
 
@@ -47,16 +53,17 @@ impl Climb {
     }
 }
 
-/// The path of a directory from its subvolume's root, which is "". `None` where it hangs nowhere.
+/// Returns the path of a directory from the root of its subvolume, which has the path "". Returns
+/// `None` if a directory on the path has no name.
 pub fn directory_path(
     tree: &Tree,
     dir: Ino,
-    climb: &mut Climb,
+    budget: &mut PathBudget,
 ) -> Result<Option<Vec<u8>>, NamesError> {
     let mut names = Vec::new();
     let mut dir = dir;
     while dir != ROOT_DIRECTORY {
-        climb.step()?;
+        budget.step()?;
         if names.len() >= DEPTH_MAX {
             let refused = Refused::new("depth", "more", DEPTH_MAX);
             return Err(NamesError::Corrupt {
@@ -72,26 +79,29 @@ pub fn directory_path(
     Ok(Some(names.join(&b'/')))
 }
 
-/// A path of an inode from its subvolume's root: that of its first name. `None` where that one
-/// hangs nowhere.
-pub fn first_path(tree: &Tree, ino: Ino, climb: &mut Climb) -> Result<Option<Vec<u8>>, NamesError> {
+/// Returns the path of the first name of an inode, from the root of its subvolume. Returns `None`
+/// if the inode or a directory on the path has no name.
+pub fn first_path(
+    tree: &Tree,
+    ino: Ino,
+    budget: &mut PathBudget,
+) -> Result<Option<Vec<u8>>, NamesError> {
     if ino == ROOT_DIRECTORY {
         return Ok(Some(Vec::new()));
     }
     let Some(link) = first_link(tree, ino)? else { return Ok(None) };
-    Ok(directory_path(tree, link.parent, climb)?.map(|dir| joined(&dir, &link.name)))
+    Ok(directory_path(tree, link.parent, budget)?.map(|dir| joined(&dir, &link.name)))
 }
 
-/// Every path of an inode from its subvolume's root, at most `limit`.
+/// Returns all paths of an inode from the root of its subvolume.
 ///
 /// # Errors
-/// [`NamesError::TooMany`] for more names than `limit`, and for more steps or more than
-/// [`PATHS_BYTES_MAX`] bytes over all paths.
+/// [`NamesError::TooMany`] if there are more than `limit` names, or if the budget is used up.
 pub fn paths(
     tree: &Tree,
     ino: Ino,
     limit: usize,
-    climb: &mut Climb,
+    budget: &mut PathBudget,
 ) -> Result<Vec<Vec<u8>>, NamesError> {
     if ino == ROOT_DIRECTORY {
         return Ok(vec![Vec::new()]);
@@ -102,10 +112,10 @@ pub fn paths(
         let known = above.take().filter(|(dir, _)| *dir == link.parent);
         let dir = match known {
             Some((_, path)) => path,
-            None => directory_path(tree, link.parent, climb)?,
+            None => directory_path(tree, link.parent, budget)?,
         };
         if let Some(dir) = &dir {
-            climb.take_bytes(dir.len() + 1 + link.name.len())?;
+            budget.take_bytes(dir.len() + 1 + link.name.len())?;
             paths.push(joined(dir, &link.name));
         }
         above = Some((link.parent, dir));
@@ -128,17 +138,17 @@ mod tests {
     }
 
     #[test]
-    fn a_climb_ends_when_its_steps_are_used_up() {
-        let mut climb = Climb::new(2);
-        assert!(climb.step().is_ok() && climb.step().is_ok());
-        let error = climb.step().unwrap_err();
-        assert_eq!(error.to_string(), "directories to climb: more than 2");
+    fn a_budget_ends_when_its_steps_are_used_up() {
+        let mut budget = PathBudget::new(2);
+        assert!(budget.step().is_ok() && budget.step().is_ok());
+        let error = budget.step().unwrap_err();
+        assert_eq!(error.to_string(), "directories to budget: more than 2");
     }
 
     #[test]
     fn the_bytes_of_all_paths_have_a_bound() {
-        let mut climb = Climb::new(2);
-        assert!(climb.take_bytes(PATHS_BYTES_MAX).is_ok());
-        assert!(climb.take_bytes(1).is_err());
+        let mut budget = PathBudget::new(2);
+        assert!(budget.take_bytes(PATHS_BYTES_MAX).is_ok());
+        assert!(budget.take_bytes(1).is_err());
     }
 }

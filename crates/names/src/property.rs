@@ -1,5 +1,5 @@
-//! Properties and flags: the attribute `btrfs.compression`, and the flags that `chattr` shows, with
-//! what each makes of the other.
+//! Properties and flags: the attribute `btrfs.compression`, the flags that `chattr` shows, and how
+//! each changes the other.
 //!
 //! ```text
 //! value                       flags
@@ -8,39 +8,38 @@
 //! empty, or removed           neither
 //! ```
 //!
-//! `chattr +c` sets zlib, or what the volume is opened with; `-c` and `+m` remove the property. A
-//! file that is written in place is not compressed; which of the two it is, an empty file alone may
-//! change.
+//! `chattr +c` sets zlib, or the algorithm of the mount options; `-c` and `+m` remove the property.
+//! A nodatacow file is not compressed. Nodatacow can be set and cleared only while a file is empty.
 
 use crate::error::NamesError;
 use butternut_format::file_extent::Compression;
 use butternut_format::inode::{FileKind, Inode, InodeFlags};
 
-/// The only property there is.
+/// The only property.
 pub const COMPRESSION: &[u8] = b"btrfs.compression";
 
-/// The namespace that properties have to themselves.
+/// The attribute namespace of properties.
 pub const PROPERTIES: &[u8] = b"btrfs.";
 
-/// What the value of [`COMPRESSION`] asks for.
+/// The value of [`COMPRESSION`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompressionProperty {
-    /// The volume's own choice.
+    /// The mount options decide.
     Unset,
     Never,
     With(Compression),
 }
 
-/// Flags as `chattr` and the kernel's `FS_IOC_SETFLAGS` have them.
+/// Flags as in `chattr` and the kernel's `FS_IOC_SETFLAGS`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AttributeFlags(pub u32);
 
-/// What a change of the flags makes of an inode.
+/// The result of a change of flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlagChange {
     pub flags: InodeFlags,
-    /// The value that [`COMPRESSION`] gets, unless the volume is opened with another algorithm;
-    /// `None` removes it, where it is.
+    /// The new value of [`COMPRESSION`], unless the mount options name another algorithm; `None`
+    /// removes the property.
     pub compression: Option<&'static [u8]>,
 }
 
@@ -55,7 +54,7 @@ impl AttributeFlags {
     pub const DIRSYNC: Self = Self(0x1_0000);
     pub const VERITY: Self = Self(0x10_0000);
     pub const NOCOW: Self = Self(0x80_0000);
-    /// Those that can be set. Verity is shown only.
+    /// The flags that can be set. Verity is only shown.
     const SETTABLE: u32 = Self::COMPRESS.0
         | Self::SYNC.0
         | Self::IMMUTABLE.0
@@ -66,7 +65,7 @@ impl AttributeFlags {
         | Self::DIRSYNC.0
         | Self::NOCOW.0;
 
-    /// The flags that stand for themselves in an inode.
+    /// The flags that correspond to one flag of an inode.
     const PLAIN: [(Self, InodeFlags); 6] = [
         (Self::SYNC, InodeFlags::SYNC),
         (Self::IMMUTABLE, InodeFlags::IMMUTABLE),
@@ -80,7 +79,7 @@ impl AttributeFlags {
         self.0 & flags.0 == flags.0
     }
 
-    /// The flags that an inode shows.
+    /// Returns the flags that `chattr` shows for the flags of an inode.
     pub fn of(flags: InodeFlags) -> Self {
         let shown = [
             (Self::NOCOW, InodeFlags::NODATACOW),
@@ -97,8 +96,11 @@ impl AttributeFlags {
         Self(bits)
     }
 
-    /// What setting these flags makes of an inode. Flags that mean nothing to its kind are left
-    /// out, as the kernel does.
+    /// Returns the result of setting these flags on an inode. As in the kernel, flags without a
+    /// meaning for its kind are ignored.
+    ///
+    /// # Errors
+    /// A flag is unknown, or two flags exclude each other.
     pub fn change(self, inode: &Inode) -> Result<FlagChange, NamesError> {
         if self.0 & !(Self::SETTABLE | Self::VERITY.0) != 0 {
             return Err(NamesError::Unsupported { what: "a flag that btrfs does not have" });
@@ -108,11 +110,12 @@ impl AttributeFlags {
         if compress && (wants.contains(Self::NOCOMPRESS) || wants.contains(Self::NOCOW)) {
             return Err(NamesError::Invalid { what: "c excludes m and C" });
         }
-        // From one call to the next, C excludes m too.
-        let is_packed = |set: Self| set.contains(Self::COMPRESS) || set.contains(Self::NOCOMPRESS);
+        // C also excludes c and m that were set by an earlier call.
+        let has_compression =
+            |set: Self| set.contains(Self::COMPRESS) || set.contains(Self::NOCOMPRESS);
         let has = Self::of(inode.flags);
-        if has.contains(Self::NOCOW) && is_packed(wants)
-            || wants.contains(Self::NOCOW) && is_packed(has)
+        if has.contains(Self::NOCOW) && has_compression(wants)
+            || wants.contains(Self::NOCOW) && has_compression(has)
         {
             return Err(NamesError::Invalid { what: "C excludes c and m" });
         }
@@ -149,19 +152,19 @@ impl AttributeFlags {
 const NOT_IN_PLACE: NamesError =
     NamesError::Invalid { what: "a file that is written in place cannot be compressed" };
 
-/// The flags of an inode with nodatacow set or not. A file with data keeps what it has.
+/// Returns the flags of an inode with nodatacow set or cleared. A file with data keeps its flags.
 fn nocow(inode: &Inode, wanted: bool) -> InodeFlags {
     let is_file = inode.kind == FileKind::File;
     if is_file && inode.size > 0 {
         return inode.flags;
     }
-    let sums = if is_file { InodeFlags::NODATASUM } else { InodeFlags::default() };
-    let bits = InodeFlags::NODATACOW.with(sums);
+    let nodatasum = if is_file { InodeFlags::NODATASUM } else { InodeFlags::default() };
+    let bits = InodeFlags::NODATACOW.with(nodatasum);
     if wanted { inode.flags.with(bits) } else { inode.flags.without(bits) }
 }
 
 impl CompressionProperty {
-    /// Reads a value of [`COMPRESSION`].
+    /// Parses a value of [`COMPRESSION`]. Returns `None` for an invalid value.
     pub fn parse(value: &[u8]) -> Option<Self> {
         let named = [
             (&b"zlib"[..], Compression::Zlib),
@@ -178,7 +181,7 @@ impl CompressionProperty {
         }
     }
 
-    /// The flags of an inode with this property.
+    /// Returns the flags of an inode with this property.
     pub fn flags(self, flags: InodeFlags) -> InodeFlags {
         let neither = flags.without(InodeFlags::COMPRESS).without(InodeFlags::NOCOMPRESS);
         match self {
@@ -189,7 +192,10 @@ impl CompressionProperty {
     }
 }
 
-/// What setting a property (or, by an empty value, removing it) makes of an inode's flags.
+/// Returns the flags of an inode after a property is set, or removed by an empty value.
+///
+/// # Errors
+/// The property or the value is unknown, or the inode is nodatacow.
 pub fn flags_with_property(
     inode: &Inode,
     name: &[u8],
@@ -206,8 +212,8 @@ pub fn flags_with_property(
     Ok(property.flags(inode.flags))
 }
 
-/// The value of [`COMPRESSION`] that a new inode inherits of its directory's, without its level.
-/// Only files and directories have one.
+/// Returns the value of [`COMPRESSION`] that a new inode inherits from its directory, without the
+/// level. Only files and directories have one.
 pub fn inherited_compression(parent: Option<&[u8]>, kind: FileKind) -> Option<&'static [u8]> {
     if !matches!(kind, FileKind::File | FileKind::Directory) {
         return None;

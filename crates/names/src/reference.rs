@@ -1,15 +1,15 @@
-//! The references of an inode: which directories hold it under which names, in both forms.
+//! The references of an inode: its names and their directories, in both forms.
 //!
 //! ```text
-//! (ino, INODE_REF, dir)                         the names in one directory, while they fit
-//! (ino, INODE_EXTREF, hash of dir and name)     each name that did not
+//! (ino, INODE_REF, dir)                         the names in one directory, as long as they fit
+//! (ino, INODE_EXTREF, hash of dir and name)     the names that do not fit
 //! ```
 //!
 //! The second form needs the feature extended-iref. A name that fits in neither is refused before
 //! anything is changed.
 
 use crate::error::{NamesError, corrupt};
-use crate::items::Edit;
+use crate::items::{EditItems, ReadItems};
 use butternut_format::checksum::extref_hash;
 use butternut_format::inode_ref::{
     InodeExtref, InodeExtrefs, InodeRef, InodeRefs, Shortened, without_extref, without_ref,
@@ -21,7 +21,7 @@ use butternut_tree::Alter;
 
 /// Adds the reference from `ino` to its name in `parent`.
 pub(crate) fn add(
-    edit: &impl Edit,
+    edit: &impl EditItems,
     ino: Ino,
     parent: Ino,
     reference: &InodeRef<'_>,
@@ -46,7 +46,11 @@ pub(crate) fn add(
     }
 }
 
-fn add_extended(edit: &impl Edit, ino: Ino, reference: &InodeExtref<'_>) -> Result<(), NamesError> {
+fn add_extended(
+    edit: &impl EditItems,
+    ino: Ino,
+    reference: &InodeExtref<'_>,
+) -> Result<(), NamesError> {
     let InodeExtref { parent, name, .. } = *reference;
     extend(edit, extended_key(ino, parent, name), |item| {
         for entry in InodeExtrefs::new(item) {
@@ -61,9 +65,9 @@ fn add_extended(edit: &impl Edit, ino: Ino, reference: &InodeExtref<'_>) -> Resu
     })
 }
 
-/// Puts into an item what `longer` makes of it: `None` where the reference is there already.
+/// Replaces an item with the result of `longer`, which is `None` if the item has the reference.
 fn extend(
-    edit: &impl Edit,
+    edit: &impl EditItems,
     key: Key,
     longer: impl Fn(&[u8]) -> Result<Option<Vec<u8>>, Refused>,
 ) -> Result<(), NamesError> {
@@ -74,17 +78,18 @@ fn extend(
             Ok(Some(item)) if item.len() <= limit => return Alter::Put(item),
             Ok(Some(_)) => Err(NamesError::TooManyLinks),
             Ok(None) => Err(NamesError::Exists),
-            Err(refused) => Err(corrupt(edit.tree_id(), key, refused)),
+            Err(refused) => Err(corrupt(edit.edited_tree(), key, refused)),
         };
         Alter::Keep
     })?;
     verdict
 }
 
-/// Gives the reference to a name in `parent` another name and index; the index that it had. `None`
-/// where the two do not fit into the first form, one after the other: nothing is changed then.
+/// Changes the name and the index of a reference in `parent`. Returns the old index, or `None` if
+/// the reference is not in the first form or the item has no space for both: nothing is changed
+/// then.
 pub(crate) fn rename(
-    edit: &impl Edit,
+    edit: &impl EditItems,
     ino: Ino,
     parent: Ino,
     old: &[u8],
@@ -108,9 +113,12 @@ pub(crate) fn rename(
     Ok(index)
 }
 
-/// Takes the reference to a name out, in whichever form it is; the index that the name has.
+/// Removes the reference to a name, in either form. Returns the index of the name.
+///
+/// # Errors
+/// [`NamesError::NoEntry`] if the inode has no such reference.
 pub(crate) fn remove(
-    edit: &impl Edit,
+    edit: &impl EditItems,
     ino: Ino,
     parent: Ino,
     name: &[u8],
@@ -124,7 +132,61 @@ pub(crate) fn remove(
     }
 }
 
-/// The index of a name, if this is an item of references, in either form, that has it.
+/// Returns whether an inode has a reference to a name, in either form.
+pub(crate) fn exists(
+    tree: &impl ReadItems,
+    ino: Ino,
+    parent: Ino,
+    name: &[u8],
+) -> Result<bool, NamesError> {
+    let key = Key::new(ino.0, ItemType::INODE_REF, parent.0);
+    for entry in InodeRefs::new(&tree.find(&key)?.unwrap_or_default()) {
+        if entry.map_err(|refused| corrupt(tree.tree_id(), key, refused))?.name == name {
+            return Ok(true);
+        }
+    }
+    let key = extended_key(ino, parent, name);
+    for entry in InodeExtrefs::new(&tree.find(&key)?.unwrap_or_default()) {
+        let entry = entry.map_err(|refused| corrupt(tree.tree_id(), key, refused))?;
+        if entry.parent == parent && entry.name == name {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Returns the number of references that an inode has, in both forms. Stops at the item that brings
+/// the number to `limit`.
+pub(crate) fn count(tree: &impl ReadItems, ino: Ino, limit: u32) -> Result<u32, NamesError> {
+    let mut count: u32 = 0;
+    let mut next = Some(Key::new(ino.0, ItemType::INODE_REF, 0));
+    while let Some(from) = next.filter(|_| count < limit) {
+        let Some((key, item)) = tree.first_from(&from)? else { break };
+        let refuse = |refused| corrupt(tree.tree_id(), key, refused);
+        if key.objectid != ino.0 {
+            break;
+        }
+        match key.item_type {
+            ItemType::INODE_REF => {
+                for entry in InodeRefs::new(&item) {
+                    entry.map_err(refuse)?;
+                    count = count.saturating_add(1);
+                }
+            }
+            ItemType::INODE_EXTREF => {
+                for entry in InodeExtrefs::new(&item) {
+                    entry.map_err(refuse)?;
+                    count = count.saturating_add(1);
+                }
+            }
+            _ => break,
+        }
+        next = key.successor();
+    }
+    Ok(count)
+}
+
+/// Returns the index of a name if this is an item of references, in either form, that has it.
 pub(crate) fn index_of(key: Key, item: &[u8], parent: Ino, name: &[u8]) -> Option<u64> {
     match key.item_type {
         ItemType::INODE_REF if key.offset == parent.0 => {
@@ -141,9 +203,9 @@ pub(crate) fn index_of(key: Key, item: &[u8], parent: Ino, name: &[u8]) -> Optio
     }
 }
 
-/// Leaves of an item what `shorter` leaves; the index of what went.
+/// Replaces an item with the result of `shorter`. Returns the index of the removed reference.
 fn shorten(
-    edit: &impl Edit,
+    edit: &impl EditItems,
     key: Key,
     shorter: impl Fn(&[u8]) -> Result<Option<Shortened>, Refused>,
 ) -> Result<u64, NamesError> {
@@ -156,7 +218,7 @@ fn shorten(
         }
         Ok(None) => Alter::Keep,
         Err(refused) => {
-            verdict = Err(corrupt(edit.tree_id(), key, refused));
+            verdict = Err(corrupt(edit.edited_tree(), key, refused));
             Alter::Keep
         }
     })?;

@@ -1,13 +1,13 @@
-//! Changes of extended attributes.
+//! Sets and removes extended attributes.
 //!
-//! Attributes whose names' hashes collide share an item. One that is set anew moves to its end, as
-//! the kernel has it.
+//! Attributes whose hashes collide share an item. As in the kernel, an attribute that is set again
+//! moves to the end of the item.
 //!
-//! What may be set of which inode by whom, and that a value is one the attribute can have, the
-//! caller decides; see `property` and `acl`.
+//! The caller decides which attributes of an inode may be set, and checks that the value is valid;
+//! see `property` and `acl`.
 
 use crate::error::{NamesError, corrupt};
-use crate::items::Edit;
+use crate::items::EditItems;
 use butternut_format::checksum::name_hash;
 use butternut_format::dir::{
     DirEntry, EntryKind, NAME_BYTES_MAX, RawDirItem, check_xattr_name, without_entry,
@@ -17,9 +17,10 @@ use butternut_format::refused::Refused;
 use butternut_format::units::{Generation, Ino};
 use butternut_tree::Alter;
 
-/// What must be so for an attribute to be set.
+/// The condition for setting an attribute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SetXattr {
+    /// It may exist or not.
     #[default]
     Either,
     /// It must not exist (`XATTR_CREATE`).
@@ -28,7 +29,7 @@ pub enum SetXattr {
     Replace,
 }
 
-/// An attribute and the value it gets.
+/// An attribute and its new value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Xattr<'a> {
     pub name: &'a [u8],
@@ -36,8 +37,11 @@ pub struct Xattr<'a> {
 }
 
 /// Sets an attribute.
+///
+/// # Errors
+/// The name is invalid, `how` does not hold, or the item is too large. Nothing is changed then.
 pub fn set_xattr(
-    edit: &impl Edit,
+    edit: &impl EditItems,
     ino: Ino,
     xattr: &Xattr<'_>,
     how: SetXattr,
@@ -63,14 +67,14 @@ pub fn set_xattr(
         verdict = match with(item.unwrap_or_default(), &entry, how, limit) {
             Ok(Ok(item)) => return Alter::Put(item),
             Ok(Err(refused)) => Err(refused),
-            Err(refused) => Err(corrupt(edit.tree_id(), key, refused)),
+            Err(refused) => Err(corrupt(edit.edited_tree(), key, refused)),
         };
         Alter::Keep
     })?;
     verdict
 }
 
-/// An item with the attribute at its end.
+/// Returns the item with the attribute at its end.
 fn with(
     item: &[u8],
     entry: &DirEntry<'_>,
@@ -91,8 +95,8 @@ fn with(
     Ok(Ok(item))
 }
 
-/// Removes an attribute; `false` where the inode has none of that name.
-pub fn remove_xattr(edit: &impl Edit, ino: Ino, name: &[u8]) -> Result<bool, NamesError> {
+/// Removes an attribute. Returns `false` if the inode has no attribute of that name.
+pub fn remove_xattr(edit: &impl EditItems, ino: Ino, name: &[u8]) -> Result<bool, NamesError> {
     let key = xattr_key(ino, name);
     let mut verdict = Ok(false);
     edit.alter(&key, &mut |item| match without_entry(item.unwrap_or_default(), name) {
@@ -102,17 +106,17 @@ pub fn remove_xattr(edit: &impl Edit, ino: Ino, name: &[u8]) -> Result<bool, Nam
             if rest.is_empty() { Alter::Remove } else { Alter::Put(rest) }
         }
         Err(refused) => {
-            verdict = Err(corrupt(edit.tree_id(), key, refused));
+            verdict = Err(corrupt(edit.edited_tree(), key, refused));
             Alter::Keep
         }
     })?;
     verdict
 }
 
-/// Bytes of the largest value that an attribute of this name can have.
-pub fn xattr_value_bytes_max(edit: &impl Edit, name: &[u8]) -> usize {
-    let taken = size_of::<RawDirItem>().saturating_add(name.len());
-    edit.limits().item_bytes_max.saturating_sub(taken)
+/// Returns the size of the largest value of an attribute of this name, in bytes.
+pub fn xattr_value_bytes_max(edit: &impl EditItems, name: &[u8]) -> usize {
+    let overhead = size_of::<RawDirItem>().saturating_add(name.len());
+    edit.limits().item_bytes_max.saturating_sub(overhead)
 }
 
 fn fits(bytes: usize, limit: usize) -> Result<(), NamesError> {

@@ -1,13 +1,13 @@
-//! How subvolumes hang together: references from parent to child and back, in the root tree.
+//! Reads the references between subvolumes and their parents in the root tree.
 //!
 //! ```text
 //! (parent, ROOT_REF, child)      the parent's directory and name, one for each child
-//! (child, ROOT_BACKREF, parent)  the same, from the child
+//! (child, ROOT_BACKREF, parent)  the same data, found by the child
 //! (6, DIR_ITEM, hash "default")  the subvolume that a mount without options shows
 //! ```
 //!
 //! A snapshot copies the directory entries of the subvolumes inside its source, but not these
-//! references: [`hangs_at`] is what tells a real entry from such a copy.
+//! references: [`is_referenced_at`] distinguishes a real entry from such a copy.
 
 use crate::error::{NamesError, corrupt};
 use crate::lookup::{Target, lookup};
@@ -19,18 +19,18 @@ use butternut_tree::Tree;
 /// The directory of the root tree that holds the entry `default`.
 const ROOT_TREE_DIRECTORY: Ino = Ino(6);
 
-/// Where a subvolume hangs.
+/// The parent of a subvolume, and its entry there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubvolumeLink {
     pub child: TreeId,
     pub parent: TreeId,
     pub dir: Ino,
-    /// The entry's index in `dir`.
+    /// The index of the entry in `dir`.
     pub index: u64,
     pub name: Vec<u8>,
 }
 
-/// Where `child` hangs; `None` for the top level and for deleted subvolumes.
+/// Returns the parent of `child`, or `None` for the top level and for deleted subvolumes.
 pub fn parent_link(root_tree: &Tree, child: TreeId) -> Result<Option<SubvolumeLink>, NamesError> {
     let mut cursor = root_tree.cursor();
     cursor.seek(&Key::new(child.0, ItemType::ROOT_BACKREF, 0))?;
@@ -41,7 +41,10 @@ pub fn parent_link(root_tree: &Tree, child: TreeId) -> Result<Option<SubvolumeLi
     link(root_tree, key, data, child, TreeId(key.offset)).map(Some)
 }
 
-/// The subvolumes that hang directly in `parent`, at most `limit`.
+/// Returns the subvolumes whose parent is `parent`.
+///
+/// # Errors
+/// [`NamesError::TooMany`] if there are more than `limit`.
 pub fn children(
     root_tree: &Tree,
     parent: TreeId,
@@ -63,8 +66,8 @@ pub fn children(
     Ok(found)
 }
 
-/// Whether `child` really hangs in `parent` as `name` in `dir`.
-pub fn hangs_at(
+/// Returns whether the root tree has `child` in `parent`, as `name` in `dir`.
+pub fn is_referenced_at(
     root_tree: &Tree,
     parent: TreeId,
     child: TreeId,
@@ -78,7 +81,7 @@ pub fn hangs_at(
     Ok(reference.dir == dir && reference.name == name)
 }
 
-/// The subvolume set as default, if one is.
+/// Returns the default subvolume, if one is set.
 pub fn default_subvolume(root_tree: &Tree) -> Result<Option<TreeId>, NamesError> {
     Ok(match lookup(root_tree, ROOT_TREE_DIRECTORY, b"default")?.map(|found| found.target) {
         Some(Target::Subvolume(id)) => Some(id),

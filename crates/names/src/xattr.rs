@@ -1,4 +1,4 @@
-//! Extended attributes: by name, and the list of names.
+//! Reads extended attributes: the value of a name, and the list of names.
 
 use crate::error::{NamesError, corrupt};
 use butternut_format::checksum::name_hash;
@@ -7,7 +7,7 @@ use butternut_format::key::{ItemType, Key};
 use butternut_format::units::Ino;
 use butternut_tree::Tree;
 
-/// The value of one attribute, or `None` where the inode has none of that name.
+/// Returns the value of an attribute, or `None` if the inode has no attribute of that name.
 pub fn xattr(tree: &Tree, ino: Ino, name: &[u8]) -> Result<Option<Vec<u8>>, NamesError> {
     let key = Key::new(ino.0, ItemType::XATTR_ITEM, name_hash(name));
     let Some(item) = tree.find(&key)? else { return Ok(None) };
@@ -20,7 +20,10 @@ pub fn xattr(tree: &Tree, ino: Ino, name: &[u8]) -> Result<Option<Vec<u8>>, Name
     Ok(None)
 }
 
-/// The names of all attributes of an inode, in the order of their hashes, at most `limit`.
+/// Returns the names of all attributes of an inode, in the order of their hashes.
+///
+/// # Errors
+/// [`NamesError::TooMany`] if there are more than `limit`.
 pub fn xattr_names(tree: &Tree, ino: Ino, limit: usize) -> Result<Vec<Vec<u8>>, NamesError> {
     let mut names = Vec::new();
     let mut cursor = tree.cursor();

@@ -1,8 +1,7 @@
-//! Random operations on names, done by the kernel on one volume and by this crate on another: item
-//! by item the same subvolume, and a volume that `btrfs check` and the kernel find nothing wrong
-//! with.
+//! Random operations on names, done by the kernel on one volume and by this crate on another. The
+//! items of both subvolumes must be equal, and `btrfs check` and the kernel must find no error.
 //!
-//! Needs root and loop devices; `BUTTERNUT_NO_KERNEL=1` leaves these tests out, and says so.
+//! Needs root and loop devices; `BUTTERNUT_NO_KERNEL=1` leaves these tests out and reports that.
 
 #![allow(
     clippy::unwrap_used,
@@ -122,7 +121,7 @@ fn roll(dice: &mut Dice) -> Step {
     }
 }
 
-/// The step as the kernel does it.
+/// Performs the step with the kernel.
 fn by_kernel(root: &Path, step: &Step) -> Result<(), Errno> {
     let at = |path: &str| root.join(path);
     match step {
@@ -167,7 +166,7 @@ fn temporary(root: &Path, to: Option<PathBuf>) -> Result<(), Errno> {
     to.map_or(Ok(()), |to| fs::linkat(&file, "", CWD, to, AtFlags::EMPTY_PATH))
 }
 
-/// The step as this crate does it.
+/// Performs the step with this crate.
 fn by_us(plain: &mut Plain, step: &Step) -> Result<(), NamesError> {
     match step {
         Step::Create { path, kind, permissions } => plain.create(path, *kind, *permissions),
@@ -228,7 +227,7 @@ fn items(image: &Path) -> Vec<(Key, Vec<u8>)> {
     items
 }
 
-/// What a mount shows: path, mode, links, size, device, attributes.
+/// Returns what a mount shows: path, mode, links, size, device, attributes.
 fn listing(root: &Path) -> BTreeSet<String> {
     let script = "find . -printf '%p %m %n %s %y %l %i\\n'; getfattr -R -h -d -m - . 2>/dev/null";
     let script = format!("cd '{}'; {script}", root.display());
@@ -239,7 +238,7 @@ fn check(image: &Path) {
     run("btrfs", &["check", "--check-data-csum", &image.to_string_lossy()]);
 }
 
-/// Whether ours says no for the reason that the kernel gave.
+/// Returns whether the error of this crate matches that of the kernel.
 fn agrees(ours: &NamesError, kernel: Errno) -> bool {
     match kernel {
         Errno::NOSPC => matches!(ours, NamesError::AttributeTooLarge { .. }),
@@ -258,14 +257,14 @@ fn rolled(seed: u64) -> Vec<Step> {
     first.into_iter().chain((0..STEPS).map(|_| roll(&mut dice))).collect()
 }
 
-/// What two volumes start from, which the kernel makes for both.
+/// The initial content of both volumes, which the kernel writes.
 #[derive(Clone, Copy, Default)]
 struct Start<'a> {
     mkfs: &'a [&'a str],
     script: &'a str,
 }
 
-/// Plays the steps on both sides; how many did something.
+/// Performs the steps on both volumes. Returns how many changed something.
 fn play(steps: &[Step], start: Start<'_>, seed: u64) -> usize {
     let [theirs, mine] = [(); 2].map(|()| KernelImage::make(1, start.mkfs, "", start.script));
     let forest = writable(&mine.devices[0]);
@@ -368,7 +367,7 @@ fn references_run_over_and_come_back_as_in_the_kernel() {
     assert!((40..80).contains(&done), "{done}");
 }
 
-/// A volume with a past: names whose blocks two snapshots share, one of them changed since.
+/// A volume with snapshots: names whose blocks two snapshots share, one of them changed since.
 const PAST: &str = r#"
 mkdir p q p/r old; touch p/x q/y
 for i in $(seq 1500); do touch "old/file number $i"; done

@@ -1,7 +1,7 @@
-//! What access lists, flags and properties make of an inode, as the kernel's own btrfs decides it:
-//! the same question to both, many times.
+//! Compares how access lists, flags and properties change an inode in this crate and in the
+//! kernel's btrfs, with random values.
 //!
-//! Needs root and loop devices; `BUTTERNUT_NO_KERNEL=1` leaves these tests out, and says so.
+//! Needs root and loop devices; `BUTTERNUT_NO_KERNEL=1` leaves these tests out and reports that.
 
 #![allow(
     clippy::unwrap_used,
@@ -45,7 +45,7 @@ impl Dice {
         u32::try_from(self.roll(1 << count)).unwrap()
     }
 
-    /// A list that keeps the laws, or sometimes one that just misses them.
+    /// Returns a valid list, or sometimes one with a single error.
     fn list(&mut self) -> Vec<u8> {
         let mut tags = vec![AclTag::Owner];
         tags.extend((0..self.pick(3)).map(|_| AclTag::User(self.bits(12))));
@@ -82,16 +82,16 @@ fn attribute(path: &Path, name: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// What the kernel says to setting an attribute, as an errno; 0 is success.
+/// Sets an attribute. Returns the errno; 0 is success.
 fn set(path: &Path, name: &[u8], value: &[u8]) -> i32 {
-    said(fs::setxattr(path, name, value, XattrFlags::empty()))
+    errno_of(fs::setxattr(path, name, value, XattrFlags::empty()))
 }
 
-fn said(result: Result<(), Errno>) -> i32 {
+fn errno_of(result: Result<(), Errno>) -> i32 {
     result.map_or_else(Errno::raw_os_error, |()| 0)
 }
 
-/// What the table of errors makes of ours.
+/// Returns the errno of an error of this crate.
 fn errno<T>(result: &Result<T, NamesError>) -> i32 {
     match result {
         Ok(_) => 0,
@@ -118,7 +118,7 @@ fn bytes(acl: Option<&Acl>) -> Option<Vec<u8>> {
     acl.map(Acl::to_bytes)
 }
 
-/// A directory with a default list, sometimes; that list.
+/// Creates a directory, sometimes with a default list. Returns the list.
 fn make_parent(dir: &Path, dice: &mut Dice) -> Option<Acl> {
     std::fs::create_dir(dir).unwrap();
     let value = (dice.roll(4) > 0).then(|| dice.list());
@@ -167,7 +167,7 @@ fn access_lists_and_modes_determine_each_other_as_in_the_kernel() {
         let parsed = Acl::parse(&value);
         assert_eq!(set(&path, ACCESS_ACL, &value), errno(&parsed), "{value:?}");
         let Ok(Some(acl)) = parsed else { continue };
-        let guarded = acl.guard(mode);
+        let guarded = acl.apply_to(mode);
         assert_eq!(path.metadata().unwrap().mode(), guarded.mode);
         assert_eq!(attribute(&path, ACCESS_ACL), bytes(guarded.acl.as_ref()));
         seen[2] += usize::from(guarded.acl.is_none());
@@ -220,7 +220,7 @@ fn shown(path: &Path) -> u32 {
 }
 
 fn set_flags(path: &Path, flags: u32) -> i32 {
-    said(fs::ioctl_setflags(open(path), IFlags::from_bits_retain(flags)))
+    errno_of(fs::ioctl_setflags(open(path), IFlags::from_bits_retain(flags)))
 }
 
 /// One bit at a time and in pairs, of the flags that can be asked for, and one that cannot.

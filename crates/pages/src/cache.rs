@@ -1,77 +1,80 @@
-//! [`PageCache`]: the memory of all files' pages, and what they share: frames, queues, counts.
+//! [`PageCache`]: the memory of all files' pages and what they share: frames, replacement queues,
+//! counts.
 //!
 //! Laws:
 //!
-//! 1. Frames are taken, and pages evicted for them, before a file's index is locked: an evictor
-//!    waits for indexes, and whoever has one locked waits for no other.
-//! 2. More than the limit is in use only while nothing in the cache is clean; never more than the
-//!    limit and an eighth of it.
-//! 3. A page is evicted only if it is clean and nobody uses its frame.
-//! 4. A file is known as long as it has handles or pages.
-//! 5. A lock that a panic has poisoned gives what it guards, and the cache says so from then on
-//!    ([`PageCache::is_poisoned`]).
+//! 1. A thread allocates frames, and evicts pages for them, before it locks the index of a file: an
+//!    eviction waits for index locks, so a thread that holds one must not wait for an eviction.
+//! 2. Memory exceeds the limit only while no clean page can be evicted, and by at most one eighth
+//!    of the limit.
+//! 3. A page is evicted only if it is clean and its frame has no other user.
+//! 4. A file stays known as long as it has handles or pages.
+//! 5. A lock that a panic has poisoned can still be locked, and from then on
+//!    [`PageCache::is_poisoned`] returns true.
 
-use crate::chunk::{Chunk, PageState};
 use crate::counters::{Counters, PageCounters, add};
 use crate::dirty::DirtyFiles;
+use crate::eventcount::EventCount;
 use crate::file_pages::FilePages;
-use crate::flusher::{Flushers, Orders, UncachedFlush};
+use crate::flusher::{Flushers, UncachedFlush, WritebackWork};
 use crate::index::Index;
+use crate::page_group::{PageGroup, PageState};
 use crate::poison::Poison;
 use crate::replacement::{Candidate, NodeId, Queue, Replacement};
 use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::throttle::{DirtyLimits, Throttle};
-use crate::turn::Turn;
 use butternut_sys::frames::{FRAME_BYTES, Frame, Frames};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-/// Candidates that an evictor takes at once.
+/// Pages that an eviction isolates at a time.
 const BATCH: usize = 32;
-/// Candidates that an evictor looks at, for one frame, before he gives up: every page may have been
-/// read thrice, and some are in use.
-const LOOKS_MAX: usize = 1 << 16;
-/// Reads of a page in the small queue that make it hot: its first reader's, and another's.
-const HOT: u8 = 2;
-/// Of the cache, what uncached writers may make dirty ahead of the flushers; and its bounds.
-const AHEAD_PART: usize = 64;
-const AHEAD_BYTES_MIN: usize = 1 << 20;
-const AHEAD_BYTES_MAX: usize = 32 << 20;
-/// Empty chunks that are kept for the next pages.
-const CHUNKS_IDLE_MAX: usize = 64;
+/// Maximum number of pages that are scanned to find one frame: each page may need several scans
+/// until its access count is zero, and some frames are in use.
+const SCAN_MAX: usize = 1 << 16;
+/// Reads of a page in the small queue that move it to the main queue: that of its first reader and
+/// one more.
+const HOT_ACCESSES: u8 = 2;
+/// Limit of the uncached backlog, as a fraction of the cache (divisor), and its bounds in bytes.
+const BACKLOG_PART: usize = 64;
+const BACKLOG_BYTES_MIN: usize = 1 << 20;
+const BACKLOG_BYTES_MAX: usize = 32 << 20;
+/// Empty page groups that are kept for reuse, at most.
+const IDLE_GROUPS_MAX: usize = 64;
 
-/// A file's identity: what it is in, and its number there.
+/// The identity of a file: the tree that holds it, and its inode number in that tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileKey {
     pub tree: u64,
     pub ino: u64,
 }
 
-/// How much memory the cache may take.
+/// Memory limits of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheLimits {
-    /// Clean and dirty pages together.
+    /// Limit of all pages, clean and dirty, in bytes.
     pub bytes: usize,
     pub dirty: DirtyLimits,
 }
 
 impl CacheLimits {
-    /// For a cache of so many bytes: an eighth dirty before flushers work, a quarter at most.
+    /// Returns the limits for a cache of `bytes`: flushers write back above one eighth, writers
+    /// stop at one quarter.
     pub fn of(bytes: usize) -> Self {
         let all = u64::try_from(bytes).unwrap_or(u64::MAX);
         let dirty = DirtyLimits { background_bytes: all / 8, hard_bytes: all / 4 };
         Self { bytes, dirty }
     }
 
-    /// How far uncached writers may be ahead of the flushers.
-    fn ahead_pages_max(&self) -> usize {
-        (self.bytes / AHEAD_PART).clamp(AHEAD_BYTES_MIN, AHEAD_BYTES_MAX) / FRAME_BYTES
+    /// Returns the limit of the uncached backlog, in pages.
+    fn backlog_pages_max(&self) -> usize {
+        (self.bytes / BACKLOG_PART).clamp(BACKLOG_BYTES_MIN, BACKLOG_BYTES_MAX) / FRAME_BYTES
     }
 }
 
-/// The page cache of a volume. Cheap to clone.
+/// The page cache of a volume. Clones share one cache.
 #[derive(Clone, Debug)]
 pub struct PageCache(Arc<Core>);
 
@@ -82,8 +85,11 @@ pub(crate) struct Core {
     files: Mutex<Files>,
     replacement: Mutex<Replacement>,
     dirty_files: Mutex<DirtyFiles>,
-    #[expect(clippy::vec_box, reason = "a chunk is boxed where it is used, and stays in its box")]
-    idle_chunks: Mutex<Vec<Box<Chunk>>>,
+    #[expect(
+        clippy::vec_box,
+        reason = "groups are boxed in the index and move here without a copy"
+    )]
+    idle_groups: Mutex<Vec<Box<PageGroup>>>,
     throttle: Mutex<Throttle>,
     pub(crate) flushers: Flushers,
     pub(crate) counters: Counters,
@@ -91,7 +97,7 @@ pub(crate) struct Core {
     pub(crate) poison: Poison,
 }
 
-/// Files by number, and by key.
+/// Known files, by number and by key.
 #[derive(Debug, Default)]
 struct Files {
     entries: Vec<Option<Entry>>,
@@ -105,25 +111,26 @@ struct Entry {
     handles: usize,
 }
 
-/// What the cache has of one file.
+/// The pages of one file.
 #[derive(Debug)]
 pub(crate) struct Inode {
     pub(crate) key: FileKey,
     number: u32,
     index: RwLock<Index>,
-    /// Pages, as the index says, for whoever has not locked it.
+    /// Number of pages in the index, for threads that have not locked it.
     resident: AtomicUsize,
-    pub(crate) turn: Turn,
-    /// The cache's.
+    pub(crate) events: EventCount,
+    /// The flag of the whole cache.
     poison: Poison,
 }
 
-/// One step's view of what is shared: an index is locked alone meanwhile.
+/// What a transition of one page updates besides the index: the counts and the replacement queues.
+/// Used while one index is locked exclusively.
 #[derive(Debug)]
-pub(crate) struct Books<'a> {
+pub(crate) struct Accounting<'a> {
     core: &'a Core,
     inode: &'a Inode,
-    /// Locked when first needed.
+    /// Locked on first use.
     replacement: Option<MutexGuard<'a, Replacement>>,
 }
 
@@ -136,7 +143,7 @@ impl PageCache {
             files: Mutex::default(),
             replacement: Mutex::new(Replacement::new(pages)),
             dirty_files: Mutex::default(),
-            idle_chunks: Mutex::default(),
+            idle_groups: Mutex::default(),
             throttle: Mutex::default(),
             flushers: Flushers::default(),
             counters: Counters::default(),
@@ -144,21 +151,21 @@ impl PageCache {
         }))
     }
 
-    /// The pages of a file, which may have some from an earlier handle.
+    /// Returns a handle of the pages of a file. The file may have pages from earlier handles.
     pub fn file(&self, key: FileKey) -> FilePages {
         let inode = self.0.files().open(key, &self.0.poison);
         FilePages::new(Arc::clone(&self.0), inode)
     }
 
-    /// Whether a thread was found to have panicked while it changed the cache or the pages of a
-    /// file: memory may hold half a change, which must not come to the volume.
+    /// Returns whether a thread has panicked while it changed the cache or the pages of a file.
+    /// Memory may then hold an incomplete change, which must not be written to the volume.
     pub fn is_poisoned(&self) -> bool {
         self.0.poison.is_set()
     }
 
-    /// A frame for a page, holding anything. Evicts clean pages as needed; without any, the frame
-    /// is beyond the limit; `None` at the end of that, too (law 2). Nobody calls this who has a
-    /// [`Change`](crate::Change).
+    /// Allocates the frame of a page, with arbitrary contents. Evicts clean pages as needed. If
+    /// there are none, the frame may exceed the limit by one eighth; above that, returns `None`
+    /// (law 2). Must not be called while holding a [`Change`](crate::Change).
     pub fn frame(&self) -> Option<Frame> {
         self.0.frame()
     }
@@ -167,15 +174,15 @@ impl PageCache {
         &self.0.limits
     }
 
-    /// Bytes that are newer than the disk, or on their way to it.
+    /// Returns the bytes that are dirty or under writeback.
     pub fn dirty_bytes(&self) -> u64 {
         let counters = &self.0.counters;
-        let pages = counters.dirty.now() + counters.written.now();
+        let pages = counters.dirty.now() + counters.writeback.now();
         u64::try_from(pages * FRAME_BYTES).unwrap_or(u64::MAX)
     }
 
-    /// How long a writer sleeps who has just made `bytes` more dirty; he has no lock then. Kicks
-    /// the flushers where there is work.
+    /// Returns how long a writer that has just dirtied `bytes` must sleep, and wakes the flushers
+    /// above the background limit. The writer holds no lock while it sleeps.
     pub fn pause(&self, now: Duration, bytes: u64) -> Duration {
         let (dirty, limits) = (self.dirty_bytes(), &self.0.limits.dirty);
         if dirty > limits.background_bytes {
@@ -189,79 +196,83 @@ impl PageCache {
         pause
     }
 
-    /// Pages are handed to the devices.
-    pub fn writing_started(&self, now: Duration) {
-        self.0.throttle().started(now);
+    /// Tells the throttle that a writeback was submitted to the devices.
+    pub fn writeback_started(&self, now: Duration) {
+        self.0.throttle().writeback_started(now);
     }
 
-    /// The devices have taken them.
-    pub fn writing_ended(&self, now: Duration, bytes: u64) {
-        self.0.throttle().ended(now, bytes);
+    /// Tells the throttle that a submitted writeback of `bytes` has completed; 0 if it failed.
+    pub fn writeback_ended(&self, now: Duration, bytes: u64) {
+        self.0.throttle().writeback_ended(now, bytes);
     }
 
-    /// Bytes a second that the devices take.
+    /// Returns the measured write rate of the devices, in bytes per second.
     pub fn device_rate(&self) -> u64 {
         self.0.throttle().rate()
     }
 
-    /// Files with dirty pages, those first that have had them longest.
+    /// Returns at most `files_max` files with dirty pages, in the order in which they became dirty.
     pub fn oldest_dirty(&self, files_max: usize) -> Vec<FileKey> {
         self.0.dirty_files().oldest().take(files_max).map(|inode| inode.key).collect()
     }
 
-    /// For a flusher: waits until it is kicked, or the time is over. `false`: it is to end.
+    /// Waits until a flusher is kicked, at most `at_most` long. Returns false if the flusher thread
+    /// is to end.
     pub fn wait_for_work(&self, at_most: Option<Duration>) -> bool {
         self.0.flushers.wait(at_most)
     }
 
-    /// For a flusher: what to write now. It asks again when it has done that, and waits where it
-    /// found nothing of it that it could write.
-    pub fn orders(&self) -> Option<Orders> {
-        self.0.flushers.orders(|| self.0.counters.dirty.now(), &self.0.limits.dirty)
+    /// Returns what a flusher is to write back now. The flusher calls this again until it returns
+    /// `None`, then waits with [`PageCache::wait_for_work`].
+    pub fn next_work(&self) -> Option<WritebackWork> {
+        self.0.flushers.next_work(|| self.0.counters.dirty.now(), &self.0.limits.dirty)
     }
 
-    /// For a flusher: so many pages of an order were not there to be sent. It is told again of
-    /// those that uncached writes made dirty, if they may have been on their way.
-    pub fn fall_short(&self, orders: &Orders, pages: usize) {
-        self.0.flushers.fall_short(orders, pages);
+    /// Reports that a flusher found `pages` fewer dirty pages than its work says. Those of the
+    /// uncached backlog that may have been under writeback are queued again when a writeback
+    /// completes.
+    pub fn report_shortfall(&self, work: &WritebackWork, pages: usize) {
+        self.0.flushers.report_shortfall(work, pages);
     }
 
-    /// Whether uncached writes have made more dirty than flushers have been told of by far.
-    pub fn is_far_ahead(&self) -> bool {
-        self.0.flushers.debts.pages() > self.0.limits.ahead_pages_max()
+    /// Returns whether the uncached backlog exceeds its limit.
+    pub fn is_uncached_backlog_full(&self) -> bool {
+        self.0.flushers.backlog.pages() > self.0.limits.backlog_pages_max()
     }
 
-    /// For an uncached writer: waits while that is so, at most so long. Whether it is over.
-    pub fn wait_for_flushers(&self, at_most: Duration) -> bool {
-        self.0.flushers.debts.wait_until_taken(self.0.limits.ahead_pages_max(), at_most)
+    /// Waits while the uncached backlog exceeds its limit, at most `at_most` long.
+    /// Returns whether it does not any more.
+    pub fn wait_for_uncached_backlog(&self, at_most: Duration) -> bool {
+        self.0.flushers.backlog.wait_until_below(self.0.limits.backlog_pages_max(), at_most)
     }
 
-    /// An uncached write made pages of a file dirty: tells the flushers, as the switch says. With
-    /// [`UncachedFlush::Inline`] there is nobody to be told.
-    pub fn kick_uncached(&self, file: FileKey, pages: usize, switch: UncachedFlush) {
-        match switch {
-            UncachedFlush::Device => self.0.flushers.add_uncached(None, pages),
-            UncachedFlush::Inode => self.0.flushers.add_uncached(Some(file), pages),
+    /// Queues pages that an uncached write has dirtied, as `flush` selects. With
+    /// [`UncachedFlush::Inline`] it does nothing, since the writer does the writeback.
+    pub fn queue_uncached(&self, file: FileKey, pages: usize, flush: UncachedFlush) {
+        match flush {
+            UncachedFlush::Device => self.0.flushers.queue_uncached(None, pages),
+            UncachedFlush::Inode => self.0.flushers.queue_uncached(Some(file), pages),
             UncachedFlush::Inline => {}
         }
     }
 
-    /// There is work for a flusher.
+    /// Wakes a flusher.
     pub fn kick(&self) {
         self.0.flushers.kick();
     }
 
-    /// So many pages were read ahead of whoever asks for them.
-    pub fn note_read_ahead(&self, pages: usize) {
+    /// Counts pages that were read ahead.
+    pub fn count_readahead(&self, pages: usize) {
         add(&self.0.counters.read_ahead, pages);
     }
 
-    /// Ends the flushers.
-    pub fn stop(&self) {
+    /// Ends the flusher threads.
+    pub fn stop_flushers(&self) {
         self.0.flushers.stop();
     }
 
-    /// Evicts clean pages, about so many, as far as there are. Says how many.
+    /// Evicts about `pages` clean pages, as far as there are so many. Returns how many were
+    /// evicted.
     pub fn shrink(&self, pages: usize) -> usize {
         let mut evicted = 0;
         for _ in 0..=pages / BATCH {
@@ -285,47 +296,47 @@ impl Core {
     }
 
     pub(crate) fn frame(&self) -> Option<Frame> {
-        let mut looks = 0;
-        while looks < LOOKS_MAX {
-            if self.frames.taken() < self.pages_max()
-                && let Some(frame) = self.frames.take()
+        let mut scanned = 0;
+        while scanned < SCAN_MAX {
+            if self.frames.allocated() < self.pages_max()
+                && let Some(frame) = self.frames.allocate()
             {
                 return Some(frame);
             }
             if self.replacement().len() == 0 {
                 break;
             }
-            looks += BATCH;
+            scanned += BATCH;
             self.evict(BATCH / 2);
         }
-        self.flushers.press(BATCH.max(self.pages_max() / 16));
-        let frame = self.frames.take();
+        self.flushers.request_clean_pages(BATCH.max(self.pages_max() / 16));
+        let frame = self.frames.allocate();
         add(&self.counters.overdrawn, usize::from(frame.is_some()));
         frame
     }
 
-    /// Looks at some candidates, and evicts at most so many pages.
+    /// Isolates some pages and evicts at most `pages_max` of them. Returns how many were evicted.
     fn evict(&self, pages_max: usize) -> usize {
         let mut batch = [None; BATCH];
         let mut replacement = self.replacement();
-        for place in batch.iter_mut().take(pages_max) {
-            *place = replacement.next();
+        for candidate in batch.iter_mut().take(pages_max) {
+            *candidate = replacement.isolate_oldest();
         }
         drop(replacement);
         let mut evicted = 0;
         let mut rest = batch.iter().flatten().peekable();
         while let Some(first) = rest.peek().copied() {
             let Some(inode) = self.files().find(first.file) else {
-                // Removed meanwhile, with its file.
+                // The page was removed since it was isolated, and its file is gone.
                 rest.next();
                 continue;
             };
             let mut index = inode.index_mut();
-            let mut books = Books::new(self, &inode);
+            let mut accounting = Accounting::new(self, &inode);
             while let Some(candidate) = rest.next_if(|next| next.file == first.file) {
-                evicted += usize::from(evict_one(&mut index, &mut books, candidate));
+                evicted += usize::from(evict_one(&mut index, &mut accounting, candidate));
             }
-            drop(books);
+            drop(accounting);
             drop(index);
             self.files().close_idle(&inode);
         }
@@ -341,45 +352,48 @@ impl Core {
         self.files().reopen(inode);
     }
 
-    /// Keeps the list of dirty files as the index says.
-    pub(crate) fn list(&self, inode: &Arc<Inode>, index: &mut Index) {
-        match (index.listed, index.dirty > 0) {
-            (None, true) => index.listed = Some(self.dirty_files().add(Arc::clone(inode))),
-            (Some(place), false) => {
-                let removed = self.dirty_files().remove(place);
-                debug_assert!(removed.is_some(), "a listed file is in the list");
-                index.listed = None;
+    /// Adds the file to the list of dirty files, or removes it, as its index says.
+    pub(crate) fn update_dirty_list(&self, inode: &Arc<Inode>, index: &mut Index) {
+        match (index.dirty_list_key, index.dirty > 0) {
+            (None, true) => index.dirty_list_key = Some(self.dirty_files().add(Arc::clone(inode))),
+            (Some(key), false) => {
+                let removed = self.dirty_files().remove(key);
+                debug_assert!(removed.is_some(), "a listed file is in the list of dirty files");
+                index.dirty_list_key = None;
             }
             (Some(_), true) | (None, false) => {}
         }
     }
 
-    /// The file goes behind all other dirty ones.
-    pub(crate) fn relist(&self, inode: &Arc<Inode>, index: &mut Index) {
-        if let Some(place) = index.listed {
+    /// Moves the file to the end of the list of dirty files.
+    pub(crate) fn move_to_dirty_tail(&self, inode: &Arc<Inode>, index: &mut Index) {
+        if let Some(key) = index.dirty_list_key {
             let mut files = self.dirty_files();
-            files.remove(place);
-            index.listed = Some(files.add(Arc::clone(inode)));
+            files.remove(key);
+            index.dirty_list_key = Some(files.add(Arc::clone(inode)));
         }
     }
 
-    pub(crate) fn take_chunk(&self) -> Box<Chunk> {
-        let idle = self.idle_chunks().pop();
-        idle.unwrap_or_else(|| Box::new(Chunk::new()))
+    pub(crate) fn take_group(&self) -> Box<PageGroup> {
+        let idle = self.idle_groups().pop();
+        idle.unwrap_or_else(|| Box::new(PageGroup::new()))
     }
 
-    pub(crate) fn keep_chunk(&self, chunk: Box<Chunk>) {
-        debug_assert!(chunk.is_empty(), "only empty chunks are used again");
-        let mut idle = self.idle_chunks();
-        if idle.len() < CHUNKS_IDLE_MAX {
-            idle.push(chunk);
+    pub(crate) fn recycle_group(&self, group: Box<PageGroup>) {
+        debug_assert!(group.is_empty(), "only empty groups are reused");
+        let mut idle = self.idle_groups();
+        if idle.len() < IDLE_GROUPS_MAX {
+            idle.push(group);
         }
     }
 
-    /// After a panic: each chunk in the list is empty and whole, so it can be used.
-    #[expect(clippy::vec_box, reason = "a chunk is boxed where it is used, and stays in its box")]
-    fn idle_chunks(&self) -> MutexGuard<'_, Vec<Box<Chunk>>> {
-        self.idle_chunks.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Ignores poisoning: every group in the list is empty, whatever a panic interrupted.
+    #[expect(
+        clippy::vec_box,
+        reason = "groups are boxed in the index and move here without a copy"
+    )]
+    fn idle_groups(&self) -> MutexGuard<'_, Vec<Box<PageGroup>>> {
+        self.idle_groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn files(&self) -> MutexGuard<'_, Files> {
@@ -390,45 +404,46 @@ impl Core {
         self.poison.recover(self.replacement.lock())
     }
 
-    /// A dirty file that is not in the list is left out by a sync of all files.
+    /// Poisoning is recorded: a dirty file that is missing in the list would be left out of a sync.
     fn dirty_files(&self) -> MutexGuard<'_, DirtyFiles> {
         self.poison.recover(self.dirty_files.lock())
     }
 
-    /// After a panic: a wrong rate makes pauses longer or shorter, within their bounds.
+    /// Ignores poisoning: a wrong rate makes pauses longer or shorter, within their bounds.
     fn throttle(&self) -> MutexGuard<'_, Throttle> {
         self.throttle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Decides on a page in the evictor's hand, whose file's index is locked. Whether it went.
-fn evict_one(index: &mut Index, books: &mut Books<'_>, candidate: &Candidate) -> bool {
-    if !books.queues().is_in_hand(candidate) {
+/// Evicts an isolated page or puts it back. The index of its file is locked exclusively. Returns
+/// whether it was evicted.
+fn evict_one(index: &mut Index, accounting: &mut Accounting<'_>, candidate: &Candidate) -> bool {
+    if !accounting.queues().is_isolated(candidate) {
         return false;
     }
-    let found = index.find(candidate.page).filter(|(chunk, place)| {
-        chunk.state(*place) == PageState::Clean && chunk.node(*place) == candidate.node
+    let found = index.find(candidate.page).filter(|(group, slot)| {
+        group.state(*slot) == PageState::Clean && group.node(*slot) == candidate.node
     });
-    let Some((chunk, place)) = found else {
-        debug_assert!(false, "a page in hand is a clean one, or was removed");
+    let Some((group, slot)) = found else {
+        debug_assert!(false, "an isolated page is clean, or was removed");
         return false;
     };
-    let heat = chunk.heat(place);
-    let is_used = chunk.frame(place).is_some_and(Frame::is_shared);
-    let (stays, cooler) = match candidate.from {
-        Queue::Main => (heat > 0 || is_used, heat.saturating_sub(1)),
-        Queue::Small | Queue::InHand | Queue::Unused => (heat >= HOT || is_used, 0),
+    let accesses = group.accesses(slot);
+    let is_used = group.frame(slot).is_some_and(Frame::is_shared);
+    let (stays, decayed) = match candidate.from {
+        Queue::Main => (accesses > 0 || is_used, accesses.saturating_sub(1)),
+        Queue::Small | Queue::Isolated | Queue::Unused => (accesses >= HOT_ACCESSES || is_used, 0),
     };
     if stays {
-        chunk.set_heat(place, cooler);
-        // What is only in use has not been read again: it keeps its place.
-        let queue = if heat >= HOT { Queue::Main } else { candidate.from };
-        books.queues().keep(candidate.node, queue);
+        group.set_accesses(slot, decayed);
+        // A page that was only in use, and not read again, goes back to its queue.
+        let queue = if accesses >= HOT_ACCESSES { Queue::Main } else { candidate.from };
+        accounting.queues().put_back(candidate.node, queue);
         return false;
     }
-    let hash = hash(books.inode.key, candidate.page);
-    books.queues().evict(candidate, hash);
-    index.vacate(books, candidate.page);
+    let hash = hash(accounting.inode.key, candidate.page);
+    accounting.queues().evict(candidate, hash);
+    index.vacate(accounting, candidate.page);
     true
 }
 
@@ -449,12 +464,12 @@ impl Files {
             number,
             index: RwLock::default(),
             resident: AtomicUsize::new(0),
-            turn: Turn::default(),
+            events: EventCount::default(),
             poison: poison.clone(),
         });
         self.by_key.insert(key, number);
-        if let Some(place) = self.entries.get_mut(place(number)) {
-            *place = Some(Entry { inode: Arc::clone(&inode), handles: 1 });
+        if let Some(entry) = self.entries.get_mut(as_index(number)) {
+            *entry = Some(Entry { inode: Arc::clone(&inode), handles: 1 });
         }
         inode
     }
@@ -481,7 +496,7 @@ impl Files {
         });
         if is_idle {
             self.by_key.remove(&inode.key);
-            self.entries[place(inode.number)] = None;
+            self.entries[as_index(inode.number)] = None;
             self.unused.push(inode.number);
         }
     }
@@ -491,11 +506,11 @@ impl Files {
     }
 
     fn entry(&mut self, number: u32) -> Option<&mut Entry> {
-        self.entries.get_mut(place(number))?.as_mut()
+        self.entries.get_mut(as_index(number))?.as_mut()
     }
 }
 
-fn place(number: u32) -> usize {
+fn as_index(number: u32) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
@@ -509,7 +524,7 @@ impl Inode {
     }
 }
 
-impl<'a> Books<'a> {
+impl<'a> Accounting<'a> {
     pub(crate) fn new(core: &'a Core, inode: &'a Inode) -> Self {
         Self { core, inode, replacement: None }
     }
@@ -518,23 +533,23 @@ impl<'a> Books<'a> {
         self.core
     }
 
-    /// A page is clean from now on.
-    pub(crate) fn admit(&mut self, page: u64, heat: u8) -> NodeId {
+    /// Adds a page that is clean from now on to the replacement queues.
+    pub(crate) fn admit(&mut self, page: u64, accesses: u8) -> NodeId {
         let (number, hash) = (self.inode.number, hash(self.inode.key, page));
-        self.queues().admit(number, page, hash, heat >= HOT)
+        self.queues().admit(number, page, hash, accesses >= HOT_ACCESSES)
     }
 
-    /// A clean page is not, or no longer there.
-    pub(crate) fn forget(&mut self, node: NodeId) {
+    /// Removes a page that is no longer clean, or no longer present, from the replacement queues.
+    pub(crate) fn withdraw(&mut self, node: NodeId) {
         self.queues().remove(node);
     }
 
-    pub(crate) fn came(&self) {
+    pub(crate) fn count_inserted(&self) {
         self.inode.resident.fetch_add(1, Ordering::SeqCst);
         self.core.counters.cached.add(1);
     }
 
-    pub(crate) fn went(&self) {
+    pub(crate) fn count_removed(&self) {
         self.inode.resident.fetch_sub(1, Ordering::SeqCst);
         self.core.counters.cached.subtract(1);
     }
@@ -544,7 +559,7 @@ impl<'a> Books<'a> {
     }
 }
 
-/// Mixes a page's identity.
+/// Returns a hash of a page's identity.
 fn hash(key: FileKey, page: u64) -> u64 {
     let mix =
         |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(31);

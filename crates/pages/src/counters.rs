@@ -1,28 +1,28 @@
-//! What the cache counts, and why pages are written back.
+//! The counters of the cache, and the reasons for writeback.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Why a page is written back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Reason {
-    /// More is dirty than may be for long, or it is time.
+pub enum WritebackReason {
+    /// The background limit is exceeded, or dirty data has become old.
     Background,
-    /// More is dirty than may be at all.
+    /// The hard limit is reached.
     HardLimit,
-    /// Somebody asked for it: `fsync`, a commit, a direct read or write of the range.
+    /// An `fsync`, a commit, or a direct read or write of the range needs it.
     Sync,
-    /// As many pages as uncached writes made dirty.
+    /// The pages that uncached writes have dirtied are written back.
     Uncached,
-    /// Memory is wanted, and no clean page is left.
+    /// An allocation found no clean page to evict.
     Pressure,
 }
 
-impl Reason {
+impl WritebackReason {
     pub const ALL: [Self; 5] =
         [Self::Background, Self::HardLimit, Self::Sync, Self::Uncached, Self::Pressure];
 
-    /// As counters call it.
+    /// Returns the name that metrics use.
     pub fn name(self) -> &'static str {
         match self {
             Self::Background => "background",
@@ -33,7 +33,7 @@ impl Reason {
         }
     }
 
-    fn place(self) -> usize {
+    fn index(self) -> usize {
         match self {
             Self::Background => 0,
             Self::HardLimit => 1,
@@ -44,51 +44,51 @@ impl Reason {
     }
 }
 
-/// What the cache did since it was made, and what it holds.
+/// What the cache has done since it was made, and what it holds now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PageCounters {
-    /// Pages that readers found.
+    /// Pages that readers found in the cache.
     pub hit_pages: u64,
-    /// Pages that were read for the cache.
+    /// Pages that were read into the cache.
     pub filled_pages: u64,
-    /// Pages that were read ahead of whoever asked for them.
+    /// Pages that were read ahead.
     pub readahead_pages: u64,
-    /// Pages that were read, and changed meanwhile: not kept.
+    /// Pages that were read, but not cached, because they changed meanwhile.
     pub spoiled_pages: u64,
     pub evicted_pages: u64,
-    /// Pages that came back not long after they were evicted.
+    /// Pages that were inserted while they had a ghost entry.
     pub ghost_hit_pages: u64,
-    /// Pages that went once they were copied, or down, as uncached reads and writes want it.
+    /// Pages of uncached reads and writes that were removed after use.
     pub dropbehind_pages: u64,
-    /// Pages that could not be written.
+    /// Pages whose bytes could not be written to the disk.
     pub lost_pages: u64,
-    /// Pages that changed on their way to the disk.
+    /// Pages that were written to while they were under writeback.
     pub redirtied_pages: u64,
-    /// Frames that were taken though the cache was full and nothing in it was clean.
+    /// Frames beyond the limit, allocated because no clean page could be evicted.
     pub overdrawn_pages: u64,
     writeback_pages: [u64; 5],
     /// Kicks that woke a flusher.
     pub flusher_kicks: u64,
-    /// Pauses that writers were told to make, and how long those are together.
+    /// Number of pauses of writers, and their total length.
     pub pauses: u64,
     pub paused: Duration,
-    /// Bytes a second that the devices take.
+    /// Measured write rate of the devices, in bytes per second.
     pub device_rate: u64,
     pub cached_pages: usize,
     pub cached_pages_peak: usize,
     pub dirty_pages: usize,
     pub dirty_pages_peak: usize,
-    /// On their way to the disk.
-    pub written_pages: usize,
+    /// Pages under writeback.
+    pub in_writeback_pages: usize,
 }
 
 impl PageCounters {
-    pub fn writeback_pages(&self, reason: Reason) -> u64 {
-        self.writeback_pages[reason.place()]
+    pub fn writeback_pages(&self, reason: WritebackReason) -> u64 {
+        self.writeback_pages[reason.index()]
     }
 }
 
-/// A number of pages that comes and goes, and its highest.
+/// A number of pages that rises and falls, and its peak.
 #[derive(Debug, Default)]
 pub(crate) struct Gauge {
     now: AtomicUsize,
@@ -105,7 +105,7 @@ impl Gauge {
 
     pub(crate) fn subtract(&self, pages: usize) {
         let before = self.now.fetch_sub(pages, Ordering::Relaxed);
-        debug_assert!(before >= pages, "what is subtracted was added");
+        debug_assert!(before >= pages, "no more is subtracted than was added");
     }
 
     pub(crate) fn now(&self) -> usize {
@@ -129,12 +129,12 @@ pub(crate) struct Counters {
     paused_nanos: AtomicU64,
     pub(crate) cached: Gauge,
     pub(crate) dirty: Gauge,
-    pub(crate) written: Gauge,
+    pub(crate) writeback: Gauge,
 }
 
 impl Counters {
-    pub(crate) fn count_writeback(&self, reason: Reason, pages: usize) {
-        add(&self.written_back[reason.place()], pages);
+    pub(crate) fn count_writeback(&self, reason: WritebackReason, pages: usize) {
+        add(&self.written_back[reason.index()], pages);
     }
 
     pub(crate) fn count_pause(&self, pause: Duration) {
@@ -145,7 +145,7 @@ impl Counters {
         }
     }
 
-    /// What is counted here; the rest is 0.
+    /// Returns what is counted here; fields that others count are 0.
     pub(crate) fn snapshot(&self) -> PageCounters {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let peak = |gauge: &Gauge| gauge.peak.load(Ordering::Relaxed);
@@ -160,7 +160,7 @@ impl Counters {
             lost_pages: read(&self.lost),
             redirtied_pages: read(&self.redirtied),
             overdrawn_pages: read(&self.overdrawn),
-            writeback_pages: std::array::from_fn(|place| read(&self.written_back[place])),
+            writeback_pages: std::array::from_fn(|index| read(&self.written_back[index])),
             flusher_kicks: 0,
             pauses: read(&self.pauses),
             paused: Duration::from_nanos(read(&self.paused_nanos)),
@@ -169,7 +169,7 @@ impl Counters {
             cached_pages_peak: peak(&self.cached),
             dirty_pages: self.dirty.now(),
             dirty_pages_peak: peak(&self.dirty),
-            written_pages: self.written.now(),
+            in_writeback_pages: self.writeback.now(),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! [`DirtyFiles`]: files with dirty pages, in the order in which they got them.
+//! [`DirtyFiles`]: files with dirty pages, in the order in which they became dirty.
 
 use crate::cache::Inode;
 use std::collections::BTreeMap;
@@ -11,16 +11,16 @@ pub(crate) struct DirtyFiles {
 }
 
 impl DirtyFiles {
-    /// Adds a file as the youngest; its place.
+    /// Adds a file at the end of the list, and returns its key in the list.
     pub(crate) fn add(&mut self, file: Arc<Inode>) -> u64 {
-        let place = self.next;
+        let key = self.next;
         self.next += 1;
-        self.by_age.insert(place, file);
-        place
+        self.by_age.insert(key, file);
+        key
     }
 
-    pub(crate) fn remove(&mut self, place: u64) -> Option<Arc<Inode>> {
-        self.by_age.remove(&place)
+    pub(crate) fn remove(&mut self, key: u64) -> Option<Arc<Inode>> {
+        self.by_age.remove(&key)
     }
 
     pub(crate) fn oldest(&self) -> impl Iterator<Item = &Arc<Inode>> {

@@ -1,45 +1,46 @@
-//! [`FilePages`]: the pages of one file. Looks and copies; what changes them is in `change`, what
-//! brings them in `fill`, what sends them down in `writeback`.
+//! [`FilePages`]: the pages of one file. This module looks up and copies pages; `change` changes
+//! them, `fill` inserts them, `writeback` writes them back.
 
 use crate::cache::{Core, FileKey, Inode};
-use crate::chunk::{Chunk, PageState, split};
 use crate::counters::add;
-use crate::index::{Index, Stay};
+use crate::index::{CacheMode, Index};
+use crate::page_group::{PageGroup, PageState, locate};
 use crate::sync::RwLockReadGuard;
 use crate::tag::Tag;
 use butternut_sys::frames::{FRAME_BYTES, Frame};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Pages that are copied under one hold of the index: others come in between.
+/// Pages that are copied under one hold of the index lock; other threads can take it in between.
 const COPY_PAGES: u64 = 64;
-/// Bytes of a page, where offsets are counted.
+/// Bytes of a page, as an offset.
 pub const PAGE_BYTES: u64 = 4096;
 const _: () = assert!(FRAME_BYTES == 4096);
 
-/// The pages of one file. A clone is another handle of the same.
+/// The pages of one file. A clone is another handle of the same pages.
 #[derive(Debug)]
 pub struct FilePages {
     pub(crate) core: Arc<Core>,
     pub(crate) inode: Arc<Inode>,
 }
 
-/// How a read finds its pages.
+/// How a read uses the pages that it finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Finding {
-    /// An uncached one leaves alone what others want to stay, and makes nothing stay.
-    pub stay: Stay,
-    /// The read goes on in the page in which the one before ended: that page was counted then.
-    pub goes_on: bool,
+pub struct ReadOptions {
+    /// An uncached read changes neither the access counts nor the drop-behind marks of the pages.
+    pub mode: CacheMode,
+    /// The read continues in the page in which the previous one ended. That page's access was
+    /// counted then, so it is not counted again.
+    pub continues_page: bool,
 }
 
-impl Finding {
-    pub const CACHED: Self = Self { stay: Stay::Cached, goes_on: false };
-    pub const UNCACHED: Self = Self { stay: Stay::Uncached, goes_on: false };
+impl ReadOptions {
+    pub const CACHED: Self = Self { mode: CacheMode::Cached, continues_page: false };
+    pub const UNCACHED: Self = Self { mode: CacheMode::Uncached, continues_page: false };
 }
 
 impl FilePages {
-    /// Of an inode that counts this handle already.
+    /// Makes a handle that `inode` counts already.
     pub(crate) fn new(core: Arc<Core>, inode: Arc<Inode>) -> Self {
         Self { core, inode }
     }
@@ -48,16 +49,16 @@ impl FilePages {
         self.inode.key
     }
 
-    /// As [`PageCache::is_poisoned`](crate::PageCache::is_poisoned), once it has looked at the
+    /// Returns [`PageCache::is_poisoned`](crate::PageCache::is_poisoned) after it has checked the
     /// lock of this file's pages.
     pub fn is_poisoned(&self) -> bool {
         drop(self.inode.index());
         self.core.poison.is_set()
     }
 
-    /// Copies what is there from byte `at` on, up to the first page that is not. Says how many
-    /// bytes. No lock is held that somebody holds over I/O.
-    pub fn read(&self, at: u64, buf: &mut [u8], how: Finding) -> usize {
+    /// Copies present pages from byte `at` on, up to the first absent page. Returns how many bytes
+    /// were copied. Takes no lock that any thread holds during I/O.
+    pub fn read(&self, at: u64, buf: &mut [u8], options: ReadOptions) -> usize {
         let mut done = 0;
         let mut pages = 0;
         while done < buf.len() {
@@ -66,7 +67,7 @@ impl FilePages {
             let end = (from / PAGE_BYTES + COPY_PAGES) * PAGE_BYTES;
             let most = in_memory(end - from).min(buf.len() - done);
             let rest = buf.get_mut(done..done + most).unwrap_or_default();
-            let copied = copy(&index, from, rest, how, &mut pages);
+            let copied = copy(&index, from, rest, options, &mut pages);
             drop(index);
             done += copied;
             if copied < most {
@@ -79,59 +80,60 @@ impl FilePages {
         done
     }
 
-    /// A user of a page's bytes, whatever becomes of the page; and its tag, if it is dirty.
+    /// Returns the frame of a present page, and its tag if it is dirty. The bytes of the frame stay
+    /// as they are, whatever happens to the page.
     pub fn page(&self, page: u64) -> Option<(Frame, Option<Tag>)> {
         let index = self.inode.index();
-        let (chunk, place) = index.find(page)?;
-        let is_dirty = chunk.state(place).is_dirty();
-        Some((chunk.frame(place)?.clone(), is_dirty.then(|| chunk.tag(place))))
+        let (group, slot) = index.find(page)?;
+        let is_dirty = group.state(slot).is_dirty();
+        Some((group.frame(slot)?.clone(), is_dirty.then(|| group.tag(slot))))
     }
 
-    /// A user of a page's bytes, if it is newer than the disk, and its tag.
-    pub fn newer(&self, page: u64) -> Option<(Frame, Tag)> {
+    /// Returns the frame and the tag of a page that is newer than the disk.
+    pub fn newer_frame(&self, page: u64) -> Option<(Frame, Tag)> {
         let index = self.inode.index();
-        let (chunk, place) = index.find(page)?;
-        let is_newer = chunk.state(place).is_newer();
-        Some((chunk.frame(place).filter(|_| is_newer)?.clone(), chunk.tag(place)))
+        let (group, slot) = index.find(page)?;
+        let is_newer = group.state(slot).is_newer();
+        Some((group.frame(slot).filter(|_| is_newer)?.clone(), group.tag(slot)))
     }
 
     pub fn state(&self, page: u64) -> PageState {
         self.inode.index().state(page)
     }
 
-    /// The first pages of a range that are not there, without those behind them that are.
+    /// Returns the first run of absent pages in a range.
     pub fn missing(&self, pages: Range<u64>) -> Option<Range<u64>> {
         missing(&self.inode.index(), pages)
     }
 
-    /// The first page of a range that is newer than the disk, or on its way there.
+    /// Returns the first page of a range that is dirty or under writeback.
     pub fn next_newer(&self, pages: &Range<u64>) -> Option<u64> {
         self.inode.index().next_newer(pages)
     }
 
-    /// One behind the last page that is newer than the disk.
+    /// Returns the page after the last one that is newer than the disk; 0 if there is none.
     pub fn newer_end(&self) -> u64 {
         self.inode.index().last_newer().map_or(0, |page| page + 1)
     }
 
-    /// Pages that are newer than the disk.
+    /// Returns the number of pages that are dirty, under writeback, or both.
     pub fn newer_pages(&self) -> usize {
         self.inode.index().newer
     }
 
-    /// Pages that are dirty.
+    /// Returns the number of dirty pages.
     pub fn dirty_pages(&self) -> usize {
         self.inode.index().dirty
     }
 
-    /// Pages that are there.
+    /// Returns the number of present pages.
     pub fn pages(&self) -> usize {
         self.inode.index().pages
     }
 
-    /// The file goes behind all others with dirty pages: it had its turn.
-    pub fn yield_turn(&self) {
-        self.core.relist(&self.inode, &mut self.inode.index_mut());
+    /// Moves the file to the end of the list of dirty files, so that flushers continue with others.
+    pub fn move_to_dirty_tail(&self) {
+        self.core.move_to_dirty_tail(&self.inode, &mut self.inode.index_mut());
     }
 }
 
@@ -158,24 +160,24 @@ fn copy(
     index: &RwLockReadGuard<'_, Index>,
     at: u64,
     buf: &mut [u8],
-    how: Finding,
+    options: ReadOptions,
     pages: &mut usize,
 ) -> usize {
     let mut done = 0;
-    let mut found: Option<(u64, &Chunk)> = None;
+    let mut found: Option<(u64, &PageGroup)> = None;
     while done < buf.len() {
         let from = at + length(done);
         let page = from / PAGE_BYTES;
-        let (number, place) = split(page);
-        let chunk = match found {
-            Some((same, chunk)) if same == number => chunk,
+        let (number, slot) = locate(page);
+        let group = match found {
+            Some((same, group)) if same == number => group,
             _ => match index.find(page) {
-                Some((chunk, _)) => chunk,
+                Some((group, _)) => group,
                 None => break,
             },
         };
-        found = Some((number, chunk));
-        let Some(frame) = chunk.frame(place) else { break };
+        found = Some((number, group));
+        let Some(frame) = group.frame(slot) else { break };
         let skip = in_memory(from % PAGE_BYTES);
         let bytes = (FRAME_BYTES - skip).min(buf.len() - done);
         let (Some(to), Some(source)) =
@@ -184,10 +186,10 @@ fn copy(
             break;
         };
         to.copy_from_slice(source);
-        if how.stay == Stay::Cached {
-            chunk.want(place);
-            if !(how.goes_on && done == 0) {
-                chunk.warm(place);
+        if options.mode == CacheMode::Cached {
+            group.clear_dropbehind(slot);
+            if !(options.continues_page && done == 0) {
+                group.count_access(slot);
             }
         }
         *pages += 1;
@@ -196,12 +198,12 @@ fn copy(
     done
 }
 
-/// A length, where offsets are counted.
+/// Converts a length in memory to a file offset.
 pub(crate) fn length(bytes: usize) -> u64 {
     u64::try_from(bytes).unwrap_or(u64::MAX)
 }
 
-/// Bytes, as a length in memory.
+/// Converts a file offset to a length in memory.
 pub(crate) fn in_memory(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }

@@ -1,190 +1,202 @@
-//! What flushers are told: that there is work, and how much.
+//! How flushers are woken, and how much each writes back.
 //!
 //! ```text
-//! uncached write --adds its pages, sets the bit--> pending --flusher: clears it, takes the pages
-//!                  \--bit is set already: nothing more to do
+//! uncached write --queues its pages, sets the bit--> pending --flusher: clears it, takes the pages
+//!                  \--the bit is set already: done
 //! ```
 //!
 //! Laws:
 //!
-//! 1. A kick that finds another one pending wakes nobody. No kick is lost: what was added before it
-//!    is seen by the run that clears the bit, or by one after it.
-//! 2. Uncached writes never write back themselves (but for the switch position that measures it);
-//!    a run owes as many pages as they made dirty since the last one, whatever files those are of
-//!    ([`Debts`]).
-//! 3. An order is what one flusher does at a time ([`ORDER_PAGES_MAX`]). Who has begun one, of
-//!    more, wakes another flusher for the rest.
-//! 4. What uncached writes made dirty is part of every order for pages of any file: who brings
-//!    down more than he owes has paid that too.
+//! 1. A kick wakes no flusher while another kick is pending. No kick is lost: the flusher run that
+//!    clears the bit, or a later one, sees what was queued before the kick.
+//! 2. Uncached writes do not write back their own pages, except with [`UncachedFlush::Inline`],
+//!    which exists for measurements. The flushers write back as many pages as uncached writes have
+//!    dirtied, of whichever files are oldest ([`UncachedBacklog`]).
+//! 3. One [`WritebackWork`] is at most [`WORK_PAGES_MAX`] pages. A flusher that begins one while
+//!    more is to be written back wakes another flusher for the rest.
+//! 4. All writeback of pages of any file counts against the uncached backlog: pages that are
+//!    written back because of a dirty limit are not written back for the backlog again.
 
 use crate::cache::FileKey;
-use crate::counters::Reason;
-use crate::debts::{Debt, Debts};
+use crate::counters::WritebackReason;
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::throttle::DirtyLimits;
+use crate::uncached_backlog::{QueuedPages, UncachedBacklog};
 use butternut_sys::frames::FRAME_BYTES;
 use std::sync::PoisonError;
 use std::time::Duration;
 
-/// Pages of one order (law 3).
-const ORDER_PAGES_MAX: usize = 2048;
+/// Maximum pages of one [`WritebackWork`] (law 3).
+const WORK_PAGES_MAX: usize = 2048;
 
-/// Who brings down what uncached writes made dirty.
+/// Which thread writes back the pages that uncached writes have dirtied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum UncachedFlush {
-    /// The flusher, the oldest files first, whatever mode made them dirty.
+    /// A flusher writes back as many pages, of the files that have been dirty longest.
     #[default]
     Device,
-    /// The flusher, that file alone.
+    /// A flusher writes back pages of the written file only.
     Inode,
-    /// The writer, his own range, before he returns.
+    /// The writing thread writes back its own range before the write returns.
     Inline,
 }
 
-/// What a flusher is to do now.
+/// One portion of writeback for a flusher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Orders {
-    /// At least so many pages, if so many are dirty.
+pub struct WritebackWork {
+    /// Number of pages to write back, as far as so many are dirty.
     pub pages: usize,
-    pub reason: Reason,
-    /// Of this file only.
+    pub reason: WritebackReason,
+    /// The only file to write back, or `None` for any file.
     pub file: Option<FileKey>,
-    /// There is more to do than this (law 3).
+    /// Whether another flusher is needed for more work (law 3).
     pub has_more: bool,
-    /// How much of it uncached writes made dirty (law 4).
-    debt: Debt,
+    /// The part of the work that comes from the uncached backlog (law 4).
+    uncached: QueuedPages,
 }
 
-/// How flushers are woken.
+/// The work queue of all flushers of a cache.
 #[derive(Debug, Default)]
 pub(crate) struct Flushers {
     is_pending: AtomicBool,
-    pub(crate) debts: Debts,
-    pressed_pages: AtomicUsize,
+    pub(crate) backlog: UncachedBacklog,
+    clean_pages_needed: AtomicUsize,
     kicks: AtomicU64,
-    bell: Mutex<Bell>,
-    rung: Condvar,
+    state: Mutex<FlusherState>,
+    wakeup: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Bell {
+struct FlusherState {
     is_stopped: bool,
 }
 
 impl Flushers {
-    /// There is work. Wakes a flusher, unless somebody has already (law 1).
+    /// Wakes a flusher, unless a kick is pending already (law 1).
     pub(crate) fn kick(&self) {
         if self.is_pending.load(Ordering::SeqCst) || self.is_pending.swap(true, Ordering::SeqCst) {
             return;
         }
         self.kicks.fetch_add(1, Ordering::Relaxed);
-        // The lock orders this behind a flusher who has looked at the bit, and does not wait yet.
-        drop(self.bell());
-        self.rung.notify_one();
+        // A flusher checks the bit and starts to wait under this lock, so it cannot miss the wakeup
+        // between the two.
+        drop(self.state());
+        self.wakeup.notify_one();
     }
 
-    /// An uncached write made pages of a file dirty, to be brought down by themselves; or of any.
-    pub(crate) fn add_uncached(&self, file: Option<FileKey>, pages: usize) {
-        self.debts.add(file, pages);
+    /// Queues pages that an uncached write has dirtied, of `file` alone or of any file, and wakes a
+    /// flusher.
+    pub(crate) fn queue_uncached(&self, file: Option<FileKey>, pages: usize) {
+        self.backlog.queue(file, pages);
         self.kick();
     }
 
-    /// So many pages of an order were not there to be sent.
-    pub(crate) fn fall_short(&self, orders: &Orders, pages: usize) {
-        let pages = pages.min(orders.debt.pages);
-        if pages > 0 && self.debts.owe(&orders.debt, pages) {
+    /// Records that `pages` pages of the work were not found dirty.
+    pub(crate) fn report_shortfall(&self, work: &WritebackWork, pages: usize) {
+        let pages = pages.min(work.uncached.pages);
+        if pages > 0 && self.backlog.requeue_on_completion(&work.uncached, pages) {
             self.kick();
         }
     }
 
-    /// A writeback has landed, and the index says so.
-    pub(crate) fn note_landed(&self) {
-        if self.debts.note_landed() {
+    /// Counts a completed writeback that the index shows already.
+    pub(crate) fn count_completed(&self) {
+        if self.backlog.count_completed() {
             self.kick();
         }
     }
 
-    /// Memory is wanted, and nothing is clean.
-    pub(crate) fn press(&self, pages: usize) {
-        self.pressed_pages.store(pages, Ordering::SeqCst);
+    /// Requests writeback of `pages` pages because an allocation found no clean page to evict.
+    pub(crate) fn request_clean_pages(&self, pages: usize) {
+        self.clean_pages_needed.store(pages, Ordering::SeqCst);
         self.kick();
     }
 
-    /// Waits for a kick, or for the time to pass. `false`: it is time to stop.
+    /// Waits for a kick, at most `at_most` long. Returns false if the flushers are to end.
     pub(crate) fn wait(&self, at_most: Option<Duration>) -> bool {
-        let mut bell = self.bell();
+        let mut state = self.state();
         loop {
-            if bell.is_stopped {
+            if state.is_stopped {
                 return false;
             }
             if self.is_pending.swap(false, Ordering::SeqCst) {
                 return true;
             }
             let Some(at_most) = at_most else {
-                bell = self.rung.wait(bell).unwrap_or_else(PoisonError::into_inner);
+                state = self.wakeup.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
-            let waited = self.rung.wait_timeout(bell, at_most);
+            let waited = self.wakeup.wait_timeout(state, at_most);
             let (back, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
-            bell = back;
+            state = back;
             if timeout.timed_out() {
                 self.is_pending.store(false, Ordering::SeqCst);
-                return !bell.is_stopped;
+                return !state.is_stopped;
             }
         }
     }
 
     pub(crate) fn stop(&self) {
-        self.bell().is_stopped = true;
-        self.rung.notify_all();
-        self.debts.close();
+        self.state().is_stopped = true;
+        self.wakeup.notify_all();
+        self.backlog.stop();
     }
 
-    /// What is to be done, most urgent first; `None`: nothing. The pages that are dirty are counted
-    /// behind what was asked for is taken, so that nobody's are forgotten (law 1).
-    pub(crate) fn orders(
+    /// Returns the most urgent work, or `None` if there is none. Dirty pages are counted after the
+    /// requests were taken, so that every page dirtied before its request is counted (law 1).
+    pub(crate) fn next_work(
         &self,
         dirty_pages: impl Fn() -> usize,
         limits: &DirtyLimits,
-    ) -> Option<Orders> {
-        if let Some(debt) = self.debts.take_of_file(ORDER_PAGES_MAX) {
-            let Debt { file, pages, .. } = debt;
-            let has_more = self.debts.pages() > 0;
-            return Some(Orders { pages, reason: Reason::Uncached, file, has_more, debt });
+    ) -> Option<WritebackWork> {
+        if let Some(uncached) = self.backlog.take_for_file(WORK_PAGES_MAX) {
+            let QueuedPages { file, pages, .. } = uncached;
+            let has_more = self.backlog.pages() > 0;
+            return Some(WritebackWork {
+                pages,
+                reason: WritebackReason::Uncached,
+                file,
+                has_more,
+                uncached,
+            });
         }
-        let debt = self.debts.take(ORDER_PAGES_MAX, &dirty_pages);
-        let (wanted, reason) = self.wanted(&dirty_pages, limits);
-        let pages = wanted.max(debt.pages).min(ORDER_PAGES_MAX);
-        let reason = if wanted > 0 { reason } else { Reason::Uncached };
-        let has_more = wanted > pages || self.debts.pages() > 0;
-        (pages > 0).then_some(Orders { pages, reason, file: None, has_more, debt })
+        let uncached = self.backlog.take(WORK_PAGES_MAX, &dirty_pages);
+        let (needed, reason) = self.needed(&dirty_pages, limits);
+        let pages = needed.max(uncached.pages).min(WORK_PAGES_MAX);
+        let reason = if needed > 0 { reason } else { WritebackReason::Uncached };
+        let has_more = needed > pages || self.backlog.pages() > 0;
+        (pages > 0).then_some(WritebackWork { pages, reason, file: None, has_more, uncached })
     }
 
-    /// How many pages are more than may be dirty, or are wanted clean.
-    fn wanted(&self, dirty_pages: impl Fn() -> usize, limits: &DirtyLimits) -> (usize, Reason) {
+    /// Returns how many pages exceed a dirty limit, or are needed clean.
+    fn needed(
+        &self,
+        dirty_pages: impl Fn() -> usize,
+        limits: &DirtyLimits,
+    ) -> (usize, WritebackReason) {
         let pages_of = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX) / FRAME_BYTES;
         let background = pages_of(limits.background_bytes);
         let dirty = dirty_pages();
         let above = dirty.saturating_sub(background);
         if above > 0 && dirty >= pages_of(limits.hard_bytes) {
-            return (above, Reason::HardLimit);
+            return (above, WritebackReason::HardLimit);
         }
-        let pressed = self.pressed_pages.swap(0, Ordering::SeqCst).min(dirty_pages());
-        if pressed > 0 {
-            return (pressed, Reason::Pressure);
+        let needed = self.clean_pages_needed.swap(0, Ordering::SeqCst).min(dirty_pages());
+        if needed > 0 {
+            return (needed, WritebackReason::Pressure);
         }
-        (above, Reason::Background)
+        (above, WritebackReason::Background)
     }
 
-    /// Kicks that woke somebody.
+    /// Returns the number of kicks that woke a flusher.
     pub(crate) fn kicks(&self) -> u64 {
         self.kicks.load(Ordering::Relaxed)
     }
 
-    /// After a panic: the bell is one flag, which is whole.
-    fn bell(&self) -> MutexGuard<'_, Bell> {
-        self.bell.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Ignores poisoning: the state is one flag, so a panic cannot leave it half changed.
+    fn state(&self) -> MutexGuard<'_, FlusherState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

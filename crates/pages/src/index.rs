@@ -1,49 +1,52 @@
-//! The index of a file's pages: sorted chunks, and every step that a page takes.
+//! The index of a file's pages: sorted page groups, and every state transition of a page.
 //!
 //! ```text
-//! Absent --insert--> Clean --write--> Dirty --begin--> Written --end--> Clean, or Absent
-//!                      \--remove--> Absent  <--remove-- /  \--write--> WrittenDirty --end--> Dirty
+//! Absent --insert--> Clean --write--> Dirty --begin--> Writeback --end--> Clean, or Absent
+//!                    \--remove--> Absent <--remove--/   \--write--> WritebackDirty --end--> Dirty
 //! ```
 //!
 //! Laws:
 //!
-//! 1. Each step keeps the counts of the file and of the cache, and the queues of the replacement,
-//!    in step: `pages`, `dirty` and `written` are those that the chunks say.
-//! 2. A page on its way to the disk is not removed, and its bytes do not change: who writes to it
-//!    gets another frame.
-//! 3. A page that is being read is not inserted any more once it was written to or invalidated.
-//! 4. No chunk is empty. Those with pages that are newer than the disk are known by number.
+//! 1. Each transition updates the counts of the file and of the cache, and the replacement queues:
+//!    `pages`, `dirty` and `writeback` always match the groups.
+//! 2. A page under writeback is not removed, and its bytes do not change: a write to it gives the
+//!    page another frame.
+//! 3. A page that is written to or invalidated while it is being read is not inserted by that fill.
+//! 4. No group is empty. `newer_groups` holds the numbers of the groups with pages that are newer
+//!    than the disk.
 
-use crate::cache::Books;
-use crate::chunk::{CHUNK_PAGES, Chunk, PageState, mask, places, split};
+use crate::cache::Accounting;
 use crate::counters::add;
-use crate::filling::Fillings;
+use crate::filling::Fills;
+use crate::page_group::{GROUP_PAGES, PageGroup, PageState, locate, mask, slots};
 use crate::tag::{Tag, Tags};
 use butternut_sys::frames::{FRAME_BYTES, Frame};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// Whether a page stays when nobody needs it at the moment.
+/// Whether a page stays in the cache after its use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stay {
-    /// Until it is evicted.
+pub enum CacheMode {
+    /// The page stays until it is evicted.
     Cached,
-    /// Not at all: it goes when it was copied, or is down. A page that others brought stays.
+    /// Drop-behind: a page that this access inserts is removed when it has been copied, or when its
+    /// writeback has completed. A page that a cached access uses stays.
     Uncached,
 }
 
-/// How a page's way to the disk ended.
+/// The result of a writeback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Landing {
-    /// It is down.
+pub enum WritebackResult {
+    /// The bytes are on the disk.
     Written,
-    /// It will never be: it goes, unless it was written to meanwhile.
+    /// The bytes will never be on the disk. The page is removed, unless it was written to
+    /// meanwhile.
     Lost,
-    /// It is to be tried again.
-    Again,
+    /// The writeback failed or was not tried. The page becomes dirty again.
+    Redirty,
 }
 
-/// Neighbouring pages with one tag, on their way down.
+/// Neighbouring pages with one tag, under writeback.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) first: u64,
@@ -53,147 +56,153 @@ pub(crate) struct Run {
 
 #[derive(Debug, Default)]
 pub(crate) struct Index {
-    chunks: BTreeMap<u64, Box<Chunk>>,
-    /// Chunks with dirty pages, or such as are on their way (law 4).
-    newer_chunks: BTreeSet<u64>,
-    pub(crate) fillings: Fillings,
+    groups: BTreeMap<u64, Box<PageGroup>>,
+    /// Numbers of the groups with pages that are dirty or under writeback (law 4).
+    newer_groups: BTreeSet<u64>,
+    pub(crate) fills: Fills,
     pub(crate) pages: usize,
     pub(crate) dirty: usize,
-    pub(crate) written: usize,
-    /// Either, or both at once.
+    pub(crate) writeback: usize,
+    /// Pages that are dirty, under writeback, or both.
     pub(crate) newer: usize,
-    /// The place in the list of dirty files.
-    pub(crate) listed: Option<u64>,
+    /// The key of the file in the list of dirty files, while it is listed.
+    pub(crate) dirty_list_key: Option<u64>,
 }
 
 impl Index {
-    pub(crate) fn find(&self, page: u64) -> Option<(&Chunk, usize)> {
-        let (number, place) = split(page);
-        self.chunks.get(&number).map(|chunk| (&**chunk, place))
+    pub(crate) fn find(&self, page: u64) -> Option<(&PageGroup, usize)> {
+        let (number, slot) = locate(page);
+        self.groups.get(&number).map(|group| (&**group, slot))
     }
 
     pub(crate) fn state(&self, page: u64) -> PageState {
-        self.find(page).map_or(PageState::Absent, |(chunk, place)| chunk.state(place))
+        self.find(page).map_or(PageState::Absent, |(group, slot)| group.state(slot))
     }
 
-    /// The first page of a range that is there, or that is not.
-    pub(crate) fn next(&self, pages: Range<u64>, is_there: bool) -> Option<u64> {
+    /// Returns the first present page of a range, or the first absent one.
+    pub(crate) fn next(&self, pages: Range<u64>, is_present: bool) -> Option<u64> {
         let mut page = pages.start;
         while page < pages.end {
-            let (number, place) = split(page);
-            match self.chunks.get(&number) {
-                Some(chunk) if chunk.frame(place).is_some() == is_there => return Some(page),
+            let (number, slot) = locate(page);
+            match self.groups.get(&number) {
+                Some(group) if group.frame(slot).is_some() == is_present => return Some(page),
                 Some(_) => page += 1,
-                None if !is_there => return Some(page),
-                None => page = self.chunks.range(number..).next()?.0 * CHUNK_PAGES,
+                None if !is_present => return Some(page),
+                None => page = self.groups.range(number..).next()?.0 * GROUP_PAGES,
             }
         }
         None
     }
 
-    /// The first page of a range that is newer than the disk, of those that the bits say.
-    fn next_by(&self, pages: &Range<u64>, bits: impl Fn(&Chunk) -> u16) -> Option<u64> {
+    /// Returns the first page of a range that is newer than the disk and whose bit is set.
+    fn next_by(&self, pages: &Range<u64>, bits: impl Fn(&PageGroup) -> u16) -> Option<u64> {
         if pages.is_empty() {
             return None;
         }
-        let numbers = split(pages.start).0..=split(pages.end - 1).0;
-        self.newer_chunks.range(numbers).find_map(|number| {
-            let chunk = self.chunks.get(number)?;
-            let found = bits(chunk) & mask(&places(*number, pages));
-            (found != 0).then(|| number * CHUNK_PAGES + u64::from(found.trailing_zeros()))
+        let numbers = locate(pages.start).0..=locate(pages.end - 1).0;
+        self.newer_groups.range(numbers).find_map(|number| {
+            let group = self.groups.get(number)?;
+            let found = bits(group) & mask(&slots(*number, pages));
+            (found != 0).then(|| number * GROUP_PAGES + u64::from(found.trailing_zeros()))
         })
     }
 
     pub(crate) fn next_dirty(&self, pages: &Range<u64>) -> Option<u64> {
-        self.next_by(pages, Chunk::dirty_bits)
+        self.next_by(pages, PageGroup::dirty_bits)
     }
 
-    pub(crate) fn next_written(&self, pages: &Range<u64>) -> Option<u64> {
-        self.next_by(pages, Chunk::written_bits)
+    pub(crate) fn next_writeback(&self, pages: &Range<u64>) -> Option<u64> {
+        self.next_by(pages, PageGroup::writeback_bits)
     }
 
     pub(crate) fn next_newer(&self, pages: &Range<u64>) -> Option<u64> {
-        self.next_by(pages, Chunk::newer_bits)
+        self.next_by(pages, PageGroup::newer_bits)
     }
 
     pub(crate) fn last_newer(&self) -> Option<u64> {
-        let number = self.newer_chunks.last()?;
-        let bits = self.chunks.get(number)?.newer_bits();
-        Some(number * CHUNK_PAGES + u64::from(bits.ilog2()))
+        let number = self.newer_groups.last()?;
+        let bits = self.groups.get(number)?.newer_bits();
+        Some(number * GROUP_PAGES + u64::from(bits.ilog2()))
     }
 
-    /// A page became newer than the disk, or is not any more.
+    /// Updates `newer` and `newer_groups` after a transition of `page`.
     fn note_newer(&mut self, page: u64, was_newer: bool) {
-        let (number, place) = split(page);
-        let chunk = self.chunks.get(&number);
-        let is_newer = chunk.is_some_and(|chunk| chunk.state(place).is_newer());
+        let (number, slot) = locate(page);
+        let group = self.groups.get(&number);
+        let is_newer = group.is_some_and(|group| group.state(slot).is_newer());
         self.newer = self.newer + usize::from(is_newer) - usize::from(was_newer);
-        if chunk.is_some_and(|chunk| chunk.newer_bits() != 0) {
-            self.newer_chunks.insert(number);
+        if group.is_some_and(|group| group.newer_bits() != 0) {
+            self.newer_groups.insert(number);
         } else {
-            self.newer_chunks.remove(&number);
+            self.newer_groups.remove(&number);
         }
     }
 
-    /// Brings a page in that was read. It is absent.
-    pub(crate) fn insert(&mut self, books: &mut Books<'_>, page: u64, frame: Frame, stay: Stay) {
-        debug_assert_eq!(self.state(page), PageState::Absent, "a page is read when it is absent");
-        let node = books.admit(page, 0);
-        let (chunk, place) = self.chunk(books, page);
-        chunk.set_frame(place, Some(frame));
-        chunk.set_node(place, node);
-        if stay == Stay::Uncached {
-            chunk.set_transient(place);
+    /// Inserts an absent page that was read from the disk.
+    pub(crate) fn insert(
+        &mut self,
+        accounting: &mut Accounting<'_>,
+        page: u64,
+        frame: Frame,
+        mode: CacheMode,
+    ) {
+        debug_assert_eq!(self.state(page), PageState::Absent, "only an absent page is inserted");
+        let node = accounting.admit(page, 0);
+        let (group, slot) = self.group(accounting, page);
+        group.set_frame(slot, Some(frame));
+        group.set_node(slot, node);
+        if mode == CacheMode::Uncached {
+            group.set_dropbehind(slot);
         }
         self.pages += 1;
-        books.came();
+        accounting.count_inserted();
     }
 
-    /// Gives a page these bytes, newer than the disk.
-    pub(crate) fn put(
+    /// Replaces a whole page with `frame` and marks it dirty.
+    pub(crate) fn write_page(
         &mut self,
-        books: &mut Books<'_>,
+        accounting: &mut Accounting<'_>,
         page: u64,
         frame: Frame,
         tag: Tag,
-        stay: Stay,
+        mode: CacheMode,
     ) {
         if self.state(page) == PageState::Absent {
-            let (chunk, place) = self.chunk(books, page);
-            chunk.set_frame(place, Some(frame));
-            chunk.set_dirty(place, true);
-            chunk.set_tag(place, tag);
-            if stay == Stay::Uncached {
-                chunk.set_transient(place);
+            let (group, slot) = self.group(accounting, page);
+            group.set_frame(slot, Some(frame));
+            group.set_dirty(slot, true);
+            group.set_tag(slot, tag);
+            if mode == CacheMode::Uncached {
+                group.set_dropbehind(slot);
             }
             self.pages += 1;
             self.dirty += 1;
             self.note_newer(page, false);
-            books.came();
-            books.core().counters.dirty.add(1);
-            self.fillings.spoil(&(page..page + 1));
+            accounting.count_inserted();
+            accounting.core().counters.dirty.add(1);
+            self.fills.spoil(&(page..page + 1));
             return;
         }
-        self.mark_dirty(books, page, tag, stay);
-        let (chunk, place) = self.chunk(books, page);
-        chunk.set_frame(place, Some(frame));
+        self.mark_dirty(accounting, page, tag, mode);
+        let (group, slot) = self.group(accounting, page);
+        group.set_frame(slot, Some(frame));
     }
 
-    /// Writes into a page that is there. Where its bytes are in use, `spare` becomes its frame. A
-    /// page that is dirty already keeps its tag.
-    pub(crate) fn patch(
+    /// Writes into a present page and marks it dirty. If its frame has other users, `spare` becomes
+    /// its frame. A page that is dirty already keeps its tag.
+    pub(crate) fn write_bytes(
         &mut self,
-        books: &mut Books<'_>,
+        accounting: &mut Accounting<'_>,
         page: u64,
         (skip, bytes): (usize, &[u8]),
         spare: &mut Option<Frame>,
-        (tag, stay): (Tag, Stay),
-    ) -> Patched {
-        let (number, place) = split(page);
-        let Some(chunk) = self.chunks.get_mut(&number) else { return Patched::Absent };
-        let Some(frame) = chunk.frame_mut(place) else { return Patched::Absent };
+        (tag, mode): (Tag, CacheMode),
+    ) -> PageWrite {
+        let (number, slot) = locate(page);
+        let Some(group) = self.groups.get_mut(&number) else { return PageWrite::Absent };
+        let Some(frame) = group.frame_mut(slot) else { return PageWrite::Absent };
         if frame.is_shared() {
-            let Some(mut other) = spare.take() else { return Patched::NoFrame };
+            let Some(mut other) = spare.take() else { return PageWrite::NoFrame };
             if bytes.len() < FRAME_BYTES
                 && let Some(copy) = other.bytes_mut()
             {
@@ -201,119 +210,135 @@ impl Index {
             }
             *frame = other;
         }
-        // Nobody can become a user while the index is held alone.
+        // No other thread can become a user of the frame while the index is locked exclusively.
         let target = frame.bytes_mut().and_then(|all| all.get_mut(skip..skip + bytes.len()));
         target
-            .expect("a write lies in its page, and the frame is this page's")
+            .expect("a write stays within its page, and the frame has one user")
             .copy_from_slice(bytes);
-        self.mark_dirty(books, page, tag, stay);
-        Patched::Done
+        self.mark_dirty(accounting, page, tag, mode);
+        PageWrite::Done
     }
 
-    /// A page that is there is newer than the disk from now on. A page that was dirty already keeps
-    /// its tag.
-    fn mark_dirty(&mut self, books: &mut Books<'_>, page: u64, tag: Tag, stay: Stay) {
-        let (chunk, place) = self.chunk(books, page);
-        if stay == Stay::Cached {
-            chunk.want(place);
+    /// Marks a present page dirty. A page that is dirty already keeps its tag.
+    fn mark_dirty(
+        &mut self,
+        accounting: &mut Accounting<'_>,
+        page: u64,
+        tag: Tag,
+        mode: CacheMode,
+    ) {
+        let (group, slot) = self.group(accounting, page);
+        if mode == CacheMode::Cached {
+            group.clear_dropbehind(slot);
         }
-        let (was, node) = (chunk.state(place), chunk.node(place));
-        debug_assert_ne!(was, PageState::Absent, "only what is there is marked");
-        if matches!(was, PageState::Dirty | PageState::WrittenDirty) {
+        let (was, node) = (group.state(slot), group.node(slot));
+        debug_assert_ne!(was, PageState::Absent, "only a present page is marked dirty");
+        if matches!(was, PageState::Dirty | PageState::WritebackDirty) {
             return;
         }
-        chunk.set_dirty(place, true);
-        chunk.set_tag(place, tag);
+        group.set_dirty(slot, true);
+        group.set_tag(slot, tag);
         self.dirty += 1;
         self.note_newer(page, was.is_newer());
-        books.core().counters.dirty.add(1);
+        accounting.core().counters.dirty.add(1);
         match was {
-            PageState::Clean => books.forget(node),
-            PageState::Absent | PageState::Written | PageState::Dirty | PageState::WrittenDirty => {
-                add(&books.core().counters.redirtied, 1);
+            PageState::Clean => accounting.withdraw(node),
+            PageState::Absent
+            | PageState::Writeback
+            | PageState::Dirty
+            | PageState::WritebackDirty => {
+                add(&accounting.core().counters.redirtied, 1);
             }
         }
     }
 
     pub(crate) fn set_tag(&mut self, page: u64, tag: Tag) {
-        let (number, place) = split(page);
-        if let Some(chunk) = self.chunks.get_mut(&number) {
-            chunk.set_tag(place, tag);
+        let (number, slot) = locate(page);
+        if let Some(group) = self.groups.get_mut(&number) {
+            group.set_tag(slot, tag);
         }
     }
 
-    /// Forgets pages that are not on their way to the disk (law 2), and what was being read.
-    pub(crate) fn remove(&mut self, books: &mut Books<'_>, pages: &Range<u64>) -> usize {
-        self.fillings.spoil(pages);
+    /// Removes the pages of a range that are not under writeback (law 2), and spoils fills of it.
+    /// Returns how many were removed.
+    pub(crate) fn remove(&mut self, accounting: &mut Accounting<'_>, pages: &Range<u64>) -> usize {
+        self.fills.spoil(pages);
         let mut removed = 0;
-        self.each(books, pages, |index, books, page| {
-            removed += usize::from(index.remove_one(books, page));
+        self.each(accounting, pages, |index, accounting, page| {
+            removed += usize::from(index.remove_one(accounting, page));
         });
         removed
     }
 
-    /// The same for clean pages alone.
-    pub(crate) fn remove_clean(&mut self, books: &mut Books<'_>, pages: &Range<u64>) {
-        self.fillings.spoil(pages);
-        self.each(books, pages, |index, books, page| {
+    /// Removes the clean pages of a range, and spoils fills of it.
+    pub(crate) fn remove_clean(&mut self, accounting: &mut Accounting<'_>, pages: &Range<u64>) {
+        self.fills.spoil(pages);
+        self.each(accounting, pages, |index, accounting, page| {
             if index.state(page) == PageState::Clean {
-                index.remove_one(books, page);
+                index.remove_one(accounting, page);
             }
         });
     }
 
-    /// The same for clean pages that nobody wants to stay.
-    pub(crate) fn remove_transient(&mut self, books: &mut Books<'_>, pages: &Range<u64>) -> usize {
+    /// Removes the clean drop-behind pages of a range. Returns how many were removed.
+    pub(crate) fn remove_dropbehind(
+        &mut self,
+        accounting: &mut Accounting<'_>,
+        pages: &Range<u64>,
+    ) -> usize {
         let mut removed = 0;
-        self.each(books, pages, |index, books, page| {
-            let is_transient = index.find(page).is_some_and(|(chunk, place)| {
-                chunk.is_transient(place) && chunk.state(place) == PageState::Clean
+        self.each(accounting, pages, |index, accounting, page| {
+            let is_dropbehind = index.find(page).is_some_and(|(group, slot)| {
+                group.is_dropbehind(slot) && group.state(slot) == PageState::Clean
             });
-            removed += usize::from(is_transient && index.remove_one(books, page));
+            removed += usize::from(is_dropbehind && index.remove_one(accounting, page));
         });
-        add(&books.core().counters.dropped_behind, removed);
+        add(&accounting.core().counters.dropped_behind, removed);
         removed
     }
 
-    /// Forgets a page, if it is there and not on its way to the disk.
-    pub(crate) fn remove_one(&mut self, books: &mut Books<'_>, page: u64) -> bool {
-        let (number, place) = split(page);
-        let Some(chunk) = self.chunks.get_mut(&number) else { return false };
-        match chunk.state(place) {
-            PageState::Absent | PageState::Written | PageState::WrittenDirty => return false,
-            PageState::Clean => books.forget(chunk.node(place)),
+    /// Removes a page, if it is present and not under writeback. Returns whether it was removed.
+    pub(crate) fn remove_one(&mut self, accounting: &mut Accounting<'_>, page: u64) -> bool {
+        let (number, slot) = locate(page);
+        let Some(group) = self.groups.get_mut(&number) else { return false };
+        match group.state(slot) {
+            PageState::Absent | PageState::Writeback | PageState::WritebackDirty => return false,
+            PageState::Clean => accounting.withdraw(group.node(slot)),
             PageState::Dirty => {
                 self.dirty -= 1;
-                chunk.set_dirty(place, false);
+                group.set_dirty(slot, false);
                 self.note_newer(page, true);
-                books.core().counters.dirty.subtract(1);
+                accounting.core().counters.dirty.subtract(1);
             }
         }
-        self.vacate(books, page);
+        self.vacate(accounting, page);
         true
     }
 
-    /// The page has no frame any more. Its node is gone, or it had none.
-    pub(crate) fn vacate(&mut self, books: &mut Books<'_>, page: u64) {
-        let (number, place) = split(page);
-        let Some(chunk) = self.chunks.get_mut(&number) else { return };
-        debug_assert!(!chunk.state(place).is_newer(), "what is newer is counted");
-        chunk.want(place);
-        chunk.set_frame(place, None);
+    /// Releases the frame of a page that is in no count but `pages`, and in no replacement queue.
+    pub(crate) fn vacate(&mut self, accounting: &mut Accounting<'_>, page: u64) {
+        let (number, slot) = locate(page);
+        let Some(group) = self.groups.get_mut(&number) else { return };
+        debug_assert!(
+            !group.state(slot).is_newer(),
+            "a page that is newer than the disk is counted"
+        );
+        group.clear_dropbehind(slot);
+        group.set_frame(slot, None);
         self.pages -= 1;
-        books.went();
-        if chunk.is_empty()
-            && let Some(chunk) = self.chunks.remove(&number)
+        accounting.count_removed();
+        if group.is_empty()
+            && let Some(group) = self.groups.remove(&number)
         {
-            books.core().keep_chunk(chunk);
+            accounting.core().recycle_group(group);
         }
     }
 
-    /// Sends dirty pages on their way, at most `pages_max` and of these tags; pages that are on
-    /// their way already stay dirty.
-    pub(crate) fn begin(
+    /// Begins writeback of at most `pages_max` dirty pages with one of `tags`. Dirty pages that are
+    /// under writeback already stay dirty.
+    pub(crate) fn begin_writeback(
         &mut self,
-        books: &mut Books<'_>,
+        accounting: &mut Accounting<'_>,
         pages: &Range<u64>,
         pages_max: usize,
         tags: Tags,
@@ -322,22 +347,22 @@ impl Index {
         let mut left = pages_max.min(self.dirty);
         let mut from = pages.start;
         while left > 0 {
-            let waiting = |chunk: &Chunk| chunk.dirty_bits() & !chunk.written_bits();
-            let Some(page) = self.next_by(&(from..pages.end), waiting) else { break };
+            let eligible = |group: &PageGroup| group.dirty_bits() & !group.writeback_bits();
+            let Some(page) = self.next_by(&(from..pages.end), eligible) else { break };
             from = page + 1;
-            let (number, place) = split(page);
-            let Some(chunk) = self.chunks.get_mut(&number) else { break };
-            let tag = chunk.tag(place);
-            let Some(frame) = chunk.frame(place).filter(|_| tags.contains(tag)).cloned() else {
+            let (number, slot) = locate(page);
+            let Some(group) = self.groups.get_mut(&number) else { break };
+            let tag = group.tag(slot);
+            let Some(frame) = group.frame(slot).filter(|_| tags.contains(tag)).cloned() else {
                 continue;
             };
-            chunk.set_dirty(place, false);
-            chunk.set_written(place, true);
+            group.set_dirty(slot, false);
+            group.set_writeback(slot, true);
             self.dirty -= 1;
-            self.written += 1;
+            self.writeback += 1;
             left -= 1;
-            books.core().counters.dirty.subtract(1);
-            books.core().counters.written.add(1);
+            accounting.core().counters.dirty.subtract(1);
+            accounting.core().counters.writeback.add(1);
             match runs.last_mut() {
                 Some(run) if run.tag == tag && run.end() == page => run.frames.push(frame),
                 _ => runs.push(Run { first: page, tag, frames: vec![frame] }),
@@ -346,97 +371,112 @@ impl Index {
         runs
     }
 
-    /// Ends the way of pages that were sent.
-    pub(crate) fn end(&mut self, books: &mut Books<'_>, pages: &Range<u64>, landing: Landing) {
+    /// Ends the writeback of pages.
+    pub(crate) fn end_writeback(
+        &mut self,
+        accounting: &mut Accounting<'_>,
+        pages: &Range<u64>,
+        result: WritebackResult,
+    ) {
         let mut dropped = 0;
-        self.each(books, pages, |index, books, page| {
-            dropped += usize::from(index.end_one(books, page, landing));
+        self.each(accounting, pages, |index, accounting, page| {
+            dropped += usize::from(index.end_writeback_of(accounting, page, result));
         });
-        add(&books.core().counters.dropped_behind, dropped);
+        add(&accounting.core().counters.dropped_behind, dropped);
     }
 
-    /// Says whether the page went because nobody wants it.
-    fn end_one(&mut self, books: &mut Books<'_>, page: u64, landing: Landing) -> bool {
-        let (number, place) = split(page);
-        let Some(chunk) = self.chunks.get_mut(&number) else { return false };
-        let was = chunk.state(place);
-        if !matches!(was, PageState::Written | PageState::WrittenDirty) {
+    /// Ends the writeback of one page. Returns whether it was removed as a drop-behind page.
+    fn end_writeback_of(
+        &mut self,
+        accounting: &mut Accounting<'_>,
+        page: u64,
+        result: WritebackResult,
+    ) -> bool {
+        let (number, slot) = locate(page);
+        let Some(group) = self.groups.get_mut(&number) else { return false };
+        let was = group.state(slot);
+        if !matches!(was, PageState::Writeback | PageState::WritebackDirty) {
             return false;
         }
-        chunk.set_written(place, false);
-        if landing == Landing::Again && was == PageState::Written {
-            chunk.set_dirty(place, true);
+        group.set_writeback(slot, false);
+        if result == WritebackResult::Redirty && was == PageState::Writeback {
+            group.set_dirty(slot, true);
         }
-        let (is_transient, heat) = (chunk.is_transient(place), chunk.heat(place));
+        let (is_dropbehind, accesses) = (group.is_dropbehind(slot), group.accesses(slot));
         self.note_newer(page, true);
-        self.written -= 1;
-        books.core().counters.written.subtract(1);
-        if landing == Landing::Lost {
-            add(&books.core().counters.lost, 1);
+        self.writeback -= 1;
+        accounting.core().counters.writeback.subtract(1);
+        if result == WritebackResult::Lost {
+            add(&accounting.core().counters.lost, 1);
         }
-        if was == PageState::WrittenDirty {
+        if was == PageState::WritebackDirty {
             return false;
         }
-        match landing {
-            Landing::Again => {
+        match result {
+            WritebackResult::Redirty => {
                 self.dirty += 1;
-                books.core().counters.dirty.add(1);
+                accounting.core().counters.dirty.add(1);
                 false
             }
-            Landing::Lost => {
-                self.vacate(books, page);
+            WritebackResult::Lost => {
+                self.vacate(accounting, page);
                 false
             }
-            Landing::Written if is_transient => {
-                self.vacate(books, page);
+            WritebackResult::Written if is_dropbehind => {
+                self.vacate(accounting, page);
                 true
             }
-            Landing::Written => {
-                let node = books.admit(page, heat);
-                let (chunk, place) = self.chunk(books, page);
-                chunk.set_node(place, node);
+            WritebackResult::Written => {
+                let node = accounting.admit(page, accesses);
+                let (group, slot) = self.group(accounting, page);
+                group.set_node(slot, node);
                 false
             }
         }
     }
 
-    /// Every page of a range that is there.
+    /// Calls `step` for every present page of a range.
     fn each(
         &mut self,
-        books: &mut Books<'_>,
+        accounting: &mut Accounting<'_>,
         pages: &Range<u64>,
-        mut step: impl FnMut(&mut Self, &mut Books<'_>, u64),
+        mut step: impl FnMut(&mut Self, &mut Accounting<'_>, u64),
     ) {
         let mut from = pages.start;
         while let Some(page) = self.next(from..pages.end, true) {
-            step(self, books, page);
+            step(self, accounting, page);
             from = page + 1;
         }
     }
 
-    fn chunk(&mut self, books: &Books<'_>, page: u64) -> (&mut Chunk, usize) {
-        let (number, place) = split(page);
-        let chunk = self.chunks.entry(number).or_insert_with(|| books.core().take_chunk());
-        (chunk, place)
+    fn group(&mut self, accounting: &Accounting<'_>, page: u64) -> (&mut PageGroup, usize) {
+        let (number, slot) = locate(page);
+        let group = self.groups.entry(number).or_insert_with(|| accounting.core().take_group());
+        (group, slot)
     }
 
-    /// Panics unless laws 1 and 4 hold.
+    /// Checks laws 1 and 4, for tests.
+    ///
+    /// # Panics
+    ///
+    /// If they do not hold.
     pub(crate) fn check(&self) {
         let count = |is: fn(PageState) -> bool| {
-            let places = || 0..usize::try_from(CHUNK_PAGES).unwrap_or(0);
-            let states = |chunk: &Chunk| places().filter(|place| is(chunk.state(*place))).count();
-            self.chunks.values().map(|chunk| states(chunk)).sum::<usize>()
+            let slots = || 0..usize::try_from(GROUP_PAGES).unwrap_or(0);
+            let states = |group: &PageGroup| slots().filter(|slot| is(group.state(*slot))).count();
+            self.groups.values().map(|group| states(group)).sum::<usize>()
         };
         assert_eq!(self.pages, count(|state| state != PageState::Absent), "law 1: pages");
-        let is_dirty = |state| matches!(state, PageState::Dirty | PageState::WrittenDirty);
+        let is_dirty = |state| matches!(state, PageState::Dirty | PageState::WritebackDirty);
         assert_eq!(self.dirty, count(is_dirty), "law 1: dirty");
-        let is_written = |state| matches!(state, PageState::Written | PageState::WrittenDirty);
-        assert_eq!(self.written, count(is_written), "law 1: written");
-        assert!(self.chunks.values().all(|chunk| !chunk.is_empty()), "law 4");
+        let is_under_writeback =
+            |state| matches!(state, PageState::Writeback | PageState::WritebackDirty);
+        assert_eq!(self.writeback, count(is_under_writeback), "law 1: under writeback");
+        assert!(self.groups.values().all(|group| !group.is_empty()), "law 4");
         assert_eq!(self.newer, count(PageState::is_newer), "law 1: newer");
-        let newer = self.chunks.iter().filter(|(_, chunk)| chunk.newer_bits() != 0);
-        assert!(newer.map(|(number, _)| number).eq(&self.newer_chunks), "law 4");
-        assert_eq!(self.listed.is_some(), self.dirty > 0, "dirty files are listed");
+        let newer = self.groups.iter().filter(|(_, group)| group.newer_bits() != 0);
+        assert!(newer.map(|(number, _)| number).eq(&self.newer_groups), "law 4");
+        assert_eq!(self.dirty_list_key.is_some(), self.dirty > 0, "dirty files are listed");
     }
 }
 
@@ -446,12 +486,12 @@ impl Run {
     }
 }
 
-/// What became of a write into a page.
+/// The result of a write into a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Patched {
+pub enum PageWrite {
     Done,
-    /// The page is not there: it is to be read, or put whole.
+    /// The page is absent. The caller reads it first, or writes it whole.
     Absent,
-    /// Its bytes are in use, and there was no frame for others.
+    /// The frame of the page has other users, and no spare frame was given.
     NoFrame,
 }

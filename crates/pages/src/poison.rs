@@ -1,19 +1,19 @@
-//! [`Poison`]: whether a panic left a change of the cache half made.
+//! [`Poison`]: whether a panic has left a change of the cache incomplete.
 //!
-//! A lock that a panic has poisoned still gives what it guards, so that reads go on. But what it
-//! guards may be half a change: a page that is there and not counted, or the first pages of a write
-//! that has more. Whatever brings pages into the trees, or reports that they are there, first looks
-//! at [`FilePages::is_poisoned`](crate::FilePages::is_poisoned) and ends writing to the volume.
+//! A poisoned lock can still be taken, so that reads go on. But a change may be incomplete: a page
+//! is present and not counted, or only the first pages of a write are there. So a caller that moves
+//! pages into the trees, or reports them as durable, first checks
+//! [`FilePages::is_poisoned`](crate::FilePages::is_poisoned) and stops writing to the volume.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 
-/// One flag for a cache and all its files. A clone is the same flag.
+/// One flag for a cache and all its files. Clones share the flag.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Poison(Arc<AtomicBool>);
 
 impl Poison {
-    /// What a lock guards, whatever a panic has left of it.
+    /// Returns the guard of a lock, and sets the flag if the lock is poisoned.
     pub(crate) fn recover<G>(&self, locked: Result<G, PoisonError<G>>) -> G {
         locked.unwrap_or_else(|poisoned| {
             self.0.store(true, Ordering::SeqCst);

@@ -1,26 +1,25 @@
-//! Replacement: which clean page goes next. S3-FIFO, as a structure of numbers only.
+//! Replacement: which clean page to evict next. S3-FIFO, on numbers only.
 //!
 //! ```text
-//!  new ---------> small ------- read once, or not at all ------> gone, a ghost stays
-//!                   \--- read again --> main <---\                 |
-//!  new, has a ghost -------------------->  \-----/ read again      |
-//!                                           \--- not read again -> gone
+//!  new -----------> small ------ read at most once -----> evicted, leaves a ghost entry
+//!                     \--- read again --> main <---\
+//!  new, has a ghost entry ---------------->  \-----/ read again
+//!                                             \--- not read again --> evicted
 //! ```
 //!
-//! A scan goes through the small queue, a tenth of all pages, and never reaches the main one: what
-//! is read again and again stays.
+//! A sequential scan passes through the small queue, a tenth of all pages, and does not reach the
+//! main queue. So pages that are read repeatedly stay.
 //!
 //! Laws:
 //!
-//! 1. A page is in one queue, or in the hand of one evictor, or not known here. Only clean pages
-//!    are known.
-//! 2. All steps take constant time. A hit takes none: how often a page was read is counted where
-//!    the page is.
-//! 3. A page in an evictor's hand may be removed meanwhile; what the evictor then decides is void.
+//! 1. A page is in one queue, or isolated by one evictor, or not known here. Only clean pages are
+//!    known.
+//! 2. Every step takes constant time. A hit takes none here: reads are counted in the page group.
+//! 3. An isolated page may be removed meanwhile. What the evictor then decides is void.
 
 use crate::ghosts::Ghosts;
 
-/// One page's place here.
+/// The node of one page.
 pub(crate) type NodeId = u32;
 
 const END: NodeId = NodeId::MAX;
@@ -29,11 +28,11 @@ const SMALL_PART: usize = 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Queue {
-    /// In none.
+    /// The node is unused.
     Unused,
     Small,
     Main,
-    InHand,
+    Isolated,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -47,19 +46,19 @@ struct Node {
 
 /// A queue, linked through the nodes.
 #[derive(Debug)]
-struct Line {
+struct QueueList {
     oldest: NodeId,
     newest: NodeId,
     len: usize,
 }
 
-/// A page that an evictor has in hand.
+/// A page that an evictor has isolated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Candidate {
     pub(crate) node: NodeId,
     pub(crate) file: u32,
     pub(crate) page: u64,
-    /// Where it was.
+    /// The queue that it was in.
     pub(crate) from: Queue,
 }
 
@@ -68,26 +67,26 @@ pub(crate) struct Replacement {
     nodes: Vec<Node>,
     /// Unused nodes, linked by `newer`.
     unused: NodeId,
-    small: Line,
-    main: Line,
+    small: QueueList,
+    main: QueueList,
     ghosts: Ghosts,
-    /// Pages that came back while their ghosts were about.
+    /// Pages that were admitted while they had a ghost entry.
     ghost_hits: u64,
 }
 
-impl Line {
+impl QueueList {
     const EMPTY: Self = Self { oldest: END, newest: END, len: 0 };
 }
 
 impl Replacement {
-    /// For a cache of `pages_max` pages.
+    /// Makes the queues of a cache of `pages_max` pages.
     pub(crate) fn new(pages_max: usize) -> Self {
         let ghosts = Ghosts::new(pages_max);
-        let (nodes, unused, small, main) = (Vec::new(), END, Line::EMPTY, Line::EMPTY);
+        let (nodes, unused, small, main) = (Vec::new(), END, QueueList::EMPTY, QueueList::EMPTY);
         Self { nodes, unused, small, main, ghosts, ghost_hits: 0 }
     }
 
-    /// Pages in the queues.
+    /// Returns the number of pages in both queues.
     pub(crate) fn len(&self) -> usize {
         self.small.len + self.main.len
     }
@@ -96,7 +95,7 @@ impl Replacement {
         self.ghost_hits
     }
 
-    /// Makes a page known that may be evicted from now on.
+    /// Adds a page that may be evicted from now on.
     pub(crate) fn admit(&mut self, file: u32, page: u64, hash: u64, is_hot: bool) -> NodeId {
         let has_ghost = self.ghosts.take(hash);
         self.ghost_hits += u64::from(has_ghost);
@@ -115,59 +114,59 @@ impl Replacement {
         id
     }
 
-    /// Forgets a page, wherever it is (law 3).
+    /// Removes a page, in a queue or isolated (law 3).
     pub(crate) fn remove(&mut self, id: NodeId) {
         match self.node(id).queue {
             Queue::Small | Queue::Main => self.unlink(id),
-            Queue::InHand => {}
+            Queue::Isolated => {}
             Queue::Unused => {
                 debug_assert!(false, "law 1");
                 return;
             }
         }
-        self.retire(id);
+        self.free_node(id);
     }
 
-    /// Takes the page whose turn it is into the hand.
-    pub(crate) fn next(&mut self) -> Option<Candidate> {
+    /// Takes the page to evict next out of its queue.
+    pub(crate) fn isolate_oldest(&mut self) -> Option<Candidate> {
         let is_small_full = self.small.len * SMALL_PART >= self.len();
         let from = if self.small.len > 0 && (is_small_full || self.main.len == 0) {
             Queue::Small
         } else {
             Queue::Main
         };
-        let oldest = self.line(from).oldest;
+        let oldest = self.list(from).oldest;
         if oldest == END {
             return None;
         }
         self.unlink(oldest);
         let node = self.node_mut(oldest);
-        node.queue = Queue::InHand;
+        node.queue = Queue::Isolated;
         Some(Candidate { node: oldest, file: node.file, page: node.page, from })
     }
 
-    /// Whether the page is in an evictor's hand still (law 3).
-    pub(crate) fn is_in_hand(&self, candidate: &Candidate) -> bool {
+    /// Returns whether the page is still isolated (law 3).
+    pub(crate) fn is_isolated(&self, candidate: &Candidate) -> bool {
         let node = self.node(candidate.node);
-        (node.queue, node.file, node.page) == (Queue::InHand, candidate.file, candidate.page)
+        (node.queue, node.file, node.page) == (Queue::Isolated, candidate.file, candidate.page)
     }
 
-    /// Puts a page out of the hand into a queue, as its newest.
-    pub(crate) fn keep(&mut self, id: NodeId, queue: Queue) {
-        debug_assert_eq!(self.node(id).queue, Queue::InHand, "law 1");
+    /// Puts an isolated page into a queue, as its newest page.
+    pub(crate) fn put_back(&mut self, id: NodeId, queue: Queue) {
+        debug_assert_eq!(self.node(id).queue, Queue::Isolated, "law 1");
         self.push(id, queue);
     }
 
-    /// Forgets a page in the hand because it is evicted.
+    /// Removes an isolated page because it is evicted.
     pub(crate) fn evict(&mut self, candidate: &Candidate, hash: u64) {
-        debug_assert_eq!(self.node(candidate.node).queue, Queue::InHand, "law 1");
+        debug_assert_eq!(self.node(candidate.node).queue, Queue::Isolated, "law 1");
         if candidate.from == Queue::Small {
             self.ghosts.insert(hash);
         }
-        self.retire(candidate.node);
+        self.free_node(candidate.node);
     }
 
-    fn retire(&mut self, id: NodeId) {
+    fn free_node(&mut self, id: NodeId) {
         let newer = self.unused;
         let node = self.node_mut(id);
         (node.queue, node.newer) = (Queue::Unused, newer);
@@ -175,29 +174,29 @@ impl Replacement {
     }
 
     fn push(&mut self, id: NodeId, queue: Queue) {
-        let newest = self.line(queue).newest;
+        let newest = self.list(queue).newest;
         let node = self.node_mut(id);
         (node.queue, node.older, node.newer) = (queue, newest, END);
         if newest != END {
             self.node_mut(newest).newer = id;
         }
-        let line = self.line_mut(queue);
-        line.newest = id;
-        line.len += 1;
-        if line.oldest == END {
-            line.oldest = id;
+        let list = self.list_mut(queue);
+        list.newest = id;
+        list.len += 1;
+        if list.oldest == END {
+            list.oldest = id;
         }
     }
 
     fn unlink(&mut self, id: NodeId) {
         let Node { queue, older, newer, .. } = *self.node(id);
-        let line = self.line_mut(queue);
-        line.len -= 1;
-        if line.oldest == id {
-            line.oldest = newer;
+        let list = self.list_mut(queue);
+        list.len -= 1;
+        if list.oldest == id {
+            list.oldest = newer;
         }
-        if line.newest == id {
-            line.newest = older;
+        if list.newest == id {
+            list.newest = older;
         }
         if older != END {
             self.node_mut(older).newer = newer;
@@ -207,24 +206,24 @@ impl Replacement {
         }
     }
 
-    fn line(&self, queue: Queue) -> &Line {
+    fn list(&self, queue: Queue) -> &QueueList {
         if queue == Queue::Small { &self.small } else { &self.main }
     }
 
-    fn line_mut(&mut self, queue: Queue) -> &mut Line {
+    fn list_mut(&mut self, queue: Queue) -> &mut QueueList {
         if queue == Queue::Small { &mut self.small } else { &mut self.main }
     }
 
     fn node(&self, id: NodeId) -> &Node {
-        self.nodes.get(place(id)).expect("ids are only made with their nodes")
+        self.nodes.get(index(id)).expect("an id is made only together with its node")
     }
 
     fn node_mut(&mut self, id: NodeId) -> &mut Node {
-        self.nodes.get_mut(place(id)).expect("ids are only made with their nodes")
+        self.nodes.get_mut(index(id)).expect("an id is made only together with its node")
     }
 }
 
-fn place(id: NodeId) -> usize {
+fn index(id: NodeId) -> usize {
     usize::try_from(id).unwrap_or(usize::MAX)
 }
 
@@ -237,7 +236,7 @@ mod tests {
         (page + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
 
-    /// A cache without bytes, to see what stays.
+    /// A cache without bytes, to observe which pages stay.
     struct Model {
         replacement: Replacement,
         pages_max: usize,
@@ -252,24 +251,24 @@ mod tests {
         }
 
         fn read(&mut self, page: u64) {
-            if let Some((_, heat)) = self.pages.get_mut(&page) {
-                *heat = (*heat + 1).min(3);
+            if let Some((_, accesses)) = self.pages.get_mut(&page) {
+                *accesses = (*accesses + 1).min(3);
                 return;
             }
             self.misses += 1;
             while self.pages.len() >= self.pages_max {
-                let candidate = self.replacement.next().unwrap();
-                let (_, heat) = self.pages.get_mut(&candidate.page).unwrap();
+                let candidate = self.replacement.isolate_oldest().unwrap();
+                let (_, accesses) = self.pages.get_mut(&candidate.page).unwrap();
                 match candidate.from {
-                    Queue::Small if *heat >= 1 => *heat = 0,
-                    Queue::Main if *heat >= 1 => *heat -= 1,
-                    Queue::Small | Queue::Main | Queue::InHand | Queue::Unused => {
+                    Queue::Small if *accesses >= 1 => *accesses = 0,
+                    Queue::Main if *accesses >= 1 => *accesses -= 1,
+                    Queue::Small | Queue::Main | Queue::Isolated | Queue::Unused => {
                         self.replacement.evict(&candidate, hash(candidate.page));
                         self.pages.remove(&candidate.page);
                         continue;
                     }
                 }
-                self.replacement.keep(candidate.node, Queue::Main);
+                self.replacement.put_back(candidate.node, Queue::Main);
             }
             let node = self.replacement.admit(0, page, hash(page), false);
             self.pages.insert(page, (node, 0));
@@ -277,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scan_does_not_flush_what_is_read_again_and_again() {
+    fn a_scan_does_not_evict_pages_read_repeatedly() {
         let mut model = Model::new(1000);
         for _ in 0..3 {
             (0..800).for_each(|page| model.read(page));
@@ -288,28 +287,28 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_back_soon_is_kept_better() {
+    fn a_page_with_a_ghost_entry_goes_to_the_main_queue() {
         let mut model = Model::new(100);
         (0..100).for_each(|page| model.read(page));
         (100..150).for_each(|page| model.read(page));
-        let gone: Vec<u64> = (0..50).filter(|page| !model.pages.contains_key(page)).collect();
-        gone.iter().take(10).for_each(|page| model.read(*page));
+        let evicted: Vec<u64> = (0..50).filter(|page| !model.pages.contains_key(page)).collect();
+        evicted.iter().take(10).for_each(|page| model.read(*page));
         (200..290).for_each(|page| model.read(page));
-        let kept = gone.iter().take(10).filter(|page| model.pages.contains_key(page)).count();
-        assert_eq!((gone.len() >= 10, kept), (true, 10));
+        let kept = evicted.iter().take(10).filter(|page| model.pages.contains_key(page)).count();
+        assert_eq!((evicted.len() >= 10, kept), (true, 10));
     }
 
     #[test]
-    fn what_is_removed_from_the_hand_is_nobodys() {
+    fn removing_an_isolated_page_voids_its_isolation() {
         let mut replacement = Replacement::new(10);
         let node = replacement.admit(1, 5, hash(5), false);
-        let candidate = replacement.next().unwrap();
+        let candidate = replacement.isolate_oldest().unwrap();
         assert_eq!((candidate.node, candidate.from), (node, Queue::Small));
-        assert!(replacement.is_in_hand(&candidate) && replacement.next().is_none());
+        assert!(replacement.is_isolated(&candidate) && replacement.isolate_oldest().is_none());
         replacement.remove(node);
-        assert!(!replacement.is_in_hand(&candidate));
+        assert!(!replacement.is_isolated(&candidate));
         let again = replacement.admit(1, 6, hash(6), true);
-        assert_eq!(again, node, "nodes are used again");
-        assert!(!replacement.is_in_hand(&candidate));
+        assert_eq!(again, node, "nodes are reused");
+        assert!(!replacement.is_isolated(&candidate));
     }
 }

@@ -1,5 +1,5 @@
-//! The locks and atomics of this crate: the standard ones. The tests of interleavings compile the
-//! same sources with theirs in this place.
+//! The locks and atomics of this crate: those of the standard library. The interleaving tests
+//! compile the same sources with the locks and atomics of a controlled scheduler instead.
 
 pub(crate) use std::sync::atomic;
 pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};

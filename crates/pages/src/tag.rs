@@ -1,10 +1,11 @@
-//! Tags: what the owner of a file's pages knows of a dirty one, and pages of one run share.
+//! Tags: a mark that the owner of a file gives to dirty pages. The pages of a
+//! [`WritebackPages`](crate::WritebackPages) share one tag.
 
-/// One of four.
+/// One of four tags. Their meaning is up to the caller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Tag(u8);
 
-/// Some of the four.
+/// A set of tags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tags(u8);
 

@@ -1,72 +1,74 @@
-//! The throttle: how long a writer pauses, so that data gets dirty no faster than it goes down.
+//! The throttle: how long writers pause, so that data is dirtied no faster than it is written back.
 //!
 //! ```text
 //!   dirty      0 ........ background ...... free run ....... setpoint ....... hard limit
-//!   flushers      rest     | work
-//!   writers                      run free      | rate:  2x .......... 1x .......... 0
+//!   flushers      idle     | write back
+//!   writers       do not pause             | rate:  2x .......... 1x .......... 0
 //! ```
 //!
-//! The rate is that at which the device took data when it was busy, times a factor that falls as
-//! a cubic from 2 at the end of the free run to 1 at the setpoint and 0 at the hard limit. All
-//! writers draw on the one rate in turn, so each gets his part of it, whatever their number.
+//! The allowed rate is the measured write rate of the busy device times a factor. The factor falls
+//! as a cubic from 2 at the end of the free run to 1 at the setpoint and 0 at the hard limit. All
+//! writers draw on one rate, one after the other, so each gets an equal share.
 //!
 //! Laws:
 //!
-//! 1. It is a pure function of what it was told: it reads no clock and waits for nothing.
-//! 2. Nobody is asked to pause longer than [`PAUSE_MAX`] at once. Below the free run nobody pauses.
-//! 3. At the hard limit the pause is the longest; who has paused asks again before he writes.
-//! 4. What one writer owes is not forgotten when it is too short to sleep for.
+//! 1. The throttle is a pure function of its inputs: it reads no clock and waits for nothing.
+//! 2. One pause is at most [`PAUSE_MAX`]. There are no pauses below the end of the free run.
+//! 3. At the hard limit the pause is [`PAUSE_MAX`]; a writer checks again after its pause, before
+//!    it writes.
+//! 4. A pause that is too short to sleep is not forgotten: it adds to the pause of the next writer.
 
 use std::time::Duration;
 
 /// The longest pause (law 2).
 pub const PAUSE_MAX: Duration = Duration::from_millis(200);
-/// A sleep shorter than this is not worth it: it is owed (law 4).
+/// The shortest pause; a shorter one is accumulated (law 4).
 const PAUSE_MIN: Duration = Duration::from_millis(2);
-/// What is believed of a device that has not written yet, in bytes a second.
+/// The assumed write rate of a device that has not written yet, in bytes per second.
 const RATE_FIRST: u64 = 200 << 20;
 const RATE_MIN: u64 = 1 << 20;
-/// What a measurement takes at least: time the device was busy, or bytes that it took.
+/// Minimum size of one measurement: time that the device was busy, or bytes that it wrote.
 const SAMPLE_TIME_MIN: Duration = Duration::from_millis(50);
 const SAMPLE_BYTES_MIN: u64 = 32 << 20;
-/// One, in the arithmetic of factors.
+/// The value 1 in fixed-point arithmetic.
 const ONE: i64 = 1 << 10;
 
-/// Bytes that may be dirty, or on their way down.
+/// Limits of dirty data. Data under writeback counts as dirty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirtyLimits {
-    /// Flushers work while more than this is dirty.
+    /// Flushers write back while more than this is dirty.
     pub background_bytes: u64,
-    /// Never exceeded by more than what is being written at the moment.
+    /// Writers stop here. Only writes that are in progress at that moment exceed it.
     pub hard_bytes: u64,
 }
 
 impl DirtyLimits {
-    /// Up to here writers do not pause.
+    /// Returns the limit up to which writers do not pause.
     pub fn free_run_bytes(&self) -> u64 {
         self.background_bytes.midpoint(self.hard_bytes)
     }
 
-    /// Where writers are held.
+    /// Returns the amount of dirty data at which writers are held to the write rate of the device.
     pub fn setpoint_bytes(&self) -> u64 {
         self.free_run_bytes().midpoint(self.hard_bytes)
     }
 }
 
-/// What is known of the device, and what writers owe. Times are since anything that stays.
+/// The measured write rate and the accumulated pauses. All times are durations since one fixed
+/// moment.
 #[derive(Clone, Debug)]
 pub struct Throttle {
-    /// Bytes a second, smoothed.
+    /// Write rate in bytes per second, smoothed.
     rate: u64,
     is_measured: bool,
-    /// Writes on their way, and since when there were any.
+    /// Writebacks in flight, and the time up to which the device's busy time was counted.
     in_flight: u32,
     busy_since: Duration,
-    /// Of the measurement under way.
+    /// Busy time and bytes of the current measurement.
     busy: Duration,
     bytes: u64,
-    /// When all that was let through so far will have been taken.
-    even_at: Duration,
+    /// The time at which the device will have written all data that was admitted so far.
+    admitted_until: Duration,
 }
 
 impl Default for Throttle {
@@ -78,22 +80,22 @@ impl Default for Throttle {
             busy_since: Duration::ZERO,
             busy: Duration::ZERO,
             bytes: 0,
-            even_at: Duration::ZERO,
+            admitted_until: Duration::ZERO,
         }
     }
 }
 
 impl Throttle {
-    /// Data is handed to the device.
-    pub fn started(&mut self, now: Duration) {
+    /// Notes that a writeback was submitted to the device.
+    pub fn writeback_started(&mut self, now: Duration) {
         if self.in_flight == 0 {
             self.busy_since = now;
         }
         self.in_flight += 1;
     }
 
-    /// It has taken it, or refused to: then `bytes` is 0.
-    pub fn ended(&mut self, now: Duration, bytes: u64) {
+    /// Notes that a writeback of `bytes` has completed; 0 if it failed.
+    pub fn writeback_ended(&mut self, now: Duration, bytes: u64) {
         self.busy += now.saturating_sub(self.busy_since);
         self.busy_since = now;
         self.in_flight = self.in_flight.saturating_sub(1);
@@ -109,12 +111,12 @@ impl Throttle {
         (self.is_measured, self.busy, self.bytes) = (true, Duration::ZERO, 0);
     }
 
-    /// Bytes a second that the device takes.
+    /// Returns the measured write rate, in bytes per second.
     pub fn rate(&self) -> u64 {
         self.rate
     }
 
-    /// How long a writer sleeps who wants to make `bytes` more dirty while `dirty` are.
+    /// Returns how long a writer pauses that dirties `bytes` while `dirty` bytes are dirty.
     pub fn pause(
         &mut self,
         now: Duration,
@@ -123,28 +125,28 @@ impl Throttle {
         limits: &DirtyLimits,
     ) -> Duration {
         if dirty <= limits.free_run_bytes() {
-            self.even_at = now.min(self.even_at);
+            self.admitted_until = now.min(self.admitted_until);
             return Duration::ZERO;
         }
         if dirty >= limits.hard_bytes {
             return PAUSE_MAX;
         }
-        let factor = u64::try_from(factor(dirty, limits)).unwrap_or(0);
+        let factor = u64::try_from(pos_ratio(dirty, limits)).unwrap_or(0);
         let rate = (self.rate / ONE.unsigned_abs()).saturating_mul(factor).max(RATE_MIN);
         let cost = u128::from(bytes) * 1_000_000_000 / u128::from(rate);
         let cost = Duration::from_nanos(u64::try_from(cost).unwrap_or(u64::MAX)).min(PAUSE_MAX);
-        self.even_at = (self.even_at.max(now) + cost).min(now + 2 * PAUSE_MAX);
-        let pause = self.even_at.saturating_sub(now).min(PAUSE_MAX);
+        self.admitted_until = (self.admitted_until.max(now) + cost).min(now + 2 * PAUSE_MAX);
+        let pause = self.admitted_until.saturating_sub(now).min(PAUSE_MAX);
         if pause < PAUSE_MIN { Duration::ZERO } else { pause }
     }
 }
 
-/// Between 0 and 2.
-fn factor(dirty: u64, limits: &DirtyLimits) -> i64 {
+/// Returns the factor of the allowed rate, between 0 and 2 in fixed point.
+fn pos_ratio(dirty: u64, limits: &DirtyLimits) -> i64 {
     let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX / 2048) / 4096;
     let setpoint = signed(limits.setpoint_bytes());
-    let room = (signed(limits.hard_bytes) - setpoint).max(1);
-    let distance = ((setpoint - signed(dirty)) * ONE / room).clamp(-ONE, ONE);
+    let span = (signed(limits.hard_bytes) - setpoint).max(1);
+    let distance = ((setpoint - signed(dirty)) * ONE / span).clamp(-ONE, ONE);
     ONE + distance * distance / ONE * distance / ONE
 }
 
@@ -157,14 +159,14 @@ mod tests {
 
     fn measured(rate: u64) -> Throttle {
         let mut throttle = Throttle::default();
-        throttle.started(Duration::ZERO);
-        throttle.ended(Duration::from_secs(1), rate);
+        throttle.writeback_started(Duration::ZERO);
+        throttle.writeback_ended(Duration::from_secs(1), rate);
         assert_eq!(throttle.rate(), rate);
         throttle
     }
 
     #[test]
-    fn writers_run_free_and_then_are_held_and_at_the_limit_stopped() {
+    fn writers_pause_above_the_free_run_and_stop_at_the_limit() {
         let mut throttle = measured(100 << 20);
         let now = Duration::from_secs(9);
         let pause = |dirty| throttle.clone().pause(now, 1 << 20, dirty, &LIMITS);
@@ -175,11 +177,11 @@ mod tests {
         assert_eq!(pause(LIMITS.hard_bytes), PAUSE_MAX);
         throttle.pause(now, 1 << 20, LIMITS.setpoint_bytes(), &LIMITS);
         let next = throttle.pause(now, 1 << 20, LIMITS.setpoint_bytes(), &LIMITS);
-        assert_eq!(next, Duration::from_millis(20), "another writer waits for his turn");
+        assert_eq!(next, Duration::from_millis(20), "a second writer pauses longer");
     }
 
     #[test]
-    fn short_debts_are_kept_until_they_are_worth_a_sleep() {
+    fn short_pauses_accumulate_until_they_are_worth_a_sleep() {
         let mut throttle = measured(100 << 20);
         let dirty = LIMITS.setpoint_bytes();
         let pauses: Vec<Duration> = (0..100)
@@ -189,9 +191,9 @@ mod tests {
         assert!(pauses.last().is_some_and(|last| *last > Duration::from_millis(3)));
     }
 
-    /// Writers as fast as they can be, one device: what is dirty stays around the setpoint.
+    /// Writers as fast as possible and one device: the dirty data stays near the setpoint.
     #[test]
-    fn writers_and_a_device_come_to_rest_below_the_hard_limit() {
+    fn dirty_data_settles_below_the_hard_limit() {
         for (rate, writers) in [(50u64 << 20, 1u64), (400 << 20, 4), (2000 << 20, 32)] {
             let mut throttle = Throttle::default();
             let step = Duration::from_millis(1);
@@ -213,21 +215,21 @@ mod tests {
                 }
                 dirty_max = dirty_max.max(dirty);
                 if dirty > LIMITS.background_bytes {
-                    throttle.started(now);
+                    throttle.writeback_started(now);
                     let bytes = (rate / 1000).min(dirty - LIMITS.background_bytes);
                     dirty -= bytes;
                     taken += bytes;
-                    throttle.ended(now + step, bytes);
+                    throttle.writeback_ended(now + step, bytes);
                 }
             }
             assert!(dirty_max <= LIMITS.hard_bytes + writers * (64 << 10), "{rate}: {dirty_max}");
-            assert!(taken > rate * 20 * 9 / 10, "{rate}: the device is kept busy, {taken}");
+            assert!(taken > rate * 20 * 9 / 10, "{rate}: the device stays busy, {taken}");
         }
     }
 
     proptest! {
         #[test]
-        fn more_dirty_is_never_a_shorter_pause(
+        fn more_dirty_data_never_shortens_the_pause(
             rate in RATE_MIN..10_000_000_000u64,
             bytes in 1..1u64 << 24,
             one in 0..80u64 << 20,

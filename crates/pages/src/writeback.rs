@@ -1,55 +1,57 @@
-//! [`Writeback`]: pages on their way to the disk.
+//! [`WritebackPages`]: pages under writeback.
 //!
 //! Laws:
 //!
-//! 1. Its bytes do not change: who writes to a page meanwhile gets another frame, and the page is
+//! 1. The bytes of a run do not change. A write to one of its pages gives the page another frame
+//!    and makes it dirty again.
+//! 2. A page is in at most one run at a time.
+//! 3. A run that is dropped without [`WritebackPages::end`] counts as failed: its pages become
 //!    dirty again.
-//! 2. A page is on its way once at a time.
-//! 3. One that is dropped without an end failed: its pages are dirty again.
 
-use crate::counters::Reason;
+use crate::counters::WritebackReason;
 use crate::file_pages::{FilePages, length};
-use crate::index::{Landing, Run};
+use crate::index::{Run, WritebackResult};
 use crate::tag::{Tag, Tags};
 use butternut_sys::frames::Frame;
 use std::ops::Range;
 
-/// Neighbouring pages with one tag, on their way to the disk.
+/// Neighbouring pages with one tag, under writeback.
 #[derive(Debug)]
-#[must_use = "its pages wait for the end of it"]
-pub struct Writeback {
+#[must_use = "dropping a run makes its pages dirty again"]
+pub struct WritebackPages {
     file: FilePages,
     run: Run,
 }
 
 impl FilePages {
-    /// Sends dirty pages of these tags on their way, at most `pages_max`. Dirty pages that are on
-    /// their way already are left out: see [`FilePages::wait_for_writeback`].
+    /// Begins writeback of at most `pages_max` dirty pages of a range that have one of `tags`.
+    /// Leaves out dirty pages that are under writeback already; [`FilePages::wait_for_writeback`]
+    /// waits for those.
     pub fn begin_writeback(
         &self,
         pages: &Range<u64>,
         pages_max: usize,
         tags: Tags,
-        reason: Reason,
-    ) -> Vec<Writeback> {
+        reason: WritebackReason,
+    ) -> Vec<WritebackPages> {
         let mut change = self.change();
-        let crate::Change { index, books, .. } = &mut change;
-        let runs = index.begin(books, pages, pages_max, tags);
-        self.core.flushers.debts.note_sent(runs.len());
+        let crate::Change { index, accounting, .. } = &mut change;
+        let runs = index.begin_writeback(accounting, pages, pages_max, tags);
+        self.core.flushers.backlog.count_begun(runs.len());
         drop(change);
         let count = runs.iter().map(|run| run.frames.len()).sum();
         self.core.counters.count_writeback(reason, count);
-        runs.into_iter().map(|run| Writeback { file: self.clone(), run }).collect()
+        runs.into_iter().map(|run| WritebackPages { file: self.clone(), run }).collect()
     }
 
-    /// Waits until no page of the range is on its way to the disk. Not for those who have a
-    /// [`Writeback`].
+    /// Waits until no page of the range is under writeback. Deadlocks if the caller holds a
+    /// [`WritebackPages`] of the range.
     pub fn wait_for_writeback(&self, pages: &Range<u64>) {
-        self.inode.turn.wait_while(|| self.inode.index().next_written(pages).is_some());
+        self.inode.events.wait_while(|| self.inode.index().next_writeback(pages).is_some());
     }
 }
 
-impl Writeback {
+impl WritebackPages {
     pub fn pages(&self) -> Range<u64> {
         self.run.first..self.run.end()
     }
@@ -58,7 +60,7 @@ impl Writeback {
         self.run.tag
     }
 
-    /// The bytes, page by page (law 1).
+    /// Returns the bytes to write, one frame for each page (law 1).
     pub fn frames(&self) -> &[Frame] {
         &self.run.frames
     }
@@ -67,41 +69,41 @@ impl Writeback {
         &self.file
     }
 
-    /// The pages from the `count`th on, as another run.
+    /// Splits off all pages but the first `count`, and returns them as another run.
     pub fn split_off(&mut self, count: usize) -> Self {
         let count = count.min(self.run.frames.len());
         let first = self.run.first + length(count);
         let run = Run { first, tag: self.run.tag, frames: self.run.frames.split_off(count) };
         if !run.frames.is_empty() && !self.run.frames.is_empty() {
-            self.file.core.flushers.debts.note_sent(1);
+            self.file.core.flushers.backlog.count_begun(1);
         }
         Self { file: self.file.clone(), run }
     }
 
-    /// How it ended.
-    pub fn end(mut self, landing: Landing) {
-        self.finish(landing);
+    /// Ends the writeback of all pages of the run with `result`.
+    pub fn end(mut self, result: WritebackResult) {
+        self.finish(result);
     }
 
-    fn finish(&mut self, landing: Landing) {
+    fn finish(&mut self, result: WritebackResult) {
         let pages = self.pages();
         if pages.is_empty() {
             return;
         }
-        // Before the pages can be written to: then their frames have one user again.
+        // Releases the frames first: a write that finds the pages clean then needs no other frame.
         self.run.frames.clear();
         self.run.first = pages.end;
         let mut change = self.file.change();
-        let crate::Change { index, books, .. } = &mut change;
-        index.end(books, &pages, landing);
+        let crate::Change { index, accounting, .. } = &mut change;
+        index.end_writeback(accounting, &pages, result);
         drop(change);
-        self.file.inode.turn.advance();
-        self.file.core.flushers.note_landed();
+        self.file.inode.events.notify();
+        self.file.core.flushers.count_completed();
     }
 }
 
-impl Drop for Writeback {
+impl Drop for WritebackPages {
     fn drop(&mut self) {
-        self.finish(Landing::Again);
+        self.finish(WritebackResult::Redirty);
     }
 }

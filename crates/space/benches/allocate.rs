@@ -1,18 +1,18 @@
-//! What allocation costs, in nanoseconds a call.
+//! The cost of an allocation, in nanoseconds a call.
 //!
-//! Goals: a call stays far below the price of the write it is for, also in a group of 200,000
-//! fragments. Non-goal: comparing machines.
+//! Goal: an allocation costs far less than the write that it is for, also in a group of 200,000
+//! free runs. Non-goal: comparing machines.
 
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
     clippy::cast_precision_loss,
-    reason = "a benchmark prints its numbers, and stops at the first surprise"
+    reason = "a benchmark prints its results and panics on errors"
 )]
 
 use butternut_format::chunk::BlockGroupFlags;
 use butternut_format::units::{Generation, Logical};
-use butternut_space::{Class, Cluster, Group, Space, SpaceOptions, Want};
+use butternut_space::{AllocationRequest, Class, Cluster, Group, Space, SpaceOptions};
 use std::ops::Range;
 use std::time::Instant;
 
@@ -26,7 +26,7 @@ fn main() {
     for (name, free) in [("one run", whole()), ("200k fragments", fragments().collect())] {
         let space = space(free);
         let mut ranges = Vec::new();
-        let want = |nth: u64| Want::data(SECTOR, SECTOR, Cluster(nth % 4));
+        let want = |nth: u64| AllocationRequest::data(SECTOR, SECTOR, Cluster(nth % 4));
         report(name, "allocate", || {
             ranges.extend((0..CALLS).map(|nth| space.allocate(Class::Data, want(nth)).unwrap()));
         });
@@ -36,7 +36,7 @@ fn main() {
                 space.release(range.clone()).unwrap();
             }
         });
-        report(name, "ticket", || {
+        report(name, "reservation", || {
             for _ in 0..CALLS {
                 drop(space.reserve(Class::Data, SECTOR).unwrap());
             }

@@ -1,4 +1,5 @@
-//! The ledger: what block group items must say at the next commit; and totals for who asks.
+//! Block group accounting: the used bytes that block group items must hold at the next commit, and
+//! totals of each class.
 
 use crate::class::Class;
 use crate::error::SpaceError;
@@ -8,16 +9,16 @@ use butternut_format::chunk::BlockGroupFlags;
 use butternut_format::units::Logical;
 use std::ops::Range;
 
-/// What happened to an extent item.
+/// A change of the extent tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Delta {
-    /// It was inserted: its bytes count as used.
-    Used,
-    /// It was removed.
-    Freed,
+pub enum ExtentChange {
+    /// An extent item was inserted: its bytes count as used.
+    Inserted,
+    /// An extent item was removed.
+    Removed,
 }
 
-/// A group whose item must be written.
+/// A block group whose item must be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupChange {
     pub start: Logical,
@@ -26,53 +27,57 @@ pub struct GroupChange {
     pub used: u64,
 }
 
-/// All groups of a class (on a mixed volume: of data and metadata together).
+/// Sums over all groups of a class, in bytes. On a mixed volume, data and metadata are one class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Of all its groups.
+    /// The sizes of all groups.
     pub bytes: u64,
-    /// As the block group items will say.
+    /// The bytes of all extent items, as the block group items will hold them.
     pub used: u64,
-    /// Freed, not yet to be used again.
+    /// Freed in a transaction that is not committed yet.
     pub pinned: u64,
-    /// Promised to tickets.
+    /// Held by reservations.
     pub reserved: u64,
-    /// Allocatable now, what is promised included.
+    /// Can be allocated now, reserved bytes included.
     pub free: u64,
-    /// Free in groups that are read-only.
+    /// Free bytes of read-only groups, which cannot be allocated.
     pub free_read_only: u64,
 }
 
 impl Space {
-    /// An extent item for this range was inserted or removed.
-    pub fn account(&self, range: &Range<u64>, delta: Delta) -> Result<(), SpaceError> {
+    /// Counts the insertion or removal of an extent item for `range`.
+    ///
+    /// # Errors
+    /// The range is not inside one group, or the count would leave the range from 0 to the size of
+    /// the group.
+    pub fn account(&self, range: &Range<u64>, change: ExtentChange) -> Result<(), SpaceError> {
         let mut state = self.lock();
         let (index, _) = state.run_of(range)?;
         let bytes = range.end.saturating_sub(range.start);
         let Some(group) = state.groups.get_mut(index) else { return Ok(()) };
         let (start, have) = (group.start, group.used);
-        let (used, want) = match delta {
-            Delta::Used => (have.checked_add(bytes), "at most the group's length"),
-            Delta::Freed => (have.checked_sub(bytes), "at least what is freed"),
+        let (used, want) = match change {
+            ExtentChange::Inserted => (have.checked_add(bytes), "at most the group's length"),
+            ExtentChange::Removed => (have.checked_sub(bytes), "at least the bytes to free"),
         };
         let used = used.filter(|&used| used <= group.bytes);
         group.used = used.ok_or(SpaceError::Used { start, have, want })?;
         let class = group.class;
-        state.dirty.insert(start);
+        state.changed_groups.insert(start);
         let pool = state.pool_mut(class);
-        pool.used = match delta {
-            Delta::Used => pool.used.saturating_add(bytes),
-            Delta::Freed => pool.used.saturating_sub(bytes),
+        pool.used = match change {
+            ExtentChange::Inserted => pool.used.saturating_add(bytes),
+            ExtentChange::Removed => pool.used.saturating_sub(bytes),
         };
         Ok(())
     }
 
-    /// The groups whose use changed since the last call.
-    pub fn take_ledger(&self) -> Vec<GroupChange> {
+    /// Returns the groups whose used bytes changed since the last call.
+    pub fn take_changed_groups(&self) -> Vec<GroupChange> {
         let mut state = self.lock();
-        let dirty = std::mem::take(&mut state.dirty);
+        let changed = std::mem::take(&mut state.changed_groups);
         let group = |start| state.groups.get(state.index_at(start)?);
-        let changed = dirty.into_iter().filter_map(group);
+        let changed = changed.into_iter().filter_map(group);
         changed
             .map(|group| GroupChange {
                 start: Logical(group.start),
@@ -83,6 +88,7 @@ impl Space {
             .collect()
     }
 
+    /// Returns the totals of a class.
     pub fn totals(&self, class: Class) -> Totals {
         let state = self.lock();
         let (pool, class) = (state.pool_ref(class), state.pool_class(class));
@@ -98,10 +104,10 @@ impl Space {
         }
     }
 
-    /// Bytes that the extent items of all groups name: `bytes_used` of the superblock.
+    /// Returns the bytes of all extent items: `bytes_used` of the superblock.
     pub fn bytes_used(&self) -> u64 {
         let state = self.lock();
-        // Of a mixed volume the pool of metadata is empty: its class is data.
+        // On a mixed volume the metadata pool is unused: its bytes are in the data pool.
         let classes = Class::ALL.iter().filter(|class| state.pool_class(**class) == **class);
         classes.map(|class| state.pool_ref(*class).used).sum()
     }

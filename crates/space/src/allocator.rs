@@ -1,102 +1,124 @@
-//! Choosing a range: from the cluster's window, or from a run that becomes its window.
+//! The allocator: chooses a range from the cluster's window, or from a free run that becomes the
+//! window.
 //!
-//! What the cluster gave back first. Then the window, longer where the sectors behind it are free:
-//! a writer goes on where it stopped. Then the shortest run that is long enough for a whole window,
-//! then the shortest that is long enough for the request, then the longest there is; last, what
-//! other clusters hold.
+//! It tries, in this order:
+//!
+//! 1. the recycled run that the cluster released last, if it has exactly the requested length;
+//! 2. the cluster's window, extended into the free sectors behind it, so that a writer goes on
+//!    where it stopped;
+//! 3. the shortest free run that is long enough for a whole window;
+//! 4. the shortest free run that is long enough for the request;
+//! 5. the longest free run;
+//! 6. the windows and recycled runs of all clusters, returned to their groups first.
 
-use crate::class::{Class, Want};
+use crate::class::{AllocationRequest, Class};
 use crate::error::SpaceError;
 use crate::free::Run;
 use crate::group::{BlockGroup, bytes_of, sectors_of};
 use crate::state::{Pool, Space, State};
-use crate::window::{put_back, sectors_wanted};
+use crate::window::{return_run, window_sectors};
 use butternut_format::units::SECTOR_BYTES;
 use std::ops::Range;
 
 /// A request in sectors.
 #[derive(Clone, Copy, Debug)]
-struct Ask {
+struct SectorRequest {
     class: Class,
-    least: u32,
-    most: u32,
-    want: Want,
+    sectors_min: u32,
+    sectors_max: u32,
+    original: AllocationRequest,
 }
 
 impl Space {
-    /// The longest run that can be had, from `bytes_min` to `bytes_max`; `None` if there is none.
-    /// It is the caller's until [`Space::release`] or [`Space::pin`].
-    pub fn allocate(&self, class: Class, want: Want) -> Option<Range<u64>> {
-        self.lock().allocate_any(class, want)
+    /// Allocates one range of `bytes_min` to `bytes_max` bytes, as long as possible; `None` if no
+    /// run is long enough. The range stays allocated until [`Space::release`] or [`Space::pin`].
+    pub fn allocate(&self, class: Class, request: AllocationRequest) -> Option<Range<u64>> {
+        self.lock().allocate_any(class, request)
     }
 
-    /// As [`Space::allocate`], without a promise: leaves alone what others were promised, and the
-    /// reserve. In mixed groups data would take it from the trees otherwise.
-    pub fn allocate_spare(&self, class: Class, want: Want) -> Option<Range<u64>> {
+    /// Allocates like [`Space::allocate`], for a caller without a reservation: leaves reserved
+    /// bytes and the global reserve alone. In mixed groups data would take them from the trees
+    /// otherwise.
+    pub fn allocate_unreserved(
+        &self,
+        class: Class,
+        request: AllocationRequest,
+    ) -> Option<Range<u64>> {
         let mut state = self.lock();
         let pool = state.pool_ref(class);
-        let left = pool.free.saturating_sub(pool.reserved).saturating_sub(pool.kept);
-        let bytes_max = want.bytes_max.min(left);
-        if bytes_max < want.bytes_min {
+        let left = pool.free.saturating_sub(pool.reserved).saturating_sub(pool.global_reserve);
+        let bytes_max = request.bytes_max.min(left);
+        if bytes_max < request.bytes_min {
             return None;
         }
-        state.allocate_any(class, Want { bytes_max, ..want })
+        state.allocate_any(class, AllocationRequest { bytes_max, ..request })
     }
 
-    /// Takes exactly this range, as who replays a log must. `false` if it is not all free.
-    pub fn claim(&self, range: &Range<u64>) -> Result<bool, SpaceError> {
+    /// Allocates exactly this range, as a log replay must. `false` if a part of it is not free.
+    ///
+    /// # Errors
+    /// The range is not whole sectors of one block group.
+    pub fn allocate_exact(&self, range: &Range<u64>) -> Result<bool, SpaceError> {
         let mut state = self.lock();
         let (index, run) = state.run_of(range)?;
         let Some(group) = state.groups.get(index) else { return Ok(false) };
         let (class, start, is_read_only) = (group.class, group.start, group.is_read_only);
         state.return_windows_of(class, start);
-        let is_taken = state.groups.get_mut(index).is_some_and(|group| group.free.take(run));
-        if is_taken && !is_read_only {
+        let is_allocated = state.groups.get_mut(index).is_some_and(|group| group.free.take(run));
+        if is_allocated && !is_read_only {
             let pool = state.pool_mut(class);
             pool.free = pool.free.saturating_sub(bytes_of(u64::from(run.sectors)));
         }
-        Ok(is_taken)
+        Ok(is_allocated)
     }
 
-    /// Gives back a range, or a part of one, that never came into a committed state.
+    /// Frees an allocated range, or a part of one, that no committed state refers to.
+    ///
+    /// # Errors
+    /// A part of the range is not allocated.
     pub fn release(&self, range: Range<u64>) -> Result<(), SpaceError> {
         self.lock().free(&range)
     }
 }
 
-impl Ask {
-    /// Lengths as multiples of the alignment; `None` for what cannot be asked for.
-    fn of(class: Class, want: Want) -> Option<Self> {
-        let is_good = want.align.is_power_of_two() && want.align >= SECTOR_BYTES;
-        let least = want.bytes_min.max(1).checked_next_multiple_of(want.align)?;
-        let most = want.bytes_max.checked_div(want.align)?.checked_mul(want.align)?.max(least);
+impl SectorRequest {
+    /// Converts a request to whole units of its alignment; `None` for an impossible request.
+    fn of(class: Class, request: AllocationRequest) -> Option<Self> {
+        let is_good = request.align.is_power_of_two() && request.align >= SECTOR_BYTES;
+        let bytes_min = request.bytes_min.max(1).checked_next_multiple_of(request.align)?;
+        let bytes_max = request
+            .bytes_max
+            .checked_div(request.align)?
+            .checked_mul(request.align)?
+            .max(bytes_min);
         let sectors = |bytes: u64| u32::try_from(sectors_of(bytes)).ok();
-        let most = sectors(most).unwrap_or(u32::MAX >> 1);
-        Some(Self { class, least: sectors(least)?, most, want }).filter(|_| is_good)
+        let sectors_max = sectors(bytes_max).unwrap_or(u32::MAX >> 1);
+        Some(Self { class, sectors_min: sectors(bytes_min)?, sectors_max, original: request })
+            .filter(|_| is_good)
     }
 }
 
 impl State {
-    /// From free space, or else from what other clusters hold.
-    fn allocate_any(&mut self, class: Class, want: Want) -> Option<Range<u64>> {
-        let ask = Ask::of(class, want)?;
-        self.allocate(ask).or_else(|| {
-            let more = self.return_windows(class);
-            more.then(|| self.allocate(ask)).flatten()
+    /// Allocates from free space, or else from the windows of other clusters.
+    fn allocate_any(&mut self, class: Class, request: AllocationRequest) -> Option<Range<u64>> {
+        let request = SectorRequest::of(class, request)?;
+        self.allocate(request).or_else(|| {
+            let returned = self.return_windows(class);
+            returned.then(|| self.allocate(request)).flatten()
         })
     }
 
-    fn allocate(&mut self, ask: Ask) -> Option<Range<u64>> {
-        let ask = Ask { class: self.pool_class(ask.class), ..ask };
-        let (pool, groups) = self.with_groups(ask.class);
-        if let Some(range) = take_spare(pool, groups, ask) {
+    fn allocate(&mut self, request: SectorRequest) -> Option<Range<u64>> {
+        let request = SectorRequest { class: self.pool_class(request.class), ..request };
+        let (pool, groups) = self.with_groups(request.class);
+        if let Some(range) = take_recycled(pool, groups, request) {
             return Some(range);
         }
-        let left = grow_window(pool, groups, ask).unwrap_or(0);
-        if left < ask.most {
-            move_window(pool, groups, ask, left);
+        let left = grow_window(pool, groups, request).unwrap_or(0);
+        if left < request.sectors_max {
+            move_window(pool, groups, request, left);
         }
-        let range = take_from_window(pool, groups, ask)?;
+        let range = take_from_window(pool, groups, request)?;
         pool.free = pool.free.saturating_sub(range.end.saturating_sub(range.start));
         Some(range)
     }
@@ -107,98 +129,117 @@ fn group_at(groups: &mut [BlockGroup], start: u64) -> Option<&mut BlockGroup> {
     groups.get_mut(index)
 }
 
-/// What the cluster gave back last, if that is just what is asked for.
-fn take_spare(pool: &mut Pool, groups: &mut [BlockGroup], ask: Ask) -> Option<Range<u64>> {
-    let (at, start, run) = pool.windows.spare(ask.want.cluster)?;
+/// Allocates the run that the cluster released last, if it has exactly the requested length.
+fn take_recycled(
+    pool: &mut Pool,
+    groups: &mut [BlockGroup],
+    request: SectorRequest,
+) -> Option<Range<u64>> {
+    let (at, start, run) = pool.windows.recycled(request.original.cluster)?;
     let group = group_at(groups, start)?;
-    let usable = group.alignment(ask.want.align).inside(run);
-    let fits = |part: &Run| *part == run && ask.least == ask.most && part.sectors == ask.most;
+    let usable = group.alignment(request.original.align).inside(run);
+    let fits = |part: &Run| {
+        *part == run
+            && request.sectors_min == request.sectors_max
+            && part.sectors == request.sectors_max
+    };
     usable.filter(fits)?;
-    pool.windows.remove_spare(at);
-    group.lent = group.lent.saturating_sub(u64::from(run.sectors));
+    pool.windows.remove_recycled(at);
+    group.in_windows = group.in_windows.saturating_sub(u64::from(run.sectors));
     pool.free = pool.free.saturating_sub(bytes_of(u64::from(run.sectors)));
     Some(group.range(run))
 }
 
-/// Lengthens a window that is too short by what is free behind it; says what it could give now.
-fn grow_window(pool: &mut Pool, groups: &mut [BlockGroup], ask: Ask) -> Option<u32> {
-    let window = pool.windows.find(ask.want.cluster)?;
+/// Extends a window that is too short into the free sectors behind it. Returns how many aligned
+/// sectors the window holds now.
+fn grow_window(pool: &mut Pool, groups: &mut [BlockGroup], request: SectorRequest) -> Option<u32> {
+    let window = pool.windows.find(request.original.cluster)?;
     let group = group_at(groups, window.group)?;
-    let alignment = group.alignment(ask.want.align);
+    let alignment = group.alignment(request.original.align);
     let usable = |run: Run| alignment.inside(run).map_or(0, |part| part.sectors);
     let have = usable(window.run);
-    if have >= ask.most {
+    if have >= request.sectors_max {
         return Some(have);
     }
     let Some(behind) = group.free.at(window.run.end()) else { return Some(have) };
-    let missing = ask.most.saturating_sub(have).saturating_add(alignment.unit);
-    let more = behind.sectors.min(missing.max(sectors_wanted(group, ask.class, window.given)));
+    let missing = request.sectors_max.saturating_sub(have).saturating_add(alignment.unit);
+    let more =
+        behind.sectors.min(missing.max(window_sectors(group, request.class, window.last_growth)));
     let part = Run { start: behind.start, sectors: more };
     if !group.free.take(part) {
         return Some(have);
     }
-    group.lent = group.lent.saturating_add(u64::from(more));
+    group.in_windows = group.in_windows.saturating_add(u64::from(more));
     let sectors = window.run.sectors.saturating_add(more);
     let run = Run { start: window.run.start, sectors };
-    pool.windows.set(ask.want.cluster, window.group, run, more);
+    pool.windows.set(request.original.cluster, window.group, run, more);
     Some(usable(run))
 }
 
-/// Gives the cluster another window, if that has more than the `left` of the one it has.
-fn move_window(pool: &mut Pool, groups: &mut [BlockGroup], ask: Ask, left: u32) {
-    let Some((index, run)) = find_run(pool, groups, ask) else { return };
-    if run.sectors < ask.least || run.sectors.min(ask.most) <= left {
+/// Replaces the window of the cluster, if another run has more sectors than the `left` ones of the
+/// window.
+fn move_window(pool: &mut Pool, groups: &mut [BlockGroup], request: SectorRequest, left: u32) {
+    let Some((index, run)) = find_run(pool, groups, request) else { return };
+    if run.sectors < request.sectors_min || run.sectors.min(request.sectors_max) <= left {
         return;
     }
     let Some(group) = groups.get_mut(index) else { return };
-    let given = pool.windows.find(ask.want.cluster).map_or(0, |window| window.given);
-    let sectors = run.sectors.min(sectors_wanted(group, ask.class, given).max(ask.most));
+    let last_growth =
+        pool.windows.find(request.original.cluster).map_or(0, |window| window.last_growth);
+    let sectors =
+        run.sectors.min(window_sectors(group, request.class, last_growth).max(request.sectors_max));
     let run = Run { start: run.start, sectors };
     if !group.free.take(run) {
         return;
     }
-    group.lent = group.lent.saturating_add(u64::from(run.sectors));
+    group.in_windows = group.in_windows.saturating_add(u64::from(run.sectors));
     let start = group.start;
     pool.hint = index;
-    let gone = pool.windows.remove(ask.want.cluster).or_else(|| pool.windows.evict());
-    if let Some(gone) = gone {
-        put_back(groups, gone.group, gone.run);
+    let replaced = pool.windows.remove(request.original.cluster).or_else(|| pool.windows.evict());
+    if let Some(replaced) = replaced {
+        return_run(groups, replaced.group, replaced.run);
     }
-    pool.windows.set(ask.want.cluster, start, run, run.sectors);
+    pool.windows.set(request.original.cluster, start, run, run.sectors);
 }
 
-/// A run for a new window: its aligned part, and the index of its group.
-fn find_run(pool: &Pool, groups: &[BlockGroup], ask: Ask) -> Option<(usize, Run)> {
-    let given = pool.windows.find(ask.want.cluster).map_or(0, |window| window.given);
+/// Finds a run for a new window: the index of its group, and the aligned part of the run.
+fn find_run(pool: &Pool, groups: &[BlockGroup], request: SectorRequest) -> Option<(usize, Run)> {
+    let last_growth =
+        pool.windows.find(request.original.cluster).map_or(0, |window| window.last_growth);
     let usable = || {
         let after = groups.iter().enumerate().skip(pool.hint);
         let all = after.chain(groups.iter().enumerate().take(pool.hint));
-        all.filter(|(_, group)| group.class == ask.class && !group.is_read_only)
+        all.filter(|(_, group)| group.class == request.class && !group.is_read_only)
     };
     let fit = |group: &BlockGroup, sectors: u32| {
         let is_long = group.free.longest() >= sectors;
-        is_long.then(|| group.free.best_fit(sectors, group.alignment(ask.want.align))).flatten()
+        is_long
+            .then(|| group.free.best_fit(sectors, group.alignment(request.original.align)))
+            .flatten()
     };
     let for_window = usable().find_map(|(index, group)| {
-        let run = fit(group, ask.most.max(sectors_wanted(group, ask.class, given)))?;
+        let run =
+            fit(group, request.sectors_max.max(window_sectors(group, request.class, last_growth)))?;
         Some((index, run))
     });
     for_window
-        .or_else(|| usable().find_map(|(index, group)| Some((index, fit(group, ask.most)?))))
-        .or_else(|| longest(usable(), ask))
+        .or_else(|| {
+            usable().find_map(|(index, group)| Some((index, fit(group, request.sectors_max)?)))
+        })
+        .or_else(|| longest(usable(), request))
 }
 
 fn longest<'g>(
     groups: impl Iterator<Item = (usize, &'g BlockGroup)>,
-    ask: Ask,
+    request: SectorRequest,
 ) -> Option<(usize, Run)> {
     let mut best: Option<(usize, Run)> = None;
     for (index, group) in groups {
-        let beats = best.map_or(ask.least, |(_, run)| run.sectors.saturating_add(1));
+        let beats = best.map_or(request.sectors_min, |(_, run)| run.sectors.saturating_add(1));
         if group.free.longest() < beats {
             continue;
         }
-        let part = group.free.longest_part(group.alignment(ask.want.align));
+        let part = group.free.longest_part(group.alignment(request.original.align));
         if let Some(run) = part.filter(|run| run.sectors >= beats) {
             best = Some((index, run));
         }
@@ -206,24 +247,30 @@ fn longest<'g>(
     best
 }
 
-/// Takes from the front of the cluster's window what the request can have.
-fn take_from_window(pool: &mut Pool, groups: &mut [BlockGroup], ask: Ask) -> Option<Range<u64>> {
-    let window = pool.windows.find(ask.want.cluster)?;
+/// Allocates from the front of the cluster's window.
+fn take_from_window(
+    pool: &mut Pool,
+    groups: &mut [BlockGroup],
+    request: SectorRequest,
+) -> Option<Range<u64>> {
+    let window = pool.windows.find(request.original.cluster)?;
     let group = group_at(groups, window.group)?;
-    let part = group.alignment(ask.want.align).inside(window.run)?;
-    if part.sectors < ask.least {
+    let part = group.alignment(request.original.align).inside(window.run)?;
+    if part.sectors < request.sectors_min {
         return None;
     }
-    let taken = Run { start: part.start, sectors: part.sectors.min(ask.most) };
-    // What the alignment skips goes back: no other request of this cluster may want it.
+    let allocated = Run { start: part.start, sectors: part.sectors.min(request.sectors_max) };
+    // The sectors that the alignment skips are freed: this cluster may never request such a short
+    // run.
     let skipped =
-        Run { start: window.run.start, sectors: taken.start.saturating_sub(window.run.start) };
-    let is_back = group.free.insert(skipped);
-    debug_assert!(is_back, "a window overlaps nothing free");
-    let rest = Run { start: taken.end(), sectors: window.run.end().saturating_sub(taken.end()) };
-    let gone = u64::from(taken.sectors).saturating_add(u64::from(skipped.sectors));
-    group.lent = group.lent.saturating_sub(gone);
-    pool.windows.set(ask.want.cluster, window.group, rest, window.given);
-    debug_assert!(bytes_of(u64::from(taken.sectors)) >= ask.want.bytes_min);
-    Some(group.range(taken))
+        Run { start: window.run.start, sectors: allocated.start.saturating_sub(window.run.start) };
+    let is_free = group.free.insert(skipped);
+    debug_assert!(is_free, "a window overlaps no free run");
+    let rest =
+        Run { start: allocated.end(), sectors: window.run.end().saturating_sub(allocated.end()) };
+    let removed = u64::from(allocated.sectors).saturating_add(u64::from(skipped.sectors));
+    group.in_windows = group.in_windows.saturating_sub(removed);
+    pool.windows.set(request.original.cluster, window.group, rest, window.last_growth);
+    debug_assert!(bytes_of(u64::from(allocated.sectors)) >= request.original.bytes_min);
+    Some(group.range(allocated))
 }

@@ -1,9 +1,9 @@
-//! What bytes are wanted for, and by whom.
+//! Classes of space, clusters, and requests for a range.
 
 use butternut_format::chunk::BlockGroupFlags;
 use butternut_format::units::SECTOR_BYTES;
 
-/// What bytes are for. On a volume of mixed groups data and metadata are one pool.
+/// What a block group holds. On a volume of mixed groups, data and metadata share one pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
     Data,
@@ -11,29 +11,30 @@ pub enum Class {
     System,
 }
 
-/// Who writes: writes of one cluster lie together. Any number will do, as long as those who write
-/// side by side have different ones. A thread, or a file that is large, is a good cluster; each of
-/// many small files is not, for they would lie apart.
+/// A writer, for the allocator: allocations of one cluster lie together. Any number will do, as
+/// long as writers that run side by side use different ones. A thread or a large file is a good
+/// cluster. Each of many small files is not: their data would lie far apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Cluster(pub u64);
 
-/// A range to be allocated.
+/// A request for one range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Want {
-    /// Less than this is no use.
+pub struct AllocationRequest {
+    /// The shortest range that is of use, in bytes.
     pub bytes_min: u64,
-    /// More than this is not taken.
+    /// The longest range that is allocated, in bytes.
     pub bytes_max: u64,
-    /// A power of two, a sector at least: address and length are multiples of it.
+    /// Address and length of the range are multiples of this many bytes: a power of two, at least
+    /// one sector.
     pub align: u64,
     pub cluster: Cluster,
 }
 
 impl Class {
-    /// All of them, in the order of their pools.
+    /// All classes, in the order of their pools.
     pub const ALL: [Self; 3] = [Self::Data, Self::Metadata, Self::System];
 
-    /// The class that groups of these flags serve, where groups are not mixed.
+    /// Returns the class of groups with these flags, on a volume without mixed groups.
     pub fn of(flags: BlockGroupFlags) -> Self {
         if flags.contains(BlockGroupFlags::SYSTEM) {
             Self::System
@@ -44,7 +45,7 @@ impl Class {
         }
     }
 
-    /// The flag that the class's own groups have.
+    /// Returns the block group flag of this class.
     pub fn flag(self) -> BlockGroupFlags {
         match self {
             Self::Data => BlockGroupFlags::DATA,
@@ -54,13 +55,13 @@ impl Class {
     }
 }
 
-impl Want {
-    /// Between `bytes_min` and `bytes_max` of data.
+impl AllocationRequest {
+    /// Requests between `bytes_min` and `bytes_max` bytes for data.
     pub fn data(bytes_min: u64, bytes_max: u64, cluster: Cluster) -> Self {
         Self { bytes_min, bytes_max, align: SECTOR_BYTES, cluster }
     }
 
-    /// One tree block.
+    /// Requests space for one tree block.
     pub fn node(node_bytes: u32, cluster: Cluster) -> Self {
         let bytes = u64::from(node_bytes);
         Self { bytes_min: bytes, bytes_max: bytes, align: bytes, cluster }

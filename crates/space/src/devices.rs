@@ -1,11 +1,11 @@
-//! What of each device chunks lie on: the device extents, and the holes between them.
+//! The device extents of chunks, and the holes between them, on each device.
 //!
 //! Laws:
 //! 1. Device extents do not overlap, and end inside the device.
-//! 2. Nothing is placed below [`RESERVED_BYTES`], or on a superblock copy.
-//! 3. The extents of a removed chunk are given back only when the commit that removed it is down.
-//! 4. A seed is never written to: no chunk is placed on it, none of it is discarded, and its size
-//!    does not count where the size of a chunk is decided.
+//! 2. No chunk is placed below [`RESERVED_BYTES`] or over a superblock copy.
+//! 3. The extents of a removed chunk stay allocated until the commit that removed it is complete.
+//! 4. A seed device is never written to: no chunk is placed on it, none of it is discarded, and its
+//!    size does not count when the size of a new chunk is computed.
 
 use crate::error::SpaceError;
 use crate::state::Space;
@@ -15,19 +15,19 @@ use butternut_format::units::{DevId, Logical};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// The front of each device that chunks leave alone, in bytes.
+/// The bytes at the front of each device that no chunk uses.
 pub(crate) const RESERVED_BYTES: u64 = 1 << 20;
 
-/// A run of a device that a chunk lies on.
+/// A range of a device that belongs to a chunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceExtent {
     /// Physical bytes.
     pub range: Range<u64>,
-    /// Where the chunk begins.
+    /// The logical address of the chunk.
     pub chunk: Logical,
 }
 
-/// How full a device is with chunks.
+/// How much of a device chunks use, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceUsage {
     pub devid: DevId,
@@ -45,14 +45,17 @@ pub(crate) struct Devices {
 pub(crate) struct DeviceMap {
     pub(crate) uuid: [u8; 16],
     pub(crate) bytes: u64,
-    /// It is of a seed: nothing is placed there, and nothing discarded (law 4).
+    /// Whether the device is a seed (law 4).
     pub(crate) is_seed: bool,
-    /// By first byte: the byte behind, and the chunk, or none while the hole is being discarded.
+    /// By first byte: the end, and the chunk; `None` for a hole that is being discarded.
     extents: BTreeMap<u64, (u64, Option<Logical>)>,
 }
 
 impl Space {
-    /// Adds a device that chunks may be placed on, with what is on it.
+    /// Adds a device with its device extents.
+    ///
+    /// # Errors
+    /// Extents overlap, or one ends behind the device.
     pub fn add_device(
         &self,
         devid: DevId,
@@ -75,14 +78,14 @@ impl Space {
         Ok(())
     }
 
-    /// A device is of a seed: it stays as it is (law 4).
+    /// Marks a device as a seed (law 4).
     pub fn set_seed(&self, devid: DevId) {
         if let Some(map) = self.lock().devices.by_devid.get_mut(&devid) {
             map.is_seed = true;
         }
     }
 
-    /// Every device, with how much of it chunks take.
+    /// Returns the usage of every device.
     pub fn devices(&self) -> Vec<DeviceUsage> {
         let state = self.lock();
         let usage = |(devid, map): (&DevId, &DeviceMap)| DeviceUsage {
@@ -93,7 +96,7 @@ impl Space {
         state.devices.by_devid.iter().map(usage).collect()
     }
 
-    /// Bytes that no chunk takes, of all devices but seeds.
+    /// Returns the bytes that no chunk uses, on all devices but seeds.
     pub fn unallocated_bytes(&self) -> u64 {
         let state = self.lock();
         let own = state.devices.by_devid.values().filter(|map| !map.is_seed);
@@ -108,7 +111,7 @@ impl DeviceMap {
         of_chunks.map(|(start, (end, _))| end.saturating_sub(*start)).sum()
     }
 
-    /// Law 1; `false` changes nothing.
+    /// Adds an extent. Returns `false` and changes nothing if it would break law 1.
     #[must_use]
     pub(crate) fn insert(&mut self, range: &Range<u64>, chunk: Option<Logical>) -> bool {
         let before = self.extents.range(..range.end).next_back();
@@ -121,16 +124,16 @@ impl DeviceMap {
     }
 
     pub(crate) fn remove(&mut self, range: &Range<u64>) -> bool {
-        let is_it = self.extents.get(&range.start).is_some_and(|(end, _)| *end == range.end);
-        is_it && self.extents.remove(&range.start).is_some()
+        let is_known = self.extents.get(&range.start).is_some_and(|(end, _)| *end == range.end);
+        is_known && self.extents.remove(&range.start).is_some()
     }
 
-    /// Chunks with an extent that ends behind `bytes`.
+    /// Returns the chunks with an extent that ends behind `bytes`.
     pub(crate) fn chunks_beyond(&self, bytes: u64) -> impl Iterator<Item = Logical> + '_ {
         self.extents.values().filter(move |(end, _)| *end > bytes).filter_map(|(_, chunk)| *chunk)
     }
 
-    /// What is free, in order (law 2), in whole stripe units; nothing on a seed (law 4).
+    /// Returns the holes in ascending order, in whole stripe units (law 2); none on a seed (law 4).
     pub(crate) fn holes(&self) -> Vec<Range<u64>> {
         if self.is_seed {
             return Vec::new();

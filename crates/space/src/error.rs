@@ -1,9 +1,10 @@
-//! Why bytes cannot be had, or cannot be given back.
+//! Errors of space accounting, and the reason why a reservation was not granted.
 
 use crate::class::Class;
 use butternut_format::refused::Refused;
 
-/// What the caller holds does not fit what is known here: a damaged volume, or a mistake.
+/// A call that contradicts the recorded state of the space: the volume is damaged, or the caller
+/// has a bug.
 #[derive(Debug, thiserror::Error)]
 pub enum SpaceError {
     #[error("block group {start} cannot be used")]
@@ -14,9 +15,9 @@ pub enum SpaceError {
     },
     #[error("{bytes} bytes at logical {start} are not whole sectors of one block group")]
     Outside { start: u64, bytes: u64 },
-    /// Freed twice, or never allocated.
-    #[error("{bytes} bytes at logical {start} are not in use")]
-    NotTaken { start: u64, bytes: u64 },
+    /// The range was freed twice, or never allocated.
+    #[error("{bytes} bytes at logical {start} are not allocated")]
+    NotAllocated { start: u64, bytes: u64 },
     #[error("block group {start}: used: have {have}, want {want}")]
     Used { start: u64, have: u64, want: &'static str },
     #[error("device {devid}: {bytes} bytes at {start} overlap another extent, or the end")]
@@ -25,14 +26,15 @@ pub enum SpaceError {
     NoDevice { devid: u64 },
 }
 
-/// A ticket that cannot be granted now, and what could help.
+/// Why a reservation was not granted, and what could free space for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{wanted} bytes of {class:?} space are not free")]
+#[error("{bytes} bytes of {class:?} space are not free")]
 pub struct NoSpace {
     pub class: Class,
-    pub wanted: u64,
-    /// Bytes that a commit would set free.
+    /// The bytes that the caller asked to reserve.
+    pub bytes: u64,
+    /// Bytes that a commit would free.
     pub pinned_bytes: u64,
-    /// Another chunk of this class could be allocated.
-    pub unallocated: bool,
+    /// Whether the devices have space for another chunk of this class.
+    pub can_add_chunk: bool,
 }

@@ -1,28 +1,30 @@
-//! The free extents of one group, in units of sectors from the group's start.
+//! The free runs of one group, in sectors from the start of the group.
 //!
-//! Two orders of the same runs: by place, to give back and join; by length, to choose. A group of
-//! a gibibyte has at most 131072 runs, so that even the worst takes a few mebibytes.
+//! Two indexes hold the same runs: one by address, to free a run and join it to its neighbours, and
+//! one by length, to choose a run. A group of one gibibyte has at most 131,072 runs, which take a
+//! few mebibytes.
 //!
 //! Laws:
 //! 1. Runs do not overlap, do not touch, and are not empty.
-//! 2. Both orders hold the same runs.
+//! 2. Both indexes hold the same runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Runs that may fit, looked at before a longer one that does.
+/// How many runs that may fit, depending on alignment, are tried before a longer run that surely
+/// fits.
 const TRIES: usize = 16;
 
-/// Sectors from `start` on.
+/// Consecutive sectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Run {
     pub(crate) start: u32,
     pub(crate) sectors: u32,
 }
 
-/// The alignment of a choice: `(origin + start) % unit == 0`, in sectors.
+/// An alignment in sectors: `(origin + start) % unit == 0`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Alignment {
-    /// The group's first sector, modulo the unit.
+    /// The first sector of the group, modulo the unit.
     pub(crate) origin: u32,
     /// A power of two.
     pub(crate) unit: u32,
@@ -43,7 +45,7 @@ impl Run {
 }
 
 impl Alignment {
-    /// The aligned part of a run: whole units of it.
+    /// Returns the aligned part of a run, in whole units; `None` if it holds no whole unit.
     pub(crate) fn inside(self, run: Run) -> Option<Run> {
         if self.unit <= 1 {
             return Some(run);
@@ -58,7 +60,7 @@ impl Alignment {
 }
 
 impl FreeExtents {
-    /// Takes runs that are known to keep law 1, in order.
+    /// Creates the index of sorted runs that keep law 1.
     pub(crate) fn of_sorted(runs: Vec<Run>) -> Self {
         let sectors = runs.iter().map(|run| u64::from(run.sectors)).sum();
         let by_length = runs.iter().map(|run| (run.sectors, run.start)).collect();
@@ -78,7 +80,7 @@ impl FreeExtents {
         self.by_start.iter().map(|(&start, &sectors)| Run { start, sectors })
     }
 
-    /// The runs that end behind `start`: the first may begin before it.
+    /// Returns the runs that end behind `start`. The first of them may begin before it.
     pub(crate) fn from(&self, start: u32) -> impl Iterator<Item = Run> + '_ {
         let before = self.by_start.range(..start).next_back();
         let after = self.by_start.range(start..);
@@ -87,7 +89,7 @@ impl FreeExtents {
         runs.filter(move |run| run.end() > start)
     }
 
-    /// The run that begins exactly here.
+    /// Returns the run that begins exactly at `start`.
     pub(crate) fn at(&self, start: u32) -> Option<Run> {
         self.by_start.get(&start).map(|&sectors| Run { start, sectors })
     }
@@ -102,8 +104,8 @@ impl FreeExtents {
         before.is_some_and(|(&start, &sectors)| Run { start, sectors }.end() > run.start)
     }
 
-    /// Frees a run, joined to its neighbours. `false` where some of it is free already; nothing
-    /// is changed then.
+    /// Adds a run and joins it to its neighbours. Returns `false` and changes nothing if a part of
+    /// it is free already.
     #[must_use]
     pub(crate) fn insert(&mut self, run: Run) -> bool {
         if run.sectors == 0 {
@@ -116,19 +118,19 @@ impl FreeExtents {
         }
         let mut whole = run;
         if let Some(before) = before.filter(|before| before.end() == run.start) {
-            self.forget(before);
+            self.delete(before);
             whole.start = before.start;
             whole.sectors = whole.sectors.saturating_add(before.sectors);
         }
         if let Some(after) = self.at(run.end()) {
-            self.forget(after);
+            self.delete(after);
             whole.sectors = whole.sectors.saturating_add(after.sectors);
         }
         self.add(whole);
         true
     }
 
-    /// Takes `part` out of the run that holds it. `false` if no run holds all of it.
+    /// Removes `part` from the run that holds it. Returns `false` if no run holds all of it.
     #[must_use]
     pub(crate) fn take(&mut self, part: Run) -> bool {
         let Some((&start, &sectors)) = self.by_start.range(..=part.start).next_back() else {
@@ -138,7 +140,7 @@ impl FreeExtents {
         if part.end() > run.end() || part.sectors == 0 {
             return false;
         }
-        self.forget(run);
+        self.delete(run);
         let head = part.start.saturating_sub(run.start);
         let tail = run.end().saturating_sub(part.end());
         self.add(Run { start: run.start, sectors: head });
@@ -146,23 +148,23 @@ impl FreeExtents {
         true
     }
 
-    /// The shortest run whose aligned part has at least `sectors`: that part.
+    /// Returns the aligned part of the shortest run whose aligned part has at least `sectors`.
     pub(crate) fn best_fit(&self, sectors: u32, alignment: Alignment) -> Option<Run> {
-        // A run this long fits wherever it begins.
+        // A run of this length fits wherever it begins.
         let sure = sectors.saturating_add(alignment.unit.saturating_sub(1));
         let fits = |&(sectors_of, start): &(u32, u32)| {
             alignment
                 .inside(Run { start, sectors: sectors_of })
                 .filter(|part| part.sectors >= sectors)
         };
-        let perhaps = || self.by_length.range((sectors, 0)..(sure, 0));
-        let lucky = perhaps().take(TRIES).find_map(fits);
-        lucky
+        let uncertain = || self.by_length.range((sectors, 0)..(sure, 0));
+        let found = uncertain().take(TRIES).find_map(fits);
+        found
             .or_else(|| self.by_length.range((sure, 0)..).find_map(fits))
-            .or_else(|| perhaps().skip(TRIES).find_map(fits))
+            .or_else(|| uncertain().skip(TRIES).find_map(fits))
     }
 
-    /// The longest aligned part of any run.
+    /// Returns the longest aligned part of any run.
     pub(crate) fn longest_part(&self, alignment: Alignment) -> Option<Run> {
         let mut best: Option<Run> = None;
         for &(sectors, start) in self.by_length.iter().rev() {
@@ -184,7 +186,7 @@ impl FreeExtents {
         }
     }
 
-    fn forget(&mut self, run: Run) {
+    fn delete(&mut self, run: Run) {
         self.by_start.remove(&run.start);
         self.by_length.remove(&(run.sectors, run.start));
         self.sectors = self.sectors.saturating_sub(u64::from(run.sectors));

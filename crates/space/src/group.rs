@@ -1,11 +1,11 @@
-//! One block group: what of it is free, lent to a cluster, pinned or in use.
+//! One block group: which of its bytes are free, in a cluster's window, pinned or allocated.
 //!
 //! ```text
-//! bytes = free + in windows + pinned + excluded + taken
+//! bytes = free + in windows + pinned + excluded + allocated
 //! ```
 //!
-//! `taken` is not kept: it is the rest. `excluded` are bytes that are neither free nor used:
-//! superblock copies, which the free space tree calls free.
+//! `allocated` is not stored: it is the rest. `excluded` bytes are neither free nor used: they hold
+//! superblock copies, which the free space tree counts as free.
 
 use crate::class::Class;
 use crate::error::SpaceError;
@@ -22,18 +22,18 @@ pub struct Group {
     pub start: Logical,
     pub bytes: u64,
     pub flags: BlockGroupFlags,
-    /// As in its item.
+    /// Used bytes, as in the block group item.
     pub used: u64,
-    /// Logical ranges, sorted, without overlap. Neighbours may touch. What no extent item names is
-    /// free here, as in the free space tree: superblock copies too.
+    /// Logical ranges, sorted, without overlap; they may touch. As in the free space tree, every
+    /// byte that no extent item names is free here, those of superblock copies too.
     pub free: Vec<Range<u64>>,
-    /// What is never handed out, though no extent names it:
+    /// Ranges that are never allocated, although no extent item names them:
     /// [`excluded_ranges`](crate::excluded_ranges) of the chunk.
     pub excluded: Vec<Range<u64>>,
     pub is_read_only: bool,
 }
 
-/// One group at one moment.
+/// The state of one group at one moment, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupStatus {
     pub start: Logical,
@@ -42,9 +42,10 @@ pub struct GroupStatus {
     pub used: u64,
     pub free: u64,
     pub pinned: u64,
-    /// Handed out and neither released nor pinned.
-    pub taken: u64,
+    /// Allocated, and neither released nor pinned since.
+    pub allocated: u64,
     pub is_read_only: bool,
+    /// The number of free runs.
     pub fragments: usize,
 }
 
@@ -57,12 +58,15 @@ pub(crate) struct BlockGroup {
     pub(crate) used: u64,
     pub(crate) is_read_only: bool,
     pub(crate) free: FreeExtents,
-    /// Sectors that windows of clusters hold: free, but not in `free`.
-    pub(crate) lent: u64,
+    /// Sectors in windows and recycled runs of clusters: free, but not in `free`.
+    pub(crate) in_windows: u64,
     pub(crate) pinned: Pinned,
     excluded: u64,
-    /// Where superblock copies lie: sorted, and hardly ever any.
-    copies: Vec<Run>,
+    /// Whether bytes were neither used nor free when the group was added, other than superblock
+    /// copies: then `used` may be too low, and the group is never empty.
+    has_unaccounted: bool,
+    /// Superblock copies in this group, sorted. Few groups have any.
+    super_copies: Vec<Run>,
 }
 
 impl BlockGroup {
@@ -81,7 +85,7 @@ impl BlockGroup {
         let sectors = u32::try_from(sectors_of(bytes)).unwrap_or(u32::MAX);
         require(sectors < u32::MAX >> 1, "length", bytes, "less than 8 TiB")?;
         require(group.used <= bytes, "used", group.used, format_args!("at most {bytes}"))?;
-        let copies: Vec<Run> =
+        let super_copies: Vec<Run> =
             group.excluded.iter().filter_map(|range| run_in(start, range)).collect();
         let mut runs: Vec<Run> = Vec::with_capacity(group.free.len());
         let mut at = start;
@@ -91,7 +95,8 @@ impl BlockGroup {
             let inside = range.start >= at && range.end <= end;
             let want = format_args!("inside {at}..{end}").to_string();
             require(inside, "free range", format_args!("{range:?}"), want)?;
-            for run in run_in(start, range).into_iter().flat_map(|run| without(run, &copies)) {
+            for run in run_in(start, range).into_iter().flat_map(|run| without(run, &super_copies))
+            {
                 match runs.last_mut() {
                     Some(last) if last.end() == run.start => {
                         last.sectors = last.sectors.saturating_add(run.sectors);
@@ -102,9 +107,11 @@ impl BlockGroup {
             at = range.end;
         }
         let free = FreeExtents::of_sorted(runs);
-        let room = bytes.saturating_sub(group.used);
+        let unused = bytes.saturating_sub(group.used);
         let free_bytes = bytes_of(free.sectors());
-        require(free_bytes <= room, "free bytes", free_bytes, format_args!("at most {room}"))?;
+        require(free_bytes <= unused, "free bytes", free_bytes, format_args!("at most {unused}"))?;
+        let excluded = unused.saturating_sub(free_bytes);
+        let copies = super_copies.iter().map(|run| u64::from(run.sectors)).sum();
         Ok(Self {
             start,
             bytes,
@@ -113,10 +120,11 @@ impl BlockGroup {
             used: group.used,
             is_read_only: group.is_read_only,
             free,
-            lent: 0,
+            in_windows: 0,
             pinned: Pinned::default(),
-            excluded: room.saturating_sub(free_bytes),
-            copies,
+            excluded,
+            has_unaccounted: excluded > bytes_of(copies),
+            super_copies,
         })
     }
 
@@ -126,50 +134,53 @@ impl BlockGroup {
 
     /// Allocatable bytes, unless the group is read-only.
     pub(crate) fn free_bytes(&self) -> u64 {
-        bytes_of(self.free.sectors().saturating_add(self.lent))
+        bytes_of(self.free.sectors().saturating_add(self.in_windows))
     }
 
     pub(crate) fn pinned_bytes(&self) -> u64 {
         bytes_of(self.pinned.sectors())
     }
 
-    pub(crate) fn taken_bytes(&self) -> u64 {
+    pub(crate) fn allocated_bytes(&self) -> u64 {
         let other = self.free_bytes().saturating_add(self.pinned_bytes());
         self.bytes.saturating_sub(other.saturating_add(self.excluded))
     }
 
-    /// Frees a run, but for what of it is never free. Returns the bytes that are free now.
-    pub(crate) fn give_back(&mut self, run: Run) -> u64 {
+    /// Frees a run, except for superblock copies in it. Returns the bytes that became free.
+    pub(crate) fn release(&mut self, run: Run) -> u64 {
         let before = self.free.sectors();
-        let is_free = if self.copies.is_empty() {
+        let is_free = if self.super_copies.is_empty() {
             self.free.insert(run)
         } else {
-            without(run, &self.copies).into_iter().all(|part| self.free.insert(part))
+            without(run, &self.super_copies).into_iter().all(|part| self.free.insert(part))
         };
-        debug_assert!(is_free, "what is in use is not free");
+        debug_assert!(is_free, "an allocated run is not free");
         let sectors = self.free.sectors().saturating_sub(before);
-        let never = u64::from(run.sectors).saturating_sub(sectors);
-        self.excluded = self.excluded.saturating_add(bytes_of(never));
+        let excluded = u64::from(run.sectors).saturating_sub(sectors);
+        self.excluded = self.excluded.saturating_add(bytes_of(excluded));
         bytes_of(sectors)
     }
 
-    /// Nothing of it is in use, or will be needed.
+    /// Whether no byte is used, pinned or allocated.
     pub(crate) fn is_empty(&self) -> bool {
-        self.used == 0 && self.pinned.sectors() == 0 && self.taken_bytes() == 0
+        !self.has_unaccounted
+            && self.used == 0
+            && self.pinned.sectors() == 0
+            && self.allocated_bytes() == 0
     }
 
-    /// The sectors of a range of logical addresses, if all of it is in this group.
+    /// Returns the sectors of a range of logical addresses, if all of it is in this group.
     pub(crate) fn run(&self, range: &Range<u64>) -> Option<Run> {
         (range.end <= self.end()).then(|| run_in(self.start, range)).flatten()
     }
 
-    /// The logical addresses of a run.
+    /// Returns the logical addresses of a run.
     pub(crate) fn range(&self, run: Run) -> Range<u64> {
         let start = self.start.saturating_add(bytes_of(u64::from(run.start)));
         start..start.saturating_add(bytes_of(u64::from(run.sectors)))
     }
 
-    /// An alignment in bytes of logical addresses, as one of this group's sectors.
+    /// Converts an alignment of logical addresses, in bytes, to one of this group's sectors.
     pub(crate) fn alignment(&self, align: u64) -> Alignment {
         let unit = u32::try_from(sectors_of(align)).unwrap_or(1).max(1);
         let mask = u64::from(unit.saturating_sub(1));
@@ -185,7 +196,7 @@ impl BlockGroup {
             used: self.used,
             free: self.free_bytes(),
             pinned: self.pinned_bytes(),
-            taken: self.taken_bytes(),
+            allocated: self.allocated_bytes(),
             is_read_only: self.is_read_only,
             fragments: self.free.len(),
         }
@@ -200,7 +211,7 @@ pub(crate) fn bytes_of(sectors: u64) -> u64 {
     sectors.saturating_mul(SECTOR_BYTES)
 }
 
-/// A run without some others, which are sorted.
+/// Returns the parts of a run that lie outside `others`, which are sorted.
 fn without(run: Run, others: &[Run]) -> Vec<Run> {
     let mut parts = Vec::with_capacity(others.len().saturating_add(1));
     let mut at = run.start;

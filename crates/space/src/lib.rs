@@ -1,27 +1,29 @@
-//! Floor 3: who may have which bytes. Never reads a tree, never touches a device.
+//! Floor 3: the free space of a volume. Never reads a tree, never touches a device.
 //!
-//! [`Space`] knows every block group: which of its bytes are free, which are in use, and which
-//! were freed but must not be used again before a commit is down. It is fed at mount by who reads
-//! the trees, hands out ranges to whoever writes, and tells at each commit what changed.
+//! [`Space`] knows for every block group which bytes are free, allocated, or pinned: freed in a
+//! transaction that is not committed yet. `tree` adds the block groups when it opens a volume for
+//! writing, allocates ranges from them, and reads at each commit which groups changed.
 //!
 //! ```text
-//!              allocate                 pin (freed in a transaction)
-//!     free  ------------->  taken  ------------------------------->  pinned
-//!      ^                    |    ^                                      |
-//!      +---- release -------+    +---- take_pinned (to discard) --------+
-//!      +---------------------------- unpin (its commit is down) --------+
+//!            allocate                      pin (freed in a transaction)
+//!     free  ---------->  allocated  ---------------------------------->  pinned
+//!      ^                  |     ^                                          |
+//!      +----- release ----+     +----- unpin_to_caller (for a discard) ----+
+//!      +------------------------------ unpin (its commit is complete) -----+
 //! ```
 //!
 //! Laws:
-//! 1. A range that was handed out is not handed out again before it was released or unpinned.
-//! 2. Pinned bytes are not allocatable.
-//! 3. In every group, free, taken, pinned and excluded bytes add up to its size.
-//! 4. A ticket is granted only while what is free covers all tickets, and the reserve unless it
-//!    was asked for urgently: then half of it.
-//! 5. No range crosses the border of a group, and addresses have the alignment that was asked for.
-//! 6. Nothing here waits for anything but the one lock, which is held for a bounded time.
+//! 1. An allocated range is not allocated again before it was released or unpinned.
+//! 2. Pinned bytes cannot be allocated.
+//! 3. In every group, free, allocated, pinned and excluded bytes add up to its size.
+//! 4. A reservation is granted only while the free bytes cover all reservations of its class and
+//!    the global reserve. A reservation for a deletion leaves half of the global reserve alone, one
+//!    for changes that were reserved before leaves a quarter.
+//! 5. No range crosses the border of a group. Addresses and lengths are multiples of the alignment
+//!    that the request names.
+//! 6. A call waits for nothing but the one lock, which each holder keeps for a bounded time.
 //!
-//! There is one lock, and nobody calls out of this crate while holding it.
+//! There is one lock, and no code of this crate calls out while it holds the lock.
 
 #![deny(clippy::as_conversions, clippy::indexing_slicing)]
 #![cfg_attr(
@@ -38,19 +40,19 @@ mod free;
 mod group;
 mod new_chunk;
 mod pinned;
+mod reservation;
 mod resize;
 mod state;
 mod super_stripes;
-mod ticket;
 mod trim;
 mod window;
 
-pub use account::{Delta, GroupChange, Totals};
-pub use class::{Class, Cluster, Want};
+pub use account::{ExtentChange, GroupChange, Totals};
+pub use class::{AllocationRequest, Class, Cluster};
 pub use devices::{DeviceExtent, DeviceUsage};
 pub use error::{NoSpace, SpaceError};
 pub use group::{Group, GroupStatus};
 pub use new_chunk::ChunkPlan;
+pub use reservation::Reservation;
 pub use state::{Space, SpaceOptions};
 pub use super_stripes::excluded_ranges;
-pub use ticket::Ticket;

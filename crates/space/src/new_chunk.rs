@@ -1,50 +1,50 @@
-//! Placing a chunk: how large, on which devices, where on them, and at which address.
+//! Planning a chunk: its size, its devices, its device extents and its logical address.
 //!
-//! Sizes follow the kernel's: a stripe is at most a gibibyte, a data chunk at most ten, a metadata
-//! chunk 256 MiB (1 GiB on volumes above 50 GiB), a system chunk 32 MiB, and none more than a tenth
-//! of the devices; less where no hole is so large.
+//! The sizes are those of the kernel: a stripe has at most 1 GiB, a data chunk at most 10 GiB, a
+//! metadata chunk 256 MiB (1 GiB on volumes above 50 GiB), a system chunk 32 MiB. No chunk takes
+//! more than a tenth of all devices. A chunk is smaller where no hole is that long.
 //!
 //! Laws:
-//! 1. A plan holds its place on the devices and its address until it is cancelled, or its chunk
+//! 1. A plan reserves its device extents and its address until it is cancelled or its chunk is
 //!    removed: no two plans overlap.
-//! 2. Addresses are not used again while the volume is open.
+//! 2. A logical address is not used again while the volume is open.
 
 use crate::class::Class;
 use crate::devices::{DeviceMap, Devices};
 use crate::state::{Space, State};
 use butternut_format::chunk::{BlockGroupFlags, Chunk, STRIPE_BYTES, Stripe};
 use butternut_format::units::{DevId, Logical, Physical, length};
-use butternut_volume::Facts;
+use butternut_volume::ProfileAttributes;
 use std::ops::Range;
 
-/// The longest stripe: also the longest metadata chunk of a large volume.
+/// The longest stripe; also the longest metadata chunk of a large volume.
 const STRIPE_BYTES_MAX: u64 = 1 << 30;
 const DATA_BYTES_MAX: u64 = 10 << 30;
 const METADATA_BYTES_MAX: u64 = 256 << 20;
 const SYSTEM_BYTES_MAX: u64 = 32 << 20;
 
-/// From so much on a volume is large.
+/// Volumes above this size are large.
 const LARGE_BYTES: u64 = 50 << 30;
 
-/// The granule of a chunk that is shorter than its stripes could be.
+/// Stripes that are shorter than their holes are multiples of this length.
 const STRIPE_GRANULE: u64 = 16 << 20;
 
-/// Shorter stripes are not worth a chunk.
+/// No chunk is made of shorter stripes.
 const STRIPE_BYTES_MIN: u64 = 1 << 20;
 
-/// Devices that a striped chunk spreads over at most: an item must fit into a node of 4 KiB.
+/// The most devices of a striped chunk: its item must fit into a leaf of 4 KiB.
 const DEVICES_MAX: usize = 32;
 
-/// Where a chunk will be.
+/// A planned chunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChunkPlan {
-    /// The chunk as its item says it.
+    /// The contents of the chunk item.
     pub chunk: Chunk,
-    /// The length of each of its device extents.
+    /// The length of each of its device extents, in bytes.
     pub stripe_bytes: u64,
 }
 
-/// The longest hole of a device, as far as it is useful.
+/// The hole of a device that a stripe may use.
 struct Hole {
     devid: DevId,
     uuid: [u8; 16],
@@ -52,8 +52,9 @@ struct Hole {
 }
 
 impl Space {
-    /// Places a chunk of at least `bytes_min`. `flags` names the profile; the class's own flag is
-    /// added, on a mixed volume data and metadata both.
+    /// Plans a chunk of at least `bytes_min` bytes, and reserves its device extents; `None` if the
+    /// devices lack the space. `flags` names the profile. The plan gets the flag of the class, or
+    /// on a mixed volume those of data and metadata.
     pub fn plan_chunk(
         &self,
         class: Class,
@@ -62,37 +63,55 @@ impl Space {
     ) -> Option<ChunkPlan> {
         let mut state = self.lock();
         let plan = state.plan(class, flags, bytes_min)?;
-        for stripe in &plan.chunk.stripes {
-            let range = stripe.offset.0..stripe.offset.0.checked_add(plan.stripe_bytes)?;
-            let map = state.devices.by_devid.get_mut(&stripe.devid)?;
-            let is_placed = map.insert(&range, Some(plan.chunk.logical));
-            debug_assert!(is_placed, "law 1");
+        for (index, stripe) in plan.chunk.stripes.iter().enumerate() {
+            if !state.devices.reserve(stripe, &plan) {
+                debug_assert!(false, "law 1");
+                for placed in plan.chunk.stripes.iter().take(index) {
+                    state.devices.release(placed, plan.stripe_bytes);
+                }
+                return None;
+            }
         }
         state.logical_end = plan.chunk.end().0;
         Some(plan)
     }
 
-    /// Gives back the place of a chunk on the devices: a plan that came to nothing, or a chunk that
-    /// was removed by a transaction that is down.
+    /// Frees the device extents of a chunk: of a plan that was cancelled, or of a chunk that a
+    /// committed transaction removed.
     pub fn release_chunk(&self, chunk: &Chunk, stripe_bytes: u64) {
-        self.release_places(&chunk.stripes, stripe_bytes);
+        self.release_stripes(&chunk.stripes, stripe_bytes);
     }
 
-    /// As [`Space::release_chunk`], given only where the chunk lay.
-    pub fn release_places(&self, stripes: &[Stripe], stripe_bytes: u64) {
+    /// Frees the device extents like [`Space::release_chunk`], given only the stripes of the chunk.
+    pub fn release_stripes(&self, stripes: &[Stripe], stripe_bytes: u64) {
         let mut state = self.lock();
         for stripe in stripes {
-            let range = stripe.offset.0..stripe.offset.0.saturating_add(stripe_bytes);
-            if let Some(map) = state.devices.by_devid.get_mut(&stripe.devid) {
-                map.remove(&range);
-            }
+            state.devices.release(stripe, stripe_bytes);
+        }
+    }
+}
+
+impl Devices {
+    /// Reserves the device extent of a stripe. Returns `false` if it overlaps another (law 1).
+    fn reserve(&mut self, stripe: &Stripe, plan: &ChunkPlan) -> bool {
+        let end = stripe.offset.0.checked_add(plan.stripe_bytes);
+        let map = self.by_devid.get_mut(&stripe.devid);
+        map.zip(end)
+            .is_some_and(|(map, end)| map.insert(&(stripe.offset.0..end), Some(plan.chunk.logical)))
+    }
+
+    fn release(&mut self, stripe: &Stripe, stripe_bytes: u64) {
+        let range = stripe.offset.0..stripe.offset.0.saturating_add(stripe_bytes);
+        if let Some(map) = self.by_devid.get_mut(&stripe.devid) {
+            map.remove(&range);
         }
     }
 }
 
 impl State {
-    /// Whether another chunk of a class could be placed, of the profile of its last.
-    pub(crate) fn could_grow(&self, class: Class) -> bool {
+    /// Whether the devices have space for another chunk of a class, with the profile of its last
+    /// group.
+    pub(crate) fn can_add_chunk(&self, class: Class) -> bool {
         let flags = self.pool_ref(class).flags.unwrap_or_default();
         self.plan(class, flags, 0).is_some()
     }
@@ -100,7 +119,7 @@ impl State {
     fn plan(&self, class: Class, flags: BlockGroupFlags, bytes_min: u64) -> Option<ChunkPlan> {
         let class = self.pool_class(class);
         let profile = flags.profile()?;
-        let facts = Facts::of(profile);
+        let facts = ProfileAttributes::of(profile);
         let own = self.devices.by_devid.values().filter(|map| !map.is_seed);
         let total: u64 = own.map(|map| map.bytes).sum();
         let (chunk_max, stripe_max) = limits(class, total);
@@ -138,7 +157,7 @@ impl State {
     }
 }
 
-/// The longest chunk, and the longest stripe, of a class.
+/// Returns the longest chunk and the longest stripe of a class, in bytes.
 fn limits(class: Class, total: u64) -> (u64, u64) {
     let most = match class {
         Class::Data => DATA_BYTES_MAX,
@@ -150,7 +169,8 @@ fn limits(class: Class, total: u64) -> (u64, u64) {
     (most.min(tenth).max(STRIPE_BYTES_MIN), most.min(STRIPE_BYTES_MAX))
 }
 
-/// How long each stripe is: as the shortest hole allows, or as the chunk needs.
+/// Returns the length of each stripe: what the shortest hole allows, or less if the chunk would
+/// exceed its limit.
 fn stripe_bytes(hole: u64, chunk_max: u64, data: u64) -> Option<u64> {
     let mut stripe = hole;
     if stripe.checked_mul(data)? > chunk_max {
@@ -160,19 +180,19 @@ fn stripe_bytes(hole: u64, chunk_max: u64, data: u64) -> Option<u64> {
     Some(stripe.saturating_sub(stripe.checked_rem(STRIPE_BYTES)?))
 }
 
-/// How many of the devices with room a profile uses; `None` if they are too few.
-fn devices_used(facts: &Facts, there: usize) -> Option<usize> {
+/// Returns how many of `available` devices a profile uses; `None` if they are too few.
+fn devices_used(facts: &ProfileAttributes, available: usize) -> Option<usize> {
     let most = if facts.is_striped {
-        there.min(DEVICES_MAX)
+        available.min(DEVICES_MAX)
     } else {
         facts.copies.checked_div(facts.stripes_per_device)?
     };
     let used = most.checked_div(facts.sub_stripes)?.checked_mul(facts.sub_stripes)?;
-    (used >= facts.devices_min.max(1) && used <= there).then_some(used)
+    (used >= facts.devices_min.max(1) && used <= available).then_some(used)
 }
 
-/// On each device the first hole of the length that is useful, or its longest; those with most
-/// room first.
+/// Returns for each device the first hole of at least `useful` bytes, or else its longest one,
+/// sorted by falling length.
 fn holes(devices: &Devices, useful: u64) -> Vec<Hole> {
     let best = |map: &DeviceMap| {
         let mut best: Option<Range<u64>> = None;

@@ -1,9 +1,9 @@
-//! What was freed in a transaction, and stays as it is until the commit of that transaction is
-//! down: until then the volume on disk still points at it.
+//! Pinned runs: bytes that were freed in a transaction whose commit is not complete. The last
+//! commit on disk still refers to them, so they must not be overwritten.
 //!
 //! Laws:
-//! 1. Pinned runs do not overlap each other or anything free.
-//! 2. A run comes out once: when its generation, or a later one, is let go.
+//! 1. Pinned runs overlap neither each other nor free runs.
+//! 2. A run is unpinned once: when its generation, or a later one, is unpinned.
 
 use crate::class::Class;
 use crate::error::SpaceError;
@@ -14,10 +14,10 @@ use butternut_format::units::Generation;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Runs looked at in one go.
+/// Runs that are unpinned while the lock is held once.
 const BATCH_RUNS: usize = 256;
 
-/// The pinned runs of one group, by their first sector.
+/// The pinned runs of one group, by first sector.
 #[derive(Debug, Default)]
 pub(crate) struct Pinned {
     runs: BTreeMap<u32, (u32, Generation)>,
@@ -34,7 +34,7 @@ impl Pinned {
         before.is_some_and(|(&start, &(sectors, _))| Run { start, sectors }.end() > run.start)
     }
 
-    /// Adds a run that overlaps none, joined to the one before and the one behind it.
+    /// Adds a run that overlaps no other, and joins it to neighbours of the same generation.
     fn insert(&mut self, run: Run, generation: Generation) {
         let mut whole = run;
         let before = self.runs.range(..run.start).next_back();
@@ -57,9 +57,9 @@ impl Pinned {
         self.sectors = self.sectors.saturating_add(u64::from(run.sectors));
     }
 
-    /// Takes out the first runs up to a generation, from sector `from` on. With the sector to go
-    /// on from, unless these were the last.
-    fn let_go(&mut self, generation: Generation, from: u32) -> (Vec<Run>, Option<u32>) {
+    /// Removes the first runs of generations up to `generation`, from sector `from` on. Returns
+    /// them, and the sector to continue at, if there may be more.
+    fn unpin_batch(&mut self, generation: Generation, from: u32) -> (Vec<Run>, Option<u32>) {
         let mut out = Vec::new();
         let mut next = None;
         for (nth, (&start, &(sectors, of))) in self.runs.range(from..).enumerate() {
@@ -80,11 +80,14 @@ impl Pinned {
 }
 
 impl Space {
-    /// A range in use was freed in transaction `generation`: it may be used again when that is
-    /// down, and not before.
+    /// Pins an allocated range that transaction `generation` freed. It becomes free when that
+    /// generation is unpinned, after its commit.
+    ///
+    /// # Errors
+    /// A part of the range is not allocated.
     pub fn pin(&self, range: Range<u64>, generation: Generation) -> Result<(), SpaceError> {
         let mut state = self.lock();
-        let (index, run) = state.taken_run(&range)?;
+        let (index, run) = state.allocated_run(&range)?;
         let Some(group) = state.groups.get_mut(index) else { return Ok(()) };
         group.pinned.insert(run, generation);
         let (class, start) = (group.class, group.start);
@@ -95,33 +98,34 @@ impl Space {
         Ok(())
     }
 
-    /// All that was pinned up to `generation` is free. Returns the ranges, which may be in use
-    /// again by now.
+    /// Frees everything that was pinned up to `generation`. Returns the ranges, which may be
+    /// allocated again when this returns.
     pub fn unpin(&self, generation: Generation) -> Vec<Range<u64>> {
-        self.let_go(generation, true)
+        self.unpin_batch(generation, true)
     }
 
-    /// As [`Space::unpin`], but what comes out is the caller's, who discards it and releases it.
-    pub fn take_pinned(&self, generation: Generation) -> Vec<Range<u64>> {
-        self.let_go(generation, false)
+    /// Unpins like [`Space::unpin`], but the ranges stay allocated: the caller discards and then
+    /// releases them.
+    pub fn unpin_to_caller(&self, generation: Generation) -> Vec<Range<u64>> {
+        self.unpin_batch(generation, false)
     }
 
-    /// Bytes of all classes that wait for a commit.
+    /// Returns the pinned bytes of all classes.
     pub fn pinned_bytes(&self) -> u64 {
         let state = self.lock();
         let classes = Class::ALL.iter().filter(|class| state.pool_class(**class) == **class);
         classes.map(|class| state.pool_ref(*class).pinned).sum()
     }
 
-    /// In batches: others get the lock in between.
-    fn let_go(&self, generation: Generation, is_freed: bool) -> Vec<Range<u64>> {
+    /// Unpins in batches and drops the lock between two of them.
+    fn unpin_batch(&self, generation: Generation, is_freed: bool) -> Vec<Range<u64>> {
         let groups: Vec<u64> = self.lock().pinned_groups.iter().copied().collect();
         let mut all = Vec::new();
         for start in groups {
             let mut next = Some(0);
             while let Some(from) = next {
                 let ranges;
-                (ranges, next) = self.lock().let_go(start, (generation, from, is_freed));
+                (ranges, next) = self.lock().unpin_batch(start, (generation, from, is_freed));
                 all.extend(ranges);
             }
         }
@@ -130,8 +134,8 @@ impl Space {
 }
 
 impl State {
-    /// Lets go of one batch of a group. With the ranges, and where to go on.
-    fn let_go(
+    /// Unpins one batch of a group. Returns its ranges, and the sector to continue at.
+    fn unpin_batch(
         &mut self,
         start: u64,
         (generation, from, is_freed): (Generation, u32, bool),
@@ -139,7 +143,7 @@ impl State {
         let nothing = (Vec::new(), None);
         let Some(index) = self.index_at(start) else { return nothing };
         let Some(group) = self.groups.get_mut(index) else { return nothing };
-        let (runs, next) = group.pinned.let_go(generation, from);
+        let (runs, next) = group.pinned.unpin_batch(generation, from);
         let ranges = runs.iter().map(|run| group.range(*run)).collect();
         let (class, rest) = (group.class, group.pinned.sectors());
         let sectors: u64 = runs.iter().map(|run| u64::from(run.sectors)).sum();
@@ -150,7 +154,7 @@ impl State {
         }
         if is_freed {
             for run in runs {
-                self.free_taken(index, run);
+                self.free_allocated(index, run);
             }
         }
         (ranges, next)

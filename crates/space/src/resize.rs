@@ -1,9 +1,9 @@
-//! Making a device longer or shorter.
+//! Growing and shrinking a device.
 //!
 //! Laws:
-//! 1. A device is never made shorter than its last extent ends: what lies behind is named first,
-//!    and moved by who can.
-//! 2. From the moment it is shorter, nothing is placed behind its end.
+//! 1. A device is never made shorter than the end of its last extent: [`Space::chunks_beyond`]
+//!    names the chunks that the caller must remove first.
+//! 2. As soon as a device is shorter, no chunk is placed behind its end.
 
 use crate::devices::RESERVED_BYTES;
 use crate::error::SpaceError;
@@ -11,7 +11,10 @@ use crate::state::Space;
 use butternut_format::units::{DevId, Logical, SECTOR_BYTES};
 
 impl Space {
-    /// The chunks that lie, with any byte, behind the first `bytes` of a device.
+    /// Returns the chunks with device extents that end behind the first `bytes` of a device.
+    ///
+    /// # Errors
+    /// There is no such device.
     pub fn chunks_beyond(&self, devid: DevId, bytes: u64) -> Result<Vec<Logical>, SpaceError> {
         let state = self.lock();
         let map = state.devices.by_devid.get(&devid);
@@ -22,7 +25,11 @@ impl Space {
         Ok(chunks)
     }
 
-    /// Changes a device's length; fails where an extent ends behind it.
+    /// Sets the size of a device, in bytes.
+    ///
+    /// # Errors
+    /// There is no such device, an extent ends behind the new end, or the size is not whole
+    /// sectors.
     pub fn resize_device(&self, devid: DevId, bytes: u64) -> Result<(), SpaceError> {
         let mut state = self.lock();
         let map = state.devices.by_devid.get_mut(&devid);

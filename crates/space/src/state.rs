@@ -1,4 +1,4 @@
-//! [`Space`]: everything behind its one lock, and the coming and going of groups.
+//! [`Space`]: the state behind its one lock, and adding and removing block groups.
 
 use crate::class::Class;
 use crate::devices::Devices;
@@ -8,28 +8,31 @@ use crate::group::{BlockGroup, Group, GroupStatus, sectors_of};
 use crate::window::Windows;
 use butternut_format::chunk::BlockGroupFlags;
 use butternut_format::units::Logical;
+use butternut_sys::lock::{Mutex, MutexGuard, rank};
 use std::collections::BTreeSet;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+/// Properties of the volume that decide how space is allocated.
 #[derive(Clone, Copy, Debug)]
 pub struct SpaceOptions {
+    /// The size of a tree block, in bytes.
     pub node_bytes: u32,
-    /// Data and metadata share their groups.
+    /// Whether data and metadata share block groups (`MIXED_GROUPS`).
     pub is_mixed: bool,
 }
 
-/// Who may have which bytes of a volume.
+/// The space of a volume: block groups, device extents and reservations.
 #[derive(Debug)]
 pub struct Space {
-    pub(crate) shared: Arc<Mutex<State>>,
+    pub(crate) shared: Arc<Mutex<State, rank::Space>>,
     options: SpaceOptions,
 }
 
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) options: SpaceOptions,
-    /// In the order of their addresses.
+    /// Sorted by address.
     pub(crate) groups: Vec<BlockGroup>,
     data: Pool,
     metadata: Pool,
@@ -37,35 +40,36 @@ pub(crate) struct State {
     pub(crate) devices: Devices,
     /// Starts of groups that hold pinned bytes.
     pub(crate) pinned_groups: BTreeSet<u64>,
-    /// Starts of groups whose `used` changed since the ledger was taken.
-    pub(crate) dirty: BTreeSet<u64>,
-    /// No chunk was ever seen to end behind this.
+    /// Starts of groups whose `used` changed since the last commit read them.
+    pub(crate) changed_groups: BTreeSet<u64>,
+    /// The highest end address of all chunks so far.
     pub(crate) logical_end: u64,
 }
 
-/// All groups of one class, together.
+/// Sums over all groups of one class, in bytes, and their windows.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
-    /// Of all its groups, read-only or not.
+    /// The sizes of all groups, read-only ones included.
     pub(crate) bytes: u64,
     pub(crate) used: u64,
-    /// Of groups that may be written to.
+    /// Free bytes of groups that are not read-only.
     pub(crate) free: u64,
     pub(crate) pinned: u64,
-    /// Promised to tickets.
+    /// Held by reservations.
     pub(crate) reserved: u64,
-    /// Left alone by ordinary tickets.
-    pub(crate) kept: u64,
-    /// Left alone by all tickets: what the next commit needs.
-    pub(crate) needed: u64,
+    /// The global reserve: ordinary reservations leave it alone.
+    pub(crate) global_reserve: u64,
+    /// The bytes that the next commit needs: every reservation leaves them alone.
+    pub(crate) commit_reserve: u64,
     pub(crate) windows: Windows,
-    /// Where the last window was found.
+    /// The index of the group that the last window was found in.
     pub(crate) hint: usize,
-    /// The flags of the group that came last: what another would be.
+    /// The flags of the group that was added last, which the next one gets too.
     pub(crate) flags: Option<BlockGroupFlags>,
 }
 
 impl Space {
+    /// Creates a space without groups and devices.
     pub fn new(options: SpaceOptions) -> Self {
         let state = State {
             options,
@@ -75,17 +79,21 @@ impl Space {
             system: Pool::default(),
             devices: Devices::default(),
             pinned_groups: BTreeSet::new(),
-            dirty: BTreeSet::new(),
+            changed_groups: BTreeSet::new(),
             logical_end: 0,
         };
         Self { shared: Arc::new(Mutex::new(state)), options }
     }
 
+    /// Returns the options that it was created with.
     pub fn options(&self) -> SpaceOptions {
         self.options
     }
 
-    /// Adds a group: at mount, or after its chunk was allocated.
+    /// Adds a group, when the volume is opened or when its chunk has been allocated.
+    ///
+    /// # Errors
+    /// The description of the group contradicts itself, or the group overlaps another one.
     pub fn add_group(&self, group: &Group) -> Result<(), SpaceError> {
         let mut state = self.lock();
         let class = state.pool_class(Class::of(group.flags));
@@ -93,8 +101,9 @@ impl Space {
         state.insert(group)
     }
 
-    /// Takes a group out, if nothing of it is in use, pinned or promised. Its chunk's place on the
-    /// devices is given back by [`Space::release_chunk`], when the commit is down.
+    /// Removes a group, and returns whether it did: a group stays while bytes of it are used,
+    /// pinned or allocated, or reservations need its free bytes. The device extents of its chunk
+    /// stay allocated until [`Space::release_chunk`], which follows the commit.
     pub fn remove_group(&self, start: Logical) -> bool {
         let mut state = self.lock();
         let Some(index) = state.index_at(start.0) else { return false };
@@ -102,20 +111,20 @@ impl Space {
         let (class, free, is_read_only) = (group.class, group.free_bytes(), group.is_read_only);
         let pool = state.pool_ref(class);
         let left = if is_read_only { pool.free } else { pool.free.saturating_sub(free) };
-        let is_promised = left < pool.reserved;
-        if !state.groups.get(index).is_some_and(BlockGroup::is_empty) || is_promised {
+        let is_reserved = left < pool.reserved;
+        if !state.groups.get(index).is_some_and(BlockGroup::is_empty) || is_reserved {
             return false;
         }
         state.return_windows_of(class, start.0);
         let removed = state.groups.remove(index);
-        state.dirty.remove(&start.0);
+        state.changed_groups.remove(&start.0);
         let pool = state.pool_mut(class);
         pool.bytes = pool.bytes.saturating_sub(removed.bytes);
         (pool.free, pool.hint) = (left, 0);
         true
     }
 
-    /// From now on nothing is allocated from a group, or again it may be. Says whether it exists.
+    /// Forbids or allows allocations from a group. Returns whether the group exists.
     pub fn set_read_only(&self, start: Logical, is_read_only: bool) -> bool {
         let mut state = self.lock();
         let Some(index) = state.index_at(start.0) else { return false };
@@ -134,18 +143,19 @@ impl Space {
         true
     }
 
+    /// Returns the state of the group at an address.
     pub fn group(&self, start: Logical) -> Option<GroupStatus> {
         let state = self.lock();
         let index = state.index_at(start.0)?;
         Some(state.groups.get(index)?.status())
     }
 
-    /// All groups, in the order of their addresses.
+    /// Returns the state of all groups, sorted by address.
     pub fn groups(&self) -> Vec<GroupStatus> {
         self.lock().groups.iter().map(BlockGroup::status).collect()
     }
 
-    /// The free ranges of a group, what clusters hold included.
+    /// Returns the free ranges of a group, windows of clusters included.
     pub fn free_ranges(&self, start: Logical) -> Vec<Range<u64>> {
         let mut state = self.lock();
         let Some(index) = state.index_at(start.0) else { return Vec::new() };
@@ -155,8 +165,8 @@ impl Space {
         group.free.iter().map(|run| group.range(run)).collect()
     }
 
-    /// Groups that hold nothing and could go. The last of its kind stays, so that the profile of
-    /// the next is known.
+    /// Returns the empty groups that can be removed. One group of each kind is left out, so that
+    /// the profile of the next one is known.
     pub fn empty_groups(&self) -> Vec<GroupStatus> {
         let state = self.lock();
         let is_candidate = |group: &&BlockGroup| group.is_empty() && !group.is_read_only;
@@ -171,41 +181,41 @@ impl Space {
         empty
     }
 
-    /// Empty groups of other classes than `needy`, which has no space: those whose pools keep what
-    /// they have promised, and their reserves, without them.
-    pub fn spare_groups(&self, needy: Class) -> Vec<GroupStatus> {
-        let mut spare = self.empty_groups();
+    /// Returns empty groups of other classes than `needy`, which has no space. Without them, the
+    /// pools of those classes still cover their reservations and reserves.
+    pub fn reclaimable_groups(&self, needy: Class) -> Vec<GroupStatus> {
+        let mut reclaimable = self.empty_groups();
         let state = self.lock();
         let needy = state.pool_class(needy);
         for class in Class::ALL {
             let pool = state.pool_ref(class);
-            let wanted = pool.reserved.saturating_add(pool.kept.max(pool.needed));
+            let needed = pool.reserved.saturating_add(pool.global_reserve.max(pool.commit_reserve));
             let mut left = pool.free;
-            spare.retain(|group| {
+            reclaimable.retain(|group| {
                 if state.pool_class(Class::of(group.flags)) != class {
                     return true;
                 }
                 let without = left.saturating_sub(group.bytes);
-                let goes = class != needy && without >= wanted;
-                left = if goes { without } else { left };
-                goes
+                let is_reclaimable = class != needy && without >= needed;
+                left = if is_reclaimable { without } else { left };
+                is_reclaimable
             });
         }
-        spare
+        reclaimable
     }
 
-    /// Whether a thread panicked while it changed the state: it may be half a change.
+    /// Whether a thread panicked while it held the lock: the state may hold half a change.
     pub fn is_poisoned(&self) -> bool {
         self.shared.is_poisoned()
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.lock()
     }
 }
 
 impl State {
-    /// The class whose pool serves a class.
+    /// Returns the class whose pool serves a class.
     pub(crate) fn pool_class(&self, class: Class) -> Class {
         if self.options.is_mixed && class == Class::Metadata { Class::Data } else { class }
     }
@@ -222,7 +232,7 @@ impl State {
         self.with_groups(class).0
     }
 
-    /// A pool and all groups, at once.
+    /// Borrows a pool and all groups at the same time.
     pub(crate) fn with_groups(&mut self, class: Class) -> (&mut Pool, &mut [BlockGroup]) {
         let pool = match self.pool_class(class) {
             Class::Data => &mut self.data,
@@ -236,7 +246,7 @@ impl State {
         self.groups.binary_search_by_key(&start, |group| group.start).ok()
     }
 
-    /// The group that holds all of a range, and which of its sectors they are.
+    /// Finds the group that holds all of a range: its index, and the sectors of the range in it.
     pub(crate) fn run_of(&self, range: &Range<u64>) -> Result<(usize, Run), SpaceError> {
         let behind = self.groups.partition_point(|group| group.start <= range.start);
         let found = behind.checked_sub(1).and_then(|index| {
@@ -249,35 +259,35 @@ impl State {
         })
     }
 
-    /// As [`Self::run_of`], where all of the range is in use.
-    pub(crate) fn taken_run(&self, range: &Range<u64>) -> Result<(usize, Run), SpaceError> {
+    /// Finds an allocated range like [`Self::run_of`]; fails where a part of it is not allocated.
+    pub(crate) fn allocated_run(&self, range: &Range<u64>) -> Result<(usize, Run), SpaceError> {
         let (index, run) = self.run_of(range)?;
         let group = self.groups.get(index);
-        let is_taken = group.is_some_and(|group| {
-            let is_lent = || self.pool_ref(group.class).windows.overlaps(group.start, run);
+        let is_allocated = group.is_some_and(|group| {
+            let is_in_window = || self.pool_ref(group.class).windows.overlaps(group.start, run);
             let is_other = group.free.overlaps(run)
                 || group.pinned.overlaps(run)
-                || (group.lent > 0 && is_lent());
-            !is_other && u64::from(run.sectors) <= sectors_of(group.taken_bytes())
+                || (group.in_windows > 0 && is_in_window());
+            !is_other && u64::from(run.sectors) <= sectors_of(group.allocated_bytes())
         });
-        if is_taken {
+        if is_allocated {
             return Ok((index, run));
         }
         let bytes = range.end.saturating_sub(range.start);
-        Err(SpaceError::NotTaken { start: range.start, bytes })
+        Err(SpaceError::NotAllocated { start: range.start, bytes })
     }
 
-    /// Makes a range that is in use free.
+    /// Frees an allocated range.
     pub(crate) fn free(&mut self, range: &Range<u64>) -> Result<(), SpaceError> {
-        let (index, run) = self.taken_run(range)?;
-        self.free_taken(index, run);
+        let (index, run) = self.allocated_run(range)?;
+        self.free_allocated(index, run);
         Ok(())
     }
 
-    /// As [`Self::free`], of sectors that are known to be in use.
-    pub(crate) fn free_taken(&mut self, index: usize, run: Run) {
+    /// Frees sectors that the caller knows to be allocated.
+    pub(crate) fn free_allocated(&mut self, index: usize, run: Run) {
         let Some(group) = self.groups.get_mut(index) else { return };
-        let bytes = group.give_back(run);
+        let bytes = group.release(run);
         let (class, is_read_only) = (group.class, group.is_read_only);
         if !is_read_only {
             let pool = self.pool_mut(class);

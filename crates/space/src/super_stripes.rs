@@ -1,9 +1,9 @@
-//! Where superblock copies lie inside a chunk: bytes that no extent names, and that must not be
-//! handed out all the same.
+//! The superblock copies inside a chunk: ranges that no extent item names, and that must not be
+//! allocated.
 //!
-//! The free space tree calls them free; the kernel leaves a stripe unit from each copy on out when
-//! it loads a group, wherever the chunk lies over one. Of a chunk whose address is below the first
-//! copy's everything up to there is left out as well.
+//! The free space tree counts them as free. When the kernel loads a group, it excludes one stripe
+//! unit from each copy on, on every device extent of the chunk that holds a copy. In a chunk whose
+//! logical address lies below the first copy, it excludes everything up to the first copy too.
 
 use butternut_format::chunk::STRIPE_BYTES;
 use butternut_format::super_block::COPY_OFFSETS;
@@ -11,15 +11,16 @@ use butternut_format::units::{Logical, length};
 use butternut_volume::Layout;
 use std::ops::Range;
 
-/// The logical ranges of a chunk that hold superblock copies: sorted, joined, inside the chunk.
+/// Returns the logical ranges of a chunk that hold superblock copies: sorted, joined, inside the
+/// chunk.
 pub fn excluded_ranges(layout: &Layout) -> Vec<Range<u64>> {
     let mut ranges = Vec::new();
     let first = COPY_OFFSETS.first().copied().unwrap_or_default();
     if layout.logical().0 < first {
         ranges.push(layout.logical().0..first.min(layout.end()));
     }
-    let place_bytes = layout.place_bytes();
-    for (index, place) in layout.places().iter().enumerate() {
+    let place_bytes = layout.stripe_bytes();
+    for (index, place) in layout.stripes().iter().enumerate() {
         for copy in COPY_OFFSETS {
             let Some(within) = copy.checked_sub(place.physical.0) else { continue };
             if within >= place_bytes {
@@ -41,13 +42,13 @@ pub fn excluded_ranges(layout: &Layout) -> Vec<Range<u64>> {
     joined
 }
 
-/// The addresses that a byte of a place, and the rest of its unit, stand for.
+/// Returns the logical range of the stripe unit from byte `within` of a device extent on.
 fn logical_of(layout: &Layout, place: usize, within: u64) -> Option<Range<u64>> {
-    let facts = layout.facts();
+    let facts = layout.attributes();
     let (row, in_row) = (within.div_euclid(STRIPE_BYTES), within.rem_euclid(STRIPE_BYTES));
     let data = length(layout.data_elements());
     let (offset, bytes) = if facts.parities > 0 {
-        // The whole row: its data, its parity or both lie here.
+        // The whole row, since its data, its parity or both lie here.
         let row_bytes = STRIPE_BYTES.checked_mul(data)?;
         (row.checked_mul(row_bytes)?.checked_add(in_row)?, row_bytes)
     } else if facts.is_striped {

@@ -1,7 +1,7 @@
-//! Free space on its way through a discard.
+//! Free space that is being discarded.
 //!
-//! What is to be discarded is taken first and released afterwards, in batches, so that nobody
-//! writes to it in between and most of the free space stays usable meanwhile.
+//! A trim allocates ranges, discards them and releases them, in batches: no writer can allocate
+//! them during the discard, and most of the free space stays usable meanwhile.
 
 use crate::error::SpaceError;
 use crate::free::Run;
@@ -11,10 +11,11 @@ use butternut_format::units::{DevId, Logical};
 use std::ops::Range;
 
 impl Space {
-    /// Takes free ranges of a group that are `bytes_min` or longer, from address `from` on, up to
-    /// `batch_bytes` of them. The caller discards them and calls [`Space::release`] with each; an
-    /// empty batch is the end of the group.
-    pub fn take_free(
+    /// Allocates free ranges of a group that are at least `bytes_min` long, from address `from` on,
+    /// up to `batch_bytes` bytes in total. The caller discards each range and passes it to
+    /// [`Space::release`]. The batch is empty if no such range is left, or if reservations and
+    /// reserves need all free bytes of the class.
+    pub fn allocate_for_trim(
         &self,
         group: Logical,
         from: u64,
@@ -26,13 +27,15 @@ impl Space {
         let class = state.groups.get(index).map(|group| group.class);
         let Some(class) = class else { return Vec::new() };
         state.return_windows_of(class, group.0);
-        let spare = state.pool_ref(class);
-        // A commit beside this allocates without a ticket: the reserve stays, and half in any case.
-        let left = spare.kept.max(spare.free / 2).saturating_add(spare.reserved);
-        let mut room = batch_bytes.min(spare.free.saturating_sub(left));
+        let pool = state.pool_ref(class);
+        // Reservations stay covered, and a commit that runs meanwhile allocates without one: leave
+        // both of them what they were promised, and at least half of the free space.
+        let promised = pool.global_reserve.saturating_add(pool.reserved);
+        let left = promised.max(pool.free / 2);
+        let mut budget = batch_bytes.min(pool.free.saturating_sub(left));
         let Some(group) = state.groups.get_mut(index) else { return Vec::new() };
         if group.is_read_only {
-            room = batch_bytes;
+            budget = batch_bytes;
         }
         let first = sectors_of(from.saturating_sub(group.start));
         let Ok(first) = u32::try_from(first) else { return Vec::new() };
@@ -41,34 +44,37 @@ impl Space {
         let mut runs = Vec::new();
         for run in long {
             let start = run.start.max(first);
-            let most = u32::try_from(sectors_of(room)).unwrap_or(u32::MAX);
+            let most = u32::try_from(sectors_of(budget)).unwrap_or(u32::MAX);
             let sectors = run.end().saturating_sub(start).min(most);
             if sectors == 0 {
                 break;
             }
-            room = room.saturating_sub(bytes_of(u64::from(sectors)));
+            budget = budget.saturating_sub(bytes_of(u64::from(sectors)));
             runs.push(Run { start, sectors });
         }
         let mut ranges = Vec::with_capacity(runs.len());
-        let mut taken: u64 = 0;
+        let mut allocated: u64 = 0;
         for run in runs {
             if group.free.take(run) {
-                taken = taken.saturating_add(bytes_of(u64::from(run.sectors)));
+                allocated = allocated.saturating_add(bytes_of(u64::from(run.sectors)));
                 ranges.push(group.range(run));
             }
         }
         let is_read_only = group.is_read_only;
         if !is_read_only {
             let pool = state.pool_mut(class);
-            pool.free = pool.free.saturating_sub(taken);
+            pool.free = pool.free.saturating_sub(allocated);
         }
         ranges
     }
 
-    /// Takes a hole of a device that no chunk lies on, the first of `bytes_min` or more that
-    /// begins at `from` or behind it, `bytes_max` of it at most. No chunk is placed there until
-    /// [`Space::release_hole`].
-    pub fn take_hole(
+    /// Reserves a hole between the device extents of a device: the first one that begins at or
+    /// behind `from` and has at least `bytes_min` bytes, and at most `bytes_max` bytes of it. No
+    /// chunk is placed there until [`Space::release_hole`].
+    ///
+    /// # Errors
+    /// There is no such device.
+    pub fn reserve_hole(
         &self,
         devid: DevId,
         from: u64,
@@ -87,6 +93,7 @@ impl Space {
         Ok(map.insert(&(hole.start..end), None).then_some(hole.start..end))
     }
 
+    /// Ends the reservation of a hole.
     pub fn release_hole(&self, devid: DevId, hole: &Range<u64>) {
         if let Some(map) = self.lock().devices.by_devid.get_mut(&devid) {
             map.remove(hole);

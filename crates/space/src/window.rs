@@ -1,16 +1,18 @@
-//! Windows: the free run that each cluster is writing into.
+//! Windows: the free run that each cluster allocates from.
 //!
-//! A window is taken out of its group's free extents, so that no other cluster writes into the
-//! middle of it; its bytes still count as free. When space runs out, or somebody wants to see all
-//! free extents, windows are put back; their clusters find another.
+//! A window is removed from the free runs of its group, so that no other cluster allocates from the
+//! middle of it. Its bytes still count as free. When space runs out, or a caller needs all free
+//! runs of a group, windows are returned to their groups, and their clusters find others.
 //!
-//! What a cluster took and gave back before anybody else saw it is its spare: the next of that
-//! length goes there, so that what lies together stays without holes.
+//! A run that a cluster allocated and released in the same transaction is recycled: the next
+//! request of that cluster for the same length gets it, so that the blocks of one commit lie
+//! together without holes.
 //!
 //! Laws:
-//! 1. A window is in one group, and overlaps neither free extents nor other windows nor spares.
-//! 2. At most [`WINDOWS_MAX`] per pool: of more writers, the one that wrote longest ago loses its.
-//! 3. At most [`SPARES_MAX`] per pool; what more is given back is free for everybody.
+//! 1. A window is in one group, and overlaps neither free runs nor other windows nor recycled runs.
+//! 2. A pool has at most [`WINDOWS_MAX`] windows. With more clusters, the one that allocated
+//!    longest ago loses its window.
+//! 3. A pool has at most [`RECYCLED_MAX`] recycled runs. Further runs become free for all clusters.
 
 use crate::class::{Class, Cluster};
 use crate::error::SpaceError;
@@ -20,47 +22,47 @@ use crate::state::{Space, State};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// Less than this part of its groups in use, a class is gathered in the first of them.
+/// A class that uses less than this fraction of its groups (1/4) is consolidated in the first one.
 const SPARSE_SHARE: u64 = 4;
 
 const WINDOWS_MAX: usize = 64;
-const SPARES_MAX: usize = 256;
+const RECYCLED_MAX: usize = 256;
 
-/// A cluster's first window is the shortest, each further one so many times longer: who writes
-/// little does not keep others off.
+/// The first window of a cluster is the shortest, and each further one is this many times longer,
+/// so that a cluster that writes little does not hold back much space.
 const GROWTH: u32 = 4;
 
-/// The longest window, in sectors: data 32 MiB, tree blocks 4 MiB.
+/// The longest window in sectors: 32 MiB for data, 4 MiB for tree blocks.
 const DATA_SECTORS_MAX: u32 = 8192;
 const NODE_SECTORS_MAX: u32 = 1024;
 
-/// The shortest that is looked for before anything at all is taken: 1 MiB and 256 KiB.
+/// The shortest window in sectors, if such a run is free: 1 MiB for data, 256 KiB for tree blocks.
 const DATA_SECTORS_MIN: u32 = 256;
 const NODE_SECTORS_MIN: u32 = 64;
 
 #[derive(Debug, Default)]
 pub(crate) struct Windows {
     by_cluster: HashMap<Cluster, Window>,
-    spares: Vec<Spare>,
+    recycled: Vec<RecycledRun>,
     clock: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Spare {
+struct RecycledRun {
     cluster: Cluster,
-    /// The start of the group.
+    /// The start address of the group.
     group: u64,
     run: Run,
 }
 
-/// What is left of the run that a cluster writes into; maybe nothing but its place.
+/// The rest of the run that a cluster allocates from. An empty one still marks the place.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
-    /// The start of the group.
+    /// The start address of the group.
     pub(crate) group: u64,
     pub(crate) run: Run,
-    /// The sectors it was given last.
-    pub(crate) given: u32,
+    /// The number of sectors that the window last grew by.
+    pub(crate) last_growth: u32,
     used_at: u64,
 }
 
@@ -69,11 +71,11 @@ impl Windows {
         self.by_cluster.get(&cluster).copied()
     }
 
-    /// Sets what a cluster has.
-    pub(crate) fn set(&mut self, cluster: Cluster, group: u64, run: Run, given: u32) {
+    /// Sets the window of a cluster.
+    pub(crate) fn set(&mut self, cluster: Cluster, group: u64, run: Run, last_growth: u32) {
         self.clock = self.clock.saturating_add(1);
         let used_at = self.clock;
-        self.by_cluster.insert(cluster, Window { group, run, given, used_at });
+        self.by_cluster.insert(cluster, Window { group, run, last_growth, used_at });
     }
 
     pub(crate) fn remove(&mut self, cluster: Cluster) -> Option<Window> {
@@ -82,33 +84,33 @@ impl Windows {
 
     pub(crate) fn overlaps(&self, group: u64, run: Run) -> bool {
         let windows = self.by_cluster.values().map(|window| (window.group, window.run));
-        let spares = self.spares.iter().map(|spare| (spare.group, spare.run));
-        windows.chain(spares).any(|(of, other)| {
+        let recycled = self.recycled.iter().map(|recycled| (recycled.group, recycled.run));
+        windows.chain(recycled).any(|(of, other)| {
             let is_beside = other.start >= run.end() || run.start >= other.end();
             of == group && other.sectors > 0 && !is_beside
         })
     }
 
-    /// Law 3: says whether it was kept.
-    pub(crate) fn keep_spare(&mut self, cluster: Cluster, group: u64, run: Run) -> bool {
-        let has_room = self.spares.len() < SPARES_MAX;
-        if has_room {
-            self.spares.push(Spare { cluster, group, run });
+    /// Keeps a run for its cluster. Returns `false` at the limit of law 3.
+    pub(crate) fn recycle(&mut self, cluster: Cluster, group: u64, run: Run) -> bool {
+        let has_slot = self.recycled.len() < RECYCLED_MAX;
+        if has_slot {
+            self.recycled.push(RecycledRun { cluster, group, run });
         }
-        has_room
+        has_slot
     }
 
-    /// Where a cluster's last spare is.
-    pub(crate) fn spare(&self, cluster: Cluster) -> Option<(usize, u64, Run)> {
-        let at = self.spares.iter().rposition(|spare| spare.cluster == cluster)?;
-        self.spares.get(at).map(|spare| (at, spare.group, spare.run))
+    /// Returns the run that the cluster released last: its index, the start of its group, the run.
+    pub(crate) fn recycled(&self, cluster: Cluster) -> Option<(usize, u64, Run)> {
+        let at = self.recycled.iter().rposition(|recycled| recycled.cluster == cluster)?;
+        self.recycled.get(at).map(|recycled| (at, recycled.group, recycled.run))
     }
 
-    pub(crate) fn remove_spare(&mut self, at: usize) {
-        self.spares.remove(at);
+    pub(crate) fn remove_recycled(&mut self, at: usize) {
+        self.recycled.remove(at);
     }
 
-    /// Law 2: takes out the one that has to go before another comes.
+    /// Removes the least recently used window, if the pool has as many as law 2 allows.
     pub(crate) fn evict(&mut self) -> Option<Window> {
         if self.by_cluster.len() < WINDOWS_MAX {
             return None;
@@ -118,74 +120,85 @@ impl Windows {
         self.remove(cluster)
     }
 
-    /// Takes out those of one group, or all, with the spares.
+    /// Removes the windows and recycled runs of one group, or of all groups.
     fn drain(&mut self, group: Option<u64>) -> Vec<(u64, Run)> {
-        let goes = |_: &Cluster, window: &mut Window| group.is_none_or(|at| at == window.group);
-        let windows = self.by_cluster.extract_if(goes).map(|(_, window)| window);
-        let mut gone: Vec<_> = windows.map(|window| (window.group, window.run)).collect();
-        gone.extend(self.drain_spares(group));
-        gone
+        let is_chosen =
+            |_: &Cluster, window: &mut Window| group.is_none_or(|at| at == window.group);
+        let windows = self.by_cluster.extract_if(is_chosen).map(|(_, window)| window);
+        let mut runs: Vec<_> = windows.map(|window| (window.group, window.run)).collect();
+        runs.extend(self.drain_recycled(group));
+        runs
     }
 
-    fn drain_spares(&mut self, group: Option<u64>) -> impl Iterator<Item = (u64, Run)> + '_ {
-        let spares =
-            self.spares.extract_if(.., move |spare| group.is_none_or(|at| at == spare.group));
-        spares.map(|spare| (spare.group, spare.run))
+    fn drain_recycled(&mut self, group: Option<u64>) -> impl Iterator<Item = (u64, Run)> + '_ {
+        let recycled = self
+            .recycled
+            .extract_if(.., move |recycled| group.is_none_or(|at| at == recycled.group));
+        recycled.map(|recycled| (recycled.group, recycled.run))
     }
 }
 
-/// How long a cluster's next window should be: longer than the one it was given last, shorter
-/// where little is left, so that there is something for everybody.
-pub(crate) fn sectors_wanted(group: &BlockGroup, class: Class, given: u32) -> u32 {
-    let (most, least) = match class {
+/// Returns the length of a cluster's next window: longer than its last one, but at most a sixteenth
+/// of the free sectors of the group, so that other clusters find space too.
+pub(crate) fn window_sectors(group: &BlockGroup, class: Class, last_growth: u32) -> u32 {
+    let (sectors_max, sectors_min) = match class {
         Class::Data => (DATA_SECTORS_MAX, DATA_SECTORS_MIN),
         Class::Metadata | Class::System => (NODE_SECTORS_MAX, NODE_SECTORS_MIN),
     };
     let share = u32::try_from(group.free.sectors().div_euclid(16)).unwrap_or(u32::MAX);
-    share.min(given.saturating_mul(GROWTH)).clamp(least, most)
+    share.min(last_growth.saturating_mul(GROWTH)).clamp(sectors_min, sectors_max)
 }
 
-/// Puts a window or spare back into its group's free extents.
-pub(crate) fn put_back(groups: &mut [BlockGroup], start: u64, run: Run) {
+/// Returns a window or a recycled run to the free runs of its group.
+pub(crate) fn return_run(groups: &mut [BlockGroup], start: u64, run: Run) {
     let index = groups.binary_search_by_key(&start, |group| group.start);
     let Some(group) = index.ok().and_then(|index| groups.get_mut(index)) else { return };
-    group.lent = group.lent.saturating_sub(u64::from(run.sectors));
-    let is_back = group.free.insert(run);
-    debug_assert!(is_back, "law 1");
+    group.in_windows = group.in_windows.saturating_sub(u64::from(run.sectors));
+    let is_free = group.free.insert(run);
+    debug_assert!(is_free, "law 1");
 }
 
 impl Space {
-    /// As [`Space::release`], of what a cluster was handed out and nobody knows of: it gets that
-    /// first when it asks for as much again.
-    pub fn release_near(&self, range: &Range<u64>, cluster: Cluster) -> Result<(), SpaceError> {
+    /// Releases a range like [`Space::release`], for a cluster that allocated it in the running
+    /// transaction: the next request of that cluster for the same length gets it.
+    ///
+    /// # Errors
+    /// A part of the range is not allocated.
+    pub fn release_to_cluster(
+        &self,
+        range: &Range<u64>,
+        cluster: Cluster,
+    ) -> Result<(), SpaceError> {
         let mut state = self.lock();
-        let (index, run) = state.taken_run(range)?;
+        let (index, run) = state.allocated_run(range)?;
         let Some(group) = state.groups.get(index) else { return Ok(()) };
         let (class, start, is_read_only) = (group.class, group.start, group.is_read_only);
         let pool = state.pool_mut(class);
-        if is_read_only || !pool.windows.keep_spare(cluster, start, run) {
-            state.free_taken(index, run);
+        if is_read_only || !pool.windows.recycle(cluster, start, run) {
+            state.free_allocated(index, run);
             return Ok(());
         }
         pool.free = pool.free.saturating_add(bytes_of(u64::from(run.sectors)));
         if let Some(group) = state.groups.get_mut(index) {
-            group.lent = group.lent.saturating_add(u64::from(run.sectors));
+            group.in_windows = group.in_windows.saturating_add(u64::from(run.sectors));
         }
         Ok(())
     }
 
-    /// What was given back near is anybody's: what comes now lies elsewhere, in one piece.
-    pub fn forget_spares(&self, class: Class) {
+    /// Makes all recycled runs of a class free for all clusters. A commit calls this, so that the
+    /// next transaction allocates contiguous runs instead of the holes of the last one.
+    pub fn release_recycled(&self, class: Class) {
         let mut state = self.lock();
         let (pool, groups) = state.with_groups(class);
-        for (start, run) in pool.windows.drain_spares(None) {
-            put_back(groups, start, run);
+        for (start, run) in pool.windows.drain_recycled(None) {
+            return_run(groups, start, run);
         }
     }
 
-    /// Where a class uses less than a quarter of several groups, its clusters begin anew in the
-    /// first of them: what is written again moves there, so that the others run empty and can go.
-    pub fn gather(&self, class: Class) {
+    /// Moves the clusters of a class to the first of its groups, if the class uses less than a
+    /// quarter of several groups. Blocks that are rewritten move there, so that the other groups
+    /// become empty and can be removed.
+    pub fn consolidate(&self, class: Class) {
         let mut state = self.lock();
         let class = state.pool_class(class);
         let groups = state.groups.iter().filter(|group| group.class == class).count();
@@ -201,16 +214,16 @@ impl State {
     pub(crate) fn return_windows_of(&mut self, class: Class, start: u64) {
         let (pool, groups) = self.with_groups(class);
         for (start, run) in pool.windows.drain(Some(start)) {
-            put_back(groups, start, run);
+            return_run(groups, start, run);
         }
     }
 
-    /// Says whether there were any.
+    /// Returns all windows of a class to their groups. Returns whether there were any.
     pub(crate) fn return_windows(&mut self, class: Class) -> bool {
         let (pool, groups) = self.with_groups(class);
         let windows = pool.windows.drain(None);
         for (start, run) in &windows {
-            put_back(groups, *start, *run);
+            return_run(groups, *start, *run);
         }
         !windows.is_empty()
     }

@@ -1,15 +1,15 @@
-//! What who writes, commits and grows a volume can rely on.
+//! The guarantees of the allocator, reservations, pinned space and chunk placement.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
-#![allow(clippy::single_range_in_vec_init, reason = "one range is what is meant")]
+#![allow(clippy::single_range_in_vec_init, reason = "a slice of one range is intended")]
 
 use butternut_format::chunk::{BlockGroupFlags, Profile};
 use butternut_format::units::{DevId, Generation, Logical, Physical};
 use butternut_space::{
-    Class, Cluster, Delta, DeviceExtent, Group, GroupChange, Space, SpaceError, SpaceOptions, Want,
-    excluded_ranges,
+    AllocationRequest, Class, Cluster, DeviceExtent, ExtentChange, Group, GroupChange, Space,
+    SpaceError, SpaceOptions, excluded_ranges,
 };
-use butternut_volume::{Layout, Place};
+use butternut_volume::{IoStripe, Layout};
 use std::ops::Range;
 
 const MIB: u64 = 1 << 20;
@@ -41,12 +41,12 @@ fn data_space() -> Space {
 }
 
 #[test]
-fn writers_side_by_side_each_get_long_runs() {
+fn parallel_writers_each_get_long_runs() {
     let space = data_space();
     let mut runs: Vec<Vec<Range<u64>>> = vec![Vec::new(); 8];
     for nth in 0..8 * 2048 {
         let writer = nth % 8;
-        let want = Want::data(SECTOR, SECTOR, Cluster(writer as u64));
+        let want = AllocationRequest::data(SECTOR, SECTOR, Cluster(writer as u64));
         let range = space.allocate(Class::Data, want).unwrap();
         match runs[writer].last_mut() {
             Some(last) if last.end == range.start => last.end = range.end,
@@ -54,59 +54,65 @@ fn writers_side_by_side_each_get_long_runs() {
         }
     }
     for (writer, runs) in runs.iter().enumerate() {
-        // Short at first: 1, 4 and then more mebibytes.
+        // Windows grow: 1 MiB, 4 MiB and more.
         assert!(runs.len() <= 3, "writer {writer} has {runs:?}");
     }
 }
 
 #[test]
-fn many_clusters_of_one_small_file_each_do_not_spread_over_the_group() {
+fn clusters_of_one_small_file_each_stay_close_together() {
     let space = data_space();
     let mut ends = Vec::new();
     for file in 0..64 {
-        let want = Want::data(SECTOR, SECTOR, Cluster(file));
+        let want = AllocationRequest::data(SECTOR, SECTOR, Cluster(file));
         ends.push(space.allocate(Class::Data, want).unwrap().end);
     }
     assert!(*ends.iter().max().unwrap() <= GIB + 64 * MIB, "{ends:?}");
 }
 
 #[test]
-fn a_range_is_claimed_if_all_of_it_is_free() {
+fn an_exact_range_is_allocated_if_all_of_it_is_free() {
     let space = data_space();
-    let first = space.allocate(Class::Data, Want::data(SECTOR, SECTOR, Cluster(0))).unwrap();
-    assert!(!space.claim(&(first.start..first.end + SECTOR)).unwrap());
+    let first =
+        space.allocate(Class::Data, AllocationRequest::data(SECTOR, SECTOR, Cluster(0))).unwrap();
+    assert!(!space.allocate_exact(&(first.start..first.end + SECTOR)).unwrap());
     let next = first.end..first.end + MIB;
-    assert!(space.claim(&next).unwrap());
-    assert!(!space.claim(&next).unwrap());
-    let after = space.allocate(Class::Data, Want::data(SECTOR, SECTOR, Cluster(0))).unwrap();
+    assert!(space.allocate_exact(&next).unwrap());
+    assert!(!space.allocate_exact(&next).unwrap());
+    let after =
+        space.allocate(Class::Data, AllocationRequest::data(SECTOR, SECTOR, Cluster(0))).unwrap();
     assert!(after.start >= next.end);
     assert_eq!(space.totals(Class::Data).free, GIB - MIB - 2 * SECTOR);
-    space.claim(&(2 * GIB..2 * GIB + MIB)).unwrap_err();
+    space.allocate_exact(&(2 * GIB..2 * GIB + MIB)).unwrap_err();
 }
 
 #[test]
-fn one_writer_of_large_pieces_fills_a_group_from_end_to_end() {
+fn one_writer_of_large_extents_fills_a_group_completely() {
     let space = data_space();
     let mut at = GIB;
     while at < 2 * GIB {
-        let range = space.allocate(Class::Data, Want::data(SECTOR, 3 * MIB, Cluster(1))).unwrap();
+        let range = space
+            .allocate(Class::Data, AllocationRequest::data(SECTOR, 3 * MIB, Cluster(1)))
+            .unwrap();
         assert_eq!(range.start, at);
         at = range.end;
     }
     assert_eq!(at, 2 * GIB);
-    assert!(space.allocate(Class::Data, Want::data(SECTOR, SECTOR, Cluster(1))).is_none());
+    assert!(
+        space.allocate(Class::Data, AllocationRequest::data(SECTOR, SECTOR, Cluster(1))).is_none()
+    );
 }
 
 #[test]
-fn what_other_writers_hold_is_used_before_anybody_is_turned_away() {
+fn windows_of_other_clusters_are_used_before_an_allocation_fails() {
     let space = data_space();
     for writer in 0..64 {
-        let want = Want::data(SECTOR, SECTOR, Cluster(writer));
+        let want = AllocationRequest::data(SECTOR, SECTOR, Cluster(writer));
         space.allocate(Class::Data, want).unwrap();
     }
     let mut left = space.totals(Class::Data).free;
     while left > 0 {
-        let want = Want::data(SECTOR, GIB, Cluster(99));
+        let want = AllocationRequest::data(SECTOR, GIB, Cluster(99));
         let range = space.allocate(Class::Data, want).unwrap();
         left -= range.end - range.start;
     }
@@ -114,11 +120,13 @@ fn what_other_writers_hold_is_used_before_anybody_is_turned_away() {
 }
 
 #[test]
-fn tree_blocks_are_aligned_though_their_group_is_not() {
+fn tree_blocks_are_aligned_in_an_unaligned_group() {
     let space = space();
     space.add_group(&group(GIB + SECTOR, MIB, BlockGroupFlags::METADATA)).unwrap();
     let mut count = 0;
-    while let Some(range) = space.allocate(Class::Metadata, Want::node(NODE, Cluster(2))) {
+    while let Some(range) =
+        space.allocate(Class::Metadata, AllocationRequest::node(NODE, Cluster(2)))
+    {
         assert!(range.start.is_multiple_of(u64::from(NODE)));
         assert_eq!(range.end - range.start, u64::from(NODE));
         count += 1;
@@ -127,12 +135,12 @@ fn tree_blocks_are_aligned_though_their_group_is_not() {
 }
 
 #[test]
-fn freed_bytes_come_back_when_their_commit_is_down_and_not_before() {
+fn pinned_bytes_are_free_after_their_commit_and_not_before() {
     let space = data_space();
-    let all = space.allocate(Class::Data, Want::data(GIB, GIB, Cluster(1))).unwrap();
+    let all = space.allocate(Class::Data, AllocationRequest::data(GIB, GIB, Cluster(1))).unwrap();
     space.pin(all.start..all.start + MIB, Generation(7)).unwrap();
     space.pin(all.start + MIB..all.start + 2 * MIB, Generation(8)).unwrap();
-    let want = Want::data(SECTOR, GIB, Cluster(1));
+    let want = AllocationRequest::data(SECTOR, GIB, Cluster(1));
     assert!(space.allocate(Class::Data, want).is_none());
     assert_eq!(space.pinned_bytes(), 2 * MIB);
     let first = all.start..all.start + MIB;
@@ -140,57 +148,57 @@ fn freed_bytes_come_back_when_their_commit_is_down_and_not_before() {
     assert_eq!(space.allocate(Class::Data, want), Some(first));
     assert!(space.allocate(Class::Data, want).is_none());
     let second = all.start + MIB..all.start + 2 * MIB;
-    assert_eq!(space.take_pinned(Generation(8)), std::slice::from_ref(&second));
+    assert_eq!(space.unpin_to_caller(Generation(8)), std::slice::from_ref(&second));
     assert!(space.allocate(Class::Data, want).is_none(), "it is being discarded");
     space.release(second.clone()).unwrap();
     assert_eq!(space.allocate(Class::Data, want), Some(second));
 }
 
 #[test]
-fn the_ledger_names_each_changed_group_once() {
+fn each_changed_group_is_returned_once() {
     let space = data_space();
     space.add_group(&group(4 * GIB, GIB, BlockGroupFlags::DATA)).unwrap();
-    space.account(&(GIB..GIB + 2 * MIB), Delta::Used).unwrap();
-    space.account(&(GIB..GIB + MIB), Delta::Freed).unwrap();
+    space.account(&(GIB..GIB + 2 * MIB), ExtentChange::Inserted).unwrap();
+    space.account(&(GIB..GIB + MIB), ExtentChange::Removed).unwrap();
     let change =
         GroupChange { start: Logical(GIB), bytes: GIB, flags: BlockGroupFlags::DATA, used: MIB };
-    assert_eq!(space.take_ledger(), [change]);
-    assert_eq!(space.take_ledger(), []);
+    assert_eq!(space.take_changed_groups(), [change]);
+    assert_eq!(space.take_changed_groups(), []);
     assert_eq!(space.bytes_used(), MIB);
-    let over = space.account(&(4 * GIB..4 * GIB + MIB), Delta::Freed).unwrap_err();
+    let over = space.account(&(4 * GIB..4 * GIB + MIB), ExtentChange::Removed).unwrap_err();
     assert!(matches!(over, SpaceError::Used { .. }));
 }
 
 #[test]
-fn tickets_are_spent_split_and_returned() {
+fn reservations_are_spent_split_and_returned() {
     let space = data_space();
-    space.set_reserve(Class::Data, 2 * MIB, 0);
-    let mut ticket = space.reserve(Class::Data, GIB - 2 * MIB).unwrap();
+    space.set_global_reserve(Class::Data, 2 * MIB, 0);
+    let mut reservation = space.reserve(Class::Data, GIB - 2 * MIB).unwrap();
     let refused = space.reserve(Class::Data, SECTOR).unwrap_err();
-    assert!(!refused.unallocated);
-    let urgent = space.reserve_urgent(Class::Data, MIB).unwrap();
-    assert!(space.reserve_urgent(Class::Data, SECTOR).is_err());
-    let half = ticket.split(GIB / 2).unwrap();
-    assert!(ticket.split(GIB).is_none());
-    assert_eq!(ticket.spend(SECTOR), SECTOR);
+    assert!(!refused.can_add_chunk);
+    let urgent = space.reserve_for_deletion(Class::Data, MIB).unwrap();
+    assert!(space.reserve_for_deletion(Class::Data, SECTOR).is_err());
+    let half = reservation.split(GIB / 2).unwrap();
+    assert!(reservation.split(GIB).is_none());
+    assert_eq!(reservation.spend(SECTOR), SECTOR);
     drop((half, urgent));
     assert_eq!(space.totals(Class::Data).reserved, GIB - 2 * MIB - GIB / 2 - SECTOR);
-    assert_eq!(ticket.spend(u64::MAX), GIB / 2 - 2 * MIB - SECTOR);
+    assert_eq!(reservation.spend(u64::MAX), GIB / 2 - 2 * MIB - SECTOR);
     assert_eq!(space.totals(Class::Data).reserved, 0);
 }
 
 #[test]
-fn tickets_of_many_threads_never_promise_more_than_there_is() {
+fn reservations_of_many_threads_never_exceed_the_free_bytes() {
     let space = data_space();
     let granted: u64 = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..8)
             .map(|_| {
                 scope.spawn(|| {
                     let mut held = Vec::new();
-                    while let Ok(ticket) = space.reserve(Class::Data, 300 * 1024) {
-                        held.push(ticket);
+                    while let Ok(reservation) = space.reserve(Class::Data, 300 * 1024) {
+                        held.push(reservation);
                     }
-                    let sum: u64 = held.iter().map(butternut_space::Ticket::bytes).sum();
+                    let sum: u64 = held.iter().map(butternut_space::Reservation::bytes).sum();
                     std::mem::forget(held);
                     sum
                 })
@@ -202,7 +210,7 @@ fn tickets_of_many_threads_never_promise_more_than_there_is() {
 }
 
 #[test]
-fn groups_that_lie_about_themselves_are_refused() {
+fn inconsistent_groups_are_refused() {
     let space = data_space();
     let good = group(4 * GIB, MIB, BlockGroupFlags::DATA);
     let bad = [
@@ -226,7 +234,7 @@ fn groups_that_lie_about_themselves_are_refused() {
 }
 
 #[test]
-fn only_groups_that_nobody_needs_go() {
+fn only_groups_that_are_not_needed_are_removed() {
     let space = data_space();
     space.add_group(&group(4 * GIB, GIB, BlockGroupFlags::DATA)).unwrap();
     space.add_group(&group(8 * GIB, GIB, BlockGroupFlags::METADATA)).unwrap();
@@ -234,13 +242,14 @@ fn only_groups_that_nobody_needs_go() {
         space.empty_groups().iter().map(|group| group.start.0).collect()
     };
     assert_eq!(starts(&space), [GIB], "one of two; the last of a kind stays");
-    let range = space.allocate(Class::Data, Want::data(SECTOR, SECTOR, Cluster(0))).unwrap();
+    let range =
+        space.allocate(Class::Data, AllocationRequest::data(SECTOR, SECTOR, Cluster(0))).unwrap();
     let (busy, idle) = if range.start < 4 * GIB { (GIB, 4 * GIB) } else { (4 * GIB, GIB) };
     assert_eq!(starts(&space), [idle]);
     assert!(!space.remove_group(Logical(busy)));
-    let ticket = space.reserve(Class::Data, GIB).unwrap();
-    assert!(!space.remove_group(Logical(idle)), "it is promised");
-    drop(ticket);
+    let reservation = space.reserve(Class::Data, GIB).unwrap();
+    assert!(!space.remove_group(Logical(idle)), "its bytes are reserved");
+    drop(reservation);
     assert!(space.remove_group(Logical(idle)));
     assert_eq!(space.totals(Class::Data).bytes, GIB);
     space.pin(range.clone(), Generation(1)).unwrap();
@@ -248,6 +257,26 @@ fn only_groups_that_nobody_needs_go() {
     space.unpin(Generation(1));
     assert!(space.remove_group(Logical(busy)));
     assert_eq!(space.totals(Class::Data).free, 0);
+}
+
+#[test]
+fn a_group_with_bytes_that_are_neither_used_nor_free_is_never_empty() {
+    let space = space();
+    // The block group item says that nothing is used; the free space tree knows better.
+    let group = Group { free: vec![GIB + MIB..2 * GIB], ..group(GIB, GIB, BlockGroupFlags::DATA) };
+    space.add_group(&group).unwrap();
+    assert!(space.empty_groups().is_empty());
+    assert!(!space.remove_group(Logical(GIB)));
+    // Superblock copies are neither used nor free.
+    let copy = 3 * GIB..3 * GIB + 65536;
+    let group = Group {
+        start: Logical(copy.start),
+        free: vec![copy.start..4 * GIB],
+        excluded: vec![copy.clone()],
+        ..group
+    };
+    space.add_group(&group).unwrap();
+    assert!(space.remove_group(Logical(copy.start)));
 }
 
 fn one_device(bytes: u64, extents: &[(Range<u64>, u64)]) -> Space {
@@ -260,7 +289,7 @@ fn one_device(bytes: u64, extents: &[(Range<u64>, u64)]) -> Space {
 }
 
 #[test]
-fn chunks_are_as_large_as_the_kernels() {
+fn chunks_have_the_sizes_of_the_kernel() {
     let plan = |device: u64, class, flags| {
         let space = one_device(device, &[]);
         space.plan_chunk(class, flags, 0).map(|plan| (plan.chunk.bytes, plan.stripe_bytes))
@@ -270,7 +299,7 @@ fn chunks_are_as_large_as_the_kernels() {
     assert_eq!(plan(100 * GIB, Class::Metadata, dup), Some((GIB, GIB)));
     assert_eq!(plan(20 * GIB, Class::Metadata, dup), Some((256 * MIB, 256 * MIB)));
     assert_eq!(plan(20 * GIB, Class::System, dup), Some((32 * MIB, 32 * MIB)));
-    // A tenth, in whole units of 16 MiB.
+    // A tenth of the device, in whole units of 16 MiB.
     assert_eq!(plan(2 * GIB, Class::Data, single), Some((208 * MIB, 208 * MIB)));
     assert_eq!(plan(GIB, Class::Metadata, dup), Some((112 * MIB, 112 * MIB)));
     assert_eq!(plan(3 * MIB, Class::Metadata, dup), Some((MIB, MIB)));
@@ -278,9 +307,9 @@ fn chunks_are_as_large_as_the_kernels() {
 }
 
 #[test]
-fn plans_hold_their_place_until_it_is_given_back() {
+fn a_plan_reserves_its_device_extents_until_they_are_released() {
     let space = one_device(GIB, &[(MIB..600 * MIB, 0)]);
-    let mut taken: Vec<Range<u64>> = vec![0..600 * MIB];
+    let mut allocated: Vec<Range<u64>> = vec![0..600 * MIB];
     let mut plans = Vec::new();
     while let Some(plan) = space.plan_chunk(Class::Data, BlockGroupFlags::DUP, 0) {
         assert_eq!(plan.chunk.profile, Profile::Dup);
@@ -288,8 +317,10 @@ fn plans_hold_their_place_until_it_is_given_back() {
         for stripe in &plan.chunk.stripes {
             let range = stripe.offset.0..stripe.offset.0 + plan.stripe_bytes;
             assert!(range.end <= GIB);
-            assert!(taken.iter().all(|other| range.start >= other.end || range.end <= other.start));
-            taken.push(range);
+            assert!(
+                allocated.iter().all(|other| range.start >= other.end || range.end <= other.start)
+            );
+            allocated.push(range);
         }
         plans.push(plan);
     }
@@ -304,7 +335,7 @@ fn plans_hold_their_place_until_it_is_given_back() {
 }
 
 #[test]
-fn chunks_leave_the_front_and_the_superblock_copies_alone() {
+fn chunks_avoid_the_first_mebibyte_and_superblock_copies() {
     let space = one_device(200 * MIB, &[]);
     let mut sum = 0;
     while let Some(plan) = space.plan_chunk(Class::Data, BlockGroupFlags(0), 0) {
@@ -318,13 +349,13 @@ fn chunks_leave_the_front_and_the_superblock_copies_alone() {
 }
 
 #[test]
-fn nothing_is_placed_on_a_seed() {
+fn no_chunk_is_placed_on_a_seed() {
     let space = space();
     space.add_device(DevId(1), [1; 16], 100 * GIB, Vec::new()).unwrap();
     space.add_device(DevId(2), [2; 16], 4 * GIB, Vec::new()).unwrap();
     space.set_seed(DevId(1));
     assert_eq!(space.unallocated_bytes(), 4 * GIB);
-    assert_eq!(space.take_hole(DevId(1), 0, 0, u64::MAX).unwrap(), None);
+    assert_eq!(space.reserve_hole(DevId(1), 0, 0, u64::MAX).unwrap(), None);
     let mut bytes = 0;
     while let Some(plan) = space.plan_chunk(Class::Data, BlockGroupFlags(0), 0) {
         assert!(plan.chunk.stripes.iter().all(|stripe| stripe.devid == DevId(2)));
@@ -358,17 +389,19 @@ fn mirrors_and_stripes_go_to_different_devices() {
 }
 
 #[test]
-fn no_space_says_whether_a_chunk_or_a_commit_would_help() {
+fn no_space_tells_whether_a_chunk_or_a_commit_would_help() {
     let space = one_device(GIB, &[]);
     let error = space.reserve(Class::Metadata, MIB).unwrap_err();
-    assert!(error.unallocated && error.pinned_bytes == 0);
+    assert!(error.can_add_chunk && error.pinned_bytes == 0);
     let full = one_device(GIB, &[(MIB..GIB, 0)]);
     full.add_group(&group(GIB, MIB, BlockGroupFlags::METADATA)).unwrap();
-    let all =
-        full.allocate(Class::Metadata, Want { bytes_min: MIB, ..Want::node(NODE, Cluster(1)) });
+    let all = full.allocate(
+        Class::Metadata,
+        AllocationRequest { bytes_min: MIB, ..AllocationRequest::node(NODE, Cluster(1)) },
+    );
     full.pin(all.unwrap(), Generation(3)).unwrap();
     let error = full.reserve(Class::Metadata, MIB).unwrap_err();
-    assert!(!error.unallocated && error.pinned_bytes == MIB, "{error:?}");
+    assert!(!error.can_add_chunk && error.pinned_bytes == MIB, "{error:?}");
 }
 
 #[test]
@@ -384,26 +417,26 @@ fn a_device_shrinks_to_its_last_extent_and_grows() {
 }
 
 #[test]
-fn holes_of_a_device_are_taken_for_a_discard_and_given_back() {
+fn holes_of_a_device_are_reserved_for_a_discard_and_released() {
     let space = one_device(GIB, &[(MIB..100 * MIB, 5), (300 * MIB..400 * MIB, 9)]);
-    let first = space.take_hole(DevId(1), 0, MIB, 64 * MIB).unwrap().unwrap();
+    let first = space.reserve_hole(DevId(1), 0, MIB, 64 * MIB).unwrap().unwrap();
     assert_eq!(first, 100 * MIB..164 * MIB);
     let used = space.devices()[0].bytes_used;
-    assert_eq!(used, 199 * MIB, "a hole on its way through a discard is no chunk");
+    assert_eq!(used, 199 * MIB, "a hole that is being discarded is no chunk");
     let mut at = first.end;
     let mut sum = 0;
-    while let Some(hole) = space.take_hole(DevId(1), at, MIB, GIB).unwrap() {
+    while let Some(hole) = space.reserve_hole(DevId(1), at, MIB, GIB).unwrap() {
         sum += hole.end - hole.start;
         at = hole.end;
         space.release_hole(DevId(1), &hole);
     }
     assert_eq!(sum, GIB - 400 * MIB + 136 * MIB);
     space.release_hole(DevId(1), &first);
-    assert!(space.take_hole(DevId(7), 0, 0, 1).is_err());
+    assert!(space.reserve_hole(DevId(7), 0, 0, 1).is_err());
 }
 
 #[test]
-fn a_trim_takes_each_long_free_range_once() {
+fn a_trim_allocates_each_long_free_range_once() {
     let space = space();
     let free: Vec<Range<u64>> =
         (0..100).map(|nth| GIB + nth * MIB..GIB + nth * MIB + (nth + 1) * SECTOR).collect();
@@ -413,7 +446,7 @@ fn a_trim_takes_each_long_free_range_once() {
     space.add_group(&base).unwrap();
     let (mut at, mut seen) = (GIB, Vec::new());
     loop {
-        let batch = space.take_free(Logical(GIB), at, 10 * SECTOR, 64 * SECTOR);
+        let batch = space.allocate_for_trim(Logical(GIB), at, 10 * SECTOR, 64 * SECTOR);
         let Some(last) = batch.last() else { break };
         at = last.end;
         for range in batch {
@@ -433,18 +466,18 @@ fn a_trim_takes_each_long_free_range_once() {
 }
 
 #[test]
-fn superblock_copies_are_never_handed_out_though_an_extent_lay_over_them() {
+fn superblock_copies_are_never_allocated_even_after_an_extent_covered_them() {
     let space = space();
     let excluded = vec![GIB + 8 * SECTOR..GIB + 24 * SECTOR];
     let bytes = 64 * SECTOR;
-    // What an image holds whose maker did not know.
+    // An image may hold this, if its maker did not exclude superblock copies.
     let free = vec![GIB + 16 * SECTOR..GIB + bytes];
     let used = 16 * SECTOR;
     space
         .add_group(&Group { used, free, excluded, ..group(GIB, bytes, BlockGroupFlags::DATA) })
         .unwrap();
     assert_eq!(space.totals(Class::Data).free, 40 * SECTOR);
-    space.account(&(GIB..GIB + 16 * SECTOR), Delta::Freed).unwrap();
+    space.account(&(GIB..GIB + 16 * SECTOR), ExtentChange::Removed).unwrap();
     space.pin(GIB..GIB + 16 * SECTOR, Generation(1)).unwrap();
     space.unpin(Generation(1));
     let ranges = [GIB..GIB + 8 * SECTOR, GIB + 24 * SECTOR..GIB + bytes];
@@ -454,7 +487,7 @@ fn superblock_copies_are_never_handed_out_though_an_extent_lay_over_them() {
 }
 
 fn layout(logical: u64, bytes: u64, flags: BlockGroupFlags, places: &[u64]) -> Layout {
-    let places = places.iter().map(|physical| Place {
+    let places = places.iter().map(|physical| IoStripe {
         devid: DevId(1),
         uuid: [1; 16],
         physical: Physical(*physical),
@@ -465,13 +498,13 @@ fn layout(logical: u64, bytes: u64, flags: BlockGroupFlags, places: &[u64]) -> L
 }
 
 #[test]
-fn superblock_copies_are_left_out_of_the_chunks_over_them() {
+fn superblock_copies_are_excluded_from_their_chunks() {
     let dup = layout(GIB, 100 * MIB, BlockGroupFlags::DUP, &[MIB, 50 * MIB]);
     let at = |offset: u64| GIB + offset..GIB + offset + 65536;
     assert_eq!(excluded_ranges(&dup), [at(14 * MIB), at(63 * MIB)]);
     let none = layout(GIB, 10 * MIB, BlockGroupFlags::DATA, &[MIB]);
     assert!(excluded_ranges(&none).is_empty());
-    // Row 1008 of two elements; the copy is in the second.
+    // Row 1008 has two elements; the copy is in the second one.
     let raid0 = layout(GIB, 512 * MIB, BlockGroupFlags::RAID0, &[200 * MIB, MIB]);
     assert_eq!(excluded_ranges(&raid0), [at((1008 * 2 + 1) * 65536)]);
     let first = layout(0, 4 * MIB, BlockGroupFlags::SYSTEM, &[0]);
@@ -479,14 +512,25 @@ fn superblock_copies_are_left_out_of_the_chunks_over_them() {
 }
 
 #[test]
-fn a_trim_leaves_a_commit_beside_it_room() {
+fn a_trim_uses_the_bytes_that_no_reservation_covers() {
+    let space = space();
+    space.add_group(&group(GIB, 32 * MIB, BlockGroupFlags::DATA)).unwrap();
+    let reserved = space.reserve(Class::Data, 20 * MIB).unwrap();
+    let batch = space.allocate_for_trim(Logical(GIB), GIB, 0, u64::MAX);
+    assert_eq!(batch.iter().map(|run| run.end - run.start).sum::<u64>(), 12 * MIB);
+    drop(reserved);
+}
+
+#[test]
+fn a_trim_leaves_space_for_a_concurrent_commit() {
     let space = space();
     space.add_group(&group(GIB, 8 * MIB, BlockGroupFlags::SYSTEM)).unwrap();
     space.add_group(&group(2 * GIB, 32 * MIB, BlockGroupFlags::METADATA)).unwrap();
-    space.set_reserve(Class::Metadata, 20 * MIB, 0);
-    let bytes = |taken: &[Range<u64>]| taken.iter().map(|run| run.end - run.start).sum::<u64>();
-    let system = space.take_free(Logical(GIB), GIB, 0, u64::MAX);
+    space.set_global_reserve(Class::Metadata, 20 * MIB, 0);
+    let bytes =
+        |allocated: &[Range<u64>]| allocated.iter().map(|run| run.end - run.start).sum::<u64>();
+    let system = space.allocate_for_trim(Logical(GIB), GIB, 0, u64::MAX);
     assert_eq!(bytes(&system), 4 * MIB);
-    let metadata = space.take_free(Logical(2 * GIB), 2 * GIB, 0, u64::MAX);
+    let metadata = space.allocate_for_trim(Logical(2 * GIB), 2 * GIB, 0, u64::MAX);
     assert_eq!(bytes(&metadata), 12 * MIB);
 }

@@ -1,12 +1,12 @@
-//! The allocator against a plain array of sectors: whatever is asked, in whatever order, it hands
-//! out what is free and nothing else, and its sums are right.
+//! The allocator compared with an array of sectors: for every sequence of operations it allocates
+//! free sectors only, and its totals are right.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(clippy::cast_possible_truncation, reason = "small numbers")]
 
 use butternut_format::chunk::BlockGroupFlags;
 use butternut_format::units::{Generation, Logical};
-use butternut_space::{Class, Cluster, Group, Space, SpaceOptions, Ticket, Want};
+use butternut_space::{AllocationRequest, Class, Cluster, Group, Reservation, Space, SpaceOptions};
 use proptest::prelude::*;
 use std::ops::Range;
 
@@ -24,7 +24,7 @@ const GROUPS: [(u64, BlockGroupFlags); 4] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sector {
     Free,
-    Taken,
+    Allocated,
     Pinned(u64),
     Excluded,
 }
@@ -45,14 +45,14 @@ enum Op {
         from: u64,
         sectors: u64,
     },
-    /// To the cluster, whoever had it.
-    ReleaseNear {
+    /// The range may have been allocated by another cluster.
+    ReleaseToCluster {
         which: usize,
         from: u64,
         sectors: u64,
         cluster: u64,
     },
-    Forget {
+    ReleaseRecycled {
         metadata: bool,
     },
     Pin {
@@ -69,10 +69,10 @@ enum Op {
         group: usize,
         is_read_only: bool,
     },
-    Look {
+    FreeRanges {
         group: usize,
     },
-    Claim {
+    AllocateExact {
         group: usize,
         from: u64,
         sectors: u64,
@@ -85,7 +85,7 @@ enum Op {
     Reserve {
         metadata: bool,
         sectors: u64,
-        is_urgent: bool,
+        is_deletion: bool,
     },
     Drop {
         which: usize,
@@ -102,9 +102,9 @@ fn op() -> impl Strategy<Value = Op> {
             |(which, from, sectors)| Op::Release { which, from, sectors }
         ),
         4 => (any::<usize>(), 0_u64..64, 1_u64..8, 0_u64..5).prop_map(
-            |(which, from, sectors, cluster)| Op::ReleaseNear { which, from, sectors, cluster }
+            |(which, from, sectors, cluster)| Op::ReleaseToCluster { which, from, sectors, cluster }
         ),
-        1 => any::<bool>().prop_map(|metadata| Op::Forget { metadata }),
+        1 => any::<bool>().prop_map(|metadata| Op::ReleaseRecycled { metadata }),
         6 => (any::<usize>(), 0_u64..64, 1_u64..64, 0_u64..4).prop_map(
             |(which, from, sectors, generation)| Op::Pin { which, from, sectors, generation }
         ),
@@ -114,15 +114,15 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (0_usize..4, any::<bool>()).prop_map(
             |(group, is_read_only)| Op::ReadOnly { group, is_read_only }
         ),
-        1 => (0_usize..4).prop_map(|group| Op::Look { group }),
+        1 => (0_usize..4).prop_map(|group| Op::FreeRanges { group }),
         2 => (0_usize..4, 0_u64..1024, 1_u64..50).prop_map(
-            |(group, from, sectors)| Op::Claim { group, from, sectors }
+            |(group, from, sectors)| Op::AllocateExact { group, from, sectors }
         ),
         1 => (0_usize..4, 1_u64..8, 1_u64..600).prop_map(
             |(group, least, batch)| Op::Trim { group, least, batch }
         ),
         3 => (any::<bool>(), 0_u64..900, any::<bool>()).prop_map(
-            |(metadata, sectors, is_urgent)| Op::Reserve { metadata, sectors, is_urgent }
+            |(metadata, sectors, is_deletion)| Op::Reserve { metadata, sectors, is_deletion }
         ),
         2 => any::<usize>().prop_map(|which| Op::Drop { which }),
     ]
@@ -134,7 +134,7 @@ struct Model {
     sectors: Vec<Vec<Sector>>,
     read_only: [bool; 4],
     held: Vec<Range<u64>>,
-    tickets: Vec<(bool, Ticket)>,
+    reservations: Vec<(bool, Reservation)>,
 }
 
 const RESERVE: u64 = 100 * SECTOR;
@@ -145,27 +145,27 @@ impl Model {
         let mut sectors = vec![vec![Sector::Free; GROUP_SECTORS as usize]; GROUPS.len()];
         for (group, from, count) in holes {
             let to = (from + count).min(GROUP_SECTORS);
-            sectors[*group][*from as usize..to as usize].fill(Sector::Taken);
+            sectors[*group][*from as usize..to as usize].fill(Sector::Allocated);
         }
-        // As superblock copies are.
+        // Like superblock copies.
         sectors[1][100..116].fill(Sector::Excluded);
         let mut held = Vec::new();
         for (index, (start, flags)) in GROUPS.into_iter().enumerate() {
             let flags = if is_mixed { BlockGroupFlags(5) } else { flags };
-            let taken = runs(start, &sectors[index], |sector| sector == Sector::Taken);
-            let used = taken.iter().map(|range| range.end - range.start).sum();
+            let allocated = runs(start, &sectors[index], |sector| sector == Sector::Allocated);
+            let used = allocated.iter().map(|range| range.end - range.start).sum();
             let (start, bytes) = (Logical(start), GROUP_SECTORS * SECTOR);
             let excluded = runs(start.0, &sectors[index], |sector| sector == Sector::Excluded);
-            // The free space tree calls them free.
+            // The free space tree counts excluded sectors as free.
             let is_free = |sector| matches!(sector, Sector::Free | Sector::Excluded);
             let free = runs(start.0, &sectors[index], is_free);
             let group = Group { start, bytes, flags, used, free, excluded, is_read_only: false };
             space.add_group(&group).unwrap();
-            held.extend(taken);
+            held.extend(allocated);
         }
-        space.set_reserve(Class::Metadata, RESERVE, 0);
+        space.set_global_reserve(Class::Metadata, RESERVE, 0);
         let read_only = [false; 4];
-        Self { space, is_mixed, sectors, read_only, held, tickets: Vec::new() }
+        Self { space, is_mixed, sectors, read_only, held, reservations: Vec::new() }
     }
 
     fn group_of(at: u64) -> usize {
@@ -186,31 +186,35 @@ impl Model {
         self.is_mixed || (GROUPS[group].1 == BlockGroupFlags::METADATA) == metadata
     }
 
-    fn allocate(&mut self, metadata: bool, want: Want) {
+    fn allocate(&mut self, metadata: bool, request: AllocationRequest) {
         let class = class_of(metadata);
-        let least = want.bytes_min.next_multiple_of(want.align);
-        let Some(range) = self.space.allocate(class, want) else {
+        let least = request.bytes_min.next_multiple_of(request.align);
+        let Some(range) = self.space.allocate(class, request) else {
             for group in (0..GROUPS.len()).filter(|group| self.serves(*group, metadata)) {
                 let base = GROUPS[group].0;
                 let free = runs(base, &self.sectors[group], |sector| sector == Sector::Free);
                 let fits = free
                     .iter()
-                    .any(|range| range.start.next_multiple_of(want.align) + least <= range.end);
-                assert!(!fits || self.read_only[group], "group {group} has room for {want:?}");
+                    .any(|range| range.start.next_multiple_of(request.align) + least <= range.end);
+                assert!(!fits || self.read_only[group], "group {group} has space for {request:?}");
             }
             return;
         };
         let group = Self::group_of(range.start);
         assert!(self.serves(group, metadata) && !self.read_only[group]);
         let bytes = range.end - range.start;
-        assert!(bytes >= least && bytes <= want.bytes_max.max(least), "{bytes} for {want:?}");
-        assert!(range.start.is_multiple_of(want.align) && bytes.is_multiple_of(want.align));
+        assert!(bytes >= least && bytes <= request.bytes_max.max(least), "{bytes} for {request:?}");
+        assert!(range.start.is_multiple_of(request.align) && bytes.is_multiple_of(request.align));
         assert_eq!(Self::group_of(range.end - 1), group);
-        self.set(&range, &[Sector::Free], Sector::Taken);
+        self.set(&range, &[Sector::Free], Sector::Allocated);
         self.held.push(range);
     }
 
-    /// Cuts a part out of something that is held.
+    fn allocate_node(&mut self, cluster: u64) {
+        self.allocate(true, AllocationRequest::node(NODE, Cluster(cluster)));
+    }
+
+    /// Cuts a part out of an allocated range.
     fn part(&mut self, which: usize, from: u64, sectors: u64) -> Option<Range<u64>> {
         let index = which.checked_rem(self.held.len())?;
         let whole = self.held.swap_remove(index);
@@ -226,27 +230,28 @@ impl Model {
     fn run(&mut self, op: Op) {
         match op {
             Op::Allocate { metadata, least, most, cluster } => {
-                let want = Want::data(least * SECTOR, most * SECTOR, Cluster(cluster));
-                self.allocate(metadata, want);
+                let request =
+                    AllocationRequest::data(least * SECTOR, most * SECTOR, Cluster(cluster));
+                self.allocate(metadata, request);
             }
-            Op::Node { cluster } => self.allocate(true, Want::node(NODE, Cluster(cluster))),
+            Op::Node { cluster } => self.allocate_node(cluster),
             Op::Release { which, from, sectors } => {
                 let Some(range) = self.part(which, from, sectors) else { return };
                 self.space.release(range.clone()).unwrap();
-                self.set(&range, &[Sector::Taken], Sector::Free);
+                self.set(&range, &[Sector::Allocated], Sector::Free);
                 self.space.release(range).unwrap_err();
             }
-            Op::ReleaseNear { which, from, sectors, cluster } => {
+            Op::ReleaseToCluster { which, from, sectors, cluster } => {
                 let Some(range) = self.part(which, from, sectors) else { return };
-                self.space.release_near(&range, Cluster(cluster)).unwrap();
-                self.set(&range, &[Sector::Taken], Sector::Free);
-                self.space.release_near(&range, Cluster(cluster)).unwrap_err();
+                self.space.release_to_cluster(&range, Cluster(cluster)).unwrap();
+                self.set(&range, &[Sector::Allocated], Sector::Free);
+                self.space.release_to_cluster(&range, Cluster(cluster)).unwrap_err();
             }
-            Op::Forget { metadata } => self.space.forget_spares(class_of(metadata)),
+            Op::ReleaseRecycled { metadata } => self.space.release_recycled(class_of(metadata)),
             Op::Pin { which, from, sectors, generation } => {
                 let Some(range) = self.part(which, from, sectors) else { return };
                 self.space.pin(range.clone(), Generation(generation)).unwrap();
-                self.set(&range, &[Sector::Taken], Sector::Pinned(generation));
+                self.set(&range, &[Sector::Allocated], Sector::Pinned(generation));
                 self.space.pin(range.clone(), Generation(9)).unwrap_err();
                 self.space.release(range).unwrap_err();
             }
@@ -255,40 +260,40 @@ impl Model {
                 assert!(self.space.set_read_only(Logical(GROUPS[group].0), is_read_only));
                 self.read_only[group] = is_read_only;
             }
-            Op::Look { group } => {
+            Op::FreeRanges { group } => {
                 let base = GROUPS[group].0;
                 let free = runs(base, &self.sectors[group], |sector| sector == Sector::Free);
                 assert_eq!(self.space.free_ranges(Logical(base)), free);
             }
-            Op::Claim { group, from, sectors } => {
+            Op::AllocateExact { group, from, sectors } => {
                 let to = (from + sectors).min(GROUP_SECTORS);
                 let (low, high) = (usize::try_from(from).unwrap(), usize::try_from(to).unwrap());
                 let is_free = self.sectors[group][low..high].iter().all(|at| *at == Sector::Free);
                 let base = GROUPS[group].0;
                 let range = base + from * SECTOR..base + to * SECTOR;
-                assert_eq!(self.space.claim(&range).unwrap(), is_free);
+                assert_eq!(self.space.allocate_exact(&range).unwrap(), is_free);
                 if is_free {
-                    self.set(&range, &[Sector::Free], Sector::Taken);
+                    self.set(&range, &[Sector::Free], Sector::Allocated);
                     self.held.push(range);
                 }
             }
             Op::Trim { group, least, batch } => {
                 let base = GROUPS[group].0;
                 let batch = batch * SECTOR;
-                let taken = self.space.take_free(Logical(base), base, least * SECTOR, batch);
-                let bytes: u64 = taken.iter().map(|range| range.end - range.start).sum();
+                let runs = self.space.allocate_for_trim(Logical(base), base, least * SECTOR, batch);
+                let bytes: u64 = runs.iter().map(|range| range.end - range.start).sum();
                 assert!(bytes <= batch);
-                for range in taken {
-                    self.set(&range, &[Sector::Free], Sector::Taken);
+                for range in runs {
+                    self.set(&range, &[Sector::Free], Sector::Allocated);
                     self.held.push(range);
                 }
             }
-            Op::Reserve { metadata, sectors, is_urgent } => {
-                self.reserve(metadata, sectors * SECTOR, is_urgent);
+            Op::Reserve { metadata, sectors, is_deletion } => {
+                self.reserve(metadata, sectors * SECTOR, is_deletion);
             }
             Op::Drop { which } => {
-                if let Some(index) = which.checked_rem(self.tickets.len()) {
-                    self.tickets.swap_remove(index);
+                if let Some(index) = which.checked_rem(self.reservations.len()) {
+                    self.reservations.swap_remove(index);
                 }
             }
         }
@@ -296,7 +301,7 @@ impl Model {
 
     fn unpin(&mut self, generation: u64, is_held: bool) {
         let mut ranges = if is_held {
-            self.space.take_pinned(Generation(generation))
+            self.space.unpin_to_caller(Generation(generation))
         } else {
             self.space.unpin(Generation(generation))
         };
@@ -305,7 +310,7 @@ impl Model {
             let is_old = |sector| matches!(sector, Sector::Pinned(of) if of <= generation);
             want.extend(runs(*base, &self.sectors[group], is_old));
         }
-        let to = if is_held { Sector::Taken } else { Sector::Free };
+        let to = if is_held { Sector::Allocated } else { Sector::Free };
         for range in &ranges {
             let pinned: Vec<_> = (0..=generation).map(Sector::Pinned).collect();
             self.set(range, &pinned, to);
@@ -313,7 +318,7 @@ impl Model {
         if is_held {
             self.held.extend(ranges.iter().cloned());
         }
-        // Runs of different generations stay apart.
+        // Runs of different generations are not joined.
         ranges.dedup_by(|later, before| {
             let touches = before.end == later.start
                 && Self::group_of(before.start) == Self::group_of(later.start);
@@ -334,38 +339,38 @@ impl Model {
     }
 
     fn reserved(&self, metadata: bool) -> u64 {
-        let same = self.tickets.iter().filter(|(of, _)| self.is_mixed || *of == metadata);
-        same.map(|(_, ticket)| ticket.bytes()).sum()
+        let same = self.reservations.iter().filter(|(of, _)| self.is_mixed || *of == metadata);
+        same.map(|(_, reservation)| reservation.bytes()).sum()
     }
 
-    fn reserve(&mut self, metadata: bool, bytes: u64, is_urgent: bool) {
+    fn reserve(&mut self, metadata: bool, bytes: u64, is_deletion: bool) {
         let class = class_of(metadata);
         let reserve = if metadata || self.is_mixed { RESERVE } else { 0 };
-        let kept = if is_urgent { reserve / 2 } else { reserve };
-        let fits = self.reserved(metadata) + bytes + kept <= self.free_bytes(metadata);
-        let ticket = if is_urgent {
-            self.space.reserve_urgent(class, bytes)
+        let left_alone = if is_deletion { reserve / 2 } else { reserve };
+        let fits = self.reserved(metadata) + bytes + left_alone <= self.free_bytes(metadata);
+        let reservation = if is_deletion {
+            self.space.reserve_for_deletion(class, bytes)
         } else {
             self.space.reserve(class, bytes)
         };
-        assert_eq!(ticket.is_ok(), fits || bytes == 0, "{ticket:?}");
-        match ticket {
-            Ok(ticket) => self.tickets.push((metadata, ticket)),
+        assert_eq!(reservation.is_ok(), fits || bytes == 0, "{reservation:?}");
+        match reservation {
+            Ok(reservation) => self.reservations.push((metadata, reservation)),
             Err(error) => {
                 assert_eq!(error.pinned_bytes, self.space.totals(class).pinned);
-                assert!(!error.unallocated, "there is no device");
+                assert!(!error.can_add_chunk, "there is no device");
             }
         }
     }
 
-    /// The sums are those of the sectors.
+    /// Compares the totals with the array of sectors.
     fn check(&self) {
         for (index, status) in self.space.groups().into_iter().enumerate() {
             let count = |is: fn(Sector) -> bool| {
                 self.sectors[index].iter().filter(|sector| is(**sector)).count() as u64 * SECTOR
             };
             assert_eq!(status.free, count(|sector| sector == Sector::Free));
-            assert_eq!(status.taken, count(|sector| sector == Sector::Taken));
+            assert_eq!(status.allocated, count(|sector| sector == Sector::Allocated));
             assert_eq!(status.pinned, count(|sector| matches!(sector, Sector::Pinned(_))));
         }
         for (metadata, class) in [(false, Class::Data), (true, Class::Metadata)] {
@@ -395,7 +400,7 @@ fn runs(base: u64, sectors: &[Sector], is: impl Fn(Sector) -> bool) -> Vec<Range
 
 proptest! {
     #[test]
-    fn what_is_handed_out_is_free_and_the_sums_are_right(
+    fn allocations_are_free_sectors_and_totals_are_right(
         is_mixed in any::<bool>(),
         holes in prop::collection::vec((0_usize..4, 0_u64..1024, 1_u64..200), 0..20),
         ops in prop::collection::vec(op(), 1..300),
@@ -413,7 +418,7 @@ proptest! {
         let all = std::mem::take(&mut model.held);
         for range in all {
             model.space.release(range.clone()).unwrap();
-            model.set(&range, &[Sector::Taken], Sector::Free);
+            model.set(&range, &[Sector::Allocated], Sector::Free);
         }
         model.unpin(9, false);
         model.check();

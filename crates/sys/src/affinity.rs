@@ -1,7 +1,8 @@
-//! Where threads run: at one processor, or wherever the process may.
+//! CPU affinity: binds threads to a CPU, resets their affinity, and observes the CPU of other
+//! threads.
 //!
-//! A thread that stays hands its place on to threads that it starts; those of
-//! [`Workers`](crate::workers::Workers) roam all the same.
+//! A thread passes its affinity on to the threads that it starts. The threads of
+//! [`Workers`](crate::workers::Workers) reset theirs.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -9,64 +10,67 @@ use std::sync::OnceLock;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Longer than any line of `/proc/PID/stat`, whose 52 numbers have 20 digits at most.
-const LINE_BYTES_MAX: usize = 2048;
+/// Upper bound for the line of `/proc/PID/stat`, in bytes: it has 52 numbers of at most 20 digits.
+const STAT_BYTES_MAX: usize = 2048;
 
-/// The processor is the 39th field; the 3rd is the first behind the name.
-const PROCESSOR_AT: usize = 39 - 3;
+/// The CPU is field 39 of the line. Field 3 is the first behind the name of the thread.
+const CPU_FIELD: usize = 39 - 3;
 
-/// Where the process could run before any of its threads stayed somewhere.
-static EVERYWHERE: OnceLock<Option<CpuSet>> = OnceLock::new();
+/// The affinity of the process before the first call of [`bind_to_cpu`].
+static INITIAL: OnceLock<Option<CpuSet>> = OnceLock::new();
 
-/// Keeps the calling thread at one processor. `false` where it may not be there.
-pub fn stay_at(processor: usize) -> bool {
-    let everywhere = EVERYWHERE.get_or_init(|| sched_getaffinity(None).ok());
-    let is_allowed = |all: &CpuSet| processor < CpuSet::MAX_CPU && all.is_set(processor);
-    if !everywhere.as_ref().is_some_and(is_allowed) {
+/// Binds the calling thread to one CPU. Returns `false` if the process may not run there.
+pub fn bind_to_cpu(cpu: usize) -> bool {
+    let initial = INITIAL.get_or_init(|| sched_getaffinity(None).ok());
+    let is_allowed = |all: &CpuSet| cpu < CpuSet::MAX_CPU && all.is_set(cpu);
+    if !initial.as_ref().is_some_and(is_allowed) {
         return false;
     }
     let mut one = CpuSet::new();
-    one.set(processor);
+    one.set(cpu);
     sched_setaffinity(None, &one).is_ok()
 }
 
-/// Lets the calling thread run wherever the process may.
-pub fn roam() {
-    if let Some(Some(everywhere)) = EVERYWHERE.get() {
-        // Refused to a thread whose processors were all taken from it, which roams already.
-        sched_setaffinity(None, everywhere).unwrap_or_default();
+/// Lets the calling thread run on every CPU that the process could use initially.
+pub fn reset_affinity() {
+    if let Some(Some(initial)) = INITIAL.get() {
+        // Fails if all of these CPUs were taken from the process; the kernel has then reset the
+        // affinity.
+        sched_setaffinity(None, initial).unwrap_or_default();
     }
 }
 
-/// A thread of any process, whose place may be asked again and again.
-pub struct Watched {
+/// A thread of any process whose CPU can be read repeatedly. Holds its `/proc/PID/stat` open.
+pub struct WatchedThread {
     thread: u32,
     line: File,
 }
 
-impl Watched {
-    /// `None` where there is no such thread, or none that may be looked at.
+impl WatchedThread {
+    /// Opens the `stat` file of a thread. Returns `None` if there is no such thread, or it is
+    /// hidden.
     pub fn new(thread: u32) -> Option<Self> {
         Some(Self { thread, line: File::open(format!("/proc/{thread}/stat")).ok()? })
     }
 
+    /// Returns the id of the thread.
     pub fn thread(&self) -> u32 {
         self.thread
     }
 
-    /// The processor where it runs, or ran last; `None` once it has ended.
-    pub fn processor(&self) -> Option<usize> {
-        let mut line = [0; LINE_BYTES_MAX];
+    /// Returns the CPU that the thread runs on, or ran on last. Returns `None` when it has ended.
+    pub fn cpu(&self) -> Option<usize> {
+        let mut line = [0; STAT_BYTES_MAX];
         let bytes = self.line.read_at(&mut line, 0).ok()?;
-        processor_in(line.get(..bytes)?)
+        parse_cpu(line.get(..bytes)?)
     }
 }
 
-fn processor_in(line: &[u8]) -> Option<usize> {
-    // The name is in parentheses, and may hold some.
+fn parse_cpu(line: &[u8]) -> Option<usize> {
+    // The name is in parentheses and may contain parentheses itself.
     let behind_name = line.iter().rposition(|byte| *byte == b')')? + 2;
     let fields = std::str::from_utf8(line.get(behind_name..)?).ok()?;
-    fields.split(' ').nth(PROCESSOR_AT)?.trim_end().parse().ok()
+    fields.split(' ').nth(CPU_FIELD)?.trim_end().parse().ok()
 }
 
 #[cfg(test)]
@@ -75,31 +79,31 @@ mod tests {
     use std::thread;
 
     #[test]
-    fn a_thread_stays_where_it_is_told_and_roams_again() {
+    fn a_bound_thread_runs_on_its_cpu_until_its_affinity_is_reset() {
         let here = thread::spawn(|| {
             let before = sched_getaffinity(None).unwrap();
             let allowed = (0..CpuSet::MAX_CPU).filter(|number| before.is_set(*number));
-            for processor in allowed {
-                assert!(stay_at(processor));
+            for cpu in allowed {
+                assert!(bind_to_cpu(cpu));
                 let own = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
-                let watched = Watched::new(own).unwrap();
-                assert_eq!(watched.processor(), Some(processor));
+                let watched = WatchedThread::new(own).unwrap();
+                assert_eq!(watched.cpu(), Some(cpu));
                 assert_eq!(watched.thread(), own);
                 assert_eq!(sched_getaffinity(None).unwrap().count(), 1);
             }
-            assert!(!stay_at(CpuSet::MAX_CPU - 1) && !stay_at(usize::MAX));
-            roam();
+            assert!(!bind_to_cpu(CpuSet::MAX_CPU - 1) && !bind_to_cpu(usize::MAX));
+            reset_affinity();
             assert_eq!(sched_getaffinity(None).unwrap(), before);
         });
         here.join().unwrap();
     }
 
     #[test]
-    fn names_do_not_move_the_fields() {
+    fn parentheses_in_a_thread_name_do_not_shift_the_fields() {
         let mut line = b"7 (a) b) S".to_vec();
         (4..=52).for_each(|field| line.extend(format!(" {field}").bytes()));
-        assert_eq!(processor_in(&line), Some(39));
-        assert_eq!(processor_in(&line[..40]), None);
-        assert_eq!(processor_in(b""), None);
+        assert_eq!(parse_cpu(&line), Some(39));
+        assert_eq!(parse_cpu(&line[..40]), None);
+        assert_eq!(parse_cpu(b""), None);
     }
 }

@@ -1,5 +1,5 @@
-//! [`CountingAllocator`]: the system's allocator, counting. For tests that hold a hot path to a
-//! budget of allocations:
+//! [`CountingAllocator`]: the system's allocator with a count per thread. For tests that bound the
+//! allocations of a hot path:
 //!
 //! ```
 //! #[global_allocator]
@@ -12,16 +12,18 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
+/// A global allocator that counts the allocations of each thread.
 #[derive(Debug)]
 pub struct CountingAllocator;
 
 thread_local! {
-    // Const-initialised and without a destructor: touching it allocates nothing.
+    // Const-initialised and without a destructor, so that accessing it allocates nothing.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// How often this thread allocated (or reallocated) during the call, and what the call returned.
-/// Always 0 unless the program's global allocator is [`CountingAllocator`].
+/// Calls `call` and returns how often this thread allocated or reallocated meanwhile, and the
+/// result of the call. The count is always 0 unless the global allocator of the program is
+/// [`CountingAllocator`].
 pub fn allocations_of<R>(call: impl FnOnce() -> R) -> (u64, R) {
     let before = ALLOCATIONS.get();
     let result = call();

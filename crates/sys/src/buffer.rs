@@ -1,21 +1,22 @@
 //! [`Buffer`]: owned bytes that a device can read and write directly.
 //!
-//! 1. The first byte lies on a 4096-byte boundary, and the capacity is a multiple of 4096, so that
-//!    a direct read may always be rounded up to whole blocks inside the buffer's own memory. A
-//!    borrowed buffer lies where its lender says, and its capacity is its length.
-//! 2. The memory is initialised from the start: zeroed, or (from an arena) what the slot's previous
-//!    user left, or what the lender wrote.
+//! 1. The first byte lies on a 4096-byte boundary, and the capacity is a multiple of 4096. So a
+//!    direct read can always be rounded up to whole blocks inside the buffer's own memory. A
+//!    borrowed buffer has the address that its lender gives, and its capacity is its length.
+//! 2. The memory is always initialised: zeroed, or (from an arena) with the bytes of the slot's
+//!    previous user, or with the bytes of the lender.
 //! 3. A buffer has one owner. It moves into a request and comes back with its completion.
-//! 4. A buffer cut from an [`Arena`](crate::arena::Arena) returns its slot when it is dropped, and
-//!    keeps the arena alive until then.
-//! 5. The bytes of a [borrowed](Buffer::borrowed) buffer are not taken for stable: its lender is
-//!    another program's code, whose promise to leave them alone nothing enforces. Code that needs
-//!    one value of them, to sum and then to write it, takes it out once ([`Buffer::copy_to`]) and
-//!    works on the copy. All other buffers are stable.
-//! 6. A reference to the bytes is made only while nothing changes them: by the contract of
-//!    [`Buffer::borrowed`], or, for memory of a [`Scribble`](crate::scribble::Scribble), by a hold
-//!    on it that keeps the scribbler away until the buffer is dropped. The length, the address and
-//!    [`Buffer::copy_to`] need no reference, and take no hold.
+//! 4. A buffer from an [`Arena`](crate::arena::Arena) frees its slot when it is dropped, and keeps
+//!    the arena mapped until then.
+//! 5. The bytes of a [borrowed](Buffer::borrowed) buffer are not stable: the lender is another
+//!    program's code, and nothing prevents it from changing them. Code that needs one value of
+//!    them, to checksum and then write it, copies them once ([`Buffer::copy_to`]) and works on the
+//!    copy. All other buffers are stable.
+//! 6. A reference to the bytes is created only while nothing changes them. For borrowed memory the
+//!    contract of [`Buffer::borrowed`] ensures this. For memory of a
+//!    [`Scribble`](crate::scribble::Scribble) the buffer takes a hold first, which excludes the
+//!    scribbler until the buffer is dropped. The length, the address and [`Buffer::copy_to`] need
+//!    no reference, and take no hold.
 
 use crate::arena::Slot;
 use crate::scribble::Loan;
@@ -28,9 +29,10 @@ use std::ptr::NonNull;
 /// The alignment of every buffer, and the unit of its capacity.
 pub const BUFFER_ALIGN: usize = 4096;
 
-/// The longest buffer; one more bound between a hostile length and the allocator.
+/// The longest buffer, in bytes: a last bound between a hostile length and the allocator.
 pub const BUFFER_BYTES_MAX: usize = 1 << 30;
 
+/// Owned bytes, aligned to [`BUFFER_ALIGN`]; see the laws of [this module](self).
 pub struct Buffer {
     start: NonNull<u8>,
     len: usize,
@@ -38,39 +40,42 @@ pub struct Buffer {
     home: Home,
 }
 
-/// Where the memory goes back to.
+/// The owner of the memory, which decides what `drop` does.
 enum Home {
-    /// Capacity zero: no memory at all.
+    /// Capacity zero: there is no memory.
     Nowhere,
-    /// The lender's.
+    /// Memory of the lender; not freed.
     Lender,
-    /// A [`Scribble`](crate::scribble::Scribble)'s, with the hold on it (law 6).
+    /// Memory of a [`Scribble`](crate::scribble::Scribble), with the hold on it (law 6).
     Scribble(Loan),
+    /// The global allocator.
     Heap,
-    /// A slab's block.
+    /// A block of [`slabs`].
     Slab,
-    /// Held for its drop, which frees the slot.
-    Arena {
-        _slot: Slot,
-    },
+    /// Dropping the slot frees it.
+    Arena { _slot: Slot },
 }
 
-// SAFETY: the buffer owns its memory alone, like a `Box<[u8]>`; its slot, if any, is `Send`. Who
-// lends memory promises that it may be used from any thread; a scribble's is atomic or held.
+// SAFETY: the buffer owns its memory alone, like a `Box<[u8]>`; its slot, if any, is `Send`. The
+// lender of borrowed memory guarantees that any thread may use it; memory of a scribble is accessed
+// atomically or under a hold.
 unsafe impl Send for Buffer {}
 // SAFETY: shared access only reads the bytes; a hold is taken under a lock.
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// `len` zero bytes. Panics beyond [`BUFFER_BYTES_MAX`]: lengths from a disk are checked by
-    /// their reader, long before.
+    /// Allocates `len` zero bytes.
+    ///
+    /// # Panics
+    /// If `len` exceeds [`BUFFER_BYTES_MAX`]. Readers check lengths that come from a disk long
+    /// before.
     pub fn zeroed(len: usize) -> Buffer {
         assert!(len <= BUFFER_BYTES_MAX, "a buffer is at most {BUFFER_BYTES_MAX} bytes");
         let capacity = len.next_multiple_of(BUFFER_ALIGN);
         if capacity == 0 {
             return Buffer::default();
         }
-        if let Some(start) = slabs::take(capacity) {
+        if let Some(start) = slabs::allocate(capacity) {
             return Buffer { start, len, capacity, home: Home::Slab };
         }
         let layout = layout(capacity);
@@ -80,7 +85,7 @@ impl Buffer {
         Buffer { start, len, capacity, home: Home::Heap }
     }
 
-    /// A buffer that holds a copy of `bytes`.
+    /// Allocates a copy of `bytes`.
     pub fn copy_of(bytes: &[u8]) -> Buffer {
         let mut buffer = Buffer::zeroed(bytes.len());
         buffer.copy_from_slice(bytes);
@@ -93,24 +98,24 @@ impl Buffer {
         Buffer { start, len, capacity, home: Home::Arena { _slot: slot } }
     }
 
-    /// A buffer over lent memory (laws 1 and 5).
+    /// Makes a buffer over memory of the caller (laws 1 and 5).
     ///
     /// # Safety
     ///
-    /// Until the buffer is dropped, `len` bytes from `start` are initialised memory that any thread
-    /// may read and write, and that is reached through this buffer only: no reference leads there
-    /// but those made from it, and nothing else changes the bytes.
+    /// Until the buffer is dropped, the `len` bytes from `start` are initialised memory that any
+    /// thread may read and write, and only this buffer accesses them: no references to them exist
+    /// except those made from it, and nothing else changes the bytes.
     pub unsafe fn borrowed(start: NonNull<u8>, len: usize) -> Buffer {
         assert!(len <= BUFFER_BYTES_MAX, "a buffer is at most {BUFFER_BYTES_MAX} bytes");
         Buffer { start, len, capacity: len, home: Home::Lender }
     }
 
-    /// A buffer over a part of a scribble's memory (law 6).
+    /// Makes a buffer over a part of a scribble's memory (law 6).
     pub(crate) fn of_scribble(start: NonNull<u8>, len: usize, loan: Loan) -> Buffer {
         Buffer { start, len, capacity: len, home: Home::Scribble(loan) }
     }
 
-    /// The number of bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -119,33 +124,35 @@ impl Buffer {
         self.len == 0
     }
 
-    /// The address of the first byte.
+    /// Returns the address of the first byte.
     pub fn as_ptr(&self) -> *const u8 {
         self.start.as_ptr()
     }
 
-    /// The bytes that [`Buffer::set_len`] may grow to without moving.
+    /// Returns the length in bytes that [`Buffer::set_len`] can grow the buffer to without moving
+    /// it.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Changes the length within the capacity; bytes that appear hold whatever was there (law 2).
+    /// Changes the length within the capacity. Added bytes hold what the memory held before (law
+    /// 2).
     pub fn set_len(&mut self, len: usize) {
         assert!(len <= self.capacity, "length {len} beyond capacity {}", self.capacity);
         self.len = len;
     }
 
-    /// Whether the memory belongs to an arena.
+    /// Returns whether the memory belongs to an arena.
     pub fn is_from_arena(&self) -> bool {
         matches!(self.home, Home::Arena { .. })
     }
 
-    /// Whether nothing else can change the bytes (law 5).
+    /// Returns whether nothing else can change the bytes (law 5).
     pub fn is_stable(&self) -> bool {
         !matches!(self.home, Home::Lender | Home::Scribble(_))
     }
 
-    /// Copies the bytes from `at` on, as they are at this moment, and reads each only once.
+    /// Copies the current bytes from index `at` on into `copy`, reading each byte only once.
     pub fn copy_to(&self, at: usize, copy: &mut [u8]) {
         let fits = at.checked_add(copy.len()).is_some_and(|end| end <= self.len);
         assert!(fits, "{} bytes at {at} are not in {} bytes", copy.len(), self.len);
@@ -155,16 +162,16 @@ impl Buffer {
         }
         // SAFETY: `at` lies within the memory.
         let from = unsafe { self.start.add(at) };
-        // SAFETY: as many bytes as `copy` has are there from `from` on; `copy` is exclusive, so it
-        // is other memory. No reference to bytes that may change is made.
+        // SAFETY: `from` is followed by as many bytes as `copy` has. `copy` is exclusive, so it is
+        // other memory. No reference to bytes that may change is created.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), copy.as_mut_ptr(), copy.len()) }
     }
 
-    /// The whole memory, beyond the length too.
+    /// Returns the whole capacity, including the bytes behind the length.
     pub fn whole_mut(&mut self) -> &mut [u8] {
         self.hold_alone();
-        // SAFETY: `capacity` bytes from `start` are ours, initialised, and borrowed with `self`;
-        // nothing else changes them (law 6).
+        // SAFETY: `capacity` bytes from `start` belong to the buffer, are initialised, and are
+        // borrowed with `self`; nothing else changes them (law 6).
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.capacity) }
     }
 
@@ -172,20 +179,20 @@ impl Buffer {
         self.start
     }
 
-    /// Of the whole memory.
+    /// Returns the addresses of the whole capacity.
     fn addresses(&self) -> Range<usize> {
         let start = self.start.addr().get();
         start..start + self.capacity
     }
 
-    /// Law 6, before a shared reference.
+    /// Takes a shared hold before a shared reference is created (law 6).
     fn hold(&self) {
         if let Home::Scribble(loan) = &self.home {
             loan.hold(&self.addresses());
         }
     }
 
-    /// Law 6, before an exclusive reference.
+    /// Takes an exclusive hold before an exclusive reference is created (law 6).
     fn hold_alone(&mut self) {
         let part = self.addresses();
         if let Home::Scribble(loan) = &mut self.home {
@@ -194,7 +201,7 @@ impl Buffer {
     }
 }
 
-/// A copy has memory of its own, wherever the original lies.
+/// Copies into newly allocated memory, whatever memory the original has.
 impl Clone for Buffer {
     fn clone(&self) -> Buffer {
         let mut copy = Buffer::zeroed(self.len);
@@ -218,10 +225,10 @@ impl Drop for Buffer {
             loan.release(&part);
         }
         match self.home {
-            // SAFETY: allocated by `zeroed` with this very layout, and freed once.
+            // SAFETY: allocated by `zeroed` with this layout, and freed once.
             Home::Heap => unsafe { dealloc(self.start.as_ptr(), layout(self.capacity)) },
-            // SAFETY: taken by `zeroed` with this very capacity, and given back once.
-            Home::Slab => unsafe { slabs::give(self.start, self.capacity) },
+            // SAFETY: allocated by `zeroed` with this capacity, and freed once.
+            Home::Slab => unsafe { slabs::free(self.start, self.capacity) },
             Home::Nowhere | Home::Lender | Home::Scribble(_) | Home::Arena { .. } => {}
         }
     }
@@ -232,8 +239,8 @@ impl Deref for Buffer {
 
     fn deref(&self) -> &[u8] {
         self.hold();
-        // SAFETY: `len <= capacity` initialised bytes that we own (laws 1 and 2), and that nothing
-        // changes while they are borrowed (law 6).
+        // SAFETY: `len <= capacity` initialised bytes that the buffer owns (laws 1 and 2), and that
+        // nothing changes while they are borrowed (law 6).
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
@@ -266,7 +273,7 @@ impl fmt::Debug for Buffer {
 
 fn layout(capacity: usize) -> Layout {
     Layout::from_size_align(capacity, BUFFER_ALIGN)
-        .expect("capacity is bounded, the alignment 4096")
+        .expect("the capacity is bounded and the alignment is 4096")
 }
 
 #[cfg(test)]
@@ -274,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_is_aligned_zeroed_and_as_long_as_asked() {
+    fn a_buffer_is_aligned_zeroed_and_has_the_requested_length() {
         for len in [0, 1, 511, 4096, 4097, 16384, 1 << 20] {
             let mut buffer = Buffer::zeroed(len);
             assert_eq!(buffer.len(), len);
@@ -295,10 +302,10 @@ mod tests {
     }
 
     #[test]
-    fn a_borrowed_buffer_is_the_lenders_memory_and_not_stable() {
+    fn a_borrowed_buffer_uses_the_lenders_memory_and_is_not_stable() {
         let mut memory = vec![3u8; 5000];
         let start = NonNull::new(memory.as_mut_ptr().wrapping_add(1)).unwrap();
-        // SAFETY: the bytes are there, and the test leaves them alone while the buffer is.
+        // SAFETY: the bytes exist, and the test does not touch them while the buffer exists.
         let mut buffer = unsafe { Buffer::borrowed(start, 4998) };
         assert!(!buffer.is_stable() && Buffer::zeroed(1).is_stable() && !buffer.is_from_arena());
         assert_eq!((buffer.len(), buffer.capacity()), (4998, 4998));
@@ -313,13 +320,13 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "are not in")]
-    fn no_byte_behind_the_end_is_copied_out() {
+    fn copy_to_panics_behind_the_end() {
         Buffer::zeroed(10).copy_to(5, &mut [0; 6]);
     }
 
     #[test]
     #[should_panic(expected = "beyond capacity")]
-    fn growing_beyond_the_capacity_is_refused() {
+    fn set_len_panics_beyond_the_capacity() {
         Buffer::zeroed(10).set_len(4097);
     }
 }

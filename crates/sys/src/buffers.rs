@@ -1,24 +1,24 @@
 //! [`Buffers`] and [`Load`]: the memory of one request.
 //!
-//! 1. The bytes of several buffers are one row, in their order, wherever each of them lies.
-//! 2. Memory that is shared is only read: it goes to devices and does not come from them. It is
-//!    nobody's to change until one owner is left ([`std::sync::Arc::get_mut`]).
+//! 1. The bytes of several buffers form one sequence, in the order of the buffers, like an iovec.
+//! 2. Shared memory is only read: devices are written from it and never read into it. It can be
+//!    changed again when one owner is left ([`std::sync::Arc::get_mut`]).
 
 use crate::buffer::Buffer;
 use std::sync::Arc;
 
-/// One buffer, or several in a row. A list that is lent comes back with its buffers in it.
+/// One buffer or a list of them. A list comes back with its buffers when the request completes.
 #[derive(Debug)]
 pub enum Buffers {
     One(Buffer),
     Many(Vec<Buffer>),
 }
 
-/// The memory that a request brings along, and its completion gives back.
+/// The memory that a request owns while it is in flight and that its completion returns.
 #[derive(Debug)]
 pub enum Load {
     Owned(Buffers),
-    /// For writes of the same bytes to several places.
+    /// For writes of the same bytes to several offsets or devices.
     Shared(Arc<Buffers>),
 }
 
@@ -30,18 +30,18 @@ impl Buffers {
         }
     }
 
-    /// All bytes of the row.
+    /// Returns the total length in bytes.
     pub fn bytes(&self) -> usize {
         let lengths = self.as_slice().iter().map(Buffer::len);
         lengths.fold(0, usize::saturating_add)
     }
 
-    /// Whether nobody can change the bytes.
+    /// Returns whether nothing else can change the bytes ([`Buffer::is_stable`]).
     pub fn is_stable(&self) -> bool {
         self.as_slice().iter().all(Buffer::is_stable)
     }
 
-    /// The one buffer, if there is one.
+    /// Returns the buffer if there is exactly one.
     pub fn into_one(self) -> Option<Buffer> {
         match self {
             Buffers::One(buffer) => Some(buffer),
@@ -60,7 +60,7 @@ impl Load {
         self.buffers().bytes()
     }
 
-    /// The one buffer of this request alone, which a device may write to.
+    /// Returns the buffer if the request owns exactly one, so a device may read into it.
     pub fn one_mut(&mut self) -> Option<&mut Buffer> {
         match self {
             Load::Owned(Buffers::One(buffer)) => Some(buffer),
@@ -68,7 +68,7 @@ impl Load {
         }
     }
 
-    /// The buffers, unless others share them.
+    /// Returns the buffers, unless other requests still share them.
     pub fn into_buffers(self) -> Option<Buffers> {
         match self {
             Load::Owned(buffers) => Some(buffers),
@@ -76,7 +76,7 @@ impl Load {
         }
     }
 
-    /// The one buffer, if that is what the load is.
+    /// Returns the buffer if there is exactly one and no other request shares it.
     pub fn into_one(self) -> Option<Buffer> {
         self.into_buffers()?.into_one()
     }
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_is_as_long_as_its_buffers_together() {
+    fn the_length_of_a_list_is_the_sum_of_its_buffers() {
         let row = Buffers::from(vec![Buffer::zeroed(5), Buffer::default(), Buffer::zeroed(7)]);
         assert_eq!((row.bytes(), row.as_slice().len()), (12, 3));
         assert!(row.into_one().is_none());
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_memory_comes_back_to_the_last_who_has_it() {
+    fn only_the_last_owner_of_shared_memory_gets_it_back() {
         let shared = Arc::new(Buffers::from(Buffer::zeroed(8)));
         let (mut first, second) = (Load::from(Arc::clone(&shared)), Load::from(shared));
         assert!(first.one_mut().is_none());

@@ -1,23 +1,22 @@
-//! Descriptors of this process as a whole: what another program inherits.
+//! Prevents other programs from inheriting the file descriptors of this process.
 
 use crate::errno::Errno;
 
-/// The first descriptor that is not one of the standard three.
+/// The first descriptor behind the three standard ones.
 const FIRST: libc::c_uint = 3;
 
-/// Marks every descriptor but the standard three so that a program which this process becomes or
-/// starts does not inherit it.
+/// Sets the close-on-exec flag of every descriptor except the standard three.
 ///
 /// # Errors
-/// The kernel has no `close_range` that does this (before Linux 5.11), and `/proc` is not there.
+/// The kernel has no `close_range` with this flag (before Linux 5.11), and `/proc` is not mounted.
 pub fn close_on_exec() -> Result<(), Errno> {
     let flags = libc::c_long::from(libc::CLOSE_RANGE_CLOEXEC);
-    // SAFETY: the call takes three integers, and closes nothing: it only sets a flag.
+    // SAFETY: the call takes three integers and closes nothing: it only sets a flag.
     let answer = unsafe { libc::syscall(libc::SYS_close_range, FIRST, libc::c_uint::MAX, flags) };
-    if answer == 0 { Ok(()) } else { one_by_one() }
+    if answer == 0 { Ok(()) } else { set_flags_one_by_one() }
 }
 
-fn one_by_one() -> Result<(), Errno> {
+fn set_flags_one_by_one() -> Result<(), Errno> {
     let refused = |error: std::io::Error| Errno(error.raw_os_error().unwrap_or(libc::EIO));
     for entry in std::fs::read_dir("/proc/self/fd").map_err(refused)?.flatten() {
         let name = entry.file_name();
@@ -25,7 +24,7 @@ fn one_by_one() -> Result<(), Errno> {
             continue;
         };
         if number.unsigned_abs() >= FIRST {
-            // SAFETY: sets a flag of a descriptor; one that has gone since is refused.
+            // SAFETY: sets a flag of a descriptor; the call fails if it was closed meanwhile.
             unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) };
         }
     }
@@ -38,8 +37,8 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     #[test]
-    fn a_program_that_is_started_does_not_inherit_descriptors() {
-        for way in [close_on_exec, one_by_one] {
+    fn a_started_program_does_not_inherit_descriptors() {
+        for way in [close_on_exec, set_flags_one_by_one] {
             let file = tempfile::tempfile().unwrap();
             rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::empty()).unwrap();
             let path = format!("/proc/self/fd/{}", file.as_raw_fd());

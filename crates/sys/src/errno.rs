@@ -1,9 +1,9 @@
-//! [`Errno`]: an operating system error as a plain value.
-//!
-//! `std::io::Error` is neither `Clone` nor comparable; completions need both.
+//! [`Errno`]: an operating system error as a plain value. Completions need a `Clone` and comparable
+//! error, which `std::io::Error` is not.
 
 use std::fmt;
 
+/// An error number of the operating system.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Errno(pub i32);
 
@@ -17,7 +17,7 @@ impl Errno {
     pub const READ_ONLY: Errno = Errno(libc::EROFS);
     pub const NOT_SUPPORTED: Errno = Errno(libc::EOPNOTSUPP);
 
-    /// What `errno` holds now; to be asked right after the call that failed.
+    /// Returns the current value of `errno`. Must be called directly after the failed call.
     pub fn last() -> Errno {
         Errno::from(std::io::Error::last_os_error())
     }

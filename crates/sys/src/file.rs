@@ -1,28 +1,33 @@
-//! [`DiskFile`]: an open disk, that is a block device or an image file, and the facts about it.
+//! [`DiskFile`]: an open disk (a block device or an image file) and its properties.
 //!
-//! 1. Reads and writes bypass the page cache (`O_DIRECT`) where the file allows it and the caller
-//!    wants it; [`DiskFile::is_direct`] says which happened. Direct transfers must respect
-//!    [`DiskFile::alignment`]; this file does not bounce.
+//! 1. Reads and writes bypass the page cache (`O_DIRECT`) if the file allows it and the caller
+//!    requests it; [`DiskFile::is_direct`] returns whether they do. Direct transfers must respect
+//!    [`DiskFile::alignment`]; this type does not use bounce buffers.
 //! 2. A writable open is exclusive, by whatever name the bytes are reached. On a block device
-//!    `O_EXCL` keeps out kernel mounts and other exclusive openers; open-file-description locks, of
-//!    the disk and of what it stands on ([`crate::block`]), keep out all that use this crate; and a
-//!    loop device over the same bytes must not be mounted, nor open exclusively or for writing.
-//!    (A loop device that is attached and mounted afterwards is not seen: the kernel asks nothing.)
-//! 3. A read-only open takes the shared form of that lock: readers meet readers, but no writer
-//!    starts under a reader and no reader under a writer, for a reader of a volume that changes
-//!    sees trees that no longer exist. [`Sharing::Unlocked`] asks for such a look all the same.
-//!    The kernel takes no such lock: reading a device that it has mounted is allowed.
-//! 4. Both locks end with the last descriptor, however the process ends. The kernel takes a killed
-//!    process's rings down a moment after the process: a lock that nobody is seen to hold is waited
-//!    for, [`RELEASE_WAIT`] at most.
-//! 5. Where locks do not exist (some network file systems), a reader goes without, and a writer is
-//!    refused.
+//!    `O_EXCL` excludes kernel mounts and other exclusive opens. Open-file-description locks, on
+//!    the disk and on the storage beneath it (`storage.rs`), exclude all users of this crate.
+//!    A loop device over the same bytes must not be mounted, nor be open exclusively or for
+//!    writing. (A loop device that is attached and mounted afterwards is not detected: the kernel
+//!    checks none of these locks. Nor is a loop device over a file of an overlay, where the disk is
+//!    the file in the upper directory.)
+//! 3. A read-only open takes the shared form of that lock: several readers may have a disk open,
+//!    but a reader excludes writers and a writer excludes readers, because a reader of a volume
+//!    that changes would follow pointers to trees that no longer exist. [`Sharing::Unlocked`] skips
+//!    the lock. The kernel takes no such lock: a device that it has mounted can be opened
+//!    read-only.
+//! 4. Both locks end with the last descriptor, however the process ends. The kernel destroys the
+//!    rings of a killed process slightly later than the process. So an open waits for a lock
+//!    without a visible holder, at most `RELEASE_WAIT`; and as long for a process that has only a
+//!    loop device over the same bytes open for writing, as losetup(8) and udev do for a moment, and
+//!    for a child process, which has the descriptors of this one until it executes its program.
+//! 5. Where locks do not exist (some network filesystems), a read-only open continues without one,
+//!    and a writable open fails.
 //!
-//! Who holds a busy disk is found by [`crate::holder`].
+//! [`crate::holder`] finds what holds a busy disk.
 
-use crate::block::{self, Layer, Window};
 use crate::errno::Errno;
 use crate::holder::{self, Holder};
+use crate::storage::{self, Layer, Window};
 use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, StatxFlags};
 use std::fmt;
 use std::fs::File;
@@ -30,16 +35,18 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The alignment assumed for direct transfers where the kernel does not say.
+/// Alignment of direct transfers, in bytes, that is assumed where the kernel reports none.
 const DIRECT_ALIGN_DEFAULT: u32 = 512;
 
-/// The largest believable answer; beyond it the kernel's words are not trusted.
+/// The largest plausible alignment in bytes; larger values from the kernel are ignored.
 const DIRECT_ALIGN_MAX: u32 = 1 << 16;
 
-/// How long a lock is waited for whose holder has ended, and how often it is tried.
+/// How long an open waits for a lock whose holder has ended.
 const RELEASE_WAIT: Duration = Duration::from_secs(2);
+/// Time between two attempts to get the lock.
 const RELEASE_PAUSE: Duration = Duration::from_millis(10);
 
+/// An open block device or image file.
 pub struct DiskFile {
     fd: OwnedFd,
     path: PathBuf,
@@ -50,7 +57,7 @@ pub struct DiskFile {
     alignment: Alignment,
     logical_block_bytes: u32,
     cache: WriteCache,
-    /// The locks of what a loop device stands on.
+    /// The locks on the storage beneath a loop device.
     _beneath: Vec<OwnedFd>,
 }
 
@@ -60,11 +67,11 @@ pub enum DiskKind {
     BlockDevice { major: u32, minor: u32 },
 }
 
-/// How the disk is to be opened.
+/// How to open a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenDisk {
     pub writable: bool,
-    /// Bypass the page cache if the file can.
+    /// Bypass the page cache if the file supports it.
     pub direct: bool,
     pub sharing: Sharing,
 }
@@ -75,20 +82,20 @@ impl Default for OpenDisk {
     }
 }
 
-/// Whether the lock of laws 2 and 3 is taken.
+/// Whether to take the lock of laws 2 and 3.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
     Locked,
-    /// For readers only: look even though somebody may be writing.
+    /// For readers only: open the disk although another process may be writing to it.
     Unlocked,
 }
 
-/// What a direct transfer must be a multiple of; ones for a buffered file.
+/// What direct transfers must be multiples of, in bytes. All ones for a buffered file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Alignment {
-    /// Of the offset and the length.
+    /// Alignment of the offset and the length.
     pub offset_bytes: u32,
-    /// Of the memory's address.
+    /// Alignment of the memory address.
     pub memory_bytes: u32,
 }
 
@@ -96,12 +103,13 @@ impl Alignment {
     pub const BYTE: Alignment = Alignment { offset_bytes: 1, memory_bytes: 1 };
 }
 
-/// What lies between a completed write and the medium.
+/// The write cache of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriteCache {
-    /// A completed write may be lost at a power cut until a flush. True where it is not known.
+    /// Whether a power cut may lose a completed write until the next flush. True where it is not
+    /// known.
     pub is_volatile: bool,
-    /// Single writes can go through the cache (force unit access).
+    /// Whether single writes can bypass the cache (force unit access).
     pub has_fua: bool,
 }
 
@@ -149,13 +157,16 @@ impl OpenError {
 }
 
 impl DiskFile {
-    /// Opens a disk; waits for a lock that nobody is seen to hold (law 4).
+    /// Opens a disk. Waits for a lock without a visible holder (law 4).
+    ///
+    /// # Errors
+    /// The disk cannot be opened, is busy, or is not a disk.
     pub fn open(path: &Path, how: OpenDisk) -> Result<DiskFile, OpenError> {
         let start = Instant::now();
         loop {
             match Self::open_once(path, how) {
-                Err(OpenError::Busy { holder: Holder::Unknown, .. })
-                    if start.elapsed() < RELEASE_WAIT =>
+                Err(OpenError::Busy { holder, .. })
+                    if holder.may_end_soon() && start.elapsed() < RELEASE_WAIT =>
                 {
                     std::thread::sleep(RELEASE_PAUSE);
                 }
@@ -166,7 +177,7 @@ impl DiskFile {
 
     fn open_once(path: &Path, how: OpenDisk) -> Result<DiskFile, OpenError> {
         let refused = |cause: Errno| OpenError::Refused { path: path.to_owned(), cause };
-        // Asked before the open, because opening a fifo waits, and O_EXCL is for devices only.
+        // Checked before the open, because opening a FIFO blocks, and `O_EXCL` is for devices only.
         let stat = rustix::fs::stat(path).map_err(|cause| refused(cause.into()))?;
         let kind = disk_kind(path, &stat)?;
         let (fd, is_direct) = open_fd(path, kind, how)?;
@@ -182,7 +193,7 @@ impl DiskFile {
         {
             return Err(OpenError::ReadOnly { path: path.to_owned() });
         }
-        let beneath = claim(path, &fd, how)?;
+        let beneath = lock_storage(path, &fd, how)?;
         let bytes = disk_bytes(&fd, kind, &after).map_err(refused)?;
         let logical_block_bytes = match kind {
             DiskKind::Image => DIRECT_ALIGN_DEFAULT,
@@ -214,11 +225,12 @@ impl DiskFile {
         self.kind
     }
 
+    /// Returns the size in bytes at the time of the open.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// How many bytes the disk has now, which another process may have changed.
+    /// Returns the current size in bytes, which another process may have changed.
     pub fn bytes_now(&self) -> Result<u64, Errno> {
         let stat = rustix::fs::fstat(&self.fd)?;
         disk_bytes(&self.fd, self.kind, &stat)
@@ -244,7 +256,7 @@ impl DiskFile {
         self.cache
     }
 
-    /// Reads until `memory` is full or the file ends; says how many bytes came.
+    /// Reads until `memory` is full or the file ends. Returns the number of bytes read.
     pub fn read_at(&self, offset: u64, memory: &mut [u8]) -> Result<usize, Errno> {
         let mut done = 0;
         while let Some(rest) = memory.get_mut(done..).filter(|rest| !rest.is_empty()) {
@@ -255,7 +267,7 @@ impl DiskFile {
                 Err(cause) => return Err(cause.into()),
             }
             if self.is_direct && !done.is_multiple_of(self.alignment.offset_bytes as usize) {
-                // Only the end of the file cuts a direct read short inside a block.
+                // A direct read ends inside a block only at the end of the file.
                 break;
             }
         }
@@ -276,13 +288,13 @@ impl DiskFile {
         Ok(())
     }
 
-    /// Returns when everything written before is on the medium.
+    /// Returns when all earlier writes are on the medium.
     pub fn flush(&self) -> Result<(), Errno> {
         rustix::fs::fdatasync(&self.fd).map_err(Errno::from)
     }
 
-    /// Tells the disk that a range holds nothing of value; what it reads as afterwards is the
-    /// disk's affair.
+    /// Discards a range: a block device trims it, an image gets a hole. What it reads as afterwards
+    /// depends on the disk.
     pub fn discard(&self, offset: u64, bytes: u64) -> Result<(), Errno> {
         match self.kind {
             DiskKind::Image => {
@@ -309,9 +321,9 @@ impl AsFd for DiskFile {
 impl fmt::Debug for DiskFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let access = if self.is_writable { "read-write" } else { "read-only" };
-        let lane = if self.is_direct { "direct" } else { "buffered" };
+        let mode = if self.is_direct { "direct" } else { "buffered" };
         let path = self.path.display();
-        write!(f, "DiskFile({path}, {} bytes, {access}, {lane})", self.bytes)
+        write!(f, "DiskFile({path}, {} bytes, {access}, {mode})", self.bytes)
     }
 }
 
@@ -340,7 +352,7 @@ fn disk_kind(path: &Path, stat: &rustix::fs::Stat) -> Result<DiskKind, OpenError
     Err(OpenError::NotADisk { path: path.to_owned(), kind })
 }
 
-/// Opens, directly if that is wanted and possible.
+/// Opens the file, with `O_DIRECT` if requested and supported.
 fn open_fd(path: &Path, kind: DiskKind, how: OpenDisk) -> Result<(OwnedFd, bool), OpenError> {
     let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY;
     flags |= if how.writable { OFlags::RDWR } else { OFlags::RDONLY };
@@ -357,15 +369,15 @@ fn open_fd(path: &Path, kind: DiskKind, how: OpenDisk) -> Result<(OwnedFd, bool)
     match opened {
         Ok(fd) => Ok((fd, is_direct)),
         Err(rustix::io::Errno::BUSY) => {
-            Err(OpenError::Busy { path: path.to_owned(), holder: holder::of_device(kind) })
+            Err(OpenError::Busy { path: path.to_owned(), holder: holder::of_block_device(kind) })
         }
         Err(cause) => Err(OpenError::Refused { path: path.to_owned(), cause: cause.into() }),
     }
 }
 
-/// Takes the locks of laws 2 and 3, and looks for what needs none; returns the descriptors of the
-/// locks beneath the disk.
-fn claim(path: &Path, fd: &OwnedFd, how: OpenDisk) -> Result<Vec<OwnedFd>, OpenError> {
+/// Takes the locks of laws 2 and 3, and checks for users that take no such lock. Returns the
+/// descriptors that hold the locks beneath the disk.
+fn lock_storage(path: &Path, fd: &OwnedFd, how: OpenDisk) -> Result<Vec<OwnedFd>, OpenError> {
     if how.sharing == Sharing::Unlocked && !how.writable {
         return Ok(Vec::new());
     }
@@ -373,9 +385,15 @@ fn claim(path: &Path, fd: &OwnedFd, how: OpenDisk) -> Result<Vec<OwnedFd>, OpenE
     let refused =
         |error: std::io::Error| OpenError::Refused { path: path.to_owned(), cause: error.into() };
     let meta = fd.try_clone().map(File::from).and_then(|file| file.metadata()).map_err(refused)?;
-    let layers = block::chain(block::storage_of(&meta));
+    let own = storage::storage_of(&meta);
+    let mut layers = storage::chain(own);
+    layers.extend(storage::overlay::upper_file(fd, own));
     let (mut beneath, mut unreachable) = (Vec::new(), Vec::new());
-    for layer in layers.iter().skip(1) {
+    for (at, layer) in layers.iter().enumerate().skip(1) {
+        // Several ways may lead to the same bytes, which are locked once.
+        if layers[..at].iter().any(|other| other.is_same_window(layer)) {
+            continue;
+        }
         let Some(below) = layer.path.as_deref().and_then(|path| open_beneath(path, layer)) else {
             unreachable.push(layer);
             continue;
@@ -383,33 +401,36 @@ fn claim(path: &Path, fd: &OwnedFd, how: OpenDisk) -> Result<Vec<OwnedFd>, OpenE
         let (below, can_write) = below;
         match lock(path, &below, how.writable && can_write, layer.window) {
             Err(busy @ OpenError::Busy { .. }) => return Err(busy),
-            // Where there are no locks, the exclusive open of the device is what there is.
+            // Without locks, only the exclusive open of the device protects it.
             Err(_) | Ok(()) => beneath.push(below),
         }
     }
-    let user = if how.writable { holder::over_loop(&layers) } else { None };
-    match user.or_else(|| holder::lock_beyond_reach(&layers, &unreachable, how.writable)) {
+    let user = if how.writable { holder::loop_device_user(&layers) } else { None };
+    match user.or_else(|| holder::hidden_lock(&layers, &unreachable, how.writable)) {
         Some(holder) => Err(OpenError::Busy { path: path.to_owned(), holder }),
         None => Ok(beneath),
     }
 }
 
-/// Opens the file beneath a loop device to lock it, for writing where that is allowed.
+/// Opens the file beneath a loop device or an overlay to lock it, for writing if permitted. Another
+/// file that the path leads to, which any user may have put there, is not opened: the open of a
+/// device can have an effect.
 fn open_beneath(path: &Path, layer: &Layer) -> Option<(OwnedFd, bool)> {
+    let found = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let found = File::from(found);
+    let is_it = found.metadata().is_ok_and(|meta| storage::storage_of(&meta) == layer.storage);
+    let own = is_it.then(|| format!("/proc/self/fd/{}", found.as_raw_fd()))?;
     let open = |flags| {
         let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
-        rustix::fs::open(path, flags, Mode::empty()).ok()
+        rustix::fs::open(own.as_str(), flags, Mode::empty()).ok()
     };
-    let opened = match open(OFlags::RDWR) {
-        Some(fd) => (fd, true),
-        None => (open(OFlags::RDONLY)?, false),
-    };
-    let file = File::from(opened.0);
-    let is_it = file.metadata().is_ok_and(|meta| block::storage_of(&meta) == layer.storage);
-    is_it.then(|| (file.into(), opened.1))
+    match open(OFlags::RDWR) {
+        Some(fd) => Some((fd, true)),
+        None => Some((open(OFlags::RDONLY)?, false)),
+    }
 }
 
-/// Takes the lock of a window of a file.
+/// Locks a window of a file.
 fn lock(path: &Path, fd: &OwnedFd, exclusive: bool, window: Window) -> Result<(), OpenError> {
     match lock_window(fd, exclusive, window) {
         Err(Errno(libc::EAGAIN | libc::EACCES)) => {
@@ -429,7 +450,7 @@ fn lock_window(fd: &OwnedFd, exclusive: bool, window: Window) -> Result<(), Errn
         l_type: libc::c_short::try_from(kind).expect("lock types are 0 and 1"),
         l_whence: libc::c_short::try_from(libc::SEEK_SET).expect("SEEK_SET is 0"),
         l_start: offset(window.start),
-        // 0: to the end of the file, wherever that will be.
+        // 0: to the end of the file, also when it grows.
         l_len: if window.end == u64::MAX { 0 } else { offset(window.end - window.start) },
         l_pid: 0,
     };
@@ -445,7 +466,7 @@ fn disk_bytes(fd: &OwnedFd, kind: DiskKind, stat: &rustix::fs::Stat) -> Result<u
     }
 }
 
-/// A getter ioctl whose answer is one integer.
+/// The result type of an ioctl that returns one integer.
 trait Integer: Default + Copy {}
 impl Integer for u64 {}
 impl Integer for libc::c_int {}
@@ -463,28 +484,28 @@ fn direct_alignment(fd: &OwnedFd, logical_block_bytes: u32) -> Alignment {
     let sane = |bytes: u32| bytes.is_power_of_two() && bytes <= DIRECT_ALIGN_MAX;
     let fallback = logical_block_bytes.max(DIRECT_ALIGN_DEFAULT);
     let assumed = Alignment { offset_bytes: fallback, memory_bytes: fallback };
-    let Ok(facts) = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, DIO_ALIGN) else {
+    let Ok(status) = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, DIO_ALIGN) else {
         return assumed;
     };
-    let (offset_bytes, memory_bytes) = (facts.stx_dio_offset_align, facts.stx_dio_mem_align);
-    if facts.stx_mask & DIO_ALIGN.bits() != 0 && sane(offset_bytes) && sane(memory_bytes) {
+    let (offset_bytes, memory_bytes) = (status.stx_dio_offset_align, status.stx_dio_mem_align);
+    if status.stx_mask & DIO_ALIGN.bits() != 0 && sane(offset_bytes) && sane(memory_bytes) {
         Alignment { offset_bytes, memory_bytes }
     } else {
         assumed
     }
 }
 
-/// Asks sysfs; a partition's facts are its disk's.
+/// Reads the properties of the write cache from sysfs; a partition has those of its disk.
 fn write_cache(kind: DiskKind) -> WriteCache {
     let unknown = WriteCache { is_volatile: true, has_fua: false };
     let DiskKind::BlockDevice { major, minor } = kind else { return unknown };
     let device = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
-    let fact = |name: &str| {
+    let attribute = |name: &str| {
         let own = std::fs::read_to_string(device.join("queue").join(name));
         own.or_else(|_| std::fs::read_to_string(device.join("../queue").join(name))).ok()
     };
     WriteCache {
-        is_volatile: fact("write_cache").is_none_or(|word| word.trim() != "write through"),
-        has_fua: fact("fua").is_some_and(|word| word.trim() == "1"),
+        is_volatile: attribute("write_cache").is_none_or(|word| word.trim() != "write through"),
+        has_fua: attribute("fua").is_some_and(|word| word.trim() == "1"),
     }
 }

@@ -1,9 +1,13 @@
-//! What a container's seccomp filter does to `io_uring`, on one thread, for tests of the fallback.
+//! Forbids `io_uring` to one thread, as the seccomp filter of a container does. For tests of the
+//! fallback.
 
 use crate::errno::Errno;
 
-/// From now on, every `io_uring` system call of this thread (and of threads that it starts) fails
-/// with EPERM. There is no way back.
+/// Makes every later `io_uring` system call of this thread, and of threads that it starts, fail
+/// with EPERM. This cannot be undone.
+///
+/// # Errors
+/// The error of `prctl(2)`.
 pub fn forbid_rings_on_this_thread() -> Result<(), Errno> {
     const LOAD_WORD: u16 = 0x20;
     const JUMP_IF_EQUAL: u16 = 0x15;
@@ -13,8 +17,8 @@ pub fn forbid_rings_on_this_thread() -> Result<(), Errno> {
     let setup = u32::try_from(libc::SYS_io_uring_setup).map_err(|_| Errno::INVALID)?;
     let register = u32::try_from(libc::SYS_io_uring_register).map_err(|_| Errno::INVALID)?;
     let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
-    // The number of the system call is the first word of what the filter sees; setup, enter and
-    // register are neighbours.
+    // The number of the system call is the first word that the filter sees; setup, enter and
+    // register have adjacent numbers.
     let mut steps = [
         step(LOAD_WORD, 0, 0, 0),
         step(JUMP_IF_GREATER, 2, 0, register),

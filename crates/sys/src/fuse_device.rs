@@ -1,23 +1,26 @@
-//! More than one descriptor on a connection of /dev/fuse, one for each thread that serves it.
+//! Clones the descriptor of a /dev/fuse connection, so that each thread that serves it has its own.
 
 use crate::errno::Errno;
 use rustix::ioctl::{self, Setter, opcode};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// `FUSE_DEV_IOC_CLONE`: makes a fresh descriptor one of the connection of another.
+/// `FUSE_DEV_IOC_CLONE`: attaches a new descriptor to the connection of another one.
 const CLONE: ioctl::Opcode = opcode::read::<u32>(229, 0);
 
-/// Makes `fresh`, a descriptor of /dev/fuse that was just opened, one of `connection`.
+/// Attaches `fresh`, a newly opened descriptor of /dev/fuse, to the connection of `connection`.
+///
+/// # Errors
+/// The error of the ioctl; `connection` is not a connected descriptor of /dev/fuse.
 pub fn join(fresh: BorrowedFd<'_>, connection: BorrowedFd<'_>) -> Result<(), Errno> {
     let number = u32::try_from(connection.as_raw_fd()).map_err(|_| Errno::INVALID)?;
-    // SAFETY: the call reads one u32 through the pointer it gets, which `Setter` makes of `number`.
+    // SAFETY: the call reads one u32 through the pointer that `Setter` makes from `number`.
     let call = unsafe { Setter::<CLONE, u32>::new(number) };
-    // SAFETY: the call changes nothing but the state of the descriptor `fresh`.
+    // SAFETY: the call changes only the state of the descriptor `fresh`.
     unsafe { ioctl::ioctl(fresh, call) }.map_err(Errno::from)
 }
 
 #[test]
-fn what_is_no_connection_is_refused() {
+fn join_fails_for_a_descriptor_without_a_connection() {
     use std::os::fd::AsFd;
     let null = std::fs::File::open("/dev/null").unwrap();
     assert!(join(null.as_fd(), null.as_fd()).is_err());

@@ -1,22 +1,26 @@
-//! Who holds a busy disk, as far as /proc and /sys tell.
+//! Finds what holds a busy disk, from `/proc` and `/sys`.
 //!
-//! Every answer is a hint for a person: it is asked after the refusal, so the holder may be gone
-//! already, and other users' processes may be hidden. Nothing here decides anything, except:
+//! Every answer is a hint for a message: it is looked up after the refusal, so the holder may have
+//! ended already, and processes of other users may be hidden. No decision depends on it, with these
+//! exceptions:
 //!
-//! 1. [`over_loop`], [`lock_beyond_reach`] and [`writing_mount`] find users of the same bytes that
-//!    no lock of an opener's own would meet: a loop device that is mounted, or open exclusively or
-//!    for writing; a lock of a file that no path leads to. Disks are compared by the numbers of
-//!    what they stand on ([`crate::block`]), never by paths.
-//! 2. [`Holder::Unknown`] makes an opener wait a moment: a holder who cannot be seen may have
-//!    ended, and then his lock soon ends too ([`crate::file`]).
-//! 3. No file is asked about that others have open and that cannot be the disk: it may lie on a
-//!    file system that does not answer.
-//! 4. A user can write anything into the source of a mount: with FUSE it is any string. A mount is
-//!    a user of the device that its source names only where its type takes a block device.
+//! 1. [`loop_device_user`], [`hidden_lock`] and [`writing_mount`] find users of the same bytes that
+//!    the locks of an open cannot conflict with: a loop device that is mounted, or open exclusively
+//!    or for writing; a lock of a file that no path leads to. Disks are compared by the numbers of
+//!    their storage ([`crate::storage`]), never by path.
+//! 2. [`Holder::may_end_soon`] makes an open retry for a short time ([`crate::file`]): a holder
+//!    that cannot be found may have ended, and its lock is then released soon; programs that search
+//!    or attach loop devices have one open for a moment; a child of this process has its
+//!    descriptors until it executes its program, also those that this process has closed meanwhile.
+//! 3. No file that another process has open is accessed unless it can be the disk: it may be on a
+//!    filesystem that does not respond.
+//! 4. An unprivileged user can choose the source of a mount: with FUSE it is any string. So a mount
+//!    counts as a user of the device that its source names only if its filesystem type takes a
+//!    block device.
 
-use crate::block::{self, Layer, Numbers, Storage, Window};
 use crate::file::DiskKind;
 use crate::mounts::{self, Mount, parse_numbers};
+use crate::storage::{self, Layer, Numbers, Overlapping, Storage, Window};
 use crate::text::escaped;
 use rustix::fs::{Mode, OFlags};
 use std::ffi::OsStr;
@@ -27,17 +31,20 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Mounts and processes looked at; beyond it the answer is "unknown".
-const LOOKED_AT_MAX: usize = 100_000;
+/// Maximum number of mounts, processes or descriptors that are examined. Beyond it the holder is
+/// unknown.
+const ENTRIES_MAX: usize = 100_000;
 
+/// What keeps a disk busy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Holder {
-    /// The kernel has mounted it (`device` is the name in the mount table).
+    /// The kernel has mounted the disk; `device` is its name in the mount table.
     Mount {
         device: String,
         mountpoint: PathBuf,
     },
-    /// Device mapper, MD or a mounted filesystem of several devices stands on it (`name` is what).
+    /// The disk is part of `name`: a device of device mapper or MD, or a mounted multi-device
+    /// filesystem.
     Device {
         name: String,
     },
@@ -46,8 +53,32 @@ pub enum Holder {
         id: u32,
         name: String,
     },
-    /// Nobody is seen to hold it, any more or at all.
+    /// The process has `device`, a loop device over bytes of the disk, open for writing.
+    LoopWriter {
+        id: u32,
+        name: String,
+        device: String,
+    },
+    /// No holder was found: it has ended, or it is hidden.
     Unknown,
+}
+
+impl Holder {
+    /// Returns whether the holder may release the disk without being asked to (law 2).
+    pub(crate) fn may_end_soon(&self) -> bool {
+        match self {
+            Holder::LoopWriter { .. } | Holder::Unknown => true,
+            Holder::Process { id, .. } => is_child(*id),
+            Holder::Mount { .. } | Holder::Device { .. } | Holder::Swap => false,
+        }
+    }
+}
+
+/// Returns whether a process is a child of this one.
+fn is_child(process: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok());
+    parent == Some(std::process::id())
 }
 
 impl fmt::Display for Holder {
@@ -62,13 +93,17 @@ impl fmt::Display for Holder {
             Holder::Process { id, name } => {
                 write!(f, "process {id} ({}) has it open", escaped(name.as_bytes()))
             }
-            Holder::Unknown => f.write_str("somebody else has it open"),
+            Holder::LoopWriter { id, name, device } => {
+                let (name, device) = (escaped(name.as_bytes()), escaped(device.as_bytes()));
+                write!(f, "process {id} ({name}) has /dev/{device} open, which has the same bytes")
+            }
+            Holder::Unknown => f.write_str("an unknown process or the kernel has it open"),
         }
     }
 }
 
-/// What made an exclusive open of a block device fail.
-pub(crate) fn of_device(kind: DiskKind) -> Holder {
+/// Returns what made an exclusive open of a block device fail.
+pub(crate) fn of_block_device(kind: DiskKind) -> Holder {
     let DiskKind::BlockDevice { major, minor } = kind else { return Holder::Unknown };
     let numbers = (major, minor);
     of_numbers(numbers)
@@ -76,15 +111,16 @@ pub(crate) fn of_device(kind: DiskKind) -> Holder {
         .unwrap_or(Holder::Unknown)
 }
 
-/// Which process has the open-file-description lock.
+/// Returns the process that holds an open-file-description lock on the file.
 pub(crate) fn of_lock(meta: &fs::Metadata) -> Holder {
     let is_locked = |info: &str| info.contains(OFD_LOCK);
-    process_with(block::storage_of(meta), is_locked).unwrap_or(Holder::Unknown)
+    process_with(storage::storage_of(meta), is_locked).unwrap_or(Holder::Unknown)
 }
 
-/// Who holds a lock that an opener of a disk is to meet, and cannot: on a file beneath it that no
-/// path leads to, or on a loop device beside it that shares bytes with it.
-pub(crate) fn lock_beyond_reach(
+/// Finds the holder of a lock that conflicts with an open of a disk but that the open itself cannot
+/// detect: a lock on a file beneath the disk that no path leads to, or on a loop device over bytes
+/// that the disk has too.
+pub(crate) fn hidden_lock(
     disk: &[Layer],
     unreachable: &[&Layer],
     is_exclusive: bool,
@@ -93,59 +129,68 @@ pub(crate) fn lock_beyond_reach(
         process_with(layer.storage, |info| shows_lock(info, is_exclusive, layer.window))
     });
     beneath.or_else(|| {
-        block::loop_devices_over(disk).into_iter().find_map(|device| {
+        storage::loop_devices_over(disk).into_iter().find_map(|device| {
             process_with_device(device.numbers, |info| shows_lock(info, is_exclusive, Window::ALL))
         })
     })
 }
 
-/// Returns the kernel's mount through which a disk is being changed: one for reading and writing,
-/// of the block device itself or of a loop device over the same bytes.
+/// Returns the kernel's mount that can change a disk: a read-write mount of the block device
+/// itself, or of a loop device over the same bytes.
 pub fn writing_mount(disk: &Path) -> Option<Holder> {
-    let layers = block::chain(block::storage_of(&fs::metadata(disk).ok()?));
+    let layers = storage::chain(storage::storage_of(&fs::metadata(disk).ok()?));
     let own = layers.iter().filter_map(|layer| match layer.storage {
         Storage::Device(numbers) => Some(numbers),
         Storage::File { .. } => None,
     });
-    let others = block::loop_devices_over(&layers);
+    let others = storage::loop_devices_over(&layers);
     own.chain(others.iter().map(|device| device.numbers))
-        .find_map(|numbers| mount_of(numbers, Mounts::Writing))
+        .find_map(|numbers| mount_of(numbers, Mounts::ReadWrite))
 }
 
-/// What uses a loop device that shares bytes with a disk which is to be written: a mount, another
-/// device on it, swap, a process that has it open exclusively or for writing (law 1).
-pub(crate) fn over_loop(disk: &[Layer]) -> Option<Holder> {
-    block::loop_devices_over(disk).into_iter().find_map(|device| {
+/// Finds a user of a loop device over bytes of a disk that is to be opened for writing: a mount,
+/// another device on it, swap, or a process that has it open exclusively or for writing (law 1).
+pub(crate) fn loop_device_user(disk: &[Layer]) -> Option<Holder> {
+    storage::loop_devices_over(disk).into_iter().find_map(|device| {
         let numbers = device.numbers;
         of_numbers(numbers)
-            .or_else(|| process_with_device(numbers, writes))
-            // The device as a whole counts as taken where one of its partitions is.
+            .or_else(|| loop_writer(&device))
+            // The whole device counts as open exclusively where one of its partitions is.
             .or_else(|| {
-                (!device.has_partitions && is_taken(&device.name)).then_some(Holder::Unknown)
+                let is_open = !device.has_partitions && is_open_exclusively(&device.name);
+                is_open.then_some(Holder::Unknown)
             })
     })
 }
 
-/// Whether an exclusive open of a device fails for its being open exclusively already.
-fn is_taken(name: &str) -> bool {
+/// Returns a process that has a loop device open for writing.
+fn loop_writer(device: &Overlapping) -> Option<Holder> {
+    let writer = process_with_device(device.numbers, is_open_for_writing)?;
+    let Holder::Process { id, name } = writer else { return Some(writer) };
+    Some(Holder::LoopWriter { id, name, device: device.name.clone() })
+}
+
+/// Returns whether a device is open exclusively, which makes another exclusive open fail.
+fn is_open_exclusively(name: &str) -> bool {
     let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let opened = rustix::fs::open(Path::new("/dev").join(name), flags, Mode::empty());
     matches!(opened, Err(rustix::io::Errno::BUSY))
 }
 
-/// Whether the `fdinfo` of a descriptor shows that it can be written.
-fn writes(info: &str) -> bool {
+/// Returns whether the `fdinfo` of a descriptor shows that it is open for writing.
+fn is_open_for_writing(info: &str) -> bool {
     let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
     let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
     flags.is_some_and(|flags| flags & 0o3 != 0)
 }
 
-/// What the kernel calls an open-file-description lock.
+/// The kernel's name for an open-file-description lock.
 const OFD_LOCK: &str = "OFDLCK";
 
-/// Whether the `fdinfo` of a descriptor shows a lock that keeps out one of a window: any for an
-/// exclusive one, an exclusive one for any. Such a line ends with the kind, a process, the file,
-/// and the first and the last byte: `lock: 1: OFDLCK ADVISORY  WRITE -1 00:1b:34390 0 EOF`.
+/// Returns whether the `fdinfo` of a descriptor shows a lock that conflicts with a lock of a
+/// window. An exclusive lock conflicts with any lock, a shared one with exclusive locks. The line
+/// of a lock ends with its kind, a process, the file, and the first and the last byte: `lock: 1:
+/// OFDLCK ADVISORY  WRITE -1 00:1b:34390 0 EOF`.
 fn shows_lock(info: &str, is_exclusive: bool, window: Window) -> bool {
     info.lines().filter(|line| line.starts_with("lock:") && line.contains(OFD_LOCK)).any(|line| {
         let mut words = line.split_whitespace().rev();
@@ -156,34 +201,35 @@ fn shows_lock(info: &str, is_exclusive: bool, window: Window) -> bool {
     })
 }
 
-/// A user of a block device that the kernel itself shows.
+/// Returns a user of a block device inside the kernel: a mount, another device, swap.
 fn of_numbers(numbers: Numbers) -> Option<Holder> {
     mount_of(numbers, Mounts::All).or_else(|| holder_device(numbers)).or_else(|| swap_on(numbers))
 }
 
-/// Which mounts count.
+/// Which mounts count as users.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mounts {
     All,
-    Writing,
+    ReadWrite,
 }
 
-/// The mount of a device. Btrfs mounts have device numbers of their own, and name one device of
-/// several, by the path that was given to mount(2): they are found by the id of the filesystem. The
-/// source of a mount counts only where the kernel opens it as a device (law 4).
+/// Returns the mount of a device. A btrfs mount has an anonymous device number, and its source
+/// names only one of its devices, by the path that was given to mount(2). So btrfs mounts are found
+/// by the id of the filesystem. The source of another mount counts only if the kernel opens it as a
+/// device (law 4).
 fn mount_of(numbers: Numbers, which: Mounts) -> Option<Holder> {
     let btrfs = btrfs_with(numbers);
     let mounts = mounts::read().ok()?;
     let types = fs::read_to_string("/proc/filesystems").unwrap_or_default();
     let is_it = |mount: &&Mount| {
-        if which == Mounts::Writing && !mount.has_option("rw") {
+        if which == Mounts::ReadWrite && !mount.has_option("rw") {
             return false;
         }
         mount.device == numbers
             || (takes_device(&mount.kind, &types) && source_numbers(&mount.source) == Some(numbers))
             || (mount.kind == "btrfs" && btrfs.is_some() && btrfs == btrfs_id(&mount.mountpoint))
     };
-    // Of a filesystem whose mounts all are elsewhere, nothing is known but that it is there.
+    // All mounts of the filesystem are in other namespaces: only its id is known.
     let hidden = || {
         (which == Mounts::All && btrfs.is_some()).then(|| Holder::Device {
             name: format!(
@@ -201,32 +247,32 @@ fn mount_of(numbers: Numbers, which: Mounts) -> Option<Holder> {
         .or_else(hidden)
 }
 
-/// Whether the kernel opens the source of a mount of this type as a block device (law 4). A type
-/// without one is marked `nodev` in the table of types, `/proc/filesystems`. A dot divides a type
-/// of FUSE from a name that its mounter chose.
+/// Returns whether the kernel opens the source of a mount of this type as a block device (law 4).
+/// `/proc/filesystems` marks a type without a device as `nodev`. In a FUSE type, a dot separates
+/// the type from a name that the mounting program chose.
 fn takes_device(kind: &str, types: &str) -> bool {
     let kind = kind.split('.').next().unwrap_or(kind);
     types.lines().any(|line| line.strip_prefix('\t') == Some(kind))
 }
 
-/// The device that the source of a mount names, also as it was named from within `/dev`.
+/// Returns the device that the source of a mount names, as a path or as a name within `/dev`.
 fn source_numbers(source: &OsStr) -> Option<Numbers> {
     device_numbers(&Path::new("/dev").join(source))
 }
 
 fn device_numbers(path: &Path) -> Option<Numbers> {
-    match block::storage_of(&fs::metadata(path).ok()?) {
+    match storage::storage_at(path)? {
         Storage::Device(numbers) => Some(numbers),
         Storage::File { .. } => None,
     }
 }
 
-/// The id, as text, of the mounted btrfs filesystem that a device belongs to.
+/// Returns the id, as text, of the mounted btrfs filesystem that a device belongs to.
 fn btrfs_with(numbers: Numbers) -> Option<String> {
     let systems = fs::read_dir("/sys/fs/btrfs").ok()?;
-    systems.take(LOOKED_AT_MAX).flatten().find_map(|system| {
+    systems.take(ENTRIES_MAX).flatten().find_map(|system| {
         let devices = fs::read_dir(system.path().join("devices")).ok()?;
-        let mut devices = devices.take(LOOKED_AT_MAX).flatten();
+        let mut devices = devices.take(ENTRIES_MAX).flatten();
         let is_it = devices.any(|device| {
             let text = fs::read_to_string(device.path().join("dev"));
             text.ok().and_then(|text| parse_numbers(&text)) == Some(numbers)
@@ -235,7 +281,7 @@ fn btrfs_with(numbers: Numbers) -> Option<String> {
     })
 }
 
-/// The id of the btrfs filesystem that is mounted on a directory.
+/// Returns the id of the btrfs filesystem that is mounted on a directory.
 fn btrfs_id(mountpoint: &Path) -> Option<String> {
     const BTRFS_IOC_FS_INFO: libc::c_ulong = 0x8400_941f;
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::DIRECTORY;
@@ -263,43 +309,44 @@ fn swap_on(numbers: Numbers) -> Option<Holder> {
     sources.any(|source| device_numbers(Path::new(source)) == Some(numbers)).then_some(Holder::Swap)
 }
 
-/// A process that has a block device open and whose descriptor's `fdinfo` pleases.
-fn process_with_device(numbers: Numbers, pleases: impl Fn(&str) -> bool) -> Option<Holder> {
-    process(pleases, |descriptor, _| {
+/// Finds a process that has a block device open with a descriptor whose `fdinfo` satisfies
+/// `matches`.
+fn process_with_device(numbers: Numbers, matches: impl Fn(&str) -> bool) -> Option<Holder> {
+    process(matches, |descriptor, _| {
         let is_device = fs::read_link(descriptor).is_ok_and(|to| to.starts_with("/dev/"));
         is_device && device_numbers(descriptor) == Some(numbers)
     })
 }
 
-/// A process that has storage open and whose descriptor's `fdinfo` pleases.
-fn process_with(storage: Storage, pleases: impl Fn(&str) -> bool) -> Option<Holder> {
+/// Finds a process that has the storage open with a descriptor whose `fdinfo` satisfies `matches`.
+fn process_with(storage: Storage, matches: impl Fn(&str) -> bool) -> Option<Holder> {
     let inode = match storage {
-        Storage::Device(numbers) => return process_with_device(numbers, pleases),
+        Storage::Device(numbers) => return process_with_device(numbers, matches),
         Storage::File { inode, .. } => inode,
     };
-    process(pleases, |descriptor, info| {
+    process(matches, |descriptor, info| {
         let ino = info.lines().find_map(|line| line.strip_prefix("ino:")?.trim().parse().ok());
-        // Law 3. What is open is first asked of the kernel alone.
-        ino == Some(inode)
-            && fs::metadata(descriptor).is_ok_and(|meta| block::storage_of(&meta) == storage)
+        // Law 3: the inode number in `fdinfo` is compared first, without calling the filesystem.
+        ino == Some(inode) && storage::storage_at(descriptor) == Some(storage)
     })
 }
 
-/// The name of a process, which the process itself chooses: any bytes but zeroes.
+/// Returns the name of a process. The process chooses it: any bytes but zeroes.
 pub(crate) fn process_name(process: &Path) -> String {
     let name = fs::read(process.join("comm")).unwrap_or_default();
     String::from_utf8_lossy(name.strip_suffix(b"\n").unwrap_or(&name)).into_owned()
 }
 
-/// A process that has a descriptor whose `fdinfo` pleases and which is the one that is looked for.
-fn process(pleases: impl Fn(&str) -> bool, is_it: impl Fn(&Path, &str) -> bool) -> Option<Holder> {
-    for process in fs::read_dir("/proc").ok()?.take(LOOKED_AT_MAX).flatten() {
+/// Finds a process with a descriptor whose `fdinfo` satisfies `matches` and for which `is_it`
+/// holds.
+fn process(matches: impl Fn(&str) -> bool, is_it: impl Fn(&Path, &str) -> bool) -> Option<Holder> {
+    for process in fs::read_dir("/proc").ok()?.take(ENTRIES_MAX).flatten() {
         let Ok(id) = process.file_name().to_string_lossy().parse::<u32>() else { continue };
         let Ok(descriptors) = fs::read_dir(process.path().join("fd")) else { continue };
-        for descriptor in descriptors.take(LOOKED_AT_MAX).flatten() {
+        for descriptor in descriptors.take(ENTRIES_MAX).flatten() {
             let info = process.path().join("fdinfo").join(descriptor.file_name());
             let Ok(info) = fs::read_to_string(info) else { continue };
-            if pleases(&info) && is_it(&descriptor.path(), &info) {
+            if matches(&info) && is_it(&descriptor.path(), &info) {
                 return Some(Holder::Process { id, name: process_name(&process.path()) });
             }
         }
@@ -312,7 +359,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_source_counts_only_where_the_kernel_opens_it() {
+    fn a_mount_source_counts_only_if_its_type_takes_a_device() {
         let types = "nodev\ttmpfs\nnodev\tfuse\n\tfuseblk\n\text4\n\tbtrfs\n";
         for kind in ["ext4", "btrfs", "fuseblk", "fuseblk.ntfs"] {
             assert!(takes_device(kind, types), "{kind}");
@@ -323,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_ours_is_escaped_where_a_holder_is_shown() {
+    fn untrusted_names_of_a_holder_are_escaped() {
         let name = "\u{1b}[2J\nroot".to_owned();
         let shown = Holder::Process { id: 7, name }.to_string();
         assert_eq!(shown, "process 7 (\\u{1b}[2J\\nroot) has it open");
@@ -333,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn locks_are_read_from_what_the_kernel_shows() {
+    fn locks_are_parsed_from_fdinfo() {
         let info = |kind: &str, range: &str| {
             format!("pos:\t0\nino:\t9\nlock:\t1: OFDLCK ADVISORY  {kind} -1 00:1b:9 {range}\n")
         };
@@ -347,7 +394,10 @@ mod tests {
         ] {
             assert_eq!(shows_lock(&info("WRITE", range), false, window), overlaps, "{range}");
             assert_eq!(shows_lock(&info("READ", range), true, window), overlaps, "{range}");
-            assert!(!shows_lock(&info("READ", range), false, window), "readers meet: {range}");
+            assert!(
+                !shows_lock(&info("READ", range), false, window),
+                "shared locks do not conflict: {range}"
+            );
         }
         let of_others = "lock:\t1: POSIX  ADVISORY  WRITE 7 00:1b:9 0 EOF";
         assert!(!shows_lock(of_others, true, Window::ALL) && !shows_lock("", true, Window::ALL));

@@ -1,10 +1,9 @@
-//! [`Mapped`]: a file's own pages as memory, shared with the kernel and everyone else who maps it.
-//! For tests of what must agree with it.
+//! [`Mapped`]: a shared mapping of a file (`mmap(2)`). For tests of mapped I/O.
 //!
 //! 1. The bytes may change at any time: they are copied in and out, and no reference to them is
-//!    given out.
-//! 2. Who touches pages behind the end of the file, or forbidden ones, dies of it; calls that are
-//!    given them as a buffer fail.
+//!    handed out.
+//! 2. Accessing a page behind the end of the file, or one without access rights, kills the process
+//!    with a signal. System calls that get such a page as a buffer fail.
 
 use rustix::mm::{
     MapFlags, MprotectFlags, MsyncFlags, ProtFlags, mmap, mmap_anonymous, mprotect, msync, munmap,
@@ -14,7 +13,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::{self, NonNull};
 
-/// Memory that others may change. Dropping it unmaps it.
+/// Mapped memory that other code may change. Dropping it unmaps it.
 #[derive(Debug)]
 pub struct Mapped {
     start: NonNull<u8>,
@@ -25,18 +24,18 @@ pub struct Mapped {
 unsafe impl Send for Mapped {}
 
 impl Mapped {
-    /// The first bytes of a file that is open for reading and writing.
+    /// Maps the first bytes of a file that is open for reading and writing.
     pub fn shared(file: impl AsFd, bytes: usize) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: no address is asked for, so nothing that is mapped already is touched.
+        // SAFETY: the kernel chooses the address, so no existing mapping is affected.
         let start = unsafe { mmap(ptr::null_mut(), bytes, protection, MapFlags::SHARED, file, 0) };
         Ok(Self::of(start?, bytes))
     }
 
-    /// Zeroes that belong to no file.
+    /// Maps zeroed memory without a file.
     pub fn anonymous(bytes: usize) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: no address is asked for, so nothing that is mapped already is touched.
+        // SAFETY: the kernel chooses the address, so no existing mapping is affected.
         let start =
             unsafe { mmap_anonymous(ptr::null_mut(), bytes, protection, MapFlags::PRIVATE) };
         Ok(Self::of(start?, bytes))
@@ -46,47 +45,47 @@ impl Mapped {
         Self { start: NonNull::new(start.cast()).expect("nothing is mapped at 0"), bytes }
     }
 
-    /// Copies what is there at `at` now.
+    /// Copies the bytes at offset `at` into `into`.
     pub fn get(&self, at: usize, into: &mut [u8]) {
         let from = self.part(at..at + into.len());
         // SAFETY: the part is mapped and readable, and is not `into`, which is borrowed.
         unsafe { ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
     }
 
-    /// Changes what is there at `at`.
+    /// Copies `bytes` to offset `at`.
     pub fn put(&self, at: usize, bytes: &[u8]) {
         let to = self.part(at..at + bytes.len());
-        // SAFETY: the part is mapped and writable, and nobody has a reference to it (law 1).
+        // SAFETY: the part is mapped and writable, and no reference to it exists (law 1).
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 
-    /// Brings down what was changed.
+    /// Writes changed pages back to the file (`msync(2)` with `MS_SYNC`).
     pub fn sync(&self) -> io::Result<()> {
         // SAFETY: the memory is mapped.
         Ok(unsafe { msync(self.start.as_ptr().cast(), self.bytes, MsyncFlags::SYNC) }?)
     }
 
-    /// Nobody may touch whole pages of it any more.
-    pub fn forbid(&self, range: Range<usize>) -> io::Result<()> {
+    /// Removes all access rights from whole pages.
+    pub fn protect_none(&self, range: Range<usize>) -> io::Result<()> {
         let (start, bytes) = (self.part(range.clone()).cast(), range.len());
-        // SAFETY: the part is mapped, and nobody has a reference to it (law 1).
+        // SAFETY: the part is mapped, and no reference to it exists (law 1).
         Ok(unsafe { mprotect(start, bytes, MprotectFlags::empty()) }?)
     }
 
-    /// Reads from a file into this memory itself.
+    /// Reads from a file directly into this memory.
     pub fn read_from(&self, file: impl AsFd, at: u64, range: Range<usize>) -> io::Result<usize> {
         let (start, bytes) = (self.part(range.clone()), range.len());
         let (fd, at) = (file.as_fd().as_raw_fd(), i64::try_from(at).map_err(io::Error::other)?);
-        // SAFETY: the part is mapped, and nobody has a reference to it (law 1).
-        told(unsafe { libc::pread(fd, start.cast(), bytes, at) })
+        // SAFETY: the part is mapped, and no reference to it exists (law 1).
+        result_of(unsafe { libc::pread(fd, start.cast(), bytes, at) })
     }
 
-    /// Writes to a file out of this memory itself.
+    /// Writes to a file directly from this memory.
     pub fn write_to(&self, file: impl AsFd, at: u64, range: Range<usize>) -> io::Result<usize> {
         let (start, bytes) = (self.part(range.clone()), range.len());
         let (fd, at) = (file.as_fd().as_raw_fd(), i64::try_from(at).map_err(io::Error::other)?);
-        // SAFETY: the part is mapped; the kernel copes with what changes meanwhile.
-        told(unsafe { libc::pwrite(fd, start.cast(), bytes, at) })
+        // SAFETY: the part is mapped; the kernel tolerates concurrent changes.
+        result_of(unsafe { libc::pwrite(fd, start.cast(), bytes, at) })
     }
 
     fn part(&self, range: Range<usize>) -> *mut u8 {
@@ -98,12 +97,12 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: it was mapped here, and nobody has a reference to it (law 1).
+        // SAFETY: mapped by this type, and no reference to it exists (law 1).
         unsafe { munmap(self.start.as_ptr().cast(), self.bytes) }.unwrap_or_default();
     }
 }
 
-fn told(result: isize) -> io::Result<usize> {
+fn result_of(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
@@ -132,10 +131,10 @@ mod tests {
     }
 
     #[test]
-    fn calls_that_are_given_forbidden_pages_fail() {
+    fn system_calls_on_pages_without_access_rights_fail() {
         let file = tempfile::tempfile().unwrap();
         let memory = Mapped::anonymous(8192).unwrap();
-        memory.forbid(4096..8192).unwrap();
+        memory.protect_none(4096..8192).unwrap();
         assert!(memory.write_to(&file, 0, 4096..8192).is_err());
         assert_eq!(memory.write_to(&file, 0, 0..4096).unwrap(), 4096);
     }

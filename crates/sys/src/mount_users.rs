@@ -1,10 +1,11 @@
-//! What keeps a mount busy: processes with files or directories of it, mounts on it, loop devices
-//! and swap space over its files.
+//! Finds what keeps a mount busy: processes with files or directories of it, mounts on it, loop
+//! devices over its files.
 //!
-//! 1. The answer is a hint for a message. A process of another user, and a reference that lasts as
-//!    long as one system call, are not seen.
-//! 2. Nothing here waits for the mounted filesystem, which may not answer: descriptors are
-//!    compared by the mount id that `/proc` shows, directories by a `statx` that does not ask it.
+//! 1. The answer is a hint for a message. It omits processes of other users that this process may
+//!    not inspect, and references that last only as long as one system call.
+//! 2. No function here waits for the mounted filesystem, which may not respond. Descriptors are
+//!    compared by the mount id that `/proc` shows, directories by a `statx` that does not call the
+//!    filesystem.
 
 use crate::holder::process_name;
 use crate::mounts::{self, Mount};
@@ -15,8 +16,8 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Processes and descriptors that are looked at, at most.
-const LOOKED_AT_MAX: usize = 100_000;
+/// Maximum number of processes, or of descriptors of one process, that are examined.
+const ENTRIES_MAX: usize = 100_000;
 
 /// One user of a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,22 +63,13 @@ impl fmt::Display for MountUser {
     }
 }
 
-#[test]
-fn names_of_users_are_escaped() {
-    let name = "\u{1b}]0;x\u{7}\nroot".to_owned();
-    let shown = MountUser::Process { id: 7, name, how: Use::OpenFile }.to_string();
-    assert_eq!(shown, "process 7 (\\u{1b}]0;x\\u{7}\\nroot) has a file of it open");
-    let shown = MountUser::Mount("/mnt/a\nb".into()).to_string();
-    assert_eq!(shown, "there is a mount on /mnt/a\\nb");
-}
-
-/// Returns the users of a mount, at most `limit` of them.
+/// Returns at most `limit` users of a mount.
 pub fn of(mount: &Mount, limit: usize) -> Vec<MountUser> {
     let table = mounts::read().unwrap_or_default();
-    let on_it = table.iter().filter(|other| other.parent == mount.id && other.id != mount.id);
+    let on_it = table.iter().filter(|other| other.is_on(mount));
     let mut users: Vec<_> =
         on_it.map(|other| MountUser::Mount(other.mountpoint.clone())).take(limit).collect();
-    let processes = fs::read_dir("/proc").into_iter().flatten().take(LOOKED_AT_MAX).flatten();
+    let processes = fs::read_dir("/proc").into_iter().flatten().take(ENTRIES_MAX).flatten();
     for process in processes {
         if users.len() >= limit {
             return users;
@@ -102,7 +94,7 @@ fn use_by(process: &Path, mount: &Mount) -> Option<Use> {
     let has_id = |info: &str| {
         info.lines().filter_map(|line| line.strip_prefix("mnt_id:")).any(|id| id.trim() == wanted)
     };
-    let open = fs::read_dir(process.join("fdinfo")).into_iter().flatten().take(LOOKED_AT_MAX);
+    let open = fs::read_dir(process.join("fdinfo")).into_iter().flatten().take(ENTRIES_MAX);
     let mut open = open.flatten().filter_map(|info| fs::read_to_string(info.path()).ok());
     if open.any(|info| has_id(&info)) {
         return Some(Use::OpenFile);
@@ -114,7 +106,7 @@ fn use_by(process: &Path, mount: &Mount) -> Option<Use> {
     is_mapped.then_some(Use::MappedFile)
 }
 
-/// Whether a link of `/proc` leads into the mount. Its filesystem is not asked for anything.
+/// Returns whether a link of `/proc` leads into the mount, without calling its filesystem.
 fn is_in(link: &Path, mount: &Mount) -> bool {
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
     let Ok(seen) = statx(CWD, link, flags, StatxFlags::MNT_ID) else { return false };
@@ -122,12 +114,21 @@ fn is_in(link: &Path, mount: &Mount) -> bool {
     has_id && seen.stx_mnt_id == mount.id
 }
 
-/// Loop devices whose backing file is at a path below the mount point.
+/// Returns the loop devices whose backing file has a path below the mount point.
 fn loop_devices(mount: &Mount) -> impl Iterator<Item = String> {
-    let devices = fs::read_dir("/sys/block").into_iter().flatten().take(LOOKED_AT_MAX).flatten();
+    let devices = fs::read_dir("/sys/block").into_iter().flatten().take(ENTRIES_MAX).flatten();
     devices.filter_map(|device| {
         let backing = fs::read_to_string(device.path().join("loop/backing_file")).ok()?;
         let is_below = Path::new(backing.trim_end()).starts_with(&mount.mountpoint);
         is_below.then(|| device.file_name().to_string_lossy().into_owned())
     })
+}
+
+#[test]
+fn names_of_users_are_escaped() {
+    let name = "\u{1b}]0;x\u{7}\nroot".to_owned();
+    let shown = MountUser::Process { id: 7, name, how: Use::OpenFile }.to_string();
+    assert_eq!(shown, "process 7 (\\u{1b}]0;x\\u{7}\\nroot) has a file of it open");
+    let shown = MountUser::Mount("/mnt/a\nb".into()).to_string();
+    assert_eq!(shown, "there is a mount on /mnt/a\\nb");
 }

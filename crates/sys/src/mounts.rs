@@ -1,10 +1,18 @@
-//! The mount table of this process's mount namespace, `/proc/self/mountinfo`, taken apart; and
-//! single mounts of it, by descriptor.
+//! Parses the mount table of this process's mount namespace, `/proc/self/mountinfo`, and opens,
+//! unmounts and changes single mounts of it.
 //!
-//! 1. Paths are bytes: a mount point that is not UTF-8 neither hides the others nor changes.
-//! 2. Nothing here calls the mounted filesystems: one that does not answer blocks no reader.
-//! 3. A path may lead to another mount than the one that the table had there, so a mount is opened
-//!    only where its id and its device number are still found ([`open`]).
+//! 1. Paths are bytes: a mount point that is not UTF-8 is returned unchanged and hides no other
+//!    mount.
+//! 2. No function here calls the mounted filesystems, so one that does not respond blocks no
+//!    caller.
+//! 3. A path may lead to another mount than the one that the table listed there. So a mount is
+//!    opened only if the path still leads to its mount id and device number ([`open`]).
+//! 4. A mount is detached through its descriptor. A concurrent rename of the path has no effect:
+//!    the call detaches that mount, or one that was mounted on it since.
+//! 5. A mount that may be busy is unmounted by its path, because a descriptor would keep it busy.
+//!    Between the check and the call, the owner of the parent directory can rename the mount point
+//!    from another mount namespace. The call then unmounts another idle mount of that directory.
+//!    The kernel has no system call without this race.
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
@@ -15,29 +23,30 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, openat, statx};
-use rustix::mount::MountAttrFlags;
+use rustix::mount::{MountAttrFlags, UnmountFlags};
 
-/// Lines of a mount table that are read, at most.
+/// Maximum number of lines of a mount table that are read.
 const LINES_MAX: usize = 100_000;
 
-/// One line of the table.
+/// One line of the mount table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
-    /// The id of the mount, and that of the mount which it is mounted on.
+    /// The mount id.
     pub id: u64,
+    /// The id of the mount that this one is mounted on.
     pub parent: u64,
-    /// The device number (major, minor) that `stat` shows for its files.
+    /// The device number (major, minor) that `stat` returns for its files.
     pub device: (u32, u32),
-    /// The directory of the filesystem that the mount shows; not `/` for a bind mount of a
-    /// subdirectory.
+    /// The directory of the filesystem at the root of the mount. It is not `/` for a bind mount of
+    /// a subdirectory.
     pub root: PathBuf,
     pub mountpoint: PathBuf,
-    /// Options of this mount alone, joined with commas, as in `rw,nosuid,noatime`.
+    /// Per-mount options, joined with commas, as in `rw,nosuid,noatime`.
     pub flags: String,
-    /// The filesystem's type, as in `fuse.butternut`.
+    /// The type of the filesystem, as in `fuse.butternut`.
     pub kind: String,
     pub source: OsString,
-    /// Options of the filesystem (not of the one mount), joined with commas.
+    /// Options of the filesystem, joined with commas.
     pub options: String,
 }
 
@@ -47,34 +56,43 @@ impl Mount {
         self.has_option("ro") || self.has_flag("ro")
     }
 
-    /// Returns whether this one mount has an option of this name.
+    /// Returns whether this mount is mounted directly on `carrier`.
+    pub fn is_on(&self, carrier: &Self) -> bool {
+        self.parent == carrier.id && self.id != carrier.id
+    }
+
+    /// Returns whether the per-mount options contain `name`.
     pub fn has_flag(&self, name: &str) -> bool {
         self.flags.split(',').any(|flag| flag == name)
     }
 
-    /// Returns whether the filesystem has an option of this name.
+    /// Returns whether the filesystem options contain `name`.
     pub fn has_option(&self, name: &str) -> bool {
         self.options.split(',').any(|option| option == name)
     }
 
-    /// Returns the value of an option that is written `name=value`.
+    /// Returns the value of a filesystem option that is written `name=value`.
     pub fn option(&self, name: &str) -> Option<&str> {
         self.options.split(',').find_map(|option| option.strip_prefix(name)?.strip_prefix('='))
     }
 }
 
-/// Returns the mounts that this process sees. Their order is that of the kernel, which may list a
-/// mount that was moved before the one that it is mounted on.
+/// Returns the mounts that this process sees, in the order of the kernel, which may list a moved
+/// mount before the one that it is mounted on.
+///
+/// # Errors
+/// `/proc` cannot be read.
 pub fn read() -> io::Result<Vec<Mount>> {
     Ok(parse(&fs::read("/proc/self/mountinfo")?))
 }
 
-/// Returns the mounts that another process sees. They can be those of another mount namespace.
+/// Returns the mounts that another process sees, perhaps in another mount namespace.
 fn read_of(process: u32) -> io::Result<Vec<Mount>> {
     Ok(parse(&fs::read(format!("/proc/{process}/mountinfo"))?))
 }
 
-/// Returns the mounts of every other mount namespace that has a process which may be looked at.
+/// Returns the mounts of every other mount namespace that has a process whose `/proc` entries this
+/// process may read.
 pub fn of_other_namespaces() -> impl Iterator<Item = Vec<Mount>> {
     let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
     let mut seen: HashSet<PathBuf> = namespace("self").into_iter().collect();
@@ -86,8 +104,8 @@ pub fn of_other_namespaces() -> impl Iterator<Item = Vec<Mount>> {
     })
 }
 
-/// Returns the topmost mount on a mount point, which is given absolute and without symlinks: the
-/// one on which no other mount of that mount point is mounted.
+/// Returns the topmost mount on a mount point: the one that no other mount of that mount point
+/// covers. The path is absolute and without symlinks.
 pub fn topmost<'a>(mounts: &'a [Mount], mountpoint: &Path) -> Option<&'a Mount> {
     let here: Vec<&Mount> = mounts.iter().filter(|m| m.mountpoint == mountpoint).collect();
     let covered: HashSet<u64> =
@@ -95,25 +113,59 @@ pub fn topmost<'a>(mounts: &'a [Mount], mountpoint: &Path) -> Option<&'a Mount> 
     here.iter().rev().find(|mount| !covered.contains(&mount.id)).copied()
 }
 
-/// Opens the root directory of a mount of the table without calling its filesystem, as a reference
-/// for other system calls (`O_PATH`).
+/// Opens the root directory of a mount of the table with `O_PATH`, without calling its filesystem.
 ///
 /// # Errors
-/// The mount is gone or was moved, or another mount hides it.
+/// The mount was unmounted or moved, or another mount covers it.
 pub fn open(mount: &Mount) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let fd = openat(CWD, &mount.mountpoint, flags, Mode::empty())?;
-    // The filesystem of another user's FUSE mount tells root nothing but its device number.
+    // A FUSE mount of another user denies root everything except the device number.
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let seen = statx(&fd, "", flags, StatxFlags::empty())?;
-    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
-    let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
-    let is_it = id == Some(mount.id) && (seen.stx_dev_major, seen.stx_dev_minor) == mount.device;
-    if is_it { Ok(fd) } else { Err(io::Error::other("another mount hides it")) }
+    let is_it = id_of(&fd)? == mount.id && (seen.stx_dev_major, seen.stx_dev_minor) == mount.device;
+    if is_it { Ok(fd) } else { Err(io::Error::other("another mount covers it")) }
 }
 
-/// Changes the attributes of one mount, which may have no place yet: sets those of `set`, and
-/// clears those of `clear`.
+/// Returns the mount id of an open file.
+///
+/// # Errors
+/// `/proc` cannot be read.
+pub(crate) fn id_of(fd: &OwnedFd) -> io::Result<u64> {
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
+    let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
+    id.ok_or_else(|| io::Error::other("fdinfo has no mnt_id"))
+}
+
+/// Unmounts a mount of the table as root, or detaches it (laws 4 and 5).
+///
+/// A mount that is not detached is unmounted by its path (law 5): the function opens the parent
+/// directory of the mount point and checks that the mount is there, then unmounts the name in that
+/// directory. The owner of a directory further up cannot redirect the call; the owner of the parent
+/// directory itself can.
+///
+/// # Errors
+/// `EBUSY`: the mount is in use. `EPERM`: the caller is not root. Or as of [`open`].
+pub fn unmount(mount: &Mount, flags: UnmountFlags) -> io::Result<()> {
+    if flags.contains(UnmountFlags::DETACH) {
+        let root = open(mount)?;
+        // The path is a magic link to the descriptor, so the call must follow it.
+        let path = format!("/proc/self/fd/{}", root.as_raw_fd());
+        return Ok(rustix::mount::unmount(path, flags)?);
+    }
+    let (Some(parent), Some(name)) = (mount.mountpoint.parent(), mount.mountpoint.file_name())
+    else {
+        return Err(io::Error::other("the root directory cannot be unmounted"));
+    };
+    let how = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let parent = openat(CWD, parent, how, Mode::empty())?;
+    let path = Path::new(&format!("/proc/self/fd/{}", parent.as_raw_fd())).join(name);
+    // The check must not keep a descriptor: it would make the mount busy.
+    drop(open(&Mount { mountpoint: path.clone(), ..mount.clone() })?);
+    Ok(rustix::mount::unmount(&path, flags | UnmountFlags::NOFOLLOW)?)
+}
+
+/// Sets the attributes `set` of one mount and clears `clear`. The mount may be detached.
 ///
 /// # Errors
 /// The caller is not root, or the kernel has no `mount_setattr` (before Linux 5.12).
@@ -128,8 +180,8 @@ pub fn set_attributes(
         propagation: 0,
         userns_fd: 0,
     };
-    // SAFETY: the descriptor is open, the path is a string with its NUL, and the structure, of
-    // which the size is given, lives through the call, which only reads it.
+    // SAFETY: the descriptor is open, the path is a string with its NUL, and the structure, whose
+    // size is passed, lives through the call, which only reads it.
     let answer = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
@@ -143,7 +195,7 @@ pub fn set_attributes(
     if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Takes a table apart. A line that is not understood is left out.
+/// Parses a mount table. Skips lines that it does not understand.
 pub fn parse(table: &[u8]) -> Vec<Mount> {
     table.split(|byte| *byte == b'\n').take(LINES_MAX).filter_map(parse_line).collect()
 }
@@ -158,7 +210,7 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     let (root, mountpoint) = (path(field()?), path(field()?));
     let text = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
     let flags = text(field()?);
-    // Optional fields end with a hyphen.
+    // A hyphen ends the optional fields.
     fields.find(|field| *field == b"-")?;
     let mut field = || fields.next();
     let kind = text(field()?);
@@ -167,7 +219,7 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     Some(Mount { id, parent, device, root, mountpoint, flags, kind, source, options })
 }
 
-/// Reads a device number that is written `major:minor`.
+/// Parses a device number that is written `major:minor`.
 pub(crate) fn parse_numbers(text: &str) -> Option<(u32, u32)> {
     let (major, minor) = text.trim().split_once(':')?;
     Some((major.parse().ok()?, minor.parse().ok()?))
@@ -177,7 +229,7 @@ fn path(field: &[u8]) -> PathBuf {
     OsStr::from_bytes(&unescape(field)).into()
 }
 
-/// Undoes the octal escapes of the table: a blank is written `\040`.
+/// Decodes the octal escapes of the table: a blank is written `\040`.
 fn unescape(field: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -200,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_is_taken_apart() {
+    fn a_mount_table_is_parsed() {
         let table = b"22 1 8:1 / / rw,noatime shared:1 - ext4 /dev/sda1 rw\n\
             odd\n\
             90 22 0:44 /sub /m\\040x\\134\xff rw master:1 shared:2 - fuse.butternut a\\040b.img \
@@ -218,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn the_topmost_mount_is_the_last_one() {
+    fn the_topmost_mount_covers_the_others() {
         let table =
             b"1 0 0:1 / /m rw - a a rw\n2 1 0:2 / /m rw - b b rw\n3 2 0:3 / /m/n rw - c c r";
         let mounts = parse(table);
@@ -227,24 +279,24 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_that_was_moved_onto_another_is_topmost_wherever_it_is_listed() {
+    fn a_mount_moved_onto_another_is_topmost_in_any_listing_order() {
         let table = b"1 0 0:1 / / rw - a a rw\n5 9 0:2 / /m rw - b b rw\n9 1 0:3 / /m rw - c c rw";
         assert_eq!(topmost(&parse(table), Path::new("/m")).unwrap().id, 5);
     }
 
     #[test]
-    fn a_mount_is_opened_only_where_it_is() {
+    fn a_mount_is_opened_only_at_its_own_place() {
         let mounts = read().unwrap();
         let proc = topmost(&mounts, Path::new("/proc")).unwrap();
         assert!(open(proc).is_ok());
         let elsewhere = Mount { mountpoint: "/".into(), ..proc.clone() };
-        assert_eq!(open(&elsewhere).unwrap_err().to_string(), "another mount hides it");
+        assert_eq!(open(&elsewhere).unwrap_err().to_string(), "another mount covers it");
         let other = Mount { id: proc.id + 1, ..proc.clone() };
         assert!(open(&other).is_err());
     }
 
     #[test]
-    fn a_mount_is_read_only_by_itself_or_with_its_filesystem() {
+    fn a_mount_is_read_only_by_a_mount_flag_or_a_filesystem_option() {
         let is_read_only = |flags: &str, options: &str| {
             let line = format!("1 0 0:1 / / {flags} - a a {options}");
             parse(line.as_bytes())[0].is_read_only()
@@ -254,14 +306,14 @@ mod tests {
     }
 
     #[test]
-    fn escapes_are_undone_and_odd_ones_kept() {
+    fn octal_escapes_are_decoded_and_invalid_ones_kept() {
         assert_eq!(unescape(br"/mnt/a\040b\134c"), br"/mnt/a b\c");
         assert_eq!(unescape(br"/mnt/odd\9"), br"/mnt/odd\9");
         assert_eq!(unescape(br"/mnt/odd\777"), br"/mnt/odd\777");
     }
 
     #[test]
-    fn the_own_table_has_a_root() {
+    fn the_mount_table_of_this_process_has_a_root() {
         assert!(topmost(&read().unwrap(), Path::new("/")).is_some());
     }
 }

@@ -9,19 +9,19 @@
 //! ```
 //!
 //! Laws:
-//! 1. Every element of a row is a linear combination of the elements that are left, as long as no
-//!    more are lost than there are parities. [`recipe`] finds the factors; [`combine`] is the one
-//!    loop that touches bytes.
-//! 2. The vector loops give the same bytes as the plain ones; a test compares them.
+//! 1. Every element of a row is a linear combination of the remaining elements, as long as no more
+//!    elements are lost than there are parities. [`recipe`] computes the coefficients; [`combine`]
+//!    applies them to bytes.
+//! 2. The vector loop gives the same bytes as the scalar loop; a test compares them.
 //!
-//! Which elements of a row are lost, and whether what came out is right, is the caller's to know.
+//! The caller knows which elements of a row are lost, and verifies the result.
 
 use std::sync::LazyLock;
 
-/// Elements a row may have: factors of Q repeat after 255 data elements.
+/// Maximum number of elements of a row: the coefficients of Q repeat after 255 data elements.
 pub const ELEMENTS_MAX: usize = 255;
 
-/// How many parities close a row.
+/// The number of parity elements of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parities {
     /// P only (RAID5).
@@ -39,21 +39,21 @@ impl Parities {
     }
 }
 
-/// The factors that make one lost element from the ones that are left, in row order. A zero
-/// factor means the element is not looked at.
+/// The coefficients that compute one lost element from the remaining ones, in row order. An element
+/// with coefficient zero is not read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recipe {
-    factors: Vec<u8>,
+    coefficients: Vec<u8>,
 }
 
 impl Recipe {
-    pub fn factors(&self) -> &[u8] {
-        &self.factors
+    pub fn coefficients(&self) -> &[u8] {
+        &self.coefficients
     }
 }
 
-/// The recipe for `lost`, in a row of `elements`, when `also_lost` may not be looked at either.
-/// `None` when that many losses leave it undetermined, or an index is not in the row.
+/// Returns the recipe for element `lost` of a row of `elements`, without using `also_lost` either.
+/// Returns `None` if that many losses cannot be recovered, or an index is not in the row.
 pub fn recipe(
     elements: usize,
     parities: Parities,
@@ -65,50 +65,50 @@ pub fn recipe(
     if elements > ELEMENTS_MAX || lost >= elements || other.is_some_and(|other| other >= elements) {
         return None;
     }
-    let mut factors = vec![0; elements];
+    let mut coefficients = vec![0; elements];
     let (p, q) = (data, data + 1);
     match parities {
         Parities::One if other.is_some() => return None,
-        Parities::One => factors.fill(1),
+        Parities::One => coefficients.fill(1),
         Parities::Two => match (lost, other) {
-            (_, None) if lost == q => q_from_data(&mut factors, data),
-            (_, None) => p_equation(&mut factors, data),
-            (_, Some(other)) if lost < data && other == q => p_equation(&mut factors, data),
+            (_, None) if lost == q => q_from_data(&mut coefficients, data),
+            (_, None) => p_equation(&mut coefficients, data),
+            (_, Some(other)) if lost < data && other == q => p_equation(&mut coefficients, data),
             (_, Some(other)) if lost < data && other == p => {
-                q_equation(&mut factors, data, inverse(power(lost)));
+                q_equation(&mut coefficients, data, inverse(power(lost)));
             }
-            (_, Some(other)) if lost < data => two_data(&mut factors, data, lost, other),
-            (_, Some(other)) if other >= data && lost == p => p_equation(&mut factors, data),
-            (_, Some(other)) if other >= data => q_from_data(&mut factors, data),
-            (_, Some(other)) if lost == p => p_without(&mut factors, data, other),
-            (_, Some(other)) => q_without(&mut factors, data, other),
+            (_, Some(other)) if lost < data => two_data(&mut coefficients, data, lost, other),
+            (_, Some(other)) if other >= data && lost == p => p_equation(&mut coefficients, data),
+            (_, Some(other)) if other >= data => q_from_data(&mut coefficients, data),
+            (_, Some(other)) if lost == p => p_without(&mut coefficients, data, other),
+            (_, Some(other)) => q_without(&mut coefficients, data, other),
         },
     }
     for absent in [Some(lost), other].into_iter().flatten() {
-        factors[absent] = 0;
+        coefficients[absent] = 0;
     }
-    Some(Recipe { factors })
+    Some(Recipe { coefficients })
 }
 
-/// Writes the sum of `factor x element` to `out`.
+/// Writes the sum of `coefficient x element` to `out`.
 ///
 /// # Panics
-/// When an element that the recipe looks at is not as long as `out`, or there are fewer elements
-/// than factors: both are the caller's own lengths, never a disk's.
+/// If an element with a coefficient is not as long as `out`, or there are fewer elements than
+/// coefficients. Both lengths are the caller's own, never from a disk.
 pub fn combine(recipe: &Recipe, row: &[&[u8]], out: &mut [u8]) {
-    assert!(row.len() >= recipe.factors.len(), "a recipe needs its whole row");
+    assert!(row.len() >= recipe.coefficients.len(), "a recipe needs its whole row");
     out.fill(0);
-    for (&factor, element) in recipe.factors.iter().zip(row) {
-        if factor != 0 {
-            multiply_add(factor, element, out);
+    for (&coefficient, element) in recipe.coefficients.iter().zip(row) {
+        if coefficient != 0 {
+            multiply_add(coefficient, element, out);
         }
     }
 }
 
-/// Fills P (and Q) of a row from its data.
+/// Computes P (and Q) of a row from its data.
 ///
 /// # Panics
-/// When the lengths differ.
+/// If the lengths differ.
 pub fn generate(data: &[&[u8]], p: &mut [u8], q: Option<&mut [u8]>) {
     p.fill(0);
     for element in data {
@@ -122,36 +122,37 @@ pub fn generate(data: &[&[u8]], p: &mut [u8], q: Option<&mut [u8]>) {
     }
 }
 
-/// `out += factor x element`: the one loop over bytes.
+/// Computes `out += coefficient x element`.
 ///
 /// # Panics
-/// When the lengths differ.
-pub fn multiply_add(factor: u8, element: &[u8], out: &mut [u8]) {
-    assert_eq!(element.len(), out.len(), "elements of a row are equally long");
+/// If the lengths differ.
+pub fn multiply_add(coefficient: u8, element: &[u8], out: &mut [u8]) {
+    assert_eq!(element.len(), out.len(), "elements of a row have the same length");
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has AVX2, just asked.
-        unsafe { avx2::multiply_add(factor, element, out) };
+        // SAFETY: the processor has AVX2, as just checked.
+        unsafe { avx2::multiply_add(coefficient, element, out) };
         return;
     }
-    multiply_add_plain(factor, element, out);
+    multiply_add_scalar(coefficient, element, out);
 }
 
-/// The plain twin of [`multiply_add`], for processors without vectors and for the tests.
-pub fn multiply_add_plain(factor: u8, element: &[u8], out: &mut [u8]) {
-    if factor == 1 {
+/// Computes the same as [`multiply_add`] without vector instructions, for other processors and for
+/// the tests.
+pub fn multiply_add_scalar(coefficient: u8, element: &[u8], out: &mut [u8]) {
+    if coefficient == 1 {
         for (out, byte) in out.iter_mut().zip(element) {
             *out ^= byte;
         }
         return;
     }
-    let (low, high) = nibble_products(factor);
+    let (low, high) = nibble_products(coefficient);
     for (out, byte) in out.iter_mut().zip(element) {
         *out ^= low[usize::from(byte & 15)] ^ high[usize::from(byte >> 4)];
     }
 }
 
-/// The product of two field elements.
+/// Returns the product of two field elements.
 pub fn multiply(a: u8, b: u8) -> u8 {
     if a == 0 || b == 0 {
         return 0;
@@ -160,71 +161,71 @@ pub fn multiply(a: u8, b: u8) -> u8 {
     FIELD.power[sum % 255]
 }
 
-fn p_equation(factors: &mut [u8], data: usize) {
-    factors[..=data].fill(1);
+fn p_equation(coefficients: &mut [u8], data: usize) {
+    coefficients[..=data].fill(1);
 }
 
-fn q_from_data(factors: &mut [u8], data: usize) {
-    for (index, factor) in factors[..data].iter_mut().enumerate() {
-        *factor = power(index);
+fn q_from_data(coefficients: &mut [u8], data: usize) {
+    for (index, coefficient) in coefficients[..data].iter_mut().enumerate() {
+        *coefficient = power(index);
     }
 }
 
-/// The Q equation times `scale`, P left out.
-fn q_equation(factors: &mut [u8], data: usize, scale: u8) {
-    for (index, factor) in factors[..data].iter_mut().enumerate() {
-        *factor = multiply(scale, power(index));
+/// The Q equation times `scale`, without P.
+fn q_equation(coefficients: &mut [u8], data: usize, scale: u8) {
+    for (index, coefficient) in coefficients[..data].iter_mut().enumerate() {
+        *coefficient = multiply(scale, power(index));
     }
-    factors[data + 1] = scale;
+    coefficients[data + 1] = scale;
 }
 
-/// Data `x` where data `y` is lost too: `a P + b Q + sum (a + b g^i) Di`, with
-/// `a = g^(y-x) / (g^(y-x) + 1)` and `b = g^-x / (g^(y-x) + 1)`.
-fn two_data(factors: &mut [u8], data: usize, x: usize, y: usize) {
+/// Data `x` when data `y` is lost too: `a P + b Q + sum (a + b g^i) Di`, with `a = g^(y-x) /
+/// (g^(y-x) + 1)` and `b = g^-x / (g^(y-x) + 1)`.
+fn two_data(coefficients: &mut [u8], data: usize, x: usize, y: usize) {
     let distance = multiply(power(y), inverse(power(x)));
     let divisor = inverse(distance ^ 1);
     let a = multiply(distance, divisor);
     let b = multiply(inverse(power(x)), divisor);
-    for (index, factor) in factors[..data].iter_mut().enumerate() {
-        *factor = a ^ multiply(b, power(index));
+    for (index, coefficient) in coefficients[..data].iter_mut().enumerate() {
+        *coefficient = a ^ multiply(b, power(index));
     }
-    factors[data] = a;
-    factors[data + 1] = b;
+    coefficients[data] = a;
+    coefficients[data + 1] = b;
 }
 
-/// P where data `y` is lost too: `y` comes from Q, then P is the sum.
-fn p_without(factors: &mut [u8], data: usize, y: usize) {
+/// P when data `y` is lost too: `y` is recovered from Q, then P is the sum.
+fn p_without(coefficients: &mut [u8], data: usize, y: usize) {
     let scale = inverse(power(y));
-    for (index, factor) in factors[..data].iter_mut().enumerate() {
-        *factor = 1 ^ multiply(scale, power(index));
+    for (index, coefficient) in coefficients[..data].iter_mut().enumerate() {
+        *coefficient = 1 ^ multiply(scale, power(index));
     }
-    factors[data + 1] = scale;
+    coefficients[data + 1] = scale;
 }
 
-/// Q where data `y` is lost too: `y` comes from P, then Q is the weighted sum.
-fn q_without(factors: &mut [u8], data: usize, y: usize) {
-    for (index, factor) in factors[..data].iter_mut().enumerate() {
-        *factor = power(index) ^ power(y);
+/// Q when data `y` is lost too: `y` is recovered from P, then Q is the weighted sum.
+fn q_without(coefficients: &mut [u8], data: usize, y: usize) {
+    for (index, coefficient) in coefficients[..data].iter_mut().enumerate() {
+        *coefficient = power(index) ^ power(y);
     }
-    factors[data] = power(y);
+    coefficients[data] = power(y);
 }
 
 fn power(exponent: usize) -> u8 {
     FIELD.power[exponent % 255]
 }
 
-/// The inverse of a field element other than zero.
+/// Returns the inverse of a field element other than zero.
 fn inverse(a: u8) -> u8 {
     FIELD.power[(255 - usize::from(FIELD.log[usize::from(a)])) % 255]
 }
 
-/// `factor` times each low nibble, and times each high nibble.
-fn nibble_products(factor: u8) -> ([u8; 16], [u8; 16]) {
+/// Returns `coefficient` times each low nibble, and times each high nibble.
+fn nibble_products(coefficient: u8) -> ([u8; 16], [u8; 16]) {
     let mut low = [0; 16];
     let mut high = [0; 16];
     for nibble in 0..16_u8 {
-        low[usize::from(nibble)] = multiply(factor, nibble);
-        high[usize::from(nibble)] = multiply(factor, nibble << 4);
+        low[usize::from(nibble)] = multiply(coefficient, nibble);
+        high[usize::from(nibble)] = multiply(coefficient, nibble << 4);
     }
     (low, high)
 }
@@ -248,7 +249,7 @@ static FIELD: LazyLock<Field> = LazyLock::new(|| {
 #[cfg(target_arch = "x86_64")]
 #[expect(clippy::cast_ptr_alignment, reason = "the loads and stores here need no alignment")]
 mod avx2 {
-    use super::{multiply_add_plain, nibble_products};
+    use super::{multiply_add_scalar, nibble_products};
     use std::arch::x86_64::{
         __m128i, __m256i, _mm_loadu_si128, _mm256_and_si256, _mm256_broadcastsi128_si256,
         _mm256_loadu_si256, _mm256_set1_epi8, _mm256_shuffle_epi8, _mm256_srli_epi64,
@@ -258,15 +259,15 @@ mod avx2 {
     const LANE_BYTES: usize = 32;
 
     #[target_feature(enable = "avx2")]
-    pub(super) fn multiply_add(factor: u8, element: &[u8], out: &mut [u8]) {
-        let (low, high) = nibble_products(factor);
+    pub(super) fn multiply_add(coefficient: u8, element: &[u8], out: &mut [u8]) {
+        let (low, high) = nibble_products(coefficient);
         let (low, high) = (broadcast(&low), broadcast(&high));
         let nibble = _mm256_set1_epi8(15);
         let (elements, element_rest) = element.as_chunks::<LANE_BYTES>();
         let (outs, out_rest) = out.as_chunks_mut::<LANE_BYTES>();
         for (element, out) in elements.iter().zip(outs) {
             let value = load(element);
-            let product = if factor == 1 {
+            let product = if coefficient == 1 {
                 value
             } else {
                 let upper = _mm256_and_si256(_mm256_srli_epi64::<4>(value), nibble);
@@ -277,7 +278,7 @@ mod avx2 {
             // SAFETY: `out` is 32 writable bytes, and the store needs no alignment.
             unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast::<__m256i>(), sum) };
         }
-        multiply_add_plain(factor, element_rest, out_rest);
+        multiply_add_scalar(coefficient, element_rest, out_rest);
     }
 
     #[target_feature(enable = "avx2")]
@@ -337,7 +338,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(48))]
 
         #[test]
-        fn any_loss_within_the_parities_comes_back(
+        fn losses_up_to_the_number_of_parities_are_recovered(
             elements in 1_usize..12,
             bytes in 1_usize..200,
             seed in any::<u64>(),
@@ -356,15 +357,15 @@ mod tests {
         }
 
         #[test]
-        fn the_vector_loop_equals_the_plain_one(
-            factor in any::<u8>(),
+        fn the_vector_loop_equals_the_scalar_loop(
+            coefficient in any::<u8>(),
             element in proptest::collection::vec(any::<u8>(), 0..300),
         ) {
             let mut vector: Vec<u8> = element.iter().map(|b| b.wrapping_mul(31)).collect();
-            let mut plain = vector.clone();
-            multiply_add(factor, &element, &mut vector);
-            multiply_add_plain(factor, &element, &mut plain);
-            prop_assert_eq!(vector, plain);
+            let mut scalar = vector.clone();
+            multiply_add(coefficient, &element, &mut vector);
+            multiply_add_scalar(coefficient, &element, &mut scalar);
+            prop_assert_eq!(vector, scalar);
         }
     }
 
@@ -375,7 +376,7 @@ mod tests {
         for a in 1..=255_u8 {
             assert_eq!(multiply(a, inverse(a)), 1, "{a}");
         }
-        // Shift and add, the definition, against the tables.
+        // Compares the tables with the definition, shift and add.
         for (a, b) in (0..=255_u8).flat_map(|a| (0..=255_u8).map(move |b| (a, b))) {
             let mut want = 0;
             let mut term = a;
@@ -400,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn the_widest_row_still_recovers() {
+    fn the_widest_row_is_recovered() {
         let data: Vec<Vec<u8>> = (0..=252_u8).map(|i| vec![i, i.rotate_left(3) ^ 0x55]).collect();
         let row = row(&data, Parities::Two);
         let left: Vec<&[u8]> = row.iter().map(Vec::as_slice).collect();

@@ -1,9 +1,13 @@
-//! Random bytes from the kernel, good enough for a uuid.
+//! Random bytes from the kernel, for example for a UUID.
 
 use crate::errno::Errno;
 use std::fs::File;
 use std::io::Read;
 
+/// Returns `N` random bytes.
+///
+/// # Errors
+/// `/dev/urandom` cannot be read.
 pub fn bytes<const N: usize>() -> Result<[u8; N], Errno> {
     let mut bytes = [0; N];
     let mut source = File::open("/dev/urandom").map_err(Errno::from)?;
@@ -16,7 +20,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_draws_differ() {
+    fn two_calls_return_different_bytes() {
         assert_ne!(bytes::<16>().unwrap(), bytes::<16>().unwrap());
     }
 }

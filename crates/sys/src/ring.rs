@@ -1,30 +1,34 @@
 //! [`Ring`]: reads, writes and flushes of a fixed set of disks over one `io_uring`.
 //!
-//! 1. *Owned* requests bring their buffers along; the ring keeps them until the kernel has
-//!    completed the request, and hands them back exactly once, with the completion.
-//! 2. *Borrowed* requests live inside one call of [`Ring::run`], which never returns, nor unwinds,
-//!    before the kernel has completed all of them.
-//! 3. At most `depth` requests of each sort are out at a time. The kernel's queues are large enough
-//!    for both, so that no completion is ever lost or delayed for want of room.
-//! 4. A request is complete when all its bytes have come: the rest of a short transfer is submitted
-//!    again, as is a transfer that a signal cut or the kernel had no memory for.
-//! 5. A ring that is dropped waits for its requests first.
-//! 6. The kernel may take the ring away in mid-flight (a process can forbid itself system calls).
-//!    Requests that the kernel has not seen then fail with its errno, those that it has seen are
-//!    waited for without system calls, and the ring is [broken](Ring::broken) from there on.
-//! 7. A steady state allocates nothing: every list is made with the ring, but for the vectors of
-//!    writes from several buffers, which are made when so many are first out at once, and kept.
-//! 8. Whoever has `&mut` may wait and take completions, whichever thread submitted. The kernel
-//!    completes a request in the context of the thread that submitted it, whatever that thread's
-//!    own code does, or waits for: at once if the ring [is prompt](RingOptions::is_prompt). Rings
-//!    whose completions one thread must ask for (`SINGLE_ISSUER`, `DEFER_TASKRUN`) are never made.
+//! 1. *Owned* requests bring their buffers along. The ring keeps the buffers until the kernel has
+//!    completed the request, and returns them exactly once, with the completion.
+//! 2. *Borrowed* requests exist only inside one call of [`Ring::run`], which neither returns nor
+//!    unwinds before the kernel has completed all of them.
+//! 3. At most `depth` requests of each kind are in flight at a time. The kernel's queues are large
+//!    enough for both kinds, so no completion is lost or delayed by a full queue.
+//! 4. A request is complete when all its bytes have been transferred: the rest of a short transfer
+//!    is submitted again, as is a transfer that a signal interrupted or that failed for lack of
+//!    kernel memory.
+//! 5. Dropping a ring waits for its requests.
+//! 6. The kernel may refuse further use of a ring while requests are in flight (a process can
+//!    forbid itself system calls). Requests that the kernel has not seen then fail with its errno,
+//!    those that it has seen are waited for without system calls, and the ring is
+//!    [broken](Ring::broken) from then on.
+//! 7. A steady state allocates nothing: every list is allocated with the ring, except the vectors
+//!    of writes from several buffers, which are allocated when that many are first in flight, and
+//!    kept.
+//! 8. Any thread that has `&mut` may wait and take completions, whichever thread submitted the
+//!    requests. The kernel completes a request in the context of the thread that submitted it,
+//!    whatever that thread computes or waits for; it does so immediately if the ring [is
+//!    prompt](RingOptions::is_prompt). The ring never sets the flags that tie completions to one
+//!    thread (`SINGLE_ISSUER`, `DEFER_TASKRUN`).
 //!
-//! How the kernel is asked for a ring, and what it may refuse, is in [`setup`].
+//! How a ring is created, and what the kernel may refuse, is in [`setup`].
 
 mod setup;
 mod vector;
 
-pub use setup::{RingOptions, RingRefused};
+pub use setup::{RingOptions, RingUnavailable};
 pub use vector::SEGMENTS_MAX;
 
 use crate::buffers::{Buffers, Load};
@@ -37,50 +41,52 @@ use std::fmt;
 use std::time::{Duration, Instant};
 use vector::{Segment, Vector};
 
-/// The deepest ring: requests in flight of each sort.
+/// Maximum depth of a ring: requests in flight of each kind.
 pub const RING_DEPTH_MAX: usize = 4096;
 
-/// The longest piece of a transfer that is given to the kernel at once.
-const PIECE_BYTES_MAX: usize = 1 << 30;
+/// The longest part of a transfer that is submitted as one request, in bytes.
+const SUBMIT_BYTES_MAX: usize = 1 << 30;
 
-/// Transfers of a batch that are this long on average are handed back one by one as they complete,
-/// so that the caller works on one while the others are on their way. Shorter ones are waited for
-/// together: one system call for all of them costs less.
+/// If the transfers of a batch average at least this many bytes, each is finished as soon as it
+/// completes, so that the caller processes one while the others are in flight. Shorter transfers
+/// are waited for together, because one system call for all of them costs less.
 const LONG_TRANSFER_BYTES: usize = 32 << 10;
 
-/// How often a transfer that made no progress is submitted again.
+/// Maximum number of times that a transfer without progress is submitted again.
 const TRIES_MAX: u8 = 64;
 
-/// How long a broken ring sleeps between looks at the completion queue.
+/// Sleep between two polls of the completion queue of a broken ring.
 const BROKEN_SLEEP: Duration = Duration::from_micros(200);
 
-/// `T` is what the caller wants back with each completion of an owned request.
+/// An `io_uring` over a fixed set of disks. `T` is returned with the completion of an owned
+/// request.
 pub struct Ring<T> {
     uring: IoUring,
     table: Table,
     depth: usize,
     slots: Box<[Slot<T>]>,
-    /// Slots that hold nothing.
+    /// Indices of unused slots.
     free: Vec<u32>,
-    /// Slots that were put into the submission queue and that the kernel has not taken yet.
+    /// Slots in the submission queue that the kernel has not taken yet.
     queued: VecDeque<u32>,
-    /// Slots that are to be put into the submission queue again, when there is room.
-    again: Vec<u32>,
-    /// Completions as they came out of the completion queue.
+    /// Slots that wait for a free entry of the submission queue.
+    resubmit: Vec<u32>,
+    /// User data and result of completions that were taken from the completion queue.
     reaped: VecDeque<(u64, i32)>,
-    done: VecDeque<Done<T>>,
-    /// Vectors in no slot.
+    done: VecDeque<Completion<T>>,
+    /// Vectors that no slot uses.
     vectors: Vec<Vector>,
     owned: usize,
     borrowed: usize,
     broken: Option<Errno>,
 }
 
+/// What a request does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     Read,
     Write,
-    /// Uses neither offset nor memory.
+    /// Ignores offset and memory.
     Flush,
 }
 
@@ -88,30 +94,31 @@ pub enum Operation {
 #[derive(Debug)]
 pub struct Submission<T> {
     pub operation: Operation,
-    /// The number of the disk, in the order that the ring was made with.
+    /// The index of the disk in the list that the ring was created with.
     pub file: u32,
     pub offset: u64,
-    /// A read has one buffer of its own.
+    /// The memory. A read has exactly one buffer, not shared.
     pub load: Load,
-    /// How far the buffer is to be filled; less than its length if the file may end inside it.
+    /// The number of bytes to transfer. It is less than the length of the buffer if the file may
+    /// end inside the buffer.
     pub need: usize,
-    pub payload: T,
+    pub user_data: T,
 }
 
 /// The completion of an owned request.
 #[derive(Debug)]
-pub struct Done<T> {
+pub struct Completion<T> {
     pub load: Load,
-    pub payload: T,
+    pub user_data: T,
     pub result: Result<(), Errno>,
 }
 
-/// One request of a batch whose memory is borrowed. `C` is what the caller's requests share.
-pub trait Scoped<C: ?Sized> {
-    /// What to transfer; `None` if there is nothing left to do, and then `finish` is not called.
+/// One request of a batch that borrows its memory. `C` is shared by the requests of the batch.
+pub trait BorrowedRequest<C: ?Sized> {
+    /// Returns what to transfer. Returns `None` if no I/O is needed; `finish` is then not called.
     fn transfer(&mut self, context: &C) -> Option<Transfer<'_>>;
 
-    /// Called once after the transfer.
+    /// Handles the result. Called once after the transfer.
     fn finish(&mut self, context: &C, result: Result<(), Errno>);
 }
 
@@ -121,16 +128,17 @@ pub struct Transfer<'a> {
     pub file: u32,
     pub offset: u64,
     pub memory: Memory<'a>,
-    /// As in [`Submission::need`].
+    /// The number of bytes to transfer; see [`Submission::need`].
     pub need: usize,
 }
 
+/// The borrowed memory of a transfer, and its direction.
 #[derive(Debug)]
 pub enum Memory<'a> {
     ReadInto(&'a mut [u8]),
     WriteFrom(&'a [u8]),
-    /// Several pieces, as one transfer.
-    WriteRow(&'a [&'a [u8]]),
+    /// Several slices, written as one transfer.
+    WriteVectored(&'a [&'a [u8]]),
 }
 
 /// One request in flight.
@@ -142,22 +150,24 @@ struct Slot<T> {
     len: usize,
     need: usize,
     done: usize,
+    /// Failed submissions since the last progress.
     tries: u8,
-    /// The memory is not at `start`: it is the owner's buffers, or the borrowed row.
+    /// The segments, if the memory is not contiguous at `start`: it is the owner's buffers, or the
+    /// borrowed slices.
     vector: Option<Vector>,
     row: (*const &'static [u8], usize),
     owner: Owner<T>,
 }
 
 enum Owner<T> {
-    Nobody,
-    Ring { load: Load, payload: T },
+    None,
+    Ring { load: Load, user_data: T },
     Batch { index: usize },
 }
 
-/// What became of a slot whose completion came in.
+/// What `complete_slot` did with a slot.
 enum Outcome {
-    /// Submitted again, or delivered to `done`.
+    /// The request was submitted again, or its completion was added to `done`.
     Nothing,
     Batch {
         index: usize,
@@ -170,70 +180,81 @@ enum Outcome {
 unsafe impl<T: Send> Send for Ring<T> {}
 
 impl<T> Ring<T> {
+    /// Returns the maximum number of requests of each kind in flight.
     pub fn depth(&self) -> usize {
         self.depth
     }
 
-    /// Owned requests that were submitted and not yet taken by [`Ring::take_done`].
+    /// Returns the number of owned requests that were submitted and not yet returned by
+    /// [`Ring::next_completion`].
     pub fn outstanding(&self) -> usize {
         self.owned + self.done.len()
     }
 
-    /// Whether transfers into this memory use a registered buffer.
+    /// Returns whether transfers into this memory use a registered buffer.
     pub fn is_registered(&self, memory: &[u8]) -> bool {
         self.table.buffer_index(memory.as_ptr().addr(), memory.len()).is_some()
     }
 
-    /// Why the kernel took the ring away, if it did.
+    /// Returns the error with which the kernel refused further use of the ring, if it did.
     pub fn broken(&self) -> Option<Errno> {
         self.broken
     }
 
-    /// Takes an owned request, or gives it back if `depth` of them are outstanding. The kernel sees
-    /// it at the next call of [`Ring::wait`], [`Ring::kick`] or [`Ring::run`].
+    /// Queues an owned request. The kernel sees it at the next call of [`Ring::wait`],
+    /// [`Ring::kick`] or [`Ring::run`].
+    ///
+    /// # Errors
+    /// Returns the request if `depth` requests are outstanding.
     pub fn submit(&mut self, submission: Submission<T>) -> Result<(), Submission<T>> {
         if self.outstanding() >= self.depth {
             return Err(submission);
         }
         let slot = self.owned_slot(submission);
         self.owned += 1;
-        self.launch(slot);
+        self.start_request(slot);
         Ok(())
     }
 
-    /// Lets the kernel see what was submitted, without waiting.
+    /// Submits queued requests to the kernel without waiting.
     pub fn kick(&mut self) {
         if !self.queued.is_empty() {
             self.enter(0, None);
         }
     }
 
-    /// Waits until at least `min` completions can be taken (or all that are outstanding), or until
-    /// the deadline.
+    /// Waits until at least `min` completions are available (or all outstanding ones), or until the
+    /// deadline.
     pub fn wait(&mut self, min: usize, deadline: Option<Instant>) {
         let min = min.min(self.outstanding());
-        self.harvest();
+        self.reap_owned();
         while self.done.len() < min {
             let left = match deadline.map(|at| at.saturating_duration_since(Instant::now())) {
                 Some(Duration::ZERO) => break,
                 left => left,
             };
             self.enter(min - self.done.len(), left);
-            self.harvest();
+            self.reap_owned();
         }
         if !self.queued.is_empty() {
             self.kick();
-            self.harvest();
+            self.reap_owned();
         }
     }
 
-    pub fn take_done(&mut self) -> Option<Done<T>> {
+    /// Returns whether [`Ring::next_completion`] returns one.
+    pub fn has_completion(&self) -> bool {
+        !self.done.is_empty()
+    }
+
+    /// Returns a completion, if one is available.
+    pub fn next_completion(&mut self) -> Option<Completion<T>> {
         self.done.pop_front()
     }
 
-    /// Runs a batch to the end; each request's `finish` tells its result. What there is to do
-    /// `meanwhile` is done once, as soon as the disk has something to do.
-    pub fn run<C: ?Sized, S: Scoped<C>>(
+    /// Runs a batch until all requests are complete. The `finish` of each request gets its result.
+    /// `meanwhile` is called once, as soon as the disk has requests.
+    pub fn run<C: ?Sized, S: BorrowedRequest<C>>(
         &mut self,
         batch: &mut [S],
         context: &C,
@@ -241,7 +262,7 @@ impl<T> Ring<T> {
     ) {
         let items = batch.as_mut_ptr();
         let count = batch.len();
-        // Law 2: whatever happens below, the guard's drop waits for the borrowed slots.
+        // Law 2: if anything below unwinds, dropping the guard waits for the borrowed slots.
         let guard = Guard { ring: self };
         let ring = &mut *guard.ring;
         let mut next = 0;
@@ -250,13 +271,13 @@ impl<T> Ring<T> {
             while next < count && ring.borrowed < ring.depth {
                 // SAFETY: `next` is below the length of the batch, and no reference to this item
                 // exists. What `transfer` borrows from it stays borrowed, as a raw pointer, until
-                // the slot is complete, and the item is not touched again before that.
+                // the slot is complete, and the item is not accessed before that.
                 let item = unsafe { &mut *items.wrapping_add(next) };
                 if let Some(transfer) = item.transfer(context) {
                     bytes = bytes.saturating_add(transfer.need);
                     let slot = Slot::borrowed(transfer, next, &mut ring.vectors);
                     ring.borrowed += 1;
-                    ring.launch(slot);
+                    ring.start_request(slot);
                 }
                 next += 1;
             }
@@ -267,8 +288,8 @@ impl<T> Ring<T> {
                 work();
             }
             if ring.borrowed > 0 {
-                // With more to come, a quarter of what is out is waited for: the disk always has
-                // something to do, and one system call moves many requests.
+                // If the batch has more requests, the thread waits for a quarter of those in
+                // flight: the disk always has work, and one system call submits many requests.
                 let want = if bytes / next >= LONG_TRANSFER_BYTES {
                     1
                 } else if next < count {
@@ -280,11 +301,11 @@ impl<T> Ring<T> {
             }
             ring.reap();
             while let Some(completion) = ring.reaped.pop_front() {
-                let (index, result) = match ring.settle(completion) {
+                let (index, result) = match ring.complete_slot(completion) {
                     Outcome::Nothing => continue,
                     Outcome::Batch { index, result } => (index, result),
                 };
-                // SAFETY: the index was given out above; the kernel has completed the transfer, so
+                // SAFETY: the index was submitted above. The kernel has completed the transfer, so
                 // nothing refers to the item any more.
                 let item = unsafe { &mut *items.wrapping_add(index) };
                 item.finish(context, result);
@@ -293,41 +314,48 @@ impl<T> Ring<T> {
     }
 
     fn owned_slot(&mut self, submission: Submission<T>) -> Slot<T> {
-        let Submission { operation, file, offset, load, need, payload } = submission;
+        let Submission { operation, file, offset, load, need, user_data } = submission;
         let is_own = matches!(load, Load::Owned(Buffers::One(_)));
-        assert!(is_own || operation != Operation::Read, "a read has one buffer of its own");
+        assert!(
+            is_own || operation != Operation::Read,
+            "a read has exactly one buffer, not shared"
+        );
         let len = load.bytes();
-        assert!(need <= len || operation == Operation::Flush, "need is inside the buffer");
+        assert!(
+            need <= len || operation == Operation::Flush,
+            "need is at most the length of the buffer"
+        );
         let (start, vector) = match load.as_slice() {
             [one] => (one.start().as_ptr(), None),
             [] => (std::ptr::null_mut(), None),
             _ => (std::ptr::null_mut(), Some(self.vectors.pop().unwrap_or_default())),
         };
-        let owner = Owner::Ring { load, payload };
+        let owner = Owner::Ring { load, user_data };
         Slot { operation, file, offset, start, len, need, vector, owner, ..Slot::empty() }
     }
 
-    /// Puts a request into a free slot and into the submission queue.
-    fn launch(&mut self, slot: Slot<T>) {
-        let index = self.free.pop().expect("there are slots for `depth` of both sorts (law 3)");
+    /// Stores a request in a free slot and adds it to the submission queue.
+    fn start_request(&mut self, slot: Slot<T>) {
+        let index =
+            self.free.pop().expect("there are slots for `depth` requests of both kinds (law 3)");
         self.slots[index as usize] = slot;
-        self.again.push(index);
+        self.resubmit.push(index);
         self.refill();
     }
 
-    /// Moves slots from `again` to the submission queue while there is room.
+    /// Moves slots from `resubmit` to the submission queue until it is full.
     fn refill(&mut self) {
-        while let Some(index) = self.again.pop() {
+        while let Some(index) = self.resubmit.pop() {
             if let Some(errno) = self.broken {
                 self.reaped.push_back((u64::from(index), -errno.0));
                 continue;
             }
             let entry = self.entry(index);
-            // SAFETY: the slot's memory stays valid until its completion: it is owned by the slot
-            // (law 1), or borrowed by a `run` that does not return before (law 2).
+            // SAFETY: the slot's memory stays valid until its completion: the slot owns it (law 1),
+            // or a `run` that does not return earlier borrows it (law 2).
             let pushed = unsafe { self.uring.submission().push(&entry) };
             if pushed.is_err() {
-                self.again.push(index);
+                self.resubmit.push(index);
                 self.enter(0, None);
                 continue;
             }
@@ -344,25 +372,25 @@ impl<T> Ring<T> {
             (Some(vector), Owner::Ring { load, .. }) => {
                 let row = load.as_slice().iter();
                 let row = row.map(|buffer| (buffer.start().as_ptr(), buffer.len()));
-                vector.fill(row, slot.done, PIECE_BYTES_MAX)
+                vector.fill(row, slot.done, SUBMIT_BYTES_MAX)
             }
             (Some(vector), Owner::Batch { .. }) => {
                 let (first, count) = slot.row;
-                // SAFETY: a slot of a batch with a vector has a row, which `run` borrows until the
-                // slot is complete (law 2).
+                // SAFETY: a slot of a batch with a vector has a list of slices, which `run` borrows
+                // until the slot is complete (law 2).
                 let row = unsafe { std::slice::from_raw_parts(first, count) }.iter();
                 let row = row.map(|piece| (piece.as_ptr().cast_mut(), piece.len()));
-                vector.fill(row, slot.done, PIECE_BYTES_MAX)
+                vector.fill(row, slot.done, SUBMIT_BYTES_MAX)
             }
             (Some(_) | None, _) => Segment {
                 start: slot.start.wrapping_add(slot.done),
-                len: (slot.len - slot.done).min(PIECE_BYTES_MAX),
+                len: (slot.len - slot.done).min(SUBMIT_BYTES_MAX),
                 vector: None,
             },
         };
         let Segment { start, len, vector } = segment;
         let registered = table.buffer_index(start.addr(), len);
-        let bytes = u32::try_from(len).expect("a piece is at most 1 GiB");
+        let bytes = u32::try_from(len).expect("one request is at most 1 GiB");
         let entry = match (slot.operation, vector, registered) {
             (Operation::Write, Some((list, count)), _) => {
                 opcode::Writev::new(fd, list, count).offset(offset).build()
@@ -384,8 +412,8 @@ impl<T> Ring<T> {
         entry.flags(table.entry_flags()).user_data(u64::from(index))
     }
 
-    /// One `io_uring_enter`: submits what is queued and waits for `want` completions. Returns early
-    /// on a signal or the timeout.
+    /// Calls `io_uring_enter` once: submits queued requests and waits for `want` completions.
+    /// Returns early on a signal or the timeout.
     fn enter(&mut self, want: usize, timeout: Option<Duration>) {
         if self.broken.is_some() {
             self.enter_broken(want, timeout);
@@ -404,22 +432,23 @@ impl<T> Ring<T> {
         self.queued.drain(..taken);
         match entered.map_err(Errno::from) {
             Ok(_) | Err(Errno(libc::EINTR | libc::ETIME)) => {}
-            // The kernel is short of memory for requests, or wants its completions reaped first:
-            // the caller reaps next. Something in flight frees memory; if nothing is, time must.
+            // The kernel has no memory for requests, or needs completions reaped first. The caller
+            // reaps next. A completion frees memory; if nothing is in flight, retry after a sleep.
             Err(Errno::AGAIN | Errno::BUSY) => std::thread::sleep(BROKEN_SLEEP),
-            Err(errno) => self.break_down(errno),
+            Err(errno) => self.set_broken(errno),
         }
     }
 
-    /// Law 6.
-    fn break_down(&mut self, errno: Errno) {
+    /// Fails all requests that the kernel has not seen (law 6).
+    fn set_broken(&mut self, errno: Errno) {
         self.broken = Some(errno);
-        while let Some(index) = self.queued.pop_front().or_else(|| self.again.pop()) {
+        while let Some(index) = self.queued.pop_front().or_else(|| self.resubmit.pop()) {
             self.reaped.push_back((u64::from(index), -errno.0));
         }
     }
 
-    /// The completion queue is shared memory, and completions arrive on any way into the kernel.
+    /// Polls the completion queue without system calls. It is shared memory, and the kernel adds
+    /// completions to it on any entry of the thread into the kernel.
     fn enter_broken(&mut self, want: usize, timeout: Option<Duration>) {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let is_late = || deadline.is_some_and(|at| Instant::now() >= at);
@@ -436,49 +465,49 @@ impl<T> Ring<T> {
         self.reaped.extend(completions.map(|entry| (entry.user_data(), entry.result())));
     }
 
-    /// Reaps, and settles all; for use while nothing is borrowed.
-    fn harvest(&mut self) {
+    /// Reaps and handles all completions. Called while no request is borrowed.
+    fn reap_owned(&mut self) {
         self.reap();
         while let Some(completion) = self.reaped.pop_front() {
-            let outcome = self.settle(completion);
-            assert!(matches!(outcome, Outcome::Nothing), "nothing is borrowed outside of `run`");
+            let outcome = self.complete_slot(completion);
+            assert!(matches!(outcome, Outcome::Nothing), "no request is borrowed outside of `run`");
         }
     }
 
-    /// Decides about the slot of one completion.
-    fn settle(&mut self, (user_data, answer): (u64, i32)) -> Outcome {
-        let index = u32::try_from(user_data).expect("the user data is a slot's number");
+    /// Handles one completion: submits the rest of the transfer, or frees the slot.
+    fn complete_slot(&mut self, (user_data, answer): (u64, i32)) -> Outcome {
+        let index = u32::try_from(user_data).expect("the user data is the index of a slot");
         let broken = self.broken.is_some();
         let slot = &mut self.slots[index as usize];
         let result = match slot.advance(answer) {
             Some(result) => result,
             None if broken => Err(Errno::IO),
             None => {
-                self.again.push(index);
+                self.resubmit.push(index);
                 self.refill();
                 return Outcome::Nothing;
             }
         };
         self.free.push(index);
         self.vectors.extend(slot.vector.take());
-        match std::mem::replace(&mut slot.owner, Owner::Nobody) {
-            Owner::Ring { load, payload } => {
+        match std::mem::replace(&mut slot.owner, Owner::None) {
+            Owner::Ring { load, user_data } => {
                 self.owned -= 1;
-                self.done.push_back(Done { load, payload, result });
+                self.done.push_back(Completion { load, user_data, result });
                 Outcome::Nothing
             }
             Owner::Batch { index } => {
                 self.borrowed -= 1;
                 Outcome::Batch { index, result }
             }
-            Owner::Nobody => unreachable!("a completion belongs to a slot in use"),
+            Owner::None => unreachable!("a completion belongs to a slot in use"),
         }
     }
 }
 
 impl<T> Slot<T> {
     fn empty() -> Slot<T> {
-        let (operation, owner) = (Operation::Flush, Owner::Nobody);
+        let (operation, owner) = (Operation::Flush, Owner::None);
         let (start, vector) = (std::ptr::null_mut(), None);
         let (file, offset, len, need, done, tries) = (0, 0, 0, 0, 0, 0);
         let row = (std::ptr::null(), 0);
@@ -490,34 +519,36 @@ impl<T> Slot<T> {
         let mut slot = Slot { file, offset, need, owner: Owner::Batch { index }, ..Slot::empty() };
         (slot.operation, slot.start, slot.len) = match memory {
             Memory::ReadInto(memory) => (Operation::Read, memory.as_mut_ptr(), memory.len()),
-            // The kernel only reads from it.
+            // The kernel only reads this memory.
             Memory::WriteFrom(memory) => {
                 (Operation::Write, memory.as_ptr().cast_mut(), memory.len())
             }
-            Memory::WriteRow(row) => {
+            Memory::WriteVectored(row) => {
                 slot.vector = Some(vectors.pop().unwrap_or_default());
                 slot.row = (row.as_ptr().cast(), row.len());
                 let bytes = row.iter().map(|piece| piece.len()).fold(0, usize::saturating_add);
                 (Operation::Write, std::ptr::null_mut(), bytes)
             }
         };
-        assert!(need <= slot.len, "need is inside the memory");
+        assert!(need <= slot.len, "need is at most the length of the memory");
         slot
     }
 
-    /// Takes the kernel's answer in; `None` if the request must go on (law 4).
+    /// Applies the kernel's result to the slot. Returns `None` if the rest must be submitted (law
+    /// 4).
     fn advance(&mut self, answer: i32) -> Option<Result<(), Errno>> {
         let Ok(count) = usize::try_from(answer) else {
             let errno = Errno(answer.saturating_neg());
             self.tries += 1;
-            // A thread that ends takes some of its requests with it: "cancelled".
-            let passing = matches!(errno.0, libc::EAGAIN | libc::EINTR | libc::ECANCELED);
-            return (!passing || self.tries >= TRIES_MAX).then_some(Err(errno));
+            // A thread that ends cancels some of its requests (ECANCELED).
+            let is_transient = matches!(errno.0, libc::EAGAIN | libc::EINTR | libc::ECANCELED);
+            return (!is_transient || self.tries >= TRIES_MAX).then_some(Err(errno));
         };
         if self.operation == Operation::Flush {
             return Some(Ok(()));
         }
         self.done += count.min(self.len - self.done);
+        self.tries = 0;
         if self.done >= self.need {
             Some(Ok(()))
         } else if count == 0 {
@@ -528,19 +559,19 @@ impl<T> Slot<T> {
     }
 }
 
-/// Waits, when dropped, until the kernel holds no borrowed memory.
+/// Waits, when dropped, until the kernel uses no borrowed memory.
 struct Guard<'a, T> {
     ring: &'a mut Ring<T>,
 }
 
 impl<T> Drop for Guard<'_, T> {
     fn drop(&mut self) {
-        // Only unwinding leaves anything to do. What was reaped and not settled comes first.
+        // Slots are still borrowed only when unwinding. Reaped completions are handled first.
         let ring = &mut *self.ring;
         while ring.borrowed > 0 {
             while let Some(completion) = ring.reaped.pop_front() {
-                // The batch is gone: nobody is told.
-                let (Outcome::Nothing | Outcome::Batch { .. }) = ring.settle(completion);
+                // The batch no longer exists, so its results are discarded.
+                let (Outcome::Nothing | Outcome::Batch { .. }) = ring.complete_slot(completion);
             }
             if ring.borrowed > 0 {
                 ring.enter(1, None);
@@ -568,5 +599,34 @@ impl<T> fmt::Debug for Ring<T> {
             .field("done", &self.done.len())
             .field("broken", &self.broken)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(bytes: usize) -> Slot<()> {
+        Slot { operation: Operation::Read, len: bytes, need: bytes, ..Slot::empty() }
+    }
+
+    #[test]
+    fn only_failures_without_progress_are_counted() {
+        let rounds = 2 * usize::from(TRIES_MAX);
+        let mut slot = read(rounds + 1);
+        for _ in 0..rounds {
+            assert_eq!(slot.advance(-libc::EAGAIN), None);
+            assert_eq!(slot.advance(1), None);
+        }
+        assert_eq!(slot.advance(1), Some(Ok(())));
+    }
+
+    #[test]
+    fn a_transfer_without_progress_fails_after_the_last_try() {
+        let mut slot = read(1);
+        for _ in 1..TRIES_MAX {
+            assert_eq!(slot.advance(-libc::EINTR), None);
+        }
+        assert_eq!(slot.advance(-libc::EINTR), Some(Err(Errno(libc::EINTR))));
     }
 }

@@ -1,25 +1,25 @@
-//! [`Scribble`]: memory that changes while requests have it. For tests of what must hold even so.
+//! [`Scribble`]: memory that changes while requests use it. For tests of code that must tolerate
+//! this.
 //!
 //! ```text
-//! scribbler    stores bytes, atomically     except where a part is held
-//! copy_to      loads bytes, atomically      unless another buffer holds the part alone
-//! reference    a hold on the part first     for reading: shared; for writing: alone
+//! scribbler    stores bytes atomically      except where a buffer holds them
+//! copy_to      loads bytes atomically       unless another buffer holds them exclusively
+//! reference    takes a hold first           for reading: shared; for writing: exclusive
 //! ```
 //!
 //! Laws:
 //!
-//! 1. A byte is stored by the scribbler only under the lock of the holds, and only where there is
-//!    no hold. So a reference never leads to a byte that changes, and none of this is unsafe to
-//!    use.
-//! 2. A hold lasts until its buffer is dropped: when the reference that it was taken for ends is
-//!    not known.
-//! 3. Holds that overlap are all shared. A test that asks for another panics.
+//! 1. The scribbler stores a byte only under the lock of the holds, and only where there is no
+//!    hold. So a reference never leads to a byte that changes, and the interface is safe.
+//! 2. A hold lasts until its buffer is dropped, because the buffer does not know when a reference
+//!    to its bytes ends.
+//! 3. Overlapping holds are all shared. A test that requests any other combination panics.
 
 use crate::buffer::Buffer;
+use crate::lock::{Mutex, MutexGuard, rank};
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Memory that any thread may change at any time. It is never freed.
 #[derive(Clone, Copy, Debug)]
@@ -30,31 +30,31 @@ pub struct Scribble {
 #[derive(Debug)]
 struct Memory {
     bytes: &'static [AtomicU8],
-    holds: Mutex<Vec<Hold>>,
+    holds: Mutex<Vec<Hold>, rank::Scribble>,
 }
 
-/// Addresses that references lead to.
+/// A range of addresses that references lead to.
 #[derive(Debug)]
 struct Hold {
     part: Range<usize>,
-    is_alone: bool,
+    is_exclusive: bool,
 }
 
-/// What a buffer over a scribble's memory keeps: whose that is, and the hold. The buffer knows the
-/// part, and passes it to every call.
+/// The part of a buffer over a scribble's memory that knows the memory and the hold. The buffer
+/// knows the range and passes it to every call.
 #[derive(Debug)]
 pub(crate) struct Loan {
     memory: &'static Memory,
-    /// [`FREE`], [`SHARED`] or [`ALONE`]; changed under the lock of the holds.
+    /// [`FREE`], [`SHARED`] or [`EXCLUSIVE`]; changed under the lock of the holds.
     state: AtomicU8,
 }
 
 const FREE: u8 = 0;
 const SHARED: u8 = 1;
-const ALONE: u8 = 2;
+const EXCLUSIVE: u8 = 2;
 
 impl Scribble {
-    /// Zeroes, so many, from a 4096-byte boundary on.
+    /// Allocates `len` zero bytes, aligned to 4096.
     pub fn new(len: usize) -> Scribble {
         let all: Vec<AtomicU8> = (0..len + 4096).map(|_| AtomicU8::new(0)).collect();
         let all: &'static [AtomicU8] = all.leak();
@@ -63,26 +63,27 @@ impl Scribble {
         Scribble { memory: Box::leak(Box::new(memory)) }
     }
 
-    /// The memory as its user lends it to a request: not stable.
+    /// Returns a buffer over all of the memory, as a caller lends it to a request. It is not
+    /// stable.
     pub fn lend(&self) -> Buffer {
         self.lend_part(0..self.bytes())
     }
 
-    /// Some of its bytes as their user lends them to a request: not stable.
+    /// Returns a buffer over a part of the memory. It is not stable.
     pub fn lend_part(&self, part: Range<usize>) -> Buffer {
-        // The bytes may be written through a shared reference, as atomics; accesses other than
-        // atomic ones are made under a hold alone.
+        // The bytes may be written through a shared reference, because they are atomics. Non-atomic
+        // accesses are made only under an exclusive hold.
         let bytes = &self.memory.bytes[part];
         let loan = Loan { memory: self.memory, state: AtomicU8::new(FREE) };
         Buffer::of_scribble(NonNull::from(bytes).cast(), bytes.len(), loan)
     }
 
-    /// How many.
+    /// Returns the size of the memory in bytes.
     pub fn bytes(&self) -> usize {
         self.memory.bytes.len()
     }
 
-    /// Changes one byte, unless it is held.
+    /// Changes one byte, unless a buffer holds it.
     pub fn scribble(&self, at: usize, byte: u8) {
         let place = &self.memory.bytes[at % self.bytes()];
         let address = place.as_ptr().addr();
@@ -95,17 +96,17 @@ impl Scribble {
 
 impl Memory {
     fn holds(&self) -> MutexGuard<'_, Vec<Hold>> {
-        self.holds.lock().unwrap_or_else(PoisonError::into_inner)
+        self.holds.lock()
     }
 }
 
 impl Loan {
-    /// Copies the bytes at the beginning of `part`.
+    /// Copies the bytes at the start of `part`.
     pub(crate) fn copy_to(&self, part: &Range<usize>, copy: &mut [u8]) {
-        // Kept until the end, so that no other buffer begins to write here.
+        // Locked until the end of the function, so that no other buffer can take an exclusive hold.
         let holds = self.memory.holds();
-        let is_own = self.state.load(Ordering::Relaxed) == ALONE;
-        let is_written = holds.iter().any(|hold| hold.is_alone && overlap(hold, part));
+        let is_own = self.state.load(Ordering::Relaxed) == EXCLUSIVE;
+        let is_written = holds.iter().any(|hold| hold.is_exclusive && overlap(hold, part));
         assert!(is_own || !is_written, "a request writes into this memory");
         let start = part.start - self.memory.bytes.as_ptr().addr();
         for (to, from) in copy.iter_mut().zip(&self.memory.bytes[start..]) {
@@ -119,33 +120,33 @@ impl Loan {
         }
         let mut holds = self.memory.holds();
         if self.state.load(Ordering::Relaxed) == FREE {
-            let is_free = !holds.iter().any(|hold| hold.is_alone && overlap(hold, part));
+            let is_free = !holds.iter().any(|hold| hold.is_exclusive && overlap(hold, part));
             assert!(is_free, "a request writes into this memory");
-            holds.push(Hold { part: part.clone(), is_alone: false });
+            holds.push(Hold { part: part.clone(), is_exclusive: false });
             self.state.store(SHARED, Ordering::Release);
         }
     }
 
     pub(crate) fn hold_alone(&mut self, part: &Range<usize>) {
-        if *self.state.get_mut() == ALONE {
+        if *self.state.get_mut() == EXCLUSIVE {
             return;
         }
         self.release(part);
         let mut holds = self.memory.holds();
         let is_free = !holds.iter().any(|hold| overlap(hold, part));
         assert!(is_free, "another request has this memory");
-        holds.push(Hold { part: part.clone(), is_alone: true });
-        *self.state.get_mut() = ALONE;
+        holds.push(Hold { part: part.clone(), is_exclusive: true });
+        *self.state.get_mut() = EXCLUSIVE;
     }
 
-    /// Ends the hold, if there is one: the buffer goes.
+    /// Releases the hold, if there is one, when the buffer is dropped.
     pub(crate) fn release(&mut self, part: &Range<usize>) {
         let state = std::mem::replace(self.state.get_mut(), FREE);
         if state == FREE {
             return;
         }
         let mut holds = self.memory.holds();
-        let own = |hold: &Hold| hold.part == *part && hold.is_alone == (state == ALONE);
+        let own = |hold: &Hold| hold.part == *part && hold.is_exclusive == (state == EXCLUSIVE);
         if let Some(at) = holds.iter().position(own) {
             holds.swap_remove(at);
         }
@@ -161,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_change_until_a_reference_is_made_and_again_after_it() {
+    fn bytes_change_only_while_no_buffer_holds_them() {
         let memory = Scribble::new(8192);
         let mut buffer = memory.lend_part(4096..8192);
         assert!(!buffer.is_stable() && buffer.len() == 4096 && !buffer.is_empty());
@@ -193,7 +194,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "another request has this memory")]
-    fn two_requests_never_both_write_into_one_part() {
+    fn two_buffers_cannot_hold_one_part_exclusively() {
         let memory = Scribble::new(4096);
         let (mut first, mut second) = (memory.lend(), memory.lend());
         first[0] = 1;

@@ -1,30 +1,39 @@
-//! The signals that ask a process to end, taken as a value instead of as a death.
+//! Receives the signals that request the end of a process as values, instead of dying from them.
 //!
-//! 1. They are blocked before the process has a second thread, so that every thread inherits it.
-//! 2. Whoever waits gets each of them once; nobody else sees them.
+//! 1. The signals are blocked before the process has a second thread, so that every thread inherits
+//!    the mask.
+//! 2. A hang-up that the process ignores from its start, as under nohup(1), stays ignored.
+//! 3. Each signal is delivered to one waiting thread, and to no handler.
 
 use crate::errno::Errno;
 use std::mem::MaybeUninit;
 
-/// The signals: hang-up, interrupt, terminate.
+/// The signals that request the end of the process.
 const ENDING: [libc::c_int; 3] = [libc::SIGHUP, libc::SIGINT, libc::SIGTERM];
 
-/// The signals that end a process, blocked.
+/// The blocked signals: hang-up, interrupt and terminate.
 pub struct EndSignals {
     set: libc::sigset_t,
 }
 
 impl EndSignals {
-    /// Blocks them for this thread and every thread that it starts from now on.
+    /// Blocks the signals for this thread and every thread that it starts afterwards.
+    ///
+    /// # Errors
+    /// The error of `pthread_sigmask(3)`.
     pub fn block() -> Result<EndSignals, Errno> {
         let mut set = MaybeUninit::<libc::sigset_t>::uninit();
         // SAFETY: the pointer is to memory of the right size, which the call fills.
         unsafe { libc::sigemptyset(set.as_mut_ptr()) };
         for signal in ENDING {
-            // SAFETY: the set was made by sigemptyset; the number is a signal's.
+            // A blocked signal is delivered to a waiting thread even if it is ignored (law 2).
+            if signal == libc::SIGHUP && is_ignored(signal) {
+                continue;
+            }
+            // SAFETY: `sigemptyset` has initialised the set, and the number is that of a signal.
             unsafe { libc::sigaddset(set.as_mut_ptr(), signal) };
         }
-        // SAFETY: sigemptyset has initialised it.
+        // SAFETY: `sigemptyset` has initialised it.
         let set = unsafe { set.assume_init() };
         // SAFETY: the set lives through the call; a null old set is allowed.
         let failed =
@@ -32,7 +41,10 @@ impl EndSignals {
         if failed == 0 { Ok(EndSignals { set }) } else { Err(Errno(failed)) }
     }
 
-    /// Waits for one of them; its number.
+    /// Waits for one of the signals and returns its number.
+    ///
+    /// # Errors
+    /// The error of `sigwait(3)`.
     pub fn wait(&self) -> Result<i32, Errno> {
         let mut signal = 0;
         // SAFETY: both pointers are to live values of the right types.
@@ -41,16 +53,25 @@ impl EndSignals {
     }
 }
 
+/// Returns whether the process ignores a signal.
+fn is_ignored(signal: libc::c_int) -> bool {
+    let mut action = MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: a null new action is allowed; the pointer is to memory of the right size.
+    let failed = unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) };
+    // SAFETY: the call has filled it if it did not fail.
+    failed == 0 && unsafe { action.assume_init() }.sa_sigaction == libc::SIG_IGN
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_blocked_signal_is_waited_for_instead_of_killing() {
+    fn a_blocked_signal_is_received_by_wait() {
         let signals = EndSignals::block().unwrap();
         // SAFETY: has no preconditions.
         let thread = unsafe { libc::pthread_self() };
-        // SAFETY: a signal to this very thread, which has it blocked.
+        // SAFETY: sends a signal to this thread, which has blocked it.
         let failed = unsafe { libc::pthread_kill(thread, libc::SIGTERM) };
         assert_eq!(failed, 0);
         assert_eq!(signals.wait(), Ok(libc::SIGTERM));

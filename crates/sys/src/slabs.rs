@@ -1,56 +1,58 @@
-//! Memory for [`Buffer`](crate::buffer::Buffer)s of 4 to 64 KiB, the sizes of tree blocks.
+//! A slab allocator for [`Buffer`](crate::buffer::Buffer)s of 4 to 64 KiB, the sizes of tree
+//! blocks.
 //!
 //! ```text
-//! take ---- warm list ----> cold list ----> a new slab of 1 MiB, cut into blocks
-//! give ---> warm list, up to WARM_BYTES_MAX a size; then its pages go back to the system, and the
-//!           block to the cold list
+//! allocate <--- warm list <---- cold list <---- a new slab of 1 MiB, cut into blocks
+//! free -------> warm list, up to WARM_BYTES_MAX of each size; above that the pages are returned to
+//!               the system (MADV_DONTNEED) and the block goes to the cold list
 //! ```
 //!
-//! A general allocator that is asked for 16 KiB at an address that is a multiple of 4096 cuts it
-//! out of a longer piece, and may not fit the next request of that kind into the hole that it
-//! leaves when it is freed. With a cache of such blocks that is refilled all the time, by many
-//! threads, the holes came to twice the memory in use.
+//! A general-purpose allocator fragments under this load. It cuts a 16 KiB block that is aligned to
+//! 4096 out of a longer run, and the hole that the freed block leaves may not fit the next such
+//! request. With a cache of such blocks that many threads refill all the time, the holes grew to
+//! twice the memory in use.
 //!
 //! Laws:
-//! 1. A block is in the hands of one owner, or in one list.
-//! 2. Blocks are zero when they are handed out.
-//! 3. Resident are the blocks that are handed out, and at most [`WARM_BYTES_MAX`] of each size
-//!    besides. Address space is not given back: it is that of the most blocks at one time.
+//! 1. A block has one owner, or is in one list.
+//! 2. Blocks are zero when they are allocated.
+//! 3. Resident memory is that of the allocated blocks, and at most [`WARM_BYTES_MAX`] of each size
+//!    besides. Address space is never unmapped: it is that of the largest number of blocks that
+//!    were allocated at one time.
 
+use crate::lock::{Mutex, MutexGuard, rank};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 use std::ptr::NonNull;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const BLOCK_BYTES_MIN: usize = 4 << 10;
 const BLOCK_BYTES_MAX: usize = 64 << 10;
 const SLAB_BYTES: usize = 1 << 20;
-/// Free memory that stays resident, of each size.
+/// Free memory of each size that stays resident, in bytes.
 const WARM_BYTES_MAX: usize = 4 << 20;
 
-static SIZES: [Mutex<Size>; 5] = [const { Mutex::new(Size::new()) }; 5];
+static SIZES: [Mutex<Size, rank::Slabs>; 5] = [const { Mutex::new(Size::new()) }; 5];
 
 /// The free blocks of one size.
 #[derive(Debug)]
 struct Size {
-    /// Resident, with what their last owner left.
+    /// Resident; the bytes are those of the last owner.
     warm: Vec<Block>,
-    /// Not resident, and zero.
+    /// Not resident; the bytes are zero.
     cold: Vec<Block>,
-    /// Blocks of all slabs.
+    /// Number of blocks in all slabs.
     blocks: usize,
 }
 
-/// A block that is in no other list and that nothing refers to.
+/// A block that is in one list and that nothing else refers to.
 #[derive(Debug)]
 struct Block(NonNull<u8>);
 
-// SAFETY: a block in a list is owned by the list alone (law 1).
+// SAFETY: the list owns a block in it alone (law 1).
 unsafe impl Send for Block {}
 
 /// Memory of blocks of one size, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlabBytes {
-    /// Handed out.
+    /// Allocated.
     pub used: usize,
     /// Free and resident.
     pub warm: usize,
@@ -58,7 +60,7 @@ pub struct SlabBytes {
     pub cold: usize,
 }
 
-/// The memory of buffers of a capacity; `None` where slabs have no blocks of it.
+/// Returns the memory of buffers of one capacity, or `None` if slabs have no blocks of that size.
 pub fn slab_bytes(capacity: usize) -> Option<SlabBytes> {
     let size = lock(size_of_capacity(capacity)?);
     let (warm, cold) = (size.warm.len(), size.cold.len());
@@ -66,20 +68,20 @@ pub fn slab_bytes(capacity: usize) -> Option<SlabBytes> {
     Some(SlabBytes { used: used * capacity, warm: warm * capacity, cold: cold * capacity })
 }
 
-/// Memory of all sizes that is handed out, or free and resident.
+/// Returns the memory in bytes that is allocated, or free and resident, over all sizes.
 pub fn resident_bytes() -> usize {
     let sizes = (0..SIZES.len()).filter_map(|size| slab_bytes(BLOCK_BYTES_MIN << size));
     sizes.map(|bytes| bytes.used + bytes.warm).sum()
 }
 
-/// A block of `capacity` zero bytes, aligned to 4096. `None` where slabs have none of that size, or
-/// the system has no memory.
-pub(crate) fn take(capacity: usize) -> Option<NonNull<u8>> {
+/// Allocates a block of `capacity` zero bytes, aligned to 4096. Returns `None` if slabs have no
+/// blocks of that size, or the system has no memory.
+pub(crate) fn allocate(capacity: usize) -> Option<NonNull<u8>> {
     let size = size_of_capacity(capacity)?;
     let mut lists = lock(size);
     if let Some(Block(block)) = lists.warm.pop() {
         drop(lists);
-        // SAFETY: the block has that many bytes, which are ours alone now (law 1).
+        // SAFETY: the block has that many bytes, and it is in no list any more (law 1).
         unsafe { block.write_bytes(0, capacity) };
         return Some(block);
     }
@@ -89,20 +91,20 @@ pub(crate) fn take(capacity: usize) -> Option<NonNull<u8>> {
     lists.cold.pop().map(|Block(block)| block)
 }
 
-/// Takes a block back.
+/// Frees a block.
 ///
 /// # Safety
 ///
-/// It came from [`take`] with this capacity, and nothing refers to it any more.
-pub(crate) unsafe fn give(block: NonNull<u8>, capacity: usize) {
+/// The block was returned by [`allocate`] with this capacity, and nothing refers to it any more.
+pub(crate) unsafe fn free(block: NonNull<u8>, capacity: usize) {
     let Some(size) = size_of_capacity(capacity) else { return };
     let mut lists = lock(size);
     if (lists.warm.len() + 1) * capacity <= WARM_BYTES_MAX {
         return lists.warm.push(Block(block));
     }
     drop(lists);
-    // SAFETY: the pages are the block's, which nothing refers to; private anonymous pages are zero
-    // when they are used again.
+    // SAFETY: the pages belong to the block, which nothing refers to. Private anonymous pages read
+    // as zeroes when they are used again.
     let released = unsafe { madvise(block.as_ptr().cast(), capacity, Advice::LinuxDontNeed) };
     let mut lists = lock(size);
     match released {
@@ -116,10 +118,10 @@ impl Size {
         Self { warm: Vec::new(), cold: Vec::new(), blocks: 0 }
     }
 
-    /// Adds the blocks of one more slab.
+    /// Maps one more slab and adds its blocks to the cold list.
     fn grow(&mut self, capacity: usize) -> Option<()> {
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-        // SAFETY: new memory, at an address that the kernel chooses.
+        // SAFETY: maps new memory at an address that the kernel chooses.
         let slab =
             unsafe { mmap_anonymous(std::ptr::null_mut(), SLAB_BYTES, protection, flags) }.ok()?;
         let slab = NonNull::new(slab.cast::<u8>())?;
@@ -133,15 +135,16 @@ impl Size {
     }
 }
 
-fn size_of_capacity(capacity: usize) -> Option<&'static Mutex<Size>> {
+fn size_of_capacity(capacity: usize) -> Option<&'static Mutex<Size, rank::Slabs>> {
     let fits = (BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&capacity);
     let index = (capacity / BLOCK_BYTES_MIN).trailing_zeros();
     SIZES.get(index as usize).filter(|_| fits && capacity.is_power_of_two())
 }
 
-/// After a panic: a block that a list has lost stays unused, and none is in two (law 1).
-fn lock(size: &Mutex<Size>) -> MutexGuard<'_, Size> {
-    size.lock().unwrap_or_else(PoisonError::into_inner)
+/// Locks a list, also after a panic: a block that was in no list at that moment stays unused, and
+/// no block is in two lists (law 1).
+fn lock(size: &Mutex<Size, rank::Slabs>) -> MutexGuard<'_, Size> {
+    size.lock()
 }
 
 #[cfg(test)]
@@ -149,9 +152,9 @@ mod tests {
     use super::*;
     use crate::buffer::Buffer;
 
-    // One test: the slabs are the process's.
+    // One test, because the slabs are global to the process.
     #[test]
-    fn what_is_freed_is_used_again_and_stays_resident_up_to_a_bound() {
+    fn freed_blocks_are_reused_and_stay_resident_up_to_a_bound() {
         for capacity in [4 << 10, 16 << 10, 64 << 10] {
             let count = (16 << 20) / capacity;
             for _ in 0..3 {
@@ -161,7 +164,7 @@ mod tests {
                     assert!(buffer.whole_mut().iter().all(|byte| *byte == 0));
                     buffer.whole_mut().fill(7);
                 }
-                // Every other one goes: what stays pins nothing else.
+                // Frees every other buffer: the remaining ones keep nothing else resident.
                 let mut nth = 0;
                 buffers.retain(|_| {
                     nth += 1;

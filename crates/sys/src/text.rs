@@ -1,13 +1,13 @@
-//! Text of strangers, made safe to print: file names, names of processes, mount tables, what comes
-//! over a socket.
+//! Escapes untrusted text before it is printed: names of files and processes, mount tables, data
+//! from a socket.
 //!
-//! A terminal obeys control characters, a log takes a line feed for the end of a message, and
-//! directional characters make one name look like another. All of them are escaped here.
+//! A terminal interprets control characters, a log takes a line feed as the end of a message, and
+//! directional characters can make one name look like another. This module escapes all of them.
 
 use std::fmt::Write;
 
-/// Returns `bytes` with everything escaped that a terminal would not show as itself, backslashes
-/// too: different bytes stay different.
+/// Returns `bytes` with everything escaped that a terminal would not show as itself, and
+/// backslashes too, so that different bytes remain different.
 pub fn escaped(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
@@ -26,7 +26,7 @@ pub fn escaped(bytes: &[u8]) -> String {
     text
 }
 
-/// Returns a message in one line that drives no terminal. Backslashes stay as they are, for names
+/// Returns a message on one line, without control characters. Backslashes are kept, because names
 /// in the message may be [`escaped`] already.
 pub fn one_line(message: &str) -> String {
     let mut text = String::with_capacity(message.len());
@@ -34,7 +34,7 @@ pub fn one_line(message: &str) -> String {
     text
 }
 
-/// Returns a text that drives no terminal; it keeps its lines.
+/// Returns a text without control characters except its line feeds.
 pub fn lines(text: &str) -> String {
     let lines: Vec<String> = text.split('\n').map(one_line).collect();
     lines.join("\n")
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_drives_a_terminal_is_escaped_and_lines_are_kept_where_they_are_wanted() {
+    fn control_characters_are_escaped_and_lines_keeps_line_feeds() {
         let odd = "a\x1b[2J\u{9b}1m\u{202e}b\\n\nc\td";
         assert_eq!(escaped(odd.as_bytes()), "a\\u{1b}[2J\\u{9b}1m\\u{202e}b\\\\n\\nc\\td");
         assert_eq!(one_line(odd), "a\\u{1b}[2J\\u{9b}1m\\u{202e}b\\n\\nc\\td");

@@ -1,29 +1,31 @@
-//! [`Workers`]: a bounded pool of threads for calls that block, where there is no ring.
+//! [`Workers`]: a bounded pool of threads for blocking calls, used where there is no ring.
 //!
-//! 1. The pool starts at most the threads it was made for, when the first work comes, and keeps
-//!    them. Where the system refuses a thread it makes do with fewer, down to none.
-//! 2. [`Workers::for_each`] works on borrowed items and returns when all are done. The calling
-//!    thread takes part, so it finishes even if every worker is busy elsewhere: it can neither
+//! 1. The pool starts its threads when the first work arrives, at most `threads_max` of them, and
+//!    keeps them. If the system refuses to start a thread, the pool works with fewer, down to none.
+//! 2. [`Workers::for_each`] processes borrowed items and returns when all are done. The calling
+//!    thread processes items too, so the call finishes even if every worker is busy: it can neither
 //!    deadlock nor starve.
-//! 3. [`Workers::spawn`] queues an owned job; without any worker it runs on the calling thread.
-//!    The number of queued jobs is the caller's to bound.
+//! 3. [`Workers::spawn`] queues an owned job. If the pool has no thread, the job runs on the
+//!    calling thread. The pool does not bound the number of queued jobs; the caller must.
 //! 4. A panic in a job of `for_each` reaches the caller after all items are done. A panic in a
-//!    spawned job ends that job, not the worker.
+//!    spawned job ends that job, not the worker thread.
 //!
-//! Threads do not survive a fork: a pool must be made after a process turns into a daemon.
+//! Threads do not survive a fork: a process that turns into a daemon must create its pools
+//! afterwards.
 
+use crate::lock::{Condvar, Mutex, MutexGuard, rank};
 use std::any::Any;
 use std::collections::VecDeque;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::affinity;
 
 type Panic = Box<dyn Any + Send>;
 
-/// A shared handle; the threads end with the last one.
+/// A shared handle to a pool of threads. The threads end when the last handle is dropped.
 #[derive(Clone)]
 pub struct Workers {
     pool: Arc<Pool>,
@@ -36,7 +38,7 @@ struct Pool {
 struct Shared {
     name: &'static str,
     threads_max: usize,
-    state: Mutex<State>,
+    state: Mutex<State, rank::WorkerQueue>,
     work: Condvar,
 }
 
@@ -55,18 +57,18 @@ enum Job {
 
 /// A batch of borrowed items, as the workers see it.
 struct Batch {
-    /// The caller's closure; used only for an index below `count`, and the caller does not return
-    /// before all of those are done.
+    /// The caller's closure. It is called only for an index below `count`, and `for_each` does not
+    /// return before all of these calls have returned.
     closure: *const (),
-    /// Calls it.
+    /// Calls `closure` for one index.
     call: unsafe fn(*const (), usize),
     count: usize,
     next: AtomicUsize,
-    left: Mutex<Left>,
+    remaining: Mutex<Remaining, rank::WorkerBatch>,
     all_done: Condvar,
 }
 
-struct Left {
+struct Remaining {
     items: usize,
     panic: Option<Panic>,
 }
@@ -89,14 +91,15 @@ impl<T> Items<T> {
 }
 
 impl Workers {
-    /// `name` is what the threads are called.
+    /// Creates a pool of at most `threads_max` threads named `name`. No thread is started yet.
     pub fn new(name: &'static str, threads_max: usize) -> Workers {
         let state = Mutex::new(State::default());
         let shared = Arc::new(Shared { name, threads_max, state, work: Condvar::new() });
         Workers { pool: Arc::new(Pool { shared }) }
     }
 
-    /// Calls `each` once for every item, on as many threads as are free, and waits for all.
+    /// Calls `each` once for every item, on the idle workers and the calling thread, and waits for
+    /// all calls.
     pub fn for_each<T: Send>(&self, items: &mut [T], each: impl Fn(&mut T) + Sync) {
         let count = items.len();
         if count <= 1 {
@@ -106,7 +109,7 @@ impl Workers {
         let items = Items(items.as_mut_ptr());
         let call = |index: usize| {
             // SAFETY: every index below `count` is handed out once, so this is the only reference
-            // to the item; the items are borrowed until `for_each` returns.
+            // to the item. The items are borrowed until `for_each` returns.
             let item = unsafe { &mut *items.at(index) };
             each(item);
         };
@@ -118,7 +121,7 @@ impl Workers {
         }
     }
 
-    /// Runs the job on some worker, some time.
+    /// Queues a job for any worker thread (law 3).
     pub fn spawn(&self, job: impl FnOnce() + Send + 'static) {
         let shared = &self.pool.shared;
         let mut state = shared.state();
@@ -133,7 +136,7 @@ impl Workers {
         shared.work.notify_one();
     }
 
-    /// How many threads were started.
+    /// Returns the number of threads that were started.
     pub fn threads(&self) -> usize {
         self.pool.shared.state().threads
     }
@@ -142,11 +145,11 @@ impl Workers {
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
         // No job runs under this lock.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
-    /// Invites idle workers to a batch, as many as it has items besides the caller's first. Busy
-    /// ones are not waited for, and so leave no stale invitations behind.
+    /// Queues a batch for idle workers, as many times as it has items besides the first one of the
+    /// caller. Busy workers are not counted, so a finished batch leaves no stale jobs in the queue.
     fn offer(self: &Arc<Self>, batch: &Arc<Batch>) {
         let wanted = (batch.count - 1).min(self.threads_max);
         let mut state = self.state();
@@ -158,7 +161,7 @@ impl Shared {
         self.work.notify_all();
     }
 
-    /// Starts threads until `wanted` are idle, as far as law 1 allows.
+    /// Starts threads until `wanted` are idle, up to `threads_max`.
     fn grow(self: &Arc<Self>, state: &mut State, wanted: usize) {
         while state.idle < wanted + state.jobs.len() && state.threads < self.threads_max {
             let shared = Arc::clone(self);
@@ -171,9 +174,9 @@ impl Shared {
         }
     }
 
-    /// A worker's life. It was counted as idle by the one who started it.
+    /// The main function of a worker thread. `grow` has counted the thread as idle.
     fn serve(&self) {
-        affinity::roam();
+        affinity::reset_affinity();
         let mut state = self.state();
         loop {
             if let Some(job) = state.jobs.pop_front() {
@@ -181,7 +184,7 @@ impl Shared {
                 drop(state);
                 match job {
                     Job::Batch(batch) => batch.work(),
-                    // The panic hook has reported it already (law 4).
+                    // The panic hook has already reported a panic (law 4).
                     Job::Owned(job) => drop(catch_unwind(AssertUnwindSafe(job))),
                 }
                 state = self.state();
@@ -189,7 +192,7 @@ impl Shared {
             } else if state.closed {
                 return;
             } else {
-                state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = self.work.wait(state);
             }
         }
     }
@@ -203,7 +206,7 @@ impl Batch {
         ///
         /// `closure` points to an `F` that lives until the call returns.
         unsafe fn call<F: Fn(usize) + Sync>(closure: *const (), index: usize) {
-            // SAFETY: the caller promises it.
+            // SAFETY: guaranteed by the caller of `call`.
             let closure = unsafe { &*closure.cast::<F>() };
             closure(index);
         }
@@ -212,12 +215,12 @@ impl Batch {
             call: call::<F>,
             count,
             next: AtomicUsize::new(0),
-            left: Mutex::new(Left { items: count, panic: None }),
+            remaining: Mutex::new(Remaining { items: count, panic: None }),
             all_done: Condvar::new(),
         }
     }
 
-    /// Takes items until none is left to take.
+    /// Processes items until every index has been handed out.
     fn work(&self) {
         loop {
             let index = self.next.fetch_add(1, Ordering::Relaxed);
@@ -225,28 +228,28 @@ impl Batch {
                 return;
             }
             let outcome = catch_unwind(AssertUnwindSafe(|| {
-                // SAFETY: `call` and `closure` were made together, and while this item is not done
+                // SAFETY: `call` and `closure` were created together. While this item is not done,
                 // the caller is still in `for_each`, where the closure lives.
                 unsafe { (self.call)(self.closure, index) }
             }));
-            let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
-            left.items -= 1;
+            let mut remaining = self.remaining.lock();
+            remaining.items -= 1;
             if let Err(panic) = outcome {
-                left.panic = Some(panic);
+                remaining.panic = Some(panic);
             }
-            if left.items == 0 {
+            if remaining.items == 0 {
                 self.all_done.notify_all();
             }
         }
     }
 
-    /// Waits until every item is done, and says whether one panicked.
+    /// Waits until every item is done, and returns the panic of one of them, if any.
     fn finish(&self) -> Option<Panic> {
-        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
-        while left.items > 0 {
-            left = self.all_done.wait(left).unwrap_or_else(PoisonError::into_inner);
+        let mut remaining = self.remaining.lock();
+        while remaining.items > 0 {
+            remaining = self.all_done.wait(remaining);
         }
-        left.panic.take()
+        remaining.panic.take()
     }
 }
 
@@ -281,13 +284,13 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_finishes_while_every_worker_is_stuck() {
+    fn a_batch_finishes_while_every_worker_is_busy() {
         let workers = Workers::new("test", 2);
         let (release, stuck) = mpsc::channel::<()>();
-        let stuck = Arc::new(Mutex::new(stuck));
+        let stuck: Arc<Mutex<_, rank::WorkerBatch>> = Arc::new(Mutex::new(stuck));
         for _ in 0..2 {
             let stuck = Arc::clone(&stuck);
-            workers.spawn(move || assert!(stuck.lock().unwrap().recv().is_err()));
+            workers.spawn(move || assert!(stuck.lock().recv().is_err()));
         }
         let mut items = [0; 10];
         workers.for_each(&mut items, |item| *item = 1);
@@ -296,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_reaches_the_caller_after_all_items_and_the_pool_lives_on() {
+    fn a_panic_reaches_the_caller_after_all_items_and_the_pool_stays_usable() {
         let workers = Workers::new("test", 3);
         let mut items: Vec<u32> = (0..50).collect();
         let outcome = catch_unwind(AssertUnwindSafe(|| {
@@ -314,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_single_thread_the_caller_does_all() {
+    fn a_pool_without_threads_runs_jobs_on_the_caller() {
         let workers = Workers::new("test", 0);
         let (sender, receiver) = mpsc::channel();
         workers.spawn(move || sender.send(5).unwrap());

@@ -1,5 +1,5 @@
-//! Who holds a busy disk is found out, whatever else is open on the machine. Mounts a file system,
-//! which needs root; `BUTTERNUT_NO_KERNEL=1` leaves it out.
+//! The holder of a busy disk is found although another filesystem of the machine does not respond.
+//! Mounts a filesystem, which needs root; `BUTTERNUT_NO_KERNEL=1` skips the test.
 
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
@@ -14,13 +14,13 @@ use std::thread;
 use std::time::Duration;
 
 #[test]
-fn a_busy_disk_is_refused_beside_a_file_system_that_does_not_answer() {
-    let test = "a_busy_disk_is_refused_beside_a_file_system_that_does_not_answer";
+fn a_busy_disk_is_refused_beside_a_filesystem_that_does_not_respond() {
+    let test = "a_busy_disk_is_refused_beside_a_filesystem_that_does_not_respond";
     if std::env::var_os("BUTTERNUT_NO_KERNEL").is_some() {
-        eprintln!("left out for BUTTERNUT_NO_KERNEL: {test}");
+        eprintln!("skipped for BUTTERNUT_NO_KERNEL: {test}");
         return;
     }
-    // A FUSE mount whose first request is never answered; a look at its root would wait for that.
+    // A FUSE mount whose first request is never answered; accessing its root would block.
     let device = rustix::fs::open("/dev/fuse", OFlags::RDWR, Mode::empty()).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
@@ -36,9 +36,9 @@ fn a_busy_disk_is_refused_beside_a_file_system_that_does_not_answer() {
     let (told, answer) = mpsc::channel();
     let path = image.path().to_path_buf();
     let opener = thread::spawn(move || told.send(DiskFile::open(&path, how)));
-    // Only an open that hangs takes that long, also on a machine with other work.
+    // The timeout is long enough that only an open that hangs exceeds it, also on a busy machine.
     let answered = answer.recv_timeout(Duration::from_mins(5));
-    // The end of the connection frees whoever waits.
+    // Closing the connection unblocks any waiting thread.
     drop(root);
     unmount(dir.path(), UnmountFlags::DETACH).unwrap();
     drop(device);

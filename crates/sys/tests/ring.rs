@@ -1,4 +1,4 @@
-//! The ring against real files: what comes back, when, and what a refusal looks like.
+//! Tests of the ring against real files: results, completion order and errors.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers are tests")]
 
@@ -9,7 +9,8 @@ use butternut_sys::errno::Errno;
 use butternut_sys::file::{DiskFile, OpenDisk};
 use butternut_sys::forbid::forbid_rings_on_this_thread;
 use butternut_sys::ring::{
-    Memory, Operation, Ring, RingOptions, RingRefused, SEGMENTS_MAX, Scoped, Submission, Transfer,
+    BorrowedRequest, Memory, Operation, Ring, RingOptions, RingUnavailable, SEGMENTS_MAX,
+    Submission, Transfer,
 };
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,7 +22,7 @@ use std::time::{Duration, Instant};
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 256;
 
-/// A file whose every block is filled with its own number.
+/// Returns a file whose every block is filled with its own number.
 fn numbered() -> (tempfile::NamedTempFile, DiskFile) {
     let mut image = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
     for block in 0..BLOCKS {
@@ -39,20 +40,20 @@ fn ring<T>(file: &DiskFile, depth: usize) -> Ring<T> {
     Ring::new(&[file], &RingOptions { depth, ..RingOptions::default() }).unwrap()
 }
 
-fn read<T>(block: usize, payload: T) -> Submission<T> {
-    read_into(Buffer::zeroed(BLOCK), block, payload)
+fn read<T>(block: usize, user_data: T) -> Submission<T> {
+    read_into(Buffer::zeroed(BLOCK), block, user_data)
 }
 
-fn read_into<T>(buffer: Buffer, block: usize, payload: T) -> Submission<T> {
+fn read_into<T>(buffer: Buffer, block: usize, user_data: T) -> Submission<T> {
     let (offset, load) = ((block * BLOCK) as u64, Load::from(buffer));
-    Submission { operation: Operation::Read, file: 0, offset, load, need: BLOCK, payload }
+    Submission { operation: Operation::Read, file: 0, offset, load, need: BLOCK, user_data }
 }
 
 fn bytes_of(load: Load) -> Buffer {
     load.into_one().unwrap()
 }
 
-/// A borrowed read of one block. `panics` says where it panics on purpose.
+/// A borrowed read of one block. `panics` selects where it panics on purpose.
 struct Block<'a> {
     number: usize,
     memory: &'a mut [u8],
@@ -67,7 +68,7 @@ enum Panics {
     InFinish,
 }
 
-impl Scoped<()> for Block<'_> {
+impl BorrowedRequest<()> for Block<'_> {
     fn transfer(&mut self, (): &()) -> Option<Transfer<'_>> {
         assert!(self.panics != Panics::InTransfer, "on purpose");
         let need = self.memory.len();
@@ -87,7 +88,7 @@ fn blocks(memory: &mut [u8]) -> Vec<Block<'_>> {
 }
 
 #[test]
-fn owned_requests_come_back_once_each_with_their_buffers() {
+fn owned_requests_complete_once_with_their_buffers() {
     let (_image, file) = numbered();
     let mut ring = ring::<usize>(&file, 8);
     let (mut next, mut seen) = (0, vec![0; BLOCKS]);
@@ -97,10 +98,10 @@ fn owned_requests_come_back_once_each_with_their_buffers() {
         }
         assert!(ring.outstanding() <= 8);
         ring.wait(1, None);
-        while let Some(done) = ring.take_done() {
+        while let Some(done) = ring.next_completion() {
             assert_eq!(done.result, Ok(()));
-            assert!(bytes_of(done.load).iter().all(|byte| *byte == number(done.payload)));
-            seen[done.payload] += 1;
+            assert!(bytes_of(done.load).iter().all(|byte| *byte == number(done.user_data)));
+            seen[done.user_data] += 1;
         }
     }
     assert!(seen.iter().all(|times| *times == 1));
@@ -108,7 +109,7 @@ fn owned_requests_come_back_once_each_with_their_buffers() {
 }
 
 #[test]
-fn a_batch_larger_than_the_ring_runs_to_its_end_beside_owned_requests() {
+fn a_batch_larger_than_the_ring_completes_beside_owned_requests() {
     let (_image, file) = numbered();
     let mut ring = ring::<usize>(&file, 5);
     (0..5).for_each(|block| ring.submit(read(block, block)).unwrap());
@@ -120,7 +121,7 @@ fn a_batch_larger_than_the_ring_runs_to_its_end_beside_owned_requests() {
     let right = |(block, bytes): (usize, &[u8])| bytes.iter().all(|byte| *byte == number(block));
     assert!(memory.chunks(BLOCK).enumerate().all(right));
     ring.wait(usize::MAX, None);
-    assert_eq!(std::iter::from_fn(|| ring.take_done()).count(), 5);
+    assert_eq!(std::iter::from_fn(|| ring.next_completion()).count(), 5);
 }
 
 #[test]
@@ -136,13 +137,13 @@ fn a_panic_in_the_batch_waits_for_the_kernel_and_leaves_the_ring_usable() {
         drop(memory);
         ring.submit(read(9, 9)).unwrap();
         ring.wait(1, None);
-        let done = ring.take_done().unwrap();
+        let done = ring.next_completion().unwrap();
         assert!(bytes_of(done.load).iter().all(|byte| *byte == number(9)));
     }
 }
 
 #[test]
-fn a_transfer_beyond_the_end_fails_unless_what_is_needed_came() {
+fn a_transfer_beyond_the_end_fails_unless_the_needed_bytes_exist() {
     let (_image, file) = numbered();
     let mut ring = ring::<&str>(&file, 4);
     let mut over = read_into(Buffer::zeroed(2 * BLOCK), BLOCKS - 1, "over");
@@ -151,14 +152,14 @@ fn a_transfer_beyond_the_end_fails_unless_what_is_needed_came() {
     ring.submit(over).unwrap();
     ring.submit(just).unwrap();
     ring.wait(2, None);
-    while let Some(done) = ring.take_done() {
-        let want = if done.payload == "just" { Ok(()) } else { Err(Errno::NO_DATA) };
-        assert_eq!(done.result, want, "{}", done.payload);
+    while let Some(done) = ring.next_completion() {
+        let want = if done.user_data == "just" { Ok(()) } else { Err(Errno::NO_DATA) };
+        assert_eq!(done.result, want, "{}", done.user_data);
     }
 }
 
 #[test]
-fn waiting_ends_at_the_deadline_and_at_once_when_nothing_is_out() {
+fn wait_returns_at_the_deadline_or_when_nothing_is_in_flight() {
     let (_image, file) = numbered();
     let mut ring = ring::<usize>(&file, 4);
     let start = Instant::now();
@@ -167,23 +168,24 @@ fn waiting_ends_at_the_deadline_and_at_once_when_nothing_is_out() {
     assert!(start.elapsed() < Duration::from_mins(5));
     ring.submit(read(0, 0)).unwrap();
     ring.wait(1, Some(Instant::now() + Duration::from_mins(1)));
-    assert!(ring.take_done().is_some());
+    assert!(ring.next_completion().is_some());
 }
 
 #[test]
-fn memory_of_a_registered_arena_is_used_as_such() {
+fn memory_of_an_arena_is_registered() {
     let (_image, file) = numbered();
     let arena = Arena::new(2 << 20).unwrap();
-    let options = RingOptions { depth: 8, arenas: vec![arena.clone()], is_prompt: true };
+    let options =
+        RingOptions { depth: 8, arenas: vec![arena.clone()], is_prompt: true, event: None };
     let mut ring = Ring::<usize>::new(&[&file], &options).unwrap();
-    let (buffer, elsewhere) = (arena.take(BLOCK).unwrap(), Buffer::zeroed(BLOCK));
+    let (buffer, elsewhere) = (arena.allocate(BLOCK).unwrap(), Buffer::zeroed(BLOCK));
     assert!(ring.is_registered(&buffer), "root may lock memory");
     assert!(!ring.is_registered(&elsewhere));
     ring.submit(read_into(buffer, 77, 77)).unwrap();
     ring.wait(1, None);
-    assert!(bytes_of(ring.take_done().unwrap().load).iter().all(|byte| *byte == number(77)));
+    assert!(bytes_of(ring.next_completion().unwrap().load).iter().all(|byte| *byte == number(77)));
     let free = arena.free_bytes();
-    let held = arena.take(1 << 20).unwrap();
+    let held = arena.allocate(1 << 20).unwrap();
     drop(ring);
     drop(held);
     assert_eq!(arena.free_bytes(), free);
@@ -201,17 +203,17 @@ fn writes_and_flushes_reach_the_file() {
     write.load.one_mut().unwrap().fill(0x5a);
     ring.submit(write).unwrap();
     ring.wait(1, None);
-    assert_eq!(ring.take_done().unwrap().result, Ok(()));
+    assert_eq!(ring.next_completion().unwrap().result, Ok(()));
     let flush = Submission { operation: Operation::Flush, need: 0, ..read(0, ()) };
     ring.submit(flush).unwrap();
     ring.wait(1, None);
-    assert_eq!(ring.take_done().unwrap().result, Ok(()));
+    assert_eq!(ring.next_completion().unwrap().result, Ok(()));
     let bytes = std::fs::read(image.path()).unwrap();
     assert!(bytes[3 * BLOCK..4 * BLOCK].iter().all(|byte| *byte == 0x5a));
 }
 
 #[test]
-fn a_write_from_many_buffers_is_one_row_in_the_file() {
+fn a_write_from_many_buffers_is_contiguous_in_the_file() {
     let image = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
     image.as_file().set_len(32 << 20).unwrap();
     let how = OpenDisk { writable: true, ..OpenDisk::default() };
@@ -220,13 +222,13 @@ fn a_write_from_many_buffers_is_one_row_in_the_file() {
     let options = RingOptions { depth: 8, arenas: vec![arena.clone()], ..RingOptions::default() };
     let mut ring = Ring::<usize>::new(&[&file], &options).unwrap();
     let mut want = vec![0; 32 << 20];
-    // More segments than one list has, a few, neighbours in one arena, and none.
+    // More segments than one list holds, a few, adjacent ones in one arena, and none.
     for (nth, count) in [2 * SEGMENTS_MAX + 7, 3, 20, 0].into_iter().enumerate() {
         let at = nth << 23;
         let row: Vec<Buffer> = (0..count)
             .map(|index| {
                 let len = BLOCK * (1 + index % 3);
-                let taken = if nth == 2 { arena.take(len) } else { None };
+                let taken = if nth == 2 { arena.allocate(len) } else { None };
                 let mut buffer = taken.unwrap_or_else(|| Buffer::zeroed(len));
                 buffer.fill(number(7 * nth + index + 1));
                 buffer
@@ -236,19 +238,20 @@ fn a_write_from_many_buffers_is_one_row_in_the_file() {
         want[at..at + bytes.len()].copy_from_slice(&bytes);
         let (operation, offset, need) = (Operation::Write, at as u64, bytes.len());
         let load = Load::from(row);
-        ring.submit(Submission { operation, file: 0, offset, load, need, payload: count }).unwrap();
+        ring.submit(Submission { operation, file: 0, offset, load, need, user_data: count })
+            .unwrap();
     }
     ring.wait(usize::MAX, None);
     for _ in 0..4 {
-        let done = ring.take_done().unwrap();
+        let done = ring.next_completion().unwrap();
         assert_eq!(done.result, Ok(()));
-        assert_eq!(done.load.as_slice().len(), done.payload, "all buffers come back");
+        assert_eq!(done.load.as_slice().len(), done.user_data, "all buffers come back");
     }
     assert!(std::fs::read(image.path()).unwrap() == want);
 }
 
 #[test]
-fn shared_memory_goes_to_several_places_and_is_free_after_the_last() {
+fn shared_memory_is_written_to_several_offsets_and_then_released() {
     let image = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
     image.as_file().set_len(1 << 20).unwrap();
     let how = OpenDisk { writable: true, ..OpenDisk::default() };
@@ -259,35 +262,35 @@ fn shared_memory_goes_to_several_places_and_is_free_after_the_last() {
         buffer.fill(9);
     }
     let mut shared = Arc::new(Buffers::from(row));
-    for place in 0..3 {
+    for nth in 0..3 {
         let load = Load::from(Arc::clone(&shared));
-        let (operation, offset, need) = (Operation::Write, place * 65536, 3 * BLOCK);
-        ring.submit(Submission { operation, file: 0, offset, load, need, payload: () }).unwrap();
+        let (operation, offset, need) = (Operation::Write, nth * 65536, 3 * BLOCK);
+        ring.submit(Submission { operation, file: 0, offset, load, need, user_data: () }).unwrap();
     }
     ring.wait(3, None);
     assert!(Arc::get_mut(&mut shared).is_none());
-    while let Some(done) = ring.take_done() {
+    while let Some(done) = ring.next_completion() {
         assert_eq!(done.result, Ok(()));
     }
     assert!(Arc::get_mut(&mut shared).is_some());
     let bytes = std::fs::read(image.path()).unwrap();
-    for place in 0..3 {
-        let at = place * 65536;
+    for nth in 0..3 {
+        let at = nth * 65536;
         assert!(bytes[at..at + 3 * BLOCK].iter().all(|byte| *byte == 9));
     }
 }
 
 #[test]
-fn borrowed_memory_is_read_into_and_given_back_with_the_completion() {
+fn borrowed_memory_is_read_into_and_returned_by_the_completion() {
     let (_image, file) = numbered();
     let mut ring = ring::<usize>(&file, 8);
     let mut memory = Buffer::zeroed(3 * BLOCK);
     let start = NonNull::new(memory[BLOCK..].as_mut_ptr()).unwrap();
-    // SAFETY: the block is there, and the test leaves it alone while the buffer is.
+    // SAFETY: the block exists, and the test does not access it while the buffer exists.
     let borrowed = unsafe { Buffer::borrowed(start, BLOCK) };
     ring.submit(read_into(borrowed, 33, 33)).unwrap();
     ring.wait(1, None);
-    let done = ring.take_done().unwrap();
+    let done = ring.next_completion().unwrap();
     assert_eq!(done.result, Ok(()));
     let buffer = bytes_of(done.load);
     assert!(!buffer.is_stable());
@@ -297,8 +300,8 @@ fn borrowed_memory_is_read_into_and_given_back_with_the_completion() {
     assert!(before.iter().chain(&rest[BLOCK..]).all(|byte| *byte == 0));
 }
 
-/// One thread submits and then does what `idles` says until another has every completion.
-fn completed_by_another(idles: impl Fn(&AtomicBool) + Sync) {
+/// One thread submits and then runs `idles` until another thread has taken every completion.
+fn completed_by_another_thread(idles: impl Fn(&AtomicBool) + Sync) {
     let (_image, file) = numbered();
     let options = RingOptions { depth: 64, is_prompt: true, ..RingOptions::default() };
     let mut ring = Ring::<usize>::new(&[&file], &options).unwrap();
@@ -316,21 +319,21 @@ fn completed_by_another(idles: impl Fn(&AtomicBool) + Sync) {
             let ring = taken.recv().unwrap();
             ring.wait(64, Some(Instant::now() + Duration::from_mins(5)));
             let mut seen = 0;
-            while let Some(done) = ring.take_done() {
-                assert!(bytes_of(done.load).iter().all(|byte| *byte == number(done.payload)));
+            while let Some(done) = ring.next_completion() {
+                assert!(bytes_of(done.load).iter().all(|byte| *byte == number(done.user_data)));
                 seen += 1;
             }
             is_over.store(true, Ordering::Release);
-            assert_eq!(seen, 64, "within half a minute");
+            assert_eq!(seen, 64, "all completions arrive before the deadline");
         });
     }
 }
 
 #[test]
-fn requests_are_completed_for_another_while_their_thread_waits_for_a_lock() {
+fn another_thread_gets_completions_while_the_submitter_waits_for_a_lock() {
     let lock = Mutex::new(());
-    completed_by_another(|is_over| {
-        // Held by a third thread until the requests are complete.
+    completed_by_another_thread(|is_over| {
+        // A third thread holds the lock until the requests are complete.
         std::thread::scope(|scope| {
             let (locked, is_locked) = std::sync::mpsc::channel();
             let lock = &lock;
@@ -349,8 +352,8 @@ fn requests_are_completed_for_another_while_their_thread_waits_for_a_lock() {
 }
 
 #[test]
-fn requests_are_completed_for_another_while_their_thread_computes() {
-    completed_by_another(|is_over| {
+fn another_thread_gets_completions_while_the_submitter_computes() {
+    completed_by_another_thread(|is_over| {
         while !is_over.load(Ordering::Acquire) {
             std::hint::spin_loop();
         }
@@ -358,21 +361,21 @@ fn requests_are_completed_for_another_while_their_thread_computes() {
 }
 
 #[test]
-fn a_forbidden_ring_is_a_typed_answer() {
+fn a_forbidden_ring_is_a_typed_error() {
     let (_image, file) = numbered();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             forbid_rings_on_this_thread().unwrap();
             let options = RingOptions { depth: 4, ..RingOptions::default() };
             let refused = Ring::<()>::new(&[&file], &options).map(drop).unwrap_err();
-            assert_eq!(refused, RingRefused::Forbidden);
+            assert_eq!(refused, RingUnavailable::Forbidden);
             assert!(std::fs::read("/proc/self/comm").is_ok(), "other calls work");
         });
     });
 }
 
 #[test]
-fn a_ring_taken_away_in_mid_flight_gives_every_buffer_back() {
+fn a_ring_that_breaks_in_flight_returns_every_buffer() {
     let (_image, file) = numbered();
     let mut ring = ring::<usize>(&file, 32);
     (0..10).for_each(|block| ring.submit(read(block, block)).unwrap());
@@ -384,10 +387,10 @@ fn a_ring_taken_away_in_mid_flight_gives_every_buffer_back() {
             ring.wait(usize::MAX, None);
             assert_eq!(ring.broken(), Some(Errno(1)));
             let mut seen = 0;
-            while let Some(done) = ring.take_done() {
-                if done.payload < 10 {
+            while let Some(done) = ring.next_completion() {
+                if done.user_data < 10 {
                     assert_eq!(done.result, Ok(()));
-                    assert!(bytes_of(done.load).iter().all(|byte| *byte == number(done.payload)));
+                    assert!(bytes_of(done.load).iter().all(|byte| *byte == number(done.user_data)));
                 } else {
                     assert_eq!(done.result, Err(Errno(1)));
                 }
@@ -404,7 +407,7 @@ fn a_ring_taken_away_in_mid_flight_gives_every_buffer_back() {
 }
 
 #[test]
-fn requests_of_a_thread_that_ends_are_completed_for_another() {
+fn another_thread_gets_completions_after_the_submitter_ended() {
     let (_image, file) = numbered();
     let mut ring = ring::<usize>(&file, 64);
     for _ in 0..20 {
@@ -416,7 +419,7 @@ fn requests_of_a_thread_that_ends_are_completed_for_another() {
         });
         ring.wait(usize::MAX, None);
         let mut seen = 0;
-        while let Some(done) = ring.take_done() {
+        while let Some(done) = ring.next_completion() {
             assert_eq!(done.result, Ok(()));
             seen += 1;
         }

@@ -1,8 +1,9 @@
-//! What a change of a tree costs, and a commit of many: `cargo bench -p butternut-tree`.
+//! The cost of one tree change and of a commit of many: `cargo bench -p butternut-tree`.
 //!
-//! Items as 100,000 new files bring them: a name by hash, a name by index, an inode, a reference.
+//! The items are those of 100,000 new files: a name by hash, a name by index, an inode, and a
+//! reference.
 
-#![allow(clippy::print_stdout, reason = "a benchmark says what it measured")]
+#![allow(clippy::print_stdout, reason = "a benchmark prints its results")]
 
 use butternut_device::{Device, MemoryDevice};
 use butternut_format::checksum::name_hash;
@@ -33,7 +34,7 @@ fn main() {
         entry.extend_from_slice(name.as_bytes());
         let put = |key: Key, bytes: &[u8]| edit.insert(&key, bytes).expect("a new item");
         put(Key::new(256, ItemType::DIR_INDEX, 2 + number), &entry);
-        // Colliding names of the bench would be an append in the real thing.
+        // Two names with the same hash would share an item in a filesystem.
         edit.put(&Key::new(256, ItemType::DIR_ITEM, name_hash(name.as_bytes())), &entry)
             .expect("a name");
         put(Key::new(ino, ItemType::INODE_ITEM, 0), &[0; 160]);

@@ -1,42 +1,44 @@
 //! The node cache: tree blocks by logical address, bounded in bytes, read without locks.
 //!
 //! ```text
-//! address --hash--> set of 8 ways: | tag | block |   tag: the address, 0 when empty
-//!                                  one reference bit a way, one clock hand a set
+//! address --hash--> set of 8 ways: | tag | block |   tag: the address, 0 if empty
+//!                                  one reference bit for each way, one clock hand for each set
 //! ```
 //!
-//! Owns which blocks stay in memory. A block leaves when its set is full and the clock hand finds
-//! it unreferenced since the hand last passed; whoever still holds it keeps it alive.
+//! A block is evicted when its set is full and the clock hand finds that it was not referenced
+//! since the hand last passed. Readers of an evicted block keep it alive.
 //!
 //! Laws:
 //!
-//! 1. The number of blocks is fixed when the cache is made: the byte limit over the block size.
-//! 2. A hit takes no lock, allocates nothing and writes no memory that other hits write, but for a
-//!    reference bit that is still clear.
-//! 3. A block is found only under the address and the generation that were asked for: an address
-//!    that was freed and written again never answers with its old contents.
+//! 1. The number of blocks is fixed when the cache is created: the byte limit divided by the block
+//!    size, but at least 64 blocks.
+//! 2. A hit takes no lock, allocates nothing and writes no memory that other hits write, except for
+//!    a reference bit that is still clear.
+//! 3. A block is found only under its address and its generation: an address that was freed and
+//!    written again never returns the old contents.
 //!
-//! Left to others: reading what is missing (`forest`).
+//! Left to others: reading absent blocks (`forest`).
 
 use crate::Block;
 use arc_swap::{ArcSwapOption, Guard};
 use butternut_format::units::{Generation, Logical};
+use butternut_sys::lock::{Mutex, rank};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 const WAYS: usize = 8;
 
-/// Sets that even the smallest cache has: a descent of eight levels must find room.
+/// The fewest sets of a cache: a descent of eight levels must fit.
 const SETS_MIN: u64 = 8;
 
-/// What the cache did since it was made. Hits are not counted: they write no shared memory.
+/// Counters since the cache was created. Hits are not counted: a hit writes no shared memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheCounters {
     pub misses: u64,
     pub evicted: u64,
 }
 
-/// A block borrowed from the cache without touching its reference count.
+/// A cached block, borrowed without touching its reference count.
 pub(crate) struct CachedBlock(Guard<Option<Arc<Block>>>);
 
 impl CachedBlock {
@@ -45,11 +47,11 @@ impl CachedBlock {
     }
 
     pub(crate) fn block(&self) -> &Arc<Block> {
-        self.0.as_ref().expect("a cached block is made only of a guard that holds one")
+        self.0.as_ref().expect("the guard of a cached block holds a block")
     }
 
     pub(crate) fn into_arc(self) -> Arc<Block> {
-        Guard::into_inner(self.0).expect("a cached block is made only of a guard that holds one")
+        Guard::into_inner(self.0).expect("the guard of a cached block holds a block")
     }
 }
 
@@ -58,8 +60,8 @@ struct Set {
     tags: [AtomicU64; WAYS],
     referenced: AtomicU8,
     blocks: [ArcSwapOption<Block>; WAYS],
-    /// The clock hand: a way. Whoever changes the set holds it.
-    hand: Mutex<usize>,
+    /// The clock hand: a way. The thread that changes the set holds this lock.
+    hand: Mutex<usize, rank::NodeCache>,
 }
 
 pub(crate) struct NodeCache {
@@ -69,7 +71,7 @@ pub(crate) struct NodeCache {
 }
 
 impl NodeCache {
-    /// A cache that holds at most `limit_bytes` of blocks of `node_bytes` each.
+    /// Creates a cache of at most `limit_bytes` bytes for blocks of `node_bytes` bytes (law 1).
     pub(crate) fn new(limit_bytes: u64, node_bytes: u32) -> Self {
         let blocks = limit_bytes / u64::from(node_bytes.max(1));
         let sets = (blocks / 8).max(SETS_MIN);
@@ -81,7 +83,7 @@ impl NodeCache {
         }
     }
 
-    /// The block at `logical` if it is here and was written in `generation`.
+    /// Returns the block at `logical` if it is cached with this generation.
     pub(crate) fn find(&self, logical: Logical, generation: Generation) -> Option<CachedBlock> {
         let found = self.peek(logical, generation);
         if found.is_none() {
@@ -90,7 +92,7 @@ impl NodeCache {
         found
     }
 
-    /// As [`Self::find`], but a miss is not counted: for readahead, which only asks.
+    /// Looks up like [`Self::find`], but does not count a miss. For readahead.
     pub(crate) fn peek(&self, logical: Logical, generation: Generation) -> Option<CachedBlock> {
         let set = self.set(logical)?;
         let ways = set.tags.iter().zip(&set.blocks).enumerate();
@@ -111,17 +113,18 @@ impl NodeCache {
         None
     }
 
-    /// Puts a block in, in the place of its older self, else of an empty way, else of the first
-    /// that the clock hand finds unreferenced.
+    /// Inserts a block. It replaces an older block at its address, or else takes an empty way, or
+    /// else evicts a block.
     pub(crate) fn insert(&self, block: Arc<Block>) {
         let logical = block.logical();
         let Some(set) = self.set(logical) else { return };
-        let mut hand = set.hand.lock().unwrap_or_else(PoisonError::into_inner);
-        let way_of =
-            |wanted: u64| set.tags.iter().position(|tag| tag.load(Ordering::Relaxed) == wanted);
+        let mut hand = set.hand.lock();
+        let way_of = |tag_value: u64| {
+            set.tags.iter().position(|tag| tag.load(Ordering::Relaxed) == tag_value)
+        };
         let way = way_of(logical.0).or_else(|| way_of(0)).unwrap_or_else(|| {
             self.evicted.fetch_add(1, Ordering::Relaxed);
-            Self::turn(set, &mut hand)
+            Self::advance_hand(set, &mut hand)
         });
         if let (Some(tag), Some(slot)) = (set.tags.get(way), set.blocks.get(way)) {
             slot.store(Some(block));
@@ -137,8 +140,9 @@ impl NodeCache {
         }
     }
 
-    /// Moves the hand to the next unreferenced way; one full turn clears every bit, so it ends.
-    fn turn(set: &Set, hand: &mut usize) -> usize {
+    /// Returns the next way that is not referenced. It ends, since one round of the hand clears all
+    /// bits.
+    fn advance_hand(set: &Set, hand: &mut usize) -> usize {
         loop {
             let way = *hand;
             *hand = (way + 1) % WAYS;
@@ -150,7 +154,8 @@ impl NodeCache {
     }
 
     fn set(&self, logical: Logical) -> Option<&Set> {
-        // Fibonacci hashing; the high half times the set count spreads over any count.
+        // Fibonacci hashing. The high half, scaled by the number of sets, is uniform for any
+        // number.
         let hash = (logical.0 >> 12).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
         let sets = u64::try_from(self.sets.len()).ok()?;
         let index = usize::try_from(hash.wrapping_mul(sets) >> 32).ok()?;

@@ -1,62 +1,69 @@
-//! Chunks that come and go: space is taken from devices when a class of groups is full, and given
-//! back when a group is empty. The items that say so are written by the commit.
+//! Adding and removing chunks: a chunk is added when a class of block groups is full, and removed
+//! when its group is empty. The commit writes and removes the items.
 //!
 //! Laws:
 //!
-//! 1. A chunk is usable at once, and its items are in the transaction of its first block: it is
-//!    made only while a handle is open, or by the commit itself before its last round.
-//! 2. A chunk of the system class is in the superblock's array too, from the commit that writes its
-//!    item until the one that removes it.
-//! 3. The place of a chunk that goes is not used before the commit that says so is down.
-//! 4. The last group of a kind stays, and so does one whose room has been promised.
+//! 1. A chunk is usable as soon as it is added, and its items are part of the transaction that
+//!    first writes to it: it is added only by a member of the running transaction, or by the commit
+//!    before its last round.
+//! 2. A chunk of the system class is in the array of the superblock too, from the commit that
+//!    inserts its item to the commit that removes it.
+//! 3. The device extents of a removed chunk are not reused before the commit that removed it is
+//!    complete.
+//! 4. A commit removes an empty group if others of its kind have enough free space, and never one
+//!    whose bytes are reserved. It keeps the last group of a kind, except where a resize or a lack
+//!    of space for another class requires its removal.
+//! 5. The stripes of a new chunk overlap no stripe of another chunk. The device extents are
+//!    compared with the stripes when a volume is opened for writing (`device_extents`).
 
-use crate::block_groups;
-use crate::commit::Step;
+pub(crate) mod block_groups;
+pub(crate) mod device_extents;
+pub(crate) mod free_space;
+
 use crate::error::TreeError;
 use crate::forest::Forest;
-use crate::running::Running;
+use crate::transaction::commit::Commit;
+use crate::transaction::running::Running;
 use butternut_format::chunk::{BlockGroupFlags, CHUNK_IO_BYTES, Chunk, FIRST_CHUNK_TREE, Stripe};
-use butternut_format::device_extent::{DeviceExtent as ExtentItem, RawDeviceExtent};
+use butternut_format::device_extent::RawDeviceExtent;
 use butternut_format::device_item::{DEV_ITEMS, DeviceItem, RawDeviceItem};
 use butternut_format::key::{ItemType, Key, RawKey};
 use butternut_format::refused::Refused;
 use butternut_format::super_block::{SYS_CHUNK_ARRAY_BYTES, SystemChunks};
-use butternut_format::units::{DevId, Logical, TreeId, index, length};
-use butternut_space::{
-    ChunkPlan, Class, DeviceExtent, Group, GroupChange, GroupStatus, Space, excluded_ranges,
-};
-use butternut_volume::{DeviceStatus, Layout, Place};
-use std::collections::BTreeMap;
+use butternut_format::units::{Logical, TreeId, index, length};
+use butternut_space::{ChunkPlan, Class, Group, GroupChange, GroupStatus, Space, excluded_ranges};
+use butternut_volume::{DeviceStatus, IoStripe, Layout};
 use std::ops::Range;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
 
-/// Chunks that were made in the running transaction, and chunks whose items are gone.
+/// Chunks that the running transaction added, and chunks that the commit removed.
 #[derive(Debug, Default)]
 pub(crate) struct Chunks {
     pending: Vec<ChunkPlan>,
-    leaving: Vec<Arc<Layout>>,
-    /// Groups that go though they are the last of their kind.
-    evicted: Vec<Logical>,
-    /// A device became longer or shorter.
+    removed: Vec<Arc<Layout>>,
+    /// Empty groups that the next commit removes, even if they are the last of their kind.
+    to_remove: Vec<Logical>,
+    /// Whether the size of a device changed.
     is_resized: bool,
 }
 
 impl Chunks {
-    /// Empty groups that the next commit takes away, whatever room is left without them.
-    pub(crate) fn evict(&mut self, groups: Vec<Logical>) {
-        self.evicted.extend(groups);
+    /// Makes the next commit remove empty groups, whatever free space is left without them.
+    pub(crate) fn remove_next_commit(&mut self, groups: Vec<Logical>) {
+        self.to_remove.extend(groups);
     }
 
-    /// A chunk goes in the transaction that made it. `false`: it is older, and has items.
-    fn forget(&mut self, start: Logical) -> bool {
+    /// Drops a chunk that was added in this transaction. Returns `false` for an older one, with
+    /// items.
+    fn cancel(&mut self, start: Logical) -> bool {
         let before = self.pending.len();
         self.pending.retain(|plan| plan.chunk.logical != start);
         self.pending.len() < before
     }
 
-    /// Whether a chunk was made that has no items yet.
+    /// Whether a chunk was added whose items are not written.
     pub(crate) fn has_pending(&self) -> bool {
         !self.pending.is_empty()
     }
@@ -65,9 +72,9 @@ impl Chunks {
         self.is_resized = true;
     }
 
-    /// Tells `space` of the devices and what is on them.
+    /// Adds the devices and their device extents to `space`.
     pub(crate) fn load(forest: &Arc<Forest>, space: &Space) -> Result<(), TreeError> {
-        let mut extents = device_extents(forest)?;
+        let mut extents = device_extents::load(forest)?;
         let devices = forest.volume().devices();
         let mut cursor = forest.committed_chunk_tree().scan();
         cursor.seek(&Key::new(DEV_ITEMS, ItemType::DEV_ITEM, 0))?;
@@ -80,44 +87,24 @@ impl Chunks {
                 source: refused.at(format_args!("item {key}")),
             })?;
             let extents = extents.remove(&device.devid).unwrap_or_default();
+            device_extents::check_end(&device, &extents)?;
             space
                 .add_device(device.devid, device.uuid, device.total_bytes, extents)
                 .map_err(|error| TreeError::Space(Box::new(error)))?;
-            let is_it =
+            let is_device =
                 |status: &&DeviceStatus| (status.devid, status.uuid) == (device.devid, device.uuid);
-            if devices.iter().find(is_it).is_some_and(|status| status.is_seed) {
+            if devices.iter().find(is_device).is_some_and(|status| status.is_seed) {
                 space.set_seed(device.devid);
             }
             cursor.advance()?;
         }
-        Ok(())
+        device_extents::check_none_left(&extents)
     }
-}
-
-fn device_extents(forest: &Arc<Forest>) -> Result<BTreeMap<DevId, Vec<DeviceExtent>>, TreeError> {
-    let mut extents: BTreeMap<DevId, Vec<DeviceExtent>> = BTreeMap::new();
-    let tree = forest.committed_tree(TreeId::DEVICE)?;
-    let tree = tree.ok_or(TreeError::NoTree { tree: TreeId::DEVICE })?;
-    let mut cursor = tree.scan();
-    cursor.seek(&Key::MIN)?;
-    while let Some((key, data)) = cursor.item_parts() {
-        if key.item_type == ItemType::DEV_EXTENT {
-            let item = ExtentItem::check(key, data).map_err(|refused| TreeError::Corrupt {
-                tree: TreeId::DEVICE,
-                source: refused.at(format_args!("item {key}")),
-            })?;
-            let range = item.offset.0..item.end().0;
-            let list = extents.entry(DevId(key.objectid)).or_default();
-            list.push(DeviceExtent { range, chunk: item.chunk });
-        }
-        cursor.advance()?;
-    }
-    Ok(extents)
 }
 
 impl Running {
-    /// Makes one more chunk of a class; `false` where there is no room for one. The caller holds
-    /// the gate open.
+    /// Adds a chunk of a class. Returns `false` if the devices lack the space. The caller is a
+    /// member of the running transaction, or its commit.
     pub(crate) fn add_chunk(&self, forest: &Forest, class: Class) -> bool {
         let mut chunks = self.chunks();
         let Some(plan) = self.space.plan_chunk(class, self.group_flags(class), 0) else {
@@ -139,11 +126,12 @@ impl Running {
     fn install(&self, forest: &Forest, plan: &ChunkPlan) -> Result<(), TreeError> {
         let volume = forest.volume();
         let chunk = &plan.chunk;
+        device_extents::check_new(&volume.chunks(), chunk, plan.stripe_bytes)?;
         volume
             .install_chunk(chunk.logical, chunk)
-            .and_then(|()| volume.settle_chunks())
+            .and_then(|()| volume.publish_chunks())
             .map_err(|source| TreeError::Assemble(Box::new(source)))?;
-        let Fresh { whole, free, excluded } = fresh(forest, chunk.logical)?;
+        let NewChunk { whole, free, excluded } = new_chunk(forest, chunk.logical)?;
         let group = Group {
             start: chunk.logical,
             bytes: whole.end.saturating_sub(whole.start),
@@ -157,14 +145,14 @@ impl Running {
     }
 }
 
-/// A fresh chunk's range, and what of it can be used.
-struct Fresh {
+/// The logical range of a new chunk, and its free and excluded parts.
+struct NewChunk {
     whole: Range<u64>,
     free: Vec<Range<u64>>,
     excluded: Vec<Range<u64>>,
 }
 
-fn fresh(forest: &Forest, at: Logical) -> Result<Fresh, TreeError> {
+fn new_chunk(forest: &Forest, at: Logical) -> Result<NewChunk, TreeError> {
     let chunks = forest.volume().chunks();
     let layout: &Arc<Layout> = chunks.find(at).ok_or_else(|| TreeError::Corrupt {
         tree: TreeId::CHUNK,
@@ -173,23 +161,23 @@ fn fresh(forest: &Forest, at: Logical) -> Result<Fresh, TreeError> {
     let whole = layout.logical().0..layout.end();
     let excluded = excluded_ranges(layout);
     let free = block_groups::complement(whole.clone(), &excluded);
-    Ok(Fresh { whole, free, excluded })
+    Ok(NewChunk { whole, free, excluded })
 }
 
-impl Step<'_> {
-    /// Writes the items of chunks that were made. `false`: there are none.
+impl Commit<'_> {
+    /// Writes the items of added chunks, and device items. Returns whether there were any.
     pub(crate) fn write_chunks(&self) -> Result<bool, TreeError> {
-        let mut is_busy = false;
-        // The items of a chunk may need blocks for which another chunk is made.
+        let mut has_changed = false;
+        // Inserting the items may add another chunk for new tree blocks.
         loop {
             let (pending, is_resized) = {
                 let mut chunks = self.running.chunks();
                 (std::mem::take(&mut chunks.pending), std::mem::take(&mut chunks.is_resized))
             };
             if !is_resized && pending.is_empty() {
-                return Ok(is_busy);
+                return Ok(has_changed);
             }
-            is_busy = true;
+            has_changed = true;
             for plan in &pending {
                 self.write_chunk(plan)?;
             }
@@ -202,7 +190,7 @@ impl Step<'_> {
         self.edit(TreeId::CHUNK)?.insert(&chunk.key(), &chunk.to_bytes(CHUNK_IO_BYTES))?;
         let devices = self.edit(TreeId::DEVICE)?;
         for stripe in &chunk.stripes {
-            let uuid = self.running.facts.chunk_tree_uuid;
+            let uuid = self.running.params.chunk_tree_uuid;
             let extent = RawDeviceExtent::of(chunk.logical, plan.stripe_bytes, uuid);
             let key = Key::new(stripe.devid.0, ItemType::DEV_EXTENT, stripe.offset.0);
             devices.insert(&key, extent.as_bytes())?;
@@ -210,43 +198,43 @@ impl Step<'_> {
         let group =
             GroupChange { start: chunk.logical, bytes: chunk.bytes, flags: chunk.flags, used: 0 };
         let (key, item) = block_groups::encode(&group);
-        self.edit(self.running.facts.group_tree())?.insert(&key, &item)?;
+        self.edit(self.running.params.group_tree())?.insert(&key, &item)?;
         self.add_free_group(&(chunk.logical.0..chunk.end().0))?;
         if chunk.flags.contains(BlockGroupFlags::SYSTEM) {
-            self.list_system_chunk(chunk)?;
+            self.add_to_sys_chunk_array(chunk)?;
         }
         Ok(())
     }
 
-    /// Takes away the items of groups that are empty (law 4).
+    /// Removes the items of empty groups (law 4).
     pub(crate) fn remove_empty_chunks(&self) -> Result<(), TreeError> {
-        let mut leaving = Vec::new();
-        let idle = self.running.space.empty_groups();
-        let idle = idle.into_iter().filter(|group| self.has_room_without(group));
-        let mut starts = std::mem::take(&mut self.running.chunks().evicted);
-        starts.extend(idle.map(|group| group.start));
+        let mut removed = Vec::new();
+        let empty = self.running.space.empty_groups();
+        let empty = empty.into_iter().filter(|group| self.has_space_without(group));
+        let mut starts = std::mem::take(&mut self.running.chunks().to_remove);
+        starts.extend(empty.map(|group| group.start));
         starts.sort_unstable();
         starts.dedup();
         for start in starts {
             let chunks = self.forest.volume().chunks();
             let Some(layout) = chunks.find(start).cloned() else { continue };
             if self.running.space.remove_group(start) {
-                if !self.running.chunks().forget(start) {
+                if !self.running.chunks().cancel(start) {
                     self.remove_chunk_items(&layout)?;
                 }
-                leaving.push(layout);
+                removed.push(layout);
             }
         }
-        if !leaving.is_empty() {
-            self.running.chunks().leaving = leaving;
+        if !removed.is_empty() {
+            self.running.chunks().removed = removed;
             self.write_devices()?;
         }
         Ok(())
     }
 
-    /// Whether the other groups of its kind have as much free space again: a chunk that is taken
-    /// away now and made anew a moment later helps nobody.
-    fn has_room_without(&self, group: &GroupStatus) -> bool {
+    /// Whether the other groups of its kind have at least half its size free: a chunk that was
+    /// removed and added again soon would only cost writes.
+    fn has_space_without(&self, group: &GroupStatus) -> bool {
         let free = self.running.space.totals(Class::of(group.flags)).free;
         free.saturating_sub(group.bytes) >= group.bytes / 2
     }
@@ -256,34 +244,34 @@ impl Step<'_> {
         let key = Key::new(FIRST_CHUNK_TREE, ItemType::CHUNK_ITEM, whole.start);
         self.edit(TreeId::CHUNK)?.remove(&key)?;
         let devices = self.edit(TreeId::DEVICE)?;
-        for place in layout.places() {
+        for place in layout.stripes() {
             let key = Key::new(place.devid.0, ItemType::DEV_EXTENT, place.physical.0);
             devices.remove(&key)?;
         }
         if layout.flags().contains(BlockGroupFlags::SYSTEM) {
-            self.unlist_system_chunk(layout.logical())?;
+            self.remove_from_sys_chunk_array(layout.logical())?;
         }
         let key = Key::new(whole.start, ItemType::BLOCK_GROUP_ITEM, layout.bytes());
-        self.edit(self.running.facts.group_tree())?.remove(&key)?;
+        self.edit(self.running.params.group_tree())?.remove(&key)?;
         self.remove_free_group(&whole)
     }
 
-    /// The commit that took the items away is down (law 3).
+    /// Frees the device extents of removed chunks, after their commit (law 3).
     pub(crate) fn release_chunks(&self) {
-        for layout in std::mem::take(&mut self.running.chunks().leaving) {
+        for layout in std::mem::take(&mut self.running.chunks().removed) {
             self.forest.volume().remove_chunk(layout.logical());
-            let stripe = |place: &Place| Stripe {
+            let stripe = |place: &IoStripe| Stripe {
                 devid: place.devid,
                 offset: place.physical,
                 dev_uuid: place.uuid,
             };
-            let places: Vec<Stripe> = layout.places().iter().map(stripe).collect();
-            self.running.space.release_places(&places, layout.place_bytes());
+            let places: Vec<Stripe> = layout.stripes().iter().map(stripe).collect();
+            self.running.space.release_stripes(&places, layout.stripe_bytes());
         }
     }
 
-    /// Law 2.
-    fn list_system_chunk(&self, chunk: &Chunk) -> Result<(), TreeError> {
+    /// Adds a chunk to the array of the superblock (law 2).
+    fn add_to_sys_chunk_array(&self, chunk: &Chunk) -> Result<(), TreeError> {
         let mut raw = self.running.super_block();
         let mut entry = RawKey::from(chunk.key()).as_bytes().to_vec();
         entry.extend_from_slice(&chunk.to_bytes(CHUNK_IO_BYTES));
@@ -298,8 +286,8 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// Law 2, the other way.
-    fn unlist_system_chunk(&self, at: Logical) -> Result<(), TreeError> {
+    /// Removes a chunk from the array of the superblock (law 2).
+    fn remove_from_sys_chunk_array(&self, at: Logical) -> Result<(), TreeError> {
         let corrupt = |source| TreeError::Corrupt { tree: TreeId::CHUNK, source };
         let mut raw = self.running.super_block();
         let used = index(raw.sys_chunk_array_size.get());
@@ -325,14 +313,14 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// Brings the device items up to date.
+    /// Updates the device items: used bytes and size.
     pub(crate) fn write_devices(&self) -> Result<(), TreeError> {
         let tree = self.edit(TreeId::CHUNK)?;
-        let leaving = self.running.chunks().leaving.clone();
+        let removed = self.running.chunks().removed.clone();
         for mut usage in self.running.space.devices() {
-            for layout in &leaving {
-                let here = layout.places().iter().filter(|place| place.devid == usage.devid);
-                let bytes = layout.place_bytes().saturating_mul(length(here.count()));
+            for layout in &removed {
+                let on_device = layout.stripes().iter().filter(|place| place.devid == usage.devid);
+                let bytes = layout.stripe_bytes().saturating_mul(length(on_device.count()));
                 usage.bytes_used = usage.bytes_used.saturating_sub(bytes);
             }
             let key = Key::new(DEV_ITEMS, ItemType::DEV_ITEM, usage.devid.0);

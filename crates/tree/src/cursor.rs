@@ -1,4 +1,4 @@
-//! A cursor: a position among the items of one tree, and the steps from it.
+//! Cursors: a position among the items of one tree, and steps from it.
 //!
 //! ```text
 //! unplaced --seek, seek_last--> placed --advance, retreat--> placed
@@ -6,35 +6,35 @@
 //!     +---- past either end, or an error
 //! ```
 //!
-//! Placed means: every level from the leaf to the root has a block and a slot in it, and the leaf's
-//! slot holds an item. An unplaced cursor has no item, and stepping it stays there.
+//! A placed cursor has a block and a slot at every level from the root to the leaf, and the slot of
+//! the leaf holds an item. An unplaced cursor has no item, and a step leaves it unplaced.
 //!
-//! A scanning cursor reads leaves ahead in batches that double with every batch used up, so that a
-//! short walk costs no more than its own leaves and a long one keeps the device busy.
+//! A scanning cursor reads leaves ahead in batches. Each batch is twice as long as the last one, so
+//! that a short scan reads few leaves too many and a long one keeps the device busy.
 
-mod live;
+mod transaction;
 
 use crate::Block;
 use crate::error::TreeError;
-use crate::tree::{Item, Tree, covering_slot, forward};
+use crate::tree::{Item, Tree, check_forward, covering_slot};
 use butternut_format::key::Key;
 use butternut_format::node::Expected;
 use butternut_format::units::{LEVELS_MAX, Logical};
-use live::{LiveAhead, LivePosition, Walk};
 use std::sync::Arc;
+use transaction::{TransactionPosition, TransactionReadahead, Walk};
 
-/// The most leaves that one readahead batch holds.
+/// The most leaves in one readahead batch.
 const AHEAD_LEAVES_MAX: usize = 32;
 
 #[derive(Clone, Debug)]
 struct Step {
     block: Arc<Block>,
     slot: usize,
-    /// The keys of the block stay below this one.
+    /// The keys of the block are below this one.
     end: Option<Key>,
 }
 
-/// What a scanning cursor has asked for: the children of `parent` below slot `until`.
+/// The readahead of a scanning cursor: the children of `parent` below slot `until` were read.
 #[derive(Clone, Debug)]
 struct Ahead {
     leaves: usize,
@@ -46,12 +46,12 @@ struct Ahead {
 #[derive(Clone, Debug)]
 pub struct Cursor {
     tree: Tree,
-    /// Leaf first. Levels above the root are `None`; so is the leaf while unplaced.
+    /// Leaf first. Levels above the root are `None`. In an unplaced cursor all are.
     path: [Option<Step>; LEVELS_MAX],
     ahead: Option<Ahead>,
-    /// In a tree of the running transaction, in place of the path.
-    live: Option<LivePosition>,
-    live_ahead: Option<LiveAhead>,
+    /// The position in a tree of the running transaction; `path` is not used then.
+    position: Option<TransactionPosition>,
+    transaction_readahead: Option<TransactionReadahead>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -63,34 +63,45 @@ enum Direction {
 impl Cursor {
     pub(crate) fn new(tree: Tree, scanning: bool) -> Self {
         let ahead = scanning.then_some(Ahead { leaves: 1, parent: Logical(0), until: 0 });
-        let live_ahead = scanning.then(LiveAhead::default);
-        Self { tree, path: std::array::from_fn(|_| None), ahead, live: None, live_ahead }
+        let transaction_readahead = scanning.then(TransactionReadahead::default);
+        Self {
+            tree,
+            path: std::array::from_fn(|_| None),
+            ahead,
+            position: None,
+            transaction_readahead,
+        }
     }
 
-    /// Makes a move in a running tree; `None` in a committed one. An error unplaces the cursor.
+    /// Moves in a tree of the running transaction; `None` in another tree. An error makes the
+    /// cursor unplaced.
     fn walk(
         &mut self,
         step: impl FnOnce(
             &mut Walk<'_>,
-            Option<LivePosition>,
-        ) -> Result<Option<LivePosition>, TreeError>,
+            Option<TransactionPosition>,
+        ) -> Result<Option<TransactionPosition>, TreeError>,
     ) -> Option<Result<(), TreeError>> {
-        let live = self.tree.running()?;
+        let tree = self.tree.transaction_tree()?;
         let forest = self.tree.forest();
-        let mut walk = Walk { forest, live, ahead: self.live_ahead.as_mut() };
-        let from = self.live.take();
-        Some(step(&mut walk, from).map(|to| self.live = to))
+        let mut walk = Walk { forest, tree, ahead: self.transaction_readahead.as_mut() };
+        let from = self.position.take();
+        Some(step(&mut walk, from).map(|to| self.position = to))
     }
 
+    /// Returns the tree of the cursor.
     pub fn tree(&self) -> &Tree {
         &self.tree
     }
 
     /// Moves to the first item at or after the key.
+    ///
+    /// # Errors
+    /// A block cannot be read or is corrupt. The cursor is unplaced then.
     pub fn seek(&mut self, key: &Key) -> Result<(), TreeError> {
         let moved = self.walk(|walk, from| match from {
-            Some(at) => match at.slot_of(walk.live, key) {
-                Some(slot) => Ok(Some(LivePosition { slot, ..at })),
+            Some(at) => match at.slot_of(walk.tree, key) {
+                Some(slot) => Ok(Some(TransactionPosition { slot, ..at })),
                 None => walk.seek(key),
             },
             None => walk.seek(key),
@@ -114,6 +125,9 @@ impl Cursor {
     }
 
     /// Moves to the last item at or before the key.
+    ///
+    /// # Errors
+    /// A block cannot be read or is corrupt. The cursor is unplaced then.
     pub fn seek_last(&mut self, key: &Key) -> Result<(), TreeError> {
         if let Some(moved) = self.walk(|walk, _| walk.seek_last(key)) {
             return moved;
@@ -126,37 +140,40 @@ impl Cursor {
         })
     }
 
-    /// The key here, or `None` past either end.
+    /// Returns the key at the cursor, or `None` past either end.
     pub fn key(&self) -> Option<Key> {
         self.item_parts().map(|(key, _)| key)
     }
 
-    /// The item's bytes here, or `None` past either end.
+    /// Returns the data at the cursor, or `None` past either end.
     pub fn data(&self) -> Option<&[u8]> {
         self.item_parts().map(|(_, data)| data)
     }
 
-    /// Key and bytes here, or `None` past either end.
+    /// Returns key and data at the cursor, or `None` past either end.
     pub fn item_parts(&self) -> Option<(Key, &[u8])> {
         let (leaf, slot) = self.position()?;
         leaf.item(slot)
     }
 
-    /// The item here, kept alive on its own.
+    /// Returns the item at the cursor. It stays valid when the cursor moves.
     pub fn item(&self) -> Option<Item> {
         let (leaf, slot) = self.position()?;
         Item::new(Arc::clone(leaf), slot)
     }
 
-    /// The leaf the cursor is in, and its slot there.
+    /// Returns the leaf of the cursor, and the slot in it.
     pub fn position(&self) -> Option<(&Arc<Block>, usize)> {
-        if let Some(at) = &self.live {
+        if let Some(at) = &self.position {
             return Some((&at.leaf, at.slot));
         }
         self.leaf().map(|leaf| (&leaf.block, leaf.slot))
     }
 
     /// Moves to the next item.
+    ///
+    /// # Errors
+    /// A block cannot be read or is corrupt. The cursor is unplaced then.
     pub fn advance(&mut self) -> Result<(), TreeError> {
         let step = |walk: &mut Walk<'_>, from| match from {
             Some(at) => walk.advance(at),
@@ -168,7 +185,10 @@ impl Cursor {
         self.placed(|cursor| cursor.step(Direction::Forward))
     }
 
-    /// Moves to the item before.
+    /// Moves to the previous item.
+    ///
+    /// # Errors
+    /// A block cannot be read or is corrupt. The cursor is unplaced then.
     pub fn retreat(&mut self) -> Result<(), TreeError> {
         let step = |walk: &mut Walk<'_>, from| match from {
             Some(at) => walk.retreat(at),
@@ -196,7 +216,7 @@ impl Cursor {
         self.path.fill(None);
     }
 
-    /// Runs a move; an error leaves the cursor unplaced, never half-way.
+    /// Runs a move. An error makes the cursor unplaced.
     fn placed(
         &mut self,
         move_it: impl FnOnce(&mut Self) -> Result<(), TreeError>,
@@ -208,7 +228,8 @@ impl Cursor {
         moved
     }
 
-    /// Where the first item at or after the key is, if that is surely in the leaf held now.
+    /// Returns the slot of the first item at or after the key, if the key is within the current
+    /// leaf.
     fn slot_in_leaf(&self, key: &Key) -> Option<usize> {
         let block = &self.leaf()?.block;
         let last = block.len().checked_sub(1)?;
@@ -218,8 +239,8 @@ impl Cursor {
         None
     }
 
-    /// Fills the path down to the leaf that covers the key; the slot there is the first item at or
-    /// after it, or one past the last.
+    /// Fills the path down to the leaf that covers the key. Returns the slot of the first item at
+    /// or after it, or the number of items.
     fn descend_to(&mut self, key: &Key) -> Result<usize, TreeError> {
         self.unplace();
         let mut expected = self.tree.root();
@@ -227,19 +248,19 @@ impl Cursor {
             let block = self.tree.forest().block(&expected)?;
             if block.level() == 0 {
                 let slot = block.find(key).unwrap_or_else(|slot| slot);
-                self.hold(block, slot, expected.end_key);
+                self.set_step(block, slot, expected.end_key);
                 return Ok(slot);
             }
             let slot = covering_slot(&block, key).unwrap_or(0);
             let end = expected.end_key;
             expected = self.tree.child(&block, slot, end)?;
-            self.hold(block, slot, end);
+            self.set_step(block, slot, end);
         }
     }
 
     fn step(&mut self, direction: Direction) -> Result<(), TreeError> {
         let Some(leaf) = self.leaf() else { return Ok(()) };
-        match beside(&leaf.block, leaf.slot, direction) {
+        match next_slot(&leaf.block, leaf.slot, direction) {
             Some(slot) => {
                 self.set_leaf_slot(slot);
                 Ok(())
@@ -248,20 +269,21 @@ impl Cursor {
         }
     }
 
-    /// Climbs to the lowest level that has a slot beside, then goes down its near edge.
+    /// Climbs to the lowest level with a further slot in this direction, then descends to the
+    /// nearest leaf below it.
     fn next_leaf(&mut self, direction: Direction) -> Result<(), TreeError> {
-        let turn = self.path.iter().skip(1).enumerate().find_map(|(below, step)| {
+        let found = self.path.iter().skip(1).enumerate().find_map(|(below, step)| {
             let step = step.as_ref()?;
-            beside(&step.block, step.slot, direction).map(|slot| (below, step, slot))
+            next_slot(&step.block, step.slot, direction).map(|slot| (below, step, slot))
         });
-        let Some((below, step, slot)) = turn else {
+        let Some((below, step, slot)) = found else {
             self.unplace();
             return Ok(());
         };
         let from = self.key();
         let (block, end) = (Arc::clone(&step.block), step.end);
         let mut expected = self.tree.child(&block, slot, end)?;
-        self.hold(block, slot, end);
+        self.set_step(block, slot, end);
         for _ in 0..=below {
             let block = self.tree.forest().block(&expected)?;
             let slot = match direction {
@@ -272,16 +294,18 @@ impl Cursor {
             if block.level() > 0 {
                 expected = self.tree.child(&block, slot, end)?;
             }
-            self.hold(block, slot, end);
+            self.set_step(block, slot, end);
         }
         match (direction, from, self.key()) {
-            (Direction::Forward, Some(from), Some(to)) => forward(self.tree.id(), &from, &to),
-            (Direction::Backward, Some(from), Some(to)) => forward(self.tree.id(), &to, &from),
+            (Direction::Forward, Some(from), Some(to)) => check_forward(self.tree.id(), &from, &to),
+            (Direction::Backward, Some(from), Some(to)) => {
+                check_forward(self.tree.id(), &to, &from)
+            }
             (_, None, _) | (_, _, None) => Ok(()),
         }
     }
 
-    fn hold(&mut self, block: Arc<Block>, slot: usize, end: Option<Key>) {
+    fn set_step(&mut self, block: Arc<Block>, slot: usize, end: Option<Key>) {
         if block.level() == 1 {
             self.read_ahead(&block, slot, end);
         }
@@ -290,7 +314,7 @@ impl Cursor {
         }
     }
 
-    /// Asks for the leaves from `slot` on when the last batch of this parent is used up.
+    /// Reads the leaves from `slot` on ahead, if the last batch of this parent is used up.
     fn read_ahead(&mut self, parent: &Block, slot: usize, end: Option<Key>) {
         let Some(ahead) = &mut self.ahead else { return };
         if ahead.parent == parent.logical() && slot < ahead.until {
@@ -299,8 +323,8 @@ impl Cursor {
         if ahead.leaves > 1 {
             let until = slot.saturating_add(ahead.leaves).min(parent.len());
             let below = |slot| self.tree.child(parent, slot, end).ok();
-            let wanted: Vec<Expected> = (slot..until).filter_map(below).collect();
-            self.tree.forest().read_ahead(&wanted);
+            let leaves: Vec<Expected> = (slot..until).filter_map(below).collect();
+            self.tree.forest().read_ahead(&leaves);
             ahead.until = until;
         } else {
             ahead.until = slot.saturating_add(1);
@@ -310,8 +334,8 @@ impl Cursor {
     }
 }
 
-/// The slot next to this one in the block, if it has one there.
-fn beside(block: &Block, slot: usize, direction: Direction) -> Option<usize> {
+/// Returns the slot next to this one in the block, if there is one.
+fn next_slot(block: &Block, slot: usize, direction: Direction) -> Option<usize> {
     match direction {
         Direction::Forward => slot.checked_add(1).filter(|next| *next < block.len()),
         Direction::Backward => slot.checked_sub(1),

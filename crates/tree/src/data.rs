@@ -1,90 +1,98 @@
-//! Data extents: their space, the references of files to them, and their checksums.
+//! Data extents: their space, their references by files, and their checksums.
 //!
 //! ```text
-//! allocate_data --(the data is written)--> claim_data --> add_data_ref, drop_data_ref --> free
+//! allocate_data --(write the data)--> add_data_extent --> add_data_ref, drop_data_ref --> freed
 //!       |
-//!       +--> release_data                (nothing came of it)
+//!       +--> release_data           (the write failed, or was cancelled)
 //! ```
 //!
 //! Laws:
 //!
-//! 1. An extent is claimed after its data is down, in the same handle as the item that names it.
-//! 2. An extent that loses its last reference keeps its bytes until the commit is down: whoever
-//!    reads it by an older state reads what he was promised.
+//! 1. An extent is added after its data has been written, with the same handle as the file extent
+//!    item that names it.
+//! 2. An extent that loses its last reference keeps its bytes until the commit is complete: a
+//!    reader of an older state still finds its data.
 
 use crate::error::TreeError;
 use crate::forest::Forest;
 use crate::references::Ref;
 use crate::references::item::read_extent;
-use crate::refusals::Purpose;
 use crate::transaction::Handle;
+use crate::transaction::enospc::Purpose;
 use butternut_format::extent::{DataRef, InlineRef};
 use butternut_format::feature::Feature;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::{Generation, Logical, TreeId};
-use butternut_space::{Class, Cluster, NoSpace, Ticket, Want};
+use butternut_space::{AllocationRequest, Class, Cluster, NoSpace, Reservation};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The longest extent of data (`BTRFS_MAX_EXTENT_SIZE`), in bytes.
+/// The longest data extent (`BTRFS_MAX_EXTENT_SIZE`), in bytes.
 pub const DATA_EXTENT_BYTES_MAX: u64 = 128 << 20;
 
 impl Forest {
-    /// Space for data: as long a run as there is, between the two lengths, in whole sectors. Makes
-    /// chunks, and commits, where that helps; so the caller must hold no handle.
+    /// Allocates space for data: one range of `bytes_min` to `bytes_max` bytes, in whole sectors,
+    /// as long as possible. Adds chunks and commits if necessary, so the caller must hold no
+    /// handle.
     ///
     /// # Errors
-    /// No space.
+    /// There is no space, or the volume is read-only.
     pub fn allocate_data(
         self: &Arc<Self>,
         bytes_min: u64,
         bytes_max: u64,
         cluster: Cluster,
     ) -> Result<Range<u64>, TreeError> {
-        let want = Want::data(bytes_min, bytes_max.min(DATA_EXTENT_BYTES_MAX), cluster);
-        self.find_room(Purpose::Growth, |running| {
+        let request =
+            AllocationRequest::data(bytes_min, bytes_max.min(DATA_EXTENT_BYTES_MAX), cluster);
+        self.reserve_or_flush(Purpose::Growth, |running| {
             let space = &running.space;
-            if let Some(range) = space.allocate_spare(Class::Data, want) {
+            if let Some(range) = space.allocate_unreserved(Class::Data, request) {
                 return Ok(Ok(range));
             }
-            // Where there is room, but not in one piece, a chunk more helps too.
-            let (class, wanted) = (Class::Data, bytes_min);
-            let refused = space.reserve(class, wanted).err();
-            let unallocated = refused.is_none_or(|why| why.unallocated);
+            // Enough bytes may be free, but not in one run of `bytes_min`. A new chunk helps then
+            // too.
+            let (class, bytes) = (Class::Data, bytes_min);
+            let no_space = space.reserve(class, bytes).err();
+            let can_add_chunk = no_space.is_none_or(|no_space| no_space.can_add_chunk);
             let pinned_bytes = space.pinned_bytes();
-            Ok(Err(NoSpace { class, wanted, pinned_bytes, unallocated }))
+            Ok(Err(NoSpace { class, bytes, pinned_bytes, can_add_chunk }))
         })
     }
 
-    /// The same, of what there is: nobody waits, nothing is made or committed.
-    pub fn allocate_data_at_once(
+    /// Allocates like [`Self::allocate_data`], but never waits, adds no chunk and does not commit.
+    pub fn allocate_data_nowait(
         &self,
         bytes_min: u64,
         bytes_max: u64,
         cluster: Cluster,
     ) -> Option<Range<u64>> {
-        let want = Want::data(bytes_min, bytes_max.min(DATA_EXTENT_BYTES_MAX), cluster);
-        self.ask(Purpose::Growth).ok()?;
-        self.running().ok()?.space.allocate_spare(Class::Data, want)
+        let request =
+            AllocationRequest::data(bytes_min, bytes_max.min(DATA_EXTENT_BYTES_MAX), cluster);
+        self.inject_enospc(Purpose::Growth).ok()?;
+        self.running().ok()?.space.allocate_unreserved(Class::Data, request)
     }
 
-    /// Promises space of the trees, for what will be merged into them some time later; the promise
-    /// holds until it is dropped, which is when that is done. Makes chunks, and commits, where that
-    /// helps; so the caller must hold no handle.
+    /// Reserves metadata space for changes that will be written to the trees later, until the
+    /// reservation is dropped. Adds chunks and commits if necessary, so the caller must hold no
+    /// handle.
     ///
     /// # Errors
-    /// No space.
-    pub fn promise_metadata(self: &Arc<Self>, bytes: u64) -> Result<Ticket, TreeError> {
-        self.find_room(Purpose::Growth, |running| Ok(running.space.reserve(Class::Metadata, bytes)))
+    /// There is no space, or the volume is read-only.
+    pub fn reserve_metadata(self: &Arc<Self>, bytes: u64) -> Result<Reservation, TreeError> {
+        self.reserve_or_flush(Purpose::Growth, |running| {
+            Ok(running.space.reserve(Class::Metadata, bytes))
+        })
     }
 
-    /// The same, of what there is: nobody waits, nothing is made or committed.
-    pub fn promise_metadata_at_once(&self, bytes: u64) -> Option<Ticket> {
-        self.ask(Purpose::Growth).ok()?;
+    /// Reserves like [`Self::reserve_metadata`], but never waits, adds no chunk and does not
+    /// commit.
+    pub fn reserve_metadata_nowait(&self, bytes: u64) -> Option<Reservation> {
+        self.inject_enospc(Purpose::Growth).ok()?;
         self.running().ok()?.space.reserve(Class::Metadata, bytes).ok()
     }
 
-    /// Gives back space that was allocated and never claimed.
+    /// Frees space that was allocated and that no extent was added for.
     ///
     /// # Errors
     /// The volume was opened for reading.
@@ -94,7 +102,8 @@ impl Forest {
         Ok(())
     }
 
-    /// How often an extent is referred to, as of the running transaction; 0 where there is none.
+    /// Returns the reference count of an extent in the running transaction; 0 if there is no such
+    /// extent.
     ///
     /// # Errors
     /// The extent tree cannot be read.
@@ -103,16 +112,17 @@ impl Forest {
         let extents = self.tree(TreeId::EXTENT)?;
         let extents = extents.ok_or(TreeError::NoTree { tree: TreeId::EXTENT })?;
         let key = Key::new(at.0, ItemType::EXTENT_ITEM, bytes);
-        let (written, look) = running.with_references(at, |_| match extents.find(&key)? {
-            Some(item) => read_extent(self, key, item.data(), |extent| Ok(extent.refs)),
-            None => Ok(0),
-        })?;
-        Ok(written.saturating_add_signed(look.sum))
+        let (written, pending) =
+            running.with_pending_refs(at, |_| match extents.find(&key)? {
+                Some(item) => read_extent(self, key, item.data(), |extent| Ok(extent.refs)),
+                None => Ok(0),
+            })?;
+        Ok(written.saturating_add_signed(pending.sum))
     }
 
-    /// Whether an extent is referred to in any other way than by `reference`, however often that
-    /// is. Trees that share a leaf do not show here: that is told by the generations of the item
-    /// and of the tree's last snapshot ([`Forest::last_snapshot`]).
+    /// Whether an extent has other references than `reference`, whatever the count of that one.
+    /// Trees that share a leaf are not detected: compare the generation of the item with the one of
+    /// the last snapshot of the tree ([`Forest::last_snapshot`]).
     ///
     /// # Errors
     /// The extent tree cannot be read.
@@ -127,8 +137,8 @@ impl Forest {
         let extents = self.tree(TreeId::EXTENT)?;
         let extents = extents.ok_or(TreeError::NoTree { tree: TreeId::EXTENT })?;
         let key = Key::new(at.0, ItemType::EXTENT_ITEM, bytes);
-        let (is_shared, _) = running.with_references(at, |look| {
-            if look.deltas.iter().any(|(known, _)| *known != own) {
+        let (is_shared, _) = running.with_pending_refs(at, |pending| {
+            if pending.deltas.iter().any(|(known, _)| *known != own) {
                 return Ok(true);
             }
             let Some(item) = extents.find(&key)? else { return Ok(false) };
@@ -147,16 +157,16 @@ impl Forest {
         Ok(is_shared)
     }
 
-    /// Shows the digests of a range that wait for the commit to `see`, in order. They are newer
-    /// than what the checksum tree has, and what is not shown is in it already: so it is asked
-    /// behind this.
-    pub fn waiting_sums(&self, range: &Range<u64>, see: &mut dyn FnMut(Logical, &[u8])) {
+    /// Passes the pending checksums of a range to `visit`, in order. They are newer than those in
+    /// the checksum tree. Read the tree after this call: a checksum that was not passed is in the
+    /// tree, if the sector has one.
+    pub fn pending_checksums(&self, range: &Range<u64>, visit: &mut dyn FnMut(Logical, &[u8])) {
         if let Ok(running) = self.running() {
-            running.sums().find(range, see);
+            running.pending_checksums().find(range, visit);
         }
     }
 
-    /// The transaction in which a snapshot of a tree was made last; 0 where none was.
+    /// Returns the generation of the last snapshot of a tree; 0 if there is none.
     ///
     /// # Errors
     /// There is no such tree.
@@ -167,46 +177,46 @@ impl Forest {
 }
 
 impl Handle {
-    /// An extent of data comes into being, with its first reference.
-    pub fn claim_data(&self, range: Range<u64>, reference: DataRef) {
+    /// Adds a data extent with its first reference.
+    pub fn add_data_extent(&self, range: Range<u64>, reference: DataRef) {
         let bytes = range.end.saturating_sub(range.start);
         self.running().create_data(Logical(range.start), bytes, Ref::data(reference));
-        self.touch();
+        self.mark_changed();
     }
 
-    /// Whoever reads the volume has to know a feature from now on: the superblock says so with the
-    /// commit of this transaction.
+    /// Sets a feature bit of the superblock, which the commit of this transaction writes.
     pub fn add_feature(&self, feature: Feature) {
         let mut raw = self.running().super_block();
         if !raw.has(feature) {
             let with = raw.incompat_flags.get() | feature.mask();
             raw.incompat_flags.set(with);
-            self.touch();
+            self.mark_changed();
         }
     }
 
-    /// One more reference to an extent.
+    /// Adds a reference to an extent.
     pub fn add_data_ref(&self, at: Logical, bytes: u64, reference: DataRef) {
         self.running().change_data(at, bytes, Ref::data(reference), 1);
-        self.touch();
+        self.mark_changed();
     }
 
-    /// One reference less; an extent without any is freed when the transaction is committed.
+    /// Drops a reference to an extent. The commit of this transaction frees an extent without
+    /// references.
     pub fn drop_data_ref(&self, at: Logical, bytes: u64, reference: DataRef) {
-        self.touch();
-        let is_gone = self.running().change_data(at, bytes, Ref::data(reference), -1);
-        if is_gone {
+        self.mark_changed();
+        let is_freed = self.running().change_data(at, bytes, Ref::data(reference), -1);
+        if is_freed {
             let range = at.0..at.0.saturating_add(bytes);
             let running = self.running();
-            running.sums().remove(&range);
+            running.pending_checksums().remove(&range);
             running.check(running.space.pin(range, self.generation()));
         }
     }
 
-    /// Keeps the digests of the sectors from `start` on, packed one after another: they go into the
-    /// checksum tree with the commit, and until then [`Forest::waiting_sums`] has them.
-    pub fn put_sums(&self, start: Logical, digests: &[u8]) {
-        self.running().sums().put(start, digests);
-        self.touch();
+    /// Adds the checksums of the sectors from `start` on, stored one after another. The commit
+    /// writes them into the checksum tree; until then [`Forest::pending_checksums`] returns them.
+    pub fn put_checksums(&self, start: Logical, checksums: &[u8]) {
+        self.running().pending_checksums().put(start, checksums);
+        self.mark_changed();
     }
 }

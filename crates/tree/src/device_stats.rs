@@ -1,18 +1,17 @@
-//! The `DEV_STATS` items of the device tree: what each device has failed, kept on disk.
+//! The `DEV_STATS` items of the device tree: error counts of each device, kept on disk.
 //!
 //! Laws:
 //!
-//! 1. The counts of a device are read when the volume is opened and written by every commit that
-//!    finds them changed, so they only grow until `btrfs device stats -z` resets them.
-//! 2. A device's first missed write or flush is on disk before the commit that tolerated it
-//!    returns: what the device holds is doubtful from then on, also to the next reader
+//! 1. The counts of a device are read when the volume is opened, and written by each commit after
+//!    they changed. They only grow until `btrfs device stats -z` resets them.
+//! 2. The first failed write or flush of a device is on disk before the commit that tolerated it
+//!    returns: the contents of that device are doubtful from then on, for the next mount too
 //!    (law 4 of `volume/tolerance.rs`).
-//! 3. A device tree that cannot be read says nothing of its devices, and is no reason not to open
-//!    the volume for reading.
+//! 3. An unreadable device tree does not prevent opening a volume for reading.
 
-use crate::commit::Step;
 use crate::error::TreeError;
 use crate::forest::Forest;
+use crate::transaction::commit::Commit;
 use butternut_format::device_extent::{DEV_STATS, DeviceStats, RawDeviceStats};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::{DevId, TreeId};
@@ -20,10 +19,10 @@ use butternut_volume::ErrorCounts;
 use std::sync::Arc;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Counts of devices, as a commit writes them.
+/// The error counts of devices that a commit writes.
 pub(crate) type Counts = Vec<(DevId, ErrorCounts)>;
 
-/// Gives the volume the counts that it has on record.
+/// Passes the recorded counts to the volume.
 pub(crate) fn load(forest: &Arc<Forest>) -> Result<(), TreeError> {
     let Some(tree) = forest.committed_tree(TreeId::DEVICE)? else { return Ok(()) };
     let present = forest.volume().devices().into_iter().filter(|status| !status.is_missing());
@@ -45,8 +44,8 @@ pub(crate) fn load(forest: &Arc<Forest>) -> Result<(), TreeError> {
     Ok(())
 }
 
-impl Step<'_> {
-    /// Writes the counts that have changed, and says which.
+impl Commit<'_> {
+    /// Writes the counts that have changed, and returns them.
     pub(crate) fn write_device_stats(&self) -> Result<Counts, TreeError> {
         let changed = self.forest.volume().unrecorded_stats();
         for (devid, counts) in &changed {
@@ -58,7 +57,7 @@ impl Step<'_> {
             raw.generation_errs.set(counts.generation_errors);
             let tree = self.edit(TreeId::DEVICE)?;
             let key = key(*devid);
-            // An item of another kernel may be longer: what has no name here stays.
+            // The item of a newer kernel may be longer: its further fields are kept.
             let mut item =
                 tree.tree().find(&key)?.map_or_else(Vec::new, |item| item.data().to_vec());
             let known = raw.as_bytes();

@@ -1,4 +1,4 @@
-//! Why a tree could not be searched or changed.
+//! Errors of tree searches, changes and commits.
 
 use butternut_format::key::Key;
 use butternut_format::refused::Refused;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// An error of a search, a change or a commit.
 #[derive(Debug, thiserror::Error)]
 pub enum TreeError {
-    /// The block could not be had from any copy.
+    /// No mirror of the block can be read.
     #[error("tree {tree}: block {logical} cannot be read")]
     Block {
         tree: TreeId,
@@ -18,7 +18,7 @@ pub enum TreeError {
         #[source]
         source: Box<VolumeError>,
     },
-    /// The volume refused what the chunk tree says of its devices and chunks.
+    /// The volume refused the devices or chunks that the chunk tree describes.
     #[error("the volume cannot be assembled from its chunk tree")]
     Assemble(#[source] Box<VolumeError>),
     /// Two blocks, or a block and an item, contradict each other.
@@ -34,35 +34,35 @@ pub enum TreeError {
     Exists { tree: TreeId, key: Key },
     #[error("tree {tree}: item {key} has {bytes} bytes, a leaf holds {bytes_max}")]
     TooLarge { tree: TreeId, key: Key, bytes: usize, bytes_max: usize },
-    #[error("no space for {wanted} bytes")]
-    NoSpace { wanted: u64 },
+    #[error("no space for {bytes} bytes")]
+    NoSpace { bytes: u64 },
     /// The volume was opened for reading.
     #[error("the volume is not open for writing")]
     NotWritable,
-    /// The volume must not be written, for what it is.
+    /// The volume has a feature or a state that cannot be written.
     #[error("the volume cannot be written")]
     Unwritable(#[source] Refused),
-    /// A commit failed, or a change stopped half-way; nothing is written any more.
-    #[error("the volume is read-only since an error")]
+    /// A commit failed, or a change was interrupted, and the volume has been read-only since.
+    #[error("the volume is read-only because of an earlier error")]
     ReadOnly {
         #[source]
         cause: Arc<TreeError>,
     },
-    /// A thread panicked while it changed something: what it left may be half a change.
+    /// A thread panicked during a change and may have left half of it.
     #[error("a thread panicked in the middle of a change")]
     Panicked,
-    /// A commit could not write what it had to.
+    /// A commit failed to write.
     #[error("transaction {generation} cannot be written")]
     Commit {
         generation: u64,
         #[source]
         source: Box<VolumeError>,
     },
-    #[error("the volume cannot be changed like that")]
+    #[error("the requested change is not valid")]
     Invalid(#[source] Refused),
     #[error("free space cannot be discarded")]
     Discard(#[source] Box<VolumeError>),
-    /// What the trees say of the space does not fit together.
-    #[error("the volume's space cannot be accounted for")]
+    /// The trees contradict each other about the space.
+    #[error("the space accounting of the volume is inconsistent")]
     Space(#[source] Box<SpaceError>),
 }

@@ -1,24 +1,25 @@
-//! The forest: every tree of one volume, and the one way to a block.
+//! The forest: all trees of one volume, and the access to their blocks.
 //!
-//! Opening it completes the volume: the chunk tree, readable through the superblock's own chunk
-//! array, tells of the devices and of all the other chunks.
+//! Opening a forest completes the opening of its volume. The chunk tree can be read with the chunk
+//! array of the superblock; it names the devices and all other chunks.
 //!
-//! Opened for writing, it has a running state besides: every tree it gives then follows the
-//! transaction that is under way.
+//! A forest that is open for writing has a running transaction too: each tree that it returns
+//! follows that transaction.
 //!
 //! Laws:
 //!
-//! 1. A missing block is read once however many threads ask for it at the same time.
-//! 2. No lock is held while a device is read.
+//! 1. Threads that miss the same block at the same time share one read. A thread reads the block
+//!    itself only if that read failed, or if the block has already been evicted.
+//! 2. No lock of this module is held while a device is read.
 //!
-//! Left to others: the walk from block to block (`tree`, `cursor`).
+//! Left to others: searches (`tree`, `cursor`).
 
 use crate::Block;
 use crate::cache::{CacheCounters, CachedBlock, NodeCache};
 use crate::device_stats;
 use crate::error::TreeError;
-use crate::refusals::{Purpose, Refusals};
-use crate::running::Running;
+use crate::transaction::enospc::{EnospcInjector, Purpose};
+use crate::transaction::running::Running;
 use crate::tree::Tree;
 use butternut_format::check;
 use butternut_format::chunk::Chunk;
@@ -29,30 +30,32 @@ use butternut_format::node::Expected;
 use butternut_format::refused::{Refused, require};
 use butternut_format::root::RootItem;
 use butternut_format::units::{Logical, TreeId};
+use butternut_sys::lock::{Condvar, Mutex, MutexGuard, rank};
 use butternut_volume::{Volume, VolumeError};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
-/// How much memory the node cache may take unless told otherwise, in bytes.
+/// The default limit of the node cache, in bytes.
 const CACHE_BYTES_DEFAULT: u64 = 64 << 20;
 
-/// Independent locks over the reads under way.
-const FLIGHT_SHARDS: usize = 16;
+/// The number of locks that the pending reads are spread over.
+const PENDING_READ_SHARDS: usize = 16;
 
+/// Options of [`Forest::open`] and [`Forest::open_writable`].
 #[derive(Clone, Debug)]
 pub struct ForestOptions {
-    /// Limit of the node cache, in bytes.
+    /// The limit of the node cache, in bytes.
     pub cache_bytes: u64,
-    /// The time that commits write down.
+    /// The clock for the times that commits write.
     pub clock: fn() -> Time,
-    /// Tell the devices of what each commit frees.
+    /// Whether each commit discards the space that it frees.
     pub discard: bool,
-    /// Where space is short, commit to have what is freed: on a full volume, what asks for space
-    /// may find some only then. Without it, nothing is committed that nobody asked for.
+    /// Whether a caller without space commits to free some. On a full volume a reservation may
+    /// succeed only after that. Without it, only explicit calls commit.
     pub commits_for_space: bool,
-    /// For tests: room that is refused although there is some.
-    pub refusals: Option<Refusals>,
+    /// For tests: makes reservations fail although there is space.
+    pub enospc_injector: Option<EnospcInjector>,
 }
 
 impl Default for ForestOptions {
@@ -62,7 +65,7 @@ impl Default for ForestOptions {
             clock: system_time,
             discard: false,
             commits_for_space: true,
-            refusals: None,
+            enospc_injector: None,
         }
     }
 }
@@ -72,13 +75,13 @@ fn system_time() -> Time {
     Time { secs, nanos }
 }
 
-/// A block in use: borrowed from the cache, or just read.
-pub(crate) enum Held {
+/// A block that is borrowed from the cache, or that was just read.
+pub(crate) enum BlockGuard {
     Cached(CachedBlock),
     Read(Arc<Block>),
 }
 
-impl Held {
+impl BlockGuard {
     pub(crate) fn block(&self) -> &Arc<Block> {
         match self {
             Self::Cached(cached) => cached.block(),
@@ -94,51 +97,52 @@ impl Held {
     }
 }
 
-/// One read under way. Others wait for its end, then look in the cache again.
+/// A read in progress. Other threads wait for its end, then look in the cache again.
 #[derive(Default)]
-struct Flight {
-    landed: Mutex<bool>,
+struct PendingRead {
+    is_done: Mutex<bool, rank::PendingRead>,
     wake: Condvar,
 }
 
-impl Flight {
+impl PendingRead {
     fn wait(&self) {
-        let mut landed = self.landed.lock().unwrap_or_else(PoisonError::into_inner);
-        while !*landed {
-            landed = self.wake.wait(landed).unwrap_or_else(PoisonError::into_inner);
+        let mut is_done = self.is_done.lock();
+        while !*is_done {
+            is_done = self.wake.wait(is_done);
         }
     }
 
-    fn land(&self) {
-        *self.landed.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    fn complete(&self) {
+        *self.is_done.lock() = true;
         self.wake.notify_all();
     }
 }
 
-/// Lands its flight when the reader is done with it, however it ends.
-struct Landing<'a> {
+/// The right to read a block. Dropping it completes the pending read, on success and on failure.
+struct ReadClaim<'a> {
     forest: &'a Forest,
     logical: Logical,
-    flight: Arc<Flight>,
+    pending: Arc<PendingRead>,
 }
 
-impl Drop for Landing<'_> {
+impl Drop for ReadClaim<'_> {
     fn drop(&mut self) {
-        self.forest.flights(self.logical).remove(&self.logical);
-        self.flight.land();
+        self.forest.pending_reads(self.logical).remove(&self.logical);
+        self.pending.complete();
     }
 }
 
-/// Every tree of a volume.
+/// All trees of a volume.
 pub struct Forest {
     volume: Arc<Volume>,
     cache: NodeCache,
-    flights: [Mutex<HashMap<Logical, Arc<Flight>>>; FLIGHT_SHARDS],
+    pending_reads:
+        [Mutex<HashMap<Logical, Arc<PendingRead>>, rank::PendingReads>; PENDING_READ_SHARDS],
     clock: fn() -> Time,
     discard: bool,
     commits_for_space: bool,
-    refusals: Option<Refusals>,
-    /// Set where the volume was opened for writing.
+    enospc_injector: Option<EnospcInjector>,
+    /// Set if the volume is open for writing.
     running: OnceLock<Running>,
 }
 
@@ -149,44 +153,50 @@ impl std::fmt::Debug for Forest {
 }
 
 impl Forest {
-    /// Reads the chunk tree, hands its devices and chunks to the volume and seals it.
+    /// Opens a forest for reading: reads the chunk tree, adds its devices and chunks to the volume,
+    /// and seals the volume.
+    ///
+    /// # Errors
+    /// The chunk tree cannot be read, or too many devices are missing.
     pub fn open(volume: Arc<Volume>, options: ForestOptions) -> Result<Arc<Self>, TreeError> {
         let node_bytes = volume.super_block().node_bytes();
         let forest = Arc::new(Self {
             volume,
             cache: NodeCache::new(options.cache_bytes, node_bytes),
-            flights: std::array::from_fn(|_| Mutex::default()),
+            pending_reads: std::array::from_fn(|_| Mutex::default()),
             clock: options.clock,
             discard: options.discard,
             commits_for_space: options.commits_for_space,
-            refusals: options.refusals,
+            enospc_injector: options.enospc_injector,
             running: OnceLock::new(),
         });
-        forest.assemble()?;
+        forest.add_devices_and_chunks()?;
         if forest.volume().devices().len() > 1 {
-            // Law 3 of `device_stats`.
+            // An unreadable device tree is no error here (law 3 of `device_stats`).
             device_stats::load(&forest).unwrap_or_default();
         }
         Ok(forest)
     }
 
-    /// As [`Self::open`], and ready for transactions.
+    /// Opens a forest for reading and writing.
     ///
     /// # Errors
-    /// What the volume is or holds cannot be written, by name.
+    /// As [`Self::open`], or the volume has a feature or a state that cannot be written.
     pub fn open_writable(
         volume: Arc<Volume>,
         options: ForestOptions,
     ) -> Result<Arc<Self>, TreeError> {
         let forest = Self::open(volume, options)?;
-        crate::writable::check(&forest)?;
+        crate::transaction::writable::check(&forest)?;
         if forest.volume().devices().len() == 1 {
             device_stats::load(&forest)?;
         }
-        forest.volume().doubt_stale_devices();
+        forest.volume().record_stale_devices();
         let running = Running::open(&forest)?;
         if forest.running.set(running).is_ok() {
-            forest.running()?.set_reserve(&forest)?;
+            let running = forest.running()?;
+            running.open_commit_trees(&forest)?;
+            running.set_global_reserve();
         }
         Ok(forest)
     }
@@ -195,17 +205,17 @@ impl Forest {
         self.running.get().ok_or(TreeError::NotWritable)
     }
 
-    /// Whether the volume was opened for writing.
+    /// Whether the volume is open for writing.
     pub fn is_writable(&self) -> bool {
         self.running.get().is_some()
     }
 
-    /// Fails where a test wants it to.
-    pub(crate) fn ask(&self, purpose: Purpose) -> Result<(), TreeError> {
-        self.refusals.as_ref().map_or(Ok(()), |refusals| refusals.ask(purpose))
+    /// Fails if the ENOSPC injector chooses this reservation.
+    pub(crate) fn inject_enospc(&self, purpose: Purpose) -> Result<(), TreeError> {
+        self.enospc_injector.as_ref().map_or(Ok(()), |injector| injector.check(purpose))
     }
 
-    /// Whether who lacks space may commit to have what is freed.
+    /// Whether a caller without space commits to free some.
     pub fn commits_for_space(&self) -> bool {
         self.commits_for_space
     }
@@ -218,46 +228,51 @@ impl Forest {
         (self.clock)()
     }
 
+    /// Returns the volume of the forest.
     pub fn volume(&self) -> &Arc<Volume> {
         &self.volume
     }
 
+    /// Returns the counters of the node cache.
     pub fn counters(&self) -> CacheCounters {
         self.cache.counters()
     }
 
-    /// The tree that the superblock names as the root of all others.
+    /// Returns the root tree, whose items name the roots of all other trees.
     pub fn root_tree(self: &Arc<Self>) -> Tree {
-        self.live_tree(TreeId::ROOT)
+        self.transaction_tree(TreeId::ROOT)
             .unwrap_or_else(|| Tree::new(Arc::clone(self), self.volume.super_block().root()))
     }
 
-    /// The tree of chunks and devices.
+    /// Returns the chunk tree.
     pub fn chunk_tree(self: &Arc<Self>) -> Tree {
-        self.live_tree(TreeId::CHUNK).unwrap_or_else(|| self.committed_chunk_tree())
+        self.transaction_tree(TreeId::CHUNK).unwrap_or_else(|| self.committed_chunk_tree())
     }
 
     pub(crate) fn committed_chunk_tree(self: &Arc<Self>) -> Tree {
         Tree::new(Arc::clone(self), self.volume.super_block().chunk_root())
     }
 
-    /// The root tree and the chunk tree as the running transaction has them.
-    fn live_tree(self: &Arc<Self>, id: TreeId) -> Option<Tree> {
-        let live = self.running.get()?.tree(self, id).ok().flatten()?;
-        Some(Tree::live(Arc::clone(self), live))
+    /// Returns the root tree or the chunk tree of the running transaction.
+    fn transaction_tree(self: &Arc<Self>, id: TreeId) -> Option<Tree> {
+        let tree = self.running.get()?.tree(self, id).ok().flatten()?;
+        Some(Tree::in_transaction(Arc::clone(self), tree))
     }
 
-    /// The tree with this id, or `None` where the volume has none. On a volume that was opened for
-    /// writing it follows the running transaction.
+    /// Returns the tree with this id, or `None` if the volume has none. On a volume that is open
+    /// for writing it follows the running transaction.
+    ///
+    /// # Errors
+    /// The root tree cannot be read.
     pub fn tree(self: &Arc<Self>, id: TreeId) -> Result<Option<Tree>, TreeError> {
         if let Some(running) = self.running.get() {
-            let live = running.tree(self, id)?;
-            return Ok(live.map(|live| Tree::live(Arc::clone(self), live)));
+            let tree = running.tree(self, id)?;
+            return Ok(tree.map(|tree| Tree::in_transaction(Arc::clone(self), tree)));
         }
         self.committed_tree(id)
     }
 
-    /// The tree with this id as the volume had it when it was opened.
+    /// Returns the tree with this id as it was when the volume was opened.
     pub(crate) fn committed_tree(self: &Arc<Self>, id: TreeId) -> Result<Option<Tree>, TreeError> {
         match id {
             TreeId::ROOT => Ok(Some(self.root_tree())),
@@ -266,7 +281,10 @@ impl Forest {
         }
     }
 
-    /// The newest root item of a tree, with its key.
+    /// Returns the newest root item of a tree, with its key.
+    ///
+    /// # Errors
+    /// The root tree cannot be read, or the item is corrupt.
     pub fn root_item(self: &Arc<Self>, id: TreeId) -> Result<Option<(Key, RootItem)>, TreeError> {
         let mut cursor = self.root_tree().cursor();
         cursor.seek_last(&Key::new(id.0, ItemType::ROOT_ITEM, u64::MAX))?;
@@ -281,17 +299,17 @@ impl Forest {
         Ok(Some((key, root)))
     }
 
-    /// The tree that a root item names.
+    /// Returns the tree that a root item names.
     pub fn tree_of_root(self: &Arc<Self>, id: TreeId, root: &RootItem) -> Tree {
         self.tree_at(root.block(id))
     }
 
-    /// A tree given by what its root block must be.
+    /// Returns the tree with this root block.
     pub fn tree_at(self: &Arc<Self>, root: Expected) -> Tree {
         Tree::new(Arc::clone(self), root)
     }
 
-    /// A committed block, if it is cached.
+    /// Returns a committed block if it is in the cache.
     pub(crate) fn cached_block(
         &self,
         expected: &Expected,
@@ -299,33 +317,36 @@ impl Forest {
         let Some(found) = self.cache.find(expected.logical, expected.generation) else {
             return Ok(None);
         };
-        keeps_promise(found.block(), expected)?;
+        check_expected(found.block(), expected)?;
         Ok(Some(found.into_arc()))
     }
 
-    /// Puts a block that was just written into the cache.
-    pub(crate) fn keep(&self, block: Arc<Block>) {
+    /// Adds a block that was just written to the cache.
+    pub(crate) fn cache_block(&self, block: Arc<Block>) {
         self.cache.insert(block);
     }
 
-    /// One verified block, from the cache or a device.
+    /// Returns a verified block, from the cache or a device.
+    ///
+    /// # Errors
+    /// No mirror of the block can be read, or its contents contradict `expected`.
     pub fn block(&self, expected: &Expected) -> Result<Arc<Block>, TreeError> {
-        self.hold(expected).map(Held::into_arc)
+        self.borrow_block(expected).map(BlockGuard::into_arc)
     }
 
-    /// As [`Self::block`], without touching its reference count where it is cached.
-    pub(crate) fn hold(&self, expected: &Expected) -> Result<Held, TreeError> {
+    /// Returns a block like [`Self::block`]. The reference count of a cached block is not touched.
+    pub(crate) fn borrow_block(&self, expected: &Expected) -> Result<BlockGuard, TreeError> {
         if let Some(found) = self.cache.find(expected.logical, expected.generation) {
-            keeps_promise(found.block(), expected)?;
-            return Ok(Held::Cached(found));
+            check_expected(found.block(), expected)?;
+            return Ok(BlockGuard::Cached(found));
         }
-        self.read(expected).map(Held::Read)
+        self.read(expected).map(BlockGuard::Read)
     }
 
-    /// Reads those of the given blocks that are not cached, as one batch. Errors are left for
-    /// whoever asks for the block itself.
-    pub(crate) fn read_ahead(&self, wanted: &[Expected]) {
-        let missing: Vec<Expected> = wanted
+    /// Reads those blocks that are not cached, in one batch. Errors are ignored: reading the block
+    /// itself reports them.
+    pub(crate) fn read_ahead(&self, blocks: &[Expected]) {
+        let missing: Vec<Expected> = blocks
             .iter()
             .filter(|e| self.cache.peek(e.logical, e.generation).is_none())
             .copied()
@@ -336,53 +357,62 @@ impl Forest {
     }
 
     fn read(&self, expected: &Expected) -> Result<Arc<Block>, TreeError> {
-        match self.take_off(expected.logical) {
-            Ok(_landing) => self.read_alone(expected),
-            Err(under_way) => {
-                under_way.wait();
+        match self.claim_read(expected.logical) {
+            Ok(_claim) => self.read_from_device(expected),
+            Err(other) => {
+                other.wait();
                 match self.cache.peek(expected.logical, expected.generation) {
                     Some(found) => {
-                        keeps_promise(found.block(), expected)?;
+                        check_expected(found.block(), expected)?;
                         Ok(found.into_arc())
                     }
-                    // The other reader failed, or wanted another generation.
-                    None => self.read_alone(expected),
+                    // The other thread failed, or read another generation.
+                    None => self.read_from_device(expected),
                 }
             }
         }
     }
 
-    /// Claims the reading of a block, or finds who has.
-    fn take_off(&self, logical: Logical) -> Result<Landing<'_>, Arc<Flight>> {
-        let mut flights = self.flights(logical);
-        match flights.entry(logical) {
-            Entry::Occupied(under_way) => Err(Arc::clone(under_way.get())),
+    /// Claims the read of a block, or returns the pending read of another thread.
+    fn claim_read(&self, logical: Logical) -> Result<ReadClaim<'_>, Arc<PendingRead>> {
+        let mut pending_reads = self.pending_reads(logical);
+        match pending_reads.entry(logical) {
+            Entry::Occupied(other) => Err(Arc::clone(other.get())),
             Entry::Vacant(free) => {
-                let flight = Arc::clone(free.insert(Arc::default()));
-                Ok(Landing { forest: self, logical, flight })
+                let pending = Arc::clone(free.insert(Arc::default()));
+                Ok(ReadClaim { forest: self, logical, pending })
             }
         }
     }
 
-    fn flights(&self, logical: Logical) -> MutexGuard<'_, HashMap<Logical, Arc<Flight>>> {
-        let index = usize::try_from(logical.0 >> 14).unwrap_or(0) % FLIGHT_SHARDS;
-        let [first, ..] = &self.flights;
-        self.flights.get(index).unwrap_or(first).lock().unwrap_or_else(PoisonError::into_inner)
+    fn pending_reads(
+        &self,
+        logical: Logical,
+    ) -> MutexGuard<'_, HashMap<Logical, Arc<PendingRead>>> {
+        let index = usize::try_from(logical.0 >> 14).unwrap_or(0) % PENDING_READ_SHARDS;
+        let [first, ..] = &self.pending_reads;
+        self.pending_reads.get(index).unwrap_or(first).lock()
     }
 
-    fn read_alone(&self, expected: &Expected) -> Result<Arc<Block>, TreeError> {
+    fn read_from_device(&self, expected: &Expected) -> Result<Arc<Block>, TreeError> {
         let block = self.volume.read_block(expected).map_err(|source| TreeError::Block {
             tree: expected.tree,
             logical: expected.logical,
             source: Box::new(source),
         })?;
+        if self.is_writable() && block.level() == 0 {
+            check::writable_leaf(&block).map_err(|refused| TreeError::Corrupt {
+                tree: expected.tree,
+                source: refused.at(format_args!("leaf {}", expected.logical)),
+            })?;
+        }
         let block = Arc::new(block);
         self.cache.insert(Arc::clone(&block));
         Ok(block)
     }
 
-    /// Feeds the chunk tree to the volume.
-    fn assemble(self: &Arc<Self>) -> Result<(), TreeError> {
+    /// Adds the devices and chunks of the chunk tree to the volume.
+    fn add_devices_and_chunks(self: &Arc<Self>) -> Result<(), TreeError> {
         let incompat = self.volume.super_block().raw().incompat_flags.get();
         let mut cursor = self.chunk_tree().scan();
         cursor.seek(&Key::MIN)?;
@@ -406,8 +436,8 @@ impl Forest {
     }
 }
 
-/// Law 1 of this crate, for a block that was checked under another parent.
-fn keeps_promise(block: &Block, expected: &Expected) -> Result<(), TreeError> {
+/// Checks law 1 of this crate for a block that was checked under another parent.
+fn check_expected(block: &Block, expected: &Expected) -> Result<(), TreeError> {
     let checked = require(block.level() == expected.level, "level", block.level(), expected.level)
         .and_then(|()| match expected.first_key {
             Some(want) if block.key(0) != Some(want) => {

@@ -1,22 +1,24 @@
-//! Delayed references: what the running transaction does to the references of extents, gathered
-//! until it is written into the extent tree in one sorted pass.
+//! Delayed references: the reference count changes of the running transaction, gathered in memory
+//! until the commit writes them into the extent tree in one sorted pass.
 //!
 //! ```text
-//! create ----> head { created } --+1, -1, ...--> applied: a new extent item
-//!                  |                             or nothing at all, where they cancelled
-//! change ----> head { } -------+1, -1, ...-----> applied: the item's references change,
-//!                                                and at none the extent is freed
+//! create ----> head { created } --+1, -1, ...--> applied: inserts an extent item,
+//!                  |                             or does nothing if the changes cancel out
+//! change ----> head { } -------+1, -1, ...-----> applied: changes the references of the item,
+//!                                                and frees the extent when none is left
 //! ```
 //!
 //! Laws:
 //!
-//! 1. A reference taken and given back in one transaction never reaches the extent tree.
+//! 1. A reference that is added and dropped in one transaction never reaches the extent tree.
 //! 2. An extent has at most one head.
-//! 3. The heads are a leaf of the lock order: nothing is locked, read or allocated under them.
-//! 4. A change is in the heads or in the extent tree, for every reader at every moment: heads that
-//!    are being applied are shown until their batch is in the tree, and a reader looks again where
-//!    a batch went into the tree between its two looks ([`Look`]). Behind a batch that failed it
-//!    gets the error that ended writing.
+//! 3. The lock of the heads is a leaf of the lock order: a thread that holds it takes no other
+//!    lock, reads no block and allocates no space.
+//! 4. At every moment each change is either in the heads or in the extent tree, for every reader.
+//!    Heads that are being applied stay visible until their batch is in the tree. A reader repeats
+//!    its lookup if a batch was written between its reads of the heads and of the tree
+//!    ([`PendingRefs`]). After a batch that failed, it gets the error that made the volume
+//!    read-only.
 //!
 //! Left to others: the extent items (`references::apply`, `item`, `keyed`), the space (`running`).
 
@@ -33,27 +35,27 @@ use butternut_format::units::{Ino, Logical, TreeId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// One way of referring to an extent.
+/// A back reference of an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ref {
-    /// To a tree block, by the tree that it belongs to.
+    /// Of a tree block, by the tree that it belongs to.
     Tree(TreeId),
-    /// To a tree block, by the node that names it.
+    /// Of a tree block, by the node that names it.
     Shared(Logical),
-    /// To data, by a file.
+    /// Of data, by a file.
     Data(DataRef),
-    /// To data, by the leaf that names it.
+    /// Of data, by the leaf that names it.
     SharedData(Logical),
 }
 
 impl Ref {
-    /// By a file; how often is counted apart.
+    /// Makes the reference of a file. Its count is kept separately.
     pub(crate) fn data(data: DataRef) -> Self {
         Self::Data(DataRef { count: 1, ..data })
     }
 }
 
-/// What a block's children are referred to by.
+/// The owner of the references to a block's children.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Referrer {
     Tree(TreeId),
@@ -68,8 +70,8 @@ impl Referrer {
         }
     }
 
-    /// The extent that a file extent item names, and the reference to it; `None` for inline
-    /// extents and holes.
+    /// Returns the extent that a file extent item names, with the reference to it; `None` for
+    /// inline extents and holes.
     pub(crate) fn to_data(self, key: &Key, extent: &FileExtent<'_>) -> Option<(Logical, u64, Ref)> {
         let (ExtentBody::Regular { disk, run } | ExtentBody::Preallocated { disk, run }) =
             extent.body
@@ -89,21 +91,21 @@ impl Referrer {
     }
 }
 
-/// What an extent holds.
+/// The contents of an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
     Block { level: u8, first_key: Key },
     Data,
 }
 
-/// What one transaction does to one extent.
+/// The changes of one transaction to one extent: a delayed reference head.
 #[derive(Clone, Debug)]
 pub(crate) struct Head {
     pub(crate) bytes: u64,
     pub(crate) content: Content,
-    /// The extent was allocated in this transaction and is not in the extent tree yet.
+    /// Whether the extent was allocated in this transaction and has no extent item yet.
     pub(crate) is_created: bool,
-    /// Its references become full back references.
+    /// Whether its references become full back references.
     pub(crate) is_full_backref: bool,
     pub(crate) deltas: Vec<(Ref, i64)>,
 }
@@ -131,20 +133,22 @@ impl Head {
 #[derive(Debug, Default)]
 pub(crate) struct References {
     heads: BTreeMap<Logical, Head>,
-    /// Heads that a commit applies in order, and the first of them that is not in the tree yet.
+    /// The heads that a commit applies, and the address of the first one that is not in the tree
+    /// yet.
     applying: Option<(Arc<BTreeMap<Logical, Head>>, Logical)>,
-    /// Counts the batches that began to go into the tree, and those that ended.
-    batches: u64,
+    /// A sequence count: incremented when a batch begins to be written and when it ends, so it is
+    /// odd in between.
+    sequence: u64,
 }
 
-/// What the heads say of an extent, as of one moment (law 4).
+/// The delayed references of an extent at one moment (law 4).
 #[derive(Debug)]
-pub(crate) struct Look {
-    /// How many references more, or less, there are than the tree says.
+pub(crate) struct PendingRefs {
+    /// The sum of the count changes that are not in the tree.
     pub(crate) sum: i64,
-    /// References that change.
+    /// The references that change, with their count changes.
     pub(crate) deltas: Vec<(Ref, i64)>,
-    batches: u64,
+    sequence: u64,
 }
 
 impl References {
@@ -156,9 +160,9 @@ impl References {
         self.heads.get(&logical)
     }
 
-    /// What is to become of an extent. `None`: a batch is going into the tree just now.
-    pub(crate) fn look(&self, at: Logical) -> Option<Look> {
-        if !self.batches.is_multiple_of(2) {
+    /// Returns the delayed references of an extent; `None` while a batch is being written.
+    pub(crate) fn pending_refs(&self, at: Logical) -> Option<PendingRefs> {
+        if !self.sequence.is_multiple_of(2) {
             return None;
         }
         let applying = self.applying.as_ref().filter(|(_, from)| at >= *from);
@@ -166,37 +170,38 @@ impl References {
         let heads = || applying.into_iter().chain(self.heads.get(&at));
         let sum = heads().fold(0, |sum: i64, head| sum.saturating_add(head.sum()));
         let deltas = heads().flat_map(|head| head.deltas.iter().copied()).collect();
-        Some(Look { sum, deltas, batches: self.batches })
+        Some(PendingRefs { sum, deltas, sequence: self.sequence })
     }
 
-    /// Whether the tree has stayed as it was since that look, as far as batches go.
-    pub(crate) fn still(&self, look: &Look) -> bool {
-        self.batches == look.batches
+    /// Whether no batch was written since `pending` was read.
+    pub(crate) fn is_current(&self, pending: &PendingRefs) -> bool {
+        self.sequence == pending.sequence
     }
 
-    /// A batch goes into the tree now.
+    /// Marks the beginning of a batch.
     pub(crate) fn begin_batch(&mut self) {
-        self.batches = self.batches.saturating_add(1);
+        self.sequence = self.sequence.saturating_add(1);
     }
 
-    /// The heads below `to` are in the tree. A batch that failed never ends: how much of it is in
-    /// the tree is not known, so no count is, until the volume is opened again (law 4).
+    /// Marks the end of a batch: the heads below `to` are in the tree. A batch that failed never
+    /// ends, since it is not known how much of it is in the tree: counts cannot be read until the
+    /// volume is opened again (law 4).
     pub(crate) fn end_batch(&mut self, to: Logical) {
-        self.batches = self.batches.saturating_add(1);
+        self.sequence = self.sequence.saturating_add(1);
         if let Some((_, from)) = self.applying.as_mut() {
             *from = to;
         }
     }
 
-    /// An extent that was just allocated, with its first reference.
+    /// Adds an extent that was just allocated, with its first reference.
     pub(crate) fn create(&mut self, at: Logical, bytes: u64, content: Content, first: Ref) {
         let mut head = Head::new(bytes, content, true);
         head.deltas.push((first, 1));
         self.heads.insert(at, head);
     }
 
-    /// Changes the references of an extent. `true`: it was created in this transaction, and nobody
-    /// refers to it any more; its head is gone.
+    /// Changes the references of an extent. Returns `true` if the extent was created in this
+    /// transaction and has no references any more; its head is removed then.
     pub(crate) fn change(
         &mut self,
         at: Logical,
@@ -207,12 +212,12 @@ impl References {
     ) -> bool {
         let head = self.heads.entry(at).or_insert_with(|| Head::new(bytes, content, false));
         head.change(reference, delta);
-        let is_gone = head.is_created && head.deltas.is_empty();
+        let is_freed = head.is_created && head.deltas.is_empty();
         let is_idle = !head.is_created && !head.is_full_backref && head.deltas.is_empty();
-        if is_gone || is_idle {
+        if is_freed || is_idle {
             self.heads.remove(&at);
         }
-        is_gone
+        is_freed
     }
 
     pub(crate) fn set_full_backref(&mut self, at: Logical, bytes: u64, content: Content) {
@@ -220,7 +225,7 @@ impl References {
         head.is_full_backref = true;
     }
 
-    /// Hands all heads over to be applied; they stay visible until their batches are in the tree.
+    /// Returns all heads to be applied. They stay visible until their sequence are in the tree.
     pub(crate) fn take(&mut self) -> Arc<BTreeMap<Logical, Head>> {
         let heads = Arc::new(std::mem::take(&mut self.heads));
         self.applying = (!heads.is_empty()).then(|| (Arc::clone(&heads), Logical(0)));

@@ -1,21 +1,21 @@
-//! One tree: a root that stays as it was looked up, or follows the running transaction, and the
-//! exact search in it.
+//! One tree, with a fixed root or following the running transaction, and the search for a key in
+//! it.
 //!
-//! Left to others: ordered iteration (`cursor`), where blocks come from (`forest`).
+//! Left to others: ordered iteration (`cursor`), reading blocks (`forest`).
 
 use crate::Block;
+use crate::cow::TransactionTree;
 use crate::cursor::Cursor;
 use crate::error::TreeError;
 use crate::forest::Forest;
-use crate::live::LiveTree;
 use butternut_format::key::Key;
 use butternut_format::node::Expected;
 use butternut_format::refused::{Refused, require};
 use butternut_format::units::TreeId;
 use std::sync::Arc;
 
-/// A tree: as of one root block, or, on a volume that was opened for writing, as the running
-/// transaction has it. Cheap to clone; every clone sees the same state.
+/// A tree: with a fixed root block, or, on a volume that is open for writing, as the running
+/// transaction has it. Clones are cheap and see the same state.
 #[derive(Clone, Debug)]
 pub struct Tree {
     forest: Arc<Forest>,
@@ -25,7 +25,7 @@ pub struct Tree {
 #[derive(Clone, Debug)]
 enum Root {
     Fixed(Expected),
-    Live(Arc<LiveTree>),
+    Transaction(Arc<TransactionTree>),
 }
 
 /// A leaf slot. It keeps its block alive.
@@ -40,78 +40,84 @@ impl Tree {
         Self { forest, root: Root::Fixed(root) }
     }
 
-    pub(crate) fn live(forest: Arc<Forest>, live: Arc<LiveTree>) -> Self {
-        Self { forest, root: Root::Live(live) }
+    pub(crate) fn in_transaction(forest: Arc<Forest>, tree: Arc<TransactionTree>) -> Self {
+        Self { forest, root: Root::Transaction(tree) }
     }
 
-    pub(crate) fn running(&self) -> Option<&Arc<LiveTree>> {
+    pub(crate) fn transaction_tree(&self) -> Option<&Arc<TransactionTree>> {
         match &self.root {
             Root::Fixed(_) => None,
-            Root::Live(live) => Some(live),
+            Root::Transaction(tree) => Some(tree),
         }
     }
 
+    /// Returns the id of the tree.
     pub fn id(&self) -> TreeId {
         match &self.root {
             Root::Fixed(root) => root.tree,
-            Root::Live(live) => live.id(),
+            Root::Transaction(tree) => tree.id(),
         }
     }
 
+    /// Returns the forest of the tree.
     pub fn forest(&self) -> &Arc<Forest> {
         &self.forest
     }
 
-    /// What the root block must be: address, generation and level.
+    /// Returns the expected root block: address, generation and level.
     pub fn root(&self) -> Expected {
         match &self.root {
             Root::Fixed(root) => *root,
-            Root::Live(live) => live.root(),
+            Root::Transaction(tree) => tree.root(),
         }
     }
 
-    /// Counts the edits of a tree that follows the running transaction: while the number stays, so
-    /// does everything that was read since it was asked for.
-    pub fn edits(&self) -> u64 {
-        self.running().map_or(0, |live| live.version())
+    /// Returns a counter that each edit of a tree in the running transaction increments; 0 for a
+    /// fixed tree. While it is unchanged, so are all items that were read since it was read.
+    pub fn version(&self) -> u64 {
+        self.transaction_tree().map_or(0, |tree| tree.version())
     }
 
-    /// The item with exactly this key. Allocates nothing when the path to it is cached.
+    /// Returns the item with exactly this key. Allocates nothing if the blocks of its path are
+    /// cached.
+    ///
+    /// # Errors
+    /// A block of the path cannot be read or is corrupt.
     pub fn find(&self, key: &Key) -> Result<Option<Item>, TreeError> {
         let root = match &self.root {
             Root::Fixed(root) => root,
-            Root::Live(live) => {
-                let place = live.read(&self.forest, |reader| reader.descend(key, 0))?;
-                let is_it = place.leaf.key(place.slot) == Some(*key);
-                return Ok(is_it.then(|| Item { block: place.leaf, slot: place.slot }));
+            Root::Transaction(tree) => {
+                let found = tree.read(&self.forest, |reader| reader.descend(key, 0))?;
+                let is_found = found.leaf.key(found.slot) == Some(*key);
+                return Ok(is_found.then(|| Item { block: found.leaf, slot: found.slot }));
             }
         };
         let mut end = root.end_key;
-        let mut held = self.forest.hold(root)?;
+        let mut guard = self.forest.borrow_block(root)?;
         loop {
-            let block = held.block();
+            let block = guard.block();
             if block.level() == 0 {
                 let found = block.find(key).ok();
-                return Ok(found.map(|slot| Item { block: held.into_arc(), slot }));
+                return Ok(found.map(|slot| Item { block: guard.into_arc(), slot }));
             }
             let Some(slot) = covering_slot(block, key) else { return Ok(None) };
             let child = self.child(block, slot, end)?;
             end = child.end_key;
-            held = self.forest.hold(&child)?;
+            guard = self.forest.borrow_block(&child)?;
         }
     }
 
-    /// A position in this tree, for a few steps from a key.
+    /// Creates a cursor for a few steps from a key.
     pub fn cursor(&self) -> Cursor {
         Cursor::new(self.clone(), false)
     }
 
-    /// A position in this tree, for a walk over many items: leaves ahead are read in batches.
+    /// Creates a cursor for a scan of many items: it reads leaves ahead in batches.
     pub fn scan(&self) -> Cursor {
         Cursor::new(self.clone(), true)
     }
 
-    /// What the block in a slot of an inner node must be. The keys of that node stay below `end`.
+    /// Returns the expected child in a slot of a node, whose own keys are below `end`.
     pub(crate) fn child(
         &self,
         parent: &Block,
@@ -127,20 +133,22 @@ impl Item {
         block.item(slot).is_some().then_some(Self { block, slot })
     }
 
+    /// Returns the key.
     pub fn key(&self) -> Key {
         self.parts().0
     }
 
+    /// Returns the data.
     pub fn data(&self) -> &[u8] {
         self.parts().1
     }
 
     fn parts(&self) -> (Key, &[u8]) {
-        self.block.item(self.slot).expect("an item is made only of a slot its leaf has")
+        self.block.item(self.slot).expect("the leaf of an item has its slot")
     }
 }
 
-/// The slot whose child covers the key, or `None` where the key is before the whole block.
+/// Returns the slot whose child covers the key, or `None` if the key is before the whole block.
 pub(crate) fn covering_slot(block: &Block, key: &Key) -> Option<usize> {
     match block.find(key) {
         Ok(slot) => Some(slot),
@@ -148,8 +156,8 @@ pub(crate) fn covering_slot(block: &Block, key: &Key) -> Option<usize> {
     }
 }
 
-/// What the block in a slot of an inner node must be; `None` for a leaf, or a slot it has not. The
-/// keys of the node itself stay below `end`, where that is known.
+/// Returns the expected child in a slot of a node; `None` for a leaf, or if the node lacks the
+/// slot. The keys of the node itself are below `end`, if that is given.
 #[inline]
 pub(crate) fn child(
     parent: &Block,
@@ -168,15 +176,15 @@ pub(crate) fn child(
     })
 }
 
-/// A walk must come to greater keys with each step; a tree in which it does not is refused, so that
-/// no loop over items goes on for ever.
-pub(crate) fn forward(tree: TreeId, from: &Key, to: &Key) -> Result<(), TreeError> {
-    require(to > from, "key", to, format_args!("above {from}, which a walk came from"))
+/// Checks that a step of a scan leads to a greater key, so that no loop over items of a corrupt
+/// tree is endless.
+pub(crate) fn check_forward(tree: TreeId, from: &Key, to: &Key) -> Result<(), TreeError> {
+    require(to > from, "key", to, format_args!("above {from}, the key before"))
         .map_err(|source| TreeError::Corrupt { tree, source })
 }
 
 pub(crate) fn no_child(parent: &Block, slot: usize) -> TreeError {
-    let refused = Refused::new("slot", slot, "one the block has");
+    let refused = Refused::new("slot", slot, "one of the block");
     TreeError::Corrupt {
         tree: parent.owner(),
         source: refused.at(format_args!("node {}", parent.logical())),

@@ -1,6 +1,6 @@
 //! Transactions on volumes that mkfs.btrfs made, judged by `btrfs check`.
 
-#![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod xattrs;
 
@@ -56,7 +56,7 @@ fn open(image: &Path) -> Arc<Forest> {
     Forest::open_writable(Arc::new(volume), ForestOptions::default()).expect("a writable forest")
 }
 
-/// A small generator, so that a run is its seed.
+/// A small random number generator: a run is reproduced by its seed.
 struct Dice(u64);
 
 impl Dice {
@@ -67,7 +67,8 @@ impl Dice {
     }
 }
 
-/// Puts, replaces and removes items at random, with commits between; the volume stays clean.
+/// Inserts, replaces and removes random items, with commits in between. `btrfs check` finds no
+/// errors.
 fn churn(bytes: u64, arguments: &[&str], item_bytes_max: u64, rounds: u64) {
     let image = mkfs(bytes, arguments);
     let mut want: BTreeMap<Key, Vec<u8>> = BTreeMap::new();
@@ -133,17 +134,17 @@ fn a_mixed_volume_stays_clean() {
 }
 
 #[test]
-fn a_volume_without_trees_for_free_space_and_groups_stays_clean() {
+fn a_volume_without_free_space_tree_and_block_group_tree_stays_clean() {
     churn(512 << 20, &["-O", "^free-space-tree,^block-group-tree", "-m", "single"], 900, 4);
 }
 
 #[test]
-fn a_volume_of_fat_extent_items_stays_clean() {
+fn a_volume_without_skinny_metadata_stays_clean() {
     churn(512 << 20, &["-O", "^skinny-metadata,^no-holes", "-n", "4096"], 300, 4);
 }
 
 #[test]
-fn chunks_are_made_when_groups_are_full() {
+fn chunks_are_added_when_groups_are_full() {
     let image = mkfs(1 << 30, &["-m", "single"]);
     let forest = open(&image.path);
     let mut want = BTreeMap::new();
@@ -160,7 +161,7 @@ fn chunks_are_made_when_groups_are_full() {
 }
 
 #[test]
-fn chunks_go_when_their_groups_are_empty() {
+fn chunks_are_removed_when_their_groups_are_empty() {
     let image = mkfs(1 << 30, &["-m", "single"]);
     let forest = open(&image.path);
     let groups = || forest.volume().chunks().len();
@@ -189,7 +190,7 @@ fn chunks_go_when_their_groups_are_empty() {
 }
 
 #[test]
-fn a_volume_grows_and_shrinks_to_what_is_in_use_and_takes_a_label() {
+fn a_volume_is_resized_and_labelled() {
     let image = mkfs(512 << 20, &[]);
     std::fs::File::options().write(true).open(&image.path).unwrap().set_len(1 << 30).unwrap();
     let one = butternut_format::units::DevId(1);
@@ -198,17 +199,17 @@ fn a_volume_grows_and_shrinks_to_what_is_in_use_and_takes_a_label() {
     forest.set_label(b"grown").unwrap();
     forest.commit().unwrap();
     check(&image.path, "grown");
-    // A chunk behind the old end is given back, and the end with it.
+    // The allocations add chunks behind 400 MiB. The resize removes them once they are empty.
     let range = forest.allocate_data(900 << 20, 900 << 20, Cluster(0));
     assert!(range.is_err(), "no run is that long");
-    let mut taken = Vec::new();
+    let mut allocated = Vec::new();
     while let Ok(range) = forest.allocate_data(16 << 20, 16 << 20, Cluster(0)) {
-        taken.push(range);
+        allocated.push(range);
     }
-    assert!(taken.len() > 32, "{} runs", taken.len());
+    assert!(allocated.len() > 32, "{} runs", allocated.len());
     forest.commit().unwrap();
-    assert!(forest.resize(one, 400 << 20).is_err(), "it is in use");
-    for range in taken {
+    assert!(forest.resize(one, 400 << 20).is_err(), "a chunk behind the end is in use");
+    for range in allocated {
         forest.release_data(range).unwrap();
     }
     forest.resize(one, 400 << 20).unwrap();

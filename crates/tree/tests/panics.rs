@@ -1,8 +1,8 @@
-//! Panics in the middle of changes and of commits: nothing of them reaches the volume, and nothing
-//! waits for ever.
+//! Panics inside changes and commits: they make the forest read-only, none of their changes reaches
+//! the volume, and no thread waits for ever.
 
-#![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
-#![allow(clippy::panic, reason = "a panic is what is tested")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
+#![allow(clippy::panic, reason = "the test panics on purpose")]
 
 mod xattrs;
 
@@ -31,11 +31,11 @@ fn open(device: &Arc<dyn Device>, clock: fn() -> Time) -> Arc<Forest> {
     Forest::open_writable(Arc::new(volume), options).expect("a writable forest")
 }
 
-fn still() -> Time {
+fn fixed_clock() -> Time {
     Time::default()
 }
 
-/// Puts items in, and commits them.
+/// Inserts items and commits them.
 fn filled(forest: &Arc<Forest>) -> BTreeMap<Key, Vec<u8>> {
     let items: BTreeMap<_, _> = (0..800).map(|number| xattr(number, 200)).collect();
     let handle = forest.join(Need::items(800)).unwrap();
@@ -47,8 +47,8 @@ fn filled(forest: &Arc<Forest>) -> BTreeMap<Key, Vec<u8>> {
     items
 }
 
-/// Whether nothing is written any more, because of a panic.
-fn is_ended(forest: &Arc<Forest>) -> bool {
+/// Whether the forest is read-only because of a panic.
+fn is_read_only(forest: &Arc<Forest>) -> bool {
     let is_panic = |error: &TreeError| {
         let TreeError::ReadOnly { cause } = error else { return false };
         matches!(**cause, TreeError::Panicked)
@@ -59,7 +59,7 @@ fn is_ended(forest: &Arc<Forest>) -> bool {
 }
 
 #[test]
-fn a_panic_inside_a_change_ends_all_writing_and_commits_nothing_of_it() {
+fn a_panic_inside_a_change_makes_the_forest_read_only_and_commits_nothing_of_it() {
     type Change = fn(&Arc<Forest>);
     let changes: [(&str, Change); 5] = [
         ("between two edits", |forest| {
@@ -77,7 +77,7 @@ fn a_panic_inside_a_change_ends_all_writing_and_commits_nothing_of_it() {
             })
             .unwrap();
         }),
-        ("in a removal of many", |forest| {
+        ("in a removal of a range", |forest| {
             let handle = forest.join(Need::items(4)).unwrap();
             let mut seen = 0;
             let key = |offset| Key::new(256, ItemType::XATTR_ITEM, offset);
@@ -89,12 +89,11 @@ fn a_panic_inside_a_change_ends_all_writing_and_commits_nothing_of_it() {
             })
             .unwrap();
         }),
-        ("in a decision", |forest| {
+        ("in an alter callback", |forest| {
             let handle = forest.join(Need::items(4)).unwrap();
             let edit = handle.tree(TreeId::FS).unwrap();
             edit.remove(&xattr(3, 200).0).unwrap();
-            edit.alter(&xattr(9, 200).0, &mut |_| -> Alter { panic!("while it is decided") })
-                .unwrap();
+            edit.alter(&xattr(9, 200).0, &mut |_| -> Alter { panic!("in the callback") }).unwrap();
         }),
         ("before any edit", |forest| {
             let _handle = forest.join(Need::items(4)).unwrap();
@@ -103,47 +102,47 @@ fn a_panic_inside_a_change_ends_all_writing_and_commits_nothing_of_it() {
     ];
     for (name, change) in changes {
         let device = fresh();
-        let forest = open(&device, still);
+        let forest = open(&device, fixed_clock);
         let before = filled(&forest);
         catch_unwind(AssertUnwindSafe(|| change(&forest))).unwrap_err();
-        assert!(is_ended(&forest), "{name}");
+        assert!(is_read_only(&forest), "{name}");
         drop(forest);
-        assert_eq!(all(&open(&device, still)), before, "{name}");
+        assert_eq!(all(&open(&device, fixed_clock)), before, "{name}");
     }
 }
 
 #[test]
-fn a_panic_in_one_thread_ends_writing_for_the_others_and_no_commit_waits_for_it() {
+fn a_panic_in_one_thread_fails_the_commits_of_other_threads() {
     let device = fresh();
-    let forest = open(&device, still);
+    let forest = open(&device, fixed_clock);
     let before = filled(&forest);
     std::thread::scope(|scope| {
         let changer = scope.spawn(|| {
             let handle = forest.join(Need::items(4)).unwrap();
             handle.tree(TreeId::FS).unwrap().remove(&xattr(3, 200).0).unwrap();
-            panic!("while others want to commit");
+            panic!("while other threads commit");
         });
         let committers: Vec<_> = (0..3).map(|_| scope.spawn(|| forest.commit())).collect();
         changer.join().unwrap_err();
         for committer in committers {
-            // One that came before the change had nothing to commit.
+            // A commit that ran before the change had nothing to commit and succeeds.
             drop(committer.join().unwrap());
         }
     });
-    assert!(is_ended(&forest));
+    assert!(is_read_only(&forest));
     drop(forest);
-    assert_eq!(all(&open(&device, still)), before);
+    assert_eq!(all(&open(&device, fixed_clock)), before);
 }
 
 static CLOCK_PANICS: AtomicBool = AtomicBool::new(false);
 
 fn panicking() -> Time {
-    assert!(!CLOCK_PANICS.load(Ordering::SeqCst), "the clock, which a commit looks at");
+    assert!(!CLOCK_PANICS.load(Ordering::SeqCst), "the clock, which a commit reads");
     Time::default()
 }
 
 #[test]
-fn a_panic_in_a_commit_ends_all_writing_and_the_next_commit_does_not_go_on_with_it() {
+fn a_panic_in_a_commit_makes_the_forest_read_only() {
     let device = fresh();
     let forest = open(&device, panicking);
     let before = filled(&forest);
@@ -153,13 +152,13 @@ fn a_panic_in_a_commit_ends_all_writing_and_the_next_commit_does_not_go_on_with_
     CLOCK_PANICS.store(true, Ordering::SeqCst);
     catch_unwind(AssertUnwindSafe(|| forest.commit())).unwrap_err();
     CLOCK_PANICS.store(false, Ordering::SeqCst);
-    assert!(is_ended(&forest));
+    assert!(is_read_only(&forest));
     drop(forest);
-    assert_eq!(all(&open(&device, still)), before);
+    assert_eq!(all(&open(&device, fixed_clock)), before);
 }
 
 #[test]
-fn a_handle_that_is_dropped_while_its_thread_panics_for_another_reason_ends_nothing() {
+fn a_handle_opened_and_dropped_during_an_unrelated_panic_changes_nothing_else() {
     struct Tidy<'a>(&'a Arc<Forest>);
     impl Drop for Tidy<'_> {
         fn drop(&mut self) {
@@ -169,7 +168,7 @@ fn a_handle_that_is_dropped_while_its_thread_panics_for_another_reason_ends_noth
         }
     }
     let device = fresh();
-    let forest = open(&device, still);
+    let forest = open(&device, fixed_clock);
     filled(&forest);
     catch_unwind(AssertUnwindSafe(|| {
         let _tidy = Tidy(&forest);

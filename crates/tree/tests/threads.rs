@@ -1,6 +1,6 @@
 //! Many threads in one forest: writers, readers and commits at the same time.
 
-#![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use butternut_device::{Device, MemoryDevice};
 use butternut_format::key::{ItemType, Key};
@@ -22,14 +22,14 @@ fn fresh() -> Arc<dyn Device> {
     Arc::new(device)
 }
 
-/// A small cache, so that blocks are read again while others write.
+/// Opens a forest with a small cache, so that blocks are read again while other threads write.
 fn open(device: &Arc<dyn Device>) -> Arc<Forest> {
     let volume = Volume::open(vec![Arc::clone(device)], OpenOptions::default()).unwrap();
     let options = ForestOptions { cache_bytes: 1 << 20, ..ForestOptions::default() };
     Forest::open_writable(Arc::new(volume), options).unwrap()
 }
 
-/// Items of each writer: his own inodes, each with a name for its bytes' sum.
+/// The key of a writer's item. Each writer has its own inode numbers.
 fn key(writer: u64, number: u64) -> Key {
     Key::new(1000 + number * WRITERS + writer, ItemType::VERITY_MERKLE_ITEM, 0)
 }
@@ -53,12 +53,12 @@ fn write(forest: &Arc<Forest>, writer: u64) -> BTreeMap<Key, Vec<u8>> {
         drop(handle);
         let found = forest.tree(TreeId::FS).unwrap().unwrap().find(&key).unwrap();
         let found = found.map(|item| item.data().to_vec());
-        assert_eq!(found.as_ref(), mine.get(&key), "own writes are seen at once");
+        assert_eq!(found.as_ref(), mine.get(&key), "a thread reads its own writes");
     }
     mine
 }
 
-/// Every item is whole, and keys rise, whatever the writers do meanwhile.
+/// Checks that every item is complete and that keys rise, while other threads write.
 fn read(forest: &Arc<Forest>, done: &AtomicBool) -> u64 {
     let mut walks = 0;
     while !done.load(Ordering::Relaxed) {
@@ -70,7 +70,7 @@ fn read(forest: &Arc<Forest>, done: &AtomicBool) -> u64 {
             last = Some(key);
             if key.item_type == ItemType::VERITY_MERKLE_ITEM {
                 let want = u8::try_from(data.len() % 251).unwrap();
-                assert!(data.iter().all(|byte| *byte == want), "half an item");
+                assert!(data.iter().all(|byte| *byte == want), "a torn item");
             }
             cursor.advance().unwrap();
         }
@@ -80,7 +80,7 @@ fn read(forest: &Arc<Forest>, done: &AtomicBool) -> u64 {
 }
 
 #[test]
-fn writers_readers_and_commits_do_not_get_in_each_others_way() {
+fn writers_readers_and_commits_run_in_parallel() {
     let device = fresh();
     let forest = open(&device);
     let done = AtomicBool::new(false);
@@ -121,7 +121,7 @@ fn writers_readers_and_commits_do_not_get_in_each_others_way() {
 }
 
 #[test]
-fn threads_that_fill_a_volume_are_all_refused_and_it_can_be_emptied() {
+fn a_full_volume_refuses_all_threads_and_can_be_emptied() {
     let device = MemoryDevice::new("memory", 160 << 20);
     butternut_mkfs::make(&device, &MkfsOptions::default()).unwrap();
     let device: Arc<dyn Device> = Arc::new(device);
@@ -158,12 +158,12 @@ fn threads_that_fill_a_volume_are_all_refused_and_it_can_be_emptied() {
 }
 
 #[test]
-fn a_commit_that_waits_for_a_handle_is_told_when_writing_ends() {
+fn a_commit_that_waits_for_a_handle_fails_when_the_forest_becomes_read_only() {
     let forest = open(&fresh());
     let handle = forest.join(Need::items(1)).unwrap();
     std::thread::scope(|scope| {
         let committer = scope.spawn(|| forest.commit());
-        // Long enough for it to wait, as a rule; it is told either way.
+        // Usually long enough for the commit to wait. It fails in either case.
         std::thread::sleep(Duration::from_millis(50));
         handle.abort(TreeError::NotWritable);
         let refused = committer.join().unwrap().unwrap_err();

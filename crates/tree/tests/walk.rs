@@ -1,4 +1,4 @@
-//! Searches and walks over a volume that mkfs.btrfs made from a directory.
+//! Searches and scans of a volume that mkfs.btrfs made from a directory.
 
 use butternut_device::{Device, FileDevice, OpenDevice};
 use butternut_format::key::{ItemType, Key};
@@ -17,7 +17,7 @@ struct Made {
     forest: Arc<Forest>,
 }
 
-/// A volume of 4K nodes with [`FILES`] small files: three levels and more.
+/// Makes a volume of 4 KiB nodes with [`FILES`] small files, whose tree has at least three levels.
 fn make() -> Made {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let source = dir.path().join("source");
@@ -34,7 +34,7 @@ fn make() -> Made {
         .expect("mkfs.btrfs is missing: apt-get install btrfs-progs");
     assert!(made.success());
     let device = open(&image);
-    let forest = plant(&device, 64 << 20);
+    let forest = open_forest(&device, 64 << 20);
     Made { _dir: dir, device, forest }
 }
 
@@ -42,7 +42,7 @@ fn open(image: &Path) -> Arc<dyn Device> {
     Arc::new(FileDevice::open(image, &OpenDevice::default()).expect("the image opens"))
 }
 
-fn plant(device: &Arc<dyn Device>, cache_bytes: u64) -> Arc<Forest> {
+fn open_forest(device: &Arc<dyn Device>, cache_bytes: u64) -> Arc<Forest> {
     let volume = Volume::open(vec![Arc::clone(device)], OpenOptions::default()).expect("a volume");
     Forest::open(Arc::new(volume), ForestOptions { cache_bytes, ..ForestOptions::default() })
         .expect("a forest")
@@ -64,7 +64,7 @@ fn keys_forward(tree: &Tree) -> Vec<Key> {
 }
 
 #[test]
-fn a_walk_forward_and_one_backward_meet_the_same_items() {
+fn scans_forward_and_backward_return_the_same_items() {
     let made = make();
     let tree = files(&made.forest);
     assert!(tree.root().level >= 2, "level {}", tree.root().level);
@@ -84,7 +84,7 @@ fn a_walk_forward_and_one_backward_meet_the_same_items() {
 }
 
 #[test]
-fn every_seek_lands_between_its_neighbours() {
+fn a_seek_between_two_keys_finds_its_neighbours() {
     let made = make();
     let tree = files(&made.forest);
     let keys = keys_forward(&tree);
@@ -97,7 +97,7 @@ fn every_seek_lands_between_its_neighbours() {
         let before = if between == pair[1] { pair[0] } else { between };
         last.seek_last(&before).expect("readable");
         assert_eq!(last.key(), Some(pair[0]));
-        let found = tree.find(&pair[0]).expect("readable").expect("it was listed");
+        let found = tree.find(&pair[0]).expect("readable").expect("the item of the scan");
         assert_eq!(found.key(), pair[0]);
         if between != pair[1] {
             assert!(tree.find(&between).expect("readable").is_none());
@@ -111,18 +111,18 @@ fn every_seek_lands_between_its_neighbours() {
 }
 
 #[test]
-fn a_cache_smaller_than_the_tree_changes_nothing_but_speed() {
+fn a_cache_smaller_than_the_tree_returns_the_same_items() {
     let made = make();
     let roomy = keys_forward(&files(&made.forest));
-    let cramped = plant(&made.device, 0);
+    let cramped = open_forest(&made.device, 0);
     assert_eq!(roomy, keys_forward(&files(&cramped)));
     assert!(cramped.counters().evicted > 0);
 }
 
 #[test]
-fn many_threads_asking_for_one_block_cost_one_read() {
+fn threads_that_miss_one_block_share_one_read() {
     let made = make();
-    let forest = plant(&made.device, 64 << 20);
+    let forest = open_forest(&made.device, 64 << 20);
     let tree = files(&forest);
     let before = made.device.counters().now().reads;
     let gate = std::sync::Barrier::new(8);
@@ -138,7 +138,7 @@ fn many_threads_asking_for_one_block_cost_one_read() {
 }
 
 #[test]
-fn a_cached_search_reads_nothing() {
+fn a_cached_search_reads_no_device() {
     let made = make();
     let tree = files(&made.forest);
     let keys = keys_forward(&tree);
@@ -150,14 +150,14 @@ fn a_cached_search_reads_nothing() {
 }
 
 #[test]
-fn a_scan_reads_leaves_in_batches_and_each_once() {
+fn a_scan_reads_each_leaf_once_and_in_batches() {
     let made = make();
-    let forest = plant(&made.device, 64 << 20);
+    let forest = open_forest(&made.device, 64 << 20);
     let tree = files(&forest);
     let before = made.device.counters().now().reads;
     let keys = keys_forward(&tree);
     let reads = made.device.counters().now().reads - before;
-    let again = plant(&made.device, 64 << 20);
+    let again = open_forest(&made.device, 64 << 20);
     let tree = files(&again);
     let before = made.device.counters().now().reads;
     let mut cursor = tree.cursor();

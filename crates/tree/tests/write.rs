@@ -1,6 +1,6 @@
-//! Transactions on volumes made here: what is put in is there, before a commit and after reopening.
+//! Transactions on new volumes: inserted items are found before a commit and after reopening.
 
-#![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod xattrs;
 
@@ -8,7 +8,7 @@ use butternut_device::{Counters, Device, DeviceError, MemoryDevice};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::TreeId;
 use butternut_mkfs::MkfsOptions;
-use butternut_tree::{Alter, Change, Forest, ForestOptions, Need};
+use butternut_tree::{Alter, Change, Forest, ForestOptions, Need, TreeError};
 use butternut_volume::{OpenOptions, Volume};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -28,7 +28,7 @@ fn open(device: &Arc<dyn Device>) -> Arc<Forest> {
 }
 
 #[test]
-fn items_put_in_are_there_before_and_after_the_commit_and_after_reopening() {
+fn inserted_items_are_found_before_and_after_the_commit_and_after_reopening() {
     let device = fresh(256 * MIB);
     let mut want = BTreeMap::new();
     let forest = open(&device);
@@ -48,7 +48,7 @@ fn items_put_in_are_there_before_and_after_the_commit_and_after_reopening() {
 }
 
 #[test]
-fn a_tree_that_grew_and_was_emptied_gives_its_space_back() {
+fn a_tree_that_was_emptied_frees_its_blocks() {
     let device = fresh(256 * MIB);
     let forest = open(&device);
     let items: BTreeMap<Key, Vec<u8>> = (0..3000).map(|number| xattr(number, 300)).collect();
@@ -76,16 +76,16 @@ fn a_tree_that_grew_and_was_emptied_gives_its_space_back() {
 }
 
 #[test]
-fn a_merge_keeps_to_its_leaf_when_the_node_above_is_split_for_it() {
-    // A node has room for 493 leaves, and is split in its middle when it has 492.
+fn a_merge_stays_in_its_leaf_when_the_parent_is_split() {
+    // A node holds at most 493 leaves, and is split in the middle when it has 492.
     const LEAVES: u64 = 492;
     for last in LEAVES / 2 - 3..LEAVES / 2 + 3 {
         let forest = open(&fresh(256 * MIB));
         let handle = forest.join(Need::items(100)).unwrap();
         let edit = handle.tree(TreeId::FS).unwrap();
         let key = |at: u64| Key::new(256, ItemType::XATTR_ITEM, at);
-        // Three items fill a leaf, but for a little. The last leaf gets one: another would split
-        // the node.
+        // Three items nearly fill a leaf. The last leaf gets one: a further leaf would split the
+        // node.
         for at in 0..LEAVES * 3 - 2 {
             edit.insert(&key(at * 10), &[7; 5000]).unwrap();
         }
@@ -101,7 +101,7 @@ fn a_merge_keeps_to_its_leaf_when_the_node_above_is_split_for_it() {
 }
 
 #[test]
-fn an_uncommitted_change_is_gone_after_reopening() {
+fn an_uncommitted_change_is_lost_after_reopening() {
     let device = fresh(256 * MIB);
     let forest = open(&device);
     let (key, item) = xattr(1, 10);
@@ -113,7 +113,27 @@ fn an_uncommitted_change_is_gone_after_reopening() {
 }
 
 #[test]
-fn a_cursor_sees_what_was_put_in_behind_it() {
+fn a_replacement_that_no_leaf_can_hold_leaves_the_old_item() {
+    let device = fresh(256 * MIB);
+    let forest = open(&device);
+    let (key, item) = xattr(1, 100);
+    {
+        let handle = forest.join(Need::items(1)).unwrap();
+        handle.tree(TreeId::FS).unwrap().insert(&key, &item).unwrap();
+    }
+    {
+        let handle = forest.join(Need::items(1)).unwrap();
+        let refused = handle.tree(TreeId::FS).unwrap().put(&key, &vec![0; 20_000]).unwrap_err();
+        assert!(matches!(refused, TreeError::TooLarge { .. }), "{refused}");
+    }
+    assert_eq!(all(&forest), BTreeMap::from([(key, item.clone())]));
+    forest.commit().unwrap();
+    drop(forest);
+    assert_eq!(all(&open(&device)), BTreeMap::from([(key, item)]));
+}
+
+#[test]
+fn a_cursor_finds_items_inserted_after_its_seek() {
     let device = fresh(256 * MIB);
     let forest = open(&device);
     let handle = forest.join(Need::items(10)).unwrap();
@@ -135,12 +155,12 @@ fn a_cursor_sees_what_was_put_in_behind_it() {
 }
 
 #[test]
-fn an_item_that_is_altered_is_what_was_decided_on_seeing_it() {
+fn alter_makes_the_change_that_its_callback_returns() {
     let device = fresh(256 * MIB);
     let forest = open(&device);
     let mut want = BTreeMap::new();
     for turn in 0..6_000 {
-        // Longer, shorter, out and in again, over many leaves.
+        // Items of many leaves are made longer and shorter, removed and inserted again.
         let (key, item) = xattr(turn * 7 % 1_000, turn % 800);
         let decision = match turn % 4 {
             0 => Alter::Remove,
@@ -169,7 +189,7 @@ fn an_item_that_is_altered_is_what_was_decided_on_seeing_it() {
 }
 
 #[test]
-fn a_commit_that_changes_nothing_but_the_superblock_can_be_opened() {
+fn a_commit_of_superblock_changes_alone_can_be_opened() {
     let device = fresh(256 * MIB);
     let forest = open(&device);
     forest.set_label(b"before").unwrap();
@@ -182,7 +202,7 @@ fn a_commit_that_changes_nothing_but_the_superblock_can_be_opened() {
     assert_eq!(forest.root_tree().root().generation, generation);
 }
 
-/// A device that calls somebody at its next flush.
+/// A device that calls a closure at its next flush.
 struct Interrupting {
     inner: Arc<dyn Device>,
     call: Mutex<Option<Box<dyn FnOnce() + Send>>>,
@@ -233,7 +253,7 @@ impl Device for Interrupting {
 }
 
 #[test]
-fn a_label_that_is_set_while_a_commit_is_written_is_in_the_next() {
+fn a_label_set_while_a_commit_is_written_is_in_the_next_commit() {
     let inner = fresh(256 * MIB);
     let device = Arc::new(Interrupting { inner: Arc::clone(&inner), call: Mutex::default() });
     let dynamic: Arc<dyn Device> = Arc::<Interrupting>::clone(&device);

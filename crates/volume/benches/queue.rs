@@ -1,10 +1,11 @@
-//! Data in flight through a data queue, beside a bare queue pair and fio on the same device.
+//! Random transfers through a data queue, compared with a plain queue pair and with fio on the same
+//! device.
 //!
-//! Goals: the ratios of one run, of 4K random transfers at depth 64. Non-goal: absolute numbers of
-//! a device; the device here is a loop device over a file in /dev/shm. Rounds are interleaved. A
-//! row is its best round, that is the one that other programs disturbed least, with the median
-//! beside it, and the least time that the calling thread was on a processor for each request, in
-//! the kernel too. `BENCH_SECONDS` is the time of one round of one row, `BENCH_ROUNDS` how many.
+//! Goals: the ratios of one run, of 4 KiB random transfers at depth 64. Not a goal: absolute
+//! numbers of a device; the device is a loop device over a file in /dev/shm. Rounds are
+//! interleaved. Each result is the best round, which other programs disturbed least, with the
+//! median, and the least CPU time of the calling thread for each request, including the kernel.
+//! `BENCH_SECONDS` is the duration of one round, `BENCH_ROUNDS` their number.
 
 #![allow(
     clippy::unwrap_used,
@@ -24,7 +25,7 @@ use butternut_format::chunk::{BlockGroupFlags, Chunk, Profile, Stripe};
 use butternut_format::units::{DevId, Logical, Physical};
 use butternut_sys::arena::Arena;
 use butternut_sys::buffer::Buffer;
-use butternut_volume::{DataDone, DataQueueOptions, Sums, Volume};
+use butternut_volume::{Checksums, DataDone, DataQueueOptions, Volume};
 use loops::{Image, LoopDevice};
 use set::{uuid, volume_of};
 use std::path::Path;
@@ -36,8 +37,8 @@ const DEPTH: usize = 64;
 const BATCH: usize = 16;
 const BLOCK: usize = 4096;
 const CHUNK_BYTES: u64 = 256 << 20;
-/// Where the chunk that is read, and the one that is written, lie on the device; in the volume they
-/// lie 4 GiB further on.
+/// Offsets on the device of the chunk that is read and of the one that is written. Their logical
+/// addresses are 4 GiB higher.
 const READ_AT: u64 = 256 << 20;
 const WRITE_AT: u64 = 512 << 20;
 const LOGICAL: u64 = 4 << 30;
@@ -45,12 +46,12 @@ const LOGICAL: u64 = 4 << 30;
 struct Bench {
     device: Arc<dyn Device>,
     volume: Volume,
-    sums: Vec<u8>,
+    checksums: Vec<u8>,
     arena: Arena,
     time: Duration,
 }
 
-type Row<'a> = (&'static str, Box<dyn Fn() -> Sample + 'a>);
+type FullStripe<'a> = (&'static str, Box<dyn Fn() -> Sample + 'a>);
 
 fn main() {
     let of = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<f64>().ok());
@@ -67,12 +68,13 @@ fn main() {
     for at in [READ_AT, WRITE_AT] {
         volume.install_chunk(Logical(LOGICAL + at), &chunk(at)).unwrap();
     }
-    volume.settle_chunks().unwrap();
-    let mut sums = Vec::new();
-    volume.sum(&bytes, &mut sums);
-    let bench = Bench { device, volume, sums, arena: Arena::new(2 * DEPTH * BLOCK).unwrap(), time };
+    volume.publish_chunks().unwrap();
+    let mut checksums = Vec::new();
+    volume.checksum(&bytes, &mut checksums);
+    let bench =
+        Bench { device, volume, checksums, arena: Arena::new(2 * DEPTH * BLOCK).unwrap(), time };
     let path = image.path();
-    let rows: [Row<'_>; 9] = [
+    let rows: [FullStripe<'_>; 9] = [
         ("fio, registered, batched: read", Box::new(|| fio(looped.path(), time))),
         ("queue pair: read", Box::new(|| bench.pair(false, false))),
         ("queue pair, prompt: read", Box::new(|| bench.pair(true, false))),
@@ -81,7 +83,7 @@ fn main() {
         ("queue pair: write", Box::new(|| bench.pair(false, true))),
         ("queue pair, prompt: write", Box::new(|| bench.pair(true, true))),
         ("data queue: write", Box::new(|| bench.queue(Kind::Write))),
-        ("data queue: sum and write", Box::new(|| bench.queue(Kind::Sum))),
+        ("data queue: checksum and write", Box::new(|| bench.queue(Kind::Checksum))),
     ];
     let mut samples: Vec<Vec<Sample>> = rows.iter().map(|_| Vec::new()).collect();
     let mut round = 0.0;
@@ -107,11 +109,11 @@ fn main() {
     }
 }
 
-/// How one round went.
+/// The result of one round.
 struct Sample {
     /// Requests per second.
     rate: f64,
-    /// Nanoseconds of this thread for each.
+    /// CPU time of this thread for each request, in nanoseconds.
     cpu: Option<f64>,
 }
 
@@ -132,7 +134,7 @@ impl Clock {
     }
 }
 
-/// Nanoseconds that this thread has been on a processor.
+/// Returns the CPU time of this thread, in nanoseconds.
 fn on_cpu() -> f64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
     text.split(' ').next().and_then(|text| text.parse().ok()).unwrap()
@@ -143,7 +145,7 @@ enum Kind {
     Read,
     Verify,
     Write,
-    Sum,
+    Checksum,
 }
 
 fn chunk(at: u64) -> Chunk {
@@ -153,7 +155,7 @@ fn chunk(at: u64) -> Chunk {
     Chunk { logical, bytes, flags, profile, sub_stripes: 1, stripes: vec![stripe] }
 }
 
-/// Offsets in a chunk.
+/// Random offsets in a chunk.
 fn next(state: &mut u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;
@@ -163,7 +165,7 @@ fn next(state: &mut u64) -> u64 {
 
 impl Bench {
     fn buffers(&self) -> Vec<Buffer> {
-        (0..DEPTH).map(|_| self.arena.take(BLOCK).unwrap()).collect()
+        (0..DEPTH).map(|_| self.arena.allocate(BLOCK).unwrap()).collect()
     }
 
     fn pair(&self, is_prompt: bool, writes: bool) -> Sample {
@@ -195,10 +197,11 @@ impl Bench {
 
     fn queue(&self, kind: Kind) -> Sample {
         let arenas = vec![self.arena.clone()];
-        let mut queue = self.volume.data_queue(&DataQueueOptions { depth: DEPTH, arenas });
+        let mut queue =
+            self.volume.data_queue(&DataQueueOptions { depth: DEPTH, arenas, event: None });
         let (mut spare, mut state) = (self.buffers(), 88_172_645_463_325_252);
         let mut out: Vec<DataDone> = Vec::with_capacity(DEPTH);
-        let mut sums = Vec::with_capacity(64);
+        let mut checksums = Vec::with_capacity(64);
         let (clock, mut count) = (Clock::start(), 0u32);
         while clock.start.elapsed() < self.time {
             for buffer in spare.drain(..) {
@@ -208,21 +211,21 @@ impl Bench {
                     queue.read(&self.volume, logical, buffer, at).unwrap();
                     continue;
                 }
-                if kind == Kind::Sum {
-                    sums.clear();
-                    self.volume.sum(&buffer, &mut sums);
+                if kind == Kind::Checksum {
+                    checksums.clear();
+                    self.volume.checksum(&buffer, &mut checksums);
                 }
                 let logical = Logical(LOGICAL + WRITE_AT + at);
                 queue.write(&self.volume, logical, buffer, at).unwrap();
             }
-            queue.poll(&self.volume, BATCH, None, &mut out);
+            queue.poll(&self.volume, BATCH, None, &mut out).expect("the queue of this volume");
             for done in out.drain(..) {
                 assert!(done.result.is_ok());
                 let buffer = done.buffers.into_one().unwrap();
                 if kind == Kind::Verify {
                     let first = usize::try_from(done.tag).unwrap() / BLOCK * 4;
-                    let sums = Sums::Packed(&self.sums[first..first + 4]);
-                    assert!(self.volume.verify(&buffer, sums));
+                    let checksums = Checksums::Stored(&self.checksums[first..first + 4]);
+                    assert!(self.volume.verify(&buffer, checksums));
                 }
                 count += 1;
                 spare.push(buffer);
@@ -232,7 +235,7 @@ impl Bench {
     }
 }
 
-/// Reads per second, as fio tells.
+/// Returns the reads per second that fio reports.
 fn fio(path: &Path, time: Duration) -> Sample {
     let mut fio = Command::new("fio");
     fio.arg(format!("--filename={}", path.display()))

@@ -1,8 +1,8 @@
-//! How fast verified reads go, beside the same reads of the bare device.
+//! The speed of verified reads, compared with the same reads of the plain device.
 //!
-//! Goals: the price of mapping and verifying a 4K read in a batch of 64, and of a 1 MiB read, as
-//! ratios of one run. Non-goal: absolute numbers of a device; the device here is memory, or the
-//! file named by `BUTTERNUT_BENCH_FILE`.
+//! Goals: the cost of mapping and verifying 4 KiB reads in batches of 64, and of 1 MiB reads, as
+//! ratios of one run. Not a goal: absolute numbers of a device; the device is memory, or the file
+//! named by `BUTTERNUT_BENCH_FILE`.
 
 #![allow(
     clippy::unwrap_used,
@@ -17,7 +17,7 @@ use butternut_device::{Device, FileDevice, MemoryDevice, OpenDevice, QueuePair, 
 use butternut_format::checksum::ChecksumKind;
 use butternut_format::units::Logical;
 use butternut_sys::buffer::Buffer;
-use butternut_volume::{DataRead, OpenOptions, Sums, Volume};
+use butternut_volume::{Checksums, DataRead, OpenOptions, Volume};
 use one_chunk::{DATA_AT, LOGICAL, install};
 use std::path::Path;
 use std::process::Command;
@@ -64,8 +64,8 @@ fn main() {
                 .zip(buffers)
                 .map(|(&at, buffer)| {
                     let first = usize::try_from(at / 4096).unwrap() * 4;
-                    let sums = Sums::Packed(&digests[first..first + bytes / 1024]);
-                    DataRead::new(Logical(LOGICAL + at), buffer, sums)
+                    let checksums = Checksums::Stored(&digests[first..first + bytes / 1024]);
+                    DataRead::new(Logical(LOGICAL + at), buffer, checksums)
                 })
                 .collect();
             volume.read_data(&mut reads);
@@ -79,7 +79,7 @@ fn main() {
     }
 }
 
-/// Batches of random reads until the time is up; reads per second.
+/// Runs batches of random reads until the time is up. Returns reads per second.
 fn measure(bytes: usize, depth: usize, mut run: impl FnMut(&[u64], &mut [Buffer])) -> f64 {
     let mut buffers: Vec<Buffer> = (0..depth).map(|_| Buffer::zeroed(bytes)).collect();
     let mut offsets = vec![0; depth];
@@ -99,7 +99,7 @@ fn measure(bytes: usize, depth: usize, mut run: impl FnMut(&[u64], &mut [Buffer]
     count as f64 / start.elapsed().as_secs_f64()
 }
 
-/// Fills the data, and returns its packed digests.
+/// Writes the data and returns its checksums.
 fn write_data(device: &dyn Device) -> Vec<u8> {
     let mut digests = Vec::new();
     let mut buffer = Buffer::zeroed(1 << 20);
@@ -107,7 +107,7 @@ fn write_data(device: &dyn Device) -> Vec<u8> {
     while at < DATA_AT + DATA_BYTES {
         for (index, sector) in buffer.chunks_mut(4096).enumerate() {
             sector[..8].copy_from_slice(&(at + index as u64).to_le_bytes());
-            digests.extend_from_slice(&ChecksumKind::Crc32c.digest(sector)[..4]);
+            digests.extend_from_slice(&ChecksumKind::Crc32c.compute(sector)[..4]);
         }
         device.write_at(at, &buffer).unwrap();
         at += 1 << 20;

@@ -1,8 +1,8 @@
-//! How fast writes go, beside the same writes of the bare device.
+//! The speed of writes, compared with the same writes of the plain device.
 //!
-//! Goals: the price of mapping large and small writes, and what joining neighbours saves, as
+//! Goals: the cost of mapping large and small writes, and the gain of coalescing adjacent ones, as
 //! ratios of one run over a loop device in memory (or the file or device named by
-//! `BUTTERNUT_BENCH_FILE`, which is overwritten). Non-goal: absolute numbers.
+//! `BUTTERNUT_BENCH_FILE`, which is overwritten). Not a goal: absolute numbers.
 
 #![allow(
     clippy::unwrap_used,
@@ -27,7 +27,7 @@ const DATA_BYTES: u64 = 1 << 30;
 const DEVICE_BYTES: u64 = 1200 << 20;
 const RUN: Duration = Duration::from_millis(200);
 
-/// What one round writes.
+/// The writes of one round.
 #[derive(Clone, Copy)]
 struct Load {
     name: &'static str,
@@ -46,7 +46,7 @@ const LOADS: [Load; 7] = [
     Load { name: "4K x 64 at random", bytes: 4096, depth: 64, is_random: true },
 ];
 
-/// A loop device over a file in memory; gone when dropped.
+/// A loop device over a file in memory, detached when dropped.
 struct Disk {
     path: PathBuf,
     is_loop: bool,
@@ -74,7 +74,7 @@ fn main() {
         volume.write_data(&mut writes);
         assert!(writes.iter().all(|write| write.result.is_ok()));
     };
-    // The file's memory is there before anything is measured.
+    // Allocates the memory of the file before the measurement.
     measure(LOADS[1], DATA_BYTES, &mut raw);
     for load in LOADS {
         let (mut bare, mut mapped) = (0_f64, 0_f64);
@@ -88,7 +88,7 @@ fn main() {
     }
 }
 
-/// Rounds until the time is up, and `bytes_min` are written; writes per second.
+/// Runs rounds until the time is up and `bytes_min` are written. Returns writes per second.
 fn measure(load: Load, bytes_min: u64, run: &mut impl FnMut(&[u64], &[Buffer])) -> f64 {
     let mut buffers: Vec<Buffer> = (0..load.depth).map(|_| Buffer::zeroed(load.bytes)).collect();
     for buffer in &mut buffers {

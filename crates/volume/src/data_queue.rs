@@ -1,37 +1,42 @@
-//! [`DataQueue`]: data in flight on all devices of a volume, over one queue pair, for one owner.
+//! [`DataQueue`]: data requests in flight on all devices of a volume, over one queue pair, for one
+//! owner.
 //!
 //! ```text
-//! read, write   -> queued: one device request for a read, one for each copy for a write
+//! read, write   -> queued: one device request for a read, one for each mirror for a write
 //! submit        -> the kernel sees what was queued
 //! poll          -> one completion for each read or write, when its last device request is done
 //! ```
 //!
 //! Laws:
-//! 1. What is taken comes back as one [`DataDone`], with its buffers. What is not taken gives its
-//!    buffers back at once, and has done nothing.
-//! 2. A request lies together on its devices ([`Volume::contiguous`]); one that does not is
-//!    [`NotTaken::Split`], and the general path's.
-//! 3. A write is `Ok` if no more copies of it failed than may (law 1 of [`crate::tolerance`]). All
-//!    copies are written from the same memory, which comes back when the last of them is done.
-//! 4. A read is not verified here: who takes it does that ([`Volume::verify`]). On a mismatch or an
-//!    error he asks [`Volume::read_data`], which tries the other copies.
-//! 5. A device request that fails is counted on its device, once, and concerns the request that it
-//!    belongs to, and no other.
-//! 6. In a steady state neither reads nor writes allocate.
-//! 7. Whoever has `&mut` may poll, whichever thread queued. He gets what is complete at once if
-//!    that thread waits or sleeps, and with its next timer tick if it computes: a ring that is
-//!    prompt even then interrupts it for every completion, which was measured to be half of all
-//!    time of random reads of 4 KiB at depth 64.
-//! 8. Memory that a device cannot reach directly (borrowed, at an odd address) is transferred by
-//!    the thread that queues, then and there.
-//! 9. Requests in flight at the same time run in any order: who writes what another writes or reads
-//!    waits for that first.
+//! 1. An accepted request returns as one [`DataDone`] with its buffers. A refused request returns
+//!    its buffers at once and has had no effect.
+//! 2. A request must be contiguous on its devices ([`Volume::contiguous`]). One that is not is
+//!    refused with [`SubmitError::Split`], and the caller uses [`Volume::read_data`] or
+//!    [`Volume::write_data`].
+//! 3. A write is `Ok` if at most as many mirrors failed as are tolerated (law 1 of
+//!    [`crate::tolerance`]). All mirrors are written from the same memory, which is returned when
+//!    the last one is done.
+//! 4. Reads are not verified here; the caller verifies them ([`Volume::verify`]). After a mismatch
+//!    or an error it calls [`Volume::read_data`], which tries the other mirrors.
+//! 5. A failed device request is counted once on its device, and affects only the request that it
+//!    belongs to.
+//! 6. In a steady state neither reads nor writes allocate memory.
+//! 7. Any thread with `&mut` may poll, whichever thread queued. It sees completions at once if the
+//!    queueing thread waits or sleeps, and at that thread's next timer tick if it computes. A ring
+//!    without this delay interrupts the thread for every completion, which was measured to be half
+//!    of all CPU time of random 4 KiB reads at depth 64.
+//! 8. Memory that a device cannot access directly (borrowed, at an unaligned address) is
+//!    transferred synchronously by the thread that queues.
+//! 9. Requests in flight at the same time complete in any order. A caller that writes a range waits
+//!    for other requests in flight on that range first.
+//! 10. A queue serves the volume that it was made for. With another volume every call is refused
+//!     with [`VolumeError::OtherQueue`], and changes nothing.
 
-use crate::chunk_map::Follower;
+use crate::chunk_map::ChunkReader;
 use crate::error::VolumeError;
-use crate::request::choose;
-use crate::stripe::Place;
-use crate::tolerance::{Content, spare_copies};
+use crate::read_batch::choose;
+use crate::stripe::IoStripe;
+use crate::tolerance::{Content, failures_allowed};
 use crate::volume::Volume;
 use crate::write_data::check_shape;
 use butternut_device::{
@@ -41,43 +46,47 @@ use butternut_format::units::{Logical, length};
 use butternut_sys::arena::Arena;
 use butternut_sys::buffer::Buffer;
 use butternut_sys::buffers::Buffers;
+use butternut_sys::event::Event;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The most copies that a profile has: a queue has room for one write of so many at least.
+/// The highest number of mirrors of any profile. A queue has at least that many slots, so that it
+/// can accept a write.
 const COPIES_MAX: usize = 4;
 
-/// How to make a data queue.
+/// Options of a data queue.
 #[derive(Clone, Debug)]
 pub struct DataQueueOptions {
-    /// Device requests in flight.
+    /// Maximum number of device requests in flight.
     pub depth: usize,
-    /// Memory to register: transfers in it cost less. All of it stays resident.
+    /// Memory to register; transfers in it cost less CPU time. All of it stays resident.
     pub arenas: Vec<Arena>,
+    /// Signalled at each completion of a device request.
+    pub event: Option<Arc<Event>>,
 }
 
 impl Default for DataQueueOptions {
     fn default() -> Self {
-        Self { depth: 128, arenas: Vec::new() }
+        Self { depth: 128, arenas: Vec::new(), event: None }
     }
 }
 
 /// Data requests in flight.
 #[derive(Debug)]
 pub struct DataQueue {
-    /// Those of the volume; says whether it is the same one.
+    /// The devices of the volume, to check that it is the same one.
     devices: Arc<[Arc<dyn Device>]>,
     pair: QueuePair,
-    chunks: Follower,
+    chunks: ChunkReader,
     table: Table,
 }
 
-/// Requests in flight. The tag of a device request is the place of its request here.
+/// Requests in flight. The tag of a device request is the index of its request here.
 #[derive(Debug)]
 struct Table {
     requests: Box<[InFlight]>,
     free: Vec<usize>,
-    /// Shared memory in no request.
+    /// Shared memory that no request uses.
     spares: Vec<Arc<Buffers>>,
 }
 
@@ -85,44 +94,47 @@ struct Table {
 struct InFlight {
     tag: u64,
     logical: Logical,
-    /// Device requests that are not done.
+    /// Device requests that have not completed.
     left: usize,
-    /// What the copies of a write share.
+    /// The memory that all mirrors of a write share.
     shared: Option<Arc<Buffers>>,
-    /// Copies that may fail, and those that did, with their slots. Almost always empty.
-    spare: usize,
+    /// How many mirrors may fail, and the mirrors that did, with their slots. Almost always empty.
+    failures_allowed: usize,
     failures: Vec<(usize, VolumeError)>,
 }
 
-/// The end of a read or a write.
+/// The completion of a read or a write.
 #[derive(Debug)]
 pub struct DataDone {
     pub tag: u64,
     pub logical: Logical,
-    /// What was lent.
+    /// The memory of the request.
     pub buffers: Buffers,
     pub result: Result<(), VolumeError>,
 }
 
-/// Why a request was not taken.
+/// Why a request was not accepted.
 #[derive(Debug)]
-pub enum NotTaken {
-    /// There is no room for its device requests: poll first.
+pub enum SubmitError {
+    /// There are not enough free slots for its device requests. The caller polls first.
     Full,
-    /// It does not lie together on its devices, or no copy's device is there: for the general
-    /// path.
+    /// It is not contiguous on its devices, or no mirror's device is present. The caller uses
+    /// [`Volume::read_data`] or [`Volume::write_data`].
     Split,
-    /// The general path refuses it too.
+    /// Those refuse it, too.
     Refused(Box<VolumeError>),
 }
 
 impl Volume {
-    /// A queue of its own over all devices of the volume.
+    /// Makes a queue over all devices of the volume.
     pub fn data_queue(&self, options: &DataQueueOptions) -> DataQueue {
-        let devices = self.lanes.devices();
+        let devices = self.queues.devices();
         let depth = options.depth.max(COPIES_MAX);
-        let arenas = options.arenas.clone();
-        let pair_options = QueueOptions { depth, arenas, ..QueueOptions::default() };
+        let (arenas, event) = (options.arenas.clone(), options.event.clone());
+        // The thread that waits for the event may not be the one that submits.
+        let is_prompt = event.is_some();
+        let pair_options =
+            QueueOptions { depth, arenas, event, is_prompt, ..QueueOptions::default() };
         let pair = QueuePair::with_options(&devices, &pair_options);
         let depth = pair.depth();
         let table = Table {
@@ -130,186 +142,208 @@ impl Volume {
             free: (0..depth).rev().collect(),
             spares: Vec::new(),
         };
-        DataQueue { devices, pair, chunks: self.chunks.follow(), table }
+        DataQueue { devices, pair, chunks: self.chunks.reader(), table }
     }
 
-    /// How many of `bytes` from an address on can be one request of a data queue; none where no
-    /// chunk is.
+    /// Returns how many of `bytes` from an address on can be one request of a data queue; 0 if the
+    /// address is in no chunk.
     pub fn contiguous(&self, logical: Logical, bytes: u64) -> u64 {
         let chunks = self.chunks.load();
-        let piece = chunks.find(logical).and_then(|layout| layout.piece(logical, bytes));
-        piece.map_or(0, |piece| piece.bytes)
+        let segment = chunks.find(logical).and_then(|layout| layout.segment(logical, bytes));
+        segment.map_or(0, |segment| segment.bytes)
     }
 }
 
 impl DataQueue {
-    /// Device requests that can still be queued: a read takes one, a write one for each copy.
-    pub fn room(&self) -> usize {
-        self.pair.room()
+    /// Returns how many device requests can be queued: a read needs one, a write one for each
+    /// mirror.
+    pub fn available(&self) -> usize {
+        self.pair.available()
     }
 
-    /// Reads and writes that were taken and not yet polled.
+    /// Returns how many reads and writes were accepted and not yet returned by [`DataQueue::poll`].
     pub fn outstanding(&self) -> usize {
         self.table.outstanding()
     }
 
-    /// How requests reach the devices.
+    /// Returns how requests are submitted to the devices.
     pub fn backend(&self) -> Backend {
         self.pair.backend()
     }
 
-    /// Reads whole sectors that lie on one stripe of one chunk.
+    /// Queues a read of whole sectors.
+    ///
+    /// # Errors
+    ///
+    /// Returns the buffer if the read was not accepted.
     pub fn read(
         &mut self,
         volume: &Volume,
         logical: Logical,
         buffer: Buffer,
         tag: u64,
-    ) -> Result<(), (Buffer, NotTaken)> {
-        match self.place_read(volume, logical, &buffer) {
+    ) -> Result<(), (Buffer, SubmitError)> {
+        match self.map_read(volume, logical, &buffer) {
             Ok((slot, physical)) => {
                 let Some(index) = self.table.enter(tag, logical, 1, 0) else {
-                    return Err((buffer, NotTaken::Full));
+                    return Err((buffer, SubmitError::Full));
                 };
                 let sent = self.pair.submit(Request::read(slot, physical, buffer, length(index)));
                 sent.map_err(|back| {
                     self.table.leave(index);
-                    (back.abandon().into_one().unwrap_or_default(), NotTaken::Full)
+                    (back.abandon().into_one().unwrap_or_default(), SubmitError::Full)
                 })
             }
-            Err(not_taken) => Err((buffer, not_taken)),
+            Err(error) => Err((buffer, error)),
         }
     }
 
-    /// Writes whole sectors to every copy, from the buffers in their order.
+    /// Queues a write of whole sectors to every mirror, from the buffers in their order.
+    ///
+    /// # Errors
+    ///
+    /// Returns the buffers if the write was not accepted.
     pub fn write(
         &mut self,
         volume: &Volume,
         logical: Logical,
         buffers: impl Into<Buffers>,
         tag: u64,
-    ) -> Result<(), (Buffers, NotTaken)> {
-        self.write_row(volume, logical, buffers.into(), tag)
+    ) -> Result<(), (Buffers, SubmitError)> {
+        self.write_buffers(volume, logical, buffers.into(), tag)
     }
 
-    /// Lets the kernel see what was queued, without waiting.
+    /// Submits what was queued, without waiting.
     pub fn submit(&mut self) {
         self.pair.kick();
     }
 
-    /// Waits until `min` requests are complete (or all that are out, or the timeout), and adds all
-    /// that are to `out`. Says how many.
+    /// Waits until `min` requests are complete (at most all in flight), at most `timeout` long, and
+    /// appends all that are complete to `out`. Returns how many.
+    ///
+    /// # Errors
+    ///
+    /// [`VolumeError::OtherQueue`] if the queue was made for another volume. All requests are then
+    /// still in flight.
     pub fn poll(
         &mut self,
         volume: &Volume,
         min: usize,
         timeout: Option<Duration>,
         out: &mut Vec<DataDone>,
-    ) -> usize {
-        self.check_volume(volume);
+    ) -> Result<usize, VolumeError> {
+        self.check_volume(volume)?;
         let before = out.len();
         let want = min.min(self.outstanding());
-        // A time too far away to be told is no deadline.
+        // A deadline beyond the range of `Instant` is no deadline.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
             let done = out.len().saturating_sub(before);
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
             let table = &mut self.table;
             self.pair.poll_each(want.saturating_sub(done), left, |completion| {
-                out.extend(table.settle(volume, completion));
+                out.extend(table.complete(volume, completion));
             });
             let done = out.len().saturating_sub(before);
             if done >= want || left.is_some_and(|left| left.is_zero()) {
-                return done;
+                return Ok(done);
             }
         }
     }
 
-    /// Where a read goes: a slot, and the place on its device.
-    fn place_read(
+    /// Returns where a read goes: a slot, and the address on that device.
+    fn map_read(
         &mut self,
         volume: &Volume,
         logical: Logical,
         buffer: &Buffer,
-    ) -> Result<(usize, u64), NotTaken> {
-        self.check_volume(volume);
+    ) -> Result<(usize, u64), SubmitError> {
+        self.check_volume(volume).map_err(refused)?;
         check_shape(logical, buffer.len()).map_err(refused)?;
-        if self.room() == 0 {
-            return Err(NotTaken::Full);
+        if self.available() == 0 {
+            return Err(SubmitError::Full);
         }
         let bytes = length(buffer.len());
         let chunks = self.chunks.load(&volume.chunks);
-        let layout = chunks.find(logical).ok_or(NotTaken::Split)?;
-        let piece = layout.piece(logical, bytes).filter(|piece| piece.bytes == bytes);
-        let (_, slot, physical) =
-            piece.and_then(|piece| choose(volume, layout, &piece)).ok_or(NotTaken::Split)?;
+        let layout = chunks.find(logical).ok_or(SubmitError::Split)?;
+        let segment = layout.segment(logical, bytes).filter(|segment| segment.bytes == bytes);
+        let (_, slot, physical) = segment
+            .and_then(|segment| choose(volume, layout, &segment))
+            .ok_or(SubmitError::Split)?;
         Ok((slot, physical))
     }
 
-    fn write_row(
+    fn write_buffers(
         &mut self,
         volume: &Volume,
         logical: Logical,
         buffers: Buffers,
         tag: u64,
-    ) -> Result<(), (Buffers, NotTaken)> {
-        self.check_volume(volume);
+    ) -> Result<(), (Buffers, SubmitError)> {
         let bytes = buffers.bytes();
-        if let Err(error) = check_shape(logical, bytes) {
+        let checked = self.check_volume(volume).and_then(|()| check_shape(logical, bytes));
+        if let Err(error) = checked {
             return Err((buffers, refused(error)));
         }
         let chunks = self.chunks.load(&volume.chunks);
         let layout = chunks.find(logical);
-        let piece = layout.and_then(|layout| layout.piece(logical, length(bytes)));
-        let Some((layout, piece)) = layout.zip(piece).filter(|(_, p)| p.bytes == length(bytes))
+        let segment = layout.and_then(|layout| layout.segment(logical, length(bytes)));
+        let Some((layout, segment)) = layout.zip(segment).filter(|(_, p)| p.bytes == length(bytes))
         else {
-            return Err((buffers, NotTaken::Split));
+            return Err((buffers, SubmitError::Split));
         };
-        if let Err(error) = volume.check_places(layout, &piece) {
+        if let Err(error) = volume.check_mirrors(layout, &segment) {
             return Err((buffers, refused(error)));
         }
-        let copies = layout.copies(&piece);
-        if self.pair.room() < copies.len() {
-            return Err((buffers, NotTaken::Full));
+        let copies = layout.mirrors(&segment);
+        if self.pair.available() < copies.len() {
+            return Err((buffers, SubmitError::Full));
         }
-        let spare = spare_copies(layout, Content::Data);
-        let Some(index) = self.table.enter(tag, logical, copies.len(), spare) else {
-            return Err((buffers, NotTaken::Full));
+        let failures_allowed = failures_allowed(layout, Content::Data);
+        let Some(index) = self.table.enter(tag, logical, copies.len(), failures_allowed) else {
+            return Err((buffers, SubmitError::Full));
         };
-        // The places were checked: `usize::MAX` is no device, and says so.
+        // The mirrors were checked. `usize::MAX` is no device, so a request to it fails.
         let slot_and_place =
-            |place: &Place| (place.slot.unwrap_or(usize::MAX), piece.physical(place).0);
+            |stripe: &IoStripe| (stripe.slot.unwrap_or(usize::MAX), segment.physical(stripe).0);
         if let [one] = copies {
             let (slot, physical) = slot_and_place(one);
             let sent = self.pair.submit(Request::write(slot, physical, buffers, length(index)));
             return sent.map_err(|back| {
                 self.table.leave(index);
-                (back.abandon().into_buffers().unwrap_or_default(), NotTaken::Full)
+                (back.abandon().into_buffers().unwrap_or_default(), SubmitError::Full)
             });
         }
         let shared = self.table.share(buffers);
-        for place in copies {
-            let (slot, physical) = slot_and_place(place);
+        for stripe in copies {
+            let (slot, physical) = slot_and_place(stripe);
             let load = Arc::clone(&shared);
             let sent = self.pair.submit(Request::write(slot, physical, load, length(index)));
-            assert!(sent.is_ok(), "there was room for all copies");
+            assert!(sent.is_ok(), "the free slots for all mirrors were checked");
         }
         self.table.lend(index, shared);
         Ok(())
     }
 
-    /// A place on the devices of one volume is nothing on those of another.
-    fn check_volume(&self, volume: &Volume) {
-        let same = volume.lanes.is_over(&self.devices);
-        assert!(same, "a data queue serves the volume that it was made for");
+    /// Checks that `volume` is the one that the queue was made for: an address on its devices means
+    /// nothing on others.
+    fn check_volume(&self, volume: &Volume) -> Result<(), VolumeError> {
+        if volume.queues.is_over(&self.devices) { Ok(()) } else { Err(VolumeError::OtherQueue) }
     }
 }
 
 impl Table {
-    fn enter(&mut self, tag: u64, logical: Logical, left: usize, spare: usize) -> Option<usize> {
+    fn enter(
+        &mut self,
+        tag: u64,
+        logical: Logical,
+        left: usize,
+        failures_allowed: usize,
+    ) -> Option<usize> {
         let index = self.free.pop()?;
         let request = self.requests.get_mut(index)?;
-        *request = InFlight { tag, logical, left, shared: None, spare, failures: Vec::new() };
+        *request =
+            InFlight { tag, logical, left, shared: None, failures_allowed, failures: Vec::new() };
         Some(index)
     }
 
@@ -338,8 +372,9 @@ impl Table {
         self.requests.len().saturating_sub(self.free.len())
     }
 
-    /// Takes one completion in; says what is done by it.
-    fn settle(&mut self, volume: &Volume, completion: Completion) -> Option<DataDone> {
+    /// Processes the completion of a device request. Returns its read or write, if that is complete
+    /// now.
+    fn complete(&mut self, volume: &Volume, completion: Completion) -> Option<DataDone> {
         let Completion { tag, device, kind, offset, bytes, load, result } = completion;
         let index = usize::try_from(tag).ok()?;
         let request = self.requests.get_mut(index)?;
@@ -352,15 +387,15 @@ impl Table {
             };
             request.failures.push((device, error));
         } else if kind == RequestKind::Write {
-            volume.remove_missed(device, offset, bytes);
+            volume.remove_stale_range(device, offset, bytes);
         }
         request.left = request.left.saturating_sub(1);
         if request.left > 0 {
             return None;
         }
         let failures = std::mem::take(&mut request.failures);
-        let result = if failures.len() <= request.spare {
-            volume.note_missed_copies(Some(request.logical), &failures);
+        let result = if failures.len() <= request.failures_allowed {
+            volume.record_failed_mirrors(Some(request.logical), &failures);
             Ok(())
         } else {
             failures.into_iter().next().map_or(Ok(()), |(_, error)| Err(error))
@@ -370,7 +405,7 @@ impl Table {
             None => load.into_buffers().unwrap_or_default(),
             Some(mut shared) => {
                 drop(load);
-                let memory = Arc::get_mut(&mut shared).expect("every copy gave its share back");
+                let memory = Arc::get_mut(&mut shared).expect("no mirror uses the memory any more");
                 let buffers = std::mem::take(memory);
                 self.spares.push(shared);
                 buffers
@@ -381,6 +416,6 @@ impl Table {
     }
 }
 
-fn refused(error: VolumeError) -> NotTaken {
-    NotTaken::Refused(Box::new(error))
+fn refused(error: VolumeError) -> SubmitError {
+    SubmitError::Refused(Box::new(error))
 }

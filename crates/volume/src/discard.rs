@@ -1,10 +1,10 @@
-//! Discards: telling the devices what holds nothing of value any more.
+//! Discards (TRIM): tells the devices which of their space is free.
 //!
 //! Laws:
-//! 1. Every copy of a discarded range is discarded; what the range reads as afterwards is not
-//!    known.
-//! 2. A device that cannot discard succeeds silently, and rows with parity are left as they are:
-//!    parity over bytes that changed by themselves would be wrong.
+//! 1. Every mirror of a discarded range is discarded. The contents of the range are undefined
+//!    afterwards.
+//! 2. A device that cannot discard succeeds silently. Chunks with parity are not discarded: the
+//!    parity would not match data that changes by itself.
 
 use crate::error::VolumeError;
 use crate::volume::Volume;
@@ -20,11 +20,11 @@ impl Volume {
         while at.0 < end {
             let layout = chunks.find(at).ok_or_else(unmapped)?;
             let until = layout.end().min(end);
-            if layout.facts().parities == 0 {
-                for piece in layout.pieces(at, until.saturating_sub(at.0)) {
-                    for place in layout.copies(&piece) {
-                        let Some(slot) = place.slot else { continue };
-                        self.discard_at(slot, piece.physical(place), piece.bytes)?;
+            if layout.attributes().parities == 0 {
+                for segment in layout.segments(at, until.saturating_sub(at.0)) {
+                    for stripe in layout.mirrors(&segment) {
+                        let Some(slot) = stripe.slot else { continue };
+                        self.discard_at(slot, segment.physical(stripe), segment.bytes)?;
                     }
                 }
             }
@@ -33,7 +33,7 @@ impl Volume {
         Ok(())
     }
 
-    /// Discards bytes of a device that no chunk holds; the caller knows which.
+    /// Discards a range of a device that is in no chunk. The caller makes sure of that.
     pub fn discard_device(
         &self,
         devid: DevId,

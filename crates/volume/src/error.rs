@@ -1,4 +1,4 @@
-//! What can go wrong between a logical address and its bytes.
+//! Errors of mapping, reading and writing logical addresses.
 
 use crate::super_blocks::CopyReport;
 use butternut_device::DeviceError;
@@ -6,7 +6,7 @@ use butternut_format::refused::Refused;
 use butternut_format::units::{DevId, Generation, Logical};
 use std::fmt;
 
-/// An error with its causes, on one line.
+/// Returns an error with its causes, on one line.
 pub fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
@@ -16,7 +16,7 @@ pub fn chain(error: &dyn std::error::Error) -> String {
 pub enum VolumeError {
     #[error("no device was given")]
     NoDevices,
-    /// Each copy says why it is no use.
+    /// No copy of the superblock is usable; each report says why.
     #[error("{device}: no usable superblock: {}", Listed(.copies))]
     NoSuperBlock { device: String, copies: Vec<CopyReport> },
     #[error("{device}: the volume is of a kind that is not supported")]
@@ -31,6 +31,16 @@ pub enum VolumeError {
     DuplicateDevice { first: String, second: String, devid: DevId, generation: Generation },
     #[error("missing {}", Devices(.devids))]
     MissingDevices { devids: Vec<DevId> },
+    /// The last flush of these devices failed, so they got no new superblock.
+    #[error(
+        "no superblock was written: the last flush of {} failed, and the volume is not complete \
+         without it",
+        Devices(.devids)
+    )]
+    NotFlushed { devids: Vec<DevId> },
+    /// A data queue was used with another volume than the one that it was made for.
+    #[error("the data queue belongs to another volume")]
+    OtherQueue,
     #[error(
         "without {} {} of {chunks} chunks cannot be read, the first at logical {}",
         Devices(.devids), .lost.len(), .lost.first().copied().unwrap_or_default()
@@ -40,16 +50,17 @@ pub enum VolumeError {
     Chunk(#[source] Refused),
     #[error("{bytes} bytes at logical {logical} are not in any chunk")]
     Unmapped { logical: Logical, bytes: u64 },
-    /// The caller's lengths do not fit each other or the sector size.
-    #[error("a transfer at logical {logical} cannot be done as asked")]
-    Misshapen {
+    /// A length or an address does not fit the sector size, or the number of checksums does not fit
+    /// the length.
+    #[error("logical {logical}: invalid range")]
+    InvalidRange {
         logical: Logical,
         #[source]
         refused: Refused,
     },
     #[error("logical {logical}: writing to {profile} chunks is not supported")]
     ParityWrite { logical: Logical, profile: &'static str },
-    /// The device ends before its device item says.
+    /// The device is shorter than its device item says.
     #[error("{device}: device {devid} has {have} bytes, its device item says {want}")]
     Short { device: String, devid: DevId, have: u64, want: u64 },
     /// The superblock on the device is not the one that this process wrote last.
@@ -69,51 +80,51 @@ pub enum VolumeError {
     },
 }
 
-/// Ranges of which no copy is good. Everything else of the read is.
+/// Ranges of which no mirror is good. The rest of the read is good.
 #[derive(Debug, thiserror::Error)]
 #[error("{}", Listed(.ranges))]
 pub struct Unreadable {
     pub ranges: Vec<BadRange>,
 }
 
-/// One range of which no copy is good.
+/// One range of which no mirror is good.
 #[derive(Debug)]
 pub struct BadRange {
     pub logical: Logical,
     pub bytes: u64,
-    /// What each copy of its first sector said.
-    pub copies: Vec<CopyVerdict>,
+    /// The fault of each source of its first sector.
+    pub sources: Vec<SourceVerdict>,
 }
 
 #[derive(Debug)]
-pub struct CopyVerdict {
-    pub copy: CopyKind,
-    pub fault: CopyFault,
+pub struct SourceVerdict {
+    pub source: ReadSource,
+    pub fault: SourceFault,
 }
 
-/// Where bytes came from, or would have.
+/// A source of bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum CopyKind {
-    /// Mirror `number`, from 1 as in the kernel's messages.
+pub enum ReadSource {
+    /// Mirror `number`, counted from 1 as in the kernel's messages.
     Mirror { number: usize, devid: DevId },
-    /// Computed from the rest of the row, without looking at these devices.
-    Rebuilt { without: Vec<DevId> },
+    /// Reconstructed from the rest of the full stripe, without these devices.
+    Reconstructed { without: Vec<DevId> },
 }
 
 #[derive(Debug)]
-pub enum CopyFault {
+pub enum SourceFault {
     /// The device is missing.
     Missing,
     Device(DeviceError),
     Refused(Refused),
-    /// The device has missed writes, and no checksum tells whether this is one of them.
-    Doubtful,
-    /// More of the row is gone than its parity can bring back.
+    /// Writes have failed on the device, and no checksum tells whether this is one of them.
+    MaybeStale,
+    /// More elements of the full stripe are lost than its parity can reconstruct.
     TooManyLost,
 }
 
 impl VolumeError {
-    /// The ranges that are bad where only some of a read is; empty where all of it is.
+    /// Returns the bad ranges if only a part of a read is bad; empty if all of it is.
     pub fn bad_ranges(&self) -> &[BadRange] {
         if let Self::Unreadable(unreadable) = self { &unreadable.ranges } else { &[] }
     }
@@ -122,29 +133,33 @@ impl VolumeError {
 impl fmt::Display for BadRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "logical {} + {}: no good copy: ", self.logical, self.bytes)?;
-        Listed(&self.copies).fmt(f)
+        Listed(&self.sources).fmt(f)
     }
 }
 
-impl fmt::Display for CopyVerdict {
+impl fmt::Display for SourceVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.copy {
-            CopyKind::Mirror { number, devid } => write!(f, "mirror {number} (device {devid}): ")?,
-            CopyKind::Rebuilt { without } => write!(f, "rebuilt without {}: ", Devices(without))?,
+        match &self.source {
+            ReadSource::Mirror { number, devid } => {
+                write!(f, "mirror {number} (device {devid}): ")?;
+            }
+            ReadSource::Reconstructed { without } => {
+                write!(f, "rebuilt without {}: ", Devices(without))?;
+            }
         }
         match &self.fault {
-            CopyFault::Missing => f.write_str("missing"),
-            CopyFault::Device(error) => error.fmt(f),
-            CopyFault::Refused(refused) => refused.fmt(f),
-            CopyFault::Doubtful => f.write_str(
+            SourceFault::Missing => f.write_str("missing"),
+            SourceFault::Device(error) => error.fmt(f),
+            SourceFault::Refused(refused) => refused.fmt(f),
+            SourceFault::MaybeStale => f.write_str(
                 "the device has missed writes, and this data has no checksum to tell what is new",
             ),
-            CopyFault::TooManyLost => f.write_str("too much of the row is lost"),
+            SourceFault::TooManyLost => f.write_str("too many stripes are lost"),
         }
     }
 }
 
-/// Items in a row, with semicolons between.
+/// Items separated by semicolons.
 struct Listed<'a, T>(&'a [T]);
 
 impl<T: fmt::Display> fmt::Display for Listed<'_, T> {
@@ -169,7 +184,7 @@ impl fmt::Display for Devices<'_> {
     }
 }
 
-/// Sixteen bytes as people write them: 8-4-4-4-12 digits.
+/// A UUID in the usual form of 8-4-4-4-12 digits.
 struct Uuid<'a>(&'a [u8; 16]);
 
 impl fmt::Display for Uuid<'_> {
@@ -187,21 +202,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unreadable_range_says_what_each_copy_said() {
-        let mirror = |number, devid, fault| CopyVerdict {
-            copy: CopyKind::Mirror { number, devid: DevId(devid) },
+    fn an_unreadable_range_names_the_fault_of_each_mirror() {
+        let mirror = |number, devid, fault| SourceVerdict {
+            source: ReadSource::Mirror { number, devid: DevId(devid) },
             fault,
         };
         let refused = Refused::new("csum", "1", "2");
         let range = BadRange {
             logical: Logical(8192),
             bytes: 4096,
-            copies: vec![
-                mirror(1, 1, CopyFault::Missing),
-                mirror(2, 7, CopyFault::Refused(refused)),
-                CopyVerdict {
-                    copy: CopyKind::Rebuilt { without: vec![DevId(1), DevId(7)] },
-                    fault: CopyFault::TooManyLost,
+            sources: vec![
+                mirror(1, 1, SourceFault::Missing),
+                mirror(2, 7, SourceFault::Refused(refused)),
+                SourceVerdict {
+                    source: ReadSource::Reconstructed { without: vec![DevId(1), DevId(7)] },
+                    fault: SourceFault::TooManyLost,
                 },
             ],
         };
@@ -210,13 +225,13 @@ mod tests {
             error.to_string(),
             "logical 8192 + 4096: no good copy: mirror 1 (device 1): missing; \
              mirror 2 (device 7): csum: have 1, want 2; \
-             rebuilt without devices 1, 7: too much of the row is lost"
+             rebuilt without devices 1, 7: too many stripes are lost"
         );
         assert_eq!(error.bad_ranges().len(), 1);
     }
 
     #[test]
-    fn another_volumes_device_is_named_with_both_ids() {
+    fn a_device_of_another_volume_is_reported_with_both_uuids() {
         let error = VolumeError::OtherVolume {
             device: "b.img".into(),
             have: [0xab; 16],

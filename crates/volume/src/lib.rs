@@ -1,11 +1,11 @@
-//! Floor 2: logical addresses over devices, by profile. Never reads a tree.
+//! Floor 2: maps logical addresses to devices, by profile. It never reads a tree.
 //!
-//! A [`Volume`] is made of the devices that were given; it maps logical addresses to them through
-//! its chunks, reads from the copy that costs least, verifies what it read, and asks the other
-//! copies (or the parity) where it is wrong. What it writes goes to every copy; a copy that a
-//! failing device misses is counted and reported, as far as the profile tolerates it. Chunks and
-//! device items are fed to it by the reader of the chunk tree; what the blocks mean is not its
-//! business.
+//! A [`Volume`] is opened over the devices that the caller gives. It maps logical addresses through
+//! its chunks to stripes on those devices, reads one mirror, verifies what it read, and reads
+//! another mirror or reconstructs from parity if that is bad. It writes every mirror; a mirror
+//! whose write failed is counted and reported, and the write succeeds as long as the profile
+//! tolerates the failure. The caller reads the chunk tree and installs its chunks and device items
+//! here. The contents of tree blocks are not interpreted here, except to check them.
 
 #![deny(clippy::as_conversions, clippy::indexing_slicing)]
 #![cfg_attr(
@@ -18,35 +18,35 @@
 )]
 
 mod barrier;
+mod checksums;
 mod chunk_map;
 mod data_queue;
+mod device_events;
 mod discard;
 mod error;
-mod lanes;
 mod members;
-mod missed;
 mod profile;
+mod queue_pool;
+mod read_batch;
 mod read_block;
 mod read_data;
-mod request;
 mod rescue;
+mod stale_ranges;
 mod stripe;
-mod sums;
 pub mod super_blocks;
 mod tolerance;
-mod troubles;
 mod volume;
+mod write_batch;
 mod write_data;
-mod write_run;
 
 pub use chunk_map::Chunks;
-pub use data_queue::{DataDone, DataQueue, DataQueueOptions, NotTaken};
-pub use error::{BadRange, CopyFault, CopyKind, CopyVerdict, Unreadable, VolumeError, chain};
+pub use data_queue::{DataDone, DataQueue, DataQueueOptions, SubmitError};
+pub use device_events::{DeviceEvent, DeviceEventKind};
+pub use error::{BadRange, ReadSource, SourceFault, SourceVerdict, Unreadable, VolumeError, chain};
 pub use members::{DeviceStatus, ErrorCounts};
-pub use profile::Facts;
-pub use read_data::{DataRead, Sums};
+pub use profile::ProfileAttributes;
+pub use read_data::{Checksums, DataRead};
 pub use rescue::RescueCounts;
-pub use stripe::{Layout, Piece, Place};
-pub use troubles::{Trouble, TroubleKind};
+pub use stripe::{IoStripe, Layout, Segment};
 pub use volume::{OpenOptions, Volume};
 pub use write_data::DataWrite;

@@ -1,55 +1,56 @@
-//! The devices of a volume: which of those given belong together, and what each has done wrong.
+//! The devices of a volume: which of the given devices belong together, and their error counts.
 //!
 //! Laws:
 //! 1. Devices belong together by the fsid of their superblocks. A device of another volume is
-//!    refused by name, unless that volume is a seed; whether the seed is ours is known once the
-//!    device items are.
-//! 2. Of the volumes given, the one that is no seed is the one to open; of a chain of seeds the
-//!    one with the newest generation, which is the last grown.
-//! 3. The newest superblock of the volume speaks for it. A device with an older one is stale: its
-//!    copies are asked last, because what they hold passes its checksum and is out of date.
-//! 4. Two devices with one devid and one uuid are the same device at two times, as after cloning
-//!    an image: the newer generation wins, as in the kernel. At equal generations nobody can tell
-//!    them apart, and both are refused by name.
-//! 5. One devid with two uuids is two devices. Chunks name the uuid, so each finds its own.
+//!    refused by name, unless that volume is a seed. Whether the volume was grown from that seed is
+//!    known once its device items are installed.
+//! 2. If several volumes are given, the one that is not a seed is opened. If all are seeds, the one
+//!    with the newest generation is opened, which is the last one grown.
+//! 3. The newest superblock of the volume is authoritative. A device with an older one is stale:
+//!    its mirrors are read last, because old blocks on it pass their checksums.
+//! 4. Two devices with the same devid and uuid are two versions of one device, for example a cloned
+//!    image: the newer generation wins, as in the kernel. With equal generations both are refused
+//!    by name.
+//! 5. One devid with two uuids is two devices. Chunks name the uuid, so each chunk finds its own.
 
+use crate::device_events::DeviceEvents;
 use crate::error::VolumeError;
-use crate::missed::MissedRanges;
-use crate::troubles::Troubles;
+use crate::stale_ranges::StaleRanges;
 use butternut_device::Device;
 use butternut_format::device_item::DeviceItem;
 use butternut_format::super_block::SuperBlock;
 use butternut_format::units::{DevId, Generation};
+use butternut_sys::lock::{Mutex, MutexGuard, rank};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A device that was given, and its superblock.
 #[derive(Debug)]
 pub(crate) struct Member {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) super_block: SuperBlock,
-    /// Of another volume, which this one may have grown from.
+    /// It belongs to another volume, from which this one may have been grown.
     pub(crate) is_seed: bool,
     pub(crate) is_stale: bool,
     pub(crate) errors: ErrorCounters,
-    pub(crate) missed: MissedRanges,
+    pub(crate) stale_ranges: StaleRanges,
     /// The last flush of the device failed.
     pub(crate) is_unflushed: AtomicBool,
-    pub(crate) last_super: Mutex<LastSuper>,
-    /// How long the device was when it was found to be shorter than its item.
-    shrunk_to: Mutex<Option<u64>>,
-    pub(crate) troubles: Troubles,
+    pub(crate) last_super: Mutex<LastSuper, rank::LastSuper>,
+    /// The length of the device when it was found to be shorter than its item.
+    shrunk_to: Mutex<Option<u64>, rank::ShrunkTo>,
+    pub(crate) events: DeviceEvents,
 }
 
-/// What this process knows of the first superblock on a device.
+/// What this process knows about the first superblock on a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum LastSuper {
-    /// Nothing was written yet.
+    /// It has written none yet.
     #[default]
     Opened,
-    /// The one with this checksum was written.
+    /// It has written the one with this checksum.
     Written([u8; 32]),
-    /// A write failed, and may have left anything.
+    /// A write of it failed and may have left anything.
     Unknown,
 }
 
@@ -66,25 +67,25 @@ impl Member {
             is_seed,
             is_stale,
             errors: ErrorCounters::default(),
-            missed: MissedRanges::default(),
+            stale_ranges: StaleRanges::default(),
             is_unflushed: AtomicBool::new(false),
             last_super: Mutex::default(),
             shrunk_to: Mutex::default(),
-            troubles: Troubles::default(),
+            events: DeviceEvents::default(),
         }
     }
 
-    /// Whether the device has missed a write or a flush since it was opened, or before.
+    /// Returns whether the device has failed a write or a flush since it was opened, or is stale.
     pub(crate) fn has_failed(&self) -> bool {
         self.is_stale || self.errors.session_failed.load(Ordering::Relaxed)
     }
 
     pub(crate) fn shrunk_to(&self) -> Option<u64> {
-        *self.shrunk_to.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.shrunk_to.lock()
     }
 
     pub(crate) fn set_shrunk_to(&self, bytes: u64) {
-        *self.shrunk_to.lock().unwrap_or_else(PoisonError::into_inner) = Some(bytes);
+        *self.shrunk_to.lock() = Some(bytes);
     }
 
     pub(crate) fn item(&self) -> &DeviceItem {
@@ -96,8 +97,7 @@ impl Member {
     }
 }
 
-/// Copies of a device that were no good, by what was wrong with them: those on record and those
-/// of this session together.
+/// Errors of one device by kind: those on record and those of this session together.
 #[derive(Debug, Default)]
 pub(crate) struct ErrorCounters {
     reads: AtomicU64,
@@ -105,39 +105,39 @@ pub(crate) struct ErrorCounters {
     flushes: AtomicU64,
     corruptions: AtomicU64,
     generations: AtomicU64,
-    /// A write or a flush failed since the volume was opened.
+    /// A write or a flush has failed since the volume was opened.
     session_failed: AtomicBool,
-    /// A flush failed, or the record had missed writes when the volume was opened: which ranges
-    /// the device has missed is not known.
-    missed_unknown: AtomicBool,
-    /// The counts as the volume has them on record.
-    recorded: Mutex<ErrorCounts>,
+    /// A flush has failed, or failed writes were on record when the volume was opened: it is not
+    /// known which ranges of the device are stale.
+    unknown_stale_ranges: AtomicBool,
+    /// The counts that the volume has on record.
+    recorded: Mutex<ErrorCounts, rank::RecordedErrors>,
 }
 
-/// The error counters at one moment, named as `btrfs device stats` names them.
+/// The error counts at one moment, with the names of `btrfs device stats`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ErrorCounts {
-    /// Read requests that failed.
+    /// Failed read requests.
     pub read_errors: u64,
-    /// Write requests that failed.
+    /// Failed write requests.
     pub write_errors: u64,
-    /// Flushes that failed.
+    /// Failed flushes.
     pub flush_errors: u64,
     /// Sectors and blocks with a wrong checksum or wrong contents.
     pub corruption_errors: u64,
-    /// Blocks of another generation than their parent promised.
+    /// Blocks with another generation than their parent expects.
     pub generation_errors: u64,
 }
 
 impl ErrorCounts {
-    /// Whether the device may hold old bytes where newer ones were written.
-    pub(crate) fn has_missed_writes(&self) -> bool {
+    /// Returns whether the device may hold old bytes.
+    pub(crate) fn has_failed_writes(&self) -> bool {
         self.write_errors > 0 || self.flush_errors > 0
     }
 }
 
 impl ErrorCounters {
-    pub(crate) fn has_missed_writes(&self) -> bool {
+    pub(crate) fn has_failed_writes(&self) -> bool {
         self.writes.load(Ordering::Relaxed) > 0 || self.flushes.load(Ordering::Relaxed) > 0
     }
 
@@ -147,8 +147,8 @@ impl ErrorCounters {
         self.flushes.fetch_add(counts.flush_errors, Ordering::Relaxed);
         self.corruptions.fetch_add(counts.corruption_errors, Ordering::Relaxed);
         self.generations.fetch_add(counts.generation_errors, Ordering::Relaxed);
-        if counts.has_missed_writes() {
-            self.missed_unknown.store(true, Ordering::Relaxed);
+        if counts.has_failed_writes() {
+            self.unknown_stale_ranges.store(true, Ordering::Relaxed);
         }
         self.set_recorded(counts);
     }
@@ -162,7 +162,7 @@ impl ErrorCounters {
     }
 
     fn lock_recorded(&self) -> MutexGuard<'_, ErrorCounts> {
-        self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
+        self.recorded.lock()
     }
 
     pub(crate) fn count_read(&self) {
@@ -176,13 +176,13 @@ impl ErrorCounters {
 
     pub(crate) fn count_flush(&self) {
         self.flushes.fetch_add(1, Ordering::Relaxed);
-        self.missed_unknown.store(true, Ordering::Relaxed);
+        self.unknown_stale_ranges.store(true, Ordering::Relaxed);
         self.session_failed.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the device has missed what no [`MissedRanges`] names.
-    pub(crate) fn has_missed_unknown(&self) -> bool {
-        self.missed_unknown.load(Ordering::Relaxed)
+    /// Returns whether ranges may be stale that are not in [`StaleRanges`].
+    pub(crate) fn has_unknown_stale_ranges(&self) -> bool {
+        self.unknown_stale_ranges.load(Ordering::Relaxed)
     }
 
     pub(crate) fn count_corruption(&self) {
@@ -204,7 +204,7 @@ impl ErrorCounters {
     }
 }
 
-/// One device of the volume, there or missing.
+/// One device of the volume, present or missing.
 #[derive(Clone, Debug)]
 pub struct DeviceStatus {
     pub devid: DevId,
@@ -226,8 +226,8 @@ impl DeviceStatus {
     }
 }
 
-/// Sorts out the devices given (laws 1 to 4): the members, and the newest superblock.
-pub(crate) fn gather(
+/// Matches the given devices (laws 1 to 4). Returns the members and the newest superblock.
+pub(crate) fn match_devices(
     given: Vec<(Arc<dyn Device>, SuperBlock)>,
 ) -> Result<(Vec<Member>, SuperBlock), VolumeError> {
     let primary = primary(&given)?;
@@ -245,7 +245,7 @@ pub(crate) fn gather(
     Ok((members, primary))
 }
 
-/// The superblock that speaks for the volume to open.
+/// Returns the superblock of the volume to open.
 fn primary(given: &[(Arc<dyn Device>, SuperBlock)]) -> Result<SuperBlock, VolumeError> {
     let all_seeds = given.iter().all(|(_, super_block)| super_block.is_seeding());
     let mut best: Option<&(Arc<dyn Device>, SuperBlock)> = None;

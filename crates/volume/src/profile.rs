@@ -1,34 +1,35 @@
-//! What each allocation profile promises: one table, one row per profile.
+//! The attributes of each profile: a table with one row for each, like `btrfs_raid_array` in the
+//! kernel.
 //!
-//! Everything above asks the table; nothing above compares profiles by name. Where a profile's
-//! elements go is [`crate::stripe`]'s to say.
+//! All code above uses the table; none compares profiles by name. [`crate::stripe`] maps addresses
+//! to the stripes of a profile.
 
 use butternut_format::chunk::{BlockGroupFlags, Profile};
 
-/// One row of the table.
+/// The attributes of one profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Facts {
+pub struct ProfileAttributes {
     pub profile: Profile,
-    /// The bit in a block group's flags; none for single.
+    /// The profile's bit in the flags of a block group; none for single.
     pub flag: BlockGroupFlags,
     /// The name as `btrfs filesystem df` prints it.
     pub name: &'static str,
-    /// Whole copies of each byte.
+    /// Complete copies of each byte.
     pub copies: usize,
-    /// Parity elements in each row.
+    /// Parity elements of each full stripe.
     pub parities: usize,
-    /// Elements that hold the same bytes side by side (`sub_stripes` of a chunk item).
+    /// Stripes that mirror each other within a full stripe (`sub_stripes` of a chunk item).
     pub sub_stripes: usize,
-    /// Whether rows spread over as many devices as there are, rather than over `copies`.
+    /// Whether a chunk spans as many devices as possible, instead of `copies` devices.
     pub is_striped: bool,
-    /// Stripes that one device gives to a chunk.
+    /// Stripes of a chunk on each device.
     pub stripes_per_device: usize,
     pub devices_min: usize,
-    /// Devices that may be lost, whichever they are, with every byte still readable.
+    /// Number of arbitrary devices that may be lost with every byte still readable.
     pub failures_tolerated: usize,
 }
 
-const ORDINARY: Facts = Facts {
+const ORDINARY: ProfileAttributes = ProfileAttributes {
     profile: Profile::Single,
     flag: BlockGroupFlags(0),
     name: "single",
@@ -42,28 +43,36 @@ const ORDINARY: Facts = Facts {
 };
 
 #[rustfmt::skip]
-const TABLE: [Facts; 9] = [
+const TABLE: [ProfileAttributes; 9] = [
     ORDINARY,
-    Facts { profile: Profile::Dup, flag: BlockGroupFlags::DUP, name: "DUP", copies: 2,
+    ProfileAttributes { profile: Profile::Dup, flag: BlockGroupFlags::DUP,
+        name: "DUP", copies: 2,
         stripes_per_device: 2, ..ORDINARY },
-    Facts { profile: Profile::Raid0, flag: BlockGroupFlags::RAID0, name: "RAID0",
+    ProfileAttributes { profile: Profile::Raid0, flag: BlockGroupFlags::RAID0,
+        name: "RAID0",
         is_striped: true, ..ORDINARY },
-    Facts { profile: Profile::Raid1, flag: BlockGroupFlags::RAID1, name: "RAID1", copies: 2,
+    ProfileAttributes { profile: Profile::Raid1, flag: BlockGroupFlags::RAID1,
+        name: "RAID1", copies: 2,
         devices_min: 2, failures_tolerated: 1, ..ORDINARY },
-    Facts { profile: Profile::Raid1c3, flag: BlockGroupFlags::RAID1C3, name: "RAID1C3", copies: 3,
+    ProfileAttributes { profile: Profile::Raid1c3, flag: BlockGroupFlags::RAID1C3,
+        name: "RAID1C3", copies: 3,
         devices_min: 3, failures_tolerated: 2, ..ORDINARY },
-    Facts { profile: Profile::Raid1c4, flag: BlockGroupFlags::RAID1C4, name: "RAID1C4", copies: 4,
+    ProfileAttributes { profile: Profile::Raid1c4, flag: BlockGroupFlags::RAID1C4,
+        name: "RAID1C4", copies: 4,
         devices_min: 4, failures_tolerated: 3, ..ORDINARY },
-    Facts { profile: Profile::Raid10, flag: BlockGroupFlags::RAID10, name: "RAID10", copies: 2,
+    ProfileAttributes { profile: Profile::Raid10, flag: BlockGroupFlags::RAID10,
+        name: "RAID10", copies: 2,
         sub_stripes: 2,
         is_striped: true, devices_min: 2, failures_tolerated: 1, ..ORDINARY },
-    Facts { profile: Profile::Raid5, flag: BlockGroupFlags::RAID5, name: "RAID5", parities: 1,
+    ProfileAttributes { profile: Profile::Raid5, flag: BlockGroupFlags::RAID5,
+        name: "RAID5", parities: 1,
         is_striped: true, devices_min: 2, failures_tolerated: 1, ..ORDINARY },
-    Facts { profile: Profile::Raid6, flag: BlockGroupFlags::RAID6, name: "RAID6", parities: 2,
+    ProfileAttributes { profile: Profile::Raid6, flag: BlockGroupFlags::RAID6,
+        name: "RAID6", parities: 2,
         is_striped: true, devices_min: 3, failures_tolerated: 2, ..ORDINARY },
 ];
 
-impl Facts {
+impl ProfileAttributes {
     pub fn of(profile: Profile) -> &'static Self {
         match profile {
             Profile::Single => &TABLE[0],
@@ -78,7 +87,7 @@ impl Facts {
         }
     }
 
-    /// The whole table.
+    /// Returns the whole table.
     pub fn all() -> &'static [Self] {
         &TABLE
     }
@@ -89,21 +98,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_row_is_found_by_its_profile_and_agrees_with_the_flags() {
+    fn each_row_matches_its_profile_and_flag() {
         let mut flags = 0;
-        for facts in Facts::all() {
-            assert_eq!(Facts::of(facts.profile), facts);
-            assert_eq!(facts.flag.profile(), Some(facts.profile));
-            flags |= facts.flag.0;
+        for attributes in ProfileAttributes::all() {
+            assert_eq!(ProfileAttributes::of(attributes.profile), attributes);
+            assert_eq!(attributes.flag.profile(), Some(attributes.profile));
+            flags |= attributes.flag.0;
         }
         assert_eq!(flags, BlockGroupFlags::PROFILES.0);
     }
 
     #[test]
     fn tolerance_follows_from_copies_and_parities() {
-        for facts in Facts::all().iter().filter(|facts| facts.profile != Profile::Dup) {
-            assert_eq!(facts.failures_tolerated, facts.copies - 1 + facts.parities, "{facts:?}");
+        for attributes in
+            ProfileAttributes::all().iter().filter(|attributes| attributes.profile != Profile::Dup)
+        {
+            assert_eq!(
+                attributes.failures_tolerated,
+                attributes.copies - 1 + attributes.parities,
+                "{attributes:?}"
+            );
         }
-        assert_eq!(Facts::of(Profile::Dup).failures_tolerated, 0, "both are on one device");
+        assert_eq!(
+            ProfileAttributes::of(Profile::Dup).failures_tolerated,
+            0,
+            "both are on one device"
+        );
     }
 }

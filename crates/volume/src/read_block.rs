@@ -1,7 +1,7 @@
-//! Reading tree blocks: whole, checked, and from another copy where one fails.
+//! Reads tree blocks: checks each, and reads another mirror if it is bad.
 
 use crate::error::VolumeError;
-use crate::request::{Answer, Asked, Batch};
+use crate::read_batch::{ReadBatch, ReadOutcome, SegmentRead};
 use crate::volume::Volume;
 use butternut_format::node::{BlockRules, Expected, TreeBlock};
 use butternut_format::refused::require;
@@ -9,13 +9,13 @@ use butternut_format::units::{Logical, SECTOR_BYTES, index};
 use butternut_sys::buffer::Buffer;
 
 impl Volume {
-    /// Reads one block and checks it against what its parent promised.
+    /// Reads one block and checks it against what its parent expects.
     pub fn read_block(&self, expected: &Expected) -> Result<TreeBlock<Buffer>, VolumeError> {
         let missing = VolumeError::Unmapped { logical: expected.logical, bytes: 0 };
         self.read_blocks(std::slice::from_ref(expected)).pop().unwrap_or(Err(missing))
     }
 
-    /// Reads many blocks as one batch. The results are in the order asked.
+    /// Reads several blocks as one batch. The results are in the order of `expected`.
     pub fn read_blocks(
         &self,
         expected: &[Expected],
@@ -25,7 +25,7 @@ impl Volume {
         let node_bytes = index(rules.node_bytes);
         let mut buffers: Vec<Buffer> =
             expected.iter().map(|_| Buffer::zeroed(node_bytes)).collect();
-        let mut batch = Batch::new(self, expected.len());
+        let mut batch = ReadBatch::new(self, expected.len());
         let added: Vec<Result<(), VolumeError>> = buffers
             .iter_mut()
             .zip(expected)
@@ -35,14 +35,14 @@ impl Volume {
                 batch.add(&chunks, range, expected.logical, buffer)
             })
             .collect();
-        let asked = batch.run();
-        let mut asked = asked.chunk_by(|a, b| a.range == b.range);
+        let segments_read = batch.run();
+        let mut segments_read = segments_read.chunk_by(|a, b| a.range == b.range);
         let blocks = added.into_iter().zip(buffers).zip(expected);
         blocks
             .map(|((added, buffer), expected)| {
                 added?;
-                let pieces = asked.next().unwrap_or_default();
-                self.checked(buffer, expected, pieces, &rules)
+                let segments = segments_read.next().unwrap_or_default();
+                self.checked(buffer, expected, segments, &rules)
             })
             .collect()
     }
@@ -51,10 +51,11 @@ impl Volume {
         &self,
         buffer: Buffer,
         expected: &Expected,
-        pieces: &[Asked<'_>],
+        segments: &[SegmentRead<'_>],
         rules: &BlockRules,
     ) -> Result<TreeBlock<Buffer>, VolumeError> {
-        let is_read = pieces.iter().all(|piece| matches!(piece.answer, Answer::Read { .. }));
+        let is_read =
+            segments.iter().all(|segment| matches!(segment.outcome, ReadOutcome::Read { .. }));
         let refused = if is_read {
             match TreeBlock::check(buffer, expected, rules) {
                 Ok(block) => return Ok(block),
@@ -63,12 +64,12 @@ impl Volume {
         } else {
             None
         };
-        self.rescue_block(expected, pieces, refused, rules)
+        self.rescue_block(expected, segments, refused, rules)
     }
 }
 
 fn aligned(logical: Logical) -> Result<(), VolumeError> {
     let aligned = logical.0.is_multiple_of(SECTOR_BYTES);
     require(aligned, "logical", logical, "a multiple of 4096")
-        .map_err(|refused| VolumeError::Misshapen { logical, refused })
+        .map_err(|refused| VolumeError::InvalidRange { logical, refused })
 }

@@ -1,31 +1,32 @@
-//! When the first copy is no good: the other copies, and what parity can bring back.
+//! Read repair in memory: reads other mirrors, or reconstructs from parity, when the first mirror
+//! is bad.
 //!
 //! Laws:
-//! 1. Every copy there is is tried before a range is given up: each mirror, and every way to
-//!    compute it from its row that leaves out no more elements than there are parities. With two
-//!    parities that includes leaving out one element more that is there and reads well, each in
-//!    turn: it may be rotten too, and only the checksum of the result can tell.
-//! 2. A copy that cannot be read as a whole is read again sector by sector: one bad sector takes
-//!    no more than itself.
-//! 3. What comes out is verified like what was read first.
-//! 4. Devices are counted for what they did: a failed request, a sector or a block that is wrong.
-//!    What was computed is nobody's fault.
+//! 1. A range is given up only after every source was tried: each mirror, and every reconstruction
+//!    from its full stripe that leaves out at most as many elements as there are parities. With two
+//!    parities that includes leaving out one more element that reads well, each in turn: it may be
+//!    corrupt too, and only the checksum of the result can tell.
+//! 2. A mirror that cannot be read as a whole is read again sector by sector, so that one bad
+//!    sector loses nothing else.
+//! 3. The result is verified like the first read.
+//! 4. A device is counted for a failed request, and for a sector or a block that is wrong on it. A
+//!    wrong reconstruction is counted on no device.
 
 mod block;
 mod data;
-mod row;
+mod full_stripe;
 
 pub(crate) use data::Fault;
 
-use crate::error::CopyKind;
+use crate::error::ReadSource;
 use crate::read_data::SECTOR;
-use crate::stripe::{Layout, Piece};
+use crate::stripe::{Layout, Segment};
 use crate::volume::Volume;
 use butternut_device::{DeviceError, ReadInto};
 use butternut_format::refused::Refused;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How often another copy helped, and how often none did.
+/// How often a rescue succeeded, and how often it failed.
 #[derive(Debug, Default)]
 pub(crate) struct Rescues {
     blocks: AtomicU64,
@@ -34,25 +35,25 @@ pub(crate) struct Rescues {
     sectors_lost: AtomicU64,
 }
 
-/// Reads that the first copy did not satisfy.
+/// Reads that the first mirror could not serve.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RescueCounts {
-    /// Served from another copy, from parity, or (sectors) by a read of their own.
+    /// Served from another mirror, from parity, or (sectors) by a read of that sector alone.
     pub blocks: u64,
     pub sectors: u64,
-    /// Not served: no copy was good.
+    /// Not served: no source was good.
     pub blocks_lost: u64,
     pub sectors_lost: u64,
 }
 
-/// One copy of a range as read, with the sectors that could not be.
+/// The bytes of one mirror, and the sectors that could not be read.
 #[derive(Debug)]
-pub(crate) struct CopyBytes {
+pub(crate) struct MirrorBytes {
     pub(crate) bytes: Vec<u8>,
     pub(crate) errors: Vec<Option<DeviceError>>,
 }
 
-impl CopyBytes {
+impl MirrorBytes {
     pub(crate) fn sector(&self, index: usize) -> Option<&[u8]> {
         let start = index.checked_mul(SECTOR)?;
         self.bytes.get(start..start.checked_add(SECTOR)?)
@@ -77,51 +78,52 @@ impl Volume {
         }
     }
 
-    /// Reads the same length at several (slot, physical) places: whole, then what failed sector by
-    /// sector (law 2).
-    fn read_places(&self, places: &[(usize, u64)], bytes: usize) -> Vec<CopyBytes> {
+    /// Reads the same length at several addresses (slot, physical): each as a whole, then a failed
+    /// one sector by sector (law 2).
+    fn read_ranges(&self, ranges: &[(usize, u64)], bytes: usize) -> Vec<MirrorBytes> {
         let sectors = bytes.div_ceil(SECTOR);
-        let mut copies: Vec<CopyBytes> = places
+        let mut copies: Vec<MirrorBytes> = ranges
             .iter()
-            .map(|_| CopyBytes { bytes: vec![0; bytes], errors: vec![None; sectors] })
+            .map(|_| MirrorBytes { bytes: vec![0; bytes], errors: vec![None; sectors] })
             .collect();
         let mut batch: Vec<ReadInto<'_>> = copies
             .iter_mut()
-            .zip(places)
-            .map(|(copy, &(slot, physical))| ReadInto::new(slot, physical, &mut copy.bytes))
+            .zip(ranges)
+            .map(|(mirror, &(slot, physical))| ReadInto::new(slot, physical, &mut mirror.bytes))
             .collect();
-        self.lanes.run(&mut batch);
+        self.queues.run(&mut batch);
         let results: Vec<_> = batch.into_iter().map(|read| (read.device, read.result)).collect();
-        for ((copy, (slot, result)), &(_, physical)) in copies.iter_mut().zip(results).zip(places) {
+        for ((mirror, (slot, result)), &(_, physical)) in copies.iter_mut().zip(results).zip(ranges)
+        {
             let Err(error) = result else { continue };
             self.count_read_error(slot);
             if sectors > 1 {
-                self.read_sectors(slot, physical, copy);
+                self.read_sectors(slot, physical, mirror);
             } else {
-                copy.errors.fill(Some(error));
+                mirror.errors.fill(Some(error));
             }
         }
         copies
     }
 
-    /// Reads one place that is known not to be readable in one go.
-    fn read_by_sectors(&self, slot: usize, physical: u64, bytes: usize) -> CopyBytes {
+    /// Reads a range that could not be read as a whole, sector by sector.
+    fn read_by_sectors(&self, slot: usize, physical: u64, bytes: usize) -> MirrorBytes {
         let errors = vec![None; bytes.div_ceil(SECTOR)];
-        let mut copy = CopyBytes { bytes: vec![0; bytes], errors };
-        self.read_sectors(slot, physical, &mut copy);
-        copy
+        let mut mirror = MirrorBytes { bytes: vec![0; bytes], errors };
+        self.read_sectors(slot, physical, &mut mirror);
+        mirror
     }
 
-    fn read_sectors(&self, slot: usize, physical: u64, copy: &mut CopyBytes) {
+    fn read_sectors(&self, slot: usize, physical: u64, mirror: &mut MirrorBytes) {
         let mut at = physical;
-        let mut batch = Vec::with_capacity(copy.errors.len());
-        for sector in copy.bytes.chunks_mut(SECTOR) {
+        let mut batch = Vec::with_capacity(mirror.errors.len());
+        for sector in mirror.bytes.chunks_mut(SECTOR) {
             let next = at.saturating_add(butternut_format::units::length(sector.len()));
             batch.push(ReadInto::new(slot, at, sector));
             at = next;
         }
-        self.lanes.run(&mut batch);
-        for (error, read) in copy.errors.iter_mut().zip(batch) {
+        self.queues.run(&mut batch);
+        for (error, read) in mirror.errors.iter_mut().zip(batch) {
             *error = read.result.err();
             if error.is_some() {
                 self.count_read_error(slot);
@@ -139,15 +141,16 @@ impl Volume {
     }
 }
 
-/// Copies of a piece in the order to read them, those of least doubt first.
-fn in_order(volume: &Volume, layout: &Layout, piece: &Piece) -> Vec<usize> {
-    let copies = layout.copies(piece);
-    let mut order: Vec<usize> = (0..copies.len()).collect();
-    order.sort_by_key(|&copy| copies.get(copy).map(|place| volume.doubt(piece, place)));
+/// Returns the mirrors of a segment in the order to read them, the least stale first.
+fn mirrors_in_order(volume: &Volume, layout: &Layout, segment: &Segment) -> Vec<usize> {
+    let mirrors = layout.mirrors(segment);
+    let mut order: Vec<usize> = (0..mirrors.len()).collect();
+    order
+        .sort_by_key(|&mirror| mirrors.get(mirror).map(|stripe| volume.staleness(segment, stripe)));
     order
 }
 
-fn mirror(layout: &Layout, piece: &Piece, copy: usize) -> Option<CopyKind> {
-    let place = layout.copies(piece).get(copy)?;
-    Some(CopyKind::Mirror { number: copy.saturating_add(1), devid: place.devid })
+fn mirror_source(layout: &Layout, segment: &Segment, mirror: usize) -> Option<ReadSource> {
+    let stripe = layout.mirrors(segment).get(mirror)?;
+    Some(ReadSource::Mirror { number: mirror.saturating_add(1), devid: stripe.devid })
 }

@@ -1,14 +1,13 @@
-//! The copies of one device's superblock: reading all of them, and picking the one to believe.
+//! The copies of one device's superblock: reads all of them, and selects the one to use.
 //!
 //! Laws:
-//! 1. Every copy that the device has room for is read and checked; nothing of a refused copy is
-//!    used.
-//! 2. The newest good copy wins; of equally new ones the first. A log sync writes the first copy
-//!    alone, without a new generation, so the first knows more than its equals.
-//! 3. Copies of another volume never win while the first copy is good: making a file system leaves
-//!    old copies behind where the old one was larger.
-//! 4. A copy that names a feature we cannot read settles the matter, unless one before it is good:
-//!    an older copy is no way around it.
+//! 1. Every copy that fits on the device is read and checked. Nothing of a refused copy is used.
+//! 2. The newest good copy is used; of equally new copies the first. A log sync writes only the
+//!    first copy, without a new generation, so the first may be newer than its equals.
+//! 3. A copy of another volume is never used while the first copy is good: mkfs leaves old copies
+//!    behind if the previous filesystem was larger.
+//! 4. A copy with an unknown incompat feature refuses the device, unless a copy before it is good.
+//!    An older copy must not bypass the feature check.
 
 use crate::error::VolumeError;
 use butternut_device::{Device, DeviceError};
@@ -17,10 +16,10 @@ use butternut_format::super_block::{COPY_OFFSETS, SUPER_BLOCK_BYTES, SuperBlock}
 use butternut_sys::buffer::Buffer;
 use std::fmt;
 
-/// What one copy said.
+/// The result of checking one copy.
 #[derive(Debug)]
 pub struct CopyReport {
-    /// 0 to 2.
+    /// The number of the copy, 0 to 2.
     pub copy: usize,
     pub offset: u64,
     pub verdict: Result<SuperBlock, CopyRefused>,
@@ -40,14 +39,14 @@ impl fmt::Display for CopyReport {
         match &self.verdict {
             Ok(good) => write!(f, "superblock copy {copy}: good, generation {}", good.generation()),
             Err(CopyRefused::Device(error)) => write!(f, "superblock copy {copy}: {error}"),
-            // The check says which copy it was of.
+            // The error names the copy already.
             Err(CopyRefused::Refused(refused)) => refused.fmt(f),
         }
     }
 }
 
-/// Reads and checks every copy that the device has room for (law 1). The bytes themselves, good
-/// or not, are read with [`read_bytes`].
+/// Reads and checks every copy that fits on the device (law 1). [`read_bytes`] reads the bytes of a
+/// copy, good or not.
 pub fn read_copies(device: &dyn Device) -> Vec<CopyReport> {
     let mut reports = Vec::new();
     for (copy, &offset) in COPY_OFFSETS.iter().enumerate() {
@@ -63,14 +62,18 @@ pub fn read_copies(device: &dyn Device) -> Vec<CopyReport> {
     reports
 }
 
-/// The bytes at a copy's place, unchecked.
+/// Reads the bytes of the copy at `offset`, without checking them.
 pub fn read_bytes(device: &dyn Device, offset: u64) -> Result<Buffer, DeviceError> {
     let mut bytes = Buffer::zeroed(SUPER_BLOCK_BYTES);
     device.read_at(offset, &mut bytes)?;
     Ok(bytes)
 }
 
-/// The superblock that a device is to be believed by; `only` asks for one copy and no other.
+/// Returns the superblock of a device to use. If `only` is set, uses that copy and no other.
+///
+/// # Errors
+///
+/// If no copy is good, or by law 4.
 pub fn choose(device: &dyn Device, only: Option<usize>) -> Result<SuperBlock, VolumeError> {
     let mut copies = read_copies(device);
     if let Some(only) = only {
@@ -87,7 +90,7 @@ pub fn choose(device: &dyn Device, only: Option<usize>) -> Result<SuperBlock, Vo
         .iter()
         .filter_map(|report| Some((report.copy, report.verdict.as_ref().ok()?)))
         .filter(|(_, good)| fsid.is_none_or(|fsid| good.fsid() == fsid))
-        // `max_by_key` takes the last of equals; the copies count backwards (law 2).
+        // `max_by_key` returns the last of equals; the copies are ordered in reverse (law 2).
         .max_by_key(|(copy, good)| (good.generation(), std::cmp::Reverse(*copy)))
         .map(|(_, good)| good.clone());
     best.ok_or_else(|| VolumeError::NoSuperBlock { device: name(), copies })

@@ -1,31 +1,31 @@
-//! [`Volume`]: devices that were opened together, and the chunks that lie on them.
+//! [`Volume`]: the devices of one filesystem, opened together, and the chunks on them.
 //!
-//! A volume is opened in three steps, because its chunk tree lies in chunks itself:
+//! A volume is opened in three steps, because its chunk tree is itself stored in chunks:
 //!
 //! ```text
-//! open            superblocks read, devices matched, system chunks installed
-//! install_chunk   \  fed by who reads the chunk tree, through
-//! install_device  /  read_block
-//! seal            the chunks fit, no device is missing, or what is missing can be done without
+//! open            reads the superblocks, matches the devices, installs the system chunks
+//! install_chunk   \  called by the reader of the chunk tree, which reads it
+//! install_device  /  with read_block
+//! seal            checks that the chunks fit, and that no device is missing that is needed
 //! ```
 //!
 //! Laws:
-//! 1. What a device must be is said by the device items; what it is, by its superblock. They meet
-//!    by devid and uuid.
-//! 2. Without `degraded` a missing device is an error that names it. With it, the volume opens if
-//!    every chunk can be read, each by its own profile and its own devices.
-//! 3. A device that the volume does not list is not read from. If it is of another volume, giving
-//!    it was a mistake, and is refused.
-//! 4. A device that ends before its device item says is refused, as the kernel refuses it: chunks
-//!    may lie, or be made, behind its end.
+//! 1. Device items say which devices the volume has; superblocks say which device each given one
+//!    is. They are matched by devid and uuid.
+//! 2. Without `degraded`, a missing device is an error that names it. With `degraded`, the volume
+//!    opens if every chunk can be read, each by its own profile and from its own devices.
+//! 3. A device that has no device item is not read from. If it belongs to another volume, opening
+//!    fails.
+//! 4. A device that is shorter than its device item says is refused, as in the kernel: chunks may
+//!    be at its end, or be allocated there later.
 
 use crate::barrier::InPlace;
 use crate::chunk_map::{ChunkMap, Chunks};
 use crate::error::VolumeError;
-use crate::lanes::Lanes;
-use crate::members::{DeviceStatus, ErrorCounts, Member, gather};
+use crate::members::{DeviceStatus, ErrorCounts, Member, match_devices};
+use crate::queue_pool::QueuePool;
 use crate::rescue::Rescues;
-use crate::stripe::{Layout, Place};
+use crate::stripe::{IoStripe, Layout};
 use crate::super_blocks;
 use arc_swap::ArcSwap;
 use butternut_device::Device;
@@ -34,48 +34,53 @@ use butternut_format::device_item::DeviceItem;
 use butternut_format::node::BlockRules;
 use butternut_format::super_block::SuperBlock;
 use butternut_format::units::{DevId, Logical};
+use butternut_sys::lock::{Mutex, MutexGuard, rank};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// How to open a volume.
+/// Options for opening a volume.
 #[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
-    /// Open with devices missing, if every chunk can still be read.
+    /// Opens with devices missing, if every chunk can still be read.
     pub degraded: bool,
-    /// With `degraded`: open even if chunks are lost; reads from those fail.
+    /// With `degraded`: opens even if chunks are lost. Reads from those fail.
     pub allow_lost_chunks: bool,
-    /// Open with devices that are shorter than their device items: for a checker, which reports
+    /// Opens with devices that are shorter than their device items. For a checker, which reports
     /// them.
     pub allow_short_devices: bool,
-    /// Believe this superblock copy (0 to 2) of each device, and no other.
+    /// Uses only this superblock copy (0 to 2) of each device.
     pub super_copy: Option<usize>,
 }
 
-/// Devices that were opened together, and the chunks that lie on them.
+/// The devices of one filesystem, opened together, and the chunks on them.
 #[derive(Debug)]
 pub struct Volume {
     pub(crate) members: Box<[Member]>,
-    pub(crate) lanes: Lanes,
+    pub(crate) queues: QueuePool,
     pub(crate) chunks: ChunkMap,
     pub(crate) rules: ArcSwap<BlockRules>,
     pub(crate) rescues: Rescues,
     super_block: SuperBlock,
     options: OpenOptions,
-    items: Mutex<BTreeMap<(DevId, [u8; 16]), DeviceItem>>,
+    items: Mutex<BTreeMap<(DevId, [u8; 16]), DeviceItem>, rank::DeviceItems>,
     writable_degraded: AtomicBool,
     pub(crate) in_place: InPlace,
 }
 
 impl Volume {
-    /// Reads the superblocks, matches the devices, and installs the system chunks.
+    /// Reads the superblocks, matches the devices and installs the system chunks.
+    ///
+    /// # Errors
+    ///
+    /// If a device has no usable superblock, or the devices belong to different volumes.
     pub fn open(devices: Vec<Arc<dyn Device>>, options: OpenOptions) -> Result<Self, VolumeError> {
         let mut given = Vec::with_capacity(devices.len());
         for device in devices {
             let super_block = super_blocks::choose(device.as_ref(), options.super_copy)?;
             given.push((device, super_block));
         }
-        let (members, super_block) = gather(given)?;
+        let (members, super_block) = match_devices(given)?;
         let mut rules = BlockRules::of(&super_block);
         for seed in members.iter().filter(|member| member.is_seed) {
             rules.fsids.push(seed.super_block.metadata_uuid());
@@ -83,7 +88,7 @@ impl Volume {
         let devices: Arc<[_]> = members.iter().map(|member| Arc::clone(&member.device)).collect();
         let volume = Self {
             members: members.into_boxed_slice(),
-            lanes: Lanes::new(devices),
+            queues: QueuePool::new(devices),
             chunks: ChunkMap::default(),
             rules: ArcSwap::from_pointee(rules),
             rescues: Rescues::default(),
@@ -97,31 +102,35 @@ impl Volume {
             let chunk = chunk.map_err(VolumeError::Chunk)?;
             volume.install_chunk(chunk.logical, &chunk)?;
         }
-        volume.chunks.settle().map_err(VolumeError::Chunk)?;
+        volume.chunks.publish().map_err(VolumeError::Chunk)?;
         Ok(volume)
     }
 
-    /// Adds a chunk. One that overlaps another is refused when the volume is sealed.
+    /// Adds a chunk. A chunk that overlaps another is reported by [`Volume::seal`] or
+    /// [`Volume::publish_chunks`].
     pub fn install_chunk(&self, logical: Logical, chunk: &Chunk) -> Result<(), VolumeError> {
-        let places = chunk.stripes.iter().map(|stripe| self.place(stripe)).collect();
+        let stripes = chunk.stripes.iter().map(|stripe| self.resolve(stripe)).collect();
         let layout =
-            Layout::new(logical, chunk.bytes, chunk.flags, places).map_err(VolumeError::Chunk)?;
+            Layout::new(logical, chunk.bytes, chunk.flags, stripes).map_err(VolumeError::Chunk)?;
         self.chunks.stage(layout);
         Ok(())
     }
 
-    /// Says whether all chunks that were installed fit, for who installs them in a volume that is
-    /// in use; one that overlaps another is refused, and left out.
-    pub fn settle_chunks(&self) -> Result<(), VolumeError> {
-        self.chunks.settle().map_err(VolumeError::Chunk)
+    /// Makes the installed chunks visible in a volume that is in use.
+    ///
+    /// # Errors
+    ///
+    /// If a chunk overlaps another. That chunk is left out.
+    pub fn publish_chunks(&self) -> Result<(), VolumeError> {
+        self.chunks.publish().map_err(VolumeError::Chunk)
     }
 
-    /// Takes out the chunk that begins at an address. Says whether there was one.
+    /// Removes the chunk that begins at an address. Returns whether there was one.
     pub fn remove_chunk(&self, logical: Logical) -> bool {
         self.chunks.remove(logical).is_some()
     }
 
-    /// Adds what the chunk tree says of a device, or what it says now.
+    /// Adds or replaces a device item of the chunk tree.
     pub fn install_device(&self, item: &DeviceItem) {
         let rules = self.rules.load();
         if !rules.fsids.contains(&item.fsid) {
@@ -132,11 +141,11 @@ impl Volume {
         self.items().insert((item.devid, item.uuid), *item);
     }
 
-    /// Decides whether the volume can be used with the devices that are there (laws 2 and 3).
+    /// Decides whether the volume can be used with the devices that are present (laws 2 to 4).
     pub fn seal(&self) -> Result<(), VolumeError> {
-        self.settle_chunks()?;
+        self.publish_chunks()?;
         let chunks = self.chunks();
-        self.refuse_strangers()?;
+        self.refuse_foreign_devices()?;
         self.refuse_short_devices()?;
         let devids = self.missing(&chunks);
         self.writable_degraded
@@ -158,28 +167,28 @@ impl Volume {
         Err(VolumeError::ChunksLost { devids, chunks: chunks.len(), lost })
     }
 
-    /// The newest superblock of the volume, as it was when the volume was opened.
+    /// Returns the newest superblock of the volume, as it was when the volume was opened.
     pub fn super_block(&self) -> &SuperBlock {
         &self.super_block
     }
 
-    /// The chunks as they are now.
+    /// Returns the chunks as they are now.
     pub fn chunks(&self) -> Arc<Chunks> {
         Arc::clone(&self.chunks.load())
     }
 
-    /// What every block is held to.
+    /// Returns the rules that every tree block is checked against.
     pub fn block_rules(&self) -> Arc<BlockRules> {
         self.rules.load_full()
     }
 
-    /// Whether every chunk could be written with the devices that are there, by the rule the
-    /// kernel mounts by. Known once sealed.
+    /// Returns whether every chunk could be written with the devices that are present, by the
+    /// kernel's rule for degraded mounts. Known after [`Volume::seal`].
     pub fn writable_degraded(&self) -> bool {
         self.writable_degraded.load(Ordering::Relaxed)
     }
 
-    /// Every device that the volume lists, and every one that was given, by devid.
+    /// Returns every device that the volume lists, and every device that was given, by devid.
     pub fn devices(&self) -> Vec<DeviceStatus> {
         let items = self.items();
         let mut all: Vec<DeviceStatus> = self
@@ -211,10 +220,19 @@ impl Volume {
         all
     }
 
-    fn place(&self, stripe: &Stripe) -> Place {
+    /// Returns whether the chunk of an address is on a seed device, which is never written to.
+    pub fn is_on_seed(&self, logical: Logical) -> bool {
+        let seeds = |stripe: &IoStripe| {
+            stripe.slot.and_then(|slot| self.members.get(slot)).is_some_and(|member| member.is_seed)
+        };
+        self.members.iter().any(|member| member.is_seed)
+            && self.chunks().find(logical).is_some_and(|layout| layout.stripes().iter().any(seeds))
+    }
+
+    fn resolve(&self, stripe: &Stripe) -> IoStripe {
         let slot = self.slot(stripe.devid, &stripe.dev_uuid);
         let member = slot.and_then(|slot| self.members.get(slot));
-        Place {
+        IoStripe {
             devid: stripe.devid,
             uuid: stripe.dev_uuid,
             physical: stripe.offset,
@@ -228,16 +246,16 @@ impl Volume {
     }
 
     /// Law 3.
-    fn refuse_strangers(&self) -> Result<(), VolumeError> {
+    fn refuse_foreign_devices(&self) -> Result<(), VolumeError> {
         let items = self.items();
-        let stranger = self.members.iter().find(|member| {
+        let foreign = self.members.iter().find(|member| {
             member.is_seed && !items.contains_key(&(member.item().devid, member.item().uuid))
         });
-        let Some(stranger) = stranger else { return Ok(()) };
+        let Some(foreign) = foreign else { return Ok(()) };
         let own = self.members.iter().find(|member| !member.is_seed);
         Err(VolumeError::OtherVolume {
-            device: stranger.device.name().to_owned(),
-            have: stranger.super_block.fsid(),
+            device: foreign.device.name().to_owned(),
+            have: foreign.super_block.fsid(),
             want: self.super_block.fsid(),
             other: own.map_or_else(String::new, |member| member.device.name().to_owned()),
         })
@@ -266,15 +284,15 @@ impl Volume {
         self.options.degraded
     }
 
-    /// Devices that an item or a chunk names, and that were not given.
+    /// Returns the devices that a device item or a chunk names and that were not given.
     fn missing(&self, chunks: &Chunks) -> Vec<DevId> {
         let items = self.items();
         let listed = items
             .values()
             .filter(|item| self.slot(item.devid, &item.uuid).is_none())
             .map(|item| item.devid);
-        let places = chunks.iter().flat_map(|chunk| chunk.places());
-        let used = places.filter(|place| place.slot.is_none()).map(|place| place.devid);
+        let stripes = chunks.iter().flat_map(|chunk| chunk.stripes());
+        let used = stripes.filter(|stripe| stripe.slot.is_none()).map(|stripe| stripe.devid);
         let mut devids: Vec<DevId> = listed.chain(used).collect();
         devids.sort_unstable();
         devids.dedup();
@@ -282,6 +300,6 @@ impl Volume {
     }
 
     pub(crate) fn items(&self) -> MutexGuard<'_, BTreeMap<(DevId, [u8; 16]), DeviceItem>> {
-        self.items.lock().unwrap_or_else(PoisonError::into_inner)
+        self.items.lock()
     }
 }

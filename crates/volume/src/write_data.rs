@@ -1,26 +1,27 @@
-//! Writing: data and tree blocks, to every copy that the profile keeps.
+//! Writes data and tree blocks to every mirror of the profile.
 //!
 //! Laws:
-//! 1. Every copy is written. A write is `Ok` if no more copies failed than may (law 1 of
-//!    [`crate::tolerance`]). A write one of whose devices is missing fails; so does one that lies
-//!    in a profile with parity, by name, until rows can be read, changed and written.
-//! 2. Each write has its own result. A write that fails takes no other down, though it went to
-//!    the device together with its neighbours.
-//! 3. Nothing is promised to survive a power cut before [`Volume::flush`] has returned.
+//! 1. Every mirror is written. A write is `Ok` if at most as many mirrors failed as are tolerated
+//!    (law 1 of [`crate::tolerance`]). A write fails if a device of one of its mirrors is missing.
+//!    A write to a profile with parity fails with [`VolumeError::ParityWrite`]: reading, modifying
+//!    and writing full stripes is not supported.
+//! 2. Each write has its own result. A write that fails does not affect others, even if they were
+//!    submitted as one device write.
+//! 3. A write is durable only when [`Volume::flush`] has returned after it.
 //!
-//! Writes of one batch must not overlap: which of two would win is not known.
+//! Writes of one batch must not overlap: the result would be undefined.
 
 use crate::error::VolumeError;
 use crate::tolerance::Content;
 use crate::volume::Volume;
-use crate::write_run::WriteBatch;
+use crate::write_batch::WriteBatch;
 use butternut_format::refused::{Refused, require};
 use butternut_format::units::{Logical, SECTOR_BYTES, length};
 
-/// A write of whole sectors out of borrowed memory, one of a batch.
+/// One write of a batch: whole sectors from borrowed memory.
 #[derive(Debug)]
 pub struct DataWrite<'a> {
-    /// Sector aligned.
+    /// Aligned to sectors.
     pub logical: Logical,
     /// Whole sectors.
     pub buf: &'a [u8],
@@ -35,13 +36,13 @@ impl<'a> DataWrite<'a> {
 }
 
 impl Volume {
-    /// Writes a batch; each write has its own result.
+    /// Writes a batch. Each write has its own result.
     pub fn write_data(&self, writes: &mut [DataWrite<'_>]) {
         self.write_data_meanwhile(writes, &mut || {});
     }
 
-    /// As [`Self::write_data`]; `work` is done once on this thread, if possible while the devices
-    /// write.
+    /// As [`Self::write_data`]. Calls `work` once on this thread, if possible while the writes are
+    /// in flight.
     pub fn write_data_meanwhile(&self, writes: &mut [DataWrite<'_>], work: &mut dyn FnMut()) {
         let chunks = self.chunks.load();
         let mut batch = WriteBatch::new(self, &chunks, Content::Data, writes.len());
@@ -58,7 +59,11 @@ impl Volume {
         }
     }
 
-    /// Writes blocks, all of them or an error: the first, in the order of the addresses.
+    /// Writes tree blocks.
+    ///
+    /// # Errors
+    ///
+    /// The first failure in the order of the addresses. Other blocks may have been written.
     pub fn write_blocks(&self, blocks: &[(Logical, &[u8])]) -> Result<(), VolumeError> {
         let chunks = self.chunks.load();
         let mut batch = WriteBatch::new(self, &chunks, Content::Blocks, blocks.len());
@@ -77,5 +82,5 @@ pub(crate) fn check_shape(logical: Logical, bytes: usize) -> Result<(), VolumeEr
         let whole = length(bytes).is_multiple_of(SECTOR_BYTES);
         require(whole, "length", bytes, "a multiple of 4096")
     };
-    shape().map_err(|refused| VolumeError::Misshapen { logical, refused })
+    shape().map_err(|refused| VolumeError::InvalidRange { logical, refused })
 }

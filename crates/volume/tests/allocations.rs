@@ -1,4 +1,4 @@
-//! In a steady state, reads and writes of a data queue allocate nothing.
+//! In a steady state, reads and writes of a data queue allocate no memory.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -10,7 +10,7 @@ use butternut_format::units::Logical;
 use butternut_sys::allocations::{CountingAllocator, allocations_of};
 use butternut_sys::buffer::Buffer;
 use butternut_sys::buffers::Buffers;
-use butternut_volume::{DataQueueOptions, Sums};
+use butternut_volume::{Checksums, DataQueueOptions};
 use set::{DEVICE_BYTES, START, volume_of};
 use std::sync::Arc;
 
@@ -42,17 +42,17 @@ fn a_steady_data_queue_allocates_nothing() {
                 assert!(taken.is_ok());
             }
             queue.submit();
-            queue.poll(&volume, 32, None, &mut done);
+            queue.poll(&volume, 32, None, &mut done).expect("the queue of this volume");
             for done in done.drain(..) {
                 let buffer = done.buffers.into_one().unwrap();
-                assert!(done.result.is_ok() && volume.verify(&buffer, Sums::None));
+                assert!(done.result.is_ok() && volume.verify(&buffer, Checksums::None));
                 spare.push(buffer);
             }
             for (row, tag) in rows.drain(..).zip(0..) {
                 let taken = queue.write(&volume, Logical(START + tag * 65536), row, tag);
                 assert!(taken.is_ok());
             }
-            queue.poll(&volume, 16, None, &mut done);
+            queue.poll(&volume, 16, None, &mut done).expect("the queue of this volume");
             rows.extend(done.drain(..).map(|done| done.buffers));
         };
         round();

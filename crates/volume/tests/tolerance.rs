@@ -1,5 +1,5 @@
-//! Devices that fail writes and flushes under profiles that keep more than one copy: what is
-//! enough, what is not, and which copies are read afterwards.
+//! Devices that fail writes and flushes under profiles with several mirrors: which failures are
+//! tolerated, and which mirrors are read afterwards.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -11,7 +11,8 @@ use butternut_format::super_block::{COPY_OFFSETS, SuperBlock};
 use butternut_format::units::{DevId, Logical};
 use butternut_sys::buffer::Buffer;
 use butternut_volume::{
-    DataQueueOptions, DataRead, DataWrite, ErrorCounts, Facts, Sums, TroubleKind, VolumeError,
+    Checksums, DataQueueOptions, DataRead, DataWrite, DeviceEventKind, ErrorCounts,
+    ProfileAttributes, VolumeError,
 };
 use set::{START, Set, pattern, profiles, set, super_block};
 use std::time::Instant;
@@ -29,7 +30,7 @@ fn write_queued(set: &Set, at: u64, bytes: &[u8]) -> Result<(), VolumeError> {
     let mut queue = set.volume.data_queue(&DataQueueOptions::default());
     queue.write(&set.volume, Logical(at), Buffer::copy_of(bytes), 0).unwrap();
     let mut done = Vec::new();
-    queue.poll(&set.volume, 1, None, &mut done);
+    queue.poll(&set.volume, 1, None, &mut done).unwrap();
     done.remove(0).result
 }
 
@@ -39,7 +40,7 @@ fn write_block(set: &Set, at: u64, bytes: &[u8]) -> Result<(), VolumeError> {
 
 fn read(set: &Set, at: u64, bytes: usize) -> Result<Vec<u8>, String> {
     let mut memory = vec![0; bytes];
-    let mut reads = [DataRead::new(Logical(at), &mut memory, Sums::None)];
+    let mut reads = [DataRead::new(Logical(at), &mut memory, Checksums::None)];
     set.volume.read_data(&mut reads);
     let [read] = reads;
     read.result.map_err(|error| error.to_string())?;
@@ -52,26 +53,26 @@ fn generation(set: &Set, device: usize, copy: usize) -> u64 {
     SuperBlock::check(&bytes, copy).map_or(0, |good| good.generation().0)
 }
 
-/// Every profile, every number of devices that die: what is written is there, or it is an error.
+/// For every profile and every number of dead devices, a successful write can be read back.
 #[test]
-fn a_write_succeeds_with_as_many_dead_devices_as_the_profile_tolerates() {
+fn writes_tolerate_as_many_dead_devices_as_the_profile() {
     type Write = fn(&Set, u64, &[u8]) -> Result<(), VolumeError>;
-    let lanes: [Write; 3] = [write_data, write_queued, write_block];
+    let paths: [Write; 3] = [write_data, write_queued, write_block];
     let mut more = profiles();
     more.push((BlockGroupFlags::RAID1C4, 4));
     for (profile, devices) in more {
-        let facts = Facts::of(profile.profile().unwrap());
+        let attributes = ProfileAttributes::of(profile.profile().unwrap());
         for dead in 1..=usize::try_from(devices).unwrap() {
-            for lane in lanes {
+            for path in paths {
                 let set = set(profile, devices);
                 let bytes = pattern(9, 64 << 10);
-                lane(&set, START, &pattern(8, 64 << 10)).unwrap();
+                path(&set, START, &pattern(8, 64 << 10)).unwrap();
                 for device in &set.devices[..dead] {
                     device.add(Rule::everywhere(Fault::WriteError));
                 }
-                let result = lane(&set, START, &bytes);
-                let what = format!("{} of {devices} devices, {dead} dead", facts.name);
-                if dead <= facts.failures_tolerated {
+                let result = path(&set, START, &bytes);
+                let what = format!("{} of {devices} devices, {dead} dead", attributes.name);
+                if dead <= attributes.failures_tolerated {
                     result.unwrap_or_else(|error| panic!("{what}: {error}"));
                     assert_eq!(read(&set, START, bytes.len()).unwrap(), bytes, "{what}");
                 } else if dead == usize::try_from(devices).unwrap() {
@@ -79,7 +80,10 @@ fn a_write_succeeds_with_as_many_dead_devices_as_the_profile_tolerates() {
                 }
                 let counts = set.volume.devices();
                 let failed = counts.iter().filter(|status| status.errors.write_errors > 0).count();
-                assert!(failed <= dead && (failed > 0 || facts.is_striped), "{what}: {failed}");
+                assert!(
+                    failed <= dead && (failed > 0 || attributes.is_striped),
+                    "{what}: {failed}"
+                );
                 assert_eq!(set.volume.unrecorded_stats().len(), failed, "{what}");
             }
         }
@@ -87,7 +91,7 @@ fn a_write_succeeds_with_as_many_dead_devices_as_the_profile_tolerates() {
 }
 
 #[test]
-fn one_copy_of_dup_is_enough_for_a_tree_block_and_not_for_data() {
+fn one_mirror_of_dup_is_enough_for_tree_blocks_only() {
     let set = set(BlockGroupFlags::DUP, 1);
     set.fail(0, 4 << 20..(4 << 20) + (1 << 20));
     let bytes = pattern(1, 16384);
@@ -98,9 +102,9 @@ fn one_copy_of_dup_is_enough_for_a_tree_block_and_not_for_data() {
     set.volume.write_super(&super_block(1, 1)).unwrap();
 }
 
-/// What one device missed and another lost from its cache is nowhere.
+/// Bytes that one device missed and another lost from its cache are on no device.
 #[test]
-fn a_flush_fails_when_what_it_lost_was_missed_elsewhere() {
+fn a_flush_fails_if_another_device_has_failed_writes() {
     for order in [[0, 1], [1, 0]] {
         let set = set(RAID1, 2);
         let missed = set.devices[order[0]].add(Rule::everywhere(Fault::WriteError));
@@ -111,7 +115,7 @@ fn a_flush_fails_when_what_it_lost_was_missed_elsewhere() {
         set.devices[order[1]].remove(lost);
         set.volume.flush().unwrap();
     }
-    // The system chunk of the set lies on the first device, so only the second may fail.
+    // The system chunk is on the first device, so only the second may fail.
     let set = set(RAID1, 2);
     set.devices[1].add(Rule::everywhere(Fault::FlushError));
     set.volume.flush().unwrap();
@@ -122,18 +126,34 @@ fn a_flush_fails_when_what_it_lost_was_missed_elsewhere() {
 }
 
 #[test]
-fn a_flush_is_needed_of_every_device_that_has_the_only_copy() {
+fn a_flush_must_succeed_on_devices_with_the_only_mirror() {
     for (profile, devices) in profiles() {
         let set = set(profile, devices);
         set.devices[usize::try_from(devices).unwrap() - 1].add(Rule::everywhere(Fault::FlushError));
-        let tolerated = Facts::of(profile.profile().unwrap()).failures_tolerated;
+        let tolerated = ProfileAttributes::of(profile.profile().unwrap()).failures_tolerated;
         assert_eq!(set.volume.flush().is_ok(), tolerated > 0, "{profile:?}");
     }
 }
 
 #[test]
+fn a_superblock_that_follows_a_failed_flush_is_refused_as_such() {
+    let set = set(BlockGroupFlags(0), 1);
+    let rule = set.devices[0].add(Rule::everywhere(Fault::FlushError));
+    let raw = super_block(1, 1);
+    assert!(set.volume.flush().is_err());
+    let refused = set.volume.write_super(&raw).unwrap_err();
+    assert!(
+        matches!(&refused, VolumeError::NotFlushed { devids } if devids == &[DevId(1)]),
+        "{refused}"
+    );
+    set.devices[0].remove(rule);
+    set.volume.flush().unwrap();
+    set.volume.write_super(&raw).unwrap();
+}
+
+#[test]
 fn superblocks_go_to_the_devices_that_have_not_failed() {
-    // The system chunk of the set lies on the first device, so the second may fail.
+    // The system chunk is on the first device, so the second may fail.
     let set = set(RAID1, 2);
     let rule = set.fail(1, COPY_OFFSETS[0]..COPY_OFFSETS[0] + 4096);
     let mut raw = super_block(1, 2);
@@ -147,7 +167,11 @@ fn superblocks_go_to_the_devices_that_have_not_failed() {
     raw.generation.set(9);
     set.volume.flush().unwrap();
     set.volume.write_super(&raw).unwrap();
-    assert_eq!((generation(&set, 0, 0), generation(&set, 1, 0)), (9, 7), "it has not all of it");
+    assert_eq!(
+        (generation(&set, 0, 0), generation(&set, 1, 0)),
+        (9, 7),
+        "a device that failed a flush gets no superblock"
+    );
     set.devices[1].remove(rule);
     raw.generation.set(10);
     set.volume.flush().unwrap();
@@ -163,9 +187,9 @@ fn superblocks_go_to_the_devices_that_have_not_failed() {
     assert!(set.volume.write_super(&raw).is_err(), "the system chunk has one copy");
 }
 
-/// Without checksums only the count of missed writes tells that a copy may be old.
+/// Without checksums only the count of failed writes tells that a mirror may be stale.
 #[test]
-fn a_copy_on_a_device_that_missed_writes_is_never_read_unproven() {
+fn a_stale_mirror_is_not_read_without_a_checksum() {
     let set = set(RAID1, 2);
     let sectors: u64 = 64;
     let size = usize::try_from(sectors * 4096).unwrap();
@@ -186,7 +210,7 @@ fn a_copy_on_a_device_that_missed_writes_is_never_read_unproven() {
         let at = Logical(START + nth * 4096);
         queue.read(&set.volume, at, Buffer::zeroed(4096), nth).unwrap();
         let mut done = Vec::new();
-        queue.poll(&set.volume, 1, None, &mut done);
+        queue.poll(&set.volume, 1, None, &mut done).unwrap();
         let at = usize::try_from(nth * 4096).unwrap();
         let bytes = done.remove(0).buffers.into_one().unwrap();
         assert_eq!(bytes[..], new[at..at + 4096]);
@@ -196,25 +220,25 @@ fn a_copy_on_a_device_that_missed_writes_is_never_read_unproven() {
     assert!(error.contains("has missed writes"), "{error}");
 }
 
-/// Each device has missed writes of its own: the session knows which, and reads each range from the
-/// device that has it, in one request or many, until it is written again.
+/// Each device has failed different writes. The session knows which, and reads each range from the
+/// current device, in one request or many, until it is written again.
 #[test]
-fn of_two_devices_that_missed_writes_the_one_that_has_the_range_is_read() {
+fn each_range_is_read_from_the_device_that_is_current_there() {
     let sectors: u64 = 64;
     let size = usize::try_from(sectors * 4096).unwrap();
-    for lane in [write_data, write_queued] {
+    for path in [write_data, write_queued] {
         let set = set(RAID1, 2);
         let (old, new) = (pattern(1, size), pattern(2, size));
         let part = |bytes: &[u8], nth: u64| {
             let at = usize::try_from(nth * 4096).unwrap();
             bytes[at..at + 4096].to_vec()
         };
-        lane(&set, START, &old).unwrap();
+        path(&set, START, &old).unwrap();
         let mut want = old.clone();
         for nth in (0..sectors).filter(|nth| nth % 3 > 0) {
             let device = &set.devices[usize::try_from(nth % 3 - 1).unwrap()];
             let rule = device.add(Rule::everywhere(Fault::WriteError));
-            lane(&set, START + nth * 4096, &part(&new, nth)).unwrap();
+            path(&set, START + nth * 4096, &part(&new, nth)).unwrap();
             device.remove(rule);
             let at = usize::try_from(nth * 4096).unwrap();
             want[at..at + 4096].copy_from_slice(&new[at..at + 4096]);
@@ -223,7 +247,8 @@ fn of_two_devices_that_missed_writes_the_one_that_has_the_range_is_read() {
         for nth in 0..sectors {
             assert!(read(&set, START + nth * 4096, 4096).unwrap() == part(&want, nth), "{nth}");
         }
-        // With one device gone, what it alone has is an error, and never the old bytes.
+        // With one device gone, a range that only it has is an error; the old bytes are never
+        // returned.
         let rule = set.devices[1].add(Rule::everywhere(Fault::ReadError));
         for nth in 0..sectors {
             let found = read(&set, START + nth * 4096, 4096);
@@ -232,16 +257,16 @@ fn of_two_devices_that_missed_writes_the_one_that_has_the_range_is_read() {
                 _ => assert!(found.unwrap() == part(&want, nth), "{nth}"),
             }
         }
-        lane(&set, START, &new).unwrap();
+        path(&set, START, &new).unwrap();
         assert!(read(&set, START, size).unwrap() == new, "it was written again");
         set.devices[1].remove(rule);
         set.check(START, &new);
     }
 }
 
-/// What an earlier session recorded names no ranges.
+/// The record of an earlier session names no ranges.
 #[test]
-fn of_a_device_with_old_misses_and_one_with_new_ones_the_session_knows_which_to_read() {
+fn ranges_known_to_be_stale_are_read_from_a_possibly_stale_device() {
     let set = set(RAID1, 2);
     let missed = ErrorCounts { write_errors: 1, ..ErrorCounts::default() };
     set.volume.add_recorded_stats(DevId(1), &missed);
@@ -253,19 +278,19 @@ fn of_a_device_with_old_misses_and_one_with_new_ones_the_session_knows_which_to_
     let reads = |device: usize| set.devices[device].counters().now().reads;
     let before = reads(0);
     read(&set, START + (64 << 10), 128 << 10).unwrap();
-    assert_eq!(reads(0), before, "the other device has missed nothing there");
+    assert_eq!(reads(0), before, "the other device is current there");
     assert_eq!(read(&set, START + 8192, 4096).unwrap(), bytes);
     assert!(reads(0) > before);
 }
 
-/// The same where the count is from an earlier session.
+/// The count is from an earlier session.
 #[test]
-fn a_device_with_missed_writes_on_record_is_doubtful_from_the_start() {
+fn a_device_with_failed_writes_on_record_may_be_stale() {
     let set = set(RAID1, 2);
     let missed = ErrorCounts { write_errors: 3, corruption_errors: 1, ..ErrorCounts::default() };
     set.volume.add_recorded_stats(DevId(1), &missed);
     assert!(set.volume.unrecorded_stats().is_empty());
-    assert!(!set.volume.has_unrecorded_doubt());
+    assert!(!set.volume.has_newly_failed_device());
     let bytes = pattern(3, 4 << 20);
     write_data(&set, START, &bytes).unwrap();
     let before = set.devices[0].counters().now().reads;
@@ -273,43 +298,43 @@ fn a_device_with_missed_writes_on_record_is_doubtful_from_the_start() {
     assert_eq!(set.devices[0].counters().now().reads, before);
     set.devices[1].add(Rule::everywhere(Fault::WriteError));
     write_data(&set, START, &bytes).unwrap();
-    assert!(set.volume.has_unrecorded_doubt());
+    assert!(set.volume.has_newly_failed_device());
     let counts = set.volume.unrecorded_stats();
     assert_eq!(counts.len(), 1);
     set.volume.set_recorded_stats(counts[0].0, &counts[0].1);
-    assert!(set.volume.unrecorded_stats().is_empty() && !set.volume.has_unrecorded_doubt());
+    assert!(set.volume.unrecorded_stats().is_empty() && !set.volume.has_newly_failed_device());
     assert_eq!(set.volume.devices()[0].errors, missed);
 }
 
 #[test]
-fn what_was_survived_is_reported_once() {
+fn a_tolerated_failure_is_reported_once() {
     let set = set(RAID1, 2);
     let bytes = pattern(4, 4 << 20);
     set.devices[1].add(Rule::everywhere(Fault::WriteError));
     write_data(&set, START, &bytes).unwrap();
     set.devices[1].clear();
     let now = Instant::now();
-    let told = set.volume.take_troubles(now);
-    assert_eq!(told.len(), 1);
-    assert_eq!((told[0].devid, told[0].kind), (DevId(2), TroubleKind::Write));
-    assert!(told[0].error.contains("cannot write"), "{}", told[0].error);
+    let events = set.volume.take_device_events(now);
+    assert_eq!(events.len(), 1);
+    assert_eq!((events[0].devid, events[0].kind), (DevId(2), DeviceEventKind::Write));
+    assert!(events[0].error.contains("cannot write"), "{}", events[0].error);
     write_data(&set, START, &bytes).unwrap();
-    assert!(set.volume.take_troubles(now).is_empty());
+    assert!(set.volume.take_device_events(now).is_empty());
 }
 
 #[test]
 fn a_superblock_of_another_writer_stops_the_commit() {
     let set = set(RAID1, 2);
-    set.volume.check_own().unwrap();
+    set.volume.check_own_supers().unwrap();
     let mut raw = super_block(1, 2);
     raw.generation.set(8);
     set.volume.write_super(&raw).unwrap();
-    set.volume.check_own().unwrap();
+    set.volume.check_own_supers().unwrap();
     let mut foreign = vec![0; 4096];
     set.devices[1].read_at(COPY_OFFSETS[0], &mut foreign).unwrap();
     foreign[0x12b] ^= 1;
     foreign[0] ^= 1;
     set.devices[1].write_at(COPY_OFFSETS[0], &foreign).unwrap();
-    let error = set.volume.check_own().unwrap_err();
+    let error = set.volume.check_own_supers().unwrap_err();
     assert!(matches!(&error, VolumeError::ForeignSuper { device, .. } if device == "memory2"));
 }

@@ -1,4 +1,5 @@
-//! Writes over devices in memory: every copy, few requests, and failures that stay where they are.
+//! Writes over devices in memory: every mirror is written with few requests, and a failure affects
+//! one write.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -13,20 +14,20 @@ use butternut_volume::{DataWrite, VolumeError};
 use set::{BYTES, DEVICE_BYTES, FSID, START, chunk, pattern, profiles, set, super_block, uuid};
 
 #[test]
-fn writes_of_all_sizes_reach_every_copy_of_every_profile() {
+fn writes_of_all_sizes_are_on_every_mirror_of_every_profile() {
     for (profile, devices) in profiles() {
         let set = set(profile, devices);
         let sizes = [4096, 8192, 65536, 4096, 300 << 10, 3 << 20, 16384, 16384, 1 << 20, 4096];
         let bytes: Vec<Vec<u8>> =
             sizes.iter().enumerate().map(|(nth, size)| pattern(nth as u64, *size)).collect();
         let mut at = START + 4096;
-        let mut places = Vec::new();
+        let mut addresses = Vec::new();
         for (nth, bytes) in bytes.iter().enumerate() {
-            places.push(at);
-            // Some are neighbours, some are not.
+            addresses.push(at);
+            // Some writes are adjacent, some are not.
             at += bytes.len() as u64 + if nth % 3 == 0 { 8192 } else { 0 };
         }
-        let mut writes: Vec<DataWrite<'_>> = places
+        let mut writes: Vec<DataWrite<'_>> = addresses
             .iter()
             .zip(&bytes)
             .map(|(at, bytes)| DataWrite::new(Logical(*at), bytes))
@@ -34,14 +35,14 @@ fn writes_of_all_sizes_reach_every_copy_of_every_profile() {
             .collect();
         set.volume.write_data(&mut writes);
         assert!(writes.iter().all(|write| write.result.is_ok()), "{writes:?}");
-        for (at, bytes) in places.iter().zip(&bytes) {
+        for (at, bytes) in addresses.iter().zip(&bytes) {
             set.check(*at, bytes);
         }
     }
 }
 
 #[test]
-fn neighbouring_blocks_go_down_as_one_request_per_copy_and_mebibyte() {
+fn adjacent_blocks_are_one_request_for_each_mirror_and_mebibyte() {
     let set = set(BlockGroupFlags::DUP, 1);
     let bytes = pattern(3, 4 << 20);
     let mut blocks: Vec<(Logical, &[u8])> = bytes
@@ -57,7 +58,7 @@ fn neighbouring_blocks_go_down_as_one_request_per_copy_and_mebibyte() {
 }
 
 #[test]
-fn a_batch_larger_than_the_memory_to_copy_in_goes_down_in_rounds() {
+fn a_large_batch_is_written_in_requests_of_a_mebibyte() {
     let set = set(BlockGroupFlags(0), 1);
     let bytes = pattern(4, usize::try_from(BYTES).unwrap());
     let blocks: Vec<(Logical, &[u8])> = bytes
@@ -72,7 +73,7 @@ fn a_batch_larger_than_the_memory_to_copy_in_goes_down_in_rounds() {
 }
 
 #[test]
-fn a_failed_write_takes_no_neighbour_down_and_is_counted() {
+fn a_failed_write_does_not_fail_its_neighbours_and_is_counted() {
     let set = set(BlockGroupFlags(0), 1);
     let bytes = pattern(5, 5 * 4096);
     // The device fails one sector in the middle.
@@ -90,13 +91,13 @@ fn a_failed_write_takes_no_neighbour_down_and_is_counted() {
     }
     let errors: Vec<u64> =
         set.volume.devices().iter().map(|status| status.errors.write_errors).collect();
-    assert_eq!(errors, [2], "together, and once more alone");
+    assert_eq!(errors, [2], "once in the run, once by itself");
     let logical = Logical(START);
     assert!(set.volume.write_blocks(&[(logical, &bytes)]).is_err());
 }
 
 #[test]
-fn what_cannot_be_written_everywhere_is_refused_before_anything_is() {
+fn a_write_that_cannot_reach_every_mirror_writes_nothing() {
     let set = set(BlockGroupFlags::RAID5, 3);
     let before = set.writes();
     let refused = set.volume.write_blocks(&[(Logical(START), &[0; 4096])]).unwrap_err();
@@ -104,7 +105,7 @@ fn what_cannot_be_written_everywhere_is_refused_before_anything_is() {
     let beyond = set.volume.write_blocks(&[(Logical(START + BYTES - 4096), &[0; 8192])]);
     assert!(matches!(beyond, Err(VolumeError::ParityWrite { .. } | VolumeError::Unmapped { .. })));
     let odd = set.volume.write_blocks(&[(Logical(START + 512), &[0; 4096])]);
-    assert!(matches!(odd, Err(VolumeError::Misshapen { .. })));
+    assert!(matches!(odd, Err(VolumeError::InvalidRange { .. })));
     assert_eq!(set.writes(), before);
 }
 
@@ -119,7 +120,7 @@ fn a_write_across_the_end_of_the_chunks_changes_nothing() {
 }
 
 #[test]
-fn superblocks_are_written_to_every_place_with_the_items_of_their_devices() {
+fn every_superblock_copy_has_the_item_of_its_device() {
     let set = set(BlockGroupFlags::RAID1, 2);
     assert!(set.volume.is_writable());
     for devid in 1..=2 {
@@ -151,7 +152,7 @@ fn superblocks_are_written_to_every_place_with_the_items_of_their_devices() {
 }
 
 #[test]
-fn a_failed_first_superblock_leaves_the_others_at_the_last_commit() {
+fn a_failed_first_superblock_keeps_the_others_at_the_last_commit() {
     let set = set(BlockGroupFlags(0), 1);
     set.volume.write_super(&super_block(1, 1)).unwrap();
     let rule = set.fail(0, COPY_OFFSETS[0]..COPY_OFFSETS[0] + 4096);
@@ -178,29 +179,29 @@ fn a_failed_flush_is_an_error_and_counted() {
 }
 
 #[test]
-fn chunks_come_and_go_while_the_volume_runs() {
+fn chunks_are_added_and_removed_while_the_volume_is_in_use() {
     let set = set(BlockGroupFlags(0), 1);
     let more = Logical(START + BYTES);
     let mut new = chunk(BlockGroupFlags::DATA, 1);
     (new.logical, new.bytes) = (more, 4 << 20);
     new.stripes[0].offset = Physical(60 << 20);
     set.volume.install_chunk(more, &new).unwrap();
-    set.volume.settle_chunks().unwrap();
+    set.volume.publish_chunks().unwrap();
     let bytes = pattern(6, 8192);
-    // One write over the seam of two chunks.
+    // One write across the boundary of two chunks.
     set.volume.write_blocks(&[(Logical(more.0 - 4096), &bytes)]).unwrap();
     set.check(more.0 - 4096, &bytes[..4096]);
     set.check(more.0, &bytes[4096..]);
     new.logical = Logical(more.0 + 4096);
     set.volume.install_chunk(new.logical, &new).unwrap();
-    assert!(set.volume.settle_chunks().is_err(), "it overlaps");
+    assert!(set.volume.publish_chunks().is_err(), "it overlaps");
     assert!(set.volume.remove_chunk(more));
     assert!(!set.volume.remove_chunk(more));
     assert!(set.volume.write_blocks(&[(more, &bytes)]).is_err());
 }
 
 #[test]
-fn discards_reach_every_copy_and_nothing_else() {
+fn discards_reach_every_mirror_and_nothing_else() {
     let set = set(BlockGroupFlags::DUP, 1);
     let bytes = pattern(7, 3 * 65536);
     set.volume.write_blocks(&[(Logical(START), &bytes)]).unwrap();

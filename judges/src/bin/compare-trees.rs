@@ -1,8 +1,8 @@
-//! `compare-trees [--copy] A B`: whether two directories show the same, entry by entry.
+//! `compare-trees [--copy] A B`: compares two directories entry by entry.
 //!
-//! Everything is compared: names, kinds, modes, owners, times, links, xattrs, every byte, data
-//! ranges. With `--copy`, B is a copy of A, which has its own inode numbers, allocation and times
-//! of access and change.
+//! It compares names, file types, modes, owners, times, links, xattrs, every byte, and data ranges.
+//! With `--copy`, B is a copy of A, and may differ in inode numbers, allocation, access times and
+//! change times.
 
 use anyhow::{Context, Result, bail};
 use butternut_judges::compare::{Field, Side, compare};
@@ -10,7 +10,7 @@ use butternut_judges::walk::walk;
 use std::io::Write;
 use std::path::Path;
 
-/// What two mounts of one volume may differ in: FUSE has no place for it.
+/// The differences between two mounts of one volume, which FUSE cannot represent.
 const MOUNT: [Field; 3] = [Field::Btime, Field::Flags, Field::Ino];
 
 const COPY: [Field; 12] = [

@@ -1,7 +1,7 @@
-//! `make-images [--list] [--jobs N] [NAME...]`: brings the shelf of test images up to date.
+//! `make-images [--list] [--jobs N] [NAME...]`: makes the test images that are missing or outdated.
 
 use anyhow::{Context, Result, bail};
-use butternut_judges::image::shelf;
+use butternut_judges::image::images_dir;
 use butternut_judges::maker::{Outcome, Work, make_all};
 use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,21 +14,21 @@ fn main() -> Result<()> {
     while let Some(arg) = args.next() {
         match arg.as_str() {
             "--list" => return list(),
-            "--jobs" => workers = args.next().context("--jobs wants a number")?.parse()?,
+            "--jobs" => workers = args.next().context("--jobs needs a number")?.parse()?,
             flag if flag.starts_with('-') => bail!("{flag}: no such option"),
             name => names.push(name.to_owned()),
         }
     }
-    let shelf = shelf();
+    let images_dir = images_dir();
     let start = Instant::now();
     let (made, failed) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    make_all(&shelf, &names, workers, &|outcome| {
+    make_all(&images_dir, &names, workers, &|outcome| {
         match outcome.result {
             Ok(Work::Nothing) => return,
             Ok(_) => made.fetch_add(1, Ordering::Relaxed),
             Err(_) => failed.fetch_add(1, Ordering::Relaxed),
         };
-        // A closed pipe must not stop the making.
+        // Continue if stdout is a closed pipe.
         say(outcome).ok();
     })?;
     let (made, failed) = (made.into_inner(), failed.into_inner());
@@ -37,7 +37,11 @@ fn main() -> Result<()> {
     }
     if made > 0 {
         let secs = start.elapsed().as_secs_f64();
-        writeln!(std::io::stdout(), "{made} images made in {secs:.0} s in {}", shelf.display())?;
+        writeln!(
+            std::io::stdout(),
+            "{made} images made in {secs:.0} s in {}",
+            images_dir.display()
+        )?;
     }
     Ok(())
 }

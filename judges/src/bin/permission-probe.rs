@@ -1,5 +1,5 @@
-//! `permission-probe DIR`: tries every case of the table of permissions in DIR, as the caller
-//! that it was started as, and prints a line for each: what it was told.
+//! `permission-probe DIR`: runs every case of the permission table in DIR with the credentials of
+//! this process, and prints the result of each on one line.
 
 use anyhow::{Context, Result};
 use butternut_judges::permissions;

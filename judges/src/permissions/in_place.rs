@@ -1,4 +1,4 @@
-//! Operations on the directory `d` of a case and on the names in it.
+//! Operations on the directory `d` of a case, and on the names in it.
 
 use super::{ANOTHER, At, Failed, Operation, on_file};
 use rustix::fs::{

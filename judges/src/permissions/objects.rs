@@ -1,4 +1,4 @@
-//! The objects of the table: made by root on one filesystem, looked at by root on every one.
+//! The objects of the table. Root makes them on one filesystem, and describes them on each.
 
 use super::{ANOTHER, Case, Flag, GROUP, OWNER, Object, cases};
 use anyhow::{Context, Result};
@@ -9,12 +9,12 @@ use std::fmt::Write as _;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
-/// When everything was made, in seconds.
+/// The time stamp of all new objects, in seconds.
 const MADE: i64 = 1_000_000_000;
 
 const CAPABILITY: [u8; 20] = [1, 0, 0, 2, 0, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// Makes the objects of every case in `root`.
+/// Makes the objects of all cases below `root`.
 pub fn make_all(root: &Path) -> Result<()> {
     std::fs::create_dir(root)?;
     std::fs::set_permissions(root, std::fs::Permissions::from_mode(0o755))?;
@@ -103,17 +103,17 @@ fn made_then(path: &Path) -> Result<()> {
     Ok(rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW)?)
 }
 
-/// What became of the objects of every case in `root`: a line for each.
-pub fn look_at_all(root: &Path) -> Result<Vec<String>> {
+/// Describes the objects of every case below `root` after the operations, one line for each.
+pub fn describe_all(root: &Path) -> Result<Vec<String>> {
     let all = (0..cases().len()).map(|at| {
         let mut seen = String::new();
-        look(&root.join(at.to_string()), "", &mut seen)?;
+        describe(&root.join(at.to_string()), "", &mut seen)?;
         Ok(seen)
     });
     all.collect()
 }
 
-fn look(dir: &Path, above: &str, seen: &mut String) -> Result<()> {
+fn describe(dir: &Path, above: &str, seen: &mut String) -> Result<()> {
     let mut names: Vec<_> =
         std::fs::read_dir(dir)?.map(|entry| Ok(entry?.file_name())).collect::<Result<_>>()?;
     names.sort();
@@ -145,7 +145,7 @@ fn look(dir: &Path, above: &str, seen: &mut String) -> Result<()> {
         }
         seen.push_str("; ");
         if kind == FileType::Directory {
-            look(&path, &format!("{shown}/"), seen)?;
+            describe(&path, &format!("{shown}/"), seen)?;
         }
     }
     Ok(())
@@ -173,7 +173,7 @@ fn attributes(path: &Path, seen: &mut String) -> Result<()> {
     Ok(())
 }
 
-/// Times are compared by what they tell: of the making, given, or of the operation.
+/// Describes a time by its origin: the initial time stamp, a given one, or that of the operation.
 fn time(secs: i64) -> String {
     if secs < MADE + 1_000_000 { secs.to_string() } else { "now".to_owned() }
 }

@@ -13,7 +13,7 @@ type Done = Result<(), Failed>;
 
 const ACCESS_ACL: &str = "system.posix_acl_access";
 
-/// A program's capabilities, as the kernel takes them.
+/// A program's capabilities in the kernel's xattr format.
 const CAPABILITY: [u8; 20] = [1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
 pub const OPERATIONS: &[(&str, Operation)] = &[
@@ -128,7 +128,7 @@ fn open(at: &Path, flags: OFlags) -> Result<OwnedFd, Failed> {
     rustix::fs::open(f(at), flags, Mode::from_raw_mode(0o644)).at("open")
 }
 
-/// A write is whole when it is on the medium.
+/// Writes, and makes the data durable.
 fn write(file: &OwnedFd, offset: u64) -> Done {
     rustix::io::pwrite(file, b"CHANGED", offset).at("write")?;
     rustix::fs::fsync(file).at("sync")
@@ -144,11 +144,11 @@ fn append_cleared(file: &OwnedFd) -> Done {
     write(file, 0)
 }
 
-/// The flag of direct writes is set in the place of the one that appends.
+/// Replaces the append flag of a descriptor by `O_DIRECT`.
 fn append_cleared_direct(at: &Path) -> Done {
     let file = open(at, APPENDS)?;
     rustix::fs::fcntl_setfl(&file, OFlags::DIRECT).at("clear")?;
-    // Of no block size: refused or written, but not below the end.
+    // The size is not a multiple of a block: the write fails or succeeds, but not below the end.
     match rustix::io::pwrite(&file, b"CHANGED", 0) {
         Ok(_) | Err(rustix::io::Errno::INVAL) => Ok(()),
         Err(errno) => Err(Failed("write", errno)),
@@ -207,7 +207,7 @@ fn access(at: &Path, how: rustix::fs::Access) -> Done {
     rustix::fs::accessat(CWD, f(at), how, AtFlags::EACCESS).at("access")
 }
 
-/// An ACL with one more user than the mode has, which may read and write.
+/// Returns an ACL with one more user than the mode has, which may read and write.
 pub(super) fn acl() -> Vec<u8> {
     const NO_ID: u32 = u32::MAX;
     let entries: [(u16, u16, u32); 5] =

@@ -10,7 +10,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-/// The longest xattr value that Linux passes on; a leaf usually holds less.
+/// The maximum size of an xattr value in Linux, in bytes; a leaf usually holds less.
 const VALUE_BYTES_MAX: usize = 65_536;
 
 pub fn everything(root: &Path) -> Result<()> {
@@ -28,7 +28,7 @@ pub fn set_xattr(path: &Path, name: &[u8], value: &[u8]) -> rustix::io::Result<(
     rustix::fs::lsetxattr(path, name.as_c_str(), value, XattrFlags::empty())
 }
 
-/// Small, empty, many, binary, equal-hash and the largest that fits.
+/// Makes xattrs: small, empty, many, binary, with equal hashes, and the largest that fits.
 pub fn xattrs(root: &Path) -> Result<()> {
     let file = root.join("xattrs");
     fs::write(&file, "attributes")?;
@@ -54,12 +54,12 @@ pub fn xattrs(root: &Path) -> Result<()> {
     set_xattr(&link, b"trusted.link", b"symlinks hold them too").context("trusted xattr")
 }
 
-/// Names under one hash: the readable part starts with the namespace.
+/// Returns names with the same hash, in the `user.` namespace.
 fn colliding_xattr_names(count: usize) -> Vec<Vec<u8>> {
     super::names::colliding_names_after(b"user.", count, 30, 5)
 }
 
-/// Finds the largest value that the volume takes, by halves.
+/// Finds the largest value that the volume accepts, by bisection.
 fn largest_xattr(path: &Path) -> Result<()> {
     fs::write(path, "big")?;
     let value = bytes(9, Texture::Noise, VALUE_BYTES_MAX);
@@ -74,7 +74,7 @@ fn largest_xattr(path: &Path) -> Result<()> {
     set_xattr(path, b"user.largest", &value[..fits]).context("the largest xattr")
 }
 
-/// An ACL as the kernel takes it: version 2, then (tag, permissions, id) per entry.
+/// Returns an ACL in the kernel's format: version 2, then (tag, permissions, id) of each entry.
 fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
     let mut value = vec![2, 0, 0, 0];
     for (tag, permissions, id) in entries {
@@ -91,15 +91,15 @@ const GROUP_OBJ: u16 = 4;
 const GROUP: u16 = 8;
 const MASK: u16 = 16;
 const OTHER: u16 = 32;
-const NOBODY_IN_PARTICULAR: u32 = u32::MAX;
+const NO_ID: u32 = u32::MAX;
 
 pub fn acls(root: &Path) -> Result<()> {
-    let none = NOBODY_IN_PARTICULAR;
+    let none = NO_ID;
     let mut entries = vec![(USER_OBJ, 6, none)];
     entries.extend((1000..1040).map(|id| (USER, 4, id)));
     entries.extend([(GROUP_OBJ, 4, none), (GROUP, 6, 2000), (MASK, 6, none), (OTHER, 0, none)]);
     let file = root.join("acl");
-    fs::write(&file, "who may read this?")?;
+    fs::write(&file, "the ACL is on this")?;
     set_xattr(&file, b"system.posix_acl_access", &acl(&entries)).context("ACL")?;
     let dir = root.join("acl-default");
     fs::create_dir(&dir)?;
@@ -110,7 +110,7 @@ pub fn acls(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// `cap_net_raw,cap_net_admin+ep`, and the third version of the form with a root user id.
+/// Makes files with `cap_net_raw,cap_net_admin+ep`, and one of version 3 with a root user id.
 pub fn capabilities(root: &Path) -> Result<()> {
     let words = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect();
     let forms: [(&str, Vec<u8>); 2] = [
@@ -144,7 +144,7 @@ pub fn modes_and_owners(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Before 1970, after 2038, far away on both sides, and the ends of the nanoseconds.
+/// Makes times before 1970, after 2038, far from both, and with extreme nanoseconds.
 pub fn times(root: &Path) -> Result<()> {
     let moments = [
         ("epoch", 0, 0),
@@ -172,7 +172,7 @@ fn set_times(path: &Path, access: (i64, i64), modification: (i64, i64)) -> Resul
     rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW).context("utimensat")
 }
 
-/// Device nodes up to the largest numbers, fifos, sockets, symlinks of every length.
+/// Makes device nodes up to the largest numbers, fifos, sockets, symlinks of many lengths.
 pub fn special_files(root: &Path) -> Result<()> {
     let mode = Mode::from_raw_mode(0o640);
     let numbers = [(1, 3), (0, 0), (8, 0), (255, 255), (256, 256), (4095, 1_048_575), (259, 4_660)];
@@ -193,7 +193,7 @@ pub fn special_files(root: &Path) -> Result<()> {
         let target: Vec<u8> = target.iter().map(|b| if *b == b'\n' { b'/' } else { *b }).collect();
         let path = targets.join(format!("length-{len}"));
         match std::os::unix::fs::symlink(super::names::child(Path::new(""), &target), path) {
-            // A small node holds only short targets.
+            // A small node holds short targets only.
             Err(error) if error.kind() == std::io::ErrorKind::InvalidFilename => {}
             other => other.context("symlink")?,
         }
@@ -205,7 +205,7 @@ pub fn special_files(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Flags that `chattr` sets. Immutable ones come last: nothing can be changed under them.
+/// Sets `chattr` flags. The immutable ones come last, because they forbid later changes.
 pub fn flags(root: &Path) -> Result<()> {
     let uncached = root.join("nodatacow");
     fs::create_dir(&uncached)?;
@@ -214,7 +214,7 @@ pub fn flags(root: &Path) -> Result<()> {
     fs::write(uncached.join("inherits-small"), "inline")?;
     let compressed = root.join("chattr-compressed");
     File::create(&compressed)?;
-    // A volume mounted without copy-on-write refuses compression.
+    // A volume that is mounted with nodatacow refuses compression.
     set_flags(&compressed, IFlags::COMPRESSED).ok();
     fs::write(&compressed, bytes(21, Texture::Text, 200_000))?;
     let names = [

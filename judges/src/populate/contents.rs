@@ -1,11 +1,11 @@
-//! Files by size and texture: every boundary at which the format changes its mind.
+//! Files of sizes and textures at which the layout changes.
 
 use super::seeded::{Texture, bytes};
 use anyhow::Result;
 use std::fs;
 use std::path::Path;
 
-/// Around the ends of sectors, inline limits, compression ranges and extents.
+/// Sizes around the ends of sectors, inline limits, compression ranges and extents.
 const SIZES: [usize; 29] = [
     0, 1, 2, 63, 100, 512, 1000, 2047, 2048, 2049, 3000, 3900, 4095, 4096, 4097, 6000, 8191, 8192,
     12_289, 32_768, 65_535, 65_536, 65_537, 131_071, 131_072, 131_073, 200_000, 262_145, 524_288,
@@ -18,7 +18,7 @@ const TEXTURES: [(Texture, &str); 4] = [
     (Texture::Flat, "flat"),
 ];
 
-/// One file of every size in every texture, each in its own directory, then larger ones.
+/// Makes a file of each size in each texture, with a directory for each texture.
 pub fn sizes(root: &Path) -> Result<()> {
     for (number, (texture, name)) in TEXTURES.into_iter().enumerate() {
         let dir = root.join(name);
@@ -31,7 +31,7 @@ pub fn sizes(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Three larger files: one flows over several extents, whatever the compression.
+/// Makes three larger files, each of several extents with any compression.
 pub fn large(root: &Path) -> Result<()> {
     fs::write(root.join("large-noise"), bytes(1, Texture::Noise, 1_500_001))?;
     fs::write(root.join("large-text"), bytes(2, Texture::Text, 1_500_001))?;
@@ -39,8 +39,8 @@ pub fn large(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Files written a little at a time with a sync between: several extents in a small file, and
-/// inline extents that grew into regular ones.
+/// Makes files that are appended to with a sync after each part: small files of several extents,
+/// and inline extents that became regular ones.
 pub fn appended(root: &Path) -> Result<()> {
     use std::io::Write;
     for step in [100, 1000, 4000, 4096, 5000] {
@@ -54,7 +54,7 @@ pub fn appended(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A small tree of ordinary sources: directories a few levels deep.
+/// Makes a small tree of source files, a few levels deep.
 pub fn sources(root: &Path) -> Result<()> {
     for (number, top) in ["src", "docs", "tests"].into_iter().enumerate() {
         for depth in 1..6 {

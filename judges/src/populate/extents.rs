@@ -1,4 +1,4 @@
-//! Files whose extents are anything but one run: holes, preallocation, overwrites, clones.
+//! Files with holes, preallocated extents, overwritten extents and clones.
 
 use super::seeded::{Seeded, Texture, bytes};
 use anyhow::{Context, Result};
@@ -17,7 +17,7 @@ pub fn everything(root: &Path) -> Result<()> {
     cloned(root)
 }
 
-/// Opens for reading and writing, making the file when it is not there.
+/// Opens a file for reading and writing, and creates it if it does not exist.
 pub fn open(path: &Path) -> Result<File> {
     OpenOptions::new()
         .read(true)
@@ -28,7 +28,7 @@ pub fn open(path: &Path) -> Result<File> {
         .with_context(|| path.display().to_string())
 }
 
-/// Holes before, between and after data, and a file that is only a hole.
+/// Makes holes before, between and after data, and a file that is only a hole.
 pub fn sparse(root: &Path) -> Result<()> {
     open(&root.join("hole-only"))?.set_len(10 * KIB * KIB + 1)?;
     let file = open(&root.join("hole-first"))?;
@@ -47,7 +47,7 @@ pub fn sparse(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Sizes that only a btrfs can hold.
+/// Makes files of sizes that only btrfs supports.
 pub fn enormous(root: &Path) -> Result<()> {
     let file = open(&root.join("hole-terabytes"))?;
     file.write_all_at(b"far away", 1 << 44)?;
@@ -55,7 +55,7 @@ pub fn enormous(root: &Path) -> Result<()> {
     file.set_len(i64::MAX.unsigned_abs() - 4096).context("the largest file")
 }
 
-/// Every mode of fallocate, alone and mixed with data.
+/// Uses every mode of fallocate, with and without data.
 pub fn preallocated(root: &Path) -> Result<()> {
     let none = FallocateFlags::empty();
     let keep = FallocateFlags::KEEP_SIZE;
@@ -91,7 +91,7 @@ pub fn preallocated(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Overwrites in the middle of extents, so that parts of old ones stay referenced.
+/// Overwrites the middle of extents, so that parts of old extents stay referenced.
 pub fn overwritten(root: &Path, rounds: usize) -> Result<()> {
     let mut seeded = Seeded::new(77);
     for (texture, name) in [(Texture::Noise, "noise"), (Texture::Text, "text")] {
@@ -110,7 +110,7 @@ pub fn overwritten(root: &Path, rounds: usize) -> Result<()> {
     Ok(())
 }
 
-/// Files cut short inside an extent, and grown again.
+/// Truncates files inside an extent, and extends them again.
 pub fn truncated(root: &Path) -> Result<()> {
     for (texture, name) in [(Texture::Noise, "noise"), (Texture::Text, "text")] {
         let file = open(&root.join(format!("truncated-{name}")))?;
@@ -127,7 +127,7 @@ pub fn truncated(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whole clones, parts of files cloned elsewhere, clones of clones, overwritten clones.
+/// Clones whole files, ranges of files and clones, and overwrites clones.
 pub fn cloned(root: &Path) -> Result<()> {
     for (texture, name) in [(Texture::Noise, "noise"), (Texture::Text, "text")] {
         let source = open(&root.join(format!("clone-source-{name}")))?;
@@ -159,7 +159,7 @@ pub fn cloned(root: &Path) -> Result<()> {
     rustix::fs::ioctl_ficlone(&inline, &small).context("FICLONE")
 }
 
-/// On btrfs, copying a sector-aligned range clones it.
+/// Clones a sector-aligned range: on btrfs, `copy_file_range` does that.
 fn clone_range(from: &File, at: u64, to: &File, at_to: u64, len: u64) -> Result<()> {
     let (mut from_at, mut to_at, mut left) = (at, at_to, len);
     while left > 0 {
@@ -173,7 +173,7 @@ fn clone_range(from: &File, at: u64, to: &File, at_to: u64, len: u64) -> Result<
     Ok(())
 }
 
-/// A file in which every other sector was written later: as many extents as sectors.
+/// Makes a file of which every second sector was written later, so each sector is an extent.
 pub fn fragmented(path: &Path, sectors: u64) -> Result<()> {
     let file = open(path)?;
     file.write_all_at(&bytes(15, Texture::Noise, usize::try_from(sectors * 4096)?), 0)?;

@@ -1,5 +1,5 @@
-//! Hard links: few, many in one directory (so that extended references are needed), across
-//! directories, and with names whose hashes are equal.
+//! Hard links: few, many in one directory (which needs extended references), across directories,
+//! and with names of equal hashes.
 
 use anyhow::{Context, Result};
 use std::fs;
@@ -10,7 +10,7 @@ pub fn everything(root: &Path, many: usize) -> Result<()> {
     crowded(&root.join("crowded"), many)
 }
 
-/// One file under names in several directories.
+/// Makes names of one file in several directories.
 pub fn across(root: &Path) -> Result<()> {
     let first = root.join("first");
     fs::write(&first, "the same file everywhere")?;
@@ -26,7 +26,7 @@ pub fn across(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// One file under `count` names in one directory; some names are gone again.
+/// Makes `count` names of one file in one directory, and removes some of them.
 pub fn crowded(dir: &Path, count: usize) -> Result<()> {
     fs::create_dir(dir)?;
     let first = dir.join("a-name-that-is-long-enough-to-fill-the-first-item-soon");
@@ -34,7 +34,7 @@ pub fn crowded(dir: &Path, count: usize) -> Result<()> {
     for number in 0..count {
         let name = format!("link-with-a-name-that-takes-its-space-{number:08}");
         if let Err(error) = fs::hard_link(&first, dir.join(&name)) {
-            // Without extended references, one leaf's worth is the most.
+            // Without extended references the item of one leaf limits the number of names.
             let full = error.raw_os_error() == Some(rustix::io::Errno::MLINK.raw_os_error());
             return if full { Ok(()) } else { Err(error).context("link") };
         }
@@ -45,7 +45,7 @@ pub fn crowded(dir: &Path, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// Links whose names have one hash, on a file that already needs extended references.
+/// Makes names with one hash, of a file that needs extended references.
 pub fn equal_hashes(dir: &Path) -> Result<()> {
     crowded(dir, 1200)?;
     let first = dir.join("a-name-that-is-long-enough-to-fill-the-first-item-soon");

@@ -1,4 +1,4 @@
-//! What is put into the images: seeded content, so that every run makes the same trees.
+//! The content of the images. It is seeded, so every run makes the same trees.
 
 pub mod attributes;
 pub mod contents;
@@ -12,7 +12,7 @@ use anyhow::Result;
 use std::fs;
 use std::path::Path;
 
-/// A tree with something of every kind, a few megabytes: what most images hold.
+/// Makes a few megabytes with something of every kind, for most images.
 pub fn everything(root: &Path) -> Result<()> {
     for (name, fill) in PARTS {
         let dir = root.join(name);

@@ -1,4 +1,4 @@
-//! Names that break readers: every byte, every length, equal hashes, crowded directories.
+//! Unusual names: every byte, every length, equal hashes, large directories.
 
 use super::seeded::Seeded;
 use anyhow::{Context, Result};
@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// The polynomial of crc32c, reflected.
+/// The reflected polynomial of crc32c.
 const CRC32C: u32 = 0x82f6_3b78;
 
 pub fn everything(root: &Path) -> Result<()> {
@@ -20,12 +20,12 @@ pub fn everything(root: &Path) -> Result<()> {
     deep(root, 30)
 }
 
-/// A path for a name of any bytes.
+/// Returns the path of a name of any bytes.
 pub fn child(dir: &Path, name: &[u8]) -> PathBuf {
     dir.join(OsStr::from_bytes(name))
 }
 
-/// Names of 1 and 255 bytes, names that are not UTF-8, names that look like something else.
+/// Makes names of 1 and 255 bytes, names that are not UTF-8, and names that look like options.
 pub fn odd(root: &Path) -> Result<()> {
     let dir = root.join("odd-names");
     fs::create_dir(&dir)?;
@@ -45,7 +45,7 @@ pub fn odd(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Directories inside each other.
+/// Makes nested directories.
 pub fn deep(root: &Path, depth: usize) -> Result<()> {
     let mut at = root.join("deep");
     for level in 0..depth {
@@ -56,7 +56,7 @@ pub fn deep(root: &Path, depth: usize) -> Result<()> {
     Ok(())
 }
 
-/// One directory with this many entries: mostly files, some of other kinds.
+/// Makes one directory with this many entries: mostly files, and some of other types.
 pub fn crowd(dir: &Path, entries: usize) -> Result<()> {
     fs::create_dir(dir)?;
     for number in 0..entries {
@@ -71,16 +71,15 @@ pub fn crowd(dir: &Path, entries: usize) -> Result<()> {
     Ok(())
 }
 
-/// Names of one length that all have the same directory hash (crc32c).
+/// Returns names of one length that all have the same directory hash (crc32c).
 ///
-/// Appending the right four bytes brings the checksum to any wanted value, so each name is a
-/// readable prefix and four bytes that are computed. Equal length makes them collide under every
-/// seed, which is what the hash of an extended reference needs.
+/// Each name is a readable prefix and four bytes that bring the checksum to the wanted value. Names
+/// of equal length collide under every seed, which the hash of extended references needs.
 pub fn colliding_names(count: usize, prefix_bytes: usize, seed: u64) -> Vec<Vec<u8>> {
     colliding_names_after(b"", count, prefix_bytes, seed)
 }
 
-/// The same, where every name starts with `start`.
+/// Returns such names that begin with `start`.
 pub fn colliding_names_after(
     start: &[u8],
     count: usize,
@@ -103,7 +102,7 @@ pub fn colliding_names_after(
     names
 }
 
-/// The checksum register after `bytes`; nothing is inverted before or after.
+/// Returns the checksum register after `bytes`, without the inversion before and after.
 fn register(seed: u32, bytes: &[u8]) -> u32 {
     bytes.iter().fold(seed, |crc, byte| step(crc ^ u32::from(*byte)))
 }
@@ -115,8 +114,8 @@ fn step(mut crc: u32) -> u32 {
     crc
 }
 
-/// Four bytes that take the register from `from` to `to`: the register is run backward over four
-/// zero bytes, and what is missing then is what the bytes must add.
+/// Returns four bytes that bring the register from `from` to `to`: the register is run backward
+/// over four zero bytes, and the difference is what the bytes must add.
 fn forge(from: u32, to: u32) -> [u8; 4] {
     let mut crc = to;
     for _ in 0..32 {

@@ -1,19 +1,19 @@
-//! Seeded bytes: the same content on every machine, of every kind that matters to a compressor.
+//! Seeded bytes: the same content on every machine, of every compressibility.
 
-/// A small generator (splitmix64): good enough for content, and the same everywhere.
+/// A small generator (splitmix64), sufficient for file content.
 #[derive(Debug, Clone)]
 pub struct Seeded(u64);
 
-/// How a compressor fares with the content.
+/// How well the content compresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Texture {
-    /// Does not compress at all.
+    /// Does not compress.
     Noise,
     /// Compresses well.
     Text,
-    /// Some stretches of 10,000 bytes compress, some do not.
+    /// Alternates between stretches of 10,000 bytes that compress and that do not.
     Mixed,
-    /// One byte over and over: compresses to almost nothing.
+    /// One repeated byte: compresses to almost nothing.
     Flat,
 }
 
@@ -49,7 +49,7 @@ impl Seeded {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `limit`, which is not zero.
+    /// Returns a number below `limit`, which must not be zero.
     pub fn below(&mut self, limit: usize) -> usize {
         let limit = u64::try_from(limit).unwrap_or(u64::MAX).max(1);
         usize::try_from(self.word() % limit).unwrap_or(0)
@@ -100,19 +100,19 @@ impl Seeded {
     }
 }
 
-/// Bytes of `len` from `seed`.
+/// Returns `len` bytes from `seed`.
 pub fn bytes(seed: u64, texture: Texture, len: usize) -> Vec<u8> {
     Seeded::new(seed).fill(texture, len)
 }
 
-/// Sectors that each say which file and which place they are: rot tests find them by content.
+/// Returns sectors that contain their file and position, so that rot tests find them by content.
 pub fn stamped(file: u64, sectors: u64) -> Vec<u8> {
     (0..sectors).flat_map(|sector| stamped_sector(file, sector)).collect()
 }
 
 pub const STAMP: &[u8; 16] = b"butternut sector";
 
-/// One sector: the stamp, the file, the sector's place, then noise made from both.
+/// Returns one sector: the stamp, the file, the sector's position, and noise from both.
 pub fn stamped_sector(file: u64, sector: u64) -> Vec<u8> {
     let mut bytes = STAMP.to_vec();
     bytes.extend_from_slice(format!("{file:08x}{sector:08x}").as_bytes());

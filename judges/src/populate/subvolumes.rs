@@ -1,4 +1,4 @@
-//! Subvolumes and snapshots, made with the kernel's own tool.
+//! Subvolumes and snapshots, made with btrfs-progs.
 
 use super::seeded::{Texture, bytes};
 use crate::tool;
@@ -18,14 +18,14 @@ pub fn snapshot_read_only(from: &Path, to: &Path) -> Result<()> {
     btrfs("subvolume snapshot -r", &[from, to])
 }
 
-/// Deletes, and waits until the cleaner is done when asked to.
+/// Deletes a subvolume, and waits for the cleaner if `wait` is set.
 pub fn delete(path: &Path, wait: bool) -> Result<()> {
     let parent = path.parent().context("a subvolume has a parent")?;
     btrfs("subvolume delete --commit-after", &[path])?;
     if wait { btrfs("subvolume sync", &[parent]) } else { Ok(()) }
 }
 
-/// The id of the subvolume that holds a path.
+/// Returns the id of the subvolume that contains a path.
 pub fn id(path: &Path) -> Result<u64> {
     let text = tool::text("btrfs", &tool::words_and_path("inspect-internal rootid", path))?;
     text.parse().with_context(|| text)
@@ -37,8 +37,8 @@ pub fn btrfs(words: &str, paths: &[&Path]) -> Result<()> {
     tool::run("btrfs", &args).map(drop)
 }
 
-/// Subvolumes in subvolumes, snapshots of snapshots, a snapshot of a subvolume that holds
-/// another one, read-only snapshots, changed and deleted ones.
+/// Makes nested subvolumes, snapshots of snapshots, a snapshot of a subvolume that contains another
+/// one, read-only snapshots, and changed and deleted ones.
 pub fn nested(root: &Path) -> Result<()> {
     let outer = root.join("outer");
     create(&outer)?;
@@ -72,7 +72,7 @@ pub fn nested(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A received subvolume: sent from a read-only snapshot, in both protocols.
+/// Makes a received subvolume, sent from a read-only snapshot in both protocols.
 pub fn received(root: &Path, scratch: &Path) -> Result<()> {
     let source = root.join("source");
     create(&source)?;

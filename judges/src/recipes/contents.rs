@@ -1,4 +1,4 @@
-//! Images with a lot of one thing: names, links, extents, items, attributes.
+//! Images with many names, links, extents, items or attributes.
 
 use crate::populate::attributes::set_xattr;
 use crate::populate::seeded::{Texture, bytes};
@@ -61,7 +61,7 @@ pub(super) fn recipes() -> Vec<Recipe> {
     ]
 }
 
-/// An xattr that fills a leaf on each of 16,000 files: more leaves than two levels of nodes hold.
+/// Makes 16,000 files with an xattr that fills a leaf: more leaves than two levels of nodes hold.
 fn four_levels(root: &Path) -> Result<()> {
     let value = bytes(1, Texture::Noise, 3700);
     for number in 0..16_000_u32 {
@@ -73,13 +73,13 @@ fn four_levels(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Names under one hash until the item is full; and files with xattrs under one hash.
+/// Makes names with one hash until the item is full, and files with xattrs of one hash.
 fn hash_collisions(root: &Path) -> Result<()> {
     let dir = root.join("same-hash");
     fs::create_dir(&dir)?;
     for name in names::colliding_names(1200, 26, 2) {
         match fs::File::create(names::child(&dir, &name)) {
-            // The item that holds all names of one hash has the size of a leaf at most.
+            // One item holds all names of a hash, and is at most as large as a leaf.
             Err(error) if is_full(&error) => break,
             other => drop(other.context("creating")?),
         }
@@ -103,7 +103,7 @@ fn is_full(error: &std::io::Error) -> bool {
     error.raw_os_error() == Some(rustix::io::Errno::OVERFLOW.raw_os_error())
 }
 
-/// One sector of data, then a hole, over and over.
+/// Makes a file of sectors with data that alternate with holes.
 fn scattered(path: &Path, count: u64) -> Result<()> {
     use std::os::unix::fs::FileExt;
     let file = extents::open(path)?;

@@ -1,4 +1,4 @@
-//! Images by feature of the format: checksums, node sizes, compression, optional trees.
+//! Images by format feature: checksums, node sizes, compression, optional trees.
 
 use crate::populate;
 use crate::recipe::Recipe;
@@ -35,7 +35,7 @@ pub(super) fn recipes() -> Vec<Recipe> {
             .mkfs("-O ^free-space-tree,^block-group-tree")
             .mount("nospace_cache"),
         Recipe::new("space-cache-v1", "the free space cache of old, in files of the root tree")
-            // Block groups of less than 100 MiB get no cache.
+            // The kernel makes no cache for block groups of less than 100 MiB.
             .devices(&[2048])
             .mkfs("-O ^free-space-tree,^block-group-tree")
             .mount("space_cache=v1"),
@@ -64,7 +64,7 @@ pub(super) fn recipes() -> Vec<Recipe> {
     recipes
 }
 
-/// Each algorithm, weak and strong, by choice of the heuristic and by force.
+/// Returns recipes for each algorithm at low and high levels, with and without compress-force.
 fn compressed() -> Vec<Recipe> {
     [
         "compress=zlib",
@@ -92,7 +92,8 @@ fn compressed() -> Vec<Recipe> {
     .collect()
 }
 
-/// Properties choose the algorithm per file; one file is written under each in turn.
+/// Sets the compression property of files to each algorithm, and writes one file under each in
+/// turn.
 fn every_algorithm(root: &Path) -> Result<()> {
     use populate::extents::open;
     use populate::seeded::{Texture, bytes};

@@ -1,4 +1,4 @@
-//! Every image that the judges look at, as a table of recipes by subject.
+//! All test images as a table of recipes.
 
 mod contents;
 mod features;
@@ -8,14 +8,14 @@ mod subvolumes;
 
 use crate::recipe::Recipe;
 
-/// A group of recipes, with its source: a change there remakes its images.
+/// A group of recipes with its source text, whose change makes its images anew.
 #[derive(Debug)]
 pub struct Group {
     pub source: &'static str,
     pub recipes: Vec<Recipe>,
 }
 
-/// All recipes.
+/// Returns all groups of recipes.
 pub fn groups() -> Vec<Group> {
     vec![
         Group { source: include_str!("features.rs"), recipes: features::recipes() },
@@ -26,13 +26,13 @@ pub fn groups() -> Vec<Group> {
     ]
 }
 
-/// All recipes in one list.
+/// Returns all recipes.
 pub fn all() -> Vec<Recipe> {
     groups().into_iter().flat_map(|group| group.recipes).collect()
 }
 
 #[test]
-fn every_recipe_has_its_own_name() {
+fn recipe_names_are_unique() {
     let mut names: Vec<String> = all().into_iter().map(|recipe| recipe.name).collect();
     names.sort();
     let count = names.len();

@@ -1,4 +1,4 @@
-//! Images by profile: every one, whole and with every device missing that may be.
+//! Images by profile: each with all devices, and with every tolerated device missing.
 
 use crate::populate;
 use crate::populate::seeded::stamped;
@@ -68,8 +68,8 @@ fn profile(name: &str, profile: &str, devices: &[u64]) -> Recipe {
         .fill(sectors)
 }
 
-/// Files whose sectors say who they are, so that a test finds every copy of them on the devices
-/// by content; some small ones, and enough names for a tree of two levels.
+/// Makes files whose sectors contain their file and position, so that a test finds every copy on
+/// the devices by content; some small files; and enough names for a tree of two levels.
 fn sectors(root: &Path) -> Result<()> {
     for (number, count) in [(1, 1), (2, 16), (3, 17), (4, 100), (5, 777), (6, 1024)] {
         fs::write(root.join(format!("sectors-{number}")), stamped(number, count))?;
@@ -82,7 +82,7 @@ fn sectors(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Some block groups are moved to another profile, the others stay.
+/// Converts some block groups to another profile, and keeps the others.
 fn converted(root: &Path) -> Result<()> {
     sectors(root)?;
     populate::contents::large(root)?;

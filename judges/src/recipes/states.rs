@@ -1,8 +1,8 @@
-//! Images in an uncommon state: seeds, changed ids, offsets, logs, orphans, bad superblocks.
+//! Images in unusual states: seeds, changed ids, offsets, logs, orphans, bad superblocks.
 
 use crate::kernel_mount::{KernelMount, LoopDevice};
 use crate::populate::{self, subvolumes};
-use crate::recipe::{Recipe, Workshop};
+use crate::recipe::{ImageBuilder, Recipe};
 use crate::tool;
 use anyhow::{Context, Result};
 use std::fs::{self, File};
@@ -40,15 +40,15 @@ pub(super) fn recipes() -> Vec<Recipe> {
             subvolumes::btrfs("filesystem resize 400M", &[root])
         }),
         Recipe::new("super-first-bad", "the first superblock is destroyed")
-            .surgery(|shop| destroy_supers(shop, &[0])),
+            .surgery(|builder| destroy_supers(builder, &[0])),
         Recipe::new("super-mirrors-bad", "both mirrors of the superblock are destroyed")
             .devices(&[257 << 10])
             .fill(populate::contents::sources)
-            .surgery(|shop| destroy_supers(shop, &[1, 2])),
+            .surgery(|builder| destroy_supers(builder, &[1, 2])),
         Recipe::new("super-last-good", "only the third superblock is left")
             .devices(&[257 << 10])
             .fill(populate::contents::sources)
-            .surgery(|shop| destroy_supers(shop, &[0, 1])),
+            .surgery(|builder| destroy_supers(builder, &[0, 1])),
         Recipe::new("super-first-old", "the first superblock is older than its mirror")
             .own(older_super_aside)
             .surgery(bring_older_super_back),
@@ -67,40 +67,40 @@ fn at_offset() -> Recipe {
 }
 
 /// Copies the devices of a mounted volume as a crash would leave them, and keeps the copies.
-pub(super) fn keep_as_is(shop: &Workshop, mount: KernelMount) -> Result<()> {
-    for device in shop.devices() {
+pub(super) fn keep_as_is(builder: &ImageBuilder, mount: KernelMount) -> Result<()> {
+    for device in builder.devices() {
         tool::copy_sparse(&device, &device.with_extension("kept"))?;
     }
     mount.unmount()?;
-    for device in shop.devices() {
+    for device in builder.devices() {
         fs::rename(device.with_extension("kept"), device)?;
     }
     Ok(())
 }
 
-fn mkfs_and_everything(shop: &Workshop) -> Result<()> {
-    shop.mkfs()?;
-    let mount = shop.mount()?;
+fn mkfs_and_everything(builder: &ImageBuilder) -> Result<()> {
+    builder.mkfs()?;
+    let mount = builder.mount()?;
     populate::everything(mount.root())?;
     mount.unmount()
 }
 
-fn seed_alone(shop: &Workshop) -> Result<()> {
-    mkfs_and_everything(shop)?;
-    tool::run("btrfstune", &tool::words_and_path("-f -S 1", &shop.device(0))).map(drop)
+fn seed_alone(builder: &ImageBuilder) -> Result<()> {
+    mkfs_and_everything(builder)?;
+    tool::run("btrfstune", &tool::words_and_path("-f -S 1", &builder.device(0))).map(drop)
 }
 
-fn seed_and_sprout(shop: &Workshop) -> Result<()> {
-    // The kernel mounts the volume whose device it is given first: the sprout.
-    let seed = shop.device(1);
+fn seed_and_sprout(builder: &ImageBuilder) -> Result<()> {
+    // The kernel mounts the volume of the device that is named: the sprout.
+    let seed = builder.device(1);
     tool::run("mkfs.btrfs", &tool::words_and_path("-q -f -K", &seed))?;
-    let mount = shop.mount_with(std::slice::from_ref(&seed), "")?;
+    let mount = builder.mount_with(std::slice::from_ref(&seed), "")?;
     populate::everything(mount.root())?;
     mount.unmount()?;
     tool::run("btrfstune", &tool::words_and_path("-f -S 1", &seed))?;
     let how = crate::kernel_mount::MountHow { read_only: true, ..Default::default() };
     let mount = KernelMount::new(std::slice::from_ref(&seed), &how)?;
-    let sprout = LoopDevice::attach(&shop.device(0), false, 0)?;
+    let sprout = LoopDevice::attach(&builder.device(0), false, 0)?;
     subvolumes::btrfs("device add -f -K", &[sprout.path(), mount.root()])?;
     tool::run("mount", &["-o".as_ref(), "remount,rw".as_ref(), mount.root().as_os_str()])?;
     fs::write(mount.root().join("only-in-the-sprout"), vec![3; 100_000])?;
@@ -110,22 +110,23 @@ fn seed_and_sprout(shop: &Workshop) -> Result<()> {
     mount.unmount()
 }
 
-fn metadata_uuid(shop: &Workshop) -> Result<()> {
-    mkfs_and_everything(shop)?;
-    change_visible_id(shop)?;
-    let mount = shop.mount()?;
+fn metadata_uuid(builder: &ImageBuilder) -> Result<()> {
+    mkfs_and_everything(builder)?;
+    change_visible_id(builder)?;
+    let mount = builder.mount()?;
     fs::write(mount.root().join("after-the-change"), "written under the new id")?;
     mount.unmount()
 }
 
-/// The tool looks at every block device for the other half of the volume, and gives up when one
-/// of them, which another image is just leaving, cannot be read.
-fn change_visible_id(shop: &Workshop) -> Result<()> {
-    let devices = shop.devices();
+/// Changes the visible id. btrfstune scans all block devices for the other half of the volume, and
+/// fails if one of them cannot be read because another image is just being detached; so it is
+/// retried.
+fn change_visible_id(builder: &ImageBuilder) -> Result<()> {
+    let devices = builder.devices();
     let loops = devices.iter().map(|device| LoopDevice::attach(device, false, 0));
     let loops = loops.collect::<Result<Vec<_>>>()?;
     let first = loops.first().context("a device")?;
-    // The kernel mounts no two volumes of one id at a time, and images are made beside each other.
+    // The kernel cannot mount two volumes with one id, and several images are made in parallel.
     let words = format!("-f -M 0d6cbb95-0a56-4e0a-8a2e-0b2f6b1b7e{:02}", devices.len());
     for _ in 0..TRIES_MAX {
         let output = tool::output("btrfstune", &tool::words_and_path(&words, first.path()))?;
@@ -137,10 +138,10 @@ fn change_visible_id(shop: &Workshop) -> Result<()> {
     tool::run("btrfstune", &tool::words_and_path(&words, first.path())).map(drop)
 }
 
-/// An fsync after the last commit leaves a log tree; nothing may commit before the copy.
-fn log_tree(shop: &Workshop) -> Result<()> {
-    shop.mkfs()?;
-    let mount = shop.mount_with(&shop.devices(), "commit=300")?;
+/// Leaves a log tree by an fsync after the last commit. Nothing may commit before the copy.
+fn log_tree(builder: &ImageBuilder) -> Result<()> {
+    builder.mkfs()?;
+    let mount = builder.mount_with(&builder.devices(), "commit=300")?;
     populate::contents::sources(mount.root())?;
     fs::write(mount.root().join("committed"), vec![1; 50_000])?;
     subvolumes::btrfs("filesystem sync", &[mount.root()])?;
@@ -153,13 +154,13 @@ fn log_tree(shop: &Workshop) -> Result<()> {
     committed.write_all_at(&vec![2; 20_000], 10_000)?;
     committed.sync_all()?;
     drop(committed);
-    keep_as_is(shop, mount)
+    keep_as_is(builder, mount)
 }
 
-/// Files that are unlinked but open at the last commit have orphan items.
-fn orphans(shop: &Workshop) -> Result<()> {
-    shop.mkfs()?;
-    let mount = shop.mount()?;
+/// Leaves orphan items: the files are unlinked but open at the last commit.
+fn orphans(builder: &ImageBuilder) -> Result<()> {
+    builder.mkfs()?;
+    let mount = builder.mount()?;
     populate::contents::sources(mount.root())?;
     let mut open = Vec::new();
     for number in 0..10 {
@@ -169,46 +170,46 @@ fn orphans(shop: &Workshop) -> Result<()> {
         fs::remove_file(path)?;
     }
     subvolumes::btrfs("filesystem sync", &[mount.root()])?;
-    for device in shop.devices() {
+    for device in builder.devices() {
         tool::copy_sparse(&device, &device.with_extension("kept"))?;
     }
     drop(open);
     mount.unmount()?;
-    for device in shop.devices() {
+    for device in builder.devices() {
         fs::rename(device.with_extension("kept"), device)?;
     }
     Ok(())
 }
 
-/// The first device leaves, and so does its file.
-fn device_removed(shop: &Workshop) -> Result<()> {
-    shop.mkfs()?;
-    let mount = shop.mount()?;
+/// Removes the first device and its file.
+fn device_removed(builder: &ImageBuilder) -> Result<()> {
+    builder.mkfs()?;
+    let mount = builder.mount()?;
     populate::everything(mount.root())?;
     let first = mount.loops().first().context("a device")?.path().to_path_buf();
     subvolumes::btrfs("device remove", &[&first, mount.root()])?;
     mount.unmount()?;
-    Ok(fs::remove_file(shop.device(0))?)
+    Ok(fs::remove_file(builder.device(0))?)
 }
 
-fn destroy_supers(shop: &Workshop, copies: &[usize]) -> Result<()> {
-    let file = fs::OpenOptions::new().write(true).open(shop.device(0))?;
+fn destroy_supers(builder: &ImageBuilder, copies: &[usize]) -> Result<()> {
+    let file = fs::OpenOptions::new().write(true).open(builder.device(0))?;
     for copy in copies {
         file.write_all_at(&[0xb5; SUPER_BYTES], SUPER_COPIES[*copy])?;
     }
     Ok(())
 }
 
-/// Sets the first superblock of an earlier commit aside, then goes on committing.
-fn older_super_aside(shop: &Workshop) -> Result<()> {
-    shop.mkfs()?;
-    let mount = shop.mount()?;
+/// Saves the first superblock of an earlier commit, then commits more.
+fn older_super_aside(builder: &ImageBuilder) -> Result<()> {
+    builder.mkfs()?;
+    let mount = builder.mount()?;
     populate::contents::sources(mount.root())?;
     mount.unmount()?;
     let mut old = vec![0; SUPER_BYTES];
-    File::open(shop.device(0))?.read_exact_at(&mut old, SUPER_COPIES[0])?;
-    fs::write(shop.dir.join(OLD_SUPER), old)?;
-    let mount = shop.mount()?;
+    File::open(builder.device(0))?.read_exact_at(&mut old, SUPER_COPIES[0])?;
+    fs::write(builder.dir.join(OLD_SUPER), old)?;
+    let mount = builder.mount()?;
     for number in 0..4 {
         fs::write(mount.root().join(format!("newer-{number}")), vec![9; 100_000])?;
         subvolumes::btrfs("filesystem sync", &[mount.root()])?;
@@ -216,18 +217,18 @@ fn older_super_aside(shop: &Workshop) -> Result<()> {
     mount.unmount()
 }
 
-/// Now only the mirror knows the last commit.
-fn bring_older_super_back(shop: &Workshop) -> Result<()> {
-    let aside = shop.dir.join(OLD_SUPER);
+/// Restores the saved superblock, so that only the mirror has the last commit.
+fn bring_older_super_back(builder: &ImageBuilder) -> Result<()> {
+    let aside = builder.dir.join(OLD_SUPER);
     let old = fs::read(&aside)?;
-    let file = fs::OpenOptions::new().write(true).open(shop.device(0))?;
+    let file = fs::OpenOptions::new().write(true).open(builder.device(0))?;
     file.write_all_at(&old, SUPER_COPIES[0])?;
     Ok(fs::remove_file(aside)?)
 }
 
-/// A directory on the disk becomes an image without any mount.
-fn from_directory(shop: &Workshop) -> Result<()> {
-    let source = shop.dir.join("source");
+/// Makes an image from a directory without any mount.
+fn from_directory(builder: &ImageBuilder) -> Result<()> {
+    let source = builder.dir.join("source");
     fs::create_dir(&source)?;
     populate::contents::sizes(&source)?;
     populate::contents::sources(&source)?;
@@ -235,11 +236,11 @@ fn from_directory(shop: &Workshop) -> Result<()> {
     populate::names::odd(&source)?;
     populate::attributes::modes_and_owners(&source)?;
     populate::attributes::special_files(&source)?;
-    // mkfs refuses this one, though the kernel takes it.
+    // mkfs refuses this name, though the kernel supports it.
     fs::remove_file(source.join("symlinks/length-4095"))?;
     let mut args: Vec<std::ffi::OsString> = vec!["-q".into(), "-f".into()];
-    args.extend(shop.recipe.mkfs.split_whitespace().map(Into::into));
-    args.extend(["--rootdir".into(), source.clone().into(), shop.device(0).into()]);
+    args.extend(builder.recipe.mkfs.split_whitespace().map(Into::into));
+    args.extend(["--rootdir".into(), source.clone().into(), builder.device(0).into()]);
     tool::run("mkfs.btrfs", &args)?;
     fs::remove_dir_all(source)?;
     Ok(())

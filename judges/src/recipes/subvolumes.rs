@@ -2,7 +2,7 @@
 
 use crate::image::Which;
 use crate::populate::{self, subvolumes};
-use crate::recipe::{Recipe, Workshop};
+use crate::recipe::{ImageBuilder, Recipe};
 use anyhow::Result;
 use std::fs;
 use std::path::Path;
@@ -57,17 +57,17 @@ fn many(root: &Path) -> Result<()> {
     subvolumes::btrfs("subvolume sync", &[root])
 }
 
-fn received(shop: &Workshop) -> Result<()> {
-    shop.mkfs()?;
-    let mount = shop.mount()?;
-    subvolumes::received(mount.root(), &shop.dir)?;
+fn received(builder: &ImageBuilder) -> Result<()> {
+    builder.mkfs()?;
+    let mount = builder.mount()?;
+    subvolumes::received(mount.root(), &builder.dir)?;
     mount.unmount()
 }
 
-/// The volume is copied while the cleaner still has work to do.
-fn deleted_half(shop: &Workshop) -> Result<()> {
-    shop.mkfs()?;
-    let mount = shop.mount()?;
+/// Copies the volume while the cleaner still has a deleted subvolume to remove.
+fn deleted_half(builder: &ImageBuilder) -> Result<()> {
+    builder.mkfs()?;
+    let mount = builder.mount()?;
     let gone = mount.root().join("gone");
     subvolumes::create(&gone)?;
     for number in 0..3000 {
@@ -76,5 +76,5 @@ fn deleted_half(shop: &Workshop) -> Result<()> {
     populate::contents::sources(mount.root())?;
     subvolumes::btrfs("filesystem sync", &[mount.root()])?;
     subvolumes::delete(&gone, false)?;
-    super::states::keep_as_is(shop, mount)
+    super::states::keep_as_is(builder, mount)
 }

@@ -1,16 +1,16 @@
-//! Which volumes are made: a sample in which every pair of choices meets.
+//! The volumes that are made: a sample that covers every pair of options.
 
 use butternut_judges::populate::seeded::Seeded;
 use std::collections::BTreeSet;
 
-/// Candidates of which the one with most new pairs becomes a case.
+/// Candidates of which the one with the most new pairs becomes a case.
 const CANDIDATES: usize = 60;
-/// Rounds without a new pair after which the rest cannot meet.
+/// Rounds without a new pair after which the remaining pairs are considered impossible.
 const BARREN_ROUNDS_MAX: usize = 40;
 
 const MIB: u64 = 1 << 20;
 
-/// How many values each choice has, in the order of [`Case::of`].
+/// The number of values of each option, in the order of [`Case::of`].
 const VALUES: [usize; 10] = [4, 5, 2, 2, 2, 2, 2, 2, 4, 3];
 
 /// One volume.
@@ -27,7 +27,7 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// The words of both tools' command lines.
+    /// Returns the arguments for both tools.
     pub(crate) fn words(&self) -> Vec<String> {
         let mut words = vec![
             "--csum".to_owned(),
@@ -61,7 +61,7 @@ impl Case {
         )
     }
 
-    /// A case from a value of each choice, where they contradict each other put right.
+    /// Returns a case from a value for each option; contradictions are resolved.
     fn of(choice: [usize; 10]) -> Self {
         let [csum, node, data, metadata, skinny, holes, groups, mixed, size, offset] = choice;
         let is_mixed = mixed == 1;
@@ -69,7 +69,7 @@ impl Case {
         let metadata = if is_mixed { data } else { ["single", "dup"][metadata] };
         let mut features = Vec::new();
         features.extend((skinny == 1).then_some("^skinny-metadata"));
-        // No-holes and free-space-tree carry the block group tree.
+        // The block group tree needs no-holes and the free space tree.
         match (groups, holes) {
             (1, _) => features.push("block-group-tree"),
             (_, 1) => features.extend(["^no-holes", "^free-space-tree", "^extref"]),
@@ -95,7 +95,7 @@ impl Case {
         }
     }
 
-    /// The values it holds, each with its choice.
+    /// Returns the values of the case, each with its option.
     fn values(&self) -> Vec<String> {
         let mut values = vec![
             self.csum.to_owned(),
@@ -122,7 +122,7 @@ impl Case {
     }
 }
 
-/// Cases in which every pair of choices that can meet does.
+/// Returns cases that cover every possible pair of options.
 pub(crate) fn pairwise() -> Vec<Case> {
     let mut random = Seeded::new(0x006d_6b66);
     let mut cases = Vec::new();
@@ -142,7 +142,8 @@ pub(crate) fn pairwise() -> Vec<Case> {
     cases
 }
 
-/// Cases that `mkfs.btrfs` can make too: it knows no offset, and fails at small mixed dup.
+/// Returns the cases that `mkfs.btrfs` supports: it has no offset, and fails for small mixed dup
+/// volumes.
 pub(crate) fn of_mkfs_btrfs() -> Vec<Case> {
     let mut cases: Vec<Case> =
         pairwise().into_iter().map(|case| Case { offset: 0, ..case }).collect();

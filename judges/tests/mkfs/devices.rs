@@ -27,10 +27,10 @@ pub(crate) fn a_mounted_device_is_refused() -> Result<()> {
     let mount = KernelMount::over(vec![device], &MountHow::default())?;
     for target in [&path, &image] {
         let output = command::output(&mkfs(&["-f"], target))?;
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        ensure!(output.status.code() == Some(1), "{} is overwritten: {said}", target.display());
-        ensure!(said.contains(": is busy: the kernel has mounted "), "{said}");
-        ensure!(said.contains(&mount.root().display().to_string()), "{said}");
+        let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.code() == Some(1), "{} is overwritten: {printed}", target.display());
+        ensure!(printed.contains(": is busy: the kernel has mounted "), "{printed}");
+        ensure!(printed.contains(&mount.root().display().to_string()), "{printed}");
     }
     mount.unmount()
 }
@@ -50,13 +50,13 @@ pub(crate) fn a_block_device_is_discarded_unless_told_not_to() -> Result<()> {
     Ok(())
 }
 
-/// A first tree block that is rotten is read, and put right, from its other copy.
+/// The kernel detects a corrupt first copy of a tree block, and repairs it from the second copy.
 pub(crate) fn the_kernel_repairs_from_the_second_copy() -> Result<()> {
     let dir = tempfile::tempdir()?;
     let image = dir.path().join("volume.img");
     fs::File::create(&image)?.set_len(BYTES)?;
     command::run(&mkfs(&["-m", "dup"], &image))?;
-    // The first copy of the metadata group begins here; the second, 32 MiB further on.
+    // The offset of the first copy of the metadata chunk; the second copy is 32 MiB behind it.
     let (first, second) = (38_797_312, 72_351_744);
     let file = fs::OpenOptions::new().read(true).write(true).open(&image)?;
     let (mut good, mut copy) = (vec![0; 16384], vec![0; 16384]);
@@ -71,6 +71,6 @@ pub(crate) fn the_kernel_repairs_from_the_second_copy() -> Result<()> {
     tool::run("btrfs", &tool::words_and_path("scrub start -B", mount.root()))?;
     mount.unmount()?;
     let name = device.file_name().context("a device has a name")?.to_string_lossy().into_owned();
-    ensure!(!mark.complaints(&[&name])?.is_empty(), "the kernel did not notice");
+    ensure!(!mark.complaints(&[&name])?.is_empty(), "the kernel logged no error");
     check(&image)
 }

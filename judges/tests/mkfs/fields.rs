@@ -1,16 +1,16 @@
-//! `mkfs.btrfs` and `butternut mkfs` with the same options: the same superblock, the same items.
+//! `mkfs.btrfs` and `butternut mkfs` with the same options write the same superblock and items.
 //!
-//! What may differ, and why:
+//! The permitted differences, with their reasons:
 //!
 //! | what | why |
 //! |---|---|
 //! | generations, transaction ids | ours writes one transaction, not eight |
-//! | `uuid_tree_generation` | ours says that the uuid tree is complete |
-//! | backup roots 1 to 3 | nor are there roots of earlier ones |
-//! | addresses of tree blocks | ours lie one behind the other; whose they are is compared |
-//! | free space behind and between them | follows; its sum in each group is compared |
-//! | free space of groups that do not exist | `mkfs.btrfs` leaves that of groups it has deleted |
-//! | uuids but the volume's, times | drawn anew, and now |
+//! | `uuid_tree_generation` | ours marks the uuid tree as complete |
+//! | backup roots 1 to 3 | there are no earlier roots |
+//! | addresses of tree blocks | ours are contiguous; their owners are compared |
+//! | free space behind and between them | follows; its total in each block group is compared |
+//! | free space of groups that do not exist | `mkfs.btrfs` leaves that of deleted groups |
+//! | uuids but the volume's, times | random, and the current time |
 //! | checksums | follow |
 
 use crate::cases::Case;
@@ -41,7 +41,7 @@ const MASKED: [&str; 7] =
 
 const TIMES: [&str; 6] = ["atime", "ctime", "mtime", "otime", "stime", "rtime"];
 
-/// The items of a tree, in words that do not depend on where blocks lie.
+/// The items of each tree, as text without block addresses.
 type Trees = BTreeMap<String, Vec<String>>;
 
 pub(crate) fn both_tools_make_the_same(case: &Case) -> Result<()> {
@@ -92,7 +92,7 @@ fn super_fields(image: &Path) -> Result<Vec<String>> {
     Ok(lines)
 }
 
-/// Reads a dump: a heading for each tree, then its leaves.
+/// Parses a dump: a heading for each tree, then its leaves.
 fn trees(image: &Path) -> Result<Trees> {
     let dump = tool::text("btrfs", &tool::words_and_path("inspect-internal dump-tree", image))?;
     let mut trees = Trees::new();
@@ -105,7 +105,7 @@ fn trees(image: &Path) -> Result<Trees> {
             let text = line.trim();
             match text.strip_prefix("item ") {
                 Some(item) => items.push(item_line(item)),
-                // What an inner node lists are blocks, not items.
+                // Inner nodes list blocks, not items.
                 None if text.starts_with("key (") => {}
                 None => {
                     let item = items.last_mut().context("an item comes first")?;
@@ -122,7 +122,7 @@ fn is_heading(line: &str) -> bool {
     !line.starts_with('\t') && (line.ends_with(" tree") || line.contains(" tree key ("))
 }
 
-/// `N key (K) itemoff O itemsize S` without what depends on the other items.
+/// Returns `N key (K) itemoff O itemsize S` without the parts that depend on other items.
 fn item_line(item: &str) -> String {
     let (_, item) = item.split_once(' ').unwrap_or_default();
     match item.split_once(" itemoff ") {
@@ -134,7 +134,7 @@ fn item_line(item: &str) -> String {
     }
 }
 
-/// A line without the values that may differ.
+/// Returns a line without the values that may differ.
 fn masked(line: &str) -> String {
     let mut words: Vec<&str> = line.split_whitespace().collect();
     if words.first().is_some_and(|word| TIMES.contains(word)) {
@@ -149,7 +149,7 @@ fn masked(line: &str) -> String {
     words.join(" ")
 }
 
-/// Takes the addresses of blocks out: of the extent tree, the free space tree and the uuid tree.
+/// Removes block addresses from the extent tree, the free space tree and the uuid tree.
 fn placeless(trees: &mut Trees) -> Result<()> {
     for item in trees.get_mut("uuid").context("no uuid tree")? {
         let (_, rest) = item.split_once(')').context("an item has a key")?;
@@ -157,9 +157,9 @@ fn placeless(trees: &mut Trees) -> Result<()> {
     }
     let extents = trees.get_mut("extent").context("no extent tree")?;
     for item in extents.iter_mut() {
-        // `key (address type offset) itemsize n`, then what the extent says of itself. A block's
-        // first key may be an address as well: its level is what is compared.
-        let (key, rest) = item.split_once(" | ").context("an extent has a body")?;
+        // `key (address type offset) itemsize n`, then the content of the extent item. A block's
+        // first key may contain an address as well, so its level is compared.
+        let (key, rest) = item.split_once(" | ").context("an extent item has content")?;
         let key: Vec<&str> = key.split(' ').collect();
         let ["key", _, kind, size @ ..] = key.as_slice() else { bail!("no key: {item}") };
         if *kind == "BLOCK_GROUP_ITEM" {
@@ -174,7 +174,7 @@ fn placeless(trees: &mut Trees) -> Result<()> {
     extents.sort();
     let groups: Vec<String> = trees["chunk"].iter().filter_map(|item| chunk_start(item)).collect();
     if let Some(free) = trees.get_mut("free space") {
-        *free = free_sums(free, &groups);
+        *free = free_totals(free, &groups);
     }
     Ok(())
 }
@@ -184,9 +184,9 @@ fn chunk_start(item: &str) -> Option<String> {
     Some(start.split(')').next()?.to_owned())
 }
 
-/// Of each group that exists, its free bytes.
-fn free_sums(items: &[String], groups: &[String]) -> Vec<String> {
-    let mut sums: Vec<(String, u64)> = Vec::new();
+/// Returns the free bytes of each existing group.
+fn free_totals(items: &[String], groups: &[String]) -> Vec<String> {
+    let mut totals: Vec<(String, u64)> = Vec::new();
     let mut is_group = false;
     for item in items {
         let key: Vec<&str> = item.trim_start_matches("key (").split([' ', ')']).collect();
@@ -194,11 +194,11 @@ fn free_sums(items: &[String], groups: &[String]) -> Vec<String> {
         if *kind == "FREE_SPACE_INFO" {
             is_group = groups.iter().any(|group| group == start);
             if is_group {
-                sums.push((format!("{start} {bytes}"), 0));
+                totals.push((format!("{start} {bytes}"), 0));
             }
-        } else if let Some(sum) = sums.last_mut().filter(|_| is_group) {
-            sum.1 += bytes.parse::<u64>().unwrap_or_default();
+        } else if let Some(total) = totals.last_mut().filter(|_| is_group) {
+            total.1 += bytes.parse::<u64>().unwrap_or_default();
         }
     }
-    sums.into_iter().map(|(group, free)| format!("{group} free {free}")).collect()
+    totals.into_iter().map(|(group, free)| format!("{group} free {free}")).collect()
 }

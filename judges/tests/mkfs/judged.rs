@@ -1,4 +1,4 @@
-//! The kernel and `btrfs check` over one volume.
+//! The kernel and `btrfs check` on one volume.
 
 use crate::cases::Case;
 use anyhow::{Context, Result, anyhow, ensure};
@@ -12,11 +12,11 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Smaller volumes have room for a few small files only: their groups are small, and the kernel
-/// keeps a part of them back.
+/// Smaller volumes hold a few small files only: their block groups are small, and the kernel
+/// reserves a part of them.
 const ROOMY_BYTES: u64 = 300 << 20;
 
-/// A part of what the kernel writes: the directory, and what fills it.
+/// A part of the content that the kernel writes: the directory, and the function that fills it.
 type Part = (&'static str, fn(&Path) -> Result<()>);
 
 const SMALL: [Part; 1] = [("appended", contents::appended)];
@@ -27,7 +27,7 @@ const ROOMY: [Part; 4] = [
     ("sizes", contents::sizes),
 ];
 
-pub(crate) fn the_kernel_is_content(case: &Case) -> Result<()> {
+pub(crate) fn the_kernel_accepts_the_volume(case: &Case) -> Result<()> {
     let dir = tempfile::tempdir()?;
     let image = dir.path().join("volume.img");
     make(&image, case)?;
@@ -37,7 +37,7 @@ pub(crate) fn the_kernel_is_content(case: &Case) -> Result<()> {
     let device = LoopDevice::attach(&image, false, case.offset)?;
     check(device.path()).context("as it was made")?;
     let name = device.path().to_owned();
-    // Without a free space tree the kernel would use the cache of old, and warn of that.
+    // Without a free space tree the kernel would use the v1 space cache, and log a warning.
     let has_free_space_tree = !case.features.contains(&"^free-space-tree");
     let options = if has_free_space_tree { "" } else { "nospace_cache" };
     let mount = KernelMount::over(vec![device], &MountHow { options, ..MountHow::default() })?;
@@ -48,7 +48,7 @@ pub(crate) fn the_kernel_is_content(case: &Case) -> Result<()> {
     mount.unmount()?;
     let short = name.file_name().context("a loop device has a name")?.to_string_lossy();
     let complaints = mark.complaints(&[&short])?;
-    ensure!(complaints.is_empty(), "the kernel complains: {complaints:?}");
+    ensure!(complaints.is_empty(), "the kernel logged: {complaints:?}");
     let device = LoopDevice::attach(&image, true, case.offset)?;
     check(device.path()).context("as the kernel left it")?;
     drop(device);
@@ -58,7 +58,7 @@ pub(crate) fn the_kernel_is_content(case: &Case) -> Result<()> {
     compare(kernel, ours, &[]).map(drop).map_err(|text| anyhow!("{text}"))
 }
 
-/// Makes the case's volume; the image has junk behind it where it lies inside a bigger one.
+/// Makes the volume of a case. If it starts at an offset, the image has junk in front of it.
 fn make(image: &Path, case: &Case) -> Result<()> {
     let mut typed = image.as_os_str().to_owned();
     if case.offset != 0 {
@@ -80,21 +80,21 @@ fn library_view(image: &Path, case: &Case) -> Result<butternut_judges::manifest:
     library::walk(&filesystem)
 }
 
-/// `btrfs check` finds nothing and says nothing but what it looks at; ours finds nothing either.
+/// `btrfs check` finds nothing and prints only its phases; our checker finds nothing.
 pub(crate) fn check(device: &Path) -> Result<()> {
     let output = tool::output("btrfs", &tool::words_and_path("check --check-data-csum", device))?;
-    let (said, progress) =
+    let (printed, progress) =
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    let is_clean = output.status.success() && said.contains("no error found");
+    let is_clean = output.status.success() && printed.contains("no error found");
     let is_quiet = progress.lines().all(|line| line.is_empty() || line.starts_with('['));
-    ensure!(is_clean && is_quiet, "btrfs check: {}: {said}{progress}", output.status);
+    ensure!(is_clean && is_quiet, "btrfs check: {}: {printed}{progress}", output.status);
     let ours = ["check", "-q", "--check-data-csum"].map(OsString::from);
     command::run(&[&ours[..], &[device.into()]].concat()).map(drop)
 }
 
 fn fill(root: &Path, case: &Case) -> Result<()> {
     let parts = match case.bytes < ROOMY_BYTES {
-        // The kernel finds no room for a single file in these, `mkfs.btrfs` or not.
+        // The kernel has no space for a single file in these, also with `mkfs.btrfs`.
         true if case.node_kib > 16 => return Ok(()),
         true => &SMALL[..],
         false => &ROOMY,

@@ -1,4 +1,4 @@
-//! Pages of the kernel's cache, and writes past that cache to the same bytes at the same time.
+//! Pages of the kernel's cache, and concurrent direct writes to the same bytes.
 
 use super::{MIB, NAME, PAGE, aligned, open, ours};
 use anyhow::{Context, Result, ensure};
@@ -30,8 +30,8 @@ enum Writer {
     Direct,
 }
 
-/// Each thread has a word of its own in every page. Whatever the others do meanwhile to the rest of
-/// the page, no word is lost.
+/// Each thread owns a word in every page. No word is lost, whatever other threads do to the rest of
+/// the page.
 pub(super) fn words_of_a_page_have_their_own_writers(options: &str) -> Result<()> {
     const WRITERS: [Writer; 6] =
         [Writer::Store, Writer::Write, Writer::Store, Writer::Direct, Writer::Store, Writer::Write];
@@ -90,8 +90,8 @@ fn write_words(path: &Path, writer: Writer, number: usize, round: u64) -> Result
     Ok(())
 }
 
-/// Readers of the cache see an asynchronous direct write as soon as it is complete, though they
-/// read the same pages while it was in flight.
+/// Cached readers see an asynchronous direct write as soon as it completes, even if they read the
+/// same pages while it was in flight.
 pub(super) fn readers_of_the_cache_see_asynchronous_writes(options: &str) -> Result<()> {
     const BYTES: usize = MIB / 2;
     let mut volume = ours(options)?;
@@ -122,7 +122,7 @@ fn write_and_compare(path: &Path, bytes: usize) -> Result<()> {
     const DEPTH: usize = 8;
     let how = OpenDisk { writable: true, ..OpenDisk::default() };
     let disk = DiskFile::open(path, how)?;
-    ensure!(disk.is_direct(), "the mount takes O_DIRECT");
+    ensure!(disk.is_direct(), "the mount refuses O_DIRECT");
     let mut ring: Ring<()> =
         Ring::new(&[&disk], &RingOptions { depth: DEPTH, ..RingOptions::default() })?;
     let piece = bytes / DEPTH;
@@ -136,12 +136,12 @@ fn write_and_compare(path: &Path, bytes: usize) -> Result<()> {
                 offset: (number * piece) as u64,
                 load: Load::from(buffer),
                 need: piece,
-                payload: (),
+                user_data: (),
             };
-            ring.submit(submission).ok().context("the ring has room")?;
+            ring.submit(submission).ok().context("the submission queue has a free entry")?;
         }
         ring.wait(DEPTH, None);
-        while let Some(done) = ring.take_done() {
+        while let Some(done) = ring.next_completion() {
             done.result.map_err(|errno| std::io::Error::from_raw_os_error(errno.0))?;
         }
         let mut read = vec![0; bytes];
@@ -152,7 +152,7 @@ fn write_and_compare(path: &Path, bytes: usize) -> Result<()> {
     Ok(())
 }
 
-/// Large writes end, and are whole, though other threads store to all of their pages all the time.
+/// Large writes complete and are whole while other threads store to all of their pages.
 pub(super) fn large_writes_end_beside_stores(options: &str) -> Result<()> {
     const BYTES: usize = MIB;
     let mut volume = ours(options)?;
@@ -190,7 +190,7 @@ pub(super) fn large_writes_end_beside_stores(options: &str) -> Result<()> {
     volume.unmount()
 }
 
-/// A handle that passes the cache only since `fcntl(2)` said so counts from then on.
+/// A file description that gets `O_DIRECT` by `fcntl(2)` becomes direct at that time.
 pub(super) fn a_handle_may_become_direct(options: &str) -> Result<()> {
     let mut volume = ours(options)?;
     let path = volume.root()?.join(NAME);

@@ -1,4 +1,4 @@
-//! One file, written and read through the kernel's cache, past it, and through mappings of it.
+//! One file that is written and read through the kernel's cache, directly, and through mappings.
 
 use super::{MIB, NAME, PAGE, aligned, open, ours, pattern};
 use anyhow::{Result, bail, ensure};
@@ -13,7 +13,7 @@ use std::thread;
 
 const SEEDS: u64 = 4;
 const STEPS: usize = 1500;
-/// How large the file gets, and how large it always is: as much is mapped.
+/// The maximum size of the file, and its minimum size, which is mapped.
 const BYTES_MAX: usize = 2 * MIB;
 const BYTES_MIN: usize = MIB;
 const TRANSFER_MAX: usize = 96 << 10;
@@ -21,12 +21,12 @@ const TRANSFER_MAX: usize = 96 << 10;
 #[derive(Clone, Copy, Debug)]
 enum Way {
     Cached,
-    /// Of whole blocks.
+    /// Whole blocks.
     Direct,
-    /// Of any bytes.
+    /// Any bytes.
     DirectOdd,
     Mapped,
-    /// Through a mapping of what was opened to go past the cache.
+    /// Through a mapping of a file that was opened with `O_DIRECT`.
     DirectMapped,
 }
 
@@ -80,7 +80,7 @@ impl Subject {
 }
 
 impl Way {
-    /// A range of the file that this way takes; a write may go behind the end.
+    /// Returns a range of the file for this access path; a write may extend the file.
     fn range(self, random: &mut Random, size: usize) -> (usize, usize) {
         let (unit, end) = match self {
             Self::Cached | Self::DirectOdd => (1, size),
@@ -93,7 +93,7 @@ impl Way {
     }
 }
 
-pub(super) fn every_way_agrees(options: &str) -> Result<()> {
+pub(super) fn all_access_paths_agree(options: &str) -> Result<()> {
     let mut volume = ours(options)?;
     for seed in 0..SEEDS {
         let name = format!("{NAME}-{seed}");
@@ -122,7 +122,7 @@ fn one_step(subject: &Subject, random: &mut Random, model: &mut Vec<u8>) -> Resu
         subject.cached.set_len(size as u64)?;
         model.resize(size, 0);
     } else if random.one_in(30) {
-        // The file grows, also by what leaves a gap.
+        // The file grows, also by writes that leave a hole.
         let (way, unit) = if random.one_in(2) { (Way::Cached, 1) } else { (Way::Direct, PAGE) };
         let at = (model.len() + random.index(8 * PAGE)).next_multiple_of(unit);
         if at + PAGE <= BYTES_MAX {
@@ -152,8 +152,8 @@ fn one_step(subject: &Subject, random: &mut Random, model: &mut Vec<u8>) -> Resu
     }
 }
 
-/// Threads that go their own ways, each to blocks of its own: no two know of each other.
-pub(super) fn many_at_once_agree(options: &str) -> Result<()> {
+/// Threads use all access paths, each on blocks of its own.
+pub(super) fn concurrent_access_agrees(options: &str) -> Result<()> {
     const THREADS: usize = 4;
     const ROUNDS: usize = 400;
     let mut volume = ours(options)?;
@@ -181,7 +181,7 @@ pub(super) fn many_at_once_agree(options: &str) -> Result<()> {
     volume.unmount()
 }
 
-/// What a thread left in its blocks.
+/// Returns the final content of a thread's blocks.
 fn alone_on_every_fourth(
     path: &Path,
     thread: usize,

@@ -1,5 +1,5 @@
-//! What a change of a file's bytes costs it of set-user-id, set-group-id and capabilities, done by
-//! root and by someone else: case by case as on the kernel's btrfs.
+//! How a change of a file's data clears set-user-id, set-group-id and capabilities, for root and
+//! for other users: case by case as on the kernel's btrfs.
 
 use super::{ours, theirs};
 use anyhow::{Result, ensure};
@@ -11,7 +11,7 @@ use std::path::Path;
 
 const MODES: [u32; 6] = [0o666, 0o4777, 0o4666, 0o2777, 0o2767, 0o6777];
 
-/// What changes the file `$0`.
+/// Commands that change the file `$0`.
 const CHANGES: [(&str, &str); 10] = [
     ("cached", "dd if=/dev/zero of=$0 bs=4k count=1 conv=notrunc status=none"),
     ("append", "dd if=/dev/zero of=$0 bs=4k count=1 conv=notrunc oflag=append status=none"),
@@ -29,8 +29,8 @@ const CHANGES: [(&str, &str); 10] = [
     ("zero", "fallocate --zero-range --length 4k $0"),
 ];
 
-/// Root; someone outside of the file's group; someone inside, whose first group is another.
-const WHO: [&str; 3] = [
+/// Root; a user outside of the file's group; a member of that group with another primary group.
+const CALLERS: [&str; 3] = [
     "",
     "setpriv --reuid=1000 --regid=1000 --clear-groups",
     "setpriv --reuid=1000 --regid=1000 --groups=1000,77",
@@ -48,9 +48,9 @@ pub(super) fn go_as_on_the_kernel(options: &str) -> Result<()> {
     for mode in MODES {
         for has_capability in [false, true] {
             for (what, change) in CHANGES {
-                for who in WHO {
-                    let case = format!("{mode:o} {has_capability} {what}, as {who:?}");
-                    let try_on = |root| after(root, mode, has_capability, who, change);
+                for caller in CALLERS {
+                    let case = format!("{mode:o} {has_capability} {what}, as {caller:?}");
+                    let try_on = |root| after(root, mode, has_capability, caller, change);
                     let (want, have) = (try_on(kernel.root())?, try_on(volume.root()?)?);
                     ensure!(want == have, "{case}: the kernel: {want}, we: {have}");
                 }
@@ -61,8 +61,14 @@ pub(super) fn go_as_on_the_kernel(options: &str) -> Result<()> {
     volume.unmount()
 }
 
-/// What a file is after a change.
-fn after(root: &Path, mode: u32, has_capability: bool, who: &str, change: &str) -> Result<String> {
+/// Returns the state of a file after a change.
+fn after(
+    root: &Path,
+    mode: u32,
+    has_capability: bool,
+    caller: &str,
+    change: &str,
+) -> Result<String> {
     let path = root.join("file");
     std::fs::write(&path, [b'a'; 16384])?;
     std::os::unix::fs::chown(&path, Some(0), Some(77))?;
@@ -70,12 +76,15 @@ fn after(root: &Path, mode: u32, has_capability: bool, who: &str, change: &str) 
     if has_capability {
         rustix::fs::setxattr(&path, CAPABILITY_NAME, &CAPABILITY, XattrFlags::empty())?;
     }
-    let line = format!("{who} bash -c '{change}' {}", path.display());
+    let line = format!("{caller} bash -c '{change}' {}", path.display());
     let ran = tool::output("bash", &["-c", line.trim_start()])?;
     let meta = std::fs::metadata(&path)?;
     let capability = rustix::fs::getxattr(&path, CAPABILITY_NAME, &mut [0; 32][..]).is_ok();
     std::fs::remove_file(&path)?;
-    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+    let printed = String::from_utf8_lossy(&ran.stderr).into_owned();
     let (mode, size) = (meta.mode() & 0o7777, meta.size());
-    Ok(format!("{mode:o} {capability} {size} bytes {}", said.replace(&*root.to_string_lossy(), "")))
+    Ok(format!(
+        "{mode:o} {capability} {size} bytes {}",
+        printed.replace(&*root.to_string_lossy(), "")
+    ))
 }

@@ -1,4 +1,4 @@
-# One of every operation, in $1; what it prints and what it leaves behind is compared.
+# Runs one of each operation in $1. Its output and the resulting tree are compared.
 set -eu
 umask 022
 cd "$1"

@@ -1,18 +1,18 @@
-//! What a run takes beside time: processor and memory.
+//! Measures the CPU time and the memory of a run.
 //!
 //! ```text
-//! cpu      user and system, of all threads of the processes that were waited for meanwhile
-//! machine  all that was not idle: the kernel's own threads too, and whatever else was running
-//! memory   the peak of the kernel's page cache above where it began, without what tmpfs holds
+//! cpu      user and system time of all child processes that ended during the run
+//! machine  time that all CPUs were not idle; includes kernel threads and unrelated processes
+//! memory   peak of the kernel's page cache, without tmpfs, above its size at the start
 //! ```
 
 use anyhow::{Context, Result};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Of a clock tick of `/proc`, whatever the kernel's own is.
+/// `USER_HZ` of `/proc` is 100, also where the kernel's `HZ` differs.
 const TICK: Duration = Duration::from_millis(10);
-const LOOK_EVERY: Duration = Duration::from_millis(10);
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cost {
@@ -21,8 +21,8 @@ pub(crate) struct Cost {
     pub(crate) page_cache_bytes: u64,
 }
 
-/// Runs it, and says what it took; the page cache is looked at only where that is asked for, as
-/// looking takes time too.
+/// Calls `call` and returns its result and its cost. Samples the page cache only with
+/// `watches_memory`, since sampling takes CPU time.
 pub(crate) fn measured<T>(
     watches_memory: bool,
     call: impl FnOnce() -> Result<T>,
@@ -34,7 +34,7 @@ pub(crate) fn measured<T>(
             let mut peak = cached;
             while watches_memory && !is_over.load(Ordering::Acquire) {
                 peak = peak.max(page_cache_bytes().unwrap_or(0));
-                std::thread::sleep(LOOK_EVERY);
+                std::thread::sleep(SAMPLE_INTERVAL);
             }
             peak
         });
@@ -54,20 +54,22 @@ fn ticks(count: u64) -> Duration {
     TICK.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX))
 }
 
-/// Of all children that were waited for, and theirs: cutime and cstime, 16th and 17th.
+/// Returns the CPU time of all children that were waited for, and of theirs: `cutime` and `cstime`,
+/// fields 16 and 17.
 fn children() -> Result<Duration> {
     stat_fields("self", 16)
 }
 
-/// Of a process that has not been waited for: utime and stime, 14th and 15th.
+/// Returns the CPU time of a process that was not waited for yet: `utime` and `stime`, fields 14
+/// and 15.
 pub(crate) fn of_process(pid: u32) -> Result<Duration> {
     stat_fields(&pid.to_string(), 14)
 }
 
-/// The sum of two fields of `/proc/PID/stat`, the first counted from 1.
+/// Returns the sum of two adjacent fields of `/proc/PID/stat`. `first` counts from 1.
 fn stat_fields(process: &str, first: usize) -> Result<Duration> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
-    // The second is the program's name, in brackets, and may hold anything.
+    // Field 2 is the program's name in parentheses and may contain spaces and parentheses.
     let (_, rest) = stat.rsplit_once(')').context("no name in /proc/PID/stat")?;
     let pair = rest.split_whitespace().skip(first.saturating_sub(3)).take(2);
     Ok(ticks(pair.map(str::parse::<u64>).sum::<Result<_, _>>()?))
@@ -77,15 +79,19 @@ fn busy() -> Result<Duration> {
     let stat = std::fs::read_to_string("/proc/stat")?;
     let line = stat.lines().next().context("/proc/stat is empty")?;
     let fields: Vec<u64> = line.split_whitespace().filter_map(|field| field.parse().ok()).collect();
-    // user, nice, system, (idle, iowait,) irq, softirq
+    // user, nice, system, irq and softirq; fields 3 and 4 are idle and iowait.
     Ok(ticks([0, 1, 2, 5, 6].iter().filter_map(|at| fields.get(*at)).sum()))
 }
 
 fn page_cache_bytes() -> Result<u64> {
     let text = std::fs::read_to_string("/proc/meminfo")?;
     let of = |key: &str| -> Result<u64> {
-        let line = text.lines().find(|line| line.starts_with(key)).context("no such line")?;
-        let kib = line.split_whitespace().nth(1).context("no figure")?;
+        let line = text
+            .lines()
+            .find(|line| line.starts_with(key))
+            .context("/proc/meminfo lacks a line")?;
+        let kib =
+            line.split_whitespace().nth(1).context("a line of /proc/meminfo has no number")?;
         Ok(kib.parse::<u64>()? << 10)
     };
     Ok(of("Cached:")?.saturating_sub(of("Shmem:")?))

@@ -1,9 +1,10 @@
-//! `--long`: random overwrites for ten minutes, commits going on: whether throughput and latency
-//! stay what they were.
+//! `--long`: random overwrites for ten minutes, with commits. It shows whether throughput and
+//! latency stay constant.
 //!
-//! fio tells now and then what it has counted so far; a minute is the difference of two accounts.
+//! fio prints its totals at every `--status-interval`; the figures of a minute are the
+//! difference of two totals.
 
-use super::rows::{Setting, Who};
+use super::rows::{Contestant, Setting};
 use super::stage::Stage;
 use super::{Plan, cost};
 use anyhow::{Context, Result, ensure};
@@ -14,17 +15,17 @@ use std::process::Stdio;
 use std::time::Duration;
 
 const JOB: &str = "stable";
-/// Parts of the run that are told apart: minutes, of the usual ten.
+/// Number of parts of the run that are reported: minutes, of the default ten.
 const PARTS: u32 = 10;
 
-/// What fio has counted since the run began.
+/// fio's totals since the run began.
 #[derive(Clone, Default)]
-struct Account {
+struct Totals {
     milliseconds: u64,
     writes: u64,
-    /// User and system, of all its threads.
+    /// User and system time of all threads of fio.
     cpu: Duration,
-    /// Completion time in nanoseconds -> writes.
+    /// Completion latency in nanoseconds -> number of writes.
     bins: BTreeMap<u64, u64>,
 }
 
@@ -36,24 +37,24 @@ struct Part {
 
 pub(crate) fn run(stage: &Stage, plan: &Plan) -> Result<()> {
     let set: [Setting; 1] = [("BS", "4k")];
-    let turn = stage.turn(Who::Ours)?;
-    turn.lay_out(plan, JOB, &set)?;
+    let session = stage.session(Contestant::Butternut)?;
+    session.lay_out(plan, JOB, &set)?;
     let interval = (plan.seconds / PARTS).max(1);
     let options = ["--output-format=json+", &format!("--status-interval={interval}")];
     let mut child =
-        turn.command(plan, JOB, &set, &options).stdout(Stdio::piped()).spawn().context("fio")?;
-    let told = child.stdout.take().context("fio's output is not ours")?;
+        session.command(plan, JOB, &set, &options).stdout(Stdio::piped()).spawn().context("fio")?;
+    let stdout = child.stdout.take().context("fio's output is not a pipe")?;
     let mut out = std::io::stdout().lock();
     writeln!(out, "overwrite 4K, at random, {} s, in parts of {interval} s", plan.seconds)?;
-    let (mut last, mut parts) = (Account::default(), Vec::new());
-    for account in Deserializer::from_reader(BufReader::new(told)).into_iter::<Value>() {
-        let account = Account::of(&account?, cost::of_process(child.id())?)?;
-        // The last account of all may follow that of the last part at once.
-        if account.milliseconds < last.milliseconds + u64::from(interval) * 500 {
+    let (mut last, mut parts) = (Totals::default(), Vec::new());
+    for totals in Deserializer::from_reader(BufReader::new(stdout)).into_iter::<Value>() {
+        let totals = Totals::of(&totals?, cost::of_process(child.id())?)?;
+        // fio's final totals may follow those of the last part immediately.
+        if totals.milliseconds < last.milliseconds + u64::from(interval) * 500 {
             continue;
         }
-        let part = account.since(&last);
-        last = account;
+        let part = totals.since(&last);
+        last = totals;
         let (number, seconds) = (parts.len() + 1, last.milliseconds / 1000);
         let Part { kilo_iops, p999_us, cpu_ns } = part;
         writeln!(
@@ -65,12 +66,12 @@ pub(crate) fn run(stage: &Stage, plan: &Plan) -> Result<()> {
     }
     ensure!(child.wait()?.success(), "fio failed");
     let (first, last) = (parts.first(), parts.last());
-    let (first, last) = first.zip(last).context("fio told of no part")?;
-    let counted = turn.stats()?;
+    let (first, last) = first.zip(last).context("fio printed no totals")?;
+    let counted = session.stats()?;
     writeln!(
         out,
-        "the last part beside the first: {:.2} of its throughput, {:.2} of its p99.9, {:.2} of its \
-         CPU time; {} commits, and one at the end",
+        "last part relative to the first: throughput {:.2}, p99.9 {:.2}, CPU time {:.2}; \
+         {} commits, and one at the end",
         last.kilo_iops / first.kilo_iops,
         last.p999_us / first.p999_us,
         last.cpu_ns / first.cpu_ns,
@@ -79,10 +80,11 @@ pub(crate) fn run(stage: &Stage, plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-impl Account {
-    fn of(account: &Value, cpu: Duration) -> Result<Self> {
-        let write = &account["jobs"][0]["write"];
-        let count = |key: &str| write[key].as_u64().with_context(|| format!("fio gave no {key}"));
+impl Totals {
+    fn of(totals: &Value, cpu: Duration) -> Result<Self> {
+        let write = &totals["jobs"][0]["write"];
+        let count =
+            |key: &str| write[key].as_u64().with_context(|| format!("fio's totals have no {key}"));
         let bins = write["clat_ns"]["bins"].as_object().into_iter().flatten();
         let bins = bins.filter_map(|(ns, count)| Some((ns.parse().ok()?, count.as_u64()?)));
         Ok(Self {
@@ -110,7 +112,7 @@ impl Account {
     }
 }
 
-/// The time within which 999 of 1000 were complete.
+/// Returns the latency within which 999 of 1000 writes completed.
 fn p999_ns(bins: &[(u64, u64)]) -> f64 {
     let total: u64 = bins.iter().map(|(_, count)| count).sum();
     let mut left = total - total / 1000;
@@ -128,18 +130,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_is_what_came_since_the_one_before() {
-        let account = |milliseconds, writes, slow| Account {
+    fn a_part_is_the_difference_of_two_totals() {
+        let totals = |milliseconds, writes, slow| Totals {
             milliseconds,
             writes,
             cpu: Duration::from_millis(milliseconds),
             bins: BTreeMap::from([(1000, writes - slow), (90_000, slow)]),
         };
-        let part = account(3000, 30_000, 60).since(&account(1000, 10_000, 0));
+        let part = totals(3000, 30_000, 60).since(&totals(1000, 10_000, 0));
         assert!((part.kilo_iops - 10.0).abs() < 1e-9);
         assert!((part.p999_us - 90.0).abs() < 1e-9);
         assert!((part.cpu_ns - 100_000.0).abs() < 1e-3);
-        let part = account(3000, 30_000, 60).since(&account(1000, 10_000, 60));
+        let part = totals(3000, 30_000, 60).since(&totals(1000, 10_000, 60));
         assert!((part.p999_us - 1.0).abs() < 1e-9);
     }
 }

@@ -1,20 +1,21 @@
-//! What is run: suites of rows, rows of entries.
+//! The suites, their rows, and the entries of each row.
 //!
-//! An entry is one contestant in one variant: the same job with a few things set otherwise. What is
-//! set has the names of `scripts/fio-row`.
+//! An entry is one contestant in one variant: the job of the row with some settings changed. The
+//! settings are environment variables of `scripts/fio-row`.
 
-/// Who has the device.
+/// What is measured: the raw device, or a file system on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Who {
+pub(crate) enum Contestant {
     Raw,
     Btrfs,
     Xfs,
     Ext4,
-    Ours,
+    Butternut,
 }
 
-impl Who {
-    pub(crate) const ALL: [Self; 5] = [Self::Raw, Self::Btrfs, Self::Xfs, Self::Ext4, Self::Ours];
+impl Contestant {
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Raw, Self::Btrfs, Self::Xfs, Self::Ext4, Self::Butternut];
 
     pub(crate) fn label(self) -> &'static str {
         match self {
@@ -22,7 +23,7 @@ impl Who {
             Self::Btrfs => "btrfs",
             Self::Xfs => "xfs",
             Self::Ext4 => "ext4",
-            Self::Ours => "Butternut",
+            Self::Butternut => "Butternut",
         }
     }
 
@@ -31,7 +32,7 @@ impl Who {
     }
 }
 
-/// What a row counts.
+/// Unit of the rates of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
     KiloIops,
@@ -41,10 +42,11 @@ pub(crate) enum Unit {
 pub(crate) type Setting = (&'static str, &'static str);
 
 pub(crate) struct Entry {
-    pub(crate) who: Who,
+    pub(crate) contestant: Contestant,
     pub(crate) variant: &'static str,
     pub(crate) set: Vec<Setting>,
-    /// Uncached by the kernel: not every fio can ask for it, nor does every file system have it.
+    /// The entry uses the kernel's uncached I/O, which older fio versions and some file systems
+    /// lack.
     pub(crate) may_refuse: bool,
 }
 
@@ -53,11 +55,11 @@ pub(crate) struct Row {
     pub(crate) job: &'static str,
     pub(crate) unit: Unit,
     pub(crate) set: Vec<Setting>,
-    /// Each entry gets the device anew.
+    /// Each entry gets a newly formatted device.
     pub(crate) is_fresh: bool,
-    /// The files are there before the row begins.
+    /// The files are written before the row is timed.
     pub(crate) is_laid_out: bool,
-    /// What is held in memory is the point.
+    /// The table shows how much file data the page cache held.
     pub(crate) shows_memory: bool,
     pub(crate) entries: Vec<Entry>,
 }
@@ -67,28 +69,31 @@ pub(crate) struct Suite {
     pub(crate) rows: Vec<Row>,
 }
 
-/// Like for like with the raw device's registered buffers.
+/// Owned buffers are registered, as the raw device's are.
 const OWNED: Setting = ("BUFFERS", "owned");
 const IN_PLACE: Setting = ("IN_PLACE", "1");
-/// Files without checksums lie beside those with.
+/// Puts files without checksums into a directory of their own.
 const PLAIN: Setting = ("UNDER", "plain");
-const GENERAL: Setting = ("SWITCHES", "simple_read=off");
-const EXCLUSIVE: Setting = ("SWITCHES", "nosec=off");
-/// A quarter of what is streamed.
+const GENERAL: Setting = ("MOUNT_OPTIONS", "simple_read=off");
+const EXCLUSIVE: Setting = ("MOUNT_OPTIONS", "nosec=off");
+/// A quarter of the streamed file.
 const PAGE_CACHE: &str = "page_cache=256M";
 
-fn entry(who: Who, variant: &'static str, set: &[Setting]) -> Entry {
-    Entry { who, variant, set: set.to_vec(), may_refuse: false }
+fn entry(contestant: Contestant, variant: &'static str, set: &[Setting]) -> Entry {
+    Entry { contestant, variant, set: set.to_vec(), may_refuse: false }
 }
 
 pub(crate) fn all() -> Vec<Suite> {
     vec![read(), in_place(), overwrite(), stream_write(), stream_read()]
 }
 
-/// What `make demo` has time for.
+/// Returns the two short suites of `make demo`.
 pub(crate) fn brief() -> Vec<Suite> {
     let few = |entry: &Entry| {
-        matches!((entry.who, entry.variant), (Who::Raw | Who::Btrfs | Who::Ours, "" | "owned"))
+        matches!(
+            (entry.contestant, entry.variant),
+            (Contestant::Raw | Contestant::Btrfs | Contestant::Butternut, "" | "owned")
+        )
     };
     let mut suites = vec![read(), overwrite()];
     for (suite, keep) in suites.iter_mut().zip(["read 4K, depth 64", "overwrite 4K"]) {
@@ -103,15 +108,15 @@ pub(crate) fn brief() -> Vec<Suite> {
 fn read() -> Suite {
     let row = |name: &str, set: &[Setting], more: &[Entry]| {
         let mut entries = vec![
-            entry(Who::Raw, "", &[]),
-            entry(Who::Btrfs, "", &[]),
-            entry(Who::Btrfs, "nodatasum", &[IN_PLACE, PLAIN]),
-            entry(Who::Xfs, "", &[]),
-            entry(Who::Ext4, "", &[]),
-            entry(Who::Ours, "", &[OWNED]),
-            entry(Who::Ours, "nodatasum", &[OWNED, IN_PLACE, PLAIN]),
+            entry(Contestant::Raw, "", &[]),
+            entry(Contestant::Btrfs, "", &[]),
+            entry(Contestant::Btrfs, "nodatasum", &[IN_PLACE, PLAIN]),
+            entry(Contestant::Xfs, "", &[]),
+            entry(Contestant::Ext4, "", &[]),
+            entry(Contestant::Butternut, "", &[OWNED]),
+            entry(Contestant::Butternut, "nodatasum", &[OWNED, IN_PLACE, PLAIN]),
         ];
-        entries.extend(more.iter().map(|e| entry(e.who, e.variant, &e.set)));
+        entries.extend(more.iter().map(|e| entry(e.contestant, e.variant, &e.set)));
         Row {
             name: name.into(),
             job: "simple-read",
@@ -123,7 +128,7 @@ fn read() -> Suite {
             entries,
         }
     };
-    let general = || entry(Who::Ours, "simple_read=off", &[OWNED, GENERAL]);
+    let general = || entry(Contestant::Butternut, "simple_read=off", &[OWNED, GENERAL]);
     Suite {
         name: "reads",
         rows: vec![
@@ -132,10 +137,10 @@ fn read() -> Suite {
                 "read 4K, depth 64",
                 &[],
                 &[
-                    entry(Who::Ours, "borrowed", &[]),
+                    entry(Contestant::Butternut, "borrowed", &[]),
                     general(),
                     entry(
-                        Who::Ours,
+                        Contestant::Butternut,
                         "nodatasum, simple_read=off",
                         &[OWNED, IN_PLACE, PLAIN, GENERAL],
                     ),
@@ -146,15 +151,17 @@ fn read() -> Suite {
     }
 }
 
-/// Writers of one file, without checksums.
+/// Several writers of one file without checksums.
 fn in_place() -> Suite {
     let rows = ["1", "2", "4", "8", "16", "32"].map(|writers| {
-        // Between the ends, two contestants show the course.
-        let is_course = matches!(writers, "2" | "8" | "16");
-        let everybody: &[Who] = if is_course { &[Who::Xfs, Who::Ours] } else { &Who::ALL };
-        let mut entries: Vec<_> = everybody.iter().map(|who| entry(*who, "", &[])).collect();
-        if !is_course {
-            entries.push(entry(Who::Ours, "nosec=off", &[EXCLUSIVE]));
+        // For the counts in between, two contestants suffice.
+        let is_between = matches!(writers, "2" | "8" | "16");
+        let contestants: &[Contestant] =
+            if is_between { &[Contestant::Xfs, Contestant::Butternut] } else { &Contestant::ALL };
+        let mut entries: Vec<_> =
+            contestants.iter().map(|contestant| entry(*contestant, "", &[])).collect();
+        if !is_between {
+            entries.push(entry(Contestant::Butternut, "nosec=off", &[EXCLUSIVE]));
         }
         let plural = if writers == "1" { "" } else { "s" };
         Row {
@@ -182,41 +189,47 @@ fn overwrite() -> Suite {
         is_laid_out: true,
         shows_memory: false,
         entries: vec![
-            entry(Who::Raw, "", &[]),
-            entry(Who::Btrfs, "", &[]),
-            entry(Who::Xfs, "", &[]),
-            entry(Who::Ours, "owned", &[OWNED]),
-            entry(Who::Ours, "bounce", &[]),
-            entry(Who::Ours, "trust", &[("SWITCHES", "dio_stable=trust")]),
-            entry(Who::Ours, "fallback", &[("SWITCHES", "dio_stable=buffered")]),
+            entry(Contestant::Raw, "", &[]),
+            entry(Contestant::Btrfs, "", &[]),
+            entry(Contestant::Xfs, "", &[]),
+            entry(Contestant::Butternut, "owned", &[OWNED]),
+            entry(Contestant::Butternut, "bounce", &[]),
+            entry(Contestant::Butternut, "trust", &[("MOUNT_OPTIONS", "dio_stable=trust")]),
+            entry(Contestant::Butternut, "fallback", &[("MOUNT_OPTIONS", "dio_stable=buffered")]),
         ],
     });
     Suite { name: "overwrites", rows: rows.into() }
 }
 
 fn stream_entries(is_write: bool) -> Vec<Entry> {
-    let mode = |who, variant: &'static str| {
-        entry(who, variant, &[("MODE", variant), ("SWITCHES", PAGE_CACHE)])
+    let mode = |contestant, variant: &'static str| {
+        entry(contestant, variant, &[("MODE", variant), ("MOUNT_OPTIONS", PAGE_CACHE)])
     };
-    let mut entries = vec![mode(Who::Raw, "direct")];
-    for who in [Who::Btrfs, Who::Xfs] {
-        entries.extend(
-            ["buffered", "uncached", "direct"]
-                .map(|variant| Entry { may_refuse: variant == "uncached", ..mode(who, variant) }),
-        );
+    let mut entries = vec![mode(Contestant::Raw, "direct")];
+    for contestant in [Contestant::Btrfs, Contestant::Xfs] {
+        entries.extend(["buffered", "uncached", "direct"].map(|variant| Entry {
+            may_refuse: variant == "uncached",
+            ..mode(contestant, variant)
+        }));
     }
-    entries.push(mode(Who::Ext4, "direct"));
-    entries.extend(["buffered", "uncached", "direct"].map(|variant| mode(Who::Ours, variant)));
+    entries.push(mode(Contestant::Ext4, "direct"));
+    entries.extend(
+        ["buffered", "uncached", "direct"].map(|variant| mode(Contestant::Butternut, variant)),
+    );
     if is_write {
         entries.extend(flushes().into_iter().skip(1));
     }
     entries
 }
 
-/// Uncached writes, by who brings them down.
+/// Uncached writes, with each setting of which thread writes them back.
 fn flushes() -> [Entry; 3] {
-    let uncached = |variant, switches| {
-        entry(Who::Ours, variant, &[("MODE", "uncached"), ("SWITCHES", switches)])
+    let uncached = |variant, mount_options| {
+        entry(
+            Contestant::Butternut,
+            variant,
+            &[("MODE", "uncached"), ("MOUNT_OPTIONS", mount_options)],
+        )
     };
     [
         uncached("uncached_flush=device", "page_cache=256M,uncached_flush=device"),
@@ -239,12 +252,14 @@ fn stream(name: &str, job: &'static str, entries: Vec<Entry>) -> Row {
 }
 
 fn stream_write() -> Suite {
-    let buffered = |who| entry(who, "buffered", &[("MODE", "buffered"), ("SWITCHES", PAGE_CACHE)]);
+    let buffered = |contestant| {
+        entry(contestant, "buffered", &[("MODE", "buffered"), ("MOUNT_OPTIONS", PAGE_CACHE)])
+    };
     let mut four = vec![
-        entry(Who::Raw, "direct", &[]),
-        buffered(Who::Btrfs),
-        buffered(Who::Xfs),
-        buffered(Who::Ours),
+        entry(Contestant::Raw, "direct", &[]),
+        buffered(Contestant::Btrfs),
+        buffered(Contestant::Xfs),
+        buffered(Contestant::Butternut),
     ];
     four.extend(flushes());
     let mut four = stream("write 1M, 4 writers of own files", "neighbours-a", four);

@@ -1,14 +1,14 @@
-//! The stage: one loop device over one image, which contestants have in turn.
+//! The stage: one loop device over one image file. The contestants use it one after the other.
 //!
-//! 1. Whoever gets the device finds it as one that has been in use: every byte of the image has its
-//!    place, in memory or on the disk below. Else who writes to new space would pay for finding it,
-//!    and who overwrites would not.
-//! 2. What a contestant mounted is unmounted when his turn ends, also after a failure.
-//! 3. An image on a disk is read and written past the page cache of what is below; one in memory
-//!    is there already.
+//! 1. Every byte of the image is allocated when a session starts, in memory or on the disk below.
+//!    Otherwise copy-on-write file systems would pay for the allocation and those that overwrite in
+//!    place would not.
+//! 2. When a session ends, its file system is unmounted, also after a failure.
+//! 3. The loop device uses direct I/O on an image on disk, so that the image is not cached twice.
+//!    An image in tmpfs is in memory already.
 
-use super::rows::Who;
-use super::turn::Turn;
+use super::rows::Contestant;
+use super::session::Session;
 use crate::rig::{drop_caches, run, text};
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{SeekFrom, seek};
@@ -20,9 +20,9 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How many times the image is as large as the files of a row.
-const IMAGE_FILES: u64 = 5;
-/// What is written at once where the image has holes.
+/// Size of the image, as a multiple of the size of a row's files.
+const IMAGE_TO_FILES: u64 = 5;
+/// Bytes of each write that fills a hole of the image.
 const FILL_BYTES: usize = 1 << 20;
 
 const UNMOUNT_WITHIN: Duration = Duration::from_secs(10);
@@ -30,66 +30,74 @@ const UNMOUNT_AGAIN: Duration = Duration::from_millis(20);
 
 pub(crate) struct Stage {
     pub(crate) device: PathBuf,
-    /// Where the kernel mounts.
-    pub(crate) place: PathBuf,
+    /// Where the kernel mounts the device.
+    pub(crate) mount_point: PathBuf,
     pub(crate) dir: tempfile::TempDir,
     image: PathBuf,
 }
 
 impl Stage {
-    /// A stage for these contestants, and files of so many MiB.
+    /// Makes a stage for these contestants, with room for files of `file_mib` MiB.
     pub(crate) fn make(
         dir: &Path,
         tag: &str,
         file_mib: u32,
-        all: impl Iterator<Item = Who>,
+        all: impl Iterator<Item = Contestant>,
     ) -> Result<Self> {
         let tools: BTreeSet<_> = all.filter_map(mkfs).chain(["setpriv"]).collect();
-        let missing: Vec<_> = tools.into_iter().filter(|tool| !is_there(tool)).collect();
+        let missing: Vec<_> = tools.into_iter().filter(|tool| !is_installed(tool)).collect();
         ensure!(missing.is_empty(), "missing: {} (scripts/setup)", missing.join(", "));
         let dir = tempfile::Builder::new()
             .prefix(&format!("butternut-bench-{tag}-"))
             .tempdir_in(dir)
             .with_context(|| format!("cannot make a directory in {}", dir.display()))?;
         let image = dir.path().join("lanes.img");
-        File::create(&image)?.set_len((IMAGE_FILES * u64::from(file_mib)) << 20)?;
-        let place = dir.path().join("mount");
-        fs::create_dir(&place)?;
+        File::create(&image)?.set_len((IMAGE_TO_FILES * u64::from(file_mib)) << 20)?;
+        let mount_point = dir.path().join("mount");
+        fs::create_dir(&mount_point)?;
         let below = run("stat", &["--file-system", "--format=%T", text(&image)])?;
         let direct = if below == "tmpfs" { "--direct-io=off" } else { "--direct-io=on" };
         let device = run("losetup", &["--find", "--show", direct, text(&image)])?;
-        Ok(Self { device: device.into(), place, dir, image })
+        Ok(Self { device: device.into(), mount_point, dir, image })
     }
 
-    /// The device, with the contestant's new file system on it.
-    pub(crate) fn turn(&self, who: Who) -> Result<Turn<'_>> {
+    /// Formats the device for the contestant, mounts it where the kernel runs the file system, and
+    /// drops the caches.
+    pub(crate) fn session(&self, contestant: Contestant) -> Result<Session<'_>> {
         let device = text(&self.device);
-        // What the last contestant discarded is a hole.
+        // The file system of the last session may have discarded space, which makes holes.
         fill_holes(&self.image).context("cannot fill the image")?;
-        match who {
-            Who::Raw => String::new(),
-            Who::Btrfs | Who::Ours => run("mkfs.btrfs", &["-q", "-f", "-K", device])?,
-            Who::Xfs => run("mkfs.xfs", &["-q", "-f", "-K", device])?,
-            // Nothing of it is left to a thread that runs beside the rows.
-            Who::Ext4 => {
+        match contestant {
+            Contestant::Raw => String::new(),
+            Contestant::Btrfs | Contestant::Butternut => {
+                run("mkfs.btrfs", &["-q", "-f", "-K", device])?
+            }
+            Contestant::Xfs => run("mkfs.xfs", &["-q", "-f", "-K", device])?,
+            // Without lazy initialization, which a kernel thread would do while the rows run.
+            Contestant::Ext4 => {
                 let now = "nodiscard,lazy_itable_init=0,lazy_journal_init=0";
                 run("mkfs.ext4", &["-q", "-F", "-E", now, device])?
             }
         };
-        if who.is_kernel() {
-            run("mount", &["-t", who.label(), "-o", "noatime", device, text(&self.place)])?;
+        if contestant.is_kernel() {
+            run(
+                "mount",
+                &["-t", contestant.label(), "-o", "noatime", device, text(&self.mount_point)],
+            )?;
         }
         drop_caches()?;
-        Ok(Turn::new(self, who))
+        Ok(Session::new(self, contestant))
     }
 
+    /// Unmounts the kernel's file system.
+    ///
     /// # Errors
-    /// Somebody keeps it busy.
+    /// `umount` still fails after ten seconds, for example because the mount is busy.
     pub(crate) fn unmount(&self) -> Result<()> {
         let start = Instant::now();
         loop {
-            // The kernel lets go of a ring's files a moment after the process that had them.
-            match run("umount", &[text(&self.place)]) {
+            // The kernel closes the files of an io_uring asynchronously, after its process ended.
+            match run("umount", &[text(&self.mount_point)]) {
                 Err(_) if start.elapsed() < UNMOUNT_WITHIN => thread::sleep(UNMOUNT_AGAIN),
                 done => return done.map(drop),
             }
@@ -103,7 +111,7 @@ impl Drop for Stage {
     }
 }
 
-/// Law 1.
+/// Allocates every hole of the image (law 1).
 fn fill_holes(image: &Path) -> Result<()> {
     let file = File::options().write(true).open(image)?;
     let zeroes = vec![0; FILL_BYTES];
@@ -124,23 +132,23 @@ fn fill_holes(image: &Path) -> Result<()> {
     Ok(file.sync_all()?)
 }
 
-fn mkfs(who: Who) -> Option<&'static str> {
-    match who {
-        Who::Raw => None,
-        Who::Btrfs | Who::Ours => Some("mkfs.btrfs"),
-        Who::Xfs => Some("mkfs.xfs"),
-        Who::Ext4 => Some("mkfs.ext4"),
+fn mkfs(contestant: Contestant) -> Option<&'static str> {
+    match contestant {
+        Contestant::Raw => None,
+        Contestant::Btrfs | Contestant::Butternut => Some("mkfs.btrfs"),
+        Contestant::Xfs => Some("mkfs.xfs"),
+        Contestant::Ext4 => Some("mkfs.ext4"),
     }
 }
 
-/// For what fails when nobody is left to be told.
+/// Prints an error that no caller can receive, for example in `drop`.
 pub(crate) fn warn(result: Result<()>) {
     if let Err(error) = result {
         drop(writeln!(std::io::stderr(), "bench: {error:#}"));
     }
 }
 
-fn is_there(tool: &str) -> bool {
+fn is_installed(tool: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|dir| dir.join(tool).exists())
 }

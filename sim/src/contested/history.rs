@@ -1,7 +1,7 @@
-//! [`History`]: the writes of one file, and what a read of it may show.
+//! [`History`]: the writes of one file, and the values that a read of it may return.
 //!
-//! A write is known to the history before it begins, and its end is known after it was
-//! acknowledged: between the two its bytes may be seen or not.
+//! A write is recorded before it begins, and its end is recorded after it was acknowledged. Between
+//! the two a read may or may not return its bytes.
 
 use anyhow::{Result, bail};
 use std::ops::Range;
@@ -9,36 +9,36 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 const BLOCK: usize = super::BLOCK;
-/// Writes of one block that are kept before those are forgotten that no read can show any more.
+/// Writes of one block that are kept before those are dropped that no read can return any more.
 const WRITES_MAX: usize = 64;
 
-/// The instants, and since when each thread has had something to do.
+/// The counter of ticks, and the start of the oldest activity of each thread.
 pub(super) struct Clock {
     now: AtomicU64,
     active_since: Vec<AtomicU64>,
 }
 
-/// Everything about one write of one block.
+/// One write of one block.
 #[derive(Clone, Debug)]
 struct Write {
     serial: u64,
-    /// Bytes of the block.
+    /// The written bytes of the block.
     range: Range<usize>,
     value: u8,
     begun: u64,
-    /// `u64::MAX` until it was acknowledged.
+    /// The tick of the acknowledgement; `u64::MAX` before it.
     acknowledged: u64,
 }
 
-/// The writes of a file, block by block.
+/// The writes of a file by block.
 pub(super) struct History {
     blocks: Vec<Mutex<Vec<Write>>>,
     serial: AtomicU64,
 }
 
-/// A write that has begun.
+/// A write that has begun and is not recorded as acknowledged.
 #[derive(Debug)]
-pub(super) struct Begun {
+pub(super) struct BegunWrite {
     serial: u64,
     blocks: Range<usize>,
 }
@@ -49,20 +49,20 @@ impl Clock {
         Clock { now: AtomicU64::new(1), active_since }
     }
 
-    /// An instant behind all that were told before.
+    /// Returns a tick that is greater than all earlier ones.
     pub(super) fn tick(&self) -> u64 {
         self.now.fetch_add(1, Ordering::SeqCst)
     }
 
-    /// A thread begins something, while `since` may still be the beginning of what it has in
-    /// flight. Must come before the instant is taken.
+    /// Marks a thread as active. `in_flight_since` is the start of its oldest request in flight, if
+    /// it has one. The caller marks the thread before it takes a tick.
     pub(super) fn set_active(&self, thread: usize, in_flight_since: Option<u64>) {
         let now = self.now.load(Ordering::SeqCst);
         let since = in_flight_since.unwrap_or(now).min(now);
         self.active_since[thread].store(since, Ordering::SeqCst);
     }
 
-    /// No operation that goes on, or begins from now on, began before this.
+    /// Returns a tick that no operation that is active, or begins later, began before.
     fn horizon(&self) -> u64 {
         let now = self.now.load(Ordering::SeqCst);
         let since = self.active_since.iter().map(|since| since.load(Ordering::SeqCst));
@@ -71,15 +71,15 @@ impl Clock {
 }
 
 impl History {
-    /// Of a file that is all zeroes.
+    /// Returns the history of a file of zeroes.
     pub(super) fn new(blocks: usize) -> History {
         let zeroes = Write { serial: 0, range: 0..BLOCK, value: 0, begun: 0, acknowledged: 0 };
         let blocks = (0..blocks).map(|_| Mutex::new(vec![zeroes.clone()])).collect();
         History { blocks, serial: AtomicU64::new(1) }
     }
 
-    /// A write is about to begin.
-    pub(super) fn begin(&self, clock: &Clock, range: &Range<usize>, value: u8) -> Begun {
+    /// Records that a write is about to begin.
+    pub(super) fn begin(&self, clock: &Clock, range: &Range<usize>, value: u8) -> BegunWrite {
         let serial = self.serial.fetch_add(1, Ordering::Relaxed);
         let blocks = range.start / BLOCK..range.end.div_ceil(BLOCK);
         let begun = clock.tick();
@@ -95,11 +95,11 @@ impl History {
                 writes.push(Write { serial, range, value, begun, acknowledged: u64::MAX });
             });
         }
-        Begun { serial, blocks }
+        BegunWrite { serial, blocks }
     }
 
-    /// The write was acknowledged.
-    pub(super) fn end(&self, clock: &Clock, write: &Begun) {
+    /// Records that a write was acknowledged.
+    pub(super) fn end(&self, clock: &Clock, write: &BegunWrite) {
         let now = clock.tick();
         for block in write.blocks.clone() {
             self.with(block, |writes| {
@@ -110,7 +110,7 @@ impl History {
         }
     }
 
-    /// Holds what a read showed to the rule of the last writer.
+    /// Checks the bytes that a read returned (law 2 of the run).
     pub(super) fn check(
         &self,
         offset: usize,
@@ -152,7 +152,7 @@ fn covers(write: &Write, part: &Range<usize>) -> bool {
     write.range.start <= part.start && write.range.end >= part.end
 }
 
-/// Cuts a range where writes begin and end: each write covers all of a part, or nothing.
+/// Splits a range at the boundaries of writes, so that each write covers all of a part or none.
 fn parts(writes: &[Write], range: Range<usize>) -> Vec<Range<usize>> {
     let edges = writes.iter().flat_map(|write| [write.range.start, write.range.end]);
     let mut edges: Vec<usize> = edges.filter(|edge| range.contains(edge)).collect();
@@ -162,13 +162,14 @@ fn parts(writes: &[Write], range: Range<usize>) -> Vec<Range<usize>> {
     edges.windows(2).map(|pair| pair[0]..pair[1]).collect()
 }
 
-/// Whether a write was over before another of the same part began that was over by then.
+/// Returns whether another write of the part began after this one was acknowledged, and was itself
+/// acknowledged by the tick `by`.
 fn is_replaced(write: &Write, writes: &[Write], part: &Range<usize>, by: u64) -> bool {
     let replaces = |other: &Write| write.acknowledged < other.begun && other.acknowledged < by;
     writes.iter().any(|other| covers(other, part) && replaces(other))
 }
 
-/// The values that a read may show.
+/// Returns the values that a read may return.
 fn allowed(writes: &[Write], part: &Range<usize>, begun: u64, ended: u64) -> Vec<u8> {
     let found = writes.iter().filter(|write| {
         covers(write, part) && write.begun < ended && !is_replaced(write, writes, part, begun)
@@ -176,7 +177,7 @@ fn allowed(writes: &[Write], part: &Range<usize>, begun: u64, ended: u64) -> Vec
     found.map(|write| write.value).collect()
 }
 
-/// Drops the writes that no operation can see that began at `horizon` or later.
+/// Drops the writes that no operation that began at `horizon` or later can read.
 fn forget(writes: &mut Vec<Write>, horizon: u64) {
     let is_over = |write: &Write| {
         let parts = parts(writes, write.range.clone());
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_may_show_what_is_not_replaced_and_what_is_in_flight() {
+    fn reads_may_return_newest_and_in_flight_writes() {
         let (clock, history) = (Clock::new(1), History::new(1));
         let one = history.begin(&clock, &(0..100), 1);
         assert!(shows(&history, &clock, 0) && shows(&history, &clock, 1));
@@ -210,12 +211,12 @@ mod tests {
         history.end(&clock, &three);
         let begun = clock.tick();
         history.check(10, &[2, 2, 3, 2, 2], (begun, clock.tick())).unwrap();
-        // The two were in flight together: either may have been the last.
+        // Both were in flight at the same time: either may have been applied last.
         assert!(shows(&history, &clock, 2));
     }
 
     #[test]
-    fn what_is_forgotten_changes_no_answer() {
+    fn dropping_old_writes_changes_no_result() {
         let (clock, history) = (Clock::new(1), History::new(1));
         for number in 0..1000_usize {
             clock.set_active(0, None);

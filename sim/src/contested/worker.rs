@@ -1,15 +1,15 @@
-//! One of the threads: every lane, on blocks that all threads write.
+//! One thread of the run: it uses every lane on blocks that all threads write.
 
-use super::history::{Begun, Clock};
+use super::history::{BegunWrite, Clock};
 use super::{BLOCK, BLOCKS, FILE_BYTES, Shared};
+use crate::borrowed::BorrowedMemory;
 use crate::lane::read;
-use crate::lender::Lent;
 use crate::operation::Lane;
 use crate::random::Random;
 use anyhow::{Context, Result, ensure};
-use butternut::{
-    Allocate, Buffer, Done, File, Filesystem, IoFlags, Privileges, Queue, QueueOptions, SyncKind,
-};
+use butternut::queue::{Completion, IoFlags, Queue, QueueOptions, SyncKind};
+use butternut::server::FileExt;
+use butternut::{Allocate, Buffer, File, Filesystem, Privileges};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -20,24 +20,24 @@ pub(super) struct Worker<'a> {
     random: Random,
     filesystem: &'a Filesystem,
     files: &'a [Shared],
-    /// The file that is copied from.
+    /// The source of copies.
     source: &'a File,
     clock: &'a Clock,
     queue: Queue,
-    /// By tag.
+    /// Requests in flight, by tag.
     in_flight: BTreeMap<u64, InFlight>,
     tag: u64,
     reads: u64,
 }
 
-/// A request that was not reaped.
+/// A request that was submitted and not reaped.
 struct InFlight {
     file: usize,
     range: Range<usize>,
     begun: u64,
-    /// Of a write.
-    write: Option<Begun>,
-    _lent: Option<Lent>,
+    /// `Some` for a write.
+    write: Option<BegunWrite>,
+    _borrowed: Option<BorrowedMemory>,
 }
 
 impl<'a> Worker<'a> {
@@ -48,12 +48,8 @@ impl<'a> Worker<'a> {
         (files, source): (&'a [Shared], &'a File),
         clock: &'a Clock,
     ) -> Result<Worker<'a>> {
-        let options = QueueOptions {
-            depth: DEPTH,
-            arena_bytes: 256 << 10,
-            bounce_bytes: 256 << 10,
-            ..QueueOptions::default()
-        };
+        let options =
+            QueueOptions::default().depth(DEPTH).arena_bytes(256 << 10).bounce_bytes(256 << 10);
         Ok(Worker {
             number: number.into(),
             random: Random::new(seed),
@@ -68,7 +64,7 @@ impl<'a> Worker<'a> {
         })
     }
 
-    /// How many reads were held to the rule.
+    /// Runs the operations, and returns the number of reads that were checked.
     pub(super) fn run(mut self, operations: usize) -> Result<u64> {
         for number in 0..operations {
             let oldest = self.in_flight.values().map(|request| request.begun).min();
@@ -76,7 +72,7 @@ impl<'a> Worker<'a> {
             self.step().with_context(|| format!("operation {number}"))?;
         }
         self.reap(usize::MAX)?;
-        ensure!(self.in_flight.is_empty(), "{} requests never came back", self.in_flight.len());
+        ensure!(self.in_flight.is_empty(), "{} requests never completed", self.in_flight.len());
         Ok(self.reads)
     }
 
@@ -107,7 +103,7 @@ impl<'a> Worker<'a> {
         first * BLOCK..(first + count) * BLOCK
     }
 
-    /// Now and then whole blocks.
+    /// Returns a range of bytes, sometimes of whole blocks.
     fn part(&mut self) -> Range<usize> {
         if self.random.one_in(4) {
             return self.blocks();
@@ -145,7 +141,7 @@ impl<'a> Worker<'a> {
             let written = match how {
                 0 | 1 => file.write_at(at, &bytes),
                 2 => file.write_uncached(at, &bytes, Privileges::Keep),
-                3 => file.write_back(at, &bytes),
+                3 => file.write_from_cache(at, &bytes),
                 _ => file.write_direct(at, &bytes, Privileges::Keep),
             };
             ensure!(written? == bytes.len(), "a write was short");
@@ -210,10 +206,10 @@ impl<'a> Worker<'a> {
             .with_context(|| format!("{lane:?}"))
     }
 
-    fn memory(&mut self, bytes: usize) -> (Buffer, Option<Lent>) {
+    fn memory(&mut self, bytes: usize) -> (Buffer, Option<BorrowedMemory>) {
         if self.random.one_in(4) {
-            let lent = Lent::new(bytes);
-            return (lent.buffer(bytes), Some(lent));
+            let borrowed = BorrowedMemory::new(bytes);
+            return (borrowed.buffer(bytes), Some(borrowed));
         }
         (self.queue.buffer(bytes).unwrap_or_else(|| Buffer::zeroed(bytes)), None)
     }
@@ -231,7 +227,7 @@ impl<'a> Worker<'a> {
         let (file, flags, value) = (self.file(), self.flags(), self.value());
         let is_direct = flags.contains(IoFlags::DIRECT);
         let range = if is_direct { self.blocks() } else { self.part() };
-        let (mut buffer, lent) = self.memory(range.len());
+        let (mut buffer, borrowed) = self.memory(range.len());
         buffer.fill(value);
         if self.queue.outstanding() == DEPTH {
             self.reap(1)?;
@@ -239,18 +235,18 @@ impl<'a> Worker<'a> {
         let Shared { file: handle, history } = &self.files[file];
         let begun = self.clock.tick();
         let write = history.begin(self.clock, &range, value);
-        let request = InFlight { file, range, begun, write: Some(write), _lent: lent };
+        let request = InFlight { file, range, begun, write: Some(write), _borrowed: borrowed };
         self.enqueue(handle, buffer, flags, request)
     }
 
     fn queue_read(&mut self) -> Result<()> {
         let (file, flags, range) = (self.file(), self.flags(), self.blocks());
-        let (buffer, lent) = self.memory(range.len());
+        let (buffer, borrowed) = self.memory(range.len());
         if self.queue.outstanding() == DEPTH {
             self.reap(1)?;
         }
         let begun = self.clock.tick();
-        let request = InFlight { file, range, begun, write: None, _lent: lent };
+        let request = InFlight { file, range, begun, write: None, _borrowed: borrowed };
         self.enqueue(&self.files[file].file, buffer, flags, request)
     }
 
@@ -289,17 +285,20 @@ impl<'a> Worker<'a> {
     fn reap(&mut self, min: usize) -> Result<()> {
         let mut done = Vec::new();
         self.queue.reap(min, None, &mut done);
-        for Done { tag, mut buffer, result } in done {
-            let came = result.with_context(|| format!("request {tag}"))?;
-            // A sync is not in the list.
+        for Completion { tag, mut buffer, result } in done {
+            let transferred = result.with_context(|| format!("request {tag}"))?;
+            // A sync is not recorded in the map.
             let Some(request) = self.in_flight.remove(&tag) else { continue };
             let InFlight { file, range, begun, write, .. } = &request;
             let history = &self.files[*file].history;
             if let Some(write) = write {
-                ensure!(came == range.len(), "request {tag}: {came} bytes were written");
+                ensure!(
+                    transferred == range.len(),
+                    "request {tag}: {transferred} bytes were written"
+                );
                 history.end(self.clock, write);
             } else {
-                buffer.get_mut(came..).unwrap_or_default().fill(0);
+                buffer.get_mut(transferred..).unwrap_or_default().fill(0);
                 self.reads += 1;
                 history
                     .check(range.start, &buffer, (*begun, self.clock.tick()))

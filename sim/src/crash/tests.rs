@@ -1,5 +1,5 @@
-//! The judge over a store that is small enough to be seen through: two superblocks in turn, each
-//! naming a body that was written before. Told to forget something, it must be caught.
+//! The crash checker over a small store with two alternating superblocks, each of which names a
+//! body that was written before it. The checker must find every omitted flush.
 
 use super::workload::{Engine, Workload};
 use super::*;
@@ -19,17 +19,17 @@ const BODIES: u64 = 65_536;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mistake {
     None,
-    /// The superblock may be there before the body.
+    /// The superblock may reach the medium before the body.
     NoFlushBefore,
-    /// The commit has returned, and nothing was promised by the device.
+    /// The commit returns before the device has made it durable.
     NoFlushAfter,
-    /// The body that the last superblock names is written over.
+    /// The body that the last superblock names is overwritten.
     BodyInPlace,
-    /// A torn superblock is believed.
+    /// A torn superblock is accepted.
     NoChecksum,
 }
 
-/// The state is a number; a body is that number all over.
+/// The state is a number; the body is filled with that number.
 struct Store<'a> {
     device: &'a dyn Device,
     mistake: Mistake,
@@ -68,7 +68,7 @@ fn word(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(bytes.try_into().unwrap())
 }
 
-/// The newest state that the medium holds.
+/// Returns the newest state on the medium.
 fn recover(device: &dyn Device, mistake: Mistake) -> Result<u64, String> {
     let mut newest = (0, 0);
     for turn in 0..2 {
@@ -91,38 +91,38 @@ fn recover(device: &dyn Device, mistake: Mistake) -> Result<u64, String> {
 
 fn verdict(mistake: Mistake) -> Verdict {
     let device = RecordingDevice::new(Arc::new(MemoryDevice::new("toy", DEVICE_BYTES)));
-    let mut telling = Telling::default();
+    let mut builder = StoryBuilder::default();
     let mut store = Store { device: &device, mistake, sequence: 0 };
     for step in 1..=60u64 {
-        telling.begin_step(&device);
-        // Two steps of three only change memory.
+        builder.begin_step(&device);
+        // Two steps of three change memory only.
         if step.is_multiple_of(3) {
             store.commit(step);
-            telling.promise(&device);
+            builder.mark_all_durable(&device);
         }
     }
-    let told = telling.end(&device);
+    let record = builder.end(&device);
     let crashes = CrashOptions {
         seed: 1,
         seeded_per_gap: 8,
         pivotal: |offset, _| offset < 2 * SUPER_BYTES as u64,
     };
     let options = JudgeOptions { crashes, threads: 2, one_in: 1 };
-    judge(&told, &options, &|_, image, allowed| {
+    judge(&record, &options, &|_, image, allowed| {
         let state = usize::try_from(recover(&image, mistake)?).unwrap();
         if allowed.contains(&state) { Ok(()) } else { Err(format!("state {state}")) }
     })
 }
 
 #[test]
-fn a_store_that_keeps_its_barriers_survives_every_crash() {
+fn a_store_with_all_flushes_survives_every_crash() {
     let verdict = verdict(Mistake::None);
     assert_eq!(verdict.failed, 0, "{verdict}");
     assert!(verdict.states > 400, "{verdict}");
 }
 
 #[test]
-fn every_forgotten_barrier_is_found() {
+fn every_omitted_flush_is_found() {
     let mistakes =
         [Mistake::NoFlushBefore, Mistake::NoFlushAfter, Mistake::BodyInPlace, Mistake::NoChecksum];
     for mistake in mistakes {
@@ -132,8 +132,7 @@ fn every_forgotten_barrier_is_found() {
     }
 }
 
-/// An engine that keeps the script of everything it was asked, and becomes what it was by doing it
-/// all again.
+/// An engine that stores the script of its operations, and replays it when it is opened.
 #[derive(Clone, Copy)]
 struct Scripted {
     forgets_flush: bool,
@@ -169,7 +168,7 @@ impl Subject for ScriptSubject {
     fn apply(&mut self, operation: &Operation) -> anyhow::Result<Outcome> {
         let outcome = self.model.apply(operation);
         self.script.push(operation.clone());
-        if operation.promises() {
+        if operation.makes_durable() {
             self.commit();
         }
         Ok(outcome)
@@ -195,7 +194,7 @@ impl Engine for Scripted {
                 newest = (fields[0], script::parse(std::str::from_utf8(&text)?)?);
             }
         }
-        // A script that was named and is not there is damage, not an older state.
+        // A missing script that a superblock names is damage, not an older state.
         anyhow::ensure!(newest.0 == believed, "sequence {believed} has no script");
         let mut model = Model::default();
         for operation in &newest.1 {
@@ -230,27 +229,27 @@ fn workloads(engine: Scripted) -> Verdict {
             judging,
         };
         let base: Arc<dyn Device> = Arc::new(MemoryDevice::new("toy", 16 << 20));
-        let told = workload.tell(&engine, base, workload.generator(), None).unwrap().unwrap();
-        sum.merge(workload.judge(&engine, &told));
+        let record = workload.record(&engine, base, workload.generator(), None).unwrap().unwrap();
+        sum.merge(workload.judge(&engine, &record));
     }
     sum
 }
 
 #[test]
-fn workloads_of_an_engine_that_keeps_its_barriers_are_right_after_every_crash() {
+fn workloads_of_a_correct_engine_survive_every_crash() {
     let verdict = workloads(Scripted { forgets_flush: false });
     assert_eq!(verdict.failed, 0, "{verdict}");
     assert!(verdict.states > 300, "{verdict}");
 }
 
 #[test]
-fn workloads_find_an_engine_that_forgets_a_flush() {
+fn workloads_find_an_omitted_flush() {
     let verdict = workloads(Scripted { forgets_flush: true });
     assert!(verdict.failed > 10, "{verdict}");
 }
 
 #[test]
-fn a_workload_that_breaks_a_promise_is_made_short() {
+fn failing_workloads_are_shortened() {
     let crashes = CrashOptions { seed: 1, seeded_per_gap: 8, pivotal: |_, _| false };
     let judging = JudgeOptions { crashes, threads: 2, one_in: 1 };
     let workload = Workload {
@@ -264,8 +263,8 @@ fn a_workload_that_breaks_a_promise_is_made_short() {
     };
     let base: Arc<dyn Device> = Arc::new(MemoryDevice::new("toy", 16 << 20));
     let engine = Scripted { forgets_flush: true };
-    let found = workload.hold(&engine, &base, std::time::Duration::from_mins(1)).unwrap();
-    let found = found.expect_err("a flush is missing");
+    let found = workload.check(&engine, &base, std::time::Duration::from_mins(1)).unwrap();
+    let found = found.expect_err("the omitted flush is found");
     assert!(found.script.len() <= 4, "{found}");
     assert!(found.script.contains(&Operation::Sync), "{found}");
 }

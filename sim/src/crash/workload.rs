@@ -1,19 +1,19 @@
-//! Seeded workloads over an engine, and every crash of them held to the model.
+//! Runs seeded workloads on an engine, and compares every crash with the model.
 //!
-//! What must hold after a crash, in this order:
+//! After a crash, in this order:
 //!
-//! 1. the engine's own checker finds the image clean, as it lies there;
-//! 2. it opens, for writing;
-//! 3. what it shows is the model after some step of the allowed range, whole; but for the bytes of
-//!    files that nobody has synced, which may be as they were after any step since their last sync;
-//! 4. and it goes on from there: more operations agree with that model, and so does what is there
-//!    after closing and opening it once more.
+//! 1. The engine's own checker finds no damage in the image as the crash left it.
+//! 2. The image opens for writing.
+//! 3. It shows the model's state after one step of the allowed range. Data of files that were not
+//!    synced is excepted: it may be as after any step since the file's last sync.
+//! 4. More operations agree with that state, and so does the tree after closing and opening the
+//!    image again.
 
-use super::{JudgeOptions, Story, Telling, Verdict, judge};
+use super::{JudgeOptions, Story, StoryBuilder, Verdict, judge};
 use crate::content::SECTOR_BYTES;
 use crate::generator::Generator;
 use crate::model::Model;
-use crate::operation::{Asked, Operation, flags};
+use crate::operation::{Operation, RequestKind, flags};
 use crate::run::{Disagreement, Found, Run};
 use crate::script;
 use crate::shrink::shrink;
@@ -26,12 +26,12 @@ use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Something that keeps a filesystem on a device.
+/// A filesystem implementation that stores its data on a device.
 pub trait Engine: Sync {
-    /// Opens what is on the device, for writing. Dropping the subject must not write.
+    /// Opens what is on the device for writing. Dropping the subject must not write.
     fn open(&self, device: Arc<dyn Device>) -> Result<Box<dyn Subject>>;
 
-    /// Looks at an image without opening it; the error says what is wrong.
+    /// Checks an image without opening it. The error names the damage.
     fn check(&self, device: &Arc<dyn Device>) -> Result<()>;
 }
 
@@ -39,11 +39,11 @@ pub trait Engine: Sync {
 pub struct Workload {
     pub seed: u64,
     pub steps: usize,
-    /// A sync after so many steps, about.
+    /// One operation in about so many is a sync.
     pub sync_one_in: u64,
-    /// A batch after so many, if not 0; some there are in the usual mix.
+    /// One operation in about so many is a batch, besides those of the usual mix; 0 adds none.
     pub batch_one_in: u64,
-    /// Operations that go on after a crash, for one crash in so many.
+    /// Operations that are applied after a crash.
     pub going_on: usize,
     pub going_on_one_in: u64,
     pub judging: JudgeOptions,
@@ -51,24 +51,24 @@ pub struct Workload {
 
 /// A workload that has run.
 #[derive(Debug)]
-pub struct Told {
+pub struct WorkloadRecord {
     pub script: Vec<Operation>,
     pub story: Story,
-    /// State `n`: the model after `n` steps, with nothing open.
+    /// State `n`: the model after `n` steps, without open files.
     pub states: Vec<Model>,
-    /// Of each state, the open files without a name, which may be given one later.
+    /// The open files without a name in each state. A later operation may link them.
     pub unnamed: Vec<Vec<Node>>,
-    /// Which file was synced by which step.
+    /// The syncs of single files.
     pub synced: Vec<FileSync>,
 }
 
-/// A file that was synced alone: its bytes are promised, or those of some blocks.
+/// A sync of a single file, which makes all of its data durable, or that of some blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileSync {
     pub number: u64,
-    /// Numbers of blocks of 4096 bytes; a part of them promises nothing of the file's end.
+    /// Numbers of blocks of 4096 bytes. A sync of a part does not cover the file's size.
     pub blocks: Range<u64>,
-    /// From this position of the log on.
+    /// The position of the log from which on the sync holds.
     pub position: usize,
     /// The state after the sync.
     pub step: usize,
@@ -79,19 +79,19 @@ impl Workload {
         Generator::new(self.seed).with_syncs(self.sync_one_in).with_batches(self.batch_one_in)
     }
 
-    /// Runs a script, or generates one, over `base`. It must agree with the model all along.
-    pub fn tell(
+    /// Runs the script, or generates one, over `base`. Every outcome must agree with the model.
+    pub fn record(
         &self,
         engine: &dyn Engine,
         base: Arc<dyn Device>,
         mut generator: Generator,
         script: Option<&[Operation]>,
-    ) -> Result<Result<Told, Found>> {
+    ) -> Result<Result<WorkloadRecord, Found>> {
         let device = Arc::new(RecordingDevice::new(base));
         let recorded: Arc<dyn Device> = Arc::<RecordingDevice>::clone(&device);
         let mut subject = engine.open(recorded)?;
-        let (mut run, mut telling) = (Run::of(&*subject), Telling::default());
-        let mut told = (Vec::new(), vec![run.model.clone()]);
+        let (mut run, mut builder) = (Run::of(&*subject), StoryBuilder::default());
+        let mut record = (Vec::new(), vec![run.model.clone()]);
         let (mut synced, mut unnamed) = (Vec::new(), vec![run.model.unnamed()]);
         let steps = script.map_or(self.steps, <[Operation]>::len);
         for step in 0..steps {
@@ -99,27 +99,27 @@ impl Workload {
                 Some(script) => script[step].clone(),
                 None => generator.next(&run.model),
             };
-            telling.begin_step(&device);
+            builder.begin_step(&device);
             if let Some(disagreement) = run.step(&mut *subject, &operation)? {
-                told.0.push(operation);
-                return Ok(Err(Found { seed: self.seed, script: told.0, disagreement }));
+                record.0.push(operation);
+                return Ok(Err(Found { seed: self.seed, script: record.0, disagreement }));
             }
             if operation.is_sync() {
-                telling.promise(&device);
+                builder.mark_all_durable(&device);
             }
-            synced.extend(promises(&operation, &run.model, &mut telling, &device));
+            synced.extend(record_file_syncs(&operation, &run.model, &mut builder, &device));
             let mut state = run.model.clone();
             state.apply(&Operation::Reopen);
             unnamed.push(run.model.unnamed());
-            told.0.push(operation);
-            told.1.push(state);
+            record.0.push(operation);
+            record.1.push(state);
         }
-        let story = telling.end(&device);
-        Ok(Ok(Told { script: told.0, story, states: told.1, unnamed, synced }))
+        let story = builder.end(&device);
+        Ok(Ok(WorkloadRecord { script: record.0, story, states: record.1, unnamed, synced }))
     }
 
-    /// Generates, runs and judges; a script whose crashes break promises is made short.
-    pub fn hold(
+    /// Generates, runs and checks a workload; the script of a failing one is shortened.
+    pub fn check(
         &self,
         engine: &dyn Engine,
         base: &Arc<dyn Device>,
@@ -129,18 +129,18 @@ impl Workload {
             at: script.len().saturating_sub(1),
             text: verdict.to_string(),
         };
-        let look = |script: Option<&[Operation]>| -> Result<Result<Verdict, Found>> {
-            let told = self.tell(engine, Arc::clone(base), self.generator(), script)?;
-            Ok(told.and_then(|told| {
-                let verdict = self.judge(engine, &told);
+        let attempt = |script: Option<&[Operation]>| -> Result<Result<Verdict, Found>> {
+            let record = self.record(engine, Arc::clone(base), self.generator(), script)?;
+            Ok(record.and_then(|record| {
+                let verdict = self.judge(engine, &record);
                 if verdict.failed == 0 {
                     return Ok(verdict);
                 }
-                let disagreement = whole(&told.script, &verdict);
-                Err(Found { seed: self.seed, script: told.script, disagreement })
+                let disagreement = whole(&record.script, &verdict);
+                Err(Found { seed: self.seed, script: record.script, disagreement })
             }))
         };
-        let found = match look(None)? {
+        let found = match attempt(None)? {
             Ok(verdict) => return Ok(Ok(verdict)),
             Err(found) => found,
         };
@@ -149,25 +149,25 @@ impl Workload {
                 if !are_fair(script) {
                     return Ok(None);
                 }
-                Ok(look(Some(script))?.err().map(|found| found.disagreement))
+                Ok(attempt(Some(script))?.err().map(|found| found.disagreement))
             })?;
         Ok(Err(Found { seed: self.seed, script, disagreement }))
     }
 
-    pub fn judge(&self, engine: &dyn Engine, told: &Told) -> Verdict {
-        let trees = told.trees();
-        judge(&told.story, &self.judging, &|crash, image, allowed| {
+    pub fn judge(&self, engine: &dyn Engine, record: &WorkloadRecord) -> Verdict {
+        let trees = record.trees();
+        judge(&record.story, &self.judging, &|crash, image, allowed| {
             let goes_on = crash.number.is_multiple_of(self.going_on_one_in.max(1));
             let going_on = if goes_on { self.going_on } else { 0 };
             let seed = self.seed ^ crash.number;
             let place = CrashPlace { position: crash.position, allowed };
-            look(engine, image, &place, (told, &trees), (going_on, seed))
+            check_crash(engine, image, &place, (record, &trees), (going_on, seed))
                 .map_err(|error| format!("{error:#}"))
         })
     }
 }
 
-/// Whether all batches are what batches are to be.
+/// Returns whether every batch has a result that does not depend on the order of its requests.
 fn are_fair(script: &[Operation]) -> bool {
     let mut model = Model::default();
     script.iter().all(|operation| {
@@ -177,19 +177,19 @@ fn are_fair(script: &[Operation]) -> bool {
     })
 }
 
-/// What an operation that has returned promises of single files.
-fn promises(
+/// Records what an operation that has returned makes durable of single files.
+fn record_file_syncs(
     operation: &Operation,
     model: &Model,
-    telling: &mut Telling,
+    builder: &mut StoryBuilder,
     device: &RecordingDevice,
 ) -> Vec<FileSync> {
-    let (position, step) = (device.position(), telling.steps());
+    let (position, step) = (device.position(), builder.steps());
     let whole = 0..u64::MAX;
     if let Operation::Fsync { file } = operation
         && let Some(number) = model.number_of(file)
     {
-        telling.promise_names(device, step);
+        builder.mark_names_durable(device, step);
         return vec![FileSync { number, blocks: whole, position, step }];
     }
     let Operation::Batch { requests } = operation else { return Vec::new() };
@@ -197,41 +197,41 @@ fn promises(
     for request in requests {
         let Some(number) = model.number_of(&request.file) else { continue };
         match request.what {
-            // What else is in the batch was not done before it.
-            Asked::Sync => {
-                telling.promise_names(device, step - 1);
+            // The sync does not cover the other requests of its batch.
+            RequestKind::Sync => {
+                builder.mark_names_durable(device, step - 1);
                 let blocks = whole.clone();
                 synced.push(FileSync { number, blocks, position, step: step - 1 });
             }
-            Asked::Write { offset, bytes, is_durable: true, .. }
+            RequestKind::Write { offset, bytes, is_durable: true, .. }
                 if model.may_write(&request.file) =>
             {
-                telling.promise_names(device, step);
+                builder.mark_names_durable(device, step);
                 let blocks = offset / 4096..(offset + bytes).div_ceil(4096);
                 synced.push(FileSync { number, blocks, position, step });
             }
-            Asked::Read { .. } | Asked::Write { .. } | Asked::Append { .. } => {}
+            RequestKind::Read { .. } | RequestKind::Write { .. } | RequestKind::Append { .. } => {}
         }
     }
     synced
 }
 
-impl Told {
-    /// What each state looks like.
+impl WorkloadRecord {
+    /// Returns the tree of each state.
     pub fn trees(&self) -> Vec<Tree> {
         self.states.iter().map(Model::tree).collect()
     }
 }
 
-/// Where in a story a crash was, and which states that allows.
+/// A crash's position in a story, and the states that it may leave.
 #[derive(Clone, Debug)]
 pub struct CrashPlace {
     pub position: usize,
     pub allowed: RangeInclusive<usize>,
 }
 
-impl Told {
-    /// Which of the allowed states this is; the newest, if several look the same.
+impl WorkloadRecord {
+    /// Returns which of the allowed states the tree is; the newest, if several are equal.
     pub fn state_of(&self, have: &Tree, place: &CrashPlace, trees: &[Tree]) -> Result<usize> {
         let is_it = |state: &usize| {
             let want = self.adapt(*state, have, place, trees);
@@ -241,12 +241,12 @@ impl Told {
         newest.ok_or_else(|| anyhow::anyhow!("{}", self.nearest(have, place, trees)))
     }
 
-    /// State `state`, with the bytes of files as `have` has them where that is allowed: data that
-    /// was written and not synced goes down when it likes, so each block of a file may be as after
-    /// any step since its last sync, and so may the file's size.
+    /// Returns state `state` with the data of files as `have` has it, where that is allowed. Data
+    /// that was written and not synced may be written back at any time, so each block of a file,
+    /// and its size, may be as after any step since the file's last sync.
     fn adapt(&self, state: usize, have: &Tree, place: &CrashPlace, trees: &[Tree]) -> Tree {
         let mut adapted = trees[state].clone();
-        let whole = self.story.whole_promise(place.position);
+        let whole = self.story.steps_durable_with_data(place.position);
         for (path, node) in &mut adapted.nodes {
             let Some(have) = have.nodes.get(path) else { continue };
             if node.kind != Kind::File || node.size == have.size && node.content == have.content {
@@ -262,7 +262,7 @@ impl Told {
                 steps.max().unwrap_or(0).max(whole)
             };
             let oldest = oldest_of(&|sync| sync.blocks == (0..u64::MAX));
-            // What is written in place may be newer than the names, and may be torn.
+            // Data that is overwritten in place may be newer than the names, and may be torn.
             let is_in_place = node.flags.is_some_and(|flags| flags & flags::NO_COW != 0);
             let newest = if is_in_place { *place.allowed.end() } else { state };
             let since: Vec<(usize, &Node)> = (oldest..=newest)
@@ -285,7 +285,8 @@ impl Told {
                 let blocks: Vec<_> = blocks.collect();
                 (0u64..).zip(hashes).all(|(at, hash)| {
                     let start = number * 4096 + at * SECTOR_BYTES as u64;
-                    // Where the file ends, nobody sees what was written behind that.
+                    // Bytes that were written behind the end of the file are not visible in its
+                    // last block.
                     let is_cut = start < have.size && have.size < start + SECTOR_BYTES as u64;
                     let is_behind = start >= have.size && hash == 0;
                     let at = usize::try_from(at).expect("in a block");
@@ -306,9 +307,9 @@ impl Told {
         adapted
     }
 
-    /// What is nearest to a state that is none of the allowed ones.
+    /// Describes how the tree differs from the allowed state that is most like it.
     fn nearest(&self, have: &Tree, place: &CrashPlace, trees: &[Tree]) -> String {
-        let mut text = String::from("what is there is no state that is allowed");
+        let mut text = String::from("the tree is none of the allowed states");
         let elsewhere = (0..trees.len()).find(|state| trees[*state].difference(have).is_none());
         if let Some(state) = elsewhere {
             write!(text, ", but state {state}").expect("writing to a string cannot fail");
@@ -320,32 +321,32 @@ impl Told {
         };
         let best = place.allowed.clone().filter_map(differs);
         if let Some((difference, state)) = best.min_by_key(|(difference, _)| difference.len()) {
-            write!(text, "; from state {state} it differs so:\n{difference}")
+            write!(text, "; the difference from state {state}:\n{difference}")
                 .expect("writing to a string cannot fail");
         }
         text
     }
 }
 
-fn look(
+fn check_crash(
     engine: &dyn Engine,
     image: CrashImage,
     place: &CrashPlace,
-    (told, trees): (&Told, &[Tree]),
+    (record, trees): (&WorkloadRecord, &[Tree]),
     (going_on, seed): (usize, u64),
 ) -> Result<()> {
     let image: Arc<dyn Device> = Arc::new(image);
     engine.check(&image).map_err(|error| error.context("the image"))?;
     let mut subject = engine
         .open(Arc::clone(&image))
-        .map_err(|error| error.context("the image does not open"))?;
+        .map_err(|error| error.context("the image cannot be opened"))?;
     let have = subject.tree()?;
-    let state = told.state_of(&have, place, trees)?;
+    let state = record.state_of(&have, place, trees)?;
     let is_whole = trees[state].difference(&have).is_none();
     if going_on == 0 || !is_whole {
         return Ok(());
     }
-    let mut run = Run::from_model(told.states[state].clone());
+    let mut run = Run::from_model(record.states[state].clone());
     let mut generator = Generator::new(seed).with_syncs(8);
     let mut script = Vec::new();
     let last = [Operation::Sync, Operation::Reopen];
@@ -358,9 +359,9 @@ fn look(
         let found = run.step(&mut *subject, &script[number]).map_err(|error| format!("{error:#}"));
         if let Some(text) = found.map_or_else(Some, |found| found.map(|found| found.to_string())) {
             let script = script::to_text(&script);
-            bail!("going on from state {state}: {text}\n{script}");
+            bail!("continuing from state {state}: {text}\n{script}");
         }
     }
     drop(subject);
-    engine.check(&image).map_err(|error| error.context("the image, after going on"))
+    engine.check(&image).map_err(|error| error.context("the image after more operations"))
 }

@@ -1,4 +1,4 @@
-//! Operations on attributes.
+//! Generates operations on attributes.
 
 use super::{COLLIDING, Generator};
 use crate::acl::Acl;
@@ -6,7 +6,7 @@ use crate::bytes::Bytes;
 use crate::operation::{Moment, Operation, Setting, flags};
 use crate::random::Random;
 
-/// Values near the limit have this name.
+/// The name of xattrs whose values are near the size limit.
 const LARGEST: &str = "user.largest";
 
 const IDS: [u32; 5] = [0, 1, 1000, 65_534, 4_000_000_000];
@@ -27,7 +27,7 @@ impl Generator {
 
     fn chown(&mut self, at: Bytes) -> Operation {
         let (uid, gid) = (*self.random.pick(&IDS), *self.random.pick(&IDS));
-        // At least one of them, or Linux looks at nothing and strips all the same.
+        // At least one id is set: a chown without ids checks nothing, but still strips privileges.
         let (uid, gid) = match self.random.below(3) {
             0 => (Some(uid), None),
             1 => (None, Some(gid)),
@@ -63,8 +63,8 @@ impl Generator {
     }
 
     fn set_xattr(&mut self, at: Bytes) -> Operation {
-        // Values near the limit are only ever made, not grown: whether one can grow depends on how
-        // full its leaf is. Those of colliding names share an item, and stay small.
+        // Values near the limit are created and never grown: whether one can grow depends on how
+        // full its leaf is. Xattrs with colliding names share an item, so their values stay small.
         let is_largest = self.random.one_in(8);
         let name = if is_largest { LARGEST.into() } else { self.xattr_name() };
         let is_largest = is_largest || name.0 == LARGEST.as_bytes();
@@ -96,7 +96,7 @@ impl Generator {
 
     fn set_flags(&mut self, at: Bytes) -> Operation {
         let mut all = 0;
-        // Mostly off again, or soon nothing could be done any more.
+        // Guard flags are mostly cleared again, because they forbid most operations.
         if self.random.one_in(3) {
             let sets = [
                 flags::NO_COW,
@@ -114,7 +114,7 @@ impl Generator {
             for _ in 0..=self.random.below(2) {
                 all |= sets[self.random.index(few)];
             }
-            if self.without.fixing {
+            if self.without.guard_flags {
                 all &= !(flags::IMMUTABLE | flags::APPEND);
             }
         }

@@ -1,11 +1,11 @@
-//! Lanes, and batches of requests.
+//! Generates lanes and batches of requests.
 
 use super::Generator;
 use crate::model::Model;
-use crate::operation::{Asked, File, Lane, Operation, Request};
+use crate::operation::{File, Lane, Operation, Request, RequestKind};
 
 const BLOCK: u64 = 4096;
-/// Requests of one batch, and bytes of one request, at most.
+/// The maximum number of requests of a batch, and of bytes of a request.
 const REQUESTS_MAX: u64 = 12;
 const BYTES_MAX: u64 = 48 << 10;
 
@@ -18,7 +18,7 @@ impl Generator {
         }
     }
 
-    /// Mostly whole blocks, where the lane makes a difference between those and others.
+    /// Aligns a range mostly to whole blocks, if the lane treats these differently.
     pub(super) fn for_lane(&mut self, lane: Lane, offset: u64, bytes: u64) -> (u64, u64) {
         if lane != Lane::Direct || self.random.one_in(4) {
             return (offset, bytes);
@@ -26,8 +26,8 @@ impl Generator {
         (offset / BLOCK * BLOCK, bytes.next_multiple_of(BLOCK))
     }
 
-    /// A batch on one file or two: ascending ranges that share no block, whichever file they are
-    /// of; and whatever moves the end of a file comes last.
+    /// Returns a batch on one or two files: ascending ranges that share no block, across the files.
+    /// A request that moves the end of a file comes last.
     pub(super) fn batch(&mut self, model: &Model) -> Operation {
         if self.without.batches {
             return Operation::Sync;
@@ -41,7 +41,7 @@ impl Generator {
             let file = self.random.pick(&files).clone();
             let end = size_of(&file, model);
             if end > 0 && self.random.one_in(10) {
-                requests.push(self.request(file, Asked::Sync));
+                requests.push(self.request(file, RequestKind::Sync));
                 continue;
             }
             if !dense {
@@ -49,7 +49,7 @@ impl Generator {
             }
             let (skip, bytes) = self.inside_blocks();
             let (offset, left) = (at + skip, end.saturating_sub(at + skip));
-            // What is not whole blocks is not in flight.
+            // Requests of partial blocks are not in flight.
             let left = if skip == 0 && left > BLOCK { left / BLOCK * BLOCK } else { left };
             let bytes = bytes.min(left);
             if bytes == 0 {
@@ -57,9 +57,14 @@ impl Generator {
             }
             at = (offset + bytes).next_multiple_of(BLOCK);
             let what = if self.random.one_in(4) {
-                Asked::Read { offset, bytes }
+                RequestKind::Read { offset, bytes }
             } else {
-                Asked::Write { offset, bytes, seed: self.seed(), is_durable: self.random.one_in(8) }
+                RequestKind::Write {
+                    offset,
+                    bytes,
+                    seed: self.seed(),
+                    is_durable: self.random.one_in(8),
+                }
             };
             requests.push(self.request(file, what));
         }
@@ -69,36 +74,36 @@ impl Generator {
             let seed = self.seed();
             let is_by_name = matches!(file, File::At(_));
             let what = if is_by_name && self.random.one_in(2) {
-                // It must share no block with the requests before it.
+                // The last request must share no block with those before it.
                 let is_behind = size_of(&file, model) >= at;
                 let offset = at.max(size_of(&file, model)) + skip;
-                let write = Asked::Write { offset, bytes, seed, is_durable: false };
-                if is_behind { Asked::Append { bytes, seed } } else { write }
+                let write = RequestKind::Write { offset, bytes, seed, is_durable: false };
+                if is_behind { RequestKind::Append { bytes, seed } } else { write }
             } else {
-                Asked::Write { offset: at + skip, bytes, seed, is_durable: false }
+                RequestKind::Write { offset: at + skip, bytes, seed, is_durable: false }
             };
             requests.push(self.request(file, what));
         }
         Operation::Batch { requests }
     }
 
-    /// The largest of some: there is little room for requests in small ones.
+    /// Returns the largest of a few files, since small ones hold few requests.
     fn large_file(&mut self, model: &Model) -> File {
         let some: Vec<File> = (0..4).map(|_| self.file()).collect();
-        some.into_iter().max_by_key(|file| size_of(file, model)).expect("there are some")
+        some.into_iter().max_by_key(|file| size_of(file, model)).expect("the model has files")
     }
 
-    fn request(&mut self, file: File, what: Asked) -> Request {
-        if what == Asked::Sync {
+    fn request(&mut self, file: File, what: RequestKind) -> Request {
+        if what == RequestKind::Sync {
             return Request { file, what, lane: Lane::Cached, is_lent: false };
         }
-        // It is for direct ones that there are queues.
+        // Queues exist for direct I/O.
         let lane = if self.random.one_in(2) { Lane::Direct } else { self.lane() };
         let is_lent = self.random.one_in(4);
         Request { file, what, lane, is_lent }
     }
 
-    /// So far into a block, so many bytes: mostly whole blocks.
+    /// Returns an offset in a block and a length, mostly of whole blocks.
     fn inside_blocks(&mut self) -> (u64, u64) {
         let most = if self.random.one_in(4) { 12 } else { 3 };
         let blocks = 1 + self.random.below(most);

@@ -1,16 +1,16 @@
-//! Offsets, lengths, sizes and modes that lie at edges.
+//! Offsets, lengths, sizes and modes at the edges of layouts.
 
 use super::Generator;
 
-/// Where layouts change: sectors, inline limits, compressed extents, readahead.
+/// Sizes in bytes at which layouts change: sectors, inline limits, compressed extents, readahead.
 const EDGES: [u64; 12] =
     [0, 512, 2048, 3900, 4096, 8192, 12_288, 16_384, 65_536, 131_072, 262_144, 1 << 20];
 
-/// A file that is nearly all hole.
+/// Offsets that make a file almost all hole.
 const FAR: [u64; 3] = [1 << 24, 1 << 32, 1 << 40];
 
 impl Generator {
-    /// At an edge, or near one.
+    /// Returns a number at or near an edge.
     fn near_edge(&mut self) -> u64 {
         let few = if self.random.one_in(3) { EDGES.len() } else { 8 };
         let edge = EDGES[self.random.index(few)];

@@ -1,9 +1,9 @@
-//! Crashes of a run, held to its history.
+//! Checks the crashes of a run against its history.
 
 use super::history::History;
 use super::names::NAMES;
 use super::{find, read};
-use crate::crash::{JudgeOptions, Telling, judge};
+use crate::crash::{JudgeOptions, StoryBuilder, judge};
 use crate::histories::history::CELLS;
 use crate::operation::Lane;
 use crate::volume::{check_crashed, is_super_block};
@@ -13,17 +13,17 @@ use butternut_device::{Crash, CrashImage, CrashOptions, Device, RecordingDevice}
 use std::sync::Arc;
 
 const SEEDED_PER_GAP: u32 = 2;
-/// One crash in so many of those that are looked at is held to the checker, too.
+/// One in so many of the checked crashes is also passed to the checker.
 const CHECKED_ONE_IN: u64 = 8;
 
-/// Looks at one crash in so many. How many that were.
-pub(super) fn hold(
+/// Checks one crash in so many. Returns the number of checked crashes.
+pub(super) fn check(
     device: &RecordingDevice,
     history: &History,
     seed: u64,
     one_in: u64,
 ) -> Result<u64> {
-    let story = Telling::default().end(device);
+    let story = StoryBuilder::default().end(device);
     let crashes = CrashOptions { seed, seeded_per_gap: SEEDED_PER_GAP, pivotal: is_super_block };
     let options = JudgeOptions { crashes, threads: 2, one_in };
     let verdict = judge(&story, &options, &|crash, image, _| {
@@ -50,15 +50,15 @@ fn verify(crash: &Crash, image: CrashImage, history: &History, is_checked: bool)
         let names = history.names();
         ensure!(
             names.allows(number, found, &window),
-            "{name} leads to {found:?} in {window:?}, after {}",
-            names.told(number)
+            "{name} refers to {found:?} in {window:?}, after {}",
+            names.describe(number)
         );
         drop(names);
         let Some(id) = found else { continue };
         let file = filesystem.open_file(id).with_context(|| format!("{name}, {id:?}"))?;
         let bytes = read(&file, 0..CELLS, Lane::Cached)?;
         let window = history.crash_window(Some(id), crash.position);
-        history.check(id, 0, &bytes, &window).map_err(|told| anyhow::anyhow!("{name}: {told}"))?;
+        history.check(id, 0, &bytes, &window).map_err(|text| anyhow::anyhow!("{name}: {text}"))?;
     }
     Ok(())
 }

@@ -1,17 +1,18 @@
-//! [`History`]: what was written to names and files, when, and so what a read may return.
+//! [`History`]: what was written to names and files, and when; so what a read may return.
 //!
-//! Time is a counter that every event takes a tick of. A write has the tick before its call, and
-//! the one after its return, so it took effect somewhere between them. A name, and each cell of a
-//! file, is a register.
+//! Time is a counter; every event takes a tick of it. A write has the tick before its call and the
+//! one after its return, and took effect between them. A name, and each cell of a file, is a
+//! register.
 //!
 //! Laws:
 //!
-//! 1. A read may return a write that began before the read ended, unless another write followed it
-//!    (it began after the first had ended) and ended before the read began.
+//! 1. A read may return a write that began before the read ended, unless another write began after
+//!    that write had ended, and itself ended before the read began.
 //! 2. A write that a read has returned took effect before that read ended.
 //! 3. A write that failed, or was short, may take effect at any time, or never.
-//! 4. A crash is a read that begins when the last sync began that had returned by then: what ended
-//!    before that sync is there. A write that was to be durable, and ended, is there too.
+//! 4. A crash is a read that begins at the start of the last sync that had returned before the
+//!    crash: every write that ended before that sync is there. A durable write that had ended is
+//!    there too.
 
 use super::names::Names;
 use butternut::FileId;
@@ -22,14 +23,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub(super) type Tick = u64;
 
-/// Not yet, or never.
+/// The tick of an event that has not happened.
 pub(super) const NEVER: Tick = Tick::MAX;
 
-/// Bytes of a cell. Requests start and end with cells.
+/// Bytes of a cell. Requests start and end at cell boundaries.
 pub(super) const CELL_BYTES: u64 = 512;
 pub(super) const CELLS: usize = 160;
 
-/// Everything that was done.
+/// All writes and syncs of a run.
 #[derive(Default)]
 pub(super) struct History {
     clock: AtomicU64,
@@ -38,7 +39,7 @@ pub(super) struct History {
     syncs: Mutex<Vec<Synced>>,
 }
 
-/// One file, as writes to its cells.
+/// The writes to each cell of one file.
 pub(super) struct FileHistory {
     cells: Vec<Vec<Write>>,
 }
@@ -48,16 +49,16 @@ struct Write {
     value: u64,
     start: Tick,
     end: Tick,
-    /// A read that returned it had ended by then (law 2).
+    /// A tick by which a read that returned the write had ended (law 2).
     seen: Tick,
-    /// The device's position at which it was durable by itself.
+    /// The position of the log from which on a durable write is on the medium.
     durable_at: usize,
 }
 
 /// A sync that has returned.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Synced {
-    /// Of all files and names, if of none.
+    /// The synced file; `None` for a sync of all files and names.
     pub(super) file: Option<FileId>,
     pub(super) start: Tick,
     pub(super) end: Tick,
@@ -66,25 +67,25 @@ pub(super) struct Synced {
 
 /// A write that has begun.
 #[derive(Debug)]
-pub(super) struct Begun {
+pub(super) struct BegunWrite {
     pub(super) file: FileId,
     pub(super) cells: Range<usize>,
     pub(super) value: u64,
 }
 
-/// When a read was made, or what a crash promises.
+/// The start and end of a read, or what a crash must contain.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Window {
     pub(super) from: Tick,
     pub(super) to: Tick,
-    /// Of a crash: the device's position.
+    /// For a crash: its position in the log.
     pub(super) position: Option<usize>,
 }
 
 impl Write {
     const INITIAL: Self = Self { value: 0, start: 0, end: 0, seen: 0, durable_at: usize::MAX };
 
-    /// Whether it is over for what the window sees.
+    /// Returns whether the write had ended, as far as the window requires.
     fn precedes(&self, window: &Window) -> bool {
         match window.position {
             None => self.end.min(self.seen) < window.from,
@@ -95,7 +96,7 @@ impl Write {
     }
 }
 
-/// Law 1, for one value in one register.
+/// Returns whether law 1 allows a value in one register.
 fn is_allowed(writes: &[Write], value: u64, window: &Window) -> bool {
     let is_replaced = |write: &Write| {
         let over = write.end.min(write.seen);
@@ -115,7 +116,7 @@ impl History {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The history of a file, which begins with zeroes.
+    /// Returns the history of a file, which begins with zeroes.
     pub(super) fn file(&self, id: FileId) -> Arc<Mutex<FileHistory>> {
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         let new = || Arc::new(Mutex::new(FileHistory { cells: vec![vec![Write::INITIAL]; CELLS] }));
@@ -123,7 +124,7 @@ impl History {
     }
 
     /// Begins a write of zeroes, or of a value that no other write has.
-    pub(super) fn begin(&self, file: FileId, cells: Range<usize>, is_zero: bool) -> Begun {
+    pub(super) fn begin(&self, file: FileId, cells: Range<usize>, is_zero: bool) -> BegunWrite {
         let history = self.file(file);
         let mut history = lock(&history);
         let start = self.tick();
@@ -131,13 +132,14 @@ impl History {
         for cell in &mut history.cells[cells.clone()] {
             cell.push(Write { value, start, end: NEVER, seen: NEVER, ..Write::INITIAL });
         }
-        // A write of zeroes is found again by its start, as all others are.
+        // Every write, also one of zeroes, is identified by its start.
         drop(history);
-        Begun { file, cells, value: start }
+        BegunWrite { file, cells, value: start }
     }
 
-    /// The write has returned, and did all of it; durable, if there is a position.
-    pub(super) fn end(&self, begun: &Begun, durable_at: Option<usize>) {
+    /// Records that the write has returned and was complete. `durable_at` is the position of the
+    /// log from which on it is durable, for a durable write.
+    pub(super) fn end(&self, begun: &BegunWrite, durable_at: Option<usize>) {
         let history = self.file(begun.file);
         let mut history = lock(&history);
         let end = self.tick();
@@ -153,20 +155,20 @@ impl History {
         self.syncs.lock().unwrap_or_else(PoisonError::into_inner).push(synced);
     }
 
-    /// What a crash at a position of the device's log promises of a file, or of names.
+    /// Returns what a crash at a position of the log must contain of a file, or of the names.
     pub(super) fn crash_window(&self, file: Option<FileId>, position: usize) -> Window {
         let syncs = self.syncs.lock().unwrap_or_else(PoisonError::into_inner);
         let counts = |sync: &&Synced| sync.file.is_none() || sync.file == file;
         let before = syncs.iter().filter(|sync| sync.position <= position).filter(counts);
         let from = before.map(|sync| sync.start).max().unwrap_or(0);
-        // Every sync also tells what time it was at its position.
+        // A sync also relates its position in the log to a tick.
         let after = syncs.iter().filter(|sync| sync.position >= position);
         let to = after.map(|sync| sync.end).min().unwrap_or(NEVER);
         Window { from, to, position: Some(position) }
     }
 
-    /// Holds the bytes that a read returned, from `first` on, to what they may be. Bytes behind the
-    /// end of the file count as zeroes.
+    /// Checks the bytes that a read returned, beginning with cell `first`. Bytes behind the end of
+    /// the file count as zeroes.
     ///
     /// # Errors
     /// The first word that no history allows.
@@ -226,10 +228,10 @@ mod tests {
     }
 
     #[test]
-    fn what_was_overwritten_before_a_read_began_is_not_read() {
+    fn overwritten_values_are_not_read() {
         let history = History::default();
         let one = history.begin(FILE, 3..4, false);
-        assert!(reads(&history, history.tick(), 0), "it has not returned");
+        assert!(reads(&history, history.tick(), 0), "the write has not returned");
         let during = history.tick();
         history.end(&one, None);
         assert!(reads(&history, during, 0));
@@ -237,22 +239,22 @@ mod tests {
         let other = history.begin(FILE, 0..8, false);
         assert!(reads(&history, history.tick(), one.value));
         assert!(reads(&history, history.tick(), other.value));
-        assert!(!reads(&history, history.tick(), one.value), "a read has seen the other");
+        assert!(!reads(&history, history.tick(), one.value), "a read has returned the other");
         let zero = history.begin(FILE, 3..4, true);
         history.end(&zero, None);
-        assert!(!reads(&history, history.tick(), other.value), "it was seen before the zeroes");
+        assert!(!reads(&history, history.tick(), other.value), "it was read before the zeroes");
         let failed = history.begin(FILE, 3..4, false);
         for _ in 0..2 {
             history.end(&history.begin(FILE, 3..4, true), None);
             assert!(reads(&history, history.tick(), 0));
         }
-        assert!(reads(&history, history.tick(), failed.value), "it may still come");
+        assert!(reads(&history, history.tick(), failed.value), "it may still take effect");
         assert!(!reads(&history, history.tick(), one.value));
         assert!(!reads(&history, history.tick(), 12345));
     }
 
     #[test]
-    fn a_crash_has_what_ended_before_the_last_sync_that_returned() {
+    fn a_crash_keeps_writes_before_the_last_sync() {
         let history = History::default();
         let holds = |value, position| {
             let window = history.crash_window(Some(FILE), position);
@@ -269,7 +271,7 @@ mod tests {
         assert!(holds(0, 9) && !holds(0, 10));
         assert!(holds(one.value, 10) && holds(other.value, 10));
         let durable = history.begin(FILE, 3..4, false);
-        assert!(!holds(durable.value, 9), "it was not there yet");
+        assert!(!holds(durable.value, 9), "it was not durable yet");
         history.end(&durable, Some(20));
         assert!(holds(other.value, 19) && !holds(other.value, 20) && holds(durable.value, 20));
     }

@@ -1,14 +1,14 @@
-//! [`Names`]: the directory that all threads share, as registers that lead to inodes.
+//! [`Names`]: the directory that all threads share, as registers whose values are inodes.
 //!
-//! A rename says nothing of the inode that it moves: its new name leads to whatever the old one may
-//! have led to while the call ran.
+//! The caller of a rename does not know which inode it moves: the new name may lead to every inode
+//! that the old name may have led to while the call ran.
 
 use super::history::{NEVER, Tick, Window};
 use butternut::FileId;
 
 pub(super) const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 
-/// Names that lead on to one another, at most: behind that anything is allowed.
+/// The longest chain of renames that is followed; beyond it any inode is allowed.
 const DEPTH_MAX: u32 = 6;
 
 #[derive(Debug)]
@@ -23,23 +23,23 @@ struct Named {
     end: Tick,
 }
 
-/// Where a name leads after a change.
+/// The inode that a name leads to after a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Leads {
     Nowhere,
     To(FileId),
-    /// To an inode whose number is not known yet.
+    /// A new inode whose number is not known yet.
     ToNew,
-    /// Where that name may have led meanwhile.
+    /// Every inode that the given name may have led to meanwhile.
     As(usize),
-    /// Nowhere; but to where it led if that name led there too: a rename of one inode's name over
-    /// another of its names changes nothing.
+    /// None, or the same inode as before if the given name led to it too: a rename from one name of
+    /// an inode to another of its names changes nothing.
     NowhereUnlessAs(usize),
-    /// The change was refused.
+    /// The same inode as before, because the change failed.
     AsBefore,
 }
 
-/// A change of names that has begun: the names, and the place of the change in each list.
+/// A change of names that has begun: each name, and the index of the change in its list.
 #[derive(Debug)]
 pub(super) struct Renaming(Vec<(usize, usize)>);
 
@@ -60,7 +60,7 @@ impl Names {
         Renaming(begun)
     }
 
-    /// The change has returned; `leads`, if that says more of the first name than was known.
+    /// Records that the change has returned. `leads` replaces the target of the first name.
     pub(super) fn end(&mut self, renaming: &Renaming, end: Tick, leads: Option<Leads>) {
         for (name, place) in &renaming.0 {
             let write = &mut self.writes[*name][*place];
@@ -69,12 +69,12 @@ impl Names {
         }
     }
 
-    /// Whether a look-up in the window may find this.
+    /// Returns whether a lookup in the window may find this.
     pub(super) fn allows(&self, name: usize, found: Option<FileId>, window: &Window) -> bool {
         self.may_lead(name, found, window, (NEVER, DEPTH_MAX))
     }
 
-    /// The same as if the change that began at `except` had not been made.
+    /// Returns the same without the change that began at `except`.
     fn may_lead(
         &self,
         name: usize,
@@ -111,8 +111,8 @@ impl Names {
         }
     }
 
-    /// What is known of a name, for a report.
-    pub(super) fn told(&self, name: usize) -> String {
+    /// Lists the changes of a name for a report.
+    pub(super) fn describe(&self, name: usize) -> String {
         format!("{:?}", self.writes[name])
     }
 }
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_leads_where_its_changes_say() {
+    fn lookups_follow_changes_of_names() {
         let (one, other) = (FileId::new(5, 257), FileId::new(5, 258));
         let mut names = Names::default();
         let at = |from, to| Window { from, to, position: None };

@@ -1,14 +1,15 @@
-//! One of the threads: whatever it finds under the names that all share, it uses.
+//! One thread of the run: it uses whatever inodes it finds under the shared names.
 
-use super::history::{Begun, CELL_BYTES, CELLS, History, Synced, Tick, Window};
+use super::history::{BegunWrite, CELL_BYTES, CELLS, History, Synced, Tick, Window};
 use super::names::{Leads, NAMES};
-use super::{LANES, Ran, SharedRun, bytes_of, find, offset_of, read};
+use super::{LANES, RunCounts, SharedRun, bytes_of, find, offset_of, read};
 use crate::operation::{Lane, flags};
 use crate::random::Random;
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use butternut::queue::{Completion, IoFlags, Queue, QueueOptions, SyncKind};
 use butternut::{
-    Allocate, AttributeFlags, Buffer, Done, Error, File, FileId, Filesystem, IoFlags, NewInode,
-    Privileges, Queue, QueueOptions, RenameFlags, SyncKind,
+    Allocate, AttributeFlags, Buffer, Error, File, FileId, Filesystem, NewInode, Privileges,
+    RenameFlags,
 };
 use butternut_device::RecordingDevice;
 use std::collections::BTreeMap;
@@ -26,14 +27,14 @@ pub(super) struct Worker<'a> {
     recorder: Option<&'a RecordingDevice>,
     handles: Vec<File>,
     queue: Queue,
-    /// By tag.
-    flights: BTreeMap<u64, Flight>,
-    ran: Ran,
+    /// Requests in flight, by tag.
+    in_flight: BTreeMap<u64, InFlight>,
+    ran: RunCounts,
 }
 
-/// A request that was not reaped.
-enum Flight {
-    Write { begun: Begun, is_durable: bool },
+/// A request that was submitted and not reaped.
+enum InFlight {
+    Write { begun: BegunWrite, is_durable: bool },
     Read { file: FileId, first: usize, from: Tick },
     Sync { file: FileId, start: Tick },
 }
@@ -46,15 +47,11 @@ impl<'a> Worker<'a> {
         history: &'a History,
         recorder: Option<&'a RecordingDevice>,
     ) -> Result<Self> {
-        let options = QueueOptions {
-            depth: DEPTH,
-            arena_bytes: 512 << 10,
-            bounce_bytes: 256 << 10,
-            ..QueueOptions::default()
-        };
+        let options =
+            QueueOptions::default().depth(DEPTH).arena_bytes(512 << 10).bounce_bytes(256 << 10);
         let queue = filesystem.queue(&options)?;
-        let (random, handles, flights) = (Random::new(seed), Vec::new(), BTreeMap::new());
-        let ran = Ran::default();
+        let (random, handles, in_flight) = (Random::new(seed), Vec::new(), BTreeMap::new());
+        let ran = RunCounts::default();
         let has_partial_writes = run.has_partial_writes;
         Ok(Self {
             random,
@@ -64,18 +61,18 @@ impl<'a> Worker<'a> {
             recorder,
             handles,
             queue,
-            flights,
+            in_flight,
             ran,
         })
     }
 
-    pub(super) fn run(mut self, operations: usize) -> Result<Ran> {
+    pub(super) fn run(mut self, operations: usize) -> Result<RunCounts> {
         for number in 0..operations {
             self.step().with_context(|| format!("operation {number}"))?;
             self.ran.operations += 1;
         }
         self.reap(usize::MAX)?;
-        ensure!(self.flights.is_empty(), "{} requests never came back", self.flights.len());
+        ensure!(self.in_flight.is_empty(), "{} requests never completed", self.in_flight.len());
         Ok(self.ran)
     }
 
@@ -119,7 +116,7 @@ impl<'a> Worker<'a> {
         self.recorder.map_or(0, RecordingDevice::position)
     }
 
-    /// Looks a name up, and opens what it leads to.
+    /// Looks up a name, and opens its inode.
     fn open(&mut self) -> Result<()> {
         let number = self.name();
         let from = self.history.tick();
@@ -128,16 +125,16 @@ impl<'a> Worker<'a> {
         let names = self.history.names();
         ensure!(
             names.allows(number, found, &window),
-            "{} leads to {found:?} in {window:?}, after {}",
+            "{} refers to {found:?} in {window:?}, after {}",
             NAMES[number],
-            names.told(number)
+            names.describe(number)
         );
         drop(names);
         self.ran.reads += 1;
-        found.map_or(Ok(()), |id| self.hold(id))
+        found.map_or(Ok(()), |id| self.keep_handle(id))
     }
 
-    fn hold(&mut self, id: FileId) -> Result<()> {
+    fn keep_handle(&mut self, id: FileId) -> Result<()> {
         match self.filesystem.open_file(id) {
             Ok(file) if self.handles.len() < HANDLES_MAX => self.handles.push(file),
             Ok(file) => {
@@ -150,7 +147,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Makes a change of names, and says of which kind it turned out to be.
+    /// Runs a change of names, and records its result.
     fn change_names<R>(
         &mut self,
         changes: &[(usize, Leads)],
@@ -185,7 +182,7 @@ impl<'a> Worker<'a> {
         };
         let changes = [(name, Leads::ToNew)];
         match self.change_names(&changes, call, |id| Some(Leads::To(*id)))? {
-            Some(id) => self.hold(id),
+            Some(id) => self.keep_handle(id),
             None => Ok(()),
         }
     }
@@ -224,7 +221,8 @@ impl<'a> Worker<'a> {
         self.change_names(&[(name, Leads::To(id))], call, |()| None).map(drop)
     }
 
-    /// Cells that several threads meet at: often one block, and mostly whole ones where asked.
+    /// Returns cells that several threads use: often within one block, and mostly whole blocks if
+    /// `prefers_blocks`.
     fn cells(&mut self, prefers_blocks: bool) -> Range<usize> {
         if prefers_blocks && !self.random.one_in(6) {
             let blocks = CELLS / CELLS_OF_BLOCK;
@@ -247,7 +245,7 @@ impl<'a> Worker<'a> {
         start..cells.end.next_multiple_of(CELLS_OF_BLOCK)
     }
 
-    fn content(begun: &Begun) -> Vec<u8> {
+    fn content(begun: &BegunWrite) -> Vec<u8> {
         begun.value.to_le_bytes().repeat(bytes_of(begun.cells.len()) / 8)
     }
 
@@ -277,7 +275,7 @@ impl<'a> Worker<'a> {
     fn check(&mut self, file: FileId, first: usize, bytes: &[u8], from: Tick) -> Result<()> {
         let window = Window { from, to: self.history.tick(), position: None };
         self.ran.reads += 1;
-        self.history.check(file, first, bytes, &window).map_err(|told| anyhow!(told))
+        self.history.check(file, first, bytes, &window).map_err(|text| anyhow!(text))
     }
 
     fn queue_write(&mut self, file: &File) -> Result<()> {
@@ -289,7 +287,7 @@ impl<'a> Worker<'a> {
         buffer.copy_from_slice(&content);
         let durable = if is_durable { IoFlags::DSYNC } else { IoFlags::default() };
         let how = flags_of(lane).with(durable);
-        self.enqueue(file, Flight::Write { begun, is_durable }, buffer, how)
+        self.enqueue(file, InFlight::Write { begun, is_durable }, buffer, how)
     }
 
     fn queue_read(&mut self, file: &File) -> Result<()> {
@@ -297,13 +295,13 @@ impl<'a> Worker<'a> {
         let cells = self.cells(lane == Lane::Direct);
         let buffer = self.memory(bytes_of(cells.len()));
         let from = self.history.tick();
-        let flight = Flight::Read { file: file.id(), first: cells.start, from };
-        self.enqueue(file, flight, buffer, flags_of(lane))
+        let request = InFlight::Read { file: file.id(), first: cells.start, from };
+        self.enqueue(file, request, buffer, flags_of(lane))
     }
 
     fn queue_sync(&mut self, file: &File) -> Result<()> {
-        let flight = Flight::Sync { file: file.id(), start: self.history.tick() };
-        self.enqueue(file, flight, Buffer::default(), IoFlags::default())
+        let request = InFlight::Sync { file: file.id(), start: self.history.tick() };
+        self.enqueue(file, request, Buffer::default(), IoFlags::default())
     }
 
     fn memory(&mut self, bytes: usize) -> Buffer {
@@ -313,7 +311,7 @@ impl<'a> Worker<'a> {
     fn enqueue(
         &mut self,
         file: &File,
-        flight: Flight,
+        request: InFlight,
         mut buffer: Buffer,
         mut how: IoFlags,
     ) -> Result<()> {
@@ -325,14 +323,14 @@ impl<'a> Worker<'a> {
         }
         let tag = self.ran.queued;
         loop {
-            let taken = match &flight {
-                Flight::Write { begun, .. } => {
+            let taken = match &request {
+                InFlight::Write { begun, .. } => {
                     self.queue.write(file, offset_of(begun.cells.start), buffer, how, tag)
                 }
-                Flight::Read { first, .. } => {
+                InFlight::Read { first, .. } => {
                     self.queue.read(file, offset_of(*first), buffer, how, tag)
                 }
-                Flight::Sync { .. } => self.queue.sync(file, SyncKind::All, tag),
+                InFlight::Sync { .. } => self.queue.sync(file, SyncKind::All, tag),
             };
             let Err(refused) = taken else { break };
             ensure!(how.contains(IoFlags::NOWAIT), "refused: {}", refused.error);
@@ -340,28 +338,28 @@ impl<'a> Worker<'a> {
             buffer = refused.buffer;
         }
         self.ran.queued += 1;
-        self.flights.insert(tag, flight);
+        self.in_flight.insert(tag, request);
         Ok(())
     }
 
     fn reap(&mut self, min: usize) -> Result<()> {
         let mut done = Vec::new();
         self.queue.reap(min, None, &mut done);
-        for Done { tag, mut buffer, result } in done {
-            let flight = self.flights.remove(&tag).context("a request came back twice")?;
+        for Completion { tag, mut buffer, result } in done {
+            let request = self.in_flight.remove(&tag).context("a request completed twice")?;
             let bytes = result.with_context(|| format!("request {tag}"))?;
-            match flight {
-                Flight::Write { begun, is_durable } => {
+            match request {
+                InFlight::Write { begun, is_durable } => {
                     ensure!(bytes == bytes_of(begun.cells.len()), "a queued write was short");
                     let position = self.position();
                     self.history.end(&begun, is_durable.then_some(position));
                 }
-                Flight::Read { file, first, from } => {
-                    ensure!(bytes <= buffer.len(), "more bytes came than were asked for");
+                InFlight::Read { file, first, from } => {
+                    ensure!(bytes <= buffer.len(), "more bytes were read than requested");
                     buffer[bytes..].fill(0);
                     self.check(file, first, &buffer, from).context("by a queue")?;
                 }
-                Flight::Sync { file, start } => self.synced(Some(file), start),
+                InFlight::Sync { file, start } => self.synced(Some(file), start),
             }
         }
         Ok(())
@@ -394,13 +392,15 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Files are in place, or packed, if they were not written to before.
+    /// Sets nodatacow or compression, if the file allows it.
     fn set_flags(&mut self, file: &File) -> Result<()> {
         let wanted = *self.random.pick(&[flags::NO_COW, flags::COMPRESS]);
         match self.filesystem.set_attribute_flags(file.id(), AttributeFlags(wanted)) {
-            // Some flags exclude others, and none is for a file that has data.
+            // The flag may exclude one that is set, or need an empty file.
             Ok(()) | Err(Error::Names(_)) => Ok(()),
-            Err(error @ Error::Stale { .. }) => bail!("it is open: {error}"),
+            Err(error @ Error::Stale { .. }) => {
+                bail!("the file is open, but its handle is stale: {error}")
+            }
             Err(error) => Err(error.into()),
         }
     }
@@ -420,7 +420,7 @@ impl<'a> Worker<'a> {
     }
 
     fn synced(&mut self, file: Option<FileId>, start: Tick) {
-        // What is promised is promised from here on; what may be there began before this tick.
+        // The sync holds from this position on; what may be on the medium began before this tick.
         let position = self.position();
         let end = self.history.tick();
         self.history.add_sync(Synced { file, start, end, position });

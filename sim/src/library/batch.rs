@@ -1,15 +1,17 @@
-//! Batches of requests, on a queue of the library.
+//! Batches of requests on a queue of the library.
 //!
-//! 1. Every request comes back once, with its buffer.
-//! 2. One request in three is asked not to wait, and asked again if it would have to.
-//! 3. Memory that is lent is another's again as soon as its request has come back.
+//! 1. Every request completes once, and returns its buffer.
+//! 2. One request in three is submitted with NOWAIT, and submitted again without it if the first
+//!    attempt would have blocked.
+//! 3. The memory of a borrowed buffer changes as soon as its request has completed.
 
-use super::{Answer, LibrarySubject, Opening, Told};
+use super::{Answer, IntoAnswer, LibrarySubject, Opening};
+use crate::borrowed::BorrowedMemory;
 use crate::content::{pattern, read_digest};
 use crate::errno;
-use crate::lender::Lent;
-use crate::operation::{Asked, Lane, Outcome, Request};
-use butternut::{Buffer, Done, File, IoFlags, Queue, QueueOptions, SyncKind};
+use crate::operation::{Lane, Outcome, Request, RequestKind};
+use butternut::queue::{Completion, IoFlags, Queue, QueueOptions, SyncKind};
+use butternut::{Buffer, File};
 use std::collections::BTreeMap;
 
 const DEPTH: usize = 32;
@@ -17,11 +19,11 @@ const ARENA_BYTES: usize = 1 << 20;
 const BOUNCE_BYTES: usize = 512 << 10;
 const NOWAIT_ONE_IN: u64 = 3;
 
-/// A queue, and the memory that is lent to it, by the tag of the request.
+/// A queue, and the memory of its borrowed buffers by the tag of the request.
 pub(super) struct Batches {
     queue: Queue,
-    lent: BTreeMap<u64, Lent>,
-    asked: u64,
+    borrowed: BTreeMap<u64, BorrowedMemory>,
+    submitted: u64,
 }
 
 impl LibrarySubject {
@@ -39,9 +41,9 @@ impl LibrarySubject {
         let mut outcomes: Vec<Option<Outcome>> = vec![None; requests.len()];
         for (tag, request) in (0..).zip(requests) {
             let opening = match request.what {
-                Asked::Write { .. } => Opening::Write,
-                Asked::Append { .. } => Opening::Append,
-                Asked::Read { .. } | Asked::Sync => Opening::Read,
+                RequestKind::Write { .. } => Opening::Write,
+                RequestKind::Append { .. } => Opening::Append,
+                RequestKind::Read { .. } | RequestKind::Sync => Opening::Read,
             };
             while batches.queue.outstanding() >= DEPTH {
                 batches.reap(requests, &mut outcomes);
@@ -55,20 +57,18 @@ impl LibrarySubject {
         while batches.queue.outstanding() > 0 {
             batches.reap(requests, &mut outcomes);
         }
-        outcomes.into_iter().map(|outcome| outcome.expect("each comes back once")).collect()
+        outcomes.into_iter().map(|outcome| outcome.expect("each request completes once")).collect()
     }
 }
 
 impl Batches {
     fn new(filesystem: &butternut::Filesystem) -> Answer<Batches> {
-        let options = QueueOptions {
-            depth: DEPTH,
-            arena_bytes: ARENA_BYTES,
-            bounce_bytes: BOUNCE_BYTES,
-            ..QueueOptions::default()
-        };
-        let queue = filesystem.queue(&options).told()?;
-        Ok(Batches { queue, lent: BTreeMap::new(), asked: 0 })
+        let options = QueueOptions::default()
+            .depth(DEPTH)
+            .arena_bytes(ARENA_BYTES)
+            .bounce_bytes(BOUNCE_BYTES);
+        let queue = filesystem.queue(&options).into_answer()?;
+        Ok(Batches { queue, borrowed: BTreeMap::new(), submitted: 0 })
     }
 
     fn add(&mut self, file: &File, request: &Request, tag: u64) -> Answer<()> {
@@ -78,33 +78,35 @@ impl Batches {
             Lane::Uncached => IoFlags::UNCACHED,
         };
         let (bytes, content) = match request.what {
-            Asked::Read { bytes, .. } => (bytes, None),
-            Asked::Write { bytes, seed, .. } | Asked::Append { bytes, seed } => {
+            RequestKind::Read { bytes, .. } => (bytes, None),
+            RequestKind::Write { bytes, seed, .. } | RequestKind::Append { bytes, seed } => {
                 (bytes, Some(pattern(seed, index(bytes))))
             }
-            Asked::Sync => return self.queue.sync(file, SyncKind::All, tag).map_err(refused),
+            RequestKind::Sync => return self.queue.sync(file, SyncKind::All, tag).map_err(refused),
         };
         let mut buffer = self.memory(index(bytes), request.is_lent.then_some(tag));
         if let Some(content) = content {
             buffer.copy_from_slice(&content);
         }
-        self.asked += 1;
-        let mut flags = if self.asked.is_multiple_of(NOWAIT_ONE_IN) {
+        self.submitted += 1;
+        let mut flags = if self.submitted.is_multiple_of(NOWAIT_ONE_IN) {
             lane.with(IoFlags::NOWAIT)
         } else {
             lane
         };
         loop {
             let queued = match request.what {
-                Asked::Write { offset, is_durable, .. } => {
+                RequestKind::Write { offset, is_durable, .. } => {
                     let flags = if is_durable { flags.with(IoFlags::DSYNC) } else { flags };
                     self.queue.write(file, offset, buffer, flags, tag)
                 }
-                Asked::Append { .. } => {
+                RequestKind::Append { .. } => {
                     self.queue.write(file, 0, buffer, flags.with(IoFlags::APPEND), tag)
                 }
-                Asked::Read { offset, .. } => self.queue.read(file, offset, buffer, flags, tag),
-                Asked::Sync => return Ok(()),
+                RequestKind::Read { offset, .. } => {
+                    self.queue.read(file, offset, buffer, flags, tag)
+                }
+                RequestKind::Sync => return Ok(()),
             };
             match queued {
                 Err(back)
@@ -115,7 +117,7 @@ impl Batches {
                 }
                 Err(back) => {
                     let errno = refused(back);
-                    self.lent.remove(&tag);
+                    self.borrowed.remove(&tag);
                     return Err(errno);
                 }
                 Ok(()) => return Ok(()),
@@ -123,24 +125,25 @@ impl Batches {
         }
     }
 
-    /// Memory of the queue's arena if it has some, of the heap, or lent to the request of this tag.
-    fn memory(&mut self, bytes: usize, lent_to: Option<u64>) -> Buffer {
-        let Some(tag) = lent_to else {
+    /// Returns memory of the queue's arena if any is free, heap memory, or a borrowed buffer for
+    /// the request with this tag.
+    fn memory(&mut self, bytes: usize, borrowed_by: Option<u64>) -> Buffer {
+        let Some(tag) = borrowed_by else {
             return self.queue.buffer(bytes).unwrap_or_else(|| Buffer::zeroed(bytes));
         };
-        self.lent.entry(tag).or_insert_with(|| Lent::new(bytes)).buffer(bytes)
+        self.borrowed.entry(tag).or_insert_with(|| BorrowedMemory::new(bytes)).buffer(bytes)
     }
 
     fn reap(&mut self, requests: &[Request], outcomes: &mut [Option<Outcome>]) {
         let mut done = Vec::new();
         self.queue.reap(1, None, &mut done);
-        for Done { tag, buffer, result } in done {
+        for Completion { tag, buffer, result } in done {
             let request = &requests[index(tag)];
             let outcome = outcome(request, &buffer, result);
             drop(buffer);
-            self.lent.remove(&tag);
+            self.borrowed.remove(&tag);
             let before = outcomes[index(tag)].replace(outcome);
-            assert!(before.is_none(), "request {tag} came back twice");
+            assert!(before.is_none(), "request {tag} completed twice");
         }
     }
 }
@@ -148,21 +151,21 @@ impl Batches {
 fn outcome(request: &Request, buffer: &Buffer, result: butternut::Result<usize>) -> Outcome {
     match (request.what, result) {
         (_, Err(error)) => Outcome::Failed(error.errno()),
-        (Asked::Read { bytes, .. }, Ok(came)) => {
+        (RequestKind::Read { bytes, .. }, Ok(transferred)) => {
             assert_eq!(buffer.len(), index(bytes), "law 1");
-            Outcome::Read { bytes: came as u64, digest: read_digest(&buffer[..came]) }
+            Outcome::Read { bytes: transferred as u64, digest: read_digest(&buffer[..transferred]) }
         }
-        (Asked::Write { bytes, .. } | Asked::Append { bytes, .. }, Ok(written)) => {
+        (RequestKind::Write { bytes, .. } | RequestKind::Append { bytes, .. }, Ok(written)) => {
             assert_eq!(buffer.len(), index(bytes), "law 1");
             if written as u64 == bytes { Outcome::Done } else { Outcome::Copied(written as u64) }
         }
-        (Asked::Sync, Ok(_)) => Outcome::Done,
+        (RequestKind::Sync, Ok(_)) => Outcome::Done,
     }
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "the buffer goes with it")]
-#[expect(clippy::boxed_local, reason = "as it comes")]
-fn refused(refused: Box<butternut::Refused>) -> i32 {
+#[expect(clippy::needless_pass_by_value, reason = "it drops the buffer")]
+#[expect(clippy::boxed_local, reason = "the API boxes it")]
+fn refused(refused: Box<butternut::queue::Refused>) -> i32 {
     refused.error.errno()
 }
 

@@ -36,7 +36,7 @@ impl Model {
         })
     }
 
-    /// An inode whose attributes may change.
+    /// Returns an inode whose attributes may change.
     fn guarded(&mut self, at: &Bytes) -> Answer<&mut Inode> {
         let ino = self.lookup(at)?;
         let inode = self.inode_mut(ino);
@@ -59,7 +59,7 @@ impl Model {
         inode.uid = uid.unwrap_or(inode.uid);
         inode.gid = gid.unwrap_or(inode.gid);
         if !inode.is_directory() {
-            // Whoever does it: a new owner does not take the old one's privileges over.
+            // A change of the owner clears the set-id bits for every caller.
             inode.mode &= !SET_UID;
             if inode.mode & GROUP_EXECUTE != 0 {
                 inode.mode &= !SET_GID;
@@ -68,7 +68,7 @@ impl Model {
         Ok(())
     }
 
-    /// An inode whose xattr of this name may be set or removed.
+    /// Returns an inode whose xattr of this name may be set or removed.
     fn for_xattr(&mut self, at: &Bytes, name: &Bytes) -> Answer<&mut Inode> {
         let inode = self.guarded(at)?;
         let is_user = name.0.starts_with(b"user.");
@@ -144,22 +144,22 @@ impl Model {
 
     fn set_flags(&mut self, at: &Bytes, wanted: u32) -> Answer<()> {
         let ino = self.lookup(at)?;
-        let packer = self.rules.packer;
+        let compression = self.rules.compression;
         let inode = self.inode_mut(ino);
         let is_empty = match &inode.body {
             Body::File(content) => content.size() == 0,
             Body::Directory(_) => true,
             Body::Symlink(_) | Body::Special(..) => return Err(errno::NOT_A_TTY),
         };
-        // A file has no entries to be written at once.
+        // DIRSYNC applies to directories only.
         let wanted = if inode.is_directory() { wanted } else { wanted & !flags::DIR_SYNC };
-        let packing = flags::COMPRESS | flags::NO_COMPRESS;
+        let compression_flags = flags::COMPRESS | flags::NO_COMPRESS;
         let has = |set: u32, flag: u32| set & flag != 0;
         let excluded =
             if has(wanted, flags::COMPRESS) { flags::NO_COMPRESS | flags::NO_COW } else { 0 };
         if has(wanted, excluded)
-            || has(inode.flags, flags::NO_COW) && has(wanted, packing)
-            || has(wanted, flags::NO_COW) && has(inode.flags, packing)
+            || has(inode.flags, flags::NO_COW) && has(wanted, compression_flags)
+            || has(wanted, flags::NO_COW) && has(inode.flags, compression_flags)
         {
             return Err(errno::INVALID);
         }
@@ -169,13 +169,13 @@ impl Model {
         if wanted & flags::COMPRESS == 0 {
             inode.xattrs.remove(&name);
         } else {
-            inode.xattrs.insert(name, Bytes::from(packer));
+            inode.xattrs.insert(name, Bytes::from(compression));
         }
         Ok(())
     }
 }
 
-/// Whether two different names share an item: of those that are generated.
+/// Returns whether two different generated names share an item.
 fn collide(one: &Bytes, other: &Bytes) -> bool {
     COLLIDING.iter().any(|pair| {
         let stem =
@@ -187,7 +187,7 @@ fn collide(one: &Bytes, other: &Bytes) -> bool {
 }
 
 impl Inode {
-    /// All xattrs as they are listed, ACLs among them.
+    /// Returns all xattrs as listxattr shows them, including ACLs.
     pub(super) fn all_xattrs(&self) -> std::collections::BTreeMap<Bytes, Bytes> {
         let mut all = self.xattrs.clone();
         for (name, acl) in [(ACCESS_NAME, &self.access), (DEFAULT_NAME, &self.default)] {

@@ -1,9 +1,11 @@
-//! Operations on a file's bytes.
+//! Operations on the data of files.
 
 use super::{Answer, Body, Model};
 use crate::content::{pattern, read_digest};
 use crate::errno;
-use crate::operation::{Allocating, Asked, File, Operation, Outcome, Request, Seeking, flags};
+use crate::operation::{
+    Allocating, File, Operation, Outcome, Request, RequestKind, Seeking, flags,
+};
 
 impl Model {
     pub(super) fn data_operation(&mut self, operation: &Operation) -> Answer<Outcome> {
@@ -49,13 +51,13 @@ impl Model {
         Ok(Outcome::Done)
     }
 
-    /// Whether no request of a batch moves the end of a file, but for the last one.
+    /// Returns whether at most the last request of a batch moves the end of a file.
     pub fn is_fair(&self, operation: &Operation) -> bool {
         let Operation::Batch { requests } = operation else { return true };
         let moves_end = |request: &Request| match request.what {
-            Asked::Read { .. } | Asked::Sync => false,
-            Asked::Append { .. } => true,
-            Asked::Write { offset, bytes, .. } => self
+            RequestKind::Read { .. } | RequestKind::Sync => false,
+            RequestKind::Append { .. } => true,
+            RequestKind::Write { offset, bytes, .. } => self
                 .file(&request.file, true)
                 .is_ok_and(|ino| self.content(ino).size() < offset + bytes),
         };
@@ -64,12 +66,12 @@ impl Model {
 
     fn request(&mut self, request: &Request) -> Answer<Outcome> {
         match request.what {
-            Asked::Read { offset, bytes } => return self.read(&request.file, offset, bytes),
-            Asked::Write { offset, bytes, seed, is_durable: _ } => {
+            RequestKind::Read { offset, bytes } => return self.read(&request.file, offset, bytes),
+            RequestKind::Write { offset, bytes, seed, is_durable: _ } => {
                 self.write_file(&request.file, offset, bytes, seed)?;
             }
-            Asked::Append { bytes, seed } => self.append(&request.file, bytes, seed)?,
-            Asked::Sync => drop(self.file(&request.file, false)?),
+            RequestKind::Append { bytes, seed } => self.append(&request.file, bytes, seed)?,
+            RequestKind::Sync => drop(self.file(&request.file, false)?),
         }
         Ok(Outcome::Done)
     }
@@ -89,7 +91,7 @@ impl Model {
     }
 
     fn append(&mut self, file: &File, bytes: u64, seed: u64) -> Answer<()> {
-        // An append-only file is opened for appending, and for no other writing.
+        // An append-only file can be opened for writing only with O_APPEND.
         let ino = self.file(file, false)?;
         if self.inode(ino).has(flags::IMMUTABLE) {
             return Err(errno::NOT_PERMITTED);
@@ -143,8 +145,8 @@ impl Model {
         Ok(Outcome::Copied(bytes))
     }
 
-    /// Whether the answer to a seek is no lie: what was skipped as a hole is zero, and where a hole
-    /// was found there is nothing but zero (law 5).
+    /// Returns whether the result of a seek is possible: the bytes that were skipped as a hole are
+    /// zero, and so are the bytes at a found hole (law 5).
     pub fn accepts_seek(&self, operation: &Operation, outcome: &Outcome) -> bool {
         let Operation::Seek { file, what, offset } = operation else { return false };
         let Ok(ino) = self.file(file, false) else { return false };

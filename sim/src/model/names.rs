@@ -1,4 +1,4 @@
-//! Operations on names: making, linking, moving and removing them; and open files.
+//! Operations on names: creating, linking, renaming and removing them; and open files.
 
 use super::{Answer, Body, Inode, Model, NAME_BYTES_MAX};
 use crate::bytes::Bytes;
@@ -18,7 +18,7 @@ impl Model {
                 self.make(at, Body::File(Content::default()), *mode).map(drop)
             }
             Operation::Mkdir { at, mode } => {
-                // Linux takes no set-id bits from mkdir.
+                // mkdir ignores set-id bits in its mode.
                 self.make(at, Body::Directory(BTreeMap::new()), mode & 0o1777).map(drop)
             }
             Operation::Mknod { at, kind, mode, major, minor } => {
@@ -61,7 +61,7 @@ impl Model {
         })
     }
 
-    /// A place for a new name: its directory, if the name is free and may be made.
+    /// Returns the directory and the last component of a path at which a name can be created.
     fn vacancy<'a>(&self, at: &'a Bytes) -> Answer<(u64, &'a [u8])> {
         let (dir, name) = self.parent(at)?;
         match self.step(dir, name) {
@@ -82,7 +82,7 @@ impl Model {
         Ok(ino)
     }
 
-    /// A new inode with all that it takes from its directory.
+    /// Adds an inode with everything that it inherits from its directory.
     fn add_inode(&mut self, dir: u64, body: Body, mode: u32) -> u64 {
         let parent = self.inode(dir);
         let mut inode = Inode::new(body, mode);
@@ -158,7 +158,7 @@ impl Model {
         Ok(())
     }
 
-    /// Whether a name may be taken from what it stands for.
+    /// Checks whether the name of `victim` in `dir` may be removed.
     fn may_delete(&self, dir: u64, victim: u64, is_rmdir: bool) -> Answer<()> {
         let victim = self.inode(victim);
         if self.inode(dir).is_guarded() || victim.is_guarded() {
@@ -244,7 +244,7 @@ impl Model {
         Ok(())
     }
 
-    /// Whether `dir` is the directory `top` or lies somewhere in it.
+    /// Returns whether `dir` is the directory `top` or below it.
     fn is_within(&self, top: u64, dir: u64) -> bool {
         if top == dir {
             return true;

@@ -1,18 +1,18 @@
-//! Reads and writes by system calls, cached and with `O_DIRECT`.
+//! Reads and writes through system calls, cached and with `O_DIRECT`.
 //!
-//! btrfs takes any offset and length with `O_DIRECT`: what is not made of whole blocks goes through
-//! its page cache. Memory is aligned.
+//! The kernel's btrfs accepts any offset and length with `O_DIRECT`: requests that are not
+//! block-aligned fall back to its page cache. Memory is aligned.
 
 use super::{Answer, PosixSubject};
 use crate::content::{pattern, read_digest};
-use crate::operation::{Asked, File, Lane, Outcome, Request};
+use crate::operation::{File, Lane, Outcome, Request, RequestKind};
 use butternut::Buffer;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 
 impl PosixSubject<'_> {
-    /// Runs something on a file whose reads and writes go by a lane.
+    /// Runs a function on a file that is open for a lane.
     fn in_lane<T>(
         &self,
         file: &File,
@@ -53,7 +53,7 @@ impl PosixSubject<'_> {
         self.in_lane(file, OFlags::WRONLY, lane, |file| write_all(file, offset, &memory))
     }
 
-    /// With `O_APPEND`, as the file is opened for it: for files by their names only.
+    /// Appends to a file that is given by its name, which is opened with `O_APPEND`.
     pub(super) fn append(&self, file: &File, bytes: u64, seed: u64, lane: Lane) -> Answer<()> {
         let memory = memory(seed, bytes);
         self.in_lane(file, OFlags::WRONLY | OFlags::APPEND, lane, |file| {
@@ -66,7 +66,7 @@ impl PosixSubject<'_> {
         })
     }
 
-    /// The requests one after another.
+    /// Runs the requests one after another.
     pub(super) fn batch(&self, requests: &[Request]) -> Vec<Outcome> {
         let one = |request: &Request| {
             let done = self.request(request);
@@ -77,15 +77,15 @@ impl PosixSubject<'_> {
 
     fn request(&self, Request { file, what, lane, is_lent: _ }: &Request) -> Answer<Outcome> {
         match *what {
-            Asked::Read { offset, bytes } => return self.read(file, offset, bytes, *lane),
-            Asked::Write { offset, bytes, seed, is_durable } => {
+            RequestKind::Read { offset, bytes } => return self.read(file, offset, bytes, *lane),
+            RequestKind::Write { offset, bytes, seed, is_durable } => {
                 self.write(file, (offset, bytes), seed, *lane)?;
                 if is_durable {
                     self.sync(file)?;
                 }
             }
-            Asked::Append { bytes, seed } => self.append(file, bytes, seed, *lane)?,
-            Asked::Sync => self.sync(file)?,
+            RequestKind::Append { bytes, seed } => self.append(file, bytes, seed, *lane)?,
+            RequestKind::Sync => self.sync(file)?,
         }
         Ok(Outcome::Done)
     }
@@ -112,9 +112,9 @@ fn write_all(file: &OwnedFd, offset: u64, memory: &[u8]) -> Answer<()> {
 fn read_all(file: &OwnedFd, offset: u64, memory: &mut [u8]) -> Result<usize, Errno> {
     let mut done = 0;
     loop {
-        let came = rustix::io::pread(file, &mut memory[done..], offset + done as u64)?;
-        done += came;
-        if came == 0 || done == memory.len() {
+        let transferred = rustix::io::pread(file, &mut memory[done..], offset + done as u64)?;
+        done += transferred;
+        if transferred == 0 || done == memory.len() {
             return Ok(done);
         }
     }

@@ -21,9 +21,9 @@ pub(super) fn record(thread: u8, number: u32, bytes: usize) -> Vec<u8> {
     record
 }
 
-/// Law 3 of the run.
+/// Checks law 3 of the run.
 pub(super) fn compare(file: &File, lane: Lane) -> Result<()> {
-    let bytes = usize::try_from(file.size()).context("fits memory")?;
+    let bytes = usize::try_from(file.len()).context("fits memory")?;
     let have = read_whole(file, 0, bytes, lane)?;
     let mut next: BTreeMap<u32, u32> = BTreeMap::new();
     let mut at = 0;
@@ -39,7 +39,7 @@ pub(super) fn compare(file: &File, lane: Lane) -> Result<()> {
         *want += 1;
         let filling = have.get(at + HEAD_BYTES..at + len).context("a record is cut off")?;
         let byte = number.to_le_bytes()[0];
-        ensure!(filling.iter().all(|have| *have == byte), "byte {at}: a record is not whole");
+        ensure!(filling.iter().all(|have| *have == byte), "byte {at}: a record is torn");
         at += len;
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! The thread beside the others: a file of its own whose size it changes, syncs, commits, switches.
+//! The thread beside the others: it resizes a file of its own, syncs, commits and sets tunables.
 
 use super::any_lane;
 use crate::content::{Content, pattern};
@@ -6,7 +6,7 @@ use crate::lane::{make, read_whole};
 use crate::operation::Lane;
 use crate::random::Random;
 use anyhow::{Result, ensure};
-use butternut::{DirectStability, Filesystem, Privileges, Switches, UncachedFlush};
+use butternut::{DirectStability, Filesystem, Privileges, Tunables, UncachedFlush};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -38,29 +38,29 @@ pub(super) fn run(filesystem: &Filesystem, seed: u64, is_over: &AtomicBool) -> R
             }
             7 => file.sync_all()?,
             8 => filesystem.sync()?,
-            9 => filesystem.set_switches(any_switches(&mut random)),
+            9 => filesystem.set_tunables(any_tunables(&mut random)),
             _ => {
                 let size = usize::try_from(model.size())?;
-                ensure!(file.size() == model.size(), "the size is {}", file.size());
+                ensure!(file.len() == model.size(), "the size is {}", file.len());
                 let have = read_whole(&file, 0, size, any_lane(&mut random))?;
-                ensure!(have == model.read(0, model.size()), "it reads otherwise");
+                ensure!(have == model.read(0, model.size()), "its content differs");
             }
         }
         std::thread::sleep(PAUSE);
     }
-    filesystem.set_switches(Switches::default());
+    filesystem.set_tunables(Tunables::default());
     Ok(count)
 }
 
-/// All but memory that is trusted: it gives bad checksums where it changes.
-fn any_switches(random: &mut Random) -> Switches {
+/// Returns random tunables. Those that trust borrowed memory stay off: memory that changes while it
+/// is written would have wrong checksums.
+fn any_tunables(random: &mut Random) -> Tunables {
     let stabilities = [DirectStability::Bounce, DirectStability::Buffered];
     let flushes = [UncachedFlush::Device, UncachedFlush::Inode, UncachedFlush::Inline];
-    Switches {
-        nosec: !random.one_in(4),
-        simple_read: !random.one_in(4),
-        direct_stability: *random.pick(&stabilities),
-        latency: !random.one_in(4),
-        uncached_flush: *random.pick(&flushes),
-    }
+    Tunables::default()
+        .nosec(!random.one_in(4))
+        .simple_read(!random.one_in(4))
+        .direct_stability(*random.pick(&stabilities))
+        .latency(!random.one_in(4))
+        .uncached_flush(*random.pick(&flushes))
 }

@@ -1,8 +1,7 @@
-//! The same through a mount: threads with descriptors of their own on the same files, cached and
-//! with `O_DIRECT`.
+//! Threads on the same files of a mount, each with its own descriptors, cached and with `O_DIRECT`.
 //!
-//! Regions are of whole pages here: a page that one writes through the kernel's cache and another
-//! past it, at the same time, is nobody's.
+//! Regions are page-aligned here: if one thread writes a page through the kernel's cache while
+//! another writes it with `O_DIRECT`, the result is undefined.
 
 use crate::content::{Content, pattern};
 use crate::random::Random;
@@ -17,7 +16,7 @@ const REGION_BYTES: u64 = 10 * 4096;
 const REGIONS: u64 = 24;
 const FILES: [&str; 2] = ["one", "two"];
 
-/// What an owner knows.
+/// A region with its expected bytes.
 #[derive(Debug)]
 pub struct Owned {
     file: usize,
@@ -25,10 +24,10 @@ pub struct Owned {
     content: Content,
 }
 
-/// Makes the files in an empty directory, and lets threads have them.
+/// Creates the files in an empty directory, and runs threads on them.
 ///
 /// # Errors
-/// What a thread read that it had not written.
+/// A thread has read bytes that it did not write, or a call failed.
 pub fn run(root: &Path, seed: u64, threads: usize, operations: usize) -> Result<Vec<Owned>> {
     for name in FILES {
         let file = std::fs::File::create(root.join(name))?;
@@ -47,27 +46,28 @@ pub fn run(root: &Path, seed: u64, threads: usize, operations: usize) -> Result<
         let workers: Vec<_> = (0..threads).map(worker).collect();
         let is_over = &is_over;
         let beside = scope.spawn(move || disturb(root, seed, is_over));
-        let told: Vec<Result<Vec<Owned>>> = workers
+        let results: Vec<Result<Vec<Owned>>> = workers
             .into_iter()
             .map(|worker| worker.join().map_err(|_| anyhow!("a thread panicked")).flatten())
             .collect();
         is_over.store(true, Ordering::Release);
         beside.join().map_err(|_| anyhow!("a thread panicked")).flatten()?;
-        let all: Result<Vec<Vec<Owned>>> = told.into_iter().collect();
+        let all: Result<Vec<Vec<Owned>>> = results.into_iter().collect();
         Ok(all?.into_iter().flatten().collect())
     })
 }
 
-/// Holds the files to what their owners know.
+/// Compares the files with what their owners wrote.
 ///
 /// # Errors
-/// Where they differ.
+/// A difference, or a failed call.
 pub fn compare(root: &Path, all: &[Owned]) -> Result<()> {
     for how in [OFlags::empty(), OFlags::DIRECT] {
         let files = open(root, how)?;
         for own in all {
             let file = files.get(own.file).context("a file")?;
-            look(file, own, 0, REGION_BYTES).with_context(|| format!("in the end, {how:?}"))?;
+            compare_part(file, own, 0, REGION_BYTES)
+                .with_context(|| format!("at the end, {how:?}"))?;
         }
     }
     Ok(())
@@ -112,7 +112,7 @@ fn work(root: &Path, seed: u64, operations: usize, own: &mut [Owned]) -> Result<
                 ensure!(written as u64 == bytes, "{}: {written} bytes of {bytes}", where_());
                 own.content.write(at, &memory);
             }
-            9..=17 => look(file, own, at, bytes).with_context(where_)?,
+            9..=17 => compare_part(file, own, at, bytes).with_context(where_)?,
             18 => {
                 let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                 rustix::fs::fallocate(file, how, own.start + at, bytes).with_context(where_)?;
@@ -125,7 +125,7 @@ fn work(root: &Path, seed: u64, operations: usize, own: &mut [Owned]) -> Result<
     Ok(())
 }
 
-/// A part of a region; for direct requests mostly of whole pages.
+/// Returns a part of a region, mostly of whole pages for direct requests.
 fn part(random: &mut Random, is_direct: bool) -> (u64, u64) {
     if is_direct && !random.one_in(5) {
         let first = random.below(REGION_BYTES / 4096);
@@ -136,14 +136,14 @@ fn part(random: &mut Random, is_direct: bool) -> (u64, u64) {
     (at, 1 + random.below((REGION_BYTES - at).min(9000)))
 }
 
-fn look(file: &OwnedFd, own: &Owned, at: u64, bytes: u64) -> Result<()> {
+fn compare_part(file: &OwnedFd, own: &Owned, at: u64, bytes: u64) -> Result<()> {
     let mut have = Buffer::zeroed(usize::try_from(bytes)?);
     let mut done = 0;
     while done < have.len() {
         let offset = own.start + at + done as u64;
-        let came = rustix::io::pread(file, &mut have[done..], offset)?;
-        ensure!(came > 0, "the file ends at {offset}");
-        done += came;
+        let transferred = rustix::io::pread(file, &mut have[done..], offset)?;
+        ensure!(transferred > 0, "the file ends at {offset}");
+        done += transferred;
     }
     let want = own.content.read(at, bytes);
     let differs = have.iter().zip(&want).position(|(have, want)| have != want);
@@ -152,7 +152,7 @@ fn look(file: &OwnedFd, own: &Owned, at: u64, bytes: u64) -> Result<()> {
     bail!("file {}, byte {offset}: have {:x}, want {:x}", own.file, have[first], want[first])
 }
 
-/// Another file, whose size changes, and which is synced, all the time.
+/// Resizes and syncs another file until the run is over.
 fn disturb(root: &Path, seed: u64, is_over: &AtomicBool) -> Result<()> {
     let mut random = Random::new(seed);
     let how = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;

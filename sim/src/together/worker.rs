@@ -1,14 +1,13 @@
-//! One of the threads: requests on regions of its own, blocking and in flight.
+//! One thread of the run: requests on its own regions, blocking and in flight.
 
 use super::{Region, any_lane, append, same};
+use crate::borrowed::BorrowedMemory;
 use crate::lane::read_whole;
-use crate::lender::Lent;
 use crate::operation::Lane;
 use crate::random::Random;
 use anyhow::{Context, Result, ensure};
-use butternut::{
-    Allocate, Buffer, Done, File, Filesystem, IoFlags, Privileges, Queue, QueueOptions, SyncKind,
-};
+use butternut::queue::{Completion, IoFlags, Queue, QueueOptions, SyncKind};
+use butternut::{Allocate, Buffer, File, Filesystem, Privileges};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -22,19 +21,19 @@ pub(super) struct Worker<'a> {
     log: &'a File,
     regions: Vec<Region>,
     queue: Queue,
-    /// By tag.
-    flights: BTreeMap<u64, Flight>,
+    /// Requests in flight, by tag.
+    in_flight: BTreeMap<u64, InFlight>,
     queued: u64,
     appended: u32,
     filesystem: &'a Filesystem,
 }
 
-/// A request that was not reaped; its region is left alone.
-struct Flight {
+/// A request that was submitted and not reaped. Its region is not used meanwhile.
+struct InFlight {
     region: Option<usize>,
     range: Range<usize>,
     what: What,
-    _lent: Option<Lent>,
+    _borrowed: Option<BorrowedMemory>,
 }
 
 enum What {
@@ -51,14 +50,10 @@ impl<'a> Worker<'a> {
         (files, log): (&'a [File], &'a File),
         regions: Vec<Region>,
     ) -> Result<Worker<'a>> {
-        let options = QueueOptions {
-            depth: DEPTH,
-            arena_bytes: 512 << 10,
-            bounce_bytes: 256 << 10,
-            ..QueueOptions::default()
-        };
+        let options =
+            QueueOptions::default().depth(DEPTH).arena_bytes(512 << 10).bounce_bytes(256 << 10);
         let queue = filesystem.queue(&options)?;
-        let (random, flights) = (Random::new(seed), BTreeMap::new());
+        let (random, in_flight) = (Random::new(seed), BTreeMap::new());
         let (queued, appended) = (0, 0);
         Ok(Worker {
             number,
@@ -67,20 +62,20 @@ impl<'a> Worker<'a> {
             log,
             regions,
             queue,
-            flights,
+            in_flight,
             queued,
             appended,
             filesystem,
         })
     }
 
-    /// What the regions are in the end, and how many requests were queued.
+    /// Runs the operations, and returns the regions and the number of queued requests.
     pub(super) fn run(mut self, operations: usize) -> Result<(Vec<Region>, u64)> {
         for number in 0..operations {
             self.step().with_context(|| format!("operation {number}"))?;
         }
         self.reap(usize::MAX)?;
-        ensure!(self.flights.is_empty(), "{} requests never came back", self.flights.len());
+        ensure!(self.in_flight.is_empty(), "{} requests never completed", self.in_flight.len());
         Ok((self.regions, self.queued))
     }
 
@@ -105,18 +100,18 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// A region with nothing in flight.
+    /// Returns a region without requests in flight.
     fn idle(&mut self) -> Result<usize> {
         loop {
             let region = self.random.index(self.regions.len());
-            if self.flights.values().all(|flight| flight.region != Some(region)) {
+            if self.in_flight.values().all(|request| request.region != Some(region)) {
                 return Ok(region);
             }
             self.reap(1)?;
         }
     }
 
-    /// A part of a region, for a direct request mostly of whole blocks of the file.
+    /// Returns a part of a region, mostly of whole blocks for a direct request.
     fn part(&mut self, region: usize, lane: Lane) -> Range<usize> {
         let Region { start, bytes, .. } = &self.regions[region];
         let len = bytes.len();
@@ -132,7 +127,7 @@ impl<'a> Worker<'a> {
         from..from + 1 + self.random.index(most)
     }
 
-    /// Bytes that name this thread; now and then they are easily packed.
+    /// Returns bytes that identify this thread; sometimes they compress well.
     fn content(&mut self, bytes: usize) -> Vec<u8> {
         let name = (self.number + 1) << 4;
         let is_flat = self.random.one_in(4);
@@ -147,35 +142,40 @@ impl<'a> Worker<'a> {
         let (region, lane) = (self.idle()?, any_lane(&mut self.random));
         let range = self.part(region, lane);
         let content = self.content(range.len());
-        let (mut buffer, lent) = self.memory(range.len());
+        let (mut buffer, borrowed) = self.memory(range.len());
         buffer.copy_from_slice(&content);
         let durable = if self.random.one_in(24) { IoFlags::DSYNC } else { IoFlags::default() };
-        let flight =
-            Flight { region: Some(region), range, what: What::Write(content), _lent: lent };
-        self.enqueue(flight, buffer, flags_of(lane).with(durable))
+        let request = InFlight {
+            region: Some(region),
+            range,
+            what: What::Write(content),
+            _borrowed: borrowed,
+        };
+        self.enqueue(request, buffer, flags_of(lane).with(durable))
     }
 
     fn queue_read(&mut self) -> Result<()> {
         let (region, lane) = (self.idle()?, any_lane(&mut self.random));
         let range = self.part(region, lane);
-        let (buffer, lent) = self.memory(range.len());
-        let flight = Flight { region: Some(region), range, what: What::Read, _lent: lent };
-        self.enqueue(flight, buffer, flags_of(lane))
+        let (buffer, borrowed) = self.memory(range.len());
+        let request =
+            InFlight { region: Some(region), range, what: What::Read, _borrowed: borrowed };
+        self.enqueue(request, buffer, flags_of(lane))
     }
 
-    fn enqueue(&mut self, flight: Flight, mut buffer: Buffer, mut flags: IoFlags) -> Result<()> {
+    fn enqueue(&mut self, request: InFlight, mut buffer: Buffer, mut flags: IoFlags) -> Result<()> {
         if self.random.one_in(4) {
             flags = flags.with(IoFlags::NOWAIT);
         }
-        let region = flight.region.expect("it is of a region");
+        let region = request.region.expect("the request has a region");
         let Region { file, start, .. } = self.regions[region];
-        let (file, offset) = (&self.files[file], start + flight.range.start as u64);
+        let (file, offset) = (&self.files[file], start + request.range.start as u64);
         let tag = self.queued;
         loop {
             if self.queue.outstanding() == DEPTH {
                 self.reap(1)?;
             }
-            let taken = match flight.what {
+            let taken = match request.what {
                 What::Write(_) => self.queue.write(file, offset, buffer, flags, tag),
                 What::Read | What::Other => self.queue.read(file, offset, buffer, flags, tag),
             };
@@ -185,14 +185,14 @@ impl<'a> Worker<'a> {
             buffer = refused.buffer;
         }
         self.queued += 1;
-        self.flights.insert(tag, flight);
+        self.in_flight.insert(tag, request);
         Ok(())
     }
 
-    fn memory(&mut self, bytes: usize) -> (Buffer, Option<Lent>) {
+    fn memory(&mut self, bytes: usize) -> (Buffer, Option<BorrowedMemory>) {
         if self.random.one_in(4) {
-            let lent = Lent::new(bytes);
-            return (lent.buffer(bytes), Some(lent));
+            let borrowed = BorrowedMemory::new(bytes);
+            return (borrowed.buffer(bytes), Some(borrowed));
         }
         (self.queue.buffer(bytes).unwrap_or_else(|| Buffer::zeroed(bytes)), None)
     }
@@ -200,17 +200,20 @@ impl<'a> Worker<'a> {
     fn reap(&mut self, min: usize) -> Result<()> {
         let mut done = Vec::new();
         self.queue.reap(min, None, &mut done);
-        for Done { tag, buffer, result } in done {
-            let flight = self.flights.remove(&tag).context("a request came back twice")?;
+        for Completion { tag, buffer, result } in done {
+            let request = self.in_flight.remove(&tag).context("a request completed twice")?;
             let bytes = result.with_context(|| format!("request {tag}"))?;
-            ensure!(buffer.len() == flight.range.len(), "a buffer came back with another length");
-            ensure!(bytes == flight.range.len(), "request {tag}: {bytes} bytes were done");
-            let Some(region) = flight.region else { continue };
+            ensure!(
+                buffer.len() == request.range.len(),
+                "a buffer was returned with another length"
+            );
+            ensure!(bytes == request.range.len(), "request {tag}: {bytes} bytes were transferred");
+            let Some(region) = request.region else { continue };
             let Region { file, start, bytes } = &mut self.regions[region];
-            let at = *start + flight.range.start as u64;
-            match flight.what {
-                What::Write(content) => bytes[flight.range].copy_from_slice(&content),
-                What::Read => same(&buffer, &bytes[flight.range], *file, at)?,
+            let at = *start + request.range.start as u64;
+            match request.what {
+                What::Write(content) => bytes[request.range].copy_from_slice(&content),
+                What::Read => same(&buffer, &bytes[request.range], *file, at)?,
                 What::Other => {}
             }
             drop(buffer);
@@ -243,12 +246,12 @@ impl<'a> Worker<'a> {
         same(&have, &bytes[range], *file, at).with_context(|| format!("{lane:?}"))
     }
 
-    /// Law 2 of the run.
+    /// Checks law 2 of the run.
     fn read_of_another(&mut self) -> Result<()> {
         let lane = any_lane(&mut self.random);
         let number = self.random.index(self.files.len());
         let file = &self.files[number];
-        let at = self.random.below(file.size() - super::REGION_BYTES);
+        let at = self.random.below(file.len() - super::REGION_BYTES);
         let at = if self.random.one_in(2) { at / BLOCK * BLOCK } else { at };
         let have = read_whole(file, at, size(super::REGION_BYTES), lane)?;
         let own: Vec<&Region> =
@@ -296,15 +299,16 @@ impl<'a> Worker<'a> {
         if self.queue.outstanding() == DEPTH {
             self.reap(1)?;
         }
-        let (mut buffer, lent) = self.memory(bytes);
+        let (mut buffer, borrowed) = self.memory(bytes);
         buffer.copy_from_slice(&record);
         let flags = flags_of(any_lane(&mut self.random)).with(IoFlags::APPEND);
         let tag = self.queued;
         let taken = self.queue.write(self.log, 0, buffer, flags, tag);
         taken.map_err(|refused| refused.error)?;
         self.queued += 1;
-        let flight = Flight { region: None, range: 0..bytes, what: What::Other, _lent: lent };
-        self.flights.insert(tag, flight);
+        let request =
+            InFlight { region: None, range: 0..bytes, what: What::Other, _borrowed: borrowed };
+        self.in_flight.insert(tag, request);
         Ok(())
     }
 
@@ -322,8 +326,9 @@ impl<'a> Worker<'a> {
                 let taken = self.queue.sync(file, SyncKind::Data, tag);
                 taken.map_err(|refused| refused.error)?;
                 self.queued += 1;
-                let flight = Flight { region: None, range: 0..0, what: What::Other, _lent: None };
-                self.flights.insert(tag, flight);
+                let request =
+                    InFlight { region: None, range: 0..0, what: What::Other, _borrowed: None };
+                self.in_flight.insert(tag, request);
             }
         }
         Ok(())

@@ -1,9 +1,9 @@
-//! A device that fails in the middle of a batch. Each failure is the result of the requests whose
-//! blocks it kept from going down, also where these were one device write with others; what memory
-//! could not bring down later is told to who syncs its file, once, and to who syncs all, once; and
-//! nothing is lost: no buffer, no space, no other byte.
+//! Batches of writes on a device that fails. A failed device write is the result of exactly the
+//! requests whose blocks it should have written, also where it merged several requests. When the
+//! writeback of cached data fails, the next sync of the file reports it once, and the next sync of
+//! the filesystem reports it once. No buffer, no space and no other byte is lost.
 //!
-//! Who judges is a witness at the device, who knows how the last write of each block went.
+//! A device between the library and the faulty one records how the last write of each block ended.
 //!
 //! `BUTTERNUT_LONG=1` fails every request of more batches.
 
@@ -14,10 +14,11 @@ mod reads;
 mod witness;
 
 use anyhow::{Context, Result, bail, ensure};
-use butternut::{Buffer, Done, IoFlags, Queue};
+use butternut::Buffer;
+use butternut::queue::{Completion, IoFlags, Queue};
 use butternut_device::{Fault, FaultCounts, Rule, When};
+use butternut_sim::borrowed::BorrowedMemory;
 use butternut_sim::content::pattern;
-use butternut_sim::lender::Lent;
 use butternut_sim::random::Random;
 use place::{BLOCK, BLOCKS, FILES, IN_PLACE, Place, buffers, reap};
 
@@ -46,18 +47,18 @@ impl Write {
     }
 }
 
-/// What was told of a batch.
+/// Counts of the results of a batch.
 #[derive(Clone, Copy, Debug, Default)]
-struct Told {
+struct BatchCounts {
     requests: u64,
     failed: u64,
-    /// Of them, direct ones that are not down.
+    /// Failed direct writes whose data is not on the device.
     failed_direct: u64,
     /// Files whose sync failed.
     lost: u64,
 }
 
-/// Writes to different blocks, some neighbours, all of other bytes.
+/// Returns writes to different blocks, some of them adjacent. All blocks differ.
 fn writes(random: &mut Random) -> Vec<Write> {
     let mut writes = Vec::new();
     let dense = random.one_in(2);
@@ -65,7 +66,7 @@ fn writes(random: &mut Random) -> Vec<Write> {
         let mut block = random.index(4);
         while block + 4 < BLOCKS && writes.len() < 24 * (file + 1) {
             let blocks = if random.one_in(4) { 1 + random.index(4) } else { 1 };
-            // Odd, so that no block is like another.
+            // An odd seed, so that no block is like another.
             let seed = 1 + 2 * (1000 + random.below(1 << 40));
             let content = pattern(seed, blocks * BLOCK);
             let lane = match random.below(8) {
@@ -80,29 +81,38 @@ fn writes(random: &mut Random) -> Vec<Write> {
             block += blocks + if dense { 0 } else { random.index(5) };
         }
     }
-    // Requests of different files become neighbours on disk.
+    // Requests of different files become adjacent on disk.
     for at in (1..writes.len()).rev() {
         writes.swap(at, random.index(at + 1));
     }
     writes
 }
 
-fn queue_all(place: &Place, queue: &mut Queue, writes: &[Write]) -> Result<Vec<Done>> {
-    queue_and_wait(place, queue, writes, || Ok(()))
+/// The memory of the borrowed buffers of a batch. It is declared before the queue, and so it lives
+/// longer than the requests of the queue and their completions.
+type Lent = Vec<BorrowedMemory>;
+
+fn queue_all(
+    place: &Place,
+    queue: &mut Queue,
+    lent: &mut Lent,
+    writes: &[Write],
+) -> Result<Vec<Completion>> {
+    queue_and_wait(place, queue, lent, writes, || Ok(()))
 }
 
-/// The same, with something done before anything is reaped.
+/// Queues the writes, and runs `meanwhile` before any request is reaped.
 fn queue_and_wait(
     place: &Place,
     queue: &mut Queue,
+    lent: &mut Lent,
     writes: &[Write],
     meanwhile: impl FnOnce() -> Result<()>,
-) -> Result<Vec<Done>> {
-    let mut lent = Vec::new();
+) -> Result<Vec<Completion>> {
     for (tag, write) in (0..).zip(writes) {
         let bytes = write.content.len();
         let mut buffer = if write.is_lent {
-            let memory = Lent::new(bytes);
+            let memory = BorrowedMemory::new(bytes);
             let buffer = memory.buffer(bytes);
             lent.push(memory);
             buffer
@@ -112,63 +122,73 @@ fn queue_and_wait(
         buffer.copy_from_slice(&write.content);
         let offset = write.range().start as u64;
         let taken = queue.write(&place.files[write.file], offset, buffer, write.flags, tag);
-        taken.map_err(|refused| refused.error).context("it is refused")?;
+        taken.map_err(|refused| refused.error).context("the queue rejects the request")?;
     }
     meanwhile()?;
     let done = reap(queue, writes.len())?;
     for (done, write) in done.iter().zip(writes) {
-        ensure!(done.buffer[..] == write.content, "another buffer came back");
+        // The memory is no other request's while a completion refers to it.
+        ensure!(done.buffer[..] == write.content, "another buffer was returned");
     }
     Ok(done)
 }
 
-/// Queues a batch while `fault` strikes; says what was told, and how many were struck.
-fn run(seed: u64, fault: Fault, when: When) -> Result<(Told, FaultCounts)> {
+/// Queues a batch under `fault`. Returns the counts of its results, and of the injected faults.
+fn run(seed: u64, fault: Fault, when: When) -> Result<(BatchCounts, FaultCounts)> {
     let mut place = Place::new(seed, None)?;
     let writes = writes(&mut Random::new(seed));
+    let mut lent = Lent::new();
     let mut queue = place.queue()?;
     let all = buffers(&queue);
     place.witness.faulty.add(Rule { range: place.copies[0].clone(), when, fault });
-    let done = queue_all(&place, &mut queue, &writes)?;
-    let mut told = Told { requests: writes.len() as u64, ..Told::default() };
-    // Losses of a file that a durable write heard of, as its sync.
-    let mut heard = [false; FILES];
+    let done = queue_all(&place, &mut queue, &mut lent, &writes)?;
+    let mut results = BatchCounts { requests: writes.len() as u64, ..BatchCounts::default() };
+    // Files of which a durable write has already reported failed writeback, as a sync does.
+    let mut reported = [false; FILES];
     for (number, (write, done)) in writes.iter().zip(&done).enumerate() {
         let where_ = || format!("write {number} ({:?} to file {})", write.flags, write.file);
-        let is_down = place.witness.is_down(&write.content);
+        let is_on_device = place.witness.is_on_device(&write.content);
         match &done.result {
             Ok(bytes) => {
                 ensure!(*bytes == write.content.len(), "{}: {bytes} bytes", where_());
-                let must_be_down = write.is_direct() || write.is_durable();
-                ensure!(!must_be_down || is_down == Some(true), "{}: {is_down:?}", where_());
+                let must_be_on_device = write.is_direct() || write.is_durable();
+                ensure!(
+                    !must_be_on_device || is_on_device == Some(true),
+                    "{}: {is_on_device:?}",
+                    where_()
+                );
             }
             Err(error) => {
-                told.failed += 1;
+                results.failed += 1;
                 ensure!(error.errno() == IO, "{}: {error}", where_());
-                if is_down == Some(true) {
-                    ensure!(write.is_durable(), "{}: it is down, and failed: {error}", where_());
-                    heard[write.file] = true;
+                if is_on_device == Some(true) {
+                    ensure!(
+                        write.is_durable(),
+                        "{}: it is on the device, but failed: {error}",
+                        where_()
+                    );
+                    reported[write.file] = true;
                 } else if write.is_direct() {
-                    told.failed_direct += 1;
+                    results.failed_direct += 1;
                 } else {
-                    heard[write.file] = true;
+                    reported[write.file] = true;
                 }
             }
         }
     }
     drop(done);
     ensure!(buffers(&queue) == all, "buffers are lost");
-    told.lost = sync_all(&place, &writes, heard)?;
+    results.lost = sync_all(&place, &writes, reported)?;
     place.witness.faulty.clear();
     settle(&mut place, &writes)?;
     drop(queue);
     let counts = place.witness.faulty.fault_counts();
     place.end()?;
-    Ok((told, counts))
+    Ok((results, counts))
 }
 
-/// Who syncs a file hears of what memory could not bring down, once; so does who syncs all.
-fn sync_all(place: &Place, writes: &[Write], heard: [bool; FILES]) -> Result<u64> {
+/// Syncs each file and then the filesystem. Each must report failed writeback exactly once.
+fn sync_all(place: &Place, writes: &[Write], reported: [bool; FILES]) -> Result<u64> {
     let mut lost = 0;
     let mut any = false;
     for (number, file) in place.files.iter().enumerate() {
@@ -176,39 +196,43 @@ fn sync_all(place: &Place, writes: &[Write], heard: [bool; FILES]) -> Result<u64
         let is_lost = is_lost(place, writes, number)?;
         any |= is_lost;
         match first {
-            Ok(()) => ensure!(!is_lost || heard[number], "file {number}: nobody hears of a loss"),
+            Ok(()) => ensure!(
+                !is_lost || reported[number],
+                "file {number}: failed writeback is not reported"
+            ),
             Err(error) => {
-                ensure!(is_lost, "file {number}: {error}, but all is down");
+                ensure!(is_lost, "file {number}: {error}, but all data is on the device");
                 lost += 1;
             }
         }
-        file.sync_all().with_context(|| format!("file {number}: told twice"))?;
+        file.sync_all().with_context(|| format!("file {number}: an error is reported twice"))?;
     }
     let all = place.filesystem.sync();
-    ensure!(all.is_err() == any, "who syncs all hears {all:?}; something is lost: {any}");
-    place.filesystem.sync().context("told twice")?;
+    ensure!(all.is_err() == any, "sync returns {all:?}; writeback has failed: {any}");
+    place.filesystem.sync().context("an error is reported twice")?;
     Ok(lost)
 }
 
-/// Whether memory could not bring down something of a file, all of which has been tried.
+/// Returns whether the writeback of some data of a file failed, after all of it was tried.
 fn is_lost(place: &Place, writes: &[Write], file: usize) -> Result<bool> {
     let mut is_lost = false;
     for write in writes.iter().filter(|write| write.file == file && !write.is_direct()) {
-        match place.witness.is_down(&write.content) {
-            Some(is_down) => is_lost |= !is_down,
-            None => bail!("block {} of file {file} never went down", write.block),
+        match place.witness.is_on_device(&write.content) {
+            Some(is_on_device) => is_lost |= !is_on_device,
+            None => bail!("block {} of file {file} was never written back", write.block),
         }
     }
     Ok(is_lost)
 }
 
-/// Each block is what the witness says. What failed in place may be there or not.
+/// Compares each block with its recorded write. A block that failed in place may have either
+/// content.
 fn settle(place: &mut Place, writes: &[Write]) -> Result<()> {
     for file in 0..FILES {
         let have = place.have(file)?;
         let is_lost = is_lost(place, writes, file)?;
         for write in writes.iter().filter(|write| write.file == file) {
-            let is_whole = place.witness.is_down(&write.content) == Some(true);
+            let is_whole = place.witness.is_on_device(&write.content) == Some(true);
             for (block, new) in (write.block..).zip(write.content.chunks(BLOCK)) {
                 let range = block * BLOCK..(block + 1) * BLOCK;
                 let (have, old) = (&have[range.clone()], &mut place.bytes[file][range]);
@@ -216,9 +240,9 @@ fn settle(place: &mut Place, writes: &[Write]) -> Result<()> {
                 let is_right = if write.is_direct() {
                     is_new == is_whole || is_new && file == IN_PLACE
                 } else if is_new {
-                    place.witness.is_down(new) == Some(true)
+                    place.witness.is_on_device(new) == Some(true)
                 } else {
-                    // It went down as a run, with others that did not.
+                    // It was written back in one run with blocks that failed.
                     is_lost
                 };
                 let flags = write.flags;
@@ -229,7 +253,7 @@ fn settle(place: &mut Place, writes: &[Write]) -> Result<()> {
                 }
             }
         }
-        ensure!(have == place.bytes[file], "file {file}: a byte that nobody wrote has changed");
+        ensure!(have == place.bytes[file], "file {file}: a byte that was not written has changed");
     }
     Ok(())
 }
@@ -238,7 +262,7 @@ fn is_long() -> bool {
     std::env::var_os("BUTTERNUT_LONG").is_some_and(|value| !value.is_empty())
 }
 
-fn hold(seed: u64, when: When) -> (Told, FaultCounts) {
+fn check_seed(seed: u64, when: When) -> (BatchCounts, FaultCounts) {
     let fault = Fault::WriteError;
     run(seed, fault, when).unwrap_or_else(|error| panic!("seed {seed}, {when:?}: {error:#}"))
 }
@@ -246,73 +270,75 @@ fn hold(seed: u64, when: When) -> (Told, FaultCounts) {
 #[test]
 fn without_faults_nothing_fails() {
     for seed in 0..4 {
-        let (told, _) = hold(seed, When::Times(0));
-        assert_eq!((told.failed, told.lost), (0, 0));
+        let (results, _) = check_seed(seed, When::Times(0));
+        assert_eq!((results.failed, results.lost), (0, 0));
     }
 }
 
 #[test]
-fn bad_blocks_fail_the_writes_that_were_to_lie_there_and_no_others() {
+fn bad_blocks_fail_only_their_own_writes() {
     let (mut failed, mut lost, mut good) = (0, 0, 0);
     for seed in 0..if is_long() { 600 } else { 12 } {
         let one_in = [3, 8, 30, 100][usize::try_from(seed % 4).unwrap()];
-        let (told, counts) = hold(seed, When::OneIn(one_in));
+        let (results, counts) = check_seed(seed, When::OneIn(one_in));
         assert!(counts.write_errors > 0 || one_in > 8);
-        failed += told.failed;
-        lost += told.lost;
-        good += told.requests - told.failed;
+        failed += results.failed;
+        lost += results.lost;
+        good += results.requests - results.failed;
     }
     assert!(failed > 20 && lost > 4 && good > 100, "{failed} failed, {lost} lost, {good} good");
 }
 
 #[test]
-fn a_direct_write_that_fails_once_is_tried_again() {
+fn a_direct_write_that_fails_once_is_retried() {
     for seed in 0..if is_long() { 10 } else { 1 } {
-        let (_, counts) = hold(seed, When::Times(0));
+        let (_, counts) = check_seed(seed, When::Times(0));
         assert_eq!(counts, FaultCounts::default());
         for number in (0..40).step_by(if is_long() { 1 } else { 5 }) {
-            let (told, _) = hold(seed, When::Nth(number));
-            assert_eq!(told.failed_direct, 0, "write {number}");
+            let (results, _) = check_seed(seed, When::Nth(number));
+            assert_eq!(results.failed_direct, 0, "write {number}");
         }
     }
 }
 
 #[test]
-fn a_device_that_dies_in_the_middle_fails_what_comes_behind() {
+fn a_dead_device_fails_all_later_writes() {
     let mut failed = 0;
     for seed in 0..if is_long() { 20 } else { 2 } {
         for number in (0..40).step_by(if is_long() { 1 } else { 6 }) {
-            failed += hold(seed, When::From(number)).0.failed;
+            failed += check_seed(seed, When::From(number)).0.failed;
         }
     }
     assert!(failed > 100, "{failed}");
 }
 
-/// Who waits for a file completes what is in flight on it: he hears of no failure but his own.
-fn helped(seed: u64) -> Result<u64> {
+/// A sync that waits for requests of another thread does not report their failures. Returns the
+/// number of failed requests.
+fn run_with_concurrent_sync(seed: u64) -> Result<u64> {
     let mut place = Place::new(seed, None)?;
     let mut writes = writes(&mut Random::new(seed));
     for write in &mut writes {
         write.flags = IoFlags::DIRECT;
     }
+    let mut lent = Lent::new();
     let mut queue = place.queue()?;
     let range = place.copies[0].clone();
     let rule = Rule { range, when: When::OneIn(3), fault: Fault::WriteError };
     place.witness.faulty.add(rule);
     let sync = || -> Result<()> {
         for file in &place.files {
-            file.sync_all().context("somebody else hears of a failure")?;
+            file.sync_all().context("a sync reports a failure of another thread's request")?;
         }
-        place.filesystem.sync().context("somebody else hears of a failure")
+        place.filesystem.sync().context("a sync reports a failure of another thread's request")
     };
-    let done = queue_and_wait(&place, &mut queue, &writes, || {
-        std::thread::scope(|scope| scope.spawn(sync).join().expect("it does not panic"))
+    let done = queue_and_wait(&place, &mut queue, &mut lent, &writes, || {
+        std::thread::scope(|scope| scope.spawn(sync).join().expect("the thread does not panic"))
     })?;
     let mut failed = 0;
     for (number, (write, done)) in writes.iter().zip(&done).enumerate() {
-        let is_down = place.witness.is_down(&write.content) == Some(true);
-        ensure!(done.result.is_ok() == is_down, "write {number}: {:?}", done.result);
-        failed += u64::from(!is_down);
+        let is_on_device = place.witness.is_on_device(&write.content) == Some(true);
+        ensure!(done.result.is_ok() == is_on_device, "write {number}: {:?}", done.result);
+        failed += u64::from(!is_on_device);
     }
     drop((done, queue));
     sync()?;
@@ -323,17 +349,18 @@ fn helped(seed: u64) -> Result<u64> {
 }
 
 #[test]
-fn a_failure_that_another_thread_finds_is_told_to_who_asked_and_not_to_him() {
+fn failures_are_reported_to_the_submitter_only() {
     let mut failed = 0;
     for seed in 0..if is_long() { 200 } else { 4 } {
-        failed += helped(seed).unwrap_or_else(|error| panic!("seed {seed}: {error:#}"));
+        failed +=
+            run_with_concurrent_sync(seed).unwrap_or_else(|error| panic!("seed {seed}: {error:#}"));
     }
     assert!(failed > 8, "{failed}");
 }
 
-/// What is asked to be durable fails where the device cannot promise it; nothing else does.
+/// A failed flush fails the durable writes of a batch, and no others.
 #[test]
-fn a_flush_that_fails_fails_the_durable_writes_of_a_batch_and_no_others() {
+fn a_failed_flush_fails_durable_writes_only() {
     let place = Place::new(1, None).unwrap();
     let mut queue = place.queue().unwrap();
     let all = buffers(&queue);

@@ -1,12 +1,10 @@
-//! A volume over a device that fails, with files in it.
+//! A volume with files on a device that fails.
 
 use crate::witness::Witness;
 use anyhow::{Context, Result, ensure};
 use butternut::format::chunk::BlockGroupFlags;
-use butternut::{
-    AttributeFlags, Buffer, Done, ExtentKind, File, Filesystem, MountOptions, NewInode, Queue,
-    QueueOptions,
-};
+use butternut::queue::{Completion, Queue, QueueOptions};
+use butternut::{AttributeFlags, Buffer, ExtentKind, File, Filesystem, MountOptions, NewInode};
 use butternut_device::{Device, FaultyDevice};
 use butternut_mkfs::{MkfsOptions, Profile};
 use butternut_sim::content::pattern;
@@ -16,30 +14,30 @@ use std::ops::Range;
 use std::sync::Arc;
 
 pub(crate) const BLOCK: usize = 4096;
-/// Of each file.
+/// Blocks of each file.
 pub(crate) const BLOCKS: usize = 64;
-/// The last one is written in place, without checksums.
+/// The number of files. The last one is nodatacow and nodatasum.
 pub(crate) const FILES: usize = 3;
 pub(crate) const IN_PLACE: usize = 2;
 const VOLUME_BYTES: u64 = 256 << 20;
 const ARENA_BYTES: usize = 1 << 20;
-/// No commit but those that are asked for.
+/// The commit interval in seconds: commits happen only on request.
 const COMMIT_SECONDS: u32 = 1 << 30;
 
 pub(crate) struct Place {
     pub(crate) medium: Arc<dyn Device>,
     pub(crate) witness: Arc<Witness>,
-    /// Where data lies on the device: each copy of the chunk.
+    /// The ranges of the device that hold data: each copy of the data chunk.
     pub(crate) copies: Vec<Range<u64>>,
     pub(crate) filesystem: Filesystem,
     pub(crate) files: Vec<File>,
-    /// What the files hold.
+    /// The expected content of the files.
     pub(crate) bytes: Vec<Vec<u8>>,
-    /// Blocks that were free before there was anything.
+    /// Free blocks before the files were created.
     free: u64,
 }
 
-/// The only chunk for data: where it lies logically and on the device.
+/// Returns the address of the only data chunk, and its ranges of the device.
 fn data_chunk(filesystem: &Filesystem) -> Result<(u64, Vec<Range<u64>>)> {
     let chunks = filesystem.inspect().chunks();
     let chunk = chunks.iter().find(|chunk| chunk.flags.contains(BlockGroupFlags::DATA));
@@ -57,12 +55,8 @@ impl Place {
         };
         let faulty = Arc::new(FaultyDevice::new(Arc::clone(&medium), seed));
         let witness = Arc::new(Witness::new(faulty, copies[0].clone()));
-        let options = MountOptions {
-            read_only: false,
-            commit_seconds: COMMIT_SECONDS,
-            workers: 1,
-            ..MountOptions::default()
-        };
+        let options =
+            MountOptions::default().read_only(false).commit_seconds(COMMIT_SECONDS).workers(1);
         let device: Arc<dyn Device> = Arc::<Witness>::clone(&witness);
         let filesystem = Filesystem::open_devices(vec![device], &options)?;
         filesystem.sync()?;
@@ -86,11 +80,11 @@ impl Place {
     }
 
     pub(crate) fn queue(&self) -> Result<Queue> {
-        let options = QueueOptions { arena_bytes: ARENA_BYTES, ..QueueOptions::default() };
+        let options = QueueOptions::default().arena_bytes(ARENA_BYTES);
         Ok(self.filesystem.queue(&options)?)
     }
 
-    /// Where a block of a file lies on the device, in the first copy.
+    /// Returns the offset on the device of a block of a file, in the first copy.
     pub(crate) fn device_offset(&self, file: usize, block: usize) -> Result<u64> {
         let at = (block * BLOCK) as u64;
         let extent =
@@ -103,16 +97,16 @@ impl Place {
         Ok(copies[0].start + inside)
     }
 
-    /// What a file holds now, as far as it can be read.
+    /// Returns the content of a file, which must be readable.
     pub(crate) fn have(&self, file: usize) -> Result<Vec<u8>> {
         let mut have = vec![0; BLOCKS * BLOCK];
-        let came = self.files[file].read_at(0, &mut have)?;
-        ensure!(came == have.len(), "file {file}: only {came} bytes can be read");
+        let transferred = self.files[file].read_at(0, &mut have)?;
+        ensure!(transferred == have.len(), "file {file}: only {transferred} bytes can be read");
         Ok(have)
     }
 
-    /// Nothing is wrong on the medium, files are what `bytes` says, and with them gone all space is
-    /// free again.
+    /// Checks that the checker finds nothing, that the files have their expected content, and that
+    /// removing them frees all space.
     pub(crate) fn end(self) -> Result<()> {
         let Place { medium, filesystem, files, bytes, free, .. } = self;
         drop(files);
@@ -143,20 +137,20 @@ fn name(number: usize) -> Vec<u8> {
     format!("file {number}").into_bytes()
 }
 
-/// Reaps everything; each request comes back once, with its buffer.
-pub(crate) fn reap(queue: &mut Queue, count: usize) -> Result<Vec<Done>> {
+/// Reaps everything. Each request must complete once, with its buffer.
+pub(crate) fn reap(queue: &mut Queue, count: usize) -> Result<Vec<Completion>> {
     let mut done = Vec::new();
     while queue.outstanding() > 0 {
         queue.reap(1, None, &mut done);
     }
     done.sort_by_key(|done| done.tag);
-    ensure!(done.len() == count, "{} of {count} requests came back", done.len());
+    ensure!(done.len() == count, "{} of {count} requests completed", done.len());
     let tags = done.iter().map(|done| done.tag);
-    ensure!(tags.eq(0..count as u64), "not each request came back once");
+    ensure!(tags.eq(0..count as u64), "a request did not complete exactly once");
     Ok(done)
 }
 
-/// Large buffers that a queue has: all are there when nothing is in flight.
+/// Returns the number of free large buffers of a queue.
 pub(crate) fn buffers(queue: &Queue) -> usize {
     let mut all: Vec<Buffer> = Vec::new();
     while let Some(buffer) = queue.buffer(64 << 10) {

@@ -3,10 +3,11 @@
 use crate::is_long;
 use crate::place::{BLOCK, BLOCKS, FILES, IN_PLACE, Place, buffers, reap};
 use anyhow::{Result, ensure};
-use butternut::{Buffer, IoFlags};
+use butternut::Buffer;
+use butternut::queue::IoFlags;
 use butternut_device::{Device, Fault, Rule, When};
 use butternut_mkfs::Profile;
-use butternut_sim::lender::Lent;
+use butternut_sim::borrowed::BorrowedMemory;
 use butternut_sim::random::Random;
 
 struct Read {
@@ -24,8 +25,7 @@ fn reads(random: &mut Random, files: usize) -> Vec<Read> {
     (0..60).map(one).collect()
 }
 
-/// How many blocks a read gives while the rule strikes, as a look at the device says: all before
-/// the first that is bad.
+/// Returns how many blocks a read returns under the rule: all before the first bad one.
 fn want(place: &Place, read: &Read) -> Result<usize> {
     for number in 0..read.blocks {
         let block = read.block + number;
@@ -39,22 +39,23 @@ fn want(place: &Place, read: &Read) -> Result<usize> {
     Ok(read.blocks)
 }
 
-/// How many reads failed, and how many were short.
+/// Returns how many reads failed, and how many were short.
 fn run(seed: u64, data: Option<Profile>, rule: &Rule, is_passing: bool) -> Result<(u64, u64)> {
     let place = Place::new(seed, data)?;
-    // Rot is not seen where there are no checksums.
+    // Without checksums, corruption is not detected.
     let files = if matches!(rule.fault, Fault::Rot { .. }) { IN_PLACE } else { FILES };
     let reads = reads(&mut Random::new(seed), files);
+    // Lives longer than the requests of the queue and their completions.
+    let mut borrowed = Vec::new();
     let mut queue = place.queue()?;
     let all = buffers(&queue);
     let range = place.copies[0].clone();
     place.witness.faulty.add(Rule { range, ..rule.clone() });
-    let mut lent = Vec::new();
     for (tag, read) in (0..).zip(&reads) {
         let bytes = read.blocks * BLOCK;
         let buffer = if tag % 5 == 0 {
-            lent.push(Lent::new(bytes));
-            lent.last().expect("just pushed").buffer(bytes)
+            borrowed.push(BorrowedMemory::new(bytes));
+            borrowed.last().expect("just pushed").buffer(bytes)
         } else {
             queue.buffer(bytes).unwrap_or_else(|| Buffer::zeroed(bytes))
         };
@@ -82,7 +83,6 @@ fn run(seed: u64, data: Option<Profile>, rule: &Rule, is_passing: bool) -> Resul
         }
     }
     drop(done);
-    drop(lent);
     ensure!(buffers(&queue) == all, "buffers are lost");
     drop(queue);
     place.witness.faulty.clear();
@@ -90,7 +90,7 @@ fn run(seed: u64, data: Option<Profile>, rule: &Rule, is_passing: bool) -> Resul
     Ok((failed, short))
 }
 
-fn hold(seed: u64, data: Option<Profile>, fault: Fault, when: When) -> (u64, u64) {
+fn check_seed(seed: u64, data: Option<Profile>, fault: Fault, when: When) -> (u64, u64) {
     let is_passing = matches!(when, When::Nth(_) | When::Times(_));
     let rule = Rule { when, ..Rule::everywhere(fault) };
     let ran = run(seed, data, &rule, is_passing);
@@ -98,34 +98,34 @@ fn hold(seed: u64, data: Option<Profile>, fault: Fault, when: When) -> (u64, u64
 }
 
 #[test]
-fn bad_blocks_fail_the_reads_that_touch_them_and_no_others() {
+fn bad_blocks_fail_only_the_reads_that_touch_them() {
     let (mut failed, mut short) = (0, 0);
     for seed in 0..if is_long() { 200 } else { 6 } {
         for fault in [Fault::ReadError, Fault::Rot { bits: 3 }] {
-            let told = hold(seed, None, fault, When::OneIn(2 + seed % 9));
-            failed += told.0;
-            short += told.1;
+            let results = check_seed(seed, None, fault, When::OneIn(2 + seed % 9));
+            failed += results.0;
+            short += results.1;
         }
     }
     assert!(failed > 30 && short > 5, "{failed} failed, {short} were short");
 }
 
 #[test]
-fn where_there_is_another_copy_no_read_fails() {
+fn reads_succeed_from_another_copy() {
     for seed in 0..if is_long() { 100 } else { 4 } {
         for fault in [Fault::ReadError, Fault::Rot { bits: 3 }] {
-            let told = hold(seed, Some(Profile::Dup), fault, When::OneIn(2 + seed % 5));
-            assert_eq!(told, (0, 0));
+            let results = check_seed(seed, Some(Profile::Dup), fault, When::OneIn(2 + seed % 5));
+            assert_eq!(results, (0, 0));
         }
     }
 }
 
 #[test]
-fn a_read_that_fails_once_is_read_again() {
+fn a_read_that_fails_once_is_retried() {
     for seed in 0..if is_long() { 10 } else { 1 } {
         for number in (0..60).step_by(if is_long() { 1 } else { 7 }) {
             for fault in [Fault::ReadError, Fault::Rot { bits: 1 }] {
-                assert_eq!(hold(seed, None, fault, When::Nth(number)), (0, 0));
+                assert_eq!(check_seed(seed, None, fault, When::Nth(number)), (0, 0));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! A device that says which blocks were written, and how that went.
+//! A device that records which blocks were written, and whether the writes succeeded.
 
 use butternut_device::{Counters, Device, DeviceError, FaultyDevice};
 use butternut_sim::content::read_digest;
@@ -12,9 +12,9 @@ const BLOCK: usize = 4096;
 #[derive(Debug)]
 pub(crate) struct Witness {
     pub(crate) faulty: Arc<FaultyDevice>,
-    /// How the last write of these bytes went, by their digest.
+    /// Whether the last write of a block succeeded, by the hash of its bytes.
     blocks: Mutex<HashMap<u64, bool>>,
-    /// Data lies there.
+    /// The range that holds data.
     data: Range<u64>,
 }
 
@@ -23,12 +23,12 @@ impl Witness {
         Witness { faulty, blocks: Mutex::default(), data }
     }
 
-    /// Whether these bytes are down, as far as anybody tried; `None` if nobody did.
-    pub(crate) fn is_down(&self, bytes: &[u8]) -> Option<bool> {
+    /// Returns whether these bytes are on the device, or `None` if they were never written.
+    pub(crate) fn is_on_device(&self, bytes: &[u8]) -> Option<bool> {
         let blocks = self.blocks.lock().unwrap();
         let each: Option<Vec<bool>> =
             bytes.chunks(BLOCK).map(|block| blocks.get(&read_digest(block)).copied()).collect();
-        each.map(|each| each.iter().all(|is_down| *is_down))
+        each.map(|each| each.iter().all(|is_on_device| *is_on_device))
     }
 }
 

@@ -1,4 +1,4 @@
-//! A device that fails one request of one kind, and counts the requests of every kind.
+//! A device that fails one request of one kind, and counts the requests of each kind.
 
 use butternut_device::{Counters, Device, DeviceError};
 use butternut_sys::errno::Errno;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// What can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
-    /// A reservation of space is refused: not by the device.
+    /// A reservation of space, which the ENOSPC injector fails.
     Reservation,
     MetadataRead,
     DataRead,
@@ -36,10 +36,10 @@ const IO: i32 = 5;
 #[derive(Debug)]
 pub(crate) struct Injector {
     inner: Arc<dyn Device>,
-    /// Where data lies; metadata is everywhere else.
+    /// The range that holds data. Metadata is outside of it.
     data: Range<u64>,
     counts: [AtomicU64; KINDS],
-    /// The request that fails, counted from 1 when it was armed; 0: none.
+    /// The number of the request to fail, counted from 1 when it was armed; 0 for none.
     nth: [AtomicU64; KINDS],
     struck: AtomicU64,
     is_paused: AtomicBool,
@@ -51,7 +51,7 @@ impl Injector {
         Self { inner, data, counts, nth, struck, is_paused }
     }
 
-    /// From now on fails the `nth` request of a kind, counted from 1.
+    /// Fails the `nth` request of a kind, counted from 1 from now on.
     pub(crate) fn arm(&self, kind: Kind, nth: u64) {
         self.counts[place(kind)].store(0, Ordering::SeqCst);
         self.nth[place(kind)].store(nth, Ordering::SeqCst);
@@ -61,12 +61,12 @@ impl Injector {
         self.nth.iter().for_each(|nth| nth.store(0, Ordering::SeqCst));
     }
 
-    /// Whether requests are neither counted nor failed for now.
+    /// Stops or resumes counting and failing requests.
     pub(crate) fn set_paused(&self, is_paused: bool) {
         self.is_paused.store(is_paused, Ordering::SeqCst);
     }
 
-    /// Requests that were failed.
+    /// Returns the number of failed requests.
     pub(crate) fn struck(&self) -> u64 {
         self.struck.load(Ordering::SeqCst)
     }

@@ -1,11 +1,11 @@
-//! The operations that every error is injected into: each lane, and every kind of file.
+//! The script that errors are injected into: each lane, and each kind of file.
 
 use butternut_sim::bytes::Bytes;
 use butternut_sim::operation::{
-    Allocating, Asked, File, Lane, Operation, Renaming, Request, Setting, flags,
+    Allocating, File, Lane, Operation, Renaming, Request, RequestKind, Setting, flags,
 };
 
-/// Fills the trees, so that a small node cache cannot hold them.
+/// The number of files that fill the trees, so that a small node cache cannot hold them.
 pub(crate) const FILLERS: u64 = 150;
 
 fn at(name: &str) -> File {
@@ -34,7 +34,7 @@ fn create(name: &str) -> Operation {
 }
 
 fn write(name: &str, offset: u64, bytes: u64, lane: Lane) -> Operation {
-    // Odd, so that no block is like another.
+    // An odd seed, so that no block is like another.
     let seed = 1 + 2 * (offset * 31 + bytes);
     Operation::Write { file: at(name), offset, bytes, seed, lane }
 }
@@ -60,11 +60,11 @@ fn set_flags(name: &str, flags: u32) -> Operation {
 }
 
 fn queued(name: &str, offset: u64, bytes: u64, lane: Lane) -> Request {
-    let what = Asked::Write { offset, bytes, seed: 7 + 2 * offset, is_durable: false };
+    let what = RequestKind::Write { offset, bytes, seed: 7 + 2 * offset, is_durable: false };
     Request { file: at(name), what, lane, is_lent: offset.is_multiple_of(3) }
 }
 
-/// Each step with the name that it has in the report.
+/// Returns each step with its name in the report.
 pub(crate) fn script() -> Vec<(&'static str, Operation)> {
     let mut all = Vec::new();
     all.extend(files());

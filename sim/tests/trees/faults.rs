@@ -1,6 +1,6 @@
-//! Every request failed in turn: the error is told, nothing half-done becomes durable, and what is
-//! on the medium afterwards is clean and holds the items of one commit, none older than the last
-//! that returned.
+//! Fails every request in turn. The error is reported, no partial change becomes durable, and the
+//! medium is free of damage and holds the items of one commit, none older than the last that
+//! returned.
 
 use super::{Items, VOLUME_BYTES, is_long, items, open, step};
 use anyhow::{Result, ensure};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 const STEPS: usize = 30;
 
-/// How a workload ended: the error, what was committed for certain, and what may be.
+/// The end of a workload: the error, the committed items, and those that may be committed.
 struct Ended {
     error: Option<anyhow::Error>,
     committed: usize,
@@ -33,7 +33,7 @@ fn run(seed: u64, device: Arc<dyn Device>) -> Ended {
                 step(&forest, &mut random, &mut state)
             };
             if done.is_err() && forest.write_error().is_some() {
-                // Law 7: nothing is written any more, and the cause is kept.
+                // Law 7: nothing is written after the failure, and the cause is kept.
                 let again = step(&forest, &mut Random::new(1), &mut Items::new());
                 ensure!(again.is_err(), "a change after the volume became read-only");
                 ensure!(forest.commit().is_err(), "a commit after the volume became read-only");
@@ -50,7 +50,7 @@ fn run(seed: u64, device: Arc<dyn Device>) -> Ended {
     ended
 }
 
-/// How many of each request a workload makes.
+/// Counts the requests of each kind that a workload makes.
 fn requests(seed: u64) -> Result<Counts> {
     let device = fresh(VOLUME_BYTES, &MkfsOptions::default())?;
     let before = device.counters().now();
@@ -66,7 +66,7 @@ fn fail_one(seed: u64, fault: Fault, when: When) -> Result<bool> {
     check_crashed(&medium)?;
     let have = items(&open(medium)?)?;
     let found = ended.states[ended.committed..].contains(&have);
-    ensure!(found, "after {:?}: the items are those of no commit that may be", ended.error);
+    ensure!(found, "after {:?}: the items are those of no allowed commit", ended.error);
     Ok(ended.error.is_some())
 }
 
@@ -74,33 +74,33 @@ fn fail_each(seed: u64, fault: Fault, requests: u64) {
     let spacing = if is_long() { 1 } else { requests / 24 + 1 };
     for number in (0..requests).step_by(usize::try_from(spacing).expect("small")) {
         for when in [When::Nth(number), When::From(number)] {
-            let is_told = fail_one(seed, fault, when)
+            let is_reported = fail_one(seed, fault, when)
                 .unwrap_or_else(|error| panic!("{fault:?} {when:?}: {error:#}"));
-            // A read may be answered from another copy, and a large write is tried again in its
-            // parts; a flush that failed cannot be made good.
+            // A read may be served from another copy, and a large write is retried in parts; a
+            // failed flush cannot be repaired.
             let is_hideable = fault == Fault::ReadError
                 || fault == Fault::WriteError && matches!(when, When::Nth(_));
-            assert!(is_told || is_hideable, "{fault:?} {when:?} of {requests} is not told");
+            assert!(is_reported || is_hideable, "{fault:?} {when:?} of {requests} is not reported");
         }
     }
 }
 
 #[test]
-fn every_write_that_fails_is_told_and_leaves_a_whole_commit() {
+fn failed_writes_are_reported_and_leave_a_whole_commit() {
     let counts = requests(1).expect("a workload without faults");
     assert!(counts.writes > 20, "{counts:?}");
     fail_each(1, Fault::WriteError, counts.writes);
 }
 
 #[test]
-fn every_flush_that_fails_is_told_and_leaves_a_whole_commit() {
+fn failed_flushes_are_reported_and_leave_a_whole_commit() {
     let counts = requests(2).expect("a workload without faults");
     assert!(counts.flushes >= 10, "{counts:?}");
     fail_each(2, Fault::FlushError, counts.flushes);
 }
 
 #[test]
-fn every_read_that_fails_leaves_a_whole_commit() {
+fn failed_reads_leave_a_whole_commit() {
     let counts = requests(3).expect("a workload without faults");
     fail_each(3, Fault::ReadError, counts.reads);
 }

@@ -1,6 +1,6 @@
-//! Transactions of trees over devices that lose power and that fail.
+//! Transactions of trees on devices that lose power and that fail.
 //!
-//! The workload is extended attributes of the top directory: the simplest items that come in any
+//! The workload changes extended attributes of the top directory, because these items may have any
 //! number and size.
 
 mod crashes;
@@ -25,12 +25,12 @@ pub(crate) type Items = BTreeMap<Key, Vec<u8>>;
 
 pub(crate) fn open(device: Arc<dyn Device>) -> Result<Arc<Forest>> {
     let volume = Volume::open(vec![device], OpenOptions::default())?;
-    // What a commit frees is junk at once: a block that is still needed would be missed.
+    // Freed blocks are discarded immediately, so a block that is still needed would be missed.
     let options = ForestOptions { discard: true, ..ForestOptions::default() };
     Ok(Forest::open_writable(Arc::new(volume), options)?)
 }
 
-/// An extended attribute of the top directory: the simplest item of any size there is.
+/// Returns an xattr item of the top directory.
 fn xattr(number: u64, bytes: usize, fill: u8) -> (Key, Vec<u8>) {
     let name = format!("user.{number}");
     let mut item = vec![0; 17];
@@ -57,15 +57,15 @@ pub(crate) fn items(forest: &Arc<Forest>) -> Result<Items> {
     Ok(found)
 }
 
-/// What looks after a volume and changes no item.
-fn upkeep(forest: &Arc<Forest>, random: &mut Random) -> Result<()> {
+/// Runs maintenance that changes no item.
+fn admin(forest: &Arc<Forest>, random: &mut Random) -> Result<()> {
     match random.below(3) {
         0 => drop(forest.trim(&(0..u64::MAX), 4096)?),
         1 => forest.set_label(random.number().to_string().as_bytes())?,
         _ => {
             let bytes = VOLUME_BYTES / 2 + random.below(VOLUME_BYTES / 2) / 4096 * 4096;
             match forest.resize(DevId(1), bytes) {
-                // Chunks that are in use may lie there.
+                // Chunks in use may be there.
                 Ok(()) | Err(TreeError::Invalid(_)) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -74,10 +74,10 @@ fn upkeep(forest: &Arc<Forest>, random: &mut Random) -> Result<()> {
     Ok(())
 }
 
-/// One change of one to a few hundred items.
+/// Changes one to a few hundred items.
 pub(crate) fn step(forest: &Arc<Forest>, random: &mut Random, state: &mut Items) -> Result<()> {
     if random.one_in(8) {
-        return upkeep(forest, random);
+        return admin(forest, random);
     }
     let many = if random.one_in(4) { 400 } else { 6 };
     let mut changes: BTreeMap<Key, Option<Vec<u8>>> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! Floors: who may import whom, read from the manifests.
+//! Floors: which crate may import which, read from the manifests.
 //!
 //! 1. Every crate says its floor: `floor = N` under `[package.metadata]`.
 //! 2. A crate imports only crates of lower floors; rooms on one floor never meet.

@@ -35,6 +35,18 @@ const DISKLESS: &[&str] = &[
     "crates/names/",
 ];
 const EVERYWHERE: &[&str] = &["crates/"];
+/// Crates whose locks are those of `sys::lock`.
+const RANKED: &[&str] = &[
+    "crates/device/",
+    "crates/volume/",
+    "crates/space/",
+    "crates/tree/",
+    "crates/file/",
+    "crates/fs/",
+    "crates/check/",
+    "crates/fuse/",
+    "crates/cli/",
+];
 
 const BANNED: &[Banned] = &[
     Banned { call: "process::exit(", instead: "return ExitCode from main", within: EVERYWHERE },
@@ -44,6 +56,11 @@ const BANNED: &[Banned] = &[
     Banned { call: "SystemTime::now(", instead: "a time given by the caller", within: ENGINE },
     Banned { call: "std::fs::", instead: "a Device", within: DISKLESS },
     Banned { call: "std::net::", instead: "a Device", within: DISKLESS },
+    Banned {
+        call: "PoisonError",
+        instead: "a lock of sys::lock, with a rank: its methods recover from poison",
+        within: RANKED,
+    },
     Banned {
         call: "from_utf8_lossy(",
         instead: "bytes: names are not UTF-8",

@@ -1,6 +1,6 @@
 //! Damage to inodes and file extents.
 
-use crate::patient::Patient;
+use crate::test_image::TestImage;
 use crate::{Case, case, old};
 use butternut_check::Kind;
 use butternut_format::file_extent::RawFileExtentItem;
@@ -17,16 +17,16 @@ pub(crate) fn cases() -> Vec<Case> {
     cases
 }
 
-fn inode(p: &Patient, path: &str, alter: impl FnOnce(&mut RawInodeItem)) {
+fn inode(p: &TestImage, path: &str, alter: impl FnOnce(&mut RawInodeItem)) {
     p.alter(FS, &Key::new(p.ino(FS, path), ItemType::INODE_ITEM, 0), alter);
 }
 
-fn extent(p: &Patient, path: &str) -> Key {
+fn extent(p: &TestImage, path: &str) -> Key {
     let ino = p.ino(FS, path);
     p.find(FS, |key, _| key.objectid == ino && key.item_type == ItemType::EXTENT_DATA).0
 }
 
-fn alter(p: &Patient, path: &str, alter: impl FnOnce(&mut RawFileExtentItem)) {
+fn alter(p: &TestImage, path: &str, alter: impl FnOnce(&mut RawFileExtentItem)) {
     p.alter(FS, &extent(p, path), alter);
 }
 
@@ -40,12 +40,28 @@ fn inodes() -> Vec<Case> {
         case(
             "nodatasum without cause",
             |p| inode(p, "d/plain", |raw| raw.flags = U64::new(InodeFlags::NODATASUM.0)),
-            &[Kind::SumsOdd],
+            &[Kind::ChecksumsUnexpected],
         ),
         case(
             "nodatasum lost",
             |p| inode(p, "d/bare", |raw| raw.flags = U64::new(0)),
-            &[Kind::SumsMissing],
+            &[Kind::ChecksumsMissing],
+        ),
+        case(
+            "nodatasum lost beside an unreadable block of another tree",
+            |p| {
+                inode(p, "d/bare", |raw| raw.flags = U64::new(0));
+                p.write(p.root(TreeId::UUID).logical, &[0x55; 16384], 2);
+            },
+            &[Kind::ChecksumsMissing, Kind::BlockBad],
+        ),
+        case(
+            "nodatasum lost beside an unreadable checksum tree",
+            |p| {
+                inode(p, "d/bare", |raw| raw.flags = U64::new(0));
+                p.write(p.root(TreeId::CHECKSUM).logical, &[0x55; 16384], 2);
+            },
+            &[Kind::BlockBad],
         ),
         case(
             "fifo with data",
@@ -123,7 +139,7 @@ fn extents() -> Vec<Case> {
                     raw.disk_bytenr = U64::new(raw.disk_bytenr.get() + (1 << 23));
                 });
             },
-            &[Kind::ExtentUnused, Kind::ExtentItemMissing, Kind::SumsMissing],
+            &[Kind::ExtentUnused, Kind::ExtentItemMissing, Kind::ChecksumsMissing],
         ),
         case(
             "file extent from the future",

@@ -1,6 +1,6 @@
-//! Two small volumes that the kernel made, with one of everything that the table damages.
+//! Makes two small volumes with the kernel, which have every structure that the cases damage.
 //!
-//! They stay in Cargo's folder for temporary files of tests, under the hash of their recipe. Needs
+//! They are kept in Cargo's temporary directory for tests, under the hash of their script. Needs
 //! root, loop devices and btrfs-progs.
 
 use std::fs::{self, File};
@@ -8,17 +8,17 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Whether tests that need the kernel are left out.
+/// Returns whether tests that need the kernel are skipped.
 pub(crate) fn is_without_kernel() -> bool {
     std::env::var_os("BUTTERNUT_NO_KERNEL").is_some_and(|value| !value.is_empty())
 }
 
-/// What mkfs of today makes.
-pub(crate) fn today() -> Vec<u8> {
+/// Returns a volume with the current features of mkfs.btrfs.
+pub(crate) fn current() -> Vec<u8> {
     made("damage-today", "-O block-group-tree,free-space-tree,no-holes")
 }
 
-/// Holes written out, block groups in the extent tree, extent items that hold a size.
+/// Returns a volume with hole extents, block groups in the extent tree and non-skinny metadata.
 pub(crate) fn old() -> Vec<u8> {
     made(
         "damage-old",
@@ -80,7 +80,7 @@ fn make(image: &Path, folder: &Path, mkfs: &str) {
     let _guard = butternut_undo::MountGuard::before_mount(folder).unwrap();
     let script = format!("{}{script}", butternut_undo::UMOUNT_FUNCTION);
     let output = Command::new("bash").args(["-ec", &script]).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "an image needs root, loop devices, btrfs-progs: {said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "an image needs root, loop devices, btrfs-progs: {stderr}");
     fs::rename(half, image).unwrap();
 }

@@ -1,6 +1,6 @@
 //! Damage to roots and to names: of subvolumes, and of inodes in directories.
 
-use crate::patient::{Item, Patient};
+use crate::test_image::{Item, TestImage};
 use crate::{Case, case, old};
 use butternut_check::Kind;
 use butternut_format::checksum::name_hash;
@@ -24,22 +24,22 @@ pub(crate) fn cases() -> Vec<Case> {
     cases
 }
 
-fn forward(p: &Patient) -> Key {
+fn forward(p: &TestImage) -> Key {
     p.first(ROOT, ItemType::ROOT_REF).0
 }
 
-fn back(p: &Patient) -> Key {
+fn back(p: &TestImage) -> Key {
     let forward = forward(p);
     Key::new(forward.offset, ItemType::ROOT_BACKREF, forward.objectid)
 }
 
-fn root_item(p: &Patient, tree: u64, alter: impl FnOnce(&mut RawRootItem)) {
+fn root_item(p: &TestImage, tree: u64, alter: impl FnOnce(&mut RawRootItem)) {
     let (key, _) =
         p.find(ROOT, |key, _| key.objectid == tree && key.item_type == ItemType::ROOT_ITEM);
     p.alter(ROOT, &key, alter);
 }
 
-fn sub(p: &Patient) -> u64 {
+fn sub(p: &TestImage) -> u64 {
     forward(p).offset
 }
 
@@ -66,7 +66,7 @@ fn roots() -> Vec<Case> {
             &[Kind::RootReference, Kind::RootEntry],
         ),
         case(
-            "subvolume that nobody refers to",
+            "subvolume without references",
             |p| {
                 let (forward, back) = (forward(p), back(p));
                 p.remove(ROOT, &forward);
@@ -119,7 +119,7 @@ fn roots() -> Vec<Case> {
     ]
 }
 
-fn no_checksum_tree(p: &Patient) {
+fn no_checksum_tree(p: &TestImage) {
     let is_it =
         |key: &Key| key.objectid == TreeId::CHECKSUM.0 && key.item_type == ItemType::ROOT_ITEM;
     let (key, _) = p.find(ROOT, |key, _| is_it(key));
@@ -147,8 +147,8 @@ fn uuids() -> Vec<Case> {
     ]
 }
 
-/// Where a directory has a name: by hash and by index.
-fn entries(p: &Patient, dir: u64, name: &[u8]) -> (Key, Key) {
+/// Returns the keys of a name by hash and by index.
+fn entries(p: &TestImage, dir: u64, name: &[u8]) -> (Key, Key) {
     let by_hash = Key::new(dir, ItemType::DIR_ITEM, name_hash(name));
     let (by_index, _) = p.find(FS, |key, data| {
         key.objectid == dir && key.item_type == ItemType::DIR_INDEX && data[30..] == *name
@@ -156,15 +156,15 @@ fn entries(p: &Patient, dir: u64, name: &[u8]) -> (Key, Key) {
     (by_hash, by_index)
 }
 
-fn dir(p: &Patient) -> u64 {
+fn dir(p: &TestImage) -> u64 {
     p.ino(FS, "d")
 }
 
-fn inode(p: &Patient, path: &str, alter: impl FnOnce(&mut RawInodeItem)) {
+fn inode(p: &TestImage, path: &str, alter: impl FnOnce(&mut RawInodeItem)) {
     p.alter(FS, &Key::new(p.ino(FS, path), ItemType::INODE_ITEM, 0), alter);
 }
 
-fn both(p: &Patient, name: &[u8], alter: impl Fn(&mut RawDirItem)) {
+fn both(p: &TestImage, name: &[u8], alter: impl Fn(&mut RawDirItem)) {
     let (by_hash, by_index) = entries(p, dir(p), name);
     p.alter(FS, &by_hash, &alter);
     p.alter(FS, &by_index, &alter);
@@ -251,7 +251,7 @@ fn directories() -> Vec<Case> {
             },
             &[Kind::DirectoryItems, Kind::EntryUnpaired],
         ),
-        case("directories inside each other", ring, &[Kind::DirectoryRing]),
+        case("directories inside each other", ring, &[Kind::DirectoryLoop]),
         case(
             "root directory is none",
             root_is_a_file,
@@ -260,8 +260,8 @@ fn directories() -> Vec<Case> {
     ]
 }
 
-/// `d` moves into `d/e`, as a rename that looks at nothing would do it.
-fn ring(p: &Patient) {
+/// Moves `d` into `d/e`, as a rename without checks would.
+fn ring(p: &TestImage) {
     let (dir, inner) = (dir(p), p.ino(FS, "d/e"));
     let (by_hash, by_index) = entries(p, 256, b"d");
     let data = p.find(FS, |key, _| *key == by_hash).1;
@@ -281,7 +281,7 @@ fn ring(p: &Patient) {
     resize(inner, 2);
 }
 
-fn root_is_a_file(p: &Patient) {
+fn root_is_a_file(p: &TestImage) {
     p.alter(FS, &Key::new(256, ItemType::INODE_ITEM, 0), |raw: &mut RawInodeItem| {
         raw.mode = U32::new(0o100_755);
         raw.size = U64::new(0);
@@ -289,7 +289,7 @@ fn root_is_a_file(p: &Patient) {
     });
 }
 
-fn reference(p: &Patient, path: &str) -> Item {
+fn reference(p: &TestImage, path: &str) -> Item {
     let ino = p.ino(FS, path);
     p.find(FS, |key, _| key.objectid == ino && key.item_type == ItemType::INODE_REF)
 }
@@ -345,8 +345,8 @@ fn references() -> Vec<Case> {
     ]
 }
 
-/// An inode at either end of a leaf loses its item: the rest of the leaf still keeps its laws.
-fn inode_missing(p: &Patient) {
+/// Removes the inode item of an inode at either end of a leaf; the leaf stays valid.
+fn inode_missing(p: &TestImage) {
     let keys: Vec<Key> = p.items(FS).into_iter().map(|(key, _)| key).collect();
     let is_inode = |key: &Key| key.item_type == ItemType::INODE_ITEM;
     let cuts = keys.windows(2).filter(|pair| {

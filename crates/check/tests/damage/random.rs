@@ -1,8 +1,8 @@
-//! Bytes changed at random, with all checksums made right: nothing panics or hangs, and what is
-//! not noticed does no harm.
+//! Changes random bytes and recomputes all checksums. The checker must not panic or hang, and must
+//! find most changes.
 
-use crate::patient::Patient;
-use crate::{TODAY, kinds, listed, look};
+use crate::test_image::TestImage;
+use crate::{CURRENT, kinds, listed, run_check};
 use butternut_check::{CheckOptions, check};
 use butternut_format::node::HEADER_BYTES;
 use butternut_format::units::{Logical, TreeId};
@@ -11,7 +11,7 @@ use libtest_mimic::Failed;
 /// Rounds, unless `BUTTERNUT_FUZZ_ROUNDS` says otherwise.
 const ROUNDS: u64 = 400;
 
-/// Splitmix: the next number of a seeded row.
+/// Returns the next number of a pseudo-random sequence (splitmix64).
 fn next(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let mut word = *state;
@@ -20,33 +20,33 @@ fn next(state: &mut u64) -> u64 {
     word ^ (word >> 31)
 }
 
-pub(crate) fn bytes_at_random() -> Result<(), Failed> {
+pub(crate) fn random_bytes() -> Result<(), Failed> {
     let rounds = std::env::var("BUTTERNUT_FUZZ_ROUNDS").ok().and_then(|text| text.parse().ok());
     let rounds: u64 = rounds.unwrap_or(ROUNDS);
-    let patient = Patient::new(&TODAY);
-    let blocks = every_block(&patient);
+    let image = TestImage::new(&CURRENT);
+    let blocks = every_block(&image);
     let mut unnoticed = Vec::new();
     for seed in 0..rounds {
         let mut state = seed;
         let block = blocks[next(&mut state) as usize % blocks.len()];
-        let before = patient.bytes(block);
+        let before = image.bytes(block);
         let used = used_bytes(&before);
         let at = used[next(&mut state) as usize % used.len()];
         let change = (next(&mut state) % 255 + 1) as u8;
-        patient.edit_block(block, |bytes| bytes[at] ^= change);
+        image.edit_block(block, |bytes| bytes[at] ^= change);
         let options = CheckOptions::default();
-        if let Ok(report) = check(vec![patient.device()], &options)
+        if let Ok(report) = check(vec![image.device()], &options)
             && report.is_clean()
         {
             unnoticed.push(what(&before, at));
         }
-        patient.write(block, &before, 2);
+        image.write(block, &before, 2);
     }
-    let report = look(&patient, 1);
+    let report = run_check(&image, 1);
     if !report.is_clean() {
         return Err(format!("not put back: {:?} {}", kinds(&report), listed(&report)).into());
     }
-    // Half of the bytes say something that nothing else does: times, owners, modes, what is inline.
+    // Half of the bytes are stored only once, such as times, owners, modes and inline data.
     let most = rounds * 6 / 10;
     if unnoticed.len() as u64 > most {
         let all = unnoticed.join("\n");
@@ -55,12 +55,12 @@ pub(crate) fn bytes_at_random() -> Result<(), Failed> {
     Ok(())
 }
 
-fn every_block(patient: &Patient) -> Vec<Logical> {
+fn every_block(image: &TestImage) -> Vec<Logical> {
     let trees = [1, 2, 3, 4, 5, 7, 9, 10, 11, 256, 257].map(TreeId);
     let mut blocks: Vec<Logical> = Vec::new();
     for tree in trees {
-        for (key, _) in patient.items(tree) {
-            blocks.extend(patient.way(tree, &key).into_iter().map(|(block, _)| block));
+        for (key, _) in image.items(tree) {
+            blocks.extend(image.path_to(tree, &key).into_iter().map(|(block, _)| block));
         }
         blocks.sort_unstable();
         blocks.dedup();
@@ -68,7 +68,7 @@ fn every_block(patient: &Patient) -> Vec<Logical> {
     blocks
 }
 
-/// Where a block has something: its header behind the checksum, its slots and its items.
+/// Returns the used ranges of a block: its header behind the checksum, its slots and its items.
 fn used_bytes(bytes: &[u8]) -> Vec<usize> {
     let count = u32::from_le_bytes(bytes[96..100].try_into().unwrap()) as usize;
     let slot_bytes = if bytes[100] == 0 { 25 } else { 33 };
@@ -82,7 +82,7 @@ fn used_bytes(bytes: &[u8]) -> Vec<usize> {
     used
 }
 
-/// What a byte of a block is: owner, and the field of the header or the item's type and offset.
+/// Describes a byte of a block: the owner, and the field of the header or the item type and offset.
 fn what(bytes: &[u8], at: usize) -> String {
     let owner = u64::from_le_bytes(bytes[88..96].try_into().unwrap());
     let count = u32::from_le_bytes(bytes[96..100].try_into().unwrap()) as usize;

@@ -1,6 +1,6 @@
 //! Damage to tree blocks, extent items and back references.
 
-use crate::patient::{Item, Patient, set_key};
+use crate::test_image::{Item, TestImage, set_key};
 use crate::{Case, case, old};
 use butternut_check::Kind;
 use butternut_format::extent::{EXTENT_FLAG_FULL_BACKREF, RawExtentItem, RawTreeBlockInfo};
@@ -26,24 +26,24 @@ pub(crate) fn cases() -> Vec<Case> {
 }
 
 /// The tree of `sub`, whose root is a node.
-fn sub(p: &Patient) -> TreeId {
+fn sub(p: &TestImage) -> TreeId {
     let (key, _) = p.first(TreeId::ROOT, ItemType::ROOT_BACKREF);
     TreeId(key.objectid)
 }
 
 /// A leaf of the top-level subvolume, and the node above it.
-fn leaf_and_node(p: &Patient) -> (Logical, Logical, usize) {
-    let way = p.way(sub(p), &Key::new(300, ItemType::INODE_ITEM, 0));
+fn leaf_and_node(p: &TestImage) -> (Logical, Logical, usize) {
+    let way = p.path_to(sub(p), &Key::new(300, ItemType::INODE_ITEM, 0));
     let [.., (node, slot), (leaf, _)] = way[..] else { panic!("a tree of two levels") };
     (leaf, node, slot)
 }
 
-/// A leaf that nobody shares and that refers to no data: of the uuid tree.
-fn quiet_leaf(p: &Patient) -> Logical {
+/// A leaf of the UUID tree: it is not shared and refers to no data.
+fn quiet_leaf(p: &TestImage) -> Logical {
     p.leaf_of(TreeId::UUID, &Key::MIN)
 }
 
-fn header(p: &Patient, logical: Logical, edit: impl FnOnce(&mut RawHeader)) {
+fn header(p: &TestImage, logical: Logical, edit: impl FnOnce(&mut RawHeader)) {
     p.edit_block(logical, |bytes| {
         edit(RawHeader::mut_from_bytes(&mut bytes[..HEADER_BYTES]).unwrap());
     });
@@ -53,7 +53,7 @@ fn header(p: &Patient, logical: Logical, edit: impl FnOnce(&mut RawHeader)) {
 fn blocks() -> Vec<Case> {
     vec![
         case(
-            "block rotten on one copy",
+            "block corrupt on one copy",
             |p| p.write(quiet_leaf(p), &[0x55; 16384], 1),
             &[Kind::BlockCopy],
         ),
@@ -83,7 +83,7 @@ fn blocks() -> Vec<Case> {
             &[Kind::BlockCopy],
         ),
         case(
-            "block rotten on every copy",
+            "block corrupt on every copy",
             |p| p.write(leaf_and_node(p).0, &[0x55; 16384], 2),
             &[Kind::BlockBad],
         ),
@@ -120,7 +120,7 @@ fn blocks() -> Vec<Case> {
         case(
             "block with another owner",
             |p| {
-                let way = p.way(TreeId::FS, &Key::new(256, ItemType::INODE_ITEM, 0));
+                let way = p.path_to(TreeId::FS, &Key::new(256, ItemType::INODE_ITEM, 0));
                 let (leaf, _) = *way.last().unwrap();
                 header(p, leaf, |raw| raw.owner = U64::new(300));
             },
@@ -155,37 +155,37 @@ fn blocks() -> Vec<Case> {
             |p| header(p, quiet_leaf(p), |raw| raw.chunk_tree_uuid[0] ^= 1),
             &[Kind::BlockUuid],
         ),
-        case("item where none belongs", stray, &[Kind::ItemStray]),
+        case("item where none belongs", stray, &[Kind::ItemMisplaced]),
     ]
 }
 
-/// The last extent of a leaf moves onto the first of the next one.
-fn keys_beyond(p: &Patient) {
+/// Moves the last extent of a leaf onto the first of the next leaf.
+fn keys_beyond(p: &TestImage) {
     let keys: Vec<Key> = p.items(EXTENTS).into_iter().map(|(key, _)| key).collect();
     let is_last = |pair: &&[Key]| p.leaf_of(EXTENTS, &pair[0]) != p.leaf_of(EXTENTS, &pair[1]);
     let pair = keys.windows(2).find(is_last).expect("the extent tree has leaves");
     p.rekey(EXTENTS, &pair[0], pair[1]);
 }
 
-fn stray(p: &Patient) {
+fn stray(p: &TestImage) {
     let key = Key::new(1, ItemType::TREE_BLOCK_REF, 5);
     p.insert(TreeId::UUID, Key { objectid: 4096, ..key }, &[]);
 }
 
-fn item_of(p: &Patient, logical: u64) -> Item {
+fn item_of(p: &TestImage, logical: u64) -> Item {
     p.find(EXTENTS, |key, _| {
         key.objectid == logical
             && matches!(key.item_type, ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM)
     })
 }
 
-fn block_item(p: &Patient, change: impl FnOnce(&mut Vec<u8>)) {
+fn block_item(p: &TestImage, change: impl FnOnce(&mut Vec<u8>)) {
     let (key, _) = item_of(p, quiet_leaf(p).0);
     p.change(EXTENTS, &key, change);
 }
 
 /// A leaf of the top-level subvolume that refers to data, and the extent item of that.
-fn leaf_of_data(p: &Patient) -> (u64, Key) {
+fn leaf_of_data(p: &TestImage) -> (u64, Key) {
     let ino = p.ino(TreeId::FS, "d/other");
     let key = Key::new(ino, ItemType::EXTENT_DATA, 0);
     let (_, data) = p.find(TreeId::FS, |found, _| *found == key);
@@ -193,7 +193,7 @@ fn leaf_of_data(p: &Patient) -> (u64, Key) {
     (p.leaf_of(TreeId::FS, &key).0, item_of(p, logical).0)
 }
 
-fn data_item(p: &Patient) -> Key {
+fn data_item(p: &TestImage) -> Key {
     leaf_of_data(p).1
 }
 
@@ -205,7 +205,7 @@ fn extents() -> Vec<Case> {
         case(
             "extent item of data missing",
             |p| p.remove(EXTENTS, &data_item(p)),
-            &[GONE[0], GONE[1], GONE[2], GONE[3], Kind::SumsUnallocated],
+            &[GONE[0], GONE[1], GONE[2], GONE[3], Kind::ChecksumsUnallocated],
         ),
         case(
             "extent item of a block missing",
@@ -218,9 +218,9 @@ fn extents() -> Vec<Case> {
             &GONE,
         ),
         case(
-            "extent nobody uses",
+            "extent without users",
             unused_extent,
-            &[Kind::ExtentUnused, Kind::GroupUsed, Kind::SuperField, Kind::FreeSpaceTaken],
+            &[Kind::ExtentUnused, Kind::GroupUsed, Kind::SuperField, Kind::FreeSpaceAllocated],
         ),
         case(
             "extent longer than its users say",
@@ -228,7 +228,7 @@ fn extents() -> Vec<Case> {
                 let key = data_item(p);
                 p.rekey(EXTENTS, &key, Key { offset: key.offset + 4096, ..key });
             },
-            &[Kind::ExtentSize, Kind::GroupUsed, Kind::SuperField, Kind::FreeSpaceTaken],
+            &[Kind::ExtentSize, Kind::GroupUsed, Kind::SuperField, Kind::FreeSpaceAllocated],
         ),
         case(
             "extent shorter than its users say",
@@ -241,7 +241,7 @@ fn extents() -> Vec<Case> {
                 Kind::GroupUsed,
                 Kind::SuperField,
                 Kind::FreeSpaceMissing,
-                Kind::SumsUnallocated,
+                Kind::ChecksumsUnallocated,
             ],
         ),
         case(
@@ -257,14 +257,14 @@ fn extents() -> Vec<Case> {
                 Kind::ExtentUnused,
                 Kind::GroupUsed,
                 Kind::SuperField,
-                Kind::FreeSpaceTaken,
+                Kind::FreeSpaceAllocated,
             ],
         ),
     ]
 }
 
 /// A free address in the chunk that holds `like`.
-fn free_near(p: &Patient, like: u64) -> u64 {
+fn free_near(p: &TestImage, like: u64) -> u64 {
     let chunks = p.volume().chunks();
     let chunk = chunks.find(Logical(like)).unwrap();
     let range = chunk.logical().0..chunk.end();
@@ -276,20 +276,20 @@ fn free_near(p: &Patient, like: u64) -> u64 {
     key.objectid + 16384
 }
 
-fn unused_extent(p: &Patient) {
+fn unused_extent(p: &TestImage) {
     let (key, data) = p.find(EXTENTS, |key, _| *key == data_item(p));
     let start = free_near(p, key.objectid);
     p.insert(EXTENTS, Key { objectid: start, offset: 4096, ..key }, &data);
 }
 
-fn misplaced(p: &Patient) {
+fn misplaced(p: &TestImage) {
     let (key, data) = p.find(EXTENTS, |key, _| *key == data_item(p));
     let start = free_near(p, quiet_leaf(p).0);
     p.insert(EXTENTS, Key { objectid: start, offset: 4096, ..key }, &data);
 }
 
-/// An extent's reference becomes a keyed one, and another extent begins inside the first.
-fn overlap(p: &Patient) {
+/// Turns an extent's reference into a keyed one, and adds an extent that begins inside the first.
+fn overlap(p: &TestImage) {
     let (key, data) = p.find(EXTENTS, |key, _| *key == data_item(p));
     let number = |at: usize| u64::from_le_bytes(data[at..at + 8].try_into().unwrap());
     let (root, ino, offset) = (number(DATA_ROOT), number(DATA_ROOT + 8), number(DATA_OFFSET));
@@ -384,13 +384,13 @@ fn references() -> Vec<Case> {
                 let key = Key::new(free_near(p, quiet_leaf(p).0), ItemType::TREE_BLOCK_REF, 5);
                 p.insert(EXTENTS, key, &[]);
             },
-            &[Kind::ReferenceStray, Kind::ExtentItemMissing],
+            &[Kind::ReferenceNoExtent, Kind::ExtentItemMissing],
         ),
     ]
 }
 
 /// The first extent with a shared reference inline, and where in its item that lies.
-fn with_shared(p: &Patient, item_type: ItemType) -> (Key, usize) {
+fn with_shared(p: &TestImage, item_type: ItemType) -> (Key, usize) {
     for (key, data) in p.items(EXTENTS) {
         if !matches!(key.item_type, ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM) {
             continue;
@@ -413,13 +413,13 @@ fn with_shared(p: &Patient, item_type: ItemType) -> (Key, usize) {
     panic!("the image has such a reference");
 }
 
-fn shared(p: &Patient, item_type: ItemType) {
+fn shared(p: &TestImage, item_type: ItemType) {
     let (key, at) = with_shared(p, item_type);
     // Further down, so that the order of several stays.
     p.change(EXTENTS, &key, |data| data[at + 2] ^= 0x40);
 }
 
-fn shared_missing(p: &Patient) {
+fn shared_missing(p: &TestImage) {
     let (key, at) = with_shared(p, ItemType::SHARED_DATA_REF);
     p.change(EXTENTS, &key, |data| {
         data.drain(at..at + 13);

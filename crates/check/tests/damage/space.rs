@@ -1,6 +1,6 @@
 //! Damage to superblocks, devices, chunks, block groups, free space and checksums.
 
-use crate::patient::Patient;
+use crate::test_image::TestImage;
 use crate::{Case, case, old};
 use butternut_check::Kind;
 use butternut_format::block_group::RawBlockGroup;
@@ -69,7 +69,7 @@ fn supers() -> Vec<Case> {
     ]
 }
 
-fn backup(p: &Patient) {
+fn backup(p: &TestImage) {
     p.edit_super(|raw| {
         let generation = raw.generation;
         let newest = raw.super_roots.iter_mut().find(|backup| backup.tree_root_gen == generation);
@@ -79,7 +79,7 @@ fn backup(p: &Patient) {
 }
 
 /// The second stripe of the first system chunk, 64 KiB further.
-fn system_chunk(p: &Patient) {
+fn system_chunk(p: &TestImage) {
     p.edit_super(|raw| {
         let at = 17 + size_of::<RawChunk>() + size_of::<RawStripe>() + 8;
         let bytes = &mut raw.sys_chunk_array[at..at + 8];
@@ -88,7 +88,7 @@ fn system_chunk(p: &Patient) {
     });
 }
 
-fn device_extent(p: &Patient) -> Key {
+fn device_extent(p: &TestImage) -> Key {
     p.first(TreeId::DEVICE, ItemType::DEV_EXTENT).0
 }
 
@@ -163,7 +163,7 @@ fn devices() -> Vec<Case> {
     ]
 }
 
-fn extra_device_extent(p: &Patient) {
+fn extra_device_extent(p: &TestImage) {
     let (key, data) = p.first(TreeId::DEVICE, ItemType::DEV_EXTENT);
     let far = p.device().bytes() - (1 << 20);
     p.insert(TreeId::DEVICE, Key { offset: far, ..key }, &data);
@@ -172,12 +172,12 @@ fn extra_device_extent(p: &Patient) {
     });
 }
 
-fn device_item(p: &Patient, alter: impl FnOnce(&mut RawDeviceItem)) {
+fn device_item(p: &TestImage, alter: impl FnOnce(&mut RawDeviceItem)) {
     let (key, _) = p.first(TreeId::CHUNK, ItemType::DEV_ITEM);
     p.alter(TreeId::CHUNK, &key, alter);
 }
 
-fn count_errors(p: &Patient) {
+fn count_errors(p: &TestImage) {
     let key = Key::new(0, ItemType::PERSISTENT_ITEM, 1);
     p.change(TreeId::DEVICE, &key, |data| data[32] = 7);
 }
@@ -185,7 +185,7 @@ fn count_errors(p: &Patient) {
 const GROUPS: TreeId = TreeId::BLOCK_GROUP;
 
 /// The block group of data.
-fn data_group(p: &Patient) -> Key {
+fn data_group(p: &TestImage) -> Key {
     let is_data = |data: &[u8]| u64::from(data[16]) & BlockGroupFlags::DATA.0 != 0;
     p.find(GROUPS, |key, data| key.item_type == ItemType::BLOCK_GROUP_ITEM && is_data(data)).0
 }
@@ -223,7 +223,7 @@ fn groups() -> Vec<Case> {
         case(
             "group missing",
             |p| p.remove(GROUPS, &data_group(p)),
-            &[Kind::ChunkGroup, Kind::FreeSpaceStray],
+            &[Kind::ChunkGroup, Kind::FreeSpaceNoGroup],
         ),
         case(
             "group without a chunk",
@@ -242,7 +242,7 @@ fn groups() -> Vec<Case> {
                 let key = data_group(p);
                 p.rekey(GROUPS, &key, Key { offset: key.offset - 65536, ..key });
             },
-            &[Kind::GroupChunk, Kind::FreeSpaceStray],
+            &[Kind::GroupChunk, Kind::FreeSpaceNoGroup],
         ),
     ]
 }
@@ -250,7 +250,7 @@ fn groups() -> Vec<Case> {
 const FREE: TreeId = TreeId::FREE_SPACE;
 
 /// A free range of the group of data, and the next one.
-fn free_pair(p: &Patient) -> (Key, Key) {
+fn free_pair(p: &TestImage) -> (Key, Key) {
     let group = data_group(p);
     let inside =
         |key: &Key| (group.objectid..group.objectid + group.offset).contains(&key.objectid);
@@ -263,7 +263,7 @@ fn free_pair(p: &Patient) -> (Key, Key) {
     (free[0], free[1])
 }
 
-fn info(p: &Patient) -> Key {
+fn info(p: &TestImage) -> Key {
     let group = data_group(p);
     p.find(FREE, |key, _| {
         key.item_type == ItemType::FREE_SPACE_INFO && key.objectid == group.objectid
@@ -288,7 +288,7 @@ fn free_space() -> Vec<Case> {
                 let key = Key::new(taken, ItemType::FREE_SPACE_EXTENT, 4096);
                 p.insert(FREE, key, &[]);
             },
-            &[Kind::FreeSpaceTaken, Kind::FreeSpaceCount],
+            &[Kind::FreeSpaceAllocated, Kind::FreeSpaceCount],
         ),
         case(
             "free extent too short",
@@ -304,7 +304,7 @@ fn free_space() -> Vec<Case> {
                 let (first, _) = free_pair(p);
                 p.rekey(FREE, &first, Key { offset: first.offset + 4096, ..first });
             },
-            &[Kind::FreeSpaceTaken],
+            &[Kind::FreeSpaceAllocated],
         ),
         case(
             "free extent in two parts",
@@ -340,7 +340,7 @@ fn free_space() -> Vec<Case> {
                 as_bitmap(p);
                 flip(p, false);
             },
-            &[Kind::FreeSpaceTaken, Kind::FreeSpaceCount],
+            &[Kind::FreeSpaceAllocated, Kind::FreeSpaceCount],
         ),
         case(
             "free bitmap with a bit too few",
@@ -354,8 +354,8 @@ fn free_space() -> Vec<Case> {
     ]
 }
 
-/// The group's free ranges become one bitmap, as the kernel makes of many small ones.
-fn as_bitmap(p: &Patient) {
+/// Converts the group's free extents to one bitmap, as the kernel does with many small ones.
+fn as_bitmap(p: &TestImage) {
     let group = data_group(p);
     let range = group.objectid..group.objectid + group.offset;
     let mut bits = vec![0_u8; (group.offset / 4096 / 8) as usize];
@@ -375,8 +375,8 @@ fn as_bitmap(p: &Patient) {
     p.alter(FREE, &info(p), |raw: &mut RawFreeSpaceInfo| raw.flags = U32::new(1));
 }
 
-/// Turns one bit amid eight that are alike.
-fn flip(p: &Patient, is_free: bool) {
+/// Flips one bit in a byte of eight equal bits.
+fn flip(p: &TestImage, is_free: bool) {
     let key = Key { item_type: ItemType::FREE_SPACE_BITMAP, ..data_group(p) };
     p.change(FREE, &key, |bits| {
         let alike = if is_free { 0xff } else { 0 };
@@ -388,7 +388,7 @@ fn flip(p: &Patient, is_free: bool) {
 const CSUM: TreeId = TreeId::CHECKSUM;
 
 /// The first extent of a file.
-fn extent_of(p: &Patient, path: &str) -> u64 {
+fn extent_of(p: &TestImage, path: &str) -> u64 {
     let ino = p.ino(TreeId::FS, path);
     let (key, data) =
         p.find(TreeId::FS, |key, _| key.objectid == ino && key.item_type == ItemType::EXTENT_DATA);
@@ -398,7 +398,7 @@ fn extent_of(p: &Patient, path: &str) -> u64 {
 }
 
 /// The checksum item that holds an address.
-fn sums_at(p: &Patient, logical: u64) -> Key {
+fn sums_at(p: &TestImage, logical: u64) -> Key {
     let holds = |key: &Key, data: &[u8]| {
         let end = key.offset + data.len() as u64 / 4 * 4096;
         (key.offset..end).contains(&logical)
@@ -411,7 +411,7 @@ fn sums() -> Vec<Case> {
         case(
             "checksums missing",
             |p| p.remove(CSUM, &sums_at(p, extent_of(p, "d/plain"))),
-            &[Kind::SumsMissing],
+            &[Kind::ChecksumsMissing],
         ),
         case(
             "checksums too few",
@@ -419,7 +419,7 @@ fn sums() -> Vec<Case> {
                 let key = sums_at(p, extent_of(p, "d/plain"));
                 p.change(CSUM, &key, |data| data.truncate(data.len() - 4));
             },
-            &[Kind::SumsMissing],
+            &[Kind::ChecksumsMissing],
         ),
         case(
             "checksums of free space",
@@ -432,7 +432,7 @@ fn sums() -> Vec<Case> {
                     &[1; 4],
                 );
             },
-            &[Kind::SumsUnallocated, Kind::DataCorrupt],
+            &[Kind::ChecksumsUnallocated, Kind::DataCorrupt],
         ),
         case(
             "checksums twice",
@@ -449,7 +449,7 @@ fn sums() -> Vec<Case> {
                     Key::new(EXTENT_CSUM_OBJECTID, ItemType::EXTENT_CSUM, extent_of(p, "d/bare"));
                 p.insert(CSUM, key, &[1; 4]);
             },
-            &[Kind::SumsOdd, Kind::DataCorrupt],
+            &[Kind::ChecksumsUnexpected, Kind::DataCorrupt],
         ),
         case(
             "checksums of what is preallocated",
@@ -461,7 +461,7 @@ fn sums() -> Vec<Case> {
                 );
                 p.insert(CSUM, key, &[1; 4]);
             },
-            &[Kind::SumsOdd, Kind::DataCorrupt],
+            &[Kind::ChecksumsUnexpected, Kind::DataCorrupt],
         ),
         case(
             "checksum of another sector",
@@ -472,7 +472,7 @@ fn sums() -> Vec<Case> {
             &[Kind::DataCorrupt],
         ),
         case(
-            "data rotten",
+            "data corrupt",
             |p| p.write(Logical(extent_of(p, "d/plain")), &[0x55; 512], 1),
             &[Kind::DataCorrupt],
         ),

@@ -1,4 +1,4 @@
-//! `check`: everything on a volume against everything else. Exit codes are those of fsck(8).
+//! `check`: checks a volume for damage. Exit statuses are those of fsck(8).
 
 use std::io::Write;
 use std::sync::Mutex;
@@ -10,84 +10,81 @@ use butternut_check::{
 };
 use serde_json::Value;
 
-use crate::failure::{Done, Failure, Outcome, chain};
-use crate::flags::{CheckArgs, GlobalArgs};
-use crate::options;
+use crate::args::{CheckArgs, GlobalArgs};
+use crate::failure::{Completion, Failure, Outcome, chain, hints};
 use crate::output::size::{Units, pretty};
-use crate::output::{Output, json, say, text};
-use crate::volume_arg::VolumeArg;
+use crate::output::{Output, json, stderr_line, text};
+use crate::volume;
+use crate::volume::arg::VolumeArg;
 
-/// Damage was found, and is left as it is; and: there is no saying whether there is any.
+/// Damage was found (and is not repaired); the check could not be completed.
 const DAMAGE: u8 = 4;
 const NOT_CHECKED: u8 = 8;
 
-/// Between two words of progress.
+/// Interval between progress messages.
 const PROGRESS: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(global: &GlobalArgs, args: &CheckArgs, out: &mut Output) -> Outcome {
-    match look(global, args) {
-        Ok((named, report)) => {
-            print(global, &named, &report, out)?;
-            Ok(if report.is_clean() { Done::Well } else { Done::Status(DAMAGE) })
+    match check_volume(global, args) {
+        Ok((volume_arg, report)) => {
+            print(global, &volume_arg, &report, out)?;
+            Ok(if report.is_clean() { Completion::Success } else { Completion::Status(DAMAGE) })
         }
-        Err(Failure::Closed) => Err(Failure::Closed),
+        Err(Failure::StdoutClosed) => Err(Failure::StdoutClosed),
         Err(failure) => {
-            say(&failure.to_string());
-            Ok(Done::Status(NOT_CHECKED))
+            stderr_line(&failure.to_string());
+            Ok(Completion::Status(NOT_CHECKED))
         }
     }
 }
 
-fn look(global: &GlobalArgs, args: &CheckArgs) -> Result<(VolumeArg, Report), Failure> {
-    let named = options::volume(&args.volume.volume)?;
-    if named.subvolume != Subvolume::Default {
-        return Err(Failure::new(named.typed, "a subvolume cannot be checked by itself")
-            .cure("name the volume alone"));
+fn check_volume(global: &GlobalArgs, args: &CheckArgs) -> Result<(VolumeArg, Report), Failure> {
+    let volume_arg = volume::parse_arg(&args.volume.volume)?;
+    if volume_arg.subvolume != Subvolume::Default {
+        return Err(Failure::new(volume_arg.typed, "a single subvolume cannot be checked")
+            .hint("name the volume without @SUBVOL"));
     }
-    let mut devices = Vec::with_capacity(named.devices.len());
-    for device in &named.devices {
-        options::check_device(&device.path)?;
+    let mut devices = Vec::with_capacity(volume_arg.devices.len());
+    for device in &volume_arg.devices {
+        volume::check_device(&device.path)?;
         let opened = open_device(&device.path, device.offset, args.force);
-        devices.push(opened.map_err(|error| failure(&named, &error))?);
+        devices.push(opened.map_err(|error| failure(&volume_arg, &error))?);
     }
-    let said = Mutex::new(Instant::now());
-    let tell = |counts: &Counts| {
-        let Ok(mut said) = said.try_lock() else { return };
-        if said.elapsed() >= PROGRESS {
-            *said = Instant::now();
-            say(&format!("{}: {}", named.typed, counted(counts)));
+    let reported = Mutex::new(Instant::now());
+    let progress = |counts: &Counts| {
+        let Ok(mut last) = reported.try_lock() else { return };
+        if last.elapsed() >= PROGRESS {
+            *last = Instant::now();
+            stderr_line(&format!("{}: {}", volume_arg.typed, describe(counts)));
         }
     };
     let options = CheckOptions {
         check_data_csum: args.check_data_csum,
         threads: args.threads.map_or(0, usize::from),
         degraded: global.degraded,
-        progress: global.verbose.then_some(&tell),
+        progress: global.verbose.then_some(&progress),
         ..CheckOptions::default()
     };
-    let report = check(devices, &options).map_err(|error| failure(&named, &error))?;
+    let report = check(devices, &options).map_err(|error| failure(&volume_arg, &error))?;
     if global.verbose {
-        say(&format!("{}: {}", named.typed, counted(&report.counts)));
+        stderr_line(&format!("{}: {}", volume_arg.typed, describe(&report.counts)));
     }
-    Ok((named, report))
+    Ok((volume_arg, report))
 }
 
-fn failure(named: &VolumeArg, error: &CheckError) -> Failure {
-    let failure = Failure::new(named.typed.clone(), chain(error));
-    let text = failure.to_string();
-    if matches!(error, CheckError::Mounted { .. }) || text.contains(" is busy: ") {
-        return failure.cure("unmount it, mount it read-only, or add --force");
-    }
-    if text.contains("missing device") {
-        return failure.cure("name all its devices, joined with commas, or add --degraded");
-    }
-    if text.contains("magic") {
-        return failure.cure("is it btrfs? In a bigger image, say where it starts: ?offset=N");
-    }
-    failure
+fn failure(volume_arg: &VolumeArg, error: &CheckError) -> Failure {
+    let failure = Failure::new(volume_arg.typed.clone(), chain(error));
+    let in_use = "unmount it, mount it read-only, or add --force";
+    failure.hint_if(match error {
+        CheckError::Mounted { .. } => Some(in_use),
+        CheckError::Device { source } if hints::is_busy(source) => Some(in_use),
+        CheckError::Device { source } => hints::of_device(source),
+        CheckError::Volume(error) => hints::of_volume(error),
+        CheckError::Threads(_) => None,
+    })
 }
 
-fn counted(counts: &Counts) -> String {
+fn describe(counts: &Counts) -> String {
     let text = format!(
         "{} trees, {} tree blocks, {} items, {} extents, {} subvolumes, {} inodes",
         counts.trees,
@@ -106,12 +103,12 @@ fn counted(counts: &Counts) -> String {
 
 fn print(
     global: &GlobalArgs,
-    named: &VolumeArg,
+    volume_arg: &VolumeArg,
     report: &Report,
     out: &mut Output,
 ) -> Result<(), Failure> {
     if global.json {
-        return Ok(json::document(out, as_json(named, report))?);
+        return Ok(json::document(out, as_json(volume_arg, report))?);
     }
     for finding in &report.findings {
         let word = severity(finding);
@@ -130,7 +127,7 @@ fn print(
         writeln!(
             out,
             "{}: {verdict} at generation {}: {errors} errors, {warnings} warnings",
-            named.typed, report.generation
+            volume_arg.typed, report.generation
         )?;
     }
     Ok(())
@@ -143,7 +140,7 @@ fn severity(finding: &Finding) -> &'static str {
     }
 }
 
-fn as_json(named: &VolumeArg, report: &Report) -> json::Object {
+fn as_json(volume_arg: &VolumeArg, report: &Report) -> json::Object {
     let findings: Vec<Value> = report
         .findings
         .iter()
@@ -169,7 +166,7 @@ fn as_json(named: &VolumeArg, report: &Report) -> json::Object {
         .put("data_sectors", counts.data_sectors)
         .put("data_bytes_read", counts.data_bytes_read);
     json::Object::new()
-        .put("volume", named.typed.clone())
+        .put("volume", volume_arg.typed.clone())
         .put("fsid", text::uuid_or_dash(&report.fsid))
         .put("generation", report.generation)
         .put("clean", report.is_clean())

@@ -1,12 +1,12 @@
-//! `completions`: a completion script for a shell, from the flag table.
+//! `completions`: prints a shell completion script, generated from the clap definition.
 
 use clap::CommandFactory;
 
-use crate::failure::Done;
-use crate::flags::{CompletionsArgs, LowArgs};
+use crate::args::{Cli, CompletionsArgs};
+use crate::failure::Completion;
 use crate::output::Output;
 
-pub(crate) fn run(args: &CompletionsArgs, out: &mut Output) -> Done {
-    clap_complete::generate(args.shell, &mut LowArgs::command(), "butternut", out);
-    Done::Well
+pub(crate) fn run(args: &CompletionsArgs, out: &mut Output) -> Completion {
+    clap_complete::generate(args.shell, &mut Cli::command(), "butternut", out);
+    Completion::Success
 }

@@ -1,76 +1,76 @@
-//! `ctl`: shows and sets the switches of a mount.
+//! `ctl`: shows and sets the tunables of a mounted volume.
 
 use std::io::Write;
 
-use butternut::Switches;
+use butternut::Tunables;
 use serde_json::Value;
 
-use crate::control::{Question, client};
-use crate::failure::{Done, Failure, Outcome};
-use crate::flags::{CtlArgs, GlobalArgs};
+use crate::args::{CtlArgs, GlobalArgs};
+use crate::control::{Request, client};
+use crate::failure::{Completion, Failure, Outcome};
 use crate::output::{Output, json, text};
 
 pub(crate) fn run(global: &GlobalArgs, args: &CtlArgs, out: &mut Output) -> Outcome {
-    let ask = |question| client::ask("ctl", &args.mountpoint, &question);
-    let word = args.switch.as_deref();
+    let send = |question| client::request("ctl", &args.mountpoint, &question);
+    let word = args.tunable.as_deref();
     let set = word.and_then(|word| word.split_once('='));
     let answer = match set {
         Some((key, value)) => {
-            // What is wrong is said before the mount is asked.
-            let known = Switches::default().set_named(key, value);
+            // An invalid setting is refused before the request is sent.
+            let known = Tunables::default().set_named(key, value);
             known.map_err(|error| Failure::new("ctl", error.to_string()))?;
-            ask(Question::Set { key: key.to_owned(), value: value.to_owned() })?
+            send(Request::Set { key: key.to_owned(), value: value.to_owned() })?
         }
-        None => ask(Question::Switches)?,
+        None => send(Request::Tunables)?,
     };
-    let Value::Array(mut switches) = answer else { return Ok(Done::Well) };
+    let Value::Array(mut tunables) = answer else { return Ok(Completion::Success) };
     let Some(word) = word else {
         if global.json {
-            json::document(out, switches)?;
+            json::document(out, tunables)?;
         } else {
-            table(out, &switches)?;
+            table(out, &tunables)?;
         }
-        return Ok(Done::Well);
+        return Ok(Completion::Success);
     };
     let key = set.map_or(word, |(key, _)| key);
-    switches.retain(|switch| switch["key"] == key);
-    let Some(switch) = switches.pop() else {
-        let known = Switches::default().find_named(key).map(drop);
-        let why = known.map_or_else(|error| error.to_string(), |()| "no such switch".to_owned());
+    tunables.retain(|tunable| tunable["key"] == key);
+    let Some(tunable) = tunables.pop() else {
+        let known = Tunables::default().find_named(key).map(drop);
+        let why = known.map_or_else(|error| error.to_string(), |()| "no such tunable".to_owned());
         return Err(Failure::new("ctl", why));
     };
     if global.json {
-        json::document(out, switch)?;
+        json::document(out, tunable)?;
     } else if set.is_none() {
-        writeln!(out, "{}", shown(&switch["value"]))?;
+        writeln!(out, "{}", shown(&tunable["value"]))?;
     }
-    Ok(Done::Well)
+    Ok(Completion::Success)
 }
 
-/// Each switch with its value, what else it may have, and what it is for. The columns are as wide
-/// as the longest that may stand in them.
-fn table(out: &mut Output, switches: &[Value]) -> std::io::Result<()> {
-    let allowed = |switch: &Value| -> Vec<String> {
-        let values = switch["allowed"].as_array().into_iter().flatten();
+/// Prints each tunable with its value, its allowed values and its description. The columns are wide
+/// enough for every allowed value, so that a change of value moves no column.
+fn table(out: &mut Output, tunables: &[Value]) -> std::io::Result<()> {
+    let allowed = |tunable: &Value| -> Vec<String> {
+        let values = tunable["allowed"].as_array().into_iter().flatten();
         values.map(shown).collect()
     };
-    let setting = |switch: &Value, value: &str| format!("{}={value}", shown(&switch["key"]));
-    let words = |switch: &Value| {
-        let widths = allowed(switch).into_iter().map(|value| setting(switch, &value).len());
+    let setting = |tunable: &Value, value: &str| format!("{}={value}", shown(&tunable["key"]));
+    let words = |tunable: &Value| {
+        let widths = allowed(tunable).into_iter().map(|value| setting(tunable, &value).len());
         widths.max().unwrap_or_default()
     };
-    let first = switches.iter().map(words).max().unwrap_or_default();
-    let second = switches.iter().map(|switch| allowed(switch).join("|").len());
+    let first = tunables.iter().map(words).max().unwrap_or_default();
+    let second = tunables.iter().map(|tunable| allowed(tunable).join("|").len());
     let second = second.max().unwrap_or_default();
-    for switch in switches {
-        let set = setting(switch, &shown(&switch["value"]));
-        let (allowed, what) = (allowed(switch).join("|"), shown(&switch["what"]));
+    for tunable in tunables {
+        let set = setting(tunable, &shown(&tunable["value"]));
+        let (allowed, what) = (allowed(tunable).join("|"), shown(&tunable["what"]));
         writeln!(out, "{set:<first$}  {allowed:<second$}  {what}")?;
     }
     Ok(())
 }
 
-/// A string of the answer, in one line.
+/// Returns a string of the response as one line.
 fn shown(value: &Value) -> String {
     text::one_line(value.as_str().unwrap_or_default())
 }

@@ -1,4 +1,4 @@
-//! The volume as a whole: devices and space.
+//! Commands for a volume as a whole: label, devices, space.
 
 pub(crate) mod df;
 pub(crate) mod du;

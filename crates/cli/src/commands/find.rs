@@ -1,4 +1,4 @@
-//! `find`: walks a tree and prints what matches.
+//! `find`: searches for files in a directory tree.
 
 mod glob;
 
@@ -6,17 +6,14 @@ use std::io::Write;
 
 use butternut::{FileKind, Follow};
 
-use super::walk::{Broken, Found, Walk, WalkPath};
-use crate::failure::{Done, Failure, Outcome};
-use crate::flags::{FindArgs, GlobalArgs};
-use crate::options::{self, Opened};
-use crate::output::{Output, json, say, text};
+use super::walk::{Walk, WalkEntry, WalkError, WalkPath};
+use crate::args::{FindArgs, GlobalArgs};
+use crate::failure::{Completion, Failure, Outcome};
+use crate::output::{Output, json, stderr_line, text};
+use crate::volume::OpenVolume;
 
-/// The inode number of the root directory of every subvolume.
-const SUBVOLUME_ROOT: u64 = 256;
-
-/// What must be true of a file to be printed.
-struct Wanted {
+/// The conditions of a file that is printed.
+struct Filter {
     name: Option<Vec<u8>>,
     kinds: Option<Vec<char>>,
     size: Option<Size>,
@@ -31,19 +28,19 @@ enum Size {
 }
 
 pub(crate) fn run(global: &GlobalArgs, args: &FindArgs, out: &mut Output) -> Outcome {
-    let wanted = Wanted::of(args)?;
-    let opened = Opened::one(global, &args.volume)?;
+    let filter = Filter::of(args)?;
+    let opened = OpenVolume::from_arg(global, &args.volume)?;
     let id = opened.resolve(&args.path, Follow::NotLast)?;
     let path = text::bytes(&args.path);
     let kind = opened.filesystem.stat(id).map_err(|e| Failure::of(text::escaped(&path), &e))?.kind;
     let mut walk = Walk::new(&opened.filesystem, args.one_subvolume);
     let mut printer =
         Printer { opened: &opened, null: args.null, json: global.json.then(json::List::default) };
-    let mut done = Done::Well;
-    let mut next = Some(Ok(Found { path: WalkPath::new(path), id, kind, depth: 0 }));
+    let mut done = Completion::Success;
+    let mut next = Some(Ok(WalkEntry { path: WalkPath::new(path), id, kind, depth: 0 }));
     while let Some(step) = next {
         let checked = step.and_then(|found| {
-            let matches = wanted.matches(&opened, &found)?;
+            let matches = filter.matches(&opened, &found)?;
             Ok((found, matches))
         });
         let entered = match checked {
@@ -51,15 +48,15 @@ pub(crate) fn run(global: &GlobalArgs, args: &FindArgs, out: &mut Output) -> Out
                 if matches {
                     printer.print(&found, out)?;
                 }
-                let deeper = found.is_directory() && found.depth < wanted.depth_max;
+                let deeper = found.is_directory() && found.depth < filter.depth_max;
                 if deeper { walk.enter(&found) } else { Ok(()) }
             }
             Err(broken) => Err(broken),
         };
-        if let Err(Broken { path, error }) = entered {
+        if let Err(WalkError { path, error }) = entered {
             out.flush()?;
-            say(&Failure::of(text::escaped(&path), &error).to_string());
-            done = Done::WithFailures;
+            stderr_line(&Failure::of(text::escaped(&path), &error).to_string());
+            done = Completion::PartialFailure;
         }
         next = walk.next();
     }
@@ -69,14 +66,14 @@ pub(crate) fn run(global: &GlobalArgs, args: &FindArgs, out: &mut Output) -> Out
     Ok(done)
 }
 
-impl Wanted {
+impl Filter {
     fn of(args: &FindArgs) -> Result<Self, Failure> {
         let kinds = args.kinds.as_ref().map(|text| text.split(',').collect::<String>());
-        if let Some(strange) =
+        if let Some(unknown) =
             kinds.as_ref().and_then(|k| k.chars().find(|c| !"fdlbcpsv".contains(*c)))
         {
-            return Err(Failure::new("--type", format!("{strange:?} is no kind"))
-                .cure("f, d, l, b, c, p, s, or v for subvolumes"));
+            return Err(Failure::new("--type", format!("{unknown:?} is not a file type"))
+                .hint("the types are f, d, l, b, c, p, s, and v for subvolumes"));
         }
         Ok(Self {
             name: args.name.as_ref().map(text::bytes),
@@ -87,7 +84,7 @@ impl Wanted {
         })
     }
 
-    fn matches(&self, opened: &Opened, found: &Found) -> Result<bool, Broken> {
+    fn matches(&self, opened: &OpenVolume, found: &WalkEntry) -> Result<bool, WalkError> {
         if found.depth < self.depth_min {
             return Ok(false);
         }
@@ -100,7 +97,7 @@ impl Wanted {
         let stat = opened
             .filesystem
             .stat(found.id)
-            .map_err(|error| Broken { path: found.path.bytes(), error: Box::new(error) })?;
+            .map_err(|error| WalkError { path: found.path.bytes(), error: Box::new(error) })?;
         Ok(match size {
             Size::AtLeast(bytes) => stat.size >= *bytes,
             Size::AtMost(bytes) => stat.size <= *bytes,
@@ -111,13 +108,13 @@ impl Wanted {
 
 fn size(typed: &str) -> Result<Size, Failure> {
     Ok(match (typed.strip_prefix('+'), typed.strip_prefix('-')) {
-        (Some(number), _) => Size::AtLeast(options::bytes("--size", number)?),
-        (_, Some(number)) => Size::AtMost(options::bytes("--size", number)?),
-        (None, None) => Size::Exactly(options::bytes("--size", typed)?),
+        (Some(number), _) => Size::AtLeast(crate::args::parse_bytes("--size", number)?),
+        (_, Some(number)) => Size::AtMost(crate::args::parse_bytes("--size", number)?),
+        (None, None) => Size::Exactly(crate::args::parse_bytes("--size", typed)?),
     })
 }
 
-fn is(letter: char, found: &Found) -> bool {
+fn is(letter: char, found: &WalkEntry) -> bool {
     let kind = match found.kind {
         FileKind::File => 'f',
         FileKind::Directory => 'd',
@@ -127,17 +124,17 @@ fn is(letter: char, found: &Found) -> bool {
         FileKind::Fifo => 'p',
         FileKind::Socket => 's',
     };
-    letter == kind || (letter == 'v' && kind == 'd' && found.id.ino == SUBVOLUME_ROOT)
+    letter == kind || (letter == 'v' && kind == 'd' && found.id.is_subvolume_root())
 }
 
 struct Printer<'a> {
-    opened: &'a Opened,
+    opened: &'a OpenVolume,
     null: bool,
     json: Option<json::List>,
 }
 
 impl Printer<'_> {
-    fn print(&mut self, found: &Found, out: &mut Output) -> Result<(), Failure> {
+    fn print(&mut self, found: &WalkEntry, out: &mut Output) -> Result<(), Failure> {
         let Some(list) = &mut self.json else {
             let escape = out.is_terminal && !self.null;
             out.write_all(&text::name(&found.path.bytes(), escape))?;

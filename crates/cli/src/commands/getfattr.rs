@@ -1,4 +1,4 @@
-//! `getfattr`: prints extended attributes, in the form of getfattr(1).
+//! `getfattr`: prints extended attributes, in the format of getfattr(1).
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -6,16 +6,16 @@ use std::io::Write;
 use butternut::Follow;
 use serde_json::Value;
 
-use super::each::tell_each;
+use super::per_path::for_each_path;
 use super::xattr_value;
+use crate::args::{GetfattrArgs, GlobalArgs};
 use crate::failure::{Failure, Outcome};
-use crate::flags::{GetfattrArgs, GlobalArgs};
-use crate::options::Opened;
 use crate::output::json::Object;
 use crate::output::{Output, text};
+use crate::volume::OpenVolume;
 
 pub(crate) fn run(global: &GlobalArgs, args: &GetfattrArgs, out: &mut Output) -> Outcome {
-    let opened = Opened::one(global, &args.volume)?;
+    let opened = OpenVolume::from_arg(global, &args.volume)?;
     let look = |path: &OsString| Ok((path.clone(), xattrs(&opened, args, path)?));
     let show = |(path, found): &(OsString, Xattrs), out: &mut Output| {
         if !args.only_values {
@@ -24,12 +24,12 @@ pub(crate) fn run(global: &GlobalArgs, args: &GetfattrArgs, out: &mut Output) ->
         found.iter().try_for_each(|(_, value)| out.write_all(value))
     };
     let as_json = |(path, found): &(OsString, Xattrs)| as_json(path, found);
-    tell_each(global, &args.paths, out, look, show, as_json)
+    for_each_path(global, &args.paths, out, look, show, as_json)
 }
 
 type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
-fn xattrs(opened: &Opened, args: &GetfattrArgs, path: &OsString) -> Result<Xattrs, Failure> {
+fn xattrs(opened: &OpenVolume, args: &GetfattrArgs, path: &OsString) -> Result<Xattrs, Failure> {
     let follow = if args.no_dereference { Follow::NotLast } else { Follow::Last };
     let id = opened.resolve(path, follow)?;
     let filesystem = &opened.filesystem;
@@ -55,12 +55,12 @@ fn print(
         return Ok(());
     }
     out.write_all(b"# file: ")?;
-    let shown = out.shown(&text::bytes(path));
+    let shown = out.display_name(&text::bytes(path));
     out.line(&shown)?;
     for (name, value) in found {
-        let name = out.shown(name);
+        let name = out.display_name(name);
         out.write_all(&name)?;
-        writeln!(out, "={}", xattr_value::shown(value, args.encoding))?;
+        writeln!(out, "={}", xattr_value::format(value, args.encoding))?;
     }
     out.line(b"")
 }

@@ -1,20 +1,22 @@
-//! `import`: copies a file or tree into the volume, with everything that belongs to it.
+//! `import`: copies a file or directory tree into the volume, with its metadata.
 //!
 //! 1. Nothing that exists is overwritten.
-//! 2. What cannot be copied whole makes the import fail, and nothing of it is there then.
-//! 3. The same tree gives the same volume, however many threads read it.
+//! 2. If a file cannot be copied completely, the import fails, and the volume is unchanged. Changes
+//!    are kept only if the library had to commit early, because 256 MiB of metadata were dirty.
+//! 3. The same directory tree gives the same volume, whatever the number of threads.
 //!
-//! `scan` walks the source and has it read, `entry` reads, `apply` makes it in the volume.
+//! `scan` walks the source and queues reads, `entry` reads files, `apply` creates them in the
+//! volume.
 
 mod apply;
 mod entry;
 mod scan;
 
+use butternut_sys::lock::Mutex;
 use std::fs::File;
 use std::num::NonZero;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::mpsc::{channel, sync_channel};
 use std::thread;
 
@@ -23,27 +25,27 @@ use rustix::fs::{Mode, OFlags, openat};
 
 pub(super) use apply::{Counts, Rules};
 
-use super::change::{Change, failed};
 use super::export::raise_open_files_limit;
 use super::progress::Progress;
+use super::transaction::{Transaction, failed};
+use crate::args::{GlobalArgs, ImportArgs, ImportOptions};
 use crate::failure::{Failure, Outcome};
-use crate::flags::{GlobalArgs, ImportArgs, ImportHow};
 use crate::output::size::{Units, pretty};
-use crate::output::{Output, say, text};
+use crate::output::{Output, stderr_line, text};
 use apply::{Apply, Top};
-use entry::Wanted;
+use entry::ReadOptions;
 use scan::{STEPS_MAX, Walker, work};
 
-/// Readers, at most.
+/// Maximum number of reader threads.
 const THREADS_MAX: usize = 64;
 
-/// What is to be copied, opened.
+/// The opened source.
 enum Source {
     Directory {
         dir: File,
         path: Vec<u8>,
     },
-    /// Anything else: the directory that it is in, and its name there.
+    /// Any other file: its parent directory and its name.
     File {
         dir: File,
         path: Vec<u8>,
@@ -55,20 +57,28 @@ enum Source {
 pub(crate) fn run(global: &GlobalArgs, args: &ImportArgs, out: &mut Output) -> Outcome {
     let typed = args.src.as_os_str().as_encoded_bytes();
     let source = Source::open(&args.src, false)?;
-    let mut change = Change::open(global, &args.volume)?;
+    let mut transaction = Transaction::open(global, &args.volume)?;
     let dest = text::bytes(&args.dest);
-    let top = top_of(&change, name_of(typed), &dest)?;
-    let volume_files = files_of(change.devices());
-    let rules = Rules { no_owner: args.how.no_owner, epoch: None };
+    let top = top_of(&transaction, name_of(typed), &dest)?;
+    let volume_files = files_of(transaction.devices());
+    let rules = Rules { no_owner: args.import_options.no_owner, epoch: None };
     let progress = Progress::new(global);
-    let copied = copy(change.filesystem(), source, top, &args.how, rules, &progress, &volume_files);
+    let copied = copy(
+        transaction.filesystem(),
+        source,
+        top,
+        &args.import_options,
+        rules,
+        &progress,
+        &volume_files,
+    );
     progress.finish();
     let counts = copied?;
-    change.did("made", &dest);
+    transaction.record("made", &dest);
     if global.verbose && !global.json {
-        say(&described(&dest, counts));
+        stderr_line(&described(&dest, counts));
     }
-    change.finish(global, out, |object| counts.put_into(object))
+    transaction.finish(global, out, |object| counts.put_into(object))
 }
 
 fn described(dest: &[u8], counts: Counts) -> String {
@@ -82,55 +92,55 @@ fn described(dest: &[u8], counts: Counts) -> String {
     )
 }
 
-/// Copies what is in `dir` into the root of a volume, which gets its attributes.
+/// Copies the contents and attributes of `dir` to the root of a volume.
 pub(super) fn into_root(
     filesystem: &Filesystem,
     dir: &Path,
-    how: &ImportHow,
+    import_options: &ImportOptions,
     rules: Rules,
     progress: &Progress,
     volume_files: &[(u64, u64)],
 ) -> Result<Counts, Failure> {
     let source = Source::open(dir, true)?;
     let top = Top::Itself(filesystem.root());
-    copy(filesystem, source, top, how, rules, progress, volume_files)
+    copy(filesystem, source, top, import_options, rules, progress, volume_files)
 }
 
-/// Files that a volume lies in, by device and inode number.
+/// Returns device and inode number of the image files of a volume.
 pub(super) fn files_of(devices: &[DevicePath]) -> Vec<(u64, u64)> {
     let metas = devices.iter().filter_map(|device| std::fs::metadata(&device.path).ok());
     metas.filter(std::fs::Metadata::is_file).map(|meta| (meta.dev(), meta.ino())).collect()
 }
 
-/// The name that a source has of its own; none where only what is in it is meant.
+/// Returns the last component of a source, or `None` if only its contents are to be copied.
 fn name_of(typed: &[u8]) -> Option<&[u8]> {
-    let name = super::change::split(typed).1;
+    let name = super::transaction::split(typed).1;
     (!matches!(name, b"" | b"." | b"..")).then_some(name)
 }
 
-/// Where the top goes: under its name, under a new one, or into a directory itself.
-fn top_of(change: &Change, name: Option<&[u8]>, dest: &[u8]) -> Result<Top, Failure> {
-    let there = match change.filesystem().resolve(dest, Follow::Last) {
+/// Determines the destination: a new name, or an existing directory itself.
+fn top_of(transaction: &Transaction, name: Option<&[u8]>, dest: &[u8]) -> Result<Top, Failure> {
+    let there = match transaction.filesystem().resolve(dest, Follow::Last) {
         Ok(id) => Some(id),
         Err(Error::NotFound) => None,
         Err(error) => return Err(failed(dest, &error)),
     };
     let named = |dir: FileId, name: &[u8]| Top::Named { dir, name: name.to_vec() };
     match (there, name) {
-        (Some(id), _) if change.stat(id, dest)?.kind != FileKind::Directory => {
+        (Some(id), _) if transaction.stat(id, dest)?.kind != FileKind::Directory => {
             Err(failed(dest, &Error::Exists))
         }
         (Some(id), Some(name)) => Ok(named(id, name)),
         (Some(id), None) => Ok(Top::Itself(id)),
         (None, _) => {
-            let place = change.place(dest)?;
-            Ok(named(place.dir, &place.name))
+            let location = transaction.locate(dest)?;
+            Ok(named(location.dir, &location.name))
         }
     }
 }
 
 impl Source {
-    /// Opens what is to be copied; a symlink is followed only where a directory is wanted.
+    /// Opens the source. A symlink is followed only if a directory is expected.
     fn open(path: &Path, is_directory: bool) -> Result<Self, Failure> {
         let shown = path.as_os_str().as_encoded_bytes().to_vec();
         let failed = |error: std::io::Error| Failure::io(text::escaped(&shown), &error);
@@ -146,46 +156,47 @@ impl Source {
         }
         if is_directory {
             return Err(Failure::new(text::escaped(&shown), "not a directory")
-                .cure("name the directory to copy"));
+                .hint("name the directory to copy"));
         }
-        let (above, name) = super::change::split(&shown);
+        let (parent, name) = super::transaction::split(&shown);
         let flags = OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC;
-        let dir = openat(rustix::fs::CWD, above, flags, Mode::empty());
+        let dir = openat(rustix::fs::CWD, parent, flags, Mode::empty());
         let dir = File::from(dir.map_err(|error| failed(error.into()))?);
-        let (name, above) = (name.to_vec(), above.to_vec());
-        Ok(Self::File { dir, path: above, name, is_file: meta.is_file() })
+        let (name, parent) = (name.to_vec(), parent.to_vec());
+        Ok(Self::File { dir, path: parent, name, is_file: meta.is_file() })
     }
 }
 
-/// Reads on many threads, walks on one, and makes everything on this one.
+/// Copies: several threads read, one thread walks, and this thread creates everything.
 fn copy(
     filesystem: &Filesystem,
     source: Source,
     top: Top,
-    how: &ImportHow,
+    import_options: &ImportOptions,
     rules: Rules,
     progress: &Progress,
     volume_files: &[(u64, u64)],
 ) -> Result<Counts, Failure> {
     raise_open_files_limit();
-    let wanted = Wanted { xattrs: !how.no_xattrs };
+    let options = ReadOptions { xattrs: !import_options.no_xattrs };
     let cores = thread::available_parallelism().map_or(2, NonZero::get);
-    let threads = how.threads.unwrap_or(cores).clamp(1, THREADS_MAX);
+    let threads = import_options.threads.unwrap_or(cores).clamp(1, THREADS_MAX);
     let (jobs, waiting) = channel();
     let waiting = Mutex::new(waiting);
     let (steps, found) = sync_channel(STEPS_MAX);
-    let one_file_system = how.one_file_system;
-    let walker = Walker { steps, jobs: jobs.clone(), wanted, one_file_system };
+    let one_file_system = import_options.one_file_system;
+    let walker = Walker { steps, jobs: jobs.clone(), options, one_file_system };
     let mut apply = Apply::new(filesystem, rules, progress, jobs, top, volume_files);
     thread::scope(|scope| {
         for _ in 0..threads {
-            scope.spawn(|| work(&waiting, wanted));
+            scope.spawn(|| work(&waiting, options));
         }
         scope.spawn(move || match source {
             Source::Directory { dir, path } => walker.directory(dir, Vec::new(), path),
             Source::File { dir, path, name, is_file } => walker.file(dir, path, name, is_file),
         });
-        // The walker stops where nobody listens, the readers where nobody hands out work.
+        // The walker ends when the step channel is closed, the readers when the job channel is
+        // closed.
         let run = apply.run(&found);
         drop(found);
         let counts = apply.counts;
@@ -199,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_source_has_a_name_unless_only_what_is_in_it_is_meant() {
+    fn a_source_ending_in_a_dot_has_no_name() {
         for (typed, want) in [
             ("a/b", Some("b")),
             ("a/b/", Some("b")),

@@ -1,4 +1,4 @@
-//! The structures on disk.
+//! Commands that print on-disk structures.
 
 pub(crate) mod dump_super;
 pub(crate) mod dump_tree;

@@ -1,58 +1,61 @@
-//! `ln`: hard and symbolic links.
+//! `ln`: creates hard and symbolic links.
 
 use butternut::{FileKind, Follow};
 
-use super::change::{Change, Place, failed, new_inode, split};
 use super::mv::is_directory;
+use super::transaction::{Location, Transaction, failed, new_inode, split};
+use crate::args::{GlobalArgs, LnArgs};
 use crate::failure::{Failure, Outcome};
-use crate::flags::{GlobalArgs, LnArgs};
 use crate::output::{Output, text};
 
 pub(crate) fn run(global: &GlobalArgs, args: &LnArgs, out: &mut Output) -> Outcome {
     let (target, name) = (text::bytes(&args.target), text::bytes(&args.name));
-    let mut change = Change::open(global, &args.volume)?;
-    let place = if is_directory(&change, &name)? {
-        let dir = change.find(&name, Follow::Last)?;
-        Change::within(dir, &name, split(&target).1)
+    let mut transaction = Transaction::open(global, &args.volume)?;
+    let location = if is_directory(&transaction, &name)? {
+        let dir = transaction.find(&name, Follow::Last)?;
+        Transaction::location_in(dir, &name, split(&target).1)
     } else {
-        change.place(&name)?
+        transaction.locate(&name)?
     };
     if args.symbolic {
-        make_room(&mut change, args, &place, None)?;
+        remove_existing(&mut transaction, args, &location, None)?;
         let new = new_inode(0o777);
-        let made = change.filesystem().symlink(place.dir, &place.name, &target, &new);
-        made.map_err(|error| failed(&place.path, &error))?;
+        let made = transaction.filesystem().symlink(location.dir, &location.name, &target, &new);
+        made.map_err(|error| failed(&location.path, &error))?;
     } else {
-        let id = change.find(&target, Follow::NotLast)?;
-        if change.stat(id, &target)?.kind == FileKind::Directory {
-            return Err(Failure::new(text::escaped(&target), "directories have one name")
-                .cure("`ln -s` makes a symbolic link"));
+        let id = transaction.find(&target, Follow::NotLast)?;
+        if transaction.stat(id, &target)?.kind == FileKind::Directory {
+            return Err(Failure::new(
+                text::escaped(&target),
+                "hard links to directories are not allowed",
+            )
+            .hint("`ln -s` creates a symbolic link"));
         }
-        make_room(&mut change, args, &place, Some(id))?;
-        let made = change.filesystem().link(id, place.dir, &place.name);
-        made.map_err(|error| failed(&place.path, &error))?;
+        remove_existing(&mut transaction, args, &location, Some(id))?;
+        let made = transaction.filesystem().link(id, location.dir, &location.name);
+        made.map_err(|error| failed(&location.path, &error))?;
     }
-    change.did("made", &place.path);
-    change.finish(global, out, |object| object)
+    transaction.record("made", &location.path);
+    transaction.finish(global, out, |object| object)
 }
 
-/// Takes away what has the name, under --force.
-fn make_room(
-    change: &mut Change,
+/// Removes an existing file at the location, with --force.
+fn remove_existing(
+    transaction: &mut Transaction,
     args: &LnArgs,
-    place: &Place,
+    location: &Location,
     target: Option<butternut::FileId>,
 ) -> Result<(), Failure> {
     if !args.force {
         return Ok(());
     }
-    let Some(there) = change.occupant(place)? else { return Ok(()) };
+    let Some(there) = transaction.existing(location)? else { return Ok(()) };
     if target == Some(there) {
-        let why = "is that file already, under this name";
-        return Err(Failure::new(text::escaped(&place.path), why));
+        let why = "is already a name of this file";
+        return Err(Failure::new(text::escaped(&location.path), why));
     }
-    let removed = change.filesystem().unlink(place.dir, &place.name);
-    removed.map_err(|error| failed(&place.path, &error))?;
-    change.did("removed", &place.path);
+    let removed = transaction.filesystem().unlink(location.dir, &location.name);
+    removed.map_err(|error| failed(&location.path, &error))?;
+    transaction.record("removed", &location.path);
     Ok(())
 }

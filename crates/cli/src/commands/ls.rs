@@ -1,21 +1,21 @@
-//! `ls`: what is in a directory.
+//! `ls`: lists directory contents.
 
 use std::collections::HashSet;
 use std::io::Write;
 
 use butternut::{DirEntry, FIRST_ENTRY, FileId, FileKind, Follow, Stat};
 
-use super::walk::{Broken, Found, WalkPath, entered_before};
-use crate::failure::{Done, Failure, Outcome};
-use crate::flags::{GlobalArgs, LsArgs};
-use crate::options::Opened;
+use super::walk::{WalkEntry, WalkError, WalkPath, directory_cycle};
+use crate::args::{GlobalArgs, LsArgs};
+use crate::failure::{Completion, Failure, Outcome};
 use crate::output::table::{Side, Table};
-use crate::output::{Output, json, say, size, text, time};
+use crate::output::{Output, json, size, stderr_line, text, time};
+use crate::volume::OpenVolume;
 
-/// One line to come.
+/// A file to be listed.
 struct Entry {
     name: Vec<u8>,
-    /// Where it is, for JSON.
+    /// Its path, for JSON.
     path: Vec<u8>,
     id: FileId,
     stat: Option<Stat>,
@@ -23,23 +23,23 @@ struct Entry {
 }
 
 struct Lister<'a> {
-    opened: &'a Opened,
+    opened: &'a OpenVolume,
     args: &'a LsArgs,
     json: Option<json::List>,
-    done: Done,
-    /// Directories that have been listed.
+    done: Completion,
+    /// Directories already listed.
     entered: HashSet<FileId>,
 }
 
 pub(crate) fn run(global: &GlobalArgs, args: &LsArgs, out: &mut Output) -> Outcome {
-    let opened = Opened::one(global, &args.volume)?;
+    let opened = OpenVolume::from_arg(global, &args.volume)?;
     let path = text::bytes(&args.path);
     let id = opened.resolve(&args.path, Follow::NotLast)?;
     let json = global.json.then(json::List::default);
     let mut lister =
-        Lister { opened: &opened, args, json, done: Done::Well, entered: HashSet::new() };
+        Lister { opened: &opened, args, json, done: Completion::Success, entered: HashSet::new() };
     let kind = opened.filesystem.stat(id).map_err(|e| Failure::of(text::escaped(&path), &e))?.kind;
-    let top = Found { path: WalkPath::new(path.clone()), id, kind, depth: 0 };
+    let top = WalkEntry { path: WalkPath::new(path.clone()), id, kind, depth: 0 };
     if kind == FileKind::Directory && !args.directory {
         lister.directory(&top, out)?;
     } else {
@@ -53,15 +53,15 @@ pub(crate) fn run(global: &GlobalArgs, args: &LsArgs, out: &mut Output) -> Outco
 }
 
 impl Lister<'_> {
-    /// Lists `top`, and under --recursive what is below it, in the order of the names.
-    fn directory(&mut self, top: &Found, out: &mut Output) -> Result<(), Failure> {
-        let mut waiting = vec![top.clone()];
+    /// Lists `top`, and with --recursive all directories below it, sorted by name.
+    fn directory(&mut self, top: &WalkEntry, out: &mut Output) -> Result<(), Failure> {
+        let mut pending = vec![top.clone()];
         let mut first = true;
-        while let Some(found) = waiting.pop() {
+        while let Some(found) = pending.pop() {
             if self.args.recursive && self.json.is_none() {
                 let blank: &[u8] = if first { b"" } else { b"\n" };
                 out.write_all(blank)?;
-                let shown = out.shown(&found.path.bytes());
+                let shown = out.display_name(&found.path.bytes());
                 out.write_all(&shown)?;
                 out.line(b":")?;
             }
@@ -79,25 +79,25 @@ impl Lister<'_> {
             if self.args.recursive {
                 let below = entries.iter().filter(|entry| entry.kind == FileKind::Directory);
                 let below = below.filter(|entry| entry.name != b"." && entry.name != b"..");
-                let below = below.map(|entry| Found {
+                let below = below.map(|entry| WalkEntry {
                     path: found.path.child(entry.name.clone()),
                     id: entry.id,
                     kind: entry.kind,
                     depth: found.depth + 1,
                 });
-                let mut below: Vec<Found> = below.filter(|b| b.depth < 4096).collect();
+                let mut below: Vec<WalkEntry> = below.filter(|b| b.depth < 4096).collect();
                 below.reverse();
-                waiting.extend(below);
+                pending.extend(below);
             }
-            let folder = found.path.bytes();
+            let parent = found.path.bytes();
             let mut lines = Vec::new();
             for entry in entries {
-                let path = text::joined(&folder, &entry.name);
+                let path = text::joined(&parent, &entry.name);
                 match self.entry(entry.name, path.clone(), entry.id) {
                     Ok(entry) => lines.push(entry),
                     Err(failure) => {
-                        say(&failure.to_string());
-                        self.done = Done::WithFailures;
+                        stderr_line(&failure.to_string());
+                        self.done = Completion::PartialFailure;
                     }
                 }
             }
@@ -106,14 +106,24 @@ impl Lister<'_> {
         Ok(())
     }
 
-    fn entries(&mut self, found: &Found) -> Result<Vec<DirEntry>, Broken> {
-        let broken = |error| Broken { path: found.path.bytes(), error: Box::new(error) };
+    fn entries(&mut self, found: &WalkEntry) -> Result<Vec<DirEntry>, WalkError> {
+        let broken = |error| WalkError { path: found.path.bytes(), error: Box::new(error) };
         if !self.entered.insert(found.id) {
-            return Err(broken(entered_before()));
+            return Err(broken(directory_cycle()));
         }
         let cookie = if self.args.all { 0 } else { FIRST_ENTRY };
-        let entries = self.opened.filesystem.read_dir(found.id, cookie).map_err(broken)?;
-        let mut entries = entries.collect::<Result<Vec<_>, _>>().map_err(broken)?;
+        let mut entries = Vec::new();
+        for entry in self.opened.filesystem.read_dir(found.id, cookie).map_err(broken)? {
+            match entry {
+                Ok(entry) => entries.push(entry),
+                Err(error) if entries.is_empty() => return Err(broken(error)),
+                // The names in front of a damaged block are listed all the same.
+                Err(error) => {
+                    self.failed(&found.path.bytes(), &error);
+                    break;
+                }
+            }
+        }
         entries.retain(|entry| self.args.all || !entry.name.starts_with(b"."));
         if !self.args.unsorted {
             entries.sort_by(|a, b| a.name.cmp(&b.name));
@@ -121,7 +131,7 @@ impl Lister<'_> {
         Ok(entries)
     }
 
-    /// Looks up what the chosen form of line needs.
+    /// Reads the attributes that the output format needs.
     fn entry(&self, name: Vec<u8>, path: Vec<u8>, id: FileId) -> Result<Entry, Failure> {
         let named = |error: &butternut::Error| Failure::of(text::escaped(&path), error);
         let stat = if self.args.long || self.json.is_some() {
@@ -139,8 +149,8 @@ impl Lister<'_> {
     }
 
     fn failed(&mut self, path: &[u8], error: &butternut::Error) {
-        say(&Failure::of(text::escaped(path), error).to_string());
-        self.done = Done::WithFailures;
+        stderr_line(&Failure::of(text::escaped(path), error).to_string());
+        self.done = Completion::PartialFailure;
     }
 
     fn print(&mut self, entries: Vec<Entry>, out: &mut Output) -> Result<(), Failure> {
@@ -181,7 +191,7 @@ impl Lister<'_> {
         Ok(())
     }
 
-    /// What stands before the name.
+    /// Returns the columns before the name.
     fn columns(&self, entry: &Entry) -> Vec<String> {
         let ino = if self.args.inode { entry.id.ino.to_string() } else { String::new() };
         let Some(stat) = &entry.stat else { return vec![ino] };

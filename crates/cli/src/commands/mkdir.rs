@@ -1,45 +1,49 @@
-//! `mkdir`: makes directories, with those above them where asked for.
+//! `mkdir`: creates directories, and with --parents their missing parents.
 
 use butternut::{Error, FileKind, Follow};
 
-use super::change::{Change, Place, failed, new_inode, split};
 use super::chmod::mode::Mode;
+use super::transaction::{Location, Transaction, failed, new_inode, split};
+use crate::args::{GlobalArgs, MkdirArgs};
 use crate::failure::{Failure, Outcome};
-use crate::flags::{GlobalArgs, MkdirArgs};
 use crate::output::{Output, text};
 
-/// Permissions of a directory that nobody decides on.
+/// Mode of a new directory without --mode.
 const PERMISSIONS: u32 = 0o755;
 
 pub(crate) fn run(global: &GlobalArgs, args: &MkdirArgs, out: &mut Output) -> Outcome {
     let mode = args.mode.as_deref().map(Mode::parse).transpose()?;
     let permissions = mode.map_or(PERMISSIONS, |mode| mode.apply(0o777, true));
-    let mut change = Change::open(global, &args.volume)?;
+    let mut transaction = Transaction::open(global, &args.volume)?;
     for path in &args.paths {
         let path = text::bytes(path);
         if args.parents {
-            make_all(&mut change, &path, permissions)?;
+            make_all(&mut transaction, &path, permissions)?;
         } else {
-            let place = change.place(&path)?;
-            make(&mut change, &place, permissions)?;
+            let location = transaction.locate(&path)?;
+            make(&mut transaction, &location, permissions)?;
         }
     }
-    change.finish(global, out, |object| object)
+    transaction.finish(global, out, |object| object)
 }
 
-fn make(change: &mut Change, place: &Place, permissions: u32) -> Result<(), Failure> {
+fn make(
+    transaction: &mut Transaction,
+    location: &Location,
+    permissions: u32,
+) -> Result<(), Failure> {
     let new = new_inode(permissions);
-    let made = change.filesystem().mkdir(place.dir, &place.name, &new);
-    made.map_err(|error| failed(&place.path, &error))?;
-    change.did("made", &place.path);
+    let made = transaction.filesystem().mkdir(location.dir, &location.name, &new);
+    made.map_err(|error| failed(&location.path, &error))?;
+    transaction.record("made", &location.path);
     Ok(())
 }
 
-/// Makes a directory, and those above it that are missing.
-fn make_all(change: &mut Change, path: &[u8], permissions: u32) -> Result<(), Failure> {
-    match change.filesystem().resolve(path, Follow::Last) {
+/// Creates a directory and its missing parents.
+fn make_all(transaction: &mut Transaction, path: &[u8], permissions: u32) -> Result<(), Failure> {
+    match transaction.filesystem().resolve(path, Follow::Last) {
         Ok(id) => {
-            if change.stat(id, path)?.kind == FileKind::Directory {
+            if transaction.stat(id, path)?.kind == FileKind::Directory {
                 return Ok(());
             }
             return Err(failed(path, &Error::Exists));
@@ -47,15 +51,15 @@ fn make_all(change: &mut Change, path: &[u8], permissions: u32) -> Result<(), Fa
         Err(Error::NotFound) => {}
         Err(error) => return Err(failed(path, &error)),
     }
-    let (above, name) = split(path);
+    let (parent, name) = split(path);
     if !matches!(name, b"" | b".") {
-        make_all(change, above, PERMISSIONS)?;
-        // What is above may be there by now under another spelling: a/../b makes a, then b.
+        make_all(transaction, parent, PERMISSIONS)?;
+        // The parent may exist by now under another path: a/../b creates a, then b.
         if name == b".." {
             return Ok(());
         }
-        let place = change.place(path)?;
-        return make(change, &place, permissions);
+        let location = transaction.locate(path)?;
+        return make(transaction, &location, permissions);
     }
-    make_all(change, above, permissions)
+    make_all(transaction, parent, permissions)
 }

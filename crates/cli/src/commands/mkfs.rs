@@ -1,12 +1,12 @@
-//! `mkfs`: a volume on a device, or in an image file that it makes; `rootdir` fills it.
+//! `mkfs`: creates a volume on a block device or in an image file; `rootdir` fills it.
 //!
-//! With `SOURCE_DATE_EPOCH` set, the volume's date is that, and every id in it follows from the
-//! volume's own: the same command line gives the same bytes.
+//! If `SOURCE_DATE_EPOCH` is set, it is the creation time of the volume, and every id in the volume
+//! is derived from its UUID: the same command line creates the same bytes.
 
 mod rootdir;
 
 use std::ffi::OsString;
-use std::io::Write;
+use std::io::{self, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use butternut::Subvolume;
@@ -14,18 +14,19 @@ use butternut_mkfs::{
     ChecksumKind, FeatureName, Features, Identity, Made, MadeGroup, MkfsError, MkfsOptions,
     Profile, Target, Time, Uuid,
 };
+use butternut_sys::errno::Errno;
 use serde_json::Value;
 
-use crate::failure::{Done, Failure, Outcome, chain};
-use crate::flags::{GlobalArgs, MkfsArgs};
-use crate::options;
+use crate::args::{GlobalArgs, MkfsArgs};
+use crate::failure::{Completion, Failure, Outcome, chain, hints, without_object};
 use crate::output::size::{Units, pretty};
 use crate::output::{Output, json, text};
-use crate::volume_arg::VolumeArg;
+use crate::volume;
+use crate::volume::arg::VolumeArg;
 
 use super::import::Counts;
 
-/// Profiles that a name can mean; the library says which it makes.
+/// All profile names; the library refuses those that it cannot create.
 const PROFILES: [Profile; 9] = [
     Profile::Single,
     Profile::Dup,
@@ -42,26 +43,26 @@ pub(crate) fn run(global: &GlobalArgs, args: &MkfsArgs, out: &mut Output) -> Out
     if words(&args.features).any(|word| word == "list-all") {
         return list_features(global, out);
     }
-    let named = one_device(&args.devices)?;
-    let mut options = meant(args)?;
-    let [device] = named.devices.as_slice() else { return Err(one_only(&named.typed)) };
+    let volume_arg = one_device(&args.devices)?;
+    let mut options = parse_options(args)?;
+    let [device] = volume_arg.devices.as_slice() else { return Err(one_only(&volume_arg.typed)) };
     if let Some(dir) = &args.rootdir {
-        rootdir::choose_size(dir, device, &args.how, &mut options)?;
+        rootdir::choose_size(dir, device, &args.import_options, &mut options)?;
     }
     if options.bytes.is_none() {
-        options::check_device(&device.path).map_err(|failure| {
-            failure.cure("name an image file or a block device, or make a file with --size")
+        volume::check_device(&device.path).map_err(|failure| {
+            failure.hint("name an image file or a block device, or create a file with --size")
         })?;
     }
     let target = Target { path: device.path.clone(), offset: device.offset };
     let is_new = !target.path.exists();
-    let mut made = target.make(&options).map_err(|error| failure(&named, &target, &error))?;
+    let mut made = target.make(&options).map_err(|error| failure(&volume_arg, &target, &error))?;
     let mut counts = None;
     if let Some(dir) = &args.rootdir {
-        let filled = rootdir::fill(global, args, dir, &named, &mut made);
+        let filled = rootdir::fill(global, args, dir, &volume_arg, &mut made);
         counts = Some(filled.inspect_err(|_| {
             if is_new {
-                // The failure is worth telling, not that what it left could not be removed either.
+                // The first failure is reported; an error of this cleanup is ignored.
                 std::fs::remove_file(&target.path).unwrap_or_default();
             }
         })?);
@@ -71,7 +72,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &MkfsArgs, out: &mut Output) -> Out
     } else if !global.quiet {
         print(out, &made)?;
     }
-    Ok(Done::Well)
+    Ok(Completion::Success)
 }
 
 fn words(features: &[String]) -> impl Iterator<Item = &str> {
@@ -81,35 +82,35 @@ fn words(features: &[String]) -> impl Iterator<Item = &str> {
 fn one_device(words: &[OsString]) -> Result<VolumeArg, Failure> {
     if words.is_empty() {
         return Err(
-            Failure::new("mkfs", "no device is named").cure("name an image file or a block device")
+            Failure::new("mkfs", "no device is named").hint("name an image file or a block device")
         );
     }
-    let named = options::volume(words)?;
-    if named.devices.len() > 1 {
-        return Err(one_only(&named.typed));
+    let volume_arg = volume::parse_arg(words)?;
+    if volume_arg.devices.len() > 1 {
+        return Err(one_only(&volume_arg.typed));
     }
-    if named.subvolume != Subvolume::Default {
-        return Err(Failure::new(named.typed, "names a subvolume, and a new volume has none")
-            .cure("leave the @ out; if it is part of a file's name, make the file first"));
+    if volume_arg.subvolume != Subvolume::Default {
+        return Err(Failure::new(volume_arg.typed, "names a subvolume, and a new volume has none")
+            .hint("remove the @; if it is part of a file name, create the file first"));
     }
-    Ok(named)
+    Ok(volume_arg)
 }
 
 fn one_only(typed: &str) -> Failure {
-    Failure::new(typed, "a new volume lies on one device").cure("name one")
+    Failure::new(typed, "a new volume is created on one device").hint("name one")
 }
 
-/// The options as meant.
-fn meant(args: &MkfsArgs) -> Result<MkfsOptions, Failure> {
+/// Parses the options.
+fn parse_options(args: &MkfsArgs) -> Result<MkfsOptions, Failure> {
     let mut features = Features::default();
     let mixed = args.mixed.then_some("mixed-bg");
     for word in words(&args.features).chain(mixed) {
         features.choose(word).map_err(|error| {
-            Failure::new("--features", chain(&error)).cure("`-O list-all` shows what there is")
+            Failure::new("--features", chain(&error)).hint("`-O list-all` lists all features")
         })?;
     }
     let size = |flag: &str, typed: &Option<String>| {
-        typed.as_ref().map(|typed| options::bytes(flag, typed)).transpose()
+        typed.as_ref().map(|typed| crate::args::parse_bytes(flag, typed)).transpose()
     };
     let node_bytes = size("--nodesize", &args.nodesize)?;
     let epoch = epoch()?;
@@ -131,8 +132,8 @@ fn meant(args: &MkfsArgs) -> Result<MkfsOptions, Failure> {
 fn identity(typed: Option<&str>, is_reproducible: bool) -> Result<Identity, Failure> {
     let fsid = typed.map(|typed| {
         Uuid::parse(typed).filter(|uuid| !uuid.is_nil()).ok_or_else(|| {
-            Failure::new("--uuid", format!("{typed:?} is not a uuid"))
-                .cure("write 32 hex digits as 8-4-4-4-12, or leave it out for a new one")
+            Failure::new("--uuid", format!("{typed:?} is not a UUID"))
+                .hint("give 32 hexadecimal digits as 8-4-4-4-12, or omit --uuid for a random one")
         })
     });
     let random =
@@ -140,13 +141,13 @@ fn identity(typed: Option<&str>, is_reproducible: bool) -> Result<Identity, Fail
     Ok(if is_reproducible { Identity::derived(random.fsid) } else { random })
 }
 
-/// The date that a reproducible build wants in what it makes.
+/// Returns the time of a reproducible build, from `SOURCE_DATE_EPOCH`.
 fn epoch() -> Result<Option<Time>, Failure> {
     let Some(typed) = std::env::var_os("SOURCE_DATE_EPOCH") else { return Ok(None) };
     let secs = typed.to_str().and_then(|typed| typed.parse().ok());
     secs.map(|secs| Some(Time { secs, nanos: 0 })).ok_or_else(|| {
         Failure::new("SOURCE_DATE_EPOCH", format!("{} is not a number", typed.display()))
-            .cure("set it to seconds since 1970, or unset it")
+            .hint("set it to seconds since 1970, or unset it")
     })
 }
 
@@ -162,7 +163,7 @@ fn csum(typed: &str) -> Result<ChecksumKind, Failure> {
         "sha256" => Ok(ChecksumKind::Sha256),
         "blake2" | "blake2b" => Ok(ChecksumKind::Blake2b),
         _ => Err(Failure::new("--csum", format!("{typed:?} is not a checksum"))
-            .cure("write crc32c, xxhash, sha256 or blake2")),
+            .hint("use crc32c, xxhash, sha256 or blake2")),
     }
 }
 
@@ -171,37 +172,34 @@ fn profile(flag: &str, typed: Option<&str>) -> Result<Option<Profile>, Failure> 
     let lower = typed.to_ascii_lowercase();
     let known = PROFILES.into_iter().find(|profile| profile.name() == lower);
     known.map(Some).ok_or_else(|| {
-        Failure::new(flag, format!("{typed:?} is not a profile")).cure("write single or dup")
+        Failure::new(flag, format!("{typed:?} is not a profile")).hint("use single or dup")
     })
 }
 
-fn failure(named: &VolumeArg, target: &Target, error: &MkfsError) -> Failure {
-    // What is said of the device names it already.
+fn failure(volume_arg: &VolumeArg, target: &Target, error: &MkfsError) -> Failure {
+    // The message begins with the volume, so a second mention of the device is removed.
     let path = target.path.display().to_string();
     let why = chain(error);
-    let why = why.strip_prefix(&format!("{path} ")).unwrap_or(&why);
-    let why = why.replace(&format!("cannot open {path}"), "cannot be opened");
-    let failure = Failure::new(named.typed.clone(), why.clone());
-    if why.contains("is busy") {
-        return failure.cure("unmount it, or wait until it is free");
-    }
+    let why =
+        without_object(&why, &path).replace(&format!("cannot make {path} "), "cannot be made ");
+    let failure = Failure::new(volume_arg.typed.clone(), why);
     match error {
-        MkfsError::InUse { .. } => failure.cure("--force makes the volume over it"),
-        MkfsError::TooSmall { bytes_min, .. } => failure.cure(format!(
-            "make it {} or more; --mixed volumes start at 16.00MiB",
+        MkfsError::Device(error) => failure.hint_if(hints::of_device(error)),
+        MkfsError::Extend { cause, .. } => failure.hint_if(of_extend(*cause)),
+        MkfsError::InUse { .. } => failure.hint("--force overwrites it"),
+        MkfsError::TooSmall { bytes_min, .. } => failure.hint(format!(
+            "the minimum size is {}, with --mixed 16.00MiB",
             pretty(*bytes_min, Units::Binary)
         )),
-        MkfsError::TooLarge { .. } => failure.cure("ask for less, or leave --size out"),
-        MkfsError::NodeSize { .. } => failure.cure("write 4K, 8K, 16K, 32K or 64K"),
-        MkfsError::MixedNodeSize { .. } => failure.cure("leave --nodesize out"),
-        MkfsError::MixedProfiles => failure.cure("give both as single or both as dup"),
-        MkfsError::Profile { .. } => failure.cure("write single or dup"),
+        MkfsError::TooLarge { .. } => failure.hint("choose a smaller size, or omit --size"),
+        MkfsError::NodeSize { .. } => failure.hint("use 4K, 8K, 16K, 32K or 64K"),
+        MkfsError::MixedNodeSize { .. } => failure.hint("omit --nodesize"),
+        MkfsError::MixedProfiles => failure.hint("use single for both, or dup for both"),
+        MkfsError::Profile { .. } => failure.hint("use single or dup"),
         MkfsError::FeatureMissing { missing } => {
-            failure.cure(format!("leave ^{missing} out, or block-group-tree"))
+            failure.hint(format!("remove ^{missing} or block-group-tree from --features"))
         }
-        MkfsError::Device(_)
-        | MkfsError::Extend { .. }
-        | MkfsError::OffsetTooLarge
+        MkfsError::OffsetTooLarge
         | MkfsError::ReadOnly
         | MkfsError::Zoned
         | MkfsError::FeatureUnknown { .. }
@@ -209,6 +207,19 @@ fn failure(named: &VolumeArg, target: &Target, error: &MkfsError) -> Failure {
         | MkfsError::LabelTooLong { .. }
         | MkfsError::LabelBytes
         | MkfsError::Random(_) => failure,
+    }
+}
+
+/// Returns what the user can do about an image file that cannot be created or extended.
+#[expect(clippy::wildcard_enum_match_arm, reason = "most errors have no hint")]
+fn of_extend(cause: Errno) -> Option<&'static str> {
+    match io::Error::from(cause).kind() {
+        io::ErrorKind::NotFound => Some("create its directory first"),
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            Some("choose a file in a directory that you can write to")
+        }
+        io::ErrorKind::StorageFull | io::ErrorKind::FileTooLarge => Some("choose a smaller --size"),
+        _ => None,
     }
 }
 
@@ -272,12 +283,12 @@ fn list_features(global: &GlobalArgs, out: &mut Output) -> Outcome {
                 .into()
         };
         json::document(out, Features::ALL.iter().map(feature).collect::<Vec<Value>>())?;
-        return Ok(Done::Well);
+        return Ok(Completion::Success);
     }
     for feature in &Features::ALL {
         let alias = feature.alias.map(|alias| format!(" (or {alias})")).unwrap_or_default();
-        let is_default = if default.has(feature) { ", on unless ^" } else { "" };
+        let is_default = if default.has(feature) { ", enabled by default" } else { "" };
         writeln!(out, "{:<16} {}{is_default}{alias}", feature.name, feature.about)?;
     }
-    Ok(Done::Well)
+    Ok(Completion::Success)
 }

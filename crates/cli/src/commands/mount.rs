@@ -1,20 +1,24 @@
-//! `mount`: serves a volume through FUSE.
+//! `mount`: mounts a volume through FUSE.
 //!
-//! 1. Unless --foreground is given, the command returns when the mount serves: it starts itself
-//!    again as the daemon, with a pipe on which the daemon says so. No process is forked that has
-//!    threads.
-//! 2. Whoever starts it gets one line on stderr and a status that is not 0 where it cannot serve.
-//! 3. The daemon has no descriptor of its caller's but the standard three, and those only until it
-//!    serves: a lock or a pipe of the caller's must not live as long as the mount.
-//! 4. Signals to end are the matter of [`ending`].
+//! 1. Without --foreground, the command starts the program again as a daemon, and returns when the
+//!    daemon reports over a pipe that the volume is mounted. The daemon is a new program (exec),
+//!    not a fork of a process with threads.
+//! 2. If the volume cannot be mounted, the command prints one line to stderr and exits with a
+//!    status other than 0.
+//! 3. The daemon inherits only the three standard descriptors, and closes those when the volume is
+//!    mounted: a lock or pipe of the caller must not stay open as long as the mount.
+//! 4. [`signals`] describes how signals end the mount.
+//! 5. No thread that serves, commits or ends the mount writes to stderr: [`reporter`] does. A pipe
+//!    that nothing reads delays the mount and its end by a bounded time.
 
-mod ending;
-mod further;
-mod log;
+mod fixed_options;
+mod join;
+pub(crate) mod mount8;
 pub(super) mod options;
 mod remount;
-mod settled;
-mod troubles;
+mod signals;
+mod syslog;
+mod warnings;
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
@@ -24,43 +28,44 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 
-use butternut::{Filesystem, MountOptions};
-use butternut_fuse::{FuseError, Report, Serving};
+use butternut::Filesystem;
+use butternut_fuse::{FuseError, Report};
 use butternut_sys::descriptors;
 use butternut_sys::signal::EndSignals;
 use rustix::io::Errno;
 
-use crate::control::server::{Served, Server};
-use crate::failure::{Done, Failure, Outcome, chain, plain};
-use crate::flags::{GlobalArgs, MountArgs};
-use crate::options as volume_options;
-use crate::output::{Output, json, say};
-use crate::volume_arg::VolumeArg;
-use options::Meaning;
-use troubles::Reporter;
+use crate::args::{GlobalArgs, MountArgs};
+use crate::control::server::{ServedMount, Server};
+use crate::failure::{Completion, Failure, Outcome, chain, hints, io_text};
+use crate::output::{Output, json, reporter, stderr_line};
+use crate::volume;
+use crate::volume::arg::VolumeArg;
+use options::ParsedOptions;
+use signals::SignalThread;
+use warnings::WarningReporter;
 
-/// Fewer threads leave the devices idle while answers are copied to the kernel.
+/// With fewer threads, devices are idle while replies are copied to the kernel.
 const THREADS_MIN: usize = 4;
 
-/// What the daemon writes when it serves.
+/// The daemon writes this to its stdout when the volume is mounted.
 const READY: &[u8] = b"ready\n";
 
-/// What is to be mounted where.
+/// The volume, the mount point and the options of a mount.
 struct Plan {
     volume: VolumeArg,
     mountpoint: PathBuf,
-    meaning: Meaning,
+    options: ParsedOptions,
 }
 
 pub(crate) fn run(global: &GlobalArgs, args: &MountArgs, out: &mut Output) -> Outcome {
-    if let [.., mountpoint] = &args.places[..]
-        && remount::is_meant(&args.options)
+    if let [.., mountpoint] = &args.paths[..]
+        && remount::is_requested(&args.options)
     {
         return remount::run(Path::new(mountpoint), &args.options);
     }
     let plan = Plan::of(global, args)?;
-    if !args.ready && further::join(&plan)? {
-        return joined(global, &plan, out);
+    if !args.ready && join::mount_served(&plan)? {
+        return report_joined(global, &plan, out);
     }
     if args.foreground || args.ready {
         serve(global, args, plan)
@@ -71,59 +76,63 @@ pub(crate) fn run(global: &GlobalArgs, args: &MountArgs, out: &mut Output) -> Ou
 
 impl Plan {
     fn of(global: &GlobalArgs, args: &MountArgs) -> Result<Self, Failure> {
-        let Some((mountpoint, words)) = args.places.split_last() else {
-            return Err(Failure::new("mount", "no volume and mount point"));
+        let Some((mountpoint, arguments)) = args.paths.split_last() else {
+            return Err(Failure::new("mount", "no volume and no mount point are named"));
         };
         let mountpoint = PathBuf::from(mountpoint);
-        if words.is_empty() {
-            return Err(Failure::new("mount", "no volume before the mount point"));
+        if arguments.is_empty() {
+            return Err(Failure::new("mount", "no volume is named before the mount point")
+                .hint("the form is `butternut mount VOLUME MOUNTPOINT`"));
         }
-        let mut volume = volume_options::volume(words)?;
-        let mut meaning = Meaning::of(&args.options)?;
-        meaning.place(&mut volume)?;
-        meaning.volume.degraded |= global.degraded;
-        meaning.fuse.source.clone_from(&volume.typed);
+        let mut volume = volume::parse_arg(arguments)?;
+        let mut options = ParsedOptions::of(&args.options)?;
+        options.apply_to_volume(&mut volume)?;
+        options.volume.degraded |= global.degraded;
+        options.fuse.source.clone_from(&volume.typed);
         let cores = thread::available_parallelism().map_or(1, NonZero::get).max(THREADS_MIN);
         if let Some(threads) = args.threads {
-            meaning.take(format!("threads={threads}").as_bytes())?;
+            options.apply(format!("threads={threads}").as_bytes())?;
         }
-        meaning.fuse.threads = meaning.threads.unwrap_or(cores.min(options::THREADS_MAX));
+        options.fuse.threads = options.threads.unwrap_or(cores.min(options::THREADS_MAX));
         let shown = mountpoint.display().to_string();
         let meta = std::fs::metadata(&mountpoint).map_err(|error| {
             let failure = Failure::io(&*shown, &error);
             match Errno::from_io_error(&error) {
-                Some(Errno::NOENT) => failure.cure("make the directory first"),
-                Some(Errno::NOTCONN) => {
-                    failure.cure("a dead mount is still there: `butternut umount` takes it away")
-                }
+                Some(Errno::NOENT) => failure.hint("make the directory first"),
+                Some(Errno::NOTCONN) => failure.hint(
+                    "the process of the mount has ended: remove the mount with `butternut umount`",
+                ),
                 _ => failure,
             }
         })?;
         if !meta.is_dir() {
             return Err(Failure::new(shown, "is not a directory")
-                .cure("the last argument is the mount point, before it come the devices"));
+                .hint("the last argument is the mount point, after the devices"));
         }
-        if mountpoint.canonicalize().is_ok_and(|place| place == Path::new("/")) {
-            return Err(Failure::new(shown, "is the root of the system, where nothing is mounted")
-                .cure("name another directory; `chroot` makes it a root"));
+        if mountpoint.canonicalize().is_ok_and(|path| path == Path::new("/")) {
+            return Err(Failure::new(
+                shown,
+                "is the root directory of the system, which cannot be a mount point",
+            )
+            .hint("name another directory; chroot(1) can make it a root"));
         }
-        Ok(Self { volume, mountpoint, meaning })
+        Ok(Self { volume, mountpoint, options })
     }
 }
 
-/// Reports a mount that another process serves already.
-fn joined(global: &GlobalArgs, plan: &Plan, out: &mut Output) -> Outcome {
+/// Prints the result of a mount that an existing process serves.
+fn report_joined(global: &GlobalArgs, plan: &Plan, out: &mut Output) -> Outcome {
     if global.json {
         let mountpoint = plan.mountpoint.as_os_str().as_encoded_bytes();
         json::document(out, json::Object::new().name("mountpoint", mountpoint))?;
     }
-    Ok(Done::Well)
+    Ok(Completion::Success)
 }
 
-/// Starts the daemon and waits until it serves, or has said why it cannot.
+/// Starts the daemon, and waits until the volume is mounted or the daemon has failed.
 fn start(global: &GlobalArgs, args: &MountArgs, plan: &Plan, out: &mut Output) -> Outcome {
     let failed = |error: &io::Error| Failure::io("the daemon", error);
-    // By its own path rather than /proc/self/exe, so that ps shows a name.
+    // The path of the program rather than /proc/self/exe, so that ps(1) shows its name.
     let program = std::env::current_exe().map_err(|error| failed(&error))?;
     let mut command = Command::new(program);
     command.arg0("butternut").arg("mount").arg("--ready");
@@ -140,78 +149,88 @@ fn start(global: &GlobalArgs, args: &MountArgs, plan: &Plan, out: &mut Output) -
     if let Some(threads) = args.threads {
         command.arg("--threads").arg(threads.to_string());
     }
-    command.arg("--").args(&args.places);
+    command.arg("--").args(&args.paths);
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     descriptors::close_on_exec().map_err(|errno| failed(&errno.into()))?;
     let mut daemon = command.spawn().map_err(|error| failed(&error))?;
-    let mut said = Vec::new();
+    let mut output = Vec::new();
     if let Some(mut pipe) = daemon.stdout.take() {
-        pipe.read_to_end(&mut said).map_err(|error| failed(&error))?;
+        pipe.read_to_end(&mut output).map_err(|error| failed(&error))?;
     }
-    if said == READY {
+    if output == READY {
         if global.json {
             let mountpoint = plan.mountpoint.as_os_str().as_encoded_bytes();
             let object = json::Object::new().name("mountpoint", mountpoint);
             json::document(out, object.put("process", daemon.id()))?;
         }
-        return Ok(Done::Well);
+        return Ok(Completion::Success);
     }
-    // It has said why on the stderr that it shares with us.
+    // The daemon has reported the failure on the inherited stderr.
     let status = daemon.wait().map_err(|error| failed(&error))?;
     match status.code() {
-        Some(_) => Ok(Done::WithFailures),
-        None => Err(Failure::new("the daemon", format!("ended by a {status}"))),
+        Some(_) => Ok(Completion::PartialFailure),
+        None => Err(Failure::new("the daemon", format!("was terminated by {status}"))),
     }
 }
 
-/// Serves until the mount is gone.
+/// Serves the mount until it is unmounted.
 fn serve(global: &GlobalArgs, args: &MountArgs, mut plan: Plan) -> Outcome {
     if args.ready {
-        // Fails only for a leader of processes, which a daemon's child is not.
+        // Fails only for a process group leader, which a spawned child is not.
         rustix::process::setsid().map(drop).unwrap_or_default();
     }
     let signals = EndSignals::block()
         .map_err(|errno| Failure::io("signals", &io::Error::from_raw_os_error(errno.0)))?;
+    reporter::start().map_err(|error| Failure::io("the reporter thread", &error))?;
+    let signals = SignalThread::start(signals, plan.volume.typed.clone());
     let filesystem = open(&plan)?;
+    signals.volume_is_open();
     if !global.quiet {
         for notice in filesystem.notices() {
-            say(&format!("{}: note: {notice}", plan.volume.typed));
+            stderr_line(&format!("{}: note: {notice}", plan.volume.typed));
         }
     }
     let mountpoint = plan.mountpoint.canonicalize().unwrap_or(plan.mountpoint);
     let report = report(plan.volume.typed.clone());
-    // The mount may hide its devices.
-    let devices = further::identities(&plan.volume);
-    let settings = settled::settings(&plan.meaning);
-    plan.meaning.fuse.whole = further::from_the_top(&filesystem);
+    // Read before the mount, which may hide the paths of the devices.
+    let devices = join::device_identities(&plan.volume);
+    let settings = fixed_options::values(&plan.options);
+    plan.options.fuse.top_level = join::top_level_path(&filesystem);
     let refused = |error: FuseError| refused(&mountpoint, &error);
     let mounted =
-        butternut_fuse::mount(filesystem.clone(), &mountpoint, &plan.meaning.fuse, report)
+        butternut_fuse::mount(filesystem.clone(), &mountpoint, &plan.options.fuse, report)
             .map_err(refused)?;
-    let reporter = Reporter::start(&filesystem, plan.volume.typed.clone());
+    let reporter = WarningReporter::start(&filesystem, plan.volume.typed.clone());
     let unmounter = mounted.unmounter();
     let serving = mounted.start().map_err(refused)?;
-    let served = Served { filesystem, devices, settings, whole: serving.whole() };
+    signals.unmount_on_signal(unmounter, mountpoint.clone());
+    let served = ServedMount { filesystem, devices, settings, whole: serving.detached_mount() };
     let control = serve_control(global, served, serving.device(), &mountpoint);
     if args.ready {
         detach_from_parent().map_err(|error| Failure::io("the daemon's parent", &error))?;
     } else if !global.quiet {
-        say(&format!(
-            "{}: serves (end it with `butternut umount`, or Ctrl-C)",
+        stderr_line(&format!(
+            "{}: mounted (unmount it with `butternut umount` or Ctrl-C)",
             mountpoint.display()
         ));
     }
-    ending::end_on_signal(signals, unmounter, mountpoint.clone());
-    let finished = finish(serving, &mountpoint);
+    let ended = serving.wait();
+    if let Err(FuseError::Aborted) = ended {
+        // No thread is joined, since any thread may be blocked on a device.
+        if let Some(control) = control {
+            control.abandon_thread();
+        }
+        std::process::exit(signals::ABORTED);
+    }
     drop(reporter);
     drop(control);
-    finished
+    completion(ended, &mountpoint)
 }
 
-/// The control socket. A mount without one is a mount.
+/// Starts the control socket. If it cannot be created, the mount works without it.
 fn serve_control(
     global: &GlobalArgs,
-    what: Served,
+    what: ServedMount,
     device: Option<(u32, u32)>,
     mountpoint: &Path,
 ) -> Option<Server> {
@@ -219,75 +238,78 @@ fn serve_control(
         Ok(server) => Some(server),
         Err(error) => {
             if !global.quiet {
-                let (shown, why) = (mountpoint.display(), plain(&error));
-                say(&format!("{shown}: note: no socket for stats and ctl: {why}"));
+                let (shown, why) = (mountpoint.display(), io_text(&error));
+                stderr_line(&format!(
+                    "{shown}: note: no control socket for `stats` and `ctl`: {why}"
+                ));
             }
             None
         }
     }
 }
 
-/// Opens the volume. What cannot be written is refused, with the way to look at it, if there is.
+/// Opens the volume. If it can only be opened read-only, the error says so.
 fn open(plan: &Plan) -> Result<Filesystem, Failure> {
-    let options = &plan.meaning.volume;
-    let failure = match volume_options::open(&plan.volume, options) {
-        Err(failure) if !options.read_only => failure,
-        opened => return opened,
-    };
-    let to_look = MountOptions { read_only: true, ..options.clone() };
-    if !failure.has_cure() && volume_options::open(&plan.volume, &to_look).is_ok() {
-        return Err(failure.cure("with -o ro it can be looked at"));
-    }
-    Err(failure)
-}
-
-/// Says that writing has failed for good.
-fn report(volume: String) -> Report {
-    Box::new(move |error| {
-        let text = format!("{volume}: the volume is read-only from now on: {}", chain(error));
-        log::tell(log::CRITICAL, &text);
+    let options = &plan.options.volume;
+    volume::check_devices(&plan.volume)?;
+    Filesystem::open(&plan.volume.devices, options).map_err(|error| {
+        let failure = Failure::of(plan.volume.typed.clone(), &error);
+        let may_help = !failure.has_hint() || hints::is_write_refused(&error);
+        let read_only = options.clone().read_only(true);
+        if !options.read_only && may_help && volume::open(&plan.volume, &read_only).is_ok() {
+            return failure.hint("mount it read-only with -o ro");
+        }
+        failure
     })
 }
 
-fn finish(serving: Serving, mountpoint: &Path) -> Outcome {
-    serving
-        .wait()
-        .map_err(|error| Failure::new(mountpoint.display().to_string(), chain(&error)))?;
-    Ok(Done::Well)
+/// Returns the callback that reports that the volume has become read-only.
+fn report(volume: String) -> Report {
+    Box::new(move |error| {
+        let text = format!("{volume}: the volume has become read-only: {}", chain(error));
+        syslog::log(syslog::CRITICAL, &text);
+    })
 }
 
-/// Says that the mount serves, and lets go of the terminal and the working directory.
+fn completion(ended: Result<(), FuseError>, mountpoint: &Path) -> Outcome {
+    ended.map_err(|error| Failure::new(mountpoint.display().to_string(), chain(&error)))?;
+    Ok(Completion::Success)
+}
+
+/// Reports that the volume is mounted, and releases the terminal and the working directory.
 fn detach_from_parent() -> io::Result<()> {
-    let nowhere = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
+    // The caller of the command sees the messages so far.
+    reporter::flush();
+    let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
     io::stdout().write_all(READY)?;
     io::stdout().flush()?;
-    rustix::stdio::dup2_stdin(&nowhere)?;
-    rustix::stdio::dup2_stdout(&nowhere)?;
-    rustix::stdio::dup2_stderr(&nowhere)?;
+    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    rustix::stdio::dup2_stderr(&null)?;
     Ok(rustix::process::chdir("/")?)
 }
 
-/// What a mount takes of a user other than root.
-const NEEDED: &str = "a mount takes read and write access to /dev/fuse and to the mount point";
+/// The permissions that a user other than root needs.
+const NEEDED: &str = "a mount needs read and write access to /dev/fuse and to the mount point";
 
-/// A mount that the system refuses, with what to do about it.
+/// Describes a mount that the system refuses, with a hint.
 fn refused(mountpoint: &Path, error: &FuseError) -> Failure {
     let text = chain(error);
     let failure = Failure::new(mountpoint.display().to_string(), one_line(&text));
     if text.contains("user_allow_other") {
-        return failure.cure("root can add `user_allow_other` to /etc/fuse.conf");
+        return failure.hint("root can add `user_allow_other` to /etc/fuse.conf");
     }
-    if let FuseError::NoFuse(_) = error {
-        return failure.cure("load the fuse module, or give the container /dev/fuse");
+    if let FuseError::NoDevice(_) = error {
+        return failure.hint("load the fuse module, or make /dev/fuse available in the container");
     }
-    // fusermount3 opens the device with the rights of its caller, and says so in words.
+    // fusermount3 opens /dev/fuse with the permissions of its caller, and reports errors as text.
     if text.contains("/dev/fuse: Permission denied") {
-        return failure.cure(NEEDED);
+        return failure.hint(NEEDED);
     }
-    let FuseError::Refused(source) = error else { return failure };
+    let FuseError::MountFailed(source) = error else { return failure };
     match Errno::from_io_error(source) {
-        Some(Errno::NOENT) => failure.cure("install fuse3, which has fusermount3"),
-        Some(Errno::PERM | Errno::ACCESS) => failure.cure(NEEDED),
+        Some(Errno::NOENT) => failure.hint("install fuse3, which contains fusermount3"),
+        Some(Errno::PERM | Errno::ACCESS) => failure.hint(NEEDED),
         _ => failure,
     }
 }
@@ -297,13 +319,13 @@ fn one_line(text: &str) -> String {
     lines.collect::<Vec<_>>().join("; ")
 }
 
-/// The words of a mount that another program starts.
-pub(super) fn words(places: &[OsString], options: &OsString) -> Vec<OsString> {
-    let mut words: Vec<OsString> = vec!["butternut".into(), "mount".into()];
+/// Returns the command line of a mount that another program requests.
+pub(super) fn command_line(paths: &[OsString], options: &OsString) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = vec!["butternut".into(), "mount".into()];
     if !options.is_empty() {
-        words.extend(["-o".into(), options.clone()]);
+        arguments.extend(["-o".into(), options.clone()]);
     }
-    words.push("--".into());
-    words.extend_from_slice(places);
-    words
+    arguments.push("--".into());
+    arguments.extend_from_slice(paths);
+    arguments
 }

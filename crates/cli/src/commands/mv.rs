@@ -1,56 +1,64 @@
-//! `mv`: moves and renames within a subvolume.
+//! `mv`: moves and renames files within a subvolume.
 
 use butternut::{FileKind, Follow, RenameFlags};
 
-use super::change::{Change, Place, failed, refuse_subvolume};
+use super::transaction::{Location, Transaction, failed, refuse_subvolume};
 use super::walk::WalkPath;
+use crate::args::{GlobalArgs, MvArgs};
 use crate::failure::{Failure, Outcome};
-use crate::flags::{GlobalArgs, MvArgs};
 use crate::output::{Output, text};
 
 pub(crate) fn run(global: &GlobalArgs, args: &MvArgs, out: &mut Output) -> Outcome {
     let paths: Vec<Vec<u8>> = args.paths.iter().map(text::bytes).collect();
     let Some((dest, sources)) = paths.split_last() else {
-        return Err(Failure::new("mv", "nothing is named"));
+        return Err(Failure::new("mv", "no file is named"));
     };
     if sources.len() > 1 && args.exchange {
-        return Err(Failure::new("--exchange", "more than two names").cure("name two"));
+        return Err(Failure::new("--exchange", "more than two files are named").hint("name two"));
     }
-    let mut change = Change::open(global, &args.volume)?;
-    let is_into = !args.exchange && is_directory(&change, dest)?;
+    let mut transaction = Transaction::open(global, &args.volume)?;
+    let is_into = !args.exchange && is_directory(&transaction, dest)?;
     if sources.len() > 1 && !is_into {
-        return Err(Failure::new(text::escaped(dest), "is no directory to move several things to")
-            .cure("make it with `butternut mkdir`, or move one"));
+        return Err(Failure::new(
+            text::escaped(dest),
+            "is not a directory, and several files cannot be moved to one name",
+        )
+        .hint("create it with `butternut mkdir`, or move one file"));
     }
     for source in sources {
-        let from = change.place(source)?;
+        let from = transaction.locate(source)?;
         let to = if is_into {
-            let dir = change.find(dest, Follow::Last)?;
-            Change::within(dir, dest, &from.name)
+            let dir = transaction.find(dest, Follow::Last)?;
+            Transaction::location_in(dir, dest, &from.name)
         } else {
-            change.place(dest)?
+            transaction.locate(dest)?
         };
-        rename(&mut change, args, &from, &to)?;
+        rename(&mut transaction, args, &from, &to)?;
     }
-    change.finish(global, out, |object| object)
+    transaction.finish(global, out, |object| object)
 }
 
-/// Whether a path leads to a directory, through a symlink if need be.
-pub(super) fn is_directory(change: &Change, path: &[u8]) -> Result<bool, Failure> {
-    match change.filesystem().resolve(path, Follow::Last) {
-        Ok(id) => Ok(change.stat(id, path)?.kind == FileKind::Directory),
+/// Returns whether a path leads to a directory, following symlinks.
+pub(super) fn is_directory(transaction: &Transaction, path: &[u8]) -> Result<bool, Failure> {
+    match transaction.filesystem().resolve(path, Follow::Last) {
+        Ok(id) => Ok(transaction.stat(id, path)?.kind == FileKind::Directory),
         Err(butternut::Error::NotFound) => Ok(false),
         Err(error) => Err(failed(path, &error)),
     }
 }
 
-fn rename(change: &mut Change, args: &MvArgs, from: &Place, to: &Place) -> Result<(), Failure> {
-    let moved = change.find(&from.path, Follow::NotLast)?;
+fn rename(
+    transaction: &mut Transaction,
+    args: &MvArgs,
+    from: &Location,
+    to: &Location,
+) -> Result<(), Failure> {
+    let moved = transaction.find(&from.path, Follow::NotLast)?;
     let shown = WalkPath::new(from.path.clone());
-    refuse_subvolume(from.dir, &change.stat(moved, &from.path)?, &shown, "moved")?;
-    let there = change.occupant(to)?;
+    refuse_subvolume(from.dir, &transaction.stat(moved, &from.path)?, &shown, "moved")?;
+    let there = transaction.existing(to)?;
     if (from.dir, &from.name) == (to.dir, &to.name) {
-        return Err(Failure::new(text::escaped(&from.path), "is where it is to go already"));
+        return Err(Failure::new(text::escaped(&from.path), "is already at the destination"));
     }
     let flags = RenameFlags {
         no_replace: args.no_clobber,
@@ -59,18 +67,21 @@ fn rename(change: &mut Change, args: &MvArgs, from: &Place, to: &Place) -> Resul
     };
     let named = if args.exchange && there.is_some() { from } else { to };
     let (old, new) = ((from.dir, from.name.as_slice()), (to.dir, to.name.as_slice()));
-    change.filesystem().rename(old, new, flags).map_err(|error| failed(&named.path, &error))?;
-    // Two names of one inode: a rename leaves both, and a move leaves one.
+    transaction
+        .filesystem()
+        .rename(old, new, flags)
+        .map_err(|error| failed(&named.path, &error))?;
+    // If both are names of one inode, rename(2) keeps both; mv(1) removes the old name.
     if there == Some(moved) && !args.exchange {
-        let unlinked = change.filesystem().unlink(from.dir, &from.name);
+        let unlinked = transaction.filesystem().unlink(from.dir, &from.name);
         unlinked.map_err(|error| failed(&from.path, &error))?;
     }
     if args.exchange {
-        change.did("exchanged", &from.path);
-        change.did("exchanged", &to.path);
+        transaction.record("exchanged", &from.path);
+        transaction.record("exchanged", &to.path);
     } else {
-        change.did("moved", &from.path);
-        change.did("made", &to.path);
+        transaction.record("moved", &from.path);
+        transaction.record("made", &to.path);
     }
     Ok(())
 }

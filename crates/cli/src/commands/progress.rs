@@ -1,11 +1,11 @@
-//! The progress bar: only where a person watches, and not under --quiet.
+//! The progress bar: shown only if stderr is a terminal, and not with --quiet or --json.
 
 use std::io::{IsTerminal, stderr};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::flags::GlobalArgs;
+use crate::args::GlobalArgs;
 
 const TEMPLATE: &str = "{spinner} {bytes} of {total_bytes} found so far, {bytes_per_sec} {bar:30}";
 
@@ -26,11 +26,12 @@ impl Progress {
         Self { bar }
     }
 
-    /// More bytes to copy.
+    /// Adds bytes to the total.
     pub(crate) fn found(&self, bytes: u64) {
         self.bar.inc_length(bytes);
     }
 
+    /// Adds bytes that have been copied.
     pub(crate) fn done(&self, bytes: u64) {
         self.bar.inc(bytes);
     }

@@ -1,4 +1,4 @@
-//! `stat`: everything about a file, in the form of stat(1), with what btrfs adds.
+//! `stat`: shows the attributes of a file in the format of stat(1), and its btrfs metadata.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -6,16 +6,16 @@ use std::io::Write;
 use butternut::{Compression, Extent, ExtentKind, FileId, FileKind, Follow, Stat};
 use serde_json::{Value, json};
 
-use super::each::tell_each;
+use super::per_path::for_each_path;
+use crate::args::{GlobalArgs, StatArgs};
 use crate::failure::{Failure, Outcome};
-use crate::flags::{GlobalArgs, StatArgs};
-use crate::options::Opened;
 use crate::output::json::Object;
 use crate::output::table::{Side, Table};
 use crate::output::{Output, text, time};
+use crate::volume::OpenVolume;
 
-/// One file, with the parts that the flags ask for.
-struct Facts {
+/// A file, with the parts that the options select.
+struct FileInfo {
     path: Vec<u8>,
     stat: Stat,
     target: Option<Vec<u8>>,
@@ -24,15 +24,15 @@ struct Facts {
 }
 
 pub(crate) fn run(global: &GlobalArgs, args: &StatArgs, out: &mut Output) -> Outcome {
-    let opened = Opened::one(global, &args.volume)?;
-    tell_each(global, &args.paths, out, |path| facts(&opened, args, path), print, as_json)
+    let opened = OpenVolume::from_arg(global, &args.volume)?;
+    for_each_path(global, &args.paths, out, |path| info(&opened, args, path), print, as_json)
 }
 
-fn facts(opened: &Opened, args: &StatArgs, path: &OsString) -> Result<Facts, Failure> {
+fn info(opened: &OpenVolume, args: &StatArgs, path: &OsString) -> Result<FileInfo, Failure> {
     let follow = if args.dereference { Follow::Last } else { Follow::NotLast };
     let id = opened.resolve(path, follow)?;
     let path = text::bytes(path);
-    let gather = || -> butternut::Result<Facts> {
+    let gather = || -> butternut::Result<FileInfo> {
         let filesystem = &opened.filesystem;
         let stat = filesystem.stat(id)?;
         let is_link = stat.kind == FileKind::Symlink;
@@ -44,22 +44,22 @@ fn facts(opened: &Opened, args: &StatArgs, path: &OsString) -> Result<Facts, Fai
             None
         };
         let xattrs = if args.xattrs { Some(xattrs(opened, id)?) } else { None };
-        Ok(Facts { path: path.clone(), stat, target, extents, xattrs })
+        Ok(FileInfo { path: path.clone(), stat, target, extents, xattrs })
     };
     gather().map_err(|error| Failure::of(text::escaped(&path), &error))
 }
 
-fn xattrs(opened: &Opened, id: FileId) -> butternut::Result<Vec<(Vec<u8>, Vec<u8>)>> {
+fn xattrs(opened: &OpenVolume, id: FileId) -> butternut::Result<Vec<(Vec<u8>, Vec<u8>)>> {
     let names = opened.filesystem.xattr_names(id)?.into_iter();
     names.map(|name| opened.filesystem.xattr(id, &name).map(|value| (name, value))).collect()
 }
 
-fn print(facts: &Facts, out: &mut Output) -> std::io::Result<()> {
-    let stat = &facts.stat;
-    let mut name = out.shown(&facts.path);
-    if let Some(target) = &facts.target {
+fn print(info: &FileInfo, out: &mut Output) -> std::io::Result<()> {
+    let stat = &info.stat;
+    let mut name = out.display_name(&info.path);
+    if let Some(target) = &info.target {
         name.extend_from_slice(b" -> ");
-        name.extend_from_slice(&out.shown(target));
+        name.extend_from_slice(&out.display_name(target));
     }
     out.write_all(b"  File: ")?;
     out.line(&name)?;
@@ -101,18 +101,18 @@ fn print(facts: &Facts, out: &mut Output) -> std::io::Result<()> {
         stat.generation,
         stat.id.as_u64()
     )?;
-    for (name, value) in facts.xattrs.iter().flatten() {
+    for (name, value) in info.xattrs.iter().flatten() {
         let value = String::from_utf8(value.clone())
             .ok()
             .filter(|text| text.chars().all(|c| !c.is_control()))
             .map_or_else(|| format!("0x{}", text::hex(value)), |text| format!("{text:?}"));
         writeln!(out, " Xattr: {}={value}", text::escaped(name))?;
     }
-    print_extents(facts, out)
+    print_extents(info, out)
 }
 
-fn print_extents(facts: &Facts, out: &mut Output) -> std::io::Result<()> {
-    let Some(extents) = &facts.extents else { return Ok(()) };
+fn print_extents(info: &FileInfo, out: &mut Output) -> std::io::Result<()> {
+    let Some(extents) = &info.extents else { return Ok(()) };
     let mut table = Table::new(&[Side::Right, Side::Right, Side::Left, Side::Right, Side::Left]);
     let head = ["OFFSET", "BYTES", "KIND", "LOGICAL", "ON DISK"];
     table.row(head.iter().map(|cell| (*cell).to_owned()).collect());
@@ -154,7 +154,7 @@ fn word(compression: Compression) -> String {
     .to_owned()
 }
 
-/// The attributes, as every command prints them under --json.
+/// Adds the attributes of a file, as every command prints them with --json.
 pub(crate) fn fields(object: Object, stat: &Stat) -> Object {
     object
         .put("type", text::kind_word(stat.kind))
@@ -176,18 +176,18 @@ pub(crate) fn fields(object: Object, stat: &Stat) -> Object {
         .put("flags", text::inode_flags(stat.flags))
 }
 
-fn as_json(facts: &Facts) -> Object {
-    let mut object = fields(Object::new().name("path", &facts.path), &facts.stat);
-    if let Some(target) = &facts.target {
+fn as_json(info: &FileInfo) -> Object {
+    let mut object = fields(Object::new().name("path", &info.path), &info.stat);
+    if let Some(target) = &info.target {
         object = object.name("target", target);
     }
-    if let Some(xattrs) = &facts.xattrs {
+    if let Some(xattrs) = &info.xattrs {
         let list = xattrs.iter().map(|(name, value)| {
             Value::from(Object::new().name("name", name).name("value", value))
         });
         object = object.put("xattrs", list.collect::<Vec<_>>());
     }
-    if let Some(extents) = &facts.extents {
+    if let Some(extents) = &info.extents {
         object = object.put("extents", extents.iter().map(extent_json).collect::<Vec<_>>());
     }
     object

@@ -1,4 +1,4 @@
-//! Subvolumes and snapshots.
+//! Commands that list and show subvolumes and snapshots.
 
 pub(crate) mod list;
 pub(crate) mod show;

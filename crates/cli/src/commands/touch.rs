@@ -1,4 +1,4 @@
-//! `touch`: access and modification times; empty files where there are none.
+//! `touch`: changes access and modification times, and creates missing files.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -7,51 +7,52 @@ use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, Zoned};
 
-use super::change::{Change, failed, new_inode};
+use super::transaction::{Transaction, failed, new_inode};
+use crate::args::{GlobalArgs, TouchArgs};
 use crate::failure::{Failure, Outcome};
-use crate::flags::{GlobalArgs, TouchArgs};
 use crate::output::{Output, text};
 
-/// Permissions of a file that nobody decides on.
+/// Mode of a new file.
 pub(super) const PERMISSIONS: u32 = 0o644;
 
 pub(crate) fn run(global: &GlobalArgs, args: &TouchArgs, out: &mut Output) -> Outcome {
     let time = args.date.as_deref().map_or_else(|| Ok(now()), parse)?;
-    let mut change = Change::open(global, &args.volume)?;
+    let mut transaction = Transaction::open(global, &args.volume)?;
     for path in &args.paths {
         let path = text::bytes(path);
-        let Some(id) = find_or_make(&mut change, &path, !args.no_create)? else { continue };
+        let Some(id) = find_or_make(&mut transaction, &path, !args.no_create)? else { continue };
         let (atime, mtime) = (Some(SetTime::At(time)), Some(SetTime::At(time)));
         let set = SetAttributes { atime, mtime, ..SetAttributes::default() };
-        change.filesystem().set_attributes(id, &set).map_err(|error| failed(&path, &error))?;
-        change.did("changed", &path);
+        transaction.filesystem().set_attributes(id, &set).map_err(|error| failed(&path, &error))?;
+        transaction.record("changed", &path);
     }
-    change.finish(global, out, |object| object)
+    transaction.finish(global, out, |object| object)
 }
 
-/// What a path leads to; an empty file is made where nothing is, if asked for.
+/// Resolves a path. If it does not exist and `creates` is set, creates an empty file; otherwise
+/// returns `None`.
 pub(super) fn find_or_make(
-    change: &mut Change,
+    transaction: &mut Transaction,
     path: &[u8],
-    makes: bool,
+    creates: bool,
 ) -> Result<Option<FileId>, Failure> {
-    match change.filesystem().resolve(path, Follow::Last) {
+    match transaction.filesystem().resolve(path, Follow::Last) {
         Ok(id) => return Ok(Some(id)),
         Err(Error::NotFound) => {}
         Err(error) => return Err(failed(path, &error)),
     }
-    if !makes {
+    if !creates {
         return Ok(None);
     }
-    let place = change.place(path)?;
-    if change.occupant(&place)?.is_some() {
-        return Err(Failure::new(text::escaped(path), "is a symlink to what is not there")
-            .cure("name what it points at"));
+    let location = transaction.locate(path)?;
+    if transaction.existing(&location)?.is_some() {
+        return Err(Failure::new(text::escaped(path), "is a symlink whose target does not exist")
+            .hint("name the target"));
     }
     let new = new_inode(PERMISSIONS);
-    let made = change.filesystem().create(place.dir, &place.name, &new);
+    let made = transaction.filesystem().create(location.dir, &location.name, &new);
     let id = made.map_err(|error| failed(path, &error))?;
-    change.did("made", path);
+    transaction.record("made", path);
     Ok(Some(id))
 }
 
@@ -60,11 +61,11 @@ fn now() -> Time {
     Time { secs: i64::try_from(since.as_secs()).unwrap_or_default(), nanos: since.subsec_nanos() }
 }
 
-/// `@SECONDS`, a timestamp, or a date and time here.
+/// Parses `@SECONDS`, a timestamp, or a local date and time.
 fn parse(typed: &str) -> Result<Time, Failure> {
     let wrong = || {
-        Failure::new("--date", format!("{typed:?} is no time"))
-            .cure("write 2024-05-01T12:00:00Z, \"2024-05-01 12:00:00\" or @1714564800")
+        Failure::new("--date", format!("{typed:?} is not a time"))
+            .hint("examples: 2024-05-01T12:00:00Z, \"2024-05-01 12:00:00\", @1714564800")
     };
     if let Some(seconds) = typed.strip_prefix('@') {
         let secs = seconds.parse().map_err(|_| wrong())?;
@@ -76,7 +77,7 @@ fn parse(typed: &str) -> Result<Time, Failure> {
         .parse()
         .or_else(|_| typed.parse::<DateTime>().and_then(here).map(|zoned| zoned.timestamp()))
         .map_err(|_| wrong())?;
-    // Nanoseconds count upward, also before 1970.
+    // `nanos` counts forward from `secs`, also before 1970.
     let nanos = stamp.as_nanosecond();
     let secs = i64::try_from(nanos.div_euclid(1_000_000_000)).map_err(|_| wrong())?;
     let nanos = u32::try_from(nanos.rem_euclid(1_000_000_000)).map_err(|_| wrong())?;

@@ -1,15 +1,14 @@
-//! `truncate`: the size of files.
+//! `truncate`: shrinks or extends files to a size.
 
 use butternut::{Privileges, SetAttributes, SetTime};
 
-use super::change::{Change, failed};
 use super::touch::find_or_make;
+use super::transaction::{Transaction, failed};
+use crate::args::{GlobalArgs, TruncateArgs};
 use crate::failure::{Failure, Outcome};
-use crate::flags::{GlobalArgs, TruncateArgs};
-use crate::options;
 use crate::output::{Output, text};
 
-/// A size as typed.
+/// A size on the command line, absolute or relative.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Size {
     Exactly(u64),
@@ -19,37 +18,38 @@ pub(super) enum Size {
 
 pub(crate) fn run(global: &GlobalArgs, args: &TruncateArgs, out: &mut Output) -> Outcome {
     let size = Size::parse("--size", &args.size)?;
-    let mut change = Change::open_to_delete(global, &args.volume)?;
+    let mut transaction = Transaction::open_to_delete(global, &args.volume)?;
     for path in &args.paths {
         let path = text::bytes(path);
-        let Some(id) = find_or_make(&mut change, &path, !args.no_create)? else { continue };
-        let was = change.stat(id, &path)?.size;
+        let Some(id) = find_or_make(&mut transaction, &path, !args.no_create)? else { continue };
+        let was = transaction.stat(id, &path)?.size;
         let bytes = size.of(was).ok_or_else(|| {
-            Failure::new(text::escaped(&path), "no file is as large as that").cure("ask for less")
+            Failure::new(text::escaped(&path), "the new size is larger than the maximum file size")
+                .hint("choose a smaller size")
         })?;
-        // The set-id bits of what is cut or grown go, as they do under a mount. truncate(1) changes
-        // the time of modification also where the size stays.
+        // As on a mounted volume, a change of size clears the set-ID bits. truncate(1) updates the
+        // modification time even if the size stays the same.
         let mtime = Some(SetTime::Now);
         let set =
             SetAttributes { privileges: Privileges::Strip, mtime, ..SetAttributes::size(bytes) };
-        change.filesystem().set_attributes(id, &set).map_err(|error| failed(&path, &error))?;
-        change.did("changed", &path);
+        transaction.filesystem().set_attributes(id, &set).map_err(|error| failed(&path, &error))?;
+        transaction.record("changed", &path);
     }
-    change.finish(global, out, |object| object)
+    transaction.finish(global, out, |object| object)
 }
 
 impl Size {
     pub(super) fn parse(flag: &str, typed: &str) -> Result<Self, Failure> {
         if let Some(more) = typed.strip_prefix('+') {
-            return options::bytes(flag, more).map(Self::More);
+            return crate::args::parse_bytes(flag, more).map(Self::More);
         }
         match typed.strip_prefix('-') {
-            Some(fewer) => options::bytes(flag, fewer).map(Self::Fewer),
-            None => options::bytes(flag, typed).map(Self::Exactly),
+            Some(fewer) => crate::args::parse_bytes(flag, fewer).map(Self::Fewer),
+            None => crate::args::parse_bytes(flag, typed).map(Self::Exactly),
         }
     }
 
-    /// The new size of what had `was` bytes; nothing is smaller than empty.
+    /// Returns the new size of a file of `was` bytes, at least 0, or `None` on overflow.
     pub(super) fn of(self, was: u64) -> Option<u64> {
         match self {
             Self::Exactly(bytes) => Some(bytes),

@@ -1,46 +1,48 @@
-//! A walk over a tree of directories, parents before what is in them.
+//! Preorder traversal of a directory tree.
 //!
-//! 1. Memory is bounded by the depth and the number of directories, not by the number of files:
-//!    each directory that was entered is remembered, and costs some 20 bytes.
-//! 2. A directory is entered once. One that holds itself, or that has a second name (which only a
-//!    damaged or prepared volume has), is an error there, not a loop and not a second tree.
-//! 3. An error ends its directory, not the walk.
-//! 4. A path is kept as a chain of names, which neighbours share, and joined where it is printed:
-//!    the paths of 4,096 directories inside one another take the memory of 4,096 names.
+//! 1. Memory is bounded by the depth and the number of directories, not by the number of files: the
+//!    walk remembers each directory that it has entered, in about 20 bytes.
+//! 2. A directory is entered once. A directory that contains itself or has a second name, which
+//!    exists only on a damaged or malicious volume, is reported as an error.
+//! 3. An error in a directory ends that directory, not the walk.
+//! 4. A path is a chain of names that shares its parents, and is joined when it is printed: the
+//!    paths of 4,096 nested directories take the memory of 4,096 names.
+
+mod path;
 
 use std::collections::HashSet;
 
 use butternut::{DirEntry, Error, FIRST_ENTRY, FileId, FileKind, Filesystem, ReadDir};
 
-pub(crate) use super::walk_path::WalkPath;
+pub(crate) use path::WalkPath;
 
-/// Directories inside one another, at most. Paths of 4096 bytes cannot go deeper.
+/// Maximum depth of nested directories.
 const DEPTH_MAX: usize = 4096;
 
-/// What the walk has come to.
+/// A file or directory that the walk has found.
 #[derive(Debug, Clone)]
-pub(crate) struct Found {
-    /// From where the walk started, which is the first part.
+pub(crate) struct WalkEntry {
+    /// The path from the starting point, which is its first part.
     pub(crate) path: WalkPath,
     pub(crate) id: FileId,
     pub(crate) kind: FileKind,
     pub(crate) depth: usize,
 }
 
-impl Found {
+impl WalkEntry {
     pub(crate) fn is_directory(&self) -> bool {
         self.kind == FileKind::Directory
     }
 
-    /// The last part of the path.
+    /// Returns the last component of the path.
     pub(crate) fn name(&self) -> &[u8] {
         self.path.name()
     }
 }
 
-/// A directory that could not be read, and why.
+/// An error in a directory.
 #[derive(Debug)]
-pub(crate) struct Broken {
+pub(crate) struct WalkError {
     pub(crate) path: Vec<u8>,
     pub(crate) error: Box<Error>,
 }
@@ -51,7 +53,7 @@ struct Level {
     entries: ReadDir,
 }
 
-/// The walk: an iterator that does not go into a directory until the caller asks it to.
+/// The walk: an iterator that enters a directory only when the caller calls [`Walk::enter`].
 pub(crate) struct Walk<'a> {
     filesystem: &'a Filesystem,
     levels: Vec<Level>,
@@ -60,17 +62,20 @@ pub(crate) struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    /// A walk that has nowhere to go until [`Walk::enter`].
+    /// Creates a walk without a starting point; [`Walk::enter`] sets it.
     pub(crate) fn new(filesystem: &'a Filesystem, one_subvolume: bool) -> Self {
         Self { filesystem, levels: Vec::new(), entered: HashSet::new(), one_subvolume }
     }
 
-    /// Goes on with what is in `found`, before anything else.
-    pub(crate) fn enter(&mut self, found: &Found) -> Result<(), Broken> {
-        let broken = |error| Broken { path: found.path.bytes(), error: Box::new(error) };
-        if let Some(above) = self.levels.last()
+    /// Continues the walk with the entries of `found`.
+    ///
+    /// # Errors
+    /// Fails if the directory cannot be read, is too deep, or was entered before (law 2).
+    pub(crate) fn enter(&mut self, found: &WalkEntry) -> Result<(), WalkError> {
+        let broken = |error| WalkError { path: found.path.bytes(), error: Box::new(error) };
+        if let Some(parent) = self.levels.last()
             && self.one_subvolume
-            && above.id.subvolume != found.id.subvolume
+            && parent.id.subvolume != found.id.subvolume
         {
             return Ok(());
         }
@@ -78,7 +83,7 @@ impl<'a> Walk<'a> {
             return Err(broken(Error::NameTooLong));
         }
         if !self.entered.insert(found.id) {
-            return Err(broken(entered_before()));
+            return Err(broken(directory_cycle()));
         }
         let entries = self.filesystem.read_dir(found.id, FIRST_ENTRY).map_err(broken)?;
         self.levels.push(Level { id: found.id, path: found.path.clone(), entries });
@@ -87,7 +92,7 @@ impl<'a> Walk<'a> {
 }
 
 impl Iterator for Walk<'_> {
-    type Item = Result<Found, Broken>;
+    type Item = Result<WalkEntry, WalkError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         while let Some(level) = self.levels.last_mut() {
@@ -98,11 +103,11 @@ impl Iterator for Walk<'_> {
                 Some(Err(error)) => {
                     let path = level.path.bytes();
                     self.levels.pop();
-                    return Some(Err(Broken { path, error: Box::new(error) }));
+                    return Some(Err(WalkError { path, error: Box::new(error) }));
                 }
                 Some(Ok(DirEntry { name, id, kind, .. })) => {
                     let path = level.path.child(name);
-                    return Some(Ok(Found { path, id, kind, depth: self.levels.len() }));
+                    return Some(Ok(WalkEntry { path, id, kind, depth: self.levels.len() }));
                 }
             }
         }
@@ -110,7 +115,7 @@ impl Iterator for Walk<'_> {
     }
 }
 
-/// Law 2.
-pub(crate) fn entered_before() -> Error {
+/// Returns the error of law 2.
+pub(crate) fn directory_cycle() -> Error {
     Error::InvalidArgument { what: "the directory is inside itself, or has two names" }
 }

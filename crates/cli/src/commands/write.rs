@@ -1,14 +1,13 @@
-//! `write`: what comes on stdin, to a file.
+//! `write`: writes stdin to a file.
 
 use std::io::{self, ErrorKind, Read};
 
 use butternut::{File, Follow, Privileges};
 
-use super::change::{Change, failed};
 use super::touch::find_or_make;
+use super::transaction::{Transaction, failed};
+use crate::args::{GlobalArgs, WriteArgs};
 use crate::failure::{Failure, Outcome};
-use crate::flags::{GlobalArgs, WriteArgs};
-use crate::options;
 use crate::output::{Output, text};
 
 /// Bytes per write.
@@ -16,14 +15,14 @@ const WRITE_BYTES: usize = 4 << 20;
 
 pub(crate) fn run(global: &GlobalArgs, args: &WriteArgs, out: &mut Output) -> Outcome {
     let path = text::bytes(&args.path);
-    let mut at = options::bytes("--offset", &args.offset)?;
-    let mut change = Change::open(global, &args.volume)?;
-    find_or_make(&mut change, &path, true)?;
-    let id = change.find(&path, Follow::Last)?;
+    let mut at = crate::args::parse_bytes("--offset", &args.offset)?;
+    let mut transaction = Transaction::open(global, &args.volume)?;
+    find_or_make(&mut transaction, &path, true)?;
+    let id = transaction.find(&path, Follow::Last)?;
     let failed = |error: butternut::Error| failed(&path, &error);
-    let file = change.filesystem().open_file(id).map_err(failed)?;
+    let file = transaction.filesystem().open_file(id).map_err(failed)?;
     if args.append {
-        at = file.size();
+        at = file.len();
     }
     let start = at;
     let mut input = io::stdin().lock();
@@ -36,15 +35,18 @@ pub(crate) fn run(global: &GlobalArgs, args: &WriteArgs, out: &mut Output) -> Ou
         write_all(&file, at, &buffer[..read], Privileges::Strip).map_err(failed)?;
         at += read as u64;
     }
-    if args.truncate && file.size() != at {
+    if args.truncate && file.len() != at {
         file.truncate(at).map_err(failed)?;
     }
     drop(file);
-    change.did("written", &path);
-    change.finish(global, out, |object| object.put("offset", start).put("bytes", at - start))
+    transaction.record("written", &path);
+    transaction.finish(global, out, |object| object.put("offset", start).put("bytes", at - start))
 }
 
-/// Writes all of `bytes`, or fails: what can only be written in part is not wanted.
+/// Writes all of `bytes` at `offset`.
+///
+/// # Errors
+/// Fails if a part cannot be written. Earlier parts may have been written.
 pub(super) fn write_all(
     file: &File,
     offset: u64,
@@ -53,13 +55,13 @@ pub(super) fn write_all(
 ) -> butternut::Result<()> {
     let mut done = 0;
     while done < bytes.len() {
-        // The second try of what did not fit says why.
+        // A short write is retried; the retry returns the error.
         done += file.write_as(offset + done as u64, &bytes[done..], privileges)?;
     }
     Ok(())
 }
 
-/// Reads until the buffer is full or nothing more comes.
+/// Reads until the buffer is full or the input ends.
 fn fill(input: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
     while filled < buffer.len() {

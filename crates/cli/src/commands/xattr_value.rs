@@ -1,18 +1,18 @@
-//! Values of extended attributes as text, in the forms of setfattr(1) and getfattr(1).
+//! Values of extended attributes as text, in the formats of setfattr(1) and getfattr(1).
 //!
-//! | form | means |
+//! | format | meaning |
 //! |---|---|
 //! | `0x...` | hex digits |
 //! | `0s...` | base64 |
-//! | `"..."` | text; `\"`, `\\` and `\NNN` (octal) within |
-//! | anything else | itself |
+//! | `"..."` | text, with the escapes `\"`, `\\` and `\NNN` (octal) |
+//! | anything else | text without escapes |
 
 use std::fmt::Write;
 
-use crate::flags::Encoding;
+use crate::args::Encoding;
 use crate::output::{base64, text};
 
-/// The bytes that a value as typed means; `None` where it is broken.
+/// Parses a value. Returns `None` if it is malformed.
 pub(super) fn parse(typed: &[u8]) -> Option<Vec<u8>> {
     if let Some(digits) = typed.strip_prefix(b"0x").or_else(|| typed.strip_prefix(b"0X")) {
         return from_hex(digits);
@@ -26,8 +26,8 @@ pub(super) fn parse(typed: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// A value to print, so that [`parse`] gives it back.
-pub(super) fn shown(value: &[u8], encoding: Option<Encoding>) -> String {
+/// Formats a value so that [`parse`] returns it again.
+pub(super) fn format(value: &[u8], encoding: Option<Encoding>) -> String {
     let is_text = |text: &str| !text.chars().any(char::is_control);
     let is_plain = std::str::from_utf8(value).is_ok_and(is_text);
     match encoding.unwrap_or(if is_plain { Encoding::Text } else { Encoding::Hex }) {
@@ -93,23 +93,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_value_survives_every_encoding() {
+    fn values_round_trip_through_every_encoding() {
         let all: Vec<u8> = (0..=255).collect();
         for value in
             [&b""[..], b"bar", b"a \"b\" \\c", b"\0\n", "\u{e9}".as_bytes(), b"\xff7", &all]
         {
             for encoding in [Encoding::Text, Encoding::Hex, Encoding::Base64] {
-                let shown = shown(value, Some(encoding));
+                let shown = format(value, Some(encoding));
                 assert_eq!(parse(shown.as_bytes()).as_deref(), Some(value), "{shown}");
             }
-            assert_eq!(parse(shown(value, None).as_bytes()).as_deref(), Some(value));
+            assert_eq!(parse(format(value, None).as_bytes()).as_deref(), Some(value));
         }
-        assert_eq!(shown(b"bar", None), "\"bar\"");
-        assert_eq!(shown(b"\x01", None), "0x01");
+        assert_eq!(format(b"bar", None), "\"bar\"");
+        assert_eq!(format(b"\x01", None), "0x01");
     }
 
     #[test]
-    fn broken_values_are_refused_and_plain_ones_taken_as_they_are() {
+    fn malformed_values_are_refused() {
         for typed in [&b"0x1"[..], b"0xzz", b"0s!", b"0sQQ", b"\"a\\\"", b"\"a\"b\""] {
             assert_eq!(parse(typed), None, "{typed:?}");
         }

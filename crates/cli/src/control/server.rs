@@ -1,7 +1,8 @@
-//! The end of the control socket that a mount serves: one thread, one connection after another.
+//! The server of the control socket, in the process of a mount: one thread serves one connection
+//! after another. When a clone has been sent, a thread of its own waits for the end of that
+//! connection.
 //!
-//! The thread keeps a handle on the filesystem, so it is ended before the volume counts as
-//! released.
+//! The thread holds a reference to the filesystem, so it must end before the volume is released.
 
 use std::fs::File;
 use std::io;
@@ -13,56 +14,73 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use butternut::{FileId, Filesystem, NamedSwitch, Stats};
-use butternut_fuse::Whole;
+use butternut::stats::Stats;
+use butternut::{FileId, Filesystem, NamedTunable};
+use butternut_fuse::DetachedMount;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
 
-use super::{Answer, Asked, Form, QUESTION_BYTES_MAX, Question, folders, path};
-use super::{make_folder, peer, receive, runtime, send, send_descriptor, socket_name};
-use crate::failure::{chain_and_cure, plain};
+use super::{Format, REQUEST_BYTES_MAX, Request, Response, SubvolumeSelector, directories, path};
+use super::{
+    devices_name, make_directory, peer, receive, runtime_dir, send, send_descriptor, socket_name,
+};
+use crate::failure::{chain_with_hint, io_text};
 
-/// How long a question may take, and how long its answer: others wait meanwhile.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// The object id of the root directory of every subvolume.
-const ROOT_DIRECTORY: u64 = 256;
-/// What is left to wait after a failed accept: out of descriptors, most likely.
+/// Maximum time to receive a request, and to send its response. Other connections wait meanwhile.
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// Pause after a failed accept, which most likely failed for lack of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What is asked about.
+/// The mount that the requests are about.
 #[derive(Debug)]
-pub(crate) struct Served {
+pub(crate) struct ServedMount {
     pub(crate) filesystem: Filesystem,
-    /// What its devices are ([`crate::commands`] compares them).
+    /// Identities of its devices ([`crate::commands`] compares them).
     pub(crate) devices: Vec<String>,
-    /// The options that it keeps ([`crate::commands`] compares them).
+    /// Options that are fixed while it is mounted ([`crate::commands`] compares them).
     pub(crate) settings: serde_json::Map<String, Value>,
-    /// There where it can be mounted at further places.
-    pub(crate) whole: Option<Arc<Whole>>,
+    /// Set if the volume can be mounted at more mount points.
+    pub(crate) whole: Option<Arc<DetachedMount>>,
 }
 
-/// The socket of one mount, served until this is dropped.
+/// The control socket of one mount. It is served until the value is dropped.
 #[derive(Debug)]
 pub(crate) struct Server {
     path: PathBuf,
-    /// The inode of the socket, which its listener keeps from being given to another.
+    /// The file that names the devices.
+    devices: PathBuf,
+    /// Inode number of the socket. It is not reused while the listener is open.
     inode: u64,
     thread: Option<JoinHandle<()>>,
-    /// The thread ends when the other end of this is gone.
+    /// The thread ends when this end of a socket pair is closed.
     end: Option<UnixStream>,
 }
 
 impl Server {
-    /// Serves the mount with a device number, at the best place that there is.
-    pub(crate) fn start(served: Served, device: Option<(u32, u32)>) -> io::Result<Self> {
-        let name = socket_name(device.ok_or(io::ErrorKind::NotFound)?);
+    /// Starts the server for the mount with a device number, in the first directory that can be
+    /// used.
+    ///
+    /// # Errors
+    /// Fails if no socket can be created, with the error of the preferred directory.
+    pub(crate) fn start(served: ServedMount, device: Option<(u32, u32)>) -> io::Result<Self> {
+        let device = device.ok_or(io::ErrorKind::NotFound)?;
+        let (name, devices) = (socket_name(device), devices_name(device));
         let user = rustix::process::geteuid().as_raw();
         let mut first = None;
-        for folder in folders(user, runtime()) {
-            let path = folder.join(&name);
-            match make_folder(&folder, user).and_then(|()| bind(&path)) {
-                Ok((listener, inode)) => return Self::serve(served, listener, path, inode),
+        for directory in directories(user, runtime_dir()) {
+            let path = directory.join(&name);
+            let devices = directory.join(&devices);
+            match make_directory(&directory, user).and_then(|()| bind(&path, &devices)) {
+                Ok((listener, inode)) => {
+                    let names = serde_json::to_vec(&served.devices)?;
+                    // Only root mounts a volume again. Without the file, it requests the devices
+                    // from this process.
+                    if user == 0 {
+                        std::fs::write(&devices, names).unwrap_or_default();
+                    }
+                    return Self::serve(served, listener, (path, devices), inode);
+                }
                 Err(error) => drop(first.get_or_insert(error)),
             }
         }
@@ -70,22 +88,29 @@ impl Server {
     }
 
     fn serve(
-        served: Served,
+        served: ServedMount,
         listener: UnixListener,
-        path: PathBuf,
+        (path, devices): (PathBuf, PathBuf),
         inode: u64,
     ) -> io::Result<Self> {
         let (end, ended) = UnixStream::pair()?;
         let run = move || accept(&served, &listener, &ended);
         let thread = thread::Builder::new().name("butternut-ctl".into()).spawn(run)?;
-        Ok(Self { path, inode, thread: Some(thread), end: Some(end) })
+        Ok(Self { path, devices, inode, thread: Some(thread), end: Some(end) })
+    }
+}
+
+impl Server {
+    /// Removes the socket without joining the thread, which may be blocked on a device.
+    pub(crate) fn abandon_thread(mut self) {
+        self.thread = None;
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Before the thread ends: whoever connects from now on finds nothing.
-        remove(&self.path, self.inode).unwrap_or_default();
+        // Before the thread ends: clients that connect from now on find no socket.
+        remove(&self.path, &self.devices, self.inode).unwrap_or_default();
         self.end = None;
         if let Some(thread) = self.thread.take() {
             thread.join().unwrap_or_default();
@@ -93,146 +118,186 @@ impl Drop for Server {
     }
 }
 
-/// The folder of the sockets, locked for as long as the answer lives.
+/// Opens and locks the directory of the sockets. Dropping the file unlocks it.
 fn lock(path: &Path) -> io::Result<File> {
-    let folder = File::open(path.parent().unwrap_or(path))?;
-    flock(&folder, FlockOperation::LockExclusive)?;
-    Ok(folder)
+    let directory = File::open(path.parent().unwrap_or(path))?;
+    flock(&directory, FlockOperation::LockExclusive)?;
+    Ok(directory)
 }
 
-/// Removes the socket, but not that of the mount which has the device number by now: the kernel
-/// gives it away before the process of the mount that had it ends.
-fn remove(path: &Path, inode: u64) -> io::Result<()> {
-    let _folder = lock(path)?;
+/// Removes the socket and the file of the devices, unless a later mount has replaced them: the
+/// kernel may reuse the device number of a mount before its process ends.
+fn remove(path: &Path, devices: &Path, inode: u64) -> io::Result<()> {
+    let _lock = lock(path)?;
     if std::fs::symlink_metadata(path)?.ino() == inode {
+        std::fs::remove_file(devices).unwrap_or_default();
         std::fs::remove_file(path)
     } else {
         Ok(())
     }
 }
 
-fn bind(path: &Path) -> io::Result<(UnixListener, u64)> {
-    let _folder = lock(path)?;
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
+/// Creates the socket, in place of a stale one and its file of devices.
+fn bind(path: &Path, devices: &Path) -> io::Result<(UnixListener, u64)> {
+    let _lock = lock(path)?;
+    for stale in [devices, path] {
+        match std::fs::remove_file(stale) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
     }
     let listener = UnixListener::bind(path)?;
-    // Nobody else can enter the folder meanwhile.
+    // No other user can enter the directory meanwhile.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     listener.set_nonblocking(true)?;
     Ok((listener, std::fs::symlink_metadata(path)?.ino()))
 }
 
-fn accept(served: &Served, listener: &UnixListener, ended: &UnixStream) {
+fn accept(served: &ServedMount, listener: &UnixListener, ended: &UnixStream) {
     loop {
         let (listening, ending) = (listener.as_fd(), ended.as_fd());
-        let mut asked =
+        let mut events =
             [PollFd::new(&ending, PollFlags::IN), PollFd::new(&listening, PollFlags::IN)];
-        // A signal, at the worst.
-        if poll(&mut asked, None).is_err() {
+        // Interrupted by a signal.
+        if poll(&mut events, None).is_err() {
             continue;
         }
-        if !asked[0].revents().is_empty() {
+        if !events[0].revents().is_empty() {
             return;
         }
         match listener.accept() {
-            Ok((stream, _)) => answer_one(served, stream),
+            Ok((stream, _)) => serve_connection(served, stream),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(_) => thread::sleep(PAUSE),
         }
     }
 }
 
-/// Answers the question of one connection. Whoever does not wait for the answer does without.
-fn answer_one(served: &Served, mut stream: UnixStream) {
-    let until = Instant::now() + PATIENCE;
+/// Answers the request of one connection. A response that cannot be sent is dropped.
+fn serve_connection(served: &ServedMount, mut stream: UnixStream) {
+    let until = Instant::now() + TIMEOUT;
     let own = rustix::process::geteuid().as_raw();
     let answer = match peer(&stream) {
         Ok(user) if user == own || user == 0 => {
             if stream.set_nonblocking(false).is_err() {
                 return;
             }
-            match receive(&mut stream, QUESTION_BYTES_MAX, until) {
+            match receive(&mut stream, REQUEST_BYTES_MAX, until) {
                 Ok(line) => match serde_json::from_slice(&line) {
-                    Ok(Question::Clone { subvolume }) => give_clone(served, &stream, subvolume),
+                    Ok(Request::Clone { subvolume }) => {
+                        return serve_clone(served, stream, subvolume);
+                    }
                     _ => answer(served, &line),
                 },
-                Err(error) => Answer::Error(format!("the question: {error}")),
+                Err(error) => Response::Error(format!("the request: {error}")),
             }
         }
-        _ => Answer::Error("the mount is another user's".to_owned()),
+        _ => Response::Error("the mount belongs to another user".to_owned()),
     };
-    send(&mut stream, &answer, Instant::now() + PATIENCE).unwrap_or_default();
+    send(&mut stream, &answer, Instant::now() + TIMEOUT).unwrap_or_default();
 }
 
-/// Sends the clone of a subvolume's directory ahead of the answer.
-fn give_clone(served: &Served, stream: &UnixStream, subvolume: Asked) -> Answer {
+/// Responds with a clone. The detached mount of the volume stays open until the client closes the
+/// connection, which it does when it has attached the clone or has failed to.
+fn serve_clone(served: &ServedMount, mut stream: UnixStream, subvolume: SubvolumeSelector) {
+    let (response, pending) = match served.whole.as_ref().map(DetachedMount::begin_clone) {
+        Some(Some(pending)) => (send_clone(served, &stream, subvolume), Some(pending)),
+        Some(None) => (Response::Error("the volume is being unmounted".to_owned()), None),
+        None => (Response::Error("the mount cannot be cloned".to_owned()), None),
+    };
+    let sent = send(&mut stream, &response, Instant::now() + TIMEOUT);
+    let (Ok(()), Response::Ok(_), Some(pending)) = (sent, response, pending) else { return };
+    let run = move || {
+        // The client sends no more data, so the read returns when it closes the connection.
+        stream.set_read_timeout(None).unwrap_or_default();
+        io::copy(&mut stream, &mut io::sink()).map(drop).unwrap_or_default();
+        drop(pending);
+    };
+    // If the thread cannot be started, the volume may be released before the clone is attached.
+    thread::Builder::new().name("butternut-clone".into()).spawn(run).map(drop).unwrap_or_default();
+}
+
+/// Sends a detached clone of the directory of a subvolume, before the response.
+fn send_clone(served: &ServedMount, stream: &UnixStream, subvolume: SubvolumeSelector) -> Response {
     let clone = directory(&served.filesystem, subvolume).and_then(|(id, directory)| {
         let whole = served.whole.as_ref().ok_or("the mount cannot be cloned")?;
         let shown = directory.display().to_string();
-        whole.clone_of(id, &directory).map_err(|error| format!("{shown}: {}", plain(&error)))
+        whole
+            .clone_directory(id, &directory)
+            .map_err(|error| format!("{shown}: {}", io_text(&error)))
     });
     let sent = clone
-        .and_then(|clone| send_descriptor(stream, clone.as_fd()).map_err(|error| plain(&error)));
-    sent.map_or_else(Answer::Error, |()| Answer::Ok(Value::Null))
+        .and_then(|clone| send_descriptor(stream, clone.as_fd()).map_err(|error| io_text(&error)));
+    sent.map_or_else(Response::Error, |()| Response::Ok(Value::Null))
 }
 
-/// The directory of a subvolume, and its path from the top of the volume. The path that was asked
-/// for may go through symlinks, so the library's path of the subvolume is taken instead.
-fn directory(filesystem: &Filesystem, subvolume: Asked) -> Result<(FileId, PathBuf), String> {
-    let failed = |error: butternut::Error| chain_and_cure(&error);
+/// Returns the directory of a subvolume, and its path from the top level. The path is the
+/// library's path of the subvolume, not the requested one.
+fn directory(
+    filesystem: &Filesystem,
+    subvolume: SubvolumeSelector,
+) -> Result<(FileId, PathBuf), String> {
+    let failed = |error: butternut::Error| chain_with_hint(&error);
     let id = match subvolume {
-        Asked::Path(bytes) => filesystem.subvolume_at(&bytes).map_err(failed)?,
-        Asked::Id(id) => id,
-        Asked::Default => filesystem.default_subvolume().map_err(failed)?,
+        SubvolumeSelector::Path(bytes) => filesystem.subvolume_at(&bytes).map_err(failed)?,
+        SubvolumeSelector::Id(id) => id,
+        SubvolumeSelector::Default => filesystem.default_subvolume().map_err(failed)?,
     };
     let found = filesystem.subvolume(id).map_err(failed)?.path;
-    let found = found.ok_or_else(|| format!("the subvolume {id} is deleted"))?;
-    Ok((FileId::new(id, ROOT_DIRECTORY), path(found)))
+    let found = found.ok_or_else(|| format!("subvolume {id} is deleted"))?;
+    Ok((FileId::root_of(id), path(found)))
 }
 
-fn answer(served: &Served, line: &[u8]) -> Answer {
+fn answer(served: &ServedMount, line: &[u8]) -> Response {
     let filesystem = &served.filesystem;
     match serde_json::from_slice(line) {
-        Ok(Question::Stats { form }) => printed(&filesystem.stats(), form),
-        Ok(Question::Switches) => {
-            Answer::Ok(filesystem.switches().named().iter().map(object).collect())
+        Ok(Request::Stats { form }) => printed(&filesystem.stats(), form),
+        Ok(Request::Tunables) => {
+            Response::Ok(filesystem.tunables().named().iter().map(object).collect())
         }
-        Ok(Question::Set { key, value }) => {
-            let mut switches = filesystem.switches();
-            let set = switches.set_named(&key, &value).and_then(|()| switches.find_named(&key));
+        Ok(Request::Set { key, value }) => {
+            let mut tunables = filesystem.tunables();
+            let set = tunables.set_named(&key, &value).and_then(|()| tunables.find_named(&key));
             match set {
-                Ok(switch) => {
-                    filesystem.set_switches(switches);
-                    Answer::Ok(vec![object(&switch)].into())
+                Ok(tunable) => {
+                    filesystem.set_tunables(tunables);
+                    Response::Ok(vec![object(&tunable)].into())
                 }
-                Err(error) => Answer::Error(error.to_string()),
+                Err(error) => Response::Error(error.to_string()),
             }
         }
-        Ok(Question::Volume) => Answer::Ok(json!({
+        Ok(Request::Volume) => Response::Ok(json!({
             "devices": served.devices,
             "settings": served.settings,
             "is_writable": filesystem.is_writable(),
             "can_clone": served.whole.is_some(),
         })),
-        Ok(Question::Clone { .. }) => Answer::Error("a clone takes a connection".to_owned()),
-        Err(error) => Answer::Error(format!("the question is not understood: {error}")),
+        Ok(Request::Commit) => match filesystem.sync() {
+            Ok(()) => Response::Ok(Value::Null),
+            Err(error) => {
+                let why = chain_with_hint(&error);
+                Response::Error(format!("the last changes could not be written: {why}"))
+            }
+        },
+        Ok(Request::Clone { .. }) => {
+            Response::Error("a clone can only be sent over a connection".to_owned())
+        }
+        Err(error) => Response::Error(format!("the request cannot be parsed: {error}")),
     }
 }
 
-fn printed(stats: &Stats, form: Form) -> Answer {
+fn printed(stats: &Stats, form: Format) -> Response {
     match form {
-        Form::Text => Answer::Ok(stats.to_string().into()),
-        Form::Prometheus => Answer::Ok(stats.to_prometheus().into()),
-        Form::Json => match serde_json::from_str(&stats.to_json()) {
-            Ok(value) => Answer::Ok(value),
-            Err(error) => Answer::Error(error.to_string()),
+        Format::Text => Response::Ok(stats.to_string().into()),
+        Format::Prometheus => Response::Ok(stats.to_prometheus().into()),
+        Format::Json => match serde_json::from_str(&stats.to_json()) {
+            Ok(value) => Response::Ok(value),
+            Err(error) => Response::Error(error.to_string()),
         },
     }
 }
 
-fn object(switch: &NamedSwitch) -> Value {
-    let NamedSwitch { key, value, allowed, what } = switch;
+fn object(tunable: &NamedTunable) -> Value {
+    let NamedTunable { key, value, allowed, what, .. } = tunable;
     json!({ "key": key, "value": value, "allowed": allowed, "what": what })
 }

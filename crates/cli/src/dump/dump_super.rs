@@ -1,14 +1,15 @@
-//! `inspect dump-super`: superblock copies in the form of `btrfs inspect-internal dump-super`.
+//! `inspect dump-super`: prints superblock copies in the format of
+//! `btrfs inspect-internal dump-super`.
 //!
-//! 1. Copies are read as they lie, from one device at a time: no volume has to open.
-//! 2. A copy whose place is past the device's end is not there, and nothing is said of it.
-//! 3. A copy without the magic number ends the command, unless it is forced.
+//! 1. Copies are read directly from each device; the volume is not opened.
+//! 2. A copy past the end of the device is skipped without a message.
+//! 3. A copy without the magic number ends the command, unless --force is given.
 
 use super::super_block;
-use crate::failure::{Done, Failure, Outcome};
-use crate::flags::{DumpSuperArgs, GlobalArgs};
-use crate::output::{json, say};
-use crate::volume_arg;
+use crate::args::{DumpSuperArgs, GlobalArgs};
+use crate::failure::{Completion, Failure, Outcome};
+use crate::output::{json, stderr_line};
+use crate::volume::arg;
 use butternut::DevicePath;
 use butternut_format::feature;
 use butternut_format::refused::Hex;
@@ -19,7 +20,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Prints the superblocks that `args` asks for.
+/// Prints the superblocks that `args` selects.
 pub(crate) fn print(global: &GlobalArgs, args: &DumpSuperArgs, out: &mut dyn Write) -> Outcome {
     let copies = copies(args)?;
     let mut list = json::List::default();
@@ -36,10 +37,10 @@ pub(crate) fn print(global: &GlobalArgs, args: &DumpSuperArgs, out: &mut dyn Wri
             writeln!(out, "superblock: bytenr={offset}, device={name}")?;
             writeln!(out, "---------------------------------------------------------")?;
             if raw.magic.get() != MAGIC && !args.force {
-                let why = format!("no magic number at {offset}, so no superblock");
-                return Err(Failure::new(name, why).cure("--force prints it all the same"));
+                let why = format!("no superblock at {offset}: the magic number does not match");
+                return Err(Failure::new(name, why).hint("--force prints it anyway"));
             }
-            let mut notices = |text: String| say(&format!("{name}: {text}"));
+            let mut notices = |text: String| stderr_line(&format!("{name}: {text}"));
             super_block::print(&raw, args.full, &mut notices, out)?;
             writeln!(out)?;
         }
@@ -47,7 +48,7 @@ pub(crate) fn print(global: &GlobalArgs, args: &DumpSuperArgs, out: &mut dyn Wri
     if global.json {
         list.end(out)?;
     }
-    Ok(Done::Well)
+    Ok(Completion::Success)
 }
 
 fn copies(args: &DumpSuperArgs) -> Result<Vec<u64>, Failure> {
@@ -57,40 +58,43 @@ fn copies(args: &DumpSuperArgs) -> Result<Vec<u64>, Failure> {
     let copy = args.copy.unwrap_or_default();
     let offset = usize::try_from(copy).ok().and_then(copy_offset);
     let offset = offset.ok_or_else(|| {
-        Failure::new("inspect dump-super", format!("no copy {copy}")).cure("there are 0, 1 and 2")
+        Failure::new("inspect dump-super", format!("no copy {copy}"))
+            .hint("the copies are 0, 1 and 2")
     })?;
     Ok(vec![offset])
 }
 
 fn device(typed: &OsString) -> Result<DevicePath, Failure> {
     let what = typed.display().to_string();
-    let volume = volume_arg::parse(std::slice::from_ref(typed))
+    let volume = arg::parse(std::slice::from_ref(typed))
         .map_err(|error| Failure::new(&what, error.to_string()))?;
     let mut devices = volume.devices.into_iter();
     match (devices.next(), devices.next()) {
         (Some(device), None) => Ok(device),
-        _ => Err(Failure::new(what, "not one device").cure("give devices as separate words")),
+        _ => Err(Failure::new(what, "does not name exactly one device")
+            .hint("give devices as separate arguments")),
     }
 }
 
-/// The bytes at a copy's place, or `None` where the device ends before it.
+/// Reads the superblock copy at `offset`, or returns `None` if the device ends before it.
 fn read(
     file: &File,
     device: &DevicePath,
     offset: u64,
 ) -> Result<Option<Box<RawSuperBlock>>, Failure> {
     let what = format!("{} at {offset}", device.path.display());
-    let place = device.offset.checked_add(offset);
-    let place = place.ok_or_else(|| Failure::new(&what, "past the end of all addresses"))?;
+    let start = device.offset.checked_add(offset);
+    let start = start.ok_or_else(|| Failure::new(&what, "the offset exceeds 64 bits"))?;
     let mut raw = Box::new(RawSuperBlock::new_zeroed());
     let mut filled = 0;
     while filled < size_of::<RawSuperBlock>() {
         let rest = raw.as_mut_bytes().get_mut(filled..).unwrap_or_default();
-        let at = place.saturating_add(u64::try_from(filled).unwrap_or(u64::MAX));
+        let at = start.saturating_add(u64::try_from(filled).unwrap_or(u64::MAX));
         match file.read_at(rest, at) {
             Ok(0) if filled == 0 => return Ok(None),
             Ok(0) => {
-                let why = format!("ends inside the superblock: {filled} of 4096 bytes");
+                let why =
+                    format!("the device ends inside the superblock, after {filled} of 4096 bytes");
                 return Err(Failure::new(what, why));
             }
             Ok(read) => filled += read,

@@ -1,19 +1,20 @@
-//! `inspect dump-tree`: trees in the form of `btrfs inspect-internal dump-tree`.
+//! `inspect dump-tree`: prints trees in the format of `btrfs inspect-internal dump-tree`.
 //!
-//! This is the seam: options as typed on one side, the library's verified blocks on the other, and
-//! [`tree`] between them.
+//! This module connects the command-line options and the verified tree blocks of the library to the
+//! printers in [`tree`].
 
 use super::tree::{self, Blocks, DumpOptions, Order};
-use crate::failure::{Done, Failure, Outcome, chain};
-use crate::flags::{DumpTreeArgs, GlobalArgs};
-use crate::output::say;
-use butternut::{Filesystem, Inspect};
+use crate::args::{DumpTreeArgs, GlobalArgs};
+use crate::failure::{Completion, Failure, Outcome, chain};
+use crate::output::stderr_line;
+use butternut::Filesystem;
+use butternut::inspect::Inspect;
 use butternut_format::node::Expected;
 use butternut_format::super_block::RawSuperBlock;
 use butternut_format::units::Logical;
 use std::io::Write;
 
-/// Prints the trees or blocks that `args` asks for.
+/// Prints the trees or blocks that `args` selects.
 pub(crate) fn print(
     filesystem: &Filesystem,
     global: &GlobalArgs,
@@ -21,10 +22,10 @@ pub(crate) fn print(
     out: &mut dyn Write,
 ) -> Outcome {
     let options = options(global, args)?;
-    let mut done = Done::Well;
+    let mut done = Completion::Success;
     let mut notice = |line: &str| {
-        say(&format!("inspect dump-tree: {line}"));
-        done = Done::WithFailures;
+        stderr_line(&format!("inspect dump-tree: {line}"));
+        done = Completion::PartialFailure;
     };
     tree::dump(&Volume(filesystem.inspect()), &options, out, &mut notice)?;
     Ok(done)
@@ -34,7 +35,7 @@ fn options(global: &GlobalArgs, args: &DumpTreeArgs) -> Result<DumpOptions, Fail
     let tree = args.tree.as_deref().map(|name| {
         tree::tree_by_name(name).ok_or_else(|| {
             Failure::new(format!("inspect dump-tree: {name}"), "no tree has this id or name")
-                .cure("a number, or a name as fs, root, chunk, extent, csum, uuid, quota")
+                .hint("use an id, or a name like fs, root, chunk, extent, csum, uuid or quota")
         })
     });
     Ok(DumpOptions {

@@ -1,11 +1,12 @@
-//! A superblock in the form of `btrfs inspect-internal dump-super` of btrfs-progs 6.14.
+//! Prints a superblock in the format of `btrfs inspect-internal dump-super` of btrfs-progs 6.14.
 //!
-//! The form is its output, byte for byte, oddities included: tools and people read it. It is shown
-//! as it lies, good or bad: nothing here refuses, and nothing here reads a device.
+//! The output is identical byte for byte, oddities included, since tools and people read it. An
+//! invalid superblock is printed like a valid one. Nothing here reads a device.
 //!
 //! 1. A value begins at column 24, or one tab behind a longer name.
-//! 2. Bits that the form has no name for are one number at the end, also where we know a name.
-//! 3. A system chunk array that ends early is said to the notices, and the rest goes on.
+//! 2. Bits without a name in btrfs-progs are printed as one number at the end, even if Butternut
+//!    has a name for them.
+//! 3. A truncated system chunk array is reported to `notices`, and the other fields are printed.
 
 use super::tree::item::chunk;
 use super::tree::key::KeyText;
@@ -25,11 +26,11 @@ use std::fmt::Display;
 use std::io::{self, Write};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Where values begin, and how far apart tabs are.
+/// Column at which values begin, and distance between tab stops.
 const VALUE_COLUMN: usize = 24;
 const TAB_COLUMNS: usize = 8;
 
-/// The names of `flags`, in the order of the form.
+/// The names of `flags`, in the order of btrfs-progs.
 pub(crate) const SUPER_FLAGS: [(u64, &str); 10] = [
     (FLAG_WRITTEN, "WRITTEN"),
     (FLAG_RELOC, "RELOC"),
@@ -43,11 +44,11 @@ pub(crate) const SUPER_FLAGS: [(u64, &str); 10] = [
     (FLAG_CHANGING_META_CSUM, "CHANGING_META_CSUM"),
 ];
 
-/// The features that this form has no name for.
+/// The features that btrfs-progs 6.14 prints without a name.
 const NAMELESS_COMPAT_RO: Feature = feature::VERITY;
 const NAMELESS_INCOMPAT: Feature = feature::REMAP_TREE;
 
-/// Prints one superblock; what is wrong with its system chunk array goes to `notices`.
+/// Prints one superblock. Errors in its system chunk array are reported to `notices`.
 pub(crate) fn print(
     raw: &RawSuperBlock,
     is_full: bool,
@@ -73,7 +74,7 @@ pub(crate) fn print(
     Ok(())
 }
 
-/// Names and values of the middle part, as they follow each other.
+/// Returns names and values of the roots and sizes, in the order of the output.
 pub(crate) fn roots_and_sizes(raw: &RawSuperBlock) -> [(&'static str, u64); 18] {
     [
         ("generation", raw.generation.get()),
@@ -97,7 +98,7 @@ pub(crate) fn roots_and_sizes(raw: &RawSuperBlock) -> [(&'static str, u64); 18] 
     ]
 }
 
-/// Names and values of the device item, as they follow each other.
+/// Returns names and values of the device item, in the order of the output.
 pub(crate) fn device_fields(raw: &RawSuperBlock) -> [(&'static str, u64); 11] {
     let device = &raw.dev_item;
     [
@@ -115,14 +116,14 @@ pub(crate) fn device_fields(raw: &RawSuperBlock) -> [(&'static str, u64); 11] {
     ]
 }
 
-/// The features of a word by name, in the form's spelling, with their bits.
+/// Returns the features of a flags field with their bits, in the spelling of btrfs-progs.
 pub(crate) fn feature_names(table: &[Feature]) -> Vec<(u64, String)> {
     let is_named = |feature: &&Feature| ![NAMELESS_COMPAT_RO, NAMELESS_INCOMPAT].contains(feature);
     let spelled = |feature: &Feature| feature.name.to_uppercase().replace('-', "_");
     table.iter().filter(is_named).map(|feature| (feature.mask(), spelled(feature))).collect()
 }
 
-/// Whether the checksum is right; `None` where its kind is unknown.
+/// Returns whether the checksum is valid, or `None` if its algorithm is unknown.
 pub(crate) fn checksum_matches(raw: &RawSuperBlock) -> Option<bool> {
     let kind = ChecksumKind::check(raw.csum_type.get()).ok()?;
     let (_, covered) = raw.as_bytes().split_at(CSUM_BYTES);
@@ -175,7 +176,7 @@ fn device(raw: &RawSuperBlock, out: &mut dyn Write) -> io::Result<()> {
     device_fields(raw).into_iter().try_for_each(|(name, value)| line(name, value, out))
 }
 
-/// One name a line, in one pair of brackets; nothing where no bit is set.
+/// Prints one name per line, in one pair of parentheses; nothing if no bit is set.
 fn flag_names<N: Display>(flags: u64, names: &[(u64, N)], out: &mut dyn Write) -> io::Result<()> {
     if flags == 0 {
         return Ok(());
@@ -192,7 +193,7 @@ fn flag_names<N: Display>(flags: u64, names: &[(u64, N)], out: &mut dyn Write) -
     writeln!(out, "\t\t\t( {} )", lines.join(" |\n\t\t\t  "))
 }
 
-/// The chunks of the array, up to where it ends early: the inner error says how.
+/// Parses the chunks of the array. A truncated array ends with an error that describes it.
 fn system_chunks(raw: &RawSuperBlock, out: &mut dyn Write) -> io::Result<Result<(), String>> {
     let size = raw.sys_chunk_array_size.get();
     let array = usize::try_from(size).ok().and_then(|size| raw.sys_chunk_array.get(..size));
@@ -213,7 +214,7 @@ fn system_chunks(raw: &RawSuperBlock, out: &mut dyn Write) -> io::Result<Result<
     Ok(Ok(()))
 }
 
-/// One chunk at the front of `rest`, and what is behind it.
+/// Parses one chunk at the start of `rest`, and returns the bytes after it.
 fn system_chunk<'a>(
     at: u32,
     rest: &'a [u8],
@@ -282,7 +283,7 @@ fn match_text(matches: bool) -> &'static str {
     if matches { "[match]" } else { "[DON'T MATCH]" }
 }
 
-/// Bytes as characters, a dot for each that is not printable ASCII.
+/// Returns bytes as characters, with a dot for each that is not printable ASCII.
 fn dotted(bytes: &[u8]) -> String {
     let shown = |byte: &u8| if matches!(byte, b' '..=b'~') { char::from(*byte) } else { '.' };
     bytes.iter().map(shown).collect()

@@ -1,17 +1,20 @@
-//! Trees in the form of `btrfs inspect-internal dump-tree` of btrfs-progs 6.14.
+//! Prints trees in the format of `btrfs inspect-internal dump-tree` of btrfs-progs 6.14.
 //!
-//! The form is its output, byte for byte, oddities included: tools and people read it. Nothing here
-//! reads a device: blocks come, checked, through [`Blocks`].
+//! The output is identical byte for byte, oddities included, since tools and people read it.
+//! Nothing here reads a device: [`Blocks`] provides verified tree blocks.
 //!
-//! 1. Without a tree or block asked for: the root, chunk and log root trees, then every tree with a
-//!    root item, in key order, first those of the root tree, then those of the log root tree.
-//! 2. One option narrows another: of `-e`, `-d` and `-u` together, a tree is shown where each one
-//!    given would show it. Of trees listed for `-e`, only leaves are shown.
-//! 3. A block that cannot be read is said, and the rest goes on.
+//! 1. Without `-t` and `-b`, the output contains the root, chunk and log root trees, then every
+//!    tree with a root item in key order, first those of the root tree, then those of the log root
+//!    tree.
+//! 2. Options narrow each other: with several of `-e`, `-d` and `-u`, a tree is shown if each of
+//!    them alone would show it. Of trees listed for `-e`, only leaves are shown.
+//! 3. A block that cannot be read is reported, and the dump continues.
 //!
-//! What is shown is decided here; how, by a [`Form`]: text, or JSON with the same content.
+//! This module selects what is shown; a [`Renderer`] prints it as text, or as JSON with the same
+//! content.
 
 mod block;
+mod formatting;
 #[cfg(test)]
 mod golden;
 pub(super) mod item;
@@ -19,7 +22,6 @@ mod json;
 pub(super) mod key;
 mod text;
 mod walk;
-mod words;
 
 use butternut_format::checksum::ChecksumKind;
 use butternut_format::feature::{BLOCK_GROUP_TREE, SIMPLE_QUOTA};
@@ -31,23 +33,23 @@ use butternut_format::units::{Generation, Logical, SECTOR_BYTES, TreeId};
 use std::fmt::Display;
 use std::io::{self, Write};
 
-/// Where blocks come from.
+/// The source of tree blocks.
 pub(crate) trait Blocks {
     type Error: Display;
 
-    /// The superblock that the volume was opened with.
+    /// Returns the superblock that the volume was opened with.
     fn super_block(&self) -> &RawSuperBlock;
 
-    /// The bytes of a checked block that something points at.
+    /// Returns the bytes of a verified block, given its parent's pointer.
     fn block(&self, expected: &Expected) -> Result<Vec<u8>, Self::Error>;
 
-    /// The bytes of a checked block of which only the address is known.
+    /// Returns the bytes of a verified block, given only its address.
     fn block_at(&self, logical: Logical) -> Result<Vec<u8>, Self::Error>;
 }
 
-/// What to dump, as the options of the same names ask for it.
+/// What to dump, as in the options with the same names.
 #[derive(Clone, Debug, Default)]
-#[expect(clippy::struct_excessive_bools, reason = "each is an option of the tool it mirrors")]
+#[expect(clippy::struct_excessive_bools, reason = "the options of btrfs dump-tree")]
 pub(crate) struct DumpOptions {
     pub(crate) extents: bool,
     pub(crate) device: bool,
@@ -64,19 +66,19 @@ pub(crate) struct DumpOptions {
     pub(crate) json: bool,
 }
 
-/// The order in which a tree's blocks are shown.
+/// The order of the blocks of a tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Order {
     /// Level by level, from the root.
     #[default]
     Breadth,
-    /// Each node, then all that is below it.
+    /// Each node, then its descendants.
     Depth,
 }
 
-/// What the printers of blocks and items need to know of the volume and the options.
+/// The options and properties of the volume that affect the printing of blocks and items.
 #[derive(Clone, Copy, Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "options and a feature, each for itself")]
+#[expect(clippy::struct_excessive_bools, reason = "independent options")]
 pub(crate) struct Style {
     hide_names: bool,
     csum_headers: bool,
@@ -85,11 +87,11 @@ pub(crate) struct Style {
     simple_quota: bool,
 }
 
-/// A tree as it is announced.
+/// The heading of a tree.
 struct Heading<'a> {
     /// `root tree`, `fs tree`.
     name: &'a str,
-    /// The key of its root item; the trees that the superblock names have none.
+    /// The key of its root item; `None` for the trees that the superblock points to.
     key: Option<Key>,
     root: &'a Expected,
     /// Only the address and level of the root block are shown.
@@ -98,17 +100,17 @@ struct Heading<'a> {
     is_extents: bool,
 }
 
-/// How things are shown.
-trait Form {
-    /// Announces a tree, whose blocks follow.
+/// An output format.
+trait Renderer {
+    /// Prints the heading of a tree, whose blocks follow.
     fn tree(&mut self, heading: &Heading<'_>) -> io::Result<()>;
     fn block(&mut self, bytes: &[u8]) -> io::Result<()>;
     fn totals(&mut self, raw: &RawSuperBlock, with_backups: bool) -> io::Result<()>;
-    /// Ends the whole.
+    /// Prints the end of the output.
     fn end(&mut self) -> io::Result<()>;
 }
 
-/// Prints what `options` ask for to `out`; `notice` hears what could not be shown, and why.
+/// Prints what `options` select to `out`. Blocks that cannot be shown are reported to `notice`.
 pub(crate) fn dump<B: Blocks>(
     blocks: &B,
     options: &DumpOptions,
@@ -123,21 +125,21 @@ pub(crate) fn dump<B: Blocks>(
         csum: ChecksumKind::check(raw.csum_type.get()).unwrap_or(ChecksumKind::Crc32c),
         simple_quota: raw.incompat_flags.get() & SIMPLE_QUOTA.mask() != 0,
     };
-    let form: &mut dyn Form = if options.json {
+    let renderer: &mut dyn Renderer = if options.json {
         &mut json::Json::start(style, out)?
     } else {
         &mut text::Text::start(style, out)?
     };
-    let mut dump = Dump { blocks, options, form, notice };
+    let mut dump = Dump { blocks, options, renderer, notice };
     if options.blocks.is_empty() {
         dump.trees()?;
     } else {
         dump.single_blocks()?;
     }
-    dump.form.end()
+    dump.renderer.end()
 }
 
-/// The tree that a name or number after `-t` means.
+/// Parses the name or id of a tree after `-t`.
 pub(crate) fn tree_by_name(text: &str) -> Option<TreeId> {
     if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
         return text.parse().ok().filter(|id| *id != 0).map(TreeId);
@@ -168,25 +170,25 @@ pub(crate) fn tree_by_name(text: &str) -> Option<TreeId> {
 struct Dump<'a, B> {
     blocks: &'a B,
     options: &'a DumpOptions,
-    form: &'a mut dyn Form,
+    renderer: &'a mut dyn Renderer,
     notice: &'a mut dyn FnMut(&str),
 }
 
 impl<B: Blocks> Dump<'_, B> {
-    /// `-b`: in the order of their addresses, each once.
+    /// Prints the blocks of `-b`, sorted by address, without duplicates.
     fn single_blocks(&mut self) -> io::Result<()> {
         let mut addresses = self.options.blocks.clone();
         addresses.sort_unstable();
         addresses.dedup();
         for logical in addresses {
             if !logical.0.is_multiple_of(SECTOR_BYTES) {
-                self.say(format_args!("block {logical}: its address is not sector aligned"));
+                self.notify(format_args!("block {logical}: its address is not sector aligned"));
                 continue;
             }
             match self.blocks.block_at(logical) {
                 Ok(bytes) if self.options.follow => self.walk_from(&bytes)?,
-                Ok(bytes) => self.form.block(&bytes)?,
-                Err(error) => self.say(format_args!("block {logical}: {error}")),
+                Ok(bytes) => self.renderer.block(&bytes)?,
+                Err(error) => self.notify(format_args!("block {logical}: {error}")),
             }
         }
         Ok(())
@@ -221,28 +223,37 @@ impl<B: Blocks> Dump<'_, B> {
                 self.top_tree("log root tree", log)?;
             }
         }
-        self.listed_trees(&root)?;
+        let mut is_found = self.listed_trees(&root)?;
         if let Some(log) = &log {
-            self.listed_trees(log)?;
+            is_found |= self.listed_trees(log)?;
+        }
+        if let Some(tree) = self.options.tree.filter(|_| !is_found) {
+            self.notify(format_args!("tree {}: found no root item", tree.0));
         }
         if self.options.extents || self.options.device || self.options.uuid {
             return Ok(());
         }
-        self.form.totals(self.blocks.super_block(), self.options.backups)
+        self.renderer.totals(self.blocks.super_block(), self.options.backups)
     }
 
     fn one_tree(&mut self, name: &str, root: Option<Expected>) -> io::Result<()> {
         let Some(root) = &root else {
-            self.say(format_args!("{name}: the volume has none"));
+            self.notify(format_args!("{name}: the volume has none"));
             return Ok(());
         };
-        self.form.tree(&Heading { name, key: None, root, is_short: false, is_extents: false })?;
+        self.renderer.tree(&Heading {
+            name,
+            key: None,
+            root,
+            is_short: false,
+            is_extents: false,
+        })?;
         self.walk(root)
     }
 
     fn top_tree(&mut self, name: &str, root: &Expected) -> io::Result<()> {
         let is_short = self.only_roots();
-        self.form.tree(&Heading { name, key: None, root, is_short, is_extents: false })?;
+        self.renderer.tree(&Heading { name, key: None, root, is_short, is_extents: false })?;
         if is_short { Ok(()) } else { self.walk(root) }
     }
 
@@ -250,27 +261,35 @@ impl<B: Blocks> Dump<'_, B> {
         self.options.roots || self.options.backups
     }
 
-    /// The trees whose root items lie in the tree at `root`.
-    fn listed_trees(&mut self, root: &Expected) -> io::Result<()> {
+    /// Prints the trees whose root items are in the tree at `root`.
+    /// Returns whether there is one that the options select.
+    fn listed_trees(&mut self, root: &Expected) -> io::Result<bool> {
         let mut roots = Vec::new();
         self.visit(root, &mut |key, data| {
             if key.item_type == ItemType::ROOT_ITEM {
                 roots.push((key, item::padded::<RawRootItem>(data)));
             }
         })?;
+        let mut is_found = false;
         for (key, raw) in roots {
-            if self.options.tree.is_some_and(|tree| tree.0 != key.objectid) || !self.shows(key) {
+            if self.options.tree.is_some_and(|tree| tree.0 != key.objectid) {
+                continue;
+            }
+            is_found = true;
+            if !self.shows(key) {
                 continue;
             }
             let logical = raw.bytenr.get();
             if !logical.is_multiple_of(SECTOR_BYTES) || logical == 0 {
-                self.say(format_args!("tree {key}: bytenr {logical} is no address of a block"));
+                self.notify(format_args!(
+                    "tree {key}: bytenr {logical} is not a valid block address"
+                ));
                 continue;
             }
             let root = expected(TreeId(key.objectid), logical, raw.generation.get(), raw.level);
             self.listed_tree(key, &root)?;
         }
-        Ok(())
+        Ok(is_found)
     }
 
     fn listed_tree(&mut self, key: Key, root: &Expected) -> io::Result<()> {
@@ -278,14 +297,14 @@ impl<B: Blocks> Dump<'_, B> {
         let is_extents = self.options.extents;
         let is_short = self.only_roots() && !is_extents;
         let key = Some(key);
-        self.form.tree(&Heading { name: &name, key, root, is_short, is_extents })?;
+        self.renderer.tree(&Heading { name: &name, key, root, is_short, is_extents })?;
         if is_short {
             return Ok(());
         }
         if is_extents { self.walk_leaves(root) } else { self.walk(root) }
     }
 
-    /// Law 2.
+    /// Returns whether the options show a tree (law 2).
     fn shows(&self, key: Key) -> bool {
         let DumpOptions { extents, device, uuid, .. } = *self.options;
         match TreeId(key.objectid) {
@@ -312,12 +331,12 @@ impl<B: Blocks> Dump<'_, B> {
         Ok(found)
     }
 
-    fn say(&mut self, what: std::fmt::Arguments<'_>) {
+    fn notify(&mut self, what: std::fmt::Arguments<'_>) {
         (self.notice)(&what.to_string());
     }
 }
 
-/// What a root item, or the superblock, says of a tree's root block.
+/// Returns the expected header of a root block, from a root item or the superblock.
 fn expected(tree: TreeId, logical: u64, generation: u64, level: u8) -> Expected {
     let generation = Generation(generation);
     Expected { logical: Logical(logical), generation, level, tree, first_key: None, end_key: None }
@@ -328,7 +347,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn trees_go_by_number_or_by_any_spelling_of_their_name() {
+    fn trees_are_named_by_id_or_any_spelling_of_their_name() {
         for text in ["5", "05", "fs", "FS_TREE", "fs-tree", "FS_TREE_OBJECTID"] {
             assert_eq!(tree_by_name(text), Some(TreeId::FS), "{text}");
         }

@@ -1,10 +1,11 @@
-//! Base64: in pieces, for file bytes in JSON, and whole, for the values of attributes.
+//! Base64: incremental, for file data in JSON, and whole, for values of extended attributes.
 
 use std::io::{self, Write};
 
 const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// Writes `bytes` as base64. Every piece but the last must be a multiple of 3 long.
+/// Writes `bytes` as base64. In a sequence of calls, the length of every part but the last must be
+/// a multiple of 3.
 pub(crate) fn write(out: &mut dyn Write, bytes: &[u8]) -> io::Result<()> {
     for group in bytes.chunks(3) {
         let word = group.iter().fold(0_u32, |word, byte| word << 8 | u32::from(*byte))
@@ -17,7 +18,7 @@ pub(crate) fn write(out: &mut dyn Write, bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// `bytes` as base64.
+/// Returns `bytes` as base64.
 pub(crate) fn text(bytes: &[u8]) -> String {
     let mut out = Vec::with_capacity(bytes.len().div_ceil(3) * 4);
     // Writing into memory cannot fail.
@@ -25,7 +26,7 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8(out).unwrap_or_default()
 }
 
-/// The bytes that base64 text means; `None` where it is broken.
+/// Decodes base64. Returns `None` if it is malformed.
 pub(crate) fn read(text: &[u8]) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
     let padding = text.iter().rev().take_while(|byte| **byte == b'=').count();
@@ -62,8 +63,8 @@ mod tests {
             assert_eq!(String::from_utf8(out).unwrap(), want);
             assert_eq!(super::read(want.as_bytes()).as_deref(), Some(bytes.as_bytes()));
         }
-        for broken in ["Z", "Zg", "Zg=", "Z===", "Zm9v====", "Zm9*"] {
-            assert_eq!(super::read(broken.as_bytes()), None, "{broken}");
+        for malformed in ["Z", "Zg", "Zg=", "Z===", "Zm9v====", "Zm9*"] {
+            assert_eq!(super::read(malformed.as_bytes()), None, "{malformed}");
         }
     }
 }

@@ -1,9 +1,9 @@
-//! JSON: what every command prints under `--json`.
+//! JSON output of every command with `--json`.
 //!
-//! 1. One document per run, ending in a newline; lists are written as they are found.
-//! 2. A name is a string; one that is not UTF-8 has its exact bytes beside it in hex, under the
-//!    same key with `_bytes` added, so nothing is lost.
-//! 3. Sizes are bytes, times are `{"secs", "nanos"}` from 1970.
+//! 1. A run prints one document that ends in a newline. Lists are written element by element.
+//! 2. A name is a string. A name that is not valid UTF-8 is followed by its exact bytes in
+//!    hexadecimal, under the same key with `_bytes` appended.
+//! 3. Sizes are in bytes; times are `{"secs", "nanos"}` since 1970.
 
 use std::io::{self, Write};
 
@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::text;
 
-/// An object whose keys keep the order in which they were put.
+/// An object whose keys keep the order of insertion.
 #[derive(Debug, Default, Serialize)]
 #[serde(transparent)]
 pub(crate) struct Object(Map<String, Value>);
@@ -27,7 +27,7 @@ impl Object {
         self
     }
 
-    /// A name: law 2.
+    /// Adds a name (law 2).
     pub(crate) fn name(mut self, key: &str, name: &[u8]) -> Self {
         self.0.insert(key.to_owned(), String::from_utf8_lossy(name).into_owned().into());
         if std::str::from_utf8(name).is_err() {
@@ -40,7 +40,7 @@ impl Object {
         self.put(key, json!({ "secs": time.secs, "nanos": time.nanos }))
     }
 
-    /// A UUID, null where it is zeros.
+    /// Adds a UUID, or null if it is all zeros.
     pub(crate) fn uuid(self, key: &str, uuid: &[u8; 16]) -> Self {
         let text = text::uuid_or_dash(uuid);
         self.put(key, if text == "-" { Value::Null } else { text.into() })
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_is_not_utf8_keeps_its_bytes() {
+    fn names_that_are_not_utf8_keep_their_bytes() {
         let value: Value = Object::new().name("name", b"a\xff").into();
         assert_eq!(value["name"], "a\u{fffd}");
         assert_eq!(value["name_bytes"], "61ff");
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_valid_json_however_long() {
+    fn lists_of_any_length_are_valid_json() {
         for count in 0..3 {
             let mut out = Vec::new();
             let mut list = List::default();

@@ -1,21 +1,22 @@
-//! Sizes: numbers with a suffix in, sizes for people out.
+//! Parses sizes with a suffix, and formats sizes.
 
-/// How a size is printed.
+/// The unit in which a size is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Units {
     /// The largest unit of 1024 that leaves a number of at least 1.
     Binary,
-    /// The same with units of 1000.
+    /// The largest unit of 1000 that leaves a number of at least 1.
     Decimal,
     Bytes,
-    /// This many bytes, under this name, whatever the size.
+    /// This unit, in bytes, with this name.
     Fixed(u64, &'static str),
 }
 
 const BINARY: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
 const DECIMAL: [&str; 7] = ["B", "kB", "MB", "GB", "TB", "PB", "EB"];
 
-/// Bytes: decimal or 0x, with a suffix of K, M, G, T, P (1024).
+/// Parses a number of bytes: hexadecimal with 0x, or decimal with an optional suffix K, M, G, T or
+/// P (powers of 1024).
 pub(crate) fn parse(text: &str) -> Option<u64> {
     let text = text.trim();
     if let Some(hex) = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
@@ -38,7 +39,7 @@ pub(crate) fn parse(text: &str) -> Option<u64> {
     digits.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
-/// As btrfs-progs prints it: two decimals, and its unit.
+/// Formats a size as btrfs-progs does, with two decimals and its unit.
 pub(crate) fn pretty(bytes: u64, units: Units) -> String {
     let (step, names) = match units {
         Units::Bytes => return bytes.to_string(),
@@ -55,7 +56,7 @@ pub(crate) fn pretty(bytes: u64, units: Units) -> String {
     decimals(bytes, unit, names[at])
 }
 
-/// Short, for `ls`: 512, 1.5K, 20M.
+/// Formats a size for `ls --human`: 512, 1.5K, 20M.
 pub(crate) fn short(bytes: u64) -> String {
     const NAMES: [&str; 7] = ["", "K", "M", "G", "T", "P", "E"];
     let mut unit = 1_u64;
@@ -67,7 +68,7 @@ pub(crate) fn short(bytes: u64) -> String {
     if at == 0 {
         return bytes.to_string();
     }
-    // Rounded up, as ls does: a size that shows as 1.0K may be less.
+    // Rounded up, as in ls(1).
     let tenths = (u128::from(bytes) * 10).div_ceil(u128::from(unit));
     if tenths < 100 {
         format!("{}.{}{}", tenths / 10, tenths % 10, NAMES[at])
@@ -76,7 +77,7 @@ pub(crate) fn short(bytes: u64) -> String {
     }
 }
 
-/// `bytes / unit` to two decimals, rounded to even as printf does for exact halves.
+/// Formats `bytes / unit` with two decimals; exact halves are rounded to even, as in printf(3).
 fn decimals(bytes: u64, unit: u64, name: &str) -> String {
     let scaled = u128::from(bytes) * 100;
     let unit = u128::from(unit);
@@ -86,12 +87,12 @@ fn decimals(bytes: u64, unit: u64, name: &str) -> String {
     format!("{}.{:02}{name}", hundredths / 100, hundredths % 100)
 }
 
-/// `part` of `whole` in percent, to two decimals.
+/// Formats `part / whole` in percent, with two decimals.
 pub(crate) fn percent(part: u64, whole: u64) -> String {
     if whole == 0 { "0.00%".to_owned() } else { decimals(part.saturating_mul(100), whole, "%") }
 }
 
-/// A ratio of two numbers of bytes, to two decimals.
+/// Formats the ratio of two sizes, with two decimals.
 pub(crate) fn ratio(raw: u64, logical: u64) -> String {
     if logical == 0 { "0.00".to_owned() } else { decimals(raw, logical, "") }
 }
@@ -101,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_take_suffixes_of_1024() {
+    fn suffixes_are_powers_of_1024() {
         assert_eq!(parse("512"), Some(512));
         assert_eq!(parse("4k"), Some(4096));
         assert_eq!(parse("1MiB"), Some(1 << 20));
@@ -113,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_print_as_btrfs_progs_prints_them() {
+    fn sizes_print_as_in_btrfs_progs() {
         assert_eq!(pretty(0, Units::Binary), "0.00B");
         assert_eq!(pretty(53_673_984, Units::Binary), "51.19MiB");
         assert_eq!(pretty(u64::MAX, Units::Binary), "16.00EiB");

@@ -1,13 +1,13 @@
-//! Columns: rows of text with each column as wide as its widest cell.
+//! Tables of text, with each column as wide as its widest cell.
 
-/// Where a column's text stands.
+/// The alignment of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     Left,
     Right,
 }
 
-/// Rows to be aligned when all are known.
+/// A table, aligned when it is printed.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     sides: Vec<Side>,
@@ -23,12 +23,12 @@ impl Table {
         self.rows.push(cells);
     }
 
-    /// A line of dashes under every column.
+    /// Adds a line of dashes.
     pub(crate) fn rule(&mut self) {
         self.rows.push(Vec::new());
     }
 
-    /// The lines, one space between columns, nothing after the last cell.
+    /// Returns the lines, with one space between columns and no trailing spaces.
     pub(crate) fn lines(&self) -> Vec<String> {
         let width = |column: usize| {
             let cells = self.rows.iter().filter_map(|row| row.get(column));

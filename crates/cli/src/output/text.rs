@@ -1,7 +1,7 @@
-//! Names, modes and ids as text.
+//! Formats names, modes and UUIDs.
 //!
-//! A name is bytes. On a terminal what is not printable is escaped (`\n`, `\xff`, `\\`), so that a
-//! hostile name cannot drive the terminal; into a pipe or a file it goes as it is.
+//! A name is a byte string. On a terminal, unprintable characters are escaped (`\n`, `\xff`, `\\`),
+//! so that a malicious name cannot control the terminal. To a pipe or file it is written unchanged.
 
 use std::ffi::OsString;
 use std::fmt::Write;
@@ -11,7 +11,7 @@ use butternut::FileKind;
 
 pub(crate) use butternut_sys::text::{escaped, lines, one_line};
 
-/// The bytes to print for a name.
+/// Returns the bytes to print for a name.
 pub(crate) fn name(name: &[u8], terminal: bool) -> Vec<u8> {
     if terminal { escaped(name).into_bytes() } else { name.to_vec() }
 }
@@ -28,12 +28,12 @@ pub(crate) fn uuid(bytes: &[u8; 16]) -> String {
     [&all[..8], &all[8..12], &all[12..16], &all[16..20], &all[20..]].join("-")
 }
 
-/// A UUID, or `-` for the one of zeros.
+/// Formats a UUID, or returns `-` if it is all zeros.
 pub(crate) fn uuid_or_dash(bytes: &[u8; 16]) -> String {
     if bytes.iter().all(|byte| *byte == 0) { "-".to_owned() } else { uuid(bytes) }
 }
 
-/// `drwxr-sr-x` and so on.
+/// Formats type and mode as in `drwxr-sr-x`.
 pub(crate) fn mode(kind: FileKind, mode: u32) -> String {
     let mut text = String::with_capacity(10);
     text.push(match kind {
@@ -59,7 +59,7 @@ pub(crate) fn mode(kind: FileKind, mode: u32) -> String {
     text
 }
 
-/// What stat(1) calls the kind.
+/// Returns the file type in the words of stat(1).
 pub(crate) fn kind(kind: FileKind, empty: bool) -> &'static str {
     match kind {
         FileKind::File if empty => "regular empty file",
@@ -73,7 +73,7 @@ pub(crate) fn kind(kind: FileKind, empty: bool) -> &'static str {
     }
 }
 
-/// The kind in one word, for JSON.
+/// Returns the file type in one word, for JSON.
 pub(crate) fn kind_word(kind: FileKind) -> &'static str {
     match kind {
         FileKind::File => "file",
@@ -111,8 +111,8 @@ pub(crate) fn inode_flags(flags: u64) -> Vec<&'static str> {
 }
 
 /// A path of the volume from two parts.
-pub(crate) fn joined(folder: &[u8], name: &[u8]) -> Vec<u8> {
-    let mut path = folder.to_vec();
+pub(crate) fn joined(directory: &[u8], name: &[u8]) -> Vec<u8> {
+    let mut path = directory.to_vec();
     if !path.ends_with(b"/") && !path.is_empty() {
         path.push(b'/');
     }
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_could_drive_a_terminal_are_escaped() {
+    fn control_characters_in_names_are_escaped() {
         assert_eq!(escaped(b"plain name"), "plain name");
         assert_eq!(escaped(b"a\nb\\c"), "a\\nb\\\\c");
         assert_eq!(escaped(b"\x1b[2J"), "\\u{1b}[2J");

@@ -1,4 +1,5 @@
-//! Points in time as text, in the local time zone; years that no calendar holds as seconds.
+//! Formats times in the local time zone. Times out of the range of the calendar are printed in
+//! seconds.
 
 use butternut::Time;
 use jiff::Timestamp;
@@ -6,7 +7,7 @@ use jiff::tz::TimeZone;
 
 fn zoned(time: Time) -> Option<jiff::Zoned> {
     let nanos = i32::try_from(time.nanos).ok()?;
-    // jiff wants both parts of one sign.
+    // jiff requires both parts to have the same sign.
     let (secs, nanos) = if time.secs < 0 && nanos > 0 {
         (time.secs + 1, nanos - 1_000_000_000)
     } else {
@@ -15,7 +16,7 @@ fn zoned(time: Time) -> Option<jiff::Zoned> {
     Some(Timestamp::new(secs, nanos).ok()?.to_zoned(TimeZone::system()))
 }
 
-/// `2026-11-21 00:42:25.464287885 +0000`, as stat(1).
+/// Formats a time as stat(1) does: `2026-11-21 00:42:25.464287885 +0000`.
 pub(crate) fn full(time: Time) -> String {
     match zoned(time) {
         Some(at) => {
@@ -25,7 +26,7 @@ pub(crate) fn full(time: Time) -> String {
     }
 }
 
-/// `2026-11-21 00:42:25 +0000`, as btrfs-progs shows a subvolume's times.
+/// Formats a time as btrfs-progs does for subvolumes: `2026-11-21 00:42:25 +0000`.
 pub(crate) fn with_zone(time: Time) -> String {
     zoned(time).map_or_else(
         || format!("@{}", time.secs),
@@ -33,7 +34,7 @@ pub(crate) fn with_zone(time: Time) -> String {
     )
 }
 
-/// `2026-11-21 00:42:25`.
+/// Formats a time as `2026-11-21 00:42:25`.
 pub(crate) fn seconds(time: Time) -> String {
     zoned(time).map_or_else(
         || format!("@{}", time.secs),
@@ -41,7 +42,7 @@ pub(crate) fn seconds(time: Time) -> String {
     )
 }
 
-/// `2026-11-21 00:42`, for listings.
+/// Formats a time as `2026-11-21 00:42`, for `ls`.
 pub(crate) fn minutes(time: Time) -> String {
     zoned(time)
         .map_or_else(|| format!("@{}", time.secs), |at| at.strftime("%Y-%m-%d %H:%M").to_string())
@@ -52,13 +53,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_out_of_every_calendar_are_seconds() {
+    fn times_out_of_range_are_printed_in_seconds() {
         assert_eq!(full(Time { secs: i64::MAX, nanos: 1 }), format!("@{}.000000001", i64::MAX));
         assert_eq!(seconds(Time { secs: i64::MIN, nanos: 0 }), format!("@{}", i64::MIN));
     }
 
     #[test]
-    fn fractions_before_1970_keep_their_nanoseconds() {
+    fn times_before_1970_keep_their_nanoseconds() {
         let text = full(Time { secs: -1, nanos: 500_000_000 });
         assert!(text.contains(":59.500000000 "), "{text}");
     }

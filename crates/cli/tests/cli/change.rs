@@ -1,5 +1,6 @@
-//! The commands that change a volume: what they do, what they refuse, and that a failure changes
-//! nothing. Every volume is one of our own mkfs, and `btrfs check` judges it at the end.
+//! Commands that change a volume: what they do and what they reject. A command that fails leaves
+//! the volume unchanged. Each volume is made by `butternut mkfs` and checked by `btrfs check` at
+//! the end.
 
 use std::fs;
 use std::io::Write;
@@ -9,13 +10,13 @@ use std::process::Stdio;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::command::{Ran, butternut, command, run};
+use super::command::{CommandOutput, butternut, command, run};
 
 /// `user::rw-,user:1000:r--,group::r--,mask::rw-,other::---`
 pub(crate) const ACL: &str = "0x0200000001000600ffffffff02000400e8030000\
 04000400ffffffff10000600ffffffff20000000ffffffff";
 
-/// A new volume in a folder of its own.
+/// A new volume in its own directory.
 pub(crate) struct Volume {
     pub(crate) dir: TempDir,
     pub(crate) image: PathBuf,
@@ -29,8 +30,8 @@ impl Volume {
         Self { dir, image }
     }
 
-    /// Runs a command; `VOL` in the line is the image.
-    pub(crate) fn run(&self, line: &str) -> Ran {
+    /// Runs a command line, in which `VOL` stands for the image.
+    pub(crate) fn run(&self, line: &str) -> CommandOutput {
         let image = self.image.to_str().unwrap();
         let words: Vec<String> =
             line.split_whitespace().map(|word| word.replace("VOL", image)).collect();
@@ -43,17 +44,17 @@ impl Volume {
         self.run(line).ok()
     }
 
-    /// What stderr said of a command that must fail, and must leave every byte as it is.
+    /// Returns the error message of a command that must fail and must not change the volume.
     #[track_caller]
     pub(crate) fn failure(&self, line: &str) -> String {
         let before = self.bytes();
-        let said = self.run(line).failure();
+        let message = self.run(line).failure();
         assert!(self.bytes() == before, "{line}: the superblock or a tree has changed");
         let image = self.image.display().to_string();
-        said.strip_prefix("butternut: ").unwrap_or(&said).replace(&image, "VOL")
+        message.strip_prefix("butternut: ").unwrap_or(&message).replace(&image, "VOL")
     }
 
-    /// Everything that a commit writes to: the superblock names the trees.
+    /// Returns the superblock. Every commit changes it.
     fn bytes(&self) -> Vec<u8> {
         fs::read(&self.image).unwrap()[65536..65536 + 4096].to_vec()
     }
@@ -63,7 +64,7 @@ impl Volume {
         self.feed(&format!("write VOL {path} --truncate"), bytes).ok();
     }
 
-    pub(crate) fn feed(&self, line: &str, bytes: &[u8]) -> Ran {
+    pub(crate) fn feed(&self, line: &str, bytes: &[u8]) -> CommandOutput {
         let image = self.image.to_str().unwrap();
         let words = line.split_whitespace().map(|word| word.replace("VOL", image));
         let mut child = command();
@@ -79,14 +80,14 @@ impl Volume {
         ran.bytes
     }
 
-    /// One file's attributes.
+    /// Returns the attributes of one file.
     #[track_caller]
     pub(crate) fn stat(&self, path: &str) -> Value {
-        let said = self.ok(&format!("stat --json --xattrs VOL {path}"));
-        serde_json::from_str::<Vec<Value>>(&said).unwrap().remove(0)
+        let output = self.ok(&format!("stat --json --xattrs VOL {path}"));
+        serde_json::from_str::<Vec<Value>>(&output).unwrap().remove(0)
     }
 
-    /// All paths, sorted.
+    /// Returns all paths, sorted.
     pub(crate) fn paths(&self) -> Vec<String> {
         let mut paths: Vec<String> =
             self.ok("find VOL /").lines().map(str::to_owned).filter(|path| path != "/").collect();
@@ -104,7 +105,7 @@ impl Drop for Volume {
     }
 }
 
-/// Clean for `btrfs check` and for our own.
+/// Runs `btrfs check` and `butternut check`, which must find no error.
 #[track_caller]
 pub(crate) fn check(image: &Path) {
     let words = ["check".as_ref(), "--check-data-csum".as_ref(), image.as_os_str()];
@@ -114,7 +115,7 @@ pub(crate) fn check(image: &Path) {
 }
 
 #[test]
-fn directories_are_made_with_those_above_them() {
+fn mkdir_creates_directories_and_their_parents() {
     let volume = Volume::new();
     volume.ok("mkdir VOL a b");
     volume.ok("mkdir -p -m 2750 VOL a/b/c /a/b/d/");
@@ -130,16 +131,16 @@ fn directories_are_made_with_those_above_them() {
         "a: file exists (remove it, or choose another name)"
     );
     assert!(volume.failure("mkdir VOL no/such").starts_with("no: no such file or directory ("));
-    assert!(volume.failure("mkdir VOL /").starts_with("/: no name of anything in a directory ("));
-    assert!(volume.failure("mkdir -m 888 VOL x").starts_with("mode: \"888\" is no mode ("));
-    let said: Value = serde_json::from_str(&volume.ok("mkdir --json VOL x")).unwrap();
-    assert_eq!(said["changes"], serde_json::json!([{ "did": "made", "path": "x" }]));
-    let said = volume.run("mkdir -v VOL y");
-    assert!(said.err.starts_with("butternut: y: made\n"), "{}", said.err);
+    assert!(volume.failure("mkdir VOL /").starts_with("/: does not name a directory entry ("));
+    assert!(volume.failure("mkdir -m 888 VOL x").starts_with("mode: \"888\" is not a file mode ("));
+    let report: Value = serde_json::from_str(&volume.ok("mkdir --json VOL x")).unwrap();
+    assert_eq!(report["changes"], serde_json::json!([{ "did": "made", "path": "x" }]));
+    let output = volume.run("mkdir -v VOL y");
+    assert!(output.err.starts_with("butternut: y: made\n"), "{}", output.err);
 }
 
 #[test]
-fn bytes_are_written_where_they_are_told_to_go() {
+fn write_honours_offset_append_and_truncate() {
     let volume = Volume::new();
     volume.write("f", b"0123456789");
     volume.feed("write VOL f --offset 4", b"abc").ok();
@@ -149,18 +150,18 @@ fn bytes_are_written_where_they_are_told_to_go() {
     volume.feed("write VOL f --offset 2 --truncate", b"-").ok();
     assert_eq!(volume.cat("f"), b"01-");
     let large: Vec<u8> = (0..9_000_001_u32).map(|at| (at / 7 % 251) as u8).collect();
-    let said = volume.feed("write --json VOL large --offset 1M", &large).ok();
-    let said: Value = serde_json::from_str(&said).unwrap();
-    assert_eq!((&said["offset"], &said["bytes"]), (&(1 << 20).into(), &large.len().into()));
+    let output = volume.feed("write --json VOL large --offset 1M", &large).ok();
+    let report: Value = serde_json::from_str(&output).unwrap();
+    assert_eq!((&report["offset"], &report["bytes"]), (&(1 << 20).into(), &large.len().into()));
     let read = volume.cat("large");
     assert!(read[..1 << 20].iter().all(|byte| *byte == 0) && read[1 << 20..] == large[..]);
     volume.ok("mkdir VOL d");
-    let said = volume.feed("write VOL d", b"x").failure();
-    assert!(said.starts_with("butternut: d: is a directory ("), "{said}");
+    let message = volume.feed("write VOL d", b"x").failure();
+    assert!(message.starts_with("butternut: d: is a directory ("), "{message}");
 }
 
 #[test]
-fn trees_are_removed_and_symlinks_are_not_followed() {
+fn rm_removes_trees_and_does_not_follow_symlinks() {
     let volume = Volume::new();
     volume.ok("mkdir -p VOL a/b/c keep");
     for path in ["a/one", "a/b/two", "keep/file", "file"] {
@@ -172,7 +173,11 @@ fn trees_are_removed_and_symlinks_are_not_followed() {
     assert!(volume.failure("rm VOL a").starts_with("a: is a directory (`rm -r` removes it"));
     assert!(volume.failure("rm -d VOL a").starts_with("a: directory not empty (`butternut rm -r`"));
     assert!(volume.failure("rm -r VOL keep gone").starts_with("gone: no such file or directory ("));
-    assert!(volume.failure("rm -r VOL /").starts_with("/: is the root directory, which stays ("));
+    assert!(
+        volume
+            .failure("rm -r VOL /")
+            .starts_with("/: is the root directory and cannot be removed (")
+    );
     volume.ok("rm -rf VOL a gone");
     assert_eq!(volume.paths(), ["/keep", "/keep/file"]);
     volume.ok("rm -r VOL keep");
@@ -180,7 +185,7 @@ fn trees_are_removed_and_symlinks_are_not_followed() {
 }
 
 #[test]
-fn names_move_replace_and_change_places() {
+fn mv_renames_replaces_and_exchanges() {
     let volume = Volume::new();
     volume.ok("mkdir VOL d e");
     volume.write("one", b"1");
@@ -197,7 +202,7 @@ fn names_move_replace_and_change_places() {
     assert_eq!(volume.paths(), ["/e", "/e/f", "/e/f/two"]);
     assert!(volume.failure("mv VOL e e/f/g").starts_with("e/f/g: "));
     assert!(volume.failure("mv VOL gone x").starts_with("gone: no such file or directory ("));
-    assert!(volume.failure("mv VOL e/f/two e x").contains("no directory to move several things"));
+    assert!(volume.failure("mv VOL e/f/two e x").contains("several files cannot be moved"));
     volume.ok("ln VOL e/f/two hard");
     volume.ok("mv VOL hard e/f/two");
     assert_eq!(volume.paths(), ["/e", "/e/f", "/e/f/two"]);
@@ -205,7 +210,7 @@ fn names_move_replace_and_change_places() {
 }
 
 #[test]
-fn links_are_hard_or_symbolic() {
+fn ln_creates_hard_and_symbolic_links() {
     let volume = Volume::new();
     volume.ok("mkdir VOL d");
     volume.write("file", b"x");
@@ -217,12 +222,16 @@ fn links_are_hard_or_symbolic() {
     assert!(volume.failure("ln VOL file d/link").starts_with("d/link: file exists ("));
     volume.ok("ln -sf VOL ../file d/link");
     assert_eq!(volume.cat("d/link"), b"x");
-    assert!(volume.failure("ln VOL d hard").starts_with("d: directories have one name ("));
-    assert!(volume.failure("ln -f VOL file d/other").contains("is that file already"));
+    assert!(
+        volume
+            .failure("ln VOL d hard")
+            .starts_with("d: hard links to directories are not allowed (")
+    );
+    assert!(volume.failure("ln -f VOL file d/other").contains("is already a name of this file"));
 }
 
 #[test]
-fn permissions_and_owners_change() {
+fn chmod_and_chown_change_permissions_and_owners() {
     let volume = Volume::new();
     volume.ok("mkdir -p VOL d/e");
     volume.write("d/f", b"x");
@@ -247,41 +256,45 @@ fn permissions_and_owners_change() {
     assert!(
         volume
             .failure("chown VOL no-such-user d")
-            .starts_with("owner: \"no-such-user\" is no user (")
+            .starts_with("owner: \"no-such-user\" is not a user (")
     );
-    assert!(volume.failure("chmod VOL u+z d").starts_with("mode: \"u+z\" is no mode ("));
+    assert!(volume.failure("chmod VOL u+z d").starts_with("mode: \"u+z\" is not a file mode ("));
     assert!(
         volume.failure("chmod VOL 700 d gone").starts_with("gone: no such file or directory (")
     );
 }
 
 #[test]
-fn attributes_are_set_shown_and_removed() {
+fn xattrs_are_set_shown_and_removed() {
     let volume = Volume::new();
     volume.write("f", b"x");
     volume.ok("setfattr -n user.one -v bar VOL f");
     volume.ok("setfattr -n trusted.two -v 0x00ff VOL f");
     volume.ok("setfattr -n user.none VOL f");
-    let said = volume.ok("getfattr VOL f");
-    assert_eq!(said, "# file: f\ntrusted.two=0x00ff\nuser.none=\"\"\nuser.one=\"bar\"\n\n");
+    let output = volume.ok("getfattr VOL f");
+    assert_eq!(output, "# file: f\ntrusted.two=0x00ff\nuser.none=\"\"\nuser.one=\"bar\"\n\n");
     assert_eq!(volume.ok("getfattr -n user.one -e base64 VOL f"), "# file: f\nuser.one=0sYmFy\n\n");
     assert_eq!(volume.ok("getfattr -n user.one --only-values VOL f"), "bar");
-    let said: Value = serde_json::from_str(&volume.ok("getfattr --json VOL f")).unwrap();
-    assert_eq!(said[0]["xattrs"][2]["value"], "bar");
+    let report: Value = serde_json::from_str(&volume.ok("getfattr --json VOL f")).unwrap();
+    assert_eq!(report[0]["xattrs"][2]["value"], "bar");
     volume.ok("setfattr -x user.one VOL f");
     assert!(
         volume.failure("setfattr -x user.one VOL f").starts_with("f: no such extended attribute")
     );
-    assert!(volume.failure("setfattr -n color -v x VOL f").contains("is in no namespace ("));
     assert!(
-        volume.failure("setfattr -n user.x -v 0x1 VOL f").starts_with("--value: 0x1 is broken (")
+        volume.failure("setfattr -n color -v x VOL f").contains("is not in a known namespace (")
+    );
+    assert!(
+        volume
+            .failure("setfattr -n user.x -v 0x1 VOL f")
+            .starts_with("--value: 0x1 is not a valid value (")
     );
     volume.ok(&format!("setfattr -n system.posix_acl_access -v {ACL} VOL f"));
-    assert_eq!(volume.stat("f")["mode"], "0660", "the mode mirrors the mask");
+    assert_eq!(volume.stat("f")["mode"], "0660", "the group bits of the mode are the ACL's mask");
 }
 
 #[test]
-fn sizes_and_times_change() {
+fn truncate_and_touch_change_sizes_and_times() {
     let volume = Volume::new();
     volume.write("f", &[7; 10_000]);
     volume.ok("truncate -s 5K VOL f new");
@@ -297,17 +310,17 @@ fn sizes_and_times_change() {
     let mtime = volume.stat("f")["mtime"].clone();
     assert_eq!(mtime, serde_json::json!({ "secs": 981_173_106, "nanos": 500_000_000 }));
     assert_eq!(volume.paths(), ["/d", "/f", "/made", "/new"]);
-    assert!(volume.failure("touch -d soon VOL f").starts_with("--date: \"soon\" is no time ("));
+    assert!(volume.failure("touch -d soon VOL f").starts_with("--date: \"soon\" is not a time ("));
 }
 
 #[test]
-fn the_volume_is_named_and_resized_and_its_file_with_it() {
+fn label_and_resize_change_the_volume_and_its_image() {
     let volume = Volume::new();
     let len = || fs::metadata(&volume.image).unwrap().len();
     volume.ok("filesystem label VOL new-name");
     assert_eq!(volume.ok("filesystem label VOL"), "new-name\n");
-    let said = volume.failure(&format!("filesystem label VOL {}", "x".repeat(256)));
-    assert!(said.starts_with("VOL: "), "{said}");
+    let message = volume.failure(&format!("filesystem label VOL {}", "x".repeat(256)));
+    assert!(message.starts_with("VOL: "), "{message}");
     volume.ok("filesystem resize VOL +100M");
     assert_eq!(len(), 356 << 20);
     volume.ok("filesystem resize VOL 1:300M");
@@ -315,10 +328,11 @@ fn the_volume_is_named_and_resized_and_its_file_with_it() {
     volume.ok("filesystem resize --keep-file VOL -20M");
     assert_eq!(len(), 300 << 20);
     volume.ok("filesystem resize VOL max");
-    let said: Value = serde_json::from_str(&volume.ok("filesystem resize --json VOL 1G")).unwrap();
-    assert_eq!((&said["bytes_was"], &said["bytes"]), (&(300 << 20).into(), &(1 << 30).into()));
-    let said = volume.failure("filesystem resize VOL 20M");
-    assert!(said.contains("(ask for at least what is allocated"), "{said}");
+    let report: Value =
+        serde_json::from_str(&volume.ok("filesystem resize --json VOL 1G")).unwrap();
+    assert_eq!((&report["bytes_was"], &report["bytes"]), (&(300 << 20).into(), &(1 << 30).into()));
+    let message = volume.failure("filesystem resize VOL 20M");
+    assert!(message.contains("(choose at least the allocated size"), "{message}");
     assert_eq!(len(), 1 << 30);
     assert!(volume.failure("filesystem resize VOL 2:max").starts_with("size: no device 2 ("));
     volume.ok("filesystem sync VOL");
@@ -326,9 +340,9 @@ fn the_volume_is_named_and_resized_and_its_file_with_it() {
 }
 
 #[test]
-fn a_volume_in_use_is_not_changed() {
+fn a_busy_volume_is_not_changed() {
     let volume = Volume::new();
-    // A writer that waits for what comes on stdin.
+    // A writer that waits for its stdin.
     let mut child = command();
     child.args(["write", volume.image.to_str().unwrap(), "f"]);
     let mut child = child.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -340,12 +354,12 @@ fn a_volume_in_use_is_not_changed() {
     while !holds() {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
-    // It has the file open, and locks it right after.
+    // It has opened the file, and locks it right after that.
     std::thread::sleep(std::time::Duration::from_millis(100));
-    let said = volume.failure("mkdir VOL busy");
+    let message = volume.failure("mkdir VOL busy");
     assert!(
-        said.contains("busy") && said.ends_with("(unmount it, or wait until it is free)"),
-        "{said}"
+        message.contains("busy") && message.ends_with("(unmount it, or wait until it is free)"),
+        "{message}"
     );
     drop(child.stdin.take());
     assert!(child.wait().unwrap().success());

@@ -1,14 +1,15 @@
-//! `check` says what is wrong, and ends as fsck(8) does.
+//! `check`: its findings, and its status, which is that of fsck(8).
 
 use std::fs;
 use std::path::Path;
 
 use butternut_undo::MountGuard;
 
-use super::command::{Ran, butternut, shell};
-use super::image::{kernel_is_here, plain};
+use super::command::{CommandOutput, butternut, shell};
+use super::image::{kernel_tests_enabled, plain};
 
-/// A copy of the plain image with one byte changed where `marks` begin for the last time.
+/// Makes a copy of the plain image with one bit changed where the last occurrence of `marks`
+/// begins.
 fn changed(folder: &Path, marks: &[u8]) -> String {
     let mut bytes = fs::read(&plain().0).unwrap();
     let at = bytes.windows(marks.len()).rposition(|window| window == marks).unwrap();
@@ -18,16 +19,16 @@ fn changed(folder: &Path, marks: &[u8]) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-fn json(ran: &Ran) -> serde_json::Value {
+fn json(ran: &CommandOutput) -> serde_json::Value {
     serde_json::from_str(&ran.out).unwrap()
 }
 
 #[test]
-fn a_good_volume_is_clean_and_ends_with_0() {
+fn a_clean_volume_has_status_0() {
     let image = plain().0.to_str().unwrap();
-    let said = butternut(&["check", "--check-data-csum", image]).ok();
-    assert!(said.ends_with(" errors, 0 warnings\n"), "{said}");
-    assert!(said.contains(": clean at generation "), "{said}");
+    let output = butternut(&["check", "--check-data-csum", image]).ok();
+    assert!(output.ends_with(" errors, 0 warnings\n"), "{output}");
+    assert!(output.contains(": clean at generation "), "{output}");
     let ran = butternut(&["check", "--json", "--threads", "1", "--check-data-csum", image]);
     assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""));
     let report = json(&ran);
@@ -36,14 +37,14 @@ fn a_good_volume_is_clean_and_ends_with_0() {
 }
 
 #[test]
-fn damage_ends_with_4_and_is_said() {
+fn damage_is_reported_with_status_4() {
     let folder = tempfile::tempdir().unwrap();
     let super_block = changed(folder.path(), b"_BHRfS_M");
     let ran = butternut(&["check", &super_block]);
-    assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""), "a mirror is worth a warning");
+    assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""), "a bad mirror is only a warning");
     assert!(ran.out.contains("warning: SuperMirror: "), "{}", ran.out);
     let data = changed(folder.path(), b"9997\n9998\n9999\n");
-    assert_eq!(butternut(&["check", &data]).code, Some(0), "data is not read");
+    assert_eq!(butternut(&["check", &data]).code, Some(0), "no data is read without the option");
     let ran = butternut(&["check", "--check-data-csum", &data]);
     assert_eq!((ran.code, ran.err.as_str()), (Some(4), ""));
     assert!(ran.out.starts_with("error: DataCorrupt: data "), "{}", ran.out);
@@ -54,8 +55,8 @@ fn damage_ends_with_4_and_is_said() {
 }
 
 #[test]
-fn what_the_kernel_is_changing_is_not_checked_unless_forced() {
-    if !kernel_is_here("what_the_kernel_is_changing_is_not_checked_unless_forced") {
+fn a_volume_that_the_kernel_writes_is_checked_only_with_force() {
+    if !kernel_tests_enabled("a_volume_that_the_kernel_writes_is_checked_only_with_force") {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -78,10 +79,14 @@ fn what_the_kernel_is_changing_is_not_checked_unless_forced() {
 }
 
 #[test]
-fn what_cannot_be_checked_ends_with_8_and_a_wrong_line_with_16() {
+fn an_unreadable_volume_has_status_8_and_a_usage_error_16() {
     let ran = butternut(&["check", env!("CARGO_BIN_EXE_butternut")]);
     assert_eq!((ran.code, ran.out.as_str()), (Some(8), ""));
-    assert!(ran.err.contains("magic") && ran.err.contains("is it btrfs?"), "{}", ran.err);
+    assert!(
+        ran.err.contains("magic") && ran.err.contains("check that this is a btrfs volume"),
+        "{}",
+        ran.err
+    );
     assert_eq!(butternut(&["check", "/nowhere.img"]).code, Some(8));
     let subvolume = format!("{}@5", plain().0.display());
     assert_eq!(butternut(&["check", &subvolume]).code, Some(8));
@@ -89,7 +94,7 @@ fn what_cannot_be_checked_ends_with_8_and_a_wrong_line_with_16() {
     assert_eq!(butternut(&["-q", "check", "--wrong", "x"]).code, Some(16));
 }
 
-/// mkfs.btrfs leaves free space of the block groups that it began with; the kernel leaves it, too.
+/// mkfs.btrfs leaves free space items of its temporary block groups, and so does the kernel.
 #[test]
 fn a_fresh_raid1_volume_is_clean_before_and_after_a_write() {
     let scratch = tempfile::tempdir().unwrap();

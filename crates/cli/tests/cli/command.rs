@@ -1,17 +1,17 @@
-//! Running the program under test, and others.
+//! Runs the program under test, and other programs.
 
 use std::ffi::OsStr;
 use std::process::{Command, Output};
 
-/// What a program said.
-pub(crate) struct Ran {
+/// Status and output of a program.
+pub(crate) struct CommandOutput {
     pub(crate) code: Option<i32>,
     pub(crate) out: String,
     pub(crate) err: String,
     pub(crate) bytes: Vec<u8>,
 }
 
-impl From<Output> for Ran {
+impl From<Output> for CommandOutput {
     fn from(output: Output) -> Self {
         Self {
             code: output.status.code(),
@@ -22,15 +22,15 @@ impl From<Output> for Ran {
     }
 }
 
-impl Ran {
-    /// Stdout of a run that went well.
+impl CommandOutput {
+    /// Returns the stdout of a program that succeeded without messages.
     #[track_caller]
     pub(crate) fn ok(self) -> String {
         assert_eq!((self.code, self.err.as_str()), (Some(0), ""), "stdout: {}", self.out);
         self.out
     }
 
-    /// Stderr of a run that failed with status 1 and printed nothing.
+    /// Returns the stderr of a program that failed with status 1 and printed nothing.
     #[track_caller]
     pub(crate) fn failure(self) -> String {
         assert_eq!((self.code, self.out.as_str()), (Some(1), ""), "stderr: {}", self.err);
@@ -44,16 +44,16 @@ pub(crate) fn command() -> Command {
     command
 }
 
-pub(crate) fn butternut<S: AsRef<OsStr>>(words: &[S]) -> Ran {
+pub(crate) fn butternut<S: AsRef<OsStr>>(words: &[S]) -> CommandOutput {
     command().args(words).output().unwrap().into()
 }
 
-/// Another program, which must go well.
+/// Runs another program, which must succeed.
 #[track_caller]
 pub(crate) fn run(program: &str, words: &[&OsStr]) -> String {
     let output = Command::new(program).env("TZ", "UTC").args(words).output();
     let output = output.unwrap_or_else(|error| panic!("{program}: {error}; install it"));
-    let ran = Ran::from(output);
+    let ran = CommandOutput::from(output);
     assert_eq!(ran.code, Some(0), "{program} {words:?}: {}{}", ran.out, ran.err);
     ran.out
 }
@@ -64,10 +64,15 @@ pub(crate) fn shell(script: &str) -> String {
     run("sh", &["-ec".as_ref(), script.as_ref()])
 }
 
-/// Begins a script in a new mount namespace: what that has copied of the mounts of other tests
-/// would keep those from ending.
-pub(crate) const WITHOUT_OTHERS: &str = r#"
-    for m in $(grep " - fuse.butternut " /proc/self/mountinfo | cut -d " " -f 5); do
-        umount -l "$m"
-    done
-"#;
+/// Returns a command line that runs a script in its own mount namespace. The namespace begins with
+/// copies of the mounts of other tests, which would keep those mounts alive, so the script first
+/// detaches them.
+pub(crate) fn in_mount_namespace(script: &str) -> String {
+    const WITHOUT_OTHERS: &str = r#"
+        for m in $(grep " - fuse.butternut " /proc/self/mountinfo | cut -d " " -f 5); do
+            umount -l "$m"
+        done
+    "#;
+    let script = format!("{WITHOUT_OTHERS}{script}").replace('\'', "'\\''");
+    format!("unshare --mount --propagation private sh -ec '{script}'")
+}

@@ -1,4 +1,4 @@
-//! `stats` and `ctl`: what a mount says of itself, and to whom.
+//! `stats` and `ctl`: what a mount reports, and which users may read and change it.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -9,44 +9,44 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::command::{WITHOUT_OTHERS, butternut, shell};
-use super::image::{kernel_is_here, plain};
-use super::mount::{OpenFuse, Place, own_copy};
+use super::command::{butternut, in_mount_namespace, shell};
+use super::image::{kernel_tests_enabled, plain};
+use super::mount::{MountPoint, PublicFuseDevice, own_copy};
 
-/// A volume of this test's own, mounted for writing.
-struct Served {
-    place: Place,
-    /// Goes after the mount.
+/// A volume that only this test uses, mounted for writing.
+struct ServedVolume {
+    mount_point: MountPoint,
+    /// Removed after the mount, in the order of the fields.
     _scratch: TempDir,
 }
 
-impl Served {
+impl ServedVolume {
     fn new(options: &str) -> Self {
         let scratch = tempfile::tempdir().unwrap();
-        let (image, place) = (own_copy(&scratch), Place::new());
-        butternut(&["mount", "-o", options, image.to_str().unwrap(), place.name()]).ok();
-        Self { place, _scratch: scratch }
+        let (image, mount_point) = (own_copy(&scratch), MountPoint::new());
+        butternut(&["mount", "-o", options, image.to_str().unwrap(), mount_point.name()]).ok();
+        Self { mount_point, _scratch: scratch }
     }
 
-    fn ctl(&self, words: &[&str]) -> super::command::Ran {
-        butternut(&[&["ctl", self.place.name()], words].concat())
+    fn ctl(&self, words: &[&str]) -> super::command::CommandOutput {
+        butternut(&[&["ctl", self.mount_point.name()], words].concat())
     }
 
     fn stats(&self) -> Value {
-        let text = butternut(&["stats", "--json", self.place.name()]).ok();
+        let text = butternut(&["stats", "--json", self.mount_point.name()]).ok();
         serde_json::from_str(&text).unwrap()
     }
 
     fn socket(&self) -> PathBuf {
-        let device = fs::metadata(self.place.path()).unwrap().dev();
+        let device = fs::metadata(self.mount_point.path()).unwrap().dev();
         let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
         format!("/run/butternut/{major}-{minor}.sock").into()
     }
 }
 
-fn said_to(socket: &Path, bytes: &[u8]) -> String {
+fn send(socket: &Path, bytes: &[u8]) -> String {
     let mut stream = UnixStream::connect(socket).unwrap();
-    // It may have heard enough before the end.
+    // The server may close the connection before it has read everything.
     stream.write_all(bytes).unwrap_or_default();
     stream.shutdown(std::net::Shutdown::Write).unwrap_or_default();
     let mut answer = Vec::new();
@@ -55,13 +55,13 @@ fn said_to(socket: &Path, bytes: &[u8]) -> String {
 }
 
 #[test]
-fn stats_counts_what_was_done_in_the_mount() {
-    if !kernel_is_here("stats_counts_what_was_done_in_the_mount") {
+fn stats_counts_operations_on_the_mount() {
+    if !kernel_tests_enabled("stats_counts_operations_on_the_mount") {
         return;
     }
-    let served = Served::new("rw");
+    let served = ServedVolume::new("rw");
     let before = served.stats();
-    let dir = served.place.name();
+    let dir = served.mount_point.name();
     shell(&format!(
         "echo something > {dir}/new; sync {dir}/new; mv {dir}/new {dir}/newer
          mkdir {dir}/folder; rmdir {dir}/folder; sync -f {dir}"
@@ -102,7 +102,7 @@ fn stats_counts_what_was_done_in_the_mount() {
     ] {
         assert!(text.contains(word), "{word}: {text}");
     }
-    // Anything in the mount names it.
+    // Any file of the mount stands for the mount.
     let text = butternut(&["stats", "--prometheus", &format!("{dir}/newer")]).ok();
     assert!(text.contains("\n# TYPE butternut_commits_total counter\nbutternut_commits_total "));
     assert!(text.contains("\nbutternut_writeback_pages_total{reason=\"sync\"} "), "{text}");
@@ -110,11 +110,11 @@ fn stats_counts_what_was_done_in_the_mount() {
 }
 
 #[test]
-fn ctl_shows_and_sets_switches_while_the_mount_serves() {
-    if !kernel_is_here("ctl_shows_and_sets_switches_while_the_mount_serves") {
+fn ctl_shows_and_sets_tunables_of_a_mount() {
+    if !kernel_tests_enabled("ctl_shows_and_sets_tunables_of_a_mount") {
         return;
     }
-    let served = Served::new("rw,dio_stable=trust");
+    let served = ServedVolume::new("rw,dio_stable=trust");
     let all = served.ctl(&[]).ok();
     let words: Vec<&str> = all.lines().map(|line| line.split(' ').next().unwrap()).collect();
     assert_eq!(
@@ -125,58 +125,58 @@ fn ctl_shows_and_sets_switches_while_the_mount_serves() {
     assert_eq!(served.ctl(&["nosec"]).ok(), "on\n");
     assert_eq!(served.ctl(&["nosec=off"]).ok(), "");
     assert_eq!(served.ctl(&["nosec"]).ok(), "off\n");
-    assert_eq!(served.stats()["switches"]["nosec"], "off");
-    let said = served.ctl(&["--json", "dio_stable=bounce"]).ok();
-    let said: Value = serde_json::from_str(&said).unwrap();
-    assert_eq!((&said["key"], &said["value"]), (&"dio_stable".into(), &"bounce".into()));
-    let said: Value = serde_json::from_str(&served.ctl(&["--json"]).ok()).unwrap();
-    assert_eq!(said.as_array().map(Vec::len), Some(5));
+    assert_eq!(served.stats()["tunables"]["nosec"], "off");
+    let output = served.ctl(&["--json", "dio_stable=bounce"]).ok();
+    let report: Value = serde_json::from_str(&output).unwrap();
+    assert_eq!((&report["key"], &report["value"]), (&"dio_stable".into(), &"bounce".into()));
+    let report: Value = serde_json::from_str(&served.ctl(&["--json"]).ok()).unwrap();
+    assert_eq!(report.as_array().map(Vec::len), Some(5));
 
-    // What is switched off does not count on.
+    // A histogram that is switched off does not count.
     served.ctl(&["latency=off"]).ok();
     let before = served.stats();
-    fs::create_dir(served.place.path().join("unmeasured")).unwrap();
+    fs::create_dir(served.mount_point.path().join("unmeasured")).unwrap();
     assert_eq!(served.stats()["latency"]["create"], before["latency"]["create"]);
 }
 
 #[test]
-fn ctl_refuses_by_name_what_it_does_not_know() {
-    if !kernel_is_here("ctl_refuses_by_name_what_it_does_not_know") {
+fn ctl_rejects_unknown_tunables_and_values() {
+    if !kernel_tests_enabled("ctl_rejects_unknown_tunables_and_values") {
         return;
     }
-    let served = Served::new("ro");
-    let known = "no such switch: \"nosuch\" \
+    let served = ServedVolume::new("ro");
+    let known = "no such tunable: \"nosuch\" \
                  (known: nosec, simple_read, dio_stable, latency, uncached_flush)";
     for word in ["nosuch", "nosuch=on"] {
         assert_eq!(served.ctl(&[word]).failure(), format!("butternut: ctl: {known}"));
     }
-    let said = served.ctl(&["nosec=maybe"]).failure();
-    assert_eq!(said, "butternut: ctl: nosec: have \"maybe\", want on or off");
-    let said = served.ctl(&["nosec="]).failure();
-    assert_eq!(said, "butternut: ctl: nosec: have \"\", want on or off");
+    let message = served.ctl(&["nosec=maybe"]).failure();
+    assert_eq!(message, "butternut: ctl: nosec: have \"maybe\", want on or off");
+    let message = served.ctl(&["nosec="]).failure();
+    assert_eq!(message, "butternut: ctl: nosec: have \"\", want on or off");
 }
 
 #[test]
-fn what_is_no_mount_of_ours_is_said_so() {
+fn stats_and_ctl_reject_other_directories() {
     let folder = tempfile::tempdir().unwrap();
     let name = folder.path().to_str().unwrap();
-    let cure = "(`findmnt -t fuse.butternut` lists what there is)";
+    let cure = "(`findmnt -t fuse.butternut` lists the mounts)";
     for (words, command) in [(["ctl", name], "ctl"), (["stats", name], "stats")] {
-        let said = butternut(&words).failure();
-        assert_eq!(said, format!("butternut: {command}: no butternut mount at {name} {cure}"));
+        let message = butternut(&words).failure();
+        assert_eq!(message, format!("butternut: {command}: no butternut mount at {name} {cure}"));
     }
-    let said = butternut(&["ctl", &format!("{name}/gone")]).failure();
+    let message = butternut(&["ctl", &format!("{name}/gone")]).failure();
     let want =
         format!("butternut: ctl: no butternut mount at {name}/gone: no such file or directory");
-    assert_eq!(said, want);
+    assert_eq!(message, want);
 }
 
 #[test]
-fn the_socket_is_its_owners_alone_and_goes_with_the_mount() {
-    if !kernel_is_here("the_socket_is_its_owners_alone_and_goes_with_the_mount") {
+fn the_socket_is_private_and_removed_with_the_mount() {
+    if !kernel_tests_enabled("the_socket_is_private_and_removed_with_the_mount") {
         return;
     }
-    let served = Served::new("ro,allow_other");
+    let served = ServedVolume::new("ro,allow_other");
     let socket = served.socket();
     let meta = fs::metadata(&socket).unwrap();
     assert!(meta.file_type().is_socket());
@@ -184,76 +184,77 @@ fn the_socket_is_its_owners_alone_and_goes_with_the_mount() {
     let folder = fs::metadata(socket.parent().unwrap()).unwrap();
     assert_eq!((folder.mode() & 0o7777, folder.uid()), (0o700, meta.uid()));
 
-    // Another user cannot reach it; nor is one heard who does.
+    // Another user cannot connect, and would get no answer if it could.
     let program = env!("CARGO_BIN_EXE_butternut");
     let scratch = tempfile::tempdir_in("/var/tmp").unwrap();
     let dir = scratch.path().display();
-    let said = shell(&format!(
+    let output = shell(&format!(
         "cp {program} {dir}/butternut; chmod 755 {dir}
          setpriv --reuid=1234 --regid=1234 --clear-groups {dir}/butternut ctl {} 2>&1 || true",
-        served.place.name()
+        served.mount_point.name()
     ));
-    assert!(said.contains("no control socket: permission denied (only its owner"), "{said}");
+    assert!(output.contains("no control socket: permission denied (only its owner"), "{output}");
 
-    butternut(&["umount", served.place.name()]).ok();
-    // Another mount may have got the device number by now, and with it the name of the socket.
+    butternut(&["umount", served.mount_point.name()]).ok();
+    // Another mount may have the device number by now, and a socket of that name.
     let now = fs::symlink_metadata(&socket).ok().map(|now| (now.ino(), now.ctime_nsec()));
     assert_ne!(now, Some((meta.ino(), meta.ctime_nsec())));
 }
 
 #[test]
-fn a_socket_that_a_killed_mount_left_is_replaced_or_said_to_be_dead() {
-    if !kernel_is_here("a_socket_that_a_killed_mount_left_is_replaced_or_said_to_be_dead") {
+fn the_socket_of_a_killed_mount_is_reported_and_replaced() {
+    if !kernel_tests_enabled("the_socket_of_a_killed_mount_is_reported_and_replaced") {
         return;
     }
-    let served = Served::new("ro");
+    let served = ServedVolume::new("ro");
     let socket = served.socket();
     shell(&format!(
         "kill -9 $(getfattr --only-values -n butternut.daemon {})",
-        served.place.name()
+        served.mount_point.name()
     ));
     loop {
         let ran = served.ctl(&[]);
         if ran.code == Some(1) && ran.err.contains("(its process ") {
             break;
         }
-        // It may be killed while it is asked. The runner of the tests ends one that hangs.
+        // The process may be killed while it serves the request. The test runner ends a test that
+        // hangs.
     }
     assert!(socket.exists());
-    shell(&format!("umount -l {}", served.place.name()));
-    // The next mount is likely to be given the same device number.
+    shell(&format!("umount -l {}", served.mount_point.name()));
+    // The next mount is likely to get the same device number.
     for _ in 0..3 {
-        let next = Served::new("ro");
+        let next = ServedVolume::new("ro");
         next.ctl(&["nosec"]).ok();
-        butternut(&["umount", next.place.name()]).ok();
+        butternut(&["umount", next.mount_point.name()]).ok();
     }
     fs::remove_file(socket).unwrap_or_default();
 }
 
 #[test]
-fn a_mount_that_ends_leaves_the_socket_of_the_next_one() {
-    if !kernel_is_here("a_mount_that_ends_leaves_the_socket_of_the_next_one") {
+fn an_ending_mount_keeps_the_socket_of_the_next_one() {
+    if !kernel_tests_enabled("an_ending_mount_keeps_the_socket_of_the_next_one") {
         return;
     }
-    let served = Served::new("ro");
+    let served = ServedVolume::new("ro");
     let socket = served.socket();
-    // As the next mount does that is given this one's device number before this one's process ends.
+    // A next mount with the same device number does this before the process of the first one ends.
     fs::remove_file(&socket).unwrap();
     let next = UnixListener::bind(&socket).unwrap();
-    butternut(&["umount", served.place.name()]).ok();
+    butternut(&["umount", served.mount_point.name()]).ok();
     assert!(socket.exists());
     fs::remove_file(socket).unwrap();
     drop(next);
 }
 
 #[test]
-fn rubbish_over_the_socket_is_answered_and_changes_nothing() {
-    if !kernel_is_here("rubbish_over_the_socket_is_answered_and_changes_nothing") {
+fn malformed_requests_get_errors_and_change_nothing() {
+    if !kernel_tests_enabled("malformed_requests_get_errors_and_change_nothing") {
         return;
     }
-    let served = Served::new("ro");
+    let served = ServedVolume::new("ro");
     let socket = served.socket();
-    let switches = served.ctl(&[]).ok();
+    let tunables = served.ctl(&[]).ok();
     let deep = "[".repeat(4000);
     let mut state = 88_172_645_463_325_252_u64;
     let mut noise = Vec::new();
@@ -280,43 +281,43 @@ fn rubbish_over_the_socket_is_answered_and_changes_nothing() {
         &[&noise[..], b"\n"].concat(),
     ];
     for bytes in cases {
-        let answer = said_to(&socket, bytes);
+        let answer = send(&socket, bytes);
         let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(60)]).into_owned();
-        // Who sends more than is read may be cut off without an answer.
+        // A client that sends more than the server reads may get no answer.
         let is_error = answer.starts_with("{\"error\":\"") && answer.ends_with("\"}\n");
         assert!(is_error || (answer.is_empty() && bytes.len() > 4096), "{shown}: {answer}");
     }
     let want = "{\"ok\":[{\"key\":\"nosec\",";
-    assert!(said_to(&socket, b"{\"ask\":\"switches\"}\nrest").starts_with(want));
-    assert_eq!(served.ctl(&[]).ok(), switches);
+    assert!(send(&socket, b"{\"ask\":\"tunables\"}\nrest").starts_with(want));
+    assert_eq!(served.ctl(&[]).ok(), tunables);
 }
 
 #[test]
-fn who_connects_and_says_nothing_keeps_others_waiting_for_seconds_only() {
-    if !kernel_is_here("who_connects_and_says_nothing_keeps_others_waiting_for_seconds_only") {
+fn a_silent_client_blocks_the_socket_for_seconds_only() {
+    if !kernel_tests_enabled("a_silent_client_blocks_the_socket_for_seconds_only") {
         return;
     }
-    let served = Served::new("ro");
+    let served = ServedVolume::new("ro");
     let mut silent = UnixStream::connect(served.socket()).unwrap();
     served.ctl(&["nosec"]).ok();
-    let mut said = String::new();
-    silent.read_to_string(&mut said).unwrap();
-    assert!(said.starts_with("{\"error\":\"the question:"), "{said}");
-    // Nor does it keep the mount from ending.
+    let mut output = String::new();
+    silent.read_to_string(&mut output).unwrap();
+    assert!(output.starts_with("{\"error\":\"the request:"), "{output}");
+    // A silent client does not keep the mount from ending.
     let _silent = UnixStream::connect(served.socket()).unwrap();
-    butternut(&["umount", served.place.name()]).ok();
+    butternut(&["umount", served.mount_point.name()]).ok();
 }
 
 #[test]
-fn a_user_without_root_asks_his_own_mount() {
-    if !kernel_is_here("a_user_without_root_asks_his_own_mount") {
+fn an_unprivileged_user_controls_its_own_mount() {
+    if !kernel_tests_enabled("an_unprivileged_user_controls_its_own_mount") {
         return;
     }
     let scratch = tempfile::tempdir_in("/var/tmp").unwrap();
     let (dir, image) = (scratch.path().display(), plain().0.display());
     let program = env!("CARGO_BIN_EXE_butternut");
-    let _open = OpenFuse::new();
-    let said = shell(&format!(
+    let _open = PublicFuseDevice::new();
+    let output = shell(&format!(
         "cp --sparse=always {image} {dir}/a.img; cp {program} {dir}/butternut
          chmod 755 {dir}; mkdir -m 700 {dir}/m {dir}/run; chown nobody {dir}/m {dir}/run
          chmod 644 {dir}/a.img
@@ -328,45 +329,45 @@ fn a_user_without_root_asks_his_own_mount() {
          $as {dir}/butternut umount {dir}/m
          ls -A {dir}/run/butternut"
     ));
-    assert_eq!(said, "off\nnobody 600\n");
+    assert_eq!(output, "off\nnobody 600\n");
 }
 
-/// Makes a socket at a path and accepts nothing. More have connected than it has room for.
+/// A Perl script that listens on a socket, never accepts, and fills the socket's backlog.
 const FULL: &str = r#"use Socket; socket(my $s, AF_UNIX, SOCK_STREAM, 0);
     bind($s, sockaddr_un($ARGV[0])) or die $!; listen($s, 0) or die $!;
     my @c; for (0..2) { socket($c[$_], AF_UNIX, SOCK_STREAM | 2048, 0);
     connect($c[$_], sockaddr_un($ARGV[0])); } $| = 1; print "full\n"; sleep 600;"#;
 
-/// Makes a socket at a path, and answers each question with the same line.
+/// A Perl script that listens on a socket and answers every request with the same line.
 const ANSWERING: &str = r#"use Socket; socket(my $s, AF_UNIX, SOCK_STREAM, 0);
     bind($s, sockaddr_un($ARGV[0])) or die $!; listen($s, 9) or die $!; $| = 1; print "full\n";
     while (accept(my $c, $s)) { sysread($c, my $q, 4096); syswrite($c, "$ARGV[1]\n"); }"#;
 
-/// A script in a mount namespace of its own, with a `/tmp` of its own, where any user may make
-/// folders.
-fn apart(script: &str) -> String {
+/// Runs a script in its own mount namespace, with its own `/tmp` in which every user may create
+/// directories.
+fn with_own_tmp(script: &str) -> String {
     let (image, program) = (plain().0.display(), env!("CARGO_BIN_EXE_butternut"));
     let perl = "setpriv --reuid=nobody --regid=nogroup --clear-groups perl -e";
-    let script = format!(
-        "{WITHOUT_OTHERS} mount -t tmpfs none /tmp; chmod 1777 /tmp
+    in_mount_namespace(&format!(
+        "mount -t tmpfs none /tmp; chmod 1777 /tmp
          cd /tmp; mkdir m n; chown nobody n
          cp --sparse=always {image} a.img; cp a.img b.img; chown nobody b.img
          B={program}; trap 'kill $other; umount -l m n 2> /dev/null || true' EXIT
-         socket() {{ {perl} \"$@\" > said & other=$!; until grep -q full said; do sleep 1; done; }}
+         socket() {{ {perl} \"$@\" > log & other=$!; until grep -q full log; do sleep 1; done; }}
          process() {{ sed -n 's/.*process.: \\([0-9]*\\).*/\\1/p' started; }}
          number() {{ grep \" /tmp/$1 \" /proc/self/mountinfo | cut -d ' ' -f 3 | tr : -; }}
          {script}"
-    );
-    format!("unshare --mount --propagation private sh -ec '{}'", script.replace('\'', "'\\''"))
+    ))
 }
 
 #[test]
-fn a_socket_of_another_user_is_not_connected_to_in_roots_name() {
-    if !kernel_is_here("a_socket_of_another_user_is_not_connected_to_in_roots_name") {
+fn root_does_not_connect_to_a_socket_of_another_user() {
+    if !kernel_tests_enabled("root_does_not_connect_to_a_socket_of_another_user") {
         return;
     }
-    // A volume of root's whose process has died, and what another user put in its socket's place.
-    let said = shell(&apart(&format!(
+    // A mount of root whose process was killed, and a socket that another user made at the path of
+    // the mount's socket.
+    let output = shell(&with_own_tmp(&format!(
         "$B mount --json a.img m > started; kill -9 $(process); number=$(number m)
          test -S /run/butternut/$number.sock
          setpriv --reuid=nobody --regid=nogroup --clear-groups mkdir -m 711 butternut-0
@@ -375,41 +376,43 @@ fn a_socket_of_another_user_is_not_connected_to_in_roots_name() {
          timeout 60 $B mount b.img n || echo status $?
          $B umount n; rm /run/butternut/$number.sock"
     )));
-    assert!(said.contains("no control socket: connection refused"), "{said}");
-    assert!(said.contains("\nstatus 1\n") && !said.contains("status 124"), "{said}");
+    assert!(output.contains("no control socket: connection refused"), "{output}");
+    assert!(output.contains("\nstatus 1\n") && !output.contains("status 124"), "{output}");
 }
 
 #[test]
-fn a_socket_that_accepts_nothing_is_waited_for_no_longer_than_any_answer() {
-    if !kernel_is_here("a_socket_that_accepts_nothing_is_waited_for_no_longer_than_any_answer") {
+fn connecting_to_a_full_socket_times_out() {
+    if !kernel_tests_enabled("connecting_to_a_full_socket_times_out") {
         return;
     }
-    let _open = OpenFuse::new();
-    let said = shell(&apart(&of_user(&format!("socket '{FULL}' $socket"))));
-    assert!(said.contains("timed out") && said.contains("status 1\n"), "{said}");
+    let _open = PublicFuseDevice::new();
+    let output = shell(&with_own_tmp(&stats_of_dead_mount(&format!("socket '{FULL}' $socket"))));
+    assert!(output.contains("timed out") && output.contains("status 1\n"), "{output}");
 }
 
 #[test]
-fn what_a_socket_answers_drives_no_terminal() {
-    if !kernel_is_here("what_a_socket_answers_drives_no_terminal") {
+fn control_characters_in_replies_are_escaped() {
+    if !kernel_tests_enabled("control_characters_in_replies_are_escaped") {
         return;
     }
-    let _open = OpenFuse::new();
+    let _open = PublicFuseDevice::new();
     let counts = r#"{"ok":"\u001b[2Jfake\u009b1m\ntwo \\"}"#;
     let error = r#"{"error":"\u001b]0;title\u0007\nbutternut: two"}"#;
     for (answer, want) in [
         (counts, "\\u{1b}[2Jfake\\u{9b}1m\ntwo \\status 0\n"),
         (error, "\\u{1b}]0;title\\u{7}\\nbutternut"),
-        ("\u{1b}[2J", "is not understood"),
+        ("\u{1b}[2J", " cannot be parsed"),
     ] {
-        let said = shell(&apart(&of_user(&format!("socket '{ANSWERING}' $socket '{answer}'"))));
-        assert!(said.contains(want) && !said.contains('\u{1b}'), "{said:?}");
+        let output = shell(&with_own_tmp(&stats_of_dead_mount(&format!(
+            "socket '{ANSWERING}' $socket '{answer}'"
+        ))));
+        assert!(output.contains(want) && !output.contains('\u{1b}'), "{output:?}");
     }
 }
 
-/// Asks for the counts of a mount of another user, whose process has died and whose socket was made
-/// by a script.
-fn of_user(script: &str) -> String {
+/// Reads the statistics of a mount of another user, whose process was killed and whose socket
+/// `script` makes.
+fn stats_of_dead_mount(script: &str) -> String {
     format!(
         "cp $B butternut; as='env -u XDG_RUNTIME_DIR setpriv --reuid=nobody --regid=nogroup'
          as=\"$as --clear-groups\"
@@ -421,12 +424,12 @@ fn of_user(script: &str) -> String {
 }
 
 #[test]
-fn the_columns_of_switches_stand_below_each_other() {
-    if !kernel_is_here("the_columns_of_switches_stand_below_each_other") {
+fn tunables_are_printed_in_aligned_columns() {
+    if !kernel_tests_enabled("tunables_are_printed_in_aligned_columns") {
         return;
     }
-    let served = Served::new("rw");
-    let table = |served: &Served| {
+    let served = ServedVolume::new("rw");
+    let table = |served: &ServedVolume| {
         let text = served.ctl(&[]).ok();
         let columns = |line: &str| -> Vec<usize> {
             let starts = |at: &usize| line[..*at].ends_with("  ") && !line[*at..].starts_with(' ');
@@ -438,5 +441,5 @@ fn the_columns_of_switches_stand_below_each_other() {
     };
     let before = table(&served);
     served.ctl(&["uncached_flush=inline"]).ok();
-    assert_eq!(table(&served), before, "a value that is set moves no column");
+    assert_eq!(table(&served), before, "a changed value moves no column");
 }

@@ -1,13 +1,13 @@
-//! `inspect dump-tree` prints what `btrfs inspect-internal dump-tree` prints, whatever is asked.
+//! `inspect dump-tree` prints what `btrfs inspect-internal dump-tree` prints, with all options.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
 use super::command::{butternut, command};
-use super::image::{kernel, kernel_is_here, plain};
+use super::image::{kernel, kernel_tests_enabled, plain};
 
-/// Options, in combinations that narrow each other.
+/// Options, in combinations.
 const OPTIONS: [&str; 28] = [
     "",
     "-e",
@@ -42,22 +42,22 @@ const OPTIONS: [&str; 28] = [
 #[track_caller]
 fn same(image: &Path, options: &str) {
     let words = options.split_whitespace();
-    let theirs = Command::new("btrfs")
+    let expected = Command::new("btrfs")
         .env("TZ", "UTC")
         .args(["inspect-internal", "dump-tree"])
         .args(words.clone())
         .arg(image)
         .output()
         .unwrap();
-    let ours = command().args(["inspect", "dump-tree"]).args(words).arg(image).output().unwrap();
+    let actual = command().args(["inspect", "dump-tree"]).args(words).arg(image).output().unwrap();
     let (want, have) =
-        (String::from_utf8_lossy(&theirs.stdout), String::from_utf8_lossy(&ours.stdout));
+        (String::from_utf8_lossy(&expected.stdout), String::from_utf8_lossy(&actual.stdout));
     let differing = want.lines().zip(have.lines()).find(|(want, have)| want != have);
     assert_eq!(differing, None, "{options}");
-    assert!(theirs.stdout == ours.stdout, "{options}: one goes on where the other ends");
+    assert!(expected.stdout == actual.stdout, "{options}: one output is longer");
 }
 
-/// The addresses of the first blocks that a dump shows.
+/// Returns the addresses of the blocks in a dump.
 fn addresses(image: &Path) -> Vec<String> {
     let shown = butternut(&["inspect", "dump-tree", image.to_str().unwrap()]).ok();
     let blocks = shown.lines().filter(|line| line.contains(" items "));
@@ -80,19 +80,19 @@ fn all_options(image: &Path) {
 }
 
 #[test]
-fn a_volume_of_mkfs_is_dumped_alike() {
+fn a_volume_of_mkfs_is_dumped_as_by_btrfs_progs() {
     all_options(&plain().0);
 }
 
 #[test]
-fn a_volume_of_the_kernel_is_dumped_alike() {
-    if kernel_is_here("a_volume_of_the_kernel_is_dumped_alike") {
+fn a_volume_of_the_kernel_is_dumped_as_by_btrfs_progs() {
+    if kernel_tests_enabled("a_volume_of_the_kernel_is_dumped_as_by_btrfs_progs") {
         all_options(kernel());
     }
 }
 
 #[test]
-fn json_has_the_blocks_of_the_text() {
+fn json_and_text_have_the_same_blocks() {
     let image = &plain().0;
     let words = ["inspect", "dump-tree", "--json", image.to_str().unwrap()];
     let json: serde_json::Value = serde_json::from_str(&butternut(&words).ok()).unwrap();
@@ -107,17 +107,20 @@ fn json_has_the_blocks_of_the_text() {
 }
 
 #[test]
-fn a_tree_or_block_that_is_not_there_is_said() {
+fn missing_trees_and_blocks_are_reported() {
     let image = plain().0.to_str().unwrap();
     let ran = butternut(&["inspect", "dump-tree", "-t", "bogus", image]);
     assert_eq!(
         ran.failure(),
-        "butternut: inspect dump-tree: bogus: no tree has this id or name (a number, or a name as \
-         fs, root, chunk, extent, csum, uuid, quota)"
+        "butternut: inspect dump-tree: bogus: no tree has this id or name \
+         (use an id, or a name like fs, root, chunk, extent, csum, uuid or quota)"
     );
     let ran = butternut(&["inspect", "dump-tree", "-t", "tree-log", image]);
     assert_eq!(ran.code, Some(1));
     assert!(ran.err.contains("log root tree: the volume has none"), "{}", ran.err);
+    let ran = butternut(&["inspect", "dump-tree", "-t", "999", image]);
+    let message = "butternut: inspect dump-tree: tree 999: found no root item\n";
+    assert_eq!((ran.code, ran.err.as_str()), (Some(1), message));
     let ran = butternut(&["inspect", "dump-tree", "-b", "12345", image]);
     assert_eq!(ran.code, Some(1));
     assert!(ran.err.contains("block 12345: its address is not sector aligned"), "{}", ran.err);

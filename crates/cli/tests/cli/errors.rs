@@ -1,4 +1,4 @@
-//! Every failure says what, why and what to do, on stderr, with the right status.
+//! Error messages name the object, the error and a remedy, on stderr, with the right status.
 
 use super::command::{butternut, shell};
 use super::image::plain;
@@ -7,77 +7,95 @@ use super::image::plain;
 fn check(words: &[&str], want: &str) {
     let image = plain().0.to_str().unwrap();
     let words: Vec<String> = words.iter().map(|word| word.replace("IMG", image)).collect();
-    let said = butternut(&words).failure().replace(image, "IMG");
-    assert!(said.starts_with(&format!("butternut: {want}")), "{said}");
-    assert!(!said.contains('\n'), "one line: {said}");
+    let message = butternut(&words).failure().replace(image, "IMG");
+    assert!(message.starts_with(&format!("butternut: {want}")), "{message}");
+    assert!(!message.contains('\n'), "one line: {message}");
 }
 
 #[test]
-fn volumes_that_are_none() {
+fn unusable_volumes_are_reported() {
     check(
         &["ls", "/nowhere.img"],
         "/nowhere.img: no such file or directory (name an image file or a block device",
     );
     check(&["ls", "/"], "/: is a directory (name the image file");
     check(&["ls", "IMG?offset=1M"], "IMG?offset=1M: the volume cannot be opened: ");
-    check(&["ls", "IMG?size=1M"], "IMG?size=1M: \"size=1M\" after the ? (only ?offset=N is known)");
+    check(
+        &["ls", "IMG?size=1M"],
+        "IMG?size=1M: \"size=1M\" after ? is not a setting (only ?offset=N is accepted)",
+    );
     check(&["ls", "IMG@"], "IMG@: no subvolume after the @ (");
     let junk = env!("CARGO_BIN_EXE_butternut");
-    let said = butternut(&["ls", junk]).failure();
-    assert!(said.contains("magic") && said.contains("(is it btrfs?"), "{said}");
+    let message = butternut(&["ls", junk]).failure();
+    assert!(
+        message.contains("magic") && message.contains("(check that this is a btrfs volume"),
+        "{message}"
+    );
 }
 
 #[test]
-fn paths_and_subvolumes_that_are_none() {
+fn missing_paths_and_subvolumes_are_reported() {
     check(&["ls", "IMG", "/nope"], "/nope: no such file or directory (`butternut ls` shows");
     check(&["ls", "IMG@nope"], "IMG@nope: no subvolume nope (`butternut subvolume list` shows");
     check(&["ls", "IMG@777"], "IMG@777: no subvolume 777 (");
     check(&["cat", "IMG", "docs"], "docs: is a directory (");
     check(&["subvolume", "show", "IMG", "docs"], "docs: not a subvolume (");
     check(&["inspect", "inode-resolve", "99999", "IMG"], "inode 99999 of subvolume 5: ");
-    check(&["inspect", "logical-resolve", "1", "IMG"], "logical address 1: no file holds it (");
+    check(&["inspect", "logical-resolve", "1", "IMG"], "logical address 1: no file contains it (");
 }
 
 #[test]
-fn devices_that_are_missing_are_named() {
+fn missing_devices_are_named() {
     let scratch = tempfile::tempdir().unwrap();
     let dir = scratch.path().display();
     shell(&format!(
         "cd {dir}; truncate -s 300M a b; mkfs.btrfs -q -d raid1 -m raid1 a b
          truncate -s 300M c d; mkfs.btrfs -q -d raid0 -m raid0 c d"
     ));
-    let said = butternut(&["ls", &format!("{dir}/b")]).failure();
-    assert!(said.contains(": missing device 1 (name all its devices, joined with"), "{said}");
+    let message = butternut(&["ls", &format!("{dir}/b")]).failure();
+    assert!(
+        message.contains(": missing device 1 (name all its devices, separated by"),
+        "{message}"
+    );
     let ran = butternut(&["ls", "--degraded", &format!("{dir}/b")]);
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     assert!(ran.err.ends_with(": note: device 1 is missing\n"), "{}", ran.err);
-    let said = butternut(&["ls", "--degraded", &format!("{dir}/c")]).failure();
-    assert!(said.contains(" cannot be read") && said.contains("(name more of"), "{said}");
+    let message = butternut(&["ls", "--degraded", &format!("{dir}/c")]).failure();
+    assert!(message.contains(" cannot be read") && message.contains("(name more of"), "{message}");
     butternut(&["ls", &format!("{dir}/a,{dir}/b")]).ok();
     butternut(&["filesystem", "df", &format!("{dir}/c"), &format!("{dir}/d")]).ok();
 }
 
 #[test]
-fn words_that_mean_nothing() {
+fn invalid_arguments_are_reported() {
     check(
         &["cat", "IMG", "hello.txt", "--offset", "x"],
         "--offset: \"x\" is not a number of bytes (",
     );
-    check(&["find", "IMG", "--type", "q"], "--type: 'q' is no kind (");
+    check(&["find", "IMG", "--type", "q"], "--type: 'q' is not a file type (");
     check(&["mount", "IMG", "/nowhere", "-o", "frob"], "option frob: is not known (known: ro,");
+    check(
+        &["mount", "IMG", "/nowhere", "-o", "commit=x"],
+        "option commit=x: is not a number of seconds (the default is commit=30)",
+    );
+    for size in ["1G", "max", "1:+4K", "-1G"] {
+        let refused = format!("{size}: is a size, not a volume (the volume is first: `butternut ");
+        check(&["filesystem", "resize", size, "IMG"], &refused);
+    }
     check(&["mount", "IMG", "/nowhere"], "/nowhere: no such file or directory (make the");
     check(&["mount", "IMG", "/etc/passwd"], "/etc/passwd: is not a directory (the last argument");
-    // Of a volume that is not there, so that nothing is mounted whatever is said.
+    // The volume does not exist, so nothing is mounted in any case.
     for root in ["/", "/usr/.."] {
-        let refused = format!("{root}: is the root of the system, where nothing is mounted (");
+        let refused =
+            format!("{root}: is the root directory of the system, which cannot be a mount point (");
         check(&["mount", "/nowhere.img", root], &refused);
     }
-    check(&["umount", "/proc"], "/proc: is a mount of proc (umount(8) ends it)");
+    check(&["umount", "/proc"], "/proc: is a mount of proc (unmount it with umount(8))");
     check(&["umount", "/usr"], "/usr: is not mounted (");
 }
 
 #[test]
-fn a_wrong_command_line_has_status_2() {
+fn a_usage_error_has_status_2() {
     for words in [&["frob"][..], &["ls"], &["ls", "--frob", "x"], &["-q", "-v", "ls", "x"]] {
         let ran = butternut(words);
         assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{words:?}");

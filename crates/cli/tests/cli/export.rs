@@ -1,14 +1,14 @@
-//! export: everything that belongs to a file comes out, and nothing goes where it should not.
+//! `export`: everything that belongs to a file is copied, and nothing outside of DEST is written.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
 use super::command::{butternut, shell};
-use super::image::{KernelView, ROTTEN_OFFSET, kernel, kernel_is_here, plain, rotten};
+use super::image::{CORRUPT_OFFSET, KernelMount, corrupt, kernel, kernel_tests_enabled, plain};
 
-/// Every file below `root` with what a copy must keep; directories without sizes and times that
-/// depend on the filesystem. Making the plain image reads its tree, which changes access times.
+/// Lists all files below `root` with everything that a copy must keep. Sizes and access times of
+/// directories depend on the filesystem, and making the plain image changes its access times.
 fn listing(root: &Path, with_owners: bool) -> String {
     let owners = if with_owners { "%U %G %A@" } else { "" };
     let root = root.display();
@@ -29,7 +29,7 @@ fn xattrs(root: &Path) -> String {
 }
 
 #[test]
-fn a_tree_comes_out_as_it_was() {
+fn export_preserves_a_tree() {
     let scratch = tempfile::tempdir().unwrap();
     let out = scratch.path().join("out");
     let words = ["export", plain().0.to_str().unwrap(), "/", out.to_str().unwrap(), "-q"];
@@ -40,29 +40,29 @@ fn a_tree_comes_out_as_it_was() {
 }
 
 #[test]
-fn what_the_kernel_made_comes_out_as_the_kernel_shows_it() {
-    if !kernel_is_here("what_the_kernel_made_comes_out_as_the_kernel_shows_it") {
+fn export_of_a_kernel_volume_matches_the_kernels_mount() {
+    if !kernel_tests_enabled("export_of_a_kernel_volume_matches_the_kernels_mount") {
         return;
     }
-    let view = KernelView::new();
+    let mount = KernelMount::new();
     let scratch = tempfile::tempdir_in("/var/tmp").unwrap();
     let out = scratch.path().join("out");
     butternut(&["export", "--devices", kernel().to_str().unwrap(), "/", out.to_str().unwrap()])
         .ok();
-    // The stand-in for a subvolume inside a snapshot has the time of the mount.
+    // The placeholder of a subvolume in a snapshot has the time of the mount.
     let kept = |text: String| {
         let lines = text.lines().filter(|line| !line.contains("/nested")).map(str::to_owned);
         lines.collect::<Vec<_>>()
     };
-    assert_eq!(kept(listing(&out, true)), kept(listing(view.path(), true)));
-    assert_eq!(xattrs(&out), xattrs(view.path()));
+    assert_eq!(kept(listing(&out, true)), kept(listing(mount.path(), true)));
+    assert_eq!(xattrs(&out), xattrs(mount.path()));
     let blocks = |name: &str| fs::metadata(out.join(name)).unwrap().blocks();
     assert!(blocks("sparse") <= 16, "holes stay holes: {}", blocks("sparse"));
     assert_eq!(blocks("prealloc"), 0);
 }
 
 #[test]
-fn one_file_goes_to_a_new_name_or_into_a_directory() {
+fn export_of_one_file_takes_a_new_name_or_a_directory() {
     let scratch = tempfile::tempdir().unwrap();
     let image = plain().0.to_str().unwrap();
     let place = |name: &str| scratch.path().join(name).display().to_string();
@@ -73,7 +73,7 @@ fn one_file_goes_to_a_new_name_or_into_a_directory() {
 }
 
 #[test]
-fn nothing_that_exists_is_overwritten_and_no_symlink_is_followed() {
+fn export_overwrites_nothing_and_follows_no_symlinks() {
     let scratch = tempfile::tempdir().unwrap();
     let image = plain().0.to_str().unwrap();
     let (dest, away) = (scratch.path().join("dest"), scratch.path().join("away"));
@@ -94,8 +94,8 @@ fn nothing_that_exists_is_overwritten_and_no_symlink_is_followed() {
 }
 
 #[test]
-fn a_copy_without_owners_lends_no_rights() {
-    if !kernel_is_here("a_copy_without_owners_lends_no_rights") {
+fn export_without_owners_drops_set_user_id() {
+    if !kernel_tests_enabled("export_without_owners_drops_set_user_id") {
         return;
     }
     let scratch = tempfile::tempdir().unwrap();
@@ -106,15 +106,15 @@ fn a_copy_without_owners_lends_no_rights() {
 }
 
 #[test]
-fn what_a_user_cannot_keep_is_said() {
-    if !kernel_is_here("what_a_user_cannot_keep_is_said") {
+fn export_reports_what_an_unprivileged_user_cannot_keep() {
+    if !kernel_tests_enabled("export_reports_what_an_unprivileged_user_cannot_keep") {
         return;
     }
     let scratch = tempfile::tempdir_in("/var/tmp").unwrap();
     let (dir, image) = (scratch.path().display(), kernel().display());
     let program = env!("CARGO_BIN_EXE_butternut");
-    // Copies that another user may reach, wherever the tests run.
-    let said = shell(&format!(
+    // In a directory that another user can reach.
+    let output = shell(&format!(
         "cp --sparse=always {image} {dir}/a.img; cp {program} {dir}/butternut
          chmod 755 {dir}; mkdir {dir}/w; chown 1234 {dir}/w; chmod 644 {dir}/a.img
          setpriv --reuid=1234 --regid=1234 --clear-groups \
@@ -123,36 +123,36 @@ fn what_a_user_cannot_keep_is_said() {
     for want in [
         "out: devices not kept, 2 in all: /null: operation not permitted (",
         "out: security.* attributes not kept, 1 in all: /d/e/random: operation not permitted (",
-        "out: note: everything belongs to you (run as root to keep owners",
+        "out: note: all files belong to you (run as root to preserve owners",
         "status 1",
     ] {
-        assert!(said.contains(want), "{want} in {said}");
+        assert!(output.contains(want), "{want} in {output}");
     }
     assert_eq!(fs::read(scratch.path().join("w/out/hello.txt")).unwrap(), b"hello\n");
 }
 
 #[test]
-fn what_is_rotten_is_a_hole_in_the_copy_and_said() {
-    if !kernel_is_here("what_is_rotten_is_a_hole_in_the_copy_and_said") {
+fn export_leaves_and_reports_a_hole_for_a_corrupt_sector() {
+    if !kernel_tests_enabled("export_leaves_and_reports_a_hole_for_a_corrupt_sector") {
         return;
     }
-    let (image, was) = rotten();
+    let (image, was) = corrupt();
     let scratch = tempfile::tempdir().unwrap();
     let out = scratch.path().join("out");
     let words = ["export", image.to_str().unwrap(), "file", out.to_str().unwrap()];
-    let said = butternut(&words).failure();
+    let message = butternut(&words).failure();
     assert!(
-        said.contains(&format!("file: from byte {ROTTEN_OFFSET} on, left as a hole: ")),
-        "{said}"
+        message.contains(&format!("file: from byte {CORRUPT_OFFSET} on, left as a hole: ")),
+        "{message}"
     );
-    assert!(said.contains(": 4.00KiB could not be read and are holes in the copy"), "{said}");
+    assert!(message.contains(": 4.00KiB could not be read and are holes in the copy"), "{message}");
     let mut want = fs::read(was).unwrap();
-    want[ROTTEN_OFFSET..ROTTEN_OFFSET + 4096].fill(0);
-    assert!(fs::read(&out).unwrap() == want, "everything else is right");
+    want[CORRUPT_OFFSET..CORRUPT_OFFSET + 4096].fill(0);
+    assert!(fs::read(&out).unwrap() == want, "all other bytes are equal");
     let ran = butternut(&["cat", image.to_str().unwrap(), "file"]);
-    assert_eq!((ran.code, ran.bytes.len()), (Some(1), ROTTEN_OFFSET));
+    assert_eq!((ran.code, ran.bytes.len()), (Some(1), CORRUPT_OFFSET));
     assert!(
-        ran.err.starts_with(&format!("butternut: file: at byte {ROTTEN_OFFSET}: ")),
+        ran.err.starts_with(&format!("butternut: file: at byte {CORRUPT_OFFSET}: ")),
         "{}",
         ran.err
     );

@@ -1,11 +1,12 @@
-//! Volumes made to exhaust whatever walks over them: every command ends, in bounded memory.
+//! Crafted volumes that could exhaust a program that walks over them. Every command ends, in
+//! bounded memory.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use butternut::format::checksum::ChecksumKind;
-use butternut::{DevicePath, Filesystem, MountOptions, NewInode};
+use butternut::{DevicePath, Filesystem, MountOptions, NewInode, RenameFlags};
 
 use super::command::{butternut, shell};
 
@@ -15,11 +16,11 @@ const ITEM_BYTES: usize = 25;
 const DIR_ITEM: u8 = 84;
 const DIR_INDEX: u8 = 96;
 
-/// An empty volume, filled by the library.
+/// Makes an empty volume, and fills it through the library.
 fn volume(dir: &Path, fill: impl FnOnce(&Filesystem)) -> PathBuf {
     let image = dir.join("image");
     shell(&format!("truncate -s 256M {0}; mkfs.btrfs -q {0}", image.display()));
-    let options = MountOptions { read_only: false, ..MountOptions::default() };
+    let options = MountOptions::default().read_only(false);
     let filesystem = Filesystem::open(&[DevicePath::from(&image)], &options).unwrap();
     fill(&filesystem);
     filesystem.close().unwrap();
@@ -34,9 +35,9 @@ fn number(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(bytes.try_into().unwrap())
 }
 
-/// Lets `change` have the key and the data of every item of every leaf, and makes the checksums of
-/// those that it changed right again.
-pub(crate) fn patch(image: &Path, mut change: impl FnMut(&mut [u8], &mut [u8]) -> bool) {
+/// Calls `change` with each leaf and the number of its items, and recomputes the checksums of the
+/// leaves that it changed.
+fn rewrite_leaves(image: &Path, mut change: impl FnMut(&mut [u8], usize) -> bool) {
     let mut bytes = fs::read(image).unwrap();
     let file = OpenOptions::new().write(true).open(image).unwrap();
     let fsid = bytes[65536 + 0x20..65536 + 0x30].to_vec();
@@ -46,24 +47,38 @@ pub(crate) fn patch(image: &Path, mut change: impl FnMut(&mut [u8], &mut [u8]) -
             continue;
         }
         let items = u32::from_le_bytes(block[96..100].try_into().unwrap());
-        let mut is_changed = false;
-        for slot in 0..usize::try_from(items).unwrap() {
-            let item = HEADER_BYTES + slot * ITEM_BYTES;
-            let word = |at: usize| u32::from_le_bytes(block[at..at + 4].try_into().unwrap());
-            let start = HEADER_BYTES + usize::try_from(word(item + 17)).unwrap();
-            let end = start + usize::try_from(word(item + 21)).unwrap();
-            let (head, data) = block.split_at_mut(start);
-            is_changed |= change(&mut head[item..item + 17], &mut data[..end - start]);
-        }
-        if is_changed {
-            let digest = ChecksumKind::Crc32c.digest(&block[32..]);
+        if change(block, usize::try_from(items).unwrap()) {
+            let digest = ChecksumKind::Crc32c.compute(&block[32..]);
             block[..32].copy_from_slice(&digest);
             file.write_all_at(block, at.try_into().unwrap()).unwrap();
         }
     }
 }
 
-/// Directories 40 levels deep, each of which holds the next one twice, as "a" and as "b".
+/// Returns the key and the data of an item of a leaf.
+fn item(block: &mut [u8], slot: usize) -> (&mut [u8], &mut [u8]) {
+    let item = HEADER_BYTES + slot * ITEM_BYTES;
+    let word = |at: usize| u32::from_le_bytes(block[at..at + 4].try_into().unwrap());
+    let start = HEADER_BYTES + usize::try_from(word(item + 17)).unwrap();
+    let end = start + usize::try_from(word(item + 21)).unwrap();
+    let (head, data) = block.split_at_mut(start);
+    (&mut head[item..item + 17], &mut data[..end - start])
+}
+
+/// Calls `change` with the key and the data of each item of each leaf, and recomputes the checksums
+/// of the leaves that it changed.
+pub(crate) fn rewrite_items(image: &Path, mut change: impl FnMut(&mut [u8], &mut [u8]) -> bool) {
+    rewrite_leaves(image, |block, items| {
+        let mut is_changed = false;
+        for slot in 0..items {
+            let (key, data) = item(block, slot);
+            is_changed |= change(key, data);
+        }
+        is_changed
+    });
+}
+
+/// Makes directories 40 levels deep. Each contains the next one twice, as "a" and as "b".
 fn directories_with_two_names(dir: &Path) -> PathBuf {
     let mut twins = Vec::new();
     let image = volume(dir, |fs| {
@@ -75,7 +90,7 @@ fn directories_with_two_names(dir: &Path) -> PathBuf {
             at = first;
         }
     });
-    patch(&image, |key, data| {
+    rewrite_items(&image, |key, data| {
         let is_entry = key[8] == DIR_ITEM || key[8] == DIR_INDEX;
         let twin = twins.iter().find(|(above, _)| *above == number(&key[..8]));
         let Some((_, child)) = twin.filter(|_| is_entry && data[30..] == *b"b") else {
@@ -107,7 +122,7 @@ fn a_directory_with_two_names_is_walked_once() {
 }
 
 #[test]
-fn the_largest_index_of_a_directory_is_refused() {
+fn the_largest_directory_index_is_rejected() {
     let scratch = tempfile::tempdir().unwrap();
     for index in [u64::MAX, u64::MAX - 1, i64::MAX.unsigned_abs()] {
         let dir = tempfile::tempdir_in(scratch.path()).unwrap();
@@ -115,7 +130,7 @@ fn the_largest_index_of_a_directory_is_refused() {
             fs.create(fs.root(), b"first", &new()).unwrap();
             fs.create(fs.root(), b"last", &new()).unwrap();
         });
-        patch(&image, |key, data| {
+        rewrite_items(&image, |key, data| {
             let is_last = key[8] == DIR_INDEX && data[30..] == *b"last";
             if is_last {
                 key[9..17].copy_from_slice(&index.to_le_bytes());
@@ -128,15 +143,15 @@ fn the_largest_index_of_a_directory_is_refused() {
         let fs = Filesystem::open(&devices, &MountOptions::default()).unwrap();
         let mut cookie = 0;
         let mut names = 0;
-        // As a mount lists: one entry, then on from its cookie.
+        // As a mount lists: one entry per call, continued at its cookie.
         while let Some(Ok(entry)) = fs.read_dir(fs.root(), cookie).unwrap().next() {
             (cookie, names) = (entry.cookie, names + 1);
-            assert!(names < 10, "the listing goes on for ever");
+            assert!(names < 10, "the listing does not end");
         }
     }
 }
 
-/// Directories 4,000 levels deep: paths of a mebibyte each would take gigabytes together.
+/// Makes directories 4,000 levels deep. Their paths, of up to 1 MiB each, would take gigabytes.
 fn deep_directories(dir: &Path, name: &str) -> PathBuf {
     volume(dir, |fs| {
         let mut at = fs.root();
@@ -148,7 +163,7 @@ fn deep_directories(dir: &Path, name: &str) -> PathBuf {
 }
 
 #[test]
-fn deep_directories_of_long_names_are_exported_in_little_memory() {
+fn deep_trees_with_long_names_are_exported_in_bounded_memory() {
     let scratch = tempfile::tempdir().unwrap();
     let image = deep_directories(scratch.path(), &"n".repeat(255));
     let (program, out) = (env!("CARGO_BIN_EXE_butternut"), scratch.path().join("out"));
@@ -161,7 +176,7 @@ fn deep_directories_of_long_names_are_exported_in_little_memory() {
 }
 
 #[test]
-fn deep_directories_of_long_names_are_changed_in_little_memory() {
+fn deep_trees_with_long_names_are_changed_in_bounded_memory() {
     let scratch = tempfile::tempdir().unwrap();
     let name = "n".repeat(255);
     let image = deep_directories(scratch.path(), &name);
@@ -175,9 +190,9 @@ fn deep_directories_of_long_names_are_changed_in_little_memory() {
     assert_eq!(left, "");
 }
 
-/// Each time that it was entered, its entries would be read again, 4,096 times.
+/// A walk that entered the directory again would read its entries 4,096 times.
 #[test]
-fn a_directory_that_holds_itself_is_not_removed() {
+fn a_directory_inside_itself_is_not_removed() {
     let scratch = tempfile::tempdir().unwrap();
     let mut ino = 0;
     let image = volume(scratch.path(), |fs| {
@@ -188,7 +203,7 @@ fn a_directory_that_holds_itself_is_not_removed() {
         }
         ino = dir.ino;
     });
-    patch(&image, |key, data| {
+    rewrite_items(&image, |key, data| {
         let is_entry = key[8] == DIR_ITEM || key[8] == DIR_INDEX;
         let is_it = is_entry && number(&key[..8]) == ino && data[30..] == *b"self";
         if is_it {
@@ -209,9 +224,9 @@ fn a_directory_that_holds_itself_is_not_removed() {
     assert_eq!(butternut(&["ls", image, "/dir"]).out.lines().count(), 101);
 }
 
-/// 20,000 links under 1,000 directories of long names: their paths would take gigabytes.
+/// 20,000 links under 1,000 directories with long names: their paths would take gigabytes.
 #[test]
-fn the_paths_of_a_file_of_many_deep_links_have_a_bound() {
+fn paths_of_a_file_with_many_deep_links_are_bounded() {
     let scratch = tempfile::tempdir().unwrap();
     let mut ino = 0;
     let image = volume(scratch.path(), |fs| {
@@ -226,23 +241,23 @@ fn the_paths_of_a_file_of_many_deep_links_have_a_bound() {
         ino = file.ino;
     });
     let (program, image) = (env!("CARGO_BIN_EXE_butternut"), image.display());
-    let said = shell(&format!(
+    let output = shell(&format!(
         "ulimit -v 1500000; {program} inspect inode-resolve {ino} {image} 2>&1 || echo ended $?"
     ));
-    assert!(said.contains("bytes in the paths of one inode: more than"), "{said}");
-    assert!(said.ends_with("ended 1\n"), "{said}");
+    assert!(output.contains("bytes in the paths of one inode: more than"), "{output}");
+    assert!(output.ends_with("ended 1\n"), "{output}");
 }
 
-/// An inode number is any number up to 2^64 - 257; the kernel counts on from the largest.
+/// Inode numbers go up to 2^64 - 257; the kernel assigns the largest one plus 1.
 #[test]
-fn inodes_with_the_largest_numbers_are_inodes() {
+fn the_largest_inode_numbers_work() {
     const LARGE: u64 = (1 << 63) + 256;
     let scratch = tempfile::tempdir().unwrap();
     let mut ino = 0;
     let image = volume(scratch.path(), |fs| {
         ino = fs.mkdir(fs.root(), b"dir", &new()).unwrap().ino;
     });
-    patch(&image, |key, data| {
+    rewrite_items(&image, |key, data| {
         let is_entry = key[8] == DIR_ITEM || key[8] == DIR_INDEX;
         if is_entry && data.ends_with(b"dir") && number(&data[..8]) == ino {
             data[..8].copy_from_slice(&LARGE.to_le_bytes());
@@ -269,10 +284,12 @@ fn inodes_with_the_largest_numbers_are_inodes() {
     shell(&format!("btrfs check {image} 2>&1"));
 }
 
-/// What lends rights stays in the volume unless it is asked for.
+/// Set-user-id bits, capabilities, trusted attributes and devices are exported only on request.
 #[test]
-fn an_export_as_root_of_a_volume_that_is_not_trusted_lends_nothing() {
-    if !super::image::kernel_is_here("an_export_as_root_of_a_volume_that_is_not_trusted") {
+fn an_export_as_root_creates_privileged_files_only_on_request() {
+    if !super::image::kernel_tests_enabled(
+        "an_export_as_root_creates_privileged_files_only_on_request",
+    ) {
         return;
     }
     let scratch = tempfile::tempdir_in("/var/tmp").unwrap();
@@ -302,7 +319,7 @@ fn an_export_as_root_of_a_volume_that_is_not_trusted_lends_nothing() {
         words.extend([image.as_str(), "/", place.as_str()]);
         let ran = butternut(&words);
         let owner = shell(&format!("stat -c '%u %a' {place}"));
-        assert_eq!(owner.trim(), "0 700", "a directory that exists stays as it was");
+        assert_eq!(owner.trim(), "0 700", "an existing directory keeps its owner and mode");
         ran
     };
     let ran = export(&["--no-owner"], "none");
@@ -319,9 +336,9 @@ fn an_export_as_root_of_a_volume_that_is_not_trusted_lends_nothing() {
     assert_eq!(butternut(&["export", "--no-owner", "--devices", &image, "/", "x"]).code, Some(2));
 }
 
-/// A file that stands under the name of a first copy gets no second name.
+/// A file that exists under the name of the first copy gets no link.
 #[test]
-fn an_export_links_only_to_what_it_made() {
+fn an_export_links_only_to_files_that_it_created() {
     let scratch = tempfile::tempdir().unwrap();
     let image = volume(scratch.path(), |fs| {
         let id = fs.create(fs.root(), b"a", &new()).unwrap();
@@ -334,4 +351,39 @@ fn an_export_links_only_to_what_it_made() {
     assert_eq!(ran.code, Some(1), "{}", ran.err);
     assert_eq!(fs::read(out.join("a")).unwrap(), b"mine");
     assert_eq!(fs::read(out.join("b")).unwrap(), b"");
+}
+
+/// Entries without an index are found by name, and no listing shows them.
+#[test]
+fn a_directory_whose_entries_have_no_index_is_removed_as_the_message_says() {
+    let scratch = tempfile::tempdir().unwrap();
+    let image = volume(scratch.path(), |fs| {
+        let root = fs.root();
+        fs.create(root, b"a", &new()).unwrap();
+        let nested = fs.mkdir(root, b"b", &new()).unwrap();
+        fs.create(nested, b"listed", &new()).unwrap();
+        // The largest inode number, so that the index of its last entry is the last item.
+        let dir = fs.mkdir(root, b"dir", &new()).unwrap();
+        fs.rename((root, b"a"), (dir, b"listed"), RenameFlags::default()).unwrap();
+        fs.rename((root, b"b"), (dir, b"hidden"), RenameFlags::default()).unwrap();
+    });
+    rewrite_leaves(&image, |block, items| {
+        let Some(last) = items.checked_sub(1) else { return false };
+        let (key, data) = item(block, last);
+        let is_it = key[8] == DIR_INDEX && data[30..] == *b"hidden";
+        if is_it {
+            block[96..100].copy_from_slice(&u32::try_from(last).unwrap().to_le_bytes());
+        }
+        is_it
+    });
+    let image = image.to_str().unwrap();
+    assert_eq!(butternut(&["ls", image, "/dir"]).ok(), "listed\n");
+    let message = butternut(&["rm", "-r", image, "/dir"]).failure();
+    assert!(message.contains("/dir: the directory is damaged: it has entries"), "{message}");
+    assert!(message.contains("`butternut rm -r` removes each by its path"), "{message}");
+    let dump = butternut(&["inspect", "dump-tree", image]).ok();
+    assert!(dump.contains("name: hidden"), "{dump}");
+    butternut(&["rm", "-r", image, "/dir/hidden"]).ok();
+    butternut(&["rm", "-r", image, "/dir"]).ok();
+    assert_eq!(butternut(&["ls", image, "/"]).ok(), "");
 }

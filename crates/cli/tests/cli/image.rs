@@ -1,6 +1,6 @@
-//! Images: one that `mkfs.btrfs` fills without root, and ones that the kernel has written.
+//! Test images: one filled by `mkfs.btrfs` without root, and others written by the kernel.
 //!
-//! They stay in Cargo's folder for temporary files of tests, under the name of their recipe.
+//! They stay in Cargo's directory for temporary files of tests, under a hash of their recipe.
 
 use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -12,53 +12,53 @@ use tempfile::TempDir;
 
 use super::command::shell;
 
-/// Whether tests that need the kernel run; says so where not.
-pub(crate) fn kernel_is_here(test: &str) -> bool {
-    let is_left_out = std::env::var_os("BUTTERNUT_NO_KERNEL").is_some();
-    if is_left_out {
+/// Returns whether tests that need the kernel run. Reports a test that does not.
+pub(crate) fn kernel_tests_enabled(test: &str) -> bool {
+    let is_disabled = std::env::var_os("BUTTERNUT_NO_KERNEL").is_some();
+    if is_disabled {
         eprintln!("left out for BUTTERNUT_NO_KERNEL: {test}");
     }
-    !is_left_out
+    !is_disabled
 }
 
-fn place(name: &str) -> PathBuf {
+fn tmp_path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
 
-/// Holds a file's lock, against other threads and other processes.
+/// Locks a file against other threads and other processes.
 pub(crate) fn locked(name: &str) -> File {
-    let lock = File::create(place(name)).unwrap();
+    let lock = File::create(tmp_path(name)).unwrap();
     lock.lock().unwrap();
     lock
 }
 
-/// An image by its recipe: made once, and again when the recipe changes. In the recipe, `IMG` is
-/// the image and `DIR` a folder beside it, which stays.
-fn made(name: &str, recipe: &str) -> (PathBuf, PathBuf) {
+/// Returns the image of a recipe, which is built once and again when the recipe changes. In the
+/// recipe, `IMG` is the image and `DIR` a directory, which is kept with the image.
+fn build(name: &str, recipe: &str) -> (PathBuf, PathBuf) {
     let _lock = locked(&format!("{name}.lock"));
     let mut hasher = DefaultHasher::new();
     recipe.hash(&mut hasher);
     let stem = format!("{name}-{:016x}", hasher.finish());
-    let (image, folder) = (place(&format!("{stem}.img")), place(&format!("{stem}.dir")));
+    let (image, folder) = (tmp_path(&format!("{stem}.img")), tmp_path(&format!("{stem}.dir")));
     if !image.exists() {
-        let half = place(&format!("{stem}.half"));
-        let (i, d) = (half.display().to_string(), folder.display().to_string());
+        let partial = tmp_path(&format!("{stem}.partial"));
+        let (i, d) = (partial.display().to_string(), folder.display().to_string());
         shell(&format!("rm -rf {i} {d}; mkdir -p {d}"));
-        let places = [folder.clone(), folder.join("m")];
-        let _guards = places.map(|place| MountGuard::before_mount(&place).unwrap());
+        let mount_points = [folder.clone(), folder.join("m")];
+        let _guards = mount_points.map(|path| MountGuard::before_mount(&path).unwrap());
         shell(&recipe.replace("IMG", &i).replace("DIR", &d));
-        std::fs::rename(&half, &image).unwrap();
+        std::fs::rename(&partial, &image).unwrap();
     }
     (image, folder)
 }
 
-/// A small tree, made by `mkfs.btrfs --rootdir`; and the tree itself.
+/// A small tree in an image made by `mkfs.btrfs --rootdir`, and the directory of that tree.
 pub(crate) fn plain() -> &'static (PathBuf, PathBuf) {
-    static MADE: OnceLock<(PathBuf, PathBuf)> = OnceLock::new();
-    MADE.get_or_init(|| made("cli-plain", PLAIN))
+    static IMAGE: OnceLock<(PathBuf, PathBuf)> = OnceLock::new();
+    IMAGE.get_or_init(|| build("cli-plain", PLAIN))
 }
 
-/// Older mkfs.btrfs keeps whole seconds, so the tree has only those.
+/// All times are whole seconds, because older versions of mkfs.btrfs store only those.
 const PLAIN: &str = r#"
     mkdir -p DIR/docs/deep; cd DIR
     printf 'hello\n' > hello.txt; seq 20000 > docs/numbers; : > empty
@@ -69,10 +69,10 @@ const PLAIN: &str = r#"
     touch -d '2001-02-03 04:05:06' docs
     truncate -s 200M IMG; mkfs.btrfs -q -L plain --rootdir DIR IMG"#;
 
-/// Everything that only a kernel makes: snapshots, compression, clones, devices, odd names.
+/// An image with everything that only a kernel writes: snapshots, compression, clones, devices.
 pub(crate) fn kernel() -> &'static PathBuf {
-    static MADE: OnceLock<PathBuf> = OnceLock::new();
-    MADE.get_or_init(|| made("cli-kernel", KERNEL).0)
+    static IMAGE: OnceLock<PathBuf> = OnceLock::new();
+    IMAGE.get_or_init(|| build("cli-kernel", KERNEL).0)
 }
 
 const KERNEL: &str = r#"
@@ -97,17 +97,17 @@ const KERNEL: &str = r#"
     chmod 0 s2; touch -d '2010-01-01' d/e d
     btrfs -q subvolume snapshot -r s1 snap-ro; btrfs -q subvolume snapshot s1 snap-rw"#;
 
-/// A file of 4 MiB in one copy, of which one sector is rotten; and the file as it was.
-pub(crate) fn rotten() -> (PathBuf, PathBuf) {
-    let (image, folder) = made("cli-rotten", ROTTEN);
+/// A file of 4 MiB in one copy with one corrupt sector, and the file with the right data.
+pub(crate) fn corrupt() -> (PathBuf, PathBuf) {
+    let (image, folder) = build("cli-corrupt", CORRUPT);
     (image, folder.join("was"))
 }
 
-/// Where the rotten sector is in its file.
-pub(crate) const ROTTEN_OFFSET: usize = 244 * 4096;
+/// Offset of the corrupt sector in its file.
+pub(crate) const CORRUPT_OFFSET: usize = 244 * 4096;
 
-/// The sector is found by what stands in it.
-const ROTTEN: &str = r"
+/// A text in the sector marks its position in the image.
+const CORRUPT: &str = r"
     truncate -s 300M IMG; mkfs.btrfs -q -d single IMG
     mkdir -p DIR/m; mount -o loop IMG DIR/m
     trap 'cd /; umount DIR/m 2>/dev/null || true' EXIT
@@ -117,15 +117,15 @@ const ROTTEN: &str = r"
     at=$(grep -abo here-it-will-rot IMG | head -1 | cut -d: -f1)
     printf X | dd of=IMG bs=1 seek=$at conv=notrunc status=none";
 
-/// The kernel's own read-only mount of its image, for as long as this lives.
-pub(crate) struct KernelView {
+/// The kernel's own read-only mount of its image, unmounted on drop.
+pub(crate) struct KernelMount {
     guard: Option<MountGuard>,
     mount: TempDir,
-    /// One at a time: a second mount of a volume is the first one again.
+    /// Held for the lifetime: the kernel does not mount a volume twice.
     _lock: File,
 }
 
-impl KernelView {
+impl KernelMount {
     pub(crate) fn new() -> Self {
         let lock = locked("cli-view.lock");
         let mount = tempfile::TempDir::with_prefix("butternut-test-").unwrap();
@@ -139,9 +139,9 @@ impl KernelView {
     }
 }
 
-impl Drop for KernelView {
+impl Drop for KernelMount {
     fn drop(&mut self) {
-        // One that is dropped is detached where a panic left files of it open.
+        // After a panic the test may have files open: the guard's own drop detaches the mount.
         if let Some(guard) = self.guard.take().filter(|_| !std::thread::panicking()) {
             guard.unmount().unwrap();
         }

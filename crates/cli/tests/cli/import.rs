@@ -1,15 +1,15 @@
-//! import and mkfs --rootdir: everything that belongs to a file goes in, and comes out again.
+//! `import` and `mkfs --rootdir` keep everything that belongs to a file.
 
 use std::fs;
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;
 
 use super::change::{ACL, Volume, check};
-use super::command::{Ran, butternut, command, shell};
+use super::command::{CommandOutput, butternut, command, shell};
 
 const UUID: &str = "8f2a1c3e-5b6d-4e7f-8091-a2b3c4d5e6f7";
 
-/// A tree with files of all sizes, links, holes, odd names and attributes.
+/// Makes a tree with files of all sizes, links, holes, odd names and attributes.
 fn tree(root: &Path) {
     fs::create_dir_all(root.join("deep/er")).unwrap();
     for (number, size) in [0, 1, 2048, 2049, 4096, 70_000, 131_073, 9_000_000].iter().enumerate() {
@@ -36,7 +36,7 @@ fn tree(root: &Path) {
     ));
 }
 
-/// What a copy must keep, by stat(1) and the bytes.
+/// Lists what a copy must keep, by stat(1) and checksums.
 fn listing(root: &Path) -> String {
     shell(&format!(
         "cd {}
@@ -48,7 +48,7 @@ fn listing(root: &Path) -> String {
     ))
 }
 
-/// Copies everything out of a volume's directory, and lists it.
+/// Exports a directory of a volume, and lists it.
 fn exported(volume: &Path, path: &str) -> String {
     let scratch = tempfile::tempdir().unwrap();
     let out = scratch.path().join("out");
@@ -57,13 +57,13 @@ fn exported(volume: &Path, path: &str) -> String {
 }
 
 #[test]
-fn a_tree_goes_in_and_comes_out_as_it_was() {
+fn import_and_export_preserve_a_tree() {
     let (volume, source) = (Volume::new(), tempfile::tempdir().unwrap());
     let root = source.path().join("tree");
     tree(&root);
-    let said = volume.ok(&format!("import --json VOL {} /", root.display()));
-    let said: serde_json::Value = serde_json::from_str(&said).unwrap();
-    assert_eq!((&said["links"], &said["directories"]), (&1.into(), &3.into()));
+    let output = volume.ok(&format!("import --json VOL {} /", root.display()));
+    let report: serde_json::Value = serde_json::from_str(&output).unwrap();
+    assert_eq!((&report["links"], &report["directories"]), (&1.into(), &3.into()));
     assert_eq!(exported(&volume.image, "/tree"), listing(&root));
     let blocks = |path: &str| volume.stat(path)["blocks"].as_u64().unwrap();
     assert!(blocks("tree/sparse") <= 16, "holes stay holes: {}", blocks("tree/sparse"));
@@ -71,7 +71,7 @@ fn a_tree_goes_in_and_comes_out_as_it_was() {
 }
 
 #[test]
-fn a_source_goes_under_its_name_under_a_new_one_or_into_a_directory() {
+fn import_creates_or_enters_the_destination() {
     let (volume, source) = (Volume::new(), tempfile::tempdir().unwrap());
     let root = source.path().join("tree");
     fs::create_dir_all(root.join("sub")).unwrap();
@@ -100,7 +100,7 @@ fn a_source_goes_under_its_name_under_a_new_one_or_into_a_directory() {
 }
 
 #[test]
-fn an_import_that_fails_leaves_nothing() {
+fn a_failed_import_leaves_nothing() {
     let (volume, source) = (Volume::new(), tempfile::tempdir().unwrap());
     let root = source.path().join("tree");
     fs::create_dir_all(root.join("sub")).unwrap();
@@ -113,14 +113,17 @@ fn an_import_that_fails_leaves_nothing() {
             .ends_with("tree/./sub: file exists (remove it, or choose another name)")
     );
     assert_eq!(volume.paths(), ["/sub"]);
-    // More than there is room for.
+    // More data than fits into the volume.
     volume.ok("rm VOL sub");
     let large = fs::File::create(root.join("large")).unwrap();
     for piece in 0..80_u64 {
         large.write_all_at(&vec![7; 4 << 20], piece << 22).unwrap();
     }
-    let said = volume.failure(&line);
-    assert!(said.contains("tree/./large: ") && said.contains("filesystem resize"), "{said}");
+    let message = volume.failure(&line);
+    assert!(
+        message.contains("tree/./large: ") && message.contains("filesystem resize"),
+        "{message}"
+    );
     assert!(volume.paths().is_empty());
     let gone = volume.failure("import VOL no/such /");
     assert!(gone.starts_with("no/such: no such file or directory"), "{gone}");
@@ -129,7 +132,7 @@ fn an_import_that_fails_leaves_nothing() {
 }
 
 #[test]
-fn what_directories_hand_down_is_not_given_to_copies() {
+fn imported_files_inherit_nothing_from_their_directory() {
     let (volume, source) = (Volume::new(), tempfile::tempdir().unwrap());
     fs::create_dir(source.path().join("sub")).unwrap();
     fs::write(source.path().join("sub/file"), "x").unwrap();
@@ -145,7 +148,7 @@ fn what_directories_hand_down_is_not_given_to_copies() {
     }
 }
 
-fn mkfs(dir: &Path, epoch: Option<&str>, line: &str) -> Ran {
+fn mkfs(dir: &Path, epoch: Option<&str>, line: &str) -> CommandOutput {
     let mut command = command();
     command.current_dir(dir).arg("mkfs").args(line.split_whitespace());
     command.env_remove("SOURCE_DATE_EPOCH");
@@ -156,13 +159,13 @@ fn mkfs(dir: &Path, epoch: Option<&str>, line: &str) -> Ran {
 }
 
 #[test]
-fn a_volume_is_made_from_a_directory() {
+fn mkfs_fills_a_volume_from_a_directory() {
     let dir = tempfile::tempdir().unwrap();
     tree(&dir.path().join("tree"));
     shell(&format!("cd {}; chmod 1711 tree; touch -d 2011-11-11 tree", dir.path().display()));
-    let said = mkfs(dir.path(), None, "--json --rootdir tree a.img").ok();
-    let said: serde_json::Value = serde_json::from_str(&said).unwrap();
-    assert_eq!((&said["directories"], &said["links"]), (&2.into(), &1.into()));
+    let output = mkfs(dir.path(), None, "--json --rootdir tree a.img").ok();
+    let report: serde_json::Value = serde_json::from_str(&output).unwrap();
+    assert_eq!((&report["directories"], &report["links"]), (&2.into(), &1.into()));
     let image = dir.path().join("a.img");
     check(&image);
     assert_eq!(exported(&image, "/"), listing(&dir.path().join("tree")));
@@ -175,7 +178,7 @@ fn a_volume_is_made_from_a_directory() {
 }
 
 #[test]
-fn an_epoch_and_a_uuid_give_the_same_bytes_of_a_tree_twice() {
+fn mkfs_rootdir_is_reproducible_with_an_epoch_and_a_uuid() {
     let dir = tempfile::tempdir().unwrap();
     tree(&dir.path().join("tree"));
     let make = |name: &str, threads: usize| {
@@ -187,21 +190,21 @@ fn an_epoch_and_a_uuid_give_the_same_bytes_of_a_tree_twice() {
     make("b.img", 7);
     shell(&format!("cd {}; cmp a.img b.img", dir.path().display()));
     check(&dir.path().join("a.img"));
-    let said = butternut(&["stat", dir.path().join("a.img").to_str().unwrap(), "size5"]).ok();
-    assert!(!said.contains("2100-") && said.contains("Birth: 2023-11-14 22:13:20"), "{said}");
+    let output = butternut(&["stat", dir.path().join("a.img").to_str().unwrap(), "size5"]).ok();
+    assert!(!output.contains("2100-") && output.contains("Birth: 2023-11-14 22:13:20"), "{output}");
 }
 
 #[test]
-fn a_volume_that_cannot_be_filled_is_not_left_behind() {
+fn a_volume_that_cannot_be_filled_is_removed() {
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir(dir.path().join("tree")).unwrap();
     let large = fs::File::create(dir.path().join("tree/large")).unwrap();
     for piece in 0..40_u64 {
         large.write_all_at(&vec![7; 4 << 20], piece << 22).unwrap();
     }
-    let said = mkfs(dir.path(), None, "--size 128M --rootdir tree a.img").failure();
-    assert!(said.starts_with("butternut: tree/large: "), "{said}");
+    let message = mkfs(dir.path(), None, "--size 128M --rootdir tree a.img").failure();
+    assert!(message.starts_with("butternut: tree/large: "), "{message}");
     assert!(!dir.path().join("a.img").exists());
-    let said = mkfs(dir.path(), None, "--rootdir gone a.img").failure();
-    assert!(said.starts_with("butternut: gone: no such file or directory"), "{said}");
+    let message = mkfs(dir.path(), None, "--rootdir gone a.img").failure();
+    assert!(message.starts_with("butternut: gone: no such file or directory"), "{message}");
 }

@@ -1,13 +1,13 @@
-//! ls, cat, stat, find: what they print, in text and in JSON.
+//! `ls`, `cat`, `stat` and `find`: their output as text and as JSON.
 
 use std::process::Stdio;
 
 use serde_json::{Value, json};
 
 use super::command::{butternut, command};
-use super::image::{kernel, kernel_is_here, plain};
+use super::image::{kernel, kernel_tests_enabled, plain};
 
-fn on_plain(words: &[&str]) -> super::command::Ran {
+fn on_plain(words: &[&str]) -> super::command::CommandOutput {
     let image = plain().0.to_str().unwrap();
     let words: Vec<&str> =
         words.iter().map(|word| if *word == "IMG" { image } else { word }).collect();
@@ -36,7 +36,7 @@ fn ls_null_ends_each_name_with_a_zero_byte() {
 }
 
 #[test]
-fn ls_long_shows_what_ls_shows() {
+fn ls_long_has_the_format_of_ls() {
     let lines = on_plain(&["ls", "-l", "IMG", "docs"]).ok();
     let again = lines.lines().find(|line| line.ends_with(" again")).unwrap();
     assert!(again.starts_with("-rw-r----- 2 "), "{again}");
@@ -50,7 +50,7 @@ fn ls_long_shows_what_ls_shows() {
 }
 
 #[test]
-fn ls_recursive_goes_to_the_bottom() {
+fn ls_recursive_lists_subdirectories() {
     let text = on_plain(&["ls", "-R", "IMG", "docs"]).ok();
     assert_eq!(text, "docs:\nagain\ndeep\nlink\nnumbers\n\ndocs/deep:\n");
 }
@@ -68,14 +68,14 @@ fn cat_prints_files_and_parts_of_them() {
 }
 
 #[test]
-fn cat_goes_on_after_a_file_that_fails() {
+fn cat_continues_after_an_error() {
     let ran = on_plain(&["cat", "IMG", "nope", "hello.txt"]);
     assert_eq!((ran.code, ran.out.as_str()), (Some(1), "hello\n"));
     assert!(ran.err.starts_with("butternut: nope: no such file or directory ("), "{}", ran.err);
 }
 
 #[test]
-fn stat_shows_what_btrfs_keeps() {
+fn stat_shows_attributes_and_extents() {
     let text = on_plain(&["stat", "IMG", "hello.txt", "--extents"]).ok();
     assert!(text.contains("  File: hello.txt\n  Size: 6 "), "{text}");
     assert!(text.contains("Access: (0640/-rw-r-----)"), "{text}");
@@ -90,8 +90,8 @@ fn stat_shows_what_btrfs_keeps() {
 }
 
 #[test]
-fn a_subvolume_that_a_snapshot_left_out_is_shown_in_the_snapshot() {
-    if !kernel_is_here("a_subvolume_that_a_snapshot_left_out_is_shown_in_the_snapshot") {
+fn a_placeholder_belongs_to_its_snapshot() {
+    if !kernel_tests_enabled("a_placeholder_belongs_to_its_snapshot") {
         return;
     }
     let image = kernel().to_str().unwrap();
@@ -128,7 +128,7 @@ fn find_selects_by_name_kind_size_and_depth() {
 }
 
 #[test]
-fn every_listing_is_json_that_names_the_same_files() {
+fn json_listings_have_the_same_names() {
     let value = json_of(&["ls", "IMG"]);
     let names: Vec<&str> =
         value.as_array().unwrap().iter().map(|entry| entry["name"].as_str().unwrap()).collect();
@@ -137,7 +137,7 @@ fn every_listing_is_json_that_names_the_same_files() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_failure() {
+fn a_closed_pipe_is_not_an_error() {
     let image = plain().0.to_str().unwrap();
     let mut child = command()
         .args(["cat", image, "docs/numbers"])

@@ -1,31 +1,35 @@
-//! The command line, run as its users run it.
+//! Tests of the command line as a program.
 //!
-//! Needs `mkfs.btrfs`; those that say so need root, loop devices and FUSE too, and
-//! `BUTTERNUT_NO_KERNEL=1` leaves them out.
+//! They need `mkfs.btrfs`. Tests that call `kernel_tests_enabled` also need root, loop devices and
+//! FUSE; `BUTTERNUT_NO_KERNEL=1` skips them.
 
 #![allow(
     clippy::unwrap_used,
     clippy::print_stderr,
-    reason = "helpers of tests panic as tests do, and say what is left out"
+    reason = "helpers of tests panic as tests do, and say what is skipped"
 )]
 
+mod btrfs_progs;
 mod change;
 mod check;
 mod command;
 mod control;
 mod directories;
 mod dump_tree;
-mod ending;
 mod errors;
 mod export;
-mod further;
+mod further_mounts;
+mod further_mounts_race;
+mod hints;
 mod hostile;
 mod image;
 mod import;
 mod listing;
+mod man_pages;
 mod mkfs;
 mod mount;
-mod node_numbers;
-mod pages;
-mod progs;
-mod troubles;
+mod mount_end;
+mod mount_end_hung;
+mod node_ids;
+mod rescued_reads;
+mod unresponsive;

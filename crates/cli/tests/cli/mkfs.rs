@@ -1,4 +1,4 @@
-//! `mkfs`: what it makes, what it prints, what it refuses.
+//! `mkfs`: the volumes that it makes, its output, and the options that it rejects.
 
 use super::command::{butternut, command};
 use serde_json::Value;
@@ -8,18 +8,18 @@ use std::path::Path;
 const UUID: &str = "8f2a1c3e-5b6d-4e7f-8091-a2b3c4d5e6f7";
 
 /// Runs `mkfs` in `dir`.
-fn mkfs(dir: &Path, line: &str) -> super::command::Ran {
+fn mkfs(dir: &Path, line: &str) -> super::command::CommandOutput {
     let mut command = command();
     command.current_dir(dir).arg("mkfs").args(line.split_whitespace());
     command.env_remove("SOURCE_DATE_EPOCH").output().unwrap().into()
 }
 
 #[test]
-fn a_new_volume_is_described_and_opens() {
+fn mkfs_describes_a_volume_that_opens() {
     let dir = tempfile::tempdir().unwrap();
-    let said = mkfs(dir.path(), &format!("--size 200M -L new -U {UUID} a.img")).ok();
+    let output = mkfs(dir.path(), &format!("--size 200M -L new -U {UUID} a.img")).ok();
     assert_eq!(
-        said,
+        output,
         format!(
             "Label: 'new'  uuid: {UUID}\n\tsize 200.00MiB used 144.00KiB\n\tnode size 16.00KiB \
              checksum crc32c\n\tfeatures extref, skinny-metadata, no-holes, free-space-tree\n\
@@ -32,8 +32,8 @@ fn a_new_volume_is_described_and_opens() {
     let shown = butternut(&["filesystem", "show", image.to_str().unwrap()]).ok();
     assert!(shown.starts_with(&format!("Label: 'new'  uuid: {UUID}\n")), "{shown}");
     assert_eq!(mkfs(dir.path(), "-q -f a.img").ok(), "");
-    let said = mkfs(dir.path(), "-f --json -M -O bgt --csum xxhash a.img").ok();
-    let made: Value = serde_json::from_str(&said).unwrap();
+    let output = mkfs(dir.path(), "-f --json -M -O bgt --csum xxhash a.img").ok();
+    let made: Value = serde_json::from_str(&output).unwrap();
     assert_eq!((&made["bytes"], &made["node_bytes"]), (&(200 << 20).into(), &4096.into()));
     assert_eq!(made["checksum"], "xxhash64");
     assert_eq!(made["groups"][1]["type"], "data+metadata");
@@ -41,43 +41,46 @@ fn a_new_volume_is_described_and_opens() {
 }
 
 #[test]
-fn an_epoch_and_a_uuid_give_the_same_bytes_twice() {
+fn mkfs_is_reproducible_with_an_epoch_and_a_uuid() {
     let dir = tempfile::tempdir().unwrap();
     let make = |name: &str| {
         let mut command = command();
         command.current_dir(dir.path()).env("SOURCE_DATE_EPOCH", "1700000000");
         let words = ["mkfs", "-q", "--size", "120M", "-U", UUID, "-L", "same", name];
-        let ran: super::command::Ran = command.args(words).output().unwrap().into();
+        let ran: super::command::CommandOutput = command.args(words).output().unwrap().into();
         ran.ok();
         fs::read(dir.path().join(name)).unwrap()
     };
     assert!(make("a.img") == make("b.img"));
     let mut wrong = command();
     wrong.env("SOURCE_DATE_EPOCH", "today").args(["mkfs", "--size", "120M", "/nowhere/c.img"]);
-    let said = super::command::Ran::from(wrong.output().unwrap()).failure();
-    assert!(said.starts_with("butternut: SOURCE_DATE_EPOCH: today is not a number ("), "{said}");
-    let said = butternut(&["stat", dir.path().join("a.img").to_str().unwrap(), "/"]).ok();
-    assert!(said.contains("2023-11-14 22:13:20"), "{said}");
+    let message = super::command::CommandOutput::from(wrong.output().unwrap()).failure();
+    assert!(
+        message.starts_with("butternut: SOURCE_DATE_EPOCH: today is not a number ("),
+        "{message}"
+    );
+    let output = butternut(&["stat", dir.path().join("a.img").to_str().unwrap(), "/"]).ok();
+    assert!(output.contains("2023-11-14 22:13:20"), "{output}");
 }
 
 #[test]
 fn features_are_listed() {
     let dir = tempfile::tempdir().unwrap();
-    let said = mkfs(dir.path(), "-O list-all").ok();
-    assert_eq!(said.lines().count(), 6);
-    assert!(said.contains("block-group-tree block groups in a tree of their own"), "{said}");
-    let said = mkfs(dir.path(), "--json -O list-all").ok();
-    let list: Value = serde_json::from_str(&said).unwrap();
+    let output = mkfs(dir.path(), "-O list-all").ok();
+    assert_eq!(output.lines().count(), 6);
+    assert!(output.contains("block-group-tree block groups in a separate tree"), "{output}");
+    let output = mkfs(dir.path(), "--json -O list-all").ok();
+    let list: Value = serde_json::from_str(&output).unwrap();
     assert_eq!((&list[3]["name"], &list[3]["default"]), (&"no-holes".into(), &true.into()));
 }
 
 #[test]
-fn what_is_refused_is_said_with_what_to_do_and_nothing_is_left() {
+fn refused_options_are_reported_and_leave_no_file() {
     let dir = tempfile::tempdir().unwrap();
     let check = |line: &str, want: &str| {
-        let said = mkfs(dir.path(), line).failure();
-        assert!(said.starts_with(&format!("butternut: {want}")), "{said}");
-        assert!(!said.contains('\n') && said.ends_with(')'), "{said}");
+        let message = mkfs(dir.path(), line).failure();
+        assert!(message.starts_with(&format!("butternut: {want}")), "{message}");
+        assert!(!message.contains('\n') && message.ends_with(')'), "{message}");
     };
     check("a.img", "a.img: no such file or directory (name an image file");
     check("--size 20M a.img", "a.img: 20971520 bytes are too few: a volume of data in profile");
@@ -88,23 +91,20 @@ fn what_is_refused_is_said_with_what_to_do_and_nothing_is_left() {
     check("--size 200M --csum md5 a.img", "--csum: \"md5\" is not a checksum (");
     check("--size 200M -O zoned a.img", "--features: feature zoned is not supported (");
     check("--size 200M -O bgt,^fst a.img", "a.img: block-group-tree needs free-space-tree (");
-    check("--size 200M -U 123 a.img", "--uuid: \"123\" is not a uuid (");
+    check("--size 200M -U 123 a.img", "--uuid: \"123\" is not a UUID (");
     check("--size 2OOM a.img", "--size: \"2OOM\" is not a number of bytes (");
-    check("--size 200M a.img b.img", "a.img b.img: a new volume lies on one device (");
+    check("--size 200M a.img b.img", "a.img b.img: a new volume is created on one device (");
     check("--size 200M a.img@sub", "a.img@sub: names a subvolume, and a new volume has none (");
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
 #[test]
-fn other_filesystems_and_a_volume_in_use_are_not_overwritten() {
+fn existing_filesystems_are_not_overwritten() {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("a.img");
     let refuse = |what: &str| {
-        let said = mkfs(dir.path(), "a.img").failure();
-        assert_eq!(
-            said,
-            format!("butternut: a.img: it holds {what} (--force makes the volume over it)")
-        );
+        let message = mkfs(dir.path(), "a.img").failure();
+        assert_eq!(message, format!("butternut: a.img: it holds {what} (--force overwrites it)"));
     };
     for (tool, what) in [
         ("mkfs.btrfs -q", "a btrfs volume"),

@@ -1,4 +1,4 @@
-//! Every fault, seen from both sides.
+//! Tests of every fault, as the caller and as the medium sees it.
 
 use super::*;
 use crate::memory::MemoryDevice;
@@ -6,7 +6,7 @@ use std::time::Instant;
 
 const BYTES: u64 = 1 << 20;
 
-/// A device over a medium whose blocks are filled with their numbers.
+/// Returns a medium whose blocks are filled with their numbers, and a faulty device over it.
 fn numbered(seed: u64) -> (Arc<MemoryDevice>, FaultyDevice) {
     let image: Vec<u8> = (0..BYTES).map(|at| (at / BLOCK_BYTES % 251) as u8).collect();
     let medium = Arc::new(MemoryDevice::copy_of("medium", &image));
@@ -23,7 +23,7 @@ fn bits_apart(a: &[u8], b: &[u8]) -> u32 {
 }
 
 #[test]
-fn a_read_error_strikes_its_range_until_the_rule_is_removed() {
+fn a_read_error_affects_its_range_until_the_rule_is_removed() {
     let (_, device) = numbered(1);
     let rule = device.add(Rule::at(8192..8193, Fault::ReadError));
     assert!(read(&device, 0, 8192).is_ok());
@@ -44,13 +44,13 @@ fn the_same_seed_rots_the_same_bits_and_another_seed_others() {
         device.add(Rule { range: 0..BYTES, when: When::OneIn(8), fault: Fault::Rot { bits: 3 } });
         let (whole, good) =
             (read(&device, 0, 1 << 20).unwrap(), read(&*medium, 0, 1 << 20).unwrap());
-        // Read piecewise, at odd places: the same bits are rotten.
-        let mut pieces = Vec::new();
-        while pieces.len() < whole.len() {
-            let len = 7777.min(whole.len() - pieces.len());
-            pieces.extend(read(&device, pieces.len() as u64, len).unwrap());
+        // Reads in parts of odd size: the same bits must be flipped.
+        let mut parts = Vec::new();
+        while parts.len() < whole.len() {
+            let len = 7777.min(whole.len() - parts.len());
+            parts.extend(read(&device, parts.len() as u64, len).unwrap());
         }
-        assert!(pieces == whole);
+        assert!(parts == whole);
         assert!(read(&*medium, 0, 1 << 20).unwrap() == good, "the medium is untouched");
         (bits_apart(&whole, &good), whole)
     };
@@ -60,7 +60,7 @@ fn the_same_seed_rots_the_same_bits_and_another_seed_others() {
 }
 
 #[test]
-fn misdirected_blocks_come_from_and_go_to_the_wrong_place() {
+fn misdirected_reads_and_writes_access_the_wrong_offset() {
     let (medium, device) = numbered(1);
     device.add(Rule::at(4096..8192, Fault::MisdirectedRead { by: 40960 }));
     let bytes = read(&device, 0, 12288).unwrap();
@@ -75,7 +75,7 @@ fn misdirected_blocks_come_from_and_go_to_the_wrong_place() {
 }
 
 #[test]
-fn torn_and_lost_writes_say_they_went_well() {
+fn torn_and_lost_writes_report_success() {
     let (medium, device) = numbered(3);
     let rule = device.add(Rule::everywhere(Fault::TornWrite));
     device.write_at(65536, &[99; 16384]).unwrap();
@@ -106,7 +106,7 @@ fn write_and_flush_errors_change_nothing() {
 }
 
 #[test]
-fn a_passing_fault_passes() {
+fn a_transient_fault_ends() {
     let (_, device) = numbered(1);
     device.add(Rule { range: 0..4096, when: When::Times(2), fault: Fault::ReadError });
     assert!(read(&device, 8192, 10).is_ok());
@@ -115,7 +115,7 @@ fn a_passing_fault_passes() {
 }
 
 #[test]
-fn a_delay_delays() {
+fn a_delay_blocks_the_request() {
     let (_, device) = numbered(1);
     device.add(Rule::at(0..4096, Fault::Delay(Duration::from_millis(30))));
     let start = Instant::now();
@@ -125,7 +125,7 @@ fn a_delay_delays() {
 }
 
 #[test]
-fn a_held_read_begins_when_its_rule_is_removed() {
+fn a_held_read_starts_when_its_rule_is_removed() {
     let (_, device) = numbered(1);
     let rule = device.add(Rule::at(0..4096, Fault::HeldRead));
     std::thread::scope(|scope| {
@@ -155,7 +155,7 @@ fn the_nth_read_write_and_flush_fail_and_no_other() {
 }
 
 #[test]
-fn a_device_that_dies_stays_dead() {
+fn a_dead_device_stays_dead() {
     let (_, device) = numbered(1);
     device.add(Rule { when: When::From(2), ..Rule::everywhere(Fault::WriteError) });
     let writes = [0u64, 1, 2, 3, 4].map(|at| device.write_at(at * 4096, &[1; 512]).is_ok());

@@ -1,14 +1,14 @@
-//! The borrowed requests of a batch as the ring sees them, with bounces where memory or range do
-//! not suit a direct transfer.
+//! Runs the borrowed requests of a batch over the ring, with a bounce buffer where the memory or
+//! the range does not suit a direct transfer.
 //!
-//! 1. A read that is not aligned reads the whole blocks around its range into a buffer of the queue
-//!    pair, and copies its part out when it is complete.
-//! 2. A write whose range is whole blocks but whose memory is not aligned (of a row: that of some
-//!    piece, or its length) is copied first. One
-//!    whose range is not whole blocks must read before it writes: the device's own call does that.
-//! 3. Anything longer than [`BOUNCE_BYTES_MAX`] goes through the device's own call, which bounces
-//!    it in pieces.
-//! 4. Buffers are kept for the next bounce, a few of them.
+//! 1. A read that is not aligned reads the whole blocks around its range into a bounce buffer of
+//!    the queue pair, and copies its part out on completion.
+//! 2. A write whose range consists of whole blocks, but whose slices are not all aligned in address
+//!    and length, is copied to a bounce buffer first. A write whose range is not whole blocks must
+//!    read before it writes, which the device's own call does.
+//! 3. Unaligned transfers longer than [`BOUNCE_BYTES_MAX`] use the device's own call, which splits
+//!    them.
+//! 4. At most [`SPARES_MAX`] bounce buffers are kept for later use.
 
 use super::{Target, Targets};
 use crate::error::{DeviceError, check_range, check_writable};
@@ -16,20 +16,21 @@ use crate::file::{is_aligned, is_block_aligned};
 use crate::request::{ReadInto, WriteFrom};
 use butternut_sys::buffer::Buffer;
 use butternut_sys::errno::Errno;
-use butternut_sys::ring::{Memory, Scoped, Transfer};
-use std::sync::{Mutex, PoisonError};
+use butternut_sys::lock::{Mutex, rank};
+use butternut_sys::ring::{BorrowedRequest, Memory, Transfer};
 
+/// Maximum size of a bounce buffer in bytes.
 const BOUNCE_BYTES_MAX: usize = 1 << 20;
 
-/// Spare buffers kept, and so at most as many MiB.
+/// Maximum number of unused bounce buffers that are kept, so at most as many MiB.
 const SPARES_MAX: usize = 16;
 
-/// What all requests of a queue pair share.
+/// State shared by all requests of a queue pair.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) targets: Targets,
-    /// Never contended: one thread at a time uses a queue pair.
-    spares: Mutex<Vec<Buffer>>,
+    /// Unused bounce buffers. The lock is never contended: one thread at a time uses a queue pair.
+    spares: Mutex<Vec<Buffer>, rank::BounceBuffers>,
 }
 
 impl Shared {
@@ -37,8 +38,8 @@ impl Shared {
         Shared { targets, spares: Mutex::new(Vec::with_capacity(SPARES_MAX)) }
     }
 
-    fn take_buffer(&self, len: usize) -> Buffer {
-        let mut spares = self.spares.lock().unwrap_or_else(PoisonError::into_inner);
+    fn allocate_bounce(&self, len: usize) -> Buffer {
+        let mut spares = self.spares.lock();
         let found = spares.iter().position(|spare| spare.capacity() >= len);
         let Some(at) = found else { return Buffer::zeroed(len) };
         let mut buffer = spares.swap_remove(at);
@@ -46,14 +47,15 @@ impl Shared {
         buffer
     }
 
-    fn give_back(&self, buffer: Buffer) {
-        let mut spares = self.spares.lock().unwrap_or_else(PoisonError::into_inner);
+    fn free_bounce(&self, buffer: Buffer) {
+        let mut spares = self.spares.lock();
         if spares.len() < SPARES_MAX {
             spares.push(buffer);
         }
     }
 
-    /// The target, if the ring reaches it and the request is inside it.
+    /// Returns the target and the index of its file in the ring. Returns `None` if the device has
+    /// no file.
     fn in_ring(
         &self,
         device: usize,
@@ -67,7 +69,7 @@ impl Shared {
     }
 }
 
-impl Scoped<Shared> for ReadInto<'_> {
+impl BorrowedRequest<Shared> for ReadInto<'_> {
     fn transfer(&mut self, shared: &Shared) -> Option<Transfer<'_>> {
         let len = self.buf.len();
         let (target, file) = match shared.in_ring(self.device, self.offset, len) {
@@ -93,7 +95,7 @@ impl Scoped<Shared> for ReadInto<'_> {
         }
         target.device.counters().count_read(len);
         let (start, skip, blocks) = blocks_around(target, offset, len);
-        let bounce = self.bounce.insert(shared.take_buffer(blocks));
+        let bounce = self.bounce.insert(shared.allocate_bounce(blocks));
         Some(Transfer { file, offset: start, memory: Memory::ReadInto(bounce), need: skip + len })
     }
 
@@ -104,7 +106,7 @@ impl Scoped<Shared> for ReadInto<'_> {
             if result.is_ok() {
                 self.buf.copy_from_slice(&bounce[skip..skip + self.buf.len()]);
             }
-            shared.give_back(bounce);
+            shared.free_bounce(bounce);
         }
         self.result = result.map_err(|cause| {
             DeviceError::read(&*target.device, self.offset, self.buf.len() as u64, cause)
@@ -112,26 +114,26 @@ impl Scoped<Shared> for ReadInto<'_> {
     }
 }
 
-/// What the reads of a batch share whose caller looks at each as it completes.
-pub(super) struct Looking<'a> {
+/// State shared by the reads of a batch whose caller inspects each one on completion.
+pub(super) struct Inspected<'a> {
     pub(super) shared: &'a Shared,
-    pub(super) look: &'a (dyn Fn(&ReadInto<'_>) + Sync),
+    pub(super) inspect: &'a (dyn Fn(&ReadInto<'_>) + Sync),
 }
 
-impl Scoped<Looking<'_>> for ReadInto<'_> {
-    fn transfer(&mut self, context: &Looking<'_>) -> Option<Transfer<'_>> {
-        Scoped::<Shared>::transfer(self, context.shared)
+impl BorrowedRequest<Inspected<'_>> for ReadInto<'_> {
+    fn transfer(&mut self, context: &Inspected<'_>) -> Option<Transfer<'_>> {
+        BorrowedRequest::<Shared>::transfer(self, context.shared)
     }
 
-    fn finish(&mut self, context: &Looking<'_>, result: Result<(), Errno>) {
-        Scoped::<Shared>::finish(self, context.shared, result);
+    fn finish(&mut self, context: &Inspected<'_>, result: Result<(), Errno>) {
+        BorrowedRequest::<Shared>::finish(self, context.shared, result);
         if self.result.is_ok() {
-            (context.look)(self);
+            (context.inspect)(self);
         }
     }
 }
 
-impl Scoped<Shared> for WriteFrom<'_> {
+impl BorrowedRequest<Shared> for WriteFrom<'_> {
     fn transfer(&mut self, shared: &Shared) -> Option<Transfer<'_>> {
         let len = self.bytes();
         let found = shared.in_ring(self.device, self.offset, len).and_then(|found| {
@@ -151,12 +153,12 @@ impl Scoped<Shared> for WriteFrom<'_> {
             }
         };
         let offset = target.offset + self.offset;
-        let is_fit = |piece: &&[u8]| is_aligned(target.alignment, offset, piece);
-        if self.pieces().iter().all(is_fit) {
+        let is_fit = |slice: &&[u8]| is_aligned(target.alignment, offset, slice);
+        if self.slices().iter().all(is_fit) {
             target.device.counters().count_write(len);
-            let memory = match self.pieces() {
+            let memory = match self.slices() {
                 [one] => Memory::WriteFrom(one),
-                row => Memory::WriteRow(row),
+                slices => Memory::WriteVectored(slices),
             };
             return Some(Transfer { file, offset, memory, need: len });
         }
@@ -165,11 +167,11 @@ impl Scoped<Shared> for WriteFrom<'_> {
             return None;
         }
         target.device.counters().count_write(len);
-        let mut bounce = shared.take_buffer(len);
+        let mut bounce = shared.allocate_bounce(len);
         let mut rest = &mut bounce[..];
-        for piece in self.pieces() {
-            let (now, later) = rest.split_at_mut(piece.len());
-            now.copy_from_slice(piece);
+        for slice in self.slices() {
+            let (now, later) = rest.split_at_mut(slice.len());
+            now.copy_from_slice(slice);
             rest = later;
         }
         let bounce = self.bounce.insert(bounce);
@@ -179,7 +181,7 @@ impl Scoped<Shared> for WriteFrom<'_> {
     fn finish(&mut self, shared: &Shared, result: Result<(), Errno>) {
         let Some(target) = shared.targets.get(self.device) else { return };
         if let Some(bounce) = self.bounce.take() {
-            shared.give_back(bounce);
+            shared.free_bounce(bounce);
         }
         self.result = result.map_err(|cause| {
             DeviceError::write(&*target.device, self.offset, self.bytes() as u64, cause)
@@ -187,8 +189,8 @@ impl Scoped<Shared> for WriteFrom<'_> {
     }
 }
 
-/// The whole blocks around a range of a file: where they begin, how many of their bytes lie before
-/// the range, and how many bytes they are.
+/// Returns the whole blocks around a range of a file: their offset, the number of their bytes
+/// before the range, and their length.
 fn blocks_around(target: &Target, offset: u64, len: usize) -> (u64, usize, usize) {
     let block = target.alignment.offset_bytes;
     let skip = usize::try_from(offset % u64::from(block)).expect("less than a block");

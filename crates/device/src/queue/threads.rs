@@ -1,35 +1,44 @@
-//! The lane without a ring: the devices' blocking calls, on the threads of one pool that all queue
-//! pairs of the process share.
+//! Runs requests without a ring: by the devices' blocking calls, on one pool of threads that all
+//! queue pairs of the process share.
 //!
-//! A job holds its request until it has run, and then puts the completion into the queue pair's
-//! mailbox. A device that panics completes its request with an error.
+//! A job owns its request until it has run, and then puts the completion into the mailbox of the
+//! queue pair. If a device panics, its request completes with an error.
 
 use super::{Errno, execute, failure};
 use crate::device::Device;
 use crate::request::{Completion, Request};
 use butternut_sys::buffers::Load;
+use butternut_sys::event::Event;
+use butternut_sys::lock::{Condvar, Mutex, rank};
 use butternut_sys::workers::Workers;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-/// As many blocking calls as the process has in flight at most.
+/// Maximum number of blocking calls that the process has in flight.
 const THREADS_MAX: usize = 16;
 
 #[derive(Debug, Default)]
 pub(super) struct Threads {
     mailbox: Arc<Mailbox>,
-    /// Requests whose completion was not taken from the mailbox.
+    /// Requests whose completion has not been taken from the mailbox.
     outstanding: usize,
 }
 
 #[derive(Debug, Default)]
 struct Mailbox {
-    completions: Mutex<Vec<Completion>>,
+    completions: Mutex<Vec<Completion>, rank::DeviceCompletions>,
     arrived: Condvar,
+    event: Option<Arc<Event>>,
 }
 
 impl Threads {
+    /// Returns an engine that signals an event at each completion.
+    pub(super) fn new(event: Option<Arc<Event>>) -> Threads {
+        let mailbox = Mailbox { event, ..Mailbox::default() };
+        Threads { mailbox: Arc::new(mailbox), outstanding: 0 }
+    }
+
     pub(super) fn outstanding(&self) -> usize {
         self.outstanding
     }
@@ -39,13 +48,15 @@ impl Threads {
         let mailbox = Arc::clone(&self.mailbox);
         workers().spawn(move || {
             let completion = execute_safely(&*device, request);
-            // Before the delivery: who has all completions may expect the device to be free.
+            // Before the delivery: a caller that has all completions may expect the device to be
+            // closed.
             drop(device);
             mailbox.deliver(completion);
         });
     }
 
-    /// Waits for `min` completions, or all, or the deadline; takes all that are there.
+    /// Waits for `min` completions, or for all, or until the deadline, and takes all that are
+    /// available.
     pub(super) fn wait(
         &mut self,
         min: usize,
@@ -54,24 +65,24 @@ impl Threads {
     ) {
         let min = min.min(self.outstanding);
         let mailbox = &self.mailbox;
-        let mut there = mailbox.completions.lock().unwrap_or_else(PoisonError::into_inner);
-        while there.len() < min {
+        let mut ready = mailbox.completions.lock();
+        while ready.len() < min {
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-            there = match left {
-                None => mailbox.arrived.wait(there).unwrap_or_else(PoisonError::into_inner),
+            ready = match left {
+                None => mailbox.arrived.wait(ready),
                 Some(left) if left.is_zero() => break,
                 Some(left) => {
-                    let waited = mailbox.arrived.wait_timeout(there, left);
-                    waited.unwrap_or_else(PoisonError::into_inner).0
+                    let waited = mailbox.arrived.wait_timeout(ready, left);
+                    waited.0
                 }
             };
         }
-        self.outstanding -= there.len();
-        out.append(&mut there);
+        self.outstanding -= ready.len();
+        out.append(&mut ready);
     }
 
-    /// Calls `each` for every item of a batch, and waits for all.
-    #[expect(clippy::unused_self, reason = "the pool belongs to this lane")]
+    /// Calls `each` for every item of a batch on the pool, and waits for all calls.
+    #[expect(clippy::unused_self, reason = "the pool belongs to this engine")]
     pub(super) fn run<T: Send>(&self, batch: &mut [T], each: impl Fn(&mut T) + Sync) {
         workers().for_each(batch, each);
     }
@@ -79,8 +90,11 @@ impl Threads {
 
 impl Mailbox {
     fn deliver(&self, completion: Completion) {
-        self.completions.lock().unwrap_or_else(PoisonError::into_inner).push(completion);
+        self.completions.lock().push(completion);
         self.arrived.notify_one();
+        if let Some(event) = &self.event {
+            event.signal();
+        }
     }
 }
 
@@ -89,10 +103,10 @@ fn workers() -> &'static Workers {
     WORKERS.get_or_init(|| Workers::new("butternut-io", THREADS_MAX))
 }
 
-/// A request that is lost to a panic would be waited for in vain.
+/// Completes the request even if the device panics; otherwise the queue pair would wait forever.
 fn execute_safely(device: &dyn Device, request: Request) -> Completion {
-    let outline = request.outline;
+    let header = request.header;
     catch_unwind(AssertUnwindSafe(|| execute(device, request))).unwrap_or_else(|_| {
-        outline.complete(Load::default(), Err(failure(device, &outline, Errno::IO)))
+        header.complete(Load::default(), Err(failure(device, &header, Errno::IO)))
     })
 }

@@ -1,22 +1,23 @@
-//! [`Crashes`]: the ways in which a power cut can end a recording, one after another.
+//! [`Crashes`]: enumerates the ways in which a power cut can end a recording.
 //!
-//! For every gap between two flushes (the last one ends with the log):
+//! For every gap between two flushes (the end of the log ends the last gap):
 //!
-//! 1. all of its writes lasted: the prefix at the barrier;
-//! 2. none did;
-//! 3. for each *pivotal* write (the caller says which; superblocks): all but it, it alone, and it
-//!    torn among all others, once in sectors and once in blocks where it has several;
-//! 4. so many seeded crashes: a random position in the gap, each write before it kept, lost or
-//!    torn, in order or shuffled.
+//! 1. all writes of the gap survive: the state at the flush;
+//! 2. none survives;
+//! 3. for each *pivotal* write (selected by the caller; superblocks): all but it survive, only it
+//!    survives, and it is torn among all others, once in sectors and once in blocks if it has
+//!    several;
+//! 4. a number of seeded crashes: a random position in the gap; each write before it is kept, lost
+//!    or torn, in order or shuffled.
 //!
-//! In a seeded crash one pivotal write at most is torn: two copies of a superblock are there so
-//! that one of them outlives a write that stops in the middle.
+//! At most one pivotal write of a seeded crash is torn: two copies of a superblock exist so that
+//! one of them survives a torn write.
 //!
-//! A gap with a single unflushed write that is whole or missing has no more than the first two. The
-//! sequence is a function of the recording and the options alone.
+//! A gap with a single write of at most one sector has only the first two. The sequence is a
+//! function of the recording and the options alone.
 
 use super::image::CrashImage;
-use super::pages::{Over, PAGE_BYTES, Pages};
+use super::pages::{Layered, PAGE_BYTES, Pages};
 use super::{Record, Recording};
 use crate::error::DeviceError;
 use std::ops::Range;
@@ -24,44 +25,45 @@ use std::sync::Arc;
 
 const SECTOR_BYTES: usize = 512;
 
-/// A write is asked about by its offset and its length.
+/// Returns whether the write with this offset and length is pivotal.
 pub type Pivotal = fn(u64, u64) -> bool;
 
+/// Which crashes to enumerate.
 #[derive(Clone, Copy, Debug)]
 pub struct CrashOptions {
     pub seed: u64,
-    /// Seeded crashes in each gap.
+    /// Number of seeded crashes in each gap.
     pub seeded_per_gap: u32,
     pub pivotal: Pivotal,
 }
 
-/// What became of the writes after the last flush.
+/// The outcome of the writes after the last flush.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
     All,
     None,
-    /// All but this one.
+    /// All but this write survive.
     Lost(usize),
-    /// This one and no other.
+    /// Only this write survives.
     Alone(usize),
-    /// All, this one torn in pieces of so many bytes.
+    /// All survive, but this write is torn in units of so many bytes.
     Torn {
         write: usize,
-        piece_bytes: usize,
+        unit_bytes: usize,
     },
-    /// As this number says.
+    /// Determined by this seed.
     Seeded(u64),
 }
 
-/// One way to crash.
+/// One crash.
 #[derive(Clone, Debug)]
 pub struct Crash {
     /// Its number in the sequence.
     pub number: u64,
-    /// Everything before it in the log was issued, nothing else.
+    /// Everything before this position of the log was issued, nothing after it.
     pub position: usize,
     pub fate: Fate,
-    /// Where in the log the unflushed part begins.
+    /// The position in the log where the unflushed part begins.
     gap_start: usize,
     durable: Arc<Pages>,
     pivotal: Pivotal,
@@ -73,7 +75,7 @@ pub struct Crashes {
     recording: Recording,
     options: CrashOptions,
     number: u64,
-    /// Of the gap at hand.
+    /// The current gap.
     gap: Range<usize>,
     durable: Arc<Pages>,
     fates: std::vec::IntoIter<(usize, Fate)>,
@@ -114,8 +116,8 @@ impl Crashes {
             if gap.len() > 1 {
                 fates.extend([(end, Fate::Lost(at)), (end, Fate::Alone(at))]);
             }
-            let pieces = [SECTOR_BYTES, PAGE_BYTES].into_iter().filter(|p| bytes.len() > *p);
-            fates.extend(pieces.map(|piece_bytes| (end, Fate::Torn { write: at, piece_bytes })));
+            let units = [SECTOR_BYTES, PAGE_BYTES].into_iter().filter(|p| bytes.len() > *p);
+            fates.extend(units.map(|unit_bytes| (end, Fate::Torn { write: at, unit_bytes })));
         }
         let is_atom = |record: &Record| match record {
             Record::Write { bytes, .. } => bytes.len() <= SECTOR_BYTES,
@@ -124,7 +126,7 @@ impl Crashes {
         if gap.len() > 1 || !gap.iter().all(is_atom) {
             for salt in 0..u64::from(self.options.seeded_per_gap) {
                 let mut random = Random(mix(self.options.seed ^ mix(start as u64 + 1) ^ salt));
-                // Half of them at the barrier, where the most writes are in flight.
+                // Half of them at the flush, where the most writes are unflushed.
                 let back = if random.one_in(2) { 0 } else { random.below(gap.len()) };
                 fates.push((end - back, Fate::Seeded(random.next())));
             }
@@ -167,36 +169,37 @@ impl Iterator for Crashes {
 }
 
 impl Crash {
-    /// The medium after it. Costs the unflushed writes, no more.
+    /// Returns the contents of the medium after the crash. The cost depends only on the unflushed
+    /// writes.
     pub fn image(&self, recording: &Recording) -> Result<CrashImage, DeviceError> {
         let mut own = Pages::default();
-        let under = Over(&self.durable, &recording.base);
+        let lower = Layered(&self.durable, &recording.base);
         let gap = recording.log.get(self.gap_start..self.position).unwrap_or_default();
         let numbered = (self.gap_start..).zip(gap);
         match &self.fate {
             Fate::None => {}
             Fate::All => {
                 for (_, record) in numbered {
-                    record.apply(&mut own, &under)?;
+                    record.apply(&mut own, &lower)?;
                 }
             }
             Fate::Lost(lost) => {
                 for (_, record) in numbered.filter(|(at, _)| at != lost) {
-                    record.apply(&mut own, &under)?;
+                    record.apply(&mut own, &lower)?;
                 }
             }
             Fate::Alone(kept) => {
                 for (_, record) in numbered.filter(|(at, _)| at == kept) {
-                    record.apply(&mut own, &under)?;
+                    record.apply(&mut own, &lower)?;
                 }
             }
-            Fate::Torn { write, piece_bytes } => {
+            Fate::Torn { write, unit_bytes } => {
                 for (at, record) in numbered {
                     if at == *write {
                         let mut random = Random(mix(self.number + 1));
-                        tear(record, *piece_bytes, &mut random, &mut own, &under)?;
+                        tear(record, *unit_bytes, &mut random, &mut own, &lower)?;
                     } else {
-                        record.apply(&mut own, &under)?;
+                        record.apply(&mut own, &lower)?;
                     }
                 }
             }
@@ -205,7 +208,7 @@ impl Crash {
                     Record::Write { offset, bytes } => (self.pivotal)(*offset, bytes.len() as u64),
                     Record::Discard { .. } | Record::Flush => false,
                 };
-                seeded(gap, *seed, &is_pivotal, &mut own, &under)?;
+                seeded(gap, *seed, &is_pivotal, &mut own, &lower)?;
             }
         }
         Ok(CrashImage::new(Arc::clone(&recording.base), Arc::clone(&self.durable), own))
@@ -217,7 +220,7 @@ fn seeded(
     seed: u64,
     is_pivotal: &dyn Fn(&Record) -> bool,
     own: &mut Pages,
-    under: &impl super::pages::Under,
+    lower: &impl super::pages::Lower,
 ) -> Result<(), DeviceError> {
     let mut random = Random(seed);
     let mut has_torn_pivotal = false;
@@ -227,7 +230,7 @@ fn seeded(
             order.swap(last, random.below(last + 1));
         }
     }
-    // From nearly nothing to nearly everything.
+    // Varies from nearly no write kept to nearly every one.
     let kept_of_8 = 1 + random.below(7);
     let torn_one_in = 2 + random.below(14);
     for record in order {
@@ -237,44 +240,44 @@ fn seeded(
         let is_spared = is_pivotal && has_torn_pivotal;
         has_torn_pivotal |= is_pivotal && is_torn;
         if is_torn && !is_spared {
-            let piece = if random.one_in(2) { SECTOR_BYTES } else { PAGE_BYTES };
-            tear(record, piece, &mut random, own, under)?;
+            let unit = if random.one_in(2) { SECTOR_BYTES } else { PAGE_BYTES };
+            tear(record, unit, &mut random, own, lower)?;
         } else if is_kept {
-            record.apply(own, under)?;
+            record.apply(own, lower)?;
         }
     }
     Ok(())
 }
 
-/// Keeps some pieces of a write: a prefix, a suffix, or any.
+/// Keeps some units of a write: a prefix, a suffix, or any subset.
 fn tear(
     record: &Record,
-    piece_bytes: usize,
+    unit_bytes: usize,
     random: &mut Random,
     own: &mut Pages,
-    under: &impl super::pages::Under,
+    lower: &impl super::pages::Lower,
 ) -> Result<(), DeviceError> {
-    let Record::Write { offset, bytes } = record else { return record.apply(own, under) };
-    // Pieces are aligned on the device, not in the write.
-    let skew = usize::try_from(*offset % piece_bytes as u64).expect("below a piece");
-    let count = (skew + bytes.len()).div_ceil(piece_bytes);
+    let Record::Write { offset, bytes } = record else { return record.apply(own, lower) };
+    // Units are aligned on the device, not within the write.
+    let skew = usize::try_from(*offset % unit_bytes as u64).expect("less than a unit");
+    let count = (skew + bytes.len()).div_ceil(unit_bytes);
     let (kind, cut) = (random.below(3), random.below(count + 1));
-    for piece in 0..count {
+    for unit in 0..count {
         let is_kept = match kind {
-            0 => piece < cut,
-            1 => piece >= cut,
+            0 => unit < cut,
+            1 => unit >= cut,
             _ => random.one_in(2),
         };
-        let start = (piece * piece_bytes).saturating_sub(skew);
-        let end = ((piece + 1) * piece_bytes - skew).min(bytes.len());
+        let start = (unit * unit_bytes).saturating_sub(skew);
+        let end = ((unit + 1) * unit_bytes - skew).min(bytes.len());
         if is_kept {
-            own.write(under, offset + start as u64, &bytes[start..end])?;
+            own.write(lower, offset + start as u64, &bytes[start..end])?;
         }
     }
     Ok(())
 }
 
-/// Seeded numbers (splitmix64).
+/// A seeded random number generator (splitmix64).
 struct Random(u64);
 
 impl Random {
@@ -285,7 +288,7 @@ impl Random {
 
     fn below(&mut self, bound: usize) -> usize {
         let number = self.next() % bound.max(1) as u64;
-        usize::try_from(number).expect("below a usize")
+        usize::try_from(number).expect("less than a usize")
     }
 
     fn one_in(&mut self, times: usize) -> bool {

@@ -1,22 +1,24 @@
-//! [`CrashImage`]: what a medium may hold after the power went, as a device of its own.
+//! [`CrashImage`]: possible contents of a medium after a power cut, as a writable device.
 //!
-//! The base and the pages that were durable are shared with all other images of the recording; an
-//! image owns what became of the writes that were not durable, and what is written to it
-//! afterwards. Its own writes are durable at once: to crash a recovery, wrap the image in a
-//! [`RecordingDevice`](crate::RecordingDevice) again.
+//! All images of a recording share the base and the durable pages. An image owns the pages of the
+//! writes that were not durable, and of writes to the image itself. Writes to an image are durable
+//! immediately; to crash a recovery, wrap the image in another
+//! [`RecordingDevice`](crate::RecordingDevice).
 
-use super::pages::{Over, PAGE_BYTES, Page, Pages};
+use super::pages::{Layered, PAGE_BYTES, Page, Pages};
 use crate::counters::Counters;
 use crate::device::Device;
 use crate::error::{DeviceError, check_range};
-use std::sync::{Arc, PoisonError, RwLock};
+use butternut_sys::lock::{RwLock, rank};
+use std::sync::Arc;
 
+/// Possible contents of a medium after a power cut.
 #[derive(Debug)]
 pub struct CrashImage {
     name: Box<str>,
     base: Arc<dyn Device>,
     durable: Arc<Pages>,
-    own: RwLock<Pages>,
+    own: RwLock<Pages, rank::CrashImage>,
     counters: Counters,
 }
 
@@ -26,13 +28,13 @@ impl CrashImage {
         CrashImage { name, base, durable, own: RwLock::new(own), counters: Counters::default() }
     }
 
-    /// Calls `each` with every page of 4096 bytes that may differ from the base, and its offset:
-    /// a copy of the base with these written over it is this image.
+    /// Calls `each` with the offset and the bytes of every 4096-byte page that may differ from the
+    /// base. A copy of the base, overwritten with these pages, equals this image.
     pub fn for_each_changed_page<E>(
         &self,
         mut each: impl FnMut(u64, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let own = self.own.read().unwrap_or_else(PoisonError::into_inner);
+        let own = self.own.read();
         let mut merged: std::collections::BTreeMap<u64, &Arc<Page>> = self.durable.iter().collect();
         merged.extend(own.iter());
         for (page, bytes) in merged {
@@ -60,15 +62,15 @@ impl Device for CrashImage {
     fn read_at(&self, offset: u64, memory: &mut [u8]) -> Result<(), DeviceError> {
         check_range(self, offset, memory.len() as u64)?;
         self.counters.count_read(memory.len());
-        let own = self.own.read().unwrap_or_else(PoisonError::into_inner);
-        own.read(&Over(&self.durable, &self.base), offset, memory)
+        let own = self.own.read();
+        own.read(&Layered(&self.durable, &self.base), offset, memory)
     }
 
     fn write_at(&self, offset: u64, memory: &[u8]) -> Result<(), DeviceError> {
         check_range(self, offset, memory.len() as u64)?;
         self.counters.count_write(memory.len());
-        let mut own = self.own.write().unwrap_or_else(PoisonError::into_inner);
-        own.write(&Over(&self.durable, &self.base), offset, memory)
+        let mut own = self.own.write();
+        own.write(&Layered(&self.durable, &self.base), offset, memory)
     }
 
     fn flush(&self) -> Result<(), DeviceError> {
@@ -79,8 +81,8 @@ impl Device for CrashImage {
     fn discard(&self, offset: u64, bytes: u64) -> Result<(), DeviceError> {
         check_range(self, offset, bytes)?;
         self.counters.count_discard();
-        let mut own = self.own.write().unwrap_or_else(PoisonError::into_inner);
-        own.discard(&Over(&self.durable, &self.base), offset, bytes)
+        let mut own = self.own.write();
+        own.discard(&Layered(&self.durable, &self.base), offset, bytes)
     }
 
     fn counters(&self) -> &Counters {

@@ -1,4 +1,4 @@
-//! [`Pages`]: what was written over a base, by whole pages that are shared until they change.
+//! [`Pages`]: the pages written over a base; clones share them until they change.
 
 use crate::device::Device;
 use crate::error::DeviceError;
@@ -9,26 +9,26 @@ use std::sync::Arc;
 
 pub(super) const PAGE_BYTES: usize = 4096;
 
-/// What a discarded page reads as: neither zeros nor what was there.
+/// The byte that discarded pages read as: neither zero nor the old contents.
 pub(super) const DISCARDED: u8 = 0xd5;
 
-/// So much at either end of a discarded range is overwritten; what lies between stays as it was.
-/// Both are allowed, for nobody may read a discarded range and expect anything.
+/// Bytes at each end of a discarded range that are overwritten; the middle stays unchanged. Both
+/// are allowed, because the contents of a discarded range are undefined.
 const DISCARD_EDGE_BYTES: u64 = 1 << 20;
 
 pub(super) type Page = [u8; PAGE_BYTES];
 
-/// By page number. Cloning copies the map, not the pages.
+/// Pages by page number. Cloning copies the map, not the pages.
 #[derive(Clone, Default)]
 pub(super) struct Pages(BTreeMap<u64, Arc<Page>>);
 
-/// What lies under a set of pages.
-pub(super) trait Under {
-    /// Fills `memory`, one page or a part of the last one, with what is at `page`.
+/// What is beneath a set of pages.
+pub(super) trait Lower {
+    /// Fills `memory`, one page or a part of the last one, with the contents of page number `page`.
     fn page(&self, page: u64, memory: &mut [u8]) -> Result<(), DeviceError>;
 }
 
-impl Under for Arc<dyn Device> {
+impl Lower for Arc<dyn Device> {
     fn page(&self, page: u64, memory: &mut [u8]) -> Result<(), DeviceError> {
         let offset = page * PAGE_BYTES as u64;
         let rest = self.bytes().saturating_sub(offset);
@@ -39,10 +39,10 @@ impl Under for Arc<dyn Device> {
     }
 }
 
-/// Pages over something else.
-pub(super) struct Over<'a, U>(pub(super) &'a Pages, pub(super) &'a U);
+/// Pages over a lower layer.
+pub(super) struct Layered<'a, U>(pub(super) &'a Pages, pub(super) &'a U);
 
-impl<U: Under> Under for Over<'_, U> {
+impl<U: Lower> Lower for Layered<'_, U> {
     fn page(&self, page: u64, memory: &mut [u8]) -> Result<(), DeviceError> {
         match self.0.0.get(&page) {
             Some(bytes) => {
@@ -61,18 +61,18 @@ impl Pages {
 
     pub(super) fn read(
         &self,
-        under: &impl Under,
+        lower: &impl Lower,
         offset: u64,
         memory: &mut [u8],
     ) -> Result<(), DeviceError> {
         let mut scratch = [0; PAGE_BYTES];
-        for (page, inside, outside) in pieces(offset, memory.len()) {
+        for (page, inside, outside) in split_into_pages(offset, memory.len()) {
             if let Some(bytes) = self.0.get(&page) {
                 memory[outside].copy_from_slice(&bytes[inside]);
             } else if inside.start == 0 {
-                under.page(page, &mut memory[outside])?;
+                lower.page(page, &mut memory[outside])?;
             } else {
-                under.page(page, &mut scratch)?;
+                lower.page(page, &mut scratch)?;
                 memory[outside].copy_from_slice(&scratch[inside]);
             }
         }
@@ -81,11 +81,11 @@ impl Pages {
 
     pub(super) fn write(
         &mut self,
-        under: &impl Under,
+        lower: &impl Lower,
         offset: u64,
         memory: &[u8],
     ) -> Result<(), DeviceError> {
-        for (page, inside, outside) in pieces(offset, memory.len()) {
+        for (page, inside, outside) in split_into_pages(offset, memory.len()) {
             if inside.len() == PAGE_BYTES {
                 let whole = memory[outside].try_into().expect("a whole page");
                 self.0.insert(page, Arc::new(whole));
@@ -95,7 +95,7 @@ impl Pages {
                 Entry::Occupied(there) => there.into_mut(),
                 Entry::Vacant(absent) => {
                     let mut old = [0; PAGE_BYTES];
-                    under.page(page, &mut old)?;
+                    lower.page(page, &mut old)?;
                     absent.insert(Arc::new(old))
                 }
             };
@@ -104,10 +104,10 @@ impl Pages {
         Ok(())
     }
 
-    /// Makes a range unreadable in the sense of [`DISCARDED`].
+    /// Fills the edges of a range with [`DISCARDED`].
     pub(super) fn discard(
         &mut self,
-        under: &impl Under,
+        lower: &impl Lower,
         offset: u64,
         bytes: u64,
     ) -> Result<(), DeviceError> {
@@ -120,7 +120,7 @@ impl Pages {
             while at < edge.end {
                 let step = (PAGE_BYTES as u64).min(edge.end - at);
                 let len = usize::try_from(step).expect("at most a page");
-                self.write(under, at, &junk[..len])?;
+                self.write(lower, at, &junk[..len])?;
                 at += step;
             }
         }
@@ -134,8 +134,12 @@ impl std::fmt::Debug for Pages {
     }
 }
 
-/// The pages that a range touches: number, range inside the page, range inside the caller's memory.
-fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, Range<usize>, Range<usize>)> {
+/// Returns the pages that a range touches: page number, range inside the page, range inside the
+/// caller's memory.
+fn split_into_pages(
+    offset: u64,
+    len: usize,
+) -> impl Iterator<Item = (u64, Range<usize>, Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {
         if done == len {

@@ -1,4 +1,4 @@
-//! What a recording keeps, and what its crashes leave.
+//! Tests of the recording and its crashes.
 
 use super::*;
 use crate::memory::MemoryDevice;
@@ -22,7 +22,7 @@ fn options(seeded_per_gap: u32, pivotal: fn(u64, u64) -> bool) -> CrashOptions {
 }
 
 #[test]
-fn what_is_written_is_read_back_and_the_base_stays_as_it_was() {
+fn written_bytes_are_read_back_and_the_base_is_unchanged() {
     let base: Arc<dyn Device> = Arc::new(MemoryDevice::copy_of("m", &vec![9; 1 << 20]));
     let device = RecordingDevice::new(Arc::clone(&base));
     device.write_at(4000, &[1; 5000]).unwrap();
@@ -36,7 +36,7 @@ fn what_is_written_is_read_back_and_the_base_stays_as_it_was() {
 }
 
 #[test]
-fn flushed_writes_outlive_every_crash_after_their_flush() {
+fn flushed_writes_survive_every_later_crash() {
     let device = recorder();
     device.write_at(0, &[1; 8192]).unwrap();
     device.flush().unwrap();
@@ -58,7 +58,7 @@ fn flushed_writes_outlive_every_crash_after_their_flush() {
             before += 1;
         }
     }
-    assert_eq!((before, after), (52, 54), "the last gap is one sector: there or not");
+    assert_eq!((before, after), (52, 54), "the last gap is one sector: present or absent");
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn a_pivotal_write_is_lost_alone_and_torn() {
 }
 
 #[test]
-fn the_sequence_of_crashes_is_the_same_every_time() {
+fn the_sequence_of_crashes_is_deterministic() {
     let device = recorder();
     for number in 0..20u8 {
         device.write_at(u64::from(number) * 3000, &[number; 5000]).unwrap();
@@ -123,7 +123,7 @@ fn the_sequence_of_crashes_is_the_same_every_time() {
 }
 
 #[test]
-fn an_image_takes_writes_and_lists_what_differs_from_the_base() {
+fn an_image_is_writable_and_lists_pages_that_differ_from_the_base() {
     let device = recorder();
     device.write_at(4096, &[1; 4096]).unwrap();
     device.flush().unwrap();

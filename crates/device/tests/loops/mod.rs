@@ -1,4 +1,4 @@
-//! Image files and loop devices for tests; gone when dropped.
+//! Image files and loop devices for tests, removed when dropped.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 #![allow(clippy::unwrap_used, reason = "a test's helpers are tests")]
@@ -11,7 +11,7 @@ use std::process::Command;
 pub(crate) struct Image(tempfile::NamedTempFile);
 
 impl Image {
-    /// A sparse file in a directory on a disk file system.
+    /// Makes a sparse file in a directory on a disk filesystem.
     pub(crate) fn new(bytes: u64) -> Image {
         Image::new_in("/var/tmp", bytes)
     }
@@ -48,7 +48,7 @@ impl LoopDevice {
     }
 }
 
-/// A mount of the kernel.
+/// A mount by the kernel.
 pub(crate) struct Mount {
     guard: Option<MountGuard>,
     directory: tempfile::TempDir,
@@ -69,14 +69,15 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        // One that is dropped is detached where a panic left files of it open.
+        // During a panic, files of the mount may still be open; dropping the guard detaches the
+        // mount.
         if let Some(guard) = self.guard.take().filter(|_| !std::thread::panicking()) {
             guard.unmount().unwrap();
         }
     }
 }
 
-/// Runs a tool that the test cannot do without, and returns what it printed.
+/// Runs a tool and returns its output. Panics if the tool is missing or fails.
 pub(crate) fn run(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| {
         panic!("{command:?}: {error} (packages needed: mount, btrfs-progs)")

@@ -1,12 +1,12 @@
-//! [`Packer`]: an algorithm and how hard it tries, as options and properties name them.
+//! [`Compressor`]: an algorithm and its level, as mount options and properties name them.
 //!
 //! ```text
-//! zlib  zlib:LEVEL     1 to 9, 3 where none is named
-//! zstd  zstd:LEVEL     -15 to 15, 3 where none is named
+//! zlib  zlib:LEVEL     1 to 9, default 3
+//! zstd  zstd:LEVEL     -15 to 15, default 3
 //! lzo                  has no levels
 //! ```
 //!
-//! As with the kernel a level beyond an end is that end, and 0 is none.
+//! As in the kernel, a level outside the range is clamped to it, and 0 is the default.
 
 use butternut_format::file_extent::Compression;
 use std::fmt;
@@ -15,28 +15,28 @@ use std::str::FromStr;
 const ZLIB_LEVEL_MAX: i32 = 9;
 const ZSTD_LEVEL_MIN: i32 = -15;
 const ZSTD_LEVEL_MAX: i32 = 15;
-/// The level of both where none is named.
+/// The default level of zlib and zstd.
 const LEVEL: i32 = 3;
 
-/// An algorithm, and its level. The default is zlib, as the kernel's is.
+/// An algorithm and its level. The default is zlib, as in the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Packer {
+pub struct Compressor {
     compression: Compression,
     level: i32,
 }
 
-/// A text that names no [`Packer`].
+/// A text that names no [`Compressor`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("is none of no, none, lzo, zlib[:1 to 9], zstd[:-15 to 15]")]
-pub struct BadPacker;
+pub struct BadCompressor;
 
-impl Packer {
-    /// `compression` at its own level, where it is one.
+impl Compressor {
+    /// Returns `compression` at its default level; `None` for no compression.
     pub fn new(compression: Compression) -> Option<Self> {
         Self::with_level(compression, 0)
     }
 
-    /// `compression` at a level, where it is one; lzo has none.
+    /// Returns `compression` at a level, which lzo ignores; `None` for no compression.
     pub fn with_level(compression: Compression, level: i32) -> Option<Self> {
         let level = if level == 0 { LEVEL } else { level };
         let level = match compression {
@@ -48,15 +48,17 @@ impl Packer {
         Some(Self { compression, level })
     }
 
+    /// Returns the algorithm.
     pub fn compression(self) -> Compression {
         self.compression
     }
 
+    /// Returns the level, 0 for lzo.
     pub fn level(self) -> i32 {
         self.level
     }
 
-    /// As options and properties name the algorithm.
+    /// Returns the name of the algorithm in mount options and properties.
     pub fn name(self) -> &'static str {
         match self.compression {
             Compression::None => "none",
@@ -67,19 +69,19 @@ impl Packer {
     }
 }
 
-impl Default for Packer {
+impl Default for Compressor {
     fn default() -> Self {
         Self { compression: Compression::Zlib, level: LEVEL }
     }
 }
 
-impl fmt::Debug for Packer {
+impl fmt::Debug for Compressor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-impl fmt::Display for Packer {
+impl fmt::Display for Compressor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.compression {
             Compression::None | Compression::Lzo => f.write_str(self.name()),
@@ -88,21 +90,21 @@ impl fmt::Display for Packer {
     }
 }
 
-impl FromStr for Packer {
-    type Err = BadPacker;
+impl FromStr for Compressor {
+    type Err = BadCompressor;
 
-    fn from_str(text: &str) -> Result<Self, BadPacker> {
+    fn from_str(text: &str) -> Result<Self, BadCompressor> {
         let (name, level) = match text.split_once(':') {
             None => (text, None),
-            Some((name, level)) => (name, Some(level.parse().map_err(|_| BadPacker)?)),
+            Some((name, level)) => (name, Some(level.parse().map_err(|_| BadCompressor)?)),
         };
         let compression = match name {
             "zlib" => Compression::Zlib,
             "zstd" => Compression::Zstd,
             "lzo" if level.is_none() => Compression::Lzo,
-            _ => return Err(BadPacker),
+            _ => return Err(BadCompressor),
         };
-        Self::with_level(compression, level.unwrap_or(0)).ok_or(BadPacker)
+        Self::with_level(compression, level.unwrap_or(0)).ok_or(BadCompressor)
     }
 }
 
@@ -111,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_levels_are_read_as_the_kernel_reads_them() {
+    fn names_and_levels_are_parsed_as_in_the_kernel() {
         for (text, means) in [
             ("zlib", Some("zlib:3")),
             ("zlib:9", Some("zlib:9")),
@@ -128,7 +130,7 @@ mod tests {
             ("gzip", None),
             ("", None),
         ] {
-            let read = text.parse::<Packer>().ok().map(|packer| packer.to_string());
+            let read = text.parse::<Compressor>().ok().map(|compressor| compressor.to_string());
             assert_eq!(read.as_deref(), means, "{text}");
         }
     }

@@ -1,28 +1,29 @@
-//! LZO extents: segments of at most one sector of data each, behind their lengths.
+//! LZO extents: segments of at most one sector of data each, preceded by their lengths.
 //!
 //! ```text
 //! 0       4       8             8+s0    12+s0
 //! | total | s0    | segment 0   | s1    | segment 1 ...       all lengths little-endian u32
 //! ```
 //!
-//! 1. `total` counts itself, every header, every segment and the gaps of law 2.
-//! 2. A segment header never crosses a sector boundary: fewer than four bytes before one are a gap.
-//!    Segments cross as they like.
-//! 3. A segment yields at most one sector; the segments' outputs follow one another.
-//! 4. Output that ends early leaves zeroes. Output is never more than `out.len()` bytes.
+//! 1. `total` counts itself, every header, every segment and the padding of law 2.
+//! 2. A segment header never crosses a sector boundary: fewer than four bytes before one are
+//!    padding. Segments may cross sector boundaries.
+//! 3. A segment decompresses to at most one sector; the segments' outputs follow one another.
+//! 4. Output that ends early is followed by zeroes. Output is never more than `out.len()` bytes.
 //! 5. An inline extent has exactly one segment, and `total` is its whole length.
 //!
-//! Packing writes the gap of law 2 behind the last segment too, and counts it, as the kernel does.
+//! The encoder writes the padding of law 2 after the last segment too, and counts it, as the
+//! kernel does.
 
 use super::lzo_match::Matcher;
 use butternut_format::refused::{Refused, require};
 
 const SECTOR: usize = 4096;
 const LENGTH_BYTES: usize = 4;
-/// The longest an incompressible sector can grow to: a header byte per sixteen, and slack.
+/// The longest segment of an incompressible sector: a header byte per sixteen bytes, and slack.
 const SEGMENT_BYTES_MAX: usize = SECTOR + SECTOR / 16 + 64 + 3;
 
-/// Room for a segment of which only the head is wanted.
+/// Buffer for the last segment, of which only the head is needed.
 pub(super) struct Segments(Box<[u8; SECTOR]>);
 
 impl Segments {
@@ -41,17 +42,17 @@ impl Segments {
             format_args!("the last of {} bytes' sectors", input.len()),
         )?;
         let mut at = LENGTH_BYTES;
-        let mut made = 0;
-        while at < total && made < out.len() {
+        let mut produced = 0;
+        while at < total && produced < out.len() {
             at = skip_gap(at);
             if at >= total {
                 break;
             }
             let segment = segment_at(input, at)?;
             at += LENGTH_BYTES + segment.len();
-            made += self.segment(segment, out.get_mut(made..).unwrap_or_default(), at)?;
+            produced += self.segment(segment, out.get_mut(produced..).unwrap_or_default(), at)?;
         }
-        out.get_mut(made..).unwrap_or_default().fill(0);
+        out.get_mut(produced..).unwrap_or_default().fill(0);
         Ok(())
     }
 
@@ -62,8 +63,8 @@ impl Segments {
         let segment = segment_at(input, LENGTH_BYTES)?;
         let want = input.len() - 2 * LENGTH_BYTES;
         require(segment.len() == want, "lzo segment length", segment.len(), want)?;
-        let made = self.segment(segment, out, input.len())?;
-        out.get_mut(made..).unwrap_or_default().fill(0);
+        let produced = self.segment(segment, out, input.len())?;
+        out.get_mut(produced..).unwrap_or_default().fill(0);
         Ok(())
     }
 
@@ -76,8 +77,8 @@ impl Segments {
         if let Some(sector) = out.get_mut(..SECTOR) {
             return lzokay::decompress::decompress(segment, sector).map_err(refused);
         }
-        let made = lzokay::decompress::decompress(segment, &mut *self.0).map_err(refused)?;
-        let wanted = made.min(out.len());
+        let produced = lzokay::decompress::decompress(segment, &mut *self.0).map_err(refused)?;
+        let wanted = produced.min(out.len());
         if let (Some(out), Some(head)) = (out.get_mut(..wanted), self.0.get(..wanted)) {
             out.copy_from_slice(head);
         }
@@ -85,8 +86,9 @@ impl Segments {
     }
 }
 
-/// Appends all of `input` as an extent (laws 1 to 3), unless that takes more than `bytes_max`.
-pub(super) fn pack(
+/// Appends all of `input` as an extent (laws 1 to 3), unless that takes more than `bytes_max`
+/// bytes. Returns whether it did.
+pub(super) fn encode(
     matcher: &mut Matcher,
     input: &[u8],
     bytes_max: usize,
@@ -111,7 +113,7 @@ pub(super) fn pack(
     true
 }
 
-/// Writes the length at `at`, where there is room for it.
+/// Writes the length at `at`, which must be inside `out`.
 fn put_length(out: &mut [u8], at: usize, bytes: usize) {
     let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
     out[at..at + LENGTH_BYTES].copy_from_slice(&bytes.to_le_bytes());

@@ -1,4 +1,4 @@
-//! LZO1X, the way in: the bytes of one sector as literals and copies of what came before.
+//! LZO1X encoder: one sector as literals and copies of earlier bytes.
 //!
 //! ```text
 //! stream   first literals | (copy, literals)* | 11 00 00
@@ -10,26 +10,26 @@
 //!
 //! Laws:
 //!
-//! 1. What it writes is a stream that every LZO1X decoder takes; it ends with the end mark.
-//! 2. A position is looked up by the four bytes there, and one candidate is tried: speed goes
-//!    before size. Where nothing was found for long, it looks less often.
+//! 1. The output is a stream that every LZO1X decoder accepts; it ends with the end mark.
+//! 2. A position is looked up by the four bytes there, and only one candidate is tried: speed
+//!    matters more than size. Where no match was found for long, fewer positions are looked up.
 
-/// Sectors have so few bytes that every distance fits the second kind of copy.
+/// A sector has so few bytes that every distance fits the second kind of copy.
 const INPUT_BYTES_MAX: usize = 4096;
 const TABLE_LOG: u32 = 12;
-/// The shortest copy that is looked for.
+/// The shortest copy that is searched for.
 const MATCH_BYTES_MIN: usize = 4;
-/// The first kind of copy: how long, and how far back.
+/// Longest length and distance of the first kind of copy.
 const NEAR_BYTES_MAX: usize = 8;
 const NEAR_DISTANCE_MAX: usize = 2048;
-/// The second kind: lengths that fit its first byte.
+/// Longest length of the second kind of copy that fits its first byte.
 const FAR_BYTES_MAX: usize = 33;
 const FAR_MARK: usize = 0x20;
-/// How fast the steps grow where nothing is found: by one for so many bytes.
+/// The step grows by one for each 2^5 bytes without a match.
 const STEP_LOG: usize = 5;
 const END_MARK: [u8; 3] = [0x11, 0, 0];
 
-/// Where four bytes were seen last, by their hash; 0 where they were not, or at the start.
+/// Last position of four bytes, by their hash; 0 where there is none, or it is the start.
 pub(super) struct Matcher(Box<[u16; 1 << TABLE_LOG]>);
 
 impl Matcher {
@@ -75,7 +75,7 @@ fn slot(four: u32) -> usize {
     (four.wrapping_mul(SPREAD) >> (u32::BITS - TABLE_LOG)) as usize
 }
 
-/// How many bytes at the front are the same.
+/// Length of the common prefix.
 fn common(seen: &[u8], here: &[u8]) -> usize {
     const STEP: usize = 8;
     let mut bytes = 0;
@@ -93,12 +93,12 @@ fn common(seen: &[u8], here: &[u8]) -> usize {
     bytes + rest.take_while(|(a, b)| a == b).count()
 }
 
-/// Literals, behind a copy or at the `start` of the stream.
+/// Appends literals, after a copy or at the `start` of the stream.
 fn put_literals(bytes: &[u8], start: usize, out: &mut Vec<u8>) {
-    /// What the first literals of a stream add to their number, where it is small enough.
+    /// Added to the number of the first literals of a stream, where it is small enough.
     const FIRST: usize = 17;
     const FIRST_MAX: usize = 238;
-    /// Fewer are told by the copy before them; up to the other, by one byte.
+    /// Up to `FEW_MAX` literals are counted in the copy before them, up to `SHORT_MAX` in one byte.
     const FEW_MAX: usize = 3;
     const SHORT_MAX: usize = 18;
     let count = bytes.len();
@@ -108,9 +108,9 @@ fn put_literals(bytes: &[u8], start: usize, out: &mut Vec<u8>) {
     if out.len() == start && count <= FIRST_MAX {
         out.push(low(FIRST + count));
     } else if count <= FEW_MAX {
-        // The second last byte of either kind of copy has room for the number.
-        let told = out.len() - 2;
-        out[told] |= low(count);
+        // The second last byte of either kind of copy has two bits for the number.
+        let count_at = out.len() - 2;
+        out[count_at] |= low(count);
     } else if count <= SHORT_MAX {
         out.push(low(count - FEW_MAX));
     } else {
@@ -137,7 +137,7 @@ fn put_copy(bytes: usize, distance: usize, out: &mut Vec<u8>) {
     out.push(low(back >> 6));
 }
 
-/// What is left of a length: a zero for each 255, then the remainder, which is not zero.
+/// The rest of a length: a zero for each 255, then the remainder, which is not zero.
 fn put_rest(mut rest: usize, out: &mut Vec<u8>) {
     while rest > 255 {
         out.push(0);
@@ -146,7 +146,7 @@ fn put_rest(mut rest: usize, out: &mut Vec<u8>) {
     out.push(low(rest));
 }
 
-/// A number that fits a byte, or the part of it that does.
+/// The low byte of a number.
 fn low(number: usize) -> u8 {
     number.to_le_bytes()[0]
 }
@@ -156,13 +156,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn pack(input: &[u8]) -> Vec<u8> {
+    fn encoded(input: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
         Matcher::new().append(input, &mut out);
         out
     }
 
-    fn unpack(stream: &[u8], bytes: usize) -> Vec<u8> {
+    fn decoded(stream: &[u8], bytes: usize) -> Vec<u8> {
         let mut out = vec![0xAA; bytes];
         let made = lzokay::decompress::decompress(stream, &mut out).unwrap();
         out.truncate(made);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_of_every_length_come_back() {
+    fn runs_of_every_length_round_trip() {
         // Noise of each length, then a copy of each length, near and far.
         let noise: Vec<u8> =
             (0..4096_u32).map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()[3]).collect();
@@ -182,22 +182,26 @@ mod tests {
                     input.extend(from.iter().cycle().take(copied));
                     input.extend(&noise[noise.len() - rest..]);
                     input.truncate(INPUT_BYTES_MAX);
-                    assert_eq!(unpack(&pack(&input), input.len()), input, "{literals} {copied}");
+                    assert_eq!(
+                        decoded(&encoded(&input), input.len()),
+                        input,
+                        "{literals} {copied}"
+                    );
                 }
             }
         }
     }
 
     #[test]
-    fn what_repeats_gets_small() {
-        assert!(pack(&[0; 4096]).len() < 40);
+    fn repetitive_data_is_small() {
+        assert!(encoded(&[0; 4096]).len() < 40);
         let text = b"the quick brown fox jumps over the lazy dog. ".repeat(90);
-        assert!(pack(&text[..4000]).len() < 120);
+        assert!(encoded(&text[..4000]).len() < 120);
     }
 
     proptest! {
         #[test]
-        fn everything_comes_back(
+        fn everything_round_trips(
             pieces in prop::collection::vec((0..8_u8, 1..300_usize), 1..40),
             salt in any::<u32>(),
         ) {
@@ -211,7 +215,7 @@ mod tests {
                 }
             }
             input.truncate(INPUT_BYTES_MAX);
-            prop_assert_eq!(unpack(&pack(&input), input.len()), input);
+            prop_assert_eq!(decoded(&encoded(&input), input.len()), input);
         }
     }
 }

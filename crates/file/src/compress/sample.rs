@@ -1,34 +1,35 @@
-//! Whether data looks as if packing it would pay, judged by a sample of it.
+//! Heuristic: whether data looks compressible, judged by a sample of it.
 //!
 //! Laws:
 //!
 //! 1. The sample is a sixteenth of the data, spread over all of it.
-//! 2. Data pays where the sample repeats itself, has few different bytes, has most of its weight on
-//!    few of them, or has entropy clearly below that of noise. This is what the kernel looks at,
+//! 2. Data looks compressible where the sample repeats itself, has few distinct bytes, is dominated
+//!    by few of them, or has entropy clearly below that of noise. These are the kernel's criteria,
 //!    with the limits that its documentation and sources name.
 //! 3. A wrong answer costs time or space, nothing else.
 
-/// Bytes taken at once, and how far apart.
-const TAKEN: usize = 16;
-const APART: usize = 256;
-/// Fewer different bytes than this always pay.
+/// Bytes of one part of the sample, and the distance between the parts.
+const PART_BYTES: usize = 16;
+const PART_DISTANCE: usize = 256;
+/// Data with fewer distinct bytes than this is compressible.
 const DISTINCT_FEW: usize = 64;
-/// Bytes that together are nine tenths of the sample: so few pay, so many do not.
+/// Number of distinct bytes that make up nine tenths of the sample: up to the first limit data is
+/// compressible, from the second on it is not.
 const CORE_FEW: usize = 64;
 const CORE_MANY: usize = 200;
-/// Entropy from here on does not pay, in percent of eight bits a byte.
+/// Entropy from which on data is not compressible, in percent of eight bits a byte.
 const ENTROPY_MANY_PERCENT: f64 = 80.0;
 
-/// Whether `data` is worth an attempt.
-pub(super) fn is_promising(data: &[u8]) -> bool {
+/// Whether `data` looks compressible.
+pub(super) fn looks_compressible(data: &[u8]) -> bool {
     let mut counts = [0_u32; 256];
     let mut total = 0;
-    for taken in data.chunks(APART) {
-        let taken = taken.get(..TAKEN).unwrap_or(taken);
-        for byte in taken {
+    for part in data.chunks(PART_DISTANCE) {
+        let part = part.get(..PART_BYTES).unwrap_or(part);
+        for byte in part {
             counts[usize::from(*byte)] += 1;
         }
-        total += taken.len();
+        total += part.len();
     }
     if repeats(data) {
         return true;
@@ -40,15 +41,16 @@ pub(super) fn is_promising(data: &[u8]) -> bool {
     core <= CORE_FEW || core < CORE_MANY && entropy_percent(&counts, total) < ENTROPY_MANY_PERCENT
 }
 
-/// Whether the second half of the sample is the first once more.
+/// Whether the second half of the sample equals the first.
 fn repeats(data: &[u8]) -> bool {
-    let pieces = data.len() / APART;
-    let half = pieces / 2;
-    let piece = |number: usize| data.get(number * APART..number * APART + TAKEN);
-    half > 0 && (0..half).all(|number| piece(number) == piece(number + half))
+    let parts = data.len() / PART_DISTANCE;
+    let half = parts / 2;
+    let part =
+        |number: usize| data.get(number * PART_DISTANCE..number * PART_DISTANCE + PART_BYTES);
+    half > 0 && (0..half).all(|number| part(number) == part(number + half))
 }
 
-/// How many different bytes, the most frequent first, make nine tenths of the sample.
+/// How many distinct bytes, the most frequent first, make up nine tenths of the sample.
 fn core(mut counts: [u32; 256], total: usize) -> usize {
     counts.sort_unstable_by(|a, b| b.cmp(a));
     let mut left = total * 9 / 10;
@@ -62,7 +64,7 @@ fn core(mut counts: [u32; 256], total: usize) -> usize {
         .count()
 }
 
-/// Shannon's entropy of the sample.
+/// Shannon entropy of the sample, in percent of eight bits a byte.
 #[expect(clippy::cast_precision_loss, reason = "a sample has a few thousand bytes")]
 fn entropy_percent(counts: &[u32; 256], total: usize) -> f64 {
     let total = total as f64;
@@ -93,31 +95,31 @@ mod tests {
     }
 
     #[test]
-    fn noise_does_not_pay_and_text_does() {
-        assert!(!is_promising(&noise(128 << 10)));
-        assert!(!is_promising(&noise(16 << 10)));
+    fn noise_is_not_compressible_and_text_is() {
+        assert!(!looks_compressible(&noise(128 << 10)));
+        assert!(!looks_compressible(&noise(16 << 10)));
         let text = b"Four score and seven years ago our fathers brought forth".repeat(400);
-        assert!(is_promising(&text));
-        assert!(is_promising(&vec![0; 128 << 10]));
+        assert!(looks_compressible(&text));
+        assert!(looks_compressible(&vec![0; 128 << 10]));
     }
 
     #[test]
-    fn noise_that_repeats_pays() {
+    fn repeated_noise_is_compressible() {
         let half = noise(64 << 10);
-        assert!(is_promising(&[half.clone(), half].concat()));
+        assert!(looks_compressible(&[half.clone(), half].concat()));
     }
 
     #[test]
-    fn numbers_in_their_wide_form_pay() {
+    fn wide_integers_are_compressible() {
         let numbers = (0..16_384_u64).flat_map(|n| (n * 977).to_le_bytes());
-        assert!(is_promising(&numbers.collect::<Vec<u8>>()));
+        assert!(looks_compressible(&numbers.collect::<Vec<u8>>()));
     }
 
     #[test]
-    fn noise_of_six_bits_pays_little_and_of_seven_and_a_half_not() {
+    fn noise_of_six_bits_is_compressible_and_of_seven_and_a_half_is_not() {
         let six: Vec<u8> = noise(64 << 10).iter().map(|byte| byte & 0x3f).collect();
-        assert!(is_promising(&six));
+        assert!(looks_compressible(&six));
         let most: Vec<u8> = noise(64 << 10).iter().map(|byte| byte % 210).collect();
-        assert!(!is_promising(&most));
+        assert!(!looks_compressible(&most));
     }
 }

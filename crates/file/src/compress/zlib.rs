@@ -1,21 +1,23 @@
-//! zlib extents: one deflate stream per extent behind a two-byte zlib header.
+//! zlib extents: one deflate stream per extent after a two-byte zlib header.
 //!
 //! ```text
 //! 0     2                                n          disk_bytes
 //! | hdr | deflate blocks ... end | adler | padding |
 //! ```
 //!
-//! 1. Output is at most `out.len()` bytes; a stream that would say more is not read further.
-//! 2. A stream that ends early leaves zeroes: the last extent of a file holds a partial sector.
-//! 3. A stream that runs out of input before either is refused.
-//! 4. The Adler sum is not looked at, as in the kernel: the checksum tree vouches for the bytes.
+//! 1. Output is at most `out.len()` bytes; a longer stream is not read further.
+//! 2. A stream that ends early is followed by zeroes: the last extent of a file holds a partial
+//!    sector.
+//! 3. A stream that runs out of input before either is rejected.
+//! 4. The Adler-32 checksum is not verified, as in the kernel: the checksum tree covers these
+//!    bytes.
 
 use butternut_format::refused::{Refused, require};
 use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
 
-/// The compression method every zlib header names in its low four bits.
+/// The compression method, in the low four bits of every zlib header.
 const METHOD_DEFLATE: u8 = 8;
-/// Largest window a deflate stream may ask for, as the header's high four bits tell it.
+/// Largest window of a deflate stream, as the header's high four bits encode it.
 const WINDOW_LOG_MAX: u8 = 7;
 /// The header's flag of a preset dictionary, which no extent has.
 const PRESET_DICTIONARY: u8 = 0x20;
@@ -32,26 +34,31 @@ impl Inflater {
     pub(super) fn fill(&mut self, input: &[u8], out: &mut [u8]) -> Result<(), Refused> {
         let deflate = body(input)?;
         self.0.reset(false);
-        let mut taken = 0;
-        let mut made = 0;
-        while made < out.len() {
-            let rest_in = deflate.get(taken..).unwrap_or_default();
-            let rest_out = out.get_mut(made..).unwrap_or_default();
+        let mut consumed = 0;
+        let mut produced = 0;
+        while produced < out.len() {
+            let rest_in = deflate.get(consumed..).unwrap_or_default();
+            let rest_out = out.get_mut(produced..).unwrap_or_default();
             let (in_before, out_before) = (self.0.total_in(), self.0.total_out());
             let status = self
                 .0
                 .decompress(rest_in, rest_out, FlushDecompress::None)
                 .map_err(|_| Refused::new("deflate block", "a damaged stream", "valid codes"))?;
-            let took = count(self.0.total_in(), in_before);
-            let gave = count(self.0.total_out(), out_before);
-            taken += took;
-            made += gave;
+            let consumed_now = count(self.0.total_in(), in_before);
+            let produced_now = count(self.0.total_out(), out_before);
+            consumed += consumed_now;
+            produced += produced_now;
             if matches!(status, Status::StreamEnd) {
                 break;
             }
-            require(took + gave > 0, "deflate stream", "an early end of input", "an end mark")?;
+            require(
+                consumed_now + produced_now > 0,
+                "deflate stream",
+                "an early end of input",
+                "an end mark",
+            )?;
         }
-        out.get_mut(made..).unwrap_or_default().fill(0);
+        out.get_mut(produced..).unwrap_or_default().fill(0);
         Ok(())
     }
 }
@@ -71,16 +78,16 @@ impl Deflater {
         self.level
     }
 
-    /// Packs all of `input` into the front of `out`, and says how many bytes that took; `None`
-    /// where there is no room.
-    pub(super) fn pack(&mut self, input: &[u8], out: &mut [u8]) -> Option<usize> {
+    /// Compresses all of `input` into the front of `out`, and returns the number of bytes; `None`
+    /// where it does not fit.
+    pub(super) fn encode(&mut self, input: &[u8], out: &mut [u8]) -> Option<usize> {
         self.stream.reset();
         let status = self.stream.compress(input, out, FlushCompress::Finish).ok()?;
         matches!(status, Status::StreamEnd).then(|| count(self.stream.total_out(), 0))
     }
 }
 
-/// The deflate blocks behind a header that the kernel would accept.
+/// The deflate blocks after a header that the kernel would accept.
 fn body(input: &[u8]) -> Result<&[u8], Refused> {
     let Some((&[method, flags], deflate)) = input.split_first_chunk::<2>() else {
         return Err(Refused::new("zlib header", format!("{} bytes", input.len()), "2 bytes"));
@@ -93,7 +100,7 @@ fn body(input: &[u8]) -> Result<&[u8], Refused> {
     Ok(deflate)
 }
 
-/// What a running total grew by. Both ends count bytes of slices, so it fits.
+/// The growth of a running total, which counts bytes of slices, so it fits.
 fn count(after: u64, before: u64) -> usize {
     usize::try_from(after.saturating_sub(before)).unwrap_or(0)
 }

@@ -5,11 +5,11 @@
 //! | frame: header, blocks   | padding |
 //! ```
 //!
-//! 1. Only the first frame counts; what follows it is padding.
-//! 2. Output is at most `out.len()` bytes. A frame that holds less leaves zeroes.
-//! 3. A frame cut short by the end of the extent is refused. (The kernel would serve zeroes for
-//!    what is missing; it writes no such frame.)
-//! 4. A frame may look back 128 KiB at most, so that a decoder's memory is bounded.
+//! 1. Only the first frame is read; what follows it is padding.
+//! 2. Output is at most `out.len()` bytes. A frame that holds less is followed by zeroes.
+//! 3. A frame that the end of the extent truncates is rejected. (The kernel would return zeroes for
+//!    the missing data; it writes no such frame.)
+//! 4. The window of a frame is at most 128 KiB, which bounds the memory of a decoder.
 
 use butternut_format::refused::{Refused, require};
 use zstd::zstd_safe::{
@@ -33,11 +33,11 @@ impl Frames {
 
     /// Fills `out` from the start of the first frame in `input`; see the laws above.
     pub(super) fn fill(&mut self, input: &[u8], out: &mut [u8]) -> Result<(), Refused> {
-        let made = match whole_frame(input, out.len()) {
+        let produced = match whole_frame(input, out.len()) {
             Some(frame) => self.0.decompress(out, frame).map_err(refused)?,
             None => self.stream(input, out)?,
         };
-        out.get_mut(made..).unwrap_or_default().fill(0);
+        out.get_mut(produced..).unwrap_or_default().fill(0);
         Ok(())
     }
 
@@ -61,13 +61,13 @@ impl Frames {
 }
 
 /// A reusable encoder.
-pub(super) struct Packer {
+pub(super) struct Compressor {
     context: CCtx<'static>,
     level: i32,
 }
 
-impl Packer {
-    /// None where there is no memory for one.
+impl Compressor {
+    /// Returns `None` where there is no memory for one.
     pub(super) fn new(level: i32) -> Option<Self> {
         let mut context = CCtx::try_create()?;
         context.set_parameter(CParameter::CompressionLevel(level)).ok()?;
@@ -78,19 +78,19 @@ impl Packer {
         self.level
     }
 
-    /// Packs all of `input`, at most 128 KiB, into the front of `out` as one frame that states its
-    /// content size, and says how many bytes that took; `None` where there is no room. Such a frame
-    /// looks back no further than its content is long (law 4).
-    pub(super) fn pack(&mut self, input: &[u8], out: &mut [u8]) -> Option<usize> {
+    /// Compresses all of `input`, at most 128 KiB, into the front of `out` as one frame that states
+    /// its content size, and returns the number of bytes; `None` where it does not fit. The window
+    /// of such a frame is no longer than its content (law 4).
+    pub(super) fn encode(&mut self, input: &[u8], out: &mut [u8]) -> Option<usize> {
         self.context.compress2(out, input).ok()
     }
 }
 
-/// The first frame's bytes, where it states its content size and all of it fits `room`: such a
+/// The first frame, where it states its content size and all of it fits `bytes_max` bytes: such a
 /// frame is decoded in one pass straight into its place.
-fn whole_frame(input: &[u8], room: usize) -> Option<&[u8]> {
+fn whole_frame(input: &[u8], bytes_max: usize) -> Option<&[u8]> {
     let content = zstd_safe::get_frame_content_size(input).ok().flatten()?;
-    if usize::try_from(content).ok()? > room {
+    if usize::try_from(content).ok()? > bytes_max {
         return None;
     }
     input.get(..zstd_safe::find_frame_compressed_size(input).ok()?)

@@ -1,4 +1,4 @@
-//! Files of every kind that the kernel can be made to write, and what it reads back from them.
+//! Files of every kind that the kernel can write, and what it reads back from them.
 
 use crate::image::{Image, Mounted, run};
 use crate::script::Dice;
@@ -29,11 +29,11 @@ pub(crate) struct Seen {
     pub(crate) name: String,
     pub(crate) ino: u64,
     pub(crate) bytes: Vec<u8>,
-    /// Offset, where data begins from there, where a hole does.
+    /// Offset, next data from there, next hole from there.
     pub(crate) seeks: Vec<(u64, Option<u64>, Option<u64>)>,
 }
 
-/// Makes every kind of file; looks at them after a fresh mount.
+/// Creates every kind of file; reads them after a fresh mount.
 pub(crate) fn fill(image: &Image) -> Vec<Seen> {
     let mounted = image.mount("compress=no");
     plain(&mounted);
@@ -41,7 +41,7 @@ pub(crate) fn fill(image: &Image) -> Vec<Seen> {
     shared(&mounted);
     for algorithm in ["zlib", "lzo", "zstd"] {
         mounted.remount(&format!("compress-force={algorithm}"));
-        packed(&mounted, algorithm);
+        compressed(&mounted, algorithm);
     }
     mounted.remount("compress=no,nodatasum");
     fs::write(mounted.file("nodatasum"), noise(50, 900_001)).unwrap();
@@ -107,7 +107,7 @@ fn shared(mounted: &Mounted) {
     bookends(mounted, "plain", "bookend");
 }
 
-/// A file that shows parts of another one's extents, out of order.
+/// A file that shows parts of another file's extents, out of order.
 fn bookends(mounted: &Mounted, from: &str, to: &str) {
     let source = File::open(mounted.file(from)).unwrap();
     fs::write(mounted.file(to), "").unwrap();
@@ -122,7 +122,7 @@ fn bookends(mounted: &Mounted, from: &str, to: &str) {
     }
 }
 
-fn packed(mounted: &Mounted, algorithm: &str) {
+fn compressed(mounted: &Mounted, algorithm: &str) {
     let name = |kind: &str| format!("{algorithm}-{kind}");
     fs::write(mounted.file(&name("text")), text(30, (2 << 20) + 777)).unwrap();
     fs::write(mounted.file(&name("noise")), noise(31, 500_000)).unwrap();

@@ -1,4 +1,4 @@
-//! Small images: made with mkfs.btrfs, filled through the kernel's mount, opened with ours.
+//! Small images: made with mkfs.btrfs, filled through the kernel's mount, opened with our code.
 
 use butternut_device::{Device, FileDevice, OpenDevice};
 use butternut_file::{FileView, Source, SourceOptions};
@@ -23,7 +23,7 @@ pub(crate) struct Image {
 pub(crate) struct Mounted {
     root: PathBuf,
     guard: Option<MountGuard>,
-    /// The last line that the kernel had logged before.
+    /// The last line of the kernel's log before the mount.
     log_end: String,
 }
 
@@ -32,17 +32,17 @@ fn kernel_log() -> String {
     String::from_utf8_lossy(&out.stdout).into_owned()
 }
 
-/// Whether this run has no kernel to ask; says so.
-pub(crate) fn is_left_out(test: &str) -> bool {
-    let is_left_out = std::env::var_os("BUTTERNUT_NO_KERNEL").is_some();
-    if is_left_out {
+/// Whether tests that need the kernel are skipped; prints that they are.
+pub(crate) fn is_skipped(test: &str) -> bool {
+    let is_skipped = std::env::var_os("BUTTERNUT_NO_KERNEL").is_some();
+    if is_skipped {
         let said = format!("left out for BUTTERNUT_NO_KERNEL: {test}\n");
         std::io::stderr().write_all(said.as_bytes()).unwrap();
     }
-    is_left_out
+    is_skipped
 }
 
-/// Runs a command to its good end.
+/// Runs a command, which must succeed.
 pub(crate) fn run(words: &str, path: &[&Path]) {
     let mut split = words.split_whitespace();
     let mut command = Command::new(split.next().unwrap());
@@ -76,7 +76,7 @@ impl Image {
         Mounted { root, guard, log_end }
     }
 
-    /// Opens the image with as little memory as `options` says.
+    /// Opens the image with the given cache sizes.
     pub(crate) fn open(&self, options: SourceOptions) -> Source {
         let device = FileDevice::open(&self.path(), &OpenDevice::default()).unwrap();
         open_device(Arc::new(device), options)
@@ -90,7 +90,7 @@ pub(crate) fn open_device(device: Arc<dyn Device>, options: SourceOptions) -> So
     Source::open(forest, Arc::new(workers), options).unwrap()
 }
 
-/// The file with this number in the top-level subvolume.
+/// The file with this inode number in the top-level subvolume.
 pub(crate) fn view(source: &Source, ino: u64) -> FileView {
     let tree = source.forest().tree(TreeId::FS).unwrap().unwrap();
     let item = tree.find(&Key::new(ino, ItemType::INODE_ITEM, 0)).unwrap().unwrap();
@@ -109,14 +109,14 @@ impl Mounted {
         run(&format!("mount -o remount,{options}"), &[&self.root]);
     }
 
-    /// The kernel has found nothing wrong with the volume since it was mounted.
+    /// Asserts that the kernel has logged no problem with the volume since it was mounted.
     pub(crate) fn assert_quiet(&self) {
         let mut command = Command::new("findmnt");
         let out = command.args(["-no", "SOURCE"]).arg(&self.root).output().unwrap();
         let device = String::from_utf8(out.stdout).unwrap();
         let device = format!("(device {})", device.trim().trim_start_matches("/dev/"));
         let log = kernel_log();
-        // Its numbers are times, of equal length.
+        // The log lines start with times of equal length, so they compare as text.
         let since = log.lines().skip_while(|line| *line <= self.log_end.as_str());
         let words = ["error", "warning", "critical", "corrupt"];
         let loud: Vec<&str> = since
@@ -132,7 +132,7 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // One that is dropped is detached where a panic left files of it open.
+        // After a panic files may still be open, so dropping the guard detaches the mount instead.
         if let Some(guard) = self.guard.take().filter(|_| !std::thread::panicking()) {
             guard.unmount().unwrap();
         }

@@ -1,6 +1,6 @@
-//! Reads, maps and seeks of files that the kernel wrote, against what the kernel says of them.
+//! Reads, maps and seeks of files that the kernel wrote, compared with the kernel's results.
 //!
-//! Needs root, loop devices and mkfs.btrfs; `BUTTERNUT_NO_KERNEL=1` leaves these tests out.
+//! Needs root, loop devices and mkfs.btrfs. `BUTTERNUT_NO_KERNEL=1` skips these tests.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,39 +1,39 @@
 //! Every byte as the kernel reads it, at any offset and length.
 
 use crate::content::{Seen, fill, noise, text};
-use crate::image::{Image, is_left_out, view};
+use crate::image::{Image, is_skipped, view};
 use crate::script::Dice;
 use butternut_file::{MappingKind, Mappings, ReadAt, Source, SourceOptions, Stream};
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Caches so small that most look-ups miss.
+/// Caches so small that most lookups miss.
 const TINY: SourceOptions = SourceOptions {
     map_cache_bytes: 20_000,
     plain_map_cache_bytes: 20_000,
-    sum_cache_bytes: 40_000,
-    unpacked_cache_bytes: 0,
+    checksum_cache_bytes: 40_000,
+    decompressed_cache_bytes: 0,
     page_cache_bytes: 256 << 10,
     compress: None,
 };
 
 #[test]
 fn every_kind_of_file_reads_as_the_kernel_reads_it() {
-    if !is_left_out("every_kind_of_file_reads_as_the_kernel_reads_it") {
+    if !is_skipped("every_kind_of_file_reads_as_the_kernel_reads_it") {
         check("--csum crc32c", SourceOptions::default());
     }
 }
 
 #[test]
 fn volumes_with_explicit_holes_read_the_same() {
-    if !is_left_out("volumes_with_explicit_holes_read_the_same") {
+    if !is_skipped("volumes_with_explicit_holes_read_the_same") {
         check("-O ^no-holes --csum xxhash64 -n 4096", TINY);
     }
 }
 
 #[test]
 fn wide_checksums_and_mixed_groups_read_the_same() {
-    if !is_left_out("wide_checksums_and_mixed_groups_read_the_same") {
+    if !is_skipped("wide_checksums_and_mixed_groups_read_the_same") {
         check("--csum sha256 --mixed", TINY);
         check("--csum blake2", SourceOptions::default());
     }
@@ -61,7 +61,7 @@ fn whole(source: &Source, file: &Seen) {
     assert!(bytes[..filled] == file.bytes, "{}", file.name);
 }
 
-/// Any offset, most of them near each other or near an edge.
+/// A random offset, most likely near an earlier one or near an edge.
 fn offset(dice: &mut Dice, size: u64) -> u64 {
     match dice.below(4) {
         0 => dice.below(size + 10_000),
@@ -119,7 +119,7 @@ fn many(source: &Source, file: &Seen) {
     }
 }
 
-/// Reads in a row, by one thread or several, with a jump now and then.
+/// Sequential reads by one thread or several, with a jump now and then.
 fn stream(source: &Source, file: &Seen) {
     for (block, threads, jumps) in [
         (4096, 1, false),
@@ -156,7 +156,7 @@ fn stream(source: &Source, file: &Seen) {
     }
 }
 
-/// Mappings leave no gap, and what they call a hole holds zeroes.
+/// Mappings leave no gap, and what they report as a hole holds zeroes.
 fn mappings(source: &Source, file: &Seen) {
     let view = view(source, file.ino);
     let mut at = 0;
@@ -173,12 +173,12 @@ fn mappings(source: &Source, file: &Seen) {
 }
 
 #[test]
-fn one_extent_is_one_device_read_and_what_was_unpacked_is_none() {
-    if is_left_out("one_extent_is_one_device_read_and_what_was_unpacked_is_none") {
+fn one_extent_is_one_device_read_and_a_cached_decompressed_extent_is_none() {
+    if is_skipped("one_extent_is_one_device_read_and_a_cached_decompressed_extent_is_none") {
         return;
     }
     let image = Image::make(128, "-d single");
-    let (plain, packed) = {
+    let (plain, compressed) = {
         let mounted = image.mount("compress=no");
         std::fs::write(mounted.file("plain"), noise(90, 4 << 20)).unwrap();
         mounted.remount("compress-force=zstd");
@@ -197,21 +197,21 @@ fn one_extent_is_one_device_read_and_what_was_unpacked_is_none() {
         assert_eq!(source.read_at(&view, at, &mut vec![0; bytes]).unwrap(), bytes);
         reads() - before
     };
-    // The trees are read with the first bytes of each file.
+    // The first read of each file also reads the trees.
     count(plain, 0, 1);
     assert_eq!(count(plain, 0, 1 << 20), 1, "a whole MiB");
-    assert_eq!(count(plain, 1 << 19, 1 << 20), 1, "across what the map is cached by");
+    assert_eq!(count(plain, 1 << 19, 1 << 20), 1, "across cached map regions");
     assert_eq!(count(plain, 5000, 10), 1);
-    count(packed, 0, 1);
-    assert_eq!(count(packed, 1, 4096), 0, "part of an extent that was just unpacked");
-    assert_eq!(count(packed, 128 << 10, 128 << 10), 1);
+    count(compressed, 0, 1);
+    assert_eq!(count(compressed, 1, 4096), 0, "part of an extent that was just decompressed");
+    assert_eq!(count(compressed, 128 << 10, 128 << 10), 1);
 }
 
-/// Large reads once let go of what had been read ahead between their start and their end, and had
-/// it read again.
+/// Regression test: large reads dropped the pages that had been read ahead inside their range, and
+/// read them again.
 #[test]
-fn a_stream_reads_each_packed_extent_once_however_large_its_reads() {
-    if is_left_out("a_stream_reads_each_packed_extent_once_however_large_its_reads") {
+fn a_stream_reads_each_compressed_extent_once_for_any_read_size() {
+    if is_skipped("a_stream_reads_each_compressed_extent_once_for_any_read_size") {
         return;
     }
     let image = Image::make(256, "");
@@ -221,7 +221,8 @@ fn a_stream_reads_each_packed_extent_once_however_large_its_reads() {
     let ino = std::fs::metadata(mounted.file("packed")).unwrap().ino();
     drop(mounted);
     for read_bytes in [4096, 128 << 10, 1 << 20, 3 << 20] {
-        let source = image.open(SourceOptions { unpacked_cache_bytes: 0, ..Default::default() });
+        let source =
+            image.open(SourceOptions { decompressed_cache_bytes: 0, ..Default::default() });
         let view = view(&source, ino);
         let device = source.forest().volume().devices()[0].device.clone().unwrap();
         let before = device.counters().now();
@@ -238,7 +239,7 @@ fn a_stream_reads_each_packed_extent_once_however_large_its_reads() {
         assert_eq!(offset, text.len());
         let reads = (device.counters().now() - before).reads;
         let extents = text.len() as u64 / (128 << 10);
-        // The start of a stream, before it is known to be one, and the trees.
+        // The first reads, before the stream is detected as sequential, and the trees.
         let most = extents + 40;
         assert!(reads <= most, "{reads} reads of {extents} extents, {read_bytes} bytes a time");
     }

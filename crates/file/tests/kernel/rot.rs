@@ -1,7 +1,7 @@
-//! Damage: exactly the bytes that are bad are missing, and everything else is served.
+//! Damage: exactly the damaged bytes are missing, and everything else can be read.
 
 use crate::content::{noise, text};
-use crate::image::{Image, is_left_out, view};
+use crate::image::{Image, is_skipped, view};
 use butternut_file::{FileError, MappingKind, Mappings, ReadAt, Source, SourceOptions, Stream};
 use butternut_format::checksum::ChecksumKind;
 use butternut_format::key::{ItemType, Key};
@@ -14,7 +14,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 
 const SECTOR: u64 = 4096;
 
-/// Flips a byte of every place in the image that holds these 4 KiB. Says how many there were.
+/// Flips a byte of every sector of the image with these contents. Returns how many there were.
 fn damage(image: &Image, sector: &[u8]) -> usize {
     let bytes = fs::read(image.path()).unwrap();
     let file = OpenOptions::new().write(true).open(image.path()).unwrap();
@@ -28,7 +28,7 @@ fn damage(image: &Image, sector: &[u8]) -> usize {
     count
 }
 
-/// Writes one file and says its number.
+/// Writes one file and returns its inode number.
 fn one_file(image: &Image, options: &str, bytes: &[u8]) -> u64 {
     let mounted = image.mount(options);
     let path = mounted.file("file");
@@ -45,8 +45,8 @@ fn read(source: &Source, ino: u64, at: u64, bytes: usize) -> Result<Vec<u8>, Fil
 }
 
 #[test]
-fn a_read_stops_at_the_first_bad_sector_and_goes_on_behind_it() {
-    if is_left_out("a_read_stops_at_the_first_bad_sector_and_goes_on_behind_it") {
+fn a_read_stops_at_the_first_bad_sector_and_continues_after_it() {
+    if is_skipped("a_read_stops_at_the_first_bad_sector_and_continues_after_it") {
         return;
     }
     let image = Image::make(128, "-d single");
@@ -93,8 +93,8 @@ fn a_read_stops_at_the_first_bad_sector_and_goes_on_behind_it() {
 }
 
 #[test]
-fn a_bad_packed_extent_is_missed_whole_and_alone() {
-    if is_left_out("a_bad_packed_extent_is_missed_whole_and_alone") {
+fn a_bad_compressed_extent_is_missing_as_a_whole_and_alone() {
+    if is_skipped("a_bad_compressed_extent_is_missing_as_a_whole_and_alone") {
         return;
     }
     let image = Image::make(128, "-d single");
@@ -116,8 +116,8 @@ fn a_bad_packed_extent_is_missed_whole_and_alone() {
 }
 
 #[test]
-fn a_good_copy_stands_in_for_a_bad_one() {
-    if is_left_out("a_good_copy_stands_in_for_a_bad_one") {
+fn a_good_mirror_replaces_a_bad_one() {
+    if is_skipped("a_good_mirror_replaces_a_bad_one") {
         return;
     }
     let image = Image::make(256, "-d dup");
@@ -133,8 +133,8 @@ fn a_good_copy_stands_in_for_a_bad_one() {
 }
 
 #[test]
-fn without_checksums_what_is_there_is_served() {
-    if is_left_out("without_checksums_what_is_there_is_served") {
+fn without_checksums_damaged_data_is_returned() {
+    if is_skipped("without_checksums_damaged_data_is_returned") {
         return;
     }
     let image = Image::make(128, "-d single");
@@ -153,12 +153,12 @@ fn change_item(image: &Image, cursor: &Cursor, change: impl FnOnce(&mut [u8])) {
     let at = item.as_ptr().addr() - old.as_ptr().addr();
     let mut new = old.to_vec();
     change(&mut new[at..at + item.len()]);
-    let digest = ChecksumKind::Crc32c.digest(&new[32..]);
-    new[..32].copy_from_slice(&digest);
+    let checksum_of_block = ChecksumKind::Crc32c.compute(&new[32..]);
+    new[..32].copy_from_slice(&checksum_of_block);
     write_over(image, old, &new);
 }
 
-/// Puts new bytes where the old ones are.
+/// Overwrites the old bytes in the image with new ones.
 fn write_over(image: &Image, old: &[u8], new: &[u8]) {
     let bytes = fs::read(image.path()).unwrap();
     let place = bytes.chunks(4096).position(|chunk| chunk == &old[..4096]).unwrap();
@@ -166,8 +166,8 @@ fn write_over(image: &Image, old: &[u8], new: &[u8]) {
     file.write_all_at(new, place as u64 * SECTOR).unwrap();
 }
 
-/// Takes the flag from the inode that says its data has no checksums.
-fn promise_checksums(image: &Image, ino: u64) {
+/// Clears the NODATASUM flag of the inode, whose data has no checksums.
+fn clear_nodatasum(image: &Image, ino: u64) {
     let source = image.open(SourceOptions::default());
     let mut cursor = view(&source, ino).tree().cursor();
     cursor.seek(&Key::new(ino, ItemType::INODE_ITEM, 0)).unwrap();
@@ -177,44 +177,45 @@ fn promise_checksums(image: &Image, ino: u64) {
     });
 }
 
-/// Puts other packed bytes into the file's first extent, with checksums that vouch for them.
-fn repack(image: &Image, ino: u64, packed: &[u8]) {
+/// Replaces the compressed bytes of the file's first extent, and their checksums.
+fn recompress(image: &Image, ino: u64, compressed: &[u8]) {
     let source = image.open(SourceOptions::default());
     let mapping = Mappings::of(&view(&source, ino), 0..4096).next().unwrap().unwrap();
     let MappingKind::Regular { extent, .. } = mapping.kind else { panic!("{mapping:?}") };
     let mut old = vec![0; extent.bytes as usize];
     source.forest().volume().read_raw(extent.logical, 0, &mut old).unwrap();
-    let mut new = packed.to_vec();
+    let mut new = compressed.to_vec();
     assert!(new.len() <= old.len());
     new.resize(old.len(), 0);
-    let sums = source.forest().tree(TreeId::CHECKSUM).unwrap().unwrap();
-    let mut cursor = sums.cursor();
+    let checksums = source.forest().tree(TreeId::CHECKSUM).unwrap().unwrap();
+    let mut cursor = checksums.cursor();
     let key = Key::new(u64::MAX - 9, ItemType::EXTENT_CSUM, extent.logical.0);
     cursor.seek_last(&key).unwrap();
     let first = (extent.logical.0 - cursor.key().unwrap().offset) / SECTOR * 4;
-    change_item(image, &cursor, |sums| {
-        for (sum, sector) in sums[first as usize..].chunks_mut(4).zip(new.chunks(4096)) {
-            sum.copy_from_slice(&ChecksumKind::Crc32c.digest(sector)[..4]);
+    change_item(image, &cursor, |checksums| {
+        for (checksum, sector) in checksums[first as usize..].chunks_mut(4).zip(new.chunks(4096)) {
+            checksum.copy_from_slice(&ChecksumKind::Crc32c.compute(sector)[..4]);
         }
     });
     write_over(image, &old, &new);
 }
 
-/// A packed extent of 20,000 bytes, of which the disk holds only what `repacked` says.
-fn both_read(algorithm: &str, repacked: &[u8]) -> (Option<Vec<u8>>, Option<Vec<u8>>) {
+/// What we and the kernel read of a compressed extent of 20,000 bytes, whose compressed data is
+/// replaced by `recompressed`.
+fn both_read(algorithm: &str, recompressed: &[u8]) -> (Option<Vec<u8>>, Option<Vec<u8>>) {
     let image = Image::make(128, "-d single -m single");
     let mut content = text(75, 20_000);
     content[8000..].rotate_left(1000);
     let ino = one_file(&image, &format!("compress-force={algorithm}"), &content);
-    repack(&image, ino, repacked);
+    recompress(&image, ino, recompressed);
     let ours = read(&image.open(SourceOptions::default()), ino, 0, 20_000).ok();
     let mounted = image.mount("ro");
     (ours, fs::read(mounted.file("file")).ok())
 }
 
 #[test]
-fn packed_extents_that_say_less_or_nonsense_read_as_the_kernel_reads_them() {
-    if is_left_out("packed_extents_that_say_less_or_nonsense_read_as_the_kernel_reads_them") {
+fn short_or_invalid_compressed_extents_read_as_the_kernel_reads_them() {
+    if is_skipped("short_or_invalid_compressed_extents_read_as_the_kernel_reads_them") {
         return;
     }
     let less = text(76, 5000);
@@ -227,7 +228,7 @@ fn packed_extents_that_say_less_or_nonsense_read_as_the_kernel_reads_them() {
     let mut bad_sum = zlib.clone();
     *bad_sum.last_mut().unwrap() ^= 1;
     let filled: Vec<u8> = less.iter().copied().chain([0; 15_000]).collect();
-    for (algorithm, packed, want) in [
+    for (algorithm, compressed, want) in [
         ("zlib", &zlib, Some(&filled)),
         ("zlib", &bad_sum, Some(&filled)),
         ("zstd", &zstd, Some(&filled)),
@@ -235,7 +236,7 @@ fn packed_extents_that_say_less_or_nonsense_read_as_the_kernel_reads_them() {
         ("lzo", &noise(77, 4096), None),
         ("zstd", &noise(77, 4096), None),
     ] {
-        let (ours, kernels) = both_read(algorithm, packed);
+        let (ours, kernels) = both_read(algorithm, compressed);
         let named = |bytes: &Option<Vec<u8>>| bytes.as_ref().map(Vec::len);
         assert!(ours == kernels, "{algorithm}: {:?}, {:?}", named(&ours), named(&kernels));
         assert!(ours.as_ref() == want, "{algorithm}");
@@ -243,13 +244,13 @@ fn packed_extents_that_say_less_or_nonsense_read_as_the_kernel_reads_them() {
 }
 
 #[test]
-fn data_that_should_have_checksums_and_has_none_is_refused_as_the_kernel_does() {
-    if is_left_out("data_that_should_have_checksums_and_has_none_is_refused_as_the_kernel_does") {
+fn missing_checksums_fail_reads_as_in_the_kernel() {
+    if is_skipped("missing_checksums_fail_reads_as_in_the_kernel") {
         return;
     }
     let image = Image::make(128, "-d single -m single");
     let ino = one_file(&image, "nodatasum", &noise(74, 50_000));
-    promise_checksums(&image, ino);
+    clear_nodatasum(&image, ino);
     let source = image.open(SourceOptions::default());
     let error = read(&source, ino, 20_000, 5).unwrap_err();
     assert!(matches!(error, FileError::NoChecksum { offset: 20_000, .. }), "{error}");

@@ -1,12 +1,12 @@
-//! `SEEK_DATA` and `SEEK_HOLE`, answer by answer.
+//! `SEEK_DATA` and `SEEK_HOLE`, compared with the kernel at many offsets.
 
 use crate::content::fill;
-use crate::image::{Image, is_left_out, view};
+use crate::image::{Image, is_skipped, view};
 use butternut_file::{SourceOptions, seek_data, seek_hole};
 
 #[test]
 fn data_and_holes_begin_where_the_kernel_says() {
-    if is_left_out("data_and_holes_begin_where_the_kernel_says") {
+    if is_skipped("data_and_holes_begin_where_the_kernel_says") {
         return;
     }
     for mkfs in ["-O no-holes", "-O ^no-holes"] {

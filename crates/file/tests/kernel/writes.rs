@@ -1,11 +1,12 @@
-//! Files that the kernel made, written by us: into every kind of extent, on volumes of every kind
-//! that matters to files. `btrfs check` finds nothing, and the kernel reads the same bytes.
+//! Files that the kernel created, written by our code: into every kind of extent, on volumes of
+//! every kind that matters to files. `btrfs check` finds nothing, and the kernel reads the same
+//! bytes.
 
 use crate::content::{fill, noise, text};
-use crate::image::{Image, Mounted, is_left_out, run};
+use crate::image::{Image, Mounted, is_skipped, run};
 use crate::script::{Dice, Script, compare};
 use butternut_device::{Device, FileDevice, OpenDevice};
-use butternut_file::{FileState, Merging, Source, SourceOptions};
+use butternut_file::{FileState, MergeFile, Source, SourceOptions};
 use butternut_format::inode::Inode;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::{Ino, TreeId};
@@ -19,32 +20,36 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-/// What the kernel shows: bytes by name; and which inode that is.
+/// What the kernel shows: inode number and bytes, by name.
 type Contents = BTreeMap<String, (u64, Vec<u8>)>;
 
 #[test]
-fn a_default_volume_is_right_after_our_writes() {
-    judge("a_default_volume_is_right_after_our_writes", "", 1);
+fn a_default_volume_is_consistent_after_our_writes() {
+    judge("a_default_volume_is_consistent_after_our_writes", "", 1);
 }
 
 #[test]
-fn a_volume_with_explicit_holes_is_right_after_our_writes() {
-    judge("a_volume_with_explicit_holes_is_right_after_our_writes", "-O ^no-holes -n 4096", 2);
+fn a_volume_with_hole_items_is_consistent_after_our_writes() {
+    judge("a_volume_with_hole_items_is_consistent_after_our_writes", "-O ^no-holes -n 4096", 2);
 }
 
 #[test]
-fn a_volume_of_wide_checksums_is_right_after_our_writes() {
-    judge("a_volume_of_wide_checksums_is_right_after_our_writes", "--csum sha256", 3);
+fn a_volume_with_wide_checksums_is_consistent_after_our_writes() {
+    judge("a_volume_with_wide_checksums_is_consistent_after_our_writes", "--csum sha256", 3);
 }
 
 #[test]
-fn a_mixed_volume_is_right_after_our_writes() {
-    judge("a_mixed_volume_is_right_after_our_writes", "--mixed --csum xxhash64 -O ^no-holes", 4);
+fn a_mixed_volume_is_consistent_after_our_writes() {
+    judge(
+        "a_mixed_volume_is_consistent_after_our_writes",
+        "--mixed --csum xxhash64 -O ^no-holes",
+        4,
+    );
 }
 
 #[test]
-fn thousands_of_extents_and_files_go_into_the_trees_together() {
-    if is_left_out("thousands_of_extents_and_files_go_into_the_trees_together") {
+fn thousands_of_extents_and_files_are_merged_together() {
+    if is_skipped("thousands_of_extents_and_files_are_merged_together") {
         return;
     }
     for mkfs in ["", "-O ^no-holes -n 4096"] {
@@ -69,7 +74,7 @@ fn thousands_of_extents_and_files_go_into_the_trees_together() {
 
 #[test]
 fn threads_write_their_files_while_others_commit() {
-    if is_left_out("threads_write_their_files_while_others_commit") {
+    if is_skipped("threads_write_their_files_while_others_commit") {
         return;
     }
     let image = Image::make(1024, "");
@@ -104,7 +109,7 @@ fn threads_write_their_files_while_others_commit() {
     agree(&contents_of(&image.mount("ro").file("")), &contents);
 }
 
-/// Fragments two large files, cuts one of them again, and fills many small ones.
+/// Fragments two large files, truncates one of them, and fills many small ones.
 fn many(image: &Image, contents: &mut Contents) {
     let source = open(image);
     let mut files = states(&source, contents);
@@ -141,7 +146,7 @@ fn many(image: &Image, contents: &mut Contents) {
 }
 
 fn judge(test: &str, mkfs: &str, seed: u64) {
-    if is_left_out(test) {
+    if is_skipped(test) {
         return;
     }
     let seed = seed + std::env::var("BUTTERNUT_SEED").map_or(0, |more| more.parse().unwrap());
@@ -163,15 +168,15 @@ fn judge(test: &str, mkfs: &str, seed: u64) {
         agree(&contents_of(&mounted.file("")), &contents);
         agree(&contents_of(&mounted.file("snap")), &snapshot);
         drop(mounted);
-        // The kernel goes on with what we wrote.
+        // The kernel continues with the files that we wrote.
         let mounted = image.mount("compress=no");
         for (number, (name, (_, bytes))) in (0..).zip(&mut contents) {
             let file = fs::OpenOptions::new().write(true).open(mounted.file(name)).unwrap();
             let at = number * 3000 % (bytes.len() as u64 + 1);
             let mut data = noise(number, 5000);
             if mkfs.contains("^no-holes") {
-                // Linux 6.18 forgets the size where it writes into space set aside behind the end
-                // of a file that was closed meanwhile, on volumes with hole items.
+                // Linux 6.18 does not write the new size when it writes into preallocated space
+                // past the end of a file that was closed meanwhile, on volumes with hole items.
                 data.truncate(bytes.len() - at as usize);
             }
             file.write_all_at(&data, at).unwrap();
@@ -186,7 +191,7 @@ fn judge(test: &str, mkfs: &str, seed: u64) {
     }
 }
 
-/// Files that are written in place, and space set aside in every state.
+/// Files that are written in place, and preallocated space in every state.
 fn in_place(mounted: &Mounted) {
     for name in ["nocow", "nocow-shared", "nocow-prealloc"] {
         fs::write(mounted.file(name), "").unwrap();
@@ -194,15 +199,15 @@ fn in_place(mounted: &Mounted) {
     }
     fs::write(mounted.file("nocow"), noise(60, 700_000)).unwrap();
     fs::write(mounted.file("nocow-shared"), noise(61, 700_000)).unwrap();
-    let aside = |name: &str, bytes: u64| {
+    let preallocate = |name: &str, bytes: u64| {
         let mut options = fs::OpenOptions::new();
         options.create(true).truncate(false).write(true);
         let file = options.open(mounted.file(name)).unwrap();
         fallocate(&file, FallocateFlags::empty(), 0, bytes).unwrap();
         file
     };
-    aside("nocow-prealloc", 900_000).write_all_at(&noise(62, 100_000), 40_000).unwrap();
-    aside("aside-shared", 500_000).write_all_at(&noise(63, 9000), 8192).unwrap();
+    preallocate("nocow-prealloc", 900_000).write_all_at(&noise(62, 100_000), 40_000).unwrap();
+    preallocate("prealloc-shared", 500_000).write_all_at(&noise(63, 9000), 8192).unwrap();
     fs::write(mounted.file("shared-text"), text(64, 300_000)).unwrap();
 }
 
@@ -210,8 +215,8 @@ fn after_the_snapshot(mounted: &Mounted) {
     let file = |name: &str| fs::OpenOptions::new().write(true).open(mounted.file(name)).unwrap();
     file("nocow").write_all_at(&noise(65, 200_000), 100_000).unwrap();
     fallocate(file("nocow-prealloc"), FallocateFlags::KEEP_SIZE, 0, 2_000_000).unwrap();
-    fs::write(mounted.file("aside-own"), noise(66, 3000)).unwrap();
-    fallocate(file("aside-own"), FallocateFlags::KEEP_SIZE, 0, 1_000_000).unwrap();
+    fs::write(mounted.file("prealloc-own"), noise(66, 3000)).unwrap();
+    fallocate(file("prealloc-own"), FallocateFlags::KEEP_SIZE, 0, 1_000_000).unwrap();
 }
 
 fn contents_of(folder: &Path) -> Contents {
@@ -237,7 +242,7 @@ fn agree(have: &Contents, want: &Contents) {
     }
 }
 
-/// Changes every file at random, and leaves them committed.
+/// Changes every file at random, and commits the changes.
 fn write_all(image: &Image, contents: &mut Contents, seed: u64) {
     let source = open(image);
     let mut files = states(&source, contents);
@@ -268,7 +273,7 @@ fn open(image: &Image) -> Source {
     Source::open(forest, Arc::new(workers), SourceOptions::default()).unwrap()
 }
 
-/// A file that is being written, and what it is to hold.
+/// A file that is being written, and its expected contents.
 type Writing<'a> = (String, FileState, &'a mut Vec<u8>);
 
 /// In the order of inodes.
@@ -287,18 +292,18 @@ fn states<'a>(source: &Source, contents: &'a mut Contents) -> Vec<Writing<'a>> {
 }
 
 fn merge_all(files: &mut [Writing<'_>]) {
-    let mut stamps: Vec<_> =
+    let mut updates: Vec<_> =
         files.iter().map(|_| |inode: &mut Inode| inode.sequence += 1).collect();
-    let mut merging: Vec<Merging<'_>> = files
+    let mut merging: Vec<MergeFile<'_>> = files
         .iter_mut()
-        .zip(&mut stamps)
-        .map(|((_, file, _), stamp)| Merging { file, stamp })
+        .zip(&mut updates)
+        .map(|((_, file, _), update)| MergeFile { file, update })
         .collect();
     FileState::merge_many(&mut merging).unwrap();
     assert!(files.iter().all(|(_, file, _)| file.is_clean()));
 }
 
-/// `btrfs check` has nothing to say.
+/// Asserts that `btrfs check` finds nothing.
 fn clean(image: &Image, what: &str) {
     let mut command = Command::new("btrfs");
     let out = command.args(["check", "--check-data-csum"]).arg(image.path()).output().unwrap();

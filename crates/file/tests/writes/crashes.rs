@@ -1,6 +1,6 @@
-//! The power goes at any moment: every file reads as at the last commit, or as at the one that was
-//! under way, and all of them as at the same one. What is written in place between is not seen, as
-//! long as it is in space that was only set aside.
+//! Power loss at any moment: all files read as at the last commit, or all as at the commit that was
+//! running. Data that was written in place in between is not visible if its space was only
+//! preallocated.
 
 use crate::script::{Script, Step, same};
 use crate::volume::{create, fresh, open, open_device_to_read, state};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 const FIRST_INO: u64 = 300;
 const FILES: u64 = 3;
 
-/// What the files hold at a commit, and how long the log was when it had ended.
+/// The contents of the files at a commit, and the length of the log when it ended.
 struct Committed {
     ended: usize,
     contents: Vec<Vec<u8>>,
@@ -52,7 +52,7 @@ fn check(seed: u64, reach: u64) {
     assert!(crashes > 100, "{crashes}");
 }
 
-/// Rounds of changes, each committed; what was committed when.
+/// Rounds of changes, each committed. Returns the state at each commit.
 fn write(recorder: &Arc<RecordingDevice>, seed: u64, reach: u64) -> Vec<Committed> {
     let device: Arc<dyn Device> = Arc::<RecordingDevice>::clone(recorder);
     let source = open(&device);
@@ -61,7 +61,7 @@ fn write(recorder: &Arc<RecordingDevice>, seed: u64, reach: u64) -> Vec<Committe
     let mut files: Vec<FileState> =
         (0..FILES).map(|number| state(&source, FIRST_INO + number)).collect();
     let mut script = Script::new(seed, reach);
-    script.is_left_out = |step| matches!(step, Step::Commit);
+    script.is_skipped = |step| matches!(step, Step::Commit);
     for _ in 0..10 {
         for (file, bytes) in files.iter_mut().zip(&mut contents) {
             for _ in 0..8 {
@@ -91,14 +91,14 @@ fn read(image: &Arc<dyn Device>) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn a_crash_leaves_small_files_as_at_a_commit() {
+fn small_files_read_as_at_a_commit_after_a_crash() {
     for seed in 0..3 {
         check(seed, 10_000);
     }
 }
 
 #[test]
-fn a_crash_leaves_larger_files_as_at_a_commit() {
+fn larger_files_read_as_at_a_commit_after_a_crash() {
     for seed in 10..12 {
         check(seed, 600_000);
     }

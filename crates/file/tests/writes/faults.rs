@@ -1,10 +1,15 @@
-//! What happens when a device fails, or is full.
+//! Failing devices, and full volumes.
 
 use crate::script::{Dice, compare};
-use crate::volume::{create, fresh, inode, open, open_faulty, state, try_create};
+use crate::volume::{create, fresh, inode, open, open_faulty, state, subvolume, try_create};
 use butternut_device::{Fault, FaultyDevice, Rule, When};
-use butternut_file::{FILE_BYTES_MAX, FileEnd, FileError, FileState, Merging, Source};
+use butternut_file::{
+    FILE_BYTES_MAX, FallocateSize, FileError, FileState, MergeFile, Source, Stream,
+};
+use butternut_format::file_extent::{ExtentBody, FileExtent};
 use butternut_format::inode::{Inode, InodeFlags};
+use butternut_format::key::{ItemType, Key};
+use butternut_pages::WritebackReason;
 use std::sync::Arc;
 
 const MIB: usize = 1 << 20;
@@ -19,13 +24,13 @@ fn commit(source: &Source, file: &mut FileState) {
     source.forest().commit().unwrap();
 }
 
-/// Why data was lost, if no handle was told.
-fn untold(file: &FileState) -> Option<FileError> {
+/// The last writeback error, if no handle has reported it.
+fn unreported(file: &FileState) -> Option<FileError> {
     file.view().check_errors(&file.view().error_cursor())
 }
 
 #[test]
-fn a_write_that_fails_leaves_the_range_as_it_was_and_is_told_twice() {
+fn a_failed_write_leaves_the_range_unchanged_and_is_reported_twice() {
     let inner = fresh(256);
     let device = Arc::new(FaultyDevice::new(Arc::clone(&inner), 1));
     let source = open_faulty(&device);
@@ -34,20 +39,20 @@ fn a_write_that_fails_leaves_the_range_as_it_was_and_is_told_twice() {
     let old = noise(1, 3 * MIB);
     assert_eq!(file.write_at(0, &old).unwrap(), old.len());
     commit(&source, &mut file);
-    let told = file.view().error_cursor();
+    let cursor = file.view().error_cursor();
 
     let rule = device.add(Rule::everywhere(Fault::WriteError));
     let error = file.write_at(MIB as u64, &noise(2, MIB)).unwrap_err();
     assert!(matches!(error, FileError::Write { offset, .. } if offset == MIB as u64), "{error}");
-    assert!(matches!(file.view().check_errors(&told), Some(FileError::Write { .. })));
-    assert!(file.view().check_errors(&told).is_none(), "once");
-    // A small one is taken, and lost when it is to go down.
+    assert!(matches!(file.view().check_errors(&cursor), Some(FileError::Write { .. })));
+    assert!(file.view().check_errors(&cursor).is_none(), "once");
+    // A small write is accepted, and lost in writeback.
     file.write_at(5000, &noise(3, 100)).unwrap();
-    assert!(file.flush().is_err());
-    assert!(matches!(file.view().check_errors(&told), Some(FileError::Write { .. })));
+    assert!(file.write_back().is_err());
+    assert!(matches!(file.view().check_errors(&cursor), Some(FileError::Write { .. })));
     compare(&source, &file, &old);
     device.remove(rule);
-    // Nothing is left over, and the next writes are as good as ever.
+    // Nothing is left over, and later writes succeed.
     assert!(file.is_clean());
     let new = noise(4, 2 * MIB);
     file.write_at(0, &new).unwrap();
@@ -62,14 +67,14 @@ fn a_write_that_fails_leaves_the_range_as_it_was_and_is_told_twice() {
 }
 
 #[test]
-fn a_write_that_fails_in_part_leaves_nothing_behind_the_end() {
+fn a_partly_failed_write_leaves_nothing_past_the_end() {
     let device = Arc::new(FaultyDevice::new(fresh(256), 1));
     let source = open_faulty(&device);
     create(&source, 300, InodeFlags::default());
     let mut file = state(&source, 300);
-    // Half of the write goes to space that is set aside, half to new space.
+    // Half of the write goes to preallocated space, half to new space.
     let mib = MIB as u64;
-    file.allocate(mib..2 * mib, FileEnd::Stays, &mut |_| {}).unwrap();
+    file.allocate(mib..2 * mib, FallocateSize::Keep, &mut |_| {}).unwrap();
     commit(&source, &mut file);
     for failing in 0..2 {
         let when = When::Nth(failing);
@@ -82,12 +87,12 @@ fn a_write_that_fails_in_part_leaves_nothing_behind_the_end() {
         commit(&source, &mut file);
         compare(&source, &file, &vec![0; 2 * MIB]);
         file.truncate(0, &mut |_| {}).unwrap();
-        file.allocate(mib..2 * mib, FileEnd::Stays, &mut |_| {}).unwrap();
+        file.allocate(mib..2 * mib, FallocateSize::Keep, &mut |_| {}).unwrap();
     }
 }
 
 #[test]
-fn a_state_that_has_ended_leaves_the_pages_of_the_next_one() {
+fn a_state_that_has_ended_keeps_the_pages_of_the_next_one() {
     let source = open(&fresh(256));
     create(&source, 300, InodeFlags::default());
     let mut old = state(&source, 300);
@@ -104,7 +109,7 @@ fn a_state_that_has_ended_leaves_the_pages_of_the_next_one() {
 }
 
 #[test]
-fn only_what_could_not_be_written_is_lost() {
+fn only_blocks_that_could_not_be_written_are_lost() {
     let inner = fresh(256);
     let device = Arc::new(FaultyDevice::new(Arc::clone(&inner), 1));
     let source = open_faulty(&device);
@@ -113,13 +118,13 @@ fn only_what_could_not_be_written_is_lost() {
     let old = noise(1, 64 * 8192);
     file.write_at(0, &old).unwrap();
     commit(&source, &mut file);
-    // Every second block is overwritten; the device refuses one block in five.
+    // Every second block is overwritten; the device fails one write in five.
     for block in 0..64_u64 {
         file.write_at(block * 8192, &noise(100 + block, 4096)).unwrap();
     }
     let rule =
         device.add(Rule { range: 0..u64::MAX, when: When::OneIn(5), fault: Fault::WriteError });
-    assert!(file.flush().is_err());
+    assert!(file.write_back().is_err());
     device.remove(rule);
     commit(&source, &mut file);
     let mut bytes = vec![0; old.len()];
@@ -132,7 +137,7 @@ fn only_what_could_not_be_written_is_lost() {
         if bytes[at..at + 4096] == new {
             kept += 1;
         } else {
-            assert!(bytes[at..at + 4096] == old[at..at + 4096], "the old bytes, whole");
+            assert!(bytes[at..at + 4096] == old[at..at + 4096], "all old bytes");
             lost += 1;
         }
     }
@@ -140,7 +145,7 @@ fn only_what_could_not_be_written_is_lost() {
 }
 
 #[test]
-fn a_full_volume_refuses_writes_before_it_takes_them() {
+fn a_full_volume_refuses_writes_before_it_accepts_their_data() {
     let device = fresh(192);
     let source = open(&device);
     create(&source, 300, InodeFlags::default());
@@ -159,11 +164,11 @@ fn a_full_volume_refuses_writes_before_it_takes_them() {
         };
         assert!(error.is_no_space(), "{error}");
         assert!(want.len() > 40 * MIB, "round {round}: {}", want.len());
-        // What was taken is kept.
+        // Accepted data is kept.
         commit(&source, &mut file);
-        assert!(untold(&file).is_none());
+        assert!(unreported(&file).is_none());
         compare(&source, &file, &want);
-        // So are changes of what is there, as long as they need nothing.
+        // Changes that need no space succeed.
         file.truncate(want.len() as u64 - 4321, &mut |_| {}).unwrap();
         want.truncate(want.len() - 4321);
         compare(&source, &file, &want);
@@ -176,7 +181,7 @@ fn a_full_volume_refuses_writes_before_it_takes_them() {
 }
 
 #[test]
-fn trees_without_space_refuse_small_files_and_let_them_go() {
+fn full_trees_refuse_small_files_and_allow_truncation() {
     let device = fresh(160);
     let source = open(&device);
     for round in 0..3 {
@@ -193,7 +198,7 @@ fn trees_without_space_refuse_small_files_and_let_them_go() {
             }
             files.push(file);
             if files.len().is_multiple_of(1000) {
-                // As whoever holds many of them does.
+                // As an owner of many files does.
                 merge_all(&mut files);
             }
         };
@@ -212,21 +217,24 @@ fn trees_without_space_refuse_small_files_and_let_them_go() {
 }
 
 fn merge_all(files: &mut [FileState]) {
-    let mut stamps: Vec<_> = files.iter().map(|_| |_: &mut Inode| {}).collect();
-    let mut merging: Vec<Merging<'_>> =
-        files.iter_mut().zip(&mut stamps).map(|(file, stamp)| Merging { file, stamp }).collect();
+    let mut updates: Vec<_> = files.iter().map(|_| |_: &mut Inode| {}).collect();
+    let mut merging: Vec<MergeFile<'_>> = files
+        .iter_mut()
+        .zip(&mut updates)
+        .map(|(file, update)| MergeFile { file, update })
+        .collect();
     FileState::merge_many(&mut merging).unwrap();
     assert!(files.iter().all(FileState::is_clean));
 }
 
 #[test]
-fn space_that_was_set_aside_can_be_written_when_there_is_no_other() {
+fn preallocated_space_can_be_written_on_a_full_volume() {
     let device = fresh(192);
     let source = open(&device);
     create(&source, 300, InodeFlags::default());
     create(&source, 301, InodeFlags::default());
-    let mut aside = state(&source, 300);
-    aside.allocate(0..5_000_000, FileEnd::Moves, &mut |_| {}).unwrap();
+    let mut preallocated = state(&source, 300);
+    preallocated.allocate(0..5_000_000, FallocateSize::Extend, &mut |_| {}).unwrap();
     let mut filler = state(&source, 301);
     let data = vec![7; MIB];
     while filler.write_at(filler.size(), &data).is_ok() {}
@@ -237,17 +245,17 @@ fn space_that_was_set_aside_can_be_written_when_there_is_no_other() {
     for number in 0..200 {
         let at = dice.below(4_900_000) as usize;
         let data = noise(number, 1 + dice.below(20_000) as usize);
-        assert_eq!(aside.write_at(at as u64, &data).unwrap(), data.len());
+        assert_eq!(preallocated.write_at(at as u64, &data).unwrap(), data.len());
         want[at..at + data.len()].copy_from_slice(&data);
     }
-    compare(&source, &aside, &want);
-    commit(&source, &mut aside);
-    assert!(untold(&aside).is_none());
-    compare(&source, &aside, &want);
+    compare(&source, &preallocated, &want);
+    commit(&source, &mut preallocated);
+    assert!(unreported(&preallocated).is_none());
+    compare(&source, &preallocated, &want);
 }
 
 #[test]
-fn what_is_not_merged_takes_no_space_when_its_file_goes() {
+fn dropping_a_state_frees_the_space_of_unmerged_data() {
     let device = fresh(192);
     let source = open(&device);
     create(&source, 300, InodeFlags::default());
@@ -263,24 +271,24 @@ fn what_is_not_merged_takes_no_space_when_its_file_goes() {
 }
 
 #[test]
-fn a_state_can_be_shared_and_sent() {
+fn a_state_is_send_and_sync() {
     fn both<T: Send + Sync>() {}
     both::<FileState>();
 }
 
 #[test]
-fn more_space_than_there_is_is_not_set_aside_at_all() {
+fn a_preallocation_that_does_not_fit_allocates_nothing() {
     let device = fresh(192);
     let source = open(&device);
     create(&source, 300, InodeFlags::default());
     let mut file = state(&source, 300);
     file.write_at(0, &noise(1, 5000)).unwrap();
     for _ in 0..3 {
-        let error = file.allocate(0..10 << 30, FileEnd::Moves, &mut |_| {}).unwrap_err();
+        let error = file.allocate(0..10 << 30, FallocateSize::Extend, &mut |_| {}).unwrap_err();
         assert!(error.is_no_space(), "{error}");
         assert_eq!(file.size(), 5000);
-        // Nothing of it is kept: most of the volume can be had right after.
-        file.allocate(0..70 << 20, FileEnd::Stays, &mut |_| {}).unwrap();
+        // No space is left allocated: most of the volume can be preallocated right after.
+        file.allocate(0..70 << 20, FallocateSize::Keep, &mut |_| {}).unwrap();
         assert!(file.bytes_used() >= 70 << 20);
         file.punch_hole(8192..1 << 40, &mut |_| {}).unwrap();
         commit(&source, &mut file);
@@ -290,7 +298,7 @@ fn more_space_than_there_is_is_not_set_aside_at_all() {
 }
 
 #[test]
-fn a_file_ends_where_offsets_do() {
+fn a_file_ends_at_the_largest_offset() {
     let device = fresh(192);
     let source = open(&device);
     create(&source, 300, InodeFlags::default());
@@ -302,7 +310,7 @@ fn a_file_ends_where_offsets_do() {
         file.write_at(FILE_BYTES_MAX, b"x").map(drop),
         file.write_at(u64::MAX, b"xy").map(drop),
         file.truncate(FILE_BYTES_MAX + 1, &mut |_| {}),
-        file.allocate(0..FILE_BYTES_MAX + 1, FileEnd::Stays, &mut |_| {}),
+        file.allocate(0..FILE_BYTES_MAX + 1, FallocateSize::Keep, &mut |_| {}),
         file.punch_hole(0..u64::MAX, &mut |_| {}),
     ];
     for result in too_far {
@@ -316,4 +324,58 @@ fn a_file_ends_where_offsets_do() {
     file.truncate(FILE_BYTES_MAX, &mut |_| {}).unwrap();
     commit(&source, &mut file);
     assert_eq!(inode(&source, 300).size, FILE_BYTES_MAX);
+}
+
+#[test]
+fn a_first_block_that_was_lost_leaves_no_inline_item_beside_extents() {
+    let device = Arc::new(FaultyDevice::new(fresh(256), 1));
+    let source = open_faulty(&device);
+    create(&source, 300, InodeFlags::default());
+    let mut file = state(&source, 300);
+    let mut want = noise(1, 1500);
+    file.write_at(0, &want).unwrap();
+    commit(&source, &mut file);
+    let first_is_inline = || {
+        let key = Key::new(300, ItemType::EXTENT_DATA, 0);
+        let item = subvolume(&source).find(&key).unwrap().unwrap();
+        let extent = FileExtent::check(item.data(), 0).unwrap();
+        matches!(extent.body, ExtentBody::Inline(_))
+    };
+    assert!(first_is_inline());
+    let new = noise(2, 5000);
+    file.write_at(8192, &new).unwrap();
+    let rule = device.add(Rule::everywhere(Fault::WriteError));
+    let (batch, planned) = file.start_writeback(4096, WritebackReason::Sync);
+    planned.unwrap();
+    assert!(batch.unwrap().write_and_complete().is_err());
+    device.remove(rule);
+    commit(&source, &mut file);
+    assert!(!first_is_inline());
+    want.resize(8192, 0);
+    want.extend_from_slice(&new);
+    compare(&source, &file, &want);
+}
+
+#[test]
+fn a_failed_write_in_place_leaves_no_stale_page() {
+    let device = Arc::new(FaultyDevice::new(fresh(256), 1));
+    let source = open_faulty(&device);
+    let flags = InodeFlags::default().with(InodeFlags::NODATACOW).with(InodeFlags::NODATASUM);
+    create(&source, 300, flags);
+    let mut file = state(&source, 300);
+    file.write_at(0, &noise(1, 32768)).unwrap();
+    commit(&source, &mut file);
+    let stream = Stream::new(source.clone(), file.view().clone());
+    let mut bytes = vec![0; 32768];
+    let cached = || source.pages().counters().cached_pages;
+    for (at, lost) in [(0_u64, 4), (16384, 2)] {
+        stream.read_at(0, &mut bytes).unwrap();
+        assert_eq!(cached(), 8);
+        // A device that reports an error may have written the blocks, or some of them.
+        let rule = device.add(Rule::everywhere(Fault::WriteError));
+        assert!(file.write_direct(at, &noise(2, 4096 * lost)).is_err());
+        device.remove(rule);
+        assert_eq!(cached(), 8 - lost, "the pages of the range are unknown");
+    }
+    assert_eq!(stream.read_at(0, &mut bytes).unwrap(), bytes.len());
 }

@@ -1,4 +1,4 @@
-//! Files written on volumes in memory, against vectors of bytes.
+//! Files written on volumes in memory, compared with vectors of bytes.
 
 #![allow(
     clippy::unwrap_used,
@@ -6,10 +6,14 @@
     reason = "a test that panics has failed; its patterns keep the low bits"
 )]
 
+mod compressed_merges;
+mod compression;
 mod crashes;
 mod faults;
 mod model;
-mod packing;
+mod preallocated;
+mod readahead;
 mod script;
 mod shared_merge;
+mod uncached_streams;
 mod volume;

@@ -1,5 +1,5 @@
-//! Any changes in any order: the file reads as a vector of bytes would, at once, after a commit
-//! and after reopening.
+//! Random changes in random order: the file reads as the model, a vector of bytes, immediately,
+//! after a commit and after reopening.
 
 use crate::script::{Script, compare};
 use crate::volume::{create, fresh, inode, open, state};
@@ -11,10 +11,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 const INO: u64 = 300;
 
 fn check(seed: u64, reach: u64, steps: usize, flags: InodeFlags) {
-    check_packed(seed, reach, steps, flags, None);
+    check_compressed(seed, reach, steps, flags, None);
 }
 
-fn check_packed(
+fn check_compressed(
     seed: u64,
     reach: u64,
     steps: usize,
@@ -57,21 +57,21 @@ fn check_packed(
 }
 
 #[test]
-fn files_of_a_few_blocks_read_as_written() {
+fn files_of_a_few_blocks_match_the_model() {
     for seed in 0..12 {
         check(seed, 12_000, 400, InodeFlags::default());
     }
 }
 
 #[test]
-fn files_of_megabytes_read_as_written() {
+fn files_of_megabytes_match_the_model() {
     for seed in 100..104 {
         check(seed, 5 << 20, 300, InodeFlags::default());
     }
 }
 
 #[test]
-fn files_written_in_place_read_as_written() {
+fn files_written_in_place_match_the_model() {
     let flags = InodeFlags::NODATACOW.with(InodeFlags::NODATASUM);
     for seed in 200..204 {
         check(seed, 1 << 20, 300, flags);
@@ -80,19 +80,26 @@ fn files_written_in_place_read_as_written() {
 }
 
 #[test]
-fn packed_files_read_as_written() {
-    for (number, packing) in (0..).zip([Compression::Zlib, Compression::Lzo, Compression::Zstd]) {
-        let property = Some(packing);
-        check_packed(400 + number, 5 << 20, 300, InodeFlags::default(), property);
+fn compressed_files_match_the_model() {
+    for (number, compression) in (0..).zip([Compression::Zlib, Compression::Lzo, Compression::Zstd])
+    {
+        let property = Some(compression);
+        check_compressed(400 + number, 5 << 20, 300, InodeFlags::default(), property);
         for seed in 0..4 {
-            check_packed(410 + 4 * number + seed, 12_000, 400, InodeFlags::default(), property);
-            check_packed(430 + 4 * number + seed, 700_000, 200, InodeFlags::default(), property);
+            check_compressed(410 + 4 * number + seed, 12_000, 400, InodeFlags::default(), property);
+            check_compressed(
+                430 + 4 * number + seed,
+                700_000,
+                200,
+                InodeFlags::default(),
+                property,
+            );
         }
     }
 }
 
 #[test]
-fn files_that_are_packed_until_it_does_not_pay_read_as_written() {
+fn files_that_give_up_compression_match_the_model() {
     for seed in 0..6 {
         check(450 + seed, 700_000, 300, InodeFlags::COMPRESS);
         check(460 + seed, 12_000, 300, InodeFlags::COMPRESS);
@@ -100,6 +107,6 @@ fn files_that_are_packed_until_it_does_not_pay_read_as_written() {
 }
 
 #[test]
-fn files_without_checksums_read_as_written() {
+fn files_without_checksums_match_the_model() {
     check(300, 1 << 20, 300, InodeFlags::NODATASUM);
 }

@@ -1,6 +1,8 @@
-//! Random changes of one file, on a state of it and on a vector of bytes.
+//! Random changes of one file, applied to a state of it and to a vector of bytes.
 
-use butternut_file::{FileEnd, FileState, Mappings, ReadAt, Source, Stream, seek_data, seek_hole};
+use butternut_file::{
+    FallocateSize, FileState, Mappings, ReadAt, Source, Stream, seek_data, seek_hole,
+};
 
 /// A small generator; the same seed gives the same numbers.
 pub(crate) struct Dice(u64);
@@ -22,7 +24,7 @@ impl Dice {
         self.next() % bound
     }
 
-    /// A place in a file, most likely near an edge of something.
+    /// A random offset in a file, most likely near an edge of something.
     fn place(&mut self, size: u64, reach: u64) -> u64 {
         match self.below(6) {
             0 => self.below(reach),
@@ -34,7 +36,7 @@ impl Dice {
         }
     }
 
-    /// Noise, or bytes that get smaller when packed, or some of each.
+    /// Noise, or compressible bytes, or some of each.
     fn content(&mut self, bytes: usize) -> Vec<u8> {
         let kind = self.below(4);
         let mut data = Vec::with_capacity(bytes);
@@ -56,14 +58,14 @@ impl Dice {
     }
 }
 
-/// What was done, for those who have to find out why.
+/// The steps that were done, to analyse a failure.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     Write { at: u64, bytes: u64 },
     Truncate { size: u64 },
     Punch { at: u64, bytes: u64 },
-    Zero { at: u64, bytes: u64, end: FileEnd },
-    Allocate { at: u64, bytes: u64, end: FileEnd },
+    Zero { at: u64, bytes: u64, end: FallocateSize },
+    Allocate { at: u64, bytes: u64, end: FallocateSize },
     Flush,
     Merge,
     Commit,
@@ -71,23 +73,23 @@ pub(crate) enum Step {
 
 pub(crate) struct Script {
     pub(crate) dice: Dice,
-    /// No file grows beyond this.
+    /// Maximum size of the file in bytes.
     pub(crate) reach: u64,
     pub(crate) log: Vec<Step>,
-    /// Steps that are not to be.
-    pub(crate) is_left_out: fn(&Step) -> bool,
+    /// Steps that are skipped.
+    pub(crate) is_skipped: fn(&Step) -> bool,
 }
 
 impl Script {
     pub(crate) fn new(seed: u64, reach: u64) -> Self {
-        Self { dice: Dice::new(seed), reach, log: Vec::new(), is_left_out: |_| false }
+        Self { dice: Dice::new(seed), reach, log: Vec::new(), is_skipped: |_| false }
     }
 
     fn step(&mut self, size: u64) -> Step {
         let (reach, dice) = (self.reach, &mut self.dice);
         let at = dice.place(size, reach);
         let bytes = dice.bytes().min(reach.saturating_sub(at)).max(1);
-        let end = if dice.below(2) == 0 { FileEnd::Moves } else { FileEnd::Stays };
+        let end = if dice.below(2) == 0 { FallocateSize::Extend } else { FallocateSize::Keep };
         match dice.below(24) {
             0..=11 => Step::Write { at, bytes },
             12..=13 => Step::Truncate { size: at },
@@ -100,10 +102,10 @@ impl Script {
         }
     }
 
-    /// Does one random thing to both.
+    /// Applies one random step to both.
     pub(crate) fn run(&mut self, source: &Source, file: &mut FileState, model: &mut Vec<u8>) {
         let mut step = self.step(model.len() as u64);
-        while (self.is_left_out)(&step) {
+        while (self.is_skipped)(&step) {
             step = self.step(model.len() as u64);
         }
         self.log.push(step.clone());
@@ -133,7 +135,7 @@ impl Script {
                 file.allocate(at..at + bytes, end, stamp).unwrap();
                 grow(model, at + bytes, end);
             }
-            Step::Flush => file.flush().unwrap(),
+            Step::Flush => file.write_back().unwrap(),
             Step::Merge => {
                 file.merge(stamp).unwrap();
                 assert!(file.is_clean());
@@ -146,7 +148,7 @@ impl Script {
         assert_eq!(file.size(), model.len() as u64);
     }
 
-    /// Reads the file in a random way.
+    /// Compares a random read of the file with the model.
     pub(crate) fn look(&mut self, source: &Source, file: &FileState, model: &[u8]) {
         let dice = &mut self.dice;
         let size = model.len() as u64;
@@ -178,7 +180,7 @@ impl Script {
     }
 }
 
-/// What `lseek` says must be true of the bytes, whatever is stored how.
+/// The results of `lseek` must agree with the bytes, however they are stored.
 fn seeks(file: &FileState, at: u64, model: &[u8]) {
     let size = model.len() as u64;
     let is_zero = |from: u64, to: u64| {
@@ -239,8 +241,8 @@ fn zero(model: &mut [u8], at: u64, bytes: u64) {
     model[end.min(at as usize)..end].fill(0);
 }
 
-fn grow(model: &mut Vec<u8>, size: u64, end: FileEnd) {
-    if end == FileEnd::Moves {
+fn grow(model: &mut Vec<u8>, size: u64, end: FallocateSize) {
+    if end == FallocateSize::Extend {
         model.resize(model.len().max(size as usize), 0);
     }
 }

@@ -1,4 +1,4 @@
-//! A small volume in memory, with files that only their inode items tell of.
+//! A small volume in memory, with files that consist only of inode items.
 
 use butternut_device::{Device, FaultyDevice, MemoryDevice};
 use butternut_file::{FileState, Source, SourceOptions};
@@ -22,11 +22,15 @@ pub(crate) fn open_faulty(device: &Arc<FaultyDevice>) -> Source {
 }
 
 pub(crate) fn open(device: &Arc<dyn Device>) -> Source {
+    let workers = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+    open_with(device, Arc::new(workers))
+}
+
+pub(crate) fn open_with(device: &Arc<dyn Device>, workers: Arc<rayon::ThreadPool>) -> Source {
     let volume = Volume::open(vec![Arc::clone(device)], OpenOptions::default()).expect("a volume");
     let forest = Forest::open_writable(Arc::new(volume), ForestOptions::default());
-    let workers = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
     let forest = forest.expect("a writable forest");
-    Source::open(forest, Arc::new(workers), SourceOptions::default()).unwrap()
+    Source::open(forest, workers, SourceOptions::default()).unwrap()
 }
 
 pub(crate) fn open_device_to_read(device: &Arc<dyn Device>) -> Source {

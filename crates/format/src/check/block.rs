@@ -1,18 +1,19 @@
-//! The laws of a block's header and of its slots, leaf or inner node.
+//! The laws of a block's header and slots, for leaves and inner nodes.
 //!
-//! 1. The block has the volume's node size, and its checksum covers all but the checksum field.
-//! 2. Header: the address, generation, level and owner are what the parent promised; the id is
-//!    the volume's; the block was marked as written; back references are of the mixed revision.
-//! 3. Keys rise strictly from slot to slot, the first is not all zero, and it is the one the
-//!    parent's slot holds. The last is below the key of the parent's next slot, or of the nearest
-//!    ancestor that has a next slot: no item lies where a search for its key does not come to, and
-//!    a walk from leaf to leaf only goes forward.
-//! 4. A leaf's items fill the block from its end downwards without gap or overlap, and stop
-//!    before the slots do. Only a root may be empty, and only in trees that may hold nothing.
-//! 5. A node has at least one child; every child is sector aligned, is not address 0, and is not
-//!    newer than the node: copy-on-write never changes a child alone.
+//! 1. The block has the volume's node size, and its checksum covers everything except the checksum
+//!    field.
+//! 2. In the header, the address, generation, level and owner match the parent's pointer. The id is
+//!    that of the volume, the WRITTEN flag is set, and the back reference revision is mixed.
+//! 3. Keys strictly increase from slot to slot. The first is not all zero, and equals the key in
+//!    the parent's slot. The last is below the key of the parent's next slot, or of the nearest
+//!    ancestor that has a next slot: a search for its key reaches every item, and a walk from leaf
+//!    to leaf only moves forward.
+//! 4. The items of a leaf fill the block from its end downwards without gaps or overlaps, and stop
+//!    before the slots. Only a root may be empty, and only in trees that may be empty.
+//! 5. A node has at least one child. Every child is sector aligned, not address 0, and not newer
+//!    than the node, because copy-on-write always changes the parent with the child.
 
-use super::{Around, LeafItem, leaf_item};
+use super::{LeafContext, LeafItem, leaf_item};
 use crate::key::Key;
 use crate::node::{
     BACKREF_REVISION_MIXED, BACKREF_REVISION_SHIFT, BlockRules, CSUM_BYTES, Expected,
@@ -22,7 +23,10 @@ use crate::refused::{Bits, Hex, Refused, require};
 use crate::units::{Generation, LEVELS_MAX, SECTOR_BYTES, TreeId, index, length};
 use zerocopy::FromBytes;
 
-/// Checks every law of a block against what its parent promised.
+/// Checks every law of a block.
+///
+/// # Errors
+/// The first law that the block violates.
 pub fn block(bytes: &[u8], expected: &Expected, rules: &BlockRules) -> Result<(), Refused> {
     let kind = if expected.level == 0 { "leaf" } else { "node" };
     check(bytes, expected, rules)
@@ -34,9 +38,9 @@ fn check(bytes: &[u8], expected: &Expected, rules: &BlockRules) -> Result<(), Re
     let (header, _) = RawHeader::ref_from_prefix(bytes)
         .map_err(|_| Refused::new("bytes", bytes.len(), "a header"))?;
     checksum(bytes, header, rules)?;
-    promised(header, expected, rules)?;
+    matches_parent(header, expected, rules)?;
     let slots = Slots::of(bytes).ok_or_else(|| {
-        Refused::new("nritems", header.nritems, "no more than the block has room for")
+        Refused::new("nritems", header.nritems, "at most as many as fit into the block")
     })?;
     match slots {
         Slots::Leaf(items) => leaf(bytes, header, items, expected, rules),
@@ -46,12 +50,16 @@ fn check(bytes: &[u8], expected: &Expected, rules: &BlockRules) -> Result<(), Re
 
 fn checksum(bytes: &[u8], header: &RawHeader, rules: &BlockRules) -> Result<(), Refused> {
     let covered = bytes.get(CSUM_BYTES..).unwrap_or_default();
-    let digest = rules.csum.digest(covered);
-    let (want, have) = (digest.get(..rules.csum.bytes()), header.csum.get(..rules.csum.bytes()));
+    let computed = rules.csum.compute(covered);
+    let (want, have) = (computed.get(..rules.csum.bytes()), header.csum.get(..rules.csum.bytes()));
     require(have == want, "csum", Hex(have.unwrap_or_default()), Hex(want.unwrap_or_default()))
 }
 
-fn promised(header: &RawHeader, expected: &Expected, rules: &BlockRules) -> Result<(), Refused> {
+fn matches_parent(
+    header: &RawHeader,
+    expected: &Expected,
+    rules: &BlockRules,
+) -> Result<(), Refused> {
     let bytenr = header.bytenr.get();
     require(bytenr == expected.logical.0, "bytenr", bytenr, expected.logical)?;
     require(bytenr.is_multiple_of(SECTOR_BYTES), "bytenr", bytenr, "sector aligned")?;
@@ -77,7 +85,8 @@ fn promised(header: &RawHeader, expected: &Expected, rules: &BlockRules) -> Resu
     owner(TreeId(header.owner.get()), expected.tree)
 }
 
-/// A block of a subvolume may be shared with, and so be owned by, any other subvolume.
+/// Checks the owner. A block of a subvolume may be shared with, and then be owned by, any other
+/// subvolume.
 fn owner(have: TreeId, tree: TreeId) -> Result<(), Refused> {
     if tree == TreeId(0) || tree == TreeId::TREE_RELOCATION {
         return Ok(());
@@ -108,7 +117,7 @@ fn child_laws(
     parent: u64,
     previous: Option<Key>,
 ) -> Result<(), Refused> {
-    rising(key, previous)?;
+    increasing(key, previous)?;
     let (blockptr, generation) = (child.blockptr.get(), child.generation.get());
     require(blockptr != 0, "blockptr", blockptr, "not 0")?;
     require(blockptr.is_multiple_of(SECTOR_BYTES), "blockptr", blockptr, "sector aligned")?;
@@ -127,29 +136,34 @@ fn leaf(
         return empty_leaf(header, owner, expected);
     }
     let slots_end = items.len().saturating_mul(size_of::<RawItem>());
-    let mut around =
-        Around { previous: None, owner, generation: Generation(header.generation.get()), rules };
+    let mut context = LeafContext {
+        previous: None,
+        owner,
+        generation: Generation(header.generation.get()),
+        rules,
+    };
     let mut data_end = length(rules.slot_bytes());
     for (slot, raw) in items.iter().enumerate() {
         let key = Key::from(&raw.key);
-        let placed = rising(key, around.previous.map(|item| item.key))
+        let placed = increasing(key, context.previous.map(|item| item.key))
             .and_then(|()| placing(raw, data_end, slots_end))
             .and_then(|()| {
                 let data = item_data(bytes, raw)
                     .ok_or_else(|| Refused::new("offset", raw.offset, "inside the block"))?;
                 let item = LeafItem { key, data };
-                leaf_item(&item, &around)?;
+                leaf_item(&item, &context)?;
                 Ok(item)
             })
             .map_err(|refused| refused.at(format_args!("slot {slot}: key {key}")))?;
-        around.previous = Some(placed);
+        context.previous = Some(placed);
         data_end = u64::from(raw.offset.get());
     }
-    below_end(around.previous.map(|item| item.key), expected)?;
+    below_end(context.previous.map(|item| item.key), expected)?;
     first_key(items.first().map(|item| Key::from(&item.key)), expected)
 }
 
-/// Items lie back to back: each ends where the one before begins, the first at the block's end.
+/// Checks that items are adjacent: each ends where the previous one begins, the first at the
+/// block's end.
 fn placing(item: &RawItem, data_end: u64, slots_end: usize) -> Result<(), Refused> {
     let offset = u64::from(item.offset.get());
     let end = offset.saturating_add(u64::from(item.size.get()));
@@ -157,7 +171,7 @@ fn placing(item: &RawItem, data_end: u64, slots_end: usize) -> Result<(), Refuse
     require(offset >= length(slots_end), "offset", offset, format_args!("at least {slots_end}"))
 }
 
-/// The root of a relocated tree may be empty whichever tree its header names.
+/// Checks that a leaf may be empty. The root of a relocated tree may be, whatever its owner.
 fn empty_leaf(header: &RawHeader, owner: TreeId, expected: &Expected) -> Result<(), Refused> {
     if expected.first_key.is_some() {
         return Err(Refused::new("nritems", 0, "at least one item in a leaf below a node"));
@@ -175,12 +189,15 @@ fn empty_leaf(header: &RawHeader, owner: TreeId, expected: &Expected) -> Result<
     require(may_be, "nritems", 0, format_args!("at least one item in tree {owner}"))
 }
 
-fn rising(key: Key, previous: Option<Key>) -> Result<(), Refused> {
+fn increasing(key: Key, previous: Option<Key>) -> Result<(), Refused> {
     let previous = previous.unwrap_or(Key::MIN);
     require(previous < key, "key", key, format_args!("above {previous}"))
 }
 
-/// The upper half of law 3, by the last key of a block.
+/// Checks the upper bound of law 3 for the last key of a block.
+///
+/// # Errors
+/// The key is not below `expected.end_key`.
 pub fn below_end(last: Option<Key>, expected: &Expected) -> Result<(), Refused> {
     match (last, expected.end_key) {
         (Some(have), Some(end)) => {

@@ -1,6 +1,6 @@
-//! The laws of extents and of the references to them that have keys of their own.
+//! The laws of extents and of keyed references to them.
 
-use super::{Around, LeafItem, after};
+use super::{LeafContext, LeafItem, after};
 use crate::extent::{
     Extent, check_data_ref, check_shared_block_ref, check_shared_data_ref, check_tree_block_ref,
 };
@@ -8,10 +8,10 @@ use crate::key::{ItemType, Key};
 use crate::refused::Refused;
 
 /// Checks one item whose type belongs to the extent tree; others pass.
-pub(super) fn item(item: &LeafItem<'_>, around: &Around<'_>) -> Result<(), Refused> {
+pub(super) fn item(item: &LeafItem<'_>, context: &LeafContext<'_>) -> Result<(), Refused> {
     let LeafItem { key, data } = *item;
     match key.item_type {
-        ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM => extent(key, data, around),
+        ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM => extent(key, data, context),
         ItemType::TREE_BLOCK_REF => check_tree_block_ref(key, data).map(drop),
         ItemType::SHARED_BLOCK_REF => check_shared_block_ref(key, data).map(drop),
         ItemType::EXTENT_DATA_REF => check_data_ref(key, data).map(drop),
@@ -20,16 +20,17 @@ pub(super) fn item(item: &LeafItem<'_>, around: &Around<'_>) -> Result<(), Refus
     }
 }
 
-fn extent(key: Key, data: &[u8], around: &Around<'_>) -> Result<(), Refused> {
-    let extent = Extent::check(key, data, around.generation, around.rules)?;
-    after(extent.logical.0, around.previous.and_then(|previous| end(&previous, around)))
+fn extent(key: Key, data: &[u8], context: &LeafContext<'_>) -> Result<(), Refused> {
+    let extent = Extent::check(key, data, context.generation, context.rules)?;
+    after(extent.logical.0, context.previous.and_then(|previous| end(&previous, context)))
 }
 
-/// Where the extent before ends. References between the two have the address of the first.
-fn end(previous: &LeafItem<'_>, around: &Around<'_>) -> Option<u64> {
+/// Returns where the previous extent ends. Keyed references between two extents have the address of
+/// the first.
+fn end(previous: &LeafItem<'_>, context: &LeafContext<'_>) -> Option<u64> {
     let bytes = match previous.key.item_type {
         ItemType::EXTENT_ITEM => previous.key.offset,
-        ItemType::METADATA_ITEM => u64::from(around.rules.node_bytes),
+        ItemType::METADATA_ITEM => u64::from(context.rules.node_bytes),
         _ => return None,
     };
     previous.key.objectid.checked_add(bytes)

@@ -1,12 +1,12 @@
 //! The laws of the root tree's own items, and of quota groups.
 //!
-//! Beyond what the types keep, of a root item:
+//! In addition to the laws of the types, for a root item:
 //!
-//! 1. Its key's object id, the tree, is not 0.
-//! 2. No generation in it is above that of the leaf it lies in.
-//! 3. A tree that is being dropped from the middle is dropped at a level above 0.
+//! 1. The object id of its key, the tree, is not 0.
+//! 2. No generation in it is above that of its leaf.
+//! 3. If `drop_progress` is set, `drop_level` is above 0.
 
-use super::{Around, LeafItem};
+use super::{LeafContext, LeafItem};
 use crate::key::{ItemType, Key};
 use crate::quota::{self, QgroupStatus};
 use crate::refused::{Refused, require};
@@ -14,10 +14,10 @@ use crate::root::RootItem;
 use crate::root_ref::RootRef;
 
 /// Checks one item whose type belongs to the root tree or the quota tree; others pass.
-pub(super) fn item(item: &LeafItem<'_>, around: &Around<'_>) -> Result<(), Refused> {
+pub(super) fn item(item: &LeafItem<'_>, context: &LeafContext<'_>) -> Result<(), Refused> {
     let LeafItem { key, data } = *item;
     match key.item_type {
-        ItemType::ROOT_ITEM => root(key, &RootItem::check(key, data)?, around),
+        ItemType::ROOT_ITEM => root(key, &RootItem::check(key, data)?, context),
         ItemType::ROOT_REF | ItemType::ROOT_BACKREF => RootRef::check(data).map(drop),
         ItemType::QGROUP_STATUS => QgroupStatus::check(key, data).map(drop),
         ItemType::QGROUP_INFO => quota::check_info(key, data).map(drop),
@@ -27,9 +27,9 @@ pub(super) fn item(item: &LeafItem<'_>, around: &Around<'_>) -> Result<(), Refus
     }
 }
 
-fn root(key: Key, item: &RootItem, around: &Around<'_>) -> Result<(), Refused> {
+fn root(key: Key, item: &RootItem, context: &LeafContext<'_>) -> Result<(), Refused> {
     require(key.objectid != 0, "key objectid", key.objectid, "not 0")?;
-    let (raw, leaf) = (item.raw(), around.generation);
+    let (raw, leaf) = (item.raw(), context.generation);
     let generations = [
         ("generation", raw.generation),
         ("generation_v2", raw.generation_v2),

@@ -1,20 +1,21 @@
-//! The laws of what a subvolume and the tree log are made of: inodes, names, xattrs, file extents;
-//! and of the small items that other trees keep about subvolumes.
+//! The laws of the items of subvolumes and of the tree log: inodes, names, xattrs, file extents;
+//! and of small items that other trees have about subvolumes.
 //!
-//! 1. What belongs to an inode follows an item of that inode, unless it starts its leaf. Log trees
-//!    are excepted: they hold only what changed.
-//! 2. An inode's key has an inode number and offset 0; it is at most one generation newer than its
-//!    leaf.
-//! 3. A `DIR_ITEM`, `XATTR_ITEM` or `INODE_EXTREF` lies under the hash of every name in it.
-//! 4. A `DIR_INDEX` holds one entry. Items of names are never empty.
-//! 5. A directory's entry leads to an inode or to a subvolume; an attribute's leads nowhere.
+//! 1. An item of an inode follows an item of the same inode, unless it is the first of its leaf.
+//!    Log trees are exempt: they contain only what changed.
+//! 2. An inode's key has an inode number and offset 0. An inode is at most one generation newer
+//!    than its leaf.
+//! 3. The key offset of a `DIR_ITEM`, `XATTR_ITEM` or `INODE_EXTREF` is the hash of every name in
+//!    it.
+//! 4. A `DIR_INDEX` has one entry. Items of names are never empty.
+//! 5. A directory entry refers to an inode or to a subvolume; the location of an attribute is zero.
 //! 6. An attribute fits into a leaf, name and value together.
-//! 7. A file extent begins at or after the end of the one in front of it.
+//! 7. A file extent does not begin before the previous one ends.
 //!
 //! The laws inside one entry or item are kept by the types: [`Inode`], [`DirEntries`],
 //! [`InodeRefs`], [`InodeExtrefs`], [`FileExtent`].
 
-use super::{Around, LeafItem};
+use super::{LeafContext, LeafItem};
 use crate::balance::{BALANCE_OBJECTID, RawBalanceItem};
 use crate::checksum::{extref_hash, name_hash};
 use crate::dir::{DirEntries, DirEntry, EntryKind, RawDirItem};
@@ -30,32 +31,33 @@ use crate::units::TreeId;
 use crate::uuid::subvolume_ids;
 use crate::verity::RawVerityDescriptorItem;
 
-/// Inode numbers that files have.
+/// The range of inode numbers of files.
 const INO_MIN: u64 = 256;
 const INO_MAX: u64 = u64::MAX - 255;
-/// The inode of the root tree's own directory, and of the free inode cache that kernels once kept.
+/// The inode of the root tree's directory.
 const INO_ROOT_TREE_DIR: u64 = 6;
+/// The inode of the free inode cache, which old kernels wrote.
 const INO_FREE_INO: u64 = u64::MAX - 11;
 
 /// Checks one item whose type belongs to a subvolume; others pass.
-pub(super) fn item(item: &LeafItem<'_>, around: &Around<'_>) -> Result<(), Refused> {
+pub(super) fn item(item: &LeafItem<'_>, context: &LeafContext<'_>) -> Result<(), Refused> {
     match item.key.item_type {
-        ItemType::INODE_ITEM => inode(item, around),
+        ItemType::INODE_ITEM => inode(item, context),
         ItemType::INODE_REF => {
-            follows_its_inode(item, around)?;
+            follows_its_inode(item, context)?;
             inode_refs(item)
         }
         ItemType::INODE_EXTREF => {
-            follows_its_inode(item, around)?;
+            follows_its_inode(item, context)?;
             inode_extrefs(item)
         }
         ItemType::DIR_ITEM | ItemType::DIR_INDEX | ItemType::XATTR_ITEM => {
-            follows_its_inode(item, around)?;
-            entries(item, around)
+            follows_its_inode(item, context)?;
+            entries(item, context)
         }
         ItemType::EXTENT_DATA => {
-            follows_its_inode(item, around)?;
-            file_extent(item, around)
+            follows_its_inode(item, context)?;
+            file_extent(item, context)
         }
         ItemType::ORPHAN_ITEM => orphan(item),
         ItemType::DIR_LOG_ITEM | ItemType::DIR_LOG_INDEX => check_dir_log(item.data).map(drop),
@@ -72,24 +74,24 @@ pub(super) fn item(item: &LeafItem<'_>, around: &Around<'_>) -> Result<(), Refus
     }
 }
 
-fn follows_its_inode(item: &LeafItem<'_>, around: &Around<'_>) -> Result<(), Refused> {
-    let Some(previous) = around.previous.filter(|_| around.owner.is_subvolume()) else {
+fn follows_its_inode(item: &LeafItem<'_>, context: &LeafContext<'_>) -> Result<(), Refused> {
+    let Some(previous) = context.previous.filter(|_| context.owner.is_subvolume()) else {
         return Ok(());
     };
     let (have, want) = (item.key.objectid, previous.key.objectid);
     require(have == want, "key objectid", have, format_args!("{want}, as no inode item precedes"))
 }
 
-fn inode(item: &LeafItem<'_>, around: &Around<'_>) -> Result<(), Refused> {
+fn inode(item: &LeafItem<'_>, context: &LeafContext<'_>) -> Result<(), Refused> {
     inode_key("key", &item.key)?;
     let inode = Inode::check(item.data)?;
-    let newest = around.generation.0.saturating_add(1);
+    let newest = context.generation.0.saturating_add(1);
     let want = format_args!("at most {newest}");
     require(inode.generation.0 <= newest, "generation", inode.generation, want)?;
     require(inode.transid.0 <= newest, "transid", inode.transid, want)
 }
 
-/// Law 2, which an entry's location keeps as well.
+/// Checks law 2 for the key of an inode or the location of an entry.
 fn inode_key(field: &'static str, key: &Key) -> Result<(), Refused> {
     let known = (INO_MIN..=INO_MAX).contains(&key.objectid)
         || key.objectid == INO_ROOT_TREE_DIR
@@ -115,7 +117,7 @@ fn inode_extrefs(item: &LeafItem<'_>) -> Result<(), Refused> {
     Ok(())
 }
 
-fn entries(item: &LeafItem<'_>, around: &Around<'_>) -> Result<(), Refused> {
+fn entries(item: &LeafItem<'_>, context: &LeafContext<'_>) -> Result<(), Refused> {
     holds_something(item)?;
     let mut count = 0_usize;
     for entry in DirEntries::new(item.data) {
@@ -125,7 +127,7 @@ fn entries(item: &LeafItem<'_>, around: &Around<'_>) -> Result<(), Refused> {
             under_hash(item, name_hash(entry.name))?;
         }
         if item.key.item_type == ItemType::XATTR_ITEM {
-            xattr(&entry, around)?;
+            xattr(&entry, context)?;
         } else {
             directory_entry(&entry)?;
         }
@@ -147,19 +149,19 @@ fn directory_entry(entry: &DirEntry<'_>) -> Result<(), Refused> {
     }
 }
 
-fn xattr(entry: &DirEntry<'_>, around: &Around<'_>) -> Result<(), Refused> {
+fn xattr(entry: &DirEntry<'_>, context: &LeafContext<'_>) -> Result<(), Refused> {
     let kind = entry.kind.entry_type();
     require(entry.kind == EntryKind::Xattr, "type", kind, "8 of an attribute")?;
     require(entry.location == Key::default(), "location", entry.location, "(0 0 0)")?;
-    let taken = size_of::<RawItem>().saturating_add(size_of::<RawDirItem>());
-    let room = around.rules.slot_bytes().saturating_sub(taken);
+    let overhead = size_of::<RawItem>().saturating_add(size_of::<RawDirItem>());
+    let bytes_max = context.rules.slot_bytes().saturating_sub(overhead);
     let bytes = entry.name.len().saturating_add(entry.data.len());
-    require(bytes <= room, "name_len + data_len", bytes, format_args!("at most {room}"))
+    require(bytes <= bytes_max, "name_len + data_len", bytes, format_args!("at most {bytes_max}"))
 }
 
-fn file_extent(item: &LeafItem<'_>, around: &Around<'_>) -> Result<(), Refused> {
+fn file_extent(item: &LeafItem<'_>, context: &LeafContext<'_>) -> Result<(), Refused> {
     FileExtent::check(item.data, item.key.offset)?;
-    let Some(previous) = around.previous.filter(|previous| {
+    let Some(previous) = context.previous.filter(|previous| {
         previous.key.objectid == item.key.objectid
             && previous.key.item_type == ItemType::EXTENT_DATA
     }) else {

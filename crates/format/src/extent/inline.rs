@@ -1,4 +1,4 @@
-//! Inline references: the ones that lie in the extent item itself.
+//! Inline references: the references in the extent item itself.
 
 use super::{
     DataRef, Extent, ExtentKind, RawExtentDataRef, RawInlineRef, RawSharedDataRef, parent,
@@ -10,7 +10,7 @@ use crate::units::{Logical, TreeId};
 /// One inline reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InlineRef {
-    /// The tree that an extent is charged to under simple quotas. Not a reference that counts.
+    /// The tree that is charged for the extent under simple quotas. Does not count as a reference.
     Owner(TreeId),
     TreeBlock(TreeId),
     SharedBlock(Logical),
@@ -32,7 +32,7 @@ impl InlineRef {
         }
     }
 
-    /// How many of the extent's references this one is.
+    /// Returns how many of the extent's references this one counts for.
     pub const fn count(self) -> u32 {
         match self {
             Self::Owner(_) => 0,
@@ -41,7 +41,8 @@ impl InlineRef {
         }
     }
 
-    /// What references of one type are sorted by, falling; and their key's offset when keyed.
+    /// Returns the value by which references of one type are sorted in descending order, which is
+    /// the key offset of a keyed reference.
     pub fn sequence(self) -> u64 {
         match self {
             Self::Owner(tree) | Self::TreeBlock(tree) => tree.0,
@@ -51,8 +52,8 @@ impl InlineRef {
     }
 }
 
-/// The inline references of an extent, in the order they lie in; ends after one that is refused,
-/// which in a checked extent none is.
+/// The inline references of an extent, in their order. Ends after an invalid one, which a checked
+/// extent does not have.
 #[derive(Clone, Debug)]
 pub struct InlineRefs<'a> {
     rest: &'a [u8],
@@ -101,7 +102,7 @@ impl Iterator for InlineRefs<'_> {
     }
 }
 
-/// The laws of all inline references of one extent.
+/// Checks the laws of all inline references of one extent.
 pub(super) fn check(extent: &Extent<'_>) -> Result<(), Refused> {
     let mut counted = 0_u64;
     let mut previous: Option<(ItemType, u64)> = None;
@@ -110,10 +111,20 @@ pub(super) fn check(extent: &Extent<'_>) -> Result<(), Refused> {
             fits_kind(reference, extent.kind)?;
             let (item_type, sequence) = (reference.item_type(), reference.sequence());
             if let Some((before_type, before)) = previous {
-                let rises = before_type <= item_type;
-                require(rises, "type", item_type.0, format_args!("at least {}", before_type.0))?;
-                let falls = before_type != item_type || sequence <= before;
-                require(falls, "offset or hash", sequence, format_args!("at most {before}"))?;
+                let is_ascending = before_type <= item_type;
+                require(
+                    is_ascending,
+                    "type",
+                    item_type.0,
+                    format_args!("at least {}", before_type.0),
+                )?;
+                let is_descending = before_type != item_type || sequence <= before;
+                require(
+                    is_descending,
+                    "offset or hash",
+                    sequence,
+                    format_args!("at most {before}"),
+                )?;
             }
             counted = counted.saturating_add(u64::from(reference.count()));
             Ok((item_type, sequence))
@@ -124,12 +135,12 @@ pub(super) fn check(extent: &Extent<'_>) -> Result<(), Refused> {
     require(counted <= extent.refs, "refs", extent.refs, format_args!("at least {counted}"))
 }
 
-/// Tree blocks are referred to by trees and blocks, data by files and leaves.
+/// Trees and blocks refer to tree blocks; files and leaves refer to data.
 fn fits_kind(reference: InlineRef, kind: ExtentKind) -> Result<(), Refused> {
     let fits = match reference {
         InlineRef::Owner(_) => true,
         InlineRef::TreeBlock(_) | InlineRef::SharedBlock(_) => kind != ExtentKind::Data,
         InlineRef::Data(_) | InlineRef::SharedData { .. } => kind == ExtentKind::Data,
     };
-    require(fits, "type", reference.item_type().0, "a reference to what the flags say")
+    require(fits, "type", reference.item_type().0, "a reference type that matches flags")
 }

@@ -1,7 +1,8 @@
-//! Making and changing tree blocks: the bytes of a block that belongs to a running transaction.
+//! Creates and modifies tree blocks of the running transaction.
 //!
-//! [`TreeBlock`] proves that a block was checked. One that is made here has only the promise of who
-//! edits it that it keeps the laws; so it is sealed and checked once more before it is written.
+//! A [`TreeBlock`] from [`TreeBlock::check`] is proof that the block was checked. A block that was
+//! created or modified here relies on the code that edits it to keep the laws; it is sealed and
+//! checked again before it is written.
 
 use super::{
     BACKREF_REVISION_MIXED, BACKREF_REVISION_SHIFT, CSUM_BYTES, HEADER_BYTES, HEADER_FLAG_WRITTEN,
@@ -13,7 +14,7 @@ use std::ops::{Deref, DerefMut};
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, FromZeros};
 
-/// What the header of a new block says.
+/// The header of a new block.
 #[derive(Clone, Copy, Debug)]
 pub struct NewBlock {
     pub logical: Logical,
@@ -26,7 +27,7 @@ pub struct NewBlock {
 }
 
 impl<B: Deref<Target = [u8]> + DerefMut> TreeBlock<B> {
-    /// An empty block in `bytes`, which must be as long as the volume's nodes.
+    /// Makes an empty block in `bytes`, whose length must be the node size of the volume.
     pub fn compose(mut bytes: B, new: &NewBlock) -> Self {
         bytes.fill(0);
         if let Ok((header, _)) = RawHeader::mut_from_prefix(&mut bytes) {
@@ -39,8 +40,8 @@ impl<B: Deref<Target = [u8]> + DerefMut> TreeBlock<B> {
         block
     }
 
-    /// Gives a copy of a block its own place: everything the header says but level, slots and the
-    /// id of the chunk tree.
+    /// Gives a copy of a block its own address and generation: sets all fields of the header except
+    /// level, slots and the id of the chunk tree.
     pub fn readdress(&mut self, new: &NewBlock) {
         if let Ok((header, _)) = RawHeader::mut_from_prefix(&mut self.bytes) {
             header.bytenr = U64::new(new.logical.0);
@@ -52,29 +53,30 @@ impl<B: Deref<Target = [u8]> + DerefMut> TreeBlock<B> {
         }
     }
 
-    /// The bytes, to be edited. Who does so keeps the laws of the block.
+    /// Returns the bytes for editing. The caller must keep the laws of the block.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.bytes
     }
 
-    /// Clears what no slot names, so that nothing stale reaches a device, and stamps the checksum.
+    /// Clears unused bytes, so that no stale data reaches a device, and sets the checksum.
     pub fn seal(&mut self, csum: ChecksumKind) {
         let unused = self.unused();
         if let Some(unused) = self.bytes.get_mut(unused) {
             unused.fill(0);
         }
-        let digest = csum.digest(self.bytes.get(CSUM_BYTES..).unwrap_or_default());
+        let checksum = csum.compute(self.bytes.get(CSUM_BYTES..).unwrap_or_default());
         if let Ok((header, _)) = RawHeader::mut_from_prefix(&mut self.bytes) {
-            header.csum = digest;
+            header.csum = checksum;
         }
     }
 
-    /// Bytes that no slot and no item takes.
+    /// Returns the number of bytes that neither slots nor items use.
     pub fn bytes_free(&self) -> usize {
         self.unused().len()
     }
 
-    /// The bytes between the slots and the items' data, or behind a node's slots.
+    /// Returns the range between the slots and the data of the items, or behind the slots of a
+    /// node.
     fn unused(&self) -> std::ops::Range<usize> {
         let end = self.bytes.len();
         if self.level() > 0 {

@@ -1,7 +1,7 @@
-//! A volume on one device, made by mkfs.btrfs, and a walk over every block of it.
+//! A volume on one device, created by mkfs.btrfs, and a walk over every block of it.
 //!
-//! The walk maps addresses by the first stripe of each chunk, which is all of the data wherever
-//! there is one device and no striping.
+//! The walk maps addresses by the first stripe of each chunk, which has all of the data on one
+//! device without striping.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
@@ -25,7 +25,7 @@ pub(crate) struct Image {
     chunks: Vec<Chunk>,
 }
 
-/// A folder that is gone when the test ends.
+/// A directory that is removed when the test ends.
 pub(crate) struct Folder(pub(crate) PathBuf);
 
 impl Folder {
@@ -42,7 +42,7 @@ impl Drop for Folder {
     }
 }
 
-/// Runs mkfs.btrfs over a new sparse file in `folder`, filled from `folder/content`.
+/// Runs mkfs.btrfs over a new sparse file in `folder`, with the contents of `folder/content`.
 pub(crate) fn mkfs(folder: &Folder, options: &[&str]) -> PathBuf {
     let (image, content) = (folder.0.join("image"), folder.0.join("content"));
     File::create(&image).unwrap().set_len(1 << 30).unwrap();
@@ -58,7 +58,8 @@ pub(crate) fn mkfs(folder: &Folder, options: &[&str]) -> PathBuf {
     image
 }
 
-/// Files of every kind that mkfs can copy in: enough names and extents for trees of two levels.
+/// Creates files of every kind that mkfs can copy, with enough names and extents for trees of two
+/// levels.
 pub(crate) fn fill(folder: &Folder) {
     let content = folder.0.join("content");
     std::fs::create_dir_all(content.join("many")).unwrap();
@@ -105,7 +106,7 @@ impl Image {
         TreeBlock::check(self.read(expected.logical), expected, &self.rules)
     }
 
-    /// Visits every block from `root` down; panics at the first that is refused.
+    /// Visits every block from `root` down. Panics at the first invalid block.
     pub(crate) fn walk(&self, root: Expected, visit: &mut dyn FnMut(&TreeBlock<Vec<u8>>)) {
         let block = self.block(&root).unwrap();
         visit(&block);
@@ -122,7 +123,7 @@ impl Image {
         }
     }
 
-    /// The roots of all trees: chunk, root, log, and those that the root tree and the log name.
+    /// Returns the roots of all trees: chunk, root, log, and those in the root tree and the log.
     pub(crate) fn roots(&self) -> Vec<Expected> {
         let mut roots = vec![self.super_block.chunk_root(), self.super_block.root()];
         roots.extend(self.super_block.log_root());
@@ -131,7 +132,7 @@ impl Image {
                 roots.extend(items(block).filter_map(|(key, data)| {
                     let is_root = key.item_type == ItemType::ROOT_ITEM;
                     let item = is_root.then(|| RootItem::check(key, data).unwrap())?;
-                    // A tree that is halfway dropped has lost blocks; its root is the rest's.
+                    // Blocks of a partly dropped tree may be freed already, so it is skipped.
                     let is_whole = item.raw().drop_progress.objectid == 0;
                     is_whole.then(|| item.block(TreeId(key.objectid)))
                 }));
@@ -140,14 +141,14 @@ impl Image {
         roots
     }
 
-    /// Every block of the volume, checked; a shared one as often as it is reached.
+    /// Visits every block of the volume; a shared one as often as it is reached.
     pub(crate) fn walk_all(&self, visit: &mut dyn FnMut(&TreeBlock<Vec<u8>>)) {
         for root in self.roots() {
             self.walk(root, visit);
         }
     }
 
-    /// How many items of each type the volume has.
+    /// Returns the number of items of each type.
     pub(crate) fn tally(&self) -> BTreeMap<u8, usize> {
         let mut tally = BTreeMap::new();
         self.walk_all(&mut |block| {

@@ -1,153 +1,158 @@
-//! [`Core`]: what of a queue is in flight, and what becomes of it when devices are done.
+//! [`Core`]: the requests of a queue that are in flight, and their completion.
 //!
 //! ```text
-//! read   placed ----------------------------------> device -> verified (copied) --> done
-//! write  begun --> staged with its neighbours ----> device -> each landed ---------> done
-//!                  (copied and summed, or summed)             (DSYNC: synced first)
+//! read   mapped ----------------------------------> device -> verified (copied) --> done
+//! write  begun --> staged with its neighbours ----> device -> each completed -----> done
+//!                  (checksummed, copied if lent)             (DSYNC: synced first)
 //! ```
 //!
 //! Laws:
 //!
-//! 1. Whoever has the core locked may complete what is in flight: the thread that owns the queue,
-//!    or one that waits for a file ([`Help`]). Under the lock nobody waits for a file. So no
-//!    [`File`] is dropped under it: the last handle of a file without a name deletes the file, and
-//!    a thread that helps may hold the lock of that very inode. A request that is complete keeps
-//!    its file until the thread that owns the queue takes it ([`Core::take_done`]).
-//! 2. Direct writes that follow one another on disk are one device write, up to
-//!    [`STAGE_BYTES_MAX`]; where it fails, each is written alone, and fails alone.
-//! 3. A read that a device fails, or that its checksums refuse, is read again the general way, from
-//!    the other copies.
-//! 4. In a steady state nothing is allocated for a read, nor for a write in place: lists keep
-//!    their memory.
-//! 5. A panic under the lock ends writing to the volume, and leaves nothing that waits for ever: a
-//!    request that is still known when the devices have nothing of the queue left has failed, and
-//!    one that the panic took along does not come back ([`Core::has_lost`]).
+//! 1. A thread that has the core locked may complete what is in flight: the thread that owns the
+//!    queue, or one that waits for a file ([`RequestOwner`]). No thread waits for a file under
+//!    this lock. No [`File`] is dropped under it either: the last handle of a file without a name
+//!    deletes the file, and a thread that helps may hold the lock of that very inode. So a
+//!    completed request keeps its file until the thread that owns the queue takes it
+//!    ([`Core::take_completed`]).
+//! 2. Direct writes that are contiguous on disk form one device write of up to [`STAGE_BYTES_MAX`]
+//!    bytes. If it fails, each is written alone, and fails alone.
+//! 3. A read that a device fails, or whose checksums do not match, is read again through the
+//!    general path, from the other mirrors.
+//! 4. In a steady state nothing is allocated for a read or for a write in place: lists keep their
+//!    memory.
+//! 5. A panic under the lock makes the volume read-only, and leaves nothing that waits for ever. A
+//!    request that is still known when the devices have none of the queue's requests left has
+//!    failed. A request that the panic has lost is not returned ([`Core::has_lost_requests`]).
 
 use super::direct::is_reachable;
-use super::{Done, IoFlags};
-use crate::held::NoRelease;
-use crate::lane_counters::LaneCounters;
-use crate::latency::{Mark, Operation};
+use super::{Completion, IoFlags};
+use crate::inode::pin::NoUnpin;
 use crate::mount::Shared;
-use crate::{Error, File, Result, Switches};
-use butternut_file::{DirectRoom, DirectWrite, Help, InFlight};
+use crate::stats::lane_counters::LaneCounters;
+use crate::stats::latency::{Mark, Operation};
+use crate::{Error, File, Result, Tunables};
+use butternut_file::{AllocationRun, DirectWrite, InFlight, RequestOwner};
 use butternut_format::units::{Logical, length};
 use butternut_sys::arena::Arena;
 use butternut_sys::buffer::Buffer;
 use butternut_sys::buffers::Buffers;
+use butternut_sys::event::Event;
+use butternut_sys::lock::{Mutex, MutexGuard, rank};
 use butternut_tree::TreeError;
 use butternut_volume::{
-    DataDone, DataQueue, DataQueueOptions, DataWrite, NotTaken, Sums, VolumeError,
+    Checksums, DataDone, DataQueue, DataQueueOptions, DataWrite, SubmitError, VolumeError,
 };
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-/// What is staged as one device write, at most.
+/// Maximum size of a staged device write, in bytes.
 pub(super) const STAGE_BYTES_MAX: usize = 128 << 10;
-/// Buffers that are staged as one device write, at most.
+/// Maximum number of buffers of a staged device write.
 const STAGE_BUFFERS_MAX: usize = 64;
-/// Lists of buffers that are kept.
-const ROWS_MAX: usize = 64;
+/// Maximum number of empty buffer lists that are kept.
+const BUFFER_LISTS_MAX: usize = 64;
 const SECTOR: usize = 4096;
 
 #[derive(Debug)]
 pub(super) struct Core {
     shared: Arc<Shared>,
-    inner: Mutex<Inner>,
-    /// Space for the queue's next writes.
-    room: Mutex<DirectRoom>,
+    inner: Mutex<Inner, rank::QueueCore>,
+    /// The allocation run of the queue's next writes.
+    allocation_run: Mutex<AllocationRun, rank::QueueAllocationRun>,
 }
 
 #[derive(Debug)]
 struct Inner {
     data: DataQueue,
-    slabs: Arena,
-    flights: Vec<Flight>,
+    bounce_arena: Arena,
+    device_requests: Vec<DeviceRequest>,
     free: Vec<usize>,
     staged: Option<Staged>,
-    /// Empty lists of buffers, for the next joint writes.
-    rows: Vec<Vec<Buffer>>,
+    /// Empty lists of buffers, for staged device writes.
+    buffer_lists: Vec<Vec<Buffer>>,
     polled: Vec<DataDone>,
-    /// When the devices were last seen to be done with something.
+    /// When the devices last completed something.
     polled_at: Mark,
-    done: VecDeque<Ended>,
-    /// Writes that are down, and are not done before they are durable.
-    unsynced: Vec<(File, Done)>,
-    /// Requests that were taken and are neither done nor unsynced.
+    done: VecDeque<Completed>,
+    /// Completed writes that are not done before they are durable.
+    unsynced: Vec<(File, Completion)>,
+    /// Requests that were accepted and are neither done nor unsynced.
     in_flight: usize,
+    /// Signalled when there may be a completion to take.
+    event: Option<Arc<Event>>,
 }
 
-/// A request that is complete, and the file that it was of (law 1).
-pub(super) type Ended = (Done, Option<File>);
+/// A completed request, and its file (law 1).
+pub(super) type Completed = (Completion, Option<File>);
 
-/// [`Inner`], locked: meanwhile no handle of a file ends on this thread (law 1).
+/// [`Inner`], locked: meanwhile no pin is dropped on this thread (law 1).
 struct Locked<'a> {
     inner: MutexGuard<'a, Inner>,
-    _no_release: NoRelease,
+    _no_unpin: NoUnpin,
 }
 
-/// What one device request is for. Kept with its lists from use to use.
+/// The requests that one device request serves. It is reused with its lists.
 #[derive(Debug, Default)]
-struct Flight {
-    read: Option<Reading>,
-    writes: Vec<Writing>,
-    digests: Vec<u8>,
-    /// The writes were copied: their callers' buffers are with them.
-    is_slab: bool,
+struct DeviceRequest {
+    read: Option<InFlightRead>,
+    writes: Vec<InFlightWrite>,
+    checksums: Vec<u8>,
+    /// The writes were copied to a bounce buffer; their callers' buffers are in `writes`.
+    is_bounced: bool,
 }
 
-/// A direct read on its way.
+/// A direct read in flight.
 #[derive(Debug)]
-pub(super) struct Reading {
+pub(super) struct InFlightRead {
     pub(super) file: File,
-    pub(super) hold: Option<InFlight>,
+    pub(super) in_flight_token: Option<InFlight>,
     pub(super) tag: u64,
     pub(super) offset: u64,
-    /// How long the buffer was, and what the file has of that.
-    pub(super) asked: usize,
+    /// Length of the buffer, and how many of its bytes are below the end of the file.
+    pub(super) buffer_len: usize,
     pub(super) want: usize,
     pub(super) flags: IoFlags,
     pub(super) since: Mark,
-    /// The caller's, where devices cannot reach it: what was read is copied to it.
-    pub(super) unreached: Option<Buffer>,
+    /// The caller's buffer, if devices cannot transfer to it: the read is copied to it.
+    pub(super) caller_buffer: Option<Buffer>,
 }
 
-/// A direct write on its way down.
+/// A direct write in flight.
 #[derive(Debug)]
-pub(super) struct Writing {
+pub(super) struct InFlightWrite {
     pub(super) file: File,
     pub(super) write: DirectWrite,
     pub(super) tag: u64,
     pub(super) bytes: usize,
     pub(super) flags: IoFlags,
     since: Mark,
-    /// The caller's, where it was copied.
+    /// The caller's buffer, if it was copied.
     buffer: Option<Buffer>,
-    digests: std::ops::Range<usize>,
+    checksums: std::ops::Range<usize>,
 }
 
-/// Direct writes that will be one device write.
+/// Direct writes that will form one device write.
 #[derive(Debug)]
 struct Staged {
-    flight: usize,
+    request: usize,
     logical: Logical,
     bytes: usize,
-    /// What can be one device write from `logical` on.
+    /// Maximum size of a device write at `logical`.
     bytes_max: usize,
-    load: Load,
+    payload: Payload,
 }
 
 #[derive(Debug)]
-enum Load {
-    Slab(Buffer),
+enum Payload {
+    Bounced(Buffer),
     Owned(Buffers),
 }
 
 /// How a direct write's bytes are kept from changing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Carry {
+pub(super) enum CopyMode {
     ZeroCopy,
     Bounce,
 }
@@ -156,49 +161,51 @@ impl Core {
     pub(super) fn new(
         shared: &Arc<Shared>,
         depth: usize,
-        arena: &Arena,
-        slabs: Arena,
-        room: DirectRoom,
+        arenas: (&Arena, Arena),
+        allocation_run: AllocationRun,
+        event: Option<Arc<Event>>,
     ) -> Arc<Self> {
-        let arenas = vec![arena.clone(), slabs.clone()];
-        let data = shared.volume().data_queue(&DataQueueOptions { depth: depth * 2, arenas });
+        let (arena, bounce_arena) = arenas;
+        let arenas = vec![arena.clone(), bounce_arena.clone()];
+        let options = DataQueueOptions { depth: depth * 2, arenas, event: event.clone() };
+        let data = shared.volume().data_queue(&options);
         let inner = Inner {
             data,
-            slabs,
-            flights: Vec::with_capacity(depth),
+            bounce_arena,
+            device_requests: Vec::with_capacity(depth),
             free: Vec::with_capacity(depth),
             staged: None,
-            rows: Vec::new(),
+            buffer_lists: Vec::new(),
             polled: Vec::with_capacity(2 * depth),
             polled_at: Mark::default(),
             done: VecDeque::with_capacity(depth),
             unsynced: Vec::new(),
             in_flight: 0,
+            event,
         };
-        let (inner, room) = (Mutex::new(inner), Mutex::new(room));
-        Arc::new(Self { shared: Arc::clone(shared), inner, room })
+        let (inner, allocation_run) = (Mutex::new(inner), Mutex::new(allocation_run));
+        Arc::new(Self { shared: Arc::clone(shared), inner, allocation_run })
     }
 
     fn lock(&self) -> Locked<'_> {
-        let no_release = NoRelease::begin();
-        let inner = self.inner.lock().unwrap_or_else(|poisoned| {
+        let no_unpin = NoUnpin::begin();
+        let inner = self.inner.lock_or_else(|inner| {
             self.shared.fail_after_panic();
-            let mut inner = poisoned.into_inner();
-            inner.give_up();
-            inner
+            inner.abort();
         });
-        Locked { inner, _no_release: no_release }
+        Locked { inner, _no_unpin: no_unpin }
     }
 
-    /// Whether all that is left of the requests was lost by a panic (law 5).
-    pub(super) fn has_lost(&self) -> bool {
+    /// Returns whether all outstanding requests were lost by a panic (law 5).
+    pub(super) fn has_lost_requests(&self) -> bool {
         let in_flight = self.in_flight();
         in_flight == 0 && self.inner.is_poisoned()
     }
 
-    /// After a panic: what is left of the run is the room's, since one step takes a part of it.
-    pub(super) fn room(&self) -> MutexGuard<'_, DirectRoom> {
-        self.room.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Recovers from poisoning: one step takes a part of the run, so it is consistent after a
+    /// panic.
+    pub(super) fn allocation_run(&self) -> MutexGuard<'_, AllocationRun> {
+        self.allocation_run.lock()
     }
 
     pub(super) fn counters(&self) -> &LaneCounters {
@@ -209,176 +216,182 @@ impl Core {
         self.shared.mark()
     }
 
-    /// Moves what is done to `out`. `ended` is empty, and is so again: it keeps its memory.
-    pub(super) fn take_done(&self, ended: &mut VecDeque<Ended>, out: &mut Vec<Done>) {
-        std::mem::swap(&mut self.lock().done, ended);
-        // The files end here, without the lock.
-        out.extend(ended.drain(..).map(|(done, _)| done));
+    /// Moves all completions to `out`. `completed` is empty before and after: it keeps its memory.
+    pub(super) fn take_completed(
+        &self,
+        completed: &mut VecDeque<Completed>,
+        out: &mut Vec<Completion>,
+    ) {
+        std::mem::swap(&mut self.lock().done, completed);
+        // The files are dropped here, without the lock.
+        out.extend(completed.drain(..).map(|(done, _)| done));
     }
 
-    /// Hands what was queued to the devices, and completes what they have done, waiting for at
-    /// least `min` device requests, or so long.
-    pub(super) fn poll(&self, min: usize, patience: Option<Duration>) {
+    /// Submits what was queued, and completes what the devices have done. Waits for at least `min`
+    /// device requests, or until the timeout.
+    pub(super) fn poll(&self, min: usize, timeout: Option<Duration>) {
         let mut inner = self.lock();
         inner.send_staged(&self.shared);
-        inner.poll(&self.shared, min, patience);
+        inner.poll(&self.shared, min, timeout);
     }
 
-    pub(super) fn switches(&self) -> Switches {
-        self.shared.switches.now()
+    pub(super) fn tunables(&self) -> Tunables {
+        self.shared.tunables.now()
     }
 
-    /// Whether what is written there is written more than once.
+    /// Returns whether the profile stores more than one copy of what is written at `logical`.
     pub(super) fn has_copies(&self, logical: Logical) -> bool {
         let chunks = self.shared.volume().chunks();
-        chunks.find(logical).is_none_or(|layout| layout.facts().copies > 1)
+        chunks.find(logical).is_none_or(|layout| layout.attributes().copies > 1)
     }
 
     /// As [`Inner::read`].
     pub(super) fn read(
         &self,
-        reading: Reading,
+        reading: InFlightRead,
         place: (Logical, &mut Vec<u8>),
         buffer: Buffer,
-    ) -> std::result::Result<(), Box<(Reading, Buffer)>> {
+    ) -> std::result::Result<(), Box<(InFlightRead, Buffer)>> {
         self.lock().read(&self.shared, reading, place, buffer)
     }
 
     /// As [`Inner::write`].
     pub(super) fn write(
         &self,
-        writing: Writing,
+        writing: InFlightWrite,
         buffer: Buffer,
-        carry: Carry,
-    ) -> std::result::Result<(), Box<(Writing, Buffer)>> {
-        self.lock().write(&self.shared, writing, buffer, carry)
+        copy_mode: CopyMode,
+    ) -> std::result::Result<(), Box<(InFlightWrite, Buffer)>> {
+        self.lock().write(&self.shared, writing, buffer, copy_mode)
     }
 
-    /// Memory to copy into, now.
+    /// Returns a buffer to copy into, without waiting.
     pub(super) fn memory(&self, bytes: usize) -> Buffer {
-        self.lock().slabs.take(bytes).unwrap_or_else(|| Buffer::zeroed(bytes))
+        self.lock().bounce_arena.allocate(bytes).unwrap_or_else(|| Buffer::zeroed(bytes))
     }
 
-    /// Requests that are on their way.
+    /// Returns the number of requests in flight.
     pub(super) fn in_flight(&self) -> usize {
         self.lock().in_flight
     }
 
-    pub(super) fn push_done(&self, done: Done) {
-        self.lock().done.push_back((done, None));
+    pub(super) fn push_completion(&self, done: Completion) {
+        let mut inner = self.lock();
+        inner.done.push_back((done, None));
+        inner.signal();
     }
 
-    pub(super) fn take_unsynced(&self) -> Vec<(File, Done)> {
+    pub(super) fn take_unsynced(&self) -> Vec<(File, Completion)> {
         std::mem::take(&mut self.lock().unsynced)
     }
 }
 
-impl Help for Core {
-    fn help(&self, patience: Duration) {
+impl RequestOwner for Core {
+    fn complete_some(&self, timeout: Duration) {
         if self.in_flight() > 0 {
-            self.poll(1, Some(patience));
+            self.poll(1, Some(timeout));
         }
     }
 
-    fn give_back_space(&self) {
-        self.room().give_back();
+    fn release_space(&self) {
+        self.allocation_run().release();
     }
 }
 
 impl Inner {
-    /// A read of whole sectors that are together on disk. Gives it back where the general path has
-    /// to do it.
+    /// Submits a read of whole sectors that are contiguous on disk. Returns it if it needs the
+    /// general path.
     fn read(
         &mut self,
         shared: &Shared,
-        mut reading: Reading,
-        (logical, digests): (Logical, &mut Vec<u8>),
+        mut reading: InFlightRead,
+        (logical, checksums): (Logical, &mut Vec<u8>),
         mut buffer: Buffer,
-    ) -> std::result::Result<(), Box<(Reading, Buffer)>> {
+    ) -> std::result::Result<(), Box<(InFlightRead, Buffer)>> {
         let bytes = reading.want.next_multiple_of(SECTOR);
         if !is_reachable(&buffer) {
-            let Some(slab) = self.slab(shared, bytes, reading.flags) else {
+            let Some(bounce) = self.bounce_buffer(shared, bytes, reading.flags) else {
                 return Err(Box::new((reading, buffer)));
             };
-            reading.unreached = Some(std::mem::replace(&mut buffer, slab));
+            reading.caller_buffer = Some(std::mem::replace(&mut buffer, bounce));
         }
         buffer.set_len(bytes);
-        let flight = self.enter();
+        let request = self.new_device_request();
         loop {
-            match self.data.read(shared.volume(), logical, buffer, length(flight)) {
+            match self.data.read(shared.volume(), logical, buffer, length(request)) {
                 Ok(()) => break,
-                Err((back, NotTaken::Full)) => {
+                Err((back, SubmitError::Full)) => {
                     buffer = back;
                     self.poll(shared, 1, None);
                 }
-                Err((back, NotTaken::Split | NotTaken::Refused(_))) => {
-                    self.free.push(flight);
-                    let mut back = reading.unreached.take().unwrap_or(back);
-                    back.set_len(reading.asked);
+                Err((back, SubmitError::Split | SubmitError::Refused(_))) => {
+                    self.free.push(request);
+                    let mut back = reading.caller_buffer.take().unwrap_or(back);
+                    back.set_len(reading.buffer_len);
                     return Err(Box::new((reading, back)));
                 }
             }
         }
-        let place = &mut self.flights[flight];
-        std::mem::swap(&mut place.digests, digests);
+        let place = &mut self.device_requests[request];
+        std::mem::swap(&mut place.checksums, checksums);
         place.read = Some(reading);
         self.in_flight += 1;
         Ok(())
     }
 
-    /// Takes a direct write that has begun. Gives it back where it would have to wait for memory
-    /// and may not.
+    /// Stages a direct write that has begun. Returns it if it would have to wait for memory and may
+    /// not.
     fn write(
         &mut self,
         shared: &Shared,
-        mut writing: Writing,
+        mut writing: InFlightWrite,
         buffer: Buffer,
-        carry: Carry,
-    ) -> std::result::Result<(), Box<(Writing, Buffer)>> {
+        copy_mode: CopyMode,
+    ) -> std::result::Result<(), Box<(InFlightWrite, Buffer)>> {
         let (logical, bytes) = (writing.write.logical(), writing.bytes);
-        let joins = self
-            .staged
-            .as_ref()
-            .is_some_and(|staged| staged.takes(logical, bytes, carry) && writing.write.is_new());
+        let joins = self.staged.as_ref().is_some_and(|staged| {
+            staged.takes(logical, bytes, copy_mode) && writing.write.is_new()
+        });
         if !joins {
             self.send_staged(shared);
-            let load = match carry {
-                Carry::ZeroCopy => Load::Owned(Buffers::default()),
-                Carry::Bounce => match self.slab(shared, bytes.max(STAGE_BYTES_MAX), writing.flags)
-                {
-                    Some(slab) => Load::Slab(slab),
-                    None => return Err(Box::new((writing, buffer))),
-                },
+            let payload = match copy_mode {
+                CopyMode::ZeroCopy => Payload::Owned(Buffers::default()),
+                CopyMode::Bounce => {
+                    match self.bounce_buffer(shared, bytes.max(STAGE_BYTES_MAX), writing.flags) {
+                        Some(bounce) => Payload::Bounced(bounce),
+                        None => return Err(Box::new((writing, buffer))),
+                    }
+                }
             };
-            let flight = self.enter();
-            self.flights[flight].is_slab = carry == Carry::Bounce;
-            let most = length(STAGE_BYTES_MAX.max(bytes));
-            let bytes_max = shared.volume().contiguous(logical, most);
+            let request = self.new_device_request();
+            self.device_requests[request].is_bounced = copy_mode == CopyMode::Bounce;
+            let limit = length(STAGE_BYTES_MAX.max(bytes));
+            let bytes_max = shared.volume().contiguous(logical, limit);
             let bytes_max = usize::try_from(bytes_max).unwrap_or(STAGE_BYTES_MAX);
-            self.staged = Some(Staged { flight, logical, bytes: 0, bytes_max, load });
+            self.staged = Some(Staged { request, logical, bytes: 0, bytes_max, payload });
         }
         let Some(staged) = &mut self.staged else { return Ok(()) };
-        let flight = &mut self.flights[staged.flight];
-        let first = flight.digests.len();
-        let has_sums = writing.write.wants_digests();
-        match &mut staged.load {
-            Load::Slab(slab) => {
-                let place = &mut slab.whole_mut()[staged.bytes..staged.bytes + bytes];
-                if has_sums {
-                    shared.volume().copy_and_sum(&buffer, 0, place, &mut flight.digests);
+        let request = &mut self.device_requests[staged.request];
+        let first = request.checksums.len();
+        let has_checksums = writing.write.wants_checksums();
+        match &mut staged.payload {
+            Payload::Bounced(bounce) => {
+                let place = &mut bounce.whole_mut()[staged.bytes..staged.bytes + bytes];
+                if has_checksums {
+                    shared.volume().copy_and_checksum(&buffer, 0, place, &mut request.checksums);
                 } else {
                     buffer.copy_to(0, place);
                 }
                 writing.buffer = Some(buffer);
             }
-            Load::Owned(buffers) => {
-                if has_sums {
-                    shared.volume().sum_buffer(&buffer, &mut flight.digests);
+            Payload::Owned(buffers) => {
+                if has_checksums {
+                    shared.volume().checksum_buffer(&buffer, &mut request.checksums);
                 }
                 match buffers {
                     Buffers::One(_) if staged.bytes == 0 => *buffers = Buffers::One(buffer),
                     Buffers::One(first) => {
-                        let mut row = self.rows.pop().unwrap_or_default();
+                        let mut row = self.buffer_lists.pop().unwrap_or_default();
                         row.push(std::mem::take(first));
                         row.push(buffer);
                         *buffers = Buffers::Many(row);
@@ -387,10 +400,10 @@ impl Inner {
                 }
             }
         }
-        writing.digests = first..flight.digests.len();
+        writing.checksums = first..request.checksums.len();
         staged.bytes += bytes;
         let is_alone = !writing.write.is_new() || staged.bytes >= staged.bytes_max;
-        flight.writes.push(writing);
+        request.writes.push(writing);
         self.in_flight += 1;
         if is_alone {
             self.send_staged(shared);
@@ -398,11 +411,11 @@ impl Inner {
         Ok(())
     }
 
-    /// Memory to copy into; waits for some to come back, if the request may.
-    fn slab(&mut self, shared: &Shared, bytes: usize, flags: IoFlags) -> Option<Buffer> {
+    /// Returns a bounce buffer; waits until one is free, if the request may block.
+    fn bounce_buffer(&mut self, shared: &Shared, bytes: usize, flags: IoFlags) -> Option<Buffer> {
         loop {
-            if let Some(slab) = self.slabs.take(bytes) {
-                return Some(slab);
+            if let Some(bounce) = self.bounce_arena.allocate(bytes) {
+                return Some(bounce);
             }
             if flags.contains(IoFlags::NOWAIT) {
                 return None;
@@ -414,45 +427,48 @@ impl Inner {
         }
     }
 
-    /// A place for a flight.
-    fn enter(&mut self) -> usize {
+    /// Returns the index of an unused device request.
+    fn new_device_request(&mut self) -> usize {
         let index = self.free.pop().unwrap_or_else(|| {
-            self.flights.push(Flight::default());
-            self.flights.len() - 1
+            self.device_requests.push(DeviceRequest::default());
+            self.device_requests.len() - 1
         });
-        self.flights[index].digests.clear();
+        self.device_requests[index].checksums.clear();
         index
     }
 
-    /// Hands what is staged to the data queue.
+    /// Submits the staged write.
     fn send_staged(&mut self, shared: &Shared) {
-        let Some(Staged { flight, logical, bytes, load, .. }) = self.staged.take() else { return };
-        let mut buffers = match load {
-            Load::Slab(mut slab) => {
-                slab.set_len(bytes);
-                Buffers::One(slab)
+        let Some(Staged { request, logical, bytes, payload, .. }) = self.staged.take() else {
+            return;
+        };
+        let mut buffers = match payload {
+            Payload::Bounced(mut bounce) => {
+                bounce.set_len(bytes);
+                Buffers::One(bounce)
             }
-            Load::Owned(buffers) => buffers,
+            Payload::Owned(buffers) => buffers,
         };
         loop {
-            match self.data.write(shared.volume(), logical, buffers, length(flight)) {
+            match self.data.write(shared.volume(), logical, buffers, length(request)) {
                 Ok(()) => return,
-                Err((back, NotTaken::Full)) => {
+                Err((back, SubmitError::Full)) => {
                     buffers = back;
                     self.poll(shared, 1, None);
                 }
-                Err((buffers, NotTaken::Split | NotTaken::Refused(_))) => {
-                    self.write_singly(shared, flight, buffers);
+                Err((buffers, SubmitError::Split | SubmitError::Refused(_))) => {
+                    self.write_singly(shared, request, buffers);
                     return;
                 }
             }
         }
     }
 
-    /// Hands what was queued to the devices, and waits for so many of them.
-    fn poll(&mut self, shared: &Shared, min: usize, patience: Option<Duration>) {
+    /// Submits what was queued, and completes what the devices have done.
+    fn poll(&mut self, shared: &Shared, min: usize, timeout: Option<Duration>) {
         let mut polled = std::mem::take(&mut self.polled);
-        self.data.poll(shared.volume(), min, patience, &mut polled);
+        let poll = self.data.poll(shared.volume(), min, timeout, &mut polled);
+        debug_assert!(poll.is_ok(), "the queue is over the devices of this volume");
         if !polled.is_empty() {
             self.polled_at = shared.mark();
         }
@@ -464,11 +480,12 @@ impl Inner {
 
     fn complete(&mut self, shared: &Shared, done: DataDone) {
         let DataDone { tag, buffers, result, .. } = done;
-        let Some(index) = usize::try_from(tag).ok().filter(|index| *index < self.flights.len())
+        let Some(index) =
+            usize::try_from(tag).ok().filter(|index| *index < self.device_requests.len())
         else {
             return;
         };
-        if let Some(reading) = self.flights[index].read.take() {
+        if let Some(reading) = self.device_requests[index].read.take() {
             let buffer = buffers.into_one().unwrap_or_default();
             self.complete_read(shared, index, reading, buffer, &result);
         } else if result.is_err() {
@@ -483,37 +500,49 @@ impl Inner {
         &mut self,
         shared: &Shared,
         index: usize,
-        reading: Reading,
+        reading: InFlightRead,
         mut buffer: Buffer,
         result: &std::result::Result<(), VolumeError>,
     ) {
-        let Reading { file, hold, tag, offset, asked, want, since, unreached, .. } = reading;
-        let digests = &self.flights[index].digests;
-        let sums = if digests.is_empty() { Sums::None } else { Sums::Packed(digests) };
-        let is_good = result.is_ok() && shared.volume().verify(&buffer, sums);
+        let InFlightRead {
+            file,
+            in_flight_token,
+            tag,
+            offset,
+            buffer_len,
+            want,
+            since,
+            caller_buffer,
+            ..
+        } = reading;
+        let checksums = &self.device_requests[index].checksums;
+        let expected =
+            if checksums.is_empty() { Checksums::None } else { Checksums::Stored(checksums) };
+        let is_good = result.is_ok() && shared.volume().verify(&buffer, expected);
         let result = if is_good {
             Ok(want)
         } else {
-            // Law 3. It is still in flight: nobody has changed where it is.
+            // Law 3. The read is still in flight, so its extent has not been freed.
             shared.counters.read_retry_mirror.add();
             let read = file.read_in_flight(offset, &mut buffer[..want]);
             self.polled_at = shared.mark();
             read
         };
         shared.latencies.record(Operation::DirectRead, since, self.polled_at);
-        drop(hold);
-        if let Some(mut own) = unreached {
+        drop(in_flight_token);
+        if let Some(mut own) = caller_buffer {
             if result.is_ok() {
                 own.whole_mut()[..want].copy_from_slice(&buffer[..want]);
             }
             buffer = own;
         }
-        buffer.set_len(asked);
+        buffer.set_len(buffer_len);
         self.free.push(index);
-        self.finish(file, false, Done { tag, buffer, result });
+        self.finish(file, false, Completion { tag, buffer, result });
     }
 
-    /// Lands the writes of a flight that went well, fails the others, and gives the buffers back.
+    /// Completes the writes of a device request, or fails those that failed, and returns their
+    /// buffers.
     fn complete_writes(
         &mut self,
         shared: &Shared,
@@ -521,49 +550,50 @@ impl Inner {
         buffers: Buffers,
         outcome: &mut dyn FnMut(usize) -> Result<()>,
     ) {
-        let flight = &mut self.flights[index];
-        let (is_slab, digests) = (flight.is_slab, std::mem::take(&mut flight.digests));
-        let mut writes = std::mem::take(&mut flight.writes);
+        let request = &mut self.device_requests[index];
+        let (is_bounced, checksums) = (request.is_bounced, std::mem::take(&mut request.checksums));
+        let mut writes = std::mem::take(&mut request.writes);
         let (first, mut others) = match buffers {
             Buffers::One(buffer) => (Some(buffer), Vec::new()),
             Buffers::Many(buffers) => (None, buffers),
         };
         let mut own = first.into_iter().chain(others.drain(..));
         for (number, writing) in writes.drain(..).enumerate() {
-            let Writing { file, write, tag, bytes, flags, since, buffer, digests: sums } = writing;
+            let InFlightWrite { file, write, tag, bytes, flags, since, buffer, checksums: range } =
+                writing;
             let result = outcome(number);
             shared.latencies.record(Operation::DirectWrite, since, self.polled_at);
             match &result {
-                Ok(()) => write.land(file.source(), digests.get(sums).unwrap_or_default()),
+                Ok(()) => write.complete(file.source(), checksums.get(range).unwrap_or_default()),
                 Err(_) => write.fail(file.source()),
             }
             drop(write);
-            let buffer = if is_slab { buffer } else { own.next() };
+            let buffer = if is_bounced { buffer } else { own.next() };
             let buffer = buffer.unwrap_or_default();
             let is_durable = !flags.contains(IoFlags::DSYNC) || result.is_err();
-            let done = Done { tag, buffer, result: result.map(|()| bytes) };
+            let done = Completion { tag, buffer, result: result.map(|()| bytes) };
             self.finish(file, !is_durable, done);
         }
         drop(own);
-        if others.capacity() > 0 && self.rows.len() < ROWS_MAX {
-            self.rows.push(others);
+        if others.capacity() > 0 && self.buffer_lists.len() < BUFFER_LISTS_MAX {
+            self.buffer_lists.push(others);
         }
-        let flight = &mut self.flights[index];
-        (flight.writes, flight.digests) = (writes, digests);
+        let request = &mut self.device_requests[index];
+        (request.writes, request.checksums) = (writes, checksums);
         self.free.push(index);
     }
 
-    /// Writes each write of a flight for itself, so that each has its own result.
+    /// Writes each write of a device request alone, so that each has its own result.
     fn write_singly(&mut self, shared: &Shared, index: usize, buffers: Buffers) {
         let mut results: VecDeque<Result<()>> = VecDeque::new();
         {
-            let flight = &self.flights[index];
-            let slab = flight.is_slab.then(|| buffers.as_slice().first()).flatten();
+            let request = &self.device_requests[index];
+            let bounce = request.is_bounced.then(|| buffers.as_slice().first()).flatten();
             let mut at = 0;
-            let mut rows = Vec::with_capacity(flight.writes.len());
-            for (number, writing) in flight.writes.iter().enumerate() {
-                let bytes = match slab {
-                    Some(slab) => slab.get(at..at + writing.bytes).unwrap_or_default(),
+            let mut rows = Vec::with_capacity(request.writes.len());
+            for (number, writing) in request.writes.iter().enumerate() {
+                let bytes = match bounce {
+                    Some(bounce) => bounce.get(at..at + writing.bytes).unwrap_or_default(),
                     None => buffers.as_slice().get(number).map_or(&[][..], |buffer| buffer),
                 };
                 rows.push(DataWrite::new(writing.write.logical(), bytes));
@@ -576,25 +606,36 @@ impl Inner {
         self.complete_writes(shared, index, buffers, &mut |_| {
             results.pop_front().unwrap_or(Ok(()))
         });
+        // No request of the data queue has completed, which would have signalled.
+        self.signal();
     }
 
-    /// Law 5, on every lock after a panic.
-    fn give_up(&mut self) {
+    fn signal(&self) {
+        if let Some(event) = &self.event {
+            event.signal();
+        }
+    }
+
+    /// Fails what a panic has left (law 5); called at every lock after a panic.
+    fn abort(&mut self) {
         self.in_flight = self.data.outstanding() + usize::from(self.staged.is_some());
         if self.in_flight > 0 {
             return;
         }
+        self.signal();
         let failed = |tag, buffer| {
             let error = Error::Tree(TreeError::Panicked);
-            Done { tag, buffer: Option::unwrap_or_default(buffer), result: Err(error) }
+            Completion { tag, buffer: Option::unwrap_or_default(buffer), result: Err(error) }
         };
-        for flight in &mut self.flights {
-            if let Some(Reading { file, hold, tag, unreached, .. }) = flight.read.take() {
-                drop(hold);
-                self.done.push_back((failed(tag, unreached), Some(file)));
+        for request in &mut self.device_requests {
+            if let Some(InFlightRead { file, in_flight_token, tag, caller_buffer, .. }) =
+                request.read.take()
+            {
+                drop(in_flight_token);
+                self.done.push_back((failed(tag, caller_buffer), Some(file)));
             }
-            for writing in flight.writes.drain(..) {
-                let Writing { file, write, tag, buffer, .. } = writing;
+            for writing in request.writes.drain(..) {
+                let InFlightWrite { file, write, tag, buffer, .. } = writing;
                 write.fail(file.source());
                 drop(write);
                 self.done.push_back((failed(tag, buffer), Some(file)));
@@ -602,8 +643,8 @@ impl Inner {
         }
     }
 
-    fn finish(&mut self, file: File, wants_sync: bool, done: Done) {
-        // After a panic it is an estimate (law 5).
+    fn finish(&mut self, file: File, wants_sync: bool, done: Completion) {
+        // After a panic, the count is an estimate (law 5).
         self.in_flight = self.in_flight.saturating_sub(1);
         if wants_sync {
             self.unsynced.push((file, done));
@@ -628,21 +669,21 @@ impl DerefMut for Locked<'_> {
 }
 
 impl Staged {
-    /// Whether a write goes on where this ends, in the same kind of memory.
-    fn takes(&self, logical: Logical, bytes: usize, carry: Carry) -> bool {
+    /// Returns whether a write continues where this ends, in the same kind of memory.
+    fn takes(&self, logical: Logical, bytes: usize, copy_mode: CopyMode) -> bool {
         let follows = self.logical.0 + length(self.bytes) == logical.0;
         let fits = self.bytes + bytes <= self.bytes_max.min(STAGE_BYTES_MAX);
-        let is_same = match &self.load {
-            Load::Slab(_) => carry == Carry::Bounce,
-            Load::Owned(buffers) => {
-                carry == Carry::ZeroCopy && buffers.as_slice().len() < STAGE_BUFFERS_MAX
+        let is_same = match &self.payload {
+            Payload::Bounced(_) => copy_mode == CopyMode::Bounce,
+            Payload::Owned(buffers) => {
+                copy_mode == CopyMode::ZeroCopy && buffers.as_slice().len() < STAGE_BUFFERS_MAX
             }
         };
         follows && fits && is_same
     }
 }
 
-impl Writing {
+impl InFlightWrite {
     pub(super) fn new(
         file: &File,
         write: DirectWrite,
@@ -651,11 +692,11 @@ impl Writing {
         flags: IoFlags,
     ) -> Self {
         let file = file.clone();
-        Self { file, write, tag, bytes, flags, since, buffer: None, digests: 0..0 }
+        Self { file, write, tag, bytes, flags, since, buffer: None, checksums: 0..0 }
     }
 
-    /// Nothing of it was done.
-    pub(super) fn give_up(self) {
+    /// Fails the write, of which nothing was submitted.
+    pub(super) fn abort(self) {
         self.write.fail(self.file.source());
     }
 }

@@ -2,44 +2,44 @@
 //!
 //! Laws:
 //!
-//! 1. A direct read is in flight if its sectors are together on disk as they are; a direct write,
-//!    if it changes whole blocks inside the file, may share the file, and finds its space.
-//! 2. A request that cannot be in flight is served by the blocking calls, direct all the same.
-//! 3. The inode is shared while a request begins, and by the request from then on
-//!    (`butternut_file`'s laws of traffic). No lock outlives the call.
+//! 1. A direct read is in flight if its sectors are uncompressed and contiguous on disk; a direct
+//!    write, if it changes whole blocks inside the file, may share the file, and finds space.
+//! 2. A request that cannot be in flight is served by the blocking calls, still as direct I/O.
+//! 3. A request holds the inode lock shared while it begins, and keeps the file shared in
+//!    `butternut_file` until it completes. No lock outlives the call.
 
-use super::core::{Carry, Reading, Writing};
+use super::core::{CopyMode, InFlightRead, InFlightWrite};
 use super::request::{Operation, Request};
-use super::{Done, IoFlags, Queue, Refused};
-use crate::direct::{Pending, is_whole};
-use crate::inode_table::{Body, InodeEntry};
+use super::{Completion, IoFlags, Queue, Refused};
+use crate::file::direct::{Pending, is_block_aligned};
+use crate::inode::table::{InodeEntry, InodeState};
+use crate::sync::RwLockReadGuard;
 use crate::{DirectStability, Privileges, Result};
-use butternut_file::{DirectWrite, Patience};
+use butternut_file::{DirectWrite, Wait};
 use butternut_format::units::length;
 use butternut_sys::buffer::Buffer;
-use std::sync::RwLockReadGuard;
 use std::time::Duration;
 
 const SECTOR: usize = 4096;
-/// How far what is pending goes before that is told again.
-const PENDING_LOOK: u64 = 256;
-/// Shorter waits are gathered.
+/// Change of the number of pending writes at which the committer is asked again to merge.
+const PENDING_REPORT_STEP: u64 = 256;
+/// Shorter delays are accumulated.
 const PAUSE_MIN: Duration = Duration::from_micros(200);
-/// Memory that is not aligned to this is copied.
+/// Memory with less alignment than this, in bytes, is copied.
 const ALIGN: usize = 512;
 
-/// How a direct write goes on.
-enum Way {
-    InFlight(DirectWrite, Carry),
-    /// With the file alone.
-    Alone,
+/// How a direct write continues.
+enum WritePath {
+    InFlight(DirectWrite, CopyMode),
+    /// Under the exclusive inode lock.
+    Exclusive,
     /// Through the page cache.
     Cached,
 }
 
 impl Queue {
-    /// Takes a direct request that can be in flight; gives others back.
-    pub(super) fn take_direct(
+    /// Accepts a direct request that can be in flight; returns all others.
+    pub(super) fn accept_direct(
         &mut self,
         request: Request,
     ) -> Result<Option<Request>, Box<Refused>> {
@@ -47,7 +47,7 @@ impl Queue {
             return Ok(Some(request));
         }
         match request.operation {
-            Operation::Read { offset, flags } if is_whole(offset, request.buffer.len()) => {
+            Operation::Read { offset, flags } if is_block_aligned(offset, request.buffer.len()) => {
                 self.read_direct(request, offset, flags)
             }
             Operation::Write { offset, flags, privileges } => {
@@ -65,48 +65,58 @@ impl Queue {
     ) -> Result<Option<Request>, Box<Refused>> {
         let since = self.core.mark();
         let Request { file, tag, buffer, operation, is_fallback } = request;
-        let body = match shared(file.held.as_deref().map(crate::Held::entry), flags) {
-            Ok(body) => body,
-            Err(Busy) => return Err(self.again(buffer)),
+        let state = match shared(file.pin.as_deref().map(crate::server::Pin::entry), flags) {
+            Ok(state) => state,
+            Err(Busy) => return Err(self.refuse_eagain(buffer)),
         };
-        let left = file.size().saturating_sub(offset);
+        let left = file.len().saturating_sub(offset);
         let want = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
         if want == 0 {
-            self.complete(Done { tag, buffer, result: Ok(0) });
+            self.complete(Completion { tag, buffer, result: Ok(0) });
             return Ok(None);
         }
         let range = offset..offset + length(want.next_multiple_of(SECTOR));
-        self.digests.clear();
+        self.checksums.clear();
         let waits = !flags.contains(IoFlags::NOWAIT);
-        if !waits && !file.source().knows_place(file.view(), &range) {
-            return Err(self.again(buffer));
+        if !waits && !file.source().is_place_cached(file.view(), &range) {
+            return Err(self.refuse_eagain(buffer));
         }
-        // Without the short way, the general one is all there is.
+        // If the tunable turns the short path off, only the general one is left.
         let is_short = want <= SECTOR;
-        let is_mapped = is_short && !self.core.switches().simple_read;
-        let (source, view, digests) = (file.source(), file.view(), &mut self.digests);
+        let is_mapped = is_short && !self.core.tunables().simple_read;
+        let (source, view, checksums) = (file.source(), file.view(), &mut self.checksums);
         let place = if is_mapped {
-            source.mapped_place(view, offset, want, digests)
+            source.mapped_place(view, offset, want, checksums)
         } else {
-            source.direct_place(view, &range, digests)
+            source.direct_place(view, &range, checksums)
         };
         let place = match place {
             Ok(place) => place,
             Err(error) => {
-                self.complete(Done { tag, buffer, result: Err(error.into()) });
+                self.complete(Completion { tag, buffer, result: Err(error.into()) });
                 return Ok(None);
             }
         };
         let Some(place) = place else {
-            drop(body);
+            drop(state);
             return Ok(Some(Request { file, tag, buffer, operation, is_fallback }));
         };
-        let hold = file.view().begin_request();
-        drop(body);
-        let asked = buffer.len();
-        let unreached = None;
-        let reading = Reading { file, hold, tag, offset, asked, want, flags, since, unreached };
-        match self.core.read(reading, (place.logical, &mut self.digests), buffer) {
+        let in_flight_token = file.view().begin_request();
+        drop(state);
+        let buffer_len = buffer.len();
+        let caller_buffer = None;
+        let reading = InFlightRead {
+            file,
+            in_flight_token,
+            tag,
+            offset,
+            buffer_len,
+            want,
+            flags,
+            since,
+            caller_buffer,
+        };
+        match self.core.read(reading, (place.logical, &mut self.checksums), buffer) {
             Ok(()) => {
                 let counters = self.core.counters();
                 if place.is_cached && is_short {
@@ -114,11 +124,11 @@ impl Queue {
                 } else {
                     counters.dio_read_general.add();
                 }
-                self.taken += 1;
+                self.outstanding += 1;
                 Ok(None)
             }
             Err(back) => {
-                let (Reading { file, .. }, buffer) = *back;
+                let (InFlightRead { file, .. }, buffer) = *back;
                 Ok(Some(Request { file, tag, buffer, operation, is_fallback }))
             }
         }
@@ -133,50 +143,50 @@ impl Queue {
     ) -> Result<Option<Request>, Box<Refused>> {
         let since = self.core.mark();
         let Request { file, tag, buffer, operation, is_fallback } = request;
-        if self.owed >= PAUSE_MIN && !flags.contains(IoFlags::NOWAIT) {
+        if self.throttle_delay >= PAUSE_MIN && !flags.contains(IoFlags::NOWAIT) {
             self.core.poll(0, None);
-            std::thread::sleep(std::mem::take(&mut self.owed));
+            std::thread::sleep(std::mem::take(&mut self.throttle_delay));
         }
-        let way = match self.begin_write(&file, offset, &buffer, flags, privileges) {
-            Ok(Some(way)) => way,
-            Ok(None) => return Err(self.again(buffer)),
+        let path = match self.begin_write(&file, offset, &buffer, flags, privileges) {
+            Ok(Some(path)) => path,
+            Ok(None) => return Err(self.refuse_eagain(buffer)),
             Err(error) => {
-                self.complete(Done { tag, buffer, result: Err(error) });
+                self.complete(Completion { tag, buffer, result: Err(error) });
                 return Ok(None);
             }
         };
-        let (write, carry) = match way {
-            Way::InFlight(write, carry) => (write, carry),
-            Way::Alone => {
+        let (write, copy_mode) = match path {
+            WritePath::InFlight(write, copy_mode) => (write, copy_mode),
+            WritePath::Exclusive => {
                 return Ok(Some(Request { file, tag, buffer, operation, is_fallback }));
             }
-            Way::Cached => {
+            WritePath::Cached => {
                 let flags = flags.without(IoFlags::DIRECT);
                 let operation = Operation::Write { offset, flags, privileges };
                 return Ok(Some(Request { file, tag, buffer, operation, is_fallback: true }));
             }
         };
-        let writing = Writing::new(&file, write, (tag, since), buffer.len(), flags);
-        match self.core.write(writing, buffer, carry) {
+        let writing = InFlightWrite::new(&file, write, (tag, since), buffer.len(), flags);
+        match self.core.write(writing, buffer, copy_mode) {
             Ok(()) => {
                 let counters = self.core.counters();
                 counters.dio_write_shared.add();
-                match carry {
-                    Carry::ZeroCopy => counters.dio_write_zero_copy.add(),
-                    Carry::Bounce => counters.dio_write_bounced.add(),
+                match copy_mode {
+                    CopyMode::ZeroCopy => counters.dio_write_zero_copy.add(),
+                    CopyMode::Bounce => counters.dio_write_bounced.add(),
                 }
-                self.taken += 1;
+                self.outstanding += 1;
                 Ok(None)
             }
             Err(refused) => {
                 let (writing, buffer) = *refused;
-                writing.give_up();
-                Err(self.again(buffer))
+                writing.abort();
+                Err(self.refuse_eagain(buffer))
             }
         }
     }
 
-    /// Begins a direct write; `None` if it would have to wait, and may not.
+    /// Begins a direct write; `None` if it would block and may not.
     fn begin_write(
         &mut self,
         file: &crate::File,
@@ -184,75 +194,75 @@ impl Queue {
         buffer: &Buffer,
         flags: IoFlags,
         privileges: Privileges,
-    ) -> Result<Option<Way>> {
-        let held = file.held()?;
-        let (filesystem, entry) = (held.filesystem(), held.entry());
+    ) -> Result<Option<WritePath>> {
+        let pin = file.pin()?;
+        let (filesystem, entry) = (pin.filesystem(), pin.entry());
         let waits = !flags.contains(IoFlags::NOWAIT);
-        let writer = if waits { filesystem.begin()? } else { filesystem.may_begin()? };
-        let switches = filesystem.switches();
-        let is_stable = buffer.is_stable() || switches.direct_stability == DirectStability::Trust;
-        let falls_back = !is_stable && switches.direct_stability == DirectStability::Buffered;
-        if falls_back && file.view().has_sums() {
-            return Ok(Some(Way::Cached));
+        let write_state = if waits { filesystem.begin()? } else { filesystem.may_begin()? };
+        let tunables = filesystem.tunables();
+        let is_stable = buffer.is_stable() || tunables.direct_stability == DirectStability::Trust;
+        let falls_back = !is_stable && tunables.direct_stability == DirectStability::Buffered;
+        if falls_back && file.view().has_checksums() {
+            return Ok(Some(WritePath::Cached));
         }
-        if !is_whole(offset, buffer.len()) || flags.contains(IoFlags::APPEND) {
-            return Ok(Some(Way::Alone));
+        if !is_block_aligned(offset, buffer.len()) || flags.contains(IoFlags::APPEND) {
+            return Ok(Some(WritePath::Exclusive));
         }
-        let Ok(mut body) = shared(Some(entry), flags) else { return Ok(None) };
-        let pending = body.as_deref().map_or(Pending::Few, Pending::of);
-        if !waits && (pending == Pending::TooMany || !filesystem.is_calm(writer)?) {
+        let Ok(mut state) = shared(Some(entry), flags) else { return Ok(None) };
+        let pending = state.as_deref().map_or(Pending::Few, Pending::of);
+        if !waits && (pending == Pending::TooMany || !filesystem.is_below_limits(write_state)?) {
             return Ok(None);
         }
         match pending {
             Pending::Few => {}
             Pending::Many { count, pause } => {
-                self.owed += pause;
-                if count.abs_diff(self.pending_seen) >= PENDING_LOOK {
+                self.throttle_delay += pause;
+                if count.abs_diff(self.pending_seen) >= PENDING_REPORT_STEP {
                     self.pending_seen = count;
-                    writer.signal.want_merge(entry);
+                    write_state.signal.queue_merge(entry);
                 }
             }
             Pending::TooMany => {
-                drop(body);
-                filesystem.merge_first(writer, entry);
-                body = Some(entry.body());
+                drop(state);
+                filesystem.merge_excess(write_state, entry);
+                state = Some(entry.lock_shared());
             }
         }
-        let Some(body) = body else { return Ok(Some(Way::Alone)) };
+        let Some(state) = state else { return Ok(Some(WritePath::Exclusive)) };
         let range = offset..offset + length(buffer.len());
-        let patience = if waits { Patience::Any } else { Patience::None };
-        let room = (&mut *self.core.room(), patience);
-        let Some(write) = file.begin_shared_write(&body, &range, privileges, room)? else {
-            return Ok(Some(Way::Alone));
+        let wait = if waits { Wait::Block } else { Wait::NoWait };
+        let allocation = (&mut *self.core.allocation_run(), wait);
+        let Some(write) = file.begin_shared_write(&state, &range, privileges, allocation)? else {
+            return Ok(Some(WritePath::Exclusive));
         };
-        let needs_stable = write.wants_digests() || self.core.has_copies(write.logical());
+        let needs_stable = write.wants_checksums() || self.core.has_copies(write.logical());
         if needs_stable && falls_back {
             write.fail(file.source());
-            return Ok(Some(Way::Cached));
+            return Ok(Some(WritePath::Cached));
         }
         let is_fit = is_reachable(buffer) && (is_stable || !needs_stable);
-        let carry = if is_fit { Carry::ZeroCopy } else { Carry::Bounce };
-        file.note_shared_write(writer, entry, &body);
-        Ok(Some(Way::InFlight(write, carry)))
+        let copy_mode = if is_fit { CopyMode::ZeroCopy } else { CopyMode::Bounce };
+        file.note_shared_write(write_state, entry, &state);
+        Ok(Some(WritePath::InFlight(write, copy_mode)))
     }
 }
 
-/// Whether devices can transfer in this memory.
+/// Returns whether devices can transfer to and from this memory.
 pub(super) fn is_reachable(buffer: &Buffer) -> bool {
     buffer.as_ptr().addr().is_multiple_of(ALIGN)
 }
 
-/// A lock that would have to be waited for.
+/// The lock is not free.
 struct Busy;
 
-/// The inode shared, or at once or not at all.
+/// Takes the inode lock shared; without waiting if `flags` has `NOWAIT`.
 fn shared(
     entry: Option<&std::sync::Arc<InodeEntry>>,
     flags: IoFlags,
-) -> Result<Option<RwLockReadGuard<'_, Body>>, Busy> {
+) -> Result<Option<RwLockReadGuard<'_, InodeState>>, Busy> {
     let Some(entry) = entry else { return Ok(None) };
     if !flags.contains(IoFlags::NOWAIT) {
-        return Ok(Some(entry.body()));
+        return Ok(Some(entry.lock_shared()));
     }
-    entry.try_body().map(Some).ok_or(Busy)
+    entry.try_lock_shared().map(Some).ok_or(Busy)
 }

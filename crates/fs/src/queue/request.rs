@@ -1,8 +1,8 @@
-//! One request of a queue, and the blocking calls that serve what no shorter way does.
+//! One request of a queue, and the blocking calls that serve requests which cannot be in flight.
 
-use super::{Done, IoFlags, SyncKind};
+use super::{Completion, IoFlags, SyncKind};
 use crate::{DirectStability, File, Privileges, Result};
-use butternut_pages::Stay;
+use butternut_pages::CacheMode;
 use butternut_sys::buffer::Buffer;
 
 #[derive(Debug)]
@@ -11,7 +11,7 @@ pub(super) struct Request {
     pub(super) tag: u64,
     pub(super) buffer: Buffer,
     pub(super) operation: Operation,
-    /// A direct write that goes through the page cache.
+    /// A direct write that falls back to the page cache.
     pub(super) is_fallback: bool,
 }
 
@@ -36,32 +36,33 @@ impl Request {
         self.operation.flags()
     }
 
-    /// Carries the request out if that waits for nothing; gives it back otherwise.
-    pub(super) fn run_at_once(self) -> std::result::Result<Done, Self> {
+    /// Serves the request if it does not block; returns it otherwise.
+    pub(super) fn run_nowait(self) -> std::result::Result<Completion, Self> {
         let Self { file, tag, mut buffer, operation, is_fallback } = self;
         let flags = operation.flags();
-        let stay = if flags.contains(IoFlags::UNCACHED) { Stay::Uncached } else { Stay::Cached };
+        let stay =
+            if flags.contains(IoFlags::UNCACHED) { CacheMode::Uncached } else { CacheMode::Cached };
         let result = match operation {
             _ if flags.contains(IoFlags::DIRECT) || flags.contains(IoFlags::DSYNC) => None,
             Operation::Sync(_) => None,
-            Operation::Read { offset, .. } => file.read_at_once(offset, &mut buffer, stay).map(Ok),
+            Operation::Read { offset, .. } => file.read_nowait(offset, &mut buffer, stay).map(Ok),
             Operation::Write { offset, privileges, .. } => {
                 let offset = (!flags.contains(IoFlags::APPEND)).then_some(offset);
-                file.write_at_once(offset, &buffer, privileges, stay)
+                file.write_nowait(offset, &buffer, privileges, stay)
             }
         };
         match result {
             Some(result) => {
                 count_fallback(&file, is_fallback);
-                Ok(Done { tag, buffer, result })
+                Ok(Completion { tag, buffer, result })
             }
             None => Err(Self { file, tag, buffer, operation, is_fallback }),
         }
     }
 
-    /// Carries the request out, however long that takes. `memory` is where bytes are copied that
-    /// may change meanwhile.
-    pub(super) fn run(self, memory: impl FnOnce(usize) -> Buffer) -> Done {
+    /// Serves the request, however long that takes. `memory` returns a buffer to which bytes are
+    /// copied that may change meanwhile.
+    pub(super) fn run(self, memory: impl FnOnce(usize) -> Buffer) -> Completion {
         let Self { file, tag, mut buffer, operation, is_fallback } = self;
         count_fallback(&file, is_fallback);
         let result = match operation {
@@ -73,10 +74,12 @@ impl Request {
             }
             Operation::Read { offset, .. } => file.read_at(offset, &mut buffer),
             Operation::Write { offset, flags, privileges } => {
-                // What goes down from here is summed and written: it must not change in between.
-                let goes_down = flags.contains(IoFlags::DIRECT) || !file.source().has_flusher();
+                // Bytes that are written to a device from here must not change between checksum and
+                // device.
+                let reaches_device =
+                    flags.contains(IoFlags::DIRECT) || !file.source().has_flusher();
                 let is_trusted = file.stability() == DirectStability::Trust;
-                if goes_down && !buffer.is_stable() && !is_trusted {
+                if reaches_device && !buffer.is_stable() && !is_trusted {
                     if flags.contains(IoFlags::DIRECT) {
                         file.lane_counters().dio_write_bounced.add();
                     }
@@ -90,7 +93,7 @@ impl Request {
             Operation::Sync(SyncKind::Data) => file.sync_data().map(|()| 0),
             Operation::Sync(SyncKind::All) => file.sync_all().map(|()| 0),
         };
-        Done { tag, buffer, result }
+        Completion { tag, buffer, result }
     }
 }
 
@@ -110,7 +113,7 @@ fn write(
     let written = if flags.contains(IoFlags::APPEND) {
         file.append(bytes, privileges)?.1
     } else if flags.contains(IoFlags::DIRECT) {
-        file.write_direct_alone(offset, bytes, privileges)?
+        file.write_direct_exclusive(offset, bytes, privileges)?
     } else if flags.contains(IoFlags::UNCACHED) {
         file.write_uncached(offset, bytes, privileges)?
     } else {

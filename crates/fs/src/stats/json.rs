@@ -1,13 +1,13 @@
-//! Counts as JSON: an object for each group, times in nanoseconds.
+//! [`Stats`] as JSON: an object for each group; times in nanoseconds.
 
 use super::Stats;
 use super::metrics::DEVICE;
-use crate::histogram::Latency;
+use crate::stats::histogram::Latency;
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 
 impl Stats {
-    /// One line of JSON. Keys are kept from release to release.
+    /// Returns one line of JSON. Keys do not change from release to release.
     pub fn to_json(&self) -> String {
         let mut all = Map::new();
         all.insert("is_writable".into(), self.is_writable.into());
@@ -16,7 +16,7 @@ impl Stats {
             for metric in metrics {
                 let value = match metric.label {
                     None => metric.value.into(),
-                    // Those of one name are one object.
+                    // Metrics that share a name form one object.
                     Some((_, label)) => {
                         let mut labelled = values.remove(metric.name).unwrap_or_else(|| json!({}));
                         labelled[label] = metric.value.into();
@@ -39,9 +39,9 @@ impl Stats {
         let latency =
             latency.map(|(operation, times)| (operation.name().to_owned(), object(times)));
         all.insert("latency".into(), Value::Object(latency.collect()));
-        let switches = self.switches.named().into_iter();
-        let switches = switches.map(|switch| (switch.key.to_owned(), switch.value.into()));
-        all.insert("switches".into(), Value::Object(switches.collect()));
+        let tunables = self.tunables.named().into_iter();
+        let tunables = tunables.map(|tunable| (tunable.key.to_owned(), tunable.value.into()));
+        all.insert("tunables".into(), Value::Object(tunables.collect()));
         Value::Object(all).to_string()
     }
 }
@@ -63,13 +63,13 @@ fn nanos(time: Duration) -> u64 {
 }
 
 #[test]
-fn keys_are_those_that_scripts_know() {
+fn json_keys_are_stable() {
     let text = Stats::sample().to_json();
     assert!(!text.contains('\n'));
     let value: Value = serde_json::from_str(&text).unwrap();
     let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
     let groups = ["is_writable", "lanes", "pages", "memory", "trees", "rescues"];
-    assert_eq!(keys(&value), [&groups[..], &["devices", "latency", "switches"]].concat());
+    assert_eq!(keys(&value), [&groups[..], &["devices", "latency", "tunables"]].concat());
     for (group, key) in [
         ("lanes", "dio_read_simple"),
         ("lanes", "nowait_again"),
@@ -87,5 +87,5 @@ fn keys_are_those_that_scripts_know() {
     assert_eq!(value["devices"][0]["path"], "a \"b\"\\c.img");
     let times = ["count", "sum_ns", "mean_ns", "p50_ns", "p99_ns", "p999_ns", "max_ns"];
     assert_eq!(keys(&value["latency"]["fsync"]), times);
-    assert_eq!(value["switches"]["dio_stable"], "bounce");
+    assert_eq!(value["tunables"]["dio_stable"], "bounce");
 }

@@ -1,29 +1,28 @@
-//! The names of everything that is counted, with what each counts: what all forms of printing
-//! share, so that none of them leaves something out.
+//! The names and descriptions of all metrics, which all output formats share.
 
 use super::{DeviceCounts, Stats};
-use crate::LaneCounts;
+use crate::stats::LaneCounts;
 
-/// What becomes of a number as time passes.
+/// How a metric changes over time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// It grows.
+    /// It only grows.
     Counter,
-    /// It goes up and down.
+    /// It grows and shrinks.
     Gauge,
 }
 
-/// A number with its name.
+/// A named metric.
 pub(super) struct Metric {
     pub(super) name: &'static str,
-    /// Tells it from others of its name, which follow one another: a word, and its value here.
+    /// The label (key and value) that distinguishes metrics of one name, which are adjacent.
     pub(super) label: Option<(&'static str, &'static str)>,
     pub(super) what: &'static str,
     pub(super) kind: Kind,
     pub(super) value: u64,
 }
 
-/// A number that every device has.
+/// A metric of each device.
 pub(super) struct DeviceMetric {
     pub(super) name: &'static str,
     pub(super) what: &'static str,
@@ -58,57 +57,61 @@ pub(super) const DEVICE: [DeviceMetric; 11] = [
     },
     DeviceMetric {
         name: "corruption_errors",
-        what: "Reads whose bytes did not pass their check.",
+        what: "Reads whose bytes failed their check.",
         of: |device| device.corruption_errors,
     },
     DeviceMetric {
         name: "generation_errors",
-        what: "Blocks of another generation than asked for.",
+        what: "Tree blocks with another generation than expected.",
         of: |device| device.generation_errors,
     },
 ];
 
 impl Stats {
-    /// The numbers of the filesystem as a whole, in groups with names.
+    /// Returns the metrics of the filesystem as a whole, in named groups.
     pub(super) fn groups(&self) -> Vec<(&'static str, Vec<Metric>)> {
         let counted = self.lanes.named().into_iter().zip(LaneCounts::described());
         let lanes = counted.map(|((name, value), (_, what))| counter(name, what, value)).collect();
         let (memory, counters) = (&self.memory, &self.counters);
         let memory = vec![
-            gauge("dirty_bytes", "Bytes of files that no device has.", memory.dirty_bytes),
-            gauge("dirty_files", "Files with something that no tree has.", memory.dirty_files),
+            gauge(
+                "dirty_bytes",
+                "Bytes of file data that are not on the devices.",
+                memory.dirty_bytes,
+            ),
+            gauge(
+                "dirty_files",
+                "Files with data or attributes that no tree has.",
+                memory.dirty_files,
+            ),
             gauge(
                 "pending_writes",
-                "Writes that are down, or on their way, and in no tree.",
+                "Writes on the devices or under writeback that no tree has.",
                 memory.pending_writes,
             ),
             gauge(
                 "dirty_tree_bytes",
-                "Bytes of tree blocks that are to be committed.",
+                "Bytes of tree blocks that the next commit writes.",
                 memory.dirty_tree_bytes,
             ),
-            gauge("inodes", "Inodes whose attributes are kept.", memory.inodes),
-            gauge(
-                "idle_files",
-                "Files without a handle that keep the state of their data.",
-                memory.idle_files,
-            ),
+            gauge("inodes", "Inodes in memory.", memory.inodes),
+            gauge("idle_files", "Closed files whose state is kept.", memory.idle_files),
             gauge(
                 "buffer_bytes",
-                "Bytes of buffers of tree blocks and data in flight, used or kept.",
+                "Bytes of buffers of tree blocks and data in flight, used or cached.",
                 memory.buffer_bytes,
             ),
         ];
         let trees = vec![
-            counter("commits", "Transactions that were committed.", self.commits),
+            counter("commits", "Transactions committed.", self.commits),
             counter(
                 "node_cache_misses",
-                "Tree blocks that were not in memory.",
+                "Tree blocks that were not in the node cache.",
                 counters.node_cache_misses,
             ),
             counter(
                 "node_cache_evictions",
-                "Tree blocks that had to make room.",
+                "Tree blocks evicted from the node cache.",
                 counters.node_cache_evictions,
             ),
         ];
@@ -126,12 +129,12 @@ impl Stats {
         vec![
             counter(
                 "rescued_sectors",
-                "Sectors of files that another copy, parity or a second read gave.",
+                "File data sectors recovered from a mirror, from parity or by a second read.",
                 rescues.sectors,
             ),
-            counter("lost_sectors", "Sectors of files that no copy had.", rescues.sectors_lost),
-            counter("rescued_blocks", "Tree blocks that another copy gave.", rescues.blocks),
-            counter("lost_blocks", "Tree blocks that no copy had.", rescues.blocks_lost),
+            counter("lost_sectors", "File data sectors that no mirror had.", rescues.sectors_lost),
+            counter("rescued_blocks", "Tree blocks recovered from a mirror.", rescues.blocks),
+            counter("lost_blocks", "Tree blocks that no mirror had.", rescues.blocks_lost),
         ]
     }
 }

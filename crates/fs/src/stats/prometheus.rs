@@ -1,8 +1,8 @@
-//! Counts in the text format that Prometheus reads, version 0.0.4.
+//! [`Stats`] in the text format of Prometheus, version 0.0.4.
 //!
-//! Counters end in `_total`; what is counted in parts has a label for each. Times are seconds, each
-//! operation one line of a summary, and its longest a gauge. A switch is a gauge of 1 with its
-//! value as a label.
+//! Counters end in `_total`; metrics that share a name are distinguished by a label. Times are in
+//! seconds: a summary for each operation, and a gauge for its longest time. A tunable is a gauge of
+//! 1 with its value as a label.
 
 use super::Stats;
 use super::metrics::{DEVICE, Kind};
@@ -12,7 +12,7 @@ use std::time::Duration;
 const PREFIX: &str = "butternut_";
 
 impl Stats {
-    /// The text that a scrape is answered with.
+    /// Returns the response to a scrape.
     pub fn to_prometheus(&self) -> String {
         let mut text = String::new();
         // Writing into a String cannot fail.
@@ -51,23 +51,23 @@ impl Stats {
             }
         }
         self.write_latency_summary(out)?;
-        head(out, "butternut_switch", "The switches, each with its value.", "gauge")?;
-        for switch in self.switches.named() {
-            let (key, value) = (switch.key, switch.value);
-            writeln!(out, "butternut_switch{{key=\"{key}\",value=\"{value}\"}} 1")?;
+        head(out, "butternut_tunable", "The tunables, each with its value.", "gauge")?;
+        for tunable in self.tunables.named() {
+            let (key, value) = (tunable.key, tunable.value);
+            writeln!(out, "butternut_tunable{{key=\"{key}\",value=\"{value}\"}} 1")?;
         }
         Ok(())
     }
 
     fn write_latency_summary(&self, out: &mut String) -> fmt::Result {
         let name = "butternut_latency_seconds";
-        head(out, name, "How long operations took.", "summary")?;
+        head(out, name, "Latency of operations.", "summary")?;
         for (operation, times) in &self.latency {
             let of = operation.name();
             let quantiles = [("0.5", times.p50), ("0.99", times.p99), ("0.999", times.p999)];
             for (quantile, time) in quantiles {
                 let labels = format!("operation=\"{of}\",quantile=\"{quantile}\"");
-                // Of nothing there is no quantile.
+                // Without samples there is no quantile.
                 let time = if times.count == 0 { "NaN".into() } else { seconds(time) };
                 writeln!(out, "{name}{{{labels}}} {time}")?;
             }
@@ -75,7 +75,7 @@ impl Stats {
             writeln!(out, "{name}_count{{operation=\"{of}\"}} {}", times.count)?;
         }
         let name = "butternut_latency_max_seconds";
-        head(out, name, "How long the longest operation took.", "gauge")?;
+        head(out, name, "Latency of the longest operation.", "gauge")?;
         for (operation, times) in &self.latency {
             writeln!(out, "{name}{{operation=\"{}\"}} {}", operation.name(), seconds(times.max))?;
         }
@@ -88,7 +88,7 @@ fn head(out: &mut String, name: &str, what: &str, kind: &str) -> fmt::Result {
     writeln!(out, "# HELP {name} {what}\n# TYPE {name} {kind}")
 }
 
-/// The value of a label, escaped as the format wants it.
+/// Escapes the value of a label.
 fn label(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
     use std::collections::{HashMap, HashSet};
 
-    /// Takes a sample apart: name, labels, value.
+    /// Splits a sample into name, labels and value.
     fn sample(line: &str) -> (&str, Vec<(&str, String)>, &str) {
         let end = line.find(['{', ' ']).unwrap();
         let (name, mut rest) = line.split_at(end);
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_is_what_the_format_asks_for() {
+    fn the_text_conforms_to_the_format() {
         let text = Stats::sample().to_prometheus();
         assert!(text.ends_with('\n') && text.is_ascii());
         let mut kinds = HashMap::new();

@@ -1,4 +1,4 @@
-//! Counts as people read them.
+//! [`Stats`] as text for people.
 
 use super::Stats;
 use super::metrics::DEVICE;
@@ -23,16 +23,16 @@ impl Display for Stats {
             writeln!(f, "device {} ({})", device.id, path.escape_debug())?;
             for metric in &DEVICE {
                 let value = (metric.of)(device);
-                // An error stands out where the other kinds of errors are not there.
+                // Error counts of 0 are left out, so that other counts stand out.
                 if value > 0 || !metric.name.ends_with("_errors") {
                     writeln!(f, "  {:<26} {value:>14}", metric.name)?;
                 }
             }
         }
         self.write_latency(f)?;
-        writeln!(f, "switches")?;
-        for switch in self.switches.named() {
-            writeln!(f, "  {:<26} {:>14}", switch.key, switch.value)?;
+        writeln!(f, "tunables")?;
+        for tunable in self.tunables.named() {
+            writeln!(f, "  {:<26} {:>14}", tunable.key, tunable.value)?;
         }
         Ok(())
     }
@@ -57,7 +57,7 @@ impl Stats {
     }
 }
 
-/// A time in a unit that leaves it short.
+/// Formats a time in the largest unit that does not lose digits that matter.
 fn shown(time: Duration) -> String {
     let nanos = time.as_nanos();
     let mut divisor = 1;
@@ -81,7 +81,7 @@ fn with_tenth(nanos: u128, divisor: u128, unit: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Latency;
+    use crate::stats::Latency;
 
     #[test]
     fn times_have_few_digits() {
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_never_happened_takes_no_line_of_the_latencies() {
+    fn operations_without_samples_are_left_out() {
         let mut stats = Stats::sample();
         assert!(!stats.to_string().contains("fsync"));
         let fsync = stats.latency.iter_mut().find(|(op, _)| op.name() == "fsync").unwrap();

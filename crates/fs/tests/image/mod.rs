@@ -1,17 +1,18 @@
-//! Small images made by `mkfs.btrfs --rootdir`, for tests and for the examples in the docs.
+//! Small images made by `mkfs.btrfs --rootdir`, for tests and for the examples in the
+//! documentation.
 //!
-//! No root rights and no kernel mount are needed; `mkfs.btrfs` (Debian: btrfs-progs) is.
+//! They need no root and no kernel mount, only `mkfs.btrfs` (Debian: btrfs-progs).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A directory that holds an image, and goes away with it.
+/// A temporary directory with an image, which is removed on drop.
 pub(crate) struct Image {
     _dir: tempfile::TempDir,
     pub(crate) path: PathBuf,
 }
 
-/// Makes an image of what `fill` puts into an empty directory.
+/// Makes an image of the files that `fill` writes into an empty directory.
 pub(crate) fn image_of(options: &[&str], fill: impl FnOnce(&Path)) -> Image {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let (source, path) = (dir.path().join("source"), dir.path().join("volume.img"));
@@ -26,6 +27,6 @@ pub(crate) fn image_of(options: &[&str], fill: impl FnOnce(&Path)) -> Image {
         .output()
         .expect("mkfs.btrfs runs (Debian: apt-get install btrfs-progs)");
     assert!(made.status.success(), "mkfs.btrfs: {}", String::from_utf8_lossy(&made.stderr));
-    std::fs::remove_dir_all(&source).expect("the source directory is ours");
+    std::fs::remove_dir_all(&source).expect("the source directory can be removed");
     Image { _dir: dir, path }
 }

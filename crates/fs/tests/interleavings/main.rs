@@ -1,56 +1,47 @@
-//! The inode table under every order of threads that chance finds: its own source, compiled with
-//! locks and atomics that a scheduler controls, over a directory and an inode tree that are maps.
-//! Threads create, link, rename, unlink, open and write few names; an inode with two entries loses
-//! the writes of one of them.
+//! The inode table under random thread schedules: its own source, compiled with locks and atomics
+//! that a scheduler controls, over a directory and an inode tree that are maps. Threads create,
+//! link, rename, unlink, open and write a few names. If an inode had two entries, the writes of one
+//! would be lost.
 
 #![allow(
     dead_code,
     unreachable_pub,
     unused_imports,
     clippy::unwrap_used,
-    reason = "the source is that of the library, of which a test uses a part; it stops at the \
-              first surprise"
+    reason = "the source is that of the library, of which a test uses a part; it panics on \
+              failure"
 )]
 
-#[path = "../../src/dirty_inodes.rs"]
-mod dirty_inodes;
-#[path = "../../src/id.rs"]
+#[path = "../../src/inode/dirty.rs"]
+mod dirty;
+#[path = "../../src/inode/id.rs"]
 mod id;
-#[path = "../../src/inode_table.rs"]
-mod inode_table;
+#[path = "../../src/inode/table.rs"]
+mod table;
 
-/// In the place of the library's `sync`.
-mod sync {
-    pub(crate) use shuttle::sync::atomic;
-    pub(crate) use shuttle::sync::{Mutex, MutexGuard};
-    pub(crate) use shuttle::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+mod sync;
 
-    pub(crate) fn run(test: fn()) {
-        shuttle::check_random(test, 1);
-    }
-}
+/// Replaces the library's `pin`.
+mod pin {
+    pub(crate) struct NoUnpin;
 
-/// In the place of the library's `held`.
-mod held {
-    pub(crate) struct NoRelease;
-
-    impl NoRelease {
+    impl NoUnpin {
         pub(crate) fn begin() -> Self {
             Self
         }
     }
 }
 
-/// In the place of the library's `idle`.
+/// Replaces the library's `idle`.
 mod idle {
     #[derive(Debug, Default)]
     pub(crate) struct IsIdle(());
 }
 
-/// In the place of the library's `new_inode`.
+/// Replaces the library's `new_inode`.
 mod new_inode {
     #[derive(Debug)]
-    pub(crate) struct HandedDown;
+    pub(crate) struct Inheritance;
 }
 
 pub use id::FileId;
@@ -63,14 +54,14 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 use butternut_format::inode::Inode;
-use dirty_inodes::DirtyInodes;
-use inode_table::{Bodies, Body, InodeEntry, InodeTable};
+use dirty::DirtyInodes;
 use shuttle::sync::Mutex;
 use shuttle::thread;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use table::{InodeEntry, InodeState, InodeTable, LockedInodes};
 
-/// The directory and the inode tree, each edit one step.
+/// The directory and the inode tree; each edit is one step.
 #[derive(Default)]
 struct Trees {
     names: BTreeMap<u8, FileId>,
@@ -83,13 +74,13 @@ struct World {
     trees: Mutex<Trees>,
     /// The directory's inode lock.
     directory: Arc<InodeEntry>,
-    /// Entries with data that no tree has.
+    /// Entries with data that is in no tree.
     dirty: Mutex<BTreeMap<FileId, Arc<InodeEntry>>>,
-    /// Writes that returned.
+    /// Number of completed writes per inode.
     written: Mutex<BTreeMap<FileId, u64>>,
 }
 
-/// A regular file with so many names.
+/// A regular file with `nlink` names.
 fn inode(nlink: u32) -> Inode {
     const MODE_AT: usize = 52;
     let mut item = [0; 160];
@@ -99,7 +90,7 @@ fn inode(nlink: u32) -> Inode {
 
 impl World {
     fn new() -> Arc<Self> {
-        // One place in each shard: entries leave as soon as nothing refers to them.
+        // One entry per shard: entries are evicted as soon as nothing refers to them.
         let table = InodeTable::new(1);
         let directory = table.entry(FileId::new(5, 256));
         let trees = Trees { next_ino: 257, ..Trees::default() };
@@ -112,9 +103,9 @@ impl World {
         trees.links.get(&id).map(|links| inode(*links)).ok_or(Error::Stale { id })
     }
 
-    /// As the library makes an inode: the entry first, then the change.
+    /// As in the library: the entry is created first, then the trees change.
     fn create(&self, name: u8) {
-        let _directory = self.directory.body_mut();
+        let _directory = self.directory.lock();
         if self.trees.lock().unwrap().names.contains_key(&name) {
             return;
         }
@@ -125,7 +116,7 @@ impl World {
         };
         let id = FileId::new(5, ino);
         let entry = self.table.entry(id);
-        let own = entry.body_mut();
+        let own = entry.lock();
         entry.set(inode(1));
         let mut trees = self.trees.lock().unwrap();
         trees.links.insert(id, 1);
@@ -140,41 +131,41 @@ impl World {
     fn open(&self, name: u8) -> Option<Arc<InodeEntry>> {
         let id = self.lookup(name)?;
         let entry = self.table.entry(id);
-        let body = entry.body();
+        let state = entry.lock_shared();
         entry.inode(|| self.read(id)).ok()?;
-        entry.hold();
-        drop(body);
+        entry.pin();
+        drop(state);
         Some(entry)
     }
 
     fn write(&self, entry: &Arc<InodeEntry>) {
-        let mut body = entry.body_mut();
+        let mut state = entry.lock();
         entry.inode(|| self.read(entry.id)).unwrap();
-        body.next_index = Some(body.next_index.unwrap_or(0) + 1);
+        state.next_index = Some(state.next_index.unwrap_or(0) + 1);
         self.dirty.lock().unwrap().insert(entry.id, Arc::clone(entry));
         *self.written.lock().unwrap().entry(entry.id).or_default() += 1;
     }
 
     fn close(&self, entry: &Arc<InodeEntry>) {
-        if entry.let_go() && entry.known().is_some_and(|inode| inode.nlink == 0) {
-            let _body = entry.body_mut();
-            if entry.known().is_some() && !entry.is_held() {
-                self.forget(entry);
+        if entry.unpin() && entry.cached().is_some_and(|inode| inode.nlink == 0) {
+            let _state = entry.lock();
+            if entry.cached().is_some() && !entry.is_pinned() {
+                self.delete(entry);
             }
         }
     }
 
-    /// The inode is no more. The caller has its body.
-    fn forget(&self, entry: &InodeEntry) {
+    /// Deletes the inode. The caller holds its lock exclusively.
+    fn delete(&self, entry: &InodeEntry) {
         self.trees.lock().unwrap().links.remove(&entry.id);
-        entry.set_gone();
+        entry.set_deleted();
         self.dirty.lock().unwrap().remove(&entry.id);
         self.written.lock().unwrap().remove(&entry.id);
         self.table.remove(entry);
     }
 
-    /// Removes a name with the directory and the inode locked; `to` is the name that it moves to.
-    fn take_name(&self, name: u8, to: Option<u8>) {
+    /// Removes a name with the directory and the inode locked; `to` is its new name in a rename.
+    fn remove_name(&self, name: u8, to: Option<u8>) {
         loop {
             let Some(id) = self.lookup(name) else { return };
             let victim = to.and_then(|to| self.lookup(to));
@@ -184,7 +175,7 @@ impl World {
             let entries = [Some(id), victim].map(|id| id.map(|id| self.table.entry(id)));
             let mut all: Vec<&InodeEntry> = vec![&self.directory];
             all.extend(entries.iter().flatten().map(|entry| &**entry));
-            let _bodies = Bodies::lock(&all);
+            let _locked = LockedInodes::lock(&all);
             if self.lookup(name) != Some(id) || to.and_then(|to| self.lookup(to)) != victim {
                 continue;
             }
@@ -192,27 +183,27 @@ impl World {
             trees.names.remove(&name);
             to.map(|to| trees.names.insert(to, id));
             drop(trees);
-            let loser = if to.is_some() { &entries[1] } else { &entries[0] };
-            if let Some(loser) = loser {
-                self.lose_name(loser);
+            let unlinked = if to.is_some() { &entries[1] } else { &entries[0] };
+            if let Some(unlinked) = unlinked {
+                self.drop_link(unlinked);
             }
             return;
         }
     }
 
-    fn lose_name(&self, entry: &Arc<InodeEntry>) {
+    fn drop_link(&self, entry: &Arc<InodeEntry>) {
         let now = entry.inode(|| self.read(entry.id)).unwrap().nlink - 1;
         self.trees.lock().unwrap().links.insert(entry.id, now);
         entry.set(inode(now));
-        if now == 0 && !entry.is_held() {
-            self.forget(entry);
+        if now == 0 && !entry.is_pinned() {
+            self.delete(entry);
         }
     }
 
     fn link(&self, name: u8, to: u8) {
         let Some(id) = self.lookup(name) else { return };
         let entry = self.table.entry(id);
-        let _bodies = Bodies::lock(&[&self.directory, &entry]);
+        let _locked = LockedInodes::lock(&[&self.directory, &entry]);
         let Ok(known) = entry.inode(|| self.read(id)) else { return };
         let mut trees = self.trees.lock().unwrap();
         if known.nlink == 0 || trees.names.contains_key(&to) {
@@ -224,11 +215,11 @@ impl World {
         entry.set(inode(known.nlink + 1));
     }
 
-    /// Every write that returned is in the one state of its inode.
+    /// Checks that each inode has one state, with every completed write.
     fn check(&self) {
         for (id, count) in &*self.written.lock().unwrap() {
             let entry = self.table.entry(*id);
-            assert_eq!(entry.body().next_index, Some(*count), "{id:?} has another state");
+            assert_eq!(entry.lock_shared().next_index, Some(*count), "{id:?} has another state");
         }
         let trees = self.trees.lock().unwrap();
         for (id, links) in &trees.links {
@@ -238,7 +229,7 @@ impl World {
     }
 }
 
-/// Opens, writes and closes what a name leads to; twice.
+/// Opens, writes and closes the file of a name, twice.
 fn use_name(world: &World, name: u8) {
     for _ in 0..2 {
         if let Some(entry) = world.open(name) {
@@ -248,19 +239,19 @@ fn use_name(world: &World, name: u8) {
     }
 }
 
-/// Under so many orders, found at random and by few preemptions.
+/// Runs the test under `rounds` random schedules, and as many with few preemptions.
 fn explore(rounds: usize, test: impl Fn() + Send + Sync + Clone + 'static) {
     shuttle::check_random(test.clone(), rounds);
     shuttle::check_pct(test, rounds, 3);
 }
 
-fn run(works: Vec<fn(&World)>) {
+fn run(tasks: Vec<fn(&World)>) {
     let world = World::new();
-    let threads: Vec<_> = works
+    let threads: Vec<_> = tasks
         .into_iter()
-        .map(|work| {
+        .map(|task| {
             let world = Arc::clone(&world);
-            thread::spawn(move || work(&world))
+            thread::spawn(move || task(&world))
         })
         .collect();
     for thread in threads {
@@ -270,36 +261,36 @@ fn run(works: Vec<fn(&World)>) {
 }
 
 #[test]
-fn a_file_that_is_made_and_found_at_once_has_one_entry() {
+fn a_file_that_is_looked_up_during_its_creation_has_one_entry() {
     explore(3000, || {
         run(vec![|world| world.create(1), |world| use_name(world, 1), |world| use_name(world, 1)]);
     });
 }
 
 #[test]
-fn names_that_move_and_go_leave_one_entry_to_each_inode() {
+fn renames_and_unlinks_keep_one_entry_per_inode() {
     explore(3000, || {
         run(vec![
             |world| {
                 world.create(1);
                 world.link(1, 2);
-                world.take_name(1, None);
+                world.remove_name(1, None);
             },
             |world| {
                 use_name(world, 2);
-                world.take_name(2, Some(1));
+                world.remove_name(2, Some(1));
             },
             |world| {
                 use_name(world, 1);
                 world.create(1);
-                world.take_name(1, Some(2));
+                world.remove_name(1, Some(2));
             },
         ]);
     });
 }
 
 #[test]
-fn an_entry_that_others_push_out_is_made_again_only_when_it_is_clean() {
+fn only_a_clean_entry_is_evicted_and_recreated() {
     explore(3000, || {
         run(vec![
             |world| {
@@ -317,17 +308,17 @@ fn an_entry_that_others_push_out_is_made_again_only_when_it_is_clean() {
 }
 
 #[test]
-fn each_thread_that_shares_an_inode_finds_it_listed_when_it_has_added_it() {
+fn an_inode_is_listed_as_dirty_once_any_thread_has_added_it() {
     explore(1000, || {
         let dirty = Arc::new(DirtyInodes::default());
-        let entry = InodeEntry::new(FileId::new(5, 257), Some(inode(1)), Body::default());
+        let entry = InodeEntry::new(FileId::new(5, 257), Some(inode(1)), InodeState::default());
         let threads: Vec<_> = (0..2)
             .map(|_| {
                 let (dirty, entry) = (Arc::clone(&dirty), Arc::clone(&entry));
                 thread::spawn(move || {
-                    let body = entry.body();
+                    let state = entry.lock_shared();
                     dirty.add(&entry);
-                    drop(body);
+                    drop(state);
                     let listed = dirty.range_from(FileId::new(0, 0), 1);
                     assert!(!listed.is_empty(), "a sync would not find it");
                 })
@@ -336,9 +327,9 @@ fn each_thread_that_shares_an_inode_finds_it_listed_when_it_has_added_it() {
         for thread in threads {
             thread.join().unwrap();
         }
-        let body = entry.body_mut();
+        let state = entry.lock();
         dirty.remove(&entry);
-        drop(body);
+        drop(state);
         assert_eq!(dirty.len(), 0);
     });
 }

@@ -1,4 +1,4 @@
-//! A volume seen through the library, and through the kernel's mount of it, entry by entry.
+//! Compares a volume read through the library with the kernel's mount of it, entry by entry.
 
 use butternut::{FIRST_ENTRY, FileId, FileKind, Filesystem, ReadAt, Stat};
 use rustix::fs::{self, AtFlags, StatxFlags};
@@ -15,7 +15,7 @@ fn seconds(time: fs::StatxTimestamp) -> (i64, u32) {
     (time.tv_sec, time.tv_nsec)
 }
 
-/// What both sides say of an inode, in one comparable form.
+/// Returns the attributes of an inode in a form that both sides can be compared in.
 fn ours(stat: &Stat) -> Vec<(&'static str, String)> {
     let changed = if stat.ino == PLACEHOLDER_INO { None } else { Some((stat.mtime, stat.ctime)) };
     let changed = changed.map(|(m, c)| ((m.secs, m.nanos), (c.secs, c.nanos)));
@@ -105,7 +105,7 @@ fn compare_data(filesystem: &Filesystem, id: FileId, path: &Path) {
         }
         assert!(have[..read] == want[..read], "{} differs past {offset}", path.display());
         if read == 0 {
-            assert_eq!(theirs.read(&mut want).unwrap(), 0, "{} goes on", path.display());
+            assert_eq!(theirs.read(&mut want).unwrap(), 0, "{} is longer", path.display());
             break;
         }
         offset += read as u64;
@@ -114,10 +114,10 @@ fn compare_data(filesystem: &Filesystem, id: FileId, path: &Path) {
     compare_holes(&ours, &theirs, path);
 }
 
-/// Many reads at once, of odd lengths at odd places, some of them past the end.
+/// Compares many parallel reads of odd lengths at odd offsets, some of them past the end.
 fn compare_scattered(ours: &butternut::File, theirs: &File, path: &Path) {
     let mut memory = vec![[0_u8; 7001]; 16];
-    let step = ours.size() / 13 + 1;
+    let step = ours.len() / 13 + 1;
     let places: Vec<u64> = (0..16).map(|number| number * step).collect();
     let reads = places.iter().zip(&mut memory);
     let mut reads: Vec<_> = reads.map(|(at, buf)| ReadAt::new(*at, buf)).collect();
@@ -125,7 +125,7 @@ fn compare_scattered(ours: &butternut::File, theirs: &File, path: &Path) {
     for read in reads {
         let mut want = [0; 7001];
         let bytes = read.result.unwrap();
-        let left = ours.size().saturating_sub(read.offset);
+        let left = ours.len().saturating_sub(read.offset);
         assert_eq!(bytes as u64, left.min(7001), "{} at {}", path.display(), read.offset);
         theirs.read_exact_at(&mut want[..bytes], read.offset).unwrap();
         assert!(read.buf[..bytes] == want[..bytes], "{} at {}", path.display(), read.offset);
@@ -150,7 +150,7 @@ fn compare_holes(ours: &butternut::File, theirs: &File, path: &Path) {
     }
 }
 
-/// Compares everything at and below a directory; gives the number of inodes seen.
+/// Compares a directory and everything below it; returns the number of inodes.
 pub(crate) fn compare(filesystem: &Filesystem, id: FileId, path: &Path) -> u64 {
     let stat = filesystem.stat(id).unwrap();
     assert_eq!(ours(&stat), kernels(path), "{}", path.display());

@@ -1,14 +1,14 @@
-//! Images that the kernel writes on loop devices, and its own mount of them to compare with.
+//! Images that the kernel writes on loop devices, and the kernel's mounts of them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use butternut_undo::{LoopGuard, MountGuard};
 
-/// Bytes of each device, sparse.
+/// Bytes of each device, a sparse file.
 const DEVICE_BYTES: u64 = 1 << 30;
 
-/// Whether these tests may run; says so where not.
+/// Returns whether these tests may run; prints a line if not.
 pub(crate) fn kernel_is_here() -> bool {
     let left_out = std::env::var_os("BUTTERNUT_NO_KERNEL").is_some();
     if left_out {
@@ -17,15 +17,15 @@ pub(crate) fn kernel_is_here() -> bool {
     !left_out
 }
 
-/// Image files on loop devices; both go away with this.
+/// Image files on loop devices; both are removed on drop.
 pub(crate) struct KernelImage {
-    /// Go before the files that they are attached to.
+    /// Dropped before the files that they are attached to.
     loops: Vec<LoopGuard>,
     pub(crate) devices: Vec<PathBuf>,
     dir: tempfile::TempDir,
 }
 
-/// A mount that is undone when dropped.
+/// A mount that is unmounted on drop.
 pub(crate) struct Mount<'a> {
     path: PathBuf,
     guard: Option<MountGuard>,
@@ -40,7 +40,7 @@ impl Mount<'_> {
 
 impl Drop for Mount<'_> {
     fn drop(&mut self) {
-        // One that is dropped is detached where a panic left files of it open.
+        // After a panic with open files, dropping the guard detaches the mount.
         if let Some(guard) = self.guard.take().filter(|_| !std::thread::panicking()) {
             guard.unmount().unwrap();
         }
@@ -48,7 +48,7 @@ impl Drop for Mount<'_> {
 }
 
 impl KernelImage {
-    /// Makes a volume of so many devices, mounts it read-write, and runs `script` in its root.
+    /// Makes a volume on `devices` devices, mounts it read-write, and runs `script` in its root.
     pub(crate) fn make(devices: usize, mkfs: &[&str], mount: &str, script: &str) -> Self {
         let shared_memory = Path::new("/dev/shm");
         let place = if shared_memory.is_dir() { shared_memory } else { Path::new("/var/tmp") };
@@ -69,7 +69,7 @@ impl KernelImage {
         let mounted = image.mount(options);
         let script = format!("set -e; cd '{}'\n{script}", mounted.path().display());
         run("bash", &["-c", &script]);
-        // Not of all mounts: other tests have theirs, with what they have not committed.
+        // Not a sync of all mounts: those of other tests may have uncommitted changes.
         run("sync", &["--file-system", &mounted.path().to_string_lossy()]);
         drop(mounted);
         image
@@ -78,8 +78,8 @@ impl KernelImage {
     pub(crate) fn mount(&self, options: &str) -> Mount<'_> {
         let path = self.dir.path().join("mount");
         std::fs::create_dir_all(&path).unwrap();
-        // The image may have been written as a file. While anybody has a loop device open, the
-        // kernel keeps what it last read through it, and would mount the superblock of then.
+        // The image may have been written as a file. While a loop device is open, the kernel caches
+        // blocks that it has read through it, and would mount the old superblock.
         let loops = self.loop_devices();
         for device in &loops {
             run("blockdev", &["--flushbufs", device]);
@@ -96,7 +96,7 @@ impl KernelImage {
     }
 }
 
-/// Runs a command to its end; what it printed, without the last newline.
+/// Runs a command to its end. Returns its output, without the last newline.
 pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output();
     let output = output.unwrap_or_else(|error| panic!("{program} cannot be run: {error}"));

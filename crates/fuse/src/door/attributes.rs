@@ -1,38 +1,38 @@
-//! Attributes, shown and set.
+//! GETATTR, STATX, SETATTR and STATFS.
 
+use butternut::server::FilesystemExt;
 use butternut::{Error, FileId, Privileges, SetAttributes, SetTime, Time};
 
-use crate::caller;
-use crate::door::{Door, Wanted};
-use crate::refusal::Answer;
-use crate::reply::Reply;
-use crate::request::Request;
-use crate::shown;
-use crate::wire::{AttrOut, SetattrIn, StatfsOut, fattr};
+use crate::attr;
+use crate::connection::protocol::{AttrOut, SetattrIn, StatfsOut, fattr};
+use crate::connection::reply::Reply;
+use crate::connection::request::Request;
+use crate::door::{Door, Outcome, caller};
+use crate::errno::ErrnoResult;
 
 impl Door {
-    pub(super) fn attributes(&self, request: &Request<'_>, reply: &mut Reply) -> Answer<()> {
+    pub(super) fn attributes(&self, request: &Request<'_>, reply: &mut Reply) -> ErrnoResult<()> {
         let stat = self.filesystem.stat(self.node(request)?)?;
-        reply.put(&shown::attributes_out(&stat, self.nodes.number(stat.id)))
+        reply.push(&attr::attr_out(&stat, self.nodes.node_id(stat.id)))
     }
 
-    pub(super) fn statx(&self, request: &Request<'_>, reply: &mut Reply) -> Answer<()> {
+    pub(super) fn statx(&self, request: &Request<'_>, reply: &mut Reply) -> ErrnoResult<()> {
         let stat = self.filesystem.stat(self.node(request)?)?;
-        reply.put(&shown::statx(&stat, self.nodes.number(stat.id)))
+        reply.push(&attr::statx_out(&stat, self.nodes.node_id(stat.id)))
     }
 
-    /// Answers STATFS. Kernel btrfs shows what was deleted as free at once; here a commit makes it
-    /// free, so one is made first where it makes a difference.
-    pub(super) fn statfs(&self, request: &Request<'_>, reply: &mut Reply) -> Answer<Wanted> {
+    /// Answers STATFS. Kernel btrfs shows deleted space as free at once; here a commit frees it. So
+    /// where much space was deleted, the reply is deferred until after a commit.
+    pub(super) fn statfs(&self, request: &Request<'_>, reply: &mut Reply) -> ErrnoResult<Outcome> {
         let stat = self.filesystem.statfs()?;
         if !self.filesystem.frees_much(&stat) {
-            reply.put(&shown::statfs(&stat))?;
-            return Ok(Wanted::Reply);
+            reply.push(&attr::statfs_out(&stat))?;
+            return Ok(Outcome::Reply);
         }
         let filesystem = self.filesystem.clone();
-        self.answer_on_thread(request, size_of::<StatfsOut>(), move |reply| {
-            filesystem.settle();
-            reply.put(&shown::statfs(&filesystem.statfs()?))
+        self.reply_deferred(request, size_of::<StatfsOut>(), move |reply| {
+            filesystem.sync_best_effort();
+            reply.push(&attr::statfs_out(&filesystem.statfs()?))
         })
     }
 
@@ -40,14 +40,14 @@ impl Door {
         &self,
         request: &mut Request<'_>,
         reply: &mut Reply,
-    ) -> Answer<()> {
+    ) -> ErrnoResult<()> {
         let set: SetattrIn = request.take()?;
         let id = self.node(request)?;
-        let is_of_cache = set.valid & !fattr::HANDLE == OF_CACHE;
-        let is_late = is_of_cache && self.is_late(id, &set)?;
-        let touches = self.touches(&set);
-        let mut set = SetAttributes { is_late, ..meant(&set) };
-        if touches {
+        let is_from_cache = set.valid & !fattr::HANDLE == CACHED_TIMES;
+        let is_late = is_from_cache && self.is_late(id, &set)?;
+        let sets_mtime = self.sets_mtime(&set);
+        let mut set = SetAttributes { is_late, ..to_set_attributes(&set) };
+        if sets_mtime {
             set.mtime = Some(SetTime::Now);
         }
         if set.privileges == Privileges::Strip && request.header.uid != 0 {
@@ -55,27 +55,30 @@ impl Door {
             set.privileges = caller::privileges(&request.header, &stat);
         }
         let stat = match self.filesystem.set_attributes(id, &set) {
-            // The kernel sends the time of the removal after the file has gone, and would take a
-            // refusal for lost data. It does not look at the attributes.
-            Err(Error::Stale { .. }) if is_of_cache => return reply.put(&AttrOut::default()),
+            // The kernel sends the ctime of a removal after the file is gone, and would report an
+            // error as lost data. It ignores the attributes of the reply.
+            Err(Error::Stale { .. }) if is_from_cache => return reply.push(&AttrOut::default()),
             set => set?,
         };
-        reply.put(&shown::attributes_out(&stat, self.nodes.number(stat.id)))
+        reply.push(&attr::attr_out(&stat, self.nodes.node_id(stat.id)))
     }
 
-    /// Whether a change of the size is also one of the times, be the size what it was: ftruncate(2)
-    /// and `O_TRUNC` are, truncate(2) is not. The kernel does not tell, except where it keeps the
-    /// times. Only ftruncate(2) names the handle; of a size of 0, `O_TRUNC` is the likely cause.
-    fn touches(&self, set: &SetattrIn) -> bool {
-        let is_cut = set.valid & fattr::SIZE != 0 && set.valid & fattr::MTIME == 0;
-        is_cut && !self.manner.writes_back() && (set.valid & fattr::HANDLE != 0 || set.size == 0)
+    /// Returns whether a change of the size also sets mtime, even where the size stays the same.
+    /// ftruncate(2) and `O_TRUNC` do, truncate(2) does not. The kernel says so only where it keeps
+    /// the times. Otherwise a handle in the request means ftruncate(2), and a size of 0 most likely
+    /// means `O_TRUNC`.
+    fn sets_mtime(&self, set: &SetattrIn) -> bool {
+        let is_size_change = set.valid & fattr::SIZE != 0 && set.valid & fattr::MTIME == 0;
+        is_size_change
+            && !self.options.writes_back()
+            && (set.valid & fattr::HANDLE != 0 || set.size == 0)
     }
 
-    /// Whether times come from the kernel's cache, late, rather than from a program that sets the
-    /// time of modification: both look alike. A program's call names a path or an inode, never an
-    /// open file; and where the cache sends times without one, no write was cached since it sent
-    /// the last, so the time of modification is as it was.
-    fn is_late(&self, id: FileId, set: &SetattrIn) -> Answer<bool> {
+    /// Returns whether the times come from the kernel's cache, and not from a program that sets
+    /// mtime: the requests look alike. A program's call names a path or an inode and never a
+    /// handle. And where the cache sends times without a handle, no write was cached since it last
+    /// sent them, so mtime is unchanged.
+    fn is_late(&self, id: FileId, set: &SetattrIn) -> ErrnoResult<bool> {
         if set.valid & fattr::HANDLE != 0 {
             return Ok(true);
         }
@@ -91,14 +94,14 @@ fn mtime(set: &SetattrIn) -> Time {
     Time { secs: set.mtime.cast_signed(), nanos: set.mtimensec }
 }
 
-/// The times that the kernel keeps of what it caches.
-const OF_CACHE: u32 = fattr::MTIME | fattr::CTIME;
+/// The times that the kernel keeps of a file that it caches.
+const CACHED_TIMES: u32 = fattr::MTIME | fattr::CTIME;
 
-/// A change of attributes, as the library has it. Whether it is late is not known here.
+/// Converts a SETATTR for the library, with `is_late` still to be set.
 ///
-/// A change of the owner always costs a file its privileges, as in the kernel; one of the size
-/// only where the kernel says so.
-fn meant(set: &SetattrIn) -> SetAttributes {
+/// A change of the owner always removes privileges, as in the kernel; one of the size only where
+/// the kernel sets the flag.
+fn to_set_attributes(set: &SetattrIn) -> SetAttributes {
     let has = |flag| set.valid & flag != 0;
     let time = |given, now, secs: u64, nanos| {
         if has(now) {

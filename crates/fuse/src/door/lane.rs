@@ -1,42 +1,45 @@
-//! The way that a file's bytes go between the kernel and the devices, request by request.
+//! The lane of a request: the path of file data between the kernel and the devices.
 //!
-//! | who asks | lane |
+//! | caller | lane |
 //! |---|---|
 //! | a program with `O_DIRECT` | `Direct` |
-//! | the kernel's cache | `Kernel`, on an uncached mount `Uncached` |
-//! | a program past the kernel's cache | `Uncached` |
+//! | the kernel's page cache | `KernelCached`; `Uncached` on an uncached mount |
+//! | a program that bypasses the kernel's cache | `Uncached` |
 //!
-//! What comes through one lane is seen through every other: that is the library's law.
+//! The library keeps the lanes coherent: a write through one is visible through every other.
 
+use butternut::server::FileExt;
 use butternut::{File, Privileges, ReadAt};
 
-use crate::refusal::{Answer, Refusal};
+use crate::errno::{Errno, ErrnoResult};
 
 pub(super) const O_DIRECT: u32 = 0o40000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lane {
-    /// The kernel keeps what is read, and held back what is written.
-    Kernel,
-    /// Nobody keeps anything.
+    /// The kernel caches the data that is read, and has cached the data that is written.
+    KernelCached,
+    /// No page stays cached.
     Uncached,
-    /// Between the request and the devices.
+    /// Between the request's memory and the devices.
     Direct,
 }
 
-/// Who wrote what is to be written.
+/// The origin of the data of a WRITE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Writer {
-    /// The kernel's cache, late: it was allowed then, and what fails is not sent again.
-    Cache,
-    /// A program, who is told how much was written.
+    /// The kernel's page cache. The write was permitted when the program made it, and the kernel
+    /// does not repeat a failed one.
+    KernelWriteback,
+    /// A program, which learns how many bytes were written.
     Program(Privileges),
 }
 
 impl Lane {
-    /// Fills `memory` up to the end of the file. The kernel takes a short answer for the end, so
-    /// what is damaged must be an error; it then asks again for the single pages that it needs.
-    pub(super) fn read(self, file: &File, offset: u64, memory: &mut [u8]) -> Answer<usize> {
+    /// Reads into `memory`, up to the end of the file. The kernel takes a short reply for the end
+    /// of the file, so a read error must be an error of the whole request. The kernel then requests
+    /// the pages that it needs one by one.
+    pub(super) fn read(self, file: &File, offset: u64, memory: &mut [u8]) -> ErrnoResult<usize> {
         let mut read = 0;
         while read < memory.len() {
             let (at, rest) = (offset + read as u64, &mut memory[read..]);
@@ -50,9 +53,9 @@ impl Lane {
 
     fn read_some(self, file: &File, offset: u64, memory: &mut [u8]) -> butternut::Result<usize> {
         match self {
-            // The kernel reads ahead on its own, and several threads serve it: each reads straight
-            // into its reply.
-            Self::Kernel => {
+            // No readahead: the kernel reads ahead itself, on several threads, each straight into
+            // its reply.
+            Self::KernelCached => {
                 let mut one = [ReadAt::new(offset, memory)];
                 file.read_many(&mut one);
                 let [one] = one;
@@ -65,43 +68,51 @@ impl Lane {
 
     /// Writes `bytes`, or as many of them as there is space for.
     ///
-    /// Two kinds of request are written whole or refused. The kernel does not send the rest of a
-    /// write from its cache again. And it sends the parts of one `O_DIRECT` write at the same time:
-    /// a part that is short it takes for `EIO`, whatever the reason was.
+    /// Two kinds of requests are written completely or fail. The kernel does not repeat the rest of
+    /// a write from its cache. And it splits one `O_DIRECT` write into requests that are in flight
+    /// together, and reports a short one as `EIO`, whatever the reason was.
     pub(super) fn write(
         self,
         file: &File,
         offset: u64,
         bytes: &[u8],
         writer: Writer,
-    ) -> Answer<usize> {
+    ) -> ErrnoResult<usize> {
         match (self, writer) {
-            (Self::Kernel, Writer::Program(privileges)) => {
-                Ok(file.write_behind(offset, bytes, privileges)?)
+            (Self::KernelCached, Writer::Program(privileges)) => {
+                Ok(file.write_drop_behind(offset, bytes, privileges)?)
             }
             (Self::Uncached, Writer::Program(privileges)) => {
                 Ok(file.write_uncached(offset, bytes, privileges)?)
             }
-            (Self::Direct, _) | (_, Writer::Cache) => self.write_whole(file, offset, bytes, writer),
+            (Self::Direct, _) | (_, Writer::KernelWriteback) => {
+                self.write_whole(file, offset, bytes, writer)
+            }
         }
     }
 
     /// Writes all of `bytes`, or fails.
-    fn write_whole(self, file: &File, offset: u64, bytes: &[u8], writer: Writer) -> Answer<usize> {
+    fn write_whole(
+        self,
+        file: &File,
+        offset: u64,
+        bytes: &[u8],
+        writer: Writer,
+    ) -> ErrnoResult<usize> {
         let privileges = match writer {
-            Writer::Cache => Privileges::Keep,
+            Writer::KernelWriteback => Privileges::Keep,
             Writer::Program(privileges) => privileges,
         };
         let mut written = 0;
         while written < bytes.len() {
             let (at, rest) = (offset + written as u64, &bytes[written..]);
             let some = match self {
-                Self::Kernel => file.write_back(at, rest)?,
+                Self::KernelCached => file.write_from_cache(at, rest)?,
                 Self::Uncached => file.write_uncached(at, rest, privileges)?,
                 Self::Direct => file.write_direct(at, rest, privileges)?,
             };
             match some {
-                0 => return Err(Refusal::IO),
+                0 => return Err(Errno::EIO),
                 more => written += more,
             }
         }

@@ -1,15 +1,16 @@
-//! Names: found, made, moved, taken away.
+//! Names: LOOKUP and FORGET, and requests that create, link and rename.
 
+use butternut::server::FileExt;
 use butternut::{Error, FileId, FileKind, NewInode, RenameFlags};
 
-use crate::door::Door;
-use crate::refusal::{Answer, Refusal};
-use crate::reply::Reply;
-use crate::request::Request;
-use crate::shown;
-use crate::wire::{
+use crate::attr;
+use crate::connection::protocol::{
     BatchForgetIn, CreateIn, ForgetIn, ForgetOne, LinkIn, MkdirIn, MknodIn, Rename2In, RenameIn, op,
 };
+use crate::connection::reply::Reply;
+use crate::connection::request::Request;
+use crate::door::Door;
+use crate::errno::{Errno, ErrnoResult};
 
 const RENAME_NOREPLACE: u32 = 1;
 const RENAME_EXCHANGE: u32 = 1 << 1;
@@ -18,9 +19,9 @@ const RENAME_WHITEOUT: u32 = 1 << 2;
 const PERMISSIONS: u32 = 0o7777;
 
 impl Door {
-    pub(super) fn lookup(&self, request: &mut Request<'_>, reply: &mut Reply) -> Answer<()> {
+    pub(super) fn lookup(&self, request: &mut Request<'_>, reply: &mut Reply) -> ErrnoResult<()> {
         let parent = self.node(request)?;
-        // The kernel asks for dots when it has only a node id.
+        // The kernel looks up dots when it has only a node id (NFS export).
         let found = match request.name()? {
             b"." => Ok(parent),
             b".." => self.filesystem.parent(parent),
@@ -28,19 +29,19 @@ impl Door {
         };
         match found {
             Ok(id) => self.entry(id, reply),
-            Err(Error::NotFound) => reply.put(&shown::nothing()),
+            Err(Error::NotFound) => reply.push(&attr::negative_entry()),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Replies with a file that the kernel knows from now on.
-    fn entry(&self, id: FileId, reply: &mut Reply) -> Answer<()> {
+    /// Replies with a file, and counts the lookup.
+    fn entry(&self, id: FileId, reply: &mut Reply) -> ErrnoResult<()> {
         let stat = self.filesystem.stat(id)?;
-        let number = self.nodes.tell(&self.filesystem, &stat);
-        reply.put(&shown::entry(&stat, number))
+        let number = self.nodes.count_lookup(&self.filesystem, &stat);
+        reply.push(&attr::entry_out(&stat, number))
     }
 
-    pub(super) fn forget(&self, request: &mut Request<'_>) -> Answer<()> {
+    pub(super) fn forget(&self, request: &mut Request<'_>) -> ErrnoResult<()> {
         if request.header.opcode == op::FORGET {
             let forget: ForgetIn = request.take()?;
             self.forget_one(request.header.nodeid, forget.nlookup);
@@ -55,67 +56,67 @@ impl Door {
     }
 
     fn forget_one(&self, node: u64, count: u64) {
-        let id = if self.manner.is_writable { None } else { self.nodes.id(node) };
+        let id = if self.options.is_writable { None } else { self.nodes.file_id(node) };
         self.nodes.forget(node, count);
         if let Some(id) = id {
-            self.recent.forget(id);
+            self.open_cache.forget(id);
         }
     }
 
-    pub(super) fn mkdir(&self, request: &mut Request<'_>, reply: &mut Reply) -> Answer<()> {
-        let made: MkdirIn = request.take()?;
-        let new = new_inode(request, made.mode, made.umask);
+    pub(super) fn mkdir(&self, request: &mut Request<'_>, reply: &mut Reply) -> ErrnoResult<()> {
+        let input: MkdirIn = request.take()?;
+        let new = new_inode(request, input.mode, input.umask);
         let id = self.filesystem.mkdir(self.node(request)?, request.name()?, &new)?;
         self.entry(id, reply)
     }
 
-    pub(super) fn mknod(&self, request: &mut Request<'_>, reply: &mut Reply) -> Answer<()> {
-        let made: MknodIn = request.take()?;
-        let new = new_inode(request, made.mode, made.umask);
-        let kind = shown::kind_of_mode(made.mode).ok_or(Refusal::INVALID)?;
+    pub(super) fn mknod(&self, request: &mut Request<'_>, reply: &mut Reply) -> ErrnoResult<()> {
+        let input: MknodIn = request.take()?;
+        let new = new_inode(request, input.mode, input.umask);
+        let kind = attr::kind_of_mode(input.mode).ok_or(Errno::EINVAL)?;
         let (dir, name) = (self.node(request)?, request.name()?);
         let id = if kind == FileKind::File {
             self.filesystem.create(dir, name, &new)?
         } else {
-            let rdev = shown::device_parts(made.rdev);
+            let rdev = attr::decode_rdev(input.rdev);
             self.filesystem.mknod(dir, name, &new, kind, rdev)?
         };
         self.entry(id, reply)
     }
 
-    pub(super) fn symlink(&self, request: &mut Request<'_>, reply: &mut Reply) -> Answer<()> {
+    pub(super) fn symlink(&self, request: &mut Request<'_>, reply: &mut Reply) -> ErrnoResult<()> {
         let (name, text) = (request.name()?, request.name()?);
         let new = new_inode(request, 0o777, 0);
         let id = self.filesystem.symlink(self.node(request)?, name, text, &new)?;
         self.entry(id, reply)
     }
 
-    pub(super) fn create(&self, request: &mut Request<'_>, reply: &mut Reply) -> Answer<()> {
-        let made: CreateIn = request.take()?;
-        let new = new_inode(request, made.mode, made.umask);
+    pub(super) fn create(&self, request: &mut Request<'_>, reply: &mut Reply) -> ErrnoResult<()> {
+        let input: CreateIn = request.take()?;
+        let new = new_inode(request, input.mode, input.umask);
         let id = self.filesystem.create(self.node(request)?, request.name()?, &new)?;
         let file = self.filesystem.open_file(id)?;
         self.entry(id, reply)?;
-        self.opened(file.checked_at_open(), made.flags, false, reply)
+        self.opened(file.checked_at_open(), input.flags, false, reply)
     }
 
-    /// A file without a name, open.
-    pub(super) fn tmpfile(&self, request: &mut Request<'_>, reply: &mut Reply) -> Answer<()> {
-        let made: CreateIn = request.take()?;
-        let new = new_inode(request, made.mode, made.umask);
+    /// Creates and opens a file without a name (`O_TMPFILE`).
+    pub(super) fn tmpfile(&self, request: &mut Request<'_>, reply: &mut Reply) -> ErrnoResult<()> {
+        let input: CreateIn = request.take()?;
+        let new = new_inode(request, input.mode, input.umask);
         let file = self.filesystem.open_unnamed(self.node(request)?, &new)?;
         self.entry(file.id(), reply)?;
-        self.opened(file.checked_at_open(), made.flags, false, reply)
+        self.opened(file.checked_at_open(), input.flags, false, reply)
     }
 
-    pub(super) fn link(&self, request: &mut Request<'_>, reply: &mut Reply) -> Answer<()> {
+    pub(super) fn link(&self, request: &mut Request<'_>, reply: &mut Reply) -> ErrnoResult<()> {
         let link: LinkIn = request.take()?;
-        let id = self.id(link.oldnodeid)?;
+        let id = self.file_id(link.oldnodeid)?;
         self.filesystem.link(id, self.node(request)?, request.name()?)?;
         self.entry(id, reply)
     }
 
-    pub(super) fn rename(&self, request: &mut Request<'_>) -> Answer<()> {
+    pub(super) fn rename(&self, request: &mut Request<'_>) -> ErrnoResult<()> {
         let (to, flags) = if request.header.opcode == op::RENAME {
             (request.take::<RenameIn>()?.newdir, 0)
         } else {
@@ -123,7 +124,7 @@ impl Door {
             (rename.newdir, rename.flags)
         };
         if flags & !(RENAME_NOREPLACE | RENAME_EXCHANGE | RENAME_WHITEOUT) != 0 {
-            return Err(Refusal::INVALID);
+            return Err(Errno::EINVAL);
         }
         let owner = (request.header.uid, request.header.gid);
         let flags = RenameFlags {
@@ -131,13 +132,13 @@ impl Door {
             exchange: flags & RENAME_EXCHANGE != 0,
             whiteout: (flags & RENAME_WHITEOUT != 0).then_some(owner),
         };
-        let (from, to) = (self.node(request)?, self.id(to)?);
+        let (from, to) = (self.node(request)?, self.file_id(to)?);
         let (old, new) = (request.name()?, request.name()?);
         Ok(self.filesystem.rename((from, old), (to, new), flags)?)
     }
 }
 
-/// An inode that the caller of a request makes.
+/// Returns the owner and mode of an inode that the caller creates.
 fn new_inode(request: &Request<'_>, mode: u32, umask: u32) -> NewInode {
     let (uid, gid) = (request.header.uid, request.header.gid);
     NewInode { permissions: mode & PERMISSIONS, umask, uid, gid }

@@ -1,30 +1,33 @@
-//! WRITE: from the kernel's page cache, through it, and past it.
+//! WRITE: writeback of the kernel's page cache, writes through it, and writes that bypass it.
 //!
 //! | mount | handle | the kernel |
 //! |---|---|---|
-//! | `writeback` | any | writes back what it cached, or passes the cache with `O_DIRECT` |
-//! | any other | without `O_DIRECT` | keeps the pages that it sends |
-//! | | with `O_DIRECT` | passes the cache |
-//! | uncached | any | passes the cache, and writes back the pages of mappings |
+//! | `writeback` | any | writes back cached pages, or bypasses the cache with `O_DIRECT` |
+//! | any other | without `O_DIRECT` | sends pages and keeps them cached |
+//! | | with `O_DIRECT` | bypasses the cache |
+//! | uncached | any | bypasses the cache, and writes back pages of mappings |
 //!
-//! 1. A write past the cache is applied while the cache holds none of its pages ([`fills`]). Where
-//!    it may hold some, the kernel drops them first, which a thread of its own waits for.
-//! 2. Where pages are filled again and again, such a write is applied piece by piece: each piece is
-//!    halved, down to a page, until the kernel keeps it free of pages for long enough.
-//! 3. What the kernel keeps of what it sends counts as a fill. On an uncached mount it keeps only
-//!    pages of mappings, which a READ filled.
-//! 4. Of an append-only file, the kernel's cache may send what a mapping changed. A page that
-//!    differs below the end is not written, and the kernel drops it. That is an error only where a
-//!    handle from before the flag may have written it: an error of one page is told to every
-//!    program that syncs the file, and to `umount`.
-//! 5. At most [`WAITING_MAX`] writes wait for the kernel to drop pages: each may hold one of the
-//!    [`BACKGROUND_MAX`] requests without which the kernel cannot send a dirty page, and dropping
-//!    that page waits for it. A write past that bound is applied at once, and its pages are dropped
-//!    after it: a reader may see them until then, and a page of a mapping that a store has made
-//!    dirty meanwhile is written over it.
+//! 1. A write that bypasses the cache is applied only while the cache holds none of its pages
+//!    ([`fills`]). Where it may hold some, the kernel invalidates them first, and a thread of its
+//!    own waits for that.
+//! 2. Where readers fill the pages again and again, such a write is applied in parts. A part is
+//!    halved, down to one page, until no page of it is filled during an invalidation.
+//! 3. A page that the kernel sends and keeps cached counts as a fill. On an uncached mount it keeps
+//!    only pages of mappings, and a READ has filled those.
+//! 4. The kernel's cache may send a page of an append-only file that a mapping has changed. A page
+//!    that differs below the end of the file is not written, and the kernel drops it. That fails
+//!    the request only where a handle from before the flag was set may have written the page,
+//!    because the kernel reports the error of one page to every program that syncs the file, and to
+//!    `umount`.
+//! 5. At most [`INVALIDATIONS_MAX`] writes wait for invalidations. Each may occupy one of the
+//!    [`BACKGROUND_MAX`] background requests that the kernel needs to send dirty pages, and the
+//!    invalidation waits for those pages. A write beyond that bound is applied at once and its
+//!    pages are invalidated after it: until then a reader may see the old pages, and a page of a
+//!    mapping that was dirtied meanwhile overwrites the write.
 //!
-//! [`fills`]: crate::fills
+//! [`fills`]: crate::handles::fills
 
+use butternut::server::FileExt;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -33,200 +36,214 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use butternut::{Error, Privileges};
 
 use crate::connection;
-use crate::door::data::{Keeps, stripping};
-use crate::door::lane::{Lane, Writer};
-use crate::door::negotiation::BACKGROUND_MAX;
-use crate::door::{Door, Wanted};
-use crate::fills::Stale;
-use crate::handles::Open;
-use crate::options::Caching;
-use crate::refusal::Answer;
-use crate::reply::Reply;
-use crate::request::Request;
-use crate::wire::{
+use crate::connection::protocol::{
     InHeader, TransferIn, WRITE_CACHE, WRITE_KILL_SUIDGID, WRITE_LOCKOWNER, WriteOut,
 };
+use crate::connection::reply::Reply;
+use crate::connection::request::Request;
+use crate::door::data::{KillPriv, killing_privileges};
+use crate::door::lane::{Lane, Writer};
+use crate::door::negotiation::BACKGROUND_MAX;
+use crate::door::{Door, Outcome};
+use crate::errno::ErrnoResult;
+use crate::handles::OpenFile;
+use crate::handles::fills::StalePages;
+use crate::options::Caching;
 
-/// A program wants its write durable.
+/// The write must be durable before it returns.
 const O_DSYNC: u32 = 0o10000;
 
-/// Invalidations that a piece of a write may need before it is halved. Pages that were dirty need a
-/// second one.
+/// Invalidations per part of a write, after which the part is halved. Dirty pages need two.
 const ROUNDS_MAX: u32 = 4;
 const PAGE_BYTES: u64 = 4096;
 
-/// Writes that may wait for the kernel to drop pages: a third of what it may have in flight.
-const WAITING_MAX: u64 = BACKGROUND_MAX as u64 / 3;
+/// Maximum number of writes that wait for invalidations: a third of the background requests.
+const INVALIDATIONS_MAX: u64 = BACKGROUND_MAX as u64 / 3;
 
-/// One WRITE, without its bytes.
-struct Write {
+/// A WRITE request without its data.
+struct WriteRequest {
     header: InHeader,
-    asked: TransferIn,
-    open: Open,
+    transfer: TransferIn,
+    open: OpenFile,
     lane: Lane,
     device: Arc<OwnedFd>,
 }
 
 impl Door {
-    pub(super) fn write(&self, request: &mut Request<'_>, reply: &mut Reply) -> Answer<Wanted> {
-        let asked: TransferIn = request.take()?;
-        let bytes = request.data(asked.size)?;
-        let open = self.find(request, asked.fh)?;
-        let is_from_cache = asked.transfer_flags & WRITE_CACHE != 0;
-        let lane = self.lane(if is_from_cache { 0 } else { asked.flags });
+    pub(super) fn write(
+        &self,
+        request: &mut Request<'_>,
+        reply: &mut Reply,
+    ) -> ErrnoResult<Outcome> {
+        let transfer: TransferIn = request.take()?;
+        let bytes = request.data(transfer.size)?;
+        let open = self.find(request, transfer.fh)?;
+        let is_from_cache = transfer.transfer_flags & WRITE_CACHE != 0;
+        let lane = self.lane(if is_from_cache { 0 } else { transfer.flags });
         let device = Arc::clone(request.device);
-        let write = Write { header: request.header, asked, open, lane, device };
-        if !write.passes_cache() {
-            if self.manner.caching != Caching::Nothing {
-                write.open.fills.begin_fill(asked.range());
+        let write = WriteRequest { header: request.header, transfer, open, lane, device };
+        if !write.bypasses_cache() {
+            if self.options.caching != Caching::Nothing {
+                write.open.fills.begin_fill(transfer.range());
             }
-            let applied = if is_from_cache && write.open.only_appends {
-                self.write_mapped(request, &write, bytes)
+            let applied = if is_from_cache && write.open.is_append_only {
+                self.write_mapped_page(request, &write, bytes)
             } else {
-                write.apply(asked.offset, bytes)
+                write.apply(transfer.offset, bytes)
             };
             if applied.is_err() && is_from_cache {
                 self.lost_writes.fetch_add(1, Ordering::Relaxed);
             }
-            Write::answer(applied?, reply)?;
-            return Ok(Wanted::Reply);
+            WriteRequest::put_reply(applied?, reply)?;
+            return Ok(Outcome::Reply);
         }
-        let stale = match write.open.fills.begin_write(asked.range()) {
+        let stale = match write.open.fills.begin_write(transfer.range()) {
             Ok(_applying) => {
-                Write::answer(write.apply(asked.offset, bytes)?, reply)?;
-                return Ok(Wanted::Reply);
+                WriteRequest::put_reply(write.apply(transfer.offset, bytes)?, reply)?;
+                return Ok(Outcome::Reply);
             }
             Err(stale) => stale,
         };
-        let Some(waiting) = Waiting::begin(&self.waiting_writes) else {
-            let applied = write.apply(asked.offset, bytes);
-            self.drop_pages_aside(request);
-            Write::answer(applied?, reply)?;
-            return Ok(Wanted::Reply);
+        let Some(slot) = InvalidationSlot::begin(&self.invalidating_writes) else {
+            let applied = write.apply(transfer.offset, bytes);
+            self.invalidate_pages_deferred(request);
+            WriteRequest::put_reply(applied?, reply)?;
+            return Ok(Outcome::Reply);
         };
         let bytes = bytes.to_vec();
-        self.answer_aside(request, size_of::<WriteOut>(), move |reply| {
-            let _waiting = waiting;
-            Write::answer(write.apply_after(stale, &bytes)?, reply)
+        self.reply_after_writeback(request, size_of::<WriteOut>(), move |reply| {
+            let _slot = slot;
+            WriteRequest::put_reply(write.apply_after_invalidation(stale, &bytes)?, reply)
         })
     }
 }
 
-/// One of the writes that wait for the kernel to drop pages (law 5).
-struct Waiting(Arc<AtomicU64>);
+/// One of the writes that wait for invalidations (law 5).
+struct InvalidationSlot(Arc<AtomicU64>);
 
-impl Waiting {
-    /// Counts one more, unless there are [`WAITING_MAX`].
+impl InvalidationSlot {
+    /// Takes a slot, or returns `None` where [`INVALIDATIONS_MAX`] are taken.
     fn begin(count: &Arc<AtomicU64>) -> Option<Self> {
-        let more = |waiting| (waiting < WAITING_MAX).then_some(waiting + 1);
+        let more = |waiting| (waiting < INVALIDATIONS_MAX).then_some(waiting + 1);
         count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).ok()?;
         Some(Self(Arc::clone(count)))
     }
 }
 
-impl Drop for Waiting {
+impl Drop for InvalidationSlot {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
 impl Door {
-    /// Law 4.
-    fn write_mapped(&self, request: &Request<'_>, write: &Write, bytes: &[u8]) -> Answer<usize> {
-        let (file, offset) = (&write.open.file, write.asked.offset);
+    /// Writes a page of an append-only file (law 4).
+    fn write_mapped_page(
+        &self,
+        request: &Request<'_>,
+        write: &WriteRequest,
+        bytes: &[u8],
+    ) -> ErrnoResult<usize> {
+        let (file, offset) = (&write.open.file, write.transfer.offset);
         let unchanged = file.unchanged_below_end(offset, bytes).or_else(|error| {
-            // The page is locked until this request is answered.
-            self.drop_pages_aside(request);
+            // Deferred, because the kernel has locked the page until this request is answered.
+            self.invalidate_pages_deferred(request);
             let is_of_mapping = matches!(error, Error::NotPermitted { .. })
-                && !self.handles.is_written_freely(file.id());
+                && !self.handles.has_unrestricted_writer(file.id());
             if is_of_mapping { Ok(bytes.len()) } else { Err(error) }
         })?;
         let (at, rest) = (offset.saturating_add(unchanged as u64), &bytes[unchanged..]);
-        Ok(unchanged + write.lane.write(file, at, rest, Writer::Cache)?)
+        Ok(unchanged + write.lane.write(file, at, rest, Writer::KernelWriteback)?)
     }
 }
 
-/// Whether the kernel sends a write without its page cache. Such a write names a lock owner.
+/// Returns whether the kernel sends a write that bypasses its page cache. Such a write has a lock
+/// owner.
 ///
-/// `O_DIRECT` among the flags of the file does not tell: a program may set it with fcntl(2) after
-/// the kernel has begun a write through its cache. The kernel keeps the pages of that one locked
-/// until it is answered, so to have them dropped first would wait for ever.
-fn passes_cache(transfer_flags: u32, handle_passes: bool) -> bool {
-    transfer_flags & WRITE_CACHE == 0 && (handle_passes || transfer_flags & WRITE_LOCKOWNER != 0)
+/// `O_DIRECT` in the flags of the file does not decide this: a program may set it by fcntl(2) after
+/// the kernel has begun a write through its cache. The kernel has locked the pages of such a write
+/// until the reply, so invalidating them before would wait for ever.
+fn bypasses_cache(transfer_flags: u32, handle_bypasses: bool) -> bool {
+    transfer_flags & WRITE_CACHE == 0 && (handle_bypasses || transfer_flags & WRITE_LOCKOWNER != 0)
 }
 
-impl Write {
+impl WriteRequest {
     fn has(&self, flag: u32) -> bool {
-        self.asked.transfer_flags & flag != 0
+        self.transfer.transfer_flags & flag != 0
     }
 
-    fn passes_cache(&self) -> bool {
-        passes_cache(self.asked.transfer_flags, self.open.passes_cache)
+    fn bypasses_cache(&self) -> bool {
+        bypasses_cache(self.transfer.transfer_flags, self.open.bypasses_cache)
     }
 
-    /// Applies the write when the kernel has dropped the pages that it may have.
-    fn apply_after(&self, stale: Stale, bytes: &[u8]) -> Answer<usize> {
-        let (start, end) = (self.asked.offset, self.asked.range().end);
+    /// Applies the write after the kernel has invalidated the pages that it may have cached.
+    fn apply_after_invalidation(&self, stale: StalePages, bytes: &[u8]) -> ErrnoResult<usize> {
+        let (start, end) = (self.transfer.offset, self.transfer.range().end);
         let index = |at: u64| usize::try_from(at - start).unwrap_or(bytes.len());
-        let (mut piece, mut rounds) = (start..end, 0);
-        let mut begun = Err(stale);
+        let (mut part, mut rounds) = (start..end, 0);
+        let mut result = Err(stale);
         loop {
-            match begun {
+            match result {
                 Err(stale) => {
-                    connection::drop_pages(&self.device, self.header.nodeid, &stale.pages);
+                    connection::invalidate_page_range(
+                        &self.device,
+                        self.header.nodeid,
+                        &stale.pages,
+                    );
                     rounds += 1;
                     if rounds > ROUNDS_MAX {
-                        (piece.end, rounds) = (half(&piece), 0);
+                        (part.end, rounds) = (half(&part), 0);
                     }
-                    begun = self.open.fills.begin_write_after(&stale, piece.clone());
+                    result = self.open.fills.begin_write_after(&stale, part.clone());
                 }
                 Ok(applying) => {
-                    let part = &bytes[index(piece.start)..index(piece.end)];
-                    let written = match self.apply(piece.start, part) {
-                        // What is written already is told, as for any short write.
-                        Err(_) if piece.start > start => 0,
+                    let data = &bytes[index(part.start)..index(part.end)];
+                    let written = match self.apply(part.start, data) {
+                        // Earlier parts were written, so the reply is that of a short write.
+                        Err(_) if part.start > start => 0,
                         written => written?,
                     };
                     drop(applying);
-                    let at = piece.start + written as u64;
-                    if written < part.len() || at == end {
+                    let at = part.start + written as u64;
+                    if written < data.len() || at == end {
                         return Ok(index(at));
                     }
-                    (piece, rounds) = (at..end.min(at + part.len() as u64), 0);
-                    begun = self.open.fills.begin_write(piece.clone());
+                    (part, rounds) = (at..end.min(at + data.len() as u64), 0);
+                    result = self.open.fills.begin_write(part.clone());
                 }
             }
         }
     }
 
-    fn apply(&self, offset: u64, bytes: &[u8]) -> Answer<usize> {
+    fn apply(&self, offset: u64, bytes: &[u8]) -> ErrnoResult<usize> {
         let open = &self.open;
         let write_as = |writer| self.lane.write(&open.file, offset, bytes, writer);
         let written = if self.has(WRITE_CACHE) {
-            write_as(Writer::Cache)?
+            write_as(Writer::KernelWriteback)?
         } else if self.has(WRITE_KILL_SUIDGID) {
             let of = (self.header.nodeid, &open.file);
-            stripping(&self.header, &self.device, of, Keeps::Nothing, |privileges| {
+            killing_privileges(&self.header, &self.device, of, KillPriv::All, |privileges| {
                 write_as(Writer::Program(privileges))
             })?
-        } else if open.passes_cache {
+        } else if open.bypasses_cache {
             write_as(Writer::Program(Privileges::StripCapabilities))?
         } else {
             write_as(Writer::Program(Privileges::Keep))?
         };
-        // What goes through its cache, or past it one at a time, the kernel syncs itself.
-        if open.passes_cache && !self.has(WRITE_CACHE) && self.asked.flags & O_DSYNC != 0 {
+        // The kernel itself syncs after writes through its cache, and after writes that bypass it
+        // one at a time.
+        if open.bypasses_cache && !self.has(WRITE_CACHE) && self.transfer.flags & O_DSYNC != 0 {
             open.file.sync_data()?;
         }
         Ok(written)
     }
 
-    fn answer(written: usize, reply: &mut Reply) -> Answer<()> {
-        reply.put(&WriteOut { size: u32::try_from(written).unwrap_or(0), padding: 0 })
+    fn put_reply(written: usize, reply: &mut Reply) -> ErrnoResult<()> {
+        reply.push(&WriteOut { size: u32::try_from(written).unwrap_or(0), padding: 0 })
     }
 }
 
-/// Where the first half of a range ends: with a page, and not before its first page does.
+/// Returns the end of the first half of a range, page-aligned and at least one page long.
 fn half(of: &Range<u64>) -> u64 {
     let middle = (of.start + (of.end - of.start) / 2) / PAGE_BYTES * PAGE_BYTES;
     let first_end = (of.start / PAGE_BYTES + 1) * PAGE_BYTES;
@@ -238,18 +255,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_many_writes_wait_as_leave_the_kernel_requests_for_its_pages() {
+    fn waiting_writes_leave_requests_for_the_kernels_writeback() {
         let count = Arc::new(AtomicU64::new(0));
-        let begin = || Waiting::begin(&count);
-        let mut waiting: Vec<Waiting> = std::iter::from_fn(begin).collect();
-        assert_eq!(waiting.len() as u64, WAITING_MAX);
+        let begin = || InvalidationSlot::begin(&count);
+        let mut waiting: Vec<InvalidationSlot> = std::iter::from_fn(begin).collect();
+        assert_eq!(waiting.len() as u64, INVALIDATIONS_MAX);
         assert!(waiting.pop().is_some() && begin().is_some());
         drop(waiting);
         assert_eq!(count.load(Ordering::SeqCst), 0);
     }
 
     #[test]
-    fn a_range_is_halved_down_to_what_one_page_holds_of_it() {
+    fn a_range_is_halved_down_to_one_page() {
         assert_eq!(half(&(0..1 << 20)), 1 << 19);
         assert_eq!(half(&(100..3 * 4096)), 4096);
         assert_eq!(half(&(4000..4200)), 4096);
@@ -259,10 +276,10 @@ mod tests {
     }
 
     #[test]
-    fn a_write_past_the_cache_is_told_by_its_lock_owner_or_handle() {
-        assert!(!passes_cache(0, false), "through the cache, whatever the flags of the file");
-        assert!(passes_cache(WRITE_LOCKOWNER, false));
-        assert!(passes_cache(0, true));
-        assert!(!passes_cache(WRITE_CACHE, true), "a page of a mapping");
+    fn a_write_that_bypasses_the_cache_has_a_lock_owner_or_such_a_handle() {
+        assert!(!bypasses_cache(0, false), "through the cache");
+        assert!(bypasses_cache(WRITE_LOCKOWNER, false));
+        assert!(bypasses_cache(0, true));
+        assert!(!bypasses_cache(WRITE_CACHE, true), "a page of a mapping");
     }
 }

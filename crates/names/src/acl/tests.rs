@@ -1,4 +1,4 @@
-//! Which lists are read, and what they and modes make of each other.
+//! Parsing of lists, and the relation of lists and modes.
 
 use super::*;
 
@@ -60,10 +60,10 @@ fn a_list_that_breaks_a_law_is_refused() {
 
 #[test]
 fn a_list_that_says_no_more_than_a_mode_becomes_the_mode() {
-    let guarded = plain(0o751).guard(0o104_000);
-    assert_eq!(guarded, Guarded { mode: 0o104_751, acl: None });
-    let guarded = full().guard(0o100_644);
-    assert_eq!(guarded, Guarded { mode: 0o100_770, acl: Some(full()) });
+    let guarded = plain(0o751).apply_to(0o104_000);
+    assert_eq!(guarded, AclAndMode { mode: 0o104_751, acl: None });
+    let guarded = full().apply_to(0o100_644);
+    assert_eq!(guarded, AclAndMode { mode: 0o100_770, acl: Some(full()) });
 }
 
 #[test]

@@ -1,12 +1,14 @@
-//! Names over a plain map: each refusal, and any row of changes.
+//! Changes of names in an ordered map: each refusal, and random sequences of changes.
 
 use super::*;
 use crate::inode::{Moment, NewInode, insert_inode};
 use crate::memory::{Memory, colliding};
 use crate::number::{INDEX_FIRST, next_index, next_ino};
-use butternut_format::checksum::extref_hash;
+use crate::old_name::{Backref, backref};
+use butternut_format::checksum::{extref_hash, name_hash};
 use butternut_format::inode::{DeviceNumber, FileKind, Inode, RawInodeItem, Time};
 use butternut_format::inode_ref::InodeExtref;
+use butternut_format::key::ItemType;
 use butternut_format::units::TreeId;
 use butternut_tree::TreeError;
 use proptest::prelude::*;
@@ -43,11 +45,11 @@ fn file(ino: u64) -> Found {
 
 fn new<'a>(memory: &Memory, dir: Ino, name: &'a [u8], ino: u64) -> NewName<'a> {
     let index = next_index(memory, dir).unwrap();
-    NewName { dir, name, index, leads: file(ino), generation: GENERATION }
+    NewName { dir, name, index, found: file(ino), generation: GENERATION }
 }
 
 fn old(dir: Ino, name: &[u8], ino: u64) -> OldName<'_> {
-    OldName { dir, name, leads: Leads::Inode(Ino(ino)) }
+    OldName { dir, name, target: OldTarget::Inode(Ino(ino)) }
 }
 
 #[test]
@@ -89,8 +91,8 @@ fn an_inode_goes_with_its_last_name_in_either_form_of_reference() {
         }
         let mut seen = Vec::new();
         let whole = (Ino(303), FileKind::File);
-        unlink_last(&memory, (ROOT, b"last"), whole, &mut |key, _| seen.push(key.item_type))
-            .unwrap();
+        let last = old(ROOT, b"last", 303);
+        unlink_last(&memory, &last, whole, &mut |key, _| seen.push(key.item_type)).unwrap();
         let form = if extended { ItemType::INODE_EXTREF } else { ItemType::INODE_REF };
         assert_eq!(seen, [ItemType::INODE_ITEM, form]);
         let mut expected = before;
@@ -104,7 +106,8 @@ fn an_inode_goes_with_its_last_name_in_either_form_of_reference() {
 fn an_inode_without_the_reference_to_its_last_name_ends_the_transaction() {
     let memory = volume(true, 1);
     let whole = (Ino(300), FileKind::File);
-    assert!(unlink_last(&memory, (ROOT, b"name"), whole, &mut |_, _| {}).is_err());
+    let name = old(ROOT, b"name", 300);
+    assert!(unlink_last(&memory, &name, whole, &mut |_, _| {}).is_err());
     assert!(memory.has_failed());
 }
 
@@ -167,24 +170,165 @@ fn a_change_that_cannot_go_on_is_the_trees_error_and_never_committed() {
     let memory = volume(true, 2);
     link(&memory, &new(&memory, ROOT, b"one", 300)).unwrap();
     link(&memory, &new(&memory, ROOT, b"two", 301)).unwrap();
-    memory.remove(&Key::new(ROOT.0, ItemType::DIR_INDEX, 2)).unwrap();
+    let key = crate::entry::hash_key(ROOT, b"one");
+    memory.remove(&key).unwrap();
     assert!(!memory.has_failed());
     let error = unlink(&memory, &old(ROOT, b"one", 300)).unwrap_err();
     let NamesError::Tree(TreeError::Corrupt { source, .. }) = &error else { panic!("{error:?}") };
-    let want = "item (256 96 2): item: have none, want the entry by its index";
+    let want = format!("item {key}: entry: have none, want the name that a reference has");
     assert_eq!(source.to_string(), want);
+    assert!(memory.has_failed());
+}
+
+/// Removes the references of an inode to its names in the root directory.
+fn lose_references(memory: &Memory, ino: u64) {
+    memory.remove(&Key::new(ino, ItemType::INODE_REF, ROOT.0)).unwrap();
+}
+
+/// A name in the root directory, as its caller reads it before a change.
+fn read_old<'a>(memory: &Memory, name: &'a [u8], ino: u64) -> Result<OldName<'a>, NamesError> {
+    let target = backref(memory, (ROOT, name), (Ino(ino), 1))?.target(Ino(ino));
+    Ok(OldName { dir: ROOT, name, target })
+}
+
+type ChangeOfOne = fn(&Memory) -> Result<(), NamesError>;
+
+/// Each change of the name `one` of inode 300. The name `two` leads to inode 301.
+const CHANGES: [(&str, ChangeOfOne); 7] = [
+    ("unlink", |memory| unlink(memory, &read_old(memory, b"one", 300)?).map(drop)),
+    ("unlink_last", |memory| {
+        let whole = (Ino(300), FileKind::File);
+        unlink_last(memory, &read_old(memory, b"one", 300)?, whole, &mut |_, _| {})
+    }),
+    ("rename", |memory| {
+        let (from, to) = (read_old(memory, b"one", 300)?, new(memory, ROOT, b"moved", 300));
+        rename(memory, &Move { from, to, replaces: None })
+    }),
+    ("move", |memory| {
+        let (from, to) = (read_old(memory, b"one", 300)?, new(memory, OTHER, b"moved", 300));
+        rename(memory, &Move { from, to, replaces: None })
+    }),
+    ("replace", |memory| {
+        let (from, to) = (read_old(memory, b"two", 301)?, new(memory, ROOT, b"one", 301));
+        let replaces = Some(read_old(memory, b"one", 300)?.target);
+        rename(memory, &Move { from, to, replaces })
+    }),
+    ("be replaced", |memory| {
+        let (from, to) = (read_old(memory, b"one", 300)?, new(memory, ROOT, b"two", 300));
+        let replaces = Some(read_old(memory, b"two", 301)?.target);
+        rename(memory, &Move { from, to, replaces })
+    }),
+    ("exchange", |memory| {
+        let side = |name, ino, index| {
+            let old_target = read_old(memory, name, ino)?.target;
+            Ok::<_, NamesError>(Exchanged { dir: ROOT, name, found: file(ino), old_target, index })
+        };
+        let index = next_index(memory, ROOT).unwrap();
+        let (one, two) = (side(b"one", 300, index)?, side(b"two", 301, index + 1)?);
+        exchange(memory, &one, &two, GENERATION)
+    }),
+];
+
+fn volume_of_two() -> Memory {
+    let memory = volume(true, 2);
+    link(&memory, &new(&memory, ROOT, b"one", 300)).unwrap();
+    link(&memory, &new(&memory, ROOT, b"two", 301)).unwrap();
+    memory
+}
+
+#[test]
+fn every_change_accepts_a_name_whose_reference_is_lost() {
+    for (name, change) in CHANGES {
+        let memory = volume_of_two();
+        lose_references(&memory, 300);
+        change(&memory).unwrap();
+        assert!(!memory.has_failed(), "{name}");
+        memory.audit();
+    }
+}
+
+#[test]
+fn a_change_that_meets_a_corrupt_item_changes_nothing_or_ends_the_transaction() {
+    let mut refused = 0;
+    for (name, change) in CHANGES {
+        for is_lost in [false, true] {
+            let fresh = || {
+                let memory = volume_of_two();
+                if is_lost {
+                    lose_references(&memory, 300);
+                }
+                memory
+            };
+            for key in fresh().items().into_keys() {
+                let memory = fresh();
+                memory.put(&key, &[1; 5]).unwrap();
+                let before = memory.items();
+                let Err(error) = change(&memory) else { continue };
+                refused += 1;
+                if !memory.has_failed() {
+                    assert_eq!(memory.items(), before, "{name}, {key}: {error}");
+                }
+            }
+        }
+    }
+    assert!(refused > 20, "{refused}");
+}
+
+#[test]
+fn a_name_without_reference_is_stale_if_its_inode_has_all_its_links() {
+    let memory = volume(true, 1);
+    let name = |number: u32| format!("{number:0>100}").into_bytes();
+    for number in 0..50 {
+        link(&memory, &new(&memory, ROOT, &name(number), 300)).unwrap();
+    }
+    assert!(memory.count(ItemType::INODE_EXTREF) > 0);
+    let read = |name: &[u8], nlink| backref(&memory, (ROOT, name), (Ino(300), nlink)).unwrap();
+    for number in [0, 49] {
+        assert_eq!(read(&name(number), 50), Backref::Present);
+    }
+    let stale = NewName { found: file(301), ..new(&memory, ROOT, b"stale", 301) };
+    link(&memory, &stale).unwrap();
+    let index = stale.index;
+    assert_eq!(read(b"stale", 50), Backref::Stale { index });
+    assert_eq!(read(b"stale", 51), Backref::Lost { index });
+    assert_eq!(read(b"unlisted", 1), Backref::Stale { index: 0 });
+}
+
+#[test]
+fn the_listing_keeps_an_item_of_another_name_with_the_same_index() {
+    for (name, change) in CHANGES {
+        let memory = volume_of_two();
+        link(&memory, &new(&memory, ROOT, b"other", 301)).unwrap();
+        let index = |index| Key::new(ROOT.0, ItemType::DIR_INDEX, index);
+        let other = memory.items()[&index(INDEX_FIRST + 2)].clone();
+        memory.put(&index(INDEX_FIRST), &other).unwrap();
+        change(&memory).unwrap();
+        assert_eq!(memory.items().get(&index(INDEX_FIRST)), Some(&other), "{name}");
+    }
+}
+
+#[test]
+fn an_unreadable_reference_in_the_midst_of_a_change_ends_the_transaction() {
+    let memory = volume(true, 2);
+    link(&memory, &new(&memory, ROOT, b"one", 300)).unwrap();
+    link(&memory, &new(&memory, ROOT, b"two", 301)).unwrap();
+    let key = Key::new(300, ItemType::INODE_REF, ROOT.0);
+    memory.put(&key, &[1; 5]).unwrap();
+    let (from, to) = (old(ROOT, b"two", 301), new(&memory, ROOT, b"one", 301));
+    let replaces = Some(OldTarget::Inode(Ino(300)));
+    assert!(rename(&memory, &Move { from, to, replaces }).is_err());
     assert!(memory.has_failed());
 }
 
 #[test]
 fn a_subvolume_moves_without_references_of_its_own() {
     let memory = volume(true, 0);
-    let leads = Found { target: Target::Subvolume(TreeId(300)), kind: FileKind::Directory };
-    let new = NewName { dir: ROOT, name: b"sub", index: 2, leads, generation: GENERATION };
+    let found = Found { target: Target::Subvolume(TreeId(300)), kind: FileKind::Directory };
+    let new = NewName { dir: ROOT, name: b"sub", index: 2, found, generation: GENERATION };
     link(&memory, &new).unwrap();
     assert_eq!(crate::entry::find_index(&memory, ROOT, b"sub").unwrap(), Some(2));
     assert_eq!(crate::entry::find_index(&memory, ROOT, b"none").unwrap(), None);
-    let from = OldName { dir: ROOT, name: b"sub", leads: Leads::Subvolume { index: 2 } };
+    let from = OldName { dir: ROOT, name: b"sub", target: OldTarget::Unreferenced { index: 2 } };
     let to = NewName { dir: OTHER, name: b"moved", index: 5, ..new };
     rename(&memory, &Move { from, to, replaces: None }).unwrap();
     assert_eq!(crate::entry::find_index(&memory, OTHER, b"moved").unwrap(), Some(5));
@@ -242,7 +386,7 @@ fn apply(memory: &Memory, model: &mut Model, step: &Step) -> Result<(), NamesErr
     let places = places();
     let fresh = |at: usize, ino: u64, index: u64| {
         let (dir, name) = (places[at].0, &places[at].1[..]);
-        NewName { dir, name, index, leads: file(ino), generation: GENERATION }
+        NewName { dir, name, index, found: file(ino), generation: GENERATION }
     };
     let place = |at: usize| (places[at].0, &places[at].1[..]);
     match *step {
@@ -264,7 +408,7 @@ fn apply(memory: &Memory, model: &mut Model, step: &Step) -> Result<(), NamesErr
             let change = Move {
                 from: old(place(from).0, place(from).1, ino),
                 to: fresh(to, ino, next_index(memory, places[to].0)?),
-                replaces: victim.map(|ino| Leads::Inode(Ino(ino))),
+                replaces: victim.map(|ino| OldTarget::Inode(Ino(ino))),
             };
             rename(memory, &change)?;
             model.remove(&places[from]);
@@ -280,7 +424,7 @@ fn apply(memory: &Memory, model: &mut Model, step: &Step) -> Result<(), NamesErr
                 dir: place(at).0,
                 name: place(at).1,
                 found: file(ino),
-                subvolume_index: 0,
+                old_target: OldTarget::Inode(Ino(ino)),
                 index,
             };
             let first = next_index(memory, places[one].0)?;

@@ -1,4 +1,4 @@
-//! New inodes, their counts and stamps, orphans.
+//! New inodes, their link counts and times, and orphan items.
 
 use super::*;
 use crate::memory::Memory;

@@ -1,4 +1,4 @@
-//! Values of properties and flags of `chattr`, both ways.
+//! Conversions between values of properties and flags of `chattr`.
 
 use super::*;
 use butternut_format::inode::RawInodeItem;

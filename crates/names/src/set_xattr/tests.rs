@@ -1,4 +1,4 @@
-//! Attributes over a plain map: what must be so, and what fits.
+//! Attributes in an ordered map: the conditions for setting them, and the size limits.
 
 use super::*;
 use crate::memory::{Memory, colliding};

@@ -1,16 +1,16 @@
-//! The plainest filesystem over names alone: paths in, one handle for each operation, inodes read
-//! and written every time, files without data.
+//! A minimal filesystem of names only: it resolves paths, uses one handle for each operation, reads
+//! and writes inodes every time, and stores no file data.
 
 use butternut_device::{Device, FileDevice, OpenDevice};
 use butternut_format::inode::{DeviceNumber, FileKind, Inode, Time};
 use butternut_format::root_ref::RootRef;
 use butternut_format::units::{Ino, TreeId};
 use butternut_names::{
-    Exchanged, Found, Hanging, Leads, Moment, Move, NamesError, NewInode, NewName, OldName,
-    SetXattr, Target, Xattr, add_orphan, changed, create, entry_added, entry_removed, exchange,
-    inode, insert_inode, link, link_added, link_removed, lookup, next_index, next_ino, parent_link,
-    put_inode, put_root_ref, put_symlink_text, remove_inode, remove_orphan, remove_xattr, rename,
-    set_xattr, unlink,
+    Exchanged, Found, Moment, Move, NamesError, NewInode, NewName, OldName, OldTarget, SetXattr,
+    SubvolumePair, Target, Xattr, add_orphan, changed, create, entry_added, entry_removed,
+    exchange, inode, insert_inode, link, link_added, link_removed, lookup, next_index, next_ino,
+    parent_link, put_inode, put_root_ref, put_symlink_target, remove_inode, remove_orphan,
+    remove_xattr, rename, set_xattr, unlink,
 };
 use butternut_tree::{Forest, ForestOptions, Handle, Need, TreeEdit};
 use butternut_volume::{OpenOptions, Volume};
@@ -54,10 +54,10 @@ struct Operation<'a> {
     moment: Moment,
 }
 
-fn side(place: Place<'_>, leads: (Ino, FileKind), index: u64) -> Exchanged<'_> {
+fn side(place: Place<'_>, target: (Ino, FileKind), index: u64) -> Exchanged<'_> {
     let Place { dir, name } = place;
-    let found = Found { target: Target::Inode(leads.0), kind: leads.1 };
-    Exchanged { dir, name, found, subvolume_index: 0, index }
+    let found = Found { target: Target::Inode(target.0), kind: target.1 };
+    Exchanged { dir, name, found, old_target: OldTarget::Inode(target.0), index }
 }
 
 fn operation(handle: &Handle) -> Operation<'_> {
@@ -85,7 +85,7 @@ impl Operation<'_> {
         ino: Ino,
         change: impl FnOnce(&mut Inode) -> Result<(), NamesError>,
     ) -> Result<(), NamesError> {
-        let mut inode = inode(&self.edit, ino)?.unwrap();
+        let mut inode = inode(self.edit.tree(), ino)?.unwrap();
         change(&mut inode)?;
         put_inode(&self.edit, ino, &inode)
     }
@@ -104,19 +104,19 @@ impl Operation<'_> {
         })
     }
 
-    fn new_name<'a>(&self, place: Place<'a>, leads: (Ino, FileKind), index: u64) -> NewName<'a> {
-        let leads = Found { target: Target::Inode(leads.0), kind: leads.1 };
+    fn new_name<'a>(&self, place: Place<'a>, target: (Ino, FileKind), index: u64) -> NewName<'a> {
+        let found = Found { target: Target::Inode(target.0), kind: target.1 };
         let Place { dir, name } = place;
-        NewName { dir, name, index, leads, generation: self.moment.generation }
+        NewName { dir, name, index, found, generation: self.moment.generation }
     }
 
-    /// An inode has lost a name. Nobody has it open, so without another it goes.
+    /// Updates an inode that lost a name. It is not in use, so it is deleted with its last name.
     fn lost_name(&self, ino: Ino, kind: FileKind) -> Result<(), NamesError> {
         self.change(ino, |inode| {
             link_removed(inode, self.moment);
             Ok(())
         })?;
-        let gone = inode(&self.edit, ino)?.unwrap().nlink == 0;
+        let gone = inode(self.edit.tree(), ino)?.unwrap().nlink == 0;
         if gone {
             add_orphan(&self.edit, ino)?;
             remove_inode(&self.edit, ino, kind, &mut |_, _| {})?;
@@ -150,14 +150,14 @@ impl Plain {
         *next - 1
     }
 
-    /// A new inode under a name.
+    /// Creates an inode with a name.
     fn made(
         &mut self,
         operation: &Operation<'_>,
         place: Place<'_>,
         new: &NewInode,
     ) -> Result<Ino, NamesError> {
-        let parent = inode(&operation.edit, place.dir)?.unwrap();
+        let parent = inode(operation.edit.tree(), place.dir)?.unwrap();
         let made = new.inode(&parent, operation.moment);
         let (ino, index) = (self.take_ino(), self.take_index(operation, place.dir));
         let name = operation.new_name(place, (ino, new.kind), index);
@@ -187,7 +187,7 @@ impl Plain {
         let new = NewInode { kind, permissions: 0o777, uid: 0, gid: 0, rdev };
         let ino = self.made(&operation, operation.place(path), &new)?;
         let generation = operation.moment.generation;
-        put_symlink_text(&operation.edit, ino, text.as_bytes(), generation)?;
+        put_symlink_target(&operation.edit, ino, text.as_bytes(), generation)?;
         let bytes = u64::try_from(text.len()).unwrap();
         operation.change(ino, |inode| {
             (inode.size, inode.bytes_used) = (bytes, bytes);
@@ -198,11 +198,11 @@ impl Plain {
     pub(crate) fn link(&mut self, from: &str, to: &str) -> Result<(), NamesError> {
         let handle = self.join();
         let operation = operation(&handle);
-        let leads = operation.found(operation.place(from)).unwrap();
+        let target = operation.found(operation.place(from)).unwrap();
         let to = operation.place(to);
         let index = self.take_index(&operation, to.dir);
-        link(&operation.edit, &operation.new_name(to, leads, index))?;
-        operation.change(leads.0, |inode| link_added(inode, operation.moment))?;
+        link(&operation.edit, &operation.new_name(to, target, index))?;
+        operation.change(target.0, |inode| link_added(inode, operation.moment))?;
         operation.entry_added(to)
     }
 
@@ -212,7 +212,7 @@ impl Plain {
         let place = operation.place(path);
         let (ino, kind) = operation.found(place).unwrap();
         let Place { dir, name } = place;
-        unlink(&operation.edit, &OldName { dir, name, leads: Leads::Inode(ino) })?;
+        unlink(&operation.edit, &OldName { dir, name, target: OldTarget::Inode(ino) })?;
         operation.entry_removed(place)?;
         operation.lost_name(ino, kind)
     }
@@ -226,15 +226,15 @@ impl Plain {
         let handle = self.join();
         let operation = operation(&handle);
         let (from, to) = (operation.place(from), operation.place(to));
-        let (leads, victim) = (operation.found(from).unwrap(), operation.found(to));
-        if victim.is_some_and(|(ino, _)| ino == leads.0) {
+        let (target, victim) = (operation.found(from).unwrap(), operation.found(to));
+        if victim.is_some_and(|(ino, _)| ino == target.0) {
             return Ok(());
         }
         let index = self.take_index(&operation, to.dir);
         let change = Move {
-            from: OldName { dir: from.dir, name: from.name, leads: Leads::Inode(leads.0) },
-            to: operation.new_name(to, leads, index),
-            replaces: victim.map(|(ino, _)| Leads::Inode(ino)),
+            from: OldName { dir: from.dir, name: from.name, target: OldTarget::Inode(target.0) },
+            to: operation.new_name(to, target, index),
+            replaces: victim.map(|(ino, _)| OldTarget::Inode(ino)),
         };
         rename(&operation.edit, &change)?;
         operation.entry_removed(from)?;
@@ -243,7 +243,7 @@ impl Plain {
         } else {
             operation.entry_added(to)?;
         }
-        operation.change(leads.0, |inode| {
+        operation.change(target.0, |inode| {
             changed(inode, operation.moment);
             Ok(())
         })?;
@@ -260,22 +260,22 @@ impl Plain {
         let handle = self.join();
         let operation = operation(&handle);
         let (from, to) = (operation.place(from), operation.place(to));
-        let leads = lookup(operation.edit.tree(), from.dir, from.name)?.unwrap();
-        let Target::Subvolume(child) = leads.target else { panic!("no subvolume") };
+        let found = lookup(operation.edit.tree(), from.dir, from.name)?.unwrap();
+        let Target::Subvolume(child) = found.target else { panic!("no subvolume") };
         let roots = handle.tree(TreeId::ROOT)?;
-        let hanging = Hanging { child, parent: TreeId::FS };
+        let pair = SubvolumePair { child, parent: TreeId::FS };
         let old = parent_link(roots.tree(), child)?.unwrap();
         assert_eq!((old.parent, old.dir, old.name.as_slice()), (TreeId::FS, from.dir, from.name));
         let index = self.take_index(&operation, to.dir);
-        let old_leads = Leads::Subvolume { index: old.index };
+        let old_target = OldTarget::Unreferenced { index: old.index };
         let generation = operation.moment.generation;
         let change = Move {
-            from: OldName { dir: from.dir, name: from.name, leads: old_leads },
-            to: NewName { dir: to.dir, name: to.name, index, leads, generation },
+            from: OldName { dir: from.dir, name: from.name, target: old_target },
+            to: NewName { dir: to.dir, name: to.name, index, found, generation },
             replaces: None,
         };
         rename(&operation.edit, &change)?;
-        put_root_ref(&roots, hanging, &RootRef { dir: to.dir, index, name: to.name })?;
+        put_root_ref(&roots, pair, &RootRef { dir: to.dir, index, name: to.name })?;
         operation.entry_removed(from)?;
         operation.entry_added(to)
     }
@@ -284,13 +284,13 @@ impl Plain {
         let handle = self.join();
         let operation = operation(&handle);
         let (one, other) = (operation.place(one), operation.place(other));
-        let leads = [one, other].map(|place| operation.found(place).unwrap());
-        if leads[0].0 == leads[1].0 {
+        let targets = [one, other].map(|place| operation.found(place).unwrap());
+        if targets[0].0 == targets[1].0 {
             return Ok(());
         }
         let other_index = self.take_index(&operation, other.dir);
         let one_index = self.take_index(&operation, one.dir);
-        let sides = (side(one, leads[0], one_index), side(other, leads[1], other_index));
+        let sides = (side(one, targets[0], one_index), side(other, targets[1], other_index));
         exchange(&operation.edit, &sides.0, &sides.1, operation.moment.generation)?;
         for place in [one, other] {
             operation.change(place.dir, |dir| {
@@ -334,13 +334,13 @@ impl Plain {
         Ok(())
     }
 
-    /// A file without a name, that gets one after all or goes.
+    /// Creates a file without a name, which gets a name later or is deleted.
     pub(crate) fn temporary(&mut self, to: Option<&str>) -> Result<(), NamesError> {
         let handle = self.join();
         let operation = operation(&handle);
         let (kind, rdev) = (FileKind::File, DeviceNumber::default());
         let new = NewInode { kind, permissions: 0o600, uid: 0, gid: 0, rdev };
-        let root = inode(&operation.edit, ROOT)?.unwrap();
+        let root = inode(operation.edit.tree(), ROOT)?.unwrap();
         let made = Inode { nlink: 0, ..new.inode(&root, operation.moment) };
         let ino = self.take_ino();
         insert_inode(&operation.edit, ino, &made)?;

@@ -1,29 +1,29 @@
-//! A full cache does its work in the memory that it has.
+//! A full cache does not allocate memory.
 
-use crate::{bring, cache, key, mark};
-use butternut_pages::{Finding, Stay};
+use crate::{cache, fill, key, mark};
+use butternut_pages::{CacheMode, ReadOptions};
 use butternut_sys::allocations::allocations_of;
 
 #[test]
 fn a_hit_allocates_nothing() {
     let cache = cache(64);
     let file = cache.file(key(1));
-    bring(&cache, &file, 0..32, 1);
+    fill(&cache, &file, 0..32, 1);
     let mut buf = vec![0; 32 * 4096];
-    let (allocations, read) = allocations_of(|| file.read(0, &mut buf, Finding::CACHED));
+    let (allocations, read) = allocations_of(|| file.read(0, &mut buf, ReadOptions::CACHED));
     assert_eq!((allocations, read), (0, buf.len()));
 }
 
 #[test]
-fn pages_that_come_and_go_in_a_full_cache_allocate_next_to_nothing() {
+fn inserting_into_a_full_cache_allocates_almost_nothing() {
     let cache = cache(1024);
     let file = cache.file(key(1));
-    bring(&cache, &file, 0..4096, 1);
+    fill(&cache, &file, 0..4096, 1);
     let (allocations, ()) = allocations_of(|| {
         for page in 4096..8192 {
             let claimed = file.claim(&(page..page + 1)).unwrap();
             let frame = cache.frame().unwrap();
-            claimed.complete([frame], Stay::Cached);
+            claimed.complete([frame], CacheMode::Cached);
         }
     });
     assert!(mark(&file, 8191).is_some());

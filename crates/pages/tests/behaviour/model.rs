@@ -1,8 +1,9 @@
-//! The cache against a model: two files, a disk, and every step that there is, in any order.
+//! The cache against a model: two files, a disk, and all operations in any order.
 
 use crate::{TAG, cache, key};
 use butternut_pages::{
-    FilePages, Finding, Landing, PageCache, Patched, Reason, Stay, Tags, Writeback,
+    CacheMode, FilePages, PageCache, PageWrite, ReadOptions, Tags, WritebackPages, WritebackReason,
+    WritebackResult,
 };
 use proptest::prelude::*;
 use std::ops::Range;
@@ -12,10 +13,10 @@ const BYTES: usize = 40 * 4096;
 
 #[derive(Clone, Debug)]
 enum Step {
-    Read { at: usize, bytes: usize, stay: Stay },
-    Write { at: usize, bytes: usize, mark: u8, stay: Stay },
-    Send { pages: Range<u64>, most: usize },
-    Land { which: usize, landing: Landing, count: usize },
+    Read { at: usize, bytes: usize, mode: CacheMode },
+    Write { at: usize, bytes: usize, mark: u8, mode: CacheMode },
+    Begin { pages: Range<u64>, pages_max: usize },
+    End { which: usize, result: WritebackResult, count: usize },
     Invalidate { pages: Range<u64> },
     Claim { pages: Range<u64> },
     Complete { which: usize },
@@ -23,8 +24,8 @@ enum Step {
     Shrink { pages: usize },
 }
 
-fn stay() -> impl Strategy<Value = Stay> {
-    prop_oneof![Just(Stay::Cached), Just(Stay::Uncached)]
+fn mode() -> impl Strategy<Value = CacheMode> {
+    prop_oneof![Just(CacheMode::Cached), Just(CacheMode::Uncached)]
 }
 
 fn pages() -> impl Strategy<Value = Range<u64>> {
@@ -33,18 +34,18 @@ fn pages() -> impl Strategy<Value = Range<u64>> {
 
 fn step() -> impl Strategy<Value = Step> {
     let bytes = || (0..BYTES - 1, 1..20_000usize).prop_map(|(at, n)| (at, n.min(BYTES - at)));
-    let landing = prop_oneof![
-        4 => Just(Landing::Written),
-        1 => Just(Landing::Lost),
-        1 => Just(Landing::Again),
+    let result = prop_oneof![
+        4 => Just(WritebackResult::Written),
+        1 => Just(WritebackResult::Lost),
+        1 => Just(WritebackResult::Redirty),
     ];
     prop_oneof![
-        4 => (bytes(), stay()).prop_map(|((at, bytes), stay)| Step::Read { at, bytes, stay }),
-        4 => (bytes(), any::<u8>(), stay())
-            .prop_map(|((at, bytes), mark, stay)| Step::Write { at, bytes, mark, stay }),
-        3 => (pages(), 1..30usize).prop_map(|(pages, most)| Step::Send { pages, most }),
-        4 => (0..9usize, landing, 0..9usize)
-            .prop_map(|(which, landing, count)| Step::Land { which, landing, count }),
+        4 => (bytes(), mode()).prop_map(|((at, bytes), mode)| Step::Read { at, bytes, mode }),
+        4 => (bytes(), any::<u8>(), mode())
+            .prop_map(|((at, bytes), mark, mode)| Step::Write { at, bytes, mark, mode }),
+        3 => (pages(), 1..30usize).prop_map(|(pages, pages_max)| Step::Begin { pages, pages_max }),
+        4 => (0..9usize, result, 0..9usize)
+            .prop_map(|(which, result, count)| Step::End { which, result, count }),
         1 => pages().prop_map(|pages| Step::Invalidate { pages }),
         2 => pages().prop_map(|pages| Step::Claim { pages }),
         2 => (0..9usize).prop_map(|which| Step::Complete { which }),
@@ -53,16 +54,16 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A claim, and what the disk held when it was made.
+/// A fill, and the bytes of the disk when it was claimed.
 type Claimed = (butternut_pages::Fill, Vec<u8>);
 
 struct World {
     cache: PageCache,
     file: FilePages,
     disk: Vec<u8>,
-    /// What a reader is to see.
-    truth: Vec<u8>,
-    sent: Vec<Writeback>,
+    /// What a reader must see.
+    expected: Vec<u8>,
+    runs: Vec<WritebackPages>,
     claimed: Vec<Claimed>,
 }
 
@@ -76,39 +77,40 @@ impl World {
         let cache = cache(pages);
         let file = cache.file(key(1));
         let disk: Vec<u8> = (0..BYTES).map(|at| u8::try_from(at / 4096).unwrap()).collect();
-        let (truth, sent, claimed) = (disk.clone(), Vec::new(), Vec::new());
-        Self { cache, file, disk, truth, sent, claimed }
+        let (expected, runs, claimed) = (disk.clone(), Vec::new(), Vec::new());
+        Self { cache, file, disk, expected, runs, claimed }
     }
 
-    /// Brings a page, if nobody is about to; says whether it is there.
-    fn bring(&mut self, page: u64, stay: Stay) -> bool {
+    /// Reads a page into the cache, unless another fill has it. Returns whether it is present.
+    fn fill(&mut self, page: u64, mode: CacheMode) -> bool {
         if let Some(claimed) = self.file.claim(&(page..page + 1)) {
             let Some(mut frame) = self.cache.frame() else { return false };
             let bytes = bytes_of(&(page..page + 1));
             frame.bytes_mut().unwrap().copy_from_slice(&self.disk[bytes]);
-            claimed.complete([frame], stay);
+            claimed.complete([frame], mode);
         }
         self.file.missing(page..page + 1).is_none()
     }
 
-    fn read(&mut self, at: usize, bytes: usize, stay: Stay) {
-        let how = if stay == Stay::Cached { Finding::CACHED } else { Finding::UNCACHED };
+    fn read(&mut self, at: usize, bytes: usize, mode: CacheMode) {
+        let options =
+            if mode == CacheMode::Cached { ReadOptions::CACHED } else { ReadOptions::UNCACHED };
         let mut buf = vec![0; bytes];
         let mut done = 0;
         while done < bytes {
             let from = at + done;
-            done += self.file.read(u64::try_from(from).unwrap(), &mut buf[done..], how);
-            if done < bytes && !self.bring(u64::try_from((at + done) / 4096).unwrap(), stay) {
-                // Somebody is reading it, or there is no memory: from the disk, past the cache.
+            done += self.file.read(u64::try_from(from).unwrap(), &mut buf[done..], options);
+            if done < bytes && !self.fill(u64::try_from((at + done) / 4096).unwrap(), mode) {
+                // The page is in a fill, or no frame is free: read the disk, past the cache.
                 let end = ((at + done) / 4096 * 4096 + 4096).min(at + bytes);
                 buf[done..end - at].copy_from_slice(&self.disk[at + done..end]);
                 done = end - at;
             }
         }
-        assert_eq!(buf, self.truth[at..at + bytes], "read of {bytes} at {at}");
+        assert_eq!(buf, self.expected[at..at + bytes], "read of {bytes} at {at}");
     }
 
-    fn write(&mut self, at: usize, bytes: usize, mark: u8, stay: Stay) {
+    fn write(&mut self, at: usize, bytes: usize, mark: u8, mode: CacheMode) {
         let mut from = at;
         while from < at + bytes {
             let end = (from / 4096 * 4096 + 4096).min(at + bytes);
@@ -116,64 +118,74 @@ impl World {
             let Some(mut frame) = self.cache.frame() else { return };
             if end - from == 4096 {
                 frame.bytes_mut().unwrap().fill(mark);
-                self.file.change().put(page, frame, TAG, stay);
+                self.file.change().write_page(page, frame, TAG, mode);
             } else {
-                if !self.bring(page, stay) {
+                if !self.fill(page, mode) {
                     return;
                 }
                 let data = vec![mark; end - from];
                 let mut spare = Some(frame);
-                let patched =
-                    self.file.change().patch(page, from % 4096, &data, &mut spare, (TAG, stay));
-                assert_eq!(patched, Patched::Done);
+                let written = self.file.change().write_bytes(
+                    page,
+                    from % 4096,
+                    &data,
+                    &mut spare,
+                    (TAG, mode),
+                );
+                assert_eq!(written, PageWrite::Done);
             }
-            self.truth[from..end].fill(mark);
+            self.expected[from..end].fill(mark);
             from = end;
         }
     }
 
-    fn land(&mut self, which: usize, landing: Landing, count: usize) {
-        if self.sent.is_empty() {
+    fn end_writeback(&mut self, which: usize, result: WritebackResult, count: usize) {
+        if self.runs.is_empty() {
             return;
         }
-        let which = which % self.sent.len();
-        let rest = self.sent[which].split_off(count);
-        let run = std::mem::replace(&mut self.sent[which], rest);
+        let which = which % self.runs.len();
+        let rest = self.runs[which].split_off(count);
+        let run = std::mem::replace(&mut self.runs[which], rest);
         let (pages, frames) = (run.pages(), run.frames().to_vec());
         for (page, frame) in pages.clone().zip(&frames) {
-            if landing == Landing::Written {
+            if result == WritebackResult::Written {
                 self.disk[bytes_of(&(page..page + 1))].copy_from_slice(frame);
             }
         }
         drop(frames);
-        run.end(landing);
+        run.end(result);
         for page in pages.filter(|page| self.file.missing(*page..page + 1).is_some()) {
-            // Lost, or nobody wants it: the disk is the truth.
+            // The page was lost, or dropped behind: the disk has the expected bytes.
             let bytes = bytes_of(&(page..page + 1));
             assert!(
-                landing != Landing::Written
-                    || self.disk[bytes.clone()] == self.truth[bytes.clone()]
+                result != WritebackResult::Written
+                    || self.disk[bytes.clone()] == self.expected[bytes.clone()]
             );
-            self.truth[bytes.clone()].copy_from_slice(&self.disk[bytes]);
+            self.expected[bytes.clone()].copy_from_slice(&self.disk[bytes]);
         }
-        self.sent.retain(|run| !run.pages().is_empty());
+        self.runs.retain(|run| !run.pages().is_empty());
     }
 
     fn run(&mut self, step: Step) {
         match step {
-            Step::Read { at, bytes, stay } => self.read(at, bytes, stay),
-            Step::Write { at, bytes, mark, stay } => self.write(at, bytes, mark, stay),
-            Step::Send { pages, most } => {
-                self.sent.extend(self.file.begin_writeback(&pages, most, Tags::ALL, Reason::Sync));
+            Step::Read { at, bytes, mode } => self.read(at, bytes, mode),
+            Step::Write { at, bytes, mark, mode } => self.write(at, bytes, mark, mode),
+            Step::Begin { pages, pages_max } => {
+                self.runs.extend(self.file.begin_writeback(
+                    &pages,
+                    pages_max,
+                    Tags::ALL,
+                    WritebackReason::Sync,
+                ));
             }
-            Step::Land { which, landing, count } => self.land(which, landing, count),
+            Step::End { which, result, count } => self.end_writeback(which, result, count),
             Step::Invalidate { pages } => {
-                if self.file.next_newer(&pages).is_some() && !self.sent.is_empty() {
+                if self.file.next_newer(&pages).is_some() && !self.runs.is_empty() {
                     return;
                 }
                 self.file.invalidate(&pages);
                 let bytes = bytes_of(&pages);
-                self.truth[bytes.clone()].copy_from_slice(&self.disk[bytes]);
+                self.expected[bytes.clone()].copy_from_slice(&self.disk[bytes]);
             }
             Step::Claim { pages } => {
                 if let Some(claimed) = self.file.claim(&pages) {
@@ -192,7 +204,7 @@ impl World {
                             Some(frame)
                         })
                         .collect();
-                    claimed.complete(frames, Stay::Cached);
+                    claimed.complete(frames, CacheMode::Cached);
                 }
             }
             Step::DropBehind { pages } => {
@@ -206,8 +218,8 @@ impl World {
         let counters = self.cache.counters();
         assert_eq!(counters.dirty_pages, self.file.dirty_pages());
         assert_eq!(counters.cached_pages, self.file.pages());
-        let written: usize = self.sent.iter().map(|run| run.frames().len()).sum();
-        assert_eq!(counters.written_pages, written);
+        let written: usize = self.runs.iter().map(|run| run.frames().len()).sum();
+        assert_eq!(counters.in_writeback_pages, written);
     }
 }
 
@@ -215,7 +227,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn readers_see_what_was_written_last_whatever_the_cache_does(
+    fn readers_see_the_last_write_in_any_order_of_operations(
         pages in 4..64usize,
         steps in prop::collection::vec(step(), 1..120),
     ) {
@@ -224,9 +236,9 @@ proptest! {
             world.run(step);
         }
         world.claimed.clear();
-        while !world.sent.is_empty() {
-            world.land(0, Landing::Written, usize::MAX);
+        while !world.runs.is_empty() {
+            world.end_writeback(0, WritebackResult::Written, usize::MAX);
         }
-        world.read(0, BYTES, Stay::Cached);
+        world.read(0, BYTES, CacheMode::Cached);
     }
 }

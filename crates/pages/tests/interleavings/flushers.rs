@@ -1,34 +1,36 @@
-//! Kicks and orders: what writers hand over, flushers get.
+//! Kicks and writeback work: flushers write back all that writers have queued.
 
-use crate::{FileKey, Orders, Reason, Stay, Tags, UncachedFlush, World, explore};
+use crate::{
+    CacheMode, FileKey, Tags, UncachedFlush, World, WritebackReason, WritebackWork, explore,
+};
 use shuttle::thread;
 use std::time::Duration;
 
-/// Sends what is ordered, as far as it is there; how many pages that were.
-fn follow(world: &World, orders: &Orders) -> usize {
-    let files = orders.file.map_or_else(|| world.cache.oldest_dirty(8), |key| vec![key]);
-    let mut left = orders.pages;
+/// Writes back what the work says, as far as it is dirty. Returns how many pages that were.
+fn follow(world: &World, work: &WritebackWork) -> usize {
+    let files = work.file.map_or_else(|| world.cache.oldest_dirty(8), |key| vec![key]);
+    let mut left = work.pages;
     for key in files {
         let file = world.cache.file(key);
-        let runs = file.begin_writeback(&(0..100), left, Tags::ALL, orders.reason);
+        let runs = file.begin_writeback(&(0..100), left, Tags::ALL, work.reason);
         for run in runs {
             left -= run.frames().len();
             thread::yield_now();
-            run.end(crate::Landing::Written);
+            run.end(crate::WritebackResult::Written);
         }
     }
     if left > 0 {
-        world.cache.fall_short(orders, left);
+        world.cache.report_shortfall(work, left);
     }
-    orders.pages - left
+    work.pages - left
 }
 
-/// A flusher that ends when it was told to, or has written so many pages.
+/// Runs a flusher until it is stopped, or has written back `pages` pages.
 fn run_flusher(world: &World, pages: usize) -> usize {
     let mut written = 0;
     while written < pages && world.cache.wait_for_work(None) {
-        while let Some(orders) = world.cache.orders() {
-            written += follow(world, &orders);
+        while let Some(work) = world.cache.next_work() {
+            written += follow(world, &work);
         }
     }
     written
@@ -43,8 +45,8 @@ fn no_kick_is_lost(switch: UncachedFlush) {
                 thread::spawn(move || {
                     let file = world.cache.file(FileKey { tree: 5, ino });
                     for page in 0..2 {
-                        world.write(&file, page, 1, Stay::Uncached);
-                        world.cache.kick_uncached(file.key(), 1, switch);
+                        world.write(&file, page, 1, CacheMode::Uncached);
+                        world.cache.queue_uncached(file.key(), 1, switch);
                     }
                 })
             })
@@ -56,26 +58,26 @@ fn no_kick_is_lost(switch: UncachedFlush) {
         for writer in writers {
             writer.join().unwrap();
         }
-        // Were a kick lost, the flusher would wait for ever: that fails the test.
+        // With a lost kick the flusher would wait forever, which fails the test.
         assert_eq!(flusher.join().unwrap(), 6);
         let counters = world.cache.counters();
-        assert_eq!(counters.writeback_pages(Reason::Uncached), 6);
+        assert_eq!(counters.writeback_pages(WritebackReason::Uncached), 6);
         assert_eq!((counters.dropbehind_pages, counters.cached_pages), (6, 0));
     });
 }
 
 #[test]
-fn no_kick_of_many_writers_is_lost_by_the_devices_flusher() {
+fn no_kick_is_lost_with_flushes_of_any_file() {
     no_kick_is_lost(UncachedFlush::Device);
 }
 
 #[test]
-fn no_kick_of_many_writers_is_lost_by_the_files_flusher() {
+fn no_kick_is_lost_with_flushes_of_one_file() {
     no_kick_is_lost(UncachedFlush::Inode);
 }
 
 #[test]
-fn a_flusher_that_is_told_to_end_ends() {
+fn a_stopped_flusher_ends() {
     explore(500, || {
         let world = World::new(64, &[]);
         let flusher = {
@@ -83,15 +85,15 @@ fn a_flusher_that_is_told_to_end_ends() {
             thread::spawn(move || run_flusher(&world, usize::MAX))
         };
         world.cache.kick();
-        world.cache.stop();
+        world.cache.stop_flushers();
         flusher.join().unwrap();
     });
 }
 
-/// A page that is written again while one flusher has it in hand is another's to send: who finds
-/// nothing to send then has not paid.
+/// A page can be written again while one flusher has it under writeback; another flusher then finds
+/// fewer pages than its work says. The shortfall must be queued again.
 #[test]
-fn what_is_owed_for_a_page_on_its_way_is_paid_when_that_has_landed() {
+fn a_shortfall_is_queued_again_when_a_writeback_completes() {
     explore(3000, || {
         let world = World::new(256, &[]);
         let flushers = [(); 2].map(|()| {
@@ -100,17 +102,17 @@ fn what_is_owed_for_a_page_on_its_way_is_paid_when_that_has_landed() {
         });
         let file = world.file();
         for switch in [UncachedFlush::Device, UncachedFlush::Device, UncachedFlush::Inode] {
-            assert!(world.cache.wait_for_flushers(Duration::MAX));
-            world.write(&file, 0, 1, Stay::Uncached);
-            world.cache.kick_uncached(file.key(), 1, switch);
+            assert!(world.cache.wait_for_uncached_backlog(Duration::MAX));
+            world.write(&file, 0, 1, CacheMode::Uncached);
+            world.cache.queue_uncached(file.key(), 1, switch);
         }
-        // For ever, were one forgotten: that fails the test.
+        // With a lost page this loop would not end, which fails the test.
         while world.cache.counters().cached_pages > 0 {
             thread::yield_now();
         }
-        world.cache.stop();
+        world.cache.stop_flushers();
         let sent: usize = flushers.map(|flusher| flusher.join().unwrap()).iter().sum();
         assert!((1..=3).contains(&sent), "{sent}");
-        world.check_rest();
+        world.check_idle();
     });
 }

@@ -1,6 +1,6 @@
-//! The page cache under every order of threads that chance finds: its own sources, compiled with
-//! locks and atomics that a scheduler controls. A lock that is never given back, a wake-up that is
-//! lost, a stale page: each fails, and says which order of steps led there.
+//! The page cache under many orders of thread steps: its own sources, compiled with locks and
+//! atomics that a scheduler controls. A deadlock, a lost wakeup or a stale page fails the test,
+//! which prints the order of steps that led to it.
 
 #![allow(
     dead_code,
@@ -15,14 +15,12 @@
 mod cache;
 #[path = "../../src/change.rs"]
 mod change;
-#[path = "../../src/chunk.rs"]
-mod chunk;
 #[path = "../../src/counters.rs"]
 mod counters;
-#[path = "../../src/debts.rs"]
-mod debts;
 #[path = "../../src/dirty.rs"]
 mod dirty;
+#[path = "../../src/eventcount.rs"]
+mod eventcount;
 #[path = "../../src/file_pages.rs"]
 mod file_pages;
 #[path = "../../src/fill.rs"]
@@ -35,6 +33,8 @@ mod flusher;
 mod ghosts;
 #[path = "../../src/index.rs"]
 mod index;
+#[path = "../../src/page_group.rs"]
+mod page_group;
 #[path = "../../src/poison.rs"]
 mod poison;
 #[path = "../../src/replacement.rs"]
@@ -43,12 +43,12 @@ mod replacement;
 mod tag;
 #[path = "../../src/throttle.rs"]
 mod throttle;
-#[path = "../../src/turn.rs"]
-mod turn;
+#[path = "../../src/uncached_backlog.rs"]
+mod uncached_backlog;
 #[path = "../../src/writeback.rs"]
 mod writeback;
 
-/// In the place of the library's `sync`.
+/// Replaces the module `sync` of the library.
 mod sync {
     pub(crate) use shuttle::sync::atomic;
     pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
@@ -60,21 +60,21 @@ mod races;
 
 pub use cache::{CacheLimits, FileKey, PageCache};
 pub use change::Change;
-pub use chunk::PageState;
-pub use file_pages::{FilePages, Finding};
-pub use flusher::{Orders, UncachedFlush};
-pub use index::{Landing, Patched, Stay};
+pub use file_pages::{FilePages, ReadOptions};
+pub use flusher::{UncachedFlush, WritebackWork};
+pub use index::{CacheMode, PageWrite, WritebackResult};
+pub use page_group::PageState;
 pub use tag::{Tag, Tags};
 
 use butternut_sys::frames::Frame;
-use counters::Reason;
+use counters::WritebackReason;
 use shuttle::sync::Mutex;
 use std::sync::Arc;
 
 pub const TAG: Tag = Tag::ALL[0];
 pub const KEY: FileKey = FileKey { tree: 5, ino: 257 };
 
-/// A cache, a file in it, and the disk beneath: one byte a page.
+/// A cache, and a disk with one byte for each page.
 #[derive(Clone, Debug)]
 pub struct World {
     pub cache: PageCache,
@@ -101,17 +101,20 @@ impl World {
         self.disk.lock().unwrap()[usize::try_from(page).unwrap()]
     }
 
-    pub fn write(&self, file: &FilePages, page: u64, mark: u8, stay: Stay) {
+    pub fn write(&self, file: &FilePages, page: u64, mark: u8, mode: CacheMode) {
         let frame = self.frame(mark);
-        file.change().put(page, frame, TAG, stay);
+        file.change().write_page(page, frame, TAG, mode);
     }
 
-    /// A page as a reader sees it: from the cache, or brought there from the disk.
+    /// Reads a page, from the cache or from the disk into the cache.
     pub fn read(&self, file: &FilePages, page: u64) -> u8 {
         let mut buf = [0; 4096];
         loop {
-            if file.read(page * 4096, &mut buf, Finding::CACHED) == buf.len() {
-                assert!(buf.iter().all(|byte| *byte == buf[0]), "a page is of one write");
+            if file.read(page * 4096, &mut buf, ReadOptions::CACHED) == buf.len() {
+                assert!(
+                    buf.iter().all(|byte| *byte == buf[0]),
+                    "a page has the bytes of one write"
+                );
                 return buf[0];
             }
             let Some(claimed) = file.claim(&(page..page + 1)) else {
@@ -119,33 +122,33 @@ impl World {
                 continue;
             };
             let mark = self.on_disk(page);
-            claimed.complete([self.frame(mark)], Stay::Cached);
+            claimed.complete([self.frame(mark)], CacheMode::Cached);
             return mark;
         }
     }
 
-    /// Brings down what is dirty in the file; once.
+    /// Writes back the dirty pages of the file, once.
     pub fn flush(&self, file: &FilePages) -> usize {
-        let runs = file.begin_writeback(&(0..100), 100, Tags::ALL, Reason::Sync);
+        let runs = file.begin_writeback(&(0..100), 100, Tags::ALL, WritebackReason::Sync);
         let mut pages = 0;
         for run in runs {
             for (page, frame) in run.pages().zip(run.frames()) {
                 self.disk.lock().unwrap()[usize::try_from(page).unwrap()] = frame[0];
                 assert!(
                     frame.iter().all(|byte| *byte == frame[0]),
-                    "bytes on their way are stable"
+                    "bytes under writeback are stable"
                 );
                 pages += 1;
             }
-            run.end(Landing::Written);
+            run.end(WritebackResult::Written);
         }
         pages
     }
 
-    /// Nothing is in use any more, and the counts say so.
-    pub fn check_rest(&self) {
+    /// Checks the counts of a cache that no thread uses any more.
+    pub fn check_idle(&self) {
         let counters = self.cache.counters();
-        assert_eq!((counters.dirty_pages, counters.written_pages), (0, 0));
+        assert_eq!((counters.dirty_pages, counters.in_writeback_pages), (0, 0));
         let file = self.file();
         file.change().check();
         assert_eq!(file.pages(), counters.cached_pages);
@@ -154,7 +157,7 @@ impl World {
     }
 }
 
-/// Under so many orders, found at random and by few preemptions.
+/// Runs a test in `rounds` random orders of steps, and in as many with few preemptions.
 pub fn explore(rounds: usize, test: impl Fn() + Send + Sync + Clone + 'static) {
     shuttle::check_random(test.clone(), rounds);
     shuttle::check_pct(test, rounds, 3);

@@ -1,12 +1,15 @@
-//! Readers, writers, flushers, evictors and those who cut, on the same pages.
+//! Readers, writers, flushers, evictors and truncaters on the same pages.
 
-use crate::{KEY, Landing, PageState, Stay, TAG, Tags, World, counters::Reason, explore};
+use crate::{
+    CacheMode, KEY, PageState, TAG, Tags, World, WritebackResult, counters::WritebackReason,
+    explore,
+};
 use shuttle::sync::Mutex;
 use shuttle::thread;
 use std::sync::Arc;
 
 #[test]
-fn what_was_read_before_a_write_is_never_a_page_behind_it() {
+fn a_fill_never_caches_bytes_older_than_a_write() {
     explore(2000, || {
         let world = World::new(64, &[1; 4]);
         let (reader, writer) = (world.clone(), world.clone());
@@ -14,41 +17,41 @@ fn what_was_read_before_a_write_is_never_a_page_behind_it() {
             let file = reader.file();
             let first = reader.read(&file, 2);
             let second = reader.read(&file, 2);
-            assert!(first <= second, "a reader does not go back: {first}, then {second}");
+            assert!(first <= second, "reads do not go back in time: {first}, then {second}");
         });
         let written = thread::spawn(move || {
             let file = writer.file();
-            // Nobody wants it to stay: once it is down the page is gone, and the reader's claim of
-            // before is all that is left.
-            writer.write(&file, 2, 2, Stay::Uncached);
+            // A drop-behind page is gone after its writeback. A fill that was claimed before the
+            // write must not insert the old bytes.
+            writer.write(&file, 2, 2, CacheMode::Uncached);
             writer.flush(&file);
         });
         reads.join().unwrap();
         written.join().unwrap();
         let file = world.file();
         assert_eq!(world.read(&file, 2), 2);
-        world.check_rest();
+        world.check_idle();
     });
 }
 
 #[test]
-fn no_space_is_freed_that_is_being_written_to() {
+fn no_space_under_writeback_is_freed() {
     explore(2000, || {
         let world = World::new(64, &[0; 8]);
         let file = world.file();
         for page in 0..4 {
-            world.write(&file, page, 1, Stay::Cached);
+            world.write(&file, page, 1, CacheMode::Cached);
         }
-        // Who cuts a file holds off new writeback of the range, as an inode's lock does.
+        // A truncate holds off new writeback of the range, as it does with the inode lock.
         let held = Arc::new(Mutex::new(false));
         let flusher = {
             let (world, held) = (world.clone(), Arc::clone(&held));
             thread::spawn(move || {
                 let file = world.file();
                 let runs = {
-                    let is_cut = held.lock().unwrap();
-                    assert!(file.dirty_pages() == if *is_cut { 1 } else { 4 });
-                    file.begin_writeback(&(0..8), 8, Tags::ALL, Reason::Background)
+                    let is_truncated = held.lock().unwrap();
+                    assert!(file.dirty_pages() == if *is_truncated { 1 } else { 4 });
+                    file.begin_writeback(&(0..8), 8, Tags::ALL, WritebackReason::Background)
                 };
                 for run in runs {
                     for page in run.pages() {
@@ -57,45 +60,50 @@ fn no_space_is_freed_that_is_being_written_to() {
                         assert_ne!(disk[place], 9, "page {page} was freed");
                         disk[place] = 1;
                     }
-                    run.end(Landing::Written);
+                    run.end(WritebackResult::Written);
                 }
             })
         };
-        let cutter = {
+        let truncater = {
             let (world, held) = (world.clone(), Arc::clone(&held));
             thread::spawn(move || {
                 let file = world.file();
-                let mut is_cut = held.lock().unwrap();
+                let mut is_truncated = held.lock().unwrap();
                 file.invalidate(&(1..8));
                 world.disk.lock().unwrap()[1..].fill(9);
-                *is_cut = true;
+                *is_truncated = true;
             })
         };
         flusher.join().unwrap();
-        cutter.join().unwrap();
+        truncater.join().unwrap();
         assert_eq!(file.missing(1..8), Some(1..8));
         assert!((1..8).all(|page| world.on_disk(page) == 9));
         world.flush(&file);
         assert_eq!(world.on_disk(0), 1);
-        world.check_rest();
+        world.check_idle();
     });
 }
 
 #[test]
-fn writes_behind_a_page_on_its_way_go_down_too_and_never_change_it() {
+fn writes_during_writeback_are_written_back_later() {
     explore(2000, || {
         let world = World::new(64, &[0; 4]);
         let file = world.file();
-        world.write(&file, 1, 1, Stay::Cached);
+        world.write(&file, 1, 1, CacheMode::Cached);
         let writer = {
             let world = world.clone();
             thread::spawn(move || {
                 let file = world.file();
                 for mark in 2..4 {
                     let mut spare = Some(world.frame(0));
-                    let patched =
-                        file.change().patch(1, 0, &[mark; 4096], &mut spare, (TAG, Stay::Cached));
-                    assert_eq!(patched, crate::Patched::Done);
+                    let written = file.change().write_bytes(
+                        1,
+                        0,
+                        &[mark; 4096],
+                        &mut spare,
+                        (TAG, CacheMode::Cached),
+                    );
+                    assert_eq!(written, crate::PageWrite::Done);
                 }
             })
         };
@@ -104,7 +112,7 @@ fn writes_behind_a_page_on_its_way_go_down_too_and_never_change_it() {
                 let world = world.clone();
                 thread::spawn(move || {
                     let file = world.file();
-                    // As `fsync`: what was dirty when it began is down when it returns.
+                    // As `fsync`: what was dirty when it began is on the disk when it returns.
                     let seen = file.page(1).map_or(0, |(frame, _)| frame[0]);
                     world.flush(&file);
                     file.wait_for_writeback(&(0..4));
@@ -121,46 +129,50 @@ fn writes_behind_a_page_on_its_way_go_down_too_and_never_change_it() {
         world.flush(&file);
         assert_eq!(world.on_disk(1), 3);
         assert_eq!(file.state(1), PageState::Clean);
-        world.check_rest();
+        world.check_idle();
     });
 }
 
 #[test]
-fn a_failed_writeback_is_tried_again_and_a_lost_one_is_gone() {
+fn failed_writeback_is_redirtied_and_lost_pages_are_removed() {
     explore(1000, || {
         let world = World::new(64, &[0; 4]);
         let file = world.file();
-        world.write(&file, 0, 1, Stay::Cached);
-        world.write(&file, 3, 1, Stay::Cached);
+        world.write(&file, 0, 1, CacheMode::Cached);
+        world.write(&file, 3, 1, CacheMode::Cached);
         let failing = {
             let world = world.clone();
             thread::spawn(move || {
-                let mut runs =
-                    world.file().begin_writeback(&(0..4), 9, Tags::ALL, Reason::Background);
+                let mut runs = world.file().begin_writeback(
+                    &(0..4),
+                    9,
+                    Tags::ALL,
+                    WritebackReason::Background,
+                );
                 if let Some(lost) = runs.pop() {
-                    lost.end(Landing::Lost);
+                    lost.end(WritebackResult::Lost);
                 }
                 drop(runs);
             })
         };
         let writer = {
             let world = world.clone();
-            thread::spawn(move || world.write(&world.file(), 3, 2, Stay::Cached))
+            thread::spawn(move || world.write(&world.file(), 3, 2, CacheMode::Cached))
         };
         failing.join().unwrap();
         writer.join().unwrap();
         assert_eq!(file.state(0), PageState::Dirty);
-        assert!(matches!(world.read(&file, 3), 0 | 2), "lost, or written behind the loss");
+        assert!(matches!(world.read(&file, 3), 0 | 2), "lost, or written after the loss");
         world.flush(&file);
         assert_eq!(world.on_disk(0), 1);
-        world.check_rest();
+        world.check_idle();
     });
 }
 
 #[test]
-fn evictors_readers_and_cutters_leave_each_other_alone() {
+fn evictions_reads_and_truncates_race() {
     explore(1500, || {
-        // Frames for three pages: whoever wants a fourth evicts.
+        // The cache has frames for three pages, so a fourth needs an eviction.
         let world = World::new(3, &[10, 11, 12, 13, 14, 15]);
         let readers: Vec<_> = (0..2u64)
             .map(|number| {
@@ -174,7 +186,7 @@ fn evictors_readers_and_cutters_leave_each_other_alone() {
                 })
             })
             .collect();
-        let cutter = {
+        let truncater = {
             let world = world.clone();
             thread::spawn(move || {
                 world.file().invalidate(&(2..5));
@@ -184,13 +196,13 @@ fn evictors_readers_and_cutters_leave_each_other_alone() {
         for reader in readers {
             reader.join().unwrap();
         }
-        cutter.join().unwrap();
-        world.check_rest();
+        truncater.join().unwrap();
+        world.check_idle();
     });
 }
 
 #[test]
-fn a_file_is_one_file_while_its_last_pages_go_and_its_handles_come() {
+fn a_file_stays_one_while_it_is_evicted_and_opened() {
     explore(1500, || {
         let world = World::new(8, &[0; 4]);
         {
@@ -207,7 +219,7 @@ fn a_file_is_one_file_while_its_last_pages_go_and_its_handles_come() {
             let world = world.clone();
             thread::spawn(move || {
                 let file = world.file();
-                world.write(&file, 1, 5, Stay::Cached);
+                world.write(&file, 1, 5, CacheMode::Cached);
             })
         };
         evictor.join().unwrap();
@@ -216,12 +228,12 @@ fn a_file_is_one_file_while_its_last_pages_go_and_its_handles_come() {
         let file = world.file();
         assert_eq!(world.read(&file, 1), 5);
         world.flush(&file);
-        world.check_rest();
+        world.check_idle();
     });
 }
 
 #[test]
-fn uncached_readers_leave_what_others_want() {
+fn uncached_reads_keep_pages_of_cached_reads() {
     explore(1500, || {
         let world = World::new(16, &[1; 4]);
         let uncached = {
@@ -231,7 +243,7 @@ fn uncached_readers_leave_what_others_want() {
                 if let Some(claimed) = file.claim(&(0..2)) {
                     let pages = claimed.pages();
                     let frames: Vec<_> = pages.clone().map(|_| world.frame(1)).collect();
-                    claimed.complete(frames, Stay::Uncached);
+                    claimed.complete(frames, CacheMode::Uncached);
                     file.drop_behind(&pages);
                 }
             })
@@ -241,11 +253,11 @@ fn uncached_readers_leave_what_others_want() {
             thread::spawn(move || {
                 let file = world.file();
                 world.read(&file, 0);
-                assert!(file.state(0) == PageState::Clean, "who reads it keeps it");
+                assert!(file.state(0) == PageState::Clean, "a cached read keeps the page");
             })
         };
         uncached.join().unwrap();
         cached.join().unwrap();
-        world.check_rest();
+        world.check_idle();
     });
 }

@@ -1,49 +1,56 @@
-//! Asking the kernel for a ring.
+//! Creates a ring.
 //!
-//! 1. Flags that only make a ring cheaper are tried first and given up one by one, newest first:
+//! 1. Flags that only make a ring cheaper are tried first and dropped one by one, newest first:
 //!    `NO_SQARRAY` (Linux 6.6), `COOP_TASKRUN` (5.19, not if the ring is to be prompt),
 //!    `SUBMIT_ALL` (5.18).
-//! 2. What is required: reads, writes and fsync by opcode (5.6), waiting with a timeout (5.11), and
-//!    that no completion is ever dropped (5.5). A kernel without them is a refusal, like one whose
-//!    administrator or seccomp filter forbids rings.
-//! 3. A ring is tried with one empty request before it is believed in.
+//! 2. Required are: reads, writes and fsync by opcode (5.6), waiting with a timeout (5.11), and a
+//!    completion queue that never drops completions (5.5). A kernel without them is reported as
+//!    unavailable, like one whose administrator or seccomp filter forbids rings.
+//! 3. A ring must complete one empty request before it is used.
 //! 4. Disks and arenas are registered if the kernel allows it (locked memory is limited for
-//!    ordinary users); without, all works the same, slower.
-//! 5. The registrations end before the ring does: the kernel tears a ring down in the background,
-//!    and would keep exclusive disks open for a while after our descriptors are closed.
+//!    ordinary users). Without registration everything works, but slower.
+//! 5. The registrations are removed before the ring is closed: the kernel destroys a ring in the
+//!    background, and would otherwise keep exclusively opened disks open after the descriptors are
+//!    closed.
 
 use super::{RING_DEPTH_MAX, Ring, Slot};
 use crate::arena::Arena;
 use crate::errno::Errno;
+use crate::event::Event;
 use crate::file::DiskFile;
 use io_uring::{IoUring, Probe, opcode, squeue};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
 
+/// How to create a ring.
 #[derive(Clone, Debug, Default)]
 pub struct RingOptions {
-    /// How many requests of each sort, owned and borrowed, may be in flight.
+    /// Maximum number of requests of each kind, owned and borrowed, in flight.
     pub depth: usize,
-    /// Memory to register: transfers into it skip the kernel's page look-up. All of its pages stay
-    /// pinned, hence resident, as long as the ring lives.
+    /// Memory to register. Transfers into it skip the kernel's page lookup. All of its pages stay
+    /// pinned, and therefore resident, as long as the ring exists.
     pub arenas: Vec<Arena>,
-    /// The kernel interrupts the thread that submitted to complete its requests, which another
-    /// thread may wait for. Otherwise it waits until that thread enters the kernel, for the next
-    /// tick of its timer at the latest: cheaper, and no different where the thread itself waits.
+    /// Whether the kernel interrupts the submitting thread to complete its requests, so that
+    /// another thread can wait for them. If not, the kernel completes them when that thread next
+    /// enters the kernel, at the latest at the next timer tick (`COOP_TASKRUN`): this costs less,
+    /// and makes no difference where the submitting thread itself waits.
     pub is_prompt: bool,
+    /// Signalled by the kernel at each completion.
+    pub event: Option<Arc<Event>>,
 }
 
-/// Why there is no ring.
+/// Why no ring could be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RingRefused {
+pub enum RingUnavailable {
     #[error("the kernel has no io_uring")]
     Absent,
-    #[error("io_uring is forbidden here")]
+    #[error("io_uring is forbidden to this process")]
     Forbidden,
-    #[error("the kernel's io_uring is too old: no {missing}")]
+    #[error("the kernel's io_uring is too old: it has no {missing}")]
     TooOld { missing: &'static str },
-    #[error("io_uring does not start")]
+    #[error("cannot create an io_uring")]
     Failed(#[source] Errno),
 }
 
@@ -57,8 +64,11 @@ pub(super) struct Table {
 }
 
 impl<T> Ring<T> {
-    /// A ring over these disks, whose numbers are their places in `files`.
-    pub fn new(files: &[&DiskFile], options: &RingOptions) -> Result<Ring<T>, RingRefused> {
+    /// Creates a ring over these disks. The index of a disk in `files` is its number in requests.
+    ///
+    /// # Errors
+    /// The kernel refuses a ring, or lacks a required feature (law 2).
+    pub fn new(files: &[&DiskFile], options: &RingOptions) -> Result<Ring<T>, RingUnavailable> {
         let depth = options.depth.clamp(1, RING_DEPTH_MAX);
         let entries = u32::try_from(depth.next_power_of_two()).expect("at most 4096");
         let uring = build(entries, options.is_prompt)?;
@@ -73,7 +83,7 @@ impl<T> Ring<T> {
             slots: (0..slots).map(|_| Slot::empty()).collect(),
             free: (0..count).rev().collect(),
             queued: VecDeque::with_capacity(slots),
-            again: Vec::with_capacity(slots),
+            resubmit: Vec::with_capacity(slots),
             reaped: VecDeque::with_capacity(2 * slots),
             done: VecDeque::with_capacity(depth),
             vectors: Vec::new(),
@@ -81,12 +91,17 @@ impl<T> Ring<T> {
             borrowed: 0,
             broken: None,
         };
-        ring.try_one()?;
+        ring.test_request()?;
+        if let Some(event) = &options.event {
+            let fd = event.as_fd().as_raw_fd();
+            let registered = ring.uring.submitter().register_eventfd(fd);
+            registered.map_err(|error| RingUnavailable::Failed(Errno::from(&error)))?;
+        }
         Ok(ring)
     }
 
-    /// Law 3.
-    fn try_one(&mut self) -> Result<(), RingRefused> {
+    /// Runs one empty request (law 3).
+    fn test_request(&mut self) -> Result<(), RingUnavailable> {
         let entry = opcode::Nop::new().build();
         // SAFETY: an empty request refers to no memory.
         unsafe { self.uring.submission().push(&entry) }.expect("the queue is empty");
@@ -97,8 +112,8 @@ impl<T> Ring<T> {
         }
         match self.uring.completion().next().map(|entry| entry.result()) {
             Some(0) => Ok(()),
-            Some(answer) => Err(RingRefused::Failed(Errno(answer.saturating_neg()))),
-            None => Err(RingRefused::Failed(Errno::IO)),
+            Some(answer) => Err(RingUnavailable::Failed(Errno(answer.saturating_neg()))),
+            None => Err(RingUnavailable::Failed(Errno::IO)),
         }
     }
 }
@@ -108,10 +123,10 @@ impl Table {
         uring: &IoUring,
         files: &[&DiskFile],
         arenas: &[Arena],
-    ) -> Result<Table, RingRefused> {
+    ) -> Result<Table, RingUnavailable> {
         let own = |file: &&DiskFile| file.as_fd().try_clone_to_owned();
         let files: Result<Vec<OwnedFd>, _> = files.iter().map(own).collect();
-        let files = files.map_err(|error| RingRefused::Failed(error.into()))?;
+        let files = files.map_err(|error| RingUnavailable::Failed(error.into()))?;
         let numbers: Vec<RawFd> = files.iter().map(AsRawFd::as_raw_fd).collect();
         let files_are_registered = uring.submitter().register_files(&numbers).is_ok();
         let memory = |arena: &Arena| libc::iovec {
@@ -119,8 +134,8 @@ impl Table {
             iov_len: arena.bytes(),
         };
         let vectors: Vec<libc::iovec> = arenas.iter().map(memory).collect();
-        // SAFETY: the arenas' memory stays mapped until the table is gone, which the kernel's
-        // registration does not outlive (law 5), and the arenas are kept with the table.
+        // SAFETY: the table keeps the arenas, so their memory stays mapped until the table is
+        // dropped, and the kernel's registration ends before that (law 5).
         let registered =
             !arenas.is_empty() && unsafe { uring.submitter().register_buffers(&vectors) }.is_ok();
         let range = |arena: &Arena| {
@@ -132,7 +147,7 @@ impl Table {
     }
 
     pub(super) fn unregister(&self, uring: &IoUring) {
-        // A refusal means that the kernel will do it in its own time.
+        // After a failure the kernel removes the registration when it destroys the ring.
         if self.files_are_registered {
             uring.submitter().unregister_files().ok();
         }
@@ -141,7 +156,7 @@ impl Table {
         }
     }
 
-    /// What names the disk in a request: its registered number, or its descriptor.
+    /// Returns what identifies the disk in a request: its registered index, or its descriptor.
     pub(super) fn target(&self, file: u32) -> RawFd {
         if self.files_are_registered {
             RawFd::try_from(file).unwrap_or(-1)
@@ -154,7 +169,7 @@ impl Table {
         if self.files_are_registered { squeue::Flags::FIXED_FILE } else { squeue::Flags::empty() }
     }
 
-    /// The registered buffer that holds all of this memory.
+    /// Returns the index of the registered buffer that contains all of this memory.
     pub(super) fn buffer_index(&self, start: usize, bytes: usize) -> Option<u16> {
         let holds = |range: &Range<usize>| range.start <= start && start + bytes <= range.end;
         let index = self.buffers.iter().position(holds)?;
@@ -162,7 +177,7 @@ impl Table {
     }
 }
 
-fn build(entries: u32, is_prompt: bool) -> Result<IoUring, RingRefused> {
+fn build(entries: u32, is_prompt: bool) -> Result<IoUring, RingUnavailable> {
     let mut last = Errno::INVALID;
     for drop in 0..4 {
         let mut builder = IoUring::builder();
@@ -176,7 +191,7 @@ fn build(entries: u32, is_prompt: bool) -> Result<IoUring, RingRefused> {
         if drop < 1 {
             builder.setup_no_sqarray();
         }
-        // Room for the completions of both sorts of request.
+        // One entry for each completion of both kinds of requests.
         builder.setup_cqsize(entries * 2);
         match builder.build(entries) {
             Ok(uring) => return Ok(uring),
@@ -189,10 +204,10 @@ fn build(entries: u32, is_prompt: bool) -> Result<IoUring, RingRefused> {
     Err(refused(last))
 }
 
-fn check_features(uring: &IoUring) -> Result<(), RingRefused> {
+fn check_features(uring: &IoUring) -> Result<(), RingUnavailable> {
     let params = uring.params();
     let need = |there: bool, missing| {
-        if there { Ok(()) } else { Err(RingRefused::TooOld { missing }) }
+        if there { Ok(()) } else { Err(RingUnavailable::TooOld { missing }) }
     };
     need(params.is_feature_nodrop(), "safe completion queue")?;
     need(params.is_feature_ext_arg(), "waiting with a timeout")?;
@@ -207,10 +222,10 @@ fn check_features(uring: &IoUring) -> Result<(), RingRefused> {
     need(probe.is_supported(opcode::Fsync::CODE), "fsync")
 }
 
-fn refused(errno: Errno) -> RingRefused {
+fn refused(errno: Errno) -> RingUnavailable {
     match errno {
-        Errno(libc::ENOSYS) => RingRefused::Absent,
-        Errno(libc::EPERM | libc::EACCES) => RingRefused::Forbidden,
-        errno => RingRefused::Failed(errno),
+        Errno(libc::ENOSYS) => RingUnavailable::Absent,
+        Errno(libc::EPERM | libc::EACCES) => RingUnavailable::Forbidden,
+        errno => RingUnavailable::Failed(errno),
     }
 }

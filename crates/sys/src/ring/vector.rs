@@ -1,24 +1,24 @@
-//! [`Vector`]: the list of segments that the kernel reads a write from several buffers by.
+//! [`Vector`]: the `iovec` list of a write from several buffers.
 //!
-//! 1. A list is made afresh for each submission, from the byte that the write has come to: a short
-//!    write goes on in the middle of a buffer, a write of more than [`SEGMENTS_MAX`] segments goes
-//!    down as several, one after the other.
-//! 2. Buffers that touch in memory are one segment, and a list of one segment is no list: a run cut
-//!    from one registered arena is written as registered memory.
+//! 1. The list is built anew for each submission, from the first byte that is not written yet: a
+//!    short write continues in the middle of a buffer, and a write of more than [`SEGMENTS_MAX`]
+//!    segments is submitted as several, one after the other.
+//! 2. Buffers that are adjacent in memory form one segment, and a single segment is submitted
+//!    without a list: buffers in sequence in one registered arena are written as registered memory.
 
-/// The most segments that are given to the kernel at once.
+/// Maximum number of segments of one submission.
 pub const SEGMENTS_MAX: usize = 256;
 
 pub(super) struct Vector {
-    /// Boxed: the kernel may look at it as long as the request is out.
+    /// Boxed, because the kernel may read it as long as the request is in flight.
     list: Box<[libc::iovec; SEGMENTS_MAX]>,
 }
 
-/// What to write next.
+/// The memory to submit next.
 pub(super) struct Segment {
     pub(super) start: *mut u8,
     pub(super) len: usize,
-    /// The list and how many are in it, if one segment is not all.
+    /// The list and its length, if there is more than one segment.
     pub(super) vector: Option<(*const libc::iovec, u32)>,
 }
 
@@ -30,8 +30,8 @@ impl Default for Vector {
 }
 
 impl Vector {
-    /// Lists the bytes of the row, whose pieces start there and are that long, behind the first
-    /// `done`, at most `bytes_max`.
+    /// Lists at most `bytes_max` bytes of the buffers in `row` (start and length of each) behind
+    /// the first `done` bytes.
     pub(super) fn fill(
         &mut self,
         row: impl Iterator<Item = (*mut u8, usize)>,
@@ -66,7 +66,7 @@ impl Vector {
         }
     }
 
-    /// Whether the last segment ends where this one starts, and was made longer by it (law 2).
+    /// Extends the last segment if it ends where this one starts (law 2). Returns whether it did.
     fn grow_last(&mut self, count: usize, start: *mut u8, len: usize) -> bool {
         let last = count.checked_sub(1).and_then(|last| self.list.get_mut(last));
         let Some(last) = last else { return false };
@@ -84,7 +84,7 @@ mod tests {
     use crate::arena::Arena;
     use crate::buffer::Buffer;
 
-    /// The segments as (address, length).
+    /// Returns the segments as (address, length).
     fn listed(row: &[Buffer], done: usize, bytes_max: usize) -> Vec<(usize, usize)> {
         let mut vector = Vector::default();
         let row = row.iter().map(|buffer| (buffer.start().as_ptr(), buffer.len()));
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_write_goes_on_inside_the_buffer_that_it_came_to() {
+    fn a_short_write_continues_inside_a_buffer() {
         let (first, second, third) = (Buffer::zeroed(10), Buffer::zeroed(20), Buffer::zeroed(30));
         let at = |buffer: &Buffer| buffer.as_ptr().addr();
         let (a, b, c) = (at(&first), at(&second), at(&third));
@@ -113,9 +113,9 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_in_memory_are_one_segment() {
+    fn adjacent_buffers_form_one_segment() {
         let arena = Arena::new(2 << 20).unwrap();
-        let mut row: Vec<Buffer> = (0..4).map(|_| arena.take(4096).unwrap()).collect();
+        let mut row: Vec<Buffer> = (0..4).map(|_| arena.allocate(4096).unwrap()).collect();
         row.sort_by_key(|buffer| buffer.as_ptr().addr());
         let start = row[0].as_ptr().addr();
         assert_eq!(listed(&row, 0, 1 << 30), [(start, 4 * 4096)]);

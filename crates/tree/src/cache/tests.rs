@@ -1,4 +1,4 @@
-//! The cache's laws, on blocks made by hand.
+//! The laws of the node cache, on constructed blocks.
 
 use super::*;
 use butternut_format::checksum::ChecksumKind;
@@ -12,7 +12,7 @@ use zerocopy::little_endian::{U32, U64};
 const NODE_BYTES: u32 = 4096;
 const FSID: [u8; 16] = [7; 16];
 
-/// An empty leaf of the checksum tree, which may be empty.
+/// Makes an empty leaf of the checksum tree, which the format allows.
 fn leaf(logical: u64, generation: u64) -> Arc<Block> {
     let mut header = RawHeader::new_zeroed();
     header.fsid = FSID;
@@ -23,8 +23,8 @@ fn leaf(logical: u64, generation: u64) -> Arc<Block> {
     header.nritems = U32::new(0);
     let mut bytes = Buffer::zeroed(4096);
     bytes[..101].copy_from_slice(header.as_bytes());
-    let digest = ChecksumKind::Crc32c.digest(&bytes[32..]);
-    bytes[..32].copy_from_slice(&digest);
+    let checksum_bytes = ChecksumKind::Crc32c.compute(&bytes[32..]);
+    bytes[..32].copy_from_slice(&checksum_bytes);
     let expected = Expected {
         logical: Logical(logical),
         generation: Generation(generation),
@@ -43,19 +43,19 @@ fn leaf(logical: u64, generation: u64) -> Arc<Block> {
     Arc::new(Block::check(bytes, &expected, &rules).expect("an empty leaf is valid"))
 }
 
-fn held(cache: &NodeCache, addresses: impl Iterator<Item = u64>) -> usize {
+fn cached_blocks(cache: &NodeCache, addresses: impl Iterator<Item = u64>) -> usize {
     addresses.filter(|a| cache.peek(Logical(*a), Generation(1)).is_some()).count()
 }
 
 #[test]
-fn never_holds_more_blocks_than_its_bytes_allow() {
+fn the_cache_never_exceeds_its_byte_limit() {
     let cache = NodeCache::new(1 << 20, NODE_BYTES);
     let addresses = || (1..=4096_u64).map(|n| n * 4096);
     for address in addresses() {
         cache.insert(leaf(address, 1));
     }
-    let kept = held(&cache, addresses());
-    assert!((128..=256).contains(&kept), "{kept} blocks of 256 are kept");
+    let cached = cached_blocks(&cache, addresses());
+    assert!((128..=256).contains(&cached), "{cached} blocks of 256 are cached");
     assert!(cache.counters().evicted >= 4096 - 256);
 }
 
@@ -66,13 +66,13 @@ fn an_older_generation_of_an_address_is_a_miss() {
     assert!(cache.find(Logical(65536), Generation(2)).is_none());
     cache.insert(leaf(65536, 2));
     assert!(cache.find(Logical(65536), Generation(1)).is_none());
-    let found = cache.find(Logical(65536), Generation(2)).expect("it was put in");
+    let found = cache.find(Logical(65536), Generation(2)).expect("the block is cached");
     assert_eq!(found.block().generation(), Generation(2));
     assert_eq!(cache.counters().misses, 2);
 }
 
 #[test]
-fn a_block_in_use_outlives_a_flood_of_others() {
+fn a_referenced_block_survives_many_insertions() {
     let cache = NodeCache::new(64 << 10, NODE_BYTES);
     cache.insert(leaf(4096, 1));
     for address in 2..4000_u64 {
@@ -82,7 +82,7 @@ fn a_block_in_use_outlives_a_flood_of_others() {
 }
 
 #[test]
-fn readers_never_see_a_block_under_another_address() {
+fn readers_never_find_a_block_under_another_address() {
     let cache = NodeCache::new(256 << 10, NODE_BYTES);
     let blocks: Vec<_> = (1..512_u64).map(|n| leaf(n * 4096, 1)).collect();
     std::thread::scope(|scope| {

@@ -1,44 +1,44 @@
-//! Delayed references into the extent tree: heads by rising address, their items in batches.
+//! Applies delayed references to the extent tree: heads by rising address, their items in batches.
 //!
 //! Laws:
 //!
-//! 1. It runs while no handle is open: nobody else changes references meanwhile.
-//! 2. What it changes makes new heads (the extent tree's own blocks); it goes on until there are
-//!    none, which ends, because a block is copied once in a transaction.
-//! 3. An extent without references is freed: its item and its checksums go, its range is pinned
-//!    until the commit is down. An extent item with a count of 0 and a reference that is left,
-//!    inline or keyed, is refused: no keyed item stays over free space.
-//! 4. A reference is inline or keyed, never both. As in the kernel, a new reference is put inline
-//!    only where the extent has no keyed reference of any kind and its item has room.
+//! 1. It runs while no handle is open, so that no other thread changes references.
+//! 2. Its changes copy blocks of the extent tree, which adds heads. It repeats until no head is
+//!    left. That ends, because a block is copied once in a transaction.
+//! 3. An extent without references is freed: its item and its checksums are removed, and its range
+//!    is pinned until the commit is complete. A count of 0 together with a reference, inline or
+//!    keyed, is refused: no keyed item is left over free space.
+//! 4. A reference is inline or keyed, never both. As in the kernel, a new reference is inline only
+//!    if the extent has no keyed reference of any kind and its item has space.
 
 use super::item::{ExtentItem, inline_bytes_max, read_extent};
 use super::keyed::has_any;
 use super::{Content, Head, corrupt};
-use crate::commit::Step;
+use crate::cow::change::Change;
 use crate::cursor::Cursor;
 use crate::error::TreeError;
-use crate::live::change::Change;
 use crate::transaction::TreeEdit;
+use crate::transaction::commit::Commit;
 use butternut_format::extent::Extent;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::refused::{Refused, require};
 use butternut_format::units::{Logical, TreeId};
 use std::ops::Range;
 
-/// Items changed at once.
+/// The number of items that are changed in one batch.
 const BATCH_ITEMS: usize = 512;
 
 /// One pass over the heads.
 struct Pass {
     items: Cursor,
-    /// What is to become of items, until they are a batch.
+    /// Changes of the current batch.
     changes: Vec<Change>,
-    /// Data that was freed and still has its checksums, neighbours in one.
+    /// Data that was freed and still has checksums. Neighbours are joined.
     freed: Vec<Range<u64>>,
 }
 
-impl Step<'_> {
-    /// Applies all heads there are (law 2).
+impl Commit<'_> {
+    /// Applies all heads (law 2).
     pub(crate) fn apply_references(&self) -> Result<(), TreeError> {
         loop {
             let heads = self.running.references().take();
@@ -57,13 +57,13 @@ impl Step<'_> {
             }
             self.merge_batch(&tree, &mut pass, Logical(u64::MAX))?;
             if !pass.freed.is_empty() {
-                self.edit(TreeId::CHECKSUM)?.remove_sums(&pass.freed)?;
+                self.edit(TreeId::CHECKSUM)?.remove_checksums(&pass.freed)?;
             }
         }
     }
 
-    /// Brings the changes of the heads below `to` into the tree, towards readers at one moment. An
-    /// error ends writing, and with it the pass.
+    /// Writes the changes of the heads below `to` into the tree. Readers see them all at once. An
+    /// error makes the volume read-only and ends the pass.
     fn merge_batch(
         &self,
         tree: &TreeEdit<'_>,
@@ -79,7 +79,7 @@ impl Step<'_> {
 
     fn apply_head(&self, at: Logical, head: &Head, pass: &mut Pass) -> Result<(), TreeError> {
         let (key, mut item) = if head.is_created {
-            let is_skinny = self.running.facts.is_skinny;
+            let is_skinny = self.running.params.is_skinny;
             let item = ExtentItem::new(head.content, self.generation, is_skinny);
             (self.new_key(at, head), item)
         } else {
@@ -91,9 +91,10 @@ impl Step<'_> {
         }
         let range = at.0..at.0.saturating_add(head.bytes);
         if item.refs == 0 {
-            let is_bare = item.is_bare() && (head.is_created || !has_any(&mut pass.items, &key)?);
-            let have = "0, and references that are left";
-            require(is_bare, "refs", have, "0 and none").map_err(|e| corrupt(at, e))?;
+            let is_unreferenced =
+                item.has_no_inline() && (head.is_created || !has_any(&mut pass.items, &key)?);
+            let have = "0, and further references";
+            require(is_unreferenced, "refs", have, "0 and none").map_err(|e| corrupt(at, e))?;
             pass.changes.push(Change { key, to: None });
             if head.content == Content::Data {
                 match pass.freed.last_mut() {
@@ -101,17 +102,17 @@ impl Step<'_> {
                     _ => pass.freed.push(range.clone()),
                 }
             }
-            self.running.free_extent(range, self.generation);
+            self.running.account_removed(range, self.generation);
             return Ok(());
         }
         if head.is_created {
-            self.running.use_extent(range);
+            self.running.account_inserted(range);
         }
         pass.changes.push(Change { key, to: Some(item.encode()) });
         Ok(())
     }
 
-    /// Applies what a head does to the references of its extent, inline and keyed (law 4).
+    /// Applies the changes of a head to the inline and keyed references of its extent (law 4).
     fn change_refs(
         &self,
         at: Logical,
@@ -121,13 +122,13 @@ impl Step<'_> {
         pass: &mut Pass,
     ) -> Result<(), TreeError> {
         let refused = |refused| corrupt(at, refused);
-        let bytes_max = inline_bytes_max(self.running.facts.node_len());
+        let bytes_max = inline_bytes_max(self.running.params.node_len());
         let mut has_keyed = head.is_created.then_some(false);
         for (reference, delta) in &head.deltas {
             if item.change_inline(*reference, *delta).map_err(refused)? {
                 continue;
             }
-            if *delta > 0 && item.has_room(*reference, bytes_max) {
+            if *delta > 0 && item.has_space(*reference, bytes_max) {
                 let is_keyed = match has_keyed {
                     Some(known) => known,
                     None => has_any(&mut pass.items, key)?,
@@ -143,7 +144,7 @@ impl Step<'_> {
         }
         let sum = head.sum();
         item.refs = item.refs.checked_add_signed(sum).ok_or_else(|| {
-            let want = format_args!("one that {sum} can be added to").to_string();
+            let want = format_args!("a count that {sum} can be added to").to_string();
             corrupt(at, Refused::new("refs", item.refs, want))
         })?;
         Ok(())
@@ -151,7 +152,7 @@ impl Step<'_> {
 
     fn new_key(&self, at: Logical, head: &Head) -> Key {
         match head.content {
-            Content::Block { level, .. } if self.running.facts.is_skinny => {
+            Content::Block { level, .. } if self.running.params.is_skinny => {
                 Key::new(at.0, ItemType::METADATA_ITEM, u64::from(level))
             }
             Content::Block { .. } | Content::Data => {
@@ -160,7 +161,7 @@ impl Step<'_> {
         }
     }
 
-    /// The item of an extent; the one before it was looked for with the same cursor.
+    /// Reads the item of an extent. The cursor comes from the extent before.
     fn find_item(
         &self,
         at: Logical,
@@ -177,6 +178,6 @@ impl Step<'_> {
                 return Ok((key, read_extent(self.forest, key, data, parse)?));
             }
         }
-        Err(corrupt(at, Refused::new("extent item", "none", "one for what is referred to")))
+        Err(corrupt(at, Refused::new("extent item", "none", "one for the extent")))
     }
 }

@@ -1,12 +1,12 @@
-//! An extent item in memory: its references counted up and down, and its bytes again.
+//! An extent item in memory: decodes it, changes its reference counts, and encodes it.
 //!
 //! Laws:
 //!
-//! 1. Inline references rise by type, and within a type fall by offset or hash, as the checks of
-//!    the format have it.
-//! 2. A new reference is inline only while the item stays within [`inline_bytes_max`] and its
-//!    extent has no keyed references; else it is a keyed item. No reference is both.
-//! 3. A count is exact: what its field on disk cannot hold is refused, never clipped.
+//! 1. Inline references rise by type. Within a type they fall by offset or hash, as the checks of
+//!    the format require.
+//! 2. A new reference is inline only if the item stays within [`inline_bytes_max`] and its extent
+//!    has no keyed references. Otherwise it is a keyed item. No reference is both.
+//! 3. Counts are exact: a count that does not fit its field on disk is refused, never clipped.
 
 use super::{Content, Ref};
 use crate::error::TreeError;
@@ -24,22 +24,22 @@ use zerocopy::little_endian::{U32, U64};
 
 /// The longest extent item with inline references (`BTRFS_MAX_EXTENT_ITEM_SIZE`), in bytes.
 pub(crate) fn inline_bytes_max(node_len: usize) -> usize {
-    (node_len.saturating_sub(HEADER_BYTES) >> 4).saturating_sub(crate::edit::ITEM_BYTES)
+    (node_len.saturating_sub(HEADER_BYTES) >> 4).saturating_sub(crate::block_edit::ITEM_BYTES)
 }
 
-/// An extent item, taken apart.
+/// A decoded extent item.
 #[derive(Clone, Debug)]
 pub(crate) struct ExtentItem {
     pub(crate) refs: u64,
     generation: Generation,
     pub(crate) flags: u64,
-    /// Level and first key: of tree blocks with an `EXTENT_ITEM`.
+    /// The level and the first key of a tree block with an `EXTENT_ITEM`.
     info: Option<(u8, Key)>,
     inline: Vec<(Ref, u64)>,
 }
 
 impl ExtentItem {
-    /// The item of an extent that was just allocated.
+    /// Makes the item of an extent that was just allocated.
     pub(crate) fn new(content: Content, generation: Generation, is_skinny: bool) -> Self {
         let (flags, info) = match content {
             Content::Data => (EXTENT_FLAG_DATA, None),
@@ -50,7 +50,7 @@ impl ExtentItem {
         Self { refs: 0, generation, flags, info, inline: Vec::with_capacity(1) }
     }
 
-    /// Takes a checked item apart. An owner reference is of simple quotas, which are not written.
+    /// Decodes a checked item. An owner reference belongs to simple quotas, which are not written.
     pub(crate) fn parse(extent: &Extent<'_>) -> Result<Self, Refused> {
         let info = match extent.kind {
             ExtentKind::TreeBlock { level, first_key } => first_key.map(|key| (level, key)),
@@ -71,13 +71,13 @@ impl ExtentItem {
         self.flags |= EXTENT_FLAG_FULL_BACKREF;
     }
 
-    /// Changes a reference that is inline; `false`: it is not.
+    /// Changes an inline reference. Returns `false` if the reference is not inline.
     pub(crate) fn change_inline(&mut self, reference: Ref, delta: i64) -> Result<bool, Refused> {
         let Some(at) = self.inline.iter().position(|(known, _)| *known == reference) else {
             return Ok(false);
         };
         let old = self.inline.get(at).map_or(0, |(_, count)| *count);
-        let count = counted(reference, old, delta)?;
+        let count = checked_count(reference, old, delta)?;
         if count == 0 {
             self.inline.remove(at);
         } else if let Some((_, place)) = self.inline.get_mut(at) {
@@ -86,21 +86,21 @@ impl ExtentItem {
         Ok(true)
     }
 
-    /// Puts a reference inline that is neither inline nor keyed (law 2).
+    /// Adds an inline reference that is neither inline nor keyed yet (law 2).
     pub(crate) fn insert_inline(&mut self, reference: Ref, delta: i64) -> Result<(), Refused> {
-        let count = counted(reference, 0, delta)?;
+        let count = checked_count(reference, 0, delta)?;
         let order = order(reference);
         let at = self.inline.partition_point(|(known, _)| self::order(*known) < order);
         self.inline.insert(at, (reference, count));
         Ok(())
     }
 
-    /// Whether no reference is inline.
-    pub(crate) fn is_bare(&self) -> bool {
+    /// Whether the item has no inline references.
+    pub(crate) fn has_no_inline(&self) -> bool {
         self.inline.is_empty()
     }
 
-    pub(crate) fn has_room(&self, reference: Ref, bytes_max: usize) -> bool {
+    pub(crate) fn has_space(&self, reference: Ref, bytes_max: usize) -> bool {
         self.bytes().saturating_add(inline_bytes(reference)) <= bytes_max
     }
 
@@ -110,7 +110,7 @@ impl ExtentItem {
         size_of::<RawExtentItem>().saturating_add(info).saturating_add(inline)
     }
 
-    /// The item's bytes.
+    /// Returns the data of the item.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.bytes());
         let front = RawExtentItem {
@@ -139,7 +139,7 @@ impl ExtentItem {
 }
 
 impl Ref {
-    /// `None` for the mark of simple quotas, which is no reference.
+    /// Converts an inline reference; `None` for the owner mark of simple quotas.
     pub(crate) fn of(inline: InlineRef) -> Option<Self> {
         Some(match inline {
             InlineRef::TreeBlock(tree) => Self::Tree(tree),
@@ -167,20 +167,20 @@ impl Ref {
         }
     }
 
-    /// The key of this reference as an item of its own.
+    /// Returns the key of this reference as a keyed item.
     pub(crate) fn key(self, at: Logical) -> Key {
         Key::new(at.0, self.item_type(), self.sequence())
     }
 }
 
-/// Checks an item of the extent tree, and makes of it what is wanted.
+/// Checks an item of the extent tree and passes it to `read`.
 pub(crate) fn read_extent<'a, R>(
     forest: &Forest,
     key: Key,
     data: &'a [u8],
     read: impl FnOnce(Extent<'a>) -> Result<R, Refused>,
 ) -> Result<R, TreeError> {
-    // No newer than its leaf: that was checked with the leaf.
+    // The generation of the item was checked with its leaf.
     let leaf = Generation(u64::MAX);
     Extent::check(key, data, leaf, &forest.volume().block_rules()).and_then(read).map_err(
         |refused| {
@@ -190,7 +190,7 @@ pub(crate) fn read_extent<'a, R>(
     )
 }
 
-/// Where an inline reference stands among the others (law 1).
+/// Returns the sort key of an inline reference (law 1).
 fn order(reference: Ref) -> (u8, u64) {
     (reference.item_type().0, u64::MAX.saturating_sub(reference.sequence()))
 }
@@ -205,21 +205,21 @@ fn inline_bytes(reference: Ref) -> usize {
     }
 }
 
-/// The count of a reference after a change (law 3). A block is referred to once in each way.
-pub(crate) fn counted(reference: Ref, count: u64, delta: i64) -> Result<u64, Refused> {
+/// Returns the count of a reference after a change (law 3). A tree block has each reference once.
+pub(crate) fn checked_count(reference: Ref, count: u64, delta: i64) -> Result<u64, Refused> {
     let max = match reference {
         Ref::Tree(_) | Ref::Shared(_) => 1,
         Ref::Data(_) | Ref::SharedData(_) => u64::from(u32::MAX),
     };
     count.checked_add_signed(delta).filter(|new| *new <= max).ok_or_else(|| {
-        let want = format_args!("one that {delta} can be added to, up to {max}").to_string();
+        let want = format_args!("a count that {delta} can be added to, up to {max}").to_string();
         Refused::new("reference count", count, want)
     })
 }
 
-/// The bytes of a reference as an item of its own.
+/// Returns the data of a reference as a keyed item.
 pub(crate) fn keyed_bytes(reference: Ref, count: u64) -> Vec<u8> {
-    let count = U32::new(u32::try_from(count).expect("law 3: a count was checked as it was made"));
+    let count = U32::new(u32::try_from(count).expect("law 3: a count is checked when it is made"));
     match reference {
         Ref::Tree(_) | Ref::Shared(_) => Vec::new(),
         Ref::Data(data) => {

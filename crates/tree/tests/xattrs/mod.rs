@@ -1,4 +1,4 @@
-//! Extended attributes of the top directory: the simplest items of any size there are.
+//! Extended attributes of the top directory: simple items of any size.
 
 use butternut_format::checksum::name_hash;
 use butternut_format::key::{ItemType, Key};
@@ -7,7 +7,7 @@ use butternut_tree::Forest;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// One with a value of `bytes`.
+/// Makes the item of an attribute with a value of `bytes` bytes.
 pub(crate) fn xattr(number: u64, bytes: u64) -> (Key, Vec<u8>) {
     let name = format!("user.{number}");
     let mut item = vec![0; 17];
@@ -20,7 +20,7 @@ pub(crate) fn xattr(number: u64, bytes: u64) -> (Key, Vec<u8>) {
     (Key::new(256, ItemType::XATTR_ITEM, name_hash(name.as_bytes())), item)
 }
 
-/// All there are, by a walk over the whole tree.
+/// Reads all attribute items by a scan of the whole tree.
 pub(crate) fn all(forest: &Arc<Forest>) -> BTreeMap<Key, Vec<u8>> {
     let mut cursor = forest.tree(TreeId::FS).unwrap().unwrap().scan();
     cursor.seek(&Key::MIN).unwrap();

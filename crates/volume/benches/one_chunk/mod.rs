@@ -1,10 +1,10 @@
-//! One chunk of data on a fresh volume, put in without its trees.
+//! One chunk of data on a new volume, installed without a chunk tree.
 
 use butternut_format::chunk::{BlockGroupFlags, Chunk, Profile, Stripe};
 use butternut_format::units::{Logical, Physical};
 use butternut_volume::Volume;
 
-/// Where the data lies, on the device and in the volume.
+/// The offset of the data, on the device and in the volume.
 pub(crate) const DATA_AT: u64 = 128 << 20;
 pub(crate) const LOGICAL: u64 = 1 << 40;
 

@@ -1,14 +1,14 @@
-//! A tree block from other copies.
+//! Rescues a tree block from other mirrors or from parity.
 //!
-//! A block lies in one piece, but for old volumes whose chunks do not begin at a multiple of the
-//! block size: there it may lie across two elements of a row. Then every combination of their
-//! copies is a copy of the block.
+//! A block is in one segment, except on old volumes whose chunks do not begin at a multiple of the
+//! block size. There a block may span two elements of a full stripe. Then every combination of
+//! mirrors of its segments is tried.
 
-use super::row::Row;
-use super::{in_order, mirror};
-use crate::error::{BadRange, CopyFault, CopyKind, CopyVerdict, Unreadable, VolumeError};
-use crate::request::{Answer, Asked};
-use crate::troubles::TroubleKind;
+use super::full_stripe::FullStripe;
+use super::{mirror_source, mirrors_in_order};
+use crate::device_events::DeviceEventKind;
+use crate::error::{BadRange, ReadSource, SourceFault, SourceVerdict, Unreadable, VolumeError};
+use crate::read_batch::{ReadOutcome, SegmentRead};
 use crate::volume::Volume;
 use butternut_format::node::{BlockRules, Expected, TreeBlock};
 use butternut_format::refused::Refused;
@@ -16,191 +16,213 @@ use butternut_format::units::{Logical, index};
 use butternut_sys::buffer::Buffer;
 use std::sync::atomic::Ordering;
 
-/// Combinations of copies tried for a block that lies in several pieces.
+/// Maximum number of combinations tried for a block in several segments.
 const COMBINATIONS_MAX: usize = 256;
 
-/// One copy of one piece.
-struct Version {
-    kind: CopyKind,
-    /// The device it was read from; `None` if it was computed.
+/// One source of one segment.
+struct Source {
+    kind: ReadSource,
+    /// The device that it was read from; `None` if it was reconstructed.
     slot: Option<usize>,
     bytes: Vec<u8>,
 }
 
 impl Volume {
-    /// Finds a good copy of a block whose first read was refused, or failed (`refused` is `None`).
+    /// Finds a good source of a block whose first read failed (`refused` is `None`) or was refused
+    /// by the check.
     pub(crate) fn rescue_block(
         &self,
         expected: &Expected,
-        pieces: &[Asked<'_>],
+        segments: &[SegmentRead<'_>],
         refused: Option<Refused>,
         rules: &BlockRules,
     ) -> Result<TreeBlock<Buffer>, VolumeError> {
         let mut verdicts = Vec::new();
         let mut tried = None;
-        if let [piece] = pieces {
-            tried = self.note_first(piece, refused, &mut verdicts);
+        if let [segment] = segments {
+            tried = self.record_first_read(segment, refused, &mut verdicts);
         }
-        // Mirrors before parity: a row costs as many reads as it has elements.
+        // Mirrors before parity: a reconstruction needs a read of every other element.
         for with_parity in [false, true] {
-            let mut versions = Vec::with_capacity(pieces.len());
-            for piece in pieces {
-                let with_mirrors = !with_parity || pieces.len() > 1;
-                versions.push(self.versions(
-                    piece,
+            let mut sources = Vec::with_capacity(segments.len());
+            for segment in segments {
+                let with_mirrors = !with_parity || segments.len() > 1;
+                sources.push(self.sources(
+                    segment,
                     tried,
                     with_mirrors,
                     with_parity,
                     &mut verdicts,
                 ));
             }
-            if let Some(block) = self.combine(expected, &versions, rules, &mut verdicts) {
+            if let Some(block) = self.combine(expected, &sources, rules, &mut verdicts) {
                 self.rescues.blocks.fetch_add(1, Ordering::Relaxed);
-                self.report_block(expected.logical, pieces, verdicts.first());
+                self.report_block(expected.logical, segments, verdicts.first());
                 return Ok(block);
             }
-            if !pieces.iter().any(|piece| piece.layout.facts().parities > 0) {
+            if !segments.iter().any(|segment| segment.layout.attributes().parities > 0) {
                 break;
             }
         }
         self.rescues.blocks_lost.fetch_add(1, Ordering::Relaxed);
         let bytes = u64::from(rules.node_bytes);
-        let range = BadRange { logical: expected.logical, bytes, copies: verdicts };
+        let range = BadRange { logical: expected.logical, bytes, sources: verdicts };
         Err(VolumeError::Unreadable(Box::new(Unreadable { ranges: vec![range] })))
     }
 
-    /// Reports a block whose first copy was no good, and that another copy gave.
-    fn report_block(&self, at: Logical, pieces: &[Asked<'_>], verdict: Option<&CopyVerdict>) {
-        for asked in pieces {
-            let (Answer::Read { copy } | Answer::Failed { copy, .. }) = &asked.answer else {
+    /// Records an event for a block whose first mirror was bad and that was rescued.
+    fn report_block(
+        &self,
+        at: Logical,
+        segments: &[SegmentRead<'_>],
+        verdict: Option<&SourceVerdict>,
+    ) {
+        for segment_read in segments {
+            let (ReadOutcome::Read { mirror } | ReadOutcome::Failed { mirror, .. }) =
+                &segment_read.outcome
+            else {
                 continue;
             };
-            let slot = asked.layout.copies(&asked.piece).get(*copy).and_then(|place| place.slot);
-            self.note_trouble(slot, TroubleKind::Block, Some(at), || {
+            let slot = segment_read
+                .layout
+                .mirrors(&segment_read.segment)
+                .get(*mirror)
+                .and_then(|stripe| stripe.slot);
+            self.record_event(slot, DeviceEventKind::Block, Some(at), || {
                 verdict.map_or_else(|| "wrong contents".to_owned(), ToString::to_string)
             });
         }
     }
 
-    /// Writes down, and counts, what the first copy of a block in one piece did; says which it was.
-    fn note_first(
+    /// Records and counts the fault of the first mirror of a block in one segment. Returns which
+    /// mirror it was.
+    fn record_first_read(
         &self,
-        asked: &Asked<'_>,
+        segment_read: &SegmentRead<'_>,
         refused: Option<Refused>,
-        verdicts: &mut Vec<CopyVerdict>,
+        verdicts: &mut Vec<SourceVerdict>,
     ) -> Option<usize> {
-        let (copy, fault) = match (&asked.answer, refused) {
-            (Answer::Read { copy }, Some(refused)) => {
-                let place = asked.layout.copies(&asked.piece).get(*copy);
-                self.count_refused(place.and_then(|place| place.slot), &refused);
-                (*copy, CopyFault::Refused(refused))
+        let (mirror, fault) = match (&segment_read.outcome, refused) {
+            (ReadOutcome::Read { mirror }, Some(refused)) => {
+                let stripe = segment_read.layout.mirrors(&segment_read.segment).get(*mirror);
+                self.count_refused(stripe.and_then(|stripe| stripe.slot), &refused);
+                (*mirror, SourceFault::Refused(refused))
             }
-            (Answer::Failed { copy, error }, _) => (*copy, CopyFault::Device(error.clone())),
-            (Answer::NoCopy | Answer::Read { .. }, _) => return None,
+            (ReadOutcome::Failed { mirror, error }, _) => {
+                (*mirror, SourceFault::Device(error.clone()))
+            }
+            (ReadOutcome::NoMirror | ReadOutcome::Read { .. }, _) => return None,
         };
-        let kind = mirror(asked.layout, &asked.piece, copy)?;
-        verdicts.push(CopyVerdict { copy: kind, fault });
-        Some(copy)
+        let kind = mirror_source(segment_read.layout, &segment_read.segment, mirror)?;
+        verdicts.push(SourceVerdict { source: kind, fault });
+        Some(mirror)
     }
 
-    /// The copies of a piece that can be read: its mirrors, or (with parity) what its row gives.
-    /// With parity and more pieces than one, both.
-    fn versions(
+    /// Reads the sources of a segment: its mirrors, or (with parity) reconstructions from its full
+    /// stripe. With parity and several segments, both.
+    fn sources(
         &self,
-        asked: &Asked<'_>,
+        segment_read: &SegmentRead<'_>,
         tried: Option<usize>,
         with_mirrors: bool,
         with_parity: bool,
-        verdicts: &mut Vec<CopyVerdict>,
-    ) -> Vec<Version> {
-        let mut versions = Vec::new();
+        verdicts: &mut Vec<SourceVerdict>,
+    ) -> Vec<Source> {
+        let mut sources = Vec::new();
         if with_mirrors {
-            self.mirrors(asked, tried, with_parity, verdicts, &mut versions);
+            self.mirrors(segment_read, tried, with_parity, verdicts, &mut sources);
         }
         if with_parity {
-            self.computed(asked, verdicts, &mut versions);
+            self.reconstructed(segment_read, verdicts, &mut sources);
         }
-        versions
+        sources
     }
 
     fn mirrors(
         &self,
-        asked: &Asked<'_>,
+        segment_read: &SegmentRead<'_>,
         tried: Option<usize>,
         is_again: bool,
-        verdicts: &mut Vec<CopyVerdict>,
-        versions: &mut Vec<Version>,
+        verdicts: &mut Vec<SourceVerdict>,
+        sources: &mut Vec<Source>,
     ) {
-        let (layout, piece) = (asked.layout, &asked.piece);
-        let order = in_order(self, layout, piece).into_iter().filter(|copy| tried != Some(*copy));
-        for copy in order {
-            let Some(kind) = mirror(layout, piece, copy) else { continue };
-            let place = layout.copies(piece).get(copy);
-            let fault = match place.and_then(|place| Some((place.slot?, piece.physical(place)))) {
-                None => CopyFault::Missing,
-                Some((slot, physical)) => {
-                    let bytes = usize::try_from(piece.bytes).unwrap_or_default();
-                    let read = self.read_places(&[(slot, physical.0)], bytes).pop();
-                    let Some(read) = read else { continue };
-                    let Some(error) = read.first_error() else {
-                        versions.push(Version { kind, slot: Some(slot), bytes: read.bytes });
-                        continue;
-                    };
-                    CopyFault::Device(error.clone())
-                }
-            };
+        let (layout, segment) = (segment_read.layout, &segment_read.segment);
+        let order = mirrors_in_order(self, layout, segment)
+            .into_iter()
+            .filter(|mirror| tried != Some(*mirror));
+        for mirror in order {
+            let Some(kind) = mirror_source(layout, segment, mirror) else { continue };
+            let stripe = layout.mirrors(segment).get(mirror);
+            let fault =
+                match stripe.and_then(|stripe| Some((stripe.slot?, segment.physical(stripe)))) {
+                    None => SourceFault::Missing,
+                    Some((slot, physical)) => {
+                        let bytes = usize::try_from(segment.bytes).unwrap_or_default();
+                        let read = self.read_ranges(&[(slot, physical.0)], bytes).pop();
+                        let Some(read) = read else { continue };
+                        let Some(error) = read.first_error() else {
+                            sources.push(Source { kind, slot: Some(slot), bytes: read.bytes });
+                            continue;
+                        };
+                        SourceFault::Device(error.clone())
+                    }
+                };
             if !is_again {
-                verdicts.push(CopyVerdict { copy: kind, fault });
+                verdicts.push(SourceVerdict { source: kind, fault });
             }
         }
     }
 
-    fn computed(
+    fn reconstructed(
         &self,
-        asked: &Asked<'_>,
-        verdicts: &mut Vec<CopyVerdict>,
-        versions: &mut Vec<Version>,
+        segment_read: &SegmentRead<'_>,
+        verdicts: &mut Vec<SourceVerdict>,
+        sources: &mut Vec<Source>,
     ) {
-        let Some(row) = Row::read(self, asked.layout, &asked.piece) else { return };
-        let ways = row.ways_whole();
-        if ways.is_empty() {
-            let copy = row.lost_kind(0);
-            verdicts.push(CopyVerdict { copy, fault: CopyFault::TooManyLost });
+        let Some(full_stripe) = FullStripe::read(self, segment_read.layout, &segment_read.segment)
+        else {
+            return;
+        };
+        let reconstructions = full_stripe.reconstructions_of_all();
+        if reconstructions.is_empty() {
+            let source = full_stripe.lost_kind(0);
+            verdicts.push(SourceVerdict { source, fault: SourceFault::TooManyLost });
         }
-        let bytes = usize::try_from(asked.piece.bytes).unwrap_or_default();
-        for way in ways {
-            if let Some(bytes) = row.whole(way, bytes) {
-                versions.push(Version { kind: row.kind(way), slot: None, bytes });
+        let bytes = usize::try_from(segment_read.segment.bytes).unwrap_or_default();
+        for reconstruction in reconstructions {
+            if let Some(bytes) = full_stripe.whole(reconstruction, bytes) {
+                sources.push(Source { kind: full_stripe.kind(reconstruction), slot: None, bytes });
             }
         }
     }
 
-    /// Tries the combinations of copies, one of each piece, until one is a good block.
+    /// Tries the combinations of one source for each segment until one is a good block.
     fn combine(
         &self,
         expected: &Expected,
-        versions: &[Vec<Version>],
+        sources: &[Vec<Source>],
         rules: &BlockRules,
-        verdicts: &mut Vec<CopyVerdict>,
+        verdicts: &mut Vec<SourceVerdict>,
     ) -> Option<TreeBlock<Buffer>> {
         let combinations: usize =
-            versions.iter().fold(1, |product, all| product.saturating_mul(all.len()));
+            sources.iter().fold(1, |product, all| product.saturating_mul(all.len()));
         for nth in 0..combinations.min(COMBINATIONS_MAX) {
-            let chosen = combination(versions, nth)?;
+            let chosen = combination(sources, nth)?;
             let mut buffer = Buffer::zeroed(index(rules.node_bytes));
             fill(&mut buffer, &chosen);
             match TreeBlock::check(buffer, expected, rules) {
                 Ok(block) => {
-                    self.count_differing(versions, &chosen);
+                    self.count_differing(sources, &chosen);
                     return Some(block);
                 }
                 Err(refused) => {
-                    if let [version] = chosen.as_slice() {
-                        self.count_refused(version.slot, &refused);
+                    if let [source] = chosen.as_slice() {
+                        self.count_refused(source.slot, &refused);
                     }
-                    if let Some(version) = chosen.first() {
-                        let copy = version.kind.clone();
-                        verdicts.push(CopyVerdict { copy, fault: CopyFault::Refused(refused) });
+                    if let Some(source) = chosen.first() {
+                        let source = source.kind.clone();
+                        verdicts
+                            .push(SourceVerdict { source, fault: SourceFault::Refused(refused) });
                     }
                 }
             }
@@ -208,24 +230,25 @@ impl Volume {
         None
     }
 
-    /// Of a block in several pieces only success tells which copies were wrong: those that differ.
-    fn count_differing(&self, versions: &[Vec<Version>], chosen: &[&Version]) {
+    /// For a block in several segments only a good combination tells which sources are wrong: those
+    /// that differ from it.
+    fn count_differing(&self, sources: &[Vec<Source>], chosen: &[&Source]) {
         if chosen.len() < 2 {
             return;
         }
-        for (all, good) in versions.iter().zip(chosen) {
-            for version in all.iter().filter(|version| version.bytes != good.bytes) {
-                let refused = Refused::new("bytes", "another content", "that of the good copy");
-                self.count_refused(version.slot, &refused);
+        for (all, good) in sources.iter().zip(chosen) {
+            for source in all.iter().filter(|source| source.bytes != good.bytes) {
+                let refused = Refused::new("bytes", "other bytes", "those of the good copy");
+                self.count_refused(source.slot, &refused);
             }
         }
     }
 }
 
-/// The `nth` combination, the last piece turning fastest.
-fn combination(versions: &[Vec<Version>], mut nth: usize) -> Option<Vec<&Version>> {
-    let mut chosen = Vec::with_capacity(versions.len());
-    for all in versions.iter().rev() {
+/// Returns the `nth` combination; the last segment varies fastest.
+fn combination(sources: &[Vec<Source>], mut nth: usize) -> Option<Vec<&Source>> {
+    let mut chosen = Vec::with_capacity(sources.len());
+    for all in sources.iter().rev() {
         chosen.push(all.get(nth.checked_rem(all.len())?)?);
         nth = nth.checked_div(all.len())?;
     }
@@ -233,8 +256,8 @@ fn combination(versions: &[Vec<Version>], mut nth: usize) -> Option<Vec<&Version
     Some(chosen)
 }
 
-fn fill(buffer: &mut [u8], chosen: &[&Version]) {
-    let bytes = chosen.iter().flat_map(|version| &version.bytes);
+fn fill(buffer: &mut [u8], chosen: &[&Source]) {
+    let bytes = chosen.iter().flat_map(|source| &source.bytes);
     for (out, byte) in buffer.iter_mut().zip(bytes) {
         *out = *byte;
     }

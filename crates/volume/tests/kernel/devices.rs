@@ -1,5 +1,5 @@
-//! Which devices make a volume, and which superblock speaks for it: over volumes made by
-//! `mkfs.btrfs`, changed by `btrfstune` and by the kernel.
+//! Which devices belong to a volume, and which superblock is used: over volumes made by
+//! `mkfs.btrfs` and changed by `btrfstune` and by the kernel.
 
 use crate::image::{Image, fill, kernel_is_here, run};
 use crate::survey::{DEGRADED, Survey, open};
@@ -23,7 +23,7 @@ fn with_copies(name: &str, copies: &[(usize, Vec<u8>)]) -> Arc<dyn Device> {
     Arc::new(device)
 }
 
-/// Copy 0 of a fresh volume, to make others of.
+/// Copy 0 of a fresh volume, as a template.
 fn template() -> Vec<u8> {
     let image = Image::make(1, &[]);
     let mut bytes = vec![0; SUPER_BLOCK_BYTES];
@@ -39,7 +39,7 @@ const INCOMPAT: usize = 188;
 const DEV_ITEM_FSID: usize = 201 + 82;
 const LABEL: usize = 299;
 
-/// The template as copy `copy`, edited, with its checksum made right.
+/// Returns the template as copy `copy`, edited, with a correct checksum.
 fn copy_of(
     template: &[u8],
     copy: usize,
@@ -51,7 +51,7 @@ fn copy_of(
     bytes[GENERATION..GENERATION + 8].copy_from_slice(&generation.to_le_bytes());
     bytes[CHUNK_ROOT_GENERATION..CHUNK_ROOT_GENERATION + 8].copy_from_slice(&1_u64.to_le_bytes());
     edit(&mut bytes);
-    let digest = butternut_format::checksum::ChecksumKind::Crc32c.digest(&bytes[32..]);
+    let digest = butternut_format::checksum::ChecksumKind::Crc32c.compute(&bytes[32..]);
     bytes[..32].copy_from_slice(&digest);
     (copy, bytes)
 }
@@ -72,7 +72,7 @@ fn chosen(device: &Arc<dyn Device>) -> Result<(String, u64), VolumeError> {
 }
 
 #[test]
-fn the_newest_good_copy_wins_and_the_first_of_equals() {
+fn the_newest_good_copy_is_used_and_the_first_of_equals() {
     if !kernel_is_here() {
         return;
     }
@@ -97,7 +97,7 @@ fn the_newest_good_copy_wins_and_the_first_of_equals() {
 }
 
 #[test]
-fn a_copy_left_by_another_volume_does_not_win() {
+fn a_copy_left_by_another_volume_is_not_used() {
     if !kernel_is_here() {
         return;
     }
@@ -111,7 +111,7 @@ fn a_copy_left_by_another_volume_does_not_win() {
 }
 
 #[test]
-fn without_a_good_copy_each_says_why() {
+fn without_a_good_copy_the_error_names_each_fault() {
     if !kernel_is_here() {
         return;
     }
@@ -129,7 +129,7 @@ fn without_a_good_copy_each_says_why() {
 }
 
 #[test]
-fn an_older_copy_is_no_way_round_an_unknown_feature() {
+fn an_older_copy_does_not_bypass_an_unknown_feature() {
     if !kernel_is_here() {
         return;
     }
@@ -155,7 +155,7 @@ fn a_device_of_another_volume_is_named() {
 }
 
 #[test]
-fn of_a_device_given_at_two_times_the_newer_counts_and_twins_are_refused() {
+fn the_newer_of_two_versions_of_a_device_is_used() {
     if !kernel_is_here() {
         return;
     }
@@ -173,9 +173,9 @@ fn of_a_device_given_at_two_times_the_newer_counts_and_twins_are_refused() {
     }
 }
 
-/// A device that missed commits: what it holds is out of date, and is asked last or found out.
+/// A device that missed commits is stale: its mirrors are read last, and old blocks are refused.
 #[test]
-fn a_stale_device_is_read_round() {
+fn a_stale_device_is_read_last() {
     if !kernel_is_here() {
         return;
     }
@@ -189,16 +189,16 @@ fn a_stale_device_is_read_round() {
     assert_eq!(stale, [false, true]);
     let errors: u64 =
         opened.volume.devices().iter().map(|status| status.errors.generation_errors).sum();
-    assert_eq!(errors, 0, "the stale device was not asked");
-    // Without the fresh one the volume is as old as the stale one.
+    assert_eq!(errors, 0, "the stale device was not read");
+    // Without the current device the volume is as old as the stale one.
     let newest = opened.volume.super_block().generation();
     let alone = open(&image.paths, &[0], &DEGRADED).unwrap();
     assert!(alone.volume.super_block().generation() < newest);
 }
 
-/// A stale copy met all the same (here: its device claims to be new) is a generation error.
+/// A stale block that is read anyway (here: its device claims to be current) is a generation error.
 #[test]
-fn a_lost_write_is_found_by_its_generation() {
+fn a_lost_write_is_detected_by_its_generation() {
     if !kernel_is_here() {
         return;
     }
@@ -225,7 +225,7 @@ fn a_lost_write_is_found_by_its_generation() {
 }
 
 #[test]
-fn a_changed_fsid_leaves_the_blocks_their_old_one() {
+fn blocks_keep_their_fsid_when_the_volume_gets_a_new_one() {
     if !kernel_is_here() {
         return;
     }
@@ -250,7 +250,7 @@ fn ids(volume: &Volume) -> ([u8; 16], [u8; 16]) {
 
 /// A volume grown from a seed: old blocks and old data stay on the seed, under the seed's fsid.
 #[test]
-fn a_sprout_is_read_together_with_its_seed() {
+fn a_volume_is_read_together_with_its_seed() {
     if !kernel_is_here() {
         return;
     }
@@ -282,16 +282,16 @@ fn a_sprout_is_read_together_with_its_seed() {
     let refused = open(&image.paths, &[0], &OpenOptions::default()).map(|_| ()).unwrap_err();
     assert!(matches!(&refused, VolumeError::MissingDevices { .. }), "{refused}");
     // A seed that the volume did not grow from.
-    let stranger = Image::make(1, &[]);
-    run(Command::new("btrfstune").args(["-S", "1"]).arg(&stranger.paths[0]));
-    let paths = [image.paths[0].clone(), image.paths[1].clone(), stranger.paths[0].clone()];
+    let foreign = Image::make(1, &[]);
+    run(Command::new("btrfstune").args(["-S", "1"]).arg(&foreign.paths[0]));
+    let paths = [image.paths[0].clone(), image.paths[1].clone(), foreign.paths[0].clone()];
     let refused = open(&paths, &[], &OpenOptions::default()).map(|_| ()).unwrap_err();
     let VolumeError::OtherVolume { device, .. } = &refused else { panic!("{refused}") };
-    assert_eq!(Path::new(device), stranger.paths[0]);
+    assert_eq!(Path::new(device), foreign.paths[0]);
 }
 
 #[test]
-fn no_devices_are_no_volume() {
+fn opening_without_devices_fails() {
     let error = Volume::open(Vec::new(), OpenOptions::default()).map(|_| ()).unwrap_err();
     assert!(matches!(error, VolumeError::NoDevices));
 }

@@ -8,10 +8,10 @@ use std::process::Command;
 use butternut_undo::{LoopGuard, MountGuard};
 use tempfile::TempDir;
 
-/// Sparse bytes of each device.
+/// Size of each sparse device, in bytes.
 const DEVICE_BYTES: u64 = 384 << 20;
 
-/// Whether these tests may run; says so where not.
+/// Returns whether these tests may run, and prints a message if not.
 pub(crate) fn kernel_is_here() -> bool {
     let is_left_out = std::env::var_os("BUTTERNUT_NO_KERNEL").is_some();
     if is_left_out {
@@ -20,13 +20,14 @@ pub(crate) fn kernel_is_here() -> bool {
     !is_left_out
 }
 
-/// The image files of one volume; gone when it is dropped.
+/// The image files of one volume, deleted when it is dropped.
 pub(crate) struct Image {
     directory: TempDir,
     pub(crate) paths: Vec<PathBuf>,
 }
 
-/// What the kernel holds for us: let go of in the order of the fields, also by a panic.
+/// The loop devices and the mount of a test, released in the order of the fields, also during a
+/// panic.
 struct Mounted {
     point: Option<MountGuard>,
     loops: Vec<LoopGuard>,
@@ -42,7 +43,7 @@ impl Image {
         image
     }
 
-    /// Files of the size of devices, with nothing in them.
+    /// Empty files of the size of devices.
     pub(crate) fn blank(count: usize) -> Image {
         let memory = Path::new("/dev/shm");
         let parent = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
@@ -74,7 +75,7 @@ impl Image {
         mounted.point = Some(MountGuard::before_mount(&point).unwrap());
         run(mount.args(["-t", "btrfs", "-o", &all]).arg(mounted.loops[0].path()).arg(&point));
         fill(&point);
-        // A copy of the mount in another namespace would keep unmounting from writing it out.
+        // A copy of the mount in another namespace would delay the unmount.
         run(Command::new("sync").arg("--file-system").arg(&point));
         drop(mounted);
     }
@@ -82,15 +83,14 @@ impl Image {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // One that is dropped is detached where a panic left files of it open.
+        // A dropped mount is detached, since a panic may have left files on it open.
         if let Some(point) = self.point.take().filter(|_| !std::thread::panicking()) {
             point.unmount().unwrap();
         }
     }
 }
 
-/// A few megabytes of data of which no two sectors are alike, and enough names for a tree of two
-/// levels.
+/// A few megabytes of data without two equal sectors, and enough names for a tree of two levels.
 pub(crate) fn fill(point: &Path) {
     let mut big = fs::File::create(point.join("big")).unwrap();
     for sector in 0..2048_u64 {

@@ -5,7 +5,7 @@
 #![allow(
     clippy::unwrap_used,
     clippy::print_stderr,
-    reason = "a test stops at the first thing that is not as it should be, and may say why"
+    reason = "a test panics at the first failure and may print why"
 )]
 
 mod devices;

@@ -1,12 +1,14 @@
-//! Volumes of every profile, written by the kernel: read whole, with devices missing, and with
-//! copies rotten. What redundancy allows is served right; what it does not is an error for exactly
-//! that range.
+//! Volumes of every profile, written by the kernel: read completely, with devices missing, and with
+//! corrupt mirrors. Reads succeed as far as the redundancy allows; beyond that exactly the lost
+//! ranges are errors.
 
 use crate::image::{Image, fill, kernel_is_here};
 use crate::survey::{DEGRADED, Opened, Survey, open};
 use butternut_device::{Device, Fault, Rule};
 use butternut_format::units::Logical;
-use butternut_volume::{DataRead, ErrorCounts, Layout, OpenOptions, Piece, Sums, VolumeError};
+use butternut_volume::{
+    Checksums, DataRead, ErrorCounts, Layout, OpenOptions, Segment, VolumeError,
+};
 use std::sync::Arc;
 
 const ROT: Fault = Fault::Rot { bits: 3 };
@@ -17,7 +19,7 @@ fn make(profile: &str, devices: usize) -> Image {
     image
 }
 
-/// The whole story of one profile.
+/// All checks of one profile.
 fn check(profile: &str, devices: usize, tolerated: usize) {
     if !kernel_is_here() {
         return;
@@ -30,7 +32,7 @@ fn check_image(image: &Image, devices: usize, tolerated: usize) {
     let survey = Survey::of(&whole.volume);
     survey.check_all(&whole.volume, "with nothing wrong");
     assert!(whole.volume.writable_degraded());
-    every_copy_is_where_the_arithmetic_says(&whole, &survey);
+    every_mirror_is_where_the_layout_says(&whole, &survey);
     for status in whole.volume.devices() {
         assert_eq!(status.errors, ErrorCounts::default(), "nothing was wrong: {status:?}");
     }
@@ -48,7 +50,7 @@ fn check_image(image: &Image, devices: usize, tolerated: usize) {
     unreadable_sectors(&whole, &survey);
 }
 
-/// All sets of 1 to `most` of `count` things.
+/// All subsets of 1 to `most` of `count` elements.
 fn subsets(count: usize, most: usize) -> Vec<Vec<usize>> {
     (1_usize..1 << count)
         .map(|bits| (0..count).filter(|index| bits >> index & 1 == 1).collect::<Vec<_>>())
@@ -56,13 +58,13 @@ fn subsets(count: usize, most: usize) -> Vec<Vec<usize>> {
         .collect()
 }
 
-/// Every byte that the kernel wrote is on each place that [`Layout`] names.
-fn every_copy_is_where_the_arithmetic_says(whole: &Opened, survey: &Survey) {
+/// Every byte that the kernel wrote is on each stripe that [`Layout`] names.
+fn every_mirror_is_where_the_layout_says(whole: &Opened, survey: &Survey) {
     let chunks = whole.volume.chunks();
     let blocks = survey.block_bytes.iter();
     for (&logical, bytes) in blocks.chain(&survey.sectors) {
         let layout = chunks.find(Logical(logical)).unwrap();
-        for copy in 0..layout.facts().copies {
+        for copy in 0..layout.attributes().copies {
             let mut raw = vec![0; bytes.len()];
             whole.volume.read_raw(Logical(logical), copy, &mut raw).unwrap();
             assert_eq!(&raw, bytes, "copy {copy} at {logical}");
@@ -86,7 +88,8 @@ fn without(image: &Image, survey: &Survey, missing: &[usize]) {
     }
 }
 
-/// More devices missing than the profile tolerates: refused, unless each chunk happens to survive.
+/// More devices missing than the profile tolerates: refused, unless each chunk happens to be
+/// complete.
 fn beyond(image: &Image, survey: &Survey, missing: &[usize]) {
     match open(&image.paths, missing, &DEGRADED) {
         Ok(opened) => {
@@ -96,57 +99,58 @@ fn beyond(image: &Image, survey: &Survey, missing: &[usize]) {
             assert_eq!(devids.len(), missing.len());
             assert!(!lost.is_empty());
         }
-        // The chunk tree itself is in a chunk that is lost.
+        // The chunk tree itself is in a lost chunk.
         Err(VolumeError::Unreadable(_)) => {}
         Err(error) => panic!("{error}"),
     }
 }
 
-fn range(layout: &Layout, piece: &Piece, copy: usize) -> (usize, std::ops::Range<u64>) {
-    let place = &layout.copies(piece)[copy];
-    let start = piece.physical(place).0;
-    (place.slot.unwrap(), start..start + piece.bytes)
+fn range(layout: &Layout, segment: &Segment, copy: usize) -> (usize, std::ops::Range<u64>) {
+    let place = &layout.mirrors(segment)[copy];
+    let start = segment.physical(place).0;
+    (place.slot.unwrap(), start..start + segment.bytes)
 }
 
-/// One copy rotten, each in turn: served, and counted once. All copies: an error, and parity's
-/// turn where there is some.
+/// Each mirror corrupt in turn: the read succeeds and counts one error. All mirrors corrupt: an
+/// error, or a reconstruction from parity.
 fn rotten_blocks(whole: &Opened, survey: &Survey) {
     let chunks = whole.volume.chunks();
     for expected in survey.blocks.iter().step_by(survey.blocks.len() / 8) {
         let layout = chunks.find(expected.logical).unwrap();
         let node_bytes = u64::from(whole.volume.super_block().node_bytes());
-        let piece = layout.piece(expected.logical, node_bytes).unwrap();
-        let copies = layout.facts().copies;
-        let redundant = copies > 1 || layout.facts().parities > 0;
+        let segment = layout.segment(expected.logical, node_bytes).unwrap();
+        let copies = layout.attributes().copies;
+        let redundant = copies > 1 || layout.attributes().parities > 0;
         let before = corruption_errors(whole);
         for copy in 0..copies {
-            let (slot, range) = range(layout, &piece, copy);
-            whole.harm(slot, Rule::at(range, ROT));
+            let (slot, range) = range(layout, &segment, copy);
+            whole.add_fault(slot, Rule::at(range, ROT));
             let result = whole.volume.read_block(expected);
             assert_eq!(result.is_ok(), redundant, "{result:?}");
             if let Ok(block) = result {
                 assert_eq!(block.bytes(), survey.block_bytes[&expected.logical.0]);
             }
-            whole.heal();
+            whole.clear_faults();
         }
-        // One copy is the one that is read first; the other copies' rot was not met.
+        // Only the mirror that is read first counts an error; corruption of the others is not
+        // found.
         assert_eq!(corruption_errors(whole), before + 1);
         for copy in 0..copies {
-            let (slot, range) = range(layout, &piece, copy);
-            whole.harm(slot, Rule::at(range, ROT));
+            let (slot, range) = range(layout, &segment, copy);
+            whole.add_fault(slot, Rule::at(range, ROT));
         }
         let result = whole.volume.read_block(expected);
-        if layout.facts().parities > 0 {
+        if layout.attributes().parities > 0 {
             assert_eq!(result.unwrap().bytes(), survey.block_bytes[&expected.logical.0]);
             assert_eq!(corruption_errors(whole), before + 2);
         } else {
             let error = result.unwrap_err();
             let [bad] = error.bad_ranges() else { panic!("{error}") };
             assert_eq!((bad.logical, bad.bytes), (expected.logical, node_bytes));
-            assert_eq!(bad.copies.len(), copies, "{error}");
+            assert_eq!(bad.sources.len(), copies, "{error}");
             assert_eq!(corruption_errors(whole), before + 1 + copies as u64);
         }
-        whole.heal();
+        whole.clear_faults();
     }
 }
 
@@ -164,8 +168,8 @@ fn victims(survey: &Survey) -> Vec<u64> {
     all.iter().copied().skip(37).step_by(all.len() / 6).collect()
 }
 
-/// As many elements of a sector's row rotten as parity can bear, and then one more; or, with
-/// mirrors, all copies but one, and then all.
+/// As many corrupt elements in a full stripe as the parity can repair, and then one more; with
+/// mirrors, all but one, and then all.
 fn rotten_sectors(whole: &Opened, survey: &Survey) {
     strike_sectors(whole, survey, ROT);
     assert_eq!(read_errors(whole), 0);
@@ -180,18 +184,18 @@ fn strike_sectors(whole: &Opened, survey: &Survey, fault: Fault) {
     let chunks = whole.volume.chunks();
     for victim in victims(survey) {
         let layout = chunks.find(Logical(victim)).unwrap();
-        let piece = layout.piece(Logical(victim), 4096).unwrap();
+        let segment = layout.segment(Logical(victim), 4096).unwrap();
         let mut places: Vec<(usize, u64)> = layout
-            .copies(&piece)
+            .mirrors(&segment)
             .iter()
-            .map(|place| (place.slot.unwrap(), piece.physical(place).0))
+            .map(|place| (place.slot.unwrap(), segment.physical(place).0))
             .collect();
-        let row = layout.row(&piece).enumerate();
-        let row = row.filter(|(element, _)| *element != piece.element);
-        places.extend(row.map(|(_, place)| (place.slot.unwrap(), piece.physical(place).0)));
-        let bearable = layout.facts().copies - 1 + layout.facts().parities;
+        let row = layout.full_stripe(&segment).enumerate();
+        let row = row.filter(|(element, _)| *element != segment.element);
+        places.extend(row.map(|(_, place)| (place.slot.unwrap(), segment.physical(place).0)));
+        let bearable = layout.attributes().copies - 1 + layout.attributes().parities;
         for (struck, &(slot, physical)) in places.iter().enumerate().take(bearable + 1) {
-            whole.harm(slot, Rule::at(physical..physical + 4096, fault));
+            whole.add_fault(slot, Rule::at(physical..physical + 4096, fault));
             let result = survey.sector(&whole.volume, victim);
             if struck < bearable {
                 result.unwrap_or_else(|error| panic!("{} struck: {error}", struck + 1));
@@ -201,16 +205,16 @@ fn strike_sectors(whole: &Opened, survey: &Survey, fault: Fault) {
             let [bad] = error.bad_ranges() else { panic!("{error}") };
             assert_eq!((bad.logical.0, bad.bytes), (victim, 4096));
         }
-        // Read with everything around it: exactly the victim is bad, and with parity the sectors
-        // of the same row whose own element was struck too.
+        // Exactly the victim is bad when read with its neighbours; with parity also the sectors of
+        // the same full stripe whose own element was corrupted.
         let bad = survey.bad_sectors(&whole.volume, "struck");
         assert!(bad.contains(&victim));
         for at in bad {
-            let piece_bad = chunks.find(Logical(at)).unwrap().piece(Logical(at), 4096).unwrap();
-            assert!(at == victim || layout.facts().parities > 0, "{at} of {victim}");
-            assert_eq!(piece_bad.within, piece.within, "another row");
+            let piece_bad = chunks.find(Logical(at)).unwrap().segment(Logical(at), 4096).unwrap();
+            assert!(at == victim || layout.attributes().parities > 0, "{at} of {victim}");
+            assert_eq!(piece_bad.stripe_offset, segment.stripe_offset, "another full stripe");
         }
-        whole.heal();
+        whole.clear_faults();
     }
 }
 
@@ -274,7 +278,7 @@ fn raid6_of_three_devices_is_read_right() {
     check("raid6", 3, 2);
 }
 
-/// With one device missing, the second parity still answers for rot on another.
+/// With one device missing, the second parity still repairs corruption on another.
 #[test]
 fn raid6_bears_rot_besides_a_missing_device() {
     if !kernel_is_here() {
@@ -286,18 +290,18 @@ fn raid6_bears_rot_besides_a_missing_device() {
     for missing in 0..5 {
         let opened = open(&image.paths, &[missing], &DEGRADED).unwrap();
         for harmed in 0..4 {
-            opened.harm(
+            opened.add_fault(
                 harmed,
                 Rule { when: butternut_device::When::OneIn(40), ..Rule::everywhere(ROT) },
             );
             survey.check_all(&opened.volume, &format!("without {missing}, rot in {harmed}"));
-            opened.heal();
+            opened.clear_faults();
         }
         assert!(corruption_errors(&opened) > 0);
     }
 }
 
-/// Chunks that a device took with it fail; what is elsewhere is read.
+/// Chunks on a lost device fail; others are read.
 #[test]
 fn lost_chunks_fail_alone_when_that_is_allowed() {
     if !kernel_is_here() {
@@ -317,16 +321,16 @@ fn lost_chunks_fail_alone_when_that_is_allowed() {
     bad.sort_unstable();
     let lost = |at: &u64| {
         let layout = chunks.find(Logical(*at)).unwrap();
-        layout.copies(&layout.piece(Logical(*at), 4096).unwrap())[0].slot.is_none()
+        layout.mirrors(&layout.segment(Logical(*at), 4096).unwrap())[0].slot.is_none()
     };
     let want: Vec<u64> = survey.sectors.keys().copied().filter(lost).collect();
     assert!(!want.is_empty() && want.len() < survey.sectors.len());
     assert_eq!(bad, want);
 }
 
-/// Data without checksums is believed, and still comes from where it can be read.
+/// Data without checksums is not verified, and is still read from a readable mirror.
 #[test]
-fn unsummed_data_survives_a_missing_device_and_read_errors() {
+fn data_without_checksums_survives_a_missing_device_and_read_errors() {
     if !kernel_is_here() {
         return;
     }
@@ -338,11 +342,11 @@ fn unsummed_data_survives_a_missing_device_and_read_errors() {
             let without: Vec<usize> = (missing < devices).then_some(missing).into_iter().collect();
             let opened = open(&image.paths, &without, &DEGRADED).unwrap();
             if without.is_empty() {
-                opened.harm(0, Rule::everywhere(Fault::ReadError));
+                opened.add_fault(0, Rule::everywhere(Fault::ReadError));
             }
-            for (logical, sums) in &survey.data {
-                let mut bytes = vec![0; sums.len() / 4 * 4096];
-                let mut reads = [DataRead::new(*logical, &mut bytes, Sums::None)];
+            for (logical, checksums) in &survey.data {
+                let mut bytes = vec![0; checksums.len() / 4 * 4096];
+                let mut reads = [DataRead::new(*logical, &mut bytes, Checksums::None)];
                 opened.volume.read_data(&mut reads);
                 reads[0].result.as_ref().unwrap();
                 for (index, sector) in bytes.chunks(4096).enumerate() {
@@ -353,9 +357,9 @@ fn unsummed_data_survives_a_missing_device_and_read_errors() {
     }
 }
 
-/// Budgets: a block is one device read; a megabyte that lies together is one.
+/// Limits: a block is one device read, and so is a contiguous megabyte.
 #[test]
-fn a_read_that_lies_together_is_one_device_read() {
+fn a_contiguous_read_is_one_device_read() {
     if !kernel_is_here() {
         return;
     }
@@ -368,11 +372,12 @@ fn a_read_that_lies_together_is_one_device_read() {
         whole.volume.read_block(&survey.blocks[3]).unwrap();
         let after = device.counters().now() - before;
         assert_eq!((after.reads, after.read_bytes), (1, 16384));
-        let (logical, sums) = survey.data.iter().max_by_key(|(_, sums)| sums.len()).unwrap();
+        let (logical, checksums) =
+            survey.data.iter().max_by_key(|(_, checksums)| checksums.len()).unwrap();
         let mut bytes = vec![0; 1 << 20];
         let before = device.counters().now();
-        let sums = Sums::Packed(&sums[..1024]);
-        let mut reads = [DataRead::new(*logical, &mut bytes, sums)];
+        let checksums = Checksums::Stored(&checksums[..1024]);
+        let mut reads = [DataRead::new(*logical, &mut bytes, checksums)];
         whole.volume.read_data(&mut reads);
         reads[0].result.as_ref().unwrap();
         let after = device.counters().now() - before;
@@ -380,23 +385,24 @@ fn a_read_that_lies_together_is_one_device_read() {
     }
 }
 
-/// A long read over one bad sector: the read is counted, the sector is counted, the rest is good.
+/// A long read with one bad sector: the read and the sector are counted, the rest is good.
 #[test]
-fn one_unreadable_sector_takes_no_more_than_itself() {
+fn one_unreadable_sector_loses_nothing_else() {
     if !kernel_is_here() {
         return;
     }
     let image = make("single", 1);
     let whole = open(&image.paths, &[], &OpenOptions::default()).unwrap();
     let survey = Survey::of(&whole.volume);
-    let (logical, sums) = survey.data.iter().max_by_key(|(_, sums)| sums.len()).unwrap();
+    let (logical, checksums) =
+        survey.data.iter().max_by_key(|(_, checksums)| checksums.len()).unwrap();
     let victim = logical.0 + 100 * 4096;
     let layout = Arc::clone(whole.volume.chunks().find(*logical).unwrap());
-    let piece = layout.piece(Logical(victim), 4096).unwrap();
-    let (slot, range) = range(&layout, &piece, 0);
-    whole.harm(slot, Rule::at(range, Fault::ReadError));
+    let segment = layout.segment(Logical(victim), 4096).unwrap();
+    let (slot, range) = range(&layout, &segment, 0);
+    whole.add_fault(slot, Rule::at(range, Fault::ReadError));
     let mut bytes = vec![0; 1 << 20];
-    let mut reads = [DataRead::new(*logical, &mut bytes, Sums::Packed(&sums[..1024]))];
+    let mut reads = [DataRead::new(*logical, &mut bytes, Checksums::Stored(&checksums[..1024]))];
     whole.volume.read_data(&mut reads);
     let error = reads[0].result.as_ref().unwrap_err();
     let [bad] = error.bad_ranges() else { panic!("{error}") };

@@ -1,7 +1,7 @@
-//! Tree blocks that lie across two elements of a row, as old converted volumes have them: each
-//! part may have to come from another copy.
+//! Tree blocks that span two elements of a full stripe, as on old converted volumes: each part may
+//! have to be read from another mirror.
 //!
-//! A real block is laid out again under a chunk of our own, on one device with room for all places.
+//! A real block is mapped again under a chunk of the test, on one device that holds all stripes.
 
 use crate::image::{Image, fill, kernel_is_here};
 use butternut_device::{Device, FileDevice, OpenDevice};
@@ -13,7 +13,7 @@ use butternut_volume::{Layout, OpenOptions, Volume};
 use std::sync::Arc;
 
 const STRIPE: u64 = 65536;
-/// Where the places begin, and how far apart they are.
+/// Offset of the first stripe, and distance between stripes.
 const PLACES_AT: u64 = 200 << 20;
 const PLACE_BYTES: u64 = 1 << 20;
 
@@ -26,7 +26,7 @@ struct Straddle {
     _image: Image,
 }
 
-/// A volume whose root of roots lies 8K in one element and 8K in the next, each copy good.
+/// A volume whose root tree block has 8 KiB in one element and 8 KiB in the next, all mirrors good.
 fn straddling(profile: Profile, flags: BlockGroupFlags, places: u64) -> Straddle {
     let image = Image::make(1, &["-d", "single", "-m", "single"]);
     // Moves the root away from the start of its chunk.
@@ -58,7 +58,7 @@ fn straddling(profile: Profile, flags: BlockGroupFlags, places: u64) -> Straddle
     straddle
 }
 
-/// The block and its bytes, through the volume's own chunks.
+/// Returns the block and its bytes, through the volume's own chunks.
 fn root_of_roots(image: &Image) -> (Expected, Vec<u8>) {
     let opened = crate::survey::open(&image.paths, &[], &OpenOptions::default()).unwrap();
     let root = opened.volume.super_block().root();
@@ -69,23 +69,23 @@ fn root_of_roots(image: &Image) -> (Expected, Vec<u8>) {
 impl Straddle {
     fn write_copies(&self) {
         let mut at = 0;
-        for piece in self.layout.pieces(self.root.logical, 16384) {
-            let end = at + usize::try_from(piece.bytes).unwrap();
-            for place in self.layout.copies(&piece) {
-                self.device.write_at(piece.physical(place).0, &self.good[at..end]).unwrap();
+        for segment in self.layout.segments(self.root.logical, 16384) {
+            let end = at + usize::try_from(segment.bytes).unwrap();
+            for place in self.layout.mirrors(&segment) {
+                self.device.write_at(segment.physical(place).0, &self.good[at..end]).unwrap();
             }
             at = end;
         }
         assert_eq!(at, 16384);
-        for piece in self.layout.pieces(self.root.logical, 16384) {
-            self.write_parity(&piece);
+        for segment in self.layout.segments(self.root.logical, 16384) {
+            self.write_parity(&segment);
         }
     }
 
-    fn write_parity(&self, piece: &butternut_volume::Piece) {
-        let bytes = usize::try_from(piece.bytes).unwrap();
+    fn write_parity(&self, segment: &butternut_volume::Segment) {
+        let bytes = usize::try_from(segment.bytes).unwrap();
         let places: Vec<u64> =
-            self.layout.row(piece).map(|place| piece.physical(place).0).collect();
+            self.layout.full_stripe(segment).map(|place| segment.physical(place).0).collect();
         let [data @ .., p, q] = places.as_slice() else { return };
         let data: Vec<Vec<u8>> = data
             .iter()
@@ -102,11 +102,11 @@ impl Straddle {
         self.device.write_at(*q, &q_bytes).unwrap();
     }
 
-    /// Spoils copy `copy` of part `part`.
+    /// Corrupts mirror `copy` of part `part`.
     fn spoil(&self, part: usize, copy: usize) {
-        let piece = self.layout.pieces(self.root.logical, 16384).nth(part).unwrap();
-        let place = &self.layout.copies(&piece)[copy];
-        self.device.write_at(piece.physical(place).0 + 500, b"rot").unwrap();
+        let segment = self.layout.segments(self.root.logical, 16384).nth(part).unwrap();
+        let place = &self.layout.mirrors(&segment)[copy];
+        self.device.write_at(segment.physical(place).0 + 500, b"rot").unwrap();
     }
 
     fn is_read_right(&self) -> bool {
@@ -144,5 +144,5 @@ fn each_part_may_come_from_parity() {
     assert!(straddle.is_read_right());
     assert_eq!(straddle.volume.rescue_counts().blocks, 2);
     let corrupt = straddle.volume.devices()[0].errors.corruption_errors;
-    assert_eq!(corrupt, 1 + 2, "one rotten part met, then two");
+    assert_eq!(corrupt, 1 + 2, "one corrupt part was read, then two");
 }

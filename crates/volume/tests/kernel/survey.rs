@@ -1,4 +1,4 @@
-//! Everything that is in a volume, found by walking its trees through [`Volume`] alone.
+//! The contents of a volume, found by walking its trees through [`Volume`] alone.
 
 use butternut_device::{Device, FaultyDevice, FileDevice, OpenDevice, Rule};
 use butternut_format::chunk::Chunk;
@@ -7,24 +7,24 @@ use butternut_format::key::{ItemType, Key};
 use butternut_format::node::{Expected, TreeBlock};
 use butternut_format::root::RootItem;
 use butternut_format::units::{Logical, TreeId};
-use butternut_volume::{DataRead, OpenOptions, Sums, Volume, VolumeError};
+use butternut_volume::{Checksums, DataRead, OpenOptions, Volume, VolumeError};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// An open volume over devices that can be told to fail.
+/// An open volume over devices that can be made to fail.
 pub(crate) struct Opened {
     pub(crate) volume: Volume,
-    /// In the order of the paths; `None` for those left out.
+    /// The devices in the order of the paths; `None` for a device that was left out.
     pub(crate) devices: Vec<Option<Arc<FaultyDevice>>>,
 }
 
-/// What a walk found: every block, and every sector that has a checksum.
+/// The result of a walk: every block, and every sector that has a checksum.
 pub(crate) struct Survey {
     pub(crate) blocks: Vec<Expected>,
-    /// Runs of sectors with their packed digests.
+    /// Runs of sectors with their checksums.
     pub(crate) data: Vec<(Logical, Vec<u8>)>,
-    /// The good bytes of each, from a volume with nothing wrong.
+    /// The good bytes of each run, from an intact volume.
     pub(crate) block_bytes: BTreeMap<u64, Vec<u8>>,
     pub(crate) sectors: BTreeMap<u64, Vec<u8>>,
 }
@@ -36,7 +36,7 @@ pub(crate) const DEGRADED: OpenOptions = OpenOptions {
     super_copy: None,
 };
 
-/// Opens the devices at `paths` but those whose index is in `without`, up to the seal.
+/// Opens the devices at `paths` except those whose index is in `without`, up to the seal.
 pub(crate) fn open(
     paths: &[PathBuf],
     without: &[usize],
@@ -50,11 +50,12 @@ pub(crate) fn open(
         }
         let how = OpenDevice { direct: false, ..OpenDevice::default() };
         let file: Arc<dyn Device> = Arc::new(FileDevice::open(path, &how).unwrap());
-        // Each rots in its own way: equal rot on three elements of a row can cancel out.
+        // Each mirror is corrupted differently: equal changes in three elements of a full stripe
+        // can cancel out.
         devices.push(Some(Arc::new(FaultyDevice::new(file, (index as u64 + 7) << 32))));
     }
-    let there = devices.iter().flatten().map(|device| Arc::clone(device) as Arc<dyn Device>);
-    let volume = Volume::open(there.collect(), options.clone())?;
+    let present = devices.iter().flatten().map(|device| Arc::clone(device) as Arc<dyn Device>);
+    let volume = Volume::open(present.collect(), options.clone())?;
     feed(&volume)?;
     Ok(Opened { volume, devices })
 }
@@ -120,8 +121,10 @@ impl Survey {
                     survey.blocks.push(*expected);
                 }
                 let items = (0..block.len()).filter_map(|slot| block.item(slot));
-                let sums = items.filter(|(key, _)| key.item_type == ItemType::EXTENT_CSUM);
-                survey.data.extend(sums.map(|(key, sums)| (Logical(key.offset), sums.to_vec())));
+                let checksums = items.filter(|(key, _)| key.item_type == ItemType::EXTENT_CSUM);
+                survey.data.extend(
+                    checksums.map(|(key, checksums)| (Logical(key.offset), checksums.to_vec())),
+                );
             })
             .unwrap();
         }
@@ -133,9 +136,9 @@ impl Survey {
 
     fn keep_sectors(&mut self, volume: &Volume) {
         let digest = volume.super_block().csum().bytes();
-        for (logical, sums) in &self.data {
-            let mut bytes = vec![0; sums.len() / digest * 4096];
-            let mut reads = [DataRead::new(*logical, &mut bytes, Sums::Packed(sums))];
+        for (logical, checksums) in &self.data {
+            let mut bytes = vec![0; checksums.len() / digest * 4096];
+            let mut reads = [DataRead::new(*logical, &mut bytes, Checksums::Stored(checksums))];
             volume.read_data(&mut reads);
             reads[0].result.as_ref().unwrap();
             for (index, sector) in bytes.chunks(4096).enumerate() {
@@ -144,19 +147,22 @@ impl Survey {
         }
     }
 
-    /// The digest of the sector at `logical`.
+    /// Returns the checksum of the sector at `logical`.
     pub(crate) fn sum(&self, volume: &Volume, logical: u64) -> &[u8] {
         let digest = volume.super_block().csum().bytes();
-        let holds = |start: u64, sums: &[u8]| {
-            (start..start + (sums.len() / digest) as u64 * 4096).contains(&logical)
+        let holds = |start: u64, checksums: &[u8]| {
+            (start..start + (checksums.len() / digest) as u64 * 4096).contains(&logical)
         };
-        let (start, sums) =
-            self.data.iter().find(|(start, sums)| holds(start.0, sums)).expect("a data sector");
+        let (start, checksums) = self
+            .data
+            .iter()
+            .find(|(start, checksums)| holds(start.0, checksums))
+            .expect("a data sector");
         let at = usize::try_from((logical - start.0) / 4096).unwrap() * digest;
-        &sums[at..at + digest]
+        &checksums[at..at + digest]
     }
 
-    /// Reads everything and compares it: blocks in one batch, data in one batch.
+    /// Reads and compares everything: blocks in one batch, data in one batch.
     pub(crate) fn check_all(&self, volume: &Volume, what: &str) {
         for (expected, block) in self.blocks.iter().zip(volume.read_blocks(&self.blocks)) {
             let block = block.unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -165,16 +171,21 @@ impl Survey {
         assert!(self.bad_sectors(volume, what).is_empty(), "{what}");
     }
 
-    /// Reads all data in one batch; says which sectors failed, and checks all others.
+    /// Reads all data in one batch. Returns the sectors that failed, and checks all others.
     pub(crate) fn bad_sectors(&self, volume: &Volume, what: &str) -> Vec<u64> {
         let digest = volume.super_block().csum().bytes();
-        let mut buffers: Vec<Vec<u8>> =
-            self.data.iter().map(|(_, sums)| vec![0xee; sums.len() / digest * 4096]).collect();
+        let mut buffers: Vec<Vec<u8>> = self
+            .data
+            .iter()
+            .map(|(_, checksums)| vec![0xee; checksums.len() / digest * 4096])
+            .collect();
         let mut reads: Vec<DataRead<'_>> = self
             .data
             .iter()
             .zip(&mut buffers)
-            .map(|((logical, sums), buf)| DataRead::new(*logical, buf, Sums::Packed(sums)))
+            .map(|((logical, checksums), buf)| {
+                DataRead::new(*logical, buf, Checksums::Stored(checksums))
+            })
             .collect();
         volume.read_data(&mut reads);
         let mut bad = Vec::new();
@@ -182,7 +193,7 @@ impl Survey {
             let Err(error) = &read.result else { continue };
             assert!(!error.bad_ranges().is_empty(), "{what}: {error}");
             for range in error.bad_ranges() {
-                assert!(!range.copies.is_empty(), "{what}: {error}");
+                assert!(!range.sources.is_empty(), "{what}: {error}");
                 bad.extend((range.logical.0..range.logical.0 + range.bytes).step_by(4096));
             }
         }
@@ -203,8 +214,8 @@ impl Survey {
     /// Reads one sector.
     pub(crate) fn sector(&self, volume: &Volume, logical: u64) -> Result<(), VolumeError> {
         let mut bytes = vec![0; 4096];
-        let sums = Sums::Packed(self.sum(volume, logical));
-        let mut reads = [DataRead::new(Logical(logical), &mut bytes, sums)];
+        let checksums = Checksums::Stored(self.sum(volume, logical));
+        let mut reads = [DataRead::new(Logical(logical), &mut bytes, checksums)];
         volume.read_data(&mut reads);
         let [read] = reads;
         read.result.map(|()| assert_eq!(bytes, self.sectors[&logical]))
@@ -212,13 +223,13 @@ impl Survey {
 }
 
 impl Opened {
-    /// Makes a rule of the device that holds a place strike there.
-    pub(crate) fn harm(&self, slot: usize, rule: Rule) {
-        let there = self.devices.iter().flatten().nth(slot);
-        there.expect("the slot of a device that is there").add(rule);
+    /// Adds a fault to the device in `slot`.
+    pub(crate) fn add_fault(&self, slot: usize, rule: Rule) {
+        let device = self.devices.iter().flatten().nth(slot);
+        device.expect("the slot of a present device").add(rule);
     }
 
-    pub(crate) fn heal(&self) {
+    pub(crate) fn clear_faults(&self) {
         self.devices.iter().flatten().for_each(|device| device.clear());
     }
 }

@@ -9,14 +9,14 @@ use butternut_format::chunk::{BlockGroupFlags, Chunk, RawChunk, RawStripe, Strip
 use butternut_format::key::{ItemType, Key, RawKey};
 use butternut_format::super_block::{COPY_OFFSETS, MAGIC, RawSuperBlock};
 use butternut_format::units::{DevId, Logical, Physical};
-use butternut_volume::{DataRead, Facts, OpenOptions, Sums, Volume};
+use butternut_volume::{Checksums, DataRead, OpenOptions, ProfileAttributes, Volume};
 use std::sync::Arc;
 use zerocopy::{FromZeros, IntoBytes};
 
 pub(crate) const DEVICE_BYTES: u64 = 80 << 20;
 pub(crate) const FSID: [u8; 16] = [0xf5; 16];
 
-/// Where the chunk of the tests lies.
+/// The address of the chunk of the tests.
 pub(crate) const START: u64 = 1 << 30;
 pub(crate) const BYTES: u64 = 16 << 20;
 
@@ -24,7 +24,7 @@ pub(crate) fn uuid(devid: u64) -> [u8; 16] {
     [u8::try_from(devid).unwrap(); 16]
 }
 
-/// A superblock with one system chunk, as little as passes the check.
+/// The smallest superblock with one system chunk that passes the check.
 pub(crate) fn super_block(devid: u64, devices: u64) -> RawSuperBlock {
     let mut raw = RawSuperBlock::new_zeroed();
     raw.magic.set(MAGIC);
@@ -74,19 +74,19 @@ pub(crate) fn set(profile: BlockGroupFlags, count: u64) -> Set {
     Set { volume: volume_of(profile, given), devices }
 }
 
-/// The same over devices of the caller.
+/// A volume with one chunk of `profile` over the caller's devices.
 pub(crate) fn volume_of(profile: BlockGroupFlags, devices: Vec<Arc<dyn Device>>) -> Volume {
     let count = devices.len() as u64;
     for (device, devid) in devices.iter().zip(1..) {
         let mut raw = super_block(devid, count);
         raw.bytenr.set(COPY_OFFSETS[0]);
-        raw.csum = ChecksumKind::Crc32c.digest(&raw.as_bytes()[32..]);
+        raw.csum = ChecksumKind::Crc32c.compute(&raw.as_bytes()[32..]);
         device.write_at(COPY_OFFSETS[0], raw.as_bytes()).unwrap();
     }
     open(profile, devices, count, OpenOptions::default())
 }
 
-/// A volume of `count` devices of which these are there.
+/// A volume of `count` devices, of which these are present.
 pub(crate) fn open(
     profile: BlockGroupFlags,
     devices: Vec<Arc<dyn Device>>,
@@ -102,7 +102,7 @@ pub(crate) fn open(
 
 pub(crate) fn chunk(flags: BlockGroupFlags, devices: u64) -> Chunk {
     let profile = flags.profile().unwrap();
-    let per_device = Facts::of(profile).stripes_per_device as u64;
+    let per_device = ProfileAttributes::of(profile).stripes_per_device as u64;
     let stripe = |nth: u64| Stripe {
         devid: DevId(nth / per_device + 1),
         offset: Physical((4 << 20) + nth % per_device * (20 << 20)),
@@ -126,17 +126,17 @@ impl Set {
         self.devices.iter().map(|device| device.counters().now().writes).sum()
     }
 
-    /// Every copy holds these bytes.
+    /// Checks that every mirror holds these bytes.
     pub(crate) fn check(&self, logical: u64, bytes: &[u8]) {
         let chunks = self.volume.chunks();
-        let copies = chunks.find(Logical(logical)).unwrap().facts().copies;
+        let copies = chunks.find(Logical(logical)).unwrap().attributes().copies;
         for copy in 0..copies {
             let mut found = vec![0; bytes.len()];
             self.volume.read_raw(Logical(logical), copy, &mut found).unwrap();
             assert!(found == bytes, "copy {copy} of {logical}");
         }
         let mut found = vec![0; bytes.len()];
-        let mut reads = [DataRead::new(Logical(logical), &mut found, Sums::None)];
+        let mut reads = [DataRead::new(Logical(logical), &mut found, Checksums::None)];
         self.volume.read_data(&mut reads);
         assert!(reads[0].result.is_ok());
         assert!(found == bytes, "read at {logical}");

@@ -1,12 +1,12 @@
-//! Permissions as typed: octal, or symbolic clauses.
+//! File modes on the command line: octal, or symbolic clauses.
 //!
 //! ```text
 //! MODE   = OCTAL | CLAUSE [ "," CLAUSE ]...
 //! CLAUSE = [ugoa]... ( [+-=] ( [rwxXst]... | [ugo] ) )...
 //! ```
 //!
-//! 1. An octal mode is taken as it is, for directories too: what it does not name is off.
-//! 2. A clause that names nobody is everybody's: there is no umask here.
+//! 1. An octal mode sets all bits, of directories too: bits that it does not contain are cleared.
+//! 2. A clause without `u`, `g`, `o` or `a` applies to all three classes. The umask is not used.
 
 use crate::failure::Failure;
 
@@ -14,7 +14,7 @@ const SET_USER_ID: u32 = 0o4000;
 const SET_GROUP_ID: u32 = 0o2000;
 const STICKY: u32 = 0o1000;
 
-/// A change of permissions.
+/// A change of a file mode.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Mode {
     Exactly(u32),
@@ -30,17 +30,17 @@ enum Sign {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Bits {
-    /// Of everybody (0o777), with set-id and sticky bits; and X: execute where somebody may, or in
-    /// a directory.
+    /// Bits of all classes, with set-ID and sticky bits. With X, `execute_if_any` adds execute
+    /// permission to a directory, or to a file that any class may execute.
     These { bits: u32, execute_if_any: bool },
-    /// What user, group or others have, by the shift of their bits.
+    /// The bits of user, group or others, named by their shift.
     As(u32),
 }
 
-/// One sign and what follows it.
+/// One operator with its permissions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Step {
-    /// Whose bits change.
+    /// The bits that may change.
     mask: u32,
     sign: Sign,
     bits: Bits,
@@ -49,8 +49,8 @@ pub(crate) struct Step {
 impl Mode {
     pub(crate) fn parse(text: &str) -> Result<Self, Failure> {
         let wrong = || {
-            Failure::new("mode", format!("{text:?} is no mode"))
-                .cure("write four octal digits, as 0755, or letters, as u=rwX,go-w")
+            Failure::new("mode", format!("{text:?} is not a file mode"))
+                .hint("examples: 0755, u=rwX,go-w")
         };
         if text.starts_with(|first: char| first.is_ascii_digit()) {
             let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o7777);
@@ -63,7 +63,7 @@ impl Mode {
         Ok(Self::Steps(steps))
     }
 
-    /// What becomes of permissions.
+    /// Returns the new mode of a file or directory that has the mode `was`.
     pub(crate) fn apply(&self, was: u32, is_directory: bool) -> u32 {
         match self {
             Self::Exactly(mode) => *mode,
@@ -76,9 +76,9 @@ impl Mode {
 
 fn parse_clause(clause: &str, steps: &mut Vec<Step>) -> Option<()> {
     let signs = clause.find(['+', '-', '='])?;
-    let (who, mut rest) = clause.split_at(signs);
+    let (classes, mut rest) = clause.split_at(signs);
     let mut mask = 0;
-    for letter in who.chars() {
+    for letter in classes.chars() {
         mask |= match letter {
             'u' => 0o700 | SET_USER_ID,
             'g' => 0o070 | SET_GROUP_ID,
@@ -87,7 +87,7 @@ fn parse_clause(clause: &str, steps: &mut Vec<Step>) -> Option<()> {
             _ => return None,
         };
     }
-    if who.is_empty() {
+    if classes.is_empty() {
         mask = 0o7777;
     }
     while let Some(sign) = rest.chars().next() {
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn octal_is_exact() {
+    fn octal_modes_set_all_bits() {
         check("755", 0o4711, false, 0o755);
         check("04755", 0, true, 0o4755);
         check("0", 0o7777, false, 0);
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_mode_is_refused() {
+    fn invalid_modes_are_refused() {
         for text in ["", "8", "10000", "u", "u+q", "x+r", "u+r,", "rw", "u+u+ug"] {
             assert!(Mode::parse(text).is_err(), "{text:?}");
         }

@@ -1,6 +1,7 @@
-//! Owners as typed: `OWNER`, `OWNER:GROUP`, `OWNER:`, `:GROUP`.
+//! Owners on the command line: `OWNER`, `OWNER:GROUP`, `OWNER:`, `:GROUP`.
 //!
-//! A name wins over a number, as in chown(1). Names are those of `/etc/passwd` and `/etc/group`.
+//! A name takes precedence over a number, as in chown(1). Names are those of `/etc/passwd` and
+//! `/etc/group`.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +11,7 @@ use crate::failure::Failure;
 const USERS: &str = "/etc/passwd";
 const GROUPS: &str = "/etc/group";
 
-/// Whom a file is to belong to; `None` stays.
+/// The new owner and group of a file; `None` leaves it unchanged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub(crate) uid: Option<u32>,
@@ -41,14 +42,14 @@ impl Owner {
             owner.gid = Some(number(group, line.as_deref(), 2, "group", groups)?);
         }
         if owner == Self::default() {
-            return Err(Failure::new("owner", format!("{typed:?} names nobody"))
-                .cure("write OWNER, OWNER:GROUP or :GROUP"));
+            return Err(Failure::new("owner", format!("{typed:?} names neither owner nor group"))
+                .hint("give OWNER, OWNER:GROUP or :GROUP"));
         }
         Ok(owner)
     }
 }
 
-/// The line of a name in a file of fields with colons between.
+/// Returns the line of a name in a file in the format of passwd(5).
 fn line_of(file: &Path, name: &str) -> Option<String> {
     let text = fs::read(file).ok()?;
     let text = String::from_utf8_lossy(&text);
@@ -67,13 +68,13 @@ fn number(
     file: &Path,
 ) -> Result<u32, Failure> {
     let number = line.and_then(|line| field(line, at)).or_else(|| typed.parse().ok());
-    // All ones means "leave it" to the kernel: nothing can belong to it.
+    // The kernel takes u32::MAX as "unchanged": no file can have it as its owner.
     number.filter(|number| *number != u32::MAX).ok_or_else(|| unknown(typed, what, file))
 }
 
 fn unknown(typed: &str, what: &str, file: &Path) -> Failure {
-    Failure::new("owner", format!("{typed:?} is no {what}"))
-        .cure(format!("write a number, or a name in {}", file.display()))
+    Failure::new("owner", format!("{typed:?} is not a {what}"))
+        .hint(format!("give a number, or a name from {}", file.display()))
 }
 
 #[cfg(test)]
@@ -81,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_numbers_are_understood() {
+    fn owners_are_names_or_numbers() {
         let dir = tempfile::tempdir().unwrap();
         let (users, groups) = (dir.path().join("passwd"), dir.path().join("group"));
         fs::write(&users, "root:x:0:0:root:/root:/bin/sh\nann:x:1000:1001::/:\n7:x:70:71::/:\n")

@@ -1,8 +1,8 @@
-//! Owners, modes, extended attributes and times of what was copied.
+//! Sets owners, modes, extended attributes and times of the copies.
 //!
-//! The order matters: changing the owner drops set-user-id bits and capabilities, and an attribute
-//! of `user.` needs a file that may still be written, so the mode comes after both; an access ACL
-//! is part of the mode, so it comes after the mode; times come last.
+//! The order matters. A change of owner clears set-ID bits and removes capabilities, and setting a
+//! `user.` attribute needs a writable file, so the mode is set after both. An access ACL is part of
+//! the mode, so ACLs are set after the mode. Times are set last.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -16,26 +16,26 @@ use rustix::process::geteuid;
 
 use super::super::walk::WalkPath;
 use super::Export;
-use super::folder::Folder;
-use super::report::Lost;
-use crate::flags::ExportArgs;
+use super::directory::OutputDirectory;
+use super::report::NotPreserved;
+use crate::args::ExportArgs;
 
 const ACL: &[u8] = b"system.posix_acl_";
-/// Properties of btrfs itself (`btrfs.compression`): nothing on another filesystem.
+/// Prefix of btrfs properties (`btrfs.compression`), which other filesystems refuse.
 const PROPERTY: &[u8] = b"btrfs.";
 
-/// What the copy is to keep.
-#[expect(clippy::struct_excessive_bools, reason = "switches, each on its own")]
+/// The attributes that the copy preserves.
+#[expect(clippy::struct_excessive_bools, reason = "independent options")]
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Keeping {
+pub(super) struct Preserve {
     pub(super) owners: bool,
     pub(super) xattrs: bool,
     pub(super) devices: bool,
-    /// Owners are left alone because only root may give files away.
+    /// Owners are not preserved because the user is not root.
     pub(super) owners_need_root: bool,
 }
 
-impl Keeping {
+impl Preserve {
     pub(super) fn of(args: &ExportArgs) -> Self {
         let is_root = geteuid().is_root();
         Self {
@@ -47,99 +47,99 @@ impl Keeping {
     }
 }
 
-/// Gives an open file or directory what belongs to it.
+/// Sets the attributes of an open file or directory.
 pub(super) fn finish(export: &Export, fd: BorrowedFd<'_>, stat: &Stat, path: &WalkPath) {
     let report = &export.report;
-    give_owner(export, stat, path, |uid, gid| Ok(rustix::fs::fchown(fd, uid, gid)?));
+    set_owner(export, stat, path, |uid, gid| Ok(rustix::fs::fchown(fd, uid, gid)?));
     let set = |name: &[u8], value: &[u8]| Ok(fsetxattr(fd, name, value, XattrFlags::empty())?);
-    give_xattrs(export, stat.id, path, |name| !name.starts_with(ACL), &set);
+    set_xattrs(export, stat.id, path, |name| !name.starts_with(ACL), &set);
     if let Err(error) = fchmod(fd, mode(export, stat)) {
-        report.lost(Lost::Mode, path, &error.into());
+        report.not_preserved(NotPreserved::Mode, path, &error.into());
     }
-    give_xattrs(export, stat.id, path, |name| name.starts_with(ACL), &set);
+    set_xattrs(export, stat.id, path, |name| name.starts_with(ACL), &set);
     if let Err(error) = rustix::fs::futimens(fd, &times(stat)) {
-        report.lost(Lost::Times, path, &error.into());
+        report.not_preserved(NotPreserved::Times, path, &error.into());
     }
 }
 
-/// The same for a symlink, which has no mode and cannot be opened.
+/// Sets the attributes of a symlink, which has no mode and cannot be opened.
 pub(super) fn finish_symlink(
     export: &Export,
-    folder: &Folder,
+    directory: &OutputDirectory,
     name: &[u8],
     stat: &Stat,
     path: &WalkPath,
 ) {
     let flags = AtFlags::SYMLINK_NOFOLLOW;
-    give_owner(export, stat, path, |uid, gid| Ok(chownat(folder, name, uid, gid, flags)?));
-    let mut place = format!("/proc/self/fd/{}/", folder.as_fd().as_raw_fd()).into_bytes();
-    place.extend_from_slice(name);
-    give_xattrs(export, stat.id, path, |_| true, &|name, value| {
-        Ok(lsetxattr(place.as_slice(), name, value, XattrFlags::empty())?)
+    set_owner(export, stat, path, |uid, gid| Ok(chownat(directory, name, uid, gid, flags)?));
+    let mut proc_path = format!("/proc/self/fd/{}/", directory.as_fd().as_raw_fd()).into_bytes();
+    proc_path.extend_from_slice(name);
+    set_xattrs(export, stat.id, path, |_| true, &|name, value| {
+        Ok(lsetxattr(proc_path.as_slice(), name, value, XattrFlags::empty())?)
     });
-    if let Err(error) = utimensat(folder, name, &times(stat), flags) {
-        export.report.lost(Lost::Times, path, &error.into());
+    if let Err(error) = utimensat(directory, name, &times(stat), flags) {
+        export.report.not_preserved(NotPreserved::Times, path, &error.into());
     }
 }
 
-/// The same for a device, pipe or socket, which must not be opened for real.
+/// Sets the attributes of a device, FIFO or socket, which is opened with `O_PATH` only.
 pub(super) fn finish_special(
     export: &Export,
-    folder: &Folder,
+    directory: &OutputDirectory,
     name: &[u8],
     stat: &Stat,
     path: &WalkPath,
 ) {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let fd = match openat(folder, name, flags, Mode::empty()) {
+    let fd = match openat(directory, name, flags, Mode::empty()) {
         Ok(fd) => fd,
         Err(error) => return export.report.io(path, &error.into()),
     };
-    // A descriptor of O_PATH takes no changes itself; this path leads to just that file.
-    let place = format!("/proc/self/fd/{}", fd.as_raw_fd());
-    give_owner(export, stat, path, |uid, gid| Ok(chownat(&fd, "", uid, gid, AtFlags::EMPTY_PATH)?));
+    // System calls on an O_PATH descriptor fail; this path refers to the same file.
+    let proc_path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    set_owner(export, stat, path, |uid, gid| Ok(chownat(&fd, "", uid, gid, AtFlags::EMPTY_PATH)?));
     let set = |name: &[u8], value: &[u8]| {
-        Ok(rustix::fs::setxattr(place.as_str(), name, value, XattrFlags::empty())?)
+        Ok(rustix::fs::setxattr(proc_path.as_str(), name, value, XattrFlags::empty())?)
     };
-    give_xattrs(export, stat.id, path, |name| !name.starts_with(ACL), &set);
-    if let Err(error) = chmod(place.as_str(), mode(export, stat)) {
-        export.report.lost(Lost::Mode, path, &error.into());
+    set_xattrs(export, stat.id, path, |name| !name.starts_with(ACL), &set);
+    if let Err(error) = chmod(proc_path.as_str(), mode(export, stat)) {
+        export.report.not_preserved(NotPreserved::Mode, path, &error.into());
     }
-    give_xattrs(export, stat.id, path, |name| name.starts_with(ACL), &set);
+    set_xattrs(export, stat.id, path, |name| name.starts_with(ACL), &set);
     let here = rustix::fs::CWD;
-    if let Err(error) = utimensat(here, place.as_str(), &times(stat), AtFlags::empty()) {
-        export.report.lost(Lost::Times, path, &error.into());
+    if let Err(error) = utimensat(here, proc_path.as_str(), &times(stat), AtFlags::empty()) {
+        export.report.not_preserved(NotPreserved::Times, path, &error.into());
     }
 }
 
-/// Sets one attribute, by name and value.
+/// Sets one extended attribute, by name and value.
 type SetXattr<'a> = dyn Fn(&[u8], &[u8]) -> io::Result<()> + 'a;
 
-fn give_owner(
+fn set_owner(
     export: &Export,
     stat: &Stat,
     path: &WalkPath,
     give: impl FnOnce(Option<Uid>, Option<Gid>) -> io::Result<()>,
 ) {
-    if !export.keeping.owners {
+    if !export.preserve.owners {
         return;
     }
-    // All ones would mean "leave it".
+    // chown(2) takes u32::MAX as "unchanged".
     let uid = (stat.uid != u32::MAX).then(|| Uid::from_raw(stat.uid));
     let gid = (stat.gid != u32::MAX).then(|| Gid::from_raw(stat.gid));
     if let Err(error) = give(uid, gid) {
-        export.report.lost(Lost::Owner, path, &error);
+        export.report.not_preserved(NotPreserved::Owner, path, &error);
     }
 }
 
-fn give_xattrs(
+fn set_xattrs(
     export: &Export,
     id: FileId,
     path: &WalkPath,
     wanted: impl Fn(&[u8]) -> bool,
     set: &SetXattr<'_>,
 ) {
-    if !export.keeping.xattrs {
+    if !export.preserve.xattrs {
         return;
     }
     let names = match export.filesystem.xattr_names(id) {
@@ -147,8 +147,8 @@ fn give_xattrs(
         Err(error) => return export.report.unreadable(path, &error),
     };
     for name in names.iter().filter(|name| wanted(name)) {
-        if !export.keeping.owners && lends_rights(name) {
-            export.report.left_out(Lost::Xattr(namespace(name)), path, export.keeping);
+        if !export.preserve.owners && grants_privileges(name) {
+            export.report.skipped(NotPreserved::Xattr(namespace(name)), path, export.preserve);
             continue;
         }
         let value = match export.filesystem.xattr(id, name) {
@@ -160,14 +160,16 @@ fn give_xattrs(
         };
         match set(name, &value) {
             Err(_) if name.starts_with(PROPERTY) => {}
-            Err(error) => export.report.lost(Lost::Xattr(namespace(name)), path, &error),
+            Err(error) => {
+                export.report.not_preserved(NotPreserved::Xattr(namespace(name)), path, &error);
+            }
             Ok(()) => {}
         }
     }
 }
 
-/// Whether an attribute gives a file rights that its owner may not give it.
-fn lends_rights(name: &[u8]) -> bool {
+/// Returns whether an attribute grants privileges that the owner of the file cannot grant.
+fn grants_privileges(name: &[u8]) -> bool {
     name.starts_with(b"security.") || name.starts_with(b"trusted.")
 }
 
@@ -181,10 +183,11 @@ fn namespace(name: &[u8]) -> &'static str {
     }
 }
 
-/// A file that changes its owner keeps no bits that would lend the new one's rights.
+/// Returns the mode of the copy. Without owners, a file keeps no set-ID bits: they would grant the
+/// privileges of the new owner.
 fn mode(export: &Export, stat: &Stat) -> Mode {
-    let lends = stat.kind == FileKind::File && !export.keeping.owners;
-    Mode::from_raw_mode(stat.mode & if lends { 0o1777 } else { 0o7777 })
+    let strips = stat.kind == FileKind::File && !export.preserve.owners;
+    Mode::from_raw_mode(stat.mode & if strips { 0o1777 } else { 0o7777 })
 }
 
 fn times(stat: &Stat) -> Timestamps {

@@ -1,139 +1,137 @@
-//! Workers: they make files and copy bytes.
+//! The worker threads of an export, which create files and copy data.
 //!
-//! 1. Only what is stored is written: holes and preallocated space stay holes.
-//! 2. What cannot be read is said once per file, and left as a hole of whole sectors; the rest of
-//!    the file is copied.
-//! 3. A file gets its attributes when its last piece is done.
+//! 1. Only data is written: holes and preallocated extents become holes.
+//! 2. A range that cannot be read becomes a hole of whole sectors and is reported once per file;
+//!    the rest of the file is copied.
+//! 3. The attributes of a file are set when its last range is copied.
 
+use butternut_sys::lock::{Mutex, rank};
 use std::fs::File as HostFile;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::sync::mpsc::Receiver;
-use std::sync::{Arc, Mutex, PoisonError};
 
 use butternut::{ExtentKind, File, FileKind, Stat};
 use rustix::fs::{FileType, Mode, OFlags, ftruncate, makedev, mknodat, openat, symlinkat};
 
 use super::super::walk::WalkPath;
-use super::folder::Folder;
+use super::directory::OutputDirectory;
 use super::{Export, attributes};
 
-/// Files above this are copied by several workers.
-pub(super) const PIECE_BYTES: u64 = 64 << 20;
-/// Pieces of one file, at most: sparse files may have any size.
-const PIECES_MAX: u64 = 1024;
+/// Files larger than this are split into ranges, which several workers copy.
+pub(super) const RANGE_BYTES: u64 = 64 << 20;
+/// Maximum number of ranges of a file: a sparse file can have any size.
+const RANGES_MAX: u64 = 1024;
 /// Bytes per read.
 const READ_BYTES: usize = 4 << 20;
-/// The unit in which data is checked, and so in which it is lost.
+/// The unit of data checksums, and so of data loss.
 const SECTOR_BYTES: u64 = 4096;
 
-/// Something for a worker to do.
+/// A job of a worker.
 pub(super) enum Job {
-    Make(Wanted),
-    Piece(Arc<Target>, Range<u64>),
+    Create(NewFile),
+    CopyRange(Arc<CopyTarget>, Range<u64>),
 }
 
-/// A file to be made.
-pub(super) struct Wanted {
-    pub(super) folder: Arc<Folder>,
+/// A file to be created.
+pub(super) struct NewFile {
+    pub(super) directory: Arc<OutputDirectory>,
     pub(super) name: Vec<u8>,
     pub(super) path: WalkPath,
     pub(super) stat: Stat,
 }
 
 /// A regular file that is being written.
-pub(super) struct Target {
+pub(super) struct CopyTarget {
     export: Arc<Export>,
-    wanted: Wanted,
+    new: NewFile,
     from: File,
     to: HostFile,
 }
 
-/// Runs jobs until the walk has ended and none is left.
-pub(super) fn work(export: &Arc<Export>, jobs: &Mutex<Receiver<Job>>) {
+/// Runs jobs until the walk has ended and the queue is empty.
+pub(super) fn work(export: &Arc<Export>, jobs: &Mutex<Receiver<Job>, rank::CommandJobs>) {
     let mut buffer = vec![0; READ_BYTES];
     loop {
-        let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let job = jobs.lock().recv();
         match job {
-            Ok(Job::Make(wanted)) => {
-                if let (Some(target), _) = Target::make(export, wanted) {
-                    target.copy(0..target.from.size(), &mut buffer);
+            Ok(Job::Create(new)) => {
+                if let (Some(target), _) = CopyTarget::make(export, new) {
+                    target.copy(0..target.from.len(), &mut buffer);
                 }
             }
-            Ok(Job::Piece(target, range)) => target.copy(range, &mut buffer),
+            Ok(Job::CopyRange(target, range)) => target.copy(range, &mut buffer),
             Err(_) => return,
         }
     }
 }
 
-impl Target {
-    /// Makes the file. Gives what bytes are to be copied to, if there are some, and what was made,
-    /// if it could be, to be linked to; what could not be made has been said.
-    pub(super) fn make(
-        export: &Arc<Export>,
-        wanted: Wanted,
-    ) -> (Option<Arc<Self>>, Option<OwnedFd>) {
-        if wanted.stat.kind == FileKind::File {
-            let target = Self::make_file(export, wanted);
+impl CopyTarget {
+    /// Creates the file. Returns the target of the data, if it is a regular file, and a descriptor
+    /// for hard links. Errors have been reported.
+    pub(super) fn make(export: &Arc<Export>, new: NewFile) -> (Option<Arc<Self>>, Option<OwnedFd>) {
+        if new.stat.kind == FileKind::File {
+            let target = Self::make_file(export, new);
             let made =
                 target.as_ref().and_then(|target| target.to.as_fd().try_clone_to_owned().ok());
             return (target, made);
         }
-        export.progress.done(wanted.stat.size);
-        match make_special(export, &wanted) {
+        export.progress.done(new.stat.size);
+        match make_special(export, &new) {
             Ok(made) => {
                 export.report.file(0);
                 (None, made)
             }
             Err(error) => {
-                export.report.io(&wanted.path, &error);
+                export.report.io(&new.path, &error);
                 (None, None)
             }
         }
     }
 
-    fn make_file(export: &Arc<Export>, wanted: Wanted) -> Option<Arc<Self>> {
-        let from = export.filesystem.open_file(wanted.stat.id);
-        let from = from.map_err(|error| export.report.unreadable(&wanted.path, &error)).ok()?;
+    fn make_file(export: &Arc<Export>, new: NewFile) -> Option<Arc<Self>> {
+        let from = export.filesystem.open_file(new.stat.id);
+        let from = from.map_err(|error| export.report.unreadable(&new.path, &error)).ok()?;
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let to = openat(&wanted.folder, wanted.name.as_slice(), flags, Mode::RUSR | Mode::WUSR)
-            .and_then(|fd| ftruncate(&fd, wanted.stat.size).map(|()| HostFile::from(fd)));
+        let to = openat(&new.directory, new.name.as_slice(), flags, Mode::RUSR | Mode::WUSR)
+            .and_then(|fd| ftruncate(&fd, new.stat.size).map(|()| HostFile::from(fd)));
         match to {
             Ok(to) => {
-                export.report.file(wanted.stat.size);
-                Some(Arc::new(Self { export: Arc::clone(export), wanted, from, to }))
+                export.report.file(new.stat.size);
+                Some(Arc::new(Self { export: Arc::clone(export), new, from, to }))
             }
             Err(error) => {
-                export.report.io(&wanted.path, &error.into());
+                export.report.io(&new.path, &error.into());
                 None
             }
         }
     }
 
-    /// The file in ranges for one worker each; at least one.
-    pub(super) fn pieces(&self) -> Vec<Range<u64>> {
-        pieces(self.from.size())
+    /// Returns the ranges of the file, at least one.
+    pub(super) fn ranges(&self) -> Vec<Range<u64>> {
+        ranges(self.from.len())
     }
 
     fn copy(&self, range: Range<u64>, buffer: &mut [u8]) {
         let bytes = range.end - range.start;
         if let Err(error) = self.copy_data(range, buffer) {
-            self.export.report.io(&self.wanted.path, &error);
+            self.export.report.io(&self.new.path, &error);
         }
         self.export.progress.done(bytes);
     }
 
-    /// Copies the parts of `range` that hold data, adjacent ones together.
+    /// Copies the data in `range`, with adjacent extents merged.
     fn copy_data(&self, range: Range<u64>, buffer: &mut [u8]) -> io::Result<()> {
         let mut data = range.start..range.start;
         for extent in self.from.extents(range.clone()) {
             let extent = match extent {
                 Ok(extent) => extent,
                 Err(error) => {
-                    self.export.report.unreadable(&self.wanted.path, &error);
+                    self.export.report.unreadable(&self.new.path, &error);
                     break;
                 }
             };
@@ -174,7 +172,7 @@ impl Target {
         Ok(())
     }
 
-    /// Copies sector by sector around what cannot be read.
+    /// Copies sector by sector, and skips sectors that cannot be read.
     fn copy_sectors(&self, range: Range<u64>, buffer: &mut [u8]) -> io::Result<()> {
         let mut at = range.start;
         while at < range.end {
@@ -182,7 +180,7 @@ impl Target {
             let left = usize::try_from(end - at).unwrap_or(buffer.len()).min(buffer.len());
             match self.from.read_at(at, &mut buffer[..left]) {
                 Ok(read) => self.to.write_all_at(&buffer[..read], at)?,
-                Err(error) => self.export.report.damaged(&self.wanted.path, at, end - at, &error),
+                Err(error) => self.export.report.damaged(&self.new.path, at, end - at, &error),
             }
             at = end;
         }
@@ -190,23 +188,24 @@ impl Target {
     }
 }
 
-impl Drop for Target {
+impl Drop for CopyTarget {
     fn drop(&mut self) {
-        let Wanted { stat, path, .. } = &self.wanted;
+        let NewFile { stat, path, .. } = &self.new;
         attributes::finish(&self.export, self.to.as_fd(), stat, path);
     }
 }
 
-/// Ranges of [`PIECE_BYTES`], or longer ones where a file, most of it a hole, has too many.
-fn pieces(size: u64) -> Vec<Range<u64>> {
-    let bytes = PIECE_BYTES.max(size.div_ceil(PIECES_MAX));
-    let starts = (0..size.div_ceil(bytes).max(1)).map(|piece| piece * bytes);
+/// Splits a size into ranges of [`RANGE_BYTES`], or larger ones, so that there are at most
+/// [`RANGES_MAX`].
+fn ranges(size: u64) -> Vec<Range<u64>> {
+    let bytes = RANGE_BYTES.max(size.div_ceil(RANGES_MAX));
+    let starts = (0..size.div_ceil(bytes).max(1)).map(|range| range * bytes);
     starts.map(|start| start..size.min(start.saturating_add(bytes))).collect()
 }
 
-/// Makes a symlink, device, pipe or socket.
-fn make_special(export: &Export, wanted: &Wanted) -> io::Result<Option<OwnedFd>> {
-    let Wanted { folder, name, path, stat } = wanted;
+/// Creates a symlink, device, FIFO or socket.
+fn make_special(export: &Export, new: &NewFile) -> io::Result<Option<OwnedFd>> {
+    let NewFile { directory, name, path, stat } = new;
     let name = name.as_slice();
     let kind = match stat.kind {
         FileKind::Symlink => {
@@ -217,9 +216,9 @@ fn make_special(export: &Export, wanted: &Wanted) -> io::Result<Option<OwnedFd>>
                     return Ok(None);
                 }
             };
-            symlinkat(target.as_slice(), folder, name)?;
-            attributes::finish_symlink(export, folder, name, stat, path);
-            return made(folder, name).map(Some);
+            symlinkat(target.as_slice(), directory, name)?;
+            attributes::finish_symlink(export, directory, name, stat, path);
+            return made(directory, name).map(Some);
         }
         FileKind::CharDevice => FileType::CharacterDevice,
         FileKind::BlockDevice => FileType::BlockDevice,
@@ -228,15 +227,15 @@ fn make_special(export: &Export, wanted: &Wanted) -> io::Result<Option<OwnedFd>>
         FileKind::File | FileKind::Directory => return Ok(None),
     };
     let device = makedev(stat.rdev.0, stat.rdev.1);
-    mknodat(folder, name, kind, Mode::RUSR | Mode::WUSR, device)?;
-    attributes::finish_special(export, folder, name, stat, path);
-    made(folder, name).map(Some)
+    mknodat(directory, name, kind, Mode::RUSR | Mode::WUSR, device)?;
+    attributes::finish_special(export, directory, name, stat, path);
+    made(directory, name).map(Some)
 }
 
-/// What was just made, to be linked to.
-fn made(folder: &Folder, name: &[u8]) -> io::Result<OwnedFd> {
+/// Opens a file that was just created, for hard links.
+fn made(directory: &OutputDirectory, name: &[u8]) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    Ok(openat(folder, name, flags, Mode::empty())?)
+    Ok(openat(directory, name, flags, Mode::empty())?)
 }
 
 #[cfg(test)]
@@ -244,14 +243,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_cover_a_file_of_any_size_and_are_not_too_many() {
+    fn ranges_cover_the_file_and_are_limited() {
         let largest = i64::MAX.unsigned_abs();
-        for size in [0, 1, PIECE_BYTES, PIECE_BYTES + 1, PIECE_BYTES * PIECES_MAX + 1, largest] {
-            let pieces = pieces(size);
-            assert!(pieces.len() as u64 <= PIECES_MAX, "{} pieces", pieces.len());
-            assert_eq!(pieces.first().map(|piece| piece.start), Some(0));
-            assert_eq!(pieces.last().map(|piece| piece.end), Some(size));
-            assert!(pieces.windows(2).all(|two| two[0].end == two[1].start));
+        for size in [0, 1, RANGE_BYTES, RANGE_BYTES + 1, RANGE_BYTES * RANGES_MAX + 1, largest] {
+            let ranges = ranges(size);
+            assert!(ranges.len() as u64 <= RANGES_MAX, "{} ranges", ranges.len());
+            assert_eq!(ranges.first().map(|range| range.start), Some(0));
+            assert_eq!(ranges.last().map(|range| range.end), Some(size));
+            assert!(ranges.windows(2).all(|two| two[0].end == two[1].start));
         }
     }
 }

@@ -1,28 +1,28 @@
-//! What was copied, and what was not.
+//! The report of an export.
 //!
-//! Failures of one kind are said one by one up to a limit, then counted; what could not be kept is
-//! counted by kind, with one example each.
+//! The first [`REPORTED_MAX`] failures are reported one by one, the others are counted. Attributes
+//! that could not be preserved are counted by kind, with one example each.
 
+use butternut_sys::lock::{Mutex, MutexGuard, rank};
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use butternut::Error;
 use serde_json::Value;
 
 use super::super::walk::WalkPath;
-use super::attributes::Keeping;
-use crate::failure::{Done, Failure, Outcome, plain};
-use crate::flags::GlobalArgs;
+use super::attributes::Preserve;
+use crate::args::GlobalArgs;
+use crate::failure::{Completion, Failure, Outcome, io_text};
 use crate::output::size::{Units, pretty};
-use crate::output::{Output, json, say, text};
+use crate::output::{Output, json, stderr_line, text};
 
-/// Failures that are said one by one.
-const SAID_MAX: u64 = 50;
+/// Maximum number of failures that are reported one by one.
+const REPORTED_MAX: u64 = 50;
 
-/// Things that a copy may not be able to keep.
+/// A kind of attribute or file that was not preserved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Lost {
+pub(super) enum NotPreserved {
     Owner,
     Mode,
     Times,
@@ -31,7 +31,7 @@ pub(super) enum Lost {
     Device,
 }
 
-impl Lost {
+impl NotPreserved {
     fn name(self) -> String {
         match self {
             Self::Owner => "owners".to_owned(),
@@ -53,20 +53,20 @@ struct Counts {
     bytes: u64,
     failures: Vec<(Vec<u8>, String)>,
     failures_more: u64,
-    /// Bytes that could not be read, and in which files.
+    /// Bytes that could not be read, and the path of the last such file.
     damaged_bytes: u64,
     damaged_last: Vec<u8>,
-    lost: BTreeMap<Lost, (u64, Vec<u8>, String)>,
+    lost: BTreeMap<NotPreserved, (u64, Vec<u8>, String)>,
 }
 
 #[derive(Default)]
 pub(super) struct Report {
-    counts: Mutex<Counts>,
+    counts: Mutex<Counts, rank::CommandReport>,
 }
 
 impl Report {
     fn counts(&self) -> MutexGuard<'_, Counts> {
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+        self.counts.lock()
     }
 
     pub(super) fn file(&self, bytes: u64) {
@@ -83,31 +83,32 @@ impl Report {
         self.counts().links += 1;
     }
 
-    /// Something in the volume that cannot be read.
+    /// Adds a failure to read from the volume.
     pub(super) fn unreadable(&self, path: &WalkPath, error: &Error) {
         self.failed(path, &crate::failure::chain(error));
     }
 
-    /// Something that the system refuses to make.
+    /// Adds a failed system call on the copy.
     pub(super) fn io(&self, path: &WalkPath, error: &io::Error) {
-        let cures = [
+        let hints = [
             (io::ErrorKind::AlreadyExists, " (remove it, or choose another DEST)"),
-            (io::ErrorKind::StorageFull, " (make room, or choose another DEST)"),
+            (io::ErrorKind::StorageFull, " (free some space, or choose another DEST)"),
+            (io::ErrorKind::PermissionDenied, " (choose a DEST that you can write to)"),
         ];
-        let cure = cures.iter().find(|(kind, _)| *kind == error.kind()).map_or("", |(_, c)| *c);
-        self.failed(path, &format!("{}{cure}", plain(error)));
+        let hint = hints.iter().find(|(kind, _)| *kind == error.kind()).map_or("", |(_, c)| *c);
+        self.failed(path, &format!("{}{hint}", io_text(error)));
     }
 
     pub(super) fn failed(&self, path: &WalkPath, why: &str) {
         let mut counts = self.counts();
-        if counts.failures.len() as u64 >= SAID_MAX {
+        if counts.failures.len() as u64 >= REPORTED_MAX {
             counts.failures_more += 1;
         } else {
             counts.failures.push((path.bytes(), why.to_owned()));
         }
     }
 
-    /// Bytes of a file that are left as a hole; said once per file.
+    /// Adds a range that became a hole; reported once per file.
     pub(super) fn damaged(&self, path: &WalkPath, offset: u64, bytes: u64, error: &Error) {
         let mut counts = self.counts();
         counts.damaged_bytes += bytes;
@@ -120,62 +121,62 @@ impl Report {
         }
     }
 
-    /// Something that the copy does not have.
-    pub(super) fn lost(&self, what: Lost, path: &WalkPath, error: &io::Error) {
+    /// Counts an attribute or file that was not preserved.
+    pub(super) fn not_preserved(&self, what: NotPreserved, path: &WalkPath, error: &io::Error) {
         let mut counts = self.counts();
-        let first = || (0, path.bytes(), plain(error));
+        let first = || (0, path.bytes(), io_text(error));
         counts.lost.entry(what).or_insert_with(first).0 += 1;
     }
 
-    /// Something that lends rights and is not copied (law 4 of [`super`]). With `--no-owner` that
-    /// was asked for.
-    pub(super) fn left_out(&self, what: Lost, path: &WalkPath, keeping: Keeping) {
-        if keeping.owners || keeping.owners_need_root {
-            let why = if keeping.owners && what == Lost::Device {
+    /// Counts an attribute or file that was skipped because it grants privileges (law 4 of
+    /// [`super`]). With `--no-owner` the user has requested this, and it is not counted.
+    pub(super) fn skipped(&self, what: NotPreserved, path: &WalkPath, preserve: Preserve) {
+        if preserve.owners || preserve.owners_need_root {
+            let why = if preserve.owners && what == NotPreserved::Device {
                 io::Error::other("--devices was not given")
             } else {
                 rustix::io::Errno::PERM.into()
             };
-            self.lost(what, path, &why);
+            self.not_preserved(what, path, &why);
         }
     }
 
-    /// Says it all, and whether it is a success.
+    /// Prints the report, and returns the result of the command.
     pub(super) fn print(
         &self,
         global: &GlobalArgs,
-        keeping: Keeping,
+        preserve: Preserve,
         dest: &str,
         out: &mut Output,
     ) -> Outcome {
         let counts = self.counts();
         for (path, why) in &counts.failures {
-            say(&Failure::new(text::escaped(path), &**why).to_string());
+            stderr_line(&Failure::new(text::escaped(path), &**why).to_string());
         }
         if counts.failures_more > 0 {
-            say(&format!("{dest}: {} more failures like these", counts.failures_more));
+            stderr_line(&format!("{dest}: {} more failures", counts.failures_more));
         }
         if counts.damaged_bytes > 0 {
             let bytes = pretty(counts.damaged_bytes, Units::Binary);
-            say(&format!("{dest}: {bytes} could not be read and are holes in the copy"));
+            stderr_line(&format!("{dest}: {bytes} could not be read and are holes in the copy"));
         }
         for (what, (count, example, why)) in &counts.lost {
             let failure = Failure::new(
                 format!("{dest}: {} not kept, {count} in all", what.name()),
                 format!("{}: {why}", text::escaped(example)),
             );
-            say(&cure(*what, failure).to_string());
+            stderr_line(&hint(*what, failure).to_string());
         }
-        if keeping.owners_need_root && !global.quiet {
-            say(&format!(
-                "{dest}: note: everything belongs to you (run as root to keep owners, or say \
+        if preserve.owners_need_root && !global.quiet {
+            stderr_line(&format!(
+                "{dest}: note: all files belong to you (run as root to preserve owners, or add \
                  --no-owner)"
             ));
         }
         if global.json {
             json::document(out, as_json(&counts))?;
         } else if global.verbose {
-            say(&format!(
+            stderr_line(&format!(
                 "{dest}: {} files, {} directories, {} links, {}",
                 counts.files,
                 counts.directories,
@@ -184,21 +185,20 @@ impl Report {
             ));
         }
         let whole = counts.failures.is_empty() && counts.lost.is_empty();
-        Ok(if whole { Done::Well } else { Done::WithFailures })
+        Ok(if whole { Completion::Success } else { Completion::PartialFailure })
     }
 }
 
-fn cure(what: Lost, failure: Failure) -> Failure {
+fn hint(what: NotPreserved, failure: Failure) -> Failure {
     match what {
-        Lost::Xattr("user.*") => {
-            failure.cure("the target may not take them; --no-xattrs leaves them")
+        NotPreserved::Xattr("user.*") => {
+            failure.hint("the target filesystem may not support them; --no-xattrs skips them")
         }
-        Lost::Xattr(_) => {
-            failure.cure("root may set them where the target takes them; --no-xattrs leaves them")
-        }
-        Lost::Owner => failure.cure("--no-owner leaves them"),
-        Lost::Device => failure.cure("root may make them with --devices; --no-owner leaves them"),
-        Lost::Mode | Lost::Times | Lost::Link => failure,
+        NotPreserved::Xattr(_) => failure
+            .hint("run as root, on a target filesystem that supports them; --no-xattrs skips them"),
+        NotPreserved::Owner => failure.hint("--no-owner skips them"),
+        NotPreserved::Device => failure.hint("run as root with --devices; --no-owner skips them"),
+        NotPreserved::Mode | NotPreserved::Times | NotPreserved::Link => failure,
     }
 }
 

@@ -1,17 +1,17 @@
-//! `filesystem df`: space by kind and profile of block group.
+//! `filesystem df`: shows space usage by block group type and profile.
 
 use std::io::Write;
 
 use super::groups::{DATA, METADATA, SYSTEM, kind, profile, sorted, units};
-use crate::failure::{Done, Outcome};
-use crate::flags::{GlobalArgs, UsageArgs};
-use crate::options::Opened;
+use crate::args::{GlobalArgs, UsageArgs};
+use crate::failure::{Completion, Outcome};
 use crate::output::size::pretty;
 use crate::output::{Output, json};
+use crate::volume::OpenVolume;
 
 pub(crate) fn run(global: &GlobalArgs, args: &UsageArgs, out: &mut Output) -> Outcome {
-    let opened = Opened::many(global, &args.volume)?;
-    let usage = opened.filesystem.usage().map_err(|error| opened.whole(&error))?;
+    let opened = OpenVolume::from_args(global, &args.volume)?;
+    let usage = opened.filesystem.usage().map_err(|error| opened.failure(&error))?;
     let mut lines: Vec<(&str, &str, u64, u64)> =
         sorted(&usage.groups, [DATA, SYSTEM, METADATA, DATA | METADATA])
             .iter()
@@ -36,5 +36,5 @@ pub(crate) fn run(global: &GlobalArgs, args: &UsageArgs, out: &mut Output) -> Ou
     if global.json {
         list.end(out)?;
     }
-    Ok(Done::Well)
+    Ok(Completion::Success)
 }

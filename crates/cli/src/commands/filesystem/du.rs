@@ -1,7 +1,8 @@
-//! `filesystem du`: the space of files, and how much of it is shared, as btrfs-progs shows it.
+//! `filesystem du`: shows the disk usage of files, and how much of it is shared, as btrfs-progs
+//! does.
 //!
-//! A file with several names counts at the first. A directory's line comes after what is in it, and
-//! is the sum of that. "Set shared" counts each shared byte of disk once, over the whole of a PATH.
+//! A file with several names is counted under the first. The line of a directory follows its
+//! contents and is their sum. "Set shared" counts each shared byte of disk once per PATH.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -9,31 +10,31 @@ use std::io::Write;
 use butternut::{DiskUsage, FileId, FileKind, Follow};
 
 use super::groups::units;
-use crate::commands::walk::{Broken, Found, Walk, WalkPath};
-use crate::failure::{Done, Failure, Outcome};
-use crate::flags::{DuArgs, GlobalArgs};
-use crate::options::Opened;
+use crate::args::{DuArgs, GlobalArgs};
+use crate::commands::walk::{Walk, WalkEntry, WalkError, WalkPath};
+use crate::failure::{Completion, Failure, Outcome};
 use crate::output::size::{Units, pretty};
-use crate::output::{Output, json, say, text};
+use crate::output::{Output, json, stderr_line, text};
+use crate::volume::OpenVolume;
 
-struct Summer<'a> {
-    opened: &'a Opened,
+struct UsageCounter<'a> {
+    opened: &'a OpenVolume,
     summarize: bool,
     units: Units,
     json: Option<json::List>,
-    done: Done,
-    /// Files with more than one name that have been counted.
+    done: Completion,
+    /// Files with several names that have been counted.
     linked: HashSet<FileId>,
 }
 
 pub(crate) fn run(global: &GlobalArgs, args: &DuArgs, out: &mut Output) -> Outcome {
-    let opened = Opened::one(global, &args.volume)?;
-    let mut summer = Summer {
+    let opened = OpenVolume::from_arg(global, &args.volume)?;
+    let mut counter = UsageCounter {
         opened: &opened,
         summarize: args.summarize,
         units: units(&args.units),
         json: global.json.then(json::List::default),
-        done: Done::Well,
+        done: Completion::Success,
         linked: HashSet::new(),
     };
     if !global.json {
@@ -44,19 +45,19 @@ pub(crate) fn run(global: &GlobalArgs, args: &DuArgs, out: &mut Output) -> Outco
         let path = text::bytes(path);
         let stat = opened.filesystem.stat(id);
         let kind = stat.map_err(|error| Failure::of(text::escaped(&path), &error))?.kind;
-        summer.tree(&Found { path: WalkPath::new(path), id, kind, depth: 0 }, out)?;
+        counter.tree(&WalkEntry { path: WalkPath::new(path), id, kind, depth: 0 }, out)?;
     }
-    if let Some(list) = summer.json.take() {
+    if let Some(list) = counter.json.take() {
         list.end(out)?;
     }
-    Ok(summer.done)
+    Ok(counter.done)
 }
 
-impl Summer<'_> {
-    fn tree(&mut self, top: &Found, out: &mut Output) -> Result<(), Failure> {
+impl UsageCounter<'_> {
+    fn tree(&mut self, top: &WalkEntry, out: &mut Output) -> Result<(), Failure> {
         let mut walk = Walk::new(&self.opened.filesystem, false);
-        // Directories that are not summed up yet, outermost first.
-        let mut open: Vec<(Found, DiskUsage)> = Vec::new();
+        // Directories whose sum is not complete yet, outermost first.
+        let mut open: Vec<(WalkEntry, DiskUsage)> = Vec::new();
         let mut next = Some(Ok(top.clone()));
         while let Some(step) = next {
             match step {
@@ -80,8 +81,8 @@ impl Summer<'_> {
 
     fn file(
         &mut self,
-        open: &mut [(Found, DiskUsage)],
-        found: &Found,
+        open: &mut [(WalkEntry, DiskUsage)],
+        found: &WalkEntry,
         out: &mut Output,
     ) -> Result<(), Failure> {
         let links = self.opened.filesystem.stat(found.id).map_or(1, |stat| stat.nlink);
@@ -96,24 +97,24 @@ impl Summer<'_> {
                 }
             }
             Err(error) => {
-                self.failed(&Broken { path: found.path.bytes(), error: Box::new(error) });
+                self.failed(&WalkError { path: found.path.bytes(), error: Box::new(error) });
             }
         }
         Ok(())
     }
 
-    /// Ends the directories at `depth` and deeper.
+    /// Prints the sums of the directories at `depth` and deeper.
     fn close(
         &mut self,
-        open: &mut Vec<(Found, DiskUsage)>,
+        open: &mut Vec<(WalkEntry, DiskUsage)>,
         depth: usize,
         out: &mut Output,
     ) -> Result<(), Failure> {
         while open.last().is_some_and(|(found, _)| found.depth >= depth) {
             let Some((found, sum)) = open.pop() else { break };
             self.print(&found, &sum, open.is_empty(), out)?;
-            if let Some((_, above)) = open.last_mut() {
-                above.add(&sum);
+            if let Some((_, parent)) = open.last_mut() {
+                parent.add(&sum);
             }
         }
         Ok(())
@@ -121,7 +122,7 @@ impl Summer<'_> {
 
     fn print(
         &mut self,
-        found: &Found,
+        found: &WalkEntry,
         usage: &DiskUsage,
         is_top: bool,
         out: &mut Output,
@@ -142,12 +143,12 @@ impl Summer<'_> {
         let total = pretty(usage.total_bytes, self.units);
         let exclusive = pretty(usage.exclusive_bytes, self.units);
         write!(out, "{total:>10}  {exclusive:>10}  {set:>10}  ")?;
-        let shown = out.shown(&found.path.bytes());
+        let shown = out.display_name(&found.path.bytes());
         Ok(out.line(&shown)?)
     }
 
-    fn failed(&mut self, broken: &Broken) {
-        say(&Failure::of(text::escaped(&broken.path), &broken.error).to_string());
-        self.done = Done::WithFailures;
+    fn failed(&mut self, broken: &WalkError) {
+        stderr_line(&Failure::of(text::escaped(&broken.path), &broken.error).to_string());
+        self.done = Completion::PartialFailure;
     }
 }

@@ -1,8 +1,8 @@
-//! Names and order of block groups, as btrfs-progs has them, and the units that were asked for.
+//! Names and order of block groups, as in btrfs-progs, and the selected units.
 
 use butternut::GroupUsage;
 
-use crate::flags::UnitArgs;
+use crate::args::UnitArgs;
 use crate::output::size::Units;
 
 pub(super) const DATA: u64 = 1;
@@ -10,7 +10,7 @@ pub(super) const SYSTEM: u64 = 2;
 pub(super) const METADATA: u64 = 4;
 const TYPES: u64 = DATA | SYSTEM | METADATA;
 
-/// What the group holds.
+/// Returns the name of the block group type.
 pub(super) fn kind(flags: u64) -> &'static str {
     match flags & TYPES {
         DATA => "Data",
@@ -21,7 +21,7 @@ pub(super) fn kind(flags: u64) -> &'static str {
     }
 }
 
-/// How it is kept.
+/// Returns the name of the profile.
 pub(super) fn profile(flags: u64) -> &'static str {
     match flags & 0x7f8 {
         0 => "single",
@@ -37,7 +37,7 @@ pub(super) fn profile(flags: u64) -> &'static str {
     }
 }
 
-/// Sorts by kind, in the order given, then by profile.
+/// Sorts by type, in the order of `kinds`, then by profile.
 pub(super) fn sorted(groups: &[GroupUsage], kinds: [u64; 4]) -> Vec<GroupUsage> {
     let mut groups = groups.to_vec();
     let rank = |flags: u64| kinds.iter().position(|kind| *kind == flags & TYPES);

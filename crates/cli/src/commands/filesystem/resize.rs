@@ -1,65 +1,68 @@
-//! `filesystem resize`: makes the volume larger or smaller on one of its devices.
+//! `filesystem resize`: resizes a volume on one of its devices.
 //!
-//! 1. An image file is made as long as its volume is to be before the volume grows, and cut back
-//!    where that then fails.
-//! 2. It is cut after its volume has shrunk, if the volume reached to its end: what lies behind a
-//!    volume in a bigger image is not the volume's.
+//! 1. An image file is extended before its volume grows, and truncated to its old size if the
+//!    resize then fails.
+//! 2. An image file is truncated after its volume has shrunk, if the volume reached the end of the
+//!    file: bytes after the volume do not belong to it.
 
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 
 use butternut::{DeviceInfo, DevicePath};
 
-use super::super::change::Change;
+use super::super::transaction::Transaction;
 use super::super::truncate::Size;
+use crate::args::{GlobalArgs, ResizeArgs};
 use crate::failure::{Failure, Outcome};
-use crate::flags::{GlobalArgs, ResizeArgs};
 use crate::output::Output;
 use crate::output::size::{Units, pretty};
 
-/// Volumes are made of whole sectors.
+/// The size of a volume is a multiple of this.
 const SECTOR_BYTES: u64 = 4096;
 
-/// A device of the volume, and what it is to be.
+/// The device to resize, and its new size.
 struct Plan {
     devid: u64,
     bytes_was: u64,
     bytes: u64,
-    /// The image file that the device is, if it is one.
+    /// Set if the device is an image file.
     file: Option<ImageFile>,
 }
 
 struct ImageFile {
     path: PathBuf,
-    /// Where the volume starts.
+    /// Offset of the volume in the file, in bytes.
     offset: u64,
     bytes: u64,
 }
 
 pub(crate) fn run(global: &GlobalArgs, args: &ResizeArgs, out: &mut Output) -> Outcome {
-    let mut change = Change::open(global, &args.volume)?;
-    let plan = Plan::of(&change, &args.size)?;
+    check_order(args)?;
+    let open = || Transaction::open_args(global, std::slice::from_ref(&args.volume));
+    let mut transaction = open()?;
+    let plan = Plan::of(&transaction, &args.size)?;
     let mut grown = None;
     if let Some(file) = &plan.file
         && file.offset.saturating_add(plan.bytes) > file.bytes
     {
-        // A device knows its size from when it was opened.
-        drop(change);
+        // The size of a device is read when it is opened.
+        drop(transaction);
         file.set_bytes(file.offset.saturating_add(plan.bytes))?;
         grown = Some(file);
-        change = Change::open(global, &args.volume).inspect_err(|_| undo(grown))?;
+        transaction = open().inspect_err(|_| undo(grown))?;
     }
-    let resized = change.filesystem().resize(plan.devid, plan.bytes);
-    let resized = resized.map_err(|error| change.whole(&error)).and_then(|()| change.commit());
+    let resized = transaction.filesystem().resize(plan.devid, plan.bytes);
+    let resized =
+        resized.map_err(|error| transaction.failure(&error)).and_then(|()| transaction.commit());
     if let Err(failure) = resized {
-        drop(change);
+        drop(transaction);
         undo(grown);
-        return Err(failure.cure(format!(
-            "ask for at least what is allocated: `butternut filesystem usage` shows it; now {}",
+        return Err(failure.hint(format!(
+            "choose at least the allocated size, see `butternut filesystem usage`; the size is {}",
             pretty(plan.bytes_was, Units::Binary)
         )));
     }
-    let done = change.finish(global, out, |object| {
+    let done = transaction.finish(global, out, |object| {
         object.put("devid", plan.devid).put("bytes_was", plan.bytes_was).put("bytes", plan.bytes)
     })?;
     if let Some(file) = plan.file.filter(|_| !args.keep_file)
@@ -71,11 +74,25 @@ pub(crate) fn run(global: &GlobalArgs, args: &ResizeArgs, out: &mut Output) -> O
     Ok(done)
 }
 
+/// Detects the order of the arguments of btrfs-progs, SIZE VOLUME.
+fn check_order(args: &ResizeArgs) -> Result<(), Failure> {
+    let Some(first) = args.volume.to_str() else { return Ok(()) };
+    let size = first.split_once(':').map_or(first, |(_, size)| size);
+    let is_size = size == "max" || Size::parse("size", size).is_ok();
+    let (is_volume, is_swapped) = (Path::new(first).exists(), Path::new(&args.size).exists());
+    if !is_size || is_volume || !is_swapped {
+        return Ok(());
+    }
+    let usage = format!("`butternut filesystem resize {} {first}`", args.size);
+    Err(Failure::new(first, "is a size, not a volume")
+        .hint(format!("the volume is first: {usage}")))
+}
+
 impl Plan {
-    fn of(change: &Change, typed: &str) -> Result<Self, Failure> {
-        let devices = change.filesystem().devices();
-        let (device, typed) = chosen(&devices, typed)?;
-        let file = image_file(change, device);
+    fn of(transaction: &Transaction, typed: &str) -> Result<Self, Failure> {
+        let devices = transaction.filesystem().devices();
+        let (device, typed) = select_device(&devices, typed)?;
+        let file = image_file(transaction, device);
         let most = file.as_ref().map_or(device.device_bytes, |file| file.bytes - file.offset);
         let bytes = match typed {
             "max" => Some(most),
@@ -84,14 +101,14 @@ impl Plan {
         let bytes = bytes.map(|bytes| bytes / SECTOR_BYTES * SECTOR_BYTES);
         let bytes = bytes.filter(|bytes| file.is_some() || *bytes <= most).ok_or_else(|| {
             Failure::new("size", format!("the device has {}", pretty(most, Units::Binary)))
-                .cure("ask for max, or for less")
+                .hint("choose max or a smaller size")
         })?;
         Ok(Self { devid: device.id, bytes_was: device.total_bytes, bytes, file })
     }
 }
 
-/// The device that is meant, and the rest of what was typed.
-fn chosen<'a, 't>(
+/// Parses `[DEVID:]SIZE`. Returns the device and the unparsed size.
+fn select_device<'a, 't>(
     devices: &'a [DeviceInfo],
     typed: &'t str,
 ) -> Result<(&'a DeviceInfo, &'t str), Failure> {
@@ -109,16 +126,17 @@ fn chosen<'a, 't>(
     };
     let known: Vec<String> = devices.iter().map(|device| device.id.to_string()).collect();
     let found = found.ok_or_else(|| {
-        let why = devid.map_or("of which device?".into(), |devid| format!("no device {devid}"));
-        Failure::new("size", why).cure(format!("write DEVID:SIZE; there is {}", known.join(", ")))
+        let why = devid.map_or("no device is named".into(), |devid| format!("no device {devid}"));
+        Failure::new("size", why)
+            .hint(format!("give DEVID:SIZE with one of the devices {}", known.join(", ")))
     })?;
     Ok((found, size))
 }
 
-fn image_file(change: &Change, device: &DeviceInfo) -> Option<ImageFile> {
+fn image_file(transaction: &Transaction, device: &DeviceInfo) -> Option<ImageFile> {
     let path = device.path.as_ref()?;
-    let is_it = |named: &&DevicePath| named.path.display().to_string() == *path;
-    let named = change.devices().iter().find(is_it)?;
+    let is_wanted = |named: &&DevicePath| named.path.display().to_string() == *path;
+    let named = transaction.devices().iter().find(is_wanted)?;
     let meta = std::fs::metadata(&named.path).ok().filter(std::fs::Metadata::is_file)?;
     Some(ImageFile { path: named.path.clone(), offset: named.offset, bytes: meta.len() })
 }
@@ -130,10 +148,10 @@ impl ImageFile {
     }
 }
 
-/// Law 1: cuts a file back to what it was.
+/// Truncates a file to its old size (law 1).
 fn undo(grown: Option<&ImageFile>) {
     if let Some(file) = grown {
-        // The failure that led here is the one to tell.
+        // The caller reports the failure of the resize.
         set_bytes(&file.path, file.bytes).unwrap_or_default();
     }
 }

@@ -1,4 +1,4 @@
-//! `filesystem show`: label, UUID and devices.
+//! `filesystem show`: shows label, UUID and devices of a volume.
 
 use std::io::Write;
 
@@ -6,14 +6,14 @@ use butternut::DeviceInfo;
 use serde_json::Value;
 
 use super::groups::units;
-use crate::failure::{Done, Outcome};
-use crate::flags::{GlobalArgs, UsageArgs};
-use crate::options::Opened;
+use crate::args::{GlobalArgs, UsageArgs};
+use crate::failure::{Completion, Outcome};
 use crate::output::size::pretty;
 use crate::output::{Output, json, text};
+use crate::volume::OpenVolume;
 
 pub(crate) fn run(global: &GlobalArgs, args: &UsageArgs, out: &mut Output) -> Outcome {
-    let opened = Opened::many(global, &args.volume)?;
+    let opened = OpenVolume::from_args(global, &args.volume)?;
     let devices = opened.filesystem.devices();
     let super_block = opened.filesystem.super_block();
     let used = super_block.raw().bytes_used.get();
@@ -25,7 +25,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &UsageArgs, out: &mut Output) -> Ou
             .put("used_bytes", used)
             .put("devices", devices.iter().map(as_json).collect::<Vec<Value>>());
         json::document(out, object)?;
-        return Ok(Done::Well);
+        return Ok(Completion::Success);
     }
     let units = units(&args.units);
     let label = match super_block.label() {
@@ -46,7 +46,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &UsageArgs, out: &mut Output) -> Ou
         )?;
     }
     writeln!(out)?;
-    Ok(Done::Well)
+    Ok(Completion::Success)
 }
 
 fn as_json(device: &DeviceInfo) -> Value {

@@ -1,17 +1,16 @@
-//! `filesystem sync`: brings everything down on the devices.
+//! `filesystem sync`: commits all changes to the devices.
 //!
-//! A volume that nobody has open needs that only where files lost their names without being
-//! deleted, for a crash: they go now. A directory is that of something mounted, and the system is
-//! asked.
+//! For a volume that is not mounted, this deletes the orphan files that a crash has left. For a
+//! directory, it calls syncfs(2) on the mounted filesystem that contains it.
 
 use std::fs::File;
 use std::path::Path;
 
 use rustix::fs::syncfs;
 
-use super::super::change::Change;
-use crate::failure::{Done, Failure, Outcome};
-use crate::flags::{GlobalArgs, SyncArgs};
+use super::super::transaction::Transaction;
+use crate::args::{GlobalArgs, SyncArgs};
+use crate::failure::{Completion, Failure, Outcome};
 use crate::output::json::Object;
 use crate::output::{Output, json};
 
@@ -26,8 +25,8 @@ pub(crate) fn run(global: &GlobalArgs, args: &SyncArgs, out: &mut Output) -> Out
         if global.json {
             json::document(out, Object::new().put("directory", shown))?;
         }
-        return Ok(Done::Well);
+        return Ok(Completion::Success);
     }
-    let change = Change::open_words(global, &args.volume)?;
-    change.finish(global, out, |object| object)
+    let transaction = Transaction::open_args(global, &args.volume)?;
+    transaction.finish(global, out, |object| object)
 }

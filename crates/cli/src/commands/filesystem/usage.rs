@@ -1,4 +1,5 @@
-//! `filesystem usage`: space by kind and device, with totals, in the layout of btrfs-progs.
+//! `filesystem usage`: shows space usage by block group type and device, with totals, in the format
+//! of btrfs-progs.
 
 use std::io::Write;
 
@@ -6,17 +7,17 @@ use butternut::{DeviceInfo, GroupUsage, StatFs, Usage};
 use serde_json::Value;
 
 use super::groups::{DATA, METADATA, SYSTEM, kind, profile, sorted, units};
-use crate::failure::{Done, Outcome};
-use crate::flags::{GlobalArgs, UsageTableArgs};
-use crate::options::Opened;
+use crate::args::{GlobalArgs, UsageTableArgs};
+use crate::failure::{Completion, Outcome};
 use crate::output::size::{Units, percent, pretty, ratio};
 use crate::output::table::{Side, Table};
 use crate::output::{Output, json};
+use crate::volume::OpenVolume;
 
-/// Unallocated space below this is not counted on: no chunk fits.
+/// Unallocated space below this is not counted as free: no chunk fits.
 const CHUNK_BYTES_MIN: u64 = 16 << 20;
 
-/// The totals above the list.
+/// The totals of the volume.
 struct Overall {
     device_bytes: u64,
     allocated_bytes: u64,
@@ -33,13 +34,13 @@ struct Overall {
 }
 
 pub(crate) fn run(global: &GlobalArgs, args: &UsageTableArgs, out: &mut Output) -> Outcome {
-    let opened = Opened::many(global, &args.usage.volume)?;
-    let usage = opened.filesystem.usage().map_err(|error| opened.whole(&error))?;
-    let statfs = opened.filesystem.statfs().map_err(|error| opened.whole(&error))?;
+    let opened = OpenVolume::from_args(global, &args.usage.volume)?;
+    let usage = opened.filesystem.usage().map_err(|error| opened.failure(&error))?;
+    let statfs = opened.filesystem.statfs().map_err(|error| opened.failure(&error))?;
     let overall = Overall::of(&usage, &statfs);
     if global.json {
         json::document(out, as_json(&overall, &usage))?;
-        return Ok(Done::Well);
+        return Ok(Completion::Success);
     }
     let units = units(&args.usage.units);
     print_overall(&overall, units, out)?;
@@ -48,7 +49,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &UsageTableArgs, out: &mut Output) 
     } else {
         print_groups(&usage, units, out)?;
     }
-    Ok(Done::Well)
+    Ok(Completion::Success)
 }
 
 impl Overall {
@@ -100,17 +101,17 @@ fn scale(bytes: u64, times: u64, over: u64) -> u64 {
     u64::try_from(scaled).unwrap_or(u64::MAX)
 }
 
-/// Used bytes with all copies and parity.
+/// Returns the used bytes of a block group with all mirrors and parity.
 fn raw_used(group: &GroupUsage) -> u64 {
     scale(group.used_bytes, group.raw_bytes, group.total_bytes)
 }
 
-/// What the device has beyond the bytes that btrfs uses of it.
+/// Returns the bytes of the device beyond the size in its device item.
 fn slack(device: &DeviceInfo) -> u64 {
     device.device_bytes.saturating_sub(device.total_bytes)
 }
 
-/// Kinds that are kept in more than one way, which a balance would end.
+/// Returns the block group types that have more than one profile; a balance would convert them.
 fn multiple(usage: &Usage) -> Vec<&'static str> {
     let kinds = [(DATA, "data"), (METADATA, "metadata"), (SYSTEM, "system")];
     let many = |kind: u64| usage.groups.iter().filter(|g| g.flags & 7 == kind).count() > 1;
@@ -119,7 +120,7 @@ fn multiple(usage: &Usage) -> Vec<&'static str> {
 
 fn print_overall(overall: &Overall, units: Units, out: &mut dyn Write) -> std::io::Result<()> {
     let size = |bytes| pretty(bytes, units);
-    // Wide enough for every number of bytes.
+    // Wide enough for every u64 in common use.
     let width = if units == Units::Bytes { 18 } else { 10 };
     let unallocated = overall.device_bytes.saturating_sub(overall.allocated_bytes);
     writeln!(out, "Overall:")?;

@@ -1,11 +1,11 @@
-//! Patterns of names: `*`, `?`, `[a-z]`, `[!a-z]`, and `\` before a literal.
+//! Glob patterns for names: `*`, `?`, `[a-z]`, `[!a-z]`, and `\` before a literal.
 //!
-//! Bytes are matched, but `?` and `*` do not cut a UTF-8 character: `?` takes a whole one.
+//! Matching is by bytes, but `?` matches a whole UTF-8 character.
 
-/// Whether all of `name` matches all of `glob`. Time is bounded by the product of the lengths.
+/// Returns whether `name` matches `glob`. The time is bounded by the product of their lengths.
 pub(crate) fn matches(glob: &[u8], name: &[u8]) -> bool {
     let (mut at, mut pos) = (0, 0);
-    // Where to go on when the text after the last `*` does not fit: give that `*` one byte more.
+    // Where to resume if the rest does not match: the last `*` takes one more byte.
     let mut retry: Option<(usize, usize)> = None;
     loop {
         if glob.get(at) == Some(&b'*') {
@@ -32,7 +32,7 @@ pub(crate) fn matches(glob: &[u8], name: &[u8]) -> bool {
     }
 }
 
-/// Matches one element of the pattern; how many bytes of each it takes.
+/// Matches one element of the pattern. Returns the bytes consumed of the pattern and of the name.
 fn step(glob: &[u8], name: &[u8]) -> Option<(usize, usize)> {
     let first = *name.first()?;
     match glob {
@@ -44,11 +44,12 @@ fn step(glob: &[u8], name: &[u8]) -> Option<(usize, usize)> {
     }
 }
 
-/// A set after its `[`; `None` where the byte is not in it or it is not closed.
+/// Matches a set, given without its `[`. Returns `None` if it does not contain the byte, or is not
+/// closed.
 fn set(rest: &[u8], byte: u8) -> Option<(usize, usize)> {
     let negated = matches!(rest.first(), Some(b'!' | b'^'));
     let start = usize::from(negated);
-    // A `]` right at the start is a member.
+    // A `]` at the start is a member.
     let close = start + 1 + rest.get(start + 1..)?.iter().position(|b| *b == b']')?;
     let members = &rest[start..close];
     let mut inside = false;
@@ -77,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn stars_and_question_marks() {
+    fn stars_and_question_marks_match() {
         assert!(check("*.txt", "a.txt") && check("*", "") && check("a*b*c", "a-b-b-c"));
         assert!(!check("*.txt", "a.txt.gz") && !check("?", "") && !check("a?", "a"));
         assert!(check("?", "\u{e9}") && !check("??", "\u{e9}"));
@@ -85,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn sets_and_literals() {
+    fn sets_and_literals_match() {
         assert!(check("[a-c]x", "bx") && !check("[a-c]x", "dx"));
         assert!(check("[!a-c]", "d") && !check("[^a-c]", "a"));
         assert!(check("[]]", "]") && check("[", "[") && check("\\*", "*") && !check("\\*", "a"));
@@ -93,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn many_stars_do_not_take_for_ever() {
+    fn many_stars_take_bounded_time() {
         assert!(!check(&"*a".repeat(200), &"a".repeat(190)));
     }
 }

@@ -1,9 +1,9 @@
-//! Making in the volume what was found outside: one thread, in the order of the walk.
+//! Creates the files of the source in the volume, on one thread, in the order of the walk.
 //!
-//! 1. A directory that is being filled may be entered by its owner only, and hands nothing down; it
-//!    gets its mode, ACLs and times when everything in it is made.
-//! 2. What is made in a directory that was there before is freed of what that handed down.
-//! 3. A file gets its times last.
+//! 1. While a directory is filled, only its owner can enter it, and its entries inherit nothing.
+//!    Its mode, ACLs and times are set when it is complete.
+//! 2. What a new file inherits from a directory that existed before is removed.
+//! 3. The times of a file are set last.
 
 use std::collections::HashMap;
 use std::fs::File as HostFile;
@@ -15,8 +15,8 @@ use butternut::{
     FileId, FileKind, Filesystem, NewInode, Privileges, SetAttributes, SetTime, SetXattr, Time,
 };
 
-use super::super::change::failed;
 use super::super::progress::Progress;
+use super::super::transaction::failed;
 use super::super::write::write_all;
 use super::entry::{Attributes, Content, Entry};
 use super::scan::{Job, Read, Step};
@@ -24,15 +24,15 @@ use crate::failure::Failure;
 use crate::output::json::Object;
 use crate::output::text;
 
-/// Bytes of a large file that are read and written together.
-const PIECE_BYTES: u64 = 4 << 20;
-/// Pieces that are read ahead.
-const PIECES_AHEAD: usize = 4;
-/// What directories hand down besides flags.
-const HANDED_DOWN: [&[u8]; 3] =
+/// Bytes per read and write of a large file.
+const READ_BYTES: u64 = 4 << 20;
+/// Maximum number of reads ahead.
+const READS_AHEAD_MAX: usize = 4;
+/// The attributes that entries inherit from a directory, besides flags.
+const INHERITED_XATTRS: [&[u8]; 3] =
     [b"system.posix_acl_access", b"system.posix_acl_default", b"btrfs.compression"];
 
-/// What was copied.
+/// Counts of copied files.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) files: u64,
@@ -51,20 +51,21 @@ impl Counts {
     }
 }
 
-/// Whom copies belong to, and what time it is in them.
+/// How owners and times of the copies are set.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Rules {
     pub(crate) no_owner: bool,
-    /// No time is later; access times, which depend on who looked, are those of modification.
+    /// Limits all times. Access times, which depend on earlier readers, are set to the modification
+    /// times.
     pub(crate) epoch: Option<Time>,
 }
 
-/// Where the top goes.
+/// The destination of the source.
 #[derive(Debug)]
 pub(super) enum Top {
-    /// Under this name in a directory that was there before.
+    /// This name in an existing directory.
     Named { dir: FileId, name: Vec<u8> },
-    /// What is in it goes into this directory, which gets its attributes.
+    /// This existing directory: it gets the contents and attributes of the source.
     Itself(FileId),
 }
 
@@ -74,20 +75,20 @@ pub(super) struct Apply<'a> {
     pub(super) progress: &'a Progress,
     pub(super) jobs: Sender<Job>,
     pub(super) top: Top,
-    /// Files that the volume lies in, by device and inode number.
+    /// Device and inode number of the image files of the volume.
     pub(super) volume_files: &'a [(u64, u64)],
-    folders: Vec<Folder>,
+    directories: Vec<OpenDirectory>,
     links: HashMap<(u64, u64), FileId>,
     pub(super) counts: Counts,
 }
 
 /// A directory that is being filled.
-struct Folder {
+struct OpenDirectory {
     id: FileId,
     path: Vec<u8>,
     attributes: Attributes,
-    /// It was there before (law 2).
-    is_old: bool,
+    /// It existed before (law 2).
+    existed: bool,
 }
 
 impl<'a> Apply<'a> {
@@ -99,11 +100,11 @@ impl<'a> Apply<'a> {
         top: Top,
         volume_files: &'a [(u64, u64)],
     ) -> Self {
-        let (folders, links, counts) = (Vec::new(), HashMap::new(), Counts::default());
-        Self { filesystem, rules, progress, jobs, top, volume_files, folders, links, counts }
+        let (directories, links, counts) = (Vec::new(), HashMap::new(), Counts::default());
+        Self { filesystem, rules, progress, jobs, top, volume_files, directories, links, counts }
     }
 
-    /// Follows the walk to its end, or to the first failure.
+    /// Applies the steps of the walk until its end or the first failure.
     pub(super) fn run(&mut self, steps: &Receiver<Step>) -> Result<(), Failure> {
         for step in steps {
             match step {
@@ -121,43 +122,42 @@ impl<'a> Apply<'a> {
         Ok(())
     }
 
-    /// Where something with this name goes: a directory, the name there, and whether the directory
-    /// was there before.
-    fn place<'n>(&'n self, name: &'n [u8]) -> (FileId, &'n [u8], bool) {
-        match (self.folders.last(), &self.top) {
-            (Some(folder), _) => (folder.id, name, folder.is_old),
+    /// Returns the directory and name of a new entry, and whether the directory existed before.
+    fn target<'n>(&'n self, name: &'n [u8]) -> (FileId, &'n [u8], bool) {
+        match (self.directories.last(), &self.top) {
+            (Some(directory), _) => (directory.id, name, directory.existed),
             (None, Top::Named { dir, name }) => (*dir, name, true),
             (None, Top::Itself(dir)) => (*dir, name, true),
         }
     }
 
     fn enter(&mut self, name: &[u8], path: Vec<u8>, found: Attributes) -> Result<(), Failure> {
-        if let (true, Top::Itself(id)) = (self.folders.is_empty(), &self.top) {
-            let folder = Folder { id: *id, path, attributes: found, is_old: true };
-            self.folders.push(folder);
+        if let (true, Top::Itself(id)) = (self.directories.is_empty(), &self.top) {
+            let directory = OpenDirectory { id: *id, path, attributes: found, existed: true };
+            self.directories.push(directory);
             return Ok(());
         }
-        let (dir, name, is_old) = self.place(name);
+        let (dir, name, existed) = self.target(name);
         let fs = self.filesystem;
         let made = fs.mkdir(dir, name, &self.new_inode(&found, 0o700)).and_then(|id| {
-            if is_old {
-                self.free(id, &found, 0o700)?;
+            if existed {
+                self.remove_inherited(id, &found, 0o700)?;
             }
             Ok(id)
         });
         let id = made.map_err(|error| failed(&path, &error))?;
         self.counts.directories += 1;
-        self.folders.push(Folder { id, path, attributes: found, is_old: false });
+        self.directories.push(OpenDirectory { id, path, attributes: found, existed: false });
         Ok(())
     }
 
     fn leave(&mut self) -> Result<(), Failure> {
-        let Some(Folder { id, path, attributes, is_old }) = self.folders.pop() else {
+        let Some(OpenDirectory { id, path, attributes, existed }) = self.directories.pop() else {
             return Ok(());
         };
         let finish = || -> butternut::Result<()> {
-            if is_old {
-                self.free(id, &attributes, attributes.permissions)?;
+            if existed {
+                self.remove_inherited(id, &attributes, attributes.permissions)?;
             }
             self.finish(id, &attributes, Some(attributes.permissions))
         };
@@ -169,9 +169,9 @@ impl<'a> Apply<'a> {
         let Attributes { size, nlink, identity, kind, .. } = entry.attributes;
         if self.volume_files.contains(&identity) {
             return Err(Failure::new(text::escaped(path), "is the volume itself")
-                .cure("keep the image outside of what is copied into it"));
+                .hint("keep the image outside of the source"));
         }
-        let (dir, name, is_old) = self.place(name);
+        let (dir, name, existed) = self.target(name);
         if nlink > 1
             && let Some(id) = self.links.get(&identity)
         {
@@ -181,7 +181,7 @@ impl<'a> Apply<'a> {
             return Ok(());
         }
         self.progress.found(size);
-        let id = self.make(dir, name, &entry, is_old).map_err(|error| failed(path, &error))?;
+        let id = self.make(dir, name, &entry, existed).map_err(|error| failed(path, &error))?;
         if kind == FileKind::File {
             self.fill(id, path, &entry.attributes, entry.content)?;
         }
@@ -195,13 +195,13 @@ impl<'a> Apply<'a> {
         Ok(())
     }
 
-    /// Makes an inode under a name.
+    /// Creates an inode.
     fn make(
         &self,
         dir: FileId,
         name: &[u8],
         entry: &Entry,
-        is_old: bool,
+        existed: bool,
     ) -> butternut::Result<FileId> {
         let Attributes { kind, rdev, permissions, .. } = entry.attributes;
         let new = self.new_inode(&entry.attributes, permissions);
@@ -211,8 +211,8 @@ impl<'a> Apply<'a> {
             (FileKind::File, _) => fs.create(dir, name, &new)?,
             _ => fs.mknod(dir, name, &new, kind, rdev)?,
         };
-        if is_old {
-            self.free(id, &entry.attributes, permissions)?;
+        if existed {
+            self.remove_inherited(id, &entry.attributes, permissions)?;
         }
         Ok(id)
     }
@@ -226,11 +226,16 @@ impl<'a> Apply<'a> {
         if self.rules.no_owner { (0, 0) } else { (found.uid, found.gid) }
     }
 
-    /// Law 2.
-    fn free(&self, id: FileId, found: &Attributes, permissions: u32) -> butternut::Result<()> {
+    /// Removes inherited attributes (law 2).
+    fn remove_inherited(
+        &self,
+        id: FileId,
+        found: &Attributes,
+        permissions: u32,
+    ) -> butternut::Result<()> {
         let fs = self.filesystem;
         for name in fs.xattr_names(id)? {
-            if HANDED_DOWN.contains(&name.as_slice()) {
+            if INHERITED_XATTRS.contains(&name.as_slice()) {
                 fs.remove_xattr(id, &name)?;
             }
         }
@@ -241,7 +246,8 @@ impl<'a> Apply<'a> {
         Ok(())
     }
 
-    /// Law 3; a mode goes before the ACLs, which are part of it.
+    /// Sets mode, extended attributes and times (law 3). The mode is set before ACLs, which are
+    /// part of it.
     fn finish(&self, id: FileId, found: &Attributes, mode: Option<u32>) -> butternut::Result<()> {
         if mode.is_some() && !found.xattrs.is_empty() {
             self.filesystem.set_attributes(id, &SetAttributes { mode, ..Default::default() })?;
@@ -266,7 +272,7 @@ impl<'a> Apply<'a> {
         }
     }
 
-    /// Writes what a file holds.
+    /// Writes the data of a file.
     fn fill(
         &self,
         id: FileId,
@@ -281,8 +287,8 @@ impl<'a> Apply<'a> {
         let file = self.filesystem.open_file(id).map_err(failed)?;
         match content {
             Content::None | Content::Text(_) => {}
-            Content::Pieces(pieces) => {
-                for (offset, bytes) in pieces {
+            Content::Small(parts) => {
+                for (offset, bytes) in parts {
                     write_all(&file, offset, &bytes, Privileges::Keep).map_err(failed)?;
                 }
                 self.progress.done(found.size);
@@ -302,64 +308,65 @@ impl<'a> Apply<'a> {
                 self.progress.done(found.size - done);
             }
         }
-        if file.size() < found.size {
+        if file.len() < found.size {
             file.truncate(found.size).map_err(failed)?;
         }
         Ok(())
     }
 
-    /// Reads a large file in pieces, some ahead, and hands them on in order.
+    /// Reads a large file in parts, up to [`READS_AHEAD_MAX`] ahead, and writes them in order.
     fn copy(
         &self,
         from: HostFile,
         ranges: Vec<Range<u64>>,
         mut write: impl FnMut(u64, &[u8]) -> Result<(), Failure>,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), CopyError> {
         let from = Arc::new(from);
-        let mut pieces = ranges.into_iter().flat_map(pieces);
+        let mut parts = ranges.into_iter().flat_map(parts);
         let mut ahead = std::collections::VecDeque::new();
         loop {
-            while ahead.len() < PIECES_AHEAD
-                && let Some(range) = pieces.next()
+            while ahead.len() < READS_AHEAD_MAX
+                && let Some(range) = parts.next()
             {
                 let (reply, bytes) = sync_channel(1);
                 let (file, start) = (Arc::clone(&from), range.start);
-                let job = Job::Piece(file, range, reply);
-                self.jobs.send(job).map_err(|_| Broken::gone())?;
+                let job = Job::ReadRange(file, range, reply);
+                self.jobs.send(job).map_err(|_| CopyError::readers_ended())?;
                 ahead.push_back((start, bytes));
             }
             let Some((start, bytes)) = ahead.pop_front() else { return Ok(()) };
-            let bytes = bytes.recv().map_err(|_| Broken::gone())?.map_err(Broken::Outside)?;
-            write(start, &bytes).map_err(Broken::Inside)?;
+            let bytes =
+                bytes.recv().map_err(|_| CopyError::readers_ended())?.map_err(CopyError::Read)?;
+            write(start, &bytes).map_err(CopyError::Write)?;
         }
     }
 }
 
 /// Why a copy stopped.
-enum Broken {
-    Outside(std::io::Error),
-    Inside(Failure),
+enum CopyError {
+    Read(std::io::Error),
+    Write(Failure),
 }
 
-impl Broken {
-    fn gone() -> Self {
-        Self::Outside(std::io::Error::other("the threads that read are gone"))
+impl CopyError {
+    fn readers_ended() -> Self {
+        Self::Read(std::io::Error::other("the reader threads have ended"))
     }
 
     fn unwrap_or_else(self, outside: impl FnOnce(std::io::Error) -> Failure) -> Failure {
         match self {
-            Self::Outside(error) => outside(error),
-            Self::Inside(failure) => failure,
+            Self::Read(error) => outside(error),
+            Self::Write(failure) => failure,
         }
     }
 }
 
-/// A range, cut at multiples of [`PIECE_BYTES`].
-fn pieces(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+/// Splits a range at multiples of [`READ_BYTES`].
+fn parts(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     let mut at = range.start;
     std::iter::from_fn(move || {
         let start = at;
-        at = range.end.min((start / PIECE_BYTES + 1) * PIECE_BYTES);
+        at = range.end.min((start / READ_BYTES + 1) * READ_BYTES);
         (start < range.end).then_some(start..at)
     })
 }
@@ -369,13 +376,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_are_aligned_and_cover_the_range() {
+    fn parts_are_aligned_and_cover_the_range() {
         let check = |range: Range<u64>, want: &[Range<u64>]| {
-            assert_eq!(pieces(range).collect::<Vec<_>>(), want);
+            assert_eq!(parts(range).collect::<Vec<_>>(), want);
         };
-        let piece = PIECE_BYTES;
+        let part = READ_BYTES;
         check(5..5, &[]);
-        check(5..piece + 1, &[5..piece, piece..piece + 1]);
-        check(0..2 * piece, &[0..piece, piece..2 * piece]);
+        check(5..part + 1, &[5..part, part..part + 1]);
+        check(0..2 * part, &[0..part, part..2 * part]);
     }
 }

@@ -1,8 +1,9 @@
-//! What there is to know of one file outside, read by one of many threads.
+//! Reads one file of the source, on one of several threads.
 //!
-//! 1. A file is opened in the directory that it was found in, itself and not what a symlink points
-//!    at; what is no regular file is not opened for real.
-//! 2. Small files are read whole, holes left out; of large ones only where their data is.
+//! 1. A file is opened relative to its directory, and a symlink is not followed. A file that is not
+//!    regular is opened with `O_PATH` only.
+//! 2. Of small files all data is read, without holes. Of large files only the data ranges are
+//!    determined.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -17,23 +18,23 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-/// Files up to this are read whole.
+/// Files up to this size are read at once.
 pub(super) const SMALL_BYTES: u64 = 128 << 10;
 const SECTOR_BYTES: u64 = 4096;
-/// What a list of names, or a value, may take.
+/// Maximum size of the list of attribute names, and of a value (kernel limits).
 const XATTR_BYTES_MAX: usize = 64 << 10;
-/// Namespaces that go along; ACLs do too.
+/// Namespaces of attributes that are copied, besides ACLs.
 const NAMESPACES: [&[u8]; 4] = [b"user.", b"trusted.", b"security.", b"btrfs."];
 const ACLS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
 
-/// A file, directory or anything else outside.
+/// A file of the source, of any type.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) attributes: Attributes,
     pub(super) content: Content,
 }
 
-/// What a copy is to have.
+/// The attributes of the copy.
 #[derive(Debug)]
 pub(super) struct Attributes {
     pub(super) kind: FileKind,
@@ -43,7 +44,7 @@ pub(super) struct Attributes {
     pub(super) rdev: (u32, u32),
     pub(super) size: u64,
     pub(super) nlink: u64,
-    /// Device and inode number: which names are of one file.
+    /// Device and inode number, which identify names of the same file.
     pub(super) identity: (u64, u64),
     pub(super) atime: Time,
     pub(super) mtime: Time,
@@ -53,35 +54,36 @@ pub(super) struct Attributes {
 #[derive(Debug)]
 pub(super) enum Content {
     None,
-    /// The text of a symlink.
+    /// The target of a symlink.
     Text(Vec<u8>),
     /// The data of a small file, by offset.
-    Pieces(Vec<(u64, Vec<u8>)>),
-    /// A large file, and where its data is.
+    Small(Vec<(u64, Vec<u8>)>),
+    /// A large file, and its data ranges.
     Large(File, Vec<Range<u64>>),
 }
 
-/// What is to be read.
+/// What is read of each file.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Wanted {
+pub(super) struct ReadOptions {
     pub(super) xattrs: bool,
 }
 
 impl Entry {
-    /// Reads what has a name in a directory; `is_file` is what the directory says.
+    /// Reads an entry of a directory. `is_file` is whether its directory entry has the type of a
+    /// regular file.
     pub(super) fn read(
         dir: BorrowedFd<'_>,
         name: &[u8],
         is_file: bool,
-        wanted: Wanted,
+        options: ReadOptions,
     ) -> io::Result<Self> {
         if is_file {
             let file = File::from(open_to_read(dir, name, OFlags::NONBLOCK)?);
             let meta = file.metadata()?;
             if !meta.is_file() {
-                return Err(io::Error::other("it was replaced while it was read"));
+                return Err(io::Error::other("the file was replaced while it was read"));
             }
-            let xattrs = if wanted.xattrs { xattrs_of_open(&file)? } else { Vec::new() };
+            let xattrs = if options.xattrs { xattrs_of_open(&file)? } else { Vec::new() };
             let attributes = Attributes::of(&meta, xattrs);
             let content = content(file, &meta)?;
             return Ok(Self { attributes, content });
@@ -89,7 +91,7 @@ impl Entry {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let handle = File::from(openat(dir, name, flags, Mode::empty())?);
         let meta = handle.metadata()?;
-        let xattrs = if wanted.xattrs { xattrs_at(dir, name)? } else { Vec::new() };
+        let xattrs = if options.xattrs { xattrs_at(dir, name)? } else { Vec::new() };
         let attributes = Attributes::of(&meta, xattrs);
         let content = if attributes.kind == FileKind::Symlink {
             Content::Text(readlinkat(&handle, "", Vec::new())?.into_bytes())
@@ -101,9 +103,9 @@ impl Entry {
 }
 
 impl Attributes {
-    /// Those of an open directory.
-    pub(super) fn of_directory(dir: &File, wanted: Wanted) -> io::Result<Self> {
-        let xattrs = if wanted.xattrs { xattrs_of_open(dir)? } else { Vec::new() };
+    /// Reads the attributes of an open directory.
+    pub(super) fn of_directory(dir: &File, options: ReadOptions) -> io::Result<Self> {
+        let xattrs = if options.xattrs { xattrs_of_open(dir)? } else { Vec::new() };
         Ok(Self::of(&dir.metadata()?, xattrs))
     }
 
@@ -142,7 +144,7 @@ impl Attributes {
     }
 }
 
-/// Opens without leaving a trace in access times, where that is allowed.
+/// Opens a file with `O_NOATIME`, if the user may.
 pub(super) fn open_to_read(
     dir: impl AsFd,
     name: impl rustix::path::Arg + Copy,
@@ -160,32 +162,32 @@ fn content(file: File, meta: &Metadata) -> io::Result<Content> {
     if size == 0 {
         return Ok(Content::None);
     }
-    // What is set aside and not written takes space and is a hole all the same: so it is asked for,
-    // but not in files of one sector.
+    // Preallocated space takes blocks but reads as a hole, so the block count does not show it.
+    // Files of one sector are not examined.
     let is_sparse = size > SECTOR_BYTES || meta.blocks().saturating_mul(512) < size;
     let ranges =
         if is_sparse { data_ranges(&file, size)? } else { std::iter::once(0..size).collect() };
     if size > SMALL_BYTES {
         return Ok(Content::Large(file, ranges));
     }
-    let pieces = ranges.into_iter().map(|range| Ok((range.start, read_range(&file, &range)?)));
-    Ok(Content::Pieces(pieces.collect::<io::Result<_>>()?))
+    let parts = ranges.into_iter().map(|range| Ok((range.start, read_range(&file, &range)?)));
+    Ok(Content::Small(parts.collect::<io::Result<_>>()?))
 }
 
-/// All bytes of a range.
+/// Reads all bytes of a range.
 pub(super) fn read_range(file: &File, range: &Range<u64>) -> io::Result<Vec<u8>> {
     let bytes = usize::try_from(range.end - range.start).map_err(io::Error::other)?;
     let mut buffer = vec![0; bytes];
     file.read_exact_at(&mut buffer, range.start).map_err(|error| {
         if error.kind() == io::ErrorKind::UnexpectedEof {
-            return io::Error::other("it was cut while it was read");
+            return io::Error::other("the file was truncated while it was read");
         }
         error
     })?;
     Ok(buffer)
 }
 
-/// Where a file has data.
+/// Returns the data ranges of a file.
 fn data_ranges(file: &File, size: u64) -> io::Result<Vec<Range<u64>>> {
     let mut ranges = Vec::new();
     let mut at = 0;
@@ -193,7 +195,7 @@ fn data_ranges(file: &File, size: u64) -> io::Result<Vec<Range<u64>>> {
         let start = match seek(file, SeekFrom::Data(at)) {
             Ok(start) => start,
             Err(Errno::NXIO) => break,
-            // A filesystem that knows no holes.
+            // The filesystem does not support SEEK_DATA.
             Err(Errno::INVAL) => at,
             Err(error) => return Err(error.into()),
         };
@@ -208,7 +210,7 @@ fn data_ranges(file: &File, size: u64) -> io::Result<Vec<Range<u64>>> {
 }
 
 fn xattrs_of_open(file: &File) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
-    // Most files have none: that is known without a buffer.
+    // Most files have none; the size query needs no buffer.
     if matches!(flistxattr_query(file), Ok(0) | Err(Errno::NOTSUP)) {
         return Ok(Vec::new());
     }
@@ -243,7 +245,7 @@ fn values(
                 value.truncate(bytes);
                 found.push((name.to_vec(), value));
             }
-            // Gone since it was listed.
+            // Removed since it was listed.
             Err(Errno::NODATA) => {}
             Err(error) => return Err(error.into()),
         }

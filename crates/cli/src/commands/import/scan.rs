@@ -1,120 +1,121 @@
-//! The one thread that walks the source: it says what there is, in order, and has it read.
+//! Walks the source on one thread, sends its contents in order, and queues reads of its files.
 //!
 //! ```text
-//! walker --- steps, in order -------------------------> who applies them
-//!     \----- jobs --> readers --- what they read ------/
+//! walker --- steps, in order -------------------------> apply
+//!     \----- jobs --> readers --- entries and data ----/
 //! ```
 //!
-//! 1. The order is that of the names' bytes, files before directories, so the same tree gives the
-//!    same volume.
-//! 2. What is read ahead is bounded: [`STEPS_MAX`] steps of [`FILES_PER_STEP`] small files.
+//! 1. Entries are sorted by the bytes of their names, files before directories, so the same tree
+//!    gives the same volume.
+//! 2. Reads ahead are bounded: [`STEPS_MAX`] steps of [`FILES_PER_STEP`] small files.
 
+use butternut_sys::lock::{Mutex, rank};
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{AtFlags, Dir, FileType, OFlags, statat};
 
-use super::entry::{Attributes, Entry, Wanted, open_to_read, read_range};
+use super::entry::{Attributes, Entry, ReadOptions, open_to_read, read_range};
 use crate::failure::Failure;
 use crate::output::text;
 
-/// Law 2.
+/// Maximum number of steps ahead, and of files in a step (law 2).
 pub(super) const STEPS_MAX: usize = 16;
 const FILES_PER_STEP: usize = 32;
-/// Directories inside one another, at most.
+/// Maximum depth of nested directories.
 const DEPTH_MAX: usize = 4096;
 
-/// What is to be done next.
+/// A step of the walk, in the order in which the volume is filled.
 pub(super) enum Step {
-    /// Make a directory and go into it.
+    /// Create a directory and enter it.
     Enter {
         name: Vec<u8>,
         path: Vec<u8>,
         attributes: Attributes,
     },
-    /// Make files in it: each with its name and path.
+    /// Create files in the current directory.
     Files {
         names: Arc<Batch>,
         entries: Receiver<Vec<Read>>,
     },
-    /// It is complete.
+    /// The current directory is complete.
     Leave,
     Failed(Failure),
 }
 
-/// One file, as far as it could be read.
+/// A file, or the error of reading it.
 pub(super) type Read = std::io::Result<Entry>;
 
-/// Files of one directory.
+/// Files of one directory that are read together.
 pub(super) struct Batch {
     dir: Arc<File>,
-    /// Of the directory.
+    /// Path of the directory.
     pub(super) path: Vec<u8>,
     pub(super) names: Vec<Name>,
 }
 
 pub(super) struct Name {
-    /// In the source.
+    /// The name in the source.
     pub(super) name: Vec<u8>,
     is_file: bool,
 }
 
-/// Something for a reader.
+/// A job of a reader thread.
 pub(super) enum Job {
     Files(Arc<Batch>, SyncSender<Vec<Read>>),
-    Piece(Arc<File>, Range<u64>, SyncSender<std::io::Result<Vec<u8>>>),
+    ReadRange(Arc<File>, Range<u64>, SyncSender<std::io::Result<Vec<u8>>>),
 }
 
-/// Runs jobs until nobody can hand out any.
-pub(super) fn work(jobs: &Mutex<Receiver<Job>>, wanted: Wanted) {
+/// Runs jobs until the job channel is closed.
+pub(super) fn work(jobs: &Mutex<Receiver<Job>, rank::CommandJobs>, options: ReadOptions) {
     loop {
-        let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        // Whoever asked may have failed meanwhile, and not want it any more.
+        let job = jobs.lock().recv();
+        // A reply is dropped if its receiver has failed meanwhile.
         match job {
-            Ok(Job::Files(batch, reply)) => drop(reply.send(batch.read(wanted))),
-            Ok(Job::Piece(file, range, reply)) => drop(reply.send(read_range(&file, &range))),
+            Ok(Job::Files(batch, reply)) => drop(reply.send(batch.read(options))),
+            Ok(Job::ReadRange(file, range, reply)) => drop(reply.send(read_range(&file, &range))),
             Err(_) => return,
         }
     }
 }
 
 impl Batch {
-    fn read(&self, wanted: Wanted) -> Vec<Read> {
+    fn read(&self, options: ReadOptions) -> Vec<Read> {
         let dir = self.dir.as_fd();
-        let read = |name: &Name| Entry::read(dir, &name.name, name.is_file, wanted);
+        let read = |name: &Name| Entry::read(dir, &name.name, name.is_file, options);
         self.names.iter().map(read).collect()
     }
 
-    /// The path of one of the files.
+    /// Returns the path of one of the files.
     pub(super) fn path_of(&self, name: &Name) -> Vec<u8> {
         text::joined(&self.path, &name.name)
     }
 }
 
-/// Where the walk sends what it finds.
+/// The walk, with the channels for its results.
 pub(super) struct Walker {
     pub(super) steps: SyncSender<Step>,
     pub(super) jobs: Sender<Job>,
-    pub(super) wanted: Wanted,
+    pub(super) options: ReadOptions,
     pub(super) one_file_system: bool,
 }
 
-/// A directory on the way.
+/// A directory on the current path.
 struct Level {
     dir: Arc<File>,
     path: Vec<u8>,
-    /// Directories in it that are still to be walked, the last name first.
+    /// Its subdirectories that are still to be walked, in reverse order.
     below: Vec<Vec<u8>>,
 }
 
-/// Nobody wants the rest.
+/// The receiver of the steps has ended.
 struct Stopped;
 
 impl Walker {
-    /// Walks what is in a directory: its attributes come with an Enter of this name and path.
+    /// Walks a directory. The first step enters it with this name and path.
     pub(super) fn directory(&self, dir: File, name: Vec<u8>, path: Vec<u8>) {
         let walked = self.walk(dir, name, path);
         if let Err(Some(failure)) = walked {
@@ -122,10 +123,10 @@ impl Walker {
         }
     }
 
-    /// One file that is no directory.
+    /// Sends a single file that is not a directory.
     pub(super) fn file(&self, dir: File, path: Vec<u8>, name: Vec<u8>, is_file: bool) {
         let names = vec![Name { name, is_file }];
-        // There is nothing to stop.
+        // The walk ends here in any case.
         drop(self.files(Batch { dir: Arc::new(dir), path, names }));
     }
 
@@ -144,7 +145,7 @@ impl Walker {
             let dir = open_to_read(&*level.dir, name.as_slice(), OFlags::DIRECTORY);
             let dir = File::from(dir.map_err(failed)?);
             if levels.len() >= DEPTH_MAX {
-                return Err(Some(Failure::new(text::escaped(&path), "too deep")));
+                return Err(Some(Failure::new(text::escaped(&path), "is nested too deeply")));
             }
             let only = self.one_file_system.then_some(device);
             self.enter(dir, name, path, &mut levels, only)?;
@@ -152,7 +153,8 @@ impl Walker {
         Ok(())
     }
 
-    /// Says what is in a directory. One that is on another device than `only` is left empty.
+    /// Sends the files of a directory and collects its subdirectories. A directory on a device
+    /// other than `only` is created empty.
     fn enter(
         &self,
         dir: File,
@@ -162,11 +164,11 @@ impl Walker {
         only: Option<u64>,
     ) -> Result<(), Option<Failure>> {
         let failed = |error: std::io::Error| Some(Failure::io(text::escaped(&path), &error));
-        let attributes = Attributes::of_directory(&dir, self.wanted).map_err(failed)?;
-        let is_elsewhere = only.is_some_and(|device| device != attributes.identity.0);
+        let attributes = Attributes::of_directory(&dir, self.options).map_err(failed)?;
+        let is_other_filesystem = only.is_some_and(|device| device != attributes.identity.0);
         self.send(Step::Enter { name, path: path.clone(), attributes })?;
         let (mut files, mut below) = (Vec::new(), Vec::new());
-        if !is_elsewhere {
+        if !is_other_filesystem {
             for entry in Dir::read_from(&dir).map_err(|error| failed(error.into()))? {
                 let entry = entry.map_err(|error| failed(error.into()))?;
                 let name = entry.file_name().to_bytes().to_vec();
@@ -217,9 +219,9 @@ fn device_of(dir: &File, path: &[u8]) -> Result<u64, Option<Failure>> {
     meta.map(|meta| meta.dev()).map_err(|error| Some(Failure::io(text::escaped(path), &error)))
 }
 
-fn kind_of(dir: &File, name: &[u8], told: FileType) -> std::io::Result<FileType> {
-    if told != FileType::Unknown {
-        return Ok(told);
+fn kind_of(dir: &File, name: &[u8], from_entry: FileType) -> std::io::Result<FileType> {
+    if from_entry != FileType::Unknown {
+        return Ok(from_entry);
     }
     let stat = statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
     Ok(FileType::from_raw_mode(stat.st_mode))

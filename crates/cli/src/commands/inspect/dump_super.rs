@@ -1,8 +1,8 @@
-//! `inspect dump-super`: needs no volume that opens, only bytes at the places of superblocks.
+//! `inspect dump-super`: prints superblocks. It reads them directly and does not open the volume.
 
+use crate::args::{DumpSuperArgs, GlobalArgs};
 use crate::dump;
 use crate::failure::Outcome;
-use crate::flags::{DumpSuperArgs, GlobalArgs};
 use crate::output::Output;
 
 pub(crate) fn run(global: &GlobalArgs, args: &DumpSuperArgs, out: &mut Output) -> Outcome {

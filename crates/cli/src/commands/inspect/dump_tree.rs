@@ -1,12 +1,12 @@
-//! `inspect dump-tree`: the trees of a volume that opens.
+//! `inspect dump-tree`: prints trees of an open volume.
 
+use crate::args::{DumpTreeArgs, GlobalArgs};
 use crate::dump;
 use crate::failure::Outcome;
-use crate::flags::{DumpTreeArgs, GlobalArgs};
-use crate::options::Opened;
 use crate::output::Output;
+use crate::volume::OpenVolume;
 
 pub(crate) fn run(global: &GlobalArgs, args: &DumpTreeArgs, out: &mut Output) -> Outcome {
-    let opened = Opened::many(global, &args.volume)?;
+    let opened = OpenVolume::from_args(global, &args.volume)?;
     dump::dump_tree::print(&opened.filesystem, global, args, out)
 }

@@ -1,27 +1,28 @@
-//! `inspect logical-resolve`: the files that hold a byte of the volume's address space.
+//! `inspect logical-resolve`: prints the files that contain a byte at a logical address.
 //!
-//! Paths start at the top-level subvolume; an inode that no name leads to is shown by number.
+//! Paths are relative to the top-level subvolume. An inode without a path is printed by number.
 
 use std::io::Write;
 
-use butternut::{Error, ExtentOwner, FileId};
+use butternut::inspect::ExtentOwner;
+use butternut::{Error, FileId};
 
-use crate::failure::{Done, Failure, Outcome};
-use crate::flags::{GlobalArgs, LogicalResolveArgs};
-use crate::options::Opened;
+use crate::args::{GlobalArgs, LogicalResolveArgs};
+use crate::failure::{Completion, Failure, Outcome};
 use crate::output::{Output, json, text};
+use crate::volume::OpenVolume;
 
 pub(crate) fn run(global: &GlobalArgs, args: &LogicalResolveArgs, out: &mut Output) -> Outcome {
-    let opened = Opened::many(global, &args.volume)?;
+    let opened = OpenVolume::from_args(global, &args.volume)?;
     let what = format!("logical address {}", args.logical);
     let owners =
         opened.filesystem.owners_of_logical(args.logical, args.any_offset).or_else(|error| {
-            let nobody = matches!(error, Error::NotFound);
-            if nobody { Ok(Vec::new()) } else { Err(Failure::of(&*what, &error)) }
+            let not_found = matches!(error, Error::NotFound);
+            if not_found { Ok(Vec::new()) } else { Err(Failure::of(&*what, &error)) }
         })?;
     if owners.is_empty() {
-        return Err(Failure::new(what, "no file holds it").cure(
-            "it may be metadata, free space, or past the end; -o also looks at whole extents",
+        return Err(Failure::new(what, "no file contains it").hint(
+            "it may be metadata, free space or past the end; -o also finds other parts of extents",
         ));
     }
     let mut list = json::List::default();
@@ -37,7 +38,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &LogicalResolveArgs, out: &mut Outp
             continue;
         }
         for path in &paths {
-            let shown = out.shown(path);
+            let shown = out.display_name(path);
             out.line(&shown)?;
         }
         if paths.is_empty() {
@@ -48,11 +49,11 @@ pub(crate) fn run(global: &GlobalArgs, args: &LogicalResolveArgs, out: &mut Outp
     if global.json {
         list.end(out)?;
     }
-    Ok(Done::Well)
+    Ok(Completion::Success)
 }
 
-/// The owner's paths from the top level; none where its subvolume has been deleted.
-fn paths(opened: &Opened, owner: &ExtentOwner) -> Result<Vec<Vec<u8>>, Failure> {
+/// Returns the paths of the owner from the top level; none if its subvolume has been deleted.
+fn paths(opened: &OpenVolume, owner: &ExtentOwner) -> Result<Vec<Vec<u8>>, Failure> {
     let filesystem = &opened.filesystem;
     let what = || format!("inode {} of subvolume {}", owner.ino, owner.subvolume);
     let subvolume =

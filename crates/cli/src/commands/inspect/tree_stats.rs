@@ -1,21 +1,21 @@
-//! `inspect tree-stats`: how big trees are and how far apart their blocks lie, as btrfs-progs
-//! shows it, without the time the reading took.
+//! `inspect tree-stats`: prints size, shape and seek distances of trees in the format of
+//! btrfs-progs, without the elapsed time.
 
 use std::io::Write;
 
-use butternut::TreeStats;
+use butternut::inspect::TreeStats;
 
-use crate::failure::{Done, Failure, Outcome};
-use crate::flags::{GlobalArgs, TreeStatsArgs};
-use crate::options::Opened;
+use crate::args::{GlobalArgs, TreeStatsArgs};
+use crate::failure::{Completion, Failure, Outcome};
 use crate::output::size::{Units, pretty};
 use crate::output::{Output, json};
+use crate::volume::OpenVolume;
 
-/// The trees that are shown when none is named.
+/// The trees that are printed if none is named.
 const TREES: [(u64, &str); 4] = [(1, "root"), (2, "extent"), (7, "csum"), (5, "fs")];
 
 pub(crate) fn run(global: &GlobalArgs, args: &TreeStatsArgs, out: &mut Output) -> Outcome {
-    let opened = Opened::many(global, &args.volume)?;
+    let opened = OpenVolume::from_args(global, &args.volume)?;
     let units = if args.raw { Units::Bytes } else { Units::Binary };
     let named = args.tree.map(|tree| vec![(tree, name(tree))]);
     let trees = named
@@ -36,7 +36,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &TreeStatsArgs, out: &mut Output) -
     if global.json {
         list.end(out)?;
     }
-    Ok(Done::Well)
+    Ok(Completion::Success)
 }
 
 fn name(tree: u64) -> String {

@@ -1,9 +1,10 @@
-//! `mkfs --rootdir`: fills the new volume with what is in a directory.
+//! `mkfs --rootdir`: fills the new volume with the contents of a directory.
 //!
-//! 1. An image file that is given no size gets one: what the tree takes at most, a quarter more,
-//!    and some. It is sparse, so what is not used costs nothing outside; `--shrink` cuts it off.
-//! 2. With an epoch, the same tree gives the same bytes: files are made in the order of their names
-//!    by one thread, nothing is committed by the clock, and the clock stands still.
+//! 1. Without --size, the size of an image file is estimated: an upper bound of the space for the
+//!    directory tree, plus a quarter, plus [`EXTRA_BYTES`]. The file is sparse, so unused space
+//!    takes no space on the host; `--shrink` truncates it.
+//! 2. With an epoch, the same tree gives the same bytes: one thread creates files in the order of
+//!    their names, the periodic commit is off, and the clock always returns the epoch.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -16,38 +17,38 @@ use butternut_mkfs::{BlockGroupFlags, Made, MadeGroup, MkfsOptions, Profile};
 
 use super::super::import::{Counts, Rules, files_of, into_root};
 use super::super::progress::Progress;
+use crate::args::{GlobalArgs, ImportOptions, MkfsArgs};
 use crate::failure::Failure;
-use crate::flags::{GlobalArgs, ImportHow, MkfsArgs};
-use crate::options;
-use crate::volume_arg::VolumeArg;
+use crate::volume;
+use crate::volume::arg::VolumeArg;
 
-/// Files up to this lie in their inode's tree.
+/// Files up to this size are stored as inline extents.
 const INLINE_BYTES_MAX: u64 = 2048;
 const SECTOR_BYTES: u64 = 4096;
-/// What trees hold of a file besides its names and data: inode, references, entries, attributes.
+/// Metadata of a file besides its names and data: inode, references, directory entries, attributes.
 const BYTES_PER_FILE: u64 = 500;
-/// What they hold of an extent: two items, and their places in leaves.
+/// Metadata of an extent: two items and their leaf headers.
 const BYTES_PER_EXTENT: u64 = 160;
-/// An extent is at most this long.
+/// Maximum length of an extent.
 const EXTENT_BYTES_MAX: u64 = 4 << 20;
-/// Chunks come in sizes of their own, and commits need room to move in.
-const BYTES_BESIDES: u64 = 256 << 20;
+/// Extra size for the rounding of chunks, and for copy-on-write during commits.
+const EXTRA_BYTES: u64 = 256 << 20;
 
-/// When the volume is made, for those who want the same bytes again.
+/// The creation time of a reproducible volume, which its clock returns.
 static EPOCH: OnceLock<Stamp> = OnceLock::new();
 
-/// What a tree takes.
+/// The estimated space of a directory tree, in bytes.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Demand {
     data_bytes: u64,
     tree_bytes: u64,
 }
 
-/// Law 1: gives an image file a size, where the user gives none.
+/// Sets the size of an image file if the user gives none (law 1).
 pub(super) fn choose_size(
     dir: &Path,
     device: &DevicePath,
-    how: &ImportHow,
+    import_options: &ImportOptions,
     options: &mut MkfsOptions,
 ) -> Result<(), Failure> {
     if options.bytes.is_some() {
@@ -55,44 +56,42 @@ pub(super) fn choose_size(
     }
     let len = match fs::metadata(&device.path) {
         Ok(meta) if meta.is_file() => meta.len(),
-        // A block device has its size; what is neither is refused when it is opened.
+        // A block device has a size. Any other file type is refused when it is opened.
         Ok(_) => return Ok(()),
         Err(_) => 0,
     };
     let mut demand = Demand::default();
     let top = fs::metadata(dir).map_err(|error| failed(dir, &error))?;
-    let only = how.one_file_system.then(|| top.dev());
+    let only = import_options.one_file_system.then(|| top.dev());
     demand.add_tree(dir, options.csum.bytes() as u64, only)?;
     let wanted = demand.volume_bytes(options);
     options.bytes = Some(wanted.max(len.saturating_sub(device.offset)));
     Ok(())
 }
 
-/// Copies the tree into the volume, and brings what was said of it up to date.
+/// Copies the directory tree into the volume, and updates the description of the volume.
 pub(super) fn fill(
     global: &GlobalArgs,
     args: &MkfsArgs,
     dir: &Path,
-    named: &VolumeArg,
+    volume_arg: &VolumeArg,
     made: &mut Made,
 ) -> Result<Counts, Failure> {
     let epoch = super::epoch()?.map(|epoch| *EPOCH.get_or_init(|| epoch));
     let clock = if epoch.is_some() { Clock::new(epoch_time) } else { Clock::default() };
-    let mount = MountOptions {
-        read_only: false,
-        commit_seconds: 0,
-        commits_for_space: false,
-        clock,
-        ..MountOptions::default()
-    };
-    let filesystem = options::open(named, &mount)?;
+    let mount = MountOptions::default()
+        .read_only(false)
+        .commit_seconds(0)
+        .commits_for_space(false)
+        .clock(clock);
+    let filesystem = volume::open(volume_arg, &mount)?;
     let rules = Rules {
-        no_owner: args.how.no_owner,
+        no_owner: args.import_options.no_owner,
         epoch: epoch.map(|epoch| butternut::Time { secs: epoch.secs, nanos: epoch.nanos }),
     };
     let progress = Progress::new(global);
-    let volume_files = files_of(&named.devices);
-    let copied = into_root(&filesystem, dir, &args.how, rules, &progress, &volume_files);
+    let volume_files = files_of(&volume_arg.devices);
+    let copied = into_root(&filesystem, dir, &args.import_options, rules, &progress, &volume_files);
     progress.finish();
     let mut finish = |counts| -> butternut::Result<Counts> {
         filesystem.sync()?;
@@ -103,13 +102,13 @@ pub(super) fn fill(
         Ok(counts)
     };
     let result = copied.and_then(|counts| {
-        finish(counts).map_err(|error| Failure::of(named.typed.clone(), &error))
+        finish(counts).map_err(|error| Failure::of(volume_arg.typed.clone(), &error))
     });
     if result.is_err() {
         filesystem.abandon();
     }
     drop(filesystem);
-    if let (true, Ok(_), [device]) = (args.shrink, &result, named.devices.as_slice())
+    if let (true, Ok(_), [device]) = (args.shrink, &result, volume_arg.devices.as_slice())
         && device.path.is_file()
     {
         let cut = fs::OpenOptions::new().write(true).open(&device.path);
@@ -135,7 +134,7 @@ fn shrink(filesystem: &Filesystem, made: &mut Made) -> butternut::Result<()> {
     Ok(())
 }
 
-/// What the volume is now.
+/// Updates the description of the volume.
 fn update(filesystem: &Filesystem, made: &mut Made) -> butternut::Result<()> {
     let groups = filesystem.usage()?.groups;
     made.bytes_used = groups.iter().map(|group| group.used_bytes).sum();
@@ -151,8 +150,8 @@ fn update(filesystem: &Filesystem, made: &mut Made) -> butternut::Result<()> {
 
 impl Demand {
     fn add_tree(&mut self, dir: &Path, csum_bytes: u64, only: Option<u64>) -> Result<(), Failure> {
-        let mut waiting = vec![dir.to_path_buf()];
-        while let Some(dir) = waiting.pop() {
+        let mut pending = vec![dir.to_path_buf()];
+        while let Some(dir) = pending.pop() {
             let entries = fs::read_dir(&dir).map_err(|error| failed(&dir, &error))?;
             for entry in entries {
                 let entry = entry.map_err(|error| failed(&dir, &error))?;
@@ -160,11 +159,11 @@ impl Demand {
                     Ok(meta) => meta,
                     Err(error) => return Err(failed(&entry.path(), &error)),
                 };
-                let is_elsewhere = only.is_some_and(|device| device != meta.dev());
+                let is_other_filesystem = only.is_some_and(|device| device != meta.dev());
                 let name_bytes = entry.file_name().len() as u64;
                 self.tree_bytes += BYTES_PER_FILE + 3 * name_bytes;
-                if meta.is_dir() && !is_elsewhere {
-                    waiting.push(entry.path());
+                if meta.is_dir() && !is_other_filesystem {
+                    pending.push(entry.path());
                 } else if meta.is_file() {
                     self.add_file(meta.len(), meta.blocks().saturating_mul(512), csum_bytes);
                 } else if meta.is_symlink() {
@@ -175,8 +174,8 @@ impl Demand {
         Ok(())
     }
 
-    /// Counts a file. One that takes less than its size has holes, or is packed: then as much as
-    /// it may have.
+    /// Adds a file. A file that takes much less space than its size is sparse or compressed: its
+    /// data is estimated as eight times the space that it takes.
     fn add_file(&mut self, size: u64, stored: u64, csum_bytes: u64) {
         if size <= INLINE_BYTES_MAX {
             self.tree_bytes += BYTES_PER_EXTENT + size;
@@ -197,11 +196,11 @@ impl Demand {
         let mixed = options.features.is_mixed();
         let default = if mixed { Profile::Single } else { Profile::Dup };
         let data = self.data_bytes.saturating_mul(copies(options.data, Profile::Single));
-        // Leaves are seldom full, and a commit writes its blocks anew before it frees the old ones.
+        // Leaves are seldom full, and a commit writes new tree blocks before it frees the old ones.
         let trees =
             self.tree_bytes.saturating_mul(3).saturating_mul(copies(options.metadata, default));
         let both = data.saturating_add(trees);
-        let bytes = both.saturating_add(both / 4).saturating_add(BYTES_BESIDES);
+        let bytes = both.saturating_add(both / 4).saturating_add(EXTRA_BYTES);
         bytes.next_multiple_of(1 << 20)
     }
 }
@@ -215,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sparse_files_count_for_little_and_small_ones_for_trees() {
+    fn sparse_files_take_little_space_and_small_files_only_metadata() {
         let of = |size, stored| {
             let mut demand = Demand::default();
             demand.add_file(size, stored, 4);
@@ -226,6 +225,6 @@ mod tests {
         assert_eq!(of(1 << 40, 4096).data_bytes, 8 * 4096);
         let whole = of(1 << 30, 1 << 30);
         assert_eq!(whole.data_bytes, 1 << 30);
-        assert!(whole.volume_bytes(&MkfsOptions::default()) > (1 << 30) + BYTES_BESIDES);
+        assert!(whole.volume_bytes(&MkfsOptions::default()) > (1 << 30) + EXTRA_BYTES);
     }
 }

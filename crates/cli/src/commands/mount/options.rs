@@ -1,27 +1,27 @@
-//! The words after `-o`: what each means. An unknown one is refused by name.
+//! Parses the mount options after `-o`. An unknown option is refused by name.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
-use butternut::{BadPacker, Clock, Compress, MountOptions, Packer, Subvolume, Switches};
+use butternut::{BadCompressor, Clock, Compress, Compressor, MountOptions, Subvolume, Tunables};
 use butternut_fuse::{Caching, Options};
 
-use super::settled;
+use super::fixed_options;
 use crate::failure::Failure;
 use crate::output::size;
-use crate::volume_arg::{self, VolumeArg};
+use crate::volume::arg::{self, VolumeArg};
 
-/// Listed in the man page and in the message about an unknown option.
+/// The options in the error message about an unknown option. The help lists the same options.
 pub(crate) const KNOWN: &str = "ro, rw, commit=SECONDS, sync, subvol=PATH, subvolid=N, degraded, \
      compress[=ALGO[:LEVEL]], compress-force[=ALGO[:LEVEL]], allow_other, default_permissions, \
      offset=N, cache=N, page_cache=N, threads=N, all_wait, uncached, parallel_direct, writeback, \
      nologreplay, norecovery, fsname=NAME, dev, suid, exec, and their opposites; remount";
 
-/// Threads that may write file data at once, at most; a larger number means this.
+/// Maximum number of threads that write file data at the same time; a larger number is reduced.
 pub(super) const THREADS_MAX: usize = 64;
 
-/// Access times stay as they are, and nothing is written at once unless that is asked for.
-const NO_CHANGE: [&str; 14] = [
+/// Options that are accepted without effect: access times are never updated.
+const NO_CHANGE: [&str; 13] = [
     "defaults",
     "atime",
     "noatime",
@@ -33,55 +33,54 @@ const NO_CHANGE: [&str; 14] = [
     "nodiratime",
     "lazytime",
     "nolazytime",
-    "async",
     "silent",
-    // Seen before the others ([`super::remount`]).
+    // Handled before option parsing ([`super::remount`]).
     "remount",
 ];
 
-/// What all options together mean.
+/// The parsed mount options.
 #[derive(Debug, Default)]
-pub(crate) struct Meaning {
+pub(crate) struct ParsedOptions {
     pub(crate) volume: MountOptions,
     pub(crate) fuse: Options,
     pub(crate) threads: Option<usize>,
-    /// The switches that are set by a word, in that order.
-    pub(crate) switches: Vec<(String, String)>,
-    /// The options that a served volume keeps ([`settled`]), each with the last word that gave it.
-    pub(crate) settled: Vec<(&'static str, String)>,
+    /// The tunables that are set, in order.
+    pub(crate) tunables: Vec<(String, String)>,
+    /// The fixed options ([`fixed_options`]), each with the last option that set it.
+    pub(crate) fixed: Vec<(&'static str, String)>,
     offset: Option<u64>,
 }
 
-impl Meaning {
+impl ParsedOptions {
     pub(crate) fn of(lists: &[OsString]) -> Result<Self, Failure> {
-        let mut meaning = Self::default();
-        // The kernel stamps some changes of the mount itself.
-        meaning.volume.clock = Clock::coarse();
-        meaning.set_read_only(false);
+        let mut parsed = Self::default();
+        // The kernel sets some timestamps itself, from its coarse clock.
+        parsed.volume.clock = Clock::coarse();
+        parsed.set_read_only(false);
         for list in lists {
-            for word in list.as_bytes().split(|byte| *byte == b',').filter(|w| !w.is_empty()) {
-                meaning.take(word)?;
+            for option in list.as_bytes().split(|byte| *byte == b',').filter(|w| !w.is_empty()) {
+                parsed.apply(option)?;
             }
         }
-        Ok(meaning)
+        Ok(parsed)
     }
 
-    pub(super) fn take(&mut self, word: &[u8]) -> Result<(), Failure> {
-        let text = String::from_utf8_lossy(word).into_owned();
+    pub(super) fn apply(&mut self, option: &[u8]) -> Result<(), Failure> {
+        let text = String::from_utf8_lossy(option).into_owned();
         let (name, value) = text.split_once('=').unwrap_or((&text, ""));
-        if Switches::is_named(name) && !value.is_empty() {
-            let set = self.volume.switches.set_named(name, value);
-            self.switches.push((name.to_owned(), value.to_owned()));
+        if Tunables::is_named(name) && !value.is_empty() {
+            let set = self.volume.tunables.set_named(name, value);
+            self.tunables.push((name.to_owned(), value.to_owned()));
             return set.map_err(|error| refused(&text, error.to_string()));
         }
-        if let Some(key) = settled::setting_of(name) {
-            self.settled.retain(|(known, _)| *known != key);
-            self.settled.push((key, text.clone()));
+        if let Some(key) = fixed_options::fixed_key(name) {
+            self.fixed.retain(|(known, _)| *known != key);
+            self.fixed.push((key, text.clone()));
         }
         let number = || size::parse(value).ok_or_else(|| refused(&text, "is not a number"));
         match (name, value.is_empty()) {
             ("subvol", false) => {
-                self.volume.subvolume = Subvolume::Path(word["subvol=".len()..].to_vec());
+                self.volume.subvolume = Subvolume::Path(option["subvol=".len()..].to_vec());
             }
             ("subvolid", false) => self.volume.subvolume = Subvolume::Id(number()?),
             ("offset", false) => self.offset = Some(number()?),
@@ -98,13 +97,16 @@ impl Meaning {
             }
             ("fsname", false) => value.clone_into(&mut self.fuse.source),
             ("commit", false) => {
-                let seconds = u32::try_from(number()?).ok().filter(|seconds| *seconds > 0);
-                self.volume.commit_seconds =
-                    seconds.ok_or_else(|| refused(&text, "is no number of seconds"))?;
+                let seconds = size::parse(value).and_then(|number| u32::try_from(number).ok());
+                let seconds = seconds.filter(|seconds| *seconds > 0);
+                self.volume.commit_seconds = seconds.ok_or_else(|| {
+                    refused(&text, "is not a number of seconds").hint("the default is commit=30")
+                })?;
             }
             ("ro", true) => self.set_read_only(true),
             ("rw", true) => self.set_read_only(false),
             ("sync", true) => self.fuse.is_synchronous = true,
+            ("async", true) => self.fuse.is_synchronous = false,
             ("degraded", true) => self.volume.degraded = true,
             ("nologreplay" | "norecovery", true) => self.volume.ignore_log = true,
             ("allow_other", true) => self.fuse.allow_other = true,
@@ -122,29 +124,32 @@ impl Meaning {
             ("nosuid", true) => self.fuse.set_user_id = false,
             ("exec", true) => self.fuse.execute = true,
             ("noexec", true) => self.fuse.execute = false,
-            (word, true) if NO_CHANGE.contains(&word) => {}
+            (option, true) if NO_CHANGE.contains(&option) => {}
             _ => {
-                let switches: Vec<_> =
-                    Switches::default().named().iter().map(|switch| switch.key).collect();
-                let known = format!("known: {KNOWN}; switches: {}", switches.join(", "));
-                return Err(refused(&text, "is not known").cure(known));
+                let tunables: Vec<_> =
+                    Tunables::default().named().iter().map(|tunable| tunable.key).collect();
+                let known = format!("known: {KNOWN}; tunables: {}", tunables.join(", "));
+                return Err(refused(&text, "is not known").hint(known));
             }
         }
         Ok(())
     }
 
-    /// Of several words the last one counts, as with mount(8).
+    /// Sets ro or rw; as in mount(8), the last option counts.
     pub(super) fn set_read_only(&mut self, read_only: bool) {
         self.volume.read_only = read_only;
         self.fuse.is_writable = !read_only;
     }
 
-    /// Lets the options say what the volume argument left open, and nothing that it did say.
-    pub(crate) fn place(&mut self, volume: &mut VolumeArg) -> Result<(), Failure> {
+    /// Adds `offset`, `subvol` and `subvolid` to the volume argument.
+    ///
+    /// # Errors
+    /// Fails if `offset` is given for several devices, or two different subvolumes are named.
+    pub(crate) fn apply_to_volume(&mut self, volume: &mut VolumeArg) -> Result<(), Failure> {
         if let Some(offset) = self.offset {
             let [device] = volume.devices.as_mut_slice() else {
-                return Err(refused("offset", "stands for one device")
-                    .cure("write ?offset=N after each of several"));
+                return Err(refused("offset", "applies to a single device")
+                    .hint("add ?offset=N to each device"));
             };
             device.offset = offset;
         }
@@ -153,16 +158,20 @@ impl Meaning {
             (named, Subvolume::Default) => self.volume.subvolume = named.clone(),
             (named, other) if is_same(named, other) => {}
             (named, other) => {
-                let (named, other) = (volume_arg::shown(named), volume_arg::shown(other));
-                return Err(refused("subvol", format!("names {other}, the volume {named}"))
-                    .cure("name one"));
+                let (named, other) = (arg::describe(named), arg::describe(other));
+                return Err(refused(
+                    "subvol",
+                    format!("names {other}, the volume argument names {named}"),
+                )
+                .hint("name one"));
             }
         }
         Ok(())
     }
 }
 
-/// Whether two names of subvolumes are one: slashes at the ends or doubled name nothing.
+/// Returns whether two names denote the same subvolume: leading, trailing and repeated slashes are
+/// ignored.
 fn is_same(one: &Subvolume, other: &Subvolume) -> bool {
     let parts = |path: &[u8]| -> Vec<Vec<u8>> {
         let parts = path.split(|byte| *byte == b'/').filter(|part| !part.is_empty());
@@ -174,12 +183,12 @@ fn is_same(one: &Subvolume, other: &Subvolume) -> bool {
     }
 }
 
-/// Packing, as the kernel's option of the same name says it: without a value it is zlib.
-fn compress(value: &str, is_forced: bool) -> Result<Option<Compress>, BadPacker> {
+/// Parses the value of `compress`, as kernel btrfs does: the default algorithm is zlib.
+fn compress(value: &str, is_forced: bool) -> Result<Option<Compress>, BadCompressor> {
     Ok(match value {
         "no" | "none" => None,
-        "" => Some(Compress { packer: Packer::default(), is_forced }),
-        named => Some(Compress { packer: named.parse()?, is_forced }),
+        "" => Some(Compress { compressor: Compressor::default(), is_forced }),
+        named => Some(Compress { compressor: named.parse()?, is_forced }),
     })
 }
 
@@ -191,34 +200,36 @@ fn refused(option: &str, why: impl Into<String>) -> Failure {
 mod tests {
     use super::*;
 
-    fn check(list: &str) -> Result<Meaning, String> {
-        Meaning::of(&[list.into()]).map_err(|failure| failure.to_string())
+    fn check(list: &str) -> Result<ParsedOptions, String> {
+        ParsedOptions::of(&[list.into()]).map_err(|failure| failure.to_string())
     }
 
     #[test]
-    fn options_mean_what_they_say() {
-        let meaning = check("ro,subvol=/a/b,degraded,allow_other,cache=1M,threads=3").unwrap();
-        assert_eq!(meaning.volume.subvolume, Subvolume::Path(b"/a/b".to_vec()));
-        assert!(meaning.volume.degraded && meaning.fuse.allow_other);
-        assert!(meaning.fuse.permissions(), "others are let in only with permissions checked");
-        assert_eq!((meaning.volume.node_cache_bytes, meaning.threads), (1 << 20, Some(3)));
+    fn options_set_their_fields() {
+        let parsed = check("ro,subvol=/a/b,degraded,allow_other,cache=1M,threads=3").unwrap();
+        assert_eq!(parsed.volume.subvolume, Subvolume::Path(b"/a/b".to_vec()));
+        assert!(parsed.volume.degraded && parsed.fuse.allow_other);
+        assert!(parsed.fuse.checks_permissions(), "allow_other implies permission checks");
+        assert_eq!((parsed.volume.node_cache_bytes, parsed.threads), (1 << 20, Some(3)));
         assert_eq!(check("subvolid=257").unwrap().volume.subvolume, Subvolume::Id(257));
     }
 
     #[test]
-    fn a_mount_is_for_writing_unless_the_last_word_is_ro() {
+    fn a_mount_is_writable_unless_ro_comes_last() {
         for (list, read_only) in [("", false), ("ro", true), ("ro,rw", false), ("rw,ro", true)] {
-            let meaning = check(list).unwrap();
-            assert_eq!(meaning.volume.read_only, read_only, "{list}");
-            assert_eq!(meaning.fuse.is_writable, !read_only, "{list}");
+            let parsed = check(list).unwrap();
+            assert_eq!(parsed.volume.read_only, read_only, "{list}");
+            assert_eq!(parsed.fuse.is_writable, !read_only, "{list}");
         }
-        let meaning = check("commit=5,sync,all_wait").unwrap();
-        assert_eq!((meaning.volume.commit_seconds, meaning.fuse.is_synchronous), (5, true));
-        assert!(meaning.fuse.all_wait);
+        let parsed = check("commit=5,sync,all_wait").unwrap();
+        assert_eq!((parsed.volume.commit_seconds, parsed.fuse.is_synchronous), (5, true));
+        assert!(!check("sync,async").unwrap().fuse.is_synchronous);
+        assert!(check("async,sync").unwrap().fuse.is_synchronous);
+        assert!(parsed.fuse.all_wait);
     }
 
     #[test]
-    fn of_the_words_about_caching_the_last_counts() {
+    fn the_last_caching_option_counts() {
         for (list, caching) in [
             ("", Caching::WriteThrough),
             ("uncached", Caching::Nothing),
@@ -233,38 +244,41 @@ mod tests {
     }
 
     #[test]
-    fn a_subvolume_may_be_named_twice_and_not_in_two_ways() {
-        let place = |word: &str, list: &str| {
-            let named = volume_arg::subvolume(word.as_bytes());
+    fn two_different_subvolumes_are_refused() {
+        let merge_subvolume = |option: &str, list: &str| {
+            let named = arg::subvolume(option.as_bytes());
             let mut volume =
                 VolumeArg { devices: Vec::new(), subvolume: named, typed: String::new() };
-            let mut meaning = check(list)?;
-            meaning.place(&mut volume).map_err(|failure| failure.to_string())
+            let mut parsed = check(list)?;
+            parsed.apply_to_volume(&mut volume).map_err(|failure| failure.to_string())
         };
-        for (word, list) in
+        for (option, list) in
             [("src", "subvol=/src"), ("/a//b/", "subvol=a/b"), ("257", "subvolid=257")]
         {
-            assert_eq!(place(word, list), Ok(()), "{word} {list}");
+            assert_eq!(merge_subvolume(option, list), Ok(()), "{option} {list}");
         }
-        for (word, list) in
+        for (option, list) in
             [("src", "subvol=/other"), ("257", "subvolid=258"), ("a", "subvolid=257")]
         {
-            let said = place(word, list).unwrap_err();
-            assert!(said.starts_with("option subvol: names "), "{said}");
+            let message = merge_subvolume(option, list).unwrap_err();
+            assert!(message.starts_with("option subvol: names "), "{message}");
         }
     }
 
     #[test]
     fn unknown_options_are_refused_by_name() {
         for list in ["ro,discard=async", "frob", "degraded=1", "subvol="] {
-            let said = check(list).unwrap_err();
+            let message = check(list).unwrap_err();
             let name = list.strip_prefix("ro,").unwrap_or(list);
             assert!(
-                said.starts_with(&format!("option {name}: is not known (known: ro,")),
-                "{said}"
+                message.starts_with(&format!("option {name}: is not known (known: ro,")),
+                "{message}"
             );
         }
-        assert_eq!(check("commit=0").unwrap_err(), "option commit=0: is no number of seconds");
+        for option in ["commit=0", "commit=x", "commit=5000000000"] {
+            let why = "is not a number of seconds (the default is commit=30)";
+            assert_eq!(check(option).unwrap_err(), format!("option {option}: {why}"));
+        }
         assert_eq!(check("subvolid=x").unwrap_err(), "option subvolid=x: is not a number");
         assert_eq!(
             check("compress=gzip").unwrap_err(),
@@ -273,17 +287,16 @@ mod tests {
     }
 
     #[test]
-    fn the_message_about_an_unknown_option_names_every_option_of_the_help() {
-        let said = check("frob").unwrap_err();
-        let lines =
-            crate::flags::MOUNT_HELP.lines().take_while(|line| !line.starts_with("Without"));
+    fn the_message_about_an_unknown_option_lists_every_option_of_the_help() {
+        let message = check("frob").unwrap_err();
+        let lines = crate::args::MOUNT_HELP.lines().take_while(|line| !line.starts_with("Without"));
         let options =
             lines.filter_map(|line| line.strip_prefix("  ").filter(|l| !l.starts_with(' ')));
         let mut seen = 0;
-        for words in options.filter_map(|line| line.split("  ").next()) {
-            for word in words.split(", ") {
-                let name = word.split(['=', '[']).next().unwrap();
-                assert!(said.contains(&format!(" {name}")), "{name}: {said}");
+        for option_list in options.filter_map(|line| line.split("  ").next()) {
+            for option in option_list.split(", ") {
+                let name = option.split(['=', '[']).next().unwrap();
+                assert!(message.contains(&format!(" {name}")), "{name}: {message}");
                 seen += 1;
             }
         }
@@ -291,18 +304,18 @@ mod tests {
     }
 
     #[test]
-    fn a_number_of_threads_is_what_the_mount_makes_of_it() {
-        for (word, threads) in [("threads=100", 64), ("threads=0", 1), ("threads=64", 64)] {
-            assert_eq!(check(word).unwrap().threads, Some(threads), "{word}");
+    fn the_number_of_threads_is_limited() {
+        for (option, threads) in [("threads=100", 64), ("threads=0", 1), ("threads=64", 64)] {
+            assert_eq!(check(option).unwrap().threads, Some(threads), "{option}");
         }
     }
 
     #[test]
-    fn switches_are_set_by_the_names_that_ctl_has_for_them() {
-        let meaning = check("nosec=off,dio_stable=trust,nosec=on,simple_read=off").unwrap();
-        let switches = meaning.volume.switches;
-        assert!(switches.nosec && !switches.simple_read);
-        assert_eq!(switches.find_named("dio_stable").unwrap().value, "trust");
+    fn tunables_are_set_by_their_names_in_ctl() {
+        let parsed = check("nosec=off,dio_stable=trust,nosec=on,simple_read=off").unwrap();
+        let tunables = parsed.volume.tunables;
+        assert!(tunables.nosec && !tunables.simple_read);
+        assert_eq!(tunables.find_named("dio_stable").unwrap().value, "trust");
         assert_eq!(
             check("nosec=yes").unwrap_err(),
             "option nosec=yes: nosec: have \"yes\", want on or off"
@@ -311,22 +324,22 @@ mod tests {
     }
 
     #[test]
-    fn packing_is_named_as_the_kernel_names_it() {
-        let packing = |list| {
+    fn compression_is_named_as_in_the_kernel() {
+        let compression = |list| {
             check(list)
                 .unwrap()
                 .volume
                 .compress
-                .map(|compress| (compress.packer.to_string(), compress.is_forced))
+                .map(|compress| (compress.compressor.to_string(), compress.is_forced))
         };
         let is = |name: &str, is_forced| Some((name.to_owned(), is_forced));
-        assert_eq!(packing("rw"), None);
-        assert_eq!(packing("compress"), is("zlib:3", false));
-        assert_eq!(packing("compress=zstd:15"), is("zstd:15", false));
-        assert_eq!(packing("compress=lzo"), is("lzo", false));
-        assert_eq!(packing("compress-force=zstd"), is("zstd:3", true));
-        assert_eq!(packing("compress-force"), is("zlib:3", true));
-        assert_eq!(packing("compress=zstd,compress=no"), None);
-        assert_eq!(packing("compress-force=zstd,compress=lzo"), is("lzo", false));
+        assert_eq!(compression("rw"), None);
+        assert_eq!(compression("compress"), is("zlib:3", false));
+        assert_eq!(compression("compress=zstd:15"), is("zstd:15", false));
+        assert_eq!(compression("compress=lzo"), is("lzo", false));
+        assert_eq!(compression("compress-force=zstd"), is("zstd:3", true));
+        assert_eq!(compression("compress-force"), is("zlib:3", true));
+        assert_eq!(compression("compress=zstd,compress=no"), None);
+        assert_eq!(compression("compress-force=zstd,compress=lzo"), is("lzo", false));
     }
 }

@@ -1,143 +1,157 @@
-//! `mount -o remount`: what of a mount can be changed while it serves.
+//! `mount -o remount`: changes the options of a mounted volume.
 //!
-//! | words | changed by |
+//! | options | changed by |
 //! |---|---|
-//! | `ro` | the kernel, for the filesystem, which is at every place, and for this place |
-//! | `rw` | the kernel, for the filesystem and this place; places that are `ro` stay so |
-//! | `sync`, `async` | the kernel, for the filesystem |
-//! | `dev`, `suid`, `exec` and their opposites | the kernel, for this place |
-//! | the switches of `ctl` | the process that serves the mount |
-//! | all others | nothing: another value than the volume has is refused ([`settled`]) |
+//! | `ro` | the kernel, for the superblock (shared by all mount points) and this mount point |
+//! | `rw` | the kernel, for the superblock and this mount point; others that are `ro` stay `ro` |
+//! | `sync`, `async` | the kernel, for the superblock |
+//! | `dev`, `suid`, `exec` and their opposites | the kernel, for this mount point |
+//! | the tunables of `ctl` | the process of the mount |
+//! | all others | nothing: a value other than the current one is refused ([`fixed_options`]) |
 //!
-//! mount(8) adds the words of fstab and of the mount table to those of its command line, so a word
-//! that says what is already so is no error, and changes nothing. The mount table says `ro` of a
-//! place that is `ro` by itself as of one whose filesystem is: `ro` of such a place does not make
-//! the filesystem read-only.
+//! mount(8) adds the options of fstab and of the mount table to those of its command line, so an
+//! option with its current value is accepted and changes nothing. The mount table shows `ro` for a
+//! mount point that is itself `ro` as well as for one whose superblock is: `ro` for such a mount
+//! point does not make the superblock read-only.
 //!
-//! A mount that becomes read-only is committed before the command returns, as the kernel's
-//! filesystems are: Linux sends the pages that it holds back, and tells a FUSE process no more.
+//! A mount that becomes read-only is committed before the command returns, as in the kernel's
+//! filesystems. Linux writes the dirty pages of a FUSE filesystem back on a remount, but does not
+//! notify its process, so the command requests the commit: through the mount, or where root has no
+//! access to the mount of another user, through its control socket.
 
 use std::ffi::OsString;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use butternut_fuse::MountPermissions;
 use butternut_sys::mounts::{self, Mount};
 use rustix::io::Errno;
-use rustix::mount::{
-    FsPickFlags, MountFlags, fsconfig_reconfigure, fsconfig_set_flag, fspick, mount_remount,
-};
+use rustix::mount::{FsPickFlags, fsconfig_reconfigure, fsconfig_set_flag, fspick};
 
-use super::options::Meaning;
-use super::settled;
+use super::fixed_options;
+use super::options::ParsedOptions;
 use crate::commands::umount;
-use crate::control::{Form, Question, client};
-use crate::failure::{Done, Failure, Outcome, plain};
+use crate::control::{Format, Request, client};
+use crate::failure::{Completion, Failure, Outcome, io_text};
 
-/// Words of the mount table that are the connection's.
+/// Options of the mount table that belong to the FUSE connection.
 const OF_THE_CONNECTION: [&str; 5] =
     ["user_id=", "group_id=", "max_read=", "rootmode=", "subtype="];
 
-/// Whether the words are those of a remount.
-pub(super) fn is_meant(lists: &[OsString]) -> bool {
+/// Returns whether the options contain `remount`.
+pub(super) fn is_requested(lists: &[OsString]) -> bool {
     lists.iter().any(|list| list.as_bytes().split(|byte| *byte == b',').any(|w| w == b"remount"))
 }
 
-/// Changes the mount on a mount point.
+/// Changes the options of the mount at `mountpoint`.
 pub(super) fn run(mountpoint: &Path, lists: &[OsString]) -> Outcome {
     let shown = mountpoint.display().to_string();
     let mounts = mounts::read().map_err(|error| Failure::io("/proc/self/mountinfo", &error))?;
-    let place = mountpoint.canonicalize().unwrap_or_else(|_| PathBuf::from(mountpoint));
-    let mount = mounts::topmost(&mounts, &place).filter(|mount| mount.kind == butternut_fuse::KIND);
+    let path = mountpoint.canonicalize().unwrap_or_else(|_| PathBuf::from(mountpoint));
+    let mount =
+        mounts::topmost(&mounts, &path).filter(|mount| mount.kind == butternut_fuse::FS_TYPE);
     let Some(mount) = mount else {
         return Err(Failure::new(shown, "is not mounted by butternut")
-            .cure("`findmnt -t fuse.butternut` lists what is"));
+            .hint("`findmnt -t fuse.butternut` lists the mounts"));
     };
-    let mut all = vec![as_it_is(mount)];
+    let mut all = vec![current_options(mount)];
     all.extend(lists.iter().map(changeable));
-    let meaning = Meaning::of(&all)?;
-    if meaning.fuse.is_writable && mount.has_option("ro") && !is_open_for_writing(&place)? {
-        return Err(Failure::new(shown, "the volume is open for reading only")
-            .cure("unmount it, and mount it again without ro"));
+    let parsed = ParsedOptions::of(&all)?;
+    if parsed.fuse.is_writable && mount.has_option("ro") && !is_open_for_writing(&path)? {
+        return Err(Failure::new(shown, "the volume is open read-only")
+            .hint("unmount it, and mount it again without ro"));
     }
-    if !meaning.settled.is_empty() {
-        let served = client::ask("mount", &place, &Question::Volume)?;
-        settled::check(&meaning, &served["settings"])?;
+    if !parsed.fixed.is_empty() {
+        let served = client::request("mount", &path, &Request::Volume)?;
+        fixed_options::check(&parsed, &served["settings"])?;
     }
     let root = mounts::open(mount).map_err(|error| Failure::io(&*shown, &error))?;
-    change(&root, mount, &meaning).map_err(|errno| {
-        let failure = Failure::io(&*shown, &errno.into());
-        match errno {
-            Errno::BUSY => failure.cure("close the files that are open for writing"),
-            Errno::PERM => failure.cure("only root changes a mount"),
+    reconfigure(&root, mount, &parsed).map_err(|error| {
+        let failure = Failure::io(&*shown, &error);
+        match Errno::from_io_error(&error) {
+            Some(Errno::BUSY) => failure.hint("close the files that are open for writing"),
+            Some(Errno::PERM) => failure.hint("only root can remount"),
             _ => failure,
         }
     })?;
-    if !meaning.fuse.is_writable && !mount.is_read_only() {
-        umount::commit(&place).map_err(|error| {
-            let why = format!("the last changes could not be written: {}", plain(&error));
-            Failure::new(&*shown, why).cure("the mount is read-only now")
-        })?;
+    if !parsed.fuse.is_writable && !mount.is_read_only() {
+        commit(&path)?;
     }
-    for (key, value) in meaning.switches {
-        client::ask("mount", &place, &Question::Set { key, value })?;
+    for (key, value) in parsed.tunables {
+        client::request("mount", &path, &Request::Set { key, value })?;
     }
-    Ok(Done::Well)
+    Ok(Completion::Success)
 }
 
-/// The words that the mount has now.
-fn as_it_is(mount: &Mount) -> OsString {
-    let mut words = vec!["dev,suid"];
-    words.extend(["nodev", "nosuid", "noexec"].into_iter().filter(|word| mount.has_flag(word)));
-    words.extend(Some("ro").filter(|_| mount.is_read_only()));
-    words.extend(Some("sync").filter(|_| mount.has_option("sync")));
-    words.join(",").into()
+/// Commits the changes of a mount that has become read-only.
+fn commit(path: &Path) -> Result<(), Failure> {
+    let Err(error) = umount::commit(path) else { return Ok(()) };
+    let shown = path.display();
+    if !matches!(Errno::from_io_error(&error), Some(Errno::ACCESS | Errno::PERM)) {
+        let why = format!("the last changes could not be written: {}", io_text(&error));
+        return Err(Failure::new(shown.to_string(), why).hint("the mount is read-only now"));
+    }
+    // FUSE denies root the access to a mount of another user without `allow_other`.
+    let requested = client::request("mount", path, &Request::Commit);
+    requested.map(drop).map_err(|failure| {
+        let why =
+            format!("is read-only now, and its last changes are not committed yet: {failure}");
+        let hint = "`butternut umount` commits them and reports errors";
+        Failure::new(shown.to_string(), why).hint(hint)
+    })
 }
 
-/// Has the kernel change the filesystem, where it is to be otherwise, and then the one mount.
-fn change(root: &OwnedFd, mount: &Mount, meaning: &Meaning) -> Result<(), Errno> {
-    let is_same = mount.is_read_only() != meaning.fuse.is_writable;
-    let ro = |is_ro: bool| if is_same { is_ro } else { !meaning.fuse.is_writable };
-    let mut words = Vec::new();
+/// Returns the current options of the mount.
+fn current_options(mount: &Mount) -> OsString {
+    let mut options = vec!["dev,suid"];
+    options
+        .extend(["nodev", "nosuid", "noexec"].into_iter().filter(|option| mount.has_flag(option)));
+    options.extend(Some("ro").filter(|_| mount.is_read_only()));
+    options.extend(Some("sync").filter(|_| mount.has_option("sync")));
+    options.join(",").into()
+}
+
+/// Changes the options of the superblock that differ, and then those of the mount point. Other
+/// attributes of the mount point (`nosymfollow`, access times) stay unchanged.
+fn reconfigure(root: &OwnedFd, mount: &Mount, parsed: &ParsedOptions) -> io::Result<()> {
+    let is_same = mount.is_read_only() != parsed.fuse.is_writable;
+    let ro = |is_ro: bool| if is_same { is_ro } else { !parsed.fuse.is_writable };
+    let mut options = Vec::new();
     if ro(mount.has_option("ro")) != mount.has_option("ro") {
-        words.push(if meaning.fuse.is_writable { "rw" } else { "ro" });
+        options.push(if parsed.fuse.is_writable { "rw" } else { "ro" });
     }
-    if meaning.fuse.is_synchronous != mount.has_option("sync") {
-        words.push(if meaning.fuse.is_synchronous { "sync" } else { "async" });
+    if parsed.fuse.is_synchronous != mount.has_option("sync") {
+        options.push(if parsed.fuse.is_synchronous { "sync" } else { "async" });
     }
-    if !words.is_empty() {
+    if !options.is_empty() {
         let filesystem =
             fspick(root, "", FsPickFlags::FSPICK_CLOEXEC | FsPickFlags::FSPICK_EMPTY_PATH)?;
-        for word in words {
-            fsconfig_set_flag(&filesystem, word)?;
+        for option in options {
+            fsconfig_set_flag(&filesystem, option)?;
         }
         fsconfig_reconfigure(&filesystem)?;
     }
-    let flags = flags(meaning, ro(mount.has_flag("ro"))) | MountFlags::BIND;
-    mount_remount(format!("/proc/self/fd/{}", root.as_raw_fd()), flags, "")
+    let rights = MountPermissions {
+        write: !ro(mount.has_flag("ro")),
+        ..MountPermissions::from(&parsed.fuse)
+    };
+    let (set, clear) = rights.attributes();
+    mounts::set_attributes(root, set, clear)
 }
 
-/// The words of a list without those that the mount table alone has.
+/// Returns an option list without the options of the FUSE connection.
 fn changeable(list: &OsString) -> OsString {
-    let is_ours =
-        |word: &&[u8]| !OF_THE_CONNECTION.iter().any(|start| word.starts_with(start.as_bytes()));
-    let words: Vec<&[u8]> = list.as_bytes().split(|byte| *byte == b',').filter(is_ours).collect();
-    OsString::from_vec(words.join(&b','))
+    let is_mount_option = |option: &&[u8]| {
+        !OF_THE_CONNECTION.iter().any(|start| option.starts_with(start.as_bytes()))
+    };
+    let options: Vec<&[u8]> =
+        list.as_bytes().split(|byte| *byte == b',').filter(is_mount_option).collect();
+    OsString::from_vec(options.join(&b','))
 }
 
-fn is_open_for_writing(place: &Path) -> Result<bool, Failure> {
-    let stats = client::ask("mount", place, &Question::Stats { form: Form::Json })?;
+fn is_open_for_writing(path: &Path) -> Result<bool, Failure> {
+    let stats = client::request("mount", path, &Request::Stats { form: Format::Json })?;
     Ok(stats["is_writable"].as_bool().unwrap_or(false))
-}
-
-fn flags(meaning: &Meaning, is_read_only: bool) -> MountFlags {
-    let options = &meaning.fuse;
-    let all = [
-        (is_read_only, MountFlags::RDONLY),
-        (!options.devices, MountFlags::NODEV),
-        (!options.set_user_id, MountFlags::NOSUID),
-        (!options.execute, MountFlags::NOEXEC),
-    ];
-    let set = all.into_iter().filter(|(is_set, _)| *is_set);
-    set.fold(MountFlags::NOATIME, |flags, (_, flag)| flags | flag)
 }

@@ -1,18 +1,19 @@
-//! `subvolume list`, in the form of `btrfs subvolume list`: paths from the top level.
+//! `subvolume list`: lists subvolumes in the format of `btrfs subvolume list`, with paths from the
+//! top level.
 
 use std::io::Write;
 
 use butternut::SubvolumeInfo;
 
-use crate::failure::{Done, Outcome};
-use crate::flags::{GlobalArgs, ListSort, SubvolumeListArgs};
-use crate::options::Opened;
+use crate::args::{GlobalArgs, ListSort, SubvolumeListArgs};
+use crate::failure::{Completion, Outcome};
 use crate::output::{Output, json, text, time};
+use crate::volume::OpenVolume;
 
-/// Shown for a parent that there is none of.
+/// Printed in place of a UUID that is not set.
 const NO_UUID: &str = "-                                   ";
 
-/// A field: its word in the lines, its head in the table, its text.
+/// A field: its label, which is also its heading in the table, and its text.
 struct Column {
     word: &'static str,
     text: Text,
@@ -21,10 +22,10 @@ struct Column {
 type Text = fn(&SubvolumeInfo) -> String;
 
 pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeListArgs, out: &mut Output) -> Outcome {
-    let opened = Opened::many(global, &args.volume)?;
+    let opened = OpenVolume::from_args(global, &args.volume)?;
     let top = opened.filesystem.root().subvolume;
-    let mut all = opened.filesystem.subvolumes().map_err(|error| opened.whole(&error))?;
-    all.retain(|subvolume| wanted(args, top, subvolume));
+    let mut all = opened.filesystem.subvolumes().map_err(|error| opened.failure(&error))?;
+    all.retain(|subvolume| is_listed(args, top, subvolume));
     sort(&mut all, args.sort);
     if global.json {
         let mut list = json::List::default();
@@ -32,7 +33,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeListArgs, out: &mut Outpu
             list.push(out, as_json(subvolume))?;
         }
         list.end(out)?;
-        return Ok(Done::Well);
+        return Ok(Completion::Success);
     }
     let columns = columns(args);
     if args.table {
@@ -57,13 +58,13 @@ pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeListArgs, out: &mut Outpu
         }
         out.write_all(line.as_bytes())?;
         let path = shown_path(args, top, subvolume);
-        let shown = out.shown(&path);
+        let shown = out.display_name(&path);
         out.line(&shown)?;
     }
-    Ok(Done::Well)
+    Ok(Completion::Success)
 }
 
-fn wanted(args: &SubvolumeListArgs, top: u64, subvolume: &SubvolumeInfo) -> bool {
+fn is_listed(args: &SubvolumeListArgs, top: u64, subvolume: &SubvolumeInfo) -> bool {
     let is_snapshot = subvolume.parent_uuid != [0; 16];
     subvolume.deleted == args.deleted
         && (!args.snapshots || is_snapshot)
@@ -72,14 +73,14 @@ fn wanted(args: &SubvolumeListArgs, top: u64, subvolume: &SubvolumeInfo) -> bool
 }
 
 fn sort(all: &mut [SubvolumeInfo], by: Option<(bool, ListSort)>) {
-    let (backwards, key) = by.unwrap_or((false, ListSort::Rootid));
+    let (reversed, key) = by.unwrap_or((false, ListSort::Rootid));
     match key {
         ListSort::Rootid => all.sort_by_key(|subvolume| subvolume.id),
         ListSort::Gen => all.sort_by_key(|subvolume| subvolume.generation),
         ListSort::Ogen => all.sort_by_key(|subvolume| subvolume.created_generation),
         ListSort::Path => all.sort_by(|a, b| a.path.cmp(&b.path)),
     }
-    if backwards {
+    if reversed {
         all.reverse();
     }
 }
@@ -113,7 +114,7 @@ fn shown_path(args: &SubvolumeListArgs, top: u64, subvolume: &SubvolumeInfo) -> 
     path.clone()
 }
 
-/// A subvolume, as every command prints it under --json.
+/// Returns a subvolume as every command prints it with --json.
 pub(crate) fn as_json(subvolume: &SubvolumeInfo) -> json::Object {
     let object = json::Object::new().put("id", subvolume.id);
     let object = match &subvolume.path {

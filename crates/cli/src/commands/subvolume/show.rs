@@ -1,29 +1,25 @@
-//! `subvolume show`: one subvolume, in the form of `btrfs subvolume show`.
+//! `subvolume show`: shows a subvolume in the format of `btrfs subvolume show`.
 
 use std::io::Write;
 
-use butternut::{Follow, SubvolumeInfo, Time};
+use butternut::{Follow, SubvolumeInfo, TOP_LEVEL, Time};
 
-use crate::failure::{Done, Failure, Outcome};
-use crate::flags::{GlobalArgs, SubvolumeShowArgs};
-use crate::options::Opened;
+use crate::args::{GlobalArgs, SubvolumeShowArgs};
+use crate::failure::{Completion, Failure, Outcome};
 use crate::output::{Output, json, text, time};
-
-/// The id of the top-level subvolume, and the inode number of every subvolume's root.
-const TOP_LEVEL: u64 = 5;
-const SUBVOLUME_ROOT: u64 = 256;
+use crate::volume::OpenVolume;
 
 pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeShowArgs, out: &mut Output) -> Outcome {
-    let opened = Opened::one(global, &args.volume)?;
+    let opened = OpenVolume::from_arg(global, &args.volume)?;
     let id = opened.resolve(&args.path, Follow::Last)?;
     let what = text::escaped(&text::bytes(&args.path));
-    if id.ino != SUBVOLUME_ROOT {
+    if !id.is_subvolume_root() {
         return Err(Failure::new(what, "not a subvolume")
-            .cure("`butternut subvolume list` shows what there is"));
+            .hint("`butternut subvolume list` shows what there is"));
     }
     let shown =
         opened.filesystem.subvolume(id.subvolume).map_err(|error| Failure::of(&*what, &error))?;
-    let mut snapshots = opened.filesystem.subvolumes().map_err(|error| opened.whole(&error))?;
+    let mut snapshots = opened.filesystem.subvolumes().map_err(|error| opened.failure(&error))?;
     snapshots.retain(|other| {
         other.parent_uuid == shown.uuid && shown.uuid != [0; 16] && other.path.is_some()
     });
@@ -36,7 +32,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &SubvolumeShowArgs, out: &mut Outpu
     } else {
         print(&shown, &snapshots, out)?;
     }
-    Ok(Done::Well)
+    Ok(Completion::Success)
 }
 
 fn print(
@@ -46,12 +42,12 @@ fn print(
 ) -> std::io::Result<()> {
     let is_top = shown.id == TOP_LEVEL;
     let title = match &shown.path {
-        Some(path) if !path.is_empty() => out.shown(path),
+        Some(path) if !path.is_empty() => out.display_name(path),
         _ => b"/".to_vec(),
     };
     out.line(&title)?;
     out.write_all(b"\tName: \t\t\t")?;
-    let name = if is_top { b"<FS_TREE>".to_vec() } else { out.shown(&shown.name) };
+    let name = if is_top { b"<FS_TREE>".to_vec() } else { out.display_name(&shown.name) };
     out.line(&name)?;
     let parent = shown.parent.unwrap_or(0);
     writeln!(out, "\tUUID: \t\t\t{}", text::uuid_or_dash(&shown.uuid))?;
@@ -71,7 +67,7 @@ fn print(
     writeln!(out, "\tSnapshot(s):")?;
     for path in snapshots.iter().filter_map(|snapshot| snapshot.path.as_ref()) {
         out.write_all(b"\t\t\t\t")?;
-        let path = out.shown(path);
+        let path = out.display_name(path);
         out.line(&path)?;
     }
     Ok(())

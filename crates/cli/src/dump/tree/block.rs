@@ -1,8 +1,8 @@
-//! One block: the lines of its header, then a line or more for each slot.
+//! Prints a tree block: its header, then each slot.
 
+use super::formatting::{HexText, UuidText, flag_names};
 use super::key::{KeyText, ObjectIdText};
 use super::walk::{items, slots};
-use super::words::{HexText, UuidText, flag_names};
 use super::{Style, item};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::node::{

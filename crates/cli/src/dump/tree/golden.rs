@@ -1,6 +1,6 @@
-//! Every kind of item against what btrfs-progs printed of it, kept in `golden.txt`.
+//! Compares the output for every item type with that of btrfs-progs, recorded in `golden.txt`.
 //!
-//! Local times are left out of the comparison: they depend on where the test runs.
+//! Local times are not compared: they depend on the time zone of the test.
 
 use super::key::KeyText;
 use super::{Style, item};
@@ -21,28 +21,28 @@ fn cases() -> Vec<Case> {
     let mut cases: Vec<Case> = Vec::new();
     for line in GOLDEN.split(|byte| *byte == b'\n').filter(|line| !line.starts_with(b"#")) {
         match line.strip_prefix(b"item ") {
-            Some(words) => cases.push(case(std::str::from_utf8(words).unwrap())),
+            Some(formatting) => cases.push(case(std::str::from_utf8(formatting).unwrap())),
             None => cases.last_mut().unwrap().lines.push(line.to_vec()),
         }
     }
-    // The file's own end.
+    // The newline at the end of the file.
     cases.last_mut().unwrap().lines.pop();
     cases
 }
 
-fn case(words: &str) -> Case {
-    let words: Vec<&str> = words.split(' ').collect();
-    let number = |at: usize| words[at].parse().unwrap();
-    let item_type = ItemType(words[1].parse().unwrap());
-    let hex = if words[3] == "-" { "" } else { words[3] };
+fn case(formatting: &str) -> Case {
+    let formatting: Vec<&str> = formatting.split(' ').collect();
+    let number = |at: usize| formatting[at].parse().unwrap();
+    let item_type = ItemType(formatting[1].parse().unwrap());
+    let hex = if formatting[3] == "-" { "" } else { formatting[3] };
     let byte = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
     Case {
         key: Key::new(number(0), item_type, number(2)),
         data: (0..hex.len()).step_by(2).map(byte).collect(),
         style: Style {
-            hide_names: words.contains(&"--hide-names"),
+            hide_names: formatting.contains(&"--hide-names"),
             csum_headers: false,
-            csum_items: words.contains(&"--csum-items"),
+            csum_items: formatting.contains(&"--csum-items"),
             csum: ChecksumKind::Crc32c,
             simple_quota: false,
         },
@@ -50,7 +50,7 @@ fn case(words: &str) -> Case {
     }
 }
 
-/// A line without the local time at its end.
+/// Returns a line without the local time at its end.
 fn timeless(line: &[u8]) -> String {
     let text = line.escape_ascii().to_string();
     match text.split_once(" (") {
@@ -71,11 +71,11 @@ fn items_print_as_btrfs_progs_prints_them() {
 }
 
 #[test]
-fn no_type_of_item_is_without_a_case() {
+fn every_item_type_has_a_case() {
     let tested: BTreeSet<u8> = cases().iter().map(|case| case.key.item_type.0).collect();
     let named = (0..=u8::MAX).filter(|number| {
         let key = KeyText(Key::new(300, ItemType(*number), 0)).to_string();
-        // Forms of before 2009, which no volume holds any more.
+        // Item types from before 2009, which no volume contains any more.
         !key.contains("UNKNOWN") && !matches!(number, 120 | 180)
     });
     let missing: Vec<u8> = named.filter(|number| !tested.contains(number)).collect();

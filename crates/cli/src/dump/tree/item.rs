@@ -1,7 +1,7 @@
-//! What an item holds, chosen by the type in its key. One file per family.
+//! Prints the contents of items, by the type in their key.
 //!
-//! Items were checked when their block was read, so they have their size; where one is shorter
-//! than its structure (old forms are), the missing fields read as zero.
+//! Items have been verified when their block was read. If an item is shorter than its structure, as
+//! in older formats, the missing fields read as zero.
 
 mod balance;
 mod device;
@@ -20,7 +20,7 @@ use butternut_format::log_item::RawDirLogItem;
 use std::io::{self, Write};
 use zerocopy::{FromBytes, IntoBytes, KnownLayout};
 
-/// Prints the lines below an item's own.
+/// Prints the lines after the first line of an item.
 pub(super) fn print(key: Key, data: &[u8], style: Style, out: &mut dyn Write) -> io::Result<()> {
     match key.item_type {
         ItemType::INODE_ITEM => inode::inode(data, out),
@@ -69,7 +69,7 @@ pub(super) fn print(key: Key, data: &[u8], style: Style, out: &mut dyn Write) ->
     }
 }
 
-/// The structure at the front of `data`, zero where `data` ends before it.
+/// Returns the structure at the start of `data`, with zeros for bytes after its end.
 pub(super) fn padded<T: FromBytes + IntoBytes + KnownLayout>(data: &[u8]) -> T {
     let mut raw = T::new_zeroed();
     for (to, from) in raw.as_mut_bytes().iter_mut().zip(data) {
@@ -78,7 +78,7 @@ pub(super) fn padded<T: FromBytes + IntoBytes + KnownLayout>(data: &[u8]) -> T {
     raw
 }
 
-/// What follows the structure `T` in `data`.
+/// Returns the bytes after the structure `T` in `data`.
 fn after<T>(data: &[u8]) -> &[u8] {
     data.get(size_of::<T>()..).unwrap_or_default()
 }

@@ -1,20 +1,20 @@
-//! The same content as JSON: one object, written as it goes.
+//! Prints the dump as JSON: one object, written incrementally.
 //!
 //! ```text
 //! {"trees": [{"name": "fs tree", "key": KEY, "bytenr": N, "level": N, "blocks": [BLOCK, ..]}, ..],
 //!  "total_bytes": N, "bytes_used": N, "uuid": "..", "backups": [..]}
 //! KEY    {"objectid": N, "type": N, "offset": N, "text": "(FS_TREE ROOT_ITEM 0)"}
 //! BLOCK  {"bytenr", "level", "generation", "owner", "flags", "fs_uuid", "chunk_uuid", "csum",
-//!         "items": [{"key": KEY, "offset", "size", "text": [lines of the other form]}, ..]
+//!         "items": [{"key": KEY, "offset", "size", "text": [lines of the text format]}, ..]
 //!         or "children": [{"key": KEY, "block", "generation"}, ..]}
 //! ```
 //!
-//! Blocks asked for by address stand in a tree without a name.
+//! Blocks selected by address are in a tree without a name.
 
+use super::formatting::{HexText, UuidText};
 use super::key::KeyText;
 use super::walk::{items, slots};
-use super::words::{HexText, UuidText};
-use super::{Form, Heading, RawHeader, Style, item};
+use super::{Heading, RawHeader, Renderer, Style, item};
 use butternut_format::key::Key;
 use butternut_format::node::RawKeyPtr;
 use butternut_format::super_block::{RawRootBackup, RawSuperBlock};
@@ -25,14 +25,14 @@ use zerocopy::FromBytes;
 pub(super) struct Json<'a> {
     style: Style,
     out: &'a mut dyn Write,
-    place: Place,
-    /// What is added behind the trees.
+    position: Position,
+    /// Keys that follow the trees.
     totals: Value,
 }
 
-/// Where in the document the next thing is written.
+/// The position in the document.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum Position {
     BeforeTrees,
     BeforeBlocks,
     AfterBlock,
@@ -41,14 +41,14 @@ enum Place {
 impl<'a> Json<'a> {
     pub(super) fn start(style: Style, out: &'a mut dyn Write) -> io::Result<Self> {
         write!(out, "{{\"trees\":[")?;
-        Ok(Self { style, out, place: Place::BeforeTrees, totals: json!({}) })
+        Ok(Self { style, out, position: Position::BeforeTrees, totals: json!({}) })
     }
 
     fn open_tree(&mut self, tree: &Value) -> io::Result<()> {
-        if self.place != Place::BeforeTrees {
+        if self.position != Position::BeforeTrees {
             write!(self.out, "]}},")?;
         }
-        self.place = Place::BeforeBlocks;
+        self.position = Position::BeforeBlocks;
         let text = tree.to_string();
         write!(self.out, "\n{},\"blocks\":[", text.strip_suffix('}').unwrap_or(&text))
     }
@@ -67,7 +67,7 @@ impl<'a> Json<'a> {
     }
 }
 
-impl Form for Json<'_> {
+impl Renderer for Json<'_> {
     fn tree(&mut self, heading: &Heading<'_>) -> io::Result<()> {
         self.open_tree(&json!({
             "name": heading.name,
@@ -78,12 +78,12 @@ impl Form for Json<'_> {
     }
 
     fn block(&mut self, bytes: &[u8]) -> io::Result<()> {
-        match self.place {
-            Place::BeforeTrees => self.open_tree(&json!({"name": null}))?,
-            Place::BeforeBlocks => {}
-            Place::AfterBlock => write!(self.out, ",")?,
+        match self.position {
+            Position::BeforeTrees => self.open_tree(&json!({"name": null}))?,
+            Position::BeforeBlocks => {}
+            Position::AfterBlock => write!(self.out, ",")?,
         }
-        self.place = Place::AfterBlock;
+        self.position = Position::AfterBlock;
         let Ok((header, _)) = RawHeader::ref_from_prefix(bytes) else {
             return write!(self.out, "null");
         };
@@ -124,7 +124,7 @@ impl Form for Json<'_> {
     }
 
     fn end(&mut self) -> io::Result<()> {
-        if self.place != Place::BeforeTrees {
+        if self.position != Position::BeforeTrees {
             write!(self.out, "]}}")?;
         }
         write!(self.out, "]")?;

@@ -1,11 +1,11 @@
-//! Keys as text: names for the object ids and types that have one.
+//! Formats keys, with names for known object ids and types.
 
 use butternut_format::checksum::EXTENT_CSUM_OBJECTID;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::TreeId;
 use std::fmt;
 
-/// Bits of a quota group's id below its level.
+/// Shift of the level in the id of a quota group.
 const QGROUP_LEVEL_SHIFT: u32 = 48;
 const FIRST_CHUNK_TREE: u64 = 256;
 const BALANCE: u64 = u64::MAX - 3;
@@ -15,19 +15,19 @@ const FREE_INO: u64 = u64::MAX - 11;
 const CSUM_CHANGE: u64 = u64::MAX - 12;
 const MULTIPLE: u64 = u64::MAX - 254;
 
-/// A key in the form `key (FS_TREE ROOT_ITEM 0)`.
+/// Displays a key as `key (FS_TREE ROOT_ITEM 0)`.
 pub(in crate::dump) struct KeyText(pub(in crate::dump) Key);
 
-/// An object id, by name where it has one under keys of this type.
+/// Displays an object id, by name if it has one in keys of this type.
 pub(super) struct ObjectIdText {
     pub(super) objectid: u64,
     pub(super) item_type: ItemType,
 }
 
-/// A type by name, or `UNKNOWN.` and its number.
+/// Displays a type by name, or as `UNKNOWN.` and its number.
 struct TypeText(ItemType);
 
-/// A quota group: `level/id`.
+/// Displays a quota group as `level/id`.
 struct QgroupText(u64);
 
 impl fmt::Display for KeyText {
@@ -46,7 +46,7 @@ impl fmt::Display for KeyText {
             ItemType::UUID_SUBVOL | ItemType::UUID_RECEIVED_SUBVOL => {
                 write!(f, " {offset:#018x})")
             }
-            // The root of a relocation names the tree that it relocates.
+            // The offset of a relocation tree's root item is the id of the relocated tree.
             ItemType::ROOT_ITEM if objectid == TreeId::TREE_RELOCATION.0 => {
                 write!(f, " {})", ObjectIdText { objectid: offset, item_type })
             }
@@ -119,7 +119,7 @@ fn objectid_name(objectid: u64) -> Option<&'static str> {
     })
 }
 
-/// The words in front of `tree` on the line above a tree.
+/// Returns the name of a tree for its heading.
 pub(super) fn tree_name(objectid: u64) -> &'static str {
     match TreeId(objectid) {
         TreeId::ROOT => "root",
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_id_is_named_as_its_type_means_it() {
+    fn object_ids_are_named_by_key_type() {
         assert_eq!(text(1, ItemType::DEV_ITEM, 2), "key (DEV_ITEMS DEV_ITEM 2)");
         assert_eq!(text(1, ItemType::DEV_EXTENT, 2), "key (1 DEV_EXTENT 2)");
         assert_eq!(text(1, ItemType::ROOT_ITEM, 2), "key (ROOT_TREE ROOT_ITEM 2)");
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn an_offset_is_written_as_its_type_means_it() {
+    fn offsets_are_formatted_by_key_type() {
         let group = (7 << 48) | 9;
         assert_eq!(text(group, ItemType::QGROUP_RELATION, 5), "key (7/9 QGROUP_RELATION 0/5)");
         assert_eq!(text(5, ItemType::DIR_INDEX, u64::MAX), "key (FS_TREE DIR_INDEX -1)");

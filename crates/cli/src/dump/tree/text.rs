@@ -1,12 +1,12 @@
-//! The form of btrfs-progs.
+//! Prints the dump in the text format of btrfs-progs.
 
+use super::formatting::UuidText;
 use super::key::KeyText;
-use super::words::UuidText;
-use super::{Form, Heading, Style, block};
+use super::{Heading, Renderer, Style, block};
 use butternut_format::super_block::{RawRootBackup, RawSuperBlock};
 use std::io::{self, Write};
 
-/// The program whose form this is, as its first line says.
+/// The first line of the output, which names the program.
 const PROGRAM: &str = "btrfs-progs v6.14";
 
 pub(super) struct Text<'a> {
@@ -38,7 +38,7 @@ impl<'a> Text<'a> {
     }
 }
 
-impl Form for Text<'_> {
+impl Renderer for Text<'_> {
     fn tree(&mut self, heading: &Heading<'_>) -> io::Result<()> {
         let Heading { name, key, root, is_short, is_extents } = heading;
         let (logical, level) = (root.logical, root.level);

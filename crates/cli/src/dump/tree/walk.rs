@@ -1,8 +1,8 @@
-//! The walk through a tree's blocks, in either order, and the visit of its items.
+//! Traverses the blocks of a tree, breadth-first or depth-first, and visits its items.
 //!
-//! Breadth first is done without a queue: for each level, one descent that shows only the blocks of
-//! that level. Inner nodes are read again for each, which is cheap (a node has hundreds of
-//! children), and memory stays bounded by the depth.
+//! Breadth-first traversal uses no queue: for each level, one depth-first pass shows only the
+//! blocks of that level. Each pass reads the inner nodes again, which is cheap (a node has hundreds
+//! of children), and memory is bounded by the depth.
 
 use super::{Blocks, Dump, Expected, Order, RawHeader, RawItem, expected};
 use butternut_format::key::Key;
@@ -12,7 +12,7 @@ use std::io;
 use zerocopy::FromBytes;
 
 impl<B: Blocks> Dump<'_, B> {
-    /// Shows a tree, or the part of it below `root`.
+    /// Shows the tree below `root`.
     pub(super) fn walk(&mut self, root: &Expected) -> io::Result<()> {
         match self.options.order {
             Order::Depth => self.descend(root, None),
@@ -29,7 +29,7 @@ impl<B: Blocks> Dump<'_, B> {
         self.descend(root, Some(0))
     }
 
-    /// Shows the tree below a block that is already read.
+    /// Shows the tree below a block that has been read.
     pub(super) fn walk_from(&mut self, bytes: &[u8]) -> io::Result<()> {
         let Ok((header, _)) = RawHeader::ref_from_prefix(bytes) else { return Ok(()) };
         let tree = TreeId(header.owner.get());
@@ -37,20 +37,20 @@ impl<B: Blocks> Dump<'_, B> {
         self.walk(&expected(tree, logical, generation, header.level))
     }
 
-    /// Shows the blocks of one level at or below `at`, or of all. A block that cannot be read is
-    /// said by the descent that would show it, and so once.
+    /// Shows the blocks of one level at or below `at`, or of all levels. A block that cannot be
+    /// read is reported once, by the pass that would show it.
     fn descend(&mut self, at: &Expected, only: Option<u8>) -> io::Result<()> {
         let shows = only.is_none_or(|level| level == at.level);
         let bytes = match self.blocks.block(at) {
             Ok(bytes) => bytes,
             Err(error) if shows => {
-                self.say(format_args!("block {}: {error}", at.logical));
+                self.notify(format_args!("block {}: {error}", at.logical));
                 return Ok(());
             }
             Err(_) => return Ok(()),
         };
         if shows {
-            self.form.block(&bytes)?;
+            self.renderer.block(&bytes)?;
         }
         if only.is_some_and(|level| level >= at.level) {
             return Ok(());
@@ -70,7 +70,7 @@ impl<B: Blocks> Dump<'_, B> {
         let bytes = match self.blocks.block(at) {
             Ok(bytes) => bytes,
             Err(error) => {
-                self.say(format_args!("block {}: {error}", at.logical));
+                self.notify(format_args!("block {}: {error}", at.logical));
                 return Ok(());
             }
         };
@@ -86,7 +86,7 @@ impl<B: Blocks> Dump<'_, B> {
     }
 }
 
-/// The children of an inner node; none of a leaf.
+/// Returns the children of an inner node; none for a leaf.
 fn children(bytes: &[u8], parent: &Expected) -> Vec<Expected> {
     let Some(level) = parent.level.checked_sub(1) else { return Vec::new() };
     let child = |slot: &RawKeyPtr| Expected {
@@ -96,7 +96,7 @@ fn children(bytes: &[u8], parent: &Expected) -> Vec<Expected> {
     slots::<RawKeyPtr>(bytes).iter().map(child).collect()
 }
 
-/// The key, slot and bytes of each item of a leaf.
+/// Returns key, slot and bytes of each item of a leaf.
 pub(super) fn items(bytes: &[u8]) -> impl Iterator<Item = (Key, &RawItem, &[u8])> {
     slots::<RawItem>(bytes).iter().map(|slot| {
         let start =
@@ -109,7 +109,7 @@ pub(super) fn items(bytes: &[u8]) -> impl Iterator<Item = (Key, &RawItem, &[u8])
     })
 }
 
-/// The slots behind a block's header; none where the block has no room for as many as it says.
+/// Returns the slots after the header of a block; none if their number exceeds the block size.
 pub(super) fn slots<T>(bytes: &[u8]) -> &[T]
 where
     T: FromBytes + zerocopy::KnownLayout + zerocopy::Immutable + zerocopy::Unaligned,

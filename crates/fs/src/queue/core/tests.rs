@@ -1,8 +1,10 @@
-//! Panics under the lock of a queue's core: writing ends, and nothing waits for ever.
+//! Panics under the lock of a queue's core: the volume becomes read-only, and nothing waits for
+//! ever.
 
 use super::Locked;
-use crate::committer::tests::{fresh, is_ended, open};
-use crate::{Done, File, Filesystem, IoFlags, NewInode, Queue, QueueOptions};
+use crate::background::committer::tests::{fresh, is_forced_read_only, open};
+use crate::queue::{Completion, IoFlags, Queue, QueueOptions};
+use crate::{File, Filesystem, NewInode};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const BLOCK: usize = 4096;
@@ -17,7 +19,7 @@ fn filled(fs: &Filesystem) -> File {
     file
 }
 
-/// Direct writes, and a direct read, in flight.
+/// Direct writes and a direct read, in flight.
 fn queued(fs: &Filesystem, file: &File) -> Queue {
     let mut queue = fs.queue(&QueueOptions::default()).expect("a queue");
     for number in 0..BLOCKS {
@@ -31,7 +33,7 @@ fn queued(fs: &Filesystem, file: &File) -> Queue {
     queue
 }
 
-/// What the panic leaves: how many requests come back all the same.
+/// What happens before the panic, under the lock.
 type Leave = fn(&mut Locked<'_>, &Queue);
 
 fn panic_with_the_core(queue: &Queue, leave: Leave) {
@@ -43,13 +45,13 @@ fn panic_with_the_core(queue: &Queue, leave: Leave) {
     assert!(panicked.is_err());
 }
 
-/// Brings the requests to the devices, and loses what these say of them.
+/// Submits the requests and loses their completions.
 fn lose_completions(locked: &mut Locked<'_>, queue: &Queue) {
     let shared = &*queue.core.shared;
     locked.send_staged(shared);
     let mut polled = Vec::new();
     while locked.data.outstanding() > 0 {
-        locked.data.poll(shared.volume(), 1, None, &mut polled);
+        locked.data.poll(shared.volume(), 1, None, &mut polled).expect("the queue of this volume");
     }
     assert!(!polled.is_empty());
 }
@@ -60,21 +62,21 @@ fn survives(leave: Leave, want: std::ops::RangeInclusive<usize>) {
     let file = filled(&fs);
     let mut queue = queued(&fs, &file);
     panic_with_the_core(&queue, leave);
-    let mut done: Vec<Done> = Vec::new();
+    let mut done: Vec<Completion> = Vec::new();
     let reaped = queue.reap(queue.outstanding(), None, &mut done);
     assert!(want.contains(&reaped), "{reaped} of {} requests", BLOCKS + 1);
-    assert!(is_ended(&fs));
+    assert!(is_forced_read_only(&fs));
     assert!(fs.sync().is_err(), "half of what the core did would be on the volume");
-    // What waits for the file finds nothing in flight on it.
+    // A thread that waits for the file finds nothing in flight.
     assert!(file.truncate(0).is_err());
     let mut bytes = [0; BLOCK];
-    assert_eq!(file.read_at(40 * BLOCK as u64, &mut bytes).expect("reads go on"), BLOCK);
+    assert_eq!(file.read_at(40 * BLOCK as u64, &mut bytes).expect("reads continue"), BLOCK);
     assert_eq!(bytes, [1; BLOCK]);
     drop(queue);
 }
 
 #[test]
-fn requests_in_flight_come_back_after_a_panic() {
+fn requests_in_flight_are_returned_after_a_panic() {
     let all = usize::try_from(BLOCKS).expect("a small number") + 1;
     survives(|_, _| {}, all..=all);
 }
@@ -86,12 +88,12 @@ fn requests_whose_completions_a_panic_has_lost_fail() {
 }
 
 #[test]
-fn nothing_waits_for_requests_that_a_panic_took_along() {
+fn nothing_waits_for_requests_that_a_panic_lost() {
     let lose_all: Leave = |locked, queue| {
         lose_completions(locked, queue);
-        for flight in &mut locked.flights {
-            flight.read = None;
-            flight.writes.clear();
+        for request in &mut locked.device_requests {
+            request.read = None;
+            request.writes.clear();
         }
     };
     survives(lose_all, 0..=0);

@@ -1,4 +1,4 @@
-//! Temporary items: a balance under way, a change of the checksum algorithm under way.
+//! Temporary items: a running balance, a running change of the checksum algorithm.
 
 use super::super::key::ObjectIdText;
 use super::padded;
@@ -49,7 +49,7 @@ fn filters(args: &RawBalanceArgs, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "\t\tstripes_min {} stripes_max {}", args.stripes_min, args.stripes_max)
 }
 
-/// The two halves of a word that is a range.
+/// Splits a 64-bit field into the 32-bit bounds of a range.
 fn range(word: u64) -> (u64, u64) {
     (word & u64::from(u32::MAX), word >> 32)
 }

@@ -1,7 +1,7 @@
-//! Chunks, devices, and what the volume remembers of devices.
+//! Chunks, devices, device statistics and device replace.
 
+use super::super::formatting::{LocalTimeText, UuidText};
 use super::super::key::ObjectIdText;
-use super::super::words::{LocalTimeText, UuidText};
 use super::space::group_flags_text;
 use super::{after, padded};
 use butternut_format::chunk::{RawChunk, RawStripe};
@@ -56,12 +56,12 @@ pub(super) fn device_extent(data: &[u8], out: &mut dyn Write) -> io::Result<()> 
     writeln!(out, "\t\tchunk_tree_uuid {}", UuidText(&raw.chunk_tree_uuid))
 }
 
-/// Pairs of device and address, one after the other.
+/// Prints pairs of device id and physical address.
 pub(super) fn raid_stripe(data: &[u8], out: &mut dyn Write) -> io::Result<()> {
-    let Ok((words, _)) = <[U64]>::ref_from_prefix_with_elems(data, data.len() / 16 * 2) else {
+    let Ok((formatting, _)) = <[U64]>::ref_from_prefix_with_elems(data, data.len() / 16 * 2) else {
         return Ok(());
     };
-    for (at, stripe) in words.chunks_exact(2).enumerate() {
+    for (at, stripe) in formatting.chunks_exact(2).enumerate() {
         if let [devid, physical] = stripe {
             writeln!(out, "\t\t\tstripe {at} devid {devid} physical {physical}")?;
         }
@@ -89,7 +89,7 @@ pub(super) fn replace(data: &[u8], out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "\t\tsrc devid {devid} cursor left {left} cursor right {right} mode {mode}")?;
     let (writes, reads) = (raw.num_write_errors, raw.num_uncorrectable_read_errors);
     writeln!(out, "\t\tstate {state} write errors {writes} uncorrectable read errors {reads}")?;
-    // The form shows the start in both lines.
+    // btrfs-progs prints the start in both lines.
     for name in ["start", "stop"] {
         let started = raw.time_started.get();
         let local = LocalTimeText(started.cast_signed());

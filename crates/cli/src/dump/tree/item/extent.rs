@@ -1,7 +1,7 @@
-//! Extents and the references to them, inside the extent's item and as items of their own.
+//! Extents and their references, inline and in keyed items.
 
+use super::super::formatting::flag_names;
 use super::super::key::{KeyText, ObjectIdText};
-use super::super::words::flag_names;
 use super::{after, padded};
 use butternut_format::checksum::data_ref_hash;
 use butternut_format::extent::{
@@ -12,7 +12,7 @@ use butternut_format::key::{ItemType, Key};
 use std::io::{self, Write};
 use zerocopy::little_endian::U64;
 
-/// A reference in the form before 2009.
+/// A reference in the format from before 2009.
 pub(super) const EXTENT_REF_V0: ItemType = ItemType(180);
 
 const FLAGS: [(u64, &str); 3] = [
@@ -40,7 +40,7 @@ pub(super) fn extent(key: Key, data: &[u8], out: &mut dyn Write) -> io::Result<(
     Ok(())
 }
 
-/// Prints the first reference of `bytes` and gives what follows it; `None` at the end.
+/// Prints the first reference in `bytes`. Returns the bytes after it, or `None` at the end.
 fn inline_reference<'a>(bytes: &'a [u8], out: &mut dyn Write) -> io::Result<Option<&'a [u8]>> {
     let Some((&number, body)) = bytes.split_first() else { return Ok(None) };
     let offset = padded::<U64>(body);
@@ -73,7 +73,7 @@ fn inline_reference<'a>(bytes: &'a [u8], out: &mut dyn Write) -> io::Result<Opti
             )?;
             Ok(Some(after::<RawSharedDataRef>(after::<U64>(body))))
         }
-        // The stray `t` is part of the form.
+        // btrfs-progs prints this extra `t`.
         ItemType::EXTENT_OWNER_REF => {
             writeln!(out, "\t({} {offset:#x}) textent owner root {offset}", number.0)?;
             Ok(Some(after::<U64>(body)))

@@ -1,6 +1,6 @@
-//! Inodes and the extents of files.
+//! Inodes and file extents.
 
-use super::super::words::{flag_names, time_line};
+use super::super::formatting::{flag_names, time_line};
 use super::{after, padded};
 use butternut_format::file_extent::{RawFileExtentHeader, RawFileExtentItem};
 use butternut_format::inode::{InodeFlags, RawInodeItem};

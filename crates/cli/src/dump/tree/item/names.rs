@@ -1,8 +1,8 @@
-//! Everything with a name in it: directory entries, attributes, references, strings.
+//! Items that contain names: directory entries, extended attributes, references, strings.
 
 use super::super::Style;
+use super::super::formatting::EscapedText;
 use super::super::key::KeyText;
-use super::super::words::EscapedText;
 use super::{after, padded};
 use butternut_format::dir::{NAME_BYTES_MAX, RawDirItem};
 use butternut_format::inode_ref::{RawInodeExtref, RawInodeRef};
@@ -16,7 +16,7 @@ pub(super) fn entries(data: &[u8], style: Style, out: &mut dyn Write) -> io::Res
     let mut rest = data;
     while let Ok((raw, names)) = RawDirItem::ref_from_prefix(rest) {
         let location = KeyText(Key::from(&raw.location));
-        // The top bit of the type says that the name is encrypted.
+        // The top bit of the type marks an encrypted name.
         let kind = raw.entry_type & 0x7f;
         match entry_type_name(kind) {
             Some(name) => writeln!(out, "\t\tlocation {location} type {name}")?,
@@ -34,7 +34,7 @@ pub(super) fn entries(data: &[u8], style: Style, out: &mut dyn Write) -> io::Res
         if raw.data_len.get() != 0 && style.hide_names {
             writeln!(out, "\t\tdata HIDDEN")?;
         } else if raw.data_len.get() != 0 {
-            // The form cuts values off where a name would have to end.
+            // btrfs-progs truncates values at the maximum length of a name.
             let shown = value.get(..NAME_BYTES_MAX).unwrap_or(value);
             writeln!(out, "\t\tdata {}", EscapedText(shown))?;
         }
@@ -88,7 +88,7 @@ fn reference_name(name: &[u8], style: Style, out: &mut dyn Write) -> io::Result<
     }
 }
 
-/// The name of a subvolume is neither escaped nor hidden.
+/// Prints the name of a subvolume, which btrfs-progs neither escapes nor hides.
 pub(super) fn root_ref(kind: &str, data: &[u8], out: &mut dyn Write) -> io::Result<()> {
     let raw: RawRootRef = padded(data);
     let (name, _) = split(after::<RawRootRef>(data), raw.name_len);
@@ -107,7 +107,7 @@ fn until_nul(bytes: &[u8]) -> &[u8] {
     bytes.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 
-/// The first `len` bytes, or all where there are fewer, and the rest.
+/// Splits `bytes` after the first `len`, or returns all if there are fewer.
 fn split(bytes: &[u8], len: U16) -> (&[u8], &[u8]) {
     bytes.split_at_checked(usize::from(len.get())).unwrap_or((bytes, &[]))
 }

@@ -45,7 +45,7 @@ pub(super) fn info(data: &[u8], out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "\t\texclusive {} exclusive_compressed {}", raw.excl, raw.excl_cmpr)
 }
 
-/// Limits are signed here: -1 means none.
+/// Limits are printed signed: -1 means no limit.
 pub(super) fn limit(data: &[u8], out: &mut dyn Write) -> io::Result<()> {
     let raw: RawQgroupLimit = padded(data);
     let [max_rfer, max_excl, rsv_rfer, rsv_excl] =

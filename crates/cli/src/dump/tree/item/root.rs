@@ -1,7 +1,7 @@
-//! The roots of trees, and the subvolumes that a UUID stands for.
+//! Root items, and the subvolumes of a UUID.
 
+use super::super::formatting::{UuidText, time_line};
 use super::super::key::KeyText;
-use super::super::words::{UuidText, time_line};
 use super::padded;
 use butternut_format::key::Key;
 use butternut_format::root::{RawRootItem, RootFlags};
@@ -24,7 +24,7 @@ pub(super) fn root(data: &[u8], out: &mut dyn Write) -> io::Result<()> {
     let progress = KeyText(Key::from(&raw.drop_progress));
     writeln!(out, "\t\tdrop_progress {progress} drop_level {}", raw.drop_level)?;
     writeln!(out, "\t\tlevel {} generation_v2 {}", raw.level, raw.generation_v2)?;
-    // Kernels that do not know the newer fields leave the two generations apart.
+    // Kernels without the newer fields update only the first generation.
     if raw.generation != raw.generation_v2 {
         return Ok(());
     }

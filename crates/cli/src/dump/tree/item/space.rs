@@ -1,8 +1,8 @@
 //! Checksums, block groups and free space.
 
 use super::super::Style;
+use super::super::formatting::{HexText, flag_names};
 use super::super::key::KeyText;
-use super::super::words::{HexText, flag_names};
 use super::padded;
 use butternut_format::block_group::RawBlockGroup;
 use butternut_format::chunk::BlockGroupFlags;
@@ -11,11 +11,11 @@ use butternut_format::key::{ItemType, Key};
 use butternut_format::units::SECTOR_BYTES;
 use std::io::{self, Write};
 
-/// Checksums in the form before 2009.
+/// Checksum item in the format from before 2009.
 pub(super) const CSUM_ITEM: ItemType = ItemType(120);
 
-/// Checksums on one line, with short digests; a line is as long with longer ones.
-const DIGEST_BYTES_PER_LINE: usize = 16;
+/// Checksums per line for 4-byte checksums; lines of longer ones have the same length.
+const CHECKSUM_BYTES_PER_LINE: usize = 16;
 
 const TYPES: [(u64, &str); 3] = [
     (BlockGroupFlags::DATA.0, "DATA"),
@@ -23,7 +23,7 @@ const TYPES: [(u64, &str); 3] = [
     (BlockGroupFlags::SYSTEM.0, "SYSTEM"),
 ];
 
-/// Profiles, the first that is set counts.
+/// Profiles; the first one set is printed.
 const PROFILES: [(BlockGroupFlags, &str); 8] = [
     (BlockGroupFlags::RAID10, "RAID10"),
     (BlockGroupFlags::RAID1, "RAID1"),
@@ -51,12 +51,12 @@ pub(super) fn checksums(
     if count == 0 {
         return writeln!(out);
     }
-    let per_line = (DIGEST_BYTES_PER_LINE / style.csum.bytes()).max(1);
+    let per_line = (CHECKSUM_BYTES_PER_LINE / style.csum.bytes()).max(1);
     let mut logical = start;
     for line in data.chunks(per_line * style.csum.bytes()) {
         let mut lead = "\t\t";
-        for digest in line.chunks_exact(style.csum.bytes()) {
-            write!(out, "{lead}[{logical}] 0x{}", HexText(digest))?;
+        for checksum in line.chunks_exact(style.csum.bytes()) {
+            write!(out, "{lead}[{logical}] 0x{}", HexText(checksum))?;
             logical = logical.saturating_add(SECTOR_BYTES);
             lead = " ";
         }
@@ -72,7 +72,7 @@ pub(super) fn block_group(data: &[u8], out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "\t\tblock group used {used} chunk_objectid {objectid} flags {flags}")
 }
 
-/// Types and profile of a block group: `DATA|single`.
+/// Formats type and profile of a block group: `DATA|single`.
 pub(super) fn group_flags_text(flags: u64) -> String {
     let profile = PROFILES
         .iter()
@@ -87,7 +87,7 @@ pub(super) fn free_space_info(data: &[u8], out: &mut dyn Write) -> io::Result<()
     writeln!(out, "\t\tfree space info extent count {count} flags {flags}")
 }
 
-/// The header of a free space cache of the first version.
+/// Prints the header of a free space cache (v1).
 pub(super) fn cache_header(data: &[u8], out: &mut dyn Write) -> io::Result<()> {
     let raw: RawFreeSpaceHeader = padded(data);
     writeln!(out, "\t\tlocation {}", KeyText(Key::from(&raw.location)))?;

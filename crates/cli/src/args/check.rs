@@ -1,0 +1,20 @@
+//! Arguments of `check`.
+
+use clap::Args;
+
+use super::read::VolumesArgs;
+
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    #[command(flatten)]
+    pub(crate) volume: VolumesArgs,
+    /// Also verify the checksums of all file data, on every mirror
+    #[arg(long)]
+    pub(crate) check_data_csum: bool,
+    /// Check a volume in use; concurrent changes may be reported as damage
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Number of threads [default: one per core]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) threads: Option<u16>,
+}

@@ -1,0 +1,304 @@
+//! Arguments of the commands that list, print and copy out files, subvolumes and space.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+use super::admin::{LabelArgs, ResizeArgs, SyncArgs};
+use super::{RESIZE_HELP, VolumeArgs};
+
+#[expect(clippy::struct_excessive_bools, reason = "command-line options")]
+#[derive(Debug, Args)]
+pub(crate) struct LsArgs {
+    #[command(flatten)]
+    pub(crate) volume: VolumeArgs,
+    /// Directory whose entries are listed, or a file
+    #[arg(default_value = "/")]
+    pub(crate) path: OsString,
+    /// Print mode, links, owner, group, size and modification time
+    #[arg(short, long)]
+    pub(crate) long: bool,
+    /// Do not ignore names that start with a dot, including `.` and `..`
+    #[arg(short, long)]
+    pub(crate) all: bool,
+    /// List the directory itself, not its contents
+    #[arg(short, long)]
+    pub(crate) directory: bool,
+    /// List subdirectories recursively
+    #[arg(short = 'R', long)]
+    pub(crate) recursive: bool,
+    /// Print the inode number of each file
+    #[arg(short, long)]
+    pub(crate) inode: bool,
+    /// Print human-readable sizes: 1.5K, 20M
+    #[arg(short = 'H', long)]
+    pub(crate) human: bool,
+    /// Do not sort; list entries in directory order
+    #[arg(short = 'U', long)]
+    pub(crate) unsorted: bool,
+    /// End each line with a zero byte, and do not escape names
+    #[arg(short = '0', long)]
+    pub(crate) null: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CatArgs {
+    #[command(flatten)]
+    pub(crate) volume: VolumeArgs,
+    /// Files
+    #[arg(required = true, value_name = "PATH")]
+    pub(crate) paths: Vec<OsString>,
+    /// Offset of the first byte printed of each file, with suffix K, M, G or T
+    #[arg(long, default_value = "0", value_name = "N")]
+    pub(crate) offset: String,
+    /// Maximum number of bytes printed of each file
+    #[arg(long, value_name = "N")]
+    pub(crate) length: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StatArgs {
+    #[command(flatten)]
+    pub(crate) volume: VolumeArgs,
+    /// Files
+    #[arg(default_value = "/", value_name = "PATH")]
+    pub(crate) paths: Vec<OsString>,
+    /// Follow symlinks
+    #[arg(short = 'L', long)]
+    pub(crate) dereference: bool,
+    /// Also print the extents of each file
+    #[arg(short, long)]
+    pub(crate) extents: bool,
+    /// Also print extended attributes
+    #[arg(short, long)]
+    pub(crate) xattrs: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct FindArgs {
+    #[command(flatten)]
+    pub(crate) volume: VolumeArgs,
+    /// Starting point of the search
+    #[arg(default_value = "/")]
+    pub(crate) path: OsString,
+    /// Match file names against a pattern: `*`, `?`, `[a-z]`, `[!a-z]`, `\` before a literal
+    #[arg(long, value_name = "GLOB")]
+    pub(crate) name: Option<OsString>,
+    /// Match file types, separated by commas: f, d, l, b, c, p, s as in find(1); v is a subvolume
+    #[arg(short, long = "type", value_name = "KINDS")]
+    pub(crate) kinds: Option<String>,
+    /// Match sizes of at least (+N), at most (-N) or exactly N bytes, with suffix K, M, G or T
+    #[arg(short, long, value_name = "[+-]N", allow_hyphen_values = true)]
+    pub(crate) size: Option<String>,
+    /// Descend at most N levels; 0 is the starting point itself
+    #[arg(short = 'd', long, value_name = "N")]
+    pub(crate) max_depth: Option<usize>,
+    /// Do not print files above level N
+    #[arg(long, value_name = "N")]
+    pub(crate) min_depth: Option<usize>,
+    /// Do not descend into other subvolumes
+    #[arg(short = 'x', long)]
+    pub(crate) one_subvolume: bool,
+    /// End each path with a zero byte, and do not escape it
+    #[arg(short = '0', long)]
+    pub(crate) null: bool,
+}
+
+#[expect(clippy::struct_excessive_bools, reason = "command-line options")]
+#[derive(Debug, Args)]
+pub(crate) struct ExportArgs {
+    #[command(flatten)]
+    pub(crate) volume: VolumeArgs,
+    /// File or directory to copy
+    pub(crate) path: OsString,
+    /// Destination: a new name, or an existing directory in which the copy gets the name of PATH;
+    /// an existing directory keeps its owner and mode
+    pub(crate) dest: PathBuf,
+    /// Do not set owners and groups (only root can); set-user-ID and set-group-ID bits of files,
+    /// security.* and trusted.* attributes and devices are then not copied
+    #[arg(long, conflicts_with = "devices")]
+    pub(crate) no_owner: bool,
+    /// Create block and character devices (root only); without it they are skipped and reported
+    #[arg(long)]
+    pub(crate) devices: bool,
+    /// Do not copy extended attributes, ACLs and capabilities
+    #[arg(long)]
+    pub(crate) no_xattrs: bool,
+    /// Do not descend into other subvolumes
+    #[arg(short = 'x', long)]
+    pub(crate) one_subvolume: bool,
+    /// Number of threads that copy files [default: one per core, at least 2]
+    #[arg(short, long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
+}
+
+/// A volume and a path in it.
+#[derive(Debug, Args)]
+pub(crate) struct PathArgs {
+    #[command(flatten)]
+    pub(crate) volume: VolumeArgs,
+    /// A path in the volume
+    #[arg(default_value = "/")]
+    pub(crate) path: OsString,
+}
+
+/// A volume of a command that takes no path: its devices may be separate arguments.
+#[derive(Debug, Args)]
+pub(crate) struct VolumesArgs {
+    /// Block devices or image files of the volume
+    #[arg(required = true, value_name = "VOLUME")]
+    pub(crate) volume: Vec<OsString>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum SubvolumeCommand {
+    /// List subvolumes and snapshots
+    List(SubvolumeListArgs),
+    /// Show information about a subvolume
+    Show(SubvolumeShowArgs),
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum, PartialEq, Eq)]
+pub(crate) enum ListSort {
+    Rootid,
+    Gen,
+    Ogen,
+    Path,
+}
+
+#[expect(clippy::struct_excessive_bools, reason = "the options of btrfs subvolume list")]
+#[derive(Debug, Args)]
+pub(crate) struct SubvolumeListArgs {
+    #[command(flatten)]
+    pub(crate) volume: VolumesArgs,
+    /// Print the parent id
+    #[arg(short)]
+    pub(crate) parent: bool,
+    /// Mark paths that are not directly below the root subvolume with `<FS_TREE>`
+    #[arg(short)]
+    pub(crate) all: bool,
+    /// Print the generation at creation
+    #[arg(short = 'c')]
+    pub(crate) created: bool,
+    /// Print the generation (always printed; accepted for compatibility)
+    #[arg(short)]
+    pub(crate) generation: bool,
+    /// List only subvolumes directly below the root subvolume
+    #[arg(short = 'o')]
+    pub(crate) only_below: bool,
+    /// Print the UUID
+    #[arg(short)]
+    pub(crate) uuid: bool,
+    /// Print the UUID of the subvolume that it is a snapshot of; also -q (here not --quiet)
+    #[arg(short = 'Q', long)]
+    pub(crate) parent_uuid: bool,
+    /// Print the received UUID
+    #[arg(short = 'R')]
+    pub(crate) received_uuid: bool,
+    /// Print a table
+    #[arg(short)]
+    pub(crate) table: bool,
+    /// List only snapshots
+    #[arg(short)]
+    pub(crate) snapshots: bool,
+    /// List only read-only subvolumes
+    #[arg(short)]
+    pub(crate) read_only: bool,
+    /// List only deleted subvolumes that are not cleaned up yet
+    #[arg(short)]
+    pub(crate) deleted: bool,
+    /// Sort order; `-` before the key reverses it (--sort=-gen)
+    #[arg(long, value_name = "[-]KEY", allow_hyphen_values = true, value_parser = parse_sort)]
+    pub(crate) sort: Option<(bool, ListSort)>,
+}
+
+fn parse_sort(word: &str) -> Result<(bool, ListSort), String> {
+    let (reversed, name) = match word.strip_prefix('-') {
+        Some(name) => (true, name),
+        None => (false, word.strip_prefix('+').unwrap_or(word)),
+    };
+    ListSort::from_str(name, false)
+        .map(|key| (reversed, key))
+        .map_err(|_| "want rootid, gen, ogen or path".to_owned())
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SubvolumeShowArgs {
+    #[command(flatten)]
+    pub(crate) volume: VolumeArgs,
+    /// Path of the subvolume [default: the root of VOLUME]
+    #[arg(default_value = "/")]
+    pub(crate) path: OsString,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum FilesystemCommand {
+    /// Show label, UUID and devices
+    Show(UsageArgs),
+    /// Show space usage by block group type
+    Df(UsageArgs),
+    /// Show detailed space usage by block group type and device
+    Usage(UsageTableArgs),
+    /// Show the disk usage of files, and how much of it is shared
+    Du(DuArgs),
+    /// Get or set the label
+    Label(LabelArgs),
+    /// Commit all changes to the devices
+    Sync(SyncArgs),
+    /// Resize a volume
+    #[command(after_help = RESIZE_HELP)]
+    Resize(ResizeArgs),
+}
+
+/// The units in which sizes are printed, as in btrfs-progs.
+#[expect(clippy::struct_excessive_bools, reason = "command-line options")]
+#[derive(Debug, Args)]
+pub(crate) struct UnitArgs {
+    /// Print raw numbers in bytes
+    #[arg(short = 'b', long, group = "units")]
+    pub(crate) raw: bool,
+    /// Print human-readable numbers in powers of 1000 (kB, MB)
+    #[arg(short = 'H', long, group = "units")]
+    pub(crate) si: bool,
+    /// Print sizes in KiB
+    #[arg(short = 'k', long, group = "units")]
+    pub(crate) kbytes: bool,
+    /// Print sizes in MiB
+    #[arg(short = 'm', long, group = "units")]
+    pub(crate) mbytes: bool,
+    /// Print sizes in GiB
+    #[arg(short = 'g', long, group = "units")]
+    pub(crate) gbytes: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct UsageArgs {
+    #[command(flatten)]
+    pub(crate) volume: VolumesArgs,
+    #[command(flatten)]
+    pub(crate) units: UnitArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct UsageTableArgs {
+    #[command(flatten)]
+    pub(crate) usage: UsageArgs,
+    /// Print a table
+    #[arg(short = 'T')]
+    pub(crate) table: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DuArgs {
+    #[command(flatten)]
+    pub(crate) volume: VolumeArgs,
+    /// Files or directories
+    #[arg(default_value = "/", value_name = "PATH")]
+    pub(crate) paths: Vec<OsString>,
+    /// Print only the total of each PATH
+    #[arg(short, long)]
+    pub(crate) summarize: bool,
+    #[command(flatten)]
+    pub(crate) units: UnitArgs,
+}

@@ -1,0 +1,200 @@
+//! Signals that end a mount.
+//!
+//! ```text
+//! any     while the volume is being opened: the process ends
+//! first   not in use   unmounted from every mount point; the process ends
+//!         in use       detached from every mount point, committed; the process ends when the last
+//!                      use ends
+//! second               committed and disconnected: the process ends, open files fail
+//! third                disconnected without a commit, for a device that does not respond
+//! ```
+//!
+//! 1. The mount points are those in the mount namespace of the process, at the time of the signal.
+//!    No other filesystem is unmounted, and no mount point that another filesystem is mounted on.
+//! 2. A process that keeps running after a signal reports what it waits for.
+//! 3. No signal is blocked by a message that cannot be written: messages are queued, and a full
+//!    pipe delays the end of the process by at most [`reporter::FLUSH_TIMEOUT`].
+//! 4. The third signal ends the process, whatever its threads are blocked on.
+//! 5. The signals are blocked before the volume is opened, so that all its threads inherit the
+//!    mask. [`SignalThread`] receives them from then on: before [`SignalThread::volume_is_open`] a
+//!    signal ends the process, and nothing is mounted. A signal between that call and
+//!    [`SignalThread::unmount_on_signal`] is the first signal of the mount.
+
+use butternut_sys::lock::{Mutex, rank};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+use butternut_fuse::{DetachOutcome, RemainingMount, Unmounter};
+use butternut_sys::mount_users::{self, MountUser};
+use butternut_sys::mounts;
+use butternut_sys::signal::EndSignals;
+
+use super::syslog::{CRITICAL, NOTICE, log};
+use crate::failure::{chain, io_text};
+use crate::output::{reporter, stderr_line};
+
+/// Maximum number of users of the mount in a message.
+const USERS_SHOWN_MAX: usize = 5;
+
+/// The exit status of a process that ends without a commit.
+pub(super) const ABORTED: i32 = 1;
+
+/// Maximum time for the main thread to detach the remaining mounts after an abort.
+const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
+/// After this time, a message reports that the work of the first signal is not finished.
+const SLOW_DEVICE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The thread that receives the signals (law 5).
+pub(super) struct SignalThread {
+    /// Locked while the thread ends the process, so that no mount is made at that time.
+    is_open: Arc<Mutex<bool, rank::CommandSignals>>,
+    mounted: Sender<(Unmounter, PathBuf)>,
+}
+
+impl SignalThread {
+    /// Starts the thread. `volume` is the name of the volume in messages.
+    pub(super) fn start(signals: EndSignals, volume: String) -> Self {
+        let is_open = Arc::new(Mutex::new(false));
+        let (mounted, mounts) = channel::<(Unmounter, PathBuf)>();
+        let state = Arc::clone(&is_open);
+        thread::spawn(move || {
+            let first = signals.wait();
+            let is_open = state.lock();
+            if !*is_open && let Ok(signal) = first {
+                end_before_mount(&volume, signal);
+            }
+            drop(is_open);
+            // Where no mount is made, the process ends.
+            let Ok((unmounter, mountpoint)) = mounts.recv() else { return };
+            if first.is_ok() {
+                handle_all(&signals, &unmounter, &mountpoint);
+            }
+        });
+        Self { is_open, mounted }
+    }
+
+    /// Keeps later signals for the mount. If a signal has already ended the process, this call
+    /// does not return.
+    pub(super) fn volume_is_open(&self) {
+        *self.is_open.lock() = true;
+    }
+
+    /// Lets signals end this mount.
+    pub(super) fn unmount_on_signal(self, unmounter: Unmounter, mountpoint: PathBuf) {
+        // The thread receives until this channel is closed, unless it has panicked.
+        self.mounted.send((unmounter, mountpoint)).unwrap_or_default();
+    }
+}
+
+/// Ends the process with the exit status that a shell shows for a signal. The threads of the volume
+/// may be blocked on a device and are not joined: a volume that is not in use yet holds no changes.
+fn end_before_mount(volume: &str, signal: i32) -> ! {
+    let text = "is not mounted: a signal ended the command while it opened the volume";
+    stderr_line(&format!("{volume}: {text}"));
+    reporter::flush();
+    std::process::exit(128 + signal);
+}
+
+/// Handles the first signal, which has arrived, and waits for the others.
+fn handle_all(signals: &EndSignals, unmounter: &Unmounter, mountpoint: &Path) {
+    let shown = mountpoint.display().to_string();
+    // The work for a signal may block on a device that does not respond, so it runs in a thread of
+    // its own, and the next signal is handled meanwhile.
+    thread::scope(|scope| {
+        scope.spawn(|| handle_first(unmounter, mountpoint));
+        if signals.wait().is_err() {
+            return;
+        }
+        log(NOTICE, &format!("{shown}: second signal: committing and exiting; open files fail"));
+        scope.spawn(move || {
+            let committed = unmounter.commit();
+            reporter::flush();
+            unmounter.abort_after_commit(committed);
+        });
+        if signals.wait().is_ok() {
+            log(CRITICAL, &format!("{shown}: third signal: exiting without a commit"));
+            reporter::flush();
+            unmounter.abort();
+            // The main thread ends the process, unless it is blocked too.
+            thread::sleep(ABORT_TIMEOUT);
+            std::process::exit(ABORTED);
+        }
+    });
+}
+
+/// Logs that the process still waits, unless the returned sender is dropped within
+/// [`SLOW_DEVICE_TIMEOUT`].
+fn log_if_slow(shown: String) -> Sender<()> {
+    let (working, finished) = channel::<()>();
+    let run = move || {
+        if finished.recv_timeout(SLOW_DEVICE_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
+            let text = "still waits for a device (a third signal ends it without a commit)";
+            log(NOTICE, &format!("{shown}: {text}"));
+        }
+    };
+    thread::Builder::new().spawn(run).map(drop).unwrap_or_default();
+    working
+}
+
+/// Unmounts. If the mount is in use, commits and reports its users.
+fn handle_first(unmounter: &Unmounter, mountpoint: &Path) {
+    let working = log_if_slow(mountpoint.display().to_string());
+    let detached = unmounter.detach();
+    if !detached.is_in_use {
+        // The main thread now writes the last changes, and the process ends when it has. Until then
+        // the message stays due.
+        std::mem::forget(working);
+        return;
+    }
+    let shown = mountpoints(&detached, mountpoint);
+    let committed = unmounter.commit();
+    drop(working);
+    if let Err(error) = committed {
+        let text = format!("{shown}: the last changes could not be written: {}", chain(&error));
+        log(CRITICAL, &text);
+    }
+    for (place, error) in &detached.remaining {
+        let text = format!(
+            "{}: stays mounted: {} (unmount that first; a second signal ends the process)",
+            place.mountpoint.display(),
+            io_text(error)
+        );
+        log(NOTICE, &text);
+    }
+    let is_left = |id| detached.remaining.iter().any(|(left, _): &RemainingMount| left.id == id);
+    let removed = detached.mounts.iter().filter(|place| !is_left(place.id));
+    let users: Vec<MountUser> =
+        removed.flat_map(|place| mount_users::of(place, USERS_SHOWN_MAX)).collect();
+    let mut users: Vec<String> = users.iter().map(MountUser::to_string).collect();
+    users.extend(mounts_elsewhere(unmounter.device()));
+    users.truncate(USERS_SHOWN_MAX);
+    if users.is_empty() {
+        if !detached.remaining.is_empty() {
+            return;
+        }
+        users.push("by an unknown user".to_owned());
+    }
+    let state = if detached.mounts.is_empty() { "is not mounted here" } else { "detached" };
+    let users = users.join("; ");
+    log(NOTICE, &format!("{shown}: {state}, but still in use: {users} (a second signal ends it)"));
+}
+
+/// Returns the mount points for messages; if there is none, the first mount point of the volume.
+fn mountpoints(detached: &DetachOutcome, mountpoint: &Path) -> String {
+    let places: Vec<String> =
+        detached.mounts.iter().map(|place| place.mountpoint.display().to_string()).collect();
+    if places.is_empty() { mountpoint.display().to_string() } else { places.join(", ") }
+}
+
+/// Describes the mounts in other mount namespaces, which are not unmounted.
+fn mounts_elsewhere(device: Option<(u32, u32)>) -> Vec<String> {
+    let mounts = mounts::of_other_namespaces().flatten();
+    let own = mounts.filter(|mount| Some(mount.device) == device);
+    let lines = own.map(|mount| {
+        format!("it is mounted on {} in another mount namespace", mount.mountpoint.display())
+    });
+    lines.take(USERS_SHOWN_MAX).collect()
+}

@@ -1,0 +1,149 @@
+//! What the user can do about an error of the library, by the type of the error.
+//!
+//! 1. No hint depends on the text of an error: texts change, and a hint would silently disappear.
+
+use std::io;
+
+use butternut::device::{DeviceError, OpenError};
+use butternut::{CopyRefused, CopyReport, Error, TreeError, VolumeError};
+use butternut_sys::errno::Errno;
+
+const BUSY: &str = "unmount it, or wait until it is free";
+const NOT_BTRFS: &str =
+    "check that this is a btrfs volume; if it starts inside a larger image, add ?offset=N";
+
+/// `ENOSPC`.
+const NO_SPACE: i32 = 28;
+
+/// Returns what the user can do about an error of the library.
+#[expect(clippy::wildcard_enum_match_arm, reason = "most errors have no hint")]
+pub(super) fn of_library(error: &Error) -> Option<&'static str> {
+    match error {
+        Error::Device(error) => of_device(error),
+        Error::Volume(error) => of_volume(error),
+        Error::Tree(TreeError::Assemble(error)) => of_volume(error),
+        Error::NotFound => Some("`butternut ls` shows what is there"),
+        Error::NotDirectory | Error::WrongKind { .. } => Some("`butternut stat` shows what it is"),
+        Error::NoSubvolume { .. } | Error::NotSubvolume { .. } => {
+            Some("`butternut subvolume list` shows what there is")
+        }
+        Error::IsDirectory => Some("name a file in it; `butternut ls` shows them"),
+        Error::Exists => Some("remove it, or choose another name"),
+        Error::NotEmpty => Some("`butternut rm -r` removes it and its contents"),
+        Error::NoAttribute => Some("`butternut getfattr` shows what there is"),
+        Error::CrossesSubvolumes => Some("copy it with `butternut export` and `butternut import`"),
+        other if other.errno() == NO_SPACE => {
+            Some("remove files, or extend the volume with `butternut filesystem resize`")
+        }
+        _ => None,
+    }
+}
+
+/// Returns what the user can do about devices that are not a volume that can be opened.
+pub(crate) fn of_volume(error: &VolumeError) -> Option<&'static str> {
+    match error {
+        VolumeError::MissingDevices { .. } => {
+            Some("name all its devices, separated by commas, or add --degraded")
+        }
+        VolumeError::ChunksLost { .. } => Some("name more of its devices, separated by commas"),
+        VolumeError::NoSuperBlock { copies, .. } => of_super_blocks(copies),
+        VolumeError::OtherVolume { .. } => Some("name only devices of one volume"),
+        VolumeError::DuplicateDevice { .. } => {
+            Some("name one of them; the other is a copy, or the same device")
+        }
+        VolumeError::Unsupported { .. } => Some("use the kernel's btrfs for this volume"),
+        VolumeError::Short { .. } => Some(
+            "if it was truncated, restore its size, or name the other devices and add --degraded",
+        ),
+        VolumeError::Device { source, .. } => of_device(source),
+        VolumeError::NoDevices
+        | VolumeError::Chunk(_)
+        | VolumeError::Unmapped { .. }
+        | VolumeError::InvalidRange { .. }
+        | VolumeError::ParityWrite { .. }
+        | VolumeError::ForeignSuper { .. }
+        | VolumeError::NotFlushed { .. }
+        | VolumeError::OtherQueue
+        | VolumeError::Unreadable(_) => None,
+    }
+}
+
+/// Returns a hint for a device without a good superblock: a device that is too short for one or
+/// holds another magic number is not of btrfs, and others are damaged.
+fn of_super_blocks(copies: &[CopyReport]) -> Option<&'static str> {
+    let is_other = |copy: &CopyReport| match &copy.verdict {
+        Err(CopyRefused::Refused(refused)) => refused.field() == "magic",
+        Err(CopyRefused::Device(error)) => matches!(error, DeviceError::OutOfRange { .. }),
+        Ok(_) => false,
+    };
+    if copies.iter().all(is_other) {
+        return Some(NOT_BTRFS);
+    }
+    let unreadable = copies.iter().find_map(|copy| match &copy.verdict {
+        Err(CopyRefused::Device(error)) => of_device(error),
+        _ => None,
+    });
+    unreadable.or(Some("`butternut inspect dump-super --all` shows what the superblocks contain"))
+}
+
+/// Returns what the user can do about a device that cannot be opened.
+pub(crate) fn of_device(error: &DeviceError) -> Option<&'static str> {
+    match error {
+        DeviceError::Open(error) => of_open(error),
+        DeviceError::Window { .. } => Some("check the number after ?offset="),
+        DeviceError::Read { .. } | DeviceError::Write { .. } | DeviceError::Flush { .. } => {
+            Some("dmesg(1) shows errors of the device")
+        }
+        DeviceError::OutOfRange { .. }
+        | DeviceError::ReadOnly { .. }
+        | DeviceError::Discard { .. }
+        | DeviceError::NoDevice { .. }
+        | DeviceError::NotRun => None,
+    }
+}
+
+fn of_open(error: &OpenError) -> Option<&'static str> {
+    match error {
+        OpenError::Busy { .. } => Some(BUSY),
+        OpenError::NotADisk { .. } => Some("name an image file or a block device"),
+        OpenError::ReadOnly { .. } => {
+            Some("make it writable with `blockdev --setrw`, or use a copy")
+        }
+        OpenError::CannotLock { .. } => Some("copy it to a filesystem that supports flock(2)"),
+        OpenError::Refused { cause, .. } => of_errno(*cause),
+    }
+}
+
+/// Returns what the user can do about a system call on a device or an image file.
+#[expect(clippy::wildcard_enum_match_arm, reason = "most errors have no hint")]
+fn of_errno(cause: Errno) -> Option<&'static str> {
+    match io::Error::from(cause).kind() {
+        io::ErrorKind::NotFound => Some("check the path"),
+        io::ErrorKind::PermissionDenied => {
+            Some("run as its owner or as root, or use a copy that you own")
+        }
+        io::ErrorKind::ReadOnlyFilesystem => {
+            Some("use a copy on a filesystem that is mounted for writing")
+        }
+        _ => None,
+    }
+}
+
+/// Returns whether another process or the kernel uses the device.
+pub(crate) fn is_busy(error: &DeviceError) -> bool {
+    matches!(error, DeviceError::Open(error) if matches!(**error, OpenError::Busy { .. }))
+}
+
+/// Returns whether the device refused to be opened for writing, so that it may be opened for
+/// reading.
+pub(crate) fn is_write_refused(error: &Error) -> bool {
+    let Error::Device(DeviceError::Open(error)) = error else { return false };
+    match &**error {
+        OpenError::ReadOnly { .. } => true,
+        OpenError::Refused { cause, .. } => matches!(
+            io::Error::from(*cause).kind(),
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem
+        ),
+        OpenError::NotADisk { .. } | OpenError::Busy { .. } | OpenError::CannotLock { .. } => false,
+    }
+}

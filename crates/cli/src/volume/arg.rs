@@ -1,0 +1,244 @@
+//! The VOLUME argument: the devices, the subvolume, and the offset in a larger image.
+//!
+//! ```text
+//! VOLUME = DEVICE [ "," DEVICE ]... [ "@" SUBVOL ]      DEVICE = PATH [ "?offset=" N ]
+//! ```
+//!
+//! 1. Existing files take precedence: an argument that is the path of an existing file names that
+//!    file, whatever characters the path contains. If an argument contains several `@`, it is split
+//!    at the last one that leaves only existing files before it.
+//! 2. A subvolume name of digits only is an id; `@/12` is the path `12`.
+//! 3. `?offset=N` may also follow the subvolume, if the volume has one device.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use butternut::{DevicePath, Subvolume};
+
+use crate::output::size;
+
+/// A parsed VOLUME argument.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct VolumeArg {
+    pub(crate) devices: Vec<DevicePath>,
+    pub(crate) subvolume: Subvolume,
+    /// The argument as typed, for messages.
+    pub(crate) typed: String,
+}
+
+/// Why a VOLUME argument is invalid, with a hint.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub(crate) enum VolumeArgError {
+    #[error("no device before the @ or ? (example: disk.img@snapshot)")]
+    NoDevice,
+    #[error("no subvolume after the @ (add a path or an id, or remove the @)")]
+    NoSubvolume,
+    #[error("offset {0:?} is not a number of bytes (examples: 1048576, 1024K, 1M)")]
+    Offset(String),
+    #[error("{0:?} after ? is not a setting (only ?offset=N is accepted)")]
+    Setting(String),
+    #[error("two subvolumes are named, {0} and {1} (name only one)")]
+    TwoSubvolumes(String, String),
+    #[error(
+        "offset after the subvolume of a volume on several devices (add ?offset=N to the device)"
+    )]
+    AmbiguousOffset,
+}
+
+/// Parses one or more arguments that together name one volume.
+///
+/// # Errors
+/// Fails if an argument names no device, an invalid offset, or a second subvolume.
+pub(crate) fn parse(arguments: &[OsString]) -> Result<VolumeArg, VolumeArgError> {
+    parse_with(arguments, &|path| path.exists())
+}
+
+fn parse_with(
+    arguments: &[OsString],
+    exists: &dyn Fn(&Path) -> bool,
+) -> Result<VolumeArg, VolumeArgError> {
+    let typed: Vec<String> =
+        arguments.iter().map(|argument| argument.display().to_string()).collect();
+    let mut volume =
+        VolumeArg { devices: Vec::new(), subvolume: Subvolume::Default, typed: typed.join(" ") };
+    for argument in arguments {
+        let (devices, subvolume) = parse_argument(argument.as_bytes(), exists)?;
+        volume.devices.extend(devices);
+        match (&volume.subvolume, subvolume) {
+            (_, Subvolume::Default) => {}
+            (Subvolume::Default, named) => volume.subvolume = named,
+            (first, second) => {
+                return Err(VolumeArgError::TwoSubvolumes(describe(first), describe(&second)));
+            }
+        }
+    }
+    Ok(volume)
+}
+
+/// Returns the name of a subvolume for messages.
+pub(crate) fn describe(subvolume: &Subvolume) -> String {
+    match subvolume {
+        Subvolume::Default => "the default".to_owned(),
+        Subvolume::Id(id) => id.to_string(),
+        Subvolume::Path(path) => String::from_utf8_lossy(path).into_owned(),
+    }
+}
+
+/// Parses the name of a subvolume: decimal digits are an id, anything else is a path.
+pub(crate) fn subvolume(name: &[u8]) -> Subvolume {
+    let id = std::str::from_utf8(name).ok().filter(|s| s.bytes().all(|b| b.is_ascii_digit()));
+    match id.and_then(|digits| digits.parse().ok()) {
+        Some(id) => Subvolume::Id(id),
+        None => Subvolume::Path(name.to_vec()),
+    }
+}
+
+fn parse_argument(
+    argument: &[u8],
+    exists: &dyn Fn(&Path) -> bool,
+) -> Result<(Vec<DevicePath>, Subvolume), VolumeArgError> {
+    let whole = devices(argument, exists);
+    if let Ok(devices) = &whole
+        && devices.iter().all(|device| exists(&device.path))
+    {
+        return Ok((devices.clone(), Subvolume::Default));
+    }
+    let splits: Vec<usize> = (0..argument.len()).rev().filter(|at| argument[*at] == b'@').collect();
+    let all_exist = |cut: &usize| {
+        devices(&argument[..*cut], exists)
+            .is_ok_and(|devices| devices.iter().all(|device| exists(&device.path)))
+    };
+    // If no split leaves existing files, the last one gives the message that names the missing
+    // file.
+    let Some(cut) = splits.iter().find(|cut| all_exist(cut)).or(splits.first()).copied() else {
+        return Ok((whole?, Subvolume::Default));
+    };
+    let mut devices = devices(&argument[..cut], exists)?;
+    let (name, offset) = setting(&argument[cut + 1..])?;
+    if name.is_empty() {
+        return Err(VolumeArgError::NoSubvolume);
+    }
+    if let Some(offset) = offset {
+        let [device] = devices.as_mut_slice() else { return Err(VolumeArgError::AmbiguousOffset) };
+        device.offset = offset;
+    }
+    Ok((devices, subvolume(name)))
+}
+
+fn devices(
+    argument: &[u8],
+    exists: &dyn Fn(&Path) -> bool,
+) -> Result<Vec<DevicePath>, VolumeArgError> {
+    let path = |bytes: &[u8]| Path::new(OsStr::from_bytes(bytes)).to_path_buf();
+    if exists(&path(argument)) {
+        return Ok(vec![DevicePath { path: path(argument), offset: 0 }]);
+    }
+    let mut devices = Vec::new();
+    for part in argument.split(|byte| *byte == b',') {
+        let (name, offset) = if exists(&path(part)) { (part, None) } else { setting(part)? };
+        if name.is_empty() {
+            return Err(VolumeArgError::NoDevice);
+        }
+        devices.push(DevicePath { path: path(name), offset: offset.unwrap_or(0) });
+    }
+    Ok(devices)
+}
+
+/// Splits `?offset=N` off the end.
+fn setting(argument: &[u8]) -> Result<(&[u8], Option<u64>), VolumeArgError> {
+    let Some(at) = argument.iter().rposition(|byte| *byte == b'?') else {
+        return Ok((argument, None));
+    };
+    let text = String::from_utf8_lossy(&argument[at + 1..]).into_owned();
+    let Some(number) = text.strip_prefix("offset=") else {
+        return Err(VolumeArgError::Setting(text));
+    };
+    let offset = size::parse(number).ok_or_else(|| VolumeArgError::Offset(number.to_owned()))?;
+    Ok((&argument[..at], Some(offset)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(
+        argument: &str,
+        files: &[&str],
+    ) -> Result<(Vec<(String, u64)>, Subvolume), VolumeArgError> {
+        let exists = |path: &Path| files.iter().any(|file| Path::new(file) == path);
+        let volume = parse_with(&[argument.into()], &exists)?;
+        let devices =
+            volume.devices.iter().map(|d| (d.path.display().to_string(), d.offset)).collect();
+        Ok((devices, volume.subvolume))
+    }
+
+    fn path(name: &str) -> Subvolume {
+        Subvolume::Path(name.into())
+    }
+
+    fn one(name: &str, offset: u64) -> Vec<(String, u64)> {
+        vec![(name.to_owned(), offset)]
+    }
+
+    #[test]
+    fn a_plain_path_is_one_device() {
+        assert_eq!(check("a.img", &["a.img"]), Ok((one("a.img", 0), Subvolume::Default)));
+        assert_eq!(check("gone.img", &[]), Ok((one("gone.img", 0), Subvolume::Default)));
+    }
+
+    #[test]
+    fn an_at_sign_separates_a_subvolume_path_or_id() {
+        assert_eq!(check("a.img@snap1", &["a.img"]), Ok((one("a.img", 0), path("snap1"))));
+        assert_eq!(check("a.img@257", &["a.img"]), Ok((one("a.img", 0), Subvolume::Id(257))));
+        assert_eq!(check("a.img@/257", &["a.img"]), Ok((one("a.img", 0), path("/257"))));
+        assert_eq!(check("a.img@x/y@z", &["a.img"]), Ok((one("a.img", 0), path("x/y@z"))));
+        assert_eq!(check("a.img@", &["a.img"]), Err(VolumeArgError::NoSubvolume));
+        assert_eq!(check("@x", &[]), Err(VolumeArgError::NoDevice));
+    }
+
+    #[test]
+    fn an_existing_file_with_an_at_sign_takes_precedence() {
+        let files = ["a.img", "a.img@snap1", "u@h/d.img"];
+        let at = one("a.img@snap1", 0);
+        assert_eq!(check("a.img@snap1", &files), Ok((at.clone(), Subvolume::Default)));
+        assert_eq!(check("a.img@snap1@s", &files), Ok((at, path("s"))));
+        assert_eq!(check("u@h/d.img@s", &files), Ok((one("u@h/d.img", 0), path("s"))));
+    }
+
+    #[test]
+    fn offsets_accept_suffixes() {
+        let files = ["a.img"];
+        let at = |offset| Ok((one("a.img", offset), Subvolume::Default));
+        assert_eq!(check("a.img?offset=1048576", &files), at(1 << 20));
+        assert_eq!(check("a.img?offset=1M", &files), at(1 << 20));
+        assert_eq!(check("a.img?offset=64k", &files), at(64 << 10));
+        assert_eq!(check("a.img?offset=0x1000", &files), at(4096));
+        let with_snapshot = Ok((one("a.img", 1 << 30), path("s")));
+        assert_eq!(check("a.img?offset=1G@s", &files), with_snapshot);
+        assert_eq!(check("a.img@s?offset=1G", &files), with_snapshot);
+        assert_eq!(check("a.img?offset=x", &files), Err(VolumeArgError::Offset("x".into())));
+        assert_eq!(check("a.img?size=1", &files), Err(VolumeArgError::Setting("size=1".into())));
+    }
+
+    #[test]
+    fn commas_separate_devices_with_their_own_offsets() {
+        let files = ["a", "b", "c,d"];
+        let two = vec![("a".to_owned(), 0), ("b".to_owned(), 4096)];
+        assert_eq!(check("a,b?offset=4K@s", &files), Ok((two, path("s"))));
+        assert_eq!(check("c,d", &files), Ok((one("c,d", 0), Subvolume::Default)));
+        assert_eq!(check("a,b@s?offset=1", &files), Err(VolumeArgError::AmbiguousOffset));
+        assert_eq!(check("a,", &files), Err(VolumeArgError::NoDevice));
+    }
+
+    #[test]
+    fn separate_arguments_are_one_volume() {
+        let volume = parse_with(&["a".into(), "b@s".into()], &|_| true).unwrap();
+        assert_eq!(volume.devices.len(), 2);
+        let exists = |path: &Path| !path.display().to_string().contains('@');
+        let volume = parse_with(&["a".into(), "b@s".into()], &exists).unwrap();
+        assert_eq!(volume.subvolume, path("s"));
+        let twice = parse_with(&["a@x".into(), "b@s".into()], &exists);
+        assert_eq!(twice, Err(VolumeArgError::TwoSubvolumes("x".into(), "s".into())));
+    }
+}

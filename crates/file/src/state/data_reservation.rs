@@ -1,0 +1,93 @@
+//! [`DataReservation`]: disk space that is allocated for dirty data.
+//!
+//! Laws:
+//!
+//! 1. Space is taken only after it was added, and once; the rest can be freed.
+//! 2. Space is taken in the order in which it was added. Runs are never joined: two that are
+//!    adjacent may lie in different block groups, which one extent cannot span.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// Ranges of logical space, in the order in which they are to be used.
+#[derive(Debug, Default)]
+pub(crate) struct DataReservation {
+    runs: VecDeque<Range<u64>>,
+    bytes: u64,
+}
+
+impl DataReservation {
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(crate) fn add(&mut self, run: Range<u64>) {
+        self.bytes += run.end - run.start;
+        self.runs.push_back(run);
+    }
+
+    /// Takes the next run, of at most `bytes_max` bytes.
+    pub(crate) fn take(&mut self, bytes_max: u64) -> Option<Range<u64>> {
+        let first = self.runs.front_mut()?;
+        let end = first.end.min(first.start.saturating_add(bytes_max));
+        let taken = first.start..end;
+        first.start = end;
+        if first.is_empty() {
+            self.runs.pop_front();
+        }
+        self.bytes -= taken.end - taken.start;
+        Some(taken)
+    }
+
+    /// Takes exactly `bytes` contiguous bytes, from the first run that has as many.
+    pub(crate) fn take_whole(&mut self, bytes: u64) -> Option<Range<u64>> {
+        let index = self.runs.iter().position(|run| run.end - run.start >= bytes)?;
+        let run = self.runs.get_mut(index)?;
+        let taken = run.start..run.start + bytes;
+        run.start = taken.end;
+        if run.is_empty() {
+            self.runs.remove(index);
+        }
+        self.bytes -= bytes;
+        Some(taken)
+    }
+
+    /// Takes everything that is left.
+    pub(crate) fn empty(&mut self) -> impl Iterator<Item = Range<u64>> {
+        self.bytes = 0;
+        std::mem::take(&mut self.runs).into_iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn space_is_taken_in_the_order_it_was_added_and_the_rest_is_returned() {
+        let mut reservation = DataReservation::default();
+        reservation.add(100..110);
+        reservation.add(110..120);
+        reservation.add(50..60);
+        assert_eq!(reservation.bytes(), 30);
+        assert_eq!(reservation.take(7), Some(100..107));
+        assert_eq!(reservation.take(15), Some(107..110));
+        assert_eq!(reservation.take(15), Some(110..120));
+        assert_eq!(reservation.take(4), Some(50..54));
+        assert_eq!(reservation.bytes(), 6);
+        assert!(reservation.empty().eq(std::iter::once(54..60)));
+        assert_eq!((reservation.bytes(), reservation.take(1)), (0, None));
+    }
+
+    #[test]
+    fn contiguous_space_is_taken_from_the_first_run_that_is_long_enough() {
+        let mut reservation = DataReservation::default();
+        reservation.add(0..4);
+        reservation.add(10..20);
+        assert_eq!(reservation.take_whole(11), None);
+        assert_eq!(reservation.take_whole(6), Some(10..16));
+        assert_eq!(reservation.take_whole(4), Some(0..4));
+        assert_eq!(reservation.take_whole(4), Some(16..20));
+        assert_eq!((reservation.bytes(), reservation.take(1)), (0, None));
+    }
+}

@@ -1,0 +1,150 @@
+//! Metadata reservations: space of the trees, reserved for what is not merged into them yet.
+//!
+//! Laws:
+//!
+//! 1. No write to new space is accepted that the trees might not have space to reference: its items
+//!    have a metadata reservation. The exception is the zeroed edge of a truncation, which must
+//!    succeed on a full volume.
+//! 2. A merge returns its part of the reservation after its changes are in the trees, so no other
+//!    operation can take that space in between. The part of prepared edges, which become dirty
+//!    after the edit of the trees, stays reserved.
+//!
+//! The estimate assumes minimally filled leaves, in the file's tree and in the extent tree. It is
+//! not a bound for every single item; the global reserve covers the difference.
+
+use crate::error::FileError;
+use crate::state::FileState;
+use crate::state::inline::INLINE_BYTES_MAX;
+use crate::wait::Wait;
+use butternut_format::units::{SECTOR_BYTES, length};
+use butternut_space::Reservation;
+use butternut_sys::lock::MutexGuard;
+
+/// Bytes for the inode item, and for the slack of leaves.
+const FILE_BYTES: u64 = 1024;
+/// Bytes for an extent item in the file's tree and one in the extent tree.
+const EXTENT_BYTES: u64 = 512;
+/// A reservation at least doubles when it grows, up to this many bytes at a time.
+const STEP_BYTES_MAX: u64 = 64 << 10;
+
+impl FileState {
+    /// Reserves metadata for everything that is newer than the trees, and for `extents` and
+    /// `blocks` more, which the file of then `size` bytes will have. May merge the file, so it
+    /// precedes every lookup of write targets.
+    pub(crate) fn reserve_metadata(
+        &mut self,
+        extents: u64,
+        blocks: u64,
+        size: u64,
+    ) -> Result<(), FileError> {
+        let (blocks_in_flight, extents_in_flight) = self.shared.in_flight().writes_in_flight();
+        let (blocks, extents) = (blocks + blocks_in_flight, extents + extents_in_flight);
+        let wanted = self.metadata_bytes(extents, blocks, size);
+        let Some(step) = self.metadata_shortfall(wanted) else { return Ok(()) };
+        let forest = self.source.forest().clone();
+        let more = match forest.reserve_metadata(step) {
+            Err(_) if !self.is_clean() => {
+                // Merged extents need no reservation any more.
+                self.drain();
+                self.merge(&mut |_| {})?;
+                forest.reserve_metadata(self.metadata_bytes(extents, blocks, size))?
+            }
+            decided => decided?,
+        };
+        self.add_metadata(more);
+        Ok(())
+    }
+
+    /// Reserves metadata for the direct writes in flight. Returns whether there was space. The
+    /// caller holds the inode lock shared; with the lock held exclusively,
+    /// [`Self::reserve_metadata`] can reclaim some.
+    pub(crate) fn reserve_metadata_shared(&self, wait: Wait) -> bool {
+        let (blocks, extents) = self.shared.in_flight().writes_in_flight();
+        let wanted = self.metadata_bytes(extents, blocks, u64::MAX);
+        let Some(step) = self.metadata_shortfall(wanted) else { return true };
+        let forest = self.source.forest();
+        let more = match wait {
+            Wait::Block => forest.reserve_metadata(step).ok(),
+            Wait::NoWait => forest.reserve_metadata_nowait(step),
+        };
+        let Some(more) = more else { return false };
+        self.add_metadata(more);
+        true
+    }
+
+    /// Reserves metadata for `extents` extents of `blocks` blocks that are about to be written.
+    /// Merges nothing, since their write targets have been looked up. Returns whether there was
+    /// space. The caller holds the inode lock exclusively.
+    pub(crate) fn reserve_metadata_for_runs(&self, extents: u64, blocks: u64, size: u64) -> bool {
+        let wanted = self.metadata_bytes(extents, blocks, size);
+        let Some(step) = self.metadata_shortfall(wanted) else { return true };
+        let Ok(more) = self.source.forest().reserve_metadata(step) else { return false };
+        self.add_metadata(more);
+        true
+    }
+
+    /// Reserves metadata for a nowait write of `blocks` blocks. Returns whether there was space.
+    /// The caller holds the inode lock exclusively.
+    pub(crate) fn reserve_metadata_nowait(&self, blocks: u64, size: u64) -> bool {
+        let (blocks_in_flight, extents_in_flight) = self.shared.in_flight().writes_in_flight();
+        let (blocks, extents) = (blocks + blocks_in_flight, blocks + extents_in_flight);
+        let wanted = self.metadata_bytes(extents, blocks, size);
+        let Some(step) = self.metadata_shortfall(wanted) else { return true };
+        let Some(more) = self.source.forest().reserve_metadata_nowait(step) else { return false };
+        self.add_metadata(more);
+        true
+    }
+
+    /// How many bytes the reservation is to grow by, if it is less than `wanted`.
+    fn metadata_shortfall(&self, wanted: u64) -> Option<u64> {
+        let has = self.metadata_reservation().as_ref().map_or(0, Reservation::bytes);
+        (has < wanted).then(|| (wanted - has).max(has.min(STEP_BYTES_MAX)))
+    }
+
+    fn add_metadata(&self, more: Reservation) {
+        match &mut *self.metadata_reservation() {
+            Some(metadata_reservation) => metadata_reservation.join(more),
+            none => *none = Some(more),
+        }
+    }
+
+    /// Returns the part of the reservation that is not needed any more. Direct writes may begin
+    /// meanwhile.
+    pub(crate) fn trim_metadata(&self) {
+        let mut metadata_reservation = self.metadata_reservation();
+        let (blocks, extents) = self.shared.in_flight().writes_in_flight();
+        if extents == 0 && self.prepared_edges == 0 && self.shared.overlay().is_empty() {
+            *metadata_reservation = None;
+        } else if let Some(metadata_reservation) = &mut *metadata_reservation {
+            let wanted = self.metadata_bytes(extents, blocks, self.size());
+            metadata_reservation.spend(metadata_reservation.bytes().saturating_sub(wanted));
+        }
+    }
+
+    /// Returns the whole reservation.
+    pub(crate) fn drop_metadata(&self) {
+        *self.metadata_reservation() = None;
+    }
+
+    /// After a panic: the reservation changes in a single call, and a panic in that call leaves a
+    /// lock of `space` poisoned, which makes the commit fail.
+    fn metadata_reservation(&self) -> MutexGuard<'_, Option<Reservation>> {
+        self.metadata_reservation.lock()
+    }
+
+    fn metadata_bytes(&self, extents: u64, blocks: u64, size: u64) -> u64 {
+        let overlay = self.shared.overlay();
+        let newer = length(self.shared.pages().newer_pages());
+        let extents = extents + length(overlay.pending_count()) + newer + self.prepared_edges;
+        let blocks = blocks + overlay.bytes() / SECTOR_BYTES + self.prepared_edges;
+        // A compressed file may become inline with a larger size.
+        let may_be_inline =
+            size <= INLINE_BYTES_MAX || size <= SECTOR_BYTES && self.compression_policy().is_some();
+        let inline = if may_be_inline { 2 * size.min(INLINE_BYTES_MAX) } else { 0 };
+        let checksums = 2 * blocks * length(self.source.checksums().checksum_bytes());
+        FILE_BYTES + inline + extents * EXTENT_BYTES + checksums
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,129 @@
+//! Whether each operation leaves the file with the reservation that its merge needs (law 1).
+
+use crate::direct::AllocationRun;
+use crate::state::{FallocateSize, FileState};
+use crate::test_volume::{file, open, open_with};
+use crate::wait::Wait;
+use butternut_format::inode::InodeFlags;
+use butternut_format::units::SECTOR_BYTES;
+use butternut_space::Reservation;
+use butternut_tree::{EnospcInjector, ForestOptions};
+
+const BLOCK: usize = 4096;
+const BLOCKS: u64 = 64;
+
+fn assert_reserved(file: &FileState) {
+    let has = file.metadata_reservation().as_ref().map_or(0, Reservation::bytes);
+    let wanted = file.metadata_bytes(0, 0, file.size());
+    assert!(!file.is_clean() && has >= wanted, "{has} bytes are reserved, {wanted} needed");
+}
+
+/// Preallocates every second block, so that a write of all blocks becomes as many extents.
+fn preallocate_every_second_block(file: &mut FileState) {
+    for block in (0..BLOCKS).step_by(2) {
+        let range = block * SECTOR_BYTES..(block + 1) * SECTOR_BYTES;
+        file.allocate(range, FallocateSize::Extend, &mut |_| {}).expect("space");
+    }
+}
+
+#[test]
+fn a_direct_write_into_preallocated_space_has_a_reservation() {
+    let source = open();
+    let mut file = file(&source);
+    file.set_flags(InodeFlags::default().with(InodeFlags::NODATASUM));
+    file.allocate(0..1 << 20, FallocateSize::Extend, &mut |_| {}).expect("space");
+    let mut allocation = AllocationRun::new(&source, 0);
+    for block in (0..BLOCKS).step_by(2) {
+        let range = block * SECTOR_BYTES..(block + 1) * SECTOR_BYTES;
+        let write = file.begin_direct_write(&range, &mut allocation, Wait::Block);
+        let write = write.expect("readable trees").expect("a write that shares the file");
+        assert!(!write.is_new());
+        write.complete(&source, &[]);
+        drop(write);
+        assert_reserved(&file);
+    }
+}
+
+#[test]
+fn a_direct_write_into_preallocated_space_is_refused_without_a_reservation() {
+    let injector = EnospcInjector::default();
+    let enospc_injector = Some(injector.clone());
+    let source = open_with(ForestOptions { enospc_injector, ..ForestOptions::default() });
+    let mut file = file(&source);
+    file.set_flags(InodeFlags::default().with(InodeFlags::NODATASUM));
+    file.allocate(0..1 << 20, FallocateSize::Extend, &mut |_| {}).expect("space");
+    let mut allocation = AllocationRun::new(&source, 0);
+    for wait in [Wait::Block, Wait::NoWait] {
+        // Looks the write target up, so that a nowait write knows it.
+        file.begin_direct_write(&(0..SECTOR_BYTES), &mut allocation, Wait::Block).expect("a tree");
+        file.drop_metadata();
+        injector.fail_growth();
+        let refused = file.begin_direct_write(&(0..SECTOR_BYTES), &mut allocation, wait);
+        assert!(refused.expect("readable trees").is_none());
+        injector.fail_none();
+    }
+}
+
+#[test]
+fn one_block_that_is_written_through_has_a_reservation() {
+    let source = open();
+    let mut file = file(&source);
+    assert_eq!(file.write_direct(0, &[1; BLOCK]).expect("space"), BLOCK);
+    assert_reserved(&file);
+}
+
+#[test]
+fn each_extent_of_a_fragmented_write_has_a_reservation() {
+    let source = open();
+    let mut file = file(&source);
+    preallocate_every_second_block(&mut file);
+    let bytes = vec![1; BLOCK * 64];
+    assert_eq!(file.write_direct(0, &bytes).expect("space"), bytes.len());
+    assert_eq!(file.shared.overlay().pending_count(), 64);
+    assert_reserved(&file);
+}
+
+#[test]
+fn a_fragmented_write_ends_where_its_reservation_does() {
+    let injector = EnospcInjector::default();
+    let enospc_injector = Some(injector.clone());
+    let source = open_with(ForestOptions { enospc_injector, ..ForestOptions::default() });
+    let mut file = file(&source);
+    preallocate_every_second_block(&mut file);
+    let bytes = vec![1; BLOCK * 64];
+    // The reservation of the estimate, the space, and the reservation for the other extents.
+    injector.fail_every(3);
+    let written = file.write_direct(0, &bytes).expect("a part of the write");
+    assert!(injector.failed() > 0);
+    injector.fail_none();
+    assert!(written > 0 && written.is_multiple_of(BLOCK), "{written}");
+    assert_reserved(&file);
+    file.merge(&mut |_| {}).expect("reserved space");
+    let mut read = vec![9; bytes.len()];
+    let count = source.read_at(file.view(), 0, &mut read).expect("a read");
+    assert!(read[..count].iter().enumerate().all(|(at, byte)| *byte == u8::from(at < written)));
+}
+
+#[test]
+fn the_edges_of_a_punched_hole_have_a_reservation() {
+    let source = open();
+    let mut file = file(&source);
+    file.write_at(0, &vec![1; BLOCK * 10]).expect("space");
+    file.merge(&mut |_| {}).expect("space");
+    file.punch_hole(100..SECTOR_BYTES * 5 + 100, &mut |_| {}).expect("space");
+    assert_eq!(file.dirty_bytes(), 2 * SECTOR_BYTES);
+    assert_reserved(&file);
+    file.merge(&mut |_| {}).expect("reserved space");
+    assert!(file.metadata_reservation().is_none(), "nothing stays reserved for a clean file");
+}
+
+#[test]
+fn the_block_that_is_zeroed_before_growth_has_a_reservation() {
+    let source = open();
+    let mut file = file(&source);
+    file.write_at(0, &[1; 5000]).expect("space");
+    file.merge(&mut |_| {}).expect("space");
+    file.zero_after_end().expect("space");
+    assert_eq!(file.dirty_bytes(), SECTOR_BYTES);
+    assert_reserved(&file);
+}

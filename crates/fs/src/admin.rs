@@ -1,0 +1,82 @@
+//! Administration of a volume: its label, its size, and discarding free space.
+
+use crate::{Filesystem, Result};
+use butternut_format::units::DevId;
+use std::ops::Range;
+
+/// Bytes at the start of a device that no block group uses.
+const RESERVED_BYTES: u64 = 1 << 20;
+
+impl Filesystem {
+    /// Returns the label of the volume.
+    pub fn label(&self) -> Vec<u8> {
+        match self.forest().label() {
+            Ok(label) => label,
+            Err(_) => self.super_block().label().to_vec(),
+        }
+    }
+
+    /// Sets the label of the volume, with the next commit.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`](crate::Error::ReadOnly); a label of more than 255 bytes, or one that
+    /// contains a zero byte or a line break.
+    pub fn set_label(&self, label: &[u8]) -> Result<()> {
+        let write_state = self.begin()?;
+        self.forest().set_label(label)?;
+        write_state.signal.changed();
+        Ok(())
+    }
+
+    /// Grows or shrinks the volume on one device to `bytes` bytes, with the next commit. Removes
+    /// empty block groups past the new end.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`](crate::Error::ReadOnly); a device that is smaller, or block groups in
+    /// use past the new end.
+    pub fn resize(&self, devid: u64, bytes: u64) -> Result<()> {
+        let write_state = self.begin()?;
+        self.write_back_all(write_state)?;
+        self.forest().resize(DevId(devid), bytes)?;
+        write_state.signal.changed();
+        Ok(())
+    }
+
+    /// Returns the smallest size that [`Filesystem::resize`] accepts for a device now: the end of
+    /// its last block group in use, in bytes. At least 1 MiB.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`](crate::Error::ReadOnly).
+    pub fn size_min(&self, devid: u64) -> Result<u64> {
+        self.begin()?;
+        let (groups, chunks) = (self.forest().groups()?, self.volume().chunks());
+        let busy = groups.iter().filter(|group| group.used > 0 || group.allocated > 0);
+        let mut end = RESERVED_BYTES;
+        for group in busy {
+            let Some(chunk) = chunks.find(group.start) else { continue };
+            for place in chunk.stripes().iter().filter(|place| place.devid.0 == devid) {
+                end = end.max(place.physical.0.saturating_add(chunk.stripe_bytes()));
+            }
+        }
+        Ok(end)
+    }
+
+    /// Discards free space in runs of at least `bytes_min` bytes (TRIM), and returns the number of
+    /// bytes discarded.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`](crate::Error::ReadOnly); a device that failed.
+    pub fn trim(&self, bytes_min: u64) -> Result<u64> {
+        self.trim_range(0..u64::MAX, bytes_min)
+    }
+
+    /// As [`Filesystem::trim`]; in block groups, only in `range` (logical addresses, in bytes).
+    /// Space that no block group uses is always discarded.
+    ///
+    /// # Errors
+    /// As [`Filesystem::trim`].
+    pub fn trim_range(&self, range: Range<u64>, bytes_min: u64) -> Result<u64> {
+        self.begin()?;
+        Ok(self.forest().trim(&range, bytes_min)?)
+    }
+}

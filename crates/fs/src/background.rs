@@ -1,0 +1,11 @@
+//! Background threads of a mount, and merging, which they share with `sync`.
+//!
+//! | module | content |
+//! |---|---|
+//! | `committer` | commits the running transaction at an interval, and when much has changed |
+//! | `flusher` | writes dirty pages back, and throttles writers |
+//! | `merger` | moves the pending extents of files into the trees |
+
+pub(crate) mod committer;
+pub(crate) mod flusher;
+pub(crate) mod merger;

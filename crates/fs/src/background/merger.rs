@@ -1,0 +1,194 @@
+//! The merger: moves what files have in memory (pending extents, inline data, attributes) into the
+//! trees, many files in one transaction.
+
+use crate::file::write::update_item;
+use crate::inode::table::{InodeEntry, InodeState, LockedInodes};
+use crate::sync::RwLockWriteGuard;
+use crate::write_state::WriteState;
+use crate::{Error, FileId, Filesystem, Result};
+use butternut_file::{FileState, MergeFile};
+use butternut_format::inode::Inode;
+use butternut_format::units::Ino;
+use butternut_pages::WritebackReason;
+use butternut_tree::Need;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Files in one batch, whose inode locks are held together.
+const FILES_PER_BATCH: usize = 128;
+
+/// How much of a file is merged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MergeScope {
+    Whole,
+    /// Some of its pending extents.
+    Part,
+}
+
+/// The attributes to write to a file's inode item, and the item as written.
+struct ItemUpdate {
+    attributes: Inode,
+    item: Option<Inode>,
+}
+
+impl Filesystem {
+    /// Writes the data of all dirty files back and merges it. Continues after a failure, and
+    /// returns the first one.
+    pub(crate) fn write_back_all(&self, write_state: &WriteState) -> Result<()> {
+        let mut result = Ok(());
+        let mut from = FileId::new(0, 0);
+        loop {
+            let batch = write_state.dirty_from(from, FILES_PER_BATCH);
+            let Some(last) = batch.last() else { return result };
+            from = FileId::new(last.id.subvolume, last.id.ino.saturating_add(1));
+            let written = self.write_back_batch(write_state, &batch, MergeScope::Whole);
+            result = result.and(written);
+        }
+    }
+
+    pub(crate) fn write_back_one(
+        &self,
+        write_state: &WriteState,
+        entry: &Arc<InodeEntry>,
+    ) -> Result<()> {
+        self.write_back_batch(write_state, std::slice::from_ref(entry), MergeScope::Whole)
+    }
+
+    /// Merges pending extents of a file until at most `pending_max` writes are pending. Releases
+    /// the inode lock between one part and the next.
+    pub(crate) fn merge_down_to(
+        &self,
+        write_state: &WriteState,
+        entry: &Arc<InodeEntry>,
+        pending_max: u64,
+    ) -> Result<()> {
+        let pending = || entry.lock_shared().file.as_deref().map_or(0, FileState::pending_writes);
+        while pending() > pending_max {
+            if !merge_shared(entry)? {
+                self.write_back_batch(write_state, std::slice::from_ref(entry), MergeScope::Part)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes files back and merges them, in ascending order of their ids. Most of their data is
+    /// written back before they are locked; what is dirtied meanwhile, while they are locked.
+    fn write_back_batch(
+        &self,
+        write_state: &WriteState,
+        batch: &[Arc<InodeEntry>],
+        scope: MergeScope,
+    ) -> Result<()> {
+        if scope == MergeScope::Whole && self.shared.source.has_flusher() {
+            self.flush_files(batch, WritebackReason::Sync);
+        }
+        self.merge_files(write_state, batch, scope)
+    }
+
+    /// Merges files, in ascending order of their ids.
+    pub(crate) fn merge_files(
+        &self,
+        write_state: &WriteState,
+        batch: &[Arc<InodeEntry>],
+        scope: MergeScope,
+    ) -> Result<()> {
+        let entries: Vec<&InodeEntry> = batch.iter().map(|entry| &**entry).collect();
+        let mut locked = LockedInodes::lock(&entries);
+        let mut files: Vec<(&InodeEntry, &mut FileState, ItemUpdate)> = Vec::new();
+        let mut stale_flags: Vec<&mut bool> = Vec::new();
+        for (entry, state) in entries.iter().zip(locked.iter_mut()) {
+            let InodeState { file, is_item_stale, .. } = state;
+            if let (Some(file), Some(attributes)) = (file, entry.cached()) {
+                files.push((entry, &mut **file, ItemUpdate { attributes, item: None }));
+                stale_flags.push(is_item_stale.get_mut());
+            } else {
+                write_state.mark_clean(entry);
+            }
+        }
+        let mut result = merge(&mut files, scope);
+        for ((entry, file, update), is_stale) in files.iter_mut().zip(stale_flags) {
+            let ItemUpdate { mut attributes, item } = *update;
+            if let Some(Inode { flags, transid, .. }) = item {
+                attributes = Inode { flags, transid, ..attributes };
+                *is_stale = false;
+            }
+            (attributes.size, attributes.bytes_used) = (file.size(), file.bytes_used());
+            entry.set(attributes);
+            if *is_stale {
+                let written = self.write_item(write_state, entry, &mut attributes);
+                *is_stale = written.is_err();
+                result = result.and(written);
+            }
+            if !*is_stale && file.is_clean() {
+                write_state.mark_clean(entry);
+            }
+        }
+        drop(files);
+        drop(locked);
+        for entry in batch.iter().filter(|entry| !entry.is_listed() && !entry.is_pinned()) {
+            write_state.idle.add(entry);
+        }
+        result
+    }
+
+    /// Writes the inode item of a file whose data is in the trees already.
+    fn write_item(
+        &self,
+        write_state: &WriteState,
+        entry: &InodeEntry,
+        attributes: &mut Inode,
+    ) -> Result<()> {
+        let subvolume = self.writable_subvolume(write_state, entry.id)?;
+        self.change(write_state, &subvolume, Need::items(1), |change| {
+            attributes.transid = change.moment.generation;
+            change.put(Ino(entry.id.ino), attributes)
+        })?;
+        entry.set(*attributes);
+        Ok(())
+    }
+}
+
+/// Merges a part of a file's pending extents, while other threads read the file and write it
+/// direct. Returns whether there was such a part; if not, the file must be locked exclusively.
+fn merge_shared(entry: &InodeEntry) -> Result<bool> {
+    let mut state = entry.lock();
+    let Some(attributes) = entry.cached() else { return Ok(false) };
+    let Some(part) = state.file.as_deref_mut().and_then(FileState::begin_shared_merge) else {
+        return Ok(false);
+    };
+    // A thread that changes the attributes from now on sets this again.
+    *state.is_item_stale.get_mut() = false;
+    let state = RwLockWriteGuard::downgrade(state);
+    let Some(file) = &state.file else { return Ok(false) };
+    let mut item = attributes;
+    let merged = file.merge_shared(&part, &mut |inode| item = update_item(inode, &attributes));
+    match &merged {
+        Ok(_) => entry.update(|inode| {
+            (inode.flags, inode.transid) = (item.flags, item.transid);
+            inode.bytes_used = file.bytes_used();
+        }),
+        Err(_) => state.is_item_stale.store(true, Ordering::Release),
+    }
+    merged?;
+    Ok(true)
+}
+
+fn merge(files: &mut [(&InodeEntry, &mut FileState, ItemUpdate)], scope: MergeScope) -> Result<()> {
+    let mut updates: Vec<_> = Vec::with_capacity(files.len());
+    let mut states: Vec<&mut FileState> = Vec::with_capacity(files.len());
+    for (_, file, ItemUpdate { attributes, item }) in files {
+        states.push(file);
+        let attributes = *attributes;
+        updates.push(move |inode: &mut Inode| *item = Some(update_item(inode, &attributes)));
+    }
+    if scope == MergeScope::Part {
+        let mut parts = states.into_iter().zip(&mut updates);
+        return Ok(parts.try_for_each(|(file, update)| file.merge_part(update).map(drop))?);
+    }
+    let mut merging: Vec<MergeFile<'_>> = states
+        .into_iter()
+        .zip(&mut updates)
+        .map(|(file, update)| MergeFile { file, update })
+        .collect();
+    FileState::merge_many(&mut merging).map(drop).map_err(Error::from)
+}

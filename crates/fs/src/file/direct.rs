@@ -1,0 +1,227 @@
+//! Direct writes that share the inode lock: which do, how they begin, and those that the caller
+//! waits for.
+//!
+//! Laws:
+//!
+//! 1. A write of whole blocks inside the file shares the inode lock, unless it has privileges to
+//!    strip, or the file is append-only or synchronous (`chattr +S`).
+//! 2. A write that finds too many pending extents merges some before it begins, with nothing
+//!    locked.
+//! 3. No lock is held while such a write is in flight. A thread that waits for the file waits for
+//!    [`OutstandingIo`](crate::background::flusher::OutstandingIo), or completes the write itself.
+
+use crate::file::write::Times;
+use crate::inode::table::{InodeEntry, InodeState};
+use crate::write_state::WriteState;
+use crate::{Error, File, Filesystem, Privileges, Result};
+use butternut_file::{AllocationRun, DirectWrite, FileState, RequestOwner, Source, Wait};
+use butternut_format::inode::InodeFlags;
+use butternut_format::units::length;
+use butternut_sys::lock::{Mutex, MutexGuard, rank};
+use butternut_volume::DataWrite;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+const SECTOR: usize = 4096;
+
+/// Writes of one file whose extents are pending, so in no tree yet: the number at which the
+/// committer is woken to merge them, and the number at which a writer merges some itself.
+const PENDING_KICK: u64 = 32 << 10;
+const PENDING_MAX: u64 = 64 << 10;
+const PENDING_STEP: u64 = 2 << 10;
+/// Pause of a write with [`PENDING_MAX`] pending writes. With fewer, the pause is this times the
+/// square of the fraction of the way from [`PENDING_KICK`]. So writers slow down to the rate of
+/// merging without stopping.
+const PAUSE_MAX: Duration = Duration::from_micros(40);
+/// Allocation runs that are kept for callers without a queue.
+const RUNS_MAX: usize = 64;
+
+/// How many writes of a file are pending.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pending {
+    Few,
+    /// The committer merges them; a writer pauses before it goes on.
+    Many {
+        count: u64,
+        pause: Duration,
+    },
+    /// A writer merges some before it goes on.
+    TooMany,
+}
+
+/// Allocation runs for the next writes of callers without a queue.
+#[derive(Debug, Default)]
+pub(crate) struct AllocationRuns(Mutex<Vec<AllocationRun>, rank::AllocationRuns>);
+
+impl AllocationRuns {
+    /// Registers the runs as space that is returned when another writer finds none.
+    pub(crate) fn register(self: &Arc<Self>, source: &Source) {
+        let helper: Weak<Self> = Arc::downgrade(self);
+        source.add_request_owner(helper);
+    }
+
+    fn with<R>(&self, source: &Source, run: impl FnOnce(&mut AllocationRun) -> R) -> R {
+        let known = self.lock().pop();
+        let mut allocation = known.unwrap_or_else(|| new_allocation_run(source));
+        let result = run(&mut allocation);
+        let mut runs = self.lock();
+        if runs.len() < RUNS_MAX {
+            runs.push(allocation);
+        }
+        result
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<AllocationRun>> {
+        self.0.lock()
+    }
+}
+
+impl RequestOwner for AllocationRuns {
+    fn complete_some(&self, _: Duration) {}
+
+    fn release_space(&self) {
+        let runs = std::mem::take(&mut *self.lock());
+        drop(runs);
+    }
+}
+
+/// Returns an allocation run for one more writer.
+pub(crate) fn new_allocation_run(source: &Source) -> AllocationRun {
+    static NEXT_WRITER: AtomicU64 = AtomicU64::new(0);
+    AllocationRun::new(source, NEXT_WRITER.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Returns whether a request consists of whole blocks.
+pub(crate) fn is_block_aligned(offset: u64, bytes: usize) -> bool {
+    bytes > 0 && bytes.is_multiple_of(SECTOR) && offset.is_multiple_of(length(SECTOR))
+}
+
+impl Pending {
+    pub(crate) fn of(state: &InodeState) -> Self {
+        match state.file.as_deref().map_or(0, FileState::pending_writes) {
+            PENDING_MAX.. => Self::TooMany,
+            count @ PENDING_KICK.. => Self::Many { count, pause: pause(count) },
+            _ => Self::Few,
+        }
+    }
+}
+
+/// Returns how long a write pauses with `pending` pending writes.
+fn pause(pending: u64) -> Duration {
+    let part = |most: u64| most * (pending - PENDING_KICK) / (PENDING_MAX - PENDING_KICK);
+    let nanos = u64::try_from(PAUSE_MAX.as_nanos()).unwrap_or(u64::MAX);
+    Duration::from_nanos((part(nanos) * part(1 << 10)) >> 10)
+}
+
+impl Filesystem {
+    /// Merges pending extents until there is room for more. The file keeps an error of it for the
+    /// next sync.
+    pub(crate) fn merge_excess(&self, write_state: &WriteState, entry: &Arc<InodeEntry>) {
+        drop(self.merge_down_to(write_state, entry, PENDING_MAX - PENDING_STEP));
+    }
+}
+
+impl File {
+    /// Begins a direct write of whole blocks, under the shared inode lock. Returns `None` if it
+    /// needs the lock exclusively (law 1), or would have to wait and may not.
+    pub(crate) fn begin_shared_write(
+        &self,
+        state: &InodeState,
+        range: &Range<u64>,
+        privileges: Privileges,
+        (allocation, wait): (&mut AllocationRun, Wait),
+    ) -> Result<Option<DirectWrite>> {
+        let pin = self.pin()?;
+        let (filesystem, entry) = (pin.filesystem(), pin.entry());
+        let known = entry.cached_nowait();
+        let inode = match known {
+            Some(inode) => inode,
+            None if wait == Wait::NoWait => return Ok(None),
+            None => filesystem.attributes(entry)?,
+        };
+        self.may_write(&inode)?;
+        let is_plain = ![InodeFlags::APPEND, InodeFlags::SYNC]
+            .into_iter()
+            .any(|flag| inode.flags.contains(flag));
+        let keeps_privileges = privileges == Privileges::Keep || entry.has_no_privileges();
+        let may_share = is_plain && keeps_privileges && filesystem.tunables().nosec;
+        let Some(data) = state.file.as_ref().filter(|_| may_share) else { return Ok(None) };
+        Ok(data.begin_direct_write(range, allocation, wait)?)
+    }
+
+    /// Updates the times of the file for a shared write that begins.
+    pub(crate) fn note_shared_write(
+        &self,
+        write_state: &WriteState,
+        entry: &Arc<InodeEntry>,
+        state: &InodeState,
+    ) {
+        if self.times == Times::Now {
+            let now = write_state.clock.now();
+            entry.update(|inode| {
+                (inode.mtime, inode.ctime) = (now, now);
+                inode.sequence = inode.sequence.wrapping_add(1);
+            });
+            state.is_item_stale.store(true, Ordering::Release);
+        }
+        if !entry.is_listed() {
+            write_state.mark_dirty(entry);
+            write_state.signal.changed();
+        }
+    }
+
+    /// Writes whole blocks under the shared inode lock, and waits until they are written. Returns
+    /// `None` if the write needs the lock exclusively.
+    pub(crate) fn write_shared(
+        &self,
+        offset: u64,
+        bytes: &[u8],
+        privileges: Privileges,
+    ) -> Result<Option<usize>> {
+        if !is_block_aligned(offset, bytes.len()) {
+            return Ok(None);
+        }
+        let pin = self.pin()?;
+        let (filesystem, entry) = (pin.filesystem(), pin.entry());
+        let shared = &filesystem.shared;
+        let write_state = filesystem.begin()?;
+        let mut state = entry.lock_shared();
+        match Pending::of(&state) {
+            Pending::Few => {}
+            Pending::Many { .. } => write_state.signal.queue_merge(entry),
+            Pending::TooMany => {
+                drop(state);
+                filesystem.merge_excess(write_state, entry);
+                state = entry.lock_shared();
+            }
+        }
+        let range = offset..offset.saturating_add(length(bytes.len()));
+        let begun = shared.allocation_runs.with(&shared.source, |allocation| {
+            self.begin_shared_write(&state, &range, privileges, (allocation, Wait::Block))
+        })?;
+        let Some(write) = begun else { return Ok(None) };
+        let outstanding = shared.outstanding_io.begin();
+        self.note_shared_write(write_state, entry, &state);
+        drop(state);
+        let mut checksums = Vec::new();
+        if write.wants_checksums() {
+            shared.volume().checksum(bytes, &mut checksums);
+        }
+        let mut rows = [DataWrite::new(write.logical(), bytes)];
+        shared.volume().write_data(&mut rows);
+        let [DataWrite { result, .. }] = rows;
+        match &result {
+            Ok(()) => write.complete(&shared.source, &checksums),
+            Err(_) => write.fail(&shared.source),
+        }
+        drop(write);
+        drop(outstanding);
+        result.map_err(Error::Volume)?;
+        let counters = self.lane_counters();
+        counters.dio_write_shared.add();
+        counters.dio_write_zero_copy.add();
+        Ok(Some(bytes.len()))
+    }
+}

@@ -1,0 +1,570 @@
+//! Changes of a file's bytes through an open [`File`]: writes, truncation, `fallocate`, copies,
+//! syncs.
+//!
+//! Laws:
+//!
+//! 1. A change of a file holds its inode lock exclusively, and a read holds it shared, except for
+//!    direct writes, which share it (`file/direct.rs`). So a read sees all of a cached write, or
+//!    nothing.
+//! 2. The size and the times that `stat` returns are those of the last write that returned. The
+//!    inode item in the tree is updated when the data is merged.
+//! 3. A write that fails has changed nothing. A write that finds space for a part of its bytes
+//!    returns how many it wrote.
+
+use crate::inode::pin::Pin;
+use crate::inode::table::{InodeEntry, InodeState};
+use crate::stats::latency::Operation;
+use crate::write_state::{WritableSubvolume, WriteState};
+use crate::{Error, File, Filesystem, Result};
+use butternut_file::{FallocateSize, FileState, InodeUpdate};
+use butternut_format::file_extent::Compression;
+use butternut_format::inode::{Inode, InodeFlags};
+use butternut_format::units::{Ino, length};
+use butternut_names::{self as names, COMPRESSION, CompressionProperty};
+use butternut_pages::{CacheMode, UncachedFlush, WritebackReason};
+use butternut_tree::Tree;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Writes from a cache in front of this library of at least so many bytes go past the page cache.
+const LONG_BYTES_MIN: usize = 512 << 10;
+
+/// Bytes that a copy reads and writes in one step.
+const COPY_BYTES: usize = 1 << 20;
+
+/// Which privileges a change strips from a file: those that the caller may not keep (`CAP_FSETID`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Privileges {
+    #[default]
+    Keep,
+    /// Strips capabilities, as the kernel does for every caller; the mode keeps its bits.
+    StripCapabilities,
+    /// Strips set-user-id, set-group-id if the group may execute, and capabilities.
+    Strip,
+    /// As `Strip`, for a caller outside of the file's group: strips set-group-id in any case.
+    StripForeign,
+}
+
+/// What `fallocate` does to a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Allocate {
+    /// Preallocates the range; the file ends at the end of the range or later.
+    Extend,
+    /// Preallocates the range, also past the end of the file, whose size stays.
+    KeepSize,
+    /// Frees the space of the range, which reads as zeros.
+    PunchHole,
+    /// Zeroes the range and preallocates it; the file ends at the end of the range or later.
+    Zero,
+    /// Zeroes the range and preallocates it, also past the end of the file, whose size stays.
+    ZeroKeepSize,
+}
+
+/// Whether a change drains the file first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Drain {
+    Yes,
+    /// Only pages change. Any further change drains the file itself.
+    No,
+}
+
+/// What happens to the times of a file when its bytes change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Times {
+    Now,
+    Stay,
+}
+
+impl File {
+    /// As [`FileExt::without_time_updates`](crate::server::FileExt::without_time_updates).
+    #[must_use]
+    pub(crate) fn without_time_updates(mut self) -> Self {
+        self.times = Times::Stay;
+        self
+    }
+
+    /// Writes `bytes` at `offset`, with any alignment, and returns the number of bytes written:
+    /// fewer than all only if the volume is full. The data is then in memory or on the devices. It
+    /// survives a crash after [`File::sync_all`], [`Filesystem::sync`] or the next commit, or when
+    /// this returns if the file is synchronous (`chattr +S`).
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`]; no space; a file that would be too large; [`Error::NotPermitted`] for a
+    /// file that is immutable, or append-only and not written at its end.
+    pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<usize> {
+        self.write_as(offset, bytes, Privileges::Keep)
+    }
+
+    /// As [`File::write_at`], and strips the privileges that the writer may not keep.
+    pub fn write_as(&self, offset: u64, bytes: &[u8], privileges: Privileges) -> Result<usize> {
+        self.write(Some(offset), bytes, privileges).map(|(_, written)| written)
+    }
+
+    /// As [`FileExt::write_from_cache`](crate::server::FileExt::write_from_cache).
+    pub(crate) fn write_from_cache(&self, offset: u64, bytes: &[u8]) -> Result<usize> {
+        let _timed = self.timed(Operation::CachedWrite);
+        let is_long = bytes.len() >= LONG_BYTES_MIN;
+        let change = |file: &mut FileState, _: &Inode, _: InodeUpdate<'_>| {
+            Ok(if is_long {
+                file.write_direct(offset, &bytes[..bytes.len() / 4096 * 4096])?
+            } else {
+                file.write_at(offset, bytes)?
+            })
+        };
+        let drain = if is_long { Drain::Yes } else { Drain::No };
+        let written = self.with_space(|| self.alter_as(None, drain, change))?;
+        self.balance_dirty_pages(written, CacheMode::Cached)?;
+        Ok(written)
+    }
+
+    /// As [`FileExt::write_drop_behind`](crate::server::FileExt::write_drop_behind).
+    pub(crate) fn write_drop_behind(
+        &self,
+        offset: u64,
+        bytes: &[u8],
+        privileges: Privileges,
+    ) -> Result<usize> {
+        let stay = (CacheMode::Uncached, CacheMode::Cached);
+        self.write_in(Some(offset), bytes, privileges, stay).map(|(_, written)| written)
+    }
+
+    /// As [`File::write_as`], uncached (`RWF_DONTCACHE`): a flusher writes the pages back soon, and
+    /// they are dropped when that has completed.
+    pub fn write_uncached(
+        &self,
+        offset: u64,
+        bytes: &[u8],
+        privileges: Privileges,
+    ) -> Result<usize> {
+        let stay = (CacheMode::Uncached, CacheMode::Uncached);
+        let (_, written) = self.write_in(Some(offset), bytes, privileges, stay)?;
+        let pin = self.pin()?;
+        let filesystem = pin.filesystem();
+        let source = &filesystem.shared.source;
+        let method = filesystem.tunables().uncached_flush;
+        if source.has_flusher() && method != UncachedFlush::Inline {
+            source.pages().queue_uncached(self.view().key(), written.div_ceil(4096), method);
+        } else {
+            filesystem.flush_files(std::slice::from_ref(pin.entry()), WritebackReason::Uncached);
+        }
+        Ok(written)
+    }
+
+    /// As [`File::write_as`], direct: whole blocks go to the devices past the page cache. Writes of
+    /// blocks inside the file share it with other reads and writes.
+    pub fn write_direct(&self, offset: u64, bytes: &[u8], privileges: Privileges) -> Result<usize> {
+        if bytes.is_empty() {
+            return self.check_empty_write(Some(offset)).map(|()| 0);
+        }
+        self.may_begin_at(Some(offset))?;
+        let timed = self.timed(Operation::DirectWrite);
+        if let Some(written) = self.write_shared(offset, bytes, privileges)? {
+            return Ok(written);
+        }
+        timed.forget();
+        self.write_direct_exclusive(offset, bytes, privileges)
+    }
+
+    /// As [`File::write_direct`], under the exclusive inode lock.
+    pub(crate) fn write_direct_exclusive(
+        &self,
+        offset: u64,
+        bytes: &[u8],
+        privileges: Privileges,
+    ) -> Result<usize> {
+        let _timed = self.timed(Operation::DirectWrite);
+        self.lane_counters().dio_write_exclusive.add();
+        let mut done = 0;
+        while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
+            let at = offset.saturating_add(length(done));
+            let written = self.with_space(|| {
+                self.alter(privileges, |file, inode, _| {
+                    self.may_write_at(inode, file.size(), Some(at))?;
+                    Ok(file.write_direct(at, rest)?)
+                })
+            });
+            match written {
+                Ok(0) => break,
+                Ok(written) => done += written,
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+
+    /// Runs `run`. If it finds no space, writes all files back, commits and runs it once more:
+    /// space that direct writes have replaced is freed only by a commit.
+    fn with_space<R>(&self, run: impl Fn() -> Result<R>) -> Result<R> {
+        let result = run();
+        if !result.as_ref().is_err_and(Error::is_no_space) {
+            return result;
+        }
+        let pin = self.pin()?;
+        let filesystem = pin.filesystem();
+        let write_state = filesystem.write_state()?;
+        filesystem.shared.source.release_space();
+        if write_state.dirty_count() > 0 && filesystem.forest().commits_for_space() {
+            // A file keeps its writeback error for its next sync.
+            drop(filesystem.write_back_all(write_state));
+            filesystem.commit()?;
+        }
+        run()
+    }
+
+    /// Appends `bytes` to the file. Returns the offset at which they were written, and how many
+    /// were.
+    pub fn append(&self, bytes: &[u8], privileges: Privileges) -> Result<(u64, usize)> {
+        self.write(None, bytes, privileges)
+    }
+
+    fn write(
+        &self,
+        offset: Option<u64>,
+        bytes: &[u8],
+        privileges: Privileges,
+    ) -> Result<(u64, usize)> {
+        self.write_in(offset, bytes, privileges, (CacheMode::Cached, CacheMode::Cached))
+    }
+
+    /// Writes through the page cache. `stay` says what happens to the pages when they are clean;
+    /// `throttled_as`, whose limits the caller is throttled by.
+    fn write_in(
+        &self,
+        offset: Option<u64>,
+        bytes: &[u8],
+        privileges: Privileges,
+        (stay, throttled_as): (CacheMode, CacheMode),
+    ) -> Result<(u64, usize)> {
+        if bytes.is_empty() {
+            self.check_empty_write(offset)?;
+            return Ok((offset.unwrap_or_else(|| self.len()), 0));
+        }
+        self.may_begin_at(offset)?;
+        let _timed = self.timed(Operation::CachedWrite);
+        let change = |file: &mut FileState, inode: &Inode, _: InodeUpdate<'_>| {
+            let end = file.size();
+            self.may_write_at(inode, end, offset)?;
+            let offset = offset.unwrap_or(end);
+            let written = match stay {
+                CacheMode::Cached => file.write_at(offset, bytes)?,
+                CacheMode::Uncached => file.write_uncached(offset, bytes)?,
+            };
+            Ok((offset, written))
+        };
+        let altered = || self.alter_as(Some(privileges), Drain::No, change);
+        let (at, written) = self.with_space(altered)?;
+        self.balance_dirty_pages(written, throttled_as)?;
+        Ok((at, written))
+    }
+
+    /// Checks a write of no bytes, which is refused like any other, and changes nothing.
+    fn check_empty_write(&self, offset: Option<u64>) -> Result<()> {
+        let pin = self.pin()?;
+        let inode = pin.filesystem().attributes(pin.entry())?;
+        self.may_write(&inode)?;
+        self.may_write_at(&inode, self.len(), offset)
+    }
+
+    /// Throttles a writer that is faster than the devices, with nothing locked.
+    fn balance_dirty_pages(&self, bytes: usize, stay: CacheMode) -> Result<()> {
+        let filesystem = self.pin()?.filesystem();
+        if filesystem.shared.source.has_flusher() {
+            filesystem.balance_dirty_pages(bytes, stay);
+        }
+        Ok(())
+    }
+
+    /// Sets the size: bytes past the new end are dropped, new bytes read as zeros. The mtime
+    /// becomes now even if the size does not change, as with ftruncate(2).
+    pub fn truncate(&self, size: u64) -> Result<()> {
+        let mtime = Some(crate::SetTime::Now);
+        let set = crate::SetAttributes { mtime, ..crate::SetAttributes::size(size) };
+        let pin = self.pin()?;
+        pin.filesystem().set_attributes(pin.id(), &set).map(drop)
+    }
+
+    /// Preallocates, punches or zeroes a range.
+    ///
+    /// # Errors
+    /// As [`File::write_at`]; [`Error::InvalidArgument`] for an empty range.
+    pub fn allocate(&self, range: Range<u64>, how: Allocate) -> Result<()> {
+        self.allocate_as(range, how, Privileges::Keep)
+    }
+
+    /// As [`File::allocate`], and strips the privileges that the caller may not keep.
+    pub fn allocate_as(
+        &self,
+        range: Range<u64>,
+        how: Allocate,
+        privileges: Privileges,
+    ) -> Result<()> {
+        if range.is_empty() {
+            return Err(Error::InvalidArgument { what: "the range is empty" });
+        }
+        let _watch = self.watch_panics();
+        let pin = self.pin()?;
+        let inode = pin.filesystem().attributes(pin.entry())?;
+        Filesystem::may_write(&inode)?;
+        let preallocates = matches!(how, Allocate::Extend | Allocate::KeepSize);
+        if inode.flags.contains(InodeFlags::APPEND) && !preallocates {
+            return Err(Error::NotPermitted { what: "the file is append-only" });
+        }
+        self.alter(privileges, |file, _, stamp| {
+            match how {
+                Allocate::Extend => file.allocate(range, FallocateSize::Extend, stamp),
+                Allocate::KeepSize => file.allocate(range, FallocateSize::Keep, stamp),
+                Allocate::PunchHole => file.punch_hole(range, stamp),
+                Allocate::Zero => file.zero_range(range, FallocateSize::Extend, stamp),
+                Allocate::ZeroKeepSize => file.zero_range(range, FallocateSize::Keep, stamp),
+            }
+            .map_err(Error::from)
+        })
+    }
+
+    /// Copies up to `bytes` bytes at `from` of `other`, which may be this file, to `to`, and
+    /// returns the number of bytes copied: fewer if `other` ends earlier.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if both ranges are of one file and overlap.
+    pub fn copy_range(&self, to: u64, other: &Self, from: u64, bytes: u64) -> Result<u64> {
+        self.copy_range_as(to, other, from..from.saturating_add(bytes), Privileges::Keep)
+    }
+
+    /// As [`File::copy_range`], and strips the privileges of this file that the caller may not
+    /// keep.
+    pub fn copy_range_as(
+        &self,
+        to: u64,
+        other: &Self,
+        range: Range<u64>,
+        privileges: Privileges,
+    ) -> Result<u64> {
+        let (from, bytes) = (range.start, range.end.saturating_sub(range.start));
+        let too_far = || Error::InvalidArgument { what: "the range has no end" };
+        let pin = self.pin()?;
+        Filesystem::may_write(&pin.filesystem().attributes(pin.entry())?)?;
+        // The size of the other file is read once: it may be this file, which grows.
+        let bytes = bytes.min(other.len().saturating_sub(from));
+        let from_end = from.checked_add(bytes).ok_or_else(too_far)?;
+        let to_end = to.checked_add(bytes).ok_or_else(too_far)?;
+        if self.id() == other.id() && from < to_end && to < from_end {
+            return Err(Error::InvalidArgument { what: "the ranges overlap" });
+        }
+        let mut buf = vec![0; COPY_BYTES.min(usize::try_from(bytes).unwrap_or(COPY_BYTES))];
+        let mut done = 0;
+        while done < bytes {
+            let want = buf.len().min(usize::try_from(bytes - done).unwrap_or(buf.len()));
+            let copied = other.read_at(from + done, &mut buf[..want]).and_then(|read| {
+                let written = self.write_as(to + done, &buf[..read], privileges)?;
+                Ok((read, written))
+            });
+            match copied {
+                Ok((read, written)) => {
+                    done += length(written);
+                    if read == 0 || written < read {
+                        break;
+                    }
+                }
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Makes the file's data and attributes durable: writes its dirty pages back and commits.
+    ///
+    /// # Errors
+    /// Data that could not be written, also by earlier writes and through other handles: every
+    /// handle that was open when data was lost returns the loss once. Clones of a handle count as
+    /// one handle, as duplicates of a file descriptor do. A handle that is opened later returns a
+    /// loss that no handle has returned.
+    pub fn sync_all(&self) -> Result<()> {
+        let Some(pin) = self.pin.as_ref() else { return Ok(()) };
+        let _timed = self.timed(Operation::Sync);
+        let filesystem = pin.filesystem();
+        let write_state = filesystem.write_state()?;
+        let merged = filesystem.write_back_one(write_state, pin.entry());
+        let committed = filesystem.commit();
+        merged.and(self.check_errors()).and(committed)
+    }
+
+    /// Makes the file's data durable, and the metadata that is needed to read it.
+    pub fn sync_data(&self) -> Result<()> {
+        self.sync_all()
+    }
+
+    pub(crate) fn pin(&self) -> Result<&Pin> {
+        self.pin.as_deref().ok_or(Error::ReadOnly { what: "the filesystem" })
+    }
+
+    /// Changes the file's bytes under its inode lock, and updates the inode (law 2).
+    fn alter<R>(
+        &self,
+        privileges: Privileges,
+        change: impl FnOnce(&mut FileState, &Inode, InodeUpdate<'_>) -> Result<R>,
+    ) -> Result<R> {
+        self.alter_as(Some(privileges), Drain::Yes, change)
+    }
+
+    fn alter_as<R>(
+        &self,
+        privileges: Option<Privileges>,
+        drain: Drain,
+        change: impl FnOnce(&mut FileState, &Inode, InodeUpdate<'_>) -> Result<R>,
+    ) -> Result<R> {
+        let pin = self.pin()?;
+        let filesystem = pin.filesystem();
+        let write_state = filesystem.begin()?;
+        let entry = pin.entry();
+        let subvolume = filesystem.writable_subvolume(write_state, entry.id)?;
+        let mut state = match drain {
+            Drain::Yes => entry.lock(),
+            Drain::No => entry.lock_without_drain(),
+        };
+        let inode = filesystem.attributes(entry)?;
+        Filesystem::may_change_content(&inode)?;
+        if let Some(privileges) = privileges {
+            self.may_write(&inode)?;
+            filesystem.strip_privileges(write_state, &subvolume, entry, privileges)?;
+        }
+        let altered = filesystem.alter_file(
+            write_state,
+            &subvolume,
+            entry,
+            &mut state,
+            self.times,
+            change,
+        )?;
+        drop(state);
+        if inode.flags.contains(InodeFlags::SYNC) {
+            self.sync_all()?;
+        }
+        Ok(altered)
+    }
+}
+
+impl Filesystem {
+    /// Sets the size of a file, with all other attributes in `attributes`. If it fails, nothing has
+    /// changed except that blocks past the new end may have been cut off.
+    pub(crate) fn set_size(
+        &self,
+        write_state: &WriteState,
+        subvolume: &WritableSubvolume,
+        entry: &Arc<InodeEntry>,
+        state: &mut InodeState,
+        (size, attributes): (u64, Inode),
+    ) -> Result<()> {
+        self.alter_file_to(write_state, subvolume, entry, state, attributes, |file, _, stamp| {
+            Ok(file.truncate(size, stamp)?)
+        })
+    }
+
+    /// Returns the state of a file's data, and makes it if there is none. The caller holds the
+    /// inode lock exclusively.
+    pub(crate) fn file_state<'a>(
+        &self,
+        subvolume: &Tree,
+        entry: &InodeEntry,
+        state: &'a mut InodeState,
+    ) -> Result<&'a mut FileState> {
+        if state.file.is_none() {
+            let (source, inode) = (&self.shared.source, self.attributes(entry)?);
+            let ino = Ino(entry.id.ino);
+            let mut file = FileState::new(source, subvolume, ino, &inode);
+            file.set_property(compression_of(subvolume, ino, &inode)?);
+            state.file = Some(Box::new(file));
+        }
+        Ok(state.file.as_deref_mut().expect("it was made above"))
+    }
+
+    pub(crate) fn alter_file<R>(
+        &self,
+        write_state: &WriteState,
+        subvolume: &WritableSubvolume,
+        entry: &Arc<InodeEntry>,
+        state: &mut InodeState,
+        times: Times,
+        change: impl FnOnce(&mut FileState, &Inode, InodeUpdate<'_>) -> Result<R>,
+    ) -> Result<R> {
+        let was = self.attributes(entry)?;
+        let (mtime, ctime) = match times {
+            Times::Now => {
+                let now = write_state.clock.now();
+                (now, now)
+            }
+            Times::Stay => (was.mtime, was.ctime),
+        };
+        let sequence = was.sequence.wrapping_add(1);
+        let attributes = Inode { mtime, ctime, sequence, ..was };
+        self.alter_file_to(write_state, subvolume, entry, state, attributes, change)
+    }
+
+    /// Changes a file's data. If that succeeds, the inode gets these attributes, except for the
+    /// size.
+    fn alter_file_to<R>(
+        &self,
+        write_state: &WriteState,
+        subvolume: &WritableSubvolume,
+        entry: &Arc<InodeEntry>,
+        state: &mut InodeState,
+        mut attributes: Inode,
+        change: impl FnOnce(&mut FileState, &Inode, InodeUpdate<'_>) -> Result<R>,
+    ) -> Result<R> {
+        let was = self.attributes(entry)?;
+        let file = self.file_state(&subvolume.tree, entry, state)?;
+        let mut written_item = None;
+        let result =
+            change(file, &was, &mut |item| written_item = Some(update_item(item, &attributes)));
+        if result.is_err() {
+            attributes = was;
+        }
+        if let Some(Inode { flags, transid, .. }) = written_item {
+            attributes = Inode { flags, transid, ..attributes };
+        }
+        (attributes.size, attributes.bytes_used) = (file.size(), file.bytes_used());
+        if file.has_given_up_compression() {
+            attributes.flags = attributes.flags.with(InodeFlags::NOCOMPRESS);
+        }
+        if attributes.bytes_used < was.bytes_used {
+            write_state.signal.freed(was.bytes_used - attributes.bytes_used);
+        }
+        let is_clean = file.is_clean();
+        let is_stale = state.is_item_stale.get_mut();
+        // If the change failed after it wrote the item, the tree has attributes that the inode did
+        // not get.
+        *is_stale |= result.is_ok() != written_item.is_some();
+        let is_stale = *is_stale;
+        entry.set(attributes);
+        if is_stale || !is_clean {
+            write_state.mark_dirty(entry);
+        }
+        write_state.signal.changed();
+        result
+    }
+}
+
+/// Returns the compression algorithm that a file's property names, if it has one.
+pub(crate) fn compression_of(tree: &Tree, ino: Ino, inode: &Inode) -> Result<Option<Compression>> {
+    if !inode.flags.contains(InodeFlags::COMPRESS) {
+        return Ok(None);
+    }
+    let value = names::xattr(tree, ino, COMPRESSION)?;
+    Ok(match value.as_deref().and_then(CompressionProperty::parse) {
+        Some(CompressionProperty::With(compression)) => Some(compression),
+        Some(CompressionProperty::Unset | CompressionProperty::Never) | None => None,
+    })
+}
+
+/// Writes `attributes` to an inode item, except for what belongs to its extents; returns the item.
+pub(crate) fn update_item(item: &mut Inode, attributes: &Inode) -> Inode {
+    // Flags that writing the data has set.
+    let mut kept = InodeFlags::default();
+    for flag in [InodeFlags::PREALLOC, InodeFlags::NOCOMPRESS] {
+        kept = if item.flags.contains(flag) { kept.with(flag) } else { kept };
+    }
+    let Inode { size, bytes_used, transid, .. } = *item;
+    *item = Inode { size, bytes_used, transid, flags: attributes.flags.with(kept), ..*attributes };
+    *item
+}

@@ -1,0 +1,141 @@
+//! [`MountOptions`], and what names a volume: [`DevicePath`] and [`Subvolume`].
+
+use crate::{Clock, Tunables};
+use butternut_file::Compress;
+use butternut_tree::EnospcInjector;
+use std::path::{Path, PathBuf};
+
+/// A device or image file, and the offset at which the volume starts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DevicePath {
+    pub path: PathBuf,
+    /// Offset from the start of the file, in bytes.
+    pub offset: u64,
+}
+
+impl<P: AsRef<Path>> From<P> for DevicePath {
+    fn from(path: P) -> Self {
+        Self { path: path.as_ref().to_path_buf(), offset: 0 }
+    }
+}
+
+/// Which subvolume is the root of a handle.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Subvolume {
+    /// The default subvolume of the volume; the top level if none is set.
+    #[default]
+    Default,
+    Id(u64),
+    /// The path of a subvolume from the top level. Symbolic links on it are not followed
+    /// ([`Filesystem::subvolume_at`](crate::Filesystem::subvolume_at)).
+    Path(Vec<u8>),
+}
+
+/// How to open a volume. Every option has a method of its name that sets it:
+///
+/// ```
+/// let options = butternut::MountOptions::default().read_only(false).commit_seconds(5);
+/// assert_eq!(options.commit_seconds, 5);
+/// ```
+#[expect(clippy::struct_excessive_bools, reason = "options, each on its own")]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MountOptions {
+    /// Open for reading only: the default.
+    pub read_only: bool,
+    /// Commit interval in seconds. 0: no committer runs, and commits happen only at a sync and when
+    /// the limits on dirty memory are exceeded (256 MiB of tree blocks); see
+    /// [`Filesystem::abandon`](crate::Filesystem::abandon).
+    pub commit_seconds: u32,
+    /// Commit when space is short, so that freed space can be allocated: deleting on a full volume
+    /// may need that. Without it, such operations fail with no space.
+    pub commits_for_space: bool,
+    /// For tests: fails reservations although there is space.
+    #[doc(hidden)]
+    pub enospc_injector: Option<EnospcInjector>,
+    /// The clock for the times of inodes and commits.
+    pub clock: Clock,
+    /// Open with devices missing, as long as every chunk can still be read.
+    pub degraded: bool,
+    /// Compress written data with this algorithm; flags and properties of files and directories
+    /// override it.
+    pub compress: Option<Compress>,
+    pub subvolume: Subvolume,
+    /// Size of the node cache (tree blocks in memory), in bytes.
+    pub node_cache_bytes: u64,
+    /// Size of the page cache, clean and dirty, in bytes.
+    pub page_cache_bytes: u64,
+    /// Number of inodes to keep in memory, besides those in use: about 200 bytes each, or a
+    /// kilobyte and more on a volume that is open for writing.
+    pub inode_cache_entries: usize,
+    /// Number of threads for compression, decompression and readahead; 0 is one per core.
+    pub workers: usize,
+    /// Suppress the notice that the volume holds a log tree of a crash, whose changes are not
+    /// shown.
+    pub ignore_log: bool,
+    /// The tunables of the I/O path.
+    pub tunables: Tunables,
+    /// Use only this superblock copy (0 to 2) of every device.
+    pub super_copy: Option<usize>,
+}
+
+impl Default for MountOptions {
+    fn default() -> Self {
+        Self {
+            read_only: true,
+            commit_seconds: 30,
+            commits_for_space: true,
+            enospc_injector: None,
+            clock: Clock::default(),
+            degraded: false,
+            compress: None,
+            subvolume: Subvolume::Default,
+            node_cache_bytes: 64 << 20,
+            page_cache_bytes: 256 << 20,
+            inode_cache_entries: 128 << 10,
+            workers: 0,
+            ignore_log: false,
+            tunables: Tunables::default(),
+            super_copy: None,
+        }
+    }
+}
+
+/// Defines, for each field of a structure of options, a method of its name that sets it.
+macro_rules! setters {
+    ($options:ident: $($(#[$meta:meta])* $name:ident: $kind:ty),* $(,)?) => {
+        impl $options {
+            $(
+                #[doc = concat!("Sets [`", stringify!($name), "`](field@Self::", stringify!($name))]
+                #[doc = ")."]
+                $(#[$meta])*
+                #[must_use]
+                pub fn $name(mut self, $name: $kind) -> Self {
+                    self.$name = $name;
+                    self
+                }
+            )*
+        }
+    };
+}
+
+pub(crate) use setters;
+
+setters! { MountOptions:
+    read_only: bool,
+    commit_seconds: u32,
+    commits_for_space: bool,
+    #[doc(hidden)]
+    enospc_injector: Option<EnospcInjector>,
+    clock: Clock,
+    degraded: bool,
+    compress: Option<Compress>,
+    subvolume: Subvolume,
+    node_cache_bytes: u64,
+    page_cache_bytes: u64,
+    inode_cache_entries: usize,
+    workers: usize,
+    ignore_log: bool,
+    tunables: Tunables,
+    super_copy: Option<usize>,
+}

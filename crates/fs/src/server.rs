@@ -1,0 +1,164 @@
+//! What a program needs that serves a volume to others, such as a FUSE server: pins for inodes that
+//! its clients know, and handles for a page cache in front of this library.
+//!
+//! Programs that use files themselves do not need this module.
+
+pub use crate::inode::pin::Pin;
+
+#[cfg(doc)]
+use crate::Error;
+use crate::{File, FileId, Filesystem, Privileges, Result, StatFs};
+
+/// Calls on a [`Filesystem`] for servers.
+pub trait FilesystemExt {
+    /// Pins an inode: it is not deleted while the pin exists, even if it loses its last name. An
+    /// open [`File`] has a pin. Returns `None` for a placeholder, and on a filesystem
+    /// that is open for reading only, where no inode is deleted.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] if there is no such inode.
+    fn pin(&self, id: FileId) -> Result<Option<Pin>>;
+
+    /// Checks that the filesystem and the subvolume of an inode are open for writing.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`]; [`Error::Stale`] if there is no such subvolume.
+    fn check_writable(&self, id: FileId) -> Result<()>;
+
+    /// Returns the cookie after the last entry that the directory has now.
+    fn end_of_listing(&self, dir: FileId) -> Result<u64>;
+
+    /// Returns whether the next commit may free much more space than a result of
+    /// [`Filesystem::statfs`] shows as available: more than an eighth. Deleted data is free after a
+    /// commit.
+    fn frees_much(&self, shown: &StatFs) -> bool;
+
+    /// As [`Filesystem::sync`], for a caller that needs names to be durable: does not return a loss
+    /// of file data, which is left for a sync of the file and for the next [`Filesystem::sync`].
+    ///
+    /// # Errors
+    /// A commit that failed.
+    fn sync_names(&self) -> Result<()>;
+
+    /// As [`Filesystem::sync`], for a caller that is about to close the volume: of data that was
+    /// lost, it returns only what no sync of the file or of all files has returned yet.
+    ///
+    /// # Errors
+    /// As [`Filesystem::sync`].
+    fn sync_unreported(&self) -> Result<()>;
+
+    /// As [`Filesystem::sync`], for a caller that does not depend on its success: errors are kept
+    /// for the next sync.
+    fn sync_best_effort(&self);
+
+    /// Makes the volume read-only because a thread panicked in a call, which may have left half a
+    /// change. Reads continue; [`Filesystem::write_error`] returns the cause. For callers that
+    /// catch panics: a panic with an inode locked, or inside a transaction, has the same effect
+    /// without this call.
+    fn fail_after_panic(&self);
+}
+
+/// Calls on a [`File`] for servers.
+pub trait FileExt: Sized {
+    /// Returns the same handle, for a caller that checked the flags of the inode when it opened the
+    /// file, as the kernel does: later changes of the flags do not affect it.
+    #[must_use]
+    fn checked_at_open(self) -> Self;
+
+    /// Returns the same handle, for a caller that opened an append-only file to append to it: only
+    /// writes at its end are allowed. Otherwise as [`FileExt::checked_at_open`].
+    #[must_use]
+    fn only_appending(self) -> Self;
+
+    /// Compares `bytes` at `offset` with the file's content up to its end, and returns how many of
+    /// them are below the end. A cache in front of this library writes back whole pages: those of
+    /// an append-only file begin with bytes that must not differ.
+    ///
+    /// # Errors
+    /// [`Error::NotPermitted`] if they differ; any error of a read.
+    fn unchanged_below_end(&self, offset: u64, bytes: &[u8]) -> Result<usize>;
+
+    /// Returns the same handle, for a cache in front of this library that keeps the times of the
+    /// file itself: a change through it leaves them as they are, until the cache sets them
+    /// (`S_NOCMTIME`).
+    #[must_use]
+    fn without_time_updates(self) -> Self;
+
+    /// As [`File::write_at`], for writeback from a cache in front of this library, such as the
+    /// kernel's page cache. The write was allowed when the cache took it, so the flags of the inode
+    /// are not checked again. 512 KiB or more go to the devices past the page cache, since that
+    /// cache still has the bytes. Shorter writes become dirty pages, to form one extent with the
+    /// writes that follow.
+    fn write_from_cache(&self, offset: u64, bytes: &[u8]) -> Result<usize>;
+
+    /// As [`File::write_as`], for a cache in front of this library that keeps the bytes itself. The
+    /// pages are dropped here when they have been written back. Until then they wait to form one
+    /// extent with the writes that follow.
+    fn write_drop_behind(&self, offset: u64, bytes: &[u8], privileges: Privileges)
+    -> Result<usize>;
+}
+
+impl FilesystemExt for Filesystem {
+    fn pin(&self, id: FileId) -> Result<Option<Pin>> {
+        Filesystem::pin(self, id)
+    }
+
+    fn check_writable(&self, id: FileId) -> Result<()> {
+        Filesystem::check_writable(self, id)
+    }
+
+    fn end_of_listing(&self, dir: FileId) -> Result<u64> {
+        Filesystem::end_of_listing(self, dir)
+    }
+
+    fn frees_much(&self, shown: &StatFs) -> bool {
+        Filesystem::frees_much(self, shown)
+    }
+
+    fn sync_names(&self) -> Result<()> {
+        Filesystem::sync_names(self)
+    }
+
+    fn sync_unreported(&self) -> Result<()> {
+        Filesystem::sync_unreported(self)
+    }
+
+    fn sync_best_effort(&self) {
+        Filesystem::sync_best_effort(self);
+    }
+
+    fn fail_after_panic(&self) {
+        Filesystem::fail_after_panic(self);
+    }
+}
+
+impl FileExt for File {
+    fn checked_at_open(self) -> Self {
+        File::checked_at_open(self)
+    }
+
+    fn only_appending(self) -> Self {
+        File::only_appending(self)
+    }
+
+    fn unchanged_below_end(&self, offset: u64, bytes: &[u8]) -> Result<usize> {
+        File::unchanged_below_end(self, offset, bytes)
+    }
+
+    fn without_time_updates(self) -> Self {
+        File::without_time_updates(self)
+    }
+
+    fn write_from_cache(&self, offset: u64, bytes: &[u8]) -> Result<usize> {
+        File::write_from_cache(self, offset, bytes)
+    }
+
+    fn write_drop_behind(
+        &self,
+        offset: u64,
+        bytes: &[u8],
+        privileges: Privileges,
+    ) -> Result<usize> {
+        File::write_drop_behind(self, offset, bytes, privileges)
+    }
+}

@@ -1,0 +1,101 @@
+//! The caller of a request: its groups and its capabilities, read from `/proc`.
+//!
+//! 1. A request names one group of its caller. Whether a file without group execute loses its
+//!    set-group-id bit depends on all groups.
+//! 2. Capabilities count only in the user namespace of this process, because every process has all
+//!    of them in a namespace that it made.
+//! 3. A caller that cannot be read has only the group of the request, and no capability.
+
+use std::fs;
+
+use butternut::{Privileges, Stat};
+
+use crate::connection::protocol::InHeader;
+
+const SET_GROUP_ID: u32 = 0o2000;
+const GROUP_EXECUTE: u32 = 0o010;
+
+/// Numbers of capabilities.
+const CAP_SYS_ADMIN: u32 = 21;
+const CAP_FOWNER: u32 = 3;
+const CAP_LINUX_IMMUTABLE: u32 = 9;
+
+/// Returns whether the caller may change the flags of an inode with this owner. `is_guarded` says
+/// that immutable or append-only changes.
+pub(crate) fn may_set_flags(caller: &InHeader, owner: u32, is_guarded: bool) -> bool {
+    let is_root = caller.uid == 0;
+    (is_root || caller.uid == owner || has_capability(caller, CAP_FOWNER))
+        && (is_root || !is_guarded || has_capability(caller, CAP_LINUX_IMMUTABLE))
+}
+
+/// Returns whether the caller has a capability in the user namespace of this process (laws 2, 3).
+fn has_capability(caller: &InHeader, capability: u32) -> bool {
+    let namespace = |of: &str| fs::read_link(format!("/proc/{of}/ns/user")).ok();
+    let pid = caller.pid.to_string();
+    let is_same = namespace("self").is_some_and(|own| namespace(&pid) == Some(own));
+    is_same && capabilities(&status(caller)) >> capability & 1 == 1
+}
+
+/// Returns the effective capabilities in a `status` file, one bit each.
+fn capabilities(status: &str) -> u64 {
+    let set = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap_or_default();
+    u64::from_str_radix(set.trim(), 16).unwrap_or(0)
+}
+
+fn status(caller: &InHeader) -> String {
+    fs::read_to_string(format!("/proc/{}/status", caller.pid)).unwrap_or_default()
+}
+
+/// Returns the privileges that a file loses when this caller changes its data.
+pub(crate) fn privileges(caller: &InHeader, of: &Stat) -> Privileges {
+    let depends_on_group = of.mode & (SET_GROUP_ID | GROUP_EXECUTE) == SET_GROUP_ID;
+    if depends_on_group && !is_in_group(caller, of.gid) {
+        Privileges::StripForeign
+    } else {
+        Privileges::Strip
+    }
+}
+
+/// Returns whether the caller has `CAP_SYS_ADMIN`.
+pub(crate) fn is_administrator(caller: &InHeader) -> bool {
+    has_capability(caller, CAP_SYS_ADMIN)
+}
+
+/// Returns whether a group is one of the caller's (laws 1, 3).
+fn is_in_group(caller: &InHeader, gid: u32) -> bool {
+    if caller.gid == gid {
+        return true;
+    }
+    groups(&status(caller)).any(|group| group == gid)
+}
+
+fn groups(status: &str) -> impl Iterator<Item = u32> {
+    let list = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap_or_default();
+    list.split_whitespace().filter_map(|group| group.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_read_from_proc_status() {
+        let status = "Name:\tcat\nGid:\t7\t7\t7\t7\nGroups:\t4 20 1000 \nNStgid:\t1\n";
+        assert_eq!(groups(status).collect::<Vec<_>>(), [4, 20, 1000]);
+        assert_eq!(groups("Groups:\t\n").count(), 0);
+        let unseen = InHeader { pid: u32::MAX, gid: 5, ..InHeader::default() };
+        assert!(is_in_group(&unseen, 5) && !is_in_group(&unseen, 6));
+    }
+
+    #[test]
+    fn a_caller_that_cannot_be_read_has_no_capabilities() {
+        assert_eq!(capabilities("Name:\tcat\nCapEff:\t0000000000000208\n"), 0x208);
+        assert_eq!(capabilities("CapEff:\tnothing\n"), 0);
+        let unseen = InHeader { pid: u32::MAX, uid: 5, ..InHeader::default() };
+        assert!(may_set_flags(&unseen, 5, false));
+        assert!(!may_set_flags(&unseen, 5, true));
+        assert!(!may_set_flags(&unseen, 6, false));
+        let root = InHeader { uid: 0, ..unseen };
+        assert!(may_set_flags(&root, 6, true));
+    }
+}

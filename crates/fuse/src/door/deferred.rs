@@ -1,0 +1,83 @@
+//! Deferred replies: requests that a thread of their own answers.
+//!
+//! Some requests depend on data that the kernel has cached and not sent, and the kernel does not
+//! write it back by itself before such a request. The door makes it do so. That waits for WRITE
+//! requests, which other workers must serve; if workers waited for it themselves, all of them could
+//! be waiting. So each such request gets its own thread, as do requests that commit or trim.
+
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use butternut_sys::affinity;
+
+use crate::connection;
+use crate::connection::reply::Reply;
+use crate::connection::request::Request;
+use crate::door::{Door, Outcome, guarded};
+use crate::errno::{Errno, ErrnoResult};
+
+impl Door {
+    /// Defers the reply, of at most `bytes` bytes, until the kernel has written back its pages of
+    /// the request's file. `answer` must not keep a reference to the door, because closing the door
+    /// waits for the thread.
+    pub(super) fn reply_after_writeback(
+        &self,
+        request: &Request<'_>,
+        bytes: usize,
+        answer: impl FnOnce(&mut Reply) -> ErrnoResult<()> + Send + 'static,
+    ) -> ErrnoResult<Outcome> {
+        let (device, node) = (Arc::clone(request.device), request.header.nodeid);
+        self.reply_deferred(request, bytes, move |reply| {
+            connection::invalidate_pages(&device, node);
+            answer(reply)
+        })
+    }
+
+    /// Defers the reply, of at most `bytes` bytes, to a thread that serves no other request.
+    /// `answer` must not keep a reference to the door, because closing the door waits for the
+    /// thread.
+    pub(super) fn reply_deferred(
+        &self,
+        request: &Request<'_>,
+        bytes: usize,
+        answer: impl FnOnce(&mut Reply) -> ErrnoResult<()> + Send + 'static,
+    ) -> ErrnoResult<Outcome> {
+        let (unique, device) = (request.header.unique, Arc::clone(request.device));
+        let filesystem = self.filesystem.clone();
+        let work = move || {
+            // The new thread inherits the CPU affinity of a leader.
+            affinity::reset_affinity();
+            let mut reply = Reply::new(bytes);
+            let result = guarded(&filesystem, || answer(&mut reply));
+            drop(filesystem);
+            connection::send_reply(&device, unique, result, &mut reply);
+        };
+        self.spawn_deferred(work)?;
+        Ok(Outcome::NoReply)
+    }
+
+    /// Makes the kernel drop its pages of the request's file at some later time: it cannot drop a
+    /// page before the request about that page is answered. Without a free thread the kernel keeps
+    /// them.
+    pub(super) fn invalidate_pages_deferred(&self, request: &Request<'_>) {
+        let (device, node) = (Arc::clone(request.device), request.header.nodeid);
+        let work = move || connection::invalidate_pages(&device, node);
+        self.spawn_deferred(work).unwrap_or_default();
+    }
+
+    fn spawn_deferred(&self, work: impl FnOnce() + Send + 'static) -> ErrnoResult<()> {
+        let thread = thread::Builder::new().name("butternut-defer".into()).spawn(work);
+        let thread = thread.map_err(|error| Errno(error.raw_os_error().unwrap_or(11)))?;
+        let mut threads = self.deferred.lock();
+        threads.retain(|thread| !thread.is_finished());
+        threads.push(thread);
+        Ok(())
+    }
+
+    /// Waits until every deferred reply was sent.
+    pub(super) fn join_deferred(threads: Vec<JoinHandle<()>>) {
+        for thread in threads {
+            thread.join().unwrap_or_default();
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! Errors as the FUSE protocol carries them: an errno.
+//!
+//! The library maps its own errors ([`butternut::Error::errno`]). The numbers here are of errors
+//! of the protocol itself, which the library does not have.
+
+use butternut::Error;
+
+/// The result of every operation of the door.
+pub(crate) type ErrnoResult<T> = Result<T, Errno>;
+
+/// A positive errno.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Errno(pub(crate) i32);
+
+impl Errno {
+    pub(crate) const EPERM: Self = Self(1);
+    pub(crate) const EIO: Self = Self(5);
+    pub(crate) const ENXIO: Self = Self(6);
+    pub(crate) const EBADF: Self = Self(9);
+    pub(crate) const EFAULT: Self = Self(14);
+    pub(crate) const EINVAL: Self = Self(22);
+    pub(crate) const ENOTTY: Self = Self(25);
+    pub(crate) const EROFS: Self = Self(30);
+    pub(crate) const ERANGE: Self = Self(34);
+    /// The kernel does without the operation, and does not send it again.
+    pub(crate) const ENOSYS: Self = Self(38);
+    pub(crate) const EOPNOTSUPP: Self = Self(95);
+}
+
+impl From<Error> for Errno {
+    fn from(error: Error) -> Self {
+        Self(error.errno())
+    }
+}

@@ -1,0 +1,259 @@
+//! A detached mount of the whole volume, from which every other mount of the volume is cloned.
+//!
+//! All mounts share one superblock and one kernel cache, as the mounts of several subvolumes of
+//! kernel btrfs do.
+//!
+//! ```text
+//! fsmount(2) -> detached mount -- open_tree(2) --> clone of a directory -- move_mount(2) --> mount
+//! ```
+//!
+//! 1. The detached mount keeps the superblock alive, so it is closed when the last attached mount
+//!    is gone ([`DetachedMount::watch`]) and no clone is still to be attached
+//!    ([`DetachedMount::begin_clone`]). One lock guards both decisions. Open files then keep the
+//!    superblock alive by themselves. A signal that ends the mount closes it at once, also for a
+//!    pending clone, which may wait for a device that does not respond: a clone that is not made
+//!    yet fails, and one that is made keeps the superblock alive.
+//! 2. A clone starts with `nosuid,nodev,noexec`. It gets its own options, also `ro`, before it is
+//!    attached, so no program can use it with more permissions than were requested.
+//! 3. There is no detached mount where the kernel cannot clone one (before Linux 6.15) or the
+//!    caller is not root. The volume has one mount then.
+//! 4. The path of a directory is resolved without following symlinks, because users of the volume
+//!    can create them. The directory found must have the id that the library found; otherwise the
+//!    call fails.
+//! 5. The thread that resolves the path waits for a reply of its own process, so its descriptor
+//!    table contains only the mount ([`private_fd_table`]).
+
+use butternut_sys::lock::{Mutex, MutexGuard, rank};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+
+use butternut::FileId;
+use butternut_sys::{mounts, private_fd_table};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Statx, StatxFlags, openat2, statx};
+use rustix::io::Errno;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, fsconfig_create,
+    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree,
+};
+
+use crate::options::Options;
+use crate::session::attach;
+
+/// A mount of the whole volume that is not attached to any mount point.
+#[derive(Debug)]
+pub struct DetachedMount {
+    /// The lock is not held during a path lookup in the mount: a worker thread must serve that
+    /// lookup, and may itself wait for the lock.
+    state: Mutex<State, rank::DetachedMount>,
+    device: (u32, u32),
+}
+
+#[derive(Debug)]
+struct State {
+    /// `None` once it was closed.
+    mount: Option<Arc<OwnedFd>>,
+    /// Number of [`PendingClone`]s.
+    pending_clones: usize,
+}
+
+/// Keeps a detached mount open while a clone of it is made and attached.
+#[derive(Debug)]
+pub struct PendingClone(Arc<DetachedMount>);
+
+impl Drop for PendingClone {
+    fn drop(&mut self) {
+        self.0.state().pending_clones -= 1;
+        self.0.release_unused();
+    }
+}
+
+/// A clone of one directory, not attached yet. Dropping it unmounts it.
+#[derive(Debug)]
+pub struct ClonedMount(OwnedFd);
+
+/// The permissions of one mount: each `false` becomes `ro`, `nodev`, `nosuid` or `noexec`.
+#[expect(clippy::struct_excessive_bools, reason = "each is a mount option that is on or off")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MountPermissions {
+    pub write: bool,
+    pub devices: bool,
+    pub set_user_id: bool,
+    pub execute: bool,
+}
+
+impl From<&Options> for MountPermissions {
+    fn from(options: &Options) -> Self {
+        let Options { is_writable, devices, set_user_id, execute, .. } = *options;
+        Self { write: is_writable, devices, set_user_id, execute }
+    }
+}
+
+impl MountPermissions {
+    /// Returns the mount attributes to set for these permissions, and those to clear.
+    pub fn attributes(self) -> (MountAttrFlags, MountAttrFlags) {
+        let (mut set, mut clear) = (MountAttrFlags::empty(), MountAttrFlags::empty());
+        for (has, flag) in [
+            (self.write, MountAttrFlags::MOUNT_ATTR_RDONLY),
+            (self.devices, MountAttrFlags::MOUNT_ATTR_NODEV),
+            (self.set_user_id, MountAttrFlags::MOUNT_ATTR_NOSUID),
+            (self.execute, MountAttrFlags::MOUNT_ATTR_NOEXEC),
+        ] {
+            if has { &mut clear } else { &mut set }.insert(flag);
+        }
+        (set, clear)
+    }
+}
+
+impl DetachedMount {
+    /// Creates a detached mount of a connection.
+    pub(crate) fn mount(device: &OwnedFd, options: &Options) -> io::Result<Self> {
+        let filesystem = fsopen(attach::TYPE, FsOpenFlags::FSOPEN_CLOEXEC)?;
+        for (key, value) in attach::settings(device, options) {
+            fsconfig_set_string(&filesystem, key, value.as_str())?;
+        }
+        let flags = attach::connection_flags(options)
+            .into_iter()
+            .chain([(!options.is_writable, "ro"), (options.is_synchronous, "sync")]);
+        for (_, flag) in flags.filter(|(is_set, _)| *is_set) {
+            fsconfig_set_flag(&filesystem, flag)?;
+        }
+        fsconfig_create(&filesystem)?;
+        let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID
+            | MountAttrFlags::MOUNT_ATTR_NODEV
+            | MountAttrFlags::MOUNT_ATTR_NOEXEC
+            | MountAttrFlags::MOUNT_ATTR_NOATIME;
+        let mount = fsmount(&filesystem, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
+        // Fails now, before any request is served, where the kernel cannot clone the mount.
+        drop(clone(&mount)?);
+        let root = cached_statx(&mount)?;
+        let device = (root.stx_dev_major, root.stx_dev_minor);
+        let state = State { mount: Some(Arc::new(mount)), pending_clones: 0 };
+        Ok(Self { state: Mutex::new(state), device })
+    }
+
+    /// Clones a directory, by its path from the top-level directory of the volume. Worker threads
+    /// must already serve the connection.
+    ///
+    /// # Errors
+    /// There is no such directory, or its id is not `id`, or the detached mount was closed.
+    pub fn clone_directory(&self, id: FileId, directory: &Path) -> io::Result<ClonedMount> {
+        // This reference keeps the superblock alive until the clone is made.
+        let mount = self.state().mount.clone();
+        let mount = &*mount.ok_or(Errno::NODEV)?;
+        if directory.as_os_str().is_empty() {
+            return clone(mount);
+        }
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let how = ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH | ResolveFlags::NO_XDEV;
+        let find = |at: BorrowedFd<'_>| Ok(openat2(at, directory, flags, Mode::empty(), how)?);
+        let found = private_fd_table::call(mount.as_fd(), find)?;
+        // Another directory may have been renamed to this path. An id without a folded form is
+        // shown to users as a hash, and is not compared.
+        let is_it = |number| cached_statx(&found).map(|statx| statx.stx_ino == number);
+        if !id.folded().map_or(Ok(true), is_it)? {
+            return Err(Errno::NOENT.into());
+        }
+        clone(&found)
+    }
+
+    /// Keeps the detached mount open until the clone that the caller is about to make is attached.
+    /// Returns `None` if the detached mount was closed: the volume is being unmounted.
+    pub fn begin_clone(self: &Arc<Self>) -> Option<PendingClone> {
+        let mut state = self.state();
+        state.mount.as_ref()?;
+        state.pending_clones += 1;
+        Some(PendingClone(Arc::clone(self)))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// Returns the device number (major, minor) that all mounts of the volume have.
+    pub(crate) fn device(&self) -> (u32, u32) {
+        self.device
+    }
+
+    /// Closes the detached mount.
+    pub(crate) fn release(&self) {
+        let mount = self.state().mount.take();
+        // Not under the lock: the last reference ends the superblock, and the kernel then sends
+        // requests to this process.
+        drop(mount);
+    }
+
+    /// Starts the thread that closes the detached mount when the last attached one is gone (law 1).
+    pub(crate) fn watch(self: &Arc<Self>) -> io::Result<()> {
+        // poll(2) reports changes since the file was opened.
+        let table = std::fs::File::open("/proc/self/mountinfo")?;
+        let detached = Arc::clone(self);
+        let run = move || {
+            while !detached.release_unused() {
+                let mut changed = [PollFd::new(&table, PollFlags::PRI)];
+                // A signal only causes one more look at the mount table.
+                poll(&mut changed, None).map(drop).unwrap_or_default();
+            }
+        };
+        thread::Builder::new().name("butternut-mnt".into()).spawn(run).map(drop)
+    }
+
+    /// Closes the detached mount if no attached mount is left and no clone is pending (law 1).
+    /// Returns whether it is closed.
+    fn release_unused(&self) -> bool {
+        let mut state = self.state();
+        let is_used = state.mount.is_some() && (state.pending_clones > 0 || self.is_mounted());
+        let unused = if is_used { None } else { state.mount.take() };
+        drop(state);
+        // Not under the lock: the last reference ends the superblock, and the kernel then sends
+        // requests to this process.
+        drop(unused);
+        !is_used
+    }
+
+    /// Returns whether the mount table has an attached mount of the volume. Returns `true` where
+    /// the table cannot be read.
+    fn is_mounted(&self) -> bool {
+        mounts::read().map_or(true, |mounts| mounts.iter().any(|m| m.device == self.device))
+    }
+}
+
+/// Returns the attributes that the kernel has cached, without a request to the serving process.
+fn cached_statx(fd: impl AsFd) -> io::Result<Statx> {
+    Ok(statx(fd, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::INO)?)
+}
+
+/// Clones the directory of a descriptor.
+fn clone(directory: impl AsFd) -> io::Result<ClonedMount> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_EMPTY_PATH;
+    Ok(ClonedMount(open_tree(directory, "", flags)?))
+}
+
+impl ClonedMount {
+    /// Wraps the descriptor of a clone that another process has made.
+    pub fn from_fd(fd: OwnedFd) -> Self {
+        Self(fd)
+    }
+
+    /// Sets the mount's permissions and attaches it to a mount point.
+    ///
+    /// # Errors
+    /// The caller is not root, or the mount point does not exist. No mount is attached then.
+    pub fn attach(self, mountpoint: &Path, permissions: MountPermissions) -> io::Result<()> {
+        let (set, clear) = permissions.attributes();
+        mounts::set_attributes(&self.0, set, clear)?;
+        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+        Ok(move_mount(&self.0, "", CWD, mountpoint, flags)?)
+    }
+}
+
+impl AsFd for ClonedMount {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

@@ -1,0 +1,170 @@
+//! The FUSE superblock of one connection: where it is mounted, and how those mounts are unmounted.
+//!
+//! 1. Mounts are found in the mount table by the superblock's device number, so bind mounts and
+//!    moved mounts are found too. The kernel reuses the number only after it has ended the
+//!    connection, so the connection is checked after the mount table was read.
+//! 2. A mount on which another filesystem is mounted is not detached: the other mount would be
+//!    detached with it.
+//! 3. Mounts in other mount namespaces are not changed.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use butternut_sys::mounts::{self, Mount};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::mount::UnmountFlags;
+
+use crate::session::attach::{self, FS_TYPE, HELPER};
+
+/// The superblock of one connection.
+#[derive(Clone, Debug)]
+pub(crate) struct Superblock {
+    pub(crate) connection: Arc<OwnedFd>,
+    /// The device number (major, minor). `None` where it could not be read; no mount is found then.
+    pub(crate) device: Option<(u32, u32)>,
+}
+
+/// A mount that was not detached, and the reason.
+pub type RemainingMount = (Mount, io::Error);
+
+impl Superblock {
+    /// Returns the superblock of a connection that was mounted on `mountpoint` just now.
+    pub(crate) fn at(connection: Arc<OwnedFd>, mountpoint: &Path) -> Self {
+        let table = mounts::read().unwrap_or_default();
+        let mount = mounts::topmost(&table, mountpoint).filter(|mount| mount.kind == FS_TYPE);
+        Self { connection, device: mount.map(|mount| mount.device) }
+    }
+
+    /// Returns whether the kernel has ended the connection, or ends it within `time`.
+    pub(crate) fn ends_within(&self, time: Duration) -> bool {
+        let mut polled = [PollFd::new(&*self.connection, PollFlags::empty())];
+        let time = Timespec::try_from(time).unwrap_or_default();
+        // An interrupted poll counts as a connection that lives.
+        poll(&mut polled, Some(&time)).is_ok_and(|_| polled[0].revents().contains(PollFlags::ERR))
+    }
+
+    /// Returns all mounts of this mount namespace, and those of this superblock.
+    fn table(&self) -> (Vec<Mount>, Vec<Mount>) {
+        let table = mounts::read().unwrap_or_default();
+        if self.ends_within(Duration::ZERO) {
+            return (table, Vec::new());
+        }
+        let is_own = |mount: &&Mount| Some(mount.device) == self.device;
+        let own = table.iter().filter(is_own).cloned().collect();
+        (table, own)
+    }
+
+    /// Unmounts every mount that is not busy. Tries all of them and returns the first error.
+    pub(crate) fn unmount(&self) -> io::Result<()> {
+        let (_, own) = self.table();
+        // In reverse order: a later mount may be mounted on an earlier one.
+        own.iter().rev().map(unmount).fold(Ok(()), Result::and)
+    }
+
+    /// Detaches every mount, busy or not. Returns the mounts that there were, and those that
+    /// remain.
+    pub(crate) fn detach(&self) -> (Vec<Mount>, Vec<RemainingMount>) {
+        let (table, own) = self.table();
+        let carriers = carriers(&table, &own);
+        let mut errors = HashMap::new();
+        for mount in own.iter().rev() {
+            let done = if carriers.contains(&mount.id) {
+                Err(io::Error::other(mounts_on(&table, mount)))
+            } else {
+                detach(mount)
+            };
+            errors.extend(done.err().map(|error| (mount.id, error)));
+        }
+        // Detaching a mount also detaches the own mounts on it, so errors of those do not count.
+        let (_, still_mounted) = self.table();
+        let meanwhile = || io::Error::other("it was mounted meanwhile");
+        let with_error = |mount: Mount| {
+            let error = errors.remove(&mount.id).unwrap_or_else(meanwhile);
+            (mount, error)
+        };
+        let remaining = still_mounted.into_iter().map(with_error).collect();
+        (own, remaining)
+    }
+}
+
+/// Returns the ids of the mounts on which mounts of other filesystems are mounted, directly or
+/// below further mounts.
+fn carriers(table: &[Mount], own: &[Mount]) -> HashSet<u64> {
+    let parents: HashMap<u64, u64> = table.iter().map(|mount| (mount.id, mount.parent)).collect();
+    let own: HashSet<u64> = own.iter().map(|mount| mount.id).collect();
+    let mut carriers = HashSet::new();
+    for other in table.iter().filter(|mount| !own.contains(&mount.id)) {
+        let mut above = Some(other.parent);
+        while let Some(carrier) = above.filter(|carrier| carriers.insert(*carrier)) {
+            above = parents.get(&carrier).copied();
+        }
+    }
+    carriers
+}
+
+/// Returns a message that names the mounts on `mount`.
+fn mounts_on(table: &[Mount], mount: &Mount) -> String {
+    let on_it = table.iter().filter(|other| other.is_on(mount));
+    let paths = on_it.map(|other| other.mountpoint.display().to_string());
+    format!("there is a mount on {}", paths.collect::<Vec<_>>().join(", "))
+}
+
+fn unmount(mount: &Mount) -> io::Result<()> {
+    by_call(mount, UnmountFlags::empty(), "-uq")
+}
+
+fn detach(mount: &Mount) -> io::Result<()> {
+    by_call(mount, UnmountFlags::DETACH, "-uzq")
+}
+
+/// Unmounts by umount2(2), or by `fusermount3` where the caller may not call it.
+fn by_call(mount: &Mount, flags: UnmountFlags, letters: &str) -> io::Result<()> {
+    match mounts::unmount(mount, flags) {
+        Err(error) if attach::is_for_helper(&error) => through_helper(mount, letters),
+        done => done,
+    }
+}
+
+/// Unmounts by `fusermount3`, which unmounts only FUSE mounts of its caller.
+fn through_helper(mount: &Mount, letters: &str) -> io::Result<()> {
+    let output = Command::new(HELPER).args([letters, "--"]).arg(&mount.mountpoint).output()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mounts_below_those_of_other_filesystems_are_found() {
+        let table = mounts::parse(
+            b"1 0 0:1 / / rw - ext4 a rw\n\
+              2 1 0:9 / /m rw - fuse.butternut i rw\n\
+              3 2 0:9 / /m/dir rw - fuse.butternut i rw\n\
+              4 3 0:2 / /m/dir/t rw - tmpfs t rw\n\
+              5 1 0:9 / /n rw - fuse.butternut i rw\n\
+              6 5 0:9 / /n/own rw - fuse.butternut i rw\n",
+        );
+        let own: Vec<Mount> = table.iter().filter(|m| m.device == (0, 9)).cloned().collect();
+        let mut carriers: Vec<u64> = carriers(&table, &own).into_iter().collect();
+        carriers.sort_unstable();
+        assert_eq!(carriers, [0, 1, 2, 3]);
+        assert_eq!(mounts_on(&table, &own[1]), "there is a mount on /m/dir/t");
+    }
+
+    #[test]
+    fn a_connection_lives_until_the_kernel_ends_it() {
+        let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let superblock = Superblock { connection: Arc::new(one.into()), device: None };
+        assert!(!superblock.ends_within(Duration::from_millis(1)));
+        assert!(superblock.table().1.is_empty(), "an unknown device number matches no mount");
+    }
+}

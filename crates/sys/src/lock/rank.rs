@@ -1,0 +1,251 @@
+//! The ranks of all locks, in the order in which a thread may take them: the outermost first.
+//!
+//! A lock names its rank in its type: `Mutex<State, rank::Gate>`. The place of a rank in the table
+//! below is its number; a new lock gets a line after every lock that a thread may hold when taking
+//! it, and before every lock that a thread may take while it holds the new one.
+
+use std::fmt;
+
+/// The place of a lock in the order, and its name.
+#[derive(Clone, Copy, Debug)]
+pub struct Rank {
+    number: u16,
+    name: &'static str,
+}
+
+impl PartialEq for Rank {
+    fn eq(&self, other: &Self) -> bool {
+        self.number == other.number
+    }
+}
+
+impl PartialOrd for Rank {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        self.number.partial_cmp(&other.number)
+    }
+}
+
+impl fmt::Display for Rank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+/// A type that stands for a rank.
+pub trait Ranked {
+    const RANK: Rank;
+}
+
+macro_rules! ranks {
+    ($($(#[$doc:meta])* $name:ident)*) => {
+        #[repr(u16)]
+        enum Place { $($name),* }
+
+        $(
+            $(#[$doc])*
+            #[derive(Debug)]
+            pub enum $name {}
+
+            impl Ranked for $name {
+                const RANK: Rank =
+                    Rank { number: Place::$name as u16, name: stringify!($name) };
+            }
+        )*
+    };
+}
+
+ranks! {
+    // Doors and commands.
+    /// Whether the volume of a mount is open, while a signal ends the process.
+    CommandSignals
+    /// The receiver of the jobs of an export or an import, while a thread waits for one.
+    CommandJobs
+    /// The mounts of a volume that is mounted at several places.
+    DetachedMount
+    /// The threads of a FUSE mount that wait to become the leader.
+    Followers
+    /// The number of FUSE threads in each class of requests.
+    ThreadLimits
+    /// The threads that send deferred replies.
+    DeferredThreads
+    /// The directory listings that the kernel reads in parts.
+    Listings
+    /// The open files of a FUSE mount.
+    Handles
+    /// The fills of the kernel's page cache in progress.
+    KernelFills
+    /// The files that stay open for the next open.
+    OpenCache
+    /// The node ids that the kernel knows.
+    Nodes
+
+    // The check of a volume. Its locks are leaves; several threads walk the trees.
+    /// The results of shared leaves.
+    CheckShared
+    /// The tree blocks that were checked.
+    CheckSeen
+    /// The tree blocks that were found before the chunks were known.
+    CheckEarly
+    /// The reads of one batch that were verified.
+    CheckBatch
+    /// The queues that no thread uses.
+    CheckQueues
+    /// The references that have been found, for extents that do not add up.
+    CheckLedger
+    /// The ranges whose checksums are lost.
+    CheckLost
+    /// What the check reports.
+    CheckFindings
+    /// The numbers of an export.
+    CommandReport
+
+    // Inodes: `fs`.
+    /// Moves of directories between directories: one at a time.
+    Renames
+    /// Finding the next inode number of a subvolume, once.
+    SubvolumeOpening
+    /// The inode lock. Several by rising id; that of a new inode after its directory.
+    Inode
+    /// The free space that one queue writes to.
+    QueueAllocationRun
+    /// The inode item of one inode, also while it is read.
+    Attributes
+    /// The subvolumes that were written to.
+    Subvolumes
+    /// The orphans that could not be deleted.
+    LeftOrphans
+    /// The list of dirty inodes.
+    DirtyInodes
+    /// The files that keep their state while no handle refers to them.
+    IdleFiles
+    /// A shard of the inodes in use.
+    InodeTable
+    /// A shard of the inode items in memory.
+    InodeCache
+    /// The next inode number of a subvolume.
+    NextIno
+    /// The requests of one queue.
+    QueueCore
+    /// The free space that blocking direct writes write to.
+    AllocationRuns
+    /// What the committer thread is to do.
+    Committer
+    /// The number of writeback batches in flight.
+    FlushesRunning
+
+    // Data of files: `file`.
+    /// The pattern and the queued jobs of one stream of reads.
+    ReadPattern
+    /// A job of readahead, until a thread takes it.
+    ReadaheadJob
+    /// The number of readahead jobs that run.
+    ReadaheadRunning
+    /// Readahead into the page cache, excluded while the contents change.
+    Readahead
+    /// The items of a file in the tree, shared by readers and merges.
+    FileItems
+    /// The reservation for the items of a file.
+    MetadataReservation
+    /// The data of a file that is in no tree yet.
+    Overlay
+    /// Write targets of a file that were looked up.
+    WriteTargets
+    /// The queues with requests in flight.
+    RequestOwners
+    /// The writes in flight on a file.
+    WritesInFlight
+    /// Bytes that a file no longer shows and a reader may still read.
+    DeferredFrees
+    /// The errors that were not reported to any caller yet.
+    VolumeErrors
+    /// The write error of a file that was not reported yet.
+    FileErrors
+    /// A shard of a cache of extents or checksums.
+    BoundedCache
+    /// Memory for merges.
+    Workspaces
+    /// Buffers for reads.
+    SpareBuffers
+
+    // Trees: `tree`.
+    /// The commit: one at a time.
+    Commit
+    /// One tree; under the tree of a subvolume also the extent tree, to look references up.
+    Tree
+    /// The trees that the running transaction uses.
+    Trees
+    /// The changes of references that the commit writes.
+    DelayedReferences
+    /// The checksums that the commit writes.
+    PendingChecksums
+    /// The changes of free space that the commit writes.
+    FreeSpaceChanges
+    /// The chunks that the commit writes.
+    NewChunks
+    /// The superblock that the commit writes.
+    NextSuperBlock
+    /// The readers of trees in an epoch.
+    ReadEpochs
+    /// A shard of the tree blocks that are being read.
+    PendingReads
+    /// Whether one tree block was read.
+    PendingRead
+    /// A set of the node cache.
+    NodeCache
+    /// The members of the running transaction, and why the volume is read-only.
+    Gate
+
+    // Space and volume.
+    /// The free space, and what is reserved of it.
+    Space
+    /// The next chunk map, before readers see it.
+    ChunkMap
+    /// The device items as they were read.
+    DeviceItems
+    /// The superblock that was last written to a device.
+    LastSuper
+    /// The length of a device that is too short.
+    ShrunkTo
+    /// The device error counters in the device tree.
+    RecordedErrors
+    /// The ranges that a device missed.
+    StaleRanges
+    /// The failures of a device that were not reported yet.
+    DeviceEvents
+    /// The queue pairs that no thread uses.
+    QueuePool
+
+    // Devices.
+    /// A change of the faults that a test injects into a device.
+    FaultChange
+    /// These faults.
+    FaultRules
+    /// The writes that a test records.
+    RecordingDevice
+    /// What was written to a crash image.
+    CrashImage
+    /// One part of a device in memory.
+    MemoryDevice
+    /// Unaligned writes to a file: one at a time.
+    BouncedWrites
+    /// Buffers for unaligned requests.
+    BounceBuffers
+    /// Completed calls that were not collected yet.
+    DeviceCompletions
+
+    // Leaves that a thread may take while it holds any other lock.
+    /// The jobs of a pool of workers.
+    WorkerQueue
+    /// The items of a batch that are not done.
+    WorkerBatch
+    /// The lines that are to be printed or logged.
+    Reporter
+    /// Free buffers of tree blocks and of data in flight.
+    Slabs
+    /// Free frames of the page cache.
+    Frames
+    /// Free slots of an arena.
+    Arena
+    /// Memory that a test lends to the kernel.
+    Scribble
+}

@@ -1,0 +1,219 @@
+//! Administration of a volume that is open for writing: space usage, label, resize and trim.
+//!
+//! Laws:
+//!
+//! 1. A device shrinks only to an end that no chunk lies behind. Empty chunks behind it are removed
+//!    first; others refuse the change.
+//! 2. Free space is allocated while it is discarded, so that no writer uses it meanwhile.
+
+use crate::chunks::device_extents;
+use crate::error::TreeError;
+use crate::forest::Forest;
+use crate::transaction::Need;
+use butternut_format::refused::require;
+use butternut_format::super_block::LABEL_BYTES;
+use butternut_format::units::{DevId, Logical, Physical, SECTOR_BYTES};
+use butternut_space::{Class, DeviceUsage, GroupStatus, Totals};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Free bytes that are allocated for one discard batch.
+const TRIM_BATCH_BYTES: u64 = 256 << 20;
+
+/// Items that a change of one device may change in the chunk tree.
+const ITEMS_PER_DEVICE_CHANGE: u32 = 4;
+
+impl Forest {
+    /// Returns the space usage of a class of block groups.
+    ///
+    /// # Errors
+    /// The volume was opened for reading.
+    pub fn space(&self, class: Class) -> Result<Totals, TreeError> {
+        self.running().map(|running| running.space.totals(class))
+    }
+
+    /// Returns the state of all block groups.
+    ///
+    /// # Errors
+    /// The volume was opened for reading.
+    pub fn groups(&self) -> Result<Vec<GroupStatus>, TreeError> {
+        self.running().map(|running| running.space.groups())
+    }
+
+    /// Returns the bytes of all devices that no chunk uses.
+    ///
+    /// # Errors
+    /// The volume was opened for reading.
+    pub fn unallocated_bytes(&self) -> Result<u64, TreeError> {
+        self.running().map(|running| running.space.unallocated_bytes())
+    }
+
+    /// Returns the memory of the running transaction in bytes: dirty blocks, delayed references and
+    /// pending checksums.
+    ///
+    /// # Errors
+    /// The volume was opened for reading.
+    pub fn dirty_bytes(&self) -> Result<u64, TreeError> {
+        self.running().map(crate::transaction::running::Running::dirty_bytes)
+    }
+
+    /// Returns the label of the volume in the running transaction.
+    ///
+    /// # Errors
+    /// The volume was opened for reading.
+    pub fn label(&self) -> Result<Vec<u8>, TreeError> {
+        let raw = self.running()?.super_block();
+        Ok(raw.label.iter().copied().take_while(|byte| *byte != 0).collect())
+    }
+
+    /// Returns the size of each device, and the bytes that chunks use on it.
+    ///
+    /// # Errors
+    /// The volume was opened for reading.
+    pub fn device_usage(&self) -> Result<Vec<DeviceUsage>, TreeError> {
+        self.running().map(|running| running.space.devices())
+    }
+
+    /// Sets the label of the volume. The next commit writes it.
+    ///
+    /// # Errors
+    /// The label is too long or contains a zero or a line break, or the volume is read-only.
+    pub fn set_label(self: &Arc<Self>, label: &[u8]) -> Result<(), TreeError> {
+        let want = format_args!("at most {}", LABEL_BYTES - 1).to_string();
+        require(label.len() < LABEL_BYTES, "label: bytes", label.len(), want)
+            .map_err(TreeError::Invalid)?;
+        let is_plain = !label.iter().any(|byte| matches!(byte, 0 | b'\n'));
+        require(is_plain, "label", "a zero or a line break", "neither")
+            .map_err(TreeError::Invalid)?;
+        let handle = self.join(Need::items(1))?;
+        let mut raw = handle.running().super_block();
+        raw.label = [0; LABEL_BYTES];
+        for (to, from) in raw.label.iter_mut().zip(label) {
+            *to = *from;
+        }
+        drop(raw);
+        handle.mark_changed();
+        Ok(())
+    }
+
+    /// Sets the size of the volume on one device, in bytes. The next commit writes it (law 1).
+    ///
+    /// # Errors
+    /// The device is smaller than that, or chunks in use lie behind the new end.
+    pub fn resize(self: &Arc<Self>, devid: DevId, bytes: u64) -> Result<(), TreeError> {
+        let device = self.volume().devices().into_iter().find(|status| status.devid == devid);
+        let have = device.and_then(|status| status.device).map_or(0, |device| device.bytes());
+        require(have > 0, "devid", devid, "a device of the volume").map_err(TreeError::Invalid)?;
+        require(bytes <= have, "size", bytes, format_args!("at most {have}, the device's"))
+            .map_err(TreeError::Invalid)?;
+        self.empty_beyond(devid, bytes)?;
+        let handle = self.join(Need::items(ITEMS_PER_DEVICE_CHANGE))?;
+        let running = handle.running();
+        let old = running.space.devices().into_iter().find(|device| device.devid == devid);
+        let old = old.map_or(0, |device| device.bytes);
+        running
+            .space
+            .resize_device(devid, bytes)
+            .map_err(|error| TreeError::Space(Box::new(error)))?;
+        let mut raw = running.super_block();
+        let total = raw.total_bytes.get().saturating_sub(old).saturating_add(bytes);
+        raw.total_bytes.set(total);
+        drop(raw);
+        running.chunks().set_resized();
+        handle.mark_changed();
+        Ok(())
+    }
+
+    /// Removes the chunks that end behind the first `bytes` bytes of a device (law 1).
+    fn empty_beyond(self: &Arc<Self>, devid: DevId, bytes: u64) -> Result<(), TreeError> {
+        let refused = |error| TreeError::Space(Box::new(error));
+        let beyond = self.running()?.space.chunks_beyond(devid, bytes).map_err(refused)?;
+        if beyond.is_empty() {
+            return Ok(());
+        }
+        // Bytes that were freed recently are pinned until a commit.
+        self.commit()?;
+        let handle = self.join(Need::items(ITEMS_PER_DEVICE_CHANGE))?;
+        let space = &handle.running().space;
+        for group in &beyond {
+            let busy =
+                space.group(*group).map_or(0, |group| group.used.saturating_add(group.allocated));
+            let want = format_args!("none in use behind {bytes}").to_string();
+            require(busy == 0, "chunk", group, want).map_err(TreeError::Invalid)?;
+        }
+        handle.running().chunks().remove_next_commit(beyond);
+        handle.mark_changed();
+        drop(handle);
+        self.commit().map(|_| ())
+    }
+
+    /// Discards free space inside a range of logical addresses, and the space of all devices that
+    /// no chunk uses, in runs of at least `bytes_min` bytes. Returns the number of bytes (law 2).
+    /// Free space is left out while reservations and the global reserve need all of it.
+    ///
+    /// # Errors
+    /// A device failed to discard.
+    pub fn trim(self: &Arc<Self>, range: &Range<u64>, bytes_min: u64) -> Result<u64, TreeError> {
+        let running = self.running()?;
+        let mut trimmed: u64 = 0;
+        for group in running.space.groups() {
+            let bytes = self.trim_group(group.start, range, bytes_min)?;
+            trimmed = trimmed.saturating_add(bytes);
+        }
+        for device in running.space.devices() {
+            let mut from = 0;
+            loop {
+                let hole = running.space.reserve_hole(device.devid, from, bytes_min, u64::MAX);
+                let hole = hole.map_err(|error| TreeError::Space(Box::new(error)))?;
+                let Some(hole) = hole else { break };
+                let result = self.discard_hole(device.devid, &hole);
+                running.space.release_hole(device.devid, &hole);
+                trimmed = trimmed.saturating_add(result?);
+                from = hole.end;
+            }
+        }
+        Ok(trimmed)
+    }
+
+    fn discard_hole(&self, devid: DevId, hole: &Range<u64>) -> Result<u64, TreeError> {
+        let bytes = hole.end.saturating_sub(hole.start);
+        device_extents::check_unused(&self.volume().chunks(), devid, hole)?;
+        self.volume()
+            .discard_device(devid, Physical(hole.start), bytes)
+            .map_err(|source| TreeError::Discard(Box::new(source)))?;
+        Ok(bytes)
+    }
+
+    fn trim_group(
+        &self,
+        group: Logical,
+        within: &Range<u64>,
+        bytes_min: u64,
+    ) -> Result<u64, TreeError> {
+        let running = self.running()?;
+        let first = within.start.checked_next_multiple_of(SECTOR_BYTES).unwrap_or(u64::MAX);
+        let mut from = group.0.max(first);
+        let mut trimmed: u64 = 0;
+        loop {
+            if from >= within.end {
+                return Ok(trimmed);
+            }
+            let batch = running.space.allocate_for_trim(group, from, bytes_min, TRIM_BATCH_BYTES);
+            let Some(last) = batch.last() else { return Ok(trimmed) };
+            from = last.end;
+            let mut failed = None;
+            for range in batch {
+                let end = range.end.min(within.end / SECTOR_BYTES * SECTOR_BYTES);
+                let bytes = end.saturating_sub(range.start);
+                if failed.is_none() && bytes > 0 {
+                    failed = self.volume().discard(Logical(range.start), bytes).err();
+                    trimmed = trimmed.saturating_add(bytes);
+                }
+                running.check(running.space.release(range));
+            }
+            if let Some(source) = failed {
+                return Err(TreeError::Discard(Box::new(source)));
+            }
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! A tree of the running transaction: its root, the blocks that belong to the transaction, and the
+//! way to every other block.
+//!
+//! ```text
+//! state (lock) -> root
+//!              -> dirty    blocks of the running transaction: edited in place
+//!              -> frozen   blocks of the transaction that is being written: immutable
+//! elsewhere       the node cache and the devices: committed, immutable
+//! ```
+//!
+//! Laws:
+//!
+//! 1. Readers see each edit as one atomic change: a reader holds the lock shared for one descent,
+//!    the writer holds it exclusively for one edit.
+//! 2. No device is read while the lock is held. A descent that misses a block stops, the block is
+//!    read, and the descent starts again. It keeps all blocks that were read that way, so that a
+//!    small cache cannot make it start again for ever. A reader without a handle enters a read
+//!    epoch first ([`crate::transaction::read_epochs`]), so that the space of the block is not
+//!    reused.
+//! 3. A block that a reader holds is never changed: the writer edits a copy of it.
+//! 4. Blocks of older generations are never edited: they are copied first (`copy`).
+//!
+//! Left to others: changes of items (`change`), copies and what they cost in references (`copy`),
+//! splits and merges (`shape`), the end of the transaction (`commit`).
+
+pub(crate) mod change;
+pub(crate) mod copy;
+pub(crate) mod shape;
+
+use crate::Block;
+use crate::error::TreeError;
+use crate::forest::Forest;
+use crate::tree::{child, covering_slot, no_child};
+use butternut_format::key::Key;
+use butternut_format::node::Expected;
+use butternut_format::root::RawRootItem;
+use butternut_format::units::{Logical, TreeId};
+use butternut_sys::lock::{RwLock, RwLockReadGuard, RwLockWriteGuard, rank};
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Blocks by logical address.
+pub(crate) type BlockMap = HashMap<Logical, Arc<Block>, BuildHasherDefault<AddressHasher>>;
+
+/// Hashes addresses. They are multiples of the node size, so a multiplication spreads them well.
+#[derive(Default)]
+pub(crate) struct AddressHasher(u64);
+
+impl Hasher for AddressHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        let mixed = (self.0 ^ (value >> 12)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        self.0 = mixed ^ (mixed >> 29);
+    }
+}
+
+/// Why a descent stopped.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// This block is not in memory.
+    Missing(Expected),
+    Failed(TreeError),
+}
+
+impl From<TreeError> for Stop {
+    fn from(error: TreeError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// The root item of a tree, in the running transaction.
+#[derive(Clone)]
+pub(crate) struct RootRecord {
+    pub(crate) key: Key,
+    pub(crate) raw: Box<RawRootItem>,
+}
+
+/// A tree as the running transaction has changed it.
+pub(crate) struct TransactionTree {
+    id: TreeId,
+    /// Incremented by each edit. A cursor that finds another value searches its key again.
+    version: AtomicU64,
+    state: RwLock<TreeState, rank::Tree>,
+}
+
+pub(crate) struct TreeState {
+    pub(crate) root: Expected,
+    pub(crate) dirty: BlockMap,
+    pub(crate) frozen: Option<Arc<BlockMap>>,
+    /// `None` for the root tree and the chunk tree, whose roots are in the superblock.
+    pub(crate) record: Option<RootRecord>,
+    /// Whether the root block or the size changed since the root item was last written.
+    pub(crate) is_root_item_stale: bool,
+    /// Whether the tree was edited in the running transaction.
+    pub(crate) is_changed: bool,
+}
+
+impl std::fmt::Debug for TransactionTree {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TransactionTree").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+impl TransactionTree {
+    pub(crate) fn new(root: Expected, record: Option<RootRecord>) -> Self {
+        let state = TreeState {
+            root,
+            dirty: BlockMap::default(),
+            frozen: None,
+            record,
+            is_root_item_stale: false,
+            is_changed: false,
+        };
+        Self { id: root.tree, version: AtomicU64::new(0), state: RwLock::new(state) }
+    }
+
+    pub(crate) fn id(&self) -> TreeId {
+        self.id
+    }
+
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn bump_version(&self) {
+        self.version.fetch_add(1, Ordering::Release);
+    }
+
+    /// Whether a thread panicked in the middle of an edit.
+    pub(crate) fn is_poisoned(&self) -> bool {
+        self.state.is_poisoned()
+    }
+
+    pub(crate) fn root(&self) -> Expected {
+        self.state().root
+    }
+
+    pub(crate) fn state(&self) -> RwLockReadGuard<'_, TreeState> {
+        self.state.read()
+    }
+
+    pub(crate) fn state_mut(&self) -> RwLockWriteGuard<'_, TreeState> {
+        self.state.write()
+    }
+
+    /// Runs a descent, and repeats it until all its blocks are in memory (law 2).
+    pub(crate) fn read<R>(
+        &self,
+        forest: &Forest,
+        mut descend: impl FnMut(&Reader<'_>) -> Result<R, Stop>,
+    ) -> Result<R, TreeError> {
+        let mut fetched = Vec::new();
+        match self.read_once(forest, &fetched, &mut descend) {
+            Err(Stop::Missing(_)) => {}
+            Err(Stop::Failed(error)) => return Err(error),
+            Ok(found) => return Ok(found),
+        }
+        // The blocks that the tree names from here on are not overwritten, even after commits.
+        let _epoch = forest.enter_read_epoch();
+        loop {
+            match self.read_once(forest, &fetched, &mut descend) {
+                Ok(found) => return Ok(found),
+                Err(stopped) => fetch_missing(forest, &mut fetched, stopped)?,
+            }
+        }
+    }
+
+    /// Runs a descent once. It stops where a block is not in memory.
+    pub(crate) fn read_once<R>(
+        &self,
+        forest: &Forest,
+        fetched: &[Arc<Block>],
+        mut descend: impl FnMut(&Reader<'_>) -> Result<R, Stop>,
+    ) -> Result<R, Stop> {
+        let state = self.state();
+        let version = self.version();
+        descend(&Reader { state: &state, forest, fetched, version })
+    }
+
+    /// As [`Self::read_once`], for the extent tree: the thread may edit the tree of a subvolume.
+    pub(crate) fn read_once_nested<R>(
+        &self,
+        forest: &Forest,
+        fetched: &[Arc<Block>],
+        descend: impl FnOnce(&Reader<'_>) -> Result<R, Stop>,
+    ) -> Result<R, Stop> {
+        let state = self.state.read_nested();
+        let version = self.version();
+        descend(&Reader { state: &state, forest, fetched, version })
+    }
+}
+
+/// Reads the block that a descent missed. Returns the error if the descent failed for another
+/// reason.
+pub(crate) fn fetch_missing(
+    forest: &Forest,
+    fetched: &mut Vec<Arc<Block>>,
+    stopped: Stop,
+) -> Result<(), TreeError> {
+    match stopped {
+        Stop::Missing(expected) => {
+            fetched.push(forest.block(&expected)?);
+            Ok(())
+        }
+        Stop::Failed(error) => Err(error),
+    }
+}
+
+impl TreeState {
+    /// Returns a block that is in memory, or [`Stop::Missing`].
+    pub(crate) fn find(
+        &self,
+        forest: &Forest,
+        fetched: &[Arc<Block>],
+        expected: &Expected,
+    ) -> Result<Arc<Block>, Stop> {
+        if let Some(block) = self.dirty.get(&expected.logical) {
+            return Ok(Arc::clone(block));
+        }
+        let matches = |block: &Arc<Block>| block.generation() == expected.generation;
+        let frozen = self.frozen.as_ref().and_then(|frozen| frozen.get(&expected.logical));
+        if let Some(block) = frozen.filter(|block| matches(block)) {
+            return Ok(Arc::clone(block));
+        }
+        if let Some(block) = forest.cached_block(expected)? {
+            return Ok(block);
+        }
+        let found = fetched.iter().find(|block| block.logical() == expected.logical);
+        let found = found.filter(|block| matches(block));
+        found.cloned().ok_or(Stop::Missing(*expected))
+    }
+
+    /// Whether a block has been committed, so that it can be read from a device.
+    fn is_committed(&self, at: Logical) -> bool {
+        let is_frozen = self.frozen.as_ref().is_some_and(|frozen| frozen.contains_key(&at));
+        !is_frozen && !self.dirty.contains_key(&at)
+    }
+}
+
+/// The view of the tree during one descent.
+pub(crate) struct Reader<'a> {
+    pub(crate) state: &'a TreeState,
+    forest: &'a Forest,
+    fetched: &'a [Arc<Block>],
+    pub(crate) version: u64,
+}
+
+/// The end of a descent: a slot of a leaf.
+pub(crate) struct LeafSlot {
+    pub(crate) leaf: Arc<Block>,
+    /// The slot of the first item at or after the key; the number of items if this leaf has none.
+    pub(crate) slot: usize,
+    /// The first key of the next leaf, as its parent has it.
+    pub(crate) next: Option<Key>,
+    pub(crate) version: u64,
+    /// The committed leaves that follow below the same parent, as many as the caller requested.
+    pub(crate) ahead: Vec<Expected>,
+}
+
+impl Reader<'_> {
+    pub(crate) fn block(&self, expected: &Expected) -> Result<Arc<Block>, Stop> {
+        self.state.find(self.forest, self.fetched, expected)
+    }
+
+    /// Descends to the leaf that covers the key. Returns up to `ahead` of the leaves that follow it
+    /// too.
+    pub(crate) fn descend(&self, key: &Key, ahead: usize) -> Result<LeafSlot, Stop> {
+        let mut expected = self.state.root;
+        let mut next = None;
+        let mut leaves = Vec::new();
+        loop {
+            let block = self.block(&expected)?;
+            if block.level() == 0 {
+                let slot = block.find(key).unwrap_or_else(|slot| slot);
+                let version = self.version;
+                return Ok(LeafSlot { leaf: block, slot, next, version, ahead: leaves });
+            }
+            let slot = covering_slot(&block, key).unwrap_or(0);
+            let after = slot.saturating_add(1);
+            next = block.key(after).or(next);
+            if block.level() == 1 && ahead > 0 {
+                let end = after.saturating_add(ahead).min(block.len());
+                let below = |slot| child(&block, slot, expected.tree, expected.end_key);
+                let children = (after..end).filter_map(below);
+                leaves = children.filter(|leaf| self.state.is_committed(leaf.logical)).collect();
+            }
+            expected = child(&block, slot, expected.tree, expected.end_key)
+                .ok_or_else(|| no_child(&block, slot))?;
+        }
+    }
+}

@@ -1,0 +1,359 @@
+//! The commit: makes the changes of the running transaction durable.
+//!
+//! ```text
+//! 1 freeze      close the gate; wait until no handle is open
+//! 2 settle      write checksums; then new chunks, delayed references, block groups, free space and
+//!               root items into their trees, in rounds until none of these changes another
+//! 3 freeze      seal every dirty block; they become frozen blocks; compose the superblock
+//!   blocks
+//! 4 thaw        open the gate for the next transaction, which runs beside the rest
+//! 5 write       check that the superblocks on disk are the ones of this volume; write the frozen
+//!               blocks, each checked as if it had been read
+//! 6 flush       data and tree blocks are durable
+//! 7 superblock  write every copy on every device that has not failed: this is the commit point
+//! 8 flush       the commit is durable
+//! 9 finish      move frozen blocks to the node cache; unpin the space that the transaction freed
+//! ```
+//!
+//! Laws:
+//!
+//! 1. Step 2 ends: a block is copied once in a transaction, so every round copies fewer blocks.
+//! 2. Before the superblock, only space that the last commit does not use is written.
+//! 3. An error in steps 2 to 8 makes the volume read-only. The devices then hold the state of the
+//!    last commit, or of this one.
+//! 4. A block that breaks a law of the format is not written: its commit fails.
+//! 5. One commit runs at a time. A caller that requests a commit while its transaction is being
+//!    committed waits for that commit.
+//! 6. A commit without changes still flushes, if data was overwritten in place since the last
+//!    flush: no transaction covers that data. A flush that fails makes the volume read-only.
+//! 7. A commit that tolerated the first failure of a device is followed by one more commit, which
+//!    records the failure (law 2 of [`crate::device_stats`]). Later failures wait for the next
+//!    commit. Failed reads cause no commit: where a tree cannot be read, a commit without changes
+//!    would make the volume read-only for nothing.
+//! 8. A panic in a commit fails the commit. So does a lock of the running state that an earlier
+//!    panic left poisoned.
+//! 9. A commit that is durable reports no error: step 9 reads no block and cannot fail.
+
+use crate::Block;
+use crate::cow::TransactionTree;
+use crate::device_stats::Counts;
+use crate::error::TreeError;
+use crate::forest::Forest;
+use crate::transaction::TreeEdit;
+use crate::transaction::running::Running;
+use butternut_format::check;
+use butternut_format::key::{ItemType, Key};
+use butternut_format::node::Expected;
+use butternut_format::super_block::{RawRootBackup, RawSuperBlock};
+use butternut_format::units::{Generation, Logical, TreeId};
+use butternut_space::Class;
+use butternut_volume::VolumeError;
+use std::sync::Arc;
+use zerocopy::FromZeros;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U64;
+
+/// The most rounds of step 2. Commits need a few; the limit stops an endless loop.
+const ROUNDS_MAX: usize = 1000;
+
+/// A commit while its gate is closed.
+pub(crate) struct Commit<'a> {
+    pub(crate) forest: &'a Arc<Forest>,
+    pub(crate) running: &'a Running,
+    pub(crate) generation: Generation,
+}
+
+/// The result of step 3.
+struct FrozenBlocks {
+    trees: Vec<Arc<TransactionTree>>,
+    blocks: Vec<Arc<Block>>,
+    super_block: RawSuperBlock,
+    device_stats: Counts,
+}
+
+impl Forest {
+    /// Commits the running transaction. Returns when every change made before the call is durable.
+    /// The calling thread must hold no handle.
+    ///
+    /// # Errors
+    /// The changes cannot be written, or an earlier error has made the volume read-only.
+    pub fn commit(self: &Arc<Self>) -> Result<Generation, TreeError> {
+        let committed = self.commit_once()?;
+        if !self.volume().has_newly_failed_device() {
+            return Ok(committed);
+        }
+        self.commit_once()
+    }
+
+    fn commit_once(self: &Arc<Self>) -> Result<Generation, TreeError> {
+        let running = self.running()?;
+        let target = running.gate.generation();
+        let _guard = running.committing.lock();
+        if running.gate.committed() >= target {
+            self.flush_in_place(running, target)?;
+            return Ok(target);
+        }
+        if self.volume().has_unrecorded_write_errors() {
+            running.gate.mark_changed();
+        }
+        let Some(generation) = running.gate.freeze()? else {
+            let committed = running.gate.committed();
+            self.flush_in_place(running, committed)?;
+            return Ok(committed);
+        };
+        let _watch = self.watch_panics();
+        running.check_locks();
+        let commit = Commit { forest: self, running, generation };
+        if let Some(error) = running.gate.cause() {
+            return Err(running.gate.poison(error));
+        }
+        let frozen = match commit.settle().and_then(|stats| commit.freeze_blocks(stats)) {
+            Ok(frozen) => frozen,
+            Err(error) => return Err(running.gate.poison(error)),
+        };
+        if let Some(error) = running.gate.cause() {
+            return Err(running.gate.poison(error));
+        }
+        running.gate.thaw();
+        commit.write(&frozen).map_err(|error| running.gate.poison(error))?;
+        commit.finish(frozen);
+        Ok(generation)
+    }
+
+    /// Flushes data that was overwritten in place (law 6).
+    fn flush_in_place(&self, running: &Running, committed: Generation) -> Result<(), TreeError> {
+        let flushed = self.volume().flush_in_place();
+        let failed = |source| {
+            let (generation, source) = (committed.0, Box::new(source));
+            running.gate.poison(TreeError::Commit { generation, source })
+        };
+        flushed.map(drop).map_err(failed)
+    }
+
+    /// Returns the generation of the running transaction.
+    ///
+    /// # Errors
+    /// The volume was opened for reading.
+    pub fn generation(&self) -> Result<Generation, TreeError> {
+        self.running().map(|running| running.gate.generation())
+    }
+
+    /// Returns the error that made the volume read-only, if there was one.
+    pub fn write_error(&self) -> Option<TreeError> {
+        self.running().ok().and_then(|running| running.gate.cause())
+    }
+}
+
+impl<'a> Commit<'a> {
+    /// Opens a tree for changes of the commit itself.
+    pub(crate) fn edit(&self, id: TreeId) -> Result<TreeEdit<'a>, TreeError> {
+        TreeEdit::new(self.forest, id, self.generation, None)
+    }
+
+    /// Runs step 2. Returns the device statistics that it wrote.
+    fn settle(&self) -> Result<Counts, TreeError> {
+        let device_stats = self.write_device_stats()?;
+        self.remove_empty_chunks()?;
+        self.write_checksums()?;
+        for _ in 0..ROUNDS_MAX {
+            let mut has_changed = self.write_chunks()?;
+            self.apply_references()?;
+            // A chunk that was added for these references needs its items before its block group
+            // and free space change.
+            has_changed |= self.write_chunks()?;
+            has_changed |= self.write_groups()?;
+            has_changed |= self.write_free_space()?;
+            has_changed |= self.write_roots()?;
+            if !has_changed && !self.running.is_unsettled() {
+                return Ok(device_stats);
+            }
+        }
+        let have = format_args!("not settled after {ROUNDS_MAX} rounds").to_string();
+        let source =
+            butternut_format::refused::Refused::new("commit", have, "a settled transaction");
+        Err(TreeError::Corrupt { tree: TreeId::ROOT, source })
+    }
+
+    /// Updates the root items of trees whose root changed. Returns whether there were any.
+    fn write_roots(&self) -> Result<bool, TreeError> {
+        let mut has_changed = self.move_root_tree()?;
+        for tree in self.running.trees() {
+            let Some((key, item)) = self.root_item(&tree) else { continue };
+            self.edit(TreeId::ROOT)?.put(&key, &item)?;
+            has_changed = true;
+        }
+        Ok(has_changed)
+    }
+
+    /// Copies the root of the root tree, even without changes: the superblock must name a root tree
+    /// of its own generation. Returns `false` if the root has been copied already.
+    fn move_root_tree(&self) -> Result<bool, TreeError> {
+        let root = self.root_of(TreeId::ROOT)?;
+        if root.is_none_or(|root| root.generation == self.generation) {
+            return Ok(false);
+        }
+        let key = Key::new(TreeId::EXTENT.0, ItemType::ROOT_ITEM, 0);
+        self.edit(TreeId::ROOT)?.update(&key, &mut |_| {})
+    }
+
+    /// Returns the new root item of a tree, if its root changed.
+    fn root_item(&self, tree: &TransactionTree) -> Option<(Key, Vec<u8>)> {
+        let mut state = tree.state_mut();
+        if !std::mem::take(&mut state.is_root_item_stale) {
+            return None;
+        }
+        let (root, is_changed) = (state.root, state.is_changed);
+        let record = state.record.as_mut()?;
+        let raw = &mut record.raw;
+        raw.bytenr.set(root.logical.0);
+        raw.level = root.level;
+        raw.generation.set(self.generation.0);
+        raw.generation_v2.set(self.generation.0);
+        if tree.id().is_subvolume() && is_changed {
+            let now = self.forest.now();
+            raw.ctransid.set(self.generation.0);
+            raw.ctime = now.into();
+        }
+        Some((record.key, record.raw.as_bytes().to_vec()))
+    }
+
+    /// Runs step 3.
+    fn freeze_blocks(&self, device_stats: Counts) -> Result<FrozenBlocks, TreeError> {
+        let trees = self.running.trees();
+        let csum = self.running.params.csum;
+        let mut blocks = Vec::new();
+        for tree in &trees {
+            let mut state = tree.state_mut();
+            let mut dirty = std::mem::take(&mut state.dirty);
+            for block in dirty.values_mut() {
+                Arc::make_mut(block).seal(csum);
+            }
+            blocks.extend(dirty.values().cloned());
+            state.frozen = Some(Arc::new(dirty));
+            state.is_changed = false;
+        }
+        self.running.reset_dirty();
+        for class in Class::ALL {
+            self.running.space.release_recycled(class);
+        }
+        self.running.space.consolidate(Class::Metadata);
+        blocks.sort_by_key(|block| block.logical());
+        let super_block = self.super_block()?;
+        // From here on it belongs to the next transaction, which begins before this one is written.
+        *self.running.super_block() = super_block;
+        Ok(FrozenBlocks { trees, blocks, super_block, device_stats })
+    }
+
+    fn root_of(&self, id: TreeId) -> Result<Option<Expected>, TreeError> {
+        Ok(self.running.tree(self.forest, id)?.map(|tree| tree.root()))
+    }
+
+    /// Composes the superblock of this generation, without the fields that differ between devices.
+    fn super_block(&self) -> Result<RawSuperBlock, TreeError> {
+        let mut raw = *self.running.super_block();
+        let last_generation = raw.generation;
+        raw.generation.set(self.generation.0);
+        if let Some(root) = self.root_of(TreeId::ROOT)? {
+            raw.root.set(root.logical.0);
+            raw.root_level = root.level;
+        }
+        if let Some(root) = self.root_of(TreeId::CHUNK)? {
+            raw.chunk_root.set(root.logical.0);
+            raw.chunk_root_level = root.level;
+            raw.chunk_root_generation.set(root.generation.0);
+        }
+        raw.bytes_used.set(self.running.space.bytes_used());
+        raw.log_root.set(0);
+        raw.log_root_level = 0;
+        // A uuid tree that was up to date stays so. An old generation makes the kernel rebuild it.
+        if raw.uuid_tree_generation == last_generation {
+            raw.uuid_tree_generation.set(self.generation.0);
+        }
+        let backup = self.backup(&raw)?;
+        let newest = raw.super_roots.iter().enumerate();
+        let newest = newest.max_by_key(|(_, backup)| backup.tree_root_gen.get());
+        let next = newest.map_or(0, |(at, _)| at.saturating_add(1)) % raw.super_roots.len();
+        if let Some(place) = raw.super_roots.get_mut(next) {
+            *place = backup;
+        }
+        Ok(raw)
+    }
+
+    fn backup(&self, raw: &RawSuperBlock) -> Result<RawRootBackup, TreeError> {
+        let mut backup = RawRootBackup::new_zeroed();
+        backup.tree_root = raw.root;
+        backup.tree_root_gen = raw.generation;
+        backup.tree_root_level = raw.root_level;
+        backup.chunk_root = raw.chunk_root;
+        backup.chunk_root_gen = raw.chunk_root_generation;
+        backup.chunk_root_level = raw.chunk_root_level;
+        let set = |id, place: &mut U64, generation: &mut U64, level: &mut u8| {
+            if let Some(root) = self.root_of(id)? {
+                place.set(root.logical.0);
+                generation.set(root.generation.0);
+                *level = root.level;
+            }
+            Ok::<(), TreeError>(())
+        };
+        let b = &mut backup;
+        set(TreeId::EXTENT, &mut b.extent_root, &mut b.extent_root_gen, &mut b.extent_root_level)?;
+        set(TreeId::FS, &mut b.fs_root, &mut b.fs_root_gen, &mut b.fs_root_level)?;
+        set(TreeId::DEVICE, &mut b.dev_root, &mut b.dev_root_gen, &mut b.dev_root_level)?;
+        set(TreeId::CHECKSUM, &mut b.csum_root, &mut b.csum_root_gen, &mut b.csum_root_level)?;
+        backup.total_bytes = raw.total_bytes;
+        backup.bytes_used = raw.bytes_used;
+        backup.num_devices = raw.num_devices;
+        Ok(backup)
+    }
+
+    /// Runs steps 5 to 8.
+    fn write(&self, frozen: &FrozenBlocks) -> Result<(), TreeError> {
+        let volume = self.forest.volume();
+        let rules = volume.block_rules();
+        for block in &frozen.blocks {
+            let expected = Expected {
+                logical: block.logical(),
+                generation: self.generation,
+                level: block.level(),
+                tree: block.owner(),
+                first_key: None,
+                end_key: None,
+            };
+            check::block(block.bytes(), &expected, &rules)
+                .map_err(|source| TreeError::Corrupt { tree: block.owner(), source })?;
+        }
+        let blocks: Vec<(Logical, &[u8])> =
+            frozen.blocks.iter().map(|block| (block.logical(), block.bytes())).collect();
+        let failed = |source: VolumeError| TreeError::Commit {
+            generation: self.generation.0,
+            source: Box::new(source),
+        };
+        volume.check_own_supers().map_err(failed)?;
+        volume.write_blocks(&blocks).map_err(failed)?;
+        volume.flush().map_err(failed)?;
+        volume.write_super(&frozen.super_block).map_err(failed)?;
+        volume.flush().map_err(failed)
+    }
+
+    /// Runs step 9. The commit is durable: nothing here fails (law 9).
+    fn finish(&self, frozen: FrozenBlocks) {
+        for block in frozen.blocks {
+            self.forest.cache_block(block);
+        }
+        for tree in frozen.trees {
+            tree.state_mut().frozen = None;
+        }
+        for (devid, counts) in &frozen.device_stats {
+            self.forest.volume().set_recorded_stats(*devid, counts);
+        }
+        self.release_chunks();
+        self.running.gate.set_committed(self.generation);
+        self.forest.unpin(self.running, self.generation);
+        self.running.set_global_reserve();
+    }
+}
+
+#[cfg(test)]
+mod edit_tests;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,267 @@
+//! Commits that lack the space reserved for them, read epochs, system chunks, and panics under
+//! locks.
+
+use crate::transaction::running::Running;
+use crate::{Forest, ForestOptions, Need, ReservationLevel, TreeError};
+use butternut_device::{Device, MemoryDevice};
+use butternut_format::chunk::BlockGroupFlags;
+use butternut_format::inode::RawInodeItem;
+use butternut_format::key::{ItemType, Key};
+use butternut_format::units::{Logical, TreeId};
+use butternut_mkfs::MkfsOptions;
+use butternut_space::{AllocationRequest, Class, Cluster};
+use butternut_volume::{OpenOptions, Volume};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use zerocopy::{FromZeros, IntoBytes};
+
+pub(super) fn fresh(bytes: u64) -> Arc<dyn Device> {
+    let device = MemoryDevice::new("memory", bytes);
+    butternut_mkfs::make(&device, &MkfsOptions::default()).expect("a fresh volume");
+    Arc::new(device)
+}
+
+pub(super) fn open(device: &Arc<dyn Device>) -> Arc<Forest> {
+    let volume = Volume::open(vec![Arc::clone(device)], OpenOptions::default()).expect("a volume");
+    Forest::open_writable(Arc::new(volume), ForestOptions::default()).expect("a writable forest")
+}
+
+/// An item of a type that no code reads.
+pub(super) fn item(number: u64) -> (Key, Vec<u8>) {
+    (Key::new(1 << 40, ItemType(77), number), vec![7; 300])
+}
+
+pub(super) fn put(forest: &Arc<Forest>, numbers: std::ops::Range<u64>) {
+    for from in numbers.clone().step_by(50) {
+        let handle = forest.join(Need::items(50)).expect("space");
+        let tree = handle.tree(TreeId::UUID).expect("the tree");
+        for number in from..(from + 50).min(numbers.end) {
+            let (key, data) = item(number);
+            tree.put(&key, &data).expect("a reserved change");
+        }
+    }
+}
+
+#[test]
+fn a_commit_without_metadata_space_adds_a_chunk() {
+    let device = fresh(512 << 20);
+    let forest = open(&device);
+    put(&forest, 0..2000);
+    forest.commit().expect("a commit with space");
+    let handle = forest.join(Need::items(8)).expect("space");
+    let (key, _) = item(77);
+    handle.tree(TreeId::UUID).expect("the tree").remove(&key).expect("a change");
+    // Allocate all metadata space but a few blocks: the extent tree alone copies more.
+    let space = &forest.running().expect("writable").space;
+    let node = forest.running().expect("writable").params.node_bytes;
+    let mut taken = Vec::new();
+    while let Some(range) =
+        space.allocate(Class::Metadata, AllocationRequest::node(node, Cluster(9)))
+    {
+        taken.push(range);
+    }
+    let before = space.totals(Class::Metadata).bytes;
+    drop(handle);
+    forest.commit().expect("a commit that adds a chunk");
+    assert!(space.totals(Class::Metadata).bytes > before, "a chunk was added");
+    for range in taken {
+        space.release(range).expect("an allocated range");
+    }
+    forest.commit().expect("nothing to do");
+    put(&forest, 2000..2100);
+    forest.commit().expect("a commit in the larger space");
+    drop(forest);
+    let forest = open(&device);
+    let tree = forest.tree(TreeId::UUID).expect("the root tree").expect("the tree");
+    assert!(tree.find(&key).expect("a search").is_none());
+    assert!(tree.find(&item(78).0).expect("a search").is_some());
+    assert!(tree.find(&item(2099).0).expect("a search").is_some());
+}
+
+#[test]
+fn no_handle_joins_when_the_commit_needs_all_free_space() {
+    let device = fresh(512 << 20);
+    let forest = open(&device);
+    put(&forest, 0..2000);
+    forest.commit().expect("a commit with space");
+    let running = forest.running().expect("writable");
+    // Free distant extents, whose items are in different leaves of a large tree.
+    running.commit_trees.store(1 << 40, std::sync::atomic::Ordering::Relaxed);
+    let node = u64::from(running.params.node_bytes);
+    let free = running.space.totals(Class::Metadata).free;
+    let references = free / (2 * node) + 1;
+    for number in 0..references {
+        let at = Logical((1 << 50) + number * node);
+        running.change_data(at, node, crate::references::Ref::Shared(Logical(1 << 45)), 1);
+    }
+    for level in
+        [ReservationLevel::Normal, ReservationLevel::Deletion, ReservationLevel::Prereserved]
+    {
+        let refused = running.reserve_items(Need { items: 1, level });
+        assert!(refused.is_err(), "{level:?} reserves the space that the commit needs");
+    }
+    running.references().take();
+    for level in
+        [ReservationLevel::Normal, ReservationLevel::Deletion, ReservationLevel::Prereserved]
+    {
+        assert!(running.reserve_items(Need { items: 1, level }).is_ok(), "{level:?}");
+    }
+}
+
+/// Changes an item, so that its leaf is copied and the old one freed.
+pub(super) fn change_item(forest: &Arc<Forest>) {
+    let handle = forest.join(Need::items(1)).expect("space");
+    let (key, data) = item(7);
+    handle.tree(TreeId::UUID).expect("the tree").put(&key, &data).expect("a change");
+}
+
+#[test]
+fn space_freed_by_a_commit_stays_pinned_while_a_reader_may_read_it() {
+    let device = fresh(512 << 20);
+    let forest = open(&device);
+    put(&forest, 0..200);
+    forest.commit().expect("a commit");
+    let pinned = || forest.running().expect("writable").space.pinned_bytes();
+    change_item(&forest);
+    forest.commit().expect("a commit");
+    assert_eq!(pinned(), 0, "without a reader all is unpinned by the commit");
+    let older = forest.enter_read_epoch();
+    change_item(&forest);
+    forest.commit().expect("a commit");
+    let of_one = pinned();
+    assert!(of_one > 0, "the reader may still read the old leaf");
+    let younger = forest.enter_read_epoch();
+    change_item(&forest);
+    forest.commit().expect("a commit");
+    assert!(pinned() > of_one);
+    drop(older);
+    assert!(
+        pinned() > 0 && pinned() < 2 * of_one,
+        "space that only the older reader could read is free"
+    );
+    drop(younger);
+    assert_eq!(pinned(), 0);
+}
+
+fn listed(forest: &Arc<Forest>) -> Vec<Logical> {
+    let raw = forest.running().expect("writable").super_block();
+    let chunks = butternut_format::super_block::SystemChunks::of(&raw);
+    chunks.map(|chunk| chunk.expect("a system chunk").logical).collect()
+}
+
+#[test]
+fn a_removed_system_chunk_is_removed_from_the_superblock() {
+    let device = fresh(512 << 20);
+    let forest = open(&device);
+    let running = forest.running().expect("writable");
+    let node = u64::from(running.params.node_bytes);
+    let groups = || -> Vec<Logical> {
+        let all = running.space.groups().into_iter();
+        let system = all.filter(|group| group.flags.contains(BlockGroupFlags::SYSTEM));
+        system.map(|group| group.start).collect()
+    };
+    let first = listed(&forest);
+    assert_eq!(first, groups());
+    let handle = forest.join(Need::items(4)).expect("space");
+    assert!(running.add_chunk(&forest, Class::System) && running.add_chunk(&forest, Class::System));
+    drop(handle);
+    // Allocate a range in each, so that they are not removed.
+    let held: Vec<_> = groups()[first.len()..].iter().map(|at| at.0..at.0 + node).collect();
+    for range in &held {
+        assert!(running.space.allocate_exact(range).expect("inside a group"));
+    }
+    forest.commit().expect("a commit");
+    assert_eq!(listed(&forest).len(), first.len() + 2);
+    assert_eq!(listed(&forest), groups());
+    // The one between the others is removed first.
+    for (number, range) in held.into_iter().enumerate() {
+        running.space.release(range).expect("an allocated range");
+        change_item(&forest);
+        forest.commit().expect("a commit");
+        assert_eq!(listed(&forest), groups(), "{number}");
+    }
+    assert!(listed(&forest).len() < first.len() + 2);
+    let left = listed(&forest);
+    drop(forest);
+    let forest = open(&device);
+    assert_eq!(listed(&forest), left);
+    put(&forest, 0..100);
+    forest.commit().expect("a commit after chunks were removed");
+}
+
+#[test]
+fn an_inode_with_an_unknown_read_only_flag_is_readable_on_a_volume_open_for_reading_only() {
+    let device = fresh(512 << 20);
+    let forest = open(&device);
+    let key = Key::new(300, ItemType::INODE_ITEM, 0);
+    let mut inode = RawInodeItem::new_zeroed();
+    inode.mode.set(0o100_644);
+    inode.flags.set(1 << 33);
+    let handle = forest.join(Need::items(1)).expect("space");
+    handle.tree(TreeId::FS).expect("the tree").put(&key, inode.as_bytes()).expect("a change");
+    drop(handle);
+    forest.commit().expect("a commit");
+    drop(forest);
+
+    let volume = Volume::open(vec![Arc::clone(&device)], OpenOptions::default()).expect("a volume");
+    let reading = Forest::open(Arc::new(volume), ForestOptions::default()).expect("a forest");
+    let tree = reading.tree(TreeId::FS).expect("the root tree").expect("the tree");
+    assert!(tree.find(&key).expect("a readable inode").is_some());
+    let writing = open(&device);
+    let tree = writing.tree(TreeId::FS).expect("the root tree").expect("the tree");
+    let refused = tree.find(&key).expect_err("an inode of a later version");
+    let TreeError::Corrupt { source, .. } = refused else { panic!("{refused}") };
+    assert!(source.to_string().contains("flags: have 0x200000000"), "{source}");
+}
+
+trait Guard {}
+
+impl<T> Guard for T {}
+
+/// Locks a part of the running state, without joining the transaction.
+type Hold = fn(&Running) -> Box<dyn Guard + '_>;
+
+#[test]
+fn a_panic_under_a_lock_of_the_running_state_fails_the_next_commit() {
+    let holds: [(&str, Hold); 5] = [
+        ("references", |running| Box::new(running.references())),
+        ("checksums", |running| Box::new(running.pending_checksums())),
+        ("free space", |running| Box::new(running.free_changes())),
+        ("superblock", |running| Box::new(running.super_block())),
+        ("chunks", |running| Box::new(running.chunks())),
+    ];
+    for (name, hold) in holds {
+        let device = fresh(512 << 20);
+        let forest = open(&device);
+        put(&forest, 0..200);
+        forest.commit().expect("a commit");
+        change_item(&forest);
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            let _held = hold(forest.running().expect("writable"));
+            panic!("in the middle of a change");
+        }));
+        assert!(panicked.is_err());
+        let refused = forest.commit().expect_err(name);
+        let TreeError::ReadOnly { cause } = &refused else { panic!("{name}: {refused}") };
+        assert!(matches!(**cause, TreeError::Panicked), "{name}: {cause}");
+        assert!(forest.join(Need::items(1)).is_err(), "{name}");
+    }
+}
+
+#[test]
+fn a_panic_while_a_tree_is_locked_fails_the_next_commit() {
+    let device = fresh(512 << 20);
+    let forest = open(&device);
+    put(&forest, 0..200);
+    forest.commit().expect("a commit");
+    change_item(&forest);
+    let trees = forest.running().expect("writable").trees();
+    let tree = trees.iter().find(|tree| tree.id() == TreeId::UUID).expect("a tree");
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        let _state = tree.state_mut();
+        panic!("in the middle of an edit");
+    }));
+    assert!(panicked.is_err());
+    assert!(forest.commit().is_err());
+    assert!(forest.write_error().is_some());
+}

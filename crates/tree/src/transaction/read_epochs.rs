@@ -1,0 +1,150 @@
+//! Read epochs: space that a commit frees is not used again while a reader of an older transaction
+//! may still read it from a device.
+//!
+//! ```text
+//! reader   misses a block --> enters an epoch, descends again, reads the block --> leaves
+//!          enters an epoch --> looks extents up, reads their data --> leaves
+//! commit   frees the block and becomes durable; the block's space stays pinned until the reader
+//!          has left its epoch
+//! ```
+//!
+//! Laws:
+//!
+//! 1. While a reader is in an epoch, no committed block that was reachable when it entered is
+//!    overwritten, and no data extent that a tree showed then or has shown since. The reader finds
+//!    what its tree names, and a mismatch is damage, which is counted and reported. Data that was
+//!    never in a tree is no part of this: its space is freed at once ([`Forest::release_data`]).
+//! 2. A descent that finds all its blocks in memory enters no epoch.
+//! 3. Space that stayed pinned for a reader becomes free when the last such reader leaves, or with
+//!    the next commit. A reservation that finds no space waits for such readers before it fails,
+//!    at most [`WAIT_MAX`] long: its caller may hold a lock that a reader waits for.
+
+use crate::forest::Forest;
+use crate::transaction::running::Running;
+use butternut_format::units::{Generation, Logical};
+use butternut_sys::lock::{Condvar, Mutex, MutexGuard, rank};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// The longest time for which a reservation waits for readers (law 3).
+const WAIT_MAX: Duration = Duration::from_secs(2);
+
+/// The readers of a forest that are in an epoch.
+#[derive(Debug, Default)]
+pub(crate) struct ReadEpochs {
+    state: Mutex<State, rank::ReadEpochs>,
+    /// Signalled when a reader has left its epoch and has unpinned what waited for it.
+    left: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The number of readers that entered while a transaction ran, by its generation.
+    count: BTreeMap<Generation, usize>,
+    /// The newest committed transaction whose pinned space waits for readers.
+    waiting: Option<Generation>,
+    /// The number of readers that have left and unpin space.
+    unpinning: usize,
+}
+
+/// A reader in an epoch. Dropping it leaves the epoch.
+#[derive(Debug)]
+pub struct ReadEpoch<'a> {
+    forest: &'a Forest,
+    since: Option<Generation>,
+}
+
+impl ReadEpochs {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// Waits until the space that was pinned for readers is free (law 3). The space that later
+    /// commits pin is not waited for.
+    pub(crate) fn wait_for_readers(&self) {
+        let state = self.state();
+        let waiting = state.waiting;
+        let is_pinned = |state: &mut State| {
+            let oldest = state.count.keys().next().copied();
+            let may_read = waiting.zip(oldest).is_some_and(|(waiting, oldest)| oldest <= waiting);
+            may_read || state.unpinning > 0
+        };
+        drop(self.left.wait_timeout_while(state, WAIT_MAX, is_pinned));
+    }
+}
+
+impl State {
+    /// Returns the newest transaction, up to `committed`, whose pinned space no reader may read any
+    /// more.
+    fn unpinnable(&mut self, committed: Generation) -> Option<Generation> {
+        let oldest = self.count.keys().next().copied();
+        let up_to = match oldest {
+            Some(oldest) if oldest <= committed => oldest.0.checked_sub(1).map(Generation),
+            Some(_) | None => Some(committed),
+        };
+        self.waiting = (up_to != Some(committed)).then_some(committed);
+        up_to
+    }
+}
+
+impl Forest {
+    /// Enters the epoch of the running transaction, and leaves it when the result is dropped (law
+    /// 1). Does nothing on a forest that is not open for writing, where no space is ever freed.
+    pub fn enter_read_epoch(&self) -> ReadEpoch<'_> {
+        let since = self.running().ok().map(|running| {
+            let mut state = running.read_epochs.state();
+            // Read under the lock: no commit of this generation has computed yet what it unpins.
+            let since = running.gate.generation();
+            let count = state.count.entry(since).or_default();
+            *count = count.saturating_add(1);
+            since
+        });
+        ReadEpoch { forest: self, since }
+    }
+
+    /// Unpins the space that the commit of `committed` freed, except what a reader may still read.
+    /// Discards it first, if the forest was opened with `discard`; errors of the discard are
+    /// ignored, since the space is free in any case.
+    pub(crate) fn unpin(&self, running: &Running, committed: Generation) {
+        let up_to = running.read_epochs.state().unpinnable(committed);
+        if let Some(up_to) = up_to {
+            self.unpin_up_to(running, up_to);
+        }
+    }
+
+    fn unpin_up_to(&self, running: &Running, generation: Generation) {
+        if !self.discards() {
+            running.space.unpin(generation);
+            return;
+        }
+        for range in running.space.unpin_to_caller(generation) {
+            let bytes = range.end.saturating_sub(range.start);
+            self.volume().discard(Logical(range.start), bytes).ok();
+            running.check(running.space.release(range));
+        }
+    }
+}
+
+impl Drop for ReadEpoch<'_> {
+    fn drop(&mut self) {
+        let Some((since, running)) = self.since.zip(self.forest.running().ok()) else { return };
+        let up_to = {
+            let mut state = running.read_epochs.state();
+            if let Some(count) = state.count.get_mut(&since) {
+                *count = count.saturating_sub(1);
+                if *count == 0 {
+                    state.count.remove(&since);
+                }
+            }
+            let up_to = state.waiting.and_then(|waiting| state.unpinnable(waiting));
+            state.unpinning = state.unpinning.saturating_add(usize::from(up_to.is_some()));
+            up_to
+        };
+        let Some(up_to) = up_to else { return };
+        self.forest.unpin_up_to(running, up_to);
+        let mut state = running.read_epochs.state();
+        state.unpinning = state.unpinning.saturating_sub(1);
+        drop(state);
+        running.read_epochs.left.notify_all();
+    }
+}

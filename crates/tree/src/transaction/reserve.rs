@@ -1,0 +1,90 @@
+//! Reservations that flush: what a caller without space tries before it fails with ENOSPC.
+//!
+//! ```text
+//! reserve --> reserved
+//!  ^   |
+//!  |   +--> add a chunk, while the devices have space for one -----+
+//!  |   +--> commit, at most 4 times, if that may free space, or    |
+//!  |   |    removes empty groups of another class                  |
+//!  |   +--> wait once for readers, if space is pinned -------------+
+//!  |   +--> no space                                               |
+//!  +---------------------------------------------------------------+
+//! ```
+//!
+//! Empty groups of other classes are removed before a reservation fails. A forest that was opened
+//! without `commits_for_space` does not commit here.
+//!
+//! One commit would be enough for one caller. With several, others may allocate what it freed.
+//!
+//! Law: a caller holds no handle, because a commit waits until no handle is open.
+
+use crate::error::TreeError;
+use crate::forest::Forest;
+use crate::transaction::enospc::Purpose;
+use crate::transaction::running::Running;
+use butternut_space::{Class, NoSpace};
+use std::sync::Arc;
+
+/// The most commits for one reservation.
+const COMMITS_MAX: usize = 4;
+
+impl Forest {
+    /// Calls `reserve` until it finds space. Adds chunks and commits in between.
+    ///
+    /// # Errors
+    /// There is no space, or `reserve` fails for another reason.
+    pub(crate) fn reserve_or_flush<R>(
+        self: &Arc<Self>,
+        purpose: Purpose,
+        mut reserve: impl FnMut(&Running) -> Result<Result<R, NoSpace>, TreeError>,
+    ) -> Result<R, TreeError> {
+        let running = self.running()?;
+        self.inject_enospc(purpose)?;
+        let mut commits = 0;
+        let mut has_waited = false;
+        loop {
+            let no_space = match reserve(running)? {
+                Ok(reserved) => return Ok(reserved),
+                Err(no_space) => no_space,
+            };
+            if no_space.can_add_chunk && self.add_chunk(no_space.class)? {
+                continue;
+            }
+            let may_help = running.commit_may_free_space(no_space.pinned_bytes)
+                || running.gate.is_in_use()
+                || !running.space.reclaimable_groups(no_space.class).is_empty();
+            if commits == COMMITS_MAX && no_space.pinned_bytes > 0 && !has_waited {
+                // The commits have freed the space, and readers still pin it.
+                running.read_epochs.wait_for_readers();
+                has_waited = true;
+                continue;
+            }
+            if commits == COMMITS_MAX || !may_help || !self.commits_for_space() {
+                return Err(TreeError::NoSpace { bytes: no_space.bytes });
+            }
+            self.reclaim_groups(no_space.class)?;
+            self.commit()?;
+            commits += 1;
+        }
+    }
+
+    /// Makes the next commit remove the empty groups of other classes, because `needy` has no space
+    /// and no chunk can be added for it.
+    fn reclaim_groups(&self, needy: Class) -> Result<(), TreeError> {
+        let running = self.running()?;
+        let _membership = running.gate.join_unreserved()?;
+        let empty = running.space.reclaimable_groups(needy);
+        if !empty.is_empty() {
+            running.chunks().remove_next_commit(empty.iter().map(|group| group.start).collect());
+            running.gate.mark_changed();
+        }
+        Ok(())
+    }
+
+    /// Adds a chunk in the running transaction. Returns `false` if the devices lack the space.
+    fn add_chunk(&self, class: Class) -> Result<bool, TreeError> {
+        let running = self.running()?;
+        let _membership = running.gate.join_unreserved()?;
+        Ok(running.add_chunk(self, class))
+    }
+}

@@ -1,0 +1,562 @@
+//! The state of a forest that is open for writing: the trees of the running transaction, its
+//! delayed references and pending checksums, the space, and the gate.
+//!
+//! Lock order:
+//!
+//! ```text
+//! gate -> tree (one subvolume, then the extent tree to look up references) -> references -> space
+//! ```
+//!
+//! No lock is held while a device is read or written, except the one that keeps commits apart.
+//!
+//! Left to others: the steps of a commit (`commit`), adding and removing chunks (`chunks`).
+
+use crate::Block;
+use crate::chunks::Chunks;
+use crate::chunks::block_groups;
+use crate::chunks::free_space::FreeSpaceChanges;
+use crate::cow::{RootRecord, Stop, TransactionTree};
+use crate::error::TreeError;
+use crate::forest::Forest;
+use crate::pending_checksums::PendingChecksums;
+use crate::references::item::{ExtentItem, read_extent};
+use crate::references::{Content, PendingRefs, Ref, References};
+use crate::transaction::gate::Gate;
+use crate::transaction::read_epochs::ReadEpochs;
+use crate::transaction::{Need, ReservationLevel};
+use butternut_format::checksum::ChecksumKind;
+use butternut_format::chunk::BlockGroupFlags;
+use butternut_format::extent::{EXTENT_FLAG_FULL_BACKREF, Extent};
+use butternut_format::feature;
+use butternut_format::key::{ItemType, Key};
+use butternut_format::node::{Expected, HEADER_BYTES};
+use butternut_format::refused::Refused;
+use butternut_format::super_block::{RawSuperBlock, SuperBlock};
+use butternut_format::units::{Generation, Logical, TreeId, index, length};
+use butternut_space::{
+    AllocationRequest, Class, Cluster, ExtentChange, NoSpace, Reservation, Space, SpaceOptions,
+};
+use butternut_sys::lock::{Mutex, MutexGuard, RwLock, rank};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The trees that every commit may change.
+const COMMIT_TREES: [TreeId; 6] = [
+    TreeId::EXTENT,
+    TreeId::CHECKSUM,
+    TreeId::FREE_SPACE,
+    TreeId::BLOCK_GROUP,
+    TreeId::DEVICE,
+    TreeId::ROOT,
+];
+
+/// Blocks that one changed item may copy or add, splits included.
+const COW_BLOCKS_PER_ITEM: u64 = 3;
+
+/// Up to this many items of a deletion may each lie in a leaf of their own; of the others, at least
+/// [`ITEMS_PER_LEAF_MIN`] share a leaf.
+const SCATTERED_ITEMS_MAX: u64 = 8;
+const ITEMS_PER_LEAF_MIN: u64 = 8;
+
+/// Bounds of the global reserve. The upper one is that of the kernel.
+const RESERVE_BYTES_MAX: u64 = 512 << 20;
+const RESERVE_NODES_MIN: u64 = 160;
+
+/// Bytes that one delayed reference may add to the trees of a commit; and the granularity of the
+/// reserve that follows from it.
+const RESERVE_BYTES_PER_REFERENCE: u64 = 256;
+const RESERVE_STEP: u64 = 256 << 10;
+
+/// Leaves that one delayed reference may copy: one of the extent tree, and one of the checksum tree
+/// or the free space tree.
+const COW_BLOCKS_PER_REFERENCE: u64 = 2;
+
+/// The approximate memory of one delayed reference, in bytes.
+const HEAD_BYTES: u64 = 160;
+
+/// Properties of the volume that do not change while it is open.
+#[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a feature bit of the superblock")]
+pub(crate) struct VolumeParams {
+    pub(crate) node_bytes: u32,
+    pub(crate) fsid: [u8; 16],
+    pub(crate) chunk_tree_uuid: [u8; 16],
+    pub(crate) csum: ChecksumKind,
+    pub(crate) incompat: u64,
+    pub(crate) is_skinny: bool,
+    pub(crate) is_mixed: bool,
+    /// Whether the volume has a valid free space tree, which commits maintain.
+    pub(crate) has_free_space_tree: bool,
+    pub(crate) has_block_group_tree: bool,
+}
+
+impl VolumeParams {
+    fn of(super_block: &SuperBlock, chunk_tree_uuid: [u8; 16]) -> Self {
+        let is_valid = super_block.has_compat_ro(feature::FREE_SPACE_TREE)
+            && super_block.has_compat_ro(feature::FREE_SPACE_TREE_VALID);
+        Self {
+            node_bytes: super_block.node_bytes(),
+            fsid: super_block.metadata_uuid(),
+            chunk_tree_uuid,
+            csum: super_block.csum(),
+            incompat: super_block.raw().incompat_flags.get(),
+            is_skinny: super_block.has(feature::SKINNY_METADATA),
+            is_mixed: super_block.has(feature::MIXED_GROUPS),
+            has_free_space_tree: is_valid,
+            has_block_group_tree: super_block.has_compat_ro(feature::BLOCK_GROUP_TREE),
+        }
+    }
+
+    pub(crate) fn node_len(&self) -> usize {
+        index(self.node_bytes)
+    }
+
+    /// Returns the size of the longest item that a leaf can hold, in bytes.
+    pub(crate) fn item_bytes_max(&self) -> usize {
+        self.node_len().saturating_sub(HEADER_BYTES).saturating_sub(crate::block_edit::ITEM_BYTES)
+    }
+
+    /// Returns the tree that holds block group items.
+    pub(crate) fn group_tree(&self) -> TreeId {
+        if self.has_block_group_tree { TreeId::BLOCK_GROUP } else { TreeId::EXTENT }
+    }
+}
+
+/// The reference count and the flags of a tree block, in the running transaction.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BlockRefs {
+    pub(crate) refs: u64,
+    pub(crate) flags: u64,
+}
+
+pub(crate) struct Running {
+    pub(crate) params: VolumeParams,
+    pub(crate) gate: Gate,
+    pub(crate) space: Space,
+    trees: RwLock<HashMap<TreeId, Arc<TransactionTree>>, rank::Trees>,
+    references: Mutex<References, rank::DelayedReferences>,
+    pending_checksums: Mutex<PendingChecksums, rank::PendingChecksums>,
+    /// The number of dirty blocks of the running transaction.
+    dirty_blocks: AtomicU64,
+    /// The global reserve in bytes: without delayed references and pending checksums, and with
+    /// them.
+    reserve_base: AtomicU64,
+    reserve_bytes: AtomicU64,
+    /// The size of the trees that a commit changes, as of the last one, in bytes.
+    pub(crate) commit_trees: AtomicU64,
+    /// The commit reserve that `space` has, in bytes.
+    commit_reserve: AtomicU64,
+    free_changes: Mutex<FreeSpaceChanges, rank::FreeSpaceChanges>,
+    chunks: Mutex<Chunks, rank::NewChunks>,
+    /// The superblock of the last commit, with the changes of the running transaction.
+    super_block: Mutex<RawSuperBlock, rank::NextSuperBlock>,
+    pub(crate) read_epochs: ReadEpochs,
+    /// Held during a commit (law 5 of `commit`).
+    pub(crate) committing: Mutex<(), rank::Commit>,
+}
+
+impl std::fmt::Debug for Running {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Running").field("params", &self.params).finish_non_exhaustive()
+    }
+}
+
+impl Running {
+    /// Reads the state that writing needs: block groups, their free space, devices and their
+    /// extents.
+    pub(crate) fn open(forest: &Arc<Forest>) -> Result<Self, TreeError> {
+        let super_block = forest.volume().super_block();
+        let root = forest.block(&super_block.root())?;
+        let params = VolumeParams::of(super_block, root.header().chunk_tree_uuid);
+        let options = SpaceOptions { node_bytes: params.node_bytes, is_mixed: params.is_mixed };
+        let running = Self {
+            gate: Gate::new(super_block.generation()),
+            space: Space::new(options),
+            trees: RwLock::default(),
+            references: Mutex::default(),
+            pending_checksums: Mutex::new(PendingChecksums::new(params.csum.bytes())),
+            dirty_blocks: AtomicU64::new(0),
+            reserve_base: AtomicU64::new(0),
+            reserve_bytes: AtomicU64::new(0),
+            commit_trees: AtomicU64::new(0),
+            commit_reserve: AtomicU64::new(0),
+            free_changes: Mutex::default(),
+            chunks: Mutex::new(Chunks::default()),
+            super_block: Mutex::new(*super_block.raw()),
+            read_epochs: ReadEpochs::default(),
+            committing: Mutex::default(),
+            params,
+        };
+        block_groups::load(forest, &running.params, &running.space)?;
+        Chunks::load(forest, &running.space)?;
+        Ok(running)
+    }
+
+    /// Returns a tree of the running transaction; `None` if the volume has no such tree.
+    pub(crate) fn tree(
+        &self,
+        forest: &Arc<Forest>,
+        id: TreeId,
+    ) -> Result<Option<Arc<TransactionTree>>, TreeError> {
+        let known = self.trees.read().get(&id).cloned();
+        if known.is_some() {
+            return Ok(known);
+        }
+        let super_block = forest.volume().super_block();
+        let tree = match id {
+            TreeId::ROOT => TransactionTree::new(super_block.root(), None),
+            TreeId::CHUNK => TransactionTree::new(super_block.chunk_root(), None),
+            _ => match Self::root_record(forest, id)? {
+                Some((root, record)) => TransactionTree::new(root, Some(record)),
+                None => return Ok(None),
+            },
+        };
+        let mut trees = self.trees.write();
+        Ok(Some(Arc::clone(trees.entry(id).or_insert_with(|| Arc::new(tree)))))
+    }
+
+    fn root_record(
+        forest: &Arc<Forest>,
+        id: TreeId,
+    ) -> Result<Option<(Expected, RootRecord)>, TreeError> {
+        let Some((key, item)) = forest.root_item(id)? else { return Ok(None) };
+        let record = RootRecord { key, raw: Box::new(*item.raw()) };
+        Ok(Some((item.block(id), record)))
+    }
+
+    /// Returns all trees that were used since the volume was opened, sorted by id.
+    pub(crate) fn trees(&self) -> Vec<Arc<TransactionTree>> {
+        let trees = self.trees.read();
+        let mut trees: Vec<_> = trees.values().cloned().collect();
+        trees.sort_by_key(|tree| tree.id());
+        trees
+    }
+
+    pub(crate) fn references(&self) -> MutexGuard<'_, References> {
+        self.references.lock_or_else(|_| self.fail_after_panic())
+    }
+
+    /// Calls `read` to read the extent tree, and returns its result with the delayed references of
+    /// the extent at `at`, both as of one moment.
+    pub(crate) fn with_pending_refs<R>(
+        &self,
+        at: Logical,
+        mut read: impl FnMut(&PendingRefs) -> Result<R, TreeError>,
+    ) -> Result<(R, PendingRefs), TreeError> {
+        loop {
+            let Some(pending) = self.references().pending_refs(at) else {
+                // A commit that failed or panicked in the middle of a batch has set the cause, or
+                // is about to.
+                if let Some(error) = self.gate.cause() {
+                    return Err(error);
+                }
+                std::thread::yield_now();
+                continue;
+            };
+            let found = read(&pending)?;
+            if self.references().is_current(&pending) {
+                return Ok((found, pending));
+            }
+        }
+    }
+
+    pub(crate) fn pending_checksums(&self) -> MutexGuard<'_, PendingChecksums> {
+        self.pending_checksums.lock_or_else(|_| self.fail_after_panic())
+    }
+
+    pub(crate) fn free_changes(&self) -> MutexGuard<'_, FreeSpaceChanges> {
+        self.free_changes.lock_or_else(|_| self.fail_after_panic())
+    }
+
+    pub(crate) fn super_block(&self) -> MutexGuard<'_, RawSuperBlock> {
+        self.super_block.lock_or_else(|_| self.fail_after_panic())
+    }
+
+    pub(crate) fn chunks(&self) -> MutexGuard<'_, Chunks> {
+        self.chunks.lock_or_else(|_| self.fail_after_panic())
+    }
+
+    /// A lock that a panic left poisoned may guard half a change. Readers get its state and go on,
+    /// and the volume becomes read-only.
+    fn fail_after_panic(&self) {
+        self.gate.poison(TreeError::Panicked);
+    }
+
+    /// Makes the volume read-only if a panic left a lock of the running state poisoned.
+    pub(crate) fn check_locks(&self) {
+        let is_poisoned = self.references.is_poisoned()
+            || self.pending_checksums.is_poisoned()
+            || self.free_changes.is_poisoned()
+            || self.chunks.is_poisoned()
+            || self.super_block.is_poisoned()
+            || self.trees.is_poisoned()
+            || self.space.is_poisoned()
+            || self.trees().iter().any(|tree| tree.is_poisoned());
+        if is_poisoned {
+            self.gate.poison(TreeError::Panicked);
+        }
+    }
+
+    /// Reserves the space that changing `need.items` items may cost.
+    pub(crate) fn reserve_items(&self, need: Need) -> Result<Reservation, NoSpace> {
+        self.update_global_reserve();
+        let items = u64::from(need.items);
+        let blocks = match need.level {
+            ReservationLevel::Normal => items.saturating_mul(COW_BLOCKS_PER_ITEM),
+            ReservationLevel::Deletion | ReservationLevel::Prereserved => {
+                // Items that are deleted together lie together, except for the first few.
+                let scattered = items.min(SCATTERED_ITEMS_MAX).saturating_mul(COW_BLOCKS_PER_ITEM);
+                scattered.saturating_add(items / ITEMS_PER_LEAF_MIN)
+            }
+        };
+        let bytes = blocks.saturating_mul(self.params.node_bytes.into());
+        match need.level {
+            ReservationLevel::Normal => self.space.reserve(Class::Metadata, bytes),
+            ReservationLevel::Deletion => self.space.reserve_for_deletion(Class::Metadata, bytes),
+            ReservationLevel::Prereserved => self.space.reserve_prereserved(Class::Metadata, bytes),
+        }
+    }
+
+    /// Allocates the address of a new block of a tree.
+    ///
+    /// Reservations are estimates. Where one was too low, this adds a chunk if the devices have
+    /// space.
+    pub(crate) fn allocate_block(
+        &self,
+        forest: &Forest,
+        tree: TreeId,
+    ) -> Result<Logical, TreeError> {
+        let is_system = tree == TreeId::CHUNK;
+        let class = if is_system { Class::System } else { Class::Metadata };
+        let want = AllocationRequest::node(self.params.node_bytes, cluster(tree));
+        let mut found = self.space.allocate(class, want);
+        if found.is_none() && self.add_chunk(forest, class) {
+            found = self.space.allocate(class, want);
+        }
+        let bytes = u64::from(self.params.node_bytes);
+        found.map(|range| Logical(range.start)).ok_or(TreeError::NoSpace { bytes })
+    }
+
+    fn node_range(&self, at: Logical) -> Range<u64> {
+        at.0..at.0.saturating_add(self.params.node_bytes.into())
+    }
+
+    pub(crate) fn create_block(&self, block: &Block, tree: TreeId) {
+        let content = content(block.level(), block.key(0));
+        let bytes = self.params.node_bytes.into();
+        self.dirty_blocks.fetch_add(1, Ordering::Relaxed);
+        self.references().create(block.logical(), bytes, content, Ref::Tree(tree));
+    }
+
+    /// Drops one reference to a block. A block of this transaction without references is freed.
+    pub(crate) fn drop_block(&self, block: &Block, reference: Ref) {
+        let content = content(block.level(), block.key(0));
+        let (at, bytes) = (block.logical(), self.params.node_bytes.into());
+        let is_freed = self.references().change(at, bytes, content, reference, -1);
+        if is_freed {
+            // The next block of this cluster gets the hole, so that the commit writes long runs.
+            let range = self.node_range(at);
+            self.check(self.space.release_to_cluster(&range, cluster(block.owner())));
+        }
+    }
+
+    pub(crate) fn change_block(&self, block: &Expected, reference: Ref, delta: i64) {
+        let content = content(block.level, block.first_key);
+        let bytes = self.params.node_bytes.into();
+        self.references().change(block.logical, bytes, content, reference, delta);
+    }
+
+    pub(crate) fn set_full_backref(&self, block: &Block) {
+        let content = content(block.level(), block.key(0));
+        let bytes = self.params.node_bytes.into();
+        self.references().set_full_backref(block.logical(), bytes, content);
+    }
+
+    /// Changes the references of a data extent. Returns `true` if the extent belongs to this
+    /// transaction and has no references any more.
+    pub(crate) fn change_data(&self, at: Logical, bytes: u64, reference: Ref, delta: i64) -> bool {
+        self.references().change(at, bytes, Content::Data, reference, delta)
+    }
+
+    pub(crate) fn create_data(&self, at: Logical, bytes: u64, reference: Ref) {
+        self.references().create(at, bytes, Content::Data, reference);
+    }
+
+    /// Accounts for an extent item that was inserted.
+    pub(crate) fn account_inserted(&self, range: Range<u64>) {
+        self.check(self.space.account(&range, ExtentChange::Inserted));
+        self.free_changes().allocate(range);
+    }
+
+    /// Accounts for an extent item that was removed. Its bytes are free after the commit.
+    pub(crate) fn account_removed(&self, range: Range<u64>, generation: Generation) {
+        self.check(self.space.account(&range, ExtentChange::Removed));
+        self.check(self.space.pin(range.clone(), generation));
+        self.free_changes().free(range);
+    }
+
+    /// Whether there are delayed references, or chunks without items.
+    pub(crate) fn is_unsettled(&self) -> bool {
+        self.references().len() > 0 || self.chunks().has_pending()
+    }
+
+    /// Returns the memory of the running transaction in bytes: dirty blocks, delayed references and
+    /// pending checksums.
+    pub(crate) fn dirty_bytes(&self) -> u64 {
+        let references = length(self.references().len()).saturating_mul(HEAD_BYTES);
+        let blocks = self.dirty_blocks.load(Ordering::Relaxed);
+        let blocks = blocks.saturating_mul(self.params.node_bytes.into());
+        blocks.saturating_add(references).saturating_add(self.pending_checksums().bytes())
+    }
+
+    pub(crate) fn reset_dirty(&self) {
+        self.dirty_blocks.store(0, Ordering::Relaxed);
+    }
+
+    /// Makes the volume read-only after an error of `space`, which means that the trees contradict
+    /// each other.
+    pub(crate) fn check<T>(&self, result: Result<T, butternut_space::SpaceError>) {
+        if let Err(error) = result {
+            self.gate.poison(TreeError::Space(Box::new(error)));
+        }
+    }
+
+    /// Returns the references and flags of a block: those in the extent tree, changed by the
+    /// delayed ones.
+    pub(crate) fn block_refs(
+        &self,
+        forest: &Forest,
+        fetched: &[Arc<Block>],
+        at: Logical,
+        level: u8,
+    ) -> Result<BlockRefs, Stop> {
+        let skinny = Key::new(at.0, ItemType::METADATA_ITEM, level.into());
+        let whole = Key::new(at.0, ItemType::EXTENT_ITEM, self.params.node_bytes.into());
+        let (delta, is_full_backref, is_created) = {
+            let references = self.references();
+            let head = references.get(at);
+            let flag = head.is_some_and(|head| head.is_full_backref);
+            let is_created = head.is_some_and(|head| head.is_created);
+            (head.map_or(0, crate::references::Head::sum), flag, is_created)
+        };
+        let mut found = BlockRefs { refs: 0, flags: 0 };
+        if !is_created {
+            let item = match self.extent_item(forest, fetched, &skinny)? {
+                Some(item) => Some(item),
+                None => self.extent_item(forest, fetched, &whole)?,
+            };
+            let item = item.ok_or_else(|| {
+                let source = Refused::new("extent item", "none", "one for a block in use")
+                    .at(format_args!("block {at}"));
+                TreeError::Corrupt { tree: TreeId::EXTENT, source }
+            })?;
+            found = BlockRefs { refs: item.refs, flags: item.flags };
+        }
+        found.refs = found.refs.saturating_add_signed(delta);
+        if is_full_backref {
+            found.flags |= EXTENT_FLAG_FULL_BACKREF;
+        }
+        Ok(found)
+    }
+
+    /// Reads an item of the running extent tree. Fails with [`Stop::Missing`] if a block on the
+    /// path is not in memory.
+    fn extent_item(
+        &self,
+        forest: &Forest,
+        fetched: &[Arc<Block>],
+        key: &Key,
+    ) -> Result<Option<ExtentItem>, Stop> {
+        let trees = self.trees.read();
+        let Some(extents) = trees.get(&TreeId::EXTENT).cloned() else {
+            return Err(TreeError::NoTree { tree: TreeId::EXTENT }.into());
+        };
+        drop(trees);
+        let place = extents.read_once_nested(forest, fetched, |reader| reader.descend(key, 0))?;
+        let Some((found, data)) = place.leaf.item(place.slot).filter(|(found, _)| found == key)
+        else {
+            return Ok(None);
+        };
+        let parse = |extent: Extent<'_>| ExtentItem::parse(&extent);
+        Ok(Some(read_extent(forest, found, data, parse)?))
+    }
+
+    /// Opens the trees that every commit may change, so that [`Self::set_global_reserve`] finds
+    /// them.
+    pub(crate) fn open_commit_trees(&self, forest: &Arc<Forest>) -> Result<(), TreeError> {
+        for id in COMMIT_TREES {
+            self.tree(forest, id)?;
+        }
+        Ok(())
+    }
+
+    /// Sets the global reserve to what a commit may cost: twice the size of the trees that it
+    /// changes, within bounds. Reads no block: a commit that is durable cannot fail here.
+    pub(crate) fn set_global_reserve(&self) {
+        let used = |tree: &Arc<TransactionTree>| {
+            tree.state().record.as_ref().map_or(0, |record| record.raw.bytes_used.get())
+        };
+        let trees = self.trees();
+        let trees = trees.iter().filter(|tree| COMMIT_TREES.contains(&tree.id()));
+        let bytes = trees.fold(0, |sum: u64, tree| sum.saturating_add(used(tree)));
+        let node = u64::from(self.params.node_bytes);
+        let reserve_min = node.saturating_mul(RESERVE_NODES_MIN);
+        let total = self.space.totals(Class::Metadata).bytes;
+        self.commit_trees.store(bytes, Ordering::Relaxed);
+        let bytes = bytes.saturating_mul(2).clamp(reserve_min, RESERVE_BYTES_MAX).min(total / 4);
+        self.reserve_base.store(bytes, Ordering::Relaxed);
+        self.update_global_reserve();
+    }
+
+    /// Whether a commit may free space: pinned bytes, or extents that delayed references drop.
+    pub(crate) fn commit_may_free_space(&self, pinned_bytes: u64) -> bool {
+        pinned_bytes > 0 || self.references().len() > 0
+    }
+
+    /// Raises the global reserve with each delayed reference and pending checksum, since each may
+    /// add an item in the commit.
+    fn update_global_reserve(&self) {
+        let pending = length(self.references().len()).saturating_mul(RESERVE_BYTES_PER_REFERENCE);
+        let pending = pending.saturating_add(self.pending_checksums().bytes().saturating_mul(2));
+        let pending = pending - pending % RESERVE_STEP;
+        let global_reserve = self.reserve_base.load(Ordering::Relaxed).saturating_add(pending);
+        let commit_reserve = self.commit_reserve_bytes(pending);
+        let is_new = self.reserve_bytes.swap(global_reserve, Ordering::Relaxed) != global_reserve;
+        if self.commit_reserve.swap(commit_reserve, Ordering::Relaxed) != commit_reserve || is_new {
+            self.space.set_global_reserve(Class::Metadata, global_reserve, commit_reserve);
+        }
+    }
+
+    /// Returns the bytes that a commit may need: each delayed reference may copy a leaf of the
+    /// extent tree and one of another tree, but no more leaves than those trees have; and `pending`
+    /// bytes of new items. No handle joins without this much free space, at any level. That bounds
+    /// the delayed references on a full volume, so that each commit finds the space it needs.
+    fn commit_reserve_bytes(&self, pending: u64) -> u64 {
+        let node = u64::from(self.params.node_bytes);
+        let references = length(self.references().len());
+        let copies = references.saturating_mul(node.saturating_mul(COW_BLOCKS_PER_REFERENCE));
+        let copies = copies.min(self.commit_trees.load(Ordering::Relaxed));
+        let copies = copies.checked_next_multiple_of(RESERVE_STEP).unwrap_or(copies);
+        copies.saturating_add(pending)
+    }
+
+    /// Returns the flags for a new chunk of a class: those of its newest block group.
+    pub(crate) fn group_flags(&self, class: Class) -> BlockGroupFlags {
+        let flag = class.flag();
+        let groups = self.space.groups();
+        let found = groups.iter().rev().find(|group| group.flags.contains(flag));
+        found.map_or(flag, |group| group.flags)
+    }
+}
+
+/// The trees that change at each commit use another cluster than subvolumes, so that their blocks
+/// lie apart.
+fn cluster(tree: TreeId) -> Cluster {
+    Cluster(if tree.is_subvolume() { 1 } else { 2 })
+}
+
+fn content(level: u8, first_key: Option<Key>) -> Content {
+    Content::Block { level, first_key: first_key.unwrap_or_default() }
+}
