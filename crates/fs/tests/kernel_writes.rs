@@ -434,3 +434,22 @@ fn files_that_are_written_in_place_move_from_the_seed_to_the_sprout() {
     run("blockdev", &["--flushbufs", &sprout.0]);
     run("btrfs", &["check", "--check-data-csum", &sprout.0]);
 }
+
+/// The other volumes that grew from a seed still have what one of them deletes.
+#[test]
+fn trimming_a_sprout_leaves_what_it_deleted_on_the_seed() {
+    if !kernel_is_here() {
+        return;
+    }
+    let (image, path, sprout) = sprout_of("yes old | head -c 8M > file; sync -f .");
+    let before = std::fs::read(&image.devices[0]).unwrap();
+    let devices = [DevicePath::from(&path), DevicePath::from(&image.devices[0])];
+    let fs = Filesystem::open(&devices, &MountOptions::default().read_only(false)).unwrap();
+    fs.unlink(fs.root(), b"file").unwrap();
+    fs.sync().unwrap();
+    assert!(fs.trim(0).unwrap() > 0, "the sprout has free space");
+    fs.close().unwrap();
+    assert!(std::fs::read(&image.devices[0]).unwrap() == before, "the seed was discarded");
+    run("blockdev", &["--flushbufs", &sprout.0]);
+    run("btrfs", &["check", "--check-data-csum", &sprout.0]);
+}

@@ -149,14 +149,16 @@ impl Forest {
 
     /// Discards free space inside a range of logical addresses, and the space of all devices that
     /// no chunk uses, in runs of at least `bytes_min` bytes. Returns the number of bytes (law 2).
-    /// Free space is left out while reservations and the global reserve need all of it.
+    /// Free space is left out while reservations and the global reserve need all of it, and on seed
+    /// devices.
     ///
     /// # Errors
     /// A device failed to discard.
     pub fn trim(self: &Arc<Self>, range: &Range<u64>, bytes_min: u64) -> Result<u64, TreeError> {
         let running = self.running()?;
         let mut trimmed: u64 = 0;
-        for group in running.space.groups() {
+        let is_on_seed = |group: &GroupStatus| self.volume().is_on_seed(group.start);
+        for group in running.space.groups().into_iter().filter(|group| !is_on_seed(group)) {
             let bytes = self.trim_group(group.start, range, bytes_min)?;
             trimmed = trimmed.saturating_add(bytes);
         }
