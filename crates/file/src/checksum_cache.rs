@@ -19,6 +19,7 @@
 //!    are known and cached.
 
 use crate::bounded_cache::BoundedCache;
+use crate::wait::Lookup;
 use butternut_format::checksum::EXTENT_CSUM_OBJECTID;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::{Logical, SECTOR_BYTES, length};
@@ -74,31 +75,22 @@ impl ChecksumCache {
     }
 
     /// Appends the checksums of `sectors` sectors from `logical` on, up to the first that has none,
-    /// or whose checksum cannot be read.
+    /// or whose checksum cannot be read, or is not in memory where `lookup` must not read the tree.
     pub(crate) fn gather(
         &self,
         logical: Logical,
         sectors: usize,
+        lookup: &mut Lookup,
         checksums: &mut Vec<u8>,
-    ) -> Gathered {
-        self.gather_tracking(logical, sectors, checksums, &mut true)
-    }
-
-    /// As [`Self::gather`]. Sets `is_cached` to false if the tree had to be read.
-    pub(crate) fn gather_tracking(
-        &self,
-        logical: Logical,
-        sectors: usize,
-        checksums: &mut Vec<u8>,
-        is_cached: &mut bool,
     ) -> Gathered {
         let mut done = 0;
         while done < sectors {
             let Some(at) = logical.checked_add(length(done) << SECTOR_SHIFT) else { break };
             let first = sector_in_region(at);
             let wanted = (sectors - done).min(REGION_SECTORS - first);
-            let region = match self.region(at.0 >> REGION_SHIFT, first, is_cached) {
-                Ok(region) => region,
+            let region = match self.region(at.0 >> REGION_SHIFT, first, lookup) {
+                Ok(Some(region)) => region,
+                Ok(None) => break,
                 Err(error) => return Gathered { sectors: done, failure: Some(error) },
             };
             let found = region.run(first, wanted);
@@ -112,25 +104,21 @@ impl ChecksumCache {
         Gathered { sectors: done, failure: None }
     }
 
-    /// Whether the checksums of all these sectors are cached.
-    pub(crate) fn has_cached(&self, logical: Logical, sectors: usize) -> bool {
-        let last = logical.0.saturating_add(length(sectors.saturating_sub(1)) << SECTOR_SHIFT);
-        let mut numbers = logical.0 >> REGION_SHIFT..=last >> REGION_SHIFT;
-        numbers.all(|number| self.regions.find(&number).is_some_and(|region| region.is_complete()))
-    }
-
-    /// Returns a region that knows `sector`. Sets `is_cached` to false if the tree had to be read.
+    /// Returns a region that knows `sector`; `None` where it is not in memory and `lookup` must not
+    /// read the tree.
     fn region(
         &self,
         number: u64,
         sector: usize,
-        is_cached: &mut bool,
-    ) -> Result<Arc<ChecksumRegion>, TreeError> {
+        lookup: &mut Lookup,
+    ) -> Result<Option<Arc<ChecksumRegion>>, TreeError> {
         let cached = self.regions.find(&number);
         if let Some(region) = cached.as_ref().filter(|region| region.knows(sector)) {
-            return Ok(Arc::clone(region));
+            return Ok(Some(Arc::clone(region)));
         }
-        *is_cached = false;
+        if !lookup.miss() {
+            return Ok(None);
+        }
         let changes = self.changes.load(Ordering::Acquire);
         let region = Arc::new(self.load(number, sector)?);
         if cached.is_some() {
@@ -140,7 +128,7 @@ impl ChecksumCache {
         let bytes = region.checksums.len() + size_of::<ChecksumRegion>();
         let is_current = || self.changes.load(Ordering::Acquire) == changes;
         self.regions.insert_if(number, Arc::clone(&region), bytes, is_current);
-        Ok(region)
+        Ok(Some(region))
     }
 
     /// Drops the regions of these ranges, whose checksums have changed (law 2).
@@ -296,11 +284,6 @@ impl ChecksumRegion {
         self.known.as_ref().is_none_or(|known| has_bit(known, sector))
     }
 
-    /// Whether all sectors are known.
-    fn is_complete(&self) -> bool {
-        self.known.is_none()
-    }
-
     fn drop_full_bitmap(&mut self) {
         if self.present.is_some_and(|bits| bits.iter().all(|word| *word == u64::MAX)) {
             self.present = None;
@@ -346,7 +329,7 @@ mod tests {
         assert_eq!((region.knows(9), region.knows(10), region.run(0, 20)), (true, false, 0));
         region.add(0, 30 << SECTOR_SHIFT, &[7; 8], 4);
         assert_eq!((region.knows(29), region.knows(30), region.knows(32)), (false, true, false));
-        assert!(!region.is_complete());
+        assert!(region.known.is_some());
     }
 
     #[test]

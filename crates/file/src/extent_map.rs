@@ -8,9 +8,7 @@
 //!   plain         the uncompressed extents of one region, in few bytes
 //!   caches        cached regions, checksums and decompressed extents
 //!   plan          what a batch of reads needs of the devices
-//!   direct        where the sectors of a direct read are
-//!   cached        whether that lookup needs the trees
-//!   mapped        the same lookup by way of a plan
+//!   resolve       where a range is on disk, for a read past the page cache
 //! ```
 //!
 //! Laws:
@@ -24,12 +22,10 @@
 //!
 //! Left to others: the bytes (`read`), and which mappings count as data (`seek`).
 
-pub(crate) mod cached;
 pub(crate) mod caches;
-pub(crate) mod direct;
-pub(crate) mod mapped;
 pub(crate) mod plain;
 pub(crate) mod plan;
+pub(crate) mod resolve;
 pub(crate) mod seek;
 pub(crate) mod view;
 

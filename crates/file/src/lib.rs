@@ -63,7 +63,7 @@ pub use compress::{BadCompressor, Compress, Compressor};
 pub use direct::{AllocationRun, DirectWrite};
 pub use error::FileError;
 pub use error_sequence::ErrorCursor;
-pub use extent_map::direct::DirectPlace;
+pub use extent_map::resolve::{DiskPlace, Resolved};
 pub use extent_map::seek::{seek_data, seek_hole};
 pub use extent_map::view::FileView;
 pub use extent_map::{Encoding, Mapping, MappingKind, Mappings};

@@ -18,12 +18,13 @@ use crate::compress::Compress;
 use crate::error::FileError;
 use crate::error_sequence::{ErrorCursor, VolumeErrors};
 use crate::extent_map::caches::LookupCaches;
-use crate::extent_map::direct::DirectPlace;
 use crate::extent_map::plan::Plan;
+use crate::extent_map::resolve::Resolved;
 use crate::extent_map::view::FileView;
 use crate::in_flight::{RequestOwner, RequestOwners};
 use crate::shared_file::SharedFile;
 use crate::spare_buffers::SpareBuffers;
+use crate::wait::Wait;
 use butternut_format::units::TreeId;
 use butternut_pages::{CacheLimits, PageCache};
 use butternut_sys::buffer::Buffer;
@@ -222,42 +223,36 @@ impl Source {
         &self.0.request_owners
     }
 
-    /// Returns where the sectors of `range` are and appends their checksums to `checksums`; `None`
-    /// where they are not contiguous uncompressed sectors on disk. The caller holds the inode lock
-    /// shared.
+    /// Returns where the sectors of `range` are, and appends their checksums to `checksums`. The
+    /// caller holds the inode lock shared.
     ///
     /// # Errors
     /// The trees cannot be searched.
-    pub fn direct_place(
+    pub fn resolve(
         &self,
         view: &FileView,
         range: &Range<u64>,
+        wait: Wait,
         checksums: &mut Vec<u8>,
-    ) -> Result<Option<DirectPlace>, FileError> {
-        self.0.lookups.direct_place(view, range, checksums)
+    ) -> Result<Resolved, FileError> {
+        self.0.lookups.resolve(view, range, wait, checksums)
     }
 
-    /// Returns whether [`Source::direct_place`] does not read the trees. The caller holds the inode
-    /// lock shared.
-    pub fn is_place_cached(&self, view: &FileView, range: &Range<u64>) -> bool {
-        self.0.lookups.is_place_cached(view, range)
-    }
-
-    /// As [`Source::direct_place`], by way of a read plan, for `bytes` bytes inside the file from
-    /// `offset` on, which starts a sector.
+    /// As [`Source::resolve`] with [`Wait::Block`], but by way of a read plan, for `bytes` bytes
+    /// inside the file from `offset` on, which starts a sector.
     ///
     /// # Errors
     /// The trees cannot be searched.
-    pub fn mapped_place(
+    pub fn resolve_by_plan(
         &self,
         view: &FileView,
         offset: u64,
         bytes: usize,
         checksums: &mut Vec<u8>,
-    ) -> Result<Option<DirectPlace>, FileError> {
+    ) -> Result<Resolved, FileError> {
         let mut workspace = self.take_workspace();
         let plan = &mut workspace.plan;
-        let place = self.0.lookups.mapped_place(plan, view, offset, bytes, checksums);
+        let place = self.0.lookups.resolve_by_plan(plan, view, offset, bytes, checksums);
         self.return_workspace(workspace);
         place
     }

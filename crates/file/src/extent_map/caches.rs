@@ -8,6 +8,7 @@ use crate::extent_map::plain::{self, PlainMap};
 use crate::extent_map::view::FileView;
 use crate::extent_map::{ItemMappings, Mapping, MappingKind};
 use crate::units::REGION_BYTES;
+use crate::wait::Lookup;
 use butternut_format::file_extent::{Compression, DiskExtent};
 use butternut_format::units::{Logical, SECTOR_BYTES};
 use std::ops::Range;
@@ -33,31 +34,28 @@ pub(crate) struct LookupCaches {
 }
 
 impl LookupCaches {
-    /// Returns the map of the uncompressed extents of region `number`, up to an unreadable leaf.
-    /// Sets `is_cached` to false if the tree had to be read.
+    /// Returns the map of the uncompressed extents of region `number`, up to an unreadable leaf;
+    /// `None` where it is not in memory and `lookup` must not read the tree.
     pub(crate) fn plain_map(
         &self,
         view: &FileView,
         number: u64,
-        is_cached: &mut bool,
-    ) -> Result<Arc<PlainMap>, FileError> {
+        lookup: &mut Lookup,
+    ) -> Result<Option<Arc<PlainMap>>, FileError> {
         let key = region_key(view, number);
         if let Some(map) = self.plain_maps.find(&key) {
-            return Ok(map);
+            return Ok(Some(map));
         }
-        *is_cached = false;
+        if !lookup.miss() {
+            return Ok(None);
+        }
         let (map, failure) = plain::load(view, number)?;
         let map: Arc<PlainMap> = Arc::from(map);
         if failure.is_none() {
             let bytes = size_of_val(&*map) + size_of::<RegionKey>() * 4;
             self.plain_maps.insert(key, Arc::clone(&map), bytes);
         }
-        Ok(map)
-    }
-
-    /// As [`Self::plain_map`], if it is in memory.
-    pub(crate) fn cached_plain_map(&self, view: &FileView, number: u64) -> Option<Arc<PlainMap>> {
-        self.plain_maps.find(&region_key(view, number))
+        Ok(Some(map))
     }
 
     /// Returns the mappings of the region of the file that contains byte `offset`, as the tree has

@@ -22,6 +22,7 @@ use crate::extent_map::{Encoding, Mapping, MappingKind};
 use crate::overlay::CompressedExtent;
 use crate::shared_file::{Layer, SharedFile};
 use crate::units::in_memory;
+use crate::wait::{Lookup, Wait};
 use butternut_format::file_extent::{Compression, DiskExtent};
 use butternut_format::units::{Logical, length};
 use butternut_sys::frames::Frame;
@@ -464,7 +465,9 @@ impl Plan {
             return (Gathered { sectors, failure: None }, None);
         }
         let start = self.checksum_buffer.len();
-        let found = caches.checksums.gather(logical, sectors, &mut self.checksum_buffer);
+        let mut lookup = Lookup::new(Wait::Block);
+        let buffer = &mut self.checksum_buffer;
+        let found = caches.checksums.gather(logical, sectors, &mut lookup, buffer);
         (found, Some(start..self.checksum_buffer.len()))
     }
 }

@@ -15,7 +15,7 @@ use crate::file::direct::{Pending, is_block_aligned};
 use crate::inode::table::{InodeEntry, InodeState};
 use crate::sync::RwLockReadGuard;
 use crate::{DirectStability, Privileges, Result};
-use butternut_file::{DirectWrite, Wait};
+use butternut_file::{DirectWrite, Resolved, Wait};
 use butternut_format::units::length;
 use butternut_sys::buffer::Buffer;
 use std::time::Duration;
@@ -77,29 +77,29 @@ impl Queue {
         }
         let range = offset..offset + length(want.next_multiple_of(SECTOR));
         self.checksums.clear();
-        let waits = !flags.contains(IoFlags::NOWAIT);
-        if !waits && !file.source().is_place_cached(file.view(), &range) {
-            return Err(self.refuse_eagain(buffer));
-        }
-        // If the tunable turns the short path off, only the general one is left.
+        let wait = wait_of(flags);
         let is_short = want <= SECTOR;
-        let is_mapped = is_short && !self.core.tunables().simple_read;
+        // If the tunable turns the short path off, only the general one is left. A plan may read
+        // the trees.
+        let is_simple = is_short && self.core.tunables().simple_read;
+        let by_plan = is_short && !is_simple && wait == Wait::Block;
         let (source, view, checksums) = (file.source(), file.view(), &mut self.checksums);
-        let place = if is_mapped {
-            source.mapped_place(view, offset, want, checksums)
+        let resolved = if by_plan {
+            source.resolve_by_plan(view, offset, want, checksums)
         } else {
-            source.direct_place(view, &range, checksums)
+            source.resolve(view, &range, wait, checksums)
         };
-        let place = match place {
-            Ok(place) => place,
+        let place = match resolved {
+            Ok(Resolved::OnDisk(place)) => place,
+            Ok(Resolved::WouldBlock) => return Err(self.refuse_eagain(buffer)),
+            Ok(Resolved::NeedsPlan) => {
+                drop(state);
+                return Ok(Some(Request { file, tag, buffer, operation, is_fallback }));
+            }
             Err(error) => {
                 self.complete(Completion { tag, buffer, result: Err(error.into()) });
                 return Ok(None);
             }
-        };
-        let Some(place) = place else {
-            drop(state);
-            return Ok(Some(Request { file, tag, buffer, operation, is_fallback }));
         };
         let in_flight_token = file.view().begin_request();
         drop(state);
@@ -119,7 +119,7 @@ impl Queue {
         match self.core.read(reading, (place.logical, &mut self.checksums), buffer) {
             Ok(()) => {
                 let counters = self.core.counters();
-                if place.is_cached && is_short {
+                if place.is_cached && is_simple {
                     counters.dio_read_simple.add();
                 } else {
                     counters.dio_read_general.add();
@@ -197,8 +197,11 @@ impl Queue {
     ) -> Result<Option<WritePath>> {
         let pin = file.pin()?;
         let (filesystem, entry) = (pin.filesystem(), pin.entry());
-        let waits = !flags.contains(IoFlags::NOWAIT);
-        let write_state = if waits { filesystem.begin()? } else { filesystem.may_begin()? };
+        let wait = wait_of(flags);
+        let write_state = match wait {
+            Wait::Block => filesystem.begin()?,
+            Wait::NoWait => filesystem.may_begin()?,
+        };
         let tunables = filesystem.tunables();
         let is_stable = buffer.is_stable() || tunables.direct_stability == DirectStability::Trust;
         let falls_back = !is_stable && tunables.direct_stability == DirectStability::Buffered;
@@ -210,7 +213,9 @@ impl Queue {
         }
         let Ok(mut state) = shared(Some(entry), flags) else { return Ok(None) };
         let pending = state.as_deref().map_or(Pending::Few, Pending::of);
-        if !waits && (pending == Pending::TooMany || !filesystem.is_below_limits(write_state)?) {
+        if wait == Wait::NoWait
+            && (pending == Pending::TooMany || !filesystem.is_below_limits(write_state)?)
+        {
             return Ok(None);
         }
         match pending {
@@ -230,7 +235,6 @@ impl Queue {
         }
         let Some(state) = state else { return Ok(Some(WritePath::Exclusive)) };
         let range = offset..offset + length(buffer.len());
-        let wait = if waits { Wait::Block } else { Wait::NoWait };
         let allocation = (&mut *self.core.allocation_run(), wait);
         let Some(write) = file.begin_shared_write(&state, &range, privileges, allocation)? else {
             return Ok(Some(WritePath::Exclusive));
@@ -250,6 +254,10 @@ impl Queue {
 /// Returns whether devices can transfer to and from this memory.
 pub(super) fn is_reachable(buffer: &Buffer) -> bool {
     buffer.as_ptr().addr().is_multiple_of(ALIGN)
+}
+
+fn wait_of(flags: IoFlags) -> Wait {
+    if flags.contains(IoFlags::NOWAIT) { Wait::NoWait } else { Wait::Block }
 }
 
 /// The lock is not free.
