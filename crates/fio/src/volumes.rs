@@ -11,12 +11,12 @@
 use crate::settings::{self, Settings};
 use crate::{FioError, Result};
 use butternut::{DevicePath, FileId, Filesystem, Subvolume, TOP_LEVEL};
+use butternut_sys::lock::{Mutex, MutexGuard, rank};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const EROFS: i32 = 30;
 
-static OPEN: Mutex<Vec<Shared>> = Mutex::new(Vec::new());
+static OPEN: Mutex<Vec<Shared>, rank::FioVolumes> = Mutex::new(Vec::new());
 
 /// The engine's options of a job.
 #[derive(Debug)]
@@ -176,7 +176,7 @@ fn write_stats(path: &Path, filesystem: &Filesystem) -> Result<()> {
 }
 
 fn open_volumes() -> MutexGuard<'static, Vec<Shared>> {
-    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
+    OPEN.lock()
 }
 
 /// Returns the canonical paths of the devices, sorted (law 1).

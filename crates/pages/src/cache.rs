@@ -21,12 +21,12 @@ use crate::index::Index;
 use crate::page_group::{PageGroup, PageState};
 use crate::poison::Poison;
 use crate::replacement::{Candidate, NodeId, Queue, Replacement};
-use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, rank};
 use crate::throttle::{DirtyLimits, Throttle};
 use butternut_sys::frames::{FRAME_BYTES, Frame, Frames};
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 /// Pages that an eviction isolates at a time.
@@ -82,15 +82,15 @@ pub struct PageCache(Arc<Core>);
 pub(crate) struct Core {
     limits: CacheLimits,
     frames: Frames,
-    files: Mutex<Files>,
-    replacement: Mutex<Replacement>,
-    dirty_files: Mutex<DirtyFiles>,
+    files: Mutex<Files, rank::PageFiles>,
+    replacement: Mutex<Replacement, rank::PageReplacement>,
+    dirty_files: Mutex<DirtyFiles, rank::DirtyFiles>,
     #[expect(
         clippy::vec_box,
         reason = "groups are boxed in the index and move here without a copy"
     )]
-    idle_groups: Mutex<Vec<Box<PageGroup>>>,
-    throttle: Mutex<Throttle>,
+    idle_groups: Mutex<Vec<Box<PageGroup>>, rank::IdlePageGroups>,
+    throttle: Mutex<Throttle, rank::Throttle>,
     pub(crate) flushers: Flushers,
     pub(crate) counters: Counters,
     /// Law 5.
@@ -116,7 +116,7 @@ struct Entry {
 pub(crate) struct Inode {
     pub(crate) key: FileKey,
     number: u32,
-    index: RwLock<Index>,
+    index: RwLock<Index, rank::PageIndex>,
     /// Number of pages in the index, for threads that have not locked it.
     resident: AtomicUsize,
     pub(crate) events: EventCount,
@@ -393,25 +393,25 @@ impl Core {
         reason = "groups are boxed in the index and move here without a copy"
     )]
     fn idle_groups(&self) -> MutexGuard<'_, Vec<Box<PageGroup>>> {
-        self.idle_groups.lock().unwrap_or_else(PoisonError::into_inner)
+        self.idle_groups.lock()
     }
 
     fn files(&self) -> MutexGuard<'_, Files> {
-        self.poison.recover(self.files.lock())
+        self.files.lock_or_else(|_| self.poison.set())
     }
 
     fn replacement(&self) -> MutexGuard<'_, Replacement> {
-        self.poison.recover(self.replacement.lock())
+        self.replacement.lock_or_else(|_| self.poison.set())
     }
 
     /// Poisoning is recorded: a dirty file that is missing in the list would be left out of a sync.
     fn dirty_files(&self) -> MutexGuard<'_, DirtyFiles> {
-        self.poison.recover(self.dirty_files.lock())
+        self.dirty_files.lock_or_else(|_| self.poison.set())
     }
 
     /// Ignores poisoning: a wrong rate makes pauses longer or shorter, within their bounds.
     fn throttle(&self) -> MutexGuard<'_, Throttle> {
-        self.throttle.lock().unwrap_or_else(PoisonError::into_inner)
+        self.throttle.lock()
     }
 }
 
@@ -516,11 +516,11 @@ fn as_index(number: u32) -> usize {
 
 impl Inode {
     pub(crate) fn index(&self) -> RwLockReadGuard<'_, Index> {
-        self.poison.recover(self.index.read())
+        self.index.read_or_else(|_| self.poison.set())
     }
 
     pub(crate) fn index_mut(&self) -> RwLockWriteGuard<'_, Index> {
-        self.poison.recover(self.index.write())
+        self.index.write_or_else(|_| self.poison.set())
     }
 }
 

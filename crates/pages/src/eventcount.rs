@@ -4,12 +4,11 @@
 //! it read. A thread that changes the condition increases the counter afterwards. So no wakeup is
 //! missed, and a waiter holds no lock while it sleeps.
 
-use crate::sync::{Condvar, Mutex, MutexGuard};
-use std::sync::PoisonError;
+use crate::sync::{Condvar, Mutex, MutexGuard, rank};
 
 #[derive(Debug, Default)]
 pub(crate) struct EventCount {
-    count: Mutex<u64>,
+    count: Mutex<u64, rank::PageEvents>,
     changed: Condvar,
 }
 
@@ -23,7 +22,7 @@ impl EventCount {
             }
             let mut count = self.count();
             while *count == seen {
-                count = self.changed.wait(count).unwrap_or_else(PoisonError::into_inner);
+                count = self.changed.wait(count);
             }
         }
     }
@@ -38,6 +37,6 @@ impl EventCount {
 
     /// Ignores poisoning: one assignment changes the count, so a panic cannot interrupt it.
     fn count(&self) -> MutexGuard<'_, u64> {
-        self.count.lock().unwrap_or_else(PoisonError::into_inner)
+        self.count.lock()
     }
 }

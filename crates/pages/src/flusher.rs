@@ -20,11 +20,10 @@
 use crate::cache::FileKey;
 use crate::counters::WritebackReason;
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::sync::{Condvar, Mutex, MutexGuard, rank};
 use crate::throttle::DirtyLimits;
 use crate::uncached_backlog::{QueuedPages, UncachedBacklog};
 use butternut_sys::frames::FRAME_BYTES;
-use std::sync::PoisonError;
 use std::time::Duration;
 
 /// Maximum pages of one [`WritebackWork`] (law 3).
@@ -64,7 +63,7 @@ pub(crate) struct Flushers {
     pub(crate) backlog: UncachedBacklog,
     clean_pages_needed: AtomicUsize,
     kicks: AtomicU64,
-    state: Mutex<FlusherState>,
+    state: Mutex<FlusherState, rank::Flushers>,
     wakeup: Condvar,
 }
 
@@ -125,11 +124,10 @@ impl Flushers {
                 return true;
             }
             let Some(at_most) = at_most else {
-                state = self.wakeup.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = self.wakeup.wait(state);
                 continue;
             };
-            let waited = self.wakeup.wait_timeout(state, at_most);
-            let (back, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+            let (back, timeout) = self.wakeup.wait_timeout(state, at_most);
             state = back;
             if timeout.timed_out() {
                 self.is_pending.store(false, Ordering::SeqCst);
@@ -197,6 +195,6 @@ impl Flushers {
 
     /// Ignores poisoning: the state is one flag, so a panic cannot leave it half changed.
     fn state(&self) -> MutexGuard<'_, FlusherState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }

@@ -5,20 +5,17 @@
 //! pages into the trees, or reports them as durable, first checks
 //! [`FilePages::is_poisoned`](crate::FilePages::is_poisoned) and stops writing to the volume.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError};
 
 /// One flag for a cache and all its files. Clones share the flag.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Poison(Arc<AtomicBool>);
 
 impl Poison {
-    /// Returns the guard of a lock, and sets the flag if the lock is poisoned.
-    pub(crate) fn recover<G>(&self, locked: Result<G, PoisonError<G>>) -> G {
-        locked.unwrap_or_else(|poisoned| {
-            self.0.store(true, Ordering::SeqCst);
-            poisoned.into_inner()
-        })
+    /// Sets the flag, because a lock was found poisoned.
+    pub(crate) fn set(&self) {
+        self.0.store(true, Ordering::SeqCst);
     }
 
     pub(crate) fn is_set(&self) -> bool {

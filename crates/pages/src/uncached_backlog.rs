@@ -19,9 +19,8 @@
 
 use crate::cache::FileKey;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::sync::{Condvar, Mutex, MutexGuard, rank};
 use std::collections::VecDeque;
-use std::sync::PoisonError;
 use std::time::Duration;
 
 /// Maximum number of files that are queued by themselves. Pages of further files are queued as
@@ -32,7 +31,7 @@ const COMPLETED: u64 = 1 << 32;
 
 #[derive(Debug, Default)]
 pub(crate) struct UncachedBacklog {
-    state: Mutex<State>,
+    state: Mutex<State, rank::UncachedBacklog>,
     taken: Condvar,
     has_outstanding: AtomicBool,
     /// Completed writebacks in the upper half, writebacks in flight in the lower.
@@ -136,8 +135,7 @@ impl UncachedBacklog {
     pub(crate) fn wait_until_below(&self, pages_max: usize, at_most: Duration) -> bool {
         // `at_most` bounds the whole wait, however often other threads take pages meanwhile.
         let is_above = |state: &mut State| state.pages() > pages_max && !state.is_stopped;
-        let waited = self.taken.wait_timeout_while(self.state(), at_most, is_above);
-        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let (state, _) = self.taken.wait_timeout_while(self.state(), at_most, is_above);
         state.is_stopped || state.pages() <= pages_max
     }
 
@@ -164,7 +162,7 @@ impl UncachedBacklog {
     /// Ignores poisoning. A wrong count makes a flusher look for pages in vain, or a writer wait
     /// until its timeout. Which pages are dirty is recorded in the indexes, not here.
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

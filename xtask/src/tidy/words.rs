@@ -41,11 +41,13 @@ const RANKED: &[&str] = &[
     "crates/volume/",
     "crates/space/",
     "crates/tree/",
+    "crates/pages/",
     "crates/file/",
     "crates/fs/",
     "crates/check/",
     "crates/fuse/",
     "crates/cli/",
+    "crates/fio/",
 ];
 
 const BANNED: &[Banned] = &[

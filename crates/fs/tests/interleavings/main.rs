@@ -19,6 +19,7 @@ mod id;
 #[path = "../../src/inode/table.rs"]
 mod table;
 
+#[path = "../../../sys/tests/scheduled/mod.rs"]
 mod sync;
 
 /// Replaces the library's `pin`.

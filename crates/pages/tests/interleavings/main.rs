@@ -49,11 +49,8 @@ mod uncached_backlog;
 mod writeback;
 
 /// Replaces the module `sync` of the library.
-mod sync {
-    pub(crate) use shuttle::sync::atomic;
-    pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
-    pub(crate) use shuttle::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
-}
+#[path = "../../../sys/tests/scheduled/mod.rs"]
+mod sync;
 
 mod flushers;
 mod races;

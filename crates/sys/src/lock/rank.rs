@@ -56,6 +56,8 @@ macro_rules! ranks {
 
 ranks! {
     // Doors and commands.
+    /// The volumes that fio's jobs have open, also while the last job closes one.
+    FioVolumes
     /// Whether the volume of a mount is open, while a signal ends the process.
     CommandSignals
     /// The receiver of the jobs of an export or an import, while a thread waits for one.
@@ -166,6 +168,26 @@ ranks! {
     Workspaces
     /// Buffers for reads.
     SpareBuffers
+
+    // The page cache: `pages`.
+    /// The files that the page cache knows.
+    PageFiles
+    /// The pages of one file.
+    PageIndex
+    /// The order in which clean pages are evicted.
+    PageReplacement
+    /// The files with dirty pages.
+    DirtyFiles
+    /// Empty groups of pages, for reuse.
+    IdlePageGroups
+    /// The pages that uncached writes queued for writeback.
+    UncachedBacklog
+    /// Whether the flushers are to end.
+    Flushers
+    /// The number of events of the pages of one file.
+    PageEvents
+    /// The measured rate of the devices.
+    Throttle
 
     // Trees: `tree`.
     /// The commit: one at a time.
