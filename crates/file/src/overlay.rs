@@ -129,6 +129,14 @@ impl Place {
 
 impl PendingExtent {
     pub(crate) fn new(bytes: u64, place: Place, checksums: Vec<u8>) -> Self {
+        // Parts of it would lose their checksums.
+        let sectors = in_memory(bytes / SECTOR_BYTES).max(1);
+        let is_compressed = matches!(place, Place::Compressed { .. });
+        assert!(
+            is_compressed || checksums.len().is_multiple_of(sectors),
+            "{} bytes of checksums for {bytes} bytes of data",
+            checksums.len()
+        );
         Self { bytes, place, checksums, is_merging: false }
     }
 

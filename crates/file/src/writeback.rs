@@ -182,10 +182,7 @@ impl<'a> WritebackRun<'a> {
                 *slice = now;
                 Data::Slice(later)
             }
-            Data::Compressed { .. } => {
-                debug_assert!(false, "compressed data is one extent");
-                Data::Slice(&[])
-            }
+            Data::Compressed { .. } => unreachable!("compressed data is one extent"),
         };
         let (start, checksums, failure) = (self.start + bytes, Vec::new(), None);
         let Self {

@@ -102,10 +102,14 @@ impl State {
     /// Allocates from free space, or else from the windows of other clusters.
     fn allocate_any(&mut self, class: Class, request: AllocationRequest) -> Option<Range<u64>> {
         let request = SectorRequest::of(class, request)?;
-        self.allocate(request).or_else(|| {
+        let range = self.allocate(request).or_else(|| {
             let returned = self.return_windows(class);
             returned.then(|| self.allocate(request)).flatten()
-        })
+        })?;
+        // Whatever is written there would overwrite other data.
+        assert!(self.allocated_run(&range).is_ok(), "laws 1, 2 and 5 of the crate: {range:?}");
+        debug_assert!(range.start.is_multiple_of(request.original.align), "law 5 of the crate");
+        Some(range)
     }
 
     fn allocate(&mut self, request: SectorRequest) -> Option<Range<u64>> {

@@ -158,6 +158,10 @@ impl BlockGroup {
         let sectors = self.free.sectors().saturating_sub(before);
         let excluded = u64::from(run.sectors).saturating_sub(sectors);
         self.excluded = self.excluded.saturating_add(bytes_of(excluded));
+        debug_assert!(
+            self.free_bytes() + self.pinned_bytes() + self.excluded <= self.bytes,
+            "law 3 of the crate"
+        );
         bytes_of(sectors)
     }
 

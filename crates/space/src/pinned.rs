@@ -36,6 +36,7 @@ impl Pinned {
 
     /// Adds a run that overlaps no other, and joins it to neighbours of the same generation.
     fn insert(&mut self, run: Run, generation: Generation) {
+        debug_assert!(!self.overlaps(run), "law 1");
         let mut whole = run;
         let before = self.runs.range(..run.start).next_back();
         let before = before.map(|(&start, &(sectors, of))| (Run { start, sectors }, of));

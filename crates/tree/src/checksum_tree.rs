@@ -75,6 +75,7 @@ impl TreeEdit<'_> {
     pub(crate) fn put_checksums(&self, runs: &[Run]) -> Result<(), TreeError> {
         let checksum_bytes = self.running().params.csum.bytes();
         let bytes_max = item_bytes_max(self.running().params.item_bytes_max(), checksum_bytes);
+        debug_assert!(runs.is_sorted_by(|a, b| a.0 < b.0), "runs are sorted");
         let mut items = self.tree().cursor();
         let mut changes = Vec::with_capacity(runs.len());
         for (start, checksums) in runs {

@@ -118,6 +118,8 @@ impl Writer<'_> {
     pub(crate) fn dirty_mut(&mut self, logical: Logical) -> Result<&mut Block, Stop> {
         let id = self.id;
         let block = self.state.dirty.get_mut(&logical).ok_or_else(|| not_dirty(id, logical))?;
+        // Such an edit would overwrite a block of the last commit in place.
+        assert_eq!(block.generation(), self.generation, "law 4 of `cow`: block {logical}");
         Ok(Arc::make_mut(block))
     }
 
@@ -176,7 +178,7 @@ impl Writer<'_> {
 
     /// Copies a block into the transaction and changes references by the table of this module.
     fn copy(&mut self, old: &Arc<Block>, sharing: Sharing) -> Result<Logical, Stop> {
-        debug_assert!(old.generation() != self.generation, "law 1");
+        assert_ne!(old.generation(), self.generation, "law 1: block {}", old.logical());
         let children = if sharing.refs > 1 || sharing.is_full_backref {
             self.children(old)?
         } else {

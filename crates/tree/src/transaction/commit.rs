@@ -44,6 +44,7 @@ use crate::transaction::running::Running;
 use butternut_format::check;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::node::Expected;
+use butternut_format::refused::require;
 use butternut_format::super_block::{RawRootBackup, RawSuperBlock};
 use butternut_format::units::{Generation, Logical, TreeId};
 use butternut_space::Class;
@@ -238,6 +239,8 @@ impl<'a> Commit<'a> {
         }
         self.running.space.consolidate(Class::Metadata);
         blocks.sort_by_key(|block| block.logical());
+        let is_once = blocks.is_sorted_by(|a, b| a.logical() < b.logical());
+        assert!(is_once, "two trees have a block at one address");
         let super_block = self.super_block()?;
         // From here on it belongs to the next transaction, which begins before this one is written.
         *self.running.super_block() = super_block;
@@ -254,6 +257,14 @@ impl<'a> Commit<'a> {
         let last_generation = raw.generation;
         raw.generation.set(self.generation.0);
         if let Some(root) = self.root_of(TreeId::ROOT)? {
+            // Readers expect the root tree to be as new as the superblock.
+            require(
+                root.generation == self.generation,
+                "generation",
+                root.generation,
+                self.generation,
+            )
+            .map_err(|source| TreeError::Corrupt { tree: TreeId::ROOT, source })?;
             raw.root.set(root.logical.0);
             raw.root_level = root.level;
         }
