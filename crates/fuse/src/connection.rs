@@ -12,6 +12,7 @@
 //! 2. A notification that invalidates pages waits for writeback, so the calling thread must not
 //!    be the only one that can serve the WRITE requests.
 
+pub(crate) mod mount_xattrs;
 pub(crate) mod protocol;
 pub(crate) mod reply;
 pub(crate) mod request;

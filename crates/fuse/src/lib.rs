@@ -38,9 +38,10 @@ mod options;
 mod session;
 mod worker;
 
+pub use connection::mount_xattrs::{DAEMON_XATTR, LOST_XATTR, SYNC_XATTR};
 pub use door::Report;
 pub use options::{Caching, Options};
 pub use session::{
-    ClonedMount, DAEMON_XATTR, DetachOutcome, DetachedMount, FS_TYPE, FuseError, LOST_XATTR,
-    MountPermissions, Mounted, PendingClone, RemainingMount, SYNC_XATTR, Serving, Unmounter, mount,
+    ClonedMount, DetachOutcome, DetachedMount, FS_TYPE, FuseError, MountPermissions, Mounted,
+    PendingClone, RemainingMount, Serving, Unmounter, mount,
 };

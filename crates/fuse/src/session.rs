@@ -16,7 +16,8 @@
 //! 4. The thread that calls `wait` does no I/O on devices, so a mount can be aborted at any time.
 //!
 //! The kernel removes a FUSE mount before the last commit. A program that unmounts must wait for
-//! the process to end, and learns of errors only if it reads [`SYNC_XATTR`] before.
+//! the process to end, and learns of errors only if it reads [`SYNC_XATTR`](crate::SYNC_XATTR)
+//! before.
 
 pub(crate) mod attach;
 mod bdi;
@@ -49,19 +50,6 @@ use superblock::Superblock;
 
 /// How long the kernel may take to end a connection without mounts.
 const END_WAIT: Duration = Duration::from_millis(500);
-
-/// An extended attribute that every file of the mount has and no listing shows: the id of the
-/// process that serves the mount. `butternut umount` waits for that process to end. The name is in
-/// no xattr namespace, so it hides no attribute of a volume.
-pub const DAEMON_XATTR: &str = "butternut.daemon";
-
-/// An extended attribute whose read commits the filesystem and returns the error of that commit.
-/// FUSE does not pass sync(2) on to the process.
-pub const SYNC_XATTR: &str = "butternut.sync";
-
-/// An extended attribute that counts the failed writes from the kernel's page cache. The program
-/// learns of such an error from `close` or `fsync`, and `syncfs` reports it once more.
-pub const LOST_XATTR: &str = "butternut.lost";
 
 /// The reason why a mount was not made, or has ended.
 #[derive(Debug, thiserror::Error)]

@@ -15,7 +15,7 @@
 use crate::counters::{Counters, PageCounters, add};
 use crate::dirty::DirtyFiles;
 use crate::eventcount::EventCount;
-use crate::file_pages::FilePages;
+use crate::file_key::FileKey;
 use crate::flusher::{Flushers, UncachedFlush, WritebackWork};
 use crate::index::Index;
 use crate::page_group::{PageGroup, PageState};
@@ -44,13 +44,6 @@ const BACKLOG_BYTES_MAX: usize = 32 << 20;
 /// Empty page groups that are kept for reuse, at most.
 const IDLE_GROUPS_MAX: usize = 64;
 
-/// The identity of a file: the tree that holds it, and its inode number in that tree.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct FileKey {
-    pub tree: u64,
-    pub ino: u64,
-}
-
 /// Memory limits of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheLimits {
@@ -76,7 +69,7 @@ impl CacheLimits {
 
 /// The page cache of a volume. Clones share one cache.
 #[derive(Clone, Debug)]
-pub struct PageCache(Arc<Core>);
+pub struct PageCache(pub(crate) Arc<Core>);
 
 #[derive(Debug)]
 pub(crate) struct Core {
@@ -149,12 +142,6 @@ impl PageCache {
             counters: Counters::default(),
             poison: Poison::default(),
         }))
-    }
-
-    /// Returns a handle of the pages of a file. The file may have pages from earlier handles.
-    pub fn file(&self, key: FileKey) -> FilePages {
-        let inode = self.0.files().open(key, &self.0.poison);
-        FilePages::new(Arc::clone(&self.0), inode)
     }
 
     /// Returns whether a thread has panicked while it changed the cache or the pages of a file.
@@ -342,6 +329,10 @@ impl Core {
         }
         add(&self.counters.evicted, evicted);
         evicted
+    }
+
+    pub(crate) fn open(&self, key: FileKey) -> Arc<Inode> {
+        self.files().open(key, &self.poison)
     }
 
     pub(crate) fn close(&self, inode: &Arc<Inode>) {

@@ -1,6 +1,7 @@
 //! [`Change`]: exclusive access to the pages of a file.
 
-use crate::cache::{Accounting, Core, FileKey, Inode};
+use crate::cache::{Accounting, Core, Inode};
+use crate::file_key::FileKey;
 use crate::file_pages::FilePages;
 use crate::index::{CacheMode, Index, PageWrite};
 use crate::page_group::PageState;

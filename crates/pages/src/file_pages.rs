@@ -1,8 +1,9 @@
 //! [`FilePages`]: the pages of one file. This module looks up and copies pages; `change` changes
 //! them, `fill` inserts them, `writeback` writes them back.
 
-use crate::cache::{Core, FileKey, Inode};
+use crate::cache::{Core, Inode, PageCache};
 use crate::counters::add;
+use crate::file_key::FileKey;
 use crate::index::{CacheMode, Index};
 use crate::page_group::{PageGroup, PageState, locate};
 use crate::sync::RwLockReadGuard;
@@ -39,12 +40,14 @@ impl ReadOptions {
     pub const UNCACHED: Self = Self { mode: CacheMode::Uncached, continues_page: false };
 }
 
-impl FilePages {
-    /// Makes a handle that `inode` counts already.
-    pub(crate) fn new(core: Arc<Core>, inode: Arc<Inode>) -> Self {
-        Self { core, inode }
+impl PageCache {
+    /// Returns a handle of the pages of a file. The file may have pages from earlier handles.
+    pub fn file(&self, key: FileKey) -> FilePages {
+        FilePages { core: Arc::clone(&self.0), inode: self.0.open(key) }
     }
+}
 
+impl FilePages {
     pub fn key(&self) -> FileKey {
         self.inode.key
     }

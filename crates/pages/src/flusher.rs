@@ -17,8 +17,8 @@
 //! 4. All writeback of pages of any file counts against the uncached backlog: pages that are
 //!    written back because of a dirty limit are not written back for the backlog again.
 
-use crate::cache::FileKey;
 use crate::counters::WritebackReason;
+use crate::file_key::FileKey;
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard, rank};
 use crate::throttle::DirtyLimits;

@@ -17,7 +17,7 @@
 //! 3. A writer that is far ahead of the flushers waits until they have taken more. So the queued
 //!    pages stay few enough for the CPU caches to hold them.
 
-use crate::cache::FileKey;
+use crate::file_key::FileKey;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard, rank};
 use std::collections::VecDeque;

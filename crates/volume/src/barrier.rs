@@ -33,19 +33,11 @@ use butternut_device::WriteFrom;
 use butternut_format::super_block::{COPY_OFFSETS, RawSuperBlock, SUPER_BLOCK_BYTES, SuperBlock};
 use butternut_format::units::length;
 use butternut_sys::buffer::Buffer;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Copies of superblocks, each with its slot and offset.
 type Copies = Vec<(usize, u64, Buffer)>;
-
-/// Counts of writes in place (law 4).
-#[derive(Debug, Default)]
-pub(crate) struct InPlace {
-    completed: AtomicU64,
-    /// How many of them had completed when the last successful flush began.
-    flushed: AtomicU64,
-}
 
 impl Volume {
     /// Returns whether every chunk can be written: all devices are present and open for writing,
@@ -99,7 +91,7 @@ impl Volume {
     ///
     /// The first failed flush, if the volume is not complete without the failed devices.
     pub fn flush(&self) -> Result<(), VolumeError> {
-        let completed = self.in_place.completed.load(Ordering::SeqCst);
+        let completed = self.in_place.completed();
         let own = self.members.iter().enumerate().filter(|(_, member)| !member.is_seed);
         let slots: Vec<usize> = own.map(|(slot, _)| slot).collect();
         let mut lost = Vec::new();
@@ -121,14 +113,14 @@ impl Volume {
             }
         }
         self.tolerate_failures(lost, DeviceEventKind::Flush)?;
-        self.in_place.flushed.fetch_max(completed, Ordering::SeqCst);
+        self.in_place.note_flush(completed);
         Ok(())
     }
 
     /// Counts a write over data that the last commit refers to. The caller calls it when the write
     /// has completed on every mirror, before it reports the completion (law 4).
     pub fn note_in_place(&self) {
-        self.in_place.completed.fetch_add(1, Ordering::SeqCst);
+        self.in_place.note();
     }
 
     /// Flushes all devices if a write in place has completed since the last flush began. Returns
@@ -138,8 +130,7 @@ impl Volume {
     ///
     /// As [`Volume::flush`].
     pub fn flush_in_place(&self) -> Result<bool, VolumeError> {
-        let is_flush_needed = self.in_place.completed.load(Ordering::SeqCst)
-            > self.in_place.flushed.load(Ordering::SeqCst);
+        let is_flush_needed = self.in_place.is_flush_needed();
         if is_flush_needed {
             self.flush()?;
         }

@@ -8,7 +8,6 @@
 //! 3. Recording allocates memory only for the first failure since a report, and never waits for a
 //!    report to be printed.
 
-use crate::volume::Volume;
 use butternut_format::units::{DevId, Logical};
 use butternut_sys::lock::{Mutex, rank};
 use std::time::{Duration, Instant};
@@ -30,7 +29,8 @@ pub enum DeviceEventKind {
     Block,
 }
 
-const KINDS: usize = 4;
+const KINDS: [DeviceEventKind; 4] =
+    [DeviceEventKind::Write, DeviceEventKind::Flush, DeviceEventKind::Data, DeviceEventKind::Block];
 
 /// Failures of one kind on one device since the last report.
 #[derive(Clone, Debug)]
@@ -50,7 +50,7 @@ pub struct DeviceEvent {
 /// The events of one device.
 #[derive(Debug, Default)]
 pub(crate) struct DeviceEvents {
-    entries: Mutex<[Entry; KINDS], rank::DeviceEvents>,
+    entries: Mutex<[Entry; KINDS.len()], rank::DeviceEvents>,
 }
 
 #[derive(Debug, Default)]
@@ -77,6 +77,20 @@ impl DeviceEvents {
         entry.count = entry.count.saturating_add(1);
     }
 
+    /// Takes the events of device `devid`, named `device`, that are due at `now` (law 2).
+    pub(crate) fn take(&self, devid: DevId, device: &str, now: Instant) -> Vec<DeviceEvent> {
+        let due = KINDS.into_iter().filter_map(|kind| Some((kind, self.take_due(kind, now)?)));
+        due.map(|(kind, entry)| DeviceEvent {
+            devid,
+            device: device.to_owned(),
+            kind,
+            count: entry.count,
+            logical: entry.logical,
+            error: entry.error,
+        })
+        .collect()
+    }
+
     fn take_due(&self, kind: DeviceEventKind, now: Instant) -> Option<Entry> {
         let mut entries = self.entries.lock();
         let entry = entries.get_mut(place(kind))?;
@@ -96,45 +110,6 @@ fn place(kind: DeviceEventKind) -> usize {
         DeviceEventKind::Flush => 1,
         DeviceEventKind::Data => 2,
         DeviceEventKind::Block => 3,
-    }
-}
-
-impl Volume {
-    /// Takes the events that are due at `now` (law 2).
-    pub fn take_device_events(&self, now: Instant) -> Vec<DeviceEvent> {
-        let kinds = [
-            DeviceEventKind::Write,
-            DeviceEventKind::Flush,
-            DeviceEventKind::Data,
-            DeviceEventKind::Block,
-        ];
-        let mut taken = Vec::new();
-        for member in &self.members {
-            for kind in kinds {
-                let Some(entry) = member.events.take_due(kind, now) else { continue };
-                taken.push(DeviceEvent {
-                    devid: member.item().devid,
-                    device: member.device.name().to_owned(),
-                    kind,
-                    count: entry.count,
-                    logical: entry.logical,
-                    error: entry.error,
-                });
-            }
-        }
-        taken
-    }
-
-    pub(crate) fn record_event(
-        &self,
-        slot: Option<usize>,
-        kind: DeviceEventKind,
-        logical: Option<Logical>,
-        error: impl FnOnce() -> String,
-    ) {
-        if let Some(member) = slot.and_then(|slot| self.members.get(slot)) {
-            member.events.note(kind, logical, error);
-        }
     }
 }
 

@@ -24,6 +24,7 @@ mod data_queue;
 mod device_events;
 mod discard;
 mod error;
+mod in_place;
 mod members;
 mod profile;
 mod queue_pool;
@@ -46,7 +47,7 @@ pub use error::{BadRange, ReadSource, SourceFault, SourceVerdict, Unreadable, Vo
 pub use members::{DeviceStatus, ErrorCounts};
 pub use profile::ProfileAttributes;
 pub use read_data::{Checksums, DataRead};
-pub use rescue::RescueCounts;
+pub use rescue::counts::RescueCounts;
 pub use stripe::{IoStripe, Layout, Segment};
 pub use volume::{OpenOptions, Volume};
 pub use write_data::DataWrite;

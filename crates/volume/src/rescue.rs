@@ -13,6 +13,7 @@
 //!    wrong reconstruction is counted on no device.
 
 mod block;
+pub(crate) mod counts;
 mod data;
 mod full_stripe;
 
@@ -20,31 +21,11 @@ pub(crate) use data::Fault;
 
 use crate::error::ReadSource;
 use crate::read_data::SECTOR;
+use crate::rescue::counts::RescueCounts;
 use crate::stripe::{Layout, Segment};
 use crate::volume::Volume;
 use butternut_device::{DeviceError, ReadInto};
 use butternut_format::refused::Refused;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-/// How often a rescue succeeded, and how often it failed.
-#[derive(Debug, Default)]
-pub(crate) struct Rescues {
-    blocks: AtomicU64,
-    sectors: AtomicU64,
-    blocks_lost: AtomicU64,
-    sectors_lost: AtomicU64,
-}
-
-/// Reads that the first mirror could not serve.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RescueCounts {
-    /// Served from another mirror, from parity, or (sectors) by a read of that sector alone.
-    pub blocks: u64,
-    pub sectors: u64,
-    /// Not served: no source was good.
-    pub blocks_lost: u64,
-    pub sectors_lost: u64,
-}
 
 /// The bytes of one mirror, and the sectors that could not be read.
 #[derive(Debug)]
@@ -70,12 +51,7 @@ impl MirrorBytes {
 
 impl Volume {
     pub fn rescue_counts(&self) -> RescueCounts {
-        RescueCounts {
-            blocks: self.rescues.blocks.load(Ordering::Relaxed),
-            sectors: self.rescues.sectors.load(Ordering::Relaxed),
-            blocks_lost: self.rescues.blocks_lost.load(Ordering::Relaxed),
-            sectors_lost: self.rescues.sectors_lost.load(Ordering::Relaxed),
-        }
+        self.rescues.now()
     }
 
     /// Reads the same length at several addresses (slot, physical): each as a whole, then a failed

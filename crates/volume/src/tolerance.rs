@@ -25,11 +25,13 @@
 //! 5. Every tolerated failure is counted on its device before the call returns, so the caller can
 //!    record it ([`Volume::unrecorded_stats`]) before it reports success.
 
+use crate::device_events::{DeviceEvent, DeviceEventKind};
 use crate::members::{ErrorCounts, Member};
 use crate::stripe::{IoStripe, Layout, Segment};
 use crate::volume::Volume;
-use butternut_format::units::DevId;
+use butternut_format::units::{DevId, Logical};
 use std::ops::Range;
+use std::time::Instant;
 
 /// The contents of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +66,27 @@ pub(crate) fn failures_allowed(layout: &Layout, content: Content) -> usize {
 }
 
 impl Volume {
+    /// Takes the tolerated failures that are due for a report at `now`.
+    pub fn take_device_events(&self, now: Instant) -> Vec<DeviceEvent> {
+        let members = self.members.iter();
+        members
+            .flat_map(|member| member.events.take(member.item().devid, member.device.name(), now))
+            .collect()
+    }
+
+    /// Records a tolerated failure of the device in `slot`.
+    pub(crate) fn record_event(
+        &self,
+        slot: Option<usize>,
+        kind: DeviceEventKind,
+        logical: Option<Logical>,
+        error: impl FnOnce() -> String,
+    ) {
+        if let Some(member) = slot.and_then(|slot| self.members.get(slot)) {
+            member.events.note(kind, logical, error);
+        }
+    }
+
     /// Returns whether the volume is complete without the devices of these slots (laws 2 and 3).
     pub(crate) fn tolerates(&self, lost: &[usize]) -> bool {
         let is_lost = |stripe: &&IoStripe| stripe.slot.is_none_or(|slot| lost.contains(&slot));

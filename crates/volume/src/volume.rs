@@ -19,12 +19,12 @@
 //! 4. A device that is shorter than its device item says is refused, as in the kernel: chunks may
 //!    be at its end, or be allocated there later.
 
-use crate::barrier::InPlace;
 use crate::chunk_map::{ChunkMap, Chunks};
 use crate::error::VolumeError;
+use crate::in_place::InPlace;
 use crate::members::{DeviceStatus, ErrorCounts, Member, match_devices};
 use crate::queue_pool::QueuePool;
-use crate::rescue::Rescues;
+use crate::rescue::counts::Rescues;
 use crate::stripe::{IoStripe, Layout};
 use crate::super_blocks;
 use arc_swap::ArcSwap;

@@ -24,7 +24,6 @@
 //!    request that is still known when the devices have none of the queue's requests left has
 //!    failed. A request that the panic has lost is not returned ([`Core::has_lost_requests`]).
 
-use super::direct::is_reachable;
 use super::{Completion, IoFlags};
 use crate::inode::pin::NoUnpin;
 use crate::mount::Shared;
@@ -54,6 +53,8 @@ const STAGE_BUFFERS_MAX: usize = 64;
 /// Maximum number of empty buffer lists that are kept.
 const BUFFER_LISTS_MAX: usize = 64;
 const SECTOR: usize = 4096;
+/// Memory with less alignment than this, in bytes, is copied.
+const ALIGN: usize = 512;
 
 #[derive(Debug)]
 pub(super) struct Core {
@@ -652,6 +653,11 @@ impl Inner {
             self.done.push_back((done, Some(file)));
         }
     }
+}
+
+/// Returns whether devices can transfer to and from this memory.
+pub(super) fn is_reachable(buffer: &Buffer) -> bool {
+    buffer.as_ptr().addr().is_multiple_of(ALIGN)
 }
 
 impl Deref for Locked<'_> {

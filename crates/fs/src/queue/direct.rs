@@ -8,7 +8,7 @@
 //! 3. A request holds the inode lock shared while it begins, and keeps the file shared in
 //!    `butternut_file` until it completes. No lock outlives the call.
 
-use super::core::{CopyMode, InFlightRead, InFlightWrite};
+use super::core::{CopyMode, InFlightRead, InFlightWrite, is_reachable};
 use super::request::{Operation, Request};
 use super::{Completion, IoFlags, Queue, Refused};
 use crate::file::direct::{Pending, is_block_aligned};
@@ -25,8 +25,6 @@ const SECTOR: usize = 4096;
 const PENDING_REPORT_STEP: u64 = 256;
 /// Shorter delays are accumulated.
 const PAUSE_MIN: Duration = Duration::from_micros(200);
-/// Memory with less alignment than this, in bytes, is copied.
-const ALIGN: usize = 512;
 
 /// How a direct write continues.
 enum WritePath {
@@ -249,11 +247,6 @@ impl Queue {
         file.note_shared_write(write_state, entry, &state);
         Ok(Some(WritePath::InFlight(write, copy_mode)))
     }
-}
-
-/// Returns whether devices can transfer to and from this memory.
-pub(super) fn is_reachable(buffer: &Buffer) -> bool {
-    buffer.as_ptr().addr().is_multiple_of(ALIGN)
 }
 
 fn wait_of(flags: IoFlags) -> Wait {

@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
+use crate::connection::mount_xattrs::SYNC_XATTR;
 use crate::connection::protocol::{GetxattrIn, InHeader, TransferIn, op};
 use crate::errno::{Errno, ErrnoResult};
-use crate::session::SYNC_XATTR;
 
 /// Transfers from this size on take longer than waking a thread.
 const LONG_BYTES_MIN: u32 = 64 << 10;

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use butternut::{SetAttributes, SetXattr};
 
+use crate::connection::mount_xattrs::{DAEMON_XATTR, LOST_XATTR, SYNC_XATTR};
 use crate::connection::protocol::{
     GetxattrIn, SETXATTR_ACL_KILL_SGID, SetxattrIn, SetxattrShortIn,
 };
@@ -12,7 +13,6 @@ use crate::connection::reply::Reply;
 use crate::connection::request::Request;
 use crate::door::Door;
 use crate::errno::{Errno, ErrnoResult};
-use crate::session::{DAEMON_XATTR, LOST_XATTR, SYNC_XATTR};
 
 const XATTR_CREATE: u32 = 1;
 const XATTR_REPLACE: u32 = 2;

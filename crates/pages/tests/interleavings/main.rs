@@ -21,6 +21,8 @@ mod counters;
 mod dirty;
 #[path = "../../src/eventcount.rs"]
 mod eventcount;
+#[path = "../../src/file_key.rs"]
+mod file_key;
 #[path = "../../src/file_pages.rs"]
 mod file_pages;
 #[path = "../../src/fill.rs"]
@@ -55,8 +57,9 @@ mod sync;
 mod flushers;
 mod races;
 
-pub use cache::{CacheLimits, FileKey, PageCache};
+pub use cache::{CacheLimits, PageCache};
 pub use change::Change;
+pub use file_key::FileKey;
 pub use file_pages::{FilePages, ReadOptions};
 pub use flusher::{UncachedFlush, WritebackWork};
 pub use index::{CacheMode, PageWrite, WritebackResult};

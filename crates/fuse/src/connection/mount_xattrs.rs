@@ -1,0 +1,14 @@
+//! Extended attributes that every file of a mount has and no listing shows: requests to the process
+//! that serves the mount. The names are in no xattr namespace, so they hide no attribute of a
+//! volume.
+
+/// The id of the process that serves the mount. `butternut umount` waits for that process to end.
+pub const DAEMON_XATTR: &str = "butternut.daemon";
+
+/// An attribute whose read commits the filesystem and returns the error of that commit. FUSE does
+/// not pass sync(2) on to the process.
+pub const SYNC_XATTR: &str = "butternut.sync";
+
+/// The number of failed writes from the kernel's page cache. The program learns of such an error
+/// from `close` or `fsync`, and `syncfs` reports it once more.
+pub const LOST_XATTR: &str = "butternut.lost";
