@@ -32,8 +32,8 @@ impl Filesystem {
     /// empty block groups past the new end.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`](crate::Error::ReadOnly); a device that is smaller, or block groups in
-    /// use past the new end.
+    /// [`Error::ReadOnly`](crate::Error::ReadOnly); a device that is smaller or a seed, or block
+    /// groups in use past the new end.
     pub fn resize(&self, devid: u64, bytes: u64) -> Result<()> {
         let write_state = self.begin()?;
         self.write_back_all(write_state)?;

@@ -435,6 +435,22 @@ fn files_that_are_written_in_place_move_from_the_seed_to_the_sprout() {
     run("btrfs", &["check", "--check-data-csum", &sprout.0]);
 }
 
+#[test]
+fn a_sprout_does_not_resize_its_seed() {
+    if !kernel_is_here() {
+        return;
+    }
+    let (image, path, sprout) = sprout_of("echo of the seed > file; sync -f .");
+    let devices = [DevicePath::from(&path), DevicePath::from(&image.devices[0])];
+    let fs = Filesystem::open(&devices, &MountOptions::default().read_only(false)).unwrap();
+    let seed = fs.devices().into_iter().find(|device| device.seed).unwrap();
+    let refused = fs.resize(seed.id, seed.total_bytes - (1 << 20)).unwrap_err();
+    assert_eq!(refused.errno(), 22, "{refused}");
+    fs.close().unwrap();
+    run("blockdev", &["--flushbufs", &sprout.0]);
+    run("btrfs", &["check", "--check-data-csum", &sprout.0]);
+}
+
 /// The other volumes that grew from a seed still have what one of them deletes.
 #[test]
 fn trimming_a_sprout_leaves_what_it_deleted_on_the_seed() {

@@ -99,9 +99,12 @@ impl Forest {
     /// Sets the size of the volume on one device, in bytes. The next commit writes it (law 1).
     ///
     /// # Errors
-    /// The device is smaller than that, or chunks in use lie behind the new end.
+    /// The device is smaller than that or a seed, or chunks in use lie behind the new end.
     pub fn resize(self: &Arc<Self>, devid: DevId, bytes: u64) -> Result<(), TreeError> {
         let device = self.volume().devices().into_iter().find(|status| status.devid == devid);
+        let is_seed = device.as_ref().is_some_and(|status| status.is_seed);
+        require(!is_seed, "devid", devid, "a device that is not a seed")
+            .map_err(TreeError::Invalid)?;
         let have = device.and_then(|status| status.device).map_or(0, |device| device.bytes());
         require(have > 0, "devid", devid, "a device of the volume").map_err(TreeError::Invalid)?;
         require(bytes <= have, "size", bytes, format_args!("at most {have}, the device's"))

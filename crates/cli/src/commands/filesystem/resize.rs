@@ -1,7 +1,7 @@
 //! `filesystem resize`: resizes a volume on one of its devices.
 //!
 //! 1. An image file is extended before its volume grows, and truncated to its old size if the
-//!    resize then fails.
+//!    resize is refused. After a failed commit it stays: the commit may be on disk.
 //! 2. An image file is truncated after its volume has shrunk, if the volume reached the end of the
 //!    file: bytes after the volume do not belong to it.
 
@@ -51,10 +51,8 @@ pub(crate) fn run(global: &GlobalArgs, args: &ResizeArgs, out: &mut Output) -> O
         grown = Some(file);
         transaction = open().inspect_err(|_| undo(grown))?;
     }
-    let resized = transaction.filesystem().resize(plan.devid, plan.bytes);
-    let resized =
-        resized.map_err(|error| transaction.failure(&error)).and_then(|()| transaction.commit());
-    if let Err(failure) = resized {
+    if let Err(error) = transaction.filesystem().resize(plan.devid, plan.bytes) {
+        let failure = transaction.failure(&error);
         drop(transaction);
         undo(grown);
         return Err(failure.hint(format!(
@@ -116,15 +114,17 @@ fn select_device<'a, 't>(
         Some((devid, size)) => (Some(devid), size),
         None => (None, typed),
     };
-    let found = match (devid, devices) {
-        (None, [only]) => Some(only),
+    // Other volumes use a seed, too.
+    let own: Vec<&DeviceInfo> = devices.iter().filter(|device| !device.seed).collect();
+    let found = match (devid, &own[..]) {
+        (None, [only]) => Some(*only),
         (None, _) => None,
         (Some(devid), _) => {
             let devid = devid.parse::<u64>().ok();
-            devices.iter().find(|device| Some(device.id) == devid)
+            own.iter().copied().find(|device| Some(device.id) == devid)
         }
     };
-    let known: Vec<String> = devices.iter().map(|device| device.id.to_string()).collect();
+    let known: Vec<String> = own.iter().map(|device| device.id.to_string()).collect();
     let found = found.ok_or_else(|| {
         let why = devid.map_or("no device is named".into(), |devid| format!("no device {devid}"));
         Failure::new("size", why)
