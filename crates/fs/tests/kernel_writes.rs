@@ -436,6 +436,35 @@ fn files_that_are_written_in_place_move_from_the_seed_to_the_sprout() {
 }
 
 #[test]
+fn two_sprouts_of_one_seed_are_written_at_the_same_time() {
+    if !kernel_is_here() {
+        return;
+    }
+    let (image, path, sprout) = sprout_of("echo of the seed > file; sync -f .");
+    let twin = path.with_file_name("twin");
+    std::fs::copy(&path, &twin).unwrap();
+    let before = std::fs::read(&image.devices[0]).unwrap();
+    let sprouts = [&path, &twin].map(|path| {
+        let devices = [DevicePath::from(path), DevicePath::from(&image.devices[0])];
+        Filesystem::open(&devices, &MountOptions::default().read_only(false)).unwrap()
+    });
+    for (fs, text) in sprouts.iter().zip([b"one", b"two"]) {
+        let file = fs.open_path(b"file").unwrap();
+        file.write_all_at(0, text).unwrap();
+        file.sync_all().unwrap();
+    }
+    for (fs, text) in sprouts.into_iter().zip([b"one", b"two"]) {
+        let mut bytes = [0; 3];
+        fs.open_path(b"file").unwrap().read_exact_at(0, &mut bytes).unwrap();
+        assert_eq!(&bytes, text);
+        fs.close().unwrap();
+    }
+    assert!(std::fs::read(&image.devices[0]).unwrap() == before, "the seed was written to");
+    run("blockdev", &["--flushbufs", &sprout.0]);
+    run("btrfs", &["check", "--check-data-csum", &sprout.0]);
+}
+
+#[test]
 fn a_sprout_does_not_resize_its_seed() {
     if !kernel_is_here() {
         return;
