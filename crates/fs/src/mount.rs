@@ -16,11 +16,11 @@ use crate::subvolume::roots::Roots;
 use crate::tunables::SharedTunables;
 use crate::write_state::WriteState;
 use crate::{DevicePath, Error, FileId, MountOptions, Result, Subvolume, TOP_LEVEL};
-use butternut_device::{Device, FileDevice, OpenDevice, Sharing};
+use butternut_device::{Device, FileDevice, OpenDevice};
 use butternut_file::{ErrorCursor, Source, SourceOptions};
 use butternut_format::super_block::SuperBlock;
 use butternut_tree::{Forest, ForestOptions};
-use butternut_volume::{OpenOptions, Volume, super_blocks};
+use butternut_volume::{OpenOptions, Volume};
 use rayon::ThreadPoolBuilder;
 use std::sync::Arc;
 use std::time::Duration;
@@ -114,9 +114,11 @@ impl Filesystem {
     /// missing devices (they are named), or a subvolume that does not exist. For writing, also a
     /// volume that cannot be written (`EROFS`, with the reason as the source).
     pub fn open(devices: &[DevicePath], options: &MountOptions) -> Result<Self> {
+        // A seed is opened for reading: other volumes that grew from it use it at the same time, and
+        // its file may be read-only.
         let may_have_seed = !options.read_only && devices.len() > 1;
         let open = |device: &DevicePath| -> Result<Arc<dyn Device>> {
-            let writable = !options.read_only && !(may_have_seed && is_seed(device));
+            let writable = !options.read_only && !(may_have_seed && device.is_seed());
             let how = OpenDevice { offset: device.offset, writable, ..OpenDevice::default() };
             Ok(Arc::new(FileDevice::open(&device.path, &how)?))
         };
@@ -269,17 +271,6 @@ impl Filesystem {
         self.subvolume_tree(id)?;
         Ok(id)
     }
-}
-
-/// Returns whether a device is a seed. It is then opened for reading: other volumes that grew from
-/// it use it at the same time, and its file may be read-only. A device that cannot be read here is
-/// none, and fails when it is opened.
-fn is_seed(device: &DevicePath) -> bool {
-    let sharing = Sharing::Unlocked;
-    let how = OpenDevice { offset: device.offset, sharing, ..OpenDevice::default() };
-    let opened = FileDevice::open(&device.path, &how);
-    let super_block = opened.ok().and_then(|opened| super_blocks::choose(&opened, None).ok());
-    super_block.is_some_and(|super_block| super_block.is_seeding())
 }
 
 fn forest(volume: &Arc<Volume>, options: &MountOptions) -> Result<Arc<Forest>> {

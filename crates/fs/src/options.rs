@@ -1,8 +1,10 @@
 //! [`MountOptions`], and what names a volume: [`DevicePath`] and [`Subvolume`].
 
 use crate::{Clock, Tunables};
+use butternut_device::{FileDevice, OpenDevice, Sharing};
 use butternut_file::Compress;
 use butternut_tree::EnospcInjector;
+use butternut_volume::super_blocks;
 use std::path::{Path, PathBuf};
 
 /// A device or image file, and the offset at which the volume starts.
@@ -11,6 +13,18 @@ pub struct DevicePath {
     pub path: PathBuf,
     /// Offset from the start of the file, in bytes.
     pub offset: u64,
+}
+
+impl DevicePath {
+    /// Returns whether the device is a seed: volumes that grew from it read it, and none writes to
+    /// it. A device whose superblock cannot be read is none.
+    pub fn is_seed(&self) -> bool {
+        let sharing = Sharing::Unlocked;
+        let how = OpenDevice { offset: self.offset, sharing, ..OpenDevice::default() };
+        let opened = FileDevice::open(&self.path, &how);
+        let super_block = opened.ok().and_then(|opened| super_blocks::choose(&opened, None).ok());
+        super_block.is_some_and(|super_block| super_block.is_seeding())
+    }
 }
 
 impl<P: AsRef<Path>> From<P> for DevicePath {

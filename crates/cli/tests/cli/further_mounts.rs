@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use super::command::{butternut, shell};
 use super::image::kernel_tests_enabled;
 use super::mount::{MountPoint, holders, own_copy};
+use super::mount_end::run_in_namespace;
 
 /// Makes an image with the subvolumes `a` and `b` and the tree of the plain image.
 fn image(scratch: &tempfile::TempDir) -> PathBuf {
@@ -309,4 +310,23 @@ fn dotdot_of_a_subvolume_is_listed_with_its_parents_inode_number() {
     let mut entries = rustix::fs::Dir::read_from(&listing).unwrap().map(Result::unwrap);
     let above = entries.find(|entry| entry.file_name() == c"..").unwrap().ino();
     assert_eq!(above, fs::metadata(top.path()).unwrap().ino());
+}
+
+#[test]
+fn volumes_that_grew_from_one_seed_are_mounted_apart() {
+    if !kernel_tests_enabled("volumes_that_grew_from_one_seed_are_mounted_apart") {
+        return;
+    }
+    let output = run_in_namespace(
+        "truncate -s 128M seed.img; mkfs.btrfs -q seed.img; btrfstune -f -S 1 seed.img
+         truncate -s 300M one.img; S=; L=
+         undo() { umount m1; $B umount -q m1; $B umount -q m2; losetup -d $S; losetup -d $L; }
+         trap \"undo 2>ignored || true\" EXIT
+         S=$(losetup -f --show seed.img); L=$(losetup -f --show one.img)
+         mount $S m1; btrfs -q device add -f -K $L m1; mount -o remount,rw m1; umount m1
+         losetup -d $S; losetup -d $L; cp one.img two.img
+         $B mount one.img seed.img m1; $B mount two.img seed.img m2
+         echo one >m1/name; echo two >m2/name; cat m1/name m2/name",
+    );
+    assert_eq!(output, "one\ntwo\n");
 }

@@ -38,7 +38,7 @@ pub(super) fn top_level_path(filesystem: &Filesystem) -> Option<(FileId, std::pa
 
 /// Returns an identity for each device that does not depend on its path: the device number of a
 /// block device, or device and inode number of an image file, and the offset of the volume. Devices
-/// that cannot be examined are left out.
+/// that cannot be examined are left out, and so are seeds, which belong to several volumes.
 pub(super) fn device_identities(volume: &VolumeArg) -> Vec<String> {
     let identity = |device: &butternut::DevicePath| {
         use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -50,7 +50,10 @@ pub(super) fn device_identities(volume: &VolumeArg) -> Vec<String> {
             format!("file {} {} at {offset}", meta.dev(), meta.ino())
         })
     };
-    volume.devices.iter().filter_map(identity).collect()
+    // A volume with a seed has another device, too.
+    let may_have_seed = volume.devices.len() > 1;
+    let own = volume.devices.iter().filter(|device| !(may_have_seed && device.is_seed()));
+    own.filter_map(identity).collect()
 }
 
 /// Mounts the volume through the process that has it mounted for writing. Returns whether there is
