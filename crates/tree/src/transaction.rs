@@ -31,6 +31,7 @@
 //!    commit.
 
 pub(crate) mod commit;
+pub(crate) mod discards;
 pub(crate) mod enospc;
 pub(crate) mod gate;
 pub(crate) mod read_epochs;
@@ -104,7 +105,7 @@ pub struct Handle {
     forest: Arc<Forest>,
     generation: Generation,
     /// Held until the handle is dropped. The blocks of the changes are allocated beside it.
-    _reservation: Reservation,
+    reservation: Reservation,
     is_changed: Cell<bool>,
     watch: PanicState,
 }
@@ -129,7 +130,7 @@ impl Forest {
             Ok(reservation.map(|reservation| {
                 let (forest, is_changed) = (Arc::clone(self), Cell::new(false));
                 let watch = PanicState::now();
-                Handle { forest, generation, _reservation: reservation, is_changed, watch }
+                Handle { forest, generation, reservation, is_changed, watch }
             }))
         })
     }
@@ -157,6 +158,8 @@ impl Drop for Handle {
             if self.is_changed.get() {
                 running.gate.mark_changed();
             }
+            // Before it ends: a thread without space looks for members first (law 2 of `reserve`).
+            self.reservation.release();
             running.gate.end();
         }
     }

@@ -174,6 +174,8 @@ ranks! {
     Tree
     /// The trees that the running transaction uses.
     Trees
+    /// The global reserve, while it is computed again.
+    GlobalReserve
     /// The changes of references that the commit writes.
     DelayedReferences
     /// The checksums that the commit writes.
@@ -186,6 +188,8 @@ ranks! {
     NextSuperBlock
     /// The readers of trees in an epoch.
     ReadEpochs
+    /// The number of threads that discard freed space.
+    Discards
     /// A shard of the tree blocks that are being read.
     PendingReads
     /// Whether one tree block was read.

@@ -99,6 +99,7 @@ impl Forest {
         let Some(generation) = running.gate.freeze()? else {
             let committed = running.gate.committed();
             self.flush_in_place(running, committed)?;
+            self.unpin_left(running);
             return Ok(committed);
         };
         let _watch = self.watch_panics();
