@@ -28,7 +28,8 @@
 //!    poison the gate when their thread panics, before the transaction can be frozen. A lock of the
 //!    running state that a panic left poisoned does the same.
 //! 3. A thread that holds a handle does no data I/O, does not wait for another handle, and does not
-//!    commit.
+//!    commit. It takes no lock that a thread may hold while it joins: debug builds give a handle
+//!    the rank [`rank::Handle`], and panic.
 
 pub(crate) mod commit;
 pub(crate) mod discards;
@@ -44,6 +45,7 @@ use crate::error::TreeError;
 use crate::forest::Forest;
 use butternut_format::units::{Generation, TreeId};
 use butternut_space::Reservation;
+use butternut_sys::lock::{Mark, rank};
 use enospc::Purpose;
 use gate::PanicState;
 use running::Running;
@@ -108,6 +110,7 @@ pub struct Handle {
     reservation: Reservation,
     is_changed: Cell<bool>,
     watch: PanicState,
+    _mark: Mark<rank::Handle>,
 }
 
 impl Forest {
@@ -122,6 +125,7 @@ impl Forest {
             ReservationLevel::Deletion | ReservationLevel::Prereserved => Purpose::Deletion,
         };
         self.reserve_or_flush(purpose, |running| {
+            let mark = Mark::new();
             let generation = running.gate.join()?;
             let reservation = running.reserve_items(need);
             if reservation.is_err() {
@@ -130,7 +134,7 @@ impl Forest {
             Ok(reservation.map(|reservation| {
                 let (forest, is_changed) = (Arc::clone(self), Cell::new(false));
                 let watch = PanicState::now();
-                Handle { forest, generation, reservation, is_changed, watch }
+                Handle { forest, generation, reservation, is_changed, watch, _mark: mark }
             }))
         })
     }

@@ -108,6 +108,8 @@ ranks! {
     Inode
     /// The free space that one queue writes to.
     QueueAllocationRun
+    /// A handle of the running transaction: no lock, but a commit waits for it.
+    Handle
     /// The inode item of one inode, also while it is read.
     Attributes
     /// The subvolumes that were written to.

@@ -47,6 +47,7 @@ use butternut_format::node::Expected;
 use butternut_format::super_block::{RawRootBackup, RawSuperBlock};
 use butternut_format::units::{Generation, Logical, TreeId};
 use butternut_space::Class;
+use butternut_sys::lock::{Mark, rank};
 use butternut_volume::VolumeError;
 use std::sync::Arc;
 use zerocopy::FromZeros;
@@ -86,6 +87,7 @@ impl Forest {
     }
 
     fn commit_once(self: &Arc<Self>) -> Result<Generation, TreeError> {
+        debug_assert!(!Mark::<rank::Handle>::is_held(), "a commit waits for all handles");
         let running = self.running()?;
         let target = running.gate.generation();
         let _guard = running.committing.lock();

@@ -30,6 +30,7 @@ use crate::forest::Forest;
 use crate::transaction::enospc::Purpose;
 use crate::transaction::running::Running;
 use butternut_space::{Class, NoSpace};
+use butternut_sys::lock::{Mark, rank};
 use std::sync::Arc;
 
 /// The most commits for one reservation.
@@ -48,6 +49,7 @@ impl Forest {
         purpose: Purpose,
         mut reserve: impl FnMut(&Running) -> Result<Result<R, NoSpace>, TreeError>,
     ) -> Result<R, TreeError> {
+        debug_assert!(!Mark::<rank::Handle>::is_held(), "law 1");
         let running = self.running()?;
         self.inject_enospc(purpose)?;
         let mut commits = 0;

@@ -1,7 +1,7 @@
 //! Reservations on a full volume while another thread discards space, or returns some.
 
 use crate::transaction::enospc::Purpose;
-use crate::{Forest, ForestOptions, Handle, Need, TreeError};
+use crate::{Forest, ForestOptions, Need, TreeError};
 use butternut_device::{Counters, Device, DeviceError, MemoryDevice};
 use butternut_format::extent::DataRef;
 use butternut_format::units::{DevId, Generation, Ino, Logical, TreeId};
@@ -194,25 +194,35 @@ fn a_chunk_is_added_when_a_trim_has_discarded_the_hole_for_it() {
 fn a_reservation_is_tried_again_if_a_handle_has_returned_its_own() {
     let (_, forest) = fresh();
     fill(&forest);
-    let mut handle: Option<Handle> = None;
-    for items in (1..1 << 20).step_by(64) {
-        let Ok(larger) = forest.join(Need::items(items)) else { break };
-        handle = Some(larger);
-    }
-    assert!(handle.is_some());
-    let free = || forest.space(Class::Metadata).map(|totals| totals.free - totals.reserved);
-    let bytes = free().expect("totals") + 4096;
-    let reserve = |handle: &mut Option<Handle>| {
-        forest.reserve_or_flush(Purpose::Growth, |running| {
-            let found = running.space.reserve_prereserved(Class::Metadata, bytes);
+    let running = forest.running().expect("writable");
+    let node = u64::from(running.params.node_bytes);
+    let reserve = |bytes| running.space.reserve(Class::Metadata, bytes);
+    let free = running.space.totals(Class::Metadata).free;
+    let most = (1..free / node).rev().map(|nodes| nodes * node);
+    let most = most.into_iter().find(|bytes| reserve(*bytes).is_ok()).expect("some space");
+    let turn = Barrier::new(2);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let handle = forest.join(Need::items(1)).expect("space");
+            turn.wait();
+            turn.wait();
+            drop(handle);
+            turn.wait();
+        });
+        turn.wait();
+        let mut end_member = once(|| {
+            turn.wait();
+            turn.wait();
+        });
+        let reserved = forest.reserve_or_flush(Purpose::Growth, |_| {
+            let found = reserve(most);
             if found.is_err() {
-                drop(handle.take());
+                end_member();
             }
             Ok(found)
-        })
-    };
-    assert!(reserve(&mut handle).is_ok());
-    assert!(handle.is_none(), "the first attempt found no space");
+        });
+        assert_eq!(reserved.expect("space").bytes(), most);
+    });
 }
 
 #[test]
