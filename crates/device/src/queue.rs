@@ -184,7 +184,7 @@ impl QueuePair {
         if let Engine::Ring(ring) = &mut self.engine {
             ring.kick();
             if ring.outstanding() > 0 {
-                signal_if_broken(ring, self.event.as_ref());
+                signal_if_unserved(ring, self.event.as_ref());
             }
         }
     }
@@ -264,8 +264,8 @@ impl QueuePair {
         match &mut self.engine {
             Engine::Ring(ring) => {
                 ring.wait(min, deadline);
-                if ring.has_completion() {
-                    signal_if_broken(ring, self.event.as_ref());
+                if ring.has_completion() || ring.is_starved() {
+                    signal_if_unserved(ring, self.event.as_ref());
                 }
                 while let Some(done) = ring.next_completion() {
                     each(complete(&self.shared.targets, done));
@@ -362,11 +362,11 @@ impl QueuePair {
     }
 }
 
-/// Signals the event of a broken ring. The kernel has not signalled the completions of requests
-/// that it has never seen.
-fn signal_if_broken<T>(ring: &Ring<T>, event: Option<&Arc<Event>>) {
+/// Signals the event for requests that the kernel has never seen: it has not signalled their
+/// completions if the ring is broken, and never will if nothing submits them again.
+fn signal_if_unserved<T>(ring: &Ring<T>, event: Option<&Arc<Event>>) {
     if let Some(event) = event
-        && ring.broken().is_some()
+        && (ring.broken().is_some() || ring.is_starved())
     {
         event.signal();
     }

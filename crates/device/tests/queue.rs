@@ -13,7 +13,7 @@ use butternut_device::{
 use butternut_sys::arena::Arena;
 use butternut_sys::buffer::Buffer;
 use butternut_sys::event::Event;
-use butternut_sys::forbid::forbid_rings_on_this_thread;
+use butternut_sys::forbid::{forbid_rings_on_this_thread, starve_rings_on_this_thread};
 use butternut_sys::ring::RingUnavailable;
 use loops::{Image, LoopDevice};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -533,4 +533,43 @@ fn a_ring_that_breaks_signals_the_event() {
             });
         });
     }
+}
+
+/// The kernel has no memory for the first request: nothing in flight will ever signal the event.
+#[test]
+fn requests_that_the_kernel_does_not_take_signal_the_event_until_it_does() {
+    let image = Image::new(1 << 20);
+    let event = Arc::new(Event::new().unwrap());
+    let is_readable = || {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&event, PollFlags::IN)], Some(&now)).unwrap() == 1
+    };
+    let event_option = Some(Arc::clone(&event));
+    let options = QueueOptions { depth: 8, event: event_option, ..QueueOptions::default() };
+    let devices = [writable(image.path(), 0, None, true)];
+    let mut pair = QueuePair::with_options(&devices, &options);
+    for tag in 0..4 {
+        pair.submit(Request::read(0, tag * 4096, Buffer::zeroed(4096), tag)).unwrap();
+    }
+    let mut done = Vec::new();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            starve_rings_on_this_thread().unwrap();
+            pair.kick();
+            assert!(is_readable(), "after a kick");
+            for _ in 0..3 {
+                event.clear();
+                pair.poll(0, None, &mut done);
+                assert!(is_readable(), "after a poll");
+            }
+            assert!(done.is_empty());
+        });
+    });
+    event.clear();
+    pair.poll(4, None, &mut done);
+    assert_eq!(done.len(), 4);
+    assert!(done.iter().all(|completion| completion.result.is_ok()));
+    event.clear();
+    pair.poll(0, None, &mut done);
+    assert!(!is_readable(), "nothing is queued");
 }

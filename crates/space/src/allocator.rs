@@ -12,7 +12,7 @@
 //! 6. the windows and recycled runs of all clusters, returned to their groups first.
 
 use crate::class::{AllocationRequest, Class};
-use crate::error::SpaceError;
+use crate::error::{NoSpace, SpaceError};
 use crate::free::Run;
 use crate::group::{BlockGroup, bytes_of, sectors_of};
 use crate::state::{Pool, Space, State};
@@ -37,21 +37,29 @@ impl Space {
     }
 
     /// Allocates like [`Space::allocate`], for a caller without a reservation: leaves reserved
-    /// bytes and the global reserve alone. In mixed groups data would take them from the trees
-    /// otherwise.
+    /// bytes, the global reserve and the commit reserve alone. In mixed groups data would take them
+    /// from the trees otherwise.
+    ///
+    /// # Errors
+    /// Too few bytes are free, or not in one run; the error says what could free more.
     pub fn allocate_unreserved(
         &self,
         class: Class,
         request: AllocationRequest,
-    ) -> Option<Range<u64>> {
+    ) -> Result<Range<u64>, NoSpace> {
         let mut state = self.lock();
         let pool = state.pool_ref(class);
-        let left = pool.free.saturating_sub(pool.reserved).saturating_sub(pool.global_reserve);
-        let bytes_max = request.bytes_max.min(left);
-        if bytes_max < request.bytes_min {
-            return None;
+        let bytes_max = request.bytes_max.min(pool.free.saturating_sub(pool.promised()));
+        if bytes_max >= request.bytes_min {
+            let request = AllocationRequest { bytes_max, ..request };
+            if let Some(range) = state.allocate_any(class, request) {
+                return Ok(range);
+            }
         }
-        state.allocate_any(class, AllocationRequest { bytes_max, ..request })
+        // Pinned bytes of another class may make one of its groups empty.
+        let (bytes, pinned_bytes) = (request.bytes_min, state.pinned_bytes());
+        let (can_add_chunk, returns) = (state.can_add_chunk(class), state.returns);
+        Err(NoSpace { class, bytes, pinned_bytes, can_add_chunk, returns })
     }
 
     /// Allocates exactly this range, as a log replay must. `false` if a part of it is not free.

@@ -37,4 +37,9 @@ pub struct NoSpace {
     pub pinned_bytes: u64,
     /// Whether the devices have space for another chunk of this class.
     pub can_add_chunk: bool,
+    /// How often bytes of any class had become available until then: [`Space::has_returned`]
+    /// compares it.
+    ///
+    /// [`Space::has_returned`]: crate::Space::has_returned
+    pub(crate) returns: u64,
 }

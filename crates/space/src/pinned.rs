@@ -113,9 +113,7 @@ impl Space {
 
     /// Returns the pinned bytes of all classes.
     pub fn pinned_bytes(&self) -> u64 {
-        let state = self.lock();
-        let classes = Class::ALL.iter().filter(|class| state.pool_class(**class) == **class);
-        classes.map(|class| state.pool_ref(*class).pinned).sum()
+        self.lock().pinned_bytes()
     }
 
     /// Unpins in batches and drops the lock between two of them.
@@ -135,6 +133,12 @@ impl Space {
 }
 
 impl State {
+    /// Returns the pinned bytes of all classes.
+    pub(crate) fn pinned_bytes(&self) -> u64 {
+        let classes = Class::ALL.iter().filter(|class| self.pool_class(**class) == **class);
+        classes.map(|class| self.pool_ref(*class).pinned).sum()
+    }
+
     /// Unpins one batch of a group. Returns its ranges, and the sector to continue at.
     fn unpin_batch(
         &mut self,

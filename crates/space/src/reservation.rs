@@ -62,6 +62,7 @@ impl Space {
         let mut state = self.lock();
         let pool = state.pool_mut(class);
         (pool.global_reserve, pool.commit_reserve) = (bytes, commit_reserve);
+        state.count_return();
     }
 
     fn reserve_above(
@@ -80,8 +81,14 @@ impl Space {
             return Ok(Reservation { shared: Arc::clone(&self.shared), class, bytes });
         }
         let pinned_bytes = pool.pinned;
-        let can_add_chunk = state.can_add_chunk(class);
-        Err(NoSpace { class, bytes, pinned_bytes, can_add_chunk })
+        let (can_add_chunk, returns) = (state.can_add_chunk(class), state.returns);
+        Err(NoSpace { class, bytes, pinned_bytes, can_add_chunk, returns })
+    }
+
+    /// Returns whether bytes of any class became available after a request had failed. The same
+    /// request may succeed then.
+    pub fn has_returned(&self, no_space: &NoSpace) -> bool {
+        self.lock().returns != no_space.returns
     }
 }
 
@@ -111,6 +118,12 @@ impl Reservation {
         Some(Self { shared: Arc::clone(&self.shared), class: self.class, bytes })
     }
 
+    /// Returns all bytes that were not spent.
+    pub fn release(&mut self) {
+        let bytes = std::mem::take(&mut self.bytes);
+        self.unreserve(bytes);
+    }
+
     /// Adds another reservation of the same class to this one.
     pub fn join(&mut self, mut other: Self) {
         debug_assert_eq!(self.class, other.class);
@@ -122,6 +135,7 @@ impl Reservation {
             let mut state = self.lock();
             let pool = state.pool_mut(self.class);
             pool.reserved = pool.reserved.saturating_sub(bytes);
+            state.count_return();
         }
     }
 
@@ -132,7 +146,7 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.unreserve(self.bytes);
+        self.release();
     }
 }
 

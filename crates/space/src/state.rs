@@ -44,6 +44,8 @@ pub(crate) struct State {
     pub(crate) changed_groups: BTreeSet<u64>,
     /// The highest end address of all chunks so far.
     pub(crate) logical_end: u64,
+    /// How often bytes became available: freed, or no longer reserved.
+    pub(crate) returns: u64,
 }
 
 /// Sums over all groups of one class, in bytes, and their windows.
@@ -81,6 +83,7 @@ impl Space {
             pinned_groups: BTreeSet::new(),
             changed_groups: BTreeSet::new(),
             logical_end: 0,
+            returns: 0,
         };
         Self { shared: Arc::new(Mutex::new(state)), options }
     }
@@ -102,8 +105,9 @@ impl Space {
     }
 
     /// Removes a group, and returns whether it did: a group stays while bytes of it are used,
-    /// pinned or allocated, or reservations need its free bytes. The device extents of its chunk
-    /// stay allocated until [`Space::release_chunk`], which follows the commit.
+    /// pinned or allocated, or while reservations, the global reserve or the commit reserve need
+    /// its free bytes. The device extents of its chunk stay allocated until
+    /// [`Space::release_chunk`], which follows the commit.
     pub fn remove_group(&self, start: Logical) -> bool {
         let mut state = self.lock();
         let Some(index) = state.index_at(start.0) else { return false };
@@ -111,8 +115,8 @@ impl Space {
         let (class, free, is_read_only) = (group.class, group.free_bytes(), group.is_read_only);
         let pool = state.pool_ref(class);
         let left = if is_read_only { pool.free } else { pool.free.saturating_sub(free) };
-        let is_reserved = left < pool.reserved;
-        if !state.groups.get(index).is_some_and(BlockGroup::is_empty) || is_reserved {
+        let is_needed = !is_read_only && left < pool.promised();
+        if !state.groups.get(index).is_some_and(BlockGroup::is_empty) || is_needed {
             return false;
         }
         state.return_windows_of(class, start.0);
@@ -140,6 +144,7 @@ impl Space {
             (true, false) => pool.free = pool.free.saturating_add(free),
             (true, true) | (false, false) => {}
         }
+        state.count_return();
         true
     }
 
@@ -189,7 +194,7 @@ impl Space {
         let needy = state.pool_class(needy);
         for class in Class::ALL {
             let pool = state.pool_ref(class);
-            let needed = pool.reserved.saturating_add(pool.global_reserve.max(pool.commit_reserve));
+            let needed = pool.promised();
             let mut left = pool.free;
             reclaimable.retain(|group| {
                 if state.pool_class(Class::of(group.flags)) != class {
@@ -214,7 +219,19 @@ impl Space {
     }
 }
 
+impl Pool {
+    /// Returns the bytes that reservations hold, or that ordinary reservations leave alone.
+    pub(crate) fn promised(&self) -> u64 {
+        self.reserved.saturating_add(self.global_reserve.max(self.commit_reserve))
+    }
+}
+
 impl State {
+    /// Counts bytes that became available.
+    pub(crate) fn count_return(&mut self) {
+        self.returns = self.returns.wrapping_add(1);
+    }
+
     /// Returns the class whose pool serves a class.
     pub(crate) fn pool_class(&self, class: Class) -> Class {
         if self.options.is_mixed && class == Class::Metadata { Class::Data } else { class }
@@ -292,6 +309,7 @@ impl State {
         if !is_read_only {
             let pool = self.pool_mut(class);
             pool.free = pool.free.saturating_add(bytes);
+            self.count_return();
         }
     }
 
@@ -317,6 +335,7 @@ impl State {
         pool.used = pool.used.saturating_add(used);
         pool.free = pool.free.saturating_add(free);
         pool.flags = Some(flags);
+        self.count_return();
         Ok(())
     }
 }

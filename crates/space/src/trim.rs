@@ -30,8 +30,7 @@ impl Space {
         let pool = state.pool_ref(class);
         // Reservations stay covered, and a commit that runs meanwhile allocates without one: leave
         // both of them what they were promised, and at least half of the free space.
-        let promised = pool.global_reserve.saturating_add(pool.reserved);
-        let left = promised.max(pool.free / 2);
+        let left = pool.promised().max(pool.free / 2);
         let mut budget = batch_bytes.min(pool.free.saturating_sub(left));
         let Some(group) = state.groups.get_mut(index) else { return Vec::new() };
         if group.is_read_only {

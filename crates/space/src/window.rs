@@ -179,6 +179,7 @@ impl Space {
             return Ok(());
         }
         pool.free = pool.free.saturating_add(bytes_of(u64::from(run.sectors)));
+        state.count_return();
         if let Some(group) = state.groups.get_mut(index) {
             group.in_windows = group.in_windows.saturating_add(u64::from(run.sectors));
         }

@@ -534,3 +534,70 @@ fn a_trim_leaves_space_for_a_concurrent_commit() {
     let metadata = space.allocate_for_trim(Logical(2 * GIB), 2 * GIB, 0, u64::MAX);
     assert_eq!(bytes(&metadata), 12 * MIB);
 }
+
+/// Data and metadata share the groups of this volume, and its next commit needs 8 MiB.
+fn mixed_space_with_commit_reserve() -> Space {
+    let space = Space::new(SpaceOptions { node_bytes: 4096, is_mixed: true });
+    let mixed = BlockGroupFlags(BlockGroupFlags::DATA.0 | BlockGroupFlags::METADATA.0);
+    space.add_group(&group(GIB, 32 * MIB, mixed)).unwrap();
+    space.set_global_reserve(Class::Metadata, 2 * MIB, 8 * MIB);
+    space
+}
+
+#[test]
+fn data_leaves_the_commit_reserve_alone() {
+    let space = mixed_space_with_commit_reserve();
+    let request = AllocationRequest::data(SECTOR, 64 * MIB, Cluster(1));
+    let range = space.allocate_unreserved(Class::Data, request).unwrap();
+    assert_eq!(range.end - range.start, 24 * MIB);
+    space.allocate_unreserved(Class::Data, request).unwrap_err();
+    assert_eq!(space.totals(Class::Metadata).free, 8 * MIB);
+}
+
+#[test]
+fn a_trim_leaves_the_commit_reserve_alone() {
+    let space = mixed_space_with_commit_reserve();
+    let request = AllocationRequest::data(20 * MIB, 20 * MIB, Cluster(1));
+    space.allocate(Class::Data, request).unwrap();
+    let batch = space.allocate_for_trim(Logical(GIB), GIB, SECTOR, GIB);
+    let bytes: u64 = batch.iter().map(|range| range.end - range.start).sum();
+    assert_eq!(bytes, 4 * MIB);
+}
+
+#[test]
+fn a_group_that_a_commit_needs_is_not_removed() {
+    let space = space();
+    for nth in 0..2 {
+        let start = GIB + nth * 64 * MIB;
+        space.add_group(&group(start, 64 * MIB, BlockGroupFlags::METADATA)).unwrap();
+    }
+    let second = Logical(GIB + 64 * MIB);
+    space.set_global_reserve(Class::Metadata, 4 * MIB, 0);
+    assert_eq!(space.reclaimable_groups(Class::Data).len(), 1);
+    // Other threads fill the first group before the commit that removes the second one.
+    let request = AllocationRequest::data(56 * MIB, 56 * MIB, Cluster(1));
+    let range = space.allocate(Class::Metadata, request).unwrap();
+    assert!(range.end <= second.0);
+    space.set_global_reserve(Class::Metadata, 4 * MIB, 12 * MIB);
+    assert!(!space.remove_group(second));
+    space.set_global_reserve(Class::Metadata, 4 * MIB, 2 * MIB);
+    assert!(space.remove_group(second));
+}
+
+#[test]
+fn a_failed_reservation_tells_whether_space_has_returned() {
+    let space = data_space();
+    let reserved = space.reserve(Class::Data, GIB).unwrap();
+    let no_space = space.reserve(Class::Data, SECTOR).unwrap_err();
+    assert!(!space.has_returned(&no_space));
+    drop(reserved);
+    assert!(space.has_returned(&no_space));
+    let request = AllocationRequest::data(GIB, GIB, Cluster(1));
+    let range = space.allocate_unreserved(Class::Data, request).unwrap();
+    let no_space = space.allocate_unreserved(Class::Data, request).unwrap_err();
+    assert!(!space.has_returned(&no_space));
+    space.pin(range, Generation(1)).unwrap();
+    assert!(!space.has_returned(&no_space), "pinned bytes are not free");
+    space.unpin(Generation(1));
+    assert!(space.has_returned(&no_space));
+}

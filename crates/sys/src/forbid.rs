@@ -1,5 +1,5 @@
-//! Forbids `io_uring` to one thread, as the seccomp filter of a container does. For tests of the
-//! fallback.
+//! Makes `io_uring` fail for one thread: as the seccomp filter of a container does, or as a kernel
+//! without memory does. For tests.
 
 use crate::errno::Errno;
 
@@ -9,11 +9,24 @@ use crate::errno::Errno;
 /// # Errors
 /// The error of `prctl(2)`.
 pub fn forbid_rings_on_this_thread() -> Result<(), Errno> {
+    fail_rings_on_this_thread(libc::EPERM)
+}
+
+/// Makes every later `io_uring` system call of this thread, and of threads that it starts, fail
+/// with EAGAIN, as if the kernel had no memory for requests. This cannot be undone.
+///
+/// # Errors
+/// The error of `prctl(2)`.
+pub fn starve_rings_on_this_thread() -> Result<(), Errno> {
+    fail_rings_on_this_thread(libc::EAGAIN)
+}
+
+fn fail_rings_on_this_thread(errno: i32) -> Result<(), Errno> {
     const LOAD_WORD: u16 = 0x20;
     const JUMP_IF_EQUAL: u16 = 0x15;
     const JUMP_IF_GREATER: u16 = 0x25;
     const RETURN: u16 = 0x06;
-    const FORBID: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM.unsigned_abs();
+    let fail = libc::SECCOMP_RET_ERRNO | errno.unsigned_abs();
     let setup = u32::try_from(libc::SYS_io_uring_setup).map_err(|_| Errno::INVALID)?;
     let register = u32::try_from(libc::SYS_io_uring_register).map_err(|_| Errno::INVALID)?;
     let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
@@ -25,7 +38,7 @@ pub fn forbid_rings_on_this_thread() -> Result<(), Errno> {
         step(JUMP_IF_GREATER, 2, 0, setup - 1),
         step(JUMP_IF_EQUAL, 1, 0, setup),
         step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
-        step(RETURN, 0, 0, FORBID),
+        step(RETURN, 0, 0, fail),
     ];
     let len = u16::try_from(steps.len()).expect("six steps");
     let program = libc::sock_fprog { len, filter: steps.as_mut_ptr() };

@@ -24,7 +24,8 @@
 //! 4. In release builds a lock has the size of its counterpart in the standard library, and its
 //!    methods do nothing that the counterpart does not do.
 //!
-//! It does not find circles through anything but locks: joined threads, channels, devices.
+//! It does not find circles through anything but locks: joined threads, channels, devices. What
+//! other threads wait for, and is no lock, can be given a rank with a [`Mark`].
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -291,6 +292,37 @@ impl<T: ?Sized + fmt::Debug> fmt::Debug for RwLockReadGuard<'_, T> {
 impl<T: ?Sized + fmt::Debug> fmt::Debug for RwLockWriteGuard<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.inner.fmt(f)
+    }
+}
+
+/// A place in the order of ranks that a thread holds without a lock. In debug builds it counts as a
+/// lock of its rank: the thread takes only later ones while the mark exists. In release builds it
+/// is nothing.
+///
+/// The thread that made it drops it.
+pub struct Mark<R> {
+    rank: PhantomData<fn() -> R>,
+    _held: Held,
+}
+
+impl<R: Ranked> Mark<R> {
+    /// Counts as taking a lock: in debug builds it panics if the thread holds one of the same or a
+    /// later rank.
+    #[cfg_attr(debug_assertions, track_caller)]
+    #[expect(clippy::new_without_default, reason = "a mark is made on purpose")]
+    pub fn new() -> Self {
+        Self { rank: PhantomData, _held: Held::take(R::RANK) }
+    }
+
+    /// Returns whether the thread holds this rank. Always `false` in release builds.
+    pub fn is_held() -> bool {
+        Held::is_listed(R::RANK)
+    }
+}
+
+impl<R: Ranked> fmt::Debug for Mark<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Mark({})", R::RANK)
     }
 }
 

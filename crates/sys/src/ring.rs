@@ -23,6 +23,10 @@
 //!    prompt](RingOptions::is_prompt). The ring never sets the flags that tie completions to one
 //!    thread (`SINGLE_ISSUER`, `DEFER_TASKRUN`).
 //!
+//! 9. While the kernel has no memory for requests it takes none, and they stay queued: every call
+//!    submits them again. If the kernel has no earlier request, no completion tells a thread that
+//!    waits for the event to call. The owner of the ring signals it then ([`Ring::is_starved`]).
+//!
 //! How a ring is created, and what the kernel may refuse, is in [`setup`].
 
 mod setup;
@@ -196,6 +200,13 @@ impl<T> Ring<T> {
         self.table.buffer_index(memory.as_ptr().addr(), memory.len()).is_some()
     }
 
+    /// Returns whether requests are queued and the kernel has none: it will not signal the event
+    /// (law 9).
+    pub fn is_starved(&self) -> bool {
+        let waiting = self.queued.len() + self.resubmit.len();
+        waiting > 0 && self.slots.len() - self.free.len() == waiting
+    }
+
     /// Returns the error with which the kernel refused further use of the ring, if it did.
     pub fn broken(&self) -> Option<Errno> {
         self.broken
@@ -216,7 +227,7 @@ impl<T> Ring<T> {
         Ok(())
     }
 
-    /// Submits queued requests to the kernel without waiting.
+    /// Submits queued requests to the kernel without waiting for completions.
     pub fn kick(&mut self) {
         if !self.queued.is_empty() {
             self.enter(0, None);

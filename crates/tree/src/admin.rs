@@ -4,7 +4,10 @@
 //!
 //! 1. A device shrinks only to an end that no chunk lies behind. Empty chunks behind it are removed
 //!    first; others refuse the change.
-//! 2. Free space is allocated while it is discarded, so that no writer uses it meanwhile.
+//! 2. Free space is allocated while it is discarded, so that no writer uses it meanwhile. A
+//!    reservation that finds no space waits for the discard.
+//! 3. Nothing is discarded that another writer may use: not on a volume that an error has made
+//!    read-only, not with a superblock of another writer, and not on a seed.
 
 use crate::chunks::device_extents;
 use crate::error::TreeError;
@@ -14,6 +17,7 @@ use butternut_format::refused::require;
 use butternut_format::super_block::LABEL_BYTES;
 use butternut_format::units::{DevId, Logical, Physical, SECTOR_BYTES};
 use butternut_space::{Class, DeviceUsage, GroupStatus, Totals};
+use butternut_volume::DeviceStatus;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -101,10 +105,8 @@ impl Forest {
     /// # Errors
     /// The device is smaller than that or a seed, or chunks in use lie behind the new end.
     pub fn resize(self: &Arc<Self>, devid: DevId, bytes: u64) -> Result<(), TreeError> {
-        let device = self.volume().devices().into_iter().find(|status| status.devid == devid);
-        let is_seed = device.as_ref().is_some_and(|status| status.is_seed);
-        require(!is_seed, "devid", devid, "a device that is not a seed")
-            .map_err(TreeError::Invalid)?;
+        let is_it = |status: &DeviceStatus| status.devid == devid && !status.is_seed;
+        let device = self.volume().devices().into_iter().find(is_it);
         let have = device.and_then(|status| status.device).map_or(0, |device| device.bytes());
         require(have > 0, "devid", devid, "a device of the volume").map_err(TreeError::Invalid)?;
         require(bytes <= have, "size", bytes, format_args!("at most {have}, the device's"))
@@ -156,18 +158,21 @@ impl Forest {
     /// devices.
     ///
     /// # Errors
-    /// A device failed to discard.
+    /// A device failed to discard, or the volume is read-only (law 3).
     pub fn trim(self: &Arc<Self>, range: &Range<u64>, bytes_min: u64) -> Result<u64, TreeError> {
         let running = self.running()?;
+        self.check_own_supers()?;
         let mut trimmed: u64 = 0;
-        let is_on_seed = |group: &GroupStatus| self.volume().is_on_seed(group.start);
-        for group in running.space.groups().into_iter().filter(|group| !is_on_seed(group)) {
+        let groups = running.space.groups();
+        for group in groups.iter().filter(|group| !self.volume().is_on_seed(group.start)) {
             let bytes = self.trim_group(group.start, range, bytes_min)?;
             trimmed = trimmed.saturating_add(bytes);
         }
         for device in running.space.devices() {
             let mut from = 0;
             loop {
+                running.gate.check()?;
+                let _discarding = running.discards.begin();
                 let hole = running.space.reserve_hole(device.devid, from, bytes_min, u64::MAX);
                 let hole = hole.map_err(|error| TreeError::Space(Box::new(error)))?;
                 let Some(hole) = hole else { break };
@@ -178,6 +183,15 @@ impl Forest {
             }
         }
         Ok(trimmed)
+    }
+
+    /// Makes the volume read-only if another writer has changed a superblock (law 3).
+    fn check_own_supers(&self) -> Result<(), TreeError> {
+        let running = self.running()?;
+        // A commit that runs meanwhile changes them too.
+        let _committing = running.committing.lock();
+        let failed = |source| running.gate.poison(TreeError::Discard(Box::new(source)));
+        self.volume().check_own_supers().map_err(failed)
     }
 
     fn discard_hole(&self, devid: DevId, hole: &Range<u64>) -> Result<u64, TreeError> {
@@ -203,6 +217,8 @@ impl Forest {
             if from >= within.end {
                 return Ok(trimmed);
             }
+            running.gate.check()?;
+            let _discarding = running.discards.begin();
             let batch = running.space.allocate_for_trim(group, from, bytes_min, TRIM_BATCH_BYTES);
             let Some(last) = batch.last() else { return Ok(trimmed) };
             from = last.end;

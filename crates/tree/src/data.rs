@@ -23,7 +23,7 @@ use butternut_format::extent::{DataRef, InlineRef};
 use butternut_format::feature::Feature;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::{Generation, Logical, TreeId};
-use butternut_space::{AllocationRequest, Class, Cluster, NoSpace, Reservation};
+use butternut_space::{AllocationRequest, Class, Cluster, Reservation};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -46,17 +46,7 @@ impl Forest {
         let request =
             AllocationRequest::data(bytes_min, bytes_max.min(DATA_EXTENT_BYTES_MAX), cluster);
         self.reserve_or_flush(Purpose::Growth, |running| {
-            let space = &running.space;
-            if let Some(range) = space.allocate_unreserved(Class::Data, request) {
-                return Ok(Ok(range));
-            }
-            // Enough bytes may be free, but not in one run of `bytes_min`. A new chunk helps then
-            // too.
-            let (class, bytes) = (Class::Data, bytes_min);
-            let no_space = space.reserve(class, bytes).err();
-            let can_add_chunk = no_space.is_none_or(|no_space| no_space.can_add_chunk);
-            let pinned_bytes = space.pinned_bytes();
-            Ok(Err(NoSpace { class, bytes, pinned_bytes, can_add_chunk }))
+            Ok(running.space.allocate_unreserved(Class::Data, request))
         })
     }
 
@@ -70,7 +60,7 @@ impl Forest {
         let request =
             AllocationRequest::data(bytes_min, bytes_max.min(DATA_EXTENT_BYTES_MAX), cluster);
         self.inject_enospc(Purpose::Growth).ok()?;
-        self.running().ok()?.space.allocate_unreserved(Class::Data, request)
+        self.running().ok()?.space.allocate_unreserved(Class::Data, request).ok()
     }
 
     /// Reserves metadata space for changes that will be written to the trees later, until the

@@ -28,9 +28,11 @@
 //!    poison the gate when their thread panics, before the transaction can be frozen. A lock of the
 //!    running state that a panic left poisoned does the same.
 //! 3. A thread that holds a handle does no data I/O, does not wait for another handle, and does not
-//!    commit.
+//!    commit. It takes no lock that a thread may hold while it joins: debug builds give a handle
+//!    the rank [`rank::Handle`], and panic.
 
 pub(crate) mod commit;
+pub(crate) mod discards;
 pub(crate) mod enospc;
 pub(crate) mod gate;
 pub(crate) mod read_epochs;
@@ -43,6 +45,7 @@ use crate::error::TreeError;
 use crate::forest::Forest;
 use butternut_format::units::{Generation, TreeId};
 use butternut_space::Reservation;
+use butternut_sys::lock::{Mark, rank};
 use enospc::Purpose;
 use gate::PanicState;
 use running::Running;
@@ -104,9 +107,10 @@ pub struct Handle {
     forest: Arc<Forest>,
     generation: Generation,
     /// Held until the handle is dropped. The blocks of the changes are allocated beside it.
-    _reservation: Reservation,
+    reservation: Reservation,
     is_changed: Cell<bool>,
     watch: PanicState,
+    _mark: Mark<rank::Handle>,
 }
 
 impl Forest {
@@ -121,6 +125,7 @@ impl Forest {
             ReservationLevel::Deletion | ReservationLevel::Prereserved => Purpose::Deletion,
         };
         self.reserve_or_flush(purpose, |running| {
+            let mark = Mark::new();
             let generation = running.gate.join()?;
             let reservation = running.reserve_items(need);
             if reservation.is_err() {
@@ -129,7 +134,7 @@ impl Forest {
             Ok(reservation.map(|reservation| {
                 let (forest, is_changed) = (Arc::clone(self), Cell::new(false));
                 let watch = PanicState::now();
-                Handle { forest, generation, _reservation: reservation, is_changed, watch }
+                Handle { forest, generation, reservation, is_changed, watch, _mark: mark }
             }))
         })
     }
@@ -157,6 +162,8 @@ impl Drop for Handle {
             if self.is_changed.get() {
                 running.gate.mark_changed();
             }
+            // Before it ends: a thread without space looks for members first (law 2 of `reserve`).
+            self.reservation.release();
             running.gate.end();
         }
     }

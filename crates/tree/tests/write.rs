@@ -202,7 +202,7 @@ fn a_commit_of_superblock_changes_alone_can_be_opened() {
     assert_eq!(forest.root_tree().root().generation, generation);
 }
 
-/// A device that calls a closure at its next flush.
+/// A device that runs a closure on another thread at its next flush.
 struct Interrupting {
     inner: Arc<dyn Device>,
     call: Mutex<Option<Box<dyn FnOnce() + Send>>>,
@@ -238,7 +238,7 @@ impl Device for Interrupting {
     fn flush(&self) -> Result<(), DeviceError> {
         let call = self.call.lock().expect("no panics").take();
         if let Some(call) = call {
-            call();
+            std::thread::spawn(call).join().expect("no panics");
         }
         self.inner.flush()
     }

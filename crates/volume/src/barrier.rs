@@ -20,11 +20,12 @@
 //!    device has. A device whose later superblock copies fail is not lost.
 //! 7. A device that became shorter than its device item has failed for as long as the volume is
 //!    open, even if later writes make it longer again.
-//! 8. [`Volume::check_own_supers`] finds a superblock that another writer has changed. Nothing may
-//!    be written after that.
+//! 8. [`Volume::check_own_supers`] finds a superblock that another writer has changed. From then on
+//!    every write, superblock and discard is refused: the other writer may use the space.
 
 use crate::device_events::DeviceEventKind;
 use crate::error::{VolumeError, chain};
+use crate::foreign_writer::ForeignSuper;
 use crate::members::{LastSuper, Member};
 use crate::stripe::Layout;
 use crate::super_blocks;
@@ -40,6 +41,11 @@ use zerocopy::{FromBytes, IntoBytes};
 type Copies = Vec<(usize, u64, Buffer)>;
 
 impl Volume {
+    /// Fails if another writer has changed a superblock (law 8).
+    pub(crate) fn check_no_other_writer(&self) -> Result<(), VolumeError> {
+        self.foreign_writer.check()
+    }
+
     /// Returns whether every chunk can be written: all devices are present and open for writing,
     /// and none is stale. With `degraded`, stale devices are allowed if the volume is complete
     /// without them.
@@ -79,7 +85,7 @@ impl Volume {
     pub fn check_own_supers(&self) -> Result<(), VolumeError> {
         for member in self.members.iter().filter(|member| !member.is_seed) {
             if self.record_length(member) {
-                check_own_super(member)?;
+                check_own_super(member).map_err(|found| self.foreign_writer.record(found))?;
             }
         }
         Ok(())
@@ -142,10 +148,12 @@ impl Volume {
     ///
     /// # Errors
     ///
-    /// The first failed write of a first copy, or [`VolumeError::NotFlushed`] if none failed but
+    /// The first failed write of a first copy, [`VolumeError::ForeignSuper`], or
+    /// [`VolumeError::NotFlushed`] if none failed but
     /// the last flush of some devices did, if the volume is not complete without the failed
     /// devices.
     pub fn write_super(&self, raw: &RawSuperBlock) -> Result<(), VolumeError> {
+        self.check_no_other_writer()?;
         let (mut primaries, mut others) = (Copies::new(), Copies::new());
         let mut lost = Vec::new();
         for (slot, member) in self.members.iter().enumerate().filter(|(_, member)| !member.is_seed)
@@ -280,7 +288,7 @@ impl Volume {
 }
 
 /// Law 8. A superblock that cannot be read proves nothing.
-fn check_own_super(member: &Member) -> Result<(), VolumeError> {
+fn check_own_super(member: &Member) -> Result<(), ForeignSuper> {
     let Some(&offset) = COPY_OFFSETS.first() else { return Ok(()) };
     let Ok(bytes) = super_blocks::read_bytes(member.device.as_ref(), offset) else {
         member.errors.count_read();
@@ -306,5 +314,5 @@ fn check_own_super(member: &Member) -> Result<(), VolumeError> {
         return Ok(());
     }
     let have = format!("generation {}", found.generation);
-    Err(VolumeError::ForeignSuper { device: member.device.name().to_owned(), have, want })
+    Err(ForeignSuper { device: member.device.name().to_owned(), have, want })
 }

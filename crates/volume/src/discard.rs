@@ -5,8 +5,8 @@
 //!    afterwards.
 //! 2. A device that cannot discard succeeds silently. Chunks with parity are not discarded: the
 //!    parity would not match data that changes by itself.
-//! 3. A seed device is never discarded: other volumes that grew from it still have what this one
-//!    deleted.
+//! 3. A seed is never discarded: its own volume, and others that were grown from it, still refer to
+//!    data that this volume has freed.
 
 use crate::error::VolumeError;
 use crate::volume::Volume;
@@ -50,9 +50,9 @@ impl Volume {
     }
 
     fn discard_at(&self, slot: usize, physical: Physical, bytes: u64) -> Result<(), VolumeError> {
-        let Some(member) = self.members.get(slot).filter(|member| !member.is_seed) else {
-            return Ok(());
-        };
+        self.check_no_other_writer()?;
+        let member = self.members.get(slot).filter(|member| !member.is_seed);
+        let Some(member) = member else { return Ok(()) };
         member.device.discard(physical.0, bytes).map_err(|source| VolumeError::Device {
             device: member.device.name().to_owned(),
             offset: physical.0,

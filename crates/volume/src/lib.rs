@@ -24,6 +24,7 @@ mod data_queue;
 mod device_events;
 mod discard;
 mod error;
+mod foreign_writer;
 mod in_place;
 mod members;
 mod profile;

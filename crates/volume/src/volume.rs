@@ -21,6 +21,7 @@
 
 use crate::chunk_map::{ChunkMap, Chunks};
 use crate::error::VolumeError;
+use crate::foreign_writer::ForeignWriter;
 use crate::in_place::InPlace;
 use crate::members::{DeviceStatus, ErrorCounts, Member, match_devices};
 use crate::queue_pool::QueuePool;
@@ -66,6 +67,7 @@ pub struct Volume {
     items: Mutex<BTreeMap<(DevId, [u8; 16]), DeviceItem>, rank::DeviceItems>,
     writable_degraded: AtomicBool,
     pub(crate) in_place: InPlace,
+    pub(crate) foreign_writer: ForeignWriter,
 }
 
 impl Volume {
@@ -97,6 +99,7 @@ impl Volume {
             items: Mutex::default(),
             writable_degraded: AtomicBool::new(false),
             in_place: InPlace::default(),
+            foreign_writer: ForeignWriter::default(),
         };
         for chunk in super_block.system_chunks() {
             let chunk = chunk.map_err(VolumeError::Chunk)?;

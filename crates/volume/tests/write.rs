@@ -5,13 +5,16 @@
 
 mod set;
 
-use butternut_device::{Device, Fault, Rule};
+use butternut_device::{Device, Fault, MemoryDevice, Rule};
+use butternut_format::checksum::ChecksumKind;
 use butternut_format::chunk::BlockGroupFlags;
 use butternut_format::device_item::DeviceItem;
-use butternut_format::super_block::{COPY_OFFSETS, SuperBlock};
+use butternut_format::super_block::{COPY_OFFSETS, FLAG_SEEDING, SuperBlock};
 use butternut_format::units::{DevId, Generation, Logical, Physical};
-use butternut_volume::{DataWrite, VolumeError};
+use butternut_volume::{DataWrite, OpenOptions, Volume, VolumeError};
 use set::{BYTES, DEVICE_BYTES, FSID, START, chunk, pattern, profiles, set, super_block, uuid};
+use std::sync::Arc;
+use zerocopy::IntoBytes;
 
 #[test]
 fn writes_of_all_sizes_are_on_every_mirror_of_every_profile() {
@@ -210,4 +213,42 @@ fn discards_reach_every_mirror_and_nothing_else() {
     set.check(START + 65536, &vec![0; 65536]);
     set.check(START + 2 * 65536, &bytes[2 * 65536..]);
     assert!(set.volume.discard(Logical(START + BYTES), 4096).is_err());
+}
+
+/// The volume has freed the data of a file that it shares with its seed.
+#[test]
+fn a_seed_is_not_discarded() {
+    let devices: Vec<Arc<dyn Device>> = (1..=2)
+        .map(|devid| Arc::new(MemoryDevice::new(&format!("memory{devid}"), DEVICE_BYTES)) as _)
+        .collect();
+    let seed = [0x5e; 16];
+    let mut items = Vec::new();
+    for (device, devid) in devices.iter().zip(1..) {
+        let mut raw = super_block(devid, 2);
+        if devid == 1 {
+            (raw.fsid, raw.dev_item.fsid) = (seed, seed);
+            raw.flags.set(FLAG_SEEDING);
+        }
+        raw.bytenr.set(COPY_OFFSETS[0]);
+        raw.csum = ChecksumKind::Crc32c.compute(&raw.as_bytes()[32..]);
+        device.write_at(COPY_OFFSETS[0], raw.as_bytes()).unwrap();
+        items.push(DeviceItem::check_raw(&raw.dev_item).unwrap());
+    }
+    let volume = Volume::open(devices.clone(), OpenOptions::default()).unwrap();
+    for item in &items {
+        volume.install_device(item);
+    }
+    // A chunk of one stripe, on the seed.
+    let flags = BlockGroupFlags::DATA;
+    volume.install_chunk(Logical(START), &chunk(flags, 1)).unwrap();
+    volume.seal().unwrap();
+    assert!(volume.is_on_seed(Logical(START)));
+    let bytes = pattern(1, 65536);
+    devices[0].write_at(4 << 20, &bytes).unwrap();
+    volume.discard(Logical(START), 65536).unwrap();
+    let mut found = vec![0; bytes.len()];
+    devices[0].read_at(4 << 20, &mut found).unwrap();
+    assert!(found == bytes, "the seed was discarded");
+    assert_eq!(devices[0].counters().now().discards, 0);
+    assert!(volume.discard_device(DevId(1), Physical(4 << 20), 65536).is_err());
 }

@@ -25,6 +25,11 @@ impl Held {
     pub(super) fn taken(_: Rank) -> Self {
         Self {}
     }
+
+    #[inline]
+    pub(super) fn is_listed(_: Rank) -> bool {
+        false
+    }
 }
 
 #[cfg(debug_assertions)]
@@ -67,6 +72,13 @@ mod checked {
             // At the end of a thread the list may be gone.
             LIST.try_with(|list| list.borrow_mut().push(entry)).unwrap_or_default();
             Self { rank }
+        }
+
+        /// Returns whether this thread has an entry of a rank.
+        pub(in super::super) fn is_listed(rank: Rank) -> bool {
+            let is_in =
+                |list: &RefCell<Vec<Entry>>| list.borrow().iter().any(|entry| entry.rank == rank);
+            LIST.try_with(is_in).unwrap_or(false)
         }
     }
 

@@ -110,6 +110,8 @@ ranks! {
     Inode
     /// The free space that one queue writes to.
     QueueAllocationRun
+    /// A handle of the running transaction: no lock, but a commit waits for it.
+    Handle
     /// The inode item of one inode, also while it is read.
     Attributes
     /// The subvolumes that were written to.
@@ -196,6 +198,8 @@ ranks! {
     Tree
     /// The trees that the running transaction uses.
     Trees
+    /// The global reserve, while it is computed again.
+    GlobalReserve
     /// The changes of references that the commit writes.
     DelayedReferences
     /// The checksums that the commit writes.
@@ -208,6 +212,8 @@ ranks! {
     NextSuperBlock
     /// The readers of trees in an epoch.
     ReadEpochs
+    /// The number of threads that discard freed space.
+    Discards
     /// A shard of the tree blocks that are being read.
     PendingReads
     /// Whether one tree block was read.

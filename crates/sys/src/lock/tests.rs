@@ -105,6 +105,23 @@ fn guards_dropped_in_any_order_are_no_longer_held() {
     assert!(!is_refused(|| drop((outer.lock(), inner.read()))));
 }
 
+#[cfg(debug_assertions)]
+#[test]
+fn a_mark_counts_as_a_lock_of_its_rank() {
+    type OuterMark = Mark<rank::WorkerQueue>;
+    let (outer, inner) = (Outer::new(1), Inner::new(2));
+    assert!(!OuterMark::is_held());
+    let mark = OuterMark::new();
+    assert!(OuterMark::is_held());
+    assert!(is_refused(|| drop(outer.lock())));
+    assert!(is_refused(|| drop(OuterMark::new())));
+    assert!(!is_refused(|| drop(inner.read())));
+    drop(mark);
+    assert!(!OuterMark::is_held());
+    assert!(is_refused(|| drop((inner.read(), OuterMark::new()))));
+    assert!(!is_refused(|| drop(outer.lock())));
+}
+
 #[cfg(not(debug_assertions))]
 #[test]
 fn release_builds_check_no_order() {

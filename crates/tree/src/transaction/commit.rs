@@ -48,6 +48,7 @@ use butternut_format::refused::require;
 use butternut_format::super_block::{RawRootBackup, RawSuperBlock};
 use butternut_format::units::{Generation, Logical, TreeId};
 use butternut_space::Class;
+use butternut_sys::lock::{Mark, rank};
 use butternut_volume::VolumeError;
 use std::sync::Arc;
 use zerocopy::FromZeros;
@@ -87,6 +88,7 @@ impl Forest {
     }
 
     fn commit_once(self: &Arc<Self>) -> Result<Generation, TreeError> {
+        debug_assert!(!Mark::<rank::Handle>::is_held(), "a commit waits for all handles");
         let running = self.running()?;
         let target = running.gate.generation();
         let _guard = running.committing.lock();
@@ -100,6 +102,7 @@ impl Forest {
         let Some(generation) = running.gate.freeze()? else {
             let committed = running.gate.committed();
             self.flush_in_place(running, committed)?;
+            self.unpin_left(running);
             return Ok(committed);
         };
         let _watch = self.watch_panics();

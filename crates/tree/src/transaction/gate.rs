@@ -57,6 +57,11 @@ impl Gate {
         self.state().cause.as_ref().map(read_only)
     }
 
+    /// Fails if an error has made the volume read-only.
+    pub(crate) fn check(&self) -> Result<(), TreeError> {
+        self.cause().map_or(Ok(()), Err)
+    }
+
     /// Adds a member. Waits while the transaction is being frozen.
     pub(super) fn join(&self) -> Result<Generation, TreeError> {
         let mut state = self.state();

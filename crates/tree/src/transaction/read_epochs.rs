@@ -18,6 +18,9 @@
 //! 3. Space that stayed pinned for a reader becomes free when the last such reader leaves, or with
 //!    the next commit. A reservation that finds no space waits for such readers before it fails,
 //!    at most [`WAIT_MAX`] long: its caller may hold a lock that a reader waits for.
+//! 4. A reader never discards: its caller may hold locks, and a discard takes long. With the option
+//!    `discard`, what the last reader leaves stays pinned until the next commit, with or without
+//!    changes, or until a reservation finds no space ([`Forest::unpin_left`]).
 
 use crate::forest::Forest;
 use crate::transaction::running::Running;
@@ -85,6 +88,11 @@ impl State {
         self.waiting = (up_to != Some(committed)).then_some(committed);
         up_to
     }
+
+    /// Returns the same for the commits whose pinned space waits for readers.
+    fn unpinnable_now(&mut self) -> Option<Generation> {
+        self.waiting.and_then(|waiting| self.unpinnable(waiting))
+    }
 }
 
 impl Forest {
@@ -112,11 +120,24 @@ impl Forest {
         }
     }
 
-    fn unpin_up_to(&self, running: &Running, generation: Generation) {
+    /// Unpins the space that the last readers have left without a discard (law 4).
+    pub(crate) fn unpin_left(&self, running: &Running) {
         if !self.discards() {
+            return;
+        }
+        let up_to = running.read_epochs.state().unpinnable_now();
+        if let Some(up_to) = up_to {
+            self.unpin_up_to(running, up_to);
+        }
+    }
+
+    fn unpin_up_to(&self, running: &Running, generation: Generation) {
+        // After an error it is not certain what the devices hold: another writer may use the space.
+        if !self.discards() || running.gate.cause().is_some() {
             running.space.unpin(generation);
             return;
         }
+        let _discarding = running.discards.begin();
         for range in running.space.unpin_to_caller(generation) {
             let bytes = range.end.saturating_sub(range.start);
             self.volume().discard(Logical(range.start), bytes).ok();
@@ -128,22 +149,25 @@ impl Forest {
 impl Drop for ReadEpoch<'_> {
     fn drop(&mut self) {
         let Some((since, running)) = self.since.zip(self.forest.running().ok()) else { return };
-        let up_to = {
-            let mut state = running.read_epochs.state();
-            if let Some(count) = state.count.get_mut(&since) {
-                *count = count.saturating_sub(1);
-                if *count == 0 {
-                    state.count.remove(&since);
-                }
-            }
-            let up_to = state.waiting.and_then(|waiting| state.unpinnable(waiting));
-            state.unpinning = state.unpinning.saturating_add(usize::from(up_to.is_some()));
-            up_to
-        };
-        let Some(up_to) = up_to else { return };
-        self.forest.unpin_up_to(running, up_to);
         let mut state = running.read_epochs.state();
-        state.unpinning = state.unpinning.saturating_sub(1);
+        if let Some(count) = state.count.get_mut(&since) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                state.count.remove(&since);
+            }
+        }
+        if state.waiting.is_none() {
+            return;
+        }
+        if !self.forest.discards()
+            && let Some(up_to) = state.unpinnable_now()
+        {
+            state.unpinning = state.unpinning.saturating_add(1);
+            drop(state);
+            running.space.unpin(up_to);
+            state = running.read_epochs.state();
+            state.unpinning = state.unpinning.saturating_sub(1);
+        }
         drop(state);
         running.read_epochs.left.notify_all();
     }

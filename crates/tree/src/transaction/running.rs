@@ -21,6 +21,7 @@ use crate::forest::Forest;
 use crate::pending_checksums::PendingChecksums;
 use crate::references::item::{ExtentItem, read_extent};
 use crate::references::{Content, PendingRefs, Ref, References};
+use crate::transaction::discards::Discards;
 use crate::transaction::gate::Gate;
 use crate::transaction::read_epochs::ReadEpochs;
 use crate::transaction::{Need, ReservationLevel};
@@ -144,6 +145,8 @@ pub(crate) struct Running {
     /// them.
     reserve_base: AtomicU64,
     reserve_bytes: AtomicU64,
+    /// Held while the reserves are computed for `space`, so that it gets the newest ones last.
+    reserve_update: Mutex<(), rank::GlobalReserve>,
     /// The size of the trees that a commit changes, as of the last one, in bytes.
     pub(crate) commit_trees: AtomicU64,
     /// The commit reserve that `space` has, in bytes.
@@ -153,6 +156,7 @@ pub(crate) struct Running {
     /// The superblock of the last commit, with the changes of the running transaction.
     super_block: Mutex<RawSuperBlock, rank::NextSuperBlock>,
     pub(crate) read_epochs: ReadEpochs,
+    pub(crate) discards: Discards,
     /// Held during a commit (law 5 of `commit`).
     pub(crate) committing: Mutex<(), rank::Commit>,
 }
@@ -180,12 +184,14 @@ impl Running {
             dirty_blocks: AtomicU64::new(0),
             reserve_base: AtomicU64::new(0),
             reserve_bytes: AtomicU64::new(0),
+            reserve_update: Mutex::default(),
             commit_trees: AtomicU64::new(0),
             commit_reserve: AtomicU64::new(0),
             free_changes: Mutex::default(),
             chunks: Mutex::new(Chunks::default()),
             super_block: Mutex::new(*super_block.raw()),
             read_epochs: ReadEpochs::default(),
+            discards: Discards::default(),
             committing: Mutex::default(),
             params,
         };
@@ -518,15 +524,32 @@ impl Running {
     /// Raises the global reserve with each delayed reference and pending checksum, since each may
     /// add an item in the commit.
     fn update_global_reserve(&self) {
+        if self.reserves() == self.known_reserves() {
+            return;
+        }
+        let _update = self.reserve_update.lock();
+        let reserves = self.reserves();
+        if reserves != self.known_reserves() {
+            let (global_reserve, commit_reserve) = reserves;
+            self.reserve_bytes.store(global_reserve, Ordering::Relaxed);
+            self.commit_reserve.store(commit_reserve, Ordering::Relaxed);
+            self.space.set_global_reserve(Class::Metadata, global_reserve, commit_reserve);
+        }
+    }
+
+    /// Returns the global reserve and the commit reserve that `space` has.
+    fn known_reserves(&self) -> (u64, u64) {
+        let global_reserve = self.reserve_bytes.load(Ordering::Relaxed);
+        (global_reserve, self.commit_reserve.load(Ordering::Relaxed))
+    }
+
+    /// Returns the global reserve and the commit reserve that the running transaction needs now.
+    fn reserves(&self) -> (u64, u64) {
         let pending = length(self.references().len()).saturating_mul(RESERVE_BYTES_PER_REFERENCE);
         let pending = pending.saturating_add(self.pending_checksums().bytes().saturating_mul(2));
         let pending = pending - pending % RESERVE_STEP;
         let global_reserve = self.reserve_base.load(Ordering::Relaxed).saturating_add(pending);
-        let commit_reserve = self.commit_reserve_bytes(pending);
-        let is_new = self.reserve_bytes.swap(global_reserve, Ordering::Relaxed) != global_reserve;
-        if self.commit_reserve.swap(commit_reserve, Ordering::Relaxed) != commit_reserve || is_new {
-            self.space.set_global_reserve(Class::Metadata, global_reserve, commit_reserve);
-        }
+        (global_reserve, self.commit_reserve_bytes(pending))
     }
 
     /// Returns the bytes that a commit may need: each delayed reference may copy a leaf of the
