@@ -24,7 +24,6 @@ use crate::error::FileError;
 use crate::merge::edit::{Draft, Edit, FileEdit, apply, apply_shared};
 use crate::merge::extent_item::ExtentItem;
 use crate::overlay::{CompressedExtent, PendingExtent, Place};
-use crate::state::backing::Backing;
 use crate::state::{FileState, InodeUpdate};
 use crate::units::in_memory;
 use butternut_format::file_extent::{DiskExtent, ExtentRun, FileExtent};
@@ -199,7 +198,7 @@ impl FileState {
             }
         }
         drop(overlay);
-        let inline = self.newer_block(0).filter(|(_, backing)| *backing == Backing::Inline);
+        let inline = self.newer_block(0).filter(|(_, backing)| backing.is_inline());
         let inline = inline.map(|(bytes, _)| bytes);
         if self.gave_up_compression {
             draft.flags = InodeFlags::NOCOMPRESS;

@@ -6,6 +6,7 @@
     reason = "a test that panics has failed; its patterns keep the low bits"
 )]
 
+mod changing_extents;
 mod compressed_merges;
 mod compression;
 mod crashes;
