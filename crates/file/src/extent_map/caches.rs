@@ -123,11 +123,15 @@ impl Mapping {
                 MappingKind::Regular { extent, encoding, skip },
                 MappingKind::Regular { extent: follower, encoding: its_encoding, skip: its_skip },
             ) => {
+                // Only a run of an uncompressed extent lies inside the extent on disk.
                 let is_plain = encoding.compression == Compression::None
                     && its_encoding.compression == Compression::None;
+                if !is_plain {
+                    return false;
+                }
                 let (start, end) =
                     (extent.logical.0 + *skip, extent.logical.0 + *skip + self.bytes);
-                if !is_plain || end != follower.logical.0 + its_skip {
+                if end != follower.logical.0 + its_skip {
                     return false;
                 }
                 *extent = DiskExtent { logical: Logical(start), bytes: self.bytes + next.bytes };
@@ -144,4 +148,24 @@ impl Mapping {
 pub(crate) fn mapping_at(region: &Region, offset: u64) -> Option<&Mapping> {
     let index = region.partition_point(|mapping| mapping.end() <= offset);
     region.get(index).filter(|mapping| mapping.offset <= offset)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::extent_map::Encoding;
+    use butternut_format::units::Generation;
+
+    #[test]
+    fn compressed_extents_at_the_end_of_the_address_space_are_not_joined() {
+        let encoding = Encoding {
+            compression: Compression::Zlib,
+            ram_bytes: 128 << 10,
+            generation: Generation(1),
+        };
+        let extent = DiskExtent { logical: Logical(u64::MAX - 8191), bytes: SECTOR_BYTES };
+        let kind = MappingKind::Regular { extent, encoding, skip: 0 };
+        let mut mapping = Mapping { offset: 0, bytes: 128 << 10, kind };
+        assert!(!mapping.absorb(&Mapping { offset: 128 << 10, ..mapping }));
+    }
 }

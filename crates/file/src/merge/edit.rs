@@ -114,6 +114,11 @@ impl Edit {
         self.pending_extents.last().copied()
     }
 
+    /// Whether the trees show more of the file afterwards than a file of `size_in_tree` bytes.
+    pub(crate) fn makes_progress(&self, size_in_tree: u64) -> bool {
+        !self.pending_extents.is_empty() || self.is_inline || self.size != size_in_tree
+    }
+
     /// Upper bound of the items that it changes.
     pub(crate) fn items(&self) -> u32 {
         let items = 1 + self.changes.len() + self.references.len();
