@@ -12,6 +12,7 @@ mod compression;
 mod crashes;
 mod faults;
 mod model;
+mod nowait;
 mod preallocated;
 mod readahead;
 mod script;
