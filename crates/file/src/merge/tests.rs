@@ -34,10 +34,8 @@ fn a_merge_on_a_full_volume_ends_beside_a_block_that_stays_dirty() {
     other.write_back().expect("space");
     assert!(stuck.write_back().is_err() && stuck.dirty_bytes() > 0);
     let (one, two) = (&mut |_: &mut _| {}, &mut |_: &mut _| {});
-    let mut files = [
-        MergeFile { file: &mut stuck, update: one },
-        MergeFile { file: &mut other, update: two },
-    ];
+    let mut files =
+        [MergeFile { file: &mut stuck, update: one }, MergeFile { file: &mut other, update: two }];
     // Where both change the trees, the second finds no space, each time.
     injector.fail_every(2);
     let merged = merge_on_full_volume(&mut files);

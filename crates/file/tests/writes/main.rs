@@ -10,6 +10,7 @@ mod changing_extents;
 mod compressed_merges;
 mod compression;
 mod crashes;
+mod damaged_leaf;
 mod faults;
 mod model;
 mod nowait;
