@@ -142,6 +142,9 @@ impl Mapping {
 }
 
 /// The mappings of a range of a file, in order. Ends after the first error.
+///
+/// The file may change between two steps: each mapping is as the file was at one moment since the
+/// iterator was made.
 #[derive(Debug)]
 pub struct Mappings {
     items: ItemMappings,
@@ -161,6 +164,8 @@ pub(crate) struct ItemMappings {
     item_end: u64,
     /// Found after a hole that was returned first.
     next: Option<Mapping>,
+    /// The version of the items that `item_end` and `next` belong to.
+    items_version: u64,
 }
 
 impl Mappings {
@@ -188,6 +193,10 @@ impl Mappings {
         let Some((shared, next)) = &mut self.newer else { return self.items.next().transpose() };
         if self.range.is_empty() {
             return Ok(None);
+        }
+        if !self.items.is_current() {
+            self.items.restart(self.range.start);
+            *next = None;
         }
         let overlay = shared.overlay();
         let data_end = shared.size().max(overlay.end()).next_multiple_of(SECTOR_BYTES);
@@ -236,7 +245,20 @@ impl ItemMappings {
     }
 
     fn with_cursor(view: &FileView, range: Range<u64>, cursor: Cursor) -> Self {
-        Self { view: view.clone(), range, cursor, is_positioned: false, item_end: 0, next: None }
+        let (view, items_version) = (view.clone(), view.items_version());
+        Self { view, range, cursor, is_positioned: false, item_end: 0, next: None, items_version }
+    }
+
+    /// Whether the items are those of the last step.
+    fn is_current(&self) -> bool {
+        self.items_version == self.view.items_version()
+    }
+
+    /// Begins again at byte `start`. An item that was read before may have been split since.
+    fn restart(&mut self, start: u64) {
+        self.range.start = start;
+        (self.is_positioned, self.item_end, self.next) = (false, 0, None);
+        self.items_version = self.view.items_version();
     }
 
     fn find_next(&mut self) -> Result<Option<Mapping>, FileError> {
@@ -316,6 +338,8 @@ impl Iterator for Mappings {
     type Item = Result<Mapping, FileError>;
 
     fn next(&mut self) -> Option<Self::Item> {
+        let shared = self.newer.as_ref().map(|(shared, _)| Arc::clone(shared));
+        let _items = shared.as_ref().map(|shared| shared.lock_items_shared());
         let found = self.find_next();
         self.range.start = match &found {
             Ok(Some(mapping)) => mapping.end(),

@@ -24,7 +24,6 @@ use crate::error::FileError;
 use crate::merge::edit::{Draft, Edit, FileEdit, apply, apply_shared};
 use crate::merge::extent_item::ExtentItem;
 use crate::overlay::{CompressedExtent, PendingExtent, Place};
-use crate::state::backing::Backing;
 use crate::state::{FileState, InodeUpdate};
 use crate::units::in_memory;
 use butternut_format::file_extent::{DiskExtent, ExtentRun, FileExtent};
@@ -103,7 +102,11 @@ impl FileState {
         combine(&mut result, batch.apply(files));
         // The data is on disk and its metadata is reserved, so the global reserve may be used.
         if result.as_ref().is_err_and(FileError::is_no_space) {
-            result = merge_on_full_volume(files);
+            let merged = merge_on_full_volume(files);
+            // Blocks that stay dirty are on no disk, and the error is the only one that says so.
+            if merged.is_err() || files.iter().all(|merging| merging.file.is_clean()) {
+                result = merged;
+            }
         }
         result
     }
@@ -199,7 +202,7 @@ impl FileState {
             }
         }
         drop(overlay);
-        let inline = self.newer_block(0).filter(|(_, backing)| *backing == Backing::Inline);
+        let inline = self.newer_block(0).filter(|(_, backing)| backing.is_inline());
         let inline = inline.map(|(bytes, _)| bytes);
         if self.gave_up_compression {
             draft.flags = InodeFlags::NOCOMPRESS;
@@ -276,11 +279,15 @@ impl Draft<'_> {
 }
 
 impl MergeFile<'_> {
-    /// Merges a file on a full volume, in small steps.
+    /// Merges a file on a full volume, in small steps. Returns `None` if there was nothing that
+    /// could be merged.
     fn merge_on_full_volume(&mut self) -> Result<Option<Generation>, FileError> {
         let mut generation = None;
         while !self.file.is_clean() {
             let (edit, is_last) = self.file.plan_merge(FULL_VOLUME_PENDING_MAX)?;
+            if !edit.makes_progress(self.file.size_in_tree) {
+                break;
+            }
             let (file, update) = (&mut *self.file, &mut *self.update);
             generation =
                 apply(&mut [FileEdit { file, edit, update }], ReservationLevel::Prereserved)?;
@@ -379,3 +386,6 @@ fn extent_of(place: Place, bytes: u64) -> FileExtent<'static> {
     };
     FileExtent::regular(Generation(0), disk, ExtentRun { offset, num_bytes: bytes })
 }
+
+#[cfg(test)]
+mod tests;

@@ -14,7 +14,7 @@
 //!    writer first waits for these threads ([`SharedFile::wait_for_readahead`]).
 //! 4. Every change of the file's items in the tree changes [`SharedFile::items_version`], and no
 //!    two states of the items of any file have the same version: a map that is cached under a
-//!    version is never out of date.
+//!    version is never out of date. The version changes while the items are locked exclusively.
 //! 5. Readers look up the tree while they hold [`SharedFile::lock_items_shared`]. A merge that
 //!    shares the file changes the items in several steps, under
 //!    [`SharedFile::lock_items_exclusive`], and only where the overlay shows newer data.

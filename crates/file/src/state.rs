@@ -44,6 +44,7 @@ use crate::source::Source;
 use crate::state::data_reservation::DataReservation;
 use crate::state::inline::{CompressedInline, InlineShape};
 use crate::state::nowait::NowaitResources;
+use crate::units::FILE_BYTES_MAX;
 use butternut_format::feature;
 use butternut_format::file_extent::Compression;
 use butternut_format::inode::{Inode, InodeFlags};
@@ -86,7 +87,7 @@ pub struct FileState {
     pub(crate) metadata_reservation: Mutex<Option<Reservation>, rank::MetadataReservation>,
     /// Edges that are prepared and not dirty yet, whose metadata is reserved.
     pub(crate) prepared_edges: u64,
-    /// Size and byte count of the inode item.
+    /// Size of the file as the inode item has it, and byte count of the inode item.
     pub(crate) size_in_tree: u64,
     pub(crate) bytes_in_tree: AtomicU64,
     pub(crate) shape: Option<InlineShape>,
@@ -120,7 +121,8 @@ impl FileState {
             stay: CacheMode::Cached,
             metadata_reservation: Mutex::default(),
             prepared_edges: 0,
-            size_in_tree: inode.size,
+            // As the view: a larger size cannot be reached, and the next change corrects it.
+            size_in_tree: inode.size.min(FILE_BYTES_MAX),
             bytes_in_tree: AtomicU64::new(inode.bytes_used),
             shape: None,
             merged_to: 0,

@@ -29,6 +29,11 @@ pub(crate) fn open_with(options: ForestOptions) -> Source {
 
 /// An empty file.
 pub(crate) fn file(source: &Source) -> FileState {
+    file_of(source, INO)
+}
+
+/// An empty file with an inode number of its own.
+pub(crate) fn file_of(source: &Source, ino: u64) -> FileState {
     let tree = source.forest().tree(TreeId::FS).expect("the root tree").expect("a tree");
     let key = |ino| Key::new(ino, ItemType::INODE_ITEM, 0);
     let top = tree.find(&key(256)).expect("a search").expect("the top directory");
@@ -36,7 +41,7 @@ pub(crate) fn file(source: &Source) -> FileState {
     let inode = Inode { size: 0, bytes_used: 0, mode: 0o100_644, ..top };
     let handle = source.forest().join(Need::items(1)).expect("space");
     let edit = handle.tree(TreeId::FS).expect("a tree");
-    edit.put(&key(INO), &inode.to_bytes()).expect("a change that was reserved for");
+    edit.put(&key(ino), &inode.to_bytes()).expect("a change that was reserved for");
     drop(handle);
-    FileState::new(source, &tree, Ino(INO), &inode)
+    FileState::new(source, &tree, Ino(ino), &inode)
 }

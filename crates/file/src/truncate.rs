@@ -52,8 +52,8 @@ impl FileState {
         }
         let is_inline = {
             let backing = self.newer_block(0).map(|(_, backing)| backing);
-            // Compressed inline data may have become too long, and be waiting for space on disk.
-            backing == Some(Backing::Inline)
+            // Compressed inline data may have become too long, and be waiting to be written.
+            backing.is_some_and(Backing::is_inline)
                 || backing.is_some() && self.shape().is_ok_and(|shape| shape.is_inline)
         };
         if is_inline {

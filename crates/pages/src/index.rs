@@ -12,7 +12,9 @@
 //! 2. A page under writeback is not removed, and its bytes do not change: a write to it gives the
 //!    page another frame.
 //! 3. A page that is written to or invalidated while it is being read is not inserted by that fill.
-//! 4. No group is empty. `newer_groups` holds the numbers of the groups with pages that are newer
+//! 4. A drop-behind page whose frame has another user is not dropped. A writer that is about to
+//!    change a part of a page relies on its bytes: the write must not have to read the disk.
+//! 5. No group is empty. `newer_groups` holds the numbers of the groups with pages that are newer
 //!    than the disk.
 
 use crate::cache::Accounting;
@@ -57,7 +59,7 @@ pub(crate) struct Run {
 #[derive(Debug, Default)]
 pub(crate) struct Index {
     groups: BTreeMap<u64, Box<PageGroup>>,
-    /// Numbers of the groups with pages that are dirty or under writeback (law 4).
+    /// Numbers of the groups with pages that are dirty or under writeback (law 5).
     newer_groups: BTreeSet<u64>,
     pub(crate) fills: Fills,
     pub(crate) pages: usize,
@@ -289,7 +291,7 @@ impl Index {
         let mut removed = 0;
         self.each(accounting, pages, |index, accounting, page| {
             let is_dropbehind = index.find(page).is_some_and(|(group, slot)| {
-                group.is_dropbehind(slot) && group.state(slot) == PageState::Clean
+                group.drops_behind(slot) && group.state(slot) == PageState::Clean
             });
             removed += usize::from(is_dropbehind && index.remove_one(accounting, page));
         });
@@ -402,7 +404,7 @@ impl Index {
         if result == WritebackResult::Redirty && was == PageState::Writeback {
             group.set_dirty(slot, true);
         }
-        let (is_dropbehind, accesses) = (group.is_dropbehind(slot), group.accesses(slot));
+        let (is_dropbehind, accesses) = (group.drops_behind(slot), group.accesses(slot));
         self.note_newer(page, true);
         self.writeback -= 1;
         accounting.core().counters.writeback.subtract(1);
@@ -455,7 +457,7 @@ impl Index {
         (group, slot)
     }
 
-    /// Checks laws 1 and 4, for tests.
+    /// Checks laws 1 and 5, for tests.
     ///
     /// # Panics
     ///
@@ -472,10 +474,10 @@ impl Index {
         let is_under_writeback =
             |state| matches!(state, PageState::Writeback | PageState::WritebackDirty);
         assert_eq!(self.writeback, count(is_under_writeback), "law 1: under writeback");
-        assert!(self.groups.values().all(|group| !group.is_empty()), "law 4");
+        assert!(self.groups.values().all(|group| !group.is_empty()), "law 5");
         assert_eq!(self.newer, count(PageState::is_newer), "law 1: newer");
         let newer = self.groups.iter().filter(|(_, group)| group.newer_bits() != 0);
-        assert!(newer.map(|(number, _)| number).eq(&self.newer_groups), "law 4");
+        assert!(newer.map(|(number, _)| number).eq(&self.newer_groups), "law 5");
         assert_eq!(self.dirty_list_key.is_some(), self.dirty > 0, "dirty files are listed");
     }
 }

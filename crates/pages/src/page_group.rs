@@ -178,6 +178,11 @@ impl PageGroup {
         self.dropbehind.load(Ordering::Relaxed) & bit(slot) != 0
     }
 
+    /// Whether the page can be dropped after its use: no thread has its frame.
+    pub(crate) fn drops_behind(&self, slot: usize) -> bool {
+        self.is_dropbehind(slot) && !self.frame(slot).is_some_and(Frame::is_shared)
+    }
+
     pub(crate) fn set_dropbehind(&mut self, slot: usize) {
         self.dropbehind.fetch_or(bit(slot), Ordering::Relaxed);
     }

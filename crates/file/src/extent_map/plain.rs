@@ -3,8 +3,8 @@
 //! Direct reads need nothing else of the tree. A file that was overwritten at random has one run
 //! for each block, and a run takes a fifth of the memory of a mapping.
 //!
-//! Holes, compressed, inline and preallocated extents are not in this map; [`crate::extent_map`]
-//! finds them.
+//! Holes, compressed, inline and preallocated extents are not in this map, nor anything behind an
+//! unreadable leaf; [`crate::extent_map`] finds them.
 
 use crate::error::FileError;
 use crate::extent_map::view::FileView;
@@ -26,17 +26,14 @@ pub(crate) struct PlainRun {
 pub(crate) type PlainMap = [PlainRun];
 
 /// Reads the map of region `number` from the tree, up to an unreadable leaf.
-pub(crate) fn load(
-    view: &FileView,
-    number: u64,
-) -> Result<(Vec<PlainRun>, Option<FileError>), FileError> {
+pub(crate) fn load(view: &FileView, number: u64) -> Result<Vec<PlainRun>, FileError> {
     let start = number * REGION_BYTES;
     let mut runs: Vec<PlainRun> = Vec::new();
     let _items = view.lock_items_shared();
     for mapping in ItemMappings::of_short_range(view, start..start.saturating_add(REGION_BYTES)) {
         let mapping = match mapping {
             Ok(mapping) => mapping,
-            Err(error) if error.is_unreadable_block() => return Ok((runs, Some(error))),
+            Err(error) if error.is_unreadable_block() => break,
             Err(error) => return Err(error),
         };
         let Some(run) = plain(&mapping, start) else { continue };
@@ -45,7 +42,7 @@ pub(crate) fn load(
             _ => runs.push(run),
         }
     }
-    Ok((runs, None))
+    Ok(runs)
 }
 
 /// Returns where byte `offset` of the file is, and how many bytes from there on are contiguous,

@@ -16,7 +16,7 @@
 
 use crate::checksum_cache::Gathered;
 use crate::error::FileError;
-use crate::extent_map::caches::{LookupCaches, Region, mapping_at};
+use crate::extent_map::caches::{LookupCaches, Region};
 use crate::extent_map::view::FileView;
 use crate::extent_map::{Encoding, Mapping, MappingKind};
 use crate::overlay::CompressedExtent;
@@ -253,10 +253,10 @@ impl Plan {
         let mut region: Option<Arc<Region>> = None;
         let mut run: Option<Run> = None;
         while range.start < range.end && !self.is_full() {
-            let here = region.as_ref().and_then(|region| mapping_at(region, range.start));
+            let here = region.as_ref().and_then(|region| region.at(range.start));
             let Some(mapping) = here else {
                 region = match caches.region(view, range.start) {
-                    Ok(region) if mapping_at(&region, range.start).is_some() => Some(region),
+                    Ok(region) if region.at(range.start).is_some() => Some(region),
                     Ok(_) => return self.add_run(caches, view, run),
                     Err(error) => return self.add_run(caches, view, run).and(Err(error)),
                 };

@@ -32,7 +32,6 @@ pub fn seek_hole(view: &FileView, offset: u64) -> Result<Option<u64>, FileError>
 }
 
 fn first(view: &FileView, offset: u64, want_data: bool) -> Result<Option<u64>, FileError> {
-    let _items = view.lock_items_shared();
     for mapping in Mappings::of(view, offset..view.size()) {
         let mapping = mapping?;
         let is_data = !matches!(mapping.kind, MappingKind::Hole | MappingKind::Preallocated { .. });

@@ -114,6 +114,11 @@ impl Edit {
         self.pending_extents.last().copied()
     }
 
+    /// Whether the trees show more of the file afterwards than a file of `size_in_tree` bytes.
+    pub(crate) fn makes_progress(&self, size_in_tree: u64) -> bool {
+        !self.pending_extents.is_empty() || self.is_inline || self.size != size_in_tree
+    }
+
     /// Upper bound of the items that it changes.
     pub(crate) fn items(&self) -> u32 {
         let items = 1 + self.changes.len() + self.references.len();
@@ -174,20 +179,9 @@ impl FileState {
     }
 
     /// Records that an edit is in the trees, in the state that readers share. `finish_edit` removes
-    /// from the overlay what the tree shows now.
-    fn finish_edit_shared(
-        &self,
-        edit: &Edit,
-        is_merge: bool,
-        finish_edit: impl FnOnce(&mut Overlay),
-    ) {
-        // The items version changes first: a reader that does not find a pending extent any more
-        // must see the new items.
-        if is_merge {
-            self.shared.bump_items_version_after_merge();
-        } else {
-            self.shared.bump_items_version();
-        }
+    /// from the overlay what the tree shows now. The items version has changed before: a reader
+    /// that does not find a pending extent any more must see the new items.
+    fn finish_edit_shared(&self, edit: &Edit, finish_edit: impl FnOnce(&mut Overlay)) {
         finish_edit(&mut self.shared.overlay_mut_same_data());
         let bytes = self.bytes_in_tree.load(Ordering::Acquire);
         let bytes = bytes.saturating_add_signed(edit.bytes_used);
@@ -196,9 +190,7 @@ impl FileState {
 
     /// Records that an edit is in the trees.
     pub(crate) fn finish_edit(&mut self, edit: &Edit) {
-        self.finish_edit_shared(edit, !edit.pending_extents.is_empty(), |overlay| {
-            overlay.drop_merged(&edit.pending_extents);
-        });
+        self.finish_edit_shared(edit, |overlay| overlay.drop_merged(&edit.pending_extents));
         if edit.is_inline {
             self.finish_inline();
             self.compressed_inline = None;
@@ -224,6 +216,8 @@ struct TreeEdit<'a, 'b> {
     file: &'a FileState,
     edit: &'a Edit,
     update: &'a mut (dyn FnMut(&mut Inode) + 'b),
+    /// It merges pending extents, and may do other things too.
+    is_merge: bool,
 }
 
 /// Applies edits of several files of one volume in one transaction, and finishes them.
@@ -233,7 +227,8 @@ pub(crate) fn apply(
 ) -> Result<Option<Generation>, FileError> {
     let rows = files.iter_mut().map(|applied| {
         let FileEdit { file, edit, update } = applied;
-        TreeEdit { file, edit, update: &mut **update }
+        let is_merge = !edit.pending_extents.is_empty();
+        TreeEdit { file, edit, update: &mut **update, is_merge }
     });
     let generation = apply_to_trees(&mut rows.collect::<Vec<_>>(), level)?;
     for applied in files {
@@ -250,9 +245,9 @@ pub(crate) fn apply_shared(
     update: InodeUpdate<'_>,
     merging: &[(u64, PendingExtent)],
 ) -> Result<Option<Generation>, FileError> {
-    let generation =
-        apply_to_trees(&mut [TreeEdit { file, edit, update }], ReservationLevel::Normal)?;
-    file.finish_edit_shared(edit, true, |overlay| overlay.finish_merging(merging));
+    let row = TreeEdit { file, edit, update, is_merge: true };
+    let generation = apply_to_trees(&mut [row], ReservationLevel::Normal)?;
+    file.finish_edit_shared(edit, |overlay| overlay.finish_merging(merging));
     file.trim_metadata();
     Ok(generation)
 }
@@ -297,8 +292,8 @@ fn change_trees(handle: &Handle, rows: &mut [TreeEdit<'_, '_>]) -> Result<(), Fi
     put_items(handle, rows, changes).map_err(|error| FileError::from(handle.abort(error)))
 }
 
-/// Changes the items of the files. References and checksums are queued before, so a reader that
-/// finds an item finds its checksums too.
+/// Changes the items of the files, and their versions. References and checksums are queued before,
+/// so a reader that finds an item finds its checksums too.
 fn put_items(
     handle: &Handle,
     rows: &[TreeEdit<'_, '_>],
@@ -313,6 +308,14 @@ fn put_items(
             batch.push(next);
         }
         handle.tree(tree)?.merge(&batch)?;
+    }
+    for row in rows {
+        let shared = &row.file.shared;
+        if row.is_merge {
+            shared.bump_items_version_after_merge();
+        } else {
+            shared.bump_items_version();
+        }
     }
     Ok(())
 }

@@ -412,7 +412,13 @@ impl ReadaheadJob {
                 unchanged => unchanged,
             };
         let mut left = self.range.clone();
-        while let Some(claimed) = self.pages.claim(&left) {
+        while !left.is_empty() {
+            let Some(claimed) = self.pages.claim(&left) else {
+                // Another thread reads the first absent page. Those behind it are left to this one.
+                let absent = self.pages.missing(left.clone());
+                left.start = absent.map_or(left.end, |absent| absent.start + 1);
+                continue;
+            };
             let pages = claimed.pages();
             left.start = pages.end;
             let start = pages.start * PAGE_BYTES;

@@ -16,7 +16,7 @@ use crate::state::backing::Backing;
 use crate::units::BLOCK;
 use crate::units::pages_of;
 use butternut_format::units::{SECTOR_BYTES, length};
-use butternut_pages::{PageWrite, Tags, WritebackReason, WritebackResult};
+use butternut_pages::{PageWrite, WritebackReason, WritebackResult};
 use butternut_sys::frames::Frame;
 use std::ops::Range;
 
@@ -122,17 +122,20 @@ impl FileState {
     pub(crate) fn bytes_reserved_in(&self, pages: &Range<u64>) -> u64 {
         let change = self.shared.pages().change();
         let reserved =
-            change.dirty(pages.clone()).filter(|(.., tag)| *tag == Backing::Reserved.tag());
+            change.dirty(pages.clone()).filter(|(.., tag)| Backing::of(*tag).is_reserved());
         length(reserved.count()) * SECTOR_BYTES
     }
 
     /// Marks the first block clean: it is in the tree now.
     pub(crate) fn finish_inline(&mut self) {
-        let tags = Tags::NONE.with(Backing::Inline.tag());
-        let first = self.shared.pages().begin_writeback(&(0..1), 1, tags, WritebackReason::Sync);
-        for block in first {
+        let (first, tags) = (0..1, Backing::inline_tags());
+        let before = self.bytes_reserved_in(&first);
+        let blocks = self.shared.pages().begin_writeback(&first, 1, tags, WritebackReason::Sync);
+        for block in blocks {
             block.end(WritebackResult::Written);
         }
+        self.bytes_reserved -= before - self.bytes_reserved_in(&first);
+        self.release_unused_data();
     }
 
     /// Changes where a dirty block will be written.

@@ -10,7 +10,9 @@
 //!    moves the block.
 //! 3. Files with nodatacow are never inline.
 //! 4. Inline data is compressed where the file is, and where that makes it smaller. A file of up to
-//!    one block is inline if its compressed data is small enough (law 1).
+//!    one block is inline if its compressed data is small enough (law 1). Its space on disk stays
+//!    reserved until it is in the tree: its end may be cut off, or its flags may change, and then
+//!    it may not be compressible any more.
 
 use crate::error::FileError;
 use crate::merge::extent_item::ExtentItem;
@@ -79,7 +81,7 @@ impl FileState {
 
     /// Returns whether the file has dirty inline data, which only a merge writes.
     pub fn has_dirty_inline(&self) -> bool {
-        self.dirty_backing(0) == Some(Backing::Inline)
+        self.dirty_backing(0).is_some_and(Backing::is_inline)
     }
 
     /// Whether data that is newer than the tree lies after the first block, or on disk.
@@ -104,7 +106,7 @@ impl FileState {
         let size = self.size();
         let Some((block, backing)) = self.newer_block(0) else { return Ok(()) };
         let may_be = match backing {
-            Backing::Inline => true,
+            Backing::Inline | Backing::CompressedInline => true,
             Backing::Reserved if self.compression_policy().is_some() => {
                 size <= SECTOR_BYTES
                     && !self.has_other_newer_data()
@@ -118,18 +120,8 @@ impl FileState {
         self.compressed_inline =
             self.compress_inline(block.get(..in_memory(size)).unwrap_or_default());
         match (backing, &self.compressed_inline) {
-            (Backing::Reserved, Some(_)) => {
-                self.set_backing(0, Backing::Inline);
-                self.bytes_reserved -= SECTOR_BYTES;
-            }
-            (Backing::Inline, None) if size > INLINE_BYTES_MAX => {
-                if let Err(error) = self.reserve(1) {
-                    self.record_error(&error);
-                    self.invalidate_pages(&(0..SECTOR_BYTES));
-                    return Err(error);
-                }
-                self.set_backing(0, Backing::Reserved);
-            }
+            (Backing::Reserved, Some(_)) => self.set_backing(0, Backing::CompressedInline),
+            (Backing::CompressedInline, None) => self.set_backing(0, Backing::Reserved),
             _ => {}
         }
         Ok(())
@@ -156,8 +148,8 @@ impl FileState {
             self.wait_for_direct_writes(&(0..SECTOR_BYTES));
         }
         let first = self.newer_block(0).map(|(_, backing)| backing);
-        if first == Some(Backing::Inline) {
-            self.reserve(1)?;
+        if let Some(backing) = first.filter(|backing| backing.is_inline()) {
+            self.reserve(usize::from(!backing.is_reserved()))?;
             self.set_backing(0, Backing::Reserved);
         } else if first.is_none() && !range.contains(&0) && self.is_inline_now()? {
             let bytes = self.read_block(0)?;

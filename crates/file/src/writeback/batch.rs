@@ -160,7 +160,7 @@ impl FileState {
                 self.bytes_reserved -= range.end - range.start;
                 Ok((RunOrigin::DirtyReserved, vec![(range, Target::New)]))
             }
-            Backing::InPlace | Backing::Inline => {
+            Backing::InPlace | Backing::Inline | Backing::CompressedInline => {
                 self.write_targets(&range).map(|targets| (RunOrigin::Dirty, targets))
             }
         };

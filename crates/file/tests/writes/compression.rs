@@ -6,6 +6,7 @@ use butternut_file::{FileState, MappingKind, Mappings, Source};
 use butternut_format::feature::{COMPRESS_LZO, COMPRESS_ZSTD};
 use butternut_format::file_extent::Compression;
 use butternut_format::inode::InodeFlags;
+use butternut_space::Cluster;
 use butternut_volume::{OpenOptions, Volume};
 
 const INO: u64 = 300;
@@ -225,4 +226,35 @@ fn a_cut_compressed_extent_is_shown_in_parts_and_merged_once() {
     data[100_000..300_000].fill(0);
     file.merge(&mut |_| {}).unwrap();
     compare(&source, &file, &data);
+}
+
+/// Noise twice. A shorter part of it does not look compressible: all bytes of a sample differ.
+fn repeated_noise(bytes: usize) -> Vec<u8> {
+    let mut half = noise(bytes / 2);
+    for (number, chunk) in half.chunks_mut(256).enumerate() {
+        chunk.iter_mut().zip(16 * number as u8..).take(16).for_each(|(byte, new)| *byte = new);
+    }
+    half.repeat(2)
+}
+
+#[test]
+fn a_small_file_that_is_not_compressible_any_more_keeps_its_data_on_a_full_volume() {
+    let source = open(&fresh(256));
+    let mut file = compressed_file(&source, Some(Compression::Zstd));
+    let mut data = repeated_noise(3584);
+    file.write_at(0, &data).unwrap();
+    // It is to become inline, so writeback leaves it in memory.
+    file.write_back().unwrap();
+    assert!(file.has_dirty_inline());
+    let forest = source.forest();
+    let mut taken = Vec::new();
+    while let Ok(space) = forest.allocate_data(4096, 128 << 20, Cluster(0)) {
+        taken.push(space);
+    }
+    file.truncate(3328, &mut |_| {}).unwrap();
+    data.truncate(3328);
+    compare(&source, &file, &data);
+    file.merge(&mut |_| {}).unwrap();
+    compare(&source, &file, &data);
+    assert_eq!(extents(&file), [(0, 4096, Compression::None, 4096)]);
 }

@@ -1,7 +1,7 @@
 //! Failing devices, and full volumes.
 
 use crate::script::{Dice, compare};
-use crate::volume::{create, fresh, inode, open, open_faulty, state, subvolume, try_create};
+use crate::volume::{create, fresh, inode, open, open_faulty, put, state, subvolume, try_create};
 use butternut_device::{Fault, FaultyDevice, Rule, When};
 use butternut_file::{
     FILE_BYTES_MAX, FallocateSize, FileError, FileState, MergeFile, Source, Stream,
@@ -378,4 +378,26 @@ fn a_failed_write_in_place_leaves_no_stale_page() {
         assert_eq!(cached(), 8 - lost, "the pages of the range are unknown");
     }
     assert_eq!(stream.read_at(0, &mut bytes).unwrap(), bytes.len());
+}
+
+#[test]
+fn a_file_whose_item_has_an_impossible_size_can_be_changed() {
+    for size in [u64::MAX, u64::MAX - 4000, FILE_BYTES_MAX + 1] {
+        let source = open(&fresh(192));
+        put(&source, 300, &Inode { size, ..inode(&source, 256) }).unwrap();
+        let mut file = state(&source, 300);
+        assert_eq!(file.size(), FILE_BYTES_MAX);
+        assert!(file.is_clean(), "nothing is newer than the tree");
+        file.punch_hole(0..1 << 20, &mut |_| {}).unwrap();
+        file.write_at(5000, &noise(1, 5000)).unwrap();
+        file.punch_hole(0..6000, &mut |_| {}).unwrap();
+        commit(&source, &mut file);
+        assert_eq!(inode(&source, 300).size, FILE_BYTES_MAX);
+        file.truncate(8000, &mut |_| {}).unwrap();
+        commit(&source, &mut file);
+        let mut want = noise(1, 5000);
+        want.splice(..0, vec![0; 5000]);
+        want[..6000].fill(0);
+        compare(&source, &file, &want[..8000]);
+    }
 }

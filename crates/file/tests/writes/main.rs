@@ -6,11 +6,14 @@
     reason = "a test that panics has failed; its patterns keep the low bits"
 )]
 
+mod changing_extents;
 mod compressed_merges;
 mod compression;
 mod crashes;
+mod damaged_leaf;
 mod faults;
 mod model;
+mod nowait;
 mod preallocated;
 mod readahead;
 mod script;

@@ -90,3 +90,23 @@ fn pages_that_are_evicted_before_they_are_read_shrink_the_window() {
     let small = (0..32).map(|_| read()).max().unwrap();
     assert!(small > 0 && small * 3 <= large, "{small} pages at once, {large} before");
 }
+
+#[test]
+fn a_page_that_another_reader_reads_does_not_end_the_readahead() {
+    let (source, workers, bytes) = opened(1024);
+    let stream = Stream::new(source.clone(), state(&source, INO).view().clone());
+    let pages = source.pages().file(stream.view().key());
+    // Another reader reads some pages that will be requested.
+    let others = [64, 65, 100].map(|page| pages.claim(&(page..page + 1)).unwrap());
+    let mut buf = vec![0; 8 * 4096];
+    for at in (0..5).map(|read| read * 8 * 4096) {
+        assert_eq!(stream.read_at(at as u64, &mut buf).unwrap(), buf.len());
+        assert_eq!(buf, bytes[at..at + buf.len()]);
+    }
+    let (end, ended) = mpsc::channel::<()>();
+    workers.spawn_fifo(move || end.send(()).unwrap());
+    ended.recv().unwrap();
+    let absent = |page: &u64| pages.missing(*page..page + 1).is_some();
+    assert_eq!((40..128).filter(absent).collect::<Vec<_>>(), [64, 65, 100]);
+    drop(others);
+}

@@ -57,7 +57,7 @@ pub(crate) fn try_create(source: &Source, ino: u64) -> Result<(), TreeError> {
     put(source, ino, &Inode { size: 0, bytes_used: 0, mode: 0o100_644, ..top })
 }
 
-fn put(source: &Source, ino: u64, inode: &Inode) -> Result<(), TreeError> {
+pub(crate) fn put(source: &Source, ino: u64, inode: &Inode) -> Result<(), TreeError> {
     let handle = source.forest().join(Need::items(1))?;
     handle.tree(TreeId::FS)?.put(&Key::new(ino, ItemType::INODE_ITEM, 0), &inode.to_bytes())
 }

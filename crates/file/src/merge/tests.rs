@@ -1,0 +1,45 @@
+//! Merges on a full volume, beside blocks that cannot be written back.
+
+use super::{MergeFile, merge_on_full_volume};
+use crate::test_volume::{file_of, open_with};
+use crate::{FallocateSize, FileState, Source};
+use butternut_format::file_extent::FileExtent;
+use butternut_format::key::{ItemType, Key};
+use butternut_format::units::{Generation, SECTOR_BYTES, TreeId};
+use butternut_tree::{EnospcInjector, ForestOptions, Need};
+
+const BYTES: u64 = 16 * SECTOR_BYTES;
+const STUCK: u64 = 300;
+const OTHER: u64 = 301;
+
+/// A file with a dirty block whose write target cannot be looked up: two of its items overlap.
+fn stuck_file(source: &Source) -> FileState {
+    let mut file = file_of(source, STUCK);
+    file.allocate(0..BYTES, FallocateSize::Extend, &mut |_| {}).expect("space");
+    file.write_at(0, &[1; 4096]).expect("preallocated space");
+    let handle = source.forest().join(Need::items(1)).expect("space");
+    let tree = handle.tree(TreeId::FS).expect("a tree");
+    let key = Key::new(STUCK, ItemType::EXTENT_DATA, SECTOR_BYTES);
+    tree.put(&key, &FileExtent::hole(Generation(0), SECTOR_BYTES).to_bytes()).expect("space");
+    file
+}
+
+#[test]
+fn a_merge_on_a_full_volume_ends_beside_a_block_that_stays_dirty() {
+    let injector = EnospcInjector::default();
+    let enospc_injector = Some(injector.clone());
+    let source = open_with(ForestOptions { enospc_injector, ..ForestOptions::default() });
+    let (mut stuck, mut other) = (stuck_file(&source), file_of(&source, OTHER));
+    other.write_at(0, &[2; 8192]).expect("space");
+    other.write_back().expect("space");
+    assert!(stuck.write_back().is_err() && stuck.dirty_bytes() > 0);
+    let (one, two) = (&mut |_: &mut _| {}, &mut |_: &mut _| {});
+    let mut files =
+        [MergeFile { file: &mut stuck, update: one }, MergeFile { file: &mut other, update: two }];
+    // Where both change the trees, the second finds no space, each time.
+    injector.fail_every(2);
+    let merged = merge_on_full_volume(&mut files);
+    injector.fail_none();
+    assert!(merged.is_ok() == other.is_clean(), "{merged:?}");
+    assert_eq!(stuck.dirty_bytes(), SECTOR_BYTES);
+}

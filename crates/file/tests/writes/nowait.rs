@@ -1,0 +1,42 @@
+//! Nowait writes of blocks whose uncached writeback completes meanwhile, which drops their pages.
+
+use crate::compression::noise;
+use crate::script::compare;
+use crate::volume::{create, fresh, open_faulty, state};
+use butternut_device::{Fault, FaultyDevice, Rule};
+use butternut_format::inode::InodeFlags;
+use butternut_pages::WritebackReason;
+use std::sync::Arc;
+
+const INO: u64 = 300;
+const BYTES: usize = 8 * 4096;
+
+#[test]
+fn a_nowait_write_reads_no_block_whose_page_is_dropped_after_it_was_prepared() {
+    for (at, bytes) in [(100, 50), (4000, 200), (4096 + 5, 3 * 4096)] {
+        let device = Arc::new(FaultyDevice::new(fresh(256), 1));
+        let source = open_faulty(&device);
+        source.set_flusher(true);
+        create(&source, INO, InodeFlags::default());
+        let mut file = state(&source, INO);
+        let mut want = noise(BYTES);
+        file.write_at(0, &want).unwrap();
+        file.merge(&mut |_| {}).unwrap();
+        source.pages().shrink(1000);
+        want.reverse();
+        file.write_uncached(0, &want).unwrap();
+        let (batch, planned) = file.start_writeback(u64::MAX, WritebackReason::Uncached);
+        planned.unwrap();
+        assert!(file.prepare_nowait_write(at, bytes).unwrap());
+        batch.expect("dirty blocks").write_and_complete().unwrap();
+        let rule = device.add(Rule::everywhere(Fault::ReadError));
+        let new = noise(bytes);
+        assert_eq!(file.write_at(at, &new).unwrap(), bytes);
+        file.end_nowait_write();
+        assert_eq!(device.fault_counts().read_errors, 0, "no device is read");
+        device.remove(rule);
+        let at = usize::try_from(at).unwrap();
+        want[at..at + bytes].copy_from_slice(&new);
+        compare(&source, &file, &want);
+    }
+}
