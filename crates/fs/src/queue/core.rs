@@ -171,8 +171,12 @@ impl Core {
     ) -> Arc<Self> {
         let (arena, bounce_arena) = arenas;
         let arenas = vec![arena.clone(), bounce_arena.clone()];
-        let options = DataQueueOptions { depth: depth * 2, arenas, event: event.clone() };
-        let data = shared.volume().data_queue(&options);
+        let volume = shared.volume();
+        let copies = volume.chunks().iter().map(|layout| layout.attributes().copies).max();
+        // Each request may be a write of all copies: then a request never waits for another one.
+        let device_requests = depth * copies.map_or(2, |copies| copies.max(2));
+        let options = DataQueueOptions { depth: device_requests, arenas, event: event.clone() };
+        let data = volume.data_queue(&options);
         let inner = Inner {
             data,
             bounce_arena,
@@ -180,7 +184,7 @@ impl Core {
             free: Vec::with_capacity(depth),
             staged: None,
             buffer_lists: Vec::new(),
-            polled: Vec::with_capacity(2 * depth),
+            polled: Vec::with_capacity(device_requests),
             polled_at: Mark::default(),
             done: VecDeque::with_capacity(depth),
             unsynced: Vec::new(),
