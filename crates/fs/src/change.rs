@@ -60,7 +60,7 @@ impl Change<'_> {
             }
             Err(NamesError::Tree(error)) => Err(Error::Tree(self.edit.fail(error))),
             Err(error) if self.is_begun.get() => {
-                Err(Error::Tree(self.handle.abort(cause(&self.edit, error))))
+                Err(Error::Tree(self.handle.abort(error.into_midway(self.edit.id()))))
             }
             Err(refused) => Err(refused.into()),
         }
@@ -102,30 +102,5 @@ impl Change<'_> {
         }
         let source = Refused::new("inode", "none", "the item that was read before");
         Err(Error::Tree(self.edit.fail(TreeError::Corrupt { tree: self.edit.id(), source })))
-    }
-}
-
-/// Returns the error of a change that cannot continue.
-fn cause(edit: &TreeEdit<'_>, error: NamesError) -> TreeError {
-    match error {
-        NamesError::Tree(error) => error,
-        NamesError::Corrupt { tree, source } => TreeError::Corrupt { tree, source },
-        refused @ (NamesError::TooMany { .. }
-        | NamesError::Exists
-        | NamesError::NoEntry
-        | NamesError::NameTooLong
-        | NamesError::BadName(_)
-        | NamesError::Crowded
-        | NamesError::TooManyLinks
-        | NamesError::NumbersUsedUp { .. }
-        | NamesError::NoAttribute
-        | NamesError::AttributeExists
-        | NamesError::AttributeTooLarge { .. }
-        | NamesError::Invalid { .. }
-        | NamesError::Unsupported { .. }) => {
-            let source =
-                Refused::new("change", refused.to_string(), "no error after the first step");
-            TreeError::Corrupt { tree: edit.id(), source }
-        }
     }
 }

@@ -180,6 +180,10 @@ impl Filesystem {
 
     /// Returns the target of a symbolic link, cut off at `bytes_max` bytes.
     pub(crate) fn symlink_text(&self, id: FileId, bytes_max: u64) -> Result<Vec<u8>> {
+        // A thread that deletes the inode has it locked exclusively.
+        let write_state = self.shared.write_state.as_ref();
+        let entry = write_state.map(|write_state| write_state.table.entry(id));
+        let _state = entry.as_ref().map(|entry| entry.lock_shared());
         let view = self.view(id)?;
         let bytes = usize::try_from(view.size().min(bytes_max)).unwrap_or(0);
         let mut text = vec![0; bytes];

@@ -5,7 +5,8 @@
 mod volume;
 
 use butternut::server::FilesystemExt;
-use butternut::{Error, FileKind, RenameFlags, SetAttributes, SetXattr};
+use butternut::{Error, FileKind, Follow, RenameFlags, SetAttributes, SetXattr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use volume::{TestVolume, names, new};
 
 #[test]
@@ -362,4 +363,36 @@ fn concurrent_changes_of_the_same_names_are_consistent() {
         }
     });
     volume.reopen(fs);
+}
+
+/// A program that replaces a file, or a symbolic link, by a rename hides it from no reader.
+#[test]
+fn a_path_whose_last_name_is_replaced_meanwhile_can_always_be_opened() {
+    let volume = TestVolume::new();
+    let fs = volume.open();
+    let root = fs.root();
+    fs.create(root, b"target", &new(0o644)).unwrap();
+    let make = |name: &[u8]| {
+        fs.create(root, &[name, b".file"].concat(), &new(0o644)).unwrap();
+        fs.symlink(root, &[name, b".link"].concat(), b"target", &new(0)).unwrap();
+    };
+    make(b"a");
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            while !is_over.load(Ordering::Acquire) {
+                fs.open_path(b"a.file").unwrap();
+                fs.open_path(b"a.link").unwrap();
+                fs.resolve(b"a.link", Follow::Last).unwrap();
+            }
+        });
+        for _ in 0..3000 {
+            make(b"b");
+            for (from, to) in [(&b"b.file"[..], &b"a.file"[..]), (b"b.link", b"a.link")] {
+                fs.rename((root, from), (root, to), RenameFlags::default()).unwrap();
+            }
+        }
+        is_over.store(true, Ordering::Release);
+        reader.join().unwrap();
+    });
 }

@@ -93,7 +93,7 @@ pub fn unlink_last(
         visit(key, item);
     })?;
     let Some(index) = index else {
-        return Err(midway(edit, entry::hash_key(dir, name), NamesError::NoEntry));
+        return Err(midway(edit, NamesError::NoEntry));
     };
     entry::remove(edit, dir, name, index)
 }
@@ -201,8 +201,7 @@ fn add_reference(edit: &impl EditItems, new: &NewName<'_>) -> Result<(), NamesEr
 /// Removes a reference like [`remove_reference`], after the first change of an operation: an error
 /// ends the transaction.
 fn remove_known_reference(edit: &impl EditItems, old: &OldName<'_>) -> Result<u64, NamesError> {
-    let key = entry::hash_key(old.dir, old.name);
-    remove_reference(edit, old).map_err(|error| midway(edit, key, error))
+    remove_reference(edit, old).map_err(|error| midway(edit, error))
 }
 
 /// Removes the reference that [`add_reference`] added.

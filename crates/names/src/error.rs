@@ -53,6 +53,22 @@ pub enum NamesError {
     Unsupported { what: &'static str },
 }
 
+impl NamesError {
+    /// Returns the cause with which a change of `tree` ends that met this error after its first
+    /// part: any such error makes the volume read-only.
+    pub fn into_midway(self, tree: TreeId) -> TreeError {
+        let refused = self.to_string();
+        if let Self::Tree(error) = self {
+            return error;
+        }
+        if let Self::Corrupt { tree, source } = self {
+            return TreeError::Corrupt { tree, source };
+        }
+        let source = Refused::new("change", refused, "no error after the first part");
+        TreeError::Corrupt { tree, source }
+    }
+}
+
 impl From<TreeError> for NamesError {
     fn from(source: TreeError) -> Self {
         Self::Tree(source)
@@ -68,15 +84,11 @@ pub(crate) fn corrupt_midway(edit: &impl EditItems, key: Key, source: Refused) -
 
 /// Makes the error of a step that failed after the first part of a change, and makes the volume
 /// read-only. An error of the tree has done that already.
-pub(crate) fn midway(edit: &impl EditItems, key: Key, error: NamesError) -> NamesError {
+pub(crate) fn midway(edit: &impl EditItems, error: NamesError) -> NamesError {
     if let NamesError::Tree(_) = error {
         return error;
     }
-    if let NamesError::Corrupt { tree, source } = error {
-        return NamesError::Tree(edit.fail(TreeError::Corrupt { tree, source }));
-    }
-    let source = Refused::new("change", error.to_string(), "no error after the first part");
-    corrupt_midway(edit, key, source)
+    NamesError::Tree(edit.fail(error.into_midway(edit.edited_tree())))
 }
 
 /// Makes the error of a corrupt item.

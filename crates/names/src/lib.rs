@@ -53,7 +53,7 @@ pub use items::{EditItems, Limits, OwnedItem, ReadItems};
 pub use link::{Link, first_link, links};
 pub use list::{Entry, List, list};
 pub use lookup::{Found, Target, lookup};
-pub use number::{INDEX_FIRST, INO_LAST, next_index, next_ino};
+pub use number::{INDEX_FIRST, INO_LAST, check_index, next_index, next_ino};
 pub use old_name::{Backref, OldName, OldTarget, backref};
 pub use orphan::{add_orphan, orphans, remove_orphan};
 pub use path::{DEPTH_MAX, PATHS_BYTES_MAX, PathBudget, directory_path, first_path, paths};

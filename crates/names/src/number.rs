@@ -1,13 +1,13 @@
 //! The next free inode number of a subvolume, and the next free index of a directory.
 //!
 //! Both only grow, and are one more than the largest in use. The caller looks each up once and
-//! counts on from there.
+//! counts on from there, and passes every index that it has counted to [`check_index`].
 
 use crate::error::NamesError;
 use crate::items::ReadItems;
 use crate::list::INDEX_END;
 use butternut_format::key::{ItemType, Key};
-use butternut_format::units::Ino;
+use butternut_format::units::{Ino, TreeId};
 
 /// The first inode number of a file: 256 is the root directory of the subvolume.
 const INO_FIRST: u64 = 257;
@@ -34,8 +34,13 @@ pub fn next_index(tree: &impl ReadItems, dir: Ino) -> Result<u64, NamesError> {
     let used = last
         .filter(|(key, _)| key.objectid == dir.0 && key.item_type == ItemType::DIR_INDEX)
         .map_or(0, |(key, _)| key.offset);
-    match used.checked_add(1).filter(|next| *next < INDEX_END) {
-        Some(next) => Ok(next.max(INDEX_FIRST)),
-        None => Err(NamesError::NumbersUsedUp { tree: tree.tree_id(), what: "directory indexes" }),
+    check_index(tree.tree_id(), used.saturating_add(1).max(INDEX_FIRST))
+}
+
+/// Returns the index for the next entry of a directory of `tree`, if a listing can return it.
+pub fn check_index(tree: TreeId, index: u64) -> Result<u64, NamesError> {
+    if index < INDEX_END {
+        return Ok(index);
     }
+    Err(NamesError::NumbersUsedUp { tree, what: "directory indexes" })
 }

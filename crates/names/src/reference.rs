@@ -86,8 +86,8 @@ fn extend(
 }
 
 /// Changes the name and the index of a reference in `parent`. Returns the old index, or `None` if
-/// the reference is not in the first form or the item has no space for both: nothing is changed
-/// then.
+/// the reference is not in the first form, the item has no space for both, or the item has the new
+/// name: nothing is changed then.
 pub(crate) fn rename(
     edit: &impl EditItems,
     ino: Ino,
@@ -101,8 +101,11 @@ pub(crate) fn rename(
     edit.alter(&key, &mut |item| {
         let item = item.unwrap_or_default();
         let fits = item.len().saturating_add(new.item_bytes()) <= limit;
+        // A damaged volume may have a reference without an entry.
+        let is_there = |entry: InodeRef<'_>| entry.name == new.name;
+        let is_taken = InodeRefs::new(item).map_while(Result::ok).any(is_there);
         match without_ref(item, old) {
-            Ok(Some(mut shortened)) if fits => {
+            Ok(Some(mut shortened)) if fits && !is_taken => {
                 index = Some(shortened.index);
                 new.append_to(&mut shortened.item);
                 Alter::Put(shortened.item)

@@ -130,22 +130,18 @@ impl Signal {
             if state.is_stopped {
                 return Work::Stop;
             }
-            if state.is_kicked {
+            let left = state.changed_at.map(|since| every.saturating_sub(since.elapsed()));
+            // A commit that is due comes first: writers may queue files as fast as they are merged.
+            if state.is_kicked || left.is_some_and(|left| left.is_zero()) {
                 return Work::Commit;
             }
             if !state.to_merge.is_empty() {
                 return Work::Merge(std::mem::take(&mut state.to_merge));
             }
-            let Some(since) = state.changed_at else {
-                state = self.wake.wait(state);
-                continue;
+            state = match left {
+                None => self.wake.wait(state),
+                Some(left) => self.wake.wait_timeout(state, left).0,
             };
-            let left = every.saturating_sub(since.elapsed());
-            if left.is_zero() {
-                return Work::Commit;
-            }
-            let waited = self.wake.wait_timeout(state, left);
-            state = waited.0;
         }
     }
 }

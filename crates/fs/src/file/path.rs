@@ -1,5 +1,6 @@
 //! Opens and creates regular files by their paths.
 
+use crate::names::path::past_races;
 use crate::{Error, File, FileId, Filesystem, Follow, NewInode, Result};
 
 /// How often [`Filesystem::create_path`] starts over because another thread created or removed the
@@ -13,7 +14,7 @@ impl Filesystem {
     /// # Errors
     /// As [`Filesystem::resolve`] and [`Filesystem::open_file`].
     pub fn open_path(&self, path: &[u8]) -> Result<File> {
-        self.open_file(self.resolve(path, Follow::Last)?)
+        past_races(|| self.open_file(self.resolve_once(path, Follow::Last)?))
     }
 
     /// Opens the regular file at `path` and truncates it to no bytes; creates it if it does not

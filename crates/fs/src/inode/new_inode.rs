@@ -171,7 +171,7 @@ pub(crate) fn next_index(
     state: &mut InodeState,
 ) -> Result<u64> {
     if let Some(index) = state.next_index {
-        return Ok(index);
+        return Ok(names::check_index(subvolume.id, index)?);
     }
     let index = names::next_index(&subvolume.tree, Ino(dir.id.ino))?;
     state.next_index = Some(index);

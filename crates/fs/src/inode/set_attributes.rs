@@ -99,14 +99,15 @@ impl Filesystem {
         let inode = self.attributes(&entry)?;
         may_change(&inode, set)?;
         let plan = Plan::new(&subvolume, &entry, &inode, set)?;
+        if set.mode.is_some() {
+            // Before the change, which may fail after it has set the mode.
+            entry.set_no_privileges(false);
+        }
         if let Some(size) = set.size {
             self.set_with_size(write_state, &subvolume, (&entry, &mut *state), &plan, size)?;
         } else {
             let need = Need::items(ITEMS_OF_ATTRIBUTES);
             self.put_attributes(write_state, &subvolume, &entry, &plan, need)?;
-        }
-        if set.mode.is_some() {
-            entry.set_no_privileges(false);
         }
         drop(state);
         self.stat(id)

@@ -41,6 +41,12 @@ impl Filesystem {
     /// last; [`Error::SymlinkLoop`] for more than 40 symbolic links; [`Error::NameTooLong`] for a
     /// name of more than 255 bytes or a path of more than 4095.
     pub fn resolve(&self, path: &[u8], follow: Follow) -> Result<FileId> {
+        past_races(|| self.resolve_once(path, follow))
+    }
+
+    /// As [`Filesystem::resolve`]; fails with [`Error::Stale`] for a symbolic link or a directory
+    /// that another thread removes or replaces meanwhile.
+    pub(crate) fn resolve_once(&self, path: &[u8], follow: Follow) -> Result<FileId> {
         if path.len() > PATH_BYTES_MAX {
             return Err(Error::NameTooLong);
         }
@@ -153,6 +159,19 @@ impl Filesystem {
     pub(crate) fn path_of(&self, id: FileId) -> Result<Option<Vec<u8>>> {
         let mut budget = PathBudget::new(PATH_STEPS_MAX);
         Ok(names::first_path(&self.tree_of(id)?, Ino(id.ino), &mut budget)?)
+    }
+}
+
+/// Calls `call`, which looks names up and then uses the inodes. Another thread may replace a name
+/// and delete its inode in between, so `call` is repeated until it succeeds or finds the same
+/// missing inode again: then an entry of a damaged volume refers to it.
+pub(crate) fn past_races<R>(call: impl Fn() -> Result<R>) -> Result<R> {
+    let mut missing = None;
+    loop {
+        match call() {
+            Err(Error::Stale { id }) if missing != Some(id) => missing = Some(id),
+            done => return done,
+        }
     }
 }
 

@@ -9,8 +9,10 @@
 //! Laws:
 //!
 //! 1. A thread that has the core locked may complete what is in flight: the thread that owns the
-//!    queue, or one that waits for a file ([`RequestOwner`]). No thread waits for a file under
-//!    this lock. No [`File`] is dropped under it either: the last handle of a file without a name
+//!    queue, or one that waits for a file ([`RequestOwner`]). Only the owner waits for a device
+//!    under this lock, and no other thread waits for the lock: the owner may be an event loop, and
+//!    a request of the owner may take long while another thread drains an unrelated file. No thread
+//!    waits for a file under this lock. No [`File`] is dropped under it either: the last handle of a file without a name
 //!    deletes the file, and a thread that helps may hold the lock of that very inode. So a
 //!    completed request keeps its file until the thread that owns the queue takes it
 //!    ([`Core::take_completed`]).
@@ -52,6 +54,8 @@ pub(super) const STAGE_BYTES_MAX: usize = 128 << 10;
 const STAGE_BUFFERS_MAX: usize = 64;
 /// Maximum number of empty buffer lists that are kept.
 const BUFFER_LISTS_MAX: usize = 64;
+/// Pause of a thread that waits for requests of a queue which it does not own.
+const HELPER_PAUSE: Duration = Duration::from_micros(50);
 const SECTOR: usize = 4096;
 /// Memory with less alignment than this, in bytes, is copied.
 const ALIGN: usize = 512;
@@ -168,8 +172,12 @@ impl Core {
     ) -> Arc<Self> {
         let (arena, bounce_arena) = arenas;
         let arenas = vec![arena.clone(), bounce_arena.clone()];
-        let options = DataQueueOptions { depth: depth * 2, arenas, event: event.clone() };
-        let data = shared.volume().data_queue(&options);
+        let volume = shared.volume();
+        let copies = volume.chunks().iter().map(|layout| layout.attributes().copies).max();
+        // Each request may be a write of all copies: then a request never waits for another one.
+        let device_requests = depth * copies.map_or(2, |copies| copies.max(2));
+        let options = DataQueueOptions { depth: device_requests, arenas, event: event.clone() };
+        let data = volume.data_queue(&options);
         let inner = Inner {
             data,
             bounce_arena,
@@ -177,7 +185,7 @@ impl Core {
             free: Vec::with_capacity(depth),
             staged: None,
             buffer_lists: Vec::new(),
-            polled: Vec::with_capacity(2 * depth),
+            polled: Vec::with_capacity(device_requests),
             polled_at: Mark::default(),
             done: VecDeque::with_capacity(depth),
             unsynced: Vec::new(),
@@ -190,11 +198,23 @@ impl Core {
 
     fn lock(&self) -> Locked<'_> {
         let no_unpin = NoUnpin::begin();
-        let inner = self.inner.lock_or_else(|inner| {
-            self.shared.fail_after_panic();
-            inner.abort();
-        });
+        let inner = self.inner.lock_or_else(|inner| self.abort(inner));
         Locked { inner, _no_unpin: no_unpin }
+    }
+
+    /// As [`Self::lock`], unless another thread has the core locked.
+    fn try_lock(&self) -> Option<Locked<'_>> {
+        let no_unpin = NoUnpin::begin();
+        let mut inner = self.inner.try_lock()?;
+        if self.inner.is_poisoned() {
+            self.abort(&mut inner);
+        }
+        Some(Locked { inner, _no_unpin: no_unpin })
+    }
+
+    fn abort(&self, inner: &mut Inner) {
+        self.shared.fail_after_panic();
+        inner.abort();
     }
 
     /// Returns whether all outstanding requests were lost by a panic (law 5).
@@ -288,10 +308,20 @@ impl Core {
 }
 
 impl RequestOwner for Core {
+    /// Pauses without the lock (law 1). If another thread has the core locked, that thread
+    /// completes the requests.
     fn complete_some(&self, timeout: Duration) {
-        if self.in_flight() > 0 {
-            self.poll(1, Some(timeout));
+        if let Some(mut inner) = self.try_lock() {
+            let before = inner.in_flight;
+            if before > 0 {
+                inner.send_staged(&self.shared);
+                inner.poll(&self.shared, 0, None);
+            }
+            if before == 0 || inner.in_flight < before {
+                return;
+            }
         }
+        std::thread::sleep(timeout.min(HELPER_PAUSE));
     }
 
     fn release_space(&self) {

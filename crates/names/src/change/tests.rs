@@ -132,6 +132,25 @@ fn a_name_that_exists_is_refused_and_nothing_changes() {
 }
 
 #[test]
+fn a_rename_to_a_name_that_has_a_reference_without_an_entry_changes_nothing() {
+    for replaces in [None, Some(OldTarget::Inode(Ino(301)))] {
+        let memory = volume(true, 2);
+        link(&memory, &new(&memory, ROOT, b"one", 300)).unwrap();
+        if replaces.is_some() {
+            link(&memory, &new(&memory, ROOT, b"two", 301)).unwrap();
+        }
+        let left = InodeRef { index: 99, name: b"two" };
+        reference::add(&memory, Ino(300), ROOT, &left).unwrap();
+        let before = memory.items();
+        let to = new(&memory, ROOT, b"two", 300);
+        let refused = rename(&memory, &Move { from: old(ROOT, b"one", 300), to, replaces });
+        assert!(matches!(refused, Err(NamesError::Exists)), "{refused:?}");
+        assert_eq!(memory.items(), before);
+        assert!(!memory.has_failed());
+    }
+}
+
+#[test]
 fn references_take_their_second_form_when_the_first_is_full() {
     let memory = volume(true, 1);
     let name = |number: u32| format!("{number:0>100}").into_bytes();

@@ -1,5 +1,7 @@
-//! Panics under the locks of file data in memory: the next commit fails, and reads continue.
+//! Panics under the locks of file data in memory: the next commit fails, and reads continue. The
+//! order of the committer's work.
 
+use super::{Signal, Work};
 use crate::{FileId, Filesystem, MountOptions, NewInode};
 use butternut_device::{Device, MemoryDevice};
 use butternut_mkfs::MkfsOptions;
@@ -7,6 +9,7 @@ use butternut_pages::FileKey;
 use butternut_tree::TreeError;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Opens a volume on which only the caller commits.
 pub(crate) fn open(device: &Arc<dyn Device>) -> Filesystem {
@@ -105,4 +108,19 @@ fn a_panic_with_an_inode_locked_ends_writing_when_it_is_locked_again() {
         assert!(file.sync_all().is_err(), "half a change would be on the volume");
     }
     assert!(is_forced_read_only(&fs));
+}
+
+#[test]
+fn a_commit_that_is_due_comes_before_files_to_merge() {
+    let device = fresh();
+    let fs = open(&device);
+    let id = made(&fs, b"file", 1);
+    let entry = fs.write_state().expect("a writable volume").table.entry(id);
+    let signal = Signal::default();
+    signal.changed();
+    // A writer queues its file again and again, as fast as the committer merges it.
+    signal.queue_merge(&entry);
+    assert!(matches!(signal.next_work(Duration::ZERO), Work::Commit));
+    signal.begin();
+    assert!(matches!(signal.next_work(Duration::ZERO), Work::Merge(_)));
 }

@@ -2,10 +2,11 @@
 
 use super::NewInode;
 use crate::inode::table::InodeEntry;
-use crate::{Clock, FileId, FileKind, Filesystem, MountOptions, RenameFlags, Result};
+use crate::{Clock, Error, FileId, FileKind, Filesystem, MountOptions, RenameFlags, Result};
 use butternut_device::{Device, MemoryDevice};
 use butternut_format::inode::Time;
 use butternut_mkfs::MkfsOptions;
+use butternut_names::NamesError;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The volume, and the id of the next inode, whose entry is looked up.
@@ -81,5 +82,36 @@ fn an_inode_has_its_entry_locked_before_any_change_makes_it() {
         assert!(*is_locked, "{name}: another thread can take the inode before it is made");
         assert!(Arc::ptr_eq(entry, &after), "{name}: the inode got another entry");
     }
+    fs.close().expect("a sound volume");
+}
+
+#[test]
+fn a_directory_whose_indexes_are_used_up_gets_no_entry() {
+    let device = Arc::new(MemoryDevice::new("memory", 256 << 20));
+    butternut_mkfs::make(&*device, &MkfsOptions::default()).expect("a fresh volume");
+    let options = MountOptions::default().read_only(false);
+    let fs = Filesystem::open_devices(vec![Arc::clone(&device) as Arc<dyn Device>], &options)
+        .expect("a writable volume");
+    let (root, new) = (fs.root(), NewInode::new(0o644));
+    for name in [&b"one"[..], b"two"] {
+        fs.create(root, name, &new).expect("a new file");
+    }
+    // The last index that a listing can return, as after an entry of a prepared image.
+    let last = i64::MAX.unsigned_abs() - 1;
+    let entry = fs.write_state().expect("a writable volume").table.entry(root);
+    entry.lock().next_index = Some(last);
+    fs.create(root, b"last", &new).expect("the last index");
+    let is_used_up = |result: Result<()>| {
+        let error = result.expect_err("no index is left");
+        assert!(matches!(error, Error::Names(NamesError::NumbersUsedUp { .. })), "{error}");
+    };
+    let exchange = RenameFlags { exchange: true, ..RenameFlags::default() };
+    is_used_up(fs.create(root, b"more", &new).map(drop));
+    is_used_up(fs.rename((root, b"one"), (root, b"more"), RenameFlags::default()));
+    is_used_up(fs.rename((root, b"one"), (root, b"two"), exchange));
+    fs.unlink(root, b"one").expect("a name can be removed");
+    let listed = fs.read_dir(root, crate::FIRST_ENTRY).expect("a directory");
+    let listed: Vec<_> = listed.map(|entry| entry.expect("a valid entry").name).collect();
+    assert_eq!(listed, [&b"two"[..], b"last"]);
     fs.close().expect("a sound volume");
 }

@@ -1,11 +1,20 @@
 //! Panics under the lock of a queue's core: the volume becomes read-only, and nothing waits for
-//! ever.
+//! ever. Threads that use a core at the same time: a thread waits only for its own requests.
 
 use super::Locked;
 use crate::background::committer::tests::{fresh, is_forced_read_only, open};
 use crate::queue::{Completion, IoFlags, Queue, QueueOptions};
 use crate::{File, Filesystem, NewInode};
+use butternut_device::{
+    Alignment, Counters, Device, DeviceError, Fault, FaultyDevice, FileDevice, OpenDevice,
+    RingTarget, Rule, When, WriteCache,
+};
+use butternut_file::RequestOwner;
+use butternut_mkfs::MkfsOptions;
+use butternut_sys::forbid::forbid_rings_on_this_thread;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
 
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 8;
@@ -97,4 +106,134 @@ fn nothing_waits_for_requests_that_a_panic_lost() {
         }
     };
     survives(lose_all, 0..=0);
+}
+
+/// A device over a file, whose reads a test can hold. Without a ring, a pool of threads calls it.
+#[derive(Debug)]
+struct HeldFile {
+    file: Arc<FileDevice>,
+    faulty: FaultyDevice,
+}
+
+impl Device for HeldFile {
+    fn name(&self) -> &str {
+        self.file.name()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.file.bytes()
+    }
+
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn alignment(&self) -> Alignment {
+        self.file.alignment()
+    }
+
+    fn write_cache(&self) -> WriteCache {
+        self.file.write_cache()
+    }
+
+    fn read_at(&self, offset: u64, memory: &mut [u8]) -> Result<(), DeviceError> {
+        self.faulty.read_at(offset, memory)
+    }
+
+    fn write_at(&self, offset: u64, memory: &[u8]) -> Result<(), DeviceError> {
+        self.faulty.write_at(offset, memory)
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.file.flush()
+    }
+
+    fn discard(&self, offset: u64, bytes: u64) -> Result<(), DeviceError> {
+        self.file.discard(offset, bytes)
+    }
+
+    fn ring_target(&self) -> Option<RingTarget<'_>> {
+        self.file.ring_target()
+    }
+
+    fn counters(&self) -> &Counters {
+        self.file.counters()
+    }
+}
+
+/// Calls `run` on a thread that gets no ring, with a volume whose reads can be held.
+fn with_held_reads(run: impl FnOnce(&FaultyDevice, &Filesystem) + Send) {
+    let image = tempfile::NamedTempFile::new().expect("a temporary file");
+    image.as_file().set_len(256 << 20).expect("a sparse file");
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            forbid_rings_on_this_thread().expect("a seccomp filter");
+            let how = OpenDevice { writable: true, ..OpenDevice::default() };
+            let file = Arc::new(FileDevice::open(image.path(), &how).expect("the image"));
+            butternut_mkfs::make(&*file, &MkfsOptions::default()).expect("a fresh volume");
+            let faulty = FaultyDevice::new(Arc::clone(&file) as Arc<dyn Device>, 1);
+            let device = Arc::new(HeldFile { file, faulty });
+            let fs = open(&(Arc::clone(&device) as Arc<dyn Device>));
+            run(&device.faulty, &fs);
+        });
+        thread.join().expect("no panic");
+    });
+}
+
+fn read(queue: &mut Queue, file: &File) {
+    let buffer = queue.buffer(BLOCK).expect("memory");
+    assert!(queue.read(file, 0, buffer, IoFlags::DIRECT, 7).is_ok());
+}
+
+#[test]
+fn a_thread_that_helps_does_not_block_the_owner_of_the_queue() {
+    with_held_reads(|device, fs| {
+        let file = filled(fs);
+        let mut queue = fs.queue(&QueueOptions::default()).expect("a queue");
+        let rule = device.add(Rule::everywhere(Fault::HeldRead));
+        read(&mut queue, &file);
+        device.wait_for_held_reads(1);
+        let core = Arc::clone(&queue.core);
+        std::thread::scope(|scope| {
+            let helper = scope.spawn(move || core.complete_some(Duration::from_secs(3600)));
+            while !helper.is_finished() {
+                queue.submit();
+                assert_eq!(queue.reap(0, None, &mut Vec::new()), 0);
+            }
+        });
+        device.remove(rule);
+        let mut done = Vec::new();
+        assert_eq!(queue.reap(1, None, &mut done), 1);
+        assert_eq!(*done[0].result.as_ref().expect("a sound device"), BLOCK);
+    });
+}
+
+#[test]
+fn an_owner_that_waits_for_its_queue_blocks_no_thread_that_drains_another_file() {
+    with_held_reads(|device, fs| {
+        let file = filled(fs);
+        let id = fs.create(fs.root(), b"other", &NewInode::new(0o644)).expect("a new file");
+        let other = fs.open_file(id).expect("a file");
+        assert_eq!(other.write_at(0, &[1; BLOCK * 64]).expect("space"), BLOCK * 64);
+        other.sync_all().expect("a sound volume");
+        let mut waiting = fs.queue(&QueueOptions::default()).expect("a queue");
+        let mut queue = fs.queue(&QueueOptions::default()).expect("a queue");
+        let rule = Rule { when: When::Times(1), ..Rule::everywhere(Fault::HeldRead) };
+        let rule = device.add(rule);
+        read(&mut waiting, &file);
+        device.wait_for_held_reads(1);
+        read(&mut queue, &other);
+        let core = Arc::clone(&waiting.core);
+        std::thread::scope(|scope| {
+            let owner = scope.spawn(move || waiting.reap(1, None, &mut Vec::new()));
+            while core.inner.try_lock().is_some() {
+                std::thread::yield_now();
+            }
+            // The device completes the read of this file.
+            other.truncate(0).expect("a sound volume");
+            device.remove(rule);
+            assert_eq!(owner.join().expect("no panic"), 1);
+        });
+        assert_eq!(queue.reap(1, None, &mut Vec::new()), 1);
+    });
 }
