@@ -157,7 +157,7 @@ fn ends(child: &mut Child) -> bool {
 }
 
 /// Fills a pipe, whose last page may be in part free.
-fn fill(mut writer: &PipeWriter) {
+pub(crate) fn fill(mut writer: &PipeWriter) {
     let has_space = || {
         let mut polled = [PollFd::new(writer, PollFlags::OUT)];
         poll(&mut polled, Some(&Timespec::default())).unwrap() > 0
@@ -167,7 +167,7 @@ fn fill(mut writer: &PipeWriter) {
     }
 }
 
-fn wait_until(is_so: impl Fn() -> bool) {
+pub(crate) fn wait_until(is_so: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_mins(1);
     while !is_so() {
         assert!(Instant::now() < deadline, "timeout");
