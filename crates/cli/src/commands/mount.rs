@@ -31,6 +31,7 @@ use butternut_sys::signal::EndSignals;
 use rustix::io::Errno;
 
 use crate::args::{GlobalArgs, MountArgs};
+use crate::control::client::Notes;
 use crate::control::server::{ServedMount, Server};
 use crate::failure::{Completion, Failure, Outcome, chain, hints, io_text};
 use crate::output::{Output, json, reporter, stderr_line};
@@ -54,10 +55,10 @@ pub(crate) fn run(global: &GlobalArgs, args: &MountArgs, out: &mut Output) -> Ou
     if let [.., mountpoint] = &args.paths[..]
         && remount::is_requested(&args.options)
     {
-        return remount::run(Path::new(mountpoint), &args.options);
+        return remount::run(Path::new(mountpoint), &args.options, Notes::of(global));
     }
     let plan = Plan::of(global, args)?;
-    if !args.ready && join::mount_served(&plan)? {
+    if !args.ready && join::mount_served(&plan, Notes::of(global))? {
         return report_joined(global, &plan, out);
     }
     if args.foreground || args.ready {

@@ -14,7 +14,7 @@ use super::mount_end_hung::{fill, wait_until};
 
 /// Defines `$AS COMMAND...`, which runs a command as a user other than root, and `$U`, a program
 /// that this user can run. The user owns the image and the directory u.
-const OTHER_USER: &str = "
+pub(crate) const OTHER_USER: &str = "
     cp $B butternut; U=$PWD/butternut; mkdir u; chmod 755 . butternut; chown 65534 own.img u
     AS='setpriv --reuid=65534 --regid=65534 --clear-groups'";
 
