@@ -1,7 +1,7 @@
 //! `filesystem sync`: commits all changes to the devices.
 //!
 //! For a volume that is not mounted, this deletes the orphan files that a crash has left. For a
-//! directory, it calls syncfs(2) on the mounted filesystem that contains it. FUSE does not pass that
+//! directory, it calls syncfs(2) on the mounted filesystem that contains it. FUSE does not pass the
 //! call on to the process of a Butternut mount, so the command lets that process commit as well.
 
 use std::fs::File;
