@@ -116,7 +116,8 @@ detached and committed, and its process reports on stderr and to syslog what sti
 processes, remaining mount points, mounts in other mount namespaces. A second signal commits later
 changes and ends the process; open files and remaining mount points fail from then on. A third
 signal ends the process without that commit. While the volume is still being opened, any of these
-signals ends the command, and nothing is mounted. SIGHUP is ignored under nohup(1).
+signals to the command or its process ends both, and nothing is mounted. SIGHUP and SIGINT stay
+ignored where they are from the start: under nohup(1), and in the background jobs of a script.
 
 Users other than root mount through fusermount3 (package fuse3), and need read and write access to
 /dev/fuse and to the mount point.

@@ -25,7 +25,9 @@
 //!    with the name of root's in `/tmp`.
 //! 2. No input makes the mount panic, block forever or allocate unbounded memory: lines have a
 //!    maximum length, and every transfer has a timeout. The timeout of the client includes the
-//!    connect. Connecting to a socket whose process has ended fails immediately.
+//!    connect. Connecting to a socket whose process has ended fails immediately. Only the response
+//!    to a request that waits for a device has no timeout: the client reports that it waits, and
+//!    the server goes on with the requests of others.
 //! 3. The socket is named after the device number of the mount, which is unique among the mounts
 //!    that exist. A socket of that name from an earlier mount is stale and is replaced. The socket
 //!    is removed with its mount, unless a later mount with the same device number has replaced it.
@@ -84,6 +86,16 @@ pub(crate) enum Request {
     Clone {
         subvolume: SubvolumeSelector,
     },
+}
+
+impl Request {
+    /// Returns whether the response may have to wait for a device (law 2).
+    fn waits_for_device(&self) -> bool {
+        match self {
+            Self::Commit | Self::Clone { .. } => true,
+            Self::Stats { .. } | Self::Tunables | Self::Set { .. } | Self::Volume => false,
+        }
+    }
 }
 
 /// The subvolume to be mounted.

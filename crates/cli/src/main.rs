@@ -12,7 +12,7 @@ mod output;
 mod volume;
 
 use std::ffi::{OsStr, OsString};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
@@ -33,7 +33,10 @@ fn main() -> ExitCode {
         match name.to_str() {
             Some("mount.fuse.butternut") => {
                 let is_root = rustix::process::geteuid().is_root();
-                arguments = commands::mount::mount8::mount_arguments(&arguments, is_root);
+                match commands::mount::mount8::mount_arguments(&arguments, is_root) {
+                    Some(translated) => arguments = translated,
+                    None => return ExitCode::SUCCESS,
+                }
             }
             Some("umount.fuse.butternut") => {
                 arguments = commands::mount::mount8::umount_arguments(&arguments);
@@ -51,9 +54,10 @@ fn main() -> ExitCode {
         Err(error) => return usage(&error, status),
     };
     let mut out = Output::new();
-    let outcome = commands::run(&cli, &mut out).and_then(|done| {
-        out.flush()?;
-        Ok(done)
+    let outcome = commands::run(&cli, &mut out).and_then(|done| match out.flush() {
+        // The status is that of the command, also where nothing reads its output any more.
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(done),
+        flushed => Ok(flushed.map(|()| done)?),
     });
     let status = report(outcome, &mut out);
     reporter::flush();

@@ -14,6 +14,9 @@
 //!    dirty pages of open files, and then the filesystem is committed. The pages of a closed file
 //!    were written back when it was closed.
 //! 4. The thread that calls `wait` does no I/O on devices, so a mount can be aborted at any time.
+//! 5. A mount that fails to start has served no program: the workers serve once all of them have
+//!    started, and nothing can fail once the mount is attached. Otherwise a write could return, and
+//!    be lost with the mount.
 //!
 //! The kernel removes a FUSE mount before the last commit. A program that unmounts must wait for
 //! the process to end, and learns of errors only if it reads [`SYNC_XATTR`](crate::SYNC_XATTR)
@@ -28,7 +31,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -214,7 +217,7 @@ impl Mounted {
     ///
     /// # Errors
     /// A thread cannot be started, or the directory cannot be attached. No mount remains in that
-    /// case.
+    /// case, and no program has written to it (law 5).
     pub fn start(self) -> Result<Serving, FuseError> {
         let Self { door, worker, guard, attach_point, limits, all_wait, events } = self;
         let leadership = if all_wait {
@@ -229,27 +232,75 @@ impl Mounted {
         for _ in 1..limits.threads() {
             workers.push(workers[0].another().map_err(FuseError::Connection)?);
         }
-        let mut threads = Vec::new();
+        let mut starting = StartingWorkers::default();
         for mut worker in workers {
             let (door, leadership) = (Arc::clone(&door), leadership.clone());
             let limits = Arc::clone(&limits);
             let exit = WorkerExit(Some(events.0.clone()));
             let run = move || exit.report(worker.run(&door, &limits, leadership.as_deref()));
-            let builder = thread::Builder::new().name("butternut-fuse".into());
-            threads.push(builder.spawn(run).map_err(FuseError::Connection)?);
+            starting.spawn(run).map_err(FuseError::Connection)?;
         }
-        if let Some(detached) = guard.detached.clone() {
-            let (root, below) = &attach_point.directory;
-            let attached = detached.clone_directory(*root, below).and_then(|clone| {
-                clone.attach(&attach_point.mount_point, attach_point.permissions)?;
-                detached.watch()
-            });
-            attached.map_err(FuseError::MountFailed)?;
+        let threads = starting.serve();
+        if let Some(detached) = &guard.detached {
+            attach_point.attach(detached).map_err(FuseError::MountFailed)?;
         }
         if let Some(device) = guard.superblock.device {
             bdi::raise_limits(device);
         }
         Ok(Serving { door, guard, threads, events })
+    }
+}
+
+impl AttachPoint {
+    /// Attaches the first clone of a detached mount. Once it is attached, nothing can fail (law 5).
+    fn attach(&self, detached: &Arc<DetachedMount>) -> io::Result<()> {
+        let (root, below) = &self.directory;
+        let pending = detached.begin_clone();
+        let clone = detached.clone_directory(*root, below)?;
+        // The pending clone keeps the detached mount open until the clone is in the mount table.
+        detached.watch()?;
+        clone.attach(&self.mount_point, self.permissions)?;
+        drop(pending);
+        Ok(())
+    }
+}
+
+/// Worker threads that serve nothing yet (law 5). Dropping the value ends them.
+#[derive(Default)]
+struct StartingWorkers {
+    /// Whether they serve, once that is decided.
+    serves: Arc<OnceLock<bool>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl StartingWorkers {
+    fn spawn(&mut self, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        let serves = Arc::clone(&self.serves);
+        let start = move || {
+            if *serves.wait() {
+                run();
+            }
+        };
+        let builder = thread::Builder::new().name("butternut-fuse".into());
+        self.threads.push(builder.spawn(start)?);
+        Ok(())
+    }
+
+    fn serve(mut self) -> Vec<JoinHandle<()>> {
+        self.serves.set(true).unwrap_or_default();
+        std::mem::take(&mut self.threads)
+    }
+}
+
+impl Drop for StartingWorkers {
+    fn drop(&mut self) {
+        // The first value counts.
+        self.serves.set(false).unwrap_or_default();
+        // They have ended before a mount is detached: fusermount3 needs one of their processes
+        // where the user may have no more.
+        for thread in self.threads.drain(..) {
+            thread.join().unwrap_or_default();
+        }
     }
 }
 

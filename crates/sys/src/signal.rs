@@ -2,14 +2,18 @@
 //!
 //! 1. The signals are blocked before the process has a second thread, so that every thread inherits
 //!    the mask.
-//! 2. A hang-up that the process ignores from its start, as under nohup(1), stays ignored.
+//! 2. A hang-up or an interrupt that the process ignores from its start stays ignored: nohup(1)
+//!    ignores the first, a shell the second for a background job of a script.
 //! 3. Each signal is delivered to one waiting thread, and to no handler.
 
 use crate::errno::Errno;
 use std::mem::MaybeUninit;
+use std::time::Duration;
 
-/// The signals that request the end of the process.
-const ENDING: [libc::c_int; 3] = [libc::SIGHUP, libc::SIGINT, libc::SIGTERM];
+/// The signals that request the end of the process, and whether an ignored one stays ignored
+/// (law 2).
+const ENDING: [(libc::c_int, bool); 3] =
+    [(libc::SIGHUP, true), (libc::SIGINT, true), (libc::SIGTERM, false)];
 
 /// The blocked signals: hang-up, interrupt and terminate.
 pub struct EndSignals {
@@ -25,9 +29,9 @@ impl EndSignals {
         let mut set = MaybeUninit::<libc::sigset_t>::uninit();
         // SAFETY: the pointer is to memory of the right size, which the call fills.
         unsafe { libc::sigemptyset(set.as_mut_ptr()) };
-        for signal in ENDING {
-            // A blocked signal is delivered to a waiting thread even if it is ignored (law 2).
-            if signal == libc::SIGHUP && is_ignored(signal) {
+        for (signal, stays_ignored) in ENDING {
+            // A blocked signal is delivered to a waiting thread even if it is ignored.
+            if stays_ignored && is_ignored(signal) {
                 continue;
             }
             // SAFETY: `sigemptyset` has initialised the set, and the number is that of a signal.
@@ -51,6 +55,39 @@ impl EndSignals {
         let failed = unsafe { libc::sigwait(&raw const self.set, &raw mut signal) };
         if failed == 0 { Ok(signal) } else { Err(Errno(failed)) }
     }
+
+    /// Waits for one of the signals for at most `timeout`. Returns `None` where none has come.
+    ///
+    /// # Errors
+    /// The error of `sigtimedwait(2)`.
+    pub fn wait_for(&self, timeout: Duration) -> Result<Option<i32>, Errno> {
+        let timeout = libc::timespec {
+            tv_sec: timeout.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+            tv_nsec: timeout.subsec_nanos().into(),
+        };
+        let no_info = std::ptr::null_mut();
+        // SAFETY: both pointers are to live values of the right types; a null info is allowed.
+        let signal =
+            unsafe { libc::sigtimedwait(&raw const self.set, no_info, &raw const timeout) };
+        if signal > 0 {
+            return Ok(Some(signal));
+        }
+        match Errno::last() {
+            Errno::AGAIN | Errno::INTERRUPTED => Ok(None),
+            errno => Err(errno),
+        }
+    }
+
+    /// Ends the process by a signal that was received, so that its parent sees which one: a shell
+    /// then ends its script. Returns only if the signal does not end the process.
+    pub fn end_process(&self, signal: i32) {
+        // SAFETY: has no preconditions. The signal stays pending until it is unblocked.
+        unsafe { libc::raise(signal) };
+        // SAFETY: the set lives through the call; a null old set is allowed.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const self.set, std::ptr::null_mut())
+        };
+    }
 }
 
 /// Returns whether the process ignores a signal.
@@ -66,14 +103,21 @@ fn is_ignored(signal: libc::c_int) -> bool {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_blocked_signal_is_received_by_wait() {
-        let signals = EndSignals::block().unwrap();
+    fn send_to_this_thread(signal: libc::c_int) {
         // SAFETY: has no preconditions.
         let thread = unsafe { libc::pthread_self() };
         // SAFETY: sends a signal to this thread, which has blocked it.
-        let failed = unsafe { libc::pthread_kill(thread, libc::SIGTERM) };
+        let failed = unsafe { libc::pthread_kill(thread, signal) };
         assert_eq!(failed, 0);
+    }
+
+    #[test]
+    fn a_blocked_signal_is_received_by_wait() {
+        let signals = EndSignals::block().unwrap();
+        send_to_this_thread(libc::SIGTERM);
         assert_eq!(signals.wait(), Ok(libc::SIGTERM));
+        assert_eq!(signals.wait_for(Duration::from_millis(1)), Ok(None));
+        send_to_this_thread(libc::SIGTERM);
+        assert_eq!(signals.wait_for(Duration::MAX), Ok(Some(libc::SIGTERM)));
     }
 }

@@ -27,15 +27,20 @@ const PROGRESS: Duration = Duration::from_secs(1);
 pub(crate) fn run(global: &GlobalArgs, args: &CheckArgs, out: &mut Output) -> Outcome {
     match check_volume(global, args) {
         Ok((volume_arg, report)) => {
-            print(global, &volume_arg, &report, out)?;
+            match print(global, &volume_arg, &report, out) {
+                // The status tells the result, also where nothing reads the findings.
+                Ok(()) | Err(Failure::StdoutClosed) => {}
+                Err(failure) => return not_checked(&failure),
+            }
             Ok(if report.is_clean() { Completion::Success } else { Completion::Status(DAMAGE) })
         }
-        Err(Failure::StdoutClosed) => Err(Failure::StdoutClosed),
-        Err(failure) => {
-            stderr_line(&failure.to_string());
-            Ok(Completion::Status(NOT_CHECKED))
-        }
+        Err(failure) => not_checked(&failure),
     }
+}
+
+fn not_checked(failure: &Failure) -> Outcome {
+    stderr_line(&failure.to_string());
+    Ok(Completion::Status(NOT_CHECKED))
 }
 
 fn check_volume(global: &GlobalArgs, args: &CheckArgs) -> Result<(VolumeArg, Report), Failure> {

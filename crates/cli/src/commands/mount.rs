@@ -1,16 +1,16 @@
 //! `mount`: mounts a volume through FUSE.
 //!
-//! 1. Without --foreground, the command starts the program again as a daemon, and returns when the
-//!    daemon reports over a pipe that the volume is mounted. The daemon is a new program (exec),
-//!    not a fork of a process with threads.
+//! 1. Without --foreground, the command starts the program again as a [`daemon`], and returns when
+//!    the daemon reports over a pipe that the volume is mounted.
 //! 2. If the volume cannot be mounted, the command prints one line to stderr and exits with a
 //!    status other than 0.
-//! 3. The daemon inherits only the three standard descriptors, and closes those when the volume is
-//!    mounted: a lock or pipe of the caller must not stay open as long as the mount.
-//! 4. [`signals`] describes how signals end the mount.
+//! 3. [`signals`] describes how signals end the mount.
+//! 4. Once the mount is made, every way out of [`serve`] unmounts and commits it first: other
+//!    programs may have written to it already.
 //! 5. No thread that serves, commits or ends the mount writes to stderr: [`reporter`] does. A pipe
 //!    that nothing reads delays the mount and its end by a bounded time.
 
+mod daemon;
 mod fixed_options;
 mod join;
 pub(crate) mod mount8;
@@ -21,20 +21,17 @@ mod syslog;
 mod warnings;
 
 use std::ffi::OsString;
-use std::io::{self, Read, Write};
 use std::num::NonZero;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::thread;
 
 use butternut::Filesystem;
-use butternut_fuse::{FuseError, Report};
-use butternut_sys::descriptors;
+use butternut_fuse::{FuseError, Report, Serving, Unmounter};
 use butternut_sys::signal::EndSignals;
 use rustix::io::Errno;
 
 use crate::args::{GlobalArgs, MountArgs};
+use crate::control::client::Notes;
 use crate::control::server::{ServedMount, Server};
 use crate::failure::{Completion, Failure, Outcome, chain, hints, io_text};
 use crate::output::{Output, json, reporter, stderr_line};
@@ -47,9 +44,6 @@ use warnings::WarningReporter;
 /// With fewer threads, devices are idle while replies are copied to the kernel.
 const THREADS_MIN: usize = 4;
 
-/// The daemon writes this to its stdout when the volume is mounted.
-const READY: &[u8] = b"ready\n";
-
 /// The volume, the mount point and the options of a mount.
 struct Plan {
     volume: VolumeArg,
@@ -61,16 +55,16 @@ pub(crate) fn run(global: &GlobalArgs, args: &MountArgs, out: &mut Output) -> Ou
     if let [.., mountpoint] = &args.paths[..]
         && remount::is_requested(&args.options)
     {
-        return remount::run(Path::new(mountpoint), &args.options);
+        return remount::run(Path::new(mountpoint), &args.options, Notes::of(global));
     }
     let plan = Plan::of(global, args)?;
-    if !args.ready && join::mount_served(&plan)? {
+    if !args.ready && join::mount_served(&plan, Notes::of(global))? {
         return report_joined(global, &plan, out);
     }
     if args.foreground || args.ready {
         serve(global, args, plan)
     } else {
-        start(global, args, &plan, out)
+        daemon::start(global, args, &plan.mountpoint, out)
     }
 }
 
@@ -129,92 +123,44 @@ fn report_joined(global: &GlobalArgs, plan: &Plan, out: &mut Output) -> Outcome 
     Ok(Completion::Success)
 }
 
-/// Starts the daemon, and waits until the volume is mounted or the daemon has failed.
-fn start(global: &GlobalArgs, args: &MountArgs, plan: &Plan, out: &mut Output) -> Outcome {
-    let failed = |error: &io::Error| Failure::io("the daemon", error);
-    // The path of the program rather than /proc/self/exe, so that ps(1) shows its name.
-    let program = std::env::current_exe().map_err(|error| failed(&error))?;
-    let mut command = Command::new(program);
-    command.arg0("butternut").arg("mount").arg("--ready");
-    for (given, flag) in
-        [(global.verbose, "--verbose"), (global.quiet, "--quiet"), (global.degraded, "--degraded")]
-    {
-        if given {
-            command.arg(flag);
-        }
-    }
-    for options in &args.options {
-        command.arg("-o").arg(options);
-    }
-    if let Some(threads) = args.threads {
-        command.arg("--threads").arg(threads.to_string());
-    }
-    command.arg("--").args(&args.paths);
-    command.stdin(Stdio::null()).stdout(Stdio::piped());
-    descriptors::close_on_exec().map_err(|errno| failed(&errno.into()))?;
-    let mut daemon = command.spawn().map_err(|error| failed(&error))?;
-    let mut output = Vec::new();
-    if let Some(mut pipe) = daemon.stdout.take() {
-        pipe.read_to_end(&mut output).map_err(|error| failed(&error))?;
-    }
-    if output == READY {
-        if global.json {
-            let mountpoint = plan.mountpoint.as_os_str().as_encoded_bytes();
-            let object = json::Object::new().name("mountpoint", mountpoint);
-            json::document(out, object.put("process", daemon.id()))?;
-        }
-        return Ok(Completion::Success);
-    }
-    // The daemon has reported the failure on the inherited stderr.
-    let status = daemon.wait().map_err(|error| failed(&error))?;
-    match status.code() {
-        Some(_) => Ok(Completion::PartialFailure),
-        None => Err(Failure::new("the daemon", format!("was terminated by {status}"))),
-    }
-}
-
 /// Serves the mount until it is unmounted.
 fn serve(global: &GlobalArgs, args: &MountArgs, mut plan: Plan) -> Outcome {
     if args.ready {
         // Fails only for a process group leader, which a spawned child is not.
         rustix::process::setsid().map(drop).unwrap_or_default();
     }
-    let signals = EndSignals::block()
-        .map_err(|errno| Failure::io("signals", &io::Error::from_raw_os_error(errno.0)))?;
+    let signals = EndSignals::block().map_err(|errno| Failure::io("signals", &errno.into()))?;
     reporter::start().map_err(|error| Failure::io("the reporter thread", &error))?;
-    let signals = SignalThread::start(signals, plan.volume.typed.clone());
+    let signals = SignalThread::start(signals, plan.volume.typed.clone())
+        .map_err(|error| Failure::io("the signal thread", &error))?;
     let filesystem = open(&plan)?;
-    signals.volume_is_open();
     if !global.quiet {
         for notice in filesystem.notices() {
             stderr_line(&format!("{}: note: {notice}", plan.volume.typed));
         }
     }
-    let mountpoint = plan.mountpoint.canonicalize().unwrap_or(plan.mountpoint);
-    let report = report(plan.volume.typed.clone());
+    let mountpoint = plan.mountpoint.canonicalize().unwrap_or_else(|_| plan.mountpoint.clone());
     // Read before the mount, which may hide the paths of the devices.
     let devices = join::device_identities(&plan.volume);
     let settings = fixed_options::values(&plan.options);
     plan.options.fuse.top_level = join::top_level_path(&filesystem);
-    let refused = |error: FuseError| refused(&mountpoint, &error);
-    let mounted =
-        butternut_fuse::mount(filesystem.clone(), &mountpoint, &plan.options.fuse, report)
-            .map_err(refused)?;
-    let reporter = WarningReporter::start(&filesystem, plan.volume.typed.clone());
-    let unmounter = mounted.unmounter();
-    let serving = mounted.start().map_err(refused)?;
-    signals.unmount_on_signal(unmounter, mountpoint.clone());
-    let served = ServedMount { filesystem, devices, settings, whole: serving.detached_mount() };
-    let control = serve_control(global, served, serving.device(), &mountpoint);
-    if args.ready {
-        detach_from_parent().map_err(|error| Failure::io("the daemon's parent", &error))?;
-    } else if !global.quiet {
+    if args.ready && daemon::is_abandoned() {
+        return Err(daemon::parent_failed(&Errno::PIPE.into()));
+    }
+    signals.begin_mount();
+    let made = make(&plan, &filesystem, &mountpoint).inspect_err(|_| signals.mount_failed())?;
+    signals.unmount_on_signal(made.unmounter, mountpoint.clone());
+    let whole = made.serving.detached_mount();
+    let served = ServedMount { filesystem, devices, settings, whole };
+    let control = serve_control(global, served, made.serving.device(), &mountpoint);
+    let is_reported = !args.ready || daemon::report_mounted();
+    if !args.ready && !global.quiet {
         stderr_line(&format!(
             "{}: mounted (unmount it with `butternut umount` or Ctrl-C)",
             mountpoint.display()
         ));
     }
-    let ended = serving.wait();
+    let ended = made.serving.wait();
     if let Err(FuseError::Aborted) = ended {
         // No thread is joined, since any thread may be blocked on a device.
         if let Some(control) = control {
@@ -222,9 +168,31 @@ fn serve(global: &GlobalArgs, args: &MountArgs, mut plan: Plan) -> Outcome {
         }
         std::process::exit(signals::ABORTED);
     }
-    drop(reporter);
+    drop(made.reporter);
     drop(control);
-    completion(ended, &mountpoint)
+    completion(ended, &mountpoint)?;
+    Ok(if is_reported { Completion::Success } else { Completion::PartialFailure })
+}
+
+/// A mount that is served. Every way out ends it as [`Serving::wait`] does (law 4).
+struct MadeMount {
+    serving: Serving,
+    unmounter: Unmounter,
+    reporter: WarningReporter,
+}
+
+/// Mounts the volume. No mount remains after an error.
+fn make(plan: &Plan, filesystem: &Filesystem, mountpoint: &Path) -> Result<MadeMount, Failure> {
+    let refused = |error: FuseError| refused(mountpoint, &error);
+    let volume = || plan.volume.typed.clone();
+    let options = &plan.options.fuse;
+    let mounted = butternut_fuse::mount(filesystem.clone(), mountpoint, options, report(volume()))
+        .map_err(refused)?;
+    let reporter = WarningReporter::start(filesystem, volume())
+        .map_err(|error| Failure::io("the thread for warnings", &error))?;
+    let unmounter = mounted.unmounter();
+    let serving = mounted.start().map_err(refused)?;
+    Ok(MadeMount { serving, unmounter, reporter })
 }
 
 /// Starts the control socket. If it cannot be created, the mount works without it.
@@ -271,22 +239,8 @@ fn report(volume: String) -> Report {
     })
 }
 
-fn completion(ended: Result<(), FuseError>, mountpoint: &Path) -> Outcome {
-    ended.map_err(|error| Failure::new(mountpoint.display().to_string(), chain(&error)))?;
-    Ok(Completion::Success)
-}
-
-/// Reports that the volume is mounted, and releases the terminal and the working directory.
-fn detach_from_parent() -> io::Result<()> {
-    // The caller of the command sees the messages so far.
-    reporter::flush();
-    let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
-    io::stdout().write_all(READY)?;
-    io::stdout().flush()?;
-    rustix::stdio::dup2_stdin(&null)?;
-    rustix::stdio::dup2_stdout(&null)?;
-    rustix::stdio::dup2_stderr(&null)?;
-    Ok(rustix::process::chdir("/")?)
+fn completion(ended: Result<(), FuseError>, mountpoint: &Path) -> Result<(), Failure> {
+    ended.map_err(|error| Failure::new(mountpoint.display().to_string(), chain(&error)))
 }
 
 /// The permissions that a user other than root needs.

@@ -12,6 +12,8 @@
 //!    wait for it, and a note names the other mount point: the volume is not released.
 //! 4. The command unmounts the mount that it found at the path when it began, not one that was
 //!    mounted there later.
+//! 5. FUSE denies root the access to a mount of another user without `allow_other`. The control
+//!    socket of such a mount tells its process, and lets it commit.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -30,6 +32,7 @@ use butternut_sys::mount_users::{self, MountUser};
 use butternut_sys::mounts::{self, Mount};
 
 use crate::args::{GlobalArgs, UmountArgs};
+use crate::control::client::{self, Notes};
 use crate::failure::{Completion, Failure, Outcome, io_text};
 use crate::output::{Output, json, stderr_line};
 
@@ -58,10 +61,14 @@ fn unmount_and_wait(global: &GlobalArgs, args: &UmountArgs) -> Result<bool, Fail
     let mountpoint = absolute(&args.mountpoint)?;
     let shown = mountpoint.display().to_string();
     let mount = find_mount(&mountpoint)?;
-    let daemon = daemon(&mountpoint);
+    let daemon = daemon(&mount);
     let others = other_mounts(&mount);
     let timeout = Duration::from_secs(args.timeout);
-    let committed = unmount_and_commit(&mount, daemon.is_some(), args.lazy, timeout)?;
+    let commit = || match &daemon {
+        Some(daemon) => daemon.commit(&mount, Notes::of(global)),
+        None => Ok(()),
+    };
+    let committed = unmount_and_commit(&mount, commit, args.lazy, timeout)?;
     if !global.quiet && !global.json {
         report_remaining_mounts(&shown, &others);
     }
@@ -78,9 +85,8 @@ fn unmount_and_wait(global: &GlobalArgs, args: &UmountArgs) -> Result<bool, Fail
         }
     };
     // The error is reported after the process has ended: the caller may then use the volume.
-    committed.map_err(|error| {
-        Failure::new(&*shown, format!("the last changes could not be written: {}", io_text(&error)))
-            .hint("it is unmounted; `butternut check` shows the state of the volume")
+    committed.map_err(|failure| {
+        failure.hint("it is unmounted; `butternut check` shows the state of the volume")
     })?;
     released
 }
@@ -89,18 +95,16 @@ fn unmount_and_wait(global: &GlobalArgs, args: &UmountArgs) -> Result<bool, Fail
 /// result is that of the commit.
 fn unmount_and_commit(
     mount: &Mount,
-    has_daemon: bool,
+    commit: impl Fn() -> Result<(), Failure>,
     lazy: bool,
     timeout: Duration,
-) -> Result<io::Result<()>, Failure> {
+) -> Result<Result<(), Failure>, Failure> {
     let began = Instant::now();
     let mut pause = RETRY_PAUSE_MIN;
     let mut committed = Ok(());
     let mut seen: Option<(Instant, Vec<MountUser>)> = None;
     loop {
-        if has_daemon {
-            committed = committed.and(commit(&mount.mountpoint));
-        }
+        committed = committed.and(commit());
         match unmount(mount, lazy) {
             Ok(()) => return Ok(committed),
             Err(UnmountError::Other(failure)) => return Err(failure),
@@ -158,7 +162,7 @@ fn find_mount(mountpoint: &Path) -> Result<Mount, Failure> {
 /// Writes back the kernel's dirty pages, and lets the process of the mount commit them. Returns
 /// only errors that occur during the call: `syncfs` also returns earlier ones, which `close` has
 /// reported.
-pub(super) fn commit(mountpoint: &Path) -> io::Result<()> {
+pub(crate) fn commit(mountpoint: &Path) -> io::Result<()> {
     let before = lost_writes(mountpoint);
     let sent = rustix::fs::syncfs(std::fs::File::open(mountpoint)?);
     let mut value = [0; 1];
@@ -175,20 +179,39 @@ fn lost_writes(mountpoint: &Path) -> Option<u64> {
 
 /// The process of a mount. The pidfd keeps its process id from being reused.
 struct Daemon {
-    id: i32,
+    id: Pid,
     pidfd: OwnedFd,
+    /// This user has no access to the mount (law 5).
+    is_denied: bool,
 }
 
 /// Returns the process of the mount, or `None` if it does not respond.
-fn daemon(mountpoint: &Path) -> Option<Daemon> {
+fn daemon(mount: &Mount) -> Option<Daemon> {
     let mut value = [0; 16];
-    let bytes = rustix::fs::getxattr(mountpoint, DAEMON_XATTR, &mut value[..]).ok()?;
-    let id: i32 = std::str::from_utf8(value.get(..bytes)?).ok()?.parse().ok()?;
-    let pidfd = pidfd_open(Pid::from_raw(id)?, PidfdFlags::empty()).ok()?;
-    Some(Daemon { id, pidfd })
+    let read = rustix::fs::getxattr(&mount.mountpoint, DAEMON_XATTR, &mut value[..]);
+    let is_denied = matches!(read, Err(Errno::ACCESS | Errno::PERM));
+    let id = if is_denied {
+        client::serving_process(mount)?
+    } else {
+        let text = std::str::from_utf8(value.get(..read.ok()?)?).ok()?;
+        Pid::from_raw(text.parse().ok()?)?
+    };
+    let pidfd = pidfd_open(id, PidfdFlags::empty()).ok()?;
+    Some(Daemon { id, pidfd, is_denied })
 }
 
 impl Daemon {
+    /// Lets the process commit.
+    fn commit(&self, mount: &Mount, notes: Notes) -> Result<(), Failure> {
+        if self.is_denied {
+            return client::request_commit("umount", mount, notes);
+        }
+        commit(&mount.mountpoint).map_err(|error| {
+            let why = format!("the last changes could not be written: {}", io_text(&error));
+            Failure::new(mount.mountpoint.display().to_string(), why)
+        })
+    }
+
     /// Waits until the process has ended and released the volume. Returns `false` if the process
     /// keeps running because the filesystem is mounted elsewhere (law 3).
     fn wait_for_release(
@@ -207,11 +230,11 @@ impl Daemon {
                 return Ok(false);
             }
             if began.elapsed() >= timeout {
-                let (id, seconds) = (self.id, timeout.as_secs());
+                let (id, seconds) = (self.id.as_raw_nonzero(), timeout.as_secs());
                 let why = format!("process {id} still holds the volume after {seconds} s");
-                return Err(
-                    Failure::new(shown, why).hint("it ends when the last open file is closed")
-                );
+                return Err(Failure::new(shown, why).hint(
+                    "it ends when the last changes are written and the last open file is closed",
+                ));
             }
             pause = (pause * 2).min(RETRY_PAUSE_MAX);
         }

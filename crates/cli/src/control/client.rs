@@ -11,8 +11,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use butternut_sys::mounts::Mount;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::Pid;
 use serde_json::Value;
 
 use super::{
@@ -20,11 +23,26 @@ use super::{
     directories, open_directory, peer,
 };
 use super::{receive, receive_descriptor, runtime_dir, send, socket_name, time_left};
+use crate::args::GlobalArgs;
 use crate::failure::{Failure, io_text};
-use crate::output::text;
+use crate::output::{stderr_line, text};
 
-/// Maximum time from the connect to the response.
+/// Maximum time from the connect to the response. For a request that waits for a device, the time
+/// from which on a note reports that.
 const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Whether to omit the note that a request still waits for a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Notes {
+    Print,
+    Omit,
+}
+
+impl Notes {
+    pub(crate) fn of(global: &GlobalArgs) -> Self {
+        if global.quiet { Self::Omit } else { Self::Print }
+    }
+}
 
 /// Sends a request to the mount that contains `target`. Messages begin with `command`.
 ///
@@ -40,7 +58,7 @@ pub(crate) fn request(command: &str, target: &Path, request: &Request) -> Result
     let Some(user) = owner_of(&mounts, numbers) else {
         return Err(no_mount("").hint("`findmnt -t fuse.butternut` lists the mounts"));
     };
-    exchange(command, target, (user, numbers), request).map(|(value, _)| value)
+    exchange(command, target, (user, numbers), request, Notes::Print).map(|(value, _)| value)
 }
 
 /// Sends a request to a mount of the mount table.
@@ -49,7 +67,20 @@ pub(crate) fn request_mount(
     mount: &Mount,
     request: &Request,
 ) -> Result<Value, Failure> {
-    send_to_mount(command, mount, request).map(|(value, _)| value)
+    send_to_mount(command, mount, request, Notes::Print).map(|(value, _)| value)
+}
+
+/// Lets the process of a mount commit, and waits for it.
+pub(crate) fn request_commit(command: &str, mount: &Mount, notes: Notes) -> Result<(), Failure> {
+    send_to_mount(command, mount, &Request::Commit, notes).map(drop)
+}
+
+/// Returns the process that serves the control socket of a mount, if there is one.
+pub(crate) fn serving_process(mount: &Mount) -> Option<Pid> {
+    let user = mount.option("user_id")?.parse().ok()?;
+    let until = Instant::now() + TIMEOUT;
+    let stream = connect_with_timeout(user, socket_name(mount.device), until).ok()?;
+    Some(socket_peercred(stream).ok()?.pid)
 }
 
 /// Requests a detached clone of the directory of a subvolume. The caller must keep the returned
@@ -58,8 +89,9 @@ pub(crate) fn request_clone(
     command: &str,
     mount: &Mount,
     subvolume: SubvolumeSelector,
+    notes: Notes,
 ) -> Result<(OwnedFd, UnixStream), Failure> {
-    let (_, clone) = send_to_mount(command, mount, &Request::Clone { subvolume })?;
+    let (_, clone) = send_to_mount(command, mount, &Request::Clone { subvolume }, notes)?;
     clone.ok_or_else(|| Failure::new(command, "the process of the mount sent no descriptor"))
 }
 
@@ -81,12 +113,13 @@ fn send_to_mount(
     command: &str,
     mount: &Mount,
     request: &Request,
+    notes: Notes,
 ) -> Result<(Value, Option<(OwnedFd, UnixStream)>), Failure> {
     let user = mount.option("user_id").and_then(|user| user.parse().ok());
     let user = user.ok_or_else(|| {
         Failure::new(command, "the mount table does not name the owner of the mount")
     })?;
-    exchange(command, &mount.mountpoint, (user, mount.device), request)
+    exchange(command, &mount.mountpoint, (user, mount.device), request, notes)
 }
 
 /// Sends a request to the socket of a user's mount, and waits for the response. If a descriptor
@@ -96,6 +129,7 @@ fn exchange(
     target: &Path,
     (user, numbers): (u32, (u32, u32)),
     request: &Request,
+    notes: Notes,
 ) -> Result<(Value, Option<(OwnedFd, UnixStream)>), Failure> {
     let shown = target.display();
     let failed = |why: String| Failure::new(command, format!("the mount at {shown}: {why}"));
@@ -108,14 +142,18 @@ fn exchange(
         })
     })?;
     let mut fd = None;
-    let line = send(&mut stream, request, until)
-        .and_then(|()| receive_descriptor(&stream, until))
-        .and_then(|(first, descriptor)| {
-            fd = descriptor;
-            let mut line = vec![first];
-            line.extend(receive(&mut stream, RESPONSE_BYTES_MAX, until)?);
-            Ok(line)
-        });
+    let line = send(&mut stream, request, until).and_then(|()| {
+        let mut until = until;
+        if request.waits_for_device() {
+            wait_for_device(&stream, target, notes)?;
+            until = Instant::now() + TIMEOUT;
+        }
+        let (first, descriptor) = receive_descriptor(&stream, until)?;
+        fd = descriptor;
+        let mut line = vec![first];
+        line.extend(receive(&mut stream, RESPONSE_BYTES_MAX, until)?);
+        Ok(line)
+    });
     let line = line.map_err(|error| {
         let is_timeout =
             matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
@@ -127,6 +165,23 @@ fn exchange(
         Ok(Response::Error(why)) => Err(Failure::new(command, why)),
         Err(error) => Err(failed(format!("its response cannot be parsed: {error}"))),
     }
+}
+
+/// Waits for the response to a request that waits for a device, or for the end of the process.
+fn wait_for_device(stream: &UnixStream, target: &Path, notes: Notes) -> io::Result<()> {
+    let mut polled = [PollFd::new(stream, PollFlags::IN)];
+    let note_at = Instant::now() + TIMEOUT;
+    while let Ok(left) = time_left(note_at) {
+        let left = Timespec::try_from(left).map_err(io::Error::other)?;
+        match poll(&mut polled, Some(&left)) {
+            Ok(0) | Err(Errno::INTR) => {}
+            ready => return Ok(ready.map(drop)?),
+        }
+    }
+    if notes == Notes::Print {
+        stderr_line(&format!("{}: note: still waits for a device", target.display()));
+    }
+    Ok(retry_on_intr(|| poll(&mut polled, None)).map(drop)?)
 }
 
 /// Returns the owner of the Butternut mount with a device number, if there is one.

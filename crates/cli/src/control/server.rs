@@ -1,8 +1,10 @@
 //! The server of the control socket, in the process of a mount: one thread serves one connection
-//! after another. When a clone has been sent, a thread of its own waits for the end of that
-//! connection.
+//! after another. A request that waits for a device gets a thread of its own, so that the requests
+//! of others are served meanwhile. When a clone has been sent, another thread waits for the end of
+//! that connection.
 //!
-//! The thread holds a reference to the filesystem, so it must end before the volume is released.
+//! These threads hold a reference to the filesystem, except the last one, so they must end before
+//! the volume is released.
 
 use std::fs::File;
 use std::io;
@@ -31,6 +33,9 @@ use crate::failure::{chain_with_hint, io_text};
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause after a failed accept, which most likely failed for lack of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// Maximum number of requests that wait for devices at the same time.
+const DEVICE_REQUESTS_MAX: usize = 16;
 
 /// The mount that the requests are about.
 #[derive(Debug)]
@@ -94,7 +99,7 @@ impl Server {
         inode: u64,
     ) -> io::Result<Self> {
         let (end, ended) = UnixStream::pair()?;
-        let run = move || accept(&served, &listener, &ended);
+        let run = move || accept(&Arc::new(served), &listener, &ended);
         let thread = thread::Builder::new().name("butternut-ctl".into()).spawn(run)?;
         Ok(Self { path, devices, inode, thread: Some(thread), end: Some(end) })
     }
@@ -153,7 +158,8 @@ fn bind(path: &Path, devices: &Path) -> io::Result<(UnixListener, u64)> {
     Ok((listener, std::fs::symlink_metadata(path)?.ino()))
 }
 
-fn accept(served: &ServedMount, listener: &UnixListener, ended: &UnixStream) {
+fn accept(served: &Arc<ServedMount>, listener: &UnixListener, ended: &UnixStream) {
+    let mut waiting = Vec::new();
     loop {
         let (listening, ending) = (listener.as_fd(), ended.as_fd());
         let mut events =
@@ -163,18 +169,26 @@ fn accept(served: &ServedMount, listener: &UnixListener, ended: &UnixStream) {
             continue;
         }
         if !events[0].revents().is_empty() {
-            return;
+            break;
         }
         match listener.accept() {
-            Ok((stream, _)) => serve_connection(served, stream),
+            Ok((stream, _)) => serve_connection(served, stream, &mut waiting),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(_) => thread::sleep(PAUSE),
         }
     }
+    for thread in waiting {
+        thread.join().unwrap_or_default();
+    }
 }
 
-/// Answers the request of one connection. A response that cannot be sent is dropped.
-fn serve_connection(served: &ServedMount, mut stream: UnixStream) {
+/// Answers the request of one connection, or starts a thread that does. A response that cannot be
+/// sent is dropped.
+fn serve_connection(
+    served: &Arc<ServedMount>,
+    mut stream: UnixStream,
+    waiting: &mut Vec<JoinHandle<()>>,
+) {
     let until = Instant::now() + TIMEOUT;
     let own = rustix::process::geteuid().as_raw();
     let answer = match peer(&stream) {
@@ -183,11 +197,16 @@ fn serve_connection(served: &ServedMount, mut stream: UnixStream) {
                 return;
             }
             match receive(&mut stream, REQUEST_BYTES_MAX, until) {
-                Ok(line) => match serde_json::from_slice(&line) {
-                    Ok(Request::Clone { subvolume }) => {
-                        return serve_clone(served, stream, subvolume);
+                Ok(line) => match serde_json::from_slice::<Request>(&line) {
+                    Ok(request) if request.waits_for_device() => {
+                        waiting.retain(|thread| !thread.is_finished());
+                        if waiting.len() < DEVICE_REQUESTS_MAX {
+                            return waiting.extend(serve_in_thread(served, stream, request));
+                        }
+                        Response::Error("too many requests wait for a device".to_owned())
                     }
-                    _ => answer(served, &line),
+                    Ok(request) => answer(served, request),
+                    Err(error) => Response::Error(format!("the request cannot be parsed: {error}")),
                 },
                 Err(error) => Response::Error(format!("the request: {error}")),
             }
@@ -195,6 +214,23 @@ fn serve_connection(served: &ServedMount, mut stream: UnixStream) {
         _ => Response::Error("the mount belongs to another user".to_owned()),
     };
     send(&mut stream, &answer, Instant::now() + TIMEOUT).unwrap_or_default();
+}
+
+/// Starts a thread that answers a request. Without a thread, the connection is closed.
+fn serve_in_thread(
+    served: &Arc<ServedMount>,
+    mut stream: UnixStream,
+    request: Request,
+) -> Option<JoinHandle<()>> {
+    let served = Arc::clone(served);
+    let run = move || match request {
+        Request::Clone { subvolume } => serve_clone(&served, stream, subvolume),
+        request => {
+            let answer = answer(&served, request);
+            send(&mut stream, &answer, Instant::now() + TIMEOUT).unwrap_or_default();
+        }
+    };
+    thread::Builder::new().name("butternut-req".into()).spawn(run).ok()
 }
 
 /// Responds with a clone. The detached mount of the volume stays open until the client closes the
@@ -248,14 +284,14 @@ fn directory(
     Ok((FileId::root_of(id), path(found)))
 }
 
-fn answer(served: &ServedMount, line: &[u8]) -> Response {
+fn answer(served: &ServedMount, request: Request) -> Response {
     let filesystem = &served.filesystem;
-    match serde_json::from_slice(line) {
-        Ok(Request::Stats { form }) => printed(&filesystem.stats(), form),
-        Ok(Request::Tunables) => {
+    match request {
+        Request::Stats { form } => printed(&filesystem.stats(), form),
+        Request::Tunables => {
             Response::Ok(filesystem.tunables().named().iter().map(object).collect())
         }
-        Ok(Request::Set { key, value }) => {
+        Request::Set { key, value } => {
             let mut tunables = filesystem.tunables();
             let set = tunables.set_named(&key, &value).and_then(|()| tunables.find_named(&key));
             match set {
@@ -266,23 +302,22 @@ fn answer(served: &ServedMount, line: &[u8]) -> Response {
                 Err(error) => Response::Error(error.to_string()),
             }
         }
-        Ok(Request::Volume) => Response::Ok(json!({
+        Request::Volume => Response::Ok(json!({
             "devices": served.devices,
             "settings": served.settings,
             "is_writable": filesystem.is_writable(),
             "can_clone": served.whole.is_some(),
         })),
-        Ok(Request::Commit) => match filesystem.sync() {
+        Request::Commit => match filesystem.sync() {
             Ok(()) => Response::Ok(Value::Null),
             Err(error) => {
                 let why = chain_with_hint(&error);
                 Response::Error(format!("the last changes could not be written: {why}"))
             }
         },
-        Ok(Request::Clone { .. }) => {
+        Request::Clone { .. } => {
             Response::Error("a clone can only be sent over a connection".to_owned())
         }
-        Err(error) => Response::Error(format!("the request cannot be parsed: {error}")),
     }
 }
 

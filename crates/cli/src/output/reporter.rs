@@ -7,7 +7,7 @@
 //!
 //! 1. After [`start`], no other thread writes to stderr or to syslog. A pipe that nothing reads
 //!    blocks only the reporter, never a thread that serves, commits or ends the mount. The messages
-//!    of panics are queued too.
+//!    of panics are queued too; one of the main thread, which ends the process, is written first.
 //! 2. A queue holds at most [`QUEUED_MAX`] lines. A line that finds it full is dropped, and a later
 //!    line reports the number of dropped ones.
 //! 3. [`flush`] waits until the queued lines are written, for at most [`FLUSH_TIMEOUT`]. The
@@ -72,6 +72,9 @@ pub(crate) fn start() -> io::Result<()> {
             super::stderr_lines(&format!("{text}\n{backtrace}"));
         } else {
             super::stderr_lines(&text);
+        }
+        if thread.name() == Some("main") {
+            flush();
         }
     }));
     Ok(())

@@ -6,7 +6,9 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::fs::{FlockOperation, fcntl_lock};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -337,6 +339,48 @@ fn label_and_resize_change_the_volume_and_its_image() {
     assert!(volume.failure("filesystem resize VOL 2:max").starts_with("size: no device 2 ("));
     volume.ok("filesystem sync VOL");
     assert!(volume.ok("trim VOL").ends_with(" trimmed\n"));
+}
+
+/// Locks the image while it has another size than `bytes`, or returns `None` once `has_ended`.
+fn lock_when_resized(image: &Path, bytes: u64, has_ended: &AtomicBool) -> Option<fs::File> {
+    let file = fs::File::options().read(true).write(true).open(image).unwrap();
+    while !has_ended.load(Ordering::SeqCst) {
+        if file.metadata().unwrap().len() == bytes {
+            continue;
+        }
+        let how = FlockOperation::NonBlockingLockExclusive;
+        if fcntl_lock(&file, how).is_ok() {
+            if file.metadata().unwrap().len() != bytes {
+                return Some(file);
+            }
+            fcntl_lock(&file, FlockOperation::Unlock).unwrap();
+        }
+    }
+    None
+}
+
+/// A process that has locked the image may have grown the volume in it.
+#[test]
+fn a_resize_changes_no_image_that_another_process_has_locked() {
+    let volume = Volume::new();
+    let len = || fs::metadata(&volume.image).unwrap().len();
+    let mut bytes = len();
+    loop {
+        let has_ended = AtomicBool::new(false);
+        let (locked, ran) = std::thread::scope(|scope| {
+            let locking = scope.spawn(|| lock_when_resized(&volume.image, bytes, &has_ended));
+            let ran = volume.run("filesystem resize VOL +4M");
+            has_ended.store(true, Ordering::SeqCst);
+            (locking.join().unwrap(), ran)
+        });
+        // The command may have resized the volume before the lock, and has ended well then.
+        if locked.is_some() && ran.code == Some(1) {
+            assert!(ran.err.contains("busy"), "{}", ran.err);
+            assert_eq!(len(), bytes + (4 << 20));
+            return;
+        }
+        bytes = len();
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use butternut_undo::MountGuard;
 
-use super::command::{CommandOutput, butternut, shell};
+use super::command::{CommandOutput, butternut, command, shell};
 use super::image::{kernel_tests_enabled, plain};
 
 /// Makes a copy of the plain image with one bit changed where the last occurrence of `marks`
@@ -92,6 +92,19 @@ fn an_unreadable_volume_has_status_8_and_a_usage_error_16() {
     assert_eq!(butternut(&["check", &subvolume]).code, Some(8));
     assert_eq!(butternut(&["check"]).code, Some(16));
     assert_eq!(butternut(&["-q", "check", "--wrong", "x"]).code, Some(16));
+}
+
+/// As by `butternut check IMAGE | head -1`, or by `grep -q`.
+#[test]
+fn the_status_tells_damage_also_where_nothing_reads_the_findings() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = changed(folder.path(), b"9997\n9998\n9999\n");
+    for words in [vec!["check", &image], vec!["check", "--json", &image]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let ran = command().args(&words).arg("--check-data-csum").stdout(writer).output().unwrap();
+        assert_eq!(ran.status.code(), Some(4), "{words:?}");
+    }
 }
 
 /// mkfs.btrfs leaves free space items of its temporary block groups, and so does the kernel.

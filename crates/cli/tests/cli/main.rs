@@ -30,6 +30,8 @@ mod mkfs;
 mod mount;
 mod mount_end;
 mod mount_end_hung;
+mod mount_start;
 mod node_ids;
+mod other_users_mount;
 mod rescued_reads;
 mod unresponsive;

@@ -81,21 +81,22 @@ fn a_third_signal_does_not_wait_for_a_request_of_another_process() {
     if !kernel_tests_enabled("a_third_signal_does_not_wait_for_a_request_of_another_process") {
         return;
     }
-    // The requested subvolume is looked up on the device. The thread of the control socket is
-    // blocked in `poll` while it waits for requests, and elsewhere while it waits for the device.
+    // The requested subvolume is looked up on the device. The thread of the request is blocked once
+    // it stays at one place of the kernel.
     let script = format!(
         "kill -STOP $O
          $B mount -o subvol=deep/a/sub $L m3 2>ignored & F=$!
-         T=$(grep -l butternut-ctl /proc/$D/task/*/comm); T=${{T%/comm}}
          steps=0
          for n in $(seq 400); do
-             steps=$((steps + 1)); grep -q poll $T/wchan && steps=0
+             T=$(grep -ls butternut-req /proc/$D/task/*/comm) || steps=0
+             steps=$((steps + 1)); grep -qs '^0$' ${{T%/comm}}/wchan && steps=0
              [ $steps = 20 ] && break; sleep .05
          done
+         echo ${{T:+looked up}}
          {ALL_SIGNALS}"
     );
     let output = run_on_device_that_can_hang(SUBVOLUMES, "subvolid=5", &script);
-    assert_eq!(output, ALL_LOGGED);
+    assert_eq!(output, ALL_LOGGED.replacen('\n', "\nlooked up\n", 1));
 }
 
 #[test]
@@ -160,7 +161,7 @@ fn ends(child: &mut Child) -> bool {
 }
 
 /// Fills a pipe, whose last page may be in part free.
-fn fill(mut writer: &PipeWriter) {
+pub(crate) fn fill(mut writer: &PipeWriter) {
     let has_space = || {
         let mut polled = [PollFd::new(writer, PollFlags::OUT)];
         poll(&mut polled, Some(&Timespec::default())).unwrap() > 0
@@ -170,7 +171,7 @@ fn fill(mut writer: &PipeWriter) {
     }
 }
 
-fn wait_until(is_so: impl Fn() -> bool) {
+pub(crate) fn wait_until(is_so: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_mins(1);
     while !is_so() {
         assert!(Instant::now() < deadline, "timeout");

@@ -2,7 +2,7 @@
 
 use crate::volume::{create, open, open_device_to_read, state, subvolume};
 use butternut_device::{Device, Fault, FaultyDevice, MemoryDevice, Rule};
-use butternut_file::Source;
+use butternut_file::{Source, Wait};
 use butternut_format::inode::InodeFlags;
 use butternut_format::key::{ItemType, Key};
 use butternut_mkfs::MkfsOptions;
@@ -68,7 +68,7 @@ fn reads_beside_an_unreadable_leaf_read_it_a_bounded_number_of_times() {
                 if direct {
                     let mut checksums = Vec::new();
                     let range = at..at + BLOCK;
-                    source.direct_place(file.view(), &range, &mut checksums).unwrap();
+                    source.resolve(file.view(), &range, Wait::Block, &mut checksums).unwrap();
                 }
                 assert_eq!(source.read_at(file.view(), at, &mut bytes).unwrap(), bytes.len());
                 assert!(bytes.iter().all(|byte| *byte == block as u8));

@@ -13,13 +13,19 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use butternut_sys::mounts::{self, Mount};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
 use crate::session::attach::{self, FS_TYPE, HELPER};
+
+/// How long `fusermount3` is tried again where no process can be started, and how often.
+const HELPER_WAIT: Duration = Duration::from_secs(2);
+const HELPER_PAUSE: Duration = Duration::from_millis(10);
 
 /// The superblock of one connection.
 #[derive(Clone, Debug)]
@@ -130,13 +136,26 @@ fn by_call(mount: &Mount, flags: UnmountFlags, letters: &str) -> io::Result<()> 
     }
 }
 
-/// Unmounts by `fusermount3`, which unmounts only FUSE mounts of its caller.
+/// Unmounts by `fusermount3`, which unmounts only FUSE mounts of its caller. Where the user may
+/// start no more processes (`EAGAIN`), tries again until threads of the mount have ended.
 fn through_helper(mount: &Mount, letters: &str) -> io::Result<()> {
-    let output = Command::new(HELPER).args([letters, "--"]).arg(&mount.mountpoint).output()?;
+    let began = Instant::now();
+    let output = loop {
+        match Command::new(HELPER).args([letters, "--"]).arg(&mount.mountpoint).output() {
+            Err(error) if is_out_of_processes(&error) && began.elapsed() < HELPER_WAIT => {
+                thread::sleep(HELPER_PAUSE);
+            }
+            output => break output?,
+        }
+    };
     if output.status.success() {
         return Ok(());
     }
     Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
+}
+
+fn is_out_of_processes(error: &io::Error) -> bool {
+    Errno::from_io_error(error) == Some(Errno::AGAIN)
 }
 
 #[cfg(test)]

@@ -1,9 +1,13 @@
 //! `filesystem resize`: resizes a volume on one of its devices.
 //!
 //! 1. An image file is extended before its volume grows, and truncated to its old size if the
-//!    resize is refused. After a failed commit it stays: the commit may be on disk.
+//!    resize is then refused.
 //! 2. An image file is truncated after its volume has shrunk, if the volume reached the end of the
 //!    file: bytes after the volume do not belong to it.
+//! 3. An image file is changed only while the volume is open, which locks the file: otherwise
+//!    another process may have resized the volume, too. So a file that was extended stays extended
+//!    if the volume cannot be opened again, and also if the commit fails: the superblocks may have
+//!    the new size by then.
 
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
@@ -38,38 +42,32 @@ struct ImageFile {
 
 pub(crate) fn run(global: &GlobalArgs, args: &ResizeArgs, out: &mut Output) -> Outcome {
     check_order(args)?;
-    let open = || Transaction::open_args(global, std::slice::from_ref(&args.volume));
-    let mut transaction = open()?;
-    let plan = Plan::of(&transaction, &args.size)?;
-    let mut grown = None;
-    if let Some(file) = &plan.file
-        && file.offset.saturating_add(plan.bytes) > file.bytes
-    {
+    let mut bytes_before = None;
+    let (mut transaction, plan) = loop {
+        let transaction = Transaction::open_args(global, std::slice::from_ref(&args.volume))?;
+        let plan = Plan::of(&transaction, &args.size)?;
+        let Some(file) = plan.file.as_ref().filter(|file| file.bytes < file.end_of(plan.bytes))
+        else {
+            break (transaction, plan);
+        };
+        bytes_before.get_or_insert(file.bytes);
+        file.set_bytes(file.end_of(plan.bytes))?;
         // The size of a device is read when it is opened.
-        drop(transaction);
-        file.set_bytes(file.offset.saturating_add(plan.bytes))?;
-        grown = Some(file);
-        transaction = open().inspect_err(|_| undo(grown))?;
-    }
+    };
     if let Err(error) = transaction.filesystem().resize(plan.devid, plan.bytes) {
-        let failure = transaction.failure(&error);
-        drop(transaction);
-        undo(grown);
-        return Err(failure.hint(format!(
-            "choose at least the allocated size, see `butternut filesystem usage`; the size is {}",
-            pretty(plan.bytes_was, Units::Binary)
-        )));
+        plan.undo_extension(bytes_before);
+        return Err(plan.refused(transaction.failure(&error)));
     }
-    let done = transaction.finish(global, out, |object| {
-        object.put("devid", plan.devid).put("bytes_was", plan.bytes_was).put("bytes", plan.bytes)
-    })?;
-    if let Some(file) = plan.file.filter(|_| !args.keep_file)
+    transaction.commit().map_err(|failure| plan.refused(failure))?;
+    if let Some(file) = plan.file.as_ref().filter(|_| !args.keep_file)
         && plan.bytes < plan.bytes_was
         && file.bytes.saturating_sub(file.offset) / SECTOR_BYTES <= plan.bytes_was / SECTOR_BYTES
     {
-        file.set_bytes(file.offset + plan.bytes)?;
+        file.set_bytes(file.end_of(plan.bytes))?;
     }
-    Ok(done)
+    transaction.finish(global, out, |object| {
+        object.put("devid", plan.devid).put("bytes_was", plan.bytes_was).put("bytes", plan.bytes)
+    })
 }
 
 /// Detects the order of the arguments of btrfs-progs, SIZE VOLUME.
@@ -102,6 +100,23 @@ impl Plan {
                 .hint("choose max or a smaller size")
         })?;
         Ok(Self { devid: device.id, bytes_was: device.total_bytes, bytes, file })
+    }
+
+    /// Truncates a file that was extended to its size before (law 1), unless the volume needs it.
+    fn undo_extension(&self, bytes_before: Option<u64>) {
+        if let (Some(file), Some(bytes)) = (&self.file, bytes_before)
+            && file.end_of(self.bytes_was) <= bytes
+        {
+            // The caller reports the failure of the resize.
+            set_bytes(&file.path, bytes).unwrap_or_default();
+        }
+    }
+
+    fn refused(&self, failure: Failure) -> Failure {
+        failure.hint(format!(
+            "choose at least the allocated size, see `butternut filesystem usage`; the size is {}",
+            pretty(self.bytes_was, Units::Binary)
+        ))
     }
 }
 
@@ -142,17 +157,14 @@ fn image_file(transaction: &Transaction, device: &DeviceInfo) -> Option<ImageFil
 }
 
 impl ImageFile {
+    /// Returns the size of the file that a volume of `bytes` bytes needs.
+    fn end_of(&self, bytes: u64) -> u64 {
+        self.offset.saturating_add(bytes)
+    }
+
     fn set_bytes(&self, bytes: u64) -> Result<(), Failure> {
         set_bytes(&self.path, bytes)
             .map_err(|error| Failure::io(self.path.display().to_string(), &error))
-    }
-}
-
-/// Truncates a file to its old size (law 1).
-fn undo(grown: Option<&ImageFile>) {
-    if let Some(file) = grown {
-        // The caller reports the failure of the resize.
-        set_bytes(&file.path, file.bytes).unwrap_or_default();
     }
 }
 

@@ -1,15 +1,21 @@
 //! `filesystem sync`: commits all changes to the devices.
 //!
 //! For a volume that is not mounted, this deletes the orphan files that a crash has left. For a
-//! directory, it calls syncfs(2) on the mounted filesystem that contains it.
+//! directory, it calls syncfs(2) on the mounted filesystem that contains it. FUSE does not pass the
+//! call on to the process of a Butternut mount, so the command lets that process commit as well.
 
 use std::fs::File;
+use std::io;
 use std::path::Path;
 
+use butternut_fuse::FS_TYPE;
+use butternut_sys::mounts;
 use rustix::fs::syncfs;
 
 use super::super::transaction::Transaction;
+use super::super::umount;
 use crate::args::{GlobalArgs, SyncArgs};
+use crate::control;
 use crate::failure::{Completion, Failure, Outcome};
 use crate::output::json::Object;
 use crate::output::{Output, json};
@@ -19,9 +25,8 @@ pub(crate) fn run(global: &GlobalArgs, args: &SyncArgs, out: &mut Output) -> Out
         && Path::new(word).is_dir()
     {
         let shown = word.display().to_string();
-        let failed = |error: std::io::Error| Failure::io(shown.clone(), &error);
-        let directory = File::open(word).map_err(failed)?;
-        syncfs(&directory).map_err(|error| failed(error.into()))?;
+        let failed = |error: io::Error| Failure::io(shown.clone(), &error);
+        sync_mounted(Path::new(word)).map_err(failed)?;
         if global.json {
             json::document(out, Object::new().put("directory", shown))?;
         }
@@ -29,4 +34,13 @@ pub(crate) fn run(global: &GlobalArgs, args: &SyncArgs, out: &mut Output) -> Out
     }
     let transaction = Transaction::open_args(global, &args.volume)?;
     transaction.finish(global, out, |object| object)
+}
+
+fn sync_mounted(directory: &Path) -> io::Result<()> {
+    let device = control::device_number(directory)?;
+    let mounts = mounts::read()?;
+    if mounts.iter().any(|mount| mount.device == device && mount.kind == FS_TYPE) {
+        return umount::commit(directory);
+    }
+    Ok(syncfs(File::open(directory)?)?)
 }

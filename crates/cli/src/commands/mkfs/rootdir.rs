@@ -107,7 +107,7 @@ pub(super) fn fill(
     if result.is_err() {
         filesystem.abandon();
     }
-    drop(filesystem);
+    // The open volume locks the file: another process cannot have grown the volume again.
     if let (true, Ok(_), [device]) = (args.shrink, &result, volume_arg.devices.as_slice())
         && device.path.is_file()
     {

@@ -23,6 +23,7 @@ use butternut_sys::mounts::{self, Mount};
 use rustix::io::Errno;
 
 use super::{Plan, fixed_options};
+use crate::control::client::Notes;
 use crate::control::{Request, SubvolumeSelector, client};
 use crate::failure::{Failure, io_text};
 use crate::volume::arg::VolumeArg;
@@ -58,7 +59,7 @@ pub(super) fn device_identities(volume: &VolumeArg) -> Vec<String> {
 
 /// Mounts the volume through the process that has it mounted for writing. Returns whether there is
 /// such a process.
-pub(super) fn mount_served(plan: &Plan) -> Result<bool, Failure> {
+pub(super) fn mount_served(plan: &Plan, notes: Notes) -> Result<bool, Failure> {
     if !rustix::process::geteuid().is_root() {
         return Ok(false);
     }
@@ -89,19 +90,19 @@ pub(super) fn mount_served(plan: &Plan) -> Result<bool, Failure> {
                     .hint("change all its mount points with `mount -o remount,sync`"));
             }
             check_tunables(plan, mount)?;
-            return attach_clone(plan, mount).map(|()| true);
+            return attach_clone(plan, mount, notes).map(|()| true);
         }
     }
     Ok(false)
 }
 
-fn attach_clone(plan: &Plan, served: &Mount) -> Result<(), Failure> {
+fn attach_clone(plan: &Plan, served: &Mount, notes: Notes) -> Result<(), Failure> {
     let selector = match &plan.options.volume.subvolume {
         Subvolume::Default => SubvolumeSelector::Default,
         Subvolume::Id(id) => SubvolumeSelector::Id(*id),
         Subvolume::Path(path) => SubvolumeSelector::Path(path.clone()),
     };
-    let (clone, connection) = client::request_clone(&plan.volume.typed, served, selector)?;
+    let (clone, connection) = client::request_clone(&plan.volume.typed, served, selector, notes)?;
     let rights = MountPermissions::from(&plan.options.fuse);
     let placed = ClonedMount::from_fd(clone).attach(&plan.mountpoint, rights);
     drop(connection);

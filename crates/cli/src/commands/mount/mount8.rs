@@ -7,7 +7,7 @@
 //! umount.fuse.butternut MOUNTPOINT [-nlfvr] [-t TYPE] [-N NAMESPACE]
 //! ```
 //!
-//! 1. Options for mount(8) itself are dropped.
+//! 1. Options for mount(8) itself are dropped, except two: `-f` mounts nothing, and `-r` is `ro`.
 //! 2. mount(8) passes restrictions on (`nodev`, `nosuid`, `noexec`), but not its defaults (`dev`,
 //!    `suid`, `exec`, `rw`). So for root `dev` and `suid` are on unless restricted, as for every
 //!    other filesystem. For other users fusermount3 decides.
@@ -21,9 +21,13 @@ const MOUNT_ONLY: [&str; 15] = [
     "_netdev", "nofail", "defaults", "loop", "quiet",
 ];
 
-/// Returns the command line of `butternut mount`, for root or another user.
-pub(crate) fn mount_arguments(arguments: &[OsString], is_root: bool) -> Vec<OsString> {
-    let (paths, lists, _) = split_arguments(arguments);
+/// Returns the command line of `butternut mount`, for root or another user. Returns `None` for a
+/// mount that is only simulated, as by `mount -f`.
+pub(crate) fn mount_arguments(arguments: &[OsString], is_root: bool) -> Option<Vec<OsString>> {
+    let (paths, lists, letters) = split_arguments(arguments);
+    if letters.contains(&b'f') {
+        return None;
+    }
     let has = |wanted: &[u8]| {
         lists.iter().any(|list| list.as_bytes().split(|byte| *byte == b',').any(|w| w == wanted))
     };
@@ -32,6 +36,9 @@ pub(crate) fn mount_arguments(arguments: &[OsString], is_root: bool) -> Vec<OsSt
     if is_root && !has(b"remount") {
         options.extend([&b"dev"[..], b"suid"]);
     }
+    if letters.contains(&b'r') {
+        options.push(b"ro");
+    }
     for argument in lists.iter().flat_map(|list| list.as_bytes().split(|byte| *byte == b',')) {
         let text = String::from_utf8_lossy(argument);
         let is_comment = ["x-", "X-", "comment="].iter().any(|start| text.starts_with(start));
@@ -39,7 +46,7 @@ pub(crate) fn mount_arguments(arguments: &[OsString], is_root: bool) -> Vec<OsSt
             options.push(argument);
         }
     }
-    super::command_line(&paths, &OsString::from_vec(options.join(&b',')))
+    Some(super::command_line(&paths, &OsString::from_vec(options.join(&b','))))
 }
 
 /// Returns the command line of `butternut umount`.
@@ -85,8 +92,8 @@ mod tests {
 
     #[test]
     fn arguments_of_mount_8_become_those_of_the_command() {
-        let user = |arguments: &[OsString]| mount_arguments(arguments, false);
-        let root = |arguments: &[OsString]| mount_arguments(arguments, true);
+        let user = |arguments: &[OsString]| mount_arguments(arguments, false).unwrap();
+        let root = |arguments: &[OsString]| mount_arguments(arguments, true).unwrap();
         assert_eq!(
             check(user, "mount.fuse.butternut a.img /m -s -o rw,noauto,subvol=x,x-a.b"),
             "butternut mount -o rw,subvol=x -- a.img /m"
@@ -103,6 +110,12 @@ mod tests {
             check(root, "mount.fuse.butternut a.img /m -o remount,ro"),
             "butternut mount -o remount,ro -- a.img /m"
         );
+        assert_eq!(
+            check(user, "mount.fuse.butternut a.img /m -r -o noexec"),
+            "butternut mount -o ro,noexec -- a.img /m"
+        );
+        let simulated = ["mount.fuse.butternut", "a.img", "/m", "-sfnv"].map(OsString::from);
+        assert_eq!(mount_arguments(&simulated, true), None);
         assert_eq!(
             check(umount_arguments, "umount.fuse.butternut /m -l"),
             "butternut umount --lazy -- /m"

@@ -33,6 +33,7 @@ use rustix::mount::{FsPickFlags, fsconfig_reconfigure, fsconfig_set_flag, fspick
 use super::fixed_options;
 use super::options::ParsedOptions;
 use crate::commands::umount;
+use crate::control::client::Notes;
 use crate::control::{Format, Request, client};
 use crate::failure::{Completion, Failure, Outcome, io_text};
 
@@ -46,7 +47,7 @@ pub(super) fn is_requested(lists: &[OsString]) -> bool {
 }
 
 /// Changes the options of the mount at `mountpoint`.
-pub(super) fn run(mountpoint: &Path, lists: &[OsString]) -> Outcome {
+pub(super) fn run(mountpoint: &Path, lists: &[OsString], notes: Notes) -> Outcome {
     let shown = mountpoint.display().to_string();
     let mounts = mounts::read().map_err(|error| Failure::io("/proc/self/mountinfo", &error))?;
     let path = mountpoint.canonicalize().unwrap_or_else(|_| PathBuf::from(mountpoint));
@@ -77,7 +78,7 @@ pub(super) fn run(mountpoint: &Path, lists: &[OsString]) -> Outcome {
         }
     })?;
     if !parsed.fuse.is_writable && !mount.is_read_only() {
-        commit(&path)?;
+        commit(mount, notes)?;
     }
     for (key, value) in parsed.tunables {
         client::request("mount", &path, &Request::Set { key, value })?;
@@ -86,16 +87,15 @@ pub(super) fn run(mountpoint: &Path, lists: &[OsString]) -> Outcome {
 }
 
 /// Commits the changes of a mount that has become read-only.
-fn commit(path: &Path) -> Result<(), Failure> {
-    let Err(error) = umount::commit(path) else { return Ok(()) };
-    let shown = path.display();
+fn commit(mount: &Mount, notes: Notes) -> Result<(), Failure> {
+    let Err(error) = umount::commit(&mount.mountpoint) else { return Ok(()) };
+    let shown = mount.mountpoint.display();
     if !matches!(Errno::from_io_error(&error), Some(Errno::ACCESS | Errno::PERM)) {
         let why = format!("the last changes could not be written: {}", io_text(&error));
         return Err(Failure::new(shown.to_string(), why).hint("the mount is read-only now"));
     }
     // FUSE denies root the access to a mount of another user without `allow_other`.
-    let requested = client::request("mount", path, &Request::Commit);
-    requested.map(drop).map_err(|failure| {
+    client::request_commit("mount", mount, notes).map_err(|failure| {
         let why =
             format!("is read-only now, and its last changes are not committed yet: {failure}");
         let hint = "`butternut umount` commits them and reports errors";

@@ -16,16 +16,18 @@
 //!    pipe delays the end of the process by at most [`reporter::FLUSH_TIMEOUT`].
 //! 4. The third signal ends the process, whatever its threads are blocked on.
 //! 5. The signals are blocked before the volume is opened, so that all its threads inherit the
-//!    mask. [`SignalThread`] receives them from then on: before [`SignalThread::volume_is_open`] a
-//!    signal ends the process, and nothing is mounted. A signal between that call and
-//!    [`SignalThread::unmount_on_signal`] is the first signal of the mount.
+//!    mask. [`SignalThread`] receives them from then on: before [`SignalThread::begin_mount`] a
+//!    signal ends the process, and nothing is mounted. The first signal between that call and
+//!    [`SignalThread::unmount_on_signal`] is handled when the mount is made. If the mount is not
+//!    made, because a device or fusermount3 does not respond, a second signal ends the process.
 
 use butternut_sys::lock::{Mutex, rank};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::thread;
-use std::time::Duration;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::thread::{self, Scope};
+use std::time::{Duration, Instant};
 
 use butternut_fuse::{DetachOutcome, RemainingMount, Unmounter};
 use butternut_sys::mount_users::{self, MountUser};
@@ -42,50 +44,105 @@ const USERS_SHOWN_MAX: usize = 5;
 /// The exit status of a process that ends without a commit.
 pub(super) const ABORTED: i32 = 1;
 
-/// Maximum time for the main thread to detach the remaining mounts after an abort.
+/// Maximum time for the main thread to detach the remaining mounts after an abort, or to finish a
+/// mount that is being made.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 /// After this time, a message reports that the work of the first signal is not finished.
 const SLOW_DEVICE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Interval at which the thread looks whether the mount was made, once a signal has arrived.
+const MOUNT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The mount that signals end.
+type Mounted = (Unmounter, PathBuf);
 
 /// The thread that receives the signals (law 5).
 pub(super) struct SignalThread {
     /// Locked while the thread ends the process, so that no mount is made at that time.
-    is_open: Arc<Mutex<bool, rank::CommandSignals>>,
-    mounted: Sender<(Unmounter, PathBuf)>,
+    is_mounting: Arc<Mutex<bool, rank::CommandSignals>>,
+    mounted: Sender<Mounted>,
 }
 
 impl SignalThread {
     /// Starts the thread. `volume` is the name of the volume in messages.
-    pub(super) fn start(signals: EndSignals, volume: String) -> Self {
-        let is_open = Arc::new(Mutex::new(false));
-        let (mounted, mounts) = channel::<(Unmounter, PathBuf)>();
-        let state = Arc::clone(&is_open);
-        thread::spawn(move || {
-            let first = signals.wait();
-            let is_open = state.lock();
-            if !*is_open && let Ok(signal) = first {
-                end_before_mount(&volume, signal);
-            }
-            drop(is_open);
-            // Where no mount is made, the process ends.
-            let Ok((unmounter, mountpoint)) = mounts.recv() else { return };
-            if first.is_ok() {
-                handle_all(&signals, &unmounter, &mountpoint);
-            }
-        });
-        Self { is_open, mounted }
+    ///
+    /// # Errors
+    /// Fails if the thread cannot be started.
+    pub(super) fn start(signals: EndSignals, volume: String) -> io::Result<Self> {
+        let is_mounting = Arc::new(Mutex::new(false));
+        let (mounted, mounts) = channel();
+        let being_made = MountBeingMade { is_mounting: Arc::clone(&is_mounting), mounts, volume };
+        let run = move || {
+            let Ok(first) = signals.wait() else { return };
+            let Some((mounted, further)) = being_made.wait(&signals, first) else { return };
+            handle_all(&signals, &mounted.0, &mounted.1, further);
+        };
+        thread::Builder::new().name("butternut-sig".into()).spawn(run)?;
+        Ok(Self { is_mounting, mounted })
     }
 
-    /// Keeps later signals for the mount. If a signal has already ended the process, this call
-    /// does not return.
-    pub(super) fn volume_is_open(&self) {
-        *self.is_open.lock() = true;
+    /// Keeps later signals for the mount that is about to be made. If a signal has already ended
+    /// the process, this call does not return.
+    pub(super) fn begin_mount(&self) {
+        *self.is_mounting.lock() = true;
+    }
+
+    /// Records that no mount was made and none will be: any signal ends the process from now on.
+    pub(super) fn mount_failed(&self) {
+        *self.is_mounting.lock() = false;
     }
 
     /// Lets signals end this mount.
     pub(super) fn unmount_on_signal(self, unmounter: Unmounter, mountpoint: PathBuf) {
         // The thread receives until this channel is closed, unless it has panicked.
         self.mounted.send((unmounter, mountpoint)).unwrap_or_default();
+    }
+}
+
+/// Ends the mount as a first signal would.
+pub(super) fn send_to_itself() {
+    let itself = rustix::process::getpid();
+    // Fails for no process that may signal itself.
+    rustix::process::kill_process(itself, rustix::process::Signal::TERM).unwrap_or_default();
+}
+
+/// A mount that the main thread makes while a signal is pending.
+struct MountBeingMade {
+    is_mounting: Arc<Mutex<bool, rank::CommandSignals>>,
+    mounts: Receiver<Mounted>,
+    volume: String,
+}
+
+impl MountBeingMade {
+    /// Waits until the mount is made, after the first signal. Returns the mount and the number of
+    /// signals after the first one; `None` where the process ends without a mount.
+    fn wait(&self, signals: &EndSignals, first: i32) -> Option<(Mounted, usize)> {
+        let mut slow_message = Some(Instant::now() + SLOW_DEVICE_TIMEOUT);
+        let (mut further, mut deadline) = (0, None);
+        loop {
+            let is_mounting = self.is_mounting.lock();
+            if !*is_mounting {
+                end_before_mount(&self.volume, first);
+            }
+            drop(is_mounting);
+            match self.mounts.try_recv() {
+                Ok(mounted) => return Some((mounted, further)),
+                Err(TryRecvError::Disconnected) => return None,
+                Err(TryRecvError::Empty) => {}
+            }
+            if signals.wait_for(MOUNT_CHECK_INTERVAL).ok()?.is_some() {
+                further += 1;
+                deadline.get_or_insert(Instant::now() + ABORT_TIMEOUT);
+            }
+            let is_past = |time: &Option<Instant>| time.is_some_and(|time| Instant::now() >= time);
+            if further > 1 || is_past(&deadline) {
+                end_before_mount(&self.volume, first);
+            }
+            if is_past(&slow_message) {
+                slow_message = None;
+                let text = "still waits for the mount to be made (a second signal ends it)";
+                log(NOTICE, &format!("{}: {text}", self.volume));
+            }
+        }
     }
 }
 
@@ -98,23 +155,31 @@ fn end_before_mount(volume: &str, signal: i32) -> ! {
     std::process::exit(128 + signal);
 }
 
-/// Handles the first signal, which has arrived, and waits for the others.
-fn handle_all(signals: &EndSignals, unmounter: &Unmounter, mountpoint: &Path) {
+/// Handles the first signal and `further` signals, which have arrived, and waits for the others.
+fn handle_all(signals: &EndSignals, unmounter: &Unmounter, mountpoint: &Path, further: usize) {
     let shown = mountpoint.display().to_string();
+    let mut arrived = further;
+    let mut wait = || {
+        if arrived == 0 {
+            return signals.wait().map(drop);
+        }
+        arrived -= 1;
+        Ok(())
+    };
     // The work for a signal may block on a device that does not respond, so it runs in a thread of
     // its own, and the next signal is handled meanwhile.
     thread::scope(|scope| {
-        scope.spawn(|| handle_first(unmounter, mountpoint));
-        if signals.wait().is_err() {
+        spawn(scope, &shown, || handle_first(unmounter, mountpoint));
+        if wait().is_err() {
             return;
         }
         log(NOTICE, &format!("{shown}: second signal: committing and exiting; open files fail"));
-        scope.spawn(move || {
+        spawn(scope, &shown, || {
             let committed = unmounter.commit();
             reporter::flush();
             unmounter.abort_after_commit(committed);
         });
-        if signals.wait().is_ok() {
+        if wait().is_ok() {
             log(CRITICAL, &format!("{shown}: third signal: exiting without a commit"));
             reporter::flush();
             unmounter.abort();
@@ -123,6 +188,19 @@ fn handle_all(signals: &EndSignals, unmounter: &Unmounter, mountpoint: &Path) {
             std::process::exit(ABORTED);
         }
     });
+}
+
+/// Starts a thread for the work of a signal. Without one, a later signal still ends the process.
+fn spawn<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    shown: &str,
+    work: impl FnOnce() + Send + 'scope,
+) {
+    let spawned = thread::Builder::new().name("butternut-sig".into()).spawn_scoped(scope, work);
+    if let Err(error) = spawned {
+        let text = format!("{shown}: no thread handles the signal: {}", io_text(&error));
+        log(CRITICAL, &format!("{text} (a third signal ends the process without a commit)"));
+    }
 }
 
 /// Logs that the process still waits, unless the returned sender is dropped within

@@ -4,6 +4,7 @@
 //! 2. Dropping the [`WarningReporter`] ends its thread. The drop waits for the last message for at
 //!    most [`FLUSH_TIMEOUT`]: the volume may not answer.
 
+use std::io;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::Duration;
@@ -24,22 +25,27 @@ pub(super) struct WarningReporter {
 }
 
 impl WarningReporter {
-    pub(super) fn start(filesystem: &Filesystem, volume: String) -> Self {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// Fails if the thread cannot be started.
+    pub(super) fn start(filesystem: &Filesystem, volume: String) -> io::Result<Self> {
         let watch = filesystem.watch_failures();
         Self::call_at_interval(move || report(&watch, &volume))
     }
 
-    fn call_at_interval(mut report: impl FnMut() + Send + 'static) -> Self {
+    fn call_at_interval(mut report: impl FnMut() + Send + 'static) -> io::Result<Self> {
         let (end, requested) = mpsc::channel();
         let (running, ended) = mpsc::channel();
-        thread::spawn(move || {
+        let run = move || {
             let _running: Sender<()> = running;
             while requested.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 report();
             }
             report();
-        });
-        Self { end: Some(end), ended }
+        };
+        thread::Builder::new().name("butternut-warn".into()).spawn(run)?;
+        Ok(Self { end: Some(end), ended })
     }
 }
 
@@ -64,7 +70,7 @@ mod tests {
     #[test]
     fn the_drop_waits_for_the_last_message() {
         let (logged, messages) = mpsc::channel();
-        drop(WarningReporter::call_at_interval(move || logged.send("last").unwrap()));
+        drop(WarningReporter::call_at_interval(move || logged.send("last").unwrap()).unwrap());
         assert_eq!(messages.recv(), Ok("last"));
     }
 
@@ -74,7 +80,7 @@ mod tests {
         let (dropped, is_dropped) = mpsc::channel();
         thread::spawn(move || {
             let report = move || blocked.recv().unwrap_or_default();
-            drop(WarningReporter::call_at_interval(report));
+            drop(WarningReporter::call_at_interval(report).unwrap());
             dropped.send(()).unwrap();
         });
         assert_eq!(is_dropped.recv_timeout(Duration::from_secs(30)), Ok(()));

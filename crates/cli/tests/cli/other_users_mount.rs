@@ -1,0 +1,73 @@
+//! What root does with the mount of another user, to which FUSE denies root the access.
+
+use super::image::kernel_tests_enabled;
+use super::mount_end::run_in_namespace;
+use super::mount_start::OTHER_USER;
+
+/// Lets the other user mount, with a directory for the control socket.
+const MAY_MOUNT: &str = "
+    mknod fuse c 10 229; chmod 666 fuse; mount --bind fuse /dev/fuse
+    mount -t tmpfs run /run; mkdir /run/user; mkdir -m 700 /run/user/65534
+    chown 65534 /run/user/65534
+    serving() { $AS getfattr --only-values -n butternut.daemon u; }";
+
+#[test]
+fn root_commits_the_mount_of_another_user_that_it_makes_read_only() {
+    if !kernel_tests_enabled("root_commits_the_mount_of_another_user_that_it_makes_read_only") {
+        return;
+    }
+    let output = run_in_namespace(&format!(
+        "{OTHER_USER}{MAY_MOUNT}
+         $AS $U mount -o commit=3600 own.img u; D=$(serving)
+         trap \"{{ kill -9 $D; umount -l u; }} 2>ignored || true\" EXIT
+         $AS sh -c 'echo text >u/new'
+         $B mount -o remount,ro u 2>&1; echo $?
+         grep \" $PWD/u \" /proc/self/mountinfo | cut -d ' ' -f 6 | cut -d , -f 1
+         kill -9 $D; ended $D; $B cat own.img /new"
+    ));
+    assert_eq!(output, "0\nro\ntext\n");
+}
+
+#[test]
+fn a_request_waits_for_a_slow_device_and_others_are_answered_meanwhile() {
+    if !kernel_tests_enabled("a_request_waits_for_a_slow_device_and_others_are_answered_meanwhile")
+    {
+        return;
+    }
+    // The device is a file of a mount whose process is stopped until the note appears.
+    let output = run_in_namespace(&format!(
+        "{OTHER_USER}{MAY_MOUNT}
+         truncate -s 1G outer.img; $B mkfs -q outer.img; $B mount -o allow_other outer.img m1
+         O=$(daemon); D=
+         undo() {{ kill -CONT $O; kill -9 $D; umount -l u; $B umount -q m1; }}
+         trap \"undo 2>ignored || true\" EXIT
+         truncate -s 256M m1/inner.img; $B mkfs -q m1/inner.img; chown 65534 m1/inner.img
+         $AS $U mount -o commit=3600 m1/inner.img u; D=$(serving)
+         $AS sh -c 'echo text >u/new'
+         kill -STOP $O
+         $B mount -o remount,ro u 2>log & R=$!
+         for n in $(seq 600); do [ -s log ] && break; sleep .05; done
+         grep -o 'u: note: still waits for a device' log || cat log
+         $B ctl u nosec
+         kill -CONT $O; wait $R; echo $?
+         kill -9 $D; ended $D; $B cat m1/inner.img /new"
+    ));
+    assert_eq!(output, "u: note: still waits for a device\non\n0\ntext\n");
+}
+
+#[test]
+fn root_waits_for_the_process_of_another_user_that_it_unmounts() {
+    if !kernel_tests_enabled("root_waits_for_the_process_of_another_user_that_it_unmounts") {
+        return;
+    }
+    let output = run_in_namespace(&format!(
+        "{OTHER_USER}{MAY_MOUNT}
+         $AS $U mount -o commit=3600 own.img u; D=$(serving)
+         trap \"{{ kill -9 $D; umount -l u; }} 2>ignored || true\" EXIT
+         $AS sh -c 'echo text >u/new'
+         $B umount --json u 2>&1 | grep -o '\"released\":.*true'
+         ended $D && echo ended
+         $B cat own.img /new"
+    ));
+    assert!(output.ends_with("true\nended\ntext\n"), "{output}");
+}
