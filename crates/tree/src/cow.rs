@@ -225,10 +225,11 @@ impl TreeState {
         fetched: &[Arc<Block>],
         expected: &Expected,
     ) -> Result<Arc<Block>, Stop> {
-        if let Some(block) = self.dirty.get(&expected.logical) {
+        // On a volume whose free space is wrong, an older block may have the address too.
+        let matches = |block: &Arc<Block>| block.generation() == expected.generation;
+        if let Some(block) = self.dirty.get(&expected.logical).filter(|block| matches(block)) {
             return Ok(Arc::clone(block));
         }
-        let matches = |block: &Arc<Block>| block.generation() == expected.generation;
         let frozen = self.frozen.as_ref().and_then(|frozen| frozen.get(&expected.logical));
         if let Some(block) = frozen.filter(|block| matches(block)) {
             return Ok(Arc::clone(block));

@@ -110,7 +110,8 @@ impl Forest {
         Ok(written.saturating_add_signed(pending.sum))
     }
 
-    /// Whether an extent has other references than `reference`, whatever the count of that one.
+    /// Whether an extent has other references than `reference`, whatever the count of that one. A
+    /// range that is not exactly one extent counts as shared: its bytes may belong to another.
     /// Trees that share a leaf are not detected: compare the generation of the item with the one of
     /// the last snapshot of the tree ([`Forest::last_snapshot`]).
     ///
@@ -131,7 +132,9 @@ impl Forest {
             if pending.deltas.iter().any(|(known, _)| *known != own) {
                 return Ok(true);
             }
-            let Some(item) = extents.find(&key)? else { return Ok(false) };
+            let Some(item) = extents.find(&key)? else {
+                return Ok(pending.created_bytes != Some(bytes));
+            };
             read_extent(self, key, item.data(), |extent| {
                 let mut own_count = 0;
                 for known in extent.inline_refs() {

@@ -33,6 +33,7 @@ use butternut_format::key::Key;
 use butternut_format::refused::Refused;
 use butternut_format::units::{Ino, Logical, TreeId};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 /// A back reference of an extent.
@@ -146,6 +147,8 @@ pub(crate) struct References {
 pub(crate) struct PendingRefs {
     /// The sum of the count changes that are not in the tree.
     pub(crate) sum: i64,
+    /// The length of the extent in bytes, if it was allocated in the running transaction.
+    pub(crate) created_bytes: Option<u64>,
     /// The references that change, with their count changes.
     pub(crate) deltas: Vec<(Ref, i64)>,
     sequence: u64,
@@ -170,7 +173,8 @@ impl References {
         let heads = || applying.into_iter().chain(self.heads.get(&at));
         let sum = heads().fold(0, |sum: i64, head| sum.saturating_add(head.sum()));
         let deltas = heads().flat_map(|head| head.deltas.iter().copied()).collect();
-        Some(PendingRefs { sum, deltas, sequence: self.sequence })
+        let created_bytes = heads().find(|head| head.is_created).map(|head| head.bytes);
+        Some(PendingRefs { sum, created_bytes, deltas, sequence: self.sequence })
     }
 
     /// Whether no batch was written since `pending` was read.
@@ -193,11 +197,14 @@ impl References {
         }
     }
 
-    /// Adds an extent that was just allocated, with its first reference.
-    pub(crate) fn create(&mut self, at: Logical, bytes: u64, content: Content, first: Ref) {
-        let mut head = Head::new(bytes, content, true);
+    /// Adds an extent that was just allocated, with its first reference. Returns `false`, and adds
+    /// nothing, if the address has a head already (law 2).
+    #[must_use]
+    pub(crate) fn create(&mut self, at: Logical, bytes: u64, content: Content, first: Ref) -> bool {
+        let Entry::Vacant(place) = self.heads.entry(at) else { return false };
+        let head = place.insert(Head::new(bytes, content, true));
         head.deltas.push((first, 1));
-        self.heads.insert(at, head);
+        true
     }
 
     /// Changes the references of an extent. Returns `true` if the extent was created in this
@@ -236,7 +243,7 @@ impl References {
 #[cfg(test)]
 mod tests;
 
-fn corrupt(at: Logical, refused: Refused) -> TreeError {
+pub(crate) fn corrupt(at: Logical, refused: Refused) -> TreeError {
     let source = refused.at(format_args!("extent {at}"));
     TreeError::Corrupt { tree: TreeId::EXTENT, source }
 }

@@ -17,6 +17,8 @@
 //! 2. Only blocks of subvolumes can have several references or full back references, and only
 //!    those that are older than the last snapshot or were moved by a balance. The root has neither.
 //! 3. A copy that fails has changed no reference count and keeps no space.
+//! 4. No address has two blocks. Where the free space tree of a damaged volume gives out the
+//!    address of a block in use, the volume becomes read-only.
 
 use super::{Stop, TreeState};
 use crate::Block;
@@ -71,7 +73,7 @@ impl Writer<'_> {
     /// Returns the root as a block of the running transaction. Copies it if necessary.
     pub(crate) fn cow_root(&mut self) -> Result<Logical, Stop> {
         let root = self.state.root;
-        if self.state.dirty.contains_key(&root.logical) {
+        if self.is_dirty(&root)? {
             return Ok(root.logical);
         }
         let old = self.find(&root)?;
@@ -98,7 +100,7 @@ impl Writer<'_> {
         let node = self.dirty(parent)?;
         let expected = child(node, slot, self.id, end).ok_or_else(|| no_child(node, slot))?;
         let mut entry = node.child(slot).ok_or_else(|| no_child(node, slot))?;
-        if self.state.dirty.contains_key(&expected.logical) {
+        if self.is_dirty(&expected)? {
             return Ok(expected.logical);
         }
         let old = self.find(&expected)?;
@@ -108,6 +110,17 @@ impl Writer<'_> {
         entry.generation = self.generation;
         self.node_mut(parent)?.set(slot, &entry);
         Ok(logical)
+    }
+
+    /// Whether a block belongs to the running transaction (law 4).
+    fn is_dirty(&self, expected: &Expected) -> Result<bool, Stop> {
+        if !self.state.dirty.contains_key(&expected.logical) {
+            return Ok(false);
+        }
+        if expected.generation == self.generation {
+            return Ok(true);
+        }
+        Err(self.running.refuse_address(expected.logical).into())
     }
 
     /// Returns a dirty block.
@@ -149,6 +162,9 @@ impl Writer<'_> {
 
     fn new_block(&self, level: u8) -> Result<NewBlock, Stop> {
         let logical = self.running.allocate_block(self.forest, self.id)?;
+        if self.state.dirty.contains_key(&logical) || self.running.has_references(logical) {
+            return Err(self.running.refuse_address(logical).into());
+        }
         let params = &self.running.params;
         Ok(NewBlock {
             logical,
@@ -184,6 +200,9 @@ impl Writer<'_> {
         } else {
             Vec::new()
         };
+        if self.running.is_created(old.logical()) {
+            return Err(self.running.refuse_address(old.logical()).into());
+        }
         let new = self.new_block(old.level())?;
         // Nothing fails from here on (law 3).
         let mut block = Block::clone(old);

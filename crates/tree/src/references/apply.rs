@@ -8,7 +8,9 @@
 //! 3. An extent without references is freed: its item and its checksums are removed, and its range
 //!    is pinned until the commit is complete. A count of 0 together with a reference, inline or
 //!    keyed, is refused: no keyed item is left over free space.
-//! 4. A reference is inline or keyed, never both. As in the kernel, a new reference is inline only
+//! 4. The item of a new extent overlaps no other. Where the free space tree of a damaged volume gave
+//!    out space in use, the commit is refused.
+//! 5. A reference is inline or keyed, never both. As in the kernel, a new reference is inline only
 //!    if the extent has no keyed reference of any kind and its item has space.
 
 use super::item::{ExtentItem, inline_bytes_max, read_extent};
@@ -79,6 +81,7 @@ impl Commit<'_> {
 
     fn apply_head(&self, at: Logical, head: &Head, pass: &mut Pass) -> Result<(), TreeError> {
         let (key, mut item) = if head.is_created {
+            self.check_unused(at, head.bytes, &mut pass.items)?;
             let is_skinny = self.running.params.is_skinny;
             let item = ExtentItem::new(head.content, self.generation, is_skinny);
             (self.new_key(at, head), item)
@@ -112,7 +115,7 @@ impl Commit<'_> {
         Ok(())
     }
 
-    /// Applies the changes of a head to the inline and keyed references of its extent (law 4).
+    /// Applies the changes of a head to the inline and keyed references of its extent (law 5).
     fn change_refs(
         &self,
         at: Logical,
@@ -150,6 +153,24 @@ impl Commit<'_> {
         Ok(())
     }
 
+    /// Checks that the extent tree has no extent in a range (law 4).
+    fn check_unused(&self, at: Logical, bytes: u64, items: &mut Cursor) -> Result<(), TreeError> {
+        let last = at.0.saturating_add(bytes).saturating_sub(1);
+        let mut before = last;
+        // The group of the range, and then the references of an extent, may precede it.
+        for _ in 0..3 {
+            items.seek_last(&Key::new(before, ItemType::METADATA_ITEM, u64::MAX))?;
+            let Some(key) = items.key().filter(|key| !is_extent(key)) else { break };
+            before = key.objectid;
+        }
+        let Some(key) = items.key().filter(is_extent) else { return Ok(()) };
+        let is_data = key.item_type == ItemType::EXTENT_ITEM;
+        let bytes = if is_data { key.offset } else { self.running.params.node_bytes.into() };
+        let end = key.objectid.saturating_add(bytes);
+        let want = format_args!("none before {}, for a new extent", last.saturating_add(1));
+        require(end <= at.0, "extent item", key, want).map_err(|refused| corrupt(at, refused))
+    }
+
     fn new_key(&self, at: Logical, head: &Head) -> Key {
         match head.content {
             Content::Block { level, .. } if self.running.params.is_skinny => {
@@ -180,4 +201,8 @@ impl Commit<'_> {
         }
         Err(corrupt(at, Refused::new("extent item", "none", "one for the extent")))
     }
+}
+
+fn is_extent(key: &Key) -> bool {
+    matches!(key.item_type, ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM)
 }

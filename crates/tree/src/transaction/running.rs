@@ -20,7 +20,7 @@ use crate::error::TreeError;
 use crate::forest::Forest;
 use crate::pending_checksums::PendingChecksums;
 use crate::references::item::{ExtentItem, read_extent};
-use crate::references::{Content, PendingRefs, Ref, References};
+use crate::references::{self, Content, PendingRefs, Ref, References};
 use crate::transaction::discards::Discards;
 use crate::transaction::gate::Gate;
 use crate::transaction::read_epochs::ReadEpochs;
@@ -353,7 +353,26 @@ impl Running {
         let content = content(block.level(), block.key(0));
         let bytes = self.params.node_bytes.into();
         self.dirty_blocks.fetch_add(1, Ordering::Relaxed);
-        self.references().create(block.logical(), bytes, content, Ref::Tree(tree));
+        if !self.references().create(block.logical(), bytes, content, Ref::Tree(tree)) {
+            self.refuse_address(block.logical());
+        }
+    }
+
+    /// Whether the running transaction has delayed references of an extent.
+    pub(crate) fn has_references(&self, at: Logical) -> bool {
+        self.references().get(at).is_some()
+    }
+
+    /// Whether an extent was allocated in the running transaction.
+    pub(crate) fn is_created(&self, at: Logical) -> bool {
+        self.references().get(at).is_some_and(|head| head.is_created)
+    }
+
+    /// Makes the volume read-only because an address that was free is in use. Returns the error to
+    /// report.
+    pub(crate) fn refuse_address(&self, at: Logical) -> TreeError {
+        let refused = Refused::new("extent", "free and in use", "one of the two");
+        self.gate.poison(references::corrupt(at, refused))
     }
 
     /// Drops one reference to a block. A block of this transaction without references is freed.
@@ -387,7 +406,10 @@ impl Running {
     }
 
     pub(crate) fn create_data(&self, at: Logical, bytes: u64, reference: Ref) {
-        self.references().create(at, bytes, Content::Data, reference);
+        let is_new = self.references().create(at, bytes, Content::Data, reference);
+        if !is_new {
+            self.refuse_address(at);
+        }
     }
 
     /// Accounts for an extent item that was inserted.

@@ -1,0 +1,202 @@
+//! Volumes whose free space tree and file extents name space that is in use, with valid checksums.
+//!
+//! 1. Every call on such a volume returns.
+//! 2. A change that would use a tree block twice, or add an extent item over another, is refused,
+//!    and nothing of it is committed.
+//! 3. A write in place changes no byte of another file and no tree block.
+
+#![allow(clippy::unwrap_used, dead_code, reason = "tests panic on failure; shared helpers")]
+
+mod leaf;
+mod volume;
+
+use butternut::format::key::{ItemType, Key};
+use butternut::{Allocate, AttributeFlags, ExtentKind, FileId, Filesystem, SetAttributes};
+use butternut_check::CheckOptions;
+use butternut_mkfs::{MkfsOptions, Profile};
+use leaf::{owner, rewrite};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use volume::{TestVolume, new};
+
+const FREE_SPACE_TREE: u64 = 10;
+const FS_TREE: u64 = 5;
+const NODE_BYTES: u64 = 16384;
+const VOLUME_BYTES: u64 = 256 << 20;
+const FILES: u32 = 900;
+
+fn number(data: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(data[at..at + 8].try_into().unwrap())
+}
+
+fn put(data: &mut [u8], at: usize, value: u64) {
+    data[at..at + 8].copy_from_slice(&value.to_le_bytes());
+}
+
+fn findings(volume: &TestVolume) -> Vec<String> {
+    let options = CheckOptions { check_data_csum: true, ..CheckOptions::default() };
+    let report = butternut_check::check(volume.devices(), &options).unwrap();
+    report.findings.iter().map(ToString::to_string).collect()
+}
+
+/// The addresses of the tree blocks of the top-level subvolume, by level.
+fn tree_blocks(volume: &TestVolume) -> BTreeMap<u8, Vec<u64>> {
+    let options = butternut::MountOptions::default();
+    let fs = Filesystem::open_devices(volume.devices(), &options).unwrap();
+    let inspect = fs.inspect();
+    let root = inspect.tree_roots().unwrap().into_iter().find(|root| root.tree.0 == FS_TREE);
+    let root = root.unwrap();
+    let mut found: BTreeMap<u8, Vec<u64>> = BTreeMap::new();
+    let mut pending = vec![root.expected()];
+    while let Some(expected) = pending.pop() {
+        let block = inspect.block(&expected).unwrap();
+        found.entry(expected.level).or_default().push(expected.logical.0);
+        let children = (0..block.len()).filter_map(|slot| inspect.child(&block, slot, root.tree));
+        pending.extend(children);
+    }
+    found
+}
+
+/// Makes `free` the only free space of the block group that holds it, for the free space tree.
+fn with_free(volume: &TestVolume, free: &[u64]) -> TestVolume {
+    let mut free: Vec<u64> = free.to_vec();
+    free.sort_unstable();
+    volume.with_leaves(|block| {
+        if owner(block) != FREE_SPACE_TREE {
+            return false;
+        }
+        rewrite(block, |items| {
+            let is_info = |key: &Key| key.item_type == ItemType::FREE_SPACE_INFO;
+            let holds = |key: &Key| (key.objectid..key.objectid + key.offset).contains(&free[0]);
+            let group = items.iter().find(|(key, _)| is_info(key) && holds(key));
+            let Some((group, _)) = group.cloned() else { return };
+            let whole = group.objectid..group.objectid + group.offset;
+            items.retain(|(key, _)| is_info(key) || !whole.contains(&key.objectid));
+            let mut runs: Vec<Range<u64>> = Vec::new();
+            for at in free.iter().filter(|at| whole.contains(at)) {
+                match runs.last_mut() {
+                    Some(last) if last.end == *at => last.end = at + NODE_BYTES,
+                    _ => runs.push(*at..at + NODE_BYTES),
+                }
+            }
+            let info = items.iter_mut().find(|(key, _)| *key == group).unwrap();
+            let count = u32::try_from(runs.len()).unwrap();
+            info.1[..4].copy_from_slice(&count.to_le_bytes());
+            let extent = |run: &Range<u64>| {
+                Key::new(run.start, ItemType::FREE_SPACE_EXTENT, run.end - run.start)
+            };
+            items.extend(runs.iter().map(|run| (extent(run), Vec::new())));
+        })
+    })
+}
+
+/// A volume with a tree of two levels.
+fn volume_with_many_blocks() -> TestVolume {
+    let options = MkfsOptions { metadata: Some(Profile::Single), ..MkfsOptions::default() };
+    let volume = TestVolume::of(VOLUME_BYTES, &options);
+    let fs = volume.open();
+    for number in 0..FILES {
+        let id = fs.create(fs.root(), format!("file {number}").as_bytes(), &new(0o644)).unwrap();
+        fs.open_file(id).unwrap().write_at(0, &[7; 2000]).unwrap();
+    }
+    fs.close().unwrap();
+    volume
+}
+
+#[test]
+fn tree_blocks_that_are_free_and_in_use_are_not_used_twice() {
+    let volume = volume_with_many_blocks();
+    let blocks = tree_blocks(&volume);
+    assert!(blocks.len() > 1 && blocks[&0].len() > 100, "{} levels", blocks.len());
+    let all: Vec<u64> = blocks.values().flatten().copied().collect();
+    for free in [blocks[&0].clone(), all] {
+        let hostile = with_free(&volume, &free);
+        let before = findings(&hostile);
+        assert!(!before.is_empty());
+        let fs = hostile.open();
+        let change = || {
+            for number in (0..FILES).step_by(40) {
+                let name = format!("file {number}");
+                let id = fs.lookup(fs.root(), name.as_bytes())?;
+                let set = SetAttributes { mode: Some(0o600), ..SetAttributes::default() };
+                fs.set_attributes(id, &set)?;
+                fs.unlink(fs.root(), format!("file {}", number + 7).as_bytes())?;
+            }
+            fs.sync()
+        };
+        let refused = change().unwrap_err();
+        assert!(!fs.is_writable(), "{refused}");
+        drop(fs);
+        assert_eq!(findings(&hostile), before, "the volume is no more damaged than it was");
+    }
+}
+
+/// Returns where the data of a file is: its only extent.
+fn extent_of(fs: &Filesystem, id: FileId) -> (u64, u64) {
+    let extents = fs.open_file(id).unwrap().extents(0..u64::MAX);
+    let extents: Vec<_> = extents.map(Result::unwrap).collect();
+    let [extent] = &extents[..] else { panic!("{extents:?}") };
+    match extent.kind {
+        ExtentKind::Regular { logical, .. } | ExtentKind::Prealloc { logical } => {
+            (logical, extent.bytes)
+        }
+        _ => panic!("{extent:?}"),
+    }
+}
+
+/// Makes the only extent of a file name other space.
+fn with_extent(volume: &TestVolume, id: FileId, disk: (u64, u64)) -> TestVolume {
+    volume.with_leaves(|block| {
+        if owner(block) != FS_TREE {
+            return false;
+        }
+        rewrite(block, |items| {
+            for (key, data) in items {
+                if (key.objectid, key.item_type) == (id.ino, ItemType::EXTENT_DATA) {
+                    put(data, 8, disk.1);
+                    put(data, 21, disk.0);
+                    put(data, 29, disk.1);
+                    put(data, 37, 0);
+                    put(data, 45, disk.1);
+                }
+            }
+        })
+    })
+}
+
+#[test]
+fn a_write_in_place_leaves_the_data_of_other_files_and_tree_blocks_alone() {
+    let volume = TestVolume::of(VOLUME_BYTES, &MkfsOptions::default());
+    let fs = volume.open();
+    let victim = fs.create(fs.root(), b"victim", &new(0o600)).unwrap();
+    fs.open_file(victim).unwrap().write_at(0, &[7; 65536]).unwrap();
+    let nocow = fs.create(fs.root(), b"nocow", &new(0o600)).unwrap();
+    fs.set_attribute_flags(nocow, AttributeFlags::NOCOW).unwrap();
+    fs.open_file(nocow).unwrap().write_at(0, &[8; 16384]).unwrap();
+    let preallocated = fs.create(fs.root(), b"preallocated", &new(0o600)).unwrap();
+    fs.open_file(preallocated).unwrap().allocate(0..16384, Allocate::Extend).unwrap();
+    fs.sync().unwrap();
+    let (at, bytes) = extent_of(&fs, victim);
+    assert_eq!(bytes, 65536);
+    let (own, _) = extent_of(&fs, nocow);
+    fs.close().unwrap();
+    let block = tree_blocks(&volume)[&0][0];
+    // In the midst of another extent, its start with another length, a tree block, free space.
+    let places = [(at + 4096, 16384), (at, 16384), (block, 16384), (own + (4 << 20), 16384)];
+    for id in [nocow, preallocated] {
+        for place in places {
+            let hostile = with_extent(&volume, id, place);
+            let before = findings(&hostile);
+            assert!(!before.is_empty());
+            let fs = hostile.open();
+            let change = || {
+                fs.open_file(id)?.write_at(0, &[9; 16384])?;
+                fs.sync()
+            };
+            let refused = change().unwrap_err();
+            assert!(!fs.is_writable(), "{place:?}: {refused}");
+            drop(fs);
+            assert_eq!(findings(&hostile), before, "{id:?} {place:?}");
+        }
+    }
+}
