@@ -39,6 +39,7 @@ mod error;
 mod free;
 mod group;
 mod new_chunk;
+mod pin;
 mod pinned;
 mod reservation;
 mod resize;
