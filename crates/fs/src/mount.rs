@@ -114,8 +114,8 @@ impl Filesystem {
     /// missing devices (they are named), or a subvolume that does not exist. For writing, also a
     /// volume that cannot be written (`EROFS`, with the reason as the source).
     pub fn open(devices: &[DevicePath], options: &MountOptions) -> Result<Self> {
-        // A seed is opened for reading: other volumes that grew from it use it at the same time, and
-        // its file may be read-only.
+        // A seed is opened for reading: other volumes that grew from it use it at the same time,
+        // and its file may be read-only.
         let may_have_seed = !options.read_only && devices.len() > 1;
         let open = |device: &DevicePath| -> Result<Arc<dyn Device>> {
             let writable = !options.read_only && !(may_have_seed && device.is_seed());

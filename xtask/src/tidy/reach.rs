@@ -61,6 +61,18 @@ fn is_target(path: &str) -> bool {
     }
 }
 
+/// The path of a file that is named relative to a folder, without `..`.
+fn joined(folder: &str, relative: &str) -> String {
+    let mut parts: Vec<&str> = folder.split('/').collect();
+    for part in relative.split('/') {
+        match part {
+            ".." => drop(parts.pop()),
+            part => parts.push(part),
+        }
+    }
+    parts.join("/")
+}
+
 /// The files that `mod name;` lines of the file at `path` may mean.
 fn children(path: &str, text: &str) -> Vec<String> {
     let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
@@ -81,7 +93,7 @@ fn children(path: &str, text: &str) -> Vec<String> {
             continue;
         };
         if let Some(renamed) = renamed.take() {
-            found.push(format!("{folder}/{renamed}"));
+            found.push(joined(folder, renamed));
         }
         for place in [folder.to_owned(), format!("{folder}/{stem}")] {
             found.push(format!("{place}/{child}.rs"));

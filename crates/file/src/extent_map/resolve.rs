@@ -1,7 +1,7 @@
 //! [`LookupCaches::resolve`]: where a range of a file is on disk, for a read past the page cache.
 //!
-//! The overlay is asked first, since it is newer than the trees. The answer names one contiguous run
-//! of sectors, or says that a read [`Plan`] has to find the bytes.
+//! The overlay is searched first, since it is newer than the trees. The answer names one contiguous
+//! run of sectors, or says that a read [`Plan`] has to find the bytes.
 
 use crate::error::FileError;
 use crate::extent_map::caches::LookupCaches;
@@ -116,8 +116,8 @@ impl LookupCaches {
         Ok(start)
     }
 
-    /// As [`Self::resolve`] with [`Wait::Block`], but by way of a plan, for `bytes` bytes inside the
-    /// file that start at a sector. The baseline that [`Self::resolve`] is measured against.
+    /// As [`Self::resolve`] with [`Wait::Block`], but by way of a plan, for `bytes` bytes inside
+    /// the file that start at a sector. The baseline that [`Self::resolve`] is measured against.
     pub(crate) fn resolve_by_plan(
         &self,
         plan: &mut Plan,
