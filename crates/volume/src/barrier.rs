@@ -20,8 +20,8 @@
 //!    device has. A device whose later superblock copies fail is not lost.
 //! 7. A device that became shorter than its device item has failed for as long as the volume is
 //!    open, even if later writes make it longer again.
-//! 8. [`Volume::check_own_supers`] finds a superblock that another writer has changed. Nothing may
-//!    be written after that.
+//! 8. [`Volume::check_own_supers`] finds a superblock that another writer has changed. From then on
+//!    every write, superblock and discard is refused: the other writer may use the space.
 
 use crate::device_events::DeviceEventKind;
 use crate::error::{VolumeError, chain};
@@ -33,6 +33,7 @@ use butternut_device::WriteFrom;
 use butternut_format::super_block::{COPY_OFFSETS, RawSuperBlock, SUPER_BLOCK_BYTES, SuperBlock};
 use butternut_format::units::length;
 use butternut_sys::buffer::Buffer;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -47,7 +48,42 @@ pub(crate) struct InPlace {
     flushed: AtomicU64,
 }
 
+/// The first superblock of another writer that was found, if one was (law 8).
+#[derive(Debug, Default)]
+pub(crate) struct ForeignWriter(OnceLock<ForeignSuper>);
+
+/// A superblock of another writer.
+#[derive(Clone, Debug)]
+struct ForeignSuper {
+    device: String,
+    have: String,
+    want: String,
+}
+
+impl ForeignWriter {
+    /// Keeps the first superblock that was found, and returns the error to report.
+    fn record(&self, found: ForeignSuper) -> VolumeError {
+        self.0.get_or_init(|| found).error()
+    }
+
+    fn check(&self) -> Result<(), VolumeError> {
+        self.0.get().map_or(Ok(()), |found| Err(found.error()))
+    }
+}
+
+impl ForeignSuper {
+    fn error(&self) -> VolumeError {
+        let Self { device, have, want } = self.clone();
+        VolumeError::ForeignSuper { device, have, want }
+    }
+}
+
 impl Volume {
+    /// Fails if another writer has changed a superblock (law 8).
+    pub(crate) fn check_no_other_writer(&self) -> Result<(), VolumeError> {
+        self.foreign_writer.check()
+    }
+
     /// Returns whether every chunk can be written: all devices are present and open for writing,
     /// and none is stale. With `degraded`, stale devices are allowed if the volume is complete
     /// without them.
@@ -87,7 +123,7 @@ impl Volume {
     pub fn check_own_supers(&self) -> Result<(), VolumeError> {
         for member in self.members.iter().filter(|member| !member.is_seed) {
             if self.record_length(member) {
-                check_own_super(member)?;
+                check_own_super(member).map_err(|found| self.foreign_writer.record(found))?;
             }
         }
         Ok(())
@@ -151,10 +187,12 @@ impl Volume {
     ///
     /// # Errors
     ///
-    /// The first failed write of a first copy, or [`VolumeError::NotFlushed`] if none failed but
+    /// The first failed write of a first copy, [`VolumeError::ForeignSuper`], or
+    /// [`VolumeError::NotFlushed`] if none failed but
     /// the last flush of some devices did, if the volume is not complete without the failed
     /// devices.
     pub fn write_super(&self, raw: &RawSuperBlock) -> Result<(), VolumeError> {
+        self.check_no_other_writer()?;
         let (mut primaries, mut others) = (Copies::new(), Copies::new());
         let mut lost = Vec::new();
         for (slot, member) in self.members.iter().enumerate().filter(|(_, member)| !member.is_seed)
@@ -289,7 +327,7 @@ impl Volume {
 }
 
 /// Law 8. A superblock that cannot be read proves nothing.
-fn check_own_super(member: &Member) -> Result<(), VolumeError> {
+fn check_own_super(member: &Member) -> Result<(), ForeignSuper> {
     let Some(&offset) = COPY_OFFSETS.first() else { return Ok(()) };
     let Ok(bytes) = super_blocks::read_bytes(member.device.as_ref(), offset) else {
         member.errors.count_read();
@@ -315,5 +353,5 @@ fn check_own_super(member: &Member) -> Result<(), VolumeError> {
         return Ok(());
     }
     let have = format!("generation {}", found.generation);
-    Err(VolumeError::ForeignSuper { device: member.device.name().to_owned(), have, want })
+    Err(ForeignSuper { device: member.device.name().to_owned(), have, want })
 }

@@ -19,7 +19,7 @@
 //! 4. A device that is shorter than its device item says is refused, as in the kernel: chunks may
 //!    be at its end, or be allocated there later.
 
-use crate::barrier::InPlace;
+use crate::barrier::{ForeignWriter, InPlace};
 use crate::chunk_map::{ChunkMap, Chunks};
 use crate::error::VolumeError;
 use crate::members::{DeviceStatus, ErrorCounts, Member, match_devices};
@@ -66,6 +66,7 @@ pub struct Volume {
     items: Mutex<BTreeMap<(DevId, [u8; 16]), DeviceItem>, rank::DeviceItems>,
     writable_degraded: AtomicBool,
     pub(crate) in_place: InPlace,
+    pub(crate) foreign_writer: ForeignWriter,
 }
 
 impl Volume {
@@ -97,6 +98,7 @@ impl Volume {
             items: Mutex::default(),
             writable_degraded: AtomicBool::new(false),
             in_place: InPlace::default(),
+            foreign_writer: ForeignWriter::default(),
         };
         for chunk in super_block.system_chunks() {
             let chunk = chunk.map_err(VolumeError::Chunk)?;

@@ -165,12 +165,14 @@ fn continues(before: &Part<'_, '_>, part: &Part<'_, '_>, run_bytes: usize) -> bo
 type FailedRun = (Range<usize>, Vec<(usize, VolumeError)>);
 
 impl Volume {
-    /// Checks that every mirror of a segment can be written (law 1 of [`crate::write_data`]).
+    /// Checks that every mirror of a segment can be written (law 1 of [`crate::write_data`], law 8
+    /// of [`crate::barrier`]).
     pub(crate) fn check_mirrors(
         &self,
         layout: &Layout,
         segment: &Segment,
     ) -> Result<(), VolumeError> {
+        self.check_no_other_writer()?;
         let attributes = layout.attributes();
         if attributes.parities > 0 {
             return Err(VolumeError::ParityWrite {

@@ -8,11 +8,11 @@ mod set;
 use butternut_device::{Device, Fault, Rule};
 use butternut_format::chunk::BlockGroupFlags;
 use butternut_format::super_block::{COPY_OFFSETS, SuperBlock};
-use butternut_format::units::{DevId, Logical};
+use butternut_format::units::{DevId, Logical, Physical};
 use butternut_sys::buffer::Buffer;
 use butternut_volume::{
     Checksums, DataQueueOptions, DataRead, DataWrite, DeviceEventKind, ErrorCounts,
-    ProfileAttributes, VolumeError,
+    ProfileAttributes, SubmitError, VolumeError,
 };
 use set::{START, Set, pattern, profiles, set, super_block};
 use std::time::Instant;
@@ -337,4 +337,27 @@ fn a_superblock_of_another_writer_stops_the_commit() {
     set.devices[1].write_at(COPY_OFFSETS[0], &foreign).unwrap();
     let error = set.volume.check_own_supers().unwrap_err();
     assert!(matches!(&error, VolumeError::ForeignSuper { device, .. } if device == "memory2"));
+    // From then on nothing is written: the other writer may use the space.
+    let changes = || {
+        let counts = set.devices.iter().map(|device| device.counters().now());
+        counts.map(|counts| counts.writes + counts.discards).sum::<u64>()
+    };
+    let before = changes();
+    let bytes = pattern(1, 16384);
+    let queue = set.volume.data_queue(&DataQueueOptions::default());
+    let queued = { queue }.write(&set.volume, Logical(START), Buffer::copy_of(&bytes), 0);
+    let SubmitError::Refused(queued) = queued.unwrap_err().1 else { panic!("not refused") };
+    let errors = [
+        write_data(&set, START, &bytes).unwrap_err(),
+        write_block(&set, START, &bytes).unwrap_err(),
+        set.volume.write_super(&raw).unwrap_err(),
+        set.volume.discard(Logical(START), 65536).unwrap_err(),
+        set.volume.discard_device(DevId(1), Physical(40 << 20), 65536).unwrap_err(),
+        *queued,
+    ];
+    for error in errors {
+        assert!(matches!(error, VolumeError::ForeignSuper { .. }), "{error}");
+    }
+    assert_eq!(changes(), before);
+    assert_eq!(read(&set, START, 4096).unwrap(), [0; 4096]);
 }
