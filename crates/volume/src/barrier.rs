@@ -31,7 +31,8 @@ use crate::stripe::Layout;
 use crate::super_blocks;
 use crate::volume::Volume;
 use butternut_device::WriteFrom;
-use butternut_format::super_block::{COPY_OFFSETS, RawSuperBlock, SUPER_BLOCK_BYTES, SuperBlock};
+use butternut_format::checksum::ChecksumKind;
+use butternut_format::super_block::{COPY_OFFSETS, MAGIC, RawSuperBlock, SUPER_BLOCK_BYTES};
 use butternut_format::units::length;
 use butternut_sys::buffer::Buffer;
 use std::sync::atomic::Ordering;
@@ -287,7 +288,14 @@ impl Volume {
     }
 }
 
-/// Law 8. A superblock that cannot be read proves nothing.
+/// Returns whether a superblock is as its writer wrote it.
+fn is_intact(raw: &RawSuperBlock) -> bool {
+    let csum = ChecksumKind::check(raw.csum_type.get());
+    let bytes = raw.as_bytes().get(raw.csum.len()..).unwrap_or_default();
+    raw.magic.get() == MAGIC && csum.is_ok_and(|csum| csum.compute(bytes) == raw.csum)
+}
+
+/// Law 8. A superblock that cannot be read or is damaged proves nothing.
 fn check_own_super(member: &Member) -> Result<(), ForeignSuper> {
     let Some(&offset) = COPY_OFFSETS.first() else { return Ok(()) };
     let Ok(bytes) = super_blocks::read_bytes(member.device.as_ref(), offset) else {
@@ -300,14 +308,16 @@ fn check_own_super(member: &Member) -> Result<(), ForeignSuper> {
     let (is_own, want) = match last {
         LastSuper::Unknown => return Ok(()),
         LastSuper::Written(csum) => (found.csum == csum, "the one written last".to_owned()),
-        // The volume may have been opened by another copy than the first; only a newer first copy
-        // is foreign.
+        // The volume may have been opened by another copy than the first; then only a newer first
+        // copy is foreign. The kernel syncs a log tree with a superblock of the same generation.
         LastSuper::Opened => {
-            let is_valid = SuperBlock::check(&bytes, 0).is_ok();
+            // One with a feature that is not supported has a writer too.
+            let is_valid = is_intact(&found);
             let is_newer = found.generation.get() > opened.generation.get();
             let is_other = found.fsid != opened.fsid;
-            let want = format!("generation {}", opened.generation);
-            (!is_valid || !(is_newer || is_other), want)
+            let is_changed = opened.bytenr.get() == offset && found.csum != opened.csum;
+            let want = format!("the one of generation {} that was opened", opened.generation);
+            (!is_valid || !(is_newer || is_other || is_changed), want)
         }
     };
     if is_own {

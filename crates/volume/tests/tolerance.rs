@@ -6,8 +6,9 @@
 mod set;
 
 use butternut_device::{Device, Fault, Rule};
+use butternut_format::checksum::ChecksumKind;
 use butternut_format::chunk::BlockGroupFlags;
-use butternut_format::super_block::{COPY_OFFSETS, SuperBlock};
+use butternut_format::super_block::{COPY_OFFSETS, RawSuperBlock, SuperBlock};
 use butternut_format::units::{DevId, Logical, Physical};
 use butternut_sys::buffer::Buffer;
 use butternut_volume::{
@@ -16,6 +17,7 @@ use butternut_volume::{
 };
 use set::{START, Set, pattern, profiles, set, super_block};
 use std::time::Instant;
+use zerocopy::IntoBytes;
 
 const RAID1: BlockGroupFlags = BlockGroupFlags::RAID1;
 
@@ -322,6 +324,33 @@ fn a_tolerated_failure_is_reported_once() {
     assert!(set.volume.take_device_events(now).is_empty());
 }
 
+/// Writes a superblock as another writer does, and checks the volume.
+fn check_with(set: &Set, raw: &mut RawSuperBlock) -> Result<(), VolumeError> {
+    raw.bytenr.set(COPY_OFFSETS[0]);
+    raw.csum = ChecksumKind::Crc32c.compute(&raw.as_bytes()[32..]);
+    set.devices[0].write_at(COPY_OFFSETS[0], raw.as_bytes()).unwrap();
+    set.volume.check_own_supers()
+}
+
+#[test]
+fn a_changed_superblock_of_the_same_generation_stops_the_first_commit() {
+    let opened = set(RAID1, 2);
+    check_with(&opened, &mut super_block(1, 2)).unwrap();
+    // The kernel has synced a file: it has written a log tree, and committed nothing.
+    let mut raw = super_block(1, 2);
+    raw.log_root.set(2 << 20);
+    let error = check_with(&opened, &mut raw).unwrap_err();
+    assert!(matches!(&error, VolumeError::ForeignSuper { device, .. } if device == "memory1"));
+    let opened = set(RAID1, 2);
+    raw.generation.set(9);
+    raw.incompat_flags.set(1 << 63);
+    check_with(&opened, &mut raw).unwrap_err();
+    let opened = set(RAID1, 2);
+    raw.label[0] ^= 1;
+    opened.devices[0].write_at(COPY_OFFSETS[0], raw.as_bytes()).unwrap();
+    opened.volume.check_own_supers().unwrap();
+}
+
 #[test]
 fn a_superblock_of_another_writer_stops_the_commit() {
     let set = set(RAID1, 2);
@@ -347,7 +376,7 @@ fn a_superblock_of_another_writer_stops_the_commit() {
     let queue = set.volume.data_queue(&DataQueueOptions::default());
     let queued = { queue }.write(&set.volume, Logical(START), Buffer::copy_of(&bytes), 0);
     let SubmitError::Refused(queued) = queued.unwrap_err().1 else { panic!("not refused") };
-    let refusals = [
+    let errors = [
         write_data(&set, START, &bytes).unwrap_err(),
         write_block(&set, START, &bytes).unwrap_err(),
         set.volume.write_super(&raw).unwrap_err(),
@@ -355,7 +384,7 @@ fn a_superblock_of_another_writer_stops_the_commit() {
         set.volume.discard_device(DevId(1), Physical(40 << 20), 65536).unwrap_err(),
         *queued,
     ];
-    for error in refusals {
+    for error in errors {
         assert!(matches!(error, VolumeError::ForeignSuper { .. }), "{error}");
     }
     assert_eq!(changes(), before);

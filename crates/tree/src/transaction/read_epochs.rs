@@ -17,7 +17,7 @@
 //! 2. A descent that finds all its blocks in memory enters no epoch.
 //! 3. Space that stayed pinned for a reader becomes free when the last such reader leaves, or with
 //!    the next commit. A reservation that finds no space waits for such readers before it fails,
-//!    at most [`WAIT_MAX`] long: its caller may hold a lock that a reader waits for.
+//!    at most [`READERS_WAIT_MAX`] long: its caller may hold a lock that a reader waits for.
 //! 4. A reader never discards: its caller may hold locks, and a discard takes long. With the option
 //!    `discard`, what the last reader leaves stays pinned until the next commit, with or without
 //!    changes, or until a reservation finds no space ([`Forest::unpin_left`]).
@@ -30,7 +30,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// The longest time for which a reservation waits for readers (law 3).
-const WAIT_MAX: Duration = Duration::from_secs(2);
+pub(crate) const READERS_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// The readers of a forest that are in an epoch.
 #[derive(Debug, Default)]
@@ -63,8 +63,8 @@ impl ReadEpochs {
     }
 
     /// Waits until the space that was pinned for readers is free (law 3). The space that later
-    /// commits pin is not waited for.
-    pub(crate) fn wait_for_readers(&self) {
+    /// commits pin is not waited for. Waits at most `time`.
+    pub(crate) fn wait_for_readers(&self, time: Duration) {
         let state = self.state();
         let waiting = state.waiting;
         let is_pinned = |state: &mut State| {
@@ -72,7 +72,7 @@ impl ReadEpochs {
             let may_read = waiting.zip(oldest).is_some_and(|(waiting, oldest)| oldest <= waiting);
             may_read || state.unpinning > 0
         };
-        drop(self.left.wait_timeout_while(state, WAIT_MAX, is_pinned));
+        drop(self.left.wait_timeout_while(state, time, is_pinned));
     }
 }
 

@@ -6,7 +6,7 @@
 //!  |   +--> add a chunk, while the devices have space for one -----+
 //!  |   +--> commit, at most 4 times, if that may free space, or    |
 //!  |   |    removes empty groups of another class                  |
-//!  |   +--> wait once for readers, if space is pinned -------------+
+//!  |   +--> wait for readers and begin again, if space is pinned --+
 //!  |   +--> wait for a thread that discards freed space -----------+
 //!  |   +--> try again, if another thread returned space meanwhile -+
 //!  |   +--> no space                                               |
@@ -16,7 +16,9 @@
 //! Empty groups of other classes are removed before a reservation fails. A forest that was opened
 //! without `commits_for_space` does not commit here.
 //!
-//! One commit would be enough for one caller. With several, others may allocate what it freed.
+//! One commit would be enough for one caller. With several, others may allocate what it freed, and
+//! pin it again. While as much is pinned as a caller needs, the volume is not full: the caller
+//! commits again, for [`READERS_WAIT_MAX`] or a few times.
 //!
 //! Laws:
 //!
@@ -28,15 +30,21 @@
 use crate::error::TreeError;
 use crate::forest::Forest;
 use crate::transaction::enospc::Purpose;
+use crate::transaction::read_epochs::READERS_WAIT_MAX;
 use crate::transaction::running::Running;
 use butternut_space::{Class, NoSpace};
 use butternut_sys::lock::{Mark, rank};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-/// The most commits for one reservation.
+/// The most commits for one reservation before it waits for readers.
 const COMMITS_MAX: usize = 4;
 
-/// The most attempts after which other threads took what had returned.
+/// How often at least a reservation commits and waits again, while enough space is pinned.
+const ROUNDS_MIN: usize = 4;
+
+/// How often a reservation is tried again because space had returned, and other threads took it.
+/// More often only while discards run, for [`READERS_WAIT_MAX`].
 const RETRIES_MAX: usize = 16;
 
 impl Forest {
@@ -53,7 +61,7 @@ impl Forest {
         let running = self.running()?;
         self.inject_enospc(purpose)?;
         let mut commits = 0;
-        let mut has_waited = false;
+        let (mut rounds, mut deadline) = (0, None);
         let mut retries = 0;
         loop {
             let no_space = match reserve(running)? {
@@ -70,12 +78,20 @@ impl Forest {
                 self.reclaim_groups(no_space.class)?;
                 self.commit()?;
                 commits += 1;
-            } else if commits == COMMITS_MAX && no_space.pinned_bytes > 0 && !has_waited {
-                // The commits have freed the space, and readers still pin it.
-                running.read_epochs.wait_for_readers();
+                continue;
+            }
+            let now = Instant::now();
+            let end = *deadline.get_or_insert(now + READERS_WAIT_MAX);
+            let time_left = end.saturating_duration_since(now);
+            let is_early = retries < RETRIES_MAX;
+            if commits == COMMITS_MAX && is_round_due(&no_space, rounds, time_left) {
+                // The commits have freed the space. Readers still pin it, or others took it.
+                running.read_epochs.wait_for_readers(time_left);
                 self.unpin_left(running);
-                has_waited = true;
-            } else if retries < RETRIES_MAX && running.may_have_space_now(&no_space) {
+                (commits, rounds) = (0, rounds + 1);
+            } else if (is_early || !time_left.is_zero()) && running.discards.wait_for_one()
+                || is_early && running.space.has_returned(&no_space)
+            {
                 retries += 1;
             } else {
                 return Err(TreeError::NoSpace { bytes: no_space.bytes });
@@ -104,10 +120,9 @@ impl Forest {
     }
 }
 
-impl Running {
-    /// Waits for a thread that discards freed space, if there is one. Returns whether there was one
-    /// or other space has returned since a reservation failed (law 2).
-    fn may_have_space_now(&self, no_space: &NoSpace) -> bool {
-        self.discards.wait_for_one() || self.space.has_returned(no_space)
-    }
+/// Returns whether a reservation waits for readers and commits again, after this many rounds.
+fn is_round_due(no_space: &NoSpace, rounds: usize, time_left: Duration) -> bool {
+    let is_enough = no_space.pinned_bytes >= no_space.bytes;
+    let may_repeat = is_enough && (rounds < ROUNDS_MIN || !time_left.is_zero());
+    no_space.pinned_bytes > 0 && (rounds == 0 || may_repeat)
 }

@@ -71,13 +71,12 @@ fn fresh() -> (Arc<HeldDiscards>, Arc<Forest>) {
     butternut_mkfs::make(&memory, &MkfsOptions::default()).expect("a fresh volume");
     let (is_armed, turn) = (AtomicBool::new(false), Barrier::new(2));
     let device = Arc::new(HeldDiscards { memory, is_armed, turn });
-    let options =
-        ForestOptions { discard: true, commits_for_space: false, ..ForestOptions::default() };
-    let forest = open(&device, options);
+    let forest = open(&device, false);
     (device, forest)
 }
 
-fn open(device: &Arc<HeldDiscards>, options: ForestOptions) -> Arc<Forest> {
+fn open(device: &Arc<HeldDiscards>, commits_for_space: bool) -> Arc<Forest> {
+    let options = ForestOptions { discard: true, commits_for_space, ..ForestOptions::default() };
     let device: Arc<dyn Device> = Arc::<HeldDiscards>::clone(device);
     let volume = Volume::open(vec![device], OpenOptions::default()).expect("a volume");
     Forest::open_writable(Arc::new(volume), options).expect("a writable forest")
@@ -226,6 +225,34 @@ fn a_reservation_is_tried_again_if_a_handle_has_returned_its_own() {
 }
 
 #[test]
+fn a_reservation_commits_again_while_others_take_what_its_commits_free() {
+    let (device, forest) = fresh();
+    drop(forest);
+    let forest = open(&device, true);
+    let extents = fill(&forest);
+    free(&forest, &extents[0]);
+    let bytes = extents[0].end - extents[0].start;
+    let request = AllocationRequest::data(bytes, bytes, Cluster(2));
+    let mut attempts = 0;
+    let range = forest.reserve_or_flush(Purpose::Growth, |running| {
+        attempts += 1;
+        let found = running.space.allocate_unreserved(Class::Data, request);
+        if let Ok(range) = &found
+            && attempts < 20
+        {
+            // Another thread had it first, and has freed it since.
+            let handle = forest.join(Need::items(1)).expect("space for an item");
+            handle.add_data_extent(range.clone(), reference(range.start));
+            handle.drop_data_ref(Logical(range.start), bytes, reference(range.start));
+            return Ok(running.space.allocate_unreserved(Class::Data, request));
+        }
+        Ok(found)
+    });
+    assert_eq!(range.expect("space"), extents[0]);
+    assert_eq!(attempts, 20);
+}
+
+#[test]
 fn the_last_reader_leaves_the_discard_to_a_commit_or_to_a_reservation() {
     let (device, forest) = fresh();
     let extents = fill(&forest);
@@ -264,7 +291,7 @@ fn a_volume_that_became_read_only_is_not_discarded() {
 #[test]
 fn a_volume_with_the_superblock_of_another_writer_is_not_trimmed() {
     let (device, forest) = fresh();
-    let other = open(&device, ForestOptions::default());
+    let other = open(&device, true);
     other.set_label(b"other").expect("a label");
     let generation = other.commit().expect("a commit");
     assert!(generation > Generation(1));
