@@ -47,7 +47,7 @@ impl FileState {
         self.check_writable()?;
         self.check_end(range.end, 0)?;
         let blocks = whole_blocks(&range);
-        let edges = self.prepare_edges(&range, &blocks)?;
+        let edges = self.prepare_edges(&range, &blocks, self.size())?;
         let punched = self.punch_blocks(&blocks, update);
         self.finish_edges(edges, punched)
     }
@@ -131,7 +131,9 @@ impl FileState {
         }
         let parts = self.not_preallocated(&blocks)?;
         self.prepare_preallocation(&parts, size)?;
-        let edges = self.prepare_edges(&range, &blocks)?;
+        // Extents after the first block, and a larger size, make the file too large to be inline.
+        let extents = if parts.is_empty() { 0 } else { INLINE_BYTES_MAX + 1 };
+        let edges = self.prepare_edges(&range, &blocks, size.max(extents))?;
         let zeroed = self.preallocate(&parts, size, &mut *update);
         self.finish_edges(edges, zeroed)?;
         self.try_merge(update);
@@ -165,10 +167,11 @@ impl FileState {
         &mut self,
         range: &Range<u64>,
         blocks: &Range<u64>,
+        new_size: u64,
     ) -> Result<Vec<Edge>, FileError> {
         let before = range.start..blocks.start.min(range.end);
         let after = blocks.end.min(range.end)..range.end;
-        self.prepare_zeroes(&[before, after], self.size())
+        self.prepare_zeroes(&[before, after], new_size)
     }
 
     /// The holes of some blocks.

@@ -24,6 +24,7 @@ use crate::error::FileError;
 use crate::merge::edit::{Draft, Edit, FileEdit, apply, apply_shared};
 use crate::merge::extent_item::ExtentItem;
 use crate::overlay::{CompressedExtent, PendingExtent, Place};
+use crate::state::inline::INLINE_BYTES_MAX;
 use crate::state::{FileState, InodeUpdate};
 use crate::units::in_memory;
 use butternut_format::file_extent::{DiskExtent, ExtentRun, FileExtent};
@@ -220,6 +221,8 @@ impl FileState {
             None => self.size_in_tree.max(end.min(size)),
             Some(dirty) => self.size_in_tree.max(dirty.min(if is_last { size } else { end })),
         };
+        let may_be_inline = size <= INLINE_BYTES_MAX || self.compressed_inline.is_some();
+        let inline = inline.filter(|_| may_be_inline);
         if let Some(bytes) = inline.as_deref().and_then(|bytes| bytes.get(..in_memory(size))) {
             let extent = match &self.compressed_inline {
                 Some(compressed) => compressed.extent(size),

@@ -76,7 +76,8 @@ impl FileState {
             return Ok(Vec::new());
         }
         let mut frames = self.frames(1)?;
-        match self.prepare_edge(start, &(size..start + SECTOR_BYTES), &mut frames) {
+        let (part, old_size) = (size..start + SECTOR_BYTES, self.size());
+        match self.prepare_edge(start, &part, old_size, &mut frames) {
             Err(error) if error.is_no_space() => Ok(Vec::new()),
             edge => Ok(vec![edge?]),
         }

@@ -268,12 +268,11 @@ impl FileState {
         end: u64,
     ) -> Result<Vec<Backing>, FileError> {
         let may_be_inline = self.may_be_inline(self.size().max(end), blocks)?;
-        // Looked up before the targets: a block whose writeback completes in between counts as
-        // newer here. This matters only for preallocated space.
-        let is_needed = self.may_write_in_place() && !self.can_overwrite();
-        let each = (blocks.start..blocks.end).step_by(BLOCK).filter(|_| is_needed);
-        let newer: Vec<bool> = each.map(|start| self.is_newer(start)).collect();
-        let mut newer = newer.into_iter();
+        // Looked up before the targets: a writeback that completes in between counts as one that
+        // has not.
+        let each = (blocks.start..blocks.end).step_by(BLOCK);
+        let moving = each.filter(|_| self.may_write_in_place()).map(|start| self.is_moving(start));
+        let mut moving = moving.collect::<Vec<bool>>().into_iter();
         let mut backings: Vec<Backing> = Vec::new();
         let mut to_reserve = 0;
         let targets = if may_be_inline { Vec::new() } else { self.write_targets(blocks)? };
@@ -281,10 +280,10 @@ impl FileState {
         let mut start = blocks.start;
         while start < blocks.end {
             while targets.next_if(|(range, _)| range.end <= start).is_some() {}
-            let is_newer = newer.next().unwrap_or(false);
+            let is_moving = moving.next().unwrap_or(false);
             let backing = match targets.peek() {
                 _ if may_be_inline => Backing::Inline,
-                Some((_, target)) if self.can_write_in_place(is_newer, *target) => Backing::InPlace,
+                Some((_, target)) if *target != Target::New && !is_moving => Backing::InPlace,
                 _ => Backing::Reserved,
             };
             let old_backing = self.dirty_backing(start);
@@ -296,15 +295,12 @@ impl FileState {
         Ok(backings)
     }
 
-    /// Whether a block that becomes dirty now can be written in place. A block under writeback to
-    /// preallocated space is written there again only where blocks are overwritten in place (law 1
-    /// of [`crate::write::target`]): when its writeback has completed, its space is no target.
-    fn can_write_in_place(&self, is_newer: bool, target: Target) -> bool {
-        match target {
-            Target::New => false,
-            Target::Overwrite(_) => true,
-            Target::Preallocated { .. } => self.can_overwrite() || !is_newer,
-        }
+    /// Whether the block is under writeback to where it is not written again in place, so that its
+    /// write target changes when that completes: to new space, or to preallocated space that is
+    /// written in place only once (law 1 of [`crate::write::target`]).
+    fn is_moving(&self, start: u64) -> bool {
+        let backing = self.newer_block(start).map(|(_, backing)| backing);
+        backing.is_some_and(|backing| backing == Backing::Reserved || !self.can_overwrite())
     }
 
     /// Reads the block at `start`, with zeroes past the end of the file.

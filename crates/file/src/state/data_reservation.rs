@@ -52,6 +52,22 @@ impl DataReservation {
         Some(taken)
     }
 
+    /// Takes what was added last, and leaves `bytes` bytes.
+    pub(crate) fn truncate(&mut self, bytes: u64) -> Vec<Range<u64>> {
+        let mut taken = Vec::new();
+        while self.bytes > bytes {
+            let Some(last) = self.runs.back_mut() else { break };
+            let surplus = (self.bytes - bytes).min(last.end - last.start);
+            last.end -= surplus;
+            taken.push(last.end..last.end + surplus);
+            self.bytes -= surplus;
+            if last.is_empty() {
+                self.runs.pop_back();
+            }
+        }
+        taken
+    }
+
     /// Takes everything that is left.
     pub(crate) fn empty(&mut self) -> impl Iterator<Item = Range<u64>> {
         self.bytes = 0;
@@ -77,6 +93,16 @@ mod tests {
         assert_eq!(reservation.bytes(), 6);
         assert!(reservation.empty().eq(std::iter::once(54..60)));
         assert_eq!((reservation.bytes(), reservation.take(1)), (0, None));
+    }
+
+    #[test]
+    fn space_that_was_added_last_is_returned_first() {
+        let mut reservation = DataReservation::default();
+        reservation.add(0..10);
+        reservation.add(20..30);
+        assert_eq!(reservation.truncate(20), []);
+        assert_eq!(reservation.truncate(6), [20..30, 6..10]);
+        assert_eq!((reservation.bytes(), reservation.take(100)), (6, Some(0..6)));
     }
 
     #[test]

@@ -30,13 +30,15 @@ pub(crate) struct Edge {
 }
 
 impl FileState {
-    /// Prepares zeroes over parts of blocks, each part inside one block. Parts after `size` bytes,
-    /// and blocks without data, are skipped.
+    /// Prepares zeroes over parts of blocks, each part inside one block. Parts after the end of the
+    /// file, and blocks without data, are skipped. The file will have `new_size` bytes, or extents
+    /// as if it had.
     pub(crate) fn prepare_zeroes(
         &mut self,
         parts: &[Range<u64>],
-        size: u64,
+        new_size: u64,
     ) -> Result<Vec<Edge>, FileError> {
+        let size = self.size();
         let mut wanted: Vec<(u64, Range<u64>)> = Vec::new();
         for part in parts {
             let part = part.start..part.end.min(size);
@@ -48,13 +50,13 @@ impl FileState {
         }
         let Some((first, _)) = wanted.first() else { return Ok(Vec::new()) };
         let count = u64::try_from(wanted.len()).unwrap_or(u64::MAX);
-        self.reserve_metadata(count, count, self.size())?;
-        self.leave_inline(self.size(), &(*first..*first + SECTOR_BYTES))?;
+        self.reserve_metadata(count, count, new_size)?;
+        self.leave_inline(new_size, &(*first..*first + SECTOR_BYTES))?;
         // All frames are allocated at once, because that may write dirty blocks back (law 2).
         let mut frames = self.frames(wanted.len())?;
         let mut edges: Vec<Edge> = Vec::new();
         for (start, part) in wanted {
-            match self.prepare_edge(start, &part, &mut frames) {
+            match self.prepare_edge(start, &part, new_size, &mut frames) {
                 Ok(edge) => edges.push(edge),
                 Err(error) => {
                     self.abandon_edges(&edges);
@@ -72,6 +74,7 @@ impl FileState {
         &mut self,
         start: u64,
         part: &Range<u64>,
+        new_size: u64,
         frames: &mut Vec<Frame>,
     ) -> Result<Edge, FileError> {
         let mut frame = frames.pop().expect("one was found for each");
@@ -80,7 +83,7 @@ impl FileState {
         let range = in_memory(part.start - start)..in_memory(part.end - start);
         bytes.get_mut(range).expect("the part is inside the block").fill(0);
         let was_dirty = self.dirty_backing(start).is_some();
-        let backings = self.choose_backing(&(start..start + SECTOR_BYTES), self.size())?;
+        let backings = self.choose_backing(&(start..start + SECTOR_BYTES), new_size)?;
         let backing = *backings.first().expect("there is one block");
         let is_reserved = !was_dirty && backing == Backing::Reserved;
         Ok(Edge { start, frame, backing, is_reserved })

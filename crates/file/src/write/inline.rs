@@ -122,6 +122,11 @@ impl FileState {
         match (backing, &self.compressed_inline) {
             (Backing::Reserved, Some(_)) => self.set_backing(0, Backing::CompressedInline),
             (Backing::CompressedInline, None) => self.set_backing(0, Backing::Reserved),
+            (Backing::Inline, None) if size > INLINE_BYTES_MAX => {
+                // Without space it stays dirty, and no merge writes it.
+                self.reserve(1)?;
+                self.set_backing(0, Backing::Reserved);
+            }
             _ => {}
         }
         Ok(())

@@ -46,12 +46,16 @@ impl FileState {
         }
         let Some(edges) = self.edges(&blocks, &(offset..end)) else { return Ok(false) };
         self.nowait.edges = edges;
+        let reserved_before = self.data_reservation.bytes();
         let has_all = self.reserve_data_nowait(&blocks) && self.take_frames_nowait(&blocks) && {
             let count = (blocks.end - blocks.start) / SECTOR_BYTES;
             self.reserve_metadata_nowait(count + 1, self.size().max(end))
         };
         if !has_all {
             self.end_nowait_write();
+            // The file may stay clean, and its space would then be missing elsewhere.
+            let surplus = self.data_reservation.truncate(reserved_before);
+            self.release(surplus);
         }
         Ok(has_all)
     }

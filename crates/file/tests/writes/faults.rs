@@ -6,10 +6,11 @@ use butternut_device::{Fault, FaultyDevice, Rule, When};
 use butternut_file::{
     FILE_BYTES_MAX, FallocateSize, FileError, FileState, MergeFile, Source, Stream,
 };
-use butternut_format::file_extent::{ExtentBody, FileExtent};
+use butternut_format::file_extent::{Compression, ExtentBody, FileExtent};
 use butternut_format::inode::{Inode, InodeFlags};
 use butternut_format::key::{ItemType, Key};
 use butternut_pages::WritebackReason;
+use butternut_space::Cluster;
 use std::sync::Arc;
 
 const MIB: usize = 1 << 20;
@@ -399,5 +400,37 @@ fn a_file_whose_item_has_an_impossible_size_can_be_changed() {
         want.splice(..0, vec![0; 5000]);
         want[..6000].fill(0);
         compare(&source, &file, &want[..8000]);
+    }
+}
+
+#[test]
+fn a_range_that_is_zeroed_behind_inline_data_is_zeroed_or_refused_without_space() {
+    for (blocks, compression) in
+        (3..9).flat_map(|blocks| [(blocks, None), (blocks, Some(Compression::Zstd))])
+    {
+        let source = open(&fresh(192));
+        create(&source, 300, InodeFlags::default());
+        let mut file = state(&source, 300);
+        file.set_property(compression);
+        file.write_at(0, &noise(1, 1800)).unwrap();
+        commit(&source, &mut file);
+        let forest = source.forest();
+        let mut taken = Vec::new();
+        while let Ok(space) = forest.allocate_data(4096, 4 << 20, Cluster(0)) {
+            taken.push(space);
+        }
+        // Little more, or less, than the range needs.
+        let last = taken.pop().unwrap();
+        forest.release_data(last.start..last.start + blocks * 4096).unwrap();
+        let mut want = noise(1, 1800);
+        if file.zero_range(1000..20_000, FallocateSize::Extend, &mut |_| {}).is_ok() {
+            want.truncate(1000);
+            want.resize(20_000, 0);
+        }
+        assert!(blocks < 8 || want.len() == 20_000);
+        compare(&source, &file, &want);
+        commit(&source, &mut file);
+        assert!(file.is_clean());
+        compare(&source, &file, &want);
     }
 }

@@ -6,6 +6,7 @@ use crate::volume::{create, fresh, open_faulty, state};
 use butternut_device::{Fault, FaultyDevice, Rule};
 use butternut_format::inode::InodeFlags;
 use butternut_pages::WritebackReason;
+use butternut_space::Cluster;
 use std::sync::Arc;
 
 const INO: u64 = 300;
@@ -38,5 +39,36 @@ fn a_nowait_write_reads_no_block_whose_page_is_dropped_after_it_was_prepared() {
         let at = usize::try_from(at).unwrap();
         want[at..at + bytes].copy_from_slice(&new);
         compare(&source, &file, &want);
+    }
+}
+
+#[test]
+fn a_refused_nowait_write_keeps_no_space_from_other_files() {
+    const OTHER: u64 = 301;
+    let device = Arc::new(FaultyDevice::new(fresh(192), 1));
+    let source = open_faulty(&device);
+    source.set_flusher(true);
+    create(&source, INO, InodeFlags::default());
+    create(&source, OTHER, InodeFlags::default());
+    let mut taken = Vec::new();
+    while let Ok(space) = source.forest().allocate_data(4096, 4 << 20, Cluster(0)) {
+        taken.push(space);
+    }
+    // Some space is free, but less than the write needs.
+    let free = taken.pop().unwrap();
+    let bytes = usize::try_from(free.end - free.start).unwrap();
+    source.forest().release_data(free).unwrap();
+    for dirty in [0, 4096] {
+        let mut file = state(&source, INO);
+        file.write_at(0, &noise(dirty)).unwrap();
+        // The file's inline data is decided.
+        assert!(!file.prepare_nowait_write(8192, 2 * bytes).unwrap());
+        let mut other = state(&source, OTHER);
+        let data = noise(bytes - dirty);
+        assert_eq!(other.write_at(0, &data).unwrap(), data.len(), "with {dirty} dirty bytes");
+        other.discard();
+        file.write_back().unwrap();
+        compare(&source, &file, &noise(dirty));
+        file.discard();
     }
 }

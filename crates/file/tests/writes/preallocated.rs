@@ -1,4 +1,5 @@
-//! Preallocated space of files without checksums that are not nodatacow, on a full volume.
+//! Blocks that are written in place, on a full volume: preallocated space of files without
+//! checksums that are not nodatacow, and files that are.
 
 use crate::volume::{create, fresh, open, state};
 
@@ -61,4 +62,28 @@ fn blocks_written_again_under_writeback_have_space_or_are_refused() {
     let written = file.write_at(0, &vec![2; BYTES]).unwrap_or(0);
     batch.expect("dirty blocks").write_and_complete().unwrap();
     assert_kept(&source, &mut file, &mut filler, written);
+}
+
+#[test]
+fn a_block_written_again_while_it_moves_to_new_space_has_space_or_is_refused() {
+    const BLOCK: usize = 4096;
+    let source = open(&fresh(128));
+    let flags = InodeFlags::NODATACOW.with(InodeFlags::NODATASUM);
+    create(&source, INO, flags);
+    create(&source, FILLER, InodeFlags::default());
+    let (mut file, mut filler) = (state(&source, INO), state(&source, FILLER));
+    file.write_at(0, &[1; BLOCK]).unwrap();
+    file.write_back().unwrap();
+    // It is to go to new space, as its data is in no tree yet. Then it is in the tree.
+    file.write_at(0, &[2; BLOCK]).unwrap();
+    file.merge_part(&mut |_| {}).unwrap();
+    let (batch, planned) = file.start_writeback(u64::MAX, WritebackReason::Sync);
+    planned.unwrap();
+    let written = file.write_at(0, &[3; BLOCK]).unwrap_or(0);
+    batch.expect("a dirty block").write_and_complete().unwrap();
+    fill(&source, &mut filler);
+    file.write_back().expect("what was accepted has space");
+    let mut bytes = vec![0; BLOCK];
+    source.read_at(file.view(), 0, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == if written == 0 { 2 } else { 3 }));
 }
