@@ -84,6 +84,8 @@ struct Inner {
     unsynced: Vec<(File, Completion)>,
     /// Requests that were accepted and are neither done nor unsynced.
     in_flight: usize,
+    /// A panic was found, and what it has left has failed.
+    is_aborted: bool,
     /// Signalled when there may be a completion to take.
     event: Option<Arc<Event>>,
 }
@@ -189,6 +191,7 @@ impl Core {
             done: VecDeque::with_capacity(depth),
             unsynced: Vec::new(),
             in_flight: 0,
+            is_aborted: false,
             event,
         };
         let (inner, allocation_run) = (Mutex::new(inner), Mutex::new(allocation_run));
@@ -248,10 +251,12 @@ impl Core {
     }
 
     /// Submits what was queued, and completes what the devices have done. Waits for at least `min`
-    /// device requests, or until the timeout.
+    /// device requests, or until the timeout; not while there are completions that the caller has
+    /// not taken, because another thread may have completed all that the caller waits for.
     pub(super) fn poll(&self, min: usize, timeout: Option<Duration>) {
         let mut inner = self.lock();
         inner.send_staged(&self.shared);
+        let min = if inner.done.is_empty() && inner.unsynced.is_empty() { min } else { 0 };
         inner.poll(&self.shared, min, timeout);
     }
 
@@ -646,13 +651,14 @@ impl Inner {
         }
     }
 
-    /// Fails what a panic has left (law 5); called at every lock after a panic.
+    /// Fails what a panic has left (law 5), once the devices have none of the queue's requests left;
+    /// called at every lock after a panic.
     fn abort(&mut self) {
         self.in_flight = self.data.outstanding() + usize::from(self.staged.is_some());
         if self.in_flight > 0 {
             return;
         }
-        self.signal();
+        let before = self.done.len();
         let failed = |tag, buffer| {
             let error = Error::Tree(TreeError::Panicked);
             Completion { tag, buffer: Option::unwrap_or_default(buffer), result: Err(error) }
@@ -670,6 +676,11 @@ impl Inner {
                 drop(write);
                 self.done.push_back((failed(tag, buffer), Some(file)));
             }
+        }
+        // Once even if nothing has failed: the caller may wait for requests that are lost.
+        let is_first = !std::mem::replace(&mut self.is_aborted, true);
+        if is_first || self.done.len() > before {
+            self.signal();
         }
     }
 
