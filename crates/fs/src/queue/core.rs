@@ -374,8 +374,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Stages a direct write that has begun. Returns it if it would have to wait for memory and may
-    /// not.
+    /// Stages a direct write that has begun. Returns it if it would have to wait for memory or for
+    /// devices, and may not.
     fn write(
         &mut self,
         shared: &Shared,
@@ -388,6 +388,13 @@ impl Inner {
             staged.takes(logical, bytes, copy_mode) && writing.write.is_new()
         });
         if !joins {
+            let limit = length(STAGE_BYTES_MAX.max(bytes));
+            let bytes_max = shared.volume().contiguous(logical, limit);
+            let bytes_max = usize::try_from(bytes_max).unwrap_or(STAGE_BYTES_MAX);
+            if bytes > bytes_max && writing.flags.contains(IoFlags::NOWAIT) {
+                // It is several writes of devices, which the caller waits for.
+                return Err(Box::new((writing, buffer)));
+            }
             self.send_staged(shared);
             let payload = match copy_mode {
                 CopyMode::ZeroCopy => Payload::Owned(Buffers::default()),
@@ -400,9 +407,6 @@ impl Inner {
             };
             let request = self.new_device_request();
             self.device_requests[request].is_bounced = copy_mode == CopyMode::Bounce;
-            let limit = length(STAGE_BYTES_MAX.max(bytes));
-            let bytes_max = shared.volume().contiguous(logical, limit);
-            let bytes_max = usize::try_from(bytes_max).unwrap_or(STAGE_BYTES_MAX);
             self.staged = Some(Staged { request, logical, bytes: 0, bytes_max, payload });
         }
         let Some(staged) = &mut self.staged else { return Ok(()) };
