@@ -9,12 +9,12 @@
 //! Laws:
 //!
 //! 1. A thread that has the core locked may complete what is in flight: the thread that owns the
-//!    queue, or one that waits for a file ([`RequestOwner`]). Only the owner waits for a device
-//!    under this lock, and no other thread waits for the lock: the owner may be an event loop, and
-//!    a request of the owner may take long while another thread drains an unrelated file. No thread
-//!    waits for a file under this lock. No [`File`] is dropped under it either: the last handle of a file without a name
-//!    deletes the file, and a thread that helps may hold the lock of that very inode. So a
-//!    completed request keeps its file until the thread that owns the queue takes it
+//!    queue, or one that waits for a file ([`RequestOwner`]). Only the owner waits for requests
+//!    under this lock, and only the owner waits for the lock: it may be an event loop, and one of
+//!    its requests may take long while another thread drains an unrelated file. No thread waits for
+//!    a file under this lock. No [`File`] is dropped under it either: the last handle of a file
+//!    without a name deletes the file, and a thread that helps may hold the lock of that very
+//!    inode. So a completed request keeps its file until the thread that owns the queue takes it
 //!    ([`Core::take_completed`]).
 //! 2. Direct writes that are contiguous on disk form one device write of up to [`STAGE_BYTES_MAX`]
 //!    bytes. If it fails, each is written alone, and fails alone.
@@ -655,8 +655,8 @@ impl Inner {
         }
     }
 
-    /// Fails what a panic has left (law 5), once the devices have none of the queue's requests left;
-    /// called at every lock after a panic.
+    /// Fails what a panic has left (law 5), once the devices have none of the queue's requests.
+    /// Called at every lock after a panic.
     fn abort(&mut self) {
         self.in_flight = self.data.outstanding() + usize::from(self.staged.is_some());
         if self.in_flight > 0 {
