@@ -273,7 +273,7 @@ impl Queue {
         self.accept(file, tag, Buffer::default(), Operation::Sync(kind))
     }
 
-    /// Submits all queued requests to the devices.
+    /// Submits all queued requests to the devices, and waits for none of them.
     pub fn submit(&mut self) {
         self.core.poll(0, None);
     }
@@ -363,6 +363,7 @@ impl Drop for Queue {
     fn drop(&mut self) {
         while self.core.in_flight() > 0 {
             self.core.poll(1, None);
+            self.take_completed(&mut Vec::new());
         }
         // A thread that helps may be the last that refers to the core: it must not be left a file
         // to drop.

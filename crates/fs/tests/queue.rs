@@ -517,3 +517,22 @@ fn the_last_handle_of_a_removed_file_is_dropped_without_a_deadlock() {
     fs.close().unwrap();
     volume.check();
 }
+
+#[test]
+fn a_direct_write_at_the_end_of_all_offsets_fails() {
+    let volume = FileVolume::new();
+    let fs = volume.open();
+    let file = made(&fs, "file", &pattern(8, BLOCK));
+    let mut queue = fs.queue(&QueueOptions::default()).unwrap();
+    let last = u64::MAX - (BLOCK as u64 - 1);
+    let buffer = owned(&queue, &pattern(9, BLOCK));
+    queue.write(&file, last, buffer, IoFlags::DIRECT, 0).unwrap();
+    let buffer = queue.buffer(BLOCK).unwrap();
+    queue.read(&file, last, buffer, IoFlags::DIRECT, 1).unwrap();
+    let mut done = Vec::new();
+    assert_eq!(queue.reap(2, None, &mut done), 2);
+    done.sort_by_key(|done| done.tag);
+    assert!(done[0].result.is_err());
+    assert_eq!(*done[1].result.as_ref().unwrap(), 0);
+    assert!(fs.is_writable());
+}

@@ -223,10 +223,11 @@ impl Filesystem {
     /// Writes all files back and commits. A loss of file data is kept for the next sync.
     fn write_back_and_commit(&self) -> Result<()> {
         let Some(write_state) = &self.shared.write_state else { return Ok(()) };
+        // Also when nothing is committed: the committer has more work until its signal is cleared.
+        write_state.signal.begin();
         if write_state.is_abandoned() {
             return Ok(());
         }
-        write_state.signal.begin();
         let written = self.write_back_all(write_state);
         let committed = self.commit();
         if written.is_err() && self.is_writable() {

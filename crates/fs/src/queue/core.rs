@@ -9,12 +9,12 @@
 //! Laws:
 //!
 //! 1. A thread that has the core locked may complete what is in flight: the thread that owns the
-//!    queue, or one that waits for a file ([`RequestOwner`]). Only the owner waits for a device
-//!    under this lock, and no other thread waits for the lock: the owner may be an event loop, and
-//!    a request of the owner may take long while another thread drains an unrelated file. No thread
-//!    waits for a file under this lock. No [`File`] is dropped under it either: the last handle of a file without a name
-//!    deletes the file, and a thread that helps may hold the lock of that very inode. So a
-//!    completed request keeps its file until the thread that owns the queue takes it
+//!    queue, or one that waits for a file ([`RequestOwner`]). Only the owner waits for requests
+//!    under this lock, and only the owner waits for the lock: it may be an event loop, and one of
+//!    its requests may take long while another thread drains an unrelated file. No thread waits for
+//!    a file under this lock. No [`File`] is dropped under it either: the last handle of a file
+//!    without a name deletes the file, and a thread that helps may hold the lock of that very
+//!    inode. So a completed request keeps its file until the thread that owns the queue takes it
 //!    ([`Core::take_completed`]).
 //! 2. Direct writes that are contiguous on disk form one device write of up to [`STAGE_BYTES_MAX`]
 //!    bytes. If it fails, each is written alone, and fails alone.
@@ -85,6 +85,8 @@ struct Inner {
     unsynced: Vec<(File, Completion)>,
     /// Requests that were accepted and are neither done nor unsynced.
     in_flight: usize,
+    /// A panic was found, and what it has left has failed.
+    is_aborted: bool,
     /// Signalled when there may be a completion to take.
     event: Option<Arc<Event>>,
 }
@@ -190,6 +192,7 @@ impl Core {
             done: VecDeque::with_capacity(depth),
             unsynced: Vec::new(),
             in_flight: 0,
+            is_aborted: false,
             event,
         };
         let (inner, allocation_run) = (Mutex::new(inner), Mutex::new(allocation_run));
@@ -249,10 +252,12 @@ impl Core {
     }
 
     /// Submits what was queued, and completes what the devices have done. Waits for at least `min`
-    /// device requests, or until the timeout.
+    /// device requests, or until the timeout; not while there are completions that the caller has
+    /// not taken, because another thread may have completed all that the caller waits for.
     pub(super) fn poll(&self, min: usize, timeout: Option<Duration>) {
         let mut inner = self.lock();
         inner.send_staged(&self.shared);
+        let min = if inner.done.is_empty() && inner.unsynced.is_empty() { min } else { 0 };
         inner.poll(&self.shared, min, timeout);
     }
 
@@ -370,8 +375,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Stages a direct write that has begun. Returns it if it would have to wait for memory and may
-    /// not.
+    /// Stages a direct write that has begun. Returns it if it would have to wait for memory or for
+    /// devices, and may not.
     fn write(
         &mut self,
         shared: &Shared,
@@ -384,6 +389,13 @@ impl Inner {
             staged.takes(logical, bytes, copy_mode) && writing.write.is_new()
         });
         if !joins {
+            let limit = length(STAGE_BYTES_MAX.max(bytes));
+            let bytes_max = shared.volume().contiguous(logical, limit);
+            let bytes_max = usize::try_from(bytes_max).unwrap_or(STAGE_BYTES_MAX);
+            if bytes > bytes_max && writing.flags.contains(IoFlags::NOWAIT) {
+                // It is several writes of devices, which the caller waits for.
+                return Err(Box::new((writing, buffer)));
+            }
             self.send_staged(shared);
             let payload = match copy_mode {
                 CopyMode::ZeroCopy => Payload::Owned(Buffers::default()),
@@ -396,9 +408,6 @@ impl Inner {
             };
             let request = self.new_device_request();
             self.device_requests[request].is_bounced = copy_mode == CopyMode::Bounce;
-            let limit = length(STAGE_BYTES_MAX.max(bytes));
-            let bytes_max = shared.volume().contiguous(logical, limit);
-            let bytes_max = usize::try_from(bytes_max).unwrap_or(STAGE_BYTES_MAX);
             self.staged = Some(Staged { request, logical, bytes: 0, bytes_max, payload });
         }
         let Some(staged) = &mut self.staged else { return Ok(()) };
@@ -647,13 +656,14 @@ impl Inner {
         }
     }
 
-    /// Fails what a panic has left (law 5); called at every lock after a panic.
+    /// Fails what a panic has left (law 5), once the devices have none of the queue's requests.
+    /// Called at every lock after a panic.
     fn abort(&mut self) {
         self.in_flight = self.data.outstanding() + usize::from(self.staged.is_some());
         if self.in_flight > 0 {
             return;
         }
-        self.signal();
+        let before = self.done.len();
         let failed = |tag, buffer| {
             let error = Error::Tree(TreeError::Panicked);
             Completion { tag, buffer: Option::unwrap_or_default(buffer), result: Err(error) }
@@ -671,6 +681,11 @@ impl Inner {
                 drop(write);
                 self.done.push_back((failed(tag, buffer), Some(file)));
             }
+        }
+        // Once even if nothing has failed: the caller may wait for requests that are lost.
+        let is_first = !std::mem::replace(&mut self.is_aborted, true);
+        if is_first || self.done.len() > before {
+            self.signal();
         }
     }
 

@@ -73,7 +73,7 @@ impl Queue {
             self.complete(Completion { tag, buffer, result: Ok(0) });
             return Ok(None);
         }
-        let range = offset..offset + length(want.next_multiple_of(SECTOR));
+        let range = offset..offset.saturating_add(length(want.next_multiple_of(SECTOR)));
         self.checksums.clear();
         let wait = wait_of(flags);
         let is_short = want <= SECTOR;
@@ -232,7 +232,7 @@ impl Queue {
             }
         }
         let Some(state) = state else { return Ok(Some(WritePath::Exclusive)) };
-        let range = offset..offset + length(buffer.len());
+        let range = offset..offset.saturating_add(length(buffer.len()));
         let allocation = (&mut *self.core.allocation_run(), wait);
         let Some(write) = file.begin_shared_write(&state, &range, privileges, allocation)? else {
             return Ok(Some(WritePath::Exclusive));

@@ -111,6 +111,19 @@ fn a_panic_with_an_inode_locked_ends_writing_when_it_is_locked_again() {
 }
 
 #[test]
+fn the_committer_of_an_abandoned_filesystem_has_nothing_to_do() {
+    let device = fresh();
+    let fs = open(&device);
+    made(&fs, b"file", 1);
+    fs.abandon();
+    let signal = &fs.write_state().expect("a writable volume").signal;
+    signal.kick();
+    fs.write_back_and_commit().expect("nothing is written");
+    let state = signal.state();
+    assert!(!state.is_kicked && state.changed_at.is_none(), "a thread would spin");
+}
+
+#[test]
 fn a_commit_that_is_due_comes_before_files_to_merge() {
     let device = fresh();
     let fs = open(&device);

@@ -12,6 +12,7 @@ use butternut_device::{
 use butternut_file::RequestOwner;
 use butternut_mkfs::MkfsOptions;
 use butternut_sys::forbid::forbid_rings_on_this_thread;
+use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -108,6 +109,37 @@ fn nothing_waits_for_requests_that_a_panic_lost() {
     survives(lose_all, 0..=0);
 }
 
+#[test]
+fn a_queue_is_not_signalled_for_ever_after_a_panic() {
+    let device = fresh();
+    let fs = open(&device);
+    let file = filled(&fs);
+    let mut queue = fs.queue(&QueueOptions::default().has_event(true)).expect("a queue");
+    read(&mut queue, &file);
+    panic_with_the_core(&queue, lose_completions);
+    let mut poller = mio::Poll::new().expect("a poller");
+    let descriptor = queue.event().expect("an event").as_raw_fd();
+    let (mut source, token) = (mio::unix::SourceFd(&descriptor), mio::Token(0));
+    let registry = poller.registry();
+    registry.register(&mut source, token, mio::Interest::READABLE).expect("a descriptor");
+    let mut events = mio::Events::with_capacity(1);
+    let mut is_signalled = || {
+        // A registration reports a descriptor that is readable already.
+        poller.registry().reregister(&mut source, token, mio::Interest::READABLE).expect("ours");
+        poller.poll(&mut events, Some(Duration::ZERO)).expect("a poll");
+        !events.is_empty()
+    };
+    let mut done = Vec::new();
+    while done.is_empty() {
+        assert!(is_signalled(), "the request is lost");
+        queue.reap(0, None, &mut done);
+    }
+    assert!(done[0].result.is_err());
+    // What was reaped may have signalled once more.
+    queue.reap(0, None, &mut done);
+    assert!(!is_signalled());
+}
+
 /// A device over a file, whose reads a test can hold. Without a ring, a pool of threads calls it.
 #[derive(Debug)]
 struct HeldFile {
@@ -195,7 +227,7 @@ fn a_thread_that_helps_does_not_block_the_owner_of_the_queue() {
         device.wait_for_held_reads(1);
         let core = Arc::clone(&queue.core);
         std::thread::scope(|scope| {
-            let helper = scope.spawn(move || core.complete_some(Duration::from_secs(3600)));
+            let helper = scope.spawn(move || core.complete_some(Duration::from_hours(1)));
             while !helper.is_finished() {
                 queue.submit();
                 assert_eq!(queue.reap(0, None, &mut Vec::new()), 0);
@@ -209,12 +241,34 @@ fn a_thread_that_helps_does_not_block_the_owner_of_the_queue() {
 }
 
 #[test]
+fn a_request_that_a_helper_has_completed_ends_the_wait_of_the_owner() {
+    with_held_reads(|device, fs| {
+        let file = filled(fs);
+        let mut queue = fs.queue(&QueueOptions::default()).expect("a queue");
+        let rule = Rule { when: When::Times(1), ..Rule::everywhere(Fault::HeldRead) };
+        let rule = device.add(rule);
+        read(&mut queue, &file);
+        device.wait_for_held_reads(1);
+        read(&mut queue, &file);
+        while queue.core.in_flight() > 1 {
+            queue.core.complete_some(Duration::from_hours(1));
+        }
+        // As in `reap`, between its look for completions and its wait.
+        queue.core.poll(1, None);
+        let mut done = Vec::new();
+        assert_eq!(queue.reap(1, None, &mut done), 1);
+        device.remove(rule);
+        assert_eq!(queue.reap(1, None, &mut done), 1);
+    });
+}
+
+#[test]
 fn an_owner_that_waits_for_its_queue_blocks_no_thread_that_drains_another_file() {
     with_held_reads(|device, fs| {
         let file = filled(fs);
         let id = fs.create(fs.root(), b"other", &NewInode::new(0o644)).expect("a new file");
         let other = fs.open_file(id).expect("a file");
-        assert_eq!(other.write_at(0, &[1; BLOCK * 64]).expect("space"), BLOCK * 64);
+        assert_eq!(other.write_at(0, &vec![1; BLOCK * 64]).expect("space"), BLOCK * 64);
         other.sync_all().expect("a sound volume");
         let mut waiting = fs.queue(&QueueOptions::default()).expect("a queue");
         let mut queue = fs.queue(&QueueOptions::default()).expect("a queue");

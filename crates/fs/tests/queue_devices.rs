@@ -1,7 +1,7 @@
-//! Queues on a volume with three copies of data. Each write is three requests of devices, and as
-//! many writes as the queue accepts are in flight together.
+//! Queues on volumes of several devices: what waits for devices, and what does not.
 //!
-//! Needs root and loop devices; with `BUTTERNUT_NO_KERNEL=1` the test prints that it is left out.
+//! Needs root and loop devices; with `BUTTERNUT_NO_KERNEL=1` these tests print that they are left
+//! out.
 
 #![allow(
     clippy::unwrap_used,
@@ -16,8 +16,8 @@ mod kernel_image;
 use butternut::device::{
     Alignment, Counters, Device, DeviceError, FileDevice, OpenDevice, RingTarget, WriteCache,
 };
-use butternut::queue::{IoFlags, Queue, QueueOptions};
-use butternut::{File, Filesystem, MountOptions, NewInode};
+use butternut::queue::{IoFlags, Queue, QueueOptions, Refused};
+use butternut::{Error, File, Filesystem, MountOptions, NewInode};
 use butternut_sys::forbid::forbid_rings_on_this_thread;
 use kernel_image::{KernelImage, kernel_is_here};
 use std::sync::{Arc, Condvar, Mutex};
@@ -122,6 +122,44 @@ fn write(queue: &mut Queue, file: &File, block: usize) {
     queue.write(file, offset, buffer, IoFlags::DIRECT, block as u64).unwrap();
 }
 
+/// A write of more than a stripe is several writes of devices, which the caller waits for.
+#[test]
+fn a_nowait_write_of_more_than_a_stripe_is_refused() {
+    if !kernel_is_here() {
+        return;
+    }
+    let image = KernelImage::make(2, &["-d", "raid0", "-m", "raid0"], "", "true");
+    let fs = open(&image, &Arc::default());
+    let id = fs.create(fs.root(), b"file", &NewInode::new(0o644)).unwrap();
+    let file = fs.open_file(id).unwrap();
+    file.write_at(0, &vec![1; 64 * BLOCK]).unwrap();
+    fs.sync().unwrap();
+    let mut queue = fs.queue(&QueueOptions::default()).unwrap();
+    let mut write = |bytes: usize, flags: IoFlags, fill: u8| {
+        let mut buffer = queue.buffer(bytes).unwrap();
+        buffer.fill(fill);
+        queue.write(&file, 0, buffer, IoFlags::DIRECT.with(flags), 0)?;
+        let mut done = Vec::new();
+        assert_eq!(queue.reap(1, None, &mut done), 1);
+        assert_eq!(*done[0].result.as_ref().unwrap(), bytes);
+        Ok::<_, Box<Refused>>(())
+    };
+    let bytes = 32 * BLOCK;
+    write(bytes, IoFlags::default(), 2).unwrap();
+    write(BLOCK, IoFlags::NOWAIT, 3).unwrap();
+    let refused = write(bytes, IoFlags::NOWAIT, 4).unwrap_err();
+    assert!(matches!(refused.error, Error::WouldBlock), "{}", refused.error);
+    write(bytes, IoFlags::default(), 5).unwrap();
+    drop(queue);
+    let mut held = vec![0; bytes];
+    assert_eq!(file.read_at(0, &mut held).unwrap(), bytes);
+    assert!(held.iter().all(|byte| *byte == 5));
+    drop(file);
+    fs.close().unwrap();
+}
+
+/// With three copies, each write is three requests of devices, and as many writes as the queue
+/// accepts are in flight together.
 #[test]
 fn a_submit_does_not_wait_for_earlier_writes() {
     if !kernel_is_here() {
@@ -135,7 +173,7 @@ fn a_submit_does_not_wait_for_earlier_writes() {
             let fs = open(&image, &gate);
             let id = fs.create(fs.root(), b"file", &NewInode::new(0o644)).unwrap();
             let file = fs.open_file(id).unwrap();
-            file.write_at(0, &[1; 64 * BLOCK]).unwrap();
+            file.write_at(0, &vec![1; 64 * BLOCK]).unwrap();
             fs.sync().unwrap();
             let mut queue = fs.queue(&QueueOptions::default().depth(DEPTH)).unwrap();
             gate.close(true);
