@@ -59,7 +59,8 @@ const END_WAIT: Duration = Duration::from_millis(500);
 pub const DAEMON_XATTR: &str = "butternut.daemon";
 
 /// An extended attribute whose read commits the filesystem and returns the error of that commit.
-/// FUSE does not pass sync(2) on to the process.
+/// FUSE does not pass sync(2) on to the process. A loss of file data is an error only for root and
+/// the user that mounted, since it is returned once.
 pub const SYNC_XATTR: &str = "butternut.sync";
 
 /// An extended attribute that counts the failed writes from the kernel's page cache. The program
