@@ -12,8 +12,7 @@
 //!    wait for it, and a note names the other mount point: the volume is not released.
 //! 4. The command unmounts the mount that it found at the path when it began, not one that was
 //!    mounted there later.
-//! 5. With --lazy, the mount is detached before anything waits for its process or for a device: they
-//!    may not respond.
+//! 5. With --lazy, the mount is detached before anything waits for its process or for a device.
 //! 6. FUSE denies root the access to a mount of another user without `allow_other`. The control
 //!    socket of such a mount tells its process, and lets it commit.
 

@@ -105,7 +105,9 @@ fn a_lazy_umount_detaches_a_mount_whose_device_does_not_respond() {
          head -c 4M /dev/urandom >m2/file
          kill -STOP $O
          $B umount --lazy m2 & U=$!
-         for n in $(seq 400); do grep -q \" $PWD/m2 \" /proc/self/mountinfo || break; sleep .05; done
+         for n in $(seq 400); do
+             grep -q \" $PWD/m2 \" /proc/self/mountinfo || break; sleep .05
+         done
          grep -o \" $PWD/m2 \" /proc/self/mountinfo || echo detached
          kill -CONT $O; wait $U; echo $?; ended $D && echo ended
          $B cat $L /file | wc -c";
