@@ -77,16 +77,14 @@ fn unmount_and_wait(global: &GlobalArgs, args: &UmountArgs) -> Result<bool, Fail
     if !global.quiet && !global.json {
         report_remaining_mounts(&shown, &others);
     }
-    let released = match &daemon {
-        Some(daemon) => daemon.wait_for_release(&shown, &others, timeout),
-        None => {
-            if !global.quiet {
-                stderr_line(&format!(
-                    "{shown}: note: not waiting for its process, which has ended or is not visible"
-                ));
-            }
-            Ok(false)
+    let released = if let Some(daemon) = &daemon {
+        daemon.wait_for_release(&shown, &others, timeout)
+    } else {
+        if !global.quiet {
+            let why = "not waiting for its process, which has ended or is not visible";
+            stderr_line(&format!("{shown}: note: {why}"));
         }
+        Ok(false)
     };
     // The error is reported after the process has ended: the caller may then use the volume.
     committed.map_err(unmounted)?;
