@@ -31,9 +31,9 @@ use butternut_sys::signal::EndSignals;
 use rustix::io::Errno;
 
 use crate::args::{GlobalArgs, MountArgs};
-use crate::control::client::Notes;
 use crate::control::server::{ServedMount, Server};
 use crate::failure::{Completion, Failure, Outcome, chain, hints, io_text};
+use crate::output::notes::Notes;
 use crate::output::{Output, json, reporter, stderr_line};
 use crate::volume;
 use crate::volume::arg::VolumeArg;

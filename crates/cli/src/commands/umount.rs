@@ -34,8 +34,9 @@ use butternut_sys::mount_users::{self, MountUser};
 use butternut_sys::mounts::{self, Mount};
 
 use crate::args::{GlobalArgs, UmountArgs};
-use crate::control::client::{self, Notes};
+use crate::control::client;
 use crate::failure::{Completion, Failure, Outcome, io_text};
+use crate::output::notes::Notes;
 use crate::output::{Output, json, stderr_line};
 
 /// Minimum and maximum time for which unmounting a busy mount is retried.
@@ -109,9 +110,9 @@ fn detach_and_commit(global: &GlobalArgs, mount: &Mount) -> Result<(), Failure> 
     if !global.quiet && !global.json {
         report_remaining_mounts(&shown, &others);
     }
-    let Err(error) = commit(Path::new(&format!("/proc/self/fd/{}", root.as_raw_fd()))) else {
-        return Ok(());
-    };
+    let path = format!("/proc/self/fd/{}", root.as_raw_fd());
+    let committed = Notes::of(global).if_slow(&shown, || commit(Path::new(&path)));
+    let Err(error) = committed else { return Ok(()) };
     match Errno::from_io_error(&error) {
         // The process has ended.
         Some(Errno::NOTCONN | Errno::CONNABORTED) => Ok(()),
@@ -133,7 +134,8 @@ fn unmount_and_commit(
     commit: impl Fn() -> Result<(), Failure>,
     timeout: Duration,
 ) -> Result<Result<(), Failure>, Failure> {
-    let began = Instant::now();
+    // The time of a commit on a slow device does not count as a time of retries.
+    let mut first_busy = None;
     let mut pause = RETRY_PAUSE_MIN;
     let mut committed = Ok(());
     let mut seen: Option<(Instant, Vec<MountUser>)> = None;
@@ -144,7 +146,7 @@ fn unmount_and_commit(
             Err(UnmountError::Other(failure)) => return Err(failure),
             Err(UnmountError::Busy) => {}
         }
-        let waited = began.elapsed();
+        let waited = first_busy.get_or_insert_with(Instant::now).elapsed();
         if waited >= timeout.min(BUSY_RETRY_MIN) {
             let users = mount_users::of(mount, USERS_SHOWN_MAX);
             if waited >= timeout.min(BUSY_RETRY_MAX) {
@@ -241,8 +243,9 @@ impl Daemon {
         if self.is_denied {
             return client::request_commit("umount", mount, notes);
         }
-        commit(&mount.mountpoint)
-            .map_err(|error| not_written(mount.mountpoint.display().to_string(), &error))
+        let shown = mount.mountpoint.display().to_string();
+        let committed = notes.if_slow(&shown, || commit(&mount.mountpoint));
+        committed.map_err(|error| not_written(shown, &error))
     }
 
     /// Waits until the process has ended and released the volume. Returns `false` if the process

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use butternut_sys::mounts::Mount;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::sockopt::socket_peercred;
@@ -23,26 +23,12 @@ use super::{
     directories, open_directory, peer,
 };
 use super::{receive, receive_descriptor, runtime_dir, send, socket_name, time_left};
-use crate::args::GlobalArgs;
 use crate::failure::{Failure, io_text};
-use crate::output::{stderr_line, text};
+use crate::output::notes::Notes;
+use crate::output::text;
 
-/// Maximum time from the connect to the response. For a request that waits for a device, the time
-/// from which on a note reports that.
+/// Maximum time from the connect to the response, except for a request that waits for a device.
 const TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Whether to omit the note that a request still waits for a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Notes {
-    Print,
-    Omit,
-}
-
-impl Notes {
-    pub(crate) fn of(global: &GlobalArgs) -> Self {
-        if global.quiet { Self::Omit } else { Self::Print }
-    }
-}
 
 /// Sends a request to the mount that contains `target`. Messages begin with `command`.
 ///
@@ -145,7 +131,9 @@ fn exchange(
     let line = send(&mut stream, request, until).and_then(|()| {
         let mut until = until;
         if request.waits_for_device() {
-            wait_for_device(&stream, target, notes)?;
+            let mut polled = [PollFd::new(&stream, PollFlags::IN)];
+            let wait = || retry_on_intr(|| poll(&mut polled, None));
+            notes.if_slow(&target.display().to_string(), wait)?;
             until = Instant::now() + TIMEOUT;
         }
         let (first, descriptor) = receive_descriptor(&stream, until)?;
@@ -165,23 +153,6 @@ fn exchange(
         Ok(Response::Error(why)) => Err(Failure::new(command, why)),
         Err(error) => Err(failed(format!("its response cannot be parsed: {error}"))),
     }
-}
-
-/// Waits for the response to a request that waits for a device, or for the end of the process.
-fn wait_for_device(stream: &UnixStream, target: &Path, notes: Notes) -> io::Result<()> {
-    let mut polled = [PollFd::new(stream, PollFlags::IN)];
-    let note_at = Instant::now() + TIMEOUT;
-    while let Ok(left) = time_left(note_at) {
-        let left = Timespec::try_from(left).map_err(io::Error::other)?;
-        match poll(&mut polled, Some(&left)) {
-            Ok(0) | Err(Errno::INTR) => {}
-            ready => return Ok(ready.map(drop)?),
-        }
-    }
-    if notes == Notes::Print {
-        stderr_line(&format!("{}: note: still waits for a device", target.display()));
-    }
-    Ok(retry_on_intr(|| poll(&mut polled, None)).map(drop)?)
 }
 
 /// Returns the owner of the Butternut mount with a device number, if there is one.

@@ -116,6 +116,26 @@ fn a_lazy_umount_detaches_a_mount_whose_device_does_not_respond() {
 }
 
 #[test]
+fn commands_report_that_they_wait_for_a_device() {
+    if !kernel_tests_enabled("commands_report_that_they_wait_for_a_device") {
+        return;
+    }
+    let note = "m2: note: still waits for a device";
+    for words in ["filesystem sync m2", "mount -o remount,ro m2", "umount m2"] {
+        let script = format!(
+            "echo text >m2/file
+             kill -STOP $O
+             $B {words} 2>said & U=$!
+             for n in $(seq 600); do [ -s said ] && break; sleep .05; done
+             grep -o '{note}' said || cat said
+             kill -CONT $O; wait $U; echo $?"
+        );
+        let output = run_on_device_that_can_hang(EMPTY, "commit=3600", &script);
+        assert_eq!(output, format!(": mounted (\n{note}\n0\n"), "{words}");
+    }
+}
+
+#[test]
 fn a_process_that_resolves_a_path_in_its_own_mount_can_be_killed() {
     if !kernel_tests_enabled("a_process_that_resolves_a_path_in_its_own_mount_can_be_killed") {
         return;
