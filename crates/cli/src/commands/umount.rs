@@ -64,14 +64,14 @@ fn unmount_and_wait(global: &GlobalArgs, args: &UmountArgs) -> Result<bool, Fail
     let mountpoint = absolute(&args.mountpoint)?;
     let shown = mountpoint.display().to_string();
     let mount = find_mount(&mountpoint)?;
+    let timeout = Duration::from_secs(args.timeout);
     if args.lazy {
-        return detach_and_commit(global, &mount).map(|()| false);
+        return detach_and_commit(global, &mount, timeout).map(|()| false);
     }
     let daemon = daemon(&mount);
     let others = other_mounts(&mount);
-    let timeout = Duration::from_secs(args.timeout);
     let commit = || match &daemon {
-        Some(daemon) => daemon.commit(&mount, Notes::of(global)),
+        Some(daemon) => daemon.commit(&mount, Notes::of(global), timeout),
         None => Ok(()),
     };
     let committed = unmount_and_commit(&mount, commit, timeout)?;
@@ -98,7 +98,7 @@ fn unmounted(failure: Failure) -> Failure {
 }
 
 /// Detaches a mount, and then lets its process commit (law 5).
-fn detach_and_commit(global: &GlobalArgs, mount: &Mount) -> Result<(), Failure> {
+fn detach_and_commit(global: &GlobalArgs, mount: &Mount, timeout: Duration) -> Result<(), Failure> {
     let others = other_mounts(mount);
     let shown = mount.mountpoint.display().to_string();
     // Keeps the filesystem and its process until the commit, and sends no request to it.
@@ -117,7 +117,8 @@ fn detach_and_commit(global: &GlobalArgs, mount: &Mount) -> Result<(), Failure> 
         // The process has ended.
         Some(Errno::NOTCONN | Errno::CONNABORTED) => Ok(()),
         Some(Errno::ACCESS | Errno::PERM) => {
-            client::request_commit("umount", mount, Notes::of(global)).map_err(unmounted)
+            client::request_commit("umount", mount, Notes::of(global), Some(timeout))
+                .map_err(unmounted)
         }
         _ => Err(unmounted(not_written(shown, &error))),
     }
@@ -239,9 +240,9 @@ fn daemon(mount: &Mount) -> Option<Daemon> {
 
 impl Daemon {
     /// Lets the process commit.
-    fn commit(&self, mount: &Mount, notes: Notes) -> Result<(), Failure> {
+    fn commit(&self, mount: &Mount, notes: Notes, timeout: Duration) -> Result<(), Failure> {
         if self.is_denied {
-            return client::request_commit("umount", mount, notes);
+            return client::request_commit("umount", mount, notes, Some(timeout));
         }
         let shown = mount.mountpoint.display().to_string();
         let committed = notes.if_slow(&shown, || commit(&mount.mountpoint));

@@ -73,6 +73,25 @@ fn root_waits_for_the_process_of_another_user_that_it_unmounts() {
     assert!(output.ends_with("true\nended\ntext\n"), "{output}");
 }
 
+#[test]
+fn root_unmounts_a_mount_of_another_user_whose_process_does_not_respond() {
+    if !kernel_tests_enabled("root_unmounts_a_mount_of_another_user_whose_process_does_not_respond")
+    {
+        return;
+    }
+    let output = run_in_namespace(&format!(
+        "{OTHER_USER}{MAY_MOUNT}
+         $AS $U mount own.img u; D=$(serving)
+         trap \"{{ kill -9 $D; umount -l u; }} 2>ignored || true\" EXIT
+         kill -STOP $D
+         $B umount --timeout 1 u 2>&1 && echo unmounted || true
+         grep \" $PWD/u \" /proc/self/mountinfo || echo not mounted
+         kill -CONT $D; ended $D && echo ended"
+    ));
+    assert!(output.contains("/u: no response within 1 s (it is unmounted; "), "{output}");
+    assert!(output.ends_with("\nnot mounted\nended\n"), "{output}");
+}
+
 /// A user with access to the mount commits before root does, and data of a file is lost by that.
 #[test]
 fn no_other_user_takes_an_error_that_umount_returns() {

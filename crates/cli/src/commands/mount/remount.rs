@@ -96,7 +96,7 @@ fn commit(mount: &Mount, notes: Notes) -> Result<(), Failure> {
         return Err(Failure::new(shown, why).hint("the mount is read-only now"));
     }
     // FUSE denies root the access to a mount of another user without `allow_other`.
-    client::request_commit("mount", mount, notes).map_err(|failure| {
+    client::request_commit("mount", mount, notes, None).map_err(|failure| {
         let why =
             format!("is read-only now, and its last changes are not committed yet: {failure}");
         let hint = "`butternut umount` commits them and reports errors";
