@@ -98,7 +98,7 @@ pub(crate) fn run(cli: &Cli, out: &mut Output) -> Outcome {
         }
         Command::Inspect(InspectCommand::Rootid(args)) => inspect::rootid::run(global, args, out),
         Command::Mkfs(args) => mkfs::run(global, args, out),
-        Command::Check(args) => check::run(global, args, out),
+        Command::Check(args) => Ok(check::run(global, args, out)),
         Command::Mount(args) => mount::run(global, args, out),
         Command::Umount(args) => umount::run(global, args, out),
         Command::Stats(args) => stats::run(global, args, out),

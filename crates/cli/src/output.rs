@@ -6,6 +6,7 @@
 
 pub(crate) mod base64;
 pub(crate) mod json;
+pub(crate) mod notes;
 pub(crate) mod reporter;
 pub(crate) mod size;
 pub(crate) mod table;

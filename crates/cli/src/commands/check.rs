@@ -11,7 +11,7 @@ use butternut_check::{
 use serde_json::Value;
 
 use crate::args::{CheckArgs, GlobalArgs};
-use crate::failure::{Completion, Failure, Outcome, chain, hints};
+use crate::failure::{Completion, Failure, chain, hints};
 use crate::output::size::{Units, pretty};
 use crate::output::{Output, json, stderr_line, text};
 use crate::volume;
@@ -24,23 +24,22 @@ const NOT_CHECKED: u8 = 8;
 /// Interval between progress messages.
 const PROGRESS: Duration = Duration::from_secs(1);
 
-pub(crate) fn run(global: &GlobalArgs, args: &CheckArgs, out: &mut Output) -> Outcome {
-    match check_volume(global, args) {
-        Ok((volume_arg, report)) => {
-            match print(global, &volume_arg, &report, out) {
-                // The status tells the result, also where nothing reads the findings.
-                Ok(()) | Err(Failure::StdoutClosed) => {}
-                Err(failure) => return not_checked(&failure),
-            }
-            Ok(if report.is_clean() { Completion::Success } else { Completion::Status(DAMAGE) })
+pub(crate) fn run(global: &GlobalArgs, args: &CheckArgs, out: &mut Output) -> Completion {
+    let report = check_volume(global, args).and_then(|(volume_arg, report)| {
+        match print(global, &volume_arg, &report, out) {
+            // The status tells the result, also where nothing reads the findings.
+            Ok(()) | Err(Failure::StdoutClosed) => Ok(report),
+            Err(failure) => Err(failure),
         }
-        Err(failure) => not_checked(&failure),
+    });
+    match report {
+        Ok(report) if report.is_clean() => Completion::Success,
+        Ok(_) => Completion::Status(DAMAGE),
+        Err(failure) => {
+            stderr_line(&failure.to_string());
+            Completion::Status(NOT_CHECKED)
+        }
     }
-}
-
-fn not_checked(failure: &Failure) -> Outcome {
-    stderr_line(&failure.to_string());
-    Ok(Completion::Status(NOT_CHECKED))
 }
 
 fn check_volume(global: &GlobalArgs, args: &CheckArgs) -> Result<(VolumeArg, Report), Failure> {

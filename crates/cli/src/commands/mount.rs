@@ -31,9 +31,9 @@ use butternut_sys::signal::EndSignals;
 use rustix::io::Errno;
 
 use crate::args::{GlobalArgs, MountArgs};
-use crate::control::client::Notes;
 use crate::control::server::{ServedMount, Server};
 use crate::failure::{Completion, Failure, Outcome, chain, hints, io_text};
+use crate::output::notes::Notes;
 use crate::output::{Output, json, reporter, stderr_line};
 use crate::volume;
 use crate::volume::arg::VolumeArg;
@@ -186,10 +186,12 @@ fn make(plan: &Plan, filesystem: &Filesystem, mountpoint: &Path) -> Result<MadeM
     let refused = |error: FuseError| refused(mountpoint, &error);
     let volume = || plan.volume.typed.clone();
     let options = &plan.options.fuse;
-    let mounted = butternut_fuse::mount(filesystem.clone(), mountpoint, options, report(volume()))
-        .map_err(refused)?;
+    // Before the mount: if a thread cannot be started after it, fusermount3 needs a process to
+    // unmount, and there must be as many as there were to mount.
     let reporter = WarningReporter::start(filesystem, volume())
         .map_err(|error| Failure::io("the thread for warnings", &error))?;
+    let mounted = butternut_fuse::mount(filesystem.clone(), mountpoint, options, report(volume()))
+        .map_err(refused)?;
     let unmounter = mounted.unmounter();
     let serving = mounted.start().map_err(refused)?;
     Ok(MadeMount { serving, unmounter, reporter })

@@ -12,11 +12,13 @@
 //!    wait for it, and a note names the other mount point: the volume is not released.
 //! 4. The command unmounts the mount that it found at the path when it began, not one that was
 //!    mounted there later.
-//! 5. FUSE denies root the access to a mount of another user without `allow_other`. The control
+//! 5. With --lazy, the mount is detached before anything waits for its process or for a device.
+//! 6. FUSE denies root the access to a mount of another user without `allow_other`. The control
 //!    socket of such a mount tells its process, and lets it commit.
 
+use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
@@ -32,8 +34,9 @@ use butternut_sys::mount_users::{self, MountUser};
 use butternut_sys::mounts::{self, Mount};
 
 use crate::args::{GlobalArgs, UmountArgs};
-use crate::control::client::{self, Notes};
+use crate::control::client;
 use crate::failure::{Completion, Failure, Outcome, io_text};
+use crate::output::notes::Notes;
 use crate::output::{Output, json, stderr_line};
 
 /// Minimum and maximum time for which unmounting a busy mount is retried.
@@ -61,34 +64,68 @@ fn unmount_and_wait(global: &GlobalArgs, args: &UmountArgs) -> Result<bool, Fail
     let mountpoint = absolute(&args.mountpoint)?;
     let shown = mountpoint.display().to_string();
     let mount = find_mount(&mountpoint)?;
+    let timeout = Duration::from_secs(args.timeout);
+    if args.lazy {
+        return detach_and_commit(global, &mount, timeout).map(|()| false);
+    }
     let daemon = daemon(&mount);
     let others = other_mounts(&mount);
-    let timeout = Duration::from_secs(args.timeout);
     let commit = || match &daemon {
-        Some(daemon) => daemon.commit(&mount, Notes::of(global)),
+        Some(daemon) => daemon.commit(&mount, Notes::of(global), timeout),
         None => Ok(()),
     };
-    let committed = unmount_and_commit(&mount, commit, args.lazy, timeout)?;
+    let committed = unmount_and_commit(&mount, commit, timeout)?;
     if !global.quiet && !global.json {
         report_remaining_mounts(&shown, &others);
     }
-    let released = match &daemon {
-        _ if args.lazy => Ok(false),
-        Some(daemon) => daemon.wait_for_release(&shown, &others, timeout),
-        None => {
-            if !global.quiet {
-                stderr_line(&format!(
-                    "{shown}: note: not waiting for its process, which has ended or is not visible"
-                ));
-            }
-            Ok(false)
+    let released = if let Some(daemon) = &daemon {
+        daemon.wait_for_release(&shown, &others, timeout)
+    } else {
+        if !global.quiet {
+            let why = "not waiting for its process, which has ended or is not visible";
+            stderr_line(&format!("{shown}: note: {why}"));
         }
+        Ok(false)
     };
     // The error is reported after the process has ended: the caller may then use the volume.
-    committed.map_err(|failure| {
-        failure.hint("it is unmounted; `butternut check` shows the state of the volume")
-    })?;
+    committed.map_err(unmounted)?;
     released
+}
+
+/// Adds to an error of a commit that the mount is gone.
+fn unmounted(failure: Failure) -> Failure {
+    failure.hint("it is unmounted; `butternut check` shows the state of the volume")
+}
+
+/// Detaches a mount, and then lets its process commit (law 5).
+fn detach_and_commit(global: &GlobalArgs, mount: &Mount, timeout: Duration) -> Result<(), Failure> {
+    let others = other_mounts(mount);
+    let shown = mount.mountpoint.display().to_string();
+    // Keeps the filesystem and its process until the commit, and sends no request to it.
+    let root = mounts::open(mount).map_err(|error| Failure::io(&*shown, &error))?;
+    unmount(mount, true).map_err(|error| match error {
+        UnmountError::Busy => busy(mount, &[]),
+        UnmountError::Other(failure) => failure,
+    })?;
+    if !global.quiet && !global.json {
+        report_remaining_mounts(&shown, &others);
+    }
+    let path = format!("/proc/self/fd/{}", root.as_raw_fd());
+    let committed = Notes::of(global).if_slow(&shown, || commit(Path::new(&path)));
+    let Err(error) = committed else { return Ok(()) };
+    match Errno::from_io_error(&error) {
+        // The process has ended.
+        Some(Errno::NOTCONN | Errno::CONNABORTED) => Ok(()),
+        Some(Errno::ACCESS | Errno::PERM) => {
+            client::request_commit("umount", mount, Notes::of(global), Some(timeout))
+                .map_err(unmounted)
+        }
+        _ => Err(unmounted(not_written(shown, &error))),
+    }
+}
+
+fn not_written(shown: String, error: &io::Error) -> Failure {
+    Failure::new(shown, format!("the last changes could not be written: {}", io_text(error)))
 }
 
 /// Commits and unmounts. A busy mount is retried (law 2); then the error names its users. The inner
@@ -96,21 +133,21 @@ fn unmount_and_wait(global: &GlobalArgs, args: &UmountArgs) -> Result<bool, Fail
 fn unmount_and_commit(
     mount: &Mount,
     commit: impl Fn() -> Result<(), Failure>,
-    lazy: bool,
     timeout: Duration,
 ) -> Result<Result<(), Failure>, Failure> {
-    let began = Instant::now();
+    // The time of a commit on a slow device does not count as a time of retries.
+    let mut first_busy = None;
     let mut pause = RETRY_PAUSE_MIN;
     let mut committed = Ok(());
     let mut seen: Option<(Instant, Vec<MountUser>)> = None;
     loop {
         committed = committed.and(commit());
-        match unmount(mount, lazy) {
+        match unmount(mount, false) {
             Ok(()) => return Ok(committed),
             Err(UnmountError::Other(failure)) => return Err(failure),
             Err(UnmountError::Busy) => {}
         }
-        let waited = began.elapsed();
+        let waited = first_busy.get_or_insert_with(Instant::now).elapsed();
         if waited >= timeout.min(BUSY_RETRY_MIN) {
             let users = mount_users::of(mount, USERS_SHOWN_MAX);
             if waited >= timeout.min(BUSY_RETRY_MAX) {
@@ -163,17 +200,18 @@ fn find_mount(mountpoint: &Path) -> Result<Mount, Failure> {
 /// only errors that occur during the call: `syncfs` also returns earlier ones, which `close` has
 /// reported.
 pub(crate) fn commit(mountpoint: &Path) -> io::Result<()> {
-    let before = lost_writes(mountpoint);
-    let sent = rustix::fs::syncfs(std::fs::File::open(mountpoint)?);
+    let mounted = File::open(mountpoint)?;
+    let before = lost_writes(&mounted);
+    let sent = rustix::fs::syncfs(&mounted);
     let mut value = [0; 1];
-    rustix::fs::getxattr(mountpoint, SYNC_XATTR, &mut value[..])?;
-    let after = lost_writes(mountpoint);
+    rustix::fs::fgetxattr(&mounted, SYNC_XATTR, &mut value[..])?;
+    let after = lost_writes(&mounted);
     if before.is_some() && before == after { Ok(()) } else { Ok(sent?) }
 }
 
-fn lost_writes(mountpoint: &Path) -> Option<u64> {
+fn lost_writes(mounted: &File) -> Option<u64> {
     let mut value = [0; 20];
-    let bytes = rustix::fs::getxattr(mountpoint, LOST_XATTR, &mut value[..]).ok()?;
+    let bytes = rustix::fs::fgetxattr(mounted, LOST_XATTR, &mut value[..]).ok()?;
     std::str::from_utf8(value.get(..bytes)?).ok()?.parse().ok()
 }
 
@@ -181,7 +219,7 @@ fn lost_writes(mountpoint: &Path) -> Option<u64> {
 struct Daemon {
     id: Pid,
     pidfd: OwnedFd,
-    /// This user has no access to the mount (law 5).
+    /// This user has no access to the mount (law 6).
     is_denied: bool,
 }
 
@@ -202,14 +240,13 @@ fn daemon(mount: &Mount) -> Option<Daemon> {
 
 impl Daemon {
     /// Lets the process commit.
-    fn commit(&self, mount: &Mount, notes: Notes) -> Result<(), Failure> {
+    fn commit(&self, mount: &Mount, notes: Notes, timeout: Duration) -> Result<(), Failure> {
         if self.is_denied {
-            return client::request_commit("umount", mount, notes);
+            return client::request_commit("umount", mount, notes, Some(timeout));
         }
-        commit(&mount.mountpoint).map_err(|error| {
-            let why = format!("the last changes could not be written: {}", io_text(&error));
-            Failure::new(mount.mountpoint.display().to_string(), why)
-        })
+        let shown = mount.mountpoint.display().to_string();
+        let committed = notes.if_slow(&shown, || commit(&mount.mountpoint));
+        committed.map_err(|error| not_written(shown, &error))
     }
 
     /// Waits until the process has ended and released the volume. Returns `false` if the process

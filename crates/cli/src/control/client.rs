@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use butternut_sys::mounts::Mount;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
-use rustix::io::{Errno, retry_on_intr};
+use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::Pid;
 use serde_json::Value;
@@ -23,24 +23,43 @@ use super::{
     directories, open_directory, peer,
 };
 use super::{receive, receive_descriptor, runtime_dir, send, socket_name, time_left};
-use crate::args::GlobalArgs;
 use crate::failure::{Failure, io_text};
-use crate::output::{stderr_line, text};
+use crate::output::notes::Notes;
+use crate::output::text;
 
-/// Maximum time from the connect to the response. For a request that waits for a device, the time
-/// from which on a note reports that.
+/// Maximum time from the connect to the response, except for a request that waits for a device.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Whether to omit the note that a request still waits for a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Notes {
-    Print,
-    Omit,
+/// How to wait for a response that waits for a device.
+#[derive(Clone, Copy, Debug)]
+struct DeviceWait {
+    notes: Notes,
+    limit: Option<Duration>,
 }
 
-impl Notes {
-    pub(crate) fn of(global: &GlobalArgs) -> Self {
-        if global.quiet { Self::Omit } else { Self::Print }
+impl DeviceWait {
+    /// Waits without a limit.
+    fn with(notes: Notes) -> Self {
+        Self { notes, limit: None }
+    }
+
+    /// Waits for the response, or for the end of the process.
+    ///
+    /// # Errors
+    /// Fails with `TimedOut` after the limit.
+    fn run(self, stream: &UnixStream, target: &Path) -> io::Result<()> {
+        let until = self.limit.map(|limit| Instant::now() + limit);
+        let mut polled = [PollFd::new(stream, PollFlags::IN)];
+        self.notes.if_slow(&target.display().to_string(), || {
+            loop {
+                let left = until.map(time_left).transpose()?;
+                let left = left.map(Timespec::try_from).transpose().map_err(io::Error::other)?;
+                match poll(&mut polled, left.as_ref()) {
+                    Ok(0) | Err(Errno::INTR) => {}
+                    ready => return Ok(ready.map(drop)?),
+                }
+            }
+        })
     }
 }
 
@@ -58,7 +77,8 @@ pub(crate) fn request(command: &str, target: &Path, request: &Request) -> Result
     let Some(user) = owner_of(&mounts, numbers) else {
         return Err(no_mount("").hint("`findmnt -t fuse.butternut` lists the mounts"));
     };
-    exchange(command, target, (user, numbers), request, Notes::Print).map(|(value, _)| value)
+    exchange(command, target, (user, numbers), request, DeviceWait::with(Notes::Print))
+        .map(|(value, _)| value)
 }
 
 /// Sends a request to a mount of the mount table.
@@ -67,12 +87,18 @@ pub(crate) fn request_mount(
     mount: &Mount,
     request: &Request,
 ) -> Result<Value, Failure> {
-    send_to_mount(command, mount, request, Notes::Print).map(|(value, _)| value)
+    send_to_mount(command, mount, request, DeviceWait::with(Notes::Print)).map(|(value, _)| value)
 }
 
-/// Lets the process of a mount commit, and waits for it.
-pub(crate) fn request_commit(command: &str, mount: &Mount, notes: Notes) -> Result<(), Failure> {
-    send_to_mount(command, mount, &Request::Commit, notes).map(drop)
+/// Lets the process of a mount commit, and waits for it, for at most `limit`: the process may be
+/// that of a user who does not want it to end.
+pub(crate) fn request_commit(
+    command: &str,
+    mount: &Mount,
+    notes: Notes,
+    limit: Option<Duration>,
+) -> Result<(), Failure> {
+    send_to_mount(command, mount, &Request::Commit, DeviceWait { notes, limit }).map(drop)
 }
 
 /// Returns the process that serves the control socket of a mount, if there is one.
@@ -91,7 +117,8 @@ pub(crate) fn request_clone(
     subvolume: SubvolumeSelector,
     notes: Notes,
 ) -> Result<(OwnedFd, UnixStream), Failure> {
-    let (_, clone) = send_to_mount(command, mount, &Request::Clone { subvolume }, notes)?;
+    let (_, clone) =
+        send_to_mount(command, mount, &Request::Clone { subvolume }, DeviceWait::with(notes))?;
     clone.ok_or_else(|| Failure::new(command, "the process of the mount sent no descriptor"))
 }
 
@@ -113,13 +140,13 @@ fn send_to_mount(
     command: &str,
     mount: &Mount,
     request: &Request,
-    notes: Notes,
+    wait: DeviceWait,
 ) -> Result<(Value, Option<(OwnedFd, UnixStream)>), Failure> {
     let user = mount.option("user_id").and_then(|user| user.parse().ok());
     let user = user.ok_or_else(|| {
         Failure::new(command, "the mount table does not name the owner of the mount")
     })?;
-    exchange(command, &mount.mountpoint, (user, mount.device), request, notes)
+    exchange(command, &mount.mountpoint, (user, mount.device), request, wait)
 }
 
 /// Sends a request to the socket of a user's mount, and waits for the response. If a descriptor
@@ -129,7 +156,7 @@ fn exchange(
     target: &Path,
     (user, numbers): (u32, (u32, u32)),
     request: &Request,
-    notes: Notes,
+    wait: DeviceWait,
 ) -> Result<(Value, Option<(OwnedFd, UnixStream)>), Failure> {
     let shown = target.display();
     let failed = |why: String| Failure::new(command, format!("the mount at {shown}: {why}"));
@@ -145,7 +172,7 @@ fn exchange(
     let line = send(&mut stream, request, until).and_then(|()| {
         let mut until = until;
         if request.waits_for_device() {
-            wait_for_device(&stream, target, notes)?;
+            wait.run(&stream, target)?;
             until = Instant::now() + TIMEOUT;
         }
         let (first, descriptor) = receive_descriptor(&stream, until)?;
@@ -157,7 +184,8 @@ fn exchange(
     let line = line.map_err(|error| {
         let is_timeout =
             matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
-        let timeout = || format!("no response within {} s", TIMEOUT.as_secs());
+        let limit = wait.limit.filter(|_| request.waits_for_device()).unwrap_or(TIMEOUT);
+        let timeout = || format!("no response within {} s", limit.as_secs());
         failed(if is_timeout { timeout() } else { io_text(&error) })
     })?;
     match serde_json::from_slice(&line) {
@@ -165,23 +193,6 @@ fn exchange(
         Ok(Response::Error(why)) => Err(Failure::new(command, why)),
         Err(error) => Err(failed(format!("its response cannot be parsed: {error}"))),
     }
-}
-
-/// Waits for the response to a request that waits for a device, or for the end of the process.
-fn wait_for_device(stream: &UnixStream, target: &Path, notes: Notes) -> io::Result<()> {
-    let mut polled = [PollFd::new(stream, PollFlags::IN)];
-    let note_at = Instant::now() + TIMEOUT;
-    while let Ok(left) = time_left(note_at) {
-        let left = Timespec::try_from(left).map_err(io::Error::other)?;
-        match poll(&mut polled, Some(&left)) {
-            Ok(0) | Err(Errno::INTR) => {}
-            ready => return Ok(ready.map(drop)?),
-        }
-    }
-    if notes == Notes::Print {
-        stderr_line(&format!("{}: note: still waits for a device", target.display()));
-    }
-    Ok(retry_on_intr(|| poll(&mut polled, None)).map(drop)?)
 }
 
 /// Returns the owner of the Butternut mount with a device number, if there is one.

@@ -223,12 +223,12 @@ fn serve_in_thread(
     request: Request,
 ) -> Option<JoinHandle<()>> {
     let served = Arc::clone(served);
-    let run = move || match request {
-        Request::Clone { subvolume } => serve_clone(&served, stream, subvolume),
-        request => {
-            let answer = answer(&served, request);
-            send(&mut stream, &answer, Instant::now() + TIMEOUT).unwrap_or_default();
+    let run = move || {
+        if let Request::Clone { subvolume } = request {
+            return serve_clone(&served, stream, subvolume);
         }
+        let answer = answer(&served, request);
+        send(&mut stream, &answer, Instant::now() + TIMEOUT).unwrap_or_default();
     };
     thread::Builder::new().name("butternut-req".into()).spawn(run).ok()
 }

@@ -100,6 +100,45 @@ fn a_third_signal_does_not_wait_for_a_request_of_another_process() {
 }
 
 #[test]
+fn a_lazy_umount_detaches_a_mount_whose_device_does_not_respond() {
+    if !kernel_tests_enabled("a_lazy_umount_detaches_a_mount_whose_device_does_not_respond") {
+        return;
+    }
+    let script = "
+         head -c 4M /dev/urandom >m2/file
+         kill -STOP $O
+         $B umount --lazy m2 & U=$!
+         for n in $(seq 400); do
+             grep -q \" $PWD/m2 \" /proc/self/mountinfo || break; sleep .05
+         done
+         grep -o \" $PWD/m2 \" /proc/self/mountinfo || echo detached
+         kill -CONT $O; wait $U; echo $?; ended $D && echo ended
+         $B cat $L /file | wc -c";
+    let output = run_on_device_that_can_hang(EMPTY, "commit=3600", script);
+    assert_eq!(output, ": mounted (\ndetached\n0\nended\n4194304\n");
+}
+
+#[test]
+fn commands_report_that_they_wait_for_a_device() {
+    if !kernel_tests_enabled("commands_report_that_they_wait_for_a_device") {
+        return;
+    }
+    let note = "m2: note: still waits for a device";
+    for words in ["filesystem sync m2", "mount -o remount,ro m2", "umount m2"] {
+        let script = format!(
+            "echo text >m2/file
+             kill -STOP $O
+             $B {words} 2>said & U=$!
+             for n in $(seq 600); do [ -s said ] && break; sleep .05; done
+             grep -o '{note}' said || cat said
+             kill -CONT $O; wait $U; echo $?"
+        );
+        let output = run_on_device_that_can_hang(EMPTY, "commit=3600", &script);
+        assert_eq!(output, format!(": mounted (\n{note}\n0\n"), "{words}");
+    }
+}
+
+#[test]
 fn a_process_that_resolves_a_path_in_its_own_mount_can_be_killed() {
     if !kernel_tests_enabled("a_process_that_resolves_a_path_in_its_own_mount_can_be_killed") {
         return;

@@ -126,8 +126,10 @@ fn a_mount_for_which_there_are_too_few_threads_fails_with_a_message() {
     if !kernel_tests_enabled("a_mount_for_which_there_are_too_few_threads_fails_with_a_message") {
         return;
     }
+    // A user that has no processes of other tests.
     let output = run_in_namespace(&format!(
         "{OTHER_USER}
+         AS=\"setpriv --reuid=games --regid=games --clear-groups\"; chown games own.img u
          mknod fuse c 10 229; chmod 666 fuse; mount --bind fuse /dev/fuse
          for n in $(seq 2 60); do
              $AS prlimit --nproc=$n $U mount -o threads=4 own.img u 2>log && break

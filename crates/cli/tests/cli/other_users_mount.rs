@@ -1,4 +1,5 @@
-//! What root does with the mount of another user, to which FUSE denies root the access.
+//! What root does with the mount of another user, to which FUSE denies root the access, and what
+//! other users can do with a mount of root.
 
 use super::image::kernel_tests_enabled;
 use super::mount_end::run_in_namespace;
@@ -70,4 +71,50 @@ fn root_waits_for_the_process_of_another_user_that_it_unmounts() {
          $B cat own.img /new"
     ));
     assert!(output.ends_with("true\nended\ntext\n"), "{output}");
+}
+
+#[test]
+fn root_unmounts_a_mount_of_another_user_whose_process_does_not_respond() {
+    if !kernel_tests_enabled("root_unmounts_a_mount_of_another_user_whose_process_does_not_respond")
+    {
+        return;
+    }
+    let output = run_in_namespace(&format!(
+        "{OTHER_USER}{MAY_MOUNT}
+         $AS $U mount own.img u; D=$(serving)
+         trap \"{{ kill -9 $D; umount -l u; }} 2>ignored || true\" EXIT
+         kill -STOP $D
+         $B umount --timeout 1 u 2>&1 && echo unmounted || true
+         grep \" $PWD/u \" /proc/self/mountinfo || echo not mounted
+         kill -CONT $D; ended $D && echo ended"
+    ));
+    assert!(output.contains("/u: no response within 1 s (it is unmounted; "), "{output}");
+    assert!(output.ends_with("\nnot mounted\nended\n"), "{output}");
+}
+
+/// A user with access to the mount commits before root does, and data of a file is lost by that.
+#[test]
+fn no_other_user_takes_an_error_that_umount_returns() {
+    if !kernel_tests_enabled("no_other_user_takes_an_error_that_umount_returns") {
+        return;
+    }
+    // The device is a file with a hole where the data would be, on a filesystem without free space.
+    let output = run_in_namespace(
+        "mount -t tmpfs -o size=100M t data
+         truncate -s 256M data/img; mkfs.btrfs -q -m single -d single data/img
+         set -- $(btrfs inspect-internal dump-tree -t chunk data/img | awk '
+             /length [0-9]/{ size = $2; is_data = /type DATA/ }
+             /stripe 0 devid/{ if (is_data) print $6, size }')
+         fallocate -l 64M data/img; fallocate -p -o $1 -l $2 data/img
+         head -c 200M /dev/zero >data/fill 2>ignored || true
+         L=$(losetup --find --show data/img)
+         trap \"umount -l m1; losetup -d $L\" EXIT
+         $B mount -o allow_other,commit=3600 $L m1; D=$(daemon); chmod 777 m1; chmod 755 .
+         AS='setpriv --reuid=65534 --regid=65534 --clear-groups'
+         head -c 64K /dev/urandom >m1/file && echo written
+         $AS getfattr --only-values -n butternut.sync m1 2>&1 || true; echo
+         $B umount m1 2>&1 | grep -o 'the last changes could not be written'
+         trap \"losetup -d $L\" EXIT; ended $D && echo ended",
+    );
+    assert_eq!(output, "written\n1\nthe last changes could not be written\nended\n");
 }

@@ -56,6 +56,11 @@ pub(crate) fn privileges(caller: &InHeader, of: &Stat) -> Privileges {
     }
 }
 
+/// Returns whether the caller is the user that mounted, or root.
+pub(crate) fn is_owner_of_mount(caller: &InHeader) -> bool {
+    caller.uid == 0 || caller.uid == rustix::process::getuid().as_raw()
+}
+
 /// Returns whether the caller has `CAP_SYS_ADMIN`.
 pub(crate) fn is_administrator(caller: &InHeader) -> bool {
     has_capability(caller, CAP_SYS_ADMIN)

@@ -18,6 +18,7 @@ use crate::args::{GlobalArgs, SyncArgs};
 use crate::control;
 use crate::failure::{Completion, Failure, Outcome};
 use crate::output::json::Object;
+use crate::output::notes::Notes;
 use crate::output::{Output, json};
 
 pub(crate) fn run(global: &GlobalArgs, args: &SyncArgs, out: &mut Output) -> Outcome {
@@ -26,7 +27,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &SyncArgs, out: &mut Output) -> Out
     {
         let shown = word.display().to_string();
         let failed = |error: io::Error| Failure::io(shown.clone(), &error);
-        sync_mounted(Path::new(word)).map_err(failed)?;
+        Notes::of(global).if_slow(&shown, || sync_mounted(Path::new(word))).map_err(failed)?;
         if global.json {
             json::document(out, Object::new().put("directory", shown))?;
         }

@@ -23,9 +23,9 @@ use butternut_sys::mounts::{self, Mount};
 use rustix::io::Errno;
 
 use super::{Plan, fixed_options};
-use crate::control::client::Notes;
 use crate::control::{Request, SubvolumeSelector, client};
 use crate::failure::{Failure, io_text};
+use crate::output::notes::Notes;
 use crate::volume::arg::VolumeArg;
 
 /// Returns the top-level directory of a volume, and the path from it to the root of `filesystem`.

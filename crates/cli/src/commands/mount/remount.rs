@@ -33,9 +33,9 @@ use rustix::mount::{FsPickFlags, fsconfig_reconfigure, fsconfig_set_flag, fspick
 use super::fixed_options;
 use super::options::ParsedOptions;
 use crate::commands::umount;
-use crate::control::client::Notes;
 use crate::control::{Format, Request, client};
 use crate::failure::{Completion, Failure, Outcome, io_text};
+use crate::output::notes::Notes;
 
 /// Options of the mount table that belong to the FUSE connection.
 const OF_THE_CONNECTION: [&str; 5] =
@@ -88,18 +88,19 @@ pub(super) fn run(mountpoint: &Path, lists: &[OsString], notes: Notes) -> Outcom
 
 /// Commits the changes of a mount that has become read-only.
 fn commit(mount: &Mount, notes: Notes) -> Result<(), Failure> {
-    let Err(error) = umount::commit(&mount.mountpoint) else { return Ok(()) };
-    let shown = mount.mountpoint.display();
+    let shown = mount.mountpoint.display().to_string();
+    let committed = notes.if_slow(&shown, || umount::commit(&mount.mountpoint));
+    let Err(error) = committed else { return Ok(()) };
     if !matches!(Errno::from_io_error(&error), Some(Errno::ACCESS | Errno::PERM)) {
         let why = format!("the last changes could not be written: {}", io_text(&error));
-        return Err(Failure::new(shown.to_string(), why).hint("the mount is read-only now"));
+        return Err(Failure::new(shown, why).hint("the mount is read-only now"));
     }
     // FUSE denies root the access to a mount of another user without `allow_other`.
-    client::request_commit("mount", mount, notes).map_err(|failure| {
+    client::request_commit("mount", mount, notes, None).map_err(|failure| {
         let why =
             format!("is read-only now, and its last changes are not committed yet: {failure}");
         let hint = "`butternut umount` commits them and reports errors";
-        Failure::new(shown.to_string(), why).hint(hint)
+        Failure::new(shown, why).hint(hint)
     })
 }
 
