@@ -13,11 +13,13 @@
 mod block;
 mod changing;
 mod decoders;
+mod edited;
 pub mod seed;
 mod volume;
 mod walk;
 
 pub use changing::{Changed, changed};
+pub use edited::edited;
 pub use volume::{Ending, crafted_ending};
 
 /// A fuzz target.
@@ -48,6 +50,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "volume_checked", run: volume::checked },
     Target { name: "volume_rotten", run: volume::rotten },
     Target { name: "volume_changed", run: changing::changing },
+    Target { name: "volume_edited", run: edited::editing },
 ];
 
 pub fn target(name: &str) -> Option<&'static Target> {

@@ -4,6 +4,7 @@
 //! 2. A change that would use a tree block twice, or add an extent item over another, is refused,
 //!    and nothing of it is committed.
 //! 3. A write in place changes no byte of another file and no tree block.
+//! 4. No commit writes a superblock that the volume cannot be opened with.
 
 #![allow(clippy::unwrap_used, dead_code, reason = "tests panic on failure; shared helpers")]
 
@@ -198,5 +199,41 @@ fn a_write_in_place_leaves_the_data_of_other_files_and_tree_blocks_alone() {
             drop(fs);
             assert_eq!(findings(&hostile), before, "{id:?} {place:?}");
         }
+    }
+}
+
+/// Changes the items of one type, creates a file, and checks that the volume can be
+/// opened afterwards. Returns the error of the commit, if there was one.
+fn commit_with(item_type: ItemType, change: impl Fn(&mut Vec<u8>)) -> Option<butternut::Error> {
+    let volume = TestVolume::of(VOLUME_BYTES, &MkfsOptions::default());
+    let hostile = volume.with_leaves(|block| {
+        rewrite(block, |items| {
+            let found = items.iter_mut().filter(|(key, _)| key.item_type == item_type);
+            found.for_each(|(_, data)| change(data));
+        })
+    });
+    let fs = hostile.open();
+    fs.create(fs.root(), b"new", &new(0o644)).unwrap();
+    let refused = fs.sync().err();
+    drop(fs);
+    hostile.open();
+    refused
+}
+
+#[test]
+fn a_device_item_with_another_fsid_does_not_spoil_the_superblock() {
+    const FSID_AT: usize = 82;
+    let refused = commit_with(ItemType::DEV_ITEM, |data| data[FSID_AT] ^= 1);
+    assert!(refused.is_none(), "{refused:?}");
+}
+
+#[test]
+fn groups_that_use_less_than_a_volume_has_do_not_spoil_the_superblock() {
+    for used in [0, 16384, 65536] {
+        let refused = commit_with(ItemType::BLOCK_GROUP_ITEM, |data| {
+            let used = used.min(number(data, 0));
+            put(data, 0, used);
+        });
+        assert!(refused.is_some(), "{used}");
     }
 }

@@ -6,9 +6,9 @@
 //! Laws:
 //! 1. All devices of the volume take part. A device that fails is counted and reported. The call
 //!    succeeds if the volume is complete without it ([`crate::tolerance`]), and fails otherwise.
-//! 2. Each device's superblock contains that device's own item, as [`Volume::install_device`] last
-//!    installed it. So a caller that changes a device item installs it before the superblock is
-//!    written.
+//! 2. Each device's superblock contains that device's own item, with the sizes that
+//!    [`Volume::install_device`] last installed. So a caller that changes a device item installs it
+//!    before the superblock is written.
 //! 3. The first copies are written before the others. If one of them fails, the others are not
 //!    written and still name the last commit.
 //! 4. A write over data that the last commit refers to (in place, as for `nodatacow` files) is
@@ -20,7 +20,8 @@
 //!    device has. A device whose later superblock copies fail is not lost.
 //! 7. A device that became shorter than its device item has failed for as long as the volume is
 //!    open, even if later writes make it longer again.
-//! 8. [`Volume::check_own_supers`] finds a superblock that another writer has changed. Nothing may
+//! 8. No superblock is written that this volume could not be opened with.
+//! 9. [`Volume::check_own_supers`] finds a superblock that another writer has changed. Nothing may
 //!    be written after that.
 
 use crate::device_events::DeviceEventKind;
@@ -151,8 +152,8 @@ impl Volume {
     ///
     /// # Errors
     ///
-    /// The first failed write of a first copy, or [`VolumeError::NotFlushed`] if none failed but
-    /// the last flush of some devices did, if the volume is not complete without the failed
+    /// [`VolumeError::InvalidSuper`] (law 8), and then nothing was written; the first failed write
+    /// of a first copy, or [`VolumeError::NotFlushed`] if none failed but the last flush of some devices did, if the volume is not complete without the failed
     /// devices.
     pub fn write_super(&self, raw: &RawSuperBlock) -> Result<(), VolumeError> {
         let (mut primaries, mut others) = (Copies::new(), Copies::new());
@@ -171,7 +172,12 @@ impl Volume {
                     break;
                 }
                 let copies = if copy == 0 { &mut primaries } else { &mut others };
-                copies.push((slot, offset, self.with_checksum(&own, offset)));
+                let bytes = self.with_checksum(&own, offset);
+                SuperBlock::check(&bytes, copy).map_err(|refused| {
+                    let device = member.device.name().to_owned();
+                    VolumeError::InvalidSuper { device, refused }
+                })?;
+                copies.push((slot, offset, bytes));
             }
         }
         let failures = self.write_copies(&primaries);
@@ -272,7 +278,6 @@ impl Volume {
             own.dev_item.total_bytes.set(item.total_bytes);
             own.dev_item.bytes_used.set(item.bytes_used);
             own.dev_item.generation.set(item.generation);
-            own.dev_item.fsid = item.fsid;
         }
         own
     }
@@ -288,7 +293,7 @@ impl Volume {
     }
 }
 
-/// Law 8. A superblock that cannot be read proves nothing.
+/// Law 9. A superblock that cannot be read proves nothing.
 fn check_own_super(member: &Member) -> Result<(), VolumeError> {
     let Some(&offset) = COPY_OFFSETS.first() else { return Ok(()) };
     let Ok(bytes) = super_blocks::read_bytes(member.device.as_ref(), offset) else {
