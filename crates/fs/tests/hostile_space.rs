@@ -237,3 +237,53 @@ fn groups_that_use_less_than_a_volume_has_do_not_spoil_the_superblock() {
         assert!(refused.is_some(), "{used}");
     }
 }
+
+#[test]
+fn with_the_last_inode_number_in_use_files_are_still_changed_and_deleted() {
+    const LAST: u64 = u64::MAX - 256;
+    let volume = TestVolume::of(VOLUME_BYTES, &MkfsOptions::default());
+    let fs = volume.open();
+    let file = fs.create(fs.root(), b"file", &new(0o644)).unwrap();
+    fs.close().unwrap();
+    let volume = volume.with_leaves(|block| {
+        let changes = |items: &mut Vec<(Key, Vec<u8>)>| {
+            for (key, data) in items {
+                let is_entry = [ItemType::DIR_ITEM, ItemType::DIR_INDEX].contains(&key.item_type);
+                if key.objectid == file.ino {
+                    key.objectid = LAST;
+                } else if is_entry && number(data, 0) == file.ino {
+                    put(data, 0, LAST);
+                }
+            }
+        };
+        owner(block) == FS_TREE && rewrite(block, changes)
+    });
+    volume.check();
+    let fs = volume.open();
+    let refused = fs.create(fs.root(), b"new", &new(0o644)).unwrap_err();
+    let refused = butternut_volume::chain(&refused);
+    assert!(refused.contains("inode numbers"), "{refused}");
+    let id = fs.lookup(fs.root(), b"file").unwrap();
+    assert_eq!(id.ino, LAST);
+    fs.open_file(id).unwrap().write_at(0, b"data").unwrap();
+    fs.unlink(fs.root(), b"file").unwrap();
+    fs.close().unwrap();
+    volume.check();
+}
+
+#[test]
+fn disk_usage_reads_what_no_commit_has_written() {
+    let volume = volume_with_many_blocks();
+    let fs = volume.open();
+    let file = fs.lookup(fs.root(), b"file 450").unwrap();
+    fs.open_file(file).unwrap().write_at(0, &[1; 65536]).unwrap();
+    fs.sync().unwrap();
+    for number in (0..FILES).step_by(5) {
+        let id = fs.lookup(fs.root(), format!("file {number}").as_bytes()).unwrap();
+        let set = SetAttributes { mode: Some(0o600), ..SetAttributes::default() };
+        fs.set_attributes(id, &set).unwrap();
+        fs.disk_usage(file).unwrap();
+    }
+    fs.close().unwrap();
+    volume.check();
+}
