@@ -302,7 +302,7 @@ impl Script {
             30 => fs.trim(4096).map(drop),
             31 => {
                 let size = fs.size_min(1)?;
-                fs.resize(1, size.max(u64::from(step.bytes as u32) << 12))
+                fs.resize(1, size.max((step.bytes as u64) << 12))
             }
             32 => fs.set_label(&memory[..memory.len().min(9)]),
             33 => {

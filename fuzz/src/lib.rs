@@ -8,7 +8,8 @@
 //! 2. A volume with corrupt bytes returns its original contents or an error, and never other bytes,
 //!    except for data without checksums.
 //! 3. A check of a crafted volume ends, after a bounded number of reads.
-//! 4. A crafted volume that the checker finds clean stays clean when it is changed.
+//! 4. A crafted volume that the checker finds clean stays clean when it is changed. One that is not
+//!    clean becomes no worse unless a commit succeeds, and can still be opened after one.
 
 mod block;
 mod changing;

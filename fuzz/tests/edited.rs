@@ -26,7 +26,6 @@ fn clean_volumes_stay_clean_and_edited_ones_become_no_worse() {
             Err(_) => failed.push(round),
         }
     }
-    println!("{refused} refused, {clean} clean, {damaged} damaged");
     assert!(failed.is_empty(), "seeds {failed:?} of {rounds}");
     assert!(damaged * 5 > rounds, "{refused} refused, {clean} clean, {damaged} damaged");
 }

@@ -141,7 +141,9 @@ fn extent_of(fs: &Filesystem, id: FileId) -> (u64, u64) {
         ExtentKind::Regular { logical, .. } | ExtentKind::Prealloc { logical } => {
             (logical, extent.bytes)
         }
-        _ => panic!("{extent:?}"),
+        ExtentKind::Hole | ExtentKind::Inline { .. } | ExtentKind::Buffered => {
+            panic!("{extent:?}")
+        }
     }
 }
 
@@ -170,7 +172,7 @@ fn a_write_in_place_leaves_the_data_of_other_files_and_tree_blocks_alone() {
     let volume = TestVolume::of(VOLUME_BYTES, &MkfsOptions::default());
     let fs = volume.open();
     let victim = fs.create(fs.root(), b"victim", &new(0o600)).unwrap();
-    fs.open_file(victim).unwrap().write_at(0, &[7; 65536]).unwrap();
+    fs.open_file(victim).unwrap().write_at(0, &vec![7; 65536]).unwrap();
     let nocow = fs.create(fs.root(), b"nocow", &new(0o600)).unwrap();
     fs.set_attribute_flags(nocow, AttributeFlags::NOCOW).unwrap();
     fs.open_file(nocow).unwrap().write_at(0, &[8; 16384]).unwrap();
@@ -276,7 +278,7 @@ fn disk_usage_reads_what_no_commit_has_written() {
     let volume = volume_with_many_blocks();
     let fs = volume.open();
     let file = fs.lookup(fs.root(), b"file 450").unwrap();
-    fs.open_file(file).unwrap().write_at(0, &[1; 65536]).unwrap();
+    fs.open_file(file).unwrap().write_at(0, &vec![1; 65536]).unwrap();
     fs.sync().unwrap();
     for number in (0..FILES).step_by(5) {
         let id = fs.lookup(fs.root(), format!("file {number}").as_bytes()).unwrap();
