@@ -12,16 +12,17 @@
 //!    an error and never panic.
 //! 2. A volume that was clean at the start is clean after every successful commit.
 //! 3. A volume that was not clean at the start can afterwards be opened or is refused, without a
-//!    panic.
+//!    panic. If nothing was committed, the check finds afterwards what it found before. If it was
+//!    opened for writing, it can be opened for reading afterwards.
 
-use crate::seed::{PAGE_BYTES, WRITABLE_SEEDS};
+use crate::seed::{PAGE_BYTES, PatchedDevice, SUPER_OFFSET, WRITABLE_SEEDS};
 use crate::volume::{READS_MAX, craft_changes};
 use butternut::device::Device;
 use butternut::{
     Allocate, AttributeFlags, FIRST_ENTRY, FileId, FileKind, Filesystem, Follow, MountOptions,
     NewInode, Privileges, RenameFlags, SetAttributes, SetXattr,
 };
-use butternut_check::{CheckOptions, check};
+use butternut_check::{CheckOptions, Kind, check};
 use butternut_device::{Counters, DeviceError};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -61,6 +62,14 @@ struct ScratchDevice {
 }
 
 impl ScratchDevice {
+    /// The generation of the superblock.
+    fn generation(&self) -> u64 {
+        let mut bytes = [0; PAGE_BYTES];
+        self.read_at(SUPER_OFFSET, &mut bytes).expect("a superblock");
+        let field = bytes[0x48..0x50].try_into().expect("eight bytes");
+        u64::from_le_bytes(field)
+    }
+
     fn written(&self) -> MutexGuard<'_, HashMap<u64, Box<[u8; PAGE_BYTES]>>> {
         self.written.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -163,8 +172,6 @@ struct Script {
     fs: Filesystem,
     /// Directory, name, inode and type of the entries at the start.
     known: Vec<(FileId, Vec<u8>, FileId, FileKind)>,
-    /// Number of successful commits, and whether the last one succeeded.
-    commits: u64,
 }
 
 impl Script {
@@ -185,7 +192,7 @@ impl Script {
             }
         }
         known.truncate(KNOWN_MAX);
-        Self { fs, known, commits: 0 }
+        Self { fs, known }
     }
 
     fn dir(&self, which: usize) -> FileId {
@@ -222,7 +229,7 @@ impl Script {
         let keep = Privileges::Keep;
         let offset = step.offset % (1 << 22);
         let range = offset..offset + step.bytes as u64 + 1;
-        match step.operation % 24 {
+        match step.operation % 36 {
             0 => fs.create(dir, &name, &new).map(drop),
             1 => fs.mkdir(dir, &name, &new).map(drop),
             2 => fs.symlink(dir, &name, b"target", &new).map(drop),
@@ -258,21 +265,75 @@ impl Script {
             }
             21 => fs.set_attribute_flags(self.inode(which)?, AttributeFlags::NOCOW),
             22 => self.file(which)?.sync_all(),
+            23 => fs.sync(),
+            _ => self.run_more(step),
+        }
+    }
+
+    fn run_more(&mut self, step: &Step) -> butternut::Result<()> {
+        let fs = self.fs.clone();
+        let (which, other) = (step.which, step.other);
+        let (dir, name) = self.name(which);
+        let offset = step.offset % (1 << 22);
+        let mut memory = vec![1; step.bytes.max(1)];
+        match step.operation % 36 {
+            24 => {
+                let (to, to_name) = self.name(other);
+                let exchange = RenameFlags { exchange: true, ..RenameFlags::default() };
+                fs.rename((dir, &name), (to, &to_name), exchange)
+            }
+            25 => {
+                let new = NewInode { permissions: 0o644, umask: 0, uid: 1, gid: 2 };
+                let file = fs.open_unnamed(dir, &new)?;
+                file.write_at(offset, &memory)?;
+                if other % 2 == 0 { Ok(()) } else { fs.link(file.id(), dir, &name) }
+            }
+            26 => {
+                let memory = vec![2; memory.len().next_multiple_of(PAGE_BYTES)];
+                let file = self.file(which)?;
+                file.write_direct(offset & !4095, &memory, Privileges::Keep).map(drop)
+            }
+            27 => {
+                let mut memory = vec![2; memory.len().next_multiple_of(PAGE_BYTES)];
+                self.file(which)?.read_direct(offset & !4095, &mut memory).map(drop)
+            }
+            28 => self.file(which)?.write_uncached(offset, &memory, Privileges::Keep).map(drop),
+            29 => self.file(which)?.read_at(offset, &mut memory).map(drop),
+            30 => fs.trim(4096).map(drop),
+            31 => {
+                let size = fs.size_min(1)?;
+                fs.resize(1, size.max((step.bytes as u64) << 12))
+            }
+            32 => fs.set_label(&memory[..memory.len().min(9)]),
+            33 => {
+                let from = self.file(other)?;
+                let bytes = from.len().next_multiple_of(4096);
+                self.file(which)?.copy_range(offset & !4095, &from, 0, bytes).map(drop)
+            }
+            34 => {
+                fs.disk_usage(self.inode(which)?)?;
+                fs.paths_of(self.inode(which)?)?;
+                fs.subvolumes().map(drop)
+            }
             _ => {
-                fs.sync()?;
-                self.commits += 1;
-                Ok(())
+                // The file is deleted while it is open.
+                let file = self.file(which)?;
+                fs.unlink(dir, &name)?;
+                file.write_at(offset, &memory).map(drop)
             }
         }
     }
 }
 
 /// Checks the volume. The error lists the findings, or says why the check failed.
-fn is_clean(device: Arc<dyn Device>) -> Result<(), String> {
-    let options = CheckOptions { check_data_csum: true, ..CheckOptions::default() };
+fn is_clean(device: &Arc<ScratchDevice>, check_data_csum: bool) -> Result<(), String> {
+    let device = Arc::clone(device) as Arc<dyn Device>;
+    let options = CheckOptions { check_data_csum, ..CheckOptions::default() };
     let report = check(vec![device], &options).map_err(|error| error.to_string())?;
-    let first = report.findings.first();
-    first.map_or(Ok(()), |finding| Err(finding.to_string()))
+    // Blocks and data that could not be read are counted, as they must be.
+    let findings = report.findings.iter().filter(|found| found.kind != Kind::DeviceErrors);
+    let findings: Vec<String> = findings.map(ToString::to_string).collect();
+    if findings.is_empty() { Ok(()) } else { Err(findings.join("; ")) }
 }
 
 pub(crate) fn changing(input: &[u8]) {
@@ -287,20 +348,28 @@ pub fn changed(input: &[u8]) -> Changed {
     let (changes, script) = rest.split_at(changes);
     let crafted = craft_changes(&WRITABLE_SEEDS, &[&[seed], changes].concat());
     let Some(base) = crafted else { return Changed::Refused };
+    run_script(base, script)
+}
+
+/// Runs a script on a volume, and panics if a law is broken.
+pub(crate) fn run_script(base: PatchedDevice, script: &[u8]) -> Changed {
     let device = Arc::new(ScratchDevice {
         base: Arc::new(base),
         written: Mutex::default(),
         counters: Counters::default(),
         is_over: AtomicBool::new(false),
     });
-    let whole = is_clean(Arc::clone(&device) as Arc<dyn Device>);
+    let whole = is_clean(&device, true);
+    let whole_trees = is_clean(&device, false);
     let options = MountOptions::default()
         .read_only(false)
         .commit_seconds(0)
         .node_cache_bytes(1 << 20)
         .page_cache_bytes(4 << 20)
         .workers(1);
-    let opened = Filesystem::open_devices(vec![Arc::clone(&device) as Arc<dyn Device>], &options);
+    let devices = || vec![Arc::clone(&device) as Arc<dyn Device>];
+    let generation = device.generation();
+    let opened = Filesystem::open_devices(devices(), &options);
     let Ok(fs) = opened else { return Changed::Refused };
     let mut script_run = Script::new(fs);
     for step in steps(script) {
@@ -315,12 +384,18 @@ pub fn changed(input: &[u8]) -> Changed {
         !device.is_over.load(Ordering::Relaxed),
         "{REQUESTS_MAX} requests: the script does not end"
     );
-    let after = is_clean(Arc::clone(&device) as Arc<dyn Device>);
+    let after = is_clean(&device, true);
     assert!(
         !device.is_over.load(Ordering::Relaxed),
         "{REQUESTS_MAX} requests: the script does not end"
     );
     if whole.is_err() {
+        if device.generation() == generation {
+            // Data may have been written to space that is free.
+            assert_eq!(is_clean(&device, false), whole_trees, "nothing was committed");
+        }
+        let opened = Filesystem::open_devices(devices(), &options.read_only(true));
+        assert!(opened.is_ok(), "it could be opened: {opened:?}");
         return Changed::Damaged;
     }
     if let Err(finding) = after {

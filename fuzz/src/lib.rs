@@ -8,16 +8,19 @@
 //! 2. A volume with corrupt bytes returns its original contents or an error, and never other bytes,
 //!    except for data without checksums.
 //! 3. A check of a crafted volume ends, after a bounded number of reads.
-//! 4. A crafted volume that the checker finds clean stays clean when it is changed.
+//! 4. A crafted volume that the checker finds clean stays clean when it is changed. One that is not
+//!    clean becomes no worse unless a commit succeeds, and can still be opened after one.
 
 mod block;
 mod changing;
 mod decoders;
+mod edited;
 pub mod seed;
 mod volume;
 mod walk;
 
 pub use changing::{Changed, changed};
+pub use edited::edited;
 pub use volume::{Ending, crafted_ending};
 
 /// A fuzz target.
@@ -48,6 +51,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "volume_checked", run: volume::checked },
     Target { name: "volume_rotten", run: volume::rotten },
     Target { name: "volume_changed", run: changing::changing },
+    Target { name: "volume_edited", run: edited::editing },
 ];
 
 pub fn target(name: &str) -> Option<&'static Target> {

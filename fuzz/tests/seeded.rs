@@ -3,43 +3,12 @@
 //! `BUTTERNUT_FUZZ_ROUNDS` is the number of random inputs of each target; `make test-long` raises
 //! it.
 
+mod random;
+
 use butternut_fuzz::{Changed, Ending, TARGETS, Target, changed, crafted_ending, target};
+use random::{Random, rounds};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-
-/// A pseudo-random generator, so that a seed always gives the same bytes.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// Returns up to `max` bytes: noise, small numbers or runs, since noise alone reaches little
-    /// code.
-    fn input(&mut self, max: usize) -> Vec<u8> {
-        let len = usize::try_from(self.next()).expect("a 64-bit machine") % max;
-        let style = self.next() % 3;
-        (0..len)
-            .map(|_| {
-                let byte = self.next();
-                match style {
-                    0 => byte.to_le_bytes()[0],
-                    1 if !byte.is_multiple_of(4) => 0,
-                    _ => (byte % 16).to_le_bytes()[0],
-                }
-            })
-            .collect()
-    }
-}
-
-fn rounds(default: u64) -> u64 {
-    std::env::var("BUTTERNUT_FUZZ_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(default)
-}
 
 fn run(target: &Target, input: &[u8], from: &str) {
     let ended = catch_unwind(AssertUnwindSafe(|| (target.run)(input)));

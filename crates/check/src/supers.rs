@@ -2,20 +2,26 @@
 //!
 //! The kernel mounts by the first copy, so a bad first copy is an error. The other copies are
 //! written after it, and a crash in between leaves them older or torn, so a bad one is a warning.
+//! Behind the end of a volume that was made smaller than its device, no copy is written any more.
 
 use crate::blocks::Reader;
 use crate::finding::Kind;
 use crate::roots::Roots;
 use butternut_format::chunk::{BlockGroupFlags, Chunk};
-use butternut_format::super_block::SuperBlock;
-use butternut_format::units::TreeId;
+use butternut_format::super_block::{SUPER_BLOCK_BYTES, SuperBlock};
+use butternut_format::units::{TreeId, length};
 use butternut_volume::super_blocks::{CopyRefused, CopyReport, read_copies};
 
 pub(crate) fn check_copies(reader: &Reader<'_>) {
     let newest = reader.volume().super_block();
     for member in reader.members() {
         let copies = read_copies(member.device.as_ref());
-        for report in &copies {
+        let first = copies.first().and_then(|report| report.verdict.as_ref().ok());
+        let end = first.map_or(u64::MAX, |copy| copy.device().total_bytes);
+        let is_written = |report: &&CopyReport| {
+            report.copy == 0 || report.offset.saturating_add(length(SUPER_BLOCK_BYTES)) < end
+        };
+        for report in copies.iter().filter(is_written) {
             check_copy(reader, member.device.name(), report, newest);
         }
     }

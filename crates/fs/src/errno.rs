@@ -111,6 +111,7 @@ fn volume(error: &VolumeError) -> i32 {
         VolumeError::MissingDevices { .. }
         | VolumeError::NotFlushed { .. }
         | VolumeError::ChunksLost { .. }
+        | VolumeError::InvalidSuper { .. }
         | VolumeError::Chunk(_)
         | VolumeError::Unmapped { .. }
         | VolumeError::Unreadable(_)

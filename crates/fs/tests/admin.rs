@@ -116,3 +116,14 @@ fn statfs_counts_uncommitted_changes() {
     let fs = volume.reopen(fs);
     assert_eq!(fs.statfs().unwrap().blocks, (400 << 20) / 4096);
 }
+
+/// Behind its end, a volume leaves the superblock copies that it has written before.
+#[test]
+fn a_volume_that_was_made_smaller_than_a_superblock_copy_is_clean() {
+    let volume = TestVolume::of(128 << 20, &butternut_mkfs::MkfsOptions::default());
+    let fs = volume.open();
+    fs.resize(1, fs.size_min(1).unwrap()).unwrap();
+    fs.sync().unwrap();
+    assert!(fs.size_min(1).unwrap() < 64 << 20, "{}", fs.size_min(1).unwrap());
+    volume.reopen(fs);
+}

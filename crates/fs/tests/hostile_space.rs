@@ -4,6 +4,7 @@
 //! 2. A change that would use a tree block twice, or add an extent item over another, is refused,
 //!    and nothing of it is committed.
 //! 3. A write in place changes no byte of another file and no tree block.
+//! 4. No commit writes a superblock that the volume cannot be opened with.
 
 #![allow(clippy::unwrap_used, dead_code, reason = "tests panic on failure; shared helpers")]
 
@@ -140,7 +141,9 @@ fn extent_of(fs: &Filesystem, id: FileId) -> (u64, u64) {
         ExtentKind::Regular { logical, .. } | ExtentKind::Prealloc { logical } => {
             (logical, extent.bytes)
         }
-        _ => panic!("{extent:?}"),
+        ExtentKind::Hole | ExtentKind::Inline { .. } | ExtentKind::Buffered => {
+            panic!("{extent:?}")
+        }
     }
 }
 
@@ -169,7 +172,7 @@ fn a_write_in_place_leaves_the_data_of_other_files_and_tree_blocks_alone() {
     let volume = TestVolume::of(VOLUME_BYTES, &MkfsOptions::default());
     let fs = volume.open();
     let victim = fs.create(fs.root(), b"victim", &new(0o600)).unwrap();
-    fs.open_file(victim).unwrap().write_at(0, &[7; 65536]).unwrap();
+    fs.open_file(victim).unwrap().write_at(0, &vec![7; 65536]).unwrap();
     let nocow = fs.create(fs.root(), b"nocow", &new(0o600)).unwrap();
     fs.set_attribute_flags(nocow, AttributeFlags::NOCOW).unwrap();
     fs.open_file(nocow).unwrap().write_at(0, &[8; 16384]).unwrap();
@@ -199,4 +202,90 @@ fn a_write_in_place_leaves_the_data_of_other_files_and_tree_blocks_alone() {
             assert_eq!(findings(&hostile), before, "{id:?} {place:?}");
         }
     }
+}
+
+/// Changes the items of one type, creates a file, and checks that the volume can be
+/// opened afterwards. Returns the error of the commit, if there was one.
+fn commit_with(item_type: ItemType, change: impl Fn(&mut Vec<u8>)) -> Option<butternut::Error> {
+    let volume = TestVolume::of(VOLUME_BYTES, &MkfsOptions::default());
+    let hostile = volume.with_leaves(|block| {
+        rewrite(block, |items| {
+            let found = items.iter_mut().filter(|(key, _)| key.item_type == item_type);
+            found.for_each(|(_, data)| change(data));
+        })
+    });
+    let fs = hostile.open();
+    fs.create(fs.root(), b"new", &new(0o644)).unwrap();
+    let refused = fs.sync().err();
+    drop(fs);
+    hostile.open();
+    refused
+}
+
+#[test]
+fn a_device_item_with_another_fsid_does_not_spoil_the_superblock() {
+    const FSID_AT: usize = 82;
+    let refused = commit_with(ItemType::DEV_ITEM, |data| data[FSID_AT] ^= 1);
+    assert!(refused.is_none(), "{refused:?}");
+}
+
+#[test]
+fn groups_that_use_less_than_a_volume_has_do_not_spoil_the_superblock() {
+    for used in [0, 16384, 65536] {
+        let refused = commit_with(ItemType::BLOCK_GROUP_ITEM, |data| {
+            let used = used.min(number(data, 0));
+            put(data, 0, used);
+        });
+        assert!(refused.is_some(), "{used}");
+    }
+}
+
+#[test]
+fn with_the_last_inode_number_in_use_files_are_still_changed_and_deleted() {
+    const LAST: u64 = u64::MAX - 256;
+    let volume = TestVolume::of(VOLUME_BYTES, &MkfsOptions::default());
+    let fs = volume.open();
+    let file = fs.create(fs.root(), b"file", &new(0o644)).unwrap();
+    fs.close().unwrap();
+    let volume = volume.with_leaves(|block| {
+        let changes = |items: &mut Vec<(Key, Vec<u8>)>| {
+            for (key, data) in items {
+                let is_entry = [ItemType::DIR_ITEM, ItemType::DIR_INDEX].contains(&key.item_type);
+                if key.objectid == file.ino {
+                    key.objectid = LAST;
+                } else if is_entry && number(data, 0) == file.ino {
+                    put(data, 0, LAST);
+                }
+            }
+        };
+        owner(block) == FS_TREE && rewrite(block, changes)
+    });
+    volume.check();
+    let fs = volume.open();
+    let refused = fs.create(fs.root(), b"new", &new(0o644)).unwrap_err();
+    let refused = butternut_volume::chain(&refused);
+    assert!(refused.contains("inode numbers"), "{refused}");
+    let id = fs.lookup(fs.root(), b"file").unwrap();
+    assert_eq!(id.ino, LAST);
+    fs.open_file(id).unwrap().write_at(0, b"data").unwrap();
+    fs.unlink(fs.root(), b"file").unwrap();
+    fs.close().unwrap();
+    volume.check();
+}
+
+#[test]
+fn disk_usage_reads_what_no_commit_has_written() {
+    let volume = volume_with_many_blocks();
+    let fs = volume.open();
+    let file = fs.lookup(fs.root(), b"file 450").unwrap();
+    fs.open_file(file).unwrap().write_at(0, &vec![1; 65536]).unwrap();
+    fs.sync().unwrap();
+    for number in (0..FILES).step_by(5) {
+        let id = fs.lookup(fs.root(), format!("file {number}").as_bytes()).unwrap();
+        let set = SetAttributes { mode: Some(0o600), ..SetAttributes::default() };
+        fs.set_attributes(id, &set).unwrap();
+        fs.disk_usage(file).unwrap();
+    }
+    fs.close().unwrap();
+    volume.check();
 }

@@ -18,14 +18,12 @@ pub const INO_LAST: u64 = u64::MAX - 256;
 /// The first index of an entry: the two below are those of `.` and `..`.
 pub const INDEX_FIRST: u64 = 2;
 
-/// Returns the number for the next inode of a subvolume.
+/// Returns the number for the next inode of a subvolume; [`INO_LAST`] if none is left. Then the
+/// inodes that exist can still be changed and deleted.
 pub fn next_ino(tree: &impl ReadItems) -> Result<Ino, NamesError> {
     let last = tree.last_to(&Key::new(INO_LAST, Key::MAX.item_type, u64::MAX))?;
     let used = last.map_or(0, |(key, _)| key.objectid);
-    if used >= INO_LAST {
-        return Err(NamesError::NumbersUsedUp { tree: tree.tree_id(), what: "inode numbers" });
-    }
-    Ok(Ino(used.saturating_add(1).max(INO_FIRST)))
+    Ok(Ino(used.saturating_add(1).clamp(INO_FIRST, INO_LAST)))
 }
 
 /// Returns the index for the next entry of a directory.

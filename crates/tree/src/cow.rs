@@ -274,6 +274,21 @@ impl Reader<'_> {
         self.state.find(self.forest, self.fetched, expected)
     }
 
+    /// Returns the addresses of the blocks on the way to a key.
+    pub(crate) fn path(&self, key: &Key) -> Result<Vec<Logical>, Stop> {
+        let (mut expected, mut path) = (self.state.root, Vec::new());
+        loop {
+            let block = self.block(&expected)?;
+            path.push(block.logical());
+            if block.level() == 0 {
+                return Ok(path);
+            }
+            let slot = covering_slot(&block, key).unwrap_or(0);
+            expected = child(&block, slot, expected.tree, expected.end_key)
+                .ok_or_else(|| no_child(&block, slot))?;
+        }
+    }
+
     /// Descends to the leaf that covers the key. Returns up to `ahead` of the leaves that follow it
     /// too.
     pub(crate) fn descend(&self, key: &Key, ahead: usize) -> Result<LeafSlot, Stop> {

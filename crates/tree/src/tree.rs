@@ -11,7 +11,7 @@ use crate::forest::Forest;
 use butternut_format::key::Key;
 use butternut_format::node::Expected;
 use butternut_format::refused::{Refused, require};
-use butternut_format::units::TreeId;
+use butternut_format::units::{Logical, TreeId};
 use std::sync::Arc;
 
 /// A tree: with a fixed root block, or, on a volume that is open for writing, as the running
@@ -104,6 +104,37 @@ impl Tree {
             let child = self.child(block, slot, end)?;
             end = child.end_key;
             guard = self.forest.borrow_block(&child)?;
+        }
+    }
+
+    /// Returns the addresses of the blocks on the way to a key, from the root to the leaf.
+    ///
+    /// # Errors
+    /// A block of the path cannot be read or is corrupt.
+    pub fn path(&self, key: &Key) -> Result<Vec<Logical>, TreeError> {
+        if let Root::Transaction(tree) = &self.root {
+            return tree.read(&self.forest, |reader| reader.path(key));
+        }
+        let (mut expected, mut path) = (self.root(), Vec::new());
+        loop {
+            let block = self.forest.block(&expected)?;
+            path.push(block.logical());
+            if block.level() == 0 {
+                return Ok(path);
+            }
+            let slot = covering_slot(&block, key).unwrap_or(0);
+            expected = self.child(&block, slot, expected.end_key)?;
+        }
+    }
+
+    /// Returns a block of the tree, which may be one that the running transaction has not written.
+    ///
+    /// # Errors
+    /// The block cannot be read or is corrupt.
+    pub fn block(&self, expected: &Expected) -> Result<Arc<Block>, TreeError> {
+        match &self.root {
+            Root::Fixed(_) => self.forest.block(expected),
+            Root::Transaction(tree) => tree.read(&self.forest, |reader| reader.block(expected)),
         }
     }
 

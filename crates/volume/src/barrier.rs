@@ -6,9 +6,9 @@
 //! Laws:
 //! 1. All devices of the volume take part. A device that fails is counted and reported. The call
 //!    succeeds if the volume is complete without it ([`crate::tolerance`]), and fails otherwise.
-//! 2. Each device's superblock contains that device's own item, as [`Volume::install_device`] last
-//!    installed it. So a caller that changes a device item installs it before the superblock is
-//!    written.
+//! 2. Each device's superblock contains that device's own item, with the sizes that
+//!    [`Volume::install_device`] last installed. So a caller that changes a device item installs it
+//!    before the superblock is written.
 //! 3. The first copies are written before the others. If one of them fails, the others are not
 //!    written and still name the last commit.
 //! 4. A write over data that the last commit refers to (in place, as for `nodatacow` files) is
@@ -22,6 +22,7 @@
 //!    open, even if later writes make it longer again.
 //! 8. [`Volume::check_own_supers`] finds a superblock that another writer has changed. From then on
 //!    every write, superblock and discard is refused: the other writer may use the space.
+//! 9. No superblock is written that this volume could not be opened with.
 
 use crate::device_events::DeviceEventKind;
 use crate::error::{VolumeError, chain};
@@ -32,7 +33,9 @@ use crate::super_blocks;
 use crate::volume::Volume;
 use butternut_device::WriteFrom;
 use butternut_format::checksum::ChecksumKind;
-use butternut_format::super_block::{COPY_OFFSETS, MAGIC, RawSuperBlock, SUPER_BLOCK_BYTES};
+use butternut_format::super_block::{
+    COPY_OFFSETS, MAGIC, RawSuperBlock, SUPER_BLOCK_BYTES, SuperBlock,
+};
 use butternut_format::units::length;
 use butternut_sys::buffer::Buffer;
 use std::sync::atomic::Ordering;
@@ -149,10 +152,10 @@ impl Volume {
     ///
     /// # Errors
     ///
-    /// The first failed write of a first copy, [`VolumeError::ForeignSuper`], or
-    /// [`VolumeError::NotFlushed`] if none failed but
-    /// the last flush of some devices did, if the volume is not complete without the failed
-    /// devices.
+    /// [`VolumeError::InvalidSuper`] (law 9) and [`VolumeError::ForeignSuper`], and then nothing
+    /// was written; the first failed write of a first copy, or [`VolumeError::NotFlushed`] if none
+    /// failed but the last flush of some devices did, if the volume is not complete without the
+    /// failed devices.
     pub fn write_super(&self, raw: &RawSuperBlock) -> Result<(), VolumeError> {
         self.check_no_other_writer()?;
         let (mut primaries, mut others) = (Copies::new(), Copies::new());
@@ -171,7 +174,12 @@ impl Volume {
                     break;
                 }
                 let copies = if copy == 0 { &mut primaries } else { &mut others };
-                copies.push((slot, offset, self.with_checksum(&own, offset)));
+                let bytes = self.with_checksum(&own, offset);
+                SuperBlock::check(&bytes, copy).map_err(|refused| {
+                    let device = member.device.name().to_owned();
+                    VolumeError::InvalidSuper { device, refused }
+                })?;
+                copies.push((slot, offset, bytes));
             }
         }
         let failures = self.write_copies(&primaries);
@@ -272,7 +280,6 @@ impl Volume {
             own.dev_item.total_bytes.set(item.total_bytes);
             own.dev_item.bytes_used.set(item.bytes_used);
             own.dev_item.generation.set(item.generation);
-            own.dev_item.fsid = item.fsid;
         }
         own
     }

@@ -38,6 +38,13 @@ pub enum VolumeError {
         Devices(.devids)
     )]
     NotFlushed { devids: Vec<DevId> },
+    /// The superblock to write breaks a law of the format, so none was written.
+    #[error("{device}: no superblock was written: it would be invalid")]
+    InvalidSuper {
+        device: String,
+        #[source]
+        refused: Refused,
+    },
     /// A data queue was used with another volume than the one that it was made for.
     #[error("the data queue belongs to another volume")]
     OtherQueue,

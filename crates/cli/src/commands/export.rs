@@ -48,12 +48,17 @@ const JOBS_MAX: usize = 256;
 /// Maximum number of worker threads.
 const THREADS_MAX: usize = 256;
 
+/// Extents of up to this size are read whatever the size of the devices: some may be missing.
+const EXTENT_BYTES_MIN: u64 = 1 << 30;
+
 /// The state that all threads of an export share.
 struct Export {
     filesystem: Filesystem,
     preserve: Preserve,
     report: Report,
     progress: Progress,
+    /// No extent has more bytes.
+    extent_bytes_max: u64,
 }
 
 pub(crate) fn run(global: &GlobalArgs, args: &ExportArgs, out: &mut Output) -> Outcome {
@@ -63,7 +68,9 @@ pub(crate) fn run(global: &GlobalArgs, args: &ExportArgs, out: &mut Output) -> O
     let stat =
         opened.filesystem.stat(id).map_err(|error| Failure::of(text::escaped(&path), &error))?;
     raise_open_files_limit();
+    let device_bytes = opened.filesystem.devices().iter().map(|device| device.device_bytes).sum();
     let export = Arc::new(Export {
+        extent_bytes_max: EXTENT_BYTES_MIN.max(device_bytes),
         filesystem: opened.filesystem.clone(),
         preserve: Preserve::of(args),
         report: Report::default(),

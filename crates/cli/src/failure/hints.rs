@@ -62,6 +62,7 @@ pub(crate) fn of_volume(error: &VolumeError) -> Option<&'static str> {
         | VolumeError::InvalidRange { .. }
         | VolumeError::ParityWrite { .. }
         | VolumeError::ForeignSuper { .. }
+        | VolumeError::InvalidSuper { .. }
         | VolumeError::NotFlushed { .. }
         | VolumeError::OtherQueue
         | VolumeError::Unreadable(_) => None,

@@ -13,6 +13,8 @@ use super::command::{butternut, shell};
 const NODE_BYTES: usize = 16384;
 const HEADER_BYTES: usize = 101;
 const ITEM_BYTES: usize = 25;
+const INODE_ITEM: u8 = 1;
+const EXTENT_DATA: u8 = 108;
 const DIR_ITEM: u8 = 84;
 const DIR_INDEX: u8 = 96;
 
@@ -76,6 +78,39 @@ pub(crate) fn rewrite_items(image: &Path, mut change: impl FnMut(&mut [u8], &mut
         }
         is_changed
     });
+}
+
+/// An export that tried each sector of the extent would read for weeks.
+#[test]
+fn an_extent_that_is_longer_than_the_volume_is_not_exported() {
+    const BYTES: u64 = 1 << 43;
+    const INODE_SIZE_AT: usize = 16;
+    const LENGTHS_AT: [usize; 3] = [8, 29, 45];
+    let scratch = tempfile::tempdir().unwrap();
+    let mut ino = 0;
+    let image = volume(scratch.path(), |fs| {
+        let id = fs.create(fs.root(), b"long", &new()).unwrap();
+        fs.open_file(id).unwrap().write_at(0, &[7; 8192]).unwrap();
+        let other = fs.create(fs.root(), b"other", &new()).unwrap();
+        fs.open_file(other).unwrap().write_at(0, b"data").unwrap();
+        ino = id.ino;
+    });
+    rewrite_items(&image, |key, data| {
+        let places: &[usize] = match (number(&key[..8]), key[8]) {
+            (objectid, INODE_ITEM) if objectid == ino => &[INODE_SIZE_AT],
+            (objectid, EXTENT_DATA) if objectid == ino => &LENGTHS_AT,
+            _ => return false,
+        };
+        for at in places {
+            data[*at..at + 8].copy_from_slice(&BYTES.to_le_bytes());
+        }
+        true
+    });
+    let out = scratch.path().join("out");
+    let ran = butternut(&["export", "-q", image.to_str().unwrap(), "/", out.to_str().unwrap()]);
+    assert_eq!(ran.code, Some(1), "{}", ran.err);
+    assert!(ran.err.contains("the extent is longer than the volume"), "{}", ran.err);
+    assert_eq!(fs::read(out.join("other")).unwrap(), b"data");
 }
 
 /// Makes directories 40 levels deep. Each contains the next one twice, as "a" and as "b".

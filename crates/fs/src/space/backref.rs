@@ -17,15 +17,15 @@
 //!    [`VISITS_MAX`] blocks and items.
 //! 2. References that lead to no block (of a tree that is being deleted) are skipped.
 
+use crate::inspect::Block;
 use crate::inspect::ExtentOwner;
-use crate::inspect::{Block, child};
 use crate::space::extent_items::{ExtentRecord, Reference};
 use crate::{Error, Filesystem, Result};
 use butternut_format::extent::DataRef;
 use butternut_format::file_extent::{Compression, DiskExtent, ExtentBody, ExtentRun, FileExtent};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::node::Expected;
-use butternut_format::units::{Logical, TreeId};
+use butternut_format::units::{Logical, TreeId, length};
 use butternut_tree::Tree;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::ControlFlow;
@@ -216,27 +216,13 @@ impl<'a> Backrefs<'a> {
         if tree.root().logical == record.start {
             return Ok(Parent::Root);
         }
-        let Some(first) = self.read(record)?.and_then(|block| block.key(0)) else {
-            return Ok(Parent::None);
-        };
-        let _reading = self.filesystem.forest().enter_read_epoch();
-        let mut expected = tree.root();
-        loop {
-            self.visit(1)?;
-            let block = self.filesystem.forest().block(&expected)?;
-            let slot = match block.find(&first) {
-                Ok(slot) => slot,
-                Err(0) => return Ok(Parent::None),
-                Err(slot) => slot - 1,
-            };
-            let Some(below) = child(&block, slot, tree.id(), expected.end_key) else {
-                return Ok(Parent::None);
-            };
-            if below.logical == record.start {
-                return Ok(Parent::Node(block.logical()));
-            }
-            expected = below;
-        }
+        // Blocks of the running transaction are not on a device yet.
+        let block = block_of(record).map(|expected| tree.block(&expected)).transpose()?;
+        let Some(first) = block.and_then(|block| block.key(0)) else { return Ok(Parent::None) };
+        let path = tree.path(&first)?;
+        self.visit(length(path.len()))?;
+        let above = path.iter().zip(path.iter().skip(1)).find(|(_, below)| **below == record.start);
+        Ok(above.map_or(Parent::None, |(node, _)| Parent::Node(*node)))
     }
 
     /// Reads the block at an address, if the extent tree has one.
@@ -249,15 +235,7 @@ impl<'a> Backrefs<'a> {
 
     /// Reads the block that an extent record describes; `None` for data.
     fn read(&self, record: &ExtentRecord) -> Result<Option<Arc<Block>>> {
-        let Some(level) = record.level else { return Ok(None) };
-        let expected = Expected {
-            logical: record.start,
-            generation: record.generation,
-            level,
-            tree: TreeId::FS,
-            first_key: None,
-            end_key: None,
-        };
+        let Some(expected) = block_of(record) else { return Ok(None) };
         Ok(Some(self.filesystem.forest().block(&expected)?))
     }
 
@@ -268,6 +246,18 @@ impl<'a> Backrefs<'a> {
         }
         Ok(())
     }
+}
+
+/// Returns what the block that an extent record describes must match; `None` for data.
+fn block_of(record: &ExtentRecord) -> Option<Expected> {
+    Some(Expected {
+        logical: record.start,
+        generation: record.generation,
+        level: record.level?,
+        tree: TreeId::FS,
+        first_key: None,
+        end_key: None,
+    })
 }
 
 impl ExtentRef {

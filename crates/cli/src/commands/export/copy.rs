@@ -2,7 +2,8 @@
 //!
 //! 1. Only data is written: holes and preallocated extents become holes.
 //! 2. A range that cannot be read becomes a hole of whole sectors and is reported once per file;
-//!    the rest of the file is copied.
+//!    the rest of the file is copied. An extent that is longer than the volume is not read: trying
+//!    each of its sectors would take for ever.
 //! 3. The attributes of a file are set when its last range is copied.
 
 use butternut_sys::lock::{Mutex, rank};
@@ -14,7 +15,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
-use butternut::{ExtentKind, File, FileKind, Stat};
+use butternut::{Error, ExtentKind, File, FileKind, Stat};
 use rustix::fs::{FileType, Mode, OFlags, ftruncate, makedev, mknodat, openat, symlinkat};
 
 use super::super::walk::WalkPath;
@@ -137,6 +138,14 @@ impl CopyTarget {
             };
             let end = extent.offset.saturating_add(extent.bytes).min(range.end);
             match extent.kind {
+                ExtentKind::Regular { .. } if extent.bytes > self.export.extent_bytes_max => {
+                    self.copy_bytes(data, buffer)?;
+                    data = end..end;
+                    let what = "the extent is longer than the volume";
+                    let error = Error::InvalidArgument { what };
+                    let report = &self.export.report;
+                    report.damaged(&self.new.path, extent.offset, extent.bytes, &error);
+                }
                 ExtentKind::Hole | ExtentKind::Prealloc { .. } => {
                     self.copy_bytes(data, buffer)?;
                     data = end..end;
