@@ -30,7 +30,7 @@ fn a_second_signal_ends_a_mount_that_is_not_made() {
          mkdir bin; printf '#!/bin/sh\\necho $$ >u/helper\\nexec sleep 1000\\n' >bin/fusermount3
          chmod 755 bin bin/fusermount3
          $AS env PATH=$PWD/bin:$PATH $U mount --foreground own.img u 2>log & D=$!
-         trap \"{{ kill -9 $D; kill \\$(cat u/helper); }} 2>ignored || true\" EXIT
+         trap \"{{ kill -9 $D; kill -9 \\$(cat u/helper); }} 2>ignored || true\" EXIT
          for n in $(seq 400); do [ -s u/helper ] && break; sleep .05; done
          kill -TERM $D
          for n in $(seq 400); do grep -q 'still waits for the mount' log && break; sleep .05; done
