@@ -153,8 +153,8 @@ impl Volume {
     /// # Errors
     ///
     /// [`VolumeError::InvalidSuper`] (law 8), and then nothing was written; the first failed write
-    /// of a first copy, or [`VolumeError::NotFlushed`] if none failed but the last flush of some devices did, if the volume is not complete without the failed
-    /// devices.
+    /// of a first copy, or [`VolumeError::NotFlushed`] if none failed but the last flush of some
+    /// devices did, if the volume is not complete without the failed devices.
     pub fn write_super(&self, raw: &RawSuperBlock) -> Result<(), VolumeError> {
         let (mut primaries, mut others) = (Copies::new(), Copies::new());
         let mut lost = Vec::new();
