@@ -6,6 +6,7 @@
 mod volume;
 
 use butternut::{Filesystem, MountOptions};
+use butternut_mkfs::{MkfsOptions, Profile};
 use volume::{TestVolume, names, new};
 
 fn open_without_commits(volume: &TestVolume) -> Filesystem {
@@ -120,7 +121,8 @@ fn statfs_counts_uncommitted_changes() {
 /// Behind its end, a volume leaves the superblock copies that it has written before.
 #[test]
 fn a_volume_that_was_made_smaller_than_a_superblock_copy_is_clean() {
-    let volume = TestVolume::of(128 << 20, &butternut_mkfs::MkfsOptions::default());
+    let options = MkfsOptions { metadata: Some(Profile::Single), ..MkfsOptions::default() };
+    let volume = TestVolume::of(128 << 20, &options);
     let fs = volume.open();
     fs.resize(1, fs.size_min(1).unwrap()).unwrap();
     fs.sync().unwrap();

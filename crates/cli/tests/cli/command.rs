@@ -68,10 +68,12 @@ pub(crate) fn shell(script: &str) -> String {
 /// copies of the mounts of other tests, which would keep those mounts alive, so the script first
 /// detaches them.
 pub(crate) fn in_mount_namespace(script: &str) -> String {
+    // The kernel's own mounts of other tests, too: a loop device is busy while a namespace has one.
     const WITHOUT_OTHERS: &str = r#"
-        for m in $(grep " - fuse.butternut " /proc/self/mountinfo | cut -d " " -f 5); do
-            umount -l "$m"
-        done
+        grep -E " - (fuse.butternut |[a-z0-9]+ /dev/loop)" /proc/self/mountinfo |
+            cut -d " " -f 5 | grep -E "^(/tmp|/dev/shm)/" | while read -r m; do
+                umount -l "$m" || true
+            done
     "#;
     let script = format!("{WITHOUT_OTHERS}{script}").replace('\'', "'\\''");
     format!("unshare --mount --propagation private sh -ec '{script}'")

@@ -9,7 +9,7 @@
 //!    is pinned until the commit is complete. A count of 0 together with a reference, inline or
 //!    keyed, is refused: no keyed item is left over free space.
 //! 4. The item of a new extent overlaps no other. Where the free space tree of a damaged volume
-//!    gave out space in use, the commit is refused.
+//!    names space in use, the commit is refused.
 //! 5. A reference is inline or keyed, never both. As in the kernel, a new reference is inline only
 //!    if the extent has no keyed reference of any kind and its item has space.
 
