@@ -15,6 +15,7 @@ use butternut_pages::WritebackReason;
 use butternut_space::Cluster;
 use butternut_tree::{EnospcInjector, Forest, ForestOptions};
 use butternut_volume::{DataWrite, OpenOptions, Volume};
+use std::io::Write;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -159,7 +160,9 @@ fn free_bytes(source: &Source) -> u64 {
         taken.push(space);
     }
     let bytes = taken.iter().map(|space| space.end - space.start).sum();
-    taken.into_iter().for_each(|space| source.forest().release_data(space).unwrap());
+    for space in taken {
+        source.forest().release_data(space).unwrap();
+    }
     bytes
 }
 
@@ -337,7 +340,9 @@ impl Rig {
                 let most = [1, 20_000, u64::MAX][self.dice.below(3) as usize];
                 let (batch, planned) = self.file.start_writeback(most, WritebackReason::Sync);
                 planned.unwrap();
-                batch.into_iter().for_each(|batch| self.owner.hold(Held::Batch(batch)));
+                if let Some(batch) = batch {
+                    self.owner.hold(Held::Batch(batch));
+                }
             }
             24 => {
                 self.file.drain();
@@ -414,8 +419,19 @@ impl Rig {
     }
 }
 
+/// Says which run a test failed in.
+struct Report(String);
+
+impl Drop for Report {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::io::stderr().write_all(self.0.as_bytes()).unwrap();
+        }
+    }
+}
+
 fn check(seed: u64, reach: u64, flags: InodeFlags, property: Option<Compression>, fails: bool) {
-    println!("seed {seed}, {reach} bytes, device fails: {fails}");
+    let _report = Report(format!("seed {seed}, {reach} bytes, device fails: {fails}\n"));
     let mut rig = Rig::new(seed, reach, flags, property);
     let before = free_bytes(&rig.source);
     for number in 1..=STEPS {
@@ -429,7 +445,8 @@ fn check(seed: u64, reach: u64, flags: InodeFlags, property: Option<Compression>
         }
         rig.look();
         if number % 60 == 0 {
-            (rig.full_for, _) = (0, rig.injector.fail_none());
+            rig.full_for = 0;
+            rig.injector.fail_none();
             rig.reopen();
             compare(&rig.source, &rig.file, &rig.owner.bytes());
         }
