@@ -12,6 +12,7 @@ mod compression;
 mod crashes;
 mod damaged_leaf;
 mod faults;
+mod in_flight;
 mod model;
 mod nowait;
 mod preallocated;
