@@ -8,7 +8,7 @@ mod volume;
 
 use butternut::{Error, FileId, FileKind, Filesystem, RenameFlags, Result};
 use leaf::edit_items;
-use volume::{TestVolume, new};
+use volume::{TestVolume, names, new};
 
 const INODE_ITEM: u8 = 1;
 const INODE_REF: u8 = 12;
@@ -138,6 +138,49 @@ fn a_damaged_entry_can_be_renamed_replaced_and_exchanged() {
             };
             call(over, none());
             call(over, exchange());
+        }
+    }
+}
+
+/// An inode whose reference has another index than the listing of its directory.
+#[test]
+fn a_name_with_a_wrong_index_leaves_the_listing_when_it_is_removed_moved_or_replaced() {
+    type Call = fn(&Filesystem, FileId, RenameFlags) -> Result<()>;
+    let none = RenameFlags::default;
+    let unlink: Call = |fs, full, _| fs.unlink(full, b"entry");
+    let rename: Call = |fs, full, none| fs.rename((full, b"entry"), (full, b"other"), none);
+    let away: Call = |fs, full, none| fs.rename((full, b"entry"), (fs.root(), b"other"), none);
+    let over: Call = |fs, full, none| fs.rename((fs.root(), b"outside"), (full, b"entry"), none);
+    let calls: [(Call, RenameFlags, &[&str]); 5] = [
+        (unlink, none(), &[]),
+        (rename, none(), &["other"]),
+        (away, none(), &[]),
+        (over, none(), &["entry"]),
+        (over, RenameFlags { exchange: true, ..none() }, &["entry"]),
+    ];
+    for is_open in [false, true] {
+        for (call, flags, left) in calls {
+            let volume = TestVolume::of(112 << 20, &butternut_mkfs::MkfsOptions::default());
+            let fs = volume.open();
+            let full = fs.mkdir(fs.root(), b"full", &new(0o755)).unwrap();
+            let entry = fs.create(full, b"entry", &new(0o644)).unwrap();
+            fs.create(fs.root(), b"outside", &new(0o644)).unwrap();
+            fs.close().unwrap();
+            let damaged = volume.with_leaves(|block| {
+                edit_items(block, |found, data| {
+                    if found == (entry.ino, INODE_REF) {
+                        data[..8].copy_from_slice(&99_u64.to_le_bytes());
+                    }
+                    true
+                })
+            });
+            let fs = damaged.open();
+            let file = is_open.then(|| fs.open_file(entry).unwrap());
+            call(&fs, full, flags).unwrap();
+            drop(file);
+            assert_eq!(names(&fs, full), left);
+            let fs = damaged.reopen(fs);
+            assert_eq!(names(&fs, full), left);
         }
     }
 }

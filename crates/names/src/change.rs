@@ -86,7 +86,7 @@ pub fn unlink_last(
     let OldName { dir, name, target } = *old;
     let mut index = match target {
         OldTarget::Inode(_) => None,
-        OldTarget::Unreferenced { index } => Some(index),
+        OldTarget::WrongIndex { index, .. } | OldTarget::Unreferenced { index } => Some(index),
     };
     remove_inode(edit, ino, kind, &mut |key, item| {
         index = index.or_else(|| reference::index_of(key, item, dir, name));
@@ -136,7 +136,7 @@ fn move_reference(
             let new = InodeRef { index: to.index, name: to.name };
             reference::rename(edit, ino, to.dir, from.name, &new)?
         }
-        OldTarget::Inode(_) | OldTarget::Unreferenced { .. } => None,
+        OldTarget::Inode(_) | OldTarget::WrongIndex { .. } | OldTarget::Unreferenced { .. } => None,
     };
     if let Some(index) = renamed {
         return Ok(index);
@@ -220,6 +220,9 @@ fn undo_add_reference(edit: &impl EditItems, new: &NewName<'_>) -> Result<(), Na
 fn remove_reference(edit: &impl EditItems, old: &OldName<'_>) -> Result<u64, NamesError> {
     match old.target {
         OldTarget::Inode(ino) => reference::remove(edit, ino, old.dir, old.name),
+        OldTarget::WrongIndex { ino, index } => {
+            reference::remove(edit, ino, old.dir, old.name).map(|_| index)
+        }
         OldTarget::Unreferenced { index } => Ok(index),
     }
 }

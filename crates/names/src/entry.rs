@@ -159,6 +159,16 @@ fn replace_in_item(
     verdict.map_err(|refused| corrupt_midway(edit, key, refused))
 }
 
+/// Returns whether a directory lists a name under an index.
+pub(crate) fn is_listed_at(
+    tree: &impl ReadItems,
+    dir: Ino,
+    name: &[u8],
+    index: u64,
+) -> Result<bool, NamesError> {
+    Ok(tree.find(&index_key(dir, index))?.is_some_and(|item| is_listed(&item, name)))
+}
+
 /// Returns the index of a name by a search of the whole directory. For entries without a reference
 /// that holds the index: subvolumes that are referenced elsewhere, and damaged directories.
 pub fn find_index(tree: &impl ReadItems, dir: Ino, name: &[u8]) -> Result<Option<u64>, NamesError> {
@@ -196,10 +206,12 @@ fn remove_index(
     name: &[u8],
     index: u64,
 ) -> Result<(), NamesError> {
-    let is_listed =
-        |item: &[u8]| DirEntries::new(item).map_while(Result::ok).any(|entry| entry.name == name);
     edit.alter(&index_key(dir, index), &mut |item| {
-        if item.is_some_and(is_listed) { Alter::Remove } else { Alter::Keep }
+        if item.is_some_and(|item| is_listed(item, name)) { Alter::Remove } else { Alter::Keep }
     })?;
     Ok(())
+}
+
+fn is_listed(item: &[u8], name: &[u8]) -> bool {
+    DirEntries::new(item).map_while(Result::ok).any(|entry| entry.name == name)
 }

@@ -3,10 +3,11 @@
 //! | reference | the inode | a change of the name |
 //! |---|---|---|
 //! | present | has a reference to the name | moves or removes the reference too |
+//! | wrong index | has one with another index than the listing | as present; searches the listing |
 //! | lost | has fewer references than links | counts it as a link; a move adds a reference |
 //! | stale | has all its references, and none to the name | see law 2 |
 //!
-//! Only a damaged volume has entries of the last two kinds.
+//! Only a damaged volume has entries of the last three kinds.
 //!
 //! Laws:
 //!
@@ -36,6 +37,8 @@ pub struct OldName<'a> {
 pub enum OldTarget {
     /// An inode with a reference to the name. The reference holds the index of the name.
     Inode(Ino),
+    /// An inode with a reference to the name, whose index is wrong; and the index of the entry.
+    WrongIndex { ino: Ino, index: u64 },
     /// A target without a reference to the name, with the index of the entry. For a subvolume, the
     /// index is in its reference in the root tree, or comes from
     /// [`find_index`](crate::find_index); for an inode, it comes from [`backref`].
@@ -46,6 +49,10 @@ pub enum OldTarget {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backref {
     Present,
+    /// The directory lists the name under this index, and not under that of the reference.
+    WrongIndex {
+        index: u64,
+    },
     /// The index is 0, which no entry has, if the listing of the directory has lost the name too.
     Lost {
         index: u64,
@@ -61,6 +68,7 @@ impl Backref {
     pub fn target(self, ino: Ino) -> OldTarget {
         match self {
             Self::Present => OldTarget::Inode(ino),
+            Self::WrongIndex { index } => OldTarget::WrongIndex { ino, index },
             Self::Lost { index } | Self::Stale { index } => OldTarget::Unreferenced { index },
         }
     }
@@ -80,8 +88,12 @@ pub fn backref(
     (ino, nlink): (Ino, u32),
 ) -> Result<Backref, NamesError> {
     const UNUSED_INDEX: u64 = 0;
-    if reference::exists(tree, ino, dir, name)? {
-        return Ok(Backref::Present);
+    if let Some(index) = reference::index(tree, ino, dir, name)? {
+        if entry::is_listed_at(tree, dir, name, index)? {
+            return Ok(Backref::Present);
+        }
+        let found = entry::find_index(tree, dir, name)?;
+        return Ok(found.map_or(Backref::Present, |index| Backref::WrongIndex { index }));
     }
     let index = entry::find_index(tree, dir, name)?.unwrap_or(UNUSED_INDEX);
     let is_complete = reference::count(tree, ino, nlink)? >= nlink;

@@ -135,27 +135,29 @@ pub(crate) fn remove(
     }
 }
 
-/// Returns whether an inode has a reference to a name, in either form.
-pub(crate) fn exists(
+/// Returns the index in the reference of an inode to a name, in either form; `None` if there is no
+/// such reference.
+pub(crate) fn index(
     tree: &impl ReadItems,
     ino: Ino,
     parent: Ino,
     name: &[u8],
-) -> Result<bool, NamesError> {
+) -> Result<Option<u64>, NamesError> {
     let key = Key::new(ino.0, ItemType::INODE_REF, parent.0);
     for entry in InodeRefs::new(&tree.find(&key)?.unwrap_or_default()) {
-        if entry.map_err(|refused| corrupt(tree.tree_id(), key, refused))?.name == name {
-            return Ok(true);
+        let entry = entry.map_err(|refused| corrupt(tree.tree_id(), key, refused))?;
+        if entry.name == name {
+            return Ok(Some(entry.index));
         }
     }
     let key = extended_key(ino, parent, name);
     for entry in InodeExtrefs::new(&tree.find(&key)?.unwrap_or_default()) {
         let entry = entry.map_err(|refused| corrupt(tree.tree_id(), key, refused))?;
         if entry.parent == parent && entry.name == name {
-            return Ok(true);
+            return Ok(Some(entry.index));
         }
     }
-    Ok(false)
+    Ok(None)
 }
 
 /// Returns the number of references that an inode has, in both forms. Stops at the item that brings
