@@ -38,6 +38,22 @@ fn mount_tmpfs(mount_point: &Path) {
         .expect("mounting needs root (or BUTTERNUT_NO_KERNEL=1)");
 }
 
+/// Detaches the copies of the mounts of other tests from the namespace of this thread: a loop device
+/// is busy while a namespace has it mounted.
+fn detach_mounts_of_other_tests() {
+    let table = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
+    for (fields, source) in table.lines().filter_map(|line| line.split_once(" - ")) {
+        let is_of_test = source.contains(" /dev/loop") || source.starts_with("fuse.butternut ");
+        let place = fields.split(' ').nth(4).filter(|_| is_of_test);
+        if let Some(place) =
+            place.filter(|place| ["/tmp/", "/dev/shm/"].iter().any(|dir| place.starts_with(dir)))
+        {
+            // Fails where it is a mount below another one that is detached already.
+            unmount(place, UnmountFlags::DETACH).unwrap_or_default();
+        }
+    }
+}
+
 /// Exchanges the names of both directories until `is_over`, in another mount namespace, where they
 /// are not mount points. Calls `ready` when the thread has that namespace.
 fn exchange_names(mount_points: &MountPoints, is_over: &AtomicBool, ready: impl FnOnce()) {
@@ -45,6 +61,7 @@ fn exchange_names(mount_points: &MountPoints, is_over: &AtomicBool, ready: impl 
     unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }.unwrap();
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     mount_change("/", private).unwrap();
+    detach_mounts_of_other_tests();
     ready();
     while !is_over.load(Ordering::Relaxed) {
         renameat_with(CWD, &mount_points.0, CWD, &mount_points.1, RenameFlags::EXCHANGE).unwrap();
