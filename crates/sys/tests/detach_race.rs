@@ -38,16 +38,15 @@ fn mount_tmpfs(mount_point: &Path) {
         .expect("mounting needs root (or BUTTERNUT_NO_KERNEL=1)");
 }
 
-/// Detaches the copies of the mounts of other tests from the namespace of this thread: a loop device
-/// is busy while a namespace has it mounted.
+/// Detaches the copies of the mounts of other tests from the namespace of this thread: a loop
+/// device is busy while a namespace has it mounted.
 fn detach_mounts_of_other_tests() {
+    let is_of_test = |place: &str| place.starts_with("/tmp/") || place.starts_with("/dev/shm/");
     let table = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
     for (fields, source) in table.lines().filter_map(|line| line.split_once(" - ")) {
-        let is_of_test = source.contains(" /dev/loop") || source.starts_with("fuse.butternut ");
-        let place = fields.split(' ').nth(4).filter(|_| is_of_test);
-        if let Some(place) =
-            place.filter(|place| ["/tmp/", "/dev/shm/"].iter().any(|dir| place.starts_with(dir)))
-        {
+        let is_on_loop = source.contains(" /dev/loop") || source.starts_with("fuse.butternut ");
+        let place = fields.split(' ').nth(4).filter(|place| is_on_loop && is_of_test(place));
+        if let Some(place) = place {
             // Fails where it is a mount below another one that is detached already.
             unmount(place, UnmountFlags::DETACH).unwrap_or_default();
         }
