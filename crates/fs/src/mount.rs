@@ -118,7 +118,8 @@ impl Filesystem {
         // and its file may be read-only.
         let may_have_seed = !options.read_only && devices.len() > 1;
         let open = |device: &DevicePath| -> Result<Arc<dyn Device>> {
-            let writable = !options.read_only && !(may_have_seed && device.is_seed());
+            let is_seed = may_have_seed && device.is_seed();
+            let writable = !options.read_only && !is_seed;
             let how = OpenDevice { offset: device.offset, writable, ..OpenDevice::default() };
             Ok(Arc::new(FileDevice::open(&device.path, &how)?))
         };

@@ -119,7 +119,7 @@ pub(super) struct InFlightRead {
     pub(super) offset: u64,
     /// Length of the buffer, and how many of its bytes are below the end of the file.
     pub(super) buffer_len: usize,
-    pub(super) want: usize,
+    pub(super) bytes: usize,
     pub(super) flags: IoFlags,
     pub(super) since: Mark,
     /// The caller's buffer, if devices cannot transfer to it: the read is copied to it.
@@ -344,7 +344,7 @@ impl Inner {
         (logical, checksums): (Logical, &mut Vec<u8>),
         mut buffer: Buffer,
     ) -> std::result::Result<(), Box<(InFlightRead, Buffer)>> {
-        let bytes = reading.want.next_multiple_of(SECTOR);
+        let bytes = reading.bytes.next_multiple_of(SECTOR);
         if !is_reachable(&buffer) {
             let Some(bounce) = self.bounce_buffer(shared, bytes, reading.flags) else {
                 return Err(Box::new((reading, buffer)));
@@ -550,7 +550,7 @@ impl Inner {
             tag,
             offset,
             buffer_len,
-            want,
+            bytes,
             since,
             caller_buffer,
             ..
@@ -560,11 +560,11 @@ impl Inner {
             if checksums.is_empty() { Checksums::None } else { Checksums::Stored(checksums) };
         let is_good = result.is_ok() && shared.volume().verify(&buffer, expected);
         let result = if is_good {
-            Ok(want)
+            Ok(bytes)
         } else {
             // Law 3. The read is still in flight, so its extent has not been freed.
             shared.counters.read_retry_mirror.add();
-            let read = file.read_in_flight(offset, &mut buffer[..want]);
+            let read = file.read_in_flight(offset, &mut buffer[..bytes]);
             self.polled_at = shared.mark();
             read
         };
@@ -572,7 +572,7 @@ impl Inner {
         drop(in_flight_token);
         if let Some(mut own) = caller_buffer {
             if result.is_ok() {
-                own.whole_mut()[..want].copy_from_slice(&buffer[..want]);
+                own.whole_mut()[..bytes].copy_from_slice(&buffer[..bytes]);
             }
             buffer = own;
         }

@@ -68,22 +68,22 @@ impl Queue {
             Err(Busy) => return Err(self.refuse_eagain(buffer)),
         };
         let left = file.len().saturating_sub(offset);
-        let want = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
-        if want == 0 {
+        let bytes = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
+        if bytes == 0 {
             self.complete(Completion { tag, buffer, result: Ok(0) });
             return Ok(None);
         }
-        let range = offset..offset.saturating_add(length(want.next_multiple_of(SECTOR)));
+        let range = offset..offset.saturating_add(length(bytes.next_multiple_of(SECTOR)));
         self.checksums.clear();
         let wait = wait_of(flags);
-        let is_short = want <= SECTOR;
+        let is_short = bytes <= SECTOR;
         // If the tunable turns the short path off, only the general one is left. A plan may read
         // the trees.
         let is_simple = is_short && self.core.tunables().simple_read;
         let by_plan = is_short && !is_simple && wait == Wait::Block;
         let (source, view, checksums) = (file.source(), file.view(), &mut self.checksums);
         let resolved = if by_plan {
-            source.resolve_by_plan(view, offset, want, checksums)
+            source.resolve_by_plan(view, offset, bytes, checksums)
         } else {
             source.resolve(view, &range, wait, checksums)
         };
@@ -109,7 +109,7 @@ impl Queue {
             tag,
             offset,
             buffer_len,
-            want,
+            bytes,
             flags,
             since,
             caller_buffer,
