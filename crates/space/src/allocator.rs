@@ -39,6 +39,15 @@ impl Space {
     /// Allocates like [`Space::allocate`], for a caller without a reservation: leaves reserved
     /// bytes, the global reserve and the commit reserve alone. In mixed groups data would take them
     /// from the trees otherwise.
+    pub fn try_allocate_unreserved(
+        &self,
+        class: Class,
+        request: AllocationRequest,
+    ) -> Option<Range<u64>> {
+        self.lock().allocate_unreserved(class, request)
+    }
+
+    /// Allocates like [`Space::try_allocate_unreserved`].
     ///
     /// # Errors
     /// Too few bytes are free, or not in one run; the error says what could free more.
@@ -48,18 +57,14 @@ impl Space {
         request: AllocationRequest,
     ) -> Result<Range<u64>, NoSpace> {
         let mut state = self.lock();
-        let pool = state.pool_ref(class);
-        let bytes_max = request.bytes_max.min(pool.free.saturating_sub(pool.promised()));
-        if bytes_max >= request.bytes_min {
-            let request = AllocationRequest { bytes_max, ..request };
-            if let Some(range) = state.allocate_any(class, request) {
-                return Ok(range);
-            }
+        if let Some(range) = state.allocate_unreserved(class, request) {
+            return Ok(range);
         }
         // Pinned bytes of another class may make one of its groups empty.
-        let (bytes, pinned_bytes) = (request.bytes_min, state.pinned_bytes());
-        let (can_add_chunk, returns) = (state.can_add_chunk(class), state.returns);
-        Err(NoSpace { class, bytes, pinned_bytes, can_add_chunk, returns })
+        let (pinned_bytes, own_pinned_bytes) = (state.pinned_bytes(), state.pool_ref(class).pinned);
+        let (bytes, can_add_chunk) = (request.bytes_min, state.can_add_chunk(class));
+        let returns = state.returns;
+        Err(NoSpace { class, bytes, pinned_bytes, own_pinned_bytes, can_add_chunk, returns })
     }
 
     /// Allocates exactly this range, as a log replay must. `false` if a part of it is not free.
@@ -107,6 +112,17 @@ impl SectorRequest {
 }
 
 impl State {
+    fn allocate_unreserved(
+        &mut self,
+        class: Class,
+        request: AllocationRequest,
+    ) -> Option<Range<u64>> {
+        let pool = self.pool_ref(class);
+        let bytes_max = request.bytes_max.min(pool.free.saturating_sub(pool.withheld()));
+        let request = AllocationRequest { bytes_max, ..request };
+        (bytes_max >= request.bytes_min).then(|| self.allocate_any(class, request)).flatten()
+    }
+
     /// Allocates from free space, or else from the windows of other clusters.
     fn allocate_any(&mut self, class: Class, request: AllocationRequest) -> Option<Range<u64>> {
         let request = SectorRequest::of(class, request)?;

@@ -35,6 +35,8 @@ pub struct NoSpace {
     pub bytes: u64,
     /// Bytes that a commit would free.
     pub pinned_bytes: u64,
+    /// Of these, the bytes of the class itself.
+    pub own_pinned_bytes: u64,
     /// Whether the devices have space for another chunk of this class.
     pub can_add_chunk: bool,
     /// How often bytes of any class had become available until then: [`Space::has_returned`]

@@ -1,4 +1,4 @@
-//! Reservations: bytes promised to an operation before it allocates them, so that the operation
+//! Reservations: bytes held for an operation before it allocates them, so that the operation
 //! does not run out of space half-way.
 //!
 //! ```text
@@ -82,7 +82,14 @@ impl Space {
         }
         let pinned_bytes = pool.pinned;
         let (can_add_chunk, returns) = (state.can_add_chunk(class), state.returns);
-        Err(NoSpace { class, bytes, pinned_bytes, can_add_chunk, returns })
+        Err(NoSpace {
+            class,
+            bytes,
+            pinned_bytes,
+            own_pinned_bytes: pinned_bytes,
+            can_add_chunk,
+            returns,
+        })
     }
 
     /// Returns whether bytes of any class became available after a request had failed. The same

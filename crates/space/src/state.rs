@@ -105,8 +105,8 @@ impl Space {
     }
 
     /// Removes a group, and returns whether it did: a group stays while bytes of it are used,
-    /// pinned or allocated, or while reservations, the global reserve or the commit reserve need
-    /// its free bytes. The device extents of its chunk stay allocated until
+    /// pinned or allocated, or while reservations or the commit reserve need its free bytes. The
+    /// global reserve does not: it depends on the size of all groups. The device extents of its chunk stay allocated until
     /// [`Space::release_chunk`], which follows the commit.
     pub fn remove_group(&self, start: Logical) -> bool {
         let mut state = self.lock();
@@ -115,7 +115,7 @@ impl Space {
         let (class, free, is_read_only) = (group.class, group.free_bytes(), group.is_read_only);
         let pool = state.pool_ref(class);
         let left = if is_read_only { pool.free } else { pool.free.saturating_sub(free) };
-        let is_needed = !is_read_only && left < pool.promised();
+        let is_needed = !is_read_only && left < pool.reserved.saturating_add(pool.commit_reserve);
         if !state.groups.get(index).is_some_and(BlockGroup::is_empty) || is_needed {
             return false;
         }
@@ -194,7 +194,7 @@ impl Space {
         let needy = state.pool_class(needy);
         for class in Class::ALL {
             let pool = state.pool_ref(class);
-            let needed = pool.promised();
+            let needed = pool.withheld();
             let mut left = pool.free;
             reclaimable.retain(|group| {
                 if state.pool_class(Class::of(group.flags)) != class {
@@ -221,7 +221,7 @@ impl Space {
 
 impl Pool {
     /// Returns the bytes that reservations hold, or that ordinary reservations leave alone.
-    pub(crate) fn promised(&self) -> u64 {
+    pub(crate) fn withheld(&self) -> u64 {
         self.reserved.saturating_add(self.global_reserve.max(self.commit_reserve))
     }
 }

@@ -29,8 +29,8 @@ impl Space {
         state.return_windows_of(class, group.0);
         let pool = state.pool_ref(class);
         // Reservations stay covered, and a commit that runs meanwhile allocates without one: leave
-        // both of them what they were promised, and at least half of the free space.
-        let left = pool.promised().max(pool.free / 2);
+        // both of them what they need, and at least half of the free space.
+        let left = pool.withheld().max(pool.free / 2);
         let mut budget = batch_bytes.min(pool.free.saturating_sub(left));
         let Some(group) = state.groups.get_mut(index) else { return Vec::new() };
         if group.is_read_only {
@@ -94,8 +94,11 @@ impl Space {
 
     /// Ends the reservation of a hole.
     pub fn release_hole(&self, devid: DevId, hole: &Range<u64>) {
-        if let Some(map) = self.lock().devices.by_devid.get_mut(&devid) {
+        let mut state = self.lock();
+        if let Some(map) = state.devices.by_devid.get_mut(&devid) {
             map.remove(hole);
         }
+        // A chunk can be placed there again.
+        state.count_return();
     }
 }

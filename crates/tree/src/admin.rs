@@ -168,12 +168,14 @@ impl Forest {
             let bytes = self.trim_group(group.start, range, bytes_min)?;
             trimmed = trimmed.saturating_add(bytes);
         }
+        // A chunk that is needed waits for one batch, not for the whole device.
+        let bytes_max = TRIM_BATCH_BYTES.max(bytes_min);
         for device in running.space.devices() {
             let mut from = 0;
             loop {
                 running.gate.check()?;
                 let _discarding = running.discards.begin();
-                let hole = running.space.reserve_hole(device.devid, from, bytes_min, u64::MAX);
+                let hole = running.space.reserve_hole(device.devid, from, bytes_min, bytes_max);
                 let hole = hole.map_err(|error| TreeError::Space(Box::new(error)))?;
                 let Some(hole) = hole else { break };
                 let result = self.discard_hole(device.devid, &hole);

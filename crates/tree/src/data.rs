@@ -60,7 +60,7 @@ impl Forest {
         let request =
             AllocationRequest::data(bytes_min, bytes_max.min(DATA_EXTENT_BYTES_MAX), cluster);
         self.inject_enospc(Purpose::Growth).ok()?;
-        self.running().ok()?.space.allocate_unreserved(Class::Data, request).ok()
+        self.running().ok()?.space.try_allocate_unreserved(Class::Data, request)
     }
 
     /// Reserves metadata space for changes that will be written to the trees later, until the

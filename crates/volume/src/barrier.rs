@@ -299,7 +299,7 @@ impl Volume {
 fn is_intact(raw: &RawSuperBlock) -> bool {
     let csum = ChecksumKind::check(raw.csum_type.get());
     let bytes = raw.as_bytes().get(raw.csum.len()..).unwrap_or_default();
-    raw.magic.get() == MAGIC && csum.is_ok_and(|csum| csum.compute(bytes) == raw.csum)
+    raw.magic.get() == MAGIC && csum.is_ok_and(|csum| csum.matches(bytes, &raw.csum))
 }
 
 /// Law 8. A superblock that cannot be read or is damaged proves nothing.

@@ -120,9 +120,10 @@ impl Forest {
     }
 }
 
-/// Returns whether a reservation waits for readers and commits again, after this many rounds.
+/// Returns whether a reservation waits for readers and commits again, after this many rounds. What
+/// other classes have pinned helps only if it empties a group, so it is waited for once.
 fn is_round_due(no_space: &NoSpace, rounds: usize, time_left: Duration) -> bool {
-    let is_enough = no_space.pinned_bytes >= no_space.bytes;
+    let is_enough = no_space.own_pinned_bytes >= no_space.bytes;
     let may_repeat = is_enough && (rounds < ROUNDS_MIN || !time_left.is_zero());
     no_space.pinned_bytes > 0 && (rounds == 0 || may_repeat)
 }
