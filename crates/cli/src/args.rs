@@ -140,10 +140,11 @@ the program, in /sbin. Paths in fstab must be absolute:
     /srv/disk.img@snap1  /mnt  fuse.butternut  ro,allow_other  0 0";
 
 const UMOUNT_HELP: &str = "\
-When the command returns, all changes are committed and the volume is released. If the volume is
-also mounted elsewhere, here or in another mount namespace, it is not released: the command unmounts
-this mount point only, reports on stderr where the volume is still mounted, and exits with 0. The
-key `released` in the --json output tells which.";
+When the command returns, all changes are committed and, without --lazy, the volume is released. A
+commit waits for a device that does not respond. If the volume is also mounted elsewhere, here or in
+another mount namespace, it is not released: the command unmounts this mount point only, reports on
+stderr where the volume is still mounted, and exits with 0. The key `released` in the
+--json output tells which.";
 
 const STATS_HELP: &str = "\
 Counters start at zero when the volume is mounted. A latency is the time that an operation takes in

@@ -29,7 +29,7 @@ pub(crate) struct MountArgs {
 pub(crate) struct UmountArgs {
     /// The mount point
     pub(crate) mountpoint: PathBuf,
-    /// Detach the mount now; it ends when its last open file is closed
+    /// Detach the mount now, and then commit; it ends when its last open file is closed
     #[arg(short, long)]
     pub(crate) lazy: bool,
     /// Seconds to wait until the volume is released; a busy mount is retried for 2 to 30 seconds,

@@ -2,7 +2,7 @@
 
 mod glob;
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 
 use butternut::{FileKind, Follow};
 
@@ -54,9 +54,14 @@ pub(crate) fn run(global: &GlobalArgs, args: &FindArgs, out: &mut Output) -> Out
             Err(broken) => Err(broken),
         };
         if let Err(WalkError { path, error }) = entered {
-            out.flush()?;
+            let flushed = out.flush();
             stderr_line(&Failure::of(text::escaped(&path), &error).to_string());
             done = Completion::PartialFailure;
+            match flushed {
+                // Nothing reads the output any more.
+                Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(done),
+                flushed => flushed?,
+            }
         }
         next = walk.next();
     }

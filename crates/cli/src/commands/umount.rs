@@ -25,6 +25,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -111,11 +112,16 @@ fn detach_and_commit(global: &GlobalArgs, mount: &Mount, timeout: Duration) -> R
         report_remaining_mounts(&shown, &others);
     }
     let path = format!("/proc/self/fd/{}", root.as_raw_fd());
-    let committed = Notes::of(global).if_slow(&shown, || commit(Path::new(&path)));
+    let committed = Notes::of(global).if_slow(&shown, || {
+        // A process that ends later may lose changes.
+        let has_ended = |error: &io::Error| Errno::from_io_error(error) == Some(Errno::NOTCONN);
+        if File::open(&path).is_err_and(|error| has_ended(&error)) {
+            return Ok(());
+        }
+        commit(Path::new(&path))
+    });
     let Err(error) = committed else { return Ok(()) };
     match Errno::from_io_error(&error) {
-        // The process has ended.
-        Some(Errno::NOTCONN | Errno::CONNABORTED) => Ok(()),
         Some(Errno::ACCESS | Errno::PERM) => {
             client::request_commit("umount", mount, Notes::of(global), Some(timeout))
                 .map_err(unmounted)
@@ -142,21 +148,28 @@ fn unmount_and_commit(
     let mut seen: Option<(Instant, Vec<MountUser>)> = None;
     loop {
         committed = committed.and(commit());
+        // A commit reports a loss of file data once, so it is told here if the mount stays.
+        let refused = |failure, committed: &Result<(), Failure>| {
+            if let Err(lost) = committed {
+                stderr_line(&lost.to_string());
+            }
+            Err(failure)
+        };
         match unmount(mount, false) {
             Ok(()) => return Ok(committed),
-            Err(UnmountError::Other(failure)) => return Err(failure),
+            Err(UnmountError::Other(failure)) => return refused(failure, &committed),
             Err(UnmountError::Busy) => {}
         }
         let waited = first_busy.get_or_insert_with(Instant::now).elapsed();
         if waited >= timeout.min(BUSY_RETRY_MIN) {
             let users = mount_users::of(mount, USERS_SHOWN_MAX);
             if waited >= timeout.min(BUSY_RETRY_MAX) {
-                return Err(busy(mount, &users));
+                return refused(busy(mount, &users), &committed);
             }
             match &seen {
                 Some((when, before)) if users.iter().any(|user| before.contains(user)) => {
                     if when.elapsed() >= USER_CONFIRM_TIME {
-                        return Err(busy(mount, &users));
+                        return refused(busy(mount, &users), &committed);
                     }
                 }
                 _ => seen = Some((Instant::now(), users)),
@@ -171,7 +184,7 @@ fn unmount_and_commit(
 /// itself may not respond, unless the path is a symlink.
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     let failed = |error: &io::Error| Failure::io(path.display().to_string(), error);
-    if path.symlink_metadata().is_ok_and(|meta| meta.is_symlink()) {
+    if is_symlink(path) {
         return path.canonicalize().map_err(|error| failed(&error));
     }
     let whole = std::path::absolute(path).map_err(|error| failed(&error))?;
@@ -181,6 +194,13 @@ fn absolute(path: &Path) -> Result<PathBuf, Failure> {
         }
         _ => whole.canonicalize().map_err(|error| failed(&error)),
     }
+}
+
+/// Returns whether a path is a symlink. Sends no request to the process of a mount.
+fn is_symlink(path: &Path) -> bool {
+    let how = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
+    statx(CWD, path, how, StatxFlags::TYPE)
+        .is_ok_and(|meta| FileType::from_raw_mode(meta.stx_mode.into()) == FileType::Symlink)
 }
 
 /// Finds the topmost mount on a mount point. A mount of another type is refused.

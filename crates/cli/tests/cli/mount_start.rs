@@ -53,7 +53,7 @@ fn a_signal_to_the_command_ends_the_daemon_too() {
              undo() {{ kill -CONT $O; kill -9 $D; umount -l m2; $B umount -q m1; }}
              trap \"undo 2>ignored || true\" EXIT
              kill -STOP $O
-             $B mount m1/inner.img m2 2>log & P=$!
+             env --default-signal=HUP $B mount m1/inner.img m2 2>log & P=$!
              for n in $(seq 800); do
                  D=$(cat /proc/$P/task/$P/children); D=${{D% }}
                  grep -qs '^SigBlk:.*[4-7c-f]...$' /proc/${{D:-0}}/status &&

@@ -24,6 +24,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use butternut_fuse::MountPermissions;
 use butternut_sys::mounts::{self, Mount};
@@ -40,6 +41,9 @@ use crate::output::notes::Notes;
 /// Options of the mount table that belong to the FUSE connection.
 const OF_THE_CONNECTION: [&str; 5] =
     ["user_id=", "group_id=", "max_read=", "rootmode=", "subtype="];
+
+/// Maximum time that root waits for the process of another user, which may not want to commit.
+const COMMIT_LIMIT: Duration = Duration::from_mins(1);
 
 /// Returns whether the options contain `remount`.
 pub(super) fn is_requested(lists: &[OsString]) -> bool {
@@ -96,7 +100,7 @@ fn commit(mount: &Mount, notes: Notes) -> Result<(), Failure> {
         return Err(Failure::new(shown, why).hint("the mount is read-only now"));
     }
     // FUSE denies root the access to a mount of another user without `allow_other`.
-    client::request_commit("mount", mount, notes, None).map_err(|failure| {
+    client::request_commit("mount", mount, notes, Some(COMMIT_LIMIT)).map_err(|failure| {
         let why =
             format!("is read-only now, and its last changes are not committed yet: {failure}");
         let hint = "`butternut umount` commits them and reports errors";
