@@ -203,13 +203,15 @@ impl FileState {
             }
         }
         drop(overlay);
-        let inline = self.newer_block(0).filter(|(_, backing)| backing.is_inline());
-        let inline = inline.map(|(bytes, _)| bytes);
         if self.gave_up_compression {
             draft.flags = InodeFlags::NOCOMPRESS;
         }
         draft.new_extents.sort_unstable();
         let size = self.size();
+        let may_be_inline = size <= INLINE_BYTES_MAX || self.compressed_inline.is_some();
+        let inline = self.newer_block(0);
+        let inline = inline.filter(|(_, backing)| may_be_inline && backing.is_inline());
+        let inline = inline.map(|(bytes, _)| bytes);
         // The item of an inline file contains the dirty block; other dirty blocks stay in memory
         // (law 1).
         let dirty = match &inline {
@@ -221,8 +223,6 @@ impl FileState {
             None => self.size_in_tree.max(end.min(size)),
             Some(dirty) => self.size_in_tree.max(dirty.min(if is_last { size } else { end })),
         };
-        let may_be_inline = size <= INLINE_BYTES_MAX || self.compressed_inline.is_some();
-        let inline = inline.filter(|_| may_be_inline);
         if let Some(bytes) = inline.as_deref().and_then(|bytes| bytes.get(..in_memory(size))) {
             let extent = match &self.compressed_inline {
                 Some(compressed) => compressed.extent(size),

@@ -147,8 +147,11 @@ fn a_nowait_write_of_more_than_a_stripe_is_refused() {
     let bytes = 32 * BLOCK;
     write(bytes, IoFlags::default(), 2).unwrap();
     write(BLOCK, IoFlags::NOWAIT, 3).unwrap();
+    let before = fs.stat(id).unwrap();
     let refused = write(bytes, IoFlags::NOWAIT, 4).unwrap_err();
     assert!(matches!(refused.error, Error::WouldBlock), "{}", refused.error);
+    let after = fs.stat(id).unwrap();
+    assert_eq!((after.mtime, after.ctime), (before.mtime, before.ctime), "nothing was done");
     write(bytes, IoFlags::default(), 5).unwrap();
     drop(queue);
     let mut held = vec![0; bytes];

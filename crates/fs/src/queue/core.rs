@@ -271,6 +271,12 @@ impl Core {
         chunks.find(logical).is_none_or(|layout| layout.attributes().copies > 1)
     }
 
+    /// Returns whether a write of `bytes` bytes at `logical` is one write of each device.
+    pub(super) fn is_contiguous(&self, logical: Logical, bytes: usize) -> bool {
+        let bytes = length(bytes);
+        self.shared.volume().contiguous(logical, bytes) >= bytes
+    }
+
     /// As [`Inner::read`].
     pub(super) fn read(
         &self,
@@ -392,10 +398,6 @@ impl Inner {
             let limit = length(STAGE_BYTES_MAX.max(bytes));
             let bytes_max = shared.volume().contiguous(logical, limit);
             let bytes_max = usize::try_from(bytes_max).unwrap_or(STAGE_BYTES_MAX);
-            if bytes > bytes_max && writing.flags.contains(IoFlags::NOWAIT) {
-                // It is several writes of devices, which the caller waits for.
-                return Err(Box::new((writing, buffer)));
-            }
             self.send_staged(shared);
             let payload = match copy_mode {
                 CopyMode::ZeroCopy => Payload::Owned(Buffers::default()),

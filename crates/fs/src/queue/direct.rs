@@ -237,6 +237,11 @@ impl Queue {
         let Some(write) = file.begin_shared_write(&state, &range, privileges, allocation)? else {
             return Ok(Some(WritePath::Exclusive));
         };
+        if wait == Wait::NoWait && !self.core.is_contiguous(write.logical(), buffer.len()) {
+            // It is several writes of devices, which the caller waits for.
+            write.fail(file.source());
+            return Ok(None);
+        }
         let needs_stable = write.wants_checksums() || self.core.has_copies(write.logical());
         if needs_stable && falls_back {
             write.fail(file.source());
