@@ -106,8 +106,8 @@ impl Space {
 
     /// Removes a group, and returns whether it did: a group stays while bytes of it are used,
     /// pinned or allocated, or while reservations or the commit reserve need its free bytes. The
-    /// global reserve does not: it depends on the size of all groups. The device extents of its chunk stay allocated until
-    /// [`Space::release_chunk`], which follows the commit.
+    /// global reserve does not: it depends on the size of all groups. The device extents of its
+    /// chunk stay allocated until [`Space::release_chunk`], which follows the commit.
     pub fn remove_group(&self, start: Logical) -> bool {
         let mut state = self.lock();
         let Some(index) = state.index_at(start.0) else { return false };
