@@ -63,6 +63,7 @@ fn main() -> ExitCode {
         add("mixed", mixed::all_access_paths_agree);
         add("mixed::at-once", mixed::concurrent_access_agrees);
         add("words", coherent::words_of_a_page_have_their_own_writers);
+        add("direct-mappings", coherent::words_survive_mappings_of_direct_handles);
         add("asynchronous", coherent::readers_of_the_cache_see_asynchronous_writes);
         add("large", coherent::large_writes_end_beside_stores);
         add("becomes-direct", coherent::a_handle_may_become_direct);

@@ -3,6 +3,12 @@
 //! A handle keeps its file open until RELEASE, also when the file has no name any more. Handle
 //! numbers start at 1 and are reused. The state that all handles of one file share exists from the
 //! first open to the last release.
+//!
+//! 1. While a handle writes a file through the kernel's page cache, no other handle of the file is
+//!    opened with `FOPEN_DIRECT_IO`, and the other way round. The exception is a handle of an
+//!    append-only file. When a handle with that flag is mapped, FUSE of Linux 6.18 drops all pages
+//!    of the file without taking the inode lock. A write(2) that has changed its page, and has not
+//!    been sent yet, would then be hidden by the old bytes of a READ.
 
 pub(crate) mod fills;
 pub(crate) mod open_cache;
@@ -34,6 +40,28 @@ struct Table {
 struct Shared {
     fills: Arc<Fills>,
     handles: usize,
+    /// Handles that write through the kernel's page cache.
+    cached_writers: usize,
+    /// Handles with `FOPEN_DIRECT_IO`.
+    bypassing: usize,
+}
+
+/// How a file is about to be opened.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OpenHow {
+    pub(crate) is_writable: bool,
+    pub(crate) bypass: Bypass,
+}
+
+/// Whether reads and writes of a handle bypass the kernel's page cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bypass {
+    Never,
+    /// Unless law 1 forbids it.
+    Wanted,
+    /// Only if law 1 demands it.
+    Unwanted,
+    Always,
 }
 
 /// A file with the mode in which it was opened.
@@ -50,13 +78,21 @@ pub(crate) struct OpenFile {
 }
 
 impl Handles {
-    /// Returns the fills of a file, and counts one handle of it. Must be called once before each
-    /// [`Handles::insert`].
-    pub(crate) fn fills_of(&self, id: FileId) -> Arc<Fills> {
+    /// Counts one handle of a file. Returns the fills of the file, and whether the handle bypasses
+    /// the kernel's page cache (law 1). Must be called once before each [`Handles::insert`].
+    pub(crate) fn begin_open(&self, id: FileId, how: OpenHow) -> (Arc<Fills>, bool) {
         let mut table = self.table.write();
         let shared = table.shared.entry(id).or_default();
+        let bypasses_cache = match how.bypass {
+            Bypass::Never => false,
+            Bypass::Always => true,
+            Bypass::Wanted => shared.cached_writers == 0,
+            Bypass::Unwanted => how.is_writable && shared.bypassing > 0,
+        };
         shared.handles += 1;
-        Arc::clone(&shared.fills)
+        shared.bypassing += usize::from(bypasses_cache);
+        shared.cached_writers += usize::from(how.is_writable && !bypasses_cache);
+        (Arc::clone(&shared.fills), bypasses_cache)
     }
 
     pub(crate) fn insert(&self, open: OpenFile) -> u64 {
@@ -112,6 +148,8 @@ impl Handles {
         let id = open.file.id();
         if let Some(shared) = table.shared.get_mut(&id) {
             shared.handles -= 1;
+            shared.bypassing -= usize::from(open.bypasses_cache);
+            shared.cached_writers -= usize::from(open.is_writable && !open.bypasses_cache);
             if shared.handles == 0 {
                 table.shared.remove(&id);
             }
@@ -122,4 +160,29 @@ impl Handles {
 
 fn index(number: u64) -> Option<usize> {
     usize::try_from(number.checked_sub(1)?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn how(is_writable: bool, bypass: Bypass) -> OpenHow {
+        OpenHow { is_writable, bypass }
+    }
+
+    #[test]
+    fn no_handle_bypasses_the_cache_beside_one_that_writes_through_it() {
+        let (handles, id) = (Handles::default(), FileId::new(5, 257));
+        let opened = |is_writable, bypass| handles.begin_open(id, how(is_writable, bypass)).1;
+        assert!(!opened(false, Bypass::Unwanted), "a reader through the cache");
+        assert!(opened(true, Bypass::Wanted), "which does not matter");
+        assert!(opened(true, Bypass::Unwanted), "a writer beside one that bypasses");
+        assert!(!opened(false, Bypass::Unwanted));
+        let other = FileId::new(5, 258);
+        let opened = |is_writable, bypass| handles.begin_open(other, how(is_writable, bypass)).1;
+        assert!(!opened(true, Bypass::Unwanted));
+        assert!(!opened(true, Bypass::Wanted) && !opened(false, Bypass::Wanted));
+        assert!(opened(true, Bypass::Always), "of an append-only file");
+        assert!(!opened(true, Bypass::Never));
+    }
 }

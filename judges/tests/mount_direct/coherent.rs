@@ -90,6 +90,51 @@ fn write_words(path: &Path, writer: Writer, number: usize, round: u64) -> Result
     Ok(())
 }
 
+/// A write through the kernel's cache is read back, while other handles are opened with `O_DIRECT`
+/// and mapped, and others fill the pages again.
+pub(super) fn words_survive_mappings_of_direct_handles(options: &str) -> Result<()> {
+    const WRITES: u64 = 20_000;
+    let mut volume = ours(options)?;
+    let path = volume.root()?.join(NAME);
+    std::fs::write(&path, vec![0; PAGES * PAGE])?;
+    let is_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let mapper = scope.spawn(|| {
+            while !is_done.load(Ordering::SeqCst) {
+                let file = open(&path, OFlags::DIRECT)?;
+                drop(Mapped::shared(&file, PAGES * PAGE)?);
+            }
+            anyhow::Ok(())
+        });
+        let reader = scope.spawn(|| {
+            let (file, mut read) = (File::open(&path)?, vec![0; PAGES * PAGE]);
+            while !is_done.load(Ordering::SeqCst) {
+                file.read_exact_at(&mut read, 0)?;
+            }
+            anyhow::Ok(())
+        });
+        let written = write_and_read_words(&path, WRITES);
+        is_done.store(true, Ordering::SeqCst);
+        mapper.join().expect("no thread panics")?;
+        reader.join().expect("no thread panics")?;
+        written
+    })?;
+    volume.unmount()
+}
+
+fn write_and_read_words(path: &Path, writes: u64) -> Result<()> {
+    let file = open(path, OFlags::empty())?;
+    for number in 1..=writes {
+        let at = (number * 40 % (PAGES * PAGE) as u64) & !7;
+        file.write_all_at(&number.to_le_bytes(), at)?;
+        let mut read = [0; WORD];
+        file.read_exact_at(&mut read, at)?;
+        let have = u64::from_le_bytes(read);
+        ensure!(have == number, "write {number}: read {have} at {at}");
+    }
+    Ok(())
+}
+
 /// Cached readers see an asynchronous direct write as soon as it completes, even if they read the
 /// same pages while it was in flight.
 pub(super) fn readers_of_the_cache_see_asynchronous_writes(options: &str) -> Result<()> {

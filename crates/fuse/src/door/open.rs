@@ -5,6 +5,7 @@
 //! | `writeback` | any | caches reads and writes; `O_DIRECT`: one writer at a time | kernel |
 //! | any other | without `O_DIRECT` | caches reads, and sends writes at once | door |
 //! | | with `O_DIRECT` | caches nothing, several writers at a time | door |
+//! | | both for writing | the handle that is opened later is treated as the first | door |
 //! | uncached | any | caches nothing, several writers at a time | door |
 //!
 //! With write-back caching the kernel ignores times and sizes in replies, so every write must go
@@ -33,7 +34,7 @@ use crate::connection::request::Request;
 use crate::door::Door;
 use crate::door::lane::O_DIRECT;
 use crate::errno::{Errno, ErrnoResult};
-use crate::handles::OpenFile;
+use crate::handles::{Bypass, OpenFile, OpenHow};
 use crate::options::Caching;
 
 const O_ACCMODE: u32 = 0o3;
@@ -67,11 +68,15 @@ impl Door {
         reply: &mut Reply,
     ) -> ErrnoResult<()> {
         let is_direct = flags & O_DIRECT != 0;
-        let bypasses_cache = match self.options.caching {
-            Caching::WriteBack => false,
-            Caching::WriteThrough => is_direct,
-            Caching::Nothing => true,
+        let bypass = match self.options.caching {
+            _ if is_append_only => Bypass::Always,
+            Caching::WriteBack => Bypass::Never,
+            Caching::WriteThrough if is_direct => Bypass::Wanted,
+            Caching::WriteThrough => Bypass::Unwanted,
+            Caching::Nothing => Bypass::Always,
         };
+        let how = OpenHow { is_writable: writes(flags), bypass };
+        let (fills, bypasses_cache) = self.handles.begin_open(file.id(), how);
         let mut open_flags = if is_append_only {
             FOPEN_DIRECT_IO
         } else if bypasses_cache {
@@ -79,7 +84,6 @@ impl Door {
         } else {
             0
         };
-        let bypasses_cache = bypasses_cache || is_append_only;
         if self.options.caching != Caching::Nothing {
             open_flags |= FOPEN_KEEP_CACHE;
         }
@@ -87,7 +91,6 @@ impl Door {
         let keeps_times = self.options.writes_back() && !bypasses_cache;
         let file = if keeps_times { file.without_time_updates() } else { file };
         let is_writable = writes(flags);
-        let fills = self.handles.fills_of(file.id());
         if is_writable && (is_direct || bypasses_cache) {
             fills.start_recording();
         }
