@@ -357,20 +357,17 @@ impl Forest {
     }
 
     fn read(&self, expected: &Expected) -> Result<Arc<Block>, TreeError> {
-        match self.claim_read(expected.logical) {
-            Ok(_claim) => self.read_from_device(expected),
-            Err(other) => {
-                other.wait();
-                match self.cache.peek(expected.logical, expected.generation) {
-                    Some(found) => {
-                        check_expected(found.block(), expected)?;
-                        Ok(found.into_arc())
-                    }
-                    // The other thread failed, or read another generation.
-                    None => self.read_from_device(expected),
-                }
-            }
+        let claimed = self.claim_read(expected.logical);
+        if let Err(other) = &claimed {
+            other.wait();
         }
+        // A claim may come after another thread's whole read, too.
+        if let Some(found) = self.cache.peek(expected.logical, expected.generation) {
+            check_expected(found.block(), expected)?;
+            return Ok(found.into_arc());
+        }
+        // No thread has read it yet, or the other one failed or read another generation.
+        self.read_from_device(expected)
     }
 
     /// Claims the read of a block, or returns the pending read of another thread.
