@@ -83,11 +83,13 @@ pub enum CommitReason {
     NameConflict,
     /// Entries of a directory changed.
     Entries,
+    /// A tree could not be read.
+    Unreadable,
 }
 
 impl CommitReason {
     /// All reasons.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Off,
         Self::NewChunk,
         Self::NewFeature,
@@ -98,6 +100,7 @@ impl CommitReason {
         Self::NewDirectory,
         Self::NameConflict,
         Self::Entries,
+        Self::Unreadable,
     ];
 
     /// Returns the name of the reason in statistics.
@@ -113,6 +116,7 @@ impl CommitReason {
             Self::NewDirectory => "new_directory",
             Self::NameConflict => "name_conflict",
             Self::Entries => "entries",
+            Self::Unreadable => "unreadable",
         }
     }
 }
