@@ -11,17 +11,17 @@
 //! The names of all metrics are in `metrics.rs`, and do not change from release to release.
 
 pub use butternut_pages::{CacheLimits, DirtyLimits, PageCounters, WritebackReason};
+pub use butternut_tree::{CommitReason, LogCounters};
 pub use butternut_volume::RescueCounts;
 pub use histogram::Latency;
 pub use lane_counters::LaneCounts;
-pub use sync_counters::SyncCounts;
-pub use butternut_tree::{CommitReason, LogCounters};
 pub use latency::Operation;
+pub use sync_counters::SyncCounts;
 
 pub(crate) mod histogram;
 pub(crate) mod lane_counters;
-pub(crate) mod sync_counters;
 pub(crate) mod latency;
+pub(crate) mod sync_counters;
 
 mod json;
 mod metrics;

@@ -226,7 +226,11 @@ impl InodeLog {
         let found = self.running().tree(&self.forest, tree)?;
         let found = found.ok_or(TreeError::NoTree { tree })?;
         let state = found.state();
-        Ok(state.changes.find(ino).map(Option::<&InodeChanges>::cloned).ok_or(CommitReason::TooMuch))
+        Ok(state
+            .changes
+            .find(ino)
+            .map(Option::<&InodeChanges>::cloned)
+            .ok_or(CommitReason::TooMuch))
     }
 
     /// Returns a tree as the last commit has it.

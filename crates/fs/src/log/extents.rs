@@ -12,18 +12,19 @@ use std::ops::Range;
 impl FileLog<'_> {
     /// Adds the current state at each changed offset (law 2 of [`log`](super)).
     pub(super) fn add_extents(&self, changed: &BTreeSet<u64>, entry: &mut LogEntry) -> Result<()> {
+        // Up to here the log has what the tree has, as far as it changed.
         let mut covered_to = 0;
         for &offset in changed {
-            let logged = self.extent_at(offset, entry)?;
-            if let Some((extent_end, next)) = logged {
-                covered_to = next;
-                self.add_hole(extent_end..next, entry);
-            } else if offset >= covered_to {
+            let is_covered = offset < covered_to || offset == covered_to && offset > 0;
+            if !is_covered {
+                // An earlier hole in the log may begin before this offset.
                 let start = self.end_before(offset)?;
-                let next = self.next_from(offset)?;
+                covered_to = self.next_from(offset)?;
+                self.log_hole(start..covered_to, entry);
+            }
+            if let Some((extent_end, next)) = self.log_extent(offset, entry)? {
+                self.log_hole(extent_end..next, entry);
                 covered_to = next;
-                entry.stale.push(self.extent_key(start)..=self.last_key_before(next));
-                self.add_hole(start..next, entry);
             }
         }
         Ok(())
@@ -40,16 +41,15 @@ impl FileLog<'_> {
 
     /// Adds the item at an offset, if there is one. Returns where it ends, and where the next item
     /// begins.
-    fn extent_at(&self, offset: u64, entry: &mut LogEntry) -> Result<Option<(u64, u64)>> {
+    fn log_extent(&self, offset: u64, entry: &mut LogEntry) -> Result<Option<(u64, u64)>> {
         let key = self.extent_key(offset);
         let Some(item) = self.tree.find(&key)? else { return Ok(None) };
-        let extent = FileExtent::check(item.data(), offset)
-            .map_err(|refused| self.corrupt(key, refused))?;
+        let extent =
+            FileExtent::check(item.data(), offset).map_err(|refused| self.corrupt(key, refused))?;
         let end = offset.saturating_add(extent.file_bytes());
         let next = self.next_from(offset.saturating_add(1))?;
-        if let Some(after) = offset.checked_add(1) {
-            entry.stale.push(self.extent_key(after)..=self.last_key_before(next));
-        }
+        let after = self.extent_key(offset.saturating_add(1));
+        entry.stale.push(after..=self.last_key_before(next));
         if let ExtentBody::Regular { disk, run } = extent.body {
             let whole = disk.logical.0..disk.logical.0.saturating_add(disk.bytes);
             entry.data.push(if extent.compression == Compression::None {
@@ -65,8 +65,9 @@ impl FileLog<'_> {
 
     /// Returns the end of the last extent that begins before an offset; 0 if there is none.
     fn end_before(&self, offset: u64) -> Result<u64> {
+        let Some(before) = offset.checked_sub(1) else { return Ok(0) };
         let mut cursor = self.tree.cursor();
-        cursor.seek_last(&self.extent_key(offset))?;
+        cursor.seek_last(&self.extent_key(before))?;
         let Some((key, data)) = cursor.item_parts() else { return Ok(0) };
         if key.objectid != self.ino.0 || key.item_type != ItemType::EXTENT_DATA {
             return Ok(0);
@@ -80,14 +81,19 @@ impl FileLog<'_> {
     fn next_from(&self, offset: u64) -> Result<u64> {
         let mut cursor = self.tree.cursor();
         cursor.seek(&self.extent_key(offset))?;
-        let next = cursor.key().filter(|key| {
-            key.objectid == self.ino.0 && key.item_type == ItemType::EXTENT_DATA
-        });
+        let next = cursor
+            .key()
+            .filter(|key| key.objectid == self.ino.0 && key.item_type == ItemType::EXTENT_DATA);
         Ok(next.map_or(u64::MAX, |key| key.offset))
     }
 
-    /// Adds a hole, as far as it is inside the file. A replay removes what is behind the end.
-    fn add_hole(&self, range: Range<u64>, entry: &mut LogEntry) {
+    /// Logs that a range is a hole, as far as it is inside the file: a replay removes what is behind
+    /// the end.
+    fn log_hole(&self, range: Range<u64>, entry: &mut LogEntry) {
+        if range.is_empty() {
+            return;
+        }
+        entry.stale.push(self.extent_key(range.start)..=self.last_key_before(range.end));
         let size = self.inode.size;
         let end = size.checked_next_multiple_of(SECTOR_BYTES).unwrap_or(u64::MAX - 4095);
         let end = end.min(range.end);

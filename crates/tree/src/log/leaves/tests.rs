@@ -87,7 +87,10 @@ fn a_random_history_is_composed_as_it_is() {
         assert!(count <= blocks_max, "{count} blocks, at most {blocks_max}");
         assert_eq!(written.read(root), model, "round {round}");
         for dropped in tree.take_dropped() {
-            assert!(written.blocks.remove(&dropped).is_some(), "dropped once, after it was written");
+            assert!(
+                written.blocks.remove(&dropped).is_some(),
+                "dropped once, after it was written"
+            );
         }
         assert_eq!(written.read(root), model, "dropped blocks are not part of the tree");
     }
