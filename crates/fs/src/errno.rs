@@ -128,6 +128,7 @@ fn tree(error: &TreeError) -> i32 {
         | TreeError::NoTree { .. }
         | TreeError::Panicked
         | TreeError::Commit { .. }
+        | TreeError::Log { .. }
         | TreeError::Discard(_)
         | TreeError::Space(_) => code::EIO,
         TreeError::Exists { .. } => code::EEXIST,

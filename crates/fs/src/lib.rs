@@ -149,6 +149,7 @@ mod failures;
 mod file;
 mod inode;
 pub mod inspect;
+mod log;
 mod mount;
 mod names;
 mod options;

@@ -12,6 +12,7 @@ use crate::inode::cache::InodeCache;
 use crate::stats::Counters;
 use crate::stats::lane_counters::LaneCounters;
 use crate::stats::latency::Latencies;
+use crate::stats::sync_counters::SyncCounters;
 use crate::subvolume::roots::Roots;
 use crate::tunables::SharedTunables;
 use crate::write_state::WriteState;
@@ -86,6 +87,7 @@ pub(crate) struct Shared {
     pub(crate) allocation_runs: Arc<AllocationRuns>,
     pub(crate) tunables: SharedTunables,
     pub(crate) counters: LaneCounters,
+    pub(crate) syncs: SyncCounters,
     pub(crate) latencies: Latencies,
     /// The generation at the open: commits are counted from it.
     pub(crate) first_generation: u64,
@@ -165,6 +167,7 @@ impl Filesystem {
             allocation_runs: Arc::default(),
             tunables: SharedTunables::new(options.tunables),
             counters: LaneCounters::default(),
+            syncs: SyncCounters::default(),
             latencies: Latencies::default(),
             first_generation,
             write_state,

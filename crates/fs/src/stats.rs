@@ -11,14 +11,17 @@
 //! The names of all metrics are in `metrics.rs`, and do not change from release to release.
 
 pub use butternut_pages::{CacheLimits, DirtyLimits, PageCounters, WritebackReason};
+pub use butternut_tree::{CommitReason, LogCounters};
 pub use butternut_volume::RescueCounts;
 pub use histogram::Latency;
 pub use lane_counters::LaneCounts;
 pub use latency::Operation;
+pub use sync_counters::SyncCounts;
 
 pub(crate) mod histogram;
 pub(crate) mod lane_counters;
 pub(crate) mod latency;
+pub(crate) mod sync_counters;
 
 mod json;
 mod metrics;
@@ -56,6 +59,7 @@ pub struct Counters {
 #[non_exhaustive]
 pub struct Stats {
     pub lanes: LaneCounts,
+    pub syncs: SyncCounts,
     /// The page cache.
     pub pages: PageCounters,
     pub page_limits: CacheLimits,
@@ -126,6 +130,7 @@ impl Filesystem {
         let generation = self.forest().generation().map_or(0, |generation| generation.0);
         Stats {
             lanes: self.lane_counts(),
+            syncs: self.sync_counts(),
             pages: self.page_counts(),
             page_limits: *self.shared.source.pages().limits(),
             counters: self.counters(),
@@ -202,6 +207,7 @@ impl Stats {
         let latency = Operation::ALL.map(|operation| (operation, Latency::default())).to_vec();
         Self {
             lanes: LaneCounts::default(),
+            syncs: SyncCounts::default(),
             pages: PageCounters::default(),
             page_limits: CacheLimits::of(64 << 20),
             counters: Counters::default(),

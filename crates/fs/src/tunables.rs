@@ -8,9 +8,10 @@ use butternut_pages::UncachedFlush;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 const ON_OFF: &[&str] = &["on", "off"];
+const OFF_ON: &[&str] = &["off", "on"];
 
 /// All tunables.
-const TABLE: [Row; 5] = [
+const TABLE: [Row; 6] = [
     Row {
         key: "nosec",
         what: "direct writes share the lock of a file without privileges to strip",
@@ -54,6 +55,13 @@ const TABLE: [Row; 5] = [
         },
         set: |tunables, value| tunables.uncached_flush = flush_of(value),
     },
+    Row {
+        key: "log_tree",
+        what: "fsync writes a log instead of committing",
+        allowed: OFF_ON,
+        read: |tunables| usize::from(tunables.log_tree),
+        set: |tunables, value| tunables.log_tree = value == 1,
+    },
 ];
 
 /// One row of the table; a value is an index into `allowed`.
@@ -95,6 +103,9 @@ pub struct Tunables {
     pub latency: bool,
     /// Which thread writes back the pages that uncached writes dirtied.
     pub uncached_flush: UncachedFlush,
+    /// A sync of a file writes what changed of it to the log tree. Off: it commits the running
+    /// transaction.
+    pub log_tree: bool,
 }
 
 crate::options::setters! { Tunables:
@@ -103,6 +114,7 @@ crate::options::setters! { Tunables:
     direct_stability: DirectStability,
     latency: bool,
     uncached_flush: UncachedFlush,
+    log_tree: bool,
 }
 
 /// A tunable with its value, by name.
@@ -144,6 +156,7 @@ impl Default for Tunables {
             direct_stability: DirectStability::default(),
             latency: true,
             uncached_flush: UncachedFlush::default(),
+            log_tree: false,
         }
     }
 }
@@ -209,17 +222,20 @@ pub(crate) struct SharedTunables {
     direct_stability: AtomicU8,
     latency: AtomicBool,
     uncached_flush: AtomicU8,
+    log_tree: AtomicBool,
 }
 
 impl SharedTunables {
     pub(crate) fn new(tunables: Tunables) -> Self {
-        let Tunables { nosec, simple_read, direct_stability, latency, uncached_flush } = tunables;
+        let Tunables { nosec, simple_read, direct_stability, latency, uncached_flush, log_tree } =
+            tunables;
         Self {
             nosec: AtomicBool::new(nosec),
             simple_read: AtomicBool::new(simple_read),
             direct_stability: AtomicU8::new(direct_stability as u8),
             latency: AtomicBool::new(latency),
             uncached_flush: AtomicU8::new(uncached_flush as u8),
+            log_tree: AtomicBool::new(log_tree),
         }
     }
 
@@ -231,6 +247,7 @@ impl SharedTunables {
             direct_stability: DirectStability::of(direct_stability.into()),
             latency: self.latency.load(Ordering::Relaxed),
             uncached_flush: flush_of(self.uncached_flush.load(Ordering::Relaxed).into()),
+            log_tree: self.log_tree.load(Ordering::Relaxed),
         }
     }
 
@@ -239,12 +256,14 @@ impl SharedTunables {
     }
 
     pub(crate) fn set(&self, tunables: Tunables) {
-        let Tunables { nosec, simple_read, direct_stability, latency, uncached_flush } = tunables;
+        let Tunables { nosec, simple_read, direct_stability, latency, uncached_flush, log_tree } =
+            tunables;
         self.nosec.store(nosec, Ordering::Relaxed);
         self.simple_read.store(simple_read, Ordering::Relaxed);
         self.direct_stability.store(direct_stability as u8, Ordering::Relaxed);
         self.latency.store(latency, Ordering::Relaxed);
         self.uncached_flush.store(uncached_flush as u8, Ordering::Relaxed);
+        self.log_tree.store(log_tree, Ordering::Relaxed);
     }
 }
 
@@ -291,7 +310,7 @@ mod tests {
         assert_eq!(
             said,
             "no such tunable: \"nosuch\" \
-             (known: nosec, simple_read, dio_stable, latency, uncached_flush)"
+             (known: nosec, simple_read, dio_stable, latency, uncached_flush, log_tree)"
         );
         let said = tunables.set_named("dio_stable", "maybe").unwrap_err().to_string();
         assert_eq!(said, "dio_stable: have \"maybe\", want bounce or trust or buffered");

@@ -106,6 +106,7 @@ impl Running {
     /// Adds a chunk of a class. Returns `false` if the devices lack the space. The caller is a
     /// member of the running transaction, or its commit.
     pub(crate) fn add_chunk(&self, forest: &Forest, class: Class) -> bool {
+        self.log.note_new_chunk(self.gate.generation());
         let mut chunks = self.chunks();
         let Some(plan) = self.space.plan_chunk(class, self.group_flags(class), 0) else {
             return false;

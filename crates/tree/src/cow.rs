@@ -30,6 +30,7 @@ pub(crate) mod shape;
 use crate::Block;
 use crate::error::TreeError;
 use crate::forest::Forest;
+use crate::log::changes::ChangedInodes;
 use crate::tree::{child, covering_slot, no_child};
 use butternut_format::key::Key;
 use butternut_format::node::Expected;
@@ -96,6 +97,10 @@ pub(crate) struct TransactionTree {
 
 pub(crate) struct TreeState {
     pub(crate) root: Expected,
+    /// The root as of the last commit, or of the one in progress.
+    pub(crate) committed_root: Expected,
+    /// Of a subvolume: what the running transaction has changed.
+    pub(crate) changes: ChangedInodes,
     pub(crate) dirty: BlockMap,
     pub(crate) frozen: Option<Arc<BlockMap>>,
     /// `None` for the root tree and the chunk tree, whose roots are in the superblock.
@@ -116,6 +121,8 @@ impl TransactionTree {
     pub(crate) fn new(root: Expected, record: Option<RootRecord>) -> Self {
         let state = TreeState {
             root,
+            committed_root: root,
+            changes: ChangedInodes::default(),
             dirty: BlockMap::default(),
             frozen: None,
             record,

@@ -58,6 +58,13 @@ pub enum TreeError {
         #[source]
         source: Box<VolumeError>,
     },
+    /// The log of a transaction failed to be flushed, or its superblock to be written.
+    #[error("the log of transaction {generation} cannot be written")]
+    Log {
+        generation: u64,
+        #[source]
+        source: Box<VolumeError>,
+    },
     #[error("the requested change is not valid")]
     Invalid(#[source] Refused),
     #[error("free space cannot be discarded")]

@@ -157,6 +157,24 @@ impl Volume {
     /// failed but the last flush of some devices did, if the volume is not complete without the
     /// failed devices.
     pub fn write_super(&self, raw: &RawSuperBlock) -> Result<(), VolumeError> {
+        self.write_super_copies(raw, COPY_OFFSETS.len())
+    }
+
+    /// Writes the first copy of the superblock on every device, for the log between two commits:
+    /// the other copies still name the last commit without a log.
+    ///
+    /// # Errors
+    ///
+    /// As [`Volume::write_super`].
+    pub fn write_first_supers(&self, raw: &RawSuperBlock) -> Result<(), VolumeError> {
+        self.write_super_copies(raw, 1)
+    }
+
+    fn write_super_copies(
+        &self,
+        raw: &RawSuperBlock,
+        copies_max: usize,
+    ) -> Result<(), VolumeError> {
         self.check_no_other_writer()?;
         let (mut primaries, mut others) = (Copies::new(), Copies::new());
         let mut lost = Vec::new();
@@ -168,7 +186,7 @@ impl Volume {
             }
             let own = self.own_super(raw, member);
             let device_bytes = member.device.bytes().min(own.dev_item.total_bytes.get());
-            for (copy, &offset) in COPY_OFFSETS.iter().enumerate() {
+            for (copy, &offset) in COPY_OFFSETS.iter().enumerate().take(copies_max) {
                 let end = offset.saturating_add(length(SUPER_BLOCK_BYTES));
                 if copy > 0 && end >= device_bytes {
                     break;

@@ -386,8 +386,8 @@ impl File {
         let filesystem = pin.filesystem();
         let write_state = filesystem.write_state()?;
         let merged = filesystem.write_back_one(write_state, pin.entry());
-        let committed = filesystem.commit();
-        merged.and(self.check_errors()).and(committed)
+        let durable = filesystem.sync_file(write_state, pin.entry());
+        merged.and(self.check_errors()).and(durable)
     }
 
     /// Makes the file's data durable, and the metadata that is needed to read it.

@@ -68,7 +68,7 @@ fn json_keys_are_stable() {
     assert!(!text.contains('\n'));
     let value: Value = serde_json::from_str(&text).unwrap();
     let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
-    let groups = ["is_writable", "lanes", "pages", "memory", "trees", "rescues"];
+    let groups = ["is_writable", "lanes", "syncs", "pages", "memory", "trees", "rescues"];
     assert_eq!(keys(&value), [&groups[..], &["devices", "latency", "tunables"]].concat());
     for (group, key) in [
         ("lanes", "dio_read_simple"),
@@ -78,6 +78,7 @@ fn json_keys_are_stable() {
         ("memory", "pending_writes"),
         ("rescues", "lost_sectors"),
         ("trees", "commits"),
+        ("syncs", "fsync_fast"),
     ] {
         assert_eq!(value[group][key], 0, "{group}.{key}");
     }

@@ -117,6 +117,7 @@ impl Stats {
         ];
         vec![
             ("lanes", lanes),
+            ("syncs", self.sync_metrics()),
             ("pages", self.page_metrics()),
             ("memory", memory),
             ("trees", trees),

@@ -194,6 +194,10 @@ ranks! {
     // Trees: `tree`.
     /// The commit: one at a time.
     Commit
+    /// Writes of superblocks: a commit or a batch of the log.
+    LogWrite
+    /// The items of the log of the running transaction.
+    LogEntries
     /// One tree; under the tree of a subvolume also the extent tree, to look references up.
     Tree
     /// The trees that the running transaction uses.

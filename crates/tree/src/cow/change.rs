@@ -35,6 +35,13 @@ pub enum Alter {
 }
 
 impl Writer<'_> {
+    /// Records that an item of a subvolume is about to change.
+    fn note(&mut self, key: &Key) {
+        if self.id.is_subvolume() {
+            self.state.changes.note(key);
+        }
+    }
+
     /// Passes the data of an item, or `None`, to `decide`, and does what it returns. `decide` is
     /// called again if the descent has to start again.
     pub(crate) fn alter(
@@ -49,6 +56,7 @@ impl Writer<'_> {
             (Alter::Keep, _) | (Alter::Remove, Err(_)) => Ok(()),
             (Alter::Put(data), _) => self.put_at(&mut path, found, key, &data),
             (Alter::Remove, Ok(slot)) => {
+                self.note(key);
                 self.torn_leaf(at)?.remove(slot..slot.saturating_add(1));
                 self.rebalance_leaf(&path)
             }
@@ -61,6 +69,7 @@ impl Writer<'_> {
         if found.is_ok() {
             return Err(TreeError::Exists { tree: self.id, key: *key }.into());
         }
+        self.note(key);
         self.insert_at(&mut path, key, data)
     }
 
@@ -77,6 +86,7 @@ impl Writer<'_> {
         key: &Key,
         data: &[u8],
     ) -> Result<(), Stop> {
+        self.note(key);
         let Ok(slot) = found else { return self.insert_at(path, key, data) };
         let (at, _) = path.leaf();
         let mut leaf = self.leaf_mut(at)?;
@@ -138,6 +148,7 @@ impl Writer<'_> {
     pub(crate) fn remove(&mut self, key: &Key) -> Result<bool, Stop> {
         let (path, found) = self.descend(key, false)?;
         let Ok(slot) = found else { return Ok(false) };
+        self.note(key);
         self.torn_leaf(path.leaf().0)?.remove(slot..slot.saturating_add(1));
         self.rebalance_leaf(&path)?;
         Ok(true)
@@ -152,6 +163,7 @@ impl Writer<'_> {
     ) -> Result<bool, Stop> {
         let (path, found) = self.descend(key, false)?;
         let Ok(slot) = found else { return Ok(false) };
+        self.note(key);
         if let Some(data) = self.leaf_mut(path.leaf().0)?.data_mut(slot) {
             edit(data);
         }
@@ -175,6 +187,12 @@ impl Writer<'_> {
                 visit(key, data);
             }
         }
+        for slot in first..end {
+            if let Some(key) = self.dirty(at)?.key(slot) {
+                self.note(&key);
+            }
+        }
+        let leaf = self.dirty(at)?;
         let is_last = end < leaf.len();
         let next = path.bound.filter(|bound| !is_last && bound < to);
         let count = butternut_format::units::length(end.saturating_sub(first));
@@ -205,6 +223,7 @@ impl Writer<'_> {
             match &change.to {
                 None => {
                     if let Ok(slot) = found {
+                        self.note(&change.key);
                         self.torn_leaf(at)?.remove(slot..slot.saturating_add(1));
                         removed = true;
                         first_changed = first_changed.min(slot);

@@ -119,9 +119,17 @@ impl Forest {
             return Err(running.gate.poison(error));
         }
         running.gate.thaw();
-        commit.write(&frozen).map_err(|error| running.gate.poison(error))?;
-        commit.finish(frozen);
-        Ok(generation)
+        let written = {
+            let mut durable = running.log.io.lock();
+            let written = commit.write(&frozen).map_err(|error| running.gate.poison(error));
+            if written.is_ok() {
+                *durable = frozen.super_block;
+                commit.finish(frozen);
+            }
+            written
+        };
+        running.log.commit_ended();
+        written.map(|()| generation)
     }
 
     /// Flushes data that was overwritten in place (law 6).
@@ -235,7 +243,10 @@ impl<'a> Commit<'a> {
             blocks.extend(dirty.values().cloned());
             state.frozen = Some(Arc::new(dirty));
             state.is_changed = false;
+            state.committed_root = state.root;
+            state.changes.clear();
         }
+        self.end_log();
         self.running.reset_dirty();
         for class in Class::ALL {
             self.running.space.release_recycled(class);
@@ -248,6 +259,15 @@ impl<'a> Commit<'a> {
         // From here on it belongs to the next transaction, which begins before this one is written.
         *self.running.super_block() = super_block;
         Ok(FrozenBlocks { trees, blocks, super_block, device_stats })
+    }
+
+    /// Ends the log of this transaction: its blocks are free when the commit is durable.
+    fn end_log(&self) {
+        let running = self.running;
+        let next = Generation(self.generation.0.saturating_add(1));
+        for range in running.log.end_transaction(next, running.params.node_bytes) {
+            running.check(running.space.pin(range, self.generation));
+        }
     }
 
     fn root_of(&self, id: TreeId) -> Result<Option<Expected>, TreeError> {

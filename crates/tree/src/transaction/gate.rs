@@ -63,7 +63,7 @@ impl Gate {
     }
 
     /// Adds a member. Waits while the transaction is being frozen.
-    pub(super) fn join(&self) -> Result<Generation, TreeError> {
+    pub(crate) fn join(&self) -> Result<Generation, TreeError> {
         let mut state = self.state();
         while state.is_freezing {
             state = self.changed.wait(state);
@@ -76,7 +76,7 @@ impl Gate {
     }
 
     /// Removes a member.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         let mut state = self.state();
         state.members = state.members.saturating_sub(1);
         if state.members == 0 {
@@ -130,6 +130,19 @@ impl Gate {
 
     pub(crate) fn set_committed(&self, generation: Generation) {
         self.state().committed = generation;
+        self.changed.notify_all();
+    }
+
+    /// Waits while the transaction before the running one is being committed.
+    ///
+    /// # Errors
+    /// The volume is read-only.
+    pub(crate) fn wait_for_commit(&self) -> Result<(), TreeError> {
+        let mut state = self.state();
+        while state.committed.0.saturating_add(1) < state.generation.0 && state.cause.is_none() {
+            state = self.changed.wait(state);
+        }
+        state.cause.as_ref().map_or(Ok(()), |cause| Err(read_only(cause)))
     }
 
     /// Makes the volume read-only. The first cause is kept and returned.
@@ -157,17 +170,17 @@ impl Drop for Membership<'_> {
 
 /// Detects a panic of the thread that happened after this value was created.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PanicState {
+pub(crate) struct PanicState {
     was_panicking: bool,
 }
 
 impl PanicState {
-    pub(super) fn now() -> Self {
+    pub(crate) fn now() -> Self {
         Self { was_panicking: std::thread::panicking() }
     }
 
     /// Poisons the gate after a panic (law 2). Called when the value goes out of scope.
-    pub(super) fn check(self, gate: &Gate) {
+    pub(crate) fn check(self, gate: &Gate) {
         if std::thread::panicking() && !self.was_panicking {
             gate.poison(TreeError::Panicked);
         }

@@ -18,6 +18,7 @@ use crate::chunks::free_space::FreeSpaceChanges;
 use crate::cow::{RootRecord, Stop, TransactionTree};
 use crate::error::TreeError;
 use crate::forest::Forest;
+use crate::log::Log;
 use crate::pending_checksums::PendingChecksums;
 use crate::references::item::{ExtentItem, read_extent};
 use crate::references::{self, Content, PendingRefs, Ref, References};
@@ -157,6 +158,7 @@ pub(crate) struct Running {
     super_block: Mutex<RawSuperBlock, rank::NextSuperBlock>,
     pub(crate) read_epochs: ReadEpochs,
     pub(crate) discards: Discards,
+    pub(crate) log: Log,
     /// Held during a commit (law 5 of `commit`).
     pub(crate) committing: Mutex<(), rank::Commit>,
 }
@@ -175,8 +177,11 @@ impl Running {
         let root = forest.block(&super_block.root())?;
         let params = VolumeParams::of(super_block, root.header().chunk_tree_uuid);
         let options = SpaceOptions { node_bytes: params.node_bytes, is_mixed: params.is_mixed };
+        let gate = Gate::new(super_block.generation());
+        let log = Log::new(*super_block.raw(), gate.generation(), params.node_bytes);
         let running = Self {
-            gate: Gate::new(super_block.generation()),
+            gate,
+            log,
             space: Space::new(options),
             trees: RwLock::default(),
             references: Mutex::default(),

@@ -1,0 +1,291 @@
+//! The log: what fsyncs write between two commits, so that they need not commit.
+//!
+//! ```text
+//! begin_log --> InodeLog --append--> log trees in memory --sync_log--> batch: blocks, flush,
+//!    |             |                                                   superblock, flush
+//!    +-------------+--> CommitReason: the caller commits instead
+//! ```
+//!
+//! A log has the kernel's format. The log root tree has a root item for each subvolume with a log.
+//! The log of a subvolume holds copies of items of its tree. After a crash they are replayed over
+//! the last commit. The superblock names the log root tree; each commit writes one without it.
+//!
+//! Laws:
+//!
+//! 1. The log of a transaction is replayed over the commit before it. So its superblock is the one
+//!    of that commit with the address of the log, and is written only when that commit is durable
+//!    and the next one has not begun to write.
+//! 2. Log blocks are in no extent tree. Their space stays allocated or pinned until the commit of
+//!    their transaction is durable. A block that no superblock on disk names any more is reused
+//!    for the log of the same transaction.
+//! 3. Data that a log refers to is not overwritten before the commit: an extent that was added to a
+//!    tree is pinned when it loses its last reference (law 2 of `data`).
+//! 4. A log refers to no chunk that its own transaction added, and needs no feature bit that the
+//!    last commit lacks. Both need a commit.
+//! 5. The log of an inode is appended as one step: a batch contains all or nothing of it.
+//! 6. When blocks of a batch cannot be allocated or written, nothing more is logged in the
+//!    transaction, and its fsyncs commit. A failed flush or superblock makes the volume read-only,
+//!    as in a commit.
+//!
+//! Left to others: what an fsync logs (`fs`), the replay.
+
+mod batch;
+pub(crate) mod changes;
+mod leaves;
+
+pub use batch::LogCounters;
+pub use changes::InodeChanges;
+
+use crate::error::TreeError;
+use crate::forest::Forest;
+use crate::transaction::gate::PanicState;
+use crate::transaction::running::Running;
+use crate::tree::Tree;
+pub(crate) use batch::Log;
+use batch::LogNumber;
+use butternut_format::key::{ItemType, Key};
+use butternut_format::units::{Generation, Logical, SECTOR_BYTES, TreeId, length};
+use butternut_sys::lock::{Mark, rank};
+use leaves::LogItem;
+use std::ops::{Range, RangeInclusive};
+use std::sync::Arc;
+
+/// The most checksum bytes in one item of a log.
+const CHECKSUM_ITEM_BYTES_MAX: usize = 2048;
+
+/// The most items of one append.
+const ITEMS_MAX: usize = 1 << 14;
+
+/// The key of the checksums of a log, like that of the checksum tree (`EXTENT_CSUM_OBJECTID`).
+const CHECKSUM_OBJECT: u64 = u64::MAX - 9;
+
+/// Why an fsync commits instead of writing to the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum CommitReason {
+    /// The log is switched off.
+    Off,
+    /// The running transaction has added a chunk.
+    NewChunk,
+    /// The running transaction has set a feature bit of the superblock.
+    NewFeature,
+    /// Too many items changed.
+    TooMuch,
+    /// No metadata space for log blocks.
+    NoSpace,
+    /// An earlier log write of the transaction failed.
+    WriteFailed,
+    /// Names of an inode of an earlier transaction changed.
+    Names,
+    /// A new inode is in a directory that is new, too.
+    NewDirectory,
+    /// A name belonged to another inode that still exists.
+    NameConflict,
+    /// Entries of a directory changed.
+    Entries,
+    /// A tree could not be read.
+    Unreadable,
+}
+
+impl CommitReason {
+    /// All reasons.
+    pub const ALL: [Self; 11] = [
+        Self::Off,
+        Self::NewChunk,
+        Self::NewFeature,
+        Self::TooMuch,
+        Self::NoSpace,
+        Self::WriteFailed,
+        Self::Names,
+        Self::NewDirectory,
+        Self::NameConflict,
+        Self::Entries,
+        Self::Unreadable,
+    ];
+
+    /// Returns the name of the reason in statistics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::NewChunk => "new_chunk",
+            Self::NewFeature => "new_feature",
+            Self::TooMuch => "too_much",
+            Self::NoSpace => "no_space",
+            Self::WriteFailed => "write_failed",
+            Self::Names => "names",
+            Self::NewDirectory => "new_directory",
+            Self::NameConflict => "name_conflict",
+            Self::Entries => "entries",
+            Self::Unreadable => "unreadable",
+        }
+    }
+}
+
+/// A place in the log of a transaction: what was appended before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogTicket {
+    generation: Generation,
+    number: LogNumber,
+}
+
+/// The items of one inode that an fsync logs.
+#[derive(Debug, Default)]
+pub struct LogEntry {
+    /// Ranges of keys that earlier entries of the inode may have logged, and that are out of date.
+    pub stale: Vec<RangeInclusive<Key>>,
+    /// Items as they are in the tree of the subvolume.
+    pub items: Vec<(Key, Vec<u8>)>,
+    /// Logical ranges of data that the items refer to: their pending checksums are logged, too.
+    pub data: Vec<Range<u64>>,
+    /// Names of a new inode: the directory and the name.
+    pub names: Vec<(u64, Vec<u8>)>,
+}
+
+/// The right to append to the log of the running transaction, which cannot be frozen meanwhile. The
+/// holder has locked the inode that it logs.
+#[derive(Debug)]
+pub struct InodeLog {
+    forest: Arc<Forest>,
+    generation: Generation,
+    watch: PanicState,
+    _mark: Mark<rank::Handle>,
+}
+
+impl Forest {
+    /// Begins to log an inode. Waits until the commit before the running transaction is durable.
+    /// The calling thread must hold no handle.
+    ///
+    /// # Errors
+    /// The volume is read-only. A [`CommitReason`] if the transaction cannot be logged.
+    pub fn begin_log(self: &Arc<Self>) -> Result<Result<InodeLog, CommitReason>, TreeError> {
+        let running = self.running()?;
+        loop {
+            running.gate.wait_for_commit()?;
+            let mark = Mark::new();
+            let generation = running.gate.join()?;
+            let watch = PanicState::now();
+            let log = InodeLog { forest: Arc::clone(self), generation, watch, _mark: mark };
+            if running.gate.committed().0.saturating_add(1) != generation.0 {
+                continue;
+            }
+            if running.log.has_new_chunk(generation) {
+                return Ok(Err(CommitReason::NewChunk));
+            }
+            return Ok(Ok(log));
+        }
+    }
+
+    /// Makes everything durable that was appended to the log before the ticket was returned. The
+    /// calling thread must hold no handle.
+    ///
+    /// # Errors
+    /// The volume is read-only. A [`CommitReason`] if the log cannot be written: nothing is durable
+    /// before a commit.
+    pub fn sync_log(
+        self: &Arc<Self>,
+        ticket: LogTicket,
+    ) -> Result<Result<(), CommitReason>, TreeError> {
+        debug_assert!(!Mark::<rank::Handle>::is_held(), "a batch may wait for a commit");
+        batch::sync(self, self.running()?, ticket)
+    }
+
+    /// Returns the counters of the log.
+    pub fn log_counters(&self) -> LogCounters {
+        self.running().map_or_else(|_| LogCounters::default(), |running| running.log.counters())
+    }
+}
+
+impl Drop for InodeLog {
+    fn drop(&mut self) {
+        if let Ok(running) = self.forest.running() {
+            self.watch.check(&running.gate);
+            running.gate.end();
+        }
+    }
+}
+
+impl InodeLog {
+    /// Returns the generation of the running transaction.
+    pub fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    fn running(&self) -> &Running {
+        self.forest.running().expect("only a writable forest has logs")
+    }
+
+    /// Returns what changed of an inode since its last log; `None` if nothing did.
+    ///
+    /// # Errors
+    /// There is no such tree, or it cannot be read. A [`CommitReason`] if the changes are not known.
+    pub fn changes(
+        &self,
+        tree: TreeId,
+        ino: u64,
+    ) -> Result<Result<Option<InodeChanges>, CommitReason>, TreeError> {
+        let found = self.running().tree(&self.forest, tree)?;
+        let found = found.ok_or(TreeError::NoTree { tree })?;
+        let state = found.state();
+        Ok(state
+            .changes
+            .find(ino)
+            .map(Option::<&InodeChanges>::cloned)
+            .ok_or(CommitReason::TooMuch))
+    }
+
+    /// Returns a tree as the last commit has it.
+    ///
+    /// # Errors
+    /// There is no such tree, or it cannot be read.
+    pub fn committed_tree(&self, tree: TreeId) -> Result<Tree, TreeError> {
+        let found = self.running().tree(&self.forest, tree)?;
+        let found = found.ok_or(TreeError::NoTree { tree })?;
+        let root = found.state().committed_root;
+        Ok(self.forest.tree_at(root))
+    }
+
+    /// Returns a ticket for everything that was appended so far.
+    pub fn ticket(&self) -> LogTicket {
+        LogTicket { generation: self.generation, number: self.running().log.number() }
+    }
+
+    /// Appends the log of one inode, and forgets its changes.
+    ///
+    /// # Errors
+    /// There is no such tree, or it cannot be read. A [`CommitReason`] if the entry cannot be
+    /// logged; then nothing has changed.
+    pub fn append(
+        &self,
+        tree: TreeId,
+        ino: u64,
+        entry: LogEntry,
+    ) -> Result<Result<LogTicket, CommitReason>, TreeError> {
+        let running = self.running();
+        if entry.items.len() > ITEMS_MAX {
+            return Ok(Err(CommitReason::TooMuch));
+        }
+        let found = running.tree(&self.forest, tree)?.ok_or(TreeError::NoTree { tree })?;
+        let appended = running.log.append(running, (tree, ino), entry);
+        Ok(appended.map(|number| {
+            found.state_mut().changes.forget(ino);
+            LogTicket { generation: self.generation, number }
+        }))
+    }
+}
+
+/// Returns the pending checksums of a range as items of a log.
+fn checksum_items(running: &Running, range: &Range<u64>) -> Vec<LogItem> {
+    let mut items: Vec<LogItem> = Vec::new();
+    let checksum_bytes = running.params.csum.bytes().max(1);
+    let bytes_max = CHECKSUM_ITEM_BYTES_MAX / checksum_bytes * checksum_bytes;
+    running.pending_checksums().find(range, &mut |at: Logical, checksums| {
+        let mut at = at.0;
+        for part in checksums.chunks(bytes_max) {
+            let sectors = length(part.len() / checksum_bytes);
+            let key = Key::new(CHECKSUM_OBJECT, ItemType::EXTENT_CSUM, at);
+            items.push((key, part.to_vec()));
+            at = at.saturating_add(sectors.saturating_mul(SECTOR_BYTES));
+        }
+    });
+    items
+}

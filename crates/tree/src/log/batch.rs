@@ -1,0 +1,501 @@
+//! Batches: many appended entries become durable with one write of log blocks and one superblock.
+//!
+//! ```text
+//! append (number n) ...  leader: compose what was appended until now; write; flush; superblock;
+//!                        flush; synced = n; the next batch has everything appended meanwhile
+//! ```
+//!
+//! The first thread that needs something written becomes the leader and writes a batch; the others
+//! wait. A batch closes when the leader composes it, which is when the batch before it is durable.
+//! No timer is involved.
+//!
+//! Laws:
+//!
+//! 1. The leader holds [`Log::io`] from before it composes a batch until the batch is durable. A
+//!    commit holds it while it writes. So the superblocks of logs and commits are written in the
+//!    order of their generations, and the value in the lock is the durable one of the last commit.
+//! 2. The lock of the entries is not held while a device is written.
+
+use super::leaves::{LogItem, LogRoot, LogTree};
+use super::{CommitReason, LogEntry, LogTicket, checksum_items};
+use crate::Block;
+use crate::error::TreeError;
+use crate::forest::Forest;
+use crate::transaction::running::Running;
+use butternut_format::check;
+use butternut_format::key::{ItemType, Key};
+use butternut_format::node::{Expected, NewBlock};
+use butternut_format::root::RawRootItem;
+use butternut_format::super_block::RawSuperBlock;
+use butternut_format::units::{Generation, Logical, TreeId, length};
+use butternut_space::{AllocationRequest, Class, Cluster};
+use butternut_sys::lock::{Condvar, Mutex, MutexGuard, rank};
+use butternut_volume::VolumeError;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// The number of entries appended in a transaction.
+pub(super) type LogNumber = u64;
+
+/// The most blocks of the logs of one transaction: 32 MiB of nodes of 16 KiB.
+const BLOCKS_MAX: usize = 2048;
+
+/// Blocks that are allocated together, so that a batch is one device write.
+const RUN_BLOCKS: u64 = 32;
+
+/// Log blocks are allocated from runs of their own.
+const CLUSTER: Cluster = Cluster(3);
+
+const DIRECTORY_MODE: u32 = 0o40755;
+
+/// Counters of the log since the volume was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LogCounters {
+    /// Batches that were written.
+    pub batches: u64,
+    /// Entries in those batches.
+    pub entries: u64,
+    /// Log blocks that were written.
+    pub blocks: u64,
+    /// Time that batches waited for flushes, in nanoseconds.
+    pub flush_nanos: u64,
+}
+
+/// The log of the running transaction.
+pub(crate) struct Log {
+    /// The superblock of the last durable commit (law 1).
+    pub(crate) io: Mutex<RawSuperBlock, rank::LogWrite>,
+    state: Mutex<LogEntries, rank::LogEntries>,
+    wake: Condvar,
+    /// The newest generation that added a chunk.
+    new_chunk: AtomicU64,
+    batches: AtomicU64,
+    entries: AtomicU64,
+    blocks: AtomicU64,
+    flush_nanos: AtomicU64,
+}
+
+#[derive(Debug)]
+struct LogEntries {
+    generation: Generation,
+    /// The logs of subvolumes.
+    trees: BTreeMap<TreeId, LogTree>,
+    /// The log root tree.
+    roots: LogTree,
+    /// Data sectors whose checksums are logged: start and end of disjoint ranges.
+    logged_data: BTreeMap<u64, u64>,
+    /// The inode of each name that is logged: tree, directory, name.
+    names: HashMap<(TreeId, u64, Vec<u8>), u64>,
+    space: LogSpace,
+    appended: LogNumber,
+    synced: LogNumber,
+    has_leader: bool,
+    failure: Option<CommitReason>,
+}
+
+/// The space of log blocks.
+#[derive(Debug, Default)]
+struct LogSpace {
+    /// Everything that was allocated in the transaction.
+    all: Vec<Range<u64>>,
+    /// Addresses of blocks in it that are not in use.
+    free: BTreeSet<u64>,
+}
+
+/// A batch that was composed.
+struct Batch {
+    root: LogRoot,
+    blocks: Vec<Arc<Block>>,
+    number: LogNumber,
+    /// Blocks that no superblock names once the batch is durable.
+    dropped: Vec<Logical>,
+}
+
+impl LogEntries {
+    fn new(generation: Generation, node_bytes: u32) -> Self {
+        Self {
+            generation,
+            trees: BTreeMap::new(),
+            roots: LogTree::new(node_bytes),
+            logged_data: BTreeMap::new(),
+            names: HashMap::new(),
+            space: LogSpace::default(),
+            appended: 0,
+            synced: 0,
+            has_leader: false,
+            failure: None,
+        }
+    }
+
+    /// Returns the checksum items of the parts of a range that are not logged yet.
+    fn new_checksums(&mut self, running: &Running, range: &Range<u64>) -> Vec<LogItem> {
+        let mut items = Vec::new();
+        for part in add_range(&mut self.logged_data, range) {
+            items.append(&mut checksum_items(running, &part));
+        }
+        items
+    }
+
+    fn blocks_max(&self) -> usize {
+        self.trees.values().map(LogTree::blocks_max).sum()
+    }
+
+    /// Composes the blocks that changed since the last batch.
+    fn compose(&mut self, running: &Running) -> Result<Batch, CommitReason> {
+        let params = &running.params;
+        let new = NewBlock {
+            logical: Logical(0),
+            generation: self.generation,
+            owner: TreeId::TREE_LOG,
+            level: 0,
+            fsid: params.fsid,
+            chunk_tree_uuid: params.chunk_tree_uuid,
+        };
+        let (space, generation) = (&mut self.space, self.generation);
+        let mut allocate = || space.allocate(running, generation);
+        let (mut blocks, mut dropped) = (Vec::new(), Vec::new());
+        for (id, tree) in &mut self.trees {
+            let root = tree.compose(&new, &mut allocate, &mut blocks)?;
+            let key = Key::new(TreeId::TREE_LOG.0, ItemType::ROOT_ITEM, id.0);
+            let item = root_item(root, generation, params.node_bytes);
+            self.roots.put(key, item.as_bytes().to_vec());
+            dropped.append(&mut tree.take_dropped());
+        }
+        let root = self.roots.compose(&new, &mut allocate, &mut blocks)?;
+        dropped.append(&mut self.roots.take_dropped());
+        for block in &mut blocks {
+            Arc::make_mut(block).seal(params.csum);
+        }
+        blocks.sort_by_key(|block| block.logical());
+        Ok(Batch { root, blocks, number: self.appended, dropped })
+    }
+}
+
+impl LogSpace {
+    fn allocate(
+        &mut self,
+        running: &Running,
+        generation: Generation,
+    ) -> Result<Logical, CommitReason> {
+        if self.free.is_empty() {
+            let node = u64::from(running.params.node_bytes);
+            let step = running.params.node_len();
+            let request = AllocationRequest {
+                bytes_max: node.saturating_mul(RUN_BLOCKS),
+                ..AllocationRequest::node(running.params.node_bytes, CLUSTER)
+            };
+            let found = running.space.try_allocate_unreserved(Class::Metadata, request);
+            let range = found.ok_or(CommitReason::NoSpace)?;
+            self.free.extend((range.start..range.end).step_by(step));
+            self.all.push(range);
+            // The range may be in the new chunk, which the last commit does not know (law 4).
+            if running.log.has_new_chunk(generation) {
+                return Err(CommitReason::NewChunk);
+            }
+        }
+        self.free.pop_first().map(Logical).ok_or(CommitReason::NoSpace)
+    }
+}
+
+impl Log {
+    pub(crate) fn new(super_block: RawSuperBlock, running: Generation, node_bytes: u32) -> Self {
+        Self {
+            io: Mutex::new(super_block),
+            state: Mutex::new(LogEntries::new(running, node_bytes)),
+            wake: Condvar::new(),
+            new_chunk: AtomicU64::new(0),
+            batches: AtomicU64::new(0),
+            entries: AtomicU64::new(0),
+            blocks: AtomicU64::new(0),
+            flush_nanos: AtomicU64::new(0),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, LogEntries> {
+        self.state.lock()
+    }
+
+    /// Records that a transaction adds a chunk, before any of its space can be allocated.
+    pub(crate) fn note_new_chunk(&self, generation: Generation) {
+        self.new_chunk.fetch_max(generation.0, Ordering::SeqCst);
+    }
+
+    pub(super) fn has_new_chunk(&self, generation: Generation) -> bool {
+        self.new_chunk.load(Ordering::SeqCst) >= generation.0
+    }
+
+    pub(super) fn number(&self) -> LogNumber {
+        self.state().appended
+    }
+
+    pub(super) fn counters(&self) -> LogCounters {
+        LogCounters {
+            batches: self.batches.load(Ordering::Relaxed),
+            entries: self.entries.load(Ordering::Relaxed),
+            blocks: self.blocks.load(Ordering::Relaxed),
+            flush_nanos: self.flush_nanos.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Ends the log of a transaction, which is frozen. Returns its space, which stays in use until
+    /// the commit is durable.
+    pub(crate) fn end_transaction(&self, next: Generation, node_bytes: u32) -> Vec<Range<u64>> {
+        let mut state = self.state();
+        let has_leader = state.has_leader;
+        let ended = std::mem::replace(&mut *state, LogEntries::new(next, node_bytes));
+        state.has_leader = has_leader;
+        drop(state);
+        self.wake.notify_all();
+        ended.space.all
+    }
+
+    /// Wakes the threads that wait for a batch: the commit is durable, or has failed.
+    pub(crate) fn commit_ended(&self) {
+        drop(self.state());
+        self.wake.notify_all();
+    }
+
+    pub(super) fn append(
+        &self,
+        running: &Running,
+        (tree, ino): (TreeId, u64),
+        entry: LogEntry,
+    ) -> Result<LogNumber, CommitReason> {
+        let mut state = self.state();
+        if let Some(reason) = state.failure {
+            return Err(reason);
+        }
+        let LogEntry { stale, items, data, names } = entry;
+        let is_other = |name: &(u64, Vec<u8>)| {
+            let key = (tree, name.0, name.1.clone());
+            state.names.get(&key).is_some_and(|known| *known != ino)
+        };
+        if names.iter().any(is_other) {
+            return Err(CommitReason::NameConflict);
+        }
+        let node_bytes = running.params.node_bytes;
+        let empty = LogTree::new(node_bytes);
+        if items.iter().any(|(_, data)| !empty.can_hold(data)) || state.blocks_max() > BLOCKS_MAX {
+            return Err(CommitReason::TooMuch);
+        }
+        let checksums: Vec<LogItem> =
+            data.iter().flat_map(|range| state.new_checksums(running, range)).collect();
+        for (dir, name) in names {
+            state.names.insert((tree, dir, name), ino);
+        }
+        let log = state.trees.entry(tree).or_insert_with(|| LogTree::new(node_bytes));
+        for keys in &stale {
+            log.remove(keys);
+        }
+        for (key, data) in items.into_iter().chain(checksums) {
+            log.put(key, data);
+        }
+        state.appended = state.appended.saturating_add(1);
+        Ok(state.appended)
+    }
+}
+
+/// The thread that writes a batch. When it ends, another thread may lead.
+struct Leader<'a> {
+    log: &'a Log,
+}
+
+impl Drop for Leader<'_> {
+    fn drop(&mut self) {
+        self.log.state().has_leader = false;
+        self.log.wake.notify_all();
+    }
+}
+
+/// Waits until a ticket is durable, and writes batches until it is.
+pub(super) fn sync(
+    forest: &Arc<Forest>,
+    running: &Running,
+    ticket: LogTicket,
+) -> Result<Result<(), CommitReason>, TreeError> {
+    let log = &running.log;
+    let mut state = log.state();
+    loop {
+        if let Some(cause) = running.gate.cause() {
+            return Err(cause);
+        }
+        if running.gate.committed() >= ticket.generation {
+            return Ok(Ok(()));
+        }
+        if state.generation == ticket.generation {
+            if state.synced >= ticket.number {
+                return Ok(Ok(()));
+            }
+            if let Some(reason) = state.failure {
+                return Ok(Err(reason));
+            }
+            if !state.has_leader {
+                state.has_leader = true;
+                drop(state);
+                let leader = Leader { log };
+                let _watch = forest.watch_panics();
+                lead(forest, running)?;
+                drop(leader);
+                state = log.state();
+                continue;
+            }
+        }
+        state = log.wake.wait(state);
+    }
+}
+
+/// Writes one batch (laws 1 and 2).
+fn lead(forest: &Forest, running: &Running) -> Result<(), TreeError> {
+    let log = &running.log;
+    let durable = log.io.lock();
+    let mut state = log.state();
+    let generation = state.generation;
+    if running.gate.committed().0.saturating_add(1) != generation.0 {
+        return Ok(());
+    }
+    if running.super_block().incompat_flags.get() != durable.incompat_flags.get() {
+        state.failure = Some(CommitReason::NewFeature);
+        return Ok(());
+    }
+    let first = state.synced;
+    let batch = match state.compose(running) {
+        Ok(batch) => batch,
+        Err(reason) => {
+            state.failure = Some(reason);
+            return Ok(());
+        }
+    };
+    drop(state);
+    let written = write(forest, running, &durable, &batch, generation)?;
+    let mut state = log.state();
+    if state.generation != generation {
+        return Ok(());
+    }
+    if !written {
+        state.failure = Some(CommitReason::WriteFailed);
+        return Ok(());
+    }
+    state.synced = batch.number;
+    state.space.free.extend(batch.dropped.iter().map(|at| at.0));
+    log.batches.fetch_add(1, Ordering::Relaxed);
+    log.entries.fetch_add(batch.number.saturating_sub(first), Ordering::Relaxed);
+    log.blocks.fetch_add(length(batch.blocks.len()), Ordering::Relaxed);
+    Ok(())
+}
+
+/// Writes the blocks of a batch and the superblock that names it. Returns `false` if the blocks
+/// could not be written (law 6 of `log`).
+fn write(
+    forest: &Forest,
+    running: &Running,
+    durable: &RawSuperBlock,
+    batch: &Batch,
+    generation: Generation,
+) -> Result<bool, TreeError> {
+    let volume = forest.volume();
+    let rules = volume.block_rules();
+    for block in &batch.blocks {
+        let expected = Expected {
+            logical: block.logical(),
+            generation,
+            level: block.level(),
+            tree: TreeId::TREE_LOG,
+            first_key: None,
+            end_key: None,
+        };
+        check::block(block.bytes(), &expected, &rules).map_err(|source| {
+            running.gate.poison(TreeError::Corrupt { tree: TreeId::TREE_LOG, source })
+        })?;
+    }
+    let blocks: Vec<(Logical, &[u8])> =
+        batch.blocks.iter().map(|block| (block.logical(), block.bytes())).collect();
+    if volume.write_blocks(&blocks).is_err() {
+        return Ok(false);
+    }
+    let failed = |source: VolumeError| {
+        let (generation, source) = (generation.0, Box::new(source));
+        running.gate.poison(TreeError::Log { generation, source })
+    };
+    let flush = || {
+        let start = Instant::now();
+        let flushed = volume.flush();
+        let nanos = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        running.log.flush_nanos.fetch_add(nanos, Ordering::Relaxed);
+        flushed
+    };
+    flush().map_err(failed)?;
+    let mut raw = *durable;
+    raw.log_root.set(batch.root.at.0);
+    raw.log_root_level = batch.root.level;
+    volume.write_first_supers(&raw).map_err(failed)?;
+    flush().map_err(failed)?;
+    Ok(true)
+}
+
+/// Returns the root item of a subvolume's log, as the kernel writes it.
+fn root_item(root: LogRoot, generation: Generation, node_bytes: u32) -> RawRootItem {
+    let mut item = RawRootItem::new_zeroed();
+    item.inode.generation.set(1);
+    item.inode.size.set(3);
+    item.inode.nlink.set(1);
+    item.inode.nbytes.set(node_bytes.into());
+    item.inode.mode.set(DIRECTORY_MODE);
+    item.bytenr.set(root.at.0);
+    item.level = root.level;
+    item.generation.set(generation.0);
+    item.generation_v2.set(generation.0);
+    item
+}
+
+/// Adds a range to disjoint ranges. Returns the parts that were not in them.
+fn add_range(known: &mut BTreeMap<u64, u64>, range: &Range<u64>) -> Vec<Range<u64>> {
+    let (mut start, mut end) = (range.start, range.end);
+    let mut new = Vec::new();
+    let mut from = range.start;
+    let overlapping: Vec<(u64, u64)> = known
+        .range(..=range.end)
+        .rev()
+        .take_while(|(_, known_end)| **known_end >= range.start)
+        .map(|(start, end)| (*start, *end))
+        .collect();
+    for (known_start, known_end) in overlapping.into_iter().rev() {
+        if from < known_start {
+            new.push(from..known_start);
+        }
+        from = from.max(known_end);
+        known.remove(&known_start);
+        start = start.min(known_start);
+        end = end.max(known_end);
+    }
+    if from < range.end {
+        new.push(from..range.end);
+    }
+    if start < end {
+        known.insert(start, end);
+    }
+    new
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_added_once() {
+        let mut known = BTreeMap::new();
+        assert_eq!(add_range(&mut known, &(10..20)), [10..20]);
+        assert_eq!(add_range(&mut known, &(30..40)), [30..40]);
+        assert_eq!(add_range(&mut known, &(12..18)), []);
+        assert_eq!(add_range(&mut known, &(5..35)), [5..10, 20..30]);
+        assert_eq!(known, BTreeMap::from([(5, 40)]));
+        assert_eq!(add_range(&mut known, &(40..45)), [40..45]);
+        assert_eq!(add_range(&mut known, &(0..5)), [0..5]);
+        assert_eq!(known, BTreeMap::from([(0, 45)]));
+        assert_eq!(add_range(&mut known, &(3..3)), []);
+    }
+}
