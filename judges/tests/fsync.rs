@@ -104,7 +104,7 @@ fn judge(seed: u64, mkfs: &str, compress: Option<&str>) -> Result<()> {
     ensure!(fast > 10, "the log made {fast} syncs durable");
     check(&copy).context("before the replay")?;
     let mark = Mark::now()?;
-    let mount = KernelMount::new(&[copy.clone()], &MountHow::default())?;
+    let mount = KernelMount::new(std::slice::from_ref(&copy), &MountHow::default())?;
     compare(mount.root(), &files, &durable_names)?;
     let device = mount.loops()[0].path().display().to_string();
     let complaints = mark.complaints(&[device.trim_start_matches("/dev/")])?;
@@ -244,18 +244,18 @@ impl Run {
         let open = self.filesystem.open_file(id)?;
         let (start, bytes) = self.range();
         let kind = self.random.below(12);
-        let fill = self.random.number() as u8;
+        let byte = u8::try_from(self.random.below(256))?;
         let small = self.random.below(1500);
         let content = &mut self.files[file].now;
         match kind {
-            0..=3 => write(&open, content, start, bytes, fill, false)?,
-            4 => write(&open, content, 0, small, fill, false)?,
+            0..=3 => write(&open, content, start, bytes, byte, false)?,
+            4 => write(&open, content, 0, small, byte, false)?,
             5 => write(
                 &open,
                 content,
                 start / BLOCK * BLOCK,
                 bytes.next_multiple_of(BLOCK),
-                fill,
+                byte,
                 true,
             )?,
             6 => {
@@ -271,7 +271,7 @@ impl Run {
             }
             9 => open.allocate(start..start + bytes, Allocate::KeepSize)?,
             10 => {
-                let mode = 0o600 | u32::from(fill & 0o77);
+                let mode = 0o600 | u32::from(byte & 0o77);
                 self.filesystem.set_attributes(
                     id,
                     &SetAttributes { mode: Some(mode), ..SetAttributes::default() },
@@ -279,11 +279,11 @@ impl Run {
                 content.mode = mode;
             }
             _ => {
-                let key = format!("user.{}", ["one", "two", "three"][usize::from(fill) % 3]);
-                if fill % 4 == 0 && content.xattrs.remove(&key).is_some() {
+                let key = format!("user.{}", ["one", "two", "three"][usize::from(byte) % 3]);
+                if byte.is_multiple_of(4) && content.xattrs.remove(&key).is_some() {
                     self.filesystem.remove_xattr(id, key.as_bytes())?;
                 } else {
-                    let value = vec![fill; usize::from(fill)];
+                    let value = vec![byte; usize::from(byte)];
                     self.filesystem.set_xattr(id, key.as_bytes(), &value, SetXattr::Either)?;
                     content.xattrs.insert(key, value);
                 }
@@ -320,10 +320,11 @@ fn write(
     content: &mut Content,
     start: u64,
     bytes: u64,
-    fill: u8,
+    first: u8,
     is_direct: bool,
 ) -> Result<()> {
-    let data: Vec<u8> = (0..bytes).map(|at| fill.wrapping_add((at / 97) as u8)).collect();
+    let data: Vec<u8> =
+        (0..bytes).map(|at| first.wrapping_add((at / 97 % 256).to_le_bytes()[0])).collect();
     if is_direct {
         let written = file.write_direct(start, &data, butternut::Privileges::Keep)?;
         ensure!(written == data.len(), "a short direct write");

@@ -86,7 +86,7 @@ Options for -o:
                         execution of programs [nodev, nosuid, exec; for root through mount(8): dev,
                         suid, exec, as for every filesystem]
   nologreplay           do not report a log tree, which is never replayed here
-  nosec=..., simple_read=..., dio_stable=..., latency=..., uncached_flush=...
+  nosec=..., simple_read=..., dio_stable=..., latency=..., uncached_flush=..., log_tree=...
                         tunables, see butternut-ctl(1)
   remount               change the options of a mount in use: ro, rw, sync, async, dev, suid, exec,
                         their opposites, and the tunables. Options that are not named keep their
@@ -179,6 +179,9 @@ time, so that its effect can be measured:
                         which thread writes back the pages dirtied by uncached writes: device: the
                         flusher, oldest files first; inode: the flusher, only that file; inline: the
                         writing thread
+  log_tree=off|on       fsync writes what changed of a file to the log tree; off: it commits the
+                        transaction. After a crash, Linux replays the log when it mounts the volume;
+                        until then butternut opens the volume for reading only, without the log
 The first value is the default. `butternut mount -o` accepts the same settings. Only the owner of
 the mount and root have access.
 

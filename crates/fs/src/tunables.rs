@@ -89,6 +89,7 @@ pub enum DirectStability {
 }
 
 /// The tunables of a filesystem. Every tunable has a method of its name that sets it.
+#[expect(clippy::struct_excessive_bools, reason = "tunables, each on its own")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Tunables {

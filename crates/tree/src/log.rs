@@ -217,7 +217,8 @@ impl InodeLog {
     /// Returns what changed of an inode since its last log; `None` if nothing did.
     ///
     /// # Errors
-    /// There is no such tree, or it cannot be read. A [`CommitReason`] if the changes are not known.
+    /// There is no such tree, or it cannot be read. A [`CommitReason`] if the changes are not
+    /// known.
     pub fn changes(
         &self,
         tree: TreeId,
@@ -226,11 +227,7 @@ impl InodeLog {
         let found = self.running().tree(&self.forest, tree)?;
         let found = found.ok_or(TreeError::NoTree { tree })?;
         let state = found.state();
-        Ok(state
-            .changes
-            .find(ino)
-            .map(Option::<&InodeChanges>::cloned)
-            .ok_or(CommitReason::TooMuch))
+        Ok(state.changes.find(ino).map(Option::<&InodeChanges>::cloned))
     }
 
     /// Returns a tree as the last commit has it.

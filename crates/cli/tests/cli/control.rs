@@ -119,7 +119,14 @@ fn ctl_shows_and_sets_tunables_of_a_mount() {
     let words: Vec<&str> = all.lines().map(|line| line.split(' ').next().unwrap()).collect();
     assert_eq!(
         words,
-        ["nosec=on", "simple_read=on", "dio_stable=trust", "latency=on", "uncached_flush=device"]
+        [
+            "nosec=on",
+            "simple_read=on",
+            "dio_stable=trust",
+            "latency=on",
+            "uncached_flush=device",
+            "log_tree=off"
+        ]
     );
     assert!(all.contains("bounce|trust|buffered"), "{all}");
     assert_eq!(served.ctl(&["nosec"]).ok(), "on\n");
@@ -130,7 +137,7 @@ fn ctl_shows_and_sets_tunables_of_a_mount() {
     let report: Value = serde_json::from_str(&output).unwrap();
     assert_eq!((&report["key"], &report["value"]), (&"dio_stable".into(), &"bounce".into()));
     let report: Value = serde_json::from_str(&served.ctl(&["--json"]).ok()).unwrap();
-    assert_eq!(report.as_array().map(Vec::len), Some(5));
+    assert_eq!(report.as_array().map(Vec::len), Some(6));
 
     // A histogram that is switched off does not count.
     served.ctl(&["latency=off"]).ok();
@@ -146,7 +153,7 @@ fn ctl_rejects_unknown_tunables_and_values() {
     }
     let served = ServedVolume::new("ro");
     let known = "no such tunable: \"nosuch\" \
-                 (known: nosec, simple_read, dio_stable, latency, uncached_flush)";
+                 (known: nosec, simple_read, dio_stable, latency, uncached_flush, log_tree)";
     for word in ["nosuch", "nosuch=on"] {
         assert_eq!(served.ctl(&[word]).failure(), format!("butternut: ctl: {known}"));
     }

@@ -87,7 +87,7 @@ impl FileLog<'_> {
         Ok(next.map_or(u64::MAX, |key| key.offset))
     }
 
-    /// Logs that a range is a hole, as far as it is inside the file: a replay removes what is behind
+    /// Logs that a range is a hole, as far as it is inside the file: a replay removes what is past
     /// the end.
     fn log_hole(&self, range: Range<u64>, entry: &mut LogEntry) {
         if range.is_empty() {

@@ -10,6 +10,7 @@
 //! 2. At most [`RECORDS_MAX`] records are kept for each subvolume. Past that limit nothing is known
 //!    any more until the next commit, and every fsync in the subvolume commits.
 
+use super::CommitReason;
 use butternut_format::key::{ItemType, Key};
 use std::collections::{BTreeSet, HashMap};
 
@@ -59,9 +60,9 @@ impl ChangedInodes {
         }
     }
 
-    /// Returns the changes of an inode; the outer `None` past the limit of law 2.
-    pub(crate) fn find(&self, ino: u64) -> Option<Option<&InodeChanges>> {
-        (!self.is_full).then(|| self.inodes.get(&ino))
+    /// Returns the changes of an inode, if there are any. Fails past the limit of law 2.
+    pub(crate) fn find(&self, ino: u64) -> Result<Option<&InodeChanges>, CommitReason> {
+        if self.is_full { Err(CommitReason::TooMuch) } else { Ok(self.inodes.get(&ino)) }
     }
 
     /// Forgets the changes of an inode, because the log has them.
@@ -94,29 +95,29 @@ mod tests {
         changed.note(&Key::new(257, ItemType::INODE_REF, 256));
         changed.note(&Key::new(256, ItemType::DIR_INDEX, 2));
         changed.note(&Key::new(258, ItemType::INODE_ITEM, 0));
-        let file = changed.find(257).flatten().cloned().unwrap();
+        let file = changed.find(257).unwrap().cloned().unwrap();
         assert_eq!(file.extents.into_iter().collect::<Vec<_>>(), [0, 4096]);
         assert!(file.has_new_names && !file.has_new_entries);
-        assert!(changed.find(256).flatten().is_some_and(|dir| dir.has_new_entries));
-        assert_eq!(changed.find(258), Some(Some(&InodeChanges::default())));
-        assert_eq!(changed.find(259), Some(None));
+        assert!(changed.find(256).unwrap().is_some_and(|dir| dir.has_new_entries));
+        assert_eq!(changed.find(258), Ok(Some(&InodeChanges::default())));
+        assert_eq!(changed.find(259), Ok(None));
         changed.forget(257);
-        assert_eq!(changed.find(257), Some(None));
+        assert_eq!(changed.find(257), Ok(None));
         assert_eq!(changed.records, 2);
     }
 
     #[test]
     fn past_the_limit_nothing_is_known_until_the_commit() {
         let mut changed = ChangedInodes::default();
-        for offset in 0..RECORDS_MAX as u64 {
+        for offset in 0..u64::try_from(RECORDS_MAX).unwrap() {
             changed.note(&extent(257, offset * 4096));
         }
-        assert_eq!(changed.find(257), None);
+        assert_eq!(changed.find(257), Err(CommitReason::TooMuch));
         changed.note(&extent(258, 0));
-        assert_eq!(changed.find(258), None);
+        assert_eq!(changed.find(258), Err(CommitReason::TooMuch));
         assert!(changed.inodes.is_empty());
         changed.clear();
         changed.note(&extent(258, 0));
-        assert!(changed.find(258).flatten().is_some());
+        assert!(changed.find(258).unwrap().is_some());
     }
 }

@@ -191,13 +191,12 @@ impl LogTree {
         let mut children = Vec::with_capacity(self.leaves.len());
         let bytes = self.node_bytes;
         for leaf in &mut self.leaves {
-            let logical = match leaf.at {
-                Some(at) => at,
-                None => {
-                    let logical = allocate()?;
-                    blocks.push(compose_leaf(bytes, &leaf.items, &NewBlock { logical, ..*new }));
-                    *leaf.at.insert(logical)
-                }
+            let logical = if let Some(at) = leaf.at {
+                at
+            } else {
+                let logical = allocate()?;
+                blocks.push(compose_leaf(bytes, &leaf.items, &NewBlock { logical, ..*new }));
+                *leaf.at.insert(logical)
             };
             let key = leaf.items.first().map(|(key, _)| *key).unwrap_or_default();
             children.push(Child { key, logical, generation: new.generation });

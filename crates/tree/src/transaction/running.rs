@@ -178,7 +178,7 @@ impl Running {
         let params = VolumeParams::of(super_block, root.header().chunk_tree_uuid);
         let options = SpaceOptions { node_bytes: params.node_bytes, is_mixed: params.is_mixed };
         let gate = Gate::new(super_block.generation());
-        let log = Log::new(*super_block.raw(), gate.generation(), params.node_bytes);
+        let log = Log::new(super_block.raw(), gate.generation(), params.node_bytes);
         let running = Self {
             gate,
             log,

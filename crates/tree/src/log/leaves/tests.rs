@@ -1,3 +1,5 @@
+//! Log trees against a model in memory: what is composed is what was put.
+
 use super::*;
 use butternut_format::key::ItemType;
 use butternut_format::units::{Generation, TreeId};
@@ -49,13 +51,12 @@ impl Written {
         while let Some(at) = below.pop() {
             let block = &self.blocks[&at];
             for slot in 0..block.len() {
-                match block.child(slot) {
-                    Some(child) => below.push(child.logical),
-                    None => {
-                        let (key, data) = block.item(slot).unwrap();
-                        assert!(found.insert(key, data.to_vec()).is_none());
-                    }
+                if let Some(child) = block.child(slot) {
+                    below.push(child.logical);
+                    continue;
                 }
+                let (key, data) = block.item(slot).unwrap();
+                assert!(found.insert(key, data.to_vec()).is_none());
             }
         }
         found
@@ -71,11 +72,11 @@ fn a_random_history_is_composed_as_it_is() {
     };
     let (mut tree, mut written) = (LogTree::new(NODE_BYTES), Written::default());
     let mut model = BTreeMap::new();
-    for round in 0..200 {
+    for round in 0..200_u8 {
         for _ in 0..random(60) {
-            let (number, len) = (random(2000), random(300) as usize);
-            tree.put(key(number), vec![round as u8; len]);
-            model.insert(key(number), vec![round as u8; len]);
+            let (number, len) = (random(2000), usize::try_from(random(300)).unwrap());
+            tree.put(key(number), vec![round; len]);
+            model.insert(key(number), vec![round; len]);
         }
         let (from, to) = (random(2000), random(2000));
         if from <= to && round % 3 == 0 {
@@ -105,7 +106,7 @@ fn a_small_change_composes_one_leaf_and_the_nodes_above() {
     }
     written.compose(&mut tree);
     let leaves = tree.leaves.len();
-    assert!(leaves < 1000 * (100 + ITEM_BYTES) / (NODE_BYTES as usize - HEADER_BYTES) + 5, "full");
+    assert!(leaves < 1000 * (100 + ITEM_BYTES) / (index(NODE_BYTES) - HEADER_BYTES) + 5, "full");
     tree.put(key(500), vec![4; 100]);
     let (root, count) = written.compose(&mut tree);
     assert_eq!((root.level, count), (1, 2));
@@ -119,6 +120,6 @@ fn the_only_leaf_may_become_empty() {
     tree.remove(&(Key::MIN..=Key::MAX));
     let (root, _) = written.compose(&mut tree);
     assert!(written.read(root).is_empty() && root.level == 0);
-    assert!(tree.can_hold(&vec![0; NODE_BYTES as usize - HEADER_BYTES - ITEM_BYTES]));
-    assert!(!tree.can_hold(&vec![0; NODE_BYTES as usize - HEADER_BYTES - ITEM_BYTES + 1]));
+    assert!(tree.can_hold(&vec![0; index(NODE_BYTES) - HEADER_BYTES - ITEM_BYTES]));
+    assert!(!tree.can_hold(&vec![0; index(NODE_BYTES) - HEADER_BYTES - ITEM_BYTES + 1]));
 }
