@@ -3,8 +3,9 @@
 //! A seeded workload creates, writes, truncates, punches, renames, links and deletes files through
 //! the library, and syncs some of them. A model keeps, for each file, its state at the moment that
 //! made it durable: its own sync, or a commit. Then the filesystem is abandoned, as by a crash, and
-//! a copy of the image is checked, mounted by the kernel, which replays the log, and compared with
-//! the model: every name, byte, mode and extended attribute.
+//! copies of the image are checked, opened by the library, which replays the log in memory and for
+//! good, and mounted by the kernel, which replays it, too. Each is compared with the model: every
+//! name, byte, mode and extended attribute.
 
 use anyhow::{Context, Result, ensure};
 use butternut::{
@@ -103,6 +104,7 @@ fn judge(seed: u64, mkfs: &str, compress: Option<&str>) -> Result<()> {
     drop(filesystem);
     ensure!(fast > 10, "the log made {fast} syncs durable");
     check(&copy).context("before the replay")?;
+    ours(&dir.path().join("ours.img"), &copy, &files, &durable_names).context("our replay")?;
     let mark = Mark::now()?;
     let mount = KernelMount::new(std::slice::from_ref(&copy), &MountHow::default())?;
     compare(mount.root(), &files, &durable_names)?;
@@ -111,6 +113,74 @@ fn judge(seed: u64, mkfs: &str, compress: Option<&str>) -> Result<()> {
     ensure!(complaints.is_empty(), "the kernel complains: {complaints:?}");
     mount.unmount()?;
     check(&copy).context("after the replay")
+}
+
+/// Replays the log of a copy ourselves: in memory, and for good.
+fn ours(
+    image: &Path,
+    crashed: &Path,
+    files: &[Modelled],
+    names: &BTreeMap<Name, usize>,
+) -> Result<()> {
+    tool::copy_sparse(crashed, image)?;
+    for read_only in [true, false] {
+        let options = MountOptions::default().read_only(read_only);
+        let filesystem = Filesystem::open(&[DevicePath::from(image)], &options)?;
+        let notices = filesystem.notices();
+        ensure!(notices.is_empty(), "{notices:?}");
+        compare_ours(&filesystem, files, names)
+            .with_context(|| format!("read_only: {read_only}"))?;
+        filesystem.close()?;
+    }
+    check(image)?;
+    let mount = KernelMount::new(&[image.to_owned()], &MountHow::default())?;
+    compare(mount.root(), files, names).context("read by the kernel")?;
+    mount.unmount()
+}
+
+/// Compares what the library shows with what was durable.
+fn compare_ours(
+    filesystem: &Filesystem,
+    files: &[Modelled],
+    names: &BTreeMap<Name, usize>,
+) -> Result<()> {
+    let root = filesystem.root();
+    for (number, dir) in ["", "x", "y"].into_iter().enumerate() {
+        let id = if dir.is_empty() { root } else { filesystem.lookup(root, dir.as_bytes())? };
+        let entries = filesystem.read_dir(id, 0)?.collect::<butternut::Result<Vec<_>>>()?;
+        let names_of = entries.iter().map(|entry| String::from_utf8_lossy(&entry.name));
+        let have: BTreeSet<String> =
+            names_of.filter(|name| name != "." && name != "..").map(Into::into).collect();
+        let own = names.keys().filter(|name| name.0 == number).map(|name| name.1.to_owned());
+        let mut want: BTreeSet<String> = own.collect();
+        if number == 0 {
+            want.extend(["x".to_owned(), "y".to_owned()]);
+        }
+        ensure!(have == want, "directory {dir:?}: have {have:?}, want {want:?}");
+    }
+    for (name, file) in names {
+        let want = files[*file].durable.as_ref().context("a durable file")?;
+        let path = Path::new("/").join(["", "x", "y"][name.0]).join(name.1);
+        let open = filesystem.open_path(path.as_os_str().as_encoded_bytes())?;
+        let stat = open.metadata()?;
+        ensure!(open.id() == files[*file].id, "{name:?}: {:?}", open.id());
+        let links = names.values().filter(|other| *other == file).count();
+        ensure!(u64::from(stat.nlink) == links as u64, "{name:?}: {} links", stat.nlink);
+        ensure!(stat.mode & 0o7777 == want.mode, "{name:?}: mode {:o}", stat.mode);
+        ensure!(open.len() == want.bytes.len() as u64, "{name:?}: {} bytes", open.len());
+        let mut bytes = vec![0; want.bytes.len()];
+        open.read_exact_at(0, &mut bytes)?;
+        let differs = bytes.iter().zip(&want.bytes).position(|(have, want)| have != want);
+        ensure!(differs.is_none(), "{name:?}: byte {differs:?} differs");
+        let keys = filesystem.xattr_names(open.id())?;
+        let mut have = BTreeMap::new();
+        for key in keys {
+            let value = filesystem.xattr(open.id(), &key)?;
+            have.insert(String::from_utf8_lossy(&key).into_owned(), value);
+        }
+        ensure!(have == want.xattrs, "{name:?}: xattrs differ");
+    }
+    Ok(())
 }
 
 fn check(image: &Path) -> Result<()> {

@@ -54,6 +54,7 @@ impl Error {
             Self::WrongKind { .. } | Self::InvalidArgument { .. } | Self::NotSubvolume { .. } => {
                 code::EINVAL
             }
+            Self::Log { source } => source.errno(),
             Self::SymlinkLoop => code::ELOOP,
             Self::NameTooLong => code::ENAMETOOLONG,
             Self::NoAttribute => code::ENODATA,

@@ -70,6 +70,13 @@ pub enum Error {
     /// required.
     #[error("{what} is {kind}, not a subvolume")]
     NotSubvolume { what: String, kind: &'static str },
+    /// The log tree of a volume that was not unmounted cannot be replayed, so the volume cannot be
+    /// opened for writing. Opened for reading, it shows the last commit.
+    #[error("the log tree cannot be replayed")]
+    Log {
+        #[source]
+        source: Box<Error>,
+    },
     /// A tree that the volume lacks although every volume must have it.
     #[error("the volume has no tree {id}")]
     NoTree { id: TreeId },

@@ -154,6 +154,7 @@ mod mount;
 mod names;
 mod options;
 pub mod queue;
+mod replay;
 pub mod server;
 mod space;
 pub mod stats;

@@ -21,7 +21,7 @@ use butternut_device::{Device, FileDevice, OpenDevice};
 use butternut_file::{ErrorCursor, Source, SourceOptions};
 use butternut_format::super_block::SuperBlock;
 use butternut_tree::{Forest, ForestOptions};
-use butternut_volume::{OpenOptions, Volume};
+use butternut_volume::{OpenOptions, Volume, chain};
 use rayon::ThreadPoolBuilder;
 use std::sync::Arc;
 use std::time::Duration;
@@ -135,8 +135,9 @@ impl Filesystem {
             super_copy: options.super_copy,
             ..OpenOptions::default()
         };
-        let volume = Arc::new(Volume::open(devices, how)?);
-        let forest = forest(&volume, options)?;
+        let open = || Ok(Arc::new(Volume::open(devices.clone(), how.clone())?));
+        let Opened { forest, log_failure } = forest(&open, options)?;
+        let volume = Arc::clone(forest.volume());
         let workers = ThreadPoolBuilder::new()
             .num_threads(options.workers)
             .thread_name(|number| format!("butternut-{number}"))
@@ -157,7 +158,7 @@ impl Filesystem {
         });
         let first_generation = forest.generation().map_or(0, |generation| generation.0);
         let shared = Arc::new(Shared {
-            notices: notices(&volume, options),
+            notices: notices(&volume, log_failure.as_deref()),
             forest,
             roots: Roots::default(),
             inodes: InodeCache::new(options.inode_cache_entries),
@@ -277,28 +278,67 @@ impl Filesystem {
     }
 }
 
-fn forest(volume: &Arc<Volume>, options: &MountOptions) -> Result<Arc<Forest>> {
-    let cache = ForestOptions {
+/// Opens the volume, which has read no tree yet.
+type OpenVolume<'a> = dyn Fn() -> Result<Arc<Volume>> + 'a;
+
+/// A forest, and why the log of the volume was not replayed, if that failed.
+struct Opened {
+    forest: Arc<Forest>,
+    log_failure: Option<String>,
+}
+
+fn forest(open: &OpenVolume<'_>, options: &MountOptions) -> Result<Opened> {
+    let mut cache = ForestOptions {
         cache_bytes: options.node_cache_bytes,
         clock: options.clock.0,
         commits_for_space: options.commits_for_space,
         enospc_injector: options.enospc_injector.clone(),
         ..ForestOptions::default()
     };
-    let volume = Arc::clone(volume);
+    let volume = open()?;
+    let has_log = volume.super_block().log_root().is_some() && !options.ignore_log;
+    let opened = |forest| Ok(Opened { forest, log_failure: None });
     if options.read_only {
-        return Ok(Forest::open(volume, cache)?);
+        return if has_log {
+            open_with_log(open, &cache)
+        } else {
+            opened(Forest::open(volume, cache)?)
+        };
     }
-    Ok(Forest::open_writable(volume, cache)?)
+    cache.replays_log = has_log;
+    let forest = Forest::open_writable(volume, cache)?;
+    if has_log {
+        let failed = |source: Error| Error::Log { source: Box::new(source) };
+        let claim = crate::replay::replay(&forest).map_err(failed)?;
+        forest.commit_replay(claim).map_err(|error| failed(error.into()))?;
+    }
+    opened(forest)
 }
 
-fn notices(volume: &Volume, options: &MountOptions) -> Vec<Notice> {
+/// Opens a forest for reading and replays its log in memory. Where that fails, it shows the last
+/// commit.
+fn open_with_log(open: &OpenVolume<'_>, options: &ForestOptions) -> Result<Opened> {
+    let replayed = open().and_then(|volume| {
+        let forest = Forest::open_for_replay(volume, options.clone())?;
+        crate::replay::replay(&forest)?;
+        Ok(forest)
+    });
+    match replayed {
+        Ok(forest) => Ok(Opened { forest, log_failure: None }),
+        Err(error) => {
+            let log_failure = Some(chain(&error));
+            Ok(Opened { forest: Forest::open(open()?, options.clone())?, log_failure })
+        }
+    }
+}
+
+fn notices(volume: &Volume, log_failure: Option<&str>) -> Vec<Notice> {
     let mut notices = Vec::new();
-    if volume.super_block().log_root().is_some() && !options.ignore_log {
-        let text = "the volume was not unmounted cleanly and holds a log tree: what was synced \
-                    after the last commit is not shown (mount it once with the kernel's btrfs, \
-                    which replays it)";
-        notices.push(Notice(text.to_owned()));
+    if let Some(why) = log_failure {
+        notices.push(Notice(format!(
+            "the volume was not unmounted cleanly, and its log tree cannot be replayed: {why} \
+             (shown is the last commit, without what was synced after it)"
+        )));
     }
     for device in volume.devices() {
         if device.is_missing() {

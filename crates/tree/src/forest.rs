@@ -54,6 +54,9 @@ pub struct ForestOptions {
     /// Whether a caller without space commits to free some. On a full volume a reservation may
     /// succeed only after that. Without it, only explicit calls commit.
     pub commits_for_space: bool,
+    /// Whether a volume with a log may be opened for writing: the caller replays the log, because
+    /// the first commit ends it.
+    pub replays_log: bool,
     /// For tests: makes reservations fail although there is space.
     pub enospc_injector: Option<EnospcInjector>,
 }
@@ -65,6 +68,7 @@ impl Default for ForestOptions {
             clock: system_time,
             discard: false,
             commits_for_space: true,
+            replays_log: false,
             enospc_injector: None,
         }
     }
@@ -186,19 +190,41 @@ impl Forest {
         volume: Arc<Volume>,
         options: ForestOptions,
     ) -> Result<Arc<Self>, TreeError> {
+        let replays_log = options.replays_log;
         let forest = Self::open(volume, options)?;
-        crate::transaction::writable::check(&forest)?;
+        crate::transaction::writable::check(&forest, replays_log)?;
         if forest.volume().devices().len() == 1 {
             device_stats::load(&forest)?;
         }
         forest.volume().record_stale_devices();
-        let running = Running::open(&forest)?;
-        if forest.running.set(running).is_ok() {
-            let running = forest.running()?;
-            running.open_commit_trees(&forest)?;
+        forest.start_running()?;
+        Ok(forest)
+    }
+
+    /// Opens a forest for reading, with a running transaction that is never committed: a log is
+    /// replayed in it. Must not be committed.
+    ///
+    /// # Errors
+    /// As [`Self::open`], or the accounts of the volume's space cannot be read.
+    pub fn open_for_replay(
+        volume: Arc<Volume>,
+        options: ForestOptions,
+    ) -> Result<Arc<Self>, TreeError> {
+        let options = ForestOptions { commits_for_space: false, ..options };
+        let forest = Self::open(volume, options)?;
+        forest.start_running()?;
+        Ok(forest)
+    }
+
+    /// Starts the running transaction of a forest.
+    fn start_running(self: &Arc<Self>) -> Result<(), TreeError> {
+        let running = Running::open(self)?;
+        if self.running.set(running).is_ok() {
+            let running = self.running()?;
+            running.open_commit_trees(self)?;
             running.set_global_reserve();
         }
-        Ok(forest)
+        Ok(())
     }
 
     pub(crate) fn running(&self) -> Result<&Running, TreeError> {

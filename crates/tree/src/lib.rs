@@ -41,7 +41,9 @@ pub use cursor::Cursor;
 pub use data::DATA_EXTENT_BYTES_MAX;
 pub use error::TreeError;
 pub use forest::{Forest, ForestOptions};
-pub use log::{CommitReason, InodeChanges, InodeLog, LogCounters, LogEntry, LogTicket};
+pub use log::{
+    CommitReason, InodeChanges, InodeLog, LogClaim, LogCounters, LogEntry, LogTicket, SubvolumeLog,
+};
 pub use transaction::enospc::EnospcInjector;
 pub use transaction::read_epochs::ReadEpoch;
 pub use transaction::{Handle, Need, PanicWatch, ReservationLevel, TreeEdit};

@@ -27,14 +27,16 @@
 //!    transaction, and its fsyncs commit. A failed flush or superblock makes the volume read-only,
 //!    as in a commit.
 //!
-//! Left to others: what an fsync logs (`fs`), the replay.
+//! Left to others: what an fsync logs, and the replay (`fs`).
 
 mod batch;
 pub(crate) mod changes;
 mod leaves;
+mod read;
 
 pub use batch::LogCounters;
 pub use changes::InodeChanges;
+pub use read::{LogClaim, SubvolumeLog};
 
 use crate::error::TreeError;
 use crate::forest::Forest;

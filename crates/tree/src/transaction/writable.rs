@@ -13,15 +13,15 @@ use std::sync::Arc;
 const QUOTA_ON: u64 = 1 << 0;
 
 /// Refuses a volume that writing would make inconsistent.
-pub(crate) fn check(forest: &Arc<Forest>) -> Result<(), TreeError> {
+pub(crate) fn check(forest: &Arc<Forest>, replays_log: bool) -> Result<(), TreeError> {
     let super_block = forest.volume().super_block();
     super_block.writable().map_err(TreeError::Unwritable)?;
     let have = "one";
     require(
-        super_block.log_root().is_none(),
+        replays_log || super_block.log_root().is_none(),
         "log tree",
         have,
-        "none: mount with the kernel to replay it",
+        "none: open the volume once without nologreplay",
     )
     .map_err(TreeError::Unwritable)?;
     require(!super_block.is_seeding(), "seed", "a seed device", "a device that is not a seed")

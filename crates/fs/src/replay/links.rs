@@ -1,0 +1,40 @@
+//! The last stage of a replay: the link counts of the inodes whose names changed.
+
+use super::Replay;
+use crate::Result;
+use butternut_format::key::ItemType;
+use butternut_format::units::{Ino, length};
+use butternut_names as names;
+
+impl Replay<'_> {
+    /// Counts the names of all touched inodes. An inode without a name becomes an orphan, and a
+    /// directory without one loses its entries, which touches more inodes.
+    pub(super) fn links(&mut self) -> Result<()> {
+        while let Some(ino) = self.touched.pop_first() {
+            let Some(inode) = self.inode(ino)? else { continue };
+            let count = self.count_names(ino)?;
+            let is_directory = Self::is_directory(inode.kind);
+            if count == 0 && is_directory {
+                self.remove_all_names(ino)?;
+            }
+            let nlink = if is_directory { count.min(1) } else { count };
+            let nlink = u32::try_from(nlink).unwrap_or(u32::MAX);
+            self.update_inode(ino, |inode| inode.nlink = nlink)?;
+            if count == 0 {
+                names::add_orphan(&self.edit, Ino(ino))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn count_names(&self, ino: u64) -> Result<u64> {
+        // The root of a subvolume has a reference to itself.
+        let mut count = 0;
+        for item_type in [ItemType::INODE_REF, ItemType::INODE_EXTREF] {
+            for (key, data) in Self::items_in(&self.tree, &Self::keys(ino, item_type))? {
+                count += length(self.parse_references(key, &data)?.len());
+            }
+        }
+        Ok(count)
+    }
+}
