@@ -110,6 +110,21 @@ impl Forest {
         Ok(written.saturating_add_signed(pending.sum))
     }
 
+    /// Whether a range is one data extent of the last commit or of the running transaction, which
+    /// may have dropped all its references.
+    ///
+    /// # Errors
+    /// The extent tree cannot be read.
+    pub fn has_extent(self: &Arc<Self>, at: Logical, bytes: u64) -> Result<bool, TreeError> {
+        let running = self.running()?;
+        let extents = self.tree(TreeId::EXTENT)?;
+        let extents = extents.ok_or(TreeError::NoTree { tree: TreeId::EXTENT })?;
+        let key = Key::new(at.0, ItemType::EXTENT_ITEM, bytes);
+        let (is_written, pending) =
+            running.with_pending_refs(at, |_| Ok(extents.find(&key)?.is_some()))?;
+        Ok(is_written || pending.created_bytes == Some(bytes))
+    }
+
     /// Whether an extent has other references than `reference`, whatever the count of that one. A
     /// range that is not exactly one extent counts as shared: its bytes may belong to another.
     /// Trees that share a leaf are not detected: compare the generation of the item with the one of

@@ -84,7 +84,7 @@ impl Replay<'_> {
             self.handle.add_data_extent(logical.0..logical.0.saturating_add(bytes), reference);
             return Ok(());
         }
-        if self.handle.forest().data_refs(logical, bytes)? == 0 {
+        if !self.handle.forest().has_extent(logical, bytes)? {
             let refused = Refused::new("disk_bytenr", logical, "an extent of the volume or free");
             return Err(self.corrupt(key, refused));
         }

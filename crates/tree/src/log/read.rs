@@ -132,7 +132,7 @@ impl Forest {
         claim: &mut LogClaim,
     ) -> Result<(), TreeError> {
         let end = at.0.saturating_add(bytes);
-        if claim.extents.get(&at.0) == Some(&end) || self.data_refs(at, bytes)? > 0 {
+        if claim.extents.get(&at.0) == Some(&end) || self.has_extent(at, bytes)? {
             return Ok(());
         }
         self.claim(&(at.0..end), "logged extent")?;
