@@ -84,8 +84,9 @@ impl Replay<'_> {
             self.remove_old_names(ino, dir)?;
         }
         for RefName { dir, index, name } in logged {
-            // The directory was deleted after the inode was logged.
-            if self.inode(dir)?.is_none() {
+            // The root of a subvolume refers to itself, without an entry. Any other directory may
+            // have been deleted after the inode was logged.
+            if dir == ino || self.inode(dir)?.is_none() {
                 continue;
             }
             let found = Found { target: Target::Inode(Ino(ino)), kind: inode.kind };
