@@ -25,8 +25,7 @@ use std::sync::Arc;
 const INODES_MAX: usize = 4000;
 
 /// Images that must not be opened for writing, by name, and the feature that the error must name.
-const REFUSED: [(&str, &str); 7] = [
-    ("log", "log tree"),
+const REFUSED: [(&str, &str); 6] = [
     ("quota", "quotas"),
     ("qgroup", "quotas"),
     ("seed", "seed"),

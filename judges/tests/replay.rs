@@ -24,8 +24,8 @@ const VOLUME_BYTES: u64 = 512 << 20;
 const SIZE_MAX: u64 = 200_000;
 const STEPS: usize = 160;
 
-/// Names are few, short, and no inode gets more than [`LINKS_MAX`]: Linux 6.18 hits a bug in its own
-/// replay when the names of an inode in one directory exceed a leaf.
+/// Names are few and short, and no inode gets more than [`LINKS_MAX`]: Linux 6.18 hits a bug in its
+/// own replay when the names of an inode in one directory exceed a leaf.
 const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
 const LINKS_MAX: u64 = 4;
 const DIRECTORIES: [&str; 5] = ["", "one", "one/two", "sub", "sub/three"];
@@ -175,9 +175,8 @@ impl Workload {
     fn rename(&mut self) -> Result<()> {
         let (from, to) = (self.path(), self.path());
         let is_same_subvolume = self.is_in_sub(&from) == self.is_in_sub(&to);
-        if from.is_file() && !to.is_dir() && is_same_subvolume {
-            std::fs::rename(from, to)?;
-        } else if from.is_dir() && !to.exists() && is_same_subvolume {
+        let fits = if from.is_dir() { !to.exists() } else { from.is_file() && !to.is_dir() };
+        if fits && is_same_subvolume && !to.starts_with(&from) {
             std::fs::rename(from, to)?;
         }
         Ok(())

@@ -85,7 +85,8 @@ Options for -o:
   dev, suid, exec       interpret device files, honor set-user-ID and set-group-ID bits, permit the
                         execution of programs [nodev, nosuid, exec; for root through mount(8): dev,
                         suid, exec, as for every filesystem]
-  nologreplay           do not report a log tree, which is never replayed here
+  nologreplay           with ro: show the last commit, without the log tree of a volume that was not
+                        unmounted cleanly. By default it is replayed, for ro in memory
   nosec=..., simple_read=..., dio_stable=..., latency=..., uncached_flush=..., log_tree=...
                         tunables, see butternut-ctl(1)
   remount               change the options of a mount in use: ro, rw, sync, async, dev, suid, exec,
@@ -180,8 +181,7 @@ time, so that its effect can be measured:
                         flusher, oldest files first; inode: the flusher, only that file; inline: the
                         writing thread
   log_tree=off|on       fsync writes what changed of a file to the log tree; off: it commits the
-                        transaction. After a crash, Linux replays the log when it mounts the volume;
-                        until then butternut opens the volume for reading only, without the log
+                        transaction. The log is replayed when the volume is opened after a crash
 The first value is the default. `butternut mount -o` accepts the same settings. Only the owner of
 the mount and root have access.
 

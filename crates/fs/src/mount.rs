@@ -135,7 +135,7 @@ impl Filesystem {
             super_copy: options.super_copy,
             ..OpenOptions::default()
         };
-        let open = || Ok(Arc::new(Volume::open(devices.clone(), how.clone())?));
+        let open = move || Ok(Arc::new(Volume::open(devices.clone(), how.clone())?));
         let Opened { forest, log_failure } = forest(&open, options)?;
         let volume = Arc::clone(forest.volume());
         let workers = ThreadPoolBuilder::new()

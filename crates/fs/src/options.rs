@@ -84,8 +84,8 @@ pub struct MountOptions {
     pub inode_cache_entries: usize,
     /// Number of threads for compression, decompression and readahead; 0 is one per core.
     pub workers: usize,
-    /// Suppress the notice that the volume holds a log tree of a crash, whose changes are not
-    /// shown.
+    /// Show the last commit of a volume that was not unmounted cleanly, without replaying its log
+    /// tree. Only for reading: a volume with a log is then not opened for writing.
     pub ignore_log: bool,
     /// The tunables of the I/O path.
     pub tunables: Tunables,

@@ -110,9 +110,8 @@ impl Replay<'_> {
         let mut cursor = self.log.cursor();
         // An item may begin before the range.
         cursor.seek_last(&key(range.start))?;
-        let is_checksums = |key: Key| {
-            key.objectid == CHECKSUM_OBJECT && key.item_type == ItemType::EXTENT_CSUM
-        };
+        let is_checksums =
+            |key: Key| key.objectid == CHECKSUM_OBJECT && key.item_type == ItemType::EXTENT_CSUM;
         if !cursor.key().is_some_and(is_checksums) {
             cursor.seek(&key(range.start))?;
         }

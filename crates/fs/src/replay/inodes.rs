@@ -99,7 +99,7 @@ impl Replay<'_> {
             let index = |at| Key::new(dir, ItemType::DIR_INDEX, at);
             for (key, data) in Self::items_in(&self.tree, &(index(key.offset)..=index(last)))? {
                 let logged = self.log.find(&key)?;
-                if logged.is_some_and(|logged| self.is_same_name(logged.data(), &data)) {
+                if logged.is_some_and(|logged| is_same_name(logged.data(), &data)) {
                     continue;
                 }
                 self.unlink_item(key, &data)?;
@@ -107,9 +107,10 @@ impl Replay<'_> {
         }
         Ok(())
     }
+}
 
-    fn is_same_name(&self, one: &[u8], other: &[u8]) -> bool {
-        let name = |item| DirEntries::new(item).next().and_then(Result::ok).map(|entry| entry.name);
-        name(one).is_some() && name(one) == name(other)
-    }
+/// Whether two items are entries of the same name.
+fn is_same_name(one: &[u8], other: &[u8]) -> bool {
+    let name = |item| DirEntries::new(item).next().and_then(Result::ok).map(|entry| entry.name);
+    name(one).is_some() && name(one) == name(other)
 }

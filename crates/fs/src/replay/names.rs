@@ -51,21 +51,12 @@ impl Replay<'_> {
             return Ok(());
         }
         let named = names::lookup(&self.tree, Ino(logged.dir), &logged.name)?;
-        let indexed = self.indexed(logged.dir, logged.index)?;
-        let is_target = |found: Found| found.target == logged.found.target;
-        let is_indexed = indexed.is_some_and(|known| {
-            known.name == logged.name && is_target(known.found)
-        });
-        if named.is_some_and(is_target) {
-            if is_indexed || !self.has_reference(ino.0, logged.dir, &logged.name)? {
-                return Ok(());
-            }
-        }
-        // The reference in the log adds the name.
-        if self.log_names(ino.0, logged.dir)?.iter().any(|known| known.name == logged.name) {
-            return Ok(());
-        }
-        if named.is_some_and(is_target) {
+        let is_there = named.is_some_and(|known| known.target == logged.found.target);
+        // A reference in the log adds the name later.
+        let has_reference = || -> Result<bool> {
+            Ok(self.log_names(ino.0, logged.dir)?.iter().any(|known| known.name == logged.name))
+        };
+        if is_there || has_reference()? {
             return Ok(());
         }
         self.link(&logged, ino.0)
