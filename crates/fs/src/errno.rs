@@ -213,6 +213,7 @@ mod tests {
             Error::NoSubvolume { what: "300".into() },
             Error::NotSubvolume { what: "a".into(), kind: "a directory" },
             Error::NoTree { id: TreeId::EXTENT },
+            Error::Log { source: Box::new(Error::Tree(corrupt())) },
             Error::InvalidArgument { what: "the address is a tree block's" },
             Error::Unsupported { what: "writing" },
             Error::LimitExceeded { what: "references", limit: 9 },
@@ -231,6 +232,7 @@ mod tests {
         match error {
             Error::NotFound | Error::NoSubvolume { .. } => 2,
             Error::NoTree { .. }
+            | Error::Log { .. }
             | Error::Corrupt { .. }
             | Error::Device(_)
             | Error::Volume(_)
@@ -265,7 +267,7 @@ mod tests {
     fn every_error_has_its_errno() {
         let all = all();
         let kinds: std::collections::HashSet<_> = all.iter().map(std::mem::discriminant).collect();
-        assert_eq!(kinds.len(), 31, "one of each variant");
+        assert_eq!(kinds.len(), 32, "one of each variant");
         for error in &all {
             assert_eq!(error.errno(), expected(error), "{error:?}");
         }
