@@ -39,9 +39,9 @@ pub struct View {
     /// Indexes of the missing devices; if there are any, the mount is degraded.
     #[serde(default)]
     pub missing: Vec<usize>,
-    /// Whether the image has a log tree that must not be replayed.
+    /// Whether the image has a log tree. The kernel replays it in a copy of the image.
     #[serde(default)]
-    pub ignores_log: bool,
+    pub has_log: bool,
     /// Whether the manifest was made before the last change to the image, after which the kernel
     /// cannot mount it.
     #[serde(default)]
@@ -106,7 +106,7 @@ impl View {
             name: name.to_owned(),
             subvolume,
             missing: Vec::new(),
-            ignores_log: false,
+            has_log: false,
             before_surgery: false,
         }
     }

@@ -41,14 +41,11 @@ pub fn open(image: &Image, view: &View) -> Result<Filesystem> {
 }
 
 pub fn options(view: &View) -> MountOptions {
-    MountOptions::default()
-        .degraded(!view.missing.is_empty())
-        .ignore_log(view.ignores_log)
-        .subvolume(match &view.subvolume {
-            Which::Default => Subvolume::Default,
-            Which::Id(id) => Subvolume::Id(*id),
-            Which::Path(path) => Subvolume::Path(path.clone().into_bytes()),
-        })
+    MountOptions::default().degraded(!view.missing.is_empty()).subvolume(match &view.subvolume {
+        Which::Default => Subvolume::Default,
+        Which::Id(id) => Subvolume::Id(*id),
+        Which::Path(path) => Subvolume::Path(path.clone().into_bytes()),
+    })
 }
 
 /// Returns the manifest of everything below the root that the filesystem was opened with.

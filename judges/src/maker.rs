@@ -183,14 +183,25 @@ impl Job {
     }
 }
 
-/// Mounts a view read-only with the kernel.
+/// Mounts a view read-only with the kernel. An image with a log is not changed: a copy is mounted.
 pub fn kernel_view(image: &Image, view: &View) -> Result<KernelMount> {
-    let mut options = view.mount_options();
-    if view.ignores_log {
-        options.push_str(",rescue=nologreplay");
+    let options = view.mount_options();
+    let how = MountHow { read_only: !view.has_log, options: &options, offset: image.offset };
+    if !view.has_log {
+        return KernelMount::new(&image.paths_of(view), &how);
     }
-    let how = MountHow { read_only: true, options: &options, offset: image.offset };
-    KernelMount::new(&image.paths_of(view), &how)
+    let mut copies = Vec::new();
+    for path in image.paths_of(view) {
+        let copy = path.with_extension("replayed");
+        tool::copy_sparse(&path, &copy)?;
+        copies.push(copy);
+    }
+    let mount = KernelMount::new(&copies, &how);
+    for copy in copies {
+        // The mount keeps the file.
+        fs::remove_file(copy)?;
+    }
+    mount
 }
 
 fn remove_if_there(path: &Path) -> Result<()> {

@@ -105,9 +105,10 @@ impl Recipe {
         self
     }
 
-    pub fn ignores_log(mut self) -> Self {
+    /// Every view has a log tree.
+    pub fn has_log(mut self) -> Self {
         for view in &mut self.views {
-            view.ignores_log = true;
+            view.has_log = true;
         }
         self
     }

@@ -14,6 +14,7 @@
 //! | [`together`] | threads on the same files, by every lane; each region has one owner |
 //! | [`contested`] | threads on the same blocks, checked by the order of their writes |
 //! | [`histories`] | threads that share names, files and blocks, and the crashes of such runs |
+//! | [`synced`] | files that are synced one by one, and what a crash leaves of them |
 //! | [`tree`] | everything that is visible of a tree, and the difference of two trees |
 //! | [`run`] | runs a subject beside the model, operation by operation |
 //! | [`shrink`] | shortens the script of a failing run |
@@ -49,6 +50,7 @@ pub mod run;
 pub mod script;
 pub mod shrink;
 pub mod subject;
+pub mod synced;
 pub mod together;
 pub mod tree;
 pub mod volume;

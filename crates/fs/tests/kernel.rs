@@ -177,6 +177,7 @@ fn a_log_tree_is_replayed_unless_it_is_to_be_ignored() {
     };
     assert!(has(&filesystem, "before") && has(&filesystem, "after"));
     assert!(filesystem.notices().is_empty(), "{:?}", filesystem.notices());
+    drop(filesystem);
     let ignored = MountOptions::default().ignore_log(true);
     let filesystem = Filesystem::open(&[DevicePath::from(&copy)], &ignored).unwrap();
     assert!(has(&filesystem, "before") && !has(&filesystem, "after"));

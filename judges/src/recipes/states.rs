@@ -28,7 +28,7 @@ pub(super) fn recipes() -> Vec<Recipe> {
         Recipe::new("label", "a label of 255 bytes, and a label's worth of options")
             .mkfs(&format!("-L {}", "l".repeat(255))),
         at_offset(),
-        Recipe::new("log-tree", "a log tree that is not replayed").own(log_tree).ignores_log(),
+        Recipe::new("log-tree", "a log tree, which is replayed").own(log_tree).has_log(),
         Recipe::new("orphans", "deleted files that were still open").own(orphans),
         Recipe::new("device-removed", "a device was removed, so ids have a gap")
             .devices(&[256, 256, 256])
