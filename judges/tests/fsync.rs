@@ -1,9 +1,9 @@
 //! The log of fsyncs: the kernel replays it, and finds exactly what was durable.
 //!
-//! A seeded workload with a model of what is durable ([`butternut_sim::synced`]) is abandoned, as by
-//! a crash. Copies of the image are checked, opened by the library, which replays the log in memory
-//! and for good, and mounted by the kernel, which replays it, too. Each is compared with the model:
-//! every name, byte, mode and extended attribute.
+//! A seeded workload with a model of what is durable ([`butternut_sim::synced`]) is abandoned, as
+//! by a crash. Copies of the image are checked, opened by the library, which replays the log in
+//! memory and for good, and mounted by the kernel, which replays it, too. Each is compared with the
+//! model: every name, byte, mode and extended attribute.
 
 use anyhow::{Context, Result, ensure};
 use butternut::{Compress, DevicePath, Filesystem, MountOptions};

@@ -1,7 +1,7 @@
 //! Crashes of a workload whose syncs write to the log tree: each leaves exactly what was durable.
 //!
-//! Every crash is opened for reading, which replays the log in memory, or for writing, which commits
-//! the replay. The checker finds no damage, before and after.
+//! Every crash is opened for reading, which replays the log in memory, or for writing, which
+//! commits the replay. The checker finds no damage, before and after.
 //!
 //! `BUTTERNUT_LONG=1` checks at least 50,000 crashes; `BUTTERNUT_SEED=N` checks one workload.
 
