@@ -4,6 +4,7 @@
 //! scrubs it.
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use butternut::{DevicePath, Filesystem, MountOptions};
 use butternut_device::{Device, FileDevice, OpenDevice};
 use butternut_format::checksum::name_hash;
 use butternut_format::dir::{DirEntry, EntryKind};
@@ -71,13 +72,27 @@ impl Copies {
             .map_err(|source| TreeError::Assemble(Box::new(source)))?;
         Forest::open_writable(Arc::new(volume), ForestOptions::default())
     }
+
+    /// Opens the trees after the library has replayed the log, if there is one.
+    fn open_replayed(&self, offset: u64) -> Result<Arc<Forest>, TreeError> {
+        match self.open(offset) {
+            Err(TreeError::Unwritable(refused)) if refused.to_string().contains("log tree") => {
+                let paths: Vec<DevicePath> = self.paths.iter().map(DevicePath::from).collect();
+                let options = MountOptions::default().read_only(false);
+                let filesystem = Filesystem::open(&paths, &options).expect("a log of the kernel");
+                filesystem.close().expect("a commit");
+                self.open(offset)
+            }
+            forest => forest,
+        }
+    }
 }
 
 fn attributes(name: &str) -> Result<()> {
     let image = Image::load(name)?;
     let copies = Copies::of(&image)?;
     let _alone = alone(&copies)?;
-    let forest = match copies.open(image.offset) {
+    let forest = match copies.open_replayed(image.offset) {
         Err(TreeError::Unwritable(refused)) => return is_rightly_refused(name, &refused),
         Err(TreeError::Assemble(_)) if image.views.iter().all(|view| !view.missing.is_empty()) => {
             return Ok(());

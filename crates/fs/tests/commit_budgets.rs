@@ -10,7 +10,7 @@ use butternut::queue::{IoFlags, QueueOptions};
 use butternut::server::FileExt;
 use butternut::{
     Allocate, AttributeFlags, File, FileId, Filesystem, MountOptions, Privileges, RenameFlags,
-    SetAttributes, SetXattr,
+    SetAttributes, SetXattr, Tunables,
 };
 use butternut_check::CheckOptions;
 use butternut_mkfs::{MkfsOptions, Profile};
@@ -81,12 +81,16 @@ fn owner(block: &[u8]) -> u64 {
 
 impl Bench {
     fn new(metadata: Profile) -> Self {
+        Self::with(metadata, Tunables::default())
+    }
+
+    fn with(metadata: Profile, tunables: Tunables) -> Self {
         let options = MkfsOptions { metadata: Some(metadata), ..MkfsOptions::default() };
         let volume = TestVolume::of(VOLUME_BYTES, &options);
         let device = Arc::new(RecordingDevice::new(volume.devices().remove(0)));
         let devices = vec![Arc::clone(&device) as Arc<dyn Device>];
         let options = MountOptions::default().read_only(false).commit_seconds(0);
-        let fs = Filesystem::open_devices(devices, &options).unwrap();
+        let fs = Filesystem::open_devices(devices, &options.tunables(tunables)).unwrap();
         let copies = if metadata == Profile::Dup { 2 } else { 1 };
         Self { volume, device, fs, copies }
     }
@@ -223,10 +227,9 @@ impl Kind {
 
 /// A sync flushes as a commit does. It flushes once where only data in place was written, and not
 /// at all where everything is durable already.
-#[test]
-fn each_kind_of_write_is_flushed_once_by_the_next_sync() {
+fn flush_each_kind_of_write(log_tree: bool) {
     const NO_COW: u32 = 0x0080_0000;
-    let bench = Bench::new(Profile::Single);
+    let bench = Bench::with(Profile::Single, Tunables::default().log_tree(log_tree));
     let files = bench.files(bench.fs.root(), 0..3);
     for id in &files[..2] {
         bench.fs.set_attribute_flags(*id, AttributeFlags(NO_COW)).unwrap();
@@ -259,13 +262,26 @@ fn each_kind_of_write_is_flushed_once_by_the_next_sync() {
                 assert!(matches!(log.log().last(), Some(Record::Flush)), "{what}");
                 let before = bench.device.position();
                 file.sync_all().unwrap();
-                bench.fs.sync().unwrap();
+                if !log_tree {
+                    bench.fs.sync().unwrap();
+                }
                 assert_eq!(bench.device.position(), before, "{what}: everything is durable");
             }
         }
     }
+    assert_eq!(bench.fs.stats().syncs.fast > 0, log_tree);
     drop((in_place, preallocated, checksummed));
     bench.close();
+}
+
+#[test]
+fn each_kind_of_write_is_flushed_once_by_the_next_sync() {
+    flush_each_kind_of_write(false);
+}
+
+#[test]
+fn each_kind_of_write_is_flushed_once_by_the_next_log() {
+    flush_each_kind_of_write(true);
 }
 
 #[test]

@@ -15,7 +15,7 @@
 mod kernel_image;
 
 use butternut::device::{Device, Fault, FaultyDevice, FileDevice, OpenDevice, Rule, When};
-use butternut::{AttributeFlags, DevicePath, Filesystem, Follow, MountOptions, NewInode};
+use butternut::{AttributeFlags, DevicePath, Filesystem, Follow, MountOptions, NewInode, Tunables};
 use butternut_volume::chain;
 use kernel_image::{KernelImage, kernel_is_here, run};
 use std::fs::File;
@@ -34,13 +34,21 @@ struct Faulty {
     filesystem: Filesystem,
 }
 
+fn logging(options: &MountOptions) -> MountOptions {
+    options.clone().tunables(Tunables::default().log_tree(true))
+}
+
 fn open(image: &KernelImage) -> Faulty {
+    open_with(image, &writable())
+}
+
+fn open_with(image: &KernelImage, options: &MountOptions) -> Faulty {
     let how = OpenDevice { writable: true, ..OpenDevice::default() };
     let open = |path| Arc::new(FileDevice::open(path, &how).unwrap()) as Arc<dyn Device>;
     let devices: Vec<Arc<FaultyDevice>> =
         image.devices.iter().map(|path| Arc::new(FaultyDevice::new(open(path), 1))).collect();
     let given = devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>).collect();
-    let filesystem = Filesystem::open_devices(given, &writable()).unwrap();
+    let filesystem = Filesystem::open_devices(given, options).unwrap();
     Faulty { devices, filesystem }
 }
 
@@ -190,6 +198,56 @@ fn raid1_tolerates_a_failure_of_any_single_write_or_flush() {
             drop(devices);
             holds(&plain(&image, &MountOptions::default()).unwrap(), &name, &bytes(8, 40_000));
         }
+    }
+}
+
+/// Each write and flush of one device fails once while a sync writes to the log: after a crash, the
+/// data is there, whichever device the volume is opened by.
+#[test]
+fn a_log_tolerates_a_failure_of_any_single_write_or_flush() {
+    if !kernel_is_here() {
+        return;
+    }
+    let image = KernelImage::make(2, &["-d", "raid1", "-m", "raid1"], "", "true");
+    for (fault, steps) in [(Fault::WriteError, 8), (Fault::FlushError, 3)] {
+        for (nth, failing) in (0..steps).flat_map(|nth| [(nth, 0), (nth, 1)]) {
+            let Faulty { devices, filesystem: fs } = open_with(&image, &logging(&writable()));
+            let name = format!("{fault:?} {nth} {failing}");
+            put(&fs, &name, false, &bytes(7, 40_000));
+            fs.sync().unwrap();
+            devices[failing].add(Rule { range: 0..u64::MAX, when: When::Nth(nth), fault });
+            rewrite(&fs, &name, &bytes(8, 40_000));
+            fs.abandon();
+            drop((fs, devices));
+            holds(&plain(&image, &MountOptions::default()).unwrap(), &name, &bytes(8, 40_000));
+            plain(&image, &writable()).unwrap().close().unwrap();
+        }
+    }
+}
+
+/// The superblock of a log makes a stale device look current, so the device is on record before.
+#[test]
+fn a_stale_device_is_on_record_before_a_log_is_written() {
+    if !kernel_is_here() {
+        return;
+    }
+    let image = KernelImage::make(2, &["-d", "raid1", "-m", "raid1"], "", "true");
+    let old = image.devices[1].with_extension("old");
+    run("cp", &["--sparse=always", &image.devices[1].to_string_lossy(), &old.to_string_lossy()]);
+    let fs = plain(&image, &writable()).unwrap();
+    put(&fs, "in place", true, &bytes(1, 8192));
+    fs.close().unwrap();
+    let stale = File::options().write(true).open(&image.devices[1]).unwrap();
+    std::io::copy(&mut File::open(&old).unwrap(), &mut &stale).unwrap();
+    let fs = plain(&image, &logging(&degraded())).unwrap();
+    put(&fs, "later", false, &bytes(2, 8192));
+    rewrite(&fs, "later", &bytes(3, 8192));
+    fs.abandon();
+    drop(fs);
+    let fs = plain(&image, &MountOptions::default()).unwrap();
+    assert!(fs.stats().devices[1].write_errors > 0, "it is on record, or would look current");
+    for (name, content) in [("in place", bytes(1, 8192)), ("later", bytes(3, 8192))] {
+        holds(&fs, name, &content);
     }
 }
 

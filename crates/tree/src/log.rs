@@ -26,6 +26,10 @@
 //! 6. When blocks of a batch cannot be allocated or written, nothing more is logged in the
 //!    transaction, and its fsyncs commit. A failed flush or superblock makes the volume read-only,
 //!    as in a commit.
+//! 7. A failure of one device that the profile tolerates is recorded by a commit before anything
+//!    counts as durable: the superblock of a log has the generation of the commit before, so a
+//!    device that missed it would look current.
+//! 8. Data that was overwritten in place is flushed, also where nothing is logged.
 //!
 //! Left to others: what an fsync logs, and the replay (`fs`).
 
@@ -77,6 +81,8 @@ pub enum CommitReason {
     NoSpace,
     /// An earlier log write of the transaction failed.
     WriteFailed,
+    /// A device has failed writes that are not on record, or is stale.
+    DeviceFailed,
     /// Names of an inode of an earlier transaction changed.
     Names,
     /// A new inode is in a directory that is new, too.
@@ -91,13 +97,14 @@ pub enum CommitReason {
 
 impl CommitReason {
     /// All reasons.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Off,
         Self::NewChunk,
         Self::NewFeature,
         Self::TooMuch,
         Self::NoSpace,
         Self::WriteFailed,
+        Self::DeviceFailed,
         Self::Names,
         Self::NewDirectory,
         Self::NameConflict,
@@ -114,6 +121,7 @@ impl CommitReason {
             Self::TooMuch => "too_much",
             Self::NoSpace => "no_space",
             Self::WriteFailed => "write_failed",
+            Self::DeviceFailed => "device_failed",
             Self::Names => "names",
             Self::NewDirectory => "new_directory",
             Self::NameConflict => "name_conflict",
@@ -188,7 +196,12 @@ impl Forest {
         ticket: LogTicket,
     ) -> Result<Result<(), CommitReason>, TreeError> {
         debug_assert!(!Mark::<rank::Handle>::is_held(), "a batch may wait for a commit");
-        batch::sync(self, self.running()?, ticket)
+        let running = self.running()?;
+        let synced = batch::sync(self, running, ticket)?;
+        if synced.is_ok() {
+            self.flush_in_place(running, ticket.generation)?;
+        }
+        Ok(synced)
     }
 
     /// Returns the counters of the log.

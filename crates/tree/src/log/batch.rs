@@ -362,6 +362,10 @@ fn lead(forest: &Forest, running: &Running) -> Result<(), TreeError> {
         state.failure = Some(CommitReason::NewFeature);
         return Ok(());
     }
+    if forest.volume().has_unrecorded_write_errors() {
+        state.failure = Some(CommitReason::DeviceFailed);
+        return Ok(());
+    }
     let first = state.synced;
     let batch = match state.compose(running) {
         Ok(batch) => batch,
@@ -376,8 +380,8 @@ fn lead(forest: &Forest, running: &Running) -> Result<(), TreeError> {
     if state.generation != generation {
         return Ok(());
     }
-    if !written {
-        state.failure = Some(CommitReason::WriteFailed);
+    if let Err(reason) = written {
+        state.failure = Some(reason);
         return Ok(());
     }
     state.synced = batch.number;
@@ -388,15 +392,15 @@ fn lead(forest: &Forest, running: &Running) -> Result<(), TreeError> {
     Ok(())
 }
 
-/// Writes the blocks of a batch and the superblock that names it. Returns `false` if the blocks
-/// could not be written (law 6 of `log`).
+/// Writes the blocks of a batch and the superblock that names it. A [`CommitReason`] if the blocks
+/// could not be written, or not to all devices (laws 6 and 7 of `log`).
 fn write(
     forest: &Forest,
     running: &Running,
     durable: &RawSuperBlock,
     batch: &Batch,
     generation: Generation,
-) -> Result<bool, TreeError> {
+) -> Result<Result<(), CommitReason>, TreeError> {
     let volume = forest.volume();
     let rules = volume.block_rules();
     for block in &batch.blocks {
@@ -415,7 +419,7 @@ fn write(
     let blocks: Vec<(Logical, &[u8])> =
         batch.blocks.iter().map(|block| (block.logical(), block.bytes())).collect();
     if volume.write_blocks(&blocks).is_err() {
-        return Ok(false);
+        return Ok(Err(CommitReason::WriteFailed));
     }
     let failed = |source: VolumeError| {
         let (generation, source) = (generation.0, Box::new(source));
@@ -429,12 +433,16 @@ fn write(
         flushed
     };
     flush().map_err(failed)?;
+    if volume.has_unrecorded_write_errors() {
+        return Ok(Err(CommitReason::DeviceFailed));
+    }
     let mut raw = *durable;
     raw.log_root.set(batch.root.at.0);
     raw.log_root_level = batch.root.level;
     volume.write_first_supers(&raw).map_err(failed)?;
     flush().map_err(failed)?;
-    Ok(true)
+    let has_failed = volume.has_unrecorded_write_errors();
+    Ok(if has_failed { Err(CommitReason::DeviceFailed) } else { Ok(()) })
 }
 
 /// Returns the root item of a subvolume's log, as the kernel writes it.

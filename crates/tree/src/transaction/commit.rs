@@ -133,7 +133,11 @@ impl Forest {
     }
 
     /// Flushes data that was overwritten in place (law 6).
-    fn flush_in_place(&self, running: &Running, committed: Generation) -> Result<(), TreeError> {
+    pub(crate) fn flush_in_place(
+        &self,
+        running: &Running,
+        committed: Generation,
+    ) -> Result<(), TreeError> {
         let flushed = self.volume().flush_in_place();
         let failed = |source| {
             let (generation, source) = (committed.0, Box::new(source));
