@@ -15,7 +15,7 @@ use crate::state::FileState;
 use crate::state::nowait::NowaitResources;
 use crate::units::BLOCK;
 use crate::units::in_memory;
-use crate::write::{BUFFER_BYTES_MAX, FILE_PENDING_MAX};
+use crate::write::{BUFFER_BYTES_MAX, DIRECT_BYTES_MIN, FILE_PENDING_MAX};
 use butternut_format::units::{SECTOR_BYTES, length};
 use butternut_sys::frames::Frame;
 use std::ops::Range;
@@ -70,7 +70,7 @@ impl FileState {
         let (pages, more) = (self.source.pages(), length(bytes));
         let is_below_limits = pages.dirty_bytes() + more <= pages.limits().dirty.free_run_bytes();
         let starts_writeback = !self.source.has_flusher()
-            && (bytes > BUFFER_BYTES_MAX
+            && (bytes >= DIRECT_BYTES_MIN
                 || self.source.should_write_back(self.dirty_bytes() + more));
         is_below_limits
             && !starts_writeback

@@ -43,6 +43,25 @@ fn a_nowait_write_reads_no_block_whose_page_is_dropped_after_it_was_prepared() {
 }
 
 #[test]
+fn a_nowait_write_without_a_flusher_writes_nothing_to_a_device() {
+    let device = Arc::new(FaultyDevice::new(fresh(256), 1));
+    let source = open_faulty(&device);
+    create(&source, INO, InodeFlags::default());
+    let mut file = state(&source, INO);
+    file.write_at(0, &noise(1 << 20)).unwrap();
+    file.merge(&mut |_| {}).unwrap();
+    device.add(Rule::everywhere(Fault::WriteError));
+    for (at, bytes) in [(0, 256 << 10), (4096, (256 << 10) - 4096), (100, 256 << 10)] {
+        if file.prepare_nowait_write(at, bytes).unwrap() {
+            assert_eq!(file.write_at(at, &noise(bytes)).unwrap(), bytes);
+            file.end_nowait_write();
+        }
+        assert_eq!(device.fault_counts().write_errors, 0, "{bytes} bytes at {at}");
+    }
+    file.discard();
+}
+
+#[test]
 fn a_refused_nowait_write_keeps_no_space_from_other_files() {
     const OTHER: u64 = 301;
     let device = Arc::new(FaultyDevice::new(fresh(192), 1));
