@@ -50,7 +50,6 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, statx};
 use rustix::io::Errno;
-use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -196,7 +195,7 @@ fn make_directory(path: &Path, user: u32) -> io::Result<()> {
 
 /// Returns the user id of the peer.
 fn peer(stream: &UnixStream) -> io::Result<u32> {
-    Ok(socket_peercred(stream)?.uid.as_raw())
+    Ok(butternut_sys::peer::peer(stream)?.user)
 }
 
 /// Returns a path in the volume without its leading and trailing slashes.

@@ -22,6 +22,7 @@ pub mod mapped;
 pub mod mount_users;
 pub mod mounts;
 pub mod parity;
+pub mod peer;
 pub mod private_fd_table;
 pub mod random;
 pub mod ring;

@@ -19,6 +19,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
@@ -30,7 +31,9 @@ use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use butternut_fuse::{DAEMON_XATTR, FS_TYPE, LOST_XATTR, SYNC_XATTR};
+use butternut_fuse::{
+    DAEMON_XATTR, FS_TYPE, LOST_XATTR, PROCESS_NAMESPACE_XATTR, SYNC_XATTR,
+};
 use butternut_sys::mount_users::{self, MountUser};
 use butternut_sys::mounts::{self, Mount};
 
@@ -79,8 +82,9 @@ fn unmount_and_wait(global: &GlobalArgs, args: &UmountArgs) -> Result<bool, Fail
     if !global.quiet && !global.json {
         report_remaining_mounts(&shown, &others);
     }
-    let released = if let Some(daemon) = &daemon {
-        daemon.wait_for_release(&shown, &others, timeout)
+    let process = daemon.as_ref().and_then(|daemon| daemon.process.as_ref());
+    let released = if let Some(process) = process {
+        process.wait_for_release(&shown, &others, timeout)
     } else {
         if !global.quiet {
             let why = "not waiting for its process, which has ended or is not visible";
@@ -235,27 +239,47 @@ fn lost_writes(mounted: &File) -> Option<u64> {
     std::str::from_utf8(value.get(..bytes)?).ok()?.parse().ok()
 }
 
-/// The process of a mount. The pidfd keeps its process id from being reused.
+/// The server of a mount.
 struct Daemon {
-    id: Pid,
-    pidfd: OwnedFd,
+    /// `None` if it is not visible in this process namespace.
+    process: Option<Process>,
     /// This user has no access to the mount (law 6).
     is_denied: bool,
 }
 
-/// Returns the process of the mount, or `None` if it does not respond.
+/// A process. The pidfd keeps its process id from being reused.
+struct Process {
+    id: Pid,
+    pidfd: OwnedFd,
+}
+
+/// Returns the server of the mount, or `None` if it does not respond.
 fn daemon(mount: &Mount) -> Option<Daemon> {
     let mut value = [0; 16];
     let read = rustix::fs::getxattr(&mount.mountpoint, DAEMON_XATTR, &mut value[..]);
     let is_denied = matches!(read, Err(Errno::ACCESS | Errno::PERM));
-    let id = if is_denied {
-        client::serving_process(mount)?
+    if is_denied {
+        let (id, pidfd) = client::serving_process(mount)?;
+        return Some(Daemon { process: Some(Process { id, pidfd }), is_denied });
+    }
+    let text = std::str::from_utf8(value.get(..read.ok()?)?).ok()?;
+    let id = Pid::from_raw(text.parse().ok()?)?;
+    let process = if is_own_namespace(mount) {
+        pidfd_open(id, PidfdFlags::empty()).ok().map(|pidfd| (id, pidfd))
     } else {
-        let text = std::str::from_utf8(value.get(..read.ok()?)?).ok()?;
-        Pid::from_raw(text.parse().ok()?)?
+        client::serving_process(mount)
     };
-    let pidfd = pidfd_open(id, PidfdFlags::empty()).ok()?;
-    Some(Daemon { id, pidfd, is_denied })
+    let process = process.map(|(id, pidfd)| Process { id, pidfd });
+    Some(Daemon { process, is_denied })
+}
+
+/// Returns whether the process ids of the server of a mount are those of this process, too.
+fn is_own_namespace(mount: &Mount) -> bool {
+    let mut value = [0; 20];
+    let read = rustix::fs::getxattr(&mount.mountpoint, PROCESS_NAMESPACE_XATTR, &mut value[..]);
+    let served = read.ok().and_then(|bytes| value.get(..bytes));
+    let own = std::fs::metadata("/proc/self/ns/pid").map(|namespace| namespace.ino().to_string());
+    served.is_some_and(|served| own.is_ok_and(|own| own.as_bytes() == served))
 }
 
 impl Daemon {
@@ -268,7 +292,9 @@ impl Daemon {
         let committed = notes.if_slow(&shown, || commit(&mount.mountpoint));
         committed.map_err(|error| not_written(shown, &error))
     }
+}
 
+impl Process {
     /// Waits until the process has ended and released the volume. Returns `false` if the process
     /// keeps running because the filesystem is mounted elsewhere (law 3).
     fn wait_for_release(

@@ -14,8 +14,7 @@ use butternut_sys::mounts::Mount;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::net::sockopt::socket_peercred;
-use rustix::process::Pid;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::Value;
 
 use super::{
@@ -101,12 +100,17 @@ pub(crate) fn request_commit(
     send_to_mount(command, mount, &Request::Commit, DeviceWait { notes, limit }).map(drop)
 }
 
-/// Returns the process that serves the control socket of a mount, if there is one.
-pub(crate) fn serving_process(mount: &Mount) -> Option<Pid> {
+/// Returns the process that serves the control socket of a mount, if there is one that is visible
+/// in this process namespace. The connection is open until the pidfd is, so the id is not reused.
+pub(crate) fn serving_process(mount: &Mount) -> Option<(Pid, OwnedFd)> {
     let user = mount.option("user_id")?.parse().ok()?;
     let until = Instant::now() + TIMEOUT;
     let stream = connect_with_timeout(user, socket_name(mount.device), until).ok()?;
-    Some(socket_peercred(stream).ok()?.pid)
+    let id = butternut_sys::peer::peer(&stream).ok()?.process?;
+    let id = Pid::from_raw(id.try_into().ok()?)?;
+    let pidfd = pidfd_open(id, PidfdFlags::empty()).ok()?;
+    drop(stream);
+    Some((id, pidfd))
 }
 
 /// Requests a detached clone of the directory of a subvolume. The caller must keep the returned

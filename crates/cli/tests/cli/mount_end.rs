@@ -190,6 +190,31 @@ fn a_signal_reports_mounts_in_other_namespaces_and_a_second_one_ends_them() {
     assert!(lines[2].contains("second signal: committing and exiting"), "{output}");
 }
 
+/// In another process namespace, the process of the mount has another id, or none that is visible,
+/// and `/proc` may show other processes under the ids of this one.
+#[test]
+fn another_process_namespace_commits_and_reads_counters() {
+    const NAME: &str = "another_process_namespace_commits_and_reads_counters";
+    if !kernel_tests_enabled(NAME) {
+        return;
+    }
+    for proc in ["true", "mount -t proc proc /proc"] {
+        let output = run_in_namespace(&format!(
+            "$B mount -o commit=3600 own.img m1
+             echo kept >m1/new
+             D=$(daemon)
+             unshare --pid --fork sh -ec '{proc}; $0 stats m1 | head -1; $0 umount m1 2>&1' $B ||
+                 echo failed
+             umount /proc 2>/dev/null || true
+             ended $D || echo it lives
+             $B cat own.img /new"
+        ));
+        let lines: Vec<&str> = output.lines().collect();
+        let note = "m1: note: not waiting for its process, which has ended or is not visible";
+        assert!(lines.len() == 3 && lines[1].ends_with(note) && lines[2] == "kept", "{output}");
+    }
+}
+
 #[test]
 fn a_hang_up_that_is_ignored_from_the_start_does_not_end_a_mount() {
     if !kernel_tests_enabled("a_hang_up_that_is_ignored_from_the_start_does_not_end_a_mount") {

@@ -5,6 +5,10 @@
 /// The id of the process that serves the mount. `butternut umount` waits for that process to end.
 pub const DAEMON_XATTR: &str = "butternut.daemon";
 
+/// The inode number of the process namespace that [`DAEMON_XATTR`] is an id of, as of
+/// `/proc/self/ns/pid`.
+pub const PROCESS_NAMESPACE_XATTR: &str = "butternut.process_namespace";
+
 /// An attribute whose read commits the filesystem and returns the error of that commit. FUSE does
 /// not pass sync(2) on to the process. A loss of file data is an error only for root and the user
 /// that mounted, since it is returned once.

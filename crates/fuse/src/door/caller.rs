@@ -5,8 +5,12 @@
 //! 2. Capabilities count only in the user namespace of this process, because every process has all
 //!    of them in a namespace that it made.
 //! 3. A caller that cannot be read has only the group of the request, and no capability.
+//! 4. The ids of requests are those of this process's namespace; the kernel sends 0 for a caller
+//!    outside of it. `/proc` may show another namespace, and other processes under these ids: then
+//!    no caller can be read.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 
 use butternut::{Privileges, Stat};
 
@@ -30,9 +34,10 @@ pub(crate) fn may_set_flags(caller: &InHeader, owner: u32, is_guarded: bool) -> 
 
 /// Returns whether the caller has a capability in the user namespace of this process (laws 2, 3).
 fn has_capability(caller: &InHeader, capability: u32) -> bool {
-    let namespace = |of: &str| fs::read_link(format!("/proc/{of}/ns/user")).ok();
-    let pid = caller.pid.to_string();
-    let is_same = namespace("self").is_some_and(|own| namespace(&pid) == Some(own));
+    let namespace = |of: &Path| fs::read_link(of.join("ns/user")).ok();
+    let Some(directory) = directory(caller.pid) else { return false };
+    let own = namespace(Path::new("/proc/self"));
+    let is_same = own.is_some_and(|own| namespace(&directory) == Some(own));
     is_same && capabilities(&status(caller)) >> capability & 1 == 1
 }
 
@@ -43,7 +48,15 @@ fn capabilities(status: &str) -> u64 {
 }
 
 fn status(caller: &InHeader) -> String {
-    fs::read_to_string(format!("/proc/{}/status", caller.pid)).unwrap_or_default()
+    let directory = directory(caller.pid);
+    directory.and_then(|path| fs::read_to_string(path.join("status")).ok()).unwrap_or_default()
+}
+
+/// Returns the directory of a caller in `/proc` (law 4).
+pub(crate) fn directory(pid: u32) -> Option<PathBuf> {
+    let own = fs::read_link("/proc/self").ok()?;
+    let is_own = own.as_os_str() == std::process::id().to_string().as_str();
+    (is_own && pid != 0).then(|| PathBuf::from(format!("/proc/{pid}")))
 }
 
 /// Returns the privileges that a file loses when this caller changes its data.

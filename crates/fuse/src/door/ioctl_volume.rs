@@ -156,7 +156,7 @@ fn check_administrator(caller: &InHeader) -> ErrnoResult<()> {
 /// reply. The number of the call says that it returns data, so the kernel does not copy its
 /// argument.
 fn read_word(pid: u32, at: u64) -> Option<u32> {
-    let memory = File::open(format!("/proc/{pid}/mem")).ok()?;
+    let memory = File::open(caller::directory(pid)?.join("mem")).ok()?;
     let mut word = 0_u32;
     memory.read_exact_at(word.as_mut_bytes(), at).ok()?;
     Some(word)

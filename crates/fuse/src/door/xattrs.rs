@@ -1,11 +1,14 @@
-//! Extended attributes, and the three that the mount itself answers.
+//! Extended attributes, and the four that the mount itself answers.
 
 use butternut::server::FilesystemExt;
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering;
 
 use butternut::{SetAttributes, SetXattr};
 
-use crate::connection::mount_xattrs::{DAEMON_XATTR, LOST_XATTR, SYNC_XATTR};
+use crate::connection::mount_xattrs::{
+    DAEMON_XATTR, LOST_XATTR, PROCESS_NAMESPACE_XATTR, SYNC_XATTR,
+};
 use crate::connection::protocol::{
     GetxattrIn, SETXATTR_ACL_KILL_SGID, SetxattrIn, SetxattrShortIn,
 };
@@ -16,6 +19,8 @@ use crate::errno::{Errno, ErrnoResult};
 
 const XATTR_CREATE: u32 = 1;
 const XATTR_REPLACE: u32 = 2;
+
+const PROCESS_NAMESPACE: &str = "/proc/self/ns/pid";
 
 const SET_GROUP_ID: u32 = 0o2000;
 
@@ -33,6 +38,10 @@ impl Door {
         let name = request.name()?;
         if name == DAEMON_XATTR.as_bytes() {
             return reply.push_xattr(get.size, std::process::id().to_string().as_bytes());
+        }
+        if name == PROCESS_NAMESPACE_XATTR.as_bytes() {
+            let namespace = std::fs::metadata(PROCESS_NAMESPACE).map_err(|_| Errno::EIO)?;
+            return reply.push_xattr(get.size, namespace.ino().to_string().as_bytes());
         }
         if name == SYNC_XATTR.as_bytes() {
             // A loss of file data is returned once: not to a user whose files may not be lost,
