@@ -170,6 +170,12 @@ fn serve(global: &GlobalArgs, args: &MountArgs, mut plan: Plan) -> Outcome {
     }
     drop(made.reporter);
     drop(control);
+    if let Err(error) = &ended
+        && args.ready
+    {
+        // A daemon has released its stderr, and perhaps no program waits for its status.
+        syslog::log(syslog::CRITICAL, &format!("{}: {}", mountpoint.display(), chain(error)));
+    }
     completion(ended, &mountpoint)?;
     Ok(if is_reported { Completion::Success } else { Completion::PartialFailure })
 }

@@ -4,6 +4,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Stdio};
 
@@ -188,6 +189,39 @@ fn a_signal_reports_mounts_in_other_namespaces_and_a_second_one_ends_them() {
     assert!(lines[1].contains(why), "{output}");
     assert!(lines[1].ends_with("in another mount namespace (a second signal ends it)"), "{output}");
     assert!(lines[2].contains("second signal: committing and exiting"), "{output}");
+}
+
+/// umount(8) without its helper waits for nothing, so only syslog can tell.
+#[test]
+fn a_failed_last_commit_is_reported_to_syslog() {
+    if !kernel_tests_enabled("a_failed_last_commit_is_reported_to_syslog") {
+        return;
+    }
+    let scratch = tempfile::tempdir().unwrap();
+    let log = scratch.path().join("log");
+    let socket = UnixDatagram::bind(&log).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let output = run_in_namespace(&format!(
+        "mkdir dev; mount -t tmpfs dev dev
+         for f in null zero urandom fuse; do touch dev/$f; mount --bind /dev/$f dev/$f; done
+         touch dev/log; mount --bind {} dev/log; mount --move dev /dev
+         $B mount -o commit=3600 own.img m1
+         D=$(daemon)
+         echo lost >m1/new
+         truncate -s 64M own.img
+         umount -i m1
+         ended $D || echo it lives",
+        log.display()
+    ));
+    assert_eq!(output, "");
+    let mut bytes = [0; 4096];
+    let mut told = String::new();
+    while let Ok(count) = socket.recv(&mut bytes) {
+        told += &String::from_utf8_lossy(&bytes[..count]);
+        told.push('\n');
+    }
+    let is_last = |line: &str| line.starts_with("<26>butternut[") && line.contains("m1: the last");
+    assert!(told.lines().any(is_last), "{told}");
 }
 
 /// In another process namespace, the process of the mount has another id, or none that is visible,
