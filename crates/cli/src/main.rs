@@ -28,6 +28,7 @@ const USAGE_STATUS: u8 = 2;
 const CHECK_USAGE_STATUS: u8 = 16;
 
 fn main() -> ExitCode {
+    butternut_sys::signal::ignore_file_size_limit();
     let mut arguments: Vec<OsString> = std::env::args_os().collect();
     if let Some(name) = arguments.first().and_then(|argument| Path::new(argument).file_name()) {
         match name.to_str() {

@@ -38,9 +38,7 @@ mod options;
 mod session;
 mod worker;
 
-pub use connection::mount_xattrs::{
-    DAEMON_XATTR, LOST_XATTR, PROCESS_NAMESPACE_XATTR, SYNC_XATTR,
-};
+pub use connection::mount_xattrs::{DAEMON_XATTR, LOST_XATTR, PROCESS_NAMESPACE_XATTR, SYNC_XATTR};
 pub use door::Report;
 pub use options::{Caching, Options};
 pub use session::{

@@ -21,7 +21,7 @@
 use crate::file::DiskKind;
 use crate::mounts::{self, Mount, parse_numbers};
 use crate::storage::{self, Layer, Numbers, Overlapping, Storage, Window};
-use crate::text::escaped;
+use crate::text::{self, escaped};
 use rustix::fs::{Mode, OFlags};
 use std::ffi::OsStr;
 use std::fmt;
@@ -76,7 +76,7 @@ impl Holder {
 
 /// Returns whether a process is a child of this one.
 fn is_child(process: u32) -> bool {
-    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let status = text::of_file(format!("/proc/{process}/status")).unwrap_or_default();
     let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok());
     parent == Some(std::process::id())
 }
@@ -304,7 +304,7 @@ fn holder_device((major, minor): Numbers) -> Option<Holder> {
 }
 
 fn swap_on(numbers: Numbers) -> Option<Holder> {
-    let table = fs::read_to_string("/proc/swaps").ok()?;
+    let table = text::of_file("/proc/swaps").ok()?;
     let mut sources = table.lines().skip(1).filter_map(|line| line.split_whitespace().next());
     sources.any(|source| device_numbers(Path::new(source)) == Some(numbers)).then_some(Holder::Swap)
 }
@@ -345,7 +345,7 @@ fn process(matches: impl Fn(&str) -> bool, is_it: impl Fn(&Path, &str) -> bool) 
         let Ok(descriptors) = fs::read_dir(process.path().join("fd")) else { continue };
         for descriptor in descriptors.take(ENTRIES_MAX).flatten() {
             let info = process.path().join("fdinfo").join(descriptor.file_name());
-            let Ok(info) = fs::read_to_string(info) else { continue };
+            let Ok(info) = text::of_file(info) else { continue };
             if matches(&info) && is_it(&descriptor.path(), &info) {
                 return Some(Holder::Process { id, name: process_name(&process.path()) });
             }

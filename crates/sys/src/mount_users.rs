@@ -9,8 +9,9 @@
 
 use crate::holder::process_name;
 use crate::mounts::{self, Mount};
-use crate::text::escaped;
+use crate::text::{self, escaped};
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -95,13 +96,13 @@ fn use_by(process: &Path, mount: &Mount) -> Option<Use> {
         info.lines().filter_map(|line| line.strip_prefix("mnt_id:")).any(|id| id.trim() == wanted)
     };
     let open = fs::read_dir(process.join("fdinfo")).into_iter().flatten().take(ENTRIES_MAX);
-    let mut open = open.flatten().filter_map(|info| fs::read_to_string(info.path()).ok());
+    let mut open = open.flatten().filter_map(|info| text::of_file(info.path()).ok());
     if open.any(|info| has_id(&info)) {
         return Some(Use::OpenFile);
     }
     let (major, minor) = mount.device;
     let device = format!("{major:02x}:{minor:02x}");
-    let maps = fs::read_to_string(process.join("maps")).ok()?;
+    let maps = text::of_file(process.join("maps")).ok()?;
     let is_mapped = maps.lines().any(|line| line.split(' ').nth(3) == Some(&*device));
     is_mapped.then_some(Use::MappedFile)
 }
@@ -118,8 +119,9 @@ fn is_in(link: &Path, mount: &Mount) -> bool {
 fn loop_devices(mount: &Mount) -> impl Iterator<Item = String> {
     let devices = fs::read_dir("/sys/block").into_iter().flatten().take(ENTRIES_MAX).flatten();
     devices.filter_map(|device| {
-        let backing = fs::read_to_string(device.path().join("loop/backing_file")).ok()?;
-        let is_below = Path::new(backing.trim_end()).starts_with(&mount.mountpoint);
+        let backing = fs::read(device.path().join("loop/backing_file")).ok()?;
+        let backing = OsStr::from_bytes(backing.strip_suffix(b"\n").unwrap_or(&backing));
+        let is_below = Path::new(backing).starts_with(&mount.mountpoint);
         is_below.then(|| device.file_name().to_string_lossy().into_owned())
     })
 }

@@ -20,6 +20,13 @@ pub struct EndSignals {
     set: libc::sigset_t,
 }
 
+/// Ignores the signal of a write past the limit of file sizes (`RLIMIT_FSIZE`), which would end the
+/// process: the write fails with `EFBIG` then.
+pub fn ignore_file_size_limit() {
+    // SAFETY: the number is that of a signal that may be ignored, and no handler is installed.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
 impl EndSignals {
     /// Blocks the signals for this thread and every thread that it starts afterwards.
     ///

@@ -5,6 +5,17 @@
 //! directional characters can make one name look like another. This module escapes all of them.
 
 use std::fmt::Write;
+use std::io;
+use std::path::Path;
+
+/// Reads a file of `/proc` or `/sys`. Names in it may be any bytes: those that are not text are
+/// replaced.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn of_file(path: impl AsRef<Path>) -> io::Result<String> {
+    Ok(String::from_utf8_lossy(&std::fs::read(path)?).into_owned())
+}
 
 /// Returns `bytes` with everything escaped that a terminal would not show as itself, and
 /// backslashes too, so that different bytes remain different.

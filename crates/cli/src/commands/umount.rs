@@ -31,9 +31,7 @@ use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use butternut_fuse::{
-    DAEMON_XATTR, FS_TYPE, LOST_XATTR, PROCESS_NAMESPACE_XATTR, SYNC_XATTR,
-};
+use butternut_fuse::{DAEMON_XATTR, FS_TYPE, LOST_XATTR, PROCESS_NAMESPACE_XATTR, SYNC_XATTR};
 use butternut_sys::mount_users::{self, MountUser};
 use butternut_sys::mounts::{self, Mount};
 

@@ -10,7 +10,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use butternut_sys::mounts::Mount;
+use butternut_fuse::FS_TYPE;
+use butternut_sys::mounts::{self, Mount};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -72,7 +73,7 @@ pub(crate) fn request(command: &str, target: &Path, request: &Request) -> Result
     let no_mount = |why: &str| Failure::new(command, format!("no butternut mount at {shown}{why}"));
     let numbers =
         device_number(target).map_err(|error| no_mount(&format!(": {}", io_text(&error))))?;
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let mounts = mounts::read().unwrap_or_default();
     let Some(user) = owner_of(&mounts, numbers) else {
         return Err(no_mount("").hint("`findmnt -t fuse.butternut` lists the mounts"));
     };
@@ -200,16 +201,9 @@ fn exchange(
 }
 
 /// Returns the owner of the Butternut mount with a device number, if there is one.
-fn owner_of(mounts: &str, (major, minor): (u32, u32)) -> Option<u32> {
-    let wanted = format!("{major}:{minor}");
-    mounts.lines().find_map(|line| {
-        let (mount_fields, type_fields) = line.split_once(" - ")?;
-        let mut fields = type_fields.split(' ');
-        let is_butternut = fields.next()? == "fuse.butternut";
-        let is_wanted = is_butternut && mount_fields.split(' ').nth(2)? == wanted;
-        let options = fields.nth(1).filter(|_| is_wanted)?;
-        options.split(',').find_map(|word| word.strip_prefix("user_id="))?.parse().ok()
-    })
+fn owner_of(mounts: &[Mount], device: (u32, u32)) -> Option<u32> {
+    let is_it = |mount: &&Mount| mount.kind == FS_TYPE && mount.device == device;
+    mounts.iter().find(is_it)?.option("user_id")?.parse().ok()
 }
 
 /// Escapes control characters in all strings of a response. The socket may be served by any program
@@ -263,9 +257,10 @@ fn connect_in(directory: &Path, user: u32, name: &str) -> io::Result<(u32, UnixS
 
 #[test]
 fn the_owner_of_a_mount_is_read_from_the_mount_table() {
-    let mounts = "22 1 0:5 / /mnt rw - ext4 /dev/a rw,user_id=3\n\
-                  23 1 0:44 / /mnt ro shared:1 - fuse.butternut a\\040-\\040b.img ro,user_id=7\n\
-                  24 1 0:45 / /m\\040x ro - fuse.butternut a.img ro,user_id=0,group_id=0\n";
+    let mounts = b"22 1 0:5 / /mnt rw - ext4 /dev/a rw,user_id=3\n\
+                   23 1 0:44 / /mnt ro shared:1 - fuse.butternut a\\040-\\040b.img ro,user_id=7\n\
+                   24 1 0:45 / /m\\040x\xff ro - fuse.butternut a.img ro,user_id=0,group_id=0\n";
+    let mounts = &mounts::parse(mounts);
     assert_eq!(owner_of(mounts, (0, 45)), Some(0));
     assert_eq!(owner_of(mounts, (0, 44)), Some(7));
     assert_eq!(owner_of(mounts, (0, 5)), None, "not a Butternut mount");

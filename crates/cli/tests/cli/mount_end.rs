@@ -191,6 +191,25 @@ fn a_signal_reports_mounts_in_other_namespaces_and_a_second_one_ends_them() {
     assert!(lines[2].contains("second signal: committing and exiting"), "{output}");
 }
 
+/// The kernel ends a process that writes past its limit, unless it ignores the signal.
+#[test]
+fn a_limit_of_file_sizes_fails_writes_and_not_the_mount() {
+    if !kernel_tests_enabled("a_limit_of_file_sizes_fails_writes_and_not_the_mount") {
+        return;
+    }
+    // 32 MiB in blocks of 512 bytes: before the second copy of the superblock.
+    let output = run_in_namespace(
+        "(ulimit -f 65536; exec $B mount own.img m1)
+         D=$(daemon)
+         touch m1/new
+         $B filesystem sync m1 2>/dev/null || true
+         $B umount m1 2>/dev/null || echo reported
+         ended $D || echo it lives
+         $B ls own.img | grep -x new || true",
+    );
+    assert!(["new\n", "reported\n", "reported\nnew\n"].contains(&&*output), "{output}");
+}
+
 /// umount(8) without its helper waits for nothing, so only syslog can tell.
 #[test]
 fn a_failed_last_commit_is_reported_to_syslog() {

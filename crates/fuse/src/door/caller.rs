@@ -13,6 +13,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use butternut::{Privileges, Stat};
+use butternut_sys::text;
 
 use crate::connection::protocol::InHeader;
 
@@ -49,7 +50,7 @@ fn capabilities(status: &str) -> u64 {
 
 fn status(caller: &InHeader) -> String {
     let directory = directory(caller.pid);
-    directory.and_then(|path| fs::read_to_string(path.join("status")).ok()).unwrap_or_default()
+    directory.and_then(|path| text::of_file(path.join("status")).ok()).unwrap_or_default()
 }
 
 /// Returns the directory of a caller in `/proc` (law 4).
@@ -103,6 +104,17 @@ mod tests {
         assert_eq!(groups("Groups:\t\n").count(), 0);
         let unseen = InHeader { pid: u32::MAX, gid: 5, ..InHeader::default() };
         assert!(is_in_group(&unseen, 5) && !is_in_group(&unseen, 6));
+    }
+
+    #[test]
+    fn a_caller_with_any_name_is_read() {
+        let named = || {
+            rustix::thread::set_name(c"\xff\xfe").expect("a thread may be renamed");
+            let pid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+            status(&InHeader { pid, ..InHeader::default() })
+        };
+        let status = std::thread::spawn(named).join().expect("a status");
+        assert!(status.contains("\nGroups:"), "{status}");
     }
 
     #[test]

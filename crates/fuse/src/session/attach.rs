@@ -115,11 +115,12 @@ fn through_helper(mountpoint: &Path, options: &Options) -> io::Result<OwnedFd> {
         .spawn()?;
     drop(remote);
     let received = receive(&local);
-    let mut message = String::new();
-    if let Some(mut stderr) = helper.stderr.take() {
-        stderr.read_to_string(&mut message)?;
-    }
+    // The message names the mount point, which may be any bytes.
+    let mut message = Vec::new();
+    let read = helper.stderr.take().map_or(Ok(0), |mut stderr| stderr.read_to_end(&mut message));
     helper.wait()?;
+    read?;
+    let message = String::from_utf8_lossy(&message);
     match received? {
         Some(device) => {
             fcntl_setfd(&device, FdFlags::CLOEXEC)?;
