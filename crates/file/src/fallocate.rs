@@ -44,10 +44,15 @@ impl FileState {
         range: Range<u64>,
         update: InodeUpdate<'_>,
     ) -> Result<(), FileError> {
+        let punched = self.punch(&range, update);
+        self.end_operation(punched)
+    }
+
+    fn punch(&mut self, range: &Range<u64>, update: InodeUpdate<'_>) -> Result<(), FileError> {
         self.check_writable()?;
         self.check_end(range.end, 0)?;
-        let blocks = whole_blocks(&range);
-        let edges = self.prepare_edges(&range, &blocks, self.size())?;
+        let blocks = whole_blocks(range);
+        let edges = self.prepare_edges(range, &blocks, self.size())?;
         let punched = self.punch_blocks(&blocks, update);
         self.finish_edges(edges, punched)
     }
@@ -101,7 +106,17 @@ impl FileState {
         end: FallocateSize,
         update: InodeUpdate<'_>,
     ) -> Result<(), FileError> {
-        let size = self.begin_range(&range, end)?;
+        let allocated = self.allocate_holes(&range, end, update);
+        self.end_operation(allocated)
+    }
+
+    fn allocate_holes(
+        &mut self,
+        range: &Range<u64>,
+        end: FallocateSize,
+        update: InodeUpdate<'_>,
+    ) -> Result<(), FileError> {
+        let size = self.begin_range(range, end)?;
         let blocks =
             range.start - range.start % SECTOR_BYTES..range.end.next_multiple_of(SECTOR_BYTES);
         self.leave_inline(size, &(0..0))?;
@@ -122,9 +137,19 @@ impl FileState {
         end: FallocateSize,
         update: InodeUpdate<'_>,
     ) -> Result<(), FileError> {
-        let size = self.begin_range(&range, end)?;
+        let zeroed = self.zero(&range, end, update);
+        self.end_operation(zeroed)
+    }
+
+    fn zero(
+        &mut self,
+        range: &Range<u64>,
+        end: FallocateSize,
+        update: InodeUpdate<'_>,
+    ) -> Result<(), FileError> {
+        let size = self.begin_range(range, end)?;
         self.leave_inline(size, &(0..0))?;
-        let mut blocks = whole_blocks(&range);
+        let mut blocks = whole_blocks(range);
         if range.end >= self.size() && range.start < range.end {
             // The last block has no data past the end that could be lost.
             blocks.end = range.end.next_multiple_of(SECTOR_BYTES).max(blocks.start);
@@ -133,7 +158,7 @@ impl FileState {
         self.prepare_preallocation(&parts, size)?;
         // Extents after the first block, and a larger size, make the file too large to be inline.
         let extents = if parts.is_empty() { 0 } else { INLINE_BYTES_MAX + 1 };
-        let edges = self.prepare_edges(&range, &blocks, size.max(extents))?;
+        let edges = self.prepare_edges(range, &blocks, size.max(extents))?;
         let zeroed = self.preallocate(&parts, size, &mut *update);
         self.finish_edges(edges, zeroed)?;
         self.try_merge(update);

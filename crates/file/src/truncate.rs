@@ -31,6 +31,11 @@ impl FileState {
     /// The volume is not open for writing, the size is too large, or the trees cannot be changed.
     /// The file then has its old size or, if it is long, one in between.
     pub fn truncate(&mut self, size: u64, update: InodeUpdate<'_>) -> Result<(), FileError> {
+        let changed = self.change_size(size, update);
+        self.end_operation(changed)
+    }
+
+    fn change_size(&mut self, size: u64, update: InodeUpdate<'_>) -> Result<(), FileError> {
         self.check_writable()?;
         self.check_end(size, 0)?;
         if size > self.size() {

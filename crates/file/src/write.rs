@@ -71,6 +71,16 @@ impl FileState {
         bytes: &[u8],
         direct_bytes_min: usize,
     ) -> Result<usize, FileError> {
+        let written = self.write_parts(offset, bytes, direct_bytes_min);
+        self.end_operation(written)
+    }
+
+    fn write_parts(
+        &mut self,
+        offset: u64,
+        bytes: &[u8],
+        direct_bytes_min: usize,
+    ) -> Result<usize, FileError> {
         self.check_writable()?;
         self.check_end(offset, length(bytes.len()))?;
         if bytes.is_empty() {

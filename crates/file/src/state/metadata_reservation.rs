@@ -8,6 +8,7 @@
 //! 2. A merge returns its part of the reservation after its changes are in the trees, so no other
 //!    operation can take that space in between. The part of prepared edges, which become dirty
 //!    after the edit of the trees, stays reserved.
+//! 3. An operation that fails leaves no reservation with a file that is clean.
 //!
 //! The estimate assumes minimally filled leaves, in the file's tree and in the extent tree. It is
 //! not a bound for every single item; the global reserve covers the difference.
@@ -119,6 +120,18 @@ impl FileState {
             let wanted = self.metadata_bytes(extents, blocks, self.size());
             metadata_reservation.spend(metadata_reservation.bytes().saturating_sub(wanted));
         }
+    }
+
+    /// Ends an operation on the file (law 3).
+    pub(crate) fn end_operation<R>(
+        &mut self,
+        result: Result<R, FileError>,
+    ) -> Result<R, FileError> {
+        if result.is_err() && self.is_clean() {
+            self.release_unused_data();
+            self.trim_metadata();
+        }
+        result
     }
 
     /// Returns the whole reservation.

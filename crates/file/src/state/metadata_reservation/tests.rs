@@ -1,8 +1,9 @@
 //! Whether each operation leaves the file with the reservation that its merge needs (law 1).
 
 use crate::direct::AllocationRun;
+use crate::error::FileError;
 use crate::state::{FallocateSize, FileState};
-use crate::test_volume::{file, open, open_with};
+use crate::test_volume::{file, file_of, open, open_with};
 use crate::wait::Wait;
 use butternut_format::inode::InodeFlags;
 use butternut_format::units::SECTOR_BYTES;
@@ -126,4 +127,48 @@ fn the_block_that_is_zeroed_before_growth_has_a_reservation() {
     file.zero_after_end().expect("space");
     assert_eq!(file.dirty_bytes(), SECTOR_BYTES);
     assert_reserved(&file);
+}
+
+/// An operation on a file.
+type Operation = fn(&mut FileState) -> Result<(), FileError>;
+
+const OPERATIONS: [(&str, Operation); 8] = [
+    ("write", |file| file.write_at(100, &[2; BLOCK]).map(drop)),
+    ("write past the end", |file| file.write_at(1 << 20, &[2; BLOCK]).map(drop)),
+    ("large write", |file| file.write_at(0, &vec![2; 1 << 20]).map(drop)),
+    ("direct write", |file| file.write_direct(0, &[2; BLOCK]).map(drop)),
+    ("longer", |file| file.truncate(1 << 20, &mut |_| {})),
+    ("shorter", |file| file.truncate(100, &mut |_| {})),
+    ("hole", |file| file.punch_hole(100..2 * SECTOR_BYTES + 100, &mut |_| {})),
+    ("zeroes", |file| {
+        file.zero_range(100..3 * SECTOR_BYTES + 100, FallocateSize::Extend, &mut |_| {})
+    }),
+];
+
+#[test]
+fn a_refused_operation_keeps_nothing_reserved_for_a_clean_file() {
+    let injector = EnospcInjector::default();
+    let enospc_injector = Some(injector.clone());
+    let source = open_with(ForestOptions { enospc_injector, ..ForestOptions::default() });
+    let (mut number, mut refused) = (400, 0);
+    for (what, operation) in OPERATIONS {
+        for (bytes, nth) in
+            [1000, 3 * BLOCK + 1000].into_iter().flat_map(|b| [(b, 1), (b, 2), (b, 3)])
+        {
+            number += 1;
+            let mut file = file_of(&source, number);
+            file.write_at(0, &vec![1; bytes]).expect("space");
+            file.merge(&mut |_| {}).expect("space");
+            injector.fail_every(nth);
+            let done = operation(&mut file);
+            injector.fail_none();
+            if done.is_err() && file.is_clean() {
+                refused += 1;
+                let what = format!("{what}, {bytes} bytes, reservation {nth}");
+                assert!(file.metadata_reservation().is_none(), "{what}");
+                assert_eq!((file.bytes_reserved, file.data_reservation.bytes()), (0, 0), "{what}");
+            }
+        }
+    }
+    assert!(refused >= 15, "{refused} operations were refused");
 }
