@@ -34,6 +34,11 @@ use std::ops::Range;
 type Preallocation = (Range<u64>, Range<u64>);
 
 impl FileState {
+    /// Returns whether the inode has the flag of preallocated extents.
+    pub fn has_preallocated(&self) -> bool {
+        self.flags.contains(InodeFlags::PREALLOC)
+    }
+
     /// Makes a range read as zeroes and frees its whole blocks. The size stays.
     ///
     /// # Errors

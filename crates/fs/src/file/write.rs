@@ -527,6 +527,10 @@ impl Filesystem {
         if file.has_given_up_compression() {
             attributes.flags = attributes.flags.with(InodeFlags::NOCOMPRESS);
         }
+        if file.has_preallocated() {
+            // Also where the change failed after it had preallocated a part.
+            attributes.flags = attributes.flags.with(InodeFlags::PREALLOC);
+        }
         if attributes.bytes_used < was.bytes_used {
             write_state.signal.freed(was.bytes_used - attributes.bytes_used);
         }
@@ -567,4 +571,51 @@ pub(crate) fn update_item(item: &mut Inode, attributes: &Inode) -> Inode {
     let Inode { size, bytes_used, transid, .. } = *item;
     *item = Inode { size, bytes_used, transid, flags: attributes.flags.with(kept), ..*attributes };
     *item
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Allocate, Filesystem, MountOptions, NewInode};
+    use butternut_device::{Device, MemoryDevice};
+    use butternut_format::inode::InodeFlags;
+    use butternut_format::units::{Ino, TreeId};
+    use butternut_mkfs::MkfsOptions;
+    use butternut_tree::EnospcInjector;
+    use std::sync::Arc;
+
+    /// More holes than one step of a preallocation fills.
+    const HOLES: u64 = 300;
+    const BLOCK: u64 = 4096;
+
+    #[test]
+    fn a_preallocation_that_is_refused_midway_keeps_its_flag() {
+        let injector = EnospcInjector::default();
+        let device = Arc::new(MemoryDevice::new("memory", 256 << 20));
+        butternut_mkfs::make(&*device, &MkfsOptions::default()).unwrap();
+        let options = MountOptions::default().read_only(false).commit_seconds(0);
+        let options = options.enospc_injector(Some(injector.clone()));
+        let fs = Filesystem::open_devices(vec![device as Arc<dyn Device>], &options).unwrap();
+        let mut seen = 0;
+        for nth in HOLES..HOLES + 8 {
+            let name = nth.to_string();
+            let id = fs.create(fs.root(), name.as_bytes(), &NewInode::new(0o644)).unwrap();
+            let file = fs.open_file(id).unwrap();
+            for hole in 0..HOLES {
+                file.write_at((2 * hole + 1) * BLOCK, &[1; BLOCK as usize]).unwrap();
+            }
+            fs.sync().unwrap();
+            injector.fail_every(nth);
+            let done = file.allocate(0..2 * HOLES * BLOCK, Allocate::Extend);
+            injector.fail_none();
+            let tree = fs.forest().tree(TreeId(id.subvolume)).unwrap().unwrap();
+            let item = butternut_names::inode(&tree, Ino(id.ino)).unwrap().unwrap();
+            let is_partial = done.is_err() && item.flags.contains(InodeFlags::PREALLOC);
+            seen += usize::from(is_partial);
+            let known = fs.attributes(file.pin().unwrap().entry()).unwrap();
+            let has_flag = |flags: InodeFlags| flags.contains(InodeFlags::PREALLOC);
+            assert_eq!(has_flag(known.flags), has_flag(item.flags), "reservation {nth}");
+            assert_eq!((known.size, known.bytes_used), (item.size, item.bytes_used));
+        }
+        assert!(seen > 0, "no preallocation was refused after its first step");
+    }
 }
