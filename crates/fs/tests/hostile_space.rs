@@ -289,3 +289,60 @@ fn disk_usage_reads_what_no_commit_has_written() {
     fs.close().unwrap();
     volume.check();
 }
+
+/// Makes the block group at `start` unused, for the group items and the free space tree.
+fn with_unused_group(volume: &TestVolume, start: u64) -> TestVolume {
+    volume.with_leaves(|block| {
+        rewrite(block, |items| {
+            let mut group = None;
+            for (key, data) in items.iter_mut().filter(|(key, _)| key.objectid == start) {
+                match key.item_type {
+                    ItemType::BLOCK_GROUP_ITEM => put(data, 0, 0),
+                    ItemType::FREE_SPACE_INFO => {
+                        data[..4].copy_from_slice(&1_u32.to_le_bytes());
+                        group = Some(key.offset);
+                    }
+                    _ => {}
+                }
+            }
+            let Some(bytes) = group else { return };
+            let is_inside = |key: &Key| (start..start + bytes).contains(&key.objectid);
+            items
+                .retain(|(key, _)| key.item_type != ItemType::FREE_SPACE_EXTENT || !is_inside(key));
+            items.push((Key::new(start, ItemType::FREE_SPACE_EXTENT, bytes), Vec::new()));
+        })
+    })
+}
+
+#[test]
+fn a_group_that_counts_as_unused_and_has_extents_is_not_removed() {
+    let volume = TestVolume::of(4 << 30, &MkfsOptions::default());
+    let fs = volume.open();
+    let data = |number: u8| vec![number; 4 << 20];
+    let files: Vec<FileId> = (0..4)
+        .map(|number| {
+            let id = fs.create(fs.root(), &[b'a' + number], &new(0o600)).unwrap();
+            fs.open_file(id).unwrap().write_at(0, &data(number)).unwrap();
+            fs.sync().unwrap();
+            id
+        })
+        .collect();
+    let (first, _) = extent_of(&fs, files[0]);
+    let chunks = fs.inspect().chunks();
+    let holds = |start: u64, bytes: u64| (start..start + bytes).contains(&first);
+    let chunk = chunks.iter().find(|chunk| holds(chunk.logical.0, chunk.bytes)).unwrap();
+    let start = chunk.logical.0;
+    fs.close().unwrap();
+    let hostile = with_unused_group(&volume, start);
+    let fs = hostile.open();
+    fs.create(fs.root(), b"new", &new(0o644)).unwrap();
+    fs.sync().ok();
+    drop(fs);
+    let options = butternut::MountOptions::default();
+    let fs = Filesystem::open_devices(hostile.devices(), &options).unwrap();
+    for (number, id) in (0..).zip(&files) {
+        let mut found = vec![0; 4 << 20];
+        fs.open_file(*id).unwrap().read_at(0, &mut found).unwrap();
+        assert!(found == data(number), "file {number}");
+    }
+}

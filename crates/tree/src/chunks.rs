@@ -11,7 +11,7 @@
 //! 3. The device extents of a removed chunk are not reused before the commit that removed it is
 //!    complete.
 //! 4. A commit removes an empty group if others of its kind have enough free space, and never one
-//!    whose bytes are reserved. It keeps the last group of a kind, except where a resize or a lack
+//!    whose bytes are reserved, or which has extents although it counts as empty. It keeps the last group of a kind, except where a resize or a lack
 //!    of space for another class requires its removal.
 //! 5. The stripes of a new chunk overlap no stripe of another chunk. The device extents are
 //!    compared with the stripes when a volume is opened for writing (`device_extents`).
@@ -220,6 +220,7 @@ impl Commit<'_> {
             let chunks = self.forest.volume().chunks();
             let Some(layout) = chunks.find(start).cloned() else { continue };
             if self.running.space.remove_group(start) {
+                self.require_no_extents(&(layout.logical().0..layout.end()))?;
                 if !self.running.chunks().cancel(start) {
                     self.remove_chunk_items(&layout)?;
                 }
@@ -229,6 +230,23 @@ impl Commit<'_> {
         if !removed.is_empty() {
             self.running.chunks().removed = removed;
             self.write_devices()?;
+        }
+        Ok(())
+    }
+
+    /// Fails if the extent tree has an extent in a group that counts as empty: on a damaged volume,
+    /// its removal would lose the data (law 4).
+    fn require_no_extents(&self, group: &Range<u64>) -> Result<(), TreeError> {
+        let extents = self.edit(TreeId::EXTENT)?;
+        let mut items = extents.tree().cursor();
+        items.seek(&Key::new(group.start, ItemType(0), 0))?;
+        while let Some(key) = items.key().filter(|key| key.objectid < group.end) {
+            if [ItemType::EXTENT_ITEM, ItemType::METADATA_ITEM].contains(&key.item_type) {
+                let want = format_args!("none in the unused group {}", group.start).to_string();
+                let source = Refused::new("extent", key.objectid, want);
+                return Err(TreeError::Corrupt { tree: TreeId::EXTENT, source });
+            }
+            items.advance()?;
         }
         Ok(())
     }
