@@ -346,3 +346,54 @@ fn a_group_that_counts_as_unused_and_has_extents_is_not_removed() {
         assert!(found == data(number), "file {number}");
     }
 }
+
+/// Adds checksums of space that no extent uses: `bytes` from `start` on.
+fn with_checksums(volume: &TestVolume, start: u64, bytes: u64) -> TestVolume {
+    const CHECKSUM_TREE: u64 = 7;
+    const OBJECT: u64 = u64::MAX - 9;
+    volume.with_leaves(|block| {
+        if owner(block) != CHECKSUM_TREE {
+            return false;
+        }
+        rewrite(block, |items| {
+            let key = Key::new(OBJECT, ItemType::EXTENT_CSUM, start);
+            let checksums = usize::try_from(bytes / 4096 * 4).unwrap();
+            items.push((key, vec![0xa5; checksums]));
+        })
+    })
+}
+
+#[test]
+fn leftover_checksums_of_free_space_are_replaced() {
+    let volume = TestVolume::of(VOLUME_BYTES, &MkfsOptions::default());
+    let fs = volume.open();
+    let first = fs.create(fs.root(), b"first", &new(0o600)).unwrap();
+    fs.open_file(first).unwrap().write_at(0, &vec![7; 65536]).unwrap();
+    fs.sync().unwrap();
+    let (at, bytes) = extent_of(&fs, first);
+    fs.close().unwrap();
+    // Next to those of the extent, and some sectors behind.
+    for behind in [0, 5 * 4096, 40 * 4096] {
+        let hostile = with_checksums(&volume, at + bytes + behind, 100 * 4096);
+        let fs = hostile.open();
+        let mut files = vec![(first, vec![7; 65536])];
+        for number in 0..4_u8 {
+            let id = fs.create(fs.root(), &[b'a' + number], &new(0o600)).unwrap();
+            let data = vec![number; (usize::from(number) * 3 + 1) * 8192];
+            fs.open_file(id).unwrap().write_at(0, &data).unwrap();
+            fs.sync().unwrap();
+            files.push((id, data));
+        }
+        fs.close().unwrap();
+        let options = butternut::MountOptions::default();
+        let fs = Filesystem::open_devices(hostile.devices(), &options).unwrap();
+        for (id, data) in files {
+            let mut found = vec![0; data.len()];
+            fs.open_file(id).unwrap().read_at(0, &mut found).unwrap();
+            assert!(found == data);
+        }
+        drop(fs);
+        let left = findings(&hostile);
+        assert!(left.iter().all(|found| !found.contains("overlap")), "{left:?}");
+    }
+}

@@ -7,7 +7,8 @@
 //! Laws:
 //!
 //! 1. In a committed tree, items do not overlap. A range that gets checksums had none before: they
-//!    were removed when its last extent was freed.
+//!    were removed when its last extent was freed. On a damaged volume, free space may have some:
+//!    they are removed first.
 //! 2. An item holds at most [`item_bytes_max`] bytes. A longer run continues in the next item.
 //! 3. Only the commit changes the tree. A reader finds the checksum of every sector meanwhile: the
 //!    remaining parts of an item are inserted before the item is shortened or removed, so for a
@@ -24,6 +25,7 @@ use crate::transaction::commit::Commit;
 use butternut_format::checksum::EXTENT_CSUM_OBJECTID;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::{Logical, SECTOR_BYTES, TreeId, length};
+use std::cmp::Ordering;
 use std::ops::Range;
 
 /// About a quarter of a leaf of 16 KiB: long enough to be compact, and short enough that an
@@ -73,14 +75,37 @@ impl Commit<'_> {
 impl TreeEdit<'_> {
     /// Inserts sorted runs of checksums that do not overlap (law 1).
     pub(crate) fn put_checksums(&self, runs: &[Run]) -> Result<(), TreeError> {
+        let leftover = self.insert_checksums(runs)?;
+        if leftover.is_empty() {
+            return Ok(());
+        }
+        self.remove_checksums(&leftover)?;
+        let left = self.insert_checksums(runs)?;
+        debug_assert!(left.is_empty(), "they have been removed");
+        Ok(())
+    }
+
+    /// Inserts sorted runs of checksums. If the tree has some for them already, changes nothing and
+    /// returns the ranges of those runs.
+    fn insert_checksums(&self, runs: &[Run]) -> Result<Vec<Range<u64>>, TreeError> {
         let checksum_bytes = self.running().params.csum.bytes();
         let bytes_max = item_bytes_max(self.running().params.item_bytes_max(), checksum_bytes);
         debug_assert!(runs.is_sorted_by(|a, b| a.0 < b.0), "runs are sorted");
         let mut items = self.tree().cursor();
         let mut changes = Vec::with_capacity(runs.len());
+        let mut leftover = Vec::new();
         for (start, checksums) in runs {
             let (mut at, mut rest) = (start.0, &checksums[..]);
-            if let Some((key, mut data)) = item_ending_at(&mut items, at, checksum_bytes)? {
+            let range = at..at.saturating_add(bytes_covered(rest.len(), checksum_bytes));
+            let before = match item_before_end(&mut items, &range, checksum_bytes)? {
+                Before::Overlap => {
+                    leftover.push(range);
+                    continue;
+                }
+                Before::Adjacent(key, data) => Some((key, data)),
+                Before::Apart => None,
+            };
+            if let Some((key, mut data)) = before {
                 let append = bytes_max.saturating_sub(data.len()).min(rest.len());
                 if append > 0 {
                     let (now, later) = rest.split_at(append);
@@ -95,7 +120,10 @@ impl TreeEdit<'_> {
                 at = at.saturating_add(bytes_covered(part.len(), checksum_bytes));
             }
         }
-        self.merge(&changes)
+        if leftover.is_empty() {
+            self.merge(&changes)?;
+        }
+        Ok(leftover)
     }
 
     /// Removes the checksums of sorted ranges that do not overlap, whatever items they are in.
@@ -132,6 +160,15 @@ impl TreeEdit<'_> {
         cuts.add(item, checksum_bytes);
         Ok(cuts)
     }
+}
+
+/// The last item that begins before the end of a range.
+enum Before {
+    /// It ends before the range, or there is none.
+    Apart,
+    /// It ends where the range begins.
+    Adjacent(Key, Vec<u8>),
+    Overlap,
 }
 
 /// Changes of items that lose checksums, and new items for their remaining parts.
@@ -194,18 +231,20 @@ fn checksum_item(items: &Cursor) -> Option<(Key, &[u8])> {
     })
 }
 
-/// Returns the item whose last sector ends at `at`.
-fn item_ending_at(
+/// Returns where the last item that begins before the end of a range ends.
+fn item_before_end(
     items: &mut Cursor,
-    at: u64,
+    range: &Range<u64>,
     checksum_bytes: usize,
-) -> Result<Option<(Key, Vec<u8>)>, TreeError> {
-    items.seek_last(&key(at))?;
-    let found = checksum_item(items);
-    let found = found.filter(|(key, data)| {
-        key.offset.saturating_add(bytes_covered(data.len(), checksum_bytes)) == at
-    });
-    Ok(found.map(|(key, data)| (key, data.to_vec())))
+) -> Result<Before, TreeError> {
+    items.seek_last(&key(range.end.saturating_sub(1)))?;
+    let Some((key, data)) = checksum_item(items) else { return Ok(Before::Apart) };
+    let end = key.offset.saturating_add(bytes_covered(data.len(), checksum_bytes));
+    Ok(match end.cmp(&range.start) {
+        Ordering::Less => Before::Apart,
+        Ordering::Equal => Before::Adjacent(key, data.to_vec()),
+        Ordering::Greater => Before::Overlap,
+    })
 }
 
 /// Returns the first item that overlaps a range. Reads no leaf that can hold no such item: it may
