@@ -129,3 +129,36 @@ fn a_volume_that_was_made_smaller_than_a_superblock_copy_is_clean() {
     assert!(fs.size_min(1).unwrap() < 64 << 20, "{}", fs.size_min(1).unwrap());
     volume.reopen(fs);
 }
+
+/// A shrink is done or refused; in both cases the volume stays writable.
+#[test]
+fn no_shrink_ends_a_volume() {
+    for (metadata, bytes) in [(Profile::Dup, 512 << 20), (Profile::Single, 300 << 20)] {
+        let options = MkfsOptions { metadata: Some(metadata), ..MkfsOptions::default() };
+        let volume = TestVolume::of(bytes, &options);
+        let fs = volume.open();
+        for number in 0..40_u8 {
+            let id = fs.create(fs.root(), &[b'a' + number], &new(0o644)).unwrap();
+            fs.open_file(id).unwrap().write_at(0, &vec![number; 1 << 20]).unwrap();
+        }
+        fs.sync().unwrap();
+        for number in 10..40_u8 {
+            fs.unlink(fs.root(), &[b'a' + number]).unwrap();
+        }
+        let mut refused = 0;
+        for step in 1..90 {
+            let size = bytes.saturating_sub(step * (7 << 20)).max(4096 * step);
+            let done = fs.resize(1, size);
+            refused += usize::from(done.is_err());
+            let id = fs.create(fs.root(), format!("new {step}").as_bytes(), &new(0o644));
+            if let Ok(id) = id {
+                fs.open_file(id).unwrap().write_at(0, &[7; 5000]).ok();
+            }
+            fs.sync().unwrap();
+            assert!(fs.is_writable(), "{metadata:?}, {size} bytes: {done:?}");
+        }
+        assert!(refused > 0);
+        fs.close().unwrap();
+        volume.check();
+    }
+}
