@@ -11,8 +11,9 @@
 //! 3. The device extents of a removed chunk are not reused before the commit that removed it is
 //!    complete.
 //! 4. A commit removes an empty group if others of its kind have enough free space, and never one
-//!    whose bytes are reserved, or which has extents although it counts as empty. It keeps the last group of a kind, except where a resize or a lack
-//!    of space for another class requires its removal.
+//!    whose bytes are reserved, or which has extents although it counts as empty. It keeps the last
+//!    group of a kind, except where a resize or a lack of space for another class requires its
+//!    removal.
 //! 5. The stripes of a new chunk overlap no stripe of another chunk. The device extents are
 //!    compared with the stripes when a volume is opened for writing (`device_extents`).
 

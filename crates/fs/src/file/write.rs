@@ -586,6 +586,7 @@ mod tests {
     /// More holes than one step of a preallocation fills.
     const HOLES: u64 = 300;
     const BLOCK: u64 = 4096;
+    const BYTES: [u8; 4096] = [1; 4096];
 
     #[test]
     fn a_preallocation_that_is_refused_midway_keeps_its_flag() {
@@ -601,7 +602,7 @@ mod tests {
             let id = fs.create(fs.root(), name.as_bytes(), &NewInode::new(0o644)).unwrap();
             let file = fs.open_file(id).unwrap();
             for hole in 0..HOLES {
-                file.write_at((2 * hole + 1) * BLOCK, &[1; BLOCK as usize]).unwrap();
+                file.write_at((2 * hole + 1) * BLOCK, &BYTES).unwrap();
             }
             fs.sync().unwrap();
             injector.fail_every(nth);

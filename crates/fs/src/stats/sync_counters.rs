@@ -12,7 +12,7 @@ pub struct SyncCounts {
     /// Syncs that wrote to the log, or that the log had covered.
     pub fast: u64,
     /// Syncs that committed, in the order of [`CommitReason::ALL`].
-    pub commits: [u64; CommitReason::ALL.len()],
+    pub(crate) commits: [u64; CommitReason::ALL.len()],
     pub log: LogCounters,
 }
 
