@@ -23,6 +23,8 @@
 //!    commit has no other living inode under that name or that index: a replay removes the old
 //!    name.
 //! 4. A directory that a logged name is in exists in the last commit.
+//! 5. A file that has lost its last name is committed if a crash would restore an older state of it
+//!    under one of its old names.
 //!
 //! Left to others: writing the log (`tree`), the replay.
 
@@ -38,7 +40,7 @@ use butternut_format::key::{ItemType, Key};
 use butternut_format::refused::Refused;
 use butternut_format::units::{Generation, Ino, TreeId};
 use butternut_names::{self as names, Target};
-use butternut_tree::{CommitReason, InodeLog, LogEntry, LogTicket, Tree, TreeError};
+use butternut_tree::{CommitReason, InodeLog, LogEntry, LogName, LogTicket, Tree, TreeError};
 use std::sync::Arc;
 
 /// A name of an inode: the directory, the index in it, and the name.
@@ -81,7 +83,7 @@ impl Filesystem {
         self.commit()
     }
 
-    /// Appends a file to the log. Returns `None` if the file has no name: a crash deletes it.
+    /// Appends a file to the log. Returns `None` if the file has no name, and a crash deletes it.
     fn log_file(
         &self,
         write_state: &WriteState,
@@ -118,7 +120,8 @@ impl Filesystem {
         let tree = self.forest().tree(tree_id)?.ok_or(TreeError::NoTree { tree: tree_id })?;
         let ino = Ino(id.ino);
         let Some(inode) = names::inode(&tree, ino)?.filter(|inode| inode.nlink > 0) else {
-            return Ok(Ok(None));
+            let may_return = may_crash_restore(log, tree_id, ino)?;
+            return Ok(if may_return { Err(CommitReason::Names) } else { Ok(None) });
         };
         if inode.kind == FileKind::Directory && changes.has_new_entries {
             return Ok(Err(CommitReason::Entries));
@@ -137,6 +140,14 @@ impl Filesystem {
         file.add_extents(&changes.extents, &mut log_entry)?;
         Ok(log.append(tree_id, id.ino, log_entry)?.map(Some))
     }
+}
+
+/// Whether an inode that has lost its names has one after a crash: in the last commit, or in the
+/// log. What was written to it since would then be lost from a file that exists.
+fn may_crash_restore(log: &InodeLog, tree: TreeId, ino: Ino) -> Result<bool> {
+    let committed = names::inode(&log.committed_tree(tree)?, ino)?;
+    let is_logged = || log.has_logged(tree, &Key::new(ino.0, ItemType::INODE_ITEM, 0));
+    Ok(committed.is_some_and(|inode| inode.nlink > 0) || is_logged())
 }
 
 impl FileLog<'_> {
@@ -173,7 +184,7 @@ impl FileLog<'_> {
             if let Err(reason) = self.check_name(&committed, dir, index, &name)? {
                 return Ok(Err(reason));
             }
-            entry.names.push((dir.0, name));
+            entry.names.push(LogName { dir: dir.0, index, name });
         }
         Ok(Ok(()))
     }
@@ -277,3 +288,6 @@ impl FileLog<'_> {
         self.log.generation()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,7 +15,10 @@
 mod kernel_image;
 
 use butternut::device::{Device, Fault, FaultyDevice, FileDevice, OpenDevice, Rule, When};
-use butternut::{AttributeFlags, DevicePath, Filesystem, Follow, MountOptions, NewInode, Tunables};
+use butternut::server::FileExt;
+use butternut::{
+    AttributeFlags, DevicePath, Filesystem, Follow, MountOptions, NewInode, Privileges, Tunables,
+};
 use butternut_volume::chain;
 use kernel_image::{KernelImage, kernel_is_here, run};
 use std::fs::File;
@@ -249,6 +252,29 @@ fn a_stale_device_is_on_record_before_a_log_is_written() {
     for (name, content) in [("in place", bytes(1, 8192)), ("later", bytes(3, 8192))] {
         holds(&fs, name, &content);
     }
+}
+
+/// Nothing is logged for a write in place that keeps the times, so no batch finds the failure.
+#[test]
+fn a_device_that_missed_a_write_in_place_is_on_record_before_its_sync_returns() {
+    if !kernel_is_here() {
+        return;
+    }
+    let image = KernelImage::make(2, &["-d", "raid1", "-m", "raid1"], "", "true");
+    let Faulty { devices, filesystem: fs } = open_with(&image, &logging(&writable()));
+    put(&fs, "in place", true, &bytes(1, 8192));
+    fs.sync().unwrap();
+    let file = fs.open_file(fs.resolve(b"in place", Follow::Last).unwrap()).unwrap();
+    let file = file.without_time_updates();
+    devices[1].add(Rule::at(1 << 20..64 << 20, Fault::WriteError));
+    devices[1].add(Rule::at(65 << 20..u64::MAX, Fault::WriteError));
+    file.write_direct(0, &bytes(4, 8192), Privileges::Keep).unwrap();
+    file.sync_all().unwrap();
+    fs.abandon();
+    drop((file, fs, devices));
+    let fs = plain(&image, &MountOptions::default()).unwrap();
+    assert!(fs.stats().devices[1].write_errors > 0, "on record");
+    holds(&fs, "in place", &bytes(4, 8192));
 }
 
 #[test]

@@ -42,7 +42,8 @@ pub use data::DATA_EXTENT_BYTES_MAX;
 pub use error::TreeError;
 pub use forest::{Forest, ForestOptions};
 pub use log::{
-    CommitReason, InodeChanges, InodeLog, LogClaim, LogCounters, LogEntry, LogTicket, SubvolumeLog,
+    CommitReason, InodeChanges, InodeLog, LogClaim, LogCounters, LogEntry, LogName, LogTicket,
+    SubvolumeLog,
 };
 pub use transaction::enospc::EnospcInjector;
 pub use transaction::read_epochs::ReadEpoch;

@@ -83,11 +83,11 @@ pub enum CommitReason {
     WriteFailed,
     /// A device has failed writes that are not on record, or is stale.
     DeviceFailed,
-    /// Names of an inode of an earlier transaction changed.
+    /// Names of an inode changed that the last commit or the log has.
     Names,
     /// A new inode is in a directory that is new, too.
     NewDirectory,
-    /// A name belonged to another inode that still exists.
+    /// A name, or its index in the directory, belonged to another inode that still exists.
     NameConflict,
     /// Entries of a directory changed.
     Entries,
@@ -147,8 +147,18 @@ pub struct LogEntry {
     pub items: Vec<(Key, Vec<u8>)>,
     /// Logical ranges of data that the items refer to: their pending checksums are logged, too.
     pub data: Vec<Range<u64>>,
-    /// Names of a new inode: the directory and the name.
-    pub names: Vec<(u64, Vec<u8>)>,
+    /// Names of a new inode.
+    pub names: Vec<LogName>,
+}
+
+/// A name of a new inode.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogName {
+    /// The inode number of the directory.
+    pub dir: u64,
+    /// The position in the listing of the directory.
+    pub index: u64,
+    pub name: Vec<u8>,
 }
 
 /// The right to append to the log of the running transaction, which cannot be frozen meanwhile. The
@@ -198,10 +208,13 @@ impl Forest {
         debug_assert!(!Mark::<rank::Handle>::is_held(), "a batch may wait for a commit");
         let running = self.running()?;
         let synced = batch::sync(self, running, ticket)?;
-        if synced.is_ok() {
-            self.flush_in_place(running, ticket.generation)?;
+        if synced.is_err() {
+            return Ok(synced);
         }
-        Ok(synced)
+        self.flush_in_place(running, ticket.generation)?;
+        // Also of writes in place that nothing was logged for (law 7).
+        let has_failed = self.volume().has_unrecorded_write_errors();
+        Ok(if has_failed { Err(CommitReason::DeviceFailed) } else { Ok(()) })
     }
 
     /// Returns the counters of the log.
@@ -259,6 +272,11 @@ impl InodeLog {
     /// Returns a ticket for everything that was appended so far.
     pub fn ticket(&self) -> LogTicket {
         LogTicket { generation: self.generation, number: self.running().log.number() }
+    }
+
+    /// Whether an item of a subvolume is in the log of the running transaction.
+    pub fn has_logged(&self, tree: TreeId, key: &Key) -> bool {
+        self.running().log.has(tree, key)
     }
 
     /// Appends the log of one inode, and forgets its changes.

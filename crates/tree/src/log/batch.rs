@@ -17,7 +17,7 @@
 //! 2. The lock of the entries is not held while a device is written.
 
 use super::leaves::{LogItem, LogRoot, LogTree};
-use super::{CommitReason, LogEntry, LogTicket, checksum_items};
+use super::{CommitReason, LogEntry, LogName, LogTicket, checksum_items};
 use crate::Block;
 use crate::error::TreeError;
 use crate::forest::Forest;
@@ -91,6 +91,8 @@ struct LogEntries {
     logged_data: BTreeMap<u64, u64>,
     /// The inode of each name that is logged: tree, directory, name.
     names: HashMap<(TreeId, u64, Vec<u8>), u64>,
+    /// The inode of each index in a directory that is logged: tree, directory, index.
+    indexes: HashMap<(TreeId, u64, u64), u64>,
     space: LogSpace,
     appended: LogNumber,
     synced: LogNumber,
@@ -124,6 +126,7 @@ impl LogEntries {
             roots: LogTree::new(node_bytes),
             logged_data: BTreeMap::new(),
             names: HashMap::new(),
+            indexes: HashMap::new(),
             space: LogSpace::default(),
             appended: 0,
             synced: 0,
@@ -139,6 +142,14 @@ impl LogEntries {
             items.append(&mut checksum_items(running, &part));
         }
         items
+    }
+
+    /// Whether a name or its index is logged for another inode. A replay gives both to the last
+    /// inode, and deletes the other one if it has no further name.
+    fn is_of_other_inode(&self, (tree, ino): (TreeId, u64), name: &LogName) -> bool {
+        let named = self.names.get(&(tree, name.dir, name.name.clone()));
+        let indexed = self.indexes.get(&(tree, name.dir, name.index));
+        named.into_iter().chain(indexed).any(|known| *known != ino)
     }
 
     fn blocks_max(&self) -> usize {
@@ -254,10 +265,9 @@ impl Log {
         ended.space.all
     }
 
-    /// Wakes the threads that wait for a batch: the commit is durable, or has failed.
-    pub(crate) fn commit_ended(&self) {
-        drop(self.state());
-        self.wake.notify_all();
+    /// Whether an item of a subvolume is logged.
+    pub(super) fn has(&self, tree: TreeId, key: &Key) -> bool {
+        self.state().trees.get(&tree).is_some_and(|log| log.has(key))
     }
 
     pub(super) fn append(
@@ -271,11 +281,7 @@ impl Log {
             return Err(reason);
         }
         let LogEntry { stale, items, data, names } = entry;
-        let is_other = |name: &(u64, Vec<u8>)| {
-            let key = (tree, name.0, name.1.clone());
-            state.names.get(&key).is_some_and(|known| *known != ino)
-        };
-        if names.iter().any(is_other) {
+        if names.iter().any(|name| state.is_of_other_inode((tree, ino), name)) {
             return Err(CommitReason::NameConflict);
         }
         let node_bytes = running.params.node_bytes;
@@ -285,8 +291,9 @@ impl Log {
         }
         let checksums: Vec<LogItem> =
             data.iter().flat_map(|range| state.new_checksums(running, range)).collect();
-        for (dir, name) in names {
+        for LogName { dir, index, name } in names {
             state.names.insert((tree, dir, name), ino);
+            state.indexes.insert((tree, dir, index), ino);
         }
         let log = state.trees.entry(tree).or_insert_with(|| LogTree::new(node_bytes));
         for keys in &stale {
@@ -324,28 +331,28 @@ pub(super) fn sync(
         if let Some(cause) = running.gate.cause() {
             return Err(cause);
         }
-        if running.gate.committed() >= ticket.generation {
+        if state.generation != ticket.generation {
+            // The transaction of the log is being committed, which makes the entry durable.
+            drop(state);
+            return running.gate.wait_for_commit_of(ticket.generation).map(Ok);
+        }
+        if state.synced >= ticket.number {
             return Ok(Ok(()));
         }
-        if state.generation == ticket.generation {
-            if state.synced >= ticket.number {
-                return Ok(Ok(()));
-            }
-            if let Some(reason) = state.failure {
-                return Ok(Err(reason));
-            }
-            if !state.has_leader {
-                state.has_leader = true;
-                drop(state);
-                let leader = Leader { log };
-                let _watch = forest.watch_panics();
-                lead(forest, running)?;
-                drop(leader);
-                state = log.state();
-                continue;
-            }
+        if let Some(reason) = state.failure {
+            return Ok(Err(reason));
         }
-        state = log.wake.wait(state);
+        if state.has_leader {
+            state = log.wake.wait(state);
+            continue;
+        }
+        state.has_leader = true;
+        drop(state);
+        let leader = Leader { log };
+        let _watch = forest.watch_panics();
+        lead(forest, running)?;
+        drop(leader);
+        state = log.state();
     }
 }
 
@@ -492,6 +499,10 @@ fn add_range(known: &mut BTreeMap<u64, u64>, range: &Range<u64>) -> Vec<Range<u6
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ForestOptions;
+    use butternut_device::MemoryDevice;
+    use butternut_mkfs::MkfsOptions;
+    use butternut_volume::{OpenOptions, Volume};
 
     #[test]
     fn a_range_is_added_once() {
@@ -508,5 +519,29 @@ mod tests {
         assert_eq!(add(0..5), [(0, 5)]);
         assert_eq!(add(3..3), []);
         assert_eq!(known, BTreeMap::from([(0, 45)]));
+    }
+    /// The later the error comes, the likelier the thread waits: the test holds in any order.
+    #[test]
+    fn an_error_in_a_commit_ends_the_wait_for_it() {
+        let device = MemoryDevice::new("memory", 256 << 20);
+        butternut_mkfs::make(&device, &MkfsOptions::default()).expect("a fresh volume");
+        let volume = Volume::open(vec![Arc::new(device)], OpenOptions::default());
+        let volume = Arc::new(volume.expect("a volume"));
+        let forest = Forest::open_writable(volume, ForestOptions::default()).expect("writable");
+        let log = forest.begin_log().expect("writable").expect("a log");
+        let ticket = log.append(TreeId::FS, 300, LogEntry::default());
+        let ticket = ticket.expect("the tree").expect("an entry");
+        drop(log);
+        let running = forest.running().expect("writable");
+        // As a commit that fails after it has ended the log.
+        let next = Generation(ticket.generation.0 + 1);
+        assert_eq!(running.log.end_transaction(next, running.params.node_bytes), []);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| forest.sync_log(ticket));
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            forest.fail_after_panic();
+            let synced = waiting.join().expect("no panic");
+            assert!(matches!(synced, Err(TreeError::ReadOnly { .. })), "{synced:?}");
+        });
     }
 }

@@ -95,9 +95,11 @@ impl LogTree {
         after.saturating_sub(1)
     }
 
+    /// Returns a leaf that is about to change (laws 1 and 2).
     fn changed(&mut self, leaf: usize) -> Option<&mut Leaf> {
         let leaf = self.leaves.get_mut(leaf)?;
         self.dropped.extend(leaf.at.take());
+        self.root = None;
         Some(leaf)
     }
 
@@ -147,6 +149,11 @@ impl LogTree {
         self.leaves.splice(number..=number, parts);
     }
 
+    pub(crate) fn has(&self, key: &Key) -> bool {
+        let leaf = self.leaves.get(self.leaf_of(key));
+        leaf.is_some_and(|leaf| leaf.items.binary_search_by_key(key, |(known, _)| *known).is_ok())
+    }
+
     /// Removes the items in a range of keys.
     pub(crate) fn remove(&mut self, keys: &RangeInclusive<Key>) {
         let mut number = self.leaf_of(keys.start());
@@ -183,11 +190,9 @@ impl LogTree {
         allocate: &mut dyn FnMut() -> Result<Logical, E>,
         blocks: &mut Vec<Arc<Block>>,
     ) -> Result<LogRoot, E> {
-        let is_composed = self.leaves.iter().all(|leaf| leaf.at.is_some());
-        if let Some(root) = self.root.filter(|_| is_composed) {
+        if let Some(root) = self.root {
             return Ok(LogRoot { at: root.logical, level: self.level });
         }
-        self.root = None;
         let mut children = Vec::with_capacity(self.leaves.len());
         let bytes = self.node_bytes;
         for leaf in &mut self.leaves {

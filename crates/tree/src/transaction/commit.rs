@@ -119,17 +119,11 @@ impl Forest {
             return Err(running.gate.poison(error));
         }
         running.gate.thaw();
-        let written = {
-            let mut durable = running.log.io.lock();
-            let written = commit.write(&frozen).map_err(|error| running.gate.poison(error));
-            if written.is_ok() {
-                *durable = frozen.super_block;
-                commit.finish(frozen);
-            }
-            written
-        };
-        running.log.commit_ended();
-        written.map(|()| generation)
+        let mut durable = running.log.io.lock();
+        commit.write(&frozen).map_err(|error| running.gate.poison(error))?;
+        *durable = frozen.super_block;
+        commit.finish(frozen);
+        Ok(generation)
     }
 
     /// Flushes data that was overwritten in place (law 6).

@@ -145,6 +145,21 @@ impl Gate {
         state.cause.as_ref().map_or(Ok(()), |cause| Err(read_only(cause)))
     }
 
+    /// Waits until the transaction of a generation is committed.
+    ///
+    /// # Errors
+    /// The volume is read-only.
+    pub(crate) fn wait_for_commit_of(&self, generation: Generation) -> Result<(), TreeError> {
+        let mut state = self.state();
+        while state.committed < generation && state.cause.is_none() {
+            state = self.changed.wait(state);
+        }
+        if state.committed >= generation {
+            return Ok(());
+        }
+        state.cause.as_ref().map_or(Ok(()), |cause| Err(read_only(cause)))
+    }
+
     /// Makes the volume read-only. The first cause is kept and returned.
     pub(crate) fn poison(&self, cause: TreeError) -> TreeError {
         let mut state = self.state();

@@ -123,3 +123,20 @@ fn the_only_leaf_may_become_empty() {
     assert!(tree.can_hold(&vec![0; index(NODE_BYTES) - HEADER_BYTES - ITEM_BYTES]));
     assert!(!tree.can_hold(&vec![0; index(NODE_BYTES) - HEADER_BYTES - ITEM_BYTES + 1]));
 }
+
+#[test]
+fn a_leaf_that_was_emptied_is_in_the_old_root_only() {
+    let (mut tree, mut written) = (LogTree::new(NODE_BYTES), Written::default());
+    let mut model = BTreeMap::new();
+    for number in 0..30 {
+        tree.put(key(number), vec![7; 1000]);
+        model.insert(key(number), vec![7; 1000]);
+    }
+    let (first, _) = written.compose(&mut tree);
+    assert_eq!(written.read(first), model);
+    let last = tree.leaves[0].items.last().unwrap().0;
+    tree.remove(&(key(0)..=last));
+    model.retain(|key, _| *key > last);
+    let (second, _) = written.compose(&mut tree);
+    assert_eq!(written.read(second), model);
+}
