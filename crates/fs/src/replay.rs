@@ -16,7 +16,8 @@
 //!
 //! 1. A log that cannot be replayed leaves the volume as it was: nothing is committed, and the open
 //!    for writing fails. Opened for reading, the volume shows the last commit.
-//! 2. A replay that a crash cuts short is repeated from the beginning: its commit is the first one.
+//! 2. A replay that a crash cuts short is repeated from the beginning: its commit is the first one,
+//!    also if space is short.
 //! 3. A logged name wins: another inode under that name or that index loses it.
 //! 4. Every loop takes its items from the log, or removes what it takes.
 //!

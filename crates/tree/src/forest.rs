@@ -241,9 +241,17 @@ impl Forest {
         self.enospc_injector.as_ref().map_or(Ok(()), |injector| injector.check(purpose))
     }
 
-    /// Whether a caller without space commits to free some.
+    /// Whether a caller without space commits to free some. Not before the log that the superblock
+    /// names is replayed: the commit would lose it.
     pub fn commits_for_space(&self) -> bool {
-        self.commits_for_space
+        self.commits_for_space && !self.has_unreplayed_log()
+    }
+
+    /// Whether the superblock on disk may name a log that no commit contains.
+    fn has_unreplayed_log(&self) -> bool {
+        let opened = self.volume.super_block();
+        let is_first = |running: &Running| running.gate.committed() == opened.generation();
+        opened.log_root().is_some() && self.running().is_ok_and(is_first)
     }
 
     pub(crate) fn discards(&self) -> bool {
