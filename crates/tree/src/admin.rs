@@ -13,6 +13,7 @@ use crate::chunks::device_extents;
 use crate::error::TreeError;
 use crate::forest::Forest;
 use crate::transaction::Need;
+use crate::transaction::discards::Waited;
 use butternut_format::refused::require;
 use butternut_format::super_block::LABEL_BYTES;
 use butternut_format::units::{DevId, Logical, Physical, SECTOR_BYTES};
@@ -138,6 +139,8 @@ impl Forest {
         }
         // Bytes that were freed recently are pinned until a commit.
         self.commit()?;
+        // No batch of a trim begins until the chunks are removed.
+        let _waited = self.wait_for_discards(&beyond)?;
         let handle = self.join(Need::items(ITEMS_PER_DEVICE_CHANGE))?;
         let space = &handle.running().space;
         for group in &beyond {
@@ -150,6 +153,20 @@ impl Forest {
         handle.mark_changed();
         drop(handle);
         self.commit().map(|_| ())
+    }
+
+    /// Waits while threads discard free space of chunks, which counts as allocated meanwhile.
+    fn wait_for_discards(&self, chunks: &[Logical]) -> Result<Option<Waited<'_>>, TreeError> {
+        let running = self.running()?;
+        let allocated = |chunk: &Logical| {
+            running.space.group(*chunk).is_some_and(|group| group.allocated > group.used)
+        };
+        let mut waited = None;
+        while chunks.iter().any(allocated) {
+            let Some(one) = running.discards.wait_for_one() else { break };
+            waited = Some(one);
+        }
+        Ok(waited)
     }
 
     /// Discards free space inside a range of logical addresses, and the space of all devices that
@@ -174,7 +191,7 @@ impl Forest {
             let mut from = 0;
             loop {
                 running.gate.check()?;
-                let _discarding = running.discards.begin();
+                let _discarding = running.discards.begin_batch();
                 let hole = running.space.reserve_hole(device.devid, from, bytes_min, bytes_max);
                 let hole = hole.map_err(|error| TreeError::Space(Box::new(error)))?;
                 let Some(hole) = hole else { break };
@@ -220,7 +237,7 @@ impl Forest {
                 return Ok(trimmed);
             }
             running.gate.check()?;
-            let _discarding = running.discards.begin();
+            let _discarding = running.discards.begin_batch();
             let batch = running.space.allocate_for_trim(group, from, bytes_min, TRIM_BATCH_BYTES);
             let Some(last) = batch.last() else { return Ok(trimmed) };
             from = last.end;

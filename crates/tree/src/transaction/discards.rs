@@ -15,6 +15,8 @@
 //!    panics.
 //! 2. A counted thread waits for devices only, and for no lock that a thread may hold while it
 //!    reserves space. So a wait for counted threads ends.
+//! 3. A thread that has waited comes before the next batch of a trim ([`Waited`]). So a trim, whose
+//!    batches follow each other, starves no reservation.
 
 use butternut_sys::lock::{Condvar, Mutex, MutexGuard, rank};
 
@@ -22,7 +24,7 @@ use butternut_sys::lock::{Condvar, Mutex, MutexGuard, rank};
 #[derive(Debug, Default)]
 pub(crate) struct Discards {
     state: Mutex<State, rank::Discards>,
-    /// Signalled when a thread has ended its discard.
+    /// Signalled when a thread has ended its discard, or its wait.
     ended: Condvar,
 }
 
@@ -31,11 +33,17 @@ struct State {
     running: usize,
     /// How many have ended.
     ended: u64,
+    /// Threads that wait, or have waited and not used the space yet.
+    waiting: usize,
 }
 
 /// A thread that is counted. Dropping it ends that.
 #[derive(Debug)]
 pub(crate) struct Discarding<'a>(&'a Discards);
+
+/// A thread that has waited for a discard. Dropping it ends that it comes first (law 3).
+#[derive(Debug)]
+pub(crate) struct Waited<'a>(&'a Discards);
 
 impl Discards {
     fn state(&self) -> MutexGuard<'_, State> {
@@ -49,14 +57,37 @@ impl Discards {
         Discarding(self)
     }
 
-    /// Waits until one of the threads that discard has ended. Returns `false` if there is none.
-    pub(crate) fn wait_for_one(&self) -> bool {
+    /// As [`Self::begin`], for the next batch of a trim: waits while others come first (law 3).
+    pub(crate) fn begin_batch(&self) -> Discarding<'_> {
         let mut state = self.state();
-        let (is_running, ended) = (state.running > 0, state.ended);
+        while state.waiting > 0 {
+            state = self.ended.wait(state);
+        }
+        state.running = state.running.saturating_add(1);
+        Discarding(self)
+    }
+
+    /// Waits until one of the threads that discard has ended. Returns `None` if there is none.
+    pub(crate) fn wait_for_one(&self) -> Option<Waited<'_>> {
+        let mut state = self.state();
+        if state.running == 0 {
+            return None;
+        }
+        let ended = state.ended;
+        state.waiting = state.waiting.saturating_add(1);
         while state.running > 0 && state.ended == ended {
             state = self.ended.wait(state);
         }
-        is_running
+        Some(Waited(self))
+    }
+}
+
+impl Drop for Waited<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        state.waiting = state.waiting.saturating_sub(1);
+        drop(state);
+        self.0.ended.notify_all();
     }
 }
 

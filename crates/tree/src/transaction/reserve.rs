@@ -14,7 +14,7 @@
 //! ```
 //!
 //! Empty groups of other classes are removed before a reservation fails. A forest that was opened
-//! without `commits_for_space` does not commit here.
+//! without `commits_for_space` does not commit here, nor does one whose log is not replayed yet.
 //!
 //! One commit would be enough for one caller. With several, others may allocate what it freed, and
 //! pin it again. While as much is pinned as a caller needs, the volume is not full: the caller
@@ -63,6 +63,7 @@ impl Forest {
         let mut commits = 0;
         let (mut rounds, mut deadline) = (0, None);
         let mut retries = 0;
+        let mut waited = None;
         loop {
             let no_space = match reserve(running)? {
                 Ok(reserved) => return Ok(reserved),
@@ -71,6 +72,7 @@ impl Forest {
             if no_space.can_add_chunk && self.add_chunk(no_space.class)? {
                 continue;
             }
+            drop(waited.take());
             let may_help = running.commit_may_free_space(no_space.pinned_bytes)
                 || running.gate.is_in_use()
                 || !running.space.reclaimable_groups(no_space.class).is_empty();
@@ -89,13 +91,15 @@ impl Forest {
                 running.read_epochs.wait_for_readers(time_left);
                 self.unpin_left(running);
                 (commits, rounds) = (0, rounds + 1);
-            } else if (is_early || !time_left.is_zero()) && running.discards.wait_for_one()
-                || is_early && running.space.has_returned(&no_space)
-            {
-                retries += 1;
-            } else {
+                continue;
+            }
+            if is_early || !time_left.is_zero() {
+                waited = running.discards.wait_for_one();
+            }
+            if waited.is_none() && !(is_early && running.space.has_returned(&no_space)) {
                 return Err(TreeError::NoSpace { bytes: no_space.bytes });
             }
+            retries += 1;
         }
     }
 

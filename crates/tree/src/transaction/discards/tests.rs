@@ -1,5 +1,6 @@
 //! Reservations on a full volume while another thread discards space, or returns some.
 
+use crate::transaction::discards::Discards;
 use crate::transaction::enospc::Purpose;
 use crate::{Forest, ForestOptions, Need, TreeError};
 use butternut_device::{Counters, Device, DeviceError, MemoryDevice};
@@ -160,6 +161,62 @@ fn a_reservation_waits_while_a_trim_discards_free_space() {
         device.meet();
         let range = allocate(&forest, bytes, once(|| device.meet())).expect("space");
         assert_eq!(range, extents[0]);
+        trimmer.join().expect("no panic").expect("a trim");
+    });
+}
+
+#[test]
+fn a_reservation_that_has_waited_comes_before_the_next_batch_of_a_trim() {
+    let discards = Discards::default();
+    let order = std::sync::Mutex::new(Vec::new());
+    let note = |what| order.lock().expect("no panic").push(what);
+    let first = discards.begin_batch();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let waited = discards.wait_for_one();
+            assert!(waited.is_some());
+            note("reservation");
+            drop(waited);
+        });
+        while discards.state().waiting == 0 {
+            std::thread::yield_now();
+        }
+        drop(first);
+        drop(discards.begin_batch());
+        note("batch");
+    });
+    assert_eq!(*order.lock().expect("no panic"), ["reservation", "batch"]);
+}
+
+/// The later the discard ends, the likelier the shrink waits: the test holds in any order.
+#[test]
+fn a_shrink_waits_while_a_trim_discards_the_chunk_that_it_removes() {
+    let (device, forest) = fresh();
+    let count = || forest.groups().expect("groups").len();
+    let (before, mut allocated) = (count(), Vec::new());
+    while count() == before {
+        allocated.push(forest.allocate_data(4096, 16 << 20, Cluster(1)).expect("space"));
+    }
+    for range in allocated {
+        forest.release_data(range).expect("writable");
+    }
+    forest.commit().expect("a commit");
+    let group = forest.groups().expect("groups").pop().expect("a group");
+    assert_eq!((group.used, group.allocated), (0, 0));
+    let space = &forest.running().expect("writable").space;
+    let is_last =
+        |mib: &u64| !space.chunks_beyond(DevId(1), mib << 20).expect("a device").is_empty();
+    let mib = (0..256).rev().find(is_last).expect("a chunk");
+    device.is_armed.store(true, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        let all = group.start.0..group.start.0 + group.bytes;
+        let forest = &forest;
+        let trimmer = scope.spawn(move || forest.trim(&all, 4096));
+        device.meet();
+        let shrinker = scope.spawn(move || forest.resize(DevId(1), mib << 20));
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        device.meet();
+        shrinker.join().expect("no panic").expect("no chunk is in use");
         trimmer.join().expect("no panic").expect("a trim");
     });
 }
