@@ -374,9 +374,13 @@ fn a_nowait_write_without_a_bounce_buffer_is_refused() {
     let mut queue = fs.queue(&options).unwrap();
     let memory = Scribble::new(128 << 10);
     let flags = IoFlags::DIRECT.with(NOWAIT);
-    let mut write = |at: u64| queue.write(&file, at, memory.lend_part(0..128 << 10), flags, at);
-    let refused =
-        (0..32).map(|n| n * (128 << 10)).find_map(|at| write(at).err().map(|back| (at, back)));
+    let mut write = |at: u64| {
+        let before = file.metadata().unwrap();
+        let refused = queue.write(&file, at, memory.lend_part(0..128 << 10), flags, at).err()?;
+        assert_eq!(file.metadata().unwrap(), before, "a refused write changes no times");
+        Some((at, refused))
+    };
+    let refused = (0..32).map(|n| n * (128 << 10)).find_map(&mut write);
     let (at, refused) = refused.expect("the buffer is exhausted");
     assert_eq!((refused.error.errno(), refused.buffer.len()), (EAGAIN, 128 << 10));
     assert!(at >= 128 << 10, "the first write got a buffer");

@@ -72,6 +72,8 @@ pub(super) struct Core {
 struct Inner {
     data: DataQueue,
     bounce_arena: Arena,
+    /// The bounce buffer of the next write ([`Core::reserve_bounce`]).
+    reserved_bounce: Option<Buffer>,
     device_requests: Vec<DeviceRequest>,
     free: Vec<usize>,
     staged: Option<Staged>,
@@ -183,6 +185,7 @@ impl Core {
         let inner = Inner {
             data,
             bounce_arena,
+            reserved_bounce: None,
             device_requests: Vec::with_capacity(depth),
             free: Vec::with_capacity(depth),
             staged: None,
@@ -288,13 +291,19 @@ impl Core {
     }
 
     /// As [`Inner::write`].
-    pub(super) fn write(
-        &self,
-        writing: InFlightWrite,
-        buffer: Buffer,
-        copy_mode: CopyMode,
-    ) -> std::result::Result<(), Box<(InFlightWrite, Buffer)>> {
-        self.lock().write(&self.shared, writing, buffer, copy_mode)
+    pub(super) fn write(&self, writing: InFlightWrite, buffer: Buffer, copy_mode: CopyMode) {
+        self.lock().write(&self.shared, writing, buffer, copy_mode);
+    }
+
+    /// Reserves a buffer for the next write, which is copied and may not wait. Returns `false` if
+    /// none is free. A write that joins the staged one needs none.
+    pub(super) fn reserve_bounce(&self, write: &DirectWrite, bytes: usize) -> bool {
+        let mut inner = self.lock();
+        if !inner.joins(write, bytes, CopyMode::Bounce) {
+            inner.reserved_bounce = inner.bounce_arena.allocate(bytes.max(STAGE_BYTES_MAX));
+            return inner.reserved_bounce.is_some();
+        }
+        true
     }
 
     /// Returns a buffer to copy into, without waiting.
@@ -381,20 +390,24 @@ impl Inner {
         Ok(())
     }
 
-    /// Stages a direct write that has begun. Returns it if it would have to wait for memory or for
-    /// devices, and may not.
+    /// Returns whether a write would join the staged one.
+    fn joins(&self, write: &DirectWrite, bytes: usize, copy_mode: CopyMode) -> bool {
+        let takes = |staged: &Staged| staged.takes(write.logical(), bytes, copy_mode);
+        write.is_new() && self.staged.as_ref().is_some_and(takes)
+    }
+
+    /// Stages a direct write that has begun. A write that may not wait has a reserved buffer, if it
+    /// is copied.
     fn write(
         &mut self,
         shared: &Shared,
         mut writing: InFlightWrite,
         buffer: Buffer,
         copy_mode: CopyMode,
-    ) -> std::result::Result<(), Box<(InFlightWrite, Buffer)>> {
+    ) {
         let (logical, bytes) = (writing.write.logical(), writing.bytes);
-        let joins = self.staged.as_ref().is_some_and(|staged| {
-            staged.takes(logical, bytes, copy_mode) && writing.write.is_new()
-        });
-        if !joins {
+        let reserved = self.reserved_bounce.take();
+        if !self.joins(&writing.write, bytes, copy_mode) {
             let limit = length(STAGE_BYTES_MAX.max(bytes));
             let bytes_max = shared.volume().contiguous(logical, limit);
             let bytes_max = usize::try_from(bytes_max).unwrap_or(STAGE_BYTES_MAX);
@@ -402,17 +415,18 @@ impl Inner {
             let payload = match copy_mode {
                 CopyMode::ZeroCopy => Payload::Owned(Buffers::default()),
                 CopyMode::Bounce => {
-                    match self.bounce_buffer(shared, bytes.max(STAGE_BYTES_MAX), writing.flags) {
-                        Some(bounce) => Payload::Bounced(bounce),
-                        None => return Err(Box::new((writing, buffer))),
-                    }
+                    let bytes = bytes.max(STAGE_BYTES_MAX);
+                    let bounce =
+                        reserved.or_else(|| self.bounce_buffer(shared, bytes, writing.flags));
+                    // Another thread may have submitted what this write was to join.
+                    Payload::Bounced(bounce.unwrap_or_else(|| Buffer::zeroed(bytes)))
                 }
             };
             let request = self.new_device_request();
             self.device_requests[request].is_bounced = copy_mode == CopyMode::Bounce;
             self.staged = Some(Staged { request, logical, bytes: 0, bytes_max, payload });
         }
-        let Some(staged) = &mut self.staged else { return Ok(()) };
+        let Some(staged) = &mut self.staged else { return };
         let request = &mut self.device_requests[staged.request];
         let first = request.checksums.len();
         let has_checksums = writing.write.wants_checksums();
@@ -450,7 +464,6 @@ impl Inner {
         if is_alone {
             self.send_staged(shared);
         }
-        Ok(())
     }
 
     /// Returns a bounce buffer; waits until one is free, if the request may block.
@@ -746,11 +759,6 @@ impl InFlightWrite {
     ) -> Self {
         let file = file.clone();
         Self { file, write, tag, bytes, flags, since, buffer: None, checksums: 0..0 }
-    }
-
-    /// Fails the write, of which nothing was submitted.
-    pub(super) fn abort(self) {
-        self.write.fail(self.file.source());
     }
 }
 

@@ -165,23 +165,15 @@ impl Queue {
             }
         };
         let writing = InFlightWrite::new(&file, write, (tag, since), buffer.len(), flags);
-        match self.core.write(writing, buffer, copy_mode) {
-            Ok(()) => {
-                let counters = self.core.counters();
-                counters.dio_write_shared.add();
-                match copy_mode {
-                    CopyMode::ZeroCopy => counters.dio_write_zero_copy.add(),
-                    CopyMode::Bounce => counters.dio_write_bounced.add(),
-                }
-                self.outstanding += 1;
-                Ok(None)
-            }
-            Err(refused) => {
-                let (writing, buffer) = *refused;
-                writing.abort();
-                Err(self.refuse_eagain(buffer))
-            }
+        self.core.write(writing, buffer, copy_mode);
+        let counters = self.core.counters();
+        counters.dio_write_shared.add();
+        match copy_mode {
+            CopyMode::ZeroCopy => counters.dio_write_zero_copy.add(),
+            CopyMode::Bounce => counters.dio_write_bounced.add(),
         }
+        self.outstanding += 1;
+        Ok(None)
     }
 
     /// Begins a direct write; `None` if it would block and may not.
@@ -249,6 +241,11 @@ impl Queue {
         }
         let is_fit = is_reachable(buffer) && (is_stable || !needs_stable);
         let copy_mode = if is_fit { CopyMode::ZeroCopy } else { CopyMode::Bounce };
+        let must_reserve = wait == Wait::NoWait && copy_mode == CopyMode::Bounce;
+        if must_reserve && !self.core.reserve_bounce(&write, buffer.len()) {
+            write.fail(file.source());
+            return Ok(None);
+        }
         file.note_shared_write(write_state, entry, &state);
         Ok(Some(WritePath::InFlight(write, copy_mode)))
     }
