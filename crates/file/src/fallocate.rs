@@ -89,8 +89,8 @@ impl FileState {
         Ok(())
     }
 
-    /// Prepares the change of a range that may lie past the end. Returns the size that the file
-    /// will have.
+    /// Prepares the change of a range that may lie past the end: reserves metadata, and moves inline
+    /// data to disk. Returns the size that the file will have.
     fn begin_range(&mut self, range: &Range<u64>, end: FallocateSize) -> Result<u64, FileError> {
         self.check_writable()?;
         self.check_end(range.end, 0)?;
@@ -98,6 +98,9 @@ impl FileState {
         if range.start.max(size) > self.size() {
             self.zero_after_end()?;
         }
+        // Before the first block becomes dirty, which counts as one more.
+        self.reserve_metadata(1, 1, size)?;
+        self.leave_inline(size, &(0..0))?;
         Ok(size)
     }
 
@@ -124,7 +127,6 @@ impl FileState {
         let size = self.begin_range(range, end)?;
         let blocks =
             range.start - range.start % SECTOR_BYTES..range.end.next_multiple_of(SECTOR_BYTES);
-        self.leave_inline(size, &(0..0))?;
         let holes = self.holes_in(&blocks)?;
         self.prepare_preallocation(&holes, size)?;
         self.preallocate(&holes, size, &mut *update)?;
@@ -153,7 +155,6 @@ impl FileState {
         update: InodeUpdate<'_>,
     ) -> Result<(), FileError> {
         let size = self.begin_range(range, end)?;
-        self.leave_inline(size, &(0..0))?;
         let mut blocks = whole_blocks(range);
         if range.end >= self.size() && range.start < range.end {
             // The last block has no data past the end that could be lost.

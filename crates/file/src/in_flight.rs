@@ -54,10 +54,14 @@ use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a draining thread lets one owner complete requests before it turns to the next owner.
 const OWNER_TIMEOUT: Duration = Duration::from_micros(500);
+
+/// The shortest pause between two looks at a request that only its own thread completes, which may
+/// wait for a commit meanwhile.
+const ROUND_MIN: Duration = Duration::from_micros(50);
 
 /// Owns requests in flight (a queue, a flusher), and completes them for a thread that drains a
 /// file.
@@ -248,11 +252,17 @@ fn blocks_of(range: &Range<u64>) -> u64 {
 /// Completes requests of all owners until `is_done`.
 fn complete_until(request_owners: &RequestOwners, is_done: &dyn Fn() -> bool) {
     while !is_done() {
+        let began = Instant::now();
         for owner in request_owners.all() {
             if is_done() {
                 return;
             }
             owner.complete_some(OWNER_TIMEOUT);
+        }
+        // Owners without requests return at once.
+        let left = ROUND_MIN.saturating_sub(began.elapsed());
+        if !left.is_zero() && !is_done() {
+            std::thread::sleep(left);
         }
     }
 }
@@ -260,6 +270,29 @@ fn complete_until(request_owners: &RequestOwners, is_done: &dyn Fn() -> bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Counts how often it is asked for progress, and never makes any.
+    #[derive(Debug, Default)]
+    struct Idle(AtomicU64);
+
+    impl RequestOwner for Idle {
+        fn complete_some(&self, _: Duration) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn release_space(&self) {}
+    }
+
+    #[test]
+    fn a_wait_for_another_thread_pauses_between_looks() {
+        let owners = RequestOwners::default();
+        let idle = Arc::new(Idle::default());
+        let owner: Weak<dyn RequestOwner> = Arc::<Idle>::downgrade(&idle);
+        owners.add(owner);
+        let began = Instant::now();
+        complete_until(&owners, &|| idle.0.load(Ordering::Relaxed) == 100);
+        assert!(began.elapsed() >= ROUND_MIN * 99);
+    }
 
     #[test]
     fn writes_in_flight_are_found_by_range_until_they_end() {

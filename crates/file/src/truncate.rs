@@ -40,8 +40,9 @@ impl FileState {
         self.check_end(size, 0)?;
         if size > self.size() {
             self.zero_after_end()?;
+            // Before the first block becomes dirty, which counts as one more.
+            self.reserve_metadata(1, 1, size)?;
             self.leave_inline(size, &(0..0))?;
-            self.reserve_metadata(1, 0, size)?;
             self.shared.set_size(size);
             self.try_merge(update);
             return Ok(());

@@ -13,10 +13,13 @@ use butternut_tree::{EnospcInjector, ForestOptions};
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 64;
 
-fn assert_reserved(file: &FileState) {
+fn has_reserved(file: &FileState) -> bool {
     let has = file.metadata_reservation().as_ref().map_or(0, Reservation::bytes);
-    let wanted = file.metadata_bytes(0, 0, file.size());
-    assert!(!file.is_clean() && has >= wanted, "{has} bytes are reserved, {wanted} needed");
+    has >= file.metadata_bytes(0, 0, file.size())
+}
+
+fn assert_reserved(file: &FileState) {
+    assert!(!file.is_clean() && has_reserved(file));
 }
 
 /// Preallocates every second block, so that a write of all blocks becomes as many extents.
@@ -132,12 +135,15 @@ fn the_block_that_is_zeroed_before_growth_has_a_reservation() {
 /// An operation on a file.
 type Operation = fn(&mut FileState) -> Result<(), FileError>;
 
-const OPERATIONS: [(&str, Operation); 8] = [
+const OPERATIONS: [(&str, Operation); 9] = [
     ("write", |file| file.write_at(100, &[2; BLOCK]).map(drop)),
     ("write past the end", |file| file.write_at(1 << 20, &[2; BLOCK]).map(drop)),
     ("large write", |file| file.write_at(0, &vec![2; 1 << 20]).map(drop)),
     ("direct write", |file| file.write_direct(0, &[2; BLOCK]).map(drop)),
     ("longer", |file| file.truncate(1 << 20, &mut |_| {})),
+    ("preallocation", |file| {
+        file.allocate(2 * SECTOR_BYTES..1 << 20, FallocateSize::Keep, &mut |_| {})
+    }),
     ("shorter", |file| file.truncate(100, &mut |_| {})),
     ("hole", |file| file.punch_hole(100..2 * SECTOR_BYTES + 100, &mut |_| {})),
     ("zeroes", |file| {
@@ -153,7 +159,7 @@ fn a_refused_operation_keeps_nothing_reserved_for_a_clean_file() {
     let (mut number, mut refused) = (400, 0);
     for (what, operation) in OPERATIONS {
         for (bytes, nth) in
-            [1000, 3 * BLOCK + 1000].into_iter().flat_map(|b| [(b, 1), (b, 2), (b, 3)])
+            [1000, 3 * BLOCK + 1000].into_iter().flat_map(|b| (1..6).map(move |nth| (b, nth)))
         {
             number += 1;
             let mut file = file_of(&source, number);
@@ -162,9 +168,11 @@ fn a_refused_operation_keeps_nothing_reserved_for_a_clean_file() {
             injector.fail_every(nth);
             let done = operation(&mut file);
             injector.fail_none();
-            if done.is_err() && file.is_clean() {
+            let what = format!("{what}, {bytes} bytes, reservation {nth}");
+            if done.is_err() && !file.is_clean() {
+                assert!(has_reserved(&file), "{what}");
+            } else if done.is_err() {
                 refused += 1;
-                let what = format!("{what}, {bytes} bytes, reservation {nth}");
                 assert!(file.metadata_reservation().is_none(), "{what}");
                 assert_eq!((file.bytes_reserved, file.data_reservation.bytes()), (0, 0), "{what}");
             }
