@@ -225,8 +225,10 @@ impl<'a> Backrefs<'a> {
         Ok(above.map_or(Parent::None, |(node, _)| Parent::Node(*node)))
     }
 
-    /// Reads the block at an address, if the extent tree has one.
+    /// Reads the block at an address, if the extent tree has one. Its space is not reused between
+    /// the look and the read.
     pub(crate) fn block_at(&self, logical: Logical) -> Result<Option<Arc<Block>>> {
+        let _epoch = self.filesystem.forest().enter_read_epoch();
         match ExtentRecord::at(&self.extent_tree, logical)? {
             Some(record) => self.read(&record),
             None => Ok(None),
