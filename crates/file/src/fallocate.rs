@@ -89,8 +89,8 @@ impl FileState {
         Ok(())
     }
 
-    /// Prepares the change of a range that may lie past the end: reserves metadata, and moves inline
-    /// data to disk. Returns the size that the file will have.
+    /// Prepares the change of a range that may lie past the end: reserves metadata, and moves
+    /// inline data to disk. Returns the size that the file will have.
     fn begin_range(&mut self, range: &Range<u64>, end: FallocateSize) -> Result<u64, FileError> {
         self.check_writable()?;
         self.check_end(range.end, 0)?;

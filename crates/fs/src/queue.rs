@@ -88,9 +88,9 @@ impl IoFlags {
     pub const DIRECT: Self = Self(1);
     /// Through the page cache, leaving no pages behind (`RWF_DONTCACHE`).
     pub const UNCACHED: Self = Self(2);
-    /// Fails with `EAGAIN` ([`Error::WouldBlock`]) and without effect if it would block before it is
-    /// queued (`RWF_NOWAIT`). A direct write that crosses the stripes of a RAID0 or RAID10 chunk is
-    /// several writes of devices, which are waited for: it always fails so.
+    /// Fails with `EAGAIN` ([`Error::WouldBlock`]) and without effect if it would block before it
+    /// is queued (`RWF_NOWAIT`). A direct write that crosses the stripes of a RAID0 or RAID10 chunk
+    /// is several writes of devices, which are waited for: it always fails so.
     pub const NOWAIT: Self = Self(4);
     /// A write completes when it is durable (`RWF_DSYNC`).
     pub const DSYNC: Self = Self(8);

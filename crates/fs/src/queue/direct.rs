@@ -229,11 +229,6 @@ impl Queue {
         let Some(write) = file.begin_shared_write(&state, &range, privileges, allocation)? else {
             return Ok(Some(WritePath::Exclusive));
         };
-        if wait == Wait::NoWait && !self.core.is_contiguous(write.logical(), buffer.len()) {
-            // It is several writes of devices, which the caller waits for.
-            write.fail(file.source());
-            return Ok(None);
-        }
         let needs_stable = write.wants_checksums() || self.core.has_copies(write.logical());
         if needs_stable && falls_back {
             write.fail(file.source());
@@ -241,13 +236,20 @@ impl Queue {
         }
         let is_fit = is_reachable(buffer) && (is_stable || !needs_stable);
         let copy_mode = if is_fit { CopyMode::ZeroCopy } else { CopyMode::Bounce };
-        let must_reserve = wait == Wait::NoWait && copy_mode == CopyMode::Bounce;
-        if must_reserve && !self.core.reserve_bounce(&write, buffer.len()) {
+        if wait == Wait::NoWait && !self.can_submit_nowait(&write, buffer.len(), copy_mode) {
             write.fail(file.source());
             return Ok(None);
         }
         file.note_shared_write(write_state, entry, &state);
         Ok(Some(WritePath::InFlight(write, copy_mode)))
+    }
+
+    /// Returns whether a write can be submitted without a wait. Reserves a buffer for it, if it is
+    /// copied. Several writes of devices are waited for.
+    fn can_submit_nowait(&self, write: &DirectWrite, bytes: usize, copy_mode: CopyMode) -> bool {
+        let is_zero_copy = copy_mode == CopyMode::ZeroCopy;
+        self.core.is_contiguous(write.logical(), bytes)
+            && (is_zero_copy || self.core.reserve_bounce(write, bytes))
     }
 }
 
