@@ -53,6 +53,9 @@ pub(crate) struct Flags {
     /// each minute.
     #[arg(long, conflicts_with = "quick")]
     long: bool,
+    /// Run the rows of fsyncs instead.
+    #[arg(long, conflicts_with_all = ["brief", "long"])]
+    fsync: bool,
     /// Run only the rows whose name contains this.
     #[arg(long, default_value = "")]
     only: String,
@@ -108,7 +111,11 @@ pub(crate) fn run(flags: &Flags) -> Result<()> {
         )?;
         return endurance::run(&stage, &plan);
     }
-    let mut suites = if flags.brief { rows::brief() } else { rows::all() };
+    let mut suites = match flags {
+        Flags { brief: true, .. } => rows::brief(),
+        Flags { fsync: true, .. } => vec![rows::fsync()],
+        _ => rows::all(),
+    };
     for suite in &mut suites {
         suite.rows.retain(|row| row.name.contains(&flags.only));
     }
@@ -119,7 +126,7 @@ pub(crate) fn run(flags: &Flags) -> Result<()> {
     for suite in suites {
         shown += run_suite(&stage, &plan, &suite)?;
     }
-    if !flags.brief {
+    if !flags.brief && !flags.fsync {
         shown += footprint::rows(&stage, &flags.only)?;
     }
     ensure!(shown > 0, "no row's name contains '{}'", flags.only);

@@ -6,8 +6,9 @@
 //! crash between two steps leaves, whether a sync of a file commits or writes to the log.
 //!
 //! 1. The filesystem has no committer, so nothing becomes durable but by a sync.
-//! 2. A sync that the log makes durable covers its file. If the file is not in the last commit, its
-//!    names are covered, too.
+//! 2. A sync that the log makes durable covers its file and its names. It also covers the names of
+//!    each inode that a replay would otherwise lose or leave in a wrong place: what had one of
+//!    these names, and what has a name that one of these inodes has lost.
 //! 3. A sync of a file that commits covers all names, and the data of its file only. The workload
 //!    syncs everything right after it ([`Step::Inexact`]).
 
@@ -38,7 +39,7 @@ struct Modelled {
     id: FileId,
     now: Content,
     durable: Option<Arc<Content>>,
-    is_committed: bool,
+    committed: Option<Arc<Content>>,
 }
 
 /// A name: the number of its directory, and the name in it.
@@ -74,7 +75,10 @@ pub struct SyncedFiles {
     directories: Vec<FileId>,
     files: Vec<Modelled>,
     names: BTreeMap<Name, usize>,
-    durable_names: BTreeMap<Name, usize>,
+    committed_names: BTreeMap<Name, usize>,
+    /// The names that the log gives to files, and those of the last commit that it deletes.
+    logged_names: BTreeMap<usize, BTreeSet<Name>>,
+    deleted_names: BTreeSet<Name>,
     commits: u64,
     /// Syncs that the log made durable.
     pub fast: u64,
@@ -120,7 +124,9 @@ impl SyncedFiles {
             directories,
             files: Vec::new(),
             names: BTreeMap::new(),
-            durable_names: BTreeMap::new(),
+            committed_names: BTreeMap::new(),
+            logged_names: BTreeMap::new(),
+            deleted_names: BTreeSet::new(),
             commits,
             fast: 0,
         })
@@ -138,8 +144,71 @@ impl SyncedFiles {
             let content = file.durable.clone().expect("a durable name has a durable file");
             DurableFile { id: file.id, content }
         };
-        let names = self.durable_names.iter().map(|(name, number)| (*name, file(*number)));
-        Durable { names: names.collect() }
+        let names = self.durable_names();
+        Durable { names: names.into_iter().map(|(name, number)| (name, file(number))).collect() }
+    }
+
+    /// Replays the names of the log.
+    fn durable_names(&self) -> BTreeMap<Name, usize> {
+        let mut names = self.committed_names.clone();
+        names.retain(|name, file| {
+            let has_moved = |logged: &BTreeSet<Name>| logged.iter().any(|new| new.0 == name.0);
+            !self.deleted_names.contains(name)
+                && !self.logged_names.get(file).is_some_and(has_moved)
+        });
+        for (file, logged) in &self.logged_names {
+            names.extend(logged.iter().map(|name| (*name, *file)));
+        }
+        names
+    }
+
+    fn names_of(names: &BTreeMap<Name, usize>, file: usize) -> BTreeSet<Name> {
+        names.iter().filter(|(_, known)| **known == file).map(|(name, _)| *name).collect()
+    }
+
+    /// Logs the names of a file, if they changed, and what depends on them (law 2).
+    fn log_names(&mut self, file: usize) {
+        let known = self.logged_names.get(&file).cloned();
+        let known = known.unwrap_or_else(|| Self::names_of(&self.committed_names, file));
+        if known == Self::names_of(&self.names, file) {
+            return;
+        }
+        let (mut queue, mut seen) = (vec![file], BTreeSet::from([file]));
+        while let Some(number) = queue.pop() {
+            let others = self.log_names_of(number);
+            queue.extend(others.into_iter().filter(|other| seen.insert(*other)));
+        }
+    }
+
+    /// Logs the names of one file. Returns the files that depend on them.
+    fn log_names_of(&mut self, number: usize) -> BTreeSet<usize> {
+        let now = Self::names_of(&self.names, number);
+        let committed = Self::names_of(&self.committed_names, number);
+        let logged = self.logged_names.remove(&number).unwrap_or_default();
+        let mut others = BTreeSet::new();
+        for name in &now {
+            others.extend(self.committed_names.get(name));
+            let at = self.logged_names.iter().filter(|(_, names)| names.contains(name));
+            others.extend(at.map(|(other, _)| *other));
+        }
+        for name in committed.union(&logged).filter(|name| !now.contains(name)) {
+            others.extend(self.names.get(name));
+            if committed.contains(name) {
+                self.deleted_names.insert(*name);
+            }
+        }
+        let state = &mut self.files[number];
+        if now.is_empty() {
+            state.durable.clone_from(&state.committed);
+        } else {
+            self.logged_names.insert(number, now);
+            let old = state.durable.as_deref();
+            let bytes = old.map_or(Vec::new(), |old| old.bytes.clone());
+            let mode = old.map_or(state.now.mode, |old| old.mode);
+            let xattrs = state.now.xattrs.clone();
+            state.durable = Some(Arc::new(Content { bytes, mode, xattrs }));
+        }
+        others
     }
 
     fn name(&mut self) -> Name {
@@ -179,10 +248,12 @@ impl SyncedFiles {
         let commits = self.filesystem.stats().commits;
         if commits > self.commits {
             self.commits = commits;
-            self.durable_names.clone_from(&self.names);
+            self.committed_names.clone_from(&self.names);
+            self.logged_names.clear();
+            self.deleted_names.clear();
             for file in &mut self.files {
                 file.durable = Some(Arc::new(file.now.clone()));
-                file.is_committed = true;
+                file.committed.clone_from(&file.durable);
             }
         }
     }
@@ -196,7 +267,7 @@ impl SyncedFiles {
         let id = self.filesystem.create(dir, text, &NewInode::new(0o644))?;
         let now = Content { mode: 0o644, ..Content::default() };
         self.names.insert(name, self.files.len());
-        self.files.push(Modelled { id, now, durable: None, is_committed: false });
+        self.files.push(Modelled { id, now, durable: None, committed: None });
         if self.random.one_in(2) { self.change_file(self.files.len() - 1) } else { Ok(()) }
     }
 
@@ -311,12 +382,8 @@ impl SyncedFiles {
         self.note_commits();
         if is_fast {
             self.fast += 1;
+            self.log_names(file);
             self.files[file].durable = Some(Arc::new(self.files[file].now.clone()));
-            if !self.files[file].is_committed {
-                self.durable_names.retain(|_, known| *known != file);
-                let own = self.names.iter().filter(|(_, known)| **known == file);
-                self.durable_names.extend(own.map(|(name, file)| (*name, *file)));
-            }
         }
         Ok(if is_fast { Step::Exact } else { Step::Inexact })
     }

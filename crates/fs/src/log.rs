@@ -1,12 +1,13 @@
-//! What an fsync logs of a file: the items that changed since the last commit, or since the last
-//! fsync of the file.
+//! What an fsync logs of an inode: the items that changed since the last commit, or since the last
+//! fsync of the inode.
 //!
 //! ```text
 //! inode item                    always
 //! extended attributes           always all: a replay removes those that the log lacks
 //! changed extents               the item at each changed offset, and the hole where there is none
-//! references by names           all, of an inode that the running transaction created
 //! checksums                     of the logged extents, as far as the commit has not written them
+//! changed names                 all references by names, and what depends on them (`names`)
+//! changed entries               of a directory: the names of these inodes (`names`)
 //! ```
 //!
 //! The changes are known by key (`tree`), so nothing in memory that may be evicted decides what is
@@ -14,43 +15,74 @@
 //!
 //! Laws:
 //!
-//! 1. The inode is locked exclusively from the look at its changes until they are appended, so the
-//!    log has the items of one moment.
+//! 1. An inode is locked exclusively from the look at its changes until they are appended, so the
+//!    log has the items of one moment. So are all inodes whose names are logged with it.
 //! 2. An offset that is logged has the current state of the tree: an item, or a hole up to the next
 //!    item. What earlier fsyncs of the transaction logged in that range is removed from the log. So
 //!    items of a log never overlap.
-//! 3. A name is logged only for an inode that the last commit does not have, and only if the last
-//!    commit has no other living inode under that name or that index: a replay removes the old
-//!    name.
-//! 4. A directory that a logged name is in exists in the last commit.
-//! 5. A file that has lost its last name is committed if a crash would restore an older state of it
-//!    under one of its old names.
+//!
+//! 3. A sync of an inode that has lost its last name logs its deletion, if a crash would restore an
+//!    older state of it under one of its old names.
 //!
 //! Left to others: writing the log (`tree`), the replay.
 
 mod extents;
+mod names;
 
-use crate::inode::table::InodeEntry;
+use crate::inode::table::{InodeEntry, LockedInodes};
+use crate::stats::latency::Operation;
 use crate::write_state::WriteState;
 use crate::{Error, FileId, Filesystem, Result};
-use butternut_format::dir::DirEntries;
 use butternut_format::inode::{FileKind, Inode};
-use butternut_format::inode_ref::{InodeExtrefs, InodeRefs};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::refused::Refused;
 use butternut_format::units::{Generation, Ino, TreeId};
-use butternut_names::{self as names, Target};
-use butternut_tree::{CommitReason, InodeLog, LogEntry, LogName, LogTicket, Tree, TreeError};
+use butternut_names::{self as names_of, NamesError};
+use butternut_tree::{CommitReason, InodeLog, LogEntry, LogTicket, Tree, TreeError};
+use names::RelatedLog;
+use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-/// A name of an inode: the directory, the index in it, and the name.
-struct LoggedName {
-    dir: Ino,
-    index: u64,
-    name: Vec<u8>,
+/// How often the inodes to lock are looked for, before an fsync commits.
+const ROUNDS_MAX: usize = 16;
+
+/// Why an inode is not logged, and a commit is needed. After an error, the commit returns it if it
+/// needs what cannot be read, too.
+struct Stop(CommitReason);
+
+type Logged<T> = std::result::Result<T, Stop>;
+
+impl From<Error> for Stop {
+    fn from(_: Error) -> Self {
+        Self(CommitReason::Unreadable)
+    }
 }
 
-/// One file while it is logged.
+impl From<TreeError> for Stop {
+    fn from(_: TreeError) -> Self {
+        Self(CommitReason::Unreadable)
+    }
+}
+
+impl From<NamesError> for Stop {
+    fn from(error: NamesError) -> Self {
+        let is_too_much = matches!(error, NamesError::TooMany { .. });
+        Self(if is_too_much { CommitReason::TooMuch } else { CommitReason::Unreadable })
+    }
+}
+
+/// The result of one look at an inode.
+enum Look {
+    /// The log has everything before this ticket.
+    Appended(LogTicket),
+    /// The inode has no name, and a crash deletes it.
+    NoName,
+    /// These inodes have to be locked, too.
+    Lock(BTreeSet<u64>),
+}
+
+/// One inode while it is logged.
 struct FileLog<'a> {
     log: &'a InodeLog,
     tree: Tree,
@@ -59,95 +91,105 @@ struct FileLog<'a> {
 }
 
 impl Filesystem {
-    /// Makes what the trees have of a file durable.
+    /// Makes what the trees have of a file or directory durable.
     pub(crate) fn sync_file(
         &self,
         write_state: &WriteState,
         entry: &Arc<InodeEntry>,
     ) -> Result<()> {
         let logged = self.log_file(write_state, entry).and_then(|logged| match logged {
-            Ok(Some(ticket)) => self.forest().sync_log(ticket).map_err(Error::Tree),
-            Ok(None) => Ok(Ok(())),
-            Err(reason) => Ok(Err(reason)),
+            Some(ticket) => self.forest().sync_log(ticket)?.map_err(Stop),
+            None => Ok(()),
         });
-        let reason = match logged {
-            Ok(Ok(())) => {
+        match logged {
+            Ok(()) => {
                 self.shared.syncs.fast.add();
-                return Ok(());
+                Ok(())
             }
-            Ok(Err(reason)) => reason,
-            // The commit returns the error, if it needs what cannot be read, too.
-            Err(_) => CommitReason::Unreadable,
-        };
-        self.shared.syncs.add_commit(reason);
-        self.commit()
+            Err(Stop(reason)) => {
+                self.shared.syncs.add_commit(reason);
+                self.commit()
+            }
+        }
     }
 
-    /// Appends a file to the log. Returns `None` if the file has no name, and a crash deletes it.
+    /// Makes the entries of a directory durable, its names and its attributes.
+    ///
+    /// # Errors
+    /// [`Error::NotDirectory`]; the volume is read-only; the devices fail.
+    pub fn sync_directory(&self, dir: FileId) -> Result<()> {
+        let Some(write_state) = &self.shared.write_state else { return Ok(()) };
+        let _timed = self.timed(Operation::Sync);
+        let entry = self.entry_of(write_state, dir)?;
+        if self.attributes(&entry)?.kind != FileKind::Directory {
+            return Err(Error::NotDirectory);
+        }
+        self.sync_file(write_state, &entry)
+    }
+
+    /// Appends an inode to the log. Returns `None` if it has no name, and a crash deletes it.
     fn log_file(
         &self,
         write_state: &WriteState,
         entry: &Arc<InodeEntry>,
-    ) -> Result<Result<Option<LogTicket>, CommitReason>> {
+    ) -> Logged<Option<LogTicket>> {
         if !self.tunables().log_tree {
-            return Ok(Err(CommitReason::Off));
+            return Err(Stop(CommitReason::Off));
         }
         if write_state.is_abandoned() {
-            return Err(Error::ReadOnly { what: "an abandoned filesystem" });
+            return Err(Error::ReadOnly { what: "an abandoned filesystem" }.into());
         }
-        let state = entry.lock_without_drain();
-        let log = match self.forest().begin_log().map_err(Error::Tree)? {
-            Ok(log) => log,
-            Err(reason) => return Ok(Err(reason)),
-        };
-        let logged = self.log_locked(&log, entry.id);
-        drop(log);
-        drop(state);
-        logged
+        let FileId { subvolume, ino, .. } = entry.id;
+        let mut inodes = BTreeSet::from([ino]);
+        for _ in 0..ROUNDS_MAX {
+            let ids = inodes.iter().map(|ino| FileId::new(subvolume, *ino));
+            let entries: Vec<_> = ids.map(|id| write_state.table.entry(id)).collect();
+            let entries: Vec<&InodeEntry> = entries.iter().map(|entry| &**entry).collect();
+            let locked = LockedInodes::lock_without_drain(&entries);
+            let log = self.forest().begin_log()?.map_err(Stop)?;
+            let look = self.log_locked(&log, entry.id, &inodes);
+            drop(log);
+            drop(locked);
+            match look? {
+                Look::Appended(ticket) => return Ok(Some(ticket)),
+                Look::NoName => return Ok(None),
+                Look::Lock(mut missing) => inodes.append(&mut missing),
+            }
+        }
+        Err(Stop(CommitReason::Names))
     }
 
-    fn log_locked(
-        &self,
-        log: &InodeLog,
-        id: FileId,
-    ) -> Result<Result<Option<LogTicket>, CommitReason>> {
+    fn log_locked(&self, log: &InodeLog, id: FileId, locked: &BTreeSet<u64>) -> Logged<Look> {
         let tree_id = TreeId(id.subvolume);
-        let changes = match log.changes(tree_id, id.ino)? {
-            Ok(Some(changes)) => changes,
-            Ok(None) => return Ok(Ok(Some(log.ticket()))),
-            Err(reason) => return Ok(Err(reason)),
+        let Some(changes) = log.changes(tree_id, id.ino)?.map_err(Stop)? else {
+            return Ok(Look::Appended(log.ticket()));
         };
         let tree = self.forest().tree(tree_id)?.ok_or(TreeError::NoTree { tree: tree_id })?;
         let ino = Ino(id.ino);
-        let Some(inode) = names::inode(&tree, ino)?.filter(|inode| inode.nlink > 0) else {
-            let may_return = may_crash_restore(log, tree_id, ino)?;
-            return Ok(if may_return { Err(CommitReason::Names) } else { Ok(None) });
-        };
-        if inode.kind == FileKind::Directory && changes.has_new_entries {
-            return Ok(Err(CommitReason::Entries));
+        let inode = names_of::inode(&tree, ino)?.filter(|inode| inode.nlink > 0);
+        let mut entry = LogEntry::default();
+        let mut related = RelatedLog::new(log, &tree, id.ino, locked, &mut entry)?;
+        if inode.is_none() && !related.may_crash_restore(id.ino)? {
+            return Ok(Look::NoName);
         }
-        let file = FileLog { log, tree, ino, inode };
-        let mut log_entry = LogEntry::default();
-        if changes.has_new_names {
-            if inode.generation != log.generation() {
-                return Ok(Err(CommitReason::Names));
-            }
-            if let Err(reason) = file.add_names(&mut log_entry)? {
-                return Ok(Err(reason));
-            }
+        if inode.is_none() || related.needs_names(id.ino)? {
+            related.add_names(id.ino)?;
         }
-        file.add_inode(&mut log_entry)?;
-        file.add_extents(&changes.extents, &mut log_entry)?;
-        Ok(log.append(tree_id, id.ino, log_entry)?.map(Some))
+        if inode.is_some() {
+            related.add_entries(&changes.entries)?;
+        }
+        let missing = related.missing();
+        if !missing.is_empty() {
+            return Ok(Look::Lock(missing));
+        }
+        if let Some(inode) = inode {
+            let file = FileLog { log, tree, ino, inode };
+            file.add_inode(&mut entry)?;
+            file.add_extents(&changes.extents, &mut entry)?;
+        }
+        let ticket = log.append(tree_id, id.ino, entry)?.map_err(Stop)?;
+        Ok(Look::Appended(ticket))
     }
-}
-
-/// Whether an inode that has lost its names has one after a crash: in the last commit, or in the
-/// log. What was written to it since would then be lost from a file that exists.
-fn may_crash_restore(log: &InodeLog, tree: TreeId, ino: Ino) -> Result<bool> {
-    let committed = names::inode(&log.committed_tree(tree)?, ino)?;
-    let is_logged = || log.has_logged(tree, &Key::new(ino.0, ItemType::INODE_ITEM, 0));
-    Ok(committed.is_some_and(|inode| inode.nlink > 0) || is_logged())
 }
 
 impl FileLog<'_> {
@@ -160,117 +202,10 @@ impl FileLog<'_> {
         let key = self.key(ItemType::INODE_ITEM, 0);
         let item = self.tree.find(&key)?.ok_or_else(|| self.missing("inode item"))?;
         entry.items.push((key, item.data().to_vec()));
-        entry.stale.push(self.all_of(ItemType::XATTR_ITEM));
-        self.each_item(ItemType::XATTR_ITEM, &mut |key, data| {
+        entry.stale.push(all_keys(self.ino.0, ItemType::XATTR_ITEM));
+        each_item(&self.tree, self.ino.0, ItemType::XATTR_ITEM, &mut |key, data| {
             entry.items.push((key, data.to_vec()));
-            Ok(())
-        })
-    }
-
-    /// Adds the references by names of a new inode. A [`CommitReason`] if a replay could not add
-    /// one of the names without harm (laws 3 and 4).
-    fn add_names(&self, entry: &mut LogEntry) -> Result<Result<(), CommitReason>> {
-        let mut logged = Vec::new();
-        for item_type in [ItemType::INODE_REF, ItemType::INODE_EXTREF] {
-            entry.stale.push(self.all_of(item_type));
-            self.each_item(item_type, &mut |key, data| {
-                logged.append(&mut self.names_of(key, data)?);
-                entry.items.push((key, data.to_vec()));
-                Ok(())
-            })?;
-        }
-        let committed = self.log.committed_tree(self.tree.id())?;
-        for LoggedName { dir, index, name } in logged {
-            if let Err(reason) = self.check_name(&committed, dir, index, &name)? {
-                return Ok(Err(reason));
-            }
-            entry.names.push(LogName { dir: dir.0, index, name });
-        }
-        Ok(Ok(()))
-    }
-
-    fn names_of(&self, key: Key, data: &[u8]) -> Result<Vec<LoggedName>> {
-        let corrupt = |refused: Refused| self.corrupt(key, refused);
-        let mut found = Vec::new();
-        if key.item_type == ItemType::INODE_REF {
-            for name in InodeRefs::new(data) {
-                let name = name.map_err(corrupt)?;
-                let (dir, index) = (Ino(key.offset), name.index);
-                found.push(LoggedName { dir, index, name: name.name.to_vec() });
-            }
-        } else {
-            for name in InodeExtrefs::new(data) {
-                let name = name.map_err(corrupt)?;
-                let (dir, index) = (name.parent, name.index);
-                found.push(LoggedName { dir, index, name: name.name.to_vec() });
-            }
-        }
-        Ok(found)
-    }
-
-    /// Checks laws 3 and 4 for one name.
-    fn check_name(
-        &self,
-        committed: &Tree,
-        dir: Ino,
-        index: u64,
-        name: &[u8],
-    ) -> Result<Result<(), CommitReason>> {
-        if names::inode(committed, dir)?.is_none() {
-            return Ok(Err(CommitReason::NewDirectory));
-        }
-        let named = names::lookup(committed, dir, name)?.map(|found| found.target);
-        let indexed = self.indexed(committed, dir, index)?;
-        for old in named.into_iter().chain(indexed) {
-            let Target::Inode(old) = old else { return Ok(Err(CommitReason::NameConflict)) };
-            if self.may_replay_keep(committed, old)? {
-                return Ok(Err(CommitReason::NameConflict));
-            }
-        }
-        Ok(Ok(()))
-    }
-
-    /// Returns the target of the entry with this index in the last commit.
-    fn indexed(&self, committed: &Tree, dir: Ino, index: u64) -> Result<Option<Target>> {
-        let key = Key::new(dir.0, ItemType::DIR_INDEX, index);
-        let Some(item) = committed.find(&key)? else { return Ok(None) };
-        let entry = DirEntries::new(item.data()).next();
-        let entry = entry.transpose().map_err(|refused| self.corrupt(key, refused))?;
-        Ok(entry.map(|entry| match entry.location.item_type {
-            ItemType::INODE_ITEM => Target::Inode(Ino(entry.location.objectid)),
-            _ => Target::Subvolume(TreeId(entry.location.objectid)),
-        }))
-    }
-
-    /// Whether an inode of the last commit, which loses a name in the replay, may still be wanted:
-    /// it exists now, or it is a directory.
-    fn may_replay_keep(&self, committed: &Tree, old: Ino) -> Result<bool> {
-        let is_directory =
-            names::inode(committed, old)?.is_none_or(|inode| inode.kind == FileKind::Directory);
-        let is_alive = names::inode(&self.tree, old)?.is_some_and(|inode| inode.nlink > 0);
-        Ok(is_directory || is_alive)
-    }
-
-    /// All keys of one type of this inode.
-    fn all_of(&self, item_type: ItemType) -> std::ops::RangeInclusive<Key> {
-        self.key(item_type, 0)..=self.key(item_type, u64::MAX)
-    }
-
-    /// Passes all items of one type of this inode to `visit`.
-    fn each_item(
-        &self,
-        item_type: ItemType,
-        visit: &mut dyn FnMut(Key, &[u8]) -> Result<()>,
-    ) -> Result<()> {
-        let mut cursor = self.tree.cursor();
-        cursor.seek(&self.key(item_type, 0))?;
-        while let Some((key, data)) = cursor.item_parts() {
-            if key.objectid != self.ino.0 || key.item_type != item_type {
-                break;
-            }
-            visit(key, data)?;
-            cursor.advance()?;
-        }
+        })?;
         Ok(())
     }
 
@@ -287,6 +222,30 @@ impl FileLog<'_> {
     fn generation(&self) -> Generation {
         self.log.generation()
     }
+}
+
+/// All keys of one type of an inode.
+fn all_keys(ino: u64, item_type: ItemType) -> RangeInclusive<Key> {
+    Key::new(ino, item_type, 0)..=Key::new(ino, item_type, u64::MAX)
+}
+
+/// Passes all items of one type of an inode to `visit`.
+fn each_item(
+    tree: &Tree,
+    ino: u64,
+    item_type: ItemType,
+    visit: &mut dyn FnMut(Key, &[u8]),
+) -> std::result::Result<(), TreeError> {
+    let mut cursor = tree.cursor();
+    cursor.seek(&Key::new(ino, item_type, 0))?;
+    while let Some((key, data)) = cursor.item_parts() {
+        if key.objectid != ino || key.item_type != item_type {
+            break;
+        }
+        visit(key, data);
+        cursor.advance()?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -192,10 +192,10 @@ impl Door {
             op::READ => self.read(request, reply),
             op::RELEASE => self.release(request),
             op::FSYNC => self.sync(request),
+            op::FSYNCDIR => Ok(self.filesystem.sync_directory(self.node(request)?)?),
             // DESTROY is the last request, and umount(2) waits for it. The kernel ignores its
-            // result, and FSYNCDIR is about names. Both use a sync that leaves errors of file data
-            // to be reported to the syncs of files.
-            op::FSYNCDIR | op::DESTROY => Ok(self.filesystem.sync_names()?),
+            // result, so errors of file data are left to the syncs of files.
+            op::DESTROY => Ok(self.filesystem.sync_names()?),
             op::SYNCFS => Ok(self.filesystem.sync()?),
             op::FALLOCATE => self.allocate(request),
             op::COPY_FILE_RANGE | op::COPY_FILE_RANGE_64 => self.copy_range(request, reply),

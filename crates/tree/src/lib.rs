@@ -42,7 +42,7 @@ pub use data::DATA_EXTENT_BYTES_MAX;
 pub use error::TreeError;
 pub use forest::{Forest, ForestOptions};
 pub use log::{
-    CommitReason, InodeChanges, InodeLog, LogClaim, LogCounters, LogEntry, LogName, LogTicket,
+    CommitReason, InodeChanges, InodeLog, LogClaim, LogCounters, LogEntry, LogTicket, LoggedName,
     SubvolumeLog,
 };
 pub use transaction::enospc::EnospcInjector;

@@ -36,10 +36,12 @@
 mod batch;
 pub(crate) mod changes;
 mod leaves;
+mod names;
 mod read;
 
 pub use batch::LogCounters;
 pub use changes::InodeChanges;
+pub use names::LoggedName;
 pub use read::{LogClaim, SubvolumeLog};
 
 use crate::error::TreeError;
@@ -83,21 +85,15 @@ pub enum CommitReason {
     WriteFailed,
     /// A device has failed writes that are not on record, or is stale.
     DeviceFailed,
-    /// Names of an inode changed that the last commit or the log has.
+    /// Names changed in a way that the log cannot express.
     Names,
-    /// A new inode is in a directory that is new, too.
-    NewDirectory,
-    /// A name, or its index in the directory, belonged to another inode that still exists.
-    NameConflict,
-    /// Entries of a directory changed.
-    Entries,
     /// A tree could not be read.
     Unreadable,
 }
 
 impl CommitReason {
     /// All reasons.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 9] = [
         Self::Off,
         Self::NewChunk,
         Self::NewFeature,
@@ -106,9 +102,6 @@ impl CommitReason {
         Self::WriteFailed,
         Self::DeviceFailed,
         Self::Names,
-        Self::NewDirectory,
-        Self::NameConflict,
-        Self::Entries,
         Self::Unreadable,
     ];
 
@@ -123,9 +116,6 @@ impl CommitReason {
             Self::WriteFailed => "write_failed",
             Self::DeviceFailed => "device_failed",
             Self::Names => "names",
-            Self::NewDirectory => "new_directory",
-            Self::NameConflict => "name_conflict",
-            Self::Entries => "entries",
             Self::Unreadable => "unreadable",
         }
     }
@@ -138,27 +128,18 @@ pub struct LogTicket {
     number: LogNumber,
 }
 
-/// The items of one inode that an fsync logs.
+/// The items that an fsync of one inode logs: those of this inode, and of others whose names depend
+/// on its names.
 #[derive(Debug, Default)]
 pub struct LogEntry {
-    /// Ranges of keys that earlier entries of the inode may have logged, and that are out of date.
+    /// Ranges of keys that earlier entries may have logged, and that are out of date.
     pub stale: Vec<RangeInclusive<Key>>,
     /// Items as they are in the tree of the subvolume.
     pub items: Vec<(Key, Vec<u8>)>,
     /// Logical ranges of data that the items refer to: their pending checksums are logged, too.
     pub data: Vec<Range<u64>>,
-    /// Names of a new inode.
-    pub names: Vec<LogName>,
-}
-
-/// A name of a new inode.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LogName {
-    /// The inode number of the directory.
-    pub dir: u64,
-    /// The position in the listing of the directory.
-    pub index: u64,
-    pub name: Vec<u8>,
+    /// All names of the inodes whose names are logged. An inode without names is deleted.
+    pub names: Vec<(u64, Vec<LoggedName>)>,
 }
 
 /// The right to append to the log of the running transaction, which cannot be frozen meanwhile. The
@@ -269,17 +250,38 @@ impl InodeLog {
         Ok(self.forest.tree_at(root))
     }
 
+    /// Returns the names that the log gives to an inode.
+    pub fn logged_names(&self, tree: TreeId, ino: u64) -> Vec<LoggedName> {
+        self.running().log.names_of(tree, ino)
+    }
+
+    /// Returns the inodes to which the log gives a name and its index in the directory.
+    pub fn logged_at(&self, tree: TreeId, name: &LoggedName) -> [Option<u64>; 2] {
+        self.running().log.inodes_at(tree, name)
+    }
+
+    /// Returns the inode to which the log gives an index of a directory.
+    pub fn logged_index(&self, tree: TreeId, dir: u64, index: u64) -> Option<u64> {
+        self.running().log.inode_indexed(tree, dir, index)
+    }
+
+    /// Returns the inodes to which the log gives a name in a directory.
+    pub fn logged_in(&self, tree: TreeId, dir: u64) -> Vec<u64> {
+        self.running().log.inodes_in(tree, dir)
+    }
+
+    /// Whether the log of a subvolume has an item.
+    pub fn has_logged(&self, tree: TreeId, key: &Key) -> bool {
+        self.running().log.has_item(tree, key)
+    }
+
     /// Returns a ticket for everything that was appended so far.
     pub fn ticket(&self) -> LogTicket {
         LogTicket { generation: self.generation, number: self.running().log.number() }
     }
 
-    /// Whether an item of a subvolume is in the log of the running transaction.
-    pub fn has_logged(&self, tree: TreeId, key: &Key) -> bool {
-        self.running().log.has(tree, key)
-    }
-
-    /// Appends the log of one inode, and forgets its changes.
+    /// Appends the log of an inode, and forgets its changes. Of other inodes in the entry, it forgets
+    /// that their names changed.
     ///
     /// # Errors
     /// There is no such tree, or it cannot be read. A [`CommitReason`] if the entry cannot be
@@ -295,9 +297,12 @@ impl InodeLog {
             return Ok(Err(CommitReason::TooMuch));
         }
         let found = running.tree(&self.forest, tree)?.ok_or(TreeError::NoTree { tree })?;
-        let appended = running.log.append(running, (tree, ino), entry);
+        let named: Vec<u64> = entry.names.iter().map(|(named, _)| *named).collect();
+        let appended = running.log.append(running, tree, entry);
         Ok(appended.map(|number| {
-            found.state_mut().changes.forget(ino);
+            let mut state = found.state_mut();
+            named.iter().for_each(|named| state.changes.forget_names(*named));
+            state.changes.forget(ino);
             LogTicket { generation: self.generation, number }
         }))
     }

@@ -76,6 +76,8 @@ const IN_PLACE: Setting = ("IN_PLACE", "1");
 const PLAIN: Setting = ("UNDER", "plain");
 const GENERAL: Setting = ("MOUNT_OPTIONS", "simple_read=off");
 const EXCLUSIVE: Setting = ("MOUNT_OPTIONS", "nosec=off");
+const LOGGED: Setting = ("MOUNT_OPTIONS", "log_tree=on");
+const COMMITTED: Setting = ("MOUNT_OPTIONS", "log_tree=off");
 /// A quarter of the streamed file.
 const PAGE_CACHE: &str = "page_cache=256M";
 
@@ -85,6 +87,47 @@ fn entry(contestant: Contestant, variant: &'static str, set: &[Setting]) -> Entr
 
 pub(crate) fn all() -> Vec<Suite> {
     vec![read(), in_place(), overwrite(), stream_write(), stream_read()]
+}
+
+/// Returns the suite of fsyncs. Each writer has a file of its own.
+pub(crate) fn fsync() -> Suite {
+    let mut rows: Vec<Row> = [
+        ("write 64K and fsync, 1 job", "1"),
+        ("write 64K and fsync, 2 jobs", "2"),
+        ("write 64K and fsync, 4 jobs", "4"),
+        ("write 64K and fsync, 8 jobs", "8"),
+        ("write 64K and fsync, 16 jobs", "16"),
+        ("write 64K and fsync, 32 jobs", "32"),
+        ("write 64K and fsync, 64 jobs", "64"),
+    ]
+    .into_iter()
+    .map(|(name, jobs)| fsync_row(name, "fsync", &[("JOBS", jobs), ("BS", "64k")]))
+    .collect();
+    let random = [("RW", "randwrite"), ("EVERY", "16")];
+    rows.push(fsync_row("write 4K at random, fsync after 16", "fsync", &random));
+    rows.push(fsync_row("overwrite 4K, O_DSYNC", "dsync", &[]));
+    Suite { name: "fsyncs", rows }
+}
+
+fn fsync_row(name: &str, job: &'static str, set: &[Setting]) -> Row {
+    let mut set = set.to_vec();
+    set.push(("SIZE", "32M"));
+    Row {
+        name: name.into(),
+        job,
+        unit: Unit::KiloIops,
+        set,
+        is_fresh: true,
+        is_laid_out: job == "dsync",
+        shows_memory: false,
+        entries: vec![
+            entry(Contestant::Btrfs, "", &[]),
+            entry(Contestant::Xfs, "", &[]),
+            entry(Contestant::Ext4, "", &[]),
+            entry(Contestant::Butternut, "", &[LOGGED]),
+            entry(Contestant::Butternut, "log_tree=off", &[COMMITTED]),
+        ],
+    }
 }
 
 /// Returns the two short suites of `make demo`.

@@ -166,7 +166,11 @@ impl InodeEntry {
     /// As [`Self::lock`], by a thread that holds the inode lock of smaller ids (law 3), or that of
     /// the directory in which it makes this inode.
     pub(crate) fn lock_nested(&self) -> RwLockWriteGuard<'_, InodeState> {
-        Self::drained(self.state.write_nested_or_else(|state| fail_after_panic(state)))
+        Self::drained(self.lock_nested_without_drain())
+    }
+
+    fn lock_nested_without_drain(&self) -> RwLockWriteGuard<'_, InodeState> {
+        self.state.write_nested_or_else(|state| fail_after_panic(state))
     }
 
     fn drained(state: RwLockWriteGuard<'_, InodeState>) -> RwLockWriteGuard<'_, InodeState> {
@@ -244,13 +248,28 @@ pub(crate) struct LockedInodes<'a> {
 }
 
 impl<'a> LockedInodes<'a> {
-    /// Locks the inodes in order (law 3). An inode may occur twice in `entries`.
+    /// Locks the inodes in order (law 3), and drains their files. An inode may occur twice in
+    /// `entries`.
     pub(crate) fn lock(entries: &[&'a InodeEntry]) -> Self {
+        Self::lock_each(entries, InodeEntry::lock, InodeEntry::lock_nested)
+    }
+
+    /// As [`Self::lock`], with requests in flight on the files.
+    pub(crate) fn lock_without_drain(entries: &[&'a InodeEntry]) -> Self {
+        let nested = InodeEntry::lock_nested_without_drain;
+        Self::lock_each(entries, InodeEntry::lock_without_drain, nested)
+    }
+
+    fn lock_each(
+        entries: &[&'a InodeEntry],
+        first: fn(&'a InodeEntry) -> RwLockWriteGuard<'a, InodeState>,
+        nested: fn(&'a InodeEntry) -> RwLockWriteGuard<'a, InodeState>,
+    ) -> Self {
         let mut sorted: Vec<&'a InodeEntry> = entries.to_vec();
         sorted.sort_unstable_by_key(|entry| entry.id);
         sorted.dedup_by_key(|entry| entry.id);
         let lock = |(at, entry): (usize, &'a InodeEntry)| {
-            (entry.id, if at == 0 { entry.lock() } else { entry.lock_nested() })
+            (entry.id, if at == 0 { first(entry) } else { nested(entry) })
         };
         Self { locked: sorted.into_iter().enumerate().map(lock).collect() }
     }

@@ -17,7 +17,8 @@
 //! 2. The lock of the entries is not held while a device is written.
 
 use super::leaves::{LogItem, LogRoot, LogTree};
-use super::{CommitReason, LogEntry, LogName, LogTicket, checksum_items};
+use super::names::{LoggedName, LoggedNames, NameTaken};
+use super::{CommitReason, LogEntry, LogTicket, checksum_items};
 use crate::Block;
 use crate::error::TreeError;
 use crate::forest::Forest;
@@ -31,7 +32,7 @@ use butternut_format::units::{Generation, Logical, TreeId, length};
 use butternut_space::{AllocationRequest, Class, Cluster};
 use butternut_sys::lock::{Condvar, Mutex, MutexGuard, rank};
 use butternut_volume::VolumeError;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -89,10 +90,7 @@ struct LogEntries {
     roots: LogTree,
     /// Data sectors whose checksums are logged: start and end of disjoint ranges.
     logged_data: BTreeMap<u64, u64>,
-    /// The inode of each name that is logged: tree, directory, name.
-    names: HashMap<(TreeId, u64, Vec<u8>), u64>,
-    /// The inode of each index in a directory that is logged: tree, directory, index.
-    indexes: HashMap<(TreeId, u64, u64), u64>,
+    names: LoggedNames,
     space: LogSpace,
     appended: LogNumber,
     synced: LogNumber,
@@ -125,8 +123,7 @@ impl LogEntries {
             trees: BTreeMap::new(),
             roots: LogTree::new(node_bytes),
             logged_data: BTreeMap::new(),
-            names: HashMap::new(),
-            indexes: HashMap::new(),
+            names: LoggedNames::default(),
             space: LogSpace::default(),
             appended: 0,
             synced: 0,
@@ -142,14 +139,6 @@ impl LogEntries {
             items.append(&mut checksum_items(running, &part));
         }
         items
-    }
-
-    /// Whether a name or its index is logged for another inode. A replay gives both to the last
-    /// inode, and deletes the other one if it has no further name.
-    fn is_of_other_inode(&self, (tree, ino): (TreeId, u64), name: &LogName) -> bool {
-        let named = self.names.get(&(tree, name.dir, name.name.clone()));
-        let indexed = self.indexes.get(&(tree, name.dir, name.index));
-        named.into_iter().chain(indexed).any(|known| *known != ino)
     }
 
     fn blocks_max(&self) -> usize {
@@ -265,15 +254,36 @@ impl Log {
         ended.space.all
     }
 
-    /// Whether an item of a subvolume is logged.
-    pub(super) fn has(&self, tree: TreeId, key: &Key) -> bool {
+    /// Returns the logged names of an inode.
+    pub(super) fn names_of(&self, tree: TreeId, ino: u64) -> Vec<LoggedName> {
+        self.state().names.of(tree, ino).to_vec()
+    }
+
+    /// Returns the inodes that the log has under a name and under its index.
+    pub(super) fn inodes_at(&self, tree: TreeId, name: &LoggedName) -> [Option<u64>; 2] {
+        self.state().names.at(tree, name)
+    }
+
+    /// Returns the inode that the log has under an index of a directory.
+    pub(super) fn inode_indexed(&self, tree: TreeId, dir: u64, index: u64) -> Option<u64> {
+        self.state().names.indexed(tree, dir, index)
+    }
+
+    /// Returns the inodes that the log has in a directory.
+    pub(super) fn inodes_in(&self, tree: TreeId, dir: u64) -> Vec<u64> {
+        self.state().names.in_dir(tree, dir)
+    }
+
+    /// Whether the log of a tree has an item.
+    pub(super) fn has_item(&self, tree: TreeId, key: &Key) -> bool {
         self.state().trees.get(&tree).is_some_and(|log| log.has(key))
     }
 
+    /// Appends an entry, as one step.
     pub(super) fn append(
         &self,
         running: &Running,
-        (tree, ino): (TreeId, u64),
+        tree: TreeId,
         entry: LogEntry,
     ) -> Result<LogNumber, CommitReason> {
         let mut state = self.state();
@@ -281,20 +291,14 @@ impl Log {
             return Err(reason);
         }
         let LogEntry { stale, items, data, names } = entry;
-        if names.iter().any(|name| state.is_of_other_inode((tree, ino), name)) {
-            return Err(CommitReason::NameConflict);
-        }
         let node_bytes = running.params.node_bytes;
         let empty = LogTree::new(node_bytes);
         if items.iter().any(|(_, data)| !empty.can_hold(data)) || state.blocks_max() > BLOCKS_MAX {
             return Err(CommitReason::TooMuch);
         }
+        state.names.replace(tree, names).map_err(|NameTaken| CommitReason::Names)?;
         let checksums: Vec<LogItem> =
             data.iter().flat_map(|range| state.new_checksums(running, range)).collect();
-        for LogName { dir, index, name } in names {
-            state.names.insert((tree, dir, name), ino);
-            state.indexes.insert((tree, dir, index), ino);
-        }
         let log = state.trees.entry(tree).or_insert_with(|| LogTree::new(node_bytes));
         for keys in &stale {
             log.remove(keys);
@@ -520,6 +524,7 @@ mod tests {
         assert_eq!(add(3..3), []);
         assert_eq!(known, BTreeMap::from([(0, 45)]));
     }
+
     /// The later the error comes, the likelier the thread waits: the test holds in any order.
     #[test]
     fn an_error_in_a_commit_ends_the_wait_for_it() {

@@ -14,7 +14,7 @@ use super::CommitReason;
 use butternut_format::key::{ItemType, Key};
 use std::collections::{BTreeSet, HashMap};
 
-/// The most changed extents and inodes of one subvolume in one transaction.
+/// The most changed extents, entries and inodes of one subvolume in one transaction.
 const RECORDS_MAX: usize = 1 << 18;
 
 /// What the running transaction has changed of one inode since its last log.
@@ -24,8 +24,8 @@ pub struct InodeChanges {
     pub extents: BTreeSet<u64>,
     /// References to the inode by its names were added or removed.
     pub has_new_names: bool,
-    /// Of a directory: entries were added or removed.
-    pub has_new_entries: bool,
+    /// Of a directory: the indexes of the entries that were added or removed.
+    pub entries: BTreeSet<u64>,
 }
 
 /// The changes of one subvolume, by inode number.
@@ -46,15 +46,16 @@ impl ChangedInodes {
             self.records = self.records.saturating_add(1);
             InodeChanges::default()
         });
-        match key.item_type {
-            ItemType::EXTENT_DATA => {
-                let is_new = inode.extents.insert(key.offset);
-                self.records = self.records.saturating_add(usize::from(is_new));
+        let is_new = match key.item_type {
+            ItemType::EXTENT_DATA => inode.extents.insert(key.offset),
+            ItemType::DIR_INDEX => inode.entries.insert(key.offset),
+            ItemType::INODE_REF | ItemType::INODE_EXTREF => {
+                inode.has_new_names = true;
+                false
             }
-            ItemType::INODE_REF | ItemType::INODE_EXTREF => inode.has_new_names = true,
-            ItemType::DIR_ITEM | ItemType::DIR_INDEX => inode.has_new_entries = true,
-            _ => {}
-        }
+            _ => false,
+        };
+        self.records = self.records.saturating_add(usize::from(is_new));
         if self.records > RECORDS_MAX {
             *self = Self { is_full: true, ..Self::default() };
         }
@@ -68,8 +69,15 @@ impl ChangedInodes {
     /// Forgets the changes of an inode, because the log has them.
     pub(crate) fn forget(&mut self, ino: u64) {
         if let Some(changes) = self.inodes.remove(&ino) {
-            let records = changes.extents.len().saturating_add(1);
-            self.records = self.records.saturating_sub(records);
+            let records = changes.extents.len().saturating_add(changes.entries.len());
+            self.records = self.records.saturating_sub(records.saturating_add(1));
+        }
+    }
+
+    /// Forgets that names of an inode changed, because the log has them.
+    pub(crate) fn forget_names(&mut self, ino: u64) {
+        if let Some(changes) = self.inodes.get_mut(&ino) {
+            changes.has_new_names = false;
         }
     }
 
@@ -97,13 +105,16 @@ mod tests {
         changed.note(&Key::new(258, ItemType::INODE_ITEM, 0));
         let file = changed.find(257).unwrap().cloned().unwrap();
         assert_eq!(file.extents.into_iter().collect::<Vec<_>>(), [0, 4096]);
-        assert!(file.has_new_names && !file.has_new_entries);
-        assert!(changed.find(256).unwrap().is_some_and(|dir| dir.has_new_entries));
+        assert!(file.has_new_names && file.entries.is_empty());
+        let dir = changed.find(256).unwrap().cloned().unwrap();
+        assert_eq!(dir.entries.into_iter().collect::<Vec<_>>(), [2]);
+        changed.forget_names(257);
+        assert!(changed.find(257).unwrap().is_some_and(|file| !file.has_new_names));
         assert_eq!(changed.find(258), Ok(Some(&InodeChanges::default())));
         assert_eq!(changed.find(259), Ok(None));
         changed.forget(257);
         assert_eq!(changed.find(257), Ok(None));
-        assert_eq!(changed.records, 2);
+        assert_eq!(changed.records, 3);
     }
 
     #[test]

@@ -103,6 +103,12 @@ impl LogTree {
         Some(leaf)
     }
 
+    /// Whether the log has an item.
+    pub(crate) fn has(&self, key: &Key) -> bool {
+        let leaf = self.leaves.get(self.leaf_of(key));
+        leaf.is_some_and(|leaf| leaf.items.binary_search_by_key(key, |(known, _)| *known).is_ok())
+    }
+
     /// Inserts an item or replaces its data.
     pub(crate) fn put(&mut self, key: Key, data: Vec<u8>) {
         let capacity = self.leaf_capacity();
@@ -147,11 +153,6 @@ impl LogTree {
             }
         }
         self.leaves.splice(number..=number, parts);
-    }
-
-    pub(crate) fn has(&self, key: &Key) -> bool {
-        let leaf = self.leaves.get(self.leaf_of(key));
-        leaf.is_some_and(|leaf| leaf.items.binary_search_by_key(key, |(known, _)| *known).is_ok())
     }
 
     /// Removes the items in a range of keys.
