@@ -10,7 +10,9 @@
 //!    [`Volume::install_device`] last installed. So a caller that changes a device item installs it
 //!    before the superblock is written.
 //! 3. The first copies are written before the others. If one of them fails, the others are not
-//!    written and still name the last commit.
+//!    written and still name the last commit. Where only the first copies name a log, they are
+//!    written last, when the others are durable: at any time, a copy that is not being written has
+//!    everything that was synced ([`Volume::write_super_after_log`]).
 //! 4. A write over data that the last commit refers to (in place, as for `nodatacow` files) is
 //!    durable only after a flush that began after it. No commit may follow such a write, so the
 //!    volume counts them ([`Volume::note_in_place`]), and a sync that finds nothing to commit
@@ -43,6 +45,14 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// Copies of superblocks, each with its slot and offset.
 type Copies = Vec<(usize, u64, Buffer)>;
+
+/// The copies of one superblock.
+struct SuperCopies {
+    primaries: Copies,
+    others: Copies,
+    /// The slots of the devices that get none (law 6).
+    lost: Vec<usize>,
+}
 
 impl Volume {
     /// Fails if another writer has changed a superblock (law 8).
@@ -170,12 +180,51 @@ impl Volume {
         self.write_super_copies(raw, 1)
     }
 
+    /// Writes every copy of the superblock as [`Volume::write_super`], the first copies last, when
+    /// the other copies are durable: only the first copies name the log that a commit ends, so a
+    /// torn first copy would lose what the log has.
+    ///
+    /// # Errors
+    ///
+    /// As [`Volume::write_super`], and as [`Volume::flush`].
+    pub fn write_super_after_log(&self, raw: &RawSuperBlock) -> Result<(), VolumeError> {
+        self.check_no_other_writer()?;
+        let SuperCopies { others, .. } = self.super_copies(raw, COPY_OFFSETS.len())?;
+        let failures = self.write_copies(&others);
+        self.record_failed_mirrors(None, &failures);
+        self.flush()?;
+        self.write_first_supers(raw)
+    }
+
     fn write_super_copies(
         &self,
         raw: &RawSuperBlock,
         copies_max: usize,
     ) -> Result<(), VolumeError> {
         self.check_no_other_writer()?;
+        let SuperCopies { primaries, mut others, mut lost } = self.super_copies(raw, copies_max)?;
+        let failures = self.write_copies(&primaries);
+        self.remember_supers(&primaries, &failures);
+        lost.extend(failures.iter().map(|(slot, _)| *slot));
+        if !lost.is_empty() && !self.tolerates(&lost) {
+            return Err(failures.into_iter().next().map_or_else(
+                || VolumeError::NotFlushed { devids: self.devids(&lost) },
+                |(_, error)| error,
+            ));
+        }
+        self.record_failed_mirrors(None, &failures);
+        others.retain(|(slot, ..)| !lost.contains(slot));
+        let failures = self.write_copies(&others);
+        self.record_failed_mirrors(None, &failures);
+        Ok(())
+    }
+
+    /// Composes the first copies of the superblock of every device that has not failed.
+    fn super_copies(
+        &self,
+        raw: &RawSuperBlock,
+        copies_max: usize,
+    ) -> Result<SuperCopies, VolumeError> {
         let (mut primaries, mut others) = (Copies::new(), Copies::new());
         let mut lost = Vec::new();
         for (slot, member) in self.members.iter().enumerate().filter(|(_, member)| !member.is_seed)
@@ -200,20 +249,7 @@ impl Volume {
                 copies.push((slot, offset, bytes));
             }
         }
-        let failures = self.write_copies(&primaries);
-        self.remember_supers(&primaries, &failures);
-        lost.extend(failures.iter().map(|(slot, _)| *slot));
-        if !lost.is_empty() && !self.tolerates(&lost) {
-            return Err(failures.into_iter().next().map_or_else(
-                || VolumeError::NotFlushed { devids: self.devids(&lost) },
-                |(_, error)| error,
-            ));
-        }
-        self.record_failed_mirrors(None, &failures);
-        others.retain(|(slot, ..)| !lost.contains(slot));
-        let failures = self.write_copies(&others);
-        self.record_failed_mirrors(None, &failures);
-        Ok(())
+        Ok(SuperCopies { primaries, others, lost })
     }
 
     /// Writes superblock copies. Returns those that failed.

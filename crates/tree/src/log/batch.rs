@@ -13,7 +13,7 @@
 //!
 //! 1. The leader holds [`Log::io`] from before it composes a batch until the batch is durable. A
 //!    commit holds it while it writes. So the superblocks of logs and commits are written in the
-//!    order of their generations, and the value in the lock is the durable one of the last commit.
+//!    order of their generations.
 //! 2. The lock of the entries is not held while a device is written.
 
 use super::leaves::{LogItem, LogRoot, LogTree};
@@ -69,7 +69,7 @@ pub struct LogCounters {
 
 /// The log of the running transaction.
 pub(crate) struct Log {
-    /// The superblock of the last durable commit (law 1).
+    /// The superblock of the last durable commit, with the log that the one on disk names (law 1).
     pub(crate) io: Mutex<RawSuperBlock, rank::LogWrite>,
     state: Mutex<LogEntries, rank::LogEntries>,
     wake: Condvar,
@@ -363,7 +363,7 @@ pub(super) fn sync(
 /// Writes one batch (laws 1 and 2).
 fn lead(forest: &Forest, running: &Running) -> Result<(), TreeError> {
     let log = &running.log;
-    let durable = log.io.lock();
+    let mut durable = log.io.lock();
     let mut state = log.state();
     let generation = state.generation;
     if running.gate.committed().0.saturating_add(1) != generation.0 {
@@ -386,7 +386,7 @@ fn lead(forest: &Forest, running: &Running) -> Result<(), TreeError> {
         }
     };
     drop(state);
-    let written = write(forest, running, &durable, &batch, generation)?;
+    let written = write(forest, running, &mut durable, &batch, generation)?;
     let mut state = log.state();
     if state.generation != generation {
         return Ok(());
@@ -408,7 +408,7 @@ fn lead(forest: &Forest, running: &Running) -> Result<(), TreeError> {
 fn write(
     forest: &Forest,
     running: &Running,
-    durable: &RawSuperBlock,
+    durable: &mut RawSuperBlock,
     batch: &Batch,
     generation: Generation,
 ) -> Result<Result<(), CommitReason>, TreeError> {
@@ -447,10 +447,9 @@ fn write(
     if volume.has_unrecorded_write_errors() {
         return Ok(Err(CommitReason::DeviceFailed));
     }
-    let mut raw = *durable;
-    raw.log_root.set(batch.root.at.0);
-    raw.log_root_level = batch.root.level;
-    volume.write_first_supers(&raw).map_err(failed)?;
+    durable.log_root.set(batch.root.at.0);
+    durable.log_root_level = batch.root.level;
+    volume.write_first_supers(durable).map_err(failed)?;
     flush().map_err(failed)?;
     let has_failed = volume.has_unrecorded_write_errors();
     Ok(if has_failed { Err(CommitReason::DeviceFailed) } else { Ok(()) })

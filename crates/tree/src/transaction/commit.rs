@@ -10,7 +10,8 @@
 //! 5 write       check that the superblocks on disk are the ones of this volume; write the frozen
 //!               blocks, each checked as if it had been read
 //! 6 flush       data and tree blocks are durable
-//! 7 superblock  write every copy on every device that has not failed: this is the commit point
+//! 7 superblock  write every copy on every device that has not failed: this is the commit point.
+//!               After a log, the first copies follow when the others are durable
 //! 8 flush       the commit is durable
 //! 9 finish      move frozen blocks to the node cache; unpin the space that the transaction freed
 //! ```
@@ -120,7 +121,8 @@ impl Forest {
         }
         running.gate.thaw();
         let mut durable = running.log.io.lock();
-        commit.write(&frozen).map_err(|error| running.gate.poison(error))?;
+        let ends_log = durable.log_root.get() != 0;
+        commit.write(&frozen, ends_log).map_err(|error| running.gate.poison(error))?;
         *durable = frozen.super_block;
         commit.finish(frozen);
         Ok(generation)
@@ -338,8 +340,8 @@ impl<'a> Commit<'a> {
         Ok(backup)
     }
 
-    /// Runs steps 5 to 8.
-    fn write(&self, frozen: &FrozenBlocks) -> Result<(), TreeError> {
+    /// Runs steps 5 to 8. `ends_log`: the superblock on disk names a log.
+    fn write(&self, frozen: &FrozenBlocks, ends_log: bool) -> Result<(), TreeError> {
         let volume = self.forest.volume();
         let rules = volume.block_rules();
         for block in &frozen.blocks {
@@ -363,7 +365,11 @@ impl<'a> Commit<'a> {
         volume.check_own_supers().map_err(failed)?;
         volume.write_blocks(&blocks).map_err(failed)?;
         volume.flush().map_err(failed)?;
-        volume.write_super(&frozen.super_block).map_err(failed)?;
+        if ends_log {
+            volume.write_super_after_log(&frozen.super_block).map_err(failed)?;
+        } else {
+            volume.write_super(&frozen.super_block).map_err(failed)?;
+        }
         volume.flush().map_err(failed)
     }
 
