@@ -14,6 +14,7 @@
 //! | [`together`] | threads on the same files, by every lane; each region has one owner |
 //! | [`contested`] | threads on the same blocks, checked by the order of their writes |
 //! | [`histories`] | threads that share names, files and blocks, and the crashes of such runs |
+//! | [`sequences`] | all short sequences of operations and syncs, and what a crash leaves of them |
 //! | [`synced`] | files that are synced one by one, and what a crash leaves of them |
 //! | [`tree`] | everything that is visible of a tree, and the difference of two trees |
 //! | [`run`] | runs a subject beside the model, operation by operation |
@@ -48,6 +49,7 @@ pub mod posix;
 pub mod random;
 pub mod run;
 pub mod script;
+pub mod sequences;
 pub mod shrink;
 pub mod subject;
 pub mod synced;
