@@ -60,6 +60,12 @@ fn decompressed(
     Ok(out)
 }
 
+/// Bytes that an encoder may need past its output. zstd writes whole words, and refuses an output
+/// that ends within two words of the end of the buffer.
+fn slack(compressor: Compressor) -> usize {
+    if compressor.compression() == Compression::Zstd { 16 } else { 0 }
+}
+
 /// Bytes with some repetition, and some without.
 fn texts() -> impl Strategy<Value = Vec<u8>> {
     let run = (any::<u8>(), 1..600_usize).prop_map(|(byte, len)| vec![byte; len]);
@@ -196,12 +202,13 @@ fn compressors() -> impl Iterator<Item = Compressor> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
+    // Seed 1 of `proptest-regressions`: 14,084 bytes of zstd:1 did not fit 14,090.
     #[test]
     fn our_compressed_data_round_trips(text in texts(), bytes_max in 1..140_000_usize) {
         for compressor in compressors() {
             let Some(compressed) = compressed(compressor, &text, bytes_max) else {
                 let whole = compressed(compressor, &text, 2 * text.len() + 1000).unwrap();
-                let bytes = whole.len();
+                let bytes = whole.len() + slack(compressor);
                 prop_assert!(bytes > bytes_max, "{compressor}: {bytes} fit {bytes_max}");
                 continue;
             };
