@@ -37,10 +37,12 @@ mod batch;
 pub(crate) mod changes;
 mod leaves;
 mod read;
+mod reason;
 
 pub use batch::LogCounters;
 pub use changes::InodeChanges;
 pub use read::{LogClaim, SubvolumeLog};
+pub use reason::CommitReason;
 
 use crate::error::TreeError;
 use crate::forest::Forest;
@@ -64,72 +66,6 @@ const ITEMS_MAX: usize = 1 << 14;
 
 /// The key of the checksums of a log, like that of the checksum tree (`EXTENT_CSUM_OBJECTID`).
 const CHECKSUM_OBJECT: u64 = u64::MAX - 9;
-
-/// Why an fsync commits instead of writing to the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum CommitReason {
-    /// The log is switched off.
-    Off,
-    /// The running transaction has added a chunk.
-    NewChunk,
-    /// The running transaction has set a feature bit of the superblock.
-    NewFeature,
-    /// Too many items changed.
-    TooMuch,
-    /// No metadata space for log blocks.
-    NoSpace,
-    /// An earlier log write of the transaction failed.
-    WriteFailed,
-    /// A device has failed writes that are not on record, or is stale.
-    DeviceFailed,
-    /// Names of an inode of an earlier transaction changed.
-    Names,
-    /// A new inode is in a directory that is new, too.
-    NewDirectory,
-    /// A name belonged to another inode that still exists.
-    NameConflict,
-    /// Entries of a directory changed.
-    Entries,
-    /// A tree could not be read.
-    Unreadable,
-}
-
-impl CommitReason {
-    /// All reasons.
-    pub const ALL: [Self; 12] = [
-        Self::Off,
-        Self::NewChunk,
-        Self::NewFeature,
-        Self::TooMuch,
-        Self::NoSpace,
-        Self::WriteFailed,
-        Self::DeviceFailed,
-        Self::Names,
-        Self::NewDirectory,
-        Self::NameConflict,
-        Self::Entries,
-        Self::Unreadable,
-    ];
-
-    /// Returns the name of the reason in statistics.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Off => "off",
-            Self::NewChunk => "new_chunk",
-            Self::NewFeature => "new_feature",
-            Self::TooMuch => "too_much",
-            Self::NoSpace => "no_space",
-            Self::WriteFailed => "write_failed",
-            Self::DeviceFailed => "device_failed",
-            Self::Names => "names",
-            Self::NewDirectory => "new_directory",
-            Self::NameConflict => "name_conflict",
-            Self::Entries => "entries",
-            Self::Unreadable => "unreadable",
-        }
-    }
-}
 
 /// A place in the log of a transaction: what was appended before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,7 +114,7 @@ impl Forest {
             if running.gate.committed().0.saturating_add(1) != generation.0 {
                 continue;
             }
-            if running.log.has_new_chunk(generation) {
+            if running.has_new_chunk(generation) {
                 return Ok(Err(CommitReason::NewChunk));
             }
             return Ok(Ok(log));
@@ -206,7 +142,7 @@ impl Forest {
 
     /// Returns the counters of the log.
     pub fn log_counters(&self) -> LogCounters {
-        self.running().map_or_else(|_| LogCounters::default(), |running| running.log.counters())
+        self.log().map_or_else(|_| LogCounters::default(), Log::counters)
     }
 }
 
@@ -229,6 +165,10 @@ impl InodeLog {
         self.forest.running().expect("only a writable forest has logs")
     }
 
+    fn log(&self) -> &Log {
+        self.forest.log().expect("only a writable forest has logs")
+    }
+
     /// Returns what changed of an inode since its last log; `None` if nothing did.
     ///
     /// # Errors
@@ -239,7 +179,7 @@ impl InodeLog {
         tree: TreeId,
         ino: u64,
     ) -> Result<Result<Option<InodeChanges>, CommitReason>, TreeError> {
-        let found = self.running().tree(&self.forest, tree)?;
+        let found = self.running().tree(tree)?;
         let found = found.ok_or(TreeError::NoTree { tree })?;
         let state = found.state();
         Ok(state.changes.find(ino).map(Option::<&InodeChanges>::cloned))
@@ -250,7 +190,7 @@ impl InodeLog {
     /// # Errors
     /// There is no such tree, or it cannot be read.
     pub fn committed_tree(&self, tree: TreeId) -> Result<Tree, TreeError> {
-        let found = self.running().tree(&self.forest, tree)?;
+        let found = self.running().tree(tree)?;
         let found = found.ok_or(TreeError::NoTree { tree })?;
         let root = found.state().committed_root;
         Ok(self.forest.tree_at(root))
@@ -258,7 +198,7 @@ impl InodeLog {
 
     /// Returns a ticket for everything that was appended so far.
     pub fn ticket(&self) -> LogTicket {
-        LogTicket { generation: self.generation, number: self.running().log.number() }
+        LogTicket { generation: self.generation, number: self.log().number() }
     }
 
     /// Appends the log of one inode, and forgets its changes.
@@ -276,8 +216,8 @@ impl InodeLog {
         if entry.items.len() > ITEMS_MAX {
             return Ok(Err(CommitReason::TooMuch));
         }
-        let found = running.tree(&self.forest, tree)?.ok_or(TreeError::NoTree { tree })?;
-        let appended = running.log.append(running, (tree, ino), entry);
+        let found = running.tree(tree)?.ok_or(TreeError::NoTree { tree })?;
+        let appended = self.log().append(running, (tree, ino), entry);
         Ok(appended.map(|number| {
             found.state_mut().changes.forget(ino);
             LogTicket { generation: self.generation, number }
