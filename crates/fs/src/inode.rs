@@ -6,6 +6,8 @@
 //! | `table` | one entry for each inode in use, on a volume that is open for writing |
 //! | `cache` | attributes of inodes, on a volume that is open for reading |
 //! | `pin` | inodes in use, and the deletion of orphans |
+//! | `no_unpin` | when a thread must not drop pins |
+//! | `inheritance` | what new inodes inherit from their directory's attributes |
 //! | `dirty`, `idle` | inodes with unwritten changes; closed files whose state is kept |
 //! | `stat`, `flags`, `set_attributes`, `new_inode` | the operations on attributes |
 
@@ -14,7 +16,9 @@ pub(crate) mod dirty;
 pub(crate) mod flags;
 pub(crate) mod id;
 pub(crate) mod idle;
+pub(crate) mod inheritance;
 pub(crate) mod new_inode;
+pub(crate) mod no_unpin;
 pub(crate) mod pin;
 pub(crate) mod set_attributes;
 pub(crate) mod stat;

@@ -11,6 +11,7 @@
 //! 3. A write that fails has changed nothing. A write that finds space for a part of its bytes
 //!    returns how many it wrote.
 
+use crate::file::Times;
 use crate::inode::pin::Pin;
 use crate::inode::table::{InodeEntry, InodeState};
 use crate::stats::latency::Operation;
@@ -66,13 +67,6 @@ enum Drain {
     Yes,
     /// Only pages change. Any further change drains the file itself.
     No,
-}
-
-/// What happens to the times of a file when its bytes change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Times {
-    Now,
-    Stay,
 }
 
 impl File {

@@ -15,17 +15,17 @@
 //!    deleted with their last name (`names/unlink.rs`).
 
 use crate::inode::id::ROOT_DIRECTORY;
+use crate::inode::no_unpin::NoUnpin;
 use crate::inode::table::{InodeEntry, InodeState};
 use crate::names::unlink::require_no_entries;
-use crate::write_state::{WritableSubvolume, WriteState};
+use crate::write_state::{LeftOrphans, WritableSubvolume, WriteState};
 use crate::{Error, FileId, FileKind, Filesystem, Result};
 use butternut_file::FileState;
 use butternut_format::inode::Inode;
-use butternut_format::units::{Ino, TreeId};
+use butternut_format::units::Ino;
 use butternut_names as names;
 use butternut_tree::Need;
 use std::fmt;
-use std::marker::PhantomData;
 use std::sync::Arc;
 
 /// Items that deleting an inode without data may change, for a usual number of extended attributes.
@@ -59,38 +59,6 @@ impl Pin {
     /// Returns the id of the inode.
     pub fn id(&self) -> FileId {
         self.entry.id
-    }
-}
-
-/// While this exists, no [`Pin`] may be dropped on the thread (law 2). Builds with debug assertions
-/// check that.
-pub(crate) struct NoUnpin(PhantomData<*const ()>);
-
-#[cfg(debug_assertions)]
-thread_local! {
-    static NO_UNPIN_GUARDS: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
-}
-
-impl NoUnpin {
-    pub(crate) fn begin() -> Self {
-        #[cfg(debug_assertions)]
-        NO_UNPIN_GUARDS.with(|count| count.set(count.get() + 1));
-        Self(PhantomData)
-    }
-
-    fn assert_unpin_allowed() {
-        #[cfg(debug_assertions)]
-        NO_UNPIN_GUARDS.with(|count| {
-            let is_allowed = count.get() == 0 || std::thread::panicking();
-            assert!(is_allowed, "a pin is dropped under a lock");
-        });
-    }
-}
-
-impl Drop for NoUnpin {
-    fn drop(&mut self) {
-        #[cfg(debug_assertions)]
-        NO_UNPIN_GUARDS.with(|count| count.set(count.get() - 1));
     }
 }
 
@@ -152,7 +120,7 @@ impl Filesystem {
                 change.step(names::remove_orphan(&change.edit, ino)).map(drop)
             },
         )?;
-        forget(write_state, entry, &mut state);
+        write_state.forget(entry, &mut state);
         Ok(())
     }
 
@@ -237,7 +205,7 @@ impl Filesystem {
             change.step(names::remove_orphan(&change.edit, ino)).map(drop)
         })?;
         if gone.is_some() {
-            forget(write_state, &entry, &mut state);
+            write_state.forget(&entry, &mut state);
         }
         Ok(())
     }
@@ -252,37 +220,4 @@ fn require_deletable(subvolume: &WritableSubvolume, ino: Ino, inode: &Inode) -> 
         return Err(Error::Busy);
     }
     require_no_entries(subvolume, ino)
-}
-
-/// Orphans that could not be deleted when their subvolume was opened for writing.
-#[derive(Debug)]
-pub(crate) struct LeftOrphans {
-    pub(crate) subvolume: TreeId,
-    pub(crate) count: u64,
-    /// The first of them; `None` if the list of orphans could not be read to its end.
-    pub(crate) first: Option<Ino>,
-    /// Why the first one was not deleted.
-    pub(crate) error: Error,
-}
-
-impl LeftOrphans {
-    fn add(left: &mut Option<Self>, subvolume: TreeId, ino: Option<Ino>, error: Error) {
-        let count = u64::from(ino.is_some());
-        match left {
-            Some(left) => left.count += count,
-            None => *left = Some(Self { subvolume, count, first: ino, error }),
-        }
-    }
-}
-
-/// Drops what memory has of a deleted inode. The caller holds its inode lock exclusively.
-pub(crate) fn forget(write_state: &WriteState, entry: &InodeEntry, state: &mut InodeState) {
-    write_state.signal.freed(entry.cached().map_or(0, |inode| inode.bytes_used));
-    if let Some(mut file) = state.file.take() {
-        file.discard();
-    }
-    *state = InodeState::default();
-    entry.set_deleted();
-    write_state.mark_clean(entry);
-    write_state.table.remove(entry);
 }

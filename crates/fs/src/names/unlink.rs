@@ -4,7 +4,6 @@
 //! inode has as many references as links without it, and keeps them, its item and its data.
 
 use crate::change::Change;
-use crate::inode::pin::forget;
 use crate::inode::table::{InodeEntry, InodeState, LockedInodes};
 use crate::names::create::check_name;
 use crate::stats::latency::Operation;
@@ -108,7 +107,7 @@ impl Filesystem {
             let fate =
                 self.remove_locked(write_state, &subvolume, at, (&target, state), &check_kind)?;
             if let Fate::Deleted { .. } = fate {
-                forget(write_state, &target.entry, state);
+                write_state.forget(&target.entry, state);
             }
             drop(locked);
             if fate == Fate::Orphan {
