@@ -3,6 +3,7 @@
 //!
 //! | module | content |
 //! |---|---|
+//! | `alter` | changes of a file's data under its inode lock, and its attributes |
 //! | `write` | writes, `fallocate`, copies and syncs of a file |
 //! | `allocation_runs` | space that is allocated ahead for direct writes |
 //! | `direct` | direct writes that share the inode lock |
@@ -13,6 +14,7 @@
 //! (`inode/table.rs`).
 
 pub(crate) mod allocation_runs;
+pub(crate) mod alter;
 pub(crate) mod cursor;
 pub(crate) mod direct;
 pub(crate) mod flag_checks;
@@ -20,6 +22,7 @@ pub(crate) mod nowait;
 mod path;
 pub(crate) mod write;
 
+use crate::file::alter::Times;
 use crate::inode::pin::Pin;
 use crate::inode::table::InodeState;
 use crate::stats::lane_counters::LaneCounters;
@@ -49,13 +52,6 @@ pub struct File {
     pub(crate) pin: Option<Arc<Pin>>,
     pub(crate) times: Times,
     pub(crate) checks: Checks,
-}
-
-/// What happens to the times of a file when its bytes change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Times {
-    Now,
-    Stay,
 }
 
 /// When a handle checks the flags of its inode (law 1 of `flag_checks`).

@@ -5,7 +5,8 @@
 //! | `id` | which inode of which subvolume |
 //! | `table` | one entry for each inode in use, on a volume that is open for writing |
 //! | `cache` | attributes of inodes, on a volume that is open for reading |
-//! | `pin` | inodes in use, and the deletion of orphans |
+//! | `pin`, `orphans` | inodes in use, and the deletion of orphans |
+//! | `privileges` | what a change strips from a file |
 //! | `no_unpin` | when a thread must not drop pins |
 //! | `inheritance` | what new inodes inherit from their directory's attributes |
 //! | `dirty`, `idle` | inodes with unwritten changes; closed files whose state is kept |
@@ -19,7 +20,9 @@ pub(crate) mod idle;
 pub(crate) mod inheritance;
 pub(crate) mod new_inode;
 pub(crate) mod no_unpin;
+pub(crate) mod orphans;
 pub(crate) mod pin;
+pub(crate) mod privileges;
 pub(crate) mod set_attributes;
 pub(crate) mod stat;
 pub(crate) mod table;

@@ -13,15 +13,8 @@ use std::sync::Arc;
 const NOT_HERE: &str = "a subvolume that is not here";
 
 impl Filesystem {
-    /// Begins an operation that writes: checks that the filesystem is writable, and brings its
-    /// dirty memory below the limits. The caller has nothing locked.
-    pub(crate) fn begin(&self) -> Result<&Arc<WriteState>> {
-        let write_state = self.may_begin()?;
-        self.throttle(write_state)?;
-        Ok(write_state)
-    }
-
-    /// As [`Self::begin`], whatever the dirty memory.
+    /// Begins an operation that writes, whatever the dirty memory: checks that the filesystem is
+    /// writable.
     pub(crate) fn may_begin(&self) -> Result<&Arc<WriteState>> {
         let write_state = self.write_state()?;
         if let Some(error) = self.write_error() {

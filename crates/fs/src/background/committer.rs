@@ -148,8 +148,16 @@ impl Filesystem {
         self.forest().commit().map(drop).map_err(failed)
     }
 
+    /// Begins an operation that writes: checks that the filesystem is writable, and brings its
+    /// dirty memory below the limits. The caller has nothing locked.
+    pub(crate) fn begin(&self) -> Result<&Arc<WriteState>> {
+        let write_state = self.may_begin()?;
+        self.throttle(write_state)?;
+        Ok(write_state)
+    }
+
     /// Keeps the dirty data in memory within its limits (law 3).
-    pub(crate) fn throttle(&self, write_state: &WriteState) -> Result<()> {
+    fn throttle(&self, write_state: &WriteState) -> Result<()> {
         if self.has_much_to_write_back(write_state) {
             // A file keeps its writeback error for its next sync.
             drop(self.write_back_all(write_state));

@@ -10,7 +10,7 @@
 //! 3. No lock is held while such a write is in flight. A thread that waits for the file waits for
 //!    [`OutstandingIo`](crate::background::outstanding::OutstandingIo), or completes the write itself.
 
-use crate::file::Times;
+use crate::file::alter::Times;
 use crate::inode::table::{InodeEntry, InodeState};
 use crate::write_state::WriteState;
 use crate::{Error, File, Filesystem, Privileges, Result};
