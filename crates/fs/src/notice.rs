@@ -12,7 +12,7 @@ impl std::fmt::Display for Notice {
     }
 }
 
-/// Returns the notices of a volume that was opened. `log_failure` tells why its log was not replayed.
+/// Returns the notices of a volume that was opened. `log_failure` is why its log was not replayed.
 pub(crate) fn notices(volume: &Volume, log_failure: Option<&str>) -> Vec<Notice> {
     let mut notices = Vec::new();
     if let Some(why) = log_failure {

@@ -205,7 +205,7 @@ impl Commit<'_> {
         Ok(())
     }
 
-    /// Updates the items of groups (law 3 of `block_groups`). Returns whether there were any changes.
+    /// Updates the items of groups (law 3 of `block_groups`). Returns whether there were changes.
     pub(crate) fn write_groups(&self) -> Result<bool, TreeError> {
         let changes = self.running.space.take_changed_groups();
         let tree = self.edit(self.running.params.group_tree())?;

@@ -8,7 +8,8 @@
 //! 2. A write that finds too many pending extents merges some before it begins, with nothing
 //!    locked.
 //! 3. No lock is held while such a write is in flight. A thread that waits for the file waits for
-//!    [`OutstandingIo`](crate::background::outstanding::OutstandingIo), or completes the write itself.
+//!    [`OutstandingIo`](crate::background::outstanding::OutstandingIo), or completes the write
+//!    itself.
 
 use crate::file::alter::Times;
 use crate::inode::table::{InodeEntry, InodeState};

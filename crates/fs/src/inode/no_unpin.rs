@@ -2,8 +2,8 @@
 
 use std::marker::PhantomData;
 
-/// While this exists, no [`Pin`](super::pin::Pin) may be dropped on the thread (law 2 of `pin`). Builds with debug assertions
-/// check that.
+/// While this exists, no [`Pin`](super::pin::Pin) may be dropped on the thread (law 2 of `pin`).
+/// Builds with debug assertions check that.
 pub(crate) struct NoUnpin(PhantomData<*const ()>);
 
 #[cfg(debug_assertions)]

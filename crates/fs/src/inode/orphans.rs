@@ -1,5 +1,5 @@
-//! The deletion of orphans: inodes without a name, when their last pin is dropped, and those that the
-//! last use of the volume left.
+//! The deletion of orphans: of inodes without a name when their last pin is dropped, and of those
+//! that the last use of the volume left.
 //!
 //! The laws are those of `inode/pin.rs`.
 

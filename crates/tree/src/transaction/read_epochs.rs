@@ -13,7 +13,8 @@
 //! 1. While a reader is in an epoch, no committed block that was reachable when it entered is
 //!    overwritten, and no data extent that a tree showed then or has shown since. The reader finds
 //!    what its tree names, and a mismatch is damage, which is counted and reported. Data that was
-//!    never in a tree is no part of this: its space is freed at once ([`Forest::release_data`](crate::Forest::release_data)).
+//!    never in a tree is no part of this: its space is freed at once
+//!    ([`Forest::release_data`](crate::Forest::release_data)).
 //! 2. A descent that finds all its blocks in memory enters no epoch.
 //! 3. Space that stayed pinned for a reader becomes free when the last such reader leaves, or with
 //!    the next commit. A reservation that finds no space waits for such readers before it fails,
