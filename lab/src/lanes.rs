@@ -13,6 +13,7 @@
 mod cost;
 mod endurance;
 mod footprint;
+mod plan;
 mod rows;
 mod session;
 mod stage;
@@ -23,21 +24,10 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use crate::rig::{run as run_program, text};
+use plan::Plan;
 use rows::{Contestant, Suite};
 use stage::Stage;
 use table::Cells;
-
-/// Duration and number of the runs, and the programs to run.
-pub(crate) struct Plan {
-    pub(crate) repeats: usize,
-    pub(crate) seconds: u32,
-    /// Size of each file, in MiB.
-    pub(crate) file_mib: u32,
-    pub(crate) fio: PathBuf,
-    /// Whether this fio requests uncached I/O with the `RWF_DONTCACHE` value of released kernels.
-    pub(crate) fio_has_uncached: bool,
-    pub(crate) engine: PathBuf,
-}
 
 /// Compares the I/O lanes with the raw device and the kernel's btrfs, xfs and ext4, through fio, on
 /// one loop device. Prints medians of three repeats.

@@ -10,11 +10,14 @@
 //! 4. [`language`]: no personal pronouns for threads and callers, no retired words.
 //! 5. [`reach`]: every source file is part of a crate.
 //! 6. [`decisions`]: each decision record has a number of its own.
-//! 7. An exception is a line of [`EXCEPTIONS`] with a reason, and one that is not needed is found.
+//! 7. [`circles`]: at most three files of a crate import one another.
+//! 8. An exception is a line of [`EXCEPTIONS`] with a reason, and one that is not needed is found.
 //!
 //! It leaves to clippy what clippy does: function length, `unwrap`, missing SAFETY comments.
 
+pub mod circles;
 pub mod decisions;
+pub mod finding;
 pub mod floors;
 pub mod language;
 pub mod reach;
@@ -22,46 +25,11 @@ pub mod shape;
 pub mod tree;
 pub mod words;
 
-use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
+pub use finding::{Finding, Rule};
 use tree::Tree;
-
-/// Something to put right: where, what, and what to do.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finding {
-    pub path: String,
-    pub line: usize,
-    pub rule: Rule,
-    pub what: String,
-    pub cure: String,
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}: {}: {}", self.path, self.line, self.what, self.cure)
-    }
-}
-
-/// The rules by the name that an exception uses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rule {
-    Floor,
-    Lints,
-    Header,
-    Length,
-    Width,
-    Ascii,
-    Unsafe,
-    FileName,
-    Word,
-    Language,
-    Call,
-    Dead,
-    Decision,
-    Exception,
-}
 
 /// A file that may break one rule, and why.
 pub struct Exception {
@@ -110,6 +78,7 @@ pub fn findings(tree: &Tree) -> Vec<Finding> {
     all.extend(language::check(tree));
     all.extend(reach::check(tree));
     all.extend(decisions::check(tree));
+    all.extend(circles::check(tree));
     all.sort_by(|a, b| (&a.path, a.line).cmp(&(&b.path, b.line)));
     all
 }

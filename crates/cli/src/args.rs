@@ -11,6 +11,7 @@ mod mkfs;
 mod modify;
 mod mount;
 mod read;
+mod volume;
 
 pub(crate) use admin::{LabelArgs, ResizeArgs, SyncArgs, TrimArgs};
 pub(crate) use check::CheckArgs;
@@ -30,8 +31,8 @@ pub(crate) use read::{
     SubvolumeCommand, SubvolumeListArgs, SubvolumeShowArgs, UnitArgs, UsageArgs, UsageTableArgs,
     VolumesArgs,
 };
+pub(crate) use volume::VolumeArgs;
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
@@ -211,11 +212,6 @@ fails, the volume is unchanged. There is one exception: an import of more than 2
     butternut import disk.img ./site /srv        creates /srv/site, if /srv exists
     butternut import disk.img ./site/. /srv      copies the contents of ./site into /srv";
 
-const RESIZE_HELP: &str = "\
-An image file is extended when its volume grows. It is truncated when its volume shrinks, if the
-volume reached the end of the file. A volume cannot shrink below the end of its last block group in
-use.";
-
 const MKFS_HELP: &str = "\
 A device that contains a filesystem, swap space or a partition table is not overwritten without
 --force. A device in use is refused even with --force.
@@ -361,17 +357,6 @@ pub(crate) struct CompletionsArgs {
 pub(crate) struct ManArgs {
     /// The directory; it is created if it does not exist
     pub(crate) directory: PathBuf,
-}
-
-/// The volume of a command that also takes a path: one argument.
-#[derive(Debug, Args)]
-pub(crate) struct VolumeArgs {
-    #[arg(
-        value_name = "VOLUME",
-        help = "Block device or image file: \
-        PATH[,PATH...][@SUBVOL][?offset=N]"
-    )]
-    pub(crate) volume: OsString,
 }
 
 /// Parses a number of bytes that was given for `option`: decimal or 0x, with an optional suffix.

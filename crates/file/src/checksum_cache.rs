@@ -23,7 +23,7 @@ use crate::wait::Lookup;
 use butternut_format::checksum::EXTENT_CSUM_OBJECTID;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::{Logical, SECTOR_BYTES, length};
-use butternut_tree::{Tree, TreeError};
+use butternut_tree::{Forest, Tree, TreeError};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -37,6 +37,7 @@ const _: () = assert!(REGION_SECTORS == 1 << (REGION_SHIFT - SECTOR_SHIFT));
 /// The checksums of a volume's data, in a bounded cache.
 #[derive(Debug)]
 pub(crate) struct ChecksumCache {
+    forest: Arc<Forest>,
     /// `None` where the volume has no checksum tree: then no sector has a checksum.
     tree: Option<Tree>,
     checksum_bytes: usize,
@@ -65,9 +66,14 @@ pub(crate) struct Gathered {
 }
 
 impl ChecksumCache {
-    pub(crate) fn new(tree: Option<Tree>, checksum_bytes: usize, cache_bytes: usize) -> Self {
+    pub(crate) fn new(
+        forest: Arc<Forest>,
+        tree: Option<Tree>,
+        checksum_bytes: usize,
+        cache_bytes: usize,
+    ) -> Self {
         let regions = BoundedCache::new(cache_bytes);
-        Self { tree, checksum_bytes, regions, changes: AtomicU64::new(0) }
+        Self { forest, tree, checksum_bytes, regions, changes: AtomicU64::new(0) }
     }
 
     pub(crate) fn checksum_bytes(&self) -> usize {
@@ -153,7 +159,7 @@ impl ChecksumCache {
         // Pending checksums are read first: those that a commit moves meanwhile are found in the
         // tree.
         let mut waiting = Vec::new();
-        tree.forest().pending_checksums(
+        self.forest.pending_checksums(
             &(start..start + (1 << REGION_SHIFT)),
             &mut |at, checksums| {
                 waiting.push((at, checksums.to_vec()));

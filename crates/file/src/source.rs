@@ -111,11 +111,13 @@ impl Source {
     ) -> Result<Self, FileError> {
         let tree = forest.tree(TreeId::CHECKSUM)?;
         let checksum_bytes = forest.volume().super_block().csum().bytes();
+        let cache_bytes = options.checksum_cache_bytes;
+        let checksums = ChecksumCache::new(Arc::clone(&forest), tree, checksum_bytes, cache_bytes);
         Ok(Self(Arc::new(Shared {
             forest,
             workers,
             lookups: LookupCaches {
-                checksums: ChecksumCache::new(tree, checksum_bytes, options.checksum_cache_bytes),
+                checksums,
                 regions: BoundedCache::new(options.map_cache_bytes),
                 plain_maps: BoundedCache::new(options.plain_map_cache_bytes),
                 decompressed: BoundedCache::new(options.decompressed_cache_bytes),

@@ -7,8 +7,8 @@
 //!    that), so finding the path may cost reads. A file whose path cannot be found is reported by
 //!    its logical address.
 
-use crate::inode::pin::LeftOrphans;
-use crate::mount::Shared;
+use crate::filesystem::Shared;
+use crate::write_state::LeftOrphans;
 use crate::{FileId, Filesystem, Notice};
 use butternut_format::units::Logical;
 use butternut_volume::{DeviceEvent, DeviceEventKind, chain};

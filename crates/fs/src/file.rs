@@ -3,7 +3,9 @@
 //!
 //! | module | content |
 //! |---|---|
+//! | `alter` | changes of a file's data under its inode lock, and its attributes |
 //! | `write` | writes, `fallocate`, copies and syncs of a file |
+//! | `allocation_runs` | space that is allocated ahead for direct writes |
 //! | `direct` | direct writes that share the inode lock |
 //! | `nowait` | cached reads and writes that do not block |
 //! | `flag_checks` | when a handle checks the flags of its inode |
@@ -11,6 +13,8 @@
 //! On a filesystem that is open for writing, every read holds the inode lock shared
 //! (`inode/table.rs`).
 
+pub(crate) mod allocation_runs;
+pub(crate) mod alter;
 pub(crate) mod cursor;
 pub(crate) mod direct;
 pub(crate) mod flag_checks;
@@ -18,8 +22,7 @@ pub(crate) mod nowait;
 mod path;
 pub(crate) mod write;
 
-use crate::file::flag_checks::Checks;
-use crate::file::write::Times;
+use crate::file::alter::Times;
 use crate::inode::pin::Pin;
 use crate::inode::table::InodeState;
 use crate::stats::lane_counters::LaneCounters;
@@ -49,6 +52,16 @@ pub struct File {
     pub(crate) pin: Option<Arc<Pin>>,
     pub(crate) times: Times,
     pub(crate) checks: Checks,
+}
+
+/// When a handle checks the flags of its inode (law 1 of `flag_checks`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Checks {
+    #[default]
+    EachTime,
+    AtOpen,
+    /// At the open, which was for appending to an append-only file (law 2 there).
+    AtOpenToAppend,
 }
 
 struct Opened {

@@ -1,4 +1,4 @@
-//! [`Filesystem`]: opening a volume, and the subvolume that a handle shows.
+//! Opening and closing a filesystem: its volume, its threads, and the root of its handles.
 //!
 //! An open reads the superblocks here and the chunk tree in the forest, and looks up the one
 //! subvolume that is the root. It reads nothing else, so its cost does not depend on the number of
@@ -6,56 +6,24 @@
 //! subvolume.
 
 use crate::background::committer::Committer;
-use crate::background::flusher::{Flushers, OutstandingIo};
-use crate::file::direct::AllocationRuns;
+use crate::background::flusher::Flushers;
+use crate::filesystem::{KeepsOpen, Shared};
 use crate::inode::cache::InodeCache;
-use crate::stats::Counters;
+use crate::notice::notices;
 use crate::stats::lane_counters::LaneCounters;
 use crate::stats::latency::Latencies;
 use crate::stats::sync_counters::SyncCounters;
 use crate::subvolume::roots::Roots;
 use crate::tunables::SharedTunables;
 use crate::write_state::WriteState;
-use crate::{DevicePath, Error, FileId, MountOptions, Result, Subvolume, TOP_LEVEL};
+use crate::{DevicePath, Error, Filesystem, MountOptions, Result, Subvolume};
 use butternut_device::{Device, FileDevice, OpenDevice};
 use butternut_file::{ErrorCursor, Source, SourceOptions};
-use butternut_format::super_block::SuperBlock;
 use butternut_tree::{Forest, ForestOptions};
 use butternut_volume::{OpenOptions, Volume, chain};
 use rayon::ThreadPoolBuilder;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// A message for the administrator of the volume, found while opening it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Notice(pub(crate) String);
-
-impl std::fmt::Display for Notice {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-/// A handle on a mounted filesystem. Clones are handles on the same filesystem; all methods may be
-/// called from many threads at once.
-///
-/// A filesystem that is open for writing commits at an interval, and once more when the last handle
-/// on it, its files and its listings is dropped. Call [`Filesystem::close`] or [`Filesystem::sync`]
-/// to get errors.
-#[derive(Clone, Debug)]
-pub struct Filesystem {
-    pub(crate) shared: Arc<Shared>,
-    /// `None` for the filesystem's own threads, which do not keep it open.
-    view: Option<Arc<View>>,
-}
-
-/// State that handles with the same root share.
-#[derive(Debug)]
-struct View {
-    /// The subvolume whose root directory is the root of the handles.
-    root: u64,
-    mount: Arc<OpenMount>,
-}
 
 /// State that all handles share that keep the filesystem open. It is dropped with the last of them.
 #[derive(Debug)]
@@ -65,44 +33,14 @@ pub(crate) struct OpenMount {
     flushers: Option<Flushers>,
 }
 
+impl KeepsOpen for OpenMount {}
+
 impl Drop for OpenMount {
     fn drop(&mut self) {
         self.committer = None;
         self.flushers = None;
         // No handle is left to return an error to; a caller that needs it closes the filesystem.
         drop(Filesystem::for_thread(Arc::clone(&self.shared)).sync());
-    }
-}
-
-#[derive(Debug)]
-pub(crate) struct Shared {
-    forest: Arc<Forest>,
-    notices: Vec<Notice>,
-    pub(crate) roots: Roots,
-    pub(crate) inodes: InodeCache,
-    pub(crate) source: Source,
-    /// Which losses of file data [`Filesystem::sync`] has returned.
-    pub(crate) errors: ErrorCursor,
-    pub(crate) outstanding_io: Arc<OutstandingIo>,
-    pub(crate) allocation_runs: Arc<AllocationRuns>,
-    pub(crate) tunables: SharedTunables,
-    pub(crate) counters: LaneCounters,
-    pub(crate) syncs: SyncCounters,
-    pub(crate) latencies: Latencies,
-    /// The generation at the open: commits are counted from it.
-    pub(crate) first_generation: u64,
-    /// `None` on a volume that is open for reading only.
-    pub(crate) write_state: Option<Arc<WriteState>>,
-}
-
-impl Shared {
-    pub(crate) fn volume(&self) -> &Arc<Volume> {
-        self.forest.volume()
-    }
-
-    /// As [`Filesystem::fail_after_panic`].
-    pub(crate) fn fail_after_panic(&self) {
-        self.forest.fail_after_panic();
     }
 }
 
@@ -177,11 +115,6 @@ impl Filesystem {
         Self::start(shared, root, options)
     }
 
-    /// Returns a handle for one of the filesystem's own threads, which does not keep it open.
-    pub(crate) fn for_thread(shared: Arc<Shared>) -> Self {
-        Self { shared, view: None }
-    }
-
     fn start(shared: Arc<Shared>, root: u64, options: &MountOptions) -> Result<Self> {
         let (mut committer, mut flushers) = (None, None);
         shared.outstanding_io.register(&shared.source);
@@ -194,8 +127,7 @@ impl Filesystem {
             flushers = Some(Flushers::start(&shared)?);
         }
         let mount = OpenMount { shared: Arc::clone(&shared), committer, flushers };
-        let view = View { root, mount: Arc::new(mount) };
-        let filesystem = Self { shared, view: Some(Arc::new(view)) };
+        let filesystem = Self::opened(shared, root, Arc::new(mount));
         if let Some(write_state) = &filesystem.shared.write_state {
             match filesystem.writable_subvolume(write_state, filesystem.root()) {
                 // A read-only subvolume does not prevent writing to the others.
@@ -213,58 +145,6 @@ impl Filesystem {
     /// of all files has returned yet.
     pub fn close(self) -> Result<()> {
         self.sync_unreported()
-    }
-
-    /// Returns the directory at which paths begin: the root of the chosen subvolume, or of the one
-    /// of [`with_subvolume`](Filesystem::with_subvolume).
-    pub fn root(&self) -> FileId {
-        FileId::root_of(self.view.as_ref().map_or(TOP_LEVEL, |view| view.root))
-    }
-
-    /// Returns a handle on the same filesystem whose [`root`](Filesystem::root) is the root of
-    /// another subvolume, which may lie above this handle's: the caller decides whether that is
-    /// permitted.
-    #[must_use]
-    pub fn with_subvolume(&self, id: u64) -> Self {
-        let of = |view: &Arc<View>| Arc::new(View { root: id, mount: Arc::clone(&view.mount) });
-        Self { shared: Arc::clone(&self.shared), view: self.view.as_ref().map(of) }
-    }
-
-    /// Returns the messages for the administrator that were found at the open.
-    pub fn notices(&self) -> &[Notice] {
-        &self.shared.notices
-    }
-
-    /// Returns the I/O counters of all handles on this filesystem.
-    pub fn counters(&self) -> Counters {
-        let cache = self.forest().counters();
-        let mut counters = Counters {
-            node_cache_misses: cache.misses,
-            node_cache_evictions: cache.evicted,
-            ..Counters::default()
-        };
-        for device in self.volume().devices().iter().filter_map(|status| status.device.as_ref()) {
-            let counts = device.counters().now();
-            counters.device_reads += counts.reads;
-            counters.device_bytes_read += counts.read_bytes;
-            counters.device_writes += counts.writes;
-            counters.device_bytes_written += counts.write_bytes;
-            counters.device_flushes += counts.flushes;
-        }
-        counters
-    }
-
-    /// Returns the newest superblock of the volume.
-    pub fn super_block(&self) -> &SuperBlock {
-        self.volume().super_block()
-    }
-
-    pub(crate) fn forest(&self) -> &Arc<Forest> {
-        &self.shared.forest
-    }
-
-    pub(crate) fn volume(&self) -> &Arc<Volume> {
-        self.shared.volume()
     }
 
     fn chosen_subvolume(&self, subvolume: &Subvolume) -> Result<u64> {
@@ -330,32 +210,4 @@ fn open_with_log(open: &OpenVolume<'_>, options: &ForestOptions) -> Result<Opene
             Ok(Opened { forest: Forest::open(open()?, options.clone())?, log_failure })
         }
     }
-}
-
-fn notices(volume: &Volume, log_failure: Option<&str>) -> Vec<Notice> {
-    let mut notices = Vec::new();
-    if let Some(why) = log_failure {
-        notices.push(Notice(format!(
-            "the volume was not unmounted cleanly, and its log tree cannot be replayed: {why} \
-             (shown is the last commit, without what was synced after it)"
-        )));
-    }
-    for device in volume.devices() {
-        if device.is_missing() {
-            notices.push(Notice(format!("device {} is missing", device.devid)));
-        } else if device.is_stale {
-            let text = format!("device {} is older than the others", device.devid);
-            notices.push(Notice(text));
-        }
-        let (writes, flushes) = (device.errors.write_errors, device.errors.flush_errors);
-        if writes > 0 || flushes > 0 {
-            notices.push(Notice(format!(
-                "device {} has {writes} failed writes and {flushes} failed flushes on record: \
-                 its copies may be old and are read last (scrub the volume, then reset the counts \
-                 with `btrfs device stats -z`)",
-                device.devid
-            )));
-        }
-    }
-    notices
 }

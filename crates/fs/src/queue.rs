@@ -26,7 +26,7 @@ mod request;
 
 use self::core::{Completed, Core};
 use self::request::{Operation, Request};
-use crate::file::direct::new_allocation_run;
+use crate::file::allocation_runs::new_allocation_run;
 use crate::{Error, File, Filesystem, Privileges, Result};
 use butternut_file::RequestOwner;
 use butternut_sys::arena::Arena;

@@ -27,6 +27,7 @@ mod json;
 mod metrics;
 mod page_metrics;
 mod prometheus;
+mod sync_metrics;
 mod text;
 
 use crate::write_state::WriteState;
@@ -125,6 +126,40 @@ pub struct DeviceCounts {
 }
 
 impl Filesystem {
+    /// Returns the counters of the page cache.
+    pub fn page_counts(&self) -> butternut_pages::PageCounters {
+        self.shared.source.pages().counters()
+    }
+
+    /// Returns how many requests took each I/O lane.
+    pub fn lane_counts(&self) -> LaneCounts {
+        self.shared.counters.now()
+    }
+
+    /// Returns how syncs of files became durable.
+    pub fn sync_counts(&self) -> SyncCounts {
+        self.shared.syncs.now(self.forest().log_counters())
+    }
+
+    /// Returns the I/O counters of all handles on this filesystem.
+    pub fn counters(&self) -> Counters {
+        let cache = self.forest().counters();
+        let mut counters = Counters {
+            node_cache_misses: cache.misses,
+            node_cache_evictions: cache.evicted,
+            ..Counters::default()
+        };
+        for device in self.volume().devices().iter().filter_map(|status| status.device.as_ref()) {
+            let counts = device.counters().now();
+            counters.device_reads += counts.reads;
+            counters.device_bytes_read += counts.read_bytes;
+            counters.device_writes += counts.writes;
+            counters.device_bytes_written += counts.write_bytes;
+            counters.device_flushes += counts.flushes;
+        }
+        counters
+    }
+
     /// Returns all counters.
     pub fn stats(&self) -> Stats {
         let generation = self.forest().generation().map_or(0, |generation| generation.0);

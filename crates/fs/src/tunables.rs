@@ -268,18 +268,6 @@ impl SharedTunables {
     }
 }
 
-impl crate::Filesystem {
-    /// Returns the current tunables.
-    pub fn tunables(&self) -> Tunables {
-        self.shared.tunables.now()
-    }
-
-    /// Sets all tunables, from the next request on.
-    pub fn set_tunables(&self, tunables: Tunables) {
-        self.shared.tunables.set(tunables);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -10,14 +10,11 @@
 //! attributes, dirty   short, with nothing below them
 //! ```
 
-use crate::background::committer::Signal;
+use crate::background::signal::Signal;
 use crate::inode::dirty::DirtyInodes;
 use crate::inode::idle::IdleFiles;
-use crate::inode::pin::LeftOrphans;
-use crate::inode::table::{InodeEntry, InodeTable};
-use crate::{Clock, Error, FileId, Filesystem, Result};
-use butternut_format::inode::Inode;
-use butternut_format::root::RootFlags;
+use crate::inode::table::{InodeEntry, InodeState, InodeTable};
+use crate::{Clock, Error, FileId, Result};
 use butternut_format::units::{Ino, TreeId};
 use butternut_names as names;
 use butternut_sys::lock::{Mutex, MutexGuard, rank};
@@ -25,9 +22,6 @@ use butternut_tree::Tree;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-/// Why a placeholder cannot be changed.
-const NOT_HERE: &str = "a subvolume that is not here";
 
 #[derive(Debug)]
 pub(crate) struct WriteState {
@@ -57,6 +51,27 @@ pub(crate) struct WritableSubvolume {
     next_ino: Mutex<Ino, rank::NextIno>,
 }
 
+/// Orphans that could not be deleted when their subvolume was opened for writing.
+#[derive(Debug)]
+pub(crate) struct LeftOrphans {
+    pub(crate) subvolume: TreeId,
+    pub(crate) count: u64,
+    /// The first of them; `None` if the list of orphans could not be read to its end.
+    pub(crate) first: Option<Ino>,
+    /// Why the first one was not deleted.
+    pub(crate) error: Error,
+}
+
+impl LeftOrphans {
+    pub(crate) fn add(left: &mut Option<Self>, subvolume: TreeId, ino: Option<Ino>, error: Error) {
+        let count = u64::from(ino.is_some());
+        match left {
+            Some(left) => left.count += count,
+            None => *left = Some(Self { subvolume, count, first: ino, error }),
+        }
+    }
+}
+
 impl WriteState {
     pub(crate) fn new(inodes: usize, clock: Clock, has_committer: bool) -> Self {
         Self {
@@ -79,6 +94,11 @@ impl WriteState {
         self.left_orphans.lock()
     }
 
+    /// Makes [`Self::is_abandoned`] true.
+    pub(crate) fn abandon(&self) {
+        self.is_abandoned.store(true, Ordering::Release);
+    }
+
     pub(crate) fn is_abandoned(&self) -> bool {
         self.is_abandoned.load(Ordering::Acquire)
     }
@@ -89,6 +109,29 @@ impl WriteState {
 
     fn subvolumes(&self) -> MutexGuard<'_, HashMap<u64, Arc<WritableSubvolume>>> {
         self.subvolumes.lock()
+    }
+
+    /// Returns the subvolume of an inode. If it was not written to before, `open` opens it for
+    /// writing, and returns the orphans that it could not delete: one thread at a time.
+    pub(crate) fn subvolume(
+        &self,
+        id: FileId,
+        open: impl FnOnce() -> Result<(WritableSubvolume, Option<LeftOrphans>)>,
+    ) -> Result<Arc<WritableSubvolume>> {
+        if let Some(found) = self.cached_subvolume(id) {
+            return Ok(found);
+        }
+        let _alone = self.opening.lock();
+        if let Some(found) = self.cached_subvolume(id) {
+            return Ok(found);
+        }
+        let (subvolume, left) = open()?;
+        if let Some(left) = left {
+            self.left_orphans().push(left);
+        }
+        let subvolume = Arc::new(subvolume);
+        self.subvolumes().insert(id.subvolume, Arc::clone(&subvolume));
+        Ok(subvolume)
     }
 
     /// Returns the subvolume of an inode, if it was written to before.
@@ -123,9 +166,26 @@ impl WriteState {
     pub(crate) fn dirty_from(&self, from: FileId, limit: usize) -> Vec<Arc<InodeEntry>> {
         self.dirty.range_from(from, limit)
     }
+
+    /// Drops what memory has of a deleted inode. The caller holds its inode lock exclusively.
+    pub(crate) fn forget(&self, entry: &InodeEntry, state: &mut InodeState) {
+        self.signal.freed(entry.cached().map_or(0, |inode| inode.bytes_used));
+        if let Some(mut file) = state.file.take() {
+            file.discard();
+        }
+        *state = InodeState::default();
+        entry.set_deleted();
+        self.mark_clean(entry);
+        self.table.remove(entry);
+    }
 }
 
 impl WritableSubvolume {
+    pub(crate) fn new(id: TreeId, tree: Tree) -> Result<Self> {
+        let next_ino = Mutex::new(names::next_ino(&tree)?);
+        Ok(Self { id, tree, next_ino })
+    }
+
     /// Returns a number for a new inode. No number is returned twice, whether it was used or not.
     pub(crate) fn allocate_ino(&self) -> Result<Ino> {
         let mut next = self.next_ino.lock();
@@ -136,107 +196,5 @@ impl WritableSubvolume {
         }
         *next = Ino(ino.0 + 1);
         Ok(ino)
-    }
-}
-
-impl Filesystem {
-    /// Discards everything that is not committed yet: when the last handle is dropped, nothing more
-    /// is written. If there is no committer ([`MountOptions::commit_seconds`] is 0), that is
-    /// everything since the last [`Filesystem::sync`].
-    ///
-    /// [`MountOptions::commit_seconds`]: crate::MountOptions::commit_seconds
-    pub fn abandon(&self) {
-        if let Some(write_state) = &self.shared.write_state {
-            write_state.is_abandoned.store(true, Ordering::Release);
-        }
-    }
-
-    /// Returns whether the volume is open for writing and has not become read-only.
-    pub fn is_writable(&self) -> bool {
-        self.shared.write_state.is_some() && self.write_error().is_none()
-    }
-
-    /// Returns why the volume has become read-only, if it has: a commit failed, or a change stopped
-    /// half-way. Reads continue.
-    pub fn write_error(&self) -> Option<Error> {
-        self.forest().write_error().map(Error::Tree)
-    }
-
-    /// As [`FilesystemExt::fail_after_panic`](crate::server::FilesystemExt::fail_after_panic).
-    pub(crate) fn fail_after_panic(&self) {
-        self.shared.fail_after_panic();
-    }
-
-    pub(crate) fn write_state(&self) -> Result<&Arc<WriteState>> {
-        self.shared.write_state.as_ref().ok_or(Error::ReadOnly { what: "the filesystem" })
-    }
-
-    /// Begins an operation that writes: checks that the filesystem is writable, and brings its
-    /// dirty memory below the limits. The caller has nothing locked.
-    pub(crate) fn begin(&self) -> Result<&Arc<WriteState>> {
-        let write_state = self.may_begin()?;
-        self.throttle(write_state)?;
-        Ok(write_state)
-    }
-
-    /// As [`Self::begin`], whatever the dirty memory.
-    pub(crate) fn may_begin(&self) -> Result<&Arc<WriteState>> {
-        let write_state = self.write_state()?;
-        if let Some(error) = self.write_error() {
-            return Err(error);
-        }
-        if write_state.is_abandoned() {
-            return Err(Error::ReadOnly { what: "an abandoned filesystem" });
-        }
-        Ok(write_state)
-    }
-
-    /// Returns the entry of an inode that is to be changed.
-    pub(crate) fn entry_of(&self, write_state: &WriteState, id: FileId) -> Result<Arc<InodeEntry>> {
-        if id.is_placeholder() {
-            return Err(Error::NotPermitted { what: NOT_HERE });
-        }
-        let entry = write_state.table.entry(id);
-        self.attributes(&entry)?;
-        Ok(entry)
-    }
-
-    /// Returns the attributes of an inode, which may be newer than its tree.
-    pub(crate) fn attributes(&self, entry: &InodeEntry) -> Result<Inode> {
-        entry.inode(|| self.read_inode(entry.id))
-    }
-
-    /// Returns the subvolume of an inode that is to be changed. The caller has no inode locked,
-    /// except in a subvolume that was written to before.
-    pub(crate) fn writable_subvolume(
-        &self,
-        write_state: &WriteState,
-        id: FileId,
-    ) -> Result<Arc<WritableSubvolume>> {
-        if let Some(dir) = id.placeholder_dir() {
-            self.writable_subvolume(write_state, dir)?;
-            return Err(Error::NotPermitted { what: NOT_HERE });
-        }
-        if let Some(found) = write_state.subvolumes().get(&id.subvolume) {
-            return Ok(Arc::clone(found));
-        }
-        let _alone = write_state.opening.lock();
-        if let Some(found) = write_state.subvolumes().get(&id.subvolume) {
-            return Ok(Arc::clone(found));
-        }
-        let tree = self.tree_of(id)?;
-        let tree_id = TreeId(id.subvolume);
-        let root = self.forest().root_item(tree_id)?.ok_or(Error::Stale { id })?.1;
-        if root.flags().contains(RootFlags::READ_ONLY) {
-            return Err(Error::ReadOnly { what: "the subvolume" });
-        }
-        let next_ino = Mutex::new(names::next_ino(&tree)?);
-        let subvolume = Arc::new(WritableSubvolume { id: tree_id, tree, next_ino });
-        // An orphan that is open by its id is deleted with its last pin.
-        if let Some(left) = self.delete_orphans(write_state, &subvolume) {
-            write_state.left_orphans().push(left);
-        }
-        write_state.subvolumes().insert(id.subvolume, Arc::clone(&subvolume));
-        Ok(subvolume)
     }
 }

@@ -98,7 +98,7 @@ impl EditItems for TreeEdit<'_> {
     }
 
     fn limits(&self) -> Limits {
-        Limits::of(self.tree().forest().volume().super_block())
+        Limits::of(self.tree().volume().super_block())
     }
 
     fn insert(&self, key: &Key, data: &[u8]) -> Result<bool, TreeError> {

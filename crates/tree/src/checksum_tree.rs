@@ -21,7 +21,7 @@ use crate::cursor::Cursor;
 use crate::error::TreeError;
 use crate::pending_checksums::Run;
 use crate::transaction::TreeEdit;
-use crate::transaction::commit::Commit;
+use crate::transaction::commit::context::Commit;
 use butternut_format::checksum::EXTENT_CSUM_OBJECTID;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::{Logical, SECTOR_BYTES, TreeId, length};

@@ -18,13 +18,13 @@
 //!    compared with the stripes when a volume is opened for writing (`device_extents`).
 
 pub(crate) mod block_groups;
+pub(crate) mod changes;
 pub(crate) mod device_extents;
+pub(crate) mod free_changes;
 pub(crate) mod free_space;
 
 use crate::error::TreeError;
-use crate::forest::Forest;
-use crate::transaction::commit::Commit;
-use crate::transaction::running::Running;
+use crate::transaction::commit::context::Commit;
 use butternut_format::chunk::{BlockGroupFlags, CHUNK_IO_BYTES, Chunk, FIRST_CHUNK_TREE, Stripe};
 use butternut_format::device_extent::RawDeviceExtent;
 use butternut_format::device_item::{DEV_ITEMS, DeviceItem, RawDeviceItem};
@@ -32,139 +32,11 @@ use butternut_format::key::{ItemType, Key, RawKey};
 use butternut_format::refused::Refused;
 use butternut_format::super_block::{SYS_CHUNK_ARRAY_BYTES, SystemChunks};
 use butternut_format::units::{Logical, TreeId, index, length};
-use butternut_space::{ChunkPlan, Class, Group, GroupChange, GroupStatus, Space, excluded_ranges};
-use butternut_volume::{DeviceStatus, IoStripe, Layout};
+use butternut_space::{ChunkPlan, Class, GroupChange, GroupStatus};
+use butternut_volume::{IoStripe, Layout};
 use std::ops::Range;
-use std::sync::Arc;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
-
-/// Chunks that the running transaction added, and chunks that the commit removed.
-#[derive(Debug, Default)]
-pub(crate) struct Chunks {
-    pending: Vec<ChunkPlan>,
-    removed: Vec<Arc<Layout>>,
-    /// Empty groups that the next commit removes, even if they are the last of their kind.
-    to_remove: Vec<Logical>,
-    /// Whether the size of a device changed.
-    is_resized: bool,
-}
-
-impl Chunks {
-    /// Makes the next commit remove empty groups, whatever free space is left without them.
-    pub(crate) fn remove_next_commit(&mut self, groups: Vec<Logical>) {
-        self.to_remove.extend(groups);
-    }
-
-    /// Drops a chunk that was added in this transaction. Returns `false` for an older one, with
-    /// items.
-    fn cancel(&mut self, start: Logical) -> bool {
-        let before = self.pending.len();
-        self.pending.retain(|plan| plan.chunk.logical != start);
-        self.pending.len() < before
-    }
-
-    /// Whether a chunk was added whose items are not written.
-    pub(crate) fn has_pending(&self) -> bool {
-        !self.pending.is_empty()
-    }
-
-    pub(crate) fn set_resized(&mut self) {
-        self.is_resized = true;
-    }
-
-    /// Adds the devices and their device extents to `space`.
-    pub(crate) fn load(forest: &Arc<Forest>, space: &Space) -> Result<(), TreeError> {
-        let mut extents = device_extents::load(forest)?;
-        let devices = forest.volume().devices();
-        let mut cursor = forest.committed_chunk_tree().scan();
-        cursor.seek(&Key::new(DEV_ITEMS, ItemType::DEV_ITEM, 0))?;
-        while let Some((key, data)) = cursor.item_parts() {
-            if key.objectid != DEV_ITEMS || key.item_type != ItemType::DEV_ITEM {
-                break;
-            }
-            let device = DeviceItem::check(key, data).map_err(|refused| TreeError::Corrupt {
-                tree: TreeId::CHUNK,
-                source: refused.at(format_args!("item {key}")),
-            })?;
-            let extents = extents.remove(&device.devid).unwrap_or_default();
-            device_extents::check_end(&device, &extents)?;
-            space
-                .add_device(device.devid, device.uuid, device.total_bytes, extents)
-                .map_err(|error| TreeError::Space(Box::new(error)))?;
-            let is_device =
-                |status: &&DeviceStatus| (status.devid, status.uuid) == (device.devid, device.uuid);
-            if devices.iter().find(is_device).is_some_and(|status| status.is_seed) {
-                space.set_seed(device.devid);
-            }
-            cursor.advance()?;
-        }
-        device_extents::check_none_left(&extents)
-    }
-}
-
-impl Running {
-    /// Adds a chunk of a class. Returns `false` if the devices lack the space. The caller is a
-    /// member of the running transaction, or its commit.
-    pub(crate) fn add_chunk(&self, forest: &Forest, class: Class) -> bool {
-        self.log.note_new_chunk(self.gate.generation());
-        let mut chunks = self.chunks();
-        let Some(plan) = self.space.plan_chunk(class, self.group_flags(class), 0) else {
-            return false;
-        };
-        match self.install(forest, &plan) {
-            Ok(()) => {
-                chunks.pending.push(plan);
-                self.gate.mark_changed();
-                true
-            }
-            Err(error) => {
-                self.gate.poison(error);
-                false
-            }
-        }
-    }
-
-    fn install(&self, forest: &Forest, plan: &ChunkPlan) -> Result<(), TreeError> {
-        let volume = forest.volume();
-        let chunk = &plan.chunk;
-        device_extents::check_new(&volume.chunks(), chunk, plan.stripe_bytes)?;
-        volume
-            .install_chunk(chunk.logical, chunk)
-            .and_then(|()| volume.publish_chunks())
-            .map_err(|source| TreeError::Assemble(Box::new(source)))?;
-        let NewChunk { whole, free, excluded } = new_chunk(forest, chunk.logical)?;
-        let group = Group {
-            start: chunk.logical,
-            bytes: whole.end.saturating_sub(whole.start),
-            flags: chunk.flags,
-            used: 0,
-            free,
-            excluded,
-            is_read_only: false,
-        };
-        self.space.add_group(&group).map_err(|error| TreeError::Space(Box::new(error)))
-    }
-}
-
-/// The logical range of a new chunk, and its free and excluded parts.
-struct NewChunk {
-    whole: Range<u64>,
-    free: Vec<Range<u64>>,
-    excluded: Vec<Range<u64>>,
-}
-
-fn new_chunk(forest: &Forest, at: Logical) -> Result<NewChunk, TreeError> {
-    let chunks = forest.volume().chunks();
-    let layout: &Arc<Layout> = chunks.find(at).ok_or_else(|| TreeError::Corrupt {
-        tree: TreeId::CHUNK,
-        source: Refused::new("chunk", at, "one that was just installed"),
-    })?;
-    let whole = layout.logical().0..layout.end();
-    let excluded = excluded_ranges(layout);
-    let free = block_groups::complement(whole.clone(), &excluded);
-    Ok(NewChunk { whole, free, excluded })
-}
 
 impl Commit<'_> {
     /// Writes the items of added chunks, and device items. Returns whether there were any.
@@ -218,7 +90,7 @@ impl Commit<'_> {
         starts.sort_unstable();
         starts.dedup();
         for start in starts {
-            let chunks = self.forest.volume().chunks();
+            let chunks = self.volume().chunks();
             let Some(layout) = chunks.find(start).cloned() else { continue };
             if self.running.space.remove_group(start) {
                 self.require_no_extents(&(layout.logical().0..layout.end()))?;
@@ -279,7 +151,7 @@ impl Commit<'_> {
     /// Frees the device extents of removed chunks, after their commit (law 3).
     pub(crate) fn release_chunks(&self) {
         for layout in std::mem::take(&mut self.running.chunks().removed) {
-            self.forest.volume().remove_chunk(layout.logical());
+            self.volume().remove_chunk(layout.logical());
             let stripe = |place: &IoStripe| Stripe {
                 devid: place.devid,
                 offset: place.physical,
@@ -333,6 +205,23 @@ impl Commit<'_> {
         Ok(())
     }
 
+    /// Updates the items of groups (law 3 of `block_groups`). Returns whether there were changes.
+    pub(crate) fn write_groups(&self) -> Result<bool, TreeError> {
+        let changes = self.running.space.take_changed_groups();
+        let tree = self.edit(self.running.params.group_tree())?;
+        for change in &changes {
+            let (key, item) = block_groups::encode(change);
+            tree.put(&key, &item)?;
+        }
+        Ok(!changes.is_empty())
+    }
+
+    /// Returns the range of the group that holds an address.
+    pub(super) fn group_of(&self, at: Logical) -> Option<Range<u64>> {
+        let chunks = self.volume().chunks();
+        chunks.find(at).map(|layout| layout.logical().0..layout.end())
+    }
+
     /// Updates the device items: used bytes and size.
     pub(crate) fn write_devices(&self) -> Result<(), TreeError> {
         let tree = self.edit(TreeId::CHUNK)?;
@@ -356,7 +245,7 @@ impl Commit<'_> {
                     let source = refused.at(format_args!("item {key}"));
                     TreeError::Corrupt { tree: TreeId::CHUNK, source }
                 })?;
-                self.forest.volume().install_device(&item);
+                self.volume().install_device(&item);
             }
         }
         Ok(())

@@ -28,10 +28,11 @@ pub(crate) mod copy;
 pub(crate) mod shape;
 
 use crate::Block;
+use crate::blocks::Blocks;
 use crate::error::TreeError;
-use crate::forest::Forest;
 use crate::log::changes::ChangedInodes;
-use crate::tree::{child, covering_slot, no_child};
+use crate::search::{child, covering_slot, no_child};
+use crate::transaction::read_epochs::ReadEpochs;
 use butternut_format::key::Key;
 use butternut_format::node::Expected;
 use butternut_format::root::RawRootItem;
@@ -93,6 +94,8 @@ pub(crate) struct TransactionTree {
     /// Incremented by each edit. A cursor that finds another value searches its key again.
     version: AtomicU64,
     state: RwLock<TreeState, rank::Tree>,
+    blocks: Arc<Blocks>,
+    epochs: Arc<ReadEpochs>,
 }
 
 pub(crate) struct TreeState {
@@ -118,7 +121,12 @@ impl std::fmt::Debug for TransactionTree {
 }
 
 impl TransactionTree {
-    pub(crate) fn new(root: Expected, record: Option<RootRecord>) -> Self {
+    pub(crate) fn new(
+        root: Expected,
+        record: Option<RootRecord>,
+        blocks: Arc<Blocks>,
+        epochs: Arc<ReadEpochs>,
+    ) -> Self {
         let state = TreeState {
             root,
             committed_root: root,
@@ -129,11 +137,21 @@ impl TransactionTree {
             is_root_item_stale: false,
             is_changed: false,
         };
-        Self { id: root.tree, version: AtomicU64::new(0), state: RwLock::new(state) }
+        let (version, state) = (AtomicU64::new(0), RwLock::new(state));
+        Self { id: root.tree, version, state, blocks, epochs }
     }
 
     pub(crate) fn id(&self) -> TreeId {
         self.id
+    }
+
+    /// Returns the access to the blocks that the transaction has not changed.
+    pub(crate) fn blocks(&self) -> &Arc<Blocks> {
+        &self.blocks
+    }
+
+    pub(crate) fn epochs(&self) -> &ReadEpochs {
+        &self.epochs
     }
 
     pub(crate) fn version(&self) -> u64 {
@@ -164,21 +182,20 @@ impl TransactionTree {
     /// Runs a descent, and repeats it until all its blocks are in memory (law 2).
     pub(crate) fn read<R>(
         &self,
-        forest: &Forest,
         mut descend: impl FnMut(&Reader<'_>) -> Result<R, Stop>,
     ) -> Result<R, TreeError> {
         let mut fetched = Vec::new();
-        match self.read_once(forest, &fetched, &mut descend) {
+        match self.read_once(&fetched, &mut descend) {
             Err(Stop::Missing(_)) => {}
             Err(Stop::Failed(error)) => return Err(error),
             Ok(found) => return Ok(found),
         }
         // The blocks that the tree names from here on are not overwritten, even after commits.
-        let _epoch = forest.enter_read_epoch();
+        let _epoch = self.epochs.enter();
         loop {
-            match self.read_once(forest, &fetched, &mut descend) {
+            match self.read_once(&fetched, &mut descend) {
                 Ok(found) => return Ok(found),
-                Err(stopped) => fetch_missing(forest, &mut fetched, stopped)?,
+                Err(stopped) => fetch_missing(&self.blocks, &mut fetched, stopped)?,
             }
         }
     }
@@ -186,38 +203,36 @@ impl TransactionTree {
     /// Runs a descent once. It stops where a block is not in memory.
     pub(crate) fn read_once<R>(
         &self,
-        forest: &Forest,
         fetched: &[Arc<Block>],
         mut descend: impl FnMut(&Reader<'_>) -> Result<R, Stop>,
     ) -> Result<R, Stop> {
         let state = self.state();
         let version = self.version();
-        descend(&Reader { state: &state, forest, fetched, version })
+        descend(&Reader { state: &state, blocks: &self.blocks, fetched, version })
     }
 
     /// As [`Self::read_once`], for the extent tree: the thread may edit the tree of a subvolume.
     pub(crate) fn read_once_nested<R>(
         &self,
-        forest: &Forest,
         fetched: &[Arc<Block>],
         descend: impl FnOnce(&Reader<'_>) -> Result<R, Stop>,
     ) -> Result<R, Stop> {
         let state = self.state.read_nested();
         let version = self.version();
-        descend(&Reader { state: &state, forest, fetched, version })
+        descend(&Reader { state: &state, blocks: &self.blocks, fetched, version })
     }
 }
 
 /// Reads the block that a descent missed. Returns the error if the descent failed for another
 /// reason.
 pub(crate) fn fetch_missing(
-    forest: &Forest,
+    blocks: &Blocks,
     fetched: &mut Vec<Arc<Block>>,
     stopped: Stop,
 ) -> Result<(), TreeError> {
     match stopped {
         Stop::Missing(expected) => {
-            fetched.push(forest.block(&expected)?);
+            fetched.push(blocks.read(&expected)?);
             Ok(())
         }
         Stop::Failed(error) => Err(error),
@@ -228,7 +243,7 @@ impl TreeState {
     /// Returns a block that is in memory, or [`Stop::Missing`].
     pub(crate) fn find(
         &self,
-        forest: &Forest,
+        blocks: &Blocks,
         fetched: &[Arc<Block>],
         expected: &Expected,
     ) -> Result<Arc<Block>, Stop> {
@@ -241,7 +256,7 @@ impl TreeState {
         if let Some(block) = frozen.filter(|block| matches(block)) {
             return Ok(Arc::clone(block));
         }
-        if let Some(block) = forest.cached_block(expected)? {
+        if let Some(block) = blocks.cached(expected)? {
             return Ok(block);
         }
         let found = fetched.iter().find(|block| block.logical() == expected.logical);
@@ -259,7 +274,7 @@ impl TreeState {
 /// The view of the tree during one descent.
 pub(crate) struct Reader<'a> {
     pub(crate) state: &'a TreeState,
-    forest: &'a Forest,
+    blocks: &'a Blocks,
     fetched: &'a [Arc<Block>],
     pub(crate) version: u64,
 }
@@ -278,7 +293,7 @@ pub(crate) struct LeafSlot {
 
 impl Reader<'_> {
     pub(crate) fn block(&self, expected: &Expected) -> Result<Arc<Block>, Stop> {
-        self.state.find(self.forest, self.fetched, expected)
+        self.state.find(self.blocks, self.fetched, expected)
     }
 
     /// Returns the addresses of the blocks on the way to a key.

@@ -16,15 +16,13 @@ mod transaction;
 
 use crate::Block;
 use crate::error::TreeError;
-use crate::tree::{Item, Tree, check_forward, covering_slot};
+use crate::search::{check_forward, covering_slot};
+use crate::tree::{Item, Tree};
 use butternut_format::key::Key;
 use butternut_format::node::Expected;
 use butternut_format::units::{LEVELS_MAX, Logical};
 use std::sync::Arc;
-use transaction::{TransactionPosition, TransactionReadahead, Walk};
-
-/// The most leaves in one readahead batch.
-const AHEAD_LEAVES_MAX: usize = 32;
+use transaction::{AHEAD_LEAVES_MAX, TransactionPosition, TransactionReadahead, Walk};
 
 #[derive(Clone, Debug)]
 struct Step {
@@ -83,8 +81,7 @@ impl Cursor {
         ) -> Result<Option<TransactionPosition>, TreeError>,
     ) -> Option<Result<(), TreeError>> {
         let tree = self.tree.transaction_tree()?;
-        let forest = self.tree.forest();
-        let mut walk = Walk { forest, tree, ahead: self.transaction_readahead.as_mut() };
+        let mut walk = Walk { tree, ahead: self.transaction_readahead.as_mut() };
         let from = self.position.take();
         Some(step(&mut walk, from).map(|to| self.position = to))
     }
@@ -245,7 +242,7 @@ impl Cursor {
         self.unplace();
         let mut expected = self.tree.root();
         loop {
-            let block = self.tree.forest().block(&expected)?;
+            let block = self.tree.blocks().read(&expected)?;
             if block.level() == 0 {
                 let slot = block.find(key).unwrap_or_else(|slot| slot);
                 self.set_step(block, slot, expected.end_key);
@@ -285,7 +282,7 @@ impl Cursor {
         let mut expected = self.tree.child(&block, slot, end)?;
         self.set_step(block, slot, end);
         for _ in 0..=below {
-            let block = self.tree.forest().block(&expected)?;
+            let block = self.tree.blocks().read(&expected)?;
             let slot = match direction {
                 Direction::Forward => 0,
                 Direction::Backward => block.len().saturating_sub(1),
@@ -324,7 +321,7 @@ impl Cursor {
             let until = slot.saturating_add(ahead.leaves).min(parent.len());
             let below = |slot| self.tree.child(parent, slot, end).ok();
             let leaves: Vec<Expected> = (slot..until).filter_map(below).collect();
-            self.tree.forest().read_ahead(&leaves);
+            self.tree.blocks().read_ahead(&leaves);
             ahead.until = until;
         } else {
             ahead.until = slot.saturating_add(1);

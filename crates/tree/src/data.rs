@@ -104,7 +104,9 @@ impl Forest {
         let key = Key::new(at.0, ItemType::EXTENT_ITEM, bytes);
         let (written, pending) =
             running.with_pending_refs(at, |_| match extents.find(&key)? {
-                Some(item) => read_extent(self, key, item.data(), |extent| Ok(extent.refs)),
+                Some(item) => {
+                    read_extent(self.volume(), key, item.data(), |extent| Ok(extent.refs))
+                }
                 None => Ok(0),
             })?;
         Ok(written.saturating_add_signed(pending.sum))
@@ -150,7 +152,7 @@ impl Forest {
             let Some(item) = extents.find(&key)? else {
                 return Ok(pending.created_bytes != Some(bytes));
             };
-            read_extent(self, key, item.data(), |extent| {
+            read_extent(self.volume(), key, item.data(), |extent| {
                 let mut own_count = 0;
                 for known in extent.inline_refs() {
                     if let InlineRef::Data(known) = known?

@@ -9,23 +9,22 @@
 //!    (law 4 of `volume/tolerance.rs`).
 //! 3. An unreadable device tree does not prevent opening a volume for reading.
 
+use crate::committed::CommittedTrees;
 use crate::error::TreeError;
-use crate::forest::Forest;
-use crate::transaction::commit::Commit;
+use crate::transaction::commit::context::Commit;
 use butternut_format::device_extent::{DEV_STATS, DeviceStats, RawDeviceStats};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::{DevId, TreeId};
 use butternut_volume::ErrorCounts;
-use std::sync::Arc;
 use zerocopy::{FromZeros, IntoBytes};
 
 /// The error counts of devices that a commit writes.
 pub(crate) type Counts = Vec<(DevId, ErrorCounts)>;
 
 /// Passes the recorded counts to the volume.
-pub(crate) fn load(forest: &Arc<Forest>) -> Result<(), TreeError> {
-    let Some(tree) = forest.committed_tree(TreeId::DEVICE)? else { return Ok(()) };
-    let present = forest.volume().devices().into_iter().filter(|status| !status.is_missing());
+pub(crate) fn load(trees: &CommittedTrees) -> Result<(), TreeError> {
+    let Some(tree) = trees.tree(TreeId::DEVICE)? else { return Ok(()) };
+    let present = trees.volume().devices().into_iter().filter(|status| !status.is_missing());
     for status in present.filter(|status| !status.is_seed) {
         let Some(item) = tree.find(&key(status.devid))? else { continue };
         let stats = DeviceStats::check(item.data()).map_err(|refused| TreeError::Corrupt {
@@ -39,7 +38,7 @@ pub(crate) fn load(forest: &Arc<Forest>) -> Result<(), TreeError> {
             corruption_errors: stats.corruption_errors,
             generation_errors: stats.generation_errors,
         };
-        forest.volume().add_recorded_stats(status.devid, &counts);
+        trees.volume().add_recorded_stats(status.devid, &counts);
     }
     Ok(())
 }
@@ -47,7 +46,7 @@ pub(crate) fn load(forest: &Arc<Forest>) -> Result<(), TreeError> {
 impl Commit<'_> {
     /// Writes the counts that have changed, and returns them.
     pub(crate) fn write_device_stats(&self) -> Result<Counts, TreeError> {
-        let changed = self.forest.volume().unrecorded_stats();
+        let changed = self.volume().unrecorded_stats();
         for (devid, counts) in &changed {
             let mut raw = RawDeviceStats::new_zeroed();
             raw.write_errs.set(counts.write_errors);

@@ -6,6 +6,17 @@
 //! a leaf slot that keeps its block alive. A caller that holds a [`Handle`] is part of the running
 //! transaction: it changes trees with [`TreeEdit`]s until it drops the handle.
 //!
+//! A file imports files of lower layers, and of its own:
+//!
+//! ```text
+//! forest        Forest, and its methods: joining, reserving, committing, data, log, administration
+//! commit steps  commit::context, checksum_tree, references::apply, chunks, device_stats
+//! transaction   running, TreeEdit; cow::copy, cow::shape, cow::change
+//! waiting       references, pending_checksums, chunks::changes: in memory until the commit
+//! trees         Tree, Cursor, committed; cow: a tree as the running transaction has it
+//! blocks        blocks and their cache, one step of a search; the gate, read epochs
+//! ```
+//!
 //! Laws:
 //!
 //! 1. A block reached from a parent has the level, generation and first key that the parent names,
@@ -20,9 +31,11 @@
 
 mod admin;
 mod block_edit;
+mod blocks;
 mod cache;
 mod checksum_tree;
 mod chunks;
+mod committed;
 mod cow;
 mod cursor;
 mod data;
@@ -32,6 +45,7 @@ mod forest;
 mod log;
 mod pending_checksums;
 mod references;
+mod search;
 mod transaction;
 mod tree;
 

@@ -38,11 +38,13 @@ pub(crate) mod changes;
 mod leaves;
 mod names;
 mod read;
+mod reason;
 
 pub use batch::LogCounters;
 pub use changes::InodeChanges;
 pub use names::LoggedName;
 pub use read::{LogClaim, SubvolumeLog};
+pub use reason::CommitReason;
 
 use crate::error::TreeError;
 use crate::forest::Forest;
@@ -66,60 +68,6 @@ const ITEMS_MAX: usize = 1 << 14;
 
 /// The key of the checksums of a log, like that of the checksum tree (`EXTENT_CSUM_OBJECTID`).
 const CHECKSUM_OBJECT: u64 = u64::MAX - 9;
-
-/// Why an fsync commits instead of writing to the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum CommitReason {
-    /// The log is switched off.
-    Off,
-    /// The running transaction has added a chunk.
-    NewChunk,
-    /// The running transaction has set a feature bit of the superblock.
-    NewFeature,
-    /// Too many items changed.
-    TooMuch,
-    /// No metadata space for log blocks.
-    NoSpace,
-    /// An earlier log write of the transaction failed.
-    WriteFailed,
-    /// A device has failed writes that are not on record, or is stale.
-    DeviceFailed,
-    /// Names changed in a way that the log cannot express.
-    Names,
-    /// A tree could not be read.
-    Unreadable,
-}
-
-impl CommitReason {
-    /// All reasons.
-    pub const ALL: [Self; 9] = [
-        Self::Off,
-        Self::NewChunk,
-        Self::NewFeature,
-        Self::TooMuch,
-        Self::NoSpace,
-        Self::WriteFailed,
-        Self::DeviceFailed,
-        Self::Names,
-        Self::Unreadable,
-    ];
-
-    /// Returns the name of the reason in statistics.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Off => "off",
-            Self::NewChunk => "new_chunk",
-            Self::NewFeature => "new_feature",
-            Self::TooMuch => "too_much",
-            Self::NoSpace => "no_space",
-            Self::WriteFailed => "write_failed",
-            Self::DeviceFailed => "device_failed",
-            Self::Names => "names",
-            Self::Unreadable => "unreadable",
-        }
-    }
-}
 
 /// A place in the log of a transaction: what was appended before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,7 +117,7 @@ impl Forest {
             if running.gate.committed().0.saturating_add(1) != generation.0 {
                 continue;
             }
-            if running.log.has_new_chunk(generation) {
+            if running.has_new_chunk(generation) {
                 return Ok(Err(CommitReason::NewChunk));
             }
             return Ok(Ok(log));
@@ -200,7 +148,7 @@ impl Forest {
 
     /// Returns the counters of the log.
     pub fn log_counters(&self) -> LogCounters {
-        self.running().map_or_else(|_| LogCounters::default(), |running| running.log.counters())
+        self.log().map_or_else(|_| LogCounters::default(), Log::counters)
     }
 }
 
@@ -223,6 +171,10 @@ impl InodeLog {
         self.forest.running().expect("only a writable forest has logs")
     }
 
+    fn log(&self) -> &Log {
+        self.forest.log().expect("only a writable forest has logs")
+    }
+
     /// Returns what changed of an inode since its last log; `None` if nothing did.
     ///
     /// # Errors
@@ -233,7 +185,7 @@ impl InodeLog {
         tree: TreeId,
         ino: u64,
     ) -> Result<Result<Option<InodeChanges>, CommitReason>, TreeError> {
-        let found = self.running().tree(&self.forest, tree)?;
+        let found = self.running().tree(tree)?;
         let found = found.ok_or(TreeError::NoTree { tree })?;
         let state = found.state();
         Ok(state.changes.find(ino).map(Option::<&InodeChanges>::cloned))
@@ -244,7 +196,7 @@ impl InodeLog {
     /// # Errors
     /// There is no such tree, or it cannot be read.
     pub fn committed_tree(&self, tree: TreeId) -> Result<Tree, TreeError> {
-        let found = self.running().tree(&self.forest, tree)?;
+        let found = self.running().tree(tree)?;
         let found = found.ok_or(TreeError::NoTree { tree })?;
         let root = found.state().committed_root;
         Ok(self.forest.tree_at(root))
@@ -252,32 +204,32 @@ impl InodeLog {
 
     /// Returns the names that the log gives to an inode.
     pub fn logged_names(&self, tree: TreeId, ino: u64) -> Vec<LoggedName> {
-        self.running().log.names_of(tree, ino)
+        self.log().names_of(tree, ino)
     }
 
     /// Returns the inodes to which the log gives a name and its index in the directory.
     pub fn logged_at(&self, tree: TreeId, name: &LoggedName) -> [Option<u64>; 2] {
-        self.running().log.inodes_at(tree, name)
+        self.log().inodes_at(tree, name)
     }
 
     /// Returns the inode to which the log gives an index of a directory.
     pub fn logged_index(&self, tree: TreeId, dir: u64, index: u64) -> Option<u64> {
-        self.running().log.inode_indexed(tree, dir, index)
+        self.log().inode_indexed(tree, dir, index)
     }
 
     /// Returns the inodes to which the log gives a name in a directory.
     pub fn logged_in(&self, tree: TreeId, dir: u64) -> Vec<u64> {
-        self.running().log.inodes_in(tree, dir)
+        self.log().inodes_in(tree, dir)
     }
 
     /// Whether the log of a subvolume has an item.
     pub fn has_logged(&self, tree: TreeId, key: &Key) -> bool {
-        self.running().log.has_item(tree, key)
+        self.log().has_item(tree, key)
     }
 
     /// Returns a ticket for everything that was appended so far.
     pub fn ticket(&self) -> LogTicket {
-        LogTicket { generation: self.generation, number: self.running().log.number() }
+        LogTicket { generation: self.generation, number: self.log().number() }
     }
 
     /// Appends the log of an inode, and forgets its changes. Of other inodes in the entry, it forgets
@@ -296,9 +248,9 @@ impl InodeLog {
         if entry.items.len() > ITEMS_MAX {
             return Ok(Err(CommitReason::TooMuch));
         }
-        let found = running.tree(&self.forest, tree)?.ok_or(TreeError::NoTree { tree })?;
+        let found = running.tree(tree)?.ok_or(TreeError::NoTree { tree })?;
         let named: Vec<u64> = entry.names.iter().map(|(named, _)| *named).collect();
-        let appended = running.log.append(running, tree, entry);
+        let appended = self.log().append(running, tree, entry);
         Ok(appended.map(|number| {
             let mut state = found.state_mut();
             named.iter().for_each(|named| state.changes.forget_names(*named));

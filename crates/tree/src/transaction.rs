@@ -35,6 +35,8 @@ pub(crate) mod commit;
 pub(crate) mod discards;
 pub(crate) mod enospc;
 pub(crate) mod gate;
+pub(crate) mod need;
+pub(crate) mod params;
 pub(crate) mod read_epochs;
 mod reserve;
 pub(crate) mod running;
@@ -52,39 +54,8 @@ use running::Running;
 use std::cell::Cell;
 use std::sync::Arc;
 
+pub use need::{Need, ReservationLevel};
 pub use tree_edit::TreeEdit;
-
-/// The changes that a handle is for: it reserves space for them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Need {
-    /// The most items that may be inserted, changed or removed.
-    pub items: u32,
-    pub level: ReservationLevel,
-}
-
-/// How deep into the global reserve a handle's reservation may reach.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReservationLevel {
-    /// Leaves the global reserve alone.
-    Normal,
-    /// May use half of the global reserve: the changes free space in the end.
-    Deletion,
-    /// May use three quarters of the global reserve: other reservations already cover the changes.
-    Prereserved,
-}
-
-impl Need {
-    /// Changes of up to `items` items, at the normal level.
-    pub fn items(items: u32) -> Self {
-        Self { items, level: ReservationLevel::Normal }
-    }
-
-    /// Raises the level for changes that free space in the end.
-    #[must_use]
-    pub fn deleting(self) -> Self {
-        Self { level: ReservationLevel::Deletion, ..self }
-    }
-}
 
 /// Makes the forest read-only if the thread panics while this value exists.
 #[derive(Debug)]
@@ -185,7 +156,7 @@ impl Handle {
     /// # Errors
     /// There is no such tree, or it cannot be read.
     pub fn tree(&self, id: TreeId) -> Result<TreeEdit<'_>, TreeError> {
-        TreeEdit::new(&self.forest, id, self.generation, Some(self))
+        TreeEdit::new(self.running(), id, self.generation, Some(&self.is_changed))
     }
 
     /// Makes the volume read-only, because the changes of this handle cannot be completed. Returns

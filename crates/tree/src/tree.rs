@@ -1,24 +1,25 @@
 //! One tree, with a fixed root or following the running transaction, and the search for a key in
 //! it.
 //!
-//! Left to others: ordered iteration (`cursor`), reading blocks (`forest`).
+//! Left to others: ordered iteration (`cursor`), reading blocks (`blocks`).
 
 use crate::Block;
+use crate::blocks::Blocks;
 use crate::cow::TransactionTree;
 use crate::cursor::Cursor;
 use crate::error::TreeError;
-use crate::forest::Forest;
+use crate::search::{child, covering_slot, no_child};
 use butternut_format::key::Key;
 use butternut_format::node::Expected;
-use butternut_format::refused::{Refused, require};
 use butternut_format::units::{Logical, TreeId};
+use butternut_volume::Volume;
 use std::sync::Arc;
 
 /// A tree: with a fixed root block, or, on a volume that is open for writing, as the running
 /// transaction has it. Clones are cheap and see the same state.
 #[derive(Clone, Debug)]
 pub struct Tree {
-    forest: Arc<Forest>,
+    blocks: Arc<Blocks>,
     root: Root,
 }
 
@@ -36,12 +37,12 @@ pub struct Item {
 }
 
 impl Tree {
-    pub(crate) fn new(forest: Arc<Forest>, root: Expected) -> Self {
-        Self { forest, root: Root::Fixed(root) }
+    pub(crate) fn new(blocks: Arc<Blocks>, root: Expected) -> Self {
+        Self { blocks, root: Root::Fixed(root) }
     }
 
-    pub(crate) fn in_transaction(forest: Arc<Forest>, tree: Arc<TransactionTree>) -> Self {
-        Self { forest, root: Root::Transaction(tree) }
+    pub(crate) fn in_transaction(tree: Arc<TransactionTree>) -> Self {
+        Self { blocks: Arc::clone(tree.blocks()), root: Root::Transaction(tree) }
     }
 
     pub(crate) fn transaction_tree(&self) -> Option<&Arc<TransactionTree>> {
@@ -59,9 +60,13 @@ impl Tree {
         }
     }
 
-    /// Returns the forest of the tree.
-    pub fn forest(&self) -> &Arc<Forest> {
-        &self.forest
+    /// Returns the volume of the tree.
+    pub fn volume(&self) -> &Arc<Volume> {
+        self.blocks.volume()
+    }
+
+    pub(crate) fn blocks(&self) -> &Blocks {
+        &self.blocks
     }
 
     /// Returns the expected root block: address, generation and level.
@@ -87,13 +92,13 @@ impl Tree {
         let root = match &self.root {
             Root::Fixed(root) => root,
             Root::Transaction(tree) => {
-                let found = tree.read(&self.forest, |reader| reader.descend(key, 0))?;
+                let found = tree.read(|reader| reader.descend(key, 0))?;
                 let is_found = found.leaf.key(found.slot) == Some(*key);
                 return Ok(is_found.then(|| Item { block: found.leaf, slot: found.slot }));
             }
         };
         let mut end = root.end_key;
-        let mut guard = self.forest.borrow_block(root)?;
+        let mut guard = self.blocks.borrow(root)?;
         loop {
             let block = guard.block();
             if block.level() == 0 {
@@ -103,7 +108,7 @@ impl Tree {
             let Some(slot) = covering_slot(block, key) else { return Ok(None) };
             let child = self.child(block, slot, end)?;
             end = child.end_key;
-            guard = self.forest.borrow_block(&child)?;
+            guard = self.blocks.borrow(&child)?;
         }
     }
 
@@ -113,11 +118,11 @@ impl Tree {
     /// A block of the path cannot be read or is corrupt.
     pub fn path(&self, key: &Key) -> Result<Vec<Logical>, TreeError> {
         if let Root::Transaction(tree) = &self.root {
-            return tree.read(&self.forest, |reader| reader.path(key));
+            return tree.read(|reader| reader.path(key));
         }
         let (mut expected, mut path) = (self.root(), Vec::new());
         loop {
-            let block = self.forest.block(&expected)?;
+            let block = self.blocks.read(&expected)?;
             path.push(block.logical());
             if block.level() == 0 {
                 return Ok(path);
@@ -133,8 +138,8 @@ impl Tree {
     /// The block cannot be read or is corrupt.
     pub fn block(&self, expected: &Expected) -> Result<Arc<Block>, TreeError> {
         match &self.root {
-            Root::Fixed(_) => self.forest.block(expected),
-            Root::Transaction(tree) => tree.read(&self.forest, |reader| reader.block(expected)),
+            Root::Fixed(_) => self.blocks.read(expected),
+            Root::Transaction(tree) => tree.read(|reader| reader.block(expected)),
         }
     }
 
@@ -176,48 +181,5 @@ impl Item {
 
     fn parts(&self) -> (Key, &[u8]) {
         self.block.item(self.slot).expect("the leaf of an item has its slot")
-    }
-}
-
-/// Returns the slot whose child covers the key, or `None` if the key is before the whole block.
-pub(crate) fn covering_slot(block: &Block, key: &Key) -> Option<usize> {
-    match block.find(key) {
-        Ok(slot) => Some(slot),
-        Err(slot) => slot.checked_sub(1),
-    }
-}
-
-/// Returns the expected child in a slot of a node; `None` for a leaf, or if the node lacks the
-/// slot. The keys of the node itself are below `end`, if that is given.
-#[inline]
-pub(crate) fn child(
-    parent: &Block,
-    slot: usize,
-    tree: TreeId,
-    end: Option<Key>,
-) -> Option<Expected> {
-    let (child, level) = parent.child(slot).zip(parent.level().checked_sub(1))?;
-    Some(Expected {
-        logical: child.logical,
-        generation: child.generation,
-        level,
-        tree,
-        first_key: Some(child.key),
-        end_key: parent.key(slot.saturating_add(1)).or(end),
-    })
-}
-
-/// Checks that a step of a scan leads to a greater key, so that no loop over items of a corrupt
-/// tree is endless.
-pub(crate) fn check_forward(tree: TreeId, from: &Key, to: &Key) -> Result<(), TreeError> {
-    require(to > from, "key", to, format_args!("above {from}, the key before"))
-        .map_err(|source| TreeError::Corrupt { tree, source })
-}
-
-pub(crate) fn no_child(parent: &Block, slot: usize) -> TreeError {
-    let refused = Refused::new("slot", slot, "one of the block");
-    TreeError::Corrupt {
-        tree: parent.owner(),
-        source: refused.at(format_args!("node {}", parent.logical())),
     }
 }

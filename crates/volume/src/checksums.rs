@@ -9,7 +9,7 @@
 //!    alone takes 63 ns and the copy alone 32 ns. Smaller steps are slower because each starts the
 //!    CRC anew: 109 ns with 2048 bytes, 185 ns with 1024.
 
-use crate::read_data::{Checksums, SECTOR};
+use crate::sectors::{Checksums, SECTOR};
 use crate::volume::Volume;
 use butternut_sys::buffer::Buffer;
 

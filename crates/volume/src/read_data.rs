@@ -11,14 +11,11 @@
 use crate::error::{Unreadable, VolumeError};
 use crate::read_batch::{ReadBatch, ReadOutcome, SegmentRead};
 use crate::rescue::Fault;
+use crate::sectors::{Checksums, SECTOR};
 use crate::volume::Volume;
 use butternut_format::checksum::ChecksumKind;
 use butternut_format::refused::{Refused, require};
 use butternut_format::units::{Logical, SECTOR_BYTES, length};
-
-/// [`SECTOR_BYTES`] as a length in memory.
-pub(crate) const SECTOR: usize = 4096;
-const _: () = assert!(SECTOR_BYTES == 4096);
 
 /// One read of a batch: whole sectors into borrowed memory.
 #[derive(Debug)]
@@ -31,15 +28,6 @@ pub struct DataRead<'a> {
     /// Set by [`Volume::read_data`]. With [`VolumeError::Unreadable`] only the ranges that the
     /// error names are bad ([`VolumeError::bad_ranges`]); with any other error all of `buf` is.
     pub result: Result<(), VolumeError>,
-}
-
-/// The checksums that a read is verified against.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Checksums<'a> {
-    /// The data has no checksums.
-    None,
-    /// One checksum for each sector, concatenated as in the checksum tree.
-    Stored(&'a [u8]),
 }
 
 impl<'a> DataRead<'a> {

@@ -20,8 +20,8 @@ mod full_stripe;
 pub(crate) use data::Fault;
 
 use crate::error::ReadSource;
-use crate::read_data::SECTOR;
 use crate::rescue::counts::RescueCounts;
+use crate::sectors::SECTOR;
 use crate::stripe::{Layout, Segment};
 use crate::volume::Volume;
 use butternut_device::{DeviceError, ReadInto};

@@ -4,9 +4,10 @@
 //! fio prints its totals at every `--status-interval`; the figures of a minute are the
 //! difference of two totals.
 
+use super::cost;
+use super::plan::Plan;
 use super::rows::{Contestant, Setting};
 use super::stage::Stage;
-use super::{Plan, cost};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Deserializer, Value};
 use std::collections::BTreeMap;

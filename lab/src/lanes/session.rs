@@ -3,8 +3,8 @@
 //! Before the timed run of a job, the same job runs once to lay its files out. Its CPU time and its
 //! memory do not count.
 
-use super::Plan;
 use super::cost::{self, Cost};
+use super::plan::Plan;
 use super::rows::{Contestant, Entry, Row, Setting, Unit};
 use super::stage::{Stage, warn};
 use crate::rig::{drop_caches, text};

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
+use super::finding::{Finding, Rule};
 use super::tree::Tree;
-use super::{Finding, Rule};
 
 const FOLDER: &str = "docs/decisions/";
 

@@ -6,8 +6,8 @@
 //!    pair of doors that meets is in [`DOOR_PAIRS`].
 //! 4. Every crate keeps the workspace's lints; only those of [`OWN_LINTS`] write a table.
 
+use super::finding::{Finding, Rule};
 use super::tree::{Source, Tree};
-use super::{Finding, Rule};
 
 const DOORS: u32 = 7;
 /// What doors open onto: the library, and the tools that work on volumes that are not open.

@@ -9,8 +9,8 @@
 //!
 //! The terms themselves are in docs/glossary.md.
 
+use super::finding::{Finding, Rule};
 use super::tree::{Source, Tree};
-use super::{Finding, Rule};
 
 /// The file that names the refused words.
 const HERE: &str = "xtask/src/tidy/language.rs";

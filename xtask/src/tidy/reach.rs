@@ -6,8 +6,8 @@
 
 use std::collections::BTreeSet;
 
+use super::finding::{Finding, Rule};
 use super::tree::Tree;
-use super::{Finding, Rule};
 
 pub fn check(tree: &Tree) -> Vec<Finding> {
     let mut alive = BTreeSet::new();

@@ -1,7 +1,7 @@
 //! The shape of a source file: header, length, width, alphabet, name, and where `unsafe` may be.
 
+use super::finding::{Finding, Rule};
 use super::tree::{Source, Tree};
-use super::{Finding, Rule};
 
 const LINES_MAX: usize = 799;
 const COLUMNS_MAX: usize = 100;

@@ -1,7 +1,7 @@
 //! Words that do not belong in the repository, and calls that have a better replacement.
 
+use super::finding::{Finding, Rule};
 use super::tree::{Source, Tree};
-use super::{Finding, Rule};
 
 /// Marks of unfinished work: finish it, or open a ticket outside the code.
 const MARKS: &[&str] =

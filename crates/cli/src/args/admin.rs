@@ -7,6 +7,11 @@ use clap::Args;
 use super::VolumeArgs;
 use super::read::VolumesArgs;
 
+pub(super) const RESIZE_HELP: &str = "\
+An image file is extended when its volume grows. It is truncated when its volume shrinks, if the
+volume reached the end of the file. A volume cannot shrink below the end of its last block group in
+use.";
+
 #[derive(Debug, Args)]
 pub(crate) struct LabelArgs {
     #[command(flatten)]

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::admin::{LabelArgs, ResizeArgs, SyncArgs};
-use super::{RESIZE_HELP, VolumeArgs};
+use super::VolumeArgs;
+use super::admin::{LabelArgs, RESIZE_HELP, ResizeArgs, SyncArgs};
 
 #[expect(clippy::struct_excessive_bools, reason = "command-line options")]
 #[derive(Debug, Args)]

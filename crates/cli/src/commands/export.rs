@@ -17,7 +17,9 @@ mod attributes;
 mod copy;
 mod directory;
 mod links;
+mod preserve;
 mod report;
+mod shared;
 
 use butternut_sys::lock::Mutex;
 use std::fs::File;
@@ -27,19 +29,20 @@ use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 
-use butternut::{FileKind, Filesystem, Follow, Stat};
+use butternut::{FileKind, Follow, Stat};
 
 use super::progress::Progress;
 use crate::args::{ExportArgs, GlobalArgs};
 use crate::failure::{Failure, Outcome};
 use crate::output::{Output, text};
 use crate::volume::OpenVolume;
-use attributes::Preserve;
 use copy::{CopyTarget, Job, NewFile};
 use directory::OutputDirectory;
 pub(super) use directory::raise_open_files_limit;
 use links::Links;
+use preserve::Preserve;
 use report::{NotPreserved, Report};
+use shared::Export;
 
 use super::walk::{Walk, WalkEntry, WalkPath};
 
@@ -50,16 +53,6 @@ const THREADS_MAX: usize = 256;
 
 /// Extents of up to this size are read whatever the size of the devices: some may be missing.
 const EXTENT_BYTES_MIN: u64 = 1 << 30;
-
-/// The state that all threads of an export share.
-struct Export {
-    filesystem: Filesystem,
-    preserve: Preserve,
-    report: Report,
-    progress: Progress,
-    /// No extent has more bytes.
-    extent_bytes_max: u64,
-}
 
 pub(crate) fn run(global: &GlobalArgs, args: &ExportArgs, out: &mut Output) -> Outcome {
     let opened = OpenVolume::from_arg(global, &args.volume)?;

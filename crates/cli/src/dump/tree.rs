@@ -20,16 +20,19 @@ mod golden;
 pub(super) mod item;
 mod json;
 pub(super) mod key;
+mod render;
+mod slots;
 mod text;
 mod walk;
 
 use butternut_format::checksum::ChecksumKind;
 use butternut_format::feature::{BLOCK_GROUP_TREE, SIMPLE_QUOTA};
 use butternut_format::key::{ItemType, Key};
-use butternut_format::node::{Expected, RawHeader, RawItem};
+use butternut_format::node::Expected;
 use butternut_format::root::RawRootItem;
 use butternut_format::super_block::RawSuperBlock;
 use butternut_format::units::{Generation, Logical, SECTOR_BYTES, TreeId};
+use render::{Heading, Renderer, Style};
 use std::fmt::Display;
 use std::io::{self, Write};
 
@@ -74,40 +77,6 @@ pub(crate) enum Order {
     Breadth,
     /// Each node, then its descendants.
     Depth,
-}
-
-/// The options and properties of the volume that affect the printing of blocks and items.
-#[derive(Clone, Copy, Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "independent options")]
-pub(crate) struct Style {
-    hide_names: bool,
-    csum_headers: bool,
-    csum_items: bool,
-    csum: ChecksumKind,
-    simple_quota: bool,
-}
-
-/// The heading of a tree.
-struct Heading<'a> {
-    /// `root tree`, `fs tree`.
-    name: &'a str,
-    /// The key of its root item; `None` for the trees that the superblock points to.
-    key: Option<Key>,
-    root: &'a Expected,
-    /// Only the address and level of the root block are shown.
-    is_short: bool,
-    /// The tree is one of those that `-e` lists.
-    is_extents: bool,
-}
-
-/// An output format.
-trait Renderer {
-    /// Prints the heading of a tree, whose blocks follow.
-    fn tree(&mut self, heading: &Heading<'_>) -> io::Result<()>;
-    fn block(&mut self, bytes: &[u8]) -> io::Result<()>;
-    fn totals(&mut self, raw: &RawSuperBlock, with_backups: bool) -> io::Result<()>;
-    /// Prints the end of the output.
-    fn end(&mut self) -> io::Result<()>;
 }
 
 /// Prints what `options` select to `out`. Blocks that cannot be shown are reported to `notice`.

@@ -1,6 +1,7 @@
 //! The laws of the chunk tree and of the device tree.
 
-use super::{LeafContext, LeafItem, after};
+use super::context::after;
+use super::{LeafContext, LeafItem};
 use crate::chunk::Chunk;
 use crate::device_extent::{DEV_STATS, DeviceExtent, DeviceStats, RawDeviceReplace};
 use crate::device_item::DeviceItem;

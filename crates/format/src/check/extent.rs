@@ -1,6 +1,7 @@
 //! The laws of extents and of keyed references to them.
 
-use super::{LeafContext, LeafItem, after};
+use super::context::after;
+use super::{LeafContext, LeafItem};
 use crate::extent::{
     Extent, check_data_ref, check_shared_block_ref, check_shared_data_ref, check_tree_block_ref,
 };

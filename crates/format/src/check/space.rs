@@ -3,7 +3,8 @@
 //! A checksum item has the key (-10, `EXTENT_CSUM`, address) and contains one checksum per sector,
 //! as many as fit. The next item begins where it ends, or later.
 
-use super::{LeafContext, LeafItem, after};
+use super::context::after;
+use super::{LeafContext, LeafItem};
 use crate::block_group::BlockGroup;
 use crate::checksum::EXTENT_CSUM_OBJECTID;
 use crate::free_space::{FreeBitmap, FreeRange, FreeSpaceHeader, FreeSpaceInfo, check_extent};

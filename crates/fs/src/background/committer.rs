@@ -10,16 +10,15 @@
 //! 3. No operation waits for the thread. A thread that dirties more memory than the limits allow
 //!    commits itself.
 
-use crate::Filesystem;
+use crate::background::signal::{Signal, Work};
+use crate::filesystem::Shared;
 use crate::inode::table::InodeEntry;
-use crate::mount::Shared;
 use crate::stats::latency::Operation;
 use crate::write_state::WriteState;
-use crate::{Error, Result};
-use butternut_sys::lock::{Condvar, Mutex, MutexGuard, rank};
+use crate::{Error, Filesystem, Result};
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Bytes of dirty tree blocks at which the committer is woken, and at which a writer commits
 /// itself.
@@ -32,119 +31,6 @@ const DIRTY_INODES_MAX: usize = 64 << 10;
 /// Pending writes of a file that a background merge leaves for the next one, when extents that lie
 /// between them will be pending too.
 const PENDING_MIN: u64 = 24 << 10;
-
-/// Changes between two checks of the limits.
-const CHANGES_PER_CHECK: u64 = 512;
-
-/// What operations tell the committer.
-#[derive(Debug, Default)]
-pub(crate) struct Signal {
-    state: Mutex<State, rank::Committer>,
-    wake: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    /// The time of the first change since the last commit.
-    changed_at: Option<Instant>,
-    changes: u64,
-    /// Bytes of files that were freed since the last commit.
-    freed_bytes: u64,
-    is_kicked: bool,
-    is_stopped: bool,
-    /// Files with many pending writes.
-    to_merge: Vec<Arc<InodeEntry>>,
-}
-
-/// What the committer does next.
-enum Work {
-    Commit,
-    Merge(Vec<Arc<InodeEntry>>),
-    Stop,
-}
-
-impl Signal {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
-
-    /// Records a change.
-    pub(crate) fn changed(&self) {
-        let mut state = self.state();
-        state.changes = state.changes.wrapping_add(1);
-        if state.changed_at.is_none() {
-            state.changed_at = Some(Instant::now());
-            self.wake.notify_all();
-        }
-    }
-
-    /// Records that a change has freed `bytes` bytes of a file. They can be allocated after the
-    /// next commit.
-    pub(crate) fn freed(&self, bytes: u64) {
-        let mut state = self.state();
-        state.freed_bytes = state.freed_bytes.saturating_add(bytes);
-    }
-
-    /// Returns how many bytes of files the next commit makes free, at most.
-    pub(crate) fn freed_bytes(&self) -> u64 {
-        self.state().freed_bytes
-    }
-
-    /// Returns whether the limits are to be checked.
-    fn is_check_due(&self) -> bool {
-        self.state().changes.is_multiple_of(CHANGES_PER_CHECK)
-    }
-
-    /// Wakes the committer to commit now.
-    pub(crate) fn kick(&self) {
-        self.state().is_kicked = true;
-        self.wake.notify_all();
-    }
-
-    /// Queues a file for the committer to merge.
-    pub(crate) fn queue_merge(&self, entry: &Arc<InodeEntry>) {
-        let mut state = self.state();
-        if !state.to_merge.iter().any(|known| known.id == entry.id) {
-            state.to_merge.push(Arc::clone(entry));
-            self.wake.notify_all();
-        }
-    }
-
-    fn stop(&self) {
-        self.state().is_stopped = true;
-        self.wake.notify_all();
-    }
-
-    /// Records that a commit begins, which takes up all changes so far.
-    fn begin(&self) {
-        let mut state = self.state();
-        state.changed_at = None;
-        state.freed_bytes = 0;
-        state.is_kicked = false;
-    }
-
-    /// Waits until there is work; commits at the latest `every` after a change.
-    fn next_work(&self, every: Duration) -> Work {
-        let mut state = self.state();
-        loop {
-            if state.is_stopped {
-                return Work::Stop;
-            }
-            let left = state.changed_at.map(|since| every.saturating_sub(since.elapsed()));
-            // A commit that is due comes first: writers may queue files as fast as they are merged.
-            if state.is_kicked || left.is_some_and(|left| left.is_zero()) {
-                return Work::Commit;
-            }
-            if !state.to_merge.is_empty() {
-                return Work::Merge(std::mem::take(&mut state.to_merge));
-            }
-            state = match left {
-                None => self.wake.wait(state),
-                Some(left) => self.wake.wait_timeout(state, left).0,
-            };
-        }
-    }
-}
 
 /// The thread, which ends when this is dropped.
 #[derive(Debug)]
@@ -262,8 +148,16 @@ impl Filesystem {
         self.forest().commit().map(drop).map_err(failed)
     }
 
+    /// Begins an operation that writes: checks that the filesystem is writable, and brings its
+    /// dirty memory below the limits. The caller has nothing locked.
+    pub(crate) fn begin(&self) -> Result<&Arc<WriteState>> {
+        let write_state = self.may_begin()?;
+        self.throttle(write_state)?;
+        Ok(write_state)
+    }
+
     /// Keeps the dirty data in memory within its limits (law 3).
-    pub(crate) fn throttle(&self, write_state: &WriteState) -> Result<()> {
+    fn throttle(&self, write_state: &WriteState) -> Result<()> {
         if self.has_much_to_write_back(write_state) {
             // A file keeps its writeback error for its next sync.
             drop(self.write_back_all(write_state));
@@ -285,7 +179,7 @@ impl Filesystem {
             || write_state.dirty_count() >= DIRTY_INODES_MAX
     }
 
-    /// Checks the dirty tree blocks every [`CHANGES_PER_CHECK`] changes, and wakes the committer
+    /// Checks the dirty tree blocks when their check is due, and wakes the committer
     /// early enough to commit before the limit.
     fn has_much_to_commit(&self, write_state: &WriteState) -> Result<bool> {
         if !write_state.signal.is_check_due() {

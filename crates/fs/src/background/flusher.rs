@@ -21,17 +21,16 @@
 //!    devices, and none runs in vain.
 
 use crate::background::merger::MergeScope;
+use crate::filesystem::Shared;
 use crate::inode::table::{InodeEntry, InodeState};
-use crate::mount::Shared;
 use crate::sync::RwLockWriteGuard;
 use crate::{Error, FileId, Filesystem, Result};
-use butternut_file::{FileState, RequestOwner, Source, WritebackBatch};
+use butternut_file::{FileState, Source, WritebackBatch};
 use butternut_format::units::length;
 use butternut_pages::{CacheMode, FileKey, PAGE_BYTES, PAUSE_MAX, WritebackReason, WritebackWork};
-use butternut_sys::lock::{Condvar, Mutex, MutexGuard, rank};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::thread::{Builder, JoinHandle, available_parallelism, sleep};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Dirty files that a flusher takes up in one pass.
 const FILES_PER_PASS: usize = 256;
@@ -41,14 +40,6 @@ const PAUSES_MAX: u32 = 50;
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 /// More threads do not help: the queues of the devices are full.
 const THREADS_MAX: usize = 4;
-
-/// Counts batches of writeback and shared direct writes that have begun and not completed.
-#[derive(Debug)]
-pub(crate) struct OutstandingIo {
-    begun: Instant,
-    count: Mutex<usize, rank::FlushesRunning>,
-    completed: Condvar,
-}
 
 /// The pages of some files that are being written back, in one or more batches.
 struct WritebackPass<'a> {
@@ -66,72 +57,6 @@ struct WritebackPass<'a> {
 pub(crate) struct Flushers {
     source: Source,
     threads: Vec<JoinHandle<()>>,
-}
-
-impl Default for OutstandingIo {
-    fn default() -> Self {
-        Self { begun: Instant::now(), count: Mutex::default(), completed: Condvar::new() }
-    }
-}
-
-impl OutstandingIo {
-    /// Registers this, so that a thread that waits for a file waits for its I/O to complete.
-    pub(crate) fn register(self: &Arc<Self>, source: &Source) {
-        let helper: Weak<Self> = Arc::downgrade(self);
-        source.add_request_owner(helper);
-    }
-
-    /// Returns the time since a fixed instant: the clock of the throttle.
-    pub(crate) fn now(&self) -> Duration {
-        self.begun.elapsed()
-    }
-
-    /// Counts one more, until the result is dropped.
-    pub(crate) fn begin(&self) -> OutstandingGuard<'_> {
-        self.add();
-        OutstandingGuard(self)
-    }
-
-    fn add(&self) {
-        *self.count() += 1;
-    }
-
-    /// Waits while `is_so` holds, until I/O that changes it completes, for at most `at_most`.
-    /// Returns whether the time ran out.
-    fn wait_while(&self, at_most: Duration, is_so: impl Fn() -> bool) -> bool {
-        let waited = self.completed.wait_timeout_while(self.count(), at_most, |_| is_so());
-        waited.1.timed_out()
-    }
-
-    fn complete(&self) {
-        *self.count() -= 1;
-        self.completed.notify_all();
-    }
-
-    fn count(&self) -> MutexGuard<'_, usize> {
-        self.count.lock()
-    }
-}
-
-/// One I/O that has not completed.
-#[derive(Debug)]
-pub(crate) struct OutstandingGuard<'a>(&'a OutstandingIo);
-
-impl Drop for OutstandingGuard<'_> {
-    fn drop(&mut self) {
-        self.0.complete();
-    }
-}
-
-impl RequestOwner for OutstandingIo {
-    fn complete_some(&self, timeout: Duration) {
-        let count = self.count();
-        if *count > 0 {
-            drop(self.completed.wait_timeout(count, timeout));
-        }
-    }
-
-    fn release_space(&self) {}
 }
 
 impl Flushers {

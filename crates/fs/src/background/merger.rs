@@ -1,7 +1,7 @@
 //! The merger: moves what files have in memory (pending extents, inline data, attributes) into the
 //! trees, many files in one transaction.
 
-use crate::file::write::update_item;
+use crate::file::alter::update_item;
 use crate::inode::table::{InodeEntry, InodeState, LockedInodes};
 use crate::sync::RwLockWriteGuard;
 use crate::write_state::WriteState;

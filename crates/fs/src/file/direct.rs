@@ -8,20 +8,20 @@
 //! 2. A write that finds too many pending extents merges some before it begins, with nothing
 //!    locked.
 //! 3. No lock is held while such a write is in flight. A thread that waits for the file waits for
-//!    [`OutstandingIo`](crate::background::flusher::OutstandingIo), or completes the write itself.
+//!    [`OutstandingIo`](crate::background::outstanding::OutstandingIo), or completes the write
+//!    itself.
 
-use crate::file::write::Times;
+use crate::file::alter::Times;
 use crate::inode::table::{InodeEntry, InodeState};
 use crate::write_state::WriteState;
 use crate::{Error, File, Filesystem, Privileges, Result};
-use butternut_file::{AllocationRun, DirectWrite, FileState, RequestOwner, Source, Wait};
+use butternut_file::{AllocationRun, DirectWrite, FileState, Wait};
 use butternut_format::inode::InodeFlags;
 use butternut_format::units::length;
-use butternut_sys::lock::{Mutex, MutexGuard, rank};
 use butternut_volume::DataWrite;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 const SECTOR: usize = 4096;
@@ -35,9 +35,6 @@ const PENDING_STEP: u64 = 2 << 10;
 /// square of the fraction of the way from [`PENDING_KICK`]. So writers slow down to the rate of
 /// merging without stopping.
 const PAUSE_MAX: Duration = Duration::from_micros(40);
-/// Allocation runs that are kept for callers without a queue.
-const RUNS_MAX: usize = 64;
-
 /// How many writes of a file are pending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pending {
@@ -49,48 +46,6 @@ pub(crate) enum Pending {
     },
     /// A writer merges some before it goes on.
     TooMany,
-}
-
-/// Allocation runs for the next writes of callers without a queue.
-#[derive(Debug, Default)]
-pub(crate) struct AllocationRuns(Mutex<Vec<AllocationRun>, rank::AllocationRuns>);
-
-impl AllocationRuns {
-    /// Registers the runs as space that is returned when another writer finds none.
-    pub(crate) fn register(self: &Arc<Self>, source: &Source) {
-        let helper: Weak<Self> = Arc::downgrade(self);
-        source.add_request_owner(helper);
-    }
-
-    fn with<R>(&self, source: &Source, run: impl FnOnce(&mut AllocationRun) -> R) -> R {
-        let known = self.lock().pop();
-        let mut allocation = known.unwrap_or_else(|| new_allocation_run(source));
-        let result = run(&mut allocation);
-        let mut runs = self.lock();
-        if runs.len() < RUNS_MAX {
-            runs.push(allocation);
-        }
-        result
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<AllocationRun>> {
-        self.0.lock()
-    }
-}
-
-impl RequestOwner for AllocationRuns {
-    fn complete_some(&self, _: Duration) {}
-
-    fn release_space(&self) {
-        let runs = std::mem::take(&mut *self.lock());
-        drop(runs);
-    }
-}
-
-/// Returns an allocation run for one more writer.
-pub(crate) fn new_allocation_run(source: &Source) -> AllocationRun {
-    static NEXT_WRITER: AtomicU64 = AtomicU64::new(0);
-    AllocationRun::new(source, NEXT_WRITER.fetch_add(1, Ordering::Relaxed))
 }
 
 /// Returns whether a request consists of whole blocks.

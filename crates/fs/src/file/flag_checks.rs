@@ -12,22 +12,13 @@
 //! 3. No handle allocates space in an immutable file or copies bytes into it, whenever it was
 //!    opened: in the kernel too, those calls check the flag themselves.
 
+use crate::file::Checks;
 use crate::{Error, File, FileId, Filesystem, Result};
 use butternut_format::inode::{Inode, InodeFlags};
 use butternut_format::root::RootFlags;
 use butternut_format::units::{TreeId, length};
 
 const BELOW_END: Error = Error::NotPermitted { what: "the file is append-only" };
-
-/// When a handle checks the flags of its inode (law 1).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Checks {
-    #[default]
-    EachTime,
-    AtOpen,
-    /// At the open, which was for appending to an append-only file (law 2).
-    AtOpenToAppend,
-}
 
 impl File {
     /// As [`FileExt::checked_at_open`](crate::server::FileExt::checked_at_open).

@@ -11,39 +11,21 @@
 //! 3. A write that fails has changed nothing. A write that finds space for a part of its bytes
 //!    returns how many it wrote.
 
+use crate::file::alter::Times;
 use crate::inode::pin::Pin;
-use crate::inode::table::{InodeEntry, InodeState};
 use crate::stats::latency::Operation;
-use crate::write_state::{WritableSubvolume, WriteState};
-use crate::{Error, File, Filesystem, Result};
+use crate::{Error, File, Filesystem, Privileges, Result};
 use butternut_file::{FallocateSize, FileState, InodeUpdate};
-use butternut_format::file_extent::Compression;
 use butternut_format::inode::{Inode, InodeFlags};
-use butternut_format::units::{Ino, length};
-use butternut_names::{self as names, COMPRESSION, CompressionProperty};
+use butternut_format::units::length;
 use butternut_pages::{CacheMode, UncachedFlush, WritebackReason};
-use butternut_tree::Tree;
 use std::ops::Range;
-use std::sync::Arc;
 
 /// Writes from a cache in front of this library of at least so many bytes go past the page cache.
 const LONG_BYTES_MIN: usize = 512 << 10;
 
 /// Bytes that a copy reads and writes in one step.
 const COPY_BYTES: usize = 1 << 20;
-
-/// Which privileges a change strips from a file: those that the caller may not keep (`CAP_FSETID`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Privileges {
-    #[default]
-    Keep,
-    /// Strips capabilities, as the kernel does for every caller; the mode keeps its bits.
-    StripCapabilities,
-    /// Strips set-user-id, set-group-id if the group may execute, and capabilities.
-    Strip,
-    /// As `Strip`, for a caller outside of the file's group: strips set-group-id in any case.
-    StripForeign,
-}
 
 /// What `fallocate` does to a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,13 +48,6 @@ enum Drain {
     Yes,
     /// Only pages change. Any further change drains the file itself.
     No,
-}
-
-/// What happens to the times of a file when its bytes change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Times {
-    Now,
-    Stay,
 }
 
 impl File {
@@ -443,134 +418,6 @@ impl File {
         }
         Ok(altered)
     }
-}
-
-impl Filesystem {
-    /// Sets the size of a file, with all other attributes in `attributes`. If it fails, nothing has
-    /// changed except that blocks past the new end may have been cut off.
-    pub(crate) fn set_size(
-        &self,
-        write_state: &WriteState,
-        subvolume: &WritableSubvolume,
-        entry: &Arc<InodeEntry>,
-        state: &mut InodeState,
-        (size, attributes): (u64, Inode),
-    ) -> Result<()> {
-        self.alter_file_to(write_state, subvolume, entry, state, attributes, |file, _, stamp| {
-            Ok(file.truncate(size, stamp)?)
-        })
-    }
-
-    /// Returns the state of a file's data, and makes it if there is none. The caller holds the
-    /// inode lock exclusively.
-    pub(crate) fn file_state<'a>(
-        &self,
-        subvolume: &Tree,
-        entry: &InodeEntry,
-        state: &'a mut InodeState,
-    ) -> Result<&'a mut FileState> {
-        if state.file.is_none() {
-            let (source, inode) = (&self.shared.source, self.attributes(entry)?);
-            let ino = Ino(entry.id.ino);
-            let mut file = FileState::new(source, subvolume, ino, &inode);
-            file.set_property(compression_of(subvolume, ino, &inode)?);
-            state.file = Some(Box::new(file));
-        }
-        Ok(state.file.as_deref_mut().expect("it was made above"))
-    }
-
-    pub(crate) fn alter_file<R>(
-        &self,
-        write_state: &WriteState,
-        subvolume: &WritableSubvolume,
-        entry: &Arc<InodeEntry>,
-        state: &mut InodeState,
-        times: Times,
-        change: impl FnOnce(&mut FileState, &Inode, InodeUpdate<'_>) -> Result<R>,
-    ) -> Result<R> {
-        let was = self.attributes(entry)?;
-        let (mtime, ctime) = match times {
-            Times::Now => {
-                let now = write_state.clock.now();
-                (now, now)
-            }
-            Times::Stay => (was.mtime, was.ctime),
-        };
-        let sequence = was.sequence.wrapping_add(1);
-        let attributes = Inode { mtime, ctime, sequence, ..was };
-        self.alter_file_to(write_state, subvolume, entry, state, attributes, change)
-    }
-
-    /// Changes a file's data. If that succeeds, the inode gets these attributes, except for the
-    /// size.
-    fn alter_file_to<R>(
-        &self,
-        write_state: &WriteState,
-        subvolume: &WritableSubvolume,
-        entry: &Arc<InodeEntry>,
-        state: &mut InodeState,
-        mut attributes: Inode,
-        change: impl FnOnce(&mut FileState, &Inode, InodeUpdate<'_>) -> Result<R>,
-    ) -> Result<R> {
-        let was = self.attributes(entry)?;
-        let file = self.file_state(&subvolume.tree, entry, state)?;
-        let mut written_item = None;
-        let result =
-            change(file, &was, &mut |item| written_item = Some(update_item(item, &attributes)));
-        if result.is_err() {
-            attributes = was;
-        }
-        if let Some(Inode { flags, transid, .. }) = written_item {
-            attributes = Inode { flags, transid, ..attributes };
-        }
-        (attributes.size, attributes.bytes_used) = (file.size(), file.bytes_used());
-        if file.has_given_up_compression() {
-            attributes.flags = attributes.flags.with(InodeFlags::NOCOMPRESS);
-        }
-        if file.has_preallocated() {
-            // Also where the change failed after it had preallocated a part.
-            attributes.flags = attributes.flags.with(InodeFlags::PREALLOC);
-        }
-        if attributes.bytes_used < was.bytes_used {
-            write_state.signal.freed(was.bytes_used - attributes.bytes_used);
-        }
-        let is_clean = file.is_clean();
-        let is_stale = state.is_item_stale.get_mut();
-        // If the change failed after it wrote the item, the tree has attributes that the inode did
-        // not get.
-        *is_stale |= result.is_ok() != written_item.is_some();
-        let is_stale = *is_stale;
-        entry.set(attributes);
-        if is_stale || !is_clean {
-            write_state.mark_dirty(entry);
-        }
-        write_state.signal.changed();
-        result
-    }
-}
-
-/// Returns the compression algorithm that a file's property names, if it has one.
-pub(crate) fn compression_of(tree: &Tree, ino: Ino, inode: &Inode) -> Result<Option<Compression>> {
-    if !inode.flags.contains(InodeFlags::COMPRESS) {
-        return Ok(None);
-    }
-    let value = names::xattr(tree, ino, COMPRESSION)?;
-    Ok(match value.as_deref().and_then(CompressionProperty::parse) {
-        Some(CompressionProperty::With(compression)) => Some(compression),
-        Some(CompressionProperty::Unset | CompressionProperty::Never) | None => None,
-    })
-}
-
-/// Writes `attributes` to an inode item, except for what belongs to its extents; returns the item.
-pub(crate) fn update_item(item: &mut Inode, attributes: &Inode) -> Inode {
-    // Flags that writing the data has set.
-    let mut kept = InodeFlags::default();
-    for flag in [InodeFlags::PREALLOC, InodeFlags::NOCOMPRESS] {
-        kept = if item.flags.contains(flag) { kept.with(flag) } else { kept };
-    }
-    let Inode { size, bytes_used, transid, .. } = *item;
-    *item = Inode { size, bytes_used, transid, flags: attributes.flags.with(kept), ..*attributes };
-    *item
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The flags that `chattr` changes and `lsattr` shows.
 
-use crate::file::write::compression_of;
+use crate::file::alter::compression_of;
 use crate::write_state::{WritableSubvolume, WriteState};
 use crate::{Error, FileId, FileKind, Filesystem, Result};
 use butternut_format::inode::Inode;

@@ -5,16 +5,16 @@
 //! flags.
 
 use crate::change::Change;
-use crate::inode::pin::forget;
+use crate::inode::inheritance::Inheritance;
 use crate::inode::table::{InodeEntry, InodeState};
 use crate::write_state::{WritableSubvolume, WriteState};
 use crate::{FileId, FileKind, Filesystem, Result};
 use butternut_format::inode::{DeviceNumber, Inode, InodeFlags};
 use butternut_format::units::{Ino, length};
 use butternut_names::{
-    self as names, ACCESS_ACL, Acl, COMPRESSION, CompressionProperty, DEFAULT_ACL, SetXattr, Xattr,
+    self as names, ACCESS_ACL, COMPRESSION, CompressionProperty, DEFAULT_ACL, SetXattr, Xattr,
 };
-use butternut_tree::{Need, Tree};
+use butternut_tree::Need;
 use std::sync::Arc;
 
 /// Items that creating an inode may change: its own, its reference, two of the entry, the
@@ -54,13 +54,6 @@ impl InodeSpec<'_> {
     }
 }
 
-/// What new inodes inherit from a directory, beside what its inode item holds.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Inheritance {
-    acl: Option<Acl>,
-    compression: Option<Vec<u8>>,
-}
-
 /// A new inode whose items can be written.
 #[derive(Debug)]
 pub(crate) struct Prepared<'a> {
@@ -72,16 +65,6 @@ pub(crate) struct Prepared<'a> {
     permissions: u32,
     flags: Option<InodeFlags>,
     xattrs: Vec<(&'static [u8], Vec<u8>)>,
-}
-
-impl Inheritance {
-    fn read(tree: &Tree, dir: Ino) -> Result<Self> {
-        let acl = match names::xattr(tree, dir, DEFAULT_ACL)? {
-            Some(value) => Acl::parse(&value)?,
-            None => None,
-        };
-        Ok(Self { acl, compression: names::xattr(tree, dir, COMPRESSION)? })
-    }
 }
 
 impl<'a> Prepared<'a> {
@@ -202,7 +185,7 @@ impl Filesystem {
                 prepared.write_items(change)
             });
         if let Err(error) = created {
-            forget(write_state, &entry, &mut new_state);
+            write_state.forget(&entry, &mut new_state);
             return Err(error);
         }
         new_state.is_linkable = true;

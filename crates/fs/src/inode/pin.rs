@@ -14,26 +14,11 @@
 //!    data first; the inode and its orphan item together last. Inodes that are not orphans are
 //!    deleted with their last name (`names/unlink.rs`).
 
-use crate::inode::id::ROOT_DIRECTORY;
-use crate::inode::table::{InodeEntry, InodeState};
-use crate::names::unlink::require_no_entries;
-use crate::write_state::{WritableSubvolume, WriteState};
-use crate::{Error, FileId, FileKind, Filesystem, Result};
-use butternut_file::FileState;
-use butternut_format::inode::Inode;
-use butternut_format::units::{Ino, TreeId};
-use butternut_names as names;
-use butternut_tree::Need;
+use crate::inode::no_unpin::NoUnpin;
+use crate::inode::table::InodeEntry;
+use crate::{FileId, Filesystem, Result};
 use std::fmt;
-use std::marker::PhantomData;
 use std::sync::Arc;
-
-/// Items that deleting an inode without data may change, for a usual number of extended attributes.
-/// With more, blocks are freed rather than added.
-const ITEMS_OF_DELETION: u32 = 8;
-
-/// Orphan items that one search returns.
-const ORPHANS_PER_BATCH: usize = 256;
 
 /// Keeps an inode in use: while a pin exists, the inode is not deleted, also without a name.
 pub struct Pin {
@@ -59,38 +44,6 @@ impl Pin {
     /// Returns the id of the inode.
     pub fn id(&self) -> FileId {
         self.entry.id
-    }
-}
-
-/// While this exists, no [`Pin`] may be dropped on the thread (law 2). Builds with debug assertions
-/// check that.
-pub(crate) struct NoUnpin(PhantomData<*const ()>);
-
-#[cfg(debug_assertions)]
-thread_local! {
-    static NO_UNPIN_GUARDS: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
-}
-
-impl NoUnpin {
-    pub(crate) fn begin() -> Self {
-        #[cfg(debug_assertions)]
-        NO_UNPIN_GUARDS.with(|count| count.set(count.get() + 1));
-        Self(PhantomData)
-    }
-
-    fn assert_unpin_allowed() {
-        #[cfg(debug_assertions)]
-        NO_UNPIN_GUARDS.with(|count| {
-            let is_allowed = count.get() == 0 || std::thread::panicking();
-            assert!(is_allowed, "a pin is dropped under a lock");
-        });
-    }
-}
-
-impl Drop for NoUnpin {
-    fn drop(&mut self) {
-        #[cfg(debug_assertions)]
-        NO_UNPIN_GUARDS.with(|count| count.set(count.get() - 1));
     }
 }
 
@@ -128,161 +81,4 @@ impl Filesystem {
     pub(crate) fn new_pin(&self, entry: Arc<InodeEntry>) -> Pin {
         Pin { filesystem: self.clone(), entry }
     }
-
-    /// Deletes an orphan, unless it is pinned.
-    pub(crate) fn evict_orphan(&self, entry: &Arc<InodeEntry>) -> Result<()> {
-        let write_state = self.write_state()?;
-        // Before the inode lock: if nothing has been written to the subvolume yet, this deletes its
-        // orphans and locks each of them.
-        let subvolume = self.writable_subvolume(write_state, entry.id)?;
-        let mut state = entry.lock();
-        let Some(inode) = entry.cached().filter(|inode| inode.nlink == 0) else { return Ok(()) };
-        if entry.is_pinned() {
-            return Ok(());
-        }
-        require_deletable(&subvolume, Ino(entry.id.ino), &inode)?;
-        self.drop_data(&subvolume, entry, &inode, &mut state)?;
-        self.change(
-            write_state,
-            &subvolume,
-            Need::items(ITEMS_OF_DELETION).deleting(),
-            |change| {
-                let ino = Ino(entry.id.ino);
-                change.delete_inode(ino, inode.kind)?;
-                change.step(names::remove_orphan(&change.edit, ino)).map(drop)
-            },
-        )?;
-        forget(write_state, entry, &mut state);
-        Ok(())
-    }
-
-    /// Frees the space of a file's data.
-    fn drop_data(
-        &self,
-        subvolume: &WritableSubvolume,
-        entry: &InodeEntry,
-        inode: &Inode,
-        state: &mut InodeState,
-    ) -> Result<()> {
-        if inode.kind != FileKind::File {
-            return Ok(());
-        }
-        if state.file.is_none() && inode.size == 0 && inode.bytes_used == 0 {
-            return Ok(());
-        }
-        let mut file = state.file.take().unwrap_or_else(|| {
-            let ino = Ino(entry.id.ino);
-            Box::new(FileState::new(&self.shared.source, &subvolume.tree, ino, inode))
-        });
-        file.discard();
-        if file.size() > 0 || file.bytes_used() > 0 {
-            file.truncate(0, &mut |_| {})?;
-        }
-        Ok(())
-    }
-
-    /// Deletes the orphans that the last use of the volume left. Nothing has been written to the
-    /// subvolume yet. Skips an inode that cannot be deleted, which is left for the next open;
-    /// returns what was left.
-    pub(crate) fn delete_orphans(
-        &self,
-        write_state: &WriteState,
-        subvolume: &WritableSubvolume,
-    ) -> Option<LeftOrphans> {
-        let mut left: Option<LeftOrphans> = None;
-        let mut from = Some(Ino(0));
-        while let Some(start) = from.take() {
-            let found = match names::orphans(&subvolume.tree, start, ORPHANS_PER_BATCH) {
-                Ok(found) => found,
-                Err(error) => {
-                    LeftOrphans::add(&mut left, subvolume.id, None, error.into());
-                    break;
-                }
-            };
-            for ino in &found {
-                let Err(error) = self.delete_orphan(write_state, subvolume, *ino) else { continue };
-                LeftOrphans::add(&mut left, subvolume.id, Some(*ino), error);
-                if self.forest().write_error().is_some() {
-                    return left;
-                }
-            }
-            from = found.last().and_then(|last| last.0.checked_add(1)).map(Ino);
-        }
-        left
-    }
-
-    fn delete_orphan(
-        &self,
-        write_state: &WriteState,
-        subvolume: &WritableSubvolume,
-        ino: Ino,
-    ) -> Result<()> {
-        // An orphan can be open by its id: then its last pin deletes it.
-        let entry = write_state.table.entry(FileId::new(subvolume.id.0, ino.0));
-        let mut state = entry.lock();
-        if entry.is_pinned() {
-            return Ok(());
-        }
-        let inode = names::inode(&subvolume.tree, ino)?;
-        let gone = inode.filter(|inode| inode.nlink == 0);
-        if let Some(inode) = &gone {
-            require_deletable(subvolume, ino, inode)?;
-            entry.set(*inode);
-            self.drop_data(subvolume, &entry, inode, &mut state)?;
-        }
-        self.change(write_state, subvolume, Need::items(ITEMS_OF_DELETION).deleting(), |change| {
-            if let Some(inode) = &gone {
-                change.delete_inode(ino, inode.kind)?;
-            }
-            change.step(names::remove_orphan(&change.edit, ino)).map(drop)
-        })?;
-        if gone.is_some() {
-            forget(write_state, &entry, &mut state);
-        }
-        Ok(())
-    }
-}
-
-/// Refuses the root of a subvolume, and a directory that has entries but no name.
-fn require_deletable(subvolume: &WritableSubvolume, ino: Ino, inode: &Inode) -> Result<()> {
-    if inode.kind != FileKind::Directory {
-        return Ok(());
-    }
-    if ino.0 == ROOT_DIRECTORY {
-        return Err(Error::Busy);
-    }
-    require_no_entries(subvolume, ino)
-}
-
-/// Orphans that could not be deleted when their subvolume was opened for writing.
-#[derive(Debug)]
-pub(crate) struct LeftOrphans {
-    pub(crate) subvolume: TreeId,
-    pub(crate) count: u64,
-    /// The first of them; `None` if the list of orphans could not be read to its end.
-    pub(crate) first: Option<Ino>,
-    /// Why the first one was not deleted.
-    pub(crate) error: Error,
-}
-
-impl LeftOrphans {
-    fn add(left: &mut Option<Self>, subvolume: TreeId, ino: Option<Ino>, error: Error) {
-        let count = u64::from(ino.is_some());
-        match left {
-            Some(left) => left.count += count,
-            None => *left = Some(Self { subvolume, count, first: ino, error }),
-        }
-    }
-}
-
-/// Drops what memory has of a deleted inode. The caller holds its inode lock exclusively.
-pub(crate) fn forget(write_state: &WriteState, entry: &InodeEntry, state: &mut InodeState) {
-    write_state.signal.freed(entry.cached().map_or(0, |inode| inode.bytes_used));
-    if let Some(mut file) = state.file.take() {
-        file.discard();
-    }
-    *state = InodeState::default();
-    entry.set_deleted();
-    write_state.mark_clean(entry);
-    write_state.table.remove(entry);
 }

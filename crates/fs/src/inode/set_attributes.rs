@@ -10,6 +10,7 @@
 //! A call changes everything that it is to change, or nothing ([`Filesystem::set_attributes`]).
 
 use crate::change::Change;
+use crate::inode::privileges::{CAPABILITIES, stripped};
 use crate::inode::table::{InodeEntry, InodeState};
 use crate::stats::latency::Operation;
 use crate::write_state::{WritableSubvolume, WriteState};
@@ -23,13 +24,7 @@ use std::sync::Arc;
 /// Items that a call may change: the inode's, and two extended attributes.
 const ITEMS_OF_ATTRIBUTES: u32 = 4;
 
-/// The extended attribute that holds the capabilities of an executable.
-pub(crate) const CAPABILITIES: &[u8] = b"security.capability";
-
 const PERMISSIONS: u32 = 0o7777;
-const SET_USER_ID: u32 = 0o4000;
-const SET_GROUP_ID: u32 = 0o2000;
-const GROUP_EXECUTE: u32 = 0o010;
 
 /// A time to set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -184,44 +179,6 @@ impl Filesystem {
         entry.set(restored);
         Ok(())
     }
-
-    /// Strips the privileges of a file that is written to, if it has any. The caller holds its
-    /// inode lock exclusively.
-    pub(crate) fn strip_privileges(
-        &self,
-        write_state: &WriteState,
-        subvolume: &WritableSubvolume,
-        entry: &InodeEntry,
-        privileges: Privileges,
-    ) -> Result<()> {
-        if privileges == Privileges::Keep || entry.has_no_privileges() {
-            return Ok(());
-        }
-        let mut inode = self.attributes(entry)?;
-        let ino = Ino(entry.id.ino);
-        let mode = stripped(inode.mode, privileges);
-        let has_capabilities = names::xattr(&subvolume.tree, ino, CAPABILITIES)?.is_some();
-        if mode == inode.mode && !has_capabilities {
-            entry.set_no_privileges(stripped(mode, Privileges::StripForeign) == mode);
-            return Ok(());
-        }
-        self.shared.counters.privs_stripped.add();
-        self.change(
-            write_state,
-            subvolume,
-            Need::items(ITEMS_OF_ATTRIBUTES),
-            |change: &Change<'_>| {
-                inode.mode = mode;
-                names::changed(&mut inode, change.moment);
-                if has_capabilities {
-                    change.step(names::remove_xattr(&change.edit, ino, CAPABILITIES))?;
-                }
-                change.put(ino, &inode)
-            },
-        )?;
-        entry.set(inode);
-        Ok(())
-    }
 }
 
 /// A change of attributes, with the changes that it entails.
@@ -332,17 +289,6 @@ fn put_xattr(
 ) -> Result<()> {
     let xattr = Xattr { name, value };
     change.step(names::set_xattr(&change.edit, ino, &xattr, how, change.moment.generation))
-}
-
-/// Returns the mode without the privileges to strip. Set-group-id without group execute means
-/// mandatory locking, and stays unless the writer is not in the file's group.
-fn stripped(mode: u32, privileges: Privileges) -> u32 {
-    let set_group_id = match privileges {
-        Privileges::Keep | Privileges::StripCapabilities => return mode,
-        Privileges::Strip if mode & GROUP_EXECUTE == 0 => 0,
-        Privileges::Strip | Privileges::StripForeign => SET_GROUP_ID,
-    };
-    mode & !(SET_USER_ID | set_group_id)
 }
 
 /// Checks that the kind and the flags of the inode allow the change.

@@ -28,8 +28,8 @@
 //!    over many inodes evicts no entries.
 
 use super::idle::IsIdle;
-use super::new_inode::Inheritance;
-use super::pin::NoUnpin;
+use super::inheritance::Inheritance;
+use super::no_unpin::NoUnpin;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, rank};
 use crate::{Error, FileId, Result};

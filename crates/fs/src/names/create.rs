@@ -2,7 +2,6 @@
 //! links.
 
 use crate::inode::new_inode::{ITEMS_OF_CREATION, InodeSpec, NewInode, Prepared, next_index};
-use crate::inode::pin::forget;
 use crate::inode::table::InodeEntry;
 use crate::stats::latency::Operation;
 use crate::{Error, FileId, FileKind, Filesystem, Result};
@@ -116,7 +115,7 @@ impl Filesystem {
                 change.put(at, &parent_inode)
             });
         if let Err(error) = created {
-            forget(write_state, &entry, &mut new_state);
+            write_state.forget(&entry, &mut new_state);
             return Err(error);
         }
         state.next_index = index.checked_add(1);

@@ -12,7 +12,6 @@
 
 use crate::change::Change;
 use crate::inode::new_inode::{ITEMS_OF_CREATION, InodeSpec, NewInode, Prepared, next_index};
-use crate::inode::pin::forget;
 use crate::inode::table::{InodeEntry, LockedInodes};
 use crate::names::create::check_name;
 use crate::names::unlink::{Fate, FoundEntry, fate, may_lose_entry, require_empty, still_refers};
@@ -203,7 +202,7 @@ impl Renaming<'_> {
         }
         self.move_entry(locked, flags, &targets, fate_of_victim)?;
         if let (Some(victim), Fate::Deleted { .. }) = (self.victim, fate_of_victim) {
-            forget(self.write_state, &victim.entry, locked.of(&victim.entry));
+            self.write_state.forget(&victim.entry, locked.of(&victim.entry));
         }
         Ok(fate_of_victim)
     }
@@ -309,7 +308,7 @@ impl Renaming<'_> {
         });
         if let (Err(_), Some((entry, new_state))) = (&moved, entry.as_ref().zip(new_state.as_mut()))
         {
-            forget(self.write_state, entry, new_state);
+            self.write_state.forget(entry, new_state);
         }
         moved?;
         self.publish(&inodes);

@@ -8,7 +8,7 @@
 //!
 //! Callers check which attributes of which inodes may be set.
 
-use crate::file::write::compression_of;
+use crate::file::alter::compression_of;
 use crate::inode::table::InodeEntry;
 use crate::stats::latency::Operation;
 use crate::write_state::{WritableSubvolume, WriteState};

@@ -4,7 +4,7 @@
 //! inode has as many references as links without it, and keeps them, its item and its data.
 
 use crate::change::Change;
-use crate::inode::pin::forget;
+use crate::inode::orphans::require_no_entries;
 use crate::inode::table::{InodeEntry, InodeState, LockedInodes};
 use crate::names::create::check_name;
 use crate::stats::latency::Operation;
@@ -12,9 +12,8 @@ use crate::write_state::{WritableSubvolume, WriteState};
 use crate::{Error, FileId, FileKind, Filesystem, Result};
 use butternut_file::FileState;
 use butternut_format::inode::{Inode, InodeFlags};
-use butternut_format::key::{ItemType, Key};
 use butternut_format::units::{Ino, SECTOR_BYTES};
-use butternut_names::{self as names, Backref, OldName, OldTarget, ReadItems};
+use butternut_names::{self as names, Backref, OldName, OldTarget};
 use butternut_tree::Need;
 use std::sync::Arc;
 
@@ -108,7 +107,7 @@ impl Filesystem {
             let fate =
                 self.remove_locked(write_state, &subvolume, at, (&target, state), &check_kind)?;
             if let Fate::Deleted { .. } = fate {
-                forget(write_state, &target.entry, state);
+                write_state.forget(&target.entry, state);
             }
             drop(locked);
             if fate == Fate::Orphan {
@@ -247,16 +246,6 @@ pub(crate) fn require_empty(
         return Err(Error::NotEmpty);
     }
     require_no_entries(subvolume, Ino(dir.id.ino))
-}
-
-/// Refuses a directory whose deletion would leave entry items without an inode. That includes
-/// entries that only their hash finds, which only a damaged or crafted volume has.
-pub(crate) fn require_no_entries(subvolume: &WritableSubvolume, dir: Ino) -> Result<()> {
-    let first = subvolume.tree.first_from(&Key::new(dir.0, ItemType::DIR_ITEM, 0));
-    match first.map_err(names::NamesError::from)? {
-        Some((key, _)) if key.objectid == dir.0 => Err(Error::NotEmpty),
-        _ => Ok(()),
-    }
 }
 
 /// Returns what happens to an inode that loses a name.

@@ -27,8 +27,8 @@
 //!    failed. A request that the panic has lost is not returned ([`Core::has_lost_requests`]).
 
 use super::{Completion, IoFlags};
-use crate::inode::pin::NoUnpin;
-use crate::mount::Shared;
+use crate::filesystem::Shared;
+use crate::inode::no_unpin::NoUnpin;
 use crate::stats::lane_counters::LaneCounters;
 use crate::stats::latency::{Mark, Operation};
 use crate::{Error, File, Result, Tunables};

@@ -75,7 +75,7 @@ impl ExtentRecord {
         let (Some((key, data)), Some((leaf, _))) = (cursor.item_parts(), cursor.position()) else {
             return Err(Error::NotFound);
         };
-        let rules = cursor.tree().forest().volume().block_rules();
+        let rules = cursor.tree().volume().block_rules();
         let extent = Extent::check(key, data, leaf.generation(), &rules)
             .map_err(|refused| corrupt(key, refused))?;
         let mut inline = Vec::new();

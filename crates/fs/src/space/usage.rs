@@ -183,7 +183,7 @@ impl Filesystem {
 fn used_bytes(tree: &Tree, chunk: &Arc<Layout>) -> Result<u64> {
     let key = Key::new(chunk.logical().0, ItemType::BLOCK_GROUP_ITEM, chunk.bytes());
     let Some(item) = tree.find(&key)? else { return Ok(0) };
-    let incompat = tree.forest().volume().super_block().raw().incompat_flags.get();
+    let incompat = tree.volume().super_block().raw().incompat_flags.get();
     let group = BlockGroup::check(key, item.data(), incompat).map_err(|refused| {
         Error::Corrupt { tree: tree.id(), source: refused.at(format_args!("item {key}")) }
     })?;

@@ -72,15 +72,3 @@ impl Count {
         self.0.load(Ordering::Relaxed)
     }
 }
-
-impl crate::Filesystem {
-    /// Returns the counters of the page cache.
-    pub fn page_counts(&self) -> butternut_pages::PageCounters {
-        self.shared.source.pages().counters()
-    }
-
-    /// Returns how many requests took each I/O lane.
-    pub fn lane_counts(&self) -> LaneCounts {
-        self.shared.counters.now()
-    }
-}

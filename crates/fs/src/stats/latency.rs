@@ -5,9 +5,8 @@
 //! whole, and the commit in it once more as a commit. Reads of names and attributes are not
 //! measured: reading the clock would distort the result.
 
-use crate::Filesystem;
-use crate::mount::Shared;
 use crate::stats::histogram::{Histogram, Latency};
+use crate::tunables::SharedTunables;
 use butternut_tree::PanicWatch;
 use std::time::Instant;
 
@@ -83,7 +82,8 @@ pub(crate) struct Mark(Option<Instant>);
 #[derive(Debug)]
 pub(crate) struct Timed<'a> {
     _watch: PanicWatch<'a>,
-    shared: &'a Shared,
+    latencies: &'a Latencies,
+    tunables: &'a SharedTunables,
     operation: Operation,
     since: Mark,
 }
@@ -100,22 +100,22 @@ impl Latencies {
     }
 }
 
-impl Shared {
-    pub(crate) fn mark(&self) -> Mark {
-        Mark(self.tunables.measures_latency().then(Instant::now))
+impl Mark {
+    pub(crate) fn now(tunables: &SharedTunables) -> Self {
+        Self(tunables.measures_latency().then(Instant::now))
     }
 }
 
-impl Filesystem {
-    /// Measures an operation, until the result is dropped.
-    pub(crate) fn timed(&self, operation: Operation) -> Timed<'_> {
-        let shared = &*self.shared;
-        let watch = self.forest().watch_panics();
-        Timed { _watch: watch, shared, operation, since: shared.mark() }
+impl<'a> Timed<'a> {
+    pub(crate) fn begin(
+        latencies: &'a Latencies,
+        tunables: &'a SharedTunables,
+        watch: PanicWatch<'a>,
+        operation: Operation,
+    ) -> Self {
+        Self { _watch: watch, latencies, tunables, operation, since: Mark::now(tunables) }
     }
-}
 
-impl Timed<'_> {
     /// Discards the measurement.
     pub(crate) fn forget(mut self) {
         self.since = Mark::default();
@@ -125,7 +125,7 @@ impl Timed<'_> {
 impl Drop for Timed<'_> {
     fn drop(&mut self) {
         if self.since.0.is_some() {
-            self.shared.latencies.record(self.operation, self.since, self.shared.mark());
+            self.latencies.record(self.operation, self.since, Mark::now(self.tunables));
         }
     }
 }

@@ -1,7 +1,5 @@
 //! [`SyncCounts`]: how syncs of files became durable.
 
-use super::Stats;
-use super::metrics::{Metric, counter};
 use crate::stats::lane_counters::Count;
 use butternut_tree::{CommitReason, LogCounters};
 
@@ -30,6 +28,12 @@ impl SyncCounters {
             count.add();
         }
     }
+
+    /// Returns the counts, and those of the log.
+    pub(crate) fn now(&self, log: LogCounters) -> SyncCounts {
+        let commits = self.commits.each_ref().map(Count::now);
+        SyncCounts { fast: self.fast.now(), commits, log }
+    }
 }
 
 impl SyncCounts {
@@ -37,40 +41,5 @@ impl SyncCounts {
     pub fn commits_for(&self, reason: CommitReason) -> u64 {
         let counts = CommitReason::ALL.into_iter().zip(self.commits);
         counts.filter(|(known, _)| *known == reason).map(|(_, count)| count).sum()
-    }
-}
-
-impl Stats {
-    pub(super) fn sync_metrics(&self) -> Vec<Metric> {
-        let SyncCounts { fast, commits, log } = self.syncs;
-        let mut all = vec![
-            counter("fsync_fast", "Syncs of a file that the log made durable.", fast),
-            counter("log_batches", "Batches of the log that were written.", log.batches),
-            counter("log_entries", "Syncs in those batches.", log.entries),
-            counter("log_blocks", "Log blocks that were written.", log.blocks),
-            counter(
-                "log_flush_nanos",
-                "Time that batches waited for flushes, in nanoseconds.",
-                log.flush_nanos,
-            ),
-        ];
-        all.extend(CommitReason::ALL.into_iter().zip(commits).map(|(reason, value)| {
-            let label = Some(("reason", reason.name()));
-            let what = "Syncs of a file that committed, by reason.";
-            Metric { label, ..counter("fsync_commit", what, value) }
-        }));
-        all
-    }
-}
-
-impl crate::Filesystem {
-    /// Returns how syncs of files became durable.
-    pub fn sync_counts(&self) -> SyncCounts {
-        let counters = &self.shared.syncs;
-        SyncCounts {
-            fast: counters.fast.now(),
-            commits: counters.commits.each_ref().map(Count::now),
-            log: self.forest().log_counters(),
-        }
     }
 }

@@ -22,8 +22,8 @@ mod table;
 #[path = "../../../sys/tests/scheduled/mod.rs"]
 mod sync;
 
-/// Replaces the library's `pin`.
-mod pin {
+/// Replaces the library's `no_unpin`.
+mod no_unpin {
     pub(crate) struct NoUnpin;
 
     impl NoUnpin {
@@ -39,8 +39,8 @@ mod idle {
     pub(crate) struct IsIdle(());
 }
 
-/// Replaces the library's `new_inode`.
-mod new_inode {
+/// Replaces the library's `inheritance`.
+mod inheritance {
     #[derive(Debug)]
     pub(crate) struct Inheritance;
 }

@@ -11,21 +11,19 @@
 //!
 //! Left to others: the free space tree (`free_space`), adding and removing groups (`chunks`).
 
+use crate::committed::CommittedTrees;
 use crate::error::TreeError;
-use crate::forest::Forest;
-use crate::transaction::commit::Commit;
-use crate::transaction::running::VolumeParams;
+use crate::transaction::params::VolumeParams;
 use crate::tree::Tree;
 use butternut_format::block_group::{BlockGroup, RawBlockGroup};
 use butternut_format::chunk::BlockGroupFlags;
 use butternut_format::free_space::{FreeBitmap, check_extent};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::refused::{Bits, Refused, require};
-use butternut_format::units::{Logical, TreeId};
+use butternut_format::units::TreeId;
 use butternut_space::{Group, GroupChange, Space, excluded_ranges};
 use butternut_volume::Layout;
 use std::ops::Range;
-use std::sync::Arc;
 use zerocopy::IntoBytes;
 
 /// The flags that say what a group holds. The others name its profile.
@@ -34,21 +32,21 @@ const TYPE_MASK: u64 =
 
 /// Reads all block groups into `space`.
 pub(crate) fn load(
-    forest: &Arc<Forest>,
+    trees: &CommittedTrees,
     params: &VolumeParams,
     space: &Space,
 ) -> Result<(), TreeError> {
-    let items = open_tree(forest, params.group_tree())?;
+    let items = open_tree(trees, params.group_tree())?;
     let mut end = 0;
-    for layout in forest.volume().chunks().iter() {
+    for layout in trees.volume().chunks().iter() {
         check_gap(&items, &(end..layout.logical().0))?;
         end = layout.end();
         let item = find_item(&items, params, layout)?;
         let excluded = excluded_ranges(layout);
         let free = if params.has_free_space_tree {
-            free_of_tree(forest, layout)?
+            free_of_tree(trees, layout)?
         } else {
-            free_of_extents(forest, params, layout, &excluded)?
+            free_of_extents(trees, params, layout, &excluded)?
         };
         let group = Group {
             start: layout.logical(),
@@ -57,7 +55,7 @@ pub(crate) fn load(
             used: item.bytes_used,
             free,
             excluded,
-            is_read_only: !forest.volume().can_write(layout),
+            is_read_only: !trees.volume().can_write(layout),
         };
         space.add_group(&group).map_err(|error| TreeError::Space(Box::new(error)))?;
     }
@@ -82,8 +80,8 @@ fn check_gap(items: &Tree, gap: &Range<u64>) -> Result<(), TreeError> {
     Ok(())
 }
 
-fn open_tree(forest: &Arc<Forest>, id: TreeId) -> Result<Tree, TreeError> {
-    forest.committed_tree(id)?.ok_or(TreeError::NoTree { tree: id })
+fn open_tree(trees: &CommittedTrees, id: TreeId) -> Result<Tree, TreeError> {
+    trees.tree(id)?.ok_or(TreeError::NoTree { tree: id })
 }
 
 fn find_item(
@@ -106,8 +104,8 @@ fn find_item(
 }
 
 /// Returns the free ranges of a group by the free space tree.
-fn free_of_tree(forest: &Arc<Forest>, layout: &Layout) -> Result<Vec<Range<u64>>, TreeError> {
-    let tree = open_tree(forest, TreeId::FREE_SPACE)?;
+fn free_of_tree(trees: &CommittedTrees, layout: &Layout) -> Result<Vec<Range<u64>>, TreeError> {
+    let tree = open_tree(trees, TreeId::FREE_SPACE)?;
     free_ranges(&tree, layout.logical().0..layout.end())
 }
 
@@ -146,13 +144,13 @@ pub(crate) fn free_ranges(tree: &Tree, group: Range<u64>) -> Result<Vec<Range<u6
 
 /// Returns the ranges of a group that no extent item covers (law 2).
 fn free_of_extents(
-    forest: &Arc<Forest>,
+    trees: &CommittedTrees,
     params: &VolumeParams,
     layout: &Layout,
     excluded: &[Range<u64>],
 ) -> Result<Vec<Range<u64>>, TreeError> {
     let mut used: Vec<Range<u64>> = excluded.to_vec();
-    let extents = open_tree(forest, TreeId::EXTENT)?;
+    let extents = open_tree(trees, TreeId::EXTENT)?;
     let mut cursor = extents.scan();
     cursor.seek(&Key::new(layout.logical().0, ItemType(0), 0))?;
     while let Some(key) = cursor.key() {
@@ -194,23 +192,4 @@ pub(crate) fn encode(change: &GroupChange) -> (Key, Vec<u8>) {
     let raw = RawBlockGroup::of(change.used, change.flags);
     let key = Key::new(change.start.0, ItemType::BLOCK_GROUP_ITEM, change.bytes);
     (key, raw.as_bytes().to_vec())
-}
-
-impl Commit<'_> {
-    /// Updates the items of groups (law 3). Returns whether there were any changes.
-    pub(crate) fn write_groups(&self) -> Result<bool, TreeError> {
-        let changes = self.running.space.take_changed_groups();
-        let tree = self.edit(self.running.params.group_tree())?;
-        for change in &changes {
-            let (key, item) = encode(change);
-            tree.put(&key, &item)?;
-        }
-        Ok(!changes.is_empty())
-    }
-
-    /// Returns the range of the group that holds an address.
-    pub(crate) fn group_of(&self, at: Logical) -> Option<Range<u64>> {
-        let chunks = self.forest.volume().chunks();
-        chunks.find(at).map(|layout| layout.logical().0..layout.end())
-    }
 }

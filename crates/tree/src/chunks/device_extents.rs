@@ -17,20 +17,19 @@
 //! 2. Neither a new chunk nor a discard covers a part of a stripe, whatever the device extents
 //!    say.
 
+use crate::committed::CommittedTrees;
 use crate::error::TreeError;
-use crate::forest::Forest;
 use butternut_format::chunk::Chunk;
 use butternut_format::device_extent::DeviceExtent as ExtentItem;
-use butternut_format::device_item::DeviceItem;
+use butternut_format::device_item::{DEV_ITEMS, DeviceItem};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::refused::Refused;
 use butternut_format::units::{DevId, Logical, Physical, TreeId};
-use butternut_space::DeviceExtent;
-use butternut_volume::Chunks;
+use butternut_space::{DeviceExtent, Space};
+use butternut_volume::{Chunks, DeviceStatus};
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::ops::Range;
-use std::sync::Arc;
 
 /// The device extents of all devices.
 pub(crate) type DeviceExtents = BTreeMap<DevId, Vec<DeviceExtent>>;
@@ -62,9 +61,9 @@ fn corrupt(source: Refused) -> TreeError {
 }
 
 /// Reads the device extents, and compares them with the stripes of all chunks (law 1).
-pub(crate) fn load(forest: &Arc<Forest>) -> Result<DeviceExtents, TreeError> {
-    let extents = read(forest)?;
-    let stripes = stripes(forest.volume().chunks().iter().flat_map(|layout| {
+fn load(trees: &CommittedTrees) -> Result<DeviceExtents, TreeError> {
+    let extents = read(trees)?;
+    let stripes = stripes(trees.volume().chunks().iter().flat_map(|layout| {
         let (bytes, chunk) = (layout.stripe_bytes(), layout.logical());
         let place = move |devid, start: Physical| place(devid, start, bytes, chunk);
         layout.stripes().iter().map(move |stripe| place(stripe.devid, stripe.physical))
@@ -91,8 +90,37 @@ pub(crate) fn load(forest: &Arc<Forest>) -> Result<DeviceExtents, TreeError> {
     Ok(by_device)
 }
 
+/// Adds the devices and their device extents to `space`.
+pub(crate) fn load_devices(trees: &CommittedTrees, space: &Space) -> Result<(), TreeError> {
+    let mut extents = load(trees)?;
+    let devices = trees.volume().devices();
+    let mut cursor = trees.chunk_tree().scan();
+    cursor.seek(&Key::new(DEV_ITEMS, ItemType::DEV_ITEM, 0))?;
+    while let Some((key, data)) = cursor.item_parts() {
+        if key.objectid != DEV_ITEMS || key.item_type != ItemType::DEV_ITEM {
+            break;
+        }
+        let device = DeviceItem::check(key, data).map_err(|refused| TreeError::Corrupt {
+            tree: TreeId::CHUNK,
+            source: refused.at(format_args!("item {key}")),
+        })?;
+        let extents = extents.remove(&device.devid).unwrap_or_default();
+        check_end(&device, &extents)?;
+        space
+            .add_device(device.devid, device.uuid, device.total_bytes, extents)
+            .map_err(|error| TreeError::Space(Box::new(error)))?;
+        let is_device =
+            |status: &&DeviceStatus| (status.devid, status.uuid) == (device.devid, device.uuid);
+        if devices.iter().find(is_device).is_some_and(|status| status.is_seed) {
+            space.set_seed(device.devid);
+        }
+        cursor.advance()?;
+    }
+    check_none_left(&extents)
+}
+
 /// Checks that the device extents of a device end before its end (law 1).
-pub(crate) fn check_end(device: &DeviceItem, extents: &[DeviceExtent]) -> Result<(), TreeError> {
+fn check_end(device: &DeviceItem, extents: &[DeviceExtent]) -> Result<(), TreeError> {
     let beyond = extents.iter().find(|extent| extent.range.end > device.total_bytes);
     beyond.map_or(Ok(()), |extent| {
         let Range { start, end } = extent.range;
@@ -103,7 +131,7 @@ pub(crate) fn check_end(device: &DeviceItem, extents: &[DeviceExtent]) -> Result
 }
 
 /// Checks that no device extent is left: one that is left has a device without an item (law 1).
-pub(crate) fn check_none_left(extents: &DeviceExtents) -> Result<(), TreeError> {
+fn check_none_left(extents: &DeviceExtents) -> Result<(), TreeError> {
     let Some(devid) = extents.keys().next() else { return Ok(()) };
     let want = "one for its device extents";
     Err(corrupt(Refused::new("device item", "none", want).at(format_args!("device {devid}"))))
@@ -159,9 +187,9 @@ fn stripes(stripes: impl Iterator<Item = Place>) -> Result<Vec<Place>, TreeError
 }
 
 /// Returns the device extents in the order of their keys.
-fn read(forest: &Arc<Forest>) -> Result<Vec<Place>, TreeError> {
+fn read(trees: &CommittedTrees) -> Result<Vec<Place>, TreeError> {
     let mut extents = Vec::new();
-    let tree = forest.committed_tree(TreeId::DEVICE)?;
+    let tree = trees.tree(TreeId::DEVICE)?;
     let tree = tree.ok_or(TreeError::NoTree { tree: TreeId::DEVICE })?;
     let mut cursor = tree.scan();
     cursor.seek(&Key::MIN)?;

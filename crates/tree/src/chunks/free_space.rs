@@ -19,63 +19,16 @@ use crate::chunks::block_groups::free_ranges;
 use crate::cow::change::Change;
 use crate::error::TreeError;
 use crate::transaction::TreeEdit;
-use crate::transaction::commit::Commit;
+use crate::transaction::commit::context::Commit;
 use butternut_format::free_space::{BITMAP_BYTES_MAX, FreeSpaceInfo, RawFreeSpaceInfo};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::refused::Refused;
 use butternut_format::units::{Logical, SECTOR_BYTES, TreeId, length};
-use std::collections::BTreeMap;
 use std::ops::Range;
 use zerocopy::IntoBytes;
 
 /// The logical bytes that a full bitmap covers: 8 MiB.
 const BITMAP_RANGE_BYTES: u64 = SECTOR_BYTES * 8 * 256;
-
-/// Ranges that were allocated or freed, and that are not in the tree yet.
-#[derive(Debug, Default)]
-pub(crate) struct FreeSpaceChanges {
-    /// By start: the end, and whether the range became free.
-    changes: BTreeMap<u64, (u64, bool)>,
-}
-
-impl FreeSpaceChanges {
-    pub(crate) fn allocate(&mut self, range: Range<u64>) {
-        self.add(range, false);
-    }
-
-    pub(crate) fn free(&mut self, range: Range<u64>) {
-        self.add(range, true);
-    }
-
-    /// Adds a change. It cancels with an opposite change of the same range.
-    fn add(&mut self, range: Range<u64>, is_free: bool) {
-        match self.changes.get(&range.start) {
-            Some((end, was_free)) if *end == range.end && *was_free != is_free => {
-                self.changes.remove(&range.start);
-            }
-            _ => {
-                self.changes.insert(range.start, (range.end, is_free));
-            }
-        }
-    }
-
-    /// Removes and returns all changes. Neighbours of one kind are joined, except across the border
-    /// of two groups.
-    fn drain(&mut self, is_border: impl Fn(u64) -> bool) -> Vec<(Range<u64>, bool)> {
-        let mut joined: Vec<(Range<u64>, bool)> = Vec::new();
-        for (start, (end, is_free)) in std::mem::take(&mut self.changes) {
-            match joined.last_mut() {
-                Some((last, kind))
-                    if last.end == start && *kind == is_free && !is_border(start) =>
-                {
-                    last.end = end;
-                }
-                _ => joined.push((start..end, is_free)),
-            }
-        }
-        joined
-    }
-}
 
 /// The numbers of extents above which a group changes to bitmaps, and below which it changes back.
 /// They are those of the kernel, so that the two do not convert a group back and forth.
@@ -97,7 +50,7 @@ impl Limits {
 impl Commit<'_> {
     /// Writes the changes into the tree. Returns whether there were any.
     pub(crate) fn write_free_space(&self) -> Result<bool, TreeError> {
-        let chunks = self.forest.volume().chunks();
+        let chunks = self.volume().chunks();
         let is_border = |at| chunks.find(Logical(at)).is_none_or(|l| l.logical().0 == at);
         let changes = self.running.free_changes().drain(is_border);
         if changes.is_empty() || !self.running.params.has_free_space_tree {

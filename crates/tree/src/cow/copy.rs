@@ -24,10 +24,9 @@ use super::{Stop, TreeState};
 use crate::Block;
 use crate::block_edit::{LeafEdit, NodeEdit};
 use crate::error::TreeError;
-use crate::forest::Forest;
 use crate::references::{Ref, Referrer};
+use crate::search::{child, no_child};
 use crate::transaction::running::Running;
-use crate::tree::{child, no_child};
 use butternut_format::extent::EXTENT_FLAG_FULL_BACKREF;
 use butternut_format::file_extent::FileExtent;
 use butternut_format::key::{ItemType, Key};
@@ -41,7 +40,6 @@ use std::sync::Arc;
 pub(crate) struct Writer<'a> {
     pub(crate) id: TreeId,
     pub(crate) state: &'a mut TreeState,
-    pub(crate) forest: &'a Forest,
     pub(crate) running: &'a Running,
     pub(crate) generation: Generation,
     pub(crate) fetched: &'a [Arc<Block>],
@@ -67,7 +65,7 @@ const UNSHARED: Sharing = Sharing { refs: 1, is_full_backref: false };
 
 impl Writer<'_> {
     pub(crate) fn find(&self, expected: &Expected) -> Result<Arc<Block>, Stop> {
-        self.state.find(self.forest, self.fetched, expected)
+        self.state.find(self.running.blocks(), self.fetched, expected)
     }
 
     /// Returns the root as a block of the running transaction. Copies it if necessary.
@@ -161,7 +159,7 @@ impl Writer<'_> {
     }
 
     fn new_block(&self, level: u8) -> Result<NewBlock, Stop> {
-        let logical = self.running.allocate_block(self.forest, self.id)?;
+        let logical = self.running.allocate_block(self.id)?;
         if self.state.dirty.contains_key(&logical) || self.running.has_references(logical) {
             return Err(self.running.refuse_address(logical).into());
         }
@@ -274,8 +272,7 @@ impl Writer<'_> {
         if block.generation().0 > snapshot && !is_relocated {
             return Ok(UNSHARED);
         }
-        let found =
-            self.running.block_refs(self.forest, self.fetched, block.logical(), block.level())?;
+        let found = self.running.block_refs(self.fetched, block.logical(), block.level())?;
         let is_full_backref = found.flags & EXTENT_FLAG_FULL_BACKREF != 0;
         Ok(Sharing { refs: found.refs, is_full_backref })
     }

@@ -16,7 +16,7 @@
 use super::Stop;
 use super::copy::Writer;
 use crate::block_edit::{ITEM_BYTES, LeafEdit, NodeEdit};
-use crate::tree::{child, covering_slot, no_child};
+use crate::search::{child, covering_slot, no_child};
 use butternut_format::key::Key;
 use butternut_format::node::Child;
 use butternut_format::units::{LEVELS_MAX, Logical};

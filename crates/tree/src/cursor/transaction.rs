@@ -3,14 +3,15 @@
 //! It keeps its leaf as it was, and the version of the tree at that moment. A step that finds
 //! another version searches its key again. So it sees the current items, and no item twice.
 
-use super::AHEAD_LEAVES_MAX;
 use crate::Block;
 use crate::cow::{LeafSlot, TransactionTree};
 use crate::error::TreeError;
-use crate::forest::Forest;
-use crate::tree::check_forward;
+use crate::search::check_forward;
 use butternut_format::key::{ItemType, Key};
 use std::sync::Arc;
+
+/// The most leaves in one readahead batch.
+pub(super) const AHEAD_LEAVES_MAX: usize = 32;
 
 /// A leaf of the tree, and a slot in it that holds an item.
 #[derive(Clone, Debug)]
@@ -32,7 +33,6 @@ pub(super) struct TransactionReadahead {
 
 /// One move in a tree of the running transaction.
 pub(super) struct Walk<'a> {
-    pub(super) forest: &'a Forest,
     pub(super) tree: &'a TransactionTree,
     pub(super) ahead: Option<&'a mut TransactionReadahead>,
 }
@@ -98,10 +98,10 @@ impl Walk<'_> {
     fn descend(&mut self, key: &Key) -> Result<LeafSlot, TreeError> {
         let leaves = self.ahead.as_deref_mut().map_or(0, TransactionReadahead::next_batch);
         // The leaves to read ahead are those that the descent found: they must not be overwritten.
-        let _epoch = (leaves > 0).then(|| self.forest.enter_read_epoch());
-        let found = self.tree.read(self.forest, |reader| reader.descend(key, leaves))?;
+        let _epoch = (leaves > 0).then(|| self.tree.epochs().enter());
+        let found = self.tree.read(|reader| reader.descend(key, leaves))?;
         if !found.ahead.is_empty() {
-            self.forest.read_ahead(&found.ahead);
+            self.tree.blocks().read_ahead(&found.ahead);
         }
         Ok(found)
     }

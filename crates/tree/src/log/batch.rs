@@ -73,8 +73,6 @@ pub(crate) struct Log {
     pub(crate) io: Mutex<RawSuperBlock, rank::LogWrite>,
     state: Mutex<LogEntries, rank::LogEntries>,
     wake: Condvar,
-    /// The newest generation that added a chunk.
-    new_chunk: AtomicU64,
     batches: AtomicU64,
     entries: AtomicU64,
     blocks: AtomicU64,
@@ -194,7 +192,7 @@ impl LogSpace {
             self.free.extend((range.start..range.end).step_by(step));
             self.all.push(range);
             // The range may be in the new chunk, which the last commit does not know (law 4).
-            if running.log.has_new_chunk(generation) {
+            if running.has_new_chunk(generation) {
                 return Err(CommitReason::NewChunk);
             }
         }
@@ -208,7 +206,6 @@ impl Log {
             io: Mutex::new(*super_block),
             state: Mutex::new(LogEntries::new(running, node_bytes)),
             wake: Condvar::new(),
-            new_chunk: AtomicU64::new(0),
             batches: AtomicU64::new(0),
             entries: AtomicU64::new(0),
             blocks: AtomicU64::new(0),
@@ -218,15 +215,6 @@ impl Log {
 
     fn state(&self) -> MutexGuard<'_, LogEntries> {
         self.state.lock()
-    }
-
-    /// Records that a transaction adds a chunk, before any of its space can be allocated.
-    pub(crate) fn note_new_chunk(&self, generation: Generation) {
-        self.new_chunk.fetch_max(generation.0, Ordering::SeqCst);
-    }
-
-    pub(super) fn has_new_chunk(&self, generation: Generation) -> bool {
-        self.new_chunk.load(Ordering::SeqCst) >= generation.0
     }
 
     pub(super) fn number(&self) -> LogNumber {
@@ -329,7 +317,7 @@ pub(super) fn sync(
     running: &Running,
     ticket: LogTicket,
 ) -> Result<Result<(), CommitReason>, TreeError> {
-    let log = &running.log;
+    let log = forest.log()?;
     let mut state = log.state();
     loop {
         if let Some(cause) = running.gate.cause() {
@@ -362,7 +350,7 @@ pub(super) fn sync(
 
 /// Writes one batch (laws 1 and 2).
 fn lead(forest: &Forest, running: &Running) -> Result<(), TreeError> {
-    let log = &running.log;
+    let log = forest.log()?;
     let mut durable = log.io.lock();
     let mut state = log.state();
     let generation = state.generation;
@@ -436,11 +424,12 @@ fn write(
         let (generation, source) = (generation.0, Box::new(source));
         running.gate.poison(TreeError::Log { generation, source })
     };
+    let log = forest.log()?;
     let flush = || {
         let start = Instant::now();
         let flushed = volume.flush();
         let nanos = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        running.log.flush_nanos.fetch_add(nanos, Ordering::Relaxed);
+        log.flush_nanos.fetch_add(nanos, Ordering::Relaxed);
         flushed
     };
     flush().map_err(failed)?;
@@ -537,9 +526,10 @@ mod tests {
         let ticket = ticket.expect("the tree").expect("an entry");
         drop(log);
         let running = forest.running().expect("writable");
+        let ending = forest.log().expect("writable");
         // As a commit that fails after it has ended the log.
         let next = Generation(ticket.generation.0 + 1);
-        assert_eq!(running.log.end_transaction(next, running.params.node_bytes), []);
+        assert_eq!(ending.end_transaction(next, running.params.node_bytes), []);
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| forest.sync_log(ticket));
             std::thread::sleep(std::time::Duration::from_millis(20));

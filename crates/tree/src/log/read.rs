@@ -13,7 +13,8 @@
 
 use crate::error::TreeError;
 use crate::forest::Forest;
-use crate::tree::{Tree, child, no_child};
+use crate::search::{child, no_child};
+use crate::tree::Tree;
 use butternut_format::file_extent::FileExtent;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::node::Expected;

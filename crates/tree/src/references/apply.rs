@@ -20,7 +20,7 @@ use crate::cow::change::Change;
 use crate::cursor::Cursor;
 use crate::error::TreeError;
 use crate::transaction::TreeEdit;
-use crate::transaction::commit::Commit;
+use crate::transaction::commit::context::Commit;
 use butternut_format::extent::Extent;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::refused::{Refused, require};
@@ -196,7 +196,7 @@ impl Commit<'_> {
                 && found == key
             {
                 let parse = |extent: Extent<'_>| ExtentItem::parse(&extent);
-                return Ok((key, read_extent(self.forest, key, data, parse)?));
+                return Ok((key, read_extent(self.volume(), key, data, parse)?));
             }
         }
         Err(corrupt(at, Refused::new("extent item", "none", "one for the extent")))

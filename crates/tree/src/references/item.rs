@@ -10,7 +10,6 @@
 
 use super::{Content, Ref};
 use crate::error::TreeError;
-use crate::forest::Forest;
 use butternut_format::extent::{
     EXTENT_FLAG_DATA, EXTENT_FLAG_FULL_BACKREF, EXTENT_FLAG_TREE_BLOCK, Extent, ExtentKind,
     InlineRef, RawExtentDataRef, RawExtentItem, RawInlineRef, RawSharedDataRef, RawTreeBlockInfo,
@@ -19,6 +18,7 @@ use butternut_format::key::{ItemType, Key, RawKey};
 use butternut_format::node::HEADER_BYTES;
 use butternut_format::refused::Refused;
 use butternut_format::units::{Generation, Logical, TreeId};
+use butternut_volume::Volume;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
@@ -175,19 +175,17 @@ impl Ref {
 
 /// Checks an item of the extent tree and passes it to `read`.
 pub(crate) fn read_extent<'a, R>(
-    forest: &Forest,
+    volume: &Volume,
     key: Key,
     data: &'a [u8],
     read: impl FnOnce(Extent<'a>) -> Result<R, Refused>,
 ) -> Result<R, TreeError> {
     // The generation of the item was checked with its leaf.
     let leaf = Generation(u64::MAX);
-    Extent::check(key, data, leaf, &forest.volume().block_rules()).and_then(read).map_err(
-        |refused| {
-            let source = refused.at(format_args!("item {key}"));
-            TreeError::Corrupt { tree: TreeId::EXTENT, source }
-        },
-    )
+    Extent::check(key, data, leaf, &volume.block_rules()).and_then(read).map_err(|refused| {
+        let source = refused.at(format_args!("item {key}"));
+        TreeError::Corrupt { tree: TreeId::EXTENT, source }
+    })
 }
 
 /// Returns the sort key of an inline reference (law 1).

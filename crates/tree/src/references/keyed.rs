@@ -13,7 +13,7 @@ use super::item::{checked_count, keyed_bytes};
 use super::{Ref, corrupt};
 use crate::cursor::Cursor;
 use crate::error::TreeError;
-use crate::transaction::commit::Commit;
+use crate::transaction::commit::context::Commit;
 use butternut_format::extent::{DataRef, check_data_ref, check_shared_data_ref};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::refused::Refused;

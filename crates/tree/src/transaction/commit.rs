@@ -40,7 +40,7 @@ use crate::cow::TransactionTree;
 use crate::device_stats::Counts;
 use crate::error::TreeError;
 use crate::forest::Forest;
-use crate::transaction::TreeEdit;
+use crate::log::Log;
 use crate::transaction::running::Running;
 use butternut_format::check;
 use butternut_format::key::{ItemType, Key};
@@ -51,6 +51,7 @@ use butternut_format::units::{Generation, Logical, TreeId};
 use butternut_space::Class;
 use butternut_sys::lock::{Mark, rank};
 use butternut_volume::VolumeError;
+use context::Commit;
 use std::sync::Arc;
 use zerocopy::FromZeros;
 use zerocopy::IntoBytes;
@@ -59,12 +60,7 @@ use zerocopy::little_endian::U64;
 /// The most rounds of step 2. Commits need a few; the limit stops an endless loop.
 const ROUNDS_MAX: usize = 1000;
 
-/// A commit while its gate is closed.
-pub(crate) struct Commit<'a> {
-    pub(crate) forest: &'a Arc<Forest>,
-    pub(crate) running: &'a Running,
-    pub(crate) generation: Generation,
-}
+pub(crate) mod context;
 
 /// The result of step 3.
 struct FrozenBlocks {
@@ -90,7 +86,7 @@ impl Forest {
 
     fn commit_once(self: &Arc<Self>) -> Result<Generation, TreeError> {
         debug_assert!(!Mark::<rank::Handle>::is_held(), "a commit waits for all handles");
-        let running = self.running()?;
+        let (running, log) = (self.running()?, self.log()?);
         let target = running.gate.generation();
         let _guard = running.committing.lock();
         if running.gate.committed() >= target {
@@ -103,16 +99,16 @@ impl Forest {
         let Some(generation) = running.gate.freeze()? else {
             let committed = running.gate.committed();
             self.flush_in_place(running, committed)?;
-            self.unpin_left(running);
+            running.read_epochs.unpin_left();
             return Ok(committed);
         };
         let _watch = self.watch_panics();
         running.check_locks();
-        let commit = Commit { forest: self, running, generation };
+        let commit = Commit { running, generation };
         if let Some(error) = running.gate.cause() {
             return Err(running.gate.poison(error));
         }
-        let frozen = match commit.settle().and_then(|stats| commit.freeze_blocks(stats)) {
+        let frozen = match commit.settle().and_then(|stats| commit.freeze_blocks(stats, log)) {
             Ok(frozen) => frozen,
             Err(error) => return Err(running.gate.poison(error)),
         };
@@ -120,7 +116,7 @@ impl Forest {
             return Err(running.gate.poison(error));
         }
         running.gate.thaw();
-        let mut durable = running.log.io.lock();
+        let mut durable = log.io.lock();
         let ends_log = durable.log_root.get() != 0;
         commit.write(&frozen, ends_log).map_err(|error| running.gate.poison(error))?;
         *durable = frozen.super_block;
@@ -156,12 +152,7 @@ impl Forest {
     }
 }
 
-impl<'a> Commit<'a> {
-    /// Opens a tree for changes of the commit itself.
-    pub(crate) fn edit(&self, id: TreeId) -> Result<TreeEdit<'a>, TreeError> {
-        TreeEdit::new(self.forest, id, self.generation, None)
-    }
-
+impl Commit<'_> {
     /// Runs step 2. Returns the device statistics that it wrote.
     fn settle(&self) -> Result<Counts, TreeError> {
         let device_stats = self.write_device_stats()?;
@@ -222,7 +213,7 @@ impl<'a> Commit<'a> {
         raw.generation.set(self.generation.0);
         raw.generation_v2.set(self.generation.0);
         if tree.id().is_subvolume() && is_changed {
-            let now = self.forest.now();
+            let now = self.running.now();
             raw.ctransid.set(self.generation.0);
             raw.ctime = now.into();
         }
@@ -230,7 +221,7 @@ impl<'a> Commit<'a> {
     }
 
     /// Runs step 3.
-    fn freeze_blocks(&self, device_stats: Counts) -> Result<FrozenBlocks, TreeError> {
+    fn freeze_blocks(&self, device_stats: Counts, log: &Log) -> Result<FrozenBlocks, TreeError> {
         let trees = self.running.trees();
         let csum = self.running.params.csum;
         let mut blocks = Vec::new();
@@ -246,7 +237,7 @@ impl<'a> Commit<'a> {
             state.committed_root = state.root;
             state.changes.clear();
         }
-        self.end_log();
+        self.end_log(log);
         self.running.reset_dirty();
         for class in Class::ALL {
             self.running.space.release_recycled(class);
@@ -262,16 +253,12 @@ impl<'a> Commit<'a> {
     }
 
     /// Ends the log of this transaction: its blocks are free when the commit is durable.
-    fn end_log(&self) {
+    fn end_log(&self, log: &Log) {
         let running = self.running;
         let next = Generation(self.generation.0.saturating_add(1));
-        for range in running.log.end_transaction(next, running.params.node_bytes) {
+        for range in log.end_transaction(next, running.params.node_bytes) {
             running.check(running.space.pin(range, self.generation));
         }
-    }
-
-    fn root_of(&self, id: TreeId) -> Result<Option<Expected>, TreeError> {
-        Ok(self.running.tree(self.forest, id)?.map(|tree| tree.root()))
     }
 
     /// Composes the superblock of this generation, without the fields that differ between devices.
@@ -342,7 +329,7 @@ impl<'a> Commit<'a> {
 
     /// Runs steps 5 to 8. `ends_log`: the superblock on disk names a log.
     fn write(&self, frozen: &FrozenBlocks, ends_log: bool) -> Result<(), TreeError> {
-        let volume = self.forest.volume();
+        let volume = self.volume();
         let rules = volume.block_rules();
         for block in &frozen.blocks {
             let expected = Expected {
@@ -376,17 +363,17 @@ impl<'a> Commit<'a> {
     /// Runs step 9. The commit is durable: nothing here fails (law 9).
     fn finish(&self, frozen: FrozenBlocks) {
         for block in frozen.blocks {
-            self.forest.cache_block(block);
+            self.running.blocks().insert(block);
         }
         for tree in frozen.trees {
             tree.state_mut().frozen = None;
         }
         for (devid, counts) in &frozen.device_stats {
-            self.forest.volume().set_recorded_stats(*devid, counts);
+            self.volume().set_recorded_stats(*devid, counts);
         }
         self.release_chunks();
         self.running.gate.set_committed(self.generation);
-        self.forest.unpin(self.running, self.generation);
+        self.running.read_epochs.unpin(self.generation);
         self.running.set_global_reserve();
     }
 }

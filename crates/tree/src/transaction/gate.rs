@@ -4,6 +4,7 @@
 
 use crate::error::TreeError;
 use butternut_format::units::Generation;
+use butternut_space::SpaceError;
 use butternut_sys::lock::{Condvar, Mutex, MutexGuard, rank};
 use std::sync::Arc;
 
@@ -158,6 +159,14 @@ impl Gate {
             return Ok(());
         }
         state.cause.as_ref().map_or(Ok(()), |cause| Err(read_only(cause)))
+    }
+
+    /// Makes the volume read-only after an error of `space`, which means that the trees contradict
+    /// each other.
+    pub(crate) fn check_space<T>(&self, result: Result<T, SpaceError>) {
+        if let Err(error) = result {
+            self.poison(TreeError::Space(Box::new(error)));
+        }
     }
 
     /// Makes the volume read-only. The first cause is kept and returned.

@@ -13,28 +13,38 @@
 //! 1. While a reader is in an epoch, no committed block that was reachable when it entered is
 //!    overwritten, and no data extent that a tree showed then or has shown since. The reader finds
 //!    what its tree names, and a mismatch is damage, which is counted and reported. Data that was
-//!    never in a tree is no part of this: its space is freed at once ([`Forest::release_data`]).
+//!    never in a tree is no part of this: its space is freed at once
+//!    ([`Forest::release_data`](crate::Forest::release_data)).
 //! 2. A descent that finds all its blocks in memory enters no epoch.
 //! 3. Space that stayed pinned for a reader becomes free when the last such reader leaves, or with
 //!    the next commit. A reservation that finds no space waits for such readers before it fails,
 //!    at most [`READERS_WAIT_MAX`] long: its caller may hold a lock that a reader waits for.
 //! 4. A reader never discards: its caller may hold locks, and a discard takes long. With the option
 //!    `discard`, what the last reader leaves stays pinned until the next commit, with or without
-//!    changes, or until a reservation finds no space ([`Forest::unpin_left`]).
+//!    changes, or until a reservation finds no space ([`ReadEpochs::unpin_left`]).
 
-use crate::forest::Forest;
-use crate::transaction::running::Running;
+use crate::transaction::discards::Discards;
+use crate::transaction::gate::Gate;
 use butternut_format::units::{Generation, Logical};
+use butternut_space::Space;
 use butternut_sys::lock::{Condvar, Mutex, MutexGuard, rank};
+use butternut_volume::Volume;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The longest time for which a reservation waits for readers (law 3).
 pub(crate) const READERS_WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// The readers of a forest that are in an epoch.
-#[derive(Debug, Default)]
+/// The readers of a forest that are in an epoch, and the way that pinned space becomes free.
+#[derive(Debug)]
 pub(crate) struct ReadEpochs {
+    volume: Arc<Volume>,
+    space: Arc<Space>,
+    gate: Arc<Gate>,
+    discards: Arc<Discards>,
+    /// Whether space is discarded before it becomes free (law 4).
+    discards_freed: bool,
     state: Mutex<State, rank::ReadEpochs>,
     /// Signalled when a reader has left its epoch and has unpinned what waited for it.
     left: Condvar,
@@ -53,11 +63,23 @@ struct State {
 /// A reader in an epoch. Dropping it leaves the epoch.
 #[derive(Debug)]
 pub struct ReadEpoch<'a> {
-    forest: &'a Forest,
-    since: Option<Generation>,
+    /// With the transaction that ran when it was entered; `None` on a forest that is not open for
+    /// writing, where no space is ever freed.
+    entered: Option<(&'a ReadEpochs, Generation)>,
 }
 
 impl ReadEpochs {
+    pub(crate) fn new(
+        volume: Arc<Volume>,
+        space: Arc<Space>,
+        gate: Arc<Gate>,
+        discards: Arc<Discards>,
+        discards_freed: bool,
+    ) -> Self {
+        let (state, left) = (Mutex::default(), Condvar::new());
+        Self { volume, space, gate, discards, discards_freed, state, left }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
@@ -73,6 +95,59 @@ impl ReadEpochs {
             may_read || state.unpinning > 0
         };
         drop(self.left.wait_timeout_while(state, time, is_pinned));
+    }
+
+    /// Enters the epoch of the running transaction, and leaves it when the result is dropped (law
+    /// 1).
+    pub(crate) fn enter(&self) -> ReadEpoch<'_> {
+        let mut state = self.state();
+        // Read under the lock: no commit of this generation has computed yet what it unpins.
+        let since = self.gate.generation();
+        let count = state.count.entry(since).or_default();
+        *count = count.saturating_add(1);
+        ReadEpoch { entered: Some((self, since)) }
+    }
+
+    /// Unpins the space that the commit of `committed` freed, except what a reader may still read.
+    /// Discards it first, if the forest was opened with `discard`; errors of the discard are
+    /// ignored, since the space is free in any case.
+    pub(crate) fn unpin(&self, committed: Generation) {
+        let up_to = self.state().unpinnable(committed);
+        if let Some(up_to) = up_to {
+            self.unpin_up_to(up_to);
+        }
+    }
+
+    /// Unpins the space that the last readers have left without a discard (law 4).
+    pub(crate) fn unpin_left(&self) {
+        if !self.discards_freed {
+            return;
+        }
+        let up_to = self.state().unpinnable_now();
+        if let Some(up_to) = up_to {
+            self.unpin_up_to(up_to);
+        }
+    }
+
+    fn unpin_up_to(&self, generation: Generation) {
+        // After an error it is not certain what the devices hold: another writer may use the space.
+        if !self.discards_freed || self.gate.cause().is_some() {
+            self.space.unpin(generation);
+            return;
+        }
+        let _discarding = self.discards.begin();
+        for range in self.space.unpin_to_caller(generation) {
+            let bytes = range.end.saturating_sub(range.start);
+            self.volume.discard(Logical(range.start), bytes).ok();
+            self.gate.check_space(self.space.release(range));
+        }
+    }
+}
+
+impl ReadEpoch<'_> {
+    /// Enters no epoch.
+    pub(crate) fn none() -> Self {
+        Self { entered: None }
     }
 }
 
@@ -95,61 +170,10 @@ impl State {
     }
 }
 
-impl Forest {
-    /// Enters the epoch of the running transaction, and leaves it when the result is dropped (law
-    /// 1). Does nothing on a forest that is not open for writing, where no space is ever freed.
-    pub fn enter_read_epoch(&self) -> ReadEpoch<'_> {
-        let since = self.running().ok().map(|running| {
-            let mut state = running.read_epochs.state();
-            // Read under the lock: no commit of this generation has computed yet what it unpins.
-            let since = running.gate.generation();
-            let count = state.count.entry(since).or_default();
-            *count = count.saturating_add(1);
-            since
-        });
-        ReadEpoch { forest: self, since }
-    }
-
-    /// Unpins the space that the commit of `committed` freed, except what a reader may still read.
-    /// Discards it first, if the forest was opened with `discard`; errors of the discard are
-    /// ignored, since the space is free in any case.
-    pub(crate) fn unpin(&self, running: &Running, committed: Generation) {
-        let up_to = running.read_epochs.state().unpinnable(committed);
-        if let Some(up_to) = up_to {
-            self.unpin_up_to(running, up_to);
-        }
-    }
-
-    /// Unpins the space that the last readers have left without a discard (law 4).
-    pub(crate) fn unpin_left(&self, running: &Running) {
-        if !self.discards() {
-            return;
-        }
-        let up_to = running.read_epochs.state().unpinnable_now();
-        if let Some(up_to) = up_to {
-            self.unpin_up_to(running, up_to);
-        }
-    }
-
-    fn unpin_up_to(&self, running: &Running, generation: Generation) {
-        // After an error it is not certain what the devices hold: another writer may use the space.
-        if !self.discards() || running.gate.cause().is_some() {
-            running.space.unpin(generation);
-            return;
-        }
-        let _discarding = running.discards.begin();
-        for range in running.space.unpin_to_caller(generation) {
-            let bytes = range.end.saturating_sub(range.start);
-            self.volume().discard(Logical(range.start), bytes).ok();
-            running.check(running.space.release(range));
-        }
-    }
-}
-
 impl Drop for ReadEpoch<'_> {
     fn drop(&mut self) {
-        let Some((since, running)) = self.since.zip(self.forest.running().ok()) else { return };
-        let mut state = running.read_epochs.state();
+        let Some((epochs, since)) = self.entered else { return };
+        let mut state = epochs.state();
         if let Some(count) = state.count.get_mut(&since) {
             *count = count.saturating_sub(1);
             if *count == 0 {
@@ -159,16 +183,16 @@ impl Drop for ReadEpoch<'_> {
         if state.waiting.is_none() {
             return;
         }
-        if !self.forest.discards()
+        if !epochs.discards_freed
             && let Some(up_to) = state.unpinnable_now()
         {
             state.unpinning = state.unpinning.saturating_add(1);
             drop(state);
-            running.space.unpin(up_to);
-            state = running.read_epochs.state();
+            epochs.space.unpin(up_to);
+            state = epochs.state();
             state.unpinning = state.unpinning.saturating_sub(1);
         }
         drop(state);
-        running.read_epochs.left.notify_all();
+        epochs.left.notify_all();
     }
 }

@@ -89,7 +89,7 @@ impl Forest {
             if commits == COMMITS_MAX && is_round_due(&no_space, rounds, time_left) {
                 // The commits have freed the space. Readers still pin it, or others took it.
                 running.read_epochs.wait_for_readers(time_left);
-                self.unpin_left(running);
+                running.read_epochs.unpin_left();
                 (commits, rounds) = (0, rounds + 1);
                 continue;
             }
@@ -120,7 +120,7 @@ impl Forest {
     fn add_chunk(&self, class: Class) -> Result<bool, TreeError> {
         let running = self.running()?;
         let _membership = running.gate.join_unreserved()?;
-        Ok(running.add_chunk(self, class))
+        Ok(running.add_chunk(class))
     }
 }
 

@@ -12,29 +12,29 @@
 //! Left to others: the steps of a commit (`commit`), adding and removing chunks (`chunks`).
 
 use crate::Block;
-use crate::chunks::Chunks;
-use crate::chunks::block_groups;
-use crate::chunks::free_space::FreeSpaceChanges;
+use crate::blocks::Blocks;
+use crate::chunks::changes::Chunks;
+use crate::chunks::free_changes::FreeSpaceChanges;
+use crate::chunks::{block_groups, device_extents};
+use crate::committed::{CommittedTrees, root_item};
 use crate::cow::{RootRecord, Stop, TransactionTree};
 use crate::error::TreeError;
-use crate::forest::Forest;
-use crate::log::Log;
 use crate::pending_checksums::PendingChecksums;
 use crate::references::item::{ExtentItem, read_extent};
 use crate::references::{self, Content, PendingRefs, Ref, References};
 use crate::transaction::discards::Discards;
 use crate::transaction::gate::Gate;
+use crate::transaction::need::{Need, ReservationLevel};
+use crate::transaction::params::VolumeParams;
 use crate::transaction::read_epochs::ReadEpochs;
-use crate::transaction::{Need, ReservationLevel};
-use butternut_format::checksum::ChecksumKind;
-use butternut_format::chunk::BlockGroupFlags;
+use crate::tree::Tree;
 use butternut_format::extent::{EXTENT_FLAG_FULL_BACKREF, Extent};
-use butternut_format::feature;
+use butternut_format::inode::Time;
 use butternut_format::key::{ItemType, Key};
-use butternut_format::node::{Expected, HEADER_BYTES};
+use butternut_format::node::Expected;
 use butternut_format::refused::Refused;
-use butternut_format::super_block::{RawSuperBlock, SuperBlock};
-use butternut_format::units::{Generation, Logical, TreeId, index, length};
+use butternut_format::super_block::RawSuperBlock;
+use butternut_format::units::{Generation, Logical, TreeId, length};
 use butternut_space::{
     AllocationRequest, Class, Cluster, ExtentChange, NoSpace, Reservation, Space, SpaceOptions,
 };
@@ -78,54 +78,6 @@ const COW_BLOCKS_PER_REFERENCE: u64 = 2;
 /// The approximate memory of one delayed reference, in bytes.
 const HEAD_BYTES: u64 = 160;
 
-/// Properties of the volume that do not change while it is open.
-#[derive(Clone, Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a feature bit of the superblock")]
-pub(crate) struct VolumeParams {
-    pub(crate) node_bytes: u32,
-    pub(crate) fsid: [u8; 16],
-    pub(crate) chunk_tree_uuid: [u8; 16],
-    pub(crate) csum: ChecksumKind,
-    pub(crate) incompat: u64,
-    pub(crate) is_skinny: bool,
-    pub(crate) is_mixed: bool,
-    /// Whether the volume has a valid free space tree, which commits maintain.
-    pub(crate) has_free_space_tree: bool,
-    pub(crate) has_block_group_tree: bool,
-}
-
-impl VolumeParams {
-    fn of(super_block: &SuperBlock, chunk_tree_uuid: [u8; 16]) -> Self {
-        let is_valid = super_block.has_compat_ro(feature::FREE_SPACE_TREE)
-            && super_block.has_compat_ro(feature::FREE_SPACE_TREE_VALID);
-        Self {
-            node_bytes: super_block.node_bytes(),
-            fsid: super_block.metadata_uuid(),
-            chunk_tree_uuid,
-            csum: super_block.csum(),
-            incompat: super_block.raw().incompat_flags.get(),
-            is_skinny: super_block.has(feature::SKINNY_METADATA),
-            is_mixed: super_block.has(feature::MIXED_GROUPS),
-            has_free_space_tree: is_valid,
-            has_block_group_tree: super_block.has_compat_ro(feature::BLOCK_GROUP_TREE),
-        }
-    }
-
-    pub(crate) fn node_len(&self) -> usize {
-        index(self.node_bytes)
-    }
-
-    /// Returns the size of the longest item that a leaf can hold, in bytes.
-    pub(crate) fn item_bytes_max(&self) -> usize {
-        self.node_len().saturating_sub(HEADER_BYTES).saturating_sub(crate::block_edit::ITEM_BYTES)
-    }
-
-    /// Returns the tree that holds block group items.
-    pub(crate) fn group_tree(&self) -> TreeId {
-        if self.has_block_group_tree { TreeId::BLOCK_GROUP } else { TreeId::EXTENT }
-    }
-}
-
 /// The reference count and the flags of a tree block, in the running transaction.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockRefs {
@@ -135,8 +87,10 @@ pub(crate) struct BlockRefs {
 
 pub(crate) struct Running {
     pub(crate) params: VolumeParams,
-    pub(crate) gate: Gate,
-    pub(crate) space: Space,
+    pub(crate) gate: Arc<Gate>,
+    pub(crate) space: Arc<Space>,
+    blocks: Arc<Blocks>,
+    clock: fn() -> Time,
     trees: RwLock<HashMap<TreeId, Arc<TransactionTree>>, rank::Trees>,
     references: Mutex<References, rank::DelayedReferences>,
     pending_checksums: Mutex<PendingChecksums, rank::PendingChecksums>,
@@ -154,11 +108,12 @@ pub(crate) struct Running {
     commit_reserve: AtomicU64,
     free_changes: Mutex<FreeSpaceChanges, rank::FreeSpaceChanges>,
     chunks: Mutex<Chunks, rank::NewChunks>,
+    /// The newest generation that added a chunk.
+    new_chunk: AtomicU64,
     /// The superblock of the last commit, with the changes of the running transaction.
     super_block: Mutex<RawSuperBlock, rank::NextSuperBlock>,
-    pub(crate) read_epochs: ReadEpochs,
-    pub(crate) discards: Discards,
-    pub(crate) log: Log,
+    pub(crate) read_epochs: Arc<ReadEpochs>,
+    pub(crate) discards: Arc<Discards>,
     /// Held during a commit (law 5 of `commit`).
     pub(crate) committing: Mutex<(), rank::Commit>,
 }
@@ -172,17 +127,30 @@ impl std::fmt::Debug for Running {
 impl Running {
     /// Reads the state that writing needs: block groups, their free space, devices and their
     /// extents.
-    pub(crate) fn open(forest: &Arc<Forest>) -> Result<Self, TreeError> {
-        let super_block = forest.volume().super_block();
-        let root = forest.block(&super_block.root())?;
+    pub(crate) fn open(
+        trees: &CommittedTrees,
+        clock: fn() -> Time,
+        discards_freed: bool,
+    ) -> Result<Self, TreeError> {
+        let (blocks, volume) = (Arc::clone(trees.blocks()), trees.volume());
+        let super_block = volume.super_block();
+        let root = blocks.read(&super_block.root())?;
         let params = VolumeParams::of(super_block, root.header().chunk_tree_uuid);
         let options = SpaceOptions { node_bytes: params.node_bytes, is_mixed: params.is_mixed };
-        let gate = Gate::new(super_block.generation());
-        let log = Log::new(super_block.raw(), gate.generation(), params.node_bytes);
+        let gate = Arc::new(Gate::new(super_block.generation()));
+        let (space, discards) = (Arc::new(Space::new(options)), Arc::new(Discards::default()));
+        let read_epochs = Arc::new(ReadEpochs::new(
+            Arc::clone(volume),
+            Arc::clone(&space),
+            Arc::clone(&gate),
+            Arc::clone(&discards),
+            discards_freed,
+        ));
         let running = Self {
             gate,
-            log,
-            space: Space::new(options),
+            space,
+            blocks,
+            clock,
             trees: RwLock::default(),
             references: Mutex::default(),
             pending_checksums: Mutex::new(PendingChecksums::new(params.csum.bytes())),
@@ -194,45 +162,53 @@ impl Running {
             commit_reserve: AtomicU64::new(0),
             free_changes: Mutex::default(),
             chunks: Mutex::new(Chunks::default()),
+            new_chunk: AtomicU64::new(0),
             super_block: Mutex::new(*super_block.raw()),
-            read_epochs: ReadEpochs::default(),
-            discards: Discards::default(),
+            read_epochs,
+            discards,
             committing: Mutex::default(),
             params,
         };
-        block_groups::load(forest, &running.params, &running.space)?;
-        Chunks::load(forest, &running.space)?;
+        block_groups::load(trees, &running.params, &running.space)?;
+        device_extents::load_devices(trees, &running.space)?;
         Ok(running)
     }
 
+    /// Returns the access to the blocks that the transaction has not changed.
+    pub(crate) fn blocks(&self) -> &Arc<Blocks> {
+        &self.blocks
+    }
+
+    /// Returns the time that the commit writes.
+    pub(crate) fn now(&self) -> Time {
+        (self.clock)()
+    }
+
     /// Returns a tree of the running transaction; `None` if the volume has no such tree.
-    pub(crate) fn tree(
-        &self,
-        forest: &Arc<Forest>,
-        id: TreeId,
-    ) -> Result<Option<Arc<TransactionTree>>, TreeError> {
+    pub(crate) fn tree(&self, id: TreeId) -> Result<Option<Arc<TransactionTree>>, TreeError> {
         let known = self.trees.read().get(&id).cloned();
         if known.is_some() {
             return Ok(known);
         }
-        let super_block = forest.volume().super_block();
-        let tree = match id {
-            TreeId::ROOT => TransactionTree::new(super_block.root(), None),
-            TreeId::CHUNK => TransactionTree::new(super_block.chunk_root(), None),
-            _ => match Self::root_record(forest, id)? {
-                Some((root, record)) => TransactionTree::new(root, Some(record)),
+        let super_block = self.blocks.volume().super_block();
+        let (root, record) = match id {
+            TreeId::ROOT => (super_block.root(), None),
+            TreeId::CHUNK => (super_block.chunk_root(), None),
+            _ => match self.root_record(id)? {
+                Some((root, record)) => (root, Some(record)),
                 None => return Ok(None),
             },
         };
+        let (blocks, epochs) = (Arc::clone(&self.blocks), Arc::clone(&self.read_epochs));
+        let tree = TransactionTree::new(root, record, blocks, epochs);
         let mut trees = self.trees.write();
         Ok(Some(Arc::clone(trees.entry(id).or_insert_with(|| Arc::new(tree)))))
     }
 
-    fn root_record(
-        forest: &Arc<Forest>,
-        id: TreeId,
-    ) -> Result<Option<(Expected, RootRecord)>, TreeError> {
-        let Some((key, item)) = forest.root_item(id)? else { return Ok(None) };
+    fn root_record(&self, id: TreeId) -> Result<Option<(Expected, RootRecord)>, TreeError> {
+        let roots = self.tree(TreeId::ROOT)?.ok_or(TreeError::NoTree { tree: TreeId::ROOT })?;
+        let found = root_item(&Tree::in_transaction(roots), id)?;
+        let Some((key, item)) = found else { return Ok(None) };
         let record = RootRecord { key, raw: Box::new(*item.raw()) };
         Ok(Some((item.block(id), record)))
     }
@@ -334,20 +310,41 @@ impl Running {
     ///
     /// Reservations are estimates. Where one was too low, this adds a chunk if the devices have
     /// space.
-    pub(crate) fn allocate_block(
-        &self,
-        forest: &Forest,
-        tree: TreeId,
-    ) -> Result<Logical, TreeError> {
+    pub(crate) fn allocate_block(&self, tree: TreeId) -> Result<Logical, TreeError> {
         let is_system = tree == TreeId::CHUNK;
         let class = if is_system { Class::System } else { Class::Metadata };
         let want = AllocationRequest::node(self.params.node_bytes, cluster(tree));
         let mut found = self.space.allocate(class, want);
-        if found.is_none() && self.add_chunk(forest, class) {
+        if found.is_none() && self.add_chunk(class) {
             found = self.space.allocate(class, want);
         }
         let bytes = u64::from(self.params.node_bytes);
         found.map(|range| Logical(range.start)).ok_or(TreeError::NoSpace { bytes })
+    }
+
+    /// Adds a chunk of a class. Returns `false` if the devices lack the space. The caller is a
+    /// member of the running transaction, or its commit.
+    pub(crate) fn add_chunk(&self, class: Class) -> bool {
+        // Before any of its space can be allocated.
+        self.new_chunk.fetch_max(self.gate.generation().0, Ordering::SeqCst);
+        let mut chunks = self.chunks();
+        match chunks.add(self.blocks.volume(), &self.space, class) {
+            Ok(is_added) => {
+                if is_added {
+                    self.gate.mark_changed();
+                }
+                is_added
+            }
+            Err(error) => {
+                self.gate.poison(error);
+                false
+            }
+        }
+    }
+
+    /// Whether a transaction has added a chunk.
+    pub(crate) fn has_new_chunk(&self, generation: Generation) -> bool {
+        self.new_chunk.load(Ordering::SeqCst) >= generation.0
     }
 
     fn node_range(&self, at: Logical) -> Range<u64> {
@@ -451,16 +448,13 @@ impl Running {
     /// Makes the volume read-only after an error of `space`, which means that the trees contradict
     /// each other.
     pub(crate) fn check<T>(&self, result: Result<T, butternut_space::SpaceError>) {
-        if let Err(error) = result {
-            self.gate.poison(TreeError::Space(Box::new(error)));
-        }
+        self.gate.check_space(result);
     }
 
     /// Returns the references and flags of a block: those in the extent tree, changed by the
     /// delayed ones.
     pub(crate) fn block_refs(
         &self,
-        forest: &Forest,
         fetched: &[Arc<Block>],
         at: Logical,
         level: u8,
@@ -476,9 +470,9 @@ impl Running {
         };
         let mut found = BlockRefs { refs: 0, flags: 0 };
         if !is_created {
-            let item = match self.extent_item(forest, fetched, &skinny)? {
+            let item = match self.extent_item(fetched, &skinny)? {
                 Some(item) => Some(item),
-                None => self.extent_item(forest, fetched, &whole)?,
+                None => self.extent_item(fetched, &whole)?,
             };
             let item = item.ok_or_else(|| {
                 let source = Refused::new("extent item", "none", "one for a block in use")
@@ -496,31 +490,26 @@ impl Running {
 
     /// Reads an item of the running extent tree. Fails with [`Stop::Missing`] if a block on the
     /// path is not in memory.
-    fn extent_item(
-        &self,
-        forest: &Forest,
-        fetched: &[Arc<Block>],
-        key: &Key,
-    ) -> Result<Option<ExtentItem>, Stop> {
+    fn extent_item(&self, fetched: &[Arc<Block>], key: &Key) -> Result<Option<ExtentItem>, Stop> {
         let trees = self.trees.read();
         let Some(extents) = trees.get(&TreeId::EXTENT).cloned() else {
             return Err(TreeError::NoTree { tree: TreeId::EXTENT }.into());
         };
         drop(trees);
-        let place = extents.read_once_nested(forest, fetched, |reader| reader.descend(key, 0))?;
+        let place = extents.read_once_nested(fetched, |reader| reader.descend(key, 0))?;
         let Some((found, data)) = place.leaf.item(place.slot).filter(|(found, _)| found == key)
         else {
             return Ok(None);
         };
         let parse = |extent: Extent<'_>| ExtentItem::parse(&extent);
-        Ok(Some(read_extent(forest, found, data, parse)?))
+        Ok(Some(read_extent(self.blocks.volume(), found, data, parse)?))
     }
 
     /// Opens the trees that every commit may change, so that [`Self::set_global_reserve`] finds
     /// them.
-    pub(crate) fn open_commit_trees(&self, forest: &Arc<Forest>) -> Result<(), TreeError> {
+    pub(crate) fn open_commit_trees(&self) -> Result<(), TreeError> {
         for id in COMMIT_TREES {
-            self.tree(forest, id)?;
+            self.tree(id)?;
         }
         Ok(())
     }
@@ -590,14 +579,6 @@ impl Running {
         let copies = copies.min(self.commit_trees.load(Ordering::Relaxed));
         let copies = copies.checked_next_multiple_of(RESERVE_STEP).unwrap_or(copies);
         copies.saturating_add(pending)
-    }
-
-    /// Returns the flags for a new chunk of a class: those of its newest block group.
-    pub(crate) fn group_flags(&self, class: Class) -> BlockGroupFlags {
-        let flag = class.flag();
-        let groups = self.space.groups();
-        let found = groups.iter().rev().find(|group| group.flags.contains(flag));
-        found.map_or(flag, |group| group.flags)
     }
 }
 

@@ -3,17 +3,17 @@
 //! Each call locks the tree for one edit. If the edit misses a block, it stops, the block is read
 //! without the lock, and the edit starts again.
 
-use super::Handle;
 use super::running::Running;
 use crate::cow::change::{Alter, Change};
 use crate::cow::copy::Writer;
 use crate::cow::{Stop, TransactionTree, fetch_missing};
 use crate::error::TreeError;
-use crate::forest::Forest;
-use crate::tree::{Tree, check_forward};
+use crate::search::check_forward;
+use crate::tree::Tree;
 use butternut_format::key::Key;
 use butternut_format::refused::Refused;
 use butternut_format::units::{Generation, TreeId};
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -21,25 +21,24 @@ use std::sync::Arc;
 /// except for [`Self::remove_range`] and [`Self::merge`], which are atomic for each leaf.
 #[derive(Debug)]
 pub struct TreeEdit<'a> {
-    forest: &'a Arc<Forest>,
+    running: &'a Running,
     transaction_tree: Arc<TransactionTree>,
     tree: Tree,
     generation: Generation,
-    /// `None` for changes of the commit itself.
-    handle: Option<&'a Handle>,
+    /// Whether the handle of the edit has changed anything; `None` for the commit itself.
+    is_changed: Option<&'a Cell<bool>>,
 }
 
 impl<'a> TreeEdit<'a> {
     pub(crate) fn new(
-        forest: &'a Arc<Forest>,
+        running: &'a Running,
         id: TreeId,
         generation: Generation,
-        handle: Option<&'a Handle>,
+        is_changed: Option<&'a Cell<bool>>,
     ) -> Result<Self, TreeError> {
-        let running = forest.running()?;
-        let transaction_tree = running.tree(forest, id)?.ok_or(TreeError::NoTree { tree: id })?;
-        let tree = Tree::in_transaction(Arc::clone(forest), Arc::clone(&transaction_tree));
-        Ok(Self { forest, transaction_tree, tree, generation, handle })
+        let transaction_tree = running.tree(id)?.ok_or(TreeError::NoTree { tree: id })?;
+        let tree = Tree::in_transaction(Arc::clone(&transaction_tree));
+        Ok(Self { running, transaction_tree, tree, generation, is_changed })
     }
 
     /// Returns the tree for reading, with the changes so far.
@@ -58,7 +57,7 @@ impl<'a> TreeEdit<'a> {
     }
 
     pub(crate) fn running(&self) -> &Running {
-        self.forest.running().expect("only a writable forest has edits")
+        self.running
     }
 
     /// Inserts a new item.
@@ -161,14 +160,13 @@ impl<'a> TreeEdit<'a> {
         &self,
         mut edit: impl FnMut(&mut Writer<'_>) -> Result<R, Stop>,
     ) -> Result<R, TreeError> {
-        let running = self.running();
+        let running = self.running;
         let mut fetched = Vec::new();
         loop {
             let mut state = self.transaction_tree.state_mut();
             let mut writer = Writer {
                 id: self.transaction_tree.id(),
                 state: &mut state,
-                forest: self.forest,
                 running,
                 generation: self.generation,
                 fetched: &fetched,
@@ -181,8 +179,8 @@ impl<'a> TreeEdit<'a> {
             drop(state);
             let stopped = match result {
                 Ok(done) => {
-                    if let Some(handle) = self.handle {
-                        handle.mark_changed();
+                    if let Some(is_changed) = self.is_changed {
+                        is_changed.set(true);
                     }
                     return Ok(done);
                 }
@@ -191,7 +189,8 @@ impl<'a> TreeEdit<'a> {
             if is_torn {
                 return Err(self.fail_torn(stopped));
             }
-            fetch_missing(self.forest, &mut fetched, stopped).map_err(|error| self.fail(error))?;
+            let blocks = running.blocks();
+            fetch_missing(blocks, &mut fetched, stopped).map_err(|error| self.fail(error))?;
         }
     }
 
@@ -206,8 +205,8 @@ impl<'a> TreeEdit<'a> {
                 TreeError::Corrupt { tree: self.id(), source }
             }
         };
-        match self.handle {
-            Some(handle) => handle.abort(error),
+        match self.is_changed {
+            Some(_) => self.running.gate.poison(error),
             None => error,
         }
     }
@@ -217,8 +216,8 @@ impl<'a> TreeEdit<'a> {
     /// two edits. Returns the error to report.
     pub fn fail(&self, error: TreeError) -> TreeError {
         let is_expected = matches!(error, TreeError::Exists { .. } | TreeError::TooLarge { .. });
-        match self.handle {
-            Some(handle) if handle.is_changed.get() && !is_expected => handle.abort(error),
+        match self.is_changed {
+            Some(is_changed) if is_changed.get() && !is_expected => self.running.gate.poison(error),
             _ => error,
         }
     }

@@ -1,20 +1,19 @@
 //! Checks before a volume is opened for writing: which features and states writing would damage.
 
+use crate::committed::CommittedTrees;
 use crate::error::TreeError;
-use crate::forest::Forest;
 use butternut_format::feature;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::quota::QgroupStatus;
 use butternut_format::refused::{Refused, require};
 use butternut_format::units::TreeId;
-use std::sync::Arc;
 
 /// The flag of enabled quotas (`BTRFS_QGROUP_STATUS_FLAG_ON`).
 const QUOTA_ON: u64 = 1 << 0;
 
 /// Refuses a volume that writing would make inconsistent.
-pub(crate) fn check(forest: &Arc<Forest>, replays_log: bool) -> Result<(), TreeError> {
-    let super_block = forest.volume().super_block();
+pub(crate) fn check(trees: &CommittedTrees, replays_log: bool) -> Result<(), TreeError> {
+    let super_block = trees.volume().super_block();
     super_block.writable().map_err(TreeError::Unwritable)?;
     let have = "one";
     require(
@@ -34,23 +33,23 @@ pub(crate) fn check(forest: &Arc<Forest>, replays_log: bool) -> Result<(), TreeE
     )
     .map_err(TreeError::Unwritable)?;
     let want = "all of them writable (the option degraded accepts stale ones)";
-    require(forest.volume().is_writable(), "devices", "read-only, stale or missing", want)
+    require(trees.volume().is_writable(), "devices", "read-only, stale or missing", want)
         .map_err(TreeError::Unwritable)?;
-    no_parity(forest)?;
-    no_quotas(forest)?;
-    no_relocation(forest)
+    no_parity(trees)?;
+    no_quotas(trees)?;
+    no_relocation(trees)
 }
 
 /// Refuses raid5 and raid6, which are supported for reading only.
-fn no_parity(forest: &Arc<Forest>) -> Result<(), TreeError> {
-    let chunks = forest.volume().chunks();
+fn no_parity(trees: &CommittedTrees) -> Result<(), TreeError> {
+    let chunks = trees.volume().chunks();
     let parity = chunks.iter().find(|layout| layout.attributes().parities > 0);
     let have = parity.map_or("", |_| "raid5 or raid6");
     require(parity.is_none(), "profile", have, "one without parity").map_err(TreeError::Unwritable)
 }
 
-fn no_quotas(forest: &Arc<Forest>) -> Result<(), TreeError> {
-    let Some(tree) = forest.tree(TreeId::QUOTA)? else { return Ok(()) };
+fn no_quotas(trees: &CommittedTrees) -> Result<(), TreeError> {
+    let Some(tree) = trees.tree(TreeId::QUOTA)? else { return Ok(()) };
     let key = Key::new(0, ItemType::QGROUP_STATUS, 0);
     let Some(item) = tree.find(&key)? else { return Ok(()) };
     let corrupt = |source: Refused| TreeError::Corrupt { tree: TreeId::QUOTA, source };
@@ -61,8 +60,8 @@ fn no_quotas(forest: &Arc<Forest>) -> Result<(), TreeError> {
 
 /// Refuses a volume with an interrupted balance: it has relocation trees, which only the kernel can
 /// merge.
-fn no_relocation(forest: &Arc<Forest>) -> Result<(), TreeError> {
-    let mut cursor = forest.root_tree().cursor();
+fn no_relocation(trees: &CommittedTrees) -> Result<(), TreeError> {
+    let mut cursor = trees.root_tree().cursor();
     cursor.seek(&Key::new(TreeId::TREE_RELOCATION.0, ItemType::ROOT_ITEM, 0))?;
     let is_relocating = cursor.key().is_some_and(|key| {
         key.objectid == TreeId::TREE_RELOCATION.0 && key.item_type == ItemType::ROOT_ITEM

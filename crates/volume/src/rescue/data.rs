@@ -4,7 +4,7 @@ use super::full_stripe::{FullStripe, Reconstruction};
 use super::{MirrorBytes, mirror_source, mirrors_in_order};
 use crate::device_events::DeviceEventKind;
 use crate::error::{BadRange, ReadSource, SourceFault, SourceVerdict, chain};
-use crate::read_data::{Checksums, SECTOR};
+use crate::sectors::{Checksums, SECTOR};
 use crate::stripe::{Layout, Segment};
 use crate::volume::Volume;
 use butternut_device::DeviceError;

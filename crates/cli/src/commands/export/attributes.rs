@@ -12,40 +12,15 @@ use rustix::fs::{
     AtFlags, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags, chmod, chownat, fchmod,
     fsetxattr, lsetxattr, openat, utimensat,
 };
-use rustix::process::geteuid;
 
 use super::super::walk::WalkPath;
-use super::Export;
 use super::directory::OutputDirectory;
 use super::report::NotPreserved;
-use crate::args::ExportArgs;
+use super::shared::Export;
 
 const ACL: &[u8] = b"system.posix_acl_";
 /// Prefix of btrfs properties (`btrfs.compression`), which other filesystems refuse.
 const PROPERTY: &[u8] = b"btrfs.";
-
-/// The attributes that the copy preserves.
-#[expect(clippy::struct_excessive_bools, reason = "independent options")]
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Preserve {
-    pub(super) owners: bool,
-    pub(super) xattrs: bool,
-    pub(super) devices: bool,
-    /// Owners are not preserved because the user is not root.
-    pub(super) owners_need_root: bool,
-}
-
-impl Preserve {
-    pub(super) fn of(args: &ExportArgs) -> Self {
-        let is_root = geteuid().is_root();
-        Self {
-            owners: is_root && !args.no_owner,
-            xattrs: !args.no_xattrs,
-            devices: args.devices,
-            owners_need_root: !is_root && !args.no_owner,
-        }
-    }
-}
 
 /// Sets the attributes of an open file or directory.
 pub(super) fn finish(export: &Export, fd: BorrowedFd<'_>, stat: &Stat, path: &WalkPath) {

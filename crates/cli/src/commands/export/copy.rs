@@ -19,8 +19,9 @@ use butternut::{Error, ExtentKind, File, FileKind, Stat};
 use rustix::fs::{FileType, Mode, OFlags, ftruncate, makedev, mknodat, openat, symlinkat};
 
 use super::super::walk::WalkPath;
+use super::attributes;
 use super::directory::OutputDirectory;
-use super::{Export, attributes};
+use super::shared::Export;
 
 /// Files larger than this are split into ranges, which several workers copy.
 pub(super) const RANGE_BYTES: u64 = 64 << 20;

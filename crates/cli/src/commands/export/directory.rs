@@ -15,7 +15,8 @@ use rustix::fs::{Mode, OFlags, mkdirat, openat};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::super::walk::{WalkEntry, WalkPath};
-use super::{Export, attributes};
+use super::attributes;
+use super::shared::Export;
 
 /// Flags that open a directory and refuse a symlink.
 const OPEN: OFlags =

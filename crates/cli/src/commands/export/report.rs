@@ -11,7 +11,7 @@ use butternut::Error;
 use serde_json::Value;
 
 use super::super::walk::WalkPath;
-use super::attributes::Preserve;
+use super::preserve::Preserve;
 use crate::args::GlobalArgs;
 use crate::failure::{Completion, Failure, Outcome, io_text};
 use crate::output::size::{Units, pretty};

@@ -1,9 +1,10 @@
 //! Prints a tree block: its header, then each slot.
 
 use super::formatting::{HexText, UuidText, flag_names};
+use super::item;
 use super::key::{KeyText, ObjectIdText};
-use super::walk::{items, slots};
-use super::{Style, item};
+use super::render::Style;
+use super::slots::{items, slots};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::node::{
     BACKREF_REVISION_SHIFT, HEADER_FLAG_RELOC, HEADER_FLAG_WRITTEN, RawHeader, RawItem, RawKeyPtr,

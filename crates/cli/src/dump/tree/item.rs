@@ -9,16 +9,17 @@ mod extent;
 mod inode;
 mod names;
 mod quota;
+mod raw;
 mod root;
 mod space;
 
 pub(in crate::dump) use device::chunk;
+pub(in crate::dump) use raw::padded;
 
-use super::Style;
+use super::render::Style;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::log_item::RawDirLogItem;
 use std::io::{self, Write};
-use zerocopy::{FromBytes, IntoBytes, KnownLayout};
 
 /// Prints the lines after the first line of an item.
 pub(super) fn print(key: Key, data: &[u8], style: Style, out: &mut dyn Write) -> io::Result<()> {
@@ -67,18 +68,4 @@ pub(super) fn print(key: Key, data: &[u8], style: Style, out: &mut dyn Write) ->
         ItemType::QGROUP_LIMIT => quota::limit(data, out),
         _ => Ok(()),
     }
-}
-
-/// Returns the structure at the start of `data`, with zeros for bytes after its end.
-pub(super) fn padded<T: FromBytes + IntoBytes + KnownLayout>(data: &[u8]) -> T {
-    let mut raw = T::new_zeroed();
-    for (to, from) in raw.as_mut_bytes().iter_mut().zip(data) {
-        *to = *from;
-    }
-    raw
-}
-
-/// Returns the bytes after the structure `T` in `data`.
-fn after<T>(data: &[u8]) -> &[u8] {
-    data.get(size_of::<T>()..).unwrap_or_default()
 }

@@ -12,11 +12,12 @@
 //! Blocks selected by address are in a tree without a name.
 
 use super::formatting::{HexText, UuidText};
+use super::item;
 use super::key::KeyText;
-use super::walk::{items, slots};
-use super::{Heading, RawHeader, Renderer, Style, item};
+use super::render::{Heading, Renderer, Style};
+use super::slots::{items, slots};
 use butternut_format::key::Key;
-use butternut_format::node::RawKeyPtr;
+use butternut_format::node::{RawHeader, RawKeyPtr};
 use butternut_format::super_block::{RawRootBackup, RawSuperBlock};
 use serde_json::{Value, json};
 use std::io::{self, Write};

@@ -1,8 +1,9 @@
 //! Prints the dump in the text format of btrfs-progs.
 
+use super::block;
 use super::formatting::UuidText;
 use super::key::KeyText;
-use super::{Heading, Renderer, Style, block};
+use super::render::{Heading, Renderer, Style};
 use butternut_format::super_block::{RawRootBackup, RawSuperBlock};
 use std::io::{self, Write};
 

@@ -23,7 +23,7 @@ fn allocate_all(forest: &Arc<Forest>) -> Vec<Range<u64>> {
         while let Some(range) = running.space.allocate(Class::Metadata, request()) {
             taken.push(range);
         }
-        if !running.add_chunk(forest, Class::Metadata) {
+        if !running.add_chunk(Class::Metadata) {
             return taken;
         }
     }
@@ -152,7 +152,7 @@ fn a_copy_that_fails_changes_no_reference_and_keeps_no_space() {
     let data = bad.item(last).map(|(_, data)| data.to_vec()).expect("an item");
     let at = bad.bytes().windows(data.len()).position(|bytes| bytes == data).expect("its data");
     *bad.bytes_mut().get_mut(at + 20).expect("a type") = 9;
-    forest.cache_block(Arc::new(bad));
+    forest.running().expect("writable").blocks().insert(Arc::new(bad));
     let running = forest.running().expect("writable");
     running.change_block(&leaf, Ref::Shared(Logical(1 << 45)), 1);
     let trees = running.trees();
@@ -187,7 +187,7 @@ fn an_edit_that_fails_after_its_first_change_is_never_committed() {
     let block = forest.block(&expected(TreeId::UUID, before)).expect("the leaf");
     let mut bad = Block::clone(&block);
     crate::block_edit::LeafEdit::new(bad.bytes_mut()).remove(0..1);
-    forest.cache_block(Arc::new(bad));
+    forest.running().expect("writable").blocks().insert(Arc::new(bad));
 
     let handle = forest.join(Need::items(100)).expect("space");
     let tree = handle.tree(TreeId::UUID).expect("the tree");
@@ -234,7 +234,10 @@ fn a_durable_commit_is_reported_even_if_the_root_tree_cannot_be_read() {
     while scan.key().is_some() {
         scan.advance().expect("a step");
     }
-    assert!(forest.cached_block(&leaf).expect("a leaf").is_none(), "the leaf is evicted");
+    assert!(
+        forest.running().expect("writable").blocks().cached(&leaf).expect("a leaf").is_none(),
+        "the leaf is evicted"
+    );
     let chunks = forest.volume().chunks();
     let layout = chunks.find(leaf.logical).expect("a chunk");
     for stripe in layout.stripes() {

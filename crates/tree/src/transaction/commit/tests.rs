@@ -163,7 +163,7 @@ fn a_removed_system_chunk_is_removed_from_the_superblock() {
     let first = listed(&forest);
     assert_eq!(first, groups());
     let handle = forest.join(Need::items(4)).expect("space");
-    assert!(running.add_chunk(&forest, Class::System) && running.add_chunk(&forest, Class::System));
+    assert!(running.add_chunk(Class::System) && running.add_chunk(Class::System));
     drop(handle);
     // Allocate a range in each, so that they are not removed.
     let held: Vec<_> = groups()[first.len()..].iter().map(|at| at.0..at.0 + node).collect();

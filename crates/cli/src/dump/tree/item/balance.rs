@@ -1,7 +1,7 @@
 //! Temporary items: a running balance, a running change of the checksum algorithm.
 
 use super::super::key::ObjectIdText;
-use super::padded;
+use super::raw::padded;
 use butternut_format::balance::{BALANCE_OBJECTID, RawBalanceArgs, RawBalanceItem};
 use butternut_format::checksum::ChecksumKind;
 use butternut_format::key::Key;

@@ -2,8 +2,8 @@
 
 use super::super::formatting::{LocalTimeText, UuidText};
 use super::super::key::ObjectIdText;
+use super::raw::{after, padded};
 use super::space::group_flags_text;
-use super::{after, padded};
 use butternut_format::chunk::{RawChunk, RawStripe};
 use butternut_format::device_extent::{
     DEV_STATS, RawDeviceExtent, RawDeviceReplace, RawDeviceStats,

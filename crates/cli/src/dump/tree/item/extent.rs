@@ -2,7 +2,7 @@
 
 use super::super::formatting::flag_names;
 use super::super::key::{KeyText, ObjectIdText};
-use super::{after, padded};
+use super::raw::{after, padded};
 use butternut_format::checksum::data_ref_hash;
 use butternut_format::extent::{
     EXTENT_FLAG_DATA, EXTENT_FLAG_FULL_BACKREF, EXTENT_FLAG_TREE_BLOCK, RawExtentDataRef,

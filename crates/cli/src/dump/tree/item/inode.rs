@@ -1,7 +1,7 @@
 //! Inodes and file extents.
 
 use super::super::formatting::{flag_names, time_line};
-use super::{after, padded};
+use super::raw::{after, padded};
 use butternut_format::file_extent::{RawFileExtentHeader, RawFileExtentItem};
 use butternut_format::inode::{InodeFlags, RawInodeItem};
 use std::io::{self, Write};

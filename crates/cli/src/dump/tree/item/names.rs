@@ -1,9 +1,9 @@
 //! Items that contain names: directory entries, extended attributes, references, strings.
 
-use super::super::Style;
 use super::super::formatting::EscapedText;
 use super::super::key::KeyText;
-use super::{after, padded};
+use super::super::render::Style;
+use super::raw::{after, padded};
 use butternut_format::dir::{NAME_BYTES_MAX, RawDirItem};
 use butternut_format::inode_ref::{RawInodeExtref, RawInodeRef};
 use butternut_format::key::Key;

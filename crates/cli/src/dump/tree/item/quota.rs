@@ -1,7 +1,7 @@
 //! Quota groups.
 
-use super::super::Style;
-use super::padded;
+use super::super::render::Style;
+use super::raw::padded;
 use butternut_format::quota::{
     RawQgroupInfo, RawQgroupLimit, RawQgroupStatus, STATUS_INCONSISTENT, STATUS_ON, STATUS_RESCAN,
     STATUS_SIMPLE_MODE,

@@ -2,7 +2,7 @@
 
 use super::super::formatting::{UuidText, time_line};
 use super::super::key::KeyText;
-use super::padded;
+use super::raw::padded;
 use butternut_format::key::Key;
 use butternut_format::root::{RawRootItem, RootFlags};
 use butternut_format::uuid::subvolume_ids;

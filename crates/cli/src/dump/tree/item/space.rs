@@ -1,9 +1,9 @@
 //! Checksums, block groups and free space.
 
-use super::super::Style;
 use super::super::formatting::{HexText, flag_names};
 use super::super::key::KeyText;
-use super::padded;
+use super::super::render::Style;
+use super::raw::padded;
 use butternut_format::block_group::RawBlockGroup;
 use butternut_format::chunk::BlockGroupFlags;
 use butternut_format::free_space::{RawFreeSpaceHeader, RawFreeSpaceInfo};

@@ -1,0 +1,28 @@
+//! The metrics of syncs of files, and of the log.
+
+use super::metrics::{Metric, counter};
+use super::sync_counters::SyncCounts;
+use super::{CommitReason, Stats};
+
+impl Stats {
+    pub(super) fn sync_metrics(&self) -> Vec<Metric> {
+        let SyncCounts { fast, commits, log } = self.syncs;
+        let mut all = vec![
+            counter("fsync_fast", "Syncs of a file that the log made durable.", fast),
+            counter("log_batches", "Batches of the log that were written.", log.batches),
+            counter("log_entries", "Syncs in those batches.", log.entries),
+            counter("log_blocks", "Log blocks that were written.", log.blocks),
+            counter(
+                "log_flush_nanos",
+                "Time that batches waited for flushes, in nanoseconds.",
+                log.flush_nanos,
+            ),
+        ];
+        all.extend(CommitReason::ALL.into_iter().zip(commits).map(|(reason, value)| {
+            let label = Some(("reason", reason.name()));
+            let what = "Syncs of a file that committed, by reason.";
+            Metric { label, ..counter("fsync_commit", what, value) }
+        }));
+        all
+    }
+}

@@ -1,0 +1,68 @@
+//! The beginning of an operation that writes: whether the filesystem takes it, and the inodes and
+//! the subvolume that it changes.
+
+use crate::inode::table::InodeEntry;
+use crate::write_state::{WritableSubvolume, WriteState};
+use crate::{Error, FileId, Filesystem, Result};
+use butternut_format::inode::Inode;
+use butternut_format::root::RootFlags;
+use butternut_format::units::TreeId;
+use std::sync::Arc;
+
+/// Why a placeholder cannot be changed.
+const NOT_HERE: &str = "a subvolume that is not here";
+
+impl Filesystem {
+    /// Begins an operation that writes, whatever the dirty memory: checks that the filesystem is
+    /// writable.
+    pub(crate) fn may_begin(&self) -> Result<&Arc<WriteState>> {
+        let write_state = self.write_state()?;
+        if let Some(error) = self.write_error() {
+            return Err(error);
+        }
+        if write_state.is_abandoned() {
+            return Err(Error::ReadOnly { what: "an abandoned filesystem" });
+        }
+        Ok(write_state)
+    }
+
+    /// Returns the entry of an inode that is to be changed.
+    pub(crate) fn entry_of(&self, write_state: &WriteState, id: FileId) -> Result<Arc<InodeEntry>> {
+        if id.is_placeholder() {
+            return Err(Error::NotPermitted { what: NOT_HERE });
+        }
+        let entry = write_state.table.entry(id);
+        self.attributes(&entry)?;
+        Ok(entry)
+    }
+
+    /// Returns the attributes of an inode, which may be newer than its tree.
+    pub(crate) fn attributes(&self, entry: &InodeEntry) -> Result<Inode> {
+        entry.inode(|| self.read_inode(entry.id))
+    }
+
+    /// Returns the subvolume of an inode that is to be changed. The caller has no inode locked,
+    /// except in a subvolume that was written to before.
+    pub(crate) fn writable_subvolume(
+        &self,
+        write_state: &WriteState,
+        id: FileId,
+    ) -> Result<Arc<WritableSubvolume>> {
+        if let Some(dir) = id.placeholder_dir() {
+            self.writable_subvolume(write_state, dir)?;
+            return Err(Error::NotPermitted { what: NOT_HERE });
+        }
+        write_state.subvolume(id, || {
+            let tree = self.tree_of(id)?;
+            let tree_id = TreeId(id.subvolume);
+            let root = self.forest().root_item(tree_id)?.ok_or(Error::Stale { id })?.1;
+            if root.flags().contains(RootFlags::READ_ONLY) {
+                return Err(Error::ReadOnly { what: "the subvolume" });
+            }
+            let subvolume = WritableSubvolume::new(tree_id, tree)?;
+            // An orphan that is open by its id is deleted with its last pin.
+            let left = self.delete_orphans(write_state, &subvolume);
+            Ok((subvolume, left))
+        })
+    }
+}

@@ -1,0 +1,33 @@
+//! [`Need`]: what a handle is for, from which its reservation follows.
+
+/// The changes that a handle is for: it reserves space for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Need {
+    /// The most items that may be inserted, changed or removed.
+    pub items: u32,
+    pub level: ReservationLevel,
+}
+
+/// How deep into the global reserve a handle's reservation may reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReservationLevel {
+    /// Leaves the global reserve alone.
+    Normal,
+    /// May use half of the global reserve: the changes free space in the end.
+    Deletion,
+    /// May use three quarters of the global reserve: other reservations already cover the changes.
+    Prereserved,
+}
+
+impl Need {
+    /// Changes of up to `items` items, at the normal level.
+    pub fn items(items: u32) -> Self {
+        Self { items, level: ReservationLevel::Normal }
+    }
+
+    /// Raises the level for changes that free space in the end.
+    #[must_use]
+    pub fn deleting(self) -> Self {
+        Self { level: ReservationLevel::Deletion, ..self }
+    }
+}
