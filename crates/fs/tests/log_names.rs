@@ -2,6 +2,7 @@
 //! crash right after it leaves every inode under exactly one of the states that it had.
 
 #![allow(clippy::unwrap_used, reason = "tests panic on failure")]
+#![allow(dead_code, reason = "not every test uses all of the shared modules")]
 
 mod volume;
 
