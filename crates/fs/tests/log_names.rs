@@ -103,12 +103,16 @@ fn list(fs: &Filesystem) -> BTreeMap<String, String> {
                 FileKind::Symlink => {
                     format!("link to {}", String::from_utf8_lossy(&fs.read_link(id).unwrap()))
                 }
-                _ => {
+                FileKind::File => {
                     let file = fs.open_file(id).unwrap();
                     let mut bytes = vec![0; usize::try_from(file.len()).unwrap()];
                     file.read_exact_at(0, &mut bytes).unwrap();
                     String::from_utf8(bytes).unwrap()
                 }
+                FileKind::CharDevice
+                | FileKind::BlockDevice
+                | FileKind::Fifo
+                | FileKind::Socket => "special".to_owned(),
             };
             found.insert(path, what);
         }
@@ -120,10 +124,14 @@ fn list(fs: &Filesystem) -> BTreeMap<String, String> {
 fn check(before: &[&str], after: &[&str], want: &[(&str, &str)]) {
     let volume = TestVolume::of(128 << 20, &MkfsOptions::default());
     let fs = Filesystem::open_devices(volume.devices(), &options()).unwrap();
-    before.iter().for_each(|operation| run(&fs, operation));
+    for operation in before {
+        run(&fs, operation);
+    }
     run(&fs, "sync");
     let (commits, fast) = (fs.stats().commits, fs.sync_counts().fast);
-    after.iter().for_each(|operation| run(&fs, operation));
+    for operation in after {
+        run(&fs, operation);
+    }
     assert_eq!(fs.stats().commits, commits, "{after:?} commits: {:?}", fs.sync_counts());
     assert!(fs.sync_counts().fast > fast, "{after:?}");
     let crashed = volume.copy();

@@ -35,6 +35,7 @@
 
 mod batch;
 pub(crate) mod changes;
+mod checksums;
 mod leaves;
 mod names;
 mod read;
@@ -53,21 +54,14 @@ use crate::transaction::running::Running;
 use crate::tree::Tree;
 pub(crate) use batch::Log;
 use batch::LogNumber;
-use butternut_format::key::{ItemType, Key};
-use butternut_format::units::{Generation, Logical, SECTOR_BYTES, TreeId, length};
+use butternut_format::key::Key;
+use butternut_format::units::{Generation, TreeId};
 use butternut_sys::lock::{Mark, rank};
-use leaves::LogItem;
 use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
-/// The most checksum bytes in one item of a log.
-const CHECKSUM_ITEM_BYTES_MAX: usize = 2048;
-
 /// The most items of one append.
 const ITEMS_MAX: usize = 1 << 14;
-
-/// The key of the checksums of a log, like that of the checksum tree (`EXTENT_CSUM_OBJECTID`).
-const CHECKSUM_OBJECT: u64 = u64::MAX - 9;
 
 /// A place in the log of a transaction: what was appended before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +78,8 @@ pub struct LogEntry {
     pub stale: Vec<RangeInclusive<Key>>,
     /// Items as they are in the tree of the subvolume.
     pub items: Vec<(Key, Vec<u8>)>,
-    /// Logical ranges of data that the items refer to: their pending checksums are logged, too.
+    /// Logical ranges of data with checksums that extents of the running transaction refer to: the
+    /// checksums are logged, too.
     pub data: Vec<Range<u64>>,
     /// All names of the inodes whose names are logged. An inode without names is deleted.
     pub names: Vec<(u64, Vec<LoggedName>)>,
@@ -249,30 +244,41 @@ impl InodeLog {
             return Ok(Err(CommitReason::TooMuch));
         }
         let found = running.tree(tree)?.ok_or(TreeError::NoTree { tree })?;
+        let mut entry = entry;
+        let mut checksums = self.committed_checksums(tree, &entry.data)?;
+        entry.items.append(&mut checksums);
         let named: Vec<u64> = entry.names.iter().map(|(named, _)| *named).collect();
         let appended = self.log().append(running, tree, entry);
         Ok(appended.map(|number| {
             let mut state = found.state_mut();
-            named.iter().for_each(|named| state.changes.forget_names(*named));
+            for named in named {
+                state.changes.forget_names(named);
+            }
             state.changes.forget(ino);
             LogTicket { generation: self.generation, number }
         }))
     }
-}
 
-/// Returns the pending checksums of a range as items of a log.
-fn checksum_items(running: &Running, range: &Range<u64>) -> Vec<LogItem> {
-    let mut items: Vec<LogItem> = Vec::new();
-    let checksum_bytes = running.params.csum.bytes().max(1);
-    let bytes_max = CHECKSUM_ITEM_BYTES_MAX / checksum_bytes * checksum_bytes;
-    running.pending_checksums().find(range, &mut |at: Logical, checksums| {
-        let mut at = at.0;
-        for part in checksums.chunks(bytes_max) {
-            let sectors = length(part.len() / checksum_bytes);
-            let key = Key::new(CHECKSUM_OBJECT, ItemType::EXTENT_CSUM, at);
-            items.push((key, part.to_vec()));
-            at = at.saturating_add(sectors.saturating_mul(SECTOR_BYTES));
+    /// Returns the checksums of data that are neither pending nor logged yet.
+    fn committed_checksums(
+        &self,
+        tree: TreeId,
+        data: &[Range<u64>],
+    ) -> Result<Vec<(Key, Vec<u8>)>, TreeError> {
+        let running = self.running();
+        let checksum_bytes = running.params.csum.bytes().max(1);
+        let new = data.iter().flat_map(|range| self.log().unlogged(tree, range));
+        let gaps: Vec<Range<u64>> = new
+            .flat_map(|part| checksums::gaps(&running.pending_checksums(), &part, checksum_bytes))
+            .collect();
+        let mut items = Vec::new();
+        if gaps.is_empty() {
+            return Ok(items);
         }
-    });
-    items
+        let Some(checksum_tree) = self.forest.tree(TreeId::CHECKSUM)? else { return Ok(items) };
+        for gap in gaps {
+            items.append(&mut checksums::committed_items(&checksum_tree, &gap, checksum_bytes)?);
+        }
+        Ok(items)
+    }
 }

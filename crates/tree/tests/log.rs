@@ -9,7 +9,7 @@ use butternut_format::units::{Ino, TreeId};
 use butternut_mkfs::MkfsOptions;
 use butternut_space::Cluster;
 use butternut_tree::{
-    CommitReason, Forest, ForestOptions, LogEntry, LogName, LogTicket, Need, ReservationLevel,
+    CommitReason, Forest, ForestOptions, LogEntry, LogTicket, LoggedName, Need, ReservationLevel,
     TreeError,
 };
 use butternut_volume::{OpenOptions, Volume};
@@ -33,15 +33,15 @@ fn open(device: &Arc<dyn Device>, replays_log: bool) -> Arc<Forest> {
 }
 
 /// Appends an item of a type that no code reads, of an inode with one name, to the log.
-fn append(forest: &Arc<Forest>, ino: u64, name: LogName) -> Result<LogTicket, CommitReason> {
+fn append(forest: &Arc<Forest>, ino: u64, name: LoggedName) -> Result<LogTicket, CommitReason> {
     let items = vec![(Key::new(ino, ItemType(77), 0), vec![7; 300])];
-    let entry = LogEntry { items, names: vec![name], ..LogEntry::default() };
+    let entry = LogEntry { items, names: vec![(ino, vec![name])], ..LogEntry::default() };
     let log = forest.begin_log().unwrap().unwrap();
     log.append(TreeId::FS, ino, entry).unwrap()
 }
 
-fn name(index: u64, name: &[u8]) -> LogName {
-    LogName { dir: 256, index, name: name.to_vec() }
+fn name(index: u64, name: &[u8]) -> LoggedName {
+    LoggedName { dir: 256, index, name: name.to_vec() }
 }
 
 /// Fills the group for data, and commits one more, which is empty: a caller without metadata space
@@ -89,7 +89,7 @@ fn a_name_or_an_index_is_logged_for_one_inode() {
     let forest = open(&fresh(), false);
     append(&forest, INO, name(2, b"name")).unwrap();
     append(&forest, INO, name(2, b"name")).unwrap();
-    assert_eq!(append(&forest, INO + 1, name(3, b"name")), Err(CommitReason::NameConflict));
-    assert_eq!(append(&forest, INO + 1, name(2, b"other")), Err(CommitReason::NameConflict));
+    assert_eq!(append(&forest, INO + 1, name(3, b"name")), Err(CommitReason::Names));
+    assert_eq!(append(&forest, INO + 1, name(2, b"other")), Err(CommitReason::Names));
     append(&forest, INO + 1, name(3, b"other")).unwrap();
 }

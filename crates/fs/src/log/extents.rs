@@ -3,6 +3,7 @@
 use super::FileLog;
 use crate::Result;
 use butternut_format::file_extent::{Compression, ExtentBody, FileExtent};
+use butternut_format::inode::InodeFlags;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::SECTOR_BYTES;
 use butternut_tree::LogEntry;
@@ -50,7 +51,11 @@ impl FileLog<'_> {
         let next = self.next_from(offset.saturating_add(1))?;
         let after = self.extent_key(offset.saturating_add(1));
         entry.stale.push(after..=self.last_key_before(next));
-        if let ExtentBody::Regular { disk, run } = extent.body {
+        let is_new = extent.generation == self.generation();
+        let has_checksums = is_new && !self.inode.flags.contains(InodeFlags::NODATASUM);
+        if let ExtentBody::Regular { disk, run } = extent.body
+            && has_checksums
+        {
             let whole = disk.logical.0..disk.logical.0.saturating_add(disk.bytes);
             entry.data.push(if extent.compression == Compression::None {
                 let start = whole.start.saturating_add(run.offset);

@@ -116,8 +116,8 @@ impl<'a> RelatedLog<'a> {
     pub(super) fn add_entries(&mut self, indexes: &BTreeSet<u64>) -> Logged<()> {
         let dir = self.synced;
         for &index in indexes {
-            let now = self.entry_at(self.tree, dir, index)?;
-            let was = self.entry_at(&self.committed, dir, index)?;
+            let now = entry_at(self.tree, dir, index)?;
+            let was = entry_at(&self.committed, dir, index)?;
             if let Some((target, _)) = &now {
                 let child = inode_of(*target)?;
                 if self.needs_names(child)? {
@@ -192,11 +192,6 @@ impl<'a> RelatedLog<'a> {
         Ok(names::inode(&self.committed, Ino(ino))?.is_some())
     }
 
-    fn names_in(&self, tree: &Tree, ino: u64) -> Logged<Vec<LoggedName>> {
-        let links = names::links(tree, Ino(ino), NAMES_MAX)?;
-        Ok(links.into_iter().map(logged).collect())
-    }
-
     /// Logs all names of an inode that exists (laws 1 to 3).
     fn log_names(&mut self, ino: u64, inode: &Inode) -> Logged<()> {
         for item_type in [ItemType::INODE_REF, ItemType::INODE_EXTREF] {
@@ -205,7 +200,7 @@ impl<'a> RelatedLog<'a> {
                 self.entry.items.push((key, data.to_vec()));
             })?;
         }
-        let now = self.names_in(self.tree, ino)?;
+        let now = names_in(self.tree, ino)?;
         for name in &now {
             let key = Key::new(name.dir, ItemType::DIR_LOG_INDEX, name.index);
             self.entry.stale.push(key..=key);
@@ -222,7 +217,7 @@ impl<'a> RelatedLog<'a> {
     fn add_others_at(&mut self, ino: u64, name: &LoggedName) -> Logged<()> {
         let named = names::lookup(&self.committed, Ino(name.dir), &name.name)?;
         let named = named.map(|found| found.target);
-        let indexed = self.entry_at(&self.committed, name.dir, name.index)?;
+        let indexed = entry_at(&self.committed, name.dir, name.index)?;
         for target in named.into_iter().chain(indexed.map(|(target, _)| target)) {
             self.add_other(ino, target)?;
         }
@@ -243,7 +238,7 @@ impl<'a> RelatedLog<'a> {
     /// Deletes the names that an inode had in the last commit and has no more. What has one of them
     /// now is logged, too: replacing a name is atomic.
     fn lose_names(&mut self, ino: u64, now: &[LoggedName]) -> Logged<()> {
-        let was = self.names_in(&self.committed, ino)?;
+        let was = names_in(&self.committed, ino)?;
         let in_log = self.log.logged_names(self.tree.id(), ino);
         for name in was.iter().chain(&in_log).filter(|name| !now.contains(name)) {
             let dir = names::inode(self.tree, Ino(name.dir))?;
@@ -351,20 +346,26 @@ impl<'a> RelatedLog<'a> {
         }
         Ok(())
     }
+}
 
-    /// Returns the entry at an index of a directory.
-    fn entry_at(&self, tree: &Tree, dir: u64, index: u64) -> Logged<Option<IndexedName>> {
-        let key = Key::new(dir, ItemType::DIR_INDEX, index);
-        let Some(item) = tree.find(&key)? else { return Ok(None) };
-        let Some(Ok(entry)) = DirEntries::new(item.data()).next() else {
-            return Err(Stop(CommitReason::Unreadable));
-        };
-        let target = match entry.location.item_type {
-            ItemType::INODE_ITEM => Target::Inode(Ino(entry.location.objectid)),
-            _ => Target::Subvolume(TreeId(entry.location.objectid)),
-        };
-        Ok(Some((target, entry.name.to_vec())))
-    }
+/// Returns the names of an inode.
+fn names_in(tree: &Tree, ino: u64) -> Logged<Vec<LoggedName>> {
+    let links = names::links(tree, Ino(ino), NAMES_MAX)?;
+    Ok(links.into_iter().map(logged).collect())
+}
+
+/// Returns the entry at an index of a directory.
+fn entry_at(tree: &Tree, dir: u64, index: u64) -> Logged<Option<IndexedName>> {
+    let key = Key::new(dir, ItemType::DIR_INDEX, index);
+    let Some(item) = tree.find(&key)? else { return Ok(None) };
+    let Some(Ok(entry)) = DirEntries::new(item.data()).next() else {
+        return Err(Stop(CommitReason::Unreadable));
+    };
+    let target = match entry.location.item_type {
+        ItemType::INODE_ITEM => Target::Inode(Ino(entry.location.objectid)),
+        _ => Target::Subvolume(TreeId(entry.location.objectid)),
+    };
+    Ok(Some((target, entry.name.to_vec())))
 }
 
 /// Returns the inode of an entry. Subvolumes are not logged.

@@ -16,9 +16,10 @@
 //!    order of their generations.
 //! 2. The lock of the entries is not held while a device is written.
 
+use super::checksums::pending_items;
 use super::leaves::{LogItem, LogRoot, LogTree};
 use super::names::{LoggedName, LoggedNames, NameTaken};
-use super::{CommitReason, LogEntry, LogTicket, checksum_items};
+use super::{CommitReason, LogEntry, LogTicket};
 use crate::Block;
 use crate::error::TreeError;
 use crate::forest::Forest;
@@ -86,8 +87,8 @@ struct LogEntries {
     trees: BTreeMap<TreeId, LogTree>,
     /// The log root tree.
     roots: LogTree,
-    /// Data sectors whose checksums are logged: start and end of disjoint ranges.
-    logged_data: BTreeMap<u64, u64>,
+    /// Data sectors whose checksums each log has: start and end of disjoint ranges.
+    logged_data: BTreeMap<TreeId, BTreeMap<u64, u64>>,
     names: LoggedNames,
     space: LogSpace,
     appended: LogNumber,
@@ -130,13 +131,18 @@ impl LogEntries {
         }
     }
 
-    /// Returns the checksum items of the parts of a range that are not logged yet.
-    fn new_checksums(&mut self, running: &Running, range: &Range<u64>) -> Vec<LogItem> {
-        let mut items = Vec::new();
-        for part in add_range(&mut self.logged_data, range) {
-            items.append(&mut checksum_items(running, &part));
-        }
-        items
+    /// Returns the pending checksums of the parts of a range that are not logged yet.
+    fn new_checksums(
+        &mut self,
+        running: &Running,
+        tree: TreeId,
+        range: &Range<u64>,
+    ) -> Vec<LogItem> {
+        let known = self.logged_data.entry(tree).or_default();
+        let checksum_bytes = running.params.csum.bytes().max(1);
+        let pending = running.pending_checksums();
+        let new = add_range(known, range);
+        new.iter().flat_map(|part| pending_items(&pending, part, checksum_bytes)).collect()
     }
 
     fn blocks_max(&self) -> usize {
@@ -262,6 +268,19 @@ impl Log {
         self.state().names.in_dir(tree, dir)
     }
 
+    /// Returns the parts of a range whose checksums the log of a tree lacks.
+    pub(super) fn unlogged(&self, tree: TreeId, range: &Range<u64>) -> Vec<Range<u64>> {
+        let state = self.state();
+        let mut known = BTreeMap::new();
+        if let Some(logged) = state.logged_data.get(&tree) {
+            let last = logged.range(..=range.start).next_back();
+            let from = last.map_or(range.start, |(start, _)| *start);
+            known.extend(logged.range(from..range.end).map(|(start, end)| (*start, *end)));
+        }
+        drop(state);
+        add_range(&mut known, range)
+    }
+
     /// Whether the log of a tree has an item.
     pub(super) fn has_item(&self, tree: TreeId, key: &Key) -> bool {
         self.state().trees.get(&tree).is_some_and(|log| log.has(key))
@@ -286,7 +305,7 @@ impl Log {
         }
         state.names.replace(tree, names).map_err(|NameTaken| CommitReason::Names)?;
         let checksums: Vec<LogItem> =
-            data.iter().flat_map(|range| state.new_checksums(running, range)).collect();
+            data.iter().flat_map(|range| state.new_checksums(running, tree, range)).collect();
         let log = state.trees.entry(tree).or_insert_with(|| LogTree::new(node_bytes));
         for keys in &stale {
             log.remove(keys);
