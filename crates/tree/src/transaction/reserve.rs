@@ -20,7 +20,8 @@
 //! pin it again. While as much is pinned as a caller needs, the volume is not full: the caller
 //! commits again, for [`READERS_WAIT_MAX`] or a few times.
 //!
-//! A caller that must not wait ([`Wait::NoWait`]) is refused where the first attempt finds no space.
+//! A caller that must not wait ([`Wait::NoWait`]) is refused where the first attempt finds no
+//! space.
 //!
 //! Laws:
 //!
