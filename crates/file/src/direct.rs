@@ -35,9 +35,10 @@ use crate::state::FileState;
 use crate::target::Target;
 use crate::units::REGION_BYTES;
 use crate::units::pages_of;
-use crate::wait::Wait;
 use butternut_format::units::{Logical, SECTOR_BYTES, length};
 use butternut_space::Cluster;
+use butternut_sys::wait::Wait;
+use butternut_tree::TreeError;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -85,18 +86,53 @@ impl FileState {
 
     /// Waits until no direct write is in flight on `blocks`, which are about to become dirty (law 4
     /// of [`crate::in_flight`]). Reads of these blocks are valid only after this call.
-    pub(crate) fn wait_for_direct_writes(&self, blocks: &Range<u64>) {
+    pub(crate) fn wait_for_direct_writes(
+        &self,
+        blocks: &Range<u64>,
+        wait: Wait,
+    ) -> Result<(), FileError> {
+        if wait == Wait::NoWait && self.shared.in_flight().has_writes(blocks) {
+            return Err(FileError::WouldBlock);
+        }
         self.shared.in_flight().wait_for_writes(self.source.request_owners(), blocks);
+        Ok(())
     }
 
     /// Begins a direct write of the blocks of `range`. Returns `None` where the write needs the
-    /// inode lock exclusively, or where it would block and `wait` forbids it. The caller holds the
-    /// inode lock shared and no transaction handle.
+    /// inode lock exclusively. The caller holds the inode lock shared and no transaction handle.
     ///
     /// # Errors
-    /// The trees cannot be read. Lack of space is not an error here: the caller retries with the
-    /// inode locked exclusively, where space can be reclaimed.
+    /// The trees cannot be read; [`FileError::WouldBlock`]. Lack of space is not an error here: the
+    /// caller retries with the inode locked exclusively, where space can be reclaimed.
     pub fn begin_direct_write(
+        &self,
+        range: &Range<u64>,
+        allocation: &mut AllocationRun,
+        wait: Wait,
+    ) -> Result<Option<DirectWrite>, FileError> {
+        let begun = self.begin_direct_write_as(range, allocation, wait);
+        if begun.as_ref().is_err_and(FileError::is_would_block) {
+            self.end_refused_direct_write();
+        }
+        begun
+    }
+
+    /// Ends a direct write that has begun, and that the caller cannot submit without blocking.
+    pub fn refuse_direct_write(&self, write: DirectWrite) {
+        write.fail(&self.source);
+        drop(write);
+        self.end_refused_direct_write();
+    }
+
+    /// Leaves no metadata reservation with a file that is clean (law 3 of
+    /// [`crate::state::metadata_reservation`]): a refused write is not retried here.
+    fn end_refused_direct_write(&self) {
+        if self.is_clean() {
+            self.trim_metadata();
+        }
+    }
+
+    fn begin_direct_write_as(
         &self,
         range: &Range<u64>,
         allocation: &mut AllocationRun,
@@ -113,7 +149,7 @@ impl FileState {
         }
         let Some(target) = self.single_target(range, wait)? else { return Ok(None) };
         let Some(target) = self.stable_target(target) else { return Ok(None) };
-        let Some(slot) = self.begin_in_flight(range, target, wait) else { return Ok(None) };
+        let slot = self.begin_in_flight(range, target, wait)?;
         let (bytes, shared) = (range.end - range.start, Arc::clone(&self.shared));
         let (logical, group) = (target.logical().unwrap_or_default(), Logical::default());
         let mut write =
@@ -121,36 +157,39 @@ impl FileState {
         // The table counts this write already, so of two writes that begin at the same time each
         // reserves for both.
         let has_metadata = match target {
-            Target::New | Target::Preallocated { .. } => self.reserve_metadata_shared(wait),
+            Target::New | Target::Preallocated { .. } => self.reserve_metadata_shared(wait)?,
             Target::Overwrite(_) => true,
         };
         if !has_metadata {
             return Ok(None);
         }
         if target == Target::New {
-            let Some(space) = allocation.take(bytes, wait) else { return Ok(None) };
+            let Some(space) = allocation.take(bytes, wait)? else { return Ok(None) };
             (write.logical, write.group) = (Logical(space.start), allocation.group);
         }
         Ok(Some(write))
     }
 
-    /// Records that a direct write is in flight, under law 5 of [`crate::in_flight`]. Returns
-    /// `None` where it would have to wait for another write, and `wait` forbids it.
-    fn begin_in_flight(&self, range: &Range<u64>, target: Target, wait: Wait) -> Option<WriteSlot> {
+    /// Records that a direct write is in flight, under law 5 of [`crate::in_flight`].
+    fn begin_in_flight(
+        &self,
+        range: &Range<u64>,
+        target: Target,
+        wait: Wait,
+    ) -> Result<WriteSlot, FileError> {
         let in_flight = self.shared.in_flight();
         let has_copies = |logical| {
             let chunks = self.source.forest().volume().chunks();
             chunks.find(logical).is_none_or(|layout| layout.attributes().copies > 1)
         };
         if !target.logical().is_some_and(has_copies) {
-            return Some(in_flight.begin_write(range.clone()));
+            return Ok(in_flight.begin_write(range.clone()));
         }
         loop {
-            let slot = in_flight.begin_exclusive_write(range.clone());
-            if slot.is_some() || wait == Wait::NoWait {
-                return slot;
+            if let Some(slot) = in_flight.begin_exclusive_write(range.clone()) {
+                return Ok(slot);
             }
-            in_flight.wait_for_writes(self.source.request_owners(), range);
+            self.wait_for_direct_writes(range, wait)?;
         }
     }
 
@@ -188,11 +227,8 @@ impl FileState {
         if let Some(target) = self.shared.cached_target(range).filter(|_| !has_pending) {
             return Ok(Some(target));
         }
-        if wait == Wait::NoWait {
-            return Ok(None);
-        }
         if has_pending {
-            let [(_, target)] = self.write_targets(range)?[..] else { return Ok(None) };
+            let [(_, target)] = self.write_targets(range, wait)?[..] else { return Ok(None) };
             return Ok(Some(target));
         }
         // The whole region is looked up: writes nearby are likely to follow.
@@ -200,7 +236,7 @@ impl FileState {
         let end = range.end.next_multiple_of(REGION_BYTES).min(self.size());
         let end = end - end % SECTOR_BYTES;
         let items_version = self.shared.items_version();
-        let targets = self.write_targets(&(start..end.max(range.end)))?;
+        let targets = self.write_targets(&(start..end.max(range.end)), wait)?;
         self.shared.cache_targets(items_version, &targets);
         let whole = |part: &Range<u64>| part.start <= range.start && range.end <= part.end;
         let found = targets.iter().find(|(part, _)| whole(part));
@@ -216,28 +252,33 @@ impl AllocationRun {
     }
 
     /// Takes `bytes` contiguous bytes of one block group, following the previous ones where
-    /// possible.
-    fn take(&mut self, bytes: u64, wait: Wait) -> Option<Range<u64>> {
+    /// possible. Returns `None` if there is no space.
+    fn take(&mut self, bytes: u64, wait: Wait) -> Result<Option<Range<u64>>, FileError> {
         if self.run.end - self.run.start < bytes {
             self.release();
             let forest = self.source.forest();
             let (least, most) = (SECTOR_BYTES, bytes.max(RUN_BYTES));
-            let run = match wait {
-                Wait::Block => forest.allocate_data(least, most, self.cluster).ok()?,
-                Wait::NoWait => forest.allocate_data_nowait(least, most, self.cluster)?,
+            self.run = match forest.allocate_data(least, most, self.cluster, wait) {
+                Ok(run) => run,
+                Err(TreeError::WouldBlock) => return Err(FileError::WouldBlock),
+                Err(_) => return Ok(None),
             };
             let chunks = forest.volume().chunks();
-            self.group = chunks.find(Logical(run.start))?.logical();
-            self.run = run;
+            let Some(chunk) = chunks.find(Logical(self.run.start)) else { return Ok(None) };
+            self.group = chunk.logical();
         }
         let end = self.run.start.checked_add(bytes).filter(|end| *end <= self.run.end);
         let Some(end) = end else {
             self.release();
-            return None;
+            return match wait {
+                Wait::Block => Ok(None),
+                // A longer run may be free after a commit.
+                Wait::NoWait => Err(FileError::WouldBlock),
+            };
         };
         let taken = self.run.start..end;
         self.run.start = end;
-        Some(taken)
+        Ok(Some(taken))
     }
 
     /// Frees the space that has not been used.

@@ -60,12 +60,20 @@ pub enum FileError {
     /// The inode item does not exist any more.
     #[error("tree {tree} inode {ino}: no such inode")]
     Stale { tree: TreeId, ino: Ino },
+    /// The call would have to wait, and its caller forbids it. Nothing has changed.
+    #[error("the call would block")]
+    WouldBlock,
     /// The volume, or the file's subvolume, is not open for writing.
     #[error("tree {tree} inode {ino}: not open for writing")]
     ReadOnly { tree: TreeId, ino: Ino },
 }
 
 impl FileError {
+    /// Returns whether the call was refused because it would have blocked.
+    pub fn is_would_block(&self) -> bool {
+        matches!(self, Self::WouldBlock)
+    }
+
     /// Returns whether the volume is full.
     pub fn is_no_space(&self) -> bool {
         matches!(self, Self::Tree(tree) if matches!(**tree, TreeError::NoSpace { .. }))
@@ -79,6 +87,9 @@ impl FileError {
 
 impl From<TreeError> for FileError {
     fn from(error: TreeError) -> Self {
+        if matches!(error, TreeError::WouldBlock) {
+            return Self::WouldBlock;
+        }
         Self::Tree(Arc::new(error))
     }
 }

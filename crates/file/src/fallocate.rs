@@ -26,6 +26,7 @@ use crate::write::edge::Edge;
 use butternut_format::file_extent::{DiskExtent, ExtentRun, FileExtent};
 use butternut_format::inode::InodeFlags;
 use butternut_format::units::{Generation, Logical, SECTOR_BYTES};
+use butternut_sys::wait::Wait;
 use butternut_tree::ReservationLevel;
 use std::iter::once;
 use std::ops::Range;
@@ -96,11 +97,11 @@ impl FileState {
         self.check_end(range.end, 0)?;
         let size = self.size_after(range, end);
         if range.start.max(size) > self.size() {
-            self.zero_after_end()?;
+            self.zero_after_end(Wait::Block)?;
         }
         // Before the first block becomes dirty, which counts as one more.
-        self.reserve_metadata(1, 1, size)?;
-        self.leave_inline(size, &(0..0))?;
+        self.reserve_metadata(1, 1, size, Wait::Block)?;
+        self.leave_inline(size, &(0..0), Wait::Block)?;
         Ok(size)
     }
 
@@ -225,13 +226,13 @@ impl FileState {
     fn prepare_preallocation(&mut self, parts: &[Range<u64>], size: u64) -> Result<(), FileError> {
         let ends = parts.first().zip(parts.last());
         if let Some(reaches) = ends.map(|(first, last)| first.start..last.end) {
-            let is_inline = self.shape()?.is_inline;
-            self.leave_inline(INLINE_BYTES_MAX + 1, &reaches)?;
+            let is_inline = self.shape(Wait::Block)?.is_inline;
+            self.leave_inline(INLINE_BYTES_MAX + 1, &reaches, Wait::Block)?;
             if is_inline && reaches.start > 0 {
                 self.merge(&mut |_| {})?;
             }
         }
-        self.reserve_metadata(1, 0, size)
+        self.reserve_metadata(1, 0, size, Wait::Block)
     }
 
     /// Replaces whatever `parts` hold by preallocated space (law 2), and sets the size.

@@ -76,5 +76,4 @@ pub use shared_file::InFlight;
 pub use source::{Source, SourceOptions};
 pub use state::{FallocateSize, FileState, InodeUpdate};
 pub use units::FILE_BYTES_MAX;
-pub use wait::Wait;
 pub use writeback::batch::WritebackBatch;

@@ -35,7 +35,6 @@ pub(crate) mod backing;
 pub(crate) mod data_reservation;
 pub(crate) mod inline;
 pub(crate) mod metadata_reservation;
-pub(crate) mod nowait;
 
 use crate::error::FileError;
 use crate::extent_map::view::FileView;
@@ -43,7 +42,6 @@ use crate::shared_file::SharedFile;
 use crate::source::Source;
 use crate::state::data_reservation::DataReservation;
 use crate::state::inline::{CompressedInline, InlineShape};
-use crate::state::nowait::NowaitResources;
 use crate::units::FILE_BYTES_MAX;
 use butternut_format::feature;
 use butternut_format::file_extent::Compression;
@@ -52,6 +50,7 @@ use butternut_format::units::{Ino, SECTOR_BYTES, TreeId, length};
 use butternut_pages::CacheMode;
 use butternut_space::{Cluster, Reservation};
 use butternut_sys::lock::{Mutex, rank};
+use butternut_sys::wait::Wait;
 use butternut_tree::Tree;
 use std::ops::Range;
 use std::sync::Arc;
@@ -79,8 +78,6 @@ pub struct FileState {
     pub(crate) data_reservation: DataReservation,
     /// Bytes of `data_reservation` that dirty blocks need.
     pub(crate) bytes_reserved: u64,
-    /// What the current nowait write has reserved before it began.
-    pub(crate) nowait: NowaitResources,
     /// Whether pages that are written now stay in the page cache.
     pub(crate) stay: CacheMode,
     /// Metadata space for merging what is newer than the trees.
@@ -117,7 +114,6 @@ impl FileState {
             flags: inode.flags,
             data_reservation: DataReservation::default(),
             bytes_reserved: 0,
-            nowait: NowaitResources::default(),
             stay: CacheMode::Cached,
             metadata_reservation: Mutex::default(),
             prepared_edges: 0,
@@ -227,8 +223,9 @@ impl FileState {
         Cluster(if is_large { 1 + self.ino().0 % LARGE_CLUSTERS } else { 0 })
     }
 
-    /// Reserves space for `blocks` more dirty blocks.
-    pub(crate) fn reserve(&mut self, blocks: usize) -> Result<(), FileError> {
+    /// Reserves space for `blocks` more dirty blocks. If that fails, a part of the space stays in
+    /// the data reservation.
+    pub(crate) fn reserve(&mut self, blocks: usize, wait: Wait) -> Result<(), FileError> {
         /// A file with many dirty blocks reserves up to this many bytes ahead, so that it is
         /// written in long runs.
         const AHEAD_BYTES_MAX: u64 = 4 << 20;
@@ -236,7 +233,7 @@ impl FileState {
         while self.data_reservation.bytes() < wanted {
             let shortfall = wanted - self.data_reservation.bytes();
             let ahead = self.dirty_bytes().min(AHEAD_BYTES_MAX) / SECTOR_BYTES * SECTOR_BYTES;
-            let run = self.allocate_run(shortfall.max(ahead))?;
+            let run = self.allocate_between(SECTOR_BYTES, shortfall.max(ahead), wait)?;
             self.data_reservation.add(run);
         }
         self.bytes_reserved = wanted;
@@ -245,7 +242,7 @@ impl FileState {
 
     /// Allocates at most `bytes_max` contiguous bytes.
     pub(crate) fn allocate_run(&self, bytes_max: u64) -> Result<Range<u64>, FileError> {
-        self.allocate_between(SECTOR_BYTES, bytes_max)
+        self.allocate_between(SECTOR_BYTES, bytes_max, Wait::Block)
     }
 
     /// Allocates contiguous space.
@@ -253,9 +250,10 @@ impl FileState {
         &self,
         bytes_min: u64,
         bytes_max: u64,
+        wait: Wait,
     ) -> Result<Range<u64>, FileError> {
         let forest = self.source.forest();
-        Ok(forest.allocate_data(bytes_min, bytes_max, self.cluster())?)
+        Ok(forest.allocate_data(bytes_min, bytes_max, self.cluster(), wait)?)
     }
 
     /// Frees space that nothing has referenced.

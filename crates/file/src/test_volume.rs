@@ -17,9 +17,12 @@ pub(crate) fn open() -> Source {
 }
 
 pub(crate) fn open_with(options: ForestOptions) -> Source {
-    let device = MemoryDevice::new("memory", 256 << 20);
-    butternut_mkfs::make(&device, &MkfsOptions::default()).expect("a fresh volume");
-    let device: Arc<dyn Device> = Arc::new(device);
+    open_on(Arc::new(MemoryDevice::new("memory", 256 << 20)), options)
+}
+
+/// Makes a volume on the device and opens it.
+pub(crate) fn open_on(device: Arc<dyn Device>, options: ForestOptions) -> Source {
+    butternut_mkfs::make(&*device, &MkfsOptions::default()).expect("a fresh volume");
     let volume = Volume::open(vec![device], OpenOptions::default()).expect("a volume");
     let forest = Forest::open_writable(Arc::new(volume), options);
     let forest = forest.expect("a writable forest");

@@ -18,6 +18,7 @@ use crate::state::{FileState, InodeUpdate};
 use crate::write::edge::Edge;
 use butternut_format::refused::require;
 use butternut_format::units::SECTOR_BYTES;
+use butternut_sys::wait::Wait;
 use butternut_tree::ReservationLevel;
 use std::iter::once;
 
@@ -39,10 +40,10 @@ impl FileState {
         self.check_writable()?;
         self.check_end(size, 0)?;
         if size > self.size() {
-            self.zero_after_end()?;
+            self.zero_after_end(Wait::Block)?;
             // Before the first block becomes dirty, which counts as one more.
-            self.reserve_metadata(1, 1, size)?;
-            self.leave_inline(size, &(0..0))?;
+            self.reserve_metadata(1, 1, size, Wait::Block)?;
+            self.leave_inline(size, &(0..0), Wait::Block)?;
             self.shared.set_size(size);
             self.try_merge(update);
             return Ok(());
@@ -60,7 +61,7 @@ impl FileState {
             let backing = self.newer_block(0).map(|(_, backing)| backing);
             // Compressed inline data may have become too long, and be waiting to be written.
             backing.is_some_and(Backing::is_inline)
-                || backing.is_some() && self.shape().is_ok_and(|shape| shape.is_inline)
+                || backing.is_some() && self.shape(Wait::Block).is_ok_and(|shape| shape.is_inline)
         };
         if is_inline {
             self.try_merge(&mut |_| {});
@@ -81,7 +82,7 @@ impl FileState {
         if start == size || !self.is_newer(start) && !self.has_data_at(start)? {
             return Ok(Vec::new());
         }
-        let mut frames = self.frames(1)?;
+        let mut frames = self.frames(1, Wait::Block)?;
         let (part, old_size) = (size..start + SECTOR_BYTES, self.size());
         match self.prepare_edge(start, &part, old_size, &mut frames) {
             Err(error) if error.is_no_space() => Ok(Vec::new()),

@@ -1,13 +1,7 @@
-//! [`Wait`]: whether a call may block, and [`Lookup`]: what a call that must not block has missed.
+//! [`Lookup`]: a search of the caches that may, or may not, go on in the trees.
 
-/// Whether a call may block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wait {
-    /// It may read trees, allocate chunks and commit transactions.
-    Block,
-    /// It does not begin where it would have to wait for a device, a tree or a lock (`RWF_NOWAIT`).
-    NoWait,
-}
+use crate::error::FileError;
+use butternut_sys::wait::Wait;
 
 /// A search of the caches, and of the trees for what the caches do not have.
 #[derive(Debug)]
@@ -35,5 +29,13 @@ impl Lookup {
     /// Whether the search ended because the tree must not be read.
     pub(crate) fn would_block(&self) -> bool {
         !self.is_cached && self.wait == Wait::NoWait
+    }
+}
+
+/// Refuses a call that would block here, if `wait` forbids it.
+pub(crate) fn may_block(wait: Wait) -> Result<(), FileError> {
+    match wait {
+        Wait::Block => Ok(()),
+        Wait::NoWait => Err(FileError::WouldBlock),
     }
 }

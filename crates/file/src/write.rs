@@ -25,11 +25,13 @@ use crate::units::BLOCK;
 use crate::units::FILE_BYTES_MAX;
 use crate::units::in_memory;
 use crate::units::pages_of;
+use crate::wait::may_block;
 use crate::writeback::allocate::Unallocated;
 use crate::writeback::{BATCH_BYTES_MAX, Data, RunOrigin, WritebackRun, prepare, write_runs};
 use butternut_format::units::{SECTOR_BYTES, length};
 use butternut_pages::CacheMode;
 use butternut_sys::frames::Frame;
+use butternut_sys::wait::Wait;
 use std::ops::Range;
 
 /// Whole blocks of at least this many bytes are written without a copy (law 1).
@@ -39,7 +41,7 @@ const BLOCKS_PER_EXTENT: u64 = 16;
 /// Maximum number of pending extents of one file.
 pub(crate) const FILE_PENDING_MAX: usize = 1 << 16;
 /// Bytes that are buffered in one step. When space runs out, the step is retried with one block.
-pub(crate) const BUFFER_BYTES_MAX: usize = 256 << 10;
+const BUFFER_BYTES_MAX: usize = 256 << 10;
 
 impl FileState {
     /// Writes all of `bytes`, or as much as there is space for, and returns how many bytes that is.
@@ -48,18 +50,27 @@ impl FileState {
     /// # Errors
     /// Nothing could be written.
     pub fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<usize, FileError> {
-        // Without a flusher the writer writes its data back itself, so it saves the copy.
-        let has_flusher = self.source.has_flusher();
-        self.write_split(offset, bytes, if has_flusher { usize::MAX } else { DIRECT_BYTES_MIN })
+        self.write(offset, bytes, CacheMode::Cached, Wait::Block)
     }
 
-    /// Writes as [`Self::write_at`] does. Its pages leave the cache when they are written back.
+    /// Writes as [`Self::write_at`] does. If `stay` is [`CacheMode::Uncached`], its pages leave the
+    /// cache when they are written back. With [`Wait::NoWait`] it writes all of `bytes`, or nothing
+    /// ([`nowait`]).
     ///
     /// # Errors
-    /// Nothing could be written.
-    pub fn write_uncached(&mut self, offset: u64, bytes: &[u8]) -> Result<usize, FileError> {
-        self.stay = CacheMode::Uncached;
-        let written = self.write_at(offset, bytes);
+    /// Nothing could be written; [`FileError::WouldBlock`].
+    pub fn write(
+        &mut self,
+        offset: u64,
+        bytes: &[u8],
+        stay: CacheMode,
+        wait: Wait,
+    ) -> Result<usize, FileError> {
+        // Without a flusher the writer writes its data back itself, so it saves the copy.
+        let direct_bytes_min =
+            if self.source.has_flusher() { usize::MAX } else { DIRECT_BYTES_MIN };
+        self.stay = stay;
+        let written = self.write_split(offset, bytes, direct_bytes_min, wait);
         self.stay = CacheMode::Cached;
         written
     }
@@ -70,8 +81,9 @@ impl FileState {
         offset: u64,
         bytes: &[u8],
         direct_bytes_min: usize,
+        wait: Wait,
     ) -> Result<usize, FileError> {
-        let written = self.write_parts(offset, bytes, direct_bytes_min);
+        let written = self.write_parts(offset, bytes, direct_bytes_min, wait);
         self.end_operation(written)
     }
 
@@ -80,18 +92,20 @@ impl FileState {
         offset: u64,
         bytes: &[u8],
         direct_bytes_min: usize,
+        wait: Wait,
     ) -> Result<usize, FileError> {
         self.check_writable()?;
         self.check_end(offset, length(bytes.len()))?;
         if bytes.is_empty() {
             return Ok(0);
         }
+        self.check_limits(bytes.len(), wait)?;
         if offset > self.size() {
-            self.zero_after_end()?;
+            self.zero_after_end(wait)?;
         }
         let mut done = 0;
         while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
-            match self.write_some(offset + length(done), rest, direct_bytes_min) {
+            match self.write_some(offset + length(done), rest, direct_bytes_min, wait) {
                 Ok(written) => done += written,
                 Err(_) if done > 0 => break,
                 Err(error) => return Err(error),
@@ -111,7 +125,7 @@ impl FileState {
     /// # Errors
     /// Nothing could be written, or the rest could not be written back.
     pub fn write_direct(&mut self, offset: u64, bytes: &[u8]) -> Result<usize, FileError> {
-        let written = self.write_split(offset, bytes, BLOCK);
+        let written = self.write_split(offset, bytes, BLOCK, Wait::Block);
         let flushed = if self.dirty_bytes() > 0 { self.write_back() } else { Ok(()) };
         written.and_then(|written| flushed.map(|()| written))
     }
@@ -135,7 +149,12 @@ impl FileState {
         at: u64,
         bytes: &[u8],
         direct_bytes_min: usize,
+        wait: Wait,
     ) -> Result<usize, FileError> {
+        if wait == Wait::NoWait {
+            // One step, so that it is done as a whole (law 2 of `nowait`).
+            return self.write_buffered(at, bytes, wait).map(|()| bytes.len());
+        }
         let to_block = in_memory(at.next_multiple_of(SECTOR_BYTES) - at);
         let whole = bytes.len().saturating_sub(to_block) / BLOCK * BLOCK;
         let is_large = whole >= direct_bytes_min;
@@ -146,13 +165,13 @@ impl FileState {
         }
         let most = if is_large { to_block } else { BUFFER_BYTES_MAX };
         let part = bytes.get(..most.min(bytes.len())).unwrap_or_default();
-        match self.write_buffered(at, part) {
+        match self.write_buffered(at, part, wait) {
             Ok(()) => Ok(part.len()),
             // There may be space for the first block at least.
             Err(error) if part.len() > BLOCK => {
                 let left = BLOCK - in_memory(at % SECTOR_BYTES);
                 let first = part.get(..left).unwrap_or_default();
-                self.write_buffered(at, first).map(|()| left).map_err(|_| error)
+                self.write_buffered(at, first, wait).map(|()| left).map_err(|_| error)
             }
             Err(error) => Err(error),
         }
@@ -164,10 +183,10 @@ impl FileState {
         let blocks = length(bytes.len()) / SECTOR_BYTES;
         self.drain();
         let extents = blocks.div_ceil(BLOCKS_PER_EXTENT);
-        self.reserve_metadata(extents, blocks, range.end)?;
-        self.leave_inline(self.size().max(range.end), &range)?;
+        self.reserve_metadata(extents, blocks, range.end, Wait::Block)?;
+        self.leave_inline(self.size().max(range.end), &range, Wait::Block)?;
         let mut runs = Vec::new();
-        for (part, target) in self.write_targets(&range)? {
+        for (part, target) in self.write_targets(&range, Wait::Block)? {
             let slice = in_memory(part.start - start)..in_memory(part.end - start);
             let data = Data::Slice(bytes.get(slice).unwrap_or_default());
             runs.push(WritebackRun::new(self, 0, part.start, (RunOrigin::Caller, data), target));
@@ -216,9 +235,23 @@ impl FileState {
     }
 
     /// Writes into dirty blocks. On failure nothing has changed.
-    pub(crate) fn write_buffered(&mut self, at: u64, bytes: &[u8]) -> Result<(), FileError> {
-        let written = self.write_blocks(at, bytes);
-        if written.is_err() {
+    fn write_buffered(&mut self, at: u64, bytes: &[u8], wait: Wait) -> Result<(), FileError> {
+        self.write_buffered_around(at, bytes, wait, || {})
+    }
+
+    /// Calls `between` when everything is reserved, and before the first byte is copied.
+    fn write_buffered_around(
+        &mut self,
+        at: u64,
+        bytes: &[u8],
+        wait: Wait,
+        between: impl FnOnce(),
+    ) -> Result<(), FileError> {
+        let before = (wait == Wait::NoWait).then(|| self.before_write());
+        let written = self.write_blocks(at, bytes, wait, between);
+        if let (Some(before), Err(FileError::WouldBlock)) = (before, &written) {
+            self.undo_refused_write(before);
+        } else if written.is_err() {
             // Blocks that did not become dirty need no space.
             self.bytes_reserved = self.bytes_reserved_in(&(0..u64::MAX));
             self.release_unused_data();
@@ -226,25 +259,35 @@ impl FileState {
         written
     }
 
-    fn write_blocks(&mut self, at: u64, bytes: &[u8]) -> Result<(), FileError> {
+    fn write_blocks(
+        &mut self,
+        at: u64,
+        bytes: &[u8],
+        wait: Wait,
+        between: impl FnOnce(),
+    ) -> Result<(), FileError> {
         let end = at + length(bytes.len());
         let blocks = at - at % SECTOR_BYTES..end.next_multiple_of(SECTOR_BYTES);
         let count = (blocks.end - blocks.start) / SECTOR_BYTES;
-        self.wait_for_direct_writes(&blocks);
-        self.reserve_metadata(count, count, self.size().max(end))?;
-        self.leave_inline(self.size().max(end), &blocks)?;
-        let mut frames = self.frames(in_memory(count) + 1)?;
+        self.wait_for_direct_writes(&blocks, wait)?;
+        self.reserve_metadata(count, count, self.size().max(end), wait)?;
+        self.leave_inline(self.size().max(end), &blocks, wait)?;
+        let mut frames = self.frames(in_memory(count) + 1, wait)?;
         let last = blocks.end - SECTOR_BYTES;
         let mut tail = None;
         // A page that is in use is not evicted: the last block is changed after all others, and
-        // must not have to be read then.
-        let mut _user = None;
+        // must not have to be read then. Nor must the first, if no block may be read.
+        let (mut _tail_user, mut _head_user) = (None, None);
         if last > blocks.start {
-            tail = self.base(last, at..end)?;
-            _user = self.shared.pages().page(last / SECTOR_BYTES).filter(|_| tail.is_none());
+            tail = self.base(last, at..end, wait)?;
+            _tail_user = self.shared.pages().page(last / SECTOR_BYTES).filter(|_| tail.is_none());
         }
-        let mut head = self.base(blocks.start, at..end)?;
-        let backings = self.choose_backing(&blocks, end)?;
+        if wait == Wait::NoWait {
+            _head_user = self.shared.pages().page(blocks.start / SECTOR_BYTES);
+        }
+        let mut head = self.base(blocks.start, at..end, wait)?;
+        let backings = self.choose_backing(&blocks, end, wait)?;
+        between();
         let (mut from, mut rest) = (at, bytes);
         for backing in backings {
             let start = from - from % SECTOR_BYTES;
@@ -252,7 +295,7 @@ impl FileState {
                 rest.split_at(rest.len().min(in_memory(start + SECTOR_BYTES - from)));
             let base = if start == blocks.start { head.take() } else { None };
             let base = if start == last { base.or_else(|| tail.take()) } else { base };
-            self.write_block(from, now, backing, base, &mut frames)?;
+            self.write_block(from, now, backing, base, (&mut frames, wait))?;
             from = start + SECTOR_BYTES;
             rest = later;
         }
@@ -261,13 +304,18 @@ impl FileState {
 
     /// The contents of the block at `start`, if `written` does not replace all of it and its page
     /// is not cached.
-    fn base(&mut self, start: u64, written: Range<u64>) -> Result<Option<Frame>, FileError> {
+    fn base(
+        &mut self,
+        start: u64,
+        written: Range<u64>,
+        wait: Wait,
+    ) -> Result<Option<Frame>, FileError> {
         let is_replaced = written.start <= start && written.end >= start + SECTOR_BYTES;
         let pages = pages_of(&(start..start + SECTOR_BYTES));
         if is_replaced || self.shared.pages().missing(pages).is_none() {
             return Ok(None);
         }
-        self.read_block(start).map(Some)
+        self.read_block(start, wait).map(Some)
     }
 
     /// Chooses where each block of a range will be written when it is dirty, and reserves space for
@@ -276,8 +324,9 @@ impl FileState {
         &mut self,
         blocks: &Range<u64>,
         end: u64,
+        wait: Wait,
     ) -> Result<Vec<Backing>, FileError> {
-        let may_be_inline = self.may_be_inline(self.size().max(end), blocks)?;
+        let may_be_inline = self.may_be_inline(self.size().max(end), blocks, wait)?;
         // Looked up before the targets: a writeback that completes in between counts as one that
         // has not.
         let each = (blocks.start..blocks.end).step_by(BLOCK);
@@ -285,7 +334,7 @@ impl FileState {
         let mut moving = moving.collect::<Vec<bool>>().into_iter();
         let mut backings: Vec<Backing> = Vec::new();
         let mut to_reserve = 0;
-        let targets = if may_be_inline { Vec::new() } else { self.write_targets(blocks)? };
+        let targets = if may_be_inline { Vec::new() } else { self.write_targets(blocks, wait)? };
         let mut targets = targets.iter().peekable();
         let mut start = blocks.start;
         while start < blocks.end {
@@ -301,7 +350,7 @@ impl FileState {
             backings.push(old_backing.unwrap_or(backing));
             start += SECTOR_BYTES;
         }
-        self.reserve(to_reserve)?;
+        self.reserve(to_reserve, wait)?;
         Ok(backings)
     }
 
@@ -314,20 +363,26 @@ impl FileState {
     }
 
     /// Reads the block at `start`, with zeroes past the end of the file.
-    pub(crate) fn read_block(&mut self, start: u64) -> Result<Frame, FileError> {
-        let mut frame = self.frames(1)?.pop().expect("one was found");
-        self.read_block_to(start, &mut frame)?;
+    pub(crate) fn read_block(&mut self, start: u64, wait: Wait) -> Result<Frame, FileError> {
+        let mut frame = self.frames(1, wait)?.pop().expect("one was found");
+        self.read_block_to(start, &mut frame, wait)?;
         Ok(frame)
     }
 
     /// As [`Self::read_block`], to a frame with no other user.
-    pub(crate) fn read_block_to(&self, start: u64, frame: &mut Frame) -> Result<(), FileError> {
+    pub(crate) fn read_block_to(
+        &self,
+        start: u64,
+        frame: &mut Frame,
+        wait: Wait,
+    ) -> Result<(), FileError> {
         let bytes = frame.bytes_mut().expect("a new frame has one user");
         let mut done = 0;
         let size = self.size();
-        let want = in_memory(size.saturating_sub(start).min(SECTOR_BYTES));
-        while done < want {
-            let place = bytes.get_mut(done..want).unwrap_or_default();
+        let bytes_read_max = in_memory(size.saturating_sub(start).min(SECTOR_BYTES));
+        while done < bytes_read_max {
+            may_block(wait)?;
+            let place = bytes.get_mut(done..bytes_read_max).unwrap_or_default();
             let read = self.source.read_at(&self.view, start + length(done), place)?;
             if read == 0 {
                 break;
@@ -339,20 +394,22 @@ impl FileState {
     }
 
     /// Makes the bytes past the end of the file, in its last block, zeroes (law 3).
-    pub(crate) fn zero_after_end(&mut self) -> Result<(), FileError> {
+    pub(crate) fn zero_after_end(&mut self, wait: Wait) -> Result<(), FileError> {
         let size = self.size();
         let start = size - size % SECTOR_BYTES;
         let blocks = start..start + SECTOR_BYTES;
         if start == size {
             return Ok(());
         }
-        self.wait_for_direct_writes(&blocks);
+        // The trees say whether the block has data.
+        may_block(wait)?;
+        self.wait_for_direct_writes(&blocks, wait)?;
         if !self.has_data_at(start)? {
             return Ok(());
         }
-        self.reserve_metadata(1, 1, size)?;
-        let frame = self.read_block(start)?;
-        let backed = self.choose_backing(&blocks, size)?;
+        self.reserve_metadata(1, 1, size, wait)?;
+        let frame = self.read_block(start, wait)?;
+        let backed = self.choose_backing(&blocks, size, wait)?;
         if let Some(backing) = backed.first() {
             self.put_block(start, frame, *backing);
         }

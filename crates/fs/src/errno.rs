@@ -136,6 +136,7 @@ fn tree(error: &TreeError) -> i32 {
         TreeError::TooLarge { .. } => code::EOVERFLOW,
         TreeError::Invalid(_) => code::EINVAL,
         TreeError::NoSpace { .. } => code::ENOSPC,
+        TreeError::WouldBlock => code::EAGAIN,
         TreeError::NotWritable | TreeError::Unwritable(_) | TreeError::ReadOnly { .. } => {
             code::EROFS
         }
@@ -149,6 +150,7 @@ fn file(error: &FileError) -> i32 {
         FileError::Stale { .. } => code::ESTALE,
         FileError::ReadOnly { .. } => code::EROFS,
         FileError::NoMemory { .. } => code::ENOMEM,
+        FileError::WouldBlock => code::EAGAIN,
         FileError::Extents { .. }
         | FileError::Data { .. }
         | FileError::NoChecksum { .. }

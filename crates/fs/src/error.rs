@@ -10,6 +10,7 @@ use butternut_file::FileError;
 use butternut_format::refused::Refused;
 use butternut_format::units::TreeId;
 use butternut_names::NamesError;
+use butternut_sys::wait::Wait;
 use butternut_tree::TreeError;
 use butternut_volume::VolumeError;
 
@@ -131,6 +132,19 @@ pub enum Error {
     File(#[source] FileError),
 }
 
+/// Refuses a call that would block here, if `wait` forbids it.
+pub(crate) fn may_block(wait: Wait) -> Result<(), Error> {
+    match wait {
+        Wait::Block => Ok(()),
+        Wait::NoWait => Err(Error::WouldBlock),
+    }
+}
+
+/// Whether a call was refused because it would have blocked.
+pub(crate) fn is_refused<R>(result: &Result<R, Error>) -> bool {
+    matches!(result, Err(Error::WouldBlock))
+}
+
 impl From<DeviceError> for Error {
     fn from(source: DeviceError) -> Self {
         Self::Device(source)
@@ -173,7 +187,7 @@ impl From<NamesError> for Error {
 
 impl From<FileError> for Error {
     fn from(source: FileError) -> Self {
-        Self::File(source)
+        if source.is_would_block() { Self::WouldBlock } else { Self::File(source) }
     }
 }
 

@@ -7,7 +7,6 @@
 //! | `write` | writes, `fallocate`, copies and syncs of a file |
 //! | `allocation_runs` | space that is allocated ahead for direct writes |
 //! | `direct` | direct writes that share the inode lock |
-//! | `nowait` | cached reads and writes that do not block |
 //! | `flag_checks` | when a handle checks the flags of its inode |
 //!
 //! On a filesystem that is open for writing, every read holds the inode lock shared
@@ -18,10 +17,10 @@ pub(crate) mod alter;
 pub(crate) mod cursor;
 pub(crate) mod direct;
 pub(crate) mod flag_checks;
-pub(crate) mod nowait;
 mod path;
 pub(crate) mod write;
 
+use crate::error::is_refused;
 use crate::file::alter::Times;
 use crate::inode::pin::Pin;
 use crate::inode::table::InodeState;
@@ -33,6 +32,8 @@ use butternut_file::{
     self as data, ErrorCursor, FileView, Mapping, MappingKind, Mappings, Source, Stream,
 };
 use butternut_format::units::Ino;
+use butternut_pages::CacheMode;
+use butternut_sys::wait::Wait;
 use butternut_tree::PanicWatch;
 use std::fmt;
 use std::ops::Range;
@@ -179,7 +180,7 @@ impl Filesystem {
         let tree = self.tree_of(pin.id())?;
         let view = {
             let mut state = pin.entry().lock();
-            self.file_state(&tree, pin.entry(), &mut state)?.view().clone()
+            self.file_state(&tree, pin.entry(), &mut state, Wait::Block)?.view().clone()
         };
         Ok(self.file(pin.id(), view, Some(Arc::new(pin))))
     }
@@ -220,17 +221,32 @@ impl File {
     /// # Errors
     /// Data or metadata that cannot be read, or that no mirror has with a matching checksum.
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        let _timed = self.timed(Operation::CachedRead);
-        let _state = self.shared_lock();
-        Ok(self.shared.stream.read_at(offset, buf)?)
+        self.read(offset, buf, CacheMode::Cached, Wait::Block)
     }
 
     /// As [`File::read_at`], and leaves no pages in the cache that were not there before
     /// (`RWF_DONTCACHE`).
     pub fn read_uncached(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        let _timed = self.timed(Operation::CachedRead);
-        let _state = self.shared_lock();
-        Ok(self.shared.stream.read_uncached(offset, buf)?)
+        self.read(offset, buf, CacheMode::Uncached, Wait::Block)
+    }
+
+    /// As [`File::read_at`] or [`File::read_uncached`]. With [`Wait::NoWait`] it fails with
+    /// [`Error::WouldBlock`] unless all bytes are in memory.
+    pub(crate) fn read(
+        &self,
+        offset: u64,
+        buf: &mut [u8],
+        stay: CacheMode,
+        wait: Wait,
+    ) -> Result<usize> {
+        let timed = self.timed(Operation::CachedRead);
+        let entry = self.pin.as_ref().map(|pin| pin.entry());
+        let state = entry.map(|entry| entry.lock_shared_as(wait)).transpose();
+        let read = state.and_then(|_state| Ok(self.shared.stream.read(offset, buf, stay, wait)?));
+        if is_refused(&read) {
+            timed.forget();
+        }
+        read
     }
 
     /// As [`File::read_at`], from the devices past the page cache, except for data that is dirty in
@@ -324,10 +340,6 @@ impl File {
 
     pub(crate) fn source(&self) -> &Source {
         self.shared.stream.source()
-    }
-
-    pub(crate) fn stream(&self) -> &Stream {
-        &self.shared.stream
     }
 
     pub(crate) fn lane_counters(&self) -> &LaneCounters {

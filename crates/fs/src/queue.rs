@@ -26,12 +26,14 @@ mod request;
 
 use self::core::{Completed, Core};
 use self::request::{Operation, Request};
+use crate::error::is_refused;
 use crate::file::allocation_runs::new_allocation_run;
 use crate::{Error, File, Filesystem, Privileges, Result};
 use butternut_file::RequestOwner;
 use butternut_sys::arena::Arena;
 use butternut_sys::buffer::Buffer;
 use butternut_sys::event::Event;
+use butternut_sys::wait::Wait;
 use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -107,6 +109,11 @@ impl IoFlags {
     #[must_use]
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
+    }
+
+    /// Whether a request with these flags may block.
+    pub(crate) const fn wait(self) -> Wait {
+        if self.contains(Self::NOWAIT) { Wait::NoWait } else { Wait::Block }
     }
 
     /// Returns whether all flags of `other` are set.
@@ -322,11 +329,10 @@ impl Queue {
         }
         let request = Request { file: file.clone(), tag, buffer, operation, is_fallback: false };
         let Some(request) = self.accept_direct(request)? else { return Ok(()) };
-        let done = if request.flags().contains(IoFlags::NOWAIT) {
-            request.run_nowait().map_err(|request| self.refuse_eagain(request.buffer))?
-        } else {
-            request.run(|bytes| self.core.memory(bytes))
-        };
+        let done = request.run(|bytes| self.core.memory(bytes));
+        if is_refused(&done.result) {
+            return Err(self.refuse_eagain(done.buffer));
+        }
         self.complete(done);
         Ok(())
     }

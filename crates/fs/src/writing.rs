@@ -7,6 +7,7 @@ use crate::{Error, FileId, Filesystem, Result};
 use butternut_format::inode::Inode;
 use butternut_format::root::RootFlags;
 use butternut_format::units::TreeId;
+use butternut_sys::wait::Wait;
 use std::sync::Arc;
 
 /// Why a placeholder cannot be changed.
@@ -38,7 +39,16 @@ impl Filesystem {
 
     /// Returns the attributes of an inode, which may be newer than its tree.
     pub(crate) fn attributes(&self, entry: &InodeEntry) -> Result<Inode> {
-        entry.inode(|| self.read_inode(entry.id))
+        self.attributes_as(entry, Wait::Block)
+    }
+
+    /// As [`Self::attributes`]; whether it may read them from the tree, or wait for another thread
+    /// that does, is the caller's choice.
+    pub(crate) fn attributes_as(&self, entry: &InodeEntry, wait: Wait) -> Result<Inode> {
+        match wait {
+            Wait::Block => entry.inode(|| self.read_inode(entry.id)),
+            Wait::NoWait => entry.try_cached().ok_or(Error::WouldBlock),
+        }
     }
 
     /// Returns the subvolume of an inode that is to be changed. The caller has no inode locked,
@@ -48,9 +58,22 @@ impl Filesystem {
         write_state: &WriteState,
         id: FileId,
     ) -> Result<Arc<WritableSubvolume>> {
+        self.writable_subvolume_as(write_state, id, Wait::Block)
+    }
+
+    /// As [`Self::writable_subvolume`]; whether it may read the trees is the caller's choice.
+    pub(crate) fn writable_subvolume_as(
+        &self,
+        write_state: &WriteState,
+        id: FileId,
+        wait: Wait,
+    ) -> Result<Arc<WritableSubvolume>> {
         if let Some(dir) = id.placeholder_dir() {
-            self.writable_subvolume(write_state, dir)?;
+            self.writable_subvolume_as(write_state, dir, wait)?;
             return Err(Error::NotPermitted { what: NOT_HERE });
+        }
+        if wait == Wait::NoWait {
+            return write_state.cached_subvolume(id).ok_or(Error::WouldBlock);
         }
         write_state.subvolume(id, || {
             let tree = self.tree_of(id)?;

@@ -31,4 +31,5 @@ pub mod signal;
 pub mod slabs;
 mod storage;
 pub mod text;
+pub mod wait;
 pub mod workers;

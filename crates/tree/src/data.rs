@@ -24,6 +24,7 @@ use butternut_format::feature::Feature;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::{Generation, Logical, TreeId};
 use butternut_space::{AllocationRequest, Class, Cluster, Reservation};
+use butternut_sys::wait::Wait;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -32,54 +33,39 @@ pub const DATA_EXTENT_BYTES_MAX: u64 = 128 << 20;
 
 impl Forest {
     /// Allocates space for data: one range of `bytes_min` to `bytes_max` bytes, in whole sectors,
-    /// as long as possible. Adds chunks and commits if necessary, so the caller must hold no
-    /// handle.
+    /// as long as possible. With [`Wait::Block`], adds chunks and commits if necessary, so the
+    /// caller must hold no handle.
     ///
     /// # Errors
-    /// There is no space, or the volume is read-only.
+    /// There is no space, or the volume is read-only; [`TreeError::WouldBlock`].
     pub fn allocate_data(
         self: &Arc<Self>,
         bytes_min: u64,
         bytes_max: u64,
         cluster: Cluster,
+        wait: Wait,
     ) -> Result<Range<u64>, TreeError> {
         let request =
             AllocationRequest::data(bytes_min, bytes_max.min(DATA_EXTENT_BYTES_MAX), cluster);
-        self.reserve_or_flush(Purpose::Growth, |running| {
+        self.reserve_or_flush(Purpose::Growth, wait, |running| {
             Ok(running.space.allocate_unreserved(Class::Data, request))
         })
     }
 
-    /// Allocates like [`Self::allocate_data`], but never waits, adds no chunk and does not commit.
-    pub fn allocate_data_nowait(
-        &self,
-        bytes_min: u64,
-        bytes_max: u64,
-        cluster: Cluster,
-    ) -> Option<Range<u64>> {
-        let request =
-            AllocationRequest::data(bytes_min, bytes_max.min(DATA_EXTENT_BYTES_MAX), cluster);
-        self.inject_enospc(Purpose::Growth).ok()?;
-        self.running().ok()?.space.try_allocate_unreserved(Class::Data, request)
-    }
-
     /// Reserves metadata space for changes that will be written to the trees later, until the
-    /// reservation is dropped. Adds chunks and commits if necessary, so the caller must hold no
-    /// handle.
+    /// reservation is dropped. With [`Wait::Block`], adds chunks and commits if necessary, so the
+    /// caller must hold no handle.
     ///
     /// # Errors
-    /// There is no space, or the volume is read-only.
-    pub fn reserve_metadata(self: &Arc<Self>, bytes: u64) -> Result<Reservation, TreeError> {
-        self.reserve_or_flush(Purpose::Growth, |running| {
+    /// There is no space, or the volume is read-only; [`TreeError::WouldBlock`].
+    pub fn reserve_metadata(
+        self: &Arc<Self>,
+        bytes: u64,
+        wait: Wait,
+    ) -> Result<Reservation, TreeError> {
+        self.reserve_or_flush(Purpose::Growth, wait, |running| {
             Ok(running.space.reserve(Class::Metadata, bytes))
         })
-    }
-
-    /// Reserves like [`Self::reserve_metadata`], but never waits, adds no chunk and does not
-    /// commit.
-    pub fn reserve_metadata_nowait(&self, bytes: u64) -> Option<Reservation> {
-        self.inject_enospc(Purpose::Growth).ok()?;
-        self.running().ok()?.space.reserve(Class::Metadata, bytes).ok()
     }
 
     /// Frees space that was allocated and that no extent was added for.

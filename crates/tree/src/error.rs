@@ -36,6 +36,9 @@ pub enum TreeError {
     TooLarge { tree: TreeId, key: Key, bytes: usize, bytes_max: usize },
     #[error("no space for {bytes} bytes")]
     NoSpace { bytes: u64 },
+    /// The call would have to wait, and its caller forbids it.
+    #[error("the call would block")]
+    WouldBlock,
     /// The volume was opened for reading.
     #[error("the volume is not open for writing")]
     NotWritable,

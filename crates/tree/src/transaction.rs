@@ -48,6 +48,7 @@ use crate::forest::Forest;
 use butternut_format::units::{Generation, TreeId};
 use butternut_space::Reservation;
 use butternut_sys::lock::{Mark, rank};
+use butternut_sys::wait::Wait;
 use enospc::Purpose;
 use gate::PanicState;
 use running::Running;
@@ -95,7 +96,7 @@ impl Forest {
             ReservationLevel::Normal => Purpose::Growth,
             ReservationLevel::Deletion | ReservationLevel::Prereserved => Purpose::Deletion,
         };
-        self.reserve_or_flush(purpose, |running| {
+        self.reserve_or_flush(purpose, Wait::Block, |running| {
             let mark = Mark::new();
             let generation = running.gate.join()?;
             let reservation = running.reserve_items(need);

@@ -10,6 +10,7 @@ use butternut_format::key::{ItemType, Key};
 use butternut_format::units::{Ino, Logical, TreeId};
 use butternut_mkfs::MkfsOptions;
 use butternut_space::Cluster;
+use butternut_sys::wait::Wait;
 use butternut_tree::{Forest, ForestOptions, Need};
 use butternut_volume::{OpenOptions, Volume};
 use std::collections::BTreeMap;
@@ -54,7 +55,7 @@ impl Dice {
 
 fn add_extent(forest: &Arc<Forest>, writer: u64, write: u64, sectors: u64) -> Extent {
     // All writers use one cluster, so that their extents are neighbours and share items.
-    let range = forest.allocate_data(SECTOR, sectors * SECTOR, Cluster(99)).unwrap();
+    let range = forest.allocate_data(SECTOR, sectors * SECTOR, Cluster(99), Wait::Block).unwrap();
     let reference = DataRef { tree: TreeId::FS, ino: Ino(300 + writer), offset: 0, count: 1 };
     let handle = forest.join(Need::items(4)).unwrap();
     handle.add_data_extent(range.clone(), reference);

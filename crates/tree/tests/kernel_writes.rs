@@ -8,6 +8,7 @@ use butternut_device::{Device, FileDevice, OpenDevice};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::TreeId;
 use butternut_space::Cluster;
+use butternut_sys::wait::Wait;
 use butternut_tree::{Change, Forest, ForestOptions, Need};
 use butternut_volume::{OpenOptions, Volume};
 use std::collections::BTreeMap;
@@ -200,10 +201,10 @@ fn a_volume_is_resized_and_labelled() {
     forest.commit().unwrap();
     check(&image.path, "grown");
     // The allocations add chunks behind 400 MiB. The resize removes them once they are empty.
-    let range = forest.allocate_data(900 << 20, 900 << 20, Cluster(0));
+    let range = forest.allocate_data(900 << 20, 900 << 20, Cluster(0), Wait::Block);
     assert!(range.is_err(), "no run is that long");
     let mut allocated = Vec::new();
-    while let Ok(range) = forest.allocate_data(16 << 20, 16 << 20, Cluster(0)) {
+    while let Ok(range) = forest.allocate_data(16 << 20, 16 << 20, Cluster(0), Wait::Block) {
         allocated.push(range);
     }
     assert!(allocated.len() > 32, "{} runs", allocated.len());

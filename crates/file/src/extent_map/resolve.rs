@@ -10,8 +10,9 @@ use crate::extent_map::plan::{Plan, ReadKind, SegmentKind};
 use crate::extent_map::view::FileView;
 use crate::shared_file::Layer;
 use crate::units::{REGION_BYTES, in_memory};
-use crate::wait::{Lookup, Wait};
+use crate::wait::Lookup;
 use butternut_format::units::{Logical, SECTOR_BYTES};
+use butternut_sys::wait::Wait;
 use butternut_volume::Checksums;
 use std::ops::Range;
 

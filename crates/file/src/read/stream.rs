@@ -40,12 +40,14 @@ use crate::extent_map::view::FileView;
 use crate::read::ReadAt;
 use crate::source::Source;
 use crate::units::in_memory;
+use crate::wait::may_block;
 use butternut_format::units::length;
 use butternut_pages::{
     CacheMode, FilePages, Fill, PAGE_BYTES, ReadOptions, Readahead, ReadaheadWindow,
 };
 use butternut_sys::frames::Frame;
 use butternut_sys::lock::{Condvar, Mutex, rank};
+use butternut_sys::wait::Wait;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -142,42 +144,27 @@ impl Stream {
 
     /// Reads as [`Source::read_at`] does, through the page cache. The pages stay cached.
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize, FileError> {
-        self.read_in(offset, buf, CacheMode::Cached)
+        self.read(offset, buf, CacheMode::Cached, Wait::Block)
     }
 
-    /// Reads as [`Self::read_at`] does, and caches no pages that were not cached before.
-    pub fn read_uncached(&self, offset: u64, buf: &mut [u8]) -> Result<usize, FileError> {
-        let read = self.read_in(offset, buf, CacheMode::Uncached);
+    /// Reads as [`Self::read_at`] does. If `stay` is [`CacheMode::Uncached`], caches no pages that
+    /// were not cached before. With [`Wait::NoWait`] it reads all bytes, or none.
+    ///
+    /// # Errors
+    /// Nothing could be read; [`FileError::WouldBlock`] if some page is not cached.
+    pub fn read(
+        &self,
+        offset: u64,
+        buf: &mut [u8],
+        stay: CacheMode,
+        wait: Wait,
+    ) -> Result<usize, FileError> {
+        let read = self.read_in(offset, buf, stay, wait);
         let bytes = length(*read.as_ref().unwrap_or(&0));
-        if bytes > 0 {
+        if stay == CacheMode::Uncached && bytes > 0 {
             self.drop_behind(&(offset..offset + bytes));
         }
         read
-    }
-
-    /// Reads as [`Self::read_at`] does if all pages are cached, and returns the number of bytes;
-    /// otherwise returns `None`. Does not block.
-    pub fn read_nowait(&self, offset: u64, buf: &mut [u8], stay: CacheMode) -> Option<usize> {
-        let left = self.view.size().saturating_sub(offset);
-        let bytes = in_memory(left.min(length(buf.len())));
-        let range = offset..offset + length(bytes);
-        if bytes == 0 {
-            return Some(0);
-        }
-        if self.pages.missing(pages_of(&range)).is_some() {
-            return None;
-        }
-        let how = ReadOptions { mode: stay, continues_page: false };
-        let read = self.pages.read(offset, buf.get_mut(..bytes)?, how);
-        // Some pages may have been evicted meanwhile.
-        if read < bytes {
-            return None;
-        }
-        self.read_ahead(&range, stay);
-        if stay == CacheMode::Uncached {
-            self.drop_behind(&range);
-        }
-        Some(read)
     }
 
     /// Drops the pages that an uncached read has copied. Workers drop those that they cache later
@@ -188,13 +175,23 @@ impl Stream {
         self.pages.drop_behind(&read);
     }
 
-    fn read_in(&self, offset: u64, buf: &mut [u8], stay: CacheMode) -> Result<usize, FileError> {
+    fn read_in(
+        &self,
+        offset: u64,
+        buf: &mut [u8],
+        stay: CacheMode,
+        wait: Wait,
+    ) -> Result<usize, FileError> {
         let left = self.view.size().saturating_sub(offset);
         let bytes = in_memory(left.min(length(buf.len())));
         if bytes == 0 {
             return self.source.read_at(&self.view, offset, buf);
         }
-        let goes_on = self.read_ahead(&(offset..offset + length(bytes)), stay);
+        let range = offset..offset + length(bytes);
+        if wait == Wait::NoWait && self.pages.missing(pages_of(&range)).is_some() {
+            return Err(FileError::WouldBlock);
+        }
+        let goes_on = self.read_ahead(&range, stay);
         let mut how = ReadOptions { mode: stay, continues_page: goes_on };
         let mut done = 0;
         while done < bytes {
@@ -203,9 +200,10 @@ impl Stream {
             how.continues_page &= copied == 0;
             done += copied;
             let rest = buf.get_mut(done..bytes).unwrap_or_default();
-            match self.fill_pages(offset + length(done), rest, stay) {
+            match self.fill_pages(offset + length(done), rest, stay, wait) {
                 Ok(Some(0)) => return Ok(done),
                 Ok(filled) => done += filled.unwrap_or(0),
+                Err(FileError::WouldBlock) => return Err(FileError::WouldBlock),
                 Err(_) if done > 0 => return Ok(done),
                 Err(error) => return Err(error),
             }
@@ -221,10 +219,13 @@ impl Stream {
         at: u64,
         buf: &mut [u8],
         stay: CacheMode,
+        wait: Wait,
     ) -> Result<Option<usize>, FileError> {
         if buf.is_empty() {
             return Ok(None);
         }
+        // Some pages may have been evicted since they were found.
+        may_block(wait)?;
         let wanted = pages_of(&(at..at + length(buf.len())));
         let first = wanted.start..wanted.start + 1;
         if let Some(job) = self.queued_job(wanted.start) {

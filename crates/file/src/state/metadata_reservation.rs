@@ -16,10 +16,11 @@
 use crate::error::FileError;
 use crate::state::FileState;
 use crate::state::inline::INLINE_BYTES_MAX;
-use crate::wait::Wait;
 use butternut_format::units::{SECTOR_BYTES, length};
 use butternut_space::Reservation;
 use butternut_sys::lock::MutexGuard;
+use butternut_sys::wait::Wait;
+use butternut_tree::TreeError;
 
 /// Bytes for the inode item, and for the slack of leaves.
 const FILE_BYTES: u64 = 1024;
@@ -37,18 +38,19 @@ impl FileState {
         extents: u64,
         blocks: u64,
         size: u64,
+        wait: Wait,
     ) -> Result<(), FileError> {
         let (blocks_in_flight, extents_in_flight) = self.shared.in_flight().writes_in_flight();
         let (blocks, extents) = (blocks + blocks_in_flight, extents + extents_in_flight);
         let wanted = self.metadata_bytes(extents, blocks, size);
         let Some(step) = self.metadata_shortfall(wanted) else { return Ok(()) };
         let forest = self.source.forest().clone();
-        let more = match forest.reserve_metadata(step) {
-            Err(_) if !self.is_clean() => {
+        let more = match forest.reserve_metadata(step, wait) {
+            Err(_) if wait == Wait::Block && !self.is_clean() => {
                 // Merged extents need no reservation any more.
                 self.drain();
                 self.merge(&mut |_| {})?;
-                forest.reserve_metadata(self.metadata_bytes(extents, blocks, size))?
+                forest.reserve_metadata(self.metadata_bytes(extents, blocks, size), wait)?
             }
             decided => decided?,
         };
@@ -59,18 +61,17 @@ impl FileState {
     /// Reserves metadata for the direct writes in flight. Returns whether there was space. The
     /// caller holds the inode lock shared; with the lock held exclusively,
     /// [`Self::reserve_metadata`] can reclaim some.
-    pub(crate) fn reserve_metadata_shared(&self, wait: Wait) -> bool {
+    pub(crate) fn reserve_metadata_shared(&self, wait: Wait) -> Result<bool, FileError> {
         let (blocks, extents) = self.shared.in_flight().writes_in_flight();
         let wanted = self.metadata_bytes(extents, blocks, u64::MAX);
-        let Some(step) = self.metadata_shortfall(wanted) else { return true };
-        let forest = self.source.forest();
-        let more = match wait {
-            Wait::Block => forest.reserve_metadata(step).ok(),
-            Wait::NoWait => forest.reserve_metadata_nowait(step),
+        let Some(step) = self.metadata_shortfall(wanted) else { return Ok(true) };
+        let more = match self.source.forest().reserve_metadata(step, wait) {
+            Ok(more) => more,
+            Err(TreeError::WouldBlock) => return Err(FileError::WouldBlock),
+            Err(_) => return Ok(false),
         };
-        let Some(more) = more else { return false };
         self.add_metadata(more);
-        true
+        Ok(true)
     }
 
     /// Reserves metadata for `extents` extents of `blocks` blocks that are about to be written.
@@ -79,26 +80,28 @@ impl FileState {
     pub(crate) fn reserve_metadata_for_runs(&self, extents: u64, blocks: u64, size: u64) -> bool {
         let wanted = self.metadata_bytes(extents, blocks, size);
         let Some(step) = self.metadata_shortfall(wanted) else { return true };
-        let Ok(more) = self.source.forest().reserve_metadata(step) else { return false };
+        let more = self.source.forest().reserve_metadata(step, Wait::Block);
+        let Ok(more) = more else { return false };
         self.add_metadata(more);
         true
     }
 
-    /// Reserves metadata for a nowait write of `blocks` blocks. Returns whether there was space.
-    /// The caller holds the inode lock exclusively.
-    pub(crate) fn reserve_metadata_nowait(&self, blocks: u64, size: u64) -> bool {
-        let (blocks_in_flight, extents_in_flight) = self.shared.in_flight().writes_in_flight();
-        let (blocks, extents) = (blocks + blocks_in_flight, blocks + extents_in_flight);
-        let wanted = self.metadata_bytes(extents, blocks, size);
-        let Some(step) = self.metadata_shortfall(wanted) else { return true };
-        let Some(more) = self.source.forest().reserve_metadata_nowait(step) else { return false };
-        self.add_metadata(more);
-        true
+    /// Returns the bytes of the reservation.
+    pub(crate) fn metadata_bytes_reserved(&self) -> u64 {
+        self.metadata_reservation().as_ref().map_or(0, Reservation::bytes)
+    }
+
+    /// Returns what the reservation has grown by since it had `bytes` bytes. The caller holds the
+    /// inode lock exclusively, so no direct write has begun meanwhile.
+    pub(crate) fn shrink_metadata(&self, bytes: u64) {
+        if let Some(reservation) = &mut *self.metadata_reservation() {
+            reservation.spend(reservation.bytes().saturating_sub(bytes));
+        }
     }
 
     /// How many bytes the reservation is to grow by, if it is less than `wanted`.
     fn metadata_shortfall(&self, wanted: u64) -> Option<u64> {
-        let has = self.metadata_reservation().as_ref().map_or(0, Reservation::bytes);
+        let has = self.metadata_bytes_reserved();
         (has < wanted).then(|| (wanted - has).max(has.min(STEP_BYTES_MAX)))
     }
 

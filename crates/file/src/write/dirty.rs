@@ -15,9 +15,11 @@ use crate::state::FileState;
 use crate::state::backing::Backing;
 use crate::units::BLOCK;
 use crate::units::pages_of;
+use crate::wait::may_block;
 use butternut_format::units::{SECTOR_BYTES, length};
 use butternut_pages::{PageWrite, WritebackReason, WritebackResult};
 use butternut_sys::frames::Frame;
+use butternut_sys::wait::Wait;
 use std::ops::Range;
 
 impl FileState {
@@ -39,15 +41,15 @@ impl FileState {
         tag.map(Backing::of)
     }
 
-    /// Allocates memory for some blocks (law 2).
-    pub(crate) fn frames(&mut self, count: usize) -> Result<Vec<Frame>, FileError> {
-        let spares = &mut self.nowait.frames;
-        let mut frames = spares.split_off(spares.len().saturating_sub(count));
+    /// Allocates memory for some blocks (law 2). Writes the file back if all pages are dirty.
+    pub(crate) fn frames(&mut self, count: usize, wait: Wait) -> Result<Vec<Frame>, FileError> {
+        let mut frames = Vec::with_capacity(count);
         while frames.len() < count {
             if let Some(frame) = self.source.pages().frame() {
                 frames.push(frame);
                 continue;
             }
+            may_block(wait)?;
             // All pages are dirty: the file writes its own back.
             let dirty = self.shared.pages().dirty_pages();
             self.write_back().ok();
@@ -74,7 +76,7 @@ impl FileState {
         bytes: &[u8],
         backing: Backing,
         base: Option<Frame>,
-        frames: &mut Vec<Frame>,
+        (frames, wait): (&mut Vec<Frame>, Wait),
     ) -> Result<(), FileError> {
         let (page, skip) = (at / SECTOR_BYTES, crate::units::in_memory(at % SECTOR_BYTES));
         self.assert_no_direct_write(page * SECTOR_BYTES);
@@ -93,7 +95,7 @@ impl FileState {
             // the blocks that follow would no longer be true.
             let mut spare = spare.expect("callers bring a frame for each block");
             if bytes.len() < BLOCK {
-                self.read_block_to(start, &mut spare)?;
+                self.read_block_to(start, &mut spare, wait)?;
             }
             spare
         };

@@ -17,6 +17,7 @@ use crate::state::backing::Backing;
 use crate::units::in_memory;
 use butternut_format::units::SECTOR_BYTES;
 use butternut_sys::frames::Frame;
+use butternut_sys::wait::Wait;
 use std::ops::Range;
 
 /// A block with its new bytes and its backing.
@@ -50,10 +51,10 @@ impl FileState {
         }
         let Some((first, _)) = wanted.first() else { return Ok(Vec::new()) };
         let count = u64::try_from(wanted.len()).unwrap_or(u64::MAX);
-        self.reserve_metadata(count, count, new_size)?;
-        self.leave_inline(new_size, &(*first..*first + SECTOR_BYTES))?;
+        self.reserve_metadata(count, count, new_size, Wait::Block)?;
+        self.leave_inline(new_size, &(*first..*first + SECTOR_BYTES), Wait::Block)?;
         // All frames are allocated at once, because that may write dirty blocks back (law 2).
-        let mut frames = self.frames(wanted.len())?;
+        let mut frames = self.frames(wanted.len(), Wait::Block)?;
         let mut edges: Vec<Edge> = Vec::new();
         for (start, part) in wanted {
             match self.prepare_edge(start, &part, new_size, &mut frames) {
@@ -78,12 +79,13 @@ impl FileState {
         frames: &mut Vec<Frame>,
     ) -> Result<Edge, FileError> {
         let mut frame = frames.pop().expect("one was found for each");
-        self.read_block_to(start, &mut frame)?;
+        self.read_block_to(start, &mut frame, Wait::Block)?;
         let bytes = frame.bytes_mut().expect("a new frame has one user");
         let range = in_memory(part.start - start)..in_memory(part.end - start);
         bytes.get_mut(range).expect("the part is inside the block").fill(0);
         let was_dirty = self.dirty_backing(start).is_some();
-        let backings = self.choose_backing(&(start..start + SECTOR_BYTES), new_size)?;
+        let block = start..start + SECTOR_BYTES;
+        let backings = self.choose_backing(&block, new_size, Wait::Block)?;
         let backing = *backings.first().expect("there is one block");
         let is_reserved = !was_dirty && backing == Backing::Reserved;
         Ok(Edge { start, frame, backing, is_reserved })

@@ -20,17 +20,21 @@ use crate::state::FileState;
 use crate::state::backing::Backing;
 use crate::state::inline::{CompressedInline, INLINE_BYTES_MAX, InlineShape};
 use crate::units::in_memory;
+use crate::wait::may_block;
 use crate::writeback::compress::Outcome;
 use butternut_format::inode::InodeFlags;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::SECTOR_BYTES;
+use butternut_sys::wait::Wait;
 use std::ops::Range;
 
 impl FileState {
-    pub(crate) fn shape(&mut self) -> Result<InlineShape, FileError> {
+    /// What the items of the file say; they are read from the tree once.
+    pub(crate) fn shape(&mut self, wait: Wait) -> Result<InlineShape, FileError> {
         if let Some(shape) = self.shape {
             return Ok(shape);
         }
+        may_block(wait)?;
         let mut shape = InlineShape { is_inline: false, has_later_extents: false };
         let mut cursor = self.view.tree().cursor();
         cursor.seek(&Key::new(self.ino().0, ItemType::EXTENT_DATA, 0))?;
@@ -57,8 +61,9 @@ impl FileState {
         &mut self,
         size: u64,
         range: &Range<u64>,
+        wait: Wait,
     ) -> Result<bool, FileError> {
-        Ok(self.may_be_inline_by_size(size, range) && !self.shape()?.has_later_extents)
+        Ok(self.may_be_inline_by_size(size, range) && !self.shape(wait)?.has_later_extents)
     }
 
     /// As [`Self::may_be_inline`], without looking at the tree.
@@ -67,16 +72,6 @@ impl FileState {
             && range.end <= SECTOR_BYTES
             && !self.flags.contains(InodeFlags::NODATACOW)
             && !self.has_other_newer_data()
-    }
-
-    /// Whether [`FileState::may_be_inline`] and [`FileState::leave_inline`] need not search the
-    /// tree.
-    pub(crate) fn is_inline_decision_cached(&self, size: u64, range: &Range<u64>) -> bool {
-        if self.may_be_inline_by_size(size, range) {
-            return self.shape.is_some();
-        }
-        let is_first_new = range.start == 0 || self.is_first_block_newer();
-        is_first_new || self.shape.is_some_and(|shape| !shape.is_inline)
     }
 
     /// Returns whether the file has dirty inline data, which only a merge writes.
@@ -110,7 +105,7 @@ impl FileState {
             Backing::Reserved if self.compression_policy().is_some() => {
                 size <= SECTOR_BYTES
                     && !self.has_other_newer_data()
-                    && !self.shape()?.has_later_extents
+                    && !self.shape(Wait::Block)?.has_later_extents
             }
             Backing::Reserved | Backing::InPlace => false,
         };
@@ -124,7 +119,7 @@ impl FileState {
             (Backing::CompressedInline, None) => self.set_backing(0, Backing::Reserved),
             (Backing::Inline, None) if size > INLINE_BYTES_MAX => {
                 // Without space it stays dirty, and no merge writes it.
-                self.reserve(1)?;
+                self.reserve(1, Wait::Block)?;
                 self.set_backing(0, Backing::Reserved);
             }
             _ => {}
@@ -145,20 +140,29 @@ impl FileState {
 
     /// Moves the first block out of the tree, if the file will be too large to be inline, before
     /// the blocks of `range` are written and the file has `size` bytes (law 2).
-    pub(crate) fn leave_inline(&mut self, size: u64, range: &Range<u64>) -> Result<(), FileError> {
-        if self.may_be_inline(size, range)? {
+    ///
+    /// With [`Wait::NoWait`] it refuses before it changes anything, and reads no block: it changes
+    /// at most where the first block will be written.
+    pub(crate) fn leave_inline(
+        &mut self,
+        size: u64,
+        range: &Range<u64>,
+        wait: Wait,
+    ) -> Result<(), FileError> {
+        if self.may_be_inline(size, range, wait)? {
             return Ok(());
         }
         if !range.contains(&0) {
-            self.wait_for_direct_writes(&(0..SECTOR_BYTES));
+            self.wait_for_direct_writes(&(0..SECTOR_BYTES), wait)?;
         }
         let first = self.newer_block(0).map(|(_, backing)| backing);
         if let Some(backing) = first.filter(|backing| backing.is_inline()) {
-            self.reserve(usize::from(!backing.is_reserved()))?;
+            self.reserve(usize::from(!backing.is_reserved()), wait)?;
             self.set_backing(0, Backing::Reserved);
-        } else if first.is_none() && !range.contains(&0) && self.is_inline_now()? {
-            let bytes = self.read_block(0)?;
-            self.reserve(1)?;
+        } else if first.is_none() && !range.contains(&0) && self.is_inline_now(wait)? {
+            may_block(wait)?;
+            let bytes = self.read_block(0, wait)?;
+            self.reserve(1, wait)?;
             self.put_block(0, bytes, Backing::Reserved);
         }
         Ok(())
@@ -171,18 +175,19 @@ impl FileState {
         if !may_be_inline || !self.has_other_newer_data() {
             return Ok(());
         }
-        self.wait_for_direct_writes(&(0..SECTOR_BYTES));
-        if self.is_inline_now()? {
-            let bytes = self.read_block(0)?;
-            self.reserve(1)?;
+        let wait = Wait::Block;
+        self.wait_for_direct_writes(&(0..SECTOR_BYTES), wait)?;
+        if self.is_inline_now(wait)? {
+            let bytes = self.read_block(0, wait)?;
+            self.reserve(1, wait)?;
             self.put_block(0, bytes, Backing::Reserved);
         }
         Ok(())
     }
 
     /// Whether the file reads from an inline item.
-    pub(crate) fn is_inline_now(&mut self) -> Result<bool, FileError> {
-        Ok(!self.is_first_block_newer() && self.shape()?.is_inline)
+    pub(crate) fn is_inline_now(&mut self, wait: Wait) -> Result<bool, FileError> {
+        Ok(!self.is_first_block_newer() && self.shape(wait)?.is_inline)
     }
 
     /// Whether the first block is newer than the tree.

@@ -1,128 +1,145 @@
-//! Nowait writes: writes that do not block, or are not done at all (`RWF_NOWAIT`).
+//! Nowait writes (`RWF_NOWAIT`): the limits that they respect, and how a refusal is undone.
 //!
 //! Laws:
 //!
 //! 1. A write that would need a device, a tree, a transaction or a lock that another thread holds
 //!    for long is refused, and has changed nothing visible.
-//! 2. Everything that a write needs is reserved before its first byte is copied: space for all
-//!    dirty blocks, metadata space, frames, and the old contents of the blocks that it changes in
-//!    part. So it is done as a whole.
+//! 2. It is done as a whole or not at all: it is one step of [`FileState::write_at`], in which
+//!    everything that a step needs is found before its first byte is copied.
+//! 3. A refused write keeps nothing reserved: neither data space nor metadata space.
 //!
-//! Files that may be written in place are refused: their write targets are in the trees.
+//! There is no other path for them. The functions of a write pass `Wait` on, and each refuses where
+//! it would block: [`FileState::write_targets`], for example, for files that may be written in
+//! place, because their write targets are in the trees.
 
 use crate::error::FileError;
 use crate::state::FileState;
-use crate::state::nowait::NowaitResources;
-use crate::units::BLOCK;
-use crate::units::in_memory;
-use crate::write::{BUFFER_BYTES_MAX, DIRECT_BYTES_MIN, FILE_PENDING_MAX};
+use crate::state::backing::Backing;
+use crate::write::{DIRECT_BYTES_MIN, FILE_PENDING_MAX};
 use butternut_format::units::{SECTOR_BYTES, length};
-use butternut_sys::frames::Frame;
-use std::ops::Range;
+use butternut_sys::wait::Wait;
 
-/// Frames that one step of a write may allocate, besides one for each of its blocks.
-const FRAMES_PER_PART: usize = 4;
+/// What a write finds, for the case that it is refused.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BeforeWrite {
+    /// Bytes of the data reservation, and how many of them dirty blocks need.
+    data_bytes: u64,
+    bytes_reserved: u64,
+    metadata_bytes: u64,
+    /// Where the first block will be written, if it is dirty.
+    first: Option<Backing>,
+}
 
 impl FileState {
-    /// Reserves everything that a write of `bytes` bytes needs. Returns false if it would have to
-    /// block for some of it. After true, the caller writes and then calls
-    /// [`Self::end_nowait_write`].
-    ///
-    /// # Errors
-    /// The range ends past the maximum size of a file, or the volume is not open for writing.
-    pub fn prepare_nowait_write(&mut self, offset: u64, bytes: usize) -> Result<bool, FileError> {
-        self.check_writable()?;
-        let end = self.check_end(offset, length(bytes))?;
-        let blocks = offset - offset % SECTOR_BYTES..end.next_multiple_of(SECTOR_BYTES);
-        // Growth may move the first block out of the tree.
-        let meets_direct = [&blocks, &(0..SECTOR_BYTES)]
-            .into_iter()
-            .any(|blocks| self.shared.in_flight().has_writes(blocks));
-        if meets_direct
-            || !self.fits_without_throttling(bytes)
-            || !self.is_target_known(&blocks, offset, end)
-        {
-            return Ok(false);
+    /// Refuses a write of `bytes` bytes after which [`FileState::write_at`] would write back or
+    /// merge, or its caller would be throttled.
+    pub(crate) fn check_limits(&self, bytes: usize, wait: Wait) -> Result<(), FileError> {
+        if wait == Wait::Block {
+            return Ok(());
         }
-        let Some(edges) = self.edges(&blocks, &(offset..end)) else { return Ok(false) };
-        self.nowait.edges = edges;
-        let reserved_before = self.data_reservation.bytes();
-        let has_all = self.reserve_data_nowait(&blocks) && self.take_frames_nowait(&blocks) && {
-            let count = (blocks.end - blocks.start) / SECTOR_BYTES;
-            self.reserve_metadata_nowait(count + 1, self.size().max(end))
-        };
-        if !has_all {
-            self.end_nowait_write();
-            // The file may stay clean, and its space would then be missing elsewhere.
-            let surplus = self.data_reservation.truncate(reserved_before);
-            self.release(surplus);
-        }
-        Ok(has_all)
-    }
-
-    /// Ends a nowait write. Reserved space that it did not use is kept for the next one.
-    pub fn end_nowait_write(&mut self) {
-        self.nowait = NowaitResources::default();
-    }
-
-    /// Whether `bytes` more may become dirty without throttling, writeback or a merge.
-    fn fits_without_throttling(&self, bytes: usize) -> bool {
         let (pages, more) = (self.source.pages(), length(bytes));
         let is_below_limits = pages.dirty_bytes() + more <= pages.limits().dirty.free_run_bytes();
         let starts_writeback = !self.source.has_flusher()
             && (bytes >= DIRECT_BYTES_MIN
                 || self.source.should_write_back(self.dirty_bytes() + more));
-        is_below_limits
-            && !starts_writeback
-            && self.shared.overlay().pending_count() < FILE_PENDING_MAX
+        let starts_merge = self.shared.overlay().pending_count() >= FILE_PENDING_MAX;
+        let is_fit = is_below_limits && !starts_writeback && !starts_merge;
+        is_fit.then_some(()).ok_or(FileError::WouldBlock)
     }
 
-    /// Whether the blocks are known, without searching the tree, to be written to new space or
-    /// inline.
-    fn is_target_known(&self, blocks: &Range<u64>, offset: u64, end: u64) -> bool {
-        let size = self.size();
-        // For a write past the end, the last block may have to be completed with zeroes first.
-        let is_closed = offset <= size || size.is_multiple_of(SECTOR_BYTES);
-        !self.may_write_in_place()
-            && is_closed
-            && self.is_inline_decision_cached(size.max(end), blocks)
-    }
-
-    /// The blocks that are changed in part and have old contents; `None` where one is not cached.
-    fn edges(&self, blocks: &Range<u64>, written: &Range<u64>) -> Option<Vec<Frame>> {
-        let (size, last) = (self.size(), blocks.end - SECTOR_BYTES);
-        let mut edges = Vec::new();
-        for start in [blocks.start, last] {
-            let is_replaced = written.start <= start && written.end >= start + SECTOR_BYTES;
-            if !is_replaced && start < size {
-                let (frame, _) = self.shared.pages().page(start / SECTOR_BYTES)?;
-                edges.push(frame);
-            }
+    pub(crate) fn before_write(&self) -> BeforeWrite {
+        BeforeWrite {
+            data_bytes: self.data_reservation.bytes(),
+            bytes_reserved: self.bytes_reserved,
+            metadata_bytes: self.metadata_bytes_reserved(),
+            first: self.dirty_backing(0),
         }
-        Some(edges)
     }
 
-    fn reserve_data_nowait(&mut self, blocks: &Range<u64>) -> bool {
-        // The first block needs space too if the file becomes too large to be inline.
-        let wanted = self.bytes_reserved + (blocks.end - blocks.start) + SECTOR_BYTES;
-        while self.data_reservation.bytes() < wanted {
-            let (forest, shortfall) =
-                (self.source.forest(), wanted - self.data_reservation.bytes());
-            let run = forest.allocate_data_nowait(SECTOR_BYTES, shortfall, self.cluster());
-            let Some(run) = run else { return false };
-            self.data_reservation.add(run);
+    /// Restores what a refused write has found (law 3). The space may be missing elsewhere.
+    pub(crate) fn undo_refused_write(&mut self, before: BeforeWrite) {
+        if let Some(first) = before.first {
+            // The first block may have been about to leave the tree.
+            self.set_backing(0, first);
         }
-        true
+        self.bytes_reserved = before.bytes_reserved;
+        let surplus = self.data_reservation.truncate(before.data_bytes);
+        self.release(surplus);
+        self.shrink_metadata(before.metadata_bytes);
+        debug_assert!(self.bytes_reserved <= self.data_reservation.bytes(), "law 1 of `dirty`");
+        debug_assert!(self.bytes_reserved.is_multiple_of(SECTOR_BYTES));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_volume::{file, open_on};
+    use butternut_device::{Fault, FaultyDevice, MemoryDevice, Rule};
+    use butternut_pages::{CacheMode, WritebackReason};
+    use butternut_tree::{EnospcInjector, ForestOptions};
+    use std::sync::Arc;
+
+    const BYTES: usize = 8 * 4096;
+
+    #[test]
+    fn a_block_whose_page_is_dropped_after_it_was_found_is_not_read() {
+        for (at, bytes) in [(100, 50), (4000, 200), (4096 + 5, 3 * 4096)] {
+            let memory = Arc::new(MemoryDevice::new("memory", 256 << 20));
+            let device = Arc::new(FaultyDevice::new(memory, 1));
+            let source = open_on(device.clone(), ForestOptions::default());
+            source.set_flusher(true);
+            let mut file = file(&source);
+            file.write_at(0, &vec![1; BYTES]).expect("space");
+            file.merge(&mut |_| {}).expect("space");
+            source.pages().shrink(1000);
+            let uncached = CacheMode::Uncached;
+            file.write(0, &vec![2; BYTES], uncached, Wait::Block).expect("space");
+            let (batch, planned) = file.start_writeback(u64::MAX, WritebackReason::Uncached);
+            planned.expect("a plan");
+            let mut rule = None;
+            let written = file.write_buffered_around(at, &vec![3; bytes], Wait::NoWait, || {
+                batch.expect("dirty blocks").write_and_complete().expect("a write");
+                rule = Some(device.add(Rule::everywhere(Fault::ReadError)));
+            });
+            written.expect("everything was found");
+            assert_eq!(device.fault_counts().read_errors, 0, "no device is read");
+            device.remove(rule.expect("it was added"));
+            let mut want = vec![2; BYTES];
+            want[usize::try_from(at).expect("small")..][..bytes].fill(3);
+            let mut have = vec![0; BYTES];
+            assert_eq!(source.read_at(file.view(), 0, &mut have).expect("a read"), BYTES);
+            assert!(have == want, "{bytes} bytes at {at}");
+        }
     }
 
-    fn take_frames_nowait(&mut self, blocks: &Range<u64>) -> bool {
-        // Each step of the write shares a block with the next one, and allocates more frames than
-        // it needs.
-        let bytes = in_memory(blocks.end - blocks.start);
-        let parts = bytes.div_ceil(BUFFER_BYTES_MAX) + 1;
-        let wanted = bytes / BLOCK + FRAMES_PER_PART * parts;
-        let pages = self.source.pages();
-        self.nowait.frames.extend((0..wanted).map_while(|_| pages.frame()));
-        self.nowait.frames.len() == wanted
+    #[test]
+    fn a_refused_write_keeps_an_inline_file_inline_and_nothing_reserved() {
+        let injector = EnospcInjector::default();
+        let options =
+            ForestOptions { enospc_injector: Some(injector.clone()), ..Default::default() };
+        let source = open_on(Arc::new(MemoryDevice::new("memory", 256 << 20)), options);
+        source.set_flusher(true);
+        let mut file = file(&source);
+        file.write_at(0, &[1; 100]).expect("space");
+        assert!(file.has_dirty_inline());
+        let found = |file: &FileState| {
+            let data = (file.data_reservation.bytes(), file.bytes_reserved);
+            (data, file.metadata_bytes_reserved(), file.dirty_bytes(), file.size())
+        };
+        let before = found(&file);
+        // The reservations of a write: its metadata, the first block, all other blocks.
+        let mut refused = 0;
+        for nth in 1..=3 {
+            injector.fail_every(nth);
+            let written = file.write(50, &[2; 3 * 4096], CacheMode::Cached, Wait::NoWait);
+            injector.fail_none();
+            refused += usize::from(written.is_err_and(|error| error.is_would_block()));
+            assert_eq!(found(&file), before, "reservation {nth}");
+            assert!(file.has_dirty_inline(), "reservation {nth}");
+        }
+        assert_eq!(refused, 3, "a write makes three reservations");
+        let written = file.write(50, &[2; 3 * 4096], CacheMode::Cached, Wait::NoWait);
+        assert_eq!(written.expect("space"), 3 * 4096);
     }
 }

@@ -19,10 +19,12 @@ use crate::merge::items;
 use crate::overlay::Place;
 use crate::state::FileState;
 use crate::target::Target;
+use crate::wait::may_block;
 use butternut_format::extent::DataRef;
 use butternut_format::file_extent::{Compression, ExtentBody};
 use butternut_format::inode::InodeFlags;
 use butternut_format::units::Logical;
+use butternut_sys::wait::Wait;
 use std::ops::Range;
 use std::slice;
 
@@ -37,14 +39,17 @@ impl FileState {
         self.flags.contains(InodeFlags::NODATACOW) && !self.view.has_checksums()
     }
 
-    /// The write targets of `range`, in file order and without gaps.
+    /// The write targets of `range`, in file order and without gaps. Those of a file that may be
+    /// written in place are in the trees.
     pub(crate) fn write_targets(
         &self,
         range: &Range<u64>,
+        wait: Wait,
     ) -> Result<Vec<(Range<u64>, Target)>, FileError> {
         if !self.may_write_in_place() {
             return Ok(vec![(range.clone(), Target::New)]);
         }
+        may_block(wait)?;
         let mut targets: Vec<(Range<u64>, Target)> = Vec::new();
         let mut at = range.start;
         while at < range.end {

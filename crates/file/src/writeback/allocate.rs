@@ -15,6 +15,7 @@ use crate::state::data_reservation::DataReservation;
 use crate::target::Target;
 use crate::writeback::{Data, WritebackRun};
 use butternut_format::units::{Logical, SECTOR_BYTES};
+use butternut_sys::wait::Wait;
 use std::ops::Range;
 
 /// A range of a file that found no space.
@@ -129,14 +130,14 @@ impl FoundSpace {
     ) -> Result<Range<u64>, FileError> {
         if is_reserved {
             let reserved = file.data_reservation.take_whole(bytes);
-            return reserved.map_or_else(|| file.allocate_between(bytes, bytes), Ok);
+            return reserved.map_or_else(|| file.allocate_between(bytes, bytes, Wait::Block), Ok);
         }
         if let Some(space) = self.surplus.take_whole(bytes) {
             self.bytes_left = self.bytes_left.saturating_sub(bytes);
             return Ok(space);
         }
         let wanted = self.bytes_left.saturating_sub(self.surplus.bytes()).max(bytes);
-        let space = file.allocate_between(bytes, wanted)?;
+        let space = file.allocate_between(bytes, wanted, Wait::Block)?;
         Ok(self.take_front(space, bytes))
     }
 
@@ -154,7 +155,7 @@ impl FoundSpace {
             self.bytes_left = self.bytes_left.saturating_sub(space.end - space.start);
             return Ok(space);
         }
-        let space = file.allocate_between(SECTOR_BYTES, self.bytes_left.max(bytes))?;
+        let space = file.allocate_between(SECTOR_BYTES, self.bytes_left.max(bytes), Wait::Block)?;
         let bytes = bytes.min(space.end - space.start);
         Ok(self.take_front(space, bytes))
     }

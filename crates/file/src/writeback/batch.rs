@@ -30,6 +30,7 @@ use crate::writeback::allocate::Unallocated;
 use crate::writeback::{BATCH_BYTES_MAX, Data, RunOrigin, WritebackRun, prepare, write_runs};
 use butternut_format::units::SECTOR_BYTES;
 use butternut_pages::{WritebackPages, WritebackReason, WritebackResult};
+use butternut_sys::wait::Wait;
 
 /// Dirty blocks of some files whose space is allocated.
 #[derive(Debug)]
@@ -161,7 +162,7 @@ impl FileState {
                 Ok((RunOrigin::DirtyReserved, vec![(range, Target::New)]))
             }
             Backing::InPlace | Backing::Inline | Backing::CompressedInline => {
-                self.write_targets(&range).map(|targets| (RunOrigin::Dirty, targets))
+                self.write_targets(&range, Wait::Block).map(|targets| (RunOrigin::Dirty, targets))
             }
         };
         let (origin, targets) = match planned {

@@ -7,6 +7,7 @@ use butternut_format::feature::{COMPRESS_LZO, COMPRESS_ZSTD};
 use butternut_format::file_extent::Compression;
 use butternut_format::inode::InodeFlags;
 use butternut_space::Cluster;
+use butternut_sys::wait::Wait;
 use butternut_volume::{OpenOptions, Volume};
 
 const INO: u64 = 300;
@@ -248,7 +249,7 @@ fn a_small_file_that_is_not_compressible_any_more_keeps_its_data_on_a_full_volum
     assert!(file.has_dirty_inline());
     let forest = source.forest();
     let mut taken = Vec::new();
-    while let Ok(space) = forest.allocate_data(4096, 128 << 20, Cluster(0)) {
+    while let Ok(space) = forest.allocate_data(4096, 128 << 20, Cluster(0), Wait::Block) {
         taken.push(space);
     }
     file.truncate(3328, &mut |_| {}).unwrap();

@@ -2,10 +2,11 @@
 
 use crate::volume::{create, open, open_device_to_read, state, subvolume};
 use butternut_device::{Device, Fault, FaultyDevice, MemoryDevice, Rule};
-use butternut_file::{Source, Wait};
+use butternut_file::Source;
 use butternut_format::inode::InodeFlags;
 use butternut_format::key::{ItemType, Key};
 use butternut_mkfs::MkfsOptions;
+use butternut_sys::wait::Wait;
 use std::ops::Range;
 use std::sync::Arc;
 

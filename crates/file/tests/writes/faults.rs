@@ -11,6 +11,7 @@ use butternut_format::inode::{Inode, InodeFlags};
 use butternut_format::key::{ItemType, Key};
 use butternut_pages::WritebackReason;
 use butternut_space::Cluster;
+use butternut_sys::wait::Wait;
 use std::sync::Arc;
 
 const MIB: usize = 1 << 20;
@@ -416,7 +417,7 @@ fn a_range_that_is_zeroed_behind_inline_data_is_zeroed_or_refused_without_space(
         commit(&source, &mut file);
         let forest = source.forest();
         let mut taken = Vec::new();
-        while let Ok(space) = forest.allocate_data(4096, 4 << 20, Cluster(0)) {
+        while let Ok(space) = forest.allocate_data(4096, 4 << 20, Cluster(0), Wait::Block) {
             taken.push(space);
         }
         // Little more, or less, than the range needs.

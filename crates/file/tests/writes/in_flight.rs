@@ -7,12 +7,13 @@ use crate::volume::{create, fresh, inode, state};
 use butternut_device::{Device, Fault, FaultyDevice, Rule, When};
 use butternut_file::{
     AllocationRun, DirectWrite, FallocateSize, FileError, FileState, RequestOwner, Source,
-    SourceOptions, Wait, WritebackBatch,
+    SourceOptions, WritebackBatch,
 };
 use butternut_format::file_extent::Compression;
 use butternut_format::inode::InodeFlags;
-use butternut_pages::WritebackReason;
+use butternut_pages::{CacheMode, WritebackReason};
 use butternut_space::Cluster;
+use butternut_sys::wait::Wait;
 use butternut_tree::{EnospcInjector, Forest, ForestOptions};
 use butternut_volume::{DataWrite, OpenOptions, Volume};
 use std::io::Write;
@@ -156,7 +157,7 @@ fn open(device: &Arc<FaultyDevice>, injector: &EnospcInjector, dice: &mut Dice) 
 /// The bytes that data could still be written to.
 fn free_bytes(source: &Source) -> u64 {
     let mut taken = Vec::new();
-    while let Ok(space) = source.forest().allocate_data(BLOCK, 128 << 20, Cluster(0)) {
+    while let Ok(space) = source.forest().allocate_data(BLOCK, 128 << 20, Cluster(0), Wait::Block) {
         taken.push(space);
     }
     let bytes = taken.iter().map(|space| space.end - space.start).sum();
@@ -245,7 +246,10 @@ impl Rig {
         let count = (1 + self.dice.below(12)).min(last + 1 - first);
         let range = first * BLOCK..(first + count) * BLOCK;
         let wait = if self.dice.below(2) == 0 { Wait::Block } else { Wait::NoWait };
-        let begun = self.file.begin_direct_write(&range, &mut self.allocation, wait).unwrap();
+        let begun = match self.file.begin_direct_write(&range, &mut self.allocation, wait) {
+            Err(FileError::WouldBlock) if wait == Wait::NoWait => None,
+            begun => begun.unwrap(),
+        };
         if let Some(write) = begun {
             let data = self.content(count * BLOCK);
             self.owner.hold(Held::Direct(write, range.start, data));
@@ -257,23 +261,18 @@ impl Rig {
         let data = self.content(range.end - range.start);
         let written = match self.dice.below(5) {
             0 | 1 => self.file.write_at(range.start, &data),
-            2 => self.file.write_uncached(range.start, &data),
+            2 => self.file.write(range.start, &data, CacheMode::Uncached, Wait::Block),
             3 => {
                 self.file.drain();
                 self.file.write_direct(range.start, &data)
             }
             _ => {
-                if !self.file.prepare_nowait_write(range.start, data.len()).unwrap() {
-                    return;
+                let stay = CacheMode::Cached;
+                let written = self.file.write(range.start, &data, stay, Wait::NoWait);
+                match &written {
+                    Ok(written) => assert_eq!(*written, data.len()),
+                    Err(error) => return assert!(error.is_would_block(), "{error}"),
                 }
-                // Everything is reserved.
-                self.injector.fail_growth();
-                let written = self.file.write_at(range.start, &data);
-                self.file.end_nowait_write();
-                if self.full_for == 0 {
-                    self.injector.fail_none();
-                }
-                assert_eq!(*written.as_ref().unwrap(), data.len());
                 written
             }
         };

@@ -1,46 +1,16 @@
-//! Nowait writes of blocks whose uncached writeback completes meanwhile, which drops their pages.
+//! Nowait writes that are refused: they reach no device and keep no space.
 
 use crate::compression::noise;
 use crate::script::compare;
 use crate::volume::{create, fresh, open_faulty, state};
 use butternut_device::{Fault, FaultyDevice, Rule};
 use butternut_format::inode::InodeFlags;
-use butternut_pages::WritebackReason;
+use butternut_pages::CacheMode;
 use butternut_space::Cluster;
+use butternut_sys::wait::Wait;
 use std::sync::Arc;
 
 const INO: u64 = 300;
-const BYTES: usize = 8 * 4096;
-
-#[test]
-fn a_nowait_write_reads_no_block_whose_page_is_dropped_after_it_was_prepared() {
-    for (at, bytes) in [(100, 50), (4000, 200), (4096 + 5, 3 * 4096)] {
-        let device = Arc::new(FaultyDevice::new(fresh(256), 1));
-        let source = open_faulty(&device);
-        source.set_flusher(true);
-        create(&source, INO, InodeFlags::default());
-        let mut file = state(&source, INO);
-        let mut want = noise(BYTES);
-        file.write_at(0, &want).unwrap();
-        file.merge(&mut |_| {}).unwrap();
-        source.pages().shrink(1000);
-        want.reverse();
-        file.write_uncached(0, &want).unwrap();
-        let (batch, planned) = file.start_writeback(u64::MAX, WritebackReason::Uncached);
-        planned.unwrap();
-        assert!(file.prepare_nowait_write(at, bytes).unwrap());
-        batch.expect("dirty blocks").write_and_complete().unwrap();
-        let rule = device.add(Rule::everywhere(Fault::ReadError));
-        let new = noise(bytes);
-        assert_eq!(file.write_at(at, &new).unwrap(), bytes);
-        file.end_nowait_write();
-        assert_eq!(device.fault_counts().read_errors, 0, "no device is read");
-        device.remove(rule);
-        let at = usize::try_from(at).unwrap();
-        want[at..at + bytes].copy_from_slice(&new);
-        compare(&source, &file, &want);
-    }
-}
 
 #[test]
 fn a_nowait_write_without_a_flusher_writes_nothing_to_a_device() {
@@ -52,9 +22,9 @@ fn a_nowait_write_without_a_flusher_writes_nothing_to_a_device() {
     file.merge(&mut |_| {}).unwrap();
     device.add(Rule::everywhere(Fault::WriteError));
     for (at, bytes) in [(0, 256 << 10), (4096, (256 << 10) - 4096), (100, 256 << 10)] {
-        if file.prepare_nowait_write(at, bytes).unwrap() {
-            assert_eq!(file.write_at(at, &noise(bytes)).unwrap(), bytes);
-            file.end_nowait_write();
+        match file.write(at, &noise(bytes), CacheMode::Cached, Wait::NoWait) {
+            Ok(written) => assert_eq!(written, bytes),
+            Err(error) => assert!(error.is_would_block(), "{error}"),
         }
         assert_eq!(device.fault_counts().write_errors, 0, "{bytes} bytes at {at}");
     }
@@ -70,7 +40,7 @@ fn a_refused_nowait_write_keeps_no_space_from_other_files() {
     create(&source, INO, InodeFlags::default());
     create(&source, OTHER, InodeFlags::default());
     let mut taken = Vec::new();
-    while let Ok(space) = source.forest().allocate_data(4096, 4 << 20, Cluster(0)) {
+    while let Ok(space) = source.forest().allocate_data(4096, 4 << 20, Cluster(0), Wait::Block) {
         taken.push(space);
     }
     // Some space is free, but less than the write needs.
@@ -81,7 +51,9 @@ fn a_refused_nowait_write_keeps_no_space_from_other_files() {
         let mut file = state(&source, INO);
         file.write_at(0, &noise(dirty)).unwrap();
         // The file's inline data is decided.
-        assert!(!file.prepare_nowait_write(8192, 2 * bytes).unwrap());
+        let large = noise(2 * bytes);
+        let written = file.write(8192, &large, CacheMode::Cached, Wait::NoWait);
+        assert!(written.is_err_and(|error| error.is_would_block()));
         let mut other = state(&source, OTHER);
         let data = noise(bytes - dirty);
         assert_eq!(other.write_at(0, &data).unwrap(), data.len(), "with {dirty} dirty bytes");

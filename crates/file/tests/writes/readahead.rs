@@ -3,8 +3,9 @@
 use crate::compressed_merges::fill;
 use crate::volume::{create, fresh, open_faulty, state};
 use butternut_device::{Fault, FaultyDevice, Rule};
-use butternut_file::{AllocationRun, FileState, MappingKind, Mappings, Source, Stream, Wait};
+use butternut_file::{AllocationRun, FileState, MappingKind, Mappings, Source, Stream};
 use butternut_format::inode::InodeFlags;
+use butternut_sys::wait::Wait;
 use butternut_volume::DataWrite;
 use std::sync::Arc;
 

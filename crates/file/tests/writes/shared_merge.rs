@@ -3,10 +3,11 @@
 use crate::volume::{create, fresh, inode, open, open_device_to_read, state};
 
 use butternut_device::Device;
-use butternut_file::{AllocationRun, FileState, FileView, Source, Wait};
+use butternut_file::{AllocationRun, FileState, FileView, Source};
 use butternut_format::inode::InodeFlags;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::TreeId;
+use butternut_sys::wait::Wait;
 use butternut_tree::Need;
 use butternut_volume::DataWrite;
 use std::sync::Arc;

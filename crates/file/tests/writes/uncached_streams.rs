@@ -4,6 +4,8 @@ use crate::volume::{create, fresh, open, open_with, state};
 
 use butternut_file::{Source, Stream};
 use butternut_format::inode::InodeFlags;
+use butternut_pages::CacheMode;
+use butternut_sys::wait::Wait;
 use rayon::ThreadPool;
 use std::sync::{Arc, mpsc};
 
@@ -36,12 +38,12 @@ fn left_after(pages: usize, last: Option<u64>) -> usize {
     let mut buf = vec![0; 100_000];
     let mut at = 0;
     while at < bytes.len() {
-        let read = stream.read_uncached(at as u64, &mut buf).unwrap();
+        let read = stream.read(at as u64, &mut buf, CacheMode::Uncached, Wait::Block).unwrap();
         assert_eq!(buf[..read], bytes[at..at + read]);
         at += read;
     }
     if let Some(at) = last {
-        stream.read_uncached(at, &mut buf[..100]).unwrap();
+        stream.read(at, &mut buf[..100], CacheMode::Uncached, Wait::Block).unwrap();
     }
     release.send(()).unwrap();
     let (end, ended) = mpsc::channel::<()>();

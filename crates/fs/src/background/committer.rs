@@ -11,11 +11,13 @@
 //!    commits itself.
 
 use crate::background::signal::{Signal, Work};
+use crate::error::may_block;
 use crate::filesystem::Shared;
 use crate::inode::table::InodeEntry;
 use crate::stats::latency::Operation;
 use crate::write_state::WriteState;
 use crate::{Error, Filesystem, Result};
+use butternut_sys::wait::Wait;
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
@@ -151,26 +153,29 @@ impl Filesystem {
     /// Begins an operation that writes: checks that the filesystem is writable, and brings its
     /// dirty memory below the limits. The caller has nothing locked.
     pub(crate) fn begin(&self) -> Result<&Arc<WriteState>> {
+        self.begin_as(Wait::Block)
+    }
+
+    /// As [`Self::begin`]; whether it may wait for dirty memory to be written back is the caller's
+    /// choice.
+    pub(crate) fn begin_as(&self, wait: Wait) -> Result<&Arc<WriteState>> {
         let write_state = self.may_begin()?;
-        self.throttle(write_state)?;
+        self.throttle(write_state, wait)?;
         Ok(write_state)
     }
 
     /// Keeps the dirty data in memory within its limits (law 3).
-    fn throttle(&self, write_state: &WriteState) -> Result<()> {
+    fn throttle(&self, write_state: &WriteState, wait: Wait) -> Result<()> {
         if self.has_much_to_write_back(write_state) {
+            may_block(wait)?;
             // A file keeps its writeback error for its next sync.
             drop(self.write_back_all(write_state));
         }
         if self.has_much_to_commit(write_state)? {
+            may_block(wait)?;
             self.commit()?;
         }
         Ok(())
-    }
-
-    /// Returns whether [`Self::throttle`] would do nothing.
-    pub(crate) fn is_below_limits(&self, write_state: &WriteState) -> Result<bool> {
-        Ok(!self.has_much_to_write_back(write_state) && !self.has_much_to_commit(write_state)?)
     }
 
     fn has_much_to_write_back(&self, write_state: &WriteState) -> bool {

@@ -3,6 +3,7 @@
 //!
 //! The laws are those of `file/write.rs`.
 
+use crate::error::{is_refused, may_block};
 use crate::inode::table::{InodeEntry, InodeState};
 use crate::write_state::{WritableSubvolume, WriteState};
 use crate::{Filesystem, Result};
@@ -11,6 +12,7 @@ use butternut_format::file_extent::Compression;
 use butternut_format::inode::{Inode, InodeFlags};
 use butternut_format::units::Ino;
 use butternut_names::{self as names, COMPRESSION, CompressionProperty};
+use butternut_sys::wait::Wait;
 use butternut_tree::Tree;
 use std::sync::Arc;
 
@@ -37,15 +39,17 @@ impl Filesystem {
         })
     }
 
-    /// Returns the state of a file's data, and makes it if there is none. The caller holds the
-    /// inode lock exclusively.
+    /// Returns the state of a file's data, and makes it from the tree if there is none. The caller
+    /// holds the inode lock exclusively.
     pub(crate) fn file_state<'a>(
         &self,
         subvolume: &Tree,
         entry: &InodeEntry,
         state: &'a mut InodeState,
+        wait: Wait,
     ) -> Result<&'a mut FileState> {
         if state.file.is_none() {
+            may_block(wait)?;
             let (source, inode) = (&self.shared.source, self.attributes(entry)?);
             let ino = Ino(entry.id.ino);
             let mut file = FileState::new(source, subvolume, ino, &inode);
@@ -78,7 +82,7 @@ impl Filesystem {
     }
 
     /// Changes a file's data. If that succeeds, the inode gets these attributes, except for the
-    /// size.
+    /// size. A change that was refused because it would block has changed nothing.
     fn alter_file_to<R>(
         &self,
         write_state: &WriteState,
@@ -89,10 +93,13 @@ impl Filesystem {
         change: impl FnOnce(&mut FileState, &Inode, InodeUpdate<'_>) -> Result<R>,
     ) -> Result<R> {
         let was = self.attributes(entry)?;
-        let file = self.file_state(&subvolume.tree, entry, state)?;
+        let file = self.file_state(&subvolume.tree, entry, state, Wait::Block)?;
         let mut written_item = None;
         let result =
             change(file, &was, &mut |item| written_item = Some(update_item(item, &attributes)));
+        if is_refused(&result) {
+            return result;
+        }
         if result.is_err() {
             attributes = was;
         }

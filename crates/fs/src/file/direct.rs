@@ -15,9 +15,10 @@ use crate::file::alter::Times;
 use crate::inode::table::{InodeEntry, InodeState};
 use crate::write_state::WriteState;
 use crate::{Error, File, Filesystem, Privileges, Result};
-use butternut_file::{AllocationRun, DirectWrite, FileState, Wait};
+use butternut_file::{AllocationRun, DirectWrite, FileState};
 use butternut_format::inode::InodeFlags;
 use butternut_format::units::length;
+use butternut_sys::wait::Wait;
 use butternut_volume::DataWrite;
 use std::ops::Range;
 use std::sync::Arc;
@@ -80,7 +81,7 @@ impl Filesystem {
 
 impl File {
     /// Begins a direct write of whole blocks, under the shared inode lock. Returns `None` if it
-    /// needs the lock exclusively (law 1), or would have to wait and may not.
+    /// needs the lock exclusively (law 1).
     pub(crate) fn begin_shared_write(
         &self,
         state: &InodeState,
@@ -90,12 +91,7 @@ impl File {
     ) -> Result<Option<DirectWrite>> {
         let pin = self.pin()?;
         let (filesystem, entry) = (pin.filesystem(), pin.entry());
-        let known = entry.cached_nowait();
-        let inode = match known {
-            Some(inode) => inode,
-            None if wait == Wait::NoWait => return Ok(None),
-            None => filesystem.attributes(entry)?,
-        };
+        let inode = filesystem.attributes_as(entry, wait)?;
         self.may_write(&inode)?;
         let is_plain = ![InodeFlags::APPEND, InodeFlags::SYNC]
             .into_iter()

@@ -10,7 +10,13 @@
 //!    inode item in the tree is updated when the data is merged.
 //! 3. A write that fails has changed nothing. A write that finds space for a part of its bytes
 //!    returns how many it wrote.
+//! 4. A cached read or write that must not block (`RWF_NOWAIT`) is done as a whole, or it fails
+//!    with [`Error::WouldBlock`] and has changed nothing that is visible: no byte, no size, no
+//!    time. It waits for no lock that another thread holds during I/O, reads nothing from a device,
+//!    writes nothing back and commits nothing. There is no other path for it: each function on the
+//!    way takes [`Wait`], and refuses where it would block.
 
+use crate::error::{is_refused, may_block};
 use crate::file::alter::Times;
 use crate::inode::pin::Pin;
 use crate::stats::latency::Operation;
@@ -19,6 +25,7 @@ use butternut_file::{FallocateSize, FileState, InodeUpdate};
 use butternut_format::inode::{Inode, InodeFlags};
 use butternut_format::units::length;
 use butternut_pages::{CacheMode, UncachedFlush, WritebackReason};
+use butternut_sys::wait::Wait;
 use std::ops::Range;
 
 /// Writes from a cache in front of this library of at least so many bytes go past the page cache.
@@ -45,9 +52,10 @@ pub enum Allocate {
 /// Whether a change drains the file first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Drain {
+    /// The change may block.
     Yes,
     /// Only pages change. Any further change drains the file itself.
-    No,
+    No(Wait),
 }
 
 impl File {
@@ -72,7 +80,8 @@ impl File {
 
     /// As [`File::write_at`], and strips the privileges that the writer may not keep.
     pub fn write_as(&self, offset: u64, bytes: &[u8], privileges: Privileges) -> Result<usize> {
-        self.write(Some(offset), bytes, privileges).map(|(_, written)| written)
+        self.write(Some(offset), bytes, privileges, CacheMode::Cached, Wait::Block)
+            .map(|(_, written)| written)
     }
 
     /// As [`FileExt::write_from_cache`](crate::server::FileExt::write_from_cache).
@@ -86,7 +95,7 @@ impl File {
                 file.write_at(offset, bytes)?
             })
         };
-        let drain = if is_long { Drain::Yes } else { Drain::No };
+        let drain = if is_long { Drain::Yes } else { Drain::No(Wait::Block) };
         let written = self.with_space(|| self.alter_as(None, drain, change))?;
         self.balance_dirty_pages(written, CacheMode::Cached)?;
         Ok(written)
@@ -100,7 +109,8 @@ impl File {
         privileges: Privileges,
     ) -> Result<usize> {
         let stay = (CacheMode::Uncached, CacheMode::Cached);
-        self.write_in(Some(offset), bytes, privileges, stay).map(|(_, written)| written)
+        let written = self.write_in(Some(offset), bytes, privileges, stay, Wait::Block);
+        written.map(|(_, written)| written)
     }
 
     /// As [`File::write_as`], uncached (`RWF_DONTCACHE`): a flusher writes the pages back soon, and
@@ -111,25 +121,45 @@ impl File {
         bytes: &[u8],
         privileges: Privileges,
     ) -> Result<usize> {
-        let stay = (CacheMode::Uncached, CacheMode::Uncached);
-        let (_, written) = self.write_in(Some(offset), bytes, privileges, stay)?;
+        self.write(Some(offset), bytes, privileges, CacheMode::Uncached, Wait::Block)
+            .map(|(_, written)| written)
+    }
+
+    /// As [`File::write_as`] or [`File::write_uncached`], and returns the offset, too; without an
+    /// offset, writes at the end of the file. With [`Wait::NoWait`] it writes all bytes, or fails
+    /// with [`Error::WouldBlock`] and has changed nothing (law 4).
+    pub(crate) fn write(
+        &self,
+        offset: Option<u64>,
+        bytes: &[u8],
+        privileges: Privileges,
+        stay: CacheMode,
+        wait: Wait,
+    ) -> Result<(u64, usize)> {
+        if stay == CacheMode::Cached {
+            return self.write_in(offset, bytes, privileges, (stay, stay), wait);
+        }
         let pin = self.pin()?;
         let filesystem = pin.filesystem();
-        let source = &filesystem.shared.source;
-        let method = filesystem.tunables().uncached_flush;
-        if source.has_flusher() && method != UncachedFlush::Inline {
-            source.pages().queue_uncached(self.view().key(), written.div_ceil(4096), method);
-        } else {
-            filesystem.flush_files(std::slice::from_ref(pin.entry()), WritebackReason::Uncached);
+        let (source, method) = (&filesystem.shared.source, filesystem.tunables().uncached_flush);
+        let is_inline = !source.has_flusher() || method == UncachedFlush::Inline;
+        if is_inline || wait == Wait::NoWait && source.pages().is_uncached_backlog_full() {
+            may_block(wait)?;
         }
-        Ok(written)
+        let (at, written) = self.write_in(offset, bytes, privileges, (stay, stay), wait)?;
+        if is_inline {
+            filesystem.flush_files(std::slice::from_ref(pin.entry()), WritebackReason::Uncached);
+        } else {
+            source.pages().queue_uncached(self.view().key(), written.div_ceil(4096), method);
+        }
+        Ok((at, written))
     }
 
     /// As [`File::write_as`], direct: whole blocks go to the devices past the page cache. Writes of
     /// blocks inside the file share it with other reads and writes.
     pub fn write_direct(&self, offset: u64, bytes: &[u8], privileges: Privileges) -> Result<usize> {
         if bytes.is_empty() {
-            return self.check_empty_write(Some(offset)).map(|()| 0);
+            return self.check_empty_write(Some(offset), Wait::Block).map(|()| 0);
         }
         self.may_begin_at(Some(offset))?;
         let timed = self.timed(Operation::DirectWrite);
@@ -190,16 +220,7 @@ impl File {
     /// Appends `bytes` to the file. Returns the offset at which they were written, and how many
     /// were.
     pub fn append(&self, bytes: &[u8], privileges: Privileges) -> Result<(u64, usize)> {
-        self.write(None, bytes, privileges)
-    }
-
-    fn write(
-        &self,
-        offset: Option<u64>,
-        bytes: &[u8],
-        privileges: Privileges,
-    ) -> Result<(u64, usize)> {
-        self.write_in(offset, bytes, privileges, (CacheMode::Cached, CacheMode::Cached))
+        self.write(None, bytes, privileges, CacheMode::Cached, Wait::Block)
     }
 
     /// Writes through the page cache. `stay` says what happens to the pages when they are clean;
@@ -210,33 +231,37 @@ impl File {
         bytes: &[u8],
         privileges: Privileges,
         (stay, throttled_as): (CacheMode, CacheMode),
+        wait: Wait,
     ) -> Result<(u64, usize)> {
         if bytes.is_empty() {
-            self.check_empty_write(offset)?;
+            self.check_empty_write(offset, wait)?;
             return Ok((offset.unwrap_or_else(|| self.len()), 0));
         }
         self.may_begin_at(offset)?;
-        let _timed = self.timed(Operation::CachedWrite);
+        let timed = self.timed(Operation::CachedWrite);
         let change = |file: &mut FileState, inode: &Inode, _: InodeUpdate<'_>| {
             let end = file.size();
             self.may_write_at(inode, end, offset)?;
             let offset = offset.unwrap_or(end);
-            let written = match stay {
-                CacheMode::Cached => file.write_at(offset, bytes)?,
-                CacheMode::Uncached => file.write_uncached(offset, bytes)?,
-            };
-            Ok((offset, written))
+            Ok((offset, file.write(offset, bytes, stay, wait)?))
         };
-        let altered = || self.alter_as(Some(privileges), Drain::No, change);
-        let (at, written) = self.with_space(altered)?;
-        self.balance_dirty_pages(written, throttled_as)?;
+        let altered = || self.alter_as(Some(privileges), Drain::No(wait), change);
+        let result = self.with_space(altered);
+        if is_refused(&result) {
+            timed.forget();
+        }
+        let (at, written) = result?;
+        // A write that must not block stays below the limits of the throttle.
+        if wait == Wait::Block {
+            self.balance_dirty_pages(written, throttled_as)?;
+        }
         Ok((at, written))
     }
 
     /// Checks a write of no bytes, which is refused like any other, and changes nothing.
-    fn check_empty_write(&self, offset: Option<u64>) -> Result<()> {
+    fn check_empty_write(&self, offset: Option<u64>, wait: Wait) -> Result<()> {
         let pin = self.pin()?;
-        let inode = pin.filesystem().attributes(pin.entry())?;
+        let inode = pin.filesystem().attributes_as(pin.entry(), wait)?;
         self.may_write(&inode)?;
         self.may_write_at(&inode, self.len(), offset)
     }
@@ -389,21 +414,30 @@ impl File {
         drain: Drain,
         change: impl FnOnce(&mut FileState, &Inode, InodeUpdate<'_>) -> Result<R>,
     ) -> Result<R> {
+        let wait = match drain {
+            Drain::Yes => Wait::Block,
+            Drain::No(wait) => wait,
+        };
         let pin = self.pin()?;
         let filesystem = pin.filesystem();
-        let write_state = filesystem.begin()?;
+        let write_state = filesystem.begin_as(wait)?;
         let entry = pin.entry();
-        let subvolume = filesystem.writable_subvolume(write_state, entry.id)?;
+        let subvolume = filesystem.writable_subvolume_as(write_state, entry.id, wait)?;
         let mut state = match drain {
             Drain::Yes => entry.lock(),
-            Drain::No => entry.lock_without_drain(),
+            Drain::No(wait) => entry.lock_without_drain_as(wait)?,
         };
-        let inode = filesystem.attributes(entry)?;
+        let inode = filesystem.attributes_as(entry, wait)?;
         Filesystem::may_change_content(&inode)?;
         if let Some(privileges) = privileges {
             self.may_write(&inode)?;
-            filesystem.strip_privileges(write_state, &subvolume, entry, privileges)?;
+            filesystem.strip_privileges(write_state, &subvolume, entry, privileges, wait)?;
         }
+        if inode.flags.contains(InodeFlags::SYNC) {
+            // It is synced before this returns.
+            may_block(wait)?;
+        }
+        filesystem.file_state(&subvolume.tree, entry, &mut state, wait)?;
         let altered = filesystem.alter_file(
             write_state,
             &subvolume,
@@ -422,11 +456,14 @@ impl File {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Allocate, Filesystem, MountOptions, NewInode};
+    use super::Privileges;
+    use crate::{Allocate, Error, Filesystem, MountOptions, NewInode, Result};
     use butternut_device::{Device, MemoryDevice};
     use butternut_format::inode::InodeFlags;
     use butternut_format::units::{Ino, TreeId};
     use butternut_mkfs::MkfsOptions;
+    use butternut_pages::CacheMode;
+    use butternut_sys::wait::Wait;
     use butternut_tree::EnospcInjector;
     use std::sync::Arc;
 
@@ -465,5 +502,37 @@ mod tests {
             assert_eq!((known.size, known.bytes_used), (item.size, item.bytes_used));
         }
         assert!(seen > 0, "no preallocation was refused after its first step");
+    }
+
+    #[test]
+    fn a_locked_file_is_not_waited_for() {
+        let device = Arc::new(MemoryDevice::new("memory", 256 << 20));
+        butternut_mkfs::make(&*device, &MkfsOptions::default()).unwrap();
+        let options = MountOptions::default().read_only(false);
+        let device = device as Arc<dyn Device>;
+        let fs = Filesystem::open_devices(vec![device], &options).unwrap();
+        let id = fs.create(fs.root(), b"file", &NewInode::new(0o644)).unwrap();
+        let file = fs.open_file(id).unwrap();
+        file.write_at(0, &[7; 8192]).unwrap();
+        let mut buf = [0; 10];
+        let (stay, wait) = (CacheMode::Cached, Wait::NoWait);
+        let done = |result: Result<usize>| match result {
+            Err(Error::WouldBlock) => None,
+            result => Some(result.unwrap()),
+        };
+        let mut read = || done(file.read(4090, &mut buf, stay, wait));
+        let write = || {
+            let written = file.write(Some(0), &[8; 10], Privileges::Keep, stay, wait);
+            done(written.map(|(_, written)| written))
+        };
+        assert_eq!((read(), write()), (Some(10), Some(10)));
+        let entry = Arc::clone(file.pin().unwrap().entry());
+        let reader = entry.lock_shared();
+        assert_eq!((read(), write()), (Some(10), None), "readers share the lock");
+        drop(reader);
+        let exclusive = entry.lock_without_drain();
+        assert_eq!((read(), write()), (None, None));
+        drop(exclusive);
+        assert_eq!((read(), write()), (Some(10), Some(10)));
     }
 }

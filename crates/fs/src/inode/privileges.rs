@@ -1,11 +1,13 @@
 //! [`Privileges`] of a file, and how a change strips them.
 
 use crate::change::Change;
+use crate::error::may_block;
 use crate::inode::table::InodeEntry;
 use crate::write_state::{WritableSubvolume, WriteState};
 use crate::{Filesystem, Result};
 use butternut_format::units::Ino;
 use butternut_names as names;
+use butternut_sys::wait::Wait;
 use butternut_tree::Need;
 
 /// The extended attribute that holds the capabilities of an executable.
@@ -40,10 +42,12 @@ impl Filesystem {
         subvolume: &WritableSubvolume,
         entry: &InodeEntry,
         privileges: Privileges,
+        wait: Wait,
     ) -> Result<()> {
         if privileges == Privileges::Keep || entry.has_no_privileges() {
             return Ok(());
         }
+        may_block(wait)?;
         let mut inode = self.attributes(entry)?;
         let ino = Ino(entry.id.ino);
         let mode = stripped(inode.mode, privileges);

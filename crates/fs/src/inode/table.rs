@@ -35,6 +35,7 @@ use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, 
 use crate::{Error, FileId, Result};
 use butternut_file::FileState;
 use butternut_format::inode::Inode;
+use butternut_sys::wait::Wait;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
@@ -127,7 +128,7 @@ impl InodeEntry {
     }
 
     /// As [`Self::cached`], or `None` while another thread reads or sets the attributes.
-    pub(crate) fn cached_nowait(&self) -> Option<Inode> {
+    pub(crate) fn try_cached(&self) -> Option<Inode> {
         match self.attributes.try_lock().as_deref() {
             Some(CachedInode::Valid(inode)) => Some(*inode),
             Some(CachedInode::Unread | CachedInode::Deleted) | None => None,
@@ -156,6 +157,14 @@ impl InodeEntry {
     /// Takes the inode lock shared, unless a thread holds it exclusively or waits to.
     pub(crate) fn try_lock_shared(&self) -> Option<RwLockReadGuard<'_, InodeState>> {
         self.state.try_read_or_else(fail_after_panic)
+    }
+
+    /// Takes the inode lock shared. Fails as [`Self::try_lock_shared`] does, if it must not wait.
+    pub(crate) fn lock_shared_as(&self, wait: Wait) -> Result<RwLockReadGuard<'_, InodeState>> {
+        match wait {
+            Wait::Block => Ok(self.lock_shared()),
+            Wait::NoWait => self.try_lock_shared().ok_or(Error::WouldBlock),
+        }
     }
 
     /// Takes the inode lock exclusively and drains the file (law 5).
@@ -189,6 +198,18 @@ impl InodeEntry {
     /// As [`Self::lock_without_drain`], unless another thread holds the lock.
     pub(crate) fn try_lock_without_drain(&self) -> Option<RwLockWriteGuard<'_, InodeState>> {
         self.state.try_write_or_else(|state| fail_after_panic(state))
+    }
+
+    /// As [`Self::lock_without_drain`]. Fails as [`Self::try_lock_without_drain`] does, if it must
+    /// not wait.
+    pub(crate) fn lock_without_drain_as(
+        &self,
+        wait: Wait,
+    ) -> Result<RwLockWriteGuard<'_, InodeState>> {
+        match wait {
+            Wait::Block => Ok(self.lock_without_drain()),
+            Wait::NoWait => self.try_lock_without_drain().ok_or(Error::WouldBlock),
+        }
     }
 
     pub(crate) fn is_listed(&self) -> bool {
@@ -373,7 +394,7 @@ impl InodeTable {
                 Lookup::UseEntry
             };
         };
-        entry.cached_nowait().map_or(Lookup::UseEntry, Lookup::Cached)
+        entry.try_cached().map_or(Lookup::UseEntry, Lookup::Cached)
     }
 
     /// Returns whether an inode has an entry.

@@ -39,6 +39,7 @@ use butternut_sys::buffer::Buffer;
 use butternut_sys::buffers::Buffers;
 use butternut_sys::event::Event;
 use butternut_sys::lock::{Mutex, MutexGuard, rank};
+use butternut_sys::wait::Wait;
 use butternut_tree::TreeError;
 use butternut_volume::{
     Checksums, DataDone, DataQueue, DataQueueOptions, DataWrite, SubmitError, VolumeError,
@@ -472,7 +473,7 @@ impl Inner {
             if let Some(bounce) = self.bounce_arena.allocate(bytes) {
                 return Some(bounce);
             }
-            if flags.contains(IoFlags::NOWAIT) {
+            if flags.wait() == Wait::NoWait {
                 return None;
             }
             if self.data.outstanding() == 0 {

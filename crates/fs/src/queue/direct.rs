@@ -11,13 +11,13 @@
 use super::core::{CopyMode, InFlightRead, InFlightWrite, is_reachable};
 use super::request::{Operation, Request};
 use super::{Completion, IoFlags, Queue, Refused};
+use crate::error::may_block;
 use crate::file::direct::{Pending, is_block_aligned};
-use crate::inode::table::{InodeEntry, InodeState};
-use crate::sync::RwLockReadGuard;
-use crate::{DirectStability, Privileges, Result};
-use butternut_file::{DirectWrite, Resolved, Wait};
+use crate::{DirectStability, Error, Privileges, Result};
+use butternut_file::{DirectWrite, Resolved};
 use butternut_format::units::length;
 use butternut_sys::buffer::Buffer;
+use butternut_sys::wait::Wait;
 use std::time::Duration;
 
 const SECTOR: usize = 4096;
@@ -63,9 +63,10 @@ impl Queue {
     ) -> Result<Option<Request>, Box<Refused>> {
         let since = self.core.mark();
         let Request { file, tag, buffer, operation, is_fallback } = request;
-        let state = match shared(file.pin.as_deref().map(crate::server::Pin::entry), flags) {
-            Ok(state) => state,
-            Err(Busy) => return Err(self.refuse_eagain(buffer)),
+        let wait = flags.wait();
+        let entry = file.pin.as_deref().map(crate::server::Pin::entry);
+        let Ok(state) = entry.map(|entry| entry.lock_shared_as(wait)).transpose() else {
+            return Err(self.refuse_eagain(buffer));
         };
         let left = file.len().saturating_sub(offset);
         let bytes = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
@@ -75,7 +76,6 @@ impl Queue {
         }
         let range = offset..offset.saturating_add(length(bytes.next_multiple_of(SECTOR)));
         self.checksums.clear();
-        let wait = wait_of(flags);
         let is_short = bytes <= SECTOR;
         // If the tunable turns the short path off, only the general one is left. A plan may read
         // the trees.
@@ -146,8 +146,8 @@ impl Queue {
             std::thread::sleep(std::mem::take(&mut self.throttle_delay));
         }
         let path = match self.begin_write(&file, offset, &buffer, flags, privileges) {
-            Ok(Some(path)) => path,
-            Ok(None) => return Err(self.refuse_eagain(buffer)),
+            Ok(path) => path,
+            Err(Error::WouldBlock) => return Err(self.refuse_eagain(buffer)),
             Err(error) => {
                 self.complete(Completion { tag, buffer, result: Err(error) });
                 return Ok(None);
@@ -176,7 +176,7 @@ impl Queue {
         Ok(None)
     }
 
-    /// Begins a direct write; `None` if it would block and may not.
+    /// Begins a direct write.
     fn begin_write(
         &mut self,
         file: &crate::File,
@@ -184,31 +184,22 @@ impl Queue {
         buffer: &Buffer,
         flags: IoFlags,
         privileges: Privileges,
-    ) -> Result<Option<WritePath>> {
+    ) -> Result<WritePath> {
         let pin = file.pin()?;
         let (filesystem, entry) = (pin.filesystem(), pin.entry());
-        let wait = wait_of(flags);
-        let write_state = match wait {
-            Wait::Block => filesystem.begin()?,
-            Wait::NoWait => filesystem.may_begin()?,
-        };
+        let wait = flags.wait();
+        let write_state = filesystem.begin_as(wait)?;
         let tunables = filesystem.tunables();
         let is_stable = buffer.is_stable() || tunables.direct_stability == DirectStability::Trust;
         let falls_back = !is_stable && tunables.direct_stability == DirectStability::Buffered;
         if falls_back && file.view().has_checksums() {
-            return Ok(Some(WritePath::Cached));
+            return Ok(WritePath::Cached);
         }
         if !is_block_aligned(offset, buffer.len()) || flags.contains(IoFlags::APPEND) {
-            return Ok(Some(WritePath::Exclusive));
+            return Ok(WritePath::Exclusive);
         }
-        let Ok(mut state) = shared(Some(entry), flags) else { return Ok(None) };
-        let pending = state.as_deref().map_or(Pending::Few, Pending::of);
-        if wait == Wait::NoWait
-            && (pending == Pending::TooMany || !filesystem.is_below_limits(write_state)?)
-        {
-            return Ok(None);
-        }
-        match pending {
+        let mut state = entry.lock_shared_as(wait)?;
+        match Pending::of(&state) {
             Pending::Few => {}
             Pending::Many { count, pause } => {
                 self.throttle_delay += pause;
@@ -218,30 +209,32 @@ impl Queue {
                 }
             }
             Pending::TooMany => {
+                may_block(wait)?;
                 drop(state);
                 filesystem.merge_excess(write_state, entry);
-                state = Some(entry.lock_shared());
+                state = entry.lock_shared();
             }
         }
-        let Some(state) = state else { return Ok(Some(WritePath::Exclusive)) };
         let range = offset..offset.saturating_add(length(buffer.len()));
         let allocation = (&mut *self.core.allocation_run(), wait);
         let Some(write) = file.begin_shared_write(&state, &range, privileges, allocation)? else {
-            return Ok(Some(WritePath::Exclusive));
+            return Ok(WritePath::Exclusive);
         };
         let needs_stable = write.wants_checksums() || self.core.has_copies(write.logical());
         if needs_stable && falls_back {
             write.fail(file.source());
-            return Ok(Some(WritePath::Cached));
+            return Ok(WritePath::Cached);
         }
         let is_fit = is_reachable(buffer) && (is_stable || !needs_stable);
         let copy_mode = if is_fit { CopyMode::ZeroCopy } else { CopyMode::Bounce };
         if wait == Wait::NoWait && !self.can_submit_nowait(&write, buffer.len(), copy_mode) {
-            write.fail(file.source());
-            return Ok(None);
+            if let Some(data) = &state.file {
+                data.refuse_direct_write(write);
+            }
+            return Err(Error::WouldBlock);
         }
         file.note_shared_write(write_state, entry, &state);
-        Ok(Some(WritePath::InFlight(write, copy_mode)))
+        Ok(WritePath::InFlight(write, copy_mode))
     }
 
     /// Returns whether a write can be submitted without a wait. Reserves a buffer for it, if it is
@@ -251,23 +244,4 @@ impl Queue {
         self.core.is_contiguous(write.logical(), bytes)
             && (is_zero_copy || self.core.reserve_bounce(write, bytes))
     }
-}
-
-fn wait_of(flags: IoFlags) -> Wait {
-    if flags.contains(IoFlags::NOWAIT) { Wait::NoWait } else { Wait::Block }
-}
-
-/// The lock is not free.
-struct Busy;
-
-/// Takes the inode lock shared; without waiting if `flags` has `NOWAIT`.
-fn shared(
-    entry: Option<&std::sync::Arc<InodeEntry>>,
-    flags: IoFlags,
-) -> Result<Option<RwLockReadGuard<'_, InodeState>>, Busy> {
-    let Some(entry) = entry else { return Ok(None) };
-    if !flags.contains(IoFlags::NOWAIT) {
-        return Ok(Some(entry.lock_shared()));
-    }
-    entry.try_lock_shared().map(Some).ok_or(Busy)
 }

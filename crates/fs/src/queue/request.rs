@@ -1,9 +1,11 @@
 //! One request of a queue, and the blocking calls that serve requests which cannot be in flight.
 
 use super::{Completion, IoFlags, SyncKind};
-use crate::{DirectStability, File, Privileges, Result};
+use crate::error::is_refused;
+use crate::{DirectStability, Error, File, Privileges, Result};
 use butternut_pages::CacheMode;
 use butternut_sys::buffer::Buffer;
+use butternut_sys::wait::Wait;
 
 #[derive(Debug)]
 pub(super) struct Request {
@@ -29,6 +31,14 @@ impl Operation {
             Self::Sync(_) => IoFlags::default(),
         }
     }
+
+    /// Whether the caller waits for a device, whatever is in memory.
+    fn reaches_device(self) -> bool {
+        let flags = self.flags();
+        flags.contains(IoFlags::DIRECT)
+            || flags.contains(IoFlags::DSYNC)
+            || matches!(self, Self::Sync(_))
+    }
 }
 
 impl Request {
@@ -36,48 +46,23 @@ impl Request {
         self.operation.flags()
     }
 
-    /// Serves the request if it does not block; returns it otherwise.
-    pub(super) fn run_nowait(self) -> std::result::Result<Completion, Self> {
-        let Self { file, tag, mut buffer, operation, is_fallback } = self;
-        let flags = operation.flags();
-        let stay =
-            if flags.contains(IoFlags::UNCACHED) { CacheMode::Uncached } else { CacheMode::Cached };
-        let result = match operation {
-            _ if flags.contains(IoFlags::DIRECT) || flags.contains(IoFlags::DSYNC) => None,
-            Operation::Sync(_) => None,
-            Operation::Read { offset, .. } => file.read_nowait(offset, &mut buffer, stay).map(Ok),
-            Operation::Write { offset, privileges, .. } => {
-                let offset = (!flags.contains(IoFlags::APPEND)).then_some(offset);
-                file.write_nowait(offset, &buffer, privileges, stay)
-            }
-        };
-        match result {
-            Some(result) => {
-                count_fallback(&file, is_fallback);
-                Ok(Completion { tag, buffer, result })
-            }
-            None => Err(Self { file, tag, buffer, operation, is_fallback }),
-        }
-    }
-
-    /// Serves the request, however long that takes. `memory` returns a buffer to which bytes are
-    /// copied that may change meanwhile.
+    /// Serves the request, however long that takes, unless it must not block: it then fails with
+    /// [`Error::WouldBlock`]. `memory` returns a buffer to which bytes are copied that may change
+    /// meanwhile.
     pub(super) fn run(self, memory: impl FnOnce(usize) -> Buffer) -> Completion {
         let Self { file, tag, mut buffer, operation, is_fallback } = self;
-        count_fallback(&file, is_fallback);
+        let wait = operation.flags().wait();
         let result = match operation {
+            _ if operation.reaches_device() && wait == Wait::NoWait => Err(Error::WouldBlock),
             Operation::Read { offset, flags } if flags.contains(IoFlags::DIRECT) => {
                 file.read_direct(offset, &mut buffer)
             }
-            Operation::Read { offset, flags } if flags.contains(IoFlags::UNCACHED) => {
-                file.read_uncached(offset, &mut buffer)
-            }
-            Operation::Read { offset, .. } => file.read_at(offset, &mut buffer),
+            Operation::Read { offset, flags } => file.read(offset, &mut buffer, stay(flags), wait),
             Operation::Write { offset, flags, privileges } => {
                 // Bytes that are written to a device from here must not change between checksum and
                 // device.
-                let reaches_device =
-                    flags.contains(IoFlags::DIRECT) || !file.source().has_flusher();
+                let reaches_device = flags.contains(IoFlags::DIRECT)
+                    || wait == Wait::Block && !file.source().has_flusher();
                 let is_trusted = file.stability() == DirectStability::Trust;
                 if reaches_device && !buffer.is_stable() && !is_trusted {
                     if flags.contains(IoFlags::DIRECT) {
@@ -93,14 +78,16 @@ impl Request {
             Operation::Sync(SyncKind::Data) => file.sync_data().map(|()| 0),
             Operation::Sync(SyncKind::All) => file.sync_all().map(|()| 0),
         };
+        if is_fallback && !is_refused(&result) {
+            file.lane_counters().dio_write_fallback.add();
+        }
         Completion { tag, buffer, result }
     }
 }
 
-fn count_fallback(file: &File, is_fallback: bool) {
-    if is_fallback {
-        file.lane_counters().dio_write_fallback.add();
-    }
+/// What happens to the pages of a request through the page cache.
+fn stay(flags: IoFlags) -> CacheMode {
+    if flags.contains(IoFlags::UNCACHED) { CacheMode::Uncached } else { CacheMode::Cached }
 }
 
 fn write(
@@ -110,14 +97,12 @@ fn write(
     flags: IoFlags,
     privileges: Privileges,
 ) -> Result<usize> {
-    let written = if flags.contains(IoFlags::APPEND) {
-        file.append(bytes, privileges)?.1
-    } else if flags.contains(IoFlags::DIRECT) {
+    let is_append = flags.contains(IoFlags::APPEND);
+    let written = if flags.contains(IoFlags::DIRECT) && !is_append {
         file.write_direct_exclusive(offset, bytes, privileges)?
-    } else if flags.contains(IoFlags::UNCACHED) {
-        file.write_uncached(offset, bytes, privileges)?
     } else {
-        file.write_as(offset, bytes, privileges)?
+        let offset = (!is_append).then_some(offset);
+        file.write(offset, bytes, privileges, stay(flags), flags.wait())?.1
     };
     if flags.contains(IoFlags::DSYNC) {
         file.sync_data()?;

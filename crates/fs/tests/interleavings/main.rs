@@ -50,6 +50,7 @@ pub use id::FileId;
 #[derive(Debug)]
 pub enum Error {
     Stale { id: FileId },
+    WouldBlock,
 }
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -10,6 +10,7 @@ use butternut_format::key::Key;
 use butternut_format::units::{Generation, Ino, Logical, TreeId};
 use butternut_mkfs::MkfsOptions;
 use butternut_space::Cluster;
+use butternut_sys::wait::Wait;
 use butternut_volume::{OpenOptions, Volume};
 use std::sync::Arc;
 
@@ -127,7 +128,7 @@ fn counts_are_exact_or_refused() {
 fn an_extent_with_count_zero_and_a_reference_is_refused() {
     const BYTES: u64 = 4096;
     let forest = forest();
-    let range = forest.allocate_data(BYTES, BYTES, Cluster(9)).expect("space");
+    let range = forest.allocate_data(BYTES, BYTES, Cluster(9), Wait::Block).expect("space");
     let at = Logical(range.start);
     let handle = forest.join(Need::items(8)).expect("space");
     handle.add_data_extent(range, data(300));

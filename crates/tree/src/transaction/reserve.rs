@@ -20,6 +20,9 @@
 //! pin it again. While as much is pinned as a caller needs, the volume is not full: the caller
 //! commits again, for [`READERS_WAIT_MAX`] or a few times.
 //!
+//! A caller that must not wait ([`Wait::NoWait`]) is refused where the first attempt finds no
+//! space.
+//!
 //! Laws:
 //!
 //! 1. A caller holds no handle, because a commit waits until no handle is open.
@@ -34,6 +37,7 @@ use crate::transaction::read_epochs::READERS_WAIT_MAX;
 use crate::transaction::running::Running;
 use butternut_space::{Class, NoSpace};
 use butternut_sys::lock::{Mark, rank};
+use butternut_sys::wait::Wait;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -48,17 +52,25 @@ const ROUNDS_MIN: usize = 4;
 const RETRIES_MAX: usize = 16;
 
 impl Forest {
-    /// Calls `reserve` until it finds space. Adds chunks and commits in between.
+    /// Calls `reserve` until it finds space. Adds chunks and commits in between, unless `wait`
+    /// forbids it.
     ///
     /// # Errors
-    /// There is no space, or `reserve` fails for another reason.
+    /// There is no space, or `reserve` fails for another reason; [`TreeError::WouldBlock`] if more
+    /// than one call is needed, and `wait` forbids it.
     pub(crate) fn reserve_or_flush<R>(
         self: &Arc<Self>,
         purpose: Purpose,
+        wait: Wait,
         mut reserve: impl FnMut(&Running) -> Result<Result<R, NoSpace>, TreeError>,
     ) -> Result<R, TreeError> {
         debug_assert!(!Mark::<rank::Handle>::is_held(), "law 1");
         let running = self.running()?;
+        if wait == Wait::NoWait {
+            let refused = |_| TreeError::WouldBlock;
+            self.inject_enospc(purpose).map_err(refused)?;
+            return reserve(running)?.map_err(|_| TreeError::WouldBlock);
+        }
         self.inject_enospc(purpose)?;
         let mut commits = 0;
         let (mut rounds, mut deadline) = (0, None);

@@ -4,10 +4,10 @@ use crate::direct::AllocationRun;
 use crate::error::FileError;
 use crate::state::{FallocateSize, FileState};
 use crate::test_volume::{file, file_of, open, open_with};
-use crate::wait::Wait;
 use butternut_format::inode::InodeFlags;
 use butternut_format::units::SECTOR_BYTES;
 use butternut_space::Reservation;
+use butternut_sys::wait::Wait;
 use butternut_tree::{EnospcInjector, ForestOptions};
 
 const BLOCK: usize = 4096;
@@ -63,7 +63,11 @@ fn a_direct_write_into_preallocated_space_is_refused_without_a_reservation() {
         file.drop_metadata();
         injector.fail_growth();
         let refused = file.begin_direct_write(&(0..SECTOR_BYTES), &mut allocation, wait);
-        assert!(refused.expect("readable trees").is_none());
+        match wait {
+            Wait::Block => assert!(refused.expect("readable trees").is_none()),
+            Wait::NoWait => assert!(refused.is_err_and(|error| error.is_would_block())),
+        }
+        assert_eq!(file.metadata_bytes_reserved(), 0);
         injector.fail_none();
     }
 }
@@ -127,7 +131,7 @@ fn the_block_that_is_zeroed_before_growth_has_a_reservation() {
     let mut file = file(&source);
     file.write_at(0, &[1; 5000]).expect("space");
     file.merge(&mut |_| {}).expect("space");
-    file.zero_after_end().expect("space");
+    file.zero_after_end(Wait::Block).expect("space");
     assert_eq!(file.dirty_bytes(), SECTOR_BYTES);
     assert_reserved(&file);
 }

@@ -8,6 +8,7 @@ use butternut_format::extent::DataRef;
 use butternut_format::units::{DevId, Generation, Ino, Logical, TreeId};
 use butternut_mkfs::MkfsOptions;
 use butternut_space::{AllocationRequest, Class, Cluster, Reservation};
+use butternut_sys::wait::Wait;
 use butternut_volume::{OpenOptions, Volume};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -86,13 +87,16 @@ fn open(device: &Arc<HeldDiscards>, commits_for_space: bool) -> Arc<Forest> {
 /// Fills the volume with data extents, commits, and returns them.
 fn fill(forest: &Arc<Forest>) -> Vec<Range<u64>> {
     let mut extents = Vec::new();
-    while let Ok(range) = forest.allocate_data(4096, 16 << 20, Cluster(1)) {
+    while let Ok(range) = forest.allocate_data(4096, 16 << 20, Cluster(1), Wait::Block) {
         let handle = forest.join(Need::items(1)).expect("space for an item");
         handle.add_data_extent(range.clone(), reference(range.start));
         extents.push(range);
     }
     forest.commit().expect("a commit");
-    assert!(forest.allocate_data(4096, 4096, Cluster(1)).is_err(), "the volume is full");
+    assert!(
+        forest.allocate_data(4096, 4096, Cluster(1), Wait::Block).is_err(),
+        "the volume is full"
+    );
     extents
 }
 
@@ -114,7 +118,7 @@ fn allocate(
     mut at_failure: impl FnMut(),
 ) -> Result<Range<u64>, TreeError> {
     let request = AllocationRequest::data(bytes, bytes, Cluster(2));
-    forest.reserve_or_flush(Purpose::Growth, |running| {
+    forest.reserve_or_flush(Purpose::Growth, Wait::Block, |running| {
         let found = running.space.allocate_unreserved(Class::Data, request);
         if found.is_err() {
             at_failure();
@@ -195,7 +199,8 @@ fn a_shrink_waits_while_a_trim_discards_the_chunk_that_it_removes() {
     let count = || forest.groups().expect("groups").len();
     let (before, mut allocated) = (count(), Vec::new());
     while count() == before {
-        allocated.push(forest.allocate_data(4096, 16 << 20, Cluster(1)).expect("space"));
+        allocated
+            .push(forest.allocate_data(4096, 16 << 20, Cluster(1), Wait::Block).expect("space"));
     }
     for range in allocated {
         forest.release_data(range).expect("writable");
@@ -233,7 +238,7 @@ fn a_chunk_is_added_when_a_trim_has_discarded_the_hole_for_it() {
         let free = forest.space(Class::Metadata).expect("totals").free;
         let mut release = once(|| device.meet());
         let reserved: Reservation = forest
-            .reserve_or_flush(Purpose::Growth, |running| {
+            .reserve_or_flush(Purpose::Growth, Wait::Block, |running| {
                 let found = running.space.reserve(Class::Metadata, free);
                 if found.is_err() {
                     release();
@@ -270,7 +275,7 @@ fn a_reservation_is_tried_again_if_a_handle_has_returned_its_own() {
             turn.wait();
             turn.wait();
         });
-        let reserved = forest.reserve_or_flush(Purpose::Growth, |_| {
+        let reserved = forest.reserve_or_flush(Purpose::Growth, Wait::Block, |_| {
             let found = reserve(most);
             if found.is_err() {
                 end_member();
@@ -291,7 +296,7 @@ fn a_reservation_commits_again_while_others_take_what_its_commits_free() {
     let bytes = extents[0].end - extents[0].start;
     let request = AllocationRequest::data(bytes, bytes, Cluster(2));
     let mut attempts = 0;
-    let range = forest.reserve_or_flush(Purpose::Growth, |running| {
+    let range = forest.reserve_or_flush(Purpose::Growth, Wait::Block, |running| {
         attempts += 1;
         let found = running.space.allocate_unreserved(Class::Data, request);
         if let Ok(range) = &found
