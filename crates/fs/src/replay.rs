@@ -70,8 +70,11 @@ pub(crate) fn replay(forest: &Arc<Forest>) -> Result<LogClaim> {
     let handle = forest.join(Need { items, level: ReservationLevel::Prereserved })?;
     let has_no_holes = forest.volume().super_block().has(feature::NO_HOLES);
     for log in logs {
-        // The subvolume was deleted after the log was written.
-        if !log.subvolume.is_subvolume() || forest.tree(log.subvolume)?.is_none() {
+        // The subvolume was deleted after the log was written. Parts of it may still exist.
+        let root = forest.root_item(log.subvolume)?;
+        let is_deleted =
+            root.is_none_or(|(_, root)| root.refs() == 0) && log.subvolume != TreeId::FS;
+        if is_deleted || !log.subvolume.is_subvolume() {
             continue;
         }
         let edit = handle.tree(log.subvolume)?;
@@ -109,13 +112,20 @@ impl Replay<'_> {
                         self.references(key, item.data())?;
                     }
                     ItemType::EXTENT_DATA => self.extent(key, item.data())?,
-                    ItemType::XATTR_ITEM => self.edit.put(&key, item.data())?,
+                    ItemType::XATTR_ITEM => self.xattr(key, item.data())?,
                     _ => {}
                 }
             }
             cursor.advance()?;
         }
         Ok(())
+    }
+
+    fn xattr(&self, key: Key, data: &[u8]) -> Result<()> {
+        if self.inode(key.objectid)?.is_none() {
+            return Err(self.corrupt(key, Refused::new("inode", "none", "one for an attribute")));
+        }
+        Ok(self.edit.put(&key, data)?)
     }
 
     /// Returns the keys of one type of an inode.

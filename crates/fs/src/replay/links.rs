@@ -2,7 +2,9 @@
 
 use super::Replay;
 use crate::Result;
-use butternut_format::key::ItemType;
+use crate::inode::id::ROOT_DIRECTORY;
+use butternut_format::key::{ItemType, Key};
+use butternut_format::refused::Refused;
 use butternut_format::units::{Ino, length};
 use butternut_names as names;
 
@@ -14,6 +16,10 @@ impl Replay<'_> {
             let Some(inode) = self.inode(ino)? else { continue };
             let count = self.count_names(ino)?;
             let is_directory = Self::is_directory(inode.kind);
+            if count == 0 && ino == ROOT_DIRECTORY {
+                let key = Key::new(ino, ItemType::INODE_ITEM, 0);
+                return Err(self.corrupt(key, Refused::new("names", 0, "1 of a root directory")));
+            }
             if count == 0 && is_directory {
                 self.remove_all_names(ino)?;
             }

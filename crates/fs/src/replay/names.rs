@@ -136,6 +136,11 @@ impl Replay<'_> {
 
     /// Adds a name to an inode, and removes what is in its place.
     fn link(&mut self, entry: &Entry, ino: u64) -> Result<()> {
+        let dir = self.inode(entry.dir)?;
+        if !dir.is_some_and(|dir| Self::is_directory(dir.kind)) {
+            let key = Key::new(entry.dir, ItemType::DIR_INDEX, entry.index);
+            return Err(self.corrupt(key, Refused::new("inode", "no directory", "a directory")));
+        }
         if let Some(named) = names::lookup(&self.tree, Ino(entry.dir), &entry.name)? {
             self.unlink_found(entry.dir, &entry.name, named)?;
         }
