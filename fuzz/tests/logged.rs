@@ -51,16 +51,16 @@ const ROOT_DIRECTORY: u64 = 256;
 
 /// Adds an item to the log, made from the first item of it that `make` accepts.
 fn with_log_item(seed: usize, make: impl Fn(&Item) -> Option<Item>) -> Replayed {
-    let mut made = 0;
+    let mut added = 0;
     let replayed = logged_with(seed, |tree, items| {
-        let new = items.iter().filter(|_| tree == TreeId::TREE_LOG && made == 0).find_map(&make);
-        made += u32::from(new.is_some());
+        let new = items.iter().filter(|_| tree == TreeId::TREE_LOG && added == 0).find_map(&make);
+        added += u32::from(new.is_some());
         let is_new = new.is_some();
         items.extend(new);
         items.sort_by_key(|(key, _)| *key);
         is_new
     });
-    assert_eq!(made, 1, "the log has such an item");
+    assert_eq!(added, 1, "the log has such an item");
     replayed
 }
 

@@ -52,11 +52,10 @@ fn disk_and_run(extent: &FileExtent<'_>) -> Option<(DiskExtent, ExtentRun)> {
 /// Checks that an inode can have an extent: a file, or a symlink with an inline one.
 fn check_owner(inode: &Inode, extent: &FileExtent<'_>) -> Result<(), Refused> {
     let is_inline = matches!(extent.body, ExtentBody::Inline(_));
-    match inode.kind {
-        FileKind::File => Ok(()),
-        FileKind::Symlink if is_inline => Ok(()),
-        _ => Err(Refused::new("inode", "no file", "a file, or a symlink with an inline extent")),
+    if inode.kind == FileKind::File || inode.kind == FileKind::Symlink && is_inline {
+        return Ok(());
     }
+    Err(Refused::new("inode", "no file", "a file, or a symlink with an inline extent"))
 }
 
 impl Replay<'_> {
