@@ -54,7 +54,7 @@ pub enum Changed {
 
 /// A device whose writes stay in memory, with a bound on all requests.
 #[derive(Debug)]
-struct ScratchDevice {
+pub(crate) struct ScratchDevice {
     base: Arc<dyn Device>,
     written: Mutex<HashMap<u64, Box<[u8; PAGE_BYTES]>>>,
     counters: Counters,
@@ -62,8 +62,22 @@ struct ScratchDevice {
 }
 
 impl ScratchDevice {
+    pub(crate) fn new(base: PatchedDevice) -> Self {
+        Self {
+            base: Arc::new(base),
+            written: Mutex::default(),
+            counters: Counters::default(),
+            is_over: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether too many requests were made.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Relaxed)
+    }
+
     /// The generation of the superblock.
-    fn generation(&self) -> u64 {
+    pub(crate) fn generation(&self) -> u64 {
         let mut bytes = [0; PAGE_BYTES];
         self.read_at(SUPER_OFFSET, &mut bytes).expect("a superblock");
         let field = bytes[0x48..0x50].try_into().expect("eight bytes");
@@ -336,6 +350,16 @@ fn is_clean(device: &Arc<ScratchDevice>, check_data_csum: bool) -> Result<(), St
     if findings.is_empty() { Ok(()) } else { Err(findings.join("; ")) }
 }
 
+/// The options of a volume that is opened for writing.
+pub(crate) fn writing() -> MountOptions {
+    MountOptions::default()
+        .read_only(false)
+        .commit_seconds(0)
+        .node_cache_bytes(1 << 20)
+        .page_cache_bytes(4 << 20)
+        .workers(1)
+}
+
 pub(crate) fn changing(input: &[u8]) {
     changed(input);
 }
@@ -351,26 +375,8 @@ pub fn changed(input: &[u8]) -> Changed {
     run_script(base, script)
 }
 
-/// Runs a script on a volume, and panics if a law is broken.
-pub(crate) fn run_script(base: PatchedDevice, script: &[u8]) -> Changed {
-    let device = Arc::new(ScratchDevice {
-        base: Arc::new(base),
-        written: Mutex::default(),
-        counters: Counters::default(),
-        is_over: AtomicBool::new(false),
-    });
-    let whole = is_clean(&device, true);
-    let whole_trees = is_clean(&device, false);
-    let options = MountOptions::default()
-        .read_only(false)
-        .commit_seconds(0)
-        .node_cache_bytes(1 << 20)
-        .page_cache_bytes(4 << 20)
-        .workers(1);
-    let devices = || vec![Arc::clone(&device) as Arc<dyn Device>];
-    let generation = device.generation();
-    let opened = Filesystem::open_devices(devices(), &options);
-    let Ok(fs) = opened else { return Changed::Refused };
+/// Runs the steps of a script, syncs, and closes the volume. Returns whether it became read-only.
+pub(crate) fn run_steps(fs: Filesystem, script: &[u8]) -> bool {
     let mut script_run = Script::new(fs);
     for step in steps(script) {
         // A failed operation must change nothing; the check at the end tests that.
@@ -380,15 +386,23 @@ pub(crate) fn run_script(base: PatchedDevice, script: &[u8]) -> Changed {
     let is_poisoned = !script_run.fs.is_writable();
     let root = script_run.fs.resolve(b"/", Follow::Last);
     drop((script_run, root));
-    assert!(
-        !device.is_over.load(Ordering::Relaxed),
-        "{REQUESTS_MAX} requests: the script does not end"
-    );
+    is_poisoned
+}
+
+/// Runs a script on a volume, and panics if a law is broken.
+pub(crate) fn run_script(base: PatchedDevice, script: &[u8]) -> Changed {
+    let device = Arc::new(ScratchDevice::new(base));
+    let whole = is_clean(&device, true);
+    let whole_trees = is_clean(&device, false);
+    let options = writing();
+    let devices = || vec![Arc::clone(&device) as Arc<dyn Device>];
+    let generation = device.generation();
+    let opened = Filesystem::open_devices(devices(), &options);
+    let Ok(fs) = opened else { return Changed::Refused };
+    let is_poisoned = run_steps(fs, script);
+    assert!(!device.is_over(), "{REQUESTS_MAX} requests: the script does not end");
     let after = is_clean(&device, true);
-    assert!(
-        !device.is_over.load(Ordering::Relaxed),
-        "{REQUESTS_MAX} requests: the script does not end"
-    );
+    assert!(!device.is_over(), "{REQUESTS_MAX} requests: the script does not end");
     if whole.is_err() {
         if device.generation() == generation {
             // Data may have been written to space that is free.

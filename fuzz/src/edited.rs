@@ -13,6 +13,7 @@ use crate::changing::{Changed, run_script};
 use crate::seed::{PatchedDevice, SUPER_OFFSET, Seed, WRITABLE_SEEDS};
 use butternut_format::key::{ItemType, Key, RawKey};
 use butternut_format::orphan::orphan_key;
+use butternut_format::units::TreeId;
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -27,12 +28,13 @@ const GENERATION_AT: usize = 80;
 const OWNER_AT: usize = 88;
 const COUNT_AT: usize = 96;
 const LEVEL_AT: usize = 100;
-const EDIT_BYTES: usize = 10;
+pub(crate) const EDIT_BYTES: usize = 10;
 const FREE_SPACE_TREE: u64 = 10;
 
 /// Types that an edit gives to a key.
-const TYPES: [u8; 20] =
-    [1, 12, 13, 24, 48, 84, 96, 108, 128, 132, 144, 156, 168, 169, 176, 178, 182, 184, 198, 204];
+const TYPES: [u8; 21] = [
+    1, 12, 13, 24, 48, 72, 84, 96, 108, 128, 132, 144, 156, 168, 169, 176, 178, 182, 184, 198, 204,
+];
 
 /// Values that are often limits.
 const LIMITS: [u64; 16] = [
@@ -54,7 +56,8 @@ const LIMITS: [u64; 16] = [
     u64::MAX,
 ];
 
-type Item = (Key, Vec<u8>);
+/// The key and the data of an item.
+pub type Item = (Key, Vec<u8>);
 
 fn word(block: &[u8], at: usize) -> usize {
     let bytes = block.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
@@ -106,8 +109,8 @@ fn fill(block: &mut [u8], mut items: Vec<Item>) {
     put_word(block, COUNT_AT, slots);
 }
 
-struct Edit {
-    kind: u8,
+pub(crate) struct Edit {
+    pub(crate) kind: u8,
     leaf: usize,
     item: usize,
     other: usize,
@@ -116,7 +119,7 @@ struct Edit {
 }
 
 impl Edit {
-    fn of(bytes: &[u8; EDIT_BYTES]) -> Self {
+    pub(crate) fn of(bytes: &[u8; EDIT_BYTES]) -> Self {
         let [kind, a, b, item, c, d, field, value @ ..] = *bytes;
         Self {
             kind,
@@ -227,12 +230,16 @@ impl Edit {
 }
 
 /// A volume whose leaves are edited.
-struct Editor<'a> {
+pub(crate) struct Editor<'a> {
     seed: &'a Seed,
-    device: PatchedDevice,
+    pub(crate) device: PatchedDevice,
 }
 
-impl Editor<'_> {
+impl<'a> Editor<'a> {
+    pub(crate) fn new(seed: &'a Arc<Seed>) -> Self {
+        Self { seed, device: PatchedDevice::new(seed, READS_MAX) }
+    }
+
     fn block(&self, at: u64) -> Vec<u8> {
         self.device.bytes_at(at, self.seed.node_bytes)
     }
@@ -243,7 +250,31 @@ impl Editor<'_> {
         self.device.change(at, &block);
     }
 
-    fn edit(&mut self, edit: &Edit) {
+    /// Calls `change` with the owner and the items of each leaf, and writes those that it changed.
+    pub(crate) fn change_leaves(&mut self, mut change: impl FnMut(TreeId, &mut Vec<Item>) -> bool) {
+        for at in self.seed.blocks.clone() {
+            let mut block = self.block(at);
+            let mut items = items_of(&block);
+            if block[LEVEL_AT] == 0 && change(TreeId(number(&block, OWNER_AT)), &mut items) {
+                let (count, first) = (items.len(), key_at(&block, HEADER_BYTES));
+                fill(&mut block, items);
+                assert_eq!(word(&block, COUNT_AT), count, "the items fit");
+                let (new, logical) = (key_at(&block, HEADER_BYTES), number(&block, LOGICAL_AT));
+                self.write(at, block);
+                if first != new {
+                    self.set_key_above(logical, new);
+                }
+            }
+        }
+    }
+
+    /// Edits a leaf of any tree.
+    pub(crate) fn edit(&mut self, edit: &Edit) {
+        self.edit_leaf(edit, None);
+    }
+
+    /// Edits a leaf of one tree, or one of any tree.
+    pub(crate) fn edit_leaf(&mut self, edit: &Edit, owner: Option<u64>) {
         let blocks = self.seed.blocks.iter().map(|at| (*at, self.block(*at)));
         let leaves: Vec<(u64, Vec<u8>)> =
             blocks.filter(|(_, block)| block[LEVEL_AT] == 0).collect();
@@ -252,7 +283,7 @@ impl Editor<'_> {
         let mut owners: Vec<u64> = leaves.iter().map(|(_, leaf)| number(leaf, OWNER_AT)).collect();
         owners.sort_unstable();
         owners.dedup();
-        let owner = owners[edit.leaf % owners.len()];
+        let owner = owner.unwrap_or(owners[edit.leaf % owners.len()]);
         let of_owner: Vec<_> =
             leaves.iter().filter(|(_, leaf)| number(leaf, OWNER_AT) == owner).collect();
         let (at, mut block) = of_owner[edit.leaf / owners.len() % of_owner.len()].clone();
@@ -290,8 +321,37 @@ impl Editor<'_> {
         }
     }
 
+    /// Lets a pointer to a block of a tree, in a node or in a root item, lead to another block.
+    pub(crate) fn point_elsewhere(&mut self, edit: &Edit, owner: u64) {
+        const ROOT_BYTENR_AT: usize = 176;
+        let blocks: Vec<(u64, Vec<u8>)> =
+            self.seed.blocks.iter().map(|at| (*at, self.block(*at))).collect();
+        let mut pointers = Vec::new();
+        for (at, block) in blocks.iter().filter(|(_, block)| number(block, OWNER_AT) == owner) {
+            let is_leaf = block[LEVEL_AT] == 0;
+            for slot in 0..word(block, COUNT_AT) {
+                let item = HEADER_BYTES + slot * if is_leaf { ITEM_BYTES } else { CHILD_BYTES };
+                if !is_leaf {
+                    pointers.push((*at, item + 17));
+                } else if key_at(block, item).item_type == ItemType::ROOT_ITEM {
+                    pointers.push((*at, HEADER_BYTES + word(block, item + 17) + ROOT_BYTENR_AT));
+                }
+            }
+        }
+        if pointers.is_empty() {
+            return;
+        }
+        let (at, place) = pointers[edit.item % pointers.len()];
+        let (_, to) = &blocks[edit.other % blocks.len()];
+        let mut block = self.block(at);
+        if let Some(field) = block.get_mut(place..place + 8) {
+            field.copy_from_slice(&number(to, LOGICAL_AT).to_le_bytes());
+            self.write(at, block);
+        }
+    }
+
     /// Sets a number of the superblock.
-    fn edit_super(&mut self, edit: &Edit) {
+    pub(crate) fn edit_super(&mut self, edit: &Edit) {
         let mut block = self.device.bytes_at(SUPER_OFFSET, 4096);
         let offsets = [0x70, 0x78, 0x80, 0x88, 0x90, 0xb4, 0xbc, 0xa0, 0xd1, 0xd9, 0x22b, 0x48];
         let at = offsets[edit.item % offsets.len()];
@@ -308,7 +368,7 @@ pub fn edited(input: &[u8]) -> Changed {
     let Some((&seed, rest)) = input.split_first() else { return Changed::Refused };
     let Some((&count, rest)) = rest.split_first() else { return Changed::Refused };
     let seed: &Arc<Seed> = &WRITABLE_SEEDS[usize::from(seed) % WRITABLE_SEEDS.len()];
-    let mut editor = Editor { seed, device: PatchedDevice::new(seed, READS_MAX) };
+    let mut editor = Editor::new(seed);
     let count = rest.len().min(usize::from(count % 8) * EDIT_BYTES);
     let (edits, script) = rest.split_at(count - count % EDIT_BYTES);
     let (edits, _) = edits.as_chunks::<EDIT_BYTES>();

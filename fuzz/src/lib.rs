@@ -10,17 +10,21 @@
 //! 3. A check of a crafted volume ends, after a bounded number of reads.
 //! 4. A crafted volume that the checker finds clean stays clean when it is changed. One that is not
 //!    clean becomes no worse unless a commit succeeds, and can still be opened after one.
+//! 5. A crafted log is replayed or refused. Of a volume that is otherwise clean, a replay leaves
+//!    the space and the trees consistent; only names and contents can be what the log says.
 
 mod block;
 mod changing;
 mod decoders;
 mod edited;
+mod logged;
 pub mod seed;
 mod volume;
 mod walk;
 
 pub use changing::{Changed, changed};
-pub use edited::edited;
+pub use edited::{Item, edited};
+pub use logged::{Replayed, logged, logged_with};
 pub use volume::{Ending, crafted_ending};
 
 /// A fuzz target.
@@ -52,6 +56,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "volume_rotten", run: volume::rotten },
     Target { name: "volume_changed", run: changing::changing },
     Target { name: "volume_edited", run: edited::editing },
+    Target { name: "volume_logged", run: logged::replaying },
 ];
 
 pub fn target(name: &str) -> Option<&'static Target> {

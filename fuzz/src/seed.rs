@@ -34,6 +34,8 @@ pub struct Seed {
 const RICH: &[u8] = include_bytes!("../seeds/rich-4k.img.zst");
 const PLAIN: &[u8] = include_bytes!("../seeds/plain-16k.img.zst");
 const WRITTEN: &[u8] = include_bytes!("../seeds/written-16k.img.zst");
+const LOGGED_4K: &[u8] = include_bytes!("../seeds/logged-4k.img.zst");
+const LOGGED_16K: &[u8] = include_bytes!("../seeds/logged-16k.img.zst");
 
 /// The seeds of targets that read, decompressed once.
 pub static SEEDS: LazyLock<Vec<Arc<Seed>>> = LazyLock::new(|| {
@@ -46,6 +48,14 @@ pub static SEEDS: LazyLock<Vec<Arc<Seed>>> = LazyLock::new(|| {
 /// The seeds of targets that write. `plain-16k` has quota groups and cannot be opened for writing.
 pub static WRITABLE_SEEDS: LazyLock<Vec<Arc<Seed>>> = LazyLock::new(|| {
     vec![Arc::clone(&SEEDS[0]), Arc::new(Seed::decompress("written-16k", WRITTEN))]
+});
+
+/// The seeds with a log tree, which the kernel wrote and has not replayed.
+pub static LOGGED_SEEDS: LazyLock<Vec<Arc<Seed>>> = LazyLock::new(|| {
+    vec![
+        Arc::new(Seed::decompress("logged-4k", LOGGED_4K)),
+        Arc::new(Seed::decompress("logged-16k", LOGGED_16K)),
+    ]
 });
 
 impl Seed {
@@ -73,7 +83,8 @@ impl Seed {
             data_pages: Vec::new(),
         };
         seed.survey(&super_block.metadata_uuid());
-        let roots = [super_block.root().logical.0, super_block.chunk_root().logical.0];
+        let mut roots = vec![super_block.root().logical.0, super_block.chunk_root().logical.0];
+        roots.extend(super_block.log_root().map(|root| root.logical.0));
         seed.keep_reachable_blocks(&roots);
         seed
     }

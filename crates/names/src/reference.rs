@@ -136,8 +136,11 @@ pub(crate) fn remove(
 }
 
 /// Returns the index in the reference of an inode to a name, in either form; `None` if there is no
-/// such reference.
-pub(crate) fn index(
+/// such reference. Reads at most two items.
+///
+/// # Errors
+/// A block cannot be read, or an item is corrupt.
+pub fn index(
     tree: &impl ReadItems,
     ino: Ino,
     parent: Ino,

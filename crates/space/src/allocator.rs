@@ -67,15 +67,19 @@ impl Space {
         Err(NoSpace { class, bytes, pinned_bytes, own_pinned_bytes, can_add_chunk, returns })
     }
 
-    /// Allocates exactly this range, as a log replay must. `false` if a part of it is not free.
+    /// Allocates exactly this range, as a log replay must. `false` if a part of it is not free, or
+    /// it is in a group of another class.
     ///
     /// # Errors
     /// The range is not whole sectors of one block group.
-    pub fn allocate_exact(&self, range: &Range<u64>) -> Result<bool, SpaceError> {
+    pub fn allocate_exact(&self, class: Class, range: &Range<u64>) -> Result<bool, SpaceError> {
         let mut state = self.lock();
         let (index, run) = state.run_of(range)?;
-        let Some(group) = state.groups.get(index) else { return Ok(false) };
-        let (class, start, is_read_only) = (group.class, group.start, group.is_read_only);
+        let class = state.pool_class(class);
+        let Some(group) = state.groups.get(index).filter(|group| group.class == class) else {
+            return Ok(false);
+        };
+        let (start, is_read_only) = (group.start, group.is_read_only);
         state.return_windows_of(class, start);
         let is_allocated = state.groups.get_mut(index).is_some_and(|group| group.free.take(run));
         if is_allocated && !is_read_only {

@@ -75,15 +75,17 @@ fn an_exact_range_is_allocated_if_all_of_it_is_free() {
     let space = data_space();
     let first =
         space.allocate(Class::Data, AllocationRequest::data(SECTOR, SECTOR, Cluster(0))).unwrap();
-    assert!(!space.allocate_exact(&(first.start..first.end + SECTOR)).unwrap());
+    assert!(!space.allocate_exact(Class::Data, &(first.start..first.end + SECTOR)).unwrap());
     let next = first.end..first.end + MIB;
-    assert!(space.allocate_exact(&next).unwrap());
-    assert!(!space.allocate_exact(&next).unwrap());
+    assert!(space.allocate_exact(Class::Data, &next).unwrap());
+    assert!(!space.allocate_exact(Class::Data, &next).unwrap());
+    let free = next.end..next.end + SECTOR;
+    assert!(!space.allocate_exact(Class::Metadata, &free).unwrap(), "a group of another class");
     let after =
         space.allocate(Class::Data, AllocationRequest::data(SECTOR, SECTOR, Cluster(0))).unwrap();
     assert!(after.start >= next.end);
     assert_eq!(space.totals(Class::Data).free, GIB - MIB - 2 * SECTOR);
-    space.allocate_exact(&(2 * GIB..2 * GIB + MIB)).unwrap_err();
+    space.allocate_exact(Class::Data, &(2 * GIB..2 * GIB + MIB)).unwrap_err();
 }
 
 #[test]

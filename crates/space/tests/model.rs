@@ -271,7 +271,8 @@ impl Model {
                 let is_free = self.sectors[group][low..high].iter().all(|at| *at == Sector::Free);
                 let base = GROUPS[group].0;
                 let range = base + from * SECTOR..base + to * SECTOR;
-                assert_eq!(self.space.allocate_exact(&range).unwrap(), is_free);
+                let class = Class::of(GROUPS[group].1);
+                assert_eq!(self.space.allocate_exact(class, &range).unwrap(), is_free);
                 if is_free {
                     self.set(&range, &[Sector::Free], Sector::Allocated);
                     self.held.push(range);

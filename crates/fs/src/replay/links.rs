@@ -2,7 +2,9 @@
 
 use super::Replay;
 use crate::Result;
-use butternut_format::key::ItemType;
+use crate::inode::id::ROOT_DIRECTORY;
+use butternut_format::key::{ItemType, Key};
+use butternut_format::refused::Refused;
 use butternut_format::units::{Ino, length};
 use butternut_names as names;
 
@@ -12,8 +14,13 @@ impl Replay<'_> {
     pub(super) fn links(&mut self) -> Result<()> {
         while let Some(ino) = self.touched.pop_first() {
             let Some(inode) = self.inode(ino)? else { continue };
-            let count = self.count_names(ino)?;
+            // The root of a subvolume has a reference to itself.
+            let count = length(self.names_in(&self.tree, ino)?.len());
             let is_directory = Self::is_directory(inode.kind);
+            if count == 0 && ino == ROOT_DIRECTORY {
+                let key = Key::new(ino, ItemType::INODE_ITEM, 0);
+                return Err(self.corrupt(key, Refused::new("names", 0, "1 of a root directory")));
+            }
             if count == 0 && is_directory {
                 self.remove_all_names(ino)?;
             }
@@ -25,16 +32,5 @@ impl Replay<'_> {
             }
         }
         Ok(())
-    }
-
-    fn count_names(&self, ino: u64) -> Result<u64> {
-        // The root of a subvolume has a reference to itself.
-        let mut count = 0;
-        for item_type in [ItemType::INODE_REF, ItemType::INODE_EXTREF] {
-            for (key, data) in Self::items_in(&self.tree, &Self::keys(ino, item_type))? {
-                count += length(self.parse_references(key, &data)?.len());
-            }
-        }
-        Ok(count)
     }
 }

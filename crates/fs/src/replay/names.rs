@@ -9,9 +9,11 @@ use butternut_format::key::{ItemType, Key};
 use butternut_format::refused::Refused;
 use butternut_format::units::{Ino, length};
 use butternut_names::{self as names, Found, NewName, OldName, Target};
+use butternut_tree::Tree;
+use std::collections::BTreeSet;
 
 /// A name of an inode.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct RefName {
     pub(super) dir: u64,
     pub(super) index: u64,
@@ -53,10 +55,7 @@ impl Replay<'_> {
         let named = names::lookup(&self.tree, Ino(logged.dir), &logged.name)?;
         let is_there = named.is_some_and(|known| known.target == logged.found.target);
         // A reference in the log adds the name later.
-        let has_reference = || -> Result<bool> {
-            Ok(self.log_names(ino.0, logged.dir)?.iter().any(|known| known.name == logged.name))
-        };
-        if is_there || has_reference()? {
+        if is_there || Self::has_reference(&self.log, ino.0, logged.dir, &logged.name)? {
             return Ok(());
         }
         self.link(&logged, ino.0)
@@ -69,10 +68,9 @@ impl Replay<'_> {
             return Err(self.corrupt(key, Refused::new("inode", "none", "one for a reference")));
         };
         let logged = self.parse_references(key, data)?;
-        let mut dirs: Vec<u64> = logged.iter().map(|name| name.dir).collect();
-        dirs.dedup();
-        for dir in dirs {
-            self.remove_old_names(ino, dir)?;
+        // All items of references of an inode follow each other.
+        if self.old_names_removed.replace(ino) != Some(ino) {
+            self.remove_old_names(ino)?;
         }
         for RefName { dir, index, name } in logged {
             // The root of a subvolume refers to itself, without an entry. Any other directory may
@@ -86,56 +84,50 @@ impl Replay<'_> {
             let is_there = indexed.is_some_and(|known| {
                 known.name == entry.name && known.found.target == found.target
             });
-            if !is_there || !self.has_reference(ino, dir, &entry.name)? {
+            if !is_there || !Self::has_reference(&self.tree, ino, dir, &entry.name)? {
                 self.link(&entry, ino)?;
             }
         }
         Ok(())
     }
 
-    /// Removes the names of an inode in a directory that the log lacks.
-    fn remove_old_names(&mut self, ino: u64, dir: u64) -> Result<()> {
-        let logged = self.log_names(ino, dir)?;
-        let known = Self::items_in(&self.tree, &Self::keys(ino, ItemType::INODE_REF))?;
-        let extended = Self::items_in(&self.tree, &Self::keys(ino, ItemType::INODE_EXTREF))?;
-        for (key, data) in known.into_iter().chain(extended) {
-            for name in self.parse_references(key, &data)? {
-                if name.dir == dir && !logged.contains(&name) {
-                    self.unlink(dir, &name.name)?;
-                }
+    /// Removes the names of an inode that the log lacks, in each directory that it has logged names
+    /// in.
+    fn remove_old_names(&mut self, ino: u64) -> Result<()> {
+        let logged: BTreeSet<RefName> = self.names_in(&self.log, ino)?.into_iter().collect();
+        let dirs: BTreeSet<u64> = logged.iter().map(|name| name.dir).collect();
+        for name in self.names_in(&self.tree, ino)? {
+            if dirs.contains(&name.dir) && !logged.contains(&name) {
+                self.unlink(name.dir, &name.name)?;
             }
         }
         Ok(())
     }
 
-    /// Returns the logged names of an inode in one directory.
-    fn log_names(&self, ino: u64, dir: u64) -> Result<Vec<RefName>> {
-        let plain = Key::new(ino, ItemType::INODE_REF, dir);
-        let mut items = Self::items_in(&self.log, &(plain..=plain))?;
-        items.extend(Self::items_in(&self.log, &Self::keys(ino, ItemType::INODE_EXTREF))?);
+    /// Returns the names of all references of an inode in a tree.
+    pub(super) fn names_in(&self, tree: &Tree, ino: u64) -> Result<Vec<RefName>> {
         let mut found = Vec::new();
-        for (key, data) in items {
-            let names = self.parse_references(key, &data)?;
-            found.extend(names.into_iter().filter(|name| name.dir == dir));
+        for item_type in [ItemType::INODE_REF, ItemType::INODE_EXTREF] {
+            for (key, data) in Self::items_in(tree, &Self::keys(ino, item_type))? {
+                found.append(&mut self.parse_references(key, &data)?);
+            }
         }
         Ok(found)
     }
 
-    fn has_reference(&self, ino: u64, dir: u64, name: &[u8]) -> Result<bool> {
-        let plain = Key::new(ino, ItemType::INODE_REF, dir);
-        let mut items = Self::items_in(&self.tree, &(plain..=plain))?;
-        items.extend(Self::items_in(&self.tree, &Self::keys(ino, ItemType::INODE_EXTREF))?);
-        for (key, data) in items {
-            let names = self.parse_references(key, &data)?;
-            if names.iter().any(|known| known.dir == dir && known.name == name) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+    fn has_reference(tree: &Tree, ino: u64, dir: u64, name: &[u8]) -> Result<bool> {
+        #[cfg(test)]
+        super::tests::count_read(2);
+        Ok(names::reference_index(tree, Ino(ino), Ino(dir), name)?.is_some())
     }
 
     /// Adds a name to an inode, and removes what is in its place.
     fn link(&mut self, entry: &Entry, ino: u64) -> Result<()> {
+        let dir = self.inode(entry.dir)?;
+        if !dir.is_some_and(|dir| Self::is_directory(dir.kind)) {
+            let key = Key::new(entry.dir, ItemType::DIR_INDEX, entry.index);
+            return Err(self.corrupt(key, Refused::new("inode", "no directory", "a directory")));
+        }
         if let Some(named) = names::lookup(&self.tree, Ino(entry.dir), &entry.name)? {
             self.unlink_found(entry.dir, &entry.name, named)?;
         }
@@ -212,7 +204,7 @@ impl Replay<'_> {
     }
 
     /// Returns the names in an item of references.
-    pub(super) fn parse_references(&self, key: Key, data: &[u8]) -> Result<Vec<RefName>> {
+    fn parse_references(&self, key: Key, data: &[u8]) -> Result<Vec<RefName>> {
         let corrupt = |refused| self.corrupt(key, refused);
         let mut found = Vec::new();
         if key.item_type == ItemType::INODE_REF {

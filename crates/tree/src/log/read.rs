@@ -21,6 +21,7 @@ use butternut_format::node::Expected;
 use butternut_format::refused::Refused;
 use butternut_format::root::RootItem;
 use butternut_format::units::{Logical, TreeId};
+use butternut_space::Class;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -95,7 +96,7 @@ impl Forest {
             let node_bytes = self.running()?.params.node_bytes;
             let start = expected.logical.0;
             let range = start..start.saturating_add(node_bytes.into());
-            self.claim(&range, "log block")?;
+            self.claim(Class::Metadata, &range, "log block")?;
             claim.blocks.push(range);
             if block.level() == 0 {
                 let count = butternut_format::units::length(block.len());
@@ -136,17 +137,17 @@ impl Forest {
         if claim.extents.get(&at.0) == Some(&end) || self.has_extent(at, bytes)? {
             return Ok(());
         }
-        self.claim(&(at.0..end), "logged extent")?;
+        self.claim(Class::Data, &(at.0..end), "logged extent")?;
         claim.extents.insert(at.0, end);
         Ok(())
     }
 
-    fn claim(&self, range: &Range<u64>, what: &'static str) -> Result<(), TreeError> {
+    fn claim(&self, class: Class, range: &Range<u64>, what: &'static str) -> Result<(), TreeError> {
         let refused = || {
             let have = format_args!("{}..{} in use", range.start, range.end).to_string();
-            corrupt(Refused::new(what, have, "free space of one block group"))
+            corrupt(Refused::new(what, have, "free space of one block group of its type"))
         };
-        let claimed = self.running()?.space.allocate_exact(range);
+        let claimed = self.running()?.space.allocate_exact(class, range);
         if claimed.map_err(|_| refused())? { Ok(()) } else { Err(refused()) }
     }
 

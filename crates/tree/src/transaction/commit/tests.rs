@@ -168,7 +168,7 @@ fn a_removed_system_chunk_is_removed_from_the_superblock() {
     // Allocate a range in each, so that they are not removed.
     let held: Vec<_> = groups()[first.len()..].iter().map(|at| at.0..at.0 + node).collect();
     for range in &held {
-        assert!(running.space.allocate_exact(range).expect("inside a group"));
+        assert!(running.space.allocate_exact(Class::System, range).expect("inside a group"));
     }
     forest.commit().expect("a commit");
     assert_eq!(listed(&forest).len(), first.len() + 2);
