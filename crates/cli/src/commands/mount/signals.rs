@@ -48,7 +48,7 @@ pub(super) const ABORTED: i32 = 1;
 /// mount that is being made.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 /// After this time, a message reports that the work of the first signal is not finished.
-const SLOW_DEVICE_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const SLOW_DEVICE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval at which the thread looks whether the mount was made, once a signal has arrived.
 const MOUNT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
