@@ -29,6 +29,26 @@ fn root_commits_the_mount_of_another_user_that_it_makes_read_only() {
     assert_eq!(output, "0\nro\ntext\n");
 }
 
+/// Without its socket, root cannot tell the process of another user's mount to commit.
+#[test]
+fn an_unmount_without_a_commit_has_no_status_of_success() {
+    if !kernel_tests_enabled("an_unmount_without_a_commit_has_no_status_of_success") {
+        return;
+    }
+    let output = run_in_namespace(&format!(
+        "{OTHER_USER}{MAY_MOUNT}
+         $AS $U mount -o commit=3600 own.img u; D=$(serving)
+         trap \"{{ kill -9 $D; umount -l u; }} 2>ignored || true\" EXIT
+         rm /run/user/65534/butternut/*.sock
+         $B umount -q u 2>log && echo success || echo failure
+         grep -o 'u: no control socket: [^(]*(it is unmounted' log || cat log
+         grep \" $PWD/u \" /proc/self/mountinfo || echo not mounted
+         ended $D && echo ended"
+    ));
+    let message = "u: no control socket: no such file or directory (it is unmounted";
+    assert_eq!(output, format!("failure\n{message}\nnot mounted\nended\n"));
+}
+
 #[test]
 fn a_request_waits_for_a_slow_device_and_others_are_answered_meanwhile() {
     if !kernel_tests_enabled("a_request_waits_for_a_slow_device_and_others_are_answered_meanwhile")
