@@ -23,3 +23,6 @@ pub use library::Prepared;
 pub use model::World;
 pub use rules::{History, Observed};
 pub use step::{INITIALS, Initial, Sequence, Step, Verb};
+
+#[cfg(test)]
+mod tests;

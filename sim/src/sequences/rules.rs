@@ -96,12 +96,6 @@ impl History {
         self.judge(newest, returned, observed)
     }
 
-    /// Compares what a volume shows without the effect of any sync: everything that the last
-    /// commit had is there.
-    pub fn verify_unsynced(&self, observed: &Observed) -> Result<()> {
-        self.judge(self.worlds.len() - 1, std::iter::empty(), observed)
-    }
-
     fn judge<'a>(
         &self,
         mut newest: usize,
@@ -247,22 +241,9 @@ impl Judgement<'_> {
         for (number, names) in by_link {
             let shown: Vec<&Name> = names.intersection(&found).collect();
             let is_in_all = in_worlds[&number] == worlds.len();
-            ensure!(!shown.is_empty() || !(is_kept && is_in_all), "no name of {names:?}");
-            self.not_under_two_names(inode, &shown, worlds)?;
-        }
-        Ok(())
-    }
-
-    fn not_under_two_names(&self, inode: usize, shown: &[&Name], worlds: &[World]) -> Result<()> {
-        for (at, one) in shown.iter().enumerate() {
-            for other in &shown[at + 1..] {
-                let had_both = worlds.iter().any(|world| {
-                    let is_there =
-                        |name: &Name| world.names.get(name).is_some_and(|link| link.inode == inode);
-                    is_there(one) && is_there(other)
-                });
-                ensure!(had_both, "under {one:?} and {other:?}, which a rename exchanged");
-            }
+            let is_lost = shown.is_empty() && is_kept && is_in_all;
+            ensure!(!is_lost, "no name of {names:?}");
+            not_under_two_names(inode, &shown, worlds)?;
         }
         Ok(())
     }
@@ -289,4 +270,19 @@ impl Judgement<'_> {
         }
         Ok(())
     }
+}
+
+/// A rename moves a name: an inode is under two names only if it had both.
+fn not_under_two_names(inode: usize, shown: &[&Name], worlds: &[World]) -> Result<()> {
+    for (at, one) in shown.iter().enumerate() {
+        for other in &shown[at + 1..] {
+            let had_both = worlds.iter().any(|world| {
+                let is_there =
+                    |name: &Name| world.names.get(name).is_some_and(|link| link.inode == inode);
+                is_there(one) && is_there(other)
+            });
+            ensure!(had_both, "under {one:?} and {other:?}, which a rename exchanged");
+        }
+    }
+    Ok(())
 }

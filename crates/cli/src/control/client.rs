@@ -111,7 +111,7 @@ pub(crate) fn serving_process(mount: &Mount) -> Option<(Pid, OwnedFd)> {
     let id = Pid::from_raw(id.try_into().ok()?)?;
     // An older kernel has only the id, which may be that of another process by now.
     let pidfd = butternut_sys::peer::process(&stream)
-        .or_else(|_| Ok::<_, Errno>(pidfd_open(id, PidfdFlags::empty())?))
+        .or_else(|_| pidfd_open(id, PidfdFlags::empty()))
         .ok()?;
     Some((id, pidfd))
 }
