@@ -2,7 +2,7 @@
 
 export PATH := $(CURDIR)/target/tools/bin:$(PATH)
 
-.PHONY: demo test test-long lint bench bench-lanes fio fuzz clean-mounts
+.PHONY: demo test test-long lint bench bench-lanes bench-fsync fio fuzz clean-mounts
 
 # Makes volumes, mounts them with Butternut, compares, shows what is in them and how fast.
 demo:
@@ -34,6 +34,11 @@ bench:
 bench-lanes:
 	@scripts/setup
 	@scripts/bench-lanes $(ARGS)
+
+# Writes followed by an fsync, by 1 to 64 jobs, beside the kernel's btrfs, xfs and ext4.
+bench-fsync:
+	@scripts/setup
+	@scripts/bench-lanes --suite fsync $(ARGS)
 
 # The fio engine, for the fio that is installed; skipped where fio's source cannot be had.
 fio:

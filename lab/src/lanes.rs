@@ -43,9 +43,9 @@ pub(crate) struct Flags {
     /// each minute.
     #[arg(long, conflicts_with = "quick")]
     long: bool,
-    /// Run the rows of fsyncs instead.
-    #[arg(long, conflicts_with_all = ["brief", "long"])]
-    fsync: bool,
+    /// Run the rows of another suite instead.
+    #[arg(long, value_enum, conflicts_with_all = ["brief", "long"])]
+    suite: Option<OtherSuite>,
     /// Run only the rows whose name contains this.
     #[arg(long, default_value = "")]
     only: String,
@@ -67,6 +67,13 @@ pub(crate) struct Flags {
     /// Internal: measure the memory of queues and pending writes on this volume.
     #[arg(long, hide = true)]
     footprint: Option<PathBuf>,
+}
+
+/// Suites that run only where they are selected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum OtherSuite {
+    /// Writes followed by an fsync, by 1 to 64 jobs.
+    Fsync,
 }
 
 const UNCACHED_SINCE: (u32, u32) = (3, 40);
@@ -103,7 +110,7 @@ pub(crate) fn run(flags: &Flags) -> Result<()> {
     }
     let mut suites = match flags {
         Flags { brief: true, .. } => rows::brief(),
-        Flags { fsync: true, .. } => vec![rows::fsync()],
+        Flags { suite: Some(OtherSuite::Fsync), .. } => vec![rows::fsync()],
         _ => rows::all(),
     };
     for suite in &mut suites {
@@ -116,7 +123,7 @@ pub(crate) fn run(flags: &Flags) -> Result<()> {
     for suite in suites {
         shown += run_suite(&stage, &plan, &suite)?;
     }
-    if !flags.brief && !flags.fsync {
+    if !flags.brief && flags.suite.is_none() {
         shown += footprint::rows(&stage, &flags.only)?;
     }
     ensure!(shown > 0, "no row's name contains '{}'", flags.only);
