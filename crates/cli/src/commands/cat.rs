@@ -47,27 +47,24 @@ pub(crate) fn run(global: &GlobalArgs, args: &CatArgs, out: &mut Output) -> Outc
                 Ok(()) => Ok(()),
                 Err(CopyError::Write(error)) => Err(error.into()),
                 Err(CopyError::Read(at, error)) => {
-                    // A failed write is returned by the next one.
-                    out.flush().unwrap_or_default();
+                    out.flush()?;
                     Err(Failure::of(format!("{}: at byte {at}", path.display()), &error))
                 }
             }
         });
         match printed {
             Ok(()) => {}
-            Err(Failure::StdoutClosed) => return Ok(done),
+            Err(Failure::StdoutClosed) => return Err(Failure::StdoutClosed),
             Err(failure) => {
                 stderr_line(&failure.to_string());
                 done = Completion::PartialFailure;
             }
         }
     }
-    let end: &[u8] = match (global.json, documents) {
-        (false, _) => b"",
-        (true, 0) => b"[]\n",
-        (true, _) => b"\n]\n",
-    };
-    done.after(out.write_all(end).map_err(Failure::from))
+    if global.json {
+        out.write_all(if documents == 0 { b"[]\n" } else { b"\n]\n" })?;
+    }
+    Ok(done)
 }
 
 fn open(opened: &OpenVolume, path: &OsString) -> Result<File, Failure> {

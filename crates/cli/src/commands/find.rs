@@ -2,7 +2,7 @@
 
 mod glob;
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 
 use butternut::{FileKind, Follow};
 
@@ -28,18 +28,6 @@ enum Size {
 }
 
 pub(crate) fn run(global: &GlobalArgs, args: &FindArgs, out: &mut Output) -> Outcome {
-    let mut done = Completion::Success;
-    let printed = find(global, args, &mut done, out);
-    done.after(printed)
-}
-
-/// Prints what is found. `done` becomes a partial failure when a failure is reported.
-fn find(
-    global: &GlobalArgs,
-    args: &FindArgs,
-    done: &mut Completion,
-    out: &mut Output,
-) -> Result<(), Failure> {
     let filter = Filter::of(args)?;
     let opened = OpenVolume::from_arg(global, &args.volume)?;
     let id = opened.resolve(&args.path, Follow::NotLast)?;
@@ -48,6 +36,7 @@ fn find(
     let mut walk = Walk::new(&opened.filesystem, args.one_subvolume);
     let mut printer =
         Printer { opened: &opened, null: args.null, json: global.json.then(json::List::default) };
+    let mut done = Completion::Success;
     let mut next = Some(Ok(WalkEntry { path: WalkPath::new(path), id, kind, depth: 0 }));
     while let Some(step) = next {
         let checked = step.and_then(|found| {
@@ -67,15 +56,19 @@ fn find(
         if let Err(WalkError { path, error }) = entered {
             let flushed = out.flush();
             stderr_line(&Failure::of(text::escaped(&path), &error).to_string());
-            *done = Completion::PartialFailure;
-            flushed?;
+            done = Completion::PartialFailure;
+            match flushed {
+                // Nothing reads the output any more.
+                Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(done),
+                flushed => flushed?,
+            }
         }
         next = walk.next();
     }
     if let Some(list) = printer.json.take() {
         list.end(out)?;
     }
-    Ok(())
+    Ok(done)
 }
 
 impl Filter {

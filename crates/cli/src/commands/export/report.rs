@@ -173,9 +173,8 @@ impl Report {
                  --no-owner)"
             ));
         }
-        let mut printed = Ok(());
         if global.json {
-            printed = json::document(out, as_json(&counts));
+            json::document(out, as_json(&counts))?;
         } else if global.verbose {
             stderr_line(&format!(
                 "{dest}: {} files, {} directories, {} links, {}",
@@ -186,8 +185,7 @@ impl Report {
             ));
         }
         let whole = counts.failures.is_empty() && counts.lost.is_empty();
-        let done = if whole { Completion::Success } else { Completion::PartialFailure };
-        done.after(printed.map_err(Failure::from))
+        Ok(if whole { Completion::Success } else { Completion::PartialFailure })
     }
 }
 
