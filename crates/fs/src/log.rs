@@ -76,8 +76,6 @@ impl From<NamesError> for Stop {
 enum Look {
     /// The log has everything before this ticket.
     Appended(LogTicket),
-    /// The inode has no name, and a crash deletes it.
-    NoName,
     /// These inodes have to be locked, too.
     Lock(BTreeSet<u64>),
 }
@@ -97,10 +95,9 @@ impl Filesystem {
         write_state: &WriteState,
         entry: &Arc<InodeEntry>,
     ) -> Result<()> {
-        let logged = self.log_file(write_state, entry).and_then(|logged| match logged {
-            Some(ticket) => self.forest().sync_log(ticket)?.map_err(Stop),
-            None => Ok(()),
-        });
+        let logged = self
+            .log_file(write_state, entry)
+            .and_then(|ticket| self.forest().sync_log(ticket)?.map_err(Stop));
         match logged {
             Ok(()) => {
                 self.shared.syncs.fast.add();
@@ -127,12 +124,8 @@ impl Filesystem {
         self.sync_file(write_state, &entry)
     }
 
-    /// Appends an inode to the log. Returns `None` if it has no name, and a crash deletes it.
-    fn log_file(
-        &self,
-        write_state: &WriteState,
-        entry: &Arc<InodeEntry>,
-    ) -> Logged<Option<LogTicket>> {
+    /// Appends an inode to the log.
+    fn log_file(&self, write_state: &WriteState, entry: &Arc<InodeEntry>) -> Logged<LogTicket> {
         if !self.tunables().log_tree {
             return Err(Stop(CommitReason::Off));
         }
@@ -151,8 +144,7 @@ impl Filesystem {
             drop(log);
             drop(locked);
             match look? {
-                Look::Appended(ticket) => return Ok(Some(ticket)),
-                Look::NoName => return Ok(None),
+                Look::Appended(ticket) => return Ok(ticket),
                 Look::Lock(mut missing) => inodes.append(&mut missing),
             }
         }
@@ -170,7 +162,8 @@ impl Filesystem {
         let mut entry = LogEntry::default();
         let mut related = RelatedLog::new(log, &tree, id.ino, locked, &mut entry)?;
         if inode.is_none() && !related.may_crash_restore(id.ino)? {
-            return Ok(Look::NoName);
+            // The deletion may be in a batch that is not durable yet.
+            return Ok(Look::Appended(log.ticket()));
         }
         if inode.is_none() || related.needs_names(id.ino)? {
             related.add_names(id.ino)?;

@@ -8,6 +8,7 @@ use butternut_format::key::{ItemType, Key};
 use butternut_format::units::{Ino, TreeId};
 use butternut_mkfs::MkfsOptions;
 use butternut_space::Cluster;
+use butternut_sys::wait::Wait;
 use butternut_tree::{
     CommitReason, Forest, ForestOptions, LogEntry, LogTicket, LoggedName, Need, ReservationLevel,
     TreeError,
@@ -50,7 +51,7 @@ fn add_empty_group(forest: &Arc<Forest>) {
     let last = || forest.groups().unwrap().pop().unwrap().start.0;
     let before = last();
     loop {
-        let range = forest.allocate_data(4096, 16 << 20, Cluster(1)).unwrap();
+        let range = forest.allocate_data(4096, 16 << 20, Cluster(1), Wait::Block).unwrap();
         if last() > before && range.start >= last() {
             forest.release_data(range).unwrap();
             break;

@@ -3,7 +3,10 @@
 //! Laws:
 //! 1. Every copy that fits on the device is read and checked. Nothing of a refused copy is used.
 //! 2. The newest good copy is used; of equally new copies the first. A log sync writes only the
-//!    first copy, without a new generation, so the first may be newer than its equals.
+//!    first copy, without a new generation, so the first may be newer than its equals. A good first
+//!    copy that names a log is used in any case, as the kernel does: a commit after a log writes the
+//!    other copies before it, and another system that mounted the first copy in between may have
+//!    overwritten what the others name.
 //! 3. A copy of another volume is never used while the first copy is good: mkfs leaves old copies
 //!    behind if the previous filesystem was larger.
 //! 4. A copy with an unknown incompat feature refuses the device, unless a copy before it is good.
@@ -85,7 +88,11 @@ pub fn choose(device: &dyn Device, only: Option<usize>) -> Result<SuperBlock, Vo
         return Err(VolumeError::Unsupported { device: name(), refused: refused.clone() });
     }
     let first = copies.iter().find(|report| report.copy == 0);
-    let fsid = first.and_then(|report| report.verdict.as_ref().ok()).map(SuperBlock::fsid);
+    let first = first.and_then(|report| report.verdict.as_ref().ok());
+    if let Some(first) = first.filter(|first| first.log_root().is_some()) {
+        return Ok(first.clone());
+    }
+    let fsid = first.map(SuperBlock::fsid);
     let best = copies
         .iter()
         .filter_map(|report| Some((report.copy, report.verdict.as_ref().ok()?)))

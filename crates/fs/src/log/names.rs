@@ -205,7 +205,9 @@ impl<'a> RelatedLog<'a> {
             let key = Key::new(name.dir, ItemType::DIR_LOG_INDEX, name.index);
             self.entry.stale.push(key..=key);
             self.add_ancestors(name.dir)?;
-            self.add_others_at(ino, name)?;
+            if self.add_others_at(ino, name)? {
+                self.require_logged_contents(ino, inode)?;
+            }
         }
         self.lose_names(ino, &now)?;
         self.log_existence(ino, inode)?;
@@ -213,18 +215,32 @@ impl<'a> RelatedLog<'a> {
         Ok(())
     }
 
-    /// Adds what the last commit and the log have under a name, and under its index.
-    fn add_others_at(&mut self, ino: u64, name: &LoggedName) -> Logged<()> {
+    /// Requires that the log has the contents of a file that replaced another one, as far as the
+    /// trees have them (law 6).
+    fn require_logged_contents(&self, ino: u64, inode: &Inode) -> Logged<()> {
+        let changes = self.log.changes(self.tree.id(), ino)?.map_err(Stop)?;
+        let has_new_contents = changes.is_some_and(|changes| !changes.extents.is_empty());
+        if ino != self.synced && inode.kind == FileKind::File && has_new_contents {
+            return Err(Stop(CommitReason::Names));
+        }
+        Ok(())
+    }
+
+    /// Adds what the last commit and the log have under a name, and under its index. Returns
+    /// whether there is such an inode.
+    fn add_others_at(&mut self, ino: u64, name: &LoggedName) -> Logged<bool> {
         let named = names::lookup(&self.committed, Ino(name.dir), &name.name)?;
         let named = named.map(|found| found.target);
         let indexed = entry_at(&self.committed, name.dir, name.index)?;
-        for target in named.into_iter().chain(indexed.map(|(target, _)| target)) {
+        let in_log = self.log.logged_at(self.tree.id(), name).into_iter().flatten();
+        let in_log = in_log.map(|other| Target::Inode(Ino(other)));
+        let targets = named.into_iter().chain(indexed.map(|(target, _)| target)).chain(in_log);
+        let mut has_other = false;
+        for target in targets {
+            has_other |= inode_of(target)? != ino;
             self.add_other(ino, target)?;
         }
-        for other in self.log.logged_at(self.tree.id(), name).into_iter().flatten() {
-            self.add_other(ino, Target::Inode(Ino(other)))?;
-        }
-        Ok(())
+        Ok(has_other)
     }
 
     fn add_other(&mut self, ino: u64, target: Target) -> Logged<()> {
