@@ -121,6 +121,10 @@ impl Filesystem {
         if self.attributes(&entry)?.kind != FileKind::Directory {
             return Err(Error::NotDirectory);
         }
+        if !self.tunables().log_tree {
+            // A commit of all names, and of the data that is dirty.
+            return self.sync_names();
+        }
         self.sync_file(write_state, &entry)
     }
 
