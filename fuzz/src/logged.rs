@@ -16,8 +16,8 @@
 //!    the last commit.
 //! 3. Opened for reading, the volume shows what it shows after a replay for writing.
 //! 4. If the volume without its log is consistent, every commit after the replay leaves space,
-//!    references, checksums and blocks consistent. What names and inodes the volume has is up to the
-//!    log.
+//!    references, checksums and blocks consistent. What names and inodes the volume has is up to
+//!    the log.
 
 use crate::changing::{ScratchDevice, run_steps, writing};
 use crate::edited::{EDIT_BYTES, Edit, Editor, Item};

@@ -1,8 +1,8 @@
 //! The crashes of all short sequences of operations that end with a sync.
 //!
 //! Each sequence begins on a copy-on-write copy of a committed volume. Its crashes are the states
-//! at all flushes, and seeded subsets and tears of the writes after the last flush. Each is checked,
-//! opened for reading or for writing, compared with the rules, and checked again.
+//! at all flushes, and seeded subsets and tears of the writes after the last flush. Each is
+//! checked, opened for reading or for writing, compared with the rules, and checked again.
 //!
 //! `BUTTERNUT_LONG=1` runs all sequences of one or two operations and a sync, and a large sample of
 //! those of three operations or several syncs; otherwise a sample of both. A failure prints its

@@ -227,8 +227,8 @@ impl InodeLog {
         LogTicket { generation: self.generation, number: self.log().number() }
     }
 
-    /// Appends the log of an inode, and forgets its changes. Of other inodes in the entry, it forgets
-    /// that their names changed.
+    /// Appends the log of an inode, and forgets its changes. Of other inodes in the entry, it
+    /// forgets that their names changed.
     ///
     /// # Errors
     /// There is no such tree, or it cannot be read. A [`CommitReason`] if the entry cannot be

@@ -4,9 +4,9 @@
 //! 1. Every copy that fits on the device is read and checked. Nothing of a refused copy is used.
 //! 2. The newest good copy is used; of equally new copies the first. A log sync writes only the
 //!    first copy, without a new generation, so the first may be newer than its equals. A good first
-//!    copy that names a log is used in any case, as the kernel does: a commit after a log writes the
-//!    other copies before it, and another system that mounted the first copy in between may have
-//!    overwritten what the others name.
+//!    copy that names a log is used in any case, as the kernel does: a commit after a log writes
+//!    the other copies before it, and another system that mounted the first copy in between may
+//!    have overwritten what the others name.
 //! 3. A copy of another volume is never used while the first copy is good: mkfs leaves old copies
 //!    behind if the previous filesystem was larger.
 //! 4. A copy with an unknown incompat feature refuses the device, unless a copy before it is good.

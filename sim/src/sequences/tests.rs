@@ -1,3 +1,5 @@
+//! The enumeration of sequences, and the rules on states that break one of them.
+
 use super::enumerate::{self, ALL, SAMPLED};
 use super::library::expected;
 use super::model::{Action, Kind, ROOT, World};

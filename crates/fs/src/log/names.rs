@@ -1,5 +1,5 @@
-//! The names that an fsync logs: those of its inode or of the entries of its directory, and those of
-//! every other inode that a replay of these would lose or leave in a wrong place.
+//! The names that an fsync logs: those of its inode or of the entries of its directory, and those
+//! of every other inode that a replay of these would lose or leave in a wrong place.
 //!
 //! ```text
 //! an inode with changed names     all its references; deletes the names that it has lost
@@ -152,8 +152,8 @@ impl<'a> RelatedLog<'a> {
         Ok(!is_logged && !self.is_committed(ino)?)
     }
 
-    /// Whether an inode that has lost its names has one after a crash: in the last commit, or in the
-    /// log. What was written to it since would then be lost from a file that exists.
+    /// Whether an inode that has lost its names has one after a crash: in the last commit, or in
+    /// the log. What was written to it since would then be lost from a file that exists.
     pub(super) fn may_crash_restore(&self, ino: u64) -> Logged<bool> {
         let committed = names::inode(&self.committed, Ino(ino))?;
         let is_logged = !self.log.logged_names(self.tree.id(), ino).is_empty();
