@@ -88,7 +88,8 @@ Options for -o:
                         suid, exec, as for every filesystem]
   nologreplay           with ro: show the last commit, without the log tree of a volume that was not
                         unmounted cleanly. By default it is replayed, for ro in memory
-  nosec=..., simple_read=..., dio_stable=..., latency=..., uncached_flush=..., log_tree=...
+  nosec=..., simple_read=..., dio_stable=..., latency=..., uncached_flush=..., log_tree=...,
+  full_fsync_on_release=...
                         tunables, see butternut-ctl(1)
   remount               change the options of a mount in use: ro, rw, sync, async, dev, suid, exec,
                         their opposites, and the tunables. Options that are not named keep their
@@ -181,8 +182,11 @@ time, so that its effect can be measured:
                         which thread writes back the pages dirtied by uncached writes: device: the
                         flusher, oldest files first; inode: the flusher, only that file; inline: the
                         writing thread
-  log_tree=off|on       fsync writes what changed of a file to the log tree; off: it commits the
+  log_tree=on|off       fsync writes what changed of a file to the log tree; off: it commits the
                         transaction. The log is replayed when the volume is opened after a crash
+  full_fsync_on_release=off|on
+                        fsync logs all of a file whose pages were evicted from the page cache, as
+                        older kernels do (for measurements)
 The first value is the default. `butternut mount -o` accepts the same settings. Only the owner of
 the mount and root have access.
 

@@ -96,6 +96,8 @@ pub struct FileState {
     pub(crate) gave_up_compression: bool,
     /// The compressed contents of a file that is to become inline, if it is compressed.
     pub(crate) compressed_inline: Option<CompressedInline>,
+    /// The count of evicted pages at the last [`FileState::had_evictions`].
+    evictions_seen: u64,
     /// Another state of the file may have been created, which owns the dirty pages.
     has_ended: bool,
 }
@@ -125,6 +127,7 @@ impl FileState {
             property: None,
             gave_up_compression: false,
             compressed_inline: None,
+            evictions_seen: 0,
             has_ended: false,
         }
     }
@@ -175,6 +178,12 @@ impl FileState {
     pub fn end_if_clean(&mut self) -> bool {
         self.has_ended = self.is_clean();
         self.has_ended
+    }
+
+    /// Returns whether pages of the file were evicted since the last call.
+    pub fn had_evictions(&mut self) -> bool {
+        let evicted = self.shared.pages().evicted_pages();
+        std::mem::replace(&mut self.evictions_seen, evicted) != evicted
     }
 
     /// Returns the dirty bytes of the file.

@@ -95,12 +95,17 @@ impl Filesystem {
         write_state: &WriteState,
         entry: &Arc<InodeEntry>,
     ) -> Result<()> {
-        let logged = self
-            .log_file(write_state, entry)
-            .and_then(|ticket| self.forest().sync_log(ticket)?.map_err(Stop));
+        let logged = self.log_file(write_state, entry).and_then(|(ticket, is_full)| {
+            self.forest().sync_log(ticket)?.map_err(Stop).map(|()| is_full)
+        });
         match logged {
-            Ok(()) => {
-                self.shared.syncs.fast.add();
+            Ok(is_full) => {
+                let syncs = &self.shared.syncs;
+                if is_full {
+                    syncs.full_on_release.add()
+                } else {
+                    syncs.fast.add()
+                }
                 Ok(())
             }
             Err(Stop(reason)) => {
@@ -128,8 +133,12 @@ impl Filesystem {
         self.sync_file(write_state, &entry)
     }
 
-    /// Appends an inode to the log.
-    fn log_file(&self, write_state: &WriteState, entry: &Arc<InodeEntry>) -> Logged<LogTicket> {
+    /// Appends an inode to the log. Returns also whether all its extents were logged.
+    fn log_file(
+        &self,
+        write_state: &WriteState,
+        entry: &Arc<InodeEntry>,
+    ) -> Logged<(LogTicket, bool)> {
         if !self.tunables().log_tree {
             return Err(Stop(CommitReason::Off));
         }
@@ -138,26 +147,37 @@ impl Filesystem {
         }
         let FileId { subvolume, ino, .. } = entry.id;
         let mut inodes = BTreeSet::from([ino]);
+        let mut is_full = false;
         for _ in 0..ROUNDS_MAX {
             let ids = inodes.iter().map(|ino| FileId::new(subvolume, *ino));
             let entries: Vec<_> = ids.map(|id| write_state.table.entry(id)).collect();
             let entries: Vec<&InodeEntry> = entries.iter().map(|entry| &**entry).collect();
-            let locked = LockedInodes::lock_without_drain(&entries);
+            let mut locked = LockedInodes::lock_without_drain(&entries);
+            if self.tunables().full_fsync_on_release {
+                let file = locked.of(entry).file.as_mut();
+                is_full |= file.is_some_and(|file| file.had_evictions());
+            }
             let log = self.forest().begin_log()?.map_err(Stop)?;
-            let look = self.log_locked(&log, entry.id, &inodes);
+            let look = self.log_locked(&log, entry.id, &inodes, is_full);
             drop(log);
             drop(locked);
             match look? {
-                Look::Appended(ticket) => return Ok(ticket),
+                Look::Appended(ticket) => return Ok((ticket, is_full)),
                 Look::Lock(mut missing) => inodes.append(&mut missing),
             }
         }
         Err(Stop(CommitReason::Names))
     }
 
-    fn log_locked(&self, log: &InodeLog, id: FileId, locked: &BTreeSet<u64>) -> Logged<Look> {
+    fn log_locked(
+        &self,
+        log: &InodeLog,
+        id: FileId,
+        locked: &BTreeSet<u64>,
+        is_full: bool,
+    ) -> Logged<Look> {
         let tree_id = TreeId(id.subvolume);
-        let Some(changes) = log.changes(tree_id, id.ino)?.map_err(Stop)? else {
+        let Some(mut changes) = log.changes(tree_id, id.ino)?.map_err(Stop)? else {
             return Ok(Look::Appended(log.ticket()));
         };
         let tree = self.forest().tree(tree_id)?.ok_or(TreeError::NoTree { tree: tree_id })?;
@@ -182,6 +202,11 @@ impl Filesystem {
         if let Some(inode) = inode {
             let file = FileLog { log, tree, ino, inode };
             file.add_inode(&mut entry)?;
+            if is_full {
+                each_item(&file.tree, id.ino, ItemType::EXTENT_DATA, &mut |key, _| {
+                    changes.extents.insert(key.offset);
+                })?;
+            }
             file.add_extents(&changes.extents, &mut entry)?;
         }
         let ticket = log.append(tree_id, id.ino, entry)?.map_err(Stop)?;

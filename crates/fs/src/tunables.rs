@@ -11,7 +11,7 @@ const ON_OFF: &[&str] = &["on", "off"];
 const OFF_ON: &[&str] = &["off", "on"];
 
 /// All tunables.
-const TABLE: [Row; 6] = [
+const TABLE: [Row; 7] = [
     Row {
         key: "nosec",
         what: "direct writes share the lock of a file without privileges to strip",
@@ -58,9 +58,16 @@ const TABLE: [Row; 6] = [
     Row {
         key: "log_tree",
         what: "fsync writes a log instead of committing",
+        allowed: ON_OFF,
+        read: |tunables| on_off(tunables.log_tree),
+        set: |tunables, value| tunables.log_tree = value == 0,
+    },
+    Row {
+        key: "full_fsync_on_release",
+        what: "fsync logs all of a file whose pages were evicted (for measurements)",
         allowed: OFF_ON,
-        read: |tunables| usize::from(tunables.log_tree),
-        set: |tunables, value| tunables.log_tree = value == 1,
+        read: |tunables| usize::from(tunables.full_fsync_on_release),
+        set: |tunables, value| tunables.full_fsync_on_release = value == 1,
     },
 ];
 
@@ -107,6 +114,9 @@ pub struct Tunables {
     /// A sync of a file writes what changed of it to the log tree. Off: it commits the running
     /// transaction.
     pub log_tree: bool,
+    /// A sync of a file whose pages were evicted logs all its extents, as kernels do that keep what
+    /// changed with the cached pages. For measurements: it is never needed.
+    pub full_fsync_on_release: bool,
 }
 
 crate::options::setters! { Tunables:
@@ -116,6 +126,7 @@ crate::options::setters! { Tunables:
     latency: bool,
     uncached_flush: UncachedFlush,
     log_tree: bool,
+    full_fsync_on_release: bool,
 }
 
 /// A tunable with its value, by name.
@@ -157,7 +168,8 @@ impl Default for Tunables {
             direct_stability: DirectStability::default(),
             latency: true,
             uncached_flush: UncachedFlush::default(),
-            log_tree: false,
+            log_tree: true,
+            full_fsync_on_release: false,
         }
     }
 }
@@ -224,12 +236,20 @@ pub(crate) struct SharedTunables {
     latency: AtomicBool,
     uncached_flush: AtomicU8,
     log_tree: AtomicBool,
+    full_fsync_on_release: AtomicBool,
 }
 
 impl SharedTunables {
     pub(crate) fn new(tunables: Tunables) -> Self {
-        let Tunables { nosec, simple_read, direct_stability, latency, uncached_flush, log_tree } =
-            tunables;
+        let Tunables {
+            nosec,
+            simple_read,
+            direct_stability,
+            latency,
+            uncached_flush,
+            log_tree,
+            full_fsync_on_release,
+        } = tunables;
         Self {
             nosec: AtomicBool::new(nosec),
             simple_read: AtomicBool::new(simple_read),
@@ -237,6 +257,7 @@ impl SharedTunables {
             latency: AtomicBool::new(latency),
             uncached_flush: AtomicU8::new(uncached_flush as u8),
             log_tree: AtomicBool::new(log_tree),
+            full_fsync_on_release: AtomicBool::new(full_fsync_on_release),
         }
     }
 
@@ -249,6 +270,7 @@ impl SharedTunables {
             latency: self.latency.load(Ordering::Relaxed),
             uncached_flush: flush_of(self.uncached_flush.load(Ordering::Relaxed).into()),
             log_tree: self.log_tree.load(Ordering::Relaxed),
+            full_fsync_on_release: self.full_fsync_on_release.load(Ordering::Relaxed),
         }
     }
 
@@ -257,14 +279,22 @@ impl SharedTunables {
     }
 
     pub(crate) fn set(&self, tunables: Tunables) {
-        let Tunables { nosec, simple_read, direct_stability, latency, uncached_flush, log_tree } =
-            tunables;
+        let Tunables {
+            nosec,
+            simple_read,
+            direct_stability,
+            latency,
+            uncached_flush,
+            log_tree,
+            full_fsync_on_release,
+        } = tunables;
         self.nosec.store(nosec, Ordering::Relaxed);
         self.simple_read.store(simple_read, Ordering::Relaxed);
         self.direct_stability.store(direct_stability as u8, Ordering::Relaxed);
         self.latency.store(latency, Ordering::Relaxed);
         self.uncached_flush.store(uncached_flush as u8, Ordering::Relaxed);
         self.log_tree.store(log_tree, Ordering::Relaxed);
+        self.full_fsync_on_release.store(full_fsync_on_release, Ordering::Relaxed);
     }
 }
 
@@ -299,7 +329,8 @@ mod tests {
         assert_eq!(
             said,
             "no such tunable: \"nosuch\" \
-             (known: nosec, simple_read, dio_stable, latency, uncached_flush, log_tree)"
+             (known: nosec, simple_read, dio_stable, latency, uncached_flush, log_tree, \
+             full_fsync_on_release)"
         );
         let said = tunables.set_named("dio_stable", "maybe").unwrap_err().to_string();
         assert_eq!(said, "dio_stable: have \"maybe\", want bounce or trust or buffered");

@@ -161,8 +161,8 @@ fn a_small_commit_takes_two_flushes_and_at_most_two_writes_per_copy() {
 }
 
 #[test]
-fn fsync_takes_two_flushes() {
-    let bench = Bench::new(Profile::Dup);
+fn an_fsync_that_commits_takes_two_flushes() {
+    let bench = Bench::with(Profile::Dup, Tunables::default().log_tree(false));
     let id = bench.files(bench.fs.root(), 0..1)[0];
     let file = bench.fs.open_file(id).unwrap();
     for number in 0..5 {
@@ -282,6 +282,101 @@ fn each_kind_of_write_is_flushed_once_by_the_next_sync() {
 #[test]
 fn each_kind_of_write_is_flushed_once_by_the_next_log() {
     flush_each_kind_of_write(true);
+}
+
+/// The cost of an fsync through the log: one write of the data, one of the log blocks, the first
+/// superblock copy, and two flushes.
+#[test]
+fn a_log_takes_one_write_of_data_and_one_of_blocks() {
+    const BLOCK: u64 = 4096;
+    let bench = Bench::new(Profile::Single);
+    let root = bench.fs.root();
+    let id = bench.files(root, 0..1)[0];
+    let file = bench.fs.open_file(id).unwrap();
+    file.write_at(0, &vec![1; 1 << 20]).unwrap();
+    bench.fs.sync().unwrap();
+    let cost_of = |what: &str, change: &dyn Fn(), blocks: u64| {
+        let before = bench.device.position();
+        change();
+        let cost = Cost::of(&bench.device.recording().log()[before..]);
+        assert_eq!((cost.flushes, cost.supers), (2, [1, 0]), "{what}: {cost:?}");
+        let data = cost.bytes % NODE_BYTES as u64;
+        assert!(data == 0 || data == BLOCK, "{what}: {cost:?}");
+        assert_eq!(cost.writes, 1 + data / BLOCK, "{what}: {cost:?}");
+        assert!((cost.bytes - data) / NODE_BYTES as u64 <= blocks, "{what}: {cost:?}");
+        data
+    };
+    // A leaf of the log and one of the log root tree. Later the leaves with the inode, the extents
+    // and the checksums, one more for each that was split, and the node above them.
+    for number in 0..200 {
+        let blocks = if number < 10 { 2 } else { 7 };
+        let overwrite = || {
+            file.write_at(number * 7919 % 256 * BLOCK, &[2; 4096]).unwrap();
+            file.sync_all().unwrap();
+        };
+        assert_eq!(cost_of("overwrite", &overwrite, blocks), BLOCK);
+        let append = || {
+            file.append(&[3; 4096], Privileges::Keep).unwrap();
+            file.sync_data().unwrap();
+        };
+        assert_eq!(cost_of("append", &append, blocks), BLOCK);
+    }
+    for number in 0..50 {
+        let create = || {
+            let name = format!("new-{number}");
+            let id = bench.fs.create(root, name.as_bytes(), &new(0o644)).unwrap();
+            bench.fs.open_file(id).unwrap().sync_all().unwrap();
+        };
+        assert_eq!(cost_of("create", &create, 5), 0);
+    }
+    let syncs = bench.fs.stats().syncs;
+    assert_eq!((syncs.fast, syncs.log.batches), (450, 450));
+    assert!(syncs.log.blocks < 450 * 4, "{syncs:?}");
+    assert_eq!(syncs.log.batch_sizes, [450, 0, 0, 0, 0, 0, 0]);
+    drop(file);
+    bench.close();
+}
+
+/// What was evicted from the page cache is not logged again, unless the tunable for measurements
+/// says so.
+#[test]
+fn evictions_make_no_fsync_log_more() {
+    const BLOCK: u64 = 4096;
+    const PAGES_MAX: u64 = 1 << 20;
+    for is_full in [false, true] {
+        let volume = TestVolume::of(VOLUME_BYTES, &MkfsOptions::default());
+        let tunables = Tunables::default().full_fsync_on_release(is_full);
+        let options = MountOptions::default().read_only(false).commit_seconds(0);
+        let options = options.tunables(tunables).page_cache_bytes(PAGES_MAX);
+        let fs = Filesystem::open_devices(volume.devices(), &options).unwrap();
+        let create =
+            |name: &[u8]| fs.open_file(fs.create(fs.root(), name, &new(0o644)).unwrap()).unwrap();
+        let (file, other) = (create(b"file"), create(b"other"));
+        other.write_at(0, &vec![1; 8 << 20]).unwrap();
+        // Extents that are apart: several leaves of items.
+        for number in 0..600 {
+            file.write_at(2 * number * BLOCK, &[1; 4096]).unwrap();
+        }
+        fs.sync().unwrap();
+        let log_blocks = |at: u64| {
+            let before = fs.stats().syncs.log.blocks;
+            file.write_at(at, &[2; 4096]).unwrap();
+            file.sync_all().unwrap();
+            fs.stats().syncs.log.blocks - before
+        };
+        // The first pages of the file are evicted since it was opened.
+        log_blocks(0);
+        assert!(log_blocks(2 * BLOCK) <= 5, "nothing was evicted");
+        for page in 0..2 * PAGES_MAX / BLOCK {
+            other.read_at(page * BLOCK, &mut [0; 4096]).unwrap();
+        }
+        let full = fs.stats().syncs.full_on_release;
+        let blocks = log_blocks(4 * BLOCK);
+        assert_eq!(blocks > 5, is_full, "{blocks} blocks");
+        assert_eq!(fs.stats().syncs.full_on_release, full + u64::from(is_full));
+        drop((file, other));
+        fs.close().unwrap();
+    }
 }
 
 #[test]

@@ -435,6 +435,7 @@ fn evict_one(index: &mut Index, accounting: &mut Accounting<'_>, candidate: &Can
     let hash = hash(accounting.inode.key, candidate.page);
     accounting.queues().evict(candidate, hash);
     index.vacate(accounting, candidate.page);
+    index.evicted = index.evicted.wrapping_add(1);
     true
 }
 

@@ -104,6 +104,12 @@ impl FilePages {
         self.inode.index().state(page)
     }
 
+    /// Returns how many pages of the file were evicted. The count begins anew when the file has had
+    /// no handle.
+    pub fn evicted_pages(&self) -> u64 {
+        self.inode.index().evicted
+    }
+
     /// Returns the first run of absent pages in a range.
     pub fn missing(&self, pages: Range<u64>) -> Option<Range<u64>> {
         missing(&self.inode.index(), pages)

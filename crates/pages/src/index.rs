@@ -67,6 +67,8 @@ pub(crate) struct Index {
     pub(crate) writeback: usize,
     /// Pages that are dirty, under writeback, or both.
     pub(crate) newer: usize,
+    /// Pages that were evicted while the file had a handle.
+    pub(crate) evicted: u64,
     /// The key of the file in the list of dirty files, while it is listed.
     pub(crate) dirty_list_key: Option<u64>,
 }

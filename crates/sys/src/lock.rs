@@ -23,6 +23,8 @@
 //!    held.
 //! 4. In release builds a lock has the size of its counterpart in the standard library, and its
 //!    methods do nothing that the counterpart does not do.
+//! 5. A thread that notifies a [`Condvar`] holds the lock, or has held it since it changed what the
+//!    others wait for.
 //!
 //! It does not find circles through anything but locks: joined threads, channels, devices. What
 //! other threads wait for, and is no lock, can be given a rank with a [`Mark`].
@@ -30,6 +32,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{self, LockResult, PoisonError, TryLockError, TryLockResult, WaitTimeoutResult};
 use std::time::Duration;
 
@@ -326,20 +329,42 @@ impl<R: Ranked> fmt::Debug for Mark<R> {
     }
 }
 
-/// Lets threads wait for a change of what a [`Mutex`] guards.
+/// Lets threads wait for a change of what a [`Mutex`] guards. A notification while no thread waits
+/// costs no system call (law 5).
 #[derive(Debug, Default)]
-pub struct Condvar(sync::Condvar);
+pub struct Condvar {
+    inner: sync::Condvar,
+    /// Threads that wait. A thread counts itself while it holds the lock.
+    waiting: AtomicUsize,
+}
+
+/// A thread that waits.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl<'a> Waiting<'a> {
+    fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
 
 impl Condvar {
     pub const fn new() -> Self {
-        Self(sync::Condvar::new())
+        Self { inner: sync::Condvar::new(), waiting: AtomicUsize::new(0) }
     }
 
     /// Releases the lock, waits for a notification and takes the lock again. May return without a
     /// notification.
     pub fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
         let MutexGuard { inner, held } = guard;
-        MutexGuard { inner: self.0.wait(inner).unwrap_or_else(PoisonError::into_inner), held }
+        let _waiting = Waiting::new(&self.waiting);
+        MutexGuard { inner: self.inner.wait(inner).unwrap_or_else(PoisonError::into_inner), held }
     }
 
     /// Waits as [`Condvar::wait`] does, at most for `timeout`. Returns also whether it ran out.
@@ -349,7 +374,8 @@ impl Condvar {
         timeout: Duration,
     ) -> (MutexGuard<'a, T>, WaitTimeoutResult) {
         let MutexGuard { inner, held } = guard;
-        let waited = self.0.wait_timeout(inner, timeout);
+        let _waiting = Waiting::new(&self.waiting);
+        let waited = self.inner.wait_timeout(inner, timeout);
         let (inner, result) = waited.unwrap_or_else(PoisonError::into_inner);
         (MutexGuard { inner, held }, result)
     }
@@ -362,19 +388,30 @@ impl Condvar {
         is_so: impl FnMut(&mut T) -> bool,
     ) -> (MutexGuard<'a, T>, WaitTimeoutResult) {
         let MutexGuard { inner, held } = guard;
-        let waited = self.0.wait_timeout_while(inner, timeout, is_so);
+        let _waiting = Waiting::new(&self.waiting);
+        let waited = self.inner.wait_timeout_while(inner, timeout, is_so);
         let (inner, result) = waited.unwrap_or_else(PoisonError::into_inner);
         (MutexGuard { inner, held }, result)
     }
 
     /// Wakes one thread that waits.
     pub fn notify_one(&self) {
-        self.0.notify_one();
+        if self.has_waiting() {
+            self.inner.notify_one();
+        }
     }
 
     /// Wakes all threads that wait.
     pub fn notify_all(&self) {
-        self.0.notify_all();
+        if self.has_waiting() {
+            self.inner.notify_all();
+        }
+    }
+
+    /// A thread that took the lock before the notifying one is counted, because the lock orders
+    /// them. A thread that takes it later sees the change and does not wait (law 5).
+    fn has_waiting(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
     }
 }
 

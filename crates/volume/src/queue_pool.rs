@@ -75,8 +75,14 @@ impl QueuePool {
         }
     }
 
-    /// Flushes the devices of these slots, all at the same time.
+    /// Flushes the devices of these slots, all at the same time. One device alone is flushed by
+    /// this thread: a ring would hand the flush to another.
     pub(crate) fn flush(&self, slots: &[usize]) -> Vec<(usize, Result<(), DeviceError>)> {
+        if let [slot] = slots
+            && let Some(device) = self.devices.get(*slot)
+        {
+            return vec![(*slot, device.flush())];
+        }
         let mut queue = PooledQueue { pool: self, pair: Some(self.take()) };
         let Some(pair) = &mut queue.pair else { return Vec::new() };
         let mut done = Vec::with_capacity(slots.len());

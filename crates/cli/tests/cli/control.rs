@@ -125,7 +125,8 @@ fn ctl_shows_and_sets_tunables_of_a_mount() {
             "dio_stable=trust",
             "latency=on",
             "uncached_flush=device",
-            "log_tree=off"
+            "log_tree=on",
+            "full_fsync_on_release=off"
         ]
     );
     assert!(all.contains("bounce|trust|buffered"), "{all}");
@@ -137,7 +138,7 @@ fn ctl_shows_and_sets_tunables_of_a_mount() {
     let report: Value = serde_json::from_str(&output).unwrap();
     assert_eq!((&report["key"], &report["value"]), (&"dio_stable".into(), &"bounce".into()));
     let report: Value = serde_json::from_str(&served.ctl(&["--json"]).ok()).unwrap();
-    assert_eq!(report.as_array().map(Vec::len), Some(6));
+    assert_eq!(report.as_array().map(Vec::len), Some(7));
 
     // A histogram that is switched off does not count.
     served.ctl(&["latency=off"]).ok();
@@ -153,7 +154,8 @@ fn ctl_rejects_unknown_tunables_and_values() {
     }
     let served = ServedVolume::new("ro");
     let known = "no such tunable: \"nosuch\" \
-                 (known: nosec, simple_read, dio_stable, latency, uncached_flush, log_tree)";
+                 (known: nosec, simple_read, dio_stable, latency, uncached_flush, log_tree, \
+                 full_fsync_on_release)";
     for word in ["nosuch", "nosuch=on"] {
         assert_eq!(served.ctl(&[word]).failure(), format!("butternut: ctl: {known}"));
     }

@@ -7,8 +7,11 @@ use butternut_tree::{CommitReason, LogCounters};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SyncCounts {
-    /// Syncs that wrote to the log, or that the log had covered.
+    /// Syncs that wrote what changed to the log, or that the log had covered.
     pub fast: u64,
+    /// Syncs that wrote all extents of a file to the log, because its pages were evicted
+    /// ([`Tunables::full_fsync_on_release`](crate::Tunables::full_fsync_on_release)).
+    pub full_on_release: u64,
     /// Syncs that committed, in the order of [`CommitReason::ALL`].
     pub(crate) commits: [u64; CommitReason::ALL.len()],
     pub log: LogCounters,
@@ -18,6 +21,7 @@ pub struct SyncCounts {
 #[derive(Debug, Default)]
 pub(crate) struct SyncCounters {
     pub(crate) fast: Count,
+    pub(crate) full_on_release: Count,
     commits: [Count; CommitReason::ALL.len()],
 }
 
@@ -32,7 +36,8 @@ impl SyncCounters {
     /// Returns the counts, and those of the log.
     pub(crate) fn now(&self, log: LogCounters) -> SyncCounts {
         let commits = self.commits.each_ref().map(Count::now);
-        SyncCounts { fast: self.fast.now(), commits, log }
+        let (fast, full_on_release) = (self.fast.now(), self.full_on_release.now());
+        SyncCounts { fast, full_on_release, commits, log }
     }
 }
 

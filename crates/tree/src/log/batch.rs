@@ -29,7 +29,7 @@ use butternut_format::key::{ItemType, Key};
 use butternut_format::node::{Expected, NewBlock};
 use butternut_format::root::RawRootItem;
 use butternut_format::super_block::RawSuperBlock;
-use butternut_format::units::{Generation, Logical, TreeId, length};
+use butternut_format::units::{Generation, Logical, TreeId, index, length};
 use butternut_space::{AllocationRequest, Class, Cluster};
 use butternut_sys::lock::{Condvar, Mutex, MutexGuard, rank};
 use butternut_volume::VolumeError;
@@ -66,6 +66,18 @@ pub struct LogCounters {
     pub blocks: u64,
     /// Time that batches waited for flushes, in nanoseconds.
     pub flush_nanos: u64,
+    /// Batches by their number of entries, in the order of [`LogCounters::BATCH_SIZES`].
+    pub batch_sizes: [u64; LogCounters::BATCH_SIZES.len()],
+}
+
+impl LogCounters {
+    /// The numbers of entries that [`LogCounters::batch_sizes`] tells apart.
+    pub const BATCH_SIZES: [&'static str; 7] = ["1", "2-3", "4-7", "8-15", "16-31", "32-63", "64-"];
+
+    /// Returns where batches of a number of entries are counted.
+    fn size_class(entries: u64) -> usize {
+        index(entries.max(1).ilog2()).min(Self::BATCH_SIZES.len() - 1)
+    }
 }
 
 /// The log of the running transaction.
@@ -78,6 +90,7 @@ pub(crate) struct Log {
     entries: AtomicU64,
     blocks: AtomicU64,
     flush_nanos: AtomicU64,
+    batch_sizes: [AtomicU64; LogCounters::BATCH_SIZES.len()],
 }
 
 #[derive(Debug)]
@@ -104,6 +117,8 @@ struct LogSpace {
     all: Vec<Range<u64>>,
     /// Addresses of blocks in it that are not in use.
     free: BTreeSet<u64>,
+    /// Free blocks that the batch takes first: they are contiguous, so that it is one device write.
+    next: Range<u64>,
 }
 
 /// A batch that was composed.
@@ -160,7 +175,12 @@ impl LogEntries {
             fsid: params.fsid,
             chunk_tree_uuid: params.chunk_tree_uuid,
         };
+        let changed = self.trees.values().map(LogTree::blocks_changed).sum::<usize>();
         let (space, generation) = (&mut self.space, self.generation);
+        if changed > 0 {
+            // The log root tree changes, too. It has one leaf for about 35 subvolumes.
+            space.choose_run(changed.saturating_add(1), running, generation)?;
+        }
         let mut allocate = || space.allocate(running, generation);
         let (mut blocks, mut dropped) = (Vec::new(), Vec::new());
         for (id, tree) in &mut self.trees {
@@ -181,29 +201,76 @@ impl LogEntries {
 }
 
 impl LogSpace {
+    /// Chooses contiguous blocks for the next batch, if there are any.
+    fn choose_run(
+        &mut self,
+        blocks: usize,
+        running: &Running,
+        generation: Generation,
+    ) -> Result<(), CommitReason> {
+        let node = u64::from(running.params.node_bytes);
+        let found = contiguous(&self.free, blocks, node);
+        if found.is_none() {
+            match self.grow(blocks, running, generation) {
+                // Blocks that are apart are enough.
+                Err(CommitReason::NoSpace) if self.free.len() >= blocks => {}
+                grown => grown?,
+            }
+        }
+        self.next = found.or_else(|| contiguous(&self.free, blocks, node)).unwrap_or(0..0);
+        Ok(())
+    }
+
+    /// Allocates blocks that are contiguous, as many as wanted if possible.
+    fn grow(
+        &mut self,
+        blocks: usize,
+        running: &Running,
+        generation: Generation,
+    ) -> Result<(), CommitReason> {
+        let node = u64::from(running.params.node_bytes);
+        let request = AllocationRequest {
+            bytes_max: node.saturating_mul(length(blocks).max(RUN_BLOCKS)),
+            ..AllocationRequest::node(running.params.node_bytes, CLUSTER)
+        };
+        let found = running.space.try_allocate_unreserved(Class::Metadata, request);
+        let range = found.ok_or(CommitReason::NoSpace)?;
+        self.free.extend((range.start..range.end).step_by(running.params.node_len()));
+        self.all.push(range);
+        // The range may be in the new chunk, which the last commit does not know (law 4).
+        if running.has_new_chunk(generation) { Err(CommitReason::NewChunk) } else { Ok(()) }
+    }
+
     fn allocate(
         &mut self,
         running: &Running,
         generation: Generation,
     ) -> Result<Logical, CommitReason> {
+        let node = u64::from(running.params.node_bytes);
+        if !self.next.is_empty() {
+            let at = self.next.start;
+            self.next.start = at.saturating_add(node);
+            assert!(self.free.remove(&at), "a chosen block is free");
+            return Ok(Logical(at));
+        }
         if self.free.is_empty() {
-            let node = u64::from(running.params.node_bytes);
-            let step = running.params.node_len();
-            let request = AllocationRequest {
-                bytes_max: node.saturating_mul(RUN_BLOCKS),
-                ..AllocationRequest::node(running.params.node_bytes, CLUSTER)
-            };
-            let found = running.space.try_allocate_unreserved(Class::Metadata, request);
-            let range = found.ok_or(CommitReason::NoSpace)?;
-            self.free.extend((range.start..range.end).step_by(step));
-            self.all.push(range);
-            // The range may be in the new chunk, which the last commit does not know (law 4).
-            if running.has_new_chunk(generation) {
-                return Err(CommitReason::NewChunk);
-            }
+            self.grow(1, running, generation)?;
         }
         self.free.pop_first().map(Logical).ok_or(CommitReason::NoSpace)
     }
+}
+
+/// Returns the first blocks of a set that are contiguous and as many as wanted.
+fn contiguous(free: &BTreeSet<u64>, blocks: usize, node_bytes: u64) -> Option<Range<u64>> {
+    let wanted = node_bytes.saturating_mul(length(blocks));
+    let mut run = 0..0;
+    free.iter().find_map(|&at| {
+        if at != run.end {
+            run.start = at;
+        }
+        run.end = at.saturating_add(node_bytes);
+        (run.end - run.start >= wanted).then(|| run.clone())
+    })
 }
 
 impl Log {
@@ -216,6 +283,7 @@ impl Log {
             entries: AtomicU64::new(0),
             blocks: AtomicU64::new(0),
             flush_nanos: AtomicU64::new(0),
+            batch_sizes: Default::default(),
         }
     }
 
@@ -233,6 +301,7 @@ impl Log {
             entries: self.entries.load(Ordering::Relaxed),
             blocks: self.blocks.load(Ordering::Relaxed),
             flush_nanos: self.flush_nanos.load(Ordering::Relaxed),
+            batch_sizes: self.batch_sizes.each_ref().map(|count| count.load(Ordering::Relaxed)),
         }
     }
 
@@ -405,7 +474,11 @@ fn lead(forest: &Forest, running: &Running) -> Result<(), TreeError> {
     state.synced = batch.number;
     state.space.free.extend(batch.dropped.iter().map(|at| at.0));
     log.batches.fetch_add(1, Ordering::Relaxed);
-    log.entries.fetch_add(batch.number.saturating_sub(first), Ordering::Relaxed);
+    let entries = batch.number.saturating_sub(first);
+    log.entries.fetch_add(entries, Ordering::Relaxed);
+    if let Some(count) = log.batch_sizes.get(LogCounters::size_class(entries)) {
+        count.fetch_add(1, Ordering::Relaxed);
+    }
     log.blocks.fetch_add(length(batch.blocks.len()), Ordering::Relaxed);
     Ok(())
 }
@@ -514,6 +587,15 @@ mod tests {
     use butternut_device::MemoryDevice;
     use butternut_mkfs::MkfsOptions;
     use butternut_volume::{OpenOptions, Volume};
+
+    #[test]
+    fn the_first_contiguous_blocks_are_chosen() {
+        let free = BTreeSet::from([0, 16, 48, 64, 80, 112]);
+        assert_eq!(contiguous(&free, 1, 16), Some(0..16));
+        assert_eq!(contiguous(&free, 2, 16), Some(0..32));
+        assert_eq!(contiguous(&free, 3, 16), Some(48..96));
+        assert_eq!(contiguous(&free, 4, 16), None);
+    }
 
     #[test]
     fn a_range_is_added_once() {

@@ -74,6 +74,20 @@ impl LogTree {
         self.leaves.len().saturating_add(self.leaves.len() / self.node_capacity()).saturating_add(2)
     }
 
+    /// Returns the number of blocks that [`LogTree::compose`] would compose now.
+    pub(crate) fn blocks_changed(&self) -> usize {
+        if self.root.is_some() {
+            return 0;
+        }
+        let mut blocks = self.leaves.iter().filter(|leaf| leaf.at.is_none()).count();
+        let mut nodes = self.leaves.len();
+        while nodes > 1 {
+            nodes = nodes.div_ceil(self.node_capacity());
+            blocks = blocks.saturating_add(nodes);
+        }
+        blocks
+    }
+
     fn leaf_capacity(&self) -> usize {
         self.node_bytes.saturating_sub(HEADER_BYTES)
     }
