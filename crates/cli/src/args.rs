@@ -156,8 +156,9 @@ fsync is counted with its whole duration, and the commit inside it is counted ag
 Lookups and reads of attributes are not timed.
 
 Groups: lanes (code paths that direct I/O took), pages (contents and activity of the page cache,
-causes of writeback), memory (changes that are not on the devices yet), trees, rescues (reads that
-another copy answered), the devices, the latencies, and the tunables (key `tunables`).
+causes of writeback), syncs (fsyncs, and the log), memory (changes that are not on the devices yet),
+trees, rescues (reads that another copy answered), the devices, the latencies, and the tunables (key
+`tunables`).
 
 Keys of --json and metric names of --prometheus are stable across releases. Only the owner of the
 mount and root have access.
