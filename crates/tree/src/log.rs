@@ -36,10 +36,12 @@
 mod batch;
 pub(crate) mod changes;
 mod checksums;
+mod group_commit;
 mod leaves;
 mod names;
 mod read;
 mod reason;
+mod sync;
 
 pub use batch::LogCounters;
 pub use changes::InodeChanges;
@@ -53,10 +55,10 @@ use crate::transaction::gate::PanicState;
 use crate::transaction::running::Running;
 use crate::tree::Tree;
 pub(crate) use batch::Log;
-use batch::LogNumber;
 use butternut_format::key::Key;
 use butternut_format::units::{Generation, TreeId};
 use butternut_sys::lock::{Mark, rank};
+use group_commit::LogNumber;
 use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 

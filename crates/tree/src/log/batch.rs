@@ -1,13 +1,9 @@
-//! Batches: many appended entries become durable with one write of log blocks and one superblock.
+//! [`Log`]: the log of the running transaction, written in batches.
 //!
 //! ```text
-//! append (number n) ...  leader: compose what was appended until now; write; flush; superblock;
-//!                        flush; synced = n; the next batch has everything appended meanwhile
+//! append ...  leader (group_commit): compose what was appended until now; write; flush; superblock;
+//!             flush; the next batch has everything appended meanwhile
 //! ```
-//!
-//! The first thread that needs something written becomes the leader and writes a batch; the others
-//! wait. A batch closes when the leader composes it, which is when the batch before it is durable.
-//! No timer is involved.
 //!
 //! Laws:
 //!
@@ -17,6 +13,7 @@
 //! 2. The lock of the entries is not held while a device is written.
 
 use super::checksums::pending_items;
+use super::group_commit::{Batch, GroupCommit, Leader, LogNumber, Waited};
 use super::leaves::{LogItem, LogRoot, LogTree};
 use super::names::{LoggedName, LoggedNames, NameTaken};
 use super::{CommitReason, LogEntry, LogTicket};
@@ -31,7 +28,7 @@ use butternut_format::root::RawRootItem;
 use butternut_format::super_block::RawSuperBlock;
 use butternut_format::units::{Generation, Logical, TreeId, index, length};
 use butternut_space::{AllocationRequest, Class, Cluster};
-use butternut_sys::lock::{Condvar, Mutex, MutexGuard, rank};
+use butternut_sys::lock::{Mutex, rank};
 use butternut_volume::VolumeError;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -39,9 +36,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 use zerocopy::{FromZeros, IntoBytes};
-
-/// The number of entries appended in a transaction.
-pub(super) type LogNumber = u64;
 
 /// The most blocks of the logs of one transaction: 32 MiB of nodes of 16 KiB.
 const BLOCKS_MAX: usize = 2048;
@@ -84,8 +78,7 @@ impl LogCounters {
 pub(crate) struct Log {
     /// The superblock of the last durable commit, with the log that the one on disk names (law 1).
     pub(crate) io: Mutex<RawSuperBlock, rank::LogWrite>,
-    state: Mutex<LogEntries, rank::LogEntries>,
-    wake: Condvar,
+    group: GroupCommit<LogEntries>,
     batches: AtomicU64,
     entries: AtomicU64,
     blocks: AtomicU64,
@@ -95,7 +88,6 @@ pub(crate) struct Log {
 
 #[derive(Debug)]
 struct LogEntries {
-    generation: Generation,
     /// The logs of subvolumes.
     trees: BTreeMap<TreeId, LogTree>,
     /// The log root tree.
@@ -104,10 +96,6 @@ struct LogEntries {
     logged_data: BTreeMap<TreeId, BTreeMap<u64, u64>>,
     names: LoggedNames,
     space: LogSpace,
-    appended: LogNumber,
-    synced: LogNumber,
-    has_leader: bool,
-    failure: Option<CommitReason>,
 }
 
 /// The space of log blocks.
@@ -121,28 +109,22 @@ struct LogSpace {
     next: Range<u64>,
 }
 
-/// A batch that was composed.
-struct Batch {
+/// The blocks of a batch.
+struct BatchBlocks {
     root: LogRoot,
     blocks: Vec<Arc<Block>>,
-    number: LogNumber,
     /// Blocks that no superblock names once the batch is durable.
     dropped: Vec<Logical>,
 }
 
 impl LogEntries {
-    fn new(generation: Generation, node_bytes: u32) -> Self {
+    fn new(node_bytes: u32) -> Self {
         Self {
-            generation,
             trees: BTreeMap::new(),
             roots: LogTree::new(node_bytes),
             logged_data: BTreeMap::new(),
             names: LoggedNames::default(),
             space: LogSpace::default(),
-            appended: 0,
-            synced: 0,
-            has_leader: false,
-            failure: None,
         }
     }
 
@@ -160,23 +142,53 @@ impl LogEntries {
         new.iter().flat_map(|part| pending_items(&pending, part, checksum_bytes)).collect()
     }
 
+    /// Appends an entry. If it fails, nothing has changed.
+    fn append(
+        &mut self,
+        running: &Running,
+        tree: TreeId,
+        entry: LogEntry,
+    ) -> Result<(), CommitReason> {
+        let LogEntry { stale, items, data, names } = entry;
+        let node_bytes = running.params.node_bytes;
+        let empty = LogTree::new(node_bytes);
+        if items.iter().any(|(_, data)| !empty.can_hold(data)) || self.blocks_max() > BLOCKS_MAX {
+            return Err(CommitReason::TooMuch);
+        }
+        self.names.replace(tree, names).map_err(|NameTaken| CommitReason::Names)?;
+        let checksums: Vec<LogItem> =
+            data.iter().flat_map(|range| self.new_checksums(running, tree, range)).collect();
+        let log = self.trees.entry(tree).or_insert_with(|| LogTree::new(node_bytes));
+        for keys in &stale {
+            log.remove(keys);
+        }
+        for (key, data) in items.into_iter().chain(checksums) {
+            log.put(key, data);
+        }
+        Ok(())
+    }
+
     fn blocks_max(&self) -> usize {
         self.trees.values().map(LogTree::blocks_max).sum()
     }
 
     /// Composes the blocks that changed since the last batch.
-    fn compose(&mut self, running: &Running) -> Result<Batch, CommitReason> {
+    fn compose(
+        &mut self,
+        running: &Running,
+        generation: Generation,
+    ) -> Result<BatchBlocks, CommitReason> {
         let params = &running.params;
         let new = NewBlock {
             logical: Logical(0),
-            generation: self.generation,
+            generation,
             owner: TreeId::TREE_LOG,
             level: 0,
             fsid: params.fsid,
             chunk_tree_uuid: params.chunk_tree_uuid,
         };
         let changed = self.trees.values().map(LogTree::blocks_changed).sum::<usize>();
-        let (space, generation) = (&mut self.space, self.generation);
+        let space = &mut self.space;
         if changed > 0 {
             // The log root tree changes, too. It has one leaf for about 35 subvolumes.
             space.choose_run(changed.saturating_add(1), running, generation)?;
@@ -196,7 +208,7 @@ impl LogEntries {
             Arc::make_mut(block).seal(params.csum);
         }
         blocks.sort_by_key(|block| block.logical());
-        Ok(Batch { root, blocks, number: self.appended, dropped })
+        Ok(BatchBlocks { root, blocks, dropped })
     }
 }
 
@@ -277,8 +289,7 @@ impl Log {
     pub(crate) fn new(super_block: &RawSuperBlock, running: Generation, node_bytes: u32) -> Self {
         Self {
             io: Mutex::new(*super_block),
-            state: Mutex::new(LogEntries::new(running, node_bytes)),
-            wake: Condvar::new(),
+            group: GroupCommit::new(running, LogEntries::new(node_bytes)),
             batches: AtomicU64::new(0),
             entries: AtomicU64::new(0),
             blocks: AtomicU64::new(0),
@@ -287,12 +298,8 @@ impl Log {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, LogEntries> {
-        self.state.lock()
-    }
-
     pub(super) fn number(&self) -> LogNumber {
-        self.state().appended
+        self.group.number()
     }
 
     pub(super) fn counters(&self) -> LogCounters {
@@ -305,54 +312,57 @@ impl Log {
         }
     }
 
+    /// Counts a batch that is durable.
+    fn count(&self, batch: &Batch<BatchBlocks>) {
+        let entries = batch.entries();
+        self.batches.fetch_add(1, Ordering::Relaxed);
+        self.entries.fetch_add(entries, Ordering::Relaxed);
+        self.blocks.fetch_add(length(batch.content.blocks.len()), Ordering::Relaxed);
+        if let Some(count) = self.batch_sizes.get(LogCounters::size_class(entries)) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
     /// Ends the log of a transaction, which is frozen. Returns its space, which stays in use until
     /// the commit is durable.
     pub(crate) fn end_transaction(&self, next: Generation, node_bytes: u32) -> Vec<Range<u64>> {
-        let mut state = self.state();
-        let has_leader = state.has_leader;
-        let ended = std::mem::replace(&mut *state, LogEntries::new(next, node_bytes));
-        state.has_leader = has_leader;
-        drop(state);
-        self.wake.notify_all();
-        ended.space.all
+        self.group.end_transaction(next, LogEntries::new(node_bytes)).space.all
     }
 
     /// Returns the logged names of an inode.
     pub(super) fn names_of(&self, tree: TreeId, ino: u64) -> Vec<LoggedName> {
-        self.state().names.of(tree, ino).to_vec()
+        self.group.read(|log| log.names.of(tree, ino).to_vec())
     }
 
     /// Returns the inodes that the log has under a name and under its index.
     pub(super) fn inodes_at(&self, tree: TreeId, name: &LoggedName) -> [Option<u64>; 2] {
-        self.state().names.at(tree, name)
+        self.group.read(|log| log.names.at(tree, name))
     }
 
     /// Returns the inode that the log has under an index of a directory.
     pub(super) fn inode_indexed(&self, tree: TreeId, dir: u64, index: u64) -> Option<u64> {
-        self.state().names.indexed(tree, dir, index)
+        self.group.read(|log| log.names.indexed(tree, dir, index))
     }
 
     /// Returns the inodes that the log has in a directory.
     pub(super) fn inodes_in(&self, tree: TreeId, dir: u64) -> Vec<u64> {
-        self.state().names.in_dir(tree, dir)
+        self.group.read(|log| log.names.in_dir(tree, dir))
     }
 
     /// Returns the parts of a range whose checksums the log of a tree lacks.
     pub(super) fn unlogged(&self, tree: TreeId, range: &Range<u64>) -> Vec<Range<u64>> {
-        let state = self.state();
-        let mut known = BTreeMap::new();
-        if let Some(logged) = state.logged_data.get(&tree) {
+        let mut known = self.group.read(|log| {
+            let Some(logged) = log.logged_data.get(&tree) else { return BTreeMap::new() };
             let last = logged.range(..=range.start).next_back();
             let from = last.map_or(range.start, |(start, _)| *start);
-            known.extend(logged.range(from..range.end).map(|(start, end)| (*start, *end)));
-        }
-        drop(state);
+            logged.range(from..range.end).map(|(start, end)| (*start, *end)).collect()
+        });
         add_range(&mut known, range)
     }
 
     /// Whether the log of a tree has an item.
     pub(super) fn has_item(&self, tree: TreeId, key: &Key) -> bool {
-        self.state().trees.get(&tree).is_some_and(|log| log.has(key))
+        self.group.read(|log| log.trees.get(&tree).is_some_and(|log| log.has(key)))
     }
 
     /// Appends an entry, as one step.
@@ -362,40 +372,7 @@ impl Log {
         tree: TreeId,
         entry: LogEntry,
     ) -> Result<LogNumber, CommitReason> {
-        let mut state = self.state();
-        if let Some(reason) = state.failure {
-            return Err(reason);
-        }
-        let LogEntry { stale, items, data, names } = entry;
-        let node_bytes = running.params.node_bytes;
-        let empty = LogTree::new(node_bytes);
-        if items.iter().any(|(_, data)| !empty.can_hold(data)) || state.blocks_max() > BLOCKS_MAX {
-            return Err(CommitReason::TooMuch);
-        }
-        state.names.replace(tree, names).map_err(|NameTaken| CommitReason::Names)?;
-        let checksums: Vec<LogItem> =
-            data.iter().flat_map(|range| state.new_checksums(running, tree, range)).collect();
-        let log = state.trees.entry(tree).or_insert_with(|| LogTree::new(node_bytes));
-        for keys in &stale {
-            log.remove(keys);
-        }
-        for (key, data) in items.into_iter().chain(checksums) {
-            log.put(key, data);
-        }
-        state.appended = state.appended.saturating_add(1);
-        Ok(state.appended)
-    }
-}
-
-/// The thread that writes a batch. When it ends, another thread may lead.
-struct Leader<'a> {
-    log: &'a Log,
-}
-
-impl Drop for Leader<'_> {
-    fn drop(&mut self) {
-        self.log.state().has_leader = false;
-        self.log.wake.notify_all();
+        self.group.append(|log| log.append(running, tree, entry))
     }
 }
 
@@ -406,80 +383,59 @@ pub(super) fn sync(
     ticket: LogTicket,
 ) -> Result<Result<(), CommitReason>, TreeError> {
     let log = forest.log()?;
-    let mut state = log.state();
     loop {
         if let Some(cause) = running.gate.cause() {
             return Err(cause);
         }
-        if state.generation != ticket.generation {
-            // The transaction of the log is being committed, which makes the entry durable.
-            drop(state);
-            return running.gate.wait_for_commit_of(ticket.generation).map(Ok);
+        match log.group.wait(ticket.generation, ticket.number) {
+            Waited::Durable => return Ok(Ok(())),
+            Waited::Ended => return running.gate.wait_for_commit_of(ticket.generation).map(Ok),
+            Waited::Failed(reason) => return Ok(Err(reason)),
+            Waited::Lead(leader) => {
+                // The leader before this one may have made the volume read-only.
+                if let Some(cause) = running.gate.cause() {
+                    return Err(cause);
+                }
+                let _watch = forest.watch_panics();
+                lead(forest, running, &leader)?;
+            }
         }
-        if state.synced >= ticket.number {
-            return Ok(Ok(()));
-        }
-        if let Some(reason) = state.failure {
-            return Ok(Err(reason));
-        }
-        if state.has_leader {
-            state = log.wake.wait(state);
-            continue;
-        }
-        state.has_leader = true;
-        drop(state);
-        let leader = Leader { log };
-        let _watch = forest.watch_panics();
-        lead(forest, running)?;
-        drop(leader);
-        state = log.state();
     }
 }
 
 /// Writes one batch (laws 1 and 2).
-fn lead(forest: &Forest, running: &Running) -> Result<(), TreeError> {
+fn lead(
+    forest: &Forest,
+    running: &Running,
+    leader: &Leader<'_, LogEntries>,
+) -> Result<(), TreeError> {
     let log = forest.log()?;
     let mut durable = log.io.lock();
-    let mut state = log.state();
-    let generation = state.generation;
+    let generation = leader.generation();
     if running.gate.committed().0.saturating_add(1) != generation.0 {
         return Ok(());
     }
     if running.super_block().incompat_flags.get() != durable.incompat_flags.get() {
-        state.failure = Some(CommitReason::NewFeature);
+        leader.fail(generation, CommitReason::NewFeature);
         return Ok(());
     }
     if forest.volume().has_unrecorded_write_errors() {
-        state.failure = Some(CommitReason::DeviceFailed);
+        leader.fail(generation, CommitReason::DeviceFailed);
         return Ok(());
     }
-    let first = state.synced;
-    let batch = match state.compose(running) {
-        Ok(batch) => batch,
-        Err(reason) => {
-            state.failure = Some(reason);
-            return Ok(());
-        }
-    };
-    drop(state);
-    let written = write(forest, running, &mut durable, &batch, generation)?;
-    let mut state = log.state();
-    if state.generation != generation {
+    // The transaction may have ended since, and its commit waits for the lock.
+    let composed = leader.compose(generation, |entries| entries.compose(running, generation));
+    let Some(batch) = composed else { return Ok(()) };
+    if let Err(reason) = write(forest, running, &mut durable, &batch)? {
+        leader.fail(batch.generation, reason);
         return Ok(());
     }
-    if let Err(reason) = written {
-        state.failure = Some(reason);
-        return Ok(());
+    let is_current = leader.complete(&batch, |entries, blocks| {
+        entries.space.free.extend(blocks.dropped.iter().map(|at| at.0));
+    });
+    if is_current {
+        log.count(&batch);
     }
-    state.synced = batch.number;
-    state.space.free.extend(batch.dropped.iter().map(|at| at.0));
-    log.batches.fetch_add(1, Ordering::Relaxed);
-    let entries = batch.number.saturating_sub(first);
-    log.entries.fetch_add(entries, Ordering::Relaxed);
-    if let Some(count) = log.batch_sizes.get(LogCounters::size_class(entries)) {
-        count.fetch_add(1, Ordering::Relaxed);
-    }
-    log.blocks.fetch_add(length(batch.blocks.len()), Ordering::Relaxed);
     Ok(())
 }
 
@@ -489,9 +445,9 @@ fn write(
     forest: &Forest,
     running: &Running,
     durable: &mut RawSuperBlock,
-    batch: &Batch,
-    generation: Generation,
+    batch: &Batch<BatchBlocks>,
 ) -> Result<Result<(), CommitReason>, TreeError> {
+    let (generation, batch) = (batch.generation, &batch.content);
     let volume = forest.volume();
     let rules = volume.block_rules();
     for block in &batch.blocks {
