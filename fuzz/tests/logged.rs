@@ -18,16 +18,26 @@ fn logs_that_were_not_edited_are_replayed() {
     }
 }
 
+fn edits(round: u64) -> Vec<u8> {
+    let mut random = Random(round ^ 0x1096_ed11);
+    let bytes = |random: &mut Random| random.next().to_le_bytes();
+    let mut input: Vec<u8> = (0..40).flat_map(|_| bytes(&mut random)).collect();
+    input[1] = 1 + input[1] % 4;
+    input
+}
+
+/// Its default subvolume does not exist: the open replayed the log, committed, and then failed.
+#[test]
+fn an_open_without_its_subvolume_commits_no_replay() {
+    logged(&edits(19064));
+}
+
 #[test]
 fn edited_logs_are_replayed_or_refused() {
     let (mut refused, mut log_refused, mut replayed, rounds) = (0, 0, 0, rounds(100));
     let (mut failed, first) = (Vec::new(), setting("BUTTERNUT_FUZZ_FIRST").unwrap_or(0));
     for round in first..first + rounds {
-        let mut random = Random(round ^ 0x1096_ed11);
-        let bytes = |random: &mut Random| random.next().to_le_bytes();
-        let mut input: Vec<u8> = (0..40).flat_map(|_| bytes(&mut random)).collect();
-        input[1] = 1 + input[1] % 4;
-        match catch_unwind(AssertUnwindSafe(|| logged(&input))) {
+        match catch_unwind(AssertUnwindSafe(|| logged(&edits(round)))) {
             Ok(Replayed::Refused) => refused += 1,
             Ok(Replayed::LogRefused) => log_refused += 1,
             Ok(Replayed::Replayed) => replayed += 1,

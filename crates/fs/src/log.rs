@@ -95,24 +95,22 @@ impl Filesystem {
         write_state: &WriteState,
         entry: &Arc<InodeEntry>,
     ) -> Result<()> {
-        let logged = self.log_file(write_state, entry).and_then(|(ticket, is_full)| {
-            self.forest().sync_log(ticket)?.map_err(Stop).map(|()| is_full)
-        });
-        match logged {
-            Ok(is_full) => {
+        let was_read_only = self.write_error().is_some();
+        let logged = self.log_file(write_state, entry);
+        let synced = logged.map(|(ticket, is_full)| (self.forest().sync_log(ticket), is_full));
+        let reason = match synced {
+            Ok((Ok(Ok(())), is_full)) => {
                 let syncs = &self.shared.syncs;
-                if is_full {
-                    syncs.full_on_release.add()
-                } else {
-                    syncs.fast.add()
-                }
-                Ok(())
+                let count = if is_full { &syncs.full_on_release } else { &syncs.fast };
+                count.add();
+                return Ok(());
             }
-            Err(Stop(reason)) => {
-                self.shared.syncs.add_commit(reason);
-                self.commit()
-            }
-        }
+            Ok((Err(error), _)) if was_read_only => return Err(Error::Tree(error)),
+            Ok((Err(error), _)) => return Err(Error::Commit(error)),
+            Ok((Ok(Err(reason)), _)) | Err(Stop(reason)) => reason,
+        };
+        self.shared.syncs.add_commit(reason);
+        self.commit()
     }
 
     /// Makes the entries of a directory durable, its names and its attributes.

@@ -19,7 +19,7 @@ use crate::write_state::WriteState;
 use crate::{DevicePath, Error, Filesystem, MountOptions, Result, Subvolume};
 use butternut_device::{Device, FileDevice, OpenDevice};
 use butternut_file::{ErrorCursor, Source, SourceOptions};
-use butternut_tree::{Forest, ForestOptions};
+use butternut_tree::{Forest, ForestOptions, LogClaim};
 use butternut_volume::{OpenOptions, Volume, chain};
 use rayon::ThreadPoolBuilder;
 use std::sync::Arc;
@@ -74,7 +74,7 @@ impl Filesystem {
             ..OpenOptions::default()
         };
         let open = move || Ok(Arc::new(Volume::open(devices.clone(), how.clone())?));
-        let Opened { forest, log_failure } = forest(&open, options)?;
+        let Opened { forest, log_failure, claim } = forest(&open, options)?;
         let volume = Arc::clone(forest.volume());
         let workers = ThreadPoolBuilder::new()
             .num_threads(options.workers)
@@ -94,7 +94,9 @@ impl Filesystem {
                 options.commit_seconds > 0,
             ))
         });
-        let first_generation = forest.generation().map_or(0, |generation| generation.0);
+        // The commit of a replay is none of this filesystem's.
+        let generation = forest.generation().map_or(0, |generation| generation.0);
+        let first_generation = generation.saturating_add(u64::from(claim.is_some()));
         let shared = Arc::new(Shared {
             notices: notices(&volume, log_failure.as_deref()),
             forest,
@@ -112,6 +114,10 @@ impl Filesystem {
             write_state,
         });
         let root = Self::for_thread(Arc::clone(&shared)).chosen_subvolume(&options.subvolume)?;
+        // An open that is refused leaves the volume as it is, so nothing was committed before.
+        if let Some(claim) = claim {
+            shared.forest.commit_replay(claim).map_err(|error| not_replayed(error.into()))?;
+        }
         Self::start(shared, root, options)
     }
 
@@ -161,10 +167,17 @@ impl Filesystem {
 /// Opens the volume, which has read no tree yet.
 type OpenVolume<'a> = dyn Fn() -> Result<Arc<Volume>> + 'a;
 
-/// A forest, and why the log of the volume was not replayed, if that failed.
+/// A forest.
 struct Opened {
     forest: Arc<Forest>,
+    /// Why the log of the volume was not replayed, if that failed.
     log_failure: Option<String>,
+    /// The log that was replayed and that the next commit ends, of a volume that is writable.
+    claim: Option<LogClaim>,
+}
+
+fn not_replayed(source: Error) -> Error {
+    Error::Log { source: Box::new(source) }
 }
 
 fn forest(open: &OpenVolume<'_>, options: &MountOptions) -> Result<Opened> {
@@ -177,22 +190,19 @@ fn forest(open: &OpenVolume<'_>, options: &MountOptions) -> Result<Opened> {
     };
     let volume = open()?;
     let has_log = volume.super_block().log_root().is_some() && !options.ignore_log;
-    let opened = |forest| Ok(Opened { forest, log_failure: None });
+    let opened = |forest, claim| Ok(Opened { forest, log_failure: None, claim });
     if options.read_only {
         return if has_log {
             open_with_log(open, &cache)
         } else {
-            opened(Forest::open(volume, cache)?)
+            opened(Forest::open(volume, cache)?, None)
         };
     }
     cache.replays_log = has_log;
     let forest = Forest::open_writable(volume, cache)?;
-    if has_log {
-        let failed = |source: Error| Error::Log { source: Box::new(source) };
-        let claim = crate::replay::replay(&forest).map_err(failed)?;
-        forest.commit_replay(claim).map_err(|error| failed(error.into()))?;
-    }
-    opened(forest)
+    let claim = has_log.then(|| crate::replay::replay(&forest).map_err(not_replayed));
+    let claim = claim.transpose()?;
+    opened(forest, claim)
 }
 
 /// Opens a forest for reading and replays its log in memory. Where that fails, it shows the last
@@ -204,10 +214,11 @@ fn open_with_log(open: &OpenVolume<'_>, options: &ForestOptions) -> Result<Opene
         Ok(forest)
     });
     match replayed {
-        Ok(forest) => Ok(Opened { forest, log_failure: None }),
+        Ok(forest) => Ok(Opened { forest, log_failure: None, claim: None }),
         Err(error) => {
             let log_failure = Some(chain(&error));
-            Ok(Opened { forest: Forest::open(open()?, options.clone())?, log_failure })
+            let forest = Forest::open(open()?, options.clone())?;
+            Ok(Opened { forest, log_failure, claim: None })
         }
     }
 }

@@ -274,6 +274,7 @@ mod tests {
         butternut_mkfs::make(&device, &MkfsOptions::default()).unwrap();
         drop(device);
         let options = MountOptions::default().read_only(false).commit_seconds(0);
+        let options = options.tunables(Tunables::default().log_tree(false));
         let fs = Filesystem::open(&[image.path().into()], &options).unwrap();
         let id = fs.create(fs.root(), b"file", &NewInode::new(0o644)).unwrap();
         let file = fs.open_file(id).unwrap();

@@ -282,15 +282,19 @@ fn a_dup_volume_tolerates_a_bad_sector_under_one_copy_of_a_tree_block() {
     if !kernel_is_here() {
         return;
     }
-    let image = KernelImage::make(1, &["-d", "single", "-m", "dup"], "", "echo 1 > before");
-    let Faulty { devices, filesystem: fs } = open(&image);
-    devices[0].add(Rule { range: 0..u64::MAX, when: When::Nth(3), fault: Fault::WriteError });
-    put(&fs, "file", false, &bytes(1, 4000));
-    fs.sync().unwrap();
-    fs.close().unwrap();
-    drop(devices);
-    let mount = image.mount("rw");
-    assert_eq!(kernel_stats(&mount.path().to_string_lossy()), [1]);
+    // The writes before the superblock: one of log blocks for each copy, or two of tree blocks.
+    for (log_tree, nth) in [(true, 2), (false, 3)] {
+        let image = KernelImage::make(1, &["-d", "single", "-m", "dup"], "", "echo 1 > before");
+        let options = writable().tunables(Tunables::default().log_tree(log_tree));
+        let Faulty { devices, filesystem: fs } = open_with(&image, &options);
+        devices[0].add(Rule { range: 0..u64::MAX, when: When::Nth(nth), fault: Fault::WriteError });
+        put(&fs, "file", false, &bytes(1, 4000));
+        fs.sync().unwrap();
+        fs.close().unwrap();
+        drop(devices);
+        let mount = image.mount("rw");
+        assert_eq!(kernel_stats(&mount.path().to_string_lossy()), [1]);
+    }
 }
 
 #[test]
