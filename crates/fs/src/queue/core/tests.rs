@@ -25,7 +25,7 @@ fn filled(fs: &Filesystem) -> File {
     let file = fs.open_file(id).expect("a file");
     let bytes = vec![1; BLOCK * 64];
     assert_eq!(file.write_at(0, &bytes).expect("space"), bytes.len());
-    file.sync_all().expect("a sound volume");
+    fs.sync().expect("a sound volume");
     file
 }
 
@@ -269,7 +269,7 @@ fn an_owner_that_waits_for_its_queue_blocks_no_thread_that_drains_another_file()
         let id = fs.create(fs.root(), b"other", &NewInode::new(0o644)).expect("a new file");
         let other = fs.open_file(id).expect("a file");
         assert_eq!(other.write_at(0, &vec![1; BLOCK * 64]).expect("space"), BLOCK * 64);
-        other.sync_all().expect("a sound volume");
+        fs.sync().expect("a sound volume");
         let mut waiting = fs.queue(&QueueOptions::default()).expect("a queue");
         let mut queue = fs.queue(&QueueOptions::default()).expect("a queue");
         let rule = Rule { when: When::Times(1), ..Rule::everywhere(Fault::HeldRead) };
