@@ -30,7 +30,7 @@ pub trait Device: Debug + Send + Sync {
 
     /// Returns the properties of the write cache, which determine whether flushes are needed.
     fn write_cache(&self) -> WriteCache {
-        WriteCache { is_volatile: true, has_fua: false }
+        WriteCache::UNKNOWN
     }
 
     /// Fills all of `memory` from `offset`.

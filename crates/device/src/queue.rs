@@ -402,7 +402,11 @@ impl Targets {
     fn write(&self, write: &mut WriteFrom<'_>) {
         write.result = match self.get(write.device) {
             None => Err(DeviceError::NoDevice { index: write.device }),
-            Some(target) => target.device.write_vectored_at(write.offset, write.slices()),
+            Some(target) => {
+                let written = target.device.write_vectored_at(write.offset, write.slices());
+                let flush = || if write.is_durable { target.device.flush() } else { Ok(()) };
+                written.and_then(|()| flush())
+            }
         };
     }
 }

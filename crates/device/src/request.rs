@@ -161,6 +161,9 @@ pub struct WriteFrom<'a> {
     pub device: usize,
     pub offset: u64,
     slices: Slices<'a>,
+    /// The write completes when it is on the medium. Whether that makes earlier writes durable,
+    /// too, [`WriteCache::durable_write_flushes`](crate::WriteCache) tells.
+    pub is_durable: bool,
     /// [`DeviceError::NotRun`] until the batch has run.
     pub result: Result<(), DeviceError>,
     pub(crate) bounce: Option<Buffer>,
@@ -184,7 +187,8 @@ impl<'a> WriteFrom<'a> {
     }
 
     fn of(device: usize, offset: u64, slices: Slices<'a>) -> WriteFrom<'a> {
-        WriteFrom { device, offset, slices, result: Err(DeviceError::NotRun), bounce: None }
+        let (is_durable, result) = (false, Err(DeviceError::NotRun));
+        WriteFrom { device, offset, slices, is_durable, result, bounce: None }
     }
 
     pub fn slices(&self) -> &[&'a [u8]] {

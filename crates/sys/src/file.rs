@@ -111,6 +111,16 @@ pub struct WriteCache {
     pub is_volatile: bool,
     /// Whether single writes can bypass the cache (force unit access).
     pub has_fua: bool,
+    /// Whether a durable write (`RWF_DSYNC`) makes everything durable that has completed before:
+    /// the kernel writes and then flushes the whole cache, because the disk cannot bypass it.
+    /// False where it is not known, and for image files, of which only the range is synced.
+    pub durable_write_flushes: bool,
+}
+
+impl WriteCache {
+    /// Nothing is known.
+    pub const UNKNOWN: Self =
+        Self { is_volatile: true, has_fua: false, durable_write_flushes: false };
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -497,15 +507,17 @@ fn direct_alignment(fd: &OwnedFd, logical_block_bytes: u32) -> Alignment {
 
 /// Reads the properties of the write cache from sysfs; a partition has those of its disk.
 fn write_cache(kind: DiskKind) -> WriteCache {
-    let unknown = WriteCache { is_volatile: true, has_fua: false };
-    let DiskKind::BlockDevice { major, minor } = kind else { return unknown };
+    let DiskKind::BlockDevice { major, minor } = kind else { return WriteCache::UNKNOWN };
     let device = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
     let attribute = |name: &str| {
         let own = std::fs::read_to_string(device.join("queue").join(name));
         own.or_else(|_| std::fs::read_to_string(device.join("../queue").join(name))).ok()
     };
+    let (cache, fua) = (attribute("write_cache"), attribute("fua"));
+    let is = |attribute: &Option<String>, word| attribute.as_deref().map(str::trim) == Some(word);
     WriteCache {
-        is_volatile: attribute("write_cache").is_none_or(|word| word.trim() != "write through"),
-        has_fua: attribute("fua").is_some_and(|word| word.trim() == "1"),
+        is_volatile: !is(&cache, "write through"),
+        has_fua: is(&fua, "1"),
+        durable_write_flushes: is(&cache, "write back") && is(&fua, "0"),
     }
 }

@@ -134,6 +134,8 @@ pub struct Transfer<'a> {
     pub memory: Memory<'a>,
     /// The number of bytes to transfer; see [`Submission::need`].
     pub need: usize,
+    /// Of a write: it completes when it is on the medium (`RWF_DSYNC`).
+    pub is_durable: bool,
 }
 
 /// The borrowed memory of a transfer, and its direction.
@@ -160,6 +162,7 @@ struct Slot<T> {
     /// borrowed slices.
     vector: Option<Vector>,
     row: (*const &'static [u8], usize),
+    is_durable: bool,
     owner: Owner<T>,
 }
 
@@ -402,9 +405,10 @@ impl<T> Ring<T> {
         let Segment { start, len, vector } = segment;
         let registered = table.buffer_index(start.addr(), len);
         let bytes = u32::try_from(len).expect("one request is at most 1 GiB");
+        let how = if slot.is_durable { libc::RWF_DSYNC } else { 0 };
         let entry = match (slot.operation, vector, registered) {
             (Operation::Write, Some((list, count)), _) => {
-                opcode::Writev::new(fd, list, count).offset(offset).build()
+                opcode::Writev::new(fd, list, count).offset(offset).rw_flags(how).build()
             }
             (Operation::Read, _, Some(buffer)) => {
                 opcode::ReadFixed::new(fd, start, bytes, buffer).offset(offset).build()
@@ -413,10 +417,13 @@ impl<T> Ring<T> {
                 opcode::Read::new(fd, start, bytes).offset(offset).build()
             }
             (Operation::Write, None, Some(buffer)) => {
-                opcode::WriteFixed::new(fd, start, bytes, buffer).offset(offset).build()
+                opcode::WriteFixed::new(fd, start, bytes, buffer)
+                    .offset(offset)
+                    .rw_flags(how)
+                    .build()
             }
             (Operation::Write, None, None) => {
-                opcode::Write::new(fd, start, bytes).offset(offset).build()
+                opcode::Write::new(fd, start, bytes).offset(offset).rw_flags(how).build()
             }
             (Operation::Flush, ..) => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
         };
@@ -522,12 +529,27 @@ impl<T> Slot<T> {
         let (start, vector) = (std::ptr::null_mut(), None);
         let (file, offset, len, need, done, tries) = (0, 0, 0, 0, 0, 0);
         let row = (std::ptr::null(), 0);
-        Slot { operation, file, offset, start, len, need, done, tries, vector, row, owner }
+        let is_durable = false;
+        Slot {
+            operation,
+            file,
+            offset,
+            start,
+            len,
+            need,
+            done,
+            tries,
+            vector,
+            row,
+            is_durable,
+            owner,
+        }
     }
 
     fn borrowed(transfer: Transfer<'_>, index: usize, vectors: &mut Vec<Vector>) -> Slot<T> {
-        let Transfer { file, offset, memory, need } = transfer;
-        let mut slot = Slot { file, offset, need, owner: Owner::Batch { index }, ..Slot::empty() };
+        let Transfer { file, offset, memory, need, is_durable } = transfer;
+        let owner = Owner::Batch { index };
+        let mut slot = Slot { file, offset, need, is_durable, owner, ..Slot::empty() };
         (slot.operation, slot.start, slot.len) = match memory {
             Memory::ReadInto(memory) => (Operation::Read, memory.as_mut_ptr(), memory.len()),
             // The kernel only reads this memory.

@@ -73,7 +73,13 @@ impl BorrowedRequest<()> for Block<'_> {
         assert!(self.panics != Panics::InTransfer, "on purpose");
         let need = self.memory.len();
         let memory = Memory::ReadInto(self.memory);
-        Some(Transfer { file: 0, offset: (self.number * BLOCK) as u64, memory, need })
+        Some(Transfer {
+            file: 0,
+            offset: (self.number * BLOCK) as u64,
+            memory,
+            need,
+            is_durable: false,
+        })
     }
 
     fn finish(&mut self, (): &(), result: Result<(), Errno>) {

@@ -33,15 +33,25 @@ use crate::members::{LastSuper, Member};
 use crate::stripe::Layout;
 use crate::super_blocks;
 use crate::volume::Volume;
-use butternut_device::WriteFrom;
+use crate::write_batch::Ran;
+use butternut_device::{WriteCache, WriteFrom};
 use butternut_format::checksum::ChecksumKind;
 use butternut_format::super_block::{
     COPY_OFFSETS, MAGIC, RawSuperBlock, SUPER_BLOCK_BYTES, SuperBlock,
 };
-use butternut_format::units::length;
+use butternut_format::units::{Logical, length};
 use butternut_sys::buffer::Buffer;
 use std::sync::atomic::Ordering;
 use zerocopy::{FromBytes, IntoBytes};
+
+/// Why blocks are not durable.
+#[derive(Debug)]
+pub enum NotDurable {
+    /// They were not written.
+    Write(Box<VolumeError>),
+    /// The flush failed: nothing that completed before is known to be durable.
+    Flush(Box<VolumeError>),
+}
 
 /// Copies of superblocks, each with its slot and offset.
 type Copies = Vec<(usize, u64, Buffer)>;
@@ -190,10 +200,76 @@ impl Volume {
     pub fn write_super_after_log(&self, raw: &RawSuperBlock) -> Result<(), VolumeError> {
         self.check_no_other_writer()?;
         let SuperCopies { others, .. } = self.super_copies(raw, COPY_OFFSETS.len())?;
-        let failures = self.write_copies(&others);
+        let failures = self.write_copies(&others, false);
         self.record_failed_mirrors(None, &failures);
         self.flush()?;
         self.write_first_supers(raw)
+    }
+
+    /// Writes as [`Volume::write_first_supers`], and makes the superblocks durable.
+    ///
+    /// # Errors
+    ///
+    /// As [`Volume::write_super`], and as [`Volume::flush`].
+    pub fn write_first_supers_durably(&self, raw: &RawSuperBlock) -> Result<(), VolumeError> {
+        let Some(member) = self.only_durable_member() else {
+            self.write_first_supers(raw)?;
+            return self.flush();
+        };
+        let completed = self.in_place.completed();
+        self.write_super_copies_as(raw, 1, true)?;
+        self.check_length(member)?;
+        if member.device.write_cache().durable_write_flushes {
+            self.in_place.note_flush(completed);
+        }
+        Ok(())
+    }
+
+    /// Writes tree blocks, and makes them durable with everything that completed before: by one
+    /// device write, where a durable write flushes the device.
+    ///
+    /// # Errors
+    ///
+    /// Either the blocks were not written, as of [`Volume::write_blocks`], or nothing is known to
+    /// be durable, as of [`Volume::flush`].
+    pub fn write_blocks_durably(&self, blocks: &[(Logical, &[u8])]) -> Result<(), NotDurable> {
+        let completed = self.in_place.completed();
+        let chunks = self.chunks.load();
+        let flush_failed = |error| NotDurable::Flush(Box::new(error));
+        let write_failed = |error| NotDurable::Write(Box::new(error));
+        let mut batch = self.block_batch(&chunks, blocks).map_err(write_failed)?;
+        let member = self.only_durable_member().filter(|_| batch.make_durable());
+        let Ran { failures, has_flushed } = batch.run_durably();
+        if let Some((_, error)) = failures.into_iter().next() {
+            return Err(write_failed(error));
+        }
+        let Some(member) = member else { return self.flush().map_err(flush_failed) };
+        member.is_unflushed.store(!has_flushed, Ordering::Relaxed);
+        if !has_flushed {
+            member.errors.count_flush();
+            let devids = vec![member.item().devid];
+            return Err(flush_failed(VolumeError::NotFlushed { devids }));
+        }
+        self.check_length(member).map_err(flush_failed)?;
+        self.in_place.note_flush(completed);
+        Ok(())
+    }
+
+    /// Returns the device of a volume on one device, if a durable write of it saves a flush.
+    fn only_durable_member(&self) -> Option<&Member> {
+        let mut own = self.members.iter().filter(|member| !member.is_seed);
+        let (member, others) = (own.next()?, own.next());
+        let WriteCache { is_volatile, has_fua, durable_write_flushes } =
+            member.device.write_cache();
+        let saves_flush = is_volatile && (has_fua || durable_write_flushes);
+        let is_only = others.is_none() && member.device.ring_target().is_some();
+        (is_only && saves_flush).then_some(member)
+    }
+
+    /// Whether a durable write makes everything durable that completed before.
+    pub(crate) fn durable_write_flushes(&self) -> bool {
+        self.only_durable_member()
+            .is_some_and(|member| member.device.write_cache().durable_write_flushes)
     }
 
     fn write_super_copies(
@@ -201,9 +277,19 @@ impl Volume {
         raw: &RawSuperBlock,
         copies_max: usize,
     ) -> Result<(), VolumeError> {
+        self.write_super_copies_as(raw, copies_max, false)
+    }
+
+    /// As [`Self::write_super_copies`]. With `is_durable`, each copy is durable once it is written.
+    fn write_super_copies_as(
+        &self,
+        raw: &RawSuperBlock,
+        copies_max: usize,
+        is_durable: bool,
+    ) -> Result<(), VolumeError> {
         self.check_no_other_writer()?;
         let SuperCopies { primaries, mut others, mut lost } = self.super_copies(raw, copies_max)?;
-        let failures = self.write_copies(&primaries);
+        let failures = self.write_copies(&primaries, is_durable);
         self.remember_supers(&primaries, &failures);
         lost.extend(failures.iter().map(|(slot, _)| *slot));
         if !lost.is_empty() && !self.tolerates(&lost) {
@@ -214,7 +300,7 @@ impl Volume {
         }
         self.record_failed_mirrors(None, &failures);
         others.retain(|(slot, ..)| !lost.contains(slot));
-        let failures = self.write_copies(&others);
+        let failures = self.write_copies(&others, is_durable);
         self.record_failed_mirrors(None, &failures);
         Ok(())
     }
@@ -253,9 +339,12 @@ impl Volume {
     }
 
     /// Writes superblock copies. Returns those that failed.
-    fn write_copies(&self, copies: &Copies) -> Vec<(usize, VolumeError)> {
+    fn write_copies(&self, copies: &Copies, is_durable: bool) -> Vec<(usize, VolumeError)> {
         let mut batch: Vec<WriteFrom<'_>> =
             copies.iter().map(|(slot, at, bytes)| WriteFrom::new(*slot, *at, bytes)).collect();
+        for write in &mut batch {
+            write.is_durable = is_durable;
+        }
         self.queues.run_writes(&mut batch, None);
         let failed = batch.into_iter().filter_map(|write| {
             let (slot, bytes) = (write.device, length(write.bytes()));

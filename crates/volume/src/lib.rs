@@ -42,6 +42,7 @@ mod volume;
 mod write_batch;
 mod write_data;
 
+pub use barrier::NotDurable;
 pub use chunk_map::Chunks;
 pub use data_queue::{DataDone, DataQueue, DataQueueOptions, SubmitError};
 pub use device_events::{DeviceEvent, DeviceEventKind};

@@ -14,6 +14,9 @@
 //! 3. Every failed request is counted on its device.
 //! 4. A run fails if more of its mirrors fail than are tolerated (law 1 of [`crate::tolerance`]).
 //!    Fewer failures are reported, and the write succeeds.
+//! 5. A durable batch is one device write that flushes the device. If it fails, it is not known
+//!    whether the write failed or the flush. So its parts are written again by law 2, without a
+//!    flush: if that succeeds, the flush has failed.
 
 use crate::chunk_map::Chunks;
 use crate::device_events::DeviceEventKind;
@@ -45,6 +48,17 @@ pub(crate) struct WriteBatch<'c, 'b> {
     chunks: &'c Chunks,
     content: Content,
     parts: Vec<Part<'c, 'b>>,
+    /// Law 5.
+    is_durable: bool,
+}
+
+/// What became of a batch.
+#[derive(Debug)]
+pub(crate) struct Ran {
+    /// The writes that failed, in the order of their addresses.
+    pub(crate) failures: Vec<(usize, VolumeError)>,
+    /// The batch, and everything that completed before, is durable.
+    pub(crate) has_flushed: bool,
 }
 
 impl<'c, 'b> WriteBatch<'c, 'b> {
@@ -55,7 +69,26 @@ impl<'c, 'b> WriteBatch<'c, 'b> {
         content: Content,
         writes: usize,
     ) -> Self {
-        Self { volume, chunks, content, parts: Vec::with_capacity(writes) }
+        let parts = Vec::with_capacity(writes);
+        Self { volume, chunks, content, parts, is_durable: false }
+    }
+
+    /// Makes the write durable with everything that completed before, if the batch is one device
+    /// write (law 5). Returns whether it will.
+    pub(crate) fn make_durable(&mut self) -> bool {
+        self.sort();
+        let is_one = coalesced(&self.parts).len() == 1
+            && self.parts.first().is_some_and(|part| {
+                part.layout.mirrors(&part.segment).len() == 1 && self.volume.durable_write_flushes()
+            });
+        self.is_durable = is_one;
+        is_one
+    }
+
+    fn sort(&mut self) {
+        self.parts.sort_unstable_by_key(|part| {
+            (part.layout.logical(), part.segment.first_mirror, part.segment.stripe_offset)
+        });
     }
 
     /// Adds a write. Adds nothing if it cannot be written to every mirror.
@@ -97,25 +130,35 @@ impl<'c, 'b> WriteBatch<'c, 'b> {
 
     /// Writes everything, and calls `meanwhile` once while the writes are in flight. Returns the
     /// writes that failed, in the order of their addresses.
-    pub(crate) fn run(mut self, meanwhile: Option<&mut dyn FnMut()>) -> Vec<(usize, VolumeError)> {
-        self.parts.sort_unstable_by_key(|part| {
-            (part.layout.logical(), part.segment.first_mirror, part.segment.stripe_offset)
-        });
+    pub(crate) fn run(self, meanwhile: Option<&mut dyn FnMut()>) -> Vec<(usize, VolumeError)> {
+        self.run_all(meanwhile).failures
+    }
+
+    /// Writes a batch that was made durable (law 5).
+    pub(crate) fn run_durably(self) -> Ran {
+        self.run_all(None)
+    }
+
+    fn run_all(mut self, meanwhile: Option<&mut dyn FnMut()>) -> Ran {
+        self.sort();
         let (volume, content, parts) = (self.volume, self.content, &self.parts);
         let allowed =
             |part: usize| parts.get(part).map_or(0, |part| failures_allowed(part.layout, content));
         let mut failures = Vec::new();
         let mut singly = Vec::new();
-        for (run, failed) in volume.write_runs(parts, coalesced(parts), meanwhile) {
+        let is_durable = self.is_durable;
+        let failed_runs = volume.write_runs(parts, coalesced(parts), is_durable, meanwhile);
+        let has_flushed = is_durable && failed_runs.is_empty();
+        for (run, failed) in failed_runs {
             let is_tolerated = failed.len() <= allowed(run.start);
             match failed.into_iter().next() {
-                Some((_, error)) if run.len() == 1 && !is_tolerated => {
+                Some((_, error)) if run.len() == 1 && !is_tolerated && !is_durable => {
                     failures.push((run.start, error));
                 }
                 _ => singly.extend(run.map(|part| part..part.saturating_add(1))),
             }
         }
-        for (run, failed) in volume.write_runs(parts, singly, None) {
+        for (run, failed) in volume.write_runs(parts, singly, false, None) {
             if failed.len() <= allowed(run.start) {
                 let at = parts.get(run.start).map(|part| part.segment.logical);
                 volume.record_failed_mirrors(at, &failed);
@@ -126,7 +169,9 @@ impl<'c, 'b> WriteBatch<'c, 'b> {
         }
         failures.sort_by_key(|(part, _)| *part);
         let failures = failures.into_iter();
-        failures.filter_map(|(part, error)| Some((parts.get(part)?.range, error))).collect()
+        let failures =
+            failures.filter_map(|(part, error)| Some((parts.get(part)?.range, error))).collect();
+        Ran { failures, has_flushed }
     }
 }
 
@@ -203,6 +248,7 @@ impl Volume {
         &self,
         parts: &[Part<'_, '_>],
         runs: Vec<Range<usize>>,
+        is_durable: bool,
         meanwhile: Option<&mut dyn FnMut()>,
     ) -> Vec<FailedRun> {
         if runs.is_empty() {
@@ -218,7 +264,9 @@ impl Volume {
             let Some(first) = parts.get(run.start) else { continue };
             let Some(buffers) = buffers.get(run.clone()) else { continue };
             for stripe in first.layout.mirrors(&first.segment) {
-                batch.push(write_of(first, stripe, buffers));
+                let mut write = write_of(first, stripe, buffers);
+                write.is_durable = is_durable;
+                batch.push(write);
                 owners.push(index);
             }
         }

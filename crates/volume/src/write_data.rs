@@ -11,6 +11,7 @@
 //!
 //! Writes of one batch must not overlap: the result would be undefined.
 
+use crate::chunk_map::Chunks;
 use crate::error::VolumeError;
 use crate::tolerance::Content;
 use crate::volume::Volume;
@@ -66,12 +67,21 @@ impl Volume {
     /// The first failure in the order of the addresses. Other blocks may have been written.
     pub fn write_blocks(&self, blocks: &[(Logical, &[u8])]) -> Result<(), VolumeError> {
         let chunks = self.chunks.load();
-        let mut batch = WriteBatch::new(self, &chunks, Content::Blocks, blocks.len());
+        let batch = self.block_batch(&chunks, blocks)?;
+        batch.run(None).into_iter().next().map_or(Ok(()), |(_, error)| Err(error))
+    }
+
+    pub(crate) fn block_batch<'c, 'b>(
+        &'c self,
+        chunks: &'c Chunks,
+        blocks: &[(Logical, &'b [u8])],
+    ) -> Result<WriteBatch<'c, 'b>, VolumeError> {
+        let mut batch = WriteBatch::new(self, chunks, Content::Blocks, blocks.len());
         for (range, (logical, bytes)) in blocks.iter().enumerate() {
             check_shape(*logical, bytes.len())?;
             batch.add(range, *logical, bytes)?;
         }
-        batch.run(None).into_iter().next().map_or(Ok(()), |(_, error)| Err(error))
+        Ok(batch)
     }
 }
 

@@ -87,7 +87,7 @@ impl BorrowedRequest<Shared> for ReadInto<'_> {
         if is_aligned(target.alignment, offset, self.buf) {
             target.device.counters().count_read(len);
             let memory = Memory::ReadInto(self.buf);
-            return Some(Transfer { file, offset, memory, need: len });
+            return Some(Transfer { file, offset, memory, need: len, is_durable: false });
         }
         if len > BOUNCE_BYTES_MAX {
             shared.targets.read(self);
@@ -96,7 +96,8 @@ impl BorrowedRequest<Shared> for ReadInto<'_> {
         target.device.counters().count_read(len);
         let (start, skip, blocks) = blocks_around(target, offset, len);
         let bounce = self.bounce.insert(shared.allocate_bounce(blocks));
-        Some(Transfer { file, offset: start, memory: Memory::ReadInto(bounce), need: skip + len })
+        let (memory, need) = (Memory::ReadInto(bounce), skip + len);
+        Some(Transfer { file, offset: start, memory, need, is_durable: false })
     }
 
     fn finish(&mut self, shared: &Shared, result: Result<(), Errno>) {
@@ -160,7 +161,7 @@ impl BorrowedRequest<Shared> for WriteFrom<'_> {
                 [one] => Memory::WriteFrom(one),
                 slices => Memory::WriteVectored(slices),
             };
-            return Some(Transfer { file, offset, memory, need: len });
+            return Some(Transfer { file, offset, memory, need: len, is_durable: self.is_durable });
         }
         if len > BOUNCE_BYTES_MAX || !is_block_aligned(target.alignment, offset, len as u64) {
             shared.targets.write(self);
@@ -174,8 +175,9 @@ impl BorrowedRequest<Shared> for WriteFrom<'_> {
             now.copy_from_slice(slice);
             rest = later;
         }
-        let bounce = self.bounce.insert(bounce);
-        Some(Transfer { file, offset, memory: Memory::WriteFrom(bounce), need: len })
+        let is_durable = self.is_durable;
+        let memory = Memory::WriteFrom(self.bounce.insert(bounce));
+        Some(Transfer { file, offset, memory, need: len, is_durable })
     }
 
     fn finish(&mut self, shared: &Shared, result: Result<(), Errno>) {

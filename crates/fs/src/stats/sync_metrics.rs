@@ -22,7 +22,7 @@ impl Stats {
             counter("log_blocks", "Log blocks that were written.", log.blocks),
             counter(
                 "log_flush_nanos",
-                "Time that batches waited for flushes, in nanoseconds.",
+                "Time that batches took to be durable, in nanoseconds.",
                 log.flush_nanos,
             ),
         ];

@@ -29,7 +29,7 @@ use butternut_format::super_block::RawSuperBlock;
 use butternut_format::units::{Generation, Logical, TreeId, index, length};
 use butternut_space::{AllocationRequest, Class, Cluster};
 use butternut_sys::lock::{Mutex, rank};
-use butternut_volume::VolumeError;
+use butternut_volume::{NotDurable, VolumeError};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ pub struct LogCounters {
     pub entries: u64,
     /// Log blocks that were written.
     pub blocks: u64,
-    /// Time that batches waited for flushes, in nanoseconds.
+    /// Time that batches waited until their blocks and superblocks were durable, in nanoseconds.
     pub flush_nanos: u64,
     /// Batches by their number of entries, in the order of [`LogCounters::BATCH_SIZES`].
     pub batch_sizes: [u64; LogCounters::BATCH_SIZES.len()],
@@ -312,6 +312,15 @@ impl Log {
         }
     }
 
+    /// Counts the time of a write that is durable when it returns.
+    fn timed<R>(&self, write: impl FnOnce() -> R) -> R {
+        let start = Instant::now();
+        let written = write();
+        let nanos = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.flush_nanos.fetch_add(nanos, Ordering::Relaxed);
+        written
+    }
+
     /// Counts a batch that is durable.
     fn count(&self, batch: &Batch<BatchBlocks>) {
         let entries = batch.entries();
@@ -465,29 +474,23 @@ fn write(
     }
     let blocks: Vec<(Logical, &[u8])> =
         batch.blocks.iter().map(|block| (block.logical(), block.bytes())).collect();
-    if volume.write_blocks(&blocks).is_err() {
-        return Ok(Err(CommitReason::WriteFailed));
-    }
-    let failed = |source: VolumeError| {
-        let (generation, source) = (generation.0, Box::new(source));
-        running.gate.poison(TreeError::Log { generation, source })
+    let failed = |source: Box<VolumeError>| {
+        running.gate.poison(TreeError::Log { generation: generation.0, source })
     };
     let log = forest.log()?;
-    let flush = || {
-        let start = Instant::now();
-        let flushed = volume.flush();
-        let nanos = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        log.flush_nanos.fetch_add(nanos, Ordering::Relaxed);
-        flushed
-    };
-    flush().map_err(failed)?;
+    let written = log.timed(|| volume.write_blocks_durably(&blocks));
+    match written {
+        Ok(()) => {}
+        Err(NotDurable::Write(_)) => return Ok(Err(CommitReason::WriteFailed)),
+        Err(NotDurable::Flush(source)) => return Err(failed(source)),
+    }
     if volume.has_unrecorded_write_errors() {
         return Ok(Err(CommitReason::DeviceFailed));
     }
     durable.log_root.set(batch.root.at.0);
     durable.log_root_level = batch.root.level;
-    volume.write_first_supers(durable).map_err(failed)?;
-    flush().map_err(failed)?;
+    let written = log.timed(|| volume.write_first_supers_durably(durable));
+    written.map_err(|source| failed(Box::new(source)))?;
     let has_failed = volume.has_unrecorded_write_errors();
     Ok(if has_failed { Err(CommitReason::DeviceFailed) } else { Ok(()) })
 }

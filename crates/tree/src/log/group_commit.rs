@@ -12,8 +12,9 @@
 //!    numbers, too.
 //! 2. One thread leads at a time. A batch closes when its leader composes it, which is when the
 //!    batch before it has ended. No timer is involved.
-//! 3. A leader that ends in any way, also by an error or a panic, wakes all others: each looks
-//!    again, and one of them may lead.
+//! 3. A leader that ends in any way, also by an error or a panic, wakes all threads that wait for
+//!    its batch, and one thread that waits for the next batch: it leads next. The others of the
+//!    next batch sleep on. A failure and the end of a transaction wake everyone.
 //! 4. After a failure nothing is appended or durable in the transaction. What was durable before
 //!    stays durable.
 //! 5. A batch that completes after its transaction has ended counts for nothing: the commit of the
@@ -32,7 +33,8 @@ pub(crate) type LogNumber = u64;
 #[derive(Debug)]
 pub(crate) struct GroupCommit<T> {
     state: Mutex<State<T>, rank::LogEntries>,
-    wake: Condvar,
+    /// For the threads that wait for a batch with an even and with an odd number.
+    ended: [Condvar; 2],
 }
 
 #[derive(Debug)]
@@ -42,6 +44,10 @@ struct State<T> {
     appended: LogNumber,
     synced: LogNumber,
     has_leader: bool,
+    /// The number of the batch that has a leader, or gets one next.
+    batch: usize,
+    /// The last entry of that batch, once it is composed.
+    closed_at: Option<LogNumber>,
     failure: Option<CommitReason>,
 }
 
@@ -82,13 +88,35 @@ impl<B> Batch<B> {
 
 impl<T> State<T> {
     fn new(generation: Generation, content: T) -> Self {
-        Self { generation, content, appended: 0, synced: 0, has_leader: false, failure: None }
+        Self {
+            generation,
+            content,
+            appended: 0,
+            synced: 0,
+            has_leader: false,
+            batch: 0,
+            closed_at: None,
+            failure: None,
+        }
     }
 }
 
 impl<T> GroupCommit<T> {
     pub(crate) fn new(generation: Generation, content: T) -> Self {
-        Self { state: Mutex::new(State::new(generation, content)), wake: Condvar::default() }
+        let ended = [Condvar::default(), Condvar::default()];
+        Self { state: Mutex::new(State::new(generation, content)), ended }
+    }
+
+    /// Returns what the threads wait on that wait for a batch.
+    fn ended(&self, batch: usize) -> &Condvar {
+        let [even, odd] = &self.ended;
+        if batch.is_multiple_of(2) { even } else { odd }
+    }
+
+    fn wake_all(&self) {
+        for ended in &self.ended {
+            ended.notify_all();
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State<T>> {
@@ -121,11 +149,11 @@ impl<T> GroupCommit<T> {
     /// Ends the transaction, which is frozen, and begins the next one. Returns the content.
     pub(crate) fn end_transaction(&self, next: Generation, content: T) -> T {
         let mut state = self.state();
-        let has_leader = state.has_leader;
+        let (has_leader, batch) = (state.has_leader, state.batch);
         let ended = std::mem::replace(&mut *state, State::new(next, content));
-        state.has_leader = has_leader;
+        (state.has_leader, state.batch) = (has_leader, batch);
         drop(state);
-        self.wake.notify_all();
+        self.wake_all();
         ended.content
     }
 
@@ -146,7 +174,9 @@ impl<T> GroupCommit<T> {
                 state.has_leader = true;
                 return Waited::Lead(Leader { group: self });
             }
-            state = self.wake.wait(state);
+            let is_closed = state.closed_at.is_some_and(|last| last < number);
+            let batch = state.batch.wrapping_add(usize::from(is_closed));
+            state = self.ended(batch).wait(state);
         }
     }
 }
@@ -171,6 +201,7 @@ impl<T> Leader<'_, T> {
         match compose(&mut state.content) {
             Ok(content) => {
                 let (first, last) = (state.synced, state.appended);
+                state.closed_at = Some(last);
                 Some(Batch { content, generation, first, last })
             }
             Err(reason) => {
@@ -204,7 +235,17 @@ impl<T> Leader<'_, T> {
 
 impl<T> Drop for Leader<'_, T> {
     fn drop(&mut self) {
-        self.group.state().has_leader = false;
-        self.group.wake.notify_all();
+        let mut state = self.group.state();
+        state.has_leader = false;
+        state.closed_at = None;
+        let (batch, has_failed) = (state.batch, state.failure.is_some());
+        state.batch = batch.wrapping_add(1);
+        drop(state);
+        if has_failed {
+            self.group.wake_all();
+        } else {
+            self.group.ended(batch).notify_all();
+            self.group.ended(batch.wrapping_add(1)).notify_one();
+        }
     }
 }
