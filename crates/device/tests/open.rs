@@ -140,9 +140,14 @@ fn attributes_of_a_loop_device_are_those_of_the_kernel() {
     let name = looped.path().file_name().unwrap().to_str().unwrap();
     let attribute =
         std::fs::read_to_string(format!("/sys/block/{name}/queue/write_cache")).unwrap();
-    assert_eq!(device.write_cache().is_volatile, attribute.trim() == "write back");
+    let is_volatile = attribute.trim() == "write back";
+    assert_eq!(device.write_cache().is_volatile, is_volatile);
+    let fua = std::fs::read_to_string(format!("/sys/block/{name}/queue/fua")).unwrap();
+    let flushes = is_volatile && fua.trim() == "0";
+    assert_eq!(device.write_cache().durable_write_flushes, flushes);
     let buffered = OpenDevice { direct: false, ..READ };
     let device = FileDevice::open(looped.path(), &buffered).unwrap();
     assert!(!device.is_direct());
+    assert!(!device.write_cache().durable_write_flushes, "other pages stay in the page cache");
     assert_eq!(device.alignment().offset_bytes, 1);
 }

@@ -346,6 +346,52 @@ impl Drop for Loop {
     }
 }
 
+/// The kernel's count of the requests that a block device has completed.
+fn requests(device: &Loop) -> [u64; 2] {
+    const WRITES: usize = 4;
+    const FLUSHES: usize = 15;
+    let name = device.0.rsplit('/').next().unwrap();
+    let stat = std::fs::read_to_string(format!("/sys/block/{name}/stat")).unwrap();
+    let counts: Vec<u64> = stat.split_whitespace().map(|word| word.parse().unwrap()).collect();
+    [counts[WRITES], counts[FLUSHES]]
+}
+
+/// On a device that cannot bypass its cache, durable writes flush it: after the log blocks, and
+/// after the superblock.
+#[test]
+fn an_fsync_writes_three_times_and_flushes_twice() {
+    const ROUNDS: u64 = 20;
+    if !kernel_is_here() {
+        return;
+    }
+    let image = KernelImage::make(1, &["-m", "single"], "", "echo of the kernel > file");
+    {
+        let device = image.devices[0].to_string_lossy();
+        let device = Loop(run("losetup", &["--find", "--show", &device]));
+        let options = MountOptions::default().read_only(false).commit_seconds(0);
+        let fs = Filesystem::open(&[DevicePath::from(&device.0)], &options).unwrap();
+        let id = fs.create(fs.root(), b"new", &NewInode::new(0o644)).unwrap();
+        let file = fs.open_file(id).unwrap();
+        file.write_at(0, &[1; 4096]).unwrap();
+        file.sync_all().unwrap();
+        let before = requests(&device);
+        for round in 0..ROUNDS {
+            file.write_at(round * 8192, &[2; 4096]).unwrap();
+            file.sync_all().unwrap();
+        }
+        let after = requests(&device);
+        assert_eq!(after[0] - before[0], 3 * ROUNDS, "data, log blocks, superblock");
+        assert_eq!(after[1] - before[1], 2 * ROUNDS);
+        // As a crash leaves it.
+        fs.abandon();
+    }
+    let mount = image.mount("rw");
+    let bytes = std::fs::read(mount.path().join("new")).unwrap();
+    assert_eq!(bytes.len() as u64, (ROUNDS - 1) * 8192 + 4096, "the kernel replays the log");
+    drop(mount);
+    judge(&image);
+}
+
 /// Makes a volume with `files`, turns it into a seed, and adds a sprout to it. Returns the image of
 /// the seed, that of the sprout, and the sprout's loop device.
 fn sprout_of(files: &str) -> (KernelImage, PathBuf, Loop) {

@@ -113,7 +113,8 @@ pub struct WriteCache {
     pub has_fua: bool,
     /// Whether a durable write (`RWF_DSYNC`) makes everything durable that has completed before:
     /// the kernel writes and then flushes the whole cache, because the disk cannot bypass it.
-    /// False where it is not known, and for image files, of which only the range is synced.
+    /// False where it is not known, for image files, and for buffered writes: only their range
+    /// leaves the page cache.
     pub durable_write_flushes: bool,
 }
 
@@ -222,7 +223,7 @@ impl DiskFile {
             is_direct,
             alignment,
             logical_block_bytes,
-            cache: write_cache(kind),
+            cache: write_cache(kind, is_direct),
             _beneath: beneath,
         })
     }
@@ -506,7 +507,7 @@ fn direct_alignment(fd: &OwnedFd, logical_block_bytes: u32) -> Alignment {
 }
 
 /// Reads the properties of the write cache from sysfs; a partition has those of its disk.
-fn write_cache(kind: DiskKind) -> WriteCache {
+fn write_cache(kind: DiskKind, is_direct: bool) -> WriteCache {
     let DiskKind::BlockDevice { major, minor } = kind else { return WriteCache::UNKNOWN };
     let device = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
     let attribute = |name: &str| {
@@ -518,6 +519,6 @@ fn write_cache(kind: DiskKind) -> WriteCache {
     WriteCache {
         is_volatile: !is(&cache, "write through"),
         has_fua: is(&fua, "1"),
-        durable_write_flushes: is(&cache, "write back") && is(&fua, "0"),
+        durable_write_flushes: is_direct && is(&cache, "write back") && is(&fua, "0"),
     }
 }
