@@ -10,12 +10,15 @@ pub(crate) enum Contestant {
     Btrfs,
     Xfs,
     Ext4,
+    /// Through the library, by the fio engine.
     Butternut,
+    /// Through the FUSE mount.
+    Mount,
 }
 
 impl Contestant {
-    pub(crate) const ALL: [Self; 5] =
-        [Self::Raw, Self::Btrfs, Self::Xfs, Self::Ext4, Self::Butternut];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Raw, Self::Btrfs, Self::Xfs, Self::Ext4, Self::Butternut, Self::Mount];
 
     pub(crate) fn label(self) -> &'static str {
         match self {
@@ -24,6 +27,7 @@ impl Contestant {
             Self::Xfs => "xfs",
             Self::Ext4 => "ext4",
             Self::Butternut => "Butternut",
+            Self::Mount => "Butternut mount",
         }
     }
 
@@ -76,7 +80,6 @@ const IN_PLACE: Setting = ("IN_PLACE", "1");
 const PLAIN: Setting = ("UNDER", "plain");
 const GENERAL: Setting = ("MOUNT_OPTIONS", "simple_read=off");
 const EXCLUSIVE: Setting = ("MOUNT_OPTIONS", "nosec=off");
-const LOGGED: Setting = ("MOUNT_OPTIONS", "log_tree=on");
 const COMMITTED: Setting = ("MOUNT_OPTIONS", "log_tree=off");
 /// A quarter of the streamed file.
 const PAGE_CACHE: &str = "page_cache=256M";
@@ -103,6 +106,11 @@ pub(crate) fn fsync() -> Suite {
     .into_iter()
     .map(|(name, jobs)| fsync_row(name, "fsync", &[("JOBS", jobs), ("BS", "64k")]))
     .collect();
+    for row in &mut rows {
+        if row.name.ends_with(" 32 jobs") {
+            row.entries.extend(limited_caches());
+        }
+    }
     let random = [("RW", "randwrite"), ("EVERY", "16")];
     rows.push(fsync_row("write 4K at random, fsync after 16", "fsync", &random));
     rows.push(fsync_row("overwrite 4K, O_DSYNC", "dsync", &[]));
@@ -124,10 +132,22 @@ fn fsync_row(name: &str, job: &'static str, set: &[Setting]) -> Row {
             entry(Contestant::Btrfs, "", &[]),
             entry(Contestant::Xfs, "", &[]),
             entry(Contestant::Ext4, "", &[]),
-            entry(Contestant::Butternut, "", &[LOGGED]),
+            entry(Contestant::Butternut, "", &[]),
             entry(Contestant::Butternut, "log_tree=off", &[COMMITTED]),
+            entry(Contestant::Mount, "", &[]),
         ],
     }
+}
+
+/// 32 writers with a page cache of a quarter of their data.
+fn limited_caches() -> [Entry; 2] {
+    let limited = |variant, mount_options| {
+        entry(Contestant::Butternut, variant, &[("MOUNT_OPTIONS", mount_options)])
+    };
+    [
+        limited("page cache of 1/4", "page_cache=256M"),
+        limited("and full fsync", "page_cache=256M,full_fsync_on_release=on"),
+    ]
 }
 
 /// Returns the two short suites of `make demo`.
@@ -199,8 +219,17 @@ fn in_place() -> Suite {
     let rows = ["1", "2", "4", "8", "16", "32"].map(|writers| {
         // For the counts in between, two contestants suffice.
         let is_between = matches!(writers, "2" | "8" | "16");
-        let contestants: &[Contestant] =
-            if is_between { &[Contestant::Xfs, Contestant::Butternut] } else { &Contestant::ALL };
+        let contestants: &[Contestant] = if is_between {
+            &[Contestant::Xfs, Contestant::Butternut]
+        } else {
+            &[
+                Contestant::Raw,
+                Contestant::Btrfs,
+                Contestant::Xfs,
+                Contestant::Ext4,
+                Contestant::Butternut,
+            ]
+        };
         let mut entries: Vec<_> =
             contestants.iter().map(|contestant| entry(*contestant, "", &[])).collect();
         if !is_between {

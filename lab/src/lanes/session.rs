@@ -7,7 +7,7 @@ use super::cost::{self, Cost};
 use super::plan::Plan;
 use super::rows::{Contestant, Entry, Row, Setting, Unit};
 use super::stage::{Stage, warn};
-use crate::rig::{drop_caches, text};
+use crate::rig::{drop_caches, run, text};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -20,6 +20,7 @@ const PAGE_BYTES: u64 = 4096;
 pub(crate) struct Session<'a> {
     stage: &'a Stage,
     contestant: Contestant,
+    butternut: Option<PathBuf>,
     /// Directories whose files were laid out.
     laid_out: BTreeSet<String>,
 }
@@ -39,8 +40,13 @@ pub(crate) struct Sample {
 }
 
 impl<'a> Session<'a> {
-    pub(crate) fn new(stage: &'a Stage, contestant: Contestant) -> Self {
-        Self { stage, contestant, laid_out: BTreeSet::new() }
+    /// `butternut` is the command line that has mounted the device, if it has.
+    pub(crate) fn new(
+        stage: &'a Stage,
+        contestant: Contestant,
+        butternut: Option<PathBuf>,
+    ) -> Self {
+        Self { stage, contestant, butternut, laid_out: BTreeSet::new() }
     }
 
     /// Runs the entry's job, after laying out its files.
@@ -85,7 +91,7 @@ impl<'a> Session<'a> {
     ) -> Command {
         let (target, path) = match self.contestant {
             Contestant::Raw => ("raw", &self.stage.device),
-            Contestant::Btrfs | Contestant::Xfs | Contestant::Ext4 => {
+            Contestant::Btrfs | Contestant::Xfs | Contestant::Ext4 | Contestant::Mount => {
                 ("kernel", &self.stage.mount_point)
             }
             Contestant::Butternut => ("butternut", &self.stage.device),
@@ -126,8 +132,13 @@ impl<'a> Session<'a> {
 
 impl Drop for Session<'_> {
     fn drop(&mut self) {
-        if self.contestant.is_kernel() {
-            warn(self.stage.unmount());
+        match &self.butternut {
+            Some(butternut) => {
+                let unmount = ["--quiet", "umount", text(&self.stage.mount_point)];
+                warn(run(text(butternut), &unmount).map(drop));
+            }
+            None if self.contestant.is_kernel() => warn(self.stage.unmount()),
+            None => {}
         }
     }
 }

@@ -69,7 +69,7 @@ impl Stage {
         fill_holes(&self.image).context("cannot fill the image")?;
         match contestant {
             Contestant::Raw => String::new(),
-            Contestant::Btrfs | Contestant::Butternut => {
+            Contestant::Btrfs | Contestant::Butternut | Contestant::Mount => {
                 run("mkfs.btrfs", &["-q", "-f", "-K", device])?
             }
             Contestant::Xfs => run("mkfs.xfs", &["-q", "-f", "-K", device])?,
@@ -85,8 +85,15 @@ impl Stage {
                 &["-t", contestant.label(), "-o", "noatime", device, text(&self.mount_point)],
             )?;
         }
+        let mut butternut = None;
+        if contestant == Contestant::Mount {
+            let program = std::env::current_exe()?.with_file_name("butternut");
+            run(text(&program), &["--quiet", "mount", device, text(&self.mount_point)])?;
+            butternut = Some(program);
+        }
+        let session = Session::new(self, contestant, butternut);
         drop_caches()?;
-        Ok(Session::new(self, contestant))
+        Ok(session)
     }
 
     /// Unmounts the kernel's file system.
@@ -135,7 +142,7 @@ fn fill_holes(image: &Path) -> Result<()> {
 fn mkfs(contestant: Contestant) -> Option<&'static str> {
     match contestant {
         Contestant::Raw => None,
-        Contestant::Btrfs | Contestant::Butternut => Some("mkfs.btrfs"),
+        Contestant::Btrfs | Contestant::Butternut | Contestant::Mount => Some("mkfs.btrfs"),
         Contestant::Xfs => Some("mkfs.xfs"),
         Contestant::Ext4 => Some("mkfs.ext4"),
     }
