@@ -21,7 +21,7 @@ use crate::volume;
 use anyhow::{Context, Result};
 use butternut::{
     Allocate, AttributeFlags, Compress, EnospcInjector, FileId, FileKind, Filesystem, MountOptions,
-    NewInode, Privileges, RenameFlags, SetAttributes, SetTime, SetXattr, Stat, Time,
+    NewInode, Privileges, RenameFlags, SetAttributes, SetTime, SetXattr, Stat, Time, Tunables,
 };
 use butternut_device::Device;
 use std::collections::BTreeMap;
@@ -50,7 +50,8 @@ pub struct CompressingEngine(pub Compress);
 
 impl Engine for CompressingEngine {
     fn open(&self, device: Arc<dyn Device>) -> Result<Box<dyn Subject>> {
-        Ok(Box::new(LibrarySubject::open_compressing(device, Some(self.0))?))
+        let options = LibrarySubject::committing().compress(Some(self.0));
+        Ok(Box::new(LibrarySubject::open_as(device, options)?))
     }
 
     fn check(&self, device: &Arc<dyn Device>) -> Result<()> {
@@ -58,13 +59,14 @@ impl Engine for CompressingEngine {
     }
 }
 
-/// The library as an engine for crash tests.
+/// The library as an engine for crash tests. A sync of a file commits, so a crash leaves one of the
+/// states that the model had; the crashes of a log have judges of their own.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LibraryEngine;
 
 impl Engine for LibraryEngine {
     fn open(&self, device: Arc<dyn Device>) -> Result<Box<dyn Subject>> {
-        Ok(Box::new(LibrarySubject::open(device)?))
+        Ok(Box::new(LibrarySubject::open_as(device, LibrarySubject::committing())?))
     }
 
     fn check(&self, device: &Arc<dyn Device>) -> Result<()> {
@@ -106,6 +108,11 @@ impl LibrarySubject {
     ) -> Result<LibrarySubject> {
         let enospc_injector = Some(enospc_injector.clone());
         Self::open_as(device, Self::options().enospc_injector(enospc_injector))
+    }
+
+    /// Returns the options of a subject whose syncs commit.
+    fn committing() -> MountOptions {
+        Self::options().tunables(Tunables::default().log_tree(false))
     }
 
     /// Returns the options of a subject; tests change some of them.
