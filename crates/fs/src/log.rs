@@ -5,6 +5,7 @@
 //! inode item                    always
 //! extended attributes           always all: a replay removes those that the log lacks
 //! changed extents               the item at each changed offset, and the hole where there is none
+//! extents past the end          always: a replay cuts off those that the log lacks
 //! checksums                     of the logged extents, as far as the commit has not written them
 //! changed names                 all references by names, and what depends on them (`names`)
 //! changed entries               of a directory: the names of these inodes (`names`)
@@ -206,6 +207,7 @@ impl Filesystem {
                 })?;
             }
             file.add_extents(&changes.extents, &mut entry)?;
+            file.add_past_end(&changes.extents, &mut entry)?;
         }
         let ticket = log.append(tree_id, id.ino, entry)?.map_err(Stop)?;
         Ok(Look::Appended(ticket))

@@ -4,7 +4,7 @@
 
 mod xattrs;
 
-use butternut_device::{Counters, Device, DeviceError, MemoryDevice};
+use butternut_device::{Counters, Device, DeviceError, Fault, FaultyDevice, MemoryDevice, Rule};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::TreeId;
 use butternut_mkfs::MkfsOptions;
@@ -267,4 +267,31 @@ fn a_label_set_while_a_commit_is_written_is_in_the_next_commit() {
     drop(forest);
     let raw = *open(&inner).volume().super_block().raw();
     assert!(raw.label.starts_with(b"meanwhile"));
+}
+
+/// A device reports once that it has lost what it was to make durable: to one of the flushes. The
+/// other one, of the commit that wrote what is lost, succeeds.
+#[test]
+fn a_commit_fails_if_another_thread_got_the_error_of_its_flush() {
+    let inner = fresh(256 * MIB);
+    let faulty = Arc::new(FaultyDevice::new(Arc::clone(&inner), 1));
+    let dynamic: Arc<dyn Device> = Arc::<FaultyDevice>::clone(&faulty);
+    let device = Arc::new(Interrupting { inner: dynamic, call: Mutex::default() });
+    let dynamic: Arc<dyn Device> = Arc::<Interrupting>::clone(&device);
+    let forest = open(&dynamic);
+    forest.set_label(b"before").unwrap();
+    forest.commit().unwrap();
+    forest.set_label(b"lost").unwrap();
+    let volume = Arc::clone(forest.volume());
+    let call = move || {
+        let rule = faulty.add(Rule::everywhere(Fault::FlushError));
+        // As a sync of data that was overwritten in place.
+        volume.flush().unwrap_err();
+        faulty.remove(rule);
+    };
+    *device.call.lock().unwrap() = Some(Box::new(call));
+    forest.commit().unwrap_err();
+    drop(forest);
+    let raw = *open(&inner).volume().super_block().raw();
+    assert!(raw.label.starts_with(b"before"));
 }

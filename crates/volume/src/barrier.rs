@@ -25,6 +25,9 @@
 //! 8. [`Volume::check_own_supers`] finds a superblock that another writer has changed. From then on
 //!    every write, superblock and discard is refused: the other writer may use the space.
 //! 9. No superblock is written that this volume could not be opened with.
+//! 10. A device reports once that it has lost writes, to one of the flushes that run or follow. So
+//!     when the volume is not complete without the devices that failed a flush, every flush that
+//!     has not returned yet fails, and every later flush and superblock does.
 
 use crate::device_events::DeviceEventKind;
 use crate::error::{VolumeError, chain};
@@ -119,8 +122,10 @@ impl Volume {
     ///
     /// # Errors
     ///
-    /// The first failed flush, if the volume is not complete without the failed devices.
+    /// The first failed flush, if the volume is not complete without the failed devices;
+    /// [`VolumeError::NotFlushed`] if that was so of another flush (law 10).
     pub fn flush(&self) -> Result<(), VolumeError> {
+        self.check_none_lost()?;
         let completed = self.in_place.completed();
         let own = self.members.iter().enumerate().filter(|(_, member)| !member.is_seed);
         let slots: Vec<usize> = own.map(|(slot, _)| slot).collect();
@@ -143,6 +148,7 @@ impl Volume {
             }
         }
         self.tolerate_failures(lost, DeviceEventKind::Flush)?;
+        self.check_none_lost()?;
         self.in_place.note_flush(completed);
         Ok(())
     }
@@ -175,7 +181,7 @@ impl Volume {
     /// [`VolumeError::InvalidSuper`] (law 9) and [`VolumeError::ForeignSuper`], and then nothing
     /// was written; the first failed write of a first copy, or [`VolumeError::NotFlushed`] if none
     /// failed but the last flush of some devices did, if the volume is not complete without the
-    /// failed devices.
+    /// failed devices; the same after any such flush (law 10), and then nothing was written.
     pub fn write_super(&self, raw: &RawSuperBlock) -> Result<(), VolumeError> {
         self.write_super_copies(raw, COPY_OFFSETS.len())
     }
@@ -199,6 +205,7 @@ impl Volume {
     /// As [`Volume::write_super`], and as [`Volume::flush`].
     pub fn write_super_after_log(&self, raw: &RawSuperBlock) -> Result<(), VolumeError> {
         self.check_no_other_writer()?;
+        self.check_none_lost()?;
         let SuperCopies { others, .. } = self.super_copies(raw, COPY_OFFSETS.len())?;
         let failures = self.write_copies(&others, false);
         self.record_failed_mirrors(None, &failures);
@@ -288,6 +295,7 @@ impl Volume {
         is_durable: bool,
     ) -> Result<(), VolumeError> {
         self.check_no_other_writer()?;
+        self.check_none_lost()?;
         let SuperCopies { primaries, mut others, mut lost } = self.super_copies(raw, copies_max)?;
         let failures = self.write_copies(&primaries, is_durable);
         self.remember_supers(&primaries, &failures);
@@ -354,6 +362,12 @@ impl Volume {
         failed.collect()
     }
 
+    /// Law 10.
+    fn check_none_lost(&self) -> Result<(), VolumeError> {
+        let lost = self.lost_writes.get();
+        lost.map_or(Ok(()), |devids| Err(VolumeError::NotFlushed { devids: devids.clone() }))
+    }
+
     /// Law 1.
     fn tolerate_failures(
         &self,
@@ -362,6 +376,9 @@ impl Volume {
     ) -> Result<(), VolumeError> {
         let slots: Vec<usize> = lost.iter().map(|(slot, _)| *slot).collect();
         if !slots.is_empty() && !self.tolerates(&slots) {
+            if kind == DeviceEventKind::Flush {
+                self.lost_writes.get_or_init(|| self.devids(&slots));
+            }
             return lost.into_iter().next().map_or(Ok(()), |(_, error)| Err(error));
         }
         for (slot, error) in lost {

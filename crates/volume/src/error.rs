@@ -31,10 +31,11 @@ pub enum VolumeError {
     DuplicateDevice { first: String, second: String, devid: DevId, generation: Generation },
     #[error("missing {}", Devices(.devids))]
     MissingDevices { devids: Vec<DevId> },
-    /// The last flush of these devices failed, so they got no new superblock.
+    /// A flush of these devices failed, so writes before it may be lost: nothing that follows is
+    /// durable, and no superblock is written.
     #[error(
-        "no superblock was written: the last flush of {} failed, and the volume is not complete \
-         without it",
+        "a flush of {} failed, and the volume is not complete without it: nothing more is made \
+         durable",
         Devices(.devids)
     )]
     NotFlushed { devids: Vec<DevId> },

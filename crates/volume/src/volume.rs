@@ -37,8 +37,8 @@ use butternut_format::super_block::SuperBlock;
 use butternut_format::units::{DevId, Logical};
 use butternut_sys::lock::{Mutex, MutexGuard, rank};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// Options for opening a volume.
 #[derive(Clone, Debug, Default)]
@@ -68,6 +68,9 @@ pub struct Volume {
     writable_degraded: AtomicBool,
     pub(crate) in_place: InPlace,
     pub(crate) foreign_writer: ForeignWriter,
+    /// The devices without which the volume is not complete, and that failed a flush (law 10 of
+    /// [`crate::barrier`]).
+    pub(crate) lost_writes: OnceLock<Vec<DevId>>,
 }
 
 impl Volume {
@@ -100,6 +103,7 @@ impl Volume {
             writable_degraded: AtomicBool::new(false),
             in_place: InPlace::default(),
             foreign_writer: ForeignWriter::default(),
+            lost_writes: OnceLock::new(),
         };
         for chunk in super_block.system_chunks() {
             let chunk = chunk.map_err(VolumeError::Chunk)?;

@@ -100,8 +100,10 @@ fn take_state(entry: &InodeEntry) -> Result<Option<Box<FileState>>, Locked> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::FileId;
     use crate::inode::table::InodeState;
+    use crate::{FileId, Filesystem, MountOptions, NewInode};
+    use butternut_device::{Device, Fault, FaultyDevice, MemoryDevice, Rule};
+    use butternut_mkfs::MkfsOptions;
 
     fn entry(ino: u64) -> Arc<InodeEntry> {
         InodeEntry::new(FileId::new(5, ino), None, InodeState::default())
@@ -130,5 +132,32 @@ mod tests {
         drop(state);
         idle.add(&twice);
         assert!(has(&twice), "a file that left the list can be added again");
+    }
+
+    /// The error of a file that was closed is left for the next handle that syncs it.
+    #[test]
+    fn an_error_that_no_handle_has_returned_outlives_many_other_inodes() {
+        for others in [0, 2000] {
+            let memory = Arc::new(MemoryDevice::new("memory", 256 << 20));
+            butternut_mkfs::make(&*memory, &MkfsOptions::default()).unwrap();
+            let device = Arc::new(FaultyDevice::new(memory, 1));
+            let options =
+                MountOptions::default().read_only(false).commit_seconds(0).inode_cache_entries(64);
+            let dynamic: Arc<dyn Device> = Arc::<FaultyDevice>::clone(&device);
+            let fs = Filesystem::open_devices(vec![dynamic], &options).unwrap();
+            let id = fs.create(fs.root(), b"file", &NewInode::new(0o644)).unwrap();
+            let file = fs.open_file(id).unwrap();
+            let rule = device.add(Rule::everywhere(Fault::WriteError));
+            file.write_at(0, &vec![1; 1 << 20]).unwrap_err();
+            device.remove(rule);
+            drop(file);
+            for other in 0..others {
+                let name = format!("other {other}");
+                fs.create(fs.root(), name.as_bytes(), &NewInode::new(0o644)).unwrap();
+            }
+            let file = fs.open_file(id).unwrap();
+            assert!(file.sync_all().is_err(), "{others} other inodes");
+            file.sync_all().unwrap();
+        }
     }
 }

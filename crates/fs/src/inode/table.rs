@@ -13,7 +13,7 @@
 //!    inode has its entry, with the attributes set and the state locked, before any name leads to
 //!    it. So a thread that finds the name meanwhile finds the same entry, and waits for the inode
 //!    lock. An entry that nothing else refers to may leave the table if its inode exists; it is
-//!    clean then.
+//!    clean then, and no error of writeback in it is left to report.
 //! 2. A thread that changes an inode holds its inode lock exclusively, and has read its attributes
 //!    before it changes a tree. (A thread that shares the lock changes only times, flags and the
 //!    byte count, with [`InodeEntry::update`].) So attributes that are read from a tree never
@@ -246,11 +246,13 @@ impl InodeEntry {
     }
 
     /// Ends the state of the file's data, and returns whether the entry may leave the table: not if
-    /// its data is newer than the trees, or in use. The entry is then dropped without a lock, when
-    /// the inode may already have its next entry and state (law 1).
+    /// its data is newer than the trees, or in use, or lost without a report. The entry is then
+    /// dropped without a lock, when the inode may already have its next entry and state (law 1).
     fn end_file_state(&self) -> bool {
-        self.try_lock_without_drain()
-            .is_some_and(|mut state| state.file.as_mut().is_none_or(|file| file.end_if_clean()))
+        self.try_lock_without_drain().is_some_and(|mut state| {
+            let file = state.file.as_mut();
+            file.is_none_or(|file| !file.has_unreported_error() && file.end_if_clean())
+        })
     }
 }
 

@@ -1,14 +1,17 @@
 //! The changed extents of a file that is logged, and the holes between them.
 
-use super::FileLog;
+use super::{FileLog, Logged, Stop};
 use crate::Result;
 use butternut_format::file_extent::{Compression, ExtentBody, FileExtent};
 use butternut_format::inode::InodeFlags;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::SECTOR_BYTES;
-use butternut_tree::LogEntry;
+use butternut_tree::{CommitReason, LogEntry, Tree};
 use std::collections::BTreeSet;
 use std::ops::Range;
+
+/// The most extents past the end of one file that are logged. With more, a commit is cheaper.
+const PAST_END_MAX: usize = 1024;
 
 impl FileLog<'_> {
     /// Adds the current state at each changed offset (law 2 of [`log`](super)).
@@ -26,6 +29,17 @@ impl FileLog<'_> {
             if let Some((extent_end, next)) = self.log_extent(offset, entry)? {
                 self.log_hole(extent_end..next, entry);
                 covered_to = next;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the extents past the end that neither changed nor are in the log, because a replay cuts
+    /// off what a logged file has there.
+    pub(super) fn add_past_end(&self, changed: &BTreeSet<u64>, entry: &mut LogEntry) -> Logged<()> {
+        for (key, _) in extents_past_end(&self.tree, self.ino.0, self.inode.size)? {
+            if !changed.contains(&key.offset) && !self.log.has_logged(self.tree.id(), &key) {
+                self.log_extent(key.offset, entry)?;
             }
         }
         Ok(())
@@ -107,4 +121,31 @@ impl FileLog<'_> {
             entry.items.push((self.extent_key(range.start), hole.to_bytes()));
         }
     }
+}
+
+/// Returns the extent items of a file that reach past the block with its end: preallocated space
+/// (`FALLOC_FL_KEEP_SIZE`).
+pub(super) fn extents_past_end(tree: &Tree, ino: u64, size: u64) -> Logged<Vec<(Key, Vec<u8>)>> {
+    let key = |offset| Key::new(ino, ItemType::EXTENT_DATA, offset);
+    let is_own = |key: &Key| key.objectid == ino && key.item_type == ItemType::EXTENT_DATA;
+    let Some(end) = size.checked_next_multiple_of(SECTOR_BYTES) else { return Ok(Vec::new()) };
+    let mut found = Vec::new();
+    let mut cursor = tree.cursor();
+    // An extent may begin before the end.
+    cursor.seek_last(&key(end))?;
+    if !cursor.key().is_some_and(|key| is_own(&key)) {
+        cursor.seek(&key(end))?;
+    }
+    while let Some((key, data)) = cursor.item_parts().filter(|(key, _)| is_own(key)) {
+        let extent =
+            FileExtent::check(data, key.offset).map_err(|_| Stop(CommitReason::Unreadable))?;
+        if extent.disk().is_some() && key.offset.saturating_add(extent.file_bytes()) > end {
+            found.push((key, data.to_vec()));
+        }
+        if found.len() > PAST_END_MAX {
+            return Err(Stop(CommitReason::TooMuch));
+        }
+        cursor.advance()?;
+    }
+    Ok(found)
 }

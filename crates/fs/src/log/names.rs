@@ -24,10 +24,12 @@
 //!    those that are not, and the caller begins again.
 //! 5. An inode that is logged for its names only has an inode item of generation 0 and size 0: a
 //!    replay keeps the item of the last commit. All extended attributes are logged beside any inode
-//!    item, because a replay removes those that the log lacks.
+//!    item, and all extents past the end of the file in the last commit, because a replay removes
+//!    those that the log lacks.
 //!
 //! Left to others: the contents of the synced inode ([`log`](super)).
 
+use super::extents::extents_past_end;
 use super::{Logged, Stop, all_keys, each_item};
 use butternut_format::dir::DirEntries;
 use butternut_format::inode::{FileKind, Inode, RawInodeItem};
@@ -308,10 +310,15 @@ impl<'a> RelatedLog<'a> {
             let item = self.tree.find(&key)?.ok_or(Stop(CommitReason::Names))?;
             let mut raw = RawInodeItem::read_from_bytes(item.data())
                 .map_err(|_| Stop(CommitReason::Unreadable))?;
-            let is_whole = inode.kind != FileKind::File && !self.is_committed(ino)?;
+            let committed = names::inode(&self.committed, Ino(ino))?;
+            let is_whole = inode.kind != FileKind::File && committed.is_none();
             if !is_whole {
                 raw.generation.set(0);
                 raw.size.set(0);
+            }
+            if let Some(file) = committed.filter(|inode| inode.kind == FileKind::File) {
+                let past_end = extents_past_end(&self.committed, ino, file.size)?;
+                self.entry.items.extend(past_end);
             }
             self.entry.items.push((key, raw.as_bytes().to_vec()));
             if is_whole && inode.kind == FileKind::Symlink {

@@ -1,6 +1,8 @@
 //! Synced files after a crash that follows changes of names.
 
-use crate::{FileId, Filesystem, MountOptions, NewInode, RenameFlags, Tunables};
+use crate::{
+    Allocate, ExtentKind, FileId, Filesystem, MountOptions, NewInode, RenameFlags, Tunables,
+};
 use butternut_device::{Device, MemoryDevice};
 use butternut_mkfs::MkfsOptions;
 use std::sync::Arc;
@@ -80,5 +82,49 @@ fn no_sync_of_a_removed_file_leaves_an_older_state_under_its_name() {
         let fs = crashed(fs, &device);
         let found = content(&fs, fs.root(), b"file");
         assert_ne!(found, Some(b"old".to_vec()), "{is_committed}");
+    }
+}
+
+/// Returns how many bytes of a file are preallocated.
+fn preallocated(fs: &Filesystem, dir: FileId, name: &[u8]) -> u64 {
+    let file = fs.open_file(fs.lookup(dir, name).expect("the name")).expect("a file");
+    let extents = file.extents(0..1 << 30).map(|extent| extent.expect("an extent"));
+    extents
+        .filter(|extent| matches!(extent.kind, ExtentKind::Prealloc { .. }))
+        .map(|extent| extent.bytes)
+        .sum()
+}
+
+/// A replay cuts off what a logged file has past its end.
+#[test]
+fn space_that_is_preallocated_past_the_end_survives_a_sync_and_a_crash() {
+    const SPACE: u64 = 1 << 20;
+    for (is_written, is_moved) in [(true, false), (false, true), (true, true)] {
+        let device = fresh();
+        let fs = open(&device);
+        let root = fs.root();
+        put(&fs, root, b"file", &[1; 6000]);
+        let file = fs.open_file(fs.lookup(root, b"file").expect("the file")).expect("a file");
+        file.allocate(0..SPACE, Allocate::KeepSize).expect("space");
+        fs.sync().expect("a commit");
+        assert_eq!(preallocated(&fs, root, b"file"), SPACE - 8192);
+        let (commits, mut name) = (fs.stats().commits, &b"file"[..]);
+        if is_written {
+            file.write_at(0, b"new").expect("space");
+            file.sync_all().expect("a sync");
+        }
+        if is_moved {
+            name = b"moved";
+            fs.rename((root, b"file"), (root, name), RenameFlags::default()).expect("a rename");
+            fs.sync_directory(root).expect("a sync");
+        }
+        assert_eq!(fs.stats().commits, commits, "the syncs write the log");
+        drop(file);
+        let fs = crashed(fs, &device);
+        let found = preallocated(&fs, root, name);
+        assert_eq!(found, SPACE - 8192, "is written: {is_written}, is moved: {is_moved}");
+        let content = content(&fs, root, name).expect("the file");
+        assert_eq!(content.starts_with(b"new"), is_written);
+        fs.close().expect("a sound volume");
     }
 }
