@@ -223,10 +223,17 @@ impl Volume {
             self.write_first_supers(raw)?;
             return self.flush();
         };
+        let flushes = member.device.write_cache().durable_write_flushes;
         let completed = self.in_place.completed();
-        self.write_super_copies_as(raw, 1, true)?;
+        let written = self.write_super_copies_as(raw, 1, true);
+        if written.is_err() && flushes {
+            // The write failed, or the flush.
+            self.note_lost(member);
+        }
+        written?;
         self.check_length(member)?;
-        if member.device.write_cache().durable_write_flushes {
+        self.check_none_lost()?;
+        if flushes {
             self.in_place.note_flush(completed);
         }
         Ok(())
@@ -243,6 +250,7 @@ impl Volume {
         let completed = self.in_place.completed();
         let chunks = self.chunks.load();
         let flush_failed = |error| NotDurable::Flush(Box::new(error));
+        self.check_none_lost().map_err(flush_failed)?;
         let write_failed = |error| NotDurable::Write(Box::new(error));
         let mut batch = self.block_batch(&chunks, blocks).map_err(write_failed)?;
         let member = self.only_durable_member().filter(|_| batch.make_durable());
@@ -254,9 +262,9 @@ impl Volume {
         member.is_unflushed.store(!has_flushed, Ordering::Relaxed);
         if !has_flushed {
             member.errors.count_flush();
-            let devids = vec![member.item().devid];
-            return Err(flush_failed(VolumeError::NotFlushed { devids }));
+            self.note_lost(member);
         }
+        self.check_none_lost().map_err(flush_failed)?;
         self.check_length(member).map_err(flush_failed)?;
         self.in_place.note_flush(completed);
         Ok(())
@@ -360,6 +368,11 @@ impl Volume {
             Some((slot, self.write_failure(slot, write.offset, bytes, source)))
         });
         failed.collect()
+    }
+
+    /// Records that a flush of a device failed without which the volume is not complete (law 10).
+    fn note_lost(&self, member: &Member) {
+        self.lost_writes.get_or_init(|| vec![member.item().devid]);
     }
 
     /// Law 10.
