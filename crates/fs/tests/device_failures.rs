@@ -22,6 +22,8 @@ use butternut::{
 use butternut_volume::chain;
 use kernel_image::{KernelImage, kernel_is_here, run};
 use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
 use std::sync::Arc;
 
 fn writable() -> MountOptions {
@@ -177,6 +179,51 @@ fn raid10_and_raid1c3_tolerate_a_device_that_fails_some_writes() {
     if kernel_is_here() {
         tolerate_a_failing_device("raid10", 4, true);
         tolerate_a_failing_device("raid1c3", 3, true);
+    }
+}
+
+/// Writes both copies of the superblock of `from` over those of `to`.
+fn put_back_supers(from: &Path, to: &Path) {
+    let (from, to) = (File::open(from).unwrap(), File::options().write(true).open(to).unwrap());
+    for at in [64 << 10, 64 << 20] {
+        let mut copy = [0; 4096];
+        from.read_exact_at(&mut copy, at).unwrap();
+        to.write_all_at(&copy, at).unwrap();
+    }
+}
+
+#[test]
+fn a_power_failure_between_the_superblocks_of_a_commit_leaves_a_writable_volume() {
+    if !kernel_is_here() {
+        return;
+    }
+    for (profile, behind) in
+        [("single", 0), ("single", 1), ("raid0", 1), ("raid1", 0), ("raid1", 1)]
+    {
+        let image = KernelImage::make(2, &["-d", profile, "-m", "raid1"], "", "true");
+        let options = writable().commit_seconds(0);
+        let fs = plain(&image, &options).unwrap();
+        put(&fs, "before", true, &bytes(1, 3 << 20));
+        fs.sync().unwrap();
+        let old = image.devices[behind].with_extension("old");
+        std::fs::File::create(&old).unwrap().set_len(65 << 20).unwrap();
+        put_back_supers(&image.devices[behind], &old);
+        fs.create(fs.root(), b"empty", &NewInode::new(0o644)).unwrap();
+        fs.sync().unwrap();
+        fs.abandon();
+        drop(fs);
+        put_back_supers(&old, &image.devices[behind]);
+        let fs = plain(&image, &options).unwrap();
+        holds(&fs, "before", &bytes(1, 3 << 20));
+        assert!(fs.lookup(fs.root(), b"empty").is_ok(), "the newest superblock counts");
+        put(&fs, "after", false, &bytes(2, 3 << 20));
+        fs.close().unwrap();
+        let mount = image.mount("rw");
+        for (name, content) in [("before", bytes(1, 3 << 20)), ("after", bytes(2, 3 << 20))] {
+            assert!(std::fs::read(mount.path().join(name)).unwrap() == content, "{name}");
+        }
+        drop(mount);
+        run("btrfs", &["check", "--check-data-csum", &image.devices[0].to_string_lossy()]);
     }
 }
 

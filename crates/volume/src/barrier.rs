@@ -28,6 +28,10 @@
 //! 10. A device reports once that it has lost writes, to one of the flushes that run or follow. So
 //!     when the volume is not complete without the devices that failed a flush, every flush that
 //!     has not returned yet fails, and every later flush and superblock does.
+//! 11. A power failure between the superblocks of one commit leaves some devices one generation
+//!     behind, with everything that the commit wrote: all of it was durable before the first
+//!     superblock. So a device that is one generation behind does not prevent writing. It may have
+//!     missed that commit all the same, so it is stale, and on record as such.
 
 use crate::device_events::DeviceEventKind;
 use crate::error::{VolumeError, chain};
@@ -74,11 +78,15 @@ impl Volume {
     }
 
     /// Returns whether every chunk can be written: all devices are present and open for writing,
-    /// and none is stale. With `degraded`, stale devices are allowed if the volume is complete
-    /// without them.
+    /// and none has missed a commit (law 11). With `degraded`, such devices are allowed if the
+    /// volume is complete without them.
     pub fn is_writable(&self) -> bool {
         let mut own = self.members.iter().filter(|member| !member.is_seed).peekable();
-        let stale = self.members.iter().enumerate().filter(|(_, member)| member.is_stale);
+        let newest = self.super_block().generation();
+        let has_missed = |member: &Member| {
+            member.is_stale && member.super_block.generation().0.saturating_add(1) < newest.0
+        };
+        let stale = self.members.iter().enumerate().filter(|(_, member)| has_missed(member));
         let stale: Vec<usize> = stale.map(|(slot, _)| slot).collect();
         own.peek().is_some()
             && own.all(|member| member.device.is_writable())
