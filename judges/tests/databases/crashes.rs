@@ -198,6 +198,17 @@ pub struct Recorded {
     seed: u64,
     /// Positions in the recording, and what was acknowledged before.
     marks: Vec<(usize, Acknowledged)>,
+    /// Dropped after the mount.
+    _mount_point: MountPoint,
+}
+
+/// A directory to mount on, which is removed when this is dropped.
+struct MountPoint(PathBuf);
+
+impl Drop for MountPoint {
+    fn drop(&mut self) {
+        std::fs::remove_dir(&self.0).ok();
+    }
 }
 
 impl Recorded {
@@ -209,6 +220,7 @@ impl Recorded {
         let devices: Vec<Arc<dyn Device>> = vec![Arc::<RecordingDevice>::clone(&device)];
         let filesystem = Filesystem::open_devices(devices, &options)?;
         let root = mount_point("recorded")?;
+        let own = MountPoint(root.clone());
         let guard = MountGuard::before_mount(&root)?;
         let options = Options {
             is_writable: true,
@@ -221,7 +233,7 @@ impl Recorded {
         let mounted = butternut_fuse::mount(filesystem.clone(), &root, &options, report)?;
         let serving = mounted.start()?;
         let (dir, marks) = (dir.to_path_buf(), Vec::new());
-        Ok(Self { root, device, filesystem, guard, serving, dir, seed, marks })
+        Ok(Self { root, device, filesystem, guard, serving, dir, seed, marks, _mount_point: own })
     }
 }
 
@@ -245,11 +257,10 @@ impl CrashingVolume for Recorded {
         self.crash(&workload)?;
         let recording = self.device.recording();
         drop(workload);
-        let Self { root, filesystem, guard, serving, dir, seed, marks, .. } = *self;
+        let Self { filesystem, guard, serving, dir, seed, marks, .. } = *self;
         drop(filesystem);
         guard.unmount()?;
         serving.wait()?;
-        std::fs::remove_dir(&root).ok();
         cut(&recording, seed, marks, &dir)
     }
 }
