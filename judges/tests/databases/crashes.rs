@@ -32,9 +32,9 @@ const SEEDED_PER_GAP: u32 = 4;
 
 /// How a volume is mounted.
 #[derive(Clone, Copy, Debug)]
-pub struct MountKind {
-    pub caching: Caching,
-    pub is_compressed: bool,
+pub(crate) struct MountKind {
+    pub(crate) caching: Caching,
+    pub(crate) is_compressed: bool,
 }
 
 impl MountKind {
@@ -51,18 +51,18 @@ impl MountKind {
 }
 
 /// An image after a crash.
-pub struct Crashed {
+pub(crate) struct Crashed {
     /// How it was made, for reports.
-    pub how: String,
-    pub image: PathBuf,
-    pub acknowledged: Acknowledged,
+    pub(crate) how: String,
+    pub(crate) image: PathBuf,
+    pub(crate) acknowledged: Acknowledged,
 }
 
 /// Syncs of files, by how they became durable: "fast", and the reasons of commits.
-pub type Syncs = BTreeMap<String, u64>;
+pub(crate) type Syncs = BTreeMap<String, u64>;
 
 /// A mounted volume that crashes.
-pub trait CrashingVolume {
+pub(crate) trait CrashingVolume {
     fn root(&self) -> &Path;
 
     fn syncs(&self) -> Result<Syncs>;
@@ -89,7 +89,7 @@ fn syncs_of(stats: &serde_json::Value) -> Result<Syncs> {
 }
 
 /// A mount by the command.
-pub struct Daemon {
+pub(crate) struct Daemon {
     mount: FuseMount,
     dir: PathBuf,
     image: PathBuf,
@@ -97,7 +97,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    pub fn new(dir: &Path, bytes: u64, kind: MountKind) -> Result<Self> {
+    pub(crate) fn new(dir: &Path, bytes: u64, kind: MountKind) -> Result<Self> {
         let image = dir.join("volume.img");
         std::fs::File::create(&image)?.set_len(bytes)?;
         tool::run("mkfs.btrfs", &tool::words_and_path("-q -K", &image))?;
@@ -188,7 +188,7 @@ impl CrashingVolume for Daemon {
 }
 
 /// A mount that this process serves.
-pub struct Recorded {
+pub(crate) struct Recorded {
     root: PathBuf,
     device: Arc<RecordingDevice>,
     filesystem: Filesystem,
@@ -212,7 +212,7 @@ impl Drop for MountPoint {
 }
 
 impl Recorded {
-    pub fn new(dir: &Path, bytes: u64, kind: MountKind, seed: u64) -> Result<Self> {
+    pub(crate) fn new(dir: &Path, bytes: u64, kind: MountKind, seed: u64) -> Result<Self> {
         let device = Arc::new(RecordingDevice::new(fresh(bytes, &MkfsOptions::default())?));
         let compressor = kind.is_compressed.then(|| "zstd".parse()).transpose()?;
         let compress = compressor.map(|compressor| Compress { compressor, is_forced: false });
@@ -276,7 +276,7 @@ fn cut(
     let options = CrashOptions { seed, seeded_per_gap: SEEDED_PER_GAP, pivotal: is_super_block };
     let mut crashes = Crashes::new(recording.clone(), options).peekable();
     let mut random = Random::new(seed);
-    let mut crashed = Vec::new();
+    let mut images = Vec::new();
     for (mark, acknowledged) in marks {
         let mut candidates = Vec::new();
         while let Some(crash) = crashes.next() {
@@ -298,9 +298,9 @@ fn cut(
         let position = crash.position;
         let how = format!("power cut at {acknowledged:?}, {position}, {:?}", crash.fate);
         let file = ImageFile::of(&crash.image(recording)?, dir)?;
-        let image = dir.join(format!("cut-{}.img", crashed.len()));
+        let image = dir.join(format!("cut-{}.img", images.len()));
         std::fs::rename(file.path(), &image)?;
-        crashed.push(Crashed { how, image, acknowledged });
+        images.push(Crashed { how, image, acknowledged });
     }
-    Ok(crashed)
+    Ok(images)
 }

@@ -13,7 +13,11 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 /// Judges an image, which is changed. Returns the transactions that it holds.
-pub fn judge(database: &dyn Database, crashed: &Crashed, outside: &Path) -> Result<Acknowledged> {
+pub(crate) fn judge(
+    database: &dyn Database,
+    crashed: &Crashed,
+    outside: &Path,
+) -> Result<Acknowledged> {
     let Crashed { image, acknowledged, .. } = crashed;
     let ours = image.with_extension("ours");
     tool::copy_sparse(image, &ours)?;

@@ -23,7 +23,7 @@ const STOP: &str = r#"
     n=0; while [ $n -lt 100 ] && kill -0 "$1"; do sleep 0.1; n=$((n+1)); done
     kill -KILL "$1""#;
 
-pub struct Postgres {
+pub(crate) struct Postgres {
     programs: PathBuf,
     user: (u32, u32),
     /// A cluster with empty tables, which is copied to each volume.
@@ -37,7 +37,7 @@ struct Server {
 }
 
 impl Postgres {
-    pub fn new() -> Result<Self> {
+    pub(crate) fn new() -> Result<Self> {
         let missing = "PostgreSQL is missing: `scripts/setup` installs it";
         let versions = std::fs::read_dir(INSTALLED).context(missing)?;
         let programs = versions.filter_map(|version| Some(version.ok()?.path().join("bin")));

@@ -1,4 +1,4 @@
-//! RocksDB, by a small program in C over its library.
+//! `RocksDB`, by a small program in C over its library.
 
 use crate::transactions::{Rows, Transaction, parse, transaction};
 use crate::workload::{Client, Database, Workload, run};
@@ -10,14 +10,14 @@ use std::process::Command;
 
 const SOURCE: &str = include_str!("rocksdb.c");
 
-pub struct RocksDb {
+pub(crate) struct RocksDb {
     program: PathBuf,
     _dir: tempfile::TempDir,
 }
 
 impl RocksDb {
     /// Compiles the program.
-    pub fn new() -> Result<Self> {
+    pub(crate) fn new() -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("butternut-judge-rocksdb-").tempdir()?;
         let (source, program) = (dir.path().join("rocksdb.c"), dir.path().join("rocksdb"));
         std::fs::write(&source, SOURCE)?;

@@ -8,12 +8,12 @@ use std::process::Command;
 
 const FILE: &str = "database.sqlite";
 
-pub struct Sqlite {
-    pub journal: &'static str,
-    pub synchronous: &'static str,
+pub(crate) struct Sqlite {
+    pub(crate) journal: &'static str,
+    pub(crate) synchronous: &'static str,
     /// With `synchronous=FULL`, SQLite does not sync the directory after it has deleted a rollback
     /// journal. A crash may bring the journal back, and the last transaction is then rolled back.
-    pub lost_max: u64,
+    pub(crate) lost_max: u64,
 }
 
 fn command(root: &Path) -> Command {

@@ -11,32 +11,32 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
-pub const TABLES: [&str; 2] = ["a", "b"];
+pub(crate) const TABLES: [&str; 2] = ["a", "b"];
 
 /// Row ids of a client: its number times this, plus the number of the transaction. Row 0 is the
 /// counter.
 const IDS_PER_CLIENT: u64 = 1_000_000;
-/// Every so manieth transaction deletes the row of one that is older by `DELETED_AGE`.
+/// Of so many transactions, one deletes the row of one that is older by `DELETED_AGE`.
 const DELETING: u64 = 3;
 const DELETED_AGE: u64 = 20;
 
 /// The rows of both tables, by table and id.
-pub type Rows = BTreeMap<(String, u64), String>;
+pub(crate) type Rows = BTreeMap<(String, u64), String>;
 
 /// The last transaction of each client that was acknowledged, by client.
-pub type Acknowledged = Vec<u64>;
+pub(crate) type Acknowledged = Vec<u64>;
 
 /// One transaction of a client.
-pub struct Transaction {
-    pub id: u64,
-    pub body: String,
-    pub counter: u64,
-    pub count: u64,
-    pub deleted: Option<u64>,
+pub(crate) struct Transaction {
+    pub(crate) id: u64,
+    pub(crate) body: String,
+    pub(crate) counter: u64,
+    pub(crate) count: u64,
+    pub(crate) deleted: Option<u64>,
 }
 
 /// Returns transaction `number` of a client; the first is 1.
-pub fn transaction(client: usize, number: u64) -> Transaction {
+pub(crate) fn transaction(client: usize, number: u64) -> Transaction {
     let first = client as u64 * IDS_PER_CLIENT;
     let deleted = number.is_multiple_of(DELETING) && number > DELETED_AGE;
     Transaction {
@@ -60,7 +60,7 @@ fn body(id: u64) -> String {
 }
 
 /// Returns the SQL of a client's transactions; `done` is the text after each, given its number.
-pub fn sql(client: usize, count: u64, done: impl Fn(u64) -> String) -> String {
+pub(crate) fn sql(client: usize, count: u64, done: impl Fn(u64) -> String) -> String {
     let mut text = String::new();
     for number in 1..=count {
         let Transaction { id, body, counter, count, deleted } = transaction(client, number);
@@ -78,7 +78,7 @@ pub fn sql(client: usize, count: u64, done: impl Fn(u64) -> String) -> String {
 }
 
 /// Returns the SQL that creates the tables, with the counters of the clients.
-pub fn create_sql(clients: usize) -> String {
+pub(crate) fn create_sql(clients: usize) -> String {
     let mut text = String::new();
     for table in TABLES {
         writeln!(text, "CREATE TABLE {table}(id BIGINT PRIMARY KEY, body TEXT);").ok();
@@ -92,10 +92,10 @@ pub fn create_sql(clients: usize) -> String {
 }
 
 /// The SQL that prints all rows as [`parse`] reads them.
-pub const DUMP_SQL: &str = "SELECT 'a', id, body FROM a; SELECT 'b', id, body FROM b;";
+pub(crate) const DUMP_SQL: &str = "SELECT 'a', id, body FROM a; SELECT 'b', id, body FROM b;";
 
 /// Parses lines "table|id|body"; other lines are ignored.
-pub fn parse(printed: &str) -> Result<Rows> {
+pub(crate) fn parse(printed: &str) -> Result<Rows> {
     let mut rows = Rows::new();
     for line in printed.lines() {
         let mut words = line.split('|');
@@ -109,7 +109,7 @@ pub fn parse(printed: &str) -> Result<Rows> {
 
 /// Reads the last acknowledged transaction from lines "committed NUMBER" that a client has printed.
 /// An incomplete last line does not count.
-pub fn acknowledged(printed: &Path) -> Result<u64> {
+pub(crate) fn acknowledged(printed: &Path) -> Result<u64> {
     let text = std::fs::read_to_string(printed).context("the acknowledged transactions")?;
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
     let number = |line: &str| line.strip_prefix("committed ")?.parse().ok();
@@ -118,7 +118,7 @@ pub fn acknowledged(printed: &Path) -> Result<u64> {
 
 /// Compares the rows with those after the transactions that the counters name. `lost_max` is the
 /// number of acknowledged transactions of each client that may be missing.
-pub fn verify(rows: &Rows, acknowledged: &[u64], lost_max: u64) -> Result<Acknowledged> {
+pub(crate) fn verify(rows: &Rows, acknowledged: &[u64], lost_max: u64) -> Result<Acknowledged> {
     let mut wanted = Rows::new();
     let mut found = Acknowledged::new();
     for (client, acknowledged) in acknowledged.iter().enumerate() {

@@ -13,7 +13,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 
 /// A database in the top-level directory of a mounted volume. `outside` is a directory that is not
 /// on the volume.
-pub trait Database {
+pub(crate) trait Database {
     /// Returns the number of transactions that a client may have acknowledged and lose in a crash.
     fn lost_max(&self) -> u64 {
         0
@@ -31,14 +31,14 @@ pub trait Database {
 }
 
 /// Clients at work, and their server. All of them are killed when this is dropped.
-pub struct Workload {
-    pub clients: Vec<Client>,
+pub(crate) struct Workload {
+    pub(crate) clients: Vec<Client>,
     /// Dropped after the clients.
-    pub server: Option<Box<dyn Send>>,
+    pub(crate) server: Option<Box<dyn Send>>,
 }
 
 /// A process that prints the number of each transaction after it was acknowledged.
-pub struct Client {
+pub(crate) struct Client {
     process: Child,
     printed: PathBuf,
     errors: PathBuf,
@@ -46,7 +46,12 @@ pub struct Client {
 
 impl Client {
     /// Starts the command, with a script as its input.
-    pub fn start(command: &mut Command, outside: &Path, name: &str, script: &str) -> Result<Self> {
+    pub(crate) fn start(
+        command: &mut Command,
+        outside: &Path,
+        name: &str,
+        script: &str,
+    ) -> Result<Self> {
         let [input, printed, errors] =
             ["input", "printed", "errors"].map(|kind| outside.join(format!("{name}.{kind}")));
         std::fs::write(&input, script)?;
@@ -71,12 +76,12 @@ impl Drop for Client {
 
 impl Workload {
     /// Returns the last acknowledged transaction of each client.
-    pub fn acknowledged(&self) -> Result<Acknowledged> {
+    pub(crate) fn acknowledged(&self) -> Result<Acknowledged> {
         self.clients.iter().map(|client| acknowledged(&client.printed)).collect()
     }
 
     /// Waits until so many transactions of all clients together are acknowledged.
-    pub fn wait_for(&mut self, wanted: u64) -> Result<()> {
+    pub(crate) fn wait_for(&mut self, wanted: u64) -> Result<()> {
         let mut ended = false;
         wait_until("transactions", || {
             if self.acknowledged()?.iter().sum::<u64>() >= wanted {
@@ -98,7 +103,7 @@ impl Workload {
 }
 
 /// Waits until a condition holds.
-pub fn wait_until(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
+pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
     let began = Instant::now();
     while !is_so()? {
         ensure!(began.elapsed() < WAIT_MAX, "waited for {what} for {WAIT_MAX:?}");
@@ -108,7 +113,7 @@ pub fn wait_until(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result
 }
 
 /// Runs a command with this input, which must succeed, and returns what it printed.
-pub fn run(command: &mut Command, outside: &Path, input: &str) -> Result<String> {
+pub(crate) fn run(command: &mut Command, outside: &Path, input: &str) -> Result<String> {
     let script = outside.join("input");
     std::fs::write(&script, input)?;
     let output = command

@@ -1,8 +1,8 @@
 //! [`Log`]: the log of the running transaction, written in batches.
 //!
 //! ```text
-//! append ...  leader (group_commit): compose what was appended until now; write; flush; superblock;
-//!             flush; the next batch has everything appended meanwhile
+//! append ...  leader (group_commit): compose what was appended until now; write; flush;
+//!             superblock; flush; the next batch has everything appended meanwhile
 //! ```
 //!
 //! Laws:

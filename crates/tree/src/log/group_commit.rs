@@ -14,7 +14,7 @@
 //!    batch before it has ended. No timer is involved.
 //! 3. A leader that ends in any way, also by an error or a panic, wakes all threads that wait for
 //!    its batch, and one thread that waits for the next batch: it leads next. The others of the
-//!    next batch sleep on. A failure and the end of a transaction wake everyone.
+//!    next batch sleep on. A failure and the end of a transaction wake all threads.
 //! 4. After a failure nothing is appended or durable in the transaction. What was durable before
 //!    stays durable.
 //! 5. A batch that completes after its transaction has ended counts for nothing: the commit of the
