@@ -113,8 +113,9 @@ pub struct WriteCache {
     pub has_fua: bool,
     /// Whether a durable write (`RWF_DSYNC`) makes everything durable that has completed before:
     /// the kernel writes and then flushes the whole cache, because the disk cannot bypass it.
-    /// False where it is not known, for image files, and for buffered writes: only their range
-    /// leaves the page cache.
+    /// False where it is not known, for image files, for buffered writes (only their range leaves
+    /// the page cache), and for a device over other devices (only those that hold the range are
+    /// flushed).
     pub durable_write_flushes: bool,
 }
 
@@ -506,19 +507,65 @@ fn direct_alignment(fd: &OwnedFd, logical_block_bytes: u32) -> Alignment {
     }
 }
 
-/// Reads the properties of the write cache from sysfs; a partition has those of its disk.
+/// Reads the properties of the write cache from sysfs.
 fn write_cache(kind: DiskKind, is_direct: bool) -> WriteCache {
     let DiskKind::BlockDevice { major, minor } = kind else { return WriteCache::UNKNOWN };
-    let device = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
-    let attribute = |name: &str| {
-        let own = std::fs::read_to_string(device.join("queue").join(name));
-        own.or_else(|_| std::fs::read_to_string(device.join("../queue").join(name))).ok()
+    write_cache_of(Path::new(&format!("/sys/dev/block/{major}:{minor}")), is_direct)
+}
+
+/// Reads them from the folder of a block device. A partition has those of its disk.
+fn write_cache_of(device: &Path, is_direct: bool) -> WriteCache {
+    let is_disk = device.join("queue").exists();
+    let disk = if is_disk { device.to_owned() } else { device.join("..") };
+    let is = |name: &str, word| {
+        let attribute = std::fs::read_to_string(disk.join("queue").join(name));
+        attribute.is_ok_and(|attribute| attribute.trim() == word)
     };
-    let (cache, fua) = (attribute("write_cache"), attribute("fua"));
-    let is = |attribute: &Option<String>, word| attribute.as_deref().map(str::trim) == Some(word);
+    let beneath = std::fs::read_dir(disk.join("slaves"));
+    let is_one_device = beneath.is_ok_and(|mut devices| devices.next().is_none());
     WriteCache {
-        is_volatile: !is(&cache, "write through"),
-        has_fua: is(&fua, "1"),
-        durable_write_flushes: is_direct && is(&cache, "write back") && is(&fua, "0"),
+        is_volatile: !is("write_cache", "write through"),
+        has_fua: is("fua", "1"),
+        durable_write_flushes: is_direct
+            && is_one_device
+            && is("write_cache", "write back")
+            && is("fua", "0"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+    use super::*;
+    use std::fs;
+
+    /// A device over other devices passes a durable write on to those that hold its range. The
+    /// others keep what they have cached.
+    #[test]
+    fn a_durable_write_flushes_only_a_disk_that_is_one_device() {
+        let folder = tempfile::tempdir().unwrap();
+        let (disk, part) = (folder.path().join("disk"), folder.path().join("disk/part"));
+        fs::create_dir_all(disk.join("queue")).unwrap();
+        fs::create_dir_all(&part).unwrap();
+        let set = |name: &str, word| fs::write(disk.join("queue").join(name), word).unwrap();
+        set("write_cache", "write back\n");
+        set("fua", "0\n");
+        for device in [&disk, &part] {
+            let flushes = |is_direct| write_cache_of(device, is_direct).durable_write_flushes;
+            assert!(!flushes(true), "it is not known what is beneath");
+            fs::create_dir_all(disk.join("slaves")).unwrap();
+            assert!(flushes(true));
+            assert!(!flushes(false), "other pages stay in the page cache");
+            fs::create_dir(disk.join("slaves/sda")).unwrap();
+            assert!(!flushes(true), "sda may not hold the range");
+            fs::remove_dir_all(disk.join("slaves")).unwrap();
+        }
+        fs::create_dir(disk.join("slaves")).unwrap();
+        set("fua", "1\n");
+        let cache = write_cache_of(&part, true);
+        assert_eq!(cache, WriteCache { has_fua: true, ..WriteCache::UNKNOWN });
+        set("write_cache", "write through\n");
+        assert!(!write_cache_of(&part, true).is_volatile);
     }
 }

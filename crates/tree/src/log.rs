@@ -25,7 +25,7 @@
 //! 5. The log of an inode is appended as one step: a batch contains all or nothing of it.
 //! 6. When blocks of a batch cannot be allocated or written, nothing more is logged in the
 //!    transaction, and its fsyncs commit. A failed flush or superblock makes the volume read-only,
-//!    as in a commit.
+//!    as in a commit; so does a failed write of blocks that was to flush, too.
 //! 7. A failure of one device that the profile tolerates is recorded by a commit before anything
 //!    counts as durable: the superblock of a log has the generation of the commit before, so a
 //!    device that missed it would look current.

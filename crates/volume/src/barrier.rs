@@ -27,7 +27,8 @@
 //! 9. No superblock is written that this volume could not be opened with.
 //! 10. A device reports once that it has lost writes, to one of the flushes that run or follow. So
 //!     when the volume is not complete without the devices that failed a flush, every flush that
-//!     has not returned yet fails, and every later flush and superblock does.
+//!     has not returned yet fails, and every later flush and superblock does. A durable write that
+//!     fails may have failed its flush.
 //! 11. A power failure between the superblocks of one commit leaves some devices one generation
 //!     behind, with everything that the commit wrote: all of it was durable before the first
 //!     superblock. So a device that is one generation behind does not prevent writing. It may have
@@ -40,7 +41,6 @@ use crate::members::{LastSuper, Member};
 use crate::stripe::Layout;
 use crate::super_blocks;
 use crate::volume::Volume;
-use crate::write_batch::Ran;
 use butternut_device::{WriteCache, WriteFrom};
 use butternut_format::checksum::ChecksumKind;
 use butternut_format::super_block::{
@@ -253,7 +253,7 @@ impl Volume {
     /// # Errors
     ///
     /// Either the blocks were not written, as of [`Volume::write_blocks`], or nothing is known to
-    /// be durable, as of [`Volume::flush`].
+    /// be durable, as of [`Volume::flush`]: so also if a write failed that was to flush (law 10).
     pub fn write_blocks_durably(&self, blocks: &[(Logical, &[u8])]) -> Result<(), NotDurable> {
         let completed = self.in_place.completed();
         let chunks = self.chunks.load();
@@ -261,17 +261,17 @@ impl Volume {
         self.check_none_lost().map_err(flush_failed)?;
         let write_failed = |error| NotDurable::Write(Box::new(error));
         let mut batch = self.block_batch(&chunks, blocks).map_err(write_failed)?;
-        let member = self.only_durable_member().filter(|_| batch.make_durable());
-        let Ran { failures, has_flushed } = batch.run_durably();
-        if let Some((_, error)) = failures.into_iter().next() {
-            return Err(write_failed(error));
-        }
-        let Some(member) = member else { return self.flush().map_err(flush_failed) };
-        member.is_unflushed.store(!has_flushed, Ordering::Relaxed);
-        if !has_flushed {
-            member.errors.count_flush();
+        let Some(member) = self.only_durable_member().filter(|_| batch.can_flush()) else {
+            let failed = batch.run(None).into_iter().next();
+            failed.map_or(Ok(()), |(_, error)| Err(write_failed(error)))?;
+            return self.flush().map_err(flush_failed);
+        };
+        let written = batch.run_durably();
+        member.is_unflushed.store(written.is_err(), Ordering::Relaxed);
+        if written.is_err() {
             self.note_lost(member);
         }
+        written.map_err(flush_failed)?;
         self.check_none_lost().map_err(flush_failed)?;
         self.check_length(member).map_err(flush_failed)?;
         self.in_place.note_flush(completed);
@@ -378,7 +378,8 @@ impl Volume {
         failed.collect()
     }
 
-    /// Records that a flush of a device failed without which the volume is not complete (law 10).
+    /// Records that a flush of a device has failed, or may have, without which the volume is not
+    /// complete (law 10).
     fn note_lost(&self, member: &Member) {
         self.lost_writes.get_or_init(|| vec![member.item().devid]);
     }

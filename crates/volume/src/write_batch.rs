@@ -15,8 +15,8 @@
 //! 4. A run fails if more of its mirrors fail than are tolerated (law 1 of [`crate::tolerance`]).
 //!    Fewer failures are reported, and the write succeeds.
 //! 5. A durable batch is one device write that flushes the device. If it fails, it is not known
-//!    whether the write failed or the flush. So its parts are written again by law 2, without a
-//!    flush: if that succeeds, the flush has failed.
+//!    whether the write failed or the flush, which a device reports once. So it counts as a failed
+//!    flush, and nothing is written again.
 
 use crate::chunk_map::Chunks;
 use crate::device_events::DeviceEventKind;
@@ -48,17 +48,6 @@ pub(crate) struct WriteBatch<'c, 'b> {
     chunks: &'c Chunks,
     content: Content,
     parts: Vec<Part<'c, 'b>>,
-    /// Law 5.
-    is_durable: bool,
-}
-
-/// What became of a batch.
-#[derive(Debug)]
-pub(crate) struct Ran {
-    /// The writes that failed, in the order of their addresses.
-    pub(crate) failures: Vec<(usize, VolumeError)>,
-    /// The batch, and everything that completed before, is durable.
-    pub(crate) has_flushed: bool,
 }
 
 impl<'c, 'b> WriteBatch<'c, 'b> {
@@ -69,20 +58,16 @@ impl<'c, 'b> WriteBatch<'c, 'b> {
         content: Content,
         writes: usize,
     ) -> Self {
-        let parts = Vec::with_capacity(writes);
-        Self { volume, chunks, content, parts, is_durable: false }
+        Self { volume, chunks, content, parts: Vec::with_capacity(writes) }
     }
 
-    /// Makes the write durable with everything that completed before, if the batch is one device
-    /// write (law 5). Returns whether it will.
-    pub(crate) fn make_durable(&mut self) -> bool {
+    /// Whether the batch is one device write, and a durable one flushes the device (law 5).
+    pub(crate) fn can_flush(&mut self) -> bool {
         self.sort();
-        let is_one = coalesced(&self.parts).len() == 1
+        coalesced(&self.parts).len() == 1
             && self.parts.first().is_some_and(|part| {
                 part.layout.mirrors(&part.segment).len() == 1 && self.volume.durable_write_flushes()
-            });
-        self.is_durable = is_one;
-        is_one
+            })
     }
 
     fn sort(&mut self) {
@@ -130,29 +115,17 @@ impl<'c, 'b> WriteBatch<'c, 'b> {
 
     /// Writes everything, and calls `meanwhile` once while the writes are in flight. Returns the
     /// writes that failed, in the order of their addresses.
-    pub(crate) fn run(self, meanwhile: Option<&mut dyn FnMut()>) -> Vec<(usize, VolumeError)> {
-        self.run_all(meanwhile).failures
-    }
-
-    /// Writes a batch that was made durable (law 5).
-    pub(crate) fn run_durably(self) -> Ran {
-        self.run_all(None)
-    }
-
-    fn run_all(mut self, meanwhile: Option<&mut dyn FnMut()>) -> Ran {
+    pub(crate) fn run(mut self, meanwhile: Option<&mut dyn FnMut()>) -> Vec<(usize, VolumeError)> {
         self.sort();
         let (volume, content, parts) = (self.volume, self.content, &self.parts);
         let allowed =
             |part: usize| parts.get(part).map_or(0, |part| failures_allowed(part.layout, content));
         let mut failures = Vec::new();
         let mut singly = Vec::new();
-        let is_durable = self.is_durable;
-        let failed_runs = volume.write_runs(parts, coalesced(parts), is_durable, meanwhile);
-        let has_flushed = is_durable && failed_runs.is_empty();
-        for (run, failed) in failed_runs {
+        for (run, failed) in volume.write_runs(parts, coalesced(parts), false, meanwhile) {
             let is_tolerated = failed.len() <= allowed(run.start);
             match failed.into_iter().next() {
-                Some((_, error)) if run.len() == 1 && !is_tolerated && !is_durable => {
+                Some((_, error)) if run.len() == 1 && !is_tolerated => {
                     failures.push((run.start, error));
                 }
                 _ => singly.extend(run.map(|part| part..part.saturating_add(1))),
@@ -169,9 +142,15 @@ impl<'c, 'b> WriteBatch<'c, 'b> {
         }
         failures.sort_by_key(|(part, _)| *part);
         let failures = failures.into_iter();
-        let failures =
-            failures.filter_map(|(part, error)| Some((parts.get(part)?.range, error))).collect();
-        Ran { failures, has_flushed }
+        failures.filter_map(|(part, error)| Some((parts.get(part)?.range, error))).collect()
+    }
+
+    /// Writes a batch that can flush, and flushes (law 5).
+    pub(crate) fn run_durably(self) -> Result<(), VolumeError> {
+        let (volume, parts) = (self.volume, &self.parts);
+        let failed = volume.write_runs(parts, coalesced(parts), true, None);
+        let first = failed.into_iter().flat_map(|(_, mirrors)| mirrors).next();
+        first.map_or(Ok(()), |(_, error)| Err(error))
     }
 }
 

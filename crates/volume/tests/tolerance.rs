@@ -5,17 +5,20 @@
 
 mod set;
 
-use butternut_device::{Device, Fault, Rule};
+use butternut_device::{
+    Counters, Device, DeviceError, Fault, FileDevice, OpenDevice, RingTarget, Rule, WriteCache,
+};
 use butternut_format::checksum::ChecksumKind;
 use butternut_format::chunk::BlockGroupFlags;
 use butternut_format::super_block::{COPY_OFFSETS, RawSuperBlock, SuperBlock};
 use butternut_format::units::{DevId, Logical, Physical};
 use butternut_sys::buffer::Buffer;
 use butternut_volume::{
-    Checksums, DataQueueOptions, DataRead, DataWrite, DeviceEventKind, ErrorCounts,
-    ProfileAttributes, SubmitError, VolumeError,
+    Checksums, DataQueueOptions, DataRead, DataWrite, DeviceEventKind, ErrorCounts, NotDurable,
+    OpenOptions, ProfileAttributes, SubmitError, VolumeError,
 };
-use set::{START, Set, pattern, profiles, set, super_block};
+use set::{DEVICE_BYTES, START, Set, pattern, profiles, set, super_block};
+use std::sync::Arc;
 use std::time::Instant;
 use zerocopy::IntoBytes;
 
@@ -393,4 +396,70 @@ fn a_superblock_of_another_writer_stops_the_commit() {
     }
     assert_eq!(changes(), before);
     assert_eq!(read(&set, START, 4096).unwrap(), [0; 4096]);
+}
+
+/// A disk that cannot bypass its cache. It fails every write: its file was opened for reading.
+#[derive(Debug)]
+struct FailsWrites(FileDevice);
+
+impl Device for FailsWrites {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.0.bytes()
+    }
+
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn write_cache(&self) -> WriteCache {
+        WriteCache { durable_write_flushes: true, ..WriteCache::UNKNOWN }
+    }
+
+    fn read_at(&self, offset: u64, memory: &mut [u8]) -> Result<(), DeviceError> {
+        self.0.read_at(offset, memory)
+    }
+
+    fn write_at(&self, offset: u64, memory: &[u8]) -> Result<(), DeviceError> {
+        self.0.write_at(offset, memory)
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn discard(&self, _offset: u64, _bytes: u64) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn ring_target(&self) -> Option<RingTarget<'_>> {
+        self.0.ring_target()
+    }
+
+    fn counters(&self) -> &Counters {
+        self.0.counters()
+    }
+}
+
+/// The device may have failed the flush of the durable write, and reports that once.
+#[test]
+fn no_flush_succeeds_after_a_durable_write_that_failed() {
+    let image = tempfile::NamedTempFile::new().unwrap();
+    image.as_file().set_len(DEVICE_BYTES).unwrap();
+    let open = |writable| {
+        let how = OpenDevice { writable, ..OpenDevice::default() };
+        FileDevice::open(image.path(), &how).unwrap()
+    };
+    drop(set::volume_of(BlockGroupFlags(0), vec![Arc::new(open(true))]));
+    let devices: Vec<Arc<dyn Device>> = vec![Arc::new(FailsWrites(open(false)))];
+    let volume = set::open(BlockGroupFlags(0), devices, 1, OpenOptions::default());
+    volume.flush().unwrap();
+    let block = pattern(1, 16384);
+    let failed = volume.write_blocks_durably(&[(Logical(START), &block)]).unwrap_err();
+    let refused = volume.flush();
+    assert!(matches!(refused, Err(VolumeError::NotFlushed { .. })), "{refused:?}");
+    assert!(matches!(failed, NotDurable::Flush(_)), "{failed:?}");
 }
