@@ -29,6 +29,17 @@ pub(crate) enum Completion {
     Status(u8),
 }
 
+impl Completion {
+    /// Returns this completion of a command that has printed its output, also where nothing read
+    /// all of it: a failure that was reported before shows in the status.
+    pub(crate) fn after(self, printed: Result<(), Failure>) -> Outcome {
+        match printed {
+            Ok(()) | Err(Failure::StdoutClosed) => Ok(self),
+            Err(failure) => Err(failure),
+        }
+    }
+}
+
 impl Failure {
     pub(crate) fn new(what: impl Into<String>, why: impl Into<String>) -> Self {
         Self::Message { what: what.into(), why: why.into(), hint: None }

@@ -116,9 +116,19 @@ impl VolumeErrors {
     /// Returns the last error, if there is one, of any file, that no check has returned.
     pub(crate) fn take_unreported(&self) -> Option<FileError> {
         let mut unreported = self.unreported();
+        let error = self.last_if_any(&unreported);
+        unreported.clear();
+        error
+    }
+
+    /// As [`VolumeErrors::take_unreported`], and leaves the error for other callers.
+    pub(crate) fn peek_unreported(&self) -> Option<FileError> {
+        self.last_if_any(&self.unreported())
+    }
+
+    fn last_if_any(&self, unreported: &[Arc<AtomicBool>]) -> Option<FileError> {
         let has_unreported =
             unreported.iter().any(|is_reported| !is_reported.load(Ordering::Acquire));
-        unreported.clear();
         let last = &self.all.state().last;
         last.clone().filter(|_| has_unreported)
     }

@@ -221,6 +221,11 @@ impl Source {
         self.0.errors.take_unreported()
     }
 
+    /// As [`Source::take_unreported_error`], and leaves the error for other callers.
+    pub fn peek_unreported_error(&self) -> Option<FileError> {
+        self.0.errors.peek_unreported()
+    }
+
     pub(crate) fn request_owners(&self) -> &RequestOwners {
         &self.0.request_owners
     }

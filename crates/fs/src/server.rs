@@ -47,6 +47,13 @@ pub trait FilesystemExt {
     /// As [`Filesystem::sync`].
     fn sync_unreported(&self) -> Result<()>;
 
+    /// As [`sync_unreported`](Self::sync_unreported), for a caller that must not take errors from
+    /// others: a loss of file data that it returns is left for them.
+    ///
+    /// # Errors
+    /// As [`sync_unreported`](Self::sync_unreported).
+    fn sync_and_keep_errors(&self) -> Result<()>;
+
     /// As [`Filesystem::sync`], for a caller that does not depend on its success: errors are kept
     /// for the next sync.
     fn sync_best_effort(&self);
@@ -121,6 +128,10 @@ impl FilesystemExt for Filesystem {
 
     fn sync_unreported(&self) -> Result<()> {
         Filesystem::sync_unreported(self)
+    }
+
+    fn sync_and_keep_errors(&self) -> Result<()> {
+        Filesystem::sync_and_keep_errors(self)
     }
 
     fn sync_best_effort(&self) {

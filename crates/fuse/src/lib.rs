@@ -43,5 +43,5 @@ pub use door::Report;
 pub use options::{Caching, Options};
 pub use session::{
     ClonedMount, DetachOutcome, DetachedMount, FS_TYPE, FuseError, MountPermissions, Mounted,
-    PendingClone, RemainingMount, Serving, Unmounter, mount,
+    PendingClone, RemainingMount, Serving, Unmounter, end_helper, mount,
 };

@@ -46,7 +46,7 @@ use crate::worker::cpu_affinity::CallerTracker;
 use crate::worker::leader::Leadership;
 use crate::worker::thread_limits::ThreadLimits;
 
-pub use attach::FS_TYPE;
+pub use attach::{FS_TYPE, end_helper};
 pub use detached_mount::{ClonedMount, DetachedMount, MountPermissions, PendingClone};
 pub use superblock::RemainingMount;
 use superblock::Superblock;

@@ -47,24 +47,27 @@ pub(crate) fn run(global: &GlobalArgs, args: &CatArgs, out: &mut Output) -> Outc
                 Ok(()) => Ok(()),
                 Err(CopyError::Write(error)) => Err(error.into()),
                 Err(CopyError::Read(at, error)) => {
-                    out.flush()?;
+                    // A failed write is returned by the next one.
+                    out.flush().unwrap_or_default();
                     Err(Failure::of(format!("{}: at byte {at}", path.display()), &error))
                 }
             }
         });
         match printed {
             Ok(()) => {}
-            Err(Failure::StdoutClosed) => return Err(Failure::StdoutClosed),
+            Err(Failure::StdoutClosed) => return Ok(done),
             Err(failure) => {
                 stderr_line(&failure.to_string());
                 done = Completion::PartialFailure;
             }
         }
     }
-    if global.json {
-        out.write_all(if documents == 0 { b"[]\n" } else { b"\n]\n" })?;
-    }
-    Ok(done)
+    let end: &[u8] = match (global.json, documents) {
+        (false, _) => b"",
+        (true, 0) => b"[]\n",
+        (true, _) => b"\n]\n",
+    };
+    done.after(out.write_all(end).map_err(Failure::from))
 }
 
 fn open(opened: &OpenVolume, path: &OsString) -> Result<File, Failure> {

@@ -2,7 +2,7 @@
 
 mod glob;
 
-use std::io::{ErrorKind, Write};
+use std::io::Write;
 
 use butternut::{FileKind, Follow};
 
@@ -28,6 +28,18 @@ enum Size {
 }
 
 pub(crate) fn run(global: &GlobalArgs, args: &FindArgs, out: &mut Output) -> Outcome {
+    let mut done = Completion::Success;
+    let printed = find(global, args, &mut done, out);
+    done.after(printed)
+}
+
+/// Prints what is found. `done` becomes a partial failure when a failure is reported.
+fn find(
+    global: &GlobalArgs,
+    args: &FindArgs,
+    done: &mut Completion,
+    out: &mut Output,
+) -> Result<(), Failure> {
     let filter = Filter::of(args)?;
     let opened = OpenVolume::from_arg(global, &args.volume)?;
     let id = opened.resolve(&args.path, Follow::NotLast)?;
@@ -36,7 +48,6 @@ pub(crate) fn run(global: &GlobalArgs, args: &FindArgs, out: &mut Output) -> Out
     let mut walk = Walk::new(&opened.filesystem, args.one_subvolume);
     let mut printer =
         Printer { opened: &opened, null: args.null, json: global.json.then(json::List::default) };
-    let mut done = Completion::Success;
     let mut next = Some(Ok(WalkEntry { path: WalkPath::new(path), id, kind, depth: 0 }));
     while let Some(step) = next {
         let checked = step.and_then(|found| {
@@ -56,19 +67,15 @@ pub(crate) fn run(global: &GlobalArgs, args: &FindArgs, out: &mut Output) -> Out
         if let Err(WalkError { path, error }) = entered {
             let flushed = out.flush();
             stderr_line(&Failure::of(text::escaped(&path), &error).to_string());
-            done = Completion::PartialFailure;
-            match flushed {
-                // Nothing reads the output any more.
-                Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(done),
-                flushed => flushed?,
-            }
+            *done = Completion::PartialFailure;
+            flushed?;
         }
         next = walk.next();
     }
     if let Some(list) = printer.json.take() {
         list.end(out)?;
     }
-    Ok(done)
+    Ok(())
 }
 
 impl Filter {

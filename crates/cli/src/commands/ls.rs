@@ -39,20 +39,26 @@ pub(crate) fn run(global: &GlobalArgs, args: &LsArgs, out: &mut Output) -> Outco
     let mut lister =
         Lister { opened: &opened, args, json, done: Completion::Success, entered: HashSet::new() };
     let kind = opened.filesystem.stat(id).map_err(|e| Failure::of(text::escaped(&path), &e))?.kind;
-    let top = WalkEntry { path: WalkPath::new(path.clone()), id, kind, depth: 0 };
-    if kind == FileKind::Directory && !args.directory {
-        lister.directory(&top, out)?;
-    } else {
-        let entry = lister.entry(path.clone(), path, id)?;
-        lister.print(vec![entry], out)?;
-    }
-    if let Some(list) = lister.json.take() {
-        list.end(out)?;
-    }
-    Ok(lister.done)
+    let top = WalkEntry { path: WalkPath::new(path), id, kind, depth: 0 };
+    let printed = lister.all(&top, out);
+    lister.done.after(printed)
 }
 
 impl Lister<'_> {
+    fn all(&mut self, top: &WalkEntry, out: &mut Output) -> Result<(), Failure> {
+        if top.kind == FileKind::Directory && !self.args.directory {
+            self.directory(top, out)?;
+        } else {
+            let path = top.path.bytes();
+            let entry = self.entry(path.clone(), path, top.id)?;
+            self.print(vec![entry], out)?;
+        }
+        if let Some(list) = self.json.take() {
+            list.end(out)?;
+        }
+        Ok(())
+    }
+
     /// Lists `top`, and with --recursive all directories below it, sorted by name.
     fn directory(&mut self, top: &WalkEntry, out: &mut Output) -> Result<(), Failure> {
         let mut pending = vec![top.clone()];

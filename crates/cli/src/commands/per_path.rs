@@ -20,19 +20,21 @@ pub(super) fn for_each_path<T>(
 ) -> Outcome {
     let mut list = json::List::default();
     let mut done = Completion::Success;
-    for path in paths {
-        match look(path) {
-            Ok(found) if global.json => list.push(out, as_json(&found))?,
-            Ok(found) => show(&found, out)?,
-            Err(failure) => {
-                out.flush()?;
-                stderr_line(&failure.to_string());
-                done = Completion::PartialFailure;
+    let mut print_all = || -> io::Result<()> {
+        for path in paths {
+            match look(path) {
+                Ok(found) if global.json => list.push(out, as_json(&found))?,
+                Ok(found) => show(&found, out)?,
+                Err(failure) => {
+                    // A failed write is returned by the next one.
+                    out.flush().unwrap_or_default();
+                    stderr_line(&failure.to_string());
+                    done = Completion::PartialFailure;
+                }
             }
         }
-    }
-    if global.json {
-        list.end(out)?;
-    }
-    Ok(done)
+        if global.json { std::mem::take(&mut list).end(out) } else { Ok(()) }
+    };
+    let printed = print_all();
+    done.after(printed.map_err(Failure::from))
 }

@@ -14,7 +14,8 @@
 //!    mounted there later.
 //! 5. With --lazy, the mount is detached before anything waits for its process or for a device.
 //! 6. FUSE denies root the access to a mount of another user without `allow_other`. The control
-//!    socket of such a mount tells its process, and lets it commit.
+//!    socket of such a mount tells its process, and lets it commit. Without the socket nothing is
+//!    committed before the unmount, which is an error.
 
 use std::fs::File;
 use std::io;
@@ -257,8 +258,8 @@ fn daemon(mount: &Mount) -> Option<Daemon> {
     let read = rustix::fs::getxattr(&mount.mountpoint, DAEMON_XATTR, &mut value[..]);
     let is_denied = matches!(read, Err(Errno::ACCESS | Errno::PERM));
     if is_denied {
-        let (id, pidfd) = client::serving_process(mount)?;
-        return Some(Daemon { process: Some(Process { id, pidfd }), is_denied });
+        let process = client::serving_process(mount).map(|(id, pidfd)| Process { id, pidfd });
+        return Some(Daemon { process, is_denied });
     }
     let text = std::str::from_utf8(value.get(..read.ok()?)?).ok()?;
     let id = Pid::from_raw(text.parse().ok()?)?;

@@ -102,15 +102,17 @@ pub(crate) fn request_commit(
 }
 
 /// Returns the process that serves the control socket of a mount, if there is one that is visible
-/// in this process namespace. The connection is open until the pidfd is, so the id is not reused.
+/// in this process namespace.
 pub(crate) fn serving_process(mount: &Mount) -> Option<(Pid, OwnedFd)> {
     let user = mount.option("user_id")?.parse().ok()?;
     let until = Instant::now() + TIMEOUT;
     let stream = connect_with_timeout(user, socket_name(mount.device), until).ok()?;
     let id = butternut_sys::peer::peer(&stream).ok()?.process?;
     let id = Pid::from_raw(id.try_into().ok()?)?;
-    let pidfd = pidfd_open(id, PidfdFlags::empty()).ok()?;
-    drop(stream);
+    // An older kernel has only the id, which may be that of another process by now.
+    let pidfd = butternut_sys::peer::process(&stream)
+        .or_else(|_| pidfd_open(id, PidfdFlags::empty()))
+        .ok()?;
     Some((id, pidfd))
 }
 

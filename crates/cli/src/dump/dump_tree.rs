@@ -27,8 +27,8 @@ pub(crate) fn print(
         stderr_line(&format!("inspect dump-tree: {line}"));
         done = Completion::PartialFailure;
     };
-    tree::dump(&Volume(filesystem.inspect()), &options, out, &mut notice)?;
-    Ok(done)
+    let printed = tree::dump(&Volume(filesystem.inspect()), &options, out, &mut notice);
+    done.after(printed.map_err(Failure::from))
 }
 
 fn options(global: &GlobalArgs, args: &DumpTreeArgs) -> Result<DumpOptions, Failure> {

@@ -19,7 +19,7 @@ const DIR_ITEM: u8 = 84;
 const DIR_INDEX: u8 = 96;
 
 /// Makes an empty volume, and fills it through the library.
-fn volume(dir: &Path, fill: impl FnOnce(&Filesystem)) -> PathBuf {
+pub(crate) fn volume(dir: &Path, fill: impl FnOnce(&Filesystem)) -> PathBuf {
     let image = dir.join("image");
     shell(&format!("truncate -s 256M {0}; mkfs.btrfs -q {0}", image.display()));
     let options = MountOptions::default().read_only(false);
@@ -29,7 +29,7 @@ fn volume(dir: &Path, fill: impl FnOnce(&Filesystem)) -> PathBuf {
     image
 }
 
-fn new() -> NewInode {
+pub(crate) fn new() -> NewInode {
     NewInode { permissions: 0o755, umask: 0, uid: 0, gid: 0 }
 }
 

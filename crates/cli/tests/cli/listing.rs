@@ -1,10 +1,12 @@
 //! `ls`, `cat`, `stat` and `find`: their output as text and as JSON.
 
+use std::fs;
 use std::process::Stdio;
 
 use serde_json::{Value, json};
 
 use super::command::{butternut, command};
+use super::hostile;
 use super::image::{kernel, kernel_tests_enabled, plain};
 
 fn on_plain(words: &[&str]) -> super::command::CommandOutput {
@@ -148,4 +150,70 @@ fn a_closed_pipe_is_not_an_error() {
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
     assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]));
+}
+
+/// As by `butternut ls -l VOLUME | head -1`.
+#[test]
+fn a_failure_shows_in_the_status_also_where_nothing_reads_the_output() {
+    const MANY: usize = 2000;
+    let scratch = tempfile::tempdir().unwrap();
+    let image = hostile::volume(scratch.path(), |fs| {
+        fs.mkdir(fs.root(), b"a-lost", &hostile::new()).unwrap();
+        for n in 0..MANY {
+            let name = format!("{n:0>60}");
+            let id = fs.create(fs.root(), name.as_bytes(), &hostile::new()).unwrap();
+            if n == 0 {
+                fs.open_file(id).unwrap().write_at(0, &vec![7; 1 << 20]).unwrap();
+            }
+        }
+    });
+    // The entry of the lost directory leads to no inode.
+    hostile::rewrite_items(&image, |_, data| {
+        let is_it = data.ends_with(b"a-lost") && data.len() == 30 + b"a-lost".len();
+        if is_it {
+            data[..8].copy_from_slice(&99_999_u64.to_le_bytes());
+        }
+        is_it
+    });
+    let image = image.to_str().unwrap();
+    let first = format!("{:0>60}", 0);
+    let many = vec!["/"; MANY];
+    let mut commands = vec![
+        vec!["ls", "-l", image],
+        vec!["ls", "-l", "--json", image],
+        vec!["ls", "-lR", image],
+        vec!["find", image],
+        vec!["filesystem", "du", image],
+        vec!["cat", image, "none", &first],
+        [vec!["stat", image, "none"], many].concat(),
+    ];
+    let outcomes = |commands: &[Vec<&str>]| -> Vec<(String, Option<i32>)> {
+        let run = |words: &Vec<&str>| {
+            let (reader, writer) = std::io::pipe().unwrap();
+            drop(reader);
+            let ran = command().args(words).stdout(writer).output().unwrap();
+            assert!(!ran.stderr.is_empty(), "{words:?}");
+            (words[..2].join(" "), ran.status.code())
+        };
+        commands.iter().map(run).collect()
+    };
+    let mut found = outcomes(&commands);
+    // A leaf of the subvolume without a valid copy.
+    let mut bytes = fs::read(image).unwrap();
+    let fsid = bytes[65536 + 0x20..65536 + 0x30].to_vec();
+    let (blocks, _) = bytes.as_chunks_mut::<16384>();
+    let is_leaf = |block: &[u8]| block[0x20..0x30] == fsid && block[88] == 5 && block[100] == 0;
+    let logical = |block: &[u8]| block[48..56].to_vec();
+    let first_leaf = blocks.iter().skip(64).find(|block| is_leaf(*block)).unwrap();
+    let first_leaf = logical(first_leaf);
+    for block in blocks.iter_mut().skip(64) {
+        if is_leaf(&block[..]) && logical(&block[..]) == first_leaf {
+            block[16000] ^= 1;
+        }
+    }
+    fs::write(image, &bytes).unwrap();
+    commands = vec![vec!["inspect", "dump-tree", image]];
+    found.extend(outcomes(&commands));
+    let lost: Vec<_> = found.iter().filter(|(_, code)| *code != Some(1)).collect();
+    assert!(lost.is_empty(), "{lost:?}");
 }

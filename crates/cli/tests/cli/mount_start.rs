@@ -40,6 +40,40 @@ fn a_second_signal_ends_a_mount_that_is_not_made() {
     assert_eq!(output, "ended\nstill waits for the mount\nown.img: is not mounted\n");
 }
 
+/// The fusermount3 hangs before or after it has mounted, and goes on when the command has ended.
+#[test]
+fn a_hung_fusermount3_ends_with_the_command_and_leaves_no_mount() {
+    if !kernel_tests_enabled("a_hung_fusermount3_ends_with_the_command_and_leaves_no_mount") {
+        return;
+    }
+    let hang = "echo $$ >helper; while [ ! -e go ]; do sleep .05; done";
+    let before = format!("{hang}; exec $REAL \"$@\"");
+    // Without a socket it cannot send the descriptor, as to a command that has ended.
+    let after = format!("_FUSE_COMMFD=2 $REAL \"$@\"; {hang}");
+    for way in [before, after] {
+        let output = run_in_namespace(&format!(
+            "{OTHER_USER}
+             mknod fuse c 10 229; chmod 666 fuse; mount --bind fuse /dev/fuse
+             mkdir bin; cat >bin/fusermount3 <<'END'
+#!/bin/sh
+REAL=/usr/bin/fusermount3
+case $1 in -u*) exec $REAL \"$@\";; esac
+{way}
+END
+             chmod 755 bin bin/fusermount3; touch helper; chmod 666 helper
+             $AS env PATH=$PWD/bin:$PATH $U mount --foreground own.img u 2>log & D=$!
+             trap \"{{ kill -9 $D; kill -9 \\$(cat helper); umount -l u; }} 2>ignored || true\" EXIT
+             for n in $(seq 400); do [ -s helper ] && break; sleep .05; done
+             kill -TERM $D
+             for n in $(seq 400); do grep -q 'still waits' log && break; sleep .05; done
+             kill -TERM $D; ended $D && echo ended || echo it lives
+             touch go; ended $(cat helper) && echo the helper ended || echo the helper lives
+             grep \" $PWD/u \" /proc/self/mountinfo || echo not mounted"
+        ));
+        assert_eq!(output, "ended\nthe helper ended\nnot mounted\n", "{way}");
+    }
+}
+
 /// The signal arrives while the daemon opens a volume on a device that does not respond.
 #[test]
 fn a_signal_to_the_command_ends_the_daemon_too() {

@@ -103,6 +103,13 @@ impl Filesystem {
         done.and(lost.map_or(Ok(()), |error| Err(error.into())))
     }
 
+    /// As `sync_and_keep_errors` of [`FilesystemExt`](crate::server::FilesystemExt).
+    pub(crate) fn sync_and_keep_errors(&self) -> Result<()> {
+        let done = self.write_back_and_commit();
+        let lost = self.shared.source.peek_unreported_error();
+        done.and(lost.map_or(Ok(()), |error| Err(error.into())))
+    }
+
     /// As [`FilesystemExt::sync_best_effort`](crate::server::FilesystemExt::sync_best_effort).
     pub(crate) fn sync_best_effort(&self) {
         drop(self.write_back_and_commit());

@@ -4,7 +4,8 @@
 //!    set-group-id bit depends on all groups.
 //! 2. Capabilities count only in the user namespace of this process, because every process has all
 //!    of them in a namespace that it made.
-//! 3. A caller that cannot be read has only the group of the request, and no capability.
+//! 3. A caller that cannot be read has only the group of the request, and no capability, except
+//!    that user 0 may change the flags of inodes.
 //! 4. The ids of requests are those of this process's namespace; the kernel sends 0 for a caller
 //!    outside of it. `/proc` may show another namespace, and other processes under these ids: then
 //!    no caller can be read.
@@ -30,22 +31,26 @@ const CAP_LINUX_IMMUTABLE: u32 = 9;
 pub(crate) fn may_set_flags(caller: &InHeader, owner: u32, is_guarded: bool) -> bool {
     let is_root = caller.uid == 0;
     (is_root || caller.uid == owner || has_capability(caller, CAP_FOWNER))
-        && (is_root || !is_guarded || has_capability(caller, CAP_LINUX_IMMUTABLE))
+        && (!is_guarded || capability(caller, CAP_LINUX_IMMUTABLE).unwrap_or(is_root))
 }
 
 /// Returns whether the caller has a capability in the user namespace of this process (laws 2, 3).
-fn has_capability(caller: &InHeader, capability: u32) -> bool {
+fn has_capability(caller: &InHeader, number: u32) -> bool {
+    capability(caller, number).unwrap_or(false)
+}
+
+/// As [`has_capability`]; `None` for a caller that cannot be read.
+fn capability(caller: &InHeader, number: u32) -> Option<bool> {
     let namespace = |of: &Path| fs::read_link(of.join("ns/user")).ok();
-    let Some(directory) = directory(caller.pid) else { return false };
-    let own = namespace(Path::new("/proc/self"));
-    let is_same = own.is_some_and(|own| namespace(&directory) == Some(own));
-    is_same && capabilities(&status(caller)) >> capability & 1 == 1
+    let theirs = namespace(&directory(caller.pid)?)?;
+    let own = namespace(Path::new("/proc/self"))?;
+    Some(own == theirs && capabilities(&status(caller))? >> number & 1 == 1)
 }
 
 /// Returns the effective capabilities in a `status` file, one bit each.
-fn capabilities(status: &str) -> u64 {
-    let set = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap_or_default();
-    u64::from_str_radix(set.trim(), 16).unwrap_or(0)
+fn capabilities(status: &str) -> Option<u64> {
+    let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
+    u64::from_str_radix(set.trim(), 16).ok()
 }
 
 fn status(caller: &InHeader) -> String {
@@ -119,13 +124,27 @@ mod tests {
 
     #[test]
     fn a_caller_that_cannot_be_read_has_no_capabilities() {
-        assert_eq!(capabilities("Name:\tcat\nCapEff:\t0000000000000208\n"), 0x208);
-        assert_eq!(capabilities("CapEff:\tnothing\n"), 0);
+        assert_eq!(capabilities("Name:\tcat\nCapEff:\t0000000000000208\n"), Some(0x208));
+        assert_eq!(capabilities("CapEff:\tnothing\n"), None);
         let unseen = InHeader { pid: u32::MAX, uid: 5, ..InHeader::default() };
         assert!(may_set_flags(&unseen, 5, false));
         assert!(!may_set_flags(&unseen, 5, true));
         assert!(!may_set_flags(&unseen, 6, false));
         let root = InHeader { uid: 0, ..unseen };
         assert!(may_set_flags(&root, 6, true));
+    }
+
+    #[test]
+    fn user_0_without_the_capability_may_not_change_immutable() {
+        let without = || {
+            let mut sets = rustix::thread::capabilities(None).expect("own capabilities");
+            sets.effective.remove(rustix::thread::CapabilitySet::LINUX_IMMUTABLE);
+            rustix::thread::set_capabilities(None, sets).expect("fewer capabilities");
+            let pid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+            let root = InHeader { pid, ..InHeader::default() };
+            (may_set_flags(&root, 6, false), may_set_flags(&root, 6, true))
+        };
+        let allowed = std::thread::spawn(without).join().expect("a result");
+        assert_eq!(allowed, (true, false));
     }
 }

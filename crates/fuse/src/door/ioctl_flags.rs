@@ -11,7 +11,7 @@
 //!    The 32-bit number of `SET_FLAGS` is not one; the kernel translates the calls of 32-bit
 //!    programs.
 //! 2. Every change checks its caller here as well. It needs the owner, user 0 or `CAP_FOWNER`; a
-//!    change of immutable or append-only needs user 0 or `CAP_LINUX_IMMUTABLE`.
+//!    change of immutable or append-only needs `CAP_LINUX_IMMUTABLE`.
 //! 3. A change of flags changes the ctime of the inode. With write-back caching the kernel keeps
 //!    the times in its own inode, so it is made to forget that inode: its names are invalidated,
 //!    and looked up again once no program has the file open.

@@ -44,12 +44,12 @@ impl Door {
             return reply.push_xattr(get.size, namespace.ino().to_string().as_bytes());
         }
         if name == SYNC_XATTR.as_bytes() {
-            // A loss of file data is returned once: not to a user whose files may not be lost,
-            // because the user that mounted, and root, unmount by this attribute.
+            // A loss of file data is returned once to the user that mounted, or to root, because
+            // they unmount by this attribute. Other users do not take it from them.
             if caller::is_owner_of_mount(&request.header) {
                 self.filesystem.sync_unreported()?;
             } else {
-                self.filesystem.sync_names()?;
+                self.filesystem.sync_and_keep_errors()?;
             }
             return reply.push_xattr(get.size, b"1");
         }

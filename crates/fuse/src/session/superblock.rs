@@ -124,7 +124,7 @@ fn unmount(mount: &Mount) -> io::Result<()> {
     by_call(mount, UnmountFlags::empty(), "-uq")
 }
 
-fn detach(mount: &Mount) -> io::Result<()> {
+pub(crate) fn detach(mount: &Mount) -> io::Result<()> {
     by_call(mount, UnmountFlags::DETACH, "-uzq")
 }
 

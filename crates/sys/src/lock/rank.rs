@@ -60,6 +60,8 @@ ranks! {
     FioVolumes
     /// Whether the volume of a mount is open, while a signal ends the process.
     CommandSignals
+    /// The fusermount3 that mounts at the moment.
+    MountHelper
     /// The receiver of the jobs of an export or an import, while a thread waits for one.
     CommandJobs
     /// The mounts of a volume that is mounted at several places.

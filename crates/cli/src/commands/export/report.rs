@@ -173,8 +173,9 @@ impl Report {
                  --no-owner)"
             ));
         }
+        let mut printed = Ok(());
         if global.json {
-            json::document(out, as_json(&counts))?;
+            printed = json::document(out, as_json(&counts));
         } else if global.verbose {
             stderr_line(&format!(
                 "{dest}: {} files, {} directories, {} links, {}",
@@ -185,7 +186,8 @@ impl Report {
             ));
         }
         let whole = counts.failures.is_empty() && counts.lost.is_empty();
-        Ok(if whole { Completion::Success } else { Completion::PartialFailure })
+        let done = if whole { Completion::Success } else { Completion::PartialFailure };
+        done.after(printed.map_err(Failure::from))
     }
 }
 

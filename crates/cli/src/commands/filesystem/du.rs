@@ -37,23 +37,28 @@ pub(crate) fn run(global: &GlobalArgs, args: &DuArgs, out: &mut Output) -> Outco
         done: Completion::Success,
         linked: HashSet::new(),
     };
-    if !global.json {
-        writeln!(out, "{:>10}  {:>10}  {:>10}  Filename", "Total", "Exclusive", "Set shared")?;
-    }
-    for path in &args.paths {
-        let id = opened.resolve(path, Follow::NotLast)?;
-        let path = text::bytes(path);
-        let stat = opened.filesystem.stat(id);
-        let kind = stat.map_err(|error| Failure::of(text::escaped(&path), &error))?.kind;
-        counter.tree(&WalkEntry { path: WalkPath::new(path), id, kind, depth: 0 }, out)?;
-    }
-    if let Some(list) = counter.json.take() {
-        list.end(out)?;
-    }
-    Ok(counter.done)
+    let printed = counter.all(args, out);
+    counter.done.after(printed)
 }
 
 impl UsageCounter<'_> {
+    fn all(&mut self, args: &DuArgs, out: &mut Output) -> Result<(), Failure> {
+        if self.json.is_none() {
+            writeln!(out, "{:>10}  {:>10}  {:>10}  Filename", "Total", "Exclusive", "Set shared")?;
+        }
+        for path in &args.paths {
+            let id = self.opened.resolve(path, Follow::NotLast)?;
+            let path = text::bytes(path);
+            let stat = self.opened.filesystem.stat(id);
+            let kind = stat.map_err(|error| Failure::of(text::escaped(&path), &error))?.kind;
+            self.tree(&WalkEntry { path: WalkPath::new(path), id, kind, depth: 0 }, out)?;
+        }
+        if let Some(list) = self.json.take() {
+            list.end(out)?;
+        }
+        Ok(())
+    }
+
     fn tree(&mut self, top: &WalkEntry, out: &mut Output) -> Result<(), Failure> {
         let mut walk = Walk::new(&self.opened.filesystem, false);
         // Directories whose sum is not complete yet, outermost first.

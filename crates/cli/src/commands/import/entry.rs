@@ -13,7 +13,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 
 use butternut::{FileKind, Time};
 use rustix::fs::{
-    Mode, OFlags, SeekFrom, fgetxattr, flistxattr, flistxattr_query, lgetxattr, llistxattr, major,
+    Mode, OFlags, SeekFrom, fgetxattr, flistxattr, flistxattr_query, getxattr, listxattr, major,
     minor, openat, readlinkat, seek,
 };
 use rustix::io::Errno;
@@ -81,7 +81,7 @@ impl Entry {
             let file = File::from(open_to_read(dir, name, OFlags::NONBLOCK)?);
             let meta = file.metadata()?;
             if !meta.is_file() {
-                return Err(io::Error::other("the file was replaced while it was read"));
+                return Err(replaced());
             }
             let xattrs = if options.xattrs { xattrs_of_open(&file)? } else { Vec::new() };
             let attributes = Attributes::of(&meta, xattrs);
@@ -91,7 +91,10 @@ impl Entry {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let handle = File::from(openat(dir, name, flags, Mode::empty())?);
         let meta = handle.metadata()?;
-        let xattrs = if options.xattrs { xattrs_at(dir, name)? } else { Vec::new() };
+        if meta.is_file() || meta.is_dir() {
+            return Err(replaced());
+        }
+        let xattrs = if options.xattrs { xattrs_of_handle(&handle)? } else { Vec::new() };
         let attributes = Attributes::of(&meta, xattrs);
         let content = if attributes.kind == FileKind::Symlink {
             Content::Text(readlinkat(&handle, "", Vec::new())?.into_bytes())
@@ -100,6 +103,10 @@ impl Entry {
         };
         Ok(Self { attributes, content })
     }
+}
+
+fn replaced() -> io::Error {
+    io::Error::other("the file was replaced while it was read")
 }
 
 impl Attributes {
@@ -219,15 +226,16 @@ fn xattrs_of_open(file: &File) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
     values(&list[..bytes], |name, value| fgetxattr(file, name, value))
 }
 
-fn xattrs_at(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
-    let mut path = format!("/proc/self/fd/{}/", dir.as_raw_fd()).into_bytes();
-    path.extend_from_slice(name);
+/// Reads the attributes of a file that is open with `O_PATH`. The path in `/proc` leads to this
+/// file itself, also if it is a symlink.
+fn xattrs_of_handle(handle: &File) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    let path = format!("/proc/self/fd/{}", handle.as_raw_fd());
     let mut list = vec![0; XATTR_BYTES_MAX];
-    let bytes = match llistxattr(path.as_slice(), list.as_mut_slice()) {
+    let bytes = match listxattr(path.as_str(), list.as_mut_slice()) {
         Err(Errno::NOTSUP) => return Ok(Vec::new()),
         bytes => bytes?,
     };
-    values(&list[..bytes], |name, value| lgetxattr(path.as_slice(), name, value))
+    values(&list[..bytes], |name, value| getxattr(path.as_str(), name, value))
 }
 
 fn values(
@@ -252,4 +260,54 @@ fn values(
     }
     found.sort_unstable();
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{CWD, FileType, RenameFlags, XattrFlags, mknodat, renameat_with, setxattr};
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+
+    #[test]
+    fn a_file_that_is_replaced_gives_no_attributes_to_another() {
+        let scratch = tempfile::tempdir().unwrap();
+        let (name, other) = (scratch.path().join("name"), scratch.path().join("other"));
+        mknodat(CWD, &name, FileType::Fifo, Mode::RUSR, 0).unwrap();
+        std::fs::write(&other, "data").unwrap();
+        setxattr(&other, "user.of_the_file", b"value", XattrFlags::empty()).unwrap();
+        let (dir, is_over) = (File::open(scratch.path()).unwrap(), AtomicBool::new(false));
+        let (mut read, mut wrong) = (0, 0);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    renameat_with(CWD, &name, CWD, &other, RenameFlags::EXCHANGE).unwrap();
+                }
+            });
+            for _ in 0..50_000 {
+                let found = Entry::read(dir.as_fd(), b"name", false, ReadOptions { xattrs: true });
+                let Ok(Entry { attributes, .. }) = found else { continue };
+                read += 1;
+                let is_whole = attributes.kind == FileKind::Fifo && attributes.xattrs.is_empty();
+                wrong += u32::from(!is_whole);
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+        assert!(read > 0 && wrong == 0, "{wrong} of {read}");
+    }
+
+    /// As root, a symlink can have attributes.
+    #[test]
+    fn attributes_of_a_symlink_are_not_those_of_its_target() {
+        let scratch = tempfile::tempdir().unwrap();
+        let target = scratch.path().join("target");
+        std::fs::write(&target, "data").unwrap();
+        setxattr(&target, "user.of_the_target", b"value", XattrFlags::empty()).unwrap();
+        std::os::unix::fs::symlink("target", scratch.path().join("link")).unwrap();
+        let dir = File::open(scratch.path()).unwrap();
+        let entry = Entry::read(dir.as_fd(), b"link", false, ReadOptions { xattrs: true });
+        let Entry { attributes, content } = entry.unwrap();
+        assert!(attributes.xattrs.is_empty(), "{attributes:?}");
+        assert!(matches!(content, Content::Text(target) if target == b"target"));
+    }
 }

@@ -11,14 +11,16 @@
 //!    of the caller must not stay open as long as the mount.
 //! 2. The command passes signals on, and waits for the daemon. It ends with status 0 and the volume
 //!    mounted, or otherwise and the volume not mounted, as mount(8) does.
-//! 3. A daemon that cannot report, because the command was killed, ends the mount as a signal
+//! 3. Once the daemon has reported, it has no stderr. If it does not end soon after a signal, the
+//!    command prints what it waits for.
+//! 4. A daemon that cannot report, because the command was killed, ends the mount as a signal
 //!    would: other programs may have written to it already.
 
 use std::io::{self, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use butternut_sys::descriptors;
 use butternut_sys::signal::EndSignals;
@@ -51,7 +53,13 @@ pub(super) fn start(
         .and_then(|mut command| command.spawn())
         .map_err(|error| failed(&error))?;
     let id = daemon.id();
-    match wait(&mut daemon, &signals).map_err(|error| failed(&error))? {
+    let shown = mountpoint.display().to_string();
+    let note = || {
+        let text = "still unmounts: it is in use, or waits for a device (a further signal is";
+        stderr_line(&format!("{shown}: note: {text} passed on)"));
+    };
+    let next_signal = |timeout| Ok(signals.wait_for(timeout)?);
+    match wait(&mut daemon, next_signal, note).map_err(|error| failed(&error))? {
         Report::Mounted => {
             if global.json {
                 let mountpoint = mountpoint.as_os_str().as_encoded_bytes();
@@ -102,16 +110,26 @@ enum Report {
 }
 
 /// Waits for the report or the end of the daemon, and passes signals on (law 2). After a signal
-/// only the end counts, because the report may be older than the signal.
-fn wait(daemon: &mut Child, signals: &EndSignals) -> io::Result<Report> {
+/// only the end counts, because the report may be older than the signal. Calls `note` once if the
+/// end takes long (law 3).
+fn wait(
+    daemon: &mut Child,
+    next_signal: impl Fn(Duration) -> io::Result<Option<i32>>,
+    note: impl FnOnce(),
+) -> io::Result<Report> {
     let mut pipe = daemon.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
     let (mut report, mut is_at_end) = (Vec::new(), false);
-    let mut passed_on = None;
+    let (mut passed_on, mut note, mut note_due) = (None, Some(note), None);
     loop {
         let timeout = if is_at_end { SIGNAL_INTERVAL } else { Duration::ZERO };
-        if let Some(signal) = signals.wait_for(timeout)? {
+        if let Some(signal) = next_signal(timeout)? {
+            note_due.get_or_insert_with(|| Instant::now() + signals::SLOW_DEVICE_TIMEOUT);
             passed_on = Some(signal);
             terminate(daemon);
+        }
+        let is_due = report == READY && note_due.is_some_and(|due| Instant::now() >= due);
+        if let Some(note) = note.take_if(|_| is_due) {
+            note();
         }
         if !is_at_end && has_input(&pipe)? {
             let mut bytes = [0; READY.len() + 1];
@@ -160,7 +178,7 @@ pub(super) fn parent_failed(error: &io::Error) -> Failure {
 }
 
 /// Reports that the volume is mounted, and releases the terminal and the working directory. If that
-/// fails, ends the mount (law 3) and returns `false`.
+/// fails, ends the mount (law 4) and returns `false`.
 pub(super) fn report_mounted() -> bool {
     // The caller of the command sees the messages so far.
     reporter::flush();
@@ -183,4 +201,34 @@ fn release_terminal() -> io::Result<()> {
     rustix::stdio::dup2_stdout(&null).unwrap_or_default();
     rustix::stdio::dup2_stderr(&null).unwrap_or_default();
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    /// As a daemon that was signalled just after its report, on a device that does not respond.
+    #[test]
+    fn the_command_reports_that_a_daemon_does_not_end_after_a_signal() {
+        let script = "trap '' TERM; echo trapped >&2; echo ready; exec >&-; read end";
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut daemon = command.stderr(Stdio::piped()).spawn().unwrap();
+        let (stdin, mut stderr) = (daemon.stdin.take(), daemon.stderr.take().unwrap());
+        // A signal before the trap would end it.
+        let mut trapped = [0; "trapped\n".len()];
+        stderr.read_exact(&mut trapped).unwrap();
+        let (mut is_noted, is_sent) = (false, Cell::new(false));
+        let interrupt = |timeout| {
+            std::thread::sleep(timeout);
+            Ok((!is_sent.replace(true)).then_some(2))
+        };
+        let report = wait(&mut daemon, interrupt, || {
+            is_noted = true;
+            drop(stdin);
+        });
+        assert!(matches!(report, Ok(Report::Ended(_, Some(2)))));
+        assert!(is_noted);
+    }
 }

@@ -19,7 +19,8 @@
 //!    mask. [`SignalThread`] receives them from then on: before [`SignalThread::begin_mount`] a
 //!    signal ends the process, and nothing is mounted. The first signal between that call and
 //!    [`SignalThread::unmount_on_signal`] is handled when the mount is made. If the mount is not
-//!    made, because a device or fusermount3 does not respond, a second signal ends the process.
+//!    made, because a device or fusermount3 does not respond, a second signal ends the process and
+//!    fusermount3.
 
 use butternut_sys::lock::{Mutex, rank};
 use std::io;
@@ -48,7 +49,7 @@ pub(super) const ABORTED: i32 = 1;
 /// mount that is being made.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 /// After this time, a message reports that the work of the first signal is not finished.
-const SLOW_DEVICE_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const SLOW_DEVICE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval at which the thread looks whether the mount was made, once a signal has arrived.
 const MOUNT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -135,6 +136,8 @@ impl MountBeingMade {
             }
             let is_past = |time: &Option<Instant>| time.is_some_and(|time| Instant::now() >= time);
             if further > 1 || is_past(&deadline) {
+                // The main thread, which gets an error when fusermount3 ends, waits for this lock.
+                let _is_mounting = self.is_mounting.lock();
                 end_before_mount(&self.volume, first);
             }
             if is_past(&slow_message) {
@@ -151,6 +154,7 @@ impl MountBeingMade {
 fn end_before_mount(volume: &str, signal: i32) -> ! {
     let text = "is not mounted: a signal ended the command while it opened the volume";
     stderr_line(&format!("{volume}: {text}"));
+    butternut_fuse::end_helper();
     reporter::flush();
     std::process::exit(128 + signal);
 }
