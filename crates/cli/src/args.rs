@@ -119,8 +119,10 @@ detached and committed, and its process reports on stderr and to syslog what sti
 processes, remaining mount points, mounts in other mount namespaces. A second signal commits later
 changes and ends the process; open files and remaining mount points fail from then on. A third
 signal ends the process without that commit. While the volume is still being opened, any of these
-signals to the command or its process ends both, and nothing is mounted. SIGHUP and SIGINT stay
-ignored where they are from the start: under nohup(1), and in the background jobs of a script.
+signals to the command or its process ends both, and nothing is mounted. While the mount is being
+made, which may wait for another filesystem, a second signal does, and it ends fusermount3, too.
+SIGHUP and SIGINT stay ignored where they are from the start: under nohup(1), and in the background
+jobs of a script.
 
 Users other than root mount through fusermount3 (package fuse3), and need read and write access to
 /dev/fuse and to the mount point.
@@ -147,7 +149,12 @@ When the command returns, all changes are committed and, without --lazy, the vol
 commit waits for a device that does not respond. If the volume is also mounted elsewhere, here or in
 another mount namespace, it is not released: the command unmounts this mount point only, reports on
 stderr where the volume is still mounted, and exits with 0. The key `released` in the
---json output tells which.";
+--json output tells which.
+
+If changes could not be committed, the mount is unmounted all the same, and the exit status is 1.
+Root has no access to a mount of another user without allow_other, and lets its process commit over
+the control socket. Without that socket, nothing is committed before the unmount, and the exit
+status is 1.";
 
 const STATS_HELP: &str = "\
 Counters start at zero when the volume is mounted. A latency is the time that an operation takes in

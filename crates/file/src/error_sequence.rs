@@ -194,6 +194,7 @@ mod tests {
         volume.record(&file, &error(2));
         volume.record(&file, &error(3));
         assert_eq!(volume.unreported().len(), 1, "one for each file");
+        assert_eq!(ino(volume.peek_unreported()), Some(3));
         assert_eq!(ino(volume.take_unreported()), Some(3));
         volume.record(&file, &error(4));
         assert_eq!(
@@ -201,6 +202,7 @@ mod tests {
             Some(4),
             "the previous call reported only the earlier errors"
         );
+        assert_eq!(ino(volume.peek_unreported()), None);
     }
 
     #[test]

@@ -42,6 +42,6 @@ pub use connection::mount_xattrs::{DAEMON_XATTR, LOST_XATTR, PROCESS_NAMESPACE_X
 pub use door::Report;
 pub use options::{Caching, Options};
 pub use session::{
-    ClonedMount, DetachOutcome, DetachedMount, FS_TYPE, FuseError, MountPermissions, Mounted,
-    PendingClone, RemainingMount, Serving, Unmounter, end_helper, mount,
+    ClonedMount, DetachOutcome, DetachedMount, FS_TYPE, FuseError, MountAttempt, MountPermissions,
+    Mounted, PendingClone, RemainingMount, Serving, Unmounter, mount, mount_attempt,
 };

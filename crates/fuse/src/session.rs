@@ -23,6 +23,7 @@
 //! before.
 
 pub(crate) mod attach;
+mod attempt;
 mod bdi;
 pub(crate) mod detached_mount;
 pub(crate) mod superblock;
@@ -46,7 +47,8 @@ use crate::worker::cpu_affinity::CallerTracker;
 use crate::worker::leader::Leadership;
 use crate::worker::thread_limits::ThreadLimits;
 
-pub use attach::{FS_TYPE, end_helper};
+pub use attach::FS_TYPE;
+pub use attempt::MountAttempt;
 pub use detached_mount::{ClonedMount, DetachedMount, MountPermissions, PendingClone};
 pub use superblock::RemainingMount;
 use superblock::Superblock;
@@ -83,6 +85,7 @@ pub struct Mounted {
     door: Arc<Door>,
     worker: Worker,
     guard: MountGuard,
+    attempt: Arc<MountAttempt>,
     attach_point: AttachPoint,
     limits: Arc<ThreadLimits>,
     all_wait: bool,
@@ -93,7 +96,6 @@ pub struct Mounted {
 struct AttachPoint {
     /// The directory to attach, and its path from the top-level directory of the volume.
     directory: (FileId, PathBuf),
-    mount_point: PathBuf,
     permissions: MountPermissions,
 }
 
@@ -162,12 +164,28 @@ pub fn mount(
     options: &Options,
     report: Report,
 ) -> Result<Mounted, FuseError> {
-    let path = mountpoint.to_path_buf();
     let target = mountpoint
         .canonicalize()
-        .map_err(|source| FuseError::Mountpoint { path: path.clone(), source })?;
-    if !target.is_dir() {
-        return Err(FuseError::NotDirectory { path });
+        .map_err(|source| FuseError::Mountpoint { path: mountpoint.to_path_buf(), source })?;
+    mount_attempt(filesystem, MountAttempt::new(&target), options, report)
+}
+
+/// Mounts `filesystem` as [`mount`] does, on the directory of an attempt, which another thread can
+/// end until [`Mounted::start`] returns.
+///
+/// # Errors
+/// As of [`mount`].
+pub fn mount_attempt(
+    filesystem: Filesystem,
+    attempt: Arc<MountAttempt>,
+    options: &Options,
+    report: Report,
+) -> Result<Mounted, FuseError> {
+    let path = || attempt.mountpoint().to_path_buf();
+    let meta = std::fs::metadata(attempt.mountpoint())
+        .map_err(|source| FuseError::Mountpoint { path: path(), source })?;
+    if !meta.is_dir() {
+        return Err(FuseError::NotDirectory { path: path() });
     }
     if let Err(error) = std::fs::metadata("/dev/fuse") {
         return Err(FuseError::NoDevice(error));
@@ -178,7 +196,7 @@ pub fn mount(
         caching: options.caching,
         report,
     };
-    let guard = open_mount(&target, options).map_err(FuseError::MountFailed)?;
+    let guard = open_mount(&attempt, options).map_err(FuseError::MountFailed)?;
     let device = Arc::clone(&guard.superblock.connection);
     let root = filesystem.root();
     let filesystem = match (&options.top_level, &guard.detached) {
@@ -195,12 +213,9 @@ pub fn mount(
     let Options { threads, all_wait, .. } = *options;
     let limits = Arc::new(ThreadLimits::new(threads));
     let below = options.top_level.as_ref().map(|(_, below)| below.clone()).unwrap_or_default();
-    let attach_point = AttachPoint {
-        directory: (root, below),
-        mount_point: target,
-        permissions: MountPermissions::from(options),
-    };
-    Ok(Mounted { door, worker, guard, attach_point, limits, all_wait, events: channel() })
+    let attach_point =
+        AttachPoint { directory: (root, below), permissions: MountPermissions::from(options) };
+    Ok(Mounted { door, worker, guard, attempt, attach_point, limits, all_wait, events: channel() })
 }
 
 impl Mounted {
@@ -219,7 +234,7 @@ impl Mounted {
     /// A thread cannot be started, or the directory cannot be attached. No mount remains in that
     /// case, and no program has written to it (law 5).
     pub fn start(self) -> Result<Serving, FuseError> {
-        let Self { door, worker, guard, attach_point, limits, all_wait, events } = self;
+        let Self { door, worker, guard, attempt, attach_point, limits, all_wait, events } = self;
         let leadership = if all_wait {
             None
         } else {
@@ -240,10 +255,18 @@ impl Mounted {
             let run = move || exit.report(worker.run(&door, &limits, leadership.as_deref()));
             starting.spawn(run).map_err(FuseError::Connection)?;
         }
-        let threads = starting.serve();
-        if let Some(detached) = &guard.detached {
-            attach_point.attach(detached).map_err(FuseError::MountFailed)?;
-        }
+        let finish = || if attempt.finish() { Ok(()) } else { Err(FuseError::Aborted) };
+        let threads = if let Some(detached) = &guard.detached {
+            // The threads serve the lookup of the directory. No program reaches them before.
+            let threads = starting.serve();
+            let mountpoint = attempt.mountpoint();
+            attach_point.attach(detached, mountpoint).map_err(FuseError::MountFailed)?;
+            finish()?;
+            threads
+        } else {
+            finish()?;
+            starting.serve()
+        };
         if let Some(device) = guard.superblock.device {
             bdi::raise_limits(device);
         }
@@ -253,13 +276,13 @@ impl Mounted {
 
 impl AttachPoint {
     /// Attaches the first clone of a detached mount. Once it is attached, nothing can fail (law 5).
-    fn attach(&self, detached: &Arc<DetachedMount>) -> io::Result<()> {
+    fn attach(&self, detached: &Arc<DetachedMount>, mountpoint: &Path) -> io::Result<()> {
         let (root, below) = &self.directory;
         let pending = detached.begin_clone();
         let clone = detached.clone_directory(*root, below)?;
         // The pending clone keeps the detached mount open until the clone is in the mount table.
         detached.watch()?;
-        clone.attach(&self.mount_point, self.permissions)?;
+        clone.attach(mountpoint, self.permissions)?;
         drop(pending);
         Ok(())
     }
@@ -385,7 +408,7 @@ fn close(door: Arc<Door>, events: &Sender<Event>) {
 
 /// Mounts a connection: detached where the volume may be mounted several times, otherwise on the
 /// mount point.
-fn open_mount(mountpoint: &Path, options: &Options) -> io::Result<MountGuard> {
+fn open_mount(attempt: &MountAttempt, options: &Options) -> io::Result<MountGuard> {
     if options.top_level.is_some() {
         let connection = connection::open()?;
         // A kernel that cannot clone a detached mount gets a mount on the one mount point.
@@ -395,8 +418,9 @@ fn open_mount(mountpoint: &Path, options: &Options) -> io::Result<MountGuard> {
             return Ok(MountGuard { superblock, detached: Some(Arc::new(detached)) });
         }
     }
-    let connection = Arc::new(attach::attach(mountpoint, options)?);
-    Ok(MountGuard { superblock: Superblock::at(connection, mountpoint), detached: None })
+    let connection = Arc::new(attach::attach(attempt, options)?);
+    let superblock = Superblock::at(connection, attempt.mountpoint());
+    Ok(MountGuard { superblock, detached: None })
 }
 
 /// Reports how a worker thread has ended, also by a panic.

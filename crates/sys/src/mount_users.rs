@@ -110,7 +110,9 @@ fn use_by(process: &Path, mount: &Mount) -> Option<Use> {
 /// Returns whether a link of `/proc` leads into the mount, without calling its filesystem.
 fn is_in(link: &Path, mount: &Mount) -> bool {
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
-    let Ok(seen) = statx(CWD, link, flags, StatxFlags::MNT_ID) else { return false };
+    // A FUSE mount of another user denies root all fields that are requested. The kernel returns
+    // the mount id unrequested.
+    let Ok(seen) = statx(CWD, link, flags, StatxFlags::empty()) else { return false };
     let has_id = StatxFlags::from_bits_retain(seen.stx_mask).contains(StatxFlags::MNT_ID);
     has_id && seen.stx_mnt_id == mount.id
 }

@@ -23,10 +23,11 @@ mod warnings;
 use std::ffi::OsString;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 
 use butternut::Filesystem;
-use butternut_fuse::{FuseError, Report, Serving, Unmounter};
+use butternut_fuse::{FuseError, MountAttempt, Report, Serving, Unmounter};
 use butternut_sys::signal::EndSignals;
 use rustix::io::Errno;
 
@@ -114,11 +115,14 @@ impl Plan {
     }
 }
 
+/// What has been done where the output of --json cannot be written.
+const MOUNTED: &str = "the volume is mounted";
+
 /// Prints the result of a mount that an existing process serves.
 fn report_joined(global: &GlobalArgs, plan: &Plan, out: &mut Output) -> Outcome {
     if global.json {
         let mountpoint = plan.mountpoint.as_os_str().as_encoded_bytes();
-        json::document(out, json::Object::new().name("mountpoint", mountpoint))?;
+        json::result(out, json::Object::new().name("mountpoint", mountpoint), MOUNTED)?;
     }
     Ok(Completion::Success)
 }
@@ -147,8 +151,9 @@ fn serve(global: &GlobalArgs, args: &MountArgs, mut plan: Plan) -> Outcome {
     if args.ready && daemon::is_abandoned() {
         return Err(daemon::parent_failed(&Errno::PIPE.into()));
     }
-    signals.begin_mount();
-    let made = make(&plan, &filesystem, &mountpoint).inspect_err(|_| signals.mount_failed())?;
+    let attempt = MountAttempt::new(&mountpoint);
+    signals.begin_mount(&attempt);
+    let made = make(&plan, &filesystem, attempt).inspect_err(|_| signals.mount_failed())?;
     signals.unmount_on_signal(made.unmounter, mountpoint.clone());
     let whole = made.serving.detached_mount();
     let served = ServedMount { filesystem, devices, settings, whole };
@@ -188,16 +193,22 @@ struct MadeMount {
 }
 
 /// Mounts the volume. No mount remains after an error.
-fn make(plan: &Plan, filesystem: &Filesystem, mountpoint: &Path) -> Result<MadeMount, Failure> {
-    let refused = |error: FuseError| refused(mountpoint, &error);
+fn make(
+    plan: &Plan,
+    filesystem: &Filesystem,
+    attempt: Arc<MountAttempt>,
+) -> Result<MadeMount, Failure> {
+    let mountpoint = attempt.mountpoint().to_path_buf();
+    let refused = |error: FuseError| refused(&mountpoint, &error);
     let volume = || plan.volume.typed.clone();
     let options = &plan.options.fuse;
     // Before the mount: if a thread cannot be started after it, fusermount3 needs a process to
     // unmount, and there must be as many as there were to mount.
     let reporter = WarningReporter::start(filesystem, volume())
         .map_err(|error| Failure::io("the thread for warnings", &error))?;
-    let mounted = butternut_fuse::mount(filesystem.clone(), mountpoint, options, report(volume()))
-        .map_err(refused)?;
+    let mounted =
+        butternut_fuse::mount_attempt(filesystem.clone(), attempt, options, report(volume()))
+            .map_err(refused)?;
     let unmounter = mounted.unmounter();
     let serving = mounted.start().map_err(refused)?;
     Ok(MadeMount { serving, unmounter, reporter })

@@ -15,7 +15,7 @@
 //! 5. With --lazy, the mount is detached before anything waits for its process or for a device.
 //! 6. FUSE denies root the access to a mount of another user without `allow_other`. The control
 //!    socket of such a mount tells its process, and lets it commit. Without the socket nothing is
-//!    committed before the unmount, which is an error.
+//!    committed before the unmount, which is an error, unless the process has ended.
 
 use std::fs::File;
 use std::io;
@@ -57,7 +57,7 @@ pub(crate) fn run(global: &GlobalArgs, args: &UmountArgs, out: &mut Output) -> O
     if global.json {
         let mountpoint = args.mountpoint.as_os_str().as_encoded_bytes();
         let object = json::Object::new().name("mountpoint", mountpoint);
-        json::document(out, object.put("released", released))?;
+        json::result(out, object.put("released", released), "the volume is unmounted")?;
     }
     Ok(Completion::Success)
 }
@@ -93,6 +93,9 @@ fn unmount_and_wait(global: &GlobalArgs, args: &UmountArgs) -> Result<bool, Fail
     };
     // The error is reported after the process has ended: the caller may then use the volume.
     committed.map_err(unmounted)?;
+    if let Some(Daemon { commit_by: CommitBy::Nothing(error), .. }) = daemon {
+        return Err(not_told(shown, &error));
+    }
     released
 }
 
@@ -125,16 +128,24 @@ fn detach_and_commit(global: &GlobalArgs, mount: &Mount, timeout: Duration) -> R
     });
     let Err(error) = committed else { return Ok(()) };
     match Errno::from_io_error(&error) {
-        Some(Errno::ACCESS | Errno::PERM) => {
-            client::request_commit("umount", mount, Notes::of(global), Some(timeout))
-                .map_err(unmounted)
-        }
+        Some(Errno::ACCESS | Errno::PERM) => match client::serving_process(mount) {
+            Ok(_) => client::request_commit("umount", mount, Notes::of(global), Some(timeout))
+                .map_err(unmounted),
+            Err(error) if client::has_ended(&error) => Ok(()),
+            Err(error) => Err(not_told(shown, &error)),
+        },
         _ => Err(unmounted(not_written(shown, &error))),
     }
 }
 
 fn not_written(shown: String, error: &io::Error) -> Failure {
     Failure::new(shown, format!("the last changes could not be written: {}", io_text(error)))
+}
+
+/// Describes an unmount without a commit (law 6).
+fn not_told(shown: String, error: &io::Error) -> Failure {
+    let why = format!("not committed before the unmount: no control socket: {}", io_text(error));
+    unmounted(Failure::new(shown, why))
 }
 
 /// Commits and unmounts. A busy mount is retried (law 2); then the error names its users. The inner
@@ -242,8 +253,15 @@ fn lost_writes(mounted: &File) -> Option<u64> {
 struct Daemon {
     /// `None` if it is not visible in this process namespace.
     process: Option<Process>,
-    /// This user has no access to the mount (law 6).
-    is_denied: bool,
+    commit_by: CommitBy,
+}
+
+/// How the server is told to commit.
+enum CommitBy {
+    Mount,
+    Socket,
+    /// This user has no access to the mount, and no socket (law 6).
+    Nothing(io::Error),
 }
 
 /// A process. The pidfd keeps its process id from being reused.
@@ -252,24 +270,26 @@ struct Process {
     pidfd: OwnedFd,
 }
 
-/// Returns the server of the mount, or `None` if it does not respond.
+/// Returns the server of the mount, or `None` if it has ended or does not respond.
 fn daemon(mount: &Mount) -> Option<Daemon> {
     let mut value = [0; 16];
     let read = rustix::fs::getxattr(&mount.mountpoint, DAEMON_XATTR, &mut value[..]);
-    let is_denied = matches!(read, Err(Errno::ACCESS | Errno::PERM));
-    if is_denied {
-        let process = client::serving_process(mount).map(|(id, pidfd)| Process { id, pidfd });
-        return Some(Daemon { process, is_denied });
+    let process = |(id, pidfd)| Process { id, pidfd };
+    if let Err(Errno::ACCESS | Errno::PERM) = read {
+        return match client::serving_process(mount) {
+            Ok(found) => Some(Daemon { process: found.map(process), commit_by: CommitBy::Socket }),
+            Err(error) if client::has_ended(&error) => None,
+            Err(error) => Some(Daemon { process: None, commit_by: CommitBy::Nothing(error) }),
+        };
     }
     let text = std::str::from_utf8(value.get(..read.ok()?)?).ok()?;
     let id = Pid::from_raw(text.parse().ok()?)?;
-    let process = if is_own_namespace(mount) {
+    let found = if is_own_namespace(mount) {
         pidfd_open(id, PidfdFlags::empty()).ok().map(|pidfd| (id, pidfd))
     } else {
-        client::serving_process(mount)
+        client::serving_process(mount).ok().flatten()
     };
-    let process = process.map(|(id, pidfd)| Process { id, pidfd });
-    Some(Daemon { process, is_denied })
+    Some(Daemon { process: found.map(process), commit_by: CommitBy::Mount })
 }
 
 /// Returns whether the process ids of the server of a mount are those of this process, too.
@@ -282,14 +302,17 @@ fn is_own_namespace(mount: &Mount) -> bool {
 }
 
 impl Daemon {
-    /// Lets the process commit.
+    /// Lets the process commit, if it can be told.
     fn commit(&self, mount: &Mount, notes: Notes, timeout: Duration) -> Result<(), Failure> {
-        if self.is_denied {
-            return client::request_commit("umount", mount, notes, Some(timeout));
+        match self.commit_by {
+            CommitBy::Nothing(_) => Ok(()),
+            CommitBy::Socket => client::request_commit("umount", mount, notes, Some(timeout)),
+            CommitBy::Mount => {
+                let shown = mount.mountpoint.display().to_string();
+                let committed = notes.if_slow(&shown, || commit(&mount.mountpoint));
+                committed.map_err(|error| not_written(shown, &error))
+            }
         }
-        let shown = mount.mountpoint.display().to_string();
-        let committed = notes.if_slow(&shown, || commit(&mount.mountpoint));
-        committed.map_err(|error| not_written(shown, &error))
     }
 }
 
@@ -387,12 +410,13 @@ fn unmount(mount: &Mount, lazy: bool) -> Result<(), UnmountError> {
     let Err(error) = mounts::unmount(mount, how) else { return Ok(()) };
     match Errno::from_io_error(&error) {
         Some(Errno::BUSY) => Err(UnmountError::Busy),
-        Some(Errno::PERM) => through_fusermount(mountpoint, lazy),
+        Some(Errno::PERM) => through_fusermount(mount, lazy),
         _ => Err(failed(error)),
     }
 }
 
-fn through_fusermount(mountpoint: &Path, lazy: bool) -> Result<(), UnmountError> {
+fn through_fusermount(mount: &Mount, lazy: bool) -> Result<(), UnmountError> {
+    let mountpoint = &mount.mountpoint;
     let mut command = Command::new("fusermount3");
     command.arg(if lazy { "-uz" } else { "-u" }).arg("--").arg(mountpoint);
     let output = command.output().map_err(|error| {
@@ -406,16 +430,25 @@ fn through_fusermount(mountpoint: &Path, lazy: bool) -> Result<(), UnmountError>
     if message.contains("busy") {
         return Err(UnmountError::Busy);
     }
-    Err(UnmountError::Other(Failure::new(mountpoint.display().to_string(), message)))
+    let failure = |why: &str| Failure::new(mountpoint.display().to_string(), why);
+    let own = rustix::process::getuid().as_raw().to_string();
+    Err(UnmountError::Other(if mount.option("user_id") == Some(&*own) {
+        failure(&message)
+    } else {
+        failure("is a mount of another user").hint("run as that user or as root")
+    }))
 }
 
 /// Describes what keeps a mount busy.
 fn busy(mount: &Mount, users: &[MountUser]) -> Failure {
     let shown = mount.mountpoint.display().to_string();
     if users.is_empty() {
-        return Failure::new(shown, "is busy, and its users are not visible").hint(
-            "run as root to see the processes of other users, or detach the mount with --lazy",
-        );
+        let hint = if rustix::process::geteuid().is_root() {
+            "detach the mount with --lazy"
+        } else {
+            "run as root to see the processes of other users, or detach the mount with --lazy"
+        };
+        return Failure::new(shown, "is busy, and its users are not visible").hint(hint);
     }
     let users: Vec<String> = users.iter().map(MountUser::to_string).collect();
     Failure::new(shown, format!("is busy: {}", users.join("; ")))

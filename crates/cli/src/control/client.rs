@@ -101,19 +101,35 @@ pub(crate) fn request_commit(
     send_to_mount(command, mount, &Request::Commit, DeviceWait { notes, limit }).map(drop)
 }
 
-/// Returns the process that serves the control socket of a mount, if there is one that is visible
-/// in this process namespace.
-pub(crate) fn serving_process(mount: &Mount) -> Option<(Pid, OwnedFd)> {
-    let user = mount.option("user_id")?.parse().ok()?;
+/// Returns the process that serves the control socket of a mount, or `None` if it is not visible in
+/// this process namespace.
+///
+/// # Errors
+/// The socket cannot be connected ([`has_ended`]).
+pub(crate) fn serving_process(mount: &Mount) -> io::Result<Option<(Pid, OwnedFd)>> {
+    let user = mount.option("user_id").and_then(|user| user.parse().ok());
+    let user = user.ok_or(io::ErrorKind::NotFound)?;
     let until = Instant::now() + TIMEOUT;
-    let stream = connect_with_timeout(user, socket_name(mount.device), until).ok()?;
-    let id = butternut_sys::peer::peer(&stream).ok()?.process?;
+    Ok(process_of(&connect_with_timeout(user, socket_name(mount.device), until)?))
+}
+
+fn process_of(stream: &UnixStream) -> Option<(Pid, OwnedFd)> {
+    let id = butternut_sys::peer::peer(stream).ok()?.process?;
     let id = Pid::from_raw(id.try_into().ok()?)?;
-    // An older kernel has only the id, which may be that of another process by now.
-    let pidfd = butternut_sys::peer::process(&stream)
-        .or_else(|_| pidfd_open(id, PidfdFlags::empty()))
-        .ok()?;
+    let pidfd = match butternut_sys::peer::process(stream) {
+        // An older kernel has only the id, which may be that of another process by now.
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::NOPROTOOPT) => {
+            pidfd_open(id, PidfdFlags::empty()).ok()?
+        }
+        process => process.ok()?,
+    };
     Some((id, pidfd))
+}
+
+/// Returns whether an error of [`serving_process`] says that the process of the mount has ended
+/// without an unmount: it has left its socket.
+pub(crate) fn has_ended(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::ConnectionRefused
 }
 
 /// Requests a detached clone of the directory of a subvolume. The caller must keep the returned

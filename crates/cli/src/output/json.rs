@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::text;
+use crate::failure::Failure;
 
 /// An object whose keys keep the order of insertion.
 #[derive(Debug, Default, Serialize)]
@@ -51,6 +52,13 @@ impl From<Object> for Value {
     fn from(object: Object) -> Self {
         Self::Object(object.0)
     }
+}
+
+/// Prints the document of a command that has changed something. If it cannot be written, the error
+/// says what has been done all the same.
+pub(crate) fn result(out: &mut dyn Write, object: Object, done: &str) -> Result<(), Failure> {
+    let printed = document(out, object).and_then(|()| out.flush());
+    printed.map_err(|error| Failure::from(error).hint(done))
 }
 
 /// Prints one document.

@@ -95,7 +95,7 @@ pub(crate) fn run_in_namespace(script: &str) -> String {
         "cd {}; B={}; mkdir m1 m2 data
          daemon() {{ getfattr --only-values -n butternut.daemon m1 2>/dev/null; }}
          ended() {{
-             for n in $(seq 200); do [ -d /proc/$1 ] || return 0; sleep .05; done; return 1
+             for n in $(seq 1200); do [ -d /proc/$1 ] || return 0; sleep .05; done; return 1
          }}
          {script}",
         scratch.path().display(),

@@ -40,7 +40,8 @@ fn a_second_signal_ends_a_mount_that_is_not_made() {
     assert_eq!(output, "ended\nstill waits for the mount\nown.img: is not mounted\n");
 }
 
-/// The fusermount3 hangs before or after it has mounted, and goes on when the command has ended.
+/// The fusermount3 hangs before or after it has mounted, or after it has sent the descriptor, and
+/// goes on when the command has ended.
 #[test]
 fn a_hung_fusermount3_ends_with_the_command_and_leaves_no_mount() {
     if !kernel_tests_enabled("a_hung_fusermount3_ends_with_the_command_and_leaves_no_mount") {
@@ -50,7 +51,8 @@ fn a_hung_fusermount3_ends_with_the_command_and_leaves_no_mount() {
     let before = format!("{hang}; exec $REAL \"$@\"");
     // Without a socket it cannot send the descriptor, as to a command that has ended.
     let after = format!("_FUSE_COMMFD=2 $REAL \"$@\"; {hang}");
-    for way in [before, after] {
+    let sent = format!("$REAL \"$@\"; {hang}");
+    for way in [before, after, sent] {
         let output = run_in_namespace(&format!(
             "{OTHER_USER}
              mknod fuse c 10 229; chmod 666 fuse; mount --bind fuse /dev/fuse

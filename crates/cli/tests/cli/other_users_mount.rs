@@ -41,12 +41,73 @@ fn an_unmount_without_a_commit_has_no_status_of_success() {
          trap \"{{ kill -9 $D; umount -l u; }} 2>ignored || true\" EXIT
          rm /run/user/65534/butternut/*.sock
          $B umount -q u 2>log && echo success || echo failure
-         grep -o 'u: no control socket: [^(]*(it is unmounted' log || cat log
+         grep -o 'u: not committed before the unmount: no control socket: [^(]*(it is un' log ||
+             cat log
          grep \" $PWD/u \" /proc/self/mountinfo || echo not mounted
          ended $D && echo ended"
     ));
-    let message = "u: no control socket: no such file or directory (it is unmounted";
+    let why = "no control socket: no such file or directory";
+    let message = format!("u: not committed before the unmount: {why} (it is un");
     assert_eq!(output, format!("failure\n{message}\nnot mounted\nended\n"));
+}
+
+/// There is nothing to commit, as for a mount of root.
+#[test]
+fn root_removes_the_mount_of_another_user_whose_process_has_ended() {
+    if !kernel_tests_enabled("root_removes_the_mount_of_another_user_whose_process_has_ended") {
+        return;
+    }
+    for option in ["", "--lazy"] {
+        let output = run_in_namespace(&format!(
+            "{OTHER_USER}{MAY_MOUNT}
+             $AS $U mount own.img u; D=$(serving); trap 'umount -l u 2>ignored || true' EXIT
+             kill -9 $D; ended $D && echo ended
+             $B umount -q {option} u 2>&1 && echo success
+             grep \" $PWD/u \" /proc/self/mountinfo || echo not mounted"
+        ));
+        assert_eq!(output, "ended\nsuccess\nnot mounted\n", "{option}");
+    }
+}
+
+#[test]
+fn root_sees_what_keeps_a_mount_of_another_user_busy() {
+    if !kernel_tests_enabled("root_sees_what_keeps_a_mount_of_another_user_busy") {
+        return;
+    }
+    let output = run_in_namespace(&format!(
+        "{OTHER_USER}{MAY_MOUNT}
+         $AS $U mount own.img u; D=$(serving); P=
+         trap \"{{ kill -9 \\$P $D; umount -l u; }} 2>ignored || true\" EXIT
+         mkfifo held; chmod 666 held
+         $AS sh -c 'cd u; exec cat ../held' & P=$!
+         exec 7>held
+         $B umount u 2>&1 || true
+         exec 7>&-; wait $P
+         $B umount u && echo unmounted"
+    ));
+    let (message, rest) = output.split_once('\n').unwrap();
+    let reason = "(cat) has its working directory in it (end the process, or detach the mount \
+                  with --lazy)";
+    assert!(message.contains("/u: is busy: process ") && message.ends_with(reason), "{message}");
+    assert_eq!(rest, "unmounted\n");
+}
+
+/// One line says why.
+#[test]
+fn a_user_does_not_unmount_the_mount_of_another() {
+    if !kernel_tests_enabled("a_user_does_not_unmount_the_mount_of_another") {
+        return;
+    }
+    let output = run_in_namespace(&format!(
+        "{OTHER_USER}{MAY_MOUNT}
+         $B mount own.img m1; trap 'umount -l m1 2>ignored || true' EXIT
+         for option in '' --lazy; do $AS $U umount $option m1 2>&1 && echo success || true; done
+         $B umount m1"
+    ));
+    let lines: Vec<&str> = output.lines().collect();
+    assert_eq!(lines.len(), 2, "{output}");
+    let reason = "/m1: is a mount of another user (run as that user or as root)";
+    assert!(lines.iter().all(|line| line.ends_with(reason)), "{output}");
 }
 
 #[test]

@@ -4,34 +4,24 @@
 //! root    mount(2), type fuse.butternut, with a descriptor of /dev/fuse among the options
 //! others  fusermount3 opens /dev/fuse, mounts, and sends the descriptor over a socket
 //! ```
-//!
-//! A process that ends while fusermount3 runs calls [`end_helper`]: fusermount3 would mount later,
-//! and leave a mount that nothing serves.
 
-use std::collections::HashSet;
 use std::ffi::OsString;
 use std::io::{self, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::mpsc::channel;
-use std::thread;
-use std::time::Duration;
 
-use butternut_sys::lock::{Mutex, rank};
-use butternut_sys::mounts::{self, Mount};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::mount::MountFlags;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
-use rustix::process::{Pid, PidfdFlags, Signal, getgid, getuid, pidfd_open, pidfd_send_signal};
+use rustix::process::{getgid, getuid};
 
 use crate::connection;
 use crate::door::negotiation::TRANSFER_BYTES_MAX;
 use crate::options::Options;
-use crate::session::superblock;
+use crate::session::attempt::MountAttempt;
 
 /// The set-user-id program that mounts and unmounts for users other than root.
 pub(crate) const HELPER: &str = "fusermount3";
@@ -43,66 +33,10 @@ pub(crate) const TYPE: &str = "fuse";
 const SUBTYPE: &str = "butternut";
 pub const FS_TYPE: &str = "fuse.butternut";
 
-/// How long [`end_helper`] waits for the end of the helper, and then for the unmount.
-const END_WAIT: Duration = Duration::from_secs(1);
-
-/// A helper that mounts at the moment.
-struct RunningHelper {
-    process: OwnedFd,
-    mountpoint: PathBuf,
-    /// The ids of the mounts before it.
-    before: HashSet<u64>,
-}
-
-static RUNNING: Mutex<Option<RunningHelper>, rank::MountHelper> = Mutex::new(None);
-
-impl RunningHelper {
-    fn start(id: u32, mountpoint: &Path, before: &[Mount]) -> Option<Self> {
-        let id = Pid::from_raw(id.try_into().ok()?)?;
-        // The process was not waited for yet, so its id is not reused.
-        let process = pidfd_open(id, PidfdFlags::empty()).ok()?;
-        let before = before.iter().map(|mount| mount.id).collect();
-        Some(Self { process, mountpoint: mountpoint.to_path_buf(), before })
-    }
-
-    /// Kills the helper, and detaches the mount that it has made.
-    fn end(self) {
-        // Fails if it has ended.
-        pidfd_send_signal(&self.process, Signal::KILL).unwrap_or_default();
-        let mut ended = [PollFd::new(&self.process, PollFlags::IN)];
-        let wait = Timespec::try_from(END_WAIT).unwrap_or_default();
-        // It ends late if a device or another filesystem does not respond, and mounts nothing then.
-        poll(&mut ended, Some(&wait)).map(drop).unwrap_or_default();
-        let is_new = |mount: &&Mount| {
-            let is_there = mount.mountpoint == self.mountpoint && mount.kind == FS_TYPE;
-            is_there && !self.before.contains(&mount.id)
-        };
-        for mount in mounts::read().unwrap_or_default().iter().filter(is_new) {
-            // No error can be reported to the caller, which ends.
-            superblock::detach(mount).unwrap_or_default();
-        }
-    }
-}
-
-/// Ends the fusermount3 that mounts at the moment, for a process that ends without the mount. Takes
-/// a bounded time.
-pub fn end_helper() {
-    let Some(helper) = RUNNING.lock().take() else { return };
-    let (working, finished) = channel::<()>();
-    let run = move || {
-        helper.end();
-        drop(working);
-    };
-    // Without a thread the helper was dropped.
-    if thread::Builder::new().spawn(run).is_ok() {
-        finished.recv_timeout(2 * END_WAIT).unwrap_or_default();
-    }
-}
-
-/// Mounts on a directory, and returns the descriptor of the connection.
-pub(crate) fn attach(mountpoint: &Path, options: &Options) -> io::Result<OwnedFd> {
-    match by_system_call(mountpoint, options) {
-        Err(error) if is_for_helper(&error) => through_helper(mountpoint, options),
+/// Mounts on the directory of an attempt, and returns the descriptor of the connection.
+pub(crate) fn attach(attempt: &MountAttempt, options: &Options) -> io::Result<OwnedFd> {
+    match by_system_call(attempt.mountpoint(), options) {
+        Err(error) if is_for_helper(&error) => through_helper(attempt, options),
         done => done,
     }
 }
@@ -165,35 +99,30 @@ pub(crate) fn connection_flags(options: &Options) -> [(bool, &'static str); 2] {
     [(options.checks_permissions(), "default_permissions"), (options.allow_other, "allow_other")]
 }
 
-fn through_helper(mountpoint: &Path, options: &Options) -> io::Result<OwnedFd> {
+fn through_helper(attempt: &MountAttempt, options: &Options) -> io::Result<OwnedFd> {
     let (local, remote) = UnixStream::pair()?;
     // The helper inherits this end. Another child that is started meanwhile may inherit it too,
     // which does no harm.
     fcntl_setfd(&remote, FdFlags::empty())?;
-    let before = mounts::read().unwrap_or_default();
     let mut helper = Command::new(HELPER)
         .arg("-o")
         .arg(helper_options(options))
         .arg("--")
-        .arg(mountpoint)
+        .arg(attempt.mountpoint())
         .env(HELPER_SOCKET, remote.as_raw_fd().to_string())
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()?;
-    let running = RunningHelper::start(helper.id(), mountpoint, &before);
-    let earlier = std::mem::replace(&mut *RUNNING.lock(), running);
-    drop(earlier);
+    attempt.helper_started(helper.id());
     drop(remote);
     let received = receive(&local);
-    // With the descriptor, this process ends the mount itself.
-    let running = RUNNING.lock().take();
-    drop(running);
     // The message names the mount point, which may be any bytes.
     let mut message = Vec::new();
     let read = helper.stderr.take().map_or(Ok(0), |mut stderr| stderr.read_to_end(&mut message));
-    helper.wait()?;
-    read?;
+    let waited = helper.wait();
+    attempt.helper_ended();
+    read.and(waited)?;
     let message = String::from_utf8_lossy(&message);
     match received? {
         Some(device) => {

@@ -58,10 +58,10 @@ ranks! {
     // Doors and commands.
     /// The volumes that fio's jobs have open, also while the last job closes one.
     FioVolumes
-    /// Whether the volume of a mount is open, while a signal ends the process.
+    /// The attempt to mount an open volume, while a signal ends the process.
     CommandSignals
-    /// The fusermount3 that mounts at the moment.
-    MountHelper
+    /// Whether a FUSE mount is made, while a signal ends the process.
+    MountAttempt
     /// The receiver of the jobs of an export or an import, while a thread waits for one.
     CommandJobs
     /// The mounts of a volume that is mounted at several places.

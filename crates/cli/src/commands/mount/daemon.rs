@@ -10,7 +10,8 @@
 //!    the three standard descriptors, and closes those when the volume is mounted: a lock or pipe
 //!    of the caller must not stay open as long as the mount.
 //! 2. The command passes signals on, and waits for the daemon. It ends with status 0 and the volume
-//!    mounted, or otherwise and the volume not mounted, as mount(8) does.
+//!    mounted, or otherwise and the volume not mounted, as mount(8) does. Only if the output of
+//!    --json cannot be written, it fails with the volume mounted, and the message says so.
 //! 3. Once the daemon has reported, it has no stderr. If it does not end soon after a signal, the
 //!    command prints what it waits for.
 //! 4. A daemon that cannot report, because the command was killed, ends the mount as a signal
@@ -55,6 +56,9 @@ pub(super) fn start(
     let id = daemon.id();
     let shown = mountpoint.display().to_string();
     let note = || {
+        if global.quiet {
+            return;
+        }
         let text = "still unmounts: it is in use, or waits for a device (a further signal is";
         stderr_line(&format!("{shown}: note: {text} passed on)"));
     };
@@ -64,7 +68,7 @@ pub(super) fn start(
             if global.json {
                 let mountpoint = mountpoint.as_os_str().as_encoded_bytes();
                 let object = json::Object::new().name("mountpoint", mountpoint);
-                json::document(out, object.put("process", id))?;
+                json::result(out, object.put("process", id), super::MOUNTED)?;
             }
             Ok(Completion::Success)
         }

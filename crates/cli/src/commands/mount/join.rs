@@ -90,10 +90,26 @@ pub(super) fn mount_served(plan: &Plan, notes: Notes) -> Result<bool, Failure> {
                     .hint("change all its mount points with `mount -o remount,sync`"));
             }
             check_tunables(plan, mount)?;
+            refuse_same_place(plan, &mounts, mount)?;
             return attach_clone(plan, mount, notes).map(|()| true);
         }
     }
     Ok(false)
+}
+
+/// Fails if the volume is mounted on the same mount point: one unmount would not end both mounts.
+/// The kernel refuses this for its own filesystems.
+fn refuse_same_place(plan: &Plan, mounts: &[Mount], served: &Mount) -> Result<(), Failure> {
+    let shown = plan.mountpoint.display().to_string();
+    let place =
+        plan.mountpoint.canonicalize().map_err(|error| Failure::io(shown.clone(), &error))?;
+    match mounts::topmost(mounts, &place) {
+        Some(there) if there.device == served.device => {
+            Err(Failure::new(shown, "the volume is already mounted there")
+                .hint("unmount it first, or change its options with `mount -o remount`"))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn attach_clone(plan: &Plan, served: &Mount, notes: Notes) -> Result<(), Failure> {

@@ -30,7 +30,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel}
 use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
-use butternut_fuse::{DetachOutcome, RemainingMount, Unmounter};
+use butternut_fuse::{DetachOutcome, MountAttempt, RemainingMount, Unmounter};
 use butternut_sys::mount_users::{self, MountUser};
 use butternut_sys::mounts;
 use butternut_sys::signal::EndSignals;
@@ -55,11 +55,13 @@ const MOUNT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The mount that signals end.
 type Mounted = (Unmounter, PathBuf);
+/// The mount that is made of an open volume. Locked while the thread ends the process, so that the
+/// main thread does nothing else at that time.
+type CurrentAttempt = Arc<Mutex<Option<Arc<MountAttempt>>, rank::CommandSignals>>;
 
 /// The thread that receives the signals (law 5).
 pub(super) struct SignalThread {
-    /// Locked while the thread ends the process, so that no mount is made at that time.
-    is_mounting: Arc<Mutex<bool, rank::CommandSignals>>,
+    attempt: CurrentAttempt,
     mounted: Sender<Mounted>,
 }
 
@@ -69,27 +71,29 @@ impl SignalThread {
     /// # Errors
     /// Fails if the thread cannot be started.
     pub(super) fn start(signals: EndSignals, volume: String) -> io::Result<Self> {
-        let is_mounting = Arc::new(Mutex::new(false));
+        let attempt = CurrentAttempt::default();
         let (mounted, mounts) = channel();
-        let being_made = MountBeingMade { is_mounting: Arc::clone(&is_mounting), mounts, volume };
+        let being_made = MountBeingMade { attempt: Arc::clone(&attempt), mounts, volume };
         let run = move || {
             let Ok(first) = signals.wait() else { return };
             let Some((mounted, further)) = being_made.wait(&signals, first) else { return };
             handle_all(&signals, &mounted.0, &mounted.1, further);
         };
         thread::Builder::new().name("butternut-sig".into()).spawn(run)?;
-        Ok(Self { is_mounting, mounted })
+        Ok(Self { attempt, mounted })
     }
 
     /// Keeps later signals for the mount that is about to be made. If a signal has already ended
     /// the process, this call does not return.
-    pub(super) fn begin_mount(&self) {
-        *self.is_mounting.lock() = true;
+    pub(super) fn begin_mount(&self, attempt: &Arc<MountAttempt>) {
+        let earlier = self.attempt.lock().replace(Arc::clone(attempt));
+        drop(earlier);
     }
 
     /// Records that no mount was made and none will be: any signal ends the process from now on.
     pub(super) fn mount_failed(&self) {
-        *self.is_mounting.lock() = false;
+        let failed = self.attempt.lock().take();
+        drop(failed);
     }
 
     /// Lets signals end this mount.
@@ -108,7 +112,7 @@ pub(super) fn send_to_itself() {
 
 /// A mount that the main thread makes while a signal is pending.
 struct MountBeingMade {
-    is_mounting: Arc<Mutex<bool, rank::CommandSignals>>,
+    attempt: CurrentAttempt,
     mounts: Receiver<Mounted>,
     volume: String,
 }
@@ -120,11 +124,11 @@ impl MountBeingMade {
         let mut slow_message = Some(Instant::now() + SLOW_DEVICE_TIMEOUT);
         let (mut further, mut deadline) = (0, None);
         loop {
-            let is_mounting = self.is_mounting.lock();
-            if !*is_mounting {
+            let attempt = self.attempt.lock();
+            if attempt.is_none() {
                 end_before_mount(&self.volume, first);
             }
-            drop(is_mounting);
+            drop(attempt);
             match self.mounts.try_recv() {
                 Ok(mounted) => return Some((mounted, further)),
                 Err(TryRecvError::Disconnected) => return None,
@@ -136,9 +140,11 @@ impl MountBeingMade {
             }
             let is_past = |time: &Option<Instant>| time.is_some_and(|time| Instant::now() >= time);
             if further > 1 || is_past(&deadline) {
-                // The main thread, which gets an error when fusermount3 ends, waits for this lock.
-                let _is_mounting = self.is_mounting.lock();
-                end_before_mount(&self.volume, first);
+                let attempt = self.attempt.lock();
+                if attempt.as_ref().is_none_or(MountAttempt::end) {
+                    end_before_mount(&self.volume, first);
+                }
+                // Otherwise the mount is made, and the main thread sends it now.
             }
             if is_past(&slow_message) {
                 slow_message = None;
@@ -154,7 +160,6 @@ impl MountBeingMade {
 fn end_before_mount(volume: &str, signal: i32) -> ! {
     let text = "is not mounted: a signal ended the command while it opened the volume";
     stderr_line(&format!("{volume}: {text}"));
-    butternut_fuse::end_helper();
     reporter::flush();
     std::process::exit(128 + signal);
 }
