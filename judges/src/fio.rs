@@ -122,7 +122,8 @@ impl FioVolume {
 
     /// Checks the volume with btrfs-progs, and mounts it with the kernel.
     pub fn check_and_mount(&self) -> Result<KernelMount> {
-        let attach = |image: &PathBuf| LoopDevice::attach(image, true, 0);
+        // After a crash the mount replays the log, which it does not do on a read-only device.
+        let attach = |image: &PathBuf| LoopDevice::attach(image, false, 0);
         let loops = self.images.iter().map(attach).collect::<Result<Vec<_>>>()?;
         let first = loops.first().context("a volume without devices")?;
         tool::run("btrfs", &tool::words_and_path("check --check-data-csum", first.path()))?;
