@@ -29,26 +29,6 @@ fn is_released(mount_point: &MountPoint) -> bool {
     report["released"].as_bool().unwrap()
 }
 
-/// As the kernel does. One unmount would not release the volume.
-#[test]
-fn a_volume_is_not_mounted_twice_on_one_mount_point() {
-    if !kernel_tests_enabled("a_volume_is_not_mounted_twice_on_one_mount_point") {
-        return;
-    }
-    let (scratch, mount_point) = (tempfile::tempdir().unwrap(), MountPoint::new());
-    let image = image(&scratch);
-    let path = image.to_str().unwrap();
-    butternut(&["mount", path, mount_point.name()]).ok();
-    let link = scratch.path().join("link");
-    symlink(mount_point.path(), &link).unwrap();
-    for place in [mount_point.name(), link.to_str().unwrap()] {
-        let message = butternut(&["mount", "-o", "subvol=a", path, place]).failure();
-        let want = format!("butternut: {place}: the volume is already mounted there (");
-        assert!(message.starts_with(&want), "{message}");
-    }
-    assert!(is_released(&mount_point));
-}
-
 #[test]
 fn a_served_volume_is_mounted_on_further_mount_points() {
     if !kernel_tests_enabled("a_served_volume_is_mounted_on_further_mount_points") {

@@ -158,26 +158,6 @@ fn mount_and_umount_report_in_json() {
 }
 
 #[test]
-fn a_command_whose_output_cannot_be_written_says_what_it_has_done() {
-    if !kernel_tests_enabled("a_command_whose_output_cannot_be_written_says_what_it_has_done") {
-        return;
-    }
-    let mount_point = MountPoint::new();
-    let image = plain().0.to_str().unwrap();
-    for (words, is_mounted, done) in [
-        (&["mount", "--json", "-o", "ro", image, mount_point.name()][..], true, "mounted"),
-        (&["umount", "--json", mount_point.name()], false, "unmounted"),
-    ] {
-        let full = fs::File::options().write(true).open("/dev/full").unwrap();
-        let ran = command().args(words).stdout(full).output().unwrap();
-        let message = String::from_utf8_lossy(&ran.stderr);
-        let want = format!("butternut: stdout: no space left on device (the volume is {done})\n");
-        assert_eq!((ran.status.code(), &*message), (Some(1), &*want));
-        assert_eq!(mount_point.is_mounted(), is_mounted);
-    }
-}
-
-#[test]
 fn umount_returns_when_the_volume_is_released() {
     if !kernel_tests_enabled("umount_returns_when_the_volume_is_released") {
         return;
