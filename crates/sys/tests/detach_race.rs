@@ -41,7 +41,8 @@ fn mount_tmpfs(mount_point: &Path) {
 /// Detaches the copies of the mounts of other tests from the namespace of this thread: a loop
 /// device is busy while a namespace has it mounted.
 fn detach_mounts_of_other_tests() {
-    let is_of_test = |place: &str| place.starts_with("/tmp/") || place.starts_with("/dev/shm/");
+    let is_of_test =
+        |place: &str| ["/tmp/", "/var/tmp/", "/dev/shm/"].iter().any(|dir| place.starts_with(dir));
     let table = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
     for (fields, source) in table.lines().filter_map(|line| line.split_once(" - ")) {
         let is_on_loop = source.contains(" /dev/loop") || source.starts_with("fuse.butternut ");

@@ -71,7 +71,7 @@ pub(crate) fn in_mount_namespace(script: &str) -> String {
     // The kernel's own mounts of other tests, too: a loop device is busy while a namespace has one.
     const WITHOUT_OTHERS: &str = r#"
         grep -E " - (fuse.butternut |[a-z0-9]+ /dev/loop)" /proc/self/mountinfo |
-            cut -d " " -f 5 | grep -E "^(/tmp|/dev/shm)/" | while read -r m; do
+            cut -d " " -f 5 | grep -E "^(/tmp|/var/tmp|/dev/shm)/" | while read -r m; do
                 umount -l "$m" || true
             done
     "#;

@@ -22,7 +22,8 @@ fn a_mount_reports_rescued_reads() {
          trap 'cd /; umount {dir}/kernel; losetup --detach $a; losetup --detach $b' EXIT
          mkfs.btrfs -q -d raid1 -m raid1 $a $b; mount -o device=$a,device=$b $a kernel
          mkdir kernel/dir
-         for n in $(seq 32); do yes \"rotten text\" | head -c 20480 > kernel/dir/file$n; done"
+         for n in $(seq 32); do yes \"rotten text\" | head -c 20480 > kernel/dir/file$n; done
+         sync --file-system kernel"
     ));
     let image = scratch.path().join("a");
     let bytes = fs::read(&image).unwrap();
