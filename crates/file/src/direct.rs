@@ -35,7 +35,7 @@ use crate::state::FileState;
 use crate::target::Target;
 use crate::units::REGION_BYTES;
 use crate::units::pages_of;
-use butternut_format::units::{Logical, SECTOR_BYTES, length};
+use butternut_format::units::{DiskRange, Logical, SECTOR_BYTES, length};
 use butternut_space::Cluster;
 use butternut_sys::wait::Wait;
 use butternut_tree::TreeError;
@@ -68,7 +68,7 @@ pub struct DirectWrite {
 pub struct AllocationRun {
     source: Source,
     cluster: Cluster,
-    run: Range<u64>,
+    run: DiskRange,
     group: Logical,
 }
 
@@ -165,7 +165,7 @@ impl FileState {
         }
         if target == Target::New {
             let Some(space) = allocation.take(bytes, wait)? else { return Ok(None) };
-            (write.logical, write.group) = (Logical(space.start), allocation.group);
+            (write.logical, write.group) = (space.start(), allocation.group);
         }
         Ok(Some(write))
     }
@@ -248,13 +248,18 @@ impl AllocationRun {
     /// Returns a run without space. Queues that write at the same time have different numbers.
     pub fn new(source: &Source, writer: u64) -> Self {
         let cluster = Cluster(FIRST_QUEUE_CLUSTER.saturating_add(writer));
-        Self { source: source.clone(), cluster, run: 0..0, group: Logical::default() }
+        Self {
+            source: source.clone(),
+            cluster,
+            run: DiskRange::default(),
+            group: Logical::default(),
+        }
     }
 
     /// Takes `bytes` contiguous bytes of one block group, following the previous ones where
     /// possible. Returns `None` if there is no space.
-    fn take(&mut self, bytes: u64, wait: Wait) -> Result<Option<Range<u64>>, FileError> {
-        if self.run.end - self.run.start < bytes {
+    fn take(&mut self, bytes: u64, wait: Wait) -> Result<Option<DiskRange>, FileError> {
+        if self.run.bytes() < bytes {
             self.release();
             let forest = self.source.forest();
             let (least, most) = (SECTOR_BYTES, bytes.max(RUN_BYTES));
@@ -264,26 +269,23 @@ impl AllocationRun {
                 Err(_) => return Ok(None),
             };
             let chunks = forest.volume().chunks();
-            let Some(chunk) = chunks.find(Logical(self.run.start)) else { return Ok(None) };
+            let Some(chunk) = chunks.find(self.run.start()) else { return Ok(None) };
             self.group = chunk.logical();
         }
-        let end = self.run.start.checked_add(bytes).filter(|end| *end <= self.run.end);
-        let Some(end) = end else {
+        if self.run.bytes() < bytes {
             self.release();
             return match wait {
                 Wait::Block => Ok(None),
                 // A longer run may be free after a commit.
                 Wait::NoWait => Err(FileError::WouldBlock),
             };
-        };
-        let taken = self.run.start..end;
-        self.run.start = end;
-        Ok(Some(taken))
+        }
+        Ok(Some(self.run.take_front(bytes)))
     }
 
     /// Frees the space that has not been used.
     pub fn release(&mut self) {
-        let run = std::mem::replace(&mut self.run, 0..0);
+        let run = std::mem::take(&mut self.run);
         if !run.is_empty() {
             // It fails only on a volume that is open read-only.
             self.source.forest().release_data(run).ok();
@@ -348,7 +350,7 @@ impl DirectWrite {
     pub fn fail(&self, source: &Source) {
         self.invalidate_clean();
         if self.target == Target::New {
-            let space = self.logical.0..self.logical.0.saturating_add(self.bytes);
+            let space = DiskRange::new(self.logical, self.bytes).expect("it was allocated");
             source.forest().release_data(space).ok();
         }
     }

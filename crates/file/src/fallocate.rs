@@ -25,14 +25,14 @@ use crate::truncate::STEP_ITEMS;
 use crate::write::edge::Edge;
 use butternut_format::file_extent::{DiskExtent, ExtentRun, FileExtent};
 use butternut_format::inode::InodeFlags;
-use butternut_format::units::{Generation, Logical, SECTOR_BYTES};
+use butternut_format::units::{DiskRange, Generation, SECTOR_BYTES};
 use butternut_sys::wait::Wait;
 use butternut_tree::ReservationLevel;
 use std::iter::once;
 use std::ops::Range;
 
 /// A range of the file, and the space that is preallocated for it.
-type Preallocation = (Range<u64>, Range<u64>);
+type Preallocation = (Range<u64>, DiskRange);
 
 impl FileState {
     /// Returns whether the inode has the flag of preallocated extents.
@@ -274,7 +274,7 @@ impl FileState {
             while at < part.end {
                 match self.allocate_run((part.end - at).min(EXTENT_BYTES_MAX)) {
                     Ok(space) => {
-                        let end = at + (space.end - space.start);
+                        let end = at + space.bytes();
                         preallocations.push((at..end, space));
                         at = end;
                     }
@@ -295,8 +295,8 @@ impl FileState {
     ) -> Result<(), FileError> {
         let mut draft = Draft { flags: InodeFlags::PREALLOC, ..self.draft() };
         for (part, space) in preallocations {
-            let bytes = space.end - space.start;
-            let disk = DiskExtent { logical: Logical(space.start), bytes };
+            let bytes = space.bytes();
+            let disk = DiskExtent { logical: space.start(), bytes };
             let run = ExtentRun { offset: 0, num_bytes: bytes };
             let extent = FileExtent::preallocated(Generation(0), disk, run);
             draft.dropped.push(part.clone());

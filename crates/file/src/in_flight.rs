@@ -48,7 +48,7 @@
 //! | merge, fsync, commit | exclusive | the file (law 1) | the direct write's |
 //! | shared merge | exclusive, then shared | the file, then nothing | of the last write |
 
-use butternut_format::units::SECTOR_BYTES;
+use butternut_format::units::{DiskRange, SECTOR_BYTES};
 use butternut_sys::lock::{Mutex, MutexGuard, rank};
 use std::fmt::Debug;
 use std::ops::Range;
@@ -87,7 +87,7 @@ pub(crate) struct InFlightTable {
     blocks: AtomicU64,
     extents: AtomicU64,
     writes: Mutex<WritesInFlight, rank::WritesInFlight>,
-    deferred_frees: Mutex<Vec<Range<u64>>, rank::DeferredFrees>,
+    deferred_frees: Mutex<Vec<DiskRange>, rank::DeferredFrees>,
 }
 
 /// The byte ranges of the direct writes in flight. Slots are reused: in a steady state nothing is
@@ -221,7 +221,7 @@ impl InFlightTable {
     }
 
     /// Defers the free of these ranges (law 3).
-    pub(crate) fn defer_free(&self, ranges: impl IntoIterator<Item = Range<u64>>) {
+    pub(crate) fn defer_free(&self, ranges: impl IntoIterator<Item = DiskRange>) {
         let mut ranges = ranges.into_iter().peekable();
         if ranges.peek().is_some() {
             self.deferred_frees().extend(ranges);
@@ -230,7 +230,7 @@ impl InFlightTable {
 
     /// Takes the ranges that can be freed now. The caller holds the inode lock exclusively, has
     /// drained the file and has waited for its readahead.
-    pub(crate) fn take_deferred_frees(&self) -> Vec<Range<u64>> {
+    pub(crate) fn take_deferred_frees(&self) -> Vec<DiskRange> {
         std::mem::take(&mut *self.deferred_frees())
     }
 
@@ -240,7 +240,7 @@ impl InFlightTable {
 
     /// After a panic: the free of each range in the list was deferred. A range that is missing
     /// stays allocated.
-    fn deferred_frees(&self) -> MutexGuard<'_, Vec<Range<u64>>> {
+    fn deferred_frees(&self) -> MutexGuard<'_, Vec<DiskRange>> {
         self.deferred_frees.lock()
     }
 }

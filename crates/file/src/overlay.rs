@@ -27,7 +27,7 @@
 //! The overlay knows neither the file's size nor whether space is reserved for its contents.
 
 use butternut_format::file_extent::{COMPRESSED_BYTES_MAX, Compression, DiskExtent};
-use butternut_format::units::{Logical, SECTOR_BYTES, length};
+use butternut_format::units::{DiskRange, Logical, SECTOR_BYTES, length};
 use butternut_pages::FilePages;
 use butternut_sys::frames::Frame;
 use std::collections::BTreeMap;
@@ -134,7 +134,7 @@ impl PendingExtent {
         let is_compressed = matches!(place, Place::Compressed { .. });
         assert!(
             is_compressed || checksums.len().is_multiple_of(sectors),
-            "{} bytes of checksums for {bytes} bytes of data",
+            "law 4: {} bytes of checksums for {bytes} bytes of data",
             checksums.len()
         );
         Self { bytes, place, checksums, is_merging: false }
@@ -151,6 +151,14 @@ impl PendingExtent {
         };
         let place = self.place.advanced(from);
         Self { bytes: to - from, place, checksums, is_merging: self.is_merging }
+    }
+
+    /// The space of `bytes` bytes from byte `from` on, of a pending extent in new space.
+    fn new_space(&self, from: u64, bytes: u64) -> DiskRange {
+        debug_assert!(matches!(self.place, Place::New { .. }), "law 2");
+        debug_assert!(from + bytes <= self.bytes, "law 2");
+        let start = self.place.advanced(from).logical();
+        DiskRange::new(start, bytes).expect("allocated space ends in the address space")
     }
 
     /// Length of one checksum in bytes.
@@ -339,27 +347,27 @@ impl Overlay {
 
     /// Unmarks extents whose merge failed. Returns the new space that nothing shows any more
     /// (law 2).
-    pub(crate) fn abort_merging(&mut self, merging: &[(u64, PendingExtent)]) -> Vec<Range<u64>> {
-        let mut shown: Vec<Range<u64>> = Vec::new();
+    pub(crate) fn abort_merging(&mut self, merging: &[(u64, PendingExtent)]) -> Vec<DiskRange> {
+        let mut shown: Vec<DiskRange> = Vec::new();
         for start in self.remaining_of(merging) {
             if let Some(pending) = self.pending_extents.get_mut(&start) {
                 pending.is_merging = false;
-                let logical = pending.place.logical().0;
-                shown.push(logical..logical + pending.bytes);
+                shown.push(pending.new_space(0, pending.bytes));
             }
         }
-        shown.sort_by_key(|part| part.start);
+        shown.sort_by_key(|part| part.start());
         let mut freed = Vec::new();
         for (_, pending) in merging {
-            let mut at = pending.place.logical().0;
-            let end = at + pending.bytes;
-            let first = shown.partition_point(|part| part.end <= at);
-            for part in shown.iter().skip(first).take_while(|part| part.start < end) {
-                freed.extend((at < part.start).then_some(at..part.start));
-                at = part.end;
+            let mut left = pending.new_space(0, pending.bytes);
+            let first = shown.partition_point(|part| part.end() <= left.start());
+            let (parts, end) = (shown.iter().skip(first), left.end());
+            for part in parts.take_while(|part| part.start() < end) {
+                freed.push(left.take_front(part.start().0.saturating_sub(left.start().0)));
+                left = left.take_back(left.end().0.saturating_sub(part.end().0));
             }
-            freed.extend((at < end).then_some(at..end));
+            freed.push(left);
         }
+        freed.retain(|part| !part.is_empty());
         freed
     }
 
@@ -379,7 +387,7 @@ impl Overlay {
 
     /// Replaces one pending extent that showed `extent` with `left` of them. Returns the extent's
     /// space if none is left (law 5).
-    fn drop_use(&mut self, extent: &CompressedExtent, left: usize) -> Option<Range<u64>> {
+    fn drop_use(&mut self, extent: &CompressedExtent, left: usize) -> Option<DiskRange> {
         let at = extent.disk.logical;
         let usage = self.compressed.get_mut(&at)?;
         usage.pending_extents = (usage.pending_extents + left).saturating_sub(1);
@@ -387,12 +395,12 @@ impl Overlay {
             return None;
         }
         self.compressed.remove(&at);
-        Some(at.0..at.0 + extent.disk.bytes)
+        Some(DiskRange::new(at, extent.disk.bytes).expect("it was allocated"))
     }
 
     /// Removes the pending extents of `range`. Returns the new space that nothing shows any more
     /// (law 2).
-    pub(crate) fn cut(&mut self, range: &Range<u64>) -> Vec<Range<u64>> {
+    pub(crate) fn cut(&mut self, range: &Range<u64>) -> Vec<DiskRange> {
         let mut freed = Vec::new();
         if range.is_empty() {
             return freed;
@@ -412,9 +420,7 @@ impl Overlay {
             let (from, to) = (range.start.max(start), range.end.min(end));
             match pending.place {
                 Place::New { .. } if pending.is_merging => {}
-                Place::New { logical, .. } => {
-                    freed.push(logical.0 + (from - start)..logical.0 + (to - start));
-                }
+                Place::New { .. } => freed.push(pending.new_space(from - start, to - from)),
                 Place::Compressed { extent, .. } => {
                     let left = usize::from(start < from) + usize::from(to < end);
                     freed.extend(self.drop_use(&extent, left));
@@ -433,7 +439,7 @@ impl Overlay {
 
     /// Inserts a pending extent in place of whatever its range held. Returns the new space that
     /// nothing shows any more.
-    pub(crate) fn insert(&mut self, start: u64, mut pending: PendingExtent) -> Vec<Range<u64>> {
+    pub(crate) fn insert(&mut self, start: u64, mut pending: PendingExtent) -> Vec<DiskRange> {
         debug_assert!(start.is_multiple_of(SECTOR_BYTES), "law 1");
         debug_assert!(pending.bytes.is_multiple_of(SECTOR_BYTES) && pending.bytes > 0, "law 1");
         let freed = self.cut(&(start..start + pending.bytes));
@@ -464,7 +470,7 @@ impl Overlay {
         start: u64,
         extent: CompressedExtent,
         checksums: Vec<u8>,
-    ) -> Vec<Range<u64>> {
+    ) -> Vec<DiskRange> {
         let bytes = extent.ram_bytes;
         let freed = self.cut(&(start..start + bytes));
         let usage = CompressedUse { pending_extents: 1, checksums };
@@ -491,6 +497,11 @@ impl Overlay {
     }
 
     fn put(&mut self, start: u64, pending: PendingExtent) {
+        debug_assert_eq!(
+            self.find_pending(start, start + pending.bytes).err(),
+            Some(start + pending.bytes),
+            "law 1: pending extents do not overlap"
+        );
         self.pending_bytes += pending.bytes;
         self.pending_extents.insert(start, pending);
     }

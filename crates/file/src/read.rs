@@ -25,6 +25,7 @@ use butternut_format::file_extent::{Compression, ExtentBody, FileExtent};
 use butternut_format::key::{ItemType, Key};
 use butternut_format::refused::Refused;
 use butternut_format::units::length;
+use butternut_sys::lock::{Mark, rank};
 use butternut_tree::{Item, TreeError};
 use butternut_volume::{DataRead, VolumeError};
 use std::collections::HashMap;
@@ -130,6 +131,7 @@ impl Source {
     }
 
     pub(crate) fn read_in(&self, read_kind: ReadKind, view: &FileView, reads: &mut [ReadAt<'_>]) {
+        debug_assert!(!Mark::<rank::Handle>::is_held(), "law 4 of `state`");
         for read in &mut *reads {
             (read.result, read.is_over) = (Ok(0), false);
         }

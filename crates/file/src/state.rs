@@ -46,7 +46,7 @@ use crate::units::FILE_BYTES_MAX;
 use butternut_format::feature;
 use butternut_format::file_extent::Compression;
 use butternut_format::inode::{Inode, InodeFlags};
-use butternut_format::units::{Ino, SECTOR_BYTES, TreeId, length};
+use butternut_format::units::{DiskRange, Ino, SECTOR_BYTES, TreeId, length};
 use butternut_pages::CacheMode;
 use butternut_space::{Cluster, Reservation};
 use butternut_sys::lock::{Mutex, rank};
@@ -250,7 +250,7 @@ impl FileState {
     }
 
     /// Allocates at most `bytes_max` contiguous bytes.
-    pub(crate) fn allocate_run(&self, bytes_max: u64) -> Result<Range<u64>, FileError> {
+    pub(crate) fn allocate_run(&self, bytes_max: u64) -> Result<DiskRange, FileError> {
         self.allocate_between(SECTOR_BYTES, bytes_max, Wait::Block)
     }
 
@@ -260,13 +260,13 @@ impl FileState {
         bytes_min: u64,
         bytes_max: u64,
         wait: Wait,
-    ) -> Result<Range<u64>, FileError> {
+    ) -> Result<DiskRange, FileError> {
         let forest = self.source.forest();
         Ok(forest.allocate_data(bytes_min, bytes_max, self.cluster(), wait)?)
     }
 
     /// Frees space that nothing has referenced.
-    pub(crate) fn release(&self, ranges: impl IntoIterator<Item = Range<u64>>) {
+    pub(crate) fn release(&self, ranges: impl IntoIterator<Item = DiskRange>) {
         for range in ranges {
             // It fails only on a volume that is open read-only.
             self.source.forest().release_data(range).ok();

@@ -35,8 +35,9 @@ use crate::writeback::allocate::{Unallocated, allocate};
 use crate::writeback::compress::{CompressionPolicy, compress_runs};
 use butternut_format::checksum::ChecksumKind;
 use butternut_format::file_extent::{Compression, DiskExtent};
-use butternut_format::units::{Ino, Logical, SECTOR_BYTES, TreeId, length};
+use butternut_format::units::{DiskRange, Ino, Logical, SECTOR_BYTES, TreeId, length};
 use butternut_pages::{WritebackPages, WritebackResult};
+use butternut_sys::lock::{Mark, rank};
 use butternut_volume::{DataWrite, VolumeError};
 use rayon::iter::{IntoParallelRefMutIterator, ParallelIterator};
 use std::ops::Range;
@@ -213,13 +214,13 @@ impl<'a> WritebackRun<'a> {
     }
 
     /// The space of the run on disk, if it was allocated for it.
-    pub(crate) fn new_space(&self) -> Option<Range<u64>> {
+    pub(crate) fn new_space(&self) -> Option<DiskRange> {
         (self.target == Target::New).then(|| self.space())
     }
 
     /// The space of the run on disk.
-    fn space(&self) -> Range<u64> {
-        self.logical.0..self.logical.0 + self.disk_bytes()
+    fn space(&self) -> DiskRange {
+        DiskRange::new(self.logical, self.disk_bytes()).expect("it was allocated")
     }
 
     /// The parts of memory that are contiguous on disk.
@@ -259,6 +260,7 @@ pub(crate) fn write_runs(
 
 /// Writes all runs and computes their checksums. Stores the result in each run.
 fn write_and_checksum(source: &Source, runs: &mut [WritebackRun<'_>]) {
+    debug_assert!(!Mark::<rank::Handle>::is_held(), "law 4 of `state`");
     let csum = source.forest().volume().super_block().csum();
     let mut checksums: Vec<Vec<u8>> = runs.iter().map(|run| run.checksum_buffer(csum)).collect();
     let mut failures: Vec<Option<VolumeError>> = runs.iter().map(|_| None).collect();
@@ -394,7 +396,7 @@ impl WritebackRun<'_> {
     }
 
     /// Inserts pending extents for the written data. Returns the space that nothing shows any more.
-    fn insert_pending(&mut self, place: Place) -> Vec<Range<u64>> {
+    fn insert_pending(&mut self, place: Place) -> Vec<DiskRange> {
         let range = self.range();
         let mut freed = Vec::new();
         let mut overlay = self.run_file.shared.overlay_mut_same_data();
@@ -414,7 +416,7 @@ impl WritebackRun<'_> {
         freed
     }
 
-    fn insert_compressed(&mut self, compression: Compression) -> Vec<Range<u64>> {
+    fn insert_compressed(&mut self, compression: Compression) -> Vec<DiskRange> {
         /// Serial number of the next compressed extent of any file.
         static NEXT_SERIAL: AtomicU64 = AtomicU64::new(0);
         let extent = CompressedExtent {

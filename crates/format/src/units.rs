@@ -1,8 +1,11 @@
 //! Newtypes for integers that must not be confused: addresses, generations and identifiers.
 //!
 //! They have no arithmetic beyond what an address needs; sizes and lengths are plain `u64` bytes.
+//! A [`DiskRange`] is a range of logical addresses. A range of bytes of a file is a plain
+//! `Range<u64>`, which no function that takes space accepts.
 
 use std::fmt;
+use std::ops::Range;
 
 /// The only sector size that is supported, in bytes.
 pub const SECTOR_BYTES: u64 = 4096;
@@ -62,6 +65,83 @@ impl Logical {
     }
 }
 
+/// A range of logical addresses: space on disk. Its end is inside the address space, and not before
+/// its start.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct DiskRange {
+    start: u64,
+    end: u64,
+}
+
+impl DiskRange {
+    /// Returns the range of `bytes` bytes from `start` on; `None` if it ends beyond the address
+    /// space.
+    pub fn new(start: Logical, bytes: u64) -> Option<Self> {
+        Some(Self { start: start.0, end: start.0.checked_add(bytes)? })
+    }
+
+    /// Returns the range between two addresses; `None` if it ends before it starts.
+    pub fn of(range: Range<u64>) -> Option<Self> {
+        (range.start <= range.end).then_some(Self { start: range.start, end: range.end })
+    }
+
+    /// Returns the first address.
+    pub fn start(self) -> Logical {
+        Logical(self.start)
+    }
+
+    /// Returns the address of the first byte after the range.
+    pub fn end(self) -> Logical {
+        Logical(self.end)
+    }
+
+    /// Returns the number of bytes.
+    pub fn bytes(self) -> u64 {
+        // The constructors refuse an end before the start.
+        self.end.saturating_sub(self.start)
+    }
+
+    /// Returns whether the range has no bytes.
+    pub fn is_empty(self) -> bool {
+        self.start == self.end
+    }
+
+    /// Returns both addresses, for a list of ranges that is indexed by them.
+    pub fn addresses(self) -> Range<u64> {
+        self.start..self.end
+    }
+
+    /// Returns the part of `bytes` bytes from `skip` on; `None` if the range does not have it.
+    pub fn part(self, skip: u64, bytes: u64) -> Option<Self> {
+        let part = Self::new(self.start().checked_add(skip)?, bytes)?;
+        (part.end <= self.end).then_some(part)
+    }
+
+    /// Removes the first `bytes_max` bytes, or all if there are fewer, and returns them.
+    #[must_use]
+    pub fn take_front(&mut self, bytes_max: u64) -> Self {
+        let at = self.end.min(self.start.saturating_add(bytes_max));
+        let taken = Self { start: self.start, end: at };
+        self.start = at;
+        taken
+    }
+
+    /// Removes the last `bytes_max` bytes, or all if there are fewer, and returns them.
+    #[must_use]
+    pub fn take_back(&mut self, bytes_max: u64) -> Self {
+        let at = self.start.max(self.end.saturating_sub(bytes_max));
+        let taken = Self { start: at, end: self.end };
+        self.end = at;
+        taken
+    }
+}
+
+impl fmt::Debug for DiskRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}..{}", self.start, self.end)
+    }
+}
+
 impl TreeId {
     pub const ROOT: Self = Self(1);
     pub const EXTENT: Self = Self(2);
@@ -95,4 +175,41 @@ pub fn index(value: u32) -> usize {
 /// Converts a length to 64 bits. Lossless if a pointer has at most 64 bits.
 pub fn length(value: usize) -> u64 {
     u64::try_from(value).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(start: u64, bytes: u64) -> DiskRange {
+        DiskRange::new(Logical(start), bytes).expect("inside the address space")
+    }
+
+    #[test]
+    fn a_range_past_the_address_space_is_refused() {
+        assert_eq!(DiskRange::new(Logical(u64::MAX), 1), None);
+        assert_eq!(DiskRange::new(Logical(u64::MAX - 4096), 4097), None);
+        assert_eq!(range(u64::MAX - 4096, 4096).end(), Logical(u64::MAX));
+        let (start, end) = (9, 8);
+        assert_eq!(DiskRange::of(start..end), None);
+        assert_eq!(DiskRange::of(8..9), Some(range(8, 1)));
+    }
+
+    #[test]
+    fn a_part_is_inside_the_range() {
+        let whole = range(100, 10);
+        assert_eq!(whole.part(4, 6), Some(range(104, 6)));
+        assert_eq!((whole.part(4, 7), whole.part(11, 0)), (None, None));
+        assert_eq!(whole.part(u64::MAX, 1), None);
+        assert_eq!(whole.part(1, u64::MAX), None);
+    }
+
+    #[test]
+    fn what_is_taken_and_what_is_left_are_the_range() {
+        let mut left = range(100, 10);
+        assert_eq!((left.take_front(3), left), (range(100, 3), range(103, 7)));
+        assert_eq!((left.take_back(2), left), (range(108, 2), range(103, 5)));
+        assert_eq!((left.take_front(u64::MAX), left.is_empty()), (range(103, 5), true));
+        assert_eq!((left.take_back(1), left.bytes()), (range(108, 0), 0));
+    }
 }

@@ -84,7 +84,9 @@ impl Space {
         let is_allocated = state.groups.get_mut(index).is_some_and(|group| group.free.take(run));
         if is_allocated && !is_read_only {
             let pool = state.pool_mut(class);
-            pool.free = pool.free.saturating_sub(bytes_of(u64::from(run.sectors)));
+            let bytes = bytes_of(u64::from(run.sectors));
+            debug_assert!(pool.free >= bytes, "law 3 of the crate: free bytes are counted");
+            pool.free = pool.free.saturating_sub(bytes);
         }
         Ok(is_allocated)
     }

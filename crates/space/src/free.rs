@@ -187,8 +187,9 @@ impl FreeExtents {
     }
 
     fn delete(&mut self, run: Run) {
-        self.by_start.remove(&run.start);
-        self.by_length.remove(&(run.sectors, run.start));
+        let sectors = self.by_start.remove(&run.start);
+        let is_in_both = self.by_length.remove(&(run.sectors, run.start));
+        debug_assert!(sectors == Some(run.sectors) && is_in_both, "law 2");
         self.sectors = self.sectors.saturating_sub(u64::from(run.sectors));
     }
 }

@@ -141,6 +141,7 @@ impl Reservation {
         if bytes > 0 {
             let mut state = self.lock();
             let pool = state.pool_mut(self.class);
+            debug_assert!(pool.reserved >= bytes, "law 1: every reserved byte is counted");
             pool.reserved = pool.reserved.saturating_sub(bytes);
             state.count_return();
         }

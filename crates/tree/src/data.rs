@@ -22,7 +22,7 @@ use crate::transaction::enospc::Purpose;
 use butternut_format::extent::{DataRef, InlineRef};
 use butternut_format::feature::Feature;
 use butternut_format::key::{ItemType, Key};
-use butternut_format::units::{Generation, Logical, TreeId};
+use butternut_format::units::{DiskRange, Generation, Logical, TreeId};
 use butternut_space::{AllocationRequest, Class, Cluster, Reservation};
 use butternut_sys::wait::Wait;
 use std::ops::Range;
@@ -44,12 +44,13 @@ impl Forest {
         bytes_max: u64,
         cluster: Cluster,
         wait: Wait,
-    ) -> Result<Range<u64>, TreeError> {
+    ) -> Result<DiskRange, TreeError> {
         let request =
             AllocationRequest::data(bytes_min, bytes_max.min(DATA_EXTENT_BYTES_MAX), cluster);
-        self.reserve_or_flush(Purpose::Growth, wait, |running| {
+        let found = self.reserve_or_flush(Purpose::Growth, wait, |running| {
             Ok(running.space.allocate_unreserved(Class::Data, request))
-        })
+        })?;
+        Ok(DiskRange::of(found).expect("a free run ends after its start"))
     }
 
     /// Reserves metadata space for changes that will be written to the trees later, until the
@@ -72,9 +73,9 @@ impl Forest {
     ///
     /// # Errors
     /// The volume was opened for reading.
-    pub fn release_data(&self, range: Range<u64>) -> Result<(), TreeError> {
+    pub fn release_data(&self, range: DiskRange) -> Result<(), TreeError> {
         let running = self.running()?;
-        running.check(running.space.release(range));
+        running.check(running.space.release(range.addresses()));
         Ok(())
     }
 
@@ -174,9 +175,8 @@ impl Forest {
 
 impl Handle {
     /// Adds a data extent with its first reference.
-    pub fn add_data_extent(&self, range: Range<u64>, reference: DataRef) {
-        let bytes = range.end.saturating_sub(range.start);
-        self.running().create_data(Logical(range.start), bytes, Ref::data(reference));
+    pub fn add_data_extent(&self, at: Logical, bytes: u64, reference: DataRef) {
+        self.running().create_data(at, bytes, Ref::data(reference));
         self.mark_changed();
     }
 

@@ -55,10 +55,11 @@ impl Dice {
 
 fn add_extent(forest: &Arc<Forest>, writer: u64, write: u64, sectors: u64) -> Extent {
     // All writers use one cluster, so that their extents are neighbours and share items.
-    let range = forest.allocate_data(SECTOR, sectors * SECTOR, Cluster(99), Wait::Block).unwrap();
+    let space = forest.allocate_data(SECTOR, sectors * SECTOR, Cluster(99), Wait::Block).unwrap();
+    let range = space.addresses();
     let reference = DataRef { tree: TreeId::FS, ino: Ino(300 + writer), offset: 0, count: 1 };
     let handle = forest.join(Need::items(4)).unwrap();
-    handle.add_data_extent(range.clone(), reference);
+    handle.add_data_extent(Logical(range.start), range.end - range.start, reference);
     let sectors = range.clone().step_by(4096);
     let checksums: Vec<u8> = sectors.flat_map(|at| checksum_of(at, write % 7)).collect();
     handle.put_checksums(Logical(range.start), &checksums);

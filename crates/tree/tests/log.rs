@@ -52,13 +52,14 @@ fn add_empty_group(forest: &Arc<Forest>) {
     let before = last();
     loop {
         let range = forest.allocate_data(4096, 16 << 20, Cluster(1), Wait::Block).unwrap();
-        if last() > before && range.start >= last() {
+        if last() > before && range.start().0 >= last() {
             forest.release_data(range).unwrap();
             break;
         }
         let handle = forest.join(Need::items(1)).unwrap();
-        let (ino, offset) = (Ino(INO), range.start);
-        handle.add_data_extent(range, DataRef { tree: TreeId::FS, ino, offset, count: 1 });
+        let (ino, offset) = (Ino(INO), range.start().0);
+        let reference = DataRef { tree: TreeId::FS, ino, offset, count: 1 };
+        handle.add_data_extent(range.start(), range.bytes(), reference);
     }
     forest.commit().unwrap();
     assert!(last() > before);

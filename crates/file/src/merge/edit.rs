@@ -330,7 +330,7 @@ fn queue_references(handle: &Handle, row: &TreeEdit<'_, '_>) {
             DataRef { tree: row.file.tree_id(), ino: row.file.ino(), offset: *offset, count: 1 };
         let mut by = *by;
         if by > 0 && edit.new_extents.binary_search(&start).is_ok() {
-            handle.add_data_extent(start.0..start.0 + bytes, reference);
+            handle.add_data_extent(start, bytes, reference);
             by -= 1;
         }
         for _ in 0..by {

@@ -258,8 +258,8 @@ impl Checked {
         }
     }
 
-    fn free(&mut self, freed: Vec<Range<u64>>) {
-        for range in freed {
+    fn free(&mut self, freed: Vec<DiskRange>) {
+        for range in freed.into_iter().map(DiskRange::addresses) {
             for block in range.start / SECTOR_BYTES..range.end / SECTOR_BYTES {
                 assert!(self.used.remove(&block), "returned once, and not before it was used");
             }

@@ -6,13 +6,13 @@
 //! 2. Space is taken in the order in which it was added. Runs are never joined: two that are
 //!    adjacent may lie in different block groups, which one extent cannot span.
 
+use butternut_format::units::DiskRange;
 use std::collections::VecDeque;
-use std::ops::Range;
 
 /// Ranges of logical space, in the order in which they are to be used.
 #[derive(Debug, Default)]
 pub(crate) struct DataReservation {
-    runs: VecDeque<Range<u64>>,
+    runs: VecDeque<DiskRange>,
     bytes: u64,
 }
 
@@ -21,30 +21,27 @@ impl DataReservation {
         self.bytes
     }
 
-    pub(crate) fn add(&mut self, run: Range<u64>) {
-        self.bytes += run.end - run.start;
+    pub(crate) fn add(&mut self, run: DiskRange) {
+        self.bytes += run.bytes();
         self.runs.push_back(run);
     }
 
     /// Takes the next run, of at most `bytes_max` bytes.
-    pub(crate) fn take(&mut self, bytes_max: u64) -> Option<Range<u64>> {
+    pub(crate) fn take(&mut self, bytes_max: u64) -> Option<DiskRange> {
         let first = self.runs.front_mut()?;
-        let end = first.end.min(first.start.saturating_add(bytes_max));
-        let taken = first.start..end;
-        first.start = end;
+        let taken = first.take_front(bytes_max);
         if first.is_empty() {
             self.runs.pop_front();
         }
-        self.bytes -= taken.end - taken.start;
+        self.bytes -= taken.bytes();
         Some(taken)
     }
 
     /// Takes exactly `bytes` contiguous bytes, from the first run that has as many.
-    pub(crate) fn take_whole(&mut self, bytes: u64) -> Option<Range<u64>> {
-        let index = self.runs.iter().position(|run| run.end - run.start >= bytes)?;
+    pub(crate) fn take_whole(&mut self, bytes: u64) -> Option<DiskRange> {
+        let index = self.runs.iter().position(|run| run.bytes() >= bytes)?;
         let run = self.runs.get_mut(index)?;
-        let taken = run.start..run.start + bytes;
-        run.start = taken.end;
+        let taken = run.take_front(bytes);
         if run.is_empty() {
             self.runs.remove(index);
         }
@@ -53,14 +50,13 @@ impl DataReservation {
     }
 
     /// Takes what was added last, and leaves `bytes` bytes.
-    pub(crate) fn truncate(&mut self, bytes: u64) -> Vec<Range<u64>> {
+    pub(crate) fn truncate(&mut self, bytes: u64) -> Vec<DiskRange> {
         let mut taken = Vec::new();
         while self.bytes > bytes {
             let Some(last) = self.runs.back_mut() else { break };
-            let surplus = (self.bytes - bytes).min(last.end - last.start);
-            last.end -= surplus;
-            taken.push(last.end..last.end + surplus);
-            self.bytes -= surplus;
+            let surplus = last.take_back(self.bytes - bytes);
+            self.bytes -= surplus.bytes();
+            taken.push(surplus);
             if last.is_empty() {
                 self.runs.pop_back();
             }
@@ -69,7 +65,7 @@ impl DataReservation {
     }
 
     /// Takes everything that is left.
-    pub(crate) fn empty(&mut self) -> impl Iterator<Item = Range<u64>> {
+    pub(crate) fn empty(&mut self) -> impl Iterator<Item = DiskRange> {
         self.bytes = 0;
         std::mem::take(&mut self.runs).into_iter()
     }
@@ -79,41 +75,45 @@ impl DataReservation {
 mod tests {
     use super::*;
 
+    fn run(start: u64, end: u64) -> DiskRange {
+        DiskRange::of(start..end).expect("in order")
+    }
+
     #[test]
     fn space_is_taken_in_the_order_it_was_added_and_the_rest_is_returned() {
         let mut reservation = DataReservation::default();
-        reservation.add(100..110);
-        reservation.add(110..120);
-        reservation.add(50..60);
+        reservation.add(run(100, 110));
+        reservation.add(run(110, 120));
+        reservation.add(run(50, 60));
         assert_eq!(reservation.bytes(), 30);
-        assert_eq!(reservation.take(7), Some(100..107));
-        assert_eq!(reservation.take(15), Some(107..110));
-        assert_eq!(reservation.take(15), Some(110..120));
-        assert_eq!(reservation.take(4), Some(50..54));
+        assert_eq!(reservation.take(7), Some(run(100, 107)));
+        assert_eq!(reservation.take(15), Some(run(107, 110)));
+        assert_eq!(reservation.take(15), Some(run(110, 120)));
+        assert_eq!(reservation.take(4), Some(run(50, 54)));
         assert_eq!(reservation.bytes(), 6);
-        assert!(reservation.empty().eq(std::iter::once(54..60)));
+        assert!(reservation.empty().eq(std::iter::once(run(54, 60))));
         assert_eq!((reservation.bytes(), reservation.take(1)), (0, None));
     }
 
     #[test]
     fn space_that_was_added_last_is_returned_first() {
         let mut reservation = DataReservation::default();
-        reservation.add(0..10);
-        reservation.add(20..30);
+        reservation.add(run(0, 10));
+        reservation.add(run(20, 30));
         assert_eq!(reservation.truncate(20), []);
-        assert_eq!(reservation.truncate(6), [20..30, 6..10]);
-        assert_eq!((reservation.bytes(), reservation.take(100)), (6, Some(0..6)));
+        assert_eq!(reservation.truncate(6), [run(20, 30), run(6, 10)]);
+        assert_eq!((reservation.bytes(), reservation.take(100)), (6, Some(run(0, 6))));
     }
 
     #[test]
     fn contiguous_space_is_taken_from_the_first_run_that_is_long_enough() {
         let mut reservation = DataReservation::default();
-        reservation.add(0..4);
-        reservation.add(10..20);
+        reservation.add(run(0, 4));
+        reservation.add(run(10, 20));
         assert_eq!(reservation.take_whole(11), None);
-        assert_eq!(reservation.take_whole(6), Some(10..16));
-        assert_eq!(reservation.take_whole(4), Some(0..4));
-        assert_eq!(reservation.take_whole(4), Some(16..20));
+        assert_eq!(reservation.take_whole(6), Some(run(10, 16)));
+        assert_eq!(reservation.take_whole(4), Some(run(0, 4)));
+        assert_eq!(reservation.take_whole(4), Some(run(16, 20)));
         assert_eq!((reservation.bytes(), reservation.take(1)), (0, None));
     }
 }

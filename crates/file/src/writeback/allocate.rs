@@ -14,7 +14,7 @@ use crate::state::FileState;
 use crate::state::data_reservation::DataReservation;
 use crate::target::Target;
 use crate::writeback::{Data, WritebackRun};
-use butternut_format::units::{Logical, SECTOR_BYTES};
+use butternut_format::units::{DiskRange, SECTOR_BYTES};
 use butternut_sys::wait::Wait;
 use std::ops::Range;
 
@@ -95,7 +95,7 @@ impl FoundSpace {
         if matches!(run.data, Data::Compressed { .. }) {
             if let Ok(space) = self.allocate_whole(file, run.disk_bytes(), run.origin.is_reserved())
             {
-                run.logical = Logical(space.start);
+                run.logical = space.start();
                 placed.push(run);
                 return None;
             }
@@ -110,8 +110,8 @@ impl FoundSpace {
                     return Some(Unallocated { file, range, error });
                 }
             };
-            run.logical = Logical(space.start);
-            let bytes = space.end - space.start;
+            run.logical = space.start();
+            let bytes = space.bytes();
             if bytes >= run.bytes() {
                 placed.push(run);
                 return None;
@@ -127,7 +127,7 @@ impl FoundSpace {
         file: &mut FileState,
         bytes: u64,
         is_reserved: bool,
-    ) -> Result<Range<u64>, FileError> {
+    ) -> Result<DiskRange, FileError> {
         if is_reserved {
             let reserved = file.data_reservation.take_whole(bytes);
             return reserved.map_or_else(|| file.allocate_between(bytes, bytes, Wait::Block), Ok);
@@ -147,25 +147,25 @@ impl FoundSpace {
         file: &mut FileState,
         bytes: u64,
         is_reserved: bool,
-    ) -> Result<Range<u64>, FileError> {
+    ) -> Result<DiskRange, FileError> {
         if is_reserved {
             return file.data_reservation.take(bytes).map_or_else(|| file.allocate_run(bytes), Ok);
         }
         if let Some(space) = self.surplus.take(bytes) {
-            self.bytes_left = self.bytes_left.saturating_sub(space.end - space.start);
+            self.bytes_left = self.bytes_left.saturating_sub(space.bytes());
             return Ok(space);
         }
         let space = file.allocate_between(SECTOR_BYTES, self.bytes_left.max(bytes), Wait::Block)?;
-        let bytes = bytes.min(space.end - space.start);
+        let bytes = bytes.min(space.bytes());
         Ok(self.take_front(space, bytes))
     }
 
     /// Returns the first `bytes` bytes of new space and keeps the rest for the following runs.
-    fn take_front(&mut self, space: Range<u64>, bytes: u64) -> Range<u64> {
-        let taken = space.start..space.start + bytes;
+    fn take_front(&mut self, mut space: DiskRange, bytes: u64) -> DiskRange {
+        let taken = space.take_front(bytes);
         self.bytes_left = self.bytes_left.saturating_sub(bytes);
-        if taken.end < space.end {
-            self.surplus.add(taken.end..space.end);
+        if !space.is_empty() {
+            self.surplus.add(space);
         }
         taken
     }

@@ -422,7 +422,7 @@ fn a_range_that_is_zeroed_behind_inline_data_is_zeroed_or_refused_without_space(
         }
         // Little more, or less, than the range needs.
         let last = taken.pop().unwrap();
-        forest.release_data(last.start..last.start + blocks * 4096).unwrap();
+        forest.release_data(last.part(0, blocks * 4096).unwrap()).unwrap();
         let mut want = noise(1, 1800);
         if file.zero_range(1000..20_000, FallocateSize::Extend, &mut |_| {}).is_ok() {
             want.truncate(1000);

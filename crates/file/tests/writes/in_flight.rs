@@ -160,7 +160,7 @@ fn free_bytes(source: &Source) -> u64 {
     while let Ok(space) = source.forest().allocate_data(BLOCK, 128 << 20, Cluster(0), Wait::Block) {
         taken.push(space);
     }
-    let bytes = taken.iter().map(|space| space.end - space.start).sum();
+    let bytes = taken.iter().map(|space| space.bytes()).sum();
     for space in taken {
         source.forest().release_data(space).unwrap();
     }

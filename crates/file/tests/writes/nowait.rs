@@ -45,7 +45,7 @@ fn a_refused_nowait_write_keeps_no_space_from_other_files() {
     }
     // Some space is free, but less than the write needs.
     let free = taken.pop().unwrap();
-    let bytes = usize::try_from(free.end - free.start).unwrap();
+    let bytes = usize::try_from(free.bytes()).unwrap();
     source.forest().release_data(free).unwrap();
     for dirty in [0, 4096] {
         let mut file = state(&source, INO);

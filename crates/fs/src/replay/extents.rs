@@ -95,7 +95,7 @@ impl Replay<'_> {
         let DiskExtent { logical, bytes } = disk;
         let reference = self.data_ref(key.objectid, key.offset, run);
         if self.claim.take_extent(logical, bytes) {
-            self.handle.add_data_extent(logical.0..logical.0.saturating_add(bytes), reference);
+            self.handle.add_data_extent(logical, bytes, reference);
             return Ok(());
         }
         if !self.handle.forest().has_extent(logical, bytes)? {

@@ -67,7 +67,7 @@ fn after_a_failed_batch_reading_a_count_returns_the_error() {
 
     let forest = forest();
     let handle = forest.join(Need::items(8)).expect("space");
-    handle.add_data_extent(1 << 30..(1 << 30) + 4096, data(300));
+    handle.add_data_extent(Logical(1 << 30), 4096, data(300));
     let refs = || forest.data_refs(Logical(1 << 30), 4096);
     assert_eq!(refs().expect("a count"), 1);
     let running = forest.running().expect("a writable forest");
@@ -129,9 +129,9 @@ fn an_extent_with_count_zero_and_a_reference_is_refused() {
     const BYTES: u64 = 4096;
     let forest = forest();
     let range = forest.allocate_data(BYTES, BYTES, Cluster(9), Wait::Block).expect("space");
-    let at = Logical(range.start);
+    let at = range.start();
     let handle = forest.join(Need::items(8)).expect("space");
-    handle.add_data_extent(range, data(300));
+    handle.add_data_extent(range.start(), range.bytes(), data(300));
     drop(handle);
     forest.commit().expect("a consistent volume");
     // A keyed reference that the count does not include.

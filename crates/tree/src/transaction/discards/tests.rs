@@ -87,9 +87,14 @@ fn open(device: &Arc<HeldDiscards>, commits_for_space: bool) -> Arc<Forest> {
 /// Fills the volume with data extents, commits, and returns them.
 fn fill(forest: &Arc<Forest>) -> Vec<Range<u64>> {
     let mut extents = Vec::new();
-    while let Ok(range) = forest.allocate_data(4096, 16 << 20, Cluster(1), Wait::Block) {
+    while let Ok(space) = forest.allocate_data(4096, 16 << 20, Cluster(1), Wait::Block) {
+        let range = space.addresses();
         let handle = forest.join(Need::items(1)).expect("space for an item");
-        handle.add_data_extent(range.clone(), reference(range.start));
+        handle.add_data_extent(
+            Logical(range.start),
+            range.end - range.start,
+            reference(range.start),
+        );
         extents.push(range);
     }
     forest.commit().expect("a commit");
@@ -304,7 +309,11 @@ fn a_reservation_commits_again_while_others_take_what_its_commits_free() {
         {
             // Another thread had it first, and has freed it since.
             let handle = forest.join(Need::items(1)).expect("space for an item");
-            handle.add_data_extent(range.clone(), reference(range.start));
+            handle.add_data_extent(
+                Logical(range.start),
+                range.end - range.start,
+                reference(range.start),
+            );
             handle.drop_data_ref(Logical(range.start), bytes, reference(range.start));
             return Ok(running.space.allocate_unreserved(Class::Data, request));
         }
