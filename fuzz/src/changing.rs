@@ -76,12 +76,11 @@ impl ScratchDevice {
         self.is_over.load(Ordering::Relaxed)
     }
 
-    /// The generation of the superblock.
-    pub(crate) fn generation(&self) -> u64 {
+    /// The first superblock, which every commit and every log writes.
+    pub(crate) fn super_block(&self) -> [u8; PAGE_BYTES] {
         let mut bytes = [0; PAGE_BYTES];
         self.read_at(SUPER_OFFSET, &mut bytes).expect("a superblock");
-        let field = bytes[0x48..0x50].try_into().expect("eight bytes");
-        u64::from_le_bytes(field)
+        bytes
     }
 
     fn written(&self) -> MutexGuard<'_, HashMap<u64, Box<[u8; PAGE_BYTES]>>> {
@@ -396,7 +395,7 @@ pub(crate) fn run_script(base: PatchedDevice, script: &[u8]) -> Changed {
     let whole_trees = is_clean(&device, false);
     let options = writing();
     let devices = || vec![Arc::clone(&device) as Arc<dyn Device>];
-    let generation = device.generation();
+    let super_block = device.super_block();
     let opened = Filesystem::open_devices(devices(), &options);
     let Ok(fs) = opened else { return Changed::Refused };
     let is_poisoned = run_steps(fs, script);
@@ -404,7 +403,7 @@ pub(crate) fn run_script(base: PatchedDevice, script: &[u8]) -> Changed {
     let after = is_clean(&device, true);
     assert!(!device.is_over(), "{REQUESTS_MAX} requests: the script does not end");
     if whole.is_err() {
-        if device.generation() == generation {
+        if device.super_block() == super_block {
             // Data may have been written to space that is free.
             assert_eq!(is_clean(&device, false), whole_trees, "nothing was committed");
         }

@@ -146,6 +146,8 @@ impl Encoders {
                 self.zstd.insert(zstd).encode(input, out)?
             }
         };
+        // The caller has space for no more than that (law 5).
+        assert!(bytes <= bytes_max, "{bytes} bytes were compressed, at most {bytes_max} wanted");
         out.truncate(bytes);
         Some(())
     }

@@ -72,6 +72,7 @@ impl FileState {
         let mut at = blocks.start;
         while at < blocks.end {
             let stop = items::stop_after(&self.view, at..blocks.end, STEP_ITEMS)?;
+            assert!(at < stop && stop <= blocks.end, "a step from {at} to {stop} of {blocks:?}");
             let in_tree = self.size_in_tree.next_multiple_of(SECTOR_BYTES);
             let draft = Draft {
                 dropped: once(at..stop).collect(),

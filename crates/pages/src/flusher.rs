@@ -162,6 +162,7 @@ impl Flushers {
         }
         let uncached = self.backlog.take(WORK_PAGES_MAX, &dirty_pages);
         let (needed, reason) = self.needed(&dirty_pages, limits);
+        debug_assert!(uncached.pages <= WORK_PAGES_MAX, "law 3");
         let pages = needed.max(uncached.pages).min(WORK_PAGES_MAX);
         let reason = if needed > 0 { reason } else { WritebackReason::Uncached };
         let has_more = needed > pages || self.backlog.pages() > 0;

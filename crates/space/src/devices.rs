@@ -111,6 +111,14 @@ impl DeviceMap {
         of_chunks.map(|(start, (end, _))| end.saturating_sub(*start)).sum()
     }
 
+    /// Whether chunks may use a range (laws 2 and 4), which ends inside the device (law 1).
+    pub(crate) fn may_have(&self, range: &Range<u64>) -> bool {
+        let is_on_copy = COPY_OFFSETS
+            .iter()
+            .any(|&at| at < range.end && at.saturating_add(STRIPE_BYTES) > range.start);
+        !self.is_seed && range.start >= RESERVED_BYTES && range.end <= self.bytes && !is_on_copy
+    }
+
     /// Adds an extent. Returns `false` and changes nothing if it would break law 1.
     #[must_use]
     pub(crate) fn insert(&mut self, range: &Range<u64>, chunk: Option<Logical>) -> bool {

@@ -93,11 +93,20 @@ impl Space {
 
 impl Devices {
     /// Reserves the device extent of a stripe. Returns `false` if it overlaps another (law 1).
+    ///
+    /// # Panics
+    /// The stripe breaks law 2 or 4 of [`crate::devices`]: it would be written over a superblock,
+    /// past the device, or on a seed.
     fn reserve(&mut self, stripe: &Stripe, plan: &ChunkPlan) -> bool {
         let end = stripe.offset.0.checked_add(plan.stripe_bytes);
-        let map = self.by_devid.get_mut(&stripe.devid);
-        map.zip(end)
-            .is_some_and(|(map, end)| map.insert(&(stripe.offset.0..end), Some(plan.chunk.logical)))
+        let Some((map, end)) = self.by_devid.get_mut(&stripe.devid).zip(end) else { return false };
+        let range = stripe.offset.0..end;
+        assert!(
+            map.may_have(&range),
+            "a chunk is placed at {range:?} of device {:?}",
+            stripe.devid
+        );
+        map.insert(&range, Some(plan.chunk.logical))
     }
 
     fn release(&mut self, stripe: &Stripe, stripe_bytes: u64) {

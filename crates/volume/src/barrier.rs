@@ -8,7 +8,8 @@
 //!    succeeds if the volume is complete without it ([`crate::tolerance`]), and fails otherwise.
 //! 2. Each device's superblock contains that device's own item, with the sizes that
 //!    [`Volume::install_device`] last installed. So a caller that changes a device item installs it
-//!    before the superblock is written.
+//!    before the superblock is written. The superblock of a log contains the item of the last
+//!    commit: what was installed since is part of a transaction that may never be complete.
 //! 3. The first copies are written before the others. If one of them fails, the others are not
 //!    written and still name the last commit. Where only the first copies name a log, they are
 //!    written last, when the others are durable: at any time, a copy that is not being written has
@@ -62,6 +63,14 @@ pub enum NotDurable {
 
 /// Copies of superblocks, each with its slot and offset.
 type Copies = Vec<(usize, u64, Buffer)>;
+
+/// What a superblock is written for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    Commit,
+    /// A log between two commits.
+    Log,
+}
 
 /// The copies of one superblock.
 struct SuperCopies {
@@ -191,17 +200,7 @@ impl Volume {
     /// failed but the last flush of some devices did, if the volume is not complete without the
     /// failed devices; the same after any such flush (law 10), and then nothing was written.
     pub fn write_super(&self, raw: &RawSuperBlock) -> Result<(), VolumeError> {
-        self.write_super_copies(raw, COPY_OFFSETS.len())
-    }
-
-    /// Writes the first copy of the superblock on every device, for the log between two commits:
-    /// the other copies still name the last commit without a log.
-    ///
-    /// # Errors
-    ///
-    /// As [`Volume::write_super`].
-    pub fn write_first_supers(&self, raw: &RawSuperBlock) -> Result<(), VolumeError> {
-        self.write_super_copies(raw, 1)
+        self.write_super_copies(raw, COPY_OFFSETS.len(), Purpose::Commit, false)
     }
 
     /// Writes every copy of the superblock as [`Volume::write_super`], the first copies last, when
@@ -214,26 +213,28 @@ impl Volume {
     pub fn write_super_after_log(&self, raw: &RawSuperBlock) -> Result<(), VolumeError> {
         self.check_no_other_writer()?;
         self.check_none_lost()?;
-        let SuperCopies { others, .. } = self.super_copies(raw, COPY_OFFSETS.len())?;
+        let SuperCopies { others, .. } =
+            self.super_copies(raw, COPY_OFFSETS.len(), Purpose::Commit)?;
         let failures = self.write_copies(&others, false);
         self.record_failed_mirrors(None, &failures);
         self.flush()?;
-        self.write_first_supers(raw)
+        self.write_super_copies(raw, 1, Purpose::Commit, false)
     }
 
-    /// Writes as [`Volume::write_first_supers`], and makes the superblocks durable.
+    /// Writes the first copy of the superblock on every device, for the log between two commits:
+    /// the other copies still name the last commit without a log. Makes the superblocks durable.
     ///
     /// # Errors
     ///
     /// As [`Volume::write_super`], and as [`Volume::flush`].
     pub fn write_first_supers_durably(&self, raw: &RawSuperBlock) -> Result<(), VolumeError> {
         let Some(member) = self.only_durable_member() else {
-            self.write_first_supers(raw)?;
+            self.write_super_copies(raw, 1, Purpose::Log, false)?;
             return self.flush();
         };
         let flushes = member.device.write_cache().durable_write_flushes;
         let completed = self.in_place.completed();
-        let written = self.write_super_copies_as(raw, 1, true);
+        let written = self.write_super_copies(raw, 1, Purpose::Log, true);
         if written.is_err() && flushes {
             // The write failed, or the flush.
             self.note_lost(member);
@@ -295,24 +296,19 @@ impl Volume {
             .is_some_and(|member| member.device.write_cache().durable_write_flushes)
     }
 
+    /// Writes the first copies of each superblock. With `is_durable`, each is durable once it is
+    /// written.
     fn write_super_copies(
         &self,
         raw: &RawSuperBlock,
         copies_max: usize,
-    ) -> Result<(), VolumeError> {
-        self.write_super_copies_as(raw, copies_max, false)
-    }
-
-    /// As [`Self::write_super_copies`]. With `is_durable`, each copy is durable once it is written.
-    fn write_super_copies_as(
-        &self,
-        raw: &RawSuperBlock,
-        copies_max: usize,
+        purpose: Purpose,
         is_durable: bool,
     ) -> Result<(), VolumeError> {
         self.check_no_other_writer()?;
         self.check_none_lost()?;
-        let SuperCopies { primaries, mut others, mut lost } = self.super_copies(raw, copies_max)?;
+        let SuperCopies { primaries, mut others, mut lost } =
+            self.super_copies(raw, copies_max, purpose)?;
         let failures = self.write_copies(&primaries, is_durable);
         self.remember_supers(&primaries, &failures);
         lost.extend(failures.iter().map(|(slot, _)| *slot));
@@ -334,6 +330,7 @@ impl Volume {
         &self,
         raw: &RawSuperBlock,
         copies_max: usize,
+        purpose: Purpose,
     ) -> Result<SuperCopies, VolumeError> {
         let (mut primaries, mut others) = (Copies::new(), Copies::new());
         let mut lost = Vec::new();
@@ -343,7 +340,10 @@ impl Volume {
                 lost.push(slot);
                 continue;
             }
-            let own = self.own_super(raw, member);
+            let own = match purpose {
+                Purpose::Commit => self.own_super(raw, member),
+                Purpose::Log => RawSuperBlock { dev_item: *member.committed_item.lock(), ..*raw },
+            };
             let device_bytes = member.device.bytes().min(own.dev_item.total_bytes.get());
             for (copy, &offset) in COPY_OFFSETS.iter().enumerate().take(copies_max) {
                 let end = offset.saturating_add(length(SUPER_BLOCK_BYTES));
@@ -421,6 +421,10 @@ impl Volume {
             let Some(member) = self.members.get(*slot) else { continue };
             let is_known = failures.iter().all(|(failed, _)| failed != slot);
             let raw = RawSuperBlock::read_from_bytes(bytes).ok().filter(|_| is_known);
+            if let Some(raw) = &raw {
+                // A log writes the same item again.
+                *member.committed_item.lock() = raw.dev_item;
+            }
             let mut last = member.last_super.lock();
             *last = raw.map_or(LastSuper::Unknown, |raw| LastSuper::Written(raw.csum));
         }

@@ -17,7 +17,7 @@ use crate::device_events::DeviceEvents;
 use crate::error::VolumeError;
 use crate::stale_ranges::StaleRanges;
 use butternut_device::Device;
-use butternut_format::device_item::DeviceItem;
+use butternut_format::device_item::{DeviceItem, RawDeviceItem};
 use butternut_format::super_block::SuperBlock;
 use butternut_format::units::{DevId, Generation};
 use butternut_sys::lock::{Mutex, MutexGuard, rank};
@@ -37,6 +37,8 @@ pub(crate) struct Member {
     /// The last flush of the device failed.
     pub(crate) is_unflushed: AtomicBool,
     pub(crate) last_super: Mutex<LastSuper, rank::LastSuper>,
+    /// The device item in the superblock of the last commit (law 2 of [`crate::barrier`]).
+    pub(crate) committed_item: Mutex<RawDeviceItem, rank::LastSuper>,
     /// The length of the device when it was found to be shorter than its item.
     shrunk_to: Mutex<Option<u64>, rank::ShrunkTo>,
     pub(crate) events: DeviceEvents,
@@ -61,6 +63,7 @@ impl Member {
         is_seed: bool,
         is_stale: bool,
     ) -> Self {
+        let committed_item = Mutex::new(super_block.raw().dev_item);
         Self {
             device,
             super_block,
@@ -70,6 +73,7 @@ impl Member {
             stale_ranges: StaleRanges::default(),
             is_unflushed: AtomicBool::new(false),
             last_super: Mutex::default(),
+            committed_item,
             shrunk_to: Mutex::default(),
             events: DeviceEvents::default(),
         }

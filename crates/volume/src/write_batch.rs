@@ -70,10 +70,19 @@ impl<'c, 'b> WriteBatch<'c, 'b> {
             })
     }
 
+    /// Sorts the parts by where they are on their device.
+    ///
+    /// # Panics
+    /// Writes overlap: which of them the device keeps would be undefined.
     fn sort(&mut self) {
         self.parts.sort_unstable_by_key(|part| {
             (part.layout.logical(), part.segment.first_mirror, part.segment.stripe_offset)
         });
+        let overlap = self.parts.windows(2).find(|pair| match pair {
+            [before, after] => overlaps(before, after),
+            _ => false,
+        });
+        assert!(overlap.is_none(), "writes of a batch overlap: {overlap:?}");
     }
 
     /// Adds a write. Adds nothing if it cannot be written to every mirror.
@@ -174,6 +183,14 @@ fn coalesced(parts: &[Part<'_, '_>]) -> Vec<Range<usize>> {
         before = Some(part);
     }
     runs
+}
+
+/// Returns whether sorted parts share bytes of a device.
+fn overlaps(before: &Part<'_, '_>, after: &Part<'_, '_>) -> bool {
+    std::ptr::eq(before.layout, after.layout)
+        && before.segment.first_mirror == after.segment.first_mirror
+        && before.segment.stripe_offset.saturating_add(before.segment.bytes)
+            > after.segment.stripe_offset
 }
 
 /// Returns whether a part can be appended to a run of `run_bytes` whose last part is `before`.

@@ -252,3 +252,30 @@ fn a_seed_is_not_discarded() {
     assert_eq!(devices[0].counters().now().discards, 0);
     assert!(volume.discard_device(DevId(1), Physical(4 << 20), 65536).is_err());
 }
+
+/// What was installed since the last commit may never be committed.
+#[test]
+fn the_superblock_of_a_log_has_the_device_item_of_the_last_commit() {
+    let set = set(BlockGroupFlags::DATA, 1);
+    let committed = super_block(1, 1);
+    let item_on_disk = || {
+        let mut bytes = vec![0; 4096];
+        set.devices[0].read_at(COPY_OFFSETS[0], &mut bytes).unwrap();
+        let item = SuperBlock::check(&bytes, 0).unwrap().raw().dev_item;
+        (item.total_bytes.get(), item.bytes_used.get())
+    };
+    set.volume.write_super(&committed).unwrap();
+    let before = item_on_disk();
+    let mut item = DeviceItem::check_raw(&committed.dev_item).unwrap();
+    item.bytes_used += 1 << 20;
+    set.volume.install_device(&item);
+    set.volume.write_first_supers_durably(&committed).unwrap();
+    assert_eq!(item_on_disk(), before);
+    set.volume.write_super_after_log(&committed).unwrap();
+    let after = item_on_disk();
+    assert_eq!(after, (before.0, before.1 + (1 << 20)));
+    item.bytes_used += 1 << 20;
+    set.volume.install_device(&item);
+    set.volume.write_first_supers_durably(&committed).unwrap();
+    assert_eq!(item_on_disk(), after);
+}

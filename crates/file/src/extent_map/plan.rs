@@ -186,7 +186,10 @@ impl Plan {
             Some(shared) => self.add_layers(caches, view, shared, range).err(),
         };
         let segments = first..self.segments.len();
+        let most = bytes;
         let bytes = self.segments.iter().skip(first).map(|segment| segment.bytes).sum();
+        // They are copied to the caller's memory (law 1).
+        assert!(bytes <= most, "segments of {bytes} bytes were planned for {most}");
         self.reads.push(PlannedRead { segments, bytes, failure });
     }
 

@@ -36,6 +36,7 @@ fn first(view: &FileView, offset: u64, want_data: bool) -> Result<Option<u64>, F
         let mapping = mapping?;
         let is_data = !matches!(mapping.kind, MappingKind::Hole | MappingKind::Preallocated { .. });
         if is_data == want_data {
+            debug_assert!((offset..view.size()).contains(&mapping.offset), "laws 2 and 4");
             return Ok(Some(mapping.offset));
         }
     }

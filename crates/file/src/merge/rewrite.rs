@@ -50,6 +50,11 @@ pub(crate) fn plan<'a>(
     items.sort_by_key(|item| item.start);
     fill_gaps(&mut items, covered);
     join_neighbours(&mut items);
+    let overlap = items.windows(2).find(|pair| match pair {
+        [before, after] => before.end() > after.start || before.start == after.start,
+        _ => false,
+    });
+    assert!(overlap.is_none(), "extent items overlap: {overlap:?}");
     Ok(difference(old, items))
 }
 
