@@ -132,13 +132,13 @@ fn replay(device: PatchedDevice, script: &[u8]) -> Replayed {
     let was_consistent = is_consistent(&device).is_ok();
     let reading = writing().read_only(true);
     let before = shown(&device, &reading);
-    let generation = device.generation();
+    let super_block = device.super_block();
     let opened = Filesystem::open_devices(devices(&device), &writing());
     assert!(!device.is_over(), "the open does not end");
     let fs = match opened {
         Ok(fs) => fs,
         Err(error) => {
-            assert_eq!(device.generation(), generation, "refused, and committed: {error}");
+            assert!(device.super_block() == super_block, "refused, and committed: {error}");
             let Some((before, is_replayed)) = before else { return Replayed::Refused };
             if !is_replayed {
                 let (committed, _) = shown(&device, &reading.ignore_log(true)).expect("opens");
