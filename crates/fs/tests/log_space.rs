@@ -1,11 +1,12 @@
-//! What an fsync has returned for is there after a crash, also on a volume that is short of space.
+//! What an fsync has returned for is there after a crash: also on a volume that is short of space,
+//! and also if the file had no name yet.
 
 #![allow(clippy::unwrap_used, reason = "tests panic on failure")]
 #![allow(dead_code, reason = "not every test uses all of the shared modules")]
 
 mod volume;
 
-use butternut::{Allocate, Filesystem, MountOptions, NewInode};
+use butternut::{Allocate, FileId, Filesystem, MountOptions, NewInode};
 use butternut_mkfs::MkfsOptions;
 use volume::TestVolume;
 
@@ -29,6 +30,13 @@ fn crash(volume: &TestVolume, fs: Filesystem) -> TestVolume {
     fs.abandon();
     drop(fs);
     crashed
+}
+
+fn content(fs: &Filesystem, dir: FileId, name: &[u8]) -> Vec<u8> {
+    let file = fs.open_file(fs.lookup(dir, name).unwrap()).unwrap();
+    let mut bytes = vec![0; usize::try_from(file.len()).unwrap()];
+    file.read_exact_at(0, &mut bytes).unwrap();
+    bytes
 }
 
 /// No other thread takes the space of a replay, so it needs none in advance.
@@ -71,4 +79,33 @@ fn a_long_log_is_replayed_on_a_volume_without_space() {
         fs.close().unwrap();
     }
     crashed.check();
+}
+
+/// The fsync of a file without a name has nothing to log. The log of its first name must not bring
+/// an empty file.
+#[test]
+fn a_file_that_was_synced_before_its_first_name_keeps_its_content() {
+    for (bytes, is_committed) in [(100, false), (100, true), (20_000, false), (20_000, true)] {
+        let (volume, fs) = fresh();
+        let dir = fs.mkdir(fs.root(), b"dir", &NewInode::new(0o755)).unwrap();
+        fs.sync().unwrap();
+        let want = vec![5; bytes];
+        let file = fs.open_unnamed(dir, &NewInode::new(0o644)).unwrap();
+        file.write_all_at(0, &want).unwrap();
+        file.sync_all().unwrap();
+        if is_committed {
+            fs.sync().unwrap();
+        }
+        fs.link(file.id(), dir, b"file").unwrap();
+        drop(file);
+        fs.sync_directory(dir).unwrap();
+        let crashed = crash(&volume, fs);
+        let fs = Filesystem::open_devices(crashed.devices(), &options()).unwrap();
+        let dir = fs.lookup(fs.root(), b"dir").unwrap();
+        let found = content(&fs, dir, b"file");
+        assert_eq!(found.len(), bytes, "is committed: {is_committed}");
+        assert!(found == want);
+        fs.close().unwrap();
+        crashed.check();
+    }
 }
