@@ -98,6 +98,10 @@ impl Filesystem {
         write_state: &WriteState,
         entry: &Arc<InodeEntry>,
     ) -> Result<()> {
+        if self.shared.source.pages().is_poisoned() {
+            // Data in memory may be half a change, or may not be marked dirty: the commit fails.
+            return self.commit();
+        }
         let was_read_only = self.write_error().is_some();
         let logged = self.log_file(write_state, entry);
         let synced = logged.map(|(ticket, is_full)| (self.forest().sync_log(ticket), is_full));
