@@ -24,6 +24,8 @@
 //!
 //! 3. A sync of an inode that has lost its last name logs its deletion, if a crash would restore an
 //!    older state of it under one of its old names.
+//! 4. A sync of an inode that never had a name (`O_TMPFILE`) logs nothing, and is recorded. The log
+//!    of its first name would bring an empty file, so it needs a commit.
 //!
 //! Left to others: writing the log (`tree`), the replay.
 
@@ -96,6 +98,10 @@ impl Filesystem {
         write_state: &WriteState,
         entry: &Arc<InodeEntry>,
     ) -> Result<()> {
+        if self.shared.source.pages().is_poisoned() {
+            // Data in memory may be half a change, or may not be marked dirty: the commit fails.
+            return self.commit();
+        }
         let was_read_only = self.write_error().is_some();
         let logged = self.log_file(write_state, entry);
         let synced = logged.map(|(ticket, is_full)| (self.forest().sync_log(ticket), is_full));
@@ -185,6 +191,8 @@ impl Filesystem {
         let mut entry = LogEntry::default();
         let mut related = RelatedLog::new(log, &tree, id.ino, locked, &mut entry)?;
         if inode.is_none() && !related.may_crash_restore(id.ino)? {
+            // It may still get its first name.
+            log.note_unlogged_sync(tree_id, id.ino)?;
             // The deletion may be in a batch that is not durable yet.
             return Ok(Look::Appended(log.ticket()));
         }

@@ -44,10 +44,6 @@ use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-/// Items of the volume that the replay of one logged item may change, on average.
-const ITEMS_PER_LOGGED: u64 = 3;
-const ITEMS_MIN: u64 = 64;
-
 /// The replay of one subvolume's log.
 struct Replay<'a> {
     handle: &'a Handle,
@@ -72,9 +68,9 @@ struct Replay<'a> {
 pub(crate) fn replay(forest: &Arc<Forest>) -> Result<LogClaim> {
     let logs = forest.subvolume_logs()?;
     let mut claim = forest.claim_log(&logs)?;
-    let items = claim.items().saturating_mul(ITEMS_PER_LOGGED).saturating_add(ITEMS_MIN);
-    let items = u32::try_from(items).unwrap_or(u32::MAX);
-    let handle = forest.join(Need { items, level: ReservationLevel::Prereserved })?;
+    // Nothing is reserved: no other thread allocates space before the replay has ended, and an
+    // estimate for a long log would be more than a full volume has.
+    let handle = forest.join(Need { items: 0, level: ReservationLevel::Prereserved })?;
     let has_no_holes = forest.volume().super_block().has(feature::NO_HOLES);
     for log in logs {
         // The subvolume was deleted after the log was written. Parts of it may still exist.

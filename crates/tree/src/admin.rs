@@ -207,8 +207,8 @@ impl Forest {
     /// Makes the volume read-only if another writer has changed a superblock (law 3).
     fn check_own_supers(&self) -> Result<(), TreeError> {
         let running = self.running()?;
-        // A commit that runs meanwhile changes them too.
-        let _committing = running.committing.lock();
+        // A commit or a batch of the log that runs meanwhile changes them too.
+        let _written = self.log()?.io.lock();
         let failed = |source| running.gate.poison(TreeError::Discard(Box::new(source)));
         self.volume().check_own_supers().map_err(failed)
     }

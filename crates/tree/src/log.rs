@@ -188,6 +188,16 @@ impl InodeLog {
         Ok(state.changes.find(ino).map(Option::<&InodeChanges>::cloned))
     }
 
+    /// Records that a sync of an inode without a name returns, and logs nothing of it.
+    ///
+    /// # Errors
+    /// There is no such tree, or it cannot be read.
+    pub fn note_unlogged_sync(&self, tree: TreeId, ino: u64) -> Result<(), TreeError> {
+        let found = self.running().tree(tree)?.ok_or(TreeError::NoTree { tree })?;
+        found.state_mut().changes.note_unlogged_sync(ino);
+        Ok(())
+    }
+
     /// Returns a tree as the last commit has it.
     ///
     /// # Errors

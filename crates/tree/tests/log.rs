@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
-use butternut_device::{Device, MemoryDevice};
+use butternut_device::{Counters, Device, DeviceError, MemoryDevice};
 use butternut_format::extent::DataRef;
 use butternut_format::key::{ItemType, Key};
 use butternut_format::units::{Ino, TreeId};
@@ -14,7 +14,9 @@ use butternut_tree::{
     TreeError,
 };
 use butternut_volume::{OpenOptions, Volume};
-use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 const INO: u64 = 300;
 
@@ -94,4 +96,73 @@ fn a_name_or_an_index_is_logged_for_one_inode() {
     assert_eq!(append(&forest, INO + 1, name(3, b"name")), Err(CommitReason::Names));
     assert_eq!(append(&forest, INO + 1, name(2, b"other")), Err(CommitReason::Names));
     append(&forest, INO + 1, name(3, b"other")).unwrap();
+}
+
+/// A device that stops after one read of the first superblock, until a log is synced. A sync that
+/// waits for that read lets it go on after a while.
+#[derive(Debug)]
+struct StopsAfterRead {
+    memory: Arc<dyn Device>,
+    stop: Mutex<Option<(Sender<()>, Receiver<()>)>>,
+}
+
+impl Device for StopsAfterRead {
+    fn name(&self) -> &str {
+        self.memory.name()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.memory.bytes()
+    }
+
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn read_at(&self, offset: u64, memory: &mut [u8]) -> Result<(), DeviceError> {
+        self.memory.read_at(offset, memory)?;
+        let stop = if offset == 65536 { self.stop.lock().unwrap().take() } else { None };
+        if let Some((is_read, is_synced)) = stop {
+            is_read.send(()).unwrap();
+            is_synced.recv_timeout(Duration::from_millis(500)).ok();
+        }
+        Ok(())
+    }
+
+    fn write_at(&self, offset: u64, memory: &[u8]) -> Result<(), DeviceError> {
+        self.memory.write_at(offset, memory)
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.memory.flush()
+    }
+
+    fn discard(&self, offset: u64, bytes: u64) -> Result<(), DeviceError> {
+        self.memory.discard(offset, bytes)
+    }
+
+    fn counters(&self) -> &Counters {
+        self.memory.counters()
+    }
+}
+
+#[test]
+fn a_trim_does_not_take_the_superblock_of_a_log_for_that_of_another_writer() {
+    let stopping = Arc::new(StopsAfterRead { memory: fresh(), stop: Mutex::new(None) });
+    let device: Arc<dyn Device> = Arc::<StopsAfterRead>::clone(&stopping);
+    let forest = open(&device, false);
+    let ticket = append(&forest, INO, name(2, b"name")).unwrap();
+    forest.sync_log(ticket).unwrap().unwrap();
+    let ticket = append(&forest, INO + 1, name(3, b"other")).unwrap();
+    let ((is_read, read), (is_synced, synced)) = (channel(), channel());
+    *stopping.stop.lock().unwrap() = Some((is_read, synced));
+    std::thread::scope(|scope| {
+        let trim = scope.spawn(|| forest.trim(&(0..u64::MAX), 1 << 20));
+        read.recv().unwrap();
+        forest.sync_log(ticket).unwrap().unwrap();
+        is_synced.send(()).ok();
+        trim.join().unwrap().unwrap();
+    });
+    assert!(forest.write_error().is_none(), "{:?}", forest.write_error());
+    forest.commit().unwrap();
 }

@@ -122,6 +122,7 @@ impl Volume {
 
     /// Checks that no other writer has changed the first superblock of a device since this process
     /// wrote it or opened the volume. Also finds devices that have become shorter (laws 7 and 8).
+    /// The caller prevents this process from writing superblocks meanwhile.
     ///
     /// # Errors
     ///

@@ -300,10 +300,14 @@ impl<'a> RelatedLog<'a> {
     }
 
     /// Logs that an inode exists, with its extended attributes (law 5). A new inode that is not a
-    /// file is logged whole.
+    /// file is logged whole. The contents of a file that was synced must be in the log already.
     fn log_existence(&mut self, ino: u64, inode: &Inode) -> Logged<()> {
         if ino == self.synced || !self.has_item.insert(ino) {
             return Ok(());
+        }
+        let changes = self.log.changes(self.tree.id(), ino)?.map_err(Stop)?;
+        if changes.is_some_and(|changes| changes.is_synced_unlogged) {
+            return Err(Stop(CommitReason::Names));
         }
         let key = Key::new(ino, ItemType::INODE_ITEM, 0);
         if !self.log.has_logged(self.tree.id(), &key) {

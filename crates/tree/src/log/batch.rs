@@ -424,16 +424,19 @@ fn lead(
     if running.gate.committed().0.saturating_add(1) != generation.0 {
         return Ok(());
     }
-    if running.super_block().incompat_flags.get() != durable.incompat_flags.get() {
-        leader.fail(generation, CommitReason::NewFeature);
-        return Ok(());
-    }
     if forest.volume().has_unrecorded_write_errors() {
         leader.fail(generation, CommitReason::DeviceFailed);
         return Ok(());
     }
+    let known_features = durable.incompat_flags.get();
     // The transaction may have ended since, and its commit waits for the lock.
-    let composed = leader.compose(generation, |entries| entries.compose(running, generation));
+    let composed = leader.compose(generation, |entries| {
+        // A feature is set before an entry that needs it is appended, and none is appended now.
+        if running.super_block().incompat_flags.get() != known_features {
+            return Err(CommitReason::NewFeature);
+        }
+        entries.compose(running, generation)
+    });
     let Some(batch) = composed else { return Ok(()) };
     if let Err(reason) = write(forest, running, &mut durable, &batch)? {
         leader.fail(batch.generation, reason);

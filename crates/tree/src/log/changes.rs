@@ -26,6 +26,8 @@ pub struct InodeChanges {
     pub has_new_names: bool,
     /// Of a directory: the indexes of the entries that were added or removed.
     pub entries: BTreeSet<u64>,
+    /// A sync has returned that logged nothing, because the inode had no name.
+    pub is_synced_unlogged: bool,
 }
 
 /// The changes of one subvolume, by inode number.
@@ -78,6 +80,13 @@ impl ChangedInodes {
     pub(crate) fn forget_names(&mut self, ino: u64) {
         if let Some(changes) = self.inodes.get_mut(&ino) {
             changes.has_new_names = false;
+        }
+    }
+
+    /// Records that a sync of an inode returns, of which the log has nothing.
+    pub(crate) fn note_unlogged_sync(&mut self, ino: u64) {
+        if let Some(changes) = self.inodes.get_mut(&ino) {
+            changes.is_synced_unlogged = true;
         }
     }
 

@@ -39,8 +39,6 @@ pub struct LogClaim {
     blocks: Vec<Range<u64>>,
     /// Extents that no tree has: start and end.
     extents: BTreeMap<u64, u64>,
-    /// The number of items in the log.
-    items: u64,
 }
 
 fn corrupt(what: Refused) -> TreeError {
@@ -99,8 +97,6 @@ impl Forest {
             self.claim(Class::Metadata, &range, "log block")?;
             claim.blocks.push(range);
             if block.level() == 0 {
-                let count = butternut_format::units::length(block.len());
-                claim.items = claim.items.saturating_add(count);
                 continue;
             }
             for slot in 0..block.len() {
@@ -168,11 +164,6 @@ impl Forest {
 }
 
 impl LogClaim {
-    /// Returns the number of items in the log.
-    pub fn items(&self) -> u64 {
-        self.items
-    }
-
     /// Takes an extent that the replay adds to the volume. Returns whether it was claimed and not
     /// taken yet.
     pub fn take_extent(&mut self, at: Logical, bytes: u64) -> bool {

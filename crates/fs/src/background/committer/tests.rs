@@ -92,6 +92,20 @@ fn a_panic_in_a_change_of_pages_that_are_clean_ends_writing_when_they_are_used()
 }
 
 #[test]
+fn nothing_is_logged_after_a_panic_in_a_change_of_pages() {
+    let device = fresh();
+    let fs = open(&device);
+    let id = made(&fs, b"file", 1);
+    fs.sync().expect("a sound volume");
+    panic_in_a_change_of_pages(&fs, id);
+    let mut bytes = [0; 8192];
+    fs.open_file(id).expect("a file").read_at(0, &mut bytes).expect("reads continue");
+    fs.mkdir(fs.root(), b"dir", &NewInode::new(0o755)).expect("no data is changed");
+    assert!(fs.sync_directory(fs.root()).is_err());
+    assert!(is_forced_read_only(&fs));
+}
+
+#[test]
 fn a_panic_with_an_inode_locked_ends_writing_when_it_is_locked_again() {
     let device = fresh();
     let fs = open(&device);
