@@ -58,6 +58,8 @@ fn main() -> ExitCode {
     let outcome = commands::run(&cli, &mut out).and_then(|done| match out.flush() {
         // The status is that of the command, also where nothing reads its output any more.
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(done),
+        // `check` has reported the error.
+        Err(_) if matches!(done, Completion::Status(_)) => Ok(done),
         flushed => Ok(flushed.map(|()| done)?),
     });
     let status = report(outcome, &mut out);
@@ -83,7 +85,8 @@ fn report(outcome: Outcome, out: &mut Output) -> ExitCode {
 /// Prints help and version to stdout, and a usage error to stderr in the form of every failure.
 fn usage(error: &clap::Error, status: u8) -> ExitCode {
     if !error.use_stderr() {
-        return if error.print().is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+        let printed = error.print().map(|()| Completion::Success);
+        return report(printed.map_err(Failure::from), &mut Output::new());
     }
     let text = error.to_string();
     stderr_lines(text.strip_prefix("error: ").unwrap_or(&text).trim_end());

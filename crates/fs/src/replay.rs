@@ -20,8 +20,8 @@
 //!    also if space is short.
 //! 3. A logged name wins: another inode under that name or that index loses it.
 //! 4. Every loop takes its items from the log, or removes what it takes.
-//! 5. The references of an inode are read once per stage, and one reference is found by its key:
-//!    the work grows with the number of names, not with its square.
+//! 5. The references of an inode, and each part of a listing, are read once per stage, and one
+//!    reference is found by its key: the work grows with the number of names, not with its square.
 //!
 //! Left to others: reading a log (`tree`), deleting orphans (`inode/pin`).
 

@@ -137,9 +137,10 @@ fn volume_bytes(
     options: &MkfsOptions,
     profiles: Profiles,
 ) -> Result<u64, MkfsError> {
-    let bytes = options.bytes.unwrap_or(device_bytes) / SECTOR_BYTES * SECTOR_BYTES;
+    let wanted = options.bytes.unwrap_or(device_bytes);
+    let bytes = wanted / SECTOR_BYTES * SECTOR_BYTES;
     if bytes > device_bytes {
-        return Err(MkfsError::TooLarge { bytes, device_bytes });
+        return Err(MkfsError::TooLarge { bytes: wanted, device_bytes });
     }
     let bytes_min = profiles.bytes_min();
     if bytes < bytes_min {
@@ -149,7 +150,7 @@ fn volume_bytes(
         } else {
             format!("a volume of data in profile {data} and metadata in profile {metadata}")
         };
-        return Err(MkfsError::TooSmall { bytes, bytes_min, what });
+        return Err(MkfsError::TooSmall { bytes: wanted, bytes_min, what });
     }
     Ok(bytes)
 }
@@ -173,6 +174,7 @@ mod tests {
         );
         let mixed = |options: &mut MkfsOptions| options.features.choose("mixed-bg").unwrap();
         assert!(refuse(mixed, 15).ends_with("needs at least 16777216 bytes"));
+        assert!(refuse(|options| options.bytes = Some(100), 200).starts_with("100 bytes are too"));
         assert_eq!(
             refuse(|options| options.bytes = Some(300 << 20), 200),
             "a volume of 314572800 bytes does not fit on the 209715200 bytes of the device"

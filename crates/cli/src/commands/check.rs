@@ -26,7 +26,8 @@ const PROGRESS: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(global: &GlobalArgs, args: &CheckArgs, out: &mut Output) -> Completion {
     let report = check_volume(global, args).and_then(|(volume_arg, report)| {
-        match print(global, &volume_arg, &report, out) {
+        let printed = print(global, &volume_arg, &report, out);
+        match printed.and_then(|()| Ok(out.flush()?)) {
             // The status tells the result, also where nothing reads the findings.
             Ok(()) | Err(Failure::StdoutClosed) => Ok(report),
             Err(failure) => Err(failure),

@@ -183,6 +183,10 @@ impl Walker<'_> {
             }
             if !found.is_directory() {
                 match export.filesystem.stat(found.id) {
+                    Ok(stat) if stat.kind == FileKind::Directory => {
+                        let why = "is a directory, and its directory entry has another type";
+                        export.report.failed(&found.path, why);
+                    }
                     Ok(stat) => self.file(&Arc::clone(directory), name, &found, &stat),
                     Err(error) => export.report.unreadable(&found.path, &error),
                 }

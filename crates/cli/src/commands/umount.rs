@@ -71,7 +71,7 @@ fn unmount_and_wait(global: &GlobalArgs, args: &UmountArgs) -> Result<bool, Fail
     if args.lazy {
         return detach_and_commit(global, &mount, timeout).map(|()| false);
     }
-    let daemon = daemon(&mount);
+    let daemon = Notes::of(global).if_slow(&shown, || daemon(&mount));
     let others = other_mounts(&mount);
     let commit = || match &daemon {
         Some(daemon) => daemon.commit(&mount, Notes::of(global), timeout),

@@ -30,7 +30,7 @@ pub(crate) struct VolumeArg {
 /// Why a VOLUME argument is invalid, with a hint.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum VolumeArgError {
-    #[error("no device before the @ or ? (example: disk.img@snapshot)")]
+    #[error("the name of a device is empty (examples: disk.img, a.img,b.img, disk.img@snapshot)")]
     NoDevice,
     #[error("no subvolume after the @ (add a path or an id, or remove the @)")]
     NoSubvolume,
@@ -228,7 +228,10 @@ mod tests {
         assert_eq!(check("a,b?offset=4K@s", &files), Ok((two, path("s"))));
         assert_eq!(check("c,d", &files), Ok((one("c,d", 0), Subvolume::Default)));
         assert_eq!(check("a,b@s?offset=1", &files), Err(VolumeArgError::AmbiguousOffset));
-        assert_eq!(check("a,", &files), Err(VolumeArgError::NoDevice));
+        for empty in ["", "a,", ",a", "@x", "?offset=1"] {
+            let error = check(empty, &files).unwrap_err().to_string();
+            assert!(error.starts_with("the name of a device is empty"), "{empty}: {error}");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! `check`: its findings, and its status, which is that of fsck(8).
 
-use std::fs;
+use std::fs::{self, OpenOptions};
 use std::path::Path;
 
 use butternut_undo::MountGuard;
@@ -52,6 +52,17 @@ fn damage_is_reported_with_status_4() {
     let report = json(&butternut(&["check", "--json", "--check-data-csum", &data]));
     assert_eq!(report["findings"][0]["kind"], "DataCorrupt");
     assert_eq!(report["errors"], 1);
+}
+
+#[test]
+fn a_check_whose_findings_cannot_be_written_has_status_8() {
+    let image = plain().0.to_str().unwrap();
+    for words in [&["check", image][..], &["check", "--json", image]] {
+        let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let ran = CommandOutput::from(command().args(words).stdout(full).output().unwrap());
+        let said = "butternut: stdout: no space left on device\n";
+        assert_eq!((ran.code, ran.err.as_str()), (Some(8), said), "{words:?}");
+    }
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Error messages name the object, the error and a remedy, on stderr, with the right status.
 
-use super::command::{butternut, shell};
+use std::fs::OpenOptions;
+
+use super::command::{CommandOutput, butternut, command, shell};
 use super::image::plain;
 
 #[track_caller]
@@ -109,5 +111,15 @@ fn help_and_version_go_to_stdout() {
         let ran = butternut(words);
         assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""), "{words:?}");
         assert!(!ran.out.is_empty());
+    }
+}
+
+#[test]
+fn help_that_cannot_be_written_is_reported() {
+    for words in [&["--help"][..], &["--version"], &["ls", "--help"]] {
+        let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let ran = CommandOutput::from(command().args(words).stdout(full).output().unwrap());
+        let said = "butternut: stdout: no space left on device\n";
+        assert_eq!((ran.code, ran.err.as_str()), (Some(1), said), "{words:?}");
     }
 }

@@ -17,6 +17,8 @@ const INODE_ITEM: u8 = 1;
 const EXTENT_DATA: u8 = 108;
 const DIR_ITEM: u8 = 84;
 const DIR_INDEX: u8 = 96;
+/// The type of a regular file in a directory entry.
+const FILE_TYPE: u8 = 1;
 
 /// Makes an empty volume, and fills it through the library.
 pub(crate) fn volume(dir: &Path, fill: impl FnOnce(&Filesystem)) -> PathBuf {
@@ -154,6 +156,31 @@ fn a_directory_with_two_names_is_walked_once() {
         assert!(ran.err.contains("or has two names"), "{words:?}: {}", ran.err);
         assert!(ran.out.lines().count() < 1000, "{words:?}");
     }
+}
+
+/// Its contents would be missing from an export that reports success.
+#[test]
+fn an_export_reports_a_directory_that_its_entry_calls_a_file() {
+    let scratch = tempfile::tempdir().unwrap();
+    let image = volume(scratch.path(), |fs| {
+        let dir = fs.mkdir(fs.root(), b"lost", &new()).unwrap();
+        fs.create(dir, b"inside", &new()).unwrap();
+        fs.create(fs.root(), b"other", &new()).unwrap();
+    });
+    rewrite_items(&image, |key, data| {
+        let is_entry = key[8] == DIR_ITEM || key[8] == DIR_INDEX;
+        let is_lost = is_entry && data[30..] == *b"lost";
+        if is_lost {
+            data[29] = FILE_TYPE;
+        }
+        is_lost
+    });
+    let out = scratch.path().join("out");
+    let ran = butternut(&["export", "-q", image.to_str().unwrap(), "/", out.to_str().unwrap()]);
+    assert_eq!(ran.code, Some(1), "{}", ran.err);
+    let said = "lost: is a directory, and its directory entry has another type";
+    assert!(ran.err.contains(said), "{}", ran.err);
+    assert!(out.join("other").is_file());
 }
 
 #[test]

@@ -83,3 +83,23 @@ fn a_mount_waits_for_no_process_of_another_volume() {
     );
     assert_eq!(said, "mounted\n");
 }
+
+#[test]
+fn commands_report_that_the_process_of_a_mount_does_not_respond() {
+    if !kernel_tests_enabled("commands_report_that_the_process_of_a_mount_does_not_respond") {
+        return;
+    }
+    for words in ["umount m1", "filesystem sync m1"] {
+        let said = run_in_namespace(&format!(
+            "$B mount own.img m1; O=$(getfattr --only-values -n butternut.daemon m1)
+             trap \"kill -CONT $O; umount m1 2>ignored || true\" EXIT
+             # The kernel forgets the attributes that it has.
+             chattr +d m1; chattr -d m1; kill -STOP $O
+             $B {words} 2>said & U=$!
+             for n in $(seq 1200); do [ -s said ] && break; sleep .05; done
+             grep -o 'm1: note: still waits for a device' said || cat said
+             kill -CONT $O; wait $U || true"
+        ));
+        assert_eq!(said, "m1: note: still waits for a device\n", "{words}");
+    }
+}

@@ -92,12 +92,19 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// Removes the names of a directory in the logged ranges of its listing that the log lacks.
+    /// Removes the names of a directory in the logged ranges of its listing that the log lacks. The
+    /// ranges of a crafted log may overlap: each part of the listing is read once.
     fn remove_lost_names(&mut self, dir: u64) -> Result<()> {
+        let mut next = Some(0);
         for (key, data) in Self::items_in(&self.log, &Self::keys(dir, ItemType::DIR_LOG_INDEX))? {
             let last = check_dir_log(&data).map_err(|refused| self.corrupt(key, refused))?;
+            let Some(first) = next.map(|next| key.offset.max(next)) else { break };
+            if last < first {
+                continue;
+            }
+            next = last.checked_add(1);
             let index = |at| Key::new(dir, ItemType::DIR_INDEX, at);
-            for (key, data) in Self::items_in(&self.tree, &(index(key.offset)..=index(last)))? {
+            for (key, data) in Self::items_in(&self.tree, &(index(first)..=index(last)))? {
                 let logged = self.log.find(&key)?;
                 if logged.is_some_and(|logged| is_same_name(logged.data(), &data)) {
                     continue;

@@ -23,11 +23,10 @@ use crate::output::{Output, json};
 
 pub(crate) fn run(global: &GlobalArgs, args: &SyncArgs, out: &mut Output) -> Outcome {
     if let [word] = args.volume.as_slice()
-        && Path::new(word).is_dir()
+        && let shown = word.display().to_string()
+        && let Some(synced) = Notes::of(global).if_slow(&shown, || sync_directory(Path::new(word)))
     {
-        let shown = word.display().to_string();
-        let failed = |error: io::Error| Failure::io(shown.clone(), &error);
-        Notes::of(global).if_slow(&shown, || sync_mounted(Path::new(word))).map_err(failed)?;
+        synced.map_err(|error| Failure::io(shown.clone(), &error))?;
         if global.json {
             json::document(out, Object::new().put("directory", shown))?;
         }
@@ -35,6 +34,11 @@ pub(crate) fn run(global: &GlobalArgs, args: &SyncArgs, out: &mut Output) -> Out
     }
     let transaction = Transaction::open_args(global, &args.volume)?;
     transaction.finish(global, out, |object| object)
+}
+
+/// Syncs the filesystem of a directory. Returns `None` for any other path.
+fn sync_directory(path: &Path) -> Option<io::Result<()>> {
+    path.is_dir().then(|| sync_mounted(path))
 }
 
 fn sync_mounted(directory: &Path) -> io::Result<()> {
