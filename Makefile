@@ -17,7 +17,7 @@ test: lint
 # checkout (docs/fstests.md).
 test-long: lint
 	@scripts/setup long
-	@BUTTERNUT_LONG=1 BUTTERNUT_FUZZ_ROUNDS=20000 scripts/test
+	@BUTTERNUT_LONG=1 BUTTERNUT_FUZZ_ROUNDS=5000 scripts/test
 	@scripts/fstests --at-hand
 
 lint:

@@ -4,11 +4,11 @@
 //! ended already, and processes of other users may be hidden. No decision depends on it, with these
 //! exceptions:
 //!
-//! 1. [`loop_device_user`], [`hidden_lock`] and [`writing_mount`] find users of the same bytes that
+//! 1. `loop_device_user`, `hidden_lock` and [`writing_mount`] find users of the same bytes that
 //!    the locks of an open cannot conflict with: a loop device that is mounted, or open exclusively
 //!    or for writing; a lock of a file that no path leads to. Disks are compared by the numbers of
-//!    their storage ([`crate::storage`]), never by path.
-//! 2. [`Holder::may_end_soon`] makes an open retry for a short time ([`crate::file`]): a holder
+//!    their storage (`crate::storage`), never by path.
+//! 2. `Holder::may_end_soon` makes an open retry for a short time ([`crate::file`]): a holder
 //!    that cannot be found may have ended, and its lock is then released soon; programs that search
 //!    or attach loop devices have one open for a moment; a child of this process has its
 //!    descriptors until it executes its program, also those that this process has closed meanwhile.

@@ -27,7 +27,7 @@
 //!    submits them again. If the kernel has no earlier request, no completion tells a thread that
 //!    waits for the event to call. The owner of the ring signals it then ([`Ring::is_starved`]).
 //!
-//! How a ring is created, and what the kernel may refuse, is in [`setup`].
+//! How a ring is created, and what the kernel may refuse, is in `setup`.
 
 mod setup;
 mod vector;

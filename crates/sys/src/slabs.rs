@@ -15,7 +15,7 @@
 //! Laws:
 //! 1. A block has one owner, or is in one list.
 //! 2. Blocks are zero when they are allocated.
-//! 3. Resident memory is that of the allocated blocks, and at most [`WARM_BYTES_MAX`] of each size
+//! 3. Resident memory is that of the allocated blocks, and at most `WARM_BYTES_MAX` of each size
 //!    besides. Address space is never unmapped: it is that of the largest number of blocks that
 //!    were allocated at one time.
 
