@@ -1,7 +1,7 @@
 //! The end of writing on a filesystem that stays open for a moment, as when the kernel releases the
 //! device of a mount: what came before is durable, and nothing is written afterwards.
 
-#![allow(clippy::unwrap_used, reason = "tests panic on failure")]
+#![allow(clippy::unwrap_used, dead_code, reason = "tests panic on failure; shared helpers")]
 
 mod volume;
 

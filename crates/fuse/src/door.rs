@@ -211,8 +211,8 @@ impl Door {
         }
     }
 
-    /// Serves the last request of a mount of type `fuseblk`. umount(2) waits for the reply, and then
-    /// the kernel releases the block device, so nothing may write to it any more. The kernel
+    /// Serves the last request of a mount of type `fuseblk`. umount(2) waits for the reply, and
+    /// then the kernel releases the block device, so nothing may write to it any more. The kernel
     /// ignores the result: errors are left for [`Self::close`].
     fn destroy(&self) -> ErrnoResult<()> {
         // No FORGET follows, and a pin keeps a removed directory.

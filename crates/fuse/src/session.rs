@@ -20,8 +20,8 @@
 //!
 //! The kernel removes a FUSE mount before the last commit. A program that unmounts must wait for
 //! the process to end, and learns of errors only if it reads [`SYNC_XATTR`](crate::SYNC_XATTR)
-//! before. For a mount of a block device ([`DeviceMount`]) the kernel waits for the last commit, and
-//! the process writes nothing after it (`Door::destroy`).
+//! before. For a mount of a block device ([`DeviceMount`]) the kernel waits for the last commit,
+//! and the process writes nothing after it (`Door::destroy`).
 
 pub(crate) mod attach;
 mod attempt;

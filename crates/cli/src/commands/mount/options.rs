@@ -14,8 +14,9 @@ use crate::volume::arg::{self, VolumeArg};
 /// The options in the error message about an unknown option. The help lists the same options.
 pub(crate) const KNOWN: &str = "ro, rw, commit=SECONDS, sync, subvol=PATH, subvolid=N, degraded, \
      compress[=ALGO[:LEVEL]], compress-force[=ALGO[:LEVEL]], allow_other, default_permissions, \
-     offset=N, cache=N, page_cache=N, threads=N, all_wait, blkdev, uncached, parallel_direct, writeback, \
-     nologreplay, norecovery, fsname=NAME, dev, suid, exec, and their opposites; remount";
+     offset=N, cache=N, page_cache=N, threads=N, all_wait, blkdev, uncached, parallel_direct, \
+     writeback, nologreplay, norecovery, fsname=NAME, dev, suid, exec, and their opposites; \
+     remount";
 
 /// Maximum number of threads that write file data at the same time; a larger number is reduced.
 pub(super) const THREADS_MAX: usize = 64;

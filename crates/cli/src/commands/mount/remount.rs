@@ -16,8 +16,8 @@
 //!
 //! A mount that becomes read-only is committed before the command returns, as in the kernel's
 //! filesystems. Linux writes the dirty pages of a FUSE filesystem back on a remount, but notifies
-//! its process only with `-o blkdev`, so the command requests the commit: through the mount, or where root has no
-//! access to the mount of another user, through its control socket.
+//! its process only with `-o blkdev`, so the command requests the commit: through the mount, or
+//! where root has no access to the mount of another user, through its control socket.
 
 use std::ffi::OsString;
 use std::io;
