@@ -142,7 +142,7 @@ fn serve(global: &GlobalArgs, args: &MountArgs, mut plan: Plan) -> Outcome {
     let signals = SignalThread::start(signals, plan.volume.typed.clone())
         .map_err(|error| Failure::io("the signal thread", &error))?;
     // Before the volume is opened: the kernel's claim on the device protects the open.
-    let device_mount = block_device::mount(&plan)?;
+    let device_mount = block_device::mount(&plan.options)?;
     plan.options.volume.mounted_device = device_mount.as_ref().map(DeviceMount::device);
     let filesystem = open(&plan)?;
     if !global.quiet {

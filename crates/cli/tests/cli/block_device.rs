@@ -68,7 +68,7 @@ fn umount_8_returns_after_the_commit() {
                  head -c 3M /dev/urandom >m1/data; cp m1/data data$n; echo $n >m1/new
                  umount m1
                  echo saved: $(saved /new)
-                 # The process writes no more, so the kernel may mount the device at once.
+                 # The process writes no more, so the kernel may mount the device now.
                  mount $L k; cmp data$n k/data; cat k/new; echo kernel >k/kernel; umount k
                  ended $D; D=none
              done
@@ -122,8 +122,8 @@ fn a_device_that_others_use_is_refused() {
 }
 
 #[test]
-fn several_processes_that_mount_at_once_are_one_mount() {
-    if !kernel_tests_enabled("several_processes_that_mount_at_once_are_one_mount") {
+fn several_concurrent_mounts_are_one_mount() {
+    if !kernel_tests_enabled("several_concurrent_mounts_are_one_mount") {
         return;
     }
     let output = run_on_loop(

@@ -16,9 +16,8 @@ use butternut_fuse::{DeviceMount, FuseError};
 use butternut_sys::holder;
 use rustix::io::Errno;
 
-use super::Plan;
 use super::options::ParsedOptions;
-use crate::failure::{Failure, io_text};
+use crate::failure::{Failure, chain, io_text};
 use crate::volume::arg::VolumeArg;
 
 /// What to do where the option cannot be used.
@@ -53,18 +52,19 @@ pub(super) fn source(volume: &VolumeArg, options: &ParsedOptions) -> Result<Stri
 }
 
 /// Mounts the block device if the options say so. No program can reach the mount yet.
-pub(super) fn mount(plan: &Plan) -> Result<Option<DeviceMount>, Failure> {
-    if !plan.options.blkdev {
+pub(super) fn mount(parsed: &ParsedOptions) -> Result<Option<DeviceMount>, Failure> {
+    if !parsed.blkdev {
         return Ok(None);
     }
-    let options = &plan.options.fuse;
+    let options = &parsed.fuse;
     DeviceMount::new(options).map(Some).map_err(|error| refused(&options.source, &error))
 }
 
 /// Describes a mount of a block device that the kernel refuses, with a hint.
 fn refused(device: &str, error: &FuseError) -> Failure {
     let FuseError::MountFailed(source) = error else {
-        return super::refused(Path::new(device), error);
+        return Failure::new(device, chain(error))
+            .hint("load the fuse module, or make /dev/fuse available in the container");
     };
     let failure = Failure::new(device, format!("cannot be mounted: {}", io_text(source)));
     match Errno::from_io_error(source) {
