@@ -1,8 +1,8 @@
 //! `filesystem sync`: commits all changes to the devices.
 //!
 //! For a volume that is not mounted, this deletes the orphan files that a crash has left. For a
-//! directory, it calls syncfs(2) on the mounted filesystem that contains it. FUSE passes the call on
-//! to the process of a Butternut mount only with `-o blkdev`, so the command lets that process
+//! directory, it calls syncfs(2) on the mounted filesystem that contains it. FUSE passes the call
+//! on to the process of a Butternut mount only with `-o blkdev`, so the command lets that process
 //! commit as well.
 
 use std::fs::File;
